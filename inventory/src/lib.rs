@@ -1,0 +1,22 @@
+//! What this node has: its GPUs, their device nodes and the driver's files, read from `/proc` and the file system.
+//!
+//! NVML is never loaded here: starting it costs a tenth of a second or more without persistence mode, and a static
+//! program cannot load it at all. The one thing `/proc` does not tell, the size of a GPU's memory, comes from
+//! [`Totals`], a cache that `gpushare inventory refresh` fills from NVML once per boot and driver version.
+#![forbid(unsafe_code)]
+
+mod capability;
+mod driver;
+mod memory;
+mod node;
+mod proc;
+mod totals;
+mod uuid;
+
+pub use capability::{Capabilities, Capability, UnknownCapability};
+pub use driver::{Driver, DriverError, DriverLibrary, DriverProgram};
+pub use memory::DeviceMemory;
+pub use node::{DeviceNode, Gpu, Node, NodeError, Roots};
+pub use proc::{ProcError, boot_id};
+pub use totals::{GpuTotals, Totals, TotalsError};
+pub use uuid::{GpuUuid, GpuUuidError};

@@ -1,0 +1,274 @@
+//! The node as a value: GPUs in the order users count them, with the device nodes that a container needs.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use crate::driver::{Driver, DriverError};
+use crate::memory::DeviceMemory;
+use crate::proc::{self, ProcError};
+use crate::totals::Totals;
+use crate::uuid::GpuUuid;
+
+/// Where the driver's files, device nodes and `/proc` tree begin. All are `/` on an ordinary node; a driver
+/// container, NixOS or a simulated node has its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Roots {
+    /// Root of the driver's libraries and programs.
+    pub driver: PathBuf,
+    /// Root of the `/dev` tree.
+    pub dev: PathBuf,
+    /// Root of the `/proc` tree.
+    pub proc: PathBuf,
+    /// Folders below the driver root to look for libraries in before all others.
+    pub library_folders: Vec<PathBuf>,
+}
+
+impl Default for Roots {
+    fn default() -> Self {
+        Self { driver: "/".into(), dev: "/".into(), proc: "/".into(), library_folders: Vec::new() }
+    }
+}
+
+/// A character device of the host, as a container gets it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceNode {
+    /// The path in the container, and on an ordinary host (`/dev/nvidia0`).
+    pub path: PathBuf,
+    /// The path on this host, below the dev root.
+    pub host_path: PathBuf,
+    /// Major number.
+    pub major: u32,
+    /// Minor number.
+    pub minor: u32,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// The index that users and NVML count by: PCI order.
+    pub index: u32,
+    /// The identity.
+    pub uuid: GpuUuid,
+    /// The N of `/dev/nvidiaN`.
+    pub minor: u32,
+    /// The model's name.
+    pub model: String,
+    /// The whole memory; `None` while nobody asked NVML.
+    pub memory: Option<DeviceMemory>,
+    /// The device node.
+    pub node: DeviceNode,
+}
+
+/// GPUs, driver and control nodes of this host.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// All usable GPUs, by index.
+    pub gpus: Vec<Gpu>,
+    /// The driver's version and files.
+    pub driver: Driver,
+    /// `/dev/nvidiactl`, which every client needs.
+    pub control: DeviceNode,
+    /// `/dev/nvidia-uvm`, which CUDA needs.
+    pub uvm: Option<DeviceNode>,
+    /// `/dev/nvidia-modeset`, for graphics and display.
+    pub modeset: Option<DeviceNode>,
+}
+
+/// Why the node cannot give GPUs.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// The kernel module is not loaded.
+    #[error(
+        "this node has no NVIDIA driver ({path} is missing); install it and load the nvidia module, or set node.proc_root"
+    )]
+    NoDriver {
+        /// The file that a loaded module shows.
+        path: PathBuf,
+    },
+    /// The kernel module is there, a GPU is not.
+    #[error("the NVIDIA driver shows no usable GPU below {path}; see the kernel log and `gpushare doctor`")]
+    NoGpu {
+        /// The folder with one entry per GPU.
+        path: PathBuf,
+    },
+    /// A GPU's file is empty or partial, which the driver does when it could not wake the GPU.
+    #[error(
+        "{path} does not tell {what}; the GPU may have fallen off the bus: see the kernel log, then try again"
+    )]
+    UnknownGpu {
+        /// The file.
+        path: PathBuf,
+        /// The label that is missing.
+        what: &'static str,
+    },
+    /// A device node is missing or no character device.
+    #[error("device node {path} is missing or of another kind; create it with `nvidia-modprobe -c 0 -u`")]
+    NoDeviceNode {
+        /// The node.
+        path: PathBuf,
+    },
+    /// A `/proc` file could not be used.
+    #[error(transparent)]
+    Proc(#[from] ProcError),
+    /// The driver's files could not be located.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+impl Node {
+    /// Reads the node. GPU memory stays unknown until [`Node::with_totals`].
+    ///
+    /// # Errors
+    /// When there is no driver, no GPU, a GPU that cannot be identified, or user-space files of another version.
+    pub fn open(roots: &Roots) -> Result<Self, NodeError> {
+        let nvidia = roots.proc.join("proc/driver/nvidia");
+        let path = nvidia.join("version");
+        let text = match proc::read(&path) {
+            Err(ProcError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => {
+                return Err(NodeError::NoDriver { path });
+            }
+            other => other?,
+        };
+        let version =
+            proc::driver_version(&text).ok_or(ProcError::Format { path, what: "the driver's version" })?;
+        let control = device_node(&roots.dev, "nvidiactl")?;
+        let gpus = gpus(&nvidia.join("gpus"), &roots.dev)?;
+        let driver = Driver::locate(roots, version)?;
+        Ok(Self {
+            gpus,
+            driver,
+            control,
+            uvm: device_node(&roots.dev, "nvidia-uvm").ok(),
+            modeset: device_node(&roots.dev, "nvidia-modeset").ok(),
+        })
+    }
+
+    /// The same node with the memory sizes that `totals` knows.
+    #[must_use]
+    pub fn with_totals(mut self, totals: &Totals) -> Self {
+        for gpu in &mut self.gpus {
+            gpu.memory = totals.memory(gpu);
+        }
+        self
+    }
+}
+
+/// All GPUs below `folder`, in PCI order. An excluded GPU keeps its index (NVML skips it), so it is dropped before
+/// counting.
+fn gpus(folder: &Path, dev_root: &Path) -> Result<Vec<Gpu>, NodeError> {
+    let mut found = Vec::new();
+    for (address, path) in pci_folders(folder)? {
+        let path = path.join("information");
+        let information = proc::information(&proc::read(&path)?);
+        if information.excluded {
+            continue;
+        }
+        let unknown = |what| NodeError::UnknownGpu { path: path.clone(), what };
+        let minor = information.minor.ok_or_else(|| unknown("Device Minor"))?;
+        let uuid = information.uuid.ok_or_else(|| unknown("GPU UUID"))?;
+        let model = information.model.unwrap_or_else(|| "unknown".to_owned());
+        let node = device_node(dev_root, &format!("nvidia{minor}"))?;
+        found.push((address, Gpu { index: 0, uuid, minor, model, memory: None, node }));
+    }
+    if found.is_empty() {
+        return Err(NodeError::NoGpu { path: folder.into() });
+    }
+    found.sort_by_key(|(address, _)| *address);
+    let indexed = (0..).zip(found).map(|(index, (_, gpu))| Gpu { index, ..gpu });
+    Ok(indexed.collect())
+}
+
+type PciFolder = ((u32, u8, u8, u8), PathBuf);
+
+fn pci_folders(folder: &Path) -> Result<Vec<PciFolder>, NodeError> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(_) => return Err(NodeError::NoGpu { path: folder.into() }),
+    };
+    let named = entries.filter_map(Result::ok).filter_map(|entry| {
+        let address = entry.file_name().to_str().and_then(proc::pci_address)?;
+        Some((address, entry.path()))
+    });
+    Ok(named.collect())
+}
+
+fn device_node(dev_root: &Path, name: &str) -> Result<DeviceNode, NodeError> {
+    let host_path = dev_root.join("dev").join(OsStr::new(name));
+    let missing = || NodeError::NoDeviceNode { path: host_path.clone() };
+    let metadata = fs::symlink_metadata(&host_path).map_err(|_| missing())?;
+    if !metadata.file_type().is_char_device() {
+        return Err(missing());
+    }
+    let number = metadata.rdev();
+    Ok(DeviceNode {
+        path: Path::new("/dev").join(name),
+        major: major(number),
+        minor: minor(number),
+        mode: metadata.mode() & 0o7777,
+        uid: metadata.uid(),
+        gid: metadata.gid(),
+        host_path,
+    })
+}
+
+/// The major number in Linux's 64-bit device number: bits 8 to 19, and 32 and above.
+fn major(device: u64) -> u32 {
+    let high = (device >> 32) & 0xffff_f000;
+    let low = (device >> 8) & 0xfff;
+    u32::try_from(high | low).unwrap_or(u32::MAX)
+}
+
+/// The minor number in Linux's 64-bit device number: bits 0 to 7, and 20 to 43.
+fn minor(device: u64) -> u32 {
+    let high = (device >> 12) & 0xffff_ff00;
+    let low = device & 0xff;
+    u32::try_from(high | low).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_without_the_module_says_so() {
+        let empty = tempfile::tempdir().unwrap();
+        let roots = Roots { proc: empty.path().into(), ..Roots::default() };
+        let error = Node::open(&roots).unwrap_err();
+        assert!(matches!(error, NodeError::NoDriver { .. }), "{error}");
+    }
+
+    #[test]
+    fn an_empty_information_file_is_an_unknown_gpu_not_no_gpu() {
+        let root = tempfile::tempdir().unwrap();
+        let gpu = root.path().join("0000:01:00.0");
+        fs::create_dir(&gpu).unwrap();
+        fs::write(gpu.join("information"), "").unwrap();
+        let error = gpus(root.path(), Path::new("/")).unwrap_err();
+        assert!(matches!(error, NodeError::UnknownGpu { what: "Device Minor", .. }), "{error}");
+    }
+
+    #[test]
+    fn an_excluded_gpu_is_not_counted() {
+        let root = tempfile::tempdir().unwrap();
+        let gpu = root.path().join("0000:01:00.0");
+        fs::create_dir(&gpu).unwrap();
+        fs::write(gpu.join("information"), "GPU Excluded: Yes\nDevice Minor: 0\n").unwrap();
+        let error = gpus(root.path(), Path::new("/")).unwrap_err();
+        assert!(matches!(error, NodeError::NoGpu { .. }), "{error}");
+    }
+
+    #[test]
+    fn device_numbers_split_as_the_kernel_packs_them() {
+        assert_eq!((major(0xc3ff), minor(0xc3ff)), (195, 255));
+        assert_eq!((major(0x0001_ff34), minor(0x0010_0034)), (511, 0x134));
+    }
+}

@@ -1,0 +1,109 @@
+//! The cache of what only NVML knows: how much memory each GPU has.
+//!
+//! It is valid for one boot, one driver version and one set of GPUs; anything else makes it stale, and a GPU without
+//! a known size takes no leases.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::memory::DeviceMemory;
+use crate::node::Gpu;
+
+/// What NVML told about the GPUs of this node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Totals {
+    /// The boot in which NVML was asked.
+    pub boot_id: String,
+    /// The driver version that answered.
+    pub driver_version: String,
+    /// One entry per GPU.
+    pub gpus: Vec<GpuTotals>,
+}
+
+/// One GPU's figures.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GpuTotals {
+    /// The UUID in text.
+    pub uuid: String,
+    /// The whole memory in bytes.
+    pub memory_bytes: u64,
+}
+
+/// Why the cache could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum TotalsError {
+    /// The file could not be read or written.
+    #[error("inventory cache {path}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is damaged.
+    #[error("inventory cache {path} is damaged: run `gpushare inventory refresh`")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What the parser said.
+        source: serde_json::Error,
+    },
+}
+
+impl Totals {
+    /// The cache's file below the state folder.
+    pub fn path(state: &Path) -> PathBuf {
+        state.join("inventory.json")
+    }
+
+    /// Reads the cache; `None` when there is none yet.
+    ///
+    /// # Errors
+    /// When the file exists and is unreadable or damaged.
+    pub fn load(path: &Path) -> Result<Option<Self>, TotalsError> {
+        let bytes = match fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(TotalsError::Io { path: path.into(), source }),
+        };
+        let totals = serde_json::from_slice(&bytes)
+            .map_err(|source| TotalsError::Damaged { path: path.into(), source })?;
+        Ok(Some(totals))
+    }
+
+    /// Writes the cache by rename, so that no reader sees half of it.
+    ///
+    /// # Errors
+    /// When the state folder cannot be written.
+    pub fn store(&self, path: &Path) -> Result<(), TotalsError> {
+        let io = |source| TotalsError::Io { path: path.into(), source };
+        let text = serde_json::to_vec_pretty(self)
+            .map_err(|source| TotalsError::Damaged { path: path.into(), source })?;
+        let temporary = path.with_extension(format!("json.{}", std::process::id()));
+        fs::write(&temporary, text).map_err(io)?;
+        fs::rename(&temporary, path).map_err(io)
+    }
+
+    /// Whether the cache speaks of this boot, this driver and exactly these GPUs.
+    pub fn fits(&self, boot_id: &str, driver_version: &str, gpus: &[Gpu]) -> bool {
+        let known: BTreeSet<&str> = self.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        let here: BTreeSet<String> = gpus.iter().map(|gpu| gpu.uuid.to_string()).collect();
+        self.boot_id == boot_id
+            && self.driver_version == driver_version
+            && known.len() == here.len()
+            && here.iter().all(|uuid| known.contains(uuid.as_str()))
+    }
+
+    /// The memory of one GPU; `None` for a GPU that NVML did not report, or reported without a size.
+    pub fn memory(&self, gpu: &Gpu) -> Option<DeviceMemory> {
+        let uuid = gpu.uuid.to_string();
+        let totals = self.gpus.iter().find(|totals| totals.uuid == uuid)?;
+        (totals.memory_bytes > 0).then(|| DeviceMemory::from_bytes(totals.memory_bytes))
+    }
+}
