@@ -1,0 +1,65 @@
+//! The part of a bundle's config.json that requests are read from.
+//!
+//! Not `oci-spec`'s `Spec`: that refuses a whole file for one enumeration value newer than itself, and a container
+//! that asks for nothing must start whatever its file holds.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+/// Annotations and environment of one container, as its engine wrote them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct Container {
+    /// Annotations; empty when the file has none.
+    #[serde(default)]
+    pub annotations: BTreeMap<String, String>,
+    #[serde(default)]
+    process: Option<Process>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+struct Process {
+    #[serde(default)]
+    env: Vec<String>,
+}
+
+/// The family of the engine, as far as it changes what a key means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// containerd's CRI or CRI-O: a pod's container.
+    Cri,
+    /// docker, podman, ctr, or a bundle run by hand.
+    Other,
+}
+
+impl Container {
+    /// A container with these annotations and `NAME=value` entries.
+    pub fn new(annotations: BTreeMap<String, String>, env: Vec<String>) -> Self {
+        Self { annotations, process: Some(Process { env }) }
+    }
+
+    /// Which family of engines wrote the file. podman sets other `io.kubernetes.cri-o.*` keys, so the prefix proves
+    /// nothing.
+    pub fn engine(&self) -> Engine {
+        let keys = ["io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"];
+        if keys.iter().any(|key| self.annotations.contains_key(*key)) { Engine::Cri } else { Engine::Other }
+    }
+
+    /// Whether this is a pod's pause container, which passes unread.
+    pub fn is_sandbox(&self) -> bool {
+        let keys = ["io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"];
+        keys.iter().any(|key| self.annotations.get(*key).is_some_and(|kind| kind == "sandbox"))
+    }
+
+    /// The container's name inside its pod.
+    pub(crate) fn name_in_pod(&self) -> Option<&str> {
+        let keys = ["io.kubernetes.cri.container-name", "io.kubernetes.container.name"];
+        keys.iter().find_map(|key| self.annotations.get(*key)).map(String::as_str)
+    }
+
+    /// All environment entries that have a `=`, in order, doubles included.
+    pub(crate) fn env(&self) -> impl Iterator<Item = (&str, &str)> {
+        let entries = self.process.iter().flat_map(|process| &process.env);
+        entries.filter_map(|entry| entry.split_once('='))
+    }
+}

@@ -1,0 +1,85 @@
+//! Why a request is refused, each with the remedy, in words that fit an engine's one-line message.
+
+use crate::grammar::GrammarError;
+use crate::model::ModelError;
+use gpushare_inventory::UnknownCapability;
+
+/// Why a container's request cannot be read.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// A value is not in its key's grammar.
+    #[error("{key}={value:?}: {source}")]
+    Malformed {
+        /// The annotation or variable.
+        key: String,
+        /// The value, shortened.
+        value: String,
+        /// What is wrong with it.
+        source: ValueError,
+    },
+    /// A key that gpushare does not know, under its own prefix.
+    #[error("{key} is no key of gpushare; known are {known}")]
+    UnknownKey {
+        /// The annotation or variable.
+        key: String,
+        /// The names that exist.
+        known: String,
+    },
+    /// One key, or two names of one thing, with different values.
+    #[error("{first} and {second} contradict each other: remove one of them")]
+    Conflict {
+        /// Key and value.
+        first: String,
+        /// Key and value.
+        second: String,
+    },
+    /// A channel that may not grant asked for a GPU.
+    #[error(
+        "{key} asks for a GPU, but this node grants by trusted annotations only (request.strict): ask through \
+         alloc.gpushare.io annotations or have the administrator change request.strict"
+    )]
+    Untrusted {
+        /// The annotation or variable.
+        key: String,
+    },
+    /// A less trusted channel asked for more than a trusted one granted.
+    #[error(
+        "{key} asks for more than the trusted {trusted}: this node lets it only lower the share (request.strict)"
+    )]
+    Raised {
+        /// The less trusted key and value.
+        key: String,
+        /// The trusted key and value.
+        trusted: String,
+    },
+    /// GPUs by NVIDIA's variables, and the node wants a share.
+    #[error(
+        "NVIDIA_VISIBLE_DEVICES names GPUs but no share: set GPUSHARE_MEMORY (as 4GiB or 25%), or have the \
+         administrator change request.nvidia"
+    )]
+    NoShare,
+}
+
+/// What is wrong with a value.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ValueError {
+    /// Not in the key's grammar.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
+    /// Not a model filter.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Not a list of capabilities.
+    #[error(transparent)]
+    Capability(#[from] UnknownCapability),
+}
+
+/// A value for a message: bounded, since a bundle may hold a megabyte of it. Escaping is the formatter's (`{:?}`).
+pub(crate) fn shortened(value: &str) -> String {
+    const LONGEST: usize = 80;
+    if value.chars().count() <= LONGEST {
+        return value.to_owned();
+    }
+    let head: String = value.chars().take(LONGEST).collect();
+    format!("{head}…")
+}

@@ -1,0 +1,97 @@
+//! What a container asks for: its bundle's annotations and environment in, a [`Request`] out.
+//!
+//! Pure: no file, no node, no store is looked at. One file per dialect ([`own`] is gpushare's, [`nvidia`] the plain
+//! NVIDIA variables); [`read`] puts the dialects together. Nothing here falls back: a malformed or contradictory
+//! request is an error that names the key, the value and the remedy.
+#![forbid(unsafe_code)]
+
+mod container;
+mod error;
+mod grammar;
+mod model;
+mod nvidia;
+mod own;
+
+use gpushare_inventory::{Capabilities, DeviceMemory};
+
+pub use container::{Container, Engine};
+pub use error::RequestError;
+pub use grammar::{Cores, DeviceSelector, Devices, GrammarError, MemoryAsk, Mode, Priority};
+pub use model::ModelFilter;
+
+/// How a container's compute share is held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ComputePolicy {
+    /// A hard cap, also on an idle GPU.
+    #[default]
+    Fixed,
+    /// The share is guaranteed; idle time may be used.
+    Burst,
+    /// No compute limit.
+    None,
+}
+
+/// What one container asks for, dialect forgotten.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Memory on each GPU.
+    pub memory: MemoryAsk,
+    /// Compute on each GPU; `None` is no limit.
+    pub cores: Option<Cores>,
+    /// Which GPUs, or how many.
+    pub devices: Devices,
+    /// Which models will do.
+    pub model: ModelFilter,
+    /// How GPUs are given.
+    pub mode: Mode,
+    /// How the compute share is held.
+    pub compute_policy: ComputePolicy,
+    /// Parts of the driver.
+    pub capabilities: Capabilities,
+    /// 0 (low) to 9.
+    pub priority: Priority,
+}
+
+/// The administrator's rules for requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// Only trusted channels grant; env and pod annotations may lower what one of them granted.
+    pub strict: bool,
+    /// Whether the environment is read for gpushare's own keys at all.
+    pub ignore_env: bool,
+    /// Memory for a container that names no size; `None` is the whole memory left on the GPU.
+    pub default_memory: Option<DeviceMemory>,
+    /// Compute for a container that names none; `None` is no limit.
+    pub default_cores: Option<Cores>,
+    /// What a container gets that names GPUs by NVIDIA's variables and no limit.
+    pub nvidia: NvidiaPolicy,
+}
+
+/// What `NVIDIA_VISIBLE_DEVICES` without a share means. The bundle does not tell the image's environment from the
+/// user's, so an image can set it: it never grants more than the node's default share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NvidiaPolicy {
+    /// The default share on the GPUs it names.
+    #[default]
+    DefaultShare,
+    /// `create` fails and names the keys to set.
+    Refuse,
+    /// No request: the container gets no GPU from gpushare.
+    Ignore,
+}
+
+/// Reads what `container` asks for; `None` when it asks for nothing (or is a pod's sandbox), and its bundle must
+/// reach the low-level runtime as it came.
+///
+/// # Errors
+/// When the request is malformed, contradictory or asks by a channel that the policy does not let grant.
+pub fn read(container: &Container, policy: &Policy) -> Result<Option<Request>, RequestError> {
+    if container.is_sandbox() {
+        return Ok(None);
+    }
+    let nvidia = nvidia::read(container)?;
+    match own::read(container, policy)? {
+        Some(asked) => asked.with_nvidia(nvidia, policy).map(Some),
+        None => nvidia.into_request(policy),
+    }
+}

@@ -1,0 +1,96 @@
+//! Filters over a GPU's model name: `A100*,!*40GB*`.
+
+/// Globs over model names; an empty filter takes every model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelFilter {
+    wanted: Vec<String>,
+    unwanted: Vec<String>,
+}
+
+/// Why a text is no model filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a model filter is a comma list of patterns with * and ?, each perhaps after !, as A100*,!*40GB*")]
+pub struct ModelError;
+
+impl std::str::FromStr for ModelFilter {
+    type Err = ModelError;
+
+    fn from_str(text: &str) -> Result<Self, ModelError> {
+        let mut filter = Self::default();
+        for item in text.split(',').map(str::trim) {
+            let (list, pattern) = match item.strip_prefix('!') {
+                Some(pattern) => (&mut filter.unwanted, pattern),
+                None => (&mut filter.wanted, item),
+            };
+            if pattern.is_empty() || pattern.len() > 128 {
+                return Err(ModelError);
+            }
+            list.push(pattern.to_ascii_lowercase());
+        }
+        Ok(filter)
+    }
+}
+
+impl ModelFilter {
+    /// Whether `model` will do: some wanted pattern fits (if there is one) and no unwanted one. Case is ignored and a
+    /// leading "NVIDIA " may be left out.
+    pub fn takes(&self, model: &str) -> bool {
+        let model = model.to_ascii_lowercase();
+        let short = model.strip_prefix("nvidia ").unwrap_or(&model);
+        let fits = |pattern: &String| {
+            glob(pattern.as_bytes(), model.as_bytes()) || glob(pattern.as_bytes(), short.as_bytes())
+        };
+        (self.wanted.is_empty() || self.wanted.iter().any(fits)) && !self.unwanted.iter().any(fits)
+    }
+}
+
+/// `*` is any run of characters, `?` any one. Linear in the text for each star: no pattern blows up.
+fn glob(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(&c) if c == b'?' || c == text[t] => {
+                p += 1;
+                t += 1;
+            }
+            _ => match star {
+                Some((at, from)) => {
+                    star = Some((at, from + 1));
+                    p = at + 1;
+                    t = from + 1;
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|&c| c == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_wants_and_excludes_by_glob() {
+        for (filter, model, want) in [
+            ("A100*", "NVIDIA A100-SXM4-80GB", true),
+            ("a100*,!*40GB*", "NVIDIA A100-SXM4-40GB", false),
+            ("NVIDIA A100*", "NVIDIA A100-SXM4-80GB", true),
+            ("!*T4", "NVIDIA H100 80GB HBM3", true),
+            ("!*T4", "Tesla T4", false),
+            ("H?00*", "NVIDIA H200", true),
+            ("H100", "NVIDIA H100 80GB HBM3", false),
+        ] {
+            assert_eq!(filter.parse::<ModelFilter>().unwrap().takes(model), want, "{filter} on {model}");
+        }
+        assert!(ModelFilter::default().takes("anything"));
+        for filter in ["", "A100,,", "!"] {
+            assert_eq!(filter.parse::<ModelFilter>(), Err(ModelError), "{filter:?}");
+        }
+    }
+}

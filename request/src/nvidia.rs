@@ -1,0 +1,100 @@
+//! The plain NVIDIA dialect: `NVIDIA_VISIBLE_DEVICES` and `NVIDIA_DRIVER_CAPABILITIES`.
+//!
+//! docker appends its own entry behind the image's and the user's, so outside CRI the last one wins. Under CRI the
+//! device plugin's entry may stand beside the pod's, and different ones are a conflict.
+
+use gpushare_inventory::Capabilities;
+
+use crate::container::{Container, Engine};
+use crate::error::{RequestError, shortened};
+use crate::grammar::{Devices, MemoryAsk};
+use crate::{NvidiaPolicy, Policy, Request};
+
+const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+const CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
+
+/// What NVIDIA's variables say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Nvidia {
+    /// `None` for no request: absent, empty, `void` or `none`.
+    pub devices: Option<Devices>,
+    /// The list as written, for messages.
+    pub devices_text: String,
+    pub capabilities: Option<Capabilities>,
+}
+
+pub(crate) fn read(container: &Container) -> Result<Nvidia, RequestError> {
+    let devices_text = value(container, DEVICES)?.unwrap_or_default().to_owned();
+    let devices = match device_list(&devices_text) {
+        None => None,
+        Some(list) => Some(list.parse().map_err(malformed(DEVICES, &devices_text))?),
+    };
+    // Without devices the list of capabilities is a property of the image, not a request: whatever it says is not ours.
+    let capabilities = match value(container, CAPABILITIES)? {
+        Some(text) if devices.is_some() => Some(text.parse().map_err(malformed(CAPABILITIES, text))?),
+        Some(text) => text.parse().ok(),
+        None => None,
+    };
+    Ok(Nvidia { devices, devices_text, capabilities })
+}
+
+fn malformed<E: Into<crate::error::ValueError>>(key: &str, value: &str) -> impl Fn(E) -> RequestError {
+    move |source| RequestError::Malformed {
+        key: key.to_owned(),
+        value: shortened(value),
+        source: source.into(),
+    }
+}
+
+/// The list without its empty items; `None` when it asks for nothing. `void` anywhere wins; then the first of `all`
+/// and `none`.
+fn device_list(text: &str) -> Option<String> {
+    let items: Vec<&str> = text.split(',').map(str::trim).filter(|item| !item.is_empty()).collect();
+    if items.is_empty() || items.contains(&"void") {
+        return None;
+    }
+    match items.iter().find(|item| matches!(**item, "all" | "none")) {
+        Some(&"none") => None,
+        Some(_) => Some("all".to_owned()),
+        None => Some(items.join(",")),
+    }
+}
+
+fn value<'a>(container: &'a Container, name: &str) -> Result<Option<&'a str>, RequestError> {
+    let mut values = container.env().filter(|(key, _)| *key == name).map(|(_, value)| value);
+    let Some(first) = values.next() else { return Ok(None) };
+    let last = values.last().unwrap_or(first);
+    let mut all = container.env().filter(|(key, _)| *key == name);
+    match all.find(|(_, value)| *value != last) {
+        Some((_, other)) if container.engine() == Engine::Cri => Err(RequestError::Conflict {
+            first: format!("{name}={:?}", shortened(other)),
+            second: format!("{name}={:?}", shortened(last)),
+        }),
+        _ => Ok(Some(last)),
+    }
+}
+
+impl Nvidia {
+    /// The request of a container that has no key of gpushare's own.
+    pub fn into_request(self, policy: &Policy) -> Result<Option<Request>, RequestError> {
+        let Some(devices) = self.devices else { return Ok(None) };
+        match policy.nvidia {
+            NvidiaPolicy::Ignore => return Ok(None),
+            NvidiaPolicy::Refuse => return Err(RequestError::NoShare),
+            NvidiaPolicy::DefaultShare if policy.strict => {
+                return Err(RequestError::Untrusted { key: DEVICES.to_owned() });
+            }
+            NvidiaPolicy::DefaultShare => {}
+        }
+        Ok(Some(Request {
+            memory: policy.default_memory.map_or(MemoryAsk::Rest, MemoryAsk::Bytes),
+            cores: policy.default_cores,
+            devices,
+            model: Default::default(),
+            mode: Default::default(),
+            compute_policy: Default::default(),
+            capabilities: self.capabilities.unwrap_or_default(),
+            priority: Default::default(),
+        }))
+    }
+}

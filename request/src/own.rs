@@ -1,0 +1,271 @@
+//! gpushare's own dialect: annotations `alloc.gpushare.io/NAME` (trusted), `gpushare.io/NAME` and
+//! `gpushare.io/CONTAINER.NAME`, and environment `GPUSHARE_NAME`.
+//!
+//! All occurrences count. Within one channel, and between channels of equal trust, differing values are a conflict;
+//! under `strict` the untrusted ones may only lower what the trusted ones granted.
+
+use std::fmt::Display;
+
+use gpushare_inventory::Capabilities;
+
+use crate::container::Container;
+use crate::error::{RequestError, ValueError, shortened};
+use crate::grammar::{Cores, Devices, MemoryAsk, Mode, Priority, count};
+use crate::model::ModelFilter;
+use crate::nvidia::Nvidia;
+use crate::{ComputePolicy, Policy, Request};
+
+const NAMES: [&str; 9] =
+    ["memory", "cores", "count", "devices", "model", "mode", "compute-policy", "capabilities", "priority"];
+const TRUSTED: &str = "alloc.gpushare.io/";
+const ANNOTATION: &str = "gpushare.io/";
+const VARIABLE: &str = "GPUSHARE_";
+/// Beginnings of variables that steer gpushare's own tools and the simulated driver; never a request.
+const OUR_VARIABLES: [&str; 2] = ["GPUSHARE_CONFIG", "GPUSHARE_SIMULATOR"];
+
+/// One key as it was met.
+#[derive(Clone, Debug)]
+struct Entry<'a> {
+    /// As the user wrote it.
+    key: String,
+    name: &'static str,
+    value: &'a str,
+    trusted: bool,
+}
+
+impl Display for Entry<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}={:?}", self.key, shortened(self.value))
+    }
+}
+
+/// What gpushare's own keys say; everything else is default.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    memory: Option<MemoryAsk>,
+    cores: Option<Cores>,
+    devices: Option<Devices>,
+    devices_text: String,
+    model: ModelFilter,
+    mode: Mode,
+    compute_policy: ComputePolicy,
+    capabilities: Option<Capabilities>,
+    priority: Priority,
+}
+
+pub(crate) fn read(container: &Container, policy: &Policy) -> Result<Option<Asked>, RequestError> {
+    let entries = entries(container, policy)?;
+    let Some(first) = entries.first() else { return Ok(None) };
+    if policy.strict && !entries.iter().any(|entry| entry.trusted) {
+        return Err(RequestError::Untrusted { key: first.key.clone() });
+    }
+    let mut asked = Asked::default();
+    for name in NAMES {
+        let of_name: Vec<&Entry> = entries.iter().filter(|entry| entry.name == name).collect();
+        if let Some(entry) = chosen(&of_name, policy)? {
+            asked.set(entry)?;
+        }
+    }
+    Ok(Some(asked))
+}
+
+/// Every entry of ours, an annotation for this container before the pod's unqualified one of the same name.
+fn entries<'a>(container: &'a Container, policy: &Policy) -> Result<Vec<Entry<'a>>, RequestError> {
+    let mut entries = Vec::new();
+    let listed = container.annotations.get("gpushare.io/containers");
+    let name = container.name_in_pod();
+    let unqualified = listed.is_none_or(|list| list.split(',').any(|item| Some(item.trim()) == name));
+    for (key, value) in &container.annotations {
+        let (rest, trusted) = match (key.strip_prefix(TRUSTED), key.strip_prefix(ANNOTATION)) {
+            (Some(rest), _) => (rest, true),
+            (None, Some("containers")) | (None, None) => continue,
+            (None, Some(rest)) => (rest, false),
+        };
+        let known = match rest.split_once('.') {
+            Some((other, _)) if Some(other) != name => continue,
+            Some((_, rest)) => known(rest),
+            None if !trusted && (!unqualified || overridden(container, name, rest)) => continue,
+            None => known(rest),
+        };
+        let name = known.ok_or_else(|| unknown(key))?;
+        entries.push(Entry { key: key.clone(), name, value, trusted });
+    }
+    if policy.ignore_env {
+        return Ok(entries);
+    }
+    for (key, value) in container.env() {
+        let Some(rest) = key.strip_prefix(VARIABLE) else { continue };
+        if OUR_VARIABLES.iter().any(|ours| key.starts_with(ours)) {
+            continue;
+        }
+        let plain = rest.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
+        let name = known(&rest.to_ascii_lowercase().replace('_', "-"))
+            .filter(|_| plain)
+            .ok_or_else(|| unknown(key))?;
+        entries.push(Entry { key: key.to_owned(), name, value, trusted: false });
+    }
+    Ok(entries)
+}
+
+fn overridden(container: &Container, name: Option<&str>, key: &str) -> bool {
+    name.is_some_and(|name| container.annotations.contains_key(&format!("{ANNOTATION}{name}.{key}")))
+}
+
+fn known(name: &str) -> Option<&'static str> {
+    NAMES.into_iter().find(|known| *known == name)
+}
+
+fn unknown(key: &str) -> RequestError {
+    RequestError::UnknownKey { key: format!("{:?}", shortened(key)), known: NAMES.join(", ") }
+}
+
+/// The one entry that counts among those of one name.
+fn chosen<'a, 'b>(entries: &[&'b Entry<'a>], policy: &Policy) -> Result<Option<&'b Entry<'a>>, RequestError> {
+    let trusted: Vec<_> = entries.iter().copied().filter(|entry| entry.trusted).collect();
+    let others: Vec<_> = entries.iter().copied().filter(|entry| !entry.trusted).collect();
+    if !policy.strict {
+        return agreed(entries.iter().copied());
+    }
+    match (agreed(trusted.into_iter())?, agreed(others.into_iter())?) {
+        (Some(trusted), Some(other)) if lowers(trusted, other)? => Ok(Some(other)),
+        (Some(trusted), Some(other)) => {
+            Err(RequestError::Raised { key: other.to_string(), trusted: trusted.to_string() })
+        }
+        (Some(trusted), None) => Ok(Some(trusted)),
+        // A trusted grant that leaves a limit out is the whole GPU or no limit: setting one lowers it.
+        (None, Some(other))
+            if matches!(other.name, "memory" | "cores" | "compute-policy" | "capabilities") =>
+        {
+            Ok(Some(other))
+        }
+        (None, Some(other)) => Err(RequestError::Untrusted { key: other.key.clone() }),
+        (None, None) => Ok(None),
+    }
+}
+
+fn agreed<'a, 'b>(
+    mut entries: impl Iterator<Item = &'b Entry<'a>>,
+) -> Result<Option<&'b Entry<'a>>, RequestError>
+where
+    'a: 'b,
+{
+    let Some(first) = entries.next() else { return Ok(None) };
+    match entries.find(|entry| entry.value != first.value) {
+        Some(second) => Err(RequestError::Conflict { first: first.to_string(), second: second.to_string() }),
+        None => Ok(Some(first)),
+    }
+}
+
+/// Whether the untrusted entry asks for no more than the trusted one of the same name.
+fn lowers(trusted: &Entry, other: &Entry) -> Result<bool, RequestError> {
+    if trusted.value == other.value {
+        return Ok(true);
+    }
+    Ok(match trusted.name {
+        "memory" => match (parse(trusted)?, parse(other)?) {
+            (MemoryAsk::Bytes(most), MemoryAsk::Bytes(bytes)) => bytes <= most,
+            (MemoryAsk::Percent(most), MemoryAsk::Percent(percent)) => percent <= most,
+            _ => false,
+        },
+        "cores" => parse::<Cores>(other)? <= parse::<Cores>(trusted)?,
+        "priority" => parse::<Priority>(other)? <= parse::<Priority>(trusted)?,
+        _ => false,
+    })
+}
+
+fn parse<T>(entry: &Entry) -> Result<T, RequestError>
+where
+    T: std::str::FromStr,
+    T::Err: Into<ValueError>,
+{
+    entry.value.parse().map_err(|error: T::Err| malformed(entry, error))
+}
+
+fn malformed(entry: &Entry, error: impl Into<ValueError>) -> RequestError {
+    RequestError::Malformed { key: entry.key.clone(), value: shortened(entry.value), source: error.into() }
+}
+
+impl Asked {
+    fn set(&mut self, entry: &Entry) -> Result<(), RequestError> {
+        match entry.name {
+            "memory" => self.memory = Some(parse(entry)?),
+            "cores" => self.cores = Some(parse(entry)?),
+            "model" => self.model = parse(entry)?,
+            "mode" => self.mode = parse(entry)?,
+            "compute-policy" => self.compute_policy = parse(entry)?,
+            "capabilities" => self.capabilities = Some(parse(entry)?),
+            "priority" => self.priority = parse(entry)?,
+            "count" => {
+                let count = count(entry.value).map_err(|error| malformed(entry, error))?;
+                self.devices = Some(Devices::Any(count));
+                self.devices_text = entry.to_string();
+            }
+            _ => self.set_devices(entry)?,
+        }
+        Ok(())
+    }
+
+    /// Explicit devices; a count beside them (read before, see `NAMES`) must be theirs.
+    fn set_devices(&mut self, entry: &Entry) -> Result<(), RequestError> {
+        let devices: Devices = parse(entry)?;
+        let same = match (&self.devices, &devices) {
+            (Some(Devices::Any(count)), Devices::These(list)) => usize::from(*count) == list.len(),
+            (Some(_), _) => false,
+            (None, _) => true,
+        };
+        if !same {
+            return Err(RequestError::Conflict {
+                first: self.devices_text.clone(),
+                second: entry.to_string(),
+            });
+        }
+        self.devices = Some(devices);
+        self.devices_text = entry.to_string();
+        Ok(())
+    }
+
+    /// The whole request. NVIDIA's variables beside ours fill in what ours leave open: a list names the GPUs, `all`
+    /// (which CUDA images set) nothing in particular.
+    pub fn with_nvidia(self, nvidia: Nvidia, policy: &Policy) -> Result<Request, RequestError> {
+        let devices = match (self.devices, nvidia.devices) {
+            (None, Some(list @ Devices::These(_))) if !policy.strict => list,
+            (None, _) => Devices::Any(1),
+            (Some(Devices::These(ours)), Some(Devices::These(theirs))) if ours != theirs => {
+                return Err(RequestError::Conflict {
+                    first: self.devices_text,
+                    second: format!("NVIDIA_VISIBLE_DEVICES={:?}", shortened(&nvidia.devices_text)),
+                });
+            }
+            (Some(Devices::Any(count)), Some(Devices::These(list))) if usize::from(count) != list.len() => {
+                return Err(RequestError::Conflict {
+                    first: self.devices_text,
+                    second: format!("NVIDIA_VISIBLE_DEVICES={:?}", shortened(&nvidia.devices_text)),
+                });
+            }
+            (Some(Devices::Any(_)), Some(list @ Devices::These(_))) if !policy.strict => list,
+            (Some(ours), _) => ours,
+        };
+        let exclusive = self.mode == Mode::Exclusive;
+        let whole = if exclusive { MemoryAsk::Percent(100) } else { MemoryAsk::Rest };
+        let default_memory = policy.default_memory.filter(|_| !exclusive).map_or(whole, MemoryAsk::Bytes);
+        if let (true, Some(memory)) = (exclusive, self.memory.filter(|memory| *memory != whole)) {
+            return Err(RequestError::Conflict {
+                first: "mode=\"exclusive\"".to_owned(),
+                second: format!("memory={memory}"),
+            });
+        }
+        Ok(Request {
+            memory: self.memory.unwrap_or(default_memory),
+            cores: self.cores.or(policy.default_cores.filter(|_| !exclusive)),
+            devices,
+            model: self.model,
+            mode: self.mode,
+            compute_policy: self.compute_policy,
+            capabilities: self.capabilities.or(nvidia.capabilities).unwrap_or_default(),
+            priority: self.priority,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

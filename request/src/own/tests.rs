@@ -1,0 +1,177 @@
+use std::collections::BTreeMap;
+
+use gpushare_inventory::DeviceMemory;
+
+use crate::{Container, DeviceSelector, Devices, MemoryAsk, NvidiaPolicy, Policy, Request, RequestError};
+
+fn container(annotations: &[(&str, &str)], env: &[&str]) -> Container {
+    let annotations: BTreeMap<_, _> =
+        annotations.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+    Container::new(annotations, env.iter().map(|entry| entry.to_string()).collect())
+}
+
+fn read(annotations: &[(&str, &str)], env: &[&str]) -> Result<Option<Request>, RequestError> {
+    crate::read(&container(annotations, env), &Policy::default())
+}
+
+fn strict(annotations: &[(&str, &str)], env: &[&str]) -> Result<Option<Request>, RequestError> {
+    crate::read(&container(annotations, env), &Policy { strict: true, ..Policy::default() })
+}
+
+const GIB: u64 = 1 << 30;
+
+fn gib(count: u64) -> MemoryAsk {
+    MemoryAsk::Bytes(DeviceMemory::from_bytes(count * GIB))
+}
+
+#[test]
+fn no_key_is_no_request() {
+    for env in
+        [&[][..], &["PATH=/bin", "NVIDIA_DRIVER_CAPABILITIES=nonsense"], &["NVIDIA_VISIBLE_DEVICES=void"]]
+    {
+        assert_eq!(read(&[("io.x/y", "z")], env), Ok(None), "{env:?}");
+    }
+    assert_eq!(read(&[], &["NVIDIA_VISIBLE_DEVICES=none,0"]), Ok(None));
+    assert_eq!(read(&[], &["GPUSHARE_CONFIG=/etc/x", "GPUSHARE_MEMORY"]), Ok(None));
+}
+
+#[test]
+fn every_key_of_the_own_dialect_is_read_from_both_channels() {
+    let by_env = read(
+        &[],
+        &[
+            "GPUSHARE_MEMORY=4GiB",
+            "GPUSHARE_CORES=30%",
+            "GPUSHARE_DEVICES=1",
+            "GPUSHARE_MODEL=H100*",
+            "GPUSHARE_MODE=share",
+            "GPUSHARE_COMPUTE_POLICY=burst",
+            "GPUSHARE_CAPABILITIES=compute",
+            "GPUSHARE_PRIORITY=9",
+        ],
+    );
+    let by_annotation = read(
+        &[
+            ("gpushare.io/memory", "4GiB"),
+            ("gpushare.io/cores", "30%"),
+            ("gpushare.io/devices", "1"),
+            ("gpushare.io/model", "H100*"),
+            ("gpushare.io/mode", "share"),
+            ("gpushare.io/compute-policy", "burst"),
+            ("gpushare.io/capabilities", "compute"),
+            ("gpushare.io/priority", "9"),
+        ],
+        &[],
+    );
+    let request = by_env.unwrap().unwrap();
+    assert_eq!(request.memory, gib(4));
+    assert_eq!(request.devices, Devices::These(vec![DeviceSelector::Index(1)]));
+    assert_eq!(request.capabilities.to_string(), "compute");
+    assert_eq!(by_annotation.unwrap().unwrap(), request);
+}
+
+#[test]
+fn an_unknown_key_under_our_prefix_is_refused() {
+    for (annotations, env) in [
+        (&[("gpushare.io/mem", "4GiB")][..], &[][..]),
+        (&[], &["GPUSHARE_MEM=4GiB"][..]),
+        (&[], &["GPUSHARE_memory=4GiB"]),
+        (&[], &["GPUSHARE_=4GiB"]),
+    ] {
+        let error = read(annotations, env).unwrap_err();
+        assert!(matches!(error, RequestError::UnknownKey { .. }), "{error}");
+    }
+}
+
+#[test]
+fn differing_duplicates_are_a_conflict_and_equal_ones_are_not() {
+    let error = read(&[], &["GPUSHARE_MEMORY=4GiB", "GPUSHARE_MEMORY=8GiB"]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        r#"GPUSHARE_MEMORY="4GiB" and GPUSHARE_MEMORY="8GiB" contradict each other: remove one of them"#
+    );
+    assert!(read(&[], &["GPUSHARE_MEMORY=4GiB", "GPUSHARE_MEMORY=4GiB"]).is_ok());
+    assert!(read(&[("gpushare.io/memory", "4GiB")], &["GPUSHARE_MEMORY=8GiB"]).is_err());
+    assert!(read(&[], &["GPUSHARE_COUNT=2", "GPUSHARE_DEVICES=0"]).is_err());
+    assert!(read(&[], &["GPUSHARE_COUNT=2", "GPUSHARE_DEVICES=0,1"]).is_ok());
+    assert!(read(&[], &["GPUSHARE_MODE=exclusive", "GPUSHARE_MEMORY=4GiB"]).is_err());
+}
+
+#[test]
+fn a_malformed_value_names_key_value_and_the_forms() {
+    let text = read(&[], &["GPUSHARE_MEMORY=4096"]).unwrap_err().to_string();
+    assert_eq!(
+        text,
+        r#"GPUSHARE_MEMORY="4096": a size needs a unit: write 4GiB, 4Gi, 4096MiB, 4G (10^9 bytes) or 25%"#
+    );
+    let long = format!("GPUSHARE_MEMORY={}\n\x1b[31m", "9".repeat(1 << 20));
+    let text = read(&[], &[&long]).unwrap_err().to_string();
+    assert!(text.len() < 400 && !text.contains('\n') && !text.contains('\x1b'), "{text}");
+}
+
+#[test]
+fn a_pods_annotation_is_for_all_its_containers_unless_it_names_one() {
+    let cri = |name, extra: &[(&'static str, &'static str)]| {
+        let mut all = vec![
+            ("io.kubernetes.cri.container-type", "container"),
+            ("io.kubernetes.cri.container-name", name),
+            ("gpushare.io/memory", "8GiB"),
+        ];
+        all.extend_from_slice(extra);
+        read(&all, &[]).unwrap().map(|request| request.memory)
+    };
+    assert_eq!(cri("train", &[]), Some(gib(8)));
+    assert_eq!(cri("train", &[("gpushare.io/train.memory", "2GiB")]), Some(gib(2)));
+    assert_eq!(cri("sidecar", &[("gpushare.io/train.memory", "2GiB")]), Some(gib(8)));
+    assert_eq!(cri("sidecar", &[("gpushare.io/containers", "train, other")]), None);
+    assert_eq!(cri("train", &[("gpushare.io/containers", "train, other")]), Some(gib(8)));
+    let sandbox = [("io.kubernetes.cri.container-type", "sandbox"), ("gpushare.io/memory", "nonsense")];
+    assert_eq!(read(&sandbox, &[]), Ok(None));
+}
+
+#[test]
+fn nvidias_variables_fill_in_and_never_contradict_in_silence() {
+    let devices = |env: &[&str]| read(&[], env).map(|request| request.unwrap().devices);
+    let these = |list: &[u32]| Ok(Devices::These(list.iter().map(|i| DeviceSelector::Index(*i)).collect()));
+    assert_eq!(devices(&["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=all"]), Ok(Devices::Any(1)));
+    assert_eq!(devices(&["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=1,2"]), these(&[1, 2]));
+    assert_eq!(devices(&["GPUSHARE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=1"]), these(&[1]));
+    assert!(devices(&["GPUSHARE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=2"]).is_err());
+    assert!(devices(&["GPUSHARE_COUNT=1", "NVIDIA_VISIBLE_DEVICES=1,2"]).is_err());
+    assert_eq!(devices(&["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=void"]), Ok(Devices::Any(1)));
+    // docker appends its own entry last; under CRI two differing entries may be the plugin's and the pod's.
+    assert_eq!(devices(&["NVIDIA_VISIBLE_DEVICES=3", "NVIDIA_VISIBLE_DEVICES=all"]), Ok(Devices::All));
+    let cri = [("io.kubernetes.cri.container-type", "container")];
+    assert!(read(&cri, &["NVIDIA_VISIBLE_DEVICES=3", "NVIDIA_VISIBLE_DEVICES=all"]).is_err());
+    let error = read(&[], &["NVIDIA_VISIBLE_DEVICES=no-gpu-has-8MiB-to-run"]).unwrap_err();
+    assert!(matches!(error, RequestError::Malformed { .. }), "{error}");
+}
+
+#[test]
+fn a_plain_nvidia_request_follows_the_nodes_policy() {
+    let container = container(&[], &["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=utility"]);
+    let read = |nvidia, default_memory| {
+        crate::read(&container, &Policy { nvidia, default_memory, ..Policy::default() })
+    };
+    assert_eq!(read(NvidiaPolicy::DefaultShare, None).unwrap().unwrap().memory, MemoryAsk::Rest);
+    let share = read(NvidiaPolicy::DefaultShare, Some(DeviceMemory::from_bytes(GIB))).unwrap().unwrap();
+    assert_eq!((share.memory, share.capabilities.to_string().as_str()), (gib(1), "utility"));
+    assert_eq!(read(NvidiaPolicy::Ignore, None), Ok(None));
+    assert_eq!(read(NvidiaPolicy::Refuse, None), Err(RequestError::NoShare));
+}
+
+#[test]
+fn under_strict_only_trusted_annotations_grant_and_others_only_lower() {
+    let trusted = ("alloc.gpushare.io/memory", "8GiB");
+    let memory =
+        |request: Result<Option<Request>, RequestError>| request.map(|request| request.unwrap().memory);
+    assert_eq!(memory(strict(&[trusted], &[])), Ok(gib(8)));
+    assert_eq!(memory(strict(&[trusted], &["GPUSHARE_MEMORY=4GiB"])), Ok(gib(4)));
+    assert!(matches!(strict(&[trusted], &["GPUSHARE_MEMORY=9GiB"]), Err(RequestError::Raised { .. })));
+    assert!(matches!(strict(&[trusted], &["GPUSHARE_MEMORY=10%"]), Err(RequestError::Raised { .. })));
+    assert!(matches!(strict(&[trusted], &["GPUSHARE_COUNT=4"]), Err(RequestError::Untrusted { .. })));
+    assert!(matches!(strict(&[trusted], &["GPUSHARE_PRIORITY=9"]), Err(RequestError::Untrusted { .. })));
+    assert!(matches!(strict(&[], &["GPUSHARE_MEMORY=1GiB"]), Err(RequestError::Untrusted { .. })));
+    assert!(matches!(strict(&[("gpushare.io/memory", "1GiB")], &[]), Err(RequestError::Untrusted { .. })));
+    assert!(matches!(strict(&[], &["NVIDIA_VISIBLE_DEVICES=all"]), Err(RequestError::Untrusted { .. })));
+}
