@@ -1,0 +1,119 @@
+//! Leases as values: who holds what.
+
+use std::fmt;
+
+use gpushare_inventory::{DeviceMemory, GpuUuid};
+use gpushare_request::{ComputePolicy, Cores, Mode, Priority};
+
+use crate::holder::Holder;
+
+/// The identity of a lease: a container id is unique only below its runtime root.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LeaseKey {
+    /// The low-level runtime's state folder, as the engine named it; empty when the engine named none.
+    pub root: String,
+    /// The container's id.
+    pub container: String,
+}
+
+impl fmt::Display for LeaseKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.container)
+    }
+}
+
+/// A share of one GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// Memory on it.
+    pub memory: DeviceMemory,
+    /// Compute on it; `None` is no limit.
+    pub cores: Option<Cores>,
+}
+
+/// How far a lease is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseState {
+    /// Granted; the container is being created by the process that holds it.
+    Reserved,
+    /// The container's init holds it.
+    Active,
+}
+
+impl LeaseState {
+    /// The word in the store and in listings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Reserved => "reserved",
+            Self::Active => "active",
+        }
+    }
+}
+
+/// What the node granted to one container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// Unique within the store, never used again: names the lease's region folder.
+    pub id: i64,
+    /// Whose it is.
+    pub key: LeaseKey,
+    /// One grant per GPU, in the order the container counts them.
+    pub grants: Vec<Grant>,
+    /// How the GPUs are given.
+    pub mode: Mode,
+    /// How the compute share is held.
+    pub compute_policy: ComputePolicy,
+    /// 0 (low) to 9.
+    pub priority: Priority,
+    /// How far it is.
+    pub state: LeaseState,
+    /// The process whose end proves the lease unused.
+    pub holder: Holder,
+    /// Seconds since 1970, for display.
+    pub granted_at: u64,
+}
+
+/// Why a lease ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReleaseReason {
+    /// The poststop hook or `delete`.
+    Ended,
+    /// `create` did not succeed.
+    Failed,
+    /// The sweep found its holder gone.
+    Swept,
+    /// The node was restarted.
+    Reboot,
+    /// By the administrator's hand.
+    Forced,
+}
+
+impl ReleaseReason {
+    /// The word in the store and in listings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ended => "ended",
+            Self::Failed => "failed",
+            Self::Swept => "swept",
+            Self::Reboot => "reboot",
+            Self::Forced => "forced",
+        }
+    }
+}
+
+/// A lease of the past.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PastLease {
+    /// Whose it was.
+    pub key: LeaseKey,
+    /// GPUs and memory as text, for display.
+    pub grants: String,
+    /// Seconds since 1970.
+    pub granted_at: u64,
+    /// Seconds since 1970.
+    pub released_at: u64,
+    /// Why it ended, by [`ReleaseReason::name`].
+    pub reason: String,
+}

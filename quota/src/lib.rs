@@ -1,0 +1,19 @@
+//! What the node grants: the lease store, admission, placement and the ways a lease comes back.
+//!
+//! [`Store`] is one SQLite database. Check and insertion are one transaction, sums are computed from rows, and a
+//! lease is released only when its holder is proved gone: by the hook, by `delete`, by the sweep, or by the
+//! [`Reservation`] that was never used. [`place`] is pure: requests and loads in, grants or a refusal out.
+#![forbid(unsafe_code)]
+
+mod holder;
+mod lease;
+mod place;
+mod schema;
+mod state;
+mod store;
+
+pub use holder::{Holder, HolderError};
+pub use lease::{Grant, Lease, LeaseKey, LeaseState, PastLease, ReleaseReason};
+pub use place::{Admission, GpuLoad, Placement, Refusal, place};
+pub use state::{StateError, StateFolder};
+pub use store::{Reservation, ReserveError, Store, StoreError};

@@ -1,0 +1,343 @@
+//! Admission and placement: which GPUs a request gets, or the reason why not. Pure.
+
+use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
+use gpushare_request::{Cores, DeviceSelector, Devices, MemoryAsk, Mode, Request};
+
+use crate::lease::Grant;
+
+/// The administrator's rules for admission.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admission {
+    /// Which of several GPUs is taken.
+    pub placement: Placement,
+    /// Memory per GPU that no lease gets.
+    pub reserve: DeviceMemory,
+    /// Sum of leases in percent of a GPU's memory less the reserve; 100 is no over-commit.
+    pub memory_percent: u16,
+    /// Sum of leases' compute in percent; 100 is no over-commit.
+    pub cores_percent: u16,
+}
+
+impl Default for Admission {
+    fn default() -> Self {
+        Self {
+            placement: Placement::Binpack,
+            reserve: DeviceMemory::ZERO,
+            memory_percent: 100,
+            cores_percent: 100,
+        }
+    }
+}
+
+/// Which GPU is taken when several fit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// The fullest.
+    #[default]
+    Binpack,
+    /// The emptiest.
+    Spread,
+}
+
+/// What is granted on one GPU already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GpuLoad {
+    /// Sum of memory.
+    pub memory: DeviceMemory,
+    /// Sum of compute in percent.
+    pub cores: u64,
+    /// Number of leases.
+    pub leases: u64,
+    /// Whether one of them is exclusive.
+    pub exclusive: bool,
+}
+
+/// Why a request is not granted, in words for the user who asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Not enough memory free now.
+    #[error(
+        "{asked} requested, {free} free on {place} ({total} in all); ask for less, or wait until another container ends \
+         (`gpushare ps`)"
+    )]
+    Memory {
+        /// What was asked for on each GPU.
+        asked: String,
+        /// The most that is free on one GPU in question.
+        free: DeviceMemory,
+        /// That GPU.
+        place: String,
+        /// What that GPU can grant in all.
+        total: DeviceMemory,
+    },
+    /// More memory than any GPU in question has.
+    #[error("{asked} requested, but {place} has {total}; ask for at most that")]
+    LargerThanGpu {
+        /// What was asked for.
+        asked: DeviceMemory,
+        /// The largest GPU in question.
+        place: String,
+        /// What it can grant in all.
+        total: DeviceMemory,
+    },
+    /// Not enough compute free now.
+    #[error(
+        "{asked} of compute requested, {free}% free on {place}; ask for less, or wait until another container ends"
+    )]
+    Cores {
+        /// What was asked for.
+        asked: Cores,
+        /// Percent.
+        free: u64,
+        /// The GPU with the most.
+        place: String,
+    },
+    /// Exclusive was asked for and nothing is empty, or the GPU is held exclusively.
+    #[error(
+        "{wanted} whole GPU(s) requested, {empty} without a lease; wait until other containers end (`gpushare ps`)"
+    )]
+    NotEmpty {
+        /// How many are wanted.
+        wanted: usize,
+        /// How many are empty.
+        empty: usize,
+    },
+    /// Fewer GPUs fit than were asked for.
+    #[error(
+        "{wanted} GPUs requested, {fitting} of {candidates} can hold the share now; ask for fewer, or for less on each"
+    )]
+    Count {
+        /// How many are wanted.
+        wanted: usize,
+        /// How many would do now.
+        fitting: usize,
+        /// How many could be chosen.
+        candidates: usize,
+    },
+    /// Fewer GPUs exist than were asked for.
+    #[error("{wanted} GPUs requested, but this node has {here} of the kind asked for (`gpushare devices`)")]
+    TooFewGpus {
+        /// How many are wanted.
+        wanted: usize,
+        /// How many exist.
+        here: usize,
+    },
+    /// No GPU by that name.
+    #[error("this node has no GPU {selector}; it has {here} (`gpushare devices`)")]
+    UnknownDevice {
+        /// As the user named it.
+        selector: String,
+        /// The indexes there are.
+        here: String,
+    },
+    /// Several GPUs by that name.
+    #[error("{selector} is the beginning of several GPUs' UUIDs; write more of it (`gpushare devices`)")]
+    Ambiguous {
+        /// As the user named it.
+        selector: String,
+    },
+    /// The same GPU by two names.
+    #[error("{selector} names a GPU that the list names already; write each GPU once")]
+    NamedTwice {
+        /// As the user named it.
+        selector: String,
+    },
+    /// An explicit GPU whose model is excluded, or no model fits.
+    #[error("no GPU of this node fits the model filter; it has {here}")]
+    Model {
+        /// The models there are.
+        here: String,
+    },
+    /// Nobody could tell how much memory a GPU has.
+    #[error(
+        "the memory size of {place} is unknown; run `gpushare inventory refresh` and see `gpushare doctor`"
+    )]
+    UnknownSize {
+        /// The GPU.
+        place: String,
+    },
+}
+
+/// One GPU in question.
+#[derive(Clone, Debug)]
+struct Candidate<'a> {
+    gpu: &'a Gpu,
+    load: GpuLoad,
+    /// All that leases may hold together.
+    total: DeviceMemory,
+}
+
+impl Candidate<'_> {
+    fn free(&self) -> DeviceMemory {
+        if self.load.exclusive { DeviceMemory::ZERO } else { self.total.saturating_sub(self.load.memory) }
+    }
+
+    fn name(&self) -> String {
+        format!("GPU {} ({})", self.gpu.index, self.gpu.uuid)
+    }
+}
+
+/// Chooses GPUs for `request`, given what is granted already.
+///
+/// # Errors
+/// When the request cannot be met, now or ever, with the figures.
+pub fn place(
+    request: &Request,
+    gpus: &[Gpu],
+    load: impl Fn(GpuUuid) -> GpuLoad,
+    rules: &Admission,
+) -> Result<Vec<Grant>, Refusal> {
+    let (named, wanted) = named(&request.devices, gpus)?;
+    let mut candidates = Vec::new();
+    for gpu in named.iter().copied().filter(|gpu| request.model.takes(&gpu.model)) {
+        candidates.push(candidate(gpu, load(gpu.uuid), rules)?);
+    }
+    let explicit = !matches!(request.devices, Devices::Any(_));
+    if candidates.is_empty() || (explicit && candidates.len() < named.len()) {
+        let models: Vec<&str> = named.iter().map(|gpu| gpu.model.as_str()).collect();
+        return Err(Refusal::Model { here: models.join(", ") });
+    }
+    if candidates.len() < wanted {
+        return Err(Refusal::TooFewGpus { wanted, here: candidates.len() });
+    }
+    let chosen = match request.mode {
+        Mode::Exclusive => empty(candidates, wanted)?,
+        Mode::Share => fitting(request, candidates, wanted, rules)?,
+    };
+    Ok(chosen.into_iter().map(|(candidate, memory)| grant(request, &candidate, memory)).collect())
+}
+
+fn grant(request: &Request, candidate: &Candidate, memory: DeviceMemory) -> Grant {
+    Grant { gpu: candidate.gpu.uuid, memory, cores: request.cores }
+}
+
+fn candidate<'a>(gpu: &'a Gpu, load: GpuLoad, rules: &Admission) -> Result<Candidate<'a>, Refusal> {
+    let memory = gpu
+        .memory
+        .ok_or_else(|| Refusal::UnknownSize { place: format!("GPU {} ({})", gpu.index, gpu.uuid) })?;
+    let capacity = memory.saturating_sub(rules.reserve).bytes();
+    let total = u128::from(capacity) * u128::from(rules.memory_percent) / 100;
+    Ok(Candidate { gpu, load, total: DeviceMemory::from_bytes(u64::try_from(total).unwrap_or(u64::MAX)) })
+}
+
+/// The GPUs that the request names (all of them, for a count), and how many of them it wants.
+fn named<'a>(devices: &Devices, gpus: &'a [Gpu]) -> Result<(Vec<&'a Gpu>, usize), Refusal> {
+    match devices {
+        Devices::Any(count) => Ok((gpus.iter().collect(), usize::from(*count))),
+        Devices::All => Ok((gpus.iter().collect(), gpus.len())),
+        Devices::These(selectors) => {
+            let mut found: Vec<&Gpu> = Vec::new();
+            for selector in selectors {
+                let gpu = by_selector(selector, gpus)?;
+                if found.iter().any(|other| other.uuid == gpu.uuid) {
+                    return Err(Refusal::NamedTwice { selector: selector.to_string() });
+                }
+                found.push(gpu);
+            }
+            let wanted = found.len();
+            Ok((found, wanted))
+        }
+    }
+}
+
+fn by_selector<'a>(selector: &DeviceSelector, gpus: &'a [Gpu]) -> Result<&'a Gpu, Refusal> {
+    let fits = |gpu: &&Gpu| match selector {
+        DeviceSelector::Index(index) => gpu.index == *index,
+        DeviceSelector::Uuid(uuid) => gpu.uuid == *uuid,
+        DeviceSelector::Prefix(prefix) => gpu.uuid.to_string().to_ascii_lowercase().starts_with(prefix),
+    };
+    let mut found = gpus.iter().filter(fits);
+    match (found.next(), found.next()) {
+        (Some(gpu), None) => Ok(gpu),
+        (Some(_), Some(_)) => Err(Refusal::Ambiguous { selector: selector.to_string() }),
+        (None, _) => {
+            let here: Vec<String> = gpus.iter().map(|gpu| gpu.index.to_string()).collect();
+            Err(Refusal::UnknownDevice { selector: selector.to_string(), here: here.join(", ") })
+        }
+    }
+}
+
+type Chosen<'a> = Vec<(Candidate<'a>, DeviceMemory)>;
+
+/// Whole cards without any lease.
+fn empty(candidates: Vec<Candidate>, wanted: usize) -> Result<Chosen, Refusal> {
+    let empty: Vec<_> = candidates.into_iter().filter(|candidate| candidate.load.leases == 0).collect();
+    if empty.len() < wanted {
+        return Err(Refusal::NotEmpty { wanted, empty: empty.len() });
+    }
+    Ok(empty.into_iter().take(wanted).map(|candidate| (candidate.clone(), candidate.total)).collect())
+}
+
+/// Cards with room for the share, the order of `rules.placement` deciding among them.
+fn fitting<'a>(
+    request: &Request,
+    candidates: Vec<Candidate<'a>>,
+    wanted: usize,
+    rules: &Admission,
+) -> Result<Chosen<'a>, Refusal> {
+    let count = candidates.len();
+    let (mut fit, misfit): (Vec<_>, Vec<_>) =
+        candidates.into_iter().partition(|candidate| misfit(request, candidate, rules).is_none());
+    if fit.len() < wanted {
+        return Err(match (wanted, refusal(request, &misfit, rules)) {
+            (1, Some(refusal)) | (_, Some(refusal @ Refusal::LargerThanGpu { .. })) => refusal,
+            (_, Some(refusal)) if matches!(request.devices, Devices::These(_)) => refusal,
+            _ => Refusal::Count { wanted, fitting: fit.len(), candidates: count },
+        });
+    }
+    // A list keeps its order: it is the order in which the container counts its GPUs.
+    if !matches!(request.devices, Devices::These(_)) {
+        let emptiest_first = rules.placement == Placement::Spread || request.memory == MemoryAsk::Rest;
+        fit.sort_by_key(|candidate| (candidate.free(), candidate.gpu.index));
+        if emptiest_first {
+            fit.sort_by_key(|candidate| (std::cmp::Reverse(candidate.free()), candidate.gpu.index));
+        }
+        fit.truncate(wanted);
+        fit.sort_by_key(|candidate| candidate.gpu.index);
+    }
+    Ok(fit.into_iter().map(|candidate| (candidate.clone(), asked(request, &candidate))).collect())
+}
+
+/// The memory that the request means on this GPU.
+fn asked(request: &Request, candidate: &Candidate) -> DeviceMemory {
+    match request.memory {
+        MemoryAsk::Bytes(memory) => memory,
+        MemoryAsk::Percent(percent) => candidate.total.percent(percent),
+        MemoryAsk::Rest => candidate.free(),
+    }
+}
+
+/// Why the share does not fit on this GPU; `None` when it does.
+fn misfit(request: &Request, candidate: &Candidate, rules: &Admission) -> Option<Refusal> {
+    let (asked, free, total) = (asked(request, candidate), candidate.free(), candidate.total);
+    let place = candidate.name();
+    if asked > total {
+        return Some(Refusal::LargerThanGpu { asked, place, total });
+    }
+    if asked > free || free == DeviceMemory::ZERO || asked == DeviceMemory::ZERO {
+        let asked = match request.memory {
+            MemoryAsk::Percent(percent) => format!("{asked} ({percent}%)"),
+            other => other.to_string(),
+        };
+        return Some(Refusal::Memory { asked, free, place, total });
+    }
+    let cores_free = u64::from(rules.cores_percent).saturating_sub(candidate.load.cores);
+    match request.cores {
+        Some(cores) if u64::from(cores.percent()) > cores_free => {
+            Some(Refusal::Cores { asked: cores, free: cores_free, place })
+        }
+        _ => None,
+    }
+}
+
+/// The refusal to tell: of the GPU that came nearest.
+fn refusal(request: &Request, misfits: &[Candidate], rules: &Admission) -> Option<Refusal> {
+    let nearest = |candidate: &&Candidate| {
+        let refusal = misfit(request, candidate, rules);
+        (!matches!(refusal, Some(Refusal::LargerThanGpu { .. })), candidate.free(), candidate.total)
+    };
+    misfits.iter().max_by_key(nearest).and_then(|candidate| misfit(request, candidate, rules))
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,169 @@
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use gpushare_inventory::DeviceNode;
+use gpushare_request::{Container, Policy};
+
+use super::*;
+
+const GIB: u64 = 1 << 30;
+
+pub(crate) fn gpu(index: u32, gib: u64) -> Gpu {
+    let mut bytes = [0; 16];
+    bytes[0] = u8::try_from(index + 1).unwrap();
+    let path = PathBuf::from(format!("/dev/nvidia{index}"));
+    Gpu {
+        index,
+        uuid: GpuUuid::from_bytes(bytes),
+        minor: index,
+        model: if index == 2 { "NVIDIA A100".into() } else { "NVIDIA H100".into() },
+        memory: Some(DeviceMemory::from_bytes(gib * GIB)),
+        node: DeviceNode {
+            host_path: path.clone(),
+            path,
+            major: 195,
+            minor: index,
+            mode: 0o666,
+            uid: 0,
+            gid: 0,
+        },
+    }
+}
+
+pub(crate) fn request(env: &[&str]) -> Request {
+    let env = env.iter().map(|entry| entry.to_string()).collect();
+    gpushare_request::read(&Container::new(BTreeMap::new(), env), &Policy::default()).unwrap().unwrap()
+}
+
+fn load(memory_gib: u64, cores: u64) -> GpuLoad {
+    GpuLoad { memory: DeviceMemory::from_bytes(memory_gib * GIB), cores, leases: 1, exclusive: false }
+}
+
+/// Places on GPUs of 80 GiB with these loads, and gives back indexes and GiB, or the refusal's text.
+fn placed(env: &[&str], loads: &[GpuLoad], rules: &Admission) -> Result<Vec<(u32, u64)>, String> {
+    let gpus: Vec<Gpu> = (0..).zip(loads).map(|(index, _)| gpu(index, 80)).collect();
+    let index = |uuid: GpuUuid| gpus.iter().position(|gpu| gpu.uuid == uuid).unwrap();
+    let grants = place(&request(env), &gpus, |uuid| loads[index(uuid)], rules);
+    let grants = grants.map_err(|refusal| refusal.to_string())?;
+    Ok(grants.iter().map(|grant| (gpus[index(grant.gpu)].index, grant.memory.bytes() / GIB)).collect())
+}
+
+fn binpack(env: &[&str], loads: &[GpuLoad]) -> Result<Vec<(u32, u64)>, String> {
+    placed(env, loads, &Admission::default())
+}
+
+const EMPTY: GpuLoad = GpuLoad { memory: DeviceMemory::ZERO, cores: 0, leases: 0, exclusive: false };
+
+#[test]
+fn binpack_takes_the_fullest_gpu_that_fits_and_spread_the_emptiest() {
+    let loads = [load(10, 0), load(70, 0), load(40, 0)];
+    assert_eq!(binpack(&["GPUSHARE_MEMORY=20GiB"], &loads), Ok(vec![(2, 20)]));
+    let spread = Admission { placement: Placement::Spread, ..Admission::default() };
+    assert_eq!(placed(&["GPUSHARE_MEMORY=20GiB"], &loads, &spread), Ok(vec![(0, 20)]));
+}
+
+#[test]
+fn a_refusal_names_what_was_asked_and_what_is_free() {
+    let text = binpack(&["GPUSHARE_MEMORY=20GiB"], &[load(70, 0)]).unwrap_err();
+    assert!(text.starts_with("20 GiB requested, 10 GiB free on GPU 0 (GPU-01000000-"), "{text}");
+    let text = binpack(&["GPUSHARE_MEMORY=90GiB"], &[load(70, 0)]).unwrap_err();
+    assert!(text.starts_with("90 GiB requested, but GPU 0") && text.contains("80 GiB"), "{text}");
+    let text = binpack(&["GPUSHARE_MEMORY=1GiB", "GPUSHARE_CORES=60"], &[load(0, 50)]).unwrap_err();
+    assert!(text.starts_with("60% of compute requested, 50% free"), "{text}");
+    let text = binpack(&["GPUSHARE_MEMORY=50%"], &[load(60, 0)]).unwrap_err();
+    assert!(text.starts_with("40 GiB (50%) requested, 20 GiB free"), "{text}");
+}
+
+#[test]
+fn several_gpus_each_hold_the_share() {
+    let loads = [load(10, 0), load(70, 0), load(40, 0)];
+    assert_eq!(binpack(&["GPUSHARE_MEMORY=20GiB", "GPUSHARE_COUNT=2"], &loads), Ok(vec![(0, 20), (2, 20)]));
+    let text = binpack(&["GPUSHARE_MEMORY=20GiB", "GPUSHARE_COUNT=3"], &loads).unwrap_err();
+    assert!(text.starts_with("3 GPUs requested, 2 of 3 can hold"), "{text}");
+    let text = binpack(&["GPUSHARE_MEMORY=20GiB", "GPUSHARE_COUNT=4"], &loads).unwrap_err();
+    assert!(text.contains("this node has 3"), "{text}");
+    assert_eq!(binpack(&["GPUSHARE_MEMORY=1GiB", "GPUSHARE_DEVICES=2,0"], &loads), Ok(vec![(2, 1), (0, 1)]));
+    let text = binpack(&["GPUSHARE_MEMORY=20GiB", "GPUSHARE_DEVICES=0,1"], &loads).unwrap_err();
+    assert!(text.starts_with("20 GiB requested, 10 GiB free on GPU 1"), "{text}");
+}
+
+#[test]
+fn unknown_and_ambiguous_devices_are_refused() {
+    let loads = [EMPTY, EMPTY];
+    let text = binpack(&["GPUSHARE_DEVICES=7"], &loads).unwrap_err();
+    assert_eq!(text, "this node has no GPU 7; it has 0, 1 (`gpushare devices`)");
+    assert!(binpack(&["GPUSHARE_DEVICES=GPU-0"], &loads).unwrap_err().contains("several"));
+    assert_eq!(binpack(&["GPUSHARE_DEVICES=GPU-02", "GPUSHARE_MEMORY=1GiB"], &loads), Ok(vec![(1, 1)]));
+    assert!(binpack(&["GPUSHARE_DEVICES=GPU-02,1"], &loads).unwrap_err().contains("each GPU once"));
+}
+
+#[test]
+fn a_model_filter_narrows_the_choice_and_never_drops_a_named_gpu_in_silence() {
+    let loads = [EMPTY, EMPTY, EMPTY];
+    let memory = "GPUSHARE_MEMORY=1GiB";
+    assert_eq!(binpack(&[memory, "GPUSHARE_MODEL=A100*"], &loads), Ok(vec![(2, 1)]));
+    assert!(binpack(&[memory, "GPUSHARE_MODEL=T4"], &loads).unwrap_err().contains("model filter"));
+    let named = [memory, "GPUSHARE_MODEL=A100*", "GPUSHARE_DEVICES=0,2"];
+    assert!(binpack(&named, &loads).unwrap_err().contains("model filter"));
+}
+
+#[test]
+fn without_a_size_a_share_is_what_is_left_on_the_emptiest_gpu() {
+    assert_eq!(binpack(&["GPUSHARE_CORES=10"], &[load(10, 0), load(70, 0)]), Ok(vec![(0, 70)]));
+    let text = binpack(&["GPUSHARE_CORES=10"], &[load(80, 0)]).unwrap_err();
+    assert!(text.starts_with("all that is left requested, 0 MiB free"), "{text}");
+}
+
+#[test]
+fn exclusive_and_shared_never_meet_on_one_card() {
+    let exclusive =
+        GpuLoad { memory: DeviceMemory::from_bytes(80 * GIB), leases: 1, exclusive: true, ..EMPTY };
+    assert_eq!(binpack(&["GPUSHARE_MODE=exclusive"], &[load(1, 0), EMPTY]), Ok(vec![(1, 80)]));
+    assert!(binpack(&["GPUSHARE_MODE=exclusive"], &[load(1, 0)]).is_err());
+    assert!(binpack(&["GPUSHARE_MEMORY=1GiB"], &[exclusive]).is_err());
+}
+
+#[test]
+fn reserve_and_over_commit_change_what_a_gpu_can_hold() {
+    let reserve = Admission { reserve: DeviceMemory::from_bytes(2 * GIB), ..Admission::default() };
+    assert!(placed(&["GPUSHARE_MEMORY=79GiB"], &[EMPTY], &reserve).is_err());
+    assert_eq!(placed(&["GPUSHARE_MEMORY=100%"], &[EMPTY], &reserve), Ok(vec![(0, 78)]));
+    let more = Admission { memory_percent: 150, ..Admission::default() };
+    assert_eq!(placed(&["GPUSHARE_MEMORY=40GiB"], &[load(80, 0)], &more), Ok(vec![(0, 40)]));
+}
+
+#[test]
+fn a_gpu_of_unknown_size_takes_no_lease() {
+    let mut gpus = [gpu(0, 80)];
+    gpus[0].memory = None;
+    let refusal = place(&request(&["GPUSHARE_MEMORY=1GiB"]), &gpus, |_| EMPTY, &Admission::default());
+    assert!(matches!(refusal, Err(Refusal::UnknownSize { .. })));
+}
+
+#[test]
+fn grants_never_sum_to_more_than_the_capacity_whatever_is_asked() {
+    let gpus = [gpu(0, 8), gpu(1, 8)];
+    let mut loads = BTreeMap::from([(gpus[0].uuid, EMPTY), (gpus[1].uuid, EMPTY)]);
+    let mut seed = 1_u64;
+    for _ in 0..10_000 {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let mib = (seed >> 33) % 9000 + 1;
+        let memory = format!("GPUSHARE_MEMORY={mib}MiB");
+        let cores = format!("GPUSHARE_CORES={}", (seed >> 50) % 100 + 1);
+        match place(&request(&[&memory, &cores]), &gpus, |uuid| loads[&uuid], &Admission::default()) {
+            Ok(grants) => {
+                for grant in grants {
+                    let load = loads.get_mut(&grant.gpu).unwrap();
+                    load.memory = load.memory.checked_add(grant.memory).unwrap();
+                    load.cores += u64::from(grant.cores.unwrap().percent());
+                    load.leases += 1;
+                }
+            }
+            Err(_) if seed & 1 == 0 => {
+                *loads.get_mut(&gpus[usize::try_from(seed >> 63).unwrap()].uuid).unwrap() = EMPTY;
+            }
+            Err(_) => {}
+        }
+        assert!(loads.values().all(|load| load.memory.bytes() <= 8 * GIB && load.cores <= 100));
+    }
+}

@@ -1,0 +1,189 @@
+use std::fs;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::place::tests::{gpu, request};
+
+const GIB: u64 = 1 << 30;
+
+fn key(container: &str) -> LeaseKey {
+    LeaseKey { root: "/run/runc".into(), container: container.into() }
+}
+
+fn here() -> Holder {
+    Holder::this_process().unwrap()
+}
+
+fn gone() -> Holder {
+    Holder { pid: i32::MAX, start_time: 1, cgroup: None }
+}
+
+fn open() -> (TempDir, Store) {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path()).unwrap();
+    (folder, store)
+}
+
+/// Reserves and keeps the lease, as an execve would.
+fn keep(store: &Store, container: &str, env: &[&str], holder: &Holder) -> Result<Lease, ReserveError> {
+    let reservation =
+        store.reserve(&key(container), &request(env), &[gpu(0, 80)], &Admission::default(), holder)?;
+    let lease = reservation.lease().clone();
+    std::mem::forget(reservation);
+    Ok(lease)
+}
+
+#[test]
+fn release_undoes_reserve_and_twice_is_once() {
+    let (_folder, store) = open();
+    let lease = keep(&store, "a", &["GPUSHARE_MEMORY=30GiB", "GPUSHARE_CORES=30"], &here()).unwrap();
+    assert_eq!(store.leases().unwrap(), std::slice::from_ref(&lease));
+    assert_eq!(store.lease(&lease.key).unwrap(), Some(lease.clone()));
+    assert_eq!(store.loads().unwrap().values().next().unwrap().memory.bytes(), 30 * GIB);
+    assert!(store.release(&lease.key, ReleaseReason::Ended).unwrap());
+    assert!(!store.release(&lease.key, ReleaseReason::Ended).unwrap());
+    assert!(store.loads().unwrap().is_empty());
+    let history = store.history().unwrap();
+    assert_eq!((history.len(), history[0].reason.as_str()), (1, "ended"));
+}
+
+#[test]
+fn a_reservation_that_is_dropped_leaves_nothing() {
+    let (_folder, store) = open();
+    let gpus = [gpu(0, 80)];
+    let asked = request(&["GPUSHARE_MEMORY=30GiB"]);
+    drop(store.reserve(&key("a"), &asked, &gpus, &Admission::default(), &here()).unwrap());
+    assert!(store.leases().unwrap().is_empty());
+}
+
+#[test]
+fn the_same_id_under_another_root_is_another_lease() {
+    let (_folder, store) = open();
+    keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
+    assert!(matches!(keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &here()), Err(ReserveError::Held(_))));
+    let other = LeaseKey { root: "/other".into(), container: "a".into() };
+    assert!(!store.release(&other, ReleaseReason::Ended).unwrap());
+    assert_eq!(store.leases().unwrap().len(), 1);
+}
+
+#[test]
+fn a_full_node_is_swept_before_it_refuses() {
+    let (_folder, store) = open();
+    keep(&store, "dead", &["GPUSHARE_MEMORY=70GiB"], &gone()).unwrap();
+    keep(&store, "new", &["GPUSHARE_MEMORY=20GiB"], &here()).unwrap();
+    let keys: Vec<String> = store.leases().unwrap().into_iter().map(|lease| lease.key.container).collect();
+    assert_eq!(keys, ["new"]);
+    assert!(matches!(
+        keep(&store, "more", &["GPUSHARE_MEMORY=70GiB"], &here()),
+        Err(ReserveError::Refused(_))
+    ));
+}
+
+#[test]
+fn the_sweep_spares_what_lives() {
+    let (_folder, store) = open();
+    keep(&store, "dead", &["GPUSHARE_MEMORY=1GiB"], &gone()).unwrap();
+    keep(&store, "alive", &["GPUSHARE_MEMORY=1GiB"], &gone()).unwrap();
+    assert!(store.activate(&key("alive"), &Holder { cgroup: None, ..here() }).unwrap());
+    let swept: Vec<LeaseKey> = store.sweep().unwrap().into_iter().map(|lease| lease.key).collect();
+    assert_eq!(swept, [key("dead")]);
+    assert!(!store.release_if_gone(&key("alive"), ReleaseReason::Ended).unwrap());
+    assert_eq!(store.lease(&key("alive")).unwrap().unwrap().state, LeaseState::Active);
+    assert!(!store.activate(&key("dead"), &here()).unwrap());
+}
+
+#[test]
+fn leases_do_not_outlive_a_boot() {
+    let (_folder, store) = open();
+    keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
+    store.enter_boot("another").unwrap();
+    assert!(store.leases().unwrap().is_empty());
+    assert_eq!(store.history().unwrap()[0].reason, "reboot");
+}
+
+#[test]
+fn a_database_that_is_not_ours_is_refused_and_kept() {
+    for content in [&b""[..], &[0; 4096], b"SQLite format 3\0 and nonsense", &[0xff; 8192]] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("quota.db");
+        fs::write(&path, content).unwrap();
+        let error = Store::open(folder.path()).unwrap_err();
+        assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), content);
+    }
+}
+
+#[test]
+fn a_truncated_database_is_refused() {
+    let (folder, store) = open();
+    for number in 0..50 {
+        keep(&store, &format!("c{number}"), &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
+    }
+    drop(store);
+    let path = folder.path().join("quota.db");
+    for name in ["quota.db-wal", "quota.db-shm"] {
+        fs::remove_file(folder.path().join(name)).unwrap();
+    }
+    let whole = fs::read(&path).unwrap();
+    fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    let error = Store::open(folder.path()).and_then(|store| store.leases()).unwrap_err();
+    assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
+}
+
+#[test]
+fn a_newer_schema_is_refused() {
+    let (folder, store) = open();
+    store.db.pragma_update(None, "user_version", 99).unwrap();
+    drop(store);
+    assert!(matches!(Store::open(folder.path()), Err(StoreError::Version { version: 99, .. })));
+}
+
+/// Not a test of its own: the process that `sixty_four_processes_get_exactly_what_fits` starts 64 times.
+#[test]
+fn helper_process_reserves_one_share() {
+    let (Ok(state), Ok(name)) = (std::env::var("QUOTA_TEST_STATE"), std::env::var("QUOTA_TEST_NAME")) else {
+        return;
+    };
+    let store = Store::open(Path::new(&state)).unwrap();
+    let outcome = keep(&store, &name, &["GPUSHARE_MEMORY=1GiB"], &here());
+    println!("outcome: {}", if outcome.is_ok() { "granted" } else { "refused" });
+    // The lease must not look stale while the others are still counting.
+    while !Path::new(&state).join("finish").exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn sixty_four_processes_get_exactly_what_fits() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path()).unwrap();
+    // 80 GiB less what 24 GiB hold: room for 56 of 1 GiB.
+    keep(&store, "other", &["GPUSHARE_MEMORY=24GiB"], &here()).unwrap();
+    let program = std::env::current_exe().unwrap();
+    let children: Vec<_> = (0..64)
+        .map(|number| {
+            Command::new(&program)
+                .args(["--exact", "store::tests::helper_process_reserves_one_share", "--nocapture"])
+                .env("QUOTA_TEST_STATE", folder.path())
+                .env("QUOTA_TEST_NAME", format!("c{number}"))
+                .stdout(std::process::Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while store.leases().unwrap().len() < 57 && std::time::Instant::now() < deadline {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    fs::write(folder.path().join("finish"), "").unwrap();
+    let outputs: Vec<String> = children
+        .into_iter()
+        .map(|child| String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap())
+        .collect();
+    let granted = outputs.iter().filter(|output| output.contains("outcome: granted")).count();
+    let refused = outputs.iter().filter(|output| output.contains("outcome: refused")).count();
+    assert_eq!((granted, refused), (56, 8));
+}
