@@ -1,0 +1,25 @@
+//! The two files that the host and one container share.
+//!
+//! `limits` is written by the host and mapped read-only by the interception libraries; `usage` is written by the
+//! processes of the container and read by the host as hostile input. This crate owns their layout, versions and sizes,
+//! the fixed paths inside the container, and the host's reader. It does no system call: opening, mapping, locking and
+//! waiting belong to the two sides.
+
+#![no_std]
+
+mod limits;
+pub mod path;
+mod usage;
+
+pub use limits::{
+    ComputePolicy, DeviceLimits, LIMITS_LEN, LIMITS_VERSION, LimitLine, LimitsFile, LimitsHeader,
+    TooManyDevices, encode_limits,
+};
+pub use usage::{
+    Bucket, Damaged, DeviceLine, DeviceUsage, Identity, NO_HOLDER, ProcessUsage, Processes, SLOT_FREE,
+    SLOT_LIVE, SLOTS, USAGE_HEADER_LEN, USAGE_LEN, USAGE_VERSION, Usage, UsageFile, UsageHeader,
+    empty_usage_header, lock_byte, processes, read_usage,
+};
+
+/// How many GPUs one container can hold a share of.
+pub const MAX_DEVICES: usize = 16;

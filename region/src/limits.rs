@@ -1,0 +1,245 @@
+//! The `limits` file: what the host grants. The host writes it whole before the container starts and may later change
+//! lines in place; every field a library reads on its own is one aligned word, so a single load is never torn, and a
+//! reader that needs several fields together reads `sequence` before and after (odd: a write is in progress).
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::MAX_DEVICES;
+
+/// First eight bytes of the file.
+const MAGIC: [u8; 8] = *b"GPUSHLIM";
+/// Layout version of the file; a library refuses any other.
+pub const LIMITS_VERSION: u32 = 1;
+/// Size of the file in bytes.
+pub const LIMITS_LEN: usize = size_of::<LimitsFile>();
+
+const HEADER_LEN: usize = size_of::<LimitsHeader>();
+const LINE_LEN: usize = size_of::<LimitLine>();
+
+/// The mapped file. All fields are atomic because the host may write while we read.
+#[repr(C, align(64))]
+pub struct LimitsFile {
+    /// What the file is.
+    pub header: LimitsHeader,
+    /// One line per GPU; the first `header.devices` of them count.
+    pub devices: [LimitLine; MAX_DEVICES],
+}
+
+/// First line of the file.
+#[repr(C, align(64))]
+pub struct LimitsHeader {
+    magic: [AtomicU32; 2],
+    version: AtomicU32,
+    size: AtomicU32,
+    /// Odd while the host writes; a change of value means that lines may have changed.
+    pub sequence: AtomicU32,
+    /// How many lines of `devices` are granted.
+    pub devices: AtomicU32,
+    reserved: [AtomicU64; 5],
+}
+
+/// The grant on one GPU.
+#[repr(C, align(64))]
+pub struct LimitLine {
+    /// The GPU's UUID as the driver gives it, in four words of the machine's byte order.
+    uuid: [AtomicU32; 4],
+    /// Device memory in bytes; 0 is never written, and read as "nothing is granted".
+    pub memory_bytes: AtomicU64,
+    /// Share of compute in percent, 1 to 100.
+    pub cores_percent: AtomicU32,
+    /// A [`ComputePolicy`] as a number.
+    pub policy: AtomicU32,
+    /// 0 (low) to 9.
+    pub priority: AtomicU32,
+    reserved: [AtomicU32; 5],
+}
+
+const _: () = assert!(HEADER_LEN == 64);
+const _: () = assert!(LINE_LEN == 64);
+const _: () = assert!(LIMITS_LEN == 64 + 64 * MAX_DEVICES);
+
+/// How a compute limit is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComputePolicy {
+    /// The limit holds on an idle GPU too.
+    Fixed,
+    /// The limit holds while others want the GPU.
+    Burst,
+    /// No compute limit.
+    None,
+}
+
+impl ComputePolicy {
+    const fn number(self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::Fixed => 1,
+            Self::Burst => 2,
+        }
+    }
+}
+
+/// What the host grants on one GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceLimits {
+    /// The 16 raw bytes that `cuDeviceGetUuid` gives: the text `GPU-xxxxxxxx-…` from left to right.
+    pub uuid: [u8; 16],
+    /// Device memory in bytes, above 0.
+    pub memory_bytes: u64,
+    /// Share of compute in percent, 1 to 100.
+    pub cores_percent: u32,
+    /// How the compute share is held.
+    pub policy: ComputePolicy,
+    /// 0 (low) to 9.
+    pub priority: u32,
+}
+
+/// More GPUs than the file has lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooManyDevices;
+
+impl core::fmt::Display for TooManyDevices {
+    fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(formatter, "more than {MAX_DEVICES} GPUs for one container")
+    }
+}
+
+impl core::error::Error for TooManyDevices {}
+
+/// The bytes of a limits file that grants `devices`.
+///
+/// # Errors
+/// [`TooManyDevices`] above [`MAX_DEVICES`].
+pub fn encode_limits(devices: &[DeviceLimits]) -> Result<[u8; LIMITS_LEN], TooManyDevices> {
+    let count = u32::try_from(devices.len()).map_err(|_| TooManyDevices)?;
+    if devices.len() > MAX_DEVICES {
+        return Err(TooManyDevices);
+    }
+    let mut file = [0; LIMITS_LEN];
+    put(&mut file, 0, &MAGIC);
+    put(&mut file, 8, &LIMITS_VERSION.to_ne_bytes());
+    put(&mut file, 12, &FILE_SIZE.to_ne_bytes());
+    put(&mut file, 20, &count.to_ne_bytes());
+    for (index, device) in devices.iter().enumerate() {
+        let at = HEADER_LEN + index * LINE_LEN;
+        put(&mut file, at, &device.uuid);
+        put(&mut file, at + 16, &device.memory_bytes.to_ne_bytes());
+        put(&mut file, at + 24, &device.cores_percent.to_ne_bytes());
+        put(&mut file, at + 28, &device.policy.number().to_ne_bytes());
+        put(&mut file, at + 32, &device.priority.to_ne_bytes());
+    }
+    Ok(file)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a constant of 1088")]
+const FILE_SIZE: u32 = LIMITS_LEN as u32;
+
+fn put(file: &mut [u8], at: usize, bytes: &[u8]) {
+    if let Some(place) = file.get_mut(at..at + bytes.len()) {
+        place.copy_from_slice(bytes);
+    }
+}
+
+impl LimitsFile {
+    /// Whether this is a limits file of the layout compiled here.
+    pub fn is_known(&self) -> bool {
+        use core::sync::atomic::Ordering::Relaxed;
+        let [a, b] = [0, 1].map(|word: usize| self.header.magic[word].load(Relaxed).to_ne_bytes());
+        a == MAGIC[..4]
+            && b == MAGIC[4..]
+            && self.header.version.load(Relaxed) == LIMITS_VERSION
+            && self.header.size.load(Relaxed) == FILE_SIZE
+    }
+
+    /// The granted lines.
+    pub fn granted(&self) -> &[LimitLine] {
+        let count = self.header.devices.load(core::sync::atomic::Ordering::Relaxed);
+        let count = usize::try_from(count).unwrap_or(0).min(MAX_DEVICES);
+        self.devices.get(..count).unwrap_or(&[])
+    }
+
+    /// The line of the GPU `uuid`; `None` when nothing is granted on it.
+    pub fn device(&self, uuid: &[u8; 16]) -> Option<usize> {
+        self.granted().iter().position(|line| line.uuid() == *uuid)
+    }
+
+    /// The memory limit of line `device` in bytes; 0 when there is no such line.
+    pub fn memory(&self, device: usize) -> u64 {
+        match self.devices.get(device) {
+            Some(line) => line.memory_bytes.load(core::sync::atomic::Ordering::Relaxed),
+            None => 0,
+        }
+    }
+}
+
+impl LimitLine {
+    /// The GPU's 16 raw bytes.
+    pub fn uuid(&self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        for (word, place) in self.uuid.iter().zip(bytes.chunks_exact_mut(4)) {
+            place.copy_from_slice(&word.load(core::sync::atomic::Ordering::Relaxed).to_ne_bytes());
+        }
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::boxed::Box;
+
+    fn mapped(bytes: &[u8; LIMITS_LEN]) -> Box<LimitsFile> {
+        let mut file: Box<core::mem::MaybeUninit<LimitsFile>> = Box::new_uninit();
+        // SAFETY: the box holds LIMITS_LEN bytes, and nothing else refers to it.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), file.as_mut_ptr().cast(), LIMITS_LEN) };
+        // SAFETY: every field is an atomic integer, and all bytes were just written.
+        unsafe { file.assume_init() }
+    }
+
+    fn device(first: u8, memory_bytes: u64) -> DeviceLimits {
+        let mut uuid = [0x5a; 16];
+        uuid[0] = first;
+        DeviceLimits { uuid, memory_bytes, cores_percent: 30, policy: ComputePolicy::Burst, priority: 5 }
+    }
+
+    #[test]
+    fn what_the_host_writes_is_what_the_container_reads() {
+        let bytes = encode_limits(&[device(1, 4 << 30), device(2, u64::MAX)]).unwrap();
+        let file = mapped(&bytes);
+        assert!(file.is_known());
+        assert_eq!(file.granted().len(), 2);
+        for (uuid, want) in [(1, Some(0)), (2, Some(1)), (3, None)] {
+            assert_eq!(file.device(&device(uuid, 0).uuid), want, "uuid {uuid}");
+        }
+        assert_eq!([0, 1, 2, 99].map(|line| file.memory(line)), [4 << 30, u64::MAX, 0, 0]);
+        use core::sync::atomic::Ordering::Relaxed;
+        assert_eq!(file.devices[0].cores_percent.load(Relaxed), 30);
+        assert_eq!(file.devices[0].policy.load(Relaxed), 2);
+        assert_eq!(file.devices[0].priority.load(Relaxed), 5);
+    }
+
+    #[test]
+    fn seventeen_gpus_are_refused() {
+        assert_eq!(encode_limits(&[device(1, 1); 17]), Err(TooManyDevices));
+        assert!(encode_limits(&[device(1, 1); 16]).is_ok());
+    }
+
+    #[test]
+    fn a_foreign_file_is_not_known() {
+        let good = encode_limits(&[device(1, 1)]).unwrap();
+        for at in [0, 7, 8, 12] {
+            let mut bytes = good;
+            bytes[at] ^= 1;
+            assert!(!mapped(&bytes).is_known(), "byte {at} changed");
+        }
+        assert!(!mapped(&[0; LIMITS_LEN]).is_known());
+    }
+
+    #[test]
+    fn a_wild_device_count_reads_no_line_too_many() {
+        let mut bytes = encode_limits(&[device(1, 1)]).unwrap();
+        bytes[20..24].copy_from_slice(&u32::MAX.to_ne_bytes());
+        assert_eq!(mapped(&bytes).granted().len(), MAX_DEVICES);
+    }
+}
