@@ -1,0 +1,182 @@
+//! A bundle on disk: its config.json read with suspicion and written whole or not at all.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use gpushare_request::Container;
+use nix::fcntl::OFlag;
+use serde_json::Value;
+
+use crate::edit::{self, EditError};
+use crate::plan::Plan;
+
+/// Larger than any engine writes; keeps a hostile file from eating the host's memory.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+
+/// A bundle with its config.json as the engine wrote it.
+#[derive(Debug)]
+pub struct Bundle {
+    path: PathBuf,
+    text: Vec<u8>,
+    mode: u32,
+}
+
+/// Why a bundle cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum BundleError {
+    /// There is none, or it cannot be opened.
+    #[error("{path} is no bundle: its config.json cannot be opened; see --bundle")]
+    NoConfig {
+        /// The bundle.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A link, a device, a file with several names, or far too large.
+    #[error("config.json of bundle {path} must be a regular file with one name and at most 16 MiB")]
+    OddConfig {
+        /// The bundle.
+        path: PathBuf,
+    },
+    /// Not JSON, or not of the form that the runtime specification demands.
+    #[error("config.json of bundle {path} is not a valid OCI configuration")]
+    Malformed {
+        /// The bundle.
+        path: PathBuf,
+        /// What the parser said.
+        source: serde_json::Error,
+    },
+    /// A part that must be changed has a form that nobody writes.
+    #[error("config.json of bundle {path} cannot be changed")]
+    Edit {
+        /// The bundle.
+        path: PathBuf,
+        /// Which part.
+        source: EditError,
+    },
+    /// The new file could not be written; the old one is untouched.
+    #[error("cannot write config.json into bundle {path}")]
+    Write {
+        /// The bundle.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+impl Bundle {
+    /// Reads the bundle's config.json.
+    ///
+    /// # Errors
+    /// When there is none, or it is no regular file of a sane size.
+    pub fn open(path: &Path) -> Result<Self, BundleError> {
+        let no_config = |source| BundleError::NoConfig { path: path.into(), source };
+        // O_NONBLOCK: a FIFO in place of the file must not hang the engine.
+        let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+        let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path.join("config.json"));
+        let mut file = file.map_err(no_config)?;
+        let metadata = file.metadata().map_err(no_config)?;
+        if !metadata.is_file() || metadata.nlink() != 1 || metadata.len() > MAX_CONFIG_BYTES {
+            return Err(BundleError::OddConfig { path: path.into() });
+        }
+        let mut text = Vec::new();
+        Read::by_ref(&mut file).take(MAX_CONFIG_BYTES).read_to_end(&mut text).map_err(no_config)?;
+        Ok(Self { path: path.into(), text, mode: metadata.mode() & 0o7777 })
+    }
+
+    /// The part that requests are read from.
+    ///
+    /// # Errors
+    /// When the file is not JSON of the right form.
+    pub fn container(&self) -> Result<Container, BundleError> {
+        serde_json::from_slice(&self.text).map_err(|source| self.malformed(source))
+    }
+
+    /// The whole file, every field and number as written.
+    ///
+    /// # Errors
+    /// When the file is not JSON.
+    pub fn json(&self) -> Result<Value, BundleError> {
+        serde_json::from_slice(&self.text).map_err(|source| self.malformed(source))
+    }
+
+    /// The container's root folder on the host.
+    pub fn root(&self, json: &Value) -> PathBuf {
+        let root = json.pointer("/root/path").and_then(Value::as_str).unwrap_or("rootfs");
+        self.path.join(root)
+    }
+
+    /// Puts `plan` into `json`, this bundle's file, and writes it: by rename, so that no reader sees half of it and
+    /// the original stands on any failure.
+    ///
+    /// # Errors
+    /// When a part that must be changed has an unknown form, or the folder cannot be written.
+    pub fn apply(&self, plan: &Plan, mut json: Value) -> Result<(), BundleError> {
+        edit::apply(&mut json, plan)
+            .map_err(|source| BundleError::Edit { path: self.path.clone(), source })?;
+        let text = serde_json::to_vec(&json).map_err(|source| self.malformed(source))?;
+        self.write(&text).map_err(|source| BundleError::Write { path: self.path.clone(), source })
+    }
+
+    fn write(&self, text: &[u8]) -> std::io::Result<()> {
+        let temporary = self.path.join(format!(".config.json.gpushare.{}", std::process::id()));
+        let _ = fs::remove_file(&temporary); // of a killed process that had our pid
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        let written =
+            self.fill(file, text).and_then(|()| fs::rename(&temporary, self.path.join("config.json")));
+        if written.is_err() {
+            let _ = fs::remove_file(&temporary);
+        }
+        written
+    }
+
+    fn fill(&self, mut file: File, text: &[u8]) -> std::io::Result<()> {
+        file.write_all(text)?;
+        let owner = fs::metadata(self.path.join("config.json"))?;
+        std::os::unix::fs::fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
+        file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(self.mode))
+    }
+
+    fn malformed(&self, source: serde_json::Error) -> BundleError {
+        BundleError::Malformed { path: self.path.clone(), source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn only_a_regular_file_with_one_name_is_a_config() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("config.json");
+        assert!(matches!(Bundle::open(folder.path()), Err(BundleError::NoConfig { .. })));
+        fs::write(folder.path().join("other"), "{}").unwrap();
+        symlink("other", &config).unwrap();
+        assert!(matches!(Bundle::open(folder.path()), Err(BundleError::NoConfig { .. })));
+        fs::remove_file(&config).unwrap();
+        fs::hard_link(folder.path().join("other"), &config).unwrap();
+        assert!(matches!(Bundle::open(folder.path()), Err(BundleError::OddConfig { .. })));
+        fs::remove_file(&config).unwrap();
+        nix::unistd::mkfifo(&config, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(matches!(Bundle::open(folder.path()), Err(BundleError::OddConfig { .. })));
+        fs::remove_file(&config).unwrap();
+        fs::create_dir(&config).unwrap();
+        assert!(matches!(Bundle::open(folder.path()), Err(BundleError::OddConfig { .. })));
+    }
+
+    #[test]
+    fn what_is_no_configuration_is_refused_with_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
+        for text in ["", "not json", "1", r#"{"annotations": 1}"#, r#"{"process": {"env": {}}}"#, &deep] {
+            fs::write(folder.path().join("config.json"), text).unwrap();
+            let bundle = Bundle::open(folder.path()).unwrap();
+            assert!(matches!(bundle.container(), Err(BundleError::Malformed { .. })), "{text:.20}");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+use std::path::{Path, PathBuf};
+
+use oci_spec::runtime::{
+    HookBuilder, LinuxDeviceBuilder, LinuxDeviceCgroupBuilder, LinuxDeviceType, MountBuilder,
+};
+
+use super::*;
+
+fn plan() -> Plan {
+    let hook = |stage: &str| {
+        let args = ["gpushare-hook", stage, "--id", "c"].map(str::to_owned).to_vec();
+        HookBuilder::default().path("/opt/gpushare-hook").args(args).build().unwrap()
+    };
+    let mount = |source: &str, destination: &str| {
+        let options = vec!["ro".to_owned(), "rbind".to_owned()];
+        MountBuilder::default()
+            .source(source)
+            .destination(destination)
+            .typ("bind")
+            .options(options)
+            .build()
+            .unwrap()
+    };
+    let rule = |minor| {
+        let rule =
+            LinuxDeviceCgroupBuilder::default().allow(true).typ(LinuxDeviceType::C).major(195).access("rw");
+        rule.minor(minor).build().unwrap()
+    };
+    let device = |path: &str, minor| {
+        let device = LinuxDeviceBuilder::default().path(path).typ(LinuxDeviceType::C).major(195);
+        device.minor(minor).file_mode(0o666u32).uid(0u32).gid(0u32).build().unwrap()
+    };
+    Plan {
+        devices: vec![device("/dev/nvidia0", 0), device("/dev/nvidiactl", 255)],
+        device_mounts: vec![mount("/dev/nvidia0", "/dev/nvidia0")],
+        device_rules: vec![rule(0), rule(255)],
+        mounts: vec![mount("/host/libcuda.so.1", "/usr/lib/libcuda.so.1")],
+        prestart: hook("prestart"),
+        poststop: hook("poststop"),
+        additional_gids: vec![],
+    }
+}
+
+fn fixtures() -> Vec<(PathBuf, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let bundles = files.filter(|path| path.extension().is_some_and(|end| end == "json"));
+    let bundles = bundles.filter(|path| !path.to_str().unwrap().contains("exec-process"));
+    let read: Vec<_> = bundles.map(|path| (path.clone(), std::fs::read_to_string(path).unwrap())).collect();
+    assert!(read.len() > 35, "{}", read.len());
+    read
+}
+
+fn edited(text: &str, plan: &Plan) -> Result<Value, EditError> {
+    let mut json = serde_json::from_str(text).unwrap();
+    apply(&mut json, plan).map(|()| json)
+}
+
+/// Every leaf of `before`, with its place, that `after` lacks.
+fn lost(before: &Value, after: &Value, place: &str, lost_places: &mut Vec<String>) {
+    match (before, after) {
+        (Value::Object(before), Value::Object(after)) => {
+            for (key, value) in before {
+                match after.get(key) {
+                    Some(other) => lost(value, other, &format!("{place}/{key}"), lost_places),
+                    None => lost_places.push(format!("{place}/{key}")),
+                }
+            }
+        }
+        (Value::Array(before), Value::Array(after)) => {
+            lost_places.extend(
+                before.iter().filter(|entry| !after.contains(entry)).map(|entry| format!("{place}: {entry}")),
+            );
+        }
+        _ if before == after => {}
+        _ => lost_places.push(place.to_owned()),
+    }
+}
+
+#[test]
+fn every_engines_bundle_keeps_all_its_parts_and_takes_ours() {
+    for (path, text) in fixtures() {
+        let after = edited(&text, &plan()).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let before: Value = serde_json::from_str(&text).unwrap();
+        let mut places = Vec::new();
+        lost(&before, &after, "", &mut places);
+        // NVIDIA's hook and double or NVIDIA variables are the parts that go.
+        places.retain(|place| {
+            !place.contains("nvidia-container-runtime-hook") && !place.contains("VISIBLE_DEVICES")
+        });
+        assert_eq!(places, Vec::<String>::new(), "{}", path.display());
+        let rules = after.pointer("/linux/resources/devices").unwrap().as_array().unwrap();
+        assert_eq!(rules.last().unwrap()["minor"], json!(255), "{}", path.display());
+        assert!(after.pointer("/hooks/poststop/0").is_some(), "{}", path.display());
+    }
+}
+
+#[test]
+fn applying_a_plan_twice_is_applying_it_once() {
+    for (path, text) in fixtures() {
+        let once = edited(&text, &plan()).unwrap();
+        let twice = edited(&once.to_string(), &plan()).unwrap();
+        assert_eq!(once.to_string(), twice.to_string(), "{}", path.display());
+    }
+}
+
+#[test]
+fn unknown_fields_key_order_and_number_texts_survive() {
+    let text = r#"{"z":1e+2,"a":18446744073709551616,"b":1.0,"linux":{"future":{"y":0.10,"x":-0}},"process":{"env":["A=1"]}}"#;
+    let after = edited(text, &plan()).unwrap().to_string();
+    let start =
+        r#"{"z":1e+2,"a":18446744073709551616,"b":1.0,"linux":{"future":{"y":0.10,"x":-0},"devices":["#;
+    assert!(after.starts_with(start), "{after}");
+}
+
+#[test]
+fn a_list_that_is_none_is_an_error_not_a_panic() {
+    for (text, field) in [
+        (r#"{"linux":[]}"#, "linux"),
+        (r#"{"linux":{"devices":{}}}"#, "linux.devices"),
+        (r#"{"linux":{"resources":1}}"#, "linux.resources"),
+        (r#"{"mounts":"x"}"#, "mounts"),
+        (r#"{"hooks":{"poststop":1}}"#, "hooks.poststop"),
+        (r#"{"process":{"env":1}}"#, "process.env"),
+        ("[]", "config.json"),
+    ] {
+        let error = edited(text, &plan()).unwrap_err();
+        assert!(matches!(error, EditError::Kind { field: found, .. } if found == field), "{text}: {error}");
+    }
+    assert!(edited(r#"{"linux":null,"mounts":null,"hooks":null}"#, &plan()).is_ok());
+}
+
+#[test]
+fn rules_come_last_and_never_stand_alone() {
+    let after = edited("{}", &plan()).unwrap();
+    let rules = after.pointer("/linux/resources/devices").unwrap();
+    let ours = |minor| json!({"allow": true, "type": "c", "major": 195, "minor": minor, "access": "rw"});
+    assert_eq!(*rules, json!([{"allow": false, "access": "rwm"}, ours(0), ours(255)]));
+}
+
+#[test]
+fn a_gpu_beside_the_share_is_refused_unless_the_container_is_privileged() {
+    let other = r#"{"path":"/dev/nvidia1","type":"c","major":195,"minor":1}"#;
+    let plain = format!(r#"{{"linux":{{"devices":[{other}]}}}}"#);
+    assert!(matches!(edited(&plain, &plan()), Err(EditError::OtherGpu { .. })));
+    let granted = plain.replace("nvidia1", "nvidia0").replace("\"minor\":1", "\"minor\":0");
+    assert!(edited(&granted, &plan()).is_ok());
+    let rules = r#""resources":{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"access":"rwm"}]}"#;
+    let privileged = format!(r#"{{"linux":{{"devices":[{other}],{rules}}}}}"#);
+    assert!(edited(&privileged, &plan()).is_ok());
+}
+
+#[test]
+fn nvidias_hook_is_taken_out_and_others_stay() {
+    let text = r#"{"hooks":{"prestart":[{"path":"/usr/bin/nvidia-container-runtime-hook","args":["x","prestart"]},
+        {"path":"/proc/1/exe","args":["libnetwork-setkey"]}],"createRuntime":[{"path":"/x/nvidia-container-toolkit"}]}}"#;
+    let after = edited(text, &plan()).unwrap();
+    let paths: Vec<_> =
+        after["hooks"]["prestart"].as_array().unwrap().iter().map(|hook| &hook["path"]).collect();
+    assert_eq!(paths, ["/proc/1/exe", "/opt/gpushare-hook"]);
+    assert_eq!(after["hooks"]["createRuntime"], json!([]));
+}
+
+#[test]
+fn a_user_namespace_gets_its_nodes_as_mounts() {
+    let after = edited(r#"{"linux":{"uidMappings":[{"hostID":1}]}}"#, &plan()).unwrap();
+    assert_eq!(after.pointer("/linux/devices"), None);
+    let mounts = after["mounts"].as_array().unwrap();
+    assert!(mounts.iter().any(|mount| mount["destination"] == "/dev/nvidia0"));
+    assert!(after.pointer("/linux/resources/devices/1").is_some());
+}
+
+#[test]
+fn the_requests_variables_stay_once_and_nvidias_list_becomes_void() {
+    let text = r#"{"process":{"env":["GPUSHARE_MEMORY=4GiB","A=1","GPUSHARE_MEMORY=4GiB","NVIDIA_VISIBLE_DEVICES=3",
+        "NVIDIA_VISIBLE_DEVICES=all","A=2"]}}"#;
+    let after = edited(text, &plan()).unwrap();
+    let want = json!(["GPUSHARE_MEMORY=4GiB", "A=1", "NVIDIA_VISIBLE_DEVICES=void", "A=2"]);
+    assert_eq!(after["process"]["env"], want);
+}
+
+#[test]
+fn groups_are_added_once() {
+    let plan = Plan { additional_gids: vec![44], ..plan() };
+    let once = edited(r#"{"process":{"user":{"uid":0,"additionalGids":[10]}}}"#, &plan).unwrap();
+    assert_eq!(once["process"]["user"]["additionalGids"], json!([10, 44]));
+    assert_eq!(edited(&once.to_string(), &plan).unwrap(), once);
+}

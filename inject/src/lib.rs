@@ -1,0 +1,20 @@
+//! What must change in a container, and the change itself.
+//!
+//! [`Plan`] is a value made of OCI parts: device nodes and their rules, mounts, two hooks. [`Bundle::apply`] puts it
+//! into a bundle's config.json, losslessly and so that twice is once; [`Region`] makes the two files that container
+//! and host share. The image decides nothing here but which of its folders the libraries appear in.
+#![forbid(unsafe_code)]
+
+mod bundle;
+mod edit;
+mod image;
+mod message;
+mod plan;
+mod region;
+
+pub use bundle::{Bundle, BundleError};
+pub use edit::{EditError, is_privileged};
+pub use image::{Image, ImageError};
+pub use message::one_line;
+pub use plan::{ExtraMount, Plan, PlanError, Programs};
+pub use region::{Region, RegionError};

@@ -1,0 +1,42 @@
+//! An error as the one line that an engine passes on to its user.
+
+use std::error::Error;
+use std::io;
+
+use nix::errno::Errno;
+
+/// The error and its causes in one line, without control characters.
+///
+/// Causes from the system appear by their symbol (ENOENT): docker reads the usual words ("no such file or
+/// directory", "permission denied") as a failure of the container's own command and answers with another exit code.
+pub fn one_line(error: &(dyn Error + 'static)) -> String {
+    let mut line = String::new();
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let text = match error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
+            Some(number) => format!("{:?}", Errno::from_raw(number)),
+            None => error.to_string(),
+        };
+        if !line.ends_with(&text) {
+            line.push_str(if line.is_empty() { "" } else { ": " });
+            line.push_str(&text);
+        }
+        cause = error.source();
+    }
+    line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot read\n/x")]
+    struct Outer(#[source] io::Error);
+
+    #[test]
+    fn causes_follow_and_the_system_speaks_in_symbols() {
+        let error = Outer(io::Error::from_raw_os_error(2));
+        assert_eq!(one_line(&error), "cannot read /x: ENOENT");
+    }
+}

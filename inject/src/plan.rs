@@ -1,0 +1,281 @@
+//! The plan: what must change in a container, as OCI parts. A pure value; who consumes it decides how.
+
+use std::path::{Path, PathBuf};
+
+use gpushare_inventory::{Capability, DeviceNode, DriverError, Gpu, Node};
+use gpushare_quota::Lease;
+use gpushare_region::path as inner;
+use gpushare_request::{Mode, Request};
+use oci_spec::OciSpecError;
+use oci_spec::runtime::{
+    Hook, HookBuilder, LinuxDevice, LinuxDeviceBuilder, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder,
+    LinuxDeviceType, Mount, MountBuilder,
+};
+use serde::Serialize;
+
+use crate::image::Image;
+use crate::region::Region;
+
+/// Everything that one container needs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Plan {
+    /// Device nodes: the granted GPUs and the control nodes.
+    pub devices: Vec<LinuxDevice>,
+    /// The same nodes as bind mounts, for a container with a user namespace, where mknod is not allowed.
+    pub device_mounts: Vec<Mount>,
+    /// One rule per node: read and write, never mknod.
+    pub device_rules: Vec<LinuxDeviceCgroup>,
+    /// Driver files, the interception libraries, the region files, the administrator's own.
+    pub mounts: Vec<Mount>,
+    /// Registers the container's init with the lease.
+    pub prestart: Hook,
+    /// Gives the lease back.
+    pub poststop: Hook,
+    /// Groups of device nodes that not everybody may open.
+    pub additional_gids: Vec<u32>,
+}
+
+/// Where our own programs and libraries are, and what they are told.
+#[derive(Clone, Debug)]
+pub struct Programs<'a> {
+    /// The hook's binary.
+    pub hook: &'a Path,
+    /// The folder with the interception libraries.
+    pub libraries: &'a Path,
+    /// The state folder.
+    pub state: &'a Path,
+    /// The administrator's own mounts.
+    pub extra_mounts: &'a [ExtraMount],
+}
+
+/// A mount that the administrator adds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExtraMount {
+    /// On the host.
+    pub source: PathBuf,
+    /// In the container.
+    pub destination: PathBuf,
+    /// Whether the container may write there.
+    pub writable: bool,
+}
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// A driver file is missing or not to be trusted.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// A file of ours is not where it was installed.
+    #[error("{path} is missing; install gpushare completely, or set paths.{key}")]
+    NotInstalled {
+        /// The file.
+        path: PathBuf,
+        /// The setting that names its folder.
+        key: &'static str,
+    },
+    /// CUDA needs a node that the driver has not made.
+    #[error("/dev/nvidia-uvm is missing, which CUDA needs; create it with `nvidia-modprobe -c 0 -u`")]
+    NoUvm,
+    /// The lease names a GPU that the node does not have (any more).
+    #[error("the granted GPU {0} is gone from this node; see the kernel log")]
+    GpuGone(String),
+    /// A part that the OCI types refuse.
+    #[error("the plan is no valid OCI configuration")]
+    Oci(#[from] OciSpecError),
+}
+
+impl Plan {
+    /// What `lease` means for a container with this image on this node.
+    ///
+    /// # Errors
+    /// When a driver file, a device node or a file of ours is missing.
+    pub fn new(
+        request: &Request,
+        lease: &Lease,
+        node: &Node,
+        programs: &Programs,
+        image: &Image,
+    ) -> Result<Self, PlanError> {
+        let nodes = device_nodes(request, lease, node)?;
+        let mut mounts = Vec::new();
+        if lease.mode == Mode::Share {
+            mounts.extend(interception(request, lease, node, programs, image)?);
+        } else {
+            mounts.extend(whole_card(request, node, image)?);
+        }
+        for library in node.driver.companions(&request.capabilities)? {
+            mounts.push(read_only(&library.host_path, &image.library_folder.join(&library.soname))?);
+        }
+        for program in node.driver.programs(&request.capabilities)? {
+            mounts.push(read_only(&program.host_path, &Path::new("/usr/bin").join(&program.name))?);
+        }
+        for extra in programs.extra_mounts {
+            let access = if extra.writable { "rw" } else { "ro" };
+            mounts.push(bind(&extra.source, &extra.destination, &[access, "nosuid", "nodev", "noexec"])?);
+        }
+        let mut additional_gids: Vec<u32> =
+            nodes.iter().filter(|node| node.mode & 0o006 != 0o006).map(|node| node.gid).collect();
+        additional_gids.sort_unstable();
+        additional_gids.dedup();
+        Ok(Self {
+            devices: nodes.iter().map(|node| device(node)).collect::<Result<_, _>>()?,
+            device_mounts: nodes.iter().map(|node| device_mount(node)).collect::<Result<_, _>>()?,
+            device_rules: nodes.iter().map(|node| rule(node)).collect::<Result<_, _>>()?,
+            mounts,
+            prestart: hook("prestart", lease, programs)?,
+            poststop: hook("poststop", lease, programs)?,
+            additional_gids,
+        })
+    }
+
+    /// Where the plan puts files in the container.
+    pub fn targets(&self) -> impl Iterator<Item = &Path> {
+        self.mounts.iter().map(|mount| mount.destination().as_path())
+    }
+}
+
+/// The nodes of the granted GPUs, in the lease's order, and those that every client or a capability needs.
+fn device_nodes<'a>(
+    request: &Request,
+    lease: &Lease,
+    node: &'a Node,
+) -> Result<Vec<&'a DeviceNode>, PlanError> {
+    let mut nodes = Vec::new();
+    for grant in &lease.grants {
+        let gpu: Option<&Gpu> = node.gpus.iter().find(|gpu| gpu.uuid == grant.gpu);
+        nodes.push(&gpu.ok_or_else(|| PlanError::GpuGone(grant.gpu.to_string()))?.node);
+    }
+    nodes.push(&node.control);
+    if request.capabilities.has(Capability::Compute) {
+        nodes.push(node.uvm.as_ref().ok_or(PlanError::NoUvm)?);
+    }
+    let shows = [Capability::Graphics, Capability::Display].iter().any(|c| request.capabilities.has(*c));
+    nodes.extend(node.modeset.as_ref().filter(|_| shows));
+    Ok(nodes)
+}
+
+/// Our libraries under every name of the driver's, the driver's own under the private one, and the region files.
+fn interception(
+    request: &Request,
+    lease: &Lease,
+    node: &Node,
+    programs: &Programs,
+    image: &Image,
+) -> Result<Vec<Mount>, PlanError> {
+    let mut mounts = Vec::new();
+    for (capability, stem, private) in LIBRARIES {
+        if !request.capabilities.has(capability) {
+            continue;
+        }
+        let ours = installed(programs.libraries.join(format!("{stem}.so.1")), "libraries")?;
+        let real = real_library(node, capability)?;
+        mounts.push(read_only(&real, Path::new(private))?);
+        for name in names(stem, &node.driver.version) {
+            mounts.push(read_only(&ours, &image.library_folder.join(name))?);
+        }
+    }
+    let region = Region::of(programs.state, lease.id);
+    mounts.push(bind(&region.limits(), &c_path(inner::LIMITS), &["ro", "nosuid", "nodev", "noexec"])?);
+    mounts.push(bind(&region.usage(), &c_path(inner::USAGE), &["rw", "nosuid", "nodev", "noexec"])?);
+    Ok(mounts)
+}
+
+/// A whole card has nothing to intercept: the driver's libraries under their own names.
+fn whole_card(request: &Request, node: &Node, image: &Image) -> Result<Vec<Mount>, PlanError> {
+    let mut mounts = Vec::new();
+    for (capability, stem, _) in LIBRARIES {
+        if !request.capabilities.has(capability) {
+            continue;
+        }
+        let real = real_library(node, capability)?;
+        for name in names(stem, &node.driver.version) {
+            mounts.push(read_only(&real, &image.library_folder.join(name))?);
+        }
+    }
+    Ok(mounts)
+}
+
+const LIBRARIES: [(Capability, &str, &str); 2] = [
+    (Capability::Compute, "libcuda", inner::DRIVER_CUDA),
+    (Capability::Utility, "libnvidia-ml", inner::DRIVER_NVML),
+];
+
+fn real_library(node: &Node, capability: Capability) -> Result<PathBuf, DriverError> {
+    match capability {
+        Capability::Compute => node.driver.libcuda(),
+        _ => node.driver.libnvidia_ml(),
+    }
+}
+
+/// Programs open the development name, the SONAME and the versioned name; all three must be ours, or the real file
+/// is found first by one of them and the limit with it.
+fn names(stem: &str, version: &str) -> [String; 3] {
+    [format!("{stem}.so"), format!("{stem}.so.1"), format!("{stem}.so.{version}")]
+}
+
+fn c_path(path: &std::ffi::CStr) -> PathBuf {
+    PathBuf::from(path.to_string_lossy().into_owned())
+}
+
+fn installed(path: PathBuf, key: &'static str) -> Result<PathBuf, PlanError> {
+    if path.is_file() { Ok(path) } else { Err(PlanError::NotInstalled { path, key }) }
+}
+
+fn read_only(source: &Path, destination: &Path) -> Result<Mount, OciSpecError> {
+    bind(source, destination, &["ro", "nosuid", "nodev"])
+}
+
+fn bind(source: &Path, destination: &Path, options: &[&str]) -> Result<Mount, OciSpecError> {
+    let options = options.iter().chain(&["rbind", "rprivate"]).map(|option| (*option).to_owned());
+    MountBuilder::default()
+        .destination(destination)
+        .source(source)
+        .typ("bind")
+        .options(options.collect::<Vec<_>>())
+        .build()
+}
+
+fn device(node: &DeviceNode) -> Result<LinuxDevice, OciSpecError> {
+    LinuxDeviceBuilder::default()
+        .path(&node.path)
+        .typ(LinuxDeviceType::C)
+        .major(i64::from(node.major))
+        .minor(i64::from(node.minor))
+        .file_mode(node.mode)
+        .uid(node.uid)
+        .gid(node.gid)
+        .build()
+}
+
+fn device_mount(node: &DeviceNode) -> Result<Mount, OciSpecError> {
+    bind(&node.host_path, &node.path, &["rw", "nosuid", "noexec"])
+}
+
+fn rule(node: &DeviceNode) -> Result<LinuxDeviceCgroup, OciSpecError> {
+    LinuxDeviceCgroupBuilder::default()
+        .allow(true)
+        .typ(LinuxDeviceType::C)
+        .major(i64::from(node.major))
+        .minor(i64::from(node.minor))
+        .access("rw")
+        .build()
+}
+
+/// A hook with a complete environment: without one, low-level runtimes hand over their own, or the image's.
+fn hook(stage: &str, lease: &Lease, programs: &Programs) -> Result<Hook, PlanError> {
+    let path = installed(programs.hook.to_path_buf(), "hook")?;
+    let state = programs.state.to_string_lossy().into_owned();
+    let key = &lease.key;
+    let arguments = ["gpushare-hook", stage, "--state", &state, "--root", &key.root, "--id", &key.container];
+    Ok(HookBuilder::default()
+        .path(path)
+        .args(arguments.map(str::to_owned).to_vec())
+        .env(HOOK_ENVIRONMENT.map(str::to_owned).to_vec())
+        .timeout(HOOK_TIMEOUT_SECONDS)
+        .build()?)
+}
+
+/// What the hook expects to find, and nothing else.
+const HOOK_ENVIRONMENT: [&str; 2] = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GPUSHARE_HOOK=1"];
+/// Longer than the quota store's own deadline.
+const HOOK_TIMEOUT_SECONDS: i64 = 10;

@@ -1,0 +1,133 @@
+//! The two files of a container, `limits` and `usage`, on a tmpfs of their own.
+//!
+//! A container may write `usage`: the tmpfs bounds what it can take of the host's memory. Both files exist before the
+//! container does and go when its lease goes.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use gpushare_quota::Lease;
+use gpushare_region::{
+    ComputePolicy, DeviceLimits, LIMITS_LEN, TooManyDevices, USAGE_LEN, empty_usage_header, encode_limits,
+};
+use gpushare_request as request;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+/// Both files, a page of slack each, and the folder.
+const SIZE: usize = LIMITS_LEN + USAGE_LEN + 3 * 4096;
+
+/// A container's region folder on the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Region(PathBuf);
+
+/// Why a region cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum RegionError {
+    /// Folder, mount or file.
+    #[error("cannot make the region folder {path}")]
+    Io {
+        /// The folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// More GPUs than the files have room for.
+    #[error("a share spans at most {} GPUs", gpushare_region::MAX_DEVICES)]
+    TooManyDevices,
+}
+
+impl Region {
+    /// The region of a lease, whether it exists or not.
+    pub fn of(state: &Path, lease_id: i64) -> Self {
+        Self(state.join("regions").join(lease_id.to_string()))
+    }
+
+    /// The region in this folder, as named to the hook.
+    pub fn at(path: &Path) -> Self {
+        Self(path.into())
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The read-only file.
+    pub fn limits(&self) -> PathBuf {
+        self.0.join("limits")
+    }
+
+    /// The file that the container may write.
+    pub fn usage(&self) -> PathBuf {
+        self.0.join("usage")
+    }
+
+    /// Makes folder, tmpfs and both files for `lease`.
+    ///
+    /// # Errors
+    /// When any of it cannot be made; nothing is left then.
+    pub fn create(&self, lease: &Lease) -> Result<(), RegionError> {
+        let limits = encode_limits(&limits(lease)).map_err(|TooManyDevices| RegionError::TooManyDevices)?;
+        self.fill(&limits).map_err(|source| {
+            self.remove();
+            RegionError::Io { path: self.0.clone(), source }
+        })
+    }
+
+    fn fill(&self, limits: &[u8]) -> std::io::Result<()> {
+        if let Some(parent) = self.0.parent() {
+            match DirBuilder::new().mode(0o700).create(parent) {
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
+        }
+        DirBuilder::new().mode(0o700).create(&self.0)?;
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+        let options = format!("size={SIZE},nr_inodes=4,mode=0700");
+        mount(Some("gpushare"), &self.0, Some("tmpfs"), flags, Some(options.as_str()))?;
+        new_file(&self.limits(), 0o444)?.write_all(limits)?;
+        let mut usage = new_file(&self.usage(), 0o666)?;
+        usage.write_all(&empty_usage_header())?;
+        usage.set_len(u64::try_from(USAGE_LEN).unwrap_or(u64::MAX))
+    }
+
+    /// Takes the region away; one that is not there is success. What cannot be removed is left for the next sweep.
+    pub fn remove(&self) {
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
+        let _ = fs::remove_dir(&self.0);
+    }
+
+    /// Takes away all regions below the state folder but those of the `living` leases, and returns how many.
+    pub fn collect(state: &Path, living: &[i64]) -> usize {
+        let entries = fs::read_dir(state.join("regions")).into_iter().flatten().filter_map(Result::ok);
+        let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i64>().ok());
+        let dead: Vec<i64> = ids.filter(|id| !living.contains(id)).collect();
+        dead.iter().for_each(|id| Self::of(state, *id).remove());
+        dead.len()
+    }
+}
+
+/// `mode` counts whatever the umask: container users of any id read `limits` and write `usage`.
+fn new_file(path: &Path, mode: u32) -> std::io::Result<File> {
+    let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+    file.set_permissions(fs::Permissions::from_mode(mode))?;
+    Ok(file)
+}
+
+fn limits(lease: &Lease) -> Vec<DeviceLimits> {
+    let limits = lease.grants.iter().map(|grant| DeviceLimits {
+        uuid: grant.gpu.bytes(),
+        memory_bytes: grant.memory.bytes(),
+        cores_percent: grant.cores.map_or(100, |cores| u32::from(cores.percent())),
+        policy: match lease.compute_policy {
+            _ if grant.cores.is_none() => ComputePolicy::None,
+            request::ComputePolicy::Fixed => ComputePolicy::Fixed,
+            request::ComputePolicy::Burst => ComputePolicy::Burst,
+            request::ComputePolicy::None => ComputePolicy::None,
+        },
+        priority: u32::from(lease.priority.level()),
+    });
+    limits.collect()
+}
