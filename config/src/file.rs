@@ -1,0 +1,425 @@
+//! The TOML files as they are written, their checks, and the way from text to values.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use gpushare_inject::ExtraMount;
+use gpushare_inventory::{DeviceMemory, Roots};
+use gpushare_quota::{Admission, Placement};
+use gpushare_request::{Cores, MemoryAsk, NvidiaPolicy, Policy};
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use crate::{Config, Level, Log, Paths, SHIPPED};
+
+/// Why the settings cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// `GPUSHARE_CONFIG` names a file that is not there.
+    #[error(
+        "the settings file {path} that GPUSHARE_CONFIG names does not exist; correct or unset the variable"
+    )]
+    NoSuchFile {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file could not be read.
+    #[error("cannot read the settings file {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Somebody else than root could change a file.
+    #[error(
+        "the settings file {path} must be a regular file of root, not writable by others (chown root, chmod 644)"
+    )]
+    Unsafe {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A mistake, at a line.
+    #[error("{path}:{line}: {message}")]
+    Mistake {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong there.
+        message: String,
+    },
+    /// A value that is of the right kind but means nothing.
+    #[error("{key} = {value:?} in the settings: {message} (`gpushare config show`)")]
+    Value {
+        /// Section and key.
+        key: &'static str,
+        /// The value.
+        value: String,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The running program's own path is not known.
+    #[error("cannot tell where this program lies (is /proc mounted?)")]
+    Program {
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// A settings file. Each field may be missing in one file; the shipped file, which all are merged over, has them all.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct File {
+    node: NodeSection,
+    paths: PathsSection,
+    runtime: RuntimeSection,
+    request: RequestSection,
+    quota: QuotaSection,
+    inject: InjectSection,
+    log: LogSection,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct NodeSection {
+    driver_root: PathBuf,
+    dev_root: PathBuf,
+    proc_root: PathBuf,
+    library_folders: Vec<PathBuf>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct PathsSection {
+    state: PathBuf,
+    hook: PathBuf,
+    cli: PathBuf,
+    libraries: PathBuf,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct RuntimeSection {
+    candidates: Vec<PathBuf>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct RequestSection {
+    strict: bool,
+    env: bool,
+    nvidia: String,
+    default_memory: String,
+    default_cores: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct QuotaSection {
+    placement: String,
+    reserve: String,
+    memory_percent: u16,
+    cores_percent: u16,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct InjectSection {
+    mounts: Vec<MountEntry>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MountEntry {
+    source: PathBuf,
+    destination: PathBuf,
+    #[serde(default)]
+    writable: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct LogSection {
+    file: PathBuf,
+    format: String,
+    level: String,
+}
+
+/// The shipped settings with `files` over them, later ones first to count.
+pub(crate) fn merge(files: &[PathBuf]) -> Result<File, ConfigError> {
+    let shipped = || Path::new("gpushare.toml (shipped)");
+    let mut merged = parse(shipped(), SHIPPED)?;
+    for path in files {
+        overlay(&mut merged, parse(path, &read(path)?)?);
+    }
+    // Every part was checked with its line; together they only have more keys.
+    File::deserialize(merged).map_err(|error| mistake(shipped(), SHIPPED, &error))
+}
+
+pub(crate) fn show(files: &[PathBuf]) -> Result<String, ConfigError> {
+    let mut merged: Table = parse(Path::new("gpushare.toml (shipped)"), SHIPPED)?;
+    for path in files {
+        overlay(&mut merged, parse(path, &read(path)?)?);
+    }
+    Ok(toml::to_string_pretty(&merged).unwrap_or_else(|error| format!("# {error}\n")))
+}
+
+fn parse(path: &Path, text: &str) -> Result<Table, ConfigError> {
+    let _checked: File = toml::from_str(text).map_err(|error| mistake(path, text, &error))?;
+    toml::from_str(text).map_err(|error| mistake(path, text, &error))
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    let error = |source| ConfigError::Read { path: path.into(), source };
+    let metadata = fs::symlink_metadata(path).map_err(error)?;
+    let this_user = fs::metadata("/proc/self").map_err(error)?.uid();
+    let ours = metadata.uid() == 0 || metadata.uid() == this_user;
+    if !metadata.is_file() || !ours || metadata.mode() & 0o022 != 0 {
+        return Err(ConfigError::Unsafe { path: path.into() });
+    }
+    fs::read_to_string(path).map_err(error)
+}
+
+fn mistake(path: &Path, text: &str, error: &toml::de::Error) -> ConfigError {
+    let start = error.span().map_or(0, |span| span.start.min(text.len()));
+    let line = text.as_bytes()[..start].iter().filter(|byte| **byte == b'\n').count() + 1;
+    ConfigError::Mistake { path: path.into(), line, message: error.message().replace('\n', ", ") }
+}
+
+fn overlay(base: &mut Table, over: Table) {
+    for (key, value) in over {
+        match (base.get_mut(&key), value) {
+            (Some(Value::Table(base)), Value::Table(over)) => overlay(base, over),
+            (_, value) => {
+                base.insert(key, value);
+            }
+        }
+    }
+}
+
+impl File {
+    /// The values; paths that are empty lie beside the program in `base`.
+    pub fn into_config(self, base: &Path) -> Result<Config, ConfigError> {
+        let beside =
+            |path: PathBuf, default: PathBuf| if path.as_os_str().is_empty() { default } else { path };
+        Ok(Config {
+            request: policy(&self.request)?,
+            quota: admission(&self.quota)?,
+            mounts: self.inject.mounts.into_iter().map(extra_mount).collect::<Result<_, _>>()?,
+            log: log(&self.log)?,
+            runtimes: self
+                .runtime
+                .candidates
+                .into_iter()
+                .map(absolute("runtime.candidates"))
+                .collect::<Result<_, _>>()?,
+            roots: Roots {
+                driver: absolute("node.driver_root")(self.node.driver_root)?,
+                dev: absolute("node.dev_root")(self.node.dev_root)?,
+                proc: absolute("node.proc_root")(self.node.proc_root)?,
+                library_folders: self.node.library_folders,
+            },
+            paths: Paths {
+                state: absolute("paths.state")(self.paths.state)?,
+                hook: absolute("paths.hook")(beside(self.paths.hook, base.join("gpushare-hook")))?,
+                cli: absolute("paths.cli")(beside(self.paths.cli, base.join("gpushare")))?,
+                libraries: absolute("paths.libraries")(beside(self.paths.libraries, libraries(base)))?,
+            },
+        })
+    }
+}
+
+/// PREFIX/lib/gpushare for a program in PREFIX/bin, without `..`: the path is written into bundles.
+fn libraries(base: &Path) -> PathBuf {
+    base.parent().unwrap_or(base).join("lib/gpushare")
+}
+
+fn absolute(key: &'static str) -> impl Fn(PathBuf) -> Result<PathBuf, ConfigError> {
+    move |path| match path.is_absolute() {
+        true => Ok(path),
+        false => Err(value(key, &path.to_string_lossy(), "must be an absolute path")),
+    }
+}
+
+fn value(key: &'static str, value: &str, message: impl ToString) -> ConfigError {
+    ConfigError::Value { key, value: value.to_owned(), message: message.to_string() }
+}
+
+fn policy(section: &RequestSection) -> Result<Policy, ConfigError> {
+    let nvidia = match section.nvidia.as_str() {
+        "default-share" => NvidiaPolicy::DefaultShare,
+        "refuse" => NvidiaPolicy::Refuse,
+        "ignore" => NvidiaPolicy::Ignore,
+        other => return Err(value("request.nvidia", other, "known are default-share, refuse and ignore")),
+    };
+    Ok(Policy {
+        strict: section.strict,
+        ignore_env: !section.env,
+        default_memory: size("request.default_memory", &section.default_memory)?,
+        default_cores: match section.default_cores.as_str() {
+            "" => None,
+            text => Some(text.parse::<Cores>().map_err(|error| value("request.default_cores", text, error))?),
+        },
+        nvidia,
+    })
+}
+
+fn admission(section: &QuotaSection) -> Result<Admission, ConfigError> {
+    let placement = match section.placement.as_str() {
+        "binpack" => Placement::Binpack,
+        "spread" => Placement::Spread,
+        other => return Err(value("quota.placement", other, "known are binpack and spread")),
+    };
+    for (key, percent) in
+        [("quota.memory_percent", section.memory_percent), ("quota.cores_percent", section.cores_percent)]
+    {
+        if !(1..=1000).contains(&percent) {
+            return Err(value(key, &percent.to_string(), "must be from 1 to 1000"));
+        }
+    }
+    Ok(Admission {
+        placement,
+        reserve: size("quota.reserve", &section.reserve)?.unwrap_or_default(),
+        memory_percent: section.memory_percent,
+        cores_percent: section.cores_percent,
+    })
+}
+
+fn size(key: &'static str, text: &str) -> Result<Option<DeviceMemory>, ConfigError> {
+    match text.parse::<MemoryAsk>() {
+        _ if text.is_empty() => Ok(None),
+        Ok(MemoryAsk::Bytes(memory)) => Ok(Some(memory)),
+        Ok(_) => Err(value(key, text, "a percentage has no meaning here; write a size as 8GiB")),
+        Err(error) => Err(value(key, text, error)),
+    }
+}
+
+fn extra_mount(entry: MountEntry) -> Result<ExtraMount, ConfigError> {
+    Ok(ExtraMount {
+        source: absolute("inject.mounts.source")(entry.source)?,
+        destination: absolute("inject.mounts.destination")(entry.destination)?,
+        writable: entry.writable,
+    })
+}
+
+fn log(section: &LogSection) -> Result<Log, ConfigError> {
+    let file = match section.file.as_os_str().is_empty() {
+        true => None,
+        false => Some(absolute("log.file")(section.file.clone())?),
+    };
+    let json = match section.format.as_str() {
+        "text" => false,
+        "json" => true,
+        other => return Err(value("log.format", other, "known are text and json")),
+    };
+    let level = match section.level.as_str() {
+        "error" => Level::Error,
+        "warn" => Level::Warn,
+        "info" => Level::Info,
+        "debug" => Level::Debug,
+        other => return Err(value("log.level", other, "known are error, warn, info and debug")),
+    };
+    Ok(Log { file, json, level })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    fn load(texts: &[&str]) -> Result<Config, ConfigError> {
+        let folder = tempfile::tempdir().unwrap();
+        let files: Vec<PathBuf> = (0..)
+            .zip(texts)
+            .map(|(number, text)| {
+                let path = folder.path().join(format!("{number}.toml"));
+                fs::write(&path, text).unwrap();
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+                path
+            })
+            .collect();
+        merge(&files)?.into_config(Path::new("/opt/gpushare/bin"))
+    }
+
+    #[test]
+    fn the_shipped_file_is_whole_and_companions_lie_beside_the_program() {
+        let config = load(&[]).unwrap();
+        assert_eq!(config.roots, Roots::default());
+        assert_eq!(config.paths.state, Path::new("/run/gpushare"));
+        assert_eq!(config.paths.hook, Path::new("/opt/gpushare/bin/gpushare-hook"));
+        assert_eq!(config.paths.libraries, Path::new("/opt/gpushare/lib/gpushare"));
+        assert_eq!(config.request, Policy::default());
+        assert_eq!(config.quota, Admission::default());
+    }
+
+    #[test]
+    fn a_later_file_changes_only_what_it_names() {
+        let config =
+            load(&["[quota]\nplacement = \"spread\"\nreserve = \"1GiB\"\n", "[quota]\nreserve = \"2GiB\"\n"]);
+        let quota = config.unwrap().quota;
+        assert_eq!((quota.placement, quota.reserve.bytes()), (Placement::Spread, 2 << 30));
+        assert_eq!(quota.memory_percent, 100);
+    }
+
+    #[test]
+    fn a_mistake_names_file_and_line() {
+        for (text, line, word) in [
+            ("[quota]\nplacment = \"spread\"\n", 2, "placment"),
+            ("\n\n[quotas]\n", 3, "quotas"),
+            ("[request]\nstrict = \"yes\"\n", 2, "invalid type"),
+            ("[request\n", 1, ""),
+            ("[[inject.mounts]]\nsource = \"/a\"\ndestination = \"/b\"\nrw = true\n", 4, "rw"),
+        ] {
+            let error = load(&[text]).unwrap_err();
+            let ConfigError::Mistake { path, line: found, message } = &error else {
+                panic!("{text:?}: {error}")
+            };
+            assert!(
+                path.ends_with("0.toml") && *found == line && message.contains(word),
+                "{text:?}: {error}"
+            );
+            assert!(!error.to_string().contains('\n'), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_value_without_meaning_is_refused() {
+        for text in [
+            "[quota]\nplacement = \"best\"\n",
+            "[quota]\nreserve = \"10%\"\n",
+            "[quota]\nmemory_percent = 0\n",
+            "[request]\ndefault_memory = \"8\"\n",
+            "[request]\nnvidia = \"\"\n",
+            "[paths]\nstate = \"run\"\n",
+            "[runtime]\ncandidates = [\"runc\"]\n",
+            "[log]\nlevel = \"loud\"\n",
+        ] {
+            let error = load(&[text]).unwrap_err();
+            assert!(matches!(error, ConfigError::Value { .. }), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_others_may_write_and_a_link_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.toml");
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o664)).unwrap();
+        assert!(matches!(merge(std::slice::from_ref(&path)), Err(ConfigError::Unsafe { .. })));
+        let link = folder.path().join("b.toml");
+        symlink(&path, &link).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        assert!(matches!(merge(&[link]), Err(ConfigError::Unsafe { .. })));
+        assert!(merge(&[path]).is_ok());
+    }
+
+    #[test]
+    fn what_is_shown_can_be_read_again() {
+        let text = show(&[]).unwrap();
+        let again = parse(Path::new("shown"), &text).unwrap();
+        assert_eq!(again, parse(Path::new("shipped"), SHIPPED).unwrap());
+    }
+}

@@ -1,0 +1,113 @@
+//! The administrator's settings: read from TOML, checked, and handed down as values.
+//!
+//! The shipped `gpushare.toml` is embedded and is the one place of every default. A file is refused as a whole, with
+//! its name and line, when it has a key that does not exist or a value of the wrong kind.
+#![forbid(unsafe_code)]
+
+mod file;
+mod locate;
+
+use std::path::PathBuf;
+
+use gpushare_inventory::Roots;
+use gpushare_quota::Admission;
+use gpushare_request::Policy;
+
+pub use file::ConfigError;
+pub use locate::{DEFAULT_PATH, ENVIRONMENT};
+
+/// The shipped settings file, with every key and its default.
+pub const SHIPPED: &str = include_str!("../gpushare.toml");
+
+/// All settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where driver, devices and /proc are.
+    pub roots: Roots,
+    /// Our own files.
+    pub paths: Paths,
+    /// Low-level runtimes by absolute path, in order of choice.
+    pub runtimes: Vec<PathBuf>,
+    /// Rules for requests.
+    pub request: Policy,
+    /// Rules for admission.
+    pub quota: Admission,
+    /// Further mounts for containers with a share.
+    pub mounts: Vec<gpushare_inject::ExtraMount>,
+    /// The log.
+    pub log: Log,
+}
+
+/// Where our own files are, all absolute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Paths {
+    /// The state folder.
+    pub state: PathBuf,
+    /// The hook's binary.
+    pub hook: PathBuf,
+    /// The CLI's binary.
+    pub cli: PathBuf,
+    /// The folder of the injected libraries.
+    pub libraries: PathBuf,
+}
+
+/// The log's settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Log {
+    /// `None` is no log.
+    pub file: Option<PathBuf>,
+    /// One JSON object per line instead of text.
+    pub json: bool,
+    /// Least level to write.
+    pub level: Level,
+}
+
+/// Levels of log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Only what failed.
+    Error,
+    /// What a person may act on.
+    Warn,
+    /// One line per lease granted, refused, released.
+    Info,
+    /// Decisions.
+    Debug,
+}
+
+impl Config {
+    /// Reads the settings: the shipped ones, the file (by `GPUSHARE_CONFIG`, else the default path if it exists), and
+    /// the drop-ins in the folder beside it whose name ends in `.d`.
+    ///
+    /// # Errors
+    /// When a file cannot be read, could be written by others, or has a mistake.
+    pub fn load() -> Result<Self, ConfigError> {
+        let files = locate::files()?;
+        let base = locate::program_folder()?;
+        file::merge(&files)?.into_config(&base)
+    }
+
+    /// The shipped settings alone, for a call that must go through whatever an administrator wrote.
+    ///
+    /// # Errors
+    /// When the running program's path is not known.
+    pub fn shipped() -> Result<Self, ConfigError> {
+        file::merge(&[])?.into_config(&locate::program_folder()?)
+    }
+
+    /// The files that [`Config::load`] reads, in order.
+    ///
+    /// # Errors
+    /// When the named file does not exist.
+    pub fn files() -> Result<Vec<PathBuf>, ConfigError> {
+        locate::files()
+    }
+
+    /// The settings in force, as TOML.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn show() -> Result<String, ConfigError> {
+        file::show(&locate::files()?)
+    }
+}
