@@ -1,0 +1,27 @@
+//! The log file of the settings. Nothing is ever logged to stdout or stderr: they are the container's.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Mutex;
+
+use gpushare_config::{Level, Log};
+use tracing::level_filters::LevelFilter;
+
+/// Starts logging if the settings name a file; one that cannot be written is no reason to fail a container.
+pub fn start(log: &Log) {
+    let Some(path) = &log.file else { return };
+    let Ok(file) = OpenOptions::new().append(true).create(true).mode(0o600).open(path) else { return };
+    let level = match log.level {
+        Level::Error => LevelFilter::ERROR,
+        Level::Warn => LevelFilter::WARN,
+        Level::Info => LevelFilter::INFO,
+        Level::Debug => LevelFilter::DEBUG,
+    };
+    let lines =
+        tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_writer(Mutex::new(file));
+    if log.json {
+        let _ = lines.json().try_init();
+    } else {
+        let _ = lines.try_init();
+    }
+}

@@ -1,0 +1,52 @@
+//! A failure, where the engine's user sees it: on stderr for podman and people, and as one line of the engine's
+//! `--log` file, which is all that docker and containerd look at.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::SystemTime;
+
+use nix::fcntl::OFlag;
+use serde_json::json;
+
+use crate::args::{Args, Command};
+
+/// Tells the engine why. A log that cannot be written is no second failure.
+pub fn failure(args: &Args, error: &anyhow::Error) {
+    let text = format!("gpushare-runtime: {}", gpushare_inject::one_line(error.as_ref()));
+    eprintln!("{text}");
+    if args.command == Command::Create {
+        tracing::info!(container = args.id.as_deref(), reason = %text, "lease refused");
+    }
+    let Some(path) = &args.log else { return };
+    // O_NONBLOCK: a FIFO without a reader must not hang the engine.
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let file = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags.bits()).open(path);
+    if let Ok(mut file) = file {
+        let _ = file.write_all(line(&text, args.log_json).as_bytes());
+    }
+}
+
+fn line(text: &str, as_json: bool) -> String {
+    let time = humantime::format_rfc3339_seconds(SystemTime::now());
+    if as_json {
+        format!("{}\n", json!({"level": "error", "msg": text, "time": time.to_string()}))
+    } else {
+        format!("time=\"{time}\" level=error msg={text:?}\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_one_json_object_as_the_shim_reads_it() {
+        let text = line("a \"b\"", true);
+        assert!(
+            text.starts_with(r#"{"level":"error","msg":"a \"b\"","time":"2"#) && text.ends_with("Z\"}\n"),
+            "{text}"
+        );
+        assert!(line("a \"b\"", false).contains(r#"level=error msg="a \"b\"""#));
+    }
+}
