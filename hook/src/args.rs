@@ -1,0 +1,89 @@
+//! The hook's arguments, as the wrapper wrote them into the bundle. All that the hook acts on stands here: the state
+//! on its standard input names no runtime root, and may be unusable at poststop.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use gpushare_quota::LeaseKey;
+
+/// When the hook runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Before the container's program.
+    Prestart,
+    /// After the container is gone.
+    Poststop,
+}
+
+/// The whole command line.
+#[derive(Debug)]
+pub struct Args {
+    /// When the hook runs.
+    pub stage: Stage,
+    /// The state folder.
+    pub state: PathBuf,
+    /// Whose lease it is.
+    pub key: LeaseKey,
+}
+
+impl Args {
+    /// Reads `STAGE --state DIR --root ROOT --id ID`.
+    ///
+    /// # Errors
+    /// On anything else: a wrapper of another version wrote it.
+    pub fn parse(mut words: impl Iterator<Item = OsString>) -> Result<Self> {
+        let stage = words.next().unwrap_or_default();
+        let stage = match stage.to_str() {
+            Some("prestart") => Stage::Prestart,
+            Some("poststop") => Stage::Poststop,
+            _ => bail!("unknown stage {stage:?} in version {}; {REMEDY}", env!("CARGO_PKG_VERSION")),
+        };
+        let mut value = |flag: &str| -> Result<String> {
+            match (words.next(), words.next()) {
+                (Some(name), Some(value)) if name == flag => {
+                    value.into_string().ok().with_context(|| format!("{flag} is not UTF-8"))
+                }
+                _ => bail!("{flag} is missing; {REMEDY}"),
+            }
+        };
+        let state = PathBuf::from(value("--state")?);
+        let key = LeaseKey { root: value("--root")?, container: value("--id")? };
+        if !state.is_absolute() || key.container.is_empty() || words.next().is_some() {
+            bail!("unexpected arguments; {REMEDY}");
+        }
+        Ok(Self { stage, state, key })
+    }
+}
+
+const REMEDY: &str =
+    "this hook is run by container runtimes: gpushare-runtime and gpushare-hook must be of one version";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Args> {
+        Args::parse(line.split(' ').map(|word| if word == "''" { OsString::new() } else { word.into() }))
+    }
+
+    #[test]
+    fn arguments_are_exactly_those_that_the_wrapper_writes() {
+        let args = parse("poststop --state /run/gpushare --root '' --id abc").unwrap();
+        assert_eq!(
+            (args.stage, args.key.root.as_str(), args.key.container.as_str()),
+            (Stage::Poststop, "", "abc")
+        );
+        for line in [
+            "",
+            "createContainer --state /s --root /r --id a",
+            "prestart",
+            "prestart --state s --root /r --id a",
+            "prestart --state /s --root /r --id ''",
+            "prestart --state /s --root /r --id a more",
+            "prestart --root /r --state /s --id a",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! What each hook does with the lease.
+
+use anyhow::{Context, Result, bail};
+use gpushare_inject::Region;
+use gpushare_quota::{Holder, ReleaseReason, StateFolder, Store};
+use oci_spec::runtime::State;
+
+use crate::args::Args;
+
+/// Hands the lease from the runtime's process to the container's init.
+///
+/// # Errors
+/// When the state is not this container's, or the lease is gone: the container must not start without one.
+pub fn prestart(args: &Args, state: &[u8]) -> Result<()> {
+    let container = &args.key.container;
+    let state: State = serde_json::from_slice(state).context("the runtime handed over no container state")?;
+    if state.id() != container {
+        bail!(
+            "the runtime's state is of container {:?}, the hook's arguments are of {container}",
+            state.id()
+        );
+    }
+    let pid = state.pid().filter(|pid| *pid > 0).context("the runtime's state names no process")?;
+    let holder = Holder::init(pid)?;
+    let folder = StateFolder::open(&args.state)?;
+    let store = Store::open(folder.path())?;
+    if !store.activate(&args.key, &holder)? {
+        bail!("container {container} holds no share (any more); start it anew");
+    }
+    Ok(())
+}
+
+/// Gives the lease back. One that is gone already is success: `delete` may have been here first.
+///
+/// # Errors
+/// When the store fails; the sweep then finds the lease.
+pub fn poststop(args: &Args) -> Result<()> {
+    let folder = StateFolder::open(&args.state)?;
+    let store = Store::open(folder.path())?;
+    let Some(lease) = store.lease(&args.key)? else { return Ok(()) };
+    store.release(&args.key, ReleaseReason::Ended)?;
+    Region::of(folder.path(), lease.id).remove();
+    Ok(())
+}
