@@ -1,5 +1,7 @@
 //! The plan: what must change in a container, as OCI parts. A pure value; who consumes it decides how.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use gpushare_inventory::{Capability, DeviceNode, DriverError, Gpu, Node};
@@ -72,6 +74,14 @@ pub enum PlanError {
         path: PathBuf,
         /// The setting that names its folder.
         key: &'static str,
+    },
+    /// A file of ours that somebody else could change: root would run it, or every container would.
+    #[error(
+        "{path} must belong to root and be writable by nobody else; install gpushare with `make install` as root"
+    )]
+    Untrusted {
+        /// The file.
+        path: PathBuf,
     },
     /// CUDA needs a node that the driver has not made.
     #[error("/dev/nvidia-uvm is missing, which CUDA needs; create it with `nvidia-modprobe -c 0 -u`")]
@@ -218,7 +228,11 @@ fn c_path(path: &std::ffi::CStr) -> PathBuf {
 }
 
 fn installed(path: PathBuf, key: &'static str) -> Result<PathBuf, PlanError> {
-    if path.is_file() { Ok(path) } else { Err(PlanError::NotInstalled { path, key }) }
+    match fs::metadata(&path) {
+        Ok(metadata) if metadata.uid() == 0 && metadata.mode() & 0o022 == 0 => Ok(path),
+        Ok(_) => Err(PlanError::Untrusted { path }),
+        Err(_) => Err(PlanError::NotInstalled { path, key }),
+    }
 }
 
 fn read_only(source: &Path, destination: &Path) -> Result<Mount, OciSpecError> {

@@ -44,11 +44,6 @@ impl Region {
         Self(state.join("regions").join(lease_id.to_string()))
     }
 
-    /// The region in this folder, as named to the hook.
-    pub fn at(path: &Path) -> Self {
-        Self(path.into())
-    }
-
     /// The folder.
     pub fn path(&self) -> &Path {
         &self.0
@@ -99,13 +94,11 @@ impl Region {
         let _ = fs::remove_dir(&self.0);
     }
 
-    /// Takes away all regions below the state folder but those of the `living` leases, and returns how many.
-    pub fn collect(state: &Path, living: &[i64]) -> usize {
+    /// The regions below the state folder, by their leases' ids. Ask this before asking for the living leases: a
+    /// lease is written before its region is made, so a region of this list without a lease is nobody's.
+    pub fn existing(state: &Path) -> Vec<i64> {
         let entries = fs::read_dir(state.join("regions")).into_iter().flatten().filter_map(Result::ok);
-        let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i64>().ok());
-        let dead: Vec<i64> = ids.filter(|id| !living.contains(id)).collect();
-        dead.iter().for_each(|id| Self::of(state, *id).remove());
-        dead.len()
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
     }
 }
 

@@ -19,12 +19,17 @@ use crate::{exec, totals};
 pub fn create(args: &Args, config: &Config) -> Result<Infallible> {
     let runtime = exec::find(config)?;
     let bundle = Bundle::open(&args.bundle)?;
-    let Some(request) = gpushare_request::read(&bundle.container()?, &config.request)? else {
+    let refused = || {
+        let id: String = short(args.id.as_deref().unwrap_or_default()).escape_debug().collect();
+        format!("cannot lease a GPU for {id}")
+    };
+    let Some(request) =
+        gpushare_request::read(&bundle.container()?, &config.request).with_context(refused)?
+    else {
         return exec::low_level(runtime);
     };
     let key = key(args)?;
-    grant(&request, &key, &bundle, runtime, config)
-        .with_context(|| format!("cannot lease a GPU for {}", short(&key.container)))
+    grant(&request, &key, &bundle, runtime, config).with_context(refused)
 }
 
 /// On success the process is another program; on any failure lease and region are given back.
