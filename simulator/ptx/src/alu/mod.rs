@@ -1,0 +1,47 @@
+//! What instructions compute: pure functions from slots to a slot, chosen once when a module is read.
+//! Nothing here knows registers, memory or threads.
+
+pub(crate) mod compare;
+pub(crate) mod convert;
+pub(crate) mod float;
+pub(crate) mod half;
+pub(crate) mod integer;
+pub(crate) mod packed;
+pub(crate) mod real;
+pub(crate) mod scalar;
+
+/// Up to three operands to one result; unused operands are ignored.
+pub(crate) type Alu = fn(u64, u64, u64) -> u64;
+
+/// Four operands to one result.
+pub(crate) type Alu4 = fn(u64, u64, u64, u64) -> u64;
+
+/// An [`Alu`] whose operands are all of one type.
+macro_rules! alu {
+    ($ty:ty, |$a:tt, $b:tt, $c:tt| $body:expr) => {
+        (|a: u64, b: u64, c: u64| -> u64 {
+            let ($a, $b, $c) = (<$ty as Scalar>::of(a), <$ty as Scalar>::of(b), <$ty as Scalar>::of(c));
+            Scalar::bits($body)
+        }) as Alu
+    };
+}
+
+/// The same for whichever integer type of 16, 32 or 64 bits `$selected` is; `None` for another type.
+macro_rules! alu_by_integer {
+    ($selected:expr, |$a:tt, $b:tt, $c:tt| $body:expr) => {
+        match $selected {
+            Ty::U8 | Ty::B8 => Some(alu!(u8, |$a, $b, $c| $body)),
+            Ty::U16 | Ty::B16 => Some(alu!(u16, |$a, $b, $c| $body)),
+            Ty::U32 | Ty::B32 => Some(alu!(u32, |$a, $b, $c| $body)),
+            Ty::U64 | Ty::B64 => Some(alu!(u64, |$a, $b, $c| $body)),
+            Ty::S8 => Some(alu!(i8, |$a, $b, $c| $body)),
+            Ty::S16 => Some(alu!(i16, |$a, $b, $c| $body)),
+            Ty::S32 => Some(alu!(i32, |$a, $b, $c| $body)),
+            Ty::S64 => Some(alu!(i64, |$a, $b, $c| $body)),
+            _ => None,
+        }
+    };
+}
+
+pub(crate) use alu;
+pub(crate) use alu_by_integer;
