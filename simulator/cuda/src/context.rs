@@ -1,0 +1,355 @@
+//! Contexts: one primary context per GPU and any number of others, and each thread's stack of them.
+//!
+//! The first live context of the process on a GPU takes the node's context memory, the last one gives it back.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use gpushare_simulator::timeline::Mark;
+
+use crate::abi::{Code, Handle, In, Out, Result};
+use crate::driver::{Driver, driver, locked};
+use crate::registry::Registry;
+
+/// A context.
+pub struct Context {
+    /// Its handle.
+    pub handle: Handle,
+    /// CUDA ordinal of its GPU.
+    pub ordinal: i32,
+    /// End of the last work queued in it.
+    pub last: Mutex<Mark>,
+    primary: bool,
+    flags: AtomicU32,
+    alive: AtomicBool,
+    settings: Mutex<HashMap<u32, usize>>,
+}
+
+#[derive(Default)]
+struct OnDevice {
+    primary: Handle,
+    retained: u32,
+    primary_flags: u32,
+    live: u32,
+}
+
+/// All contexts of the process.
+pub struct Contexts {
+    registry: Registry<Context>,
+    devices: Vec<Mutex<OnDevice>>,
+}
+
+thread_local! {
+    static STACK: RefCell<Vec<Arc<Context>>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Contexts {
+    /// None yet, on `devices` GPUs.
+    pub fn new(devices: usize) -> Self {
+        let devices = (0..devices).map(|_| Mutex::default()).collect();
+        Self { registry: Registry::default(), devices }
+    }
+
+    fn on(&self, ordinal: i32) -> Result<&Mutex<OnDevice>> {
+        usize::try_from(ordinal).ok().and_then(|index| self.devices.get(index)).ok_or(Code::INVALID_DEVICE)
+    }
+
+    /// The context of a handle.
+    pub fn get(&self, handle: Handle) -> Result<Arc<Context>> {
+        self.registry.get(handle).map_err(|_| Code::INVALID_CONTEXT)
+    }
+}
+
+/// The calling thread's current context.
+pub fn current() -> Result<Arc<Context>> {
+    let top = STACK.with_borrow(|stack| stack.last().cloned()).ok_or(Code::INVALID_CONTEXT)?;
+    if top.alive.load(Ordering::Acquire) { Ok(top) } else { Err(Code::CONTEXT_IS_DESTROYED) }
+}
+
+/// The context of `handle`, or the current one for 0.
+fn given_or_current(handle: Handle) -> Result<Arc<Context>> {
+    if handle == 0 { current() } else { driver()?.contexts.get(handle) }
+}
+
+fn open(driver: &Driver, ordinal: i32, on: &mut OnDevice, flags: u32, primary: bool) -> Result<Handle> {
+    if on.live == 0 {
+        let cost = driver.session.state().context.load(Ordering::Relaxed);
+        if !driver.gpu(ordinal)?.take(&driver.session, cost) {
+            return Err(Code::OUT_OF_MEMORY);
+        }
+    }
+    on.live += 1;
+    Ok(driver.contexts.registry.add_with(|handle| Context {
+        handle,
+        ordinal,
+        last: Mutex::default(),
+        primary,
+        flags: AtomicU32::new(flags),
+        alive: AtomicBool::new(true),
+        settings: Mutex::default(),
+    }))
+}
+
+fn close(driver: &Driver, on: &mut OnDevice, handle: Handle) -> Result {
+    let context = driver.contexts.registry.remove(handle).map_err(|_| Code::INVALID_CONTEXT)?;
+    context.alive.store(false, Ordering::Release);
+    driver.forget_context(&context);
+    on.live = on.live.saturating_sub(1);
+    if on.live == 0 {
+        driver.forget_device(context.ordinal);
+        let cost = driver.session.state().context.load(Ordering::Relaxed);
+        driver.gpu(context.ordinal)?.give(&driver.session, cost);
+    }
+    Ok(())
+}
+
+fn push(context: Arc<Context>) {
+    STACK.with_borrow_mut(|stack| stack.push(context));
+}
+
+fn create(out: Out<Handle>, flags: u32, ordinal: i32) -> Result {
+    out.given()?;
+    let driver = driver()?;
+    let mut on = locked(driver.contexts.on(ordinal)?);
+    let handle = open(driver, ordinal, &mut on, flags, false)?;
+    push(driver.contexts.get(handle)?);
+    out.set(handle)
+}
+
+fn destroy(handle: Handle) -> Result {
+    let driver = driver()?;
+    let context = driver.contexts.get(handle)?;
+    if context.primary {
+        return Err(Code::INVALID_CONTEXT);
+    }
+    STACK.with_borrow_mut(|stack| {
+        if stack.last().is_some_and(|top| top.handle == handle) {
+            stack.pop();
+        }
+    });
+    close(driver, &mut locked(driver.contexts.on(context.ordinal)?), handle)
+}
+
+fn synchronize(context: &Context) -> Result {
+    let driver = driver()?;
+    driver.refuse_while_capturing(context)?;
+    let mark = *locked(&context.last);
+    mark.wait(driver.gpu(context.ordinal)?, &driver.session);
+    driver.settle_pools(context.ordinal);
+    Ok(())
+}
+
+const LIMITS: u32 = 8;
+const CACHE_CONFIG: u32 = 100;
+const SHARED_CONFIG: u32 = 101;
+
+fn default_limit(limit: u32) -> usize {
+    match limit {
+        0 => 1024,
+        1 | 2 => 8 << 20,
+        3 => 2,
+        4 => 2048,
+        5 => 128,
+        _ => 0,
+    }
+}
+
+fn setting(context: &Context, key: u32, default: usize) -> usize {
+    locked(&context.settings).get(&key).copied().unwrap_or(default)
+}
+
+exports! {
+    fn cuDevicePrimaryCtxRetain(out: Out<Handle>, ordinal: i32) {
+        out.given()?;
+        let driver = driver()?;
+        let mut on = locked(driver.contexts.on(ordinal)?);
+        if on.retained == 0 {
+            let flags = on.primary_flags;
+            on.primary = open(driver, ordinal, &mut on, flags, true)?;
+        }
+        on.retained += 1;
+        out.set(on.primary)
+    }
+
+    fn cuDevicePrimaryCtxRelease_v2 also cuDevicePrimaryCtxRelease (ordinal: i32) {
+        let driver = driver()?;
+        let mut on = locked(driver.contexts.on(ordinal)?);
+        on.retained = on.retained.checked_sub(1).ok_or(Code::INVALID_CONTEXT)?;
+        if on.retained == 0 {
+            let handle = std::mem::take(&mut on.primary);
+            close(driver, &mut on, handle)?;
+        }
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxReset_v2 also cuDevicePrimaryCtxReset (ordinal: i32) {
+        let driver = driver()?;
+        let mut on = locked(driver.contexts.on(ordinal)?);
+        if on.retained > 0 {
+            on.retained = 0;
+            let handle = std::mem::take(&mut on.primary);
+            close(driver, &mut on, handle)?;
+        }
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxSetFlags_v2 also cuDevicePrimaryCtxSetFlags (ordinal: i32, flags: u32) {
+        let driver = driver()?;
+        let mut on = locked(driver.contexts.on(ordinal)?);
+        on.primary_flags = flags;
+        if on.retained > 0 {
+            driver.contexts.get(on.primary)?.flags.store(flags, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxGetState(ordinal: i32, flags: Out<u32>, active: Out<i32>) {
+        let on = locked(driver()?.contexts.on(ordinal)?);
+        flags.set_if_given(on.primary_flags);
+        active.set_if_given(i32::from(on.retained > 0));
+        Ok(())
+    }
+
+    fn cuCtxCreate_v2 also cuCtxCreate (out: Out<Handle>, flags: u32, ordinal: i32) {
+        create(out, flags, ordinal)
+    }
+
+    fn cuCtxCreate_v3(out: Out<Handle>, _affinity: In<u8>, _count: i32, flags: u32, ordinal: i32) {
+        create(out, flags, ordinal)
+    }
+
+    fn cuCtxCreate_v4(out: Out<Handle>, _parameters: In<u8>, flags: u32, ordinal: i32) {
+        create(out, flags, ordinal)
+    }
+
+    fn cuCtxDestroy_v2 also cuCtxDestroy (handle: Handle) {
+        destroy(handle)
+    }
+
+    fn cuCtxAttach(out: Out<Handle>, _flags: u32) {
+        out.set(current()?.handle)
+    }
+
+    fn cuCtxDetach(handle: Handle) {
+        destroy(handle)
+    }
+
+    fn cuCtxPushCurrent_v2 also cuCtxPushCurrent (handle: Handle) {
+        push(driver()?.contexts.get(handle)?);
+        Ok(())
+    }
+
+    fn cuCtxPopCurrent_v2 also cuCtxPopCurrent (out: Out<Handle>) {
+        driver()?;
+        let top = STACK.with_borrow_mut(Vec::pop).ok_or(Code::INVALID_CONTEXT)?;
+        out.set_if_given(top.handle);
+        Ok(())
+    }
+
+    fn cuCtxSetCurrent(handle: Handle) {
+        let driver = driver()?;
+        let new = if handle == 0 { None } else { Some(driver.contexts.get(handle)?) };
+        STACK.with_borrow_mut(|stack| {
+            stack.pop();
+            stack.extend(new);
+        });
+        Ok(())
+    }
+
+    fn cuCtxGetCurrent(out: Out<Handle>) {
+        driver()?;
+        out.set(STACK.with_borrow(|stack| stack.last().map_or(0, |top| top.handle)))
+    }
+
+    fn cuCtxGetDevice(out: Out<i32>) {
+        driver()?;
+        out.set(current()?.ordinal)
+    }
+
+    fn cuCtxGetDevice_v2(out: Out<i32>, handle: Handle) {
+        out.set(given_or_current(handle)?.ordinal)
+    }
+
+    fn cuCtxSynchronize() {
+        driver()?;
+        synchronize(&*current()?)
+    }
+
+    fn cuCtxSynchronize_v2(handle: Handle) {
+        synchronize(&*given_or_current(handle)?)
+    }
+
+    fn cuCtxGetApiVersion(handle: Handle, out: Out<u32>) {
+        given_or_current(handle)?;
+        out.set(3020)
+    }
+
+    fn cuCtxGetId(handle: Handle, out: Out<u64>) {
+        out.set(given_or_current(handle)?.handle as u64)
+    }
+
+    fn cuCtxGetFlags(out: Out<u32>) {
+        driver()?;
+        out.set(current()?.flags.load(Ordering::Relaxed))
+    }
+
+    fn cuCtxSetFlags(flags: u32) {
+        driver()?;
+        current()?.flags.store(flags, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn cuCtxSetLimit(limit: u32, value: usize) {
+        driver()?;
+        if limit >= LIMITS {
+            return Err(Code::INVALID_VALUE);
+        }
+        locked(&current()?.settings).insert(limit, value);
+        Ok(())
+    }
+
+    fn cuCtxGetLimit(out: Out<usize>, limit: u32) {
+        driver()?;
+        if limit >= LIMITS {
+            return Err(Code::INVALID_VALUE);
+        }
+        out.set(setting(&*current()?, limit, default_limit(limit)))
+    }
+
+    fn cuCtxSetCacheConfig(value: u32) {
+        driver()?;
+        locked(&current()?.settings).insert(CACHE_CONFIG, value as usize);
+        Ok(())
+    }
+
+    fn cuCtxGetCacheConfig(out: Out<u32>) {
+        driver()?;
+        out.set(u32::try_from(setting(&*current()?, CACHE_CONFIG, 0)).unwrap_or(0))
+    }
+
+    fn cuCtxSetSharedMemConfig(value: u32) {
+        driver()?;
+        locked(&current()?.settings).insert(SHARED_CONFIG, value as usize);
+        Ok(())
+    }
+
+    fn cuCtxGetSharedMemConfig(out: Out<u32>) {
+        driver()?;
+        out.set(u32::try_from(setting(&*current()?, SHARED_CONFIG, 1)).unwrap_or(1))
+    }
+
+    fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) {
+        driver()?;
+        current()?;
+        least.set_if_given(0);
+        greatest.set_if_given(-5);
+        Ok(())
+    }
+
+    fn cuCtxResetPersistingL2Cache() {
+        driver()?;
+        current().map(|_| ())
+    }
+}

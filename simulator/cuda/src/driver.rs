@@ -1,0 +1,206 @@
+//! The driver in this process: the session at the node's state, the visible GPUs, and every object that C holds.
+
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use gpushare_simulator::place::{Place, visible};
+use gpushare_simulator::session::Session;
+use gpushare_simulator::state::Gpu;
+
+use crate::abi::{Code, Result};
+use crate::array::Arrays;
+use crate::callback::Callbacks;
+use crate::capture::Captures;
+use crate::context::{Context, Contexts};
+use crate::event::Events;
+use crate::graph::Graphs;
+use crate::graphmem::GraphMemory;
+use crate::heap::{Heap, Kind};
+use crate::host::HostMemory;
+use crate::launch::Queue;
+use crate::link::Links;
+use crate::module::{Function, Modules};
+use crate::pool::Pools;
+use crate::registry::Registry;
+use crate::shared::Shared;
+use crate::stream::Streams;
+use crate::vmm::Virtual;
+
+/// A round of blocks takes this long by default, nanoseconds.
+const KERNEL_TIME: u64 = 2_000;
+
+/// Everything of one initialised process.
+pub struct Driver {
+    /// Our slot at the node.
+    pub session: Session,
+    /// GPUs in the order of CUDA's ordinals, as indexes into the state.
+    pub devices: Vec<usize>,
+    /// Contexts.
+    pub contexts: Contexts,
+    /// Device memory of all GPUs.
+    pub heap: Mutex<Heap>,
+    /// Page-locked host memory.
+    pub host: HostMemory,
+    /// Streams.
+    pub streams: Streams,
+    /// Events.
+    pub events: Events,
+    /// Captures under way.
+    pub captures: Captures,
+    /// Graphs.
+    pub graphs: Graphs,
+    /// Memory of graphs.
+    pub graph_memory: GraphMemory,
+    /// Memory pools.
+    pub pools: Pools,
+    /// Virtual memory management.
+    pub memory: Virtual,
+    /// Arrays.
+    pub arrays: Arrays,
+    /// Memory shared with other processes.
+    pub sharing: Shared,
+    /// Modules and libraries.
+    pub modules: Modules,
+    /// Functions and kernels.
+    pub functions: Registry<Function>,
+    /// Links under way.
+    pub links: Links,
+    /// Host functions of streams.
+    pub callbacks: Callbacks,
+    /// Launches under way, by CUDA ordinal.
+    pub queues: Vec<Queue>,
+    /// Whether kernels that can run do so; otherwise they only take time.
+    pub runs_kernels: bool,
+    /// Nanoseconds that one round of blocks takes.
+    pub kernel_time: u64,
+    /// Every allocation of device memory takes this long.
+    pub delay: Duration,
+}
+
+static DRIVER: AtomicPtr<Driver> = AtomicPtr::new(std::ptr::null_mut());
+static STARTING: Mutex<()> = Mutex::new(());
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// The lock, also after a panic elsewhere: an answer is better than an abort in somebody else's process.
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The driver, once cuInit has succeeded in this process.
+pub fn driver() -> Result<&'static Driver> {
+    let pointer = DRIVER.load(Ordering::Acquire);
+    // SAFETY: null, or made from a leaked box below.
+    unsafe { pointer.as_ref() }.ok_or(Code::NOT_INITIALIZED)
+}
+
+/// A child of an initialised process cannot use the driver, as with the real one.
+extern "C" fn after_fork_in_child() {
+    if !DRIVER.swap(std::ptr::null_mut(), Ordering::AcqRel).is_null() {
+        FORKED.store(true, Ordering::Release);
+    }
+}
+
+/// The number in an environment variable.
+pub fn number_of(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+fn start() -> Result<Driver> {
+    let place = Place::find().ok_or(Code::NO_DEVICE)?;
+    let session = Session::open(&place.shared).map_err(|_| Code::NO_DEVICE)?;
+    let granted = place.granted(session.state());
+    let chosen = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let devices = visible(session.state(), &granted, chosen.as_deref());
+    if devices.is_empty() {
+        session.close();
+        return Err(Code::NO_DEVICE);
+    }
+    Ok(Driver {
+        contexts: Contexts::new(devices.len()),
+        heap: Mutex::new(Heap::default()),
+        host: HostMemory::default(),
+        streams: Streams::default(),
+        events: Events::default(),
+        captures: Captures::default(),
+        graphs: Graphs::default(),
+        graph_memory: GraphMemory::default(),
+        pools: Pools::default(),
+        memory: Virtual::default(),
+        arrays: Arrays::default(),
+        sharing: Shared::default(),
+        modules: Modules::default(),
+        functions: Registry::default(),
+        links: Links::default(),
+        callbacks: Callbacks::default(),
+        queues: devices.iter().map(|_| Queue::default()).collect(),
+        runs_kernels: number_of("GPUSHARE_SIMULATOR_RUN") != Some(0),
+        kernel_time: number_of("GPUSHARE_SIMULATOR_KERNEL_NS").unwrap_or(KERNEL_TIME),
+        delay: Duration::from_nanos(number_of("GPUSHARE_SIMULATOR_ALLOCATION_NS").unwrap_or(0)),
+        session,
+        devices,
+    })
+}
+
+/// Initialises the process; a second time does nothing.
+pub fn initialise() -> Result {
+    let _one = locked(&STARTING);
+    if FORKED.load(Ordering::Acquire) {
+        return Err(Code::NOT_INITIALIZED);
+    }
+    if driver().is_ok() {
+        return Ok(());
+    }
+    let driver = start()?;
+    // SAFETY: the handler only touches two atomics.
+    unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
+    DRIVER.store(Box::into_raw(Box::new(driver)), Ordering::Release);
+    Ok(())
+}
+
+impl Driver {
+    /// The GPU of a CUDA ordinal.
+    pub fn gpu(&self, ordinal: i32) -> Result<&'static Gpu> {
+        let index = usize::try_from(ordinal).ok().and_then(|ordinal| self.devices.get(ordinal));
+        index.and_then(|&index| self.session.state().gpus().get(index)).ok_or(Code::INVALID_DEVICE)
+    }
+
+    /// Frees what a dying context holds.
+    pub fn forget_context(&self, context: &Context) {
+        self.modules.forget(self, context.handle);
+        let held = locked(&self.heap).select(|allocation| allocation.context == context.handle);
+        for allocation in held {
+            let _ = match allocation.kind {
+                Kind::Imported => self.close_import(allocation.start),
+                _ => self.release(allocation.start).map(|_| ()),
+            };
+        }
+        self.streams.forget(context.handle);
+        self.events.forget(context.handle);
+    }
+
+    /// The last context of a GPU is gone.
+    pub fn forget_device(&self, ordinal: i32) {
+        self.forget_pools(ordinal);
+        self.graph_memory.forget(self, ordinal);
+    }
+
+    /// The launches that a GPU has not finished.
+    pub fn queue(&self, ordinal: i32) -> Result<&Queue> {
+        usize::try_from(ordinal).ok().and_then(|index| self.queues.get(index)).ok_or(Code::INVALID_DEVICE)
+    }
+
+    /// CUDA version of the simulated driver, for example 12020.
+    pub fn cuda_version(&self) -> u32 {
+        self.session.state().cuda.load(Ordering::Relaxed)
+    }
+}
+
+exports! {
+    fn cuInit(flags: u32) {
+        if flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        initialise()
+    }
+}

@@ -1,0 +1,268 @@
+//! Addresses of device memory: which allocation lies where, on which GPU, and what it was charged.
+//!
+//! Each GPU has one range of addresses, reserved without memory behind it; the kernel adds pages as they are touched.
+//! The books of how much a GPU has are the node's (`gpushare_simulator::memory`), not this table's.
+
+use std::collections::{BTreeMap, HashMap};
+
+use gpushare_simulator::memory::{LARGE, SMALL_LIMIT};
+
+use crate::abi::{Code, Handle, Result};
+
+/// What an allocation is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// cuMemAlloc and its like.
+    Device,
+    /// cuMemAllocManaged.
+    Managed,
+    /// From the memory pool of this handle, which holds the charge.
+    Pool(Handle),
+    /// Of a graph's memory node; the device's graph pool holds the charge.
+    Graph,
+    /// An array or one level set of a mipmapped array.
+    Array,
+    /// Memory of another process; its owner holds the charge.
+    Imported,
+    /// A mapping of an allocation handle, which holds the charge.
+    Mapped,
+}
+
+/// A live allocation.
+#[derive(Clone, Copy, Debug)]
+pub struct Allocation {
+    /// First address.
+    pub start: u64,
+    /// Bytes that were asked.
+    pub length: u64,
+    /// Bytes of addresses that it occupies.
+    pub extent: u64,
+    /// Bytes charged to the GPU; 0 where a pool or another process holds the charge.
+    pub charged: u64,
+    /// CUDA ordinal of its GPU.
+    pub ordinal: i32,
+    /// Context it belongs to; 0 for none.
+    pub context: Handle,
+    /// What it is for.
+    pub kind: Kind,
+    /// Number of the allocation in this process.
+    pub id: u64,
+    touched: bool,
+}
+
+#[derive(Default)]
+struct Arena {
+    start: u64,
+    next: u64,
+    end: u64,
+    free: HashMap<u64, Vec<u64>>,
+}
+
+/// All device memory of the process.
+#[derive(Default)]
+pub struct Heap {
+    arenas: HashMap<i32, Arena>,
+    live: BTreeMap<u64, Allocation>,
+    count: u64,
+    /// Allocations up to this number may hold data, whatever their own mark says.
+    all_touched: u64,
+}
+
+impl Arena {
+    fn new(bytes: u64) -> Result<Self> {
+        // Four times the memory: freed pieces are reused by size, and need room beside them.
+        let length = bytes.max(1 << 30).checked_mul(4).ok_or(Code::OUT_OF_MEMORY)?;
+        let base = reserve(length + LARGE)?;
+        let start = base.next_multiple_of(LARGE);
+        Ok(Self { start, next: start, end: start + length, free: HashMap::new() })
+    }
+
+    fn take(&mut self, extent: u64) -> Result<u64> {
+        if let Some(start) = self.free.get_mut(&extent).and_then(Vec::pop) {
+            return Ok(start);
+        }
+        let align = if extent < SMALL_LIMIT { 512 } else { LARGE };
+        let found = self.bump(extent, align);
+        if found.is_ok() {
+            return found;
+        }
+        self.merge();
+        self.first_fit(extent, align).or_else(|_| self.bump(extent, align))
+    }
+
+    fn bump(&mut self, extent: u64, align: u64) -> Result<u64> {
+        let start = self.next.next_multiple_of(align);
+        let end = start.checked_add(extent).filter(|&end| end <= self.end).ok_or(Code::OUT_OF_MEMORY)?;
+        self.next = end;
+        Ok(start)
+    }
+
+    /// Joins neighbouring free pieces, and gives those at the end back to it.
+    fn merge(&mut self) {
+        let lists = std::mem::take(&mut self.free);
+        let mut pieces: Vec<(u64, u64)> = lists
+            .into_iter()
+            .flat_map(|(extent, starts)| starts.into_iter().map(move |start| (start, extent)))
+            .collect();
+        pieces.sort_unstable();
+        let mut joined: Vec<(u64, u64)> = Vec::new();
+        for (start, extent) in pieces {
+            match joined.last_mut() {
+                Some(last) if last.0 + last.1 == start => last.1 += extent,
+                _ => joined.push((start, extent)),
+            }
+        }
+        if let Some(&(start, extent)) = joined.last()
+            && start + extent == self.next
+        {
+            self.next = start;
+            joined.pop();
+        }
+        for (start, extent) in joined {
+            self.free.entry(extent).or_default().push(start);
+        }
+    }
+
+    fn first_fit(&mut self, extent: u64, align: u64) -> Result<u64> {
+        let fits = |start: u64, size: u64| start.next_multiple_of(align) + extent <= start + size;
+        let found = self.free.iter().find_map(|(&size, starts)| {
+            starts.iter().position(|&start| fits(start, size)).map(|position| (size, position))
+        });
+        let (size, position) = found.ok_or(Code::OUT_OF_MEMORY)?;
+        let piece = self.free.get_mut(&size).ok_or(Code::OUT_OF_MEMORY)?.swap_remove(position);
+        let start = piece.next_multiple_of(align);
+        let rest = start + extent;
+        for (from, to) in [(piece, start), (rest, piece + size)] {
+            if to > from {
+                self.free.entry(to - from).or_default().push(from);
+            }
+        }
+        Ok(start)
+    }
+}
+
+impl Heap {
+    /// Finds addresses for `extent` bytes on the GPU `ordinal`, which has `memory` bytes in all.
+    pub fn place(&mut self, memory: u64, mut new: Allocation) -> Result<Allocation> {
+        if let std::collections::hash_map::Entry::Vacant(entry) = self.arenas.entry(new.ordinal) {
+            entry.insert(Arena::new(memory)?);
+        }
+        let arena = self.arenas.get_mut(&new.ordinal).ok_or(Code::INVALID_DEVICE)?;
+        new.start = arena.take(new.extent)?;
+        self.count += 1;
+        new.id = self.count;
+        self.live.insert(new.start, new);
+        Ok(new)
+    }
+
+    /// Adds memory that lies elsewhere, such as another process's.
+    pub fn adopt(&mut self, mut new: Allocation) {
+        self.count += 1;
+        new.id = self.count;
+        self.live.insert(new.start, new);
+    }
+
+    /// Takes the allocation that starts at `start` out, and gives its addresses back.
+    pub fn remove(&mut self, start: u64) -> Result<Allocation> {
+        let gone = self.live.remove(&start).ok_or(Code::INVALID_VALUE)?;
+        if gone.touched || gone.id <= self.all_touched {
+            discard(gone.start, gone.extent);
+        }
+        if let Some(arena) = self.arenas.get_mut(&gone.ordinal)
+            && (arena.start..arena.end).contains(&start)
+        {
+            arena.free.entry(gone.extent).or_default().push(start);
+        }
+        Ok(gone)
+    }
+
+    /// The allocation that `address` lies in.
+    pub fn find(&self, address: u64) -> Option<&Allocation> {
+        let found = self.live.range(..=address).next_back().map(|(_, allocation)| allocation);
+        found.filter(|allocation| address - allocation.start < allocation.length.max(1))
+    }
+
+    /// The allocation that starts at `start`.
+    pub fn at(&self, start: u64) -> Option<&Allocation> {
+        self.live.get(&start)
+    }
+
+    /// Says that the allocation's pages may hold data, so that they are dropped when it is freed.
+    pub fn touch(&mut self, address: u64) {
+        if let Some((_, allocation)) = self.live.range_mut(..=address).next_back() {
+            allocation.touched = true;
+        }
+    }
+
+    /// Says the same of every allocation: a kernel may have written anywhere.
+    pub fn touch_all(&mut self) {
+        self.all_touched = self.count;
+    }
+
+    /// All live allocations for which `wanted` holds.
+    pub fn select(&self, wanted: impl Fn(&Allocation) -> bool) -> Vec<Allocation> {
+        self.live.values().copied().filter(|allocation| wanted(allocation)).collect()
+    }
+}
+
+impl Allocation {
+    /// An allocation that has no address yet.
+    pub fn new(ordinal: i32, context: Handle, kind: Kind, length: u64, extent: u64, charged: u64) -> Self {
+        Self { start: 0, length, extent, charged, ordinal, context, kind, id: 0, touched: false }
+    }
+
+    /// The same at an address that is known.
+    pub fn starting(self, start: u64) -> Self {
+        Self { start, ..self }
+    }
+}
+
+/// Reserves `length` bytes of addresses that read as zeros and take memory only when written.
+pub fn reserve(length: u64) -> Result<u64> {
+    let size = usize::try_from(length).map_err(|_| Code::OUT_OF_MEMORY)?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no memory of ours.
+    let address =
+        unsafe { libc::mmap(std::ptr::null_mut(), size, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    if address == libc::MAP_FAILED {
+        Err(Code::OUT_OF_MEMORY)
+    } else {
+        Ok(address.expose_provenance() as u64)
+    }
+}
+
+/// Gives the addresses of [`reserve`] back.
+pub fn unreserve(start: u64, length: u64) {
+    let (Ok(address), Ok(size)) = (usize::try_from(start), usize::try_from(length)) else { return };
+    // SAFETY: the caller owns this mapping, and no allocation lies in it any more.
+    unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(address), size) };
+}
+
+/// Drops the pages of a range; it reads as zeros afterwards. Only whole pages go.
+fn discard(start: u64, length: u64) {
+    const PAGE: u64 = 4096;
+    let (from, to) = (start.next_multiple_of(PAGE), (start + length) / PAGE * PAGE);
+    let (Ok(address), Ok(size)) = (usize::try_from(from), usize::try_from(to.saturating_sub(from))) else {
+        return;
+    };
+    if size > 0 {
+        let address = std::ptr::with_exposed_provenance_mut(address);
+        // SAFETY: whole pages of a freed range of our own arena.
+        unsafe { libc::madvise(address, size, libc::MADV_DONTNEED) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn freed_addresses_serve_again_and_merge_when_the_range_is_full() {
+        let mut arena = Arena { start: 0, next: 0, end: 16 * LARGE, free: HashMap::new() };
+        let pieces: Vec<u64> = (0..16).map(|_| arena.take(LARGE).expect("room")).collect();
+        assert!(arena.take(LARGE).is_err());
+        arena.free.entry(LARGE).or_default().extend(&pieces[4..8]);
+        assert_eq!(arena.take(4 * LARGE), Ok(4 * LARGE));
+        assert!(arena.take(512).is_err());
+    }
+}

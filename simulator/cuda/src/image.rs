@@ -1,0 +1,134 @@
+//! Code images: what a program gives to cuModuleLoadData and its like.
+
+use gpushare_simulator_ptx::{Global, Module, Parameter, PtxError};
+
+use crate::abi::{Code, In, Result};
+use crate::launch::Kernel;
+
+/// An image.
+pub enum Image {
+    /// PTX that can be run.
+    Program(Program),
+    /// Kernels of these names that only take time.
+    Named(Vec<String>),
+    /// Any name is a kernel that only takes time.
+    Opaque,
+}
+
+const ELF: [u8; 4] = *b"\x7fELF";
+const FAT: u32 = 0xba55_ed50;
+const FAT_WRAPPER: u32 = 0x4662_43b1;
+/// Longer texts are not taken for PTX.
+const MOST: usize = 64 << 20;
+
+impl Image {
+    /// Reads an image from memory. PTX is a terminated text; the others tell their own size and are not looked into.
+    pub fn read(data: In<u8>) -> Result<Self> {
+        let head: Vec<u8> =
+            (0..4).map_while(|index| data.at(index).ok().filter(|&byte| index < 1 || byte != 0)).collect();
+        let first = data.get()?;
+        if head == ELF || first == 0x50 || first == 0xb1 {
+            let word = head.try_into().map_or(0, u32::from_le_bytes);
+            let known = word == u32::from_le_bytes(ELF) || word == FAT || word == FAT_WRAPPER;
+            return if known { Ok(Self::Opaque) } else { Err(Code::INVALID_IMAGE) };
+        }
+        let text: Vec<u8> =
+            (0..MOST).map_while(|index| data.at(index).ok().filter(|&byte| byte != 0)).collect();
+        Self::of_text(&text)
+    }
+
+    /// Reads an image from a file.
+    pub fn open(path: &str) -> Result<Self> {
+        let bytes = std::fs::read(path).map_err(|_| Code::FILE_NOT_FOUND)?;
+        let word = bytes.first_chunk().map_or(0, |head| u32::from_le_bytes(*head));
+        if word == u32::from_le_bytes(ELF) || word == FAT {
+            return Ok(Self::Opaque);
+        }
+        let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+        Self::of_text(&bytes[..end])
+    }
+
+    fn of_text(bytes: &[u8]) -> Result<Self> {
+        let text = std::str::from_utf8(bytes).map_err(|_| Code::INVALID_IMAGE)?;
+        if !text.contains(".version") {
+            return Err(Code::INVALID_IMAGE);
+        }
+        Ok(Program::parse(text).map_or_else(|| Self::Named(entry_names(text)), Self::Program))
+    }
+
+    /// Whether the image has a kernel of this name.
+    pub fn has(&self, name: &str) -> bool {
+        matches!(self, Self::Opaque) || self.names().iter().any(|known| known == name)
+    }
+
+    /// Names of the kernels, where they can be told.
+    pub fn names(&self) -> Vec<String> {
+        match self {
+            Self::Program(program) => program.names(),
+            Self::Named(names) => names.clone(),
+            Self::Opaque => Vec::new(),
+        }
+    }
+
+    /// Layout of a kernel's parameters, where it can be told.
+    pub fn parameters(&self, kernel: &str) -> Option<Vec<Parameter>> {
+        if let Self::Program(program) = self { program.parameters(kernel) } else { None }
+    }
+
+    /// The variables, where they can be told.
+    pub fn globals(&self) -> Vec<Global> {
+        if let Self::Program(program) = self { program.0.globals() } else { Vec::new() }
+    }
+}
+
+/// Names after `.entry` in a PTX text.
+fn entry_names(text: &str) -> Vec<String> {
+    let is_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '$' | '%');
+    let after = text.split(".entry").skip(1).map(str::trim_start);
+    after.map(|rest| rest.split(|c| !is_name(c)).next().unwrap_or_default().to_owned()).collect()
+}
+
+/// PTX that the interpreter understands.
+pub struct Program(Module);
+
+impl Program {
+    fn parse(text: &str) -> Option<Self> {
+        Module::parse(text).ok().map(Self)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.kernels().map(str::to_owned).collect()
+    }
+
+    fn parameters(&self, kernel: &str) -> Option<Vec<Parameter>> {
+        self.0.parameters(kernel)
+    }
+
+    /// Runs `kernel`'s program over its whole grid. `address` says where a variable of the module lies.
+    pub fn run(&self, name: &str, kernel: &Kernel, address: &dyn Fn(&str) -> Option<u64>) -> Result {
+        let Kernel { grid, block, shared, parameters, .. } = kernel;
+        // SAFETY: device memory stays mapped for the life of the process. That the kernel keeps to it is what every
+        // CUDA program owes its driver; a real GPU would fault, and so do we.
+        let result = unsafe { self.0.run(name, *grid, *block, *shared, parameters, address) };
+        result.map_err(|error| match error {
+            PtxError::Fault { .. } => Code::ILLEGAL_ADDRESS,
+            _ => Code::LAUNCH_FAILED,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_found_in_text_that_is_not_parsed() {
+        let text = ".version 8.0\n.visible .entry busy_10ms(\n) { ret; }\n.entry  _Z3addPf ( ) {}";
+        assert_eq!(entry_names(text), ["busy_10ms", "_Z3addPf"]);
+    }
+
+    #[test]
+    fn what_is_neither_code_nor_text_is_refused() {
+        assert!(matches!(Image::of_text(b"hello"), Err(Code::INVALID_IMAGE)));
+    }
+}

@@ -1,0 +1,40 @@
+//! A libcuda without a GPU: the driver's own interface over the state of a simulated node.
+//!
+//! Memory is counted against the simulated GPU and backed by ordinary memory, so that copies really copy. Kernels
+//! take time on the GPU's time line, and those whose image is PTX text are really run. What `names.txt` lists and no
+//! module defines answers CUDA_ERROR_NOT_SUPPORTED.
+// The functions have the names of the C interface.
+#![allow(non_snake_case)]
+
+// The unwinder comes from the static library, so that the driver can be loaded where only glibc is.
+#[link(name = "gcc_eh", kind = "static", modifiers = "+whole-archive,-bundle")]
+unsafe extern "C" {}
+
+#[macro_use]
+mod abi;
+mod array;
+mod callback;
+mod capture;
+mod context;
+mod copy;
+mod debugger;
+mod device;
+mod driver;
+mod entry;
+mod event;
+mod graph;
+mod graphmem;
+mod heap;
+mod host;
+mod image;
+mod launch;
+mod linear;
+mod link;
+mod module;
+mod nodes;
+mod pool;
+mod registry;
+mod shared;
+mod stream;
+mod vmm;
+mod work;

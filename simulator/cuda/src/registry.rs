@@ -1,0 +1,65 @@
+//! Objects that C holds by handle. A handle that names nothing is an error, never a crash.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::abi::{Code, Handle, Result};
+
+/// Handles look like addresses, are never reused, and differ between kinds of objects.
+static NEXT: AtomicUsize = AtomicUsize::new(0x5600_0000_0040);
+
+/// A new handle.
+pub fn new_handle() -> Handle {
+    NEXT.fetch_add(0x40, Ordering::Relaxed)
+}
+
+/// All objects of one kind.
+pub struct Registry<T> {
+    objects: RwLock<HashMap<Handle, Arc<T>>>,
+}
+
+impl<T> Default for Registry<T> {
+    fn default() -> Self {
+        Self { objects: RwLock::new(HashMap::new()) }
+    }
+}
+
+impl<T> Registry<T> {
+    /// Adds an object under a handle of its own.
+    pub fn add(&self, object: T) -> Handle {
+        self.add_with(|_| object)
+    }
+
+    /// Adds an object that knows its handle.
+    pub fn add_with(&self, make: impl FnOnce(Handle) -> T) -> Handle {
+        let handle = new_handle();
+        self.write().insert(handle, Arc::new(make(handle)));
+        handle
+    }
+
+    /// The object, or an invalid handle.
+    pub fn get(&self, handle: Handle) -> Result<Arc<T>> {
+        let objects = self.objects.read().unwrap_or_else(PoisonError::into_inner);
+        objects.get(&handle).cloned().ok_or(Code::INVALID_HANDLE)
+    }
+
+    /// Takes the object out.
+    pub fn remove(&self, handle: Handle) -> Result<Arc<T>> {
+        self.write().remove(&handle).ok_or(Code::INVALID_HANDLE)
+    }
+
+    /// Takes out every object for which `gone` holds.
+    pub fn remove_all(&self, gone: impl Fn(&T) -> bool) {
+        self.write().retain(|_, object| !gone(object));
+    }
+
+    /// All objects.
+    pub fn all(&self) -> Vec<Arc<T>> {
+        self.objects.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<Handle, Arc<T>>> {
+        self.objects.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}

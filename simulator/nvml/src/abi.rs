@@ -1,0 +1,162 @@
+//! The C interface's parameters as Rust sees them, and the results of its functions.
+//!
+//! Values of these types are made by C callers alone, who promise what NVML's documentation asks of them: a pointer
+//! is null, or valid for what the function does with it. Everything above this module is safe code.
+
+use std::ffi::{CStr, c_char};
+
+/// An NVML result other than success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Code(pub u32);
+
+/// What every operation gives.
+pub type Result<T = ()> = std::result::Result<T, Code>;
+
+impl Code {
+    pub const UNINITIALIZED: Self = Self(1);
+    pub const INVALID_ARGUMENT: Self = Self(2);
+    pub const NOT_SUPPORTED: Self = Self(3);
+    pub const NOT_FOUND: Self = Self(6);
+    pub const INSUFFICIENT_SIZE: Self = Self(7);
+    pub const DRIVER_NOT_LOADED: Self = Self(9);
+    pub const TIMEOUT: Self = Self(10);
+    pub const ARGUMENT_VERSION_MISMATCH: Self = Self(25);
+}
+
+/// The words of nvmlErrorString.
+pub fn words(code: u32) -> &'static CStr {
+    match code {
+        0 => c"Success",
+        1 => c"Uninitialized",
+        2 => c"Invalid Argument",
+        3 => c"Not Supported",
+        4 => c"Insufficient Permissions",
+        6 => c"Not Found",
+        7 => c"Insufficient Size",
+        9 => c"Driver Not Loaded",
+        10 => c"Timeout",
+        13 => c"Function Not Found",
+        25 => c"Argument version mismatch",
+        _ => c"Unknown Error",
+    }
+}
+
+/// The number that C sees.
+pub fn number(result: Result) -> u32 {
+    result.err().map_or(0, |code| code.0)
+}
+
+/// Where a function writes one value or an array.
+#[repr(transparent)]
+pub struct Out<T>(*mut T);
+
+impl<T> Clone for Out<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Out<T> {}
+
+impl<T> Out<T> {
+    /// Writes `value`; null is an invalid argument.
+    pub fn set(self, value: T) -> Result {
+        self.set_at(0, value)
+    }
+
+    /// Writes element `index` of the caller's array.
+    pub fn set_at(self, index: usize, value: T) -> Result {
+        if self.0.is_null() {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        let element = self.0.wrapping_add(index);
+        // SAFETY: not null, so the caller promised a place for that many values of this type.
+        unsafe { element.write_unaligned(value) };
+        Ok(())
+    }
+
+    /// The value that stands there now; for parameters that go both ways.
+    pub fn get(self) -> Result<T>
+    where
+        T: Copy,
+    {
+        if self.0.is_null() {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        // SAFETY: not null, so the caller promised a value of this type.
+        Ok(unsafe { self.0.read_unaligned() })
+    }
+
+    /// Whether the caller gave null.
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The place `bytes` further, for a value of another type.
+    pub fn offset<U>(self, bytes: usize) -> Out<U> {
+        Out(self.0.wrapping_byte_add(bytes).cast())
+    }
+}
+
+/// A text that the caller gives.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct Text(*const c_char);
+
+impl Text {
+    /// The text; null is an invalid argument.
+    pub fn get(self) -> Result<String> {
+        if self.0.is_null() {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        // SAFETY: not null, so the caller promised a terminated text.
+        let text = unsafe { CStr::from_ptr(self.0) };
+        Ok(text.to_string_lossy().into_owned())
+    }
+}
+
+/// Writes a terminated text into a buffer of `length` bytes.
+pub fn set_text(out: Out<u8>, length: u32, text: &str) -> Result {
+    if text.len() >= length as usize {
+        return Err(Code::INSUFFICIENT_SIZE);
+    }
+    for (index, byte) in text.bytes().chain([0]).enumerate() {
+        out.set_at(index, byte)?;
+    }
+    Ok(())
+}
+
+/// `text` as an array padded with zeros.
+pub fn padded<const N: usize>(text: &str) -> [u8; N] {
+    let mut bytes = [0; N];
+    let length = text.len().min(N - 1);
+    bytes[..length].copy_from_slice(&text.as_bytes()[..length]);
+    bytes
+}
+
+/// A device as C holds it.
+pub type Handle = usize;
+
+/// Defines functions of the C interface; `also` names take the same parameters and do the same.
+macro_rules! exports {
+    ($(
+        $(#[$meta:meta])*
+        fn $name:ident $(also $also:ident)* ($($parameter:ident: $kind:ty),* $(,)?) $body:block
+    )*) => {$(
+        $(#[$meta])*
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($($parameter: $kind),*) -> u32 {
+            fn body($($parameter: $kind),*) -> $crate::abi::Result $body
+            $crate::abi::number(body($($parameter),*))
+        }
+        exports! { @also $name [$($also)*] ($($parameter: $kind),*) }
+    )*};
+    (@also $name:ident [] $parameters:tt) => {};
+    (@also $name:ident [$first:ident $($rest:ident)*] ($($parameter:ident: $kind:ty),*)) => {
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $first($($parameter: $kind),*) -> u32 {
+            fn body($($parameter: $kind),*) -> u32 { $name($($parameter),*) }
+            body($($parameter),*)
+        }
+        exports! { @also $name [$($rest)*] ($($parameter: $kind),*) }
+    };
+}

@@ -1,0 +1,195 @@
+//! Handles and identities of the GPUs.
+
+use std::sync::atomic::Ordering;
+
+use gpushare_simulator::state::Gpu;
+
+use crate::abi::{Code, Handle, Out, Result, Text, padded, set_text};
+use crate::node::{gpu, model_of, node};
+
+/// PCI identity; the old form has the short address alone.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Pci {
+    short_address: [u8; 16],
+    domain: u32,
+    bus: u32,
+    device: u32,
+    pci_device: u32,
+    subsystem: u32,
+    address: [u8; 32],
+}
+
+fn bus(gpu: &Gpu) -> u32 {
+    gpu.bus.load(Ordering::Relaxed)
+}
+
+fn pci(device: Handle) -> Result<Pci> {
+    let gpu = gpu(device)?;
+    let bus = bus(gpu);
+    Ok(Pci {
+        short_address: padded(&format!("0000:{bus:02X}:00.0")),
+        domain: 0,
+        bus,
+        device: 0,
+        pci_device: model_of(device)?.pci_device,
+        subsystem: model_of(device)?.pci_device,
+        address: padded(&format!("00000000:{bus:02X}:00.0")),
+    })
+}
+
+/// Compares by value: the domain has four or eight digits, letters of either case, or is left out.
+fn same_address(text: &str, gpu: &Gpu) -> bool {
+    let mut parts = text.rsplit(':');
+    let slot = parts.next() == Some("00.0");
+    let number = |part: Option<&str>| part.and_then(|digits| u32::from_str_radix(digits, 16).ok());
+    let same_bus = number(parts.next()) == Some(bus(gpu));
+    let domain = parts.next();
+    slot && same_bus && (domain.is_none() || number(domain) == Some(0))
+}
+
+exports! {
+    fn nvmlDeviceGetCount_v2 also nvmlDeviceGetCount (out: Out<u32>) {
+        out.set(u32::try_from(node()?.devices.len()).unwrap_or(u32::MAX))
+    }
+
+    fn nvmlDeviceGetHandleByIndex_v2 also nvmlDeviceGetHandleByIndex (index: u32, out: Out<Handle>) {
+        out.set(node()?.handle(index as usize)?)
+    }
+
+    fn nvmlDeviceGetHandleByUUID(uuid: Text, out: Out<Handle>) {
+        let wanted = uuid.get()?;
+        out.set(node()?.find(|gpu| gpu.uuid_text() == wanted)?)
+    }
+
+    fn nvmlDeviceGetHandleByPciBusId_v2 also nvmlDeviceGetHandleByPciBusId (address: Text, out: Out<Handle>) {
+        let wanted = address.get()?;
+        out.set(node()?.find(|gpu| same_address(&wanted, gpu))?)
+    }
+
+    fn nvmlDeviceGetHandleBySerial(serial: Text, out: Out<Handle>) {
+        let wanted = serial.get()?;
+        out.set(node()?.find(|gpu| serial_of(gpu) == wanted)?)
+    }
+
+    fn nvmlDeviceGetIndex(device: Handle, out: Out<u32>) {
+        out.set(u32::try_from(node()?.index(device)?).unwrap_or(0))
+    }
+
+    fn nvmlDeviceGetName(device: Handle, out: Out<u8>, length: u32) {
+        set_text(out, length, &gpu(device)?.model.get())
+    }
+
+    fn nvmlDeviceGetUUID(device: Handle, out: Out<u8>, length: u32) {
+        set_text(out, length, &gpu(device)?.uuid_text())
+    }
+
+    fn nvmlDeviceGetSerial(device: Handle, out: Out<u8>, length: u32) {
+        set_text(out, length, &serial_of(gpu(device)?))
+    }
+
+    fn nvmlDeviceGetMinorNumber(device: Handle, out: Out<u32>) {
+        out.set(gpu(device)?.minor.load(Ordering::Relaxed))
+    }
+
+    fn nvmlDeviceGetPciInfo_v3 also nvmlDeviceGetPciInfo_v2 (device: Handle, out: Out<Pci>) {
+        out.set(pci(device)?)
+    }
+
+    /// The oldest form ends before the long address; four reserved words stand there.
+    fn nvmlDeviceGetPciInfo(device: Handle, out: Out<[u32; 13]>) {
+        let pci = pci(device)?;
+        let place: Out<[u8; 16]> = out.offset(0);
+        place.set(pci.short_address)?;
+        let numbers: Out<[u32; 9]> = out.offset(16);
+        numbers.set([pci.domain, pci.bus, pci.device, pci.pci_device, pci.subsystem, 0, 0, 0, 0])
+    }
+
+    fn nvmlDeviceGetBrand(device: Handle, out: Out<u32>) {
+        gpu(device)?;
+        out.set(14)
+    }
+
+    fn nvmlDeviceGetArchitecture(device: Handle, out: Out<u32>) {
+        out.set(model_of(device)?.architecture)
+    }
+
+    fn nvmlDeviceGetCudaComputeCapability(device: Handle, major: Out<i32>, minor: Out<i32>) {
+        let (first, second) = model_of(device)?.capability;
+        major.set(first)?;
+        minor.set(second)
+    }
+
+    fn nvmlDeviceGetNumGpuCores(device: Handle, out: Out<u32>) {
+        out.set(model_of(device)?.cores * 128)
+    }
+
+    fn nvmlDeviceGetBoardId(device: Handle, out: Out<u32>) {
+        out.set(bus(gpu(device)?) << 8)
+    }
+
+    fn nvmlDeviceGetMultiGpuBoard(device: Handle, out: Out<u32>) {
+        gpu(device)?;
+        out.set(0)
+    }
+
+    /// No card is cut into instances.
+    fn nvmlDeviceGetMigMode(device: Handle, current: Out<u32>, pending: Out<u32>) {
+        gpu(device)?;
+        current.set(0)?;
+        pending.set(0)
+    }
+
+    fn nvmlDeviceGetMaxMigDeviceCount(device: Handle, out: Out<u32>) {
+        gpu(device)?;
+        out.set(0)
+    }
+
+    fn nvmlDeviceGetMigDeviceHandleByIndex(device: Handle, _index: u32, _out: Out<Handle>) {
+        gpu(device)?;
+        Err(Code::NOT_FOUND)
+    }
+
+    fn nvmlDeviceIsMigDeviceHandle(device: Handle, out: Out<u32>) {
+        gpu(device)?;
+        out.set(0)
+    }
+
+    fn nvmlDeviceGetVirtualizationMode(device: Handle, out: Out<u32>) {
+        gpu(device)?;
+        out.set(0)
+    }
+
+    fn nvmlDeviceGetHostVgpuMode(device: Handle, _out: Out<u32>) {
+        gpu(device)?;
+        Err(Code::NOT_SUPPORTED)
+    }
+
+    fn nvmlDeviceValidateInforom(device: Handle) {
+        gpu(device).map(|_| ())
+    }
+
+    fn nvmlDeviceOnSameBoard(first: Handle, second: Handle, out: Out<i32>) {
+        gpu(second)?;
+        gpu(first)?;
+        out.set(i32::from(first == second))
+    }
+
+    /// All GPUs of a node hang on one host bridge.
+    fn nvmlDeviceGetTopologyCommonAncestor(first: Handle, second: Handle, out: Out<u32>) {
+        gpu(second)?;
+        gpu(first)?;
+        out.set(if first == second { 0 } else { 30 })
+    }
+
+    fn nvmlDeviceGetP2PStatus(first: Handle, second: Handle, _capability: u32, out: Out<u32>) {
+        gpu(second)?;
+        gpu(first)?;
+        out.set(0)
+    }
+}
+
+fn serial_of(gpu: &Gpu) -> String {
+    let [a, b, c, d, ..] = gpu.uuid_bytes();
+    format!("1{:012}", u32::from_be_bytes([a, b, c, d]))
+}

@@ -1,0 +1,108 @@
+//! The node as NVML sees it in this process: which GPUs it may look at.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use gpushare_simulator::model::{self, Model};
+use gpushare_simulator::place::Place;
+use gpushare_simulator::session::Reader;
+use gpushare_simulator::state::Gpu;
+
+use crate::abi::{Code, Handle, Result};
+
+/// The mapped state and the granted GPUs, in the order of NVML's indexes.
+pub struct Node {
+    /// What the state is read by.
+    pub reader: &'static Reader,
+    /// Indexes into the state.
+    pub devices: Vec<usize>,
+}
+
+static USERS: AtomicU32 = AtomicU32::new(0);
+static NODE: OnceLock<Node> = OnceLock::new();
+static STARTING: Mutex<()> = Mutex::new(());
+
+/// The node, between nvmlInit and nvmlShutdown.
+pub fn node() -> Result<&'static Node> {
+    if USERS.load(Ordering::Acquire) == 0 {
+        return Err(Code::UNINITIALIZED);
+    }
+    NODE.get().ok_or(Code::UNINITIALIZED)
+}
+
+/// The node, also before nvmlInit, for what the real library answers then.
+pub fn any_node() -> Result<&'static Node> {
+    let _one = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(node) = NODE.get() {
+        return Ok(node);
+    }
+    let place = Place::find().ok_or(Code::DRIVER_NOT_LOADED)?;
+    let reader = Reader::open(&place.shared).map_err(|_| Code::DRIVER_NOT_LOADED)?;
+    let devices = place.granted(reader.state);
+    if devices.is_empty() {
+        return Err(Code::DRIVER_NOT_LOADED);
+    }
+    Ok(NODE.get_or_init(|| Node { reader, devices }))
+}
+
+/// One more user.
+pub fn enter() -> Result {
+    any_node()?;
+    USERS.fetch_add(1, Ordering::AcqRel);
+    Ok(())
+}
+
+/// One user less.
+pub fn leave() -> Result {
+    let fewer = |users: u32| users.checked_sub(1);
+    USERS
+        .fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer)
+        .map(|_| ())
+        .map_err(|_| Code::UNINITIALIZED)
+}
+
+/// Handles look like addresses and survive nvmlShutdown.
+const FIRST: Handle = 0x5701_0000_0000;
+const STEP: Handle = 0x1_0000;
+
+impl Node {
+    /// The handle of the GPU with NVML's index `index`.
+    pub fn handle(&self, index: usize) -> Result<Handle> {
+        if index < self.devices.len() { Ok(FIRST + index * STEP) } else { Err(Code::INVALID_ARGUMENT) }
+    }
+
+    /// NVML's index of a handle.
+    pub fn index(&self, handle: Handle) -> Result<usize> {
+        let distance = handle.checked_sub(FIRST).ok_or(Code::INVALID_ARGUMENT)?;
+        let index = distance / STEP;
+        if distance.is_multiple_of(STEP) && index < self.devices.len() {
+            Ok(index)
+        } else {
+            Err(Code::INVALID_ARGUMENT)
+        }
+    }
+
+    /// The GPU of NVML's index.
+    pub fn gpu_at(&self, index: usize) -> Result<&'static Gpu> {
+        let gpus = self.reader.state.gpus();
+        self.devices.get(index).and_then(|&device| gpus.get(device)).ok_or(Code::INVALID_ARGUMENT)
+    }
+
+    /// The first GPU for which `wanted` holds.
+    pub fn find(&self, wanted: impl Fn(&Gpu) -> bool) -> Result<Handle> {
+        let found = (0..self.devices.len()).find(|&index| self.gpu_at(index).is_ok_and(&wanted));
+        self.handle(found.ok_or(Code::NOT_FOUND)?)
+    }
+}
+
+/// The GPU of a handle.
+pub fn gpu(handle: Handle) -> Result<&'static Gpu> {
+    let node = node()?;
+    node.gpu_at(node.index(handle)?)
+}
+
+/// What the GPU of a handle can do.
+pub fn model_of(handle: Handle) -> Result<Model> {
+    let gpu = gpu(handle)?;
+    Ok(Model { cores: gpu.cores.load(Ordering::Relaxed), ..model::of(&gpu.model.get()) })
+}

@@ -1,0 +1,15 @@
+//! The state of a simulated GPU node, shared by every process that uses one of its GPUs.
+//!
+//! The simulated libcuda and libnvidia-ml and the program that creates a node stand on this crate. It owns the
+//! mapped state file: the GPUs, the books of their memory, their time line, and the slots of the processes. It knows
+//! nothing of CUDA's or NVML's interfaces.
+
+pub mod clock;
+pub mod lock;
+pub mod memory;
+pub mod model;
+pub mod place;
+pub mod session;
+pub mod size;
+pub mod state;
+pub mod timeline;

@@ -1,0 +1,89 @@
+//! `gpushare-simulator`: makes nodes with simulated GPUs, and asks a node's driver what it shows.
+
+mod library;
+mod node;
+mod probe;
+mod stamp;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+// The unwinder comes from the static library, so that the program runs where only glibc is.
+#[link(name = "gcc_eh", kind = "static", modifiers = "+whole-archive,-bundle")]
+unsafe extern "C" {}
+
+#[derive(Parser)]
+#[command(name = "gpushare-simulator", version, about = "Nodes with simulated GPUs")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Make a node in a folder; the last line printed is the path of its gpushare.toml
+    Create(Create),
+    /// Ask the installed driver what GPUs it shows and what memory it gives
+    Probe(Probe),
+}
+
+/// What a node is made of.
+#[derive(clap::Args)]
+struct Create {
+    /// Folder of the node
+    dir: PathBuf,
+    /// Number of GPUs
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    gpus: u32,
+    /// Model name of every GPU
+    #[arg(long, default_value = "NVIDIA H100 80GB HBM3")]
+    model: String,
+    /// Memory of every GPU
+    #[arg(long, default_value = "80GiB", value_parser = gpushare_simulator::size::parse)]
+    memory: u64,
+    /// Driver version, for example 535.309.01
+    #[arg(long, default_value = "535.309.01")]
+    driver: String,
+    /// Multiprocessors of every GPU; the model's own number if not given
+    #[arg(long)]
+    cores: Option<u32>,
+    /// Memory that each process's context costs
+    #[arg(long, default_value = "300MiB", value_parser = gpushare_simulator::size::parse)]
+    context: u64,
+    /// A real nvidia-smi to put into the node
+    #[arg(long)]
+    nvidia_smi: Option<PathBuf>,
+    /// Make ordinary files in place of device nodes, which only root can make; containers cannot use such a node
+    #[arg(long)]
+    plain_nodes: bool,
+}
+
+/// What to ask.
+#[derive(clap::Args)]
+struct Probe {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Allocate this much and keep it; may be given several times
+    #[arg(long, value_name = "SIZE", value_parser = gpushare_simulator::size::parse)]
+    allocate: Vec<u64>,
+    /// Keep everything for this many seconds after the last line
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    hold: u64,
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Create(create) => node::create(&create),
+        Command::Probe(probe) => probe::run(&probe),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gpushare-simulator: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

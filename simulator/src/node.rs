@@ -1,0 +1,267 @@
+//! Makes a node: driver files, device nodes, `/proc` files, the GPUs' state, and the settings that lead gpushare to them.
+
+use std::fs::{self, Permissions};
+use std::io::Read;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use anyhow::{Context, Result, bail};
+use gpushare_simulator::state::{Gpu, State};
+use gpushare_simulator::{clock, model};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+
+use crate::{Create, stamp};
+
+const UVM_MAJOR: u64 = 511;
+const NAMES: &str = include_str!("../cuda/names.txt");
+
+/// Library folder of a driver root, as Debian and Ubuntu have it.
+const LIBRARIES: &str = "driver/usr/lib/x86_64-linux-gnu";
+
+/// Makes the node, and prints the path of its settings.
+pub fn create(create: &Create) -> Result<()> {
+    let dir = std::path::absolute(&create.dir)?;
+    let settings = dir.join("gpushare.toml");
+    if settings.exists() || dir.join("shared").exists() {
+        bail!("{} holds a node already; name another folder or remove this one", dir.display());
+    }
+    let cuda = cuda_version(&create.driver)?;
+    let libraries = Libraries::find()?;
+    for folder in ["driver/usr/bin", LIBRARIES, "dev", "proc/driver/nvidia/gpus", "shared"] {
+        fs::create_dir_all(dir.join(folder)).with_context(|| format!("cannot make {folder}"))?;
+    }
+    fs::set_permissions(dir.join("shared"), Permissions::from_mode(0o777))?;
+    let state = State::create(&dir.join("shared")).context("cannot make the state of the GPUs")?;
+    fill(state, create, cuda)?;
+    install(&dir, create, &libraries, cuda).context("cannot install the driver files")?;
+    device_nodes(&dir, state.gpus(), create.plain_nodes)?;
+    proc_files(&dir.join("proc"), state.gpus(), &create.driver).context("cannot write the /proc files")?;
+    fs::write(&settings, settings_text(&dir)).context("cannot write gpushare.toml")?;
+    for gpu in state.gpus() {
+        println!("{} {} {}", gpu.uuid_text(), gpu.address(), gpu.model.get());
+    }
+    println!("{}", settings.display());
+    Ok(())
+}
+
+/// CUDA version of a driver, as cuDriverGetVersion tells it.
+fn cuda_version(driver: &str) -> Result<u32> {
+    let branch: u32 = driver
+        .split('.')
+        .next()
+        .and_then(|text| text.parse().ok())
+        .filter(|_| driver.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.'))
+        .with_context(|| format!("{driver:?} is not a driver version; write for example 535.309.01"))?;
+    let known = [
+        (470, 11040),
+        (495, 11050),
+        (510, 11060),
+        (515, 11070),
+        (520, 11080),
+        (525, 12000),
+        (530, 12010),
+        (535, 12020),
+        (545, 12030),
+        (550, 12040),
+        (555, 12050),
+        (560, 12060),
+        (565, 12070),
+        (570, 12080),
+        (575, 12090),
+        (580, 13000),
+        (590, 13010),
+        (595, 13020),
+        (605, 13030),
+        (615, 13040),
+    ];
+    let found = known.iter().rev().find(|(first, _)| *first <= branch);
+    Ok(found.with_context(|| format!("driver {driver} is older than 470, the oldest that is simulated"))?.1)
+}
+
+struct Libraries {
+    cuda: PathBuf,
+    nvml: PathBuf,
+}
+
+impl Libraries {
+    /// Beside this program, or in the folder where a package puts them.
+    fn find() -> Result<Self> {
+        let program = std::env::current_exe().context("cannot find this program's folder")?;
+        let own = program.parent().context("this program has no folder")?;
+        let folders = [own.to_owned(), own.join("../lib/gpushare-simulator")];
+        let find = |name: &str| {
+            folders.iter().map(|folder| folder.join(name)).find(|path| path.exists()).with_context(|| {
+                format!("{name} is neither in {} nor in {}", folders[0].display(), folders[1].display())
+            })
+        };
+        Ok(Self {
+            cuda: find("libgpushare_simulator_cuda.so")?,
+            nvml: find("libgpushare_simulator_nvml.so")?,
+        })
+    }
+}
+
+fn fill(state: &State, create: &Create, cuda: u32) -> Result<()> {
+    state.driver.set(&create.driver);
+    state.cuda.store(cuda, Ordering::Relaxed);
+    state.context.store(create.context, Ordering::Relaxed);
+    state.wall_offset.store(clock::wall().saturating_sub(clock::now()), Ordering::Relaxed);
+    let mut random = fs::File::open("/dev/urandom").context("cannot draw UUIDs")?;
+    for (gpu, index) in state.gpus.iter().zip(0..create.gpus) {
+        let mut uuid = [0_u8; 16];
+        random.read_exact(&mut uuid).context("cannot draw a UUID")?;
+        uuid[6] = uuid[6] & 0x0f | 0x40;
+        uuid[8] = uuid[8] & 0x3f | 0x80;
+        for (cell, byte) in gpu.uuid.iter().zip(uuid) {
+            cell.store(byte, Ordering::Relaxed);
+        }
+        gpu.model.set(&create.model);
+        gpu.bus.store(0x07 + 8 * index, Ordering::Relaxed);
+        gpu.minor.store(index, Ordering::Relaxed);
+        gpu.cores.store(create.cores.unwrap_or(model::of(&create.model).cores), Ordering::Relaxed);
+        gpu.memory.store(create.memory, Ordering::Relaxed);
+    }
+    state.gpu_count.store(create.gpus, Ordering::Release);
+    Ok(())
+}
+
+fn install(dir: &Path, create: &Create, libraries: &Libraries, cuda: u32) -> Result<()> {
+    let folder = dir.join(LIBRARIES);
+    let mut elf = fs::read(&libraries.cuda)?;
+    let newer = newer_names(cuda);
+    stamp::remove(&mut elf, |name| newer.binary_search(&name).is_ok())?;
+    fs::write(folder.join(format!("libcuda.so.{}", create.driver)), elf)?;
+    fs::copy(&libraries.nvml, folder.join(format!("libnvidia-ml.so.{}", create.driver)))?;
+    for stem in ["libcuda.so", "libnvidia-ml.so"] {
+        let real = format!("{stem}.{}", create.driver);
+        fs::set_permissions(folder.join(&real), Permissions::from_mode(0o755))?;
+        symlink(&real, folder.join(format!("{stem}.1")))?;
+        symlink(format!("{stem}.1"), folder.join(stem))?;
+    }
+    if let Some(program) = &create.nvidia_smi {
+        let target = dir.join("driver/usr/bin/nvidia-smi");
+        fs::copy(program, &target).with_context(|| format!("cannot copy {}", program.display()))?;
+        fs::set_permissions(&target, Permissions::from_mode(0o755))?;
+    }
+    Ok(())
+}
+
+/// Names of libcuda that appeared after CUDA `cuda`, sorted.
+fn newer_names(cuda: u32) -> Vec<&'static str> {
+    let mut names: Vec<&str> = NAMES
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split(' ');
+            let name = words.next()?;
+            let version: u32 = words.next()?.parse().ok()?;
+            (version > cuda).then_some(name)
+        })
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+fn device_nodes(dir: &Path, gpus: &[Gpu], plain: bool) -> Result<()> {
+    let minors = gpus.iter().map(|gpu| u64::from(gpu.minor.load(Ordering::Relaxed)));
+    let mut nodes: Vec<(String, u64, u64)> =
+        minors.map(|minor| (format!("nvidia{minor}"), 195, minor)).collect();
+    nodes.push(("nvidiactl".into(), 195, 255));
+    nodes.push(("nvidia-uvm".into(), UVM_MAJOR, 0));
+    nodes.push(("nvidia-uvm-tools".into(), UVM_MAJOR, 1));
+    for (name, major, minor) in nodes {
+        let path = dir.join("dev").join(&name);
+        if plain {
+            fs::write(&path, [])?;
+        } else {
+            let made = mknod(&path, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(major, minor));
+            made.with_context(|| format!("cannot make the device node {name} (only root can)"))?;
+        }
+        // mknod is subject to the umask.
+        fs::set_permissions(&path, Permissions::from_mode(0o666))?;
+    }
+    Ok(())
+}
+
+fn proc_files(proc: &Path, gpus: &[Gpu], driver: &str) -> Result<()> {
+    let nvidia = proc.join("driver/nvidia");
+    let version = format!(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Thu Jan  1 00:00:00 UTC 2026\n\
+         GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n"
+    );
+    fs::write(nvidia.join("version"), version)?;
+    fs::write(nvidia.join("params"), PARAMS)?;
+    for gpu in gpus {
+        let folder = nvidia.join("gpus").join(gpu.address());
+        fs::create_dir_all(&folder)?;
+        fs::write(folder.join("information"), information(gpu))?;
+    }
+    let frontend = match driver.split('.').next().and_then(|branch| branch.parse::<u32>().ok()) {
+        Some(branch) if branch >= 550 => "195 nvidia\n195 nvidiactl\n",
+        _ => "195 nvidia-frontend\n",
+    };
+    let devices = format!(
+        "Character devices:\n  1 mem\n  5 /dev/tty\n 10 misc\n136 pts\n{frontend}{UVM_MAJOR} nvidia-uvm\n\n\
+         Block devices:\n  7 loop\n259 blkext\n"
+    );
+    fs::write(proc.join("devices"), devices)?;
+    Ok(())
+}
+
+const PARAMS: &str = "ResmanDebugLevel: 4294967295\nRmLogonRC: 1\nModifyDeviceFiles: 1\nDeviceFileUID: 0\n\
+    DeviceFileGID: 0\nDeviceFileMode: 438\nInitializeSystemMemoryAllocations: 1\nUsePageAttributeTable: 4294967295\n\
+    EnableMSI: 1\nEnablePCIeGen3: 0\nMemoryPoolSize: 0\nRegistryDwords: \"\"\nRegistryDwordsPerDevice: \"\"\n\
+    RmMsg: \"\"\nGpuBlacklist: \"\"\nExcludedGpus: \"\"\n";
+
+fn information(gpu: &Gpu) -> String {
+    format!(
+        "Model: \t\t {}\nIRQ:   \t\t 42\nGPU UUID: \t {}\nVideo BIOS: \t 96.00.61.00.01\nBus Type: \t PCIe\n\
+         DMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\nBus Location: \t {}\nDevice Minor: \t {}\n\
+         GPU Excluded:\t No\n",
+        gpu.model.get(),
+        gpu.uuid_text(),
+        gpu.address(),
+        gpu.minor.load(Ordering::Relaxed)
+    )
+}
+
+fn settings_text(dir: &Path) -> String {
+    let path = |name: &str| format!("{:?}", dir.join(name).display().to_string());
+    let root = format!("{:?}", dir.display().to_string());
+    format!(
+        "# A node with simulated GPUs.\n[node]\ndriver_root = {}\ndev_root = {root}\nproc_root = {root}\n\n\
+         [paths]\nstate = {}\n\n[[inject.mounts]]\nsource = {}\ndestination = \"{}\"\nwritable = true\n",
+        path("driver"),
+        path("run"),
+        path("shared"),
+        gpushare_simulator::place::CONTAINER,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_version_tells_its_cuda_version() {
+        for (driver, want) in [
+            ("470.256.02", Some(11040)),
+            ("535.309.01", Some(12020)),
+            ("550.54.15", Some(12040)),
+            ("570.86.10", Some(12080)),
+            ("580.65.06", Some(13000)),
+            ("390.1", None),
+            ("latest", None),
+            ("535.1/../..", None),
+        ] {
+            assert_eq!(cuda_version(driver).ok(), want, "driver {driver}");
+        }
+    }
+
+    #[test]
+    fn an_old_driver_lacks_the_names_of_newer_ones() {
+        let at_11_4 = newer_names(11040);
+        assert!(at_11_4.contains(&"cuGetProcAddress_v2") && !at_11_4.contains(&"cuMemAllocAsync"));
+        assert!(!newer_names(12020).contains(&"cuGetProcAddress_v2"));
+    }
+}

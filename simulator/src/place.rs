@@ -1,0 +1,120 @@
+//! Where a simulated driver finds its state and device nodes, and which GPUs its process may use.
+
+use std::ffi::CStr;
+use std::fs::OpenOptions;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use crate::state::{STATE_FILE, State};
+
+/// Variable that names the shared folder.
+pub const VARIABLE: &str = "GPUSHARE_SIMULATOR";
+/// Where containers have the shared folder.
+pub const CONTAINER: &str = "/run/gpushare-simulator";
+
+/// The folders of a node, as this process sees them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Holds the state file.
+    pub shared: PathBuf,
+    /// Holds the device nodes.
+    pub dev: PathBuf,
+}
+
+impl Place {
+    /// The node by variable, by the container's folder, or by the place of the library that asks; in that order.
+    #[must_use]
+    pub fn find() -> Option<Self> {
+        if let Some(folder) = std::env::var_os(VARIABLE) {
+            return Self::beside(Path::new(&folder));
+        }
+        if Path::new(CONTAINER).join(STATE_FILE).exists() {
+            return Some(Self { shared: CONTAINER.into(), dev: "/dev".into() });
+        }
+        let library = own_library()?;
+        library.ancestors().find_map(|folder| Self::beside(&folder.join("shared")))
+    }
+
+    /// The node whose shared folder is `shared`: with its own nodes, if it has some.
+    fn beside(shared: &Path) -> Option<Self> {
+        if !shared.join(STATE_FILE).exists() {
+            return None;
+        }
+        let own = shared.parent().map(|node| node.join("dev")).filter(|dev| dev.join("nvidiactl").exists());
+        Some(Self { shared: shared.to_owned(), dev: own.unwrap_or_else(|| "/dev".into()) })
+    }
+
+    /// Indexes of the GPUs whose node this process may open. The control node must be open to it as well.
+    #[must_use]
+    pub fn granted(&self, state: &State) -> Vec<usize> {
+        if !self.opens("nvidiactl") {
+            return Vec::new();
+        }
+        let node = |index: &usize| {
+            let minor = state.gpus()[*index].minor.load(Ordering::Relaxed);
+            self.opens(&format!("nvidia{minor}"))
+        };
+        (0..state.gpus().len()).filter(node).collect()
+    }
+
+    /// Whether the kernel lets us at this node. Without a real driver behind the number, the answer of a node that the
+    /// device rules allow is ENXIO. A node tree outside /dev may lie on a file system mounted `nodev`, which says
+    /// EACCES.
+    fn opens(&self, name: &str) -> bool {
+        match OpenOptions::new().read(true).write(true).open(self.dev.join(name)) {
+            Ok(_) => true,
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ENXIO) => true,
+                Some(libc::EACCES) => self.dev != Path::new("/dev"),
+                _ => false,
+            },
+        }
+    }
+}
+
+/// The GPUs of `granted` that CUDA_VISIBLE_DEVICES leaves, in its order. A name that fits none ends the list.
+#[must_use]
+pub fn visible(state: &State, granted: &[usize], variable: Option<&str>) -> Vec<usize> {
+    let Some(text) = variable else { return granted.to_vec() };
+    let mut chosen = Vec::new();
+    for name in text.split(',').map(str::trim) {
+        let found = match name.parse::<usize>() {
+            Ok(index) => granted.get(index).copied(),
+            Err(_) => unique(state, granted, name),
+        };
+        match found {
+            // A GPU named twice makes the whole list void.
+            Some(index) if chosen.contains(&index) => return Vec::new(),
+            Some(index) => chosen.push(index),
+            None => break,
+        }
+    }
+    chosen
+}
+
+fn unique(state: &State, granted: &[usize], prefix: &str) -> Option<usize> {
+    let fits = |index: &usize| prefix.len() > 4 && state.gpus()[*index].uuid_text().starts_with(prefix);
+    let mut found = granted.iter().copied().filter(fits);
+    found.next().filter(|_| found.next().is_none())
+}
+
+/// Path of the shared object (or program) that holds this code.
+fn own_library() -> Option<PathBuf> {
+    let mut found = libc::Dl_info {
+        dli_fname: std::ptr::null(),
+        dli_fbase: std::ptr::null_mut(),
+        dli_sname: std::ptr::null(),
+        dli_saddr: std::ptr::null_mut(),
+    };
+    let address: *const fn() -> Option<PathBuf> = &(own_library as fn() -> Option<PathBuf>);
+    // SAFETY: reads one function pointer through a reference made in the line above.
+    let code = unsafe { address.cast::<*const libc::c_void>().read() };
+    // SAFETY: any address may be asked for; the answer goes to a structure of ours.
+    if unsafe { libc::dladdr(code, &raw mut found) } == 0 || found.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader's own text, alive as long as the object that holds this code.
+    let name = unsafe { CStr::from_ptr(found.dli_fname) };
+    Path::new(std::ffi::OsStr::from_bytes(name.to_bytes())).canonicalize().ok()
+}

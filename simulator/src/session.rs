@@ -1,0 +1,220 @@
+//! A process at the state: its slot, and which other slots live.
+//!
+//! A slot lives as long as its process holds a POSIX lock on the slot's byte. The kernel drops the lock on any death,
+//! a forked child does not inherit it, and `F_GETLK` names the holder's pid in the reader's own pid namespace.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use libc::{F_UNLCK, F_WRLCK, c_short, flock};
+use nix::fcntl::{FcntlArg, fcntl};
+
+use crate::lock::{self, Guard, Owner};
+use crate::state::{Gpu, SLOTS, SLOTS_FILE, State};
+use crate::timeline;
+
+/// The slots' lock file. Closing any descriptor of it would drop the process's lock, so it is never dropped.
+pub struct Reader {
+    /// The mapped state.
+    pub state: &'static State,
+    shared: PathBuf,
+    locks: File,
+    pid: u32,
+    pid_namespace: u64,
+}
+
+/// Who owns a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// Nobody.
+    Dead,
+    /// A process with this pid in our namespace; `None` when it has none there.
+    Alive(Option<u32>),
+}
+
+impl Reader {
+    /// Maps the state in the folder `shared`, without a slot of its own.
+    ///
+    /// # Errors
+    /// When a file is absent or cannot be mapped.
+    pub fn open(shared: &Path) -> io::Result<&'static Self> {
+        let state = State::open(shared)?;
+        let locks = OpenOptions::new().read(true).write(true).open(shared.join(SLOTS_FILE))?;
+        let shared = shared.to_owned();
+        let reader = Self { state, shared, locks, pid: std::process::id(), pid_namespace: pid_namespace() };
+        Ok(Box::leak(Box::new(reader)))
+    }
+
+    /// Path of the file behind a piece of `owner`'s memory that other processes may open.
+    #[must_use]
+    pub fn shared_memory(&self, owner: Owner, id: u64) -> PathBuf {
+        self.shared.join(format!("{}{id}", prefix(owner)))
+    }
+
+    fn remove_files(&self, owner: Owner) {
+        let Ok(folder) = std::fs::read_dir(&self.shared) else { return };
+        let prefix = prefix(owner);
+        for entry in folder.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(&prefix) {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// Whether the owner of slot `index` lives.
+    #[must_use]
+    pub fn life(&self, index: usize) -> Life {
+        let slot = &self.state.slots[index];
+        if slot.live.load(Ordering::Acquire) == 0 {
+            return Life::Dead;
+        }
+        // F_GETLK never reports our own lock.
+        if slot.pid.load(Ordering::Relaxed) == self.pid
+            && slot.pid_namespace.load(Ordering::Relaxed) == self.pid_namespace
+        {
+            return Life::Alive(Some(self.pid));
+        }
+        let mut request = byte(F_WRLCK, index);
+        match fcntl(&self.locks, FcntlArg::F_GETLK(&mut request)) {
+            Ok(_) if c_int_of(request.l_type) == F_UNLCK => Life::Dead,
+            Ok(_) => Life::Alive(u32::try_from(request.l_pid).ok().filter(|&pid| pid != 0)),
+            Err(_) => Life::Alive(None),
+        }
+    }
+}
+
+/// A process with a slot of its own.
+pub struct Session {
+    /// What it reads by.
+    pub reader: &'static Reader,
+    /// Its slot.
+    pub owner: Owner,
+}
+
+impl Session {
+    /// Claims a slot for this process.
+    ///
+    /// # Errors
+    /// When every slot is taken by a living process, or the files cannot be opened.
+    pub fn open(shared: &Path) -> io::Result<Self> {
+        let reader = Reader::open(shared)?;
+        let state = reader.state;
+        for (index, slot) in state.slots.iter().enumerate() {
+            if fcntl(&reader.locks, FcntlArg::F_SETLK(&byte(F_WRLCK, index))).is_err() {
+                continue;
+            }
+            let number = u32::try_from(index).unwrap_or(u32::MAX);
+            let generation = slot.generation.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+            clear(state, index);
+            slot.pid.store(reader.pid, Ordering::Relaxed);
+            slot.pid_namespace.store(reader.pid_namespace, Ordering::Relaxed);
+            slot.program.set(&program());
+            state.slots_used.fetch_max(number + 1, Ordering::AcqRel);
+            slot.live.store(1, Ordering::Release);
+            return Ok(Self { reader, owner: Owner { slot: number, generation } });
+        }
+        Err(io::Error::other(format!("all {SLOTS} process slots are taken")))
+    }
+
+    /// Gives the slot back.
+    pub fn close(self) {
+        clear(self.state(), self.index());
+        let _ = fcntl(&self.reader.locks, FcntlArg::F_SETLK(&byte(F_UNLCK, self.index())));
+    }
+
+    /// The state.
+    #[must_use]
+    pub fn state(&self) -> &'static State {
+        self.reader.state
+    }
+
+    /// Index of our own slot.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.owner.slot as usize
+    }
+
+    /// Takes a lock of a GPU.
+    pub fn lock<'word>(&self, word: &'word std::sync::atomic::AtomicU64) -> Guard<'word> {
+        lock::take(word, self.owner, |other| {
+            let index = other.slot as usize;
+            index >= SLOTS
+                || self.state().slots[index].generation.load(Ordering::Acquire) != other.generation
+                || self.reader.life(index) == Life::Dead
+        })
+    }
+
+    /// Gives back what dead processes held: memory, and work that had not run.
+    pub fn sweep(&self) {
+        let state = self.state();
+        for index in 0..state.used_slots() {
+            let stale = state.slots[index].live.load(Ordering::Acquire) != 0
+                && index != self.index()
+                && self.reader.life(index) == Life::Dead;
+            if stale {
+                self.reclaim(index);
+            }
+        }
+    }
+
+    /// Only the holder of the byte lock may clear a slot: a newcomer could have taken it since the test.
+    fn reclaim(&self, index: usize) {
+        let state = self.state();
+        // One thread of ours at a time: threads of a process do not exclude each other by byte locks.
+        let _one = self.lock(&state.gpus[0].memory_lock);
+        if state.slots[index].live.load(Ordering::Acquire) == 0
+            || fcntl(&self.reader.locks, FcntlArg::F_SETLK(&byte(F_WRLCK, index))).is_err()
+        {
+            return;
+        }
+        let generation = state.slots[index].generation.load(Ordering::Acquire);
+        let dead = Owner { slot: u32::try_from(index).unwrap_or(u32::MAX), generation };
+        for gpu in state.gpus() {
+            let _time = self.lock(&gpu.time_lock);
+            timeline::cancel(gpu, dead);
+        }
+        clear(state, index);
+        self.reader.remove_files(dead);
+        let _ = fcntl(&self.reader.locks, FcntlArg::F_SETLK(&byte(F_UNLCK, index)));
+    }
+
+    /// What the GPU `gpu` has left, after dead processes gave theirs back.
+    #[must_use]
+    pub fn free_memory(&self, gpu: &Gpu) -> u64 {
+        self.sweep();
+        gpu.memory.load(Ordering::Relaxed).saturating_sub(gpu.used(self.state().used_slots()))
+    }
+}
+
+fn prefix(owner: Owner) -> String {
+    format!("memory-{}-{}-", owner.slot, owner.generation)
+}
+
+fn clear(state: &State, index: usize) {
+    state.slots[index].live.store(0, Ordering::Release);
+    for gpu in state.gpus() {
+        gpu.bytes[index].store(0, Ordering::Release);
+        gpu.queued[index].store(0, Ordering::Release);
+    }
+}
+
+fn byte(kind: i32, index: usize) -> flock {
+    let start = libc::off_t::try_from(index).unwrap_or(0);
+    let kind = c_short::try_from(kind).unwrap_or(0);
+    flock { l_type: kind, l_whence: 0, l_start: start, l_len: 1, l_pid: 0 }
+}
+
+fn c_int_of(value: c_short) -> i32 {
+    i32::from(value)
+}
+
+fn pid_namespace() -> u64 {
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino())
+}
+
+fn program() -> String {
+    std::fs::read_link("/proc/self/exe").map_or_else(|_| String::new(), |path| path.display().to_string())
+}

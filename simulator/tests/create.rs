@@ -1,0 +1,73 @@
+//! What `create` makes.
+
+mod support;
+
+use std::fs;
+use std::process::Command;
+
+use support::{Node, program};
+
+#[test]
+fn a_node_has_the_files_of_a_driver() {
+    let node = Node::new(&[
+        "--gpus",
+        "2",
+        "--model",
+        "NVIDIA A100-SXM4-40GB",
+        "--memory",
+        "40GiB",
+        "--driver",
+        "550.54.15",
+    ]);
+    let libraries = node.path("driver/usr/lib/x86_64-linux-gnu");
+    for (link, target) in [
+        ("libcuda.so", "libcuda.so.1"),
+        ("libcuda.so.1", "libcuda.so.550.54.15"),
+        ("libnvidia-ml.so", "libnvidia-ml.so.1"),
+        ("libnvidia-ml.so.1", "libnvidia-ml.so.550.54.15"),
+    ] {
+        assert_eq!(fs::read_link(libraries.join(link)).expect("a link").to_str(), Some(target), "{link}");
+    }
+    for name in ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"] {
+        assert!(node.path("dev").join(name).exists(), "{name}");
+    }
+    let read = |name: &str| fs::read_to_string(node.path(name)).expect("a readable file");
+    assert!(
+        read("proc/driver/nvidia/version")
+            .starts_with("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  ")
+    );
+    assert!(read("proc/driver/nvidia/params").contains("DeviceFileMode: 438\n"));
+    assert!(read("proc/devices").contains("\n195 nvidia\n195 nvidiactl\n"));
+    let information = read("proc/driver/nvidia/gpus/0000:0f:00.0/information");
+    assert!(
+        information.contains("Model: \t\t NVIDIA A100-SXM4-40GB\n")
+            && information.contains("Device Minor: \t 1\n")
+    );
+    let settings = read("gpushare.toml");
+    assert!(settings.contains(&format!("source = \"{}\"", node.path("shared").display())), "{settings}");
+}
+
+#[test]
+fn a_folder_that_holds_a_node_is_refused() {
+    let node = Node::new(&[]);
+    let output = Command::new(program()).arg("create").arg(node.path("")).output().expect("the program runs");
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("holds a node already"));
+}
+
+#[test]
+#[ignore = "needs root: creates device nodes"]
+fn device_nodes_have_the_drivers_numbers() {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("node");
+    let status = Command::new(program()).arg("create").arg(&dir).args(["--gpus", "2"]).status();
+    assert!(status.expect("the program runs").success());
+    for (name, major, minor) in
+        [("nvidia0", 195, 0), ("nvidia1", 195, 1), ("nvidiactl", 195, 255), ("nvidia-uvm", 511, 0)]
+    {
+        let data = fs::metadata(dir.join("dev").join(name)).expect("a node");
+        assert!(data.file_type().is_char_device() && data.mode() & 0o777 == 0o666, "{name}");
+        assert_eq!((libc::major(data.rdev()), libc::minor(data.rdev())), (major, minor), "{name}");
+    }
+}

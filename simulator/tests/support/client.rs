@@ -1,0 +1,194 @@
+//! The client: a small CUDA and NVML program that loads the driver at run time.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::time::{Duration, Instant};
+
+/// Calls a function of an open library by name; its form is that of CUDA's or NVML's documentation.
+macro_rules! call {
+    ($library:expr, $name:expr, $($value:expr => $kind:ty),* $(,)?) => {{
+        let address = $library.address($name).expect("a name of the library");
+        // SAFETY: the form below is what the documentation gives for this name.
+        let function = unsafe { std::mem::transmute::<*mut c_void, extern "C" fn($($kind),*) -> u32>(address) };
+        function($($value),*)
+    }};
+}
+
+/// An open library.
+pub struct Library(*mut c_void);
+
+impl Library {
+    /// Opens `name` by the loader's ordinary search.
+    pub fn open(name: &CStr) -> Self {
+        // SAFETY: the library's initialisers are what every program that links it runs.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
+        assert!(!handle.is_null(), "{name:?} opens");
+        Self(handle)
+    }
+
+    /// Address of a name.
+    pub fn address(&self, name: &CStr) -> Option<*mut c_void> {
+        // SAFETY: an open handle and a terminated name.
+        let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
+        (!address.is_null()).then_some(address)
+    }
+}
+
+/// Kernels that only take time, and one that writes its argument.
+const PTX: &CStr = c"
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry busy_1ms() { ret; }
+.visible .entry busy_50ms() { ret; }
+.visible .entry write(.param .u64 p, .param .u32 v) {
+  .reg .b64 %rd<5>;
+  .reg .b32 %r<5>;
+  ld.param.u64 %rd1, [p];
+  ld.param.u32 %r1, [v];
+  mov.u32 %r2, %tid.x;
+  mul.wide.u32 %rd3, %r2, 4;
+  add.s64 %rd4, %rd1, %rd3;
+  st.global.u32 [%rd4], %r1;
+  ret;
+}";
+
+struct Client {
+    cuda: Library,
+    module: usize,
+    started: Instant,
+}
+
+/// Runs the steps of `script`, one per line.
+pub fn run(script: &str) {
+    let cuda = Library::open(c"libcuda.so.1");
+    let mut client = Client { cuda, module: 0, started: Instant::now() };
+    for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        client.step(&line.split(' ').collect::<Vec<_>>());
+    }
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> T {
+    text.parse().ok().expect("a number in a script")
+}
+
+impl Client {
+    fn step(&mut self, words: &[&str]) {
+        match words {
+            ["context"] => self.context(),
+            ["count"] => {
+                let mut count = 0;
+                println!("init: {}", call!(self.cuda, c"cuInit", 0 => u32));
+                call!(self.cuda, c"cuDeviceGetCount", &mut count => &mut i32);
+                println!("count: {count}");
+            }
+            ["allocate", bytes] => {
+                let mut pointer = 0;
+                println!(
+                    "allocate: {}",
+                    call!(self.cuda, c"cuMemAlloc_v2", &mut pointer => &mut u64, number(bytes) => usize)
+                );
+            }
+            ["free"] => {
+                let (mut free, mut total) = (0, 0);
+                call!(self.cuda, c"cuMemGetInfo_v2", &mut free => &mut usize, &mut total => &mut usize);
+                println!("free: {free}");
+            }
+            ["clock"] => self.started = Instant::now(),
+            ["elapsed"] => println!("elapsed: {}", self.started.elapsed().as_millis()),
+            ["launch", name, count] => (0..number(count)).for_each(|_| self.launch(name, &mut [])),
+            ["synchronize"] => println!("synchronize: {}", call!(self.cuda, c"cuCtxSynchronize",)),
+            ["sleep", milliseconds] => std::thread::sleep(Duration::from_millis(number(milliseconds))),
+            ["symbol", name] => {
+                let name = CString::new(*name).expect("a name");
+                println!("symbol: {}", self.cuda.address(&name).is_some());
+            }
+            ["entry", name, version, flags] => self.entry(name, number(version), number(flags)),
+            ["write"] => self.write(),
+            ["pairs", count] => self.pairs(number(count)),
+            ["fork"] => self.fork(),
+            other => panic!("no such step: {other:?}"),
+        }
+    }
+
+    fn context(&mut self) {
+        let mut context = 0;
+        assert_eq!(call!(self.cuda, c"cuInit", 0 => u32), 0);
+        println!(
+            "context: {}",
+            call!(self.cuda, c"cuDevicePrimaryCtxRetain", &mut context => &mut usize, 0 => i32)
+        );
+        call!(self.cuda, c"cuCtxSetCurrent", context => usize);
+        call!(self.cuda, c"cuModuleLoadData", &mut self.module => &mut usize, PTX.as_ptr() => *const c_char);
+    }
+
+    fn launch(&self, name: &str, parameters: &mut [*mut c_void]) {
+        let mut function = 0_usize;
+        let text = CString::new(name).expect("a name");
+        let found = call!(self.cuda, c"cuModuleGetFunction", &mut function => &mut usize, self.module => usize, text.as_ptr() => *const c_char);
+        assert_eq!(found, 0, "kernel {name}");
+        let launched = call!(
+            self.cuda, c"cuLaunchKernel",
+            function => usize, 1 => u32, 1 => u32, 1 => u32, 4 => u32, 1 => u32, 1 => u32, 0 => u32, 0 => usize,
+            parameters.as_mut_ptr() => *mut *mut c_void, 0 => usize,
+        );
+        assert_eq!(launched, 0, "launch of {name}");
+    }
+
+    fn write(&self) {
+        let (mut pointer, mut value, mut back) = (0_u64, 42_u32, [0_u32; 4]);
+        call!(self.cuda, c"cuMemAlloc_v2", &mut pointer => &mut u64, 16 => usize);
+        let mut parameters = [(&raw mut pointer).cast(), (&raw mut value).cast()];
+        self.launch("write", &mut parameters);
+        call!(self.cuda, c"cuMemcpyDtoH_v2", &mut back => &mut [u32; 4], pointer => u64, 16 => usize);
+        println!("write: {back:?}");
+    }
+
+    fn entry(&self, name: &str, version: i32, flags: u64) {
+        let text = CString::new(name).expect("a name");
+        let (mut pointer, mut status) = (1_usize, 9_u32);
+        let code = call!(
+            self.cuda, c"cuGetProcAddress_v2",
+            text.as_ptr() => *const c_char, &mut pointer => &mut usize, version => i32, flags => u64, &mut status => &mut u32,
+        );
+        let exports = [
+            name.to_owned(),
+            format!("{name}_v2"),
+            format!("{name}_v3"),
+            format!("{name}_v4"),
+            format!("{name}_ptsz"),
+            format!("{name}_v2_ptds"),
+        ];
+        let same = exports.into_iter().find(|export| {
+            let export = CString::new(export.as_str()).expect("a name");
+            self.cuda.address(&export).is_some_and(|address| address.addr() == pointer)
+        });
+        println!(
+            "entry: {code} {status} {}",
+            same.unwrap_or_else(|| if pointer == 0 { "-".into() } else { "?".into() })
+        );
+    }
+
+    /// Allocates and frees until the count is reached, or until this process is killed.
+    fn pairs(&self, count: u64) {
+        for _ in 0..count {
+            let mut pointer = 0;
+            if call!(self.cuda, c"cuMemAlloc_v2", &mut pointer => &mut u64, 64 << 20 => usize) == 0 {
+                call!(self.cuda, c"cuMemFree_v2", pointer => u64);
+            }
+        }
+    }
+
+    fn fork(&self) {
+        // SAFETY: the child only calls the driver, prints through write, and leaves.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let code = call!(self.cuda, c"cuInit", 0 => u32);
+            // SAFETY: leaves without running the parent's destructors.
+            unsafe { libc::_exit(i32::try_from(code).unwrap_or(99)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child of the lines above.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        println!("fork: {}", libc::WEXITSTATUS(status));
+    }
+}

@@ -1,0 +1,133 @@
+//! What the tests of simulated nodes share: nodes in a folder of their own, and a CUDA client in a child process.
+//!
+//! A client is this test program again, run with a script of one word per step; it prints one line per answer.
+
+// Each test program uses a part of this.
+#![allow(dead_code)]
+
+pub mod client;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
+
+/// The program under test, with both libraries beside it: cargo builds only the program for these tests.
+pub fn program() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let program = PathBuf::from(env!("CARGO_BIN_EXE_gpushare-simulator"));
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "-p", "gpushare-simulator-cuda", "-p", "gpushare-simulator-nvml"]);
+        let folder = program.parent().expect("a program lies in a folder");
+        cargo.arg("--target-dir").arg(folder.parent().expect("cargo's folder for a profile lies in another"));
+        if folder.ends_with("release") {
+            cargo.arg("--release");
+        }
+        assert!(cargo.status().expect("cargo runs").success(), "the libraries build");
+        program
+    })
+}
+
+/// A node that goes when the test ends.
+pub struct Node {
+    folder: tempfile::TempDir,
+}
+
+impl Node {
+    /// A node with ordinary files in place of device nodes, so that no root is needed.
+    pub fn new(arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let node = Self { folder };
+        let output = Command::new(program())
+            .arg("create")
+            .arg(node.path(""))
+            .args(arguments)
+            .arg("--plain-nodes")
+            .output()
+            .expect("the program runs");
+        assert!(output.status.success(), "create: {}", String::from_utf8_lossy(&output.stderr));
+        node
+    }
+
+    /// A path inside the node.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join("node").join(name)
+    }
+
+    /// `command` as a client of this node's driver.
+    pub fn client(&self, mut command: Command) -> Command {
+        command
+            .env("GPUSHARE_SIMULATOR", self.path("shared"))
+            .env("LD_LIBRARY_PATH", self.path("driver/usr/lib/x86_64-linux-gnu"));
+        command
+    }
+
+    /// The program's `probe` on this node.
+    pub fn probe(&self, arguments: &[&str]) -> Command {
+        let mut command = self.client(Command::new(program()));
+        command.arg("probe").args(arguments);
+        command
+    }
+
+    /// A client process with this script.
+    pub fn run(&self, script: &str) -> Running {
+        let mut command = self.client(Command::new(std::env::current_exe().expect("a test has a path")));
+        command.args(["--exact", "client", "--ignored", "--nocapture", "--quiet"]).env("SCRIPT", script);
+        Running::start(command)
+    }
+}
+
+/// A client at work.
+pub struct Running {
+    child: Child,
+    lines: std::io::Lines<BufReader<ChildStdout>>,
+}
+
+impl Running {
+    /// Starts `command`.
+    pub fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the client starts");
+        let output = child.stdout.take().expect("the output is a pipe");
+        Self { child, lines: BufReader::new(output).lines() }
+    }
+
+    /// The value of the next line `key: value`, skipping others.
+    pub fn value(&mut self, key: &str) -> String {
+        let prefix = format!("{key}: ");
+        for line in self.lines.by_ref() {
+            if let Some(value) = line.expect("readable output").strip_prefix(&prefix) {
+                return value.to_owned();
+            }
+        }
+        panic!("the client ended without {key}");
+    }
+
+    /// The same as a number.
+    pub fn number(&mut self, key: &str) -> u64 {
+        self.value(key).parse().expect("a number")
+    }
+
+    /// The client's pid.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Kills it with SIGKILL.
+    pub fn kill(self) {
+        drop(self);
+    }
+
+    /// Waits for its end.
+    pub fn finish(mut self) {
+        assert!(self.child.wait().expect("the client is ours").success());
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // One that has ended cannot be killed; both are as we want it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
