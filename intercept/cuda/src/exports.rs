@@ -1,0 +1,24 @@
+//! The exported names, the act at load time, and the proof that no panic is reachable.
+
+include!(concat!(env!("OUT_DIR"), "/exports.rs"));
+
+/// Looks up the real driver. Runs after the driver's own constructors: we depend on it.
+extern "C" fn load() {
+    gpushare_intercept::cuda::load();
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOAD: extern "C" fn() = load;
+
+unsafe extern "C" {
+    /// Defined nowhere: a library that lists it as undefined contains a panic that can be reached, and is refused by
+    /// `intercept/check-symbols.sh`.
+    fn gpushare_panic_is_reachable() -> !;
+}
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    // SAFETY: never linked into a library that passes the gate.
+    unsafe { gpushare_panic_is_reachable() }
+}

@@ -1,0 +1,262 @@
+//! The container's books: limits, and the sum of what all processes hold. Reserve before the driver allocates, release
+//! after it freed.
+//!
+//! A reservation adds to this process's own line and then sums all lines: of any adders that race, the last sees all
+//! others, so the granted sum cannot pass the limit, and a stopped process blocks nobody. Adders near the limit may
+//! refuse each other; a refusal is therefore tried again under the region lock, after dead slots were reclaimed.
+
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+
+use gpushare_region::{DeviceLine, LIMITS_LEN, LimitsFile, MAX_DEVICES, USAGE_LEN, UsageFile};
+
+use crate::identity::Who;
+use crate::mutex::Mutex;
+use crate::sys::{self, Fd, FileId};
+
+/// How long an allocation may wait for a process that is dying, in milliseconds.
+const PATIENCE: u32 = 10;
+/// Processor ticks after which a query looks for dead processes again: some ten milliseconds.
+const SWEEP_TICKS: u64 = 1 << 25;
+
+/// The books as one process sees them. All zero bytes are the books of a container that was granted nothing.
+#[derive(Default)]
+#[repr(C)]
+pub struct Book {
+    pub(crate) limits: Option<&'static LimitsFile>,
+    pub(crate) usage: Option<&'static UsageFile>,
+    pub(crate) usage_path: Option<&'static CStr>,
+    /// The usage file's descriptor. Never closed: that would drop this process's record locks.
+    pub(crate) fd: AtomicI32,
+    pub(crate) file: Option<FileId>,
+    pub(crate) me: Who,
+    /// Own slot + 1; 0: none.
+    pub(crate) slot: AtomicU32,
+    /// Held while this process claims or reclaims a slot: record locks do not exclude its threads.
+    pub(crate) claim: Mutex<()>,
+    /// The last sum seen, by device: only a hint whether there is room.
+    last_sum: [AtomicU64; MAX_DEVICES],
+    last_sweep: AtomicU64,
+}
+
+impl Default for Mutex<()> {
+    fn default() -> Self {
+        Self::new(())
+    }
+}
+
+impl Book {
+    /// Opens the two files. What is missing, short or foreign grants nothing.
+    pub fn open(limits: &CStr, usage: &'static CStr) -> Self {
+        let mut book = Self { usage_path: Some(usage), me: Who::this_process(), ..Self::default() };
+        book.limits = map_limits(limits).filter(|file| file.is_known());
+        if let Some((fd, file, usage)) = map_usage(usage) {
+            book.usage = Some(usage);
+            book.file = Some(file);
+            book.fd = AtomicI32::new(fd);
+        }
+        book
+    }
+
+    /// The line of the limits file for the GPU `uuid`; `None` when it is not granted.
+    pub fn device(&self, uuid: &[u8; 16]) -> Option<usize> {
+        self.limits.and_then(|file| file.device(uuid))
+    }
+
+    /// The memory limit on `device` in bytes; 0 when nothing is granted.
+    pub fn limit(&self, device: usize) -> u64 {
+        self.limits.map_or(0, |file| file.memory(device))
+    }
+
+    /// What all processes of the container hold on `device`, in bytes.
+    pub fn used(&self, device: usize) -> u64 {
+        self.usage.map_or(0, |usage| sum(usage, device))
+    }
+
+    /// As [`used`](Self::used), without what processes held that have ended some milliseconds ago.
+    pub fn used_by_living(&self, device: usize) -> u64 {
+        if let Some(usage) = self.usage
+            && !self.is_alone(usage)
+        {
+            let now = sys::ticks();
+            if now.wrapping_sub(self.last_sweep.load(Relaxed)) > SWEEP_TICKS {
+                self.last_sweep.store(now, Relaxed);
+                self.sweep(usage);
+            }
+        }
+        self.used(device)
+    }
+
+    /// Whether no slot but this process's own counts.
+    fn is_alone(&self, usage: &UsageFile) -> bool {
+        let own = self.slot.load(Relaxed).checked_sub(1);
+        usage.header.live.iter().enumerate().all(|(index, word)| {
+            let own = own.filter(|slot| *slot as usize / 64 == index).map_or(0, |slot| 1 << (slot % 64));
+            word.load(Relaxed) & !own == 0
+        })
+    }
+
+    /// Takes `bytes` on `device`, or says that they do not fit. Whoever gets `true` owes a [`release`](Self::release).
+    pub fn reserve(&self, device: usize, bytes: u64) -> bool {
+        let Some(usage) = self.usage else { return false };
+        let limit = self.limit(device);
+        if bytes > limit {
+            return false;
+        }
+        let Some(line) = self.own_line(usage, device) else { return false };
+        let last = self.last_sum.get(device).map_or(u64::MAX, |sum| sum.load(Relaxed));
+        if last.saturating_add(bytes) <= limit {
+            if self.add_and_sum(usage, line, device, bytes) <= limit {
+                return true;
+            }
+            line.bytes.fetch_sub(bytes, SeqCst);
+        } else if self.try_reserve(usage, line, device, bytes, limit) {
+            return true;
+        }
+        self.reserve_slowly(usage, line, device, bytes)
+    }
+
+    /// Adds `bytes` that the driver has already allocated, limit or not.
+    pub fn add(&self, device: usize, bytes: u64) {
+        if let Some(usage) = self.usage
+            && let Some(line) = self.own_line(usage, device)
+        {
+            line.bytes.fetch_add(bytes, SeqCst);
+        }
+    }
+
+    /// Gives `bytes` back, after the driver has freed them.
+    pub fn release(&self, device: usize, bytes: u64) {
+        let slot = self.slot.load(Relaxed);
+        if let Some(usage) = self.usage
+            && let Some(slot) = slot.checked_sub(1)
+            && let Some(line) = usage.line(device, slot as usize)
+        {
+            line.bytes.fetch_sub(bytes, SeqCst);
+        }
+    }
+
+    /// Notes that `bytes` more of what this process holds stand for contexts.
+    pub fn note_context(&self, device: usize, bytes: u64) {
+        if let Some(line) = self.usage.and_then(|usage| self.own_line(usage, device)) {
+            line.context_bytes.fetch_add(bytes, Relaxed);
+        }
+    }
+
+    /// Notes that `bytes` less stand for contexts.
+    pub fn forget_context(&self, device: usize, bytes: u64) {
+        if let Some(line) = self.usage.and_then(|usage| self.own_line(usage, device)) {
+            line.context_bytes.fetch_sub(bytes, Relaxed);
+        }
+    }
+
+    /// Counts a refusal.
+    pub fn count_refusal(&self) {
+        if let Some(usage) = self.usage {
+            usage.header.refused.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Counts a driver function that looks as if it should be ours and is not.
+    pub fn count_unhooked(&self) {
+        if let Some(usage) = self.usage {
+            usage.header.unhooked.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn own_line<'u>(&self, usage: &'u UsageFile, device: usize) -> Option<&'u DeviceLine> {
+        let slot = match self.slot.load(Relaxed).checked_sub(1) {
+            Some(slot) => slot,
+            None => self.claim_slot(usage)?,
+        };
+        usage.line(device, slot as usize)
+    }
+
+    fn add_and_sum(&self, usage: &UsageFile, line: &DeviceLine, device: usize, bytes: u64) -> u64 {
+        line.bytes.fetch_add(bytes, SeqCst);
+        let sum = sum(usage, device);
+        if let Some(last) = self.last_sum.get(device) {
+            last.store(sum, Relaxed);
+        }
+        sum
+    }
+
+    /// Looks before it adds, so that a request that cannot fit disturbs nobody.
+    fn try_reserve(
+        &self,
+        usage: &UsageFile,
+        line: &DeviceLine,
+        device: usize,
+        bytes: u64,
+        limit: u64,
+    ) -> bool {
+        if sum(usage, device).saturating_add(bytes) > limit {
+            return false;
+        }
+        if self.add_and_sum(usage, line, device, bytes) <= limit {
+            return true;
+        }
+        line.bytes.fetch_sub(bytes, SeqCst);
+        false
+    }
+
+    #[cold]
+    fn reserve_slowly(&self, usage: &UsageFile, line: &DeviceLine, device: usize, bytes: u64) -> bool {
+        for _ in 0..PATIENCE {
+            // Not held when its holder is stopped: the sums below are right without it, only less patient.
+            let lock = self.lock(usage);
+            let dying = self.sweep(usage);
+            for _ in 0..4 {
+                if self.try_reserve(usage, line, device, bytes, self.limit(device)) {
+                    return true;
+                }
+                (0..50).for_each(|_| core::hint::spin_loop());
+            }
+            drop(lock);
+            if !dying {
+                return false;
+            }
+            sys::sleep(1000);
+        }
+        false
+    }
+}
+
+/// What all live slots hold on `device`.
+fn sum(usage: &UsageFile, device: usize) -> u64 {
+    let Some(lines) = usage.lines.get(device) else { return 0 };
+    let mut total = 0u64;
+    for (index, word) in usage.header.live.iter().enumerate() {
+        let mut bits = word.load(SeqCst);
+        while bits != 0 {
+            let slot = index * 64 + bits.trailing_zeros() as usize;
+            bits &= bits - 1;
+            total = total.saturating_add(lines.get(slot).map_or(0, |line| line.bytes.load(SeqCst)));
+        }
+    }
+    total
+}
+
+fn map_limits(path: &CStr) -> Option<&'static LimitsFile> {
+    let fd = Fd::open(path, false).ok()?;
+    if sys::file_id(fd.number()).ok()?.size < LIMITS_LEN as u64 {
+        return None;
+    }
+    let address = sys::map_file(fd.number(), LIMITS_LEN, false).ok()?;
+    // SAFETY: a mapping of at least LIMITS_LEN bytes that is never unmapped; every field is atomic.
+    Some(unsafe { &*core::ptr::with_exposed_provenance(address) })
+}
+
+fn map_usage(path: &CStr) -> Option<(i32, FileId, &'static UsageFile)> {
+    let fd = Fd::open(path, true).ok()?;
+    // From here on the descriptor may not be closed: another library of this process may hold a lock on the file.
+    let fd = fd.leak();
+    let file = sys::file_id(fd).ok()?;
+    if file.size < USAGE_LEN as u64 {
+        return None;
+    }
+    let address = sys::map_file(fd, USAGE_LEN, true).ok()?;
+    // SAFETY: a mapping of at least USAGE_LEN bytes that is never unmapped; every field is atomic.
+    let usage: &'static UsageFile = unsafe { &*core::ptr::with_exposed_provenance(address) };
+    usage.is_known().then_some((fd, file, usage))
+}

@@ -1,0 +1,68 @@
+//! A charge is taken before the driver allocates and kept only when it did.
+
+use super::{Here, context, graph, pool};
+use crate::table::Entry;
+
+/// Bytes charged on one device; given back on drop.
+#[must_use = "dropping a charge gives it back"]
+pub(super) struct Charge {
+    here: Here,
+    device: u8,
+    bytes: u64,
+}
+
+impl Charge {
+    /// Charges `bytes`; `None`: they do not fit, even after this process's own unused pool memory went back.
+    pub(super) fn take(here: Here, device: u8, bytes: u64) -> Option<Self> {
+        let charge = Self::take_once(here, device, bytes);
+        if charge.is_some() {
+            return charge;
+        }
+        if bytes <= here.book().limit(usize::from(device)) && give_back_unused(here) {
+            let charge = Self::take_once(here, device, bytes);
+            if charge.is_some() {
+                return charge;
+            }
+        }
+        here.book().count_refusal();
+        None
+    }
+
+    fn take_once(here: Here, device: u8, bytes: u64) -> Option<Self> {
+        // `then`, not `then_some`: a charge that is built is given back.
+        here.book().reserve(usize::from(device), bytes).then(|| Self { here, device, bytes })
+    }
+
+    /// Keeps the charge without an owner: until the process ends, or somebody releases it by hand.
+    pub(super) fn keep(self) {
+        core::mem::forget(self);
+    }
+
+    /// Keeps the charge for the object that `entry` describes; the entry's size is what was charged.
+    pub(super) fn keep_for(self, entry: Entry) {
+        // No memory for the entry: the charge stays until the process ends.
+        if let Ok(Some(old)) = self.here.state.table.put(entry) {
+            // The driver gives the same name again: the old object was freed where we could not see it.
+            self.here.book().release(usize::from(old.device), old.size);
+        }
+        self.keep();
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.here.book().release(usize::from(self.device), self.bytes);
+    }
+}
+
+/// Returns memory that pools and graphs of this process hold unused. False when there is none to return.
+fn give_back_unused(here: Here) -> bool {
+    if pool::is_unused(here) && graph::is_unused(here) {
+        return false;
+    }
+    context::relaxed(|| {
+        pool::trim_all(here);
+        graph::trim_all(here);
+    });
+    true
+}

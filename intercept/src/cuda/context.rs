@@ -1,0 +1,313 @@
+//! Contexts: the memory that the driver takes for the first one of a process on a device, and what dies with one.
+//!
+//! The driver tells nobody inside the process what a context costs, and other tenants' use makes a difference of its
+//! free figure meaningless. The estimate therefore stays charged as long as a context of this process is alive.
+
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use gpushare_region::MAX_DEVICES;
+
+use super::charge::Charge;
+use super::{Context, Device, Here, OUT_OF_MEMORY, SUCCESS, Status, UNLISTED, here, line_of, read, real};
+use crate::mutex::Mutex;
+
+/// Device memory charged for the first context of a process on a device.
+pub const CONTEXT_BYTES: u64 = 320 << 20;
+/// Contexts whose end we can follow; the objects of further ones stay charged until they are freed one by one.
+const KNOWN: usize = 64;
+/// `CU_LIMIT_MALLOC_HEAP_SIZE`.
+const HEAP: i32 = 2;
+
+/// The contexts of this process.
+#[repr(C)]
+pub(super) struct Contexts {
+    known: [Known; KNOWN],
+    /// Known contexts by line of the limits file.
+    alive: [AtomicU32; MAX_DEVICES],
+    /// Held while a context comes or goes.
+    change: Mutex<()>,
+}
+
+#[repr(C)]
+struct Known {
+    /// The driver's handle; 0: this place is free.
+    handle: AtomicUsize,
+    device: AtomicU8,
+    primary: AtomicU8,
+    /// Bytes charged for its malloc heap above the driver's default.
+    heap: AtomicU64,
+}
+
+/// Where an allocation of the calling thread goes.
+#[derive(Clone, Copy)]
+pub(super) struct Current {
+    /// Number of the context; 0 when it is one too many to follow.
+    pub(super) context: u8,
+    /// Line of the limits file.
+    pub(super) device: u8,
+}
+
+impl Contexts {
+    fn find(&self, handle: Context) -> Option<(u8, &Known)> {
+        let found =
+            self.known.iter().enumerate().find(|(_, known)| known.handle.load(Ordering::Acquire) == handle);
+        found.and_then(|(index, known)| Some((u8::try_from(index + 1).ok()?, known)))
+    }
+
+    fn alive(&self, device: u8) -> Option<&AtomicU32> {
+        self.alive.get(usize::from(device))
+    }
+
+    fn is_first(&self, device: u8) -> bool {
+        self.alive(device).is_none_or(|alive| alive.load(Ordering::Relaxed) == 0)
+    }
+
+    /// Enters a context; the caller holds `change` and has charged the estimate if it is the first on its device.
+    fn enter(&self, handle: Context, device: u8, primary: bool) -> u8 {
+        let Some((number, known)) = self.find(0) else { return 0 };
+        known.device.store(device, Ordering::Relaxed);
+        known.primary.store(primary.into(), Ordering::Relaxed);
+        known.heap.store(0, Ordering::Relaxed);
+        if let Some(alive) = self.alive(device) {
+            alive.fetch_add(1, Ordering::Relaxed);
+        }
+        known.handle.store(handle, Ordering::Release);
+        number
+    }
+}
+
+/// The calling thread's context and device; `None` when it has none, and the driver shall say so.
+pub(super) fn current(here: Here) -> Option<Current> {
+    let mut handle = 0;
+    // SAFETY: the driver writes one handle.
+    if unsafe { real::cuCtxGetCurrent(&mut handle) } != SUCCESS || handle == 0 {
+        return None;
+    }
+    match here.state.contexts.find(handle) {
+        Some((context, known)) => Some(Current { context, device: known.device.load(Ordering::Relaxed) }),
+        None => adopt(here, handle),
+    }
+}
+
+/// Enters the current context, which was made where we could not see it: its estimate is charged, limit or not.
+#[cold]
+fn adopt(here: Here, handle: Context) -> Option<Current> {
+    let mut device = 0;
+    // SAFETY: the driver writes one integer.
+    if unsafe { real::cuCtxGetDevice(&mut device) } != SUCCESS {
+        return None;
+    }
+    let device = line_of(here, device);
+    let contexts = &here.state.contexts;
+    let _change = contexts.change.lock();
+    if let Some((context, _)) = contexts.find(handle) {
+        return Some(Current { context, device }); // another thread was faster
+    }
+    if device != UNLISTED && contexts.is_first(device) {
+        here.book().add(usize::from(device), CONTEXT_BYTES);
+        here.book().note_context(usize::from(device), CONTEXT_BYTES);
+    }
+    Some(Current { context: contexts.enter(handle, device, false), device })
+}
+
+/// Makes a context on `device` with `call`, which writes its handle to `handle`.
+///
+/// # Safety
+/// `handle` is null or readable after `call` succeeded.
+unsafe fn make(device: Device, handle: *mut Context, primary: bool, call: impl FnOnce() -> Status) -> Status {
+    let Some(here) = here() else { return OUT_OF_MEMORY };
+    let contexts = &here.state.contexts;
+    let known = |handle: *mut Context| {
+        // SAFETY: as our caller says.
+        unsafe { read(handle) }.and_then(|handle| contexts.find(handle)).is_some()
+    };
+    let line = line_of(here, device);
+    if line == UNLISTED && super::uuid_of(device).is_none() {
+        return call(); // no such device, or no cuInit yet: the driver's own error
+    }
+    if !contexts.is_first(line) {
+        let status = call();
+        if status == SUCCESS && !known(handle) {
+            let _change = contexts.change.lock();
+            // SAFETY: as our caller says.
+            unsafe { read(handle) }.map(|handle| contexts.enter(handle, line, primary));
+        }
+        return status;
+    }
+    let _change = contexts.change.lock();
+    let charge = if contexts.is_first(line) {
+        let Some(charge) = Charge::take(here, line, CONTEXT_BYTES) else { return OUT_OF_MEMORY };
+        Some(charge)
+    } else {
+        None
+    };
+    let status = call();
+    if status != SUCCESS {
+        return status;
+    }
+    if let Some(charge) = charge {
+        charge.keep();
+        here.book().note_context(usize::from(line), CONTEXT_BYTES);
+    }
+    if !known(handle) {
+        // SAFETY: as our caller says.
+        unsafe { read(handle) }.map(|handle| contexts.enter(handle, line, primary));
+    }
+    status
+}
+
+/// Drops all that lived in the context in `place`, which the driver has ended.
+fn leave(here: Here, number: u8, known: &Known) {
+    let device = known.device.load(Ordering::Relaxed);
+    let book = here.book();
+    here.state.table.remove_all(
+        |entry| entry.context == number,
+        |entry| book.release(usize::from(entry.device), entry.size),
+    );
+    book.release(usize::from(device), known.heap.swap(0, Ordering::Relaxed));
+    known.handle.store(0, Ordering::Release);
+    let alive = here.state.contexts.alive(device);
+    if alive.is_some_and(|alive| alive.fetch_sub(1, Ordering::Relaxed) == 1) {
+        book.release(usize::from(device), CONTEXT_BYTES);
+        book.forget_context(usize::from(device), CONTEXT_BYTES);
+    }
+}
+
+fn destroy(context: Context, call: impl FnOnce() -> Status) -> Status {
+    let Some(here) = here() else { return call() };
+    let _change = here.state.contexts.change.lock();
+    let status = call();
+    if status == SUCCESS
+        && context != 0
+        && let Some((number, known)) = here.state.contexts.find(context)
+    {
+        leave(here, number, known);
+    }
+    status
+}
+
+/// Forwards a release or reset of the primary context and asks the driver whether it ended.
+fn end_primary(device: Device, call: impl FnOnce() -> Status) -> Status {
+    let Some(here) = here() else { return call() };
+    let contexts = &here.state.contexts;
+    let _change = contexts.change.lock();
+    let status = call();
+    let (mut flags, mut active) = (0, 1);
+    // SAFETY: the driver writes two integers.
+    let asked = unsafe { real::cuDevicePrimaryCtxGetState(device, &mut flags, &mut active) };
+    if status == SUCCESS && asked == SUCCESS && active == 0 {
+        let line = line_of(here, device);
+        let primary = contexts.known.iter().zip(1..).find(|(known, _)| {
+            known.handle.load(Ordering::Relaxed) != 0
+                && known.primary.load(Ordering::Relaxed) == 1
+                && known.device.load(Ordering::Relaxed) == line
+        });
+        if let Some((known, number)) = primary {
+            leave(here, number, known);
+        }
+    }
+    status
+}
+
+/// Charges a larger malloc heap before the driver makes it.
+fn set_limit(limit: i32, value: usize, call: impl FnOnce() -> Status) -> Status {
+    let Some(here) = here().filter(|_| limit == HEAP) else { return call() };
+    let Some(current) = current(here) else { return call() };
+    let mut old = 0;
+    // SAFETY: the driver writes one integer.
+    let asked = unsafe { real::cuCtxGetLimit(&mut old, HEAP) };
+    let Some(known) =
+        usize::from(current.context).checked_sub(1).and_then(|at| here.state.contexts.known.get(at))
+    else {
+        return call();
+    };
+    let (old, new) = (super::size::charged(old as u64), super::size::charged(value as u64));
+    let grown = new.saturating_sub(old);
+    let Some(charge) = Charge::take(here, current.device, grown).filter(|_| asked == SUCCESS) else {
+        return if asked == SUCCESS { OUT_OF_MEMORY } else { call() };
+    };
+    let status = call();
+    if status != SUCCESS {
+        return status;
+    }
+    charge.keep();
+    known.heap.fetch_add(grown, Ordering::Relaxed);
+    let less = old.saturating_sub(new).min(known.heap.load(Ordering::Relaxed));
+    known.heap.fetch_sub(less, Ordering::Relaxed);
+    here.book().release(usize::from(current.device), less);
+    status
+}
+
+/// Runs our own driver calls so that they do not spoil a capture in progress on this thread.
+pub(super) fn relaxed(act: impl FnOnce()) {
+    let mut mode = 2; // CU_STREAM_CAPTURE_MODE_RELAXED
+    // SAFETY: the driver exchanges one integer.
+    let exchanged = unsafe { real::cuThreadExchangeStreamCaptureMode(&mut mode) };
+    act();
+    if exchanged == SUCCESS {
+        // SAFETY: restores the mode that the driver gave above.
+        unsafe { real::cuThreadExchangeStreamCaptureMode(&mut mode) };
+    }
+}
+
+/// The hooks of this family.
+#[allow(
+    non_snake_case,
+    missing_docs,
+    clippy::missing_safety_doc,
+    reason = "the driver names and documents them"
+)]
+pub mod hooks {
+    use super::*;
+    use core::ffi::c_void;
+
+    macro_rules! makers {
+        ($($name:ident, $primary:literal ( $handle:ident; $($before:ident : $type:ty),* ; $device:ident $(; $after:ident : $after_type:ty)* );)*) => { $(
+            pub unsafe extern "C" fn $name($handle: *mut Context, $($before: $type,)* $device: Device $(, $after: $after_type)*) -> Status {
+                // SAFETY: our caller's arguments, unchanged.
+                let call = || unsafe { real::$name($handle, $($before,)* $device $(, $after)*) };
+                // SAFETY: the driver has written the handle when it succeeded.
+                unsafe { make($device, $handle, $primary, call) }
+            }
+        )* };
+    }
+
+    makers! {
+        cuDevicePrimaryCtxRetain, true (context; ; device);
+        cuCtxCreate, false (context; flags: u32; device);
+        cuCtxCreate_v2, false (context; flags: u32; device);
+        cuCtxCreate_v3, false (context; affinity: *mut c_void, count: i32, flags: u32; device);
+        cuCtxCreate_v4, false (context; parameters: *mut c_void, flags: u32; device);
+        cuGLCtxCreate, false (context; flags: u32; device);
+        cuGLCtxCreate_v2, false (context; flags: u32; device);
+        cuVDPAUCtxCreate, false (context; flags: u32; device; vdpau: u32; lookup: *mut c_void);
+        cuVDPAUCtxCreate_v2, false (context; flags: u32; device; vdpau: u32; lookup: *mut c_void);
+        cuGreenCtxCreate, false (context; resources: *mut c_void; device; flags: u32);
+    }
+
+    macro_rules! endings {
+        ($end:ident: $($name:ident($argument:ident: $type:ty);)*) => { $(
+            pub unsafe extern "C" fn $name($argument: $type) -> Status {
+                // SAFETY: our caller's argument, unchanged.
+                $end($argument, || unsafe { real::$name($argument) })
+            }
+        )* };
+    }
+
+    endings! { end_primary:
+        cuDevicePrimaryCtxRelease(device: Device);
+        cuDevicePrimaryCtxRelease_v2(device: Device);
+        cuDevicePrimaryCtxReset(device: Device);
+        cuDevicePrimaryCtxReset_v2(device: Device);
+    }
+    endings! { destroy:
+        cuCtxDestroy(context: Context);
+        cuCtxDestroy_v2(context: Context);
+        cuCtxDetach(context: Context);
+    }
+
+    pub unsafe extern "C" fn cuCtxSetLimit(limit: i32, value: usize) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        set_limit(limit, value, || unsafe { real::cuCtxSetLimit(limit, value) })
+    }
+}

@@ -1,0 +1,97 @@
+//! Initialisation and entry points. The driver resolves every name; only a pointer that is a hooked function's real
+//! address is replaced. Versions, flags and suffixes are therefore the driver's own business.
+
+use core::ffi::{CStr, c_char};
+
+use super::{DRIVER, HOOKED, SUCCESS, Status, functions, here, read, real, write};
+
+/// Beginnings of names that allocate device memory, with the exceptions that do not.
+const ALLOCATE: [&str; 6] = [
+    "cuMemAlloc",
+    "cuMemCreate",
+    "cuMemPoolCreate",
+    "cuArrayCreate",
+    "cuArray3DCreate",
+    "cuMipmappedArrayCreate",
+];
+const NO_DEVICE_MEMORY: &str = "cuMemAllocHost";
+
+/// Replaces the real address at `function` by ours.
+///
+/// # Safety
+/// `name` is null or a C string, `function` null or readable and writable.
+unsafe fn substitute(name: *const c_char, function: *mut usize) {
+    // SAFETY: as our caller says.
+    let Some(address) = unsafe { read(function) }.filter(|address| *address != 0) else { return };
+    let number = DRIVER.number(address).filter(|number| *number < HOOKED.len());
+    if let Some(ours) = number.and_then(functions::hook) {
+        // SAFETY: as our caller says.
+        unsafe { write(function, ours) };
+    } else if !name.is_null() && !(0..HOOKED.len()).any(|number| functions::hook(number) == Some(address)) {
+        // SAFETY: the driver has just resolved it.
+        count_unhooked(unsafe { CStr::from_ptr(name) }.to_bytes());
+    }
+}
+
+/// Counts a name that looks like one of ours and is not: a driver newer than our list.
+#[cold]
+fn count_unhooked(name: &[u8]) {
+    let allocates = ALLOCATE.iter().any(|begin| name.starts_with(begin.as_bytes()));
+    if allocates
+        && !name.starts_with(NO_DEVICE_MEMORY.as_bytes())
+        && let Some(here) = here()
+    {
+        here.book().count_unhooked();
+    }
+}
+
+/// The hooks of this family.
+#[allow(
+    non_snake_case,
+    missing_docs,
+    clippy::missing_safety_doc,
+    reason = "the driver names and documents them"
+)]
+pub mod hooks {
+    use super::*;
+
+    pub unsafe extern "C" fn cuInit(flags: u32) -> Status {
+        // SAFETY: our caller's argument, unchanged.
+        let status = unsafe { real::cuInit(flags) };
+        if status == SUCCESS {
+            here(); // opens the books now rather than in the first allocation
+        }
+        status
+    }
+
+    pub unsafe extern "C" fn cuGetProcAddress(
+        name: *const c_char,
+        function: *mut usize,
+        version: i32,
+        flags: u64,
+    ) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        let status = unsafe { real::cuGetProcAddress(name, function, version, flags) };
+        if status == SUCCESS {
+            // SAFETY: the driver has accepted them.
+            unsafe { substitute(name, function) };
+        }
+        status
+    }
+
+    pub unsafe extern "C" fn cuGetProcAddress_v2(
+        name: *const c_char,
+        function: *mut usize,
+        version: i32,
+        flags: u64,
+        found: *mut i32,
+    ) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        let status = unsafe { real::cuGetProcAddress_v2(name, function, version, flags, found) };
+        if status == SUCCESS {
+            // SAFETY: the driver has accepted them.
+            unsafe { substitute(name, function) };
+        }
+        status
+    }
+}

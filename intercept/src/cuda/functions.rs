@@ -1,0 +1,136 @@
+//! Every driver function that we hook or call, with its signature. Above driver 535 the signatures are those of the
+//! public headers. Functions without a suffix are the 32-bit originals where a `_v2` stands beside them.
+
+use core::ffi::{c_char, c_void};
+
+use super::{Context, Device, Graph, Pool, Status, Stream};
+
+/// `CUDA_ERROR_NOT_FOUND`.
+const NOT_FOUND: Status = 500;
+
+crate::driver_functions! {
+    missing: NOT_FOUND;
+    hooked {
+        cuInit(flags: u32);
+        cuGetProcAddress(name: *const c_char, function: *mut usize, version: i32, flags: u64);
+        cuGetProcAddress_v2(name: *const c_char, function: *mut usize, version: i32, flags: u64, found: *mut i32);
+
+        cuDevicePrimaryCtxRetain(context: *mut Context, device: Device);
+        cuDevicePrimaryCtxRelease(device: Device);
+        cuDevicePrimaryCtxRelease_v2(device: Device);
+        cuDevicePrimaryCtxReset(device: Device);
+        cuDevicePrimaryCtxReset_v2(device: Device);
+        cuCtxCreate(context: *mut Context, flags: u32, device: Device);
+        cuCtxCreate_v2(context: *mut Context, flags: u32, device: Device);
+        cuCtxCreate_v3(context: *mut Context, affinity: *mut c_void, count: i32, flags: u32, device: Device);
+        cuCtxCreate_v4(context: *mut Context, parameters: *mut c_void, flags: u32, device: Device);
+        cuCtxDestroy(context: Context);
+        cuCtxDestroy_v2(context: Context);
+        cuCtxDetach(context: Context);
+        cuGLCtxCreate(context: *mut Context, flags: u32, device: Device);
+        cuGLCtxCreate_v2(context: *mut Context, flags: u32, device: Device);
+        cuVDPAUCtxCreate(context: *mut Context, flags: u32, device: Device, vdpau: u32, lookup: *mut c_void);
+        cuVDPAUCtxCreate_v2(context: *mut Context, flags: u32, device: Device, vdpau: u32, lookup: *mut c_void);
+        cuGreenCtxCreate(context: *mut Context, resources: *mut c_void, device: Device, flags: u32);
+        cuCtxSetLimit(limit: i32, value: usize);
+
+        cuMemGetInfo(free: *mut u32, total: *mut u32);
+        cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+        cuDeviceTotalMem(bytes: *mut u32, device: Device);
+        cuDeviceTotalMem_v2(bytes: *mut usize, device: Device);
+
+        cuMemAlloc(pointer: *mut u32, bytes: u32);
+        cuMemAlloc_v2(pointer: *mut u64, bytes: usize);
+        cuMemAllocPitch(pointer: *mut u32, pitch: *mut u32, width: u32, height: u32, element: u32);
+        cuMemAllocPitch_v2(pointer: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32);
+        cuMemAllocManaged(pointer: *mut u64, bytes: usize, flags: u32);
+        cuMemFree(pointer: u32);
+        cuMemFree_v2(pointer: u64);
+
+        cuMemAllocAsync(pointer: *mut u64, bytes: usize, stream: Stream);
+        cuMemAllocAsync_ptsz(pointer: *mut u64, bytes: usize, stream: Stream);
+        cuMemAllocFromPoolAsync(pointer: *mut u64, bytes: usize, pool: Pool, stream: Stream);
+        cuMemAllocFromPoolAsync_ptsz(pointer: *mut u64, bytes: usize, pool: Pool, stream: Stream);
+        cuMemFreeAsync(pointer: u64, stream: Stream);
+        cuMemFreeAsync_ptsz(pointer: u64, stream: Stream);
+        cuMemPoolCreate(pool: *mut Pool, properties: *const c_void);
+        cuMemPoolDestroy(pool: Pool);
+        cuMemPoolTrimTo(pool: Pool, bytes: usize);
+        cuMemPoolSetAttribute(pool: Pool, attribute: i32, value: *mut c_void);
+        cuMemPoolImportFromShareableHandle(pool: *mut Pool, handle: *mut c_void, kind: i32, flags: u64);
+        cuCtxSynchronize();
+        cuStreamSynchronize(stream: Stream);
+        cuStreamSynchronize_ptsz(stream: Stream);
+        cuEventSynchronize(event: usize);
+
+        cuMemCreate(handle: *mut u64, bytes: usize, properties: *const c_void, flags: u64);
+        cuMemRelease(handle: u64);
+        cuMemRetainAllocationHandle(handle: *mut u64, address: u64);
+        cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
+        cuMemUnmap(address: u64, bytes: usize);
+        cuMemMapArrayAsync(list: *mut c_void, count: u32, stream: Stream);
+        cuMemMapArrayAsync_ptsz(list: *mut c_void, count: u32, stream: Stream);
+        cuMulticastBindMem(object: u64, at: usize, handle: u64, offset: usize, bytes: usize, flags: u64);
+        cuMulticastBindMem_v2(object: u64, device: Device, at: usize, handle: u64, offset: usize, bytes: usize, flags: u64);
+        cuMulticastBindAddr(object: u64, at: usize, address: u64, bytes: usize, flags: u64);
+        cuMulticastBindAddr_v2(object: u64, device: Device, at: usize, address: u64, bytes: usize, flags: u64);
+        cuMulticastUnbind(object: u64, device: Device, at: usize, bytes: usize);
+
+        cuArrayCreate(array: *mut usize, shape: *const c_void);
+        cuArrayCreate_v2(array: *mut usize, shape: *const c_void);
+        cuArray3DCreate(array: *mut usize, shape: *const c_void);
+        cuArray3DCreate_v2(array: *mut usize, shape: *const c_void);
+        cuArrayDestroy(array: usize);
+        cuMipmappedArrayCreate(array: *mut usize, shape: *const c_void, levels: u32);
+        cuMipmappedArrayDestroy(array: usize);
+
+        cuImportExternalMemory(memory: *mut usize, description: *const c_void);
+        cuDestroyExternalMemory(memory: usize);
+
+        cuGraphAddMemAllocNode(node: *mut usize, graph: Graph, after: *const usize, count: usize, node_parameters: *mut c_void);
+        cuGraphAddNode(node: *mut usize, graph: Graph, after: *const usize, count: usize, node_parameters: *mut c_void);
+        cuGraphAddNode_v2(node: *mut usize, graph: Graph, after: *const usize, edges: *const c_void, count: usize, node_parameters: *mut c_void);
+        cuGraphInstantiate(executable: *mut usize, graph: Graph, bad: *mut usize, text: *mut c_char, length: usize);
+        cuGraphInstantiate_v2(executable: *mut usize, graph: Graph, bad: *mut usize, text: *mut c_char, length: usize);
+        cuGraphInstantiateWithFlags(executable: *mut usize, graph: Graph, flags: u64);
+        cuGraphInstantiateWithParams(executable: *mut usize, graph: Graph, parameters: *mut c_void);
+        cuGraphInstantiateWithParams_ptsz(executable: *mut usize, graph: Graph, parameters: *mut c_void);
+        cuGraphExecDestroy(executable: usize);
+        cuGraphUpload(executable: usize, stream: Stream);
+        cuGraphUpload_ptsz(executable: usize, stream: Stream);
+        cuGraphLaunch(executable: usize, stream: Stream);
+        cuGraphLaunch_ptsz(executable: usize, stream: Stream);
+        cuDeviceGraphMemTrim(device: Device);
+
+        cuStreamBeginCapture(stream: Stream);
+        cuStreamBeginCapture_ptsz(stream: Stream);
+        cuStreamBeginCapture_v2(stream: Stream, mode: i32);
+        cuStreamBeginCapture_v2_ptsz(stream: Stream, mode: i32);
+        cuStreamBeginCaptureToGraph(stream: Stream, graph: Graph, after: *const usize, edges: *const c_void, count: usize, mode: i32);
+        cuStreamBeginCaptureToGraph_ptsz(stream: Stream, graph: Graph, after: *const usize, edges: *const c_void, count: usize, mode: i32);
+    }
+    used {
+        cuCtxGetCurrent(context: *mut Context);
+        cuCtxGetDevice(device: *mut Device);
+        cuCtxGetLimit(value: *mut usize, limit: i32);
+        cuCtxPushCurrent_v2(context: Context);
+        cuCtxPopCurrent_v2(context: *mut Context);
+        cuDeviceGet(device: *mut Device, ordinal: i32);
+        cuDeviceGetCount(count: *mut i32);
+        cuDeviceGetUuid(uuid: *mut [u8; 16], device: Device);
+        cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: Device);
+        cuDevicePrimaryCtxGetState(device: Device, flags: *mut u32, active: *mut i32);
+        cuDeviceGetMemPool(pool: *mut Pool, device: Device);
+        cuDeviceGetDefaultMemPool(pool: *mut Pool, device: Device);
+        cuMemPoolGetAttribute(pool: Pool, attribute: i32, value: *mut c_void);
+        cuStreamIsCapturing(stream: Stream, capturing: *mut i32);
+        cuStreamIsCapturing_ptsz(stream: Stream, capturing: *mut i32);
+        cuStreamGetCtx(stream: Stream, context: *mut Context);
+        cuThreadExchangeStreamCaptureMode(mode: *mut i32);
+        cuGraphGetNodes(graph: Graph, nodes: *mut usize, count: *mut usize);
+        cuGraphNodeGetType(node: usize, kind: *mut i32);
+        cuGraphChildGraphNodeGetGraph(node: usize, graph: *mut Graph);
+        cuGraphMemAllocNodeGetParams(node: usize, node_parameters: *mut c_void);
+        cuDeviceGetGraphMemAttribute(device: Device, attribute: i32, value: *mut c_void);
+    }
+}

@@ -1,0 +1,380 @@
+//! Memory nodes of graphs: the driver keeps one reserve per device for all graphs of the process.
+//!
+//! An executable graph needs at most the sum of its nodes. What the reserve may have to grow by is charged before the
+//! graph is instantiated, uploaded or launched; afterwards the charge is settled to the driver's figure.
+
+use core::ffi::{c_char, c_void};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use gpushare_region::MAX_DEVICES;
+
+use super::charge::Charge;
+use super::size::charged;
+use super::{
+    Device, Graph, Here, OUT_OF_MEMORY, SUCCESS, Status, Stream, UNLISTED, each_device, here, line_of, read,
+    real,
+};
+use crate::mutex::Mutex;
+use crate::sys;
+use crate::table::{Entry, Kind};
+
+const USED: i32 = 0; // CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT
+const RESERVED: i32 = 2; // CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
+const CHILD_GRAPH: i32 = 4; // CU_GRAPH_NODE_TYPE_GRAPH
+const MEM_ALLOC: i32 = 10; // CU_GRAPH_NODE_TYPE_MEM_ALLOC
+/// Graphs within graphs that are searched.
+const DEPTH: u32 = 8;
+/// Step of the driver's reserve.
+const STEP: u64 = 2 << 20;
+
+/// Memory that graphs of this process hold.
+#[repr(C)]
+pub(super) struct Graphs {
+    /// Whether a memory node was ever made: without one, launches cost nothing here.
+    nodes: AtomicBool,
+    /// Counts the occasions on which idle graphs may have lost their memory.
+    trims: AtomicU64,
+    charged: Mutex<[u64; MAX_DEVICES]>,
+}
+
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`: a pool description of 88 bytes with the location at 8, access, size, pointer.
+#[repr(C)]
+struct AllocNode {
+    kinds: [i32; 2],
+    location: [i32; 2],
+    rest: [u64; 9],
+    access: [u64; 2],
+    bytes: u64,
+    pointer: u64,
+    spare: [u64; 8],
+}
+
+impl Graphs {
+    pub(super) fn note_node(&self) {
+        self.nodes.store(true, Ordering::Relaxed);
+    }
+}
+
+pub(super) fn is_unused(here: Here) -> bool {
+    !here.state.graphs.nodes.load(Ordering::Relaxed)
+}
+
+fn attribute(device: Device, attribute: i32) -> Option<u64> {
+    let mut value = 0u64;
+    // SAFETY: both attributes that we ask for are 64-bit numbers.
+    let status = unsafe {
+        real::cuDeviceGetGraphMemAttribute(device, attribute, core::ptr::from_mut(&mut value).cast())
+    };
+    (status == SUCCESS).then_some(value)
+}
+
+/// Charges `line` what the driver has reserved for graphs there.
+fn settle(here: Here, line: u8, device: Device) {
+    let mut list = here.state.graphs.charged.lock();
+    let Some(held) = list.get_mut(usize::from(line)) else { return };
+    let Some(reserved) = attribute(device, RESERVED) else { return };
+    if reserved > *held {
+        here.book().add(usize::from(line), reserved - *held);
+    } else {
+        here.book().release(usize::from(line), *held - reserved);
+    }
+    *held = reserved;
+}
+
+/// Gives the driver's unused reserves back.
+pub(super) fn trim_all(here: Here) {
+    if is_unused(here) {
+        return;
+    }
+    each_device(here, |device, line| {
+        // SAFETY: the driver gave the device.
+        unsafe { real::cuDeviceGraphMemTrim(device) };
+        here.state.graphs.trims.fetch_add(1, Ordering::Relaxed);
+        settle(here, line, device);
+    });
+}
+
+/// What an executable graph needs on each line, and the device there.
+#[derive(Default)]
+struct Needs([(u64, Device); MAX_DEVICES]);
+
+impl Needs {
+    fn add(&mut self, line: u8, device: Device, bytes: u64) {
+        if let Some(need) = self.0.get_mut(usize::from(line)) {
+            *need = (need.0.saturating_add(bytes), device);
+        }
+    }
+
+    fn each(&self) -> impl Iterator<Item = (u8, Device, u64)> {
+        (0u8..).zip(&self.0).filter(|(_, need)| need.0 > 0).map(|(line, need)| (line, need.1, need.0))
+    }
+}
+
+/// Adds up the memory nodes of `graph`. False: a node is on a GPU that is not granted, or the kernel gave no memory.
+fn add_needs(here: Here, graph: Graph, needs: &mut Needs, depth: u32) -> bool {
+    let mut count = 0;
+    // SAFETY: without an array the driver writes the count alone.
+    if unsafe { real::cuGraphGetNodes(graph, core::ptr::null_mut(), &mut count) } != SUCCESS || count == 0 {
+        return true; // instantiation will say what is wrong
+    }
+    let length = count * size_of::<usize>();
+    let Ok(address) = sys::map_private(length) else { return false };
+    let nodes: *mut usize = core::ptr::with_exposed_provenance_mut(address);
+    // SAFETY: the array has room for `count` handles.
+    let status = unsafe { real::cuGraphGetNodes(graph, nodes, &mut count) };
+    let count = if status == SUCCESS { count.min(length / size_of::<usize>()) } else { 0 };
+    let fits = (0..count).all(|index| {
+        // SAFETY: `index` is below the length of the array.
+        let node = unsafe { nodes.add(index).read() };
+        add_node(here, node, needs, depth)
+    });
+    // SAFETY: the array was made above and is not used any more.
+    unsafe { sys::unmap(address, length) };
+    fits
+}
+
+fn add_node(here: Here, node: usize, needs: &mut Needs, depth: u32) -> bool {
+    let mut kind = 0;
+    // SAFETY: the driver gave the node and writes one integer.
+    let status = unsafe { real::cuGraphNodeGetType(node, &mut kind) };
+    match kind {
+        _ if status != SUCCESS => true,
+        CHILD_GRAPH if depth > 0 => {
+            let mut child = 0;
+            // SAFETY: the node has a child graph; the driver writes one handle.
+            let status = unsafe { real::cuGraphChildGraphNodeGetGraph(node, &mut child) };
+            status != SUCCESS || add_needs(here, child, needs, depth - 1)
+        }
+        MEM_ALLOC => {
+            let mut parameters = core::mem::MaybeUninit::<AllocNode>::zeroed();
+            // SAFETY: the node allocates memory, and the structure has the size of the driver's and more.
+            let status = unsafe { real::cuGraphMemAllocNodeGetParams(node, parameters.as_mut_ptr().cast()) };
+            // SAFETY: all zero bytes are a valid AllocNode, and so is what the driver writes.
+            let parameters = unsafe { parameters.assume_init() };
+            let [_, device] = parameters.location;
+            let line = line_of(here, device);
+            let bytes = charged(parameters.bytes).checked_next_multiple_of(STEP).unwrap_or(u64::MAX);
+            needs.add(line, device, bytes);
+            status != SUCCESS || line != UNLISTED
+        }
+        _ => true,
+    }
+}
+
+/// Charges what the reserve of `device` may grow by when a graph needs `bytes`.
+fn charge_growth(here: Here, line: u8, device: Device, bytes: u64) -> Option<Charge> {
+    let growth = || {
+        let (used, reserved) =
+            (attribute(device, USED).unwrap_or(0), attribute(device, RESERVED).unwrap_or(0));
+        used.saturating_add(bytes).saturating_sub(reserved)
+    };
+    let charge = Charge::take(here, line, growth());
+    // A refusal has trimmed the reserve: the growth that must fit is larger now, but more room may be free.
+    charge.or_else(|| Charge::take(here, line, growth()))
+}
+
+fn key(executable: usize, line: u8) -> u64 {
+    (executable as u64).rotate_left(8) ^ u64::from(line)
+}
+
+type Charges = [Option<Charge>; MAX_DEVICES];
+
+fn instantiate(
+    graph: Graph,
+    executable: impl Fn() -> Option<usize>,
+    call: impl FnOnce() -> Status,
+) -> Status {
+    let Some(here) = here().filter(|here| !is_unused(here)) else { return call() };
+    let mut needs = Needs::default();
+    if !add_needs(here, graph, &mut needs, DEPTH) {
+        return OUT_OF_MEMORY;
+    }
+    let mut charges: Charges = Default::default();
+    for ((line, device, bytes), place) in needs.each().zip(&mut charges) {
+        *place = charge_growth(here, line, device, bytes);
+        if place.is_none() {
+            return OUT_OF_MEMORY;
+        }
+    }
+    let status = call();
+    if let Some(executable) = executable().filter(|_| status == SUCCESS) {
+        for (line, device, size) in needs.each() {
+            let entry = Entry {
+                key: key(executable, line),
+                size,
+                extra: u64::from(device.cast_unsigned()),
+                kind: Kind::Graph,
+                device: line,
+                context: 0,
+            };
+            // Without an entry a launch would go unpaid.
+            if here.state.table.put(entry).is_err() {
+                // SAFETY: just made, and unknown to the caller.
+                unsafe { real::cuGraphExecDestroy(executable) };
+                return OUT_OF_MEMORY;
+            }
+            settle(here, line, device);
+        }
+    }
+    status
+}
+
+/// Uploads or launches with `call`.
+fn run(executable: usize, call: impl FnOnce() -> Status) -> Status {
+    let Some(here) = here().filter(|here| !is_unused(here)) else { return call() };
+    let lines = || {
+        (0u8..)
+            .zip(0..MAX_DEVICES)
+            .filter_map(|(line, _)| here.state.table.get(Kind::Graph, key(executable, line)))
+    };
+    // The number of trims since which the graph keeps its memory, + 1, stands above the device.
+    let trims = here.state.graphs.trims.load(Ordering::Relaxed) + 1;
+    let device = |entry: &Entry| Device::try_from(entry.extra & 0xffff).unwrap_or(0);
+    let is_resident = |entry: &Entry| entry.extra >> 16 == trims;
+    let mut charges: Charges = Default::default();
+    for (entry, place) in lines().filter(|entry| !is_resident(entry)).zip(&mut charges) {
+        *place = charge_growth(here, entry.device, device(&entry), entry.size);
+        if place.is_none() {
+            return OUT_OF_MEMORY;
+        }
+    }
+    let status = call();
+    for entry in lines().filter(|entry| !is_resident(entry)) {
+        if status == SUCCESS {
+            let resident = trims << 16 | entry.extra & 0xffff;
+            here.state.table.change(Kind::Graph, entry.key, |entry| entry.extra = resident);
+        }
+        settle(here, entry.device, device(&entry));
+    }
+    status
+}
+
+fn destroy(executable: usize, call: impl FnOnce() -> Status) -> Status {
+    let Some(here) = here().filter(|here| !is_unused(here)) else { return call() };
+    let status = call();
+    for (line, _) in (0u8..).zip(0..MAX_DEVICES) {
+        if status == SUCCESS
+            && let Some(entry) = here.state.table.take(Kind::Graph, key(executable, line))
+        {
+            settle(here, line, Device::try_from(entry.extra & 0xffff).unwrap_or(0));
+        }
+    }
+    status
+}
+
+fn trim(device: Device, call: impl FnOnce() -> Status) -> Status {
+    let status = call();
+    if let Some(here) = here() {
+        here.state.graphs.trims.fetch_add(1, Ordering::Relaxed);
+        settle(here, line_of(here, device), device);
+    }
+    status
+}
+
+/// Notes a node that a general call adds, by the type that stands first in its parameters.
+///
+/// # Safety
+/// `parameters` is null or points to a `CUgraphNodeParams`.
+unsafe fn note(parameters: *const c_void) {
+    // SAFETY: as our caller says.
+    if unsafe { read(parameters.cast::<i32>()) } == Some(MEM_ALLOC)
+        && let Some(here) = here()
+    {
+        here.state.graphs.note_node();
+    }
+}
+
+/// The hooks of this family.
+#[allow(
+    non_snake_case,
+    missing_docs,
+    clippy::missing_safety_doc,
+    reason = "the driver names and documents them"
+)]
+pub mod hooks {
+    use super::*;
+
+    pub unsafe extern "C" fn cuGraphAddMemAllocNode(
+        node: *mut usize,
+        graph: Graph,
+        after: *const usize,
+        count: usize,
+        node_parameters: *mut c_void,
+    ) -> Status {
+        if let Some(here) = here() {
+            here.state.graphs.note_node();
+        }
+        // SAFETY: our caller's arguments, unchanged.
+        unsafe { real::cuGraphAddMemAllocNode(node, graph, after, count, node_parameters) }
+    }
+
+    pub unsafe extern "C" fn cuGraphAddNode(
+        node: *mut usize,
+        graph: Graph,
+        after: *const usize,
+        count: usize,
+        node_parameters: *mut c_void,
+    ) -> Status {
+        // SAFETY: our caller passes the parameters that this function takes.
+        unsafe { note(node_parameters) };
+        // SAFETY: our caller's arguments, unchanged.
+        unsafe { real::cuGraphAddNode(node, graph, after, count, node_parameters) }
+    }
+
+    pub unsafe extern "C" fn cuGraphAddNode_v2(
+        node: *mut usize,
+        graph: Graph,
+        after: *const usize,
+        edges: *const c_void,
+        count: usize,
+        node_parameters: *mut c_void,
+    ) -> Status {
+        // SAFETY: our caller passes the parameters that this function takes.
+        unsafe { note(node_parameters) };
+        // SAFETY: our caller's arguments, unchanged.
+        unsafe { real::cuGraphAddNode_v2(node, graph, after, edges, count, node_parameters) }
+    }
+
+    macro_rules! instantiators {
+        ($($name:ident($($argument:ident: $type:ty),*);)*) => { $(
+            pub unsafe extern "C" fn $name(executable: *mut usize, graph: Graph, $($argument: $type),*) -> Status {
+                // SAFETY: our caller's arguments, unchanged.
+                let call = || unsafe { real::$name(executable, graph, $($argument),*) };
+                // SAFETY: written by the driver when it succeeded.
+                instantiate(graph, || unsafe { read(executable) }, call)
+            }
+        )* };
+    }
+    instantiators! {
+        cuGraphInstantiate(bad: *mut usize, text: *mut c_char, length: usize);
+        cuGraphInstantiate_v2(bad: *mut usize, text: *mut c_char, length: usize);
+        cuGraphInstantiateWithFlags(flags: u64);
+        cuGraphInstantiateWithParams(parameters: *mut c_void);
+        cuGraphInstantiateWithParams_ptsz(parameters: *mut c_void);
+    }
+
+    macro_rules! runners {
+        ($($name:ident;)*) => { $(
+            pub unsafe extern "C" fn $name(executable: usize, stream: Stream) -> Status {
+                // SAFETY: our caller's arguments, unchanged.
+                run(executable, || unsafe { real::$name(executable, stream) })
+            }
+        )* };
+    }
+    runners! {
+        cuGraphUpload;
+        cuGraphUpload_ptsz;
+        cuGraphLaunch;
+        cuGraphLaunch_ptsz;
+    }
+
+    pub unsafe extern "C" fn cuGraphExecDestroy(executable: usize) -> Status {
+        // SAFETY: our caller's argument, unchanged.
+        destroy(executable, || unsafe { real::cuGraphExecDestroy(executable) })
+    }
+
+    pub unsafe extern "C" fn cuDeviceGraphMemTrim(device: Device) -> Status {
+        // SAFETY: our caller's argument, unchanged.
+        trim(device, || unsafe { real::cuDeviceGraphMemTrim(device) })
+    }
+}

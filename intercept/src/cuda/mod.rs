@@ -1,0 +1,134 @@
+//! The CUDA driver as the container sees it: what is hooked, and the state that the hooks share.
+//!
+//! A hook is thin: it finds the process part, asks the books, calls the real function with the caller's own arguments
+//! and settles. What the books cannot answer (no context, a null pointer, an unknown handle) goes to the driver.
+
+mod array;
+mod charge;
+mod context;
+mod entry;
+mod external;
+mod functions;
+mod graph;
+pub mod hooks;
+mod linear;
+mod pool;
+mod query;
+pub mod size;
+mod virtual_memory;
+
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use gpushare_region::path;
+
+use crate::process::{Home, Process, Zeroed};
+use crate::table::Table;
+use functions::real;
+pub use functions::{DRIVER, HOOKED, NAMES};
+
+/// `CUresult`.
+pub type Status = i32;
+type Device = i32;
+type Context = usize;
+type Stream = usize;
+type Pool = usize;
+type Graph = usize;
+
+const SUCCESS: Status = 0;
+const OUT_OF_MEMORY: Status = 2;
+
+/// Line of the limits file for a GPU that is not in it: its limit is 0 bytes.
+const UNLISTED: u8 = u8::MAX;
+/// Devices whose line is remembered; the driver numbers them from 0.
+const KNOWN_DEVICES: usize = 64;
+
+static HOME: Home<Cuda> = Home::new(path::LIMITS, path::USAGE);
+
+/// What this library keeps per process, beside the books.
+#[repr(C)]
+pub struct Cuda {
+    /// Line of the limits file + 1 by device number; 0: not asked yet.
+    lines: [AtomicU8; KNOWN_DEVICES],
+    contexts: context::Contexts,
+    table: Table,
+    pools: pool::Pools,
+    graphs: graph::Graphs,
+    virtual_memory: virtual_memory::Numbers,
+    /// Whether some stream of this process was ever captured.
+    captures: AtomicBool,
+}
+
+// SAFETY: numbers, atomics, and locks that are free when zero.
+unsafe impl Zeroed for Cuda {}
+
+type Here = &'static Process<Cuda>;
+
+fn here() -> Option<Here> {
+    HOME.get()
+}
+
+/// Looks up the real functions. Called once, when the library is loaded and before any of its hooks.
+pub fn load() {
+    DRIVER.fill(path::DRIVER_CUDA, &NAMES);
+}
+
+/// The line of the limits file for `device`, or [`UNLISTED`].
+fn line_of(here: Here, device: Device) -> u8 {
+    let cached = usize::try_from(device).ok().and_then(|device| here.state.lines.get(device));
+    if let Some(line) = cached.and_then(|line| line.load(Ordering::Relaxed).checked_sub(1)) {
+        return line;
+    }
+    let Some(uuid) = uuid_of(device) else { return UNLISTED };
+    let line = here.book().device(&uuid).and_then(|line| u8::try_from(line).ok());
+    if let (Some(line), Some(cached)) = (line, cached) {
+        cached.store(line + 1, Ordering::Relaxed);
+    }
+    line.unwrap_or(UNLISTED)
+}
+
+fn uuid_of(device: Device) -> Option<[u8; 16]> {
+    let mut uuid = [0; 16];
+    // SAFETY: the driver writes 16 bytes.
+    let mut status = unsafe { real::cuDeviceGetUuid(&mut uuid, device) };
+    if status != SUCCESS {
+        // SAFETY: the driver writes 16 bytes.
+        status = unsafe { real::cuDeviceGetUuid_v2(&mut uuid, device) };
+    }
+    (status == SUCCESS).then_some(uuid)
+}
+
+/// Calls `each` for every device the driver shows, with its line.
+fn each_device(here: Here, mut each: impl FnMut(Device, u8)) {
+    let mut count = 0;
+    // SAFETY: the driver writes one integer.
+    if unsafe { real::cuDeviceGetCount(&mut count) } != SUCCESS {
+        return;
+    }
+    for ordinal in 0..count {
+        let mut device = 0;
+        // SAFETY: the driver writes one integer.
+        if unsafe { real::cuDeviceGet(&mut device, ordinal) } == SUCCESS {
+            each(device, line_of(here, device));
+        }
+    }
+}
+
+/// What the driver wrote to `pointer`; `None` when the caller gave none.
+///
+/// # Safety
+/// `pointer` is null or readable.
+unsafe fn read<T: Copy>(pointer: *const T) -> Option<T> {
+    // SAFETY: not null, so readable; a caller's structure may be unaligned.
+    (!pointer.is_null()).then(|| unsafe { pointer.read_unaligned() })
+}
+
+/// Replaces what the driver wrote to `pointer`, if the caller gave one.
+///
+/// # Safety
+/// `pointer` is null or writable.
+unsafe fn write<T>(pointer: *mut T, value: T) {
+    if !pointer.is_null() {
+        // SAFETY: not null, so writable.
+        unsafe { pointer.write_unaligned(value) }
+    }
+}

@@ -1,0 +1,379 @@
+//! Physical memory and its mappings: charged to the device in the request until its handles *and* mappings are gone,
+//! since releasing a handle keeps mapped memory alive. Imported memory is paid by its exporter and stays unknown here.
+
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use super::charge::Charge;
+use super::{Device, Here, OUT_OF_MEMORY, SUCCESS, Status, Stream, here, line_of, read, real};
+use crate::mutex::Mutex;
+use crate::table::{Entry, Kind};
+
+/// Granularity of physical memory.
+const GRANULE: u64 = 2 << 20;
+/// How far below an address its mapping is searched, in granules.
+const REACH: u64 = 1 << 16;
+const ON_DEVICE: i32 = 1; // CU_MEM_LOCATION_TYPE_DEVICE
+
+/// What this family keeps beside the table.
+#[repr(C)]
+pub(super) struct Numbers {
+    /// Names the next physical object: a handle can be given out again while its memory is still mapped.
+    next: AtomicU64,
+    /// Held while mappings change, so that one thread's unmap cannot take another's new mapping for its own.
+    mapping: Mutex<()>,
+}
+
+fn add_reference(here: Here, object: u64) {
+    here.state.table.change(Kind::Physical, object, |entry| entry.extra += 1);
+}
+
+fn drop_reference(here: Here, object: u64) {
+    let left = here.state.table.change(Kind::Physical, object, |entry| {
+        entry.extra = entry.extra.saturating_sub(1);
+        entry.extra
+    });
+    if left == Some(0)
+        && let Some(entry) = here.state.table.take(Kind::Physical, object)
+    {
+        here.book().release(usize::from(entry.device), entry.size);
+    }
+}
+
+fn object_of_handle(here: Here, handle: u64) -> Option<u64> {
+    here.state.table.get(Kind::Handle, handle).map(|entry| entry.extra)
+}
+
+/// The object mapped at `address`, wherever in the mapping that is.
+fn object_at(here: Here, address: u64) -> Option<u64> {
+    let start = address / GRANULE;
+    (0..REACH.min(start)).find_map(|below| {
+        let at = (start - below) * GRANULE;
+        let entry = here.state.table.get(Kind::Mapping, at)?;
+        (entry.size > address - at).then_some(entry.extra)
+    })
+}
+
+/// Enters a reference by a mapping or binding, which the caller has counted.
+fn enter(here: Here, kind: Kind, key: u64, size: u64, object: u64) {
+    let entry = Entry { key, size, extra: object, kind, device: 0, context: 0 };
+    // No memory for the entry: the object stays charged until the process ends.
+    if let Ok(Some(old)) = here.state.table.put(entry) {
+        drop_reference(here, old.extra);
+    }
+}
+
+/// Drops the references of `kind` with keys in `bytes` from `at`.
+fn drop_range(here: Here, kind: Kind, at: u64, bytes: u64, key: impl Fn(u64) -> u64) {
+    let end = at.saturating_add(bytes);
+    let mut at = at;
+    while at < end {
+        at = match here.state.table.take(kind, key(at)) {
+            Some(entry) => {
+                drop_reference(here, entry.extra);
+                at.saturating_add(entry.size.max(1))
+            }
+            None => at.saturating_add(GRANULE),
+        };
+    }
+}
+
+fn create(
+    bytes: u64,
+    device: Device,
+    call: impl FnOnce() -> Status,
+    handle: impl FnOnce() -> Option<u64>,
+) -> Status {
+    let Some(here) = here() else { return OUT_OF_MEMORY };
+    let size = bytes.checked_next_multiple_of(GRANULE).unwrap_or(u64::MAX);
+    let device = line_of(here, device);
+    let Some(charge) = Charge::take(here, device, size) else { return OUT_OF_MEMORY };
+    let status = call();
+    if status != SUCCESS {
+        return status;
+    }
+    let Some(handle) = handle() else {
+        charge.keep();
+        return status;
+    };
+    let object = here.state.virtual_memory.next.fetch_add(1, Ordering::Relaxed);
+    charge.keep_for(Entry { key: object, size, extra: 1, kind: Kind::Physical, device, context: 0 });
+    let entry = Entry { key: handle, size: 1, extra: object, kind: Kind::Handle, device, context: 0 };
+    // A handle that is given out again was released where we could not see it; its object stays charged.
+    let _ = here.state.table.put(entry);
+    status
+}
+
+fn release(handle: u64, call: impl FnOnce() -> Status) -> Status {
+    let Some(here) = here() else { return call() };
+    let table = &here.state.table;
+    let left = table.change(Kind::Handle, handle, |entry| {
+        entry.size = entry.size.saturating_sub(1);
+        *entry
+    });
+    if left.is_some_and(|entry| entry.size == 0) {
+        table.take(Kind::Handle, handle); // before the driver can give the handle out again
+    }
+    let status = call();
+    let Some(entry) = left else { return status };
+    if status == SUCCESS {
+        drop_reference(here, entry.extra);
+    } else if table.change(Kind::Handle, handle, |entry| entry.size += 1).is_none() {
+        let _ = table.put(Entry { size: 1, ..entry });
+    }
+    status
+}
+
+/// Counts a handle that the driver gave for mapped memory.
+fn retain(here: Here, handle: u64, address: u64) {
+    let known = here.state.table.change(Kind::Handle, handle, |entry| {
+        entry.size += 1;
+        entry.extra
+    });
+    if let Some(object) = known {
+        add_reference(here, object);
+    } else if let Some(object) = object_at(here, address) {
+        add_reference(here, object);
+        let entry = Entry { key: handle, size: 1, extra: object, kind: Kind::Handle, device: 0, context: 0 };
+        let _ = here.state.table.put(entry);
+    }
+}
+
+fn map(address: u64, bytes: u64, handle: u64, call: impl FnOnce() -> Status) -> Status {
+    let Some(here) = here() else { return call() };
+    let _mapping = here.state.virtual_memory.mapping.lock();
+    let Some(object) = object_of_handle(here, handle) else { return call() };
+    add_reference(here, object); // first: another thread may release the handle meanwhile
+    let status = call();
+    if status == SUCCESS {
+        enter(here, Kind::Mapping, address, bytes, object);
+    } else {
+        drop_reference(here, object);
+    }
+    status
+}
+
+fn unmap(address: u64, bytes: u64, call: impl FnOnce() -> Status) -> Status {
+    let Some(here) = here() else { return call() };
+    let _mapping = here.state.virtual_memory.mapping.lock();
+    let status = call();
+    if status == SUCCESS {
+        drop_range(here, Kind::Mapping, address, bytes, |at| at);
+    }
+    status
+}
+
+/// `CUarrayMapInfo`, as far as we read it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ArrayMapping {
+    resource: [u64; 7],
+    operation: i32,
+    handle_kind: i32,
+    handle: u64,
+    rest: [u64; 3],
+}
+
+const _: () = assert!(size_of::<ArrayMapping>() == 96);
+
+/// Memory mapped to a sparse array stays charged until the process ends: the call that unmaps it names no memory.
+///
+/// # Safety
+/// `list` is null or points to `count` mappings.
+unsafe fn map_array(list: *const ArrayMapping, count: u32) {
+    const MAP: i32 = 1;
+    let Some(here) = here().filter(|_| !list.is_null()) else { return };
+    for index in 0..count as usize {
+        // SAFETY: `index` is below `count`.
+        let Some(mapping) = (unsafe { read(list.wrapping_add(index)) }) else { return };
+        if mapping.operation == MAP
+            && let Some(object) = object_of_handle(here, mapping.handle)
+        {
+            add_reference(here, object);
+        }
+    }
+}
+
+fn binding(object: u64, at: u64, device: u8) -> u64 {
+    (object.rotate_left(20) ^ at).wrapping_add(u64::from(device) << 56)
+}
+
+/// Binds physical memory to a multicast object, which keeps it alive.
+fn bind(
+    target: u64,
+    at: usize,
+    bytes: usize,
+    find: impl FnOnce(Here) -> Option<u64>,
+    call: impl FnOnce() -> Status,
+) -> Status {
+    let Some(here) = here() else { return call() };
+    let Some(object) = find(here) else { return call() };
+    let Some(device) = here.state.table.get(Kind::Physical, object).map(|entry| entry.device) else {
+        return call();
+    };
+    add_reference(here, object);
+    let status = call();
+    if status == SUCCESS {
+        enter(here, Kind::Binding, binding(target, at as u64, device), bytes as u64, object);
+    } else {
+        drop_reference(here, object);
+    }
+    status
+}
+
+/// The hooks of this family.
+#[allow(
+    non_snake_case,
+    missing_docs,
+    clippy::missing_safety_doc,
+    reason = "the driver names and documents them"
+)]
+pub mod hooks {
+    use super::*;
+
+    pub unsafe extern "C" fn cuMemCreate(
+        handle: *mut u64,
+        bytes: usize,
+        properties: *const c_void,
+        flags: u64,
+    ) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        let call = || unsafe { real::cuMemCreate(handle, bytes, properties, flags) };
+        if properties.is_null() {
+            return call();
+        }
+        // SAFETY: the location type in our caller's CUmemAllocationProp.
+        let kind = unsafe { read(properties.wrapping_byte_add(8).cast::<i32>()) };
+        // SAFETY: the location id beside it.
+        let device = unsafe { read(properties.wrapping_byte_add(12).cast::<Device>()) };
+        match (kind, device) {
+            // SAFETY: written by the driver when it succeeded.
+            (Some(ON_DEVICE), Some(device)) => create(bytes as u64, device, call, || unsafe { read(handle) }),
+            _ => call(),
+        }
+    }
+
+    pub unsafe extern "C" fn cuMemRelease(handle: u64) -> Status {
+        // SAFETY: our caller's argument, unchanged.
+        release(handle, || unsafe { real::cuMemRelease(handle) })
+    }
+
+    pub unsafe extern "C" fn cuMemRetainAllocationHandle(handle: *mut u64, address: u64) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        let status = unsafe { real::cuMemRetainAllocationHandle(handle, address) };
+        if status == SUCCESS
+            && let Some(here) = here()
+            // SAFETY: written by the driver, which succeeded.
+            && let Some(handle) = unsafe { read(handle) }
+        {
+            retain(here, handle, address);
+        }
+        status
+    }
+
+    pub unsafe extern "C" fn cuMemMap(
+        address: u64,
+        bytes: usize,
+        offset: usize,
+        handle: u64,
+        flags: u64,
+    ) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        map(address, bytes as u64, handle, || unsafe {
+            real::cuMemMap(address, bytes, offset, handle, flags)
+        })
+    }
+
+    pub unsafe extern "C" fn cuMemUnmap(address: u64, bytes: usize) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        unmap(address, bytes as u64, || unsafe { real::cuMemUnmap(address, bytes) })
+    }
+
+    macro_rules! array_mappers {
+        ($($name:ident;)*) => { $(
+            pub unsafe extern "C" fn $name(list: *mut c_void, count: u32, stream: Stream) -> Status {
+                // SAFETY: our caller's arguments, unchanged.
+                let status = unsafe { real::$name(list, count, stream) };
+                if status == SUCCESS {
+                    // SAFETY: the driver has accepted the list.
+                    unsafe { map_array(list.cast(), count) };
+                }
+                status
+            }
+        )* };
+    }
+    array_mappers! {
+        cuMemMapArrayAsync;
+        cuMemMapArrayAsync_ptsz;
+    }
+
+    pub unsafe extern "C" fn cuMulticastBindMem(
+        object: u64,
+        at: usize,
+        handle: u64,
+        offset: usize,
+        bytes: usize,
+        flags: u64,
+    ) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        let call = || unsafe { real::cuMulticastBindMem(object, at, handle, offset, bytes, flags) };
+        bind(object, at, bytes, |here| object_of_handle(here, handle), call)
+    }
+
+    pub unsafe extern "C" fn cuMulticastBindMem_v2(
+        object: u64,
+        device: Device,
+        at: usize,
+        handle: u64,
+        offset: usize,
+        bytes: usize,
+        flags: u64,
+    ) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        let call =
+            || unsafe { real::cuMulticastBindMem_v2(object, device, at, handle, offset, bytes, flags) };
+        bind(object, at, bytes, |here| object_of_handle(here, handle), call)
+    }
+
+    pub unsafe extern "C" fn cuMulticastBindAddr(
+        object: u64,
+        at: usize,
+        address: u64,
+        bytes: usize,
+        flags: u64,
+    ) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        let call = || unsafe { real::cuMulticastBindAddr(object, at, address, bytes, flags) };
+        bind(object, at, bytes, |here| object_at(here, address), call)
+    }
+
+    pub unsafe extern "C" fn cuMulticastBindAddr_v2(
+        object: u64,
+        device: Device,
+        at: usize,
+        address: u64,
+        bytes: usize,
+        flags: u64,
+    ) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        let call = || unsafe { real::cuMulticastBindAddr_v2(object, device, at, address, bytes, flags) };
+        bind(object, at, bytes, |here| object_at(here, address), call)
+    }
+
+    pub unsafe extern "C" fn cuMulticastUnbind(
+        object: u64,
+        device: Device,
+        at: usize,
+        bytes: usize,
+    ) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        let status = unsafe { real::cuMulticastUnbind(object, device, at, bytes) };
+        if status == SUCCESS
+            && let Some(here) = here()
+        {
+            let line = line_of(here, device);
+            drop_range(here, Kind::Binding, at as u64, bytes as u64, |at| binding(object, at, line));
+        }
+        status
+    }
+}

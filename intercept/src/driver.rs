@@ -1,0 +1,107 @@
+//! The real driver's functions, by number: the addresses are looked up once, when the library is loaded.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::elf::Library;
+
+/// Addresses of the real functions; 0: the driver has none of that name.
+pub struct Addresses<const N: usize>([AtomicUsize; N]);
+
+impl<const N: usize> Default for Addresses<N> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<const N: usize> Addresses<N> {
+    /// A driver without functions.
+    pub const fn new() -> Self {
+        Self([const { AtomicUsize::new(0) }; N])
+    }
+
+    /// Looks `names` up in the library that the loader opened as `path`. Whether there is such a library.
+    pub fn fill(&self, path: &str, names: &[&str; N]) -> bool {
+        let Some(library) = Library::loaded(path) else { return false };
+        for (place, name) in self.0.iter().zip(names) {
+            place.store(library.function(name).unwrap_or(0), Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// The address of function `number`.
+    pub fn get(&self, number: usize) -> Option<usize> {
+        self.0.get(number).map(|address| address.load(Ordering::Relaxed)).filter(|address| *address != 0)
+    }
+
+    /// Sets the address of function `number`.
+    pub fn set(&self, number: usize, address: usize) {
+        if let Some(place) = self.0.get(number) {
+            place.store(address, Ordering::Relaxed);
+        }
+    }
+
+    /// The number of the function at `address`.
+    pub fn number(&self, address: usize) -> Option<usize> {
+        if address == 0 {
+            return None; // the place of an absent name
+        }
+        self.0.iter().position(|place| place.load(Ordering::Relaxed) == address)
+    }
+}
+
+/// Declares driver functions once: their names, their callers in `real`, and, for the hooked ones, the table of hooks.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! driver_functions {
+    (
+        missing: $missing:expr;
+        hooked { $($hook:ident ( $($hook_arg:ident : $hook_type:ty),* $(,)? ) ;)* }
+        used { $($used:ident ( $($used_arg:ident : $used_type:ty),* $(,)? ) ;)* }
+    ) => {
+        /// Number of a driver function.
+        #[allow(non_camel_case_types)]
+        #[derive(Clone, Copy)]
+        #[repr(usize)]
+        enum Name { $($hook,)* $($used,)* Count }
+
+        /// Names of all functions that are called, the hooked ones first.
+        pub const NAMES: [&str; Name::Count as usize] = [$(stringify!($hook),)* $(stringify!($used),)*];
+        /// Names of the hooked functions: all that the library exports.
+        pub const HOOKED: &[&str] = &[$(stringify!($hook),)*];
+        /// The real driver.
+        pub static DRIVER: $crate::driver::Addresses<{ Name::Count as usize }> = $crate::driver::Addresses::new();
+
+        /// Our function for the hooked function `number`.
+        #[allow(dead_code, reason = "NVML has no way to ask for a function by name")]
+        pub fn hook(number: usize) -> Option<usize> {
+            // The types also prove that every hook has the C calling convention and the driver's signature.
+            let hooks: [*const (); HOOKED.len()] = [$({
+                let hook: unsafe extern "C" fn($($hook_type),*) -> Status = super::hooks::$hook;
+                hook as *const ()
+            },)*];
+            hooks.get(number).map(|hook| hook.addr())
+        }
+
+        /// The real functions. One that the driver lacks answers as the driver answers for an unknown name.
+        pub mod real {
+            #![expect(non_snake_case, reason = "the driver's names")]
+            #![allow(clippy::missing_safety_doc, reason = "the contract is the driver's own, function by function")]
+            #![allow(missing_docs, reason = "the driver documents them")]
+            use super::*;
+            $crate::driver_functions!(@callers $missing; $($hook($($hook_arg: $hook_type),*);)* $($used($($used_arg: $used_type),*);)*);
+        }
+    };
+    (@callers $missing:expr; $($name:ident ( $($arg:ident : $type:ty),* ) ;)*) => {
+        $(
+            #[allow(clippy::too_many_arguments)]
+            pub unsafe fn $name($($arg: $type),*) -> Status {
+                let Some(address) = DRIVER.get(Name::$name as usize) else { return $missing };
+                let address = core::ptr::with_exposed_provenance::<()>(address);
+                // SAFETY: the driver's function of this name has this signature.
+                let function = unsafe { core::mem::transmute::<*const (), unsafe extern "C" fn($($type),*) -> Status>(address) };
+                // SAFETY: our caller upholds the driver's contract for these arguments.
+                unsafe { function($($arg),*) }
+            }
+        )*
+    };
+}

@@ -1,0 +1,137 @@
+//! Who a process is, and whether it still runs, as far as `/proc` tells.
+
+use core::ffi::CStr;
+
+use crate::sys;
+
+/// What tells one process of the container from another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Who {
+    /// Process id in its pid namespace.
+    pub pid: u32,
+    /// Start time in clock ticks after boot; 0: unknown.
+    pub start_time: u64,
+    /// Inode of its pid namespace; 0: unknown, and then nobody can check on it.
+    pub namespace: u64,
+    /// Where its stack starts: changed by `exec`, which keeps pid and start time.
+    pub image: u64,
+}
+
+/// The parts of `/proc/PID/stat` that we use.
+struct Stat {
+    state: u8,
+    threads: u64,
+    start_time: u64,
+    stack: u64,
+}
+
+impl Who {
+    /// This process.
+    pub fn this_process() -> Self {
+        let pid = sys::pid();
+        let Some(stat) = stat(pid) else { return Self { pid, ..Self::default() } };
+        Self { pid, start_time: stat.start_time, namespace: namespace(pid), image: stat.stack }
+    }
+
+    /// Whether the process that these words name has ended, `me` asking. `None`: it cannot be checked from here.
+    pub fn has_ended(&self, me: &Self) -> Option<bool> {
+        if self.namespace == 0 || self.namespace != me.namespace || self.start_time == 0 {
+            return None;
+        }
+        if self.pid == me.pid && self.start_time == me.start_time {
+            // Our own pid: either another copy of this library, or what this process was before an exec.
+            return Some(self.image != me.image);
+        }
+        let Some(stat) = stat(self.pid) else { return Some(true) };
+        // A process whose main thread alone has ended is a zombie with threads that still hold the GPU.
+        let ended = matches!(stat.state, b'Z' | b'X') && stat.threads <= 1;
+        Some(ended || stat.start_time != self.start_time)
+    }
+}
+
+/// The pid namespace, when `/proc` shows the namespace that `pid` counts in.
+fn namespace(pid: u32) -> u64 {
+    let mut buffer = [0; 64];
+    let here = sys::read_link(c"/proc/self", &mut buffer).and_then(number);
+    if here != Some(u64::from(pid)) {
+        return 0; // the /proc of another namespace: its pids are not ours
+    }
+    let link = sys::read_link(c"/proc/self/ns/pid", &mut buffer); // pid:[4026531836]
+    link.and_then(|text| number(text.strip_prefix(b"pid:[")?.strip_suffix(b"]")?)).unwrap_or(0)
+}
+
+fn number(text: &[u8]) -> Option<u64> {
+    let digit = |byte: &u8| byte.is_ascii_digit().then(|| u64::from(*byte - b'0'));
+    text.iter().try_fold(0u64, |sum, byte| sum.checked_mul(10)?.checked_add(digit(byte)?))
+}
+
+/// Reads `/proc/PID/` + `name` into `buffer`.
+pub fn read_proc<'a>(pid: u32, name: &[u8], buffer: &'a mut [u8]) -> Option<&'a [u8]> {
+    let mut path = [0u8; 32];
+    let mut end = 0;
+    let mut put = |byte: u8| {
+        if let Some(place) = path.get_mut(end) {
+            *place = byte;
+        }
+        end += 1;
+    };
+    b"/proc/".iter().for_each(|byte| put(*byte));
+    let mut divisor = 1_000_000_000;
+    while divisor > 0 {
+        let digit = pid / divisor;
+        if digit > 0 || divisor == 1 {
+            put(b'0' + u8::try_from(digit % 10).unwrap_or(0));
+        }
+        divisor /= 10;
+    }
+    put(b'/');
+    name.iter().for_each(|byte| put(*byte));
+    let path = CStr::from_bytes_until_nul(&path).ok()?;
+    let file = sys::Fd::open(path, false).ok()?;
+    let length = file.read(buffer).ok()?;
+    buffer.get(..length)
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    let mut buffer = [0; 512];
+    let text = read_proc(pid, b"stat", &mut buffer)?;
+    let end = text.iter().rposition(|byte| *byte == b')')?; // the name before it may hold anything
+    let mut fields = text.get(end + 2..)?.split(|byte| *byte == b' ');
+    let state = *fields.next()?.first()?; // field 3
+    let threads = number(fields.nth(16)?)?; // field 20
+    let start_time = number(fields.nth(1)?)?; // field 22
+    let stack = fields.nth(5).and_then(number).unwrap_or(0); // field 28
+    Some(Stat { state, threads, start_time, stack })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_runs_and_knows_its_namespace() {
+        let me = Who::this_process();
+        assert_eq!(me.pid, std::process::id());
+        assert!(me.start_time > 0 && me.namespace > 0 && me.image > 0, "{me:?}");
+        assert_eq!(me.has_ended(&me), Some(false));
+        assert_eq!(Who { image: me.image + 16, ..me }.has_ended(&me), Some(true), "before an exec");
+    }
+
+    #[test]
+    fn a_zombie_and_a_reused_pid_have_ended() {
+        let me = Who::this_process();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let start_time = stat(child.id()).unwrap().start_time;
+        let other = Who { pid: child.id(), start_time, ..me };
+        assert_eq!(other.has_ended(&me), Some(false));
+        assert_eq!(Who { start_time: start_time - 1, ..other }.has_ended(&me), Some(true), "reused");
+        assert_eq!(Who { namespace: 1, ..other }.has_ended(&me), None, "another namespace");
+        child.kill().unwrap();
+        while other.has_ended(&me) == Some(false) {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        assert_eq!(other.has_ended(&me), Some(true), "gone");
+    }
+}

@@ -1,0 +1,86 @@
+//! The region lock: one futex word shared by all processes of the container, {holder, waiters, generation}. It only
+//! keeps refusals fair; no sum depends on it. Nobody waits longer than ten milliseconds for it, and a dead holder loses
+//! it to whoever looks.
+
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use gpushare_region::UsageFile;
+
+use crate::book::Book;
+use crate::sys;
+
+const HOLDER: u32 = 0x1ff;
+const WAITERS: u32 = 0x200;
+const GENERATION: u32 = 0x400;
+const SPINS: u32 = 100;
+/// Waits of one millisecond before the lock is given up.
+const WAITS: u32 = 10;
+
+/// The region lock, held until drop.
+pub struct RegionLock<'a> {
+    word: &'a AtomicU32,
+    held: u32,
+}
+
+impl Drop for RegionLock<'_> {
+    fn drop(&mut self) {
+        let mut word = self.word.load(Relaxed);
+        // A changed holder or generation means that others took us for dead: then there is nothing to give back.
+        while word & !WAITERS == self.held {
+            let free = (self.held & !HOLDER).wrapping_add(GENERATION);
+            match self.word.compare_exchange_weak(word, free, Release, Relaxed) {
+                Ok(_) if word & WAITERS != 0 => return sys::futex_wake(self.word, true),
+                Ok(_) => return,
+                Err(now) => word = now,
+            }
+        }
+    }
+}
+
+impl Book {
+    /// The lock, or `None` after ten milliseconds with a living holder.
+    pub(crate) fn lock<'a>(&self, usage: &'a UsageFile) -> Option<RegionLock<'a>> {
+        let me = self.slot.load(Relaxed) & HOLDER;
+        let word = &usage.header.lock;
+        for _ in 0..SPINS {
+            if let Some(lock) = take_free(word, me) {
+                return Some(lock);
+            }
+            core::hint::spin_loop();
+        }
+        for _ in 0..WAITS {
+            let seen = word.fetch_or(WAITERS, AcqRel) | WAITERS;
+            if seen & HOLDER != 0 {
+                // Never rely on a wake: who owes it may be dead.
+                sys::futex_wait(word, seen, 1000, true);
+            }
+            if let Some(lock) = take_free(word, me).or_else(|| self.steal(usage, seen, me)) {
+                return Some(lock);
+            }
+        }
+        None
+    }
+
+    /// Takes the lock from the holder in `seen` if that one is dead and nothing has changed.
+    fn steal<'a>(&self, usage: &'a UsageFile, seen: u32, me: u32) -> Option<RegionLock<'a>> {
+        let holder = (seen & HOLDER).checked_sub(1)?;
+        if holder + 1 == me || !self.holder_has_ended(usage, holder as usize) {
+            return None;
+        }
+        let held = (seen & !(HOLDER | WAITERS)).wrapping_add(GENERATION) | me;
+        let word = &usage.header.lock;
+        word.compare_exchange(seen, held | WAITERS, Acquire, Relaxed).ok()?;
+        usage.header.stolen.fetch_add(1, Relaxed);
+        Some(RegionLock { word, held })
+    }
+}
+
+fn take_free(word: &AtomicU32, me: u32) -> Option<RegionLock<'_>> {
+    let seen = word.load(Relaxed);
+    if seen & HOLDER != 0 {
+        return None;
+    }
+    word.compare_exchange(seen, seen | me, Acquire, Relaxed).ok()?;
+    Some(RegionLock { word, held: (seen | me) & !WAITERS })
+}

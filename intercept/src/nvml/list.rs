@@ -1,0 +1,196 @@
+//! Process lists. Inside a container the pids of the driver's own list are of another namespace or of other tenants,
+//! so the lists are written from the books: the container's processes, by the pids that it knows them by.
+
+use core::ffi::c_void;
+
+use super::{Device, INSUFFICIENT_SIZE, SUCCESS, Status, book, line_of, read, real, write};
+
+/// "Not a MIG instance".
+const NO_INSTANCE: [u32; 2] = [u32::MAX; 2];
+
+/// Layouts of one list entry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    /// Pid, memory.
+    V1,
+    /// And two MIG instances.
+    V2,
+    /// And confidential memory.
+    Detail,
+    /// As V2, with the program's name: the table that nvidia-smi asks for.
+    Named,
+}
+
+impl Layout {
+    const fn stride(self) -> usize {
+        match self {
+            Self::V1 => 16,
+            Self::V2 => 24,
+            Self::Detail => 32,
+            Self::Named => 4128,
+        }
+    }
+
+    /// # Safety
+    /// `entry` is writable for the stride.
+    unsafe fn write(self, entry: *mut u8, pid: u32, memory: u64) {
+        // SAFETY: as our caller says; a V1 entry is two words.
+        unsafe { write(entry.cast(), [u64::from(pid), memory]) };
+        if self != Self::V1 {
+            // SAFETY: as our caller says; all other layouts have two instances at 16.
+            unsafe { write(entry.wrapping_add(16).cast(), NO_INSTANCE) };
+        }
+        if self == Self::Detail {
+            // SAFETY: as our caller says.
+            unsafe { write(entry.wrapping_add(24).cast(), 0u64) };
+        }
+        if self == Self::Named {
+            let mut name = [0u8; 256];
+            let length = crate::identity::read_proc(pid, b"cmdline", &mut name).map_or(0, <[u8]>::len);
+            // A command line is a list of strings; the first is the program.
+            name.iter_mut().skip(length.min(255)).for_each(|byte| *byte = 0);
+            // SAFETY: as our caller says; the name has 4096 bytes.
+            unsafe { write(entry.wrapping_add(32).cast(), name) };
+        }
+    }
+}
+
+/// Writes the container's processes on `device` by NVML's protocol of two calls.
+///
+/// # Safety
+/// `count` is readable and writable; `list` is null or has room for `*count` entries.
+unsafe fn write_list(device: Device, count: *mut u32, list: *mut u8, layout: Layout) -> Status {
+    // SAFETY: as our caller says.
+    let room = unsafe { read(count) }.unwrap_or(0);
+    let room = if list.is_null() { 0 } else { room };
+    let mut found = 0u32;
+    if let Some(book) = book()
+        && let Some(line) = line_of(book, device)
+    {
+        book.each_living(line, |pid, bytes| {
+            if found < room {
+                // SAFETY: `found` is below the number of entries that fit.
+                unsafe { layout.write(list.wrapping_add(found as usize * layout.stride()), pid, bytes) };
+            }
+            found += 1;
+        });
+    }
+    // SAFETY: as our caller says.
+    unsafe { write(count, found) };
+    if found > room { INSUFFICIENT_SIZE } else { SUCCESS }
+}
+
+/// A list of the `kind` that the real function `probe`, called without room, accepts.
+///
+/// # Safety
+/// As [`write_list`], but `count` may be null.
+unsafe fn processes(
+    device: Device,
+    count: *mut u32,
+    list: *mut c_void,
+    layout: Option<Layout>,
+    probe: impl Fn(*mut u32) -> Status,
+) -> Status {
+    if count.is_null() {
+        return probe(count);
+    }
+    let status = probe(&mut 0);
+    if status != SUCCESS && status != INSUFFICIENT_SIZE {
+        return status;
+    }
+    match layout {
+        // SAFETY: as our caller says.
+        Some(layout) => unsafe { write_list(device, count, list.cast(), layout) },
+        None => {
+            // SAFETY: not null, so writable.
+            unsafe { write(count, 0) };
+            SUCCESS
+        }
+    }
+}
+
+/// A process list of the table that nvidia-smi asks for: `compute`, or a list in which we know nobody.
+///
+/// # Safety
+/// The contract of the real slot.
+pub(super) unsafe fn slot(
+    device: Device,
+    count: *mut u32,
+    list: *mut c_void,
+    compute: bool,
+    probe: impl Fn(*mut u32) -> Status,
+) -> Status {
+    // SAFETY: as our caller says.
+    unsafe { processes(device, count, list, compute.then_some(Layout::Named), probe) }
+}
+
+/// `nvmlProcessDetailList_t`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct DetailList {
+    version: u32,
+    mode: u32,
+    count: u32,
+    list: *mut u8,
+}
+
+/// The hooks of this family.
+#[allow(non_snake_case, missing_docs, clippy::missing_safety_doc, reason = "NVML names and documents them")]
+pub mod hooks {
+    use super::*;
+
+    macro_rules! lists {
+        ($($name:ident, $layout:expr;)*) => { $(
+            pub unsafe extern "C" fn $name(device: Device, count: *mut u32, list: *mut c_void) -> Status {
+                // SAFETY: without room the driver writes the count alone.
+                let probe = |count| unsafe { real::$name(device, count, core::ptr::null_mut()) };
+                // SAFETY: our caller's arguments.
+                unsafe { processes(device, count, list, $layout, probe) }
+            }
+        )* };
+    }
+
+    // Whoever holds a slot computes; the books know of no graphics and no MPS client.
+    lists! {
+        nvmlDeviceGetComputeRunningProcesses, Some(Layout::V1);
+        nvmlDeviceGetComputeRunningProcesses_v2, Some(Layout::V2);
+        nvmlDeviceGetComputeRunningProcesses_v3, Some(Layout::V2);
+        nvmlDeviceGetGraphicsRunningProcesses, None;
+        nvmlDeviceGetGraphicsRunningProcesses_v2, None;
+        nvmlDeviceGetGraphicsRunningProcesses_v3, None;
+        nvmlDeviceGetMPSComputeRunningProcesses, None;
+        nvmlDeviceGetMPSComputeRunningProcesses_v2, None;
+        nvmlDeviceGetMPSComputeRunningProcesses_v3, None;
+    }
+
+    pub unsafe extern "C" fn nvmlDeviceGetRunningProcessDetailList(
+        device: Device,
+        list: *mut c_void,
+    ) -> Status {
+        const COMPUTE: u32 = 0;
+        let list: *mut DetailList = list.cast();
+        // SAFETY: null or our caller's list.
+        let Some(asked) = (unsafe { read(list) }) else {
+            // SAFETY: our caller's arguments, unchanged.
+            return unsafe { real::nvmlDeviceGetRunningProcessDetailList(device, list.cast()) };
+        };
+        let mut empty = DetailList { count: 0, list: core::ptr::null_mut(), ..asked };
+        // SAFETY: a list without room.
+        let status = unsafe {
+            real::nvmlDeviceGetRunningProcessDetailList(device, core::ptr::from_mut(&mut empty).cast())
+        };
+        if status != SUCCESS && status != INSUFFICIENT_SIZE {
+            return status;
+        }
+        let mut count = if asked.mode == COMPUTE { asked.count } else { 0 };
+        let status = if asked.mode == COMPUTE {
+            // SAFETY: our caller's array has room for as many entries as it says.
+            unsafe { write_list(device, &mut count, asked.list, Layout::Detail) }
+        } else {
+            SUCCESS
+        };
+        // SAFETY: not null, so writable.
+        unsafe { write(list, DetailList { count, ..asked }) };
+        status
+    }
+}

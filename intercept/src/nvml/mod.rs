@@ -1,0 +1,102 @@
+//! NVML as the container sees it: memory of the granted size, and no process but its own.
+//!
+//! The real libnvidia-ml calls itself through its exported names, so a hook may be entered from inside another: hooks
+//! hold no lock and keep no state per call. This library holds no slot; it only reads the books.
+
+mod functions;
+pub mod hooks;
+mod list;
+mod memory;
+mod sample;
+mod table;
+
+use gpushare_region::{MAX_DEVICES, path};
+
+use crate::book::Book;
+use crate::process::{Home, Zeroed};
+use functions::real;
+pub use functions::{DRIVER, HOOKED, NAMES};
+
+/// `nvmlReturn_t`.
+pub type Status = i32;
+type Device = usize;
+
+const SUCCESS: Status = 0;
+const NOT_FOUND: Status = 6;
+const INSUFFICIENT_SIZE: Status = 7;
+
+static HOME: Home<Nothing> = Home::new(path::LIMITS, path::USAGE);
+
+/// This library keeps nothing but the books.
+struct Nothing;
+
+// SAFETY: it has no bytes.
+unsafe impl Zeroed for Nothing {}
+
+/// Looks up the real functions. Called once, when the library is loaded and before any of its hooks.
+pub fn load() {
+    DRIVER.fill(path::DRIVER_NVML, &NAMES);
+}
+
+fn book() -> Option<&'static Book> {
+    HOME.get().map(crate::process::Process::book)
+}
+
+/// The line of the limits file for `device`; `None` when it is not granted.
+fn line_of(book: &Book, device: Device) -> Option<usize> {
+    let mut text = [0u8; 96];
+    // SAFETY: the driver writes at most 96 bytes.
+    let status = unsafe { real::nvmlDeviceGetUUID(device, text.as_mut_ptr().cast(), 96) };
+    let uuid = (status == SUCCESS).then(|| parse_uuid(&text)).flatten()?;
+    book.device(&uuid).filter(|line| *line < MAX_DEVICES)
+}
+
+/// The 16 bytes of `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+fn parse_uuid(text: &[u8]) -> Option<[u8; 16]> {
+    let mut digits = text.strip_prefix(b"GPU-")?.iter().filter(|byte| **byte != b'-');
+    let mut digit = || char::from(*digits.next()?).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let mut uuid = [0; 16];
+    for byte in &mut uuid {
+        *byte = digit()? << 4 | digit()?;
+    }
+    Some(uuid)
+}
+
+/// What lies at `pointer`; `None` when the caller gave none.
+///
+/// # Safety
+/// `pointer` is null or readable.
+unsafe fn read<T: Copy>(pointer: *const T) -> Option<T> {
+    // SAFETY: not null, so readable; a caller's structure may be unaligned.
+    (!pointer.is_null()).then(|| unsafe { pointer.read_unaligned() })
+}
+
+/// Writes to `pointer`, if the caller gave one.
+///
+/// # Safety
+/// `pointer` is null or writable.
+unsafe fn write<T>(pointer: *mut T, value: T) {
+    if !pointer.is_null() {
+        // SAFETY: not null, so writable.
+        unsafe { pointer.write_unaligned(value) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_read_from_left_to_right() {
+        let want = [0x5f, 0x2e, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0xa, 0xb, 0xc, 0xd];
+        for (text, want) in [
+            (&b"GPU-5f2e0001-0203-0405-0607-08090a0b0c0d\0"[..], Some(want)),
+            (b"MIG-5f2e0001-0203-0405-0607-08090a0b0c0d\0", None),
+            (b"GPU-5f2e0001-0203-0405-0607-08090a0b0c\0", None),
+            (b"GPU-5f2e0001-0203-0405-0607-08090a0b0cxx", None),
+            (b"", None),
+        ] {
+            assert_eq!(parse_uuid(text), want, "{:?}", String::from_utf8_lossy(text));
+        }
+    }
+}

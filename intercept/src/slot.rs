@@ -1,0 +1,200 @@
+//! This process's slot in the usage file, and the slots of the dead.
+//!
+//! A slot belongs to the holder of the record lock on its byte. Order of a claim: byte lock, counters to zero, identity,
+//! state, bit. Order of a reclaim, under the dead slot's byte lock: state, bit, counters. A process that closed all its
+//! descriptors has lost its lock but not its memory, so a free byte alone does not prove a death.
+
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use gpushare_region::{SLOT_FREE, SLOT_LIVE, SLOTS, UsageFile, lock_byte};
+
+use crate::book::Book;
+use crate::identity::Who;
+use crate::sys::{self, ByteLock, Fd};
+
+/// What is known about the owner of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    /// It holds its lock, or nothing can be known.
+    Lives,
+    /// It holds no lock and still runs: it closed its descriptors, or the kernel is taking it down.
+    Unlocked,
+    /// It has ended, and the kernel has closed its device files.
+    Ended,
+}
+
+impl Book {
+    /// Takes a free slot; its number. `None`: all slots are taken, or there is no usage file to lock.
+    #[cold]
+    pub(crate) fn claim_slot(&self, usage: &UsageFile) -> Option<u32> {
+        let slot = self.claim_free(usage).or_else(|| {
+            self.sweep(usage);
+            self.claim_free(usage)
+        });
+        if slot.is_none() {
+            usage.header.no_slot.fetch_add(1, Relaxed);
+        }
+        slot
+    }
+
+    fn claim_free(&self, usage: &UsageFile) -> Option<u32> {
+        let _claim = self.claim.lock();
+        if let Some(slot) = self.slot.load(Relaxed).checked_sub(1) {
+            return Some(slot); // another thread was faster
+        }
+        let fd = self.descriptor()?;
+        let free = (0..SLOTS).filter(|slot| !usage.is_live(*slot));
+        for slot in free {
+            if sys::lock_byte(fd, lock_byte(slot)) != Ok(true) {
+                continue;
+            }
+            if usage.is_live(slot) {
+                sys::unlock_byte(fd, lock_byte(slot)); // it was claimed since we looked
+                continue;
+            }
+            self.enter(usage, slot);
+            let slot = u32::try_from(slot).ok()?;
+            self.slot.store(slot + 1, Relaxed);
+            return Some(slot);
+        }
+        None
+    }
+
+    /// Makes `slot` ours. The caller holds its byte lock.
+    fn enter(&self, usage: &UsageFile, slot: usize) {
+        clear(usage, slot);
+        let Some(owner) = usage.owners.get(slot) else { return };
+        owner.pid.store(self.me.pid, Relaxed);
+        owner.start_time.store(self.me.start_time, Relaxed);
+        owner.pid_namespace.store(self.me.namespace, Relaxed);
+        owner.image.store(self.me.image, Relaxed);
+        owner.generation.fetch_add(1, Relaxed);
+        owner.state.store(SLOT_LIVE, SeqCst);
+        if let Some(word) = usage.header.live.get(slot / 64) {
+            word.fetch_or(1 << (slot % 64), SeqCst);
+        }
+    }
+
+    /// Reclaims the slots of the dead; whether some process is on its way out and still counts.
+    pub(crate) fn sweep(&self, usage: &UsageFile) -> bool {
+        self.hold_own_byte();
+        let own = self.slot.load(Relaxed).checked_sub(1).map(|slot| slot as usize);
+        let mut dying = false;
+        for slot in (0..SLOTS).filter(|slot| Some(*slot) != own && usage.is_live(*slot)) {
+            match self.life(usage, slot) {
+                Life::Lives => {}
+                Life::Unlocked => dying = true,
+                Life::Ended => self.reclaim(usage, slot),
+            }
+        }
+        dying
+    }
+
+    fn reclaim(&self, usage: &UsageFile, slot: usize) {
+        let _claim = self.claim.lock();
+        let Some(fd) = self.descriptor() else { return };
+        if sys::lock_byte(fd, lock_byte(slot)) != Ok(true) {
+            return; // somebody else is at it
+        }
+        // The slot may have been reclaimed and claimed again before we held its byte.
+        if usage.is_live(slot) && self.life(usage, slot) == Life::Ended {
+            if let Some(owner) = usage.owners.get(slot) {
+                owner.state.store(SLOT_FREE, SeqCst);
+            }
+            if let Some(word) = usage.header.live.get(slot / 64) {
+                word.fetch_and(!(1 << (slot % 64)), SeqCst);
+            }
+            clear(usage, slot);
+            usage.header.reclaimed.fetch_add(1, Relaxed);
+        }
+        sys::unlock_byte(fd, lock_byte(slot));
+    }
+
+    /// Whether the holder of the region lock, a slot of another process, has died.
+    pub(crate) fn holder_has_ended(&self, usage: &UsageFile, slot: usize) -> bool {
+        !usage.is_live(slot) || self.life(usage, slot) == Life::Ended
+    }
+
+    /// Calls `each` with pid and held bytes of every living process that holds memory on `device`.
+    pub fn each_living(&self, device: usize, mut each: impl FnMut(u32, u64)) {
+        let Some(usage) = self.usage else { return };
+        for slot in (0..SLOTS).filter(|slot| usage.is_live(*slot)) {
+            let bytes = usage.line(device, slot).map_or(0, |line| line.bytes.load(SeqCst));
+            let pid = usage.owners.get(slot).map_or(0, |owner| owner.pid.load(Relaxed));
+            if bytes > 0 && self.life(usage, slot) != Life::Ended {
+                each(pid, bytes);
+            }
+        }
+    }
+
+    /// What living processes hold on `device`. Asks the kernel about each: for callers that are slow anyway.
+    pub fn held_by_living(&self, device: usize) -> u64 {
+        let mut sum = 0u64;
+        self.each_living(device, |_, bytes| sum = sum.saturating_add(bytes));
+        sum
+    }
+
+    /// Whether a process of the container that holds a slot has this pid.
+    pub fn is_own_pid(&self, pid: u32) -> bool {
+        let Some(usage) = self.usage else { return false };
+        let owners = usage.owners.iter().enumerate();
+        owners.filter(|(slot, _)| usage.is_live(*slot)).any(|(_, owner)| owner.pid.load(Relaxed) == pid)
+    }
+
+    fn life(&self, usage: &UsageFile, slot: usize) -> Life {
+        let lock = self.descriptor().map_or(ByteLock::Unknown, |fd| sys::test_byte(fd, lock_byte(slot)));
+        if let ByteLock::Held(_) = lock {
+            return Life::Lives;
+        }
+        let Some(owner) = usage.owners.get(slot) else { return Life::Lives };
+        let owner = Who {
+            pid: owner.pid.load(Relaxed),
+            start_time: owner.start_time.load(Relaxed),
+            namespace: owner.pid_namespace.load(Relaxed),
+            image: owner.image.load(Relaxed),
+        };
+        match (owner.has_ended(&self.me), lock) {
+            (Some(true), _) | (None, ByteLock::Free) => Life::Ended,
+            (Some(false), _) => Life::Unlocked,
+            (None, _) => Life::Lives,
+        }
+    }
+
+    /// The usage file's descriptor, opened again if the program closed it or put another file in its place.
+    fn descriptor(&self) -> Option<i32> {
+        let same = |fd| sys::file_id(fd).is_ok_and(|id| self.is_usage(&id));
+        let fd = self.fd.load(Relaxed);
+        if same(fd) {
+            return Some(fd);
+        }
+        let again = Fd::open(self.usage_path?, true).ok()?.leak();
+        if !same(again) {
+            return None;
+        }
+        self.fd.store(again, Relaxed);
+        Some(again)
+    }
+
+    fn is_usage(&self, id: &sys::FileId) -> bool {
+        self.file.is_some_and(|file| file.device == id.device && file.inode == id.inode)
+    }
+
+    /// Takes the own byte again, in case that the program closed the descriptor and with it dropped the lock.
+    fn hold_own_byte(&self) {
+        if let Some(slot) = self.slot.load(Relaxed).checked_sub(1)
+            && let Some(fd) = self.descriptor()
+        {
+            // Taking a lock that this process holds already changes nothing.
+            let _ = sys::lock_byte(fd, lock_byte(slot as usize));
+        }
+    }
+}
+
+fn clear(usage: &UsageFile, slot: usize) {
+    for line in usage.lines.iter().filter_map(|lines| lines.get(slot)) {
+        line.bytes.store(0, Relaxed);
+        line.context_bytes.store(0, Relaxed);
+        line.launches.store(0, Relaxed);
+        line.gpu_nanoseconds.store(0, Relaxed);
+    }
+}
