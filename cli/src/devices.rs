@@ -1,0 +1,61 @@
+//! `gpushare devices`: the node's GPUs and what is free on them.
+
+use anyhow::Result;
+use gpushare_config::Config;
+use gpushare_inventory::{DeviceMemory, Gpu};
+use gpushare_quota::GpuLoad;
+use serde_json::{Value, json};
+
+use crate::{node, table};
+
+/// Prints one row per GPU.
+pub fn devices(as_json: bool) -> Result<()> {
+    let config = Config::load()?;
+    let (state, store) = node::store(&config)?;
+    let node = node::inventory(&config, &state)?;
+    let loads = store.loads()?;
+    let rows = node.gpus.iter().map(|gpu| (gpu, loads.get(&gpu.uuid).copied().unwrap_or_default()));
+    if as_json {
+        let list: Vec<Value> = rows.map(|(gpu, load)| entry(gpu, &load)).collect();
+        return Ok(table::json(&json!({ "driver_version": node.driver.version, "gpus": list }))?);
+    }
+    let headings = ["GPU", "MODEL", "MEMORY", "GRANTED", "FREE", "COMPUTE", "SHARES", "UUID"];
+    Ok(table::print(headings, rows.map(|(gpu, load)| row(gpu, &load)))?)
+}
+
+fn free(gpu: &Gpu, load: &GpuLoad) -> Option<DeviceMemory> {
+    let free = gpu.memory.map(|memory| memory.saturating_sub(load.memory));
+    if load.exclusive { free.map(|_| DeviceMemory::ZERO) } else { free }
+}
+
+fn row(gpu: &Gpu, load: &GpuLoad) -> [String; 8] {
+    let size = |memory: Option<DeviceMemory>| {
+        memory.map_or_else(|| "unknown".to_owned(), |memory| memory.to_string())
+    };
+    let shares = if load.exclusive { "exclusive".to_owned() } else { load.leases.to_string() };
+    [
+        gpu.index.to_string(),
+        gpu.model.clone(),
+        size(gpu.memory),
+        load.memory.to_string(),
+        size(free(gpu, load)),
+        format!("{}%", load.cores),
+        shares,
+        gpu.uuid.to_string(),
+    ]
+}
+
+fn entry(gpu: &Gpu, load: &GpuLoad) -> Value {
+    json!({
+        "index": gpu.index,
+        "uuid": gpu.uuid.to_string(),
+        "minor": gpu.minor,
+        "model": gpu.model,
+        "memory_bytes": gpu.memory.map(DeviceMemory::bytes),
+        "granted_bytes": load.memory.bytes(),
+        "free_bytes": free(gpu, load).map(DeviceMemory::bytes),
+        "granted_cores": load.cores,
+        "shares": load.leases,
+        "exclusive": load.exclusive,
+    })
+}

@@ -1,0 +1,189 @@
+//! `gpushare doctor`: what is wrong with this node, in the order in which a container would meet it.
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::Result;
+use gpushare_config::Config;
+use gpushare_inject::one_line;
+use gpushare_inventory::Node;
+use gpushare_quota::{StateFolder, Store};
+use serde_json::json;
+
+use crate::{node, table};
+
+/// How a check ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Ok,
+    Warning,
+    Failure,
+}
+
+impl Verdict {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Failure => "FAILURE",
+        }
+    }
+}
+
+struct Finding {
+    check: &'static str,
+    verdict: Verdict,
+    text: String,
+}
+
+/// Runs all checks, prints them, and fails if one of them is a failure.
+pub fn doctor(as_json: bool) -> Result<ExitCode> {
+    let findings = examine();
+    if as_json {
+        let list = findings.iter().map(|finding| {
+            json!({"check": finding.check, "verdict": finding.verdict.name().to_lowercase(), "text": finding.text})
+        });
+        table::json(&list.collect())?;
+    } else {
+        let rows = findings.iter().map(|finding| {
+            [finding.verdict.name().to_owned(), finding.check.to_owned(), finding.text.clone()]
+        });
+        table::print(["", "CHECK", "FINDING"], rows)?;
+    }
+    let failed = findings.iter().any(|finding| finding.verdict == Verdict::Failure);
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn examine() -> Vec<Finding> {
+    let mut findings = vec![user()];
+    let config = match Config::load() {
+        Ok(config) => config,
+        Err(error) => {
+            findings.push(failure("settings", one_line(&error)));
+            return findings;
+        }
+    };
+    findings.push(ok("settings", files()));
+    findings.push(runtime(&config));
+    findings.extend(installation(&config));
+    findings.extend(driver(&config));
+    findings.extend(quota(&config));
+    findings
+}
+
+fn ok(check: &'static str, text: impl Into<String>) -> Finding {
+    Finding { check, verdict: Verdict::Ok, text: text.into() }
+}
+
+fn warning(check: &'static str, text: impl Into<String>) -> Finding {
+    Finding { check, verdict: Verdict::Warning, text: text.into() }
+}
+
+fn failure(check: &'static str, text: impl Into<String>) -> Finding {
+    Finding { check, verdict: Verdict::Failure, text: text.into() }
+}
+
+fn user() -> Finding {
+    match nix::unistd::geteuid().is_root() {
+        true => ok("user", "root"),
+        false => failure(
+            "user",
+            "not root: engines run gpushare as root, and only root may read its state; use sudo",
+        ),
+    }
+}
+
+fn files() -> String {
+    let files: Vec<String> =
+        Config::files().unwrap_or_default().iter().map(|file| file.display().to_string()).collect();
+    if files.is_empty() { "shipped settings, no file".to_owned() } else { files.join(", ") }
+}
+
+fn runtime(config: &Config) -> Finding {
+    let check = "low-level runtime";
+    let Some(runtime) = config.runtimes.iter().find(|path| path.is_file()) else {
+        return failure(check, "none of runtime.candidates exists: install runc or crun");
+    };
+    let output = Command::new(runtime).arg("--version").env_clear().output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let version = text.lines().next().unwrap_or("no version").trim().to_owned();
+    let found = format!("{} ({version})", runtime.display());
+    let drops_rules = ["1.1.3", "1.1.4", "1.1.5", "1.1.6"].iter().any(|bad| version.contains(bad));
+    let systemd = Path::new("/run/systemd/system").is_dir();
+    if version.starts_with("runc") && drops_rules && systemd && !Path::new("/dev/char/195:255").exists() {
+        let remedy = "with the systemd cgroup driver this runc drops device rules of nodes without a /dev/char link: \
+                      update runc to 1.1.7, or make the links (ln -s ../nvidiactl /dev/char/195:255, and so on)";
+        return warning(check, format!("{found}; {remedy}"));
+    }
+    ok(check, found)
+}
+
+fn installation(config: &Config) -> Vec<Finding> {
+    let libraries = &config.paths.libraries;
+    let files = [
+        config.paths.hook.clone(),
+        config.paths.cli.clone(),
+        libraries.join("libcuda.so.1"),
+        libraries.join("libnvidia-ml.so.1"),
+    ];
+    let missing: Vec<String> =
+        files.iter().filter(|path| !path.is_file()).map(|path| path.display().to_string()).collect();
+    if missing.is_empty() {
+        return vec![ok("installation", format!("hook, libraries in {}", libraries.display()))];
+    }
+    vec![failure("installation", format!("missing: {}; install gpushare completely", missing.join(", ")))]
+}
+
+fn driver(config: &Config) -> Vec<Finding> {
+    let node = match Node::open(&config.roots) {
+        Ok(node) => node,
+        Err(error) => return vec![failure("driver", one_line(&error))],
+    };
+    let mut findings =
+        vec![ok("driver", format!("version {}, {} GPU(s)", node.driver.version, node.gpus.len()))];
+    for library in [node.driver.libcuda(), node.driver.libnvidia_ml()] {
+        findings.push(match library {
+            Ok(path) => ok("library", path.display().to_string()),
+            Err(error) => failure("library", one_line(&error)),
+        });
+    }
+    if node.uvm.is_none() {
+        findings
+            .push(failure("device nodes", "no /dev/nvidia-uvm, which CUDA needs: nvidia-modprobe -c 0 -u"));
+    }
+    let state = StateFolder::open(&config.paths.state);
+    if let Ok(state) = state {
+        findings.push(match node::inventory(config, &state) {
+            Ok(node) if node.gpus.iter().all(|gpu| gpu.memory.is_some()) => {
+                ok("memory sizes", "known for every GPU")
+            }
+            Ok(_) => warning("memory sizes", "unknown for some GPUs, which therefore take no shares"),
+            Err(error) => failure("memory sizes", one_line(error.as_ref())),
+        });
+    }
+    findings
+}
+
+fn quota(config: &Config) -> Vec<Finding> {
+    let state = match StateFolder::open(&config.paths.state) {
+        Ok(state) => state,
+        Err(error) => return vec![failure("state folder", one_line(&error))],
+    };
+    let mut findings = vec![ok("state folder", state.path().display().to_string())];
+    let leases = Store::open(state.path()).and_then(|store| store.leases());
+    findings.push(match leases {
+        Err(error) => failure("quota store", one_line(&error)),
+        Ok(leases) => {
+            let stale = leases.iter().filter(|lease| lease.holder.is_gone()).count();
+            let text = format!("{} share(s) held", leases.len());
+            match stale {
+                0 => ok("quota store", text),
+                _ => warning(
+                    "quota store",
+                    format!("{text}, {stale} by containers that are gone: gpushare sweep"),
+                ),
+            }
+        }
+    });
+    findings
+}

@@ -1,0 +1,36 @@
+//! `gpushare inventory refresh`: the one place that loads NVML, once per boot, driver version and set of GPUs.
+
+use anyhow::{Context, Result};
+use gpushare_config::Config;
+use gpushare_inventory::{GpuTotals, Node, Totals, boot_id};
+use gpushare_quota::StateFolder;
+use nvml_wrapper::Nvml;
+
+/// Asks NVML and writes the cache.
+pub fn refresh() -> Result<()> {
+    let config = Config::load()?;
+    let state = StateFolder::open(&config.paths.state)?;
+    let node = Node::open(&config.roots)?;
+    ask(&node, &state).map(drop)
+}
+
+/// What NVML says of the GPUs of `node`; kept for the runtime.
+pub fn ask(node: &Node, state: &StateFolder) -> Result<Totals> {
+    let library = node.driver.libnvidia_ml()?;
+    let nvml = Nvml::builder()
+        .lib_path(library.as_os_str())
+        .init()
+        .with_context(|| format!("cannot start NVML from {}; see `gpushare doctor`", library.display()))?;
+    let count = nvml.device_count().context("NVML cannot count the GPUs")?;
+    let mut gpus = Vec::new();
+    for index in 0..count {
+        let gpu = nvml.device_by_index(index).with_context(|| format!("NVML cannot open GPU {index}"))?;
+        // A GPU with unified memory may report none: its size stays unknown, and it takes no leases.
+        let memory_bytes = gpu.memory_info().map_or(0, |memory| memory.total);
+        let uuid = gpu.uuid().with_context(|| format!("NVML cannot identify GPU {index}"))?;
+        gpus.push(GpuTotals { uuid, memory_bytes });
+    }
+    let totals = Totals { boot_id: boot_id()?, driver_version: node.driver.version.clone(), gpus };
+    totals.store(&Totals::path(state.path()))?;
+    Ok(totals)
+}

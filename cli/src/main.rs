@@ -1,0 +1,147 @@
+//! `gpushare`: what people and scripts ask of a node that shares GPUs.
+//!
+//! One file per command. Each reads the same settings, store and inventory as the runtime; `--json` prints the
+//! values, without it a table. Exit codes: 0 done, 1 failed (one line on stderr), 2 wrong usage.
+#![forbid(unsafe_code)]
+
+mod config;
+mod demo;
+mod devices;
+mod doctor;
+mod inventory;
+mod leases;
+mod node;
+mod plan;
+mod table;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Shares of GPUs for containers: what this node has, who holds what, and what a request would get.
+///
+/// Settings: /etc/gpushare/gpushare.toml and drop-ins in gpushare.toml.d, or the file that GPUSHARE_CONFIG names.
+/// Exit codes: 0 done, 1 failed, 2 wrong usage.
+#[derive(Parser)]
+#[command(name = "gpushare", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// GPUs of this node and what is free on them.
+    Devices {
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Containers that hold a share, and what they use of it.
+    Ps {
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Shares that were given back.
+    History {
+        #[command(flatten)]
+        output: Output,
+    },
+    /// What a bundle would get and what would change in it; changes nothing.
+    Plan {
+        /// The OCI bundle.
+        #[arg(long, default_value = ".")]
+        bundle: PathBuf,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Gives back the shares of containers that are gone.
+    Sweep {
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Gives back one container's share, also while it lives (--force).
+    Release {
+        /// The container's id.
+        id: String,
+        /// The runtime root, where the id alone is not unique.
+        #[arg(long)]
+        root: Option<String>,
+        /// Release although the container lives: its memory may then be granted twice.
+        #[arg(long)]
+        force: bool,
+    },
+    /// What is known of the GPUs beyond /proc.
+    #[command(subcommand)]
+    Inventory(Inventory),
+    /// The settings.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// What is wrong with this node, and what to do.
+    Doctor {
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Two containers share one GPU (a simulated one where there is none): a tour in a minute.
+    Demo {
+        /// An nvidia-smi to run inside the containers on a simulated node.
+        #[arg(long)]
+        nvidia_smi: Option<PathBuf>,
+    },
+}
+
+#[derive(Subcommand)]
+enum Inventory {
+    /// Asks NVML for the GPUs' memory sizes and keeps them for this boot.
+    Refresh,
+}
+
+#[derive(Subcommand)]
+enum ConfigCommand {
+    /// Tells whether the settings are without mistakes.
+    Check,
+    /// Prints the settings in force.
+    Show,
+}
+
+#[derive(clap::Args)]
+struct Output {
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(code) => code,
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gpushare: {}", gpushare_inject::one_line(error.as_ref()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Devices { output } => devices::devices(output.json)?,
+        Command::Ps { output } => leases::ps(output.json)?,
+        Command::History { output } => leases::history(output.json)?,
+        Command::Plan { bundle, output } => plan::plan(&bundle, output.json)?,
+        Command::Sweep { output } => leases::sweep(output.json)?,
+        Command::Release { id, root, force } => leases::release(&id, root.as_deref(), force)?,
+        Command::Inventory(Inventory::Refresh) => inventory::refresh()?,
+        Command::Config(ConfigCommand::Check) => config::check()?,
+        Command::Config(ConfigCommand::Show) => config::show()?,
+        Command::Doctor { output } => return doctor::doctor(output.json),
+        Command::Demo { nvidia_smi } => demo::demo(nvidia_smi.as_deref())?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `gpushare ps | head` is no failure.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let io = error.downcast_ref::<std::io::Error>();
+    io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}

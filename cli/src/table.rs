@@ -1,0 +1,39 @@
+//! Output for people: columns as wide as their widest cell. Text from bundles is escaped: a container's name must
+//! not move somebody's cursor.
+
+use std::io::{self, Write};
+
+use serde_json::Value;
+
+/// Prints a table; a heading alone when there is no row.
+pub fn print<const COLUMNS: usize>(
+    headings: [&str; COLUMNS],
+    rows: impl Iterator<Item = [String; COLUMNS]>,
+) -> io::Result<()> {
+    let rows: Vec<[String; COLUMNS]> = rows.map(|row| row.map(|cell| escaped(&cell))).collect();
+    let headings = headings.map(str::to_owned);
+    let all = || std::iter::once(&headings).chain(&rows);
+    let width = |column: usize| all().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; COLUMNS] = std::array::from_fn(width);
+    let mut out = io::stdout().lock();
+    for row in all() {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+        writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+    }
+    Ok(())
+}
+
+/// Prints a value as indented JSON.
+pub fn json(value: &Value) -> io::Result<()> {
+    writeln!(io::stdout().lock(), "{value:#}")
+}
+
+fn escaped(text: &str) -> String {
+    text.chars()
+        .flat_map(|c| {
+            if c.is_control() { c.escape_default().to_string() } else { c.to_string() }
+                .chars()
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
