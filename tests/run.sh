@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Runs every test that this machine can run, and says at the end what was left out and why. The last line counts them.
+#
+# As root, tests that drive real runtimes and engines run as well (they are `#[ignore]`d with their needs as the reason,
+# so that a plain `cargo test` works for everybody). With CI=true nothing may be left out but what needs a GPU.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+failed=0
+
+run() {
+    echo "== $*"
+    "$@" 2>&1 | tee -a "$log"
+    [ "${PIPESTATUS[0]}" -eq 0 ] || failed=1
+}
+
+shims=(--exclude gpushare-intercept-cuda --exclude gpushare-intercept-nvml)
+everything=()
+[ "$(id -u)" -ne 0 ] || everything=(--include-ignored)
+
+run cargo test --no-fail-fast --workspace --locked --exclude gpushare-tests "${shims[@]}" -- "${everything[@]}"
+# Engines and nodes are heavy: one after the other.
+run cargo test --no-fail-fast --locked -p gpushare-tests -- "${everything[@]}" --test-threads=1 --nocapture
+
+echo
+if grep -q '^skipped: ' "$log"; then
+    echo "Left out on this machine:"
+    sort -u "$log" | sed -n 's/^skipped: /  /p'
+fi
+[ "$(id -u)" -eq 0 ] || echo "Left out: tests that need root (run \`sudo make test\`)."
+awk -v failed="$failed" '
+    /^test result: / { for (i = 1; i < NF; i++) { if ($(i + 1) ~ /^passed/) p += $i; if ($(i + 1) ~ /^failed/) f += $i; if ($(i + 1) ~ /^ignored/) s += $i } }
+    END { if (failed && !f) f = 1; printf "%d passed, %d failed, %d skipped\n", p, f, s }' "$log"
+exit "$failed"

@@ -1,0 +1,252 @@
+//! OCI bundles as an engine would hand them over: a root file system and a config.json with docker's default rights, all devices
+//! denied, and a cgroup of its own.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use nix::mount::{MsFlags, mount};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use crate::artifacts;
+use crate::command::eventually;
+use crate::image;
+use crate::scratch::Scratch;
+
+/// A bundle in a temporary folder.
+#[derive(Debug)]
+pub struct Bundle {
+    scratch: Scratch,
+    id: String,
+    spec: Value,
+}
+
+impl Bundle {
+    /// A bundle whose image is one static busybox: it starts quickly and has no C library.
+    #[must_use]
+    pub fn small() -> Self {
+        Self::of(image::static_only)
+    }
+
+    /// A bundle whose image has the C library and the simulator's CUDA client.
+    #[must_use]
+    pub fn with_probe() -> Self {
+        Self::of(image::with_probe)
+    }
+
+    /// A bundle whose root is this machine's own, below an overlay: its whole user land without a copy, and nothing that the
+    /// container writes is left. The checkout is there, read-only; `/tmp` is empty.
+    ///
+    /// # Panics
+    /// When the overlay cannot be mounted.
+    #[must_use]
+    pub fn host_root() -> Self {
+        let mut bundle = Self::of(|_| ());
+        // The upper layer cannot lie in the lower one, so it is a file system of its own.
+        let layer = bundle.scratch.folder("layer");
+        mount(Some("tmpfs"), &layer, Some("tmpfs"), MsFlags::empty(), Some("mode=755"))
+            .expect("a tmpfs can be mounted");
+        let options = format!(
+            "lowerdir=/,upperdir={},workdir={}",
+            bundle.layer("upper").display(),
+            bundle.layer("work").display()
+        );
+        mount(Some("overlay"), &bundle.root(), Some("overlay"), MsFlags::empty(), Some(options.as_str()))
+            .expect("an overlay over the machine's root can be mounted");
+        let checkout = artifacts::checkout();
+        bundle.add_mount(json!({"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "nodev"]}));
+        bundle.add_mount(json!({
+            "destination": checkout, "type": "bind", "source": checkout, "options": ["rbind", "ro", "nosuid", "nodev"]
+        }));
+        bundle
+    }
+
+    fn layer(&self, name: &str) -> PathBuf {
+        self.scratch.folder(&format!("layer/{name}"))
+    }
+
+    fn of(fill: impl FnOnce(&Path)) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let id = format!("gps-{}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let scratch = Scratch::new("bundle");
+        fill(&scratch.folder("rootfs"));
+        let spec = plain_spec(&scratch.path().join("rootfs"), &format!("/{id}"));
+        let bundle = Self { scratch, id, spec };
+        bundle.write();
+        bundle
+    }
+
+    /// The container's id, unique on this machine while the test runs.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The bundle's folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// The container's root file system, as the host sees it.
+    #[must_use]
+    pub fn root(&self) -> PathBuf {
+        self.path().join("rootfs")
+    }
+
+    /// Adds a variable to the process's environment.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.list("/process/env").push(json!(format!("{name}={value}")));
+        self.written()
+    }
+
+    /// Adds an annotation.
+    #[must_use]
+    pub fn annotation(mut self, name: &str, value: &str) -> Self {
+        self.spec["annotations"][name] = json!(value);
+        self.written()
+    }
+
+    /// Sets the process's arguments; without them it sleeps.
+    #[must_use]
+    pub fn args(mut self, args: &[&str]) -> Self {
+        self.spec["process"]["args"] = json!(args);
+        self.written()
+    }
+
+    /// Adds a mount.
+    #[must_use]
+    pub fn mount(mut self, mount: Value) -> Self {
+        self.add_mount(mount);
+        self.written()
+    }
+
+    fn add_mount(&mut self, mount: Value) {
+        self.list("/mounts").push(mount);
+        self.write();
+    }
+
+    fn list(&mut self, pointer: &str) -> &mut Vec<Value> {
+        self.spec.pointer_mut(pointer).and_then(Value::as_array_mut).expect("the spec has this list")
+    }
+
+    fn written(self) -> Self {
+        self.write();
+        self
+    }
+
+    /// Writes config.json anew, as engines do before every start, and returns its bytes.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn write(&self) -> Vec<u8> {
+        let bytes = serde_json::to_vec(&self.spec).expect("a value can be written as JSON");
+        fs::write(self.config_path(), &bytes).expect("config.json can be written");
+        bytes
+    }
+
+    /// The path of config.json.
+    #[must_use]
+    pub fn config_path(&self) -> PathBuf {
+        self.path().join("config.json")
+    }
+
+    /// The bytes of config.json as they are now.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    #[must_use]
+    pub fn config_bytes(&self) -> Vec<u8> {
+        fs::read(self.config_path()).expect("config.json can be read")
+    }
+}
+
+impl Bundle {
+    /// The container's cgroups, in every hierarchy that has one.
+    fn cgroups(&self) -> impl Iterator<Item = PathBuf> {
+        let hierarchies =
+            fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|entry| entry.path());
+        let all = hierarchies.chain([PathBuf::from("/sys/fs/cgroup")]);
+        all.map(|hierarchy| hierarchy.join(&self.id)).filter(|cgroup| cgroup.is_dir())
+    }
+
+    /// Kills what still runs in the container's cgroups, and removes them. A runtime that was killed in `create` leaves both, and
+    /// its own `delete --force` does not know of them.
+    pub fn kill_orphans(&self) {
+        let gone = || {
+            for cgroup in self.cgroups() {
+                let listing = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+                // A process of another pid namespace is listed as 0, which kill(2) takes for our own group.
+                for pid in listing.lines().filter_map(|pid| pid.parse().ok()).filter(|pid| *pid > 0) {
+                    // It may just have ended.
+                    let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+                }
+                // Busy until the last process has gone.
+                let _ = fs::remove_dir(cgroup);
+            }
+            self.cgroups().next().is_none()
+        };
+        if !eventually(Duration::from_secs(2), gone) {
+            eprintln!("a cgroup of {} is left", self.id);
+        }
+    }
+}
+
+impl Drop for Bundle {
+    fn drop(&mut self) {
+        self.kill_orphans();
+    }
+}
+
+const CAPABILITIES: &[&str] = &[
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_MKNOD",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_CHROOT",
+];
+
+/// A container without a request; docker's default capabilities, no terminal, no limits.
+fn plain_spec(root: &Path, cgroup: &str) -> Value {
+    json!({
+        "ociVersion": "1.0.2",
+        "process": {
+            "terminal": false,
+            "user": {"uid": 0, "gid": 0},
+            "args": ["/bin/sleep", "1000"],
+            "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"],
+            "cwd": "/",
+            "capabilities": {"bounding": CAPABILITIES, "effective": CAPABILITIES, "permitted": CAPABILITIES},
+            "noNewPrivileges": true
+        },
+        "root": {"path": root, "readonly": false},
+        "hostname": "gpushare-test",
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
+            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs",
+             "options": ["nosuid", "strictatime", "mode=755", "size=65536k"]},
+            {"destination": "/dev/shm", "type": "tmpfs", "source": "shm",
+             "options": ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]},
+            {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", "ro"]}
+        ],
+        "annotations": {},
+        "linux": {
+            "cgroupsPath": cgroup,
+            "resources": {"devices": [{"allow": false, "access": "rwm"}]},
+            "namespaces": [
+                {"type": "pid"}, {"type": "network"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"}
+            ]
+        }
+    })
+}

@@ -1,0 +1,81 @@
+//! Root file systems of containers, made from this machine's own files: a static busybox alone, or with the C library and the
+//! simulator's CUDA client, laid out like a Debian image (`/bin` and `/lib` are links into `/usr`).
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::{artifacts, command};
+
+/// A busybox that needs no shared library.
+pub const BUSYBOX: &str = "/bin/busybox";
+
+const APPLETS: &[&str] =
+    &["sh", "sleep", "true", "false", "cat", "ls", "id", "echo", "dd", "mount", "env", "grep", "ps", "kill"];
+
+/// Lays out a root of busybox alone in `root`, as an image built from scratch has it: no C library, no loader.
+///
+/// # Panics
+/// Like all functions of this module: when a file cannot be written.
+pub fn static_only(root: &Path) {
+    for folder in ["usr/bin", "usr/lib", "usr/lib64", "etc", "dev", "proc", "sys", "tmp", "run"] {
+        fs::create_dir_all(root.join(folder)).expect("a folder of the image can be made");
+    }
+    for (link, target) in
+        [("bin", "usr/bin"), ("sbin", "usr/bin"), ("lib", "usr/lib"), ("lib64", "usr/lib64")]
+    {
+        symlink(target, root.join(link)).expect("a link of the image can be made");
+    }
+    copy(Path::new(BUSYBOX), &root.join("usr/bin/busybox"));
+    for applet in APPLETS {
+        symlink("busybox", root.join("usr/bin").join(applet)).expect("a link of the image can be made");
+    }
+    fs::write(root.join("etc/passwd"), "root:x:0:0:root:/:/bin/sh\n")
+        .expect("a file of the image can be written");
+}
+
+/// Adds to [`static_only`] the C library and `/bin/gpushare-simulator`, whose `probe` is the CUDA client of the tests.
+pub fn with_probe(root: &Path) {
+    static_only(root);
+    let client = artifacts::simulator();
+    copy(&client, &root.join("usr/bin/gpushare-simulator"));
+    for library in libraries_of(&client) {
+        copy(&library, &container_path(root, &library));
+    }
+}
+
+/// Everything that `program` is linked with, and what else of the C library the driver's files are linked with.
+fn libraries_of(program: &Path) -> BTreeSet<PathBuf> {
+    let listing = command::run(Command::new("ldd").arg(program)).expect_success("ldd").stdout;
+    let mut libraries: BTreeSet<PathBuf> = listing
+        .lines()
+        .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
+        .map(PathBuf::from)
+        .collect();
+    let folder = libraries
+        .iter()
+        .find(|path| path.ends_with("libc.so.6"))
+        .and_then(|path| path.parent())
+        .map(Path::to_owned)
+        .expect("the client is linked with the C library");
+    let companions = ["libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6", "libgcc_s.so.1"];
+    libraries.extend(companions.iter().map(|name| folder.join(name)).filter(|path| path.exists()));
+    libraries
+}
+
+/// Where a library of the host stands in an image whose `/lib` and `/lib64` are links into `/usr`.
+fn container_path(root: &Path, library: &Path) -> PathBuf {
+    let below = library.strip_prefix("/").expect("ldd prints absolute paths");
+    if below.starts_with("usr") { root.join(below) } else { root.join("usr").join(below) }
+}
+
+/// Copies a file's contents and mode. Never a hard link: the container's root may write to what it finds.
+fn copy(from: &Path, to: &Path) {
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder).expect("a folder of the image can be made");
+    }
+    fs::copy(from, to)
+        .unwrap_or_else(|error| panic!("cannot copy {} to {}: {error}", from.display(), to.display()));
+}

@@ -1,0 +1,66 @@
+//! The command line as an administrator uses it: which leases stand, and the ways to take them back.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::artifacts;
+use crate::command::{self, Outcome};
+
+/// One lease, as `gpushare ps --json` tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// The container's id.
+    pub id: String,
+    /// `reserved` or `active`.
+    pub state: String,
+    /// The process that holds it: the wrapper while it is reserved, then the container's init.
+    pub pid: Option<u64>,
+    /// Bytes of each GPU.
+    pub memory: Vec<u64>,
+}
+
+/// Runs `gpushare ARGS...` under the settings file `config`.
+#[must_use]
+pub fn cli(config: &Path, args: &[&str]) -> Outcome {
+    command::run(Command::new(artifacts::cli()).args(args).env("GPUSHARE_CONFIG", config))
+}
+
+/// The leases that stand, in the order in which the command line lists them.
+///
+/// # Panics
+/// When the command line fails or its answer has another form.
+#[must_use]
+pub fn leases(config: &Path) -> Vec<Lease> {
+    let outcome = cli(config, &["ps", "--json"]).expect_success("gpushare ps --json");
+    let listing: Value = serde_json::from_str(&outcome.stdout).expect("gpushare ps --json prints JSON");
+    listing.as_array().expect("gpushare ps --json prints a list").iter().map(lease).collect()
+}
+
+/// The leases of the container `id`: none or one.
+#[must_use]
+pub fn leases_of(config: &Path, id: &str) -> Vec<Lease> {
+    leases(config).into_iter().filter(|lease| lease.id == id).collect()
+}
+
+/// `gpushare sweep`.
+///
+/// # Panics
+/// When it fails.
+pub fn sweep(config: &Path) {
+    let _ = cli(config, &["sweep", "--json"]).expect_success("gpushare sweep --json");
+}
+
+fn lease(value: &Value) -> Lease {
+    let word = |name: &str| value[name].as_str().unwrap_or_else(|| panic!("no {name} in {value}")).to_owned();
+    let gpus = value["gpus"].as_array().unwrap_or_else(|| panic!("no gpus in {value}"));
+    let memory =
+        |gpu: &Value| gpu["memory_bytes"].as_u64().unwrap_or_else(|| panic!("no memory_bytes in {gpu}"));
+    Lease {
+        id: word("id"),
+        state: word("state"),
+        pid: value["pid"].as_u64(),
+        memory: gpus.iter().map(memory).collect(),
+    }
+}

@@ -1,0 +1,62 @@
+//! What a scenario needs from the machine. A missing need skips the test and says so; with `CI=true` it fails instead.
+
+use std::io::Write;
+use std::path::Path;
+
+/// One thing that a test cannot do without.
+#[derive(Clone, Copy, Debug)]
+pub enum Need {
+    /// Effective user 0.
+    Root,
+    /// runc at its Debian path.
+    Runc,
+    /// crun at its Debian path.
+    Crun,
+    /// containerd, dockerd and the docker client, by absolute path: the one in PATH may be foreign.
+    Docker,
+    /// A busybox without shared libraries.
+    Busybox,
+    /// The virtual environment of `tests/setup/python.sh`.
+    Python,
+    /// The driver files of `tests/setup/driver-libraries.sh`.
+    DriverLibraries,
+}
+
+impl Need {
+    /// Why this need is not met, or `None`.
+    fn missing(self) -> Option<String> {
+        let absent = |paths: &[&str], cure: &str| {
+            (!paths.iter().any(|path| Path::new(path).exists()))
+                .then(|| format!("{} is missing: {cure}", paths[0]))
+        };
+        let packages = "run tests/setup/packages.sh";
+        match self {
+            Self::Root => (!nix::unistd::geteuid().is_root()).then(|| "not root".to_owned()),
+            Self::Runc => absent(&[crate::runtime::RUNC], packages),
+            Self::Crun => absent(&[crate::runtime::CRUN], packages),
+            Self::Busybox => absent(&[crate::image::BUSYBOX], packages),
+            Self::Docker => absent(&["/usr/bin/docker"], packages)
+                .or_else(|| absent(&["/usr/bin/containerd"], packages))
+                .or_else(|| absent(crate::docker::DOCKERD, packages)),
+            Self::Python => (!crate::python::interpreter().exists())
+                .then(|| "no Python environment: run tests/setup/python.sh".to_owned()),
+            Self::DriverLibraries => (!crate::artifacts::nvidia_smi().exists())
+                .then(|| "no nvidia-smi: run tests/setup/driver-libraries.sh".to_owned()),
+        }
+    }
+}
+
+/// Whether the machine has all of `needs`; if not, says on the real stderr what is missing (the test harness would hold back a
+/// line that is merely printed).
+///
+/// # Panics
+/// When something is missing and `CI` is `true`: there nothing may be skipped.
+#[must_use]
+pub fn met(needs: &[Need]) -> bool {
+    let Some(reason) = needs.iter().find_map(|need| need.missing()) else { return true };
+    assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "nothing may be skipped in CI: {reason}");
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    // Nothing is lost when stderr is closed.
+    let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
+    false
+}

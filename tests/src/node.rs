@@ -1,0 +1,93 @@
+//! A node with simulated GPUs, and the settings under which gpushare works on it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::artifacts;
+use crate::command;
+use crate::scratch::Scratch;
+
+/// The GPU model that most scenarios use.
+pub const MODEL: &str = "NVIDIA H100 80GB HBM3";
+
+/// The driver version of simulated nodes: that of the nvidia-smi which the tests run, since nvidia-smi refuses any other.
+#[must_use]
+pub fn driver_version() -> String {
+    let libraries = artifacts::nvidia_libraries();
+    let names = fs::read_dir(libraries).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    names
+        .filter_map(|name| name.to_str()?.strip_prefix("libcuda.so.").map(str::to_owned))
+        .find(|version| version.contains('.'))
+        .unwrap_or_else(|| "535.309.01".to_owned())
+}
+
+/// A simulated node; its folder is removed on drop.
+#[derive(Debug)]
+pub struct SimulatedNode {
+    scratch: Scratch,
+    config: PathBuf,
+}
+
+impl SimulatedNode {
+    /// Lays out a node of `gpus` GPUs called `model` with `memory` (such as `80GiB`) each. It has NVIDIA's own nvidia-smi where
+    /// that could be fetched.
+    ///
+    /// # Panics
+    /// When the simulator fails.
+    #[must_use]
+    pub fn create(gpus: usize, model: &str, memory: &str) -> Self {
+        let scratch = Scratch::new("node");
+        let mut create = Command::new(artifacts::simulator());
+        create.arg("create").arg(scratch.path().join("node"));
+        create.args(["--gpus", &gpus.to_string(), "--model", model, "--memory", memory]);
+        create.args(["--driver", &driver_version()]);
+        if artifacts::nvidia_smi().exists() {
+            create.arg("--nvidia-smi").arg(artifacts::nvidia_smi());
+        }
+        let outcome = command::run(&mut create).expect_success("gpushare-simulator create");
+        let config = PathBuf::from(outcome.stdout.lines().last().unwrap_or_default());
+        assert!(config.is_file(), "the simulator's last line is no settings file: {:?}", outcome.stdout);
+        Self { scratch, config }
+    }
+
+    /// One GPU of 80 GiB.
+    #[must_use]
+    pub fn one_gpu() -> Self {
+        Self::create(1, MODEL, "80GiB")
+    }
+
+    /// The settings file that the simulator wrote.
+    #[must_use]
+    pub fn config(&self) -> &Path {
+        &self.config
+    }
+
+    /// A copy of the node's settings, named `name`, with `additions` (TOML) behind them.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    #[must_use]
+    pub fn config_with(&self, name: &str, additions: &str) -> PathBuf {
+        let settings = fs::read_to_string(&self.config).expect("the simulator's settings can be read");
+        self.scratch.file(&format!("{name}.toml"), format!("{settings}\n{additions}\n"))
+    }
+
+    /// The folder that the simulator laid out.
+    #[must_use]
+    pub fn root(&self) -> PathBuf {
+        self.scratch.path().join("node")
+    }
+
+    /// Where gpushare keeps the state of this node, as the simulator's settings say.
+    #[must_use]
+    pub fn state(&self) -> PathBuf {
+        self.root().join("run")
+    }
+
+    /// The kernel's list of GPUs, one folder each.
+    #[must_use]
+    pub fn proc_driver(&self) -> PathBuf {
+        self.root().join("proc/driver/nvidia")
+    }
+}

@@ -1,0 +1,46 @@
+//! Many containers at once on one node: what is granted never exceeds what there is, and what fits is granted.
+
+use std::thread;
+
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::leases::leases;
+use gpushare_tests::needs::{Need, met};
+use gpushare_tests::node::{MODEL, SimulatedNode};
+use gpushare_tests::runtime::{LowLevel, Runtime};
+
+const ASKING: usize = 64;
+const FITTING: usize = 56;
+const ROUNDS: usize = 20;
+
+#[test]
+#[ignore = "needs root and runc: creates 64 containers at once"]
+fn of_64_containers_at_once_exactly_the_56_that_fit_are_created() {
+    if !met(&[Need::Root, Need::Runc, Need::Busybox]) {
+        return;
+    }
+    // Seven GPUs of 80 GiB, each of which eight shares of 10 GiB fill.
+    let node = SimulatedNode::create(7, MODEL, "80GiB");
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let bundles: Vec<Bundle> = (0..ASKING).map(|_| Bundle::small().env("GPUSHARE_MEMORY", "10GiB")).collect();
+    for round in 0..ROUNDS {
+        let refusals: Vec<String> = thread::scope(|scope| {
+            let creations: Vec<_> =
+                bundles.iter().map(|bundle| scope.spawn(|| runtime.create(bundle))).collect();
+            let results: Vec<_> =
+                creations.into_iter().map(|one| one.join().expect("no thread panics")).collect();
+            let standing = leases(runtime.config());
+            assert_eq!(standing.len(), FITTING, "round {round}");
+            assert!(standing.iter().all(|lease| lease.state == "active"), "round {round}: {standing:?}");
+            // The containers are deleted here, in parallel as well.
+            let (created, refused): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
+            assert_eq!(created.len(), FITTING, "round {round}");
+            for container in created {
+                scope.spawn(move || drop(container));
+            }
+            refused.into_iter().filter_map(Result::err).map(|refusal| refusal.line()).collect()
+        });
+        assert_eq!(refusals.len(), ASKING - FITTING, "round {round}");
+        assert!(refusals.iter().all(|line| line.contains("10 GiB")), "round {round}: {refusals:?}");
+        assert_eq!(leases(runtime.config()), [], "round {round}");
+    }
+}

@@ -1,0 +1,183 @@
+//! A lease ends when its container has ended and not before, whoever was killed on the way.
+
+use std::time::Duration;
+
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::command::alive;
+use gpushare_tests::leases::{cli, leases, leases_of, sweep};
+use gpushare_tests::needs::{Need, met};
+use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::runtime::{LowLevel, Runtime};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Crun, Need::Busybox];
+
+fn request() -> Bundle {
+    Bundle::small().env("GPUSHARE_MEMORY", "4GiB")
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_lease_follows_its_container_from_create_to_delete() {
+    if !met(NEEDS) {
+        return;
+    }
+    for low_level in LowLevel::ALL {
+        let node = SimulatedNode::one_gpu();
+        let runtime = Runtime::wrapped(low_level, &node);
+        let bundle = request();
+        let container = runtime.create(&bundle).expect("the GPU is free");
+        let held = leases_of(runtime.config(), bundle.id());
+        assert_eq!(held.len(), 1, "{low_level:?}");
+        assert_eq!(
+            (held[0].state.as_str(), &held[0].memory[..]),
+            ("active", &[4 << 30][..]),
+            "{low_level:?}"
+        );
+        assert_eq!(
+            held[0].pid,
+            u64::try_from(container.pid()).ok(),
+            "{low_level:?}: the lease is held by init"
+        );
+
+        container.start();
+        sweep(runtime.config());
+        assert!(!runtime.call(&["delete"], bundle.id()).success(), "a running container cannot be deleted");
+        assert_eq!(leases(runtime.config()), held, "{low_level:?}: it runs, so the lease stands");
+
+        container.stop();
+        assert_eq!(leases(runtime.config()), [], "{low_level:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_killed_init_gives_back_by_delete_or_by_the_sweep() {
+    if !met(NEEDS) {
+        return;
+    }
+    for low_level in LowLevel::ALL {
+        let node = SimulatedNode::one_gpu();
+        let runtime = Runtime::wrapped(low_level, &node);
+        let deleted = request();
+        let swept = request();
+        let (first, second) = (runtime.run(&deleted), runtime.run(&swept));
+        assert_eq!(leases(runtime.config()).len(), 2, "{low_level:?}");
+
+        first.kill_init();
+        runtime.delete_force(deleted.id());
+        assert_eq!(leases_of(runtime.config(), deleted.id()), [], "{low_level:?}");
+
+        second.kill_init();
+        sweep(runtime.config());
+        assert_eq!(leases(runtime.config()), [], "{low_level:?}");
+        runtime.delete_force(swept.id());
+    }
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn a_full_node_looks_for_dead_leases_before_it_refuses() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let dead = Bundle::small().env("GPUSHARE_MEMORY", "80GiB");
+    let next = Bundle::small().env("GPUSHARE_MEMORY", "80GiB");
+    let first = runtime.run(&dead);
+    assert!(runtime.create(&next).is_err(), "the first one runs");
+    first.kill_init();
+    assert_eq!(runtime.run(&next).status().as_deref(), Some("running"));
+}
+
+#[test]
+#[ignore = "needs root and runc: kills the wrapper while it creates"]
+fn a_wrapper_killed_at_any_point_of_create_leaves_nothing() {
+    if !met(NEEDS) {
+        return;
+    }
+    for low_level in LowLevel::ALL {
+        let node = SimulatedNode::one_gpu();
+        let runtime = Runtime::wrapped(low_level, &node);
+        // The first create also reads the node's memory sizes, which takes longer.
+        let first = request();
+        drop(runtime.run(&first));
+        for round in 0..60_u64 {
+            let bundle = request();
+            let mut create = runtime.spawn_create(&bundle);
+            std::thread::sleep(Duration::from_micros(round * 700));
+            create.kill().expect("a child can be killed");
+            create.wait().expect("a child can be waited for");
+            if round % 2 == 0 {
+                sweep(runtime.config());
+                let left = leases(runtime.config());
+                let held = left.iter().all(|lease| lease.pid.is_some_and(alive));
+                assert!(held, "{low_level:?}, round {round}: {left:?}");
+            }
+            runtime.delete_force(bundle.id());
+            sweep(runtime.config());
+            // crun killed between its hooks and its status file leaves an init that waits for `start` for ever, and its own
+            // `delete --force` knows nothing of it. While that lives, its lease has to stand.
+            let orphaned = leases(runtime.config());
+            assert!(
+                orphaned.iter().all(|lease| lease.pid.is_some_and(alive)),
+                "{low_level:?}, round {round}: {orphaned:?}"
+            );
+            bundle.kill_orphans();
+            sweep(runtime.config());
+            assert_eq!(leases(runtime.config()), [], "{low_level:?}, round {round}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: kills the wrapper while it starts and deletes"]
+fn a_wrapper_killed_at_any_point_of_start_or_delete_leaves_nothing() {
+    if !met(NEEDS) {
+        return;
+    }
+    for low_level in LowLevel::ALL {
+        let node = SimulatedNode::one_gpu();
+        let runtime = Runtime::wrapped(low_level, &node);
+        for round in 0..20_u64 {
+            let bundle = request();
+            let container = runtime.create(&bundle).expect("the GPU is free");
+            for call in [&["start"][..], &["delete"], &["delete", "--force"]] {
+                let mut killed = runtime.spawn(call, bundle.id());
+                std::thread::sleep(Duration::from_micros(round * 1500));
+                killed.kill().expect("a child can be killed");
+                killed.wait().expect("a child can be waited for");
+                sweep(runtime.config());
+                let standing = leases(runtime.config()).len();
+                let running = usize::from(alive(u64::from(container.pid().unsigned_abs())));
+                assert!(
+                    standing >= running,
+                    "{low_level:?}, round {round}: {call:?}: it lives without its lease"
+                );
+            }
+            runtime.delete_force(bundle.id());
+            sweep(runtime.config());
+            assert_eq!(leases(runtime.config()), [], "{low_level:?}, round {round}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root and runc: runs a container"]
+fn an_administrator_cannot_release_what_still_runs() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let bundle = request();
+    let container = runtime.run(&bundle);
+    let root = runtime.root().to_string_lossy().into_owned();
+    let refused = cli(runtime.config(), &["release", "--root", &root, bundle.id()]);
+    assert!(!refused.success(), "{refused:?}");
+    assert_eq!(leases(runtime.config()).len(), 1);
+    container.kill_init();
+    let _ =
+        cli(runtime.config(), &["release", "--root", &root, bundle.id()]).expect_success("gpushare release");
+    assert_eq!(leases(runtime.config()), []);
+}

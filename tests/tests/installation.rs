@@ -1,0 +1,47 @@
+//! `make install` gives a tree that runs by itself, and `make uninstall` takes it away.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use gpushare_tests::artifacts::Installed;
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::leases::leases;
+use gpushare_tests::needs::{Need, met};
+use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
+use gpushare_tests::runtime::Runtime;
+
+#[test]
+#[ignore = "needs root and runc: runs a container"]
+fn an_installed_gpushare_runs_without_the_checkout() {
+    if !met(&[Need::Root, Need::Runc, Need::Busybox]) {
+        return;
+    }
+    let installed = Installed::new();
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::installed(&installed.wrapper(), &node);
+    let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "4GiB");
+    let container = runtime.run(&bundle);
+    let report = Report::of(&container, &["5GiB", "3GiB"]);
+    report.assert_size(4 * GIB);
+    assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS]);
+    drop(container);
+    assert_eq!(leases(runtime.config()), []);
+}
+
+#[test]
+#[ignore = "needs the release build: copies its files"]
+fn uninstalling_leaves_nothing_but_the_administrators_settings() {
+    let installed = Installed::new();
+    let settings = installed.root().join("etc/gpushare/gpushare.toml");
+    assert!(files(installed.root()).len() > 8);
+    fs::write(&settings, "# mine\n").expect("the settings can be written");
+    installed.uninstall();
+    let left = files(installed.root());
+    assert!(left.iter().all(|path| *path == settings), "{left:?}");
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}

@@ -1,0 +1,258 @@
+//! Bad input through the real wrapper: one line with the remedy on stderr and in the runtime's log, a non-zero exit, no lease
+//! left, config.json as it was.
+
+use std::fs;
+use std::path::Path;
+
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::leases::leases;
+use gpushare_tests::needs::{Need, met};
+use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::runtime::{LowLevel, Runtime};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox];
+
+/// Creates `bundle`, expects a refusal that leaves config.json alone, and returns its line.
+fn refused(runtime: &Runtime, bundle: &Bundle) -> String {
+    let written = bundle.write();
+    let refusal = match runtime.create_as_it_is(bundle) {
+        Ok(_) => panic!("{} was created from what should be refused", bundle.id()),
+        Err(refusal) => refusal,
+    };
+    assert!(bundle.config_bytes() == written, "config.json was changed: {refusal:?}");
+    let line = refusal.line();
+    for word in ["permission denied", "no such file or directory", "executable file not found"] {
+        assert!(!line.to_lowercase().contains(word), "docker takes {word:?} for an error of its own: {line}");
+    }
+    line
+}
+
+#[test]
+#[ignore = "needs root and runc: would run containers"]
+fn a_request_that_cannot_be_understood_or_met_is_refused_in_one_line() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let mut wrong = Vec::new();
+    for (requests, parts) in [
+        (vec![("GPUSHARE_MEMORY", "4")], vec!["4", "GiB"]),
+        (vec![("GPUSHARE_MEMORY", "4XiB")], vec!["4XiB", "GiB"]),
+        (vec![("GPUSHARE_MEMORY", "plenty")], vec!["plenty", "GiB"]),
+        (vec![("GPUSHARE_MEMORY", "")], vec!["MEMORY"]),
+        (vec![("GPUSHARE_MEMORY", "0GiB")], vec!["0GiB"]),
+        (vec![("GPUSHARE_MEMORY", "-1GiB")], vec!["-1GiB"]),
+        (vec![("GPUSHARE_MEMORY", "0%")], vec!["0%"]),
+        (vec![("GPUSHARE_MEMORY", "101%")], vec!["101%"]),
+        (vec![("GPUSHARE_MEMORY", "99999999999999999999GiB")], vec!["99999999999999999999GiB"]),
+        (vec![("GPUSHARE_MEMORY", "17179869184GiB")], vec!["17179869184GiB"]),
+        (vec![("GPUSHARE_MEMORY", "4GiB\n8GiB")], vec!["MEMORY"]),
+        (vec![("GPUSHARE_MEMORY", "81GiB")], vec!["81 GiB", "80 GiB"]),
+        (vec![("GPUSHARE_MEMORY", "4GiB"), ("GPUSHARE_MEMORY", "8GiB")], vec!["4GiB", "8GiB"]),
+        (vec![("GPUSHARE_CORES", "0")], vec!["0", "100"]),
+        (vec![("GPUSHARE_CORES", "101")], vec!["101", "100"]),
+        (vec![("GPUSHARE_CORES", "-5")], vec!["-5"]),
+        (vec![("GPUSHARE_COUNT", "0")], vec!["0"]),
+        (vec![("GPUSHARE_COUNT", "2")], vec!["2", "1"]),
+        (vec![("GPUSHARE_COUNT", "18446744073709551616")], vec!["18446744073709551616"]),
+        (vec![("GPUSHARE_DEVICES", "7")], vec!["7"]),
+        (vec![("GPUSHARE_DEVICES", "GPU-ffffffff-0000")], vec!["ffffffff-0000"]),
+        (vec![("GPUSHARE_DEVICES", "0"), ("GPUSHARE_COUNT", "2")], vec!["2"]),
+        (vec![("GPUSHARE_MODEL", "A100*")], vec!["H100"]),
+        (vec![("GPUSHARE_MEMROY", "4GiB")], vec!["GPUSHARE_MEMROY", "memory"]),
+        (vec![("GPUSHARE_MODE", "fast")], vec!["fast", "share"]),
+        (vec![("GPUSHARE_MODE", "exclusive"), ("GPUSHARE_MEMORY", "4GiB")], vec!["exclusive"]),
+        (vec![("GPUSHARE_PRIORITY", "10"), ("GPUSHARE_MEMORY", "4GiB")], vec!["10", "9"]),
+        (vec![("GPUSHARE_COMPUTE_POLICY", "greedy"), ("GPUSHARE_MEMORY", "4GiB")], vec!["greedy", "fixed"]),
+        (vec![("NVIDIA_VISIBLE_DEVICES", "7")], vec!["7"]),
+    ] {
+        let bundle = requests.iter().fold(Bundle::small(), |bundle, (name, value)| bundle.env(name, value));
+        let line = refused(&runtime, &bundle);
+        let lacks = |part: &&str| !line.contains(*part);
+        let missing = parts.into_iter().chain([bundle.id()]).find(lacks);
+        wrong.extend(missing.map(|part| format!("{requests:?}: no {part:?} in: {line}")));
+        assert_eq!(leases(runtime.config()), [], "{requests:?}");
+        // What the engine calls next is no error.
+        runtime.delete_force(bundle.id());
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+#[ignore = "needs root and runc: would run containers"]
+fn a_variable_and_an_annotation_that_differ_are_a_conflict() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let bundle = Bundle::small().env("GPUSHARE_MEMORY", "4GiB").annotation("gpushare.io/memory", "8GiB");
+    let line = refused(&runtime, &bundle);
+    for part in ["4GiB", "8GiB", bundle.id()] {
+        assert!(line.contains(part), "{part:?} is not in: {line}");
+    }
+    assert_eq!(leases(runtime.config()), []);
+}
+
+#[test]
+#[ignore = "needs root and runc: would run containers"]
+fn a_node_without_a_usable_driver_says_so_and_still_runs_other_containers() {
+    if !met(NEEDS) {
+        return;
+    }
+    type Damage = fn(&SimulatedNode);
+    let damages: [(&str, Damage); 4] = [
+        ("no driver", |node| fs::remove_dir_all(node.proc_driver()).expect("the tree can be removed")),
+        ("no version", |node| write(&node.proc_driver().join("version"), "NVRM version: none\n")),
+        ("another version", |node| {
+            let version =
+                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n";
+            write(&node.proc_driver().join("version"), version);
+        }),
+        ("no libraries", |node| {
+            fs::remove_dir_all(node.root().join("driver/usr/lib")).expect("the tree can be removed")
+        }),
+    ];
+    for (name, damage) in damages {
+        let node = SimulatedNode::one_gpu();
+        damage(&node);
+        let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+        let bundle = Bundle::small().env("GPUSHARE_MEMORY", "4GiB");
+        let line = refused(&runtime, &bundle);
+        assert!(line.contains("driver") && line.contains(bundle.id()), "{name}: {line}");
+        assert_eq!(leases(runtime.config()), [], "{name}");
+        let other = Bundle::small();
+        assert_eq!(runtime.run(&other).status().as_deref(), Some("running"), "{name}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and runc: would run a container"]
+fn a_setting_that_does_not_exist_is_named_with_its_file_and_line() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let config = node.config_with("misspelt", &format!("{}\ncandidate = 1", LowLevel::Runc.settings()));
+    let lines = fs::read_to_string(&config).expect("the settings can be read").lines().count();
+    let bundle = Bundle::small().env("GPUSHARE_MEMORY", "4GiB");
+    let runtime = Runtime::with_config(LowLevel::Runc, &config);
+    let line = refused(&runtime, &bundle);
+    let number = format!(":{lines}:");
+    for part in ["misspelt.toml", "candidate", &number] {
+        assert!(line.contains(part), "{part:?} is not in: {line}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and runc: mounts a small tmpfs"]
+fn a_quota_store_without_room_grants_nothing() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let settled = Bundle::small().env("GPUSHARE_MEMORY", "1GiB");
+    drop(runtime.run(&settled));
+    let state = node.state();
+    fs::create_dir_all(&state).expect("the state folder can be made");
+    let full = nix::mount::MsFlags::empty();
+    nix::mount::mount(Some("tmpfs"), &state, Some("tmpfs"), full, Some("size=8k"))
+        .expect("a tmpfs can be mounted");
+    // The file takes all the room there is, then fails: that is what is wanted.
+    let _ = fs::write(state.join("litter"), vec![0; 1 << 16]);
+
+    let bundle = Bundle::small().env("GPUSHARE_MEMORY", "4GiB");
+    let line = refused(&runtime, &bundle);
+    assert!(line.contains(bundle.id()), "{line}");
+    assert!(line.contains(&*state.to_string_lossy()), "the line names the folder: {line}");
+    nix::mount::umount(&state).expect("the tmpfs can be unmounted");
+    assert_eq!(leases(runtime.config()), []);
+    assert_eq!(runtime.run(&bundle).status().as_deref(), Some("running"));
+}
+
+#[test]
+#[ignore = "needs root and runc: would run a container"]
+fn a_damaged_quota_store_grants_nothing_and_is_named() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let bundle = Bundle::small().env("GPUSHARE_MEMORY", "4GiB");
+    drop(runtime.run(&bundle));
+    let stores = databases(&node.state());
+    assert_eq!(stores.len(), 1, "one database: {stores:?}");
+    for garbage in [vec![0x5a; 20_000], b"SQLite format 3\0and no more".to_vec()] {
+        for suffix in ["-wal", "-shm", "-journal"] {
+            // Which of these exist is the store's own affair.
+            let _ = fs::remove_file(format!("{}{suffix}", stores[0]));
+        }
+        fs::write(&stores[0], garbage).expect("the database can be overwritten");
+        let line = refused(&runtime, &bundle);
+        assert!(line.contains(&stores[0]) && line.contains(bundle.id()), "{line}");
+    }
+}
+
+/// The files below `folder` that begin as an SQLite database does.
+fn databases(folder: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(databases(&path));
+        } else if fs::read(&path).is_ok_and(|bytes| bytes.starts_with(b"SQLite format 3\0")) {
+            found.push(path.to_string_lossy().into_owned());
+        }
+    }
+    found
+}
+
+#[test]
+#[ignore = "needs root and runc: would run a container"]
+fn a_bundle_that_is_no_bundle_is_refused() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    for contents in ["", "{", "{\"process\": 7}", "{\"ociVersion\":\"1.0.2\",\"process\":{\"env\":[7]}}"] {
+        let bundle = Bundle::small();
+        write(&bundle.config_path(), contents);
+        let refusal = runtime.create_as_it_is(&bundle).expect_err("config.json is none");
+        let line = refusal.line();
+        assert!(line.contains("config.json"), "{contents:?}: {line}");
+        assert_eq!(bundle.config_bytes(), contents.as_bytes());
+        assert_eq!(leases(runtime.config()), [], "{contents:?}");
+    }
+    let empty = Bundle::small();
+    fs::remove_file(empty.config_path()).expect("config.json can be removed");
+    let line = runtime.create_as_it_is(&empty).expect_err("there is no config.json").line();
+    assert!(line.contains("config.json"), "{line}");
+}
+
+#[test]
+#[ignore = "needs root and runc: would run a container"]
+fn a_container_that_the_low_level_runtime_refuses_keeps_no_lease() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let bundle = Bundle::small().env("GPUSHARE_MEMORY", "4GiB").args(&["/bin/no-such-program"]);
+    let refused = runtime.create(&bundle).is_err();
+    if refused {
+        runtime.delete_force(bundle.id());
+        assert_eq!(leases(runtime.config()), []);
+    }
+    let broken = Bundle::small().env("GPUSHARE_MEMORY", "4GiB");
+    fs::remove_dir_all(broken.root()).expect("the root can be removed");
+    assert!(runtime.create(&broken).is_err(), "there is no root file system");
+    runtime.delete_force(broken.id());
+    assert_eq!(leases(runtime.config()), []);
+}
+
+fn write(path: &Path, text: &str) {
+    fs::write(path, text).expect("a file of the test can be written");
+}
