@@ -1,0 +1,71 @@
+# gpushare's work, by name. `make demo` and `make test` do all of their own set-up on Debian and Ubuntu.
+
+TARGET  := x86_64-unknown-linux-gnu
+CARGO   ?= cargo
+PREFIX  ?= /usr/local
+DESTDIR ?=
+VERSION := $(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+
+SHIMS := gpushare-intercept-cuda gpushare-intercept-nvml
+SIMULATOR := gpushare-simulator gpushare-simulator-cuda gpushare-simulator-nvml
+
+.PHONY: all build demo test bench check packages clients install uninstall dist clean
+
+all: build
+
+# Wrapper and hook are static; the injected libraries have a profile of their own (no_std, no unwinding). All that is
+# shipped ends up in target/release and target/lib, laid out as it is installed.
+build:
+	$(CARGO) build --release --locked -p gpushare $(SIMULATOR:%=-p %)
+	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build --release --locked --target $(TARGET) -p gpushare-runtime -p gpushare-hook
+	$(CARGO) build --profile shim --locked $(SHIMS:%=-p %)
+	install -m 755 target/$(TARGET)/release/gpushare-runtime target/$(TARGET)/release/gpushare-hook target/release/
+	install -d target/lib/gpushare
+	install -m 644 target/shim/libgpushare_intercept_cuda.so target/lib/gpushare/libcuda.so.1
+	install -m 644 target/shim/libgpushare_intercept_nvml.so target/lib/gpushare/libnvidia-ml.so.1
+
+# What tests and demo need beside Rust: runc, crun, docker, containerd, busybox.
+packages:
+	tests/setup/packages.sh
+
+# Foreign CUDA and NVML clients: NVIDIA's nvidia-smi from Debian, Python packages.
+clients:
+	tests/setup/driver-libraries.sh >/dev/null || test $$? = 3
+	tests/setup/python.sh
+
+# NVIDIA's own nvidia-smi shows the share inside the containers where it can be had.
+NVIDIA_SMI := .cache/driver-libraries/root/usr/lib/nvidia/current/nvidia-smi
+
+demo: packages build
+	tests/setup/driver-libraries.sh >/dev/null || test $$? = 3
+	target/release/gpushare demo $$(test ! -x $(NVIDIA_SMI) || echo --nvidia-smi $(NVIDIA_SMI))
+
+test: packages clients build
+	tests/run.sh
+
+# Static like what it measures. FILTER selects a section by a part of its name.
+bench: packages build
+	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build --release --locked --target $(TARGET) -p gpushare-bench
+	target/$(TARGET)/release/gpushare-bench $(FILTER)
+
+check:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy --profile shim --locked $(SHIMS:%=-p %) -- -D warnings
+
+install:
+	packaging/install.sh "$(DESTDIR)" "$(PREFIX)"
+
+uninstall:
+	packaging/uninstall.sh "$(DESTDIR)" "$(PREFIX)"
+
+# A tarball with the layout of `make install`.
+dist: build
+	rm -rf dist && mkdir -p dist
+	packaging/install.sh "$(CURDIR)/dist/gpushare-$(VERSION)" "$(PREFIX)"
+	tar -C dist --owner=0 --group=0 -czf dist/gpushare-$(VERSION)-x86_64.tar.gz gpushare-$(VERSION)
+	@echo dist/gpushare-$(VERSION)-x86_64.tar.gz
+
+clean:
+	$(CARGO) clean
+	rm -rf dist

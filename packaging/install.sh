@@ -1,0 +1,36 @@
+#!/bin/sh
+# Installs what `make build` made: install.sh DESTDIR PREFIX. Paths inside are found from the programs' own place, so
+# the tree works wherever it is put; only the settings and the state folder have fixed places.
+set -eu
+
+destdir=$1
+prefix=$2
+top=$(cd "$(dirname "$0")/.." && pwd)
+built=$top/target
+root=$destdir$prefix
+
+[ -x "$built/release/gpushare-hook" ] || {
+    echo "install.sh: nothing is built yet: run \`make build\` first" >&2
+    exit 1
+}
+
+install -d "$root/bin" "$root/lib/gpushare" "$root/lib/gpushare-simulator" "$root/lib/tmpfiles.d" "$root/share/gpushare" \
+    "$root/share/doc/gpushare"
+for program in gpushare gpushare-runtime gpushare-hook gpushare-simulator; do
+    install -m 755 "$built/release/$program" "$root/bin/$program"
+done
+install -m 644 "$built/lib/gpushare/libcuda.so.1" "$built/lib/gpushare/libnvidia-ml.so.1" "$root/lib/gpushare/"
+install -m 644 "$built/release/libgpushare_simulator_cuda.so" "$built/release/libgpushare_simulator_nvml.so" \
+    "$root/lib/gpushare-simulator/"
+install -m 644 "$top/packaging/tmpfiles.conf" "$root/lib/tmpfiles.d/gpushare.conf"
+install -m 644 "$top/LICENSE" "$top/README.md" "$root/share/doc/gpushare/"
+for snippet in docker-daemon.json containerd.toml runtimeclass.yaml; do
+    sed "s|@PREFIX@|$prefix|g" "$top/packaging/$snippet" >"$root/share/gpushare/$snippet"
+    chmod 644 "$root/share/gpushare/$snippet"
+done
+
+# The administrator's file is never replaced; the shipped one lies beside it to compare.
+install -d "$destdir/etc/gpushare/gpushare.toml.d"
+install -m 644 "$top/config/gpushare.toml" "$root/share/gpushare/gpushare.toml"
+[ -e "$destdir/etc/gpushare/gpushare.toml" ] ||
+    install -m 644 "$top/config/gpushare.toml" "$destdir/etc/gpushare/gpushare.toml"
