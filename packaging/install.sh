@@ -14,8 +14,8 @@ root=$destdir$prefix
     exit 1
 }
 
-install -d "$root/bin" "$root/lib/gpushare" "$root/lib/gpushare-simulator" "$root/lib/tmpfiles.d" "$root/share/gpushare" \
-    "$root/share/doc/gpushare"
+install -d "$root/bin" "$root/lib/gpushare" "$root/lib/gpushare-simulator" "$root/lib/tmpfiles.d" "$root/lib/systemd/system" \
+    "$root/share/gpushare" "$root/share/doc/gpushare"
 for program in gpushare gpushare-runtime gpushare-hook gpushare-simulator; do
     install -m 755 "$built/release/$program" "$root/bin/$program"
 done
@@ -24,10 +24,16 @@ install -m 644 "$built/release/libgpushare_simulator_cuda.so" "$built/release/li
     "$root/lib/gpushare-simulator/"
 install -m 644 "$top/packaging/tmpfiles.conf" "$root/lib/tmpfiles.d/gpushare.conf"
 install -m 644 "$top/LICENSE" "$top/README.md" "$root/share/doc/gpushare/"
+# placed FILE FOLDER: a file that names the programs by their path.
+placed() {
+    sed "s|@PREFIX@|$prefix|g" "$top/packaging/$1" >"$root/$2/$1"
+    chmod 644 "$root/$2/$1"
+}
 for snippet in docker-daemon.json containerd.toml runtimeclass.yaml; do
-    sed "s|@PREFIX@|$prefix|g" "$top/packaging/$snippet" >"$root/share/gpushare/$snippet"
-    chmod 644 "$root/share/gpushare/$snippet"
+    placed "$snippet" share/gpushare
 done
+placed gpushare-sweep.service lib/systemd/system
+placed gpushare-sweep.timer lib/systemd/system
 
 # The administrator's file is never replaced; the shipped one lies beside it to compare.
 install -d "$destdir/etc/gpushare/gpushare.toml.d"

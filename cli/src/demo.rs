@@ -27,7 +27,6 @@ struct Stage {
 
 /// Plays the whole story.
 pub fn demo(nvidia_smi: Option<&Path>) -> Result<()> {
-    ensure!(nix::unistd::geteuid().is_root(), "the demo starts containers, which only root may: use sudo");
     let stage = Stage::set(nvidia_smi)?;
     let total = stage.gpu_memory()?;
     let sizes = EIGHTHS.map(|eighths| mebibytes(total.bytes() / 8 * eighths));

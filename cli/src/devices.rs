@@ -3,7 +3,7 @@
 use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inventory::{DeviceMemory, Gpu};
-use gpushare_quota::GpuLoad;
+use gpushare_quota::{Admission, GpuLoad};
 use serde_json::{Value, json};
 
 use crate::{node, table};
@@ -16,19 +16,22 @@ pub fn devices(as_json: bool) -> Result<()> {
     let loads = store.loads()?;
     let rows = node.gpus.iter().map(|gpu| (gpu, loads.get(&gpu.uuid).copied().unwrap_or_default()));
     if as_json {
-        let list: Vec<Value> = rows.map(|(gpu, load)| entry(gpu, &load)).collect();
+        let list: Vec<Value> = rows.map(|(gpu, load)| entry(gpu, &load, &config.quota)).collect();
         return Ok(table::json(&json!({ "driver_version": node.driver.version, "gpus": list }))?);
     }
+    let rules = &config.quota;
     let headings = ["GPU", "MODEL", "MEMORY", "GRANTED", "FREE", "COMPUTE", "SHARES", "UUID"];
-    Ok(table::print(headings, rows.map(|(gpu, load)| row(gpu, &load)))?)
+    Ok(table::print(headings, rows.map(|(gpu, load)| row(gpu, &load, rules)))?)
 }
 
-fn free(gpu: &Gpu, load: &GpuLoad) -> Option<DeviceMemory> {
-    let free = gpu.memory.map(|memory| memory.saturating_sub(load.memory));
-    if load.exclusive { free.map(|_| DeviceMemory::ZERO) } else { free }
+/// What the largest share that fits now can hold.
+fn free(gpu: &Gpu, load: &GpuLoad, rules: &Admission) -> Option<DeviceMemory> {
+    let memory = gpu.memory.filter(|_| !load.exclusive);
+    let free = memory.map(|memory| rules.total(memory).saturating_sub(load.memory).min(rules.card(memory)));
+    free.or(gpu.memory.map(|_| DeviceMemory::ZERO))
 }
 
-fn row(gpu: &Gpu, load: &GpuLoad) -> [String; 8] {
+fn row(gpu: &Gpu, load: &GpuLoad, rules: &Admission) -> [String; 8] {
     let size = |memory: Option<DeviceMemory>| {
         memory.map_or_else(|| "unknown".to_owned(), |memory| memory.to_string())
     };
@@ -38,14 +41,14 @@ fn row(gpu: &Gpu, load: &GpuLoad) -> [String; 8] {
         gpu.model.clone(),
         size(gpu.memory),
         load.memory.to_string(),
-        size(free(gpu, load)),
+        size(free(gpu, load, rules)),
         format!("{}%", load.cores),
         shares,
         gpu.uuid.to_string(),
     ]
 }
 
-fn entry(gpu: &Gpu, load: &GpuLoad) -> Value {
+fn entry(gpu: &Gpu, load: &GpuLoad, rules: &Admission) -> Value {
     json!({
         "index": gpu.index,
         "uuid": gpu.uuid.to_string(),
@@ -53,7 +56,7 @@ fn entry(gpu: &Gpu, load: &GpuLoad) -> Value {
         "model": gpu.model,
         "memory_bytes": gpu.memory.map(DeviceMemory::bytes),
         "granted_bytes": load.memory.bytes(),
-        "free_bytes": free(gpu, load).map(DeviceMemory::bytes),
+        "free_bytes": free(gpu, load, rules).map(DeviceMemory::bytes),
         "granted_cores": load.cores,
         "shares": load.leases,
         "exclusive": load.exclusive,

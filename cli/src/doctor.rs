@@ -170,7 +170,8 @@ fn quota(config: &Config) -> Vec<Finding> {
         Err(error) => return vec![failure("state folder", one_line(&error))],
     };
     let mut findings = vec![ok("state folder", state.path().display().to_string())];
-    let leases = Store::open(state.path()).and_then(|store| store.leases());
+    let leases =
+        Store::open(state.path()).and_then(|store| store.check_writable().and_then(|()| store.leases()));
     findings.push(match leases {
         Err(error) => failure("quota store", one_line(&error)),
         Ok(leases) => {

@@ -87,15 +87,21 @@ pub fn release(id: &str, root: Option<&str>, force: bool) -> Result<()> {
             short(id)
         );
     }
-    store.release(&lease.key, ReleaseReason::Forced)?;
+    store.release(lease.id, &lease.key, ReleaseReason::Forced)?;
     Region::of(state.path(), lease.id).remove();
     Ok(())
 }
 
 fn find(store: &Store, id: &str, root: Option<&str>) -> Result<Lease> {
-    let fits =
-        |lease: &Lease| lease.key.container.starts_with(id) && root.is_none_or(|root| lease.key.root == root);
-    let mut found: Vec<Lease> = store.leases()?.into_iter().filter(fits).collect();
+    let begins = |lease: &Lease| {
+        !id.is_empty()
+            && lease.key.container.starts_with(id)
+            && root.is_none_or(|root| lease.key.root == root)
+    };
+    let mut found: Vec<Lease> = store.leases()?.into_iter().filter(begins).collect();
+    if found.iter().any(|lease| lease.key.container == id) {
+        found.retain(|lease| lease.key.container == id);
+    }
     match (found.pop(), found.len()) {
         (Some(lease), 0) => Ok(lease),
         (Some(_), _) => {

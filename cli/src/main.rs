@@ -124,6 +124,12 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<ExitCode> {
+    // Only root may read the state of the node; `doctor` says so itself, and settings are everybody's to read.
+    let everybodys = matches!(command, Command::Config(_) | Command::Doctor { .. });
+    anyhow::ensure!(
+        everybodys || nix::unistd::geteuid().is_root(),
+        "only root may look at the node's shares: use sudo"
+    );
     match command {
         Command::Devices { output } => devices::devices(output.json)?,
         Command::Ps { output } => leases::ps(output.json)?,

@@ -8,7 +8,7 @@ use gpushare_quota::{StateFolder, Store};
 /// The node's inventory. A cache that does not fit is renewed first, so that no command shows yesterday's GPUs.
 pub fn inventory(config: &Config, state: &StateFolder) -> Result<Node> {
     let node = Node::open(&config.roots)?;
-    let known = Totals::load(&Totals::path(state.path()))?;
+    let known = Totals::load(&Totals::path(state.path()));
     let boot = boot_id()?;
     let totals = match known.filter(|totals| totals.fits(&boot, &node.driver.version, &node.gpus)) {
         Some(totals) => totals,

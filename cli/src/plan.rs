@@ -8,7 +8,7 @@ use gpushare_config::Config;
 use gpushare_inject::{Bundle, Image, Plan, Programs};
 use gpushare_inventory::Node;
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, LeaseState};
-use gpushare_request::Request;
+use gpushare_request::{Container, Request};
 use serde_json::{Value, json};
 
 use crate::{node, table};
@@ -17,14 +17,14 @@ use crate::{node, table};
 /// the bundle nor the store is changed.
 pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let config = Config::load()?;
-    let bundle = Bundle::open(path)?;
-    let Some(request) = gpushare_request::read(&bundle.container()?, &config.request)? else {
+    let bundle = Bundle::open(path, None)?;
+    let json = bundle.json()?;
+    let Some(request) = gpushare_request::read(&Container::from_json(&json), &config.request)? else {
         return nothing(as_json);
     };
     let (state, store) = node::store(&config)?;
     let node = node::inventory(&config, &state)?;
     let lease = lease(&request, store.preview(&request, &node.gpus, &config.quota)?)?;
-    let json = bundle.json()?;
     let root = bundle.root(&json);
     let programs = Programs {
         hook: &config.paths.hook,
@@ -32,7 +32,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
         state: state.path(),
         extra_mounts: &config.mounts,
     };
-    let plan = Plan::new(&request, &lease, &node, &programs, &Image::look(&root)?)?;
+    let plan = Plan::new(&request, &lease, &node, &programs, &Image::look(&root, &json)?)?;
     Image::check(&root, &json, plan.targets())?;
     if as_json {
         let grants: Vec<Value> = lease.grants.iter().map(grant).collect();

@@ -158,6 +158,23 @@ pub(crate) fn merge(files: &[PathBuf]) -> Result<File, ConfigError> {
     File::deserialize(merged).map_err(|error| mistake(shipped(), SHIPPED, &error))
 }
 
+/// The shipped settings with the runtimes and the state folder of `files` over them, whatever else is wrong there.
+pub(crate) fn salvage(files: &[PathBuf]) -> Option<File> {
+    let mut merged: Table = toml::from_str(SHIPPED).ok()?;
+    for path in files {
+        let mut table: Table = toml::from_str(&read(path).ok()?).ok()?;
+        for (section, key) in [("runtime", "candidates"), ("paths", "state")] {
+            let found =
+                table.get_mut(section).and_then(Value::as_table_mut).and_then(|table| table.remove(key));
+            let kept = merged.get_mut(section).and_then(Value::as_table_mut);
+            if let (Some(found), Some(kept)) = (found, kept) {
+                kept.insert(key.to_owned(), found);
+            }
+        }
+    }
+    File::deserialize(merged).ok()
+}
+
 pub(crate) fn show(files: &[PathBuf]) -> Result<String, ConfigError> {
     let mut merged: Table = parse(Path::new("gpushare.toml (shipped)"), SHIPPED)?;
     for path in files {
@@ -414,6 +431,20 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         assert!(matches!(merge(&[link]), Err(ConfigError::Unsafe { .. })));
         assert!(merge(&[path]).is_ok());
+    }
+
+    #[test]
+    fn runtimes_and_state_are_saved_from_a_file_with_a_mistake() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.toml");
+        let text = "[runtime]\ncandidates = [\"/usr/bin/crun\"]\n[paths]\nstate = \"/s\"\n[quota]\nplacment = \"spread\"\n";
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(merge(std::slice::from_ref(&path)).is_err());
+        let saved = salvage(std::slice::from_ref(&path)).unwrap().into_config(Path::new("/opt/bin")).unwrap();
+        assert_eq!((saved.runtimes, saved.paths.state), (vec!["/usr/bin/crun".into()], "/s".into()));
+        fs::write(&path, "[runtime\n").unwrap();
+        assert!(salvage(&[path]).is_none());
     }
 
     #[test]

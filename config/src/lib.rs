@@ -87,12 +87,12 @@ impl Config {
         file::merge(&files)?.into_config(&base)
     }
 
-    /// The shipped settings alone, for a call that must go through whatever an administrator wrote.
-    ///
-    /// # Errors
-    /// When the running program's path is not known.
-    pub fn shipped() -> Result<Self, ConfigError> {
-        file::merge(&[])?.into_config(&locate::program_folder()?)
+    /// What can be saved of settings that [`Config::load`] refuses, for calls that must go through all the same: the
+    /// low-level runtimes and the state folder, everything else as shipped. `None` when a file is not even TOML: then
+    /// nobody can tell which runtime made the containers, and another one's `delete` would destroy their state.
+    pub fn salvaged() -> Option<Self> {
+        let files = locate::files().ok()?;
+        file::salvage(&files)?.into_config(&locate::program_folder().ok()?).ok()
     }
 
     /// The files that [`Config::load`] reads, in order.

@@ -23,12 +23,14 @@ pub struct Args {
     pub stage: Stage,
     /// The state folder.
     pub state: PathBuf,
+    /// The lease, which a later one of the same container is not.
+    pub lease: i64,
     /// Whose lease it is.
     pub key: LeaseKey,
 }
 
 impl Args {
-    /// Reads `STAGE --state DIR --root ROOT --id ID`.
+    /// Reads `STAGE --state DIR --lease NUMBER --root ROOT --id ID`.
     ///
     /// # Errors
     /// On anything else: a wrapper of another version wrote it.
@@ -48,11 +50,12 @@ impl Args {
             }
         };
         let state = PathBuf::from(value("--state")?);
+        let lease = value("--lease")?.parse().context("--lease is no number")?;
         let key = LeaseKey { root: value("--root")?, container: value("--id")? };
         if !state.is_absolute() || key.container.is_empty() || words.next().is_some() {
             bail!("unexpected arguments; {REMEDY}");
         }
-        Ok(Self { stage, state, key })
+        Ok(Self { stage, state, lease, key })
     }
 }
 
@@ -69,18 +72,18 @@ mod tests {
 
     #[test]
     fn arguments_are_exactly_those_that_the_wrapper_writes() {
-        let args = parse("poststop --state /run/gpushare --root '' --id abc").unwrap();
-        assert_eq!(
-            (args.stage, args.key.root.as_str(), args.key.container.as_str()),
-            (Stage::Poststop, "", "abc")
-        );
+        let args = parse("poststop --state /run/gpushare --lease 7 --root '' --id abc").unwrap();
+        assert_eq!((args.stage, args.lease, args.key.root.as_str()), (Stage::Poststop, 7, ""));
+        assert_eq!(args.key.container, "abc");
         for line in [
             "",
-            "createContainer --state /s --root /r --id a",
+            "createContainer --state /s --lease 7 --root /r --id a",
             "prestart",
-            "prestart --state s --root /r --id a",
-            "prestart --state /s --root /r --id ''",
-            "prestart --state /s --root /r --id a more",
+            "prestart --state s --lease 7 --root /r --id a",
+            "prestart --state /s --lease x --root /r --id a",
+            "prestart --state /s --root /r --id a",
+            "prestart --state /s --lease 7 --root /r --id ''",
+            "prestart --state /s --lease 7 --root /r --id a more",
             "prestart --root /r --state /s --id a",
         ] {
             assert!(parse(line).is_err(), "{line}");

@@ -8,6 +8,7 @@ mod args;
 mod sanitise;
 mod stage;
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -17,7 +18,8 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("gpushare-hook: {}", gpushare_inject::one_line(error.as_ref()));
+            // A stderr that nobody can write to is no second failure.
+            let _ = writeln!(io::stderr(), "gpushare-hook: {}", gpushare_inject::one_line(error.as_ref()));
             ExitCode::FAILURE
         }
     }

@@ -24,7 +24,7 @@ pub fn prestart(args: &Args, state: &[u8]) -> Result<()> {
     let holder = Holder::init(pid)?;
     let folder = StateFolder::open(&args.state)?;
     let store = Store::open(folder.path())?;
-    if !store.activate(&args.key, &holder)? {
+    if !store.activate(args.lease, &args.key, &holder)? {
         bail!("container {container} holds no share (any more); start it anew");
     }
     Ok(())
@@ -37,8 +37,7 @@ pub fn prestart(args: &Args, state: &[u8]) -> Result<()> {
 pub fn poststop(args: &Args) -> Result<()> {
     let folder = StateFolder::open(&args.state)?;
     let store = Store::open(folder.path())?;
-    let Some(lease) = store.lease(&args.key)? else { return Ok(()) };
-    store.release(&args.key, ReleaseReason::Ended)?;
-    Region::of(folder.path(), lease.id).remove();
+    store.release(args.lease, &args.key, ReleaseReason::Ended)?;
+    Region::of(folder.path(), args.lease).remove();
     Ok(())
 }

@@ -5,7 +5,6 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use gpushare_request::Container;
 use nix::fcntl::OFlag;
 use serde_json::Value;
 
@@ -19,6 +18,8 @@ const MAX_CONFIG_BYTES: u64 = 16 << 20;
 #[derive(Debug)]
 pub struct Bundle {
     path: PathBuf,
+    /// config.json, or what crun's `--config` names instead.
+    config: PathBuf,
     text: Vec<u8>,
     mode: u32,
 }
@@ -67,15 +68,16 @@ pub enum BundleError {
 }
 
 impl Bundle {
-    /// Reads the bundle's config.json.
+    /// Reads the configuration of the bundle at `path`: its config.json, or another file where the caller names one.
     ///
     /// # Errors
     /// When there is none, or it is no regular file of a sane size.
-    pub fn open(path: &Path) -> Result<Self, BundleError> {
+    pub fn open(path: &Path, config: Option<&Path>) -> Result<Self, BundleError> {
+        let config = path.join(config.unwrap_or(Path::new("config.json")));
         let no_config = |source| BundleError::NoConfig { path: path.into(), source };
         // O_NONBLOCK: a FIFO in place of the file must not hang the engine.
         let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-        let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path.join("config.json"));
+        let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(&config);
         let mut file = file.map_err(no_config)?;
         let metadata = file.metadata().map_err(no_config)?;
         if !metadata.is_file() || metadata.nlink() != 1 || metadata.len() > MAX_CONFIG_BYTES {
@@ -83,15 +85,7 @@ impl Bundle {
         }
         let mut text = Vec::new();
         Read::by_ref(&mut file).take(MAX_CONFIG_BYTES).read_to_end(&mut text).map_err(no_config)?;
-        Ok(Self { path: path.into(), text, mode: metadata.mode() & 0o7777 })
-    }
-
-    /// The part that requests are read from.
-    ///
-    /// # Errors
-    /// When the file is not JSON of the right form.
-    pub fn container(&self) -> Result<Container, BundleError> {
-        serde_json::from_slice(&self.text).map_err(|source| self.malformed(source))
+        Ok(Self { path: path.into(), config, text, mode: metadata.mode() & 0o7777 })
     }
 
     /// The whole file, every field and number as written.
@@ -124,8 +118,7 @@ impl Bundle {
         let temporary = self.path.join(format!(".config.json.gpushare.{}", std::process::id()));
         let _ = fs::remove_file(&temporary); // of a killed process that had our pid
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-        let written =
-            self.fill(file, text).and_then(|()| fs::rename(&temporary, self.path.join("config.json")));
+        let written = self.fill(file, text).and_then(|()| fs::rename(&temporary, &self.config));
         if written.is_err() {
             let _ = fs::remove_file(&temporary);
         }
@@ -134,7 +127,7 @@ impl Bundle {
 
     fn fill(&self, mut file: File, text: &[u8]) -> std::io::Result<()> {
         file.write_all(text)?;
-        let owner = fs::metadata(self.path.join("config.json"))?;
+        let owner = fs::metadata(&self.config)?;
         std::os::unix::fs::fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
         file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(self.mode))
     }
@@ -154,29 +147,29 @@ mod tests {
     fn only_a_regular_file_with_one_name_is_a_config() {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("config.json");
-        assert!(matches!(Bundle::open(folder.path()), Err(BundleError::NoConfig { .. })));
+        assert!(matches!(Bundle::open(folder.path(), None), Err(BundleError::NoConfig { .. })));
         fs::write(folder.path().join("other"), "{}").unwrap();
         symlink("other", &config).unwrap();
-        assert!(matches!(Bundle::open(folder.path()), Err(BundleError::NoConfig { .. })));
+        assert!(matches!(Bundle::open(folder.path(), None), Err(BundleError::NoConfig { .. })));
         fs::remove_file(&config).unwrap();
         fs::hard_link(folder.path().join("other"), &config).unwrap();
-        assert!(matches!(Bundle::open(folder.path()), Err(BundleError::OddConfig { .. })));
+        assert!(matches!(Bundle::open(folder.path(), None), Err(BundleError::OddConfig { .. })));
         fs::remove_file(&config).unwrap();
         nix::unistd::mkfifo(&config, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert!(matches!(Bundle::open(folder.path()), Err(BundleError::OddConfig { .. })));
+        assert!(matches!(Bundle::open(folder.path(), None), Err(BundleError::OddConfig { .. })));
         fs::remove_file(&config).unwrap();
         fs::create_dir(&config).unwrap();
-        assert!(matches!(Bundle::open(folder.path()), Err(BundleError::OddConfig { .. })));
+        assert!(matches!(Bundle::open(folder.path(), None), Err(BundleError::OddConfig { .. })));
     }
 
     #[test]
     fn what_is_no_configuration_is_refused_with_its_place() {
         let folder = tempfile::tempdir().unwrap();
         let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
-        for text in ["", "not json", "1", r#"{"annotations": 1}"#, r#"{"process": {"env": {}}}"#, &deep] {
+        for text in ["", "not json", "{", r#"{"a": 1,}"#, &deep] {
             fs::write(folder.path().join("config.json"), text).unwrap();
-            let bundle = Bundle::open(folder.path()).unwrap();
-            assert!(matches!(bundle.container(), Err(BundleError::Malformed { .. })), "{text:.20}");
+            let bundle = Bundle::open(folder.path(), None).unwrap();
+            assert!(matches!(bundle.json(), Err(BundleError::Malformed { .. })), "{text:.20}");
         }
     }
 }

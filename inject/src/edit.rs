@@ -20,12 +20,12 @@ pub enum EditError {
     },
     /// A whole GPU beside a share.
     #[error(
-        "device {path} is a GPU that the container's share does not cover; leave out --device, or ask for that GPU with \
+        "{what} is of a GPU that the container's share does not cover; leave it out, or ask for that GPU with \
          GPUSHARE_DEVICES"
     )]
     OtherGpu {
-        /// The node.
-        path: String,
+        /// The node or rule.
+        what: String,
     },
     /// A plan's part that JSON cannot hold.
     #[error("the plan cannot be written as JSON")]
@@ -40,6 +40,10 @@ const FIRST_CONTROL_MINOR: u64 = 254;
 pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     let privileged = is_privileged(json);
     let user_namespace = has_user_namespace(json);
+    if !json.is_object() {
+        return Err(EditError::Kind { field: "config.json", kind: "an object" });
+    }
+    take_back(json, plan);
     if !privileged {
         refuse_other_gpus(json, plan)?;
     }
@@ -52,9 +56,9 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     }
     let resources = object_in(linux, "resources", "linux.resources")?;
     let rules = list(resources, "devices", "linux.resources.devices")?;
-    if rules.is_empty() {
-        // Without any rule crun allows every device.
-        rules.push(json!({"allow": false, "access": "rwm"}));
+    if !privileged && !rules.first().is_some_and(denies_all) {
+        // Without it crun allows every device.
+        rules.insert(0, json!({"allow": false, "access": "rwm"}));
     }
     for rule in &plan.device_rules {
         let rule = value(rule)?;
@@ -70,6 +74,30 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     hooks(json, plan)?;
     groups(json, &plan.additional_gids)?;
     environment(json)
+}
+
+/// Takes an earlier plan of ours out of a bundle that was run before and not written anew: its GPU may be somebody
+/// else's by now. Only what a plan adds is taken, so a bundle that merely imitates our hook loses nothing it may keep.
+fn take_back(json: &mut Value, plan: &Plan) {
+    let hooks = json.pointer("/hooks/prestart").and_then(Value::as_array).into_iter().flatten();
+    let ours = value(&plan.prestart).unwrap_or_default();
+    if !hooks.into_iter().any(|hook| same_hook(hook, &ours)) {
+        return;
+    }
+    let is_gpu = |device: &Value| device.get("major").and_then(Value::as_u64) == Some(NVIDIA_MAJOR);
+    let lists = [
+        ("/linux/devices", &is_gpu as &dyn Fn(&Value) -> bool),
+        ("/linux/resources/devices", &is_gpu),
+        ("/mounts", &|mount| {
+            let target = mount.get("destination").and_then(Value::as_str).unwrap_or_default();
+            target.starts_with("/usr/lib/gpushare/") || target.starts_with("/dev/nvidia")
+        }),
+    ];
+    for (pointer, is_ours) in lists {
+        if let Some(list) = json.pointer_mut(pointer).and_then(Value::as_array_mut) {
+            list.retain(|entry| !is_ours(entry));
+        }
+    }
 }
 
 fn hooks(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
@@ -137,29 +165,52 @@ fn environment(json: &mut Value) -> Result<(), EditError> {
     Ok(())
 }
 
-/// A GPU that somebody put into the bundle beside the share (`--device`, CDI) would be usable without a limit.
+/// A GPU that somebody put into the bundle beside the share (`--device`, `--device-cgroup-rule`, CDI) would be usable
+/// without a limit.
 fn refuse_other_gpus(json: &Value, plan: &Plan) -> Result<(), EditError> {
-    let granted: Vec<i64> = plan.devices.iter().map(|device| device.minor()).collect();
-    let devices = json.pointer("/linux/devices").and_then(Value::as_array).into_iter().flatten();
-    for device in devices {
-        let number = |field: &str| device.get(field).and_then(Value::as_u64);
-        let (Some(NVIDIA_MAJOR), Some(minor)) = (number("major"), number("minor")) else { continue };
-        if minor < FIRST_CONTROL_MINOR && !granted.iter().any(|granted| u64::try_from(*granted) == Ok(minor))
-        {
+    let granted = |minor: u64| plan.devices.iter().any(|device| u64::try_from(device.minor()) == Ok(minor));
+    let entries = |pointer| json.pointer(pointer).and_then(Value::as_array).into_iter().flatten();
+    let of_nvidia = |entry: &&Value| entry.get("major").and_then(Value::as_u64) == Some(NVIDIA_MAJOR);
+    let minor = |entry: &Value| entry.get("minor").and_then(Value::as_u64);
+    for device in entries("/linux/devices").filter(of_nvidia) {
+        if minor(device).is_some_and(|minor| minor < FIRST_CONTROL_MINOR && !granted(minor)) {
             let path = device.get("path").and_then(Value::as_str).unwrap_or_default();
-            return Err(EditError::OtherGpu { path: path.escape_debug().to_string() });
+            return Err(EditError::OtherGpu { what: format!("device {}", path.escape_debug()) });
+        }
+    }
+    for rule in entries("/linux/resources/devices").filter(of_nvidia).filter(|rule| lets_use(rule)) {
+        // Without a minor, or with -1, the rule is for all of them.
+        if minor(rule).is_none_or(|minor| minor < FIRST_CONTROL_MINOR && !granted(minor)) {
+            let minor = minor(rule).map_or_else(|| "*".to_owned(), |minor| minor.to_string());
+            return Err(EditError::OtherGpu { what: format!("device rule c {NVIDIA_MAJOR}:{minor}") });
         }
     }
     Ok(())
 }
 
-/// Whether the bundle allows every device anyway. Such a container is root on the host for every purpose.
+/// Whether a rule allows more than making a node.
+fn lets_use(rule: &Value) -> bool {
+    let access = rule.get("access").and_then(Value::as_str).unwrap_or("rwm");
+    rule.get("allow") == Some(&Value::Bool(true)) && access.contains(['r', 'w'])
+}
+
+/// Whether a rule names neither a major nor a minor number.
+fn is_for_all(rule: &Value) -> bool {
+    let number = |field: &str| rule.get(field).and_then(Value::as_i64).filter(|number| *number >= 0);
+    number("major").is_none() && number("minor").is_none()
+}
+
+fn denies_all(rule: &Value) -> bool {
+    let kind = rule.get("type").and_then(Value::as_str).unwrap_or("a");
+    rule.get("allow") == Some(&Value::Bool(false)) && matches!(kind, "a" | "") && is_for_all(rule)
+}
+
+/// Whether the bundle allows every character device anyway. Such a container is root on the host for every purpose.
 pub fn is_privileged(json: &Value) -> bool {
     let rules = json.pointer("/linux/resources/devices").and_then(Value::as_array).into_iter().flatten();
-    rules.filter(|rule| rule.get("allow") == Some(&Value::Bool(true))).any(|rule| {
+    rules.filter(|rule| lets_use(rule)).any(|rule| {
         let kind = rule.get("type").and_then(Value::as_str).unwrap_or("a");
-        let number = |field: &str| rule.get(field).and_then(Value::as_i64).filter(|number| *number >= 0);
-        matches!(kind, "a" | "") && number("major").is_none() && number("minor").is_none()
+        matches!(kind, "a" | "" | "c") && is_for_all(rule)
     })
 }
 
@@ -171,12 +222,10 @@ fn has_user_namespace(json: &Value) -> bool {
     own || mapped
 }
 
-/// Replaces the entry with the same `field`, else appends.
+/// Puts an entry last, in place of those with the same `field`: what comes later in a list of mounts lies on top.
 fn put(list: &mut Vec<Value>, field: &str, entry: Value) {
-    match list.iter_mut().find(|other| other.get(field) == entry.get(field)) {
-        Some(other) => *other = entry,
-        None => list.push(entry),
-    }
+    list.retain(|other| other.get(field) != entry.get(field));
+    list.push(entry);
 }
 
 fn value(part: &impl serde::Serialize) -> Result<Value, EditError> {

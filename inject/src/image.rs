@@ -12,11 +12,15 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{SFlag, fstat};
 use serde_json::Value;
 
+mod copies;
+
 /// The image's side of the plan.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Image {
     /// The folder that the image's loader searches without a cache.
     pub library_folder: PathBuf,
+    /// Driver libraries that the image brings along (cuda-compat, a committed container), by their paths in it.
+    pub driver_copies: Vec<PathBuf>,
 }
 
 /// Why nothing can be put into this container.
@@ -61,52 +65,60 @@ const FOLDERS: [(&str, &str); 5] = [
 ];
 
 impl Image {
-    /// Looks at the root folder.
+    /// Looks at the root folder of the bundle with this config.json.
     ///
     /// # Errors
     /// When it cannot be opened.
-    pub fn look(root: &Path) -> Result<Self, ImageError> {
+    pub fn look(root: &Path, json: &Value) -> Result<Self, ImageError> {
         let root = open_root(root)?;
         let found = FOLDERS.iter().find(|(folder, _)| {
             let seen = seen(&root, Path::new(folder));
             seen.is_some_and(|(kind, resolved)| kind == SFlag::S_IFDIR && !is_kernel_tree(&resolved))
         });
-        Ok(Self { library_folder: PathBuf::from(found.map_or("/usr/lib", |(_, folder)| folder)) })
+        let library_folder = PathBuf::from(found.map_or("/usr/lib", |(_, folder)| folder));
+        Ok(Self { library_folder, driver_copies: copies::find(&root, json) })
     }
 
-    /// Checks that each target can take a file, and that no volume of the bundle lies over it.
+    /// Checks that each target can take what is mounted there (a folder where the second part says so), and that no
+    /// volume of the bundle lies over it.
     ///
     /// # Errors
     /// Names the first target that cannot.
     pub fn check<'a>(
         root: &Path,
         json: &Value,
-        targets: impl Iterator<Item = &'a Path>,
+        targets: impl Iterator<Item = (&'a Path, bool)>,
     ) -> Result<(), ImageError> {
         let root = open_root(root)?;
-        let volumes = volumes(json);
-        for target in targets {
-            let relative = target.strip_prefix("/").unwrap_or(target);
-            let resolved = match seen(&root, relative) {
-                None => parent_seen(&root, relative),
-                Some((SFlag::S_IFREG | SFlag::S_IFDIR, resolved)) => resolved,
-                Some(_) => {
-                    return Err(ImageError::BadTarget { target: target.into(), what: "a special file" });
-                }
-            };
-            if is_kernel_tree(&resolved) {
-                return Err(ImageError::BadTarget {
-                    target: target.into(),
-                    what: "a link out of its file system",
-                });
+        let volumes: Vec<_> =
+            volumes(json).into_iter().map(|volume| (place(&root, &volume), volume)).collect();
+        for (target, is_folder) in targets {
+            let bad = |what| ImageError::BadTarget { target: target.into(), what };
+            match seen(&root, relative(target)) {
+                None => {}
+                Some((SFlag::S_IFDIR, _)) if is_folder => {}
+                Some((SFlag::S_IFREG, _)) if !is_folder => {}
+                Some((SFlag::S_IFDIR, _)) => return Err(bad("a folder")),
+                Some(_) => return Err(bad("a special file")),
             }
-            let hides = |volume: &&PathBuf| target.starts_with(volume) || resolved.starts_with(volume);
-            if let Some(volume) = volumes.iter().find(hides).filter(|volume| volume.as_path() != target) {
+            let resolved = place(&root, target);
+            if is_kernel_tree(&resolved) {
+                return Err(bad("a link out of its file system"));
+            }
+            let hides = |(place, written): &&(PathBuf, PathBuf)| {
+                let over = target.starts_with(written) || resolved.starts_with(place);
+                over && *place != resolved && written != target
+            };
+            if let Some((_, volume)) = volumes.iter().find(hides) {
                 return Err(ImageError::Hidden { target: target.into(), volume: volume.clone() });
             }
         }
         Ok(())
     }
+}
+
+fn relative(path: &Path) -> &Path {
+    path.strip_prefix("/").unwrap_or(path)
 }
 
 fn open_root(root: &Path) -> Result<File, ImageError> {
@@ -134,10 +146,15 @@ fn seen(root: &File, path: &Path) -> Option<(SFlag, PathBuf)> {
     Some((kind, inner_path(root, &fd)?))
 }
 
-/// Where a file that does not exist yet would be made: its nearest existing folder.
-fn parent_seen(root: &File, path: &Path) -> PathBuf {
-    let existing = path.ancestors().skip(1).find_map(|folder| seen(root, folder));
-    existing.map(|(_, resolved)| resolved).unwrap_or_default()
+/// Where `path` lies inside the root once links are followed; what does not exist yet lies below its nearest existing
+/// folder.
+fn place(root: &File, path: &Path) -> PathBuf {
+    let path = relative(path);
+    let existing = path.ancestors().find_map(|folder| Some((folder, seen(root, folder)?.1)));
+    match existing {
+        Some((folder, resolved)) => resolved.join(path.strip_prefix(folder).unwrap_or(Path::new(""))),
+        None => Path::new("/").join(path),
+    }
 }
 
 fn resolve(root: &File, path: &Path) -> Result<OwnedFd, Errno> {
@@ -180,7 +197,7 @@ mod tests {
     }
 
     fn folder(root: &Path) -> PathBuf {
-        Image::look(root).unwrap().library_folder
+        Image::look(root, &json!({})).unwrap().library_folder
     }
 
     #[test]
@@ -213,13 +230,23 @@ mod tests {
     fn targets_must_be_able_to_take_a_file() {
         let root = image(&["usr/lib", "proc"]);
         let target = Path::new("/usr/lib/libcuda.so.1");
-        let check = |json: &Value| Image::check(root.path(), json, [target].into_iter());
+        let check = |json: &Value| Image::check(root.path(), json, [(target, false)].into_iter());
         check(&json!({})).unwrap();
         check(&json!({"mounts": [{"destination": "/usr/lib", "type": "tmpfs"}]})).unwrap();
         let volume = json!({"mounts": [{"destination": "/usr", "type": "bind", "source": "/x"}]});
         assert!(matches!(check(&volume), Err(ImageError::Hidden { .. })));
-        let ours = json!({"mounts": [{"destination": "/usr/lib/libcuda.so.1", "options": ["rbind"]}]});
-        check(&ours).unwrap();
+        let own = json!({"destination": "/usr/lib/libcuda.so.1", "options": ["rbind"]});
+        check(&json!({"mounts": [own]})).unwrap();
+        let over = json!({"destination": "/usr/lib/", "options": ["bind"]});
+        assert!(matches!(check(&json!({"mounts": [own, over]})), Err(ImageError::Hidden { .. })));
+        symlink("usr/lib", root.path().join("lib")).unwrap();
+        for written in ["/lib", "/usr/lib/../lib", "/lib/."] {
+            let volume = json!({"mounts": [{"destination": written, "type": "bind"}]});
+            assert!(matches!(check(&volume), Err(ImageError::Hidden { .. })), "{written}");
+        }
+        fs::create_dir(root.path().join("usr/lib/libcuda.so.1")).unwrap();
+        assert!(matches!(check(&json!({})), Err(ImageError::BadTarget { what: "a folder", .. })));
+        fs::remove_dir(root.path().join("usr/lib/libcuda.so.1")).unwrap();
         fs::write(root.path().join("proc/environ"), "").unwrap();
         symlink("/proc/environ", root.path().join("usr/lib/libcuda.so.1")).unwrap();
         assert!(matches!(check(&json!({})), Err(ImageError::BadTarget { .. })));

@@ -23,7 +23,18 @@ pub fn one_line(error: &(dyn Error + 'static)) -> String {
         }
         cause = error.source();
     }
-    line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    let mut line: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    for (words, symbol) in [
+        ("no such file or directory", "ENOENT"),
+        ("permission denied", "EACCES"),
+        ("executable file not found", "ENOENT"),
+    ] {
+        // Libraries write these words into their own messages.
+        while let Some(at) = line.to_ascii_lowercase().find(words) {
+            line.replace_range(at..at + words.len(), symbol);
+        }
+    }
+    line
 }
 
 #[cfg(test)]
@@ -38,5 +49,7 @@ mod tests {
     fn causes_follow_and_the_system_speaks_in_symbols() {
         let error = Outer(io::Error::from_raw_os_error(2));
         assert_eq!(one_line(&error), "cannot read /x: ENOENT");
+        let error = io::Error::other("libx.so: cannot open: No such file or directory");
+        assert_eq!(one_line(&error), "libx.so: cannot open: ENOENT");
     }
 }

@@ -83,6 +83,12 @@ pub enum PlanError {
         /// The file.
         path: PathBuf,
     },
+    /// A mount of the settings has no source.
+    #[error("{path} is missing, which inject.mounts of the settings names; make it, or take the mount out")]
+    NoSource {
+        /// The source.
+        path: PathBuf,
+    },
     /// CUDA needs a node that the driver has not made.
     #[error("/dev/nvidia-uvm is missing, which CUDA needs; create it with `nvidia-modprobe -c 0 -u`")]
     NoUvm,
@@ -115,11 +121,16 @@ impl Plan {
         }
         for library in node.driver.companions(&request.capabilities)? {
             mounts.push(read_only(&library.host_path, &image.library_folder.join(&library.soname))?);
+            let stem = library.soname.split(".so").next().unwrap_or(&library.soname);
+            mounts.extend(covers(image, stem, &library.host_path)?);
         }
         for program in node.driver.programs(&request.capabilities)? {
             mounts.push(read_only(&program.host_path, &Path::new("/usr/bin").join(&program.name))?);
         }
         for extra in programs.extra_mounts {
+            if !extra.source.exists() {
+                return Err(PlanError::NoSource { path: extra.source.clone() });
+            }
             let access = if extra.writable { "rw" } else { "ro" };
             mounts.push(bind(&extra.source, &extra.destination, &[access, "nosuid", "nodev", "noexec"])?);
         }
@@ -138,9 +149,12 @@ impl Plan {
         })
     }
 
-    /// Where the plan puts files in the container.
-    pub fn targets(&self) -> impl Iterator<Item = &Path> {
-        self.mounts.iter().map(|mount| mount.destination().as_path())
+    /// Where the plan puts something in the container, and whether that is a folder.
+    pub fn targets(&self) -> impl Iterator<Item = (&Path, bool)> {
+        self.mounts.iter().map(|mount| {
+            let is_folder = mount.source().as_ref().is_some_and(|source| source.is_dir());
+            (mount.destination().as_path(), is_folder)
+        })
     }
 }
 
@@ -183,11 +197,21 @@ fn interception(
         for name in names(stem, &node.driver.version) {
             mounts.push(read_only(&ours, &image.library_folder.join(name))?);
         }
+        mounts.extend(covers(image, stem, &ours)?);
     }
     let region = Region::of(programs.state, lease.id);
     mounts.push(bind(&region.limits(), &c_path(inner::LIMITS), &["ro", "nosuid", "nodev", "noexec"])?);
     mounts.push(bind(&region.usage(), &c_path(inner::USAGE), &["rw", "nosuid", "nodev", "noexec"])?);
     Ok(mounts)
+}
+
+/// `file` over each copy of the library that the image brings along, wherever its loader may look first.
+fn covers(image: &Image, stem: &str, file: &Path) -> Result<Vec<Mount>, OciSpecError> {
+    let copies = image.driver_copies.iter().filter(|copy| {
+        let name = copy.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.strip_prefix(stem).is_some_and(|rest| rest == ".so" || rest.starts_with(".so."))
+    });
+    copies.map(|copy| read_only(file, copy)).collect()
 }
 
 /// A whole card has nothing to intercept: the driver's libraries under their own names.
@@ -280,7 +304,19 @@ fn hook(stage: &str, lease: &Lease, programs: &Programs) -> Result<Hook, PlanErr
     let path = installed(programs.hook.to_path_buf(), "hook")?;
     let state = programs.state.to_string_lossy().into_owned();
     let key = &lease.key;
-    let arguments = ["gpushare-hook", stage, "--state", &state, "--root", &key.root, "--id", &key.container];
+    let lease = lease.id.to_string();
+    let arguments = [
+        "gpushare-hook",
+        stage,
+        "--state",
+        &state,
+        "--lease",
+        &lease,
+        "--root",
+        &key.root,
+        "--id",
+        &key.container,
+    ];
     Ok(HookBuilder::default()
         .path(path)
         .args(arguments.map(str::to_owned).to_vec())

@@ -44,11 +44,6 @@ impl Region {
         Self(state.join("regions").join(lease_id.to_string()))
     }
 
-    /// The folder.
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-
     /// The read-only file.
     pub fn limits(&self) -> PathBuf {
         self.0.join("limits")
@@ -65,20 +60,26 @@ impl Region {
     /// When any of it cannot be made; nothing is left then.
     pub fn create(&self, lease: &Lease) -> Result<(), RegionError> {
         let limits = encode_limits(&limits(lease)).map_err(|TooManyDevices| RegionError::TooManyDevices)?;
+        let io = |source| RegionError::Io { path: self.0.clone(), source };
+        // A folder that is there already is somebody else's: it is not taken away.
+        self.make_folder().map_err(io)?;
         self.fill(&limits).map_err(|source| {
             self.remove();
-            RegionError::Io { path: self.0.clone(), source }
+            io(source)
         })
     }
 
-    fn fill(&self, limits: &[u8]) -> std::io::Result<()> {
+    fn make_folder(&self) -> std::io::Result<()> {
         if let Some(parent) = self.0.parent() {
             match DirBuilder::new().mode(0o700).create(parent) {
                 Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
                 _ => {}
             }
         }
-        DirBuilder::new().mode(0o700).create(&self.0)?;
+        DirBuilder::new().mode(0o700).create(&self.0)
+    }
+
+    fn fill(&self, limits: &[u8]) -> std::io::Result<()> {
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
         let options = format!("size={SIZE},nr_inodes=4,mode=0700");
         mount(Some("gpushare"), &self.0, Some("tmpfs"), flags, Some(options.as_str()))?;

@@ -1,7 +1,6 @@
 //! Device memory as a number of bytes, and how it is shown to people.
 
 use std::fmt;
-use std::iter::Sum;
 
 /// Device memory in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -16,25 +15,14 @@ impl DeviceMemory {
         Self(bytes)
     }
 
-    /// `mib` mebibytes; `None` when the product exceeds `u64`.
-    pub const fn from_mib(mib: u64) -> Option<Self> {
-        match mib.checked_mul(1 << 20) {
-            Some(bytes) => Some(Self(bytes)),
-            None => None,
-        }
-    }
-
     /// The number of bytes.
     pub const fn bytes(self) -> u64 {
         self.0
     }
 
-    /// The sum, or `None` when it exceeds `u64`.
-    pub const fn checked_add(self, other: Self) -> Option<Self> {
-        match self.0.checked_add(other.0) {
-            Some(bytes) => Some(Self(bytes)),
-            None => None,
-        }
+    /// The sum; one that exceeds `u64` saturates, and can only be refused by whoever compares it with a capacity.
+    pub const fn saturating_add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
     }
 
     /// The difference, or nothing when `other` is larger.
@@ -46,13 +34,6 @@ impl DeviceMemory {
     pub fn percent(self, percent: u8) -> Self {
         let bytes = u128::from(self.0) * u128::from(percent) / 100;
         Self(u64::try_from(bytes).unwrap_or(u64::MAX))
-    }
-}
-
-impl Sum for DeviceMemory {
-    /// Saturates: a sum that exceeds `u64` can only be refused by whoever compares it with a capacity.
-    fn sum<I: Iterator<Item = Self>>(sizes: I) -> Self {
-        Self(sizes.fold(0, |sum, size| sum.saturating_add(size.0)))
     }
 }
 
@@ -94,9 +75,7 @@ mod tests {
     fn percent_and_sums_never_overflow() {
         assert_eq!(DeviceMemory::from_bytes(u64::MAX).percent(100).bytes(), u64::MAX);
         assert_eq!(DeviceMemory::from_bytes(10).percent(25).bytes(), 2);
-        let sum: DeviceMemory =
-            [DeviceMemory::from_bytes(u64::MAX), DeviceMemory::from_bytes(1)].into_iter().sum();
-        assert_eq!(sum.bytes(), u64::MAX);
-        assert_eq!(DeviceMemory::from_mib(u64::MAX), None);
+        let most = DeviceMemory::from_bytes(u64::MAX);
+        assert_eq!(most.saturating_add(most), most);
     }
 }

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -35,25 +34,12 @@ pub struct GpuTotals {
     pub memory_bytes: u64,
 }
 
-/// Why the cache could not be read or written.
+/// Why the cache could not be written.
 #[derive(Debug, thiserror::Error)]
-pub enum TotalsError {
-    /// The file could not be read or written.
-    #[error("inventory cache {path}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// The file is damaged.
-    #[error("inventory cache {path} is damaged: run `gpushare inventory refresh`")]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What the parser said.
-        source: serde_json::Error,
-    },
+#[error("cannot write the inventory cache {path}")]
+pub struct TotalsError {
+    path: PathBuf,
+    source: std::io::Error,
 }
 
 impl Totals {
@@ -62,19 +48,10 @@ impl Totals {
         state.join("inventory.json")
     }
 
-    /// Reads the cache; `None` when there is none yet.
-    ///
-    /// # Errors
-    /// When the file exists and is unreadable or damaged.
-    pub fn load(path: &Path) -> Result<Option<Self>, TotalsError> {
-        let bytes = match fs::read(path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(TotalsError::Io { path: path.into(), source }),
-        };
-        let totals = serde_json::from_slice(&bytes)
-            .map_err(|source| TotalsError::Damaged { path: path.into(), source })?;
-        Ok(Some(totals))
+    /// Reads the cache; `None` when there is none yet, or one that nobody can read: it is only a cache, and is made
+    /// anew then.
+    pub fn load(path: &Path) -> Option<Self> {
+        fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok())
     }
 
     /// Writes the cache by rename, so that no reader sees half of it.
@@ -82,12 +59,14 @@ impl Totals {
     /// # Errors
     /// When the state folder cannot be written.
     pub fn store(&self, path: &Path) -> Result<(), TotalsError> {
-        let io = |source| TotalsError::Io { path: path.into(), source };
-        let text = serde_json::to_vec_pretty(self)
-            .map_err(|source| TotalsError::Damaged { path: path.into(), source })?;
+        let io = |source| TotalsError { path: path.into(), source };
+        let text = serde_json::to_vec_pretty(self).map_err(|error| io(error.into()))?;
         let temporary = path.with_extension(format!("json.{}", std::process::id()));
-        fs::write(&temporary, text).map_err(io)?;
-        fs::rename(&temporary, path).map_err(io)
+        let written = fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, path));
+        written.map_err(|source| {
+            let _ = fs::remove_file(&temporary);
+            io(source)
+        })
     }
 
     /// Whether the cache speaks of this boot, this driver and exactly these GPUs.

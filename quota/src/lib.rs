@@ -11,9 +11,10 @@ mod place;
 mod schema;
 mod state;
 mod store;
+mod turn;
 
 pub use holder::{Holder, HolderError};
 pub use lease::{Grant, Lease, LeaseKey, LeaseState, PastLease, ReleaseReason};
 pub use place::{Admission, GpuLoad, Placement, Refusal, place};
 pub use state::{StateError, StateFolder};
-pub use store::{Reservation, ReserveError, Store, StoreError};
+pub use store::{Loads, Reservation, ReserveError, Store, StoreError};

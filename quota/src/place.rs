@@ -29,6 +29,19 @@ impl Default for Admission {
     }
 }
 
+impl Admission {
+    /// What one lease may hold of a GPU with this much memory.
+    pub fn card(&self, memory: DeviceMemory) -> DeviceMemory {
+        memory.saturating_sub(self.reserve)
+    }
+
+    /// What all leases together may hold of a GPU with this much memory.
+    pub fn total(&self, memory: DeviceMemory) -> DeviceMemory {
+        let bytes = u128::from(self.card(memory).bytes()) * u128::from(self.memory_percent) / 100;
+        DeviceMemory::from_bytes(u64::try_from(bytes).unwrap_or(u64::MAX))
+    }
+}
+
 /// Which GPU is taken when several fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
@@ -50,6 +63,24 @@ pub struct GpuLoad {
     pub leases: u64,
     /// Whether one of them is exclusive.
     pub exclusive: bool,
+}
+
+impl GpuLoad {
+    /// Adds one lease's grant.
+    pub(crate) fn add(&mut self, grant: &Grant, exclusive: bool) {
+        self.memory = self.memory.saturating_add(grant.memory);
+        self.cores += grant.cores.map_or(0, |cores| u64::from(cores.percent()));
+        self.leases += 1;
+        self.exclusive |= exclusive;
+    }
+
+    /// Takes one lease's grant away. An exclusive lease was the only one.
+    pub(crate) fn remove(&mut self, grant: &Grant) {
+        self.memory = self.memory.saturating_sub(grant.memory);
+        self.cores = self.cores.saturating_sub(grant.cores.map_or(0, |cores| u64::from(cores.percent())));
+        self.leases = self.leases.saturating_sub(1);
+        self.exclusive = false;
+    }
 }
 
 /// Why a request is not granted, in words for the user who asked.
@@ -143,8 +174,10 @@ pub enum Refusal {
         selector: String,
     },
     /// An explicit GPU whose model is excluded, or no model fits.
-    #[error("no GPU of this node fits the model filter; it has {here}")]
+    #[error("no GPU of this node fits the model filter {filter:?}; it has {here}")]
     Model {
+        /// As the user wrote it.
+        filter: String,
         /// The models there are.
         here: String,
     },
@@ -163,13 +196,20 @@ pub enum Refusal {
 struct Candidate<'a> {
     gpu: &'a Gpu,
     load: GpuLoad,
-    /// All that leases may hold together.
+    /// All that one lease may hold: the card less the reserve.
+    card: DeviceMemory,
+    /// All that leases may hold together: more than the card where over-commit is configured.
     total: DeviceMemory,
 }
 
 impl Candidate<'_> {
     fn free(&self) -> DeviceMemory {
-        if self.load.exclusive { DeviceMemory::ZERO } else { self.total.saturating_sub(self.load.memory) }
+        let free = if self.load.exclusive {
+            DeviceMemory::ZERO
+        } else {
+            self.total.saturating_sub(self.load.memory)
+        };
+        free.min(self.card)
     }
 
     fn name(&self) -> String {
@@ -195,7 +235,7 @@ pub fn place(
     let explicit = !matches!(request.devices, Devices::Any(_));
     if candidates.is_empty() || (explicit && candidates.len() < named.len()) {
         let models: Vec<&str> = named.iter().map(|gpu| gpu.model.as_str()).collect();
-        return Err(Refusal::Model { here: models.join(", ") });
+        return Err(Refusal::Model { filter: request.model.to_string(), here: models.join(", ") });
     }
     if candidates.len() < wanted {
         return Err(Refusal::TooFewGpus { wanted, here: candidates.len() });
@@ -215,9 +255,8 @@ fn candidate<'a>(gpu: &'a Gpu, load: GpuLoad, rules: &Admission) -> Result<Candi
     let memory = gpu
         .memory
         .ok_or_else(|| Refusal::UnknownSize { place: format!("GPU {} ({})", gpu.index, gpu.uuid) })?;
-    let capacity = memory.saturating_sub(rules.reserve).bytes();
-    let total = u128::from(capacity) * u128::from(rules.memory_percent) / 100;
-    Ok(Candidate { gpu, load, total: DeviceMemory::from_bytes(u64::try_from(total).unwrap_or(u64::MAX)) })
+    let (card, total) = (rules.card(memory), rules.total(memory));
+    Ok(Candidate { gpu, load, card, total })
 }
 
 /// The GPUs that the request names (all of them, for a count), and how many of them it wants.
@@ -244,7 +283,9 @@ fn by_selector<'a>(selector: &DeviceSelector, gpus: &'a [Gpu]) -> Result<&'a Gpu
     let fits = |gpu: &&Gpu| match selector {
         DeviceSelector::Index(index) => gpu.index == *index,
         DeviceSelector::Uuid(uuid) => gpu.uuid == *uuid,
-        DeviceSelector::Prefix(prefix) => gpu.uuid.to_string().to_ascii_lowercase().starts_with(prefix),
+        DeviceSelector::Prefix(prefix) => {
+            gpu.uuid.to_string().to_ascii_lowercase().starts_with(&prefix.to_ascii_lowercase())
+        }
     };
     let mut found = gpus.iter().filter(fits);
     match (found.next(), found.next()) {
@@ -265,7 +306,7 @@ fn empty(candidates: Vec<Candidate>, wanted: usize) -> Result<Chosen, Refusal> {
     if empty.len() < wanted {
         return Err(Refusal::NotEmpty { wanted, empty: empty.len() });
     }
-    Ok(empty.into_iter().take(wanted).map(|candidate| (candidate.clone(), candidate.total)).collect())
+    Ok(empty.into_iter().take(wanted).map(|candidate| (candidate.clone(), candidate.card)).collect())
 }
 
 /// Cards with room for the share, the order of `rules.placement` deciding among them.
@@ -302,7 +343,7 @@ fn fitting<'a>(
 fn asked(request: &Request, candidate: &Candidate) -> DeviceMemory {
     match request.memory {
         MemoryAsk::Bytes(memory) => memory,
-        MemoryAsk::Percent(percent) => candidate.total.percent(percent),
+        MemoryAsk::Percent(percent) => candidate.card.percent(percent),
         MemoryAsk::Rest => candidate.free(),
     }
 }
@@ -311,8 +352,8 @@ fn asked(request: &Request, candidate: &Candidate) -> DeviceMemory {
 fn misfit(request: &Request, candidate: &Candidate, rules: &Admission) -> Option<Refusal> {
     let (asked, free, total) = (asked(request, candidate), candidate.free(), candidate.total);
     let place = candidate.name();
-    if asked > total {
-        return Some(Refusal::LargerThanGpu { asked, place, total });
+    if asked > candidate.card {
+        return Some(Refusal::LargerThanGpu { asked, place, total: candidate.card });
     }
     if asked > free || free == DeviceMemory::ZERO || asked == DeviceMemory::ZERO {
         let asked = match request.memory {

@@ -1,6 +1,8 @@
 //! The lease store: one SQLite database below the state folder.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,6 +14,7 @@ use crate::holder::Holder;
 use crate::lease::{Grant, Lease, LeaseKey, LeaseState, PastLease, ReleaseReason};
 use crate::place::{Admission, GpuLoad, Refusal, place};
 use crate::schema;
+use crate::turn::Turn;
 
 /// How many past leases are kept.
 const HISTORY_ROWS: u32 = 1000;
@@ -21,7 +24,12 @@ const HISTORY_ROWS: u32 = 1000;
 pub struct Store {
     db: Connection,
     path: PathBuf,
+    /// The last sums, and the database's version that they are of; any other process's commit makes them stale.
+    sums: RefCell<Option<(i64, Loads)>>,
 }
+
+/// Sums over all living leases, by GPU.
+pub type Loads = BTreeMap<GpuUuid, GpuLoad>;
 
 /// Why the store cannot be used. Nothing is granted then.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +51,7 @@ pub enum StoreError {
     /// The file is no database of ours, or a broken one.
     #[error(
         "the quota store {path} is damaged, so nothing is granted; end the containers that hold GPUs, then delete the \
-         file (it is made anew)"
+         file (a new one is made at the next start)"
     )]
     Damaged {
         /// The database.
@@ -116,13 +124,18 @@ impl Store {
     /// When the database cannot be made or opened, is damaged or of another version.
     pub fn open(state: &Path) -> Result<Self, StoreError> {
         let path = state.join("quota.db");
-        let store = Self { db: schema::open(&path)?, path };
-        store.enter_boot(&gpushare_inventory::boot_id()?)?;
+        let (db, known) = schema::open(&path)?;
+        let store = Self { db, path, sums: RefCell::new(None) };
+        let boot = gpushare_inventory::boot_id()?;
+        if known.as_ref() != Some(&boot) {
+            store.enter_boot(&boot)?;
+        }
         Ok(store)
     }
 
     /// Grants `request` to the container `key`, held by `holder` until it is activated, or says why not. When the
-    /// node looks full, leases whose holders are gone are swept first.
+    /// node looks full, leases whose holders are gone are swept first; `swept` is called for each, since its region
+    /// has to go as well.
     ///
     /// # Errors
     /// When the node cannot hold the share, the container holds one already, or the store fails.
@@ -133,10 +146,12 @@ impl Store {
         gpus: &[Gpu],
         rules: &Admission,
         holder: &Holder,
+        swept: impl FnMut(&Lease),
     ) -> Result<Reservation<'_>, ReserveError> {
         let first = self.try_reserve(key, request, gpus, rules, holder);
         let lease = match first {
-            Err(ReserveError::Refused(_) | ReserveError::Held(_)) if !self.sweep()?.is_empty() => {
+            Err(ReserveError::Refused(_) | ReserveError::Held(_)) => {
+                self.sweep()?.iter().for_each(swept);
                 self.try_reserve(key, request, gpus, rules, holder)?
             }
             other => other?,
@@ -157,7 +172,7 @@ impl Store {
         if self.id_of(&tx, key)?.is_some() {
             return Err(ReserveError::Held(key.clone()));
         }
-        let loads = self.loads_in(&tx)?;
+        let (version, mut loads) = self.current_loads(&tx)?;
         let grants = place(request, gpus, |gpu| loads.get(&gpu).copied().unwrap_or_default(), rules)?;
         let lease = Lease {
             id: 0,
@@ -172,6 +187,10 @@ impl Store {
         };
         let id = self.insert(&tx, &lease)?;
         self.commit(tx)?;
+        for grant in &lease.grants {
+            loads.entry(grant.gpu).or_default().add(grant, lease.mode == Mode::Exclusive);
+        }
+        self.sums.replace(Some((version, loads)));
         Ok(Lease { id, ..lease })
     }
 
@@ -189,35 +208,44 @@ impl Store {
         Ok(place(request, gpus, |gpu| loads.get(&gpu).copied().unwrap_or_default(), rules)?)
     }
 
-    /// Makes `holder`, the container's init, the holder of the reserved lease.
+    /// Makes `holder`, the container's init, the holder of the reserved lease `id` of container `key`.
     ///
     /// Returns whether there is such a lease.
     ///
     /// # Errors
     /// When the store fails.
-    pub fn activate(&self, key: &LeaseKey, holder: &Holder) -> Result<bool, StoreError> {
+    pub fn activate(&self, id: i64, key: &LeaseKey, holder: &Holder) -> Result<bool, StoreError> {
         let cgroup = holder.cgroup.as_ref().map(|path| path.to_string_lossy().into_owned());
-        let changed = self.sql(self.db.execute(
-            "UPDATE lease SET state = 'active', pid = ?3, start_time = ?4, cgroup = ?5 WHERE root = ?1 AND container = ?2",
-            params![key.root, key.container, holder.pid, signed(holder.start_time), cgroup],
+        let tx = self.begin()?;
+        let changed = self.sql(tx.execute(
+            "UPDATE lease SET state = 'active', pid = ?4, start_time = ?5, cgroup = ?6
+             WHERE id = ?1 AND root = ?2 AND container = ?3 AND state = 'reserved'",
+            params![id, key.root, key.container, holder.pid, signed(holder.start_time), cgroup],
         ))?;
+        self.commit(tx)?;
         Ok(changed == 1)
     }
 
-    /// Gives a lease back; an unknown key is success. Returns whether there was one.
+    /// Gives the lease `id` of container `key` back; one that is not there is success. A container that was started
+    /// again under the same key has a lease of another id, which stays. Returns whether there was one.
     ///
     /// # Errors
     /// When the store fails.
-    pub fn release(&self, key: &LeaseKey, reason: ReleaseReason) -> Result<bool, StoreError> {
-        self.release_if(key, reason, |_| true)
+    pub fn release(&self, id: i64, key: &LeaseKey, reason: ReleaseReason) -> Result<bool, StoreError> {
+        self.release_if(key, reason, |lease| lease.id == id)
     }
 
     /// Gives a lease back if its holder is proved gone. Returns whether it did.
     ///
     /// # Errors
     /// When the store fails.
-    pub fn release_if_gone(&self, key: &LeaseKey, reason: ReleaseReason) -> Result<bool, StoreError> {
-        self.release_if(key, reason, |lease| lease.holder.is_gone())
+    pub fn release_if_gone(
+        &self,
+        id: i64,
+        key: &LeaseKey,
+        reason: ReleaseReason,
+    ) -> Result<bool, StoreError> {
+        self.release_if(key, reason, |lease| lease.id == id && lease.holder.is_gone())
     }
 
     /// Gives back all leases whose holders are proved gone, each in a transaction of its own, and returns them.
@@ -226,13 +254,24 @@ impl Store {
     /// When the store fails.
     pub fn sweep(&self) -> Result<Vec<Lease>, StoreError> {
         let mut swept = Vec::new();
-        for lease in self.leases()?.into_iter().filter(|lease| lease.holder.is_gone()) {
+        let suspects = self.select("ORDER BY id", params![])?;
+        for lease in suspects.into_iter().filter(|lease| lease.holder.is_gone()) {
             // Looked at again inside the transaction: the hook may have activated it meanwhile.
-            if self.release_if_gone(&lease.key, ReleaseReason::Swept)? {
+            if self.release_if_gone(lease.id, &lease.key, ReleaseReason::Swept)? {
                 swept.push(lease);
             }
         }
         Ok(swept)
+    }
+
+    /// Whether a lease could be written now: for `gpushare doctor`.
+    ///
+    /// # Errors
+    /// When the store is busy, read-only or full.
+    pub fn check_writable(&self) -> Result<(), StoreError> {
+        let tx = self.begin()?;
+        self.sql(tx.execute("UPDATE boot SET id = id", []))?;
+        self.commit(tx)
     }
 
     /// All living leases, oldest first.
@@ -240,7 +279,7 @@ impl Store {
     /// # Errors
     /// When the store fails.
     pub fn leases(&self) -> Result<Vec<Lease>, StoreError> {
-        self.select("ORDER BY id", params![])
+        self.with_grants(self.select("ORDER BY id", params![])?)
     }
 
     /// The lease of one container.
@@ -248,16 +287,15 @@ impl Store {
     /// # Errors
     /// When the store fails.
     pub fn lease(&self, key: &LeaseKey) -> Result<Option<Lease>, StoreError> {
-        let mut found =
-            self.select("WHERE root = ?1 AND container = ?2", params![key.root, key.container])?;
-        Ok(found.pop())
+        let found = self.select("WHERE root = ?1 AND container = ?2", params![key.root, key.container])?;
+        Ok(self.with_grants(found)?.pop())
     }
 
     /// Sums per GPU over all living leases.
     ///
     /// # Errors
     /// When the store fails.
-    pub fn loads(&self) -> Result<BTreeMap<GpuUuid, GpuLoad>, StoreError> {
+    pub fn loads(&self) -> Result<Loads, StoreError> {
         self.loads_in(&self.db)
     }
 
@@ -289,6 +327,33 @@ impl Store {
     ) -> Result<bool, StoreError> {
         let tx = self.begin()?;
         let Some(lease) = self.lease(key)?.filter(wanted) else { return Ok(false) };
+        self.retire(&tx, &lease, reason)?;
+        self.commit(tx)?;
+        tracing::info!(container = %key.container, reason = reason.name(), "lease released");
+        Ok(true)
+    }
+
+    /// Retires the leases of an earlier boot. Looked at again inside the transaction: of several processes that see
+    /// the new boot first, only one may do this, or it takes the others' new leases for old ones.
+    fn enter_boot(&self, boot: &str) -> Result<(), StoreError> {
+        let tx = self.begin()?;
+        let known: Option<String> =
+            self.sql(tx.query_row("SELECT id FROM boot", [], |row| row.get(0)).optional())?;
+        if known.as_deref() == Some(boot) {
+            return Ok(());
+        }
+        for lease in self.leases()? {
+            self.retire(&tx, &lease, ReleaseReason::Reboot)?;
+        }
+        self.sql(tx.execute("DELETE FROM boot", []))?;
+        self.sql(tx.execute("INSERT INTO boot (id) VALUES (?1)", params![boot]))?;
+        self.commit(tx)
+    }
+
+    /// Moves a lease into the history.
+    fn retire(&self, tx: &Transaction, lease: &Lease, reason: ReleaseReason) -> Result<(), StoreError> {
+        self.forget_grants(tx, lease)?;
+        let key = &lease.key;
         self.sql(tx.execute(
             "INSERT INTO past (root, container, grants, granted_at, released_at, reason) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
             params![
@@ -303,26 +368,7 @@ impl Store {
         self.sql(
             tx.execute("DELETE FROM past WHERE id <= (SELECT max(id) FROM past) - ?1", params![HISTORY_ROWS]),
         )?;
-        let arguments = params![key.root, key.container];
-        self.sql(tx.execute("DELETE FROM lease WHERE root = ?1 AND container = ?2", arguments))?;
-        self.commit(tx)?;
-        tracing::info!(container = %key.container, reason = reason.name(), "lease released");
-        Ok(true)
-    }
-
-    fn enter_boot(&self, boot: &str) -> Result<(), StoreError> {
-        let known: Option<String> =
-            self.sql(self.db.query_row("SELECT id FROM boot", [], |row| row.get(0)).optional())?;
-        if known.as_deref() == Some(boot) {
-            return Ok(());
-        }
-        for lease in self.leases()?.into_iter().filter(|_| known.is_some()) {
-            self.release(&lease.key, ReleaseReason::Reboot)?;
-        }
-        let tx = self.begin()?;
-        self.sql(tx.execute("DELETE FROM boot", []))?;
-        self.sql(tx.execute("INSERT INTO boot (id) VALUES (?1)", params![boot]))?;
-        self.commit(tx)
+        self.sql(tx.execute("DELETE FROM lease WHERE id = ?1", params![lease.id])).map(drop)
     }
 
     fn insert(&self, tx: &Transaction, lease: &Lease) -> Result<i64, StoreError> {
@@ -356,7 +402,31 @@ impl Store {
         Ok(id)
     }
 
-    fn loads_in(&self, db: &Connection) -> Result<BTreeMap<GpuUuid, GpuLoad>, StoreError> {
+    /// The sums as of the open transaction: those of this connection's last one while nobody else has committed since,
+    /// else computed from all rows.
+    fn current_loads(&self, tx: &Transaction) -> Result<(i64, Loads), StoreError> {
+        let version = self.sql(tx.pragma_query_value(None, "data_version", |row| row.get(0)))?;
+        match self.sums.take() {
+            Some((known, loads)) if known == version => Ok((version, loads)),
+            _ => Ok((version, self.loads_in(tx)?)),
+        }
+    }
+
+    /// Takes a lease that is being released out of the remembered sums.
+    fn forget_grants(&self, tx: &Transaction, lease: &Lease) -> Result<(), StoreError> {
+        let Some((known, mut loads)) = self.sums.take() else { return Ok(()) };
+        let version: i64 = self.sql(tx.pragma_query_value(None, "data_version", |row| row.get(0)))?;
+        if known == version {
+            for grant in &lease.grants {
+                loads.entry(grant.gpu).or_default().remove(grant);
+            }
+            loads.retain(|_, load| load.leases > 0);
+            self.sums.replace(Some((version, loads)));
+        }
+        Ok(())
+    }
+
+    fn loads_in(&self, db: &Connection) -> Result<Loads, StoreError> {
         let mut query = self.sql(db.prepare_cached(
             "SELECT gpu, sum(memory), sum(ifnull(cores, 0)), count(*), max(exclusive) FROM granted GROUP BY gpu",
         ))?;
@@ -381,8 +451,11 @@ impl Store {
                               cgroup, granted_at FROM lease ";
         let mut query = self.sql(self.db.prepare_cached(&[LEASES, rest].concat()))?;
         let rows = query.query_map(arguments, lease);
-        let found: Vec<Lease> = self.sql(rows.and_then(Iterator::collect))?;
-        found.into_iter().map(|lease| Ok(Lease { grants: self.grants(lease.id)?, ..lease })).collect()
+        self.sql(rows.and_then(Iterator::collect))
+    }
+
+    fn with_grants(&self, leases: Vec<Lease>) -> Result<Vec<Lease>, StoreError> {
+        leases.into_iter().map(|lease| Ok(Lease { grants: self.grants(lease.id)?, ..lease })).collect()
     }
 
     fn grants(&self, id: i64) -> Result<Vec<Grant>, StoreError> {
@@ -406,16 +479,33 @@ impl Store {
         self.sql(query.query_row(params![key.root, key.container], |row| row.get(0)).optional())
     }
 
-    fn begin(&self) -> Result<Transaction<'_>, StoreError> {
-        self.sql(Transaction::new_unchecked(&self.db, TransactionBehavior::Immediate))
+    /// Waits for this process's turn and begins a writing transaction. Both end on drop, the transaction first.
+    fn begin(&self) -> Result<Writing<'_>, StoreError> {
+        let turn = Turn::take(&self.path)?;
+        let tx = self.sql(Transaction::new_unchecked(&self.db, TransactionBehavior::Immediate))?;
+        Ok(Writing { tx, _turn: turn })
     }
 
-    fn commit(&self, tx: Transaction) -> Result<(), StoreError> {
-        self.sql(tx.commit())
+    fn commit(&self, writing: Writing) -> Result<(), StoreError> {
+        self.sql(writing.tx.commit())
     }
 
     fn sql<T>(&self, result: rusqlite::Result<T>) -> Result<T, StoreError> {
         result.map_err(|error| StoreError::sqlite(&self.path, error))
+    }
+}
+
+/// A writing transaction of the process whose turn it is.
+struct Writing<'store> {
+    tx: Transaction<'store>,
+    _turn: Turn,
+}
+
+impl<'store> Deref for Writing<'store> {
+    type Target = Transaction<'store>;
+
+    fn deref(&self) -> &Transaction<'store> {
+        &self.tx
     }
 }
 
@@ -436,7 +526,7 @@ impl Reservation<'_> {
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        if let Err(error) = self.store.release(&self.lease.key, ReleaseReason::Failed) {
+        if let Err(error) = self.store.release(self.lease.id, &self.lease.key, ReleaseReason::Failed) {
             tracing::warn!(container = %self.lease.key.container, %error, "reservation left for the sweep");
         }
     }

@@ -5,21 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde_json::Value;
 
 /// Annotations and environment of one container, as its engine wrote them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Container {
-    /// Annotations; empty when the file has none.
-    #[serde(default)]
-    pub annotations: BTreeMap<String, String>,
-    #[serde(default)]
-    process: Option<Process>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-struct Process {
-    #[serde(default)]
+    annotations: BTreeMap<String, String>,
     env: Vec<String>,
 }
 
@@ -35,7 +26,24 @@ pub enum Engine {
 impl Container {
     /// A container with these annotations and `NAME=value` entries.
     pub fn new(annotations: BTreeMap<String, String>, env: Vec<String>) -> Self {
-        Self { annotations, process: Some(Process { env }) }
+        Self { annotations, env }
+    }
+
+    /// The container of this config.json. A part of an unexpected kind holds no request; the low-level runtime will
+    /// say what it thinks of it.
+    pub fn from_json(json: &Value) -> Self {
+        let annotations = json.get("annotations").and_then(Value::as_object).into_iter().flatten();
+        let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
+        let env = json.pointer("/process/env").and_then(Value::as_array).into_iter().flatten();
+        Self {
+            annotations: annotations.filter_map(text).collect(),
+            env: env.filter_map(Value::as_str).map(str::to_owned).collect(),
+        }
+    }
+
+    /// The annotations.
+    pub fn annotations(&self) -> &BTreeMap<String, String> {
+        &self.annotations
     }
 
     /// Which family of engines wrote the file. podman sets other `io.kubernetes.cri-o.*` keys, so the prefix proves
@@ -59,7 +67,6 @@ impl Container {
 
     /// All environment entries that have a `=`, in order, doubles included.
     pub(crate) fn env(&self) -> impl Iterator<Item = (&str, &str)> {
-        let entries = self.process.iter().flat_map(|process| &process.env);
-        entries.filter_map(|entry| entry.split_once('='))
+        self.env.iter().filter_map(|entry| entry.split_once('='))
     }
 }

@@ -266,7 +266,7 @@ impl FromStr for DeviceSelector {
         }
         let hex = text.strip_prefix("GPU-").filter(|hex| !hex.is_empty() && hex.len() < 36);
         let plain = hex.is_some_and(|hex| hex.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-'));
-        if plain { Ok(Self::Prefix(text.to_ascii_lowercase())) } else { Err(GrammarError::NotDevices) }
+        if plain { Ok(Self::Prefix(text.to_owned())) } else { Err(GrammarError::NotDevices) }
     }
 }
 
@@ -376,7 +376,7 @@ mod tests {
         let list = Devices::These(vec![
             DeviceSelector::Index(0),
             DeviceSelector::Uuid("GPU-5f2e0a11-0102-0304-0506-0708090a0bff".parse().unwrap()),
-            DeviceSelector::Prefix("gpu-5f".into()),
+            DeviceSelector::Prefix("GPU-5F".into()),
         ]);
         assert_eq!("0, GPU-5f2e0a11-0102-0304-0506-0708090a0bff,GPU-5F".parse::<Devices>(), Ok(list));
         for text in ["", "0,,1", "0,0", "all,0", "-1", "GPU-", "GPU-xyz", "99999999999", "0:1", "MIG-1"] {

@@ -89,9 +89,9 @@ pub fn read(container: &Container, policy: &Policy) -> Result<Option<Request>, R
     if container.is_sandbox() {
         return Ok(None);
     }
-    let nvidia = nvidia::read(container)?;
     match own::read(container, policy)? {
-        Some(asked) => asked.with_nvidia(nvidia, policy).map(Some),
-        None => nvidia.into_request(policy),
+        Some(asked) => asked.with_nvidia(nvidia::read(container)?, policy).map(Some),
+        None if policy.nvidia == NvidiaPolicy::Ignore => Ok(None),
+        None => nvidia::read(container)?.into_request(policy),
     }
 }

@@ -25,9 +25,17 @@ impl std::str::FromStr for ModelFilter {
             if pattern.is_empty() || pattern.len() > 128 {
                 return Err(ModelError);
             }
-            list.push(pattern.to_ascii_lowercase());
+            list.push(pattern.to_owned());
         }
         Ok(filter)
+    }
+}
+
+impl std::fmt::Display for ModelFilter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let unwanted = self.unwanted.iter().map(|pattern| format!("!{pattern}"));
+        let patterns: Vec<String> = self.wanted.iter().cloned().chain(unwanted).collect();
+        f.write_str(&patterns.join(","))
     }
 }
 
@@ -38,6 +46,7 @@ impl ModelFilter {
         let model = model.to_ascii_lowercase();
         let short = model.strip_prefix("nvidia ").unwrap_or(&model);
         let fits = |pattern: &String| {
+            let pattern = pattern.to_ascii_lowercase();
             glob(pattern.as_bytes(), model.as_bytes()) || glob(pattern.as_bytes(), short.as_bytes())
         };
         (self.wanted.is_empty() || self.wanted.iter().any(fits)) && !self.unwanted.iter().any(fits)

@@ -72,10 +72,10 @@ pub(crate) fn read(container: &Container, policy: &Policy) -> Result<Option<Aske
 /// Every entry of ours, an annotation for this container before the pod's unqualified one of the same name.
 fn entries<'a>(container: &'a Container, policy: &Policy) -> Result<Vec<Entry<'a>>, RequestError> {
     let mut entries = Vec::new();
-    let listed = container.annotations.get("gpushare.io/containers");
+    let listed = container.annotations().get("gpushare.io/containers");
     let name = container.name_in_pod();
     let unqualified = listed.is_none_or(|list| list.split(',').any(|item| Some(item.trim()) == name));
-    for (key, value) in &container.annotations {
+    for (key, value) in container.annotations() {
         let (rest, trusted) = match (key.strip_prefix(TRUSTED), key.strip_prefix(ANNOTATION)) {
             (Some(rest), _) => (rest, true),
             (None, Some("containers")) | (None, None) => continue,
@@ -108,7 +108,7 @@ fn entries<'a>(container: &'a Container, policy: &Policy) -> Result<Vec<Entry<'a
 }
 
 fn overridden(container: &Container, name: Option<&str>, key: &str) -> bool {
-    name.is_some_and(|name| container.annotations.contains_key(&format!("{ANNOTATION}{name}.{key}")))
+    name.is_some_and(|name| container.annotations().contains_key(&format!("{ANNOTATION}{name}.{key}")))
 }
 
 fn known(name: &str) -> Option<&'static str> {
@@ -132,12 +132,7 @@ fn chosen<'a, 'b>(entries: &[&'b Entry<'a>], policy: &Policy) -> Result<Option<&
             Err(RequestError::Raised { key: other.to_string(), trusted: trusted.to_string() })
         }
         (Some(trusted), None) => Ok(Some(trusted)),
-        // A trusted grant that leaves a limit out is the whole GPU or no limit: setting one lowers it.
-        (None, Some(other))
-            if matches!(other.name, "memory" | "cores" | "compute-policy" | "capabilities") =>
-        {
-            Ok(Some(other))
-        }
+        (None, Some(other)) if lowers_default(other, policy)? => Ok(Some(other)),
         (None, Some(other)) => Err(RequestError::Untrusted { key: other.key.clone() }),
         (None, None) => Ok(None),
     }
@@ -169,6 +164,26 @@ fn lowers(trusted: &Entry, other: &Entry) -> Result<bool, RequestError> {
         },
         "cores" => parse::<Cores>(other)? <= parse::<Cores>(trusted)?,
         "priority" => parse::<Priority>(other)? <= parse::<Priority>(trusted)?,
+        _ => false,
+    })
+}
+
+/// Whether the untrusted entry asks for no more than a grant has whose trusted keys leave this one out.
+fn lowers_default(other: &Entry, policy: &Policy) -> Result<bool, RequestError> {
+    Ok(match other.name {
+        "memory" => match (parse(other)?, policy.default_memory) {
+            (MemoryAsk::Bytes(bytes), Some(most)) => bytes <= most,
+            (_, Some(_)) => false,
+            (_, None) => true, // all that is left: every size is less
+        },
+        "cores" => {
+            policy.default_cores.is_none_or(|most| parse::<Cores>(other).is_ok_and(|cores| cores <= most))
+        }
+        "capabilities" => {
+            let default = Capabilities::default();
+            parse::<Capabilities>(other)?.iter().all(|capability| default.has(capability))
+        }
+        "priority" => parse::<Priority>(other)? <= Priority::default(),
         _ => false,
     })
 }
@@ -246,6 +261,10 @@ impl Asked {
             (Some(ours), _) => ours,
         };
         let exclusive = self.mode == Mode::Exclusive;
+        if let (true, Some(cores)) = (exclusive, self.cores.filter(|cores| cores.percent() < 100)) {
+            let first = "mode=\"exclusive\"".to_owned();
+            return Err(RequestError::Conflict { first, second: format!("cores={cores}") });
+        }
         let whole = if exclusive { MemoryAsk::Percent(100) } else { MemoryAsk::Rest };
         let default_memory = policy.default_memory.filter(|_| !exclusive).map_or(whole, MemoryAsk::Bytes);
         if let (true, Some(memory)) = (exclusive, self.memory.filter(|memory| *memory != whole)) {
@@ -261,7 +280,10 @@ impl Asked {
             model: self.model,
             mode: self.mode,
             compute_policy: self.compute_policy,
-            capabilities: self.capabilities.or(nvidia.capabilities).unwrap_or_default(),
+            capabilities: self
+                .capabilities
+                .or(nvidia.capabilities.filter(|_| !policy.strict))
+                .unwrap_or_default(),
             priority: self.priority,
         })
     }

@@ -53,6 +53,8 @@ pub struct Args {
     pub log_json: bool,
     /// `--bundle`, else the working directory.
     pub bundle: PathBuf,
+    /// crun's `--config`: another file in place of config.json.
+    pub config: Option<PathBuf>,
     /// The container's id.
     pub id: Option<String>,
 }
@@ -80,6 +82,7 @@ impl Args {
             log: path(&global, &["--log", "-l"]),
             log_json: path(&global, &["--log-format"]).is_some_and(|format| format == Path::new("json")),
             bundle: path(&own, &["--bundle", "-b"]).unwrap_or_else(|| PathBuf::from(".")),
+            config: path(&own, &["--config", "-f"]),
             id: positional.first().map(|id| id.to_string_lossy().into_owned()),
         }
     }
@@ -99,20 +102,35 @@ fn flags<'a>(words: &'a [OsString], values: &[&str]) -> (Flags, &'a [OsString]) 
         if word == "--" {
             break;
         }
-        if let Some((name, value)) = split(word) {
-            found.push((name, value));
-        } else if values.iter().any(|name| word == name) {
-            found.push((word.clone(), words.get(at).cloned().unwrap_or_default()));
-            at += 1;
+        let (name, value) = split(word);
+        let name = two_dashes(name);
+        match value {
+            Some(value) => found.push((name, value)),
+            None if values.iter().any(|known| name == *known) => {
+                found.push((name, words.get(at).cloned().unwrap_or_default()));
+                at += 1;
+            }
+            None => {}
         }
     }
     (found, words.get(at..).unwrap_or_default())
 }
 
-fn split(word: &OsStr) -> Option<(OsString, OsString)> {
+fn split(word: &OsStr) -> (&OsStr, Option<OsString>) {
     let bytes = word.as_bytes();
-    let at = bytes.iter().position(|byte| *byte == b'=')?;
-    Some((OsStr::from_bytes(&bytes[..at]).to_owned(), OsStr::from_bytes(&bytes[at + 1..]).to_owned()))
+    match bytes.iter().position(|byte| *byte == b'=') {
+        Some(at) => (OsStr::from_bytes(&bytes[..at]), Some(OsStr::from_bytes(&bytes[at + 1..]).to_owned())),
+        None => (word, None),
+    }
+}
+
+/// runc's command line, as every Go program's, takes `-root` for `--root`.
+fn two_dashes(name: &OsStr) -> OsString {
+    let bytes = name.as_bytes();
+    if bytes.starts_with(b"--") || bytes.len() <= 2 {
+        return name.to_owned();
+    }
+    OsStr::from_bytes(&[b"-", bytes].concat()).to_owned()
 }
 
 #[cfg(test)]
@@ -140,6 +158,10 @@ mod tests {
         assert_eq!(parse("delete -f abc").id.unwrap(), "abc");
         assert_eq!(parse("--debug run -d --keep abc").id.unwrap(), "abc");
         assert_eq!(parse("--debug run abc").bundle, Path::new("."));
+        let single = parse("-root /r -log=/l create -bundle /b abc");
+        assert_eq!((single.command, single.root.unwrap()), (Command::Create, PathBuf::from("/r")));
+        assert_eq!((single.log.unwrap(), single.bundle), (PathBuf::from("/l"), PathBuf::from("/b")));
+        assert_eq!(parse("create -f other.json abc").config.unwrap(), Path::new("other.json"));
     }
 
     #[test]

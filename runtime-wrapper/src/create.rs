@@ -2,14 +2,14 @@
 
 use std::convert::Infallible;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use gpushare_config::Config;
 use gpushare_inject::{Bundle, Image, Plan, Programs, Region};
 use gpushare_inventory::Node;
-use gpushare_quota::{Holder, LeaseKey, Reservation, StateFolder, Store};
-use gpushare_request::{Mode, Request};
+use gpushare_quota::{Holder, Lease, LeaseKey, Reservation, StateFolder, Store};
+use gpushare_request::{Container, Mode, Request};
 use serde_json::Value;
 
 use crate::args::Args;
@@ -18,18 +18,18 @@ use crate::{exec, totals};
 /// Grants what the bundle asks for, and becomes the low-level runtime. A bundle that asks for nothing is not touched.
 pub fn create(args: &Args, config: &Config) -> Result<Infallible> {
     let runtime = exec::find(config)?;
-    let bundle = Bundle::open(&args.bundle)?;
+    let bundle = Bundle::open(&args.bundle, args.config.as_deref())?;
+    let json = bundle.json()?;
     let refused = || {
         let id: String = short(args.id.as_deref().unwrap_or_default()).escape_debug().collect();
         format!("cannot lease a GPU for {id}")
     };
-    let Some(request) =
-        gpushare_request::read(&bundle.container()?, &config.request).with_context(refused)?
-    else {
+    let container = Container::from_json(&json);
+    let Some(request) = gpushare_request::read(&container, &config.request).with_context(refused)? else {
         return exec::low_level(runtime);
     };
     let key = key(args)?;
-    grant(&request, &key, &bundle, runtime, config).with_context(refused)
+    grant(&request, &key, &bundle, json, runtime, config).with_context(refused)
 }
 
 /// On success the process is another program; on any failure lease and region are given back.
@@ -37,20 +37,22 @@ fn grant(
     request: &Request,
     key: &LeaseKey,
     bundle: &Bundle,
+    json: Value,
     runtime: &Path,
     config: &Config,
 ) -> Result<Infallible> {
-    let json = bundle.json()?;
     refuse_privileged(&json, config)?;
-    let image = Image::look(&bundle.root(&json))?;
+    let root = bundle.root(&json);
+    let image = Image::look(&root, &json)?;
     let state = StateFolder::open(&config.paths.state)?;
     let node = totals::known(Node::open(&config.roots)?, state.path(), config)?;
     let store = Store::open(state.path())?;
     let holder = Holder::this_process()?;
-    let reservation = store.reserve(key, request, &node.gpus, &config.quota, &holder)?;
+    let swept = |lease: &Lease| Region::of(state.path(), lease.id).remove();
+    let reservation = store.reserve(key, request, &node.gpus, &config.quota, &holder, swept)?;
     let region = Undo(Region::of(state.path(), reservation.lease().id));
     let plan = prepare(request, &reservation, &node, &region.0, state.path(), &image, config)?;
-    Image::check(&bundle.root(&json), &json, plan.targets())?;
+    Image::check(&root, &json, plan.targets())?;
     bundle.apply(&plan, json)?;
     exec::low_level(runtime)
 }
@@ -108,11 +110,18 @@ pub fn key(args: &Args) -> Result<LeaseKey> {
     {
         bail!("container id {:?} must be 1 to 255 of the characters A-Z a-z 0-9 _ . + -", short(&container));
     }
-    let root = match &args.root {
-        Some(root) => fs::canonicalize(root).unwrap_or_else(|_| root.clone()),
-        None => Path::new("").to_path_buf(),
-    };
+    let root = args.root.as_deref().map(canonical).unwrap_or_default();
     Ok(LeaseKey { root: root.to_string_lossy().into_owned(), container })
+}
+
+/// The path with the links of its existing part followed: the same before and after the low-level runtime makes it.
+fn canonical(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    let existing = path.ancestors().find_map(|folder| Some((folder, fs::canonicalize(folder).ok()?)));
+    match existing {
+        Some((folder, real)) => real.join(path.strip_prefix(folder).unwrap_or(Path::new(""))),
+        None => path,
+    }
 }
 
 /// Engines' ids have 64 digits, of which people use the first 12.

@@ -29,7 +29,7 @@ fn release(key: &LeaseKey, config: &Config) -> Result<()> {
     let state = StateFolder::open(&config.paths.state)?;
     let store = Store::open(state.path())?;
     let Some(lease) = store.lease(key)? else { return Ok(()) };
-    if store.release_if_gone(key, ReleaseReason::Ended)? {
+    if store.release_if_gone(lease.id, key, ReleaseReason::Ended)? {
         Region::of(state.path(), lease.id).remove();
     }
     Ok(())

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::env;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -17,7 +18,7 @@ use gpushare_config::Config;
 /// # Errors
 /// When there is none, or it is this program.
 pub fn find(config: &Config) -> Result<&Path> {
-    let Some(runtime) = config.runtimes.iter().find(|path| path.is_file()) else {
+    let Some(runtime) = config.runtimes.iter().find(|path| is_program(path)) else {
         let looked: Vec<String> = config.runtimes.iter().map(|path| path.display().to_string()).collect();
         bail!(
             "no low-level runtime found (looked for {}); install runc or crun, or set runtime.candidates",
@@ -40,6 +41,10 @@ pub fn find(config: &Config) -> Result<&Path> {
 pub fn low_level(runtime: &Path) -> Result<Infallible> {
     let error = Command::new(runtime).args(env::args_os().skip(1)).exec();
     Err(error).with_context(|| format!("cannot run the low-level runtime {}", runtime.display()))
+}
+
+fn is_program(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.mode() & 0o111 != 0)
 }
 
 fn is_this_program(path: &Path) -> bool {

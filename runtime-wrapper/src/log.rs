@@ -5,12 +5,16 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Mutex;
 
 use gpushare_config::{Level, Log};
+use nix::fcntl::OFlag;
 use tracing::level_filters::LevelFilter;
 
 /// Starts logging if the settings name a file; one that cannot be written is no reason to fail a container.
 pub fn start(log: &Log) {
     let Some(path) = &log.file else { return };
-    let Ok(file) = OpenOptions::new().append(true).create(true).mode(0o600).open(path) else { return };
+    // O_NONBLOCK: a FIFO without a reader must not hang the engine.
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let file = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags.bits()).open(path);
+    let Ok(file) = file else { return };
     let level = match log.level {
         Level::Error => LevelFilter::ERROR,
         Level::Warn => LevelFilter::WARN,

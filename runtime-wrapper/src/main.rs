@@ -31,7 +31,7 @@ fn run(args: &Args) -> Result<Infallible> {
         (Ok(config), _) => config,
         (Err(error), Command::Create) => return Err(error.into()),
         // A slip in the settings must not keep anybody from stopping containers.
-        (Err(_), _) => Config::shipped()?,
+        (Err(error), _) => Config::salvaged().ok_or(error)?,
     };
     log::start(&config.log);
     match args.command {

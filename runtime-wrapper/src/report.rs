@@ -2,7 +2,7 @@
 //! `--log` file, which is all that docker and containerd look at.
 
 use std::fs::OpenOptions;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::SystemTime;
 
@@ -14,16 +14,21 @@ use crate::args::{Args, Command};
 /// Tells the engine why. A log that cannot be written is no second failure.
 pub fn failure(args: &Args, error: &anyhow::Error) {
     let text = format!("gpushare-runtime: {}", gpushare_inject::one_line(error.as_ref()));
-    eprintln!("{text}");
     if args.command == Command::Create {
         tracing::info!(container = args.id.as_deref(), reason = %text, "lease refused");
     }
+    to_engine(args, &text);
+    // A stderr that nobody can write to is no second failure.
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+fn to_engine(args: &Args, text: &str) {
     let Some(path) = &args.log else { return };
     // O_NONBLOCK: a FIFO without a reader must not hang the engine.
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags.bits()).open(path);
     if let Ok(mut file) = file {
-        let _ = file.write_all(line(&text, args.log_json).as_bytes());
+        let _ = file.write_all(line(text, args.log_json).as_bytes());
     }
 }
 

@@ -16,16 +16,16 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// The node with its GPUs' sizes. A cache of another boot, driver or set of GPUs is renewed first.
 pub fn known(node: Node, state: &Path, config: &Config) -> Result<Node> {
     let boot = boot_id()?;
-    let fitting = || -> Result<Option<Totals>> {
-        let totals = Totals::load(&Totals::path(state))?;
-        Ok(totals.filter(|totals| totals.fits(&boot, &node.driver.version, &node.gpus)))
+    let fitting = || {
+        let totals = Totals::load(&Totals::path(state));
+        totals.filter(|totals| totals.fits(&boot, &node.driver.version, &node.gpus))
     };
-    if let Some(totals) = fitting()? {
+    if let Some(totals) = fitting() {
         return Ok(node.with_totals(&totals));
     }
     refresh(&config.paths.cli).context("cannot learn the GPUs' memory sizes from NVML")?;
     let totals =
-        fitting()?.context("NVML and /proc/driver/nvidia name different GPUs; see `gpushare doctor`")?;
+        fitting().context("NVML and /proc/driver/nvidia name different GPUs; see `gpushare doctor`")?;
     Ok(node.with_totals(&totals))
 }
 

@@ -221,8 +221,9 @@ fn a_bundle_that_is_no_bundle_is_refused() {
         let bundle = Bundle::small();
         write(&bundle.config_path(), contents);
         let refusal = runtime.create_as_it_is(&bundle).expect_err("config.json is none");
-        let line = refusal.line();
-        assert!(line.contains("config.json"), "{contents:?}: {line}");
+        // What is JSON and asks for nothing is the low-level runtime's to refuse, in its own words.
+        let asks_nothing = contents.ends_with('}');
+        assert!(asks_nothing || refusal.line().contains("config.json"), "{contents:?}: {}", refusal.line());
         assert_eq!(bundle.config_bytes(), contents.as_bytes());
         assert_eq!(leases(runtime.config()), [], "{contents:?}");
     }

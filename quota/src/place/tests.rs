@@ -102,7 +102,7 @@ fn a_model_filter_narrows_the_choice_and_never_drops_a_named_gpu_in_silence() {
     let loads = [EMPTY, EMPTY, EMPTY];
     let memory = "GPUSHARE_MEMORY=1GiB";
     assert_eq!(binpack(&[memory, "GPUSHARE_MODEL=A100*"], &loads), Ok(vec![(2, 1)]));
-    assert!(binpack(&[memory, "GPUSHARE_MODEL=T4"], &loads).unwrap_err().contains("model filter"));
+    assert!(binpack(&[memory, "GPUSHARE_MODEL=T4"], &loads).unwrap_err().contains("model filter \"T4\""));
     let named = [memory, "GPUSHARE_MODEL=A100*", "GPUSHARE_DEVICES=0,2"];
     assert!(binpack(&named, &loads).unwrap_err().contains("model filter"));
 }
@@ -130,6 +130,8 @@ fn reserve_and_over_commit_change_what_a_gpu_can_hold() {
     assert_eq!(placed(&["GPUSHARE_MEMORY=100%"], &[EMPTY], &reserve), Ok(vec![(0, 78)]));
     let more = Admission { memory_percent: 150, ..Admission::default() };
     assert_eq!(placed(&["GPUSHARE_MEMORY=40GiB"], &[load(80, 0)], &more), Ok(vec![(0, 40)]));
+    assert!(placed(&["GPUSHARE_MEMORY=81GiB"], &[EMPTY], &more).unwrap_err().contains("has 80 GiB"));
+    assert_eq!(placed(&["GPUSHARE_MEMORY=100%"], &[EMPTY], &more), Ok(vec![(0, 80)]));
 }
 
 #[test]
@@ -154,7 +156,7 @@ fn grants_never_sum_to_more_than_the_capacity_whatever_is_asked() {
             Ok(grants) => {
                 for grant in grants {
                     let load = loads.get_mut(&grant.gpu).unwrap();
-                    load.memory = load.memory.checked_add(grant.memory).unwrap();
+                    load.memory = load.memory.saturating_add(grant.memory);
                     load.cores += u64::from(grant.cores.unwrap().percent());
                     load.leases += 1;
                 }

@@ -28,8 +28,8 @@ fn open() -> (TempDir, Store) {
 
 /// Reserves and keeps the lease, as an execve would.
 fn keep(store: &Store, container: &str, env: &[&str], holder: &Holder) -> Result<Lease, ReserveError> {
-    let reservation =
-        store.reserve(&key(container), &request(env), &[gpu(0, 80)], &Admission::default(), holder)?;
+    let (asked, rules) = (request(env), Admission::default());
+    let reservation = store.reserve(&key(container), &asked, &[gpu(0, 80)], &rules, holder, |_| ())?;
     let lease = reservation.lease().clone();
     std::mem::forget(reservation);
     Ok(lease)
@@ -42,11 +42,34 @@ fn release_undoes_reserve_and_twice_is_once() {
     assert_eq!(store.leases().unwrap(), std::slice::from_ref(&lease));
     assert_eq!(store.lease(&lease.key).unwrap(), Some(lease.clone()));
     assert_eq!(store.loads().unwrap().values().next().unwrap().memory.bytes(), 30 * GIB);
-    assert!(store.release(&lease.key, ReleaseReason::Ended).unwrap());
-    assert!(!store.release(&lease.key, ReleaseReason::Ended).unwrap());
+    assert!(store.release(lease.id, &lease.key, ReleaseReason::Ended).unwrap());
+    assert!(!store.release(lease.id, &lease.key, ReleaseReason::Ended).unwrap());
     assert!(store.loads().unwrap().is_empty());
     let history = store.history().unwrap();
     assert_eq!((history.len(), history[0].reason.as_str()), (1, "ended"));
+}
+
+#[test]
+fn a_late_release_of_an_old_lease_spares_its_successor() {
+    let (_folder, store) = open();
+    let old = keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &gone()).unwrap();
+    // The engine starts the container anew before the old poststop hook has run.
+    let new = keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
+    assert!(!store.release(old.id, &old.key, ReleaseReason::Ended).unwrap());
+    assert_eq!(store.lease(&new.key).unwrap().unwrap().id, new.id);
+}
+
+#[test]
+fn a_new_database_is_not_filled_by_what_a_deleted_one_left() {
+    let (folder, store) = open();
+    let old = keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
+    drop(store);
+    fs::remove_file(folder.path().join("quota.db")).unwrap();
+    fs::write(folder.path().join("quota.db-wal"), "x").unwrap();
+    let store = Store::open(folder.path()).unwrap();
+    assert!(store.leases().unwrap().is_empty() && !folder.path().join("quota.db-wal").exists());
+    let new = keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
+    assert!(new.id > old.id, "regions are named by lease ids");
 }
 
 #[test]
@@ -54,17 +77,17 @@ fn a_reservation_that_is_dropped_leaves_nothing() {
     let (_folder, store) = open();
     let gpus = [gpu(0, 80)];
     let asked = request(&["GPUSHARE_MEMORY=30GiB"]);
-    drop(store.reserve(&key("a"), &asked, &gpus, &Admission::default(), &here()).unwrap());
+    drop(store.reserve(&key("a"), &asked, &gpus, &Admission::default(), &here(), |_| ()).unwrap());
     assert!(store.leases().unwrap().is_empty());
 }
 
 #[test]
 fn the_same_id_under_another_root_is_another_lease() {
     let (_folder, store) = open();
-    keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
+    let mine = keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
     assert!(matches!(keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &here()), Err(ReserveError::Held(_))));
     let other = LeaseKey { root: "/other".into(), container: "a".into() };
-    assert!(!store.release(&other, ReleaseReason::Ended).unwrap());
+    assert!(!store.release(mine.id, &other, ReleaseReason::Ended).unwrap());
     assert_eq!(store.leases().unwrap().len(), 1);
 }
 
@@ -85,13 +108,15 @@ fn a_full_node_is_swept_before_it_refuses() {
 fn the_sweep_spares_what_lives() {
     let (_folder, store) = open();
     keep(&store, "dead", &["GPUSHARE_MEMORY=1GiB"], &gone()).unwrap();
-    keep(&store, "alive", &["GPUSHARE_MEMORY=1GiB"], &gone()).unwrap();
-    assert!(store.activate(&key("alive"), &Holder { cgroup: None, ..here() }).unwrap());
+    let alive = keep(&store, "alive", &["GPUSHARE_MEMORY=1GiB"], &gone()).unwrap();
+    let init = Holder { cgroup: None, ..here() };
+    assert!(store.activate(alive.id, &key("alive"), &init).unwrap());
+    assert!(!store.activate(alive.id, &key("alive"), &init).unwrap(), "an active lease has its holder");
     let swept: Vec<LeaseKey> = store.sweep().unwrap().into_iter().map(|lease| lease.key).collect();
     assert_eq!(swept, [key("dead")]);
-    assert!(!store.release_if_gone(&key("alive"), ReleaseReason::Ended).unwrap());
+    assert!(!store.release_if_gone(alive.id, &key("alive"), ReleaseReason::Ended).unwrap());
     assert_eq!(store.lease(&key("alive")).unwrap().unwrap().state, LeaseState::Active);
-    assert!(!store.activate(&key("dead"), &here()).unwrap());
+    assert!(!store.activate(alive.id + 1, &key("dead"), &here()).unwrap());
 }
 
 #[test]
@@ -123,13 +148,28 @@ fn a_truncated_database_is_refused() {
     }
     drop(store);
     let path = folder.path().join("quota.db");
-    for name in ["quota.db-wal", "quota.db-shm"] {
-        fs::remove_file(folder.path().join(name)).unwrap();
-    }
     let whole = fs::read(&path).unwrap();
     fs::write(&path, &whole[..whole.len() / 2]).unwrap();
     let error = Store::open(folder.path()).and_then(|store| store.leases()).unwrap_err();
     assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
+}
+
+#[test]
+fn remembered_sums_are_those_of_the_rows_whoever_writes() {
+    let (folder, store) = open();
+    let other = Store::open(folder.path()).unwrap();
+    let free = |store: &Store, name: &str, gib: u64| {
+        keep(store, name, &[&format!("GPUSHARE_MEMORY={gib}GiB")], &here())
+    };
+    let a = free(&store, "a", 30).unwrap();
+    let b = free(&other, "b", 30).unwrap();
+    assert!(free(&store, "c", 30).is_err(), "what another process holds counts");
+    other.release(b.id, &key("b"), ReleaseReason::Ended).unwrap();
+    free(&store, "c", 30).unwrap();
+    store.release(a.id, &key("a"), ReleaseReason::Ended).unwrap();
+    free(&store, "d", 50).unwrap();
+    assert!(free(&store, "e", 1).is_err());
+    assert_eq!(store.loads().unwrap().values().next().unwrap().memory.bytes(), 80 * GIB);
 }
 
 #[test]

@@ -95,6 +95,7 @@ fn differing_duplicates_are_a_conflict_and_equal_ones_are_not() {
     assert!(read(&[], &["GPUSHARE_COUNT=2", "GPUSHARE_DEVICES=0"]).is_err());
     assert!(read(&[], &["GPUSHARE_COUNT=2", "GPUSHARE_DEVICES=0,1"]).is_ok());
     assert!(read(&[], &["GPUSHARE_MODE=exclusive", "GPUSHARE_MEMORY=4GiB"]).is_err());
+    assert!(read(&[], &["GPUSHARE_MODE=exclusive", "GPUSHARE_CORES=30"]).is_err());
 }
 
 #[test]
@@ -157,6 +158,9 @@ fn a_plain_nvidia_request_follows_the_nodes_policy() {
     let share = read(NvidiaPolicy::DefaultShare, Some(DeviceMemory::from_bytes(GIB))).unwrap().unwrap();
     assert_eq!((share.memory, share.capabilities.to_string().as_str()), (gib(1), "utility"));
     assert_eq!(read(NvidiaPolicy::Ignore, None), Ok(None));
+    let foreign = super::tests::container(&[], &["NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"]);
+    let ignore = Policy { nvidia: NvidiaPolicy::Ignore, ..Policy::default() };
+    assert_eq!(crate::read(&foreign, &ignore), Ok(None), "a list that nobody acts on need not be understood");
     assert_eq!(read(NvidiaPolicy::Refuse, None), Err(RequestError::NoShare));
 }
 
@@ -171,6 +175,33 @@ fn under_strict_only_trusted_annotations_grant_and_others_only_lower() {
     assert!(matches!(strict(&[trusted], &["GPUSHARE_MEMORY=10%"]), Err(RequestError::Raised { .. })));
     assert!(matches!(strict(&[trusted], &["GPUSHARE_COUNT=4"]), Err(RequestError::Untrusted { .. })));
     assert!(matches!(strict(&[trusted], &["GPUSHARE_PRIORITY=9"]), Err(RequestError::Untrusted { .. })));
+    let limited = [trusted, ("alloc.gpushare.io/cores", "30")];
+    for env in [
+        "GPUSHARE_COMPUTE_POLICY=none",
+        "GPUSHARE_CAPABILITIES=all",
+        "GPUSHARE_MODE=exclusive",
+        "GPUSHARE_CORES=31",
+    ] {
+        assert!(strict(&limited, &[env]).is_err(), "{env}");
+    }
+    let wide =
+        strict(&[trusted], &["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"]).unwrap().unwrap();
+    assert_eq!((wide.capabilities.to_string().as_str(), wide.devices), ("compute,utility", Devices::Any(1)));
+    let defaults = Policy {
+        strict: true,
+        default_memory: Some(DeviceMemory::from_bytes(8 * GIB)),
+        default_cores: "50%".parse().ok(),
+        ..Policy::default()
+    };
+    for (env, lowers) in [
+        ("GPUSHARE_MEMORY=80GiB", false),
+        ("GPUSHARE_MEMORY=4GiB", true),
+        ("GPUSHARE_CORES=100", false),
+        ("GPUSHARE_CORES=10", true),
+    ] {
+        let asked = crate::read(&container(&[("alloc.gpushare.io/count", "1")], &[env]), &defaults);
+        assert_eq!(asked.is_ok(), lowers, "{env}");
+    }
     assert!(matches!(strict(&[], &["GPUSHARE_MEMORY=1GiB"]), Err(RequestError::Untrusted { .. })));
     assert!(matches!(strict(&[("gpushare.io/memory", "1GiB")], &[]), Err(RequestError::Untrusted { .. })));
     assert!(matches!(strict(&[], &["NVIDIA_VISIBLE_DEVICES=all"]), Err(RequestError::Untrusted { .. })));

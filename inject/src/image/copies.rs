@@ -1,0 +1,165 @@
+//! Driver libraries that the image carries itself. Its loader may find them before ours, so each gets covered.
+//!
+//! Looked for where a loader looks: the default folders, cuda-compat's, LD_LIBRARY_PATH's and ld.so.conf's. A folder
+//! that only a running program knows of escapes. Everything read here is the image's and is bounded.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::{relative, resolve};
+
+/// File stems of libraries of which only the host's version fits its kernel module.
+const STEMS: [&str; 5] =
+    ["libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler", "libnvidia-nvvm", "libnvidia-gpucomp"];
+const DEFAULT_FOLDERS: [&str; 8] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/lib64",
+    "/usr/lib",
+    "/lib",
+    "/usr/local/nvidia/lib",
+    "/usr/local/nvidia/lib64",
+];
+const MAX_FOLDERS: usize = 128;
+const MAX_ENTRIES: usize = 20_000;
+const MAX_COPIES: usize = 128;
+const MAX_CONF_BYTES: u64 = 64 << 10;
+
+/// The paths of all copies, each once, by folder.
+pub(super) fn find(root: &File, json: &Value) -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = DEFAULT_FOLDERS.iter().map(PathBuf::from).collect();
+    folders.extend(compat(root));
+    folders.extend(search_path(json));
+    folders.extend(conf(root));
+    let mut seen = Vec::new();
+    let mut copies: Vec<PathBuf> = Vec::new();
+    for folder in folders.into_iter().take(MAX_FOLDERS) {
+        let Ok(fd) = resolve(root, relative(&folder)) else { continue };
+        let Ok(real) = fs::read_link(by_descriptor(&fd)) else { continue };
+        if seen.contains(&real) {
+            continue; // another name of the same folder: a mount covers the file under all of them
+        }
+        seen.push(real);
+        copies.extend(names(&fd).into_iter().filter(|name| is_driver(name)).map(|name| folder.join(name)));
+    }
+    copies.truncate(MAX_COPIES);
+    copies
+}
+
+fn is_driver(name: &str) -> bool {
+    STEMS.iter().any(|stem| {
+        let rest = name.strip_prefix(stem);
+        rest.is_some_and(|rest| rest == ".so" || rest.starts_with(".so."))
+    })
+}
+
+fn by_descriptor(fd: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+}
+
+fn names(fd: &OwnedFd) -> Vec<String> {
+    let entries = fs::read_dir(by_descriptor(fd)).into_iter().flatten().filter_map(Result::ok);
+    entries.take(MAX_ENTRIES).filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// `/usr/local/cuda*/compat`.
+fn compat(root: &File) -> Vec<PathBuf> {
+    let Ok(local) = resolve(root, Path::new("usr/local")) else { return Vec::new() };
+    let toolkits = names(&local).into_iter().filter(|name| name.starts_with("cuda"));
+    toolkits.map(|name| Path::new("/usr/local").join(name).join("compat")).collect()
+}
+
+fn search_path(json: &Value) -> Vec<PathBuf> {
+    let env = json.pointer("/process/env").and_then(Value::as_array).into_iter().flatten();
+    let values = env.filter_map(Value::as_str).filter_map(|entry| entry.strip_prefix("LD_LIBRARY_PATH="));
+    values
+        .flat_map(|value| value.split([':', ';']))
+        .filter(|path| path.starts_with('/'))
+        .map(PathBuf::from)
+        .collect()
+}
+
+/// The folders of the image's ld.so.conf and of the files in ld.so.conf.d, which every distribution includes.
+fn conf(root: &File) -> Vec<PathBuf> {
+    let drop_ins = resolve(root, Path::new("etc/ld.so.conf.d")).map(|fd| names(&fd)).unwrap_or_default();
+    let drop_ins = drop_ins.iter().filter(|name| name.ends_with(".conf")).take(MAX_FOLDERS);
+    let files = drop_ins.map(|name| Path::new("etc/ld.so.conf.d").join(name));
+    let files = std::iter::once(PathBuf::from("etc/ld.so.conf")).chain(files);
+    files
+        .flat_map(|file| {
+            text(root, &file)
+                .lines()
+                .map(str::trim)
+                .filter(|l| l.starts_with('/'))
+                .map(PathBuf::from)
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+/// A small regular file's text; anything else (a FIFO would block) has none.
+fn text(root: &File, path: &Path) -> String {
+    let open = resolve(root, path).ok().and_then(|fd| {
+        let path = by_descriptor(&fd);
+        fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
+        File::open(path).ok()
+    });
+    let mut bytes = Vec::new();
+    if let Some(file) = open {
+        let _ = file.take(MAX_CONF_BYTES).read_to_end(&mut bytes);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn copies_are_found_wherever_the_loader_looks_and_once() {
+        let root = tempfile::tempdir().unwrap();
+        let file = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        file("usr/local/cuda-12.4/compat/libcuda.so.550.54.15", "");
+        file("usr/local/cuda-12.4/compat/libnvidia-ptxjitcompiler.so.1", "");
+        file("usr/local/cuda-12.4/compat/libcudadebugger.so.1", "");
+        file("opt/env/libcuda.so", "");
+        file("opt/conf/libnvidia-ml.so.1", "");
+        file("usr/lib/libcuda.so.1", "");
+        file("usr/lib/libcuda.so1", "");
+        file("etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n");
+        file("etc/ld.so.conf.d/x.conf", "# ours\n/opt/conf\n");
+        symlink("usr/lib", root.path().join("lib")).unwrap();
+        symlink("cuda-12.4", root.path().join("usr/local/cuda")).unwrap();
+        symlink("/etc", root.path().join("opt/out")).unwrap();
+        nix::unistd::mkfifo(&root.path().join("etc/ld.so.conf.d/y.conf"), nix::sys::stat::Mode::S_IRWXU)
+            .unwrap();
+        let json = json!({"process": {"env": ["LD_LIBRARY_PATH=/opt/env:/opt/out:relative:/none"]}});
+        let mut found = find(&File::open(root.path()).unwrap(), &json);
+        for path in &mut found {
+            // Which of the two names of one folder is read first is the file system's choice.
+            *path = path.to_str().unwrap().replace("cuda-12.4", "cuda").into();
+        }
+        found.sort();
+        let want = [
+            "/opt/conf/libnvidia-ml.so.1",
+            "/opt/env/libcuda.so",
+            "/usr/lib/libcuda.so.1",
+            "/usr/local/cuda/compat/libcuda.so.550.54.15",
+            "/usr/local/cuda/compat/libnvidia-ptxjitcompiler.so.1",
+        ];
+        assert_eq!(found, want.map(PathBuf::from));
+    }
+}
