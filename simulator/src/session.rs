@@ -5,7 +5,6 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
@@ -13,7 +12,7 @@ use libc::{F_UNLCK, F_WRLCK, c_short, flock};
 use nix::fcntl::{FcntlArg, fcntl};
 
 use crate::lock::{self, Guard, Owner};
-use crate::state::{Gpu, SLOTS, SLOTS_FILE, State};
+use crate::state::{Gpu, SLOTS, SLOTS_FILE, Slot, State};
 use crate::timeline;
 
 /// The slots' lock file. Closing any descriptor of it would drop the process's lock, so it is never dropped.
@@ -22,8 +21,34 @@ pub struct Reader {
     pub state: &'static State,
     shared: PathBuf,
     locks: File,
+    identity: Identity,
+}
+
+/// What tells a process from all others, those before it with the same pid and the program before an exec included.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Identity {
     pid: u32,
-    pid_namespace: u64,
+    image: u64,
+}
+
+impl Identity {
+    fn own() -> Self {
+        // SAFETY: asks for a word that the kernel gave this program.
+        let random = unsafe { libc::getauxval(libc::AT_RANDOM) };
+        let place: *const [u8; 8] = std::ptr::with_exposed_provenance(usize::try_from(random).unwrap_or(0));
+        // SAFETY: null, or 16 random bytes that the kernel placed above the stack and nobody moves.
+        let image = unsafe { place.as_ref() }.map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+        Self { pid: std::process::id(), image }
+    }
+
+    fn of(slot: &Slot) -> Self {
+        Self { pid: slot.pid.load(Ordering::Relaxed), image: slot.image.load(Ordering::Relaxed) }
+    }
+
+    fn write(self, slot: &Slot) {
+        slot.pid.store(self.pid, Ordering::Relaxed);
+        slot.image.store(self.image, Ordering::Relaxed);
+    }
 }
 
 /// Who owns a slot.
@@ -44,7 +69,7 @@ impl Reader {
         let state = State::open(shared)?;
         let locks = OpenOptions::new().read(true).write(true).open(shared.join(SLOTS_FILE))?;
         let shared = shared.to_owned();
-        let reader = Self { state, shared, locks, pid: std::process::id(), pid_namespace: pid_namespace() };
+        let reader = Self { state, shared, locks, identity: Identity::own() };
         Ok(Box::leak(Box::new(reader)))
     }
 
@@ -72,10 +97,8 @@ impl Reader {
             return Life::Dead;
         }
         // F_GETLK never reports our own lock.
-        if slot.pid.load(Ordering::Relaxed) == self.pid
-            && slot.pid_namespace.load(Ordering::Relaxed) == self.pid_namespace
-        {
-            return Life::Alive(Some(self.pid));
+        if Identity::of(slot) == self.identity {
+            return Life::Alive(Some(self.identity.pid));
         }
         let mut request = byte(F_WRLCK, index);
         match fcntl(&self.locks, FcntlArg::F_GETLK(&mut request)) {
@@ -103,14 +126,15 @@ impl Session {
         let reader = Reader::open(shared)?;
         let state = reader.state;
         for (index, slot) in state.slots.iter().enumerate() {
-            if fcntl(&reader.locks, FcntlArg::F_SETLK(&byte(F_WRLCK, index))).is_err() {
+            // Another copy of this library in our process, as dlmopen makes them, has a lock that does not stop us.
+            let ours = slot.live.load(Ordering::Acquire) != 0 && Identity::of(slot) == reader.identity;
+            if ours || fcntl(&reader.locks, FcntlArg::F_SETLK(&byte(F_WRLCK, index))).is_err() {
                 continue;
             }
             let number = u32::try_from(index).unwrap_or(u32::MAX);
             let generation = slot.generation.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
             clear(state, index);
-            slot.pid.store(reader.pid, Ordering::Relaxed);
-            slot.pid_namespace.store(reader.pid_namespace, Ordering::Relaxed);
+            reader.identity.write(slot);
             slot.program.set(&program());
             state.slots_used.fetch_max(number + 1, Ordering::AcqRel);
             slot.live.store(1, Ordering::Release);
@@ -209,10 +233,6 @@ fn byte(kind: i32, index: usize) -> flock {
 
 fn c_int_of(value: c_short) -> i32 {
     i32::from(value)
-}
-
-fn pid_namespace() -> u64 {
-    std::fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino())
 }
 
 fn program() -> String {

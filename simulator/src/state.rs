@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// First word of a state file: the layout's name and version.
-pub const MAGIC: u64 = 0x6770_7573_696d_0002;
+pub const MAGIC: u64 = 0x6770_7573_696d_0003;
 /// GPUs that a node can have.
 pub const GPUS: usize = 16;
 /// Processes that can use a node's GPUs at one time.
@@ -119,8 +119,8 @@ pub struct Slot {
     pub pid: AtomicU32,
     /// Padding, zero.
     pub reserved: AtomicU32,
-    /// Inode of the owner's pid namespace.
-    pub pid_namespace: AtomicU64,
+    /// A number that the kernel drew when the owner's program was started.
+    pub image: AtomicU64,
     /// Owner's program.
     pub program: Text<104>,
 }

@@ -96,6 +96,22 @@ fn a_kernel_of_readable_ptx_really_runs() {
 }
 
 #[test]
+fn ptx_that_was_linked_with_a_library_really_runs() {
+    let node = Node::new(&[]);
+    let mut client = node.run("context\nlink\nwrite");
+    assert_eq!(client.value("link"), "[0, 0, 0, 0, 0, 0]");
+    assert_eq!(client.value("write"), "[42, 42, 42, 42]");
+}
+
+#[test]
+fn a_kernel_that_fails_says_how() {
+    let node = Node::new(&[]);
+    for (kernel, want) in [("trapped", 719), ("misaligned", 716)] {
+        assert_eq!(node.run(&format!("context\nfault {kernel}")).number("fault"), want, "{kernel}");
+    }
+}
+
+#[test]
 fn a_forked_child_cannot_use_its_parents_driver() {
     let node = Node::new(&[]);
     assert_eq!(node.run("context\nfork").number("fork"), 3);

@@ -63,8 +63,13 @@ impl Event {
 
     /// Lets `stream` wait for the event.
     pub fn hold(&self, driver: &Driver, stream: &Stream) -> Result {
-        if let Moment::At(ordinal, moment) = &*locked(&self.moment) {
-            let end = moment.end(driver.gpu(*ordinal)?);
+        // Copied out first: recording takes the two locks in the other order.
+        let found = match &*locked(&self.moment) {
+            Moment::At(ordinal, moment) => Some((*ordinal, *moment)),
+            Moment::Never | Moment::Captured(_) => None,
+        };
+        if let Some((ordinal, moment)) = found {
+            let end = moment.end(driver.gpu(ordinal)?);
             let mut tail = locked(&stream.tail);
             tail.floor = tail.floor.max(end);
         }

@@ -1,6 +1,6 @@
 //! Code images: what a program gives to cuModuleLoadData and its like.
 
-use gpushare_simulator_ptx::{Global, Module, Parameter, PtxError};
+use gpushare_simulator_ptx::{Fault, Global, Module, Parameter, PtxError};
 
 use crate::abi::{Code, In, Result};
 use crate::launch::Kernel;
@@ -110,10 +110,24 @@ impl Program {
         // SAFETY: device memory stays mapped for the life of the process. That the kernel keeps to it is what every
         // CUDA program owes its driver; a real GPU would fault, and so do we.
         let result = unsafe { self.0.run(name, *grid, *block, *shared, parameters, address) };
-        result.map_err(|error| match error {
-            PtxError::Fault { .. } => Code::ILLEGAL_ADDRESS,
-            _ => Code::LAUNCH_FAILED,
+        result.map_err(|error| {
+            if let PtxError::Fault { fault, .. } = error { code_of(fault) } else { Code::LAUNCH_FAILED }
         })
+    }
+}
+
+/// What CUDA calls a fault.
+fn code_of(fault: Fault) -> Code {
+    match fault {
+        Fault::IllegalAddress(_) | Fault::OutsideShared(_) => Code::ILLEGAL_ADDRESS,
+        Fault::MisalignedAddress(_) => Code::MISALIGNED_ADDRESS,
+        Fault::Assertion => Code::ASSERT,
+        // A GPU with such a kernel hangs until its watchdog ends it.
+        Fault::StepLimit(_) | Fault::Deadlock => Code::LAUNCH_TIMEOUT,
+        Fault::StackOverflow => Code::HARDWARE_STACK_ERROR,
+        Fault::NoFunction(_) | Fault::NoLabel(_) => Code::INVALID_PC,
+        Fault::NoBarrier(_) => Code::ILLEGAL_INSTRUCTION,
+        _ => Code::LAUNCH_FAILED,
     }
 }
 
@@ -125,6 +139,25 @@ mod tests {
     fn kernels_are_found_in_text_that_is_not_parsed() {
         let text = ".version 8.0\n.visible .entry busy_10ms(\n) { ret; }\n.entry  _Z3addPf ( ) {}";
         assert_eq!(entry_names(text), ["busy_10ms", "_Z3addPf"]);
+    }
+
+    #[test]
+    fn a_fault_has_cudas_number() {
+        for (fault, want) in [
+            (Fault::Trap, 719),
+            (Fault::Assertion, 710),
+            (Fault::MisalignedAddress(1), 716),
+            (Fault::IllegalAddress(0), 700),
+            (Fault::OutsideShared(64), 700),
+            (Fault::StepLimit(1), 702),
+            (Fault::Deadlock, 702),
+            (Fault::StackOverflow, 714),
+            (Fault::NoFunction(0), 718),
+            (Fault::NoLabel(3), 718),
+            (Fault::NoBarrier(16), 715),
+        ] {
+            assert_eq!(code_of(fault), Code(want), "{fault}");
+        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The linker of the driver. It joins texts; an image that is no text is taken as it is.
+//! The linker of the driver. It joins the PTX among its inputs. Machine code cannot be looked into: it is kept only when
+//! there is no PTX, and libraries, which a linker merely searches, are left out.
 
 use std::ffi::c_char;
 use std::sync::Mutex;
@@ -7,9 +8,22 @@ use crate::abi::{Code, Handle, In, Out, Result, bytes_at};
 use crate::driver::{driver, locked};
 use crate::registry::Registry;
 
+/// CUjitInputType.
+const PTX: u32 = 1;
+const LIBRARY: u32 = 4;
+const KINDS: u32 = 6;
+
+#[derive(Default)]
+struct Inputs {
+    /// All PTX so far; the image, once the link is complete.
+    text: Vec<u8>,
+    /// The first input of machine code.
+    code: Vec<u8>,
+}
+
 #[derive(Default)]
 struct Linking {
-    image: Mutex<Vec<u8>>,
+    inputs: Mutex<Inputs>,
 }
 
 /// All links under way.
@@ -18,17 +32,41 @@ pub struct Links {
     registry: Registry<Linking>,
 }
 
-fn append(state: Handle, data: &[u8]) -> Result {
-    let driver = driver()?;
-    let linking = driver.links.registry.get(state)?;
-    let mut image = locked(&linking.image);
-    // Texts come with their end marks; the joined one gets a single mark at completion.
-    let end = data.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
-    if !image.is_empty() {
-        image.push(b'\n');
+impl Inputs {
+    fn add(&mut self, kind: u32, data: &[u8]) -> Result {
+        match kind {
+            PTX => self.join(data),
+            LIBRARY => {}
+            KINDS.. => return Err(Code::INVALID_VALUE),
+            _ if self.code.is_empty() => self.code.extend_from_slice(data),
+            _ => {}
+        }
+        Ok(())
     }
-    image.extend_from_slice(&data[..end]);
-    Ok(())
+
+    /// Texts come with their end marks; the joined one gets a single mark at completion.
+    fn join(&mut self, text: &[u8]) {
+        let end = text.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+        if !self.text.is_empty() {
+            self.text.push(b'\n');
+        }
+        self.text.extend_from_slice(&text[..end]);
+    }
+
+    fn complete(&mut self) -> Result<&[u8]> {
+        if self.text.is_empty() {
+            return if self.code.is_empty() { Err(Code::INVALID_IMAGE) } else { Ok(&self.code) };
+        }
+        if self.text.last() != Some(&0) {
+            self.text.push(0);
+        }
+        Ok(&self.text)
+    }
+}
+
+fn append(state: Handle, kind: u32, data: &[u8]) -> Result {
+    let linking = driver()?.links.registry.get(state)?;
+    locked(&linking.inputs).add(kind, data)
 }
 
 fn create(out: Out<Handle>) -> Result {
@@ -42,31 +80,49 @@ exports! {
     }
 
     fn cuLinkAddData_v2 also cuLinkAddData (
-        state: Handle, _kind: u32, data: u64, length: usize, _name: In<c_char>, _count: u32, _options: In<u32>,
+        state: Handle, kind: u32, data: u64, length: usize, _name: In<c_char>, _count: u32, _options: In<u32>,
         _values: In<usize>,
     ) {
-        append(state, &bytes_at(data, length)?)
+        append(state, kind, &bytes_at(data, length)?)
     }
 
     fn cuLinkAddFile_v2 also cuLinkAddFile
-    (state: Handle, _kind: u32, path: In<c_char>, _count: u32, _options: In<u32>, _values: In<usize>) {
-        append(state, &std::fs::read(path.text()?).map_err(|_| Code::FILE_NOT_FOUND)?)
+    (state: Handle, kind: u32, path: In<c_char>, _count: u32, _options: In<u32>, _values: In<usize>) {
+        append(state, kind, &std::fs::read(path.text()?).map_err(|_| Code::FILE_NOT_FOUND)?)
     }
 
     fn cuLinkComplete(state: Handle, image: Out<*const u8>, length: Out<usize>) {
         let linking = driver()?.links.registry.get(state)?;
-        let mut bytes = locked(&linking.image);
-        if bytes.is_empty() {
-            return Err(Code::INVALID_IMAGE);
-        }
-        if bytes.last() != Some(&0) {
-            bytes.push(0);
-        }
+        let mut inputs = locked(&linking.inputs);
+        let bytes = inputs.complete()?;
         length.set_if_given(bytes.len());
         image.set(bytes.as_ptr())
     }
 
     fn cuLinkDestroy(state: Handle) {
         driver()?.links.registry.remove(state).map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ptx_is_joined_and_other_inputs_stand_alone() {
+        const ELF: &[u8] = b"\x7fELF\0\0";
+        for (inputs, want) in [
+            (&[(PTX, &b"a\0\0"[..]), (PTX, b"b")][..], Ok(&b"a\nb\0"[..])),
+            (&[(PTX, b"a"), (LIBRARY, b"!<arch>\n")], Ok(b"a\0")),
+            (&[(0, ELF), (PTX, b"a")], Ok(b"a\0")),
+            (&[(0, ELF), (3, b"object")], Ok(ELF)),
+            (&[(LIBRARY, b"!<arch>\n")], Err(Code::INVALID_IMAGE)),
+            (&[], Err(Code::INVALID_IMAGE)),
+        ] {
+            let mut all = Inputs::default();
+            inputs.iter().for_each(|(kind, data)| all.add(*kind, data).expect("a kind of input"));
+            assert_eq!(all.complete(), want, "{inputs:?}");
+        }
+        assert_eq!(Inputs::default().add(KINDS, b""), Err(Code::INVALID_VALUE));
     }
 }

@@ -127,6 +127,27 @@ fn allocate_work(parameters: Out<AllocateNode>) -> Result<Work> {
     Ok(Work::Allocate(wanted.start))
 }
 
+/// What an allocation node was made with, and its address.
+fn allocation_of(node: Handle) -> Result<AllocateNode> {
+    let driver = driver()?;
+    let mut start = None;
+    driver.graphs.change(node, |found| {
+        if let Work::Allocate(address) = found.work() {
+            start = Some(*address);
+        }
+        Ok(())
+    })?;
+    let start = start.ok_or(Code::INVALID_VALUE)?;
+    let found = *locked(&driver.heap).at(start).ok_or(Code::INVALID_VALUE)?;
+    Ok(AllocateNode {
+        pool: PoolProperties::of_gpu(found.ordinal),
+        access: 0,
+        access_count: 0,
+        length: usize::try_from(found.length).map_err(|_| Code::INVALID_VALUE)?,
+        start: found.start,
+    })
+}
+
 fn child_work(graph: Handle) -> Result<Work> {
     let nodes = driver()?.graphs.get(graph)?.works()?;
     Ok(Work::Child(Arc::new(nodes)))
@@ -204,6 +225,10 @@ exports! {
     (out: Out<Handle>, graph: Handle, depends: In<Handle>, count: usize, parameters: Out<AllocateNode>) {
         out.given()?;
         add(out, graph, depends, count, allocate_work(parameters)?)
+    }
+    fn cuGraphMemAllocNodeGetParams(node: Handle, out: Out<AllocateNode>) {
+        out.given()?;
+        out.set(allocation_of(node)?)
     }
     fn cuGraphAddMemFreeNode
     (out: Out<Handle>, graph: Handle, depends: In<Handle>, count: usize, start: DevicePointer) {

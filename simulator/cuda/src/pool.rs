@@ -63,6 +63,22 @@ pub struct PoolProperties {
     reserved: [u8; 54],
 }
 
+impl PoolProperties {
+    /// Ordinary memory of a GPU.
+    pub fn of_gpu(ordinal: i32) -> Self {
+        Self {
+            kind: 1,
+            handle_types: 0,
+            location_kind: 1,
+            location: ordinal,
+            security: 0,
+            most: 0,
+            usage: 0,
+            reserved: [0; 54],
+        }
+    }
+}
+
 impl Pool {
     fn new(handle: Handle, ordinal: i32, host: bool, most: u64) -> Self {
         let books = Books { reuse: [0, 1, 1, 1], ..Books::default() };

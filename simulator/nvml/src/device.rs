@@ -182,11 +182,36 @@ exports! {
         out.set(if first == second { 0 } else { 30 })
     }
 
+    /// The other GPUs: all are one host bridge away, level 30.
+    fn nvmlDeviceGetTopologyNearestGpus(device: Handle, level: u32, count: Out<u32>, out: Out<Handle>) {
+        let node = node()?;
+        let own = node.index(device)?;
+        let others = (0..node.devices.len()).filter(|&index| index != own && level == 30);
+        write_handles(others.map(|index| node.handle(index)).collect::<Result<Vec<_>>>()?, count, out)
+    }
+
+    /// The GPUs near a processor: all of them.
+    fn nvmlSystemGetTopologyGpuSet(_processor: u32, count: Out<u32>, out: Out<Handle>) {
+        let node = node()?;
+        let all = (0..node.devices.len()).map(|index| node.handle(index));
+        write_handles(all.collect::<Result<Vec<_>>>()?, count, out)
+    }
+
     fn nvmlDeviceGetP2PStatus(first: Handle, second: Handle, _capability: u32, out: Out<u32>) {
         gpu(second)?;
         gpu(first)?;
         out.set(0)
     }
+}
+
+/// Writes a list, or its length alone where the caller has no room.
+fn write_handles(list: Vec<Handle>, count: Out<u32>, out: Out<Handle>) -> Result {
+    let room = count.get()? as usize;
+    count.set(u32::try_from(list.len()).unwrap_or(u32::MAX))?;
+    if out.is_null() {
+        return Ok(());
+    }
+    list.into_iter().take(room).enumerate().try_for_each(|(index, handle)| out.set_at(index, handle))
 }
 
 fn serial_of(gpu: &Gpu) -> String {

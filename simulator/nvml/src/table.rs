@@ -14,6 +14,7 @@ const SLOTS: usize = SIZE / 8;
 const ID: [u8; 16] = 0xc4fe_3e6c_c98f_6c4e_a327_ee69_6e12_f7c4_u128.to_be_bytes();
 
 const LOGGER: usize = 26;
+const TOPOLOGY_LEVEL: usize = 23;
 const HANDLE_BY_INDEX: usize = 81;
 const PROCESS_LISTS: [usize; 3] = [213, 214, 215];
 
@@ -34,6 +35,12 @@ extern "C" fn absent() -> u32 {
 /// Takes any message and drops it.
 extern "C" fn logger() -> u32 {
     0
+}
+
+/// How far two GPUs, given by their PCI identities, are from each other: one host bridge, which is 2
+/// in this table's own count.
+extern "C" fn topology_level(_first: Out<u8>, _second: Out<u8>, out: Out<u32>) -> u32 {
+    number(out.set(2))
 }
 
 extern "C" fn handle_by_index(index: u32, out: Out<Handle>) -> u32 {
@@ -75,6 +82,7 @@ fn table() -> &'static Table {
         let mut slots = [absent as *const c_void; SLOTS];
         slots[0] = std::ptr::without_provenance(SIZE);
         slots[LOGGER] = logger as *const c_void;
+        slots[TOPOLOGY_LEVEL] = topology_level as *const c_void;
         slots[HANDLE_BY_INDEX] = handle_by_index as *const c_void;
         let [compute, graphics, mps] = PROCESS_LISTS;
         slots[compute] = compute_processes as *const c_void;

@@ -255,6 +255,9 @@ pub(crate) enum Special {
     LocalStart,
     LocalEnd,
     SharedDynamic,
+    /// Halves of the address of the memory in which cooperative groups count the blocks of a grid.
+    WorkspaceLow,
+    WorkspaceHigh,
     SharedTotal,
 }
 

@@ -75,6 +75,9 @@ fn word_length(text: &str) -> usize {
     let decimal = decimal && !matches!(bytes.get(1), Some(b'f' | b'F' | b'd' | b'D'));
     let mut at = 0;
     while let Some(&byte) = bytes.get(at) {
+        if byte == b'.' && at > 0 && bytes[0] == b'.' {
+            break; // `.reg.b16` is two directives
+        }
         if is_word(char::from(byte)) {
             at += 1;
         } else if byte == b':' && bytes.get(at + 1) == Some(&b':') && bytes[0].is_ascii_alphabetic() {

@@ -352,6 +352,14 @@ fn half_precision_rounds_once() {
         ("fma.rn.relu.f16 %m, %i, %j, %k; cvt.u64.u16 %o, %m;", &[0xc000, 0x4200, 0x3c00], 0),
         ("max.bf16 %m, %i, %j; cvt.u64.u16 %o, %m;", &[0x3f80, 0xbf80], 0x3f80),
         ("setp.lt.f16 %p, %i, %j; selp.u64 %o, 1, 0, %p;", &[0xc000, 0x3c00], 1),
+        ("setp.lt.f16x2 %p|%r, %w, %x; selp.u64 %o, 1, 0, %r;", &[0x3c00_c000, 0x3c00_3c00], 0),
+        ("set.gt.u32.f16x2 %s, %w, %x; cvt.u64.u32 %o, %s;", &[0x4000_3c00, 0x3c00_3c00], 0xffff_0000),
+        ("set.le.f16x2.f16x2 %s, %w, %x; cvt.u64.u32 %o, %s;", &[0x4000_3c00, 0x3c00_3c00], 0x3c00),
+        (
+            "{.reg.b16 hl,hu; mov.b32 {hl, hu}, %w; mov.b32 %s, {hu, hl};} cvt.u64.u32 %o, %s;",
+            &[0x1234_5678],
+            0x5678_1234,
+        ),
         ("add.u16x2 %s, %w, %x; cvt.u64.u32 %o, %s;", &[0x0001_ffff, 0x0001_0001], 0x0002_0000),
     ]);
 }

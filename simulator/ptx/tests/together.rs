@@ -141,6 +141,15 @@ fn threads_may_spin_for_one_another() {
 }
 
 #[test]
+fn every_launch_brings_zeros_for_the_barrier_of_cooperative_groups() {
+    let arrive = "mov.u32 %s, %envreg2; mov.u32 %u, %envreg1; mov.b64 %d2, {%s, %u}; atom.add.release.gpu.u32 %u, [%d2+4], 5;
+        bar.sync 0; ld.acquire.gpu.u32 %s, [%d2+4];";
+    for _ in 0..2 {
+        assert_eq!(per_thread(arrive, 3), [15; 3]);
+    }
+}
+
+#[test]
 fn blocks_may_wait_for_later_blocks() {
     // Every block counts itself in and waits until all are there, as cooperative groups do.
     let text = |wait: &str| {

@@ -50,6 +50,13 @@ const PTX: &CStr = c"
   add.s64 %rd4, %rd1, %rd3;
   st.global.u32 [%rd4], %r1;
   ret;
+}
+.visible .entry trapped() { trap; }
+.visible .entry misaligned(.param .u64 p) {
+  .reg .b64 %rd<2>;
+  ld.param.u64 %rd1, [p];
+  st.global.u32 [%rd1+2], 1;
+  ret;
 }";
 
 struct Client {
@@ -104,6 +111,12 @@ impl Client {
             }
             ["entry", name, version, flags] => self.entry(name, number(version), number(flags)),
             ["write"] => self.write(),
+            ["link"] => self.link(),
+            ["fault", name] => {
+                let mut pointer = 0_u64;
+                call!(self.cuda, c"cuMemAlloc_v2", &mut pointer => &mut u64, 16 => usize);
+                println!("fault: {}", self.submit(name, &mut [(&raw mut pointer).cast()]));
+            }
             ["pairs", count] => self.pairs(number(count)),
             ["fork"] => self.fork(),
             other => panic!("no such step: {other:?}"),
@@ -121,17 +134,39 @@ impl Client {
         call!(self.cuda, c"cuModuleLoadData", &mut self.module => &mut usize, PTX.as_ptr() => *const c_char);
     }
 
+    /// Takes the module through the linker, together with a library, as numba does.
+    fn link(&mut self) {
+        let (mut link, mut image, mut length) = (0_usize, 0_usize, 0_usize);
+        let create =
+            call!(self.cuda, c"cuLinkCreate_v2", 0 => u32, 0 => usize, 0 => usize, &mut link => &mut usize);
+        let mut inputs = vec![create];
+        for (kind, data) in [(1, PTX.to_bytes_with_nul()), (4, b"!<arch>\n\x01\xff\0")] {
+            inputs.push(call!(
+                self.cuda, c"cuLinkAddData_v2",
+                link => usize, kind => u32, data.as_ptr() => *const u8, data.len() => usize, c"".as_ptr() => *const c_char,
+                0 => u32, 0 => usize, 0 => usize,
+            ));
+        }
+        inputs.push(call!(self.cuda, c"cuLinkComplete", link => usize, &mut image => &mut usize, &mut length => &mut usize));
+        inputs.push(call!(self.cuda, c"cuModuleLoadData", &mut self.module => &mut usize, image => usize));
+        inputs.push(call!(self.cuda, c"cuLinkDestroy", link => usize));
+        println!("link: {inputs:?}");
+    }
+
     fn launch(&self, name: &str, parameters: &mut [*mut c_void]) {
+        assert_eq!(self.submit(name, parameters), 0, "launch of {name}");
+    }
+
+    fn submit(&self, name: &str, parameters: &mut [*mut c_void]) -> u32 {
         let mut function = 0_usize;
         let text = CString::new(name).expect("a name");
         let found = call!(self.cuda, c"cuModuleGetFunction", &mut function => &mut usize, self.module => usize, text.as_ptr() => *const c_char);
         assert_eq!(found, 0, "kernel {name}");
-        let launched = call!(
+        call!(
             self.cuda, c"cuLaunchKernel",
             function => usize, 1 => u32, 1 => u32, 1 => u32, 4 => u32, 1 => u32, 1 => u32, 0 => u32, 0 => usize,
             parameters.as_mut_ptr() => *mut *mut c_void, 0 => usize,
-        );
-        assert_eq!(launched, 0, "launch of {name}");
+        )
     }
 
     fn write(&self) {

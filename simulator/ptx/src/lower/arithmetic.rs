@@ -196,7 +196,7 @@ impl<'t> Lowering<'_, 't> {
     }
 
     /// `f`, on both halves if the type is packed, into a temporary.
-    fn each(&mut self, f: Alu, ty: Ty, sources: [Slot; 3]) -> Result<Slot, PtxError> {
+    pub(super) fn each(&mut self, f: Alu, ty: Ty, sources: [Slot; 3]) -> Result<Slot, PtxError> {
         let d = self.temporary()?;
         self.each_into(f, ty, d, sources)?;
         Ok(d)

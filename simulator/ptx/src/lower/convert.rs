@@ -1,7 +1,7 @@
-//! Moves, address and type conversions, comparisons and selections.
+//! Moves, address and type conversions.
 
 use crate::alu::half::Rounding;
-use crate::alu::{Alu, compare, convert, float, packed};
+use crate::alu::{Alu, convert, float, packed};
 use crate::code::{Op, Slot, Special};
 use crate::error::PtxError;
 use crate::lower::Lowering;
@@ -20,14 +20,11 @@ impl<'t> Lowering<'_, 't> {
             "mov" => self.mov(m, operands),
             "cvt" => self.cvt(m, operands),
             "cvta" => self.cvta(m, operands),
-            "isspacep" => self.is_space(m, operands),
-            "setp" => self.setp(m, operands),
-            "set" => self.set(m, operands),
-            _ => self.select(m, operands),
+            _ => self.is_space(m, operands),
         }
     }
 
-    fn wrong<T>(&self) -> Result<T, PtxError> {
+    pub(super) fn wrong<T>(&self) -> Result<T, PtxError> {
         Err(syntax(self.line, "the operands do not fit the instruction"))
     }
 
@@ -210,110 +207,5 @@ impl<'t> Lowering<'_, 't> {
             _ => self.emit(Op::Move { d, a: value }),
         }
         Ok(())
-    }
-
-    /// The operands of a comparison, flushed if asked.
-    fn compared(&mut self, operand: &Operand<'t>, ty: Ty, flush: bool) -> Result<Slot, PtxError> {
-        let value = self.source(operand, ty)?;
-        match float::flush(ty) {
-            Some(f) if flush => self.alu_temporary(f, [value, 0, 0]),
-            _ => Ok(value),
-        }
-    }
-
-    fn setp(&mut self, m: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
-        let comparison = m.take_first().unwrap_or_default();
-        let join = m.take_one(&["and", "or", "xor"]);
-        let flush = m.take("ftz");
-        let ty = m.ty()?;
-        let [d, a, b, rest @ ..] = operands else { return self.wrong() };
-        let f = compare::comparison(comparison, ty).ok_or_else(|| m.unknown())?;
-        let sources = [self.compared(a, ty, flush)?, self.compared(b, ty, flush)?, 0];
-        let (first, second) = match d {
-            Operand::Pair(first, second) => (Operand::Name(first), Some(Operand::Name(second))),
-            _ => (d.clone(), None),
-        };
-        let first = self.destination(&first)?.0;
-        if second.is_none() && join.is_none() {
-            self.alu(f, first, sources);
-            return Ok(());
-        }
-        let holds = self.alu_temporary(f, sources)?;
-        let fails = self.alu_temporary(|a, _, _| a ^ 1, [holds, 0, 0])?;
-        let second = second.map(|name| self.destination(&name)).transpose()?;
-        let with = match (join, rest) {
-            (None, []) => None,
-            (Some(join), [with]) => {
-                let with = self.source(with, Ty::Pred)?;
-                let kept = self.temporary()?; // the predicate may be a destination too
-                self.emit(Op::Move { d: kept, a: with });
-                Some((joined(join), kept))
-            }
-            _ => return self.wrong(),
-        };
-        let outcomes = [(Some(first), holds), (second.map(|(slot, _)| slot), fails)];
-        for (d, value) in outcomes {
-            match (d, with) {
-                (Some(d), Some((f, with))) => self.alu(f, d, [value, with, 0]),
-                (Some(d), None) => self.emit(Op::Move { d, a: value }),
-                (None, _) => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// `set`: all ones or 1.0 where the comparison holds.
-    fn set(&mut self, m: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
-        let comparison = m.take_first().unwrap_or_default();
-        let join = m.take_one(&["and", "or", "xor"]);
-        let flush = m.take("ftz");
-        let (to, from) = (m.ty()?, m.ty()?);
-        let [d, a, b, rest @ ..] = operands else { return self.wrong() };
-        let f = compare::comparison(comparison, from).ok_or_else(|| m.unknown())?;
-        let sources = [self.compared(a, from, flush)?, self.compared(b, from, flush)?, 0];
-        let mut holds = self.alu_temporary(f, sources)?;
-        match (join, rest) {
-            (None, []) => {}
-            (Some(join), [with]) => {
-                let with = self.source(with, Ty::Pred)?;
-                holds = self.alu_temporary(joined(join), [holds, with, 0])?;
-            }
-            _ => return self.wrong(),
-        }
-        let one = match to {
-            Ty::F32 => u64::from(1_f32.to_bits()),
-            Ty::U32 | Ty::S32 | Ty::U16 | Ty::S16 => to.mask(),
-            Ty::F16 => 0x3c00,
-            _ => return Err(m.unknown()),
-        };
-        let one = self.constant(one)?;
-        let d = self.destination(d)?.0;
-        self.alu(packed::SELECT, d, [one, 0, holds]);
-        Ok(())
-    }
-
-    fn select(&mut self, m: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
-        let by_sign = m.name == "slct";
-        m.ignore(&["ftz"]);
-        let ty = m.ty()?;
-        let (f, chooser) = if by_sign {
-            let chooser = m.ty()?;
-            (packed::select_by_sign(chooser).ok_or_else(|| m.unknown())?, chooser)
-        } else {
-            (packed::SELECT, Ty::Pred)
-        };
-        let [d, a, b, c] = operands else { return self.wrong() };
-        let sources = [self.source(a, ty)?, self.source(b, ty)?, self.source(c, chooser)?];
-        let d = self.destination(d)?.0;
-        self.alu(f, d, sources);
-        Ok(())
-    }
-}
-
-fn joined(name: &str) -> Alu {
-    match name {
-        "and" => |a, b, _| a & b,
-        "or" => |a, b, _| a | b,
-        _ => |a, b, _| a ^ b,
     }
 }

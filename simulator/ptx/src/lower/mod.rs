@@ -5,6 +5,7 @@
 
 mod arithmetic;
 mod call;
+mod compare;
 mod control;
 mod convert;
 mod memory;
@@ -247,9 +248,8 @@ impl<'t> Lowering<'_, 't> {
 
     fn instruction(&mut self, m: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
         match m.name {
-            "mov" | "cvt" | "cvta" | "isspacep" | "selp" | "slct" | "setp" | "set" => {
-                self.convert(m, operands)
-            }
+            "mov" | "cvt" | "cvta" | "isspacep" => self.convert(m, operands),
+            "selp" | "slct" | "setp" | "set" => self.compare(m, operands),
             "ld" | "ldu" | "st" | "atom" | "red" | "cp" => self.memory(m, operands),
             "call" => self.call(m, operands),
             "bar" | "barrier" | "shfl" | "vote" | "match" | "redux" | "elect" | "activemask" => {

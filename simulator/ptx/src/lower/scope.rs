@@ -174,6 +174,8 @@ impl<'t> Lowering<'_, 't> {
             "%lanemask_le" => Special::LaneMask(LaneMask::LessEqual),
             "%lanemask_gt" => Special::LaneMask(LaneMask::Greater),
             "%lanemask_ge" => Special::LaneMask(LaneMask::GreaterEqual),
+            "%envreg1" => Special::WorkspaceHigh,
+            "%envreg2" => Special::WorkspaceLow,
             "%dynamic_smem_size" => Special::SharedDynamic,
             "%total_smem_size" => Special::SharedTotal,
             "WARP_SZ" => return self.constant(32).map(Some),

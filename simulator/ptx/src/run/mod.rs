@@ -22,6 +22,9 @@ const RESIDENT: usize = 1024;
 const MAX_THREADS: u64 = 1024;
 const MAX_SHARED: usize = 228 << 10;
 
+/// Eight-byte words that a cooperative grid gets for its barrier; CUDA's headers use the first.
+const WORKSPACE: usize = 64;
+
 /// Stack of a thread where calls are recursive or through addresses, so that their depth is unknown.
 const DEEP_STACK: usize = 64 << 10;
 
@@ -46,6 +49,8 @@ struct Launch<'m> {
     /// Bytes of each thread's stack.
     stack: usize,
     step_limit: u64,
+    /// Address of zeros for [`Special::WorkspaceLow`].
+    workspace: u64,
 }
 
 /// Why a thread ended, and where.
@@ -84,10 +89,12 @@ pub(crate) unsafe fn run(module: &Module, request: &Request<'_>) -> Result<(), P
         whole[..bytes.len()].copy_from_slice(bytes);
         *word = u64::from_le_bytes(whole);
     }
-    let launch = prepare(module, kernel, request, address_of(parameters.as_mut_ptr()))?;
-    // SAFETY: the caller's contract, passed on; `parameters` outlives the launch.
+    let mut workspace = [0_u64; WORKSPACE];
+    let mut launch = prepare(module, kernel, request, address_of(parameters.as_mut_ptr()))?;
+    launch.workspace = address_of(workspace.as_mut_ptr());
+    // SAFETY: the caller's contract, passed on; `parameters` and `workspace` outlive the launch.
     let ended = unsafe { launch.blocks() };
-    drop(parameters);
+    drop((parameters, workspace));
     ended.map_err(|failure| PtxError::Fault {
         kernel: request.kernel.to_owned(),
         line: module.functions[failure.function as usize].lines[failure.at as usize],
@@ -187,6 +194,7 @@ fn prepare<'m>(
         shared_dynamic: request.shared_bytes,
         stack: stack(module, kernel),
         step_limit: module.step_limit,
+        workspace: 0,
     })
 }
 

@@ -175,6 +175,8 @@ impl Thread {
             Special::SharedEnd => place.shared_start + place.shared_size,
             Special::LocalStart => self.stack,
             Special::LocalEnd => self.stack + u64::try_from(launch.stack).unwrap_or(0),
+            Special::WorkspaceLow => launch.workspace & 0xffff_ffff,
+            Special::WorkspaceHigh => launch.workspace >> 32,
             Special::SharedDynamic => u64::from(launch.shared_dynamic),
             Special::SharedTotal => place.shared_size,
         }
