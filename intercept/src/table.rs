@@ -81,7 +81,6 @@ fn hash(kind: Kind, key: u64) -> u64 {
 
 impl Table {
     fn shard(&self, hash: u64) -> &Mutex<Shard> {
-        #[expect(clippy::cast_possible_truncation, reason = "four bits")]
         let index = (hash >> 60) as usize % SHARDS;
         &self.shards[index]
     }
@@ -170,7 +169,6 @@ impl Shard {
     }
 
     fn home(&self, hash: u64) -> usize {
-        #[expect(clippy::cast_possible_truncation, reason = "x86_64: both have 64 bits")]
         let mixed = (hash >> 20) as usize; // the top four bits chose the shard
         mixed & self.capacity.wrapping_sub(1)
     }

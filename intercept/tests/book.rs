@@ -1,6 +1,8 @@
 //! The books under many real processes. A "driver" of one shared word per process says what is really held, so that
 //! every test compares the books with something that they do not keep themselves.
 
+#![allow(clippy::unwrap_used, reason = "a step that fails shall fail the test")]
+
 use std::ffi::{CStr, CString};
 use std::io::Write;
 use std::os::fd::AsRawFd;

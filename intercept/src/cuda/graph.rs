@@ -1,7 +1,8 @@
 //! Memory nodes of graphs: the driver keeps one reserve per device for all graphs of the process.
 //!
 //! An executable graph needs at most the sum of its nodes. What the reserve may have to grow by is charged before the
-//! graph is instantiated, uploaded or launched; afterwards the charge is settled to the driver's figure.
+//! graph is instantiated, uploaded or launched. It stays charged until all work has run or the reserve is trimmed; then
+//! the driver's own figure counts. In between graphs may run side by side, and each then has memory of its own.
 
 use core::ffi::{c_char, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,9 +33,22 @@ const STEP: u64 = 2 << 20;
 pub(super) struct Graphs {
     /// Whether a memory node was ever made: without one, launches cost nothing here.
     nodes: AtomicBool,
-    /// Counts the occasions on which idle graphs may have lost their memory.
-    trims: AtomicU64,
-    charged: Mutex<[u64; MAX_DEVICES]>,
+    /// Counts the moments at which no graph was known to run.
+    epoch: AtomicU64,
+    reserves: Mutex<[Reserve; MAX_DEVICES]>,
+    /// Held while a graph with memory nodes is launched, so that two launches do not count on the same room.
+    launching: Mutex<()>,
+}
+
+/// The driver's reserve on one device.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Reserve {
+    charged: u64,
+    /// What graphs held when the epoch began.
+    base: u64,
+    /// Most that the graphs launched in this epoch need if all run at once.
+    launched: u64,
 }
 
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`: a pool description of 88 bytes with the location at 8, access, size, pointer.
@@ -68,17 +82,36 @@ fn attribute(device: Device, attribute: i32) -> Option<u64> {
     (status == SUCCESS).then_some(value)
 }
 
-/// Charges `line` what the driver has reserved for graphs there.
+/// Charges `line` what the driver has reserved for graphs there, but no less than what running ones may still take.
 fn settle(here: Here, line: u8, device: Device) {
-    let mut list = here.state.graphs.charged.lock();
-    let Some(held) = list.get_mut(usize::from(line)) else { return };
+    let mut list = here.state.graphs.reserves.lock();
+    let Some(reserve) = list.get_mut(usize::from(line)) else { return };
     let Some(reserved) = attribute(device, RESERVED) else { return };
-    if reserved > *held {
-        here.book().add(usize::from(line), reserved - *held);
+    let running = if reserve.launched == 0 { 0 } else { reserve.base.saturating_add(reserve.launched) };
+    let now = reserved.max(running);
+    if now > reserve.charged {
+        here.book().add(usize::from(line), now - reserve.charged);
     } else {
-        here.book().release(usize::from(line), *held - reserved);
+        here.book().release(usize::from(line), reserve.charged - now);
     }
-    *held = reserved;
+    reserve.charged = now;
+}
+
+/// Begins an epoch: all that was launched has run, or the driver has just been asked what idle graphs keep.
+fn begin_epoch(here: Here, line: u8, device: Device) {
+    here.state.graphs.epoch.fetch_add(1, Ordering::Relaxed);
+    if let Some(reserve) = here.state.graphs.reserves.lock().get_mut(usize::from(line)) {
+        reserve.base = attribute(device, USED).unwrap_or(0);
+        reserve.launched = 0;
+    }
+    settle(here, line, device);
+}
+
+/// All work of the context has run.
+pub(super) fn synchronised(here: Here) {
+    if !is_unused(here) {
+        each_device(here, |device, line| begin_epoch(here, line, device));
+    }
 }
 
 /// Gives the driver's unused reserves back.
@@ -89,8 +122,7 @@ pub(super) fn trim_all(here: Here) {
     each_device(here, |device, line| {
         // SAFETY: the driver gave the device.
         unsafe { real::cuDeviceGraphMemTrim(device) };
-        here.state.graphs.trims.fetch_add(1, Ordering::Relaxed);
-        settle(here, line, device);
+        begin_epoch(here, line, device);
     });
 }
 
@@ -110,7 +142,8 @@ impl Needs {
     }
 }
 
-/// Adds up the memory nodes of `graph`. False: a node is on a GPU that is not granted, or the kernel gave no memory.
+/// Adds up the memory nodes of `graph`. False: a node cannot be read or is on a GPU that is not granted, or the kernel
+/// gave no memory.
 fn add_needs(here: Here, graph: Graph, needs: &mut Needs, depth: u32) -> bool {
     let mut count = 0;
     // SAFETY: without an array the driver writes the count alone.
@@ -125,7 +158,7 @@ fn add_needs(here: Here, graph: Graph, needs: &mut Needs, depth: u32) -> bool {
     let count = if status == SUCCESS { count.min(length / size_of::<usize>()) } else { 0 };
     let fits = (0..count).all(|index| {
         // SAFETY: `index` is below the length of the array.
-        let node = unsafe { nodes.add(index).read() };
+        let node = unsafe { nodes.wrapping_add(index).read() };
         add_node(here, node, needs, depth)
     });
     // SAFETY: the array was made above and is not used any more.
@@ -155,22 +188,21 @@ fn add_node(here: Here, node: usize, needs: &mut Needs, depth: u32) -> bool {
             let line = line_of(here, device);
             let bytes = charged(parameters.bytes).checked_next_multiple_of(STEP).unwrap_or(u64::MAX);
             needs.add(line, device, bytes);
-            status != SUCCESS || line != UNLISTED
+            status == SUCCESS && line != UNLISTED
         }
         _ => true,
     }
 }
 
-/// Charges what the reserve of `device` may grow by when a graph needs `bytes`.
-fn charge_growth(here: Here, line: u8, device: Device, bytes: u64) -> Option<Charge> {
-    let growth = || {
-        let (used, reserved) =
-            (attribute(device, USED).unwrap_or(0), attribute(device, RESERVED).unwrap_or(0));
-        used.saturating_add(bytes).saturating_sub(reserved)
+/// Charges what the reserve may grow by when a graph that needs `bytes` runs beside those of this epoch.
+fn charge_growth(here: Here, line: u8, bytes: u64) -> Option<Charge> {
+    let take = || {
+        let reserve = here.state.graphs.reserves.lock().get(usize::from(line)).copied()?;
+        let needed = reserve.base.saturating_add(reserve.launched).saturating_add(bytes);
+        Charge::take(here, line, needed.saturating_sub(reserve.charged))
     };
-    let charge = Charge::take(here, line, growth());
-    // A refusal has trimmed the reserve: the growth that must fit is larger now, but more room may be free.
-    charge.or_else(|| Charge::take(here, line, growth()))
+    // A refusal has trimmed the reserve and begun an epoch: what must fit is another figure now.
+    take().or_else(take)
 }
 
 fn key(executable: usize, line: u8) -> u64 {
@@ -190,61 +222,64 @@ fn instantiate(
         return OUT_OF_MEMORY;
     }
     let mut charges: Charges = Default::default();
-    for ((line, device, bytes), place) in needs.each().zip(&mut charges) {
-        *place = charge_growth(here, line, device, bytes);
+    for ((line, _, bytes), place) in needs.each().zip(&mut charges) {
+        *place = charge_growth(here, line, bytes);
         if place.is_none() {
             return OUT_OF_MEMORY;
         }
     }
     let status = call();
-    if let Some(executable) = executable().filter(|_| status == SUCCESS) {
-        for (line, device, size) in needs.each() {
-            let entry = Entry {
-                key: key(executable, line),
-                size,
-                extra: u64::from(device.cast_unsigned()),
-                kind: Kind::Graph,
-                device: line,
-                context: 0,
-            };
-            // Without an entry a launch would go unpaid.
-            if here.state.table.put(entry).is_err() {
-                // SAFETY: just made, and unknown to the caller.
-                unsafe { real::cuGraphExecDestroy(executable) };
-                return OUT_OF_MEMORY;
-            }
-            settle(here, line, device);
+    let Some(executable) = executable().filter(|_| status == SUCCESS) else { return status };
+    for (line, device, size) in needs.each() {
+        let extra = u64::from(device.cast_unsigned());
+        let entry =
+            Entry { key: key(executable, line), size, extra, kind: Kind::Graph, device: line, context: 0 };
+        // Without an entry a launch would go unpaid.
+        if here.state.table.put(entry).is_err() {
+            // SAFETY: just made, and unknown to the caller.
+            unsafe { real::cuGraphExecDestroy(executable) };
+            return OUT_OF_MEMORY;
         }
+        settle(here, line, device);
     }
     status
 }
 
-/// Uploads or launches with `call`.
+/// The device in an entry, below the epoch of the graph's last launch + 1.
+fn device_of(entry: &Entry) -> Device {
+    Device::try_from(entry.extra & 0xffff).unwrap_or(0)
+}
+
+/// Uploads or launches with `call`. A graph that was launched in this epoch needs nothing more: it runs again only
+/// after it has run.
 fn run(executable: usize, call: impl FnOnce() -> Status) -> Status {
     let Some(here) = here().filter(|here| !is_unused(here)) else { return call() };
-    let lines = || {
-        (0u8..)
-            .zip(0..MAX_DEVICES)
-            .filter_map(|(line, _)| here.state.table.get(Kind::Graph, key(executable, line)))
-    };
-    // The number of trims since which the graph keeps its memory, + 1, stands above the device.
-    let trims = here.state.graphs.trims.load(Ordering::Relaxed) + 1;
-    let device = |entry: &Entry| Device::try_from(entry.extra & 0xffff).unwrap_or(0);
-    let is_resident = |entry: &Entry| entry.extra >> 16 == trims;
+    let (graphs, table) = (&here.state.graphs, &here.state.table);
+    let find = |line: u8| table.get(Kind::Graph, key(executable, line));
+    let lines = || (0u8..).zip(0..MAX_DEVICES).map(|(line, _)| line);
+    if !lines().any(|line| find(line).is_some()) {
+        return call();
+    }
+    let _launching = graphs.launching.lock();
     let mut charges: Charges = Default::default();
-    for (entry, place) in lines().filter(|entry| !is_resident(entry)).zip(&mut charges) {
-        *place = charge_growth(here, entry.device, device(&entry), entry.size);
+    for (line, place) in lines().zip(&mut charges) {
+        let epoch = graphs.epoch.load(Ordering::Relaxed) + 1;
+        let Some(entry) = find(line).filter(|entry| entry.extra >> 16 != epoch) else { continue };
+        *place = charge_growth(here, line, entry.size);
         if place.is_none() {
             return OUT_OF_MEMORY;
         }
     }
     let status = call();
-    for entry in lines().filter(|entry| !is_resident(entry)) {
-        if status == SUCCESS {
-            let resident = trims << 16 | entry.extra & 0xffff;
-            here.state.table.change(Kind::Graph, entry.key, |entry| entry.extra = resident);
+    let epoch = graphs.epoch.load(Ordering::Relaxed) + 1;
+    for (line, charge) in lines().zip(charges).filter(|(_, charge)| charge.is_some()) {
+        let Some(entry) = find(line).filter(|_| status == SUCCESS) else { continue };
+        table.change(Kind::Graph, entry.key, |entry| entry.extra = epoch << 16 | entry.extra & 0xffff);
+        if let Some(reserve) = graphs.reserves.lock().get_mut(usize::from(line)) {
+            reserve.launched = reserve.launched.saturating_add(entry.size);
         }
-        settle(here, entry.device, device(&entry));
+        settle(here, line, device_of(&entry)); // before the charge goes
+        drop(charge);
     }
     status
 }
@@ -256,7 +291,7 @@ fn destroy(executable: usize, call: impl FnOnce() -> Status) -> Status {
         if status == SUCCESS
             && let Some(entry) = here.state.table.take(Kind::Graph, key(executable, line))
         {
-            settle(here, line, Device::try_from(entry.extra & 0xffff).unwrap_or(0));
+            settle(here, line, device_of(&entry));
         }
     }
     status
@@ -265,8 +300,7 @@ fn destroy(executable: usize, call: impl FnOnce() -> Status) -> Status {
 fn trim(device: Device, call: impl FnOnce() -> Status) -> Status {
     let status = call();
     if let Some(here) = here() {
-        here.state.graphs.trims.fetch_add(1, Ordering::Relaxed);
-        settle(here, line_of(here, device), device);
+        begin_epoch(here, line_of(here, device), device);
     }
     status
 }

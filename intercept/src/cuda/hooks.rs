@@ -8,4 +8,5 @@ pub use super::graph::hooks::*;
 pub use super::linear::hooks::*;
 pub use super::pool::hooks::*;
 pub use super::query::hooks::*;
+pub use super::stream::hooks::*;
 pub use super::virtual_memory::hooks::*;

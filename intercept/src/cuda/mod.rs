@@ -15,6 +15,7 @@ mod linear;
 mod pool;
 mod query;
 pub mod size;
+mod stream;
 mod virtual_memory;
 
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};

@@ -111,7 +111,10 @@ fn settle_one(here: Here, at: usize) {
     settle(here, &mut list(here), at);
 }
 
-fn settle_all(here: Here) {
+pub(super) fn settle_all(here: Here) {
+    if is_unused(here) {
+        return;
+    }
     let mut list = list(here);
     for at in 0..MOST {
         settle(here, &mut list, at);
@@ -443,65 +446,23 @@ pub mod hooks {
     pub unsafe extern "C" fn cuMemPoolTrimTo(pool: Pool, bytes: usize) -> Status {
         // SAFETY: our caller's arguments, unchanged.
         let status = unsafe { real::cuMemPoolTrimTo(pool, bytes) };
-        resettle(Some(pool));
+        resettle(pool);
         status
     }
 
     pub unsafe extern "C" fn cuMemPoolSetAttribute(pool: Pool, attribute: i32, value: *mut c_void) -> Status {
         // SAFETY: our caller's arguments, unchanged.
         let status = unsafe { real::cuMemPoolSetAttribute(pool, attribute, value) };
-        resettle(Some(pool));
+        resettle(pool);
         status
     }
 
-    macro_rules! synchronisations {
-        ($($name:ident($($argument:ident: $type:ty)?);)*) => { $(
-            pub unsafe extern "C" fn $name($($argument: $type)?) -> Status {
-                // SAFETY: our caller's arguments, unchanged.
-                let status = unsafe { real::$name($($argument)?) };
-                resettle(None);
-                status
-            }
-        )* };
-    }
-    synchronisations! {
-        cuCtxSynchronize();
-        cuStreamSynchronize(stream: Stream);
-        cuStreamSynchronize_ptsz(stream: Stream);
-        cuEventSynchronize(event: usize);
-    }
-
-    macro_rules! captures {
-        ($($name:ident($($argument:ident: $type:ty),*);)*) => { $(
-            #[allow(clippy::too_many_arguments)]
-            pub unsafe extern "C" fn $name($($argument: $type),*) -> Status {
-                if let Some(here) = here() {
-                    here.state.captures.store(true, Ordering::Relaxed);
-                }
-                // SAFETY: our caller's arguments, unchanged.
-                unsafe { real::$name($($argument),*) }
-            }
-        )* };
-    }
-    captures! {
-        cuStreamBeginCapture(stream: Stream);
-        cuStreamBeginCapture_ptsz(stream: Stream);
-        cuStreamBeginCapture_v2(stream: Stream, mode: i32);
-        cuStreamBeginCapture_v2_ptsz(stream: Stream, mode: i32);
-        cuStreamBeginCaptureToGraph(stream: Stream, graph: usize, after: *const usize, edges: *const c_void, count: usize, mode: i32);
-        cuStreamBeginCaptureToGraph_ptsz(stream: Stream, graph: usize, after: *const usize, edges: *const c_void, count: usize, mode: i32);
-    }
-
-    /// Settles one pool, or all.
-    fn resettle(pool: Option<Pool>) {
-        let Some(here) = here().filter(|here| !is_unused(here)) else { return };
-        match pool {
-            None => settle_all(here),
-            Some(pool) => {
-                if let Some((at, _)) = known(here, pool) {
-                    settle_one(here, at);
-                }
-            }
+    /// Settles a pool after a call that may have shrunk it.
+    fn resettle(pool: Pool) {
+        if let Some(here) = here()
+            && let Some((at, _)) = known(here, pool)
+        {
+            settle_one(here, at);
         }
     }
 }

@@ -1,0 +1,116 @@
+//! A small CUDA and NVML client: opens the libraries by soname as programs do, and calls functions by name.
+
+use std::ffi::CString;
+
+pub const MIB: u64 = 1 << 20;
+
+/// A loaded library.
+pub struct Library(usize);
+
+impl Library {
+    pub fn open(name: &str) -> Self {
+        let text = CString::new(name).unwrap();
+        // SAFETY: a C string; the libraries run their constructors.
+        let handle = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW) };
+        assert!(!handle.is_null(), "cannot open {name}");
+        Self(handle.expose_provenance())
+    }
+
+    /// Address of `name`; 0 when there is none.
+    pub fn symbol(&self, name: &str) -> usize {
+        let text = CString::new(name).unwrap();
+        // SAFETY: an open handle and a C string.
+        unsafe { libc::dlsym(std::ptr::with_exposed_provenance_mut(self.0), text.as_ptr()) }.addr()
+    }
+
+    /// Calls `name` with integers and addresses.
+    pub fn call(&self, name: &str, arguments: &[usize]) -> i32 {
+        let address = self.symbol(name);
+        assert_ne!(address, 0, "no {name}");
+        call(address, arguments)
+    }
+}
+
+/// Calls the function at `address`. It ignores the arguments that it does not take: they are in registers.
+pub fn call(address: usize, arguments: &[usize]) -> i32 {
+    type Any = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> i32;
+    let mut six = [0; 6];
+    six[..arguments.len()].copy_from_slice(arguments);
+    let [a, b, c, d, e, f] = six;
+    let pointer = std::ptr::with_exposed_provenance::<()>(address);
+    // SAFETY: every function that the tests call takes at most six integers or addresses and returns one.
+    let function = unsafe { std::mem::transmute::<*const (), Any>(pointer) };
+    // SAFETY: the tests pass what the function of this name takes.
+    unsafe { function(a, b, c, d, e, f) }
+}
+
+/// Address of a place that the driver writes to.
+pub fn out<T>(place: &mut T) -> usize {
+    std::ptr::from_mut(place).expose_provenance()
+}
+
+/// A program with a context on the first GPU.
+pub struct Cuda {
+    pub library: Library,
+    pub context: usize,
+}
+
+impl Cuda {
+    /// `cuInit`, then the primary context of device 0 is made current.
+    pub fn start() -> Self {
+        Self::start_on(0)
+    }
+
+    pub fn start_on(device: usize) -> Self {
+        let mut cuda = Self { library: Library::open("libcuda.so.1"), context: 0 };
+        assert_eq!(cuda.call("cuInit", &[0]), 0);
+        let mut context = 0usize;
+        assert_eq!(cuda.call("cuDevicePrimaryCtxRetain", &[out(&mut context), device]), 0, "context");
+        assert_eq!(cuda.call("cuCtxSetCurrent", &[context]), 0);
+        cuda.context = context;
+        cuda
+    }
+
+    pub fn call(&self, name: &str, arguments: &[usize]) -> i32 {
+        self.library.call(name, arguments)
+    }
+
+    /// `cuMemAlloc_v2`: the pointer, or the error.
+    pub fn allocate(&self, mib: u64) -> Result<u64, i32> {
+        let mut pointer = 0u64;
+        match self.call("cuMemAlloc_v2", &[out(&mut pointer), bytes(mib)]) {
+            0 => Ok(pointer),
+            status => Err(status),
+        }
+    }
+
+    pub fn free(&self, pointer: u64) -> i32 {
+        self.call("cuMemFree_v2", &[usize::try_from(pointer).unwrap()])
+    }
+
+    /// Free and total MiB.
+    pub fn memory(&self) -> (u64, u64) {
+        let (mut free, mut total) = (0u64, 0u64);
+        assert_eq!(self.call("cuMemGetInfo_v2", &[out(&mut free), out(&mut total)]), 0);
+        (free / MIB, total / MIB)
+    }
+}
+
+pub fn bytes(mib: u64) -> usize {
+    usize::try_from(mib * MIB).unwrap()
+}
+
+/// What the driver itself says is held on GPU `index`, in MiB: all processes, contexts included.
+pub fn really_held(index: usize) -> u64 {
+    let nvml = Library::open("/usr/lib/gpushare/driver/libnvidia-ml.so.1");
+    memory_info(&nvml, index)[2] / MIB
+}
+
+/// Total, free and used bytes of GPU `index`.
+pub fn memory_info(nvml: &Library, index: usize) -> [u64; 3] {
+    let (mut device, mut memory) = (0usize, [0u64; 3]);
+    assert_eq!(nvml.call("nvmlInit_v2", &[]), 0);
+    assert_eq!(nvml.call("nvmlDeviceGetHandleByIndex_v2", &[index, out(&mut device)]), 0);
+    assert_eq!(nvml.call("nvmlDeviceGetMemoryInfo", &[device, out(&mut memory)]), 0);
+    memory
+}

@@ -1,0 +1,297 @@
+//! Every family of allocation meets the limit, and gives back what it took.
+
+use crate::client::{Cuda, MIB, bytes, out, really_held};
+use crate::place::{Share, books, inside};
+use crate::{INVALID_VALUE, OUT_OF_MEMORY};
+
+fn charged() -> u64 {
+    books().devices[0].bytes / MIB
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn case_15_a_refusal_is_error_2_with_outputs_untouched() {
+    if !inside("families::case_15_a_refusal_is_error_2_with_outputs_untouched", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let mut pointer = 0x5a5a_u64;
+    assert_eq!(cuda.call("cuMemAlloc_v2", &[out(&mut pointer), bytes(1025)]), OUT_OF_MEMORY);
+    assert_eq!(pointer, 0x5a5a);
+    let whole = cuda.allocate(1024).unwrap();
+    assert_eq!(cuda.allocate(1), Err(OUT_OF_MEMORY));
+    assert_eq!((charged(), really_held(0)), (1344, 1324));
+    assert_eq!(books().refused, 2);
+    assert_eq!(cuda.free(whole), 0);
+    assert!(cuda.allocate(1024).is_ok());
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn case_11_pitched_managed_and_virtual_memory_is_charged_before_the_driver() {
+    if !inside(
+        "families::case_11_pitched_managed_and_virtual_memory_is_charged_before_the_driver",
+        &Share::default(),
+    ) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let (mut pointer, mut pitch) = (0u64, 0usize);
+    let pitched = |pointer: &mut u64, pitch: &mut usize, rows: usize| {
+        cuda.call("cuMemAllocPitch_v2", &[out(pointer), out(pitch), 1 << 20, rows, 4])
+    };
+    assert_eq!(pitched(&mut pointer, &mut pitch, 2048), OUT_OF_MEMORY);
+    assert_eq!(pitched(&mut pointer, &mut pitch, 1000), 0);
+    assert_eq!((charged(), really_held(0)), (1320, 1300));
+    assert_eq!(cuda.free(pointer), 0);
+    let managed = |pointer: &mut u64, mib| cuda.call("cuMemAllocManaged", &[out(pointer), bytes(mib), 1]);
+    assert_eq!(managed(&mut pointer, 2048), OUT_OF_MEMORY);
+    assert_eq!(managed(&mut pointer, 1024), 0);
+    assert_eq!(charged(), 1344);
+    assert_eq!(cuda.free(pointer), 0);
+    assert_eq!(charged(), 320);
+    // The driver refuses what fits the limit: the charge is taken back.
+    assert_eq!(cuda.call("cuMemAllocManaged", &[out(&mut pointer), bytes(8), 77]), INVALID_VALUE);
+    assert_eq!(cuda.allocate(0), Err(INVALID_VALUE));
+    assert_eq!(charged(), 320);
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn case_13_unknown_pointers_are_the_drivers_business() {
+    if !inside("families::case_13_unknown_pointers_are_the_drivers_business", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    assert_eq!(cuda.free(0x1234_5000), INVALID_VALUE);
+    assert_eq!(cuda.free(0), 0, "freeing null is allowed");
+    assert_eq!(cuda.call("cuArrayDestroy", &[0x1234_5000]), cuda.call("cuArrayDestroy", &[0x1234_6000]));
+    assert_eq!(charged(), 320);
+    let pointer = cuda.allocate(8).unwrap();
+    assert_eq!(cuda.free(pointer), 0);
+    assert_eq!(cuda.free(pointer), INVALID_VALUE, "twice");
+    assert_eq!(charged(), 320);
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn cases_3_4_pools_are_charged_what_they_reserve_and_once() {
+    if !inside("families::cases_3_4_pools_are_charged_what_they_reserve_and_once", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let (mut pool, mut pointer, mut keep) = (0usize, 0u64, u64::MAX);
+    assert_eq!(cuda.call("cuDeviceGetDefaultMemPool", &[out(&mut pool), 0]), 0);
+    assert_eq!(cuda.call("cuMemPoolSetAttribute", &[pool, 4, out(&mut keep)]), 0);
+    let from_pool =
+        |pointer: &mut u64, mib| cuda.call("cuMemAllocFromPoolAsync", &[out(pointer), bytes(mib), pool, 0]);
+    assert_eq!(from_pool(&mut pointer, 2048), OUT_OF_MEMORY);
+    assert_eq!(from_pool(&mut pointer, 100), 0);
+    assert_eq!((charged(), really_held(0)), (320 + 128, 300 + 128), "in chunks of 32 MiB, once");
+    let mut second = 0u64;
+    assert_eq!(cuda.call("cuMemAllocAsync", &[out(&mut second), bytes(20), 0]), 0);
+    assert_eq!((charged(), really_held(0)), (320 + 128, 300 + 128), "the chunk had room");
+    for pointer in [pointer, second] {
+        assert_eq!(cuda.call("cuMemFreeAsync", &[usize::try_from(pointer).unwrap(), 0]), 0);
+    }
+    assert_eq!(cuda.call("cuStreamSynchronize", &[0]), 0);
+    assert_eq!((charged(), really_held(0)), (320 + 128, 300 + 128), "the pool keeps it");
+    assert!(cuda.allocate(1024).is_ok(), "before refusing, unused pool memory goes back");
+    assert_eq!((charged(), really_held(0)), (1344, 1324));
+    assert_eq!(from_pool(&mut pointer, 1), OUT_OF_MEMORY);
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn case_3_a_pool_shrinks_at_synchronisation_trim_and_destruction() {
+    if !inside("families::case_3_a_pool_shrinks_at_synchronisation_trim_and_destruction", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let (mut pool, mut pointer) = (0usize, 0u64);
+    let mut properties = [0u32; 22];
+    (properties[0], properties[2]) = (1, 1);
+    assert_eq!(cuda.call("cuMemPoolCreate", &[out(&mut pool), out(&mut properties)]), 0);
+    for round in 0..20 {
+        assert_eq!(
+            cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(960), pool, 0]),
+            0,
+            "{round}"
+        );
+        assert_eq!((charged(), really_held(0)), (320 + 960, 300 + 960));
+        assert_eq!(cuda.call("cuMemFreeAsync", &[usize::try_from(pointer).unwrap(), 0]), 0);
+        assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
+        assert_eq!((charged(), really_held(0)), (320, 300));
+    }
+    assert_eq!(cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(960), pool, 0]), 0);
+    assert_eq!(cuda.free(pointer), 0, "cuMemFree takes stream-ordered memory too");
+    assert_eq!(cuda.call("cuMemPoolTrimTo", &[pool, 0]), 0);
+    assert_eq!(charged(), 320);
+    assert_eq!(cuda.call("cuMemPoolDestroy", &[pool]), 0);
+    assert_eq!((charged(), really_held(0)), (320, 300));
+    // A pool of the host's memory costs nothing.
+    properties[2] = 2;
+    assert_eq!(cuda.call("cuMemPoolCreate", &[out(&mut pool), out(&mut properties)]), 0);
+    assert_eq!(cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(2048), pool, 0]), 0);
+    assert_eq!((charged(), really_held(0)), (320, 300));
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn cases_5_6_7_arrays_and_mipmaps_meet_the_limit() {
+    if !inside("families::cases_5_6_7_arrays_and_mipmaps_meet_the_limit", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let mut array = 0usize;
+    // width, height, format float and one channel in one word
+    let mut flat = [16384u64, 32768, 1 << 32 | 0x20];
+    assert_eq!(cuda.call("cuArrayCreate_v2", &[out(&mut array), out(&mut flat)]), OUT_OF_MEMORY, "2 GiB");
+    flat[1] = 16384;
+    assert_eq!(
+        cuda.call("cuArrayCreate_v2", &[out(&mut array), out(&mut flat)]),
+        0,
+        "1 GiB: bytes, not bits"
+    );
+    assert_eq!((charged(), really_held(0)), (1344, 1324));
+    assert_eq!(cuda.call("cuArrayDestroy", &[array]), 0);
+    let mut line = [16384u64, 0, 1 << 32 | 0x20];
+    assert_eq!(cuda.call("cuArrayCreate_v2", &[out(&mut array), out(&mut line)]), 0, "one dimension");
+    assert_eq!(books().devices[0].bytes - 320 * MIB, 65536);
+    assert_eq!(cuda.call("cuArrayDestroy", &[array]), 0);
+    // width, height, depth, format and channels, flags
+    let mut solid = [16384u64, 16384, 0, 1 << 32 | 0x20, 0];
+    assert_eq!(
+        cuda.call("cuMipmappedArrayCreate", &[out(&mut array), out(&mut solid), 99]),
+        OUT_OF_MEMORY,
+        "1.33 GiB"
+    );
+    assert_eq!(cuda.call("cuMipmappedArrayCreate", &[out(&mut array), out(&mut solid), 1]), 0, "one level");
+    assert_eq!(cuda.call("cuMipmappedArrayDestroy", &[array]), 0);
+    solid[1] = 8192;
+    assert_eq!(cuda.call("cuMipmappedArrayCreate", &[out(&mut array), out(&mut solid), 99]), 0, "0.67 GiB");
+    assert_eq!(charged() - 320, really_held(0) - 300);
+    assert_eq!(cuda.call("cuMipmappedArrayDestroy", &[array]), 0);
+    assert_eq!((charged(), really_held(0)), (320, 300));
+}
+
+/// Physical memory of `mib`, on the GPU; the status and the handle.
+fn create(cuda: &Cuda, mib: u64) -> (i32, usize) {
+    let (mut handle, mut properties) = (0usize, [1u32, 0, 1, 0, 0, 0, 0, 0]);
+    (cuda.call("cuMemCreate", &[out(&mut handle), bytes(mib), out(&mut properties), 0]), handle)
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn case_12_physical_memory_is_of_the_device_it_names_without_a_context() {
+    if !inside(
+        "families::case_12_physical_memory_is_of_the_device_it_names_without_a_context",
+        &Share::default(),
+    ) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let cuda = &cuda;
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let (status, handle) = create(cuda, 1024);
+            assert_eq!((status, charged()), (0, 1344));
+            assert_eq!(create(cuda, 2).0, OUT_OF_MEMORY);
+            assert_eq!(cuda.call("cuMemRelease", &[handle]), 0);
+            assert_eq!(charged(), 320);
+        });
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn case_51_create_map_release_again_and_again_meets_the_limit() {
+    if !inside("families::case_51_create_map_release_again_and_again_meets_the_limit", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let mut range = 0usize;
+    assert_eq!(cuda.call("cuMemAddressReserve", &[out(&mut range), bytes(4096), 0, 0, 0]), 0);
+    let step = bytes(256);
+    for index in 0..4 {
+        let (status, handle) = create(&cuda, 256);
+        assert_eq!(status, 0, "{index}");
+        assert_eq!(cuda.call("cuMemMap", &[range + index * step, step, 0, handle, 0]), 0);
+        assert_eq!(cuda.call("cuMemRelease", &[handle]), 0);
+    }
+    assert_eq!((charged(), really_held(0)), (1344, 1324));
+    assert_eq!(create(&cuda, 256).0, OUT_OF_MEMORY);
+    // A handle from the middle of a mapping keeps it alive beyond the unmapping.
+    let mut handle = 0usize;
+    assert_eq!(cuda.call("cuMemRetainAllocationHandle", &[out(&mut handle), range + step / 2]), 0);
+    assert_eq!(cuda.call("cuMemUnmap", &[range, 2 * step]), 0);
+    assert_eq!((charged(), really_held(0)), (1344 - 256, 1324 - 256));
+    assert_eq!(cuda.call("cuMemRelease", &[handle]), 0);
+    assert_eq!(cuda.call("cuMemUnmap", &[range + 2 * step, 2 * step]), 0);
+    assert_eq!((charged(), really_held(0)), (320, 300));
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn memory_nodes_of_graphs_meet_the_limit() {
+    if !inside("families::memory_nodes_of_graphs_meet_the_limit", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let graph_of = |mib: u64| {
+        let (mut graph, mut node, mut parameters) = (0usize, 0usize, [0u64; 16]);
+        assert_eq!(cuda.call("cuGraphCreate", &[out(&mut graph), 0]), 0);
+        (parameters[0], parameters[1], parameters[13]) = (1, 1, mib * MIB);
+        assert_eq!(
+            cuda.call("cuGraphAddMemAllocNode", &[out(&mut node), graph, 0, 0, out(&mut parameters)]),
+            0
+        );
+        let (mut after, mut last) = (node, 0usize);
+        let pointer = usize::try_from(parameters[14]).unwrap();
+        assert_eq!(
+            cuda.call("cuGraphAddMemFreeNode", &[out(&mut last), graph, out(&mut after), 1, pointer]),
+            0
+        );
+        graph
+    };
+    let mut executable = 0usize;
+    let instantiate = |executable: &mut usize, mib| {
+        cuda.call("cuGraphInstantiateWithFlags", &[out(executable), graph_of(mib), 0])
+    };
+    assert_eq!(instantiate(&mut executable, 2048), OUT_OF_MEMORY);
+    assert_eq!(instantiate(&mut executable, 600), 0);
+    for round in 0..3 {
+        assert_eq!(cuda.call("cuGraphLaunch", &[executable, 0]), 0, "launch {round}");
+        assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
+        assert!(charged() >= really_held(0) && charged() <= 320 + 600, "{} {}", charged(), really_held(0));
+    }
+    let whole = cuda.allocate(1024).unwrap(); // takes back what the idle graph holds
+    assert_eq!(cuda.call("cuGraphLaunch", &[executable, 0]), OUT_OF_MEMORY);
+    assert_eq!(cuda.free(whole), 0);
+    assert_eq!(cuda.call("cuGraphLaunch", &[executable, 0]), 0);
+    assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
+    assert_eq!(cuda.call("cuGraphExecDestroy", &[executable]), 0);
+    assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
+    assert_eq!((charged(), really_held(0)), (320, 300));
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn what_lived_in_a_context_ends_with_it() {
+    if !inside("families::what_lived_in_a_context_ends_with_it", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    cuda.allocate(500).unwrap();
+    assert_eq!(cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
+    assert_eq!((charged(), really_held(0)), (0, 0));
+    let mut context = 0usize;
+    for round in 0..5 {
+        assert_eq!(cuda.call("cuCtxCreate_v2", &[out(&mut context), 0, 0]), 0, "{round}");
+        cuda.allocate(1000).unwrap();
+        assert_eq!(charged(), 1320, "{round}");
+        assert_eq!(cuda.call("cuCtxDestroy_v2", &[context]), 0);
+        assert_eq!(charged(), 0, "{round}");
+    }
+}

@@ -1,0 +1,15 @@
+//! The two libraries over the simulated driver. A test is named after the case of the peers' failures that it covers;
+//! in each, 320 MiB of the limit stand for the first context of a process.
+
+#![allow(clippy::unwrap_used, reason = "a step that fails shall fail the test")]
+
+mod client;
+mod families;
+mod place;
+mod processes;
+mod views;
+
+/// `CUDA_ERROR_INVALID_VALUE`.
+const INVALID_VALUE: i32 = 1;
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: i32 = 2;

@@ -1,0 +1,137 @@
+//! Several processes of one container over one simulated GPU.
+
+use std::time::{Duration, Instant};
+
+use crate::OUT_OF_MEMORY;
+use crate::client::{Cuda, MIB, really_held};
+use crate::place::{Share, books, inside};
+
+/// Runs `child` in a forked process that ends when it returns, or when this test does.
+fn fork(child: impl FnOnce()) -> libc::pid_t {
+    // SAFETY: this test has a process of its own in which no other thread works.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0);
+    if pid == 0 {
+        // SAFETY: a failed test must not leave children behind.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+        let code = i32::from(std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).is_err());
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { libc::_exit(code) };
+    }
+    pid
+}
+
+fn wait(pid: libc::pid_t) -> i32 {
+    let mut status = 0;
+    // SAFETY: a child of ours.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    status
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn case_8_processes_that_race_in_a_slow_driver_never_pass_the_limit() {
+    // Eight contexts of 300 MiB, and 1 GiB for all.
+    let share = Share {
+        limits: &[8 * 320 + 1024],
+        variables: &[("GPUSHARE_SIMULATOR_ALLOCATION_NS", "1000000")],
+        ..Share::default()
+    };
+    if !inside("processes::case_8_processes_that_race_in_a_slow_driver_never_pass_the_limit", &share) {
+        return;
+    }
+    let churn = || {
+        let cuda = Cuda::start();
+        let mut held = Vec::new();
+        for round in 0..400 {
+            if held.len() > 8 || round % 7 == 6 {
+                held.drain(..).for_each(|pointer| assert_eq!(cuda.free(pointer), 0));
+            }
+            match cuda.allocate(64) {
+                Ok(pointer) => held.push(pointer),
+                Err(status) => assert_eq!(status, OUT_OF_MEMORY),
+            }
+        }
+    };
+    let children: Vec<_> = (0..8).map(|_| fork(churn)).collect();
+    let (mut peak, end) = (0, Instant::now() + Duration::from_millis(1500));
+    while Instant::now() < end {
+        peak = peak.max(really_held(0));
+        std::thread::yield_now();
+    }
+    children.into_iter().for_each(|child| assert_eq!(wait(child), 0));
+    assert!(peak <= 8 * 300 + 1024, "{peak} MiB held");
+    assert!(books().refused > 0, "nobody met the limit");
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn memory_of_a_killed_process_is_there_within_ten_milliseconds() {
+    if !inside(
+        "processes::memory_of_a_killed_process_is_there_within_ten_milliseconds",
+        &Share { limits: &[1984], ..Share::default() },
+    ) {
+        return;
+    }
+    let cuda = Cuda::start();
+    for round in 0..20 {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--include-ignored", "--exact", "processes::holder", "--test-threads=1"])
+            .env("GPUSHARE_TEST_HOLD", "1000")
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let start = Instant::now();
+        while books().devices[0].bytes / MIB < 320 + 320 + 1000 {
+            assert!(start.elapsed() < Duration::from_secs(10), "the holder does not hold: {:?}", books());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(cuda.allocate(1000), Err(OUT_OF_MEMORY));
+        child.kill().unwrap();
+        let killed = Instant::now();
+        let pointer = loop {
+            if let Ok(pointer) = cuda.allocate(1000) {
+                break pointer;
+            }
+            assert!(killed.elapsed() < Duration::from_secs(5), "never came back");
+        };
+        let after = killed.elapsed();
+        child.wait().unwrap();
+        assert!(after < Duration::from_millis(100), "round {round}: {after:?}"); // some milliseconds on a quiet machine
+        assert_eq!(cuda.free(pointer), 0);
+    }
+    assert_eq!(books().processes, 1);
+}
+
+#[test]
+#[ignore = "needs root: the part of memory_of_a_killed_process_is_there_within_ten_milliseconds that is killed"]
+fn holder() {
+    let Some(mib) = std::env::var("GPUSHARE_TEST_HOLD").ok().and_then(|text| text.parse().ok()) else {
+        return;
+    };
+    let cuda = Cuda::start();
+    cuda.allocate(mib).unwrap();
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn a_forked_child_leaves_its_parents_books_alone() {
+    if !inside("processes::a_forked_child_leaves_its_parents_books_alone", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let pointer = cuda.allocate(500).unwrap();
+    for _ in 0..10 {
+        // Whatever the driver says to a forked child, it is the driver that says it.
+        let child = fork(|| {
+            let _ = (cuda.allocate(100), cuda.free(pointer));
+        });
+        wait(child);
+    }
+    assert_eq!(cuda.free(pointer), 0);
+    let whole = cuda.allocate(1024).unwrap();
+    assert_eq!(books().devices[0].bytes / MIB, 1344);
+    assert_eq!(cuda.free(whole), 0);
+    assert_eq!((books().devices[0].bytes / MIB, really_held(0)), (320, 300));
+}

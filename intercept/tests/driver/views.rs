@@ -1,0 +1,240 @@
+//! What a program is told: sizes, entry points, devices, processes.
+
+use std::ffi::CString;
+
+use crate::client::{Cuda, Library, MIB, bytes, call, memory_info, out};
+use crate::place::{Share, books, inside};
+use crate::{INVALID_VALUE, OUT_OF_MEMORY};
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn cases_1_2_17_every_size_is_the_limit_and_null_outputs_are_the_drivers_business() {
+    let name = "views::cases_1_2_17_every_size_is_the_limit_and_null_outputs_are_the_drivers_business";
+    if !inside(name, &Share { gpus: 2, limits: &[1344, 8000], ..Share::default() }) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let bare = Library::open("/usr/lib/gpushare/driver/libcuda.so.1");
+    let mut word = 7u64;
+    for (free, total) in [(0, 0), (out(&mut word), 0), (0, out(&mut word))] {
+        let (ours, theirs) =
+            (cuda.call("cuMemGetInfo_v2", &[free, total]), bare.call("cuMemGetInfo_v2", &[free, total]));
+        assert_eq!(ours, theirs, "{free:x} {total:x}");
+    }
+    assert_eq!(cuda.call("cuDeviceTotalMem_v2", &[0, 0]), bare.call("cuDeviceTotalMem_v2", &[0, 0]));
+    let nvml = Library::open("libnvidia-ml.so.1");
+    for (device, limit) in [(0, 1344), (1, 8000)] {
+        let mut total = 0u64;
+        assert_eq!(cuda.call("cuDeviceTotalMem_v2", &[out(&mut total), device]), 0);
+        assert_eq!((total / MIB, memory_info(&nvml, device)[0] / MIB), (limit, limit));
+    }
+    assert_eq!(cuda.memory(), (1024, 1344));
+    cuda.allocate(1000).unwrap();
+    assert_eq!(cuda.memory(), (24, 1344));
+    assert_eq!(memory_info(&nvml, 0).map(|bytes| bytes / MIB), [1344, 24, 1320]);
+    let mut second = [0x0200_0028u64, 0, 9, 0, 0];
+    let mut device = 0usize;
+    assert_eq!(nvml.call("nvmlDeviceGetHandleByIndex_v2", &[0, out(&mut device)]), 0);
+    assert_eq!(nvml.call("nvmlDeviceGetMemoryInfo_v2", &[device, out(&mut second)]), 0);
+    assert_eq!(
+        second,
+        [0x0200_0028, 1344 * MIB, 0, 24 * MIB, 1320 * MIB],
+        "version, total, reserved, free, used"
+    );
+    second[0] = 5;
+    assert_ne!(nvml.call("nvmlDeviceGetMemoryInfo_v2", &[device, out(&mut second)]), 0, "another version");
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn case_2_use_above_a_limit_that_was_lowered_saturates() {
+    if !inside("views::case_2_use_above_a_limit_that_was_lowered_saturates", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    cuda.allocate(1000).unwrap();
+    let path = "/usr/lib/gpushare/limits";
+    let mut limits = std::fs::read(path).unwrap();
+    limits[64 + 16..64 + 24].copy_from_slice(&(512 * MIB).to_ne_bytes());
+    // In place, as the host does: a new file would not reach the container.
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &limits, 0).unwrap();
+    assert_eq!(cuda.memory(), (0, 512));
+    assert_eq!(cuda.allocate(1), Err(OUT_OF_MEMORY));
+    let nvml = Library::open("libnvidia-ml.so.1");
+    assert_eq!(memory_info(&nvml, 0).map(|bytes| bytes / MIB), [512, 0, 512]);
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn case_16_limits_follow_the_gpu_whatever_its_number() {
+    let share = Share {
+        gpus: 3,
+        limits: &[1344, 2344],
+        variables: &[("CUDA_VISIBLE_DEVICES", "2,1,0")],
+        ..Share::default()
+    };
+    if !inside("views::case_16_limits_follow_the_gpu_whatever_its_number", &share) {
+        return;
+    }
+    let cuda = Cuda::start_on(1);
+    assert_eq!(cuda.memory(), (2024, 2344), "CUDA's device 1 is the node's GPU 1");
+    let mut total = 0u64;
+    assert_eq!(cuda.call("cuDeviceTotalMem_v2", &[out(&mut total), 2]), 0);
+    assert_eq!(total / MIB, 1344, "CUDA's device 2 is the node's GPU 0");
+    let mut context = 0usize;
+    assert_eq!(
+        cuda.call("cuCtxCreate_v2", &[out(&mut context), 0, 0]),
+        OUT_OF_MEMORY,
+        "GPU 2 is not granted"
+    );
+    let (mut handle, mut properties) = (0usize, [1u32, 0, 1, 0, 0, 0, 0, 0]);
+    let created = cuda.call("cuMemCreate", &[out(&mut handle), bytes(2), out(&mut properties), 0]);
+    assert_eq!(created, OUT_OF_MEMORY, "GPU 2 is not granted");
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn case_28_a_missing_limits_file_refuses_and_never_ends_the_program() {
+    if !inside("views::case_28_a_missing_limits_file_refuses_and_never_ends_the_program", &Share::default()) {
+        return;
+    }
+    std::fs::remove_file("/usr/lib/gpushare/limits").unwrap();
+    let cuda = Library::open("libcuda.so.1");
+    assert_eq!(cuda.call("cuInit", &[0]), 0);
+    let mut context = 0usize;
+    assert_eq!(cuda.call("cuDevicePrimaryCtxRetain", &[out(&mut context), 0]), OUT_OF_MEMORY);
+    assert_eq!(
+        cuda.call("cuMemAlloc_v2", &[out(&mut context), bytes(1)]),
+        201,
+        "no context: the driver's error"
+    );
+}
+
+/// Names by version and flags that `cuGetProcAddress_v2` is asked for.
+const QUESTIONS: [(&str, i32, usize); 10] = [
+    ("cuMemAlloc", 3020, 0),
+    ("cuMemAlloc", 2000, 0),
+    ("cuMemFree", 13000, 0),
+    ("cuMemGetInfo", 13000, 0),
+    ("cuMemAllocAsync", 11020, 0),
+    ("cuMemAllocAsync", 11020, 2),
+    ("cuDevicePrimaryCtxRetain", 7000, 0),
+    ("cuGetProcAddress", 13000, 0),
+    ("cuArray3DCreate", 3020, 1),
+    ("cuGraphLaunch", 10000, 2),
+];
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn case_32_entry_points_are_replaced_by_pointer_whatever_name_version_and_flags() {
+    let name = "views::case_32_entry_points_are_replaced_by_pointer_whatever_name_version_and_flags";
+    if !inside(name, &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let bare = Library::open("/usr/lib/gpushare/driver/libcuda.so.1");
+    let ask = |address: usize, name: &str, version: i32, flags: usize| {
+        let (text, mut found, mut status) = (CString::new(name).unwrap(), 0x77usize, 0x77i32);
+        let version = usize::try_from(version).unwrap();
+        let result = call(
+            address,
+            &[text.as_ptr().expose_provenance(), out(&mut found), version, flags, out(&mut status)],
+        );
+        (result, found, status)
+    };
+    let (ours, theirs) = (cuda.library.symbol("cuGetProcAddress_v2"), bare.symbol("cuGetProcAddress_v2"));
+    assert_ne!(ours, theirs);
+    for (name, version, flags) in QUESTIONS {
+        let (mine, real) = (ask(ours, name, version, flags), ask(theirs, name, version, flags));
+        assert_eq!((mine.0, mine.2), (real.0, real.2), "{name} {version} {flags}");
+        assert_ne!(mine.1, real.1, "{name} {version} {flags} leads past us");
+    }
+    for (name, version, flags) in [
+        ("cuDeviceGetName", 13000, 0),
+        ("cuNoSuchThing", 13000, 0),
+        ("cuMemAlloc", 1000, 0),
+        ("cuMemAlloc", 13000, 4),
+    ] {
+        assert_eq!(
+            ask(ours, name, version, flags),
+            ask(theirs, name, version, flags),
+            "{name} {version} {flags}"
+        );
+    }
+    // The functions so found charge as the exported ones do.
+    let (_, allocate, _) = ask(ours, "cuMemAllocAsync", 11020, 2);
+    let mut pointer = 0u64;
+    assert_eq!(call(allocate, &[out(&mut pointer), bytes(2048), 0]), OUT_OF_MEMORY);
+    let (_, again, _) = ask(ours, "cuGetProcAddress", 13000, 0);
+    assert_ne!(
+        ask(again, "cuMemAlloc", 3020, 0).1,
+        ask(theirs, "cuMemAlloc", 3020, 0).1,
+        "also by way of itself"
+    );
+    assert_eq!(books().unhooked, 0);
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn process_lists_hold_the_containers_own_processes() {
+    if !inside(
+        "views::process_lists_hold_the_containers_own_processes",
+        &Share { driver: "535.309.01", ..Share::default() },
+    ) {
+        return;
+    }
+    let cuda = Cuda::start();
+    cuda.allocate(100).unwrap();
+    let nvml = Library::open("libnvidia-ml.so.1");
+    let mut device = 0usize;
+    memory_info(&nvml, 0);
+    assert_eq!(nvml.call("nvmlDeviceGetHandleByIndex_v2", &[0, out(&mut device)]), 0);
+    for (name, words) in [("", 2), ("_v2", 3), ("_v3", 3)] {
+        let name = format!("nvmlDeviceGetComputeRunningProcesses{name}");
+        let (mut count, mut list) = (0u32, [0u64; 6]);
+        assert_eq!(nvml.call(&name, &[device, out(&mut count), 0]), 7, "{name} without room");
+        assert_eq!(count, 1);
+        assert_eq!(nvml.call(&name, &[device, out(&mut count), out(&mut list)]), 0);
+        assert_eq!(list[..2], [u64::from(std::process::id()), 420 * MIB], "{name}");
+        assert_eq!(list[2] == u64::MAX, words == 3, "{name}: the instances");
+    }
+    let mut count = 9u32;
+    assert_eq!(nvml.call("nvmlDeviceGetGraphicsRunningProcesses_v3", &[device, out(&mut count), 0]), 0);
+    assert_eq!(count, 0);
+    // The table that nvidia-smi asks for.
+    let (mut table, mut id) = (0usize, 0xc4fe_3e6c_c98f_6c4e_a327_ee69_6e12_f7c4_u128.to_be_bytes());
+    assert_eq!(nvml.call("nvmlInternalGetExportTable", &[out(&mut table), out(&mut id)]), 0);
+    // SAFETY: the table has more than 216 words.
+    let slot = unsafe { std::ptr::with_exposed_provenance::<usize>(table).wrapping_add(213).read() };
+    let (mut count, mut entries) = (2u32, vec![0u8; 2 * 4128]);
+    assert_eq!(call(slot, &[device, out(&mut count), entries.as_mut_ptr().expose_provenance()]), 0);
+    assert_eq!((count, u32::from_ne_bytes(entries[..4].try_into().unwrap())), (1, std::process::id()));
+    assert!(entries[32..].starts_with(std::env::current_exe().unwrap().as_os_str().as_encoded_bytes()));
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn case_33_old_drivers_keep_their_missing_functions_missing_from_answers() {
+    let name = "views::case_33_old_drivers_keep_their_missing_functions_missing_from_answers";
+    if !inside(name, &Share { driver: "470.256.02", ..Share::default() }) {
+        return;
+    }
+    let cuda = Cuda::start();
+    assert!(cuda.allocate(100).is_ok());
+    let (mut context, mut found) = (0usize, 0usize);
+    assert_eq!(cuda.call("cuCtxCreate_v4", &[out(&mut context), 0, 0, 0]), 500, "newer than this driver");
+    let text = CString::new("cuMemAlloc").unwrap();
+    assert_eq!(
+        cuda.call("cuGetProcAddress", &[text.as_ptr().expose_provenance(), out(&mut found), 11040, 0]),
+        0
+    );
+    let mut pointer = 0u64;
+    assert_eq!(call(found, &[out(&mut pointer), bytes(4096)]), OUT_OF_MEMORY);
+    let text = CString::new("cuNoSuchThing").unwrap();
+    assert_eq!(
+        cuda.call("cuGetProcAddress", &[text.as_ptr().expose_provenance(), out(&mut found), 11040, 0]),
+        500
+    );
+    assert_eq!(cuda.call("cuMemAlloc_v2", &[out(&mut pointer), 0]), INVALID_VALUE);
+}

@@ -1,0 +1,32 @@
+//! The built libraries, judged by what the loader will see of them.
+
+#![allow(clippy::unwrap_used, reason = "a step that fails shall fail the test")]
+
+use std::path::Path;
+use std::process::Command;
+
+/// Cases 29, 31 and 36: nothing but the driver's names is exported, nothing but the driver's file is needed, no
+/// constructor of ours can print, end the program or set a handler (it has no library to do it with), and no panic can
+/// be reached.
+#[test]
+#[ignore = "needs the libraries that `make build` makes"]
+fn cases_29_31_36_only_listed_names_are_exported_and_only_the_driver_is_needed() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let target = std::env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned();
+    for (library, hooked) in [
+        ("libgpushare_intercept_cuda.so", gpushare_intercept::cuda::HOOKED),
+        ("libgpushare_intercept_nvml.so", gpushare_intercept::nvml::HOOKED),
+    ] {
+        let path = target.join("shim").join(library);
+        let output = Command::new(folder.join("check-symbols.sh")).arg(&path).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let table = Command::new("readelf").args(["--dyn-syms", "-W"]).arg(&path).output().unwrap();
+        let table = String::from_utf8(table.stdout).unwrap();
+        let defined = table.lines().filter(|line| line.contains(" FUNC ") && !line.contains(" UND "));
+        let mut exported: Vec<_> = defined.filter_map(|line| line.split(' ').next_back()).collect();
+        let mut hooked = hooked.to_vec();
+        exported.sort_unstable();
+        hooked.sort_unstable();
+        assert_eq!(exported, hooked, "{library}");
+    }
+}
