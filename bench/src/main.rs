@@ -1,0 +1,84 @@
+//! `gpushare-bench [FILTER]`: the figures that gpushare is measured by, each beside its target.
+//!
+//! Everything is measured in one run, alternating with what it is compared with: machines differ and drift. A run
+//! reports, it never fails because a figure is over its target.
+#![forbid(unsafe_code)]
+
+mod measure;
+mod memory_disk;
+mod quota;
+mod start_cost;
+mod table;
+
+use std::env;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use gpushare_tests::artifacts;
+use gpushare_tests::runtime::RUNC;
+use table::Table;
+
+/// A section's name, which FILTER selects by, and what measures it.
+type Section = (&'static str, fn() -> Result<Table>);
+
+const SECTIONS: [Section; 2] =
+    [("starting a container", start_cost::section), ("quota store", quota::section)];
+
+fn main() -> ExitCode {
+    let words: Vec<String> = env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let done = match words[..] {
+        [quota::CHILD, state, name] => quota::child(state, name),
+        [] => run(""),
+        [filter] if !filter.starts_with('-') => run(filter),
+        _ => {
+            println!("usage: gpushare-bench [FILTER]\nsections:");
+            SECTIONS.iter().for_each(|(name, _)| println!("  {name}"));
+            return ExitCode::from(2);
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gpushare-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(filter: &str) -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!("needs root: it makes containers and device nodes");
+    }
+    let chosen: Vec<Section> = SECTIONS.into_iter().filter(|(name, _)| name.contains(filter)).collect();
+    if chosen.is_empty() {
+        bail!("no section's name contains {filter:?}; see --help");
+    }
+    let _disk = memory_disk::on_tmpfs()?;
+    println!("gpushare-bench {}: {}", env!("CARGO_PKG_VERSION"), measure::machine());
+    for (name, section) in chosen {
+        println!("\n## {name}\n");
+        print!("{}", section().with_context(|| format!("section {name:?}"))?);
+    }
+    Ok(())
+}
+
+/// The no-op low-level runtime, which is built together with this program.
+fn noop() -> Result<std::path::PathBuf> {
+    let path = env::current_exe()?.with_file_name("gpushare-bench-noop");
+    if !path.is_file() {
+        bail!("{} is missing: run `make bench`", path.display());
+    }
+    Ok(path)
+}
+
+/// Says what is missing before anything is measured.
+fn need_runtime() -> Result<()> {
+    for path in [RUNC, gpushare_tests::image::BUSYBOX] {
+        if !std::path::Path::new(path).exists() {
+            bail!("{path} is missing: run tests/setup/packages.sh");
+        }
+    }
+    let _ = (artifacts::wrapper(), artifacts::hook());
+    Ok(())
+}

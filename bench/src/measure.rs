@@ -1,0 +1,110 @@
+//! Samples of a duration, in nanoseconds: order statistics, differences of pairs, and how they are written.
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// Measurements of one thing, sorted. Never empty.
+#[derive(Clone, Debug)]
+pub struct Sample(Vec<i64>);
+
+impl Sample {
+    /// From durations or differences in nanoseconds.
+    ///
+    /// # Errors
+    /// When there are none.
+    pub fn new(mut nanoseconds: Vec<i64>) -> Result<Self> {
+        if nanoseconds.is_empty() {
+            bail!("nothing was measured");
+        }
+        nanoseconds.sort_unstable();
+        Ok(Self(nanoseconds))
+    }
+
+    /// How many runs.
+    pub fn runs(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The value that `percent` of the runs do not exceed (nearest rank).
+    pub fn percentile(&self, percent: usize) -> i64 {
+        let rank = (self.0.len() * percent).div_ceil(100).max(1);
+        self.0[rank.min(self.0.len()) - 1]
+    }
+
+    /// The middle run.
+    pub fn median(&self) -> i64 {
+        self.percentile(50)
+    }
+}
+
+/// How long `command` takes from its start to its end.
+///
+/// # Errors
+/// When it cannot be started, or fails.
+pub fn timed(command: &mut Command) -> Result<i64> {
+    let start = Instant::now();
+    let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
+    let elapsed = nanoseconds(start.elapsed());
+    if !status.success() {
+        bail!("{command:?}: {status}");
+    }
+    Ok(elapsed)
+}
+
+/// A duration as a number that can be subtracted.
+pub fn nanoseconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
+}
+
+/// Milliseconds with three digits, or with one from 20 ms on.
+pub fn milliseconds(nanoseconds: i64) -> String {
+    let value = Duration::from_nanos(nanoseconds.unsigned_abs()).as_secs_f64() * 1e3;
+    let sign = if nanoseconds < 0 { "-" } else { "" };
+    if value < 20.0 { format!("{sign}{value:.3}") } else { format!("{sign}{value:.1}") }
+}
+
+/// As [`milliseconds`], with the sign of a difference.
+pub fn difference(nanoseconds: i64) -> String {
+    let sign = if nanoseconds < 0 { "" } else { "+" };
+    format!("{sign}{}", milliseconds(nanoseconds))
+}
+
+/// What the figures were measured on, as far as it matters: processors, kernel, load.
+pub fn machine() -> String {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let processors = std::thread::available_parallelism().map_or(0, usize::from);
+    let load = read("/proc/loadavg").split(' ').next().unwrap_or_default().to_owned();
+    format!("{processors} processors, Linux {}, load {load}", read("/proc/sys/kernel/osrelease").trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn order_statistics_are_those_of_the_sorted_runs() {
+        let sample = Sample::new((1..=100).rev().collect()).unwrap();
+        assert_eq!((sample.runs(), sample.median(), sample.percentile(100)), (100, 50, 100));
+        assert_eq!((sample.percentile(25), sample.percentile(75), sample.percentile(99)), (25, 75, 99));
+        assert_eq!(Sample::new(vec![7]).unwrap().percentile(1), 7);
+        assert!(Sample::new(Vec::new()).is_err());
+    }
+
+    #[test]
+    fn figures_are_written_in_milliseconds() {
+        for (nanoseconds, plain, signed) in [
+            (1_234_567, "1.235", "+1.235"),
+            (-2_000_000, "-2.000", "-2.000"),
+            (66_040_000, "66.0", "+66.0"),
+            (0, "0.000", "+0.000"),
+        ] {
+            assert_eq!(
+                (milliseconds(nanoseconds).as_str(), difference(nanoseconds).as_str()),
+                (plain, signed)
+            );
+        }
+    }
+}

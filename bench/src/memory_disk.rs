@@ -1,0 +1,19 @@
+//! Where everything of a run lies: one tmpfs, as `/run` is, where engines keep bundles, runtimes their state and
+//! gpushare its own. On a disk, its write-back would be part of every figure.
+
+use anyhow::{Context, Result};
+use gpushare_tests::scratch::Scratch;
+use nix::mount::{MsFlags, mount};
+
+/// Puts all temporary folders that this program makes from now on onto a tmpfs; unmounted on drop.
+///
+/// # Errors
+/// When it cannot be mounted.
+pub fn on_tmpfs() -> Result<Scratch> {
+    let scratch = Scratch::new("bench");
+    mount(Some("tmpfs"), scratch.path(), Some("tmpfs"), MsFlags::empty(), Some("mode=0755"))
+        .with_context(|| format!("cannot mount a tmpfs at {}", scratch.path().display()))?;
+    tempfile::env::override_temp_dir(scratch.path())
+        .map_err(|other| anyhow::anyhow!("temporary folders are at {} already", other.display()))?;
+    Ok(scratch)
+}

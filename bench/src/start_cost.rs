@@ -1,0 +1,139 @@
+//! What a share costs where a container starts: the whole way beside plain runc, and the wrapper alone in front of a
+//! low-level runtime that does nothing.
+
+mod alone;
+mod cycle;
+
+use std::env;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use cycle::{Contender, Lap, Program};
+use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::runtime::{LowLevel, Runtime};
+use gpushare_tests::scratch::Scratch;
+
+use crate::measure::{self, Sample};
+use crate::table::{Row, Table};
+
+/// A peer's wrapper: any program that is called as runc is.
+const PEER: &str = "NVIDIA_CONTAINER_RUNTIME";
+const SHARE: (&str, &str) = ("GPUSHARE_MEMORY", "4GiB");
+/// As many as the target on files in the image asks for.
+const LAPS: usize = 100;
+const MS: i64 = 1_000_000;
+
+/// Which of a lap's calls is looked at.
+type Part = fn(Lap) -> i64;
+
+/// All figures of the section.
+///
+/// # Errors
+/// When a runtime fails.
+pub fn section() -> Result<Table> {
+    crate::need_runtime()?;
+    nix::sys::prctl::set_child_subreaper(true).context("cannot become the reaper of containers")?;
+    let node = SimulatedNode::one_gpu();
+    let mut table = Table::default();
+    with_share(&node, &mut table)?;
+    without_request(&node, &mut table)?;
+    alone::rows(&node, &mut table)?;
+    if let Some(path) = peer() {
+        table.note(format!("peer: {}", path.display()));
+    }
+    Ok(table)
+}
+
+fn peer() -> Option<PathBuf> {
+    env::var_os(PEER).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+fn peer_program() -> Option<Program> {
+    peer().map(|path| Program::Peer { path, scratch: Scratch::new("peer") })
+}
+
+/// Plain runc, the wrapper, and the peer if there is one; all with the same bundle but for what asks for a GPU.
+fn contenders(node: &SimulatedNode, share: bool) -> Vec<Contender> {
+    let env = share.then_some(SHARE);
+    let bare = Contender::new(Program::Ours(Runtime::bare(LowLevel::Runc)), env);
+    let ours = Contender::new(Program::Ours(Runtime::wrapped(LowLevel::Runc, node)), env);
+    let peer = peer_program()
+        .map(|program| Contender::new(program, share.then_some(("NVIDIA_VISIBLE_DEVICES", "all"))));
+    [bare, ours].into_iter().chain(peer).collect()
+}
+
+/// Laps of each contender, one of each in turn; who comes first changes from turn to turn.
+fn race(contenders: &[Contender]) -> Result<Vec<Vec<Lap>>> {
+    let mut laps = vec![Vec::new(); contenders.len()];
+    for turn in 0..LAPS {
+        for place in 0..contenders.len() {
+            let who = (turn + place) % contenders.len();
+            laps[who].push(contenders[who].lap()?);
+        }
+    }
+    Ok(laps)
+}
+
+/// The differences of `laps` to `base`, turn by turn.
+fn differences(laps: &[Lap], base: &[Lap], part: Part) -> Result<Sample> {
+    Sample::new(laps.iter().zip(base).map(|(lap, base)| part(*lap) - part(*base)).collect())
+}
+
+/// The peer's median difference to plain runc.
+fn peer_cell(laps: &[Vec<Lap>], part: Part) -> Result<Option<String>> {
+    let Some(peer) = laps.get(2) else { return Ok(None) };
+    Ok(Some(format!("{} ms", measure::difference(differences(peer, &laps[0], part)?.median()))))
+}
+
+fn with_share(node: &SimulatedNode, table: &mut Table) -> Result<()> {
+    let contenders = contenders(node, true);
+    let files = |contenders: &[Contender]| -> Result<Vec<usize>> {
+        contenders.iter().map(Contender::files_in_image).collect()
+    };
+    // The first start makes mount targets, the quota store and the inventory's cache; it is none of the laps.
+    let fresh = files(&contenders)?;
+    contenders.iter().try_for_each(|contender| contender.lap().map(drop))?;
+    let first = files(&contenders)?;
+    let laps = race(&contenders)?;
+    let last = files(&contenders)?;
+
+    let base = Sample::new(laps[0].iter().map(|lap| lap.whole()).collect())?;
+    table.push(Row::duration("create+start+delete, plain runc", &base));
+    let whole = differences(&laps[1], &laps[0], Lap::whole)?;
+    table.push(
+        Row::difference("with a GPU share, to plain runc", &whole)
+            .target("<= +8 ms", whole.median() <= 8 * MS)
+            .peer(peer_cell(&laps, Lap::whole)?),
+    );
+    let calls: [(&str, Part); 3] = [
+        ("  of it create (wrapper, mounts, prestart hook)", |lap| lap.create),
+        ("  of it start", |lap| lap.start),
+        ("  of it delete (wrapper, poststop hook)", |lap| lap.delete),
+    ];
+    for (what, part) in calls {
+        let part_of = differences(&laps[1], &laps[0], part)?;
+        table.push(Row::difference(what, &part_of).peer(peer_cell(&laps, part)?));
+    }
+    let added = |who: usize| (first[who] - fresh[who], last[who].abs_diff(first[who]));
+    let words = |(at_first, later): (usize, usize)| format!("{at_first} + {later}");
+    table.push(
+        Row::plain("files in the image: first start + 100 restarts", words(added(1)))
+            .runs(LAPS)
+            .target("none after the first", added(1).1 == 0)
+            .peer((contenders.len() > 2).then(|| words(added(2)))),
+    );
+    Ok(())
+}
+
+fn without_request(node: &SimulatedNode, table: &mut Table) -> Result<()> {
+    let contenders = contenders(node, false);
+    contenders.iter().try_for_each(|contender| contender.lap().map(drop))?;
+    let laps = race(&contenders)?;
+    let whole = differences(&laps[1], &laps[0], Lap::whole)?;
+    table.push(
+        Row::difference("without a request, to plain runc", &whole)
+            .target("<= +2 ms", whole.median() <= 2 * MS)
+            .peer(peer_cell(&laps, Lap::whole)?),
+    );
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! Figures in rows, each with its target, as a Markdown table that is aligned for the terminal too.
+
+use std::fmt;
+
+use crate::measure::{self, Sample};
+
+/// Stands where nothing was measured.
+const NONE: &str = "-";
+
+/// One section's figures.
+#[derive(Debug, Default)]
+pub struct Table {
+    rows: Vec<Row>,
+    notes: Vec<String>,
+}
+
+/// One figure.
+#[derive(Debug)]
+pub struct Row {
+    what: String,
+    value: String,
+    spread: String,
+    runs: String,
+    target: String,
+    met: Option<bool>,
+    peer: Option<String>,
+}
+
+impl Row {
+    /// A figure in words: a count, a size, a ratio.
+    pub fn plain(what: &str, value: impl Into<String>) -> Self {
+        let none = || NONE.to_owned();
+        let (what, value) = (what.to_owned(), value.into());
+        Self { what, value, spread: none(), runs: none(), target: none(), met: None, peer: None }
+    }
+
+    /// A duration: median and quartiles, in milliseconds.
+    pub fn duration(what: &str, sample: &Sample) -> Self {
+        Self::of(what, sample, sample.median(), measure::milliseconds)
+    }
+
+    /// A difference of pairs, with its sign.
+    pub fn difference(what: &str, sample: &Sample) -> Self {
+        Self::of(what, sample, sample.median(), measure::difference)
+    }
+
+    /// The slowest of a hundred, in milliseconds.
+    pub fn slowest_of_hundred(what: &str, sample: &Sample) -> Self {
+        Self::of(what, sample, sample.percentile(99), measure::milliseconds)
+    }
+
+    fn of(what: &str, sample: &Sample, value: i64, write: fn(i64) -> String) -> Self {
+        let spread = format!("{} .. {}", write(sample.percentile(25)), write(sample.percentile(75)));
+        Self { spread, ..Self::plain(what, format!("{} ms", write(value))) }.runs(sample.runs())
+    }
+
+    /// How often it was measured.
+    pub fn runs(self, runs: usize) -> Self {
+        Self { runs: runs.to_string(), ..self }
+    }
+
+    /// What the figure should be, and whether it is.
+    pub fn target(self, target: &str, met: bool) -> Self {
+        Self { target: target.to_owned(), met: Some(met), ..self }
+    }
+
+    /// The same figure of the peer.
+    pub fn peer(self, value: Option<String>) -> Self {
+        Self { peer: value, ..self }
+    }
+
+    fn cells(&self, with_peer: bool) -> Vec<String> {
+        let verdict = self.met.map_or(NONE, |met| if met { "met" } else { "OVER" });
+        let mut cells = vec![self.what.clone(), self.value.clone(), self.spread.clone(), self.runs.clone()];
+        cells.extend([self.target.clone(), verdict.to_owned()]);
+        cells.extend(with_peer.then(|| self.peer.clone().unwrap_or_else(|| NONE.to_owned())));
+        cells
+    }
+}
+
+impl Table {
+    /// Adds a figure.
+    pub fn push(&mut self, row: Row) {
+        self.rows.push(row);
+    }
+
+    /// Adds a line below the table.
+    pub fn note(&mut self, text: impl Into<String>) {
+        self.notes.push(text.into());
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let with_peer = self.rows.iter().any(|row| row.peer.is_some());
+        let mut head = vec!["what", "measured", "quartiles (ms)", "runs", "target", "verdict"];
+        head.extend(with_peer.then_some("peer"));
+        let head: Vec<String> = head.into_iter().map(str::to_owned).collect();
+        let rows: Vec<Vec<String>> = self.rows.iter().map(|row| row.cells(with_peer)).collect();
+        let width = |column: usize| {
+            let cells = rows.iter().chain([&head]).map(|row| row[column].chars().count());
+            cells.max().unwrap_or_default()
+        };
+        let widths: Vec<usize> = (0..head.len()).map(width).collect();
+        let rule = widths.iter().map(|width| "-".repeat(*width)).collect();
+        for row in [head, rule].into_iter().chain(rows) {
+            let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+            writeln!(f, "| {} |", cells.collect::<Vec<_>>().join(" | "))?;
+        }
+        self.notes.iter().try_for_each(|note| write!(f, "\n{note}\n"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_and_a_figure_over_its_target_says_so() {
+        let mut table = Table::default();
+        let sample = Sample::new(vec![1_000_000, 2_000_000, 4_000_000]).unwrap();
+        table.push(Row::duration("start", &sample).target("<= 1.5 ms", sample.median() <= 1_500_000));
+        table.push(Row::plain("hooks run", "2").target("2", true));
+        let text = table.to_string();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4);
+        assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{text}");
+        assert!(lines[2].contains("| 2.000 ms | 1.000 .. 4.000 | 3    | <= 1.5 ms | OVER"), "{text}");
+        assert!(lines[3].contains("met") && !text.contains("peer"), "{text}");
+    }
+}
