@@ -149,13 +149,24 @@ struct LogSection {
 
 /// The shipped settings with `files` over them, later ones first to count.
 pub(crate) fn merge(files: &[PathBuf]) -> Result<File, ConfigError> {
-    let shipped = || Path::new("gpushare.toml (shipped)");
-    let mut merged = parse(shipped(), SHIPPED)?;
+    // Every part was checked with its line; together they only have more keys.
+    File::deserialize(merged(files)?).map_err(|error| mistake(Path::new(SHIPPED_NAME), SHIPPED, &error))
+}
+
+pub(crate) fn show(files: &[PathBuf]) -> Result<String, ConfigError> {
+    Ok(toml::to_string_pretty(&merged(files)?).unwrap_or_else(|error| format!("# {error}\n")))
+}
+
+const SHIPPED_NAME: &str = "gpushare.toml (shipped)";
+
+fn merged(files: &[PathBuf]) -> Result<Table, ConfigError> {
+    // Ours is without mistakes (a test reads it), so it is not checked at every start.
+    let mut merged: Table =
+        toml::from_str(SHIPPED).map_err(|error| mistake(Path::new(SHIPPED_NAME), SHIPPED, &error))?;
     for path in files {
         overlay(&mut merged, parse(path, &read(path)?)?);
     }
-    // Every part was checked with its line; together they only have more keys.
-    File::deserialize(merged).map_err(|error| mistake(shipped(), SHIPPED, &error))
+    Ok(merged)
 }
 
 /// The shipped settings with the runtimes and the state folder of `files` over them, whatever else is wrong there.
@@ -173,14 +184,6 @@ pub(crate) fn salvage(files: &[PathBuf]) -> Option<File> {
         }
     }
     File::deserialize(merged).ok()
-}
-
-pub(crate) fn show(files: &[PathBuf]) -> Result<String, ConfigError> {
-    let mut merged: Table = parse(Path::new("gpushare.toml (shipped)"), SHIPPED)?;
-    for path in files {
-        overlay(&mut merged, parse(path, &read(path)?)?);
-    }
-    Ok(toml::to_string_pretty(&merged).unwrap_or_else(|error| format!("# {error}\n")))
 }
 
 fn parse(path: &Path, text: &str) -> Result<Table, ConfigError> {

@@ -95,21 +95,19 @@ pub fn books() -> Usage {
     read_usage(&std::fs::read(Path::new(HOME).join("usage")).unwrap()).unwrap()
 }
 
-/// A build result: of the profile `shim`, or of whatever profile the simulator was built with last. Another build of the
-/// simulator can be named by its folder in GPUSHARE_TEST_SIMULATOR.
-fn built(name: &str, profiles: &[&str]) -> PathBuf {
+/// A build result of `make build`. Another build of the simulator can be named by its folder in GPUSHARE_TEST_SIMULATOR;
+/// program and libraries must be of one build.
+fn built(name: &str, profile: &str) -> PathBuf {
     if let Some(folder) = env::var_os("GPUSHARE_TEST_SIMULATOR").filter(|_| name == "gpushare-simulator") {
         return Path::new(&folder).join(name);
     }
-    let target = env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned();
-    let places = profiles.iter().map(|profile| target.join(profile).join(name));
-    let newest =
-        places.filter(|path| path.exists()).max_by_key(|path| path.metadata().unwrap().modified().unwrap());
-    newest.unwrap_or_else(|| panic!("{name} is not built: run `make build` first"))
+    let path = env::current_exe().unwrap().ancestors().nth(3).unwrap().join(profile).join(name);
+    assert!(path.exists(), "{name} is not built: run `make build` first");
+    path
 }
 
 fn make_node(node: &Path, share: &Share<'_>) -> Vec<[u8; 16]> {
-    let mut command = Command::new(built("gpushare-simulator", &["release", "debug"]));
+    let mut command = Command::new(built("gpushare-simulator", "release"));
     command.arg("create").arg(node).args(["--memory", "16GiB", "--plain-nodes", "--driver", share.driver]);
     command.args(["--gpus", &share.gpus.to_string(), "--context", &format!("{}MiB", share.context)]);
     let output = command.output().unwrap();
@@ -133,7 +131,7 @@ fn fill_home(home: &Path, node: &Path, uuids: &[[u8; 16]], share: &Share<'_>) {
     ] {
         let real = node.join("driver/usr/lib/x86_64-linux-gnu").join(soname);
         std::fs::copy(real, home.join("driver").join(soname)).unwrap();
-        std::fs::copy(built(shim, &["shim"]), home.join("shim").join(soname)).unwrap();
+        std::fs::copy(built(shim, "shim"), home.join("shim").join(soname)).unwrap();
     }
     let limit = |(uuid, mib): (&[u8; 16], &u64)| DeviceLimits {
         uuid: *uuid,
