@@ -4,7 +4,7 @@
 //! good choice of folder. Every path is resolved as inside the container, by the kernel.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -94,14 +94,13 @@ impl Image {
             volumes(json).into_iter().map(|volume| (place(&root, &volume), volume)).collect();
         for (target, is_folder) in targets {
             let bad = |what| ImageError::BadTarget { target: target.into(), what };
-            match seen(&root, relative(target)) {
-                None => {}
-                Some((SFlag::S_IFDIR, _)) if is_folder => {}
-                Some((SFlag::S_IFREG, _)) if !is_folder => {}
+            let resolved = match seen(&root, relative(target)) {
+                None => place(&root, target),
+                Some((SFlag::S_IFDIR, resolved)) if is_folder => resolved,
+                Some((SFlag::S_IFREG, resolved)) if !is_folder => resolved,
                 Some((SFlag::S_IFDIR, _)) => return Err(bad("a folder")),
                 Some(_) => return Err(bad("a special file")),
-            }
-            let resolved = place(&root, target);
+            };
             if is_kernel_tree(&resolved) {
                 return Err(bad("a link out of its file system"));
             }
@@ -121,8 +120,21 @@ fn relative(path: &Path) -> &Path {
     path.strip_prefix("/").unwrap_or(path)
 }
 
-fn open_root(root: &Path) -> Result<File, ImageError> {
-    File::open(root).map_err(|source| ImageError::NoRoot { path: root.into(), source })
+/// The root folder, held open, and its path without links.
+struct Root {
+    folder: File,
+    path: PathBuf,
+}
+
+fn open_root(root: &Path) -> Result<Root, ImageError> {
+    let no_root = |source| ImageError::NoRoot { path: root.into(), source };
+    let folder = File::open(root).map_err(no_root)?;
+    let path = path_of(folder.as_raw_fd()).map_err(no_root)?;
+    Ok(Root { folder, path })
+}
+
+fn path_of(fd: i32) -> std::io::Result<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{fd}"))
 }
 
 /// Where the bundle mounts folders of the host. A tmpfs hides nothing that matters: targets are made in it.
@@ -140,7 +152,7 @@ fn volumes(json: &Value) -> Vec<PathBuf> {
 }
 
 /// What `path` is inside the root, and where it lies there once links are followed.
-fn seen(root: &File, path: &Path) -> Option<(SFlag, PathBuf)> {
+fn seen(root: &Root, path: &Path) -> Option<(SFlag, PathBuf)> {
     let fd = resolve(root, path).ok()?;
     let kind = SFlag::from_bits_truncate(fstat(&fd).ok()?.st_mode & SFlag::S_IFMT.bits());
     Some((kind, inner_path(root, &fd)?))
@@ -148,7 +160,7 @@ fn seen(root: &File, path: &Path) -> Option<(SFlag, PathBuf)> {
 
 /// Where `path` lies inside the root once links are followed; what does not exist yet lies below its nearest existing
 /// folder.
-fn place(root: &File, path: &Path) -> PathBuf {
+fn place(root: &Root, path: &Path) -> PathBuf {
     let path = relative(path);
     let existing = path.ancestors().find_map(|folder| Some((folder, seen(root, folder)?.1)));
     match existing {
@@ -157,21 +169,18 @@ fn place(root: &File, path: &Path) -> PathBuf {
     }
 }
 
-fn resolve(root: &File, path: &Path) -> Result<OwnedFd, Errno> {
+fn resolve(root: &Root, path: &Path) -> Result<OwnedFd, Errno> {
     let how = OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    openat2(root.as_fd(), path, how)
+    openat2(root.folder.as_fd(), path, how)
 }
 
 /// The path below the root, as the container sees it.
-fn inner_path(root: &File, fd: &OwnedFd) -> Option<PathBuf> {
-    use std::os::fd::AsRawFd;
-    let path_of = |fd: i32| std::fs::read_link(format!("/proc/self/fd/{fd}")).ok();
-    let outer = path_of(fd.as_raw_fd())?;
-    let root = path_of(root.as_raw_fd())?;
-    Some(Path::new("/").join(outer.strip_prefix(root).ok()?))
+fn inner_path(root: &Root, fd: &OwnedFd) -> Option<PathBuf> {
+    let outer = path_of(fd.as_raw_fd()).ok()?;
+    Some(Path::new("/").join(outer.strip_prefix(&root.path).ok()?))
 }
 
 /// runc refuses a target inside these, crun mounts over the kernel's file.

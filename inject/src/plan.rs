@@ -194,7 +194,7 @@ fn interception(
         let ours = installed(programs.libraries.join(format!("{stem}.so.1")), "libraries")?;
         let real = real_library(node, capability)?;
         mounts.push(read_only(&real, Path::new(private))?);
-        for name in names(stem, &node.driver.version) {
+        for name in names(stem) {
             mounts.push(read_only(&ours, &image.library_folder.join(name))?);
         }
         mounts.extend(covers(image, stem, &ours)?);
@@ -222,7 +222,7 @@ fn whole_card(request: &Request, node: &Node, image: &Image) -> Result<Vec<Mount
             continue;
         }
         let real = real_library(node, capability)?;
-        for name in names(stem, &node.driver.version) {
+        for name in names(stem) {
             mounts.push(read_only(&real, &image.library_folder.join(name))?);
         }
     }
@@ -241,10 +241,10 @@ fn real_library(node: &Node, capability: Capability) -> Result<PathBuf, DriverEr
     }
 }
 
-/// Programs open the development name, the SONAME and the versioned name; all three must be ours, or the real file
-/// is found first by one of them and the limit with it.
-fn names(stem: &str, version: &str) -> [String; 3] {
-    [format!("{stem}.so"), format!("{stem}.so.1"), format!("{stem}.so.{version}")]
+/// The names that programs open: the development name and the SONAME. A versioned one exists in a container only if
+/// its image brought it along, and is covered then.
+fn names(stem: &str) -> [String; 2] {
+    [format!("{stem}.so"), format!("{stem}.so.1")]
 }
 
 fn c_path(path: &std::ffi::CStr) -> PathBuf {

@@ -6,10 +6,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use crate::capability::{Capabilities, Capability};
 use crate::node::Roots;
+use crate::root::Root;
 
 /// A shared library of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,11 +31,11 @@ pub struct DriverProgram {
 }
 
 /// The driver's version and the folders its files were found in.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Driver {
     /// The version of kernel module and libraries, as `535.309.01`.
     pub version: String,
-    root: PathBuf,
+    root: Root,
     /// Folders to take libraries from: the one that holds libcuda or libnvidia-ml first, then the one above it.
     folders: Vec<PathBuf>,
 }
@@ -137,11 +138,12 @@ impl Driver {
     /// # Errors
     /// When no folder has them, or their files could be written by somebody else than root.
     pub(crate) fn locate(roots: &Roots, version: &str) -> Result<Self, DriverError> {
+        let root = Root::open(&roots.driver);
         let mut others = BTreeMap::new();
         for folder in candidates(roots) {
             let found = ["libcuda", "libnvidia-ml"]
                 .iter()
-                .find_map(|stem| inside(&roots.driver, &folder.join(format!("{stem}.so.{version}"))));
+                .find_map(|stem| root.file(&folder.join(format!("{stem}.so.{version}"))));
             if let Some(file) = found {
                 trusted(&file)?;
                 let folder = file.parent().unwrap_or(&roots.driver).to_path_buf();
@@ -151,7 +153,7 @@ impl Driver {
                     above.as_ref().and_then(|a| a.parent().map(Path::to_path_buf)),
                 ];
                 let folders = [Some(folder), above].into_iter().chain(beside).flatten().collect();
-                return Ok(Self { version: version.to_owned(), root: roots.driver.clone(), folders });
+                return Ok(Self { version: version.to_owned(), root, folders });
             }
             note_other_versions(&folder, &mut others);
         }
@@ -208,8 +210,8 @@ impl Driver {
         if !capabilities.has(Capability::Utility) {
             return Ok(Vec::new());
         }
-        let places = PROGRAM_FOLDERS.iter().map(|folder| self.root.join(folder).join("nvidia-smi"));
-        let Some(host_path) = places.into_iter().find_map(|path| inside(&self.root, &path)) else {
+        let places = PROGRAM_FOLDERS.iter().map(|folder| self.root.path().join(folder).join("nvidia-smi"));
+        let Some(host_path) = places.into_iter().find_map(|path| self.root.file(&path)) else {
             return Ok(Vec::new());
         };
         trusted(&host_path)?;
@@ -225,7 +227,7 @@ impl Driver {
     }
 
     fn find(&self, name: &str) -> Option<PathBuf> {
-        self.folders.iter().find_map(|folder| inside(&self.root, &folder.join(name)))
+        self.folders.iter().find_map(|folder| self.root.file(&folder.join(name)))
     }
 }
 
@@ -271,48 +273,6 @@ fn loader_folders(conf: &Path, root: &Path, depth: u32) -> Vec<PathBuf> {
         folders.extend(included.flat_map(|file| loader_folders(file, root, depth + 1)));
     }
     folders
-}
-
-/// The real path of `path`, links followed inside `root`; `None` when it does not exist or leads outside.
-fn inside(root: &Path, path: &Path) -> Option<PathBuf> {
-    let mut rest = components(path.strip_prefix(root).unwrap_or(path));
-    let root = fs::canonicalize(root).ok()?;
-    let mut resolved = root.clone();
-    for _ in 0..256 {
-        let Some(part) = rest.pop() else {
-            return fs::metadata(&resolved).ok().filter(fs::Metadata::is_file).map(|_| resolved);
-        };
-        if part == ".." {
-            if resolved != root {
-                resolved.pop();
-            }
-            continue;
-        }
-        let next = resolved.join(&part);
-        let metadata = fs::symlink_metadata(&next).ok()?;
-        if !metadata.is_symlink() {
-            resolved = next;
-            continue;
-        }
-        let target = fs::read_link(&next).ok()?;
-        if target.is_absolute() {
-            resolved.clone_from(&root);
-        }
-        rest.extend(components(&target));
-    }
-    None
-}
-
-/// The parts of a path, last first, without `/` and `.`.
-fn components(path: &Path) -> Vec<std::ffi::OsString> {
-    let parts = path.components().filter_map(|component| match component {
-        Component::Normal(name) => Some(name.to_owned()),
-        Component::ParentDir => Some("..".into()),
-        _ => None,
-    });
-    let mut parts: Vec<_> = parts.collect();
-    parts.reverse();
-    parts
 }
 
 /// A driver file belongs to root and is writable by nobody else, and so is its folder: containers will run it.

@@ -10,6 +10,7 @@ mod driver;
 mod memory;
 mod node;
 mod proc;
+mod root;
 mod totals;
 mod uuid;
 

@@ -148,10 +148,13 @@ impl Store {
         holder: &Holder,
         swept: impl FnMut(&Lease),
     ) -> Result<Reservation<'_>, ReserveError> {
-        let first = self.try_reserve(key, request, gpus, rules, holder);
-        let lease = match first {
-            Err(ReserveError::Refused(_) | ReserveError::Held(_)) => {
-                self.sweep()?.iter().for_each(swept);
+        let lease = match self.try_reserve(key, request, gpus, rules, holder) {
+            Err(refusal @ (ReserveError::Refused(_) | ReserveError::Held(_))) => {
+                let gone = self.sweep()?;
+                if gone.is_empty() {
+                    return Err(refusal);
+                }
+                gone.iter().for_each(swept);
                 self.try_reserve(key, request, gpus, rules, holder)?
             }
             other => other?,

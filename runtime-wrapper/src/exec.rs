@@ -48,6 +48,6 @@ fn is_program(path: &Path) -> bool {
 }
 
 fn is_this_program(path: &Path) -> bool {
-    let real = |path: &Path| fs::canonicalize(path).ok();
-    real(path).is_some() && real(path) == real(Path::new("/proc/self/exe"))
+    let identity = |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
+    identity(path).is_some() && identity(path) == identity(Path::new("/proc/self/exe"))
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::{relative, resolve};
+use super::{Root, relative, resolve};
 
 /// File stems of libraries of which only the host's version fits its kernel module.
 const STEMS: [&str; 5] =
@@ -31,7 +31,7 @@ const MAX_COPIES: usize = 128;
 const MAX_CONF_BYTES: u64 = 64 << 10;
 
 /// The paths of all copies, each once, by folder.
-pub(super) fn find(root: &File, json: &Value) -> Vec<PathBuf> {
+pub(super) fn find(root: &Root, json: &Value) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = DEFAULT_FOLDERS.iter().map(PathBuf::from).collect();
     folders.extend(compat(root));
     folders.extend(search_path(json));
@@ -68,7 +68,7 @@ fn names(fd: &OwnedFd) -> Vec<String> {
 }
 
 /// `/usr/local/cuda*/compat`.
-fn compat(root: &File) -> Vec<PathBuf> {
+fn compat(root: &Root) -> Vec<PathBuf> {
     let Ok(local) = resolve(root, Path::new("usr/local")) else { return Vec::new() };
     let toolkits = names(&local).into_iter().filter(|name| name.starts_with("cuda"));
     toolkits.map(|name| Path::new("/usr/local").join(name).join("compat")).collect()
@@ -85,7 +85,7 @@ fn search_path(json: &Value) -> Vec<PathBuf> {
 }
 
 /// The folders of the image's ld.so.conf and of the files in ld.so.conf.d, which every distribution includes.
-fn conf(root: &File) -> Vec<PathBuf> {
+fn conf(root: &Root) -> Vec<PathBuf> {
     let drop_ins = resolve(root, Path::new("etc/ld.so.conf.d")).map(|fd| names(&fd)).unwrap_or_default();
     let drop_ins = drop_ins.iter().filter(|name| name.ends_with(".conf")).take(MAX_FOLDERS);
     let files = drop_ins.map(|name| Path::new("etc/ld.so.conf.d").join(name));
@@ -103,7 +103,7 @@ fn conf(root: &File) -> Vec<PathBuf> {
 }
 
 /// A small regular file's text; anything else (a FIFO would block) has none.
-fn text(root: &File, path: &Path) -> String {
+fn text(root: &Root, path: &Path) -> String {
     let open = resolve(root, path).ok().and_then(|fd| {
         let path = by_descriptor(&fd);
         fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
@@ -147,7 +147,7 @@ mod tests {
         nix::unistd::mkfifo(&root.path().join("etc/ld.so.conf.d/y.conf"), nix::sys::stat::Mode::S_IRWXU)
             .unwrap();
         let json = json!({"process": {"env": ["LD_LIBRARY_PATH=/opt/env:/opt/out:relative:/none"]}});
-        let mut found = find(&File::open(root.path()).unwrap(), &json);
+        let mut found = find(&super::super::open_root(root.path()).unwrap(), &json);
         for path in &mut found {
             // Which of the two names of one folder is read first is the file system's choice.
             *path = path.to_str().unwrap().replace("cuda-12.4", "cuda").into();

@@ -1,0 +1,48 @@
+//! A folder that paths are resolved in as if it were `/`, by the kernel: no link leads out of it.
+
+use std::fs::{self, File};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use nix::sys::stat::{SFlag, fstat};
+
+/// The driver root, held open.
+#[derive(Clone, Debug)]
+pub(crate) struct Root {
+    path: PathBuf,
+    /// The folder, and its path without links; `None` when it cannot be opened, and then nothing is in it.
+    folder: Option<Arc<(File, PathBuf)>>,
+}
+
+impl Root {
+    pub fn open(path: &Path) -> Self {
+        let folder = File::open(path).ok().and_then(|file| {
+            let real = path_of(&file)?;
+            Some(Arc::new((file, real)))
+        });
+        Self { path: path.into(), folder }
+    }
+
+    /// The folder as it was named.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The real path of the regular file at `path`, which begins with this root's; `None` when there is none.
+    pub fn file(&self, path: &Path) -> Option<PathBuf> {
+        let (folder, real) = &**self.folder.as_ref()?;
+        let inner = path.strip_prefix(&self.path).unwrap_or(path);
+        let how = OpenHow::new()
+            .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        let fd: OwnedFd = openat2(folder.as_fd(), inner, how).ok()?;
+        let kind = SFlag::from_bits_truncate(fstat(&fd).ok()?.st_mode & SFlag::S_IFMT.bits());
+        path_of(&fd).filter(|found| kind == SFlag::S_IFREG && found.starts_with(real))
+    }
+}
+
+fn path_of(fd: &impl AsRawFd) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()
+}
