@@ -8,6 +8,7 @@
 mod holder;
 mod lease;
 mod place;
+mod rows;
 mod schema;
 mod state;
 mod store;

@@ -4,15 +4,15 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
-use gpushare_request::{ComputePolicy, Cores, Mode, Priority, Request};
-use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, TransactionBehavior, params};
+use gpushare_request::{Cores, Mode, Request};
+use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, TransactionBehavior, params};
 
 use crate::holder::Holder;
 use crate::lease::{Grant, Lease, LeaseKey, LeaseState, PastLease, ReleaseReason};
 use crate::place::{Admission, GpuLoad, Refusal, place};
+use crate::rows::{lease, now, policy_name, signed, summary, unsigned, uuid};
 use crate::schema;
 use crate::turn::Turn;
 
@@ -533,64 +533,6 @@ impl Drop for Reservation<'_> {
             tracing::warn!(container = %self.lease.key.container, %error, "reservation left for the sweep");
         }
     }
-}
-
-fn lease(row: &Row) -> rusqlite::Result<Lease> {
-    let state: String = row.get(3)?;
-    let policy: String = row.get(5)?;
-    let priority: u8 = row.get(6)?;
-    Ok(Lease {
-        id: row.get(0)?,
-        key: LeaseKey { root: row.get(1)?, container: row.get(2)? },
-        grants: Vec::new(),
-        mode: if row.get(4)? { Mode::Exclusive } else { Mode::Share },
-        compute_policy: policy.parse().unwrap_or_default(),
-        priority: priority.to_string().parse::<Priority>().unwrap_or_default(),
-        state: if state == "active" { LeaseState::Active } else { LeaseState::Reserved },
-        holder: Holder {
-            pid: row.get(7)?,
-            start_time: unsigned(row.get(8)?),
-            cgroup: row.get::<_, Option<String>>(9)?.map(PathBuf::from),
-        },
-        granted_at: unsigned(row.get(10)?),
-    })
-}
-
-fn uuid(row: &Row, column: usize) -> rusqlite::Result<GpuUuid> {
-    let text: String = row.get(column)?;
-    let bad = |error| {
-        rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, Box::new(error))
-    };
-    text.parse().map_err(bad)
-}
-
-const fn policy_name(policy: ComputePolicy) -> &'static str {
-    match policy {
-        ComputePolicy::Fixed => "fixed",
-        ComputePolicy::Burst => "burst",
-        ComputePolicy::None => "none",
-    }
-}
-
-fn summary(grants: &[Grant]) -> String {
-    let grants = grants.iter().map(|grant| match grant.cores {
-        Some(cores) => format!("{}: {}, {cores}", grant.gpu, grant.memory),
-        None => format!("{}: {}", grant.gpu, grant.memory),
-    });
-    grants.collect::<Vec<_>>().join("; ")
-}
-
-/// SQLite's integers are signed; every figure stored here is far below 2^63.
-fn signed(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
-
-fn unsigned(number: i64) -> u64 {
-    u64::try_from(number).unwrap_or(0)
-}
-
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 #[cfg(test)]
