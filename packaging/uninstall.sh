@@ -7,6 +7,15 @@ prefix=$2
 root=$destdir$prefix
 settings=$destdir/etc/gpushare/gpushare.toml
 
+# A living container needs the runtime to be stopped. Shares are held on this machine only, not in a staged tree.
+if [ -z "$destdir" ] && [ "${FORCE:-0}" != 1 ] && [ -x "$root/bin/gpushare" ]; then
+    held=$("$root/bin/gpushare" ps --json) || held='?'
+    [ "$held" = '[]' ] || {
+        echo "uninstall.sh: containers still hold shares (gpushare ps): end them first, or say FORCE=1" >&2
+        exit 1
+    }
+fi
+
 if [ -e "$settings" ] && cmp -s "$settings" "$root/share/gpushare/gpushare.toml"; then
     rm -f "$settings"
 fi
@@ -16,4 +25,8 @@ done
 rm -rf "$root/lib/gpushare" "$root/lib/gpushare-simulator" "$root/share/gpushare" "$root/share/doc/gpushare"
 rm -f "$root/lib/tmpfiles.d/gpushare.conf" "$root/lib/systemd/system/gpushare-sweep.service" \
     "$root/lib/systemd/system/gpushare-sweep.timer"
-rmdir "$destdir/etc/gpushare/gpushare.toml.d" "$destdir/etc/gpushare" 2>/dev/null || true
+rmdir "$destdir/etc/gpushare/gpushare.toml.d" "$destdir/etc/gpushare" "$root/lib/systemd/system" "$root/lib/systemd" \
+    "$root/lib/tmpfiles.d" "$root/share/doc" 2>/dev/null || true
+[ -n "$destdir" ] || rm -rf /run/gpushare 2>/dev/null || true
+[ ! -e "$settings" ] || echo "kept $settings: it was changed"
+[ -n "$destdir" ] || echo "take the runtime \"gpushare\" out of the engines' settings as well (/etc/docker/daemon.json)"

@@ -127,7 +127,7 @@ impl Stage {
 
     /// The size of the first GPU.
     fn gpu_memory(&self) -> Result<DeviceMemory> {
-        print!("{}", self.ours(&["devices"])?);
+        print!("$ gpushare devices\n{}", self.ours(&["devices"])?);
         let devices: serde_json::Value = serde_json::from_str(&self.ours(&["devices", "--json"])?)?;
         let bytes = devices.pointer("/gpus/0/memory_bytes").and_then(serde_json::Value::as_u64);
         bytes

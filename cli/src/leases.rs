@@ -57,7 +57,7 @@ pub fn history(as_json: bool) -> Result<()> {
             lease.reason.clone(),
         ]
     });
-    Ok(table::print(["CONTAINER", "SHARE", "HELD", "ENDED", "REASON"], rows)?)
+    Ok(table::print(["CONTAINER", "SHARE", "HELD", "ENDED AGO", "REASON"], rows)?)
 }
 
 /// Releases what nobody holds any more, and takes away region folders without a lease.
@@ -129,7 +129,7 @@ fn rows(lease: &Lease, usage: Option<&Usage>) -> Vec<[String; 8]> {
         let used = used(usage, position).filter(|_| !exclusive);
         [
             short(&lease.key.container),
-            lease.state.name().to_owned(),
+            state(lease).to_owned(),
             lease.holder.pid.to_string(),
             grant.gpu.to_string().chars().take(12).collect(),
             grant.memory.to_string(),
@@ -157,13 +157,18 @@ fn entry(lease: &Lease, usage: Option<&Usage>) -> Value {
     json!({
         "root": lease.key.root,
         "id": lease.key.container,
-        "state": lease.state.name(),
+        "state": state(lease),
         "mode": if lease.mode == Mode::Exclusive { "exclusive" } else { "share" },
         "pid": lease.holder.pid,
         "priority": lease.priority.level(),
         "granted_at": lease.granted_at,
         "gpus": gpus.collect::<Vec<_>>(),
     })
+}
+
+/// The lease's state; "gone" for one whose container is, until the next sweep.
+fn state(lease: &Lease) -> &'static str {
+    if lease.holder.is_gone() { "gone" } else { lease.state.name() }
 }
 
 /// Engines' ids have 64 digits, of which people use the first 12.

@@ -52,7 +52,7 @@ fn nothing(as_json: bool) -> Result<()> {
 fn lease(request: &Request, grants: Vec<Grant>) -> Result<Lease> {
     Ok(Lease {
         id: 0,
-        key: LeaseKey { root: String::new(), container: "CONTAINER".to_owned() },
+        key: LeaseKey { root: "ROOT".to_owned(), container: "CONTAINER".to_owned() },
         grants,
         mode: request.mode,
         compute_policy: request.compute_policy,

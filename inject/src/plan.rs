@@ -134,6 +134,13 @@ impl Plan {
             let access = if extra.writable { "rw" } else { "ro" };
             mounts.push(bind(&extra.source, &extra.destination, &[access, "nosuid", "nodev", "noexec"])?);
         }
+        let mut targets: Vec<PathBuf> = Vec::new();
+        mounts.retain(|mount| {
+            // An image that ran before has our targets as copies of its own.
+            let first = !targets.contains(mount.destination());
+            targets.push(mount.destination().clone());
+            first
+        });
         let mut additional_gids: Vec<u32> =
             nodes.iter().filter(|node| node.mode & 0o006 != 0o006).map(|node| node.gid).collect();
         additional_gids.sort_unstable();

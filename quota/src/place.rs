@@ -113,7 +113,8 @@ pub enum Refusal {
     },
     /// Not enough compute free now.
     #[error(
-        "{asked} of compute requested, {free}% free on {place}; ask for less, or wait until another container ends"
+        "{asked} of compute requested, {free}% free on {place}; ask for less, or wait until another container ends \
+         (`gpushare ps`)"
     )]
     Cores {
         /// What was asked for.

@@ -137,5 +137,6 @@ fn create(path: &Path) -> Result<(), StoreError> {
     db.pragma_update(None, "application_id", APPLICATION_ID).map_err(wrap)?;
     db.pragma_update(None, "user_version", VERSION).map_err(wrap)?;
     db.close().map_err(|(_, error)| StoreError::sqlite(path, error))?;
+    let _ = fs::remove_file(path.with_extension("new-journal"));
     fs::rename(&building, path).map_err(io)
 }

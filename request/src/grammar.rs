@@ -116,7 +116,8 @@ fn size(text: &str) -> Result<u64, GrammarError> {
         return Err(GrammarError::NotASize);
     }
     if unit.is_empty() {
-        return Err(GrammarError::NoUnit);
+        let zero = number.bytes().all(|byte| matches!(byte, b'0' | b'.'));
+        return Err(if zero { GrammarError::TooSmall } else { GrammarError::NoUnit });
     }
     let (_, scale) = UNITS.iter().find(|(name, _)| *name == unit).ok_or(GrammarError::UnknownUnit)?;
     let whole: u128 = whole.parse().map_err(|_| GrammarError::TooLarge)?;
@@ -320,7 +321,7 @@ mod tests {
             ("1.5GiB", Ok(3 << 29)),
             ("1TiB", Ok(1 << 40)),
             ("17179869184", Err(E::NoUnit)),
-            ("0", Err(E::NoUnit)),
+            ("0", Err(E::TooSmall)),
             ("0GiB", Err(E::TooSmall)),
             ("1023KiB", Err(E::TooSmall)),
             ("-1GiB", Err(E::NotASize)),
