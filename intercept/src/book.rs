@@ -32,16 +32,27 @@ pub struct Book {
     pub(crate) me: Who,
     /// Own slot + 1; 0: none.
     pub(crate) slot: AtomicU32,
-    /// Held while this process claims or reclaims a slot: record locks do not exclude its threads.
+    /// The claim of the own slot, as its owner word counts them.
+    pub(crate) generation: AtomicU64,
+    /// Held while this process claims or reclaims a slot: record locks do not exclude its threads. Taken after `held`.
     pub(crate) claim: Mutex<()>,
+    held: Mutex<Held>,
     /// The last sum seen, by device: only a hint whether there is room.
     last_sum: [AtomicU64; MAX_DEVICES],
     last_sweep: AtomicU64,
 }
 
-impl Default for Mutex<()> {
+/// What this process holds by device, whatever became of its slot: one that was taken for dead starts a new slot with it.
+#[derive(Default)]
+#[repr(C)]
+pub(crate) struct Held {
+    pub(crate) bytes: [u64; MAX_DEVICES],
+    pub(crate) context_bytes: [u64; MAX_DEVICES],
+}
+
+impl<T: Default> Default for Mutex<T> {
     fn default() -> Self {
-        Self::new(())
+        Self::new(T::default())
     }
 }
 
@@ -75,9 +86,11 @@ impl Book {
 
     /// As [`used`](Self::used), without what processes held that have ended some milliseconds ago.
     pub fn used_by_living(&self, device: usize) -> u64 {
-        if let Some(usage) = self.usage
-            && !self.is_alone(usage)
-        {
+        let Some(usage) = self.usage else { return 0 };
+        if self.slot.load(Relaxed) != 0 {
+            self.keep_slot(usage);
+        }
+        if !self.is_alone(usage) {
             let now = sys::ticks();
             if now.wrapping_sub(self.last_sweep.load(Relaxed)) > SWEEP_TICKS {
                 self.last_sweep.store(now, Relaxed);
@@ -103,51 +116,44 @@ impl Book {
         if bytes > limit {
             return false;
         }
-        let Some(line) = self.own_line(usage, device) else { return false };
-        let last = self.last_sum.get(device).map_or(u64::MAX, |sum| sum.load(Relaxed));
-        if last.saturating_add(bytes) <= limit {
-            if self.add_and_sum(usage, line, device, bytes) <= limit {
-                return true;
-            }
-            line.bytes.fetch_sub(bytes, SeqCst);
-        } else if self.try_reserve(usage, line, device, bytes, limit) {
-            return true;
+        if !self.keep_slot(usage) {
+            return false;
         }
-        self.reserve_slowly(usage, line, device, bytes)
+        let last = self.last_sum.get(device).map_or(u64::MAX, |sum| sum.load(Relaxed));
+        let granted = if last.saturating_add(bytes) <= limit {
+            self.add_within(usage, device, bytes, limit)
+        } else {
+            self.try_reserve(usage, device, bytes, limit)
+        };
+        granted || self.reserve_slowly(usage, device, bytes)
     }
 
     /// Adds `bytes` that the driver has already allocated, limit or not.
     pub fn add(&self, device: usize, bytes: u64) {
-        if let Some(usage) = self.usage
-            && let Some(line) = self.own_line(usage, device)
-        {
-            line.bytes.fetch_add(bytes, SeqCst);
-        }
+        self.change(device, true, |held, line| {
+            grow(held.bytes.get_mut(device), line.map(|line| &line.bytes), bytes)
+        });
     }
 
-    /// Gives `bytes` back, after the driver has freed them.
+    /// Gives `bytes` back, after the driver has freed them. More than this process holds is what it holds.
     pub fn release(&self, device: usize, bytes: u64) {
-        let slot = self.slot.load(Relaxed);
-        if let Some(usage) = self.usage
-            && let Some(slot) = slot.checked_sub(1)
-            && let Some(line) = usage.line(device, slot as usize)
-        {
-            line.bytes.fetch_sub(bytes, SeqCst);
-        }
+        self.change(device, false, |held, line| {
+            shrink(held.bytes.get_mut(device), line.map(|line| &line.bytes), bytes)
+        });
     }
 
     /// Notes that `bytes` more of what this process holds stand for contexts.
     pub fn note_context(&self, device: usize, bytes: u64) {
-        if let Some(line) = self.usage.and_then(|usage| self.own_line(usage, device)) {
-            line.context_bytes.fetch_add(bytes, Relaxed);
-        }
+        self.change(device, true, |held, line| {
+            grow(held.context_bytes.get_mut(device), line.map(|line| &line.context_bytes), bytes);
+        });
     }
 
     /// Notes that `bytes` less stand for contexts.
     pub fn forget_context(&self, device: usize, bytes: u64) {
-        if let Some(line) = self.usage.and_then(|usage| self.own_line(usage, device)) {
-            line.context_bytes.fetch_sub(bytes, Relaxed);
-        }
+        self.change(device, false, |held, line| {
+            shrink(held.context_bytes.get_mut(device), line.map(|line| &line.context_bytes), bytes);
+        });
     }
 
     /// Counts a refusal.
@@ -164,50 +170,52 @@ impl Book {
         }
     }
 
-    fn own_line<'u>(&self, usage: &'u UsageFile, device: usize) -> Option<&'u DeviceLine> {
-        let slot = match self.slot.load(Relaxed).checked_sub(1) {
-            Some(slot) => slot,
-            None => self.claim_slot(usage)?,
-        };
-        usage.line(device, slot as usize)
+    /// Changes what this process holds and its line on `device` as one step. No line: there is no slot to be had.
+    fn change(&self, device: usize, adds: bool, act: impl FnOnce(&mut Held, Option<&DeviceLine>)) {
+        let Some(usage) = self.usage else { return };
+        let mut held = self.held.lock();
+        // Only what adds claims a first slot; one that was lost is replaced by whoever notices.
+        let claims = adds || self.slot.load(Relaxed) != 0;
+        let slot = self.own_slot(usage).or_else(|| if claims { self.claim_slot(usage, &held) } else { None });
+        act(&mut held, slot.and_then(|slot| usage.line(device, slot)));
     }
 
-    fn add_and_sum(&self, usage: &UsageFile, line: &DeviceLine, device: usize, bytes: u64) -> u64 {
-        line.bytes.fetch_add(bytes, SeqCst);
+    /// Whether this process has a slot that counts; claims one if not.
+    fn keep_slot(&self, usage: &UsageFile) -> bool {
+        self.own_slot(usage).is_some() || {
+            let held = self.held.lock();
+            // Another thread may have been faster.
+            self.own_slot(usage).or_else(|| self.claim_slot(usage, &held)).is_some()
+        }
+    }
+
+    /// Looks before it adds, so that a request that cannot fit disturbs nobody.
+    fn try_reserve(&self, usage: &UsageFile, device: usize, bytes: u64, limit: u64) -> bool {
+        sum(usage, device).saturating_add(bytes) <= limit && self.add_within(usage, device, bytes, limit)
+    }
+
+    fn add_within(&self, usage: &UsageFile, device: usize, bytes: u64, limit: u64) -> bool {
+        self.add(device, bytes);
         let sum = sum(usage, device);
         if let Some(last) = self.last_sum.get(device) {
             last.store(sum, Relaxed);
         }
-        sum
-    }
-
-    /// Looks before it adds, so that a request that cannot fit disturbs nobody.
-    fn try_reserve(
-        &self,
-        usage: &UsageFile,
-        line: &DeviceLine,
-        device: usize,
-        bytes: u64,
-        limit: u64,
-    ) -> bool {
-        if sum(usage, device).saturating_add(bytes) > limit {
-            return false;
-        }
-        if self.add_and_sum(usage, line, device, bytes) <= limit {
+        // A sum without the own slot says nothing.
+        if sum <= limit && self.own_slot(usage).is_some() {
             return true;
         }
-        line.bytes.fetch_sub(bytes, SeqCst);
+        self.release(device, bytes);
         false
     }
 
     #[cold]
-    fn reserve_slowly(&self, usage: &UsageFile, line: &DeviceLine, device: usize, bytes: u64) -> bool {
+    fn reserve_slowly(&self, usage: &UsageFile, device: usize, bytes: u64) -> bool {
         for _ in 0..PATIENCE {
             // Not held when its holder is stopped: the sums below are right without it, only less patient.
             let lock = self.lock(usage);
             let dying = self.sweep(usage);
             for _ in 0..4 {
-                if self.try_reserve(usage, line, device, bytes, self.limit(device)) {
+                if self.try_reserve(usage, device, bytes, self.limit(device)) {
                     return true;
                 }
                 (0..50).for_each(|_| core::hint::spin_loop());
@@ -219,6 +227,24 @@ impl Book {
             sys::sleep(1000);
         }
         false
+    }
+}
+
+fn grow(held: Option<&mut u64>, line: Option<&AtomicU64>, bytes: u64) {
+    let Some(held) = held else { return };
+    *held = held.saturating_add(bytes);
+    if let Some(line) = line {
+        line.fetch_add(bytes, SeqCst);
+    }
+}
+
+/// Takes away no more than there is: a line below zero would be a line that holds everything.
+fn shrink(held: Option<&mut u64>, line: Option<&AtomicU64>, bytes: u64) {
+    let Some(held) = held else { return };
+    let bytes = bytes.min(*held);
+    *held -= bytes;
+    if let Some(line) = line {
+        let _ = line.fetch_update(SeqCst, SeqCst, |old| Some(old.saturating_sub(bytes)));
     }
 }
 

@@ -36,12 +36,14 @@ impl Who {
 
     /// Whether the process that these words name has ended, `me` asking. `None`: it cannot be checked from here.
     pub fn has_ended(&self, me: &Self) -> Option<bool> {
+        if self == me {
+            return Some(false); // another copy of this library in this process, with or without /proc
+        }
         if self.namespace == 0 || self.namespace != me.namespace || self.start_time == 0 {
             return None;
         }
         if self.pid == me.pid && self.start_time == me.start_time {
-            // Our own pid: either another copy of this library, or what this process was before an exec.
-            return Some(self.image != me.image);
+            return Some(true); // what this process was before an exec
         }
         let Some(stat) = stat(self.pid) else { return Some(true) };
         // A process whose main thread alone has ended is a zombie with threads that still hold the GPU.
@@ -116,6 +118,13 @@ mod tests {
         assert!(me.start_time > 0 && me.namespace > 0 && me.image > 0, "{me:?}");
         assert_eq!(me.has_ended(&me), Some(false));
         assert_eq!(Who { image: me.image + 16, ..me }.has_ended(&me), Some(true), "before an exec");
+    }
+
+    #[test]
+    fn without_proc_a_process_still_knows_itself() {
+        let me = Who { pid: 7, ..Who::default() };
+        assert_eq!(me.has_ended(&me), Some(false));
+        assert_eq!(Who { pid: 8, ..me }.has_ended(&me), None, "and nobody else");
     }
 
     #[test]

@@ -2,13 +2,14 @@
 //!
 //! A slot belongs to the holder of the record lock on its byte. Order of a claim: byte lock, counters to zero, identity,
 //! state, bit. Order of a reclaim, under the dead slot's byte lock: state, bit, counters. A process that closed all its
-//! descriptors has lost its lock but not its memory, so a free byte alone does not prove a death.
+//! descriptors has lost its lock but not its memory, so a free byte alone does not prove a death. Where nothing better
+//! can be known it must do: a process that was taken for dead finds its bit or its generation changed, and moves.
 
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use gpushare_region::{SLOT_FREE, SLOT_LIVE, SLOTS, UsageFile, lock_byte};
 
-use crate::book::Book;
+use crate::book::{Book, Held};
 use crate::identity::Who;
 use crate::sys::{self, ByteLock, Fd};
 
@@ -24,12 +25,29 @@ enum Life {
 }
 
 impl Book {
-    /// Takes a free slot; its number. `None`: all slots are taken, or there is no usage file to lock.
+    /// The own slot, if it still counts.
+    pub(crate) fn own_slot(&self, usage: &UsageFile) -> Option<usize> {
+        let slot = self.slot.load(Relaxed).checked_sub(1)? as usize;
+        // The bit first: whoever sets it again has counted the generation before.
+        let own = usage.is_live(slot)
+            && usage.owners.get(slot)?.generation.load(Relaxed) == self.generation.load(Relaxed);
+        own.then_some(slot)
+    }
+
+    /// Takes a free slot for all that this process holds. `None`: all are taken, or there is no usage file to lock.
+    /// The caller holds the lock of `held` and has found no own slot.
     #[cold]
-    pub(crate) fn claim_slot(&self, usage: &UsageFile) -> Option<u32> {
-        let slot = self.claim_free(usage).or_else(|| {
+    pub(crate) fn claim_slot(&self, usage: &UsageFile, held: &Held) -> Option<usize> {
+        self.slot.store(0, Relaxed);
+        for slot in (0..SLOTS).filter(|slot| usage.is_live(*slot)) {
+            let same = |who: &Who| (who.pid, who.start_time) == (self.me.pid, self.me.start_time);
+            if owner(usage, slot).is_some_and(|who| same(&who) && who.has_ended(&self.me) == Some(true)) {
+                self.reclaim(usage, slot); // this process before an exec: nobody else can tell
+            }
+        }
+        let slot = self.claim_free(usage, held).or_else(|| {
             self.sweep(usage);
-            self.claim_free(usage)
+            self.claim_free(usage, held)
         });
         if slot.is_none() {
             usage.header.no_slot.fetch_add(1, Relaxed);
@@ -37,11 +55,8 @@ impl Book {
         slot
     }
 
-    fn claim_free(&self, usage: &UsageFile) -> Option<u32> {
+    fn claim_free(&self, usage: &UsageFile, held: &Held) -> Option<usize> {
         let _claim = self.claim.lock();
-        if let Some(slot) = self.slot.load(Relaxed).checked_sub(1) {
-            return Some(slot); // another thread was faster
-        }
         let fd = self.descriptor()?;
         let free = (0..SLOTS).filter(|slot| !usage.is_live(*slot));
         for slot in free {
@@ -52,23 +67,27 @@ impl Book {
                 sys::unlock_byte(fd, lock_byte(slot)); // it was claimed since we looked
                 continue;
             }
-            self.enter(usage, slot);
-            let slot = u32::try_from(slot).ok()?;
-            self.slot.store(slot + 1, Relaxed);
+            self.enter(usage, slot, held);
+            self.slot.store(u32::try_from(slot + 1).ok()?, Relaxed);
             return Some(slot);
         }
         None
     }
 
     /// Makes `slot` ours. The caller holds its byte lock.
-    fn enter(&self, usage: &UsageFile, slot: usize) {
+    fn enter(&self, usage: &UsageFile, slot: usize, held: &Held) {
         clear(usage, slot);
+        for ((lines, bytes), context_bytes) in usage.lines.iter().zip(held.bytes).zip(held.context_bytes) {
+            let Some(line) = lines.get(slot) else { return };
+            line.bytes.store(bytes, Relaxed);
+            line.context_bytes.store(context_bytes, Relaxed);
+        }
         let Some(owner) = usage.owners.get(slot) else { return };
         owner.pid.store(self.me.pid, Relaxed);
         owner.start_time.store(self.me.start_time, Relaxed);
         owner.pid_namespace.store(self.me.namespace, Relaxed);
         owner.image.store(self.me.image, Relaxed);
-        owner.generation.fetch_add(1, Relaxed);
+        self.generation.store(owner.generation.fetch_add(1, Relaxed).wrapping_add(1), Relaxed);
         owner.state.store(SLOT_LIVE, SeqCst);
         if let Some(word) = usage.header.live.get(slot / 64) {
             word.fetch_or(1 << (slot % 64), SeqCst);
@@ -77,8 +96,8 @@ impl Book {
 
     /// Reclaims the slots of the dead; whether some process is on its way out and still counts.
     pub(crate) fn sweep(&self, usage: &UsageFile) -> bool {
-        self.hold_own_byte();
-        let own = self.slot.load(Relaxed).checked_sub(1).map(|slot| slot as usize);
+        self.hold_own_byte(usage);
+        let own = self.own_slot(usage);
         let mut dying = false;
         for slot in (0..SLOTS).filter(|slot| Some(*slot) != own && usage.is_live(*slot)) {
             match self.life(usage, slot) {
@@ -146,13 +165,7 @@ impl Book {
         if let ByteLock::Held(_) = lock {
             return Life::Lives;
         }
-        let Some(owner) = usage.owners.get(slot) else { return Life::Lives };
-        let owner = Who {
-            pid: owner.pid.load(Relaxed),
-            start_time: owner.start_time.load(Relaxed),
-            namespace: owner.pid_namespace.load(Relaxed),
-            image: owner.image.load(Relaxed),
-        };
+        let Some(owner) = owner(usage, slot) else { return Life::Lives };
         match (owner.has_ended(&self.me), lock) {
             (Some(true), _) | (None, ByteLock::Free) => Life::Ended,
             (Some(false), _) => Life::Unlocked,
@@ -180,14 +193,25 @@ impl Book {
     }
 
     /// Takes the own byte again, in case that the program closed the descriptor and with it dropped the lock.
-    fn hold_own_byte(&self) {
-        if let Some(slot) = self.slot.load(Relaxed).checked_sub(1)
-            && let Some(fd) = self.descriptor()
-        {
-            // Taking a lock that this process holds already changes nothing.
-            let _ = sys::lock_byte(fd, lock_byte(slot as usize));
+    fn hold_own_byte(&self, usage: &UsageFile) {
+        let _claim = self.claim.lock();
+        let Some(slot) = self.own_slot(usage) else { return };
+        let Some(fd) = self.descriptor() else { return };
+        // Taking a lock that this process holds already changes nothing. When another process holds it, that one is
+        // reclaiming the slot, and the next charge moves to a new one.
+        if sys::lock_byte(fd, lock_byte(slot)) == Ok(true) && self.own_slot(usage).is_none() {
+            sys::unlock_byte(fd, lock_byte(slot)); // reclaimed in between: it is anybody's
         }
     }
+}
+
+fn owner(usage: &UsageFile, slot: usize) -> Option<Who> {
+    usage.owners.get(slot).map(|owner| Who {
+        pid: owner.pid.load(Relaxed),
+        start_time: owner.start_time.load(Relaxed),
+        namespace: owner.pid_namespace.load(Relaxed),
+        image: owner.image.load(Relaxed),
+    })
 }
 
 fn clear(usage: &UsageFile, slot: usize) {

@@ -332,6 +332,69 @@ fn a_process_that_closed_all_descriptors_still_counts() {
     assert!(book.reserve(0, 600 * MIB));
 }
 
+/// A process that was taken for dead, as one of another pid namespace can be, moves to a new slot with all that it holds.
+#[test]
+fn a_process_whose_slot_was_taken_moves_to_another_with_what_it_holds() {
+    let container = Container::new(1024 * MIB);
+    let (files, step) = (container.files(), Shared::new(3));
+    let child = fork(|| {
+        let book = open(files);
+        step.0[1].store(1 + u64::from(book.reserve(0, 600 * MIB)), SeqCst);
+        // SAFETY: the child uses no descriptor of its own any more.
+        unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+        step.add(0);
+        while step.get(0) < 2 {
+            std::hint::spin_loop();
+        }
+        let refused = !book.reserve(0, 500 * MIB) && book.used(0) == 900 * MIB;
+        step.0[2].store(1 + u64::from(refused), SeqCst);
+        book.release(0, 600 * MIB);
+        book.release(0, 600 * MIB); // a mistake that may cost nobody anything
+        step.add(0);
+        pause();
+    });
+    until("the child", || step.get(0) == 1);
+    let file = std::fs::File::options().write(true).open(container.folder.path().join("usage")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0; 32], 128).unwrap(); // the slots that count: none
+    let book = open(files);
+    assert!(book.reserve(0, 300 * MIB), "it takes the first slot, which was the child's");
+    step.add(0);
+    until("the child again", || step.get(0) == 3);
+    assert_eq!((step.get(1), step.get(2)), (2, 2), "granted first, then refused");
+    assert_eq!((container.usage().processes, book.used(0)), (2, 300 * MIB));
+    kill(child, libc::SIGKILL);
+    wait(child);
+}
+
+/// The books of many threads stay exact when the slot is lost under them.
+#[test]
+fn threads_lose_nothing_when_their_slot_is_taken() {
+    let container = Container::new(1 << 30);
+    let book = open(container.files());
+    let file = std::fs::File::options().write(true).open(container.folder.path().join("usage")).unwrap();
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..4u64)
+            .map(|at| {
+                let book = &book;
+                scope.spawn(move || {
+                    for _ in 0..20_000 {
+                        assert!(book.reserve(0, MIB << at));
+                        book.release(0, MIB << at);
+                    }
+                    book.add(0, MIB << at);
+                })
+            })
+            .collect();
+        while !workers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+            std::os::unix::fs::FileExt::write_all_at(&file, &[0; 32], 128).unwrap();
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    });
+    assert!(book.reserve(0, MIB));
+    assert_eq!((container.usage().processes, book.used(0)), (1, 16 * MIB));
+    drop(file); // not earlier: it takes the record locks with it
+}
+
 /// The same, and another file takes the descriptor's number.
 #[test]
 fn a_descriptor_that_the_program_reused_is_not_touched() {
@@ -364,6 +427,7 @@ fn a_process_that_execs_does_not_pay_for_its_former_life() {
     let variable =
         CString::new(format!("GPUSHARE_TEST_FOLDER={}", container.folder.path().display())).unwrap();
     let environment = [variable.as_ptr(), std::ptr::null()];
+    let bystander = open(files);
     let child = fork(|| {
         if open(files).reserve(0, 1000 * MIB) {
             // SAFETY: three lists of C strings, each ended by null.
@@ -373,6 +437,8 @@ fn a_process_that_execs_does_not_pay_for_its_former_life() {
         unsafe { libc::_exit(9) };
     });
     assert_eq!(wait(child), 0, "the second life was refused");
+    assert_eq!(container.usage().reclaimed, 1, "by the process itself");
+    assert!(bystander.reserve(0, 1000 * MIB));
 }
 
 #[test]
@@ -383,7 +449,10 @@ fn after_exec() {
         let path = std::path::Path::new(&folder).join(name).into_os_string().into_encoded_bytes();
         &*Box::leak(CString::new(path).unwrap().into_boxed_c_str())
     };
-    assert!(open((path("limits"), path("usage"))).reserve(0, 1000 * MIB));
+    let book = open((path("limits"), path("usage")));
+    assert!(book.reserve(0, MIB));
+    assert_eq!(book.used(0), MIB, "others see nothing of the former life either");
+    assert!(book.reserve(0, 999 * MIB));
 }
 
 /// G8: what is missing, short or foreign grants nothing, and harms nobody.

@@ -3,7 +3,7 @@
 //! The driver tells nobody inside the process what a context costs, and other tenants' use makes a difference of its
 //! free figure meaningless. The estimate therefore stays charged as long as a context of this process is alive.
 
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use gpushare_region::MAX_DEVICES;
 
@@ -22,10 +22,22 @@ const HEAP: i32 = 2;
 #[repr(C)]
 pub(super) struct Contexts {
     known: [Known; KNOWN],
-    /// Known contexts by line of the limits file.
-    alive: [AtomicU32; MAX_DEVICES],
-    /// Held while a context comes or goes.
-    change: Mutex<()>,
+    /// By line of the limits file; held while a context comes or goes, the driver's part of it included.
+    lines: Mutex<[Line; MAX_DEVICES]>,
+}
+
+/// The contexts of this process on one device.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Line {
+    /// Contexts that were entered and have not ended, whether or not there was a place for them.
+    alive: u32,
+    /// Those among them that found no place.
+    unplaced: u32,
+    /// Whether the primary context is one of these.
+    primary_unplaced: bool,
+    /// Whether the estimate is charged.
+    charged: bool,
 }
 
 #[repr(C)]
@@ -54,23 +66,25 @@ impl Contexts {
         found.and_then(|(index, known)| Some((u8::try_from(index + 1).ok()?, known)))
     }
 
-    fn alive(&self, device: u8) -> Option<&AtomicU32> {
-        self.alive.get(usize::from(device))
-    }
-
-    fn is_first(&self, device: u8) -> bool {
-        self.alive(device).is_none_or(|alive| alive.load(Ordering::Relaxed) == 0)
-    }
-
-    /// Enters a context; the caller holds `change` and has charged the estimate if it is the first on its device.
-    fn enter(&self, handle: Context, device: u8, primary: bool) -> u8 {
-        let Some((number, known)) = self.find(0) else { return 0 };
+    /// Enters a context that the driver has made; its number, 0 when there is no place.
+    fn enter(&self, lines: &mut [Line], handle: Context, device: u8, primary: bool) -> u8 {
+        let mut line = lines.get_mut(usize::from(device));
+        if primary && line.as_ref().is_some_and(|line| line.primary_unplaced) {
+            return 0; // the driver hands out the same one again, and it was counted
+        }
+        if let Some(line) = &mut line {
+            line.alive = line.alive.saturating_add(1);
+        }
+        let Some((number, known)) = self.find(0) else {
+            if let Some(line) = line {
+                line.unplaced = line.unplaced.saturating_add(1);
+                line.primary_unplaced |= primary;
+            }
+            return 0;
+        };
         known.device.store(device, Ordering::Relaxed);
         known.primary.store(primary.into(), Ordering::Relaxed);
         known.heap.store(0, Ordering::Relaxed);
-        if let Some(alive) = self.alive(device) {
-            alive.fetch_add(1, Ordering::Relaxed);
-        }
         known.handle.store(handle, Ordering::Release);
         number
     }
@@ -99,15 +113,20 @@ fn adopt(here: Here, handle: Context) -> Option<Current> {
     }
     let device = line_of(here, device);
     let contexts = &here.state.contexts;
-    let _change = contexts.change.lock();
+    let mut lines = contexts.lines.lock();
     if let Some((context, _)) = contexts.find(handle) {
         return Some(Current { context, device }); // another thread was faster
     }
-    if device != UNLISTED && contexts.is_first(device) {
+    if let Some(line) = lines.get_mut(usize::from(device)).filter(|line| !line.charged) {
         here.book().add(usize::from(device), CONTEXT_BYTES);
         here.book().note_context(usize::from(device), CONTEXT_BYTES);
+        line.charged = true;
     }
-    Some(Current { context: contexts.enter(handle, device, false), device })
+    let unplaced = lines.get(usize::from(device)).is_some_and(|line| line.unplaced > 0);
+    if unplaced || contexts.find(0).is_none() {
+        return Some(Current { context: 0, device }); // counted when it was made, or made where nobody counts
+    }
+    Some(Current { context: contexts.enter(&mut *lines, handle, device, false), device })
 }
 
 /// Makes a context on `device` with `call`, which writes its handle to `handle`.
@@ -117,47 +136,36 @@ fn adopt(here: Here, handle: Context) -> Option<Current> {
 unsafe fn make(device: Device, handle: *mut Context, primary: bool, call: impl FnOnce() -> Status) -> Status {
     let Some(here) = here() else { return OUT_OF_MEMORY };
     let contexts = &here.state.contexts;
-    let known = |handle: *mut Context| {
-        // SAFETY: as our caller says.
-        unsafe { read(handle) }.and_then(|handle| contexts.find(handle)).is_some()
-    };
-    let line = line_of(here, device);
-    if line == UNLISTED && super::uuid_of(device).is_none() {
+    let device_line = line_of(here, device);
+    if device_line == UNLISTED && super::uuid_of(device).is_none() {
         return call(); // no such device, or no cuInit yet: the driver's own error
     }
-    if !contexts.is_first(line) {
-        let status = call();
-        if status == SUCCESS && !known(handle) {
-            let _change = contexts.change.lock();
-            // SAFETY: as our caller says.
-            unsafe { read(handle) }.map(|handle| contexts.enter(handle, line, primary));
-        }
-        return status;
-    }
-    let _change = contexts.change.lock();
-    let charge = if contexts.is_first(line) {
-        let Some(charge) = Charge::take(here, line, CONTEXT_BYTES) else { return OUT_OF_MEMORY };
-        Some(charge)
-    } else {
+    // Held around the call: otherwise another thread could end the last context between its answer and our note of it.
+    let mut lines = contexts.lines.lock();
+    let charge = if lines.get(usize::from(device_line)).is_some_and(|line| line.charged) {
         None
+    } else {
+        let Some(charge) = Charge::take(here, device_line, CONTEXT_BYTES) else { return OUT_OF_MEMORY };
+        Some(charge)
     };
     let status = call();
     if status != SUCCESS {
         return status;
     }
-    if let Some(charge) = charge {
+    if let (Some(charge), Some(line)) = (charge, lines.get_mut(usize::from(device_line))) {
         charge.keep();
-        here.book().note_context(usize::from(line), CONTEXT_BYTES);
+        here.book().note_context(usize::from(device_line), CONTEXT_BYTES);
+        line.charged = true;
     }
-    if !known(handle) {
-        // SAFETY: as our caller says.
-        unsafe { read(handle) }.map(|handle| contexts.enter(handle, line, primary));
+    // SAFETY: as our caller says.
+    if let Some(handle) = unsafe { read(handle) }.filter(|handle| contexts.find(*handle).is_none()) {
+        contexts.enter(&mut *lines, handle, device_line, primary);
     }
     status
 }
 
-/// Drops all that lived in the context in `place`, which the driver has ended.
-fn leave(here: Here, number: u8, known: &Known) {
+/// Drops all that lived in the context in place `number`, which the driver has ended.
+fn leave(here: Here, lines: &mut [Line], number: u8, known: &Known) {
     let device = known.device.load(Ordering::Relaxed);
     let book = here.book();
     here.state.table.remove_all(
@@ -166,31 +174,81 @@ fn leave(here: Here, number: u8, known: &Known) {
     );
     book.release(usize::from(device), known.heap.swap(0, Ordering::Relaxed));
     known.handle.store(0, Ordering::Release);
-    let alive = here.state.contexts.alive(device);
-    if alive.is_some_and(|alive| alive.fetch_sub(1, Ordering::Relaxed) == 1) {
-        book.release(usize::from(device), CONTEXT_BYTES);
-        book.forget_context(usize::from(device), CONTEXT_BYTES);
+    count_out(here, lines, device);
+}
+
+/// Notes the end of a context without a place. What lived in it stays charged.
+fn leave_unplaced(here: Here, lines: &mut [Line], device: u8) {
+    if let Some(line) = lines.get_mut(usize::from(device)).filter(|line| line.unplaced > 0) {
+        line.unplaced -= 1;
+        count_out(here, lines, device);
     }
 }
 
-fn destroy(context: Context, call: impl FnOnce() -> Status) -> Status {
-    let Some(here) = here() else { return call() };
-    let _change = here.state.contexts.change.lock();
+/// One context less on `device`; the estimate goes with the last.
+fn count_out(here: Here, lines: &mut [Line], device: u8) {
+    let Some(line) = lines.get_mut(usize::from(device)) else { return };
+    line.alive = line.alive.saturating_sub(1);
+    if line.alive == 0 && core::mem::take(&mut line.charged) {
+        here.book().release(usize::from(device), CONTEXT_BYTES);
+        here.book().forget_context(usize::from(device), CONTEXT_BYTES);
+    }
+}
+
+/// Asks the driver for a context by making it current for a moment: its device, or why not.
+fn ask(context: Context) -> Result<Device, Status> {
+    // SAFETY: a handle that the driver checks.
+    let pushed = unsafe { real::cuCtxPushCurrent_v2(context) };
+    if pushed != SUCCESS {
+        return Err(pushed);
+    }
+    let (mut device, mut popped) = (0, 0);
+    // SAFETY: the driver writes one integer.
+    let asked = unsafe { real::cuCtxGetDevice(&mut device) };
+    // SAFETY: takes back the push above; the driver writes one handle.
+    unsafe { real::cuCtxPopCurrent_v2(&mut popped) };
+    if asked == SUCCESS { Ok(device) } else { Err(asked) }
+}
+
+/// A detach ends a context only if nobody else is attached to it.
+fn is_gone(context: Context) -> bool {
+    /// `CUDA_ERROR_INVALID_CONTEXT` and `CUDA_ERROR_CONTEXT_IS_DESTROYED`: any other error tells nothing.
+    const GONE: [Status; 2] = [201, 709];
+    ask(context).is_err_and(|status| GONE.contains(&status))
+}
+
+fn destroy(context: Context, has_ended: fn(Context) -> bool, call: impl FnOnce() -> Status) -> Status {
+    let Some(here) = here().filter(|_| context != 0) else { return call() };
+    let contexts = &here.state.contexts;
+    let mut lines = contexts.lines.lock();
+    let known = contexts.find(context);
+    // Afterwards nobody can say where it was.
+    let unplaced = known.is_none() && lines.iter().any(|line| line.unplaced > 0);
+    let device = if unplaced { ask(context).ok() } else { None };
     let status = call();
-    if status == SUCCESS
-        && context != 0
-        && let Some((number, known)) = here.state.contexts.find(context)
-    {
-        leave(here, number, known);
+    if status == SUCCESS && has_ended(context) {
+        match (known, device) {
+            (Some((number, known)), _) => leave(here, &mut *lines, number, known),
+            (None, Some(device)) => leave_unplaced(here, &mut *lines, line_of(here, device)),
+            (None, None) => {}
+        }
     }
     status
+}
+
+fn detach(context: Context, call: impl FnOnce() -> Status) -> Status {
+    destroy(context, is_gone, call)
+}
+
+fn end(context: Context, call: impl FnOnce() -> Status) -> Status {
+    destroy(context, |_| true, call)
 }
 
 /// Forwards a release or reset of the primary context and asks the driver whether it ended.
 fn end_primary(device: Device, call: impl FnOnce() -> Status) -> Status {
     let Some(here) = here() else { return call() };
     let contexts = &here.state.contexts;
-    let _change = contexts.change.lock();
+    let mut lines = contexts.lines.lock();
     let status = call();
     let (mut flags, mut active) = (0, 1);
     // SAFETY: the driver writes two integers.
@@ -203,7 +261,12 @@ fn end_primary(device: Device, call: impl FnOnce() -> Status) -> Status {
                 && known.device.load(Ordering::Relaxed) == line
         });
         if let Some((known, number)) = primary {
-            leave(here, number, known);
+            leave(here, &mut *lines, number, known);
+        } else if lines
+            .get_mut(usize::from(line))
+            .is_some_and(|line| core::mem::take(&mut line.primary_unplaced))
+        {
+            leave_unplaced(here, &mut *lines, line);
         }
     }
     status
@@ -300,9 +363,11 @@ pub mod hooks {
         cuDevicePrimaryCtxReset(device: Device);
         cuDevicePrimaryCtxReset_v2(device: Device);
     }
-    endings! { destroy:
+    endings! { end:
         cuCtxDestroy(context: Context);
         cuCtxDestroy_v2(context: Context);
+    }
+    endings! { detach:
         cuCtxDetach(context: Context);
     }
 

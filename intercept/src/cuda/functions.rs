@@ -59,6 +59,7 @@ crate::driver_functions! {
         cuMemPoolSetAttribute(pool: Pool, attribute: i32, value: *mut c_void);
         cuMemPoolImportFromShareableHandle(pool: *mut Pool, handle: *mut c_void, kind: i32, flags: u64);
         cuCtxSynchronize();
+        cuCtxSynchronize_v2(context: Context);
         cuStreamSynchronize(stream: Stream);
         cuStreamSynchronize_ptsz(stream: Stream);
         cuEventSynchronize(event: usize);
@@ -87,9 +88,6 @@ crate::driver_functions! {
         cuImportExternalMemory(memory: *mut usize, description: *const c_void);
         cuDestroyExternalMemory(memory: usize);
 
-        cuGraphAddMemAllocNode(node: *mut usize, graph: Graph, after: *const usize, count: usize, node_parameters: *mut c_void);
-        cuGraphAddNode(node: *mut usize, graph: Graph, after: *const usize, count: usize, node_parameters: *mut c_void);
-        cuGraphAddNode_v2(node: *mut usize, graph: Graph, after: *const usize, edges: *const c_void, count: usize, node_parameters: *mut c_void);
         cuGraphInstantiate(executable: *mut usize, graph: Graph, bad: *mut usize, text: *mut c_char, length: usize);
         cuGraphInstantiate_v2(executable: *mut usize, graph: Graph, bad: *mut usize, text: *mut c_char, length: usize);
         cuGraphInstantiateWithFlags(executable: *mut usize, graph: Graph, flags: u64);

@@ -31,7 +31,7 @@ const STEP: u64 = 2 << 20;
 /// Memory that graphs of this process hold.
 #[repr(C)]
 pub(super) struct Graphs {
-    /// Whether a memory node was ever made: without one, launches cost nothing here.
+    /// Whether a graph with a memory node was ever instantiated: without one, launches cost nothing here.
     nodes: AtomicBool,
     /// Counts the moments at which no graph was known to run.
     epoch: AtomicU64,
@@ -61,12 +61,6 @@ struct AllocNode {
     bytes: u64,
     pointer: u64,
     spare: [u64; 8],
-}
-
-impl Graphs {
-    pub(super) fn note_node(&self) {
-        self.nodes.store(true, Ordering::Relaxed);
-    }
 }
 
 pub(super) fn is_unused(here: Here) -> bool {
@@ -147,20 +141,24 @@ impl Needs {
 fn add_needs(here: Here, graph: Graph, needs: &mut Needs, depth: u32) -> bool {
     let mut count = 0;
     // SAFETY: without an array the driver writes the count alone.
-    if unsafe { real::cuGraphGetNodes(graph, core::ptr::null_mut(), &mut count) } != SUCCESS || count == 0 {
-        return true; // instantiation will say what is wrong
+    if unsafe { real::cuGraphGetNodes(graph, core::ptr::null_mut(), &mut count) } != SUCCESS {
+        return depth == DEPTH; // instantiation will say what is wrong with the caller's own graph
+    }
+    if count == 0 {
+        return true;
     }
     let length = count * size_of::<usize>();
     let Ok(address) = sys::map_private(length) else { return false };
     let nodes: *mut usize = core::ptr::with_exposed_provenance_mut(address);
     // SAFETY: the array has room for `count` handles.
     let status = unsafe { real::cuGraphGetNodes(graph, nodes, &mut count) };
-    let count = if status == SUCCESS { count.min(length / size_of::<usize>()) } else { 0 };
-    let fits = (0..count).all(|index| {
-        // SAFETY: `index` is below the length of the array.
-        let node = unsafe { nodes.wrapping_add(index).read() };
-        add_node(here, node, needs, depth)
-    });
+    let mut read = 0..count.min(length / size_of::<usize>());
+    let fits = status == SUCCESS
+        && read.all(|index| {
+            // SAFETY: `index` is below the length of the array.
+            let node = unsafe { nodes.wrapping_add(index).read() };
+            add_node(here, node, needs, depth)
+        });
     // SAFETY: the array was made above and is not used any more.
     unsafe { sys::unmap(address, length) };
     fits
@@ -171,14 +169,16 @@ fn add_node(here: Here, node: usize, needs: &mut Needs, depth: u32) -> bool {
     // SAFETY: the driver gave the node and writes one integer.
     let status = unsafe { real::cuGraphNodeGetType(node, &mut kind) };
     match kind {
-        _ if status != SUCCESS => true,
-        CHILD_GRAPH if depth > 0 => {
+        _ if status != SUCCESS => false,
+        CHILD_GRAPH if depth == 0 => false,
+        CHILD_GRAPH => {
             let mut child = 0;
             // SAFETY: the node has a child graph; the driver writes one handle.
             let status = unsafe { real::cuGraphChildGraphNodeGetGraph(node, &mut child) };
-            status != SUCCESS || add_needs(here, child, needs, depth - 1)
+            status == SUCCESS && add_needs(here, child, needs, depth - 1)
         }
         MEM_ALLOC => {
+            here.state.graphs.nodes.store(true, Ordering::Relaxed);
             let mut parameters = core::mem::MaybeUninit::<AllocNode>::zeroed();
             // SAFETY: the node allocates memory, and the structure has the size of the driver's and more.
             let status = unsafe { real::cuGraphMemAllocNodeGetParams(node, parameters.as_mut_ptr().cast()) };
@@ -216,7 +216,8 @@ fn instantiate(
     executable: impl Fn() -> Option<usize>,
     call: impl FnOnce() -> Status,
 ) -> Status {
-    let Some(here) = here().filter(|here| !is_unused(here)) else { return call() };
+    // Every graph is searched: nodes come from captures, clones and functions that are not hooked, too.
+    let Some(here) = here() else { return OUT_OF_MEMORY };
     let mut needs = Needs::default();
     if !add_needs(here, graph, &mut needs, DEPTH) {
         return OUT_OF_MEMORY;
@@ -305,19 +306,6 @@ fn trim(device: Device, call: impl FnOnce() -> Status) -> Status {
     status
 }
 
-/// Notes a node that a general call adds, by the type that stands first in its parameters.
-///
-/// # Safety
-/// `parameters` is null or points to a `CUgraphNodeParams`.
-unsafe fn note(parameters: *const c_void) {
-    // SAFETY: as our caller says.
-    if unsafe { read(parameters.cast::<i32>()) } == Some(MEM_ALLOC)
-        && let Some(here) = here()
-    {
-        here.state.graphs.note_node();
-    }
-}
-
 /// The hooks of this family.
 #[allow(
     non_snake_case,
@@ -327,47 +315,6 @@ unsafe fn note(parameters: *const c_void) {
 )]
 pub mod hooks {
     use super::*;
-
-    pub unsafe extern "C" fn cuGraphAddMemAllocNode(
-        node: *mut usize,
-        graph: Graph,
-        after: *const usize,
-        count: usize,
-        node_parameters: *mut c_void,
-    ) -> Status {
-        if let Some(here) = here() {
-            here.state.graphs.note_node();
-        }
-        // SAFETY: our caller's arguments, unchanged.
-        unsafe { real::cuGraphAddMemAllocNode(node, graph, after, count, node_parameters) }
-    }
-
-    pub unsafe extern "C" fn cuGraphAddNode(
-        node: *mut usize,
-        graph: Graph,
-        after: *const usize,
-        count: usize,
-        node_parameters: *mut c_void,
-    ) -> Status {
-        // SAFETY: our caller passes the parameters that this function takes.
-        unsafe { note(node_parameters) };
-        // SAFETY: our caller's arguments, unchanged.
-        unsafe { real::cuGraphAddNode(node, graph, after, count, node_parameters) }
-    }
-
-    pub unsafe extern "C" fn cuGraphAddNode_v2(
-        node: *mut usize,
-        graph: Graph,
-        after: *const usize,
-        edges: *const c_void,
-        count: usize,
-        node_parameters: *mut c_void,
-    ) -> Status {
-        // SAFETY: our caller passes the parameters that this function takes.
-        unsafe { note(node_parameters) };
-        // SAFETY: our caller's arguments, unchanged.
-        unsafe { real::cuGraphAddNode_v2(node, graph, after, edges, count, node_parameters) }
-    }
 
     macro_rules! instantiators {
         ($($name:ident($($argument:ident: $type:ty),*);)*) => { $(

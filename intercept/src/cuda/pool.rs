@@ -23,8 +23,16 @@ const MOST: usize = 128;
 const RESERVED: i32 = 5; // CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
 const USED: i32 = 7; // CU_MEMPOOL_ATTR_USED_MEM_CURRENT
 const ON_DEVICE: i32 = 1; // CU_MEM_LOCATION_TYPE_DEVICE
+const MANAGED: i32 = 2; // CU_MEM_ALLOCATION_TYPE_MANAGED
 /// Stream handles up to here are the default streams of the current context.
 const LAST_DEFAULT_STREAM: Stream = 2;
+
+const LEGACY_STREAM: Stream = 1;
+const PER_THREAD_STREAM: Stream = 2;
+/// No free has to run.
+const NOWHERE: Stream = usize::MAX;
+/// Frees may have to run on several streams: only a whole context's synchronisation tells.
+const ANYWHERE: Stream = usize::MAX - 1;
 
 /// The pools that this process has allocated from or made.
 #[repr(C)]
@@ -41,7 +49,8 @@ enum State {
     Charged,
     /// Its memory is not device memory, or another process pays.
     Unpaid,
-    /// Destroyed with live allocations: they stay valid and charged until they are freed.
+    /// Destroyed with live allocations or frees in a queue: nobody can ask any more what the driver still holds, so
+    /// all of it stays charged until the last allocation is freed and that free has run.
     Destroyed,
 }
 
@@ -52,6 +61,8 @@ struct Known {
     charged: u64,
     /// Live allocations.
     live: u64,
+    /// Where frees may still have to run: a stream, [`NOWHERE`] or [`ANYWHERE`].
+    freed_on: Stream,
     device: u8,
     state: State,
 }
@@ -82,7 +93,7 @@ fn place(here: Here, pool: Pool, device: u8, state: State) -> Option<usize> {
         return Some(at);
     }
     let at = list.iter().position(|known| known.state == State::Free)?;
-    *list.get_mut(at)? = Known { handle: pool, charged: 0, live: 0, device, state };
+    *list.get_mut(at)? = Known { handle: pool, charged: 0, live: 0, freed_on: NOWHERE, device, state };
     here.state.pools.used.fetch_max(u32::try_from(at + 1).ok()?, Ordering::Relaxed);
     Some(at)
 }
@@ -121,6 +132,50 @@ pub(super) fn settle_all(here: Here) {
     }
 }
 
+/// The stream that `stream` means: the default one has several names.
+pub(super) fn queue(stream: Stream, per_thread: bool) -> Stream {
+    match stream {
+        0 if per_thread => PER_THREAD_STREAM,
+        0 => LEGACY_STREAM,
+        _ => stream,
+    }
+}
+
+/// All work of a context has run.
+pub(super) fn context_synchronised(here: Here, context: Context) {
+    if is_unused(here) {
+        return;
+    }
+    if let Some(device) = device_of_context(context) {
+        let line = line_of(here, device);
+        synchronised(here, |known| known.device == line);
+    }
+}
+
+/// All work of a stream has run.
+pub(super) fn stream_synchronised(here: Here, stream: Stream) {
+    if !is_unused(here) {
+        synchronised(here, |known| known.freed_on == stream);
+    }
+}
+
+/// The frees of the pools that `has_freed` names have run.
+fn synchronised(here: Here, has_freed: impl Fn(&Known) -> bool) {
+    for known in list(here).iter_mut().filter(|known| has_freed(known)) {
+        known.freed_on = NOWHERE;
+        release_destroyed(here, known);
+    }
+}
+
+/// Ends a destroyed pool in which nothing lives and for which no free has to run.
+fn release_destroyed(here: Here, known: &mut Known) {
+    if known.state == State::Destroyed && known.live == 0 && known.freed_on == NOWHERE {
+        here.book().release(usize::from(known.device), known.charged);
+        known.charged = 0;
+        known.state = State::Free;
+    }
+}
+
 /// Gives the unused memory of all pools back to the driver.
 pub(super) fn trim_all(here: Here) {
     let mut list = list(here);
@@ -133,9 +188,25 @@ pub(super) fn trim_all(here: Here) {
     }
 }
 
+/// The device of `context`; 0: of the current one.
+fn device_of_context(context: Context) -> Option<Device> {
+    let mut device = 0;
+    // SAFETY: the driver checks the handle.
+    if context != 0 && unsafe { real::cuCtxPushCurrent_v2(context) } != SUCCESS {
+        return None;
+    }
+    // SAFETY: the driver writes one integer.
+    let status = unsafe { real::cuCtxGetDevice(&mut device) };
+    if context != 0 {
+        // SAFETY: pops what was pushed above; the driver writes one handle.
+        unsafe { real::cuCtxPopCurrent_v2(&mut 0) };
+    }
+    (status == SUCCESS).then_some(device)
+}
+
 /// The device whose pool an allocation on `stream` uses: the stream's, not the thread's.
 fn device_of_stream(stream: Stream) -> Option<Device> {
-    let (mut current, mut device): (Context, Device) = (0, 0);
+    let mut current = 0;
     if stream > LAST_DEFAULT_STREAM {
         let mut owner: Context = 0;
         // SAFETY: the driver checks the stream and writes one handle.
@@ -143,19 +214,10 @@ fn device_of_stream(stream: Stream) -> Option<Device> {
         // SAFETY: the driver writes one handle.
         let asked = unsafe { real::cuCtxGetCurrent(&mut current) };
         if found == SUCCESS && asked == SUCCESS && owner != current {
-            // SAFETY: the driver gave the handle.
-            if unsafe { real::cuCtxPushCurrent_v2(owner) } != SUCCESS {
-                return None;
-            }
-            // SAFETY: the driver writes one integer.
-            let status = unsafe { real::cuCtxGetDevice(&mut device) };
-            // SAFETY: pops what was pushed above; the driver writes one handle.
-            unsafe { real::cuCtxPopCurrent_v2(&mut 0) };
-            return (status == SUCCESS).then_some(device);
+            return device_of_context(owner);
         }
     }
-    // SAFETY: the driver writes one integer.
-    (unsafe { real::cuCtxGetDevice(&mut device) } == SUCCESS).then_some(device)
+    device_of_context(0)
 }
 
 /// The current pool of the stream's device.
@@ -210,14 +272,18 @@ struct Request {
 unsafe fn allocate(request: &Request, pointer: *const u64, call: impl FnOnce() -> Status) -> Status {
     let Some(here) = here() else { return OUT_OF_MEMORY };
     if is_captured(here, request.stream, request.per_thread) {
-        here.state.graphs.note_node();
         return call();
     }
     let found = match request.pool {
-        Some(pool) => known(here, pool).map(|(at, known)| (at, known.device)).or_else(|| {
-            let line = line_of_pool(here, pool);
-            place(here, pool, line, State::Charged).map(|at| (at, line))
-        }),
+        Some(pool) => match known(here, pool) {
+            Some((at, known)) => Some((at, known.device)),
+            // No pool of the driver's: it takes no place, and the driver says what is wrong.
+            None if attribute(pool, RESERVED).is_none() => return call(),
+            None => {
+                let line = line_of_pool(here, pool);
+                place(here, pool, line, State::Charged).map(|at| (at, line))
+            }
+        },
         None => {
             let Some((pool, line)) = pool_of_stream(here, request.stream) else { return call() };
             place(here, pool, line, State::Charged).map(|at| (at, line))
@@ -258,7 +324,7 @@ fn has_room(pool: Pool, bytes: u64) -> bool {
 /// Takes an allocation back for which the pool grew although its free room seemed to suffice: it was in pieces.
 #[cold]
 fn undo(here: Here, key: u64, at: usize, request: &Request) -> Status {
-    free(here, key, || {
+    free_on(here, key, queue(request.stream, request.per_thread), || {
         // SAFETY: the driver has just given the pointer on this stream, and the caller has not seen it.
         unsafe { real::cuMemFreeAsync(key, request.stream) }
     });
@@ -280,34 +346,30 @@ fn enter(here: Here, key: u64, size: u64, at: usize, device: u8) {
     }
     let entry = Entry { key, size, extra: at as u64, kind: Kind::Async, device, context: 0 };
     if let Ok(Some(old)) = here.state.table.put(entry) {
-        leave(here, &old); // freed inside a graph
+        leave(here, &old, ANYWHERE); // freed inside a graph
     }
 }
 
-/// Counts an allocation of a pool out.
-fn leave(here: Here, entry: &Entry) {
+/// Counts an allocation of a pool out, which is freed on `stream`.
+fn leave(here: Here, entry: &Entry, stream: Stream) {
     let mut list = list(here);
     let Ok(at) = usize::try_from(entry.extra) else { return };
     let Some(known) = list.get_mut(at) else { return };
     known.live = known.live.saturating_sub(1);
-    if known.state == State::Destroyed {
-        let part = if known.live == 0 { known.charged } else { known.charged.min(entry.size) };
-        here.book().release(usize::from(known.device), part);
-        known.charged -= part;
-        if known.live == 0 {
-            known.state = State::Free;
-        }
-    } else {
-        settle(here, &mut list, at);
-    }
+    known.freed_on = if [NOWHERE, stream].contains(&known.freed_on) { stream } else { ANYWHERE };
+    settle(here, &mut list, at);
 }
 
-/// Frees stream-ordered memory with `call`.
+/// Frees stream-ordered memory with `call`, on no stream of the caller's.
 pub(super) fn free(here: Here, pointer: u64, call: impl FnOnce() -> Status) -> Status {
+    free_on(here, pointer, ANYWHERE, call)
+}
+
+fn free_on(here: Here, pointer: u64, stream: Stream, call: impl FnOnce() -> Status) -> Status {
     let entry = here.state.table.take(Kind::Async, pointer);
     let status = call();
     match entry {
-        Some(entry) if status == SUCCESS => leave(here, &entry),
+        Some(entry) if status == SUCCESS => leave(here, &entry, stream),
         // Still there; a failed put leaves the pool one live allocation too many.
         Some(entry) => drop(here.state.table.put(entry)),
         None => {}
@@ -321,7 +383,7 @@ fn free_async(pointer: u64, stream: Stream, per_thread: bool, call: impl FnOnce(
         return call();
     }
     if here.state.table.get(Kind::Async, pointer).is_some() {
-        free(here, pointer, call)
+        free_on(here, pointer, queue(stream, per_thread), call)
     } else {
         linear::free(Kind::Linear, pointer, call)
     }
@@ -330,15 +392,14 @@ fn free_async(pointer: u64, stream: Stream, per_thread: bool, call: impl FnOnce(
 fn destroy(pool: Pool, call: impl FnOnce() -> Status) -> Status {
     let Some(here) = here() else { return call() };
     let found = known(here, pool);
+    if let Some((at, _)) = found {
+        settle_one(here, at); // the last figure that the driver gives
+    }
     let status = call();
     let Some((at, _)) = found.filter(|_| status == SUCCESS) else { return status };
-    let live = here.state.table.sum(|entry| entry.kind == Kind::Async && entry.extra == at as u64);
-    let mut list = list(here);
-    if let Some(known) = list.get_mut(at) {
-        let stays = if known.live == 0 { 0 } else { known.charged.min(live) };
-        here.book().release(usize::from(known.device), known.charged - stays);
-        known.charged = stays;
-        known.state = if known.live == 0 { State::Free } else { State::Destroyed };
+    if let Some(known) = list(here).get_mut(at) {
+        known.state = State::Destroyed;
+        release_destroyed(here, known);
     }
     status
 }
@@ -398,7 +459,9 @@ pub mod hooks {
     pub unsafe extern "C" fn cuMemPoolCreate(pool: *mut Pool, properties: *const c_void) -> Status {
         let at =
             |offset| if properties.is_null() { properties } else { properties.wrapping_byte_add(offset) };
-        // SAFETY: null, or the location type in our caller's CUmemPoolProps.
+        // SAFETY: null, or the allocation type in our caller's CUmemPoolProps.
+        let memory = unsafe { read(at(0).cast::<i32>()) }.unwrap_or(0);
+        // SAFETY: null, or the location type behind it.
         let kind = unsafe { read(at(8).cast::<i32>()) }.unwrap_or(ON_DEVICE);
         // SAFETY: null, or the location id beside it.
         let device = unsafe { read(at(12).cast::<Device>()) }.unwrap_or(0);
@@ -411,6 +474,9 @@ pub mod hooks {
         {
             let (line, state) = if kind == ON_DEVICE {
                 (line_of(here, device), State::Charged)
+            } else if memory == MANAGED {
+                // Wherever it prefers to be, its pages can move to the GPU.
+                (context::current(here).map_or(UNLISTED, |current| current.device), State::Charged)
             } else {
                 (UNLISTED, State::Unpaid)
             };

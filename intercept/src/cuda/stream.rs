@@ -4,11 +4,15 @@
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
 
-use super::{SUCCESS, Status, Stream, graph, here, pool, real};
+use super::{Context, Here, SUCCESS, Status, Stream, graph, here, pool, real};
 
-fn settle_pools() {
+/// Pools may have shrunk; after a success `act` tells what has run.
+fn synchronised(status: Status, act: impl FnOnce(Here)) {
     if let Some(here) = here() {
         pool::settle_all(here);
+        if status == SUCCESS {
+            act(here);
+        }
     }
 }
 
@@ -22,30 +26,46 @@ fn settle_pools() {
 pub mod hooks {
     use super::*;
 
-    pub unsafe extern "C" fn cuCtxSynchronize() -> Status {
-        // SAFETY: no arguments.
-        let status = unsafe { real::cuCtxSynchronize() };
-        settle_pools();
-        if let Some(here) = here().filter(|_| status == SUCCESS) {
-            graph::synchronised(here);
-        }
-        status
-    }
-
-    macro_rules! synchronisations {
-        ($($name:ident($argument:ident: $type:ty);)*) => { $(
-            pub unsafe extern "C" fn $name($argument: $type) -> Status {
-                // SAFETY: our caller's argument, unchanged.
-                let status = unsafe { real::$name($argument) };
-                settle_pools();
+    macro_rules! contexts {
+        ($($name:ident($($argument:ident: $type:ty)?), $context:expr;)*) => { $(
+            pub unsafe extern "C" fn $name($($argument: $type)?) -> Status {
+                // SAFETY: our caller's argument, if there is one, unchanged.
+                let status = unsafe { real::$name($($argument)?) };
+                synchronised(status, |here| {
+                    pool::context_synchronised(here, $context);
+                    graph::synchronised(here);
+                });
                 status
             }
         )* };
     }
-    synchronisations! {
-        cuStreamSynchronize(stream: Stream);
-        cuStreamSynchronize_ptsz(stream: Stream);
-        cuEventSynchronize(event: usize);
+    contexts! {
+        cuCtxSynchronize(), 0;
+        cuCtxSynchronize_v2(context: Context), context;
+    }
+
+    macro_rules! streams {
+        ($($name:ident, $per_thread:literal;)*) => { $(
+            pub unsafe extern "C" fn $name(stream: Stream) -> Status {
+                // SAFETY: our caller's argument, unchanged.
+                let status = unsafe { real::$name(stream) };
+                synchronised(status, |here| {
+                    pool::stream_synchronised(here, pool::queue(stream, $per_thread));
+                });
+                status
+            }
+        )* };
+    }
+    streams! {
+        cuStreamSynchronize, false;
+        cuStreamSynchronize_ptsz, true;
+    }
+
+    pub unsafe extern "C" fn cuEventSynchronize(event: usize) -> Status {
+        // SAFETY: our caller's argument, unchanged.
+        let status = unsafe { real::cuEventSynchronize(event) };
+        synchronised(status, |_| {});
+        status
     }
 
     macro_rules! captures {

@@ -1,6 +1,11 @@
 //! Every family of allocation meets the limit, and gives back what it took.
 
-use crate::client::{Cuda, MIB, bytes, out, really_held};
+use std::collections::BTreeSet;
+use std::ffi::{CStr, CString};
+
+use gpushare_intercept::cuda::HOOKED;
+
+use crate::client::{Cuda, MIB, bytes, call, out, really_held};
 use crate::place::{Share, books, inside};
 use crate::{INVALID_VALUE, OUT_OF_MEMORY};
 
@@ -232,6 +237,18 @@ fn case_51_create_map_release_again_and_again_meets_the_limit() {
     assert_eq!((charged(), really_held(0)), (320, 300));
 }
 
+/// A graph that allocates `mib` and frees them again.
+fn graph_of(cuda: &Cuda, mib: u64) -> usize {
+    let (mut graph, mut node, mut parameters) = (0usize, 0usize, [0u64; 16]);
+    assert_eq!(cuda.call("cuGraphCreate", &[out(&mut graph), 0]), 0);
+    (parameters[0], parameters[1], parameters[13]) = (1, 1, mib * MIB);
+    assert_eq!(cuda.call("cuGraphAddMemAllocNode", &[out(&mut node), graph, 0, 0, out(&mut parameters)]), 0);
+    let (mut after, mut last) = (node, 0usize);
+    let pointer = usize::try_from(parameters[14]).unwrap();
+    assert_eq!(cuda.call("cuGraphAddMemFreeNode", &[out(&mut last), graph, out(&mut after), 1, pointer]), 0);
+    graph
+}
+
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn memory_nodes_of_graphs_meet_the_limit() {
@@ -239,25 +256,9 @@ fn memory_nodes_of_graphs_meet_the_limit() {
         return;
     }
     let cuda = Cuda::start();
-    let graph_of = |mib: u64| {
-        let (mut graph, mut node, mut parameters) = (0usize, 0usize, [0u64; 16]);
-        assert_eq!(cuda.call("cuGraphCreate", &[out(&mut graph), 0]), 0);
-        (parameters[0], parameters[1], parameters[13]) = (1, 1, mib * MIB);
-        assert_eq!(
-            cuda.call("cuGraphAddMemAllocNode", &[out(&mut node), graph, 0, 0, out(&mut parameters)]),
-            0
-        );
-        let (mut after, mut last) = (node, 0usize);
-        let pointer = usize::try_from(parameters[14]).unwrap();
-        assert_eq!(
-            cuda.call("cuGraphAddMemFreeNode", &[out(&mut last), graph, out(&mut after), 1, pointer]),
-            0
-        );
-        graph
-    };
     let mut executable = 0usize;
     let instantiate = |executable: &mut usize, mib| {
-        cuda.call("cuGraphInstantiateWithFlags", &[out(executable), graph_of(mib), 0])
+        cuda.call("cuGraphInstantiateWithFlags", &[out(executable), graph_of(&cuda, mib), 0])
     };
     assert_eq!(instantiate(&mut executable, 2048), OUT_OF_MEMORY);
     assert_eq!(instantiate(&mut executable, 600), 0);
@@ -294,4 +295,170 @@ fn what_lived_in_a_context_ends_with_it() {
         assert_eq!(cuda.call("cuCtxDestroy_v2", &[context]), 0);
         assert_eq!(charged(), 0, "{round}");
     }
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn memory_nodes_in_child_graphs_meet_the_limit() {
+    if !inside("families::memory_nodes_in_child_graphs_meet_the_limit", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let (mut executable, mut node) = (0usize, 0usize);
+    let mut instantiate = |graph| cuda.call("cuGraphInstantiateWithFlags", &[out(&mut executable), graph, 0]);
+    let (mut small, mut large) = (graph_of(&cuda, 100), graph_of(&cuda, 4096));
+    for depth in 1..12 {
+        for graph in [&mut small, &mut large] {
+            let mut parent = 0usize;
+            assert_eq!(cuda.call("cuGraphCreate", &[out(&mut parent), 0]), 0);
+            assert_eq!(cuda.call("cuGraphAddChildGraphNode", &[out(&mut node), parent, 0, 0, *graph]), 0);
+            *graph = parent;
+        }
+        assert_eq!(instantiate(large), OUT_OF_MEMORY, "depth {depth}");
+        // Deeper than is searched nothing is known to be paid.
+        assert_eq!(instantiate(small), if depth <= 8 { 0 } else { OUT_OF_MEMORY }, "depth {depth}");
+    }
+    let mut copy = 0usize;
+    assert_eq!(cuda.call("cuGraphClone", &[out(&mut copy), graph_of(&cuda, 4096)]), 0);
+    assert_eq!(instantiate(copy), OUT_OF_MEMORY, "a clone");
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn unknown_pools_take_no_place() {
+    if !inside("families::unknown_pools_take_no_place", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let mut pointer = 0u64;
+    for index in 0..200 {
+        let status = cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(1), 0x7000 + index, 0]);
+        assert!(![0, OUT_OF_MEMORY].contains(&status), "{index}: {status}");
+    }
+    assert_eq!(cuda.call("cuMemAllocAsync", &[out(&mut pointer), bytes(1), 0]), 0);
+    assert_eq!((charged(), really_held(0)), (352, 332));
+}
+
+/// A pool of the GPU's memory; `kind` 1 is ordinary, 2 managed.
+fn pool_of(cuda: &Cuda, kind: u32) -> usize {
+    let (mut pool, mut properties) = (0usize, [0u32; 22]);
+    (properties[0], properties[2]) = (kind, u32::from(kind == 1));
+    assert_eq!(cuda.call("cuMemPoolCreate", &[out(&mut pool), out(&mut properties)]), 0);
+    pool
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn a_destroyed_pool_is_paid_until_its_last_free_has_run() {
+    if !inside("families::a_destroyed_pool_is_paid_until_its_last_free_has_run", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let mut streams = [0usize; 2];
+    for stream in &mut streams {
+        assert_eq!(cuda.call("cuStreamCreate", &[out(stream), 1]), 0);
+    }
+    let [stream, other] = streams;
+    let allocate = |pool, mib| {
+        let mut pointer = 0usize;
+        let status = cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(mib), pool, stream]);
+        assert_eq!(status, 0);
+        pointer
+    };
+    let pool = pool_of(&cuda, 1);
+    let (first, second) = (allocate(pool, 320), allocate(pool, 320));
+    assert_eq!(cuda.call("cuMemPoolDestroy", &[pool]), 0);
+    assert_eq!((charged(), really_held(0)), (960, 940), "both live");
+    assert_eq!(cuda.call("cuMemFreeAsync", &[first, stream]), 0);
+    assert_eq!(cuda.call("cuStreamSynchronize", &[stream]), 0);
+    assert_eq!(charged(), 960, "one lives, and what the pool keeps beside it cannot be asked");
+    assert_eq!(cuda.call("cuMemFreeAsync", &[second, stream]), 0);
+    assert_eq!(charged(), 960, "the free may still have to run");
+    assert_eq!(cuda.call("cuStreamSynchronize", &[other]), 0);
+    assert_eq!(charged(), 960, "another stream says nothing");
+    assert_eq!(cuda.call("cuStreamSynchronize", &[stream]), 0);
+    assert_eq!((charged(), really_held(0)), (320, 300));
+    // Destroyed while frees are pending on two streams.
+    let pool = pool_of(&cuda, 1);
+    let (first, second) = (allocate(pool, 320), allocate(pool, 320));
+    assert_eq!(cuda.call("cuMemFreeAsync", &[first, stream]), 0);
+    assert_eq!(cuda.call("cuMemFreeAsync", &[second, other]), 0);
+    assert_eq!(cuda.call("cuMemPoolDestroy", &[pool]), 0);
+    for stream in streams {
+        assert_eq!(charged(), 960);
+        assert_eq!(cuda.call("cuStreamSynchronize", &[stream]), 0);
+    }
+    assert_eq!(cuda.call("cuCtxSynchronize_v2", &[0]), 0);
+    assert_eq!((charged(), really_held(0)), (320, 300));
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn a_pool_of_managed_memory_is_paid_on_the_current_gpu() {
+    if !inside("families::a_pool_of_managed_memory_is_paid_on_the_current_gpu", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let (pool, mut pointer) = (pool_of(&cuda, 2), 0u64);
+    let mut allocate = |mib| cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(mib), pool, 0]);
+    assert_eq!(allocate(2048), OUT_OF_MEMORY);
+    assert_eq!(allocate(640), 0);
+    assert_eq!((charged(), really_held(0)), (960, 940));
+}
+
+/// Path of the library in which `address` lies.
+fn library_of(address: usize) -> String {
+    let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: the loader looks for the address without using it, and writes one structure.
+    let known = unsafe { libc::dladdr(std::ptr::without_provenance(address), found.as_mut_ptr()) };
+    assert_ne!(known, 0, "{address:#x} is in no library");
+    // SAFETY: zeroed above, which is valid for null pointers, or written by the loader.
+    let found = unsafe { found.assume_init() };
+    // SAFETY: the loader found the library, whose name is a C string.
+    unsafe { CStr::from_ptr(found.dli_fname) }.to_string_lossy().into_owned()
+}
+
+/// The name by which programs ask for `export`: without its version and the default stream's mark.
+fn base_name(export: &str) -> &str {
+    let name = export.strip_suffix("_ptsz").unwrap_or(export);
+    match name.rsplit_once("_v") {
+        Some((base, version)) if version.parse::<u32>().is_ok() => base,
+        _ => name,
+    }
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn the_newest_version_of_every_hooked_name_is_ours() {
+    if !inside("families::the_newest_version_of_every_hooked_name_is_ours", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let mut newest = 0i32;
+    assert_eq!(cuda.call("cuDriverGetVersion", &[out(&mut newest)]), 0);
+    assert!(newest >= 13000, "{newest}");
+    let newest = usize::try_from(newest).unwrap();
+    let names: BTreeSet<&str> = HOOKED.iter().map(|export| base_name(export)).collect();
+    let ask = |base: &str, version: usize, flags: usize| {
+        let (name, mut address, mut found) = (CString::new(base).unwrap(), 0usize, 0i32);
+        let name = name.as_ptr().expose_provenance();
+        let arguments = [name, out(&mut address), version, flags, out(&mut found)];
+        assert_eq!(cuda.call("cuGetProcAddress_v2", &arguments), 0, "{base}");
+        address
+    };
+    let mut missed = Vec::new();
+    for base in names {
+        for (version, flags) in [(newest, 0), (newest, 2), (12000, 0), (12000, 2)] {
+            let address = ask(base, version, flags);
+            if address != 0 && !library_of(address).contains("/shim/") {
+                missed.push((base, version, flags));
+            }
+        }
+    }
+    assert!(missed.is_empty(), "not ours: {missed:?}");
+    let mut pointer = 0usize;
+    assert_eq!(cuda.call("cuMemAllocAsync", &[out(&mut pointer), bytes(640), 0]), 0);
+    assert_eq!(cuda.call("cuMemFreeAsync", &[pointer, 0]), 0);
+    assert_eq!(call(ask("cuCtxSynchronize", newest, 0), &[0]), 0);
+    assert_eq!((charged(), really_held(0)), (320, 300), "its newest form settles pools");
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::OUT_OF_MEMORY;
-use crate::client::{Cuda, MIB, really_held};
+use crate::client::{Cuda, Library, MIB, bytes, call, out, really_held};
 use crate::place::{Share, books, inside};
 
 /// Runs `child` in a forked process that ends when it returns, or when this test does.
@@ -42,6 +42,10 @@ fn case_8_processes_that_race_in_a_slow_driver_never_pass_the_limit() {
     }
     let churn = || {
         let cuda = Cuda::start();
+        // All have their contexts first: a late one would meet a limit that the others have filled.
+        while books().processes < 8 {
+            std::thread::yield_now();
+        }
         let mut held = Vec::new();
         for round in 0..400 {
             if held.len() > 8 || round % 7 == 6 {
@@ -134,4 +138,75 @@ fn a_forked_child_leaves_its_parents_books_alone() {
     assert_eq!(books().devices[0].bytes / MIB, 1344);
     assert_eq!(cuda.free(whole), 0);
     assert_eq!((books().devices[0].bytes / MIB, really_held(0)), (320, 300));
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn threads_that_retain_and_release_at_the_limit_leave_exact_books() {
+    let name = "processes::threads_that_retain_and_release_at_the_limit_leave_exact_books";
+    if !inside(name, &Share { limits: &[1000], ..Share::default() }) {
+        return;
+    }
+    let cuda = Library::open("libcuda.so.1");
+    assert_eq!(cuda.call("cuInit", &[0]), 0);
+    let (mut handle, mut properties) = (0usize, [1u32, 0, 1, 0, 0, 0, 0, 0]);
+    let mut context = 0usize;
+    assert_eq!(cuda.call("cuDevicePrimaryCtxRetain", &[out(&mut context), 0]), 0);
+    assert_eq!(cuda.call("cuMemCreate", &[out(&mut handle), bytes(640), out(&mut properties), 0]), 0);
+    assert_eq!(cuda.call("cuDevicePrimaryCtxRelease_v2", &[0]), 0);
+    let addresses =
+        ["cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"].map(|name| cuda.symbol(name));
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut context = 0usize;
+                for _ in 0..30_000 {
+                    assert_eq!(call(addresses[0], &[out(&mut context), 0]), 0);
+                    assert_eq!(call(addresses[1], &[0]), 0);
+                }
+            });
+        }
+    });
+    assert_eq!((books().devices[0].bytes / MIB, really_held(0)), (640, 640));
+    assert_eq!(cuda.call("cuDevicePrimaryCtxRetain", &[out(&mut context), 0]), 0);
+    assert_eq!(
+        cuda.call("cuMemCreate", &[out(&mut handle), bytes(64), out(&mut properties), 0]),
+        OUT_OF_MEMORY
+    );
+    let device = books().devices[0];
+    assert_eq!((device.bytes / MIB, device.context_bytes / MIB, really_held(0)), (960, 320, 940));
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn contexts_without_a_place_cost_no_more_than_others() {
+    let share = Share { gpus: 2, limits: &[1344, 1344], ..Share::default() };
+    if !inside("processes::contexts_without_a_place_cost_no_more_than_others", &share) {
+        return;
+    }
+    let cuda = Library::open("libcuda.so.1");
+    assert_eq!(cuda.call("cuInit", &[0]), 0);
+    let create = |device: usize| {
+        let mut context = 0usize;
+        assert_eq!(cuda.call("cuCtxCreate_v2", &[out(&mut context), 0, device]), 0);
+        context
+    };
+    let charged = || books().devices[..2].iter().map(|device| device.bytes / MIB).collect::<Vec<_>>();
+    let contexts: Vec<_> = (0..70).map(|_| create(0)).collect();
+    for (round, end) in ["cuCtxDestroy_v2", "cuCtxDetach", "cuCtxDestroy_v2"].iter().enumerate() {
+        let other = create(1);
+        assert_eq!(charged(), [320, 320], "round {round}");
+        assert_eq!(cuda.call(end, &[other]), 0);
+        assert_eq!(charged(), [320, 0], "round {round}");
+    }
+    let mut primary = 0usize;
+    for _ in 0..2 {
+        assert_eq!(cuda.call("cuDevicePrimaryCtxRetain", &[out(&mut primary), 1]), 0);
+    }
+    for left in [320, 0] {
+        assert_eq!(cuda.call("cuDevicePrimaryCtxRelease_v2", &[1]), 0);
+        assert_eq!(charged(), [320, left]);
+    }
+    contexts.iter().rev().for_each(|context| assert_eq!(cuda.call("cuCtxDestroy_v2", &[*context]), 0));
+    assert_eq!((charged(), really_held(0), really_held(1)), (vec![0, 0], 0, 0));
 }

@@ -238,3 +238,22 @@ fn case_33_old_drivers_keep_their_missing_functions_missing_from_answers() {
     );
     assert_eq!(cuda.call("cuMemAlloc_v2", &[out(&mut pointer), 0]), INVALID_VALUE);
 }
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn without_proc_a_process_is_not_dead_to_its_own_nvml() {
+    let name = "views::without_proc_a_process_is_not_dead_to_its_own_nvml";
+    if !inside(name, &Share::default()) {
+        return;
+    }
+    // SAFETY: C strings; the mount namespace is this test's own.
+    let mounted =
+        unsafe { libc::mount(c"none".as_ptr(), c"/proc".as_ptr(), c"tmpfs".as_ptr(), 0, std::ptr::null()) };
+    assert_eq!(mounted, 0);
+    let cuda = Cuda::start();
+    cuda.allocate(500).unwrap();
+    let nvml = Library::open("libnvidia-ml.so.1");
+    assert_eq!(memory_info(&nvml, 0).map(|bytes| bytes / MIB), [1344, 524, 820]);
+    assert_eq!(cuda.memory(), (524, 1344));
+    assert_eq!(books().processes, 1);
+}

@@ -54,11 +54,6 @@ impl Graph {
         Ok(handle)
     }
 
-    /// What the nodes do, in order.
-    pub fn works(&self) -> Result<Vec<Work>> {
-        Ok(self.ordered()?.into_iter().map(|node| node.work).collect())
-    }
-
     /// The nodes, each after those it depends on.
     fn ordered(&self) -> Result<Vec<Node>> {
         let mut left = locked(&self.nodes).clone();
@@ -99,6 +94,68 @@ impl Graphs {
         self.get(owner)
     }
 
+    /// The nodes of a graph in order, with what their own graphs do at this moment.
+    fn resolved(&self, graph: Handle) -> Result<Vec<Node>> {
+        let mut nodes = self.get(graph)?.ordered()?;
+        for node in &mut nodes {
+            if let Work::Graph(child) = node.work {
+                node.work = Work::Child(Arc::new(self.works(child)?));
+            }
+        }
+        Ok(nodes)
+    }
+
+    /// What the nodes of a graph do, in order.
+    pub fn works(&self, graph: Handle) -> Result<Vec<Work>> {
+        Ok(self.resolved(graph)?.into_iter().map(|node| node.work).collect())
+    }
+
+    /// A copy of a graph and of the graphs of its nodes.
+    pub fn copy(&self, graph: Handle) -> Result<Handle> {
+        let nodes = self.get(graph)?.ordered()?;
+        let copy = self.create();
+        let new = self.get(copy)?;
+        let mut names = HashMap::new();
+        for node in nodes {
+            let depends = node.depends.iter().filter_map(|old| names.get(old).copied()).collect();
+            let work =
+                if let Work::Graph(child) = node.work { Work::Graph(self.copy(child)?) } else { node.work };
+            names.insert(node.handle, new.add(work, depends)?);
+        }
+        Ok(copy)
+    }
+
+    /// The graph of a child graph node. A launch that was captured has none before somebody asks.
+    pub fn child(&self, node: Handle) -> Result<Handle> {
+        let mut graph = None;
+        self.change(node, |found| {
+            if let Work::Child(works) = found.work() {
+                let (made, mut last) = (self.create(), Vec::new());
+                for work in works.iter() {
+                    last = vec![self.get(made)?.add(work.clone(), last)?];
+                }
+                *found.work() = Work::Graph(made);
+            }
+            if let Work::Graph(child) = found.work() {
+                graph = Some(*child);
+            }
+            Ok(())
+        })?;
+        graph.ok_or(Code::INVALID_VALUE)
+    }
+
+    /// Ends a graph and the graphs of its nodes.
+    fn destroy(&self, graph: Handle) -> Result {
+        let ended = self.registry.remove(graph)?;
+        locked(&self.owners).retain(|_, owner| *owner != graph);
+        for node in locked(&ended.nodes).iter() {
+            if let Work::Graph(child) = node.work {
+                self.destroy(child)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Changes a node of a graph.
     pub fn change(&self, node: Handle, change: impl FnOnce(&mut Node) -> Result) -> Result {
         let graph = self.of_node(node)?;
@@ -135,7 +192,7 @@ pub fn add(out: Out<Handle>, graph: Handle, depends: In<Handle>, count: usize, w
 
 fn instantiate(graph: Handle, flags: u64) -> Result<Handle> {
     let driver = driver()?;
-    let nodes = driver.graphs.get(graph)?.ordered()?;
+    let nodes = driver.graphs.resolved(graph)?;
     Ok(driver.graphs.executables.add(Executable { nodes: Mutex::new(nodes), flags }))
 }
 
@@ -156,7 +213,7 @@ fn launch(driver: &Driver, executable: Handle, stream: Handle) -> Result {
 fn update(executable: Handle, graph: Handle) -> Result<(u32, Handle)> {
     let driver = driver()?;
     let executable = driver.graphs.executables.get(executable)?;
-    let new = driver.graphs.get(graph)?.ordered()?;
+    let new = driver.graphs.resolved(graph)?;
     let mut nodes = locked(&executable.nodes);
     if nodes.len() != new.len() {
         return Ok((2, new.last().map_or(0, |node| node.handle)));
@@ -228,24 +285,12 @@ exports! {
     }
 
     fn cuGraphDestroy(handle: Handle) {
-        let driver = driver()?;
-        driver.graphs.registry.remove(handle)?;
-        locked(&driver.graphs.owners).retain(|_, owner| *owner != handle);
-        Ok(())
+        driver()?.graphs.destroy(handle)
     }
 
     fn cuGraphClone(out: Out<Handle>, handle: Handle) {
         out.given()?;
-        let driver = driver()?;
-        let nodes = locked(&driver.graphs.get(handle)?.nodes).clone();
-        let copy = driver.graphs.create();
-        let graph = driver.graphs.get(copy)?;
-        let mut names = HashMap::new();
-        for node in nodes {
-            let depends = node.depends.iter().filter_map(|old| names.get(old).copied()).collect();
-            names.insert(node.handle, graph.add(node.work, depends)?);
-        }
-        out.set(copy)
+        out.set(driver()?.graphs.copy(handle)?)
     }
 
     fn cuGraphInstantiate_v2 also cuGraphInstantiate

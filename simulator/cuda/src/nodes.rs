@@ -1,7 +1,5 @@
 //! Graph nodes that are made by hand, each from the structure that CUDA gives it.
 
-use std::sync::Arc;
-
 use crate::abi::{Code, DevicePointer, Handle, In, Out, Result};
 use crate::callback::HostCall;
 use crate::copy::{Copy3d, Fill};
@@ -149,8 +147,7 @@ fn allocation_of(node: Handle) -> Result<AllocateNode> {
 }
 
 fn child_work(graph: Handle) -> Result<Work> {
-    let nodes = driver()?.graphs.get(graph)?.works()?;
-    Ok(Work::Child(Arc::new(nodes)))
+    Ok(Work::Graph(driver()?.graphs.copy(graph)?))
 }
 
 /// The work of a CUgraphNodeParams.
@@ -207,6 +204,10 @@ exports! {
     fn cuGraphAddChildGraphNode
     (out: Out<Handle>, graph: Handle, depends: In<Handle>, count: usize, child: Handle) {
         add(out, graph, depends, count, child_work(child)?)
+    }
+    fn cuGraphChildGraphNodeGetGraph(node: Handle, out: Out<Handle>) {
+        out.given()?;
+        out.set(driver()?.graphs.child(node)?)
     }
     fn cuGraphAddEmptyNode(out: Out<Handle>, graph: Handle, depends: In<Handle>, count: usize) {
         add(out, graph, depends, count, Work::Empty)

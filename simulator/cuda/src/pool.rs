@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use gpushare_simulator::memory::{LARGE, rounded};
 
 use crate::abi::{Code, DevicePointer, Handle, In, Out, Result};
+use crate::context::current;
 use crate::driver::{Driver, driver, locked};
 use crate::heap::Kind;
 use crate::registry::Registry;
@@ -18,6 +19,8 @@ use crate::work::Work;
 
 /// A pool reserves at least this much at a time, bytes.
 const CHUNK: u64 = 32 << 20;
+/// CU_MEM_ALLOCATION_TYPE_MANAGED.
+const MANAGED: u32 = 2;
 
 #[derive(Clone, Copy, Default)]
 struct Books {
@@ -26,6 +29,8 @@ struct Books {
     used: u64,
     used_high: u64,
     threshold: u64,
+    /// Destroyed with live allocations, which stay valid.
+    destroyed: bool,
     /// Reuse settings, by attribute number.
     reuse: [u32; 4],
 }
@@ -124,6 +129,12 @@ impl Pool {
 }
 
 impl Pools {
+    /// The pool of a handle, unless it was destroyed.
+    fn get(&self, handle: Handle) -> Result<Arc<Pool>> {
+        let pool = self.registry.get(handle)?;
+        if locked(&pool.books).destroyed { Err(Code::INVALID_HANDLE) } else { Ok(pool) }
+    }
+
     fn of_device(&self, ordinal: i32) -> (Handle, Handle) {
         let make = || {
             let handle = self.registry.add_with(|handle| Pool::new(handle, ordinal, false, 0));
@@ -139,6 +150,16 @@ impl Driver {
         for pool in self.pools.registry.all().iter().filter(|pool| pool.ordinal == ordinal) {
             let threshold = locked(&pool.books).threshold;
             let _ = pool.shrink(self, threshold);
+            self.end_pool(pool);
+        }
+    }
+
+    /// Removes a destroyed pool in which nothing lives.
+    fn end_pool(&self, pool: &Pool) {
+        let books = *locked(&pool.books);
+        if books.destroyed && books.used == 0 {
+            let _ = pool.shrink(self, 0);
+            let _ = self.pools.registry.remove(pool.handle);
         }
     }
 
@@ -168,6 +189,7 @@ impl Driver {
             }
             locked(&pool.books).used = 0;
             let _ = pool.shrink(self, 0);
+            self.end_pool(pool);
         }
     }
 
@@ -189,11 +211,11 @@ fn allocate_in(out: Out<DevicePointer>, length: usize, pool: Option<Handle>, str
     let driver = driver()?;
     let stream = driver.stream(stream)?;
     let pool = pool.unwrap_or_else(|| driver.pools.of_device(stream.context.ordinal).1);
-    out.set(driver.allocate_ordered(&stream, &*driver.pools.registry.get(pool)?, length)?)
+    out.set(driver.allocate_ordered(&stream, &*driver.pools.get(pool)?, length)?)
 }
 
 fn attribute(pool: Handle) -> Result<Arc<Pool>> {
-    driver()?.pools.registry.get(pool)
+    driver()?.pools.get(pool)
 }
 
 exports! {
@@ -216,29 +238,29 @@ exports! {
         out.given()?;
         let driver = driver()?;
         let wanted = properties.get()?;
-        let host = wanted.location_kind != 1;
-        if !host {
-            driver.gpu(wanted.location)?;
-        }
-        let make = |handle| Pool::new(handle, if host { 0 } else { wanted.location }, host, wanted.most as u64);
+        let (host, ordinal) = match (wanted.location_kind, wanted.kind) {
+            (1, _) => (false, wanted.location),
+            (_, MANAGED) => (false, current()?.ordinal),
+            _ => (true, 0),
+        };
+        driver.gpu(ordinal)?;
+        let make = |handle| Pool::new(handle, ordinal, host, wanted.most as u64);
         out.set(driver.pools.registry.add_with(make))
     }
 
+    /// Live allocations stay, and with them what the pool has reserved until they are freed and waited for.
     fn cuMemPoolDestroy(handle: Handle) {
         let driver = driver()?;
-        let pool = driver.pools.registry.get(handle)?;
+        let pool = driver.pools.get(handle)?;
         let mut chosen = locked(&driver.pools.chosen);
         if chosen.values().any(|pair| pair.0 == handle) {
             return Err(Code::INVALID_VALUE);
         }
         chosen.values_mut().filter(|pair| pair.1 == handle).for_each(|pair| pair.1 = pair.0);
         drop(chosen);
-        for allocation in locked(&driver.heap).select(|allocation| allocation.kind == Kind::Pool(handle)) {
-            driver.release(allocation.start)?;
-        }
-        locked(&pool.books).used = 0;
-        pool.shrink(driver, 0)?;
-        driver.pools.registry.remove(handle).map(|_| ())
+        locked(&pool.books).destroyed = true;
+        driver.end_pool(&pool);
+        Ok(())
     }
 
     fn cuMemPoolTrimTo(handle: Handle, keep: usize) {
@@ -296,7 +318,7 @@ exports! {
     fn cuDeviceSetMemPool(ordinal: i32, handle: Handle) {
         let driver = driver()?;
         driver.gpu(ordinal)?;
-        if driver.pools.registry.get(handle)?.ordinal != ordinal {
+        if driver.pools.get(handle)?.ordinal != ordinal {
             return Err(Code::INVALID_VALUE);
         }
         let default = driver.pools.of_device(ordinal).0;

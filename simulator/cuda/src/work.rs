@@ -38,6 +38,8 @@ pub enum Work {
     Wait(Handle),
     /// The nodes of another graph, in order.
     Child(Arc<Vec<Work>>),
+    /// A graph that belongs to a node; an executable graph holds what its nodes did.
+    Graph(Handle),
 }
 
 impl Work {
@@ -48,7 +50,7 @@ impl Work {
             Self::Copy(_) => 1,
             Self::Fill(_) => 2,
             Self::Host(_) => 3,
-            Self::Child(_) => 4,
+            Self::Child(_) | Self::Graph(_) => 4,
             Self::Empty => 5,
             Self::Wait(_) => 6,
             Self::Record(_) => 7,
@@ -75,6 +77,10 @@ impl Driver {
             Work::Record(event) => self.events.get(*event)?.record(self, stream),
             Work::Wait(event) => self.events.get(*event)?.hold(self, stream),
             Work::Child(works) => works.iter().try_for_each(|work| self.perform(stream, work)),
+            Work::Graph(graph) => {
+                let works = self.graphs.works(*graph)?;
+                works.iter().try_for_each(|work| self.perform(stream, work))
+            }
         }
     }
 
