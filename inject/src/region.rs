@@ -122,6 +122,7 @@ fn limits(lease: &Lease) -> Vec<DeviceLimits> {
             request::ComputePolicy::None => ComputePolicy::None,
         },
         priority: u32::from(lease.priority.level()),
+        ceiling_percent: 100,
     });
     limits.collect()
 }

@@ -28,7 +28,14 @@ impl Container {
     fn new(memory_bytes: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let policy = ComputePolicy::None;
-        let device = DeviceLimits { uuid: UUID, memory_bytes, cores_percent: 100, policy, priority: 5 };
+        let device = DeviceLimits {
+            uuid: UUID,
+            memory_bytes,
+            cores_percent: 100,
+            policy,
+            priority: 5,
+            ceiling_percent: 100,
+        };
         std::fs::write(folder.path().join("limits"), encode_limits(&[device]).unwrap()).unwrap();
         let mut usage = std::fs::File::create(folder.path().join("usage")).unwrap();
         usage.write_all(&empty_usage_header()).unwrap();

@@ -12,7 +12,7 @@ pub mod path;
 mod usage;
 
 pub use limits::{
-    ComputePolicy, DeviceLimits, LIMITS_LEN, LIMITS_VERSION, LimitLine, LimitsFile, LimitsHeader,
+    ComputePolicy, DeviceLimits, LIMITS_LEN, LIMITS_VERSION, LimitLine, LimitsFile, LimitsHeader, Measured,
     TooManyDevices, encode_limits,
 };
 pub use usage::{

@@ -1,6 +1,9 @@
 //! The `limits` file: what the host grants. The host writes it whole before the container starts and may later change
 //! lines in place; every field a library reads on its own is one aligned word, so a single load is never torn, and a
 //! reader that needs several fields together reads `sequence` before and after (odd: a write is in progress).
+//!
+//! Behind the grants stand the host's measurements: GPU time as the driver's own sampling tells it for the container's
+//! processes, which nobody inside the container can see for certain. They are absent (all zero) where no meter runs.
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -9,7 +12,7 @@ use crate::MAX_DEVICES;
 /// First eight bytes of the file.
 const MAGIC: [u8; 8] = *b"GPUSHLIM";
 /// Layout version of the file; a library refuses any other.
-pub const LIMITS_VERSION: u32 = 1;
+pub const LIMITS_VERSION: u32 = 2;
 /// Size of the file in bytes.
 pub const LIMITS_LEN: usize = size_of::<LimitsFile>();
 
@@ -23,6 +26,8 @@ pub struct LimitsFile {
     pub header: LimitsHeader,
     /// One line per GPU; the first `header.devices` of them count.
     pub devices: [LimitLine; MAX_DEVICES],
+    /// What the host measured, line by line.
+    pub measured: [Measured; MAX_DEVICES],
 }
 
 /// First line of the file.
@@ -35,7 +40,9 @@ pub struct LimitsHeader {
     pub sequence: AtomicU32,
     /// How many lines of `devices` are granted.
     pub devices: AtomicU32,
-    reserved: [AtomicU64; 5],
+    /// How many of these lines limit compute: launches look at nothing else while it is 0.
+    pub compute_limited: AtomicU32,
+    reserved: [AtomicU32; 9],
 }
 
 /// The grant on one GPU.
@@ -51,12 +58,37 @@ pub struct LimitLine {
     pub policy: AtomicU32,
     /// 0 (low) to 9.
     pub priority: AtomicU32,
+    /// The most compute that `burst` may use on an idle GPU, in percent.
+    pub ceiling_percent: AtomicU32,
+    /// Not 0: launches wait until it is 0 again.
+    pub paused: AtomicU32,
     reserved: [AtomicU32; 5],
+}
+
+/// What the host's meter says about the container on one GPU. Written under its own sequence counter.
+#[repr(C, align(64))]
+pub struct Measured {
+    /// Odd while the host writes.
+    pub sequence: AtomicU32,
+    /// Share of the GPU that a `burst` container may use now, in hundredths of a percent; 0: no word, its own share.
+    pub burst_share: AtomicU32,
+    /// End of the last sampling window that is counted, monotonic time in nanoseconds; 0: nothing was ever measured.
+    pub until: AtomicU64,
+    /// GPU time of the container's processes in all windows so far, in nanoseconds.
+    pub own_nanoseconds: AtomicU64,
+    /// GPU time of everybody else in the same windows, in nanoseconds.
+    pub others_nanoseconds: AtomicU64,
+    /// Device memory that the driver counts for the container's processes, in bytes.
+    pub memory_bytes: AtomicU64,
+    /// Monotonic time at which the host wrote this line, in nanoseconds: an old line says that the meter has stopped.
+    pub written: AtomicU64,
+    reserved: [AtomicU64; 2],
 }
 
 const _: () = assert!(HEADER_LEN == 64);
 const _: () = assert!(LINE_LEN == 64);
-const _: () = assert!(LIMITS_LEN == 64 + 64 * MAX_DEVICES);
+const _: () = assert!(size_of::<Measured>() == 64);
+const _: () = assert!(LIMITS_LEN == 64 + 2 * 64 * MAX_DEVICES);
 
 /// How a compute limit is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +124,15 @@ pub struct DeviceLimits {
     pub policy: ComputePolicy,
     /// 0 (low) to 9.
     pub priority: u32,
+    /// The most compute that `burst` may use, in percent, `cores_percent` to 100.
+    pub ceiling_percent: u32,
+}
+
+impl DeviceLimits {
+    /// Whether launches on this GPU are held to a share.
+    pub fn limits_compute(&self) -> bool {
+        self.policy != ComputePolicy::None && self.cores_percent < 100
+    }
 }
 
 /// More GPUs than the file has lines.
@@ -120,6 +161,9 @@ pub fn encode_limits(devices: &[DeviceLimits]) -> Result<[u8; LIMITS_LEN], TooMa
     put(&mut file, 8, &LIMITS_VERSION.to_ne_bytes());
     put(&mut file, 12, &FILE_SIZE.to_ne_bytes());
     put(&mut file, 20, &count.to_ne_bytes());
+    let limited = devices.iter().filter(|device| device.limits_compute());
+    let limited = limited.fold(0u32, |count, _| count.saturating_add(1));
+    put(&mut file, 24, &limited.to_ne_bytes());
     for (index, device) in devices.iter().enumerate() {
         let at = HEADER_LEN + index * LINE_LEN;
         put(&mut file, at, &device.uuid);
@@ -127,11 +171,12 @@ pub fn encode_limits(devices: &[DeviceLimits]) -> Result<[u8; LIMITS_LEN], TooMa
         put(&mut file, at + 24, &device.cores_percent.to_ne_bytes());
         put(&mut file, at + 28, &device.policy.number().to_ne_bytes());
         put(&mut file, at + 32, &device.priority.to_ne_bytes());
+        put(&mut file, at + 36, &device.ceiling_percent.to_ne_bytes());
     }
     Ok(file)
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "a constant of 1088")]
+#[expect(clippy::cast_possible_truncation, reason = "a constant of 2112")]
 const FILE_SIZE: u32 = LIMITS_LEN as u32;
 
 fn put(file: &mut [u8], at: usize, bytes: &[u8]) {
@@ -200,7 +245,14 @@ mod tests {
     fn device(first: u8, memory_bytes: u64) -> DeviceLimits {
         let mut uuid = [0x5a; 16];
         uuid[0] = first;
-        DeviceLimits { uuid, memory_bytes, cores_percent: 30, policy: ComputePolicy::Burst, priority: 5 }
+        DeviceLimits {
+            uuid,
+            memory_bytes,
+            cores_percent: 30,
+            policy: ComputePolicy::Burst,
+            priority: 5,
+            ceiling_percent: 80,
+        }
     }
 
     #[test]
@@ -217,6 +269,18 @@ mod tests {
         assert_eq!(file.devices[0].cores_percent.load(Relaxed), 30);
         assert_eq!(file.devices[0].policy.load(Relaxed), 2);
         assert_eq!(file.devices[0].priority.load(Relaxed), 5);
+        assert_eq!(file.devices[0].ceiling_percent.load(Relaxed), 80);
+        assert_eq!(file.devices[0].paused.load(Relaxed), 0);
+        assert_eq!(file.measured[0].until.load(Relaxed), 0);
+        assert_eq!(file.header.compute_limited.load(Relaxed), 2);
+    }
+
+    #[test]
+    fn only_a_share_below_the_whole_limits_compute() {
+        let whole = DeviceLimits { cores_percent: 100, ..device(1, 1) };
+        let unlimited = DeviceLimits { policy: ComputePolicy::None, ..device(2, 1) };
+        let bytes = encode_limits(&[whole, unlimited, device(3, 1)]).unwrap();
+        assert_eq!(mapped(&bytes).header.compute_limited.load(core::sync::atomic::Ordering::Relaxed), 1);
     }
 
     #[test]

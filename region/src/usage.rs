@@ -73,7 +73,15 @@ pub struct Bucket {
     pub nanoseconds: AtomicU64,
     /// Monotonic time of the last refill in nanoseconds.
     pub refilled: AtomicU64,
-    reserved: [AtomicU64; 6],
+    /// GPU time ever taken from the bucket, in nanoseconds.
+    pub charged: AtomicU64,
+    /// End of the last measured window that was settled, monotonic time in nanoseconds.
+    pub settled: AtomicU64,
+    /// Monotonic time of the last moment at which a launch was held back for the share, in nanoseconds.
+    pub held_back: AtomicU64,
+    /// How long launches were held back, in nanoseconds, all threads added up.
+    pub throttled: AtomicU64,
+    reserved: [AtomicU64; 2],
 }
 
 /// Who owns a slot.

@@ -139,6 +139,7 @@ fn fill_home(home: &Path, node: &Path, uuids: &[[u8; 16]], share: &Share<'_>) {
         cores_percent: 100,
         policy: ComputePolicy::None,
         priority: 5,
+        ceiling_percent: 100,
     };
     let limits: Vec<_> = uuids.iter().zip(share.limits).map(limit).collect();
     std::fs::write(home.join("limits"), encode_limits(&limits).unwrap()).unwrap();
