@@ -9,7 +9,7 @@ VERSION := $(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\
 SHIMS := gpushare-intercept-cuda gpushare-intercept-nvml
 SIMULATOR := gpushare-simulator gpushare-simulator-cuda gpushare-simulator-nvml
 
-.PHONY: all build demo test bench check packages clients install uninstall dist clean
+.PHONY: all build demo test bench check miri packages clients install uninstall dist clean
 
 all: build
 
@@ -52,6 +52,15 @@ check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) clippy --profile shim --locked $(SHIMS:%=-p %) -- -D warnings
+
+# The safe modules of region and intercept under miri, which only nightly has. RUSTUP_TOOLCHAIN names another nightly.
+miri: export RUSTUP_TOOLCHAIN ?= nightly
+miri: export MIRIFLAGS = -Zmiri-permissive-provenance
+miri: export CARGO_TARGET_DIR = target/miri-build
+miri:
+	rustup component add miri rust-src
+	$(CARGO) miri test --locked -p gpushare-region
+	$(CARGO) miri test --locked -p gpushare-intercept --lib
 
 install:
 	packaging/install.sh "$(DESTDIR)" "$(PREFIX)"

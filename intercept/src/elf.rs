@@ -202,6 +202,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "asks the dynamic loader")]
     fn functions_of_a_loaded_library_are_found_by_name() {
         let library = Library::loaded(&libc_path()).unwrap();
         assert_eq!(library.function("getpid"), Some((libc::getpid as *const ()).addr()));
@@ -210,6 +211,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "asks the dynamic loader")]
     fn a_path_that_nobody_opened_is_not_found() {
         assert!(Library::loaded("/usr/lib/gpushare/driver/libcuda.so.1").is_none());
     }

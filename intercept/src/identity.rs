@@ -112,6 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "reads /proc")]
     fn this_process_runs_and_knows_its_namespace() {
         let me = Who::this_process();
         assert_eq!(me.pid, std::process::id());
@@ -128,6 +129,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "reads /proc")]
     fn a_zombie_and_a_reused_pid_have_ended() {
         let me = Who::this_process();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();

@@ -1,6 +1,7 @@
 //! The kernel, called directly. The interception libraries may depend on no C library (interception.md, 14.1: a libc
 //! reference can ask for a newer glibc than the image has), and a raw call leaves the program's `errno` alone.
 
+#[cfg(not(miri))]
 use core::arch::asm;
 use core::ffi::CStr;
 
@@ -25,8 +26,14 @@ const EINTR: isize = -4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub isize);
 
+#[cfg(miri)]
+mod miri;
+#[cfg(miri)]
+use miri::call;
+
 /// # Safety
 /// `number` and the arguments form a system call that touches no memory but what the caller owns.
+#[cfg(not(miri))]
 unsafe fn call(number: usize, arguments: [usize; 6]) -> isize {
     let result: isize;
     let [a, b, c, d, e, f] = arguments;
@@ -61,7 +68,7 @@ impl Fd {
         const O_RDWR: usize = 2;
         const O_CLOEXEC: usize = 0o2_000_000;
         let flags = O_CLOEXEC | if writable { O_RDWR } else { 0 };
-        let arguments = [AT_FDCWD.cast_unsigned(), path.as_ptr().addr(), flags, 0, 0, 0];
+        let arguments = [AT_FDCWD.cast_unsigned(), path.as_ptr().expose_provenance(), flags, 0, 0, 0];
         // SAFETY: the path is a C string that outlives the call.
         let result = unsafe { call(OPENAT, arguments) };
         check(result).map(|fd| Self(i32::try_from(fd).unwrap_or(-1)))
@@ -81,7 +88,7 @@ impl Fd {
 
     /// Reads at most `buffer` from the current position.
     pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
-        let arguments = [raw(self.0), buffer.as_mut_ptr().addr(), buffer.len(), 0, 0, 0];
+        let arguments = [raw(self.0), buffer.as_mut_ptr().expose_provenance(), buffer.len(), 0, 0, 0];
         // SAFETY: the kernel writes at most `buffer.len()` bytes into it.
         check(unsafe { call(READ, arguments) })
     }
@@ -114,7 +121,7 @@ pub struct FileId {
 pub fn file_id(fd: i32) -> Result<FileId, Errno> {
     let mut stat = [0u64; 18]; // struct stat is 144 bytes: st_dev, st_ino, …, st_size at 48
     // SAFETY: the kernel writes one struct stat, which `stat` holds.
-    check(unsafe { call(FSTAT, [raw(fd), stat.as_mut_ptr().addr(), 0, 0, 0, 0]) })?;
+    check(unsafe { call(FSTAT, [raw(fd), stat.as_mut_ptr().expose_provenance(), 0, 0, 0, 0]) })?;
     Ok(FileId { device: stat[0], inode: stat[1], size: stat[6] })
 }
 
@@ -158,7 +165,8 @@ pub fn pid() -> u32 {
 
 /// Reads the link `path` into `buffer`; the bytes read.
 pub fn read_link<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
-    let arguments = [path.as_ptr().addr(), buffer.as_mut_ptr().addr(), buffer.len(), 0, 0, 0];
+    let arguments =
+        [path.as_ptr().expose_provenance(), buffer.as_mut_ptr().expose_provenance(), buffer.len(), 0, 0, 0];
     // SAFETY: the kernel writes at most `buffer.len()` bytes into it.
     let length = check(unsafe { call(READLINK, arguments) }).ok()?;
     buffer.get(..length)
@@ -168,16 +176,16 @@ pub fn read_link<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
 pub fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32, microseconds: u64, shared: bool) {
     let timeout = [microseconds / 1_000_000, microseconds % 1_000_000 * 1000];
     let operation = if shared { 0 } else { 128 };
-    let word = core::ptr::from_ref(word).addr();
+    let word = core::ptr::from_ref(word).expose_provenance();
     let value = value as usize;
     // SAFETY: word and timeout outlive the call.
-    let _ = unsafe { call(FUTEX, [word, operation, value, timeout.as_ptr().addr(), 0, 0]) };
+    let _ = unsafe { call(FUTEX, [word, operation, value, timeout.as_ptr().expose_provenance(), 0, 0]) };
 }
 
 /// Wakes all who sleep on `word`.
 pub fn futex_wake(word: &core::sync::atomic::AtomicU32, shared: bool) {
     let operation = 1 | if shared { 0 } else { 128 };
-    let word = core::ptr::from_ref(word).addr();
+    let word = core::ptr::from_ref(word).expose_provenance();
     // SAFETY: the kernel only compares addresses.
     let _ = unsafe { call(FUTEX, [word, operation, i32::MAX as usize, 0, 0, 0]) };
 }
@@ -213,7 +221,7 @@ const UNLOCK: i16 = 2;
 
 fn record_lock(fd: i32, command: usize, kind: i16, byte: u64) -> Result<Flock, Errno> {
     let mut lock = Flock { kind, whence: 0, start: byte, length: 1, pid: 0 };
-    let arguments = [raw(fd), command, core::ptr::from_mut(&mut lock).addr(), 0, 0, 0];
+    let arguments = [raw(fd), command, core::ptr::from_mut(&mut lock).expose_provenance(), 0, 0, 0];
     loop {
         // SAFETY: the kernel reads and writes one struct flock.
         let result = unsafe { call(FCNTL, arguments) };

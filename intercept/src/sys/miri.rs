@@ -1,0 +1,30 @@
+//! System calls under miri, which runs no assembly: through the C library, as far as unit tests come. Files are absent.
+
+use core::ffi::{c_int, c_long, c_void};
+
+use super::{FUTEX, GETPID, MMAP, MUNMAP};
+
+const ENOSYS: isize = -38;
+
+/// # Safety
+/// As for the real one.
+pub(super) unsafe fn call(number: usize, [a, b, c, d, ..]: [usize; 6]) -> isize {
+    let address: *mut c_void = core::ptr::with_exposed_provenance_mut(a);
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    match number {
+        // SAFETY: no arguments, no memory.
+        GETPID => unsafe { libc::getpid() as isize },
+        // SAFETY: a new range of the C library's choice.
+        MMAP => unsafe { libc::mmap(address, b, protection, flags, -1, 0) }.expose_provenance().cast_signed(),
+        // SAFETY: as our caller says.
+        MUNMAP => unsafe { libc::munmap(address, b) as isize },
+        FUTEX => {
+            let timeout: *const c_void = core::ptr::with_exposed_provenance(d);
+            let [operation, value] = [b, c].map(|word| c_int::try_from(word).unwrap_or(0));
+            // SAFETY: as our caller says.
+            unsafe { libc::syscall(libc::SYS_futex, address, operation, value, timeout) as c_long as isize }
+        }
+        _ => ENOSYS,
+    }
+}
