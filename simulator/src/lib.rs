@@ -11,5 +11,6 @@ pub mod model;
 pub mod place;
 pub mod session;
 pub mod size;
+pub mod span;
 pub mod state;
 pub mod timeline;

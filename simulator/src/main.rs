@@ -4,6 +4,7 @@ mod library;
 mod node;
 mod probe;
 mod stamp;
+mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,6 +28,8 @@ enum Command {
     Create(Create),
     /// Ask the installed driver what GPUs it shows and what memory it gives
     Probe(Probe),
+    /// Note the pids of a node's processes, as the caller's pid namespace has them, until killed
+    Watch(Watch),
 }
 
 /// What a node is made of.
@@ -52,12 +55,76 @@ struct Create {
     /// Memory that each process's context costs
     #[arg(long, default_value = "300MiB", value_parser = gpushare_simulator::size::parse)]
     context: u64,
+    /// How every GPU shares its time between processes
+    #[arg(long, value_enum, default_value_t = Device::Fifo)]
+    device: Device,
+    /// Length of a turn on a GPU that slices
+    #[arg(long, default_value = "2ms", value_parser = gpushare_simulator::span::parse)]
+    slice: u64,
+    /// Length of NVML's windows of utilisation, milliseconds; a sixth of a second if not given
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    sample_period: Option<u32>,
+    /// How long after its end such a window can be read, milliseconds
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    sample_delay: u32,
+    /// How NVML makes percents of utilisation whole
+    #[arg(long, value_enum, default_value_t = Rounding::Down)]
+    sample_rounding: Rounding,
+    /// What NVML tells: all, nothing of single processes, or the library is not there
+    #[arg(long, value_enum, default_value_t = Nvml::Full)]
+    nvml: Nvml,
+    /// Whose pids NVML tells in a pid namespace
+    #[arg(long, value_enum, default_value_t = Pids::Namespace)]
+    nvml_pids: Pids,
     /// A real nvidia-smi to put into the node
     #[arg(long)]
     nvidia_smi: Option<PathBuf>,
     /// Make ordinary files in place of device nodes, which only root can make; containers cannot use such a node
     #[arg(long)]
     plain_nodes: bool,
+}
+
+/// How a GPU shares its time.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Device {
+    /// Work of all processes runs to its end in the order of submission
+    Fifo,
+    /// Processes with work take turns; a kernel is cut where a turn ends
+    Slices,
+}
+
+/// How percents are made whole.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Rounding {
+    Down,
+    Nearest,
+}
+
+/// What NVML tells.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Nvml {
+    Full,
+    NoProcesses,
+    Absent,
+}
+
+/// Pid namespace of the pids that NVML tells.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Pids {
+    /// That of the process which asks
+    Namespace,
+    /// That in which the node was made; `watch` or another reader there must have seen a process
+    Host,
+}
+
+/// Which node to watch.
+#[derive(clap::Args)]
+struct Watch {
+    /// Folder of the node
+    dir: PathBuf,
+    /// Look this often, milliseconds
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    every: u64,
 }
 
 /// What to ask.
@@ -78,6 +145,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Create(create) => node::create(&create),
         Command::Probe(probe) => probe::run(&probe),
+        Command::Watch(watch) => watch::run(&watch),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

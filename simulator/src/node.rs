@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, bail};
+use gpushare_simulator::session::pid_namespace;
 use gpushare_simulator::state::{Gpu, State};
 use gpushare_simulator::{clock, model};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
-use crate::{Create, stamp};
+use crate::{Create, Device, Nvml, Pids, Rounding, stamp};
 
 const UVM_MAJOR: u64 = 511;
 const NAMES: &str = include_str!("../cuda/names.txt");
@@ -107,6 +108,8 @@ fn fill(state: &State, create: &Create, cuda: u32) -> Result<()> {
     state.cuda.store(cuda, Ordering::Relaxed);
     state.context.store(create.context, Ordering::Relaxed);
     state.wall_offset.store(clock::wall().saturating_sub(clock::now()), Ordering::Relaxed);
+    fill_sampling(state, create);
+    let slice = if create.device == Device::Slices { create.slice } else { 0 };
     let mut random = fs::File::open("/dev/urandom").context("cannot draw UUIDs")?;
     for (gpu, index) in state.gpus.iter().zip(0..create.gpus) {
         let mut uuid = [0_u8; 16];
@@ -121,9 +124,23 @@ fn fill(state: &State, create: &Create, cuda: u32) -> Result<()> {
         gpu.minor.store(index, Ordering::Relaxed);
         gpu.cores.store(create.cores.unwrap_or(model::of(&create.model).cores), Ordering::Relaxed);
         gpu.memory.store(create.memory, Ordering::Relaxed);
+        gpu.turns.slice.store(slice, Ordering::Relaxed);
     }
     state.gpu_count.store(create.gpus, Ordering::Release);
     Ok(())
+}
+
+fn fill_sampling(state: &State, create: &Create) {
+    const MILLISECOND: u64 = clock::SECOND / 1000;
+    let sampling = &state.sampling;
+    let period = create.sample_period.map_or(clock::SECOND / 6, |count| u64::from(count) * MILLISECOND);
+    sampling.period.store(period, Ordering::Relaxed);
+    sampling.delay.store(u64::from(create.sample_delay) * MILLISECOND, Ordering::Relaxed);
+    let nearest = create.sample_rounding == Rounding::Nearest;
+    sampling.nearest.store(nearest.into(), Ordering::Relaxed);
+    sampling.no_processes.store((create.nvml == Nvml::NoProcesses).into(), Ordering::Relaxed);
+    sampling.host_pids.store((create.nvml_pids == Pids::Host).into(), Ordering::Relaxed);
+    sampling.namespace.store(pid_namespace(), Ordering::Relaxed);
 }
 
 fn install(dir: &Path, create: &Create, libraries: &Libraries, cuda: u32) -> Result<()> {
@@ -132,8 +149,12 @@ fn install(dir: &Path, create: &Create, libraries: &Libraries, cuda: u32) -> Res
     let newer = newer_names(cuda);
     stamp::remove(&mut elf, |name| newer.binary_search(&name).is_ok())?;
     fs::write(folder.join(format!("libcuda.so.{}", create.driver)), elf)?;
-    fs::copy(&libraries.nvml, folder.join(format!("libnvidia-ml.so.{}", create.driver)))?;
-    for stem in ["libcuda.so", "libnvidia-ml.so"] {
+    let mut stems = vec!["libcuda.so"];
+    if create.nvml != Nvml::Absent {
+        fs::copy(&libraries.nvml, folder.join(format!("libnvidia-ml.so.{}", create.driver)))?;
+        stems.push("libnvidia-ml.so");
+    }
+    for stem in stems {
         let real = format!("{stem}.{}", create.driver);
         fs::set_permissions(folder.join(&real), Permissions::from_mode(0o755))?;
         symlink(&real, folder.join(format!("{stem}.1")))?;

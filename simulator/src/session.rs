@@ -47,6 +47,7 @@ impl Identity {
 
     fn write(self, slot: &Slot) {
         slot.pid.store(self.pid, Ordering::Relaxed);
+        slot.host_pid.store(0, Ordering::Relaxed);
         slot.image.store(self.image, Ordering::Relaxed);
     }
 }
@@ -71,6 +72,43 @@ impl Reader {
         let shared = shared.to_owned();
         let reader = Self { state, shared, locks, identity: Identity::own() };
         Ok(Box::leak(Box::new(reader)))
+    }
+
+    /// The node's shared folder.
+    #[must_use]
+    pub fn shared(&self) -> &Path {
+        &self.shared
+    }
+
+    /// Whether this process lives in the node's own pid namespace.
+    #[must_use]
+    pub fn is_host(&self) -> bool {
+        self.state.sampling.namespace.load(Ordering::Relaxed) == pid_namespace()
+    }
+
+    /// Notes the pids of all processes in the node's own pid namespace, if that is ours as well.
+    pub fn note_pids(&self) {
+        if !self.is_host() {
+            return;
+        }
+        for (index, slot) in self.state.slots[..self.state.used_slots()].iter().enumerate() {
+            let generation = slot.generation.load(Ordering::Acquire);
+            if let Life::Alive(Some(pid)) = self.life(index)
+                && slot.generation.load(Ordering::Acquire) == generation
+            {
+                slot.host_pid.store(pid, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The pid by which NVML tells the process of slot `index`; `None` if it is dead or has no pid there.
+    #[must_use]
+    pub fn told_pid(&self, index: usize) -> Option<u32> {
+        let Life::Alive(pid) = self.life(index) else { return None };
+        if self.state.sampling.host_pids.load(Ordering::Relaxed) == 0 || self.is_host() {
+            return pid;
+        }
+        Some(self.state.slots[index].host_pid.load(Ordering::Relaxed)).filter(|&pid| pid != 0)
     }
 
     /// Path of the file behind a piece of `owner`'s memory that other processes may open.
@@ -132,13 +170,19 @@ impl Session {
                 continue;
             }
             let number = u32::try_from(index).unwrap_or(u32::MAX);
-            let generation = slot.generation.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+            let stale = slot.live.load(Ordering::Acquire) != 0;
+            let before = slot.generation.fetch_add(1, Ordering::AcqRel);
             clear(state, index);
             reader.identity.write(slot);
             slot.program.set(&program());
             state.slots_used.fetch_max(number + 1, Ordering::AcqRel);
             slot.live.store(1, Ordering::Release);
-            return Ok(Self { reader, owner: Owner { slot: number, generation } });
+            let generation = before.wrapping_add(1);
+            let session = Self { reader, owner: Owner { slot: number, generation } };
+            if stale {
+                session.bury(Owner { slot: number, generation: before });
+            }
+            return Ok(session);
         }
         Err(io::Error::other(format!("all {SLOTS} process slots are taken")))
     }
@@ -196,13 +240,18 @@ impl Session {
         }
         let generation = state.slots[index].generation.load(Ordering::Acquire);
         let dead = Owner { slot: u32::try_from(index).unwrap_or(u32::MAX), generation };
-        for gpu in state.gpus() {
-            let _time = self.lock(&gpu.time_lock);
-            timeline::cancel(gpu, dead);
-        }
+        self.bury(dead);
         clear(state, index);
-        self.reader.remove_files(dead);
         let _ = fcntl(&self.reader.locks, FcntlArg::F_SETLK(&byte(F_UNLCK, index)));
+    }
+
+    /// Drops a dead process's queued work and the files of its memory.
+    fn bury(&self, dead: Owner) {
+        for gpu in self.state().gpus() {
+            let _time = self.lock(&gpu.time_lock);
+            timeline::cancel(gpu, self, dead);
+        }
+        self.reader.remove_files(dead);
     }
 
     /// What the GPU `gpu` has left, after dead processes gave theirs back.
@@ -221,7 +270,6 @@ fn clear(state: &State, index: usize) {
     state.slots[index].live.store(0, Ordering::Release);
     for gpu in state.gpus() {
         gpu.bytes[index].store(0, Ordering::Release);
-        gpu.queued[index].store(0, Ordering::Release);
     }
 }
 
@@ -233,6 +281,13 @@ fn byte(kind: i32, index: usize) -> flock {
 
 fn c_int_of(value: c_short) -> i32 {
     i32::from(value)
+}
+
+/// Inode of this process's pid namespace; 0 where that cannot be told.
+#[must_use]
+pub fn pid_namespace() -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino())
 }
 
 fn program() -> String {

@@ -11,15 +11,17 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// First word of a state file: the layout's name and version.
-pub const MAGIC: u64 = 0x6770_7573_696d_0003;
+pub const MAGIC: u64 = 0x6770_7573_696d_0004;
 /// GPUs that a node can have.
 pub const GPUS: usize = 16;
 /// Processes that can use a node's GPUs at one time.
 pub const SLOTS: usize = 512;
 /// Runs that a GPU's time line remembers.
-pub const RUNS: usize = 16384;
+pub const RUNS: usize = 65536;
 /// Cancelled pieces of the time line that are remembered.
 pub const CUTS: usize = 4096;
+/// Stamps that a process can have asked a GPU for at one time.
+pub const STAMPS: usize = 256;
 /// Name of the mapped file in the shared folder.
 pub const STATE_FILE: &str = "state";
 /// Name of the file whose byte locks tell which slots live.
@@ -71,6 +73,71 @@ pub struct Cut {
     pub end: AtomicU64,
 }
 
+/// One process's work on a GPU that slices: positions on a line of nanoseconds of GPU time.
+#[repr(C)]
+pub struct Line {
+    /// Generation of the slot whose work this is; that of a dead process until the next owner queues work.
+    pub generation: AtomicU32,
+    /// Padding, zero.
+    pub reserved: AtomicU32,
+    /// End of the work that was ever queued.
+    pub queued: AtomicU64,
+    /// Up to where it has run.
+    pub ran: AtomicU64,
+    /// Stamps ever asked for.
+    pub asked: AtomicU64,
+    /// Stamps ever given.
+    pub given: AtomicU64,
+}
+
+/// A place on a line whose moment is asked for.
+#[repr(C)]
+pub struct Stamp {
+    /// The place.
+    pub position: AtomicU64,
+    /// When the GPU came there, nanoseconds of the device clock.
+    pub time: AtomicU64,
+}
+
+/// The turns that processes take on a GPU that slices.
+#[repr(C)]
+pub struct Turns {
+    /// Length of a turn, nanoseconds; 0 for a GPU that works in the order of submission.
+    pub slice: AtomicU64,
+    /// Up to this moment the GPU's work is written down.
+    pub time: AtomicU64,
+    /// When the turn ends at the latest.
+    pub end: AtomicU64,
+    /// Slot of the process whose turn it is.
+    pub holder: AtomicU32,
+    /// 1 while `step` is to be carried out.
+    pub pending: AtomicU32,
+    /// The step under way.
+    pub step: Step,
+}
+
+/// What a piece of work changes, as values and not as differences: carried out twice, it has happened once. Whoever
+/// takes the time lock from a dead process finishes its step.
+#[repr(C)]
+pub struct Step {
+    /// Slot of the process that works.
+    pub slot: AtomicU32,
+    /// Generation of that slot.
+    pub generation: AtomicU32,
+    /// When the work stops.
+    pub time: AtomicU64,
+    /// When the turn ends at the latest.
+    pub turn: AtomicU64,
+    /// Position at which the work stops.
+    pub ran: AtomicU64,
+    /// Number of the run that holds the work.
+    pub run: AtomicU64,
+    /// Begin of that run.
+    pub start: AtomicU64,
+    /// Nanoseconds of work in that run.
+    pub busy: AtomicU64,
+}
+
 /// One GPU.
 #[repr(C)]
 pub struct Gpu {
@@ -90,7 +157,7 @@ pub struct Gpu {
     pub memory: AtomicU64,
     /// Guards the sum of `bytes`.
     pub memory_lock: AtomicU64,
-    /// Guards `runs`, `cuts` and `tail`.
+    /// Guards everything below but `bytes`.
     pub time_lock: AtomicU64,
     /// When the last queued work ends.
     pub tail: AtomicU64,
@@ -100,8 +167,12 @@ pub struct Gpu {
     pub cut_count: AtomicU64,
     /// Bytes held by each slot.
     pub bytes: [AtomicU64; SLOTS],
-    /// Nanoseconds of GPU time ever queued by each slot.
-    pub queued: [AtomicU64; SLOTS],
+    /// Whose turn it is.
+    pub turns: Turns,
+    /// Each slot's work.
+    pub lines: [Line; SLOTS],
+    /// The last stamps that each slot asked for.
+    pub stamps: [[Stamp; STAMPS]; SLOTS],
     /// The last runs.
     pub runs: [Run; RUNS],
     /// The last cuts.
@@ -117,12 +188,31 @@ pub struct Slot {
     pub generation: AtomicU32,
     /// Owner's pid in its own namespace.
     pub pid: AtomicU32,
-    /// Padding, zero.
-    pub reserved: AtomicU32,
+    /// Owner's pid in the node's own namespace; 0 while no process there has seen it.
+    pub host_pid: AtomicU32,
     /// A number that the kernel drew when the owner's program was started.
     pub image: AtomicU64,
     /// Owner's program.
     pub program: Text<104>,
+}
+
+/// How NVML measures utilisation, and what it tells of processes.
+#[repr(C)]
+pub struct Sampling {
+    /// Length of a window, nanoseconds.
+    pub period: AtomicU64,
+    /// How long after its end a window can be read, nanoseconds.
+    pub delay: AtomicU64,
+    /// 1: percents are rounded to the nearest; 0: down.
+    pub nearest: AtomicU32,
+    /// 1: nothing is told of single processes.
+    pub no_processes: AtomicU32,
+    /// 1: pids are always those of the node's own pid namespace; 0: those of the caller's.
+    pub host_pids: AtomicU32,
+    /// Padding, zero.
+    pub reserved: AtomicU32,
+    /// Inode of the node's own pid namespace.
+    pub namespace: AtomicU64,
 }
 
 /// The state of a node.
@@ -140,6 +230,8 @@ pub struct State {
     pub context: AtomicU64,
     /// Wall clock less device clock, nanoseconds, as at creation: makes NVML's time stamps steady.
     pub wall_offset: AtomicU64,
+    /// How NVML measures.
+    pub sampling: Sampling,
     /// One more than the highest slot ever used.
     pub slots_used: AtomicU32,
     /// Padding, zero.

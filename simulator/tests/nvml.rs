@@ -1,9 +1,11 @@
 //! What NVML tells of the processes that use a GPU.
 
+#[macro_use]
 mod support;
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use support::client::{self, Library};
 use support::{Node, Running};
@@ -14,46 +16,168 @@ use support::{Node, Running};
 fn client() {
     match std::env::var("SCRIPT").as_deref() {
         Ok("observe") => observe(),
+        Ok("collect") => collect(),
+        Ok("delay") => delay(),
         Ok(script) => client::run(script),
         Err(_) => {}
     }
 }
 
-/// Prints utilisation, the processes and their samples.
-fn observe() {
-    let nvml = Library::open(c"libnvidia-ml.so.1");
-    let call = |name, device: usize, out: *mut c_void, count: *mut u32| {
-        let address = nvml.address(name).expect("a name of NVML");
-        // SAFETY: the names asked below take a device and two pointers in this order, or ignore the last.
-        let function = unsafe {
-            std::mem::transmute::<*mut c_void, extern "C" fn(usize, *mut c_void, *mut u32, u64) -> u32>(
-                address,
-            )
-        };
-        function(device, out, count, 0)
-    };
-    let mut device = 0_usize;
-    call(c"nvmlInit_v2", 0, std::ptr::null_mut(), std::ptr::null_mut());
-    call(c"nvmlDeviceGetHandleByIndex_v2", 0, (&raw mut device).cast(), std::ptr::null_mut());
-    let mut rates = [0_u32; 2];
-    call(c"nvmlDeviceGetUtilizationRates", device, (&raw mut rates).cast(), std::ptr::null_mut());
-    println!("utilisation: {}", rates[0]);
-    let (mut entries, mut count) = ([0_u64; 16], 8_u32);
-    let code = call(
-        c"nvmlDeviceGetComputeRunningProcesses",
-        device,
-        (&raw mut count).cast(),
-        (&raw mut entries).cast::<u32>(),
-    );
-    println!("processes: {code} {count} {} {}", entries[0], entries[1]);
-    let (mut samples, mut count) = ([0_u32; 8 * 64], 64_u32);
-    let code = call(c"nvmlDeviceGetProcessUtilization", device, (&raw mut samples).cast(), &raw mut count);
-    println!("samples: {code} {} {}", samples[0], samples[4]);
+/// The simulated libnvidia-ml with its first device.
+struct Nvml {
+    library: Library,
+    device: usize,
 }
 
-fn observed(node: &Node) -> [String; 3] {
+/// nvmlProcessUtilizationSample_t.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Sample {
+    pid: u32,
+    time: u64,
+    cores: u32,
+    others: [u32; 3],
+}
+
+/// nvmlProcessUtilizationInfo_v1_t.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Entry {
+    time: u64,
+    pid: u32,
+    cores: u32,
+    others: [u32; 5],
+}
+
+/// nvmlProcessesUtilizationInfo_v1_t.
+#[repr(C)]
+struct Entries {
+    version: u32,
+    count: u32,
+    last_seen: u64,
+    list: *mut Entry,
+}
+
+impl Nvml {
+    fn open() -> Self {
+        let library = Library::open(c"libnvidia-ml.so.1");
+        let mut device = 0;
+        assert_eq!(call!(library, c"nvmlInit_v2",), 0);
+        assert_eq!(call!(library, c"nvmlDeviceGetHandleByIndex_v2", 0 => u32, &mut device => &mut usize), 0);
+        Self { library, device }
+    }
+
+    fn utilisation(&self) -> u32 {
+        let mut rates = [0_u32; 2];
+        call!(
+            self.library, c"nvmlDeviceGetUtilizationRates",
+            self.device => usize, &mut rates => &mut [u32; 2],
+        );
+        rates[0]
+    }
+
+    /// Result and entries: pid and memory.
+    fn processes(&self) -> (u32, Vec<[u64; 2]>) {
+        let (mut entries, mut count) = ([[0_u64; 2]; 8], 8_u32);
+        let code = call!(
+            self.library, c"nvmlDeviceGetComputeRunningProcesses",
+            self.device => usize, &mut count => &mut u32, entries.as_mut_ptr() => *mut [u64; 2],
+        );
+        (code, entries[..count.min(8) as usize].to_vec())
+    }
+
+    fn samples(&self, last_seen: u64) -> (u32, Vec<Sample>) {
+        let (mut samples, mut count) = ([Sample::default(); 64], 64_u32);
+        let code = call!(
+            self.library, c"nvmlDeviceGetProcessUtilization",
+            self.device => usize, samples.as_mut_ptr() => *mut Sample, &mut count => &mut u32, last_seen => u64,
+        );
+        (code, if code == 0 { samples[..count as usize].to_vec() } else { Vec::new() })
+    }
+
+    /// The same by the newer call.
+    fn entries(&self, last_seen: u64, version: u32) -> (u32, Vec<Entry>) {
+        let mut list = [Entry::default(); 64];
+        let mut entries = Entries { version, count: 64, last_seen, list: list.as_mut_ptr() };
+        let code = call!(
+            self.library, c"nvmlDeviceGetProcessesUtilizationInfo",
+            self.device => usize, &mut entries => &mut Entries,
+        );
+        (code, if code == 0 { list[..entries.count as usize].to_vec() } else { Vec::new() })
+    }
+
+    /// Time stamps and percents of the whole GPU.
+    fn device_samples(&self, last_seen: u64) -> Vec<[u64; 2]> {
+        let (mut samples, mut count, mut kind) = ([[0_u64; 2]; 16], 16_u32, 0_u32);
+        let code = call!(
+            self.library, c"nvmlDeviceGetSamples",
+            self.device => usize, 1 => u32, last_seen => u64, &mut kind => &mut u32, &mut count => &mut u32,
+            samples.as_mut_ptr() => *mut [u64; 2],
+        );
+        if code == 0 { samples[..count as usize].to_vec() } else { Vec::new() }
+    }
+}
+
+/// Prints utilisation, the processes and their samples.
+fn observe() {
+    let nvml = Nvml::open();
+    println!("utilisation: {}", nvml.utilisation());
+    let (code, list) = nvml.processes();
+    let first = list.first().copied().unwrap_or_default();
+    println!("processes: {code} {} {} {}", list.len(), first[0], first[1]);
+    let (code, list) = nvml.samples(0);
+    let first = list.first().copied().unwrap_or_default();
+    println!("samples: {code} {} {}", first.pid, first.cores);
+    let (code, same) = nvml.entries(0, 0x0100_0018);
+    let first = same.first().copied().unwrap_or_default();
+    println!("entries: {code} {} {}", first.pid, first.cores);
+    println!("mismatch: {}", nvml.entries(0, 0x0200_0018).0);
+}
+
+/// Reads every sample of 2.5 seconds as it comes; prints the sums of percents, of the whole GPU and by pid.
+fn collect() {
+    let nvml = Nvml::open();
+    let (mut sums, mut whole, mut windows) = (BTreeMap::<u32, u32>::new(), 0, 0);
+    let newest = |samples: &[[u64; 2]]| samples.iter().map(|sample| sample[0]).max().unwrap_or(0);
+    let (mut seen, mut seen_whole) = (newest(&nvml.device_samples(0)), newest(&nvml.device_samples(0)));
+    println!("ready: 1");
+    let end = Instant::now() + Duration::from_millis(2500);
+    while Instant::now() < end {
+        for sample in nvml.samples(seen).1 {
+            *sums.entry(sample.pid).or_default() += sample.cores;
+            seen = seen.max(sample.time);
+        }
+        for [time, percent] in nvml.device_samples(seen_whole) {
+            whole += percent;
+            windows += u32::from(percent > 0);
+            seen_whole = seen_whole.max(time);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    println!("windows: {windows}");
+    println!("whole: {whole}");
+    for (pid, sum) in sums {
+        println!("{pid}: {sum}");
+    }
+}
+
+/// Waits for the next window; tells how long after its end it could be read, milliseconds.
+fn delay() {
+    let nvml = Nvml::open();
+    let last = |seen| nvml.device_samples(seen).last().map(|sample| sample[0]);
+    let before = last(0).unwrap_or(0);
+    let seen = std::iter::repeat_with(|| {
+        std::thread::sleep(Duration::from_millis(1));
+        last(before)
+    });
+    let seen = seen.flatten().next().unwrap_or(0);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("it is after 1970");
+    println!("delay: {}", now.as_millis().saturating_sub(u128::from(seen / 1000)));
+}
+
+fn observed(node: &Node) -> [String; 5] {
     let mut observer = node.run("observe");
-    ["utilisation", "processes", "samples"].map(|key| observer.value(key))
+    ["utilisation", "processes", "samples", "entries", "mismatch"].map(|key| observer.value(key))
 }
 
 #[test]
@@ -63,20 +187,123 @@ fn a_busy_process_is_seen_with_its_pid_memory_and_share() {
     busy.number("free");
     std::thread::sleep(Duration::from_millis(500));
     let pid = busy.pid();
-    let [utilisation, processes, samples] = observed(&node);
+    let [utilisation, processes, samples, entries, mismatch] = observed(&node);
     assert_eq!(utilisation, "100");
+    assert_eq!((samples.as_str(), mismatch.as_str()), (entries.as_str(), "25"));
     assert_eq!(processes, format!("0 1 {pid} {}", (1024 + 64) << 20));
     let expected = samples.split(' ').collect::<Vec<_>>();
     assert_eq!(expected[..2], ["0", &pid.to_string()], "{samples}");
     Running::kill(busy);
-    let [_, processes, _] = observed(&node);
+    let [_, processes, ..] = observed(&node);
     assert!(processes.starts_with("0 0 "), "{processes}");
 }
 
 #[test]
 fn an_idle_gpu_has_no_samples() {
     let node = Node::new(&[]);
-    let [utilisation, _, samples] = observed(&node);
+    let [utilisation, _, samples, entries, _] = observed(&node);
     assert_eq!(utilisation, "0");
-    assert!(samples.starts_with("6 "), "{samples}");
+    assert!(samples.starts_with("6 ") && entries.starts_with("6 "), "{samples} {entries}");
+}
+
+/// What `collect` saw of three processes that kept the GPU busy for 700, 400 and 200 ms: windows with work, sum of the
+/// whole GPU, and of each; percents of a window.
+fn sums_of_three(arguments: &[&str]) -> (u64, u64, [u64; 3]) {
+    let node = Node::new(arguments);
+    let mut collector = node.run("collect");
+    collector.number("ready");
+    let clients: Vec<Running> = [70, 40, 20]
+        .map(|count| node.run(&format!("context\nlaunch busy_10ms {count}\nsleep 4000")))
+        .into_iter()
+        .collect();
+    let windows = collector.number("windows");
+    let whole = collector.number("whole");
+    let mut pids: Vec<u32> = clients.iter().map(Running::pid).collect();
+    pids.sort_unstable();
+    let sums: BTreeMap<u32, u64> =
+        pids.into_iter().map(|pid| (pid, collector.number(&pid.to_string()))).collect();
+    (windows, whole, [0, 1, 2].map(|index| sums[&clients[index].pid()]))
+}
+
+#[test]
+fn samples_add_up_to_the_time_that_was_worked() {
+    for (arguments, period) in [
+        (&["--device", "slices"][..], 1000.0 / 6.0),
+        (&["--device", "fifo"], 1000.0 / 6.0),
+        (&["--device", "slices", "--sample-period", "100", "--sample-rounding", "nearest"], 100.0),
+    ] {
+        let (windows, whole, sums) = sums_of_three(arguments);
+        let percents = |ms: f64| ms * 100.0 / period;
+        let near = arguments.contains(&"nearest");
+        let fits = |sum: u64, ms: f64| {
+            let wrong = sum as f64 - percents(ms);
+            // Each window with work loses less than a percent, or at most half of one either way.
+            let most = windows as f64;
+            if near { wrong.abs() <= most / 2.0 } else { (-most..=0.01).contains(&wrong) }
+        };
+        assert!(fits(whole, 1300.0), "{arguments:?}: {whole} in {windows} windows");
+        for (sum, ms) in sums.into_iter().zip([700.0, 400.0, 200.0]) {
+            assert!(fits(sum, ms), "{arguments:?}: {sum} in {windows} windows for {ms} ms");
+        }
+        let parts: u64 = sums.iter().sum();
+        assert!(parts.abs_diff(whole) <= 2 * windows, "{arguments:?}: {sums:?} of {whole}");
+    }
+}
+
+#[test]
+fn a_window_can_be_read_after_its_delay() {
+    for (delay, late) in [("0", 0..40), ("150", 150..190)] {
+        let node = Node::new(&["--sample-period", "200", "--sample-delay", delay]);
+        let told = node.run("delay").number("delay");
+        assert!(late.contains(&told), "{told} ms after the end, with a delay of {delay} ms");
+    }
+}
+
+#[test]
+fn percents_are_rounded_as_the_node_was_made() {
+    for (rounding, want) in [("down", "0"), ("nearest", "1")] {
+        let node = Node::new(&["--sample-period", "1500", "--sample-rounding", rounding]);
+        let mut busy = node.run("context\nlaunch busy_10ms 1\nfree\nsleep 60000");
+        busy.number("free");
+        std::thread::sleep(Duration::from_millis(1510));
+        let pid = busy.pid();
+        let [_, _, samples, ..] = observed(&node);
+        assert_eq!(samples, format!("0 {pid} {want}"), "rounded {rounding}");
+    }
+}
+
+#[test]
+fn the_time_of_a_dead_process_counts_and_its_pid_is_gone() {
+    for device in ["fifo", "slices"] {
+        let node = Node::new(&["--device", device, "--sample-period", "1000"]);
+        // At the begin of a window.
+        node.run("delay").number("delay");
+        let mut busy = node.run("context\nlaunch busy_50ms 100\nfree\nsleep 60000");
+        busy.number("free");
+        std::thread::sleep(Duration::from_millis(400));
+        busy.kill();
+        observed(&node);
+        node.run("delay").number("delay");
+        let [utilisation, _, samples, ..] = observed(&node);
+        let percent: u32 = utilisation.parse().expect("a number");
+        assert!((25..=60).contains(&percent), "{percent} % of a second for 400 ms, {device}");
+        assert!(samples.starts_with("6 "), "{samples}, {device}");
+    }
+}
+
+#[test]
+fn nvml_tells_what_the_node_was_made_to_tell() {
+    let node = Node::new(&["--nvml", "no-processes"]);
+    let mut busy = node.run("context\nlaunch busy_50ms 20\nfree\nsleep 60000");
+    busy.number("free");
+    std::thread::sleep(Duration::from_millis(400));
+    let [utilisation, processes, samples, entries, _] = observed(&node);
+    assert_eq!(utilisation, "100");
+    assert!(
+        [&processes, &samples, &entries].iter().all(|told| told.starts_with("3 ")),
+        "{processes} {samples}"
+    );
+    let node = Node::new(&["--nvml", "absent"]);
+    assert!(!node.path("driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1").exists());
+    assert_eq!(node.run("context").number("context"), 0);
 }

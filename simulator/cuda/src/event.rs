@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use gpushare_simulator::timeline::submit;
+use gpushare_simulator::clock;
+use gpushare_simulator::timeline::{Stamp, stamp};
 
 use crate::abi::{Code, Handle, Out, Result};
 use crate::capture::Capturing;
@@ -16,7 +17,7 @@ use crate::work::Work;
 enum Moment {
     #[default]
     Never,
-    At(i32, Tail),
+    At(i32, Stamp, Tail),
     /// Inside a capture: joins another stream to it.
     Captured(Capturing),
 }
@@ -55,9 +56,11 @@ impl Event {
     pub fn record(&self, driver: &Driver, stream: &Stream) -> Result {
         let gpu = driver.gpu(stream.context.ordinal)?;
         let mut tail = locked(&stream.tail);
-        tail.mark = submit(gpu, &driver.session, 0, tail.floor);
+        let asked = &driver.queue(stream.context.ordinal)?.asked;
+        let stamp = stamp(gpu, &driver.session, asked, tail.floor);
+        tail.mark = stamp.mark;
         *locked(&stream.context.last) = tail.mark;
-        *locked(&self.moment) = Moment::At(stream.context.ordinal, *tail);
+        *locked(&self.moment) = Moment::At(stream.context.ordinal, stamp, *tail);
         Ok(())
     }
 
@@ -65,13 +68,17 @@ impl Event {
     pub fn hold(&self, driver: &Driver, stream: &Stream) -> Result {
         // Copied out first: recording takes the two locks in the other order.
         let found = match &*locked(&self.moment) {
-            Moment::At(ordinal, moment) => Some((*ordinal, *moment)),
+            Moment::At(ordinal, _, moment) => Some((*ordinal, *moment)),
             Moment::Never | Moment::Captured(_) => None,
         };
-        if let Some((ordinal, moment)) = found {
-            let end = moment.end(driver.gpu(ordinal)?);
+        let Some((ordinal, moment)) = found else { return Ok(()) };
+        let gpu = driver.gpu(ordinal)?;
+        if let Some(end) = moment.end(gpu) {
             let mut tail = locked(&stream.tail);
             tail.floor = tail.floor.max(end);
+        } else if ordinal != stream.context.ordinal {
+            // On one slicing GPU a process's work keeps its order anyway; of two, neither knows the other's future.
+            moment.wait(gpu, &driver.session);
         }
         Ok(())
     }
@@ -80,9 +87,20 @@ impl Event {
     fn tail(&self) -> Result<Option<(i32, Tail)>> {
         match &*locked(&self.moment) {
             Moment::Never => Ok(None),
-            Moment::At(ordinal, tail) => Ok(Some((*ordinal, *tail))),
+            Moment::At(ordinal, _, tail) => Ok(Some((*ordinal, *tail))),
             Moment::Captured(_) => Err(Code::CAPTURED_EVENT),
         }
+    }
+
+    /// When the GPU came to the event.
+    fn time(&self, driver: &Driver) -> Result<u64> {
+        let (ordinal, stamp, tail) = match &*locked(&self.moment) {
+            Moment::Never => return Err(Code::INVALID_HANDLE),
+            Moment::At(ordinal, stamp, tail) => (*ordinal, stamp.clone(), *tail),
+            Moment::Captured(_) => return Err(Code::CAPTURED_EVENT),
+        };
+        let time = stamp.time(driver.gpu(ordinal)?, &driver.session, &driver.queue(ordinal)?.asked);
+        time.map(|time| time.max(tail.floor)).filter(|time| *time <= clock::now()).ok_or(Code::NOT_READY)
     }
 }
 
@@ -137,12 +155,7 @@ fn elapsed(out: Out<f32>, start: Handle, end: Handle) -> Result {
     if (start.flags | end.flags) & DISABLE_TIMING != 0 {
         return Err(Code::INVALID_HANDLE);
     }
-    let moment = |event: &Event| -> Result<u64> {
-        let (ordinal, tail) = event.tail()?.ok_or(Code::INVALID_HANDLE)?;
-        let gpu = driver.gpu(ordinal)?;
-        if tail.done(gpu) { Ok(tail.end(gpu)) } else { Err(Code::NOT_READY) }
-    };
-    let (from, to) = (moment(&start)?, moment(&end)?);
+    let (from, to) = (start.time(driver)?, end.time(driver)?);
     let milliseconds = |ns: u64| std::time::Duration::from_nanos(ns).as_secs_f32() * 1000.0;
     out.set(if to >= from { milliseconds(to - from) } else { -milliseconds(from - to) })
 }
@@ -178,7 +191,7 @@ exports! {
     fn cuEventQuery(handle: Handle) {
         let driver = driver()?;
         match driver.events.get(handle)?.tail()? {
-            Some((ordinal, tail)) if !tail.done(driver.gpu(ordinal)?) => Err(Code::NOT_READY),
+            Some((ordinal, tail)) if !tail.done(driver.gpu(ordinal)?, &driver.session) => Err(Code::NOT_READY),
             _ => Ok(()),
         }
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use gpushare_simulator::session::Session;
 use gpushare_simulator::state::Gpu;
-use gpushare_simulator::timeline::Mark;
+use gpushare_simulator::timeline::{Asked, Mark};
 
 use crate::abi::{Code, Handle, In, Out, Result, bytes_at};
 use crate::driver::{Driver, driver, locked};
@@ -103,6 +103,8 @@ fn read_extra(extra: In<usize>) -> Result<Arc<[u8]>> {
 #[derive(Default)]
 pub struct Queue {
     marks: Mutex<VecDeque<Mark>>,
+    /// Events whose moment is not known.
+    pub asked: Asked,
 }
 
 impl Queue {
@@ -112,7 +114,7 @@ impl Queue {
         if marks.len() < DEPTH {
             return;
         }
-        while marks.front().is_some_and(|mark| mark.done(gpu)) {
+        while marks.front().is_some_and(|mark| mark.done(gpu, session)) {
             marks.pop_front();
         }
         if marks.len() >= DEPTH

@@ -28,14 +28,14 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// When everything has ended.
-    pub fn end(&self, gpu: &Gpu) -> u64 {
-        self.mark.end(gpu).max(self.floor)
+    /// When everything has ended, where that is known before.
+    pub fn end(&self, gpu: &Gpu) -> Option<u64> {
+        Some(self.mark.end(gpu)?.max(self.floor))
     }
 
     /// Whether everything has ended.
-    pub fn done(&self, gpu: &Gpu) -> bool {
-        self.mark.done(gpu) && self.floor <= clock::now()
+    pub fn done(&self, gpu: &Gpu, session: &Session) -> bool {
+        self.mark.done(gpu, session) && self.floor <= clock::now()
     }
 
     /// Waits until everything has ended.
@@ -199,7 +199,7 @@ exports! {
         if stream.captured.load(Ordering::Acquire) {
             return Err(driver.captures.spoil(&stream));
         }
-        let done = stream.end().done(driver.gpu(stream.context.ordinal)?) && stream.pending.done();
+        let done = stream.end().done(driver.gpu(stream.context.ordinal)?, &driver.session) && stream.pending.done();
         if done { Ok(()) } else { Err(Code::NOT_READY) }
     }
 

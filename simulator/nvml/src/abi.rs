@@ -21,6 +21,7 @@ impl Code {
     pub const DRIVER_NOT_LOADED: Self = Self(9);
     pub const TIMEOUT: Self = Self(10);
     pub const ARGUMENT_VERSION_MISMATCH: Self = Self(25);
+    pub const UNKNOWN: Self = Self(999);
 }
 
 /// The words of nvmlErrorString.
@@ -89,6 +90,11 @@ impl<T> Out<T> {
     /// Whether the caller gave null.
     pub fn is_null(self) -> bool {
         self.0.is_null()
+    }
+
+    /// The place at an address that the caller wrote into a structure.
+    pub fn from_address(address: usize) -> Self {
+        Self(std::ptr::with_exposed_provenance_mut(address))
     }
 
     /// The place `bytes` further, for a value of another type.

@@ -2,11 +2,11 @@
 
 use crate::abi::{Code, Handle, Out, set_text};
 use crate::node::{gpu, model_of};
-use crate::process::utilisation;
+use crate::samples::utilisation;
 
 fn milliwatts(device: Handle) -> crate::abi::Result<u32> {
     let limit = model_of(device)?.power * 1000;
-    Ok(limit / 8 + limit / 100 * utilisation(gpu(device)?) * 3 / 4)
+    Ok(limit / 8 + limit / 100 * utilisation(gpu(device)?)? * 3 / 4)
 }
 
 /// Clock domains: graphics, multiprocessors, memory, video.
@@ -70,7 +70,7 @@ exports! {
         if sensor != 0 {
             return Err(Code::INVALID_ARGUMENT);
         }
-        out.set(33 + utilisation(gpu(device)?) / 3)
+        out.set(33 + utilisation(gpu(device)?)? / 3)
     }
 
     fn nvmlDeviceGetTemperatureThreshold(device: Handle, kind: u32, out: Out<u32>) {
@@ -131,7 +131,7 @@ exports! {
 
     fn nvmlDeviceGetCurrentClocksThrottleReasons also nvmlDeviceGetCurrentClocksEventReasons
     (device: Handle, out: Out<u64>) {
-        out.set(u64::from(utilisation(gpu(device)?) == 0))
+        out.set(u64::from(utilisation(gpu(device)?)? == 0))
     }
 
     fn nvmlDeviceGetSupportedClocksThrottleReasons also nvmlDeviceGetSupportedClocksEventReasons
@@ -182,7 +182,7 @@ exports! {
     }
 
     fn nvmlDeviceGetPcieThroughput(device: Handle, _counter: u32, out: Out<u32>) {
-        out.set(utilisation(gpu(device)?) * 1000)
+        out.set(utilisation(gpu(device)?)? * 1000)
     }
 
     fn nvmlDeviceGetVbiosVersion(device: Handle, out: Out<u8>, length: u32) {

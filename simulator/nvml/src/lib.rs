@@ -17,6 +17,7 @@ mod device;
 mod memory;
 mod node;
 mod process;
+mod samples;
 mod system;
 mod table;
 

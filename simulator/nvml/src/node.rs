@@ -5,7 +5,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use gpushare_simulator::model::{self, Model};
 use gpushare_simulator::place::Place;
-use gpushare_simulator::session::Reader;
+use gpushare_simulator::session::{Reader, Session};
 use gpushare_simulator::state::Gpu;
 
 use crate::abi::{Code, Handle, Result};
@@ -21,6 +21,21 @@ pub struct Node {
 static USERS: AtomicU32 = AtomicU32::new(0);
 static NODE: OnceLock<Node> = OnceLock::new();
 static STARTING: Mutex<()> = Mutex::new(());
+/// Our own slot, by the pid that it is of: a forked child needs one of its own.
+static SESSION: Mutex<Option<(u32, &'static Session)>> = Mutex::new(None);
+
+/// A slot at the node: what asks a GPU for its work must let it come to now, and takes a lock for that.
+pub fn session() -> Result<&'static Session> {
+    let mut known = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
+    let pid = std::process::id();
+    if let Some((_, session)) = known.filter(|(owner, _)| *owner == pid) {
+        return Ok(session);
+    }
+    let session = Session::open(node()?.reader.shared()).map_err(|_| Code::UNKNOWN)?;
+    let session: &'static Session = Box::leak(Box::new(session));
+    *known = Some((pid, session));
+    Ok(session)
+}
 
 /// The node, between nvmlInit and nvmlShutdown.
 pub fn node() -> Result<&'static Node> {

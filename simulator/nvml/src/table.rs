@@ -51,6 +51,7 @@ extern "C" fn handle_by_index(index: u32, out: Out<Handle>) -> u32 {
 const STRIDE: usize = 4128;
 
 fn list(device: Handle, count: Out<u32>, out: Out<u8>) -> Result {
+    node()?.tells_processes()?;
     let users = node()?.users(gpu(device)?);
     let room = count.get()? as usize;
     count.set(u32::try_from(users.len()).unwrap_or(u32::MAX))?;

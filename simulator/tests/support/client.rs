@@ -1,9 +1,11 @@
 //! The client: a small CUDA and NVML program that loads the driver at run time.
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::time::{Duration, Instant};
 
 /// Calls a function of an open library by name; its form is that of CUDA's or NVML's documentation.
+#[macro_export]
 macro_rules! call {
     ($library:expr, $name:expr, $($value:expr => $kind:ty),* $(,)?) => {{
         let address = $library.address($name).expect("a name of the library");
@@ -39,7 +41,9 @@ const PTX: &CStr = c"
 .target sm_80
 .address_size 64
 .visible .entry busy_1ms() { ret; }
+.visible .entry busy_10ms() { ret; }
 .visible .entry busy_50ms() { ret; }
+.visible .entry plain() { ret; }
 .visible .entry write(.param .u64 p, .param .u32 v) {
   .reg .b64 %rd<5>;
   .reg .b32 %r<5>;
@@ -63,12 +67,14 @@ struct Client {
     cuda: Library,
     module: usize,
     started: Instant,
+    /// Events by name.
+    events: BTreeMap<String, usize>,
 }
 
 /// Runs the steps of `script`, one per line.
 pub fn run(script: &str) {
     let cuda = Library::open(c"libcuda.so.1");
-    let mut client = Client { cuda, module: 0, started: Instant::now() };
+    let mut client = Client { cuda, module: 0, started: Instant::now(), events: BTreeMap::new() };
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
         client.step(&line.split(' ').collect::<Vec<_>>());
     }
@@ -104,6 +110,9 @@ impl Client {
             ["elapsed"] => println!("elapsed: {}", self.started.elapsed().as_millis()),
             ["launch", name, count] => (0..number(count)).for_each(|_| self.launch(name, &mut [])),
             ["synchronize"] => println!("synchronize: {}", call!(self.cuda, c"cuCtxSynchronize",)),
+            ["event", name] => self.record(name),
+            ["between", begin, end] => println!("between: {}", self.between(begin, end)),
+            ["keep", name, milliseconds] => self.keep(name, number(milliseconds)),
             ["sleep", milliseconds] => std::thread::sleep(Duration::from_millis(number(milliseconds))),
             ["symbol", name] => {
                 let name = CString::new(*name).expect("a name");
@@ -155,6 +164,40 @@ impl Client {
 
     fn launch(&self, name: &str, parameters: &mut [*mut c_void]) {
         assert_eq!(self.submit(name, parameters), 0, "launch of {name}");
+    }
+
+    /// Records an event of this name.
+    fn record(&mut self, name: &str) {
+        let mut event = self.events.get(name).copied().unwrap_or(0);
+        if event == 0 {
+            assert_eq!(call!(self.cuda, c"cuEventCreate", &mut event => &mut usize, 0 => u32), 0);
+            self.events.insert(name.to_owned(), event);
+        }
+        assert_eq!(call!(self.cuda, c"cuEventRecord", event => usize, 0 => usize), 0);
+    }
+
+    /// Microseconds between two recorded events.
+    fn between(&self, begin: &str, end: &str) -> f32 {
+        let mut milliseconds = 0.0;
+        let (begin, end) = (self.events[begin], self.events[end]);
+        assert_eq!(call!(self.cuda, c"cuEventSynchronize", end => usize), 0);
+        let code = call!(
+            self.cuda, c"cuEventElapsedTime", &mut milliseconds => &mut f32, begin => usize, end => usize,
+        );
+        assert_eq!(code, 0, "both events have come");
+        (milliseconds * 1000.0_f32).round()
+    }
+
+    /// Launches and waits, again and again for this long; says how often.
+    fn keep(&self, name: &str, milliseconds: u64) {
+        let end = Instant::now() + Duration::from_millis(milliseconds);
+        let mut count = 0;
+        while Instant::now() < end {
+            self.launch(name, &mut []);
+            call!(self.cuda, c"cuCtxSynchronize",);
+            count += 1;
+        }
+        println!("keep: {count}");
     }
 
     fn submit(&self, name: &str, parameters: &mut [*mut c_void]) -> u32 {

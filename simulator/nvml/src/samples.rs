@@ -1,0 +1,217 @@
+//! How much of a GPU's time was used: whole windows of fixed length, as the node was made with, in whole percents.
+
+use std::sync::atomic::Ordering;
+
+use gpushare_simulator::clock;
+use gpushare_simulator::lock::Owner;
+use gpushare_simulator::state::{Gpu, Sampling};
+use gpushare_simulator::timeline::{Busy, busy};
+
+use crate::abi::{Code, Handle, Out, Result};
+use crate::node::{Node, gpu, node, session};
+
+/// Samples are kept for this many windows.
+const KEPT: u64 = 6;
+
+/// A window that can be read.
+struct Window {
+    /// Its length, nanoseconds.
+    length: u64,
+    /// Whether percents are rounded to the nearest, and not down.
+    nearest: bool,
+    /// Its end, nanoseconds of the device clock.
+    end: u64,
+    /// Its end, microseconds since 1970.
+    time: u64,
+}
+
+/// The last windows that can be read, the newest last.
+fn windows(node: &Node) -> impl Iterator<Item = Window> {
+    let Sampling { period, delay, nearest, .. } = &node.reader.state.sampling;
+    let length = period.load(Ordering::Relaxed).max(1);
+    let nearest = nearest.load(Ordering::Relaxed) != 0;
+    let offset = node.reader.state.wall_offset.load(Ordering::Relaxed);
+    let count = clock::now().saturating_sub(delay.load(Ordering::Relaxed)) / length;
+    (count.saturating_sub(KEPT)..count).map(move |index| {
+        let end = (index + 1) * length;
+        Window { length, nearest, end, time: (end + offset) / 1000 }
+    })
+}
+
+impl Window {
+    fn percent(&self, time: u64) -> u32 {
+        let half = if self.nearest { self.length / 2 } else { 0 };
+        u32::try_from((time * 100 + half) / self.length).unwrap_or(100).min(100)
+    }
+
+    /// What each process used.
+    fn busy(&self, gpu: &Gpu) -> Result<Vec<Busy>> {
+        Ok(busy(gpu, session()?, self.end - self.length, self.end))
+    }
+
+    /// What all used, those that have died since among them.
+    fn utilisation(&self, gpu: &Gpu) -> Result<u32> {
+        Ok(self.percent(self.busy(gpu)?.iter().map(|one| one.time).sum()))
+    }
+}
+
+/// Percent of the last whole window in which the GPU worked.
+pub fn utilisation(gpu: &Gpu) -> Result<u32> {
+    session()?.sweep();
+    windows(node()?).last().map_or(Ok(0), |window| window.utilisation(gpu))
+}
+
+impl Node {
+    /// Refuses what tells of single processes, where the node was made so.
+    pub fn tells_processes(&self) -> Result {
+        let refused = self.reader.state.sampling.no_processes.load(Ordering::Relaxed) != 0;
+        if refused { Err(Code::NOT_SUPPORTED) } else { Ok(()) }
+    }
+
+    fn pid(&self, owner: Owner) -> Option<u32> {
+        let slot = self.reader.state.slots.get(owner.slot as usize)?;
+        let same = slot.generation.load(Ordering::Acquire) == owner.generation;
+        same.then(|| self.reader.told_pid(owner.slot as usize)).flatten()
+    }
+}
+
+/// A process's share of one window.
+struct Share {
+    pid: u32,
+    time: u64,
+    cores: u32,
+}
+
+/// A share for every process that worked in a window which ended after `last_seen`, in microseconds since 1970. One
+/// that did not work has none, and neither has a dead one.
+fn shares(device: Handle, last_seen: u64) -> Result<Vec<Share>> {
+    let (node, gpu) = (node()?, gpu(device)?);
+    node.tells_processes()?;
+    session()?.sweep();
+    node.reader.note_pids();
+    let mut all = Vec::new();
+    for window in windows(node).filter(|window| window.time > last_seen) {
+        for one in window.busy(gpu)? {
+            let Some(pid) = node.pid(one.owner) else { continue };
+            all.push(Share { pid, time: window.time, cores: window.percent(one.time) });
+        }
+    }
+    Ok(all)
+}
+
+/// Writes the shares by NVML's protocol of two calls.
+fn list(
+    device: Handle,
+    last_seen: u64,
+    count: Out<u32>,
+    no_room: bool,
+    write: impl Fn(usize, &Share) -> Result,
+) -> Result {
+    let room = count.get()? as usize;
+    let found = shares(device, last_seen)?;
+    count.set(u32::try_from(found.len()).unwrap_or(u32::MAX))?;
+    if found.is_empty() {
+        return Err(Code::NOT_FOUND);
+    }
+    if no_room || room < found.len() {
+        return Err(Code::INSUFFICIENT_SIZE);
+    }
+    found.iter().enumerate().try_for_each(|(index, share)| write(index, share))
+}
+
+/// nvmlProcessUtilizationSample_t.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Sample {
+    pid: u32,
+    reserved: u32,
+    time: u64,
+    cores: u32,
+    memory: u32,
+    encoder: u32,
+    decoder: u32,
+}
+
+/// nvmlProcessUtilizationInfo_v1_t.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Entry {
+    time: u64,
+    pid: u32,
+    cores: u32,
+    memory: u32,
+    encoder: u32,
+    decoder: u32,
+    jpeg: u32,
+    flow: u32,
+}
+
+/// nvmlProcessesUtilizationInfo_v1_t.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Entries {
+    version: u32,
+    count: u32,
+    last_seen: u64,
+    list: usize,
+}
+
+const ENTRIES_V1: u32 = 0x0100_0018;
+
+/// Samples of the whole GPU: type 1 is the multiprocessors, 2 the memory.
+fn device_samples(device: Handle, kind: u32, last_seen: u64) -> Result<Vec<[u64; 2]>> {
+    let gpu = gpu(device)?;
+    if !matches!(kind, 1 | 2) {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    session()?.sweep();
+    let new = windows(node()?).filter(|window| window.time > last_seen);
+    new.map(|window| {
+        let cores = window.utilisation(gpu)?;
+        Ok([window.time, u64::from(if kind == 1 { cores } else { cores / 4 })])
+    })
+    .collect()
+}
+
+exports! {
+    fn nvmlDeviceGetUtilizationRates(device: Handle, out: Out<[u32; 2]>) {
+        let cores = utilisation(gpu(device)?)?;
+        out.set([cores, cores / 4])
+    }
+
+    fn nvmlDeviceGetProcessUtilization(device: Handle, out: Out<Sample>, count: Out<u32>, last_seen: u64) {
+        list(device, last_seen, count, out.is_null(), |index, share| {
+            let Share { pid, time, cores } = *share;
+            out.set_at(index, Sample { pid, reserved: 0, time, cores, memory: cores / 4, encoder: 0, decoder: 0 })
+        })
+    }
+
+    fn nvmlDeviceGetProcessesUtilizationInfo(device: Handle, entries: Out<Entries>) {
+        let Entries { version, last_seen, list: address, .. } = entries.get()?;
+        if version != ENTRIES_V1 {
+            return Err(Code::ARGUMENT_VERSION_MISMATCH);
+        }
+        let out: Out<Entry> = Out::from_address(address);
+        list(device, last_seen, entries.offset(4), out.is_null(), |index, share| {
+            let Share { pid, time, cores } = *share;
+            let memory = cores / 4;
+            out.set_at(index, Entry { time, pid, cores, memory, encoder: 0, decoder: 0, jpeg: 0, flow: 0 })
+        })
+    }
+
+    fn nvmlDeviceGetSamples(
+        device: Handle, kind: u32, last_seen: u64, value_type: Out<u32>, count: Out<u32>, out: Out<[u64; 2]>,
+    ) {
+        let found = device_samples(device, kind, last_seen)?;
+        value_type.set(1)?;
+        let room = count.get()? as usize;
+        if out.is_null() {
+            return count.set(u32::try_from(KEPT).unwrap_or(0));
+        }
+        count.set(u32::try_from(found.len().min(room)).unwrap_or(0))?;
+        if found.is_empty() {
+            return Err(Code::NOT_FOUND);
+        }
+        found.into_iter().take(room).enumerate().try_for_each(|(index, sample)| out.set_at(index, sample))
+    }
+}

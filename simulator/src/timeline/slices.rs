@@ -1,0 +1,409 @@
+//! A GPU that slices: the processes with work take turns, and a kernel is cut where its turn ends.
+//!
+//! A process's work is a line of nanoseconds of GPU time, in the order of submission. How far the GPU has come on it is
+//! written down whenever somebody asks, from the last time to now. No end is known at submission.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::runs::{extensible, run};
+use crate::clock;
+use crate::lock::Owner;
+use crate::session::Session;
+use crate::state::{Gpu, Line, SLOTS, STAMPS, Stamp};
+
+/// A place on a process's line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    owner: Owner,
+    position: u64,
+}
+
+/// A moment that the GPU stamps: 0 until it came there.
+pub type Moment = Arc<AtomicU64>;
+
+/// The moments that this process has asked one GPU for and does not know yet, in the order of its line.
+#[derive(Default)]
+pub struct Asked(Mutex<VecDeque<Moment>>);
+
+fn line(gpu: &Gpu, slot: u32) -> &Line {
+    &gpu.lines[slot as usize % SLOTS]
+}
+
+fn stamp(gpu: &Gpu, slot: u32, number: u64) -> &Stamp {
+    &gpu.stamps[slot as usize % SLOTS][usize::try_from(number).unwrap_or(0) % STAMPS]
+}
+
+impl Line {
+    fn left(&self) -> u64 {
+        self.queued.load(Ordering::Acquire).saturating_sub(self.ran.load(Ordering::Acquire))
+    }
+
+    /// Drops what has not run.
+    fn drop_rest(&self) {
+        self.queued.store(self.ran.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.asked.store(self.given.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+/// Queues `length` nanoseconds.
+pub fn submit(gpu: &Gpu, session: &Session, length: u64) -> Place {
+    let _guard = session.lock(&gpu.time_lock);
+    advance(gpu, session);
+    place(gpu, session.owner, length)
+}
+
+/// Adds to the owner's line. The caller holds the time lock and has let the GPU come to now.
+fn place(gpu: &Gpu, owner: Owner, length: u64) -> Place {
+    let line = line(gpu, owner.slot);
+    if line.generation.load(Ordering::Relaxed) != owner.generation {
+        line.drop_rest();
+        line.generation.store(owner.generation, Ordering::Release);
+    }
+    let position = line.queued.load(Ordering::Relaxed).saturating_add(length);
+    line.queued.store(position, Ordering::Release);
+    Place { owner, position }
+}
+
+/// Drops what a dead process has queued and not got. The caller holds the time lock.
+pub fn cancel(gpu: &Gpu, session: &Session, dead: Owner) {
+    advance(gpu, session);
+    let line = line(gpu, dead.slot);
+    if line.generation.load(Ordering::Relaxed) == dead.generation {
+        line.drop_rest();
+    }
+}
+
+/// Lets the GPU work until now. The caller holds the time lock.
+pub fn advance(gpu: &Gpu, session: &Session) {
+    advance_to(gpu, session.state().used_slots(), clock::now());
+}
+
+fn advance_to(gpu: &Gpu, used: usize, now: u64) {
+    let turns = &gpu.turns;
+    if turns.pending.load(Ordering::Acquire) != 0 {
+        carry_out(gpu);
+    }
+    let mut time = turns.time.load(Ordering::Relaxed);
+    while time < now {
+        let Some((slot, end)) = turn(gpu, used, time) else { break };
+        let length = line(gpu, slot).left().min(end - time).min(now - time);
+        time += length;
+        write_down(gpu, slot, length, time, end);
+        carry_out(gpu);
+    }
+    turns.time.fetch_max(now, Ordering::Release);
+}
+
+/// Slot and end of the turn at `time`: the old one, or that of the next process with work.
+fn turn(gpu: &Gpu, used: usize, time: u64) -> Option<(u32, u64)> {
+    let turns = &gpu.turns;
+    let (holder, end) = (turns.holder.load(Ordering::Relaxed), turns.end.load(Ordering::Relaxed));
+    if time < end && line(gpu, holder).left() > 0 {
+        return Some((holder, end));
+    }
+    let next = after(holder, used).find(|&slot| line(gpu, slot).left() > 0)?;
+    Some((next, time.saturating_add(turns.slice.load(Ordering::Relaxed).max(1))))
+}
+
+/// All slots in the order of turns, `holder` the last.
+fn after(holder: u32, used: usize) -> impl Iterator<Item = u32> {
+    let used = u32::try_from(used).unwrap_or(u32::MAX);
+    (holder.saturating_add(1)..used).chain(0..holder.saturating_add(1).min(used))
+}
+
+/// Writes down that `slot` works for `length` until `time` in a turn that ends at `turn`.
+fn write_down(gpu: &Gpu, slot: u32, length: u64, time: u64, turn: u64) {
+    let line = line(gpu, slot);
+    let owner = Owner { slot, generation: line.generation.load(Ordering::Relaxed) };
+    let begin = time - length;
+    let (index, start, busy) = match extensible(gpu, owner, begin, time) {
+        Some(index) => {
+            let last = run(gpu, index);
+            (index, last.start.load(Ordering::Relaxed), last.busy.load(Ordering::Relaxed) + length)
+        }
+        None => (gpu.run_count.load(Ordering::Relaxed), begin, length),
+    };
+    let step = &gpu.turns.step;
+    step.slot.store(slot, Ordering::Relaxed);
+    step.generation.store(owner.generation, Ordering::Relaxed);
+    step.time.store(time, Ordering::Relaxed);
+    step.turn.store(turn, Ordering::Relaxed);
+    step.ran.store(line.ran.load(Ordering::Relaxed) + length, Ordering::Relaxed);
+    step.run.store(index, Ordering::Relaxed);
+    step.start.store(start, Ordering::Relaxed);
+    step.busy.store(busy, Ordering::Relaxed);
+    gpu.turns.pending.store(1, Ordering::Release);
+}
+
+/// Does what is written down.
+fn carry_out(gpu: &Gpu) {
+    let (turns, step) = (&gpu.turns, &gpu.turns.step);
+    let (slot, time) = (step.slot.load(Ordering::Relaxed), step.time.load(Ordering::Relaxed));
+    let ran = step.ran.load(Ordering::Relaxed);
+    give_stamps(gpu, slot, ran, time);
+    line(gpu, slot).ran.store(ran, Ordering::Release);
+    let index = step.run.load(Ordering::Relaxed);
+    let run = run(gpu, index);
+    run.start.store(step.start.load(Ordering::Relaxed), Ordering::Relaxed);
+    run.end.store(time, Ordering::Relaxed);
+    run.busy.store(step.busy.load(Ordering::Relaxed), Ordering::Relaxed);
+    run.slot.store(slot, Ordering::Relaxed);
+    run.generation.store(step.generation.load(Ordering::Relaxed), Ordering::Relaxed);
+    gpu.run_count.fetch_max(index + 1, Ordering::Release);
+    turns.holder.store(slot, Ordering::Relaxed);
+    turns.end.store(step.turn.load(Ordering::Relaxed), Ordering::Relaxed);
+    turns.time.store(time, Ordering::Release);
+    turns.pending.store(0, Ordering::Release);
+}
+
+/// Stamps the places up to `ran`, where the GPU came at `time`.
+fn give_stamps(gpu: &Gpu, slot: u32, ran: u64, time: u64) {
+    let line = line(gpu, slot);
+    let asked = line.asked.load(Ordering::Relaxed);
+    let mut given = line.given.load(Ordering::Relaxed);
+    while given < asked {
+        let stamp = stamp(gpu, slot, given);
+        let Some(before) = ran.checked_sub(stamp.position.load(Ordering::Relaxed)) else { return };
+        stamp.time.store(time - before, Ordering::Relaxed);
+        given += 1;
+        line.given.store(given, Ordering::Release);
+    }
+}
+
+impl Place {
+    fn line<'gpu>(&self, gpu: &'gpu Gpu) -> &'gpu Line {
+        line(gpu, self.owner.slot)
+    }
+
+    /// Nanoseconds of work before the place; none once its process is dead and forgotten.
+    fn before(&self, gpu: &Gpu) -> u64 {
+        let line = self.line(gpu);
+        if line.generation.load(Ordering::Acquire) != self.owner.generation {
+            return 0;
+        }
+        self.position
+            .min(line.queued.load(Ordering::Acquire))
+            .saturating_sub(line.ran.load(Ordering::Acquire))
+    }
+
+    /// Whether the GPU came there.
+    pub fn passed(&self, gpu: &Gpu, session: &Session) -> bool {
+        let before = self.before(gpu);
+        if before == 0 {
+            return true;
+        }
+        // Since it was last asked, the GPU has worked for no longer than has passed.
+        if clock::now().saturating_sub(gpu.turns.time.load(Ordering::Acquire)) < before {
+            return false;
+        }
+        let _guard = session.lock(&gpu.time_lock);
+        advance(gpu, session);
+        self.before(gpu) == 0
+    }
+
+    /// The GPU comes there after this many nanoseconds at the earliest: others who are before it in this round, and its
+    /// own work.
+    pub fn left(&self, gpu: &Gpu, session: &Session) -> u64 {
+        let before = self.before(gpu);
+        let turns = &gpu.turns;
+        let (holder, end) = (turns.holder.load(Ordering::Relaxed), turns.end.load(Ordering::Relaxed));
+        let time = turns.time.load(Ordering::Acquire);
+        if before == 0 || (holder == self.owner.slot && time < end) {
+            return before;
+        }
+        let of_holder = line(gpu, holder).left().min(end.saturating_sub(time));
+        let slice = turns.slice.load(Ordering::Relaxed);
+        let others = after(holder, session.state().used_slots()).take_while(|&slot| slot != self.owner.slot);
+        others.map(|slot| line(gpu, slot).left().min(slice)).fold(before + of_holder, u64::saturating_add)
+    }
+}
+
+impl Asked {
+    /// Asks for the moment at which the GPU comes to the end of what is queued. A stamp is work of a nanosecond, so
+    /// that it waits for its process's turn as all work does.
+    pub fn ask(&self, gpu: &Gpu, session: &Session) -> (Place, Moment) {
+        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            {
+                let _guard = session.lock(&gpu.time_lock);
+                advance(gpu, session);
+                if list.len() >= STAMPS {
+                    read(gpu, session.owner, &mut list);
+                }
+                if list.len() < STAMPS {
+                    return self.ask_now(gpu, session.owner, &mut list);
+                }
+            }
+            // The GPU works on without us: one of its 256 stamps comes free.
+            std::thread::sleep(std::time::Duration::from_micros(100));
+        }
+    }
+
+    fn ask_now(&self, gpu: &Gpu, owner: Owner, list: &mut VecDeque<Moment>) -> (Place, Moment) {
+        let place = place(gpu, owner, 1);
+        let line = place.line(gpu);
+        let number = line.asked.load(Ordering::Relaxed);
+        let stamp = stamp(gpu, owner.slot, number);
+        stamp.position.store(place.position, Ordering::Relaxed);
+        line.asked.store(number + 1, Ordering::Release);
+        let moment = Moment::default();
+        list.push_back(Arc::clone(&moment));
+        (place, moment)
+    }
+
+    /// The time of `moment`, once the GPU came there.
+    pub fn time(&self, gpu: &Gpu, session: &Session, place: Place, moment: &Moment) -> Option<u64> {
+        if moment.load(Ordering::Acquire) == 0 && place.passed(gpu, session) {
+            read(gpu, session.owner, &mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+        Some(moment.load(Ordering::Acquire)).filter(|&time| time != 0)
+    }
+}
+
+/// Takes the stamps that were given out of the ring.
+fn read(gpu: &Gpu, owner: Owner, list: &mut VecDeque<Moment>) {
+    let line = line(gpu, owner.slot);
+    let asked = line.asked.load(Ordering::Acquire);
+    let given = line.given.load(Ordering::Acquire);
+    let first = asked - list.len() as u64;
+    for number in first..given {
+        let time = stamp(gpu, owner.slot, number).time.load(Ordering::Relaxed);
+        if let Some(moment) = list.pop_front() {
+            moment.store(time, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::State;
+    use crate::timeline::runs;
+
+    const MS: u64 = 1_000_000;
+    const OWNERS: [Owner; 3] = [
+        Owner { slot: 0, generation: 1 },
+        Owner { slot: 1, generation: 1 },
+        Owner { slot: 2, generation: 1 },
+    ];
+
+    /// A GPU that slices by 2 ms, idle until 1 s; the first process is the next.
+    fn gpu() -> &'static Gpu {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let gpu = &State::create(folder.path()).expect("a state").gpus[0];
+        gpu.turns.slice.store(2 * MS, Ordering::Relaxed);
+        gpu.turns.holder.store(2, Ordering::Relaxed);
+        advance_to(gpu, 3, 1000 * MS);
+        gpu
+    }
+
+    fn ran(gpu: &Gpu) -> [u64; 3] {
+        OWNERS.map(|owner| line(gpu, owner.slot).ran.load(Ordering::Relaxed))
+    }
+
+    /// Sum of the runs of each owner.
+    fn books(gpu: &Gpu) -> [u64; 3] {
+        let all = runs::newest(gpu, |_| true);
+        OWNERS.map(|owner| {
+            let own = all.iter().filter(|run| runs::owner(run) == owner);
+            own.map(|run| run.busy.load(Ordering::Relaxed)).sum()
+        })
+    }
+
+    #[test]
+    fn those_with_work_take_turns_and_those_without_lose_theirs_at_once() {
+        let gpu = gpu();
+        let [a, b, c] = OWNERS;
+        place(gpu, a, 10 * MS);
+        place(gpu, b, 3 * MS);
+        place(gpu, c, MS / 2);
+        for (after, want) in [
+            (0, [0, 0, 0]),
+            (1000, [1000, 0, 0]),
+            (2000, [2000, 0, 0]),
+            (4000, [2000, 2000, 0]),
+            // The third gives its turn back after half a millisecond.
+            (4500, [2000, 2000, 500]),
+            (6500, [4000, 2000, 500]),
+            (7500, [4000, 3000, 500]),
+            // Alone, the first goes on from turn to turn.
+            (13_500, [10_000, 3000, 500]),
+            (20_000, [10_000, 3000, 500]),
+        ] {
+            advance_to(gpu, 3, 1000 * MS + after * 1000);
+            assert_eq!(ran(gpu).map(|ns| ns / 1000), want, "after {after} us");
+            assert_eq!(books(gpu), ran(gpu), "after {after} us");
+        }
+    }
+
+    #[test]
+    fn it_does_not_matter_how_often_somebody_looks() {
+        let (once, often) = (gpu(), gpu());
+        for gpu in [once, often] {
+            OWNERS.iter().zip([7, 11, 5]).for_each(|(owner, length)| {
+                place(gpu, *owner, length * MS);
+            });
+        }
+        advance_to(once, 3, 1017 * MS);
+        (0..=17_000).step_by(70).for_each(|us| advance_to(often, 3, 1000 * MS + us * 1000));
+        advance_to(often, 3, 1017 * MS);
+        assert_eq!(ran(once), ran(often));
+        assert_eq!(books(once), books(often));
+    }
+
+    #[test]
+    fn stamps_tell_when_the_gpu_came_to_them() {
+        let gpu = gpu();
+        let [a, b, _] = OWNERS;
+        let (asked, mut list) = (Asked::default(), VecDeque::new());
+        place(gpu, b, 100 * MS);
+        advance_to(gpu, 3, 1001 * MS);
+        let (_, begin) = asked.ask_now(gpu, a, &mut list);
+        place(gpu, a, 3 * MS);
+        let (end_place, end) = asked.ask_now(gpu, a, &mut list);
+        advance_to(gpu, 3, 1006 * MS);
+        read(gpu, a, &mut list);
+        // The begin waits for the second turn of all; the end has not come.
+        assert_eq!(begin.load(Ordering::Relaxed), 1002 * MS + 1);
+        assert_eq!((end.load(Ordering::Relaxed), end_place.before(gpu)), (0, MS + 2));
+        advance_to(gpu, 3, 1100 * MS);
+        read(gpu, a, &mut list);
+        // Its two turns have the other's turn between them.
+        assert_eq!(end.load(Ordering::Relaxed), 1007 * MS + 2);
+    }
+
+    #[test]
+    fn a_step_that_its_process_did_not_finish_is_finished_once() {
+        let gpu = gpu();
+        let [a, ..] = OWNERS;
+        let mut list = VecDeque::new();
+        place(gpu, a, 5 * MS);
+        let (_, moment) = Asked::default().ask_now(gpu, a, &mut list);
+        for (length, time) in [(MS, 1001 * MS), (4 * MS + 1, 1005 * MS + 1)] {
+            // Killed after it wrote down what it does, and after it did a part of it.
+            write_down(gpu, a.slot, length, time, 1010 * MS);
+            give_stamps(gpu, a.slot, gpu.turns.step.ran.load(Ordering::Relaxed), time);
+            gpu.run_count.fetch_max(1, Ordering::Relaxed);
+            advance_to(gpu, 3, time);
+        }
+        assert_eq!((ran(gpu)[0], books(gpu)[0]), (5 * MS + 1, 5 * MS + 1));
+        read(gpu, a, &mut list);
+        assert_eq!(moment.load(Ordering::Relaxed), 1005 * MS + 1);
+    }
+
+    #[test]
+    fn the_next_owner_of_a_slot_does_not_get_the_dead_ones_work() {
+        let gpu = gpu();
+        let [a, b, _] = OWNERS;
+        place(gpu, a, 50 * MS);
+        place(gpu, b, 50 * MS);
+        advance_to(gpu, 3, 1001 * MS);
+        let heir = Owner { generation: 2, ..a };
+        let place = place(gpu, heir, MS);
+        assert_eq!(place.before(gpu), MS);
+        advance_to(gpu, 3, 1060 * MS);
+        assert_eq!(ran(gpu), [2 * MS, 50 * MS, 0]);
+    }
+}

@@ -1,0 +1,22 @@
+//! `watch`: notes the pids of a node's processes, for NVML in a pid namespace that is told the host's.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use gpushare_simulator::session::Reader;
+
+use crate::Watch;
+
+/// Never returns but for an error.
+///
+/// # Errors
+/// When there is no node, or it was made in another pid namespace.
+pub fn run(watch: &Watch) -> Result<()> {
+    let shared = watch.dir.join("shared");
+    let reader = Reader::open(&shared).with_context(|| format!("no node in {}", watch.dir.display()))?;
+    anyhow::ensure!(reader.is_host(), "the node was made in another pid namespace");
+    loop {
+        reader.note_pids();
+        std::thread::sleep(Duration::from_millis(watch.every));
+    }
+}
