@@ -23,6 +23,7 @@ use crate::link::Links;
 use crate::module::{Function, Modules};
 use crate::pool::Pools;
 use crate::registry::Registry;
+use crate::shape::{self, Shape};
 use crate::shared::Shared;
 use crate::stream::Streams;
 use crate::vmm::Virtual;
@@ -74,6 +75,8 @@ pub struct Driver {
     pub runs_kernels: bool,
     /// Nanoseconds that one round of blocks takes.
     pub kernel_time: u64,
+    /// How the times that names promise change.
+    pub shape: Shape,
     /// Every allocation of device memory takes this long.
     pub delay: Duration,
 }
@@ -107,6 +110,10 @@ pub fn number_of(variable: &str) -> Option<u64> {
 }
 
 fn start() -> Result<Driver> {
+    let shape = Shape::of_environment().map_err(|text| {
+        eprintln!("gpushare-simulator: {}={text:?} is no shape", shape::VARIABLE);
+        Code::INVALID_VALUE
+    })?;
     let place = Place::find().ok_or(Code::NO_DEVICE)?;
     let session = Session::open(&place.shared).map_err(|_| Code::NO_DEVICE)?;
     let granted = place.granted(session.state());
@@ -137,6 +144,7 @@ fn start() -> Result<Driver> {
         runs_kernels: number_of("GPUSHARE_SIMULATOR_RUN") != Some(0),
         kernel_time: number_of("GPUSHARE_SIMULATOR_KERNEL_NS").unwrap_or(KERNEL_TIME),
         delay: Duration::from_nanos(number_of("GPUSHARE_SIMULATOR_ALLOCATION_NS").unwrap_or(0)),
+        shape,
         session,
         devices,
     })

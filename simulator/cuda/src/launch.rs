@@ -59,9 +59,9 @@ impl Kernel {
 
     /// How long the launch keeps the GPU busy, in nanoseconds: what the function's name says, or a base time for
     /// every round in which the grid fills the GPU.
-    pub fn duration(&self, gpu: &Gpu) -> u64 {
+    pub fn duration(&self, driver: &Driver, gpu: &Gpu) -> u64 {
         if let Some(length) = self.function.length {
-            return length;
+            return driver.shape.shaped(length);
         }
         let blocks: u64 = self.grid.iter().map(|&extent| u64::from(extent)).product();
         let room = u64::from(gpu.cores.load(Ordering::Relaxed)) * BLOCKS_PER_CORE;

@@ -34,6 +34,7 @@ mod module;
 mod nodes;
 mod pool;
 mod registry;
+mod shape;
 mod shared;
 mod stream;
 mod vmm;
