@@ -5,6 +5,7 @@
 //! nothing of CUDA's or NVML's interfaces.
 
 pub mod clock;
+pub mod fault;
 pub mod lock;
 pub mod memory;
 pub mod model;

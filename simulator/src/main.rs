@@ -1,5 +1,6 @@
 //! `gpushare-simulator`: makes nodes with simulated GPUs, and asks a node's driver what it shows.
 
+mod change;
 mod library;
 mod node;
 mod probe;
@@ -28,6 +29,10 @@ enum Command {
     Create(Create),
     /// Ask the installed driver what GPUs it shows and what memory it gives
     Probe(Probe),
+    /// Put another card of the same kind, with another UUID, in the place of a GPU
+    Replace(Change),
+    /// Exclude a GPU, as a parameter of the kernel module does
+    Exclude(Change),
     /// Note the pids of a node's processes, as the caller's pid namespace has them, until killed
     Watch(Watch),
 }
@@ -117,6 +122,15 @@ enum Pids {
     Host,
 }
 
+/// Which GPU to change.
+#[derive(clap::Args)]
+struct Change {
+    /// Folder of the node
+    dir: PathBuf,
+    /// Index of the GPU
+    gpu: usize,
+}
+
 /// Which node to watch.
 #[derive(clap::Args)]
 struct Watch {
@@ -145,6 +159,8 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Create(create) => node::create(&create),
         Command::Probe(probe) => probe::run(&probe),
+        Command::Replace(it) => change::replace(&it),
+        Command::Exclude(it) => change::exclude(&it),
         Command::Watch(watch) => watch::run(&watch),
     };
     match result {

@@ -110,15 +110,8 @@ fn fill(state: &State, create: &Create, cuda: u32) -> Result<()> {
     state.wall_offset.store(clock::wall().saturating_sub(clock::now()), Ordering::Relaxed);
     fill_sampling(state, create);
     let slice = if create.device == Device::Slices { create.slice } else { 0 };
-    let mut random = fs::File::open("/dev/urandom").context("cannot draw UUIDs")?;
     for (gpu, index) in state.gpus.iter().zip(0..create.gpus) {
-        let mut uuid = [0_u8; 16];
-        random.read_exact(&mut uuid).context("cannot draw a UUID")?;
-        uuid[6] = uuid[6] & 0x0f | 0x40;
-        uuid[8] = uuid[8] & 0x3f | 0x80;
-        for (cell, byte) in gpu.uuid.iter().zip(uuid) {
-            cell.store(byte, Ordering::Relaxed);
-        }
+        draw_uuid(gpu)?;
         gpu.model.set(&create.model);
         gpu.bus.store(0x07 + 8 * index, Ordering::Relaxed);
         gpu.minor.store(index, Ordering::Relaxed);
@@ -127,6 +120,19 @@ fn fill(state: &State, create: &Create, cuda: u32) -> Result<()> {
         gpu.turns.slice.store(slice, Ordering::Relaxed);
     }
     state.gpu_count.store(create.gpus, Ordering::Release);
+    Ok(())
+}
+
+/// Gives `gpu` a random UUID.
+pub fn draw_uuid(gpu: &Gpu) -> Result<()> {
+    let mut uuid = [0_u8; 16];
+    let mut random = fs::File::open("/dev/urandom").context("cannot draw a UUID")?;
+    random.read_exact(&mut uuid).context("cannot draw a UUID")?;
+    uuid[6] = uuid[6] & 0x0f | 0x40;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    for (cell, byte) in gpu.uuid.iter().zip(uuid) {
+        cell.store(byte, Ordering::Relaxed);
+    }
     Ok(())
 }
 
@@ -213,9 +219,7 @@ fn proc_files(proc: &Path, gpus: &[Gpu], driver: &str) -> Result<()> {
     fs::write(nvidia.join("version"), version)?;
     fs::write(nvidia.join("params"), PARAMS)?;
     for gpu in gpus {
-        let folder = nvidia.join("gpus").join(gpu.address());
-        fs::create_dir_all(&folder)?;
-        fs::write(folder.join("information"), information(gpu))?;
+        write_information(proc, gpu)?;
     }
     let frontend = match driver.split('.').next().and_then(|branch| branch.parse::<u32>().ok()) {
         Some(branch) if branch >= 550 => "195 nvidia\n195 nvidiactl\n",
@@ -229,6 +233,13 @@ fn proc_files(proc: &Path, gpus: &[Gpu], driver: &str) -> Result<()> {
     Ok(())
 }
 
+/// Writes what the folder `proc` tells of `gpu`.
+pub fn write_information(proc: &Path, gpu: &Gpu) -> Result<()> {
+    let folder = proc.join("driver/nvidia/gpus").join(gpu.address());
+    fs::create_dir_all(&folder)?;
+    fs::write(folder.join("information"), information(gpu)).context("cannot write the GPU's information")
+}
+
 const PARAMS: &str = "ResmanDebugLevel: 4294967295\nRmLogonRC: 1\nModifyDeviceFiles: 1\nDeviceFileUID: 0\n\
     DeviceFileGID: 0\nDeviceFileMode: 438\nInitializeSystemMemoryAllocations: 1\nUsePageAttributeTable: 4294967295\n\
     EnableMSI: 1\nEnablePCIeGen3: 0\nMemoryPoolSize: 0\nRegistryDwords: \"\"\nRegistryDwordsPerDevice: \"\"\n\
@@ -238,11 +249,12 @@ fn information(gpu: &Gpu) -> String {
     format!(
         "Model: \t\t {}\nIRQ:   \t\t 42\nGPU UUID: \t {}\nVideo BIOS: \t 96.00.61.00.01\nBus Type: \t PCIe\n\
          DMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\nBus Location: \t {}\nDevice Minor: \t {}\n\
-         GPU Excluded:\t No\n",
+         GPU Excluded:\t {}\n",
         gpu.model.get(),
         gpu.uuid_text(),
         gpu.address(),
-        gpu.minor.load(Ordering::Relaxed)
+        gpu.minor.load(Ordering::Relaxed),
+        if gpu.excluded.load(Ordering::Relaxed) == 0 { "No" } else { "Yes" },
     )
 }
 

@@ -45,15 +45,17 @@ impl Place {
         Some(Self { shared: shared.to_owned(), dev: own.unwrap_or_else(|| "/dev".into()) })
     }
 
-    /// Indexes of the GPUs whose node this process may open. The control node must be open to it as well.
+    /// Indexes of the GPUs whose node this process may open and which are not excluded. The control node must be open to
+    /// it as well.
     #[must_use]
     pub fn granted(&self, state: &State) -> Vec<usize> {
         if !self.opens("nvidiactl") {
             return Vec::new();
         }
         let node = |index: &usize| {
-            let minor = state.gpus()[*index].minor.load(Ordering::Relaxed);
-            self.opens(&format!("nvidia{minor}"))
+            let gpu = &state.gpus()[*index];
+            let minor = gpu.minor.load(Ordering::Relaxed);
+            gpu.excluded.load(Ordering::Relaxed) == 0 && self.opens(&format!("nvidia{minor}"))
         };
         (0..state.gpus().len()).filter(node).collect()
     }

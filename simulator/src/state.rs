@@ -151,8 +151,8 @@ pub struct Gpu {
     pub minor: AtomicU32,
     /// Multiprocessors.
     pub cores: AtomicU32,
-    /// Padding, zero.
-    pub reserved: AtomicU32,
+    /// 1: no new process gets the GPU.
+    pub excluded: AtomicU32,
     /// Memory in bytes.
     pub memory: AtomicU64,
     /// Guards the sum of `bytes`.

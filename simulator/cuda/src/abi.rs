@@ -268,7 +268,7 @@ macro_rules! exports {
         pub extern "C" fn $name($($parameter: $kind),*) -> u32 {
             #[allow(clippy::too_many_arguments)]
             fn body($($parameter: $kind),*) -> $crate::abi::Result $body
-            $crate::abi::number(body($($parameter),*))
+            gpushare_simulator::fault::around(stringify!($name), || $crate::abi::number(body($($parameter),*)))
         }
         exports! { @also $name [$($also)*] ($($parameter: $kind),*) }
         exports! { @thread $name [$($thread)*] ($($parameter: $kind),*) }

@@ -152,7 +152,7 @@ macro_rules! exports {
         #[unsafe(no_mangle)]
         pub extern "C" fn $name($($parameter: $kind),*) -> u32 {
             fn body($($parameter: $kind),*) -> $crate::abi::Result $body
-            $crate::abi::number(body($($parameter),*))
+            gpushare_simulator::fault::around(stringify!($name), || $crate::abi::number(body($($parameter),*)))
         }
         exports! { @also $name [$($also)*] ($($parameter: $kind),*) }
     )*};

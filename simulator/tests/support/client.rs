@@ -69,12 +69,14 @@ struct Client {
     started: Instant,
     /// Events by name.
     events: BTreeMap<String, usize>,
+    /// Blocks of a launch.
+    grid: u32,
 }
 
 /// Runs the steps of `script`, one per line.
 pub fn run(script: &str) {
     let cuda = Library::open(c"libcuda.so.1");
-    let mut client = Client { cuda, module: 0, started: Instant::now(), events: BTreeMap::new() };
+    let mut client = Client { cuda, module: 0, started: Instant::now(), events: BTreeMap::new(), grid: 1 };
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
         client.step(&line.split(' ').collect::<Vec<_>>());
     }
@@ -108,6 +110,8 @@ impl Client {
             }
             ["clock"] => self.started = Instant::now(),
             ["elapsed"] => println!("elapsed: {}", self.started.elapsed().as_millis()),
+            ["grid", blocks] => self.grid = number(blocks),
+            ["graph", name, count] => self.graph(name, number(count)),
             ["launch", name, count] => (0..number(count)).for_each(|_| self.launch(name, &mut [])),
             ["synchronize"] => println!("synchronize: {}", call!(self.cuda, c"cuCtxSynchronize",)),
             ["event", name] => self.record(name),
@@ -166,6 +170,22 @@ impl Client {
         assert_eq!(self.submit(name, parameters), 0, "launch of {name}");
     }
 
+    /// Captures so many launches into a graph, and launches that twice.
+    fn graph(&self, name: &str, count: u32) {
+        let (mut stream, mut graph, mut executable) = (0_usize, 0_usize, 0_usize);
+        let mut codes = vec![
+            call!(self.cuda, c"cuStreamCreate", &mut stream => &mut usize, 0 => u32),
+            call!(self.cuda, c"cuStreamBeginCapture_v2", stream => usize, 0 => u32),
+        ];
+        codes.extend((0..count).map(|_| self.submit_to(stream, name, &mut [])));
+        codes.push(call!(self.cuda, c"cuStreamEndCapture", stream => usize, &mut graph => &mut usize));
+        codes.push(call!(
+            self.cuda, c"cuGraphInstantiateWithFlags", &mut executable => &mut usize, graph => usize, 0 => u64,
+        ));
+        codes.extend([0, 1].map(|_| call!(self.cuda, c"cuGraphLaunch", executable => usize, 0 => usize)));
+        assert!(codes.iter().all(|code| *code == 0), "graph: {codes:?}");
+    }
+
     /// Records an event of this name.
     fn record(&mut self, name: &str) {
         let mut event = self.events.get(name).copied().unwrap_or(0);
@@ -201,13 +221,17 @@ impl Client {
     }
 
     fn submit(&self, name: &str, parameters: &mut [*mut c_void]) -> u32 {
+        self.submit_to(0, name, parameters)
+    }
+
+    fn submit_to(&self, stream: usize, name: &str, parameters: &mut [*mut c_void]) -> u32 {
         let mut function = 0_usize;
         let text = CString::new(name).expect("a name");
         let found = call!(self.cuda, c"cuModuleGetFunction", &mut function => &mut usize, self.module => usize, text.as_ptr() => *const c_char);
         assert_eq!(found, 0, "kernel {name}");
         call!(
             self.cuda, c"cuLaunchKernel",
-            function => usize, 1 => u32, 1 => u32, 1 => u32, 4 => u32, 1 => u32, 1 => u32, 0 => u32, 0 => usize,
+            function => usize, self.grid => u32, 1 => u32, 1 => u32, 4 => u32, 1 => u32, 1 => u32, 0 => u32, stream => usize,
             parameters.as_mut_ptr() => *mut *mut c_void, 0 => usize,
         )
     }

@@ -72,8 +72,14 @@ impl Node {
 
     /// A client process with this script.
     pub fn run(&self, script: &str) -> Running {
+        self.run_with(script, &[])
+    }
+
+    /// A client process with this script and these variables.
+    pub fn run_with(&self, script: &str, variables: &[(&str, &str)]) -> Running {
         let mut command = self.client(Command::new(std::env::current_exe().expect("a test has a path")));
         command.args(["--exact", "client", "--ignored", "--nocapture", "--quiet"]).env("SCRIPT", script);
+        command.envs(variables.iter().copied());
         Running::start(command)
     }
 }
@@ -116,6 +122,12 @@ impl Running {
     /// Kills it with SIGKILL.
     pub fn kill(self) {
         drop(self);
+    }
+
+    /// Waits until it has killed itself.
+    pub fn killed(mut self) {
+        use std::os::unix::process::ExitStatusExt;
+        assert_eq!(self.child.wait().expect("the client is ours").signal(), Some(libc::SIGKILL));
     }
 
     /// Waits for its end.

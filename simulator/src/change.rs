@@ -1,0 +1,30 @@
+//! What happens to the cards of a node that exists: one is replaced, or excluded.
+
+use std::sync::atomic::Ordering;
+
+use anyhow::{Context, Result};
+use gpushare_simulator::state::{Gpu, State};
+
+use crate::{Change, node};
+
+/// Another card of the same kind in the place of a GPU: it has another UUID. What runs on it is not disturbed.
+pub fn replace(change: &Change) -> Result<()> {
+    let gpu = gpu(change)?;
+    node::draw_uuid(gpu)?;
+    node::write_information(&change.dir.join("proc"), gpu)?;
+    println!("{}", gpu.uuid_text());
+    Ok(())
+}
+
+/// The kernel module leaves a GPU alone, as its parameter NVreg_ExcludedGpus makes it: no new process gets it.
+pub fn exclude(change: &Change) -> Result<()> {
+    let gpu = gpu(change)?;
+    gpu.excluded.store(1, Ordering::Relaxed);
+    node::write_information(&change.dir.join("proc"), gpu)
+}
+
+fn gpu(change: &Change) -> Result<&'static Gpu> {
+    let state = State::open(&change.dir.join("shared"))
+        .with_context(|| format!("no node in {}", change.dir.display()))?;
+    state.gpus().get(change.gpu).with_context(|| format!("the node has no GPU {}", change.gpu))
+}
