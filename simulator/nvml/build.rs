@@ -15,7 +15,13 @@ fn main() {
     let defined = defined_names();
     let names = fs::read_to_string("names.txt").expect("names.txt lies beside build.rs");
     let mut code = String::new();
-    for name in names.lines().filter(|name| !defined.contains(*name)) {
+    let listed =
+        names.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split(' ').next());
+    let known: BTreeSet<&str> = listed.collect();
+    if let Some(name) = defined.iter().find(|name| !known.contains(name.as_str())) {
+        panic!("{name} is not in names.txt");
+    }
+    for name in known.into_iter().filter(|name| !defined.contains(*name)) {
         writeln!(code, "#[unsafe(no_mangle)]\nextern \"C\" fn {name}() -> u32 {{ super::not_simulated() }}")
             .expect("a string takes everything");
     }

@@ -15,7 +15,9 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use crate::{Create, Device, Nvml, Pids, Rounding, stamp};
 
 const UVM_MAJOR: u64 = 511;
-const NAMES: &str = include_str!("../cuda/names.txt");
+/// Exported names by the driver's CUDA version.
+const CUDA_NAMES: &str = include_str!("../cuda/names.txt");
+const NVML_NAMES: &str = include_str!("../nvml/names.txt");
 
 /// Library folder of a driver root, as Debian and Ubuntu have it.
 const LIBRARIES: &str = "driver/usr/lib/x86_64-linux-gnu";
@@ -151,17 +153,16 @@ fn fill_sampling(state: &State, create: &Create) {
 
 fn install(dir: &Path, create: &Create, libraries: &Libraries, cuda: u32) -> Result<()> {
     let folder = dir.join(LIBRARIES);
-    let mut elf = fs::read(&libraries.cuda)?;
-    let newer = newer_names(cuda);
-    stamp::remove(&mut elf, |name| newer.binary_search(&name).is_ok())?;
-    fs::write(folder.join(format!("libcuda.so.{}", create.driver)), elf)?;
-    let mut stems = vec!["libcuda.so"];
+    let mut parts = vec![("libcuda.so", &libraries.cuda, CUDA_NAMES)];
     if create.nvml != Nvml::Absent {
-        fs::copy(&libraries.nvml, folder.join(format!("libnvidia-ml.so.{}", create.driver)))?;
-        stems.push("libnvidia-ml.so");
+        parts.push(("libnvidia-ml.so", &libraries.nvml, NVML_NAMES));
     }
-    for stem in stems {
+    for (stem, library, names) in parts {
         let real = format!("{stem}.{}", create.driver);
+        let mut elf = fs::read(library)?;
+        let newer = newer_names(names, cuda);
+        stamp::remove(&mut elf, |name| newer.binary_search(&name).is_ok())?;
+        fs::write(folder.join(&real), elf)?;
         fs::set_permissions(folder.join(&real), Permissions::from_mode(0o755))?;
         symlink(&real, folder.join(format!("{stem}.1")))?;
         symlink(format!("{stem}.1"), folder.join(stem))?;
@@ -174,9 +175,9 @@ fn install(dir: &Path, create: &Create, libraries: &Libraries, cuda: u32) -> Res
     Ok(())
 }
 
-/// Names of libcuda that appeared after CUDA `cuda`, sorted.
-fn newer_names(cuda: u32) -> Vec<&'static str> {
-    let mut names: Vec<&str> = NAMES
+/// Those of `names` that appeared after CUDA `cuda`, sorted.
+fn newer_names(names: &'static str, cuda: u32) -> Vec<&'static str> {
+    let mut names: Vec<&str> = names
         .lines()
         .filter_map(|line| {
             let mut words = line.split(' ');
@@ -293,8 +294,17 @@ mod tests {
 
     #[test]
     fn an_old_driver_lacks_the_names_of_newer_ones() {
-        let at_11_4 = newer_names(11040);
-        assert!(at_11_4.contains(&"cuGetProcAddress_v2") && !at_11_4.contains(&"cuMemAllocAsync"));
-        assert!(!newer_names(12020).contains(&"cuGetProcAddress_v2"));
+        for (names, cuda, name, lacks) in [
+            (CUDA_NAMES, 11040, "cuGetProcAddress_v2", true),
+            (CUDA_NAMES, 12020, "cuGetProcAddress_v2", false),
+            (CUDA_NAMES, 11040, "cuMemAllocAsync", false),
+            (NVML_NAMES, 11040, "nvmlDeviceGetMemoryInfo_v2", true),
+            (NVML_NAMES, 12020, "nvmlDeviceGetMemoryInfo_v2", false),
+            (NVML_NAMES, 12020, "nvmlDeviceGetProcessesUtilizationInfo", true),
+            (NVML_NAMES, 12040, "nvmlDeviceGetProcessesUtilizationInfo", false),
+            (NVML_NAMES, 13030, "nvmlDeviceSetMemoryLimits_v1", true),
+        ] {
+            assert_eq!(newer_names(names, cuda).contains(&name), lacks, "{name} at {cuda}");
+        }
     }
 }

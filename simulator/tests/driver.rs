@@ -118,45 +118,6 @@ fn a_forked_child_cannot_use_its_parents_driver() {
 }
 
 #[test]
-fn entry_points_follow_version_and_flags() {
-    let node = Node::new(&["--driver", "535.309.01"]);
-    for (name, version, flags, want) in [
-        ("cuMemAlloc", 2000, 0, "0 0 cuMemAlloc"),
-        ("cuMemAlloc", 12020, 0, "0 0 cuMemAlloc_v2"),
-        ("cuMemAlloc_v2", 12020, 0, "0 1 -"),
-        ("cuMemAllocAsync", 11010, 0, "0 2 -"),
-        ("cuCtxCreate", 11040, 0, "0 0 cuCtxCreate_v3"),
-        ("cuCtxCreate", 13000, 0, "0 0 cuCtxCreate_v3"),
-        ("cuLaunchKernel", 12000, 2, "0 0 cuLaunchKernel_ptsz"),
-        ("cuMemcpyHtoD", 12000, 2, "0 0 cuMemcpyHtoD_v2_ptds"),
-        ("cuInit", 12000, 2, "0 0 cuInit"),
-        ("cuNoSuchName", 12000, 0, "0 1 -"),
-        ("cuGreenCtxCreate", 12040, 0, "0 1 -"),
-    ] {
-        let got = node.run(&format!("count\nentry {name} {version} {flags}")).value("entry");
-        assert_eq!(got, want, "{name} at {version} with flags {flags}");
-    }
-    let refused = node.run("count\nentry cuInit 12000 4").value("entry");
-    assert!(refused.starts_with("1 9 "), "flags that do not exist: {refused}");
-}
-
-#[test]
-fn an_older_driver_lacks_newer_names() {
-    for (driver, name, want) in [
-        ("470.256.02", "cuGetProcAddress", "true"),
-        ("470.256.02", "cuGetProcAddress_v2", "false"),
-        ("535.309.01", "cuGetProcAddress_v2", "true"),
-        ("535.309.01", "cuGreenCtxCreate", "false"),
-        ("550.54.15", "cuGreenCtxCreate", "true"),
-        ("580.65.06", "cuMemGetMemPool", "true"),
-        ("580.65.06", "cuLogicalEndpointCreate", "false"),
-    ] {
-        let node = Node::new(&["--driver", driver]);
-        assert_eq!(node.run(&format!("symbol {name}")).value("symbol"), want, "{name} in {driver}");
-    }
-}
-
-#[test]
 fn a_gpu_whose_node_is_absent_does_not_exist() {
     let node = Node::new(&["--gpus", "2"]);
     assert_eq!(node.run("count").number("count"), 2);

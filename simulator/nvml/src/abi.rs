@@ -142,27 +142,27 @@ pub fn padded<const N: usize>(text: &str) -> [u8; N] {
 /// A device as C holds it.
 pub type Handle = usize;
 
-/// Defines functions of the C interface; `also` names take the same parameters and do the same.
+/// Defines functions of the C interface; `also` names take the same parameters and do the same. Each has the body to
+/// itself: none may need the exported name of another, which a driver of an older version lacks.
 macro_rules! exports {
     ($(
         $(#[$meta:meta])*
         fn $name:ident $(also $also:ident)* ($($parameter:ident: $kind:ty),* $(,)?) $body:block
     )*) => {$(
-        $(#[$meta])*
+        exports! { @export [$(#[$meta])*] $name $name ($($parameter: $kind),*) $body }
+        exports! { @also $name [$($also)*] ($($parameter: $kind),*) $body }
+    )*};
+    (@also $name:ident [] $parameters:tt $body:block) => {};
+    (@also $name:ident [$first:ident $($rest:ident)*] $parameters:tt $body:block) => {
+        exports! { @export [] $first $name $parameters $body }
+        exports! { @also $name [$($rest)*] $parameters $body }
+    };
+    (@export [$($meta:tt)*] $name:ident $known:ident ($($parameter:ident: $kind:ty),*) $body:block) => {
+        $($meta)*
         #[unsafe(no_mangle)]
         pub extern "C" fn $name($($parameter: $kind),*) -> u32 {
             fn body($($parameter: $kind),*) -> $crate::abi::Result $body
-            gpushare_simulator::fault::around(stringify!($name), || $crate::abi::number(body($($parameter),*)))
+            gpushare_simulator::fault::around(stringify!($known), || $crate::abi::number(body($($parameter),*)))
         }
-        exports! { @also $name [$($also)*] ($($parameter: $kind),*) }
-    )*};
-    (@also $name:ident [] $parameters:tt) => {};
-    (@also $name:ident [$first:ident $($rest:ident)*] ($($parameter:ident: $kind:ty),*)) => {
-        #[unsafe(no_mangle)]
-        pub extern "C" fn $first($($parameter: $kind),*) -> u32 {
-            fn body($($parameter: $kind),*) -> u32 { $name($($parameter),*) }
-            body($($parameter),*)
-        }
-        exports! { @also $name [$($rest)*] ($($parameter: $kind),*) }
     };
 }

@@ -120,8 +120,14 @@ impl Client {
             ["sleep", milliseconds] => std::thread::sleep(Duration::from_millis(number(milliseconds))),
             ["symbol", name] => {
                 let name = CString::new(*name).expect("a name");
-                println!("symbol: {}", self.cuda.address(&name).is_some());
+                let library = if name.as_bytes().starts_with(b"nvml") {
+                    &Library::open(c"libnvidia-ml.so.1")
+                } else {
+                    &self.cuda
+                };
+                println!("symbol: {}", library.address(&name).is_some());
             }
+            ["old-entry", name, version, flags] => self.old_entry(name, number(version), number(flags)),
             ["entry", name, version, flags] => self.entry(name, number(version), number(flags)),
             ["write"] => self.write(),
             ["link"] => self.link(),
@@ -252,22 +258,33 @@ impl Client {
             self.cuda, c"cuGetProcAddress_v2",
             text.as_ptr() => *const c_char, &mut pointer => &mut usize, version => i32, flags => u64, &mut status => &mut u32,
         );
-        let exports = [
-            name.to_owned(),
-            format!("{name}_v2"),
-            format!("{name}_v3"),
-            format!("{name}_v4"),
-            format!("{name}_ptsz"),
-            format!("{name}_v2_ptds"),
-        ];
-        let same = exports.into_iter().find(|export| {
-            let export = CString::new(export.as_str()).expect("a name");
-            self.cuda.address(&export).is_some_and(|address| address.addr() == pointer)
-        });
-        println!(
-            "entry: {code} {status} {}",
-            same.unwrap_or_else(|| if pointer == 0 { "-".into() } else { "?".into() })
+        println!("entry: {code} {status} {}", self.export_at(name, pointer));
+    }
+
+    /// The same by the first form, which knows no status and leaves the pointer alone if there is nothing to give.
+    fn old_entry(&self, name: &str, version: i32, flags: u64) {
+        let text = CString::new(name).expect("a name");
+        let mut pointer = 1_usize;
+        let code = call!(
+            self.cuda, c"cuGetProcAddress",
+            text.as_ptr() => *const c_char, &mut pointer => &mut usize, version => i32, flags => u64,
         );
+        println!("old-entry: {code} {}", self.export_at(name, pointer));
+    }
+
+    /// The export of this base name that lies at an address.
+    fn export_at(&self, name: &str, address: usize) -> String {
+        let mut forms = ["", "_v2", "_v3", "_v4", "_ptsz", "_v2_ptsz", "_v2_ptds", "_v3_ptsz"].into_iter();
+        let same = forms.find(|form| {
+            let export = CString::new(format!("{name}{form}")).expect("a name");
+            self.cuda.address(&export).is_some_and(|found| found.addr() == address)
+        });
+        match (same, address) {
+            (Some(form), _) => format!("{name}{form}"),
+            (None, 0) => "-".into(),
+            (None, 1) => "untouched".into(),
+            (None, _) => "?".into(),
+        }
     }
 
     /// Allocates and frees until the count is reached, or until this process is killed.
