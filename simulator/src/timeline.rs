@@ -78,6 +78,32 @@ pub fn cancel(gpu: &Gpu, session: &Session, dead: Owner) {
 }
 
 impl Mark {
+    /// The mark as numbers, for other processes of the node.
+    #[must_use]
+    pub fn words(self) -> [u64; 4] {
+        match self {
+            Self::End(end) => [0, end.time, end.cuts, 0],
+            Self::Place(place) => [1, place.owner.slot.into(), place.owner.generation.into(), place.position],
+        }
+    }
+
+    /// What [`Mark::words`] made numbers of.
+    #[must_use]
+    pub fn of_words([kind, first, second, third]: [u64; 4]) -> Self {
+        let number = |word| u32::try_from(word).unwrap_or(u32::MAX);
+        if kind == 0 {
+            return Self::End(fifo::End { time: first, cuts: second });
+        }
+        let owner = Owner { slot: number(first), generation: number(second) };
+        Self::Place(slices::Place { owner, position: third })
+    }
+
+    /// Whether work that `session`'s process queues from now on comes after this without a wait.
+    #[must_use]
+    pub fn precedes(&self, session: &Session) -> bool {
+        matches!(self, Self::Place(place) if place.owner == session.owner)
+    }
+
     /// When the marked work ends, where that is known before.
     #[must_use]
     pub fn end(&self, gpu: &Gpu) -> Option<u64> {

@@ -116,6 +116,17 @@ impl Arrays {
     pub fn get(&self, handle: Handle) -> Result<Arc<Array>> {
         self.arrays.get(handle)
     }
+
+    /// Whether memory is to be mapped to the array.
+    pub fn is_unbacked(&self, handle: Handle) -> Result<bool> {
+        Ok(self.arrays.get(handle)?.description.flags & UNBACKED != 0)
+    }
+
+    /// The same of a mipmapped array.
+    pub fn is_unbacked_mipmapped(&self, handle: Handle) -> Result<bool> {
+        let owner = self.mipmapped.get(handle)?;
+        owner.levels.first().map_or(Ok(false), |level| self.is_unbacked(*level))
+    }
 }
 
 fn back(driver: &Driver, description: &Description, bytes: u64) -> Result<u64> {
@@ -124,7 +135,7 @@ fn back(driver: &Driver, description: &Description, bytes: u64) -> Result<u64> {
     }
     let context = current()?;
     driver.refuse_unsafe_while_capturing()?;
-    Ok(driver.allocate(context.ordinal, context.handle, Kind::Array, bytes)?.start)
+    Ok(driver.allocate(context.ordinal, context.home, Kind::Array, bytes)?.start)
 }
 
 fn create(out: Out<Handle>, description: Description) -> Result {
@@ -185,6 +196,7 @@ exports! {
             return Err(Code::INVALID_HANDLE);
         }
         driver.arrays.arrays.remove(handle)?;
+        driver.sparse.forget(driver, handle);
         free(driver, array.start)
     }
 
@@ -201,6 +213,7 @@ exports! {
         let driver = driver()?;
         let _one = locked(&driver.arrays.change);
         let owner = driver.arrays.mipmapped.remove(handle)?;
+        driver.sparse.forget(driver, handle);
         for &level in &owner.levels {
             let _ = driver.arrays.arrays.remove(level);
         }

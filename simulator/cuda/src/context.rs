@@ -11,6 +11,7 @@ use gpushare_simulator::timeline::Mark;
 
 use crate::abi::{Code, Handle, In, Out, Result};
 use crate::driver::{Driver, driver, locked};
+use crate::limits::Limits;
 use crate::registry::Registry;
 
 /// A context.
@@ -19,9 +20,18 @@ pub struct Context {
     pub handle: Handle,
     /// CUDA ordinal of its GPU.
     pub ordinal: i32,
+    /// Context that its memory belongs to: itself, or the primary context under a green one.
+    pub home: Handle,
+    /// Multiprocessors, if it has a part of them.
+    pub cores: Option<u32>,
+    /// Its limits.
+    pub limits: Mutex<Limits>,
     /// End of the last work queued in it.
     pub last: Mutex<Mark>,
-    primary: bool,
+    /// Only cuCtxCreate's contexts end by cuCtxDestroy.
+    own: bool,
+    /// cuCtxCreate and each cuCtxAttach count one.
+    users: AtomicU32,
     flags: AtomicU32,
     alive: AtomicBool,
     settings: Mutex<HashMap<u32, usize>>,
@@ -73,7 +83,16 @@ fn given_or_current(handle: Handle) -> Result<Arc<Context>> {
     if handle == 0 { current() } else { driver()?.contexts.get(handle) }
 }
 
-fn open(driver: &Driver, ordinal: i32, on: &mut OnDevice, flags: u32, primary: bool) -> Result<Handle> {
+/// What a new context is.
+#[derive(Clone, Copy)]
+enum Form {
+    Own,
+    Primary,
+    /// Part of the multiprocessors, over the primary context.
+    Green(u32, Handle),
+}
+
+fn open(driver: &Driver, ordinal: i32, on: &mut OnDevice, flags: u32, form: Form) -> Result<Handle> {
     if on.live == 0 {
         let cost = driver.session.state().context.load(Ordering::Relaxed);
         if !driver.gpu(ordinal)?.take(&driver.session, cost) {
@@ -84,8 +103,12 @@ fn open(driver: &Driver, ordinal: i32, on: &mut OnDevice, flags: u32, primary: b
     Ok(driver.contexts.registry.add_with(|handle| Context {
         handle,
         ordinal,
+        home: if let Form::Green(_, primary) = form { primary } else { handle },
+        cores: if let Form::Green(cores, _) = form { Some(cores) } else { None },
+        limits: Mutex::default(),
         last: Mutex::default(),
-        primary,
+        own: matches!(form, Form::Own),
+        users: AtomicU32::new(1),
         flags: AtomicU32::new(flags),
         alive: AtomicBool::new(true),
         settings: Mutex::default(),
@@ -96,6 +119,7 @@ fn close(driver: &Driver, on: &mut OnDevice, handle: Handle) -> Result {
     let context = driver.contexts.registry.remove(handle).map_err(|_| Code::INVALID_CONTEXT)?;
     context.alive.store(false, Ordering::Release);
     driver.forget_context(&context);
+    driver.forget_limits(&context);
     on.live = on.live.saturating_sub(1);
     if on.live == 0 {
         driver.forget_device(context.ordinal);
@@ -113,7 +137,7 @@ fn create(out: Out<Handle>, flags: u32, ordinal: i32) -> Result {
     out.given()?;
     let driver = driver()?;
     let mut on = locked(driver.contexts.on(ordinal)?);
-    let handle = open(driver, ordinal, &mut on, flags, false)?;
+    let handle = open(driver, ordinal, &mut on, flags, Form::Own)?;
     push(driver.contexts.get(handle)?);
     out.set(handle)
 }
@@ -121,7 +145,7 @@ fn create(out: Out<Handle>, flags: u32, ordinal: i32) -> Result {
 fn destroy(handle: Handle) -> Result {
     let driver = driver()?;
     let context = driver.contexts.get(handle)?;
-    if context.primary {
+    if !context.own {
         return Err(Code::INVALID_CONTEXT);
     }
     STACK.with_borrow_mut(|stack| {
@@ -130,6 +154,47 @@ fn destroy(handle: Handle) -> Result {
         }
     });
     close(driver, &mut locked(driver.contexts.on(context.ordinal)?), handle)
+}
+
+fn retain(driver: &Driver, ordinal: i32, on: &mut OnDevice) -> Result<Handle> {
+    if on.retained == 0 {
+        on.primary = open(driver, ordinal, on, on.primary_flags, Form::Primary)?;
+    }
+    on.retained += 1;
+    Ok(on.primary)
+}
+
+/// A context with `cores` multiprocessors, which retains the primary one.
+pub fn retain_green(ordinal: i32, cores: u32) -> Result<Arc<Context>> {
+    let driver = driver()?;
+    let mut on = locked(driver.contexts.on(ordinal)?);
+    let primary = retain(driver, ordinal, &mut on)?;
+    let handle = open(driver, ordinal, &mut on, 0, Form::Green(cores, primary))?;
+    driver.contexts.get(handle)
+}
+
+/// One reference less to the primary context, after the end of the green context that held it, if one did.
+pub fn release_primary(ordinal: i32, green: Option<Handle>) -> Result {
+    let driver = driver()?;
+    let mut on = locked(driver.contexts.on(ordinal)?);
+    if let Some(green) = green {
+        close(driver, &mut on, green)?;
+    }
+    on.retained = on.retained.checked_sub(1).ok_or(Code::INVALID_CONTEXT)?;
+    if on.retained == 0 {
+        let handle = std::mem::take(&mut on.primary);
+        close(driver, &mut on, handle)?;
+    }
+    Ok(())
+}
+
+/// One user less; the last takes the context along. It must be current.
+fn detach(handle: Handle) -> Result {
+    let top = current()?;
+    if top.handle != handle || !top.own {
+        return Err(Code::INVALID_CONTEXT);
+    }
+    if top.users.fetch_sub(1, Ordering::AcqRel) > 1 { Ok(()) } else { destroy(handle) }
 }
 
 fn synchronize(context: &Context) -> Result {
@@ -141,20 +206,8 @@ fn synchronize(context: &Context) -> Result {
     Ok(())
 }
 
-const LIMITS: u32 = 8;
 const CACHE_CONFIG: u32 = 100;
 const SHARED_CONFIG: u32 = 101;
-
-fn default_limit(limit: u32) -> usize {
-    match limit {
-        0 => 1024,
-        1 | 2 => 8 << 20,
-        3 => 2,
-        4 => 2048,
-        5 => 128,
-        _ => 0,
-    }
-}
 
 fn setting(context: &Context, key: u32, default: usize) -> usize {
     locked(&context.settings).get(&key).copied().unwrap_or(default)
@@ -165,23 +218,11 @@ exports! {
         out.given()?;
         let driver = driver()?;
         let mut on = locked(driver.contexts.on(ordinal)?);
-        if on.retained == 0 {
-            let flags = on.primary_flags;
-            on.primary = open(driver, ordinal, &mut on, flags, true)?;
-        }
-        on.retained += 1;
-        out.set(on.primary)
+        out.set(retain(driver, ordinal, &mut on)?)
     }
 
     fn cuDevicePrimaryCtxRelease_v2 also cuDevicePrimaryCtxRelease (ordinal: i32) {
-        let driver = driver()?;
-        let mut on = locked(driver.contexts.on(ordinal)?);
-        on.retained = on.retained.checked_sub(1).ok_or(Code::INVALID_CONTEXT)?;
-        if on.retained == 0 {
-            let handle = std::mem::take(&mut on.primary);
-            close(driver, &mut on, handle)?;
-        }
-        Ok(())
+        release_primary(ordinal, None)
     }
 
     fn cuDevicePrimaryCtxReset_v2 also cuDevicePrimaryCtxReset (ordinal: i32) {
@@ -228,12 +269,19 @@ exports! {
         destroy(handle)
     }
 
-    fn cuCtxAttach(out: Out<Handle>, _flags: u32) {
-        out.set(current()?.handle)
+    fn cuCtxAttach(out: Out<Handle>, flags: u32) {
+        out.given()?;
+        if flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let top = current()?;
+        top.users.fetch_add(1, Ordering::AcqRel);
+        out.set(top.handle)
     }
 
     fn cuCtxDetach(handle: Handle) {
-        destroy(handle)
+        driver()?;
+        detach(handle)
     }
 
     fn cuCtxPushCurrent_v2 also cuCtxPushCurrent (handle: Handle) {
@@ -299,23 +347,6 @@ exports! {
         driver()?;
         current()?.flags.store(flags, Ordering::Relaxed);
         Ok(())
-    }
-
-    fn cuCtxSetLimit(limit: u32, value: usize) {
-        driver()?;
-        if limit >= LIMITS {
-            return Err(Code::INVALID_VALUE);
-        }
-        locked(&current()?.settings).insert(limit, value);
-        Ok(())
-    }
-
-    fn cuCtxGetLimit(out: Out<usize>, limit: u32) {
-        driver()?;
-        if limit >= LIMITS {
-            return Err(Code::INVALID_VALUE);
-        }
-        out.set(setting(&*current()?, limit, default_limit(limit)))
     }
 
     fn cuCtxSetCacheConfig(value: u32) {

@@ -42,6 +42,9 @@ fn attribute(gpu: &Gpu, ordinal: i32, number: u32) -> i32 {
         16 => of(model.cores),
         // Virtual memory, file handles, memory pools, host virtual memory.
         102 | 103 => 1,
+        // Sparse and deferred arrays, events between processes, multicast.
+        112 | 121 | 125 => 1,
+        132 => i32::from(model.capability.0 >= 9),
         106 => 32,
         21..=24 | 27 | 52 | 64 | 73 | 74 => 131_072,
         25 | 26 | 57 => 16384,

@@ -16,6 +16,7 @@ use crate::context::{Context, Contexts};
 use crate::event::Events;
 use crate::graph::Graphs;
 use crate::graphmem::GraphMemory;
+use crate::green::Greens;
 use crate::heap::{Heap, Kind};
 use crate::host::HostMemory;
 use crate::launch::Queue;
@@ -25,6 +26,7 @@ use crate::pool::Pools;
 use crate::registry::Registry;
 use crate::shape::{self, Shape};
 use crate::shared::Shared;
+use crate::sparse::Sparse;
 use crate::stream::Streams;
 use crate::vmm::Virtual;
 
@@ -53,12 +55,16 @@ pub struct Driver {
     pub graphs: Graphs,
     /// Memory of graphs.
     pub graph_memory: GraphMemory,
+    /// Green contexts.
+    pub greens: Greens,
     /// Memory pools.
     pub pools: Pools,
     /// Virtual memory management.
     pub memory: Virtual,
     /// Arrays.
     pub arrays: Arrays,
+    /// Memory mapped to arrays.
+    pub sparse: Sparse,
     /// Memory shared with other processes.
     pub sharing: Shared,
     /// Modules and libraries.
@@ -132,9 +138,11 @@ fn start() -> Result<Driver> {
         captures: Captures::default(),
         graphs: Graphs::default(),
         graph_memory: GraphMemory::default(),
+        greens: Greens::default(),
         pools: Pools::default(),
         memory: Virtual::default(),
         arrays: Arrays::default(),
+        sparse: Sparse::default(),
         sharing: Shared::default(),
         modules: Modules::default(),
         functions: Registry::default(),

@@ -1,14 +1,15 @@
 //! Events: moments in the order of a GPU's work, stamped by the device clock.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use gpushare_simulator::clock;
 use gpushare_simulator::timeline::{Stamp, stamp};
 
 use crate::abi::{Code, Handle, Out, Result};
 use crate::capture::Capturing;
-use crate::context::current;
+use crate::context::{Context, current};
 use crate::driver::{Driver, driver, locked};
+use crate::ipc_event::SharedMark;
 use crate::registry::Registry;
 use crate::stream::{Stream, Tail};
 use crate::work::Work;
@@ -29,6 +30,8 @@ pub struct Event {
     ordinal: i32,
     flags: u32,
     moment: Mutex<Moment>,
+    /// What other processes see of it, or what it is another process's event by.
+    shared: OnceLock<SharedMark>,
 }
 
 /// All events of the process.
@@ -38,11 +41,20 @@ pub struct Events {
 }
 
 const DISABLE_TIMING: u32 = 2;
+const INTERPROCESS: u32 = 4;
 
 impl Events {
     /// The event of a handle.
     pub fn get(&self, handle: Handle) -> Result<Arc<Event>> {
         self.registry.get(handle)
+    }
+
+    /// Another process's event.
+    pub fn adopt(&self, context: &Context, shared: SharedMark) -> Handle {
+        self.registry.add_with(|handle| Event {
+            shared: OnceLock::from(shared),
+            ..Event::new(handle, context, DISABLE_TIMING | INTERPROCESS)
+        })
     }
 
     /// Forgets the events of a dying context.
@@ -52,6 +64,37 @@ impl Events {
 }
 
 impl Event {
+    fn new(handle: Handle, context: &Context, flags: u32) -> Self {
+        Self {
+            handle,
+            context: context.handle,
+            ordinal: context.ordinal,
+            flags,
+            moment: Mutex::default(),
+            shared: OnceLock::new(),
+        }
+    }
+
+    /// What other processes see of the event, which `make` makes by its number and GPU if there is nothing yet.
+    pub fn shared(&self, make: impl FnOnce(Handle, i32) -> Result<SharedMark>) -> Result<&SharedMark> {
+        if self.flags & INTERPROCESS == 0 {
+            return Err(Code::INVALID_HANDLE);
+        }
+        if self.shared.get().is_none() {
+            let new = make(self.handle, self.ordinal)?;
+            if let Some((_, tail)) = self.tail()? {
+                new.write(tail.mark)?;
+            }
+            let _ = self.shared.set(new);
+        }
+        self.shared.get().ok_or(Code::INVALID_HANDLE)
+    }
+
+    fn set(&self, ordinal: i32, stamp: Stamp, tail: Tail) -> Result {
+        *locked(&self.moment) = Moment::At(ordinal, stamp, tail);
+        self.shared.get().map_or(Ok(()), |shared| shared.write(tail.mark))
+    }
+
     /// Stamps the event at its place in the GPU's queue.
     pub fn record(&self, driver: &Driver, stream: &Stream) -> Result {
         let gpu = driver.gpu(stream.context.ordinal)?;
@@ -60,24 +103,30 @@ impl Event {
         let stamp = stamp(gpu, &driver.session, asked, tail.floor);
         tail.mark = stamp.mark;
         *locked(&stream.context.last) = tail.mark;
-        *locked(&self.moment) = Moment::At(stream.context.ordinal, stamp, *tail);
-        Ok(())
+        self.set(stream.context.ordinal, stamp, *tail)
+    }
+
+    /// Stamps the event at the end of all work of a context.
+    pub fn record_end(&self, driver: &Driver, context: &Context) -> Result {
+        if self.ordinal != context.ordinal {
+            return Err(Code::INVALID_HANDLE);
+        }
+        let gpu = driver.gpu(context.ordinal)?;
+        let stamp = stamp(gpu, &driver.session, &driver.queue(context.ordinal)?.asked, 0);
+        let tail = Tail { mark: stamp.mark, floor: 0 };
+        self.set(context.ordinal, stamp, tail)
     }
 
     /// Lets `stream` wait for the event.
     pub fn hold(&self, driver: &Driver, stream: &Stream) -> Result {
         // Copied out first: recording takes the two locks in the other order.
-        let found = match &*locked(&self.moment) {
-            Moment::At(ordinal, _, moment) => Some((*ordinal, *moment)),
-            Moment::Never | Moment::Captured(_) => None,
-        };
-        let Some((ordinal, moment)) = found else { return Ok(()) };
+        let Ok(Some((ordinal, moment))) = self.tail() else { return Ok(()) };
         let gpu = driver.gpu(ordinal)?;
         if let Some(end) = moment.end(gpu) {
             let mut tail = locked(&stream.tail);
             tail.floor = tail.floor.max(end);
-        } else if ordinal != stream.context.ordinal {
-            // On one slicing GPU a process's work keeps its order anyway; of two, neither knows the other's future.
+        } else if ordinal != stream.context.ordinal || !moment.mark.precedes(&driver.session) {
+            // On one slicing GPU a process's work keeps its order anyway; nothing else is known before it happens.
             moment.wait(gpu, &driver.session);
         }
         Ok(())
@@ -85,6 +134,9 @@ impl Event {
 
     /// GPU and end of what the event stands for; `None` before the first record.
     fn tail(&self) -> Result<Option<(i32, Tail)>> {
+        if let Some(shared) = self.shared.get() {
+            return Ok(Some((self.ordinal, Tail { mark: shared.read()?, floor: 0 })));
+        }
         match &*locked(&self.moment) {
             Moment::Never => Ok(None),
             Moment::At(ordinal, _, tail) => Ok(Some((*ordinal, *tail))),
@@ -165,13 +217,11 @@ exports! {
         out.given()?;
         let driver = driver()?;
         let context = current()?;
-        if flags > 7 {
+        let timed_and_shared = flags & (INTERPROCESS | DISABLE_TIMING) == INTERPROCESS;
+        if flags > 7 || timed_and_shared {
             return Err(Code::INVALID_VALUE);
         }
-        let make = |handle| Event {
-            handle, context: context.handle, ordinal: context.ordinal, flags, moment: Mutex::default(),
-        };
-        out.set(driver.events.registry.add_with(make))
+        out.set(driver.events.registry.add_with(|handle| Event::new(handle, &context, flags)))
     }
 
     fn cuEventDestroy_v2 also cuEventDestroy (handle: Handle) {

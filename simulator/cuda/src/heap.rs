@@ -219,8 +219,17 @@ impl Allocation {
 
 /// Reserves `length` bytes of addresses that read as zeros and take memory only when written.
 pub fn reserve(length: u64) -> Result<u64> {
+    reserve_where(length, 0)
+}
+
+/// The same below 4 GiB.
+pub fn reserve_low(length: u64) -> Result<u32> {
+    u32::try_from(reserve_where(length, libc::MAP_32BIT)?).map_err(|_| Code::OUT_OF_MEMORY)
+}
+
+fn reserve_where(length: u64, place: i32) -> Result<u64> {
     let size = usize::try_from(length).map_err(|_| Code::OUT_OF_MEMORY)?;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | place;
     // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no memory of ours.
     let address =
         unsafe { libc::mmap(std::ptr::null_mut(), size, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };

@@ -58,13 +58,14 @@ impl Kernel {
     }
 
     /// How long the launch keeps the GPU busy, in nanoseconds: what the function's name says, or a base time for
-    /// every round in which the grid fills the GPU.
-    pub fn duration(&self, driver: &Driver, gpu: &Gpu) -> u64 {
+    /// every round in which the grid fills the multiprocessors of its context.
+    pub fn duration(&self, driver: &Driver, gpu: &Gpu, cores: Option<u32>) -> u64 {
         if let Some(length) = self.function.length {
             return driver.shape.shaped(length);
         }
         let blocks: u64 = self.grid.iter().map(|&extent| u64::from(extent)).product();
-        let room = u64::from(gpu.cores.load(Ordering::Relaxed)) * BLOCKS_PER_CORE;
+        let cores = cores.unwrap_or(gpu.cores.load(Ordering::Relaxed));
+        let room = u64::from(cores) * BLOCKS_PER_CORE;
         self.function.base.saturating_mul(blocks.div_ceil(room.max(1)))
     }
 }

@@ -7,7 +7,7 @@ use gpushare_simulator::memory::rounded;
 use crate::abi::{Code, DevicePointer, Handle, In, Out, Result};
 use crate::context::current;
 use crate::driver::{Driver, driver, locked};
-use crate::heap::{Allocation, Kind};
+use crate::heap::{Allocation, Kind, unreserve};
 
 impl Driver {
     /// Charges the GPU `ordinal` and finds addresses for `length` bytes.
@@ -39,6 +39,10 @@ impl Driver {
     pub fn release(&self, start: u64) -> Result<Allocation> {
         self.unshare(start);
         let gone = locked(&self.heap).remove(start)?;
+        if u32::try_from(start).is_ok() {
+            // Of the oldest forms: it lies in no range of a GPU.
+            unreserve(start, gone.extent.next_multiple_of(4096));
+        }
         self.gpu(gone.ordinal)?.give(&self.session, gone.charged);
         Ok(gone)
     }
@@ -65,10 +69,36 @@ fn allocate(length: usize, kind: Kind) -> Result<u64> {
     let driver = driver()?;
     let context = current()?;
     driver.refuse_unsafe_while_capturing()?;
-    Ok(driver.allocate(context.ordinal, context.handle, kind, length as u64)?.start)
+    Ok(driver.allocate(context.ordinal, context.home, kind, length as u64)?.start)
 }
 
 const PITCH: usize = 512;
+
+/// Bytes of a row and of all rows.
+pub fn pitch_of(width: usize, height: usize, element: u32) -> Result<(usize, usize)> {
+    if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let row = width.checked_next_multiple_of(PITCH).ok_or(Code::INVALID_VALUE)?;
+    Ok((row, row.checked_mul(height).ok_or(Code::OUT_OF_MEMORY)?))
+}
+
+/// cuMemFree.
+pub fn free(start: u64) -> Result {
+    let driver = driver()?;
+    current()?;
+    driver.refuse_unsafe_while_capturing()?;
+    if start == 0 {
+        return Ok(());
+    }
+    let kind = locked(&driver.heap).at(start).map(|found| found.kind).ok_or(Code::INVALID_VALUE)?;
+    match kind {
+        Kind::Device | Kind::Managed => driver.release(start).map(|_| ()),
+        Kind::Pool(_) | Kind::Graph => driver.free_ordered(start),
+        Kind::Imported => driver.close_import(start),
+        Kind::Array | Kind::Mapped => Err(Code::INVALID_VALUE),
+    }
+}
 
 fn free_and_total() -> Result<(u64, u64)> {
     let driver = driver()?;
@@ -142,11 +172,8 @@ exports! {
     fn cuMemAllocPitch_v2(out: Out<DevicePointer>, pitch: Out<usize>, width: usize, height: usize, element: u32) {
         out.given()?;
         pitch.given()?;
-        if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
-            return Err(Code::INVALID_VALUE);
-        }
-        let row = width.checked_next_multiple_of(PITCH).ok_or(Code::INVALID_VALUE)?;
-        let start = allocate(row.checked_mul(height).ok_or(Code::OUT_OF_MEMORY)?, Kind::Device)?;
+        let (row, all) = pitch_of(width, height, element)?;
+        let start = allocate(all, Kind::Device)?;
         pitch.set(row)?;
         out.set(start)
     }
@@ -160,19 +187,7 @@ exports! {
     }
 
     fn cuMemFree_v2(start: DevicePointer) {
-        let driver = driver()?;
-        current()?;
-        driver.refuse_unsafe_while_capturing()?;
-        if start == 0 {
-            return Ok(());
-        }
-        let kind = locked(&driver.heap).at(start).map(|found| found.kind).ok_or(Code::INVALID_VALUE)?;
-        match kind {
-            Kind::Device | Kind::Managed => driver.release(start).map(|_| ()),
-            Kind::Pool(_) | Kind::Graph => driver.free_ordered(start),
-            Kind::Imported => driver.close_import(start),
-            Kind::Array | Kind::Mapped => Err(Code::INVALID_VALUE),
-        }
+        free(start)
     }
 
     fn cuMemGetAddressRange_v2(base: Out<DevicePointer>, length: Out<usize>, address: DevicePointer) {

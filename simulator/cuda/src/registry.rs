@@ -59,6 +59,12 @@ impl<T> Registry<T> {
         self.objects.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
+    /// Handle of an object for which `wanted` holds.
+    pub fn find(&self, wanted: impl Fn(&T) -> bool) -> Option<Handle> {
+        let objects = self.objects.read().unwrap_or_else(PoisonError::into_inner);
+        objects.iter().find(|(_, object)| wanted(object)).map(|(handle, _)| *handle)
+    }
+
     fn write(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<Handle, Arc<T>>> {
         self.objects.write().unwrap_or_else(PoisonError::into_inner)
     }

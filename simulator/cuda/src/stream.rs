@@ -128,6 +128,12 @@ impl Stream {
 }
 
 impl Streams {
+    /// A new stream of `context`.
+    pub fn add(&self, context: Arc<Context>, flags: u32, priority: i32) -> Handle {
+        let make = |handle| Stream::new(handle, context, false, flags, priority.clamp(-5, 0));
+        self.registry.add_with(make)
+    }
+
     /// All streams of `context`.
     pub fn of(&self, context: Handle) -> Vec<Arc<Stream>> {
         let defaults: Vec<Arc<Stream>> = locked(&self.defaults).values().cloned().collect();
@@ -167,8 +173,7 @@ fn create(out: Out<Handle>, flags: u32, priority: i32) -> Result {
     if flags > 1 {
         return Err(Code::INVALID_VALUE);
     }
-    let make = |handle| Stream::new(handle, context, false, flags, priority.clamp(-5, 0));
-    out.set(driver.streams.registry.add_with(make))
+    out.set(driver.streams.add(context, flags, priority))
 }
 
 fn ordinal_of(handle: Handle) -> Result<i32> {

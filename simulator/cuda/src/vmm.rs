@@ -13,6 +13,7 @@ use gpushare_simulator::memory::LARGE;
 use crate::abi::{Code, DevicePointer, Handle, In, Out, Result};
 use crate::driver::{Driver, driver, locked};
 use crate::heap::{Allocation, Kind, reserve, unreserve};
+use crate::multicast::Multicast;
 use crate::registry::Registry;
 
 /// CUmemAllocationProp.
@@ -35,11 +36,15 @@ struct Physical {
     properties: Properties,
     /// Handle references and mappings.
     uses: Mutex<(u32, u32)>,
+    /// Set for a multicast object.
+    multicast: Option<Multicast>,
 }
 
 #[derive(Clone)]
 struct Mapping {
     length: u64,
+    /// Where in the memory it begins.
+    offset: u64,
     physical: Handle,
 }
 
@@ -52,6 +57,16 @@ pub struct Virtual {
 }
 
 const DEVICE: u32 = 1;
+/// Sizes and places are multiples of this.
+pub const GRANULARITY: u64 = LARGE;
+
+impl Properties {
+    /// Of memory that belongs to no one GPU.
+    pub fn shared(handle_types: u64) -> Self {
+        let handle_types = u32::try_from(handle_types).unwrap_or(0);
+        Self { kind: 1, handle_types, location_kind: DEVICE, location: 0, security: 0, flags: [0; 8] }
+    }
+}
 
 fn new_file(length: u64) -> Result<File> {
     // SAFETY: makes a new file without a name; the text is terminated.
@@ -92,6 +107,9 @@ impl Virtual {
         let physical = self.handles.get(handle)?;
         if *locked(&physical.uses) == (0, 0) {
             self.handles.remove(handle)?;
+            if let Some(multicast) = &physical.multicast {
+                multicast.unbind_all(driver);
+            }
             driver.gpu(physical.properties.location)?.give(&driver.session, physical.charged);
         }
         Ok(())
@@ -109,6 +127,49 @@ impl Virtual {
             .next_back()
             .filter(|(start, mapping)| address - *start < mapping.length);
         found.map(|(_, mapping)| mapping.physical).ok_or(Code::INVALID_VALUE)
+    }
+
+    /// The memory at a mapped address, and the distance from its begin.
+    pub fn mapped_at(&self, address: u64) -> Result<(Handle, u64)> {
+        let handle = self.mapping_of(address)?;
+        let mappings = locked(&self.mappings);
+        let (start, mapping) = mappings.range(..=address).next_back().ok_or(Code::INVALID_VALUE)?;
+        Ok((handle, mapping.offset + (address - start)))
+    }
+
+    /// CUDA ordinal of the GPU that has the memory of a handle.
+    pub fn gpu_of(&self, handle: Handle) -> Result<i32> {
+        Ok(self.live(handle)?.properties.location)
+    }
+
+    /// One more mapping of the `length` bytes at `offset`, other than to addresses.
+    pub fn hold(&self, handle: Handle, offset: u64, length: u64) -> Result {
+        let physical = self.live(handle)?;
+        if physical.multicast.is_some() || offset.checked_add(length).is_none_or(|end| end > physical.length)
+        {
+            return Err(Code::INVALID_VALUE);
+        }
+        locked(&physical.uses).1 += 1;
+        Ok(())
+    }
+
+    /// Ends what [`Virtual::hold`] began.
+    pub fn let_go(&self, driver: &Driver, handle: Handle) -> Result {
+        locked(&self.handles.get(handle)?.uses).1 -= 1;
+        self.settle(driver, handle)
+    }
+
+    /// A handle for a multicast object.
+    pub fn add_multicast(&self, length: u64, properties: Properties, multicast: Multicast) -> Result<Handle> {
+        let uses = Mutex::new((1, 0));
+        let file = new_file(length)?;
+        let multicast = Some(multicast);
+        Ok(self.handles.add(Physical { file, length, charged: 0, properties, uses, multicast }))
+    }
+
+    /// Does something with the multicast object of a handle.
+    pub fn with_multicast(&self, handle: Handle, act: impl FnOnce(&Multicast) -> Result) -> Result {
+        act(self.live(handle)?.multicast.as_ref().ok_or(Code::INVALID_VALUE)?)
     }
 
     fn reserved(&self, start: u64, length: u64) -> bool {
@@ -133,7 +194,8 @@ fn create(driver: &Driver, length: u64, properties: Properties) -> Result<Handle
         return Err(Code::OUT_OF_MEMORY);
     }
     let file = new_file(length).inspect_err(|_| gpu.give(&driver.session, length))?;
-    let physical = Physical { file, length, charged: length, properties, uses: Mutex::new((1, 0)) };
+    let uses = Mutex::new((1, 0));
+    let physical = Physical { file, length, charged: length, properties, uses, multicast: None };
     Ok(driver.memory.handles.add(physical))
 }
 
@@ -150,7 +212,7 @@ fn map(driver: &Driver, start: u64, length: u64, offset: u64, handle: Handle) ->
     }
     map_file(&physical.file, start, length, offset)?;
     locked(&physical.uses).1 += 1;
-    mappings.insert(start, Mapping { length, physical: handle });
+    mappings.insert(start, Mapping { length, offset, physical: handle });
     let ordinal = physical.properties.location;
     let shown = Allocation::new(ordinal, 0, Kind::Mapped, length, length, 0).starting(start);
     locked(&driver.heap).adopt(shown);
@@ -281,10 +343,8 @@ exports! {
         let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
         let file = File::from(borrowed.try_clone_to_owned().map_err(|_| Code::INVALID_VALUE)?);
         let length = file.metadata().map_err(|_| Code::INVALID_VALUE)?.len();
-        let properties = Properties {
-            kind: 1, handle_types: 1, location_kind: DEVICE, location: 0, security: 0, flags: [0; 8],
-        };
-        let physical = Physical { file, length, charged: 0, properties, uses: Mutex::new((1, 0)) };
+        let (properties, uses) = (Properties::shared(1), Mutex::new((1, 0)));
+        let physical = Physical { file, length, charged: 0, properties, uses, multicast: None };
         out.set(driver.memory.handles.add(physical))
     }
 }

@@ -91,7 +91,7 @@ impl Driver {
         let queue = self.queue(ordinal)?;
         queue.make_room(gpu, &self.session);
         let mut tail = locked(&stream.tail);
-        tail.mark = submit(gpu, &self.session, kernel.duration(self, gpu), tail.floor);
+        tail.mark = submit(gpu, &self.session, kernel.duration(self, gpu, stream.context.cores), tail.floor);
         *locked(&stream.context.last) = tail.mark;
         queue.add(tail.mark);
         Ok(())

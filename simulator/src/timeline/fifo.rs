@@ -14,9 +14,9 @@ use crate::state::{CUTS, Cut, Gpu};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct End {
     /// On the time line as it was when the work was queued.
-    time: u64,
+    pub time: u64,
     /// Cuts made before.
-    cuts: u64,
+    pub cuts: u64,
 }
 
 /// Queues `length` nanoseconds that start not before `after`. The caller holds the time lock.

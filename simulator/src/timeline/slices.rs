@@ -16,8 +16,10 @@ use crate::state::{Gpu, Line, SLOTS, STAMPS, Stamp};
 /// A place on a process's line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    owner: Owner,
-    position: u64,
+    /// Whose line.
+    pub owner: Owner,
+    /// Nanoseconds from its begin.
+    pub position: u64,
 }
 
 /// A moment that the GPU stamps: 0 until it came there.

@@ -93,7 +93,8 @@ pub struct Running {
 impl Running {
     /// Starts `command`.
     pub fn start(mut command: Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("the client starts");
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the client starts");
         let output = child.stdout.take().expect("the output is a pipe");
         Self { child, lines: BufReader::new(output).lines() }
     }
@@ -112,6 +113,13 @@ impl Running {
     /// The same as a number.
     pub fn number(&mut self, key: &str) -> u64 {
         self.value(key).parse().expect("a number")
+    }
+
+    /// Lets a client go on that waits for a line.
+    pub fn send(&mut self) {
+        use std::io::Write;
+        let input = self.child.stdin.as_mut().expect("the input is a pipe");
+        input.write_all(b"\n").expect("the client reads");
     }
 
     /// The client's pid.
