@@ -17,6 +17,7 @@ const MADVISE: usize = 28;
 const GETPID: usize = 39;
 const FCNTL: usize = 72;
 const READLINK: usize = 89;
+const GETTID: usize = 186;
 const FUTEX: usize = 202;
 const OPENAT: usize = 257;
 
@@ -161,6 +162,13 @@ pub fn pid() -> u32 {
     // SAFETY: no arguments, no memory.
     let pid = unsafe { call(GETPID, [0; 6]) };
     u32::try_from(pid).unwrap_or(0)
+}
+
+/// The calling thread's id in its own pid namespace.
+pub fn thread() -> u32 {
+    // SAFETY: no arguments, no memory.
+    let thread = unsafe { call(GETTID, [0; 6]) };
+    u32::try_from(thread).unwrap_or(0)
 }
 
 /// Reads the link `path` into `buffer`; the bytes read.

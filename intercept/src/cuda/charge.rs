@@ -1,6 +1,7 @@
 //! A charge is taken before the driver allocates and kept only when it did.
 
-use super::{Here, context, graph, pool};
+use super::virtual_memory::share;
+use super::{Here, context, graph, pending, pool, queue};
 use crate::table::Entry;
 
 /// Bytes charged on one device; given back on drop.
@@ -12,7 +13,7 @@ pub(super) struct Charge {
 }
 
 impl Charge {
-    /// Charges `bytes`; `None`: they do not fit, even after this process's own unused pool memory went back.
+    /// Charges `bytes`; `None`: they do not fit, even after what this process holds unused went back.
     pub(super) fn take(here: Here, device: u8, bytes: u64) -> Option<Self> {
         let charge = Self::take_once(here, device, bytes);
         if charge.is_some() {
@@ -55,12 +56,15 @@ impl Drop for Charge {
     }
 }
 
-/// Returns memory that pools and graphs of this process hold unused. False when there is none to return.
+/// Returns memory that this process holds unused: in pools, for graphs, by frees that have run without anybody waiting
+/// for them, by exports that were closed. False when there is none to return.
 fn give_back_unused(here: Here) -> bool {
-    if pool::is_unused(here) && graph::is_unused(here) {
+    if queue::is_unused(here) && share::is_unused(here) {
         return false;
     }
+    share::reap(here);
     context::relaxed(|| {
+        pending::ask_driver(here);
         pool::trim_all(here);
         graph::trim_all(here);
     });

@@ -1,23 +1,27 @@
 //! Contexts: the memory that the driver takes for the first one of a process on a device, and what dies with one.
 //!
 //! The driver tells nobody inside the process what a context costs, and other tenants' use makes a difference of its
-//! free figure meaningless. The estimate therefore stays charged as long as a context of this process is alive.
+//! free figure meaningless. The estimate therefore stays charged as long as a context of this process is alive; what
+//! further contexts cost is not documented, and left to the host's audit.
+
+pub(super) mod green;
+pub(super) mod limit;
 
 use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use gpushare_region::MAX_DEVICES;
 
+use self::limit::LIMITS;
 use super::charge::Charge;
+use super::queue::{self, Ran};
 use super::{Context, Device, Here, OUT_OF_MEMORY, SUCCESS, Status, UNLISTED, here, line_of, read, real};
 use crate::mutex::Mutex;
+use crate::table::{Entry, Kind};
 
 /// Device memory charged for the first context of a process on a device.
 pub const CONTEXT_BYTES: u64 = 320 << 20;
 /// Contexts whose end we can follow; the objects of further ones stay charged until they are freed one by one.
 const KNOWN: usize = 64;
-/// `CU_LIMIT_MALLOC_HEAP_SIZE`.
-const HEAP: i32 = 2;
-
 /// The contexts of this process.
 #[repr(C)]
 pub(super) struct Contexts {
@@ -38,6 +42,8 @@ struct Line {
     primary_unplaced: bool,
     /// Whether the estimate is charged.
     charged: bool,
+    /// Whether a context was met that could not be counted: nobody can say then which one is the last.
+    uncounted: bool,
 }
 
 #[repr(C)]
@@ -46,14 +52,16 @@ struct Known {
     handle: AtomicUsize,
     device: AtomicU8,
     primary: AtomicU8,
-    /// Bytes charged for its malloc heap above the driver's default.
-    heap: AtomicU64,
+    /// The green context behind the handle; 0: none.
+    green: AtomicUsize,
+    /// Bytes charged for its limits above the driver's defaults.
+    limits: [AtomicU64; LIMITS],
 }
 
 /// Where an allocation of the calling thread goes.
 #[derive(Clone, Copy)]
 pub(super) struct Current {
-    /// Number of the context; 0 when it is one too many to follow.
+    /// Number of the context; 0 when it is one too many to follow, or green.
     pub(super) context: u8,
     /// Line of the limits file.
     pub(super) device: u8,
@@ -61,8 +69,11 @@ pub(super) struct Current {
 
 impl Contexts {
     fn find(&self, handle: Context) -> Option<(u8, &Known)> {
-        let found =
-            self.known.iter().enumerate().find(|(_, known)| known.handle.load(Ordering::Acquire) == handle);
+        self.find_by(|known| known.handle.load(Ordering::Acquire) == handle)
+    }
+
+    fn find_by(&self, wanted: impl Fn(&Known) -> bool) -> Option<(u8, &Known)> {
+        let found = self.known.iter().enumerate().find(|(_, known)| wanted(known));
         found.and_then(|(index, known)| Some((u8::try_from(index + 1).ok()?, known)))
     }
 
@@ -84,7 +95,8 @@ impl Contexts {
         };
         known.device.store(device, Ordering::Relaxed);
         known.primary.store(primary.into(), Ordering::Relaxed);
-        known.heap.store(0, Ordering::Relaxed);
+        known.green.store(0, Ordering::Relaxed);
+        known.limits.iter().for_each(|bytes| bytes.store(0, Ordering::Relaxed));
         known.handle.store(handle, Ordering::Release);
         number
     }
@@ -98,9 +110,18 @@ pub(super) fn current(here: Here) -> Option<Current> {
         return None;
     }
     match here.state.contexts.find(handle) {
-        Some((context, known)) => Some(Current { context, device: known.device.load(Ordering::Relaxed) }),
+        Some((number, known)) => {
+            // What is allocated under a green context is the primary one's, and outlives it.
+            let context = if known.green.load(Ordering::Relaxed) == 0 { number } else { 0 };
+            Some(Current { context, device: known.device.load(Ordering::Relaxed) })
+        }
         None => adopt(here, handle),
     }
+}
+
+/// The number of `context`; 0 when it is none that we follow.
+pub(super) fn number(here: Here, context: Context) -> u8 {
+    if context == 0 { 0 } else { here.state.contexts.find(context).map_or(0, |(number, _)| number) }
 }
 
 /// Enters the current context, which was made where we could not see it: its estimate is charged, limit or not.
@@ -124,6 +145,9 @@ fn adopt(here: Here, handle: Context) -> Option<Current> {
     }
     let unplaced = lines.get(usize::from(device)).is_some_and(|line| line.unplaced > 0);
     if unplaced || contexts.find(0).is_none() {
+        if let Some(line) = lines.get_mut(usize::from(device)) {
+            line.uncounted = true;
+        }
         return Some(Current { context: 0, device }); // counted when it was made, or made where nobody counts
     }
     Some(Current { context: contexts.enter(&mut *lines, handle, device, false), device })
@@ -172,7 +196,10 @@ fn leave(here: Here, lines: &mut [Line], number: u8, known: &Known) {
         |entry| entry.context == number,
         |entry| book.release(usize::from(entry.device), entry.size),
     );
-    book.release(usize::from(device), known.heap.swap(0, Ordering::Relaxed));
+    for bytes in &known.limits {
+        book.release(usize::from(device), bytes.swap(0, Ordering::Relaxed));
+    }
+    queue::ran(here, Ran::Context(number));
     known.handle.store(0, Ordering::Release);
     count_out(here, lines, device);
 }
@@ -185,14 +212,30 @@ fn leave_unplaced(here: Here, lines: &mut [Line], device: u8) {
     }
 }
 
-/// One context less on `device`; the estimate goes with the last.
+/// One context less on `device`. With the last one go the estimate and all that lived in contexts, whichever it was.
 fn count_out(here: Here, lines: &mut [Line], device: u8) {
     let Some(line) = lines.get_mut(usize::from(device)) else { return };
     line.alive = line.alive.saturating_sub(1);
-    if line.alive == 0 && core::mem::take(&mut line.charged) {
-        here.book().release(usize::from(device), CONTEXT_BYTES);
-        here.book().forget_context(usize::from(device), CONTEXT_BYTES);
+    if line.alive > 0 {
+        return;
     }
+    let book = here.book();
+    if !line.uncounted {
+        here.state.table.remove_all(
+            |entry| entry.device == device && lives_in_context(entry),
+            |entry| book.release(usize::from(entry.device), entry.size),
+        );
+        queue::line_ended(here, device);
+    }
+    if core::mem::take(&mut line.charged) {
+        book.release(usize::from(device), CONTEXT_BYTES);
+        book.forget_context(usize::from(device), CONTEXT_BYTES);
+    }
+}
+
+/// Pools follow the driver's figures, and physical memory needs no context.
+fn lives_in_context(entry: &Entry) -> bool {
+    matches!(entry.kind, Kind::Linear | Kind::Array | Kind::Mipmap | Kind::External)
 }
 
 /// Asks the driver for a context by making it current for a moment: its device, or why not.
@@ -247,58 +290,34 @@ fn end(context: Context, call: impl FnOnce() -> Status) -> Status {
 /// Forwards a release or reset of the primary context and asks the driver whether it ended.
 fn end_primary(device: Device, call: impl FnOnce() -> Status) -> Status {
     let Some(here) = here() else { return call() };
-    let contexts = &here.state.contexts;
-    let mut lines = contexts.lines.lock();
+    let mut lines = here.state.contexts.lines.lock();
     let status = call();
-    let (mut flags, mut active) = (0, 1);
-    // SAFETY: the driver writes two integers.
-    let asked = unsafe { real::cuDevicePrimaryCtxGetState(device, &mut flags, &mut active) };
-    if status == SUCCESS && asked == SUCCESS && active == 0 {
-        let line = line_of(here, device);
-        let primary = contexts.known.iter().zip(1..).find(|(known, _)| {
-            known.handle.load(Ordering::Relaxed) != 0
-                && known.primary.load(Ordering::Relaxed) == 1
-                && known.device.load(Ordering::Relaxed) == line
-        });
-        if let Some((known, number)) = primary {
-            leave(here, &mut *lines, number, known);
-        } else if lines
-            .get_mut(usize::from(line))
-            .is_some_and(|line| core::mem::take(&mut line.primary_unplaced))
-        {
-            leave_unplaced(here, &mut *lines, line);
-        }
+    if status == SUCCESS {
+        settle_primary(here, &mut *lines, device);
     }
     status
 }
 
-/// Charges a larger malloc heap before the driver makes it.
-fn set_limit(limit: i32, value: usize, call: impl FnOnce() -> Status) -> Status {
-    let Some(here) = here().filter(|_| limit == HEAP) else { return call() };
-    let Some(current) = current(here) else { return call() };
-    let mut old = 0;
-    // SAFETY: the driver writes one integer.
-    let asked = unsafe { real::cuCtxGetLimit(&mut old, HEAP) };
-    let Some(known) =
-        usize::from(current.context).checked_sub(1).and_then(|at| here.state.contexts.known.get(at))
-    else {
-        return call();
-    };
-    let (old, new) = (super::size::charged(old as u64), super::size::charged(value as u64));
-    let grown = new.saturating_sub(old);
-    let Some(charge) = Charge::take(here, current.device, grown).filter(|_| asked == SUCCESS) else {
-        return if asked == SUCCESS { OUT_OF_MEMORY } else { call() };
-    };
-    let status = call();
-    if status != SUCCESS {
-        return status;
+/// Drops the primary context of `device` if the driver has ended it.
+fn settle_primary(here: Here, lines: &mut [Line], device: Device) {
+    let (mut flags, mut active) = (0, 1);
+    // SAFETY: the driver writes two integers.
+    let asked = unsafe { real::cuDevicePrimaryCtxGetState(device, &mut flags, &mut active) };
+    if asked != SUCCESS || active != 0 {
+        return;
     }
-    charge.keep();
-    known.heap.fetch_add(grown, Ordering::Relaxed);
-    let less = old.saturating_sub(new).min(known.heap.load(Ordering::Relaxed));
-    known.heap.fetch_sub(less, Ordering::Relaxed);
-    here.book().release(usize::from(current.device), less);
-    status
+    let line = line_of(here, device);
+    let primary = here.state.contexts.find_by(|known| {
+        known.handle.load(Ordering::Relaxed) != 0
+            && known.primary.load(Ordering::Relaxed) == 1
+            && known.device.load(Ordering::Relaxed) == line
+    });
+    if let Some((number, known)) = primary {
+        leave(here, lines, number, known);
+    } else if lines.get_mut(usize::from(line)).is_some_and(|line| core::mem::take(&mut line.primary_unplaced))
+    {
+        leave_unplaced(here, lines, line);
+    }
 }
 
 /// Runs our own driver calls so that they do not spoil a capture in progress on this thread.
@@ -345,7 +364,6 @@ pub mod hooks {
         cuGLCtxCreate_v2, false (context; flags: u32; device);
         cuVDPAUCtxCreate, false (context; flags: u32; device; vdpau: u32; lookup: *mut c_void);
         cuVDPAUCtxCreate_v2, false (context; flags: u32; device; vdpau: u32; lookup: *mut c_void);
-        cuGreenCtxCreate, false (context; resources: *mut c_void; device; flags: u32);
     }
 
     macro_rules! endings {
@@ -369,10 +387,5 @@ pub mod hooks {
     }
     endings! { detach:
         cuCtxDetach(context: Context);
-    }
-
-    pub unsafe extern "C" fn cuCtxSetLimit(limit: i32, value: usize) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        set_limit(limit, value, || unsafe { real::cuCtxSetLimit(limit, value) })
     }
 }

@@ -1,5 +1,15 @@
 //! Every driver function that we hook or call, with its signature. Above driver 535 the signatures are those of the
 //! public headers. Functions without a suffix are the 32-bit originals where a `_v2` stands beside them.
+//!
+//! Functions that look as if they belonged here and do not:
+//! - `cuIpcOpenMemHandle`, `cuIpcCloseMemHandle`, `cuMemPoolImportPointer`: memory of another process, which pays for it;
+//!   its pointer stays unknown, and freeing it is the driver's business.
+//! - `cuMulticastCreate`: an object without memory of its own; what is bound to it is physical memory.
+//! - `cuGraphAddMemAllocNode`, `cuGraphAddNode*`, `cuGraphExecUpdate*`: see `graph`.
+//! - `cuMemGetMemPool`, `cuMemGetDefaultMemPool`: a pool is known when something is allocated from it.
+//! - `cuMemPrefetch*`, `cuMemDiscard*`, `cuMemAdvise*`: managed memory is charged whole, wherever its pages are.
+//! - `cuCheckpointProcess*`: a process that is checkpointed keeps its charge, and may be restored.
+//! - `cuMemAllocHost`, `cuMemHostAlloc`, `cuMemHostRegister`: memory of the host.
 
 use core::ffi::{c_char, c_void};
 
@@ -31,7 +41,9 @@ crate::driver_functions! {
         cuGLCtxCreate_v2(context: *mut Context, flags: u32, device: Device);
         cuVDPAUCtxCreate(context: *mut Context, flags: u32, device: Device, vdpau: u32, lookup: *mut c_void);
         cuVDPAUCtxCreate_v2(context: *mut Context, flags: u32, device: Device, vdpau: u32, lookup: *mut c_void);
-        cuGreenCtxCreate(context: *mut Context, resources: *mut c_void, device: Device, flags: u32);
+        cuGreenCtxCreate(green: *mut Context, resources: *mut c_void, device: Device, flags: u32);
+        cuGreenCtxDestroy(green: Context);
+        cuCtxFromGreenCtx(context: *mut Context, green: Context);
         cuCtxSetLimit(limit: i32, value: usize);
 
         cuMemGetInfo(free: *mut u32, total: *mut u32);
@@ -58,14 +70,20 @@ crate::driver_functions! {
         cuMemPoolTrimTo(pool: Pool, bytes: usize);
         cuMemPoolSetAttribute(pool: Pool, attribute: i32, value: *mut c_void);
         cuMemPoolImportFromShareableHandle(pool: *mut Pool, handle: *mut c_void, kind: i32, flags: u64);
+        cuDeviceSetMemPool(device: Device, pool: Pool);
+        cuMemSetMemPool(location: *mut c_void, kind: i32, pool: Pool);
         cuCtxSynchronize();
         cuCtxSynchronize_v2(context: Context);
         cuStreamSynchronize(stream: Stream);
         cuStreamSynchronize_ptsz(stream: Stream);
         cuEventSynchronize(event: usize);
+        cuStreamDestroy(stream: Stream);
+        cuStreamDestroy_v2(stream: Stream);
 
         cuMemCreate(handle: *mut u64, bytes: usize, properties: *const c_void, flags: u64);
         cuMemRelease(handle: u64);
+        cuMemExportToShareableHandle(shared: *mut c_void, handle: u64, kind: i32, flags: u64);
+        cuMemImportFromShareableHandle(handle: *mut u64, shared: *mut c_void, kind: i32);
         cuMemRetainAllocationHandle(handle: *mut u64, address: u64);
         cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
         cuMemUnmap(address: u64, bytes: usize);
@@ -106,6 +124,10 @@ crate::driver_functions! {
         cuStreamBeginCapture_v2_ptsz(stream: Stream, mode: i32);
         cuStreamBeginCaptureToGraph(stream: Stream, graph: Graph, after: *const usize, edges: *const c_void, count: usize, mode: i32);
         cuStreamBeginCaptureToGraph_ptsz(stream: Stream, graph: Graph, after: *const usize, edges: *const c_void, count: usize, mode: i32);
+        cuStreamBeginCaptureToCig(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize);
+        cuStreamBeginCaptureToCig_ptsz(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize);
+        cuStreamBeginRecaptureToGraph(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize);
+        cuStreamBeginRecaptureToGraph_ptsz(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize);
     }
     used {
         cuCtxGetCurrent(context: *mut Context);
@@ -114,16 +136,19 @@ crate::driver_functions! {
         cuCtxPushCurrent_v2(context: Context);
         cuCtxPopCurrent_v2(context: *mut Context);
         cuDeviceGet(device: *mut Device, ordinal: i32);
+        cuDeviceGetAttribute(value: *mut i32, attribute: i32, device: Device);
         cuDeviceGetCount(count: *mut i32);
         cuDeviceGetUuid(uuid: *mut [u8; 16], device: Device);
         cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: Device);
         cuDevicePrimaryCtxGetState(device: Device, flags: *mut u32, active: *mut i32);
         cuDeviceGetMemPool(pool: *mut Pool, device: Device);
         cuDeviceGetDefaultMemPool(pool: *mut Pool, device: Device);
+        cuPointerGetAttribute(value: *mut c_void, attribute: i32, pointer: u64);
         cuMemPoolGetAttribute(pool: Pool, attribute: i32, value: *mut c_void);
         cuStreamIsCapturing(stream: Stream, capturing: *mut i32);
         cuStreamIsCapturing_ptsz(stream: Stream, capturing: *mut i32);
         cuStreamGetCtx(stream: Stream, context: *mut Context);
+        cuStreamQuery(stream: Stream);
         cuThreadExchangeStreamCaptureMode(mode: *mut i32);
         cuGraphGetNodes(graph: Graph, nodes: *mut usize, count: *mut usize);
         cuGraphNodeGetType(node: usize, kind: *mut i32);

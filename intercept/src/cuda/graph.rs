@@ -1,43 +1,47 @@
 //! Memory nodes of graphs: the driver keeps one reserve per device for all graphs of the process.
 //!
 //! An executable graph needs at most the sum of its nodes. What the reserve may have to grow by is charged before the
-//! graph is instantiated, uploaded or launched. It stays charged until all work has run or the reserve is trimmed; then
-//! the driver's own figure counts. In between graphs may run side by side, and each then has memory of its own.
+//! graph is instantiated, uploaded or launched. It stays charged until the launch has run; then the driver's own figure
+//! counts. In between graphs may run side by side, and each then has memory of its own.
+//!
+//! Nodes are found when a graph is instantiated, wherever they come from (`cuGraphAddMemAllocNode`, `cuGraphAddNode*`,
+//! captures, clones), so the functions that make them need no hook. Neither does `cuGraphExecUpdate`: it cannot change
+//! memory nodes; bodies of conditional nodes cannot hold any (CUDA driver API, graph management).
+
+mod nodes;
 
 use core::ffi::{c_char, c_void};
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use gpushare_region::MAX_DEVICES;
 
+use self::nodes::Needs;
 use super::charge::Charge;
-use super::size::charged;
-use super::{
-    Device, Graph, Here, OUT_OF_MEMORY, SUCCESS, Status, Stream, UNLISTED, each_device, here, line_of, read,
-    real,
-};
+use super::queue::{Queue, Ran};
+use super::{Device, Graph, Here, OUT_OF_MEMORY, SUCCESS, Status, Stream, here, line_of, read, real};
 use crate::mutex::Mutex;
-use crate::sys;
 use crate::table::{Entry, Kind};
 
 const USED: i32 = 0; // CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT
 const RESERVED: i32 = 2; // CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
-const CHILD_GRAPH: i32 = 4; // CU_GRAPH_NODE_TYPE_GRAPH
-const MEM_ALLOC: i32 = 10; // CU_GRAPH_NODE_TYPE_MEM_ALLOC
-/// Graphs within graphs that are searched.
-const DEPTH: u32 = 8;
-/// Step of the driver's reserve.
-const STEP: u64 = 2 << 20;
+/// Launches that are followed apart; further ones are waited for together.
+const LAUNCHES: usize = 128;
 
 /// Memory that graphs of this process hold.
 #[repr(C)]
 pub(super) struct Graphs {
     /// Whether a graph with a memory node was ever instantiated: without one, launches cost nothing here.
     nodes: AtomicBool,
-    /// Counts the moments at which no graph was known to run.
-    epoch: AtomicU64,
-    reserves: Mutex<[Reserve; MAX_DEVICES]>,
+    books: Mutex<Books>,
     /// Held while a graph with memory nodes is launched, so that two launches do not count on the same room.
     launching: Mutex<()>,
+}
+
+#[repr(C)]
+struct Books {
+    /// By line of the limits file.
+    reserves: [Reserve; MAX_DEVICES],
+    launches: [Launch; LAUNCHES],
 }
 
 /// The driver's reserve on one device.
@@ -45,22 +49,25 @@ pub(super) struct Graphs {
 #[repr(C)]
 struct Reserve {
     charged: u64,
-    /// What graphs held when the epoch began.
+    /// Most that graphs can hold that have run.
     base: u64,
-    /// Most that the graphs launched in this epoch need if all run at once.
+    /// Most that the launched graphs need if all run at once.
     launched: u64,
+    device: Device,
+    /// Whether `device` is known.
+    known: bool,
 }
 
-/// `CUDA_MEM_ALLOC_NODE_PARAMS`: a pool description of 88 bytes with the location at 8, access, size, pointer.
+/// Graphs that may still have to run.
+#[derive(Clone, Copy)]
 #[repr(C)]
-struct AllocNode {
-    kinds: [i32; 2],
-    location: [i32; 2],
-    rest: [u64; 9],
-    access: [u64; 2],
+struct Launch {
+    /// The executable graph; 0: it is gone, or this place stands for several.
+    executable: usize,
+    /// 0: this place is free.
     bytes: u64,
-    pointer: u64,
-    spare: [u64; 8],
+    queue: Queue,
+    line: u8,
 }
 
 pub(super) fn is_unused(here: Here) -> bool {
@@ -76,35 +83,95 @@ fn attribute(device: Device, attribute: i32) -> Option<u64> {
     (status == SUCCESS).then_some(value)
 }
 
-/// Charges `line` what the driver has reserved for graphs there, but no less than what running ones may still take.
-fn settle(here: Here, line: u8, device: Device) {
-    let mut list = here.state.graphs.reserves.lock();
-    let Some(reserve) = list.get_mut(usize::from(line)) else { return };
-    let Some(reserved) = attribute(device, RESERVED) else { return };
-    let running = if reserve.launched == 0 { 0 } else { reserve.base.saturating_add(reserve.launched) };
-    let now = reserved.max(running);
-    if now > reserve.charged {
-        here.book().add(usize::from(line), now - reserve.charged);
-    } else {
-        here.book().release(usize::from(line), reserve.charged - now);
+impl Reserve {
+    /// Charges what the driver has reserved for graphs, but no less than what launched ones may still take.
+    fn settle(&mut self, here: Here, line: usize) {
+        let Some(reserved) = attribute(self.device, RESERVED).filter(|_| self.known) else { return };
+        let running = if self.launched == 0 { 0 } else { self.base.saturating_add(self.launched) };
+        let now = reserved.max(running);
+        if now > self.charged {
+            here.book().add(line, now - self.charged);
+        } else {
+            here.book().release(line, self.charged - now);
+        }
+        self.charged = now;
     }
-    reserve.charged = now;
+
+    /// Launches that needed `bytes` have run. They may have left memory behind, but no more than graphs hold now.
+    fn ran(&mut self, here: Here, line: usize, bytes: u64) {
+        self.launched = self.launched.saturating_sub(bytes);
+        let left = self.base.saturating_add(bytes);
+        self.base = attribute(self.device, USED).map_or(left, |used| used.min(left));
+        self.settle(here, line);
+    }
 }
 
-/// Begins an epoch: all that was launched has run, or the driver has just been asked what idle graphs keep.
-fn begin_epoch(here: Here, line: u8, device: Device) {
-    here.state.graphs.epoch.fetch_add(1, Ordering::Relaxed);
-    if let Some(reserve) = here.state.graphs.reserves.lock().get_mut(usize::from(line)) {
-        reserve.base = attribute(device, USED).unwrap_or(0);
-        reserve.launched = 0;
+impl Books {
+    /// Notes a launch for which room was charged.
+    fn launch(&mut self, executable: usize, bytes: u64, queue: Queue, line: u8) {
+        let same =
+            |launch: &Launch| launch.bytes > 0 && launch.executable == executable && launch.line == line;
+        let free = |launch: &Launch| launch.bytes == 0;
+        let on_line = |launch: &Launch| launch.line == line;
+        let list = &self.launches;
+        let at = list.iter().position(same).or_else(|| list.iter().position(free));
+        let Some(at) = at.or_else(|| list.iter().position(on_line)) else { return };
+        let Some(launch) = self.launches.get_mut(at) else { return };
+        let before = launch.bytes;
+        *launch = if free(launch) {
+            Launch { executable, bytes, queue, line }
+        } else if same(launch) {
+            // It runs again only after it has run, wherever that is.
+            Launch { bytes: before.max(bytes), queue: launch.queue.and(queue), ..*launch }
+        } else {
+            let bytes = before.saturating_add(bytes);
+            Launch { executable: 0, bytes, queue: launch.queue.and(queue), ..*launch }
+        };
+        let more = launch.bytes - before;
+        if let Some(reserve) = self.reserves.get_mut(usize::from(line)) {
+            reserve.launched = reserve.launched.saturating_add(more);
+        }
     }
-    settle(here, line, device);
+
+    /// What is charged for a launch of `executable` that has perhaps not run yet.
+    fn launched(&self, executable: usize, line: u8) -> u64 {
+        let mut all = self.launches.iter();
+        all.find(|launch| launch.executable == executable && launch.line == line)
+            .map_or(0, |launch| launch.bytes)
+    }
+
+    /// Ends the launches that `has_run` names.
+    fn end(&mut self, here: Here, has_run: impl Fn(&Launch) -> bool) {
+        for (line, reserve) in self.reserves.iter_mut().enumerate() {
+            let mut bytes = 0u64;
+            for launch in self.launches.iter_mut().filter(|launch| usize::from(launch.line) == line) {
+                if launch.bytes > 0 && has_run(launch) {
+                    bytes = bytes.saturating_add(core::mem::take(&mut launch.bytes));
+                }
+            }
+            if reserve.known {
+                reserve.ran(here, line, bytes);
+            }
+        }
+    }
 }
 
-/// All work of the context has run.
-pub(super) fn synchronised(here: Here) {
+pub(super) fn ran(here: Here, work: Ran) {
     if !is_unused(here) {
-        each_device(here, |device, line| begin_epoch(here, line, device));
+        here.state.graphs.books.lock().end(here, |launch| work.covers(launch.queue));
+    }
+}
+
+pub(super) fn line_ended(here: Here, line: u8) {
+    if !is_unused(here) {
+        here.state.graphs.books.lock().end(here, |launch| launch.line == line);
+    }
+}
+
+pub(super) fn forget(here: Here, stream: Stream) {
+    if !is_unused(here) {
+        let mut books = here.state.graphs.books.lock();
+        books.launches.iter_mut().for_each(|launch| launch.queue = launch.queue.without(stream));
     }
 }
 
@@ -113,95 +180,25 @@ pub(super) fn trim_all(here: Here) {
     if is_unused(here) {
         return;
     }
-    each_device(here, |device, line| {
+    let mut books = here.state.graphs.books.lock();
+    for reserve in books.reserves.iter().filter(|reserve| reserve.known) {
         // SAFETY: the driver gave the device.
-        unsafe { real::cuDeviceGraphMemTrim(device) };
-        begin_epoch(here, line, device);
-    });
+        unsafe { real::cuDeviceGraphMemTrim(reserve.device) };
+    }
+    books.end(here, |_| false);
 }
 
-/// What an executable graph needs on each line, and the device there.
-#[derive(Default)]
-struct Needs([(u64, Device); MAX_DEVICES]);
-
-impl Needs {
-    fn add(&mut self, line: u8, device: Device, bytes: u64) {
-        if let Some(need) = self.0.get_mut(usize::from(line)) {
-            *need = (need.0.saturating_add(bytes), device);
-        }
-    }
-
-    fn each(&self) -> impl Iterator<Item = (u8, Device, u64)> {
-        (0u8..).zip(&self.0).filter(|(_, need)| need.0 > 0).map(|(line, need)| (line, need.1, need.0))
-    }
-}
-
-/// Adds up the memory nodes of `graph`. False: a node cannot be read or is on a GPU that is not granted, or the kernel
-/// gave no memory.
-fn add_needs(here: Here, graph: Graph, needs: &mut Needs, depth: u32) -> bool {
-    let mut count = 0;
-    // SAFETY: without an array the driver writes the count alone.
-    if unsafe { real::cuGraphGetNodes(graph, core::ptr::null_mut(), &mut count) } != SUCCESS {
-        return depth == DEPTH; // instantiation will say what is wrong with the caller's own graph
-    }
-    if count == 0 {
-        return true;
-    }
-    let length = count * size_of::<usize>();
-    let Ok(address) = sys::map_private(length) else { return false };
-    let nodes: *mut usize = core::ptr::with_exposed_provenance_mut(address);
-    // SAFETY: the array has room for `count` handles.
-    let status = unsafe { real::cuGraphGetNodes(graph, nodes, &mut count) };
-    let mut read = 0..count.min(length / size_of::<usize>());
-    let fits = status == SUCCESS
-        && read.all(|index| {
-            // SAFETY: `index` is below the length of the array.
-            let node = unsafe { nodes.wrapping_add(index).read() };
-            add_node(here, node, needs, depth)
-        });
-    // SAFETY: the array was made above and is not used any more.
-    unsafe { sys::unmap(address, length) };
-    fits
-}
-
-fn add_node(here: Here, node: usize, needs: &mut Needs, depth: u32) -> bool {
-    let mut kind = 0;
-    // SAFETY: the driver gave the node and writes one integer.
-    let status = unsafe { real::cuGraphNodeGetType(node, &mut kind) };
-    match kind {
-        _ if status != SUCCESS => false,
-        CHILD_GRAPH if depth == 0 => false,
-        CHILD_GRAPH => {
-            let mut child = 0;
-            // SAFETY: the node has a child graph; the driver writes one handle.
-            let status = unsafe { real::cuGraphChildGraphNodeGetGraph(node, &mut child) };
-            status == SUCCESS && add_needs(here, child, needs, depth - 1)
-        }
-        MEM_ALLOC => {
-            here.state.graphs.nodes.store(true, Ordering::Relaxed);
-            let mut parameters = core::mem::MaybeUninit::<AllocNode>::zeroed();
-            // SAFETY: the node allocates memory, and the structure has the size of the driver's and more.
-            let status = unsafe { real::cuGraphMemAllocNodeGetParams(node, parameters.as_mut_ptr().cast()) };
-            // SAFETY: all zero bytes are a valid AllocNode, and so is what the driver writes.
-            let parameters = unsafe { parameters.assume_init() };
-            let [_, device] = parameters.location;
-            let line = line_of(here, device);
-            let bytes = charged(parameters.bytes).checked_next_multiple_of(STEP).unwrap_or(u64::MAX);
-            needs.add(line, device, bytes);
-            status == SUCCESS && line != UNLISTED
-        }
-        _ => true,
-    }
-}
-
-/// Charges what the reserve may grow by when a graph that needs `bytes` runs beside those of this epoch.
-fn charge_growth(here: Here, line: u8, bytes: u64) -> Option<Charge> {
+/// Charges what the reserve may grow by when `executable`, which needs `bytes`, runs beside what was launched.
+fn charge_growth(here: Here, executable: usize, line: u8, bytes: u64) -> Option<Charge> {
     let take = || {
-        let reserve = here.state.graphs.reserves.lock().get(usize::from(line)).copied()?;
-        let needed = reserve.base.saturating_add(reserve.launched).saturating_add(bytes);
+        let books = here.state.graphs.books.lock();
+        let reserve = books.reserves.get(usize::from(line)).copied()?;
+        let more = bytes.saturating_sub(books.launched(executable, line));
+        drop(books);
+        let needed = reserve.base.saturating_add(reserve.launched).saturating_add(more);
         Charge::take(here, line, needed.saturating_sub(reserve.charged))
     };
-    // A refusal has trimmed the reserve and begun an epoch: what must fit is another figure now.
+    // A refusal has trimmed the reserve and asked what has run: what must fit is another figure now.
     take().or_else(take)
 }
 
@@ -216,15 +213,11 @@ fn instantiate(
     executable: impl Fn() -> Option<usize>,
     call: impl FnOnce() -> Status,
 ) -> Status {
-    // Every graph is searched: nodes come from captures, clones and functions that are not hooked, too.
     let Some(here) = here() else { return OUT_OF_MEMORY };
-    let mut needs = Needs::default();
-    if !add_needs(here, graph, &mut needs, DEPTH) {
-        return OUT_OF_MEMORY;
-    }
+    let Some(needs) = Needs::of(here, graph) else { return OUT_OF_MEMORY };
     let mut charges: Charges = Default::default();
     for ((line, _, bytes), place) in needs.each().zip(&mut charges) {
-        *place = charge_growth(here, line, bytes);
+        *place = charge_growth(here, 0, line, bytes);
         if place.is_none() {
             return OUT_OF_MEMORY;
         }
@@ -232,54 +225,58 @@ fn instantiate(
     let status = call();
     let Some(executable) = executable().filter(|_| status == SUCCESS) else { return status };
     for (line, device, size) in needs.each() {
-        let extra = u64::from(device.cast_unsigned());
         let entry =
-            Entry { key: key(executable, line), size, extra, kind: Kind::Graph, device: line, context: 0 };
+            Entry { key: key(executable, line), size, extra: 0, kind: Kind::Graph, device: line, context: 0 };
         // Without an entry a launch would go unpaid.
         if here.state.table.put(entry).is_err() {
             // SAFETY: just made, and unknown to the caller.
             unsafe { real::cuGraphExecDestroy(executable) };
             return OUT_OF_MEMORY;
         }
-        settle(here, line, device);
+        settle(here, line, |_, reserve| (reserve.device, reserve.known) = (device, true));
     }
     status
 }
 
-/// The device in an entry, below the epoch of the graph's last launch + 1.
-fn device_of(entry: &Entry) -> Device {
-    Device::try_from(entry.extra & 0xffff).unwrap_or(0)
+/// Settles `line` after `change`.
+fn settle(here: Here, line: u8, change: impl FnOnce(&mut [Launch], &mut Reserve)) {
+    let books = &mut *here.state.graphs.books.lock();
+    if let Some(reserve) = books.reserves.get_mut(usize::from(line)) {
+        change(&mut books.launches, reserve);
+        reserve.settle(here, usize::from(line));
+    }
 }
 
-/// Uploads or launches with `call`. A graph that was launched in this epoch needs nothing more: it runs again only
-/// after it has run.
-fn run(executable: usize, call: impl FnOnce() -> Status) -> Status {
+fn lines() -> impl Iterator<Item = u8> {
+    (0u8..).zip(0..MAX_DEVICES).map(|(line, _)| line)
+}
+
+/// Uploads or launches with `call`.
+fn run(executable: usize, stream: Stream, per_thread: bool, call: impl FnOnce() -> Status) -> Status {
     let Some(here) = here().filter(|here| !is_unused(here)) else { return call() };
-    let (graphs, table) = (&here.state.graphs, &here.state.table);
-    let find = |line: u8| table.get(Kind::Graph, key(executable, line));
-    let lines = || (0u8..).zip(0..MAX_DEVICES).map(|(line, _)| line);
+    let graphs = &here.state.graphs;
+    let find = |line: u8| here.state.table.get(Kind::Graph, key(executable, line));
     if !lines().any(|line| find(line).is_some()) {
         return call();
     }
+    let queue = Queue::of(here, stream, per_thread);
     let _launching = graphs.launching.lock();
     let mut charges: Charges = Default::default();
     for (line, place) in lines().zip(&mut charges) {
-        let epoch = graphs.epoch.load(Ordering::Relaxed) + 1;
-        let Some(entry) = find(line).filter(|entry| entry.extra >> 16 != epoch) else { continue };
-        *place = charge_growth(here, line, entry.size);
+        let Some(entry) = find(line) else { continue };
+        *place = charge_growth(here, executable, line, entry.size);
         if place.is_none() {
             return OUT_OF_MEMORY;
         }
     }
     let status = call();
-    let epoch = graphs.epoch.load(Ordering::Relaxed) + 1;
     for (line, charge) in lines().zip(charges).filter(|(_, charge)| charge.is_some()) {
         let Some(entry) = find(line).filter(|_| status == SUCCESS) else { continue };
-        table.change(Kind::Graph, entry.key, |entry| entry.extra = epoch << 16 | entry.extra & 0xffff);
-        if let Some(reserve) = graphs.reserves.lock().get_mut(usize::from(line)) {
-            reserve.launched = reserve.launched.saturating_add(entry.size);
+        let books = &mut *graphs.books.lock();
+        books.launch(executable, entry.size, queue, line);
+        if let Some(reserve) = books.reserves.get_mut(usize::from(line)) {
+            reserve.settle(here, usize::from(line)); // before the charge goes
         }
-        settle(here, line, device_of(&entry)); // before the charge goes
         drop(charge);
     }
     status
@@ -287,21 +284,28 @@ fn run(executable: usize, call: impl FnOnce() -> Status) -> Status {
 
 fn destroy(executable: usize, call: impl FnOnce() -> Status) -> Status {
     let Some(here) = here().filter(|here| !is_unused(here)) else { return call() };
+    let table = &here.state.table;
+    // First: the driver may give its name to another. It may still run.
+    let entries: [Option<Entry>; MAX_DEVICES] =
+        core::array::from_fn(|line| table.take(Kind::Graph, key(executable, u8::try_from(line).ok()?)));
     let status = call();
-    for (line, _) in (0u8..).zip(0..MAX_DEVICES) {
-        if status == SUCCESS
-            && let Some(entry) = here.state.table.take(Kind::Graph, key(executable, line))
-        {
-            settle(here, line, device_of(&entry));
+    for entry in entries.into_iter().flatten() {
+        if status != SUCCESS {
+            let _ = table.put(entry); // still there; a failed put makes its launches free of charge
+            continue;
         }
+        settle(here, entry.device, |launches, _| {
+            let own = launches.iter_mut().filter(|launch| launch.executable == executable);
+            own.for_each(|launch| launch.executable = 0);
+        });
     }
     status
 }
 
 fn trim(device: Device, call: impl FnOnce() -> Status) -> Status {
     let status = call();
-    if let Some(here) = here() {
-        begin_epoch(here, line_of(here, device), device);
+    if let Some(here) = here().filter(|here| !is_unused(here)) {
+        settle(here, line_of(here, device), |_, _| {});
     }
     status
 }
@@ -335,18 +339,18 @@ pub mod hooks {
     }
 
     macro_rules! runners {
-        ($($name:ident;)*) => { $(
+        ($($name:ident, $per_thread:literal;)*) => { $(
             pub unsafe extern "C" fn $name(executable: usize, stream: Stream) -> Status {
                 // SAFETY: our caller's arguments, unchanged.
-                run(executable, || unsafe { real::$name(executable, stream) })
+                run(executable, stream, $per_thread, || unsafe { real::$name(executable, stream) })
             }
         )* };
     }
     runners! {
-        cuGraphUpload;
-        cuGraphUpload_ptsz;
-        cuGraphLaunch;
-        cuGraphLaunch_ptsz;
+        cuGraphUpload, false;
+        cuGraphUpload_ptsz, true;
+        cuGraphLaunch, false;
+        cuGraphLaunch_ptsz, true;
     }
 
     pub unsafe extern "C" fn cuGraphExecDestroy(executable: usize) -> Status {

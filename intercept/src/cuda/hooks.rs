@@ -1,12 +1,17 @@
 //! All hooks, under the driver's names: what the exported symbols of the library jump to.
 
 pub use super::array::hooks::*;
+pub use super::context::green::hooks::*;
 pub use super::context::hooks::*;
+pub use super::context::limit::hooks::*;
 pub use super::entry::hooks::*;
 pub use super::external::hooks::*;
 pub use super::graph::hooks::*;
 pub use super::linear::hooks::*;
 pub use super::pool::hooks::*;
+pub use super::pool::memory::hooks::*;
 pub use super::query::hooks::*;
 pub use super::stream::hooks::*;
 pub use super::virtual_memory::hooks::*;
+pub use super::virtual_memory::multicast::hooks::*;
+pub use super::virtual_memory::share::hooks::*;

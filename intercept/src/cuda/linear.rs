@@ -48,7 +48,7 @@ pub(super) fn free(kind: Kind, key: u64, call: impl FnOnce() -> Status) -> Statu
 fn free_pointer(pointer: u64, call: impl FnOnce() -> Status) -> Status {
     match here() {
         Some(here) if !pool::is_unused(here) && here.state.table.get(Kind::Async, pointer).is_some() => {
-            pool::free(here, pointer, call)
+            pool::memory::free(here, pointer, call)
         }
         _ => free(Kind::Linear, pointer, call),
     }

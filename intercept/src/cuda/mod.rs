@@ -12,8 +12,10 @@ mod functions;
 mod graph;
 pub mod hooks;
 mod linear;
+mod pending;
 mod pool;
 mod query;
+mod queue;
 pub mod size;
 mod stream;
 mod virtual_memory;
@@ -54,6 +56,7 @@ pub struct Cuda {
     table: Table,
     pools: pool::Pools,
     graphs: graph::Graphs,
+    frees: pending::Frees,
     virtual_memory: virtual_memory::Numbers,
     /// Whether some stream of this process was ever captured.
     captures: AtomicBool,

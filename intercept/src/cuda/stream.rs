@@ -1,19 +1,36 @@
-//! What streams tell the families: that freed memory may be back after a synchronisation, and that some stream was
-//! captured, so that the cost of asking is paid by programs that capture.
+//! What streams tell the families: that work has run and freed memory may be back, that a stream ends, and that some
+//! stream was captured, so that the cost of asking is paid by programs that capture.
 
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
 
-use super::{Context, Here, SUCCESS, Status, Stream, graph, here, pool, real};
+use super::queue::{self, Queue, Ran};
+use super::{Context, Here, SUCCESS, Status, Stream, context, here, pool, real};
 
-/// Pools may have shrunk; after a success `act` tells what has run.
-fn synchronised(status: Status, act: impl FnOnce(Here)) {
-    if let Some(here) = here() {
-        pool::settle_all(here);
-        if status == SUCCESS {
-            act(here);
-        }
+/// Pools may have shrunk; after a success `work` says what has run.
+fn synchronised(status: Status, work: impl FnOnce(Here) -> Option<Ran>) {
+    let Some(here) = here().filter(|here| !queue::is_unused(here)) else { return };
+    pool::settle_all(here);
+    if status == SUCCESS
+        && let Some(work) = work(here)
+    {
+        queue::ran(here, work);
     }
+}
+
+fn context_synchronised(here: Here, context: Context) -> Option<Ran> {
+    let number = match context {
+        0 => context::current(here)?.context,
+        _ => context::number(here, context),
+    };
+    Some(Ran::Context(number))
+}
+
+fn destroy(stream: Stream, call: impl FnOnce() -> Status) -> Status {
+    if let Some(here) = here().filter(|here| !queue::is_unused(here)) {
+        queue::forget(here, stream); // before the driver can give the handle to another stream
+    }
+    call()
 }
 
 /// The hooks of this family.
@@ -31,10 +48,7 @@ pub mod hooks {
             pub unsafe extern "C" fn $name($($argument: $type)?) -> Status {
                 // SAFETY: our caller's argument, if there is one, unchanged.
                 let status = unsafe { real::$name($($argument)?) };
-                synchronised(status, |here| {
-                    pool::context_synchronised(here, $context);
-                    graph::synchronised(here);
-                });
+                synchronised(status, |here| context_synchronised(here, $context));
                 status
             }
         )* };
@@ -49,9 +63,7 @@ pub mod hooks {
             pub unsafe extern "C" fn $name(stream: Stream) -> Status {
                 // SAFETY: our caller's argument, unchanged.
                 let status = unsafe { real::$name(stream) };
-                synchronised(status, |here| {
-                    pool::stream_synchronised(here, pool::queue(stream, $per_thread));
-                });
+                synchronised(status, |here| Some(Ran::Queue(Queue::of(here, stream, $per_thread))));
                 status
             }
         )* };
@@ -64,8 +76,21 @@ pub mod hooks {
     pub unsafe extern "C" fn cuEventSynchronize(event: usize) -> Status {
         // SAFETY: our caller's argument, unchanged.
         let status = unsafe { real::cuEventSynchronize(event) };
-        synchronised(status, |_| {});
+        synchronised(status, |_| None);
         status
+    }
+
+    macro_rules! ends {
+        ($($name:ident;)*) => { $(
+            pub unsafe extern "C" fn $name(stream: Stream) -> Status {
+                // SAFETY: our caller's argument, unchanged.
+                destroy(stream, || unsafe { real::$name(stream) })
+            }
+        )* };
+    }
+    ends! {
+        cuStreamDestroy;
+        cuStreamDestroy_v2;
     }
 
     macro_rules! captures {
@@ -86,5 +111,10 @@ pub mod hooks {
         cuStreamBeginCapture_v2_ptsz(stream: Stream, mode: i32);
         cuStreamBeginCaptureToGraph(stream: Stream, graph: usize, after: *const usize, edges: *const c_void, count: usize, mode: i32);
         cuStreamBeginCaptureToGraph_ptsz(stream: Stream, graph: usize, after: *const usize, edges: *const c_void, count: usize, mode: i32);
+        // Newer than the headers at hand: as many words as there are registers for them.
+        cuStreamBeginCaptureToCig(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize);
+        cuStreamBeginCaptureToCig_ptsz(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize);
+        cuStreamBeginRecaptureToGraph(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize);
+        cuStreamBeginRecaptureToGraph_ptsz(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize);
     }
 }

@@ -1,5 +1,9 @@
 //! Physical memory and its mappings: charged to the device in the request until its handles *and* mappings are gone,
-//! since releasing a handle keeps mapped memory alive. Imported memory is paid by its exporter and stays unknown here.
+//! since releasing a handle keeps mapped memory alive. Imported memory is paid by its exporter and stays unknown here,
+//! unless that is this very process.
+
+pub(super) mod multicast;
+pub(super) mod share;
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -22,6 +26,7 @@ pub(super) struct Numbers {
     next: AtomicU64,
     /// Held while mappings change, so that one thread's unmap cannot take another's new mapping for its own.
     mapping: Mutex<()>,
+    exports: share::Exports,
 }
 
 fn add_reference(here: Here, object: u64) {
@@ -118,21 +123,22 @@ fn release(handle: u64, call: impl FnOnce() -> Status) -> Status {
     let Some(entry) = left else { return status };
     if status == SUCCESS {
         drop_reference(here, entry.extra);
+        share::reap(here);
     } else if table.change(Kind::Handle, handle, |entry| entry.size += 1).is_none() {
         let _ = table.put(Entry { size: 1, ..entry });
     }
     status
 }
 
-/// Counts a handle that the driver gave for mapped memory.
-fn retain(here: Here, handle: u64, address: u64) {
+/// Counts a handle that the driver gave for memory that has others.
+fn retain(here: Here, handle: u64, object: impl FnOnce() -> Option<u64>) {
     let known = here.state.table.change(Kind::Handle, handle, |entry| {
         entry.size += 1;
         entry.extra
     });
     if let Some(object) = known {
         add_reference(here, object);
-    } else if let Some(object) = object_at(here, address) {
+    } else if let Some(object) = object() {
         add_reference(here, object);
         let entry = Entry { key: handle, size: 1, extra: object, kind: Kind::Handle, device: 0, context: 0 };
         let _ = here.state.table.put(entry);
@@ -159,6 +165,7 @@ fn unmap(address: u64, bytes: u64, call: impl FnOnce() -> Status) -> Status {
     let status = call();
     if status == SUCCESS {
         drop_range(here, Kind::Mapping, address, bytes, |at| at);
+        share::reap(here);
     }
     status
 }
@@ -192,33 +199,6 @@ unsafe fn map_array(list: *const ArrayMapping, count: u32) {
             add_reference(here, object);
         }
     }
-}
-
-fn binding(object: u64, at: u64, device: u8) -> u64 {
-    (object.rotate_left(20) ^ at).wrapping_add(u64::from(device) << 56)
-}
-
-/// Binds physical memory to a multicast object, which keeps it alive.
-fn bind(
-    target: u64,
-    at: usize,
-    bytes: usize,
-    find: impl FnOnce(Here) -> Option<u64>,
-    call: impl FnOnce() -> Status,
-) -> Status {
-    let Some(here) = here() else { return call() };
-    let Some(object) = find(here) else { return call() };
-    let Some(device) = here.state.table.get(Kind::Physical, object).map(|entry| entry.device) else {
-        return call();
-    };
-    add_reference(here, object);
-    let status = call();
-    if status == SUCCESS {
-        enter(here, Kind::Binding, binding(target, at as u64, device), bytes as u64, object);
-    } else {
-        drop_reference(here, object);
-    }
-    status
 }
 
 /// The hooks of this family.
@@ -266,7 +246,7 @@ pub mod hooks {
             // SAFETY: written by the driver, which succeeded.
             && let Some(handle) = unsafe { read(handle) }
         {
-            retain(here, handle, address);
+            retain(here, handle, || object_at(here, address));
         }
         status
     }
@@ -305,75 +285,5 @@ pub mod hooks {
     array_mappers! {
         cuMemMapArrayAsync;
         cuMemMapArrayAsync_ptsz;
-    }
-
-    pub unsafe extern "C" fn cuMulticastBindMem(
-        object: u64,
-        at: usize,
-        handle: u64,
-        offset: usize,
-        bytes: usize,
-        flags: u64,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let call = || unsafe { real::cuMulticastBindMem(object, at, handle, offset, bytes, flags) };
-        bind(object, at, bytes, |here| object_of_handle(here, handle), call)
-    }
-
-    pub unsafe extern "C" fn cuMulticastBindMem_v2(
-        object: u64,
-        device: Device,
-        at: usize,
-        handle: u64,
-        offset: usize,
-        bytes: usize,
-        flags: u64,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let call =
-            || unsafe { real::cuMulticastBindMem_v2(object, device, at, handle, offset, bytes, flags) };
-        bind(object, at, bytes, |here| object_of_handle(here, handle), call)
-    }
-
-    pub unsafe extern "C" fn cuMulticastBindAddr(
-        object: u64,
-        at: usize,
-        address: u64,
-        bytes: usize,
-        flags: u64,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let call = || unsafe { real::cuMulticastBindAddr(object, at, address, bytes, flags) };
-        bind(object, at, bytes, |here| object_at(here, address), call)
-    }
-
-    pub unsafe extern "C" fn cuMulticastBindAddr_v2(
-        object: u64,
-        device: Device,
-        at: usize,
-        address: u64,
-        bytes: usize,
-        flags: u64,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let call = || unsafe { real::cuMulticastBindAddr_v2(object, device, at, address, bytes, flags) };
-        bind(object, at, bytes, |here| object_at(here, address), call)
-    }
-
-    pub unsafe extern "C" fn cuMulticastUnbind(
-        object: u64,
-        device: Device,
-        at: usize,
-        bytes: usize,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::cuMulticastUnbind(object, device, at, bytes) };
-        if status == SUCCESS
-            && let Some(here) = here()
-        {
-            let line = line_of(here, device);
-            drop_range(here, Kind::Binding, at as u64, bytes as u64, |at| binding(object, at, line));
-        }
-        status
     }
 }

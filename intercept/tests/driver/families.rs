@@ -9,7 +9,7 @@ use crate::client::{Cuda, MIB, bytes, call, out, really_held};
 use crate::place::{Share, books, inside};
 use crate::{INVALID_VALUE, OUT_OF_MEMORY};
 
-fn charged() -> u64 {
+pub fn charged() -> u64 {
     books().devices[0].bytes / MIB
 }
 
@@ -181,7 +181,7 @@ fn cases_5_6_7_arrays_and_mipmaps_meet_the_limit() {
 }
 
 /// Physical memory of `mib`, on the GPU; the status and the handle.
-fn create(cuda: &Cuda, mib: u64) -> (i32, usize) {
+pub fn create(cuda: &Cuda, mib: u64) -> (i32, usize) {
     let (mut handle, mut properties) = (0usize, [1u32, 0, 1, 0, 0, 0, 0, 0]);
     (cuda.call("cuMemCreate", &[out(&mut handle), bytes(mib), out(&mut properties), 0]), handle)
 }
@@ -238,7 +238,7 @@ fn case_51_create_map_release_again_and_again_meets_the_limit() {
 }
 
 /// A graph that allocates `mib` and frees them again.
-fn graph_of(cuda: &Cuda, mib: u64) -> usize {
+pub fn graph_of(cuda: &Cuda, mib: u64) -> usize {
     let (mut graph, mut node, mut parameters) = (0usize, 0usize, [0u64; 16]);
     assert_eq!(cuda.call("cuGraphCreate", &[out(&mut graph), 0]), 0);
     (parameters[0], parameters[1], parameters[13]) = (1, 1, mib * MIB);
@@ -340,7 +340,7 @@ fn unknown_pools_take_no_place() {
 }
 
 /// A pool of the GPU's memory; `kind` 1 is ordinary, 2 managed.
-fn pool_of(cuda: &Cuda, kind: u32) -> usize {
+pub fn pool_of(cuda: &Cuda, kind: u32) -> usize {
     let (mut pool, mut properties) = (0usize, [0u32; 22]);
     (properties[0], properties[2]) = (kind, u32::from(kind == 1));
     assert_eq!(cuda.call("cuMemPoolCreate", &[out(&mut pool), out(&mut properties)]), 0);

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a step that fails shall fail the test")]
 
 mod client;
+mod endings;
+mod fake;
 mod families;
 mod place;
 mod processes;

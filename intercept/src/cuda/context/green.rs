@@ -1,0 +1,81 @@
+//! Green contexts: a part of a GPU's processors under a handle of its own. Each keeps the primary context of its device
+//! alive, and is made current by a second handle (CUDA driver API, green contexts).
+
+use core::ffi::c_void;
+use core::sync::atomic::Ordering;
+
+use super::super::{Context, Device, SUCCESS, Status, each_device, here, read, real};
+use super::{leave, make, settle_primary};
+
+/// The same place serves a green context and the handle by which it is made current.
+fn convert(green: Context, handle: *const Context, call: impl FnOnce() -> Status) -> Status {
+    let status = call();
+    // SAFETY: null, or written by the driver, which succeeded.
+    if let Some(context) = unsafe { read(handle) }.filter(|_| status == SUCCESS)
+        && let Some(here) = here()
+    {
+        let contexts = &here.state.contexts;
+        let _lines = contexts.lines.lock();
+        if let Some((_, known)) = contexts.find(green)
+            && contexts.find(context).is_none()
+        {
+            known.green.store(green, Ordering::Relaxed);
+            known.handle.store(context, Ordering::Release);
+        }
+    }
+    status
+}
+
+/// Ends a green context, which keeps the primary one of its device alive.
+fn end_green(green: Context, call: impl FnOnce() -> Status) -> Status {
+    let Some(here) = here().filter(|_| green != 0) else { return call() };
+    let contexts = &here.state.contexts;
+    let mut lines = contexts.lines.lock();
+    let known = contexts.find_by(|known| {
+        let [handle, behind] = [&known.handle, &known.green].map(|word| word.load(Ordering::Relaxed));
+        handle == green || handle != 0 && behind == green
+    });
+    let status = call();
+    let Some((number, known)) = known.filter(|_| status == SUCCESS) else { return status };
+    let line = known.device.load(Ordering::Relaxed);
+    leave(here, &mut *lines, number, known);
+    each_device(here, |device, at| {
+        if at == line {
+            settle_primary(here, &mut *lines, device);
+        }
+    });
+    status
+}
+
+/// The hooks of this family.
+#[allow(
+    non_snake_case,
+    missing_docs,
+    clippy::missing_safety_doc,
+    reason = "the driver names and documents them"
+)]
+pub mod hooks {
+    use super::*;
+
+    pub unsafe extern "C" fn cuGreenCtxCreate(
+        green: *mut Context,
+        resources: *mut c_void,
+        device: Device,
+        flags: u32,
+    ) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        let call = || unsafe { real::cuGreenCtxCreate(green, resources, device, flags) };
+        // SAFETY: the driver has written the handle when it succeeded.
+        unsafe { make(device, green, false, call) }
+    }
+
+    pub unsafe extern "C" fn cuCtxFromGreenCtx(context: *mut Context, green: Context) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        convert(green, context, || unsafe { real::cuCtxFromGreenCtx(context, green) })
+    }
+
+    pub unsafe extern "C" fn cuGreenCtxDestroy(green: Context) -> Status {
+        // SAFETY: our caller's argument, unchanged.
+        end_green(green, || unsafe { real::cuGreenCtxDestroy(green) })
+    }
+}

@@ -1,0 +1,76 @@
+//! Limits of a context that take device memory: what they take above the driver's defaults is charged before the driver
+//! makes room for it. The other limits take none, or an amount that nobody documents.
+
+use core::sync::atomic::Ordering;
+
+use super::super::charge::Charge;
+use super::super::size::charged;
+use super::super::{OUT_OF_MEMORY, SUCCESS, Status, here, real};
+use super::current;
+
+/// `CU_LIMIT_STACK_SIZE`, `CU_LIMIT_PRINTF_FIFO_SIZE` and `CU_LIMIT_MALLOC_HEAP_SIZE`, numbered from 0.
+pub(super) const LIMITS: usize = 3;
+/// The stack is per thread; the driver keeps one for every thread that the GPU can run at once.
+const STACK: usize = 0;
+const MULTIPROCESSORS: i32 = 16; // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+const THREADS_PER_MULTIPROCESSOR: i32 = 39; // CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR
+
+/// The device memory that a limit takes: one stack for each thread that the device can run, the size of a buffer.
+fn taken_by(limit: usize, value: u64) -> u64 {
+    if limit != STACK {
+        return charged(value);
+    }
+    let mut device = 0;
+    // SAFETY: the driver writes one integer.
+    let mut known = unsafe { real::cuCtxGetDevice(&mut device) } == SUCCESS;
+    let threads = [MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR].map(|attribute| {
+        let mut value = 0;
+        // SAFETY: the driver writes one integer.
+        known &= unsafe { real::cuDeviceGetAttribute(&mut value, attribute, device) } == SUCCESS;
+        u64::try_from(value).unwrap_or(0)
+    });
+    if known { threads.iter().fold(value, |bytes, count| bytes.saturating_mul(*count)) } else { u64::MAX }
+}
+
+/// Charges a larger limit before the driver makes room for it.
+fn set_limit(limit: i32, value: usize, call: impl FnOnce() -> Status) -> Status {
+    let number = usize::try_from(limit).unwrap_or(LIMITS);
+    let Some(here) = here().filter(|_| number < LIMITS) else { return call() };
+    let Some(current) = current(here) else { return call() };
+    let place = usize::from(current.context).checked_sub(1).and_then(|at| here.state.contexts.known.get(at));
+    let Some(held) = place.and_then(|known| known.limits.get(number)) else { return call() };
+    let mut old = 0;
+    // SAFETY: the driver writes one integer.
+    if unsafe { real::cuCtxGetLimit(&mut old, limit) } != SUCCESS {
+        return call();
+    }
+    let (old, new) = (taken_by(number, old as u64), taken_by(number, value as u64));
+    let grown = new.saturating_sub(old);
+    let Some(charge) = Charge::take(here, current.device, grown) else { return OUT_OF_MEMORY };
+    let status = call();
+    if status != SUCCESS {
+        return status;
+    }
+    charge.keep();
+    held.fetch_add(grown, Ordering::Relaxed);
+    let less = old.saturating_sub(new).min(held.load(Ordering::Relaxed));
+    held.fetch_sub(less, Ordering::Relaxed);
+    here.book().release(usize::from(current.device), less);
+    status
+}
+
+/// The hooks of this family.
+#[allow(
+    non_snake_case,
+    missing_docs,
+    clippy::missing_safety_doc,
+    reason = "the driver names and documents them"
+)]
+pub mod hooks {
+    use super::*;
+
+    pub unsafe extern "C" fn cuCtxSetLimit(limit: i32, value: usize) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        set_limit(limit, value, || unsafe { real::cuCtxSetLimit(limit, value) })
+    }
+}

@@ -1,0 +1,110 @@
+//! Frees of ordinary memory that were put into a stream: the memory stays charged until they have run.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use super::queue::{self, Queue, Ran};
+use super::{Here, SUCCESS, Status, Stream, real};
+use crate::mutex::Mutex;
+use crate::table::Kind;
+
+/// Streams times devices in which frees can wait apart; further ones wait together.
+const MOST: usize = 64;
+
+/// The frees that may still have to run.
+#[repr(C)]
+pub(super) struct Frees {
+    list: Mutex<[Free; MOST]>,
+    /// Whether there ever was one: without it a synchronisation costs nothing here.
+    any: AtomicBool,
+}
+
+/// All frees in one queue on one device.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Free {
+    queue: Queue,
+    /// 0: this place is free.
+    bytes: u64,
+    device: u8,
+}
+
+pub(super) fn is_unused(here: Here) -> bool {
+    !here.state.frees.any.load(Ordering::Relaxed)
+}
+
+/// Puts the free of ordinary memory into `queue` with `call`.
+pub(super) fn free(
+    here: Here,
+    pointer: u64,
+    queue: impl FnOnce() -> Queue,
+    call: impl FnOnce() -> Status,
+) -> Status {
+    let table = &here.state.table;
+    // The entry goes first: once freed, the driver may give another thread the same name.
+    let entry = table.take(Kind::Linear, pointer);
+    let status = call();
+    match entry {
+        Some(entry) if status == SUCCESS => add(here, queue(), entry.device, entry.size),
+        // Still there; a failed put leaves the charge until the process ends.
+        Some(entry) => drop(table.put(entry)),
+        None => {}
+    }
+    status
+}
+
+fn add(here: Here, queue: Queue, device: u8, bytes: u64) {
+    here.state.frees.any.store(true, Ordering::Relaxed);
+    let mut list = here.state.frees.list.lock();
+    let same = |free: &Free| free.bytes > 0 && free.queue == queue && free.device == device;
+    let at = list.iter().position(same).or_else(|| list.iter().position(|free| free.bytes == 0));
+    let at = at.or_else(|| list.iter().position(|free| free.device == device));
+    // No place even among those of the device: it stays charged until the process ends.
+    let Some(free) = at.and_then(|at| list.get_mut(at)) else { return };
+    let before = if free.bytes == 0 { Queue::default() } else { free.queue };
+    *free = Free { queue: before.and(queue), bytes: free.bytes.saturating_add(bytes), device };
+}
+
+fn release(here: Here, gone: impl Fn(&Free) -> bool) {
+    if is_unused(here) {
+        return;
+    }
+    for free in here.state.frees.list.lock().iter_mut().filter(|free| free.bytes > 0 && gone(free)) {
+        here.book().release(usize::from(free.device), free.bytes);
+        free.bytes = 0;
+    }
+}
+
+pub(super) fn ran(here: Here, work: Ran) {
+    release(here, |free| work.covers(free.queue));
+}
+
+pub(super) fn line_ended(here: Here, line: u8) {
+    release(here, |free| free.device == line);
+}
+
+pub(super) fn forget(here: Here, stream: Stream) {
+    if !is_unused(here) {
+        here.state.frees.list.lock().iter_mut().for_each(|free| free.queue = free.queue.without(stream));
+    }
+}
+
+/// Asks the driver about every stream that somebody waits for: before a refusal, it may have run unasked.
+pub(super) fn ask_driver(here: Here) {
+    if here.state.captures.load(Ordering::Relaxed) {
+        return; // a stream that is being captured may not be asked
+    }
+    let mut at = 0;
+    loop {
+        let list = here.state.frees.list.lock();
+        let Some(place) = list.get(at) else { return };
+        at += 1;
+        let Some(stream) = place.queue.handle(here).filter(|_| place.bytes > 0) else { continue };
+        // SAFETY: a stream that was not destroyed: its end passes `forget`, which waits for the list.
+        let idle = unsafe { real::cuStreamQuery(stream) } == SUCCESS;
+        let queue = place.queue;
+        drop(list);
+        if idle {
+            queue::ran(here, Ran::Queue(queue));
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Allocations from pools, and frees in stream order.
+
+use core::sync::atomic::Ordering;
+
+use super::super::charge::Charge;
+use super::super::context;
+use super::super::pending;
+use super::super::queue::{self, Queue, Ran};
+use super::super::size::charged;
+use super::super::{Here, OUT_OF_MEMORY, Pool, SUCCESS, Status, Stream, UNLISTED, here, read, real, write};
+use super::owner::{line_of_pool, pool_of_pointer, pool_of_stream};
+use super::{RESERVED, State, USED, ask, known, list, place, settle_all, settle_one};
+use crate::table::{Entry, Kind};
+
+/// Step in which the driver grows a pool.
+const CHUNK: u64 = 32 << 20;
+
+/// Whether work on `stream` is being recorded: then it allocates nothing now.
+fn is_captured(here: Here, stream: Stream, per_thread: bool) -> bool {
+    if !here.state.captures.load(Ordering::Relaxed) {
+        return false;
+    }
+    let mut status = 0;
+    let asked = if per_thread {
+        // SAFETY: the driver checks the stream and writes one integer.
+        unsafe { real::cuStreamIsCapturing_ptsz(stream, &mut status) }
+    } else {
+        // SAFETY: the driver checks the stream and writes one integer.
+        unsafe { real::cuStreamIsCapturing(stream, &mut status) }
+    };
+    asked == SUCCESS && status != 0
+}
+
+/// One stream-ordered allocation, as its hook describes it.
+struct Request {
+    /// `None`: the current pool of the stream's device.
+    pool: Option<Pool>,
+    bytes: u64,
+    stream: Stream,
+    per_thread: bool,
+}
+
+/// The place of the pool that a request takes, `None` when there is no place left. `Err`: no pool of the driver's, which
+/// will say what is wrong.
+fn pool_of(here: Here, request: &Request) -> Result<Option<usize>, ()> {
+    let Some(pool) = request.pool else {
+        let (pool, line) = pool_of_stream(here, request.stream).ok_or(())?;
+        return Ok(place(here, pool, line, State::Charged));
+    };
+    if let Some((at, _)) = known(here, pool) {
+        return Ok(Some(at));
+    }
+    ask(pool, RESERVED).map_err(|_| ())?;
+    Ok(place(here, pool, line_of_pool(here, pool), State::Charged))
+}
+
+/// # Safety
+/// `pointer` is null, or readable and writable.
+unsafe fn allocate(request: &Request, pointer: *mut u64, call: impl FnOnce() -> Status) -> Status {
+    let Some(here) = here() else { return OUT_OF_MEMORY };
+    if is_captured(here, request.stream, request.per_thread) {
+        return call();
+    }
+    let choices = || here.state.pools.choices.load(Ordering::SeqCst);
+    let choice = choices();
+    let Ok(found) = pool_of(here, request) else { return call() };
+    let Some(at) = found else { return OUT_OF_MEMORY };
+    let Some(before) = list(here).get(at).copied() else { return OUT_OF_MEMORY };
+    if before.state == State::Unpaid {
+        return call();
+    }
+    let bytes = charged(request.bytes);
+    let growth = bytes.checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX);
+    let charge = Charge::take(here, before.device, growth);
+    if charge.is_none() && !has_room(before.handle, bytes) {
+        return OUT_OF_MEMORY;
+    }
+    // SAFETY: as our caller says.
+    let untouched = unsafe { read(pointer) };
+    let status = call();
+    // SAFETY: as our caller says.
+    let Some(key) = unsafe { read(pointer) }.filter(|_| status == SUCCESS) else {
+        settle_one(here, at);
+        return status;
+    };
+    let at = if choices() == choice { at } else { chosen_meanwhile(here, request, key, at) };
+    enter(here, key, bytes, at, before.device);
+    settle_one(here, at); // before the charge goes
+    if charge.is_none() && has_grown_too_much(here, at, before.charged) {
+        undo(here, key, at, request);
+        // SAFETY: as our caller says.
+        unsafe { write(pointer, untouched.unwrap_or(0)) };
+        return OUT_OF_MEMORY;
+    }
+    status
+}
+
+/// The place of the pool that gave `key`, when another thread chose one between our look and the driver's.
+#[cold]
+fn chosen_meanwhile(here: Here, request: &Request, key: u64, seen: usize) -> usize {
+    settle_all(here);
+    let pool = pool_of_pointer(key).filter(|_| request.pool.is_none());
+    let line = list(here).get(seen).map_or(UNLISTED, |known| known.device);
+    pool.and_then(|pool| place(here, pool, line, State::Charged)).unwrap_or(seen)
+}
+
+/// Whether `bytes` fit into what the pool has reserved and does not use.
+fn has_room(pool: Pool, bytes: u64) -> bool {
+    let (reserved, used) = (ask(pool, RESERVED), ask(pool, USED));
+    matches!((reserved, used), (Ok(reserved), Ok(used)) if reserved.saturating_sub(used) >= bytes)
+}
+
+/// Whether a pool that was charged `before`, and for which no growth was, has grown beyond the limit.
+fn has_grown_too_much(here: Here, at: usize, before: u64) -> bool {
+    let Some(now) = list(here).get(at).copied() else { return false };
+    let line = usize::from(now.device);
+    now.charged > before && here.book().used(line) > here.book().limit(line)
+}
+
+/// Takes an allocation back for which the pool grew although its free room seemed to suffice: it was in pieces.
+#[cold]
+fn undo(here: Here, key: u64, at: usize, request: &Request) {
+    let Request { stream, per_thread, .. } = *request;
+    free_on(here, key, Queue::of(here, stream, per_thread), || {
+        if per_thread {
+            // SAFETY: the driver has just given the pointer on this stream, and the caller has not seen it.
+            unsafe { real::cuMemFreeAsync_ptsz(key, stream) }
+        } else {
+            // SAFETY: as above.
+            unsafe { real::cuMemFreeAsync(key, stream) }
+        }
+    });
+    context::relaxed(|| {
+        let status = if per_thread {
+            // SAFETY: the driver checks the stream.
+            unsafe { real::cuStreamSynchronize_ptsz(stream) }
+        } else {
+            // SAFETY: as above.
+            unsafe { real::cuStreamSynchronize(stream) }
+        };
+        if status == SUCCESS {
+            queue::ran(here, Ran::Queue(Queue::of(here, stream, per_thread)));
+        }
+    });
+    if let Some(known) = list(here).get_mut(at) {
+        // SAFETY: a pool of this process: a destroyed one the driver refuses.
+        unsafe { real::cuMemPoolTrimTo(known.handle, 0) };
+        known.settle(here);
+    }
+}
+
+fn enter(here: Here, key: u64, size: u64, at: usize, device: u8) {
+    if let Some(known) = list(here).get_mut(at) {
+        known.live += 1;
+    }
+    let entry = Entry { key, size, extra: at as u64, kind: Kind::Async, device, context: 0 };
+    if let Ok(Some(old)) = here.state.table.put(entry) {
+        leave(here, &old, Queue::anywhere(here)); // freed inside a graph
+    }
+}
+
+/// Counts an allocation of a pool out, which is freed in `queue`.
+fn leave(here: Here, entry: &Entry, queue: Queue) {
+    let mut list = list(here);
+    let Some(known) = usize::try_from(entry.extra).ok().and_then(|at| list.get_mut(at)) else { return };
+    known.live = known.live.saturating_sub(1);
+    known.freed_on = known.freed_on.and(queue);
+    known.settle(here);
+}
+
+/// Frees stream-ordered memory with `call`, on no stream of the caller's.
+pub(in super::super) fn free(here: Here, pointer: u64, call: impl FnOnce() -> Status) -> Status {
+    free_on(here, pointer, Queue::anywhere(here), call)
+}
+
+fn free_on(here: Here, pointer: u64, queue: Queue, call: impl FnOnce() -> Status) -> Status {
+    let entry = here.state.table.take(Kind::Async, pointer);
+    let status = call();
+    match entry {
+        Some(entry) if status == SUCCESS => leave(here, &entry, queue),
+        // Still there; a failed put leaves the pool one live allocation too many.
+        Some(entry) => drop(here.state.table.put(entry)),
+        None => {}
+    }
+    status
+}
+
+fn free_async(pointer: u64, stream: Stream, per_thread: bool, call: impl FnOnce() -> Status) -> Status {
+    let Some(here) = here() else { return call() };
+    if is_captured(here, stream, per_thread) {
+        return call();
+    }
+    let queue = || Queue::of(here, stream, per_thread);
+    if here.state.table.get(Kind::Async, pointer).is_some() {
+        free_on(here, pointer, queue(), call)
+    } else {
+        pending::free(here, pointer, queue, call)
+    }
+}
+
+/// The hooks of this family.
+#[allow(
+    non_snake_case,
+    missing_docs,
+    clippy::missing_safety_doc,
+    reason = "the driver names and documents them"
+)]
+pub mod hooks {
+    use super::*;
+
+    macro_rules! allocators {
+        ($($name:ident, $per_thread:literal;)*) => { $(
+            pub unsafe extern "C" fn $name(pointer: *mut u64, bytes: usize, stream: Stream) -> Status {
+                let request = Request { pool: None, bytes: bytes as u64, stream, per_thread: $per_thread };
+                // SAFETY: our caller's arguments, unchanged.
+                let call = || unsafe { real::$name(pointer, bytes, stream) };
+                // SAFETY: the driver has written the pointer when it succeeded.
+                unsafe { allocate(&request, pointer, call) }
+            }
+        )* };
+    }
+    allocators! {
+        cuMemAllocAsync, false;
+        cuMemAllocAsync_ptsz, true;
+    }
+
+    macro_rules! pool_allocators {
+        ($($name:ident, $per_thread:literal;)*) => { $(
+            pub unsafe extern "C" fn $name(pointer: *mut u64, bytes: usize, pool: Pool, stream: Stream) -> Status {
+                let request = Request { pool: Some(pool), bytes: bytes as u64, stream, per_thread: $per_thread };
+                // SAFETY: our caller's arguments, unchanged.
+                let call = || unsafe { real::$name(pointer, bytes, pool, stream) };
+                // SAFETY: the driver has written the pointer when it succeeded.
+                unsafe { allocate(&request, pointer, call) }
+            }
+        )* };
+    }
+    pool_allocators! {
+        cuMemAllocFromPoolAsync, false;
+        cuMemAllocFromPoolAsync_ptsz, true;
+    }
+
+    pub unsafe extern "C" fn cuMemFreeAsync(pointer: u64, stream: Stream) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        free_async(pointer, stream, false, || unsafe { real::cuMemFreeAsync(pointer, stream) })
+    }
+
+    pub unsafe extern "C" fn cuMemFreeAsync_ptsz(pointer: u64, stream: Stream) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        free_async(pointer, stream, true, || unsafe { real::cuMemFreeAsync_ptsz(pointer, stream) })
+    }
+}

@@ -1,0 +1,142 @@
+//! Where work of the program runs in order, and what may only be given back once that work has run.
+//!
+//! A free or a launch that was put into a stream is done when the stream, or its whole context, was waited for. Where
+//! it cannot be told whether work has run, it has not: memory given back late is safe, given back early it is not.
+
+use super::{Context, Here, SUCCESS, Stream, context, graph, pending, pool, real};
+use crate::sys;
+
+/// `CU_STREAM_LEGACY`.
+const LEGACY_STREAM: Stream = 1;
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD_STREAM: Stream = 2;
+
+/// Marks in `Queue::stream` what is no handle of the driver's: no address has the highest bit.
+const DEFAULT: u64 = 1 << 63;
+/// One of several streams, or of streams that are gone.
+const ANY: u64 = u64::MAX;
+
+/// A stream by one name, however the program names it, and the context that it is of. All zero: no work anywhere.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(super) struct Queue {
+    stream: u64,
+    /// Number of the context; 0: not known.
+    context: u64,
+}
+
+impl Queue {
+    /// The queue of `stream`, as the calling thread means it.
+    pub(super) fn of(here: Here, stream: Stream, per_thread: bool) -> Self {
+        let stream = match (stream, per_thread) {
+            (0, false) => LEGACY_STREAM,
+            (0, true) => PER_THREAD_STREAM,
+            _ => stream,
+        };
+        // Each context has its own default streams, and each thread its own per-thread one in it.
+        match stream {
+            LEGACY_STREAM => Self::default_of(here, 0),
+            PER_THREAD_STREAM => Self::default_of(here, u64::from(sys::thread())),
+            _ => {
+                let mut owner: Context = 0;
+                // SAFETY: the driver checks the stream and writes one handle.
+                let found = unsafe { real::cuStreamGetCtx(stream, &mut owner) } == SUCCESS;
+                let context = if found { context::number(here, owner) } else { 0 };
+                Self { stream: stream as u64, context: context.into() }
+            }
+        }
+    }
+
+    fn default_of(here: Here, thread: u64) -> Self {
+        match context::current(here).map_or(0, |current| current.context) {
+            0 => Self { stream: ANY, context: 0 },
+            context => Self { stream: DEFAULT | thread, context: context.into() },
+        }
+    }
+
+    /// Some stream of the current context.
+    pub(super) fn anywhere(here: Here) -> Self {
+        let context = context::current(here).map_or(0, |current| current.context);
+        Self { stream: ANY, context: context.into() }
+    }
+
+    /// No stream at all.
+    pub(super) fn is_nowhere(self) -> bool {
+        self == Self::default()
+    }
+
+    /// Work of both queues.
+    pub(super) fn and(self, other: Self) -> Self {
+        if self == other || other.is_nowhere() {
+            return self;
+        }
+        if self.is_nowhere() {
+            return other;
+        }
+        let context = if self.context == other.context { self.context } else { 0 };
+        Self { stream: ANY, context }
+    }
+
+    /// The driver's handle, where the calling thread has one for it.
+    pub(super) fn handle(self, here: Here) -> Option<Stream> {
+        if self.stream == ANY || self.is_nowhere() {
+            None
+        } else if self.stream & DEFAULT == 0 {
+            Stream::try_from(self.stream).ok()
+        } else {
+            [LEGACY_STREAM, PER_THREAD_STREAM]
+                .into_iter()
+                .find(|stream| Self::of(here, *stream, false) == self)
+        }
+    }
+
+    /// The same work when the stream of this handle is no more.
+    pub(super) fn without(self, stream: Stream) -> Self {
+        if self.stream == stream as u64 { Self { stream: ANY, ..self } } else { self }
+    }
+}
+
+/// Work that has run.
+#[derive(Clone, Copy)]
+pub(super) enum Ran {
+    /// Of one stream.
+    Queue(Queue),
+    /// Of the context of this number.
+    Context(u8),
+}
+
+impl Ran {
+    /// Whether all work of `queue` is among it.
+    pub(super) fn covers(self, queue: Queue) -> bool {
+        match self {
+            Self::Queue(ran) => ran == queue && ran.stream != ANY,
+            Self::Context(number) => number != 0 && queue.context == u64::from(number),
+        }
+    }
+}
+
+/// Whether nothing waits for a stream.
+pub(super) fn is_unused(here: Here) -> bool {
+    pool::is_unused(here) && graph::is_unused(here) && pending::is_unused(here)
+}
+
+/// Gives back what only waited for this work.
+pub(super) fn ran(here: Here, work: Ran) {
+    pool::ran(here, work);
+    pending::ran(here, work);
+    graph::ran(here, work);
+}
+
+/// A stream ends, with or without work that has still to run; afterwards the driver may give its handle to another.
+pub(super) fn forget(here: Here, stream: Stream) {
+    pool::forget(here, stream);
+    pending::forget(here, stream);
+    graph::forget(here, stream);
+}
+
+/// The last context of this process on `line` has ended, and all its memory with it.
+pub(super) fn line_ended(here: Here, line: u8) {
+    pool::line_ended(here, line);
+    pending::line_ended(here, line);
+    graph::line_ended(here, line);
+}

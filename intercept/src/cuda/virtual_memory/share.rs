@@ -1,0 +1,135 @@
+//! Physical memory that leaves the process and may come back to it. An exported descriptor keeps the memory alive as
+//! long as it is open, and an import of it in this process is one more handle of the same memory.
+
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use super::super::{Here, SUCCESS, Status, here, read, real};
+use super::{add_reference, drop_reference, object_of_handle, retain};
+use crate::mutex::Mutex;
+use crate::sys::{self, FileId};
+
+/// Exports that are followed; the memory of further ones stays charged until the process ends.
+const MOST: usize = 256;
+const DESCRIPTOR: i32 = 1; // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+/// Descriptors that this process exported.
+#[repr(C)]
+pub(super) struct Exports {
+    list: Mutex<[Export; MOST]>,
+    /// Whether there ever was one.
+    any: AtomicBool,
+}
+
+/// A descriptor, which holds a reference to the physical object.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Export {
+    /// 0: this place is free.
+    live: u64,
+    object: u64,
+    descriptor: i32,
+    device: u64,
+    inode: u64,
+}
+
+impl Export {
+    /// Whether the descriptor is still open on what was exported. Another export that took its number is told apart
+    /// where the driver gives each its own inode.
+    fn is_open(&self) -> bool {
+        let same = |id: FileId| (id.device, id.inode) == (self.device, self.inode);
+        sys::file_id(self.descriptor).is_ok_and(same)
+    }
+}
+
+/// Counts the descriptor that the driver has made for `handle`.
+fn exported(here: Here, handle: u64, descriptor: i32) {
+    let exports = &here.state.virtual_memory.exports;
+    let Some(object) = object_of_handle(here, handle) else { return };
+    add_reference(here, object);
+    exports.any.store(true, Ordering::Relaxed);
+    let Ok(id) = sys::file_id(descriptor) else { return };
+    let mut list = exports.list.lock();
+    let at = list.iter().position(|export| export.live != 0 && export.descriptor == descriptor);
+    let at = at.or_else(|| list.iter().position(|export| export.live == 0));
+    let Some(place) = at.and_then(|at| list.get_mut(at)) else { return };
+    let new = Export { live: 1, object, descriptor, device: id.device, inode: id.inode };
+    let old = core::mem::replace(place, new);
+    if old.live != 0 {
+        drop_reference(here, old.object); // closed, since its number was free
+    }
+}
+
+/// Drops the references of descriptors that the program has closed.
+pub(in super::super) fn reap(here: Here) {
+    let exports = &here.state.virtual_memory.exports;
+    if !exports.any.load(Ordering::Relaxed) {
+        return;
+    }
+    for export in exports.list.lock().iter_mut().filter(|export| export.live != 0) {
+        if !export.is_open() {
+            export.live = 0;
+            drop_reference(here, export.object);
+        }
+    }
+}
+
+pub(in super::super) fn is_unused(here: Here) -> bool {
+    !here.state.virtual_memory.exports.any.load(Ordering::Relaxed)
+}
+
+/// The object that this process exported as `descriptor`.
+fn object_of_descriptor(here: Here, descriptor: i32) -> Option<u64> {
+    let list = here.state.virtual_memory.exports.list.lock();
+    let mut live = list.iter().filter(|export| export.live != 0);
+    live.find(|export| export.descriptor == descriptor && export.is_open()).map(|export| export.object)
+}
+
+/// The hooks of this family.
+#[allow(
+    non_snake_case,
+    missing_docs,
+    clippy::missing_safety_doc,
+    reason = "the driver names and documents them"
+)]
+pub mod hooks {
+    use super::*;
+
+    pub unsafe extern "C" fn cuMemExportToShareableHandle(
+        shared: *mut c_void,
+        handle: u64,
+        kind: i32,
+        flags: u64,
+    ) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        let status = unsafe { real::cuMemExportToShareableHandle(shared, handle, kind, flags) };
+        if status == SUCCESS
+            && kind == DESCRIPTOR
+            && let Some(here) = here()
+            // SAFETY: written by the driver, which succeeded.
+            && let Some(descriptor) = unsafe { read(shared.cast::<i32>()) }
+        {
+            exported(here, handle, descriptor);
+        }
+        status
+    }
+
+    pub unsafe extern "C" fn cuMemImportFromShareableHandle(
+        handle: *mut u64,
+        shared: *mut c_void,
+        kind: i32,
+    ) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        let status = unsafe { real::cuMemImportFromShareableHandle(handle, shared, kind) };
+        if status == SUCCESS
+            && kind == DESCRIPTOR
+            && let Some(here) = here().filter(|here| !is_unused(here))
+            && let Ok(descriptor) = i32::try_from(shared.addr()) // the number itself, not a place
+            // SAFETY: written by the driver, which succeeded.
+            && let Some(handle) = unsafe { read(handle) }
+        {
+            retain(here, handle, || object_of_descriptor(here, descriptor));
+        }
+        status
+    }
+}
