@@ -1,6 +1,7 @@
 //! What the interception library adds to a call, in nanoseconds. Run it where a container's files are mounted (as the
 //! tests of `tests/driver` do): calls go in turn through `libcuda.so.1` and straight to the driver's file, and the
-//! median of the paired differences is printed. The books alone are measured first, which needs no driver.
+//! median of the paired differences is printed. The books alone are measured first, which needs no driver. A machine
+//! that does other work adds to both sides and more to ours: compare runs whose bare figures agree.
 
 #![allow(clippy::unwrap_used, reason = "a measurement that fails shall say so")]
 
@@ -115,9 +116,68 @@ fn driver() {
     start();
     compare("cuMemGetInfo", &ours, &bare, 2000, Driver::memory);
     compare("cuMemAlloc + cuMemFree", &ours, &bare, 200, Driver::allocate_and_free);
-    let live: Vec<u64> = (0..4_000).map(|_| ours.allocate()).collect();
-    compare("cuMemAlloc + cuMemFree, 4000 live", &ours, &bare, 200, Driver::allocate_and_free);
-    drop(live); // freed with the process
+    {
+        let _others = Others::start();
+        compare("cuMemGetInfo, 64 processes", &ours, &bare, 2000, Driver::memory);
+        compare("cuMemAlloc + cuMemFree, 64 processes", &ours, &bare, 200, Driver::allocate_and_free);
+    }
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    ours.memory(); // a look that finds the slots of the dead
+    let mut live = 0;
+    for more in [4_000, 96_000] {
+        (0..more).for_each(|_| _ = ours.allocate()); // freed with the process
+        live += more;
+        let what = format!("cuMemAlloc + cuMemFree, {live} live");
+        compare(&what, &ours, &bare, 200, Driver::allocate_and_free);
+    }
+}
+
+/// 63 more processes of the container, each with a slot of its own; they end on drop.
+struct Others(Vec<libc::pid_t>);
+
+impl Others {
+    fn start() -> Self {
+        let others = Self((1..64).map(|_| fork(hold)).collect());
+        let book = Book::open(path::LIMITS, path::USAGE);
+        while book.used(0) < 64 << 20 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        others
+    }
+}
+
+impl Drop for Others {
+    fn drop(&mut self) {
+        for pid in &self.0 {
+            // SAFETY: a child of ours that was not waited for.
+            unsafe { libc::kill(*pid, libc::SIGKILL) };
+            // SAFETY: as above.
+            unsafe { libc::waitpid(*pid, std::ptr::null_mut(), 0) };
+        }
+    }
+}
+
+/// Runs `child` in a forked process.
+fn fork(child: impl FnOnce()) -> libc::pid_t {
+    // SAFETY: this program has one thread.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: no process stays behind when the measurement is cut short.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+        child();
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { libc::_exit(0) };
+    }
+    pid
+}
+
+fn hold() {
+    let book = Book::open(path::LIMITS, path::USAGE);
+    book.reserve(0, 1 << 20);
+    loop {
+        // SAFETY: waits for a signal.
+        unsafe { libc::pause() };
+    }
 }
 
 /// Makes a context current.

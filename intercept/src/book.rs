@@ -6,7 +6,8 @@
 //! refuse each other; a refusal is therefore tried again under the region lock, after dead slots were reclaimed.
 
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 use gpushare_region::{DeviceLine, LIMITS_LEN, LimitsFile, MAX_DEVICES, USAGE_LEN, UsageFile};
 
@@ -50,6 +51,38 @@ pub(crate) struct Held {
     pub(crate) context_bytes: [u64; MAX_DEVICES],
 }
 
+/// A figure of [`Held`], and the same of a line.
+#[derive(Clone, Copy)]
+enum Part {
+    All,
+    Contexts,
+}
+
+impl Part {
+    fn of(self, line: &DeviceLine) -> &AtomicU64 {
+        match self {
+            Self::All => &line.bytes,
+            Self::Contexts => &line.context_bytes,
+        }
+    }
+
+    fn of_held(self, held: &Held) -> &[u64; MAX_DEVICES] {
+        match self {
+            Self::All => &held.bytes,
+            Self::Contexts => &held.context_bytes,
+        }
+    }
+}
+
+impl Held {
+    fn part(&mut self, part: Part) -> &mut [u64; MAX_DEVICES] {
+        match part {
+            Part::All => &mut self.bytes,
+            Part::Contexts => &mut self.context_bytes,
+        }
+    }
+}
+
 impl<T: Default> Default for Mutex<T> {
     fn default() -> Self {
         Self::new(T::default())
@@ -81,42 +114,39 @@ impl Book {
 
     /// What all processes of the container hold on `device`, in bytes.
     pub fn used(&self, device: usize) -> u64 {
-        self.usage.map_or(0, |usage| sum(usage, device))
+        self.usage.map_or(0, |usage| sum(usage, device, None))
     }
 
     /// As [`used`](Self::used), without what processes held that have ended some milliseconds ago.
     pub fn used_by_living(&self, device: usize) -> u64 {
         let Some(usage) = self.usage else { return 0 };
+        let alone = self.is_alone(usage);
+        if let Some(slot) = self.own_slot(usage).filter(|_| alone) {
+            return usage.line(device, slot).map_or(0, |line| line.bytes.load(Relaxed));
+        }
         if self.slot.load(Relaxed) != 0 {
             self.keep_slot(usage);
         }
-        if !self.is_alone(usage) {
-            let now = sys::ticks();
-            if now.wrapping_sub(self.last_sweep.load(Relaxed)) > SWEEP_TICKS {
-                self.last_sweep.store(now, Relaxed);
-                self.sweep(usage);
-            }
+        let now = sys::ticks();
+        if !alone && now.wrapping_sub(self.last_sweep.load(Relaxed)) > SWEEP_TICKS {
+            self.last_sweep.store(now, Relaxed);
+            self.sweep(usage);
         }
         self.used(device)
     }
 
     /// Whether no slot but this process's own counts.
     fn is_alone(&self, usage: &UsageFile) -> bool {
-        let own = self.slot.load(Relaxed).checked_sub(1);
-        usage.header.live.iter().enumerate().all(|(index, word)| {
-            let own = own.filter(|slot| *slot as usize / 64 == index).map_or(0, |slot| 1 << (slot % 64));
-            word.load(Relaxed) & !own == 0
-        })
+        let own = self.slot.load(Relaxed).checked_sub(1).map(|slot| slot as usize);
+        let words = usage.header.live.iter().enumerate();
+        words.fold(0, |others, (index, word)| others | word.load(Relaxed) & !bit_in(index, own)) == 0
     }
 
     /// Takes `bytes` on `device`, or says that they do not fit. Whoever gets `true` owes a [`release`](Self::release).
     pub fn reserve(&self, device: usize, bytes: u64) -> bool {
         let Some(usage) = self.usage else { return false };
         let limit = self.limit(device);
-        if bytes > limit {
-            return false;
-        }
-        if !self.keep_slot(usage) {
+        if bytes > limit || self.slot.load(Relaxed) == 0 && !self.keep_slot(usage) {
             return false;
         }
         let last = self.last_sum.get(device).map_or(u64::MAX, |sum| sum.load(Relaxed));
@@ -130,30 +160,22 @@ impl Book {
 
     /// Adds `bytes` that the driver has already allocated, limit or not.
     pub fn add(&self, device: usize, bytes: u64) {
-        self.change(device, true, |held, line| {
-            grow(held.bytes.get_mut(device), line.map(|line| &line.bytes), bytes)
-        });
+        self.change(device, Part::All, |held| held.saturating_add(bytes));
     }
 
     /// Gives `bytes` back, after the driver has freed them. More than this process holds is what it holds.
     pub fn release(&self, device: usize, bytes: u64) {
-        self.change(device, false, |held, line| {
-            shrink(held.bytes.get_mut(device), line.map(|line| &line.bytes), bytes)
-        });
+        self.change(device, Part::All, |held| held.saturating_sub(bytes));
     }
 
     /// Notes that `bytes` more of what this process holds stand for contexts.
     pub fn note_context(&self, device: usize, bytes: u64) {
-        self.change(device, true, |held, line| {
-            grow(held.context_bytes.get_mut(device), line.map(|line| &line.context_bytes), bytes);
-        });
+        self.change(device, Part::Contexts, |held| held.saturating_add(bytes));
     }
 
     /// Notes that `bytes` less stand for contexts.
     pub fn forget_context(&self, device: usize, bytes: u64) {
-        self.change(device, false, |held, line| {
-            shrink(held.context_bytes.get_mut(device), line.map(|line| &line.context_bytes), bytes);
-        });
+        self.change(device, Part::Contexts, |held| held.saturating_sub(bytes));
     }
 
     /// Counts a refusal.
@@ -170,14 +192,38 @@ impl Book {
         }
     }
 
-    /// Changes what this process holds and its line on `device` as one step. No line: there is no slot to be had.
-    fn change(&self, device: usize, adds: bool, act: impl FnOnce(&mut Held, Option<&DeviceLine>)) {
-        let Some(usage) = self.usage else { return };
+    /// Changes what this process holds and its line on `device` as one step; what it holds then.
+    fn change(&self, device: usize, part: Part, act: impl FnOnce(u64) -> u64) -> u64 {
+        let Some(usage) = self.usage else { return 0 };
         let mut held = self.held.lock();
-        // Only what adds claims a first slot; one that was lost is replaced by whoever notices.
-        let claims = adds || self.slot.load(Relaxed) != 0;
-        let slot = self.own_slot(usage).or_else(|| if claims { self.claim_slot(usage, &held) } else { None });
-        act(&mut held, slot.and_then(|slot| usage.line(device, slot)));
+        let Some(place) = held.part(part).get_mut(device) else { return 0 };
+        let old = *place;
+        let new = act(old);
+        *place = new;
+        let line = self.own_slot(usage).and_then(|slot| usage.line(device, slot)).map(|line| part.of(line));
+        match line {
+            // This process alone writes its line, so less needs no more than a store. More needs an exchange: the
+            // other lines must not be read before it.
+            Some(line) if new <= old => line.store(new, Release),
+            Some(line) if line.compare_exchange(old, new, SeqCst, Relaxed).is_ok() => {}
+            _ => self.change_slowly(usage, &held, device, part, new > old),
+        }
+        new
+    }
+
+    /// The own line does not say what this process held: the slot was never claimed, or taken, or somebody wrote to it.
+    #[cold]
+    fn change_slowly(&self, usage: &UsageFile, held: &Held, device: usize, part: Part, adds: bool) {
+        let Some(slot) = self.own_slot(usage) else {
+            // Only what adds claims a first slot; one that was lost is replaced by whoever notices.
+            if adds || self.slot.load(Relaxed) != 0 {
+                self.claim_slot(usage, held);
+            }
+            return;
+        };
+        if let (Some(line), Some(bytes)) = (usage.line(device, slot), part.of_held(held).get(device)) {
+            part.of(line).store(*bytes, SeqCst);
+        }
     }
 
     /// Whether this process has a slot that counts; claims one if not.
@@ -191,17 +237,19 @@ impl Book {
 
     /// Looks before it adds, so that a request that cannot fit disturbs nobody.
     fn try_reserve(&self, usage: &UsageFile, device: usize, bytes: u64, limit: u64) -> bool {
-        sum(usage, device).saturating_add(bytes) <= limit && self.add_within(usage, device, bytes, limit)
+        sum(usage, device, None).saturating_add(bytes) <= limit
+            && self.add_within(usage, device, bytes, limit)
     }
 
     fn add_within(&self, usage: &UsageFile, device: usize, bytes: u64, limit: u64) -> bool {
-        self.add(device, bytes);
-        let sum = sum(usage, device);
+        let own = self.change(device, Part::All, |held| held.saturating_add(bytes));
+        let slot = self.own_slot(usage);
+        let sum = sum(usage, device, slot).saturating_add(own);
         if let Some(last) = self.last_sum.get(device) {
             last.store(sum, Relaxed);
         }
-        // A sum without the own slot says nothing.
-        if sum <= limit && self.own_slot(usage).is_some() {
+        // Without the own slot others do not see what was added.
+        if sum <= limit && slot.is_some() && self.own_slot(usage) == slot {
             return true;
         }
         self.release(device, bytes);
@@ -230,37 +278,26 @@ impl Book {
     }
 }
 
-fn grow(held: Option<&mut u64>, line: Option<&AtomicU64>, bytes: u64) {
-    let Some(held) = held else { return };
-    *held = held.saturating_add(bytes);
-    if let Some(line) = line {
-        line.fetch_add(bytes, SeqCst);
-    }
-}
-
-/// Takes away no more than there is: a line below zero would be a line that holds everything.
-fn shrink(held: Option<&mut u64>, line: Option<&AtomicU64>, bytes: u64) {
-    let Some(held) = held else { return };
-    let bytes = bytes.min(*held);
-    *held -= bytes;
-    if let Some(line) = line {
-        let _ = line.fetch_update(SeqCst, SeqCst, |old| Some(old.saturating_sub(bytes)));
-    }
-}
-
-/// What all live slots hold on `device`.
-fn sum(usage: &UsageFile, device: usize) -> u64 {
+/// What all live slots hold on `device`, `but` one of them.
+fn sum(usage: &UsageFile, device: usize, but: Option<usize>) -> u64 {
     let Some(lines) = usage.lines.get(device) else { return 0 };
-    let mut total = 0u64;
+    let (mut total, mut too_much) = (0u64, false);
     for (index, word) in usage.header.live.iter().enumerate() {
-        let mut bits = word.load(SeqCst);
+        let mut bits = word.load(SeqCst) & !bit_in(index, but);
         while bits != 0 {
             let slot = index * 64 + bits.trailing_zeros() as usize;
             bits &= bits - 1;
-            total = total.saturating_add(lines.get(slot).map_or(0, |line| line.bytes.load(SeqCst)));
+            let bytes = lines.get(slot).map_or(0, |line| line.bytes.load(SeqCst));
+            let (sum, over) = total.overflowing_add(bytes);
+            (total, too_much) = (sum, too_much | over);
         }
     }
-    total
+    if too_much { u64::MAX } else { total }
+}
+
+/// The bit of `slot` in word `index` of the live slots.
+fn bit_in(index: usize, slot: Option<usize>) -> u64 {
+    slot.filter(|slot| slot / 64 == index).map_or(0, |slot| 1 << (slot % 64))
 }
 
 fn map_limits(path: &CStr) -> Option<&'static LimitsFile> {

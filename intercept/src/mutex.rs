@@ -9,12 +9,15 @@ use crate::sys;
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-const WAITED: u32 = 2;
+/// Longest sleep in microseconds. Who gives the lock back looks for sleepers with a plain load, which the processor may
+/// do before the lock is seen free: a sleeper that was missed wakes by itself.
+const NAP: u64 = 200;
 
 /// Data that one thread at a time may touch.
 #[repr(C)]
 pub struct Mutex<T> {
     word: AtomicU32,
+    sleepers: AtomicU32,
     data: UnsafeCell<T>,
 }
 
@@ -24,27 +27,33 @@ unsafe impl<T: Send> Sync for Mutex<T> {}
 impl<T> Mutex<T> {
     /// A free lock.
     pub const fn new(data: T) -> Self {
-        Self { word: AtomicU32::new(FREE), data: UnsafeCell::new(data) }
+        Self { word: AtomicU32::new(FREE), sleepers: AtomicU32::new(0), data: UnsafeCell::new(data) }
     }
 
     /// Waits for the lock.
     pub fn lock(&self) -> Guard<'_, T> {
-        if self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        if !self.try_take() {
             self.wait();
         }
         Guard { mutex: self }
     }
 
+    fn try_take(&self) -> bool {
+        self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
     #[cold]
     fn wait(&self) {
-        for _ in 0..100 {
-            if self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                return;
+        loop {
+            for _ in 0..100 {
+                if self.word.load(Ordering::Relaxed) == FREE && self.try_take() {
+                    return;
+                }
+                core::hint::spin_loop();
             }
-            core::hint::spin_loop();
-        }
-        while self.word.swap(WAITED, Ordering::Acquire) != FREE {
-            sys::futex_wait(&self.word, WAITED, 1000, false);
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            sys::futex_wait(&self.word, HELD, NAP, false);
+            self.sleepers.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -72,7 +81,8 @@ impl<T> DerefMut for Guard<'_, T> {
 
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
-        if self.mutex.word.swap(FREE, Ordering::Release) == WAITED {
+        self.mutex.word.store(FREE, Ordering::Release);
+        if self.mutex.sleepers.load(Ordering::Relaxed) != 0 {
             sys::futex_wake(&self.mutex.word, false);
         }
     }

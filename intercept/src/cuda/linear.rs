@@ -30,7 +30,13 @@ pub(super) fn allocate(
 
 /// Frees with `call` the object of `kind` and `key`, then gives its charge back. Unknown objects are the driver's.
 pub(super) fn free(kind: Kind, key: u64, call: impl FnOnce() -> Status) -> Status {
-    let Some(here) = here() else { return call() };
+    match here() {
+        Some(here) => free_here(here, kind, key, call),
+        None => call(),
+    }
+}
+
+fn free_here(here: Here, kind: Kind, key: u64, call: impl FnOnce() -> Status) -> Status {
     // The entry goes first: once freed, the driver may give another thread the same name.
     let entry = here.state.table.take(kind, key);
     let status = call();
@@ -50,7 +56,8 @@ fn free_pointer(pointer: u64, call: impl FnOnce() -> Status) -> Status {
         Some(here) if !pool::is_unused(here) && here.state.table.get(Kind::Async, pointer).is_some() => {
             pool::memory::free(here, pointer, call)
         }
-        _ => free(Kind::Linear, pointer, call),
+        Some(here) => free_here(here, Kind::Linear, pointer, call),
+        None => call(),
     }
 }
 
