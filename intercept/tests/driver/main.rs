@@ -7,6 +7,7 @@ mod client;
 mod endings;
 mod fake;
 mod families;
+mod kills;
 mod place;
 mod processes;
 mod views;

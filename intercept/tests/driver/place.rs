@@ -16,8 +16,10 @@ const MIB: u64 = 1 << 20;
 
 /// What the container is given.
 pub struct Share<'a> {
-    /// GPUs of the node, 16 GiB each.
+    /// GPUs of the node.
     pub gpus: u32,
+    /// What each has, in MiB.
+    pub memory: u64,
     /// The limit in MiB by GPU of the node; GPUs beyond the list are not granted.
     pub limits: &'a [u64],
     /// Version of the driver.
@@ -30,7 +32,7 @@ pub struct Share<'a> {
 
 impl Default for Share<'_> {
     fn default() -> Self {
-        Self { gpus: 1, limits: &[1344], driver: "580.65.06", context: 300, variables: &[] }
+        Self { gpus: 1, memory: 16384, limits: &[1344], driver: "580.65.06", context: 300, variables: &[] }
     }
 }
 
@@ -55,6 +57,7 @@ pub fn inside(test: &str, share: &Share<'_>) -> bool {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "inside: {}\n{}", text(&output.stdout), text(&output.stderr));
     assert!(text(&output.stdout).contains("1 passed"), "{}", text(&output.stdout));
+    print!("{}", text(&output.stdout));
     false
 }
 
@@ -108,7 +111,8 @@ fn built(name: &str, profile: &str) -> PathBuf {
 
 fn make_node(node: &Path, share: &Share<'_>) -> Vec<[u8; 16]> {
     let mut command = Command::new(built("gpushare-simulator", "release"));
-    command.arg("create").arg(node).args(["--memory", "16GiB", "--plain-nodes", "--driver", share.driver]);
+    let memory = format!("{}MiB", share.memory);
+    command.arg("create").arg(node).args(["--memory", &memory, "--plain-nodes", "--driver", share.driver]);
     command.args(["--gpus", &share.gpus.to_string(), "--context", &format!("{}MiB", share.context)]);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -7,7 +7,7 @@ use crate::client::{Cuda, Library, MIB, bytes, call, out, really_held};
 use crate::place::{Share, books, inside};
 
 /// Runs `child` in a forked process that ends when it returns, or when this test does.
-fn fork(child: impl FnOnce()) -> libc::pid_t {
+pub fn fork(child: impl FnOnce()) -> libc::pid_t {
     // SAFETY: this test has a process of its own in which no other thread works.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0);
@@ -21,7 +21,7 @@ fn fork(child: impl FnOnce()) -> libc::pid_t {
     pid
 }
 
-fn wait(pid: libc::pid_t) -> i32 {
+pub fn wait(pid: libc::pid_t) -> i32 {
     let mut status = 0;
     // SAFETY: a child of ours.
     assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
