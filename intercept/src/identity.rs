@@ -34,7 +34,8 @@ impl Who {
         Self { pid, start_time: stat.start_time, namespace: namespace(pid), image: stat.stack }
     }
 
-    /// Whether the process that these words name has ended, `me` asking. `None`: it cannot be checked from here.
+    /// Whether the process that these words name has ended, `me` asking; one that began another life by `exec` has.
+    /// `None`: it cannot be checked from here.
     pub fn has_ended(&self, me: &Self) -> Option<bool> {
         if self == me {
             return Some(false); // another copy of this library in this process, with or without /proc
@@ -48,7 +49,9 @@ impl Who {
         let Some(stat) = stat(self.pid) else { return Some(true) };
         // A process whose main thread alone has ended is a zombie with threads that still hold the GPU.
         let ended = matches!(stat.state, b'Z' | b'X') && stat.threads <= 1;
-        Some(ended || stat.start_time != self.start_time)
+        // The kernel shows another process's stack to those who may trace it, and 0 to others.
+        let executed = stat.stack != self.image && stat.stack != 0 && self.image != 0;
+        Some(ended || executed || stat.start_time != self.start_time)
     }
 }
 
@@ -133,9 +136,11 @@ mod tests {
     fn a_zombie_and_a_reused_pid_have_ended() {
         let me = Who::this_process();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let start_time = stat(child.id()).unwrap().start_time;
-        let other = Who { pid: child.id(), start_time, ..me };
+        let Stat { start_time, stack, .. } = stat(child.id()).unwrap();
+        let other = Who { pid: child.id(), start_time, image: stack, ..me };
         assert_eq!(other.has_ended(&me), Some(false));
+        assert_eq!(Who { image: stack + 16, ..other }.has_ended(&me), Some(true), "became another program");
+        assert_eq!(Who { image: 0, ..other }.has_ended(&me), Some(false), "its stack was not known");
         assert_eq!(Who { start_time: start_time - 1, ..other }.has_ended(&me), Some(true), "reused");
         assert_eq!(Who { namespace: 1, ..other }.has_ended(&me), None, "another namespace");
         child.kill().unwrap();

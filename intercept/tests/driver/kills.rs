@@ -168,7 +168,7 @@ fn churn(shared: &'static Shared, at: usize, seed: u64) {
     assert_eq!(cuda.call("cuMemPoolCreate", &[out(&mut pool), out(&mut properties)]), 0);
     let (mut state, mut held) = (0x9e37_79b9 + seed, Vec::<Held>::new());
     loop {
-        if held.len() > 6 || random(&mut state) % 3 == 0 {
+        if held.len() > 6 || random(&mut state).is_multiple_of(3) {
             for (free, arguments) in held.drain(..) {
                 assert_eq!(cuda.call(free, &arguments), 0, "{free}");
             }

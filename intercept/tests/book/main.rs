@@ -1,0 +1,11 @@
+//! The books under many real processes. A "driver" of one shared word per process says what is really held, so that
+//! every test compares the books with something that they do not keep themselves.
+
+#![allow(clippy::unwrap_used, reason = "a step that fails shall fail the test")]
+
+mod container;
+mod files;
+mod process;
+mod races;
+mod slots;
+mod survival;

@@ -1,0 +1,155 @@
+//! Processes that race to the limit, and processes that are killed or stopped on the way.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use crate::container::{Container, Files, MIB, open};
+use crate::process::{Shared, fork, kill, random, until, wait};
+
+/// Words of the driver: peak in MiB, grants, then by process what it holds.
+const PEAK: usize = 0;
+const GRANTS: usize = 1;
+const FIRST: usize = 2;
+
+/// What one process holds in MiB, with a version above it: no two states of a cell are the same word.
+struct Cell<'a>(&'a AtomicU64);
+
+impl Cell<'_> {
+    /// Only the process itself calls this, or the test while that one is stopped.
+    fn set(&self, held: impl FnOnce(u64) -> u64) {
+        let old = self.0.load(SeqCst);
+        self.0.store(((old >> 32) + 1) << 32 | held(old & 0xffff_ffff), SeqCst);
+    }
+}
+
+/// What all hold at one moment: two equal readings in a row. 0 when they never come.
+fn held(driver: &Shared, processes: usize) -> u64 {
+    let read =
+        || std::array::from_fn::<u64, 8, _>(|at| if at < processes { driver.get(FIRST + at) } else { 0 });
+    let mut last = read();
+    for _ in 0..100 {
+        let now = read();
+        if now == last {
+            return now.iter().map(|word| word & 0xffff_ffff).sum();
+        }
+        last = now;
+    }
+    0
+}
+
+/// Takes and gives back random sizes for `rounds` rounds, or until killed.
+fn churn(files: Files, driver: &Shared, at: usize, of: usize, rounds: u64) {
+    let book = open(files);
+    let (mut own, mut state) = ([0u64; 16], 0x9e37 + at as u64 * 77);
+    let cell = Cell(&driver.0[FIRST + at]);
+    for _ in 0..rounds {
+        let place = &mut own[(random(&mut state) % 16) as usize];
+        if *place != 0 {
+            cell.set(|held| held - *place); // the driver frees first
+            book.release(0, *place * MIB);
+            *place = 0;
+            continue;
+        }
+        let size = random(&mut state) % 128 + 1;
+        if book.reserve(0, size * MIB) {
+            cell.set(|held| held + size);
+            *place = size;
+            driver.0[PEAK].fetch_max(held(driver, of), SeqCst);
+            driver.add(GRANTS);
+        }
+    }
+    for size in own {
+        cell.set(|held| held - size);
+        book.release(0, size * MIB);
+    }
+}
+
+/// Case 8: eight processes race to the limit.
+#[test]
+fn case_8_racing_processes_never_pass_the_limit() {
+    let container = Container::new(1024 * MIB);
+    let (files, driver) = (container.files(), Shared::new(64));
+    let children: Vec<_> = (0..8).map(|at| fork(|| churn(files, &driver, at, 8, 100_000))).collect();
+    children.into_iter().for_each(|child| assert_eq!(wait(child), 0));
+    let (peak, grants) = (driver.get(PEAK), driver.get(GRANTS));
+    assert!(peak <= 1024, "{peak} MiB of 1024");
+    assert!(peak > 900 && grants > 10_000, "no race: peak {peak} MiB, {grants} grants");
+    assert_eq!(container.usage().devices[0].bytes, 0, "all was given back");
+}
+
+/// Cases 22 to 24: SIGKILL anywhere leaves no deadlock, no lost memory and no byte too many.
+#[test]
+fn cases_22_23_24_kills_at_random_points_leave_exact_books() {
+    const LIMIT: u64 = 1024 * MIB;
+    let container = Container::new(LIMIT);
+    let (files, driver) = (container.files(), Shared::new(64));
+    let spawn = |at: usize| fork(|| churn(files, &driver, at, 6, u64::MAX));
+    let mut children: Vec<_> = (0..6).map(spawn).collect();
+    let mut state = 42;
+    for round in 0..1000 {
+        std::thread::sleep(Duration::from_micros(random(&mut state) % 2000));
+        let at = (random(&mut state) % 6) as usize;
+        // Stopped, it holds on in the books; the driver's word for it can then go before the kernel frees it.
+        kill(children[at], libc::SIGSTOP);
+        // SAFETY: a child of ours.
+        unsafe { libc::waitpid(children[at], std::ptr::null_mut(), libc::WUNTRACED) };
+        Cell(&driver.0[FIRST + at]).set(|_| 0);
+        kill(children[at], libc::SIGKILL);
+        wait(children[at]);
+        let before = driver.get(GRANTS);
+        until("the others to go on", || driver.get(GRANTS) > before);
+        assert!(driver.get(PEAK) <= LIMIT / MIB, "round {round}: {} MiB", driver.get(PEAK));
+        children[at] = spawn(at);
+    }
+    for child in children {
+        kill(child, libc::SIGKILL);
+        wait(child);
+    }
+    let book = open(files);
+    assert!(book.reserve(0, LIMIT), "everything the dead held is there again: {:?}", container.usage());
+    book.release(0, LIMIT);
+    assert_eq!(container.usage().devices[0].bytes, 0);
+}
+
+/// A stopped process costs the others some ten milliseconds at most, even one that holds the lock.
+#[test]
+fn a_stopped_process_blocks_nobody_for_long() {
+    let container = Container::new(1024 * MIB);
+    let (files, driver) = (container.files(), Shared::new(64));
+    let mut slowest = Duration::ZERO;
+    let book = open(files);
+    let child = fork(|| churn(files, &driver, 0, 1, u64::MAX));
+    until("the child to work", || driver.get(GRANTS) > 100);
+    for _ in 0..200 {
+        kill(child, libc::SIGSTOP);
+        let start = Instant::now();
+        if book.reserve(0, 900 * MIB) {
+            book.release(0, 900 * MIB);
+        }
+        slowest = slowest.max(start.elapsed());
+        kill(child, libc::SIGCONT);
+        std::thread::sleep(Duration::from_micros(300));
+    }
+    kill(child, libc::SIGKILL);
+    wait(child);
+    assert!(slowest < Duration::from_millis(100), "{slowest:?}"); // 11 ms on a quiet machine
+}
+
+/// Many threads of one process share one slot.
+#[test]
+fn threads_of_a_process_share_its_slot() {
+    let container = Container::new(1 << 30);
+    let book = open(container.files());
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..20_000 {
+                    assert!(book.reserve(0, MIB));
+                    book.release(0, MIB);
+                }
+            });
+        }
+    });
+    assert_eq!((container.usage().processes, book.used(0)), (1, 0));
+}
