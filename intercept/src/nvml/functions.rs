@@ -26,6 +26,7 @@ crate::driver_functions! {
         nvmlDeviceGetProcessesUtilizationInfo(device: Device, samples: *mut c_void);
         nvmlDeviceGetAccountingPids(device: Device, count: *mut u32, pids: *mut u32);
         nvmlDeviceGetAccountingStats(device: Device, pid: u32, stats: *mut c_void);
+        nvmlDeviceGetAccountingStats_v2(device: Device, stats: *mut c_void);
         nvmlInternalGetExportTable(table: *mut usize, id: *const c_void);
     }
     used {

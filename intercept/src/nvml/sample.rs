@@ -109,4 +109,14 @@ pub mod hooks {
         // SAFETY: our caller's arguments, unchanged.
         unsafe { real::nvmlDeviceGetAccountingStats(device, pid, stats) }
     }
+
+    pub unsafe extern "C" fn nvmlDeviceGetAccountingStats_v2(device: Device, stats: *mut c_void) -> Status {
+        // SAFETY: null, or our caller's structure, which begins with the pid that it asks about.
+        let pid = unsafe { read(stats.cast::<u32>()) };
+        if pid.is_some_and(|pid| !book().is_some_and(|book| book.is_own_pid(pid))) {
+            return NOT_FOUND;
+        }
+        // SAFETY: our caller's arguments, unchanged.
+        unsafe { real::nvmlDeviceGetAccountingStats_v2(device, stats) }
+    }
 }

@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString};
 
 use gpushare_intercept::cuda::HOOKED;
 
-use crate::client::{Cuda, MIB, bytes, call, out, really_held};
+use crate::client::{Cuda, Library, MIB, bytes, call, out, really_held};
 use crate::place::{Share, books, inside};
 use crate::{INVALID_VALUE, OUT_OF_MEMORY};
 
@@ -76,6 +76,40 @@ fn case_13_unknown_pointers_are_the_drivers_business() {
     assert_eq!(cuda.free(pointer), 0);
     assert_eq!(cuda.free(pointer), INVALID_VALUE, "twice");
     assert_eq!(charged(), 320);
+}
+
+/// Case 50: out of memory after a resize under managed memory, because the new size was charged before the old was freed.
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn case_50_memory_that_was_freed_makes_room_for_a_larger_piece() {
+    if !inside("families::case_50_memory_that_was_freed_makes_room_for_a_larger_piece", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let mut pointer = 0u64;
+    for mib in (64..=1024).step_by(64) {
+        assert_eq!(cuda.call("cuMemAllocManaged", &[out(&mut pointer), bytes(mib), 1]), 0, "{mib} MiB");
+        assert_eq!(charged(), 320 + mib);
+        assert_eq!(cuda.free(pointer), 0);
+    }
+}
+
+/// Case 48: calls between GPUs blocked.
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn case_48_calls_between_gpus_reach_the_driver() {
+    let share = Share { gpus: 2, limits: &[1344, 1344], ..Share::default() };
+    if !inside("families::case_48_calls_between_gpus_reach_the_driver", &share) {
+        return;
+    }
+    assert_eq!(HOOKED.iter().find(|name| name.contains("Peer")), None);
+    let cuda = Cuda::start();
+    let bare = Library::open("/usr/lib/gpushare/driver/libcuda.so.1");
+    let (mut ours, mut theirs) = (7i32, 8i32);
+    let ask =
+        |library: &Library, answer: &mut i32| library.call("cuDeviceCanAccessPeer", &[out(answer), 0, 1]);
+    assert_eq!(ask(&cuda.library, &mut ours), ask(&bare, &mut theirs));
+    assert_eq!(ours, theirs);
 }
 
 #[test]

@@ -1,9 +1,12 @@
 //! What a program is told: sizes, entry points, devices, processes.
 
 use std::ffi::CString;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
 
 use crate::client::{Cuda, Library, MIB, bytes, call, memory_info, out};
 use crate::place::{Share, books, inside};
+use crate::processes::{fork, wait};
 use crate::{INVALID_VALUE, OUT_OF_MEMORY};
 
 #[test]
@@ -53,16 +56,101 @@ fn case_2_use_above_a_limit_that_was_lowered_saturates() {
     }
     let cuda = Cuda::start();
     cuda.allocate(1000).unwrap();
-    let path = "/usr/lib/gpushare/limits";
-    let mut limits = std::fs::read(path).unwrap();
-    limits[64 + 16..64 + 24].copy_from_slice(&(512 * MIB).to_ne_bytes());
-    // In place, as the host does: a new file would not reach the container.
-    let file = std::fs::File::options().write(true).open(path).unwrap();
-    std::os::unix::fs::FileExt::write_all_at(&file, &limits, 0).unwrap();
+    change_limit(512);
     assert_eq!(cuda.memory(), (0, 512));
     assert_eq!(cuda.allocate(1), Err(OUT_OF_MEMORY));
     let nvml = Library::open("libnvidia-ml.so.1");
     assert_eq!(memory_info(&nvml, 0).map(|bytes| bytes / MIB), [512, 0, 512]);
+}
+
+/// Gives line 0 of the limits file a limit of `mib`, in place and under its sequence counter, as the host does: a new file
+/// would not reach the container.
+fn change_limit(mib: u64) {
+    let file = std::fs::File::options().read(true).write(true).open("/usr/lib/gpushare/limits").unwrap();
+    let write = |bytes: &[u8], at: u64| std::os::unix::fs::FileExt::write_all_at(&file, bytes, at).unwrap();
+    let mut sequence = [0; 4];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut sequence, 16).unwrap();
+    let sequence = u32::from_ne_bytes(sequence);
+    write(&(sequence + 1).to_ne_bytes(), 16);
+    write(&(mib * MIB).to_ne_bytes(), 64 + 16);
+    write(&(sequence + 2).to_ne_bytes(), 16);
+}
+
+/// Cases 20 and 21: a new limit ignored because of a stale file, and processes killed because of it.
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn cases_20_21_a_limit_changed_in_place_counts_at_once_in_every_process_and_view() {
+    let name = "views::cases_20_21_a_limit_changed_in_place_counts_at_once_in_every_process_and_view";
+    if !inside(name, &Share { limits: &[2344], ..Share::default() }) {
+        return;
+    }
+    let step = shared_word();
+    let child = fork(|| {
+        let cuda = Cuda::start();
+        let pointer = cuda.allocate(704).unwrap();
+        step.store(1, SeqCst);
+        let until = |wanted| while step.load(SeqCst) != wanted {};
+        until(2); // the limit is below what both hold
+        assert_eq!((cuda.memory(), cuda.allocate(1)), ((0, 1000), Err(OUT_OF_MEMORY)));
+        let mut pool = 0usize;
+        assert_eq!(cuda.call("cuMemAllocAsync", &[out(&mut pool), bytes(2), 0]), OUT_OF_MEMORY);
+        assert_eq!(cuda.free(pointer), 0, "what it holds is still its own");
+        step.store(3, SeqCst);
+        until(4); // the limit is above it again
+        assert_eq!(cuda.memory(), (2000, 3344));
+        assert!(cuda.allocate(2000).is_ok());
+        step.store(5, SeqCst);
+        until(6);
+    });
+    let until = |wanted| {
+        while step.load(SeqCst) != wanted {
+            assert!(is_running(child), "the child failed before step {wanted}");
+            std::thread::yield_now();
+        }
+    };
+    until(1);
+    let cuda = Cuda::start();
+    cuda.allocate(704).unwrap();
+    let nvml = Library::open("libnvidia-ml.so.1");
+    let views = || {
+        let mut total = 0u64;
+        assert_eq!(cuda.call("cuDeviceTotalMem_v2", &[out(&mut total), 0]), 0);
+        (cuda.memory(), total / MIB, memory_info(&nvml, 0).map(|bytes| bytes / MIB))
+    };
+    assert_eq!(views(), ((296, 2344), 2344, [2344, 296, 2048]));
+    change_limit(1000);
+    assert_eq!(views(), ((0, 1000), 1000, [1000, 0, 1000]), "what is above the limit is not shown");
+    step.store(2, SeqCst);
+    until(3);
+    assert_eq!(cuda.allocate(1), Err(OUT_OF_MEMORY), "1344 MiB are still held");
+    change_limit(3344);
+    assert_eq!(views(), ((2000, 3344), 3344, [3344, 2000, 1344]));
+    step.store(4, SeqCst);
+    until(5);
+    assert_eq!(views(), ((0, 3344), 3344, [3344, 0, 3344]));
+    step.store(6, SeqCst);
+    assert_eq!(wait(child), 0);
+}
+
+/// A word that forked processes share.
+fn shared_word() -> &'static AtomicU32 {
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping.
+    let address = unsafe { libc::mmap(std::ptr::null_mut(), 4096, protection, flags, -1, 0) };
+    assert_ne!(address, libc::MAP_FAILED);
+    // SAFETY: a zeroed word, never unmapped.
+    unsafe { &*address.cast() }
+}
+
+/// Whether a child of ours has not ended.
+fn is_running(pid: libc::pid_t) -> bool {
+    let mut found = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: a child of ours; the kernel writes one structure.
+    let asked = unsafe { libc::waitid(libc::P_PID, pid.cast_unsigned(), found.as_mut_ptr(), flags) };
+    // SAFETY: zeroed above, and all zero bytes are valid.
+    let found = unsafe { found.assume_init() };
+    asked == 0 && found.si_signo == 0
 }
 
 #[test]
