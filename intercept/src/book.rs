@@ -323,3 +323,35 @@ fn map_usage(path: &CStr) -> Option<(i32, FileId, &'static UsageFile)> {
     let usage: &'static UsageFile = unsafe { &*core::ptr::with_exposed_provenance(address) };
     usage.is_known().then_some((fd, file, usage))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sum_is_that_of_the_live_slots_but_one() {
+        // SAFETY: every field is an atomic number.
+        let usage: Box<UsageFile> = unsafe { Box::new_zeroed().assume_init() };
+        for (slot, line) in usage.lines[2].iter().enumerate() {
+            line.bytes.store(1 << (slot % 50), Relaxed);
+        }
+        let all = |but| (0..256).filter(move |slot| Some(*slot) != but);
+        for words in [
+            [0; 4],
+            [u64::MAX; 4],
+            [1, 1 << 63, 0, u64::MAX],
+            [0xf0f0, u64::MAX << 7, u64::MAX >> 9, 0x5555_5555_5555_5555],
+        ] {
+            usage.header.live.iter().zip(words).for_each(|(word, bits)| word.store(bits, Relaxed));
+            for but in [None, Some(0), Some(63), Some(64), Some(200), Some(255)] {
+                let live = all(but).filter(|slot| words[slot / 64] >> (slot % 64) & 1 == 1);
+                let want = live.map(|slot| 1u64 << (slot % 50)).sum::<u64>();
+                assert_eq!(sum(&usage, 2, but), want, "{words:x?} but {but:?}");
+            }
+        }
+        usage.lines[2][3].bytes.store(u64::MAX, Relaxed);
+        usage.header.live.iter().zip([0b1100, 0, 0, 0]).for_each(|(word, bits)| word.store(bits, Relaxed));
+        assert_eq!((sum(&usage, 2, None), sum(&usage, 2, Some(2))), (u64::MAX, u64::MAX));
+        assert_eq!(sum(&usage, 2, Some(3)), 4);
+    }
+}
