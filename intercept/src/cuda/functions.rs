@@ -157,3 +157,19 @@ crate::driver_functions! {
         cuDeviceGetGraphMemAttribute(device: Device, attribute: i32, value: *mut c_void);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Case 35: hooks compiled with the Rust calling convention. That cannot compile here: `hook` lists each one as an
+    /// `unsafe extern "C"` function with the arguments of the driver's own.
+    #[test]
+    fn case_35_every_hooked_name_has_a_hook_of_its_own_in_the_c_convention() {
+        let mut addresses: Vec<_> = (0..HOOKED.len()).map(|number| hook(number).unwrap()).collect();
+        assert_eq!(hook(HOOKED.len()), None, "functions that are only called");
+        addresses.sort_unstable();
+        addresses.dedup();
+        assert_eq!(addresses.len(), HOOKED.len(), "two names share a hook");
+    }
+}

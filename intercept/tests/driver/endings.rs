@@ -2,8 +2,10 @@
 
 use crate::OUT_OF_MEMORY;
 use crate::client::{Cuda, MIB, bytes, out, really_held};
-use crate::families::{charged, create, graph_of, pool_of};
-use crate::place::{Share, books, inside};
+use crate::families::create;
+use crate::graphs::graph_of;
+use crate::place::{Share, books, charged, inside};
+use crate::pools::pool_of;
 
 fn stream(cuda: &Cuda) -> usize {
     let mut stream = 0usize;

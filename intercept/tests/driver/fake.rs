@@ -10,8 +10,7 @@ use gpushare_intercept::cuda::{DRIVER, NAMES};
 
 use crate::OUT_OF_MEMORY;
 use crate::client::{MIB, bytes};
-use crate::families::charged;
-use crate::place::{Share, inside};
+use crate::place::{Share, charged, inside};
 
 /// Reserved bytes of the pools 1 and 2.
 static RESERVED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];

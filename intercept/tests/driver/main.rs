@@ -7,8 +7,11 @@ mod client;
 mod endings;
 mod fake;
 mod families;
+mod graphs;
 mod kills;
+mod names;
 mod place;
+mod pools;
 mod processes;
 mod views;
 

@@ -98,6 +98,11 @@ pub fn books() -> Usage {
     read_usage(&std::fs::read(Path::new(HOME).join("usage")).unwrap()).unwrap()
 }
 
+/// What the books say of the first GPU, in MiB.
+pub fn charged() -> u64 {
+    books().devices[0].bytes / MIB
+}
+
 /// A build result of `make build`. Another build of the simulator can be named by its folder in GPUSHARE_TEST_SIMULATOR;
 /// program and libraries must be of one build.
 fn built(name: &str, profile: &str) -> PathBuf {

@@ -1,0 +1,151 @@
+//! Stream-ordered memory meets the limit pool by pool.
+
+use crate::OUT_OF_MEMORY;
+use crate::client::{Cuda, bytes, out, really_held};
+use crate::place::{Share, charged, inside};
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn cases_3_4_pools_are_charged_what_they_reserve_and_once() {
+    if !inside("pools::cases_3_4_pools_are_charged_what_they_reserve_and_once", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let (mut pool, mut pointer, mut keep) = (0usize, 0u64, u64::MAX);
+    assert_eq!(cuda.call("cuDeviceGetDefaultMemPool", &[out(&mut pool), 0]), 0);
+    assert_eq!(cuda.call("cuMemPoolSetAttribute", &[pool, 4, out(&mut keep)]), 0);
+    let from_pool =
+        |pointer: &mut u64, mib| cuda.call("cuMemAllocFromPoolAsync", &[out(pointer), bytes(mib), pool, 0]);
+    assert_eq!(from_pool(&mut pointer, 2048), OUT_OF_MEMORY);
+    assert_eq!(from_pool(&mut pointer, 100), 0);
+    assert_eq!((charged(), really_held(0)), (320 + 128, 300 + 128), "in chunks of 32 MiB, once");
+    let mut second = 0u64;
+    assert_eq!(cuda.call("cuMemAllocAsync", &[out(&mut second), bytes(20), 0]), 0);
+    assert_eq!((charged(), really_held(0)), (320 + 128, 300 + 128), "the chunk had room");
+    for pointer in [pointer, second] {
+        assert_eq!(cuda.call("cuMemFreeAsync", &[usize::try_from(pointer).unwrap(), 0]), 0);
+    }
+    assert_eq!(cuda.call("cuStreamSynchronize", &[0]), 0);
+    assert_eq!((charged(), really_held(0)), (320 + 128, 300 + 128), "the pool keeps it");
+    assert!(cuda.allocate(1024).is_ok(), "before refusing, unused pool memory goes back");
+    assert_eq!((charged(), really_held(0)), (1344, 1324));
+    assert_eq!(from_pool(&mut pointer, 1), OUT_OF_MEMORY);
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn case_3_a_pool_shrinks_at_synchronisation_trim_and_destruction() {
+    if !inside("pools::case_3_a_pool_shrinks_at_synchronisation_trim_and_destruction", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let (mut pool, mut pointer) = (0usize, 0u64);
+    let mut properties = [0u32; 22];
+    (properties[0], properties[2]) = (1, 1);
+    assert_eq!(cuda.call("cuMemPoolCreate", &[out(&mut pool), out(&mut properties)]), 0);
+    for round in 0..20 {
+        assert_eq!(
+            cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(960), pool, 0]),
+            0,
+            "{round}"
+        );
+        assert_eq!((charged(), really_held(0)), (320 + 960, 300 + 960));
+        assert_eq!(cuda.call("cuMemFreeAsync", &[usize::try_from(pointer).unwrap(), 0]), 0);
+        assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
+        assert_eq!((charged(), really_held(0)), (320, 300));
+    }
+    assert_eq!(cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(960), pool, 0]), 0);
+    assert_eq!(cuda.free(pointer), 0, "cuMemFree takes stream-ordered memory too");
+    assert_eq!(cuda.call("cuMemPoolTrimTo", &[pool, 0]), 0);
+    assert_eq!(charged(), 320);
+    assert_eq!(cuda.call("cuMemPoolDestroy", &[pool]), 0);
+    assert_eq!((charged(), really_held(0)), (320, 300));
+    // A pool of the host's memory costs nothing.
+    properties[2] = 2;
+    assert_eq!(cuda.call("cuMemPoolCreate", &[out(&mut pool), out(&mut properties)]), 0);
+    assert_eq!(cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(2048), pool, 0]), 0);
+    assert_eq!((charged(), really_held(0)), (320, 300));
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn unknown_pools_take_no_place() {
+    if !inside("pools::unknown_pools_take_no_place", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let mut pointer = 0u64;
+    for index in 0..200 {
+        let status = cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(1), 0x7000 + index, 0]);
+        assert!(![0, OUT_OF_MEMORY].contains(&status), "{index}: {status}");
+    }
+    assert_eq!(cuda.call("cuMemAllocAsync", &[out(&mut pointer), bytes(1), 0]), 0);
+    assert_eq!((charged(), really_held(0)), (352, 332));
+}
+
+/// A pool of the GPU's memory; `kind` 1 is ordinary, 2 managed.
+pub fn pool_of(cuda: &Cuda, kind: u32) -> usize {
+    let (mut pool, mut properties) = (0usize, [0u32; 22]);
+    (properties[0], properties[2]) = (kind, u32::from(kind == 1));
+    assert_eq!(cuda.call("cuMemPoolCreate", &[out(&mut pool), out(&mut properties)]), 0);
+    pool
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn a_destroyed_pool_is_paid_until_its_last_free_has_run() {
+    if !inside("pools::a_destroyed_pool_is_paid_until_its_last_free_has_run", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let mut streams = [0usize; 2];
+    for stream in &mut streams {
+        assert_eq!(cuda.call("cuStreamCreate", &[out(stream), 1]), 0);
+    }
+    let [stream, other] = streams;
+    let allocate = |pool, mib| {
+        let mut pointer = 0usize;
+        let status = cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(mib), pool, stream]);
+        assert_eq!(status, 0);
+        pointer
+    };
+    let pool = pool_of(&cuda, 1);
+    let (first, second) = (allocate(pool, 320), allocate(pool, 320));
+    assert_eq!(cuda.call("cuMemPoolDestroy", &[pool]), 0);
+    assert_eq!((charged(), really_held(0)), (960, 940), "both live");
+    assert_eq!(cuda.call("cuMemFreeAsync", &[first, stream]), 0);
+    assert_eq!(cuda.call("cuStreamSynchronize", &[stream]), 0);
+    assert_eq!(charged(), 960, "one lives, and what the pool keeps beside it cannot be asked");
+    assert_eq!(cuda.call("cuMemFreeAsync", &[second, stream]), 0);
+    assert_eq!(charged(), 960, "the free may still have to run");
+    assert_eq!(cuda.call("cuStreamSynchronize", &[other]), 0);
+    assert_eq!(charged(), 960, "another stream says nothing");
+    assert_eq!(cuda.call("cuStreamSynchronize", &[stream]), 0);
+    assert_eq!((charged(), really_held(0)), (320, 300));
+    // Destroyed while frees are pending on two streams.
+    let pool = pool_of(&cuda, 1);
+    let (first, second) = (allocate(pool, 320), allocate(pool, 320));
+    assert_eq!(cuda.call("cuMemFreeAsync", &[first, stream]), 0);
+    assert_eq!(cuda.call("cuMemFreeAsync", &[second, other]), 0);
+    assert_eq!(cuda.call("cuMemPoolDestroy", &[pool]), 0);
+    for stream in streams {
+        assert_eq!(charged(), 960);
+        assert_eq!(cuda.call("cuStreamSynchronize", &[stream]), 0);
+    }
+    assert_eq!(cuda.call("cuCtxSynchronize_v2", &[0]), 0);
+    assert_eq!((charged(), really_held(0)), (320, 300));
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn a_pool_of_managed_memory_is_paid_on_the_current_gpu() {
+    if !inside("pools::a_pool_of_managed_memory_is_paid_on_the_current_gpu", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let (pool, mut pointer) = (pool_of(&cuda, 2), 0u64);
+    let mut allocate = |mib| cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(mib), pool, 0]);
+    assert_eq!(allocate(2048), OUT_OF_MEMORY);
+    assert_eq!(allocate(640), 0);
+    assert_eq!((charged(), really_held(0)), (960, 940));
+}
