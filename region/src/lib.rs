@@ -9,12 +9,14 @@
 
 mod limits;
 pub mod path;
+mod throttle;
 mod usage;
 
 pub use limits::{
     ComputePolicy, DeviceLimits, LIMITS_LEN, LIMITS_VERSION, LimitLine, LimitsFile, LimitsHeader, Measured,
-    TooManyDevices, encode_limits,
+    Measurement, TooManyDevices, encode_limits, grants_are, measurements,
 };
+pub use throttle::{Throttle, read_throttles};
 pub use usage::{
     Bucket, Damaged, DeviceLine, DeviceUsage, Identity, NO_HOLDER, ProcessUsage, Processes, SLOT_FREE,
     SLOT_LIVE, SLOTS, USAGE_HEADER_LEN, USAGE_LEN, USAGE_VERSION, Usage, UsageFile, UsageHeader,

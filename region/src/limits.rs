@@ -5,7 +5,13 @@
 //! Behind the grants stand the host's measurements: GPU time as the driver's own sampling tells it for the container's
 //! processes, which nobody inside the container can see for certain. They are absent (all zero) where no meter runs.
 
+mod measured;
+mod write;
+
 use core::sync::atomic::{AtomicU32, AtomicU64};
+
+pub use measured::{Measured, Measurement, measurements};
+pub use write::grants_are;
 
 use crate::MAX_DEVICES;
 
@@ -65,29 +71,8 @@ pub struct LimitLine {
     reserved: [AtomicU32; 5],
 }
 
-/// What the host's meter says about the container on one GPU. Written under its own sequence counter.
-#[repr(C, align(64))]
-pub struct Measured {
-    /// Odd while the host writes.
-    pub sequence: AtomicU32,
-    /// Share of the GPU that a `burst` container may use now, in hundredths of a percent; 0: no word, its own share.
-    pub burst_share: AtomicU32,
-    /// End of the last sampling window that is counted, monotonic time in nanoseconds; 0: nothing was ever measured.
-    pub until: AtomicU64,
-    /// GPU time of the container's processes in all windows so far, in nanoseconds.
-    pub own_nanoseconds: AtomicU64,
-    /// GPU time of everybody else in the same windows, in nanoseconds.
-    pub others_nanoseconds: AtomicU64,
-    /// Device memory that the driver counts for the container's processes, in bytes.
-    pub memory_bytes: AtomicU64,
-    /// Monotonic time at which the host wrote this line, in nanoseconds: an old line says that the meter has stopped.
-    pub written: AtomicU64,
-    reserved: [AtomicU64; 2],
-}
-
 const _: () = assert!(HEADER_LEN == 64);
 const _: () = assert!(LINE_LEN == 64);
-const _: () = assert!(size_of::<Measured>() == 64);
 const _: () = assert!(LIMITS_LEN == 64 + 2 * 64 * MAX_DEVICES);
 
 /// How a compute limit is held.
@@ -229,12 +214,26 @@ impl LimitLine {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     extern crate std;
     use super::*;
     use std::boxed::Box;
 
-    fn mapped(bytes: &[u8; LIMITS_LEN]) -> Box<LimitsFile> {
+    pub(crate) fn empty() -> Box<LimitsFile> {
+        mapped(&[0; LIMITS_LEN])
+    }
+
+    /// The file's bytes, as the host reads them.
+    pub(crate) fn bytes_of(file: &LimitsFile) -> [u8; LIMITS_LEN] {
+        let mut bytes = [0; LIMITS_LEN];
+        // SAFETY: every byte of the file belongs to an atomic integer, and no thread writes now.
+        unsafe {
+            core::ptr::copy_nonoverlapping(core::ptr::from_ref(file).cast(), bytes.as_mut_ptr(), LIMITS_LEN)
+        };
+        bytes
+    }
+
+    pub(crate) fn mapped(bytes: &[u8; LIMITS_LEN]) -> Box<LimitsFile> {
         let mut file: Box<core::mem::MaybeUninit<LimitsFile>> = Box::new_uninit();
         // SAFETY: the box holds LIMITS_LEN bytes, and nothing else refers to it.
         unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), file.as_mut_ptr().cast(), LIMITS_LEN) };
@@ -242,7 +241,7 @@ mod tests {
         unsafe { file.assume_init() }
     }
 
-    fn device(first: u8, memory_bytes: u64) -> DeviceLimits {
+    pub(crate) fn device(first: u8, memory_bytes: u64) -> DeviceLimits {
         let mut uuid = [0x5a; 16];
         uuid[0] = first;
         DeviceLimits {

@@ -269,13 +269,18 @@ pub fn read_usage(bytes: &[u8]) -> Result<Usage, Damaged> {
 /// # Errors
 /// As [`read_usage`].
 pub fn processes(bytes: &[u8]) -> Result<Processes<'_>, Damaged> {
-    let known = bytes.len() >= USAGE_LEN
-        && bytes.get(..8) == Some(&MAGIC)
+    check_header(bytes)?;
+    if bytes.len() >= USAGE_LEN { Ok(Processes { bytes, next: 0 }) } else { Err(Damaged) }
+}
+
+/// Whether `bytes` begin with the header of this layout.
+pub(crate) fn check_header(bytes: &[u8]) -> Result<(), Damaged> {
+    let known = bytes.get(..8) == Some(&MAGIC)
         && word(bytes, 8) == USAGE_VERSION
         && word(bytes, 12) == FILE_SIZE
         && word(bytes, 16) == SLOTS_WORD
         && word(bytes, 20) == DEVICES_WORD;
-    if known { Ok(Processes { bytes, next: 0 }) } else { Err(Damaged) }
+    if known { Ok(()) } else { Err(Damaged) }
 }
 
 /// Iterator over the slots that count.
@@ -324,7 +329,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     }
 }
 
-fn long(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn long(bytes: &[u8], at: usize) -> u64 {
     match bytes.get(at..).and_then(|rest| rest.first_chunk()) {
         Some(long) => u64::from_ne_bytes(*long),
         None => 0,

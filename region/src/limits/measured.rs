@@ -1,0 +1,177 @@
+//! What the host's meter says, line by line: the words in the file, and the same as a value.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU32, AtomicU64, fence};
+
+use super::LimitsFile;
+use crate::MAX_DEVICES;
+
+/// What the host's meter says about the container on one GPU. Written under its own sequence counter.
+#[repr(C, align(64))]
+pub struct Measured {
+    /// Odd while the host writes.
+    pub sequence: AtomicU32,
+    /// Share of the GPU that a `burst` container may use now, in hundredths of a percent; 0: no word, its own share.
+    pub burst_share: AtomicU32,
+    /// End of the last sampling window that is counted, monotonic time in nanoseconds; 0: nothing was ever measured.
+    pub until: AtomicU64,
+    /// GPU time of the container's processes in all windows so far, in nanoseconds.
+    pub own_nanoseconds: AtomicU64,
+    /// GPU time of everybody else in the same windows, in nanoseconds.
+    pub others_nanoseconds: AtomicU64,
+    /// Device memory that the driver counts for the container's processes, in bytes.
+    pub memory_bytes: AtomicU64,
+    /// Monotonic time at which the host wrote this line, in nanoseconds: an old line says that the meter has stopped.
+    pub written: AtomicU64,
+    reserved: [AtomicU64; 2],
+}
+
+const _: () = assert!(size_of::<Measured>() == 64);
+
+const LINES: usize = core::mem::offset_of!(LimitsFile, measured);
+
+/// A line of the host's measurements as a value; all zero where nothing was measured. The fields are those of
+/// [`Measured`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Measurement {
+    /// Hundredths of a percent that a `burst` container may use now; 0: no word.
+    pub burst_share: u32,
+    /// End of the last window counted, monotonic nanoseconds; 0: nothing was measured.
+    pub until: u64,
+    /// GPU time of the container, in nanoseconds.
+    pub own_nanoseconds: u64,
+    /// GPU time of everybody else, in nanoseconds.
+    pub others_nanoseconds: u64,
+    /// Device memory by the driver's count, in bytes.
+    pub memory_bytes: u64,
+    /// When the host wrote the line, monotonic nanoseconds; 0: never.
+    pub written: u64,
+}
+
+impl Measured {
+    /// Writes the line. One writer at a time; one that died half-way leaves an odd number, from which the next goes on.
+    pub fn set(&self, value: &Measurement) {
+        let writing = self.sequence.load(Relaxed) | 1;
+        self.sequence.store(writing, Relaxed);
+        fence(Release);
+        self.burst_share.store(value.burst_share, Relaxed);
+        self.until.store(value.until, Relaxed);
+        self.own_nanoseconds.store(value.own_nanoseconds, Relaxed);
+        self.others_nanoseconds.store(value.others_nanoseconds, Relaxed);
+        self.memory_bytes.store(value.memory_bytes, Relaxed);
+        self.written.store(value.written, Relaxed);
+        self.sequence.store(writing.wrapping_add(1), Release);
+    }
+
+    /// The line, if no write was in progress: a reader tries again a few times, and then does without.
+    pub fn get(&self) -> Option<Measurement> {
+        let before = self.sequence.load(Acquire);
+        let value = Measurement {
+            burst_share: self.burst_share.load(Relaxed),
+            until: self.until.load(Relaxed),
+            own_nanoseconds: self.own_nanoseconds.load(Relaxed),
+            others_nanoseconds: self.others_nanoseconds.load(Relaxed),
+            memory_bytes: self.memory_bytes.load(Relaxed),
+            written: self.written.load(Relaxed),
+        };
+        fence(Acquire);
+        (before.is_multiple_of(2) && self.sequence.load(Relaxed) == before).then_some(value)
+    }
+}
+
+/// The measurements in the bytes of a limits file, for the host's own display and for a meter that goes on where
+/// another stopped; `None` when the bytes are too few. A line that was being written reads as nothing measured. The
+/// caller reads the file twice: bytes that are the same both times are not torn.
+pub fn measurements(bytes: &[u8]) -> Option<[Measurement; MAX_DEVICES]> {
+    let lines = bytes.get(LINES..LINES + MAX_DEVICES * size_of::<Measured>())?;
+    let mut all = [Measurement::default(); MAX_DEVICES];
+    for (value, line) in all.iter_mut().zip(lines.chunks_exact(size_of::<Measured>())) {
+        if word(line, 0).is_multiple_of(2) {
+            *value = Measurement {
+                burst_share: word(line, 4),
+                until: long(line, 8),
+                own_nanoseconds: long(line, 16),
+                others_nanoseconds: long(line, 24),
+                memory_bytes: long(line, 32),
+                written: long(line, 40),
+            };
+        }
+    }
+    Some(all)
+}
+
+fn word(line: &[u8], at: usize) -> u32 {
+    line.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+}
+
+fn long(line: &[u8], at: usize) -> u64 {
+    line.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+}
+
+const _: () = assert!(core::mem::offset_of!(Measured, burst_share) == 4);
+const _: () = assert!(core::mem::offset_of!(Measured, until) == 8);
+const _: () = assert!(core::mem::offset_of!(Measured, own_nanoseconds) == 16);
+const _: () = assert!(core::mem::offset_of!(Measured, others_nanoseconds) == 24);
+const _: () = assert!(core::mem::offset_of!(Measured, memory_bytes) == 32);
+const _: () = assert!(core::mem::offset_of!(Measured, written) == 40);
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use crate::limits::tests::{bytes_of, empty};
+
+    const SEEN: Measurement = Measurement {
+        burst_share: 7150,
+        until: u64::MAX,
+        own_nanoseconds: 3,
+        others_nanoseconds: 4,
+        memory_bytes: 5 << 30,
+        written: 6,
+    };
+
+    #[test]
+    fn what_the_meter_writes_is_what_both_sides_read() {
+        let file = empty();
+        file.measured[15].set(&SEEN);
+        assert_eq!(file.measured[15].get(), Some(SEEN));
+        assert_eq!(file.measured[0].get(), Some(Measurement::default()));
+        let all = measurements(&bytes_of(&file)).unwrap();
+        assert_eq!((all[15], all[14]), (SEEN, Measurement::default()));
+        assert_eq!(measurements(&bytes_of(&file)[1..]), None);
+    }
+
+    #[test]
+    fn a_line_that_its_writer_left_half_way_is_not_read_and_heals_at_the_next_write() {
+        let file = empty();
+        let line = &file.measured[0];
+        line.set(&SEEN);
+        line.sequence.fetch_add(1, Relaxed);
+        assert_eq!(line.get(), None);
+        assert_eq!(measurements(&bytes_of(&file)).unwrap()[0], Measurement::default());
+        line.set(&SEEN);
+        assert_eq!(line.get(), Some(SEEN));
+    }
+
+    #[test]
+    fn a_reader_never_sees_half_of_a_line() {
+        let file = empty();
+        let line = &file.measured[0];
+        let rounds = if cfg!(miri) { 200 } else { 200_000 };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=rounds {
+                    line.set(&Measurement { until: round, own_nanoseconds: round, written: round, ..SEEN });
+                }
+            });
+            let mut last = 0;
+            while last < rounds {
+                let Some(seen) = line.get() else { continue };
+                assert_eq!((seen.until, seen.own_nanoseconds), (seen.written, seen.written));
+                assert!(seen.written >= last);
+                last = seen.written;
+                std::thread::yield_now();
+            }
+        });
+    }
+}

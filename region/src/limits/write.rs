@@ -1,0 +1,118 @@
+//! The host's pen: grants changed in place, and the comparison that finds a file somebody else has changed.
+
+use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::sync::atomic::fence;
+
+use super::{DeviceLimits, FILE_SIZE, LIMITS_LEN, LIMITS_VERSION, LimitLine, LimitsFile, MAGIC};
+
+const SEQUENCE: core::ops::Range<usize> = 16..20;
+const MEASURED: usize = core::mem::offset_of!(LimitsFile, measured);
+
+const _: () = assert!(core::mem::offset_of!(super::LimitsHeader, sequence) == SEQUENCE.start);
+
+impl LimitsFile {
+    /// Writes all that `grants` says, whatever stood there, and leaves the measurements alone. One writer at a time; one
+    /// that died half-way leaves an odd sequence, from which the next goes on. Each word is stored once, so a reader of
+    /// single words sees the old or the new value and nothing between. Lines beyond the file's are not written.
+    pub fn set_grants(&self, grants: &[DeviceLimits]) {
+        let header = &self.header;
+        let writing = header.sequence.load(Relaxed) | 1;
+        header.sequence.store(writing, Relaxed);
+        fence(Release);
+        for (word, bytes) in header.magic.iter().zip(MAGIC.chunks_exact(4)) {
+            word.store(bytes.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes)), Relaxed);
+        }
+        header.version.store(LIMITS_VERSION, Relaxed);
+        header.size.store(FILE_SIZE, Relaxed);
+        header.reserved.iter().for_each(|word| word.store(0, Relaxed));
+        for (index, line) in self.devices.iter().enumerate() {
+            line.set(grants.get(index));
+        }
+        let limited = grants.iter().zip(&self.devices).filter(|(grant, _)| grant.limits_compute());
+        header.compute_limited.store(limited.fold(0, |count, _| count + 1), Relaxed);
+        header.devices.store(grants.iter().zip(&self.devices).fold(0, |count, _| count + 1), Relaxed);
+        header.sequence.store(writing.wrapping_add(1), Release);
+    }
+}
+
+impl LimitLine {
+    fn set(&self, grant: Option<&DeviceLimits>) {
+        let uuid = grant.map_or([0; 16], |grant| grant.uuid);
+        for (word, bytes) in self.uuid.iter().zip(uuid.chunks_exact(4)) {
+            word.store(bytes.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes)), Relaxed);
+        }
+        self.memory_bytes.store(grant.map_or(0, |grant| grant.memory_bytes), Relaxed);
+        self.cores_percent.store(grant.map_or(0, |grant| grant.cores_percent), Relaxed);
+        self.policy.store(grant.map_or(0, |grant| grant.policy.number()), Relaxed);
+        self.priority.store(grant.map_or(0, |grant| grant.priority), Relaxed);
+        self.ceiling_percent.store(grant.map_or(0, |grant| grant.ceiling_percent), Relaxed);
+        self.paused.store(0, Relaxed);
+        self.reserved.iter().for_each(|word| word.store(0, Relaxed));
+    }
+}
+
+/// Whether the bytes of a limits file grant what `granted`, as [`encode_limits`](super::encode_limits) gave it, grants:
+/// equal but for the sequence, which must not say that a write is in progress, and the measurements.
+pub fn grants_are(bytes: &[u8], granted: &[u8; LIMITS_LEN]) -> bool {
+    let equal = |range: core::ops::Range<usize>| bytes.get(range.clone()) == granted.get(range);
+    let sequence = bytes.get(SEQUENCE).and_then(|bytes| bytes.first_chunk());
+    let at_rest = sequence.is_some_and(|bytes| u32::from_ne_bytes(*bytes).is_multiple_of(2));
+    bytes.len() == LIMITS_LEN && at_rest && equal(0..SEQUENCE.start) && equal(SEQUENCE.end..MEASURED)
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use crate::limits::tests::{bytes_of, device, empty, mapped};
+    use crate::{MAX_DEVICES, encode_limits};
+    use std::vec;
+
+    #[test]
+    fn grants_written_in_place_are_those_of_a_new_file() {
+        let wild = [0xa7; LIMITS_LEN];
+        let few = [device(1, 4 << 30), device(2, u64::MAX)];
+        let many = vec![device(9, 1); MAX_DEVICES];
+        for grants in [&few[..], &many[..], &[]] {
+            let new = encode_limits(grants).unwrap();
+            for old in [empty(), mapped(&wild), mapped(&encode_limits(&[device(7, 7)]).unwrap())] {
+                old.set_grants(grants);
+                assert!(grants_are(&bytes_of(&old), &new), "{} grants", grants.len());
+                assert!(old.is_known());
+            }
+        }
+    }
+
+    #[test]
+    fn every_byte_of_a_grant_is_compared_and_no_byte_of_a_measurement() {
+        let granted = encode_limits(&[device(1, 1)]).unwrap();
+        for at in 0..LIMITS_LEN {
+            let mut bytes = granted;
+            bytes[at] ^= 2;
+            let free = SEQUENCE.contains(&at) || at >= MEASURED;
+            assert_eq!(grants_are(&bytes, &granted), free, "byte {at} changed");
+        }
+        let mut writing = granted;
+        writing[SEQUENCE.start] ^= 1;
+        assert!(!grants_are(&writing, &granted), "a write is in progress");
+        assert!(!grants_are(&granted[1..], &granted) && !grants_are(&[], &granted));
+    }
+
+    #[test]
+    fn measurements_survive_a_change_of_grants() {
+        let file = empty();
+        file.measured[0].until.store(5, Relaxed);
+        file.set_grants(&[device(1, 1)]);
+        assert_eq!(file.measured[0].until.load(Relaxed), 5);
+    }
+
+    #[test]
+    fn a_writer_that_died_half_way_is_followed_by_a_whole_one() {
+        let file = empty();
+        file.set_grants(&[device(1, 1)]);
+        file.header.sequence.fetch_add(1, Relaxed);
+        file.set_grants(&[device(1, 2)]);
+        assert_eq!(file.header.sequence.load(Relaxed) % 2, 0);
+        assert_eq!(file.memory(0), 2);
+    }
+}
