@@ -3,7 +3,7 @@
 //! [`Plan`] is a value made of OCI parts: device nodes and their rules, mounts, two hooks. [`Bundle::apply`] puts it
 //! into a bundle's config.json, losslessly and so that twice is once; [`Region`] makes the two files that container
 //! and host share. The image decides nothing here but which of its folders the libraries appear in.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod bundle;
 mod edit;
@@ -17,4 +17,4 @@ pub use edit::{EditError, is_privileged};
 pub use image::{Image, ImageError};
 pub use message::one_line;
 pub use plan::{ExtraMount, Plan, PlanError, Programs};
-pub use region::{Region, RegionError};
+pub use region::{Region, RegionError, UsageError};

@@ -3,6 +3,9 @@
 //! A container may write `usage`: the tmpfs bounds what it can take of the host's memory. Both files exist before the
 //! container does and go when its lease goes.
 
+mod live;
+mod mapped;
+
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
@@ -14,6 +17,8 @@ use gpushare_region::{
 };
 use gpushare_request as request;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+pub use live::UsageError;
 
 /// Both files, a page of slack each, and the folder.
 const SIZE: usize = LIMITS_LEN + USAGE_LEN + 3 * 4096;

@@ -1,0 +1,134 @@
+//! The region of a living container: its grants and measurements written in place, its usage read.
+//!
+//! A bind mount pins the `limits` file's inode, so it is never replaced or shortened. `usage` is the container's: it is
+//! read with a bounded `pread`, never mapped, and nothing in it is believed.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+use gpushare_quota::Lease;
+use gpushare_region::{
+    Damaged, LIMITS_LEN, MAX_DEVICES, Measurement, Throttle, TooManyDevices, USAGE_HEADER_LEN, USAGE_LEN,
+    Usage, encode_limits, grants_are, measurements, read_throttles, read_usage,
+};
+use nix::fcntl::OFlag;
+
+use super::{Region, limits, mapped};
+
+/// Why a container's `usage` file tells nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum UsageError {
+    /// It is not there: the container ended, or holds whole GPUs and has none.
+    #[error("no usage file")]
+    Io(#[from] io::Error),
+    /// The container cut or changed it.
+    #[error(transparent)]
+    Damaged(#[from] Damaged),
+}
+
+/// How often a file that is being written is read again before the reader does without.
+const TRIES: usize = 5;
+
+impl Region {
+    /// Writes the lease's grants into the living `limits` file. One writer at a time: the caller holds the store's turn.
+    ///
+    /// # Errors
+    /// When the file is not there, or the container cuts it short at this very moment.
+    pub fn set_grants(&self, lease: &Lease) -> io::Result<()> {
+        let file = self.open_limits()?;
+        let length = u64::try_from(LIMITS_LEN).map_err(io::Error::other)?;
+        if file.metadata()?.len() != length {
+            file.set_len(length)?;
+        }
+        mapped::write(&file, |file| file.set_grants(&limits(lease)))
+    }
+
+    /// Whether the living `limits` file grants what the lease says: a container that may mount can change it.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn grants_are(&self, lease: &Lease) -> io::Result<bool> {
+        let granted =
+            encode_limits(&limits(lease)).map_err(|error: TooManyDevices| io::Error::other(error))?;
+        // A byte more than a whole file has, so that one that was made longer shows.
+        let bytes = read(&self.open(self.limits())?, LIMITS_LEN + 1)?;
+        Ok(grants_are(&bytes, &granted))
+    }
+
+    /// Writes measurements into lines of the living `limits` file. One meter at a time.
+    ///
+    /// # Errors
+    /// As [`Region::set_grants`].
+    pub fn set_measured(&self, lines: impl IntoIterator<Item = (usize, Measurement)>) -> io::Result<()> {
+        let file = self.open_limits()?;
+        mapped::write(&file, |file| {
+            for (line, value) in lines {
+                if let Some(place) = file.measured.get(line) {
+                    place.set(&value);
+                }
+            }
+        })
+    }
+
+    /// The measurements as they stand, by line.
+    ///
+    /// # Errors
+    /// When the file cannot be read, is too short, or is written all the time.
+    pub fn measured(&self) -> io::Result<[Measurement; MAX_DEVICES]> {
+        let file = self.open(self.limits())?;
+        for _ in 0..TRIES {
+            let bytes = read(&file, LIMITS_LEN)?;
+            if bytes == read(&file, LIMITS_LEN)? {
+                return measurements(&bytes).ok_or_else(|| io::Error::other("limits file cut short"));
+            }
+        }
+        Err(io::Error::other("limits file written all the time"))
+    }
+
+    /// What the container says that it holds.
+    ///
+    /// # Errors
+    /// When there is no such file, or it is damaged.
+    pub fn read_usage(&self) -> Result<Usage, UsageError> {
+        Ok(read_usage(&read(&self.open(self.usage())?, USAGE_LEN)?)?)
+    }
+
+    /// What the container says of its compute shares, by line.
+    ///
+    /// # Errors
+    /// As [`Region::read_usage`].
+    pub fn read_throttles(&self) -> Result<[Throttle; MAX_DEVICES], UsageError> {
+        Ok(read_throttles(&read(&self.open(self.usage())?, USAGE_HEADER_LEN)?)?)
+    }
+
+    fn open_limits(&self) -> io::Result<File> {
+        let flags = OFlag::O_NOFOLLOW.bits();
+        OpenOptions::new().read(true).write(true).custom_flags(flags).open(self.limits())
+    }
+
+    /// Neither a link nor a FIFO that somebody put there is followed or waited for.
+    fn open(&self, path: std::path::PathBuf) -> io::Result<File> {
+        let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+        OpenOptions::new().read(true).custom_flags(flags).open(path)
+    }
+}
+
+/// At most `length` bytes from the start of the file, whatever size it claims.
+fn read(file: &File, length: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    let mut filled = 0;
+    while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        match file.read_at(rest, u64::try_from(filled).map_err(io::Error::other)?) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    bytes.truncate(filled);
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+use std::fs;
+use std::time::{Duration, Instant};
+
+use gpushare_inventory::{DeviceMemory, GpuUuid};
+use gpushare_quota::{Grant, Holder, LeaseKey, LeaseState};
+use gpushare_region::{DeviceUsage, empty_usage_header};
+use gpushare_request::{ComputePolicy, Cores, Mode, Priority};
+
+use super::*;
+
+fn lease(memory: u64, cores: Option<u8>) -> Lease {
+    let grant = |first: u8| Grant {
+        gpu: GpuUuid::from_bytes([first; 16]),
+        memory: DeviceMemory::from_bytes(memory),
+        cores: cores.and_then(Cores::new),
+    };
+    Lease {
+        id: 1,
+        key: LeaseKey { root: String::new(), container: "a".into() },
+        grants: vec![grant(1), grant(2)],
+        mode: Mode::Share,
+        compute_policy: ComputePolicy::Burst,
+        priority: Priority::default(),
+        state: LeaseState::Active,
+        holder: Holder::this_process().unwrap(),
+        granted_at: 0,
+    }
+}
+
+/// A region on no tmpfs of its own: what is tested here does not depend on the file system.
+fn region(lease: &Lease) -> (tempfile::TempDir, Region) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("limits"), encode_limits(&limits(lease)).unwrap()).unwrap();
+    let mut usage = vec![0; USAGE_LEN];
+    usage[..USAGE_HEADER_LEN].copy_from_slice(&empty_usage_header());
+    fs::write(folder.path().join("usage"), usage).unwrap();
+    let region = Region(folder.path().to_owned());
+    (folder, region)
+}
+
+#[test]
+fn a_change_is_written_into_the_same_inode_and_keeps_the_measurements() {
+    use std::os::unix::fs::MetadataExt;
+    let old = lease(4 << 30, None);
+    let (_folder, region) = region(&old);
+    let inode = fs::metadata(region.limits()).unwrap().ino();
+    let seen = Measurement { until: 7, written: 9, ..Measurement::default() };
+    region.set_measured([(1, seen), (99, seen)]).unwrap();
+    assert!(region.grants_are(&old).unwrap(), "measurements are no grants");
+
+    let new = lease(6 << 30, Some(50));
+    assert!(!region.grants_are(&new).unwrap());
+    region.set_grants(&new).unwrap();
+    assert!(region.grants_are(&new).unwrap() && !region.grants_are(&old).unwrap());
+    assert_eq!(region.measured().unwrap()[..2], [Measurement::default(), seen]);
+    assert_eq!(fs::metadata(region.limits()).unwrap().ino(), inode);
+}
+
+#[test]
+fn a_limits_file_that_was_cut_or_changed_is_told_and_mended() {
+    let lease = lease(4 << 30, Some(30));
+    let (_folder, region) = region(&lease);
+    let good = fs::read(region.limits()).unwrap();
+    let longer = [&good[..], &[0]].concat();
+    for bad in [&[][..], &good[..100], &[0xff; LIMITS_LEN], &longer] {
+        fs::write(region.limits(), bad).unwrap();
+        assert!(!region.grants_are(&lease).unwrap(), "{} bytes", bad.len());
+        region.set_grants(&lease).unwrap();
+        assert!(region.grants_are(&lease).unwrap(), "{} bytes", bad.len());
+    }
+}
+
+#[test]
+fn a_damaged_usage_file_costs_bounded_time_and_says_so() {
+    let (folder, region) = region(&lease(1 << 30, None));
+    assert_eq!(region.read_usage().unwrap().devices[0], DeviceUsage::default());
+    assert_eq!(region.read_throttles().unwrap()[0], Throttle::default());
+    let usage = folder.path().join("usage");
+    let good = fs::read(&usage).unwrap();
+    let mut wrong_version = good.clone();
+    wrong_version[8] ^= 1;
+    for (name, bad) in [
+        ("empty", vec![]),
+        ("short", good[..5000].to_vec()),
+        ("random", good.iter().map(|byte| byte ^ 0x5a).collect()),
+        ("of another version", wrong_version),
+    ] {
+        fs::write(&usage, bad).unwrap();
+        assert!(matches!(region.read_usage(), Err(UsageError::Damaged(_))), "{name}");
+    }
+    // Sparse: it claims a terabyte and holds nothing.
+    fs::write(&usage, &good).unwrap();
+    fs::OpenOptions::new().write(true).open(&usage).unwrap().set_len(1 << 40).unwrap();
+    let start = Instant::now();
+    assert!(region.read_usage().is_ok());
+    assert!(start.elapsed() < Duration::from_secs(1));
+    fs::remove_file(&usage).unwrap();
+    assert!(matches!(region.read_usage(), Err(UsageError::Io(_))));
+    std::os::unix::fs::symlink(region.limits(), &usage).unwrap();
+    assert!(matches!(region.read_usage(), Err(UsageError::Io(_))), "a link is not followed");
+}

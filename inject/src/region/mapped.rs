@@ -1,0 +1,103 @@
+//! The `limits` file as memory, for writing: the one place of this crate with `unsafe` in it.
+//!
+//! Mapped, not `pwrite`: libraries read single words without looking at the sequence, so each must change in one store,
+//! and the kernel promises nothing about how its copy stores bytes. The price is that a container which may mount
+//! (CAP_SYS_ADMIN on the host) can cut the file short under us, and a store beyond its end is a SIGBUS. For the page
+//! that is being written, the handler puts a page of our own in its place; the store goes there and the caller is told.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use gpushare_region::{LIMITS_LEN, LimitsFile};
+use nix::libc::{c_int, c_void, siginfo_t};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+
+const LENGTH: NonZeroUsize = NonZeroUsize::new(LIMITS_LEN).unwrap();
+const WRITABLE: ProtFlags = ProtFlags::PROT_READ.union(ProtFlags::PROT_WRITE);
+
+/// The address being written, 0 for none; only the holder of [`ONE`] sets it.
+static GUARDED: AtomicUsize = AtomicUsize::new(0);
+/// Whether the file ended under the writer.
+static LOST: AtomicBool = AtomicBool::new(false);
+/// One file is written at a time in this process.
+static ONE: Mutex<()> = Mutex::new(());
+static HANDLER: OnceLock<Result<(), nix::Error>> = OnceLock::new();
+
+/// Maps `file`, which is open for reading and writing, and lets `act` write into it.
+///
+/// # Errors
+/// When it cannot be mapped, or was cut short meanwhile.
+pub(super) fn write<T>(file: &File, act: impl FnOnce(&LimitsFile) -> T) -> io::Result<T> {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    (*HANDLER.get_or_init(install))?;
+    // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+    let page = unsafe { mmap(None, LENGTH, WRITABLE, MapFlags::MAP_SHARED, file, 0) }?;
+    GUARDED.store(page.as_ptr().addr(), Ordering::SeqCst);
+    // SAFETY: the mapping is page-aligned, as long as a `LimitsFile`, stays until the end of this function, and every
+    // byte of it belongs to an atomic integer, whoever else writes there.
+    let done = act(unsafe { page.cast::<LimitsFile>().as_ref() });
+    GUARDED.store(0, Ordering::SeqCst);
+    // SAFETY: nothing refers to the mapping any more; `act` returned.
+    unsafe { munmap(page, LIMITS_LEN) }?;
+    match LOST.swap(false, Ordering::SeqCst) {
+        true => Err(io::Error::other("the container cut its limits file short")),
+        false => Ok(done),
+    }
+}
+
+fn install() -> Result<(), nix::Error> {
+    let action = SigAction::new(SigHandler::SigAction(on_bus_error), SaFlags::SA_SIGINFO, SigSet::empty());
+    // SAFETY: the handler makes one system call and touches two atomics.
+    unsafe { sigaction(Signal::SIGBUS, &action) }.map(drop)
+}
+
+extern "C" fn on_bus_error(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
+    // SAFETY: with SA_SIGINFO the kernel hands over a valid siginfo.
+    let info = unsafe { &*info };
+    // SAFETY: every SIGBUS that a memory access raised has the address.
+    let address = unsafe { info.si_addr() }.addr();
+    let page = GUARDED.load(Ordering::SeqCst);
+    if page == 0 || address.wrapping_sub(page) >= LIMITS_LEN || !replace(page) {
+        // Not ours: back to the access, which raises the signal again, and now it ends the process.
+        let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+        // SAFETY: the default action runs no code of ours.
+        let _ = unsafe { sigaction(Signal::SIGBUS, &default) };
+    }
+}
+
+/// Puts an empty page of our own at the guarded address.
+fn replace(page: usize) -> bool {
+    LOST.store(true, Ordering::SeqCst);
+    let flags = MapFlags::MAP_FIXED | MapFlags::MAP_PRIVATE;
+    let at = NonZeroUsize::new(page);
+    // SAFETY: this replaces the mapping of the file, which the interrupted `write` owns, and nothing else.
+    let made = unsafe { mmap_anonymous(at, LENGTH, WRITABLE, flags) };
+    made.is_ok_and(|made: NonNull<c_void>| made.as_ptr().addr() == page)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_cut_short_under_the_writer_is_an_error_and_no_signal() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(LIMITS_LEN as u64).unwrap();
+        write(&file, |limits| limits.header.devices.store(3, Relaxed)).unwrap();
+        let error = write(&file, |limits| {
+            file.set_len(0).unwrap();
+            limits.header.devices.store(4, Relaxed);
+        });
+        assert!(error.unwrap_err().to_string().contains("cut its limits file short"));
+        file.set_len(LIMITS_LEN as u64).unwrap();
+        assert_eq!(write(&file, |limits| limits.header.devices.load(Relaxed)).unwrap(), 0);
+    }
+}
