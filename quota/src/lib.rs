@@ -13,9 +13,11 @@ mod schema;
 mod state;
 mod store;
 mod turn;
+mod update;
 
 pub use holder::{Holder, HolderError};
 pub use lease::{Grant, Lease, LeaseKey, LeaseState, PastLease, ReleaseReason};
 pub use place::{Admission, GpuLoad, Placement, Refusal, place};
 pub use state::{StateError, StateFolder};
-pub use store::{Loads, Reservation, ReserveError, Store, StoreError};
+pub use store::{Loads, Reservation, ReserveError, Store, StoreError, UpdateError};
+pub use update::Change;

@@ -337,12 +337,12 @@ fn fitting<'a>(
         fit.truncate(wanted);
         fit.sort_by_key(|candidate| candidate.gpu.index);
     }
-    Ok(fit.into_iter().map(|candidate| (candidate.clone(), asked(request, &candidate))).collect())
+    Ok(fit.into_iter().map(|candidate| (candidate.clone(), asked(request.memory, &candidate))).collect())
 }
 
-/// The memory that the request means on this GPU.
-fn asked(request: &Request, candidate: &Candidate) -> DeviceMemory {
-    match request.memory {
+/// The memory that is meant on this GPU.
+fn asked(memory: MemoryAsk, candidate: &Candidate) -> DeviceMemory {
+    match memory {
         MemoryAsk::Bytes(memory) => memory,
         MemoryAsk::Percent(percent) => candidate.card.percent(percent),
         MemoryAsk::Rest => candidate.free(),
@@ -351,24 +351,52 @@ fn asked(request: &Request, candidate: &Candidate) -> DeviceMemory {
 
 /// Why the share does not fit on this GPU; `None` when it does.
 fn misfit(request: &Request, candidate: &Candidate, rules: &Admission) -> Option<Refusal> {
-    let (asked, free, total) = (asked(request, candidate), candidate.free(), candidate.total);
+    memory_misfit(request.memory, candidate).or_else(|| cores_misfit(request.cores?, candidate, rules))
+}
+
+fn memory_misfit(memory: MemoryAsk, candidate: &Candidate) -> Option<Refusal> {
+    let (asked, free, total) = (asked(memory, candidate), candidate.free(), candidate.total);
     let place = candidate.name();
     if asked > candidate.card {
         return Some(Refusal::LargerThanGpu { asked, place, total: candidate.card });
     }
     if asked > free || free == DeviceMemory::ZERO || asked == DeviceMemory::ZERO {
-        let asked = match request.memory {
+        let asked = match memory {
             MemoryAsk::Percent(percent) => format!("{asked} ({percent}%)"),
             other => other.to_string(),
         };
         return Some(Refusal::Memory { asked, free, place, total });
     }
-    let cores_free = u64::from(rules.cores_percent).saturating_sub(candidate.load.cores);
-    match request.cores {
-        Some(cores) if u64::from(cores.percent()) > cores_free => {
-            Some(Refusal::Cores { asked: cores, free: cores_free, place })
-        }
-        _ => None,
+    None
+}
+
+fn cores_misfit(asked: Cores, candidate: &Candidate, rules: &Admission) -> Option<Refusal> {
+    let free = u64::from(rules.cores_percent).saturating_sub(candidate.load.cores);
+    let misfit = u64::from(asked.percent()) > free;
+    misfit.then(|| Refusal::Cores { asked, free, place: candidate.name() })
+}
+
+/// The grant that a living lease has on `gpu` once it is given `memory` and `cores` (`None`: as it was), beside the `load`
+/// of all others. What does not grow is not checked: shrinking is right on a node that holds too much, too.
+pub(crate) fn resize(
+    old: &Grant,
+    memory: Option<MemoryAsk>,
+    cores: Option<Cores>,
+    gpu: &Gpu,
+    load: GpuLoad,
+    rules: &Admission,
+) -> Result<Grant, Refusal> {
+    let candidate = candidate(gpu, load, rules)?;
+    let new = memory.map_or(old.memory, |memory| asked(memory, &candidate));
+    let memory_misfit = memory.filter(|_| new > old.memory || new == DeviceMemory::ZERO);
+    let held = old.cores.map_or(0, Cores::percent);
+    let cores_misfit = cores.filter(|cores| cores.percent() > held);
+    let refusal = memory_misfit
+        .and_then(|memory| self::memory_misfit(memory, &candidate))
+        .or_else(|| self::cores_misfit(cores_misfit?, &candidate, rules));
+    match refusal {
+        Some(refusal) => Err(refusal),
+        None => Ok(Grant { gpu: old.gpu, memory: new, cores: cores.or(old.cores) }),
     }
 }
 

@@ -1,5 +1,7 @@
 //! The lease store: one SQLite database below the state folder.
 
+mod update;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -15,6 +17,8 @@ use crate::place::{Admission, GpuLoad, Refusal, place};
 use crate::rows::{lease, now, policy_name, signed, summary, unsigned, uuid};
 use crate::schema;
 use crate::turn::Turn;
+
+pub use update::UpdateError;
 
 /// How many past leases are kept.
 const HISTORY_ROWS: u32 = 1000;

@@ -227,3 +227,83 @@ fn sixty_four_processes_get_exactly_what_fits() {
     let refused = outputs.iter().filter(|output| output.contains("outcome: refused")).count();
     assert_eq!((granted, refused), (56, 8));
 }
+
+/// An active lease, and the changes that are asked of it below.
+fn active(store: &Store, container: &str, env: &[&str]) -> Lease {
+    let lease = keep(store, container, env, &here()).unwrap();
+    assert!(store.activate(lease.id, &lease.key, &Holder { cgroup: None, ..here() }).unwrap());
+    lease
+}
+
+fn memory(size: &str) -> crate::Change {
+    crate::Change { memory: Some(size.parse().unwrap()), ..crate::Change::default() }
+}
+
+fn update(
+    store: &Store,
+    lease: &Lease,
+    change: &crate::Change,
+    write: impl FnMut(&Lease) -> std::io::Result<()>,
+) -> Result<(Lease, Lease), UpdateError> {
+    store.update(lease.id, &lease.key, change, &[gpu(0, 80)], &Admission::default(), write)
+}
+
+#[test]
+fn an_update_changes_the_store_and_writes_the_lesser_first() {
+    let (_folder, store) = open();
+    let lease = active(&store, "a", &["GPUSHARE_MEMORY=20GiB", "GPUSHARE_CORES=30"]);
+    for (size, want) in [("50GiB", [20, 50]), ("10GiB", [10, 10])] {
+        let mut written = Vec::new();
+        let (_, new) = update(&store, &lease, &memory(size), |lease| {
+            written.push(lease.grants[0].memory.bytes() / GIB);
+            // Between the two the store has not changed yet, or has: the file never grants more.
+            let stored =
+                Store::open(store.path.parent().unwrap()).unwrap().lease(&lease.key).unwrap().unwrap();
+            assert!(lease.grants[0].memory <= stored.grants[0].memory);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(written, want, "{size}");
+        assert_eq!(store.lease(&lease.key).unwrap(), Some(new));
+        assert_eq!(store.loads().unwrap().values().next().unwrap().memory.bytes(), want[1] * GIB);
+    }
+    assert_eq!(store.lease(&lease.key).unwrap().unwrap().grants[0].cores, Cores::new(30));
+}
+
+#[test]
+fn an_update_that_does_not_fit_or_cannot_be_written_changes_nothing() {
+    let (_folder, store) = open();
+    let lease = active(&store, "a", &["GPUSHARE_MEMORY=20GiB"]);
+    let other = active(&store, "b", &["GPUSHARE_MEMORY=50GiB"]);
+    let refused = update(&store, &lease, &memory("31GiB"), |_| panic!("nothing is written"));
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("31 GiB requested, 30 GiB free on GPU 0"), "{text}");
+    let failed = update(&store, &lease, &memory("30GiB"), |_| Err(std::io::Error::other("gone")));
+    assert!(matches!(failed, Err(UpdateError::Limits { .. })), "{failed:?}");
+    assert_eq!(store.lease(&lease.key).unwrap().unwrap().grants, lease.grants);
+    update(&store, &lease, &memory("30GiB"), |_| Ok(())).unwrap();
+    assert!(
+        keep(&store, "c", &["GPUSHARE_MEMORY=1GiB"], &here()).is_err(),
+        "remembered sums know the update"
+    );
+    update(&store, &other, &memory("1GiB"), |_| Ok(())).unwrap();
+    keep(&store, "c", &["GPUSHARE_MEMORY=49GiB"], &here()).unwrap();
+}
+
+#[test]
+fn only_a_living_share_is_updated_and_settled() {
+    let (_folder, store) = open();
+    let reserved = keep(&store, "reserved", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
+    let outcome = update(&store, &reserved, &memory("2GiB"), |_| Ok(()));
+    assert!(matches!(outcome, Err(UpdateError::Reserved(_))));
+    assert_eq!(store.settle(reserved.id, &reserved.key, |_| ()).unwrap(), None);
+    let ended = Lease { id: reserved.id + 1, ..reserved.clone() };
+    assert!(matches!(update(&store, &ended, &memory("2GiB"), |_| Ok(())), Err(UpdateError::NoLease(_))));
+    let living = active(&store, "living", &["GPUSHARE_MEMORY=3GiB"]);
+    let seen = store.settle(living.id, &living.key, |lease| lease.grants.clone()).unwrap();
+    assert_eq!(seen, Some(living.grants));
+    store.release(reserved.id, &reserved.key, ReleaseReason::Ended).unwrap();
+    store.release(living.id, &living.key, ReleaseReason::Ended).unwrap();
+    let whole = active(&store, "whole", &["GPUSHARE_MODE=exclusive"]);
+    assert!(matches!(update(&store, &whole, &memory("2GiB"), |_| Ok(())), Err(UpdateError::Exclusive(_))));
+}

@@ -1,0 +1,118 @@
+//! Changing a living lease, so that at no instant the containers' files together grant more than the store, or the store
+//! more than the node.
+
+use std::io;
+
+use gpushare_inventory::Gpu;
+use gpushare_request::{Cores, Mode};
+use rusqlite::{Transaction, params};
+
+use super::{Store, StoreError};
+use crate::lease::{Lease, LeaseKey, LeaseState};
+use crate::place::{Admission, Refusal};
+use crate::rows::{policy_name, signed, summary};
+use crate::turn::Turn;
+use crate::update::{Change, changed, narrower};
+
+/// Why a lease was not changed. It stands as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum UpdateError {
+    /// The node has no room for what grows.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// No such lease, or it ended meanwhile.
+    #[error("container {0} holds no share (any more) (`gpushare ps`)")]
+    NoLease(LeaseKey),
+    /// The container is not there yet.
+    #[error("container {0} is still being created; try again when it runs")]
+    Reserved(LeaseKey),
+    /// There is nothing to change of whole GPUs.
+    #[error("container {0} holds whole GPUs, which have no limits to change")]
+    Exclusive(LeaseKey),
+    /// The container's file could not be written.
+    #[error("cannot write the limits of container {key}; its share is as it was")]
+    Limits {
+        /// Whose.
+        key: LeaseKey,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl Store {
+    /// Changes the living lease `id` of container `key` and returns it as it was and as it is. `write` puts a lease's
+    /// figures into the container's `limits` file. It is called twice while this process has its turn: first with the
+    /// lesser of old and new, then, once the store says so, with the new ones. Killed in between, the container has less
+    /// than the store says, never more; [`Store::settle`] mends that.
+    ///
+    /// # Errors
+    /// When the node has no room, the lease cannot be changed, or store or file fail.
+    pub fn update(
+        &self,
+        id: i64,
+        key: &LeaseKey,
+        change: &Change,
+        gpus: &[Gpu],
+        rules: &Admission,
+        mut write: impl FnMut(&Lease) -> io::Result<()>,
+    ) -> Result<(Lease, Lease), UpdateError> {
+        let writing = self.begin()?;
+        let old = self.lease(key)?.filter(|lease| lease.id == id);
+        let old = old.ok_or_else(|| UpdateError::NoLease(key.clone()))?;
+        match (old.mode, old.state) {
+            (Mode::Exclusive, _) => return Err(UpdateError::Exclusive(key.clone())),
+            (_, LeaseState::Reserved) => return Err(UpdateError::Reserved(key.clone())),
+            _ => {}
+        }
+        let loads = self.loads_in(&writing)?;
+        let load = |gpu| loads.get(&gpu).copied().unwrap_or_default();
+        let new = changed(&old, change, gpus, load, rules)?;
+        let limits = |source| UpdateError::Limits { key: key.clone(), source };
+        write(&narrower(&old, &new)).map_err(limits)?;
+        // Only the transaction ends here: the turn lasts until the file says the same.
+        let super::Writing { tx, _turn } = writing;
+        if let Err(error) = self.rewrite(&tx, &new).and_then(|()| self.sql(tx.commit())) {
+            let _ = write(&old);
+            return Err(error.into());
+        }
+        tracing::info!(container = %key.container, grants = %summary(&new.grants), "lease changed");
+        if let Err(error) = write(&new) {
+            tracing::warn!(container = %key.container, %error, "limits left to the meter or the sweep");
+        }
+        Ok((old, new))
+    }
+
+    /// Calls `act` with the lease `id` of container `key` as it stands while nobody else can change it: what `act` writes
+    /// into the container's file cannot be older than what the store says. `None` when there is no such active lease.
+    ///
+    /// # Errors
+    /// When the store fails, or others kept it busy.
+    pub fn settle<T>(
+        &self,
+        id: i64,
+        key: &LeaseKey,
+        act: impl FnOnce(&Lease) -> T,
+    ) -> Result<Option<T>, StoreError> {
+        let _turn = Turn::take(&self.path)?;
+        let lease = self.lease(key)?.filter(|lease| lease.id == id && lease.state == LeaseState::Active);
+        Ok(lease.as_ref().map(act))
+    }
+
+    fn rewrite(&self, tx: &Transaction, lease: &Lease) -> Result<(), StoreError> {
+        self.sums.take();
+        self.sql(tx.execute(
+            "UPDATE lease SET compute_policy = ?2, priority = ?3 WHERE id = ?1",
+            params![lease.id, policy_name(lease.compute_policy), lease.priority.level()],
+        ))?;
+        for (position, grant) in (0_i64..).zip(&lease.grants) {
+            self.sql(tx.execute(
+                "UPDATE granted SET memory = ?3, cores = ?4 WHERE lease = ?1 AND position = ?2",
+                params![lease.id, position, signed(grant.memory.bytes()), grant.cores.map(Cores::percent)],
+            ))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,179 @@
+//! A living lease under new figures: pure.
+
+use gpushare_inventory::{Gpu, GpuUuid};
+use gpushare_request::{ComputePolicy, Cores, MemoryAsk, Priority};
+
+use crate::lease::{Grant, Lease};
+use crate::place::{Admission, GpuLoad, Refusal, resize};
+
+/// What is to change of a lease; what is `None` stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Memory on each GPU, or on the one named.
+    pub memory: Option<MemoryAsk>,
+    /// Compute on each GPU, or on the one named.
+    pub cores: Option<Cores>,
+    /// How the compute share is held, on all GPUs.
+    pub compute_policy: Option<ComputePolicy>,
+    /// 0 (low) to 9, on all GPUs.
+    pub priority: Option<Priority>,
+    /// The one GPU whose memory and compute change.
+    pub gpu: Option<GpuUuid>,
+}
+
+/// The lease after `change`, if the node has room for what grows; `load` is what all leases, this one too, hold of a GPU.
+///
+/// # Errors
+/// As for a new lease: what is asked, and what is free beside the others.
+pub(crate) fn changed(
+    lease: &Lease,
+    change: &Change,
+    gpus: &[Gpu],
+    load: impl Fn(GpuUuid) -> GpuLoad,
+    rules: &Admission,
+) -> Result<Lease, Refusal> {
+    let grants = lease.grants.iter().map(|grant| {
+        let gpu = gpus.iter().find(|gpu| gpu.uuid == grant.gpu);
+        let meant = change.gpu.is_none_or(|wanted| wanted == grant.gpu);
+        match gpu {
+            _ if !meant || (change.memory.is_none() && change.cores.is_none()) => Ok(grant.clone()),
+            Some(gpu) => {
+                let mut others = load(grant.gpu);
+                others.remove(grant);
+                resize(grant, change.memory, change.cores, gpu, others, rules)
+            }
+            None => Err(Refusal::UnknownSize { place: grant.gpu.to_string() }),
+        }
+    });
+    Ok(Lease {
+        grants: grants.collect::<Result<_, _>>()?,
+        compute_policy: change.compute_policy.unwrap_or(lease.compute_policy),
+        priority: change.priority.unwrap_or(lease.priority),
+        ..lease.clone()
+    })
+}
+
+/// The lease that grants no more than either of two states of one lease: what may stand in the container's file while
+/// the store says one or the other.
+pub(crate) fn narrower(one: &Lease, other: &Lease) -> Lease {
+    let narrow = |(a, b): (&Grant, &Grant)| Grant {
+        gpu: a.gpu,
+        memory: a.memory.min(b.memory),
+        cores: least(cores(one, a), cores(other, b)),
+    };
+    Lease {
+        grants: one.grants.iter().zip(&other.grants).map(narrow).collect(),
+        compute_policy: match (one.compute_policy, other.compute_policy) {
+            (ComputePolicy::None, policy) | (policy, ComputePolicy::None) => policy,
+            (ComputePolicy::Burst, ComputePolicy::Burst) => ComputePolicy::Burst,
+            _ => ComputePolicy::Fixed,
+        },
+        ..other.clone()
+    }
+}
+
+/// The compute that a grant limits a container to; `None` is no limit.
+fn cores(lease: &Lease, grant: &Grant) -> Option<Cores> {
+    grant.cores.filter(|_| lease.compute_policy != ComputePolicy::None)
+}
+
+fn least(one: Option<Cores>, other: Option<Cores>) -> Option<Cores> {
+    match (one, other) {
+        (Some(a), Some(b)) => Some(if a.percent() <= b.percent() { a } else { b }),
+        (limit, None) | (None, limit) => limit,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpushare_inventory::DeviceMemory;
+    use gpushare_request::Mode;
+
+    use super::*;
+    use crate::place::tests::gpu;
+    use crate::{Holder, LeaseKey, LeaseState};
+
+    const GIB: u64 = 1 << 30;
+
+    fn gib(count: u64) -> DeviceMemory {
+        DeviceMemory::from_bytes(count * GIB)
+    }
+
+    fn lease(memory: u64, cores: Option<u8>, compute_policy: ComputePolicy) -> Lease {
+        let cores = cores.and_then(Cores::new);
+        Lease {
+            id: 1,
+            key: LeaseKey { root: String::new(), container: "a".into() },
+            grants: (0..2)
+                .map(|index| Grant { gpu: gpu(index, 80).uuid, memory: gib(memory), cores })
+                .collect(),
+            mode: Mode::Share,
+            compute_policy,
+            priority: Priority::default(),
+            state: LeaseState::Active,
+            holder: Holder::this_process().unwrap(),
+            granted_at: 0,
+        }
+    }
+
+    /// Of a lease of 20 GiB and 30 % on each of two GPUs of 80 GiB, where others hold this much of the first.
+    fn outcome(change: &Change, others: (u64, u64)) -> Result<Vec<(u64, Option<u8>)>, String> {
+        let load = |uuid| {
+            let others = if uuid == gpu(0, 80).uuid { others } else { (0, 0) };
+            GpuLoad { memory: gib(20 + others.0), cores: 30 + others.1, leases: 2, exclusive: false }
+        };
+        let gpus = [gpu(0, 80), gpu(1, 80)];
+        let new =
+            changed(&lease(20, Some(30), ComputePolicy::Fixed), change, &gpus, load, &Admission::default());
+        let figures = |grant: &Grant| (grant.memory.bytes() / GIB, grant.cores.map(Cores::percent));
+        new.map(|new| new.grants.iter().map(figures).collect()).map_err(|refusal| refusal.to_string())
+    }
+
+    #[test]
+    fn a_lease_grows_into_what_the_others_leave_and_no_further() {
+        let memory = |text: &str| Change { memory: Some(text.parse().unwrap()), ..Change::default() };
+        let cores = |percent| Change { cores: Cores::new(percent), ..Change::default() };
+        let first = Change { gpu: Some(gpu(0, 80).uuid), ..memory("50GiB") };
+        for (change, others, want) in [
+            (memory("50GiB"), (30, 0), Ok([(50, Some(30)), (50, Some(30))])),
+            (memory("51GiB"), (30, 0), Err("51 GiB requested, 50 GiB free on GPU 0")),
+            (memory("81GiB"), (0, 0), Err("has 80 GiB")),
+            (memory("25%"), (60, 70), Ok([(20, Some(30)), (20, Some(30))])),
+            (first, (0, 0), Ok([(50, Some(30)), (20, Some(30))])),
+            (cores(60), (0, 40), Ok([(20, Some(60)), (20, Some(60))])),
+            (cores(61), (0, 40), Err("60% free on GPU 0")),
+            (memory("1GiB"), (99, 99), Ok([(1, Some(30)), (1, Some(30))])),
+            (cores(1), (99, 99), Ok([(20, Some(1)), (20, Some(1))])),
+            (Change::default(), (99, 99), Ok([(20, Some(30)), (20, Some(30))])),
+        ] {
+            let new = outcome(&change, others);
+            match want {
+                Ok(want) => assert_eq!(new.as_deref(), Ok(&want[..]), "{change:?} beside {others:?}"),
+                Err(part) => {
+                    let text = new.expect_err(part);
+                    assert!(text.contains(part), "{change:?} beside {others:?}: {text}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn between_two_states_a_container_has_no_more_than_either() {
+        use ComputePolicy::{Burst, Fixed, None as NoLimit};
+        for (one, other, want) in [
+            ((4, Some(30), Fixed), (6, Some(50), Fixed), (4, Some(30), Fixed)),
+            ((4, Some(50), Burst), (6, Some(30), Fixed), (4, Some(30), Fixed)),
+            ((4, Some(50), NoLimit), (4, Some(30), Burst), (4, Some(30), Burst)),
+            ((9, Some(20), NoLimit), (4, Some(30), Burst), (4, Some(30), Burst)),
+            ((4, None, Fixed), (6, Some(30), Burst), (4, Some(30), Fixed)),
+            ((4, None, Burst), (4, None, Burst), (4, None, Burst)),
+            ((4, Some(10), NoLimit), (4, Some(10), NoLimit), (4, None, NoLimit)),
+        ] {
+            let state = |(memory, cores, policy)| lease(memory, cores, policy);
+            for (a, b) in [(one, other), (other, one)] {
+                let got = narrower(&state(a), &state(b));
+                assert_eq!((got.grants, got.compute_policy), (state(want).grants, want.2), "{a:?}, {b:?}");
+            }
+        }
+    }
+}
