@@ -23,7 +23,9 @@ pub struct Measured {
     pub memory_bytes: AtomicU64,
     /// Monotonic time at which the host wrote this line, in nanoseconds: an old line says that the meter has stopped.
     pub written: AtomicU64,
-    reserved: [AtomicU64; 2],
+    /// Part of `memory_bytes` that the container's own books do not explain, in bytes; 0: they do.
+    pub unbooked_bytes: AtomicU64,
+    reserved: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Measured>() == 64);
@@ -46,6 +48,8 @@ pub struct Measurement {
     pub memory_bytes: u64,
     /// When the host wrote the line, monotonic nanoseconds; 0: never.
     pub written: u64,
+    /// Device memory that the container's own books do not explain, in bytes.
+    pub unbooked_bytes: u64,
 }
 
 impl Measured {
@@ -60,6 +64,7 @@ impl Measured {
         self.others_nanoseconds.store(value.others_nanoseconds, Relaxed);
         self.memory_bytes.store(value.memory_bytes, Relaxed);
         self.written.store(value.written, Relaxed);
+        self.unbooked_bytes.store(value.unbooked_bytes, Relaxed);
         self.sequence.store(writing.wrapping_add(1), Release);
     }
 
@@ -73,6 +78,7 @@ impl Measured {
             others_nanoseconds: self.others_nanoseconds.load(Relaxed),
             memory_bytes: self.memory_bytes.load(Relaxed),
             written: self.written.load(Relaxed),
+            unbooked_bytes: self.unbooked_bytes.load(Relaxed),
         };
         fence(Acquire);
         (before.is_multiple_of(2) && self.sequence.load(Relaxed) == before).then_some(value)
@@ -94,6 +100,7 @@ pub fn measurements(bytes: &[u8]) -> Option<[Measurement; MAX_DEVICES]> {
                 others_nanoseconds: long(line, 24),
                 memory_bytes: long(line, 32),
                 written: long(line, 40),
+                unbooked_bytes: long(line, 48),
             };
         }
     }
@@ -114,6 +121,7 @@ const _: () = assert!(core::mem::offset_of!(Measured, own_nanoseconds) == 16);
 const _: () = assert!(core::mem::offset_of!(Measured, others_nanoseconds) == 24);
 const _: () = assert!(core::mem::offset_of!(Measured, memory_bytes) == 32);
 const _: () = assert!(core::mem::offset_of!(Measured, written) == 40);
+const _: () = assert!(core::mem::offset_of!(Measured, unbooked_bytes) == 48);
 
 #[cfg(test)]
 mod tests {
@@ -128,6 +136,7 @@ mod tests {
         others_nanoseconds: 4,
         memory_bytes: 5 << 30,
         written: 6,
+        unbooked_bytes: 7,
     };
 
     #[test]
