@@ -56,6 +56,19 @@ impl Holder {
         self.process_is_gone() && self.cgroup.as_deref().is_none_or(|cgroup| !populated(cgroup))
     }
 
+    /// Whether the living process `pid`, whose cgroup is `cgroup`, is one of this container. A container without a cgroup of
+    /// its own is told by its pid namespace.
+    pub fn contains(&self, pid: i32, cgroup: &Path) -> bool {
+        match &self.cgroup {
+            Some(own) => cgroup.starts_with(own),
+            None => {
+                let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+                let theirs = namespace(&self.pid.to_string());
+                theirs.is_some() && theirs == namespace(&pid.to_string()) && theirs != namespace("self")
+            }
+        }
+    }
+
     fn process_is_gone(&self) -> bool {
         match Process::new(self.pid).and_then(|process| process.stat()) {
             Ok(stat) => stat.starttime != self.start_time || is_zombie(&stat),
@@ -72,17 +85,23 @@ fn is_zombie(stat: &Stat) -> bool {
 
 /// The cgroup folder of a process: the devices controller's on v1, the only one on v2. The root cgroup is nobody's.
 fn cgroup(process: &Process) -> Option<PathBuf> {
+    folder(process).filter(|(path, found)| path != "/" && found.is_dir()).map(|(_, found)| found)
+}
+
+/// The folder of the living process `pid`'s cgroup, chosen as for [`Holder::cgroup`]; `None` when the process is gone.
+pub fn cgroup_of(pid: i32) -> Option<PathBuf> {
+    folder(&Process::new(pid).ok()?).map(|(_, found)| found)
+}
+
+fn folder(process: &Process) -> Option<(String, PathBuf)> {
     let groups = process.cgroups().ok()?;
     let folder = |base: &str, path: &str| Path::new(base).join(path.trim_start_matches('/'));
     let v1 = groups.0.iter().find(|group| group.controllers.iter().any(|controller| controller == "devices"));
-    let (path, found) = match v1 {
-        Some(group) => (&group.pathname, folder("/sys/fs/cgroup/devices", &group.pathname)),
-        None => {
-            let group = groups.0.iter().find(|group| group.hierarchy == 0)?;
-            (&group.pathname, folder("/sys/fs/cgroup", &group.pathname))
-        }
+    let (base, group) = match v1 {
+        Some(group) => ("/sys/fs/cgroup/devices", group),
+        None => ("/sys/fs/cgroup", groups.0.iter().find(|group| group.hierarchy == 0)?),
     };
-    (path != "/" && found.is_dir()).then_some(found)
+    Some((group.pathname.clone(), folder(base, &group.pathname)))
 }
 
 /// Whether any process lives in the cgroup or below it.

@@ -268,7 +268,7 @@ fn named<'a>(devices: &Devices, gpus: &'a [Gpu]) -> Result<(Vec<&'a Gpu>, usize)
         Devices::These(selectors) => {
             let mut found: Vec<&Gpu> = Vec::new();
             for selector in selectors {
-                let gpu = by_selector(selector, gpus)?;
+                let gpu = find_gpu(selector, gpus)?;
                 if found.iter().any(|other| other.uuid == gpu.uuid) {
                     return Err(Refusal::NamedTwice { selector: selector.to_string() });
                 }
@@ -280,7 +280,11 @@ fn named<'a>(devices: &Devices, gpus: &'a [Gpu]) -> Result<(Vec<&'a Gpu>, usize)
     }
 }
 
-fn by_selector<'a>(selector: &DeviceSelector, gpus: &'a [Gpu]) -> Result<&'a Gpu, Refusal> {
+/// The one GPU that `selector` names.
+///
+/// # Errors
+/// When there is none, or more than one.
+pub fn find_gpu<'a>(selector: &DeviceSelector, gpus: &'a [Gpu]) -> Result<&'a Gpu, Refusal> {
     let fits = |gpu: &&Gpu| match selector {
         DeviceSelector::Index(index) => gpu.index == *index,
         DeviceSelector::Uuid(uuid) => gpu.uuid == *uuid,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use gpushare_inventory::GpuUuid;
-use gpushare_request::{ComputePolicy, Mode, Priority};
+use gpushare_request::{Mode, Priority};
 use rusqlite::Row;
 
 use crate::holder::Holder;
@@ -38,14 +38,6 @@ pub(crate) fn uuid(row: &Row, column: usize) -> rusqlite::Result<GpuUuid> {
         rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, Box::new(error))
     };
     text.parse().map_err(bad)
-}
-
-pub(crate) const fn policy_name(policy: ComputePolicy) -> &'static str {
-    match policy {
-        ComputePolicy::Fixed => "fixed",
-        ComputePolicy::Burst => "burst",
-        ComputePolicy::None => "none",
-    }
 }
 
 pub(crate) fn summary(grants: &[Grant]) -> String {

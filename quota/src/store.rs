@@ -4,8 +4,10 @@ mod update;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::fs;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 use gpushare_request::{Cores, Mode, Request};
@@ -14,7 +16,7 @@ use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, Transactio
 use crate::holder::Holder;
 use crate::lease::{Grant, Lease, LeaseKey, LeaseState, PastLease, ReleaseReason};
 use crate::place::{Admission, GpuLoad, Refusal, place};
-use crate::rows::{lease, now, policy_name, signed, summary, unsigned, uuid};
+use crate::rows::{lease, now, signed, summary, unsigned, uuid};
 use crate::schema;
 use crate::turn::Turn;
 
@@ -281,6 +283,12 @@ impl Store {
         self.commit(tx)
     }
 
+    /// Changes with every commit: for those who would look at the leases again and again. `None` when it cannot be told.
+    pub fn last_change(&self) -> Option<SystemTime> {
+        // The name alone is asked: closing a descriptor of the file would drop SQLite's locks.
+        fs::metadata(&self.path).and_then(|metadata| metadata.modified()).ok()
+    }
+
     /// All living leases, oldest first.
     ///
     /// # Errors
@@ -390,7 +398,7 @@ impl Store {
                 lease.key.container,
                 lease.state.name(),
                 exclusive,
-                policy_name(lease.compute_policy),
+                lease.compute_policy.name(),
                 lease.priority.level(),
                 lease.holder.pid,
                 signed(lease.holder.start_time),

@@ -31,6 +31,17 @@ pub enum ComputePolicy {
     None,
 }
 
+impl ComputePolicy {
+    /// The word in requests, in the store and in listings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fixed => "fixed",
+            Self::Burst => "burst",
+            Self::None => "none",
+        }
+    }
+}
+
 /// What one container asks for, dialect forgotten.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {

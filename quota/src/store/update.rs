@@ -10,7 +10,7 @@ use rusqlite::{Transaction, params};
 use super::{Store, StoreError};
 use crate::lease::{Lease, LeaseKey, LeaseState};
 use crate::place::{Admission, Refusal};
-use crate::rows::{policy_name, signed, summary};
+use crate::rows::{signed, summary};
 use crate::turn::Turn;
 use crate::update::{Change, changed, narrower};
 
@@ -105,7 +105,7 @@ impl Store {
         self.sums.take();
         self.sql(tx.execute(
             "UPDATE lease SET compute_policy = ?2, priority = ?3 WHERE id = ?1",
-            params![lease.id, policy_name(lease.compute_policy), lease.priority.level()],
+            params![lease.id, lease.compute_policy.name(), lease.priority.level()],
         ))?;
         for (position, grant) in (0_i64..).zip(&lease.grants) {
             self.sql(tx.execute(
