@@ -11,7 +11,7 @@ use gpushare_request::{Cores, MemoryAsk, NvidiaPolicy, Policy};
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use crate::{Config, Level, Log, Paths, SHIPPED};
+use crate::{Config, Level, Log, Meter, Paths, SHIPPED};
 
 /// Why the settings cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +78,7 @@ pub(crate) struct File {
     request: RequestSection,
     quota: QuotaSection,
     inject: InjectSection,
+    meter: MeterSection,
     log: LogSection,
 }
 
@@ -137,6 +138,12 @@ struct MountEntry {
     destination: PathBuf,
     #[serde(default)]
     writable: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct MeterSection {
+    tolerance: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -228,6 +235,7 @@ impl File {
             request: policy(&self.request)?,
             quota: admission(&self.quota)?,
             mounts: self.inject.mounts.into_iter().map(extra_mount).collect::<Result<_, _>>()?,
+            meter: Meter { tolerance: size("meter.tolerance", &self.meter.tolerance)?.unwrap_or_default() },
             log: log(&self.log)?,
             runtimes: self
                 .runtime

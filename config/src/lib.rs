@@ -9,7 +9,7 @@ mod locate;
 
 use std::path::PathBuf;
 
-use gpushare_inventory::Roots;
+use gpushare_inventory::{DeviceMemory, Roots};
 use gpushare_quota::Admission;
 use gpushare_request::Policy;
 
@@ -34,6 +34,8 @@ pub struct Config {
     pub quota: Admission,
     /// Further mounts for containers with a share.
     pub mounts: Vec<gpushare_inject::ExtraMount>,
+    /// The node's meter.
+    pub meter: Meter,
     /// The log.
     pub log: Log,
 }
@@ -49,6 +51,13 @@ pub struct Paths {
     pub cli: PathBuf,
     /// The folder of the injected libraries.
     pub libraries: PathBuf,
+}
+
+/// The settings of `gpushare meter`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meter {
+    /// Device memory per process that a container's books may leave unexplained.
+    pub tolerance: DeviceMemory,
 }
 
 /// The log's settings.
