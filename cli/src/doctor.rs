@@ -6,11 +6,14 @@ use std::process::{Command, ExitCode};
 use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::one_line;
-use gpushare_inventory::Node;
-use gpushare_quota::{StateFolder, Store};
+use gpushare_inventory::{DeviceMemory, Node};
+use gpushare_quota::{Lease, StateFolder, Store};
+use gpushare_request::ComputePolicy;
 use serde_json::json;
 
-use crate::{node, table};
+use crate::leases::short;
+use crate::ps::Seen;
+use crate::{meter, node, table};
 
 /// How a check ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -172,19 +175,59 @@ fn quota(config: &Config) -> Vec<Finding> {
     let mut findings = vec![ok("state folder", state.path().display().to_string())];
     let leases =
         Store::open(state.path()).and_then(|store| store.check_writable().and_then(|()| store.leases()));
-    findings.push(match leases {
-        Err(error) => failure("quota store", one_line(&error)),
+    match leases {
+        Err(error) => findings.push(failure("quota store", one_line(&error))),
         Ok(leases) => {
             let stale = leases.iter().filter(|lease| lease.holder.is_gone()).count();
             let text = format!("{} share(s) held", leases.len());
-            match stale {
+            findings.push(match stale {
                 0 => ok("quota store", text),
                 _ => warning(
                     "quota store",
                     format!("{text}, {stale} by containers that are gone: gpushare sweep"),
                 ),
-            }
+            });
+            findings.push(meter(state.path(), &leases));
+            findings.extend(unbooked(state.path(), &leases));
         }
-    });
+    }
     findings
+}
+
+/// Compute shares are held without the meter too, but not as exactly, and idle time is then given to nobody.
+fn meter(state: &Path, leases: &[Lease]) -> Finding {
+    let limited = |lease: &&Lease| {
+        lease.compute_policy != ComputePolicy::None && lease.grants.iter().any(|grant| grant.cores.is_some())
+    };
+    let limited = leases.iter().filter(limited).count();
+    match (meter::is_running(state), limited) {
+        (true, _) => ok("meter", "runs"),
+        (false, 0) => ok("meter", "does not run, and nobody holds a compute share"),
+        (false, count) => warning(
+            "meter",
+            format!(
+                "does not run, though {count} container(s) hold a compute share: shares are held less exactly and `burst` \
+                 gets no idle time; systemctl enable --now gpushare-meter"
+            ),
+        ),
+    }
+}
+
+fn unbooked(state: &Path, leases: &[Lease]) -> Vec<Finding> {
+    let lines = leases.iter().flat_map(|lease| {
+        let seen = Seen::of(state, lease);
+        let found = lease.grants.iter().enumerate().filter_map(move |(line, grant)| {
+            let bytes = seen.fresh(line)?.unbooked_bytes;
+            (bytes > 0).then(|| (short(&lease.key.container), grant.gpu, DeviceMemory::from_bytes(bytes)))
+        });
+        found.collect::<Vec<_>>()
+    });
+    let finding = |(container, gpu, bytes)| {
+        let text = format!(
+            "container {container} holds {bytes} on {gpu} that its books do not explain: a program there may pass by the \
+             libraries (`gpushare ps --json`, drift)"
+        );
+        warning("bypass", text)
+    };
+    lines.map(finding).collect()
 }

@@ -4,14 +4,17 @@
 //! values, without it a table. Exit codes: 0 done, 1 failed (one line on stderr), 2 wrong usage.
 #![forbid(unsafe_code)]
 
+mod clock;
 mod config;
 mod demo;
 mod devices;
 mod doctor;
 mod inventory;
 mod leases;
+mod meter;
 mod node;
 mod plan;
+mod ps;
 mod table;
 
 use std::path::PathBuf;
@@ -72,6 +75,8 @@ enum Command {
         #[arg(long)]
         force: bool,
     },
+    /// Measures each container's GPU time and memory for the libraries inside; one process per node, in the foreground.
+    Meter,
     /// What is known of the GPUs beyond /proc.
     #[command(subcommand)]
     Inventory(Inventory),
@@ -132,11 +137,12 @@ fn run(command: Command) -> Result<ExitCode> {
     );
     match command {
         Command::Devices { output } => devices::devices(output.json)?,
-        Command::Ps { output } => leases::ps(output.json)?,
+        Command::Ps { output } => ps::ps(output.json)?,
         Command::History { output } => leases::history(output.json)?,
         Command::Plan { bundle, output } => plan::plan(&bundle, output.json)?,
         Command::Sweep { output } => leases::sweep(output.json)?,
         Command::Release { id, root, force } => leases::release(&id, root.as_deref(), force)?,
+        Command::Meter => meter::meter()?,
         Command::Inventory(Inventory::Refresh) => inventory::refresh()?,
         Command::Config(ConfigCommand::Check) => config::check()?,
         Command::Config(ConfigCommand::Show) => config::show()?,

@@ -1,0 +1,84 @@
+//! `gpushare meter`: what only the node can see of its containers, written into their `limits` files.
+//!
+//! One process per node, in the foreground. It reads the driver's samples of GPU time by host pid, tells containers apart by
+//! cgroup, and publishes each one's time and memory and what a bursting one may use. Nothing depends on it: without it the
+//! libraries go by their own events alone. It holds the driver open only while a container holds a share.
+
+mod account;
+mod audit;
+mod burst;
+mod driver;
+mod lock;
+mod owner;
+mod session;
+mod windows;
+
+use std::io::stderr;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use gpushare_config::{Config, Level, Log};
+use gpushare_inventory::Node;
+use gpushare_quota::{Lease, Store};
+use gpushare_request::Mode;
+use nvml_wrapper::Nvml;
+use tracing::level_filters::LevelFilter;
+
+pub use lock::is_running;
+
+use crate::node;
+
+/// How soon a new container is noticed while there is none: one look at the store's time stamp each.
+const IDLE: Duration = Duration::from_millis(100);
+
+/// Measures until it is ended.
+pub fn meter() -> Result<()> {
+    let config = Config::load()?;
+    start_log(&config.log);
+    let (state, store) = node::store(&config)?;
+    let Some(_only) = lock::take(state.path())? else { bail!("another gpushare meter runs on this node") };
+    tracing::info!("meter started");
+    loop {
+        wait_for_shares(&store)?;
+        let node = Node::open(&config.roots)?;
+        let library = node.driver.libnvidia_ml()?;
+        let nvml = Nvml::builder().lib_path(library.as_os_str()).init();
+        let nvml = nvml.with_context(|| {
+            format!("cannot start NVML from {}; see `gpushare doctor`", library.display())
+        })?;
+        session::run(&nvml, state.path(), &store, &config)?;
+    }
+}
+
+/// Returns once a container holds a share.
+fn wait_for_shares(store: &Store) -> Result<()> {
+    let mut seen = None;
+    loop {
+        let change = store.last_change();
+        if (change.is_none() || change != seen) && !shares(store)?.is_empty() {
+            return Ok(());
+        }
+        seen = change;
+        sleep(IDLE);
+    }
+}
+
+/// The leases that have limits to hold: not those of whole GPUs.
+fn shares(store: &Store) -> Result<Vec<Lease>> {
+    let mut leases = store.leases()?;
+    leases.retain(|lease| lease.mode == Mode::Share);
+    Ok(leases)
+}
+
+/// To stderr, which is the journal's under systemd.
+fn start_log(log: &Log) {
+    let level = match log.level {
+        Level::Error => LevelFilter::ERROR,
+        Level::Warn => LevelFilter::WARN,
+        Level::Info => LevelFilter::INFO,
+        Level::Debug => LevelFilter::DEBUG,
+    };
+    let lines = tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_writer(stderr);
+    let _ = if log.json { lines.json().try_init() } else { lines.try_init() };
+}

@@ -1,0 +1,221 @@
+//! One GPU's time and memory by container: pure but for the clock readings handed in.
+
+use std::collections::BTreeMap;
+
+use gpushare_quota::{Grant, Lease};
+use gpushare_region::Measurement;
+use gpushare_request::ComputePolicy;
+
+use super::audit::Held;
+use super::burst::{Allowance, Tenant, WHOLE, WINDOWS, allowances};
+use super::windows::{Sample, Windows};
+use crate::clock::Clock;
+
+/// A window that nobody reported is taken for idle after so many periods: drivers hand samples out late.
+const SILENCE: u64 = 3;
+
+/// The books of one GPU.
+#[derive(Debug)]
+pub struct Account {
+    windows: Windows,
+    /// Whether the driver answered at all: without per-process samples nothing is measured.
+    counted: bool,
+    /// End of the last window that use was computed of, microseconds since 1970.
+    closed: u64,
+    members: BTreeMap<i64, Member>,
+    /// GPU time since `closed` of whoever has no compute share, in nanoseconds.
+    foreign_open: u64,
+    foreign: [u32; WINDOWS],
+}
+
+/// One container on the GPU.
+#[derive(Debug, Default)]
+pub struct Member {
+    /// Its line of the limits file.
+    pub line: usize,
+    /// Device memory of its processes by the driver's count.
+    pub held: Held,
+    /// Part of it that its books do not explain, in bytes.
+    pub unbooked: u64,
+    own: u64,
+    others: u64,
+    /// GPU time since the last closed window, in nanoseconds.
+    open: u64,
+    /// `None` without a compute limit.
+    tenant: Option<Tenant>,
+}
+
+impl Account {
+    /// Books that begin now, or go on where `known` measurements of this GPU's containers end.
+    pub fn new(known: &[Measurement], period: u64, clock: Clock) -> Self {
+        let until = known.iter().map(|line| line.until).filter(|until| *until <= clock.monotonic).max();
+        let begin = until.filter(|until| *until > 0).map_or(clock.wall_micros(), |until| clock.stamp(until));
+        let windows = Windows::since(begin, period);
+        Self {
+            closed: clock.wall_micros(),
+            windows,
+            counted: false,
+            members: BTreeMap::new(),
+            foreign_open: 0,
+            foreign: [0; WINDOWS],
+        }
+    }
+
+    /// Takes a container in, or its new figures. One that was measured before goes on from `known`, which only it could
+    /// have forged, and only for itself.
+    pub fn admit(&mut self, lease: &Lease, line: usize, grant: &Grant, known: &Measurement, clock: Clock) {
+        let believable =
+            known.until > 0 && known.until <= clock.monotonic && known.own_nanoseconds <= known.until;
+        let member = self.members.entry(lease.id).or_insert_with(|| match believable {
+            true => {
+                Member { own: known.own_nanoseconds, others: known.others_nanoseconds, ..Member::default() }
+            }
+            false => Member::default(),
+        });
+        member.line = line;
+        let last = member.tenant.take();
+        member.tenant = tenant(lease, grant).map(|new| match last {
+            Some(last) => Tenant { recent: last.recent, last: last.last, ..new },
+            None => new,
+        });
+    }
+
+    /// Lets go of containers that `living` does not name.
+    pub fn retain(&mut self, living: impl Fn(i64) -> bool) {
+        self.members.retain(|lease, _| living(*lease));
+    }
+
+    /// Whether a container here has a compute limit: only then is anybody waiting for samples.
+    pub fn is_limited(&self) -> bool {
+        self.members.values().any(|member| member.tenant.is_some())
+    }
+
+    /// Whether nobody is left.
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// The stamp to ask NVML from. A wall clock that was set back would hide everything until it has caught up: then the
+    /// books begin anew from now.
+    pub fn ask_from(&mut self, clock: Clock) -> u64 {
+        let now = clock.wall_micros();
+        if self.windows.newest() > now + 2_000_000 {
+            self.windows = Windows::since(now, self.windows.period());
+            self.closed = now;
+        }
+        self.windows.ask_from()
+    }
+
+    /// Books what the driver tells; `owner` names the lease of a host pid. Returns whether a window ended.
+    pub fn count(
+        &mut self,
+        samples: Vec<Sample>,
+        clock: Clock,
+        mut owner: impl FnMut(u32) -> Option<i64>,
+    ) -> bool {
+        self.counted = true;
+        for spent in self.windows.count(samples) {
+            let mine = owner(spent.pid).filter(|lease| self.members.contains_key(lease));
+            for (lease, member) in &mut self.members {
+                let sum = if Some(*lease) == mine { &mut member.own } else { &mut member.others };
+                *sum = sum.saturating_add(spent.nanoseconds);
+            }
+            let limited = mine.and_then(|lease| self.members.get_mut(&lease)).filter(|m| m.tenant.is_some());
+            let open = limited.map_or(&mut self.foreign_open, |member| &mut member.open);
+            *open = open.saturating_add(spent.nanoseconds);
+        }
+        self.close(clock.wall_micros())
+    }
+
+    /// Ends the windows that are over.
+    fn close(&mut self, now: u64) -> bool {
+        let (period, newest) = (self.windows.period(), self.windows.newest());
+        let before = self.closed;
+        while self.closed + SILENCE * period < now.max(newest) && newest < self.closed + period / 2 {
+            self.end_window(period);
+        }
+        while newest >= self.closed + period / 2 {
+            // A late look finds several windows at once; they are told apart by nobody.
+            let width = newest - self.closed;
+            self.end_window(if width <= SILENCE * period { width } else { width - SILENCE * period });
+        }
+        self.closed != before
+    }
+
+    fn end_window(&mut self, width: u64) {
+        self.closed += width;
+        // Nanoseconds of microseconds, in hundredths of a percent.
+        let share = |open: &mut u64| {
+            let share =
+                u128::from(std::mem::take(open)) * u128::from(WHOLE) / (u128::from(width) * 1000).max(1);
+            u32::try_from(share).unwrap_or(u32::MAX).min(2 * WHOLE)
+        };
+        push(&mut self.foreign, share(&mut self.foreign_open));
+        for member in self.members.values_mut() {
+            let used = share(&mut member.open);
+            if let Some(tenant) = &mut member.tenant {
+                push(&mut tenant.recent, used);
+            }
+        }
+    }
+
+    /// Decides anew what each container may use; `held_back` tells whether one says that it wants more.
+    pub fn decide(&mut self, held_back: impl Fn(i64, usize) -> bool) {
+        let mut tenants: Vec<&mut Tenant> = Vec::new();
+        for (lease, member) in &mut self.members {
+            let line = member.line;
+            if let Some(tenant) = &mut member.tenant {
+                tenant.held_back = tenant.ceiling > tenant.guarantee && held_back(*lease, line);
+                tenants.push(tenant);
+            }
+        }
+        let figures: Vec<Tenant> = tenants.iter().map(|tenant| (**tenant).clone()).collect();
+        let next = allowances(&figures, &self.foreign);
+        tenants.into_iter().zip(next).for_each(|(tenant, next)| tenant.last = next);
+    }
+
+    /// The containers, for their memory.
+    pub fn members(&mut self) -> impl Iterator<Item = (i64, &mut Member)> {
+        self.members.iter_mut().map(|(lease, member)| (*lease, member))
+    }
+
+    /// What is to be published: lease, line and measurement of each container.
+    pub fn measurements(&self, clock: Clock) -> impl Iterator<Item = (i64, usize, Measurement)> {
+        let until = if self.counted { clock.monotonic_of(self.windows.newest()) } else { 0 };
+        self.members.iter().map(move |(lease, member)| {
+            let bursting = member.tenant.as_ref().filter(|tenant| tenant.ceiling > tenant.guarantee);
+            let value = Measurement {
+                burst_share: bursting.filter(|_| self.counted).map_or(0, |tenant| tenant.last.share),
+                until,
+                own_nanoseconds: member.own,
+                others_nanoseconds: member.others,
+                memory_bytes: member.held.bytes,
+                written: clock.monotonic,
+                unbooked_bytes: member.unbooked,
+            };
+            (*lease, member.line, value)
+        })
+    }
+}
+
+fn push(recent: &mut [u32; WINDOWS], newest: u32) {
+    recent.rotate_right(1);
+    recent[0] = newest;
+}
+
+fn tenant(lease: &Lease, grant: &Grant) -> Option<Tenant> {
+    let cores = grant.cores.filter(|_| lease.compute_policy != ComputePolicy::None)?;
+    let guarantee = u32::from(cores.percent()) * 100;
+    let bursts = lease.compute_policy == ComputePolicy::Burst;
+    let ceiling = if bursts { WHOLE } else { guarantee };
+    (guarantee < WHOLE).then(|| Tenant {
+        guarantee,
+        ceiling,
+        weight: u32::from(lease.priority.level()) + 1,
+        last: Allowance { share: guarantee, claim: 0 },
+        ..Tenant::default()
+    })
+}
+
+#[cfg(test)]
+mod tests;

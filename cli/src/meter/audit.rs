@@ -1,0 +1,125 @@
+//! The look behind the libraries, once a second: limits files that a container has changed, and device memory that it
+//! holds beyond its own books.
+
+use std::collections::HashMap;
+
+use gpushare_inject::Region;
+use gpushare_inventory::DeviceMemory;
+use gpushare_quota::{Lease, Store};
+use gpushare_region::Usage;
+
+/// So many looks in a row must find memory beyond the books: an allocation is in the driver's books and in the
+/// container's at different instants.
+const LOOKS: u32 = 3;
+
+/// What was found, so that each thing is logged once.
+#[derive(Debug, Default)]
+pub struct Audit {
+    /// By lease and line: looks in a row.
+    unbooked: HashMap<(i64, usize), u32>,
+    damaged: HashMap<i64, ()>,
+}
+
+impl Audit {
+    /// Makes a living limits file say what the store says. Compared again while nobody else can change either.
+    pub fn mend(&self, store: &Store, region: &Region, lease: &Lease) {
+        if region.grants_are(lease).unwrap_or(true) {
+            return;
+        }
+        let mended = store.settle(lease.id, &lease.key, |lease| match region.grants_are(lease) {
+            Ok(false) => region.set_grants(lease).map(|()| true),
+            other => other.map(|_| false),
+        });
+        match mended {
+            Ok(Some(Ok(true))) => {
+                let container = &lease.key.container;
+                tracing::warn!(%container, "limits file differed from the lease (changed from inside?): rewritten");
+            }
+            Ok(Some(Err(error))) => tracing::warn!(container = %lease.key.container, %error, "limits file"),
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "quota store"),
+        }
+    }
+
+    /// Compares the driver's figures of one line with the container's books, and returns the bytes that these do not
+    /// explain, once they have been seen often enough.
+    pub fn compare(
+        &mut self,
+        lease: &Lease,
+        line: usize,
+        held: &Held,
+        books: &Usage,
+        tolerance: DeviceMemory,
+    ) -> u64 {
+        let Some(grant) = lease.grants.get(line) else { return 0 };
+        let booked = books.devices.get(line).map_or(0, |device| device.bytes);
+        let looks = self.unbooked.entry((lease.id, line)).or_default();
+        let Some(bytes) = unbooked(held, booked, grant.memory, tolerance) else {
+            *looks = 0;
+            return 0;
+        };
+        *looks = looks.saturating_add(1);
+        if *looks == LOOKS {
+            let (container, gpu, beyond) = (&lease.key.container, grant.gpu, DeviceMemory::from_bytes(bytes));
+            tracing::warn!(%container, %gpu, %beyond, "processes hold device memory that the container's books do not explain");
+        }
+        if *looks < LOOKS { 0 } else { bytes }
+    }
+
+    /// Says once that a container's usage file cannot be read.
+    pub fn damaged(&mut self, lease: &Lease) {
+        if self.damaged.insert(lease.id, ()).is_none() {
+            tracing::warn!(container = %lease.key.container, "usage file damaged by the container");
+        }
+    }
+
+    /// Forgets leases that ended.
+    pub fn retain(&mut self, living: impl Fn(i64) -> bool) {
+        self.unbooked.retain(|(lease, _), _| living(*lease));
+        self.damaged.retain(|lease, ()| living(*lease));
+    }
+}
+
+/// What the driver counts of a container on one GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Device memory in bytes.
+    pub bytes: u64,
+    /// Processes that hold it.
+    pub processes: u32,
+}
+
+/// Device memory in bytes beyond the books and the tolerance for each process: what modules, stacks and the context itself
+/// take differs by GPU and driver. Books that claim more than the limit explain no more than the limit: the container
+/// writes them. `None` when all is explained.
+fn unbooked(held: &Held, booked: u64, limit: DeviceMemory, tolerance: DeviceMemory) -> Option<u64> {
+    let slack = tolerance.bytes().saturating_mul(u64::from(held.processes));
+    let beyond = held.bytes.saturating_sub(booked.min(limit.bytes()));
+    (beyond > slack).then_some(beyond)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_beyond_books_limit_and_tolerance_is_not_explained() {
+        const MIB: u64 = 1 << 20;
+        for (bytes, processes, booked, want) in [
+            (0, 0, 0, None),
+            (900 * MIB, 1, 500 * MIB, None),
+            (1012 * MIB, 1, 500 * MIB, None),
+            (1013 * MIB, 1, 500 * MIB, Some(513 * MIB)),
+            (1013 * MIB, 2, 500 * MIB, None),
+            (4000 * MIB, 1, 0, Some(4000 * MIB)),
+            (100 * MIB, 1, u64::MAX, None),
+            (3000 * MIB, 1, u64::MAX, Some(1000 * MIB)),
+            (u64::MAX, u32::MAX, 0, Some(u64::MAX)),
+        ] {
+            let limit = DeviceMemory::from_bytes(2000 * MIB);
+            let tolerance = DeviceMemory::from_bytes(512 * MIB);
+            let got = unbooked(&Held { bytes, processes }, booked, limit, tolerance);
+            assert_eq!(got, want, "{bytes} bytes in {processes} processes, {booked} booked");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! How idle time of one GPU is given to the containers that may burst: pure, once per sampling window.
+//!
+//! Each container has a claim: what it used of late and a margin, or everything while it wants more than it gets. Claims
+//! up to the guarantees are set aside; what is left goes to those who want more, by weight, and what even they leave is
+//! head-room for whoever may burst and is active. A container that comes back finds its guarantee set aside after its
+//! first window, because a claim jumps where a full GPU may be hiding what is wanted.
+
+/// Hundredths of a percent of one GPU's time.
+pub const WHOLE: u32 = 10_000;
+/// How many windows a container's use is remembered: about a second, so that a pulse keeps what it needs.
+pub const WINDOWS: usize = 6;
+/// Above this sum of use, a container's use no longer tells what it wants.
+const FULL: u32 = 9_500;
+/// Bounds of the margin over what a container used: whole percents jitter by one.
+const MARGIN: std::ops::RangeInclusive<u32> = 100..=300;
+
+/// A container on one GPU, as the meter sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tenant {
+    /// The share that is its own, at most [`WHOLE`].
+    pub guarantee: u32,
+    /// The most it may use; its guarantee unless it bursts.
+    pub ceiling: u32,
+    /// Its part of idle time beside others who want more, above 0.
+    pub weight: u32,
+    /// What it used in the last windows, newest first.
+    pub recent: [u32; WINDOWS],
+    /// Whether it says that launches were held back of late. It can say what it likes: only together with a use that bears
+    /// it out does it count, and only for idle time.
+    pub held_back: bool,
+    /// What the last window decided.
+    pub last: Allowance,
+}
+
+/// What a container may use, and what is kept for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allowance {
+    /// Its share for now: the guarantee and what it is given of idle time.
+    pub share: u32,
+    /// What it is thought to want.
+    pub claim: u32,
+}
+
+/// The next window's allowances. `foreign` is the use of everybody without a compute share, newest first: it cannot be
+/// held back, so only what it leaves is there to give.
+pub fn allowances(tenants: &[Tenant], foreign: &[u32; WINDOWS]) -> Vec<Allowance> {
+    let used: u32 = tenants.iter().map(|tenant| tenant.recent[0]).fold(foreign[0], u32::saturating_add);
+    let claims: Vec<u32> = tenants.iter().map(|tenant| claim(tenant, used >= FULL)).collect();
+    let wanted = || tenants.iter().zip(&claims);
+    // What each gets for sure, of what it claims.
+    let kept: Vec<u32> = wanted().map(|(tenant, claim)| tenant.guarantee.min(*claim)).collect();
+    let spoken_for = kept.iter().fold(peak(foreign), |sum, kept| sum.saturating_add(*kept));
+    let mut idle = WHOLE.saturating_sub(spoken_for);
+
+    let more: Vec<u32> =
+        wanted().zip(&kept).map(|((tenant, claim), kept)| (*claim).min(tenant.ceiling) - kept).collect();
+    let weights: Vec<u32> = tenants.iter().map(|tenant| tenant.weight).collect();
+    let extra = fill(idle, &more, &weights);
+    idle -= extra.iter().sum::<u32>();
+
+    let given: Vec<u32> = kept.iter().zip(&extra).map(|(kept, extra)| kept + extra).collect();
+    let room: Vec<u32> = wanted()
+        .zip(&given)
+        .map(|((tenant, claim), given)| if *claim > 0 { tenant.ceiling.saturating_sub(*given) } else { 0 })
+        .collect();
+    let room = fill(idle, &room, &weights);
+
+    let share = |index: usize| tenants[index].guarantee.max(given[index] + room[index]);
+    (0..tenants.len()).map(|index| Allowance { share: share(index), claim: claims[index] }).collect()
+}
+
+/// What the container is thought to want, at most [`WHOLE`].
+fn claim(tenant: &Tenant, full: bool) -> u32 {
+    let (now, last) = (tenant.recent[0], tenant.last);
+    let share = last.share.max(tenant.guarantee);
+    // Held back, and it uses most of what it has; or it uses all of it, whatever it says.
+    let wants_more = (tenant.held_back && now * 10 >= share * 6) || now * 100 >= share * 98;
+    if wants_more && now > 0 {
+        return WHOLE;
+    }
+    let peak = peak(&tenant.recent);
+    let margin = (peak / 8).clamp(*MARGIN.start(), *MARGIN.end());
+    // On a full GPU it reaches what was kept for it, or comes back from nothing: it may want far more.
+    if full && now > 0 && now + margin / 3 >= last.claim {
+        return (4 * now + WHOLE / 10).min(WHOLE);
+    }
+    if peak == 0 { 0 } else { (peak + margin).min(WHOLE) }
+}
+
+fn peak(recent: &[u32; WINDOWS]) -> u32 {
+    recent.iter().copied().max().unwrap_or(0).min(WHOLE)
+}
+
+/// Gives away at most `amount`, to each no more than it wants, and beyond the smallest wants in proportion to the weights.
+fn fill(amount: u32, wants: &[u32], weights: &[u32]) -> Vec<u32> {
+    let mut given = vec![0; wants.len()];
+    let mut left = u64::from(amount);
+    loop {
+        let open = || (0..wants.len()).filter(|index| given[*index] < wants[*index]);
+        let weight: u64 = open().map(|index| u64::from(weights[index])).sum();
+        if left == 0 || weight == 0 {
+            return given;
+        }
+        let part = |index: usize| {
+            let part = left * u64::from(weights[index]) / weight;
+            part.min(u64::from(wants[index] - given[index]))
+        };
+        let parts: Vec<(usize, u32)> =
+            open().map(|index| (index, u32::try_from(part(index)).unwrap_or(0))).collect();
+        let sum: u32 = parts.iter().map(|(_, part)| part).sum();
+        // Less than one unit for each: rounding, which nobody misses.
+        if sum == 0 {
+            return given;
+        }
+        parts.into_iter().for_each(|(index, part)| given[index] += part);
+        left -= u64::from(sum);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+//! What NVML tells of the processes on one GPU.
+
+use std::collections::HashMap;
+
+use gpushare_inventory::GpuUuid;
+use nvml_wrapper::Device;
+use nvml_wrapper::enum_wrappers::device::Sampling;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
+
+use super::windows::{PERIOD, Sample};
+
+/// One GPU, opened.
+pub struct Gpu<'nvml> {
+    device: Device<'nvml>,
+    uuid: GpuUuid,
+    /// What went wrong last, so that it is logged once.
+    trouble: Option<String>,
+    samples: bool,
+}
+
+impl<'nvml> Gpu<'nvml> {
+    /// The GPU `uuid`.
+    pub fn new(device: Device<'nvml>, uuid: GpuUuid) -> Self {
+        Self { device, uuid, trouble: None, samples: true }
+    }
+
+    /// How long its sampling windows are, in microseconds: as the stamps of its own utilisation stand apart.
+    pub fn period(&self) -> u64 {
+        let told = self.device.samples(Sampling::GpuUtilization, None).unwrap_or_default();
+        let mut stamps: Vec<u64> =
+            told.iter().map(|sample| sample.timestamp).filter(|stamp| *stamp > 0).collect();
+        stamps.sort_unstable();
+        let mut apart: Vec<u64> =
+            stamps.windows(2).map(|pair| pair[1] - pair[0]).filter(|gap| *gap > 0).collect();
+        apart.sort_unstable();
+        apart.get(apart.len() / 2).copied().unwrap_or(PERIOD)
+    }
+
+    /// Samples of processes newer than `stamp`. `None` where the driver gives none: libraries then go by their own
+    /// events alone.
+    pub fn samples(&mut self, stamp: u64) -> Option<Vec<Sample>> {
+        if !self.samples {
+            return None;
+        }
+        let told = self.device.process_utilization_stats(stamp);
+        let sample = |told: &nvml_wrapper::struct_wrappers::device::ProcessUtilizationSample| Sample {
+            pid: told.pid,
+            stamp: told.timestamp,
+            percent: told.sm_util,
+        };
+        match told {
+            Ok(told) => {
+                self.trouble = None;
+                Some(told.iter().map(sample).collect())
+            }
+            // Nothing new; or more came between the question for their number and the question for them.
+            Err(NvmlError::NotFound | NvmlError::InsufficientSize(_)) => Some(Vec::new()),
+            Err(error) => {
+                self.samples = !is_final(&error);
+                self.say("per-process utilisation", &error);
+                None
+            }
+        }
+    }
+
+    /// Device memory in bytes by host pid. `None` where the driver does not tell.
+    pub fn memory(&mut self) -> Option<HashMap<u32, u64>> {
+        let told = self.device.running_compute_processes();
+        let graphics = self.device.running_graphics_processes().unwrap_or_default();
+        let mut all = HashMap::new();
+        match told {
+            Ok(told) => told.iter().chain(&graphics).for_each(|process| note(&mut all, process)),
+            Err(error) => {
+                self.say("per-process memory", &error);
+                return None;
+            }
+        }
+        Some(all)
+    }
+
+    fn say(&mut self, what: &str, error: &NvmlError) {
+        let text = format!("{what}: {error}");
+        if self.trouble.as_ref() != Some(&text) {
+            tracing::warn!(gpu = %self.uuid, trouble = %text, "the driver does not tell");
+        }
+        self.trouble = Some(text);
+    }
+}
+
+/// A process may be in both lists, with the same figure.
+fn note(all: &mut HashMap<u32, u64>, process: &ProcessInfo) {
+    if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory {
+        let known = all.entry(process.pid).or_default();
+        *known = bytes.max(*known);
+    }
+}
+
+/// Whether the same call will never be answered on this GPU.
+fn is_final(error: &NvmlError) -> bool {
+    matches!(error, NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_))
+}

@@ -1,0 +1,41 @@
+//! One meter per node: whoever holds the lock file.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+const NAME: &str = "meter.lock";
+
+/// The lock, held until it is dropped; `None` when another process holds it.
+pub fn take(state: &Path) -> io::Result<Option<File>> {
+    let mut options = OpenOptions::new();
+    let file = options.create(true).truncate(false).write(true).mode(0o600).open(state.join(NAME))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// Whether a meter runs on the node whose state is in this folder.
+pub fn is_running(state: &Path) -> bool {
+    let file = File::open(state.join(NAME));
+    file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_one_meter_and_everybody_can_tell() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(!is_running(folder.path()));
+        let first = take(folder.path()).unwrap();
+        assert!(first.is_some() && is_running(folder.path()));
+        assert!(take(folder.path()).unwrap().is_none());
+        drop(first);
+        assert!(!is_running(folder.path()) && take(folder.path()).unwrap().is_some());
+    }
+}

@@ -1,0 +1,39 @@
+//! Whose a host process is: by its cgroup as the kernel tells it, never by anything that a container wrote.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use gpushare_quota::{Lease, cgroup_of};
+
+/// How long a process that has ended is remembered: its last sample comes after its end.
+const MEMORY: Duration = Duration::from_secs(2);
+
+/// The last known owners of processes.
+#[derive(Debug, Default)]
+pub struct Owners {
+    known: HashMap<u32, (i64, Instant)>,
+}
+
+impl Owners {
+    /// The lease that the process `pid` belongs to.
+    pub fn of(&mut self, pid: u32, leases: &[Lease]) -> Option<i64> {
+        let process = i32::try_from(pid).ok()?;
+        let Some(cgroup) = cgroup_of(process) else {
+            return self.known.get(&pid).map(|(lease, _)| *lease);
+        };
+        // The innermost: a container that was started inside another one may have a share of its own.
+        let within = leases.iter().filter(|lease| lease.holder.contains(process, &cgroup));
+        let depth = |lease: &&Lease| lease.holder.cgroup.as_ref().map_or(0, |path| path.components().count());
+        let lease = within.max_by_key(depth).map(|lease| lease.id);
+        match lease {
+            Some(lease) => drop(self.known.insert(pid, (lease, Instant::now()))),
+            None => drop(self.known.remove(&pid)),
+        }
+        lease
+    }
+
+    /// Forgets processes that ended some time ago.
+    pub fn forget(&mut self) {
+        self.known.retain(|_, (_, seen)| seen.elapsed() < MEMORY);
+    }
+}

@@ -1,0 +1,141 @@
+//! `gpushare ps`: the living leases, and what each container uses of its share. The store, the driver by way of the meter,
+//! and the container's own books are three sources; only the last can lie, and it is shown as what it is.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Result;
+use gpushare_config::Config;
+use gpushare_inject::{Region, UsageError};
+use gpushare_inventory::DeviceMemory;
+use gpushare_quota::Lease;
+use gpushare_region::{MAX_DEVICES, Measurement, Throttle, Usage};
+use gpushare_request::{ComputePolicy, Mode};
+use serde_json::{Value, json};
+
+use crate::clock::Clock;
+use crate::leases::{age, short};
+use crate::{node, table};
+
+/// Older measurements are those of a meter that has ended, nanoseconds.
+const STALE: u64 = 3_000_000_000;
+
+/// Prints the living leases.
+pub fn ps(as_json: bool) -> Result<()> {
+    let (state, store) = node::store(&Config::load()?)?;
+    let leases = store.leases()?;
+    let seen = leases.iter().map(|lease| (lease, Seen::of(state.path(), lease)));
+    if as_json {
+        let list = seen.map(|(lease, seen)| entry(lease, &seen));
+        return Ok(table::json(&Value::Array(list.collect()))?);
+    }
+    let headings = ["CONTAINER", "STATE", "PID", "GPU", "MEMORY", "USED", "COMPUTE", "GPU TIME", "AGE"];
+    Ok(table::print(headings, seen.flat_map(|(lease, seen)| rows(lease, &seen)))?)
+}
+
+/// What can be seen of a container's use.
+pub struct Seen {
+    /// The container's own books.
+    books: Result<Usage, UsageError>,
+    throttles: [Throttle; MAX_DEVICES],
+    measured: [Measurement; MAX_DEVICES],
+    now: Clock,
+}
+
+impl Seen {
+    /// Of a lease whose region lies below the folder `state`.
+    pub fn of(state: &Path, lease: &Lease) -> Self {
+        let region = Region::of(state, lease.id);
+        Self {
+            books: region.read_usage(),
+            throttles: region.read_throttles().unwrap_or_default(),
+            measured: region.measured().unwrap_or_default(),
+            now: Clock::now(),
+        }
+    }
+
+    /// What the container's books say of one line.
+    pub fn used(&self, line: usize) -> Option<DeviceMemory> {
+        let books = self.books.as_ref().ok()?;
+        books.devices.get(line).map(|device| DeviceMemory::from_bytes(device.bytes))
+    }
+
+    /// What a meter says of one line; `None` without a meter that runs.
+    pub fn fresh(&self, line: usize) -> Option<&Measurement> {
+        let ago = |written: u64| self.now.monotonic.checked_sub(written);
+        self.measured.get(line).filter(|value| ago(value.written).is_some_and(|ago| ago < STALE))
+    }
+
+    /// GPU time in nanoseconds, as far as it was ever measured.
+    fn gpu_time(&self, line: usize) -> Option<u64> {
+        self.measured.get(line).filter(|value| value.until > 0).map(|value| value.own_nanoseconds)
+    }
+
+    fn is_damaged(&self) -> bool {
+        matches!(self.books, Err(UsageError::Damaged(_)))
+    }
+}
+
+fn rows(lease: &Lease, seen: &Seen) -> Vec<[String; 9]> {
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let rows = lease.grants.iter().enumerate().map(|(line, grant)| {
+        let used = seen.used(line).map(|used| used.to_string());
+        let seconds = seen.gpu_time(line).map(|time| Duration::from_nanos(time).as_secs_f64());
+        [
+            short(&lease.key.container),
+            state(lease).to_owned(),
+            lease.holder.pid.to_string(),
+            grant.gpu.to_string().chars().take(12).collect(),
+            grant.memory.to_string(),
+            if seen.is_damaged() { "damaged".to_owned() } else { or_dash(used) },
+            match (lease.mode, grant.cores) {
+                (Mode::Exclusive, _) => "exclusive".to_owned(),
+                (_, Some(cores)) if lease.compute_policy == ComputePolicy::Burst => format!("{cores} burst"),
+                (_, Some(cores)) if lease.compute_policy == ComputePolicy::Fixed => cores.to_string(),
+                _ => "no limit".to_owned(),
+            },
+            or_dash(seconds.map(|seconds| format!("{seconds:.1}s"))),
+            age(lease.granted_at),
+        ]
+    });
+    rows.collect()
+}
+
+fn entry(lease: &Lease, seen: &Seen) -> Value {
+    let gpus = lease.grants.iter().enumerate().map(|(line, grant)| {
+        let fresh = seen.fresh(line);
+        let used = seen.used(line).map(DeviceMemory::bytes);
+        let driver = fresh.map(|value| value.memory_bytes);
+        let drift = driver.zip(used).map(|(driver, used)| i128::from(driver) - i128::from(used));
+        json!({
+            "uuid": grant.gpu.to_string(),
+            "memory_bytes": grant.memory.bytes(),
+            "used_bytes": used,
+            "driver_bytes": driver,
+            "drift": drift.and_then(|drift| i64::try_from(drift).ok()),
+            "unbooked_bytes": fresh.map(|value| value.unbooked_bytes),
+            "cores": grant.cores.map(|cores| cores.percent()),
+            "burst_share": fresh.map(|value| f64::from(value.burst_share) / 100.0).filter(|share| *share > 0.0),
+            "gpu_nanoseconds": seen.gpu_time(line),
+            "others_nanoseconds": fresh.map(|value| value.others_nanoseconds),
+            "throttled_nanoseconds": seen.throttles.get(line).map(|words| words.throttled),
+        })
+    });
+    json!({
+        "root": lease.key.root,
+        "id": lease.key.container,
+        "state": state(lease),
+        "mode": if lease.mode == Mode::Exclusive { "exclusive" } else { "share" },
+        "pid": lease.holder.pid,
+        "priority": lease.priority.level(),
+        "compute_policy": lease.compute_policy.name(),
+        "granted_at": lease.granted_at,
+        "books": if seen.is_damaged() { "damaged" } else { "ok" },
+        "gpus": gpus.collect::<Vec<_>>(),
+    })
+}
+
+/// The lease's state; "gone" for one whose container is, until the next sweep.
+fn state(lease: &Lease) -> &'static str {
+    if lease.holder.is_gone() { "gone" } else { lease.state.name() }
+}
