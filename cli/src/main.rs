@@ -16,6 +16,7 @@ mod node;
 mod plan;
 mod ps;
 mod table;
+mod update;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -75,6 +76,8 @@ enum Command {
         #[arg(long)]
         force: bool,
     },
+    /// Changes the share of a living container; what does not fit on the node is refused, and nothing is ever killed.
+    Update(update::Update),
     /// Measures each container's GPU time and memory for the libraries inside; one process per node, in the foreground.
     Meter,
     /// What is known of the GPUs beyond /proc.
@@ -110,6 +113,7 @@ enum ConfigCommand {
     Show,
 }
 
+/// How answers are printed.
 #[derive(clap::Args)]
 struct Output {
     /// Print JSON.
@@ -142,6 +146,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Plan { bundle, output } => plan::plan(&bundle, output.json)?,
         Command::Sweep { output } => leases::sweep(output.json)?,
         Command::Release { id, root, force } => leases::release(&id, root.as_deref(), force)?,
+        Command::Update(update) => update::update(&update)?,
         Command::Meter => meter::meter()?,
         Command::Inventory(Inventory::Refresh) => inventory::refresh()?,
         Command::Config(ConfigCommand::Check) => config::check()?,

@@ -1,0 +1,136 @@
+//! `gpushare update`: a living container's share under new figures.
+
+use std::io::{self, Write};
+
+use anyhow::{Context, Result, bail};
+use gpushare_config::Config;
+use gpushare_inject::Region;
+use gpushare_inventory::{GpuUuid, Node};
+use gpushare_quota::{Change, Lease, find_gpu};
+use gpushare_request::{ComputePolicy, Cores, DeviceSelector, MemoryAsk, Priority};
+use serde_json::{Value, json};
+
+use crate::leases::{find, short};
+use crate::ps::Seen;
+use crate::{Output, node, table};
+
+/// What to change, and of which container.
+#[derive(clap::Args)]
+pub struct Update {
+    /// The container's id.
+    id: String,
+    /// The runtime root, where the id alone is not unique.
+    #[arg(long)]
+    root: Option<String>,
+    /// Only the share of this GPU, by index, UUID or the beginning of one; else that of all the container's GPUs.
+    #[arg(long, value_name = "GPU")]
+    device: Option<DeviceSelector>,
+    #[command(flatten)]
+    figures: Figures,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// At least one of them.
+#[derive(clap::Args)]
+#[group(required = true, multiple = true)]
+struct Figures {
+    /// Memory per GPU, as 6GiB or 25%. Less than the container uses takes nothing from it: it gets no more until it has
+    /// freed enough.
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<MemoryAsk>,
+    /// Compute per GPU in percent.
+    #[arg(long, value_name = "PERCENT")]
+    cores: Option<Cores>,
+    /// fixed (hard cap), burst (idle time may be used) or none (no compute limit), on all GPUs.
+    #[arg(long, value_name = "POLICY")]
+    compute_policy: Option<ComputePolicy>,
+    /// 0 (low) to 9, on all GPUs.
+    #[arg(long, value_name = "LEVEL")]
+    priority: Option<Priority>,
+}
+
+/// Changes the lease and the container's limits, and prints what holds now.
+pub fn update(asked: &Update) -> Result<()> {
+    let config = Config::load()?;
+    let (state, store) = node::store(&config)?;
+    let lease = find(&store, &asked.id, asked.root.as_deref())?;
+    if lease.holder.is_gone() {
+        bail!("container {} is gone: its share goes with `gpushare sweep`", short(&lease.key.container));
+    }
+    let node = node::inventory(&config, &state)?;
+    let change = Change {
+        memory: asked.figures.memory,
+        cores: asked.figures.cores,
+        compute_policy: asked.figures.compute_policy,
+        priority: asked.figures.priority,
+        gpu: asked.device.as_ref().map(|selector| gpu(selector, &lease, &node)).transpose()?,
+    };
+    let region = Region::of(state.path(), lease.id);
+    let changed = store
+        .update(lease.id, &lease.key, &change, &node.gpus, &config.quota, |lease| region.set_grants(lease));
+    let (_, new) =
+        changed.with_context(|| format!("cannot update container {}", short(&lease.key.container)))?;
+    let seen = Seen::of(state.path(), &new);
+    if asked.output.json {
+        return Ok(table::json(&entry(&new, &seen))?);
+    }
+    Ok(print(&new, &seen)?)
+}
+
+fn gpu(selector: &DeviceSelector, lease: &Lease, node: &Node) -> Result<GpuUuid> {
+    let gpu = find_gpu(selector, &node.gpus)?;
+    if !lease.grants.iter().any(|grant| grant.gpu == gpu.uuid) {
+        bail!("container {} holds no share of GPU {}", short(&lease.key.container), gpu.index);
+    }
+    Ok(gpu.uuid)
+}
+
+fn entry(lease: &Lease, seen: &Seen) -> Value {
+    let gpus = lease.grants.iter().enumerate().map(|(line, grant)| {
+        let used = seen.used(line);
+        json!({
+            "uuid": grant.gpu.to_string(),
+            "memory_bytes": grant.memory.bytes(),
+            "used_bytes": used.map(|used| used.bytes()),
+            "over": used.is_some_and(|used| used > grant.memory),
+            "cores": grant.cores.map(|cores| cores.percent()),
+        })
+    });
+    json!({
+        "root": lease.key.root,
+        "id": lease.key.container,
+        "compute_policy": lease.compute_policy.name(),
+        "priority": lease.priority.level(),
+        "gpus": gpus.collect::<Vec<_>>(),
+    })
+}
+
+fn print(lease: &Lease, seen: &Seen) -> io::Result<()> {
+    let cores = |cores: Option<Cores>| cores.map_or_else(|| "no limit".to_owned(), |cores| cores.to_string());
+    let rows = lease.grants.iter().map(|grant| {
+        [
+            short(&lease.key.container),
+            grant.gpu.to_string(),
+            grant.memory.to_string(),
+            cores(grant.cores),
+            lease.compute_policy.name().to_owned(),
+            lease.priority.level().to_string(),
+        ]
+    });
+    table::print(["CONTAINER", "GPU", "MEMORY", "COMPUTE", "POLICY", "PRIORITY"], rows)?;
+    let mut out = io::stdout().lock();
+    for (line, grant) in lease.grants.iter().enumerate() {
+        if let Some(used) = seen.used(line).filter(|used| *used > grant.memory) {
+            let gpu = grant.gpu;
+            writeln!(
+                out,
+                "it holds {used} on {gpu}: nothing is taken away, and it gets no more until it holds less"
+            )?;
+        }
+    }
+    if lease.compute_policy == ComputePolicy::None && lease.grants.iter().any(|grant| grant.cores.is_some()) {
+        writeln!(out, "its compute policy is none: the compute share is kept for it, and does not limit it")?;
+    }
+    Ok(())
+}
