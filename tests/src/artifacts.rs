@@ -63,6 +63,12 @@ pub fn simulator() -> PathBuf {
         .unwrap_or_else(|| existing(release("gpushare-simulator")))
 }
 
+/// `gpushare-tests-client`, a CUDA client with one verb per use of a GPU.
+#[must_use]
+pub fn client() -> PathBuf {
+    existing(release("gpushare-tests-client"))
+}
+
 /// An injected library by its soname: `libcuda.so.1` or `libnvidia-ml.so.1`.
 #[must_use]
 pub fn library(soname: &str) -> PathBuf {

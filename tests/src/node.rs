@@ -37,11 +37,20 @@ impl SimulatedNode {
     /// When the simulator fails.
     #[must_use]
     pub fn create(gpus: usize, model: &str, memory: &str) -> Self {
+        Self::with(gpus, model, memory, &[])
+    }
+
+    /// As [`SimulatedNode::create`], with `more` arguments of `gpushare-simulator create`.
+    ///
+    /// # Panics
+    /// When the simulator fails.
+    #[must_use]
+    pub fn with(gpus: usize, model: &str, memory: &str, more: &[&str]) -> Self {
         let scratch = Scratch::new("node");
         let mut create = Command::new(artifacts::simulator());
         create.arg("create").arg(scratch.path().join("node"));
         create.args(["--gpus", &gpus.to_string(), "--model", model, "--memory", memory]);
-        create.args(["--driver", &driver_version()]);
+        create.args(["--driver", &driver_version()]).args(more);
         if artifacts::nvidia_smi().exists() {
             create.arg("--nvidia-smi").arg(artifacts::nvidia_smi());
         }
@@ -77,6 +86,18 @@ impl SimulatedNode {
     #[must_use]
     pub fn root(&self) -> PathBuf {
         self.scratch.path().join("node")
+    }
+
+    /// The folder of the GPUs' state, which all processes of the node share.
+    #[must_use]
+    pub fn shared(&self) -> PathBuf {
+        self.root().join("shared")
+    }
+
+    /// The folder of the driver's libraries.
+    #[must_use]
+    pub fn libraries(&self) -> PathBuf {
+        self.root().join("driver/usr/lib/x86_64-linux-gnu")
     }
 
     /// Where gpushare keeps the state of this node, as the simulator's settings say.

@@ -1,0 +1,193 @@
+//! The driver's functions as this program calls them, a context, and the kernels.
+
+use std::ffi::CString;
+
+use anyhow::{Context as _, Result, bail};
+
+/// `CUDA_SUCCESS`.
+pub const SUCCESS: i32 = 0;
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+pub const OUT_OF_MEMORY: i32 = 2;
+/// `CUDA_ERROR_NOT_FOUND`, also for a function that the driver is too old for.
+const NOT_FOUND: i32 = 500;
+/// The loader's name of the driver.
+pub const SONAME: &str = "libcuda.so.1";
+
+/// A kernel's launch for `cuLaunchKernelEx`: grid, block, shared bytes, stream, attributes.
+#[repr(C)]
+pub struct Configuration {
+    extents: [u32; 7],
+    stream: usize,
+    attributes: usize,
+    attribute_count: u32,
+}
+
+/// `CUDA_KERNEL_NODE_PARAMS` of version 1.
+#[repr(C)]
+pub struct KernelNode {
+    function: usize,
+    extents: [u32; 7],
+    parameters: usize,
+    extra: usize,
+}
+
+crate::functions! {
+    /// Functions of libcuda.
+    Driver, absent = NOT_FOUND;
+    init = cuInit(flags: u32);
+    device_get = cuDeviceGet(device: &mut i32, ordinal: i32);
+    context_retain = cuDevicePrimaryCtxRetain(context: &mut usize, device: i32);
+    context_set = cuCtxSetCurrent(context: usize);
+    memory = cuMemGetInfo_v2(free: &mut usize, total: &mut usize);
+    allocate = cuMemAlloc_v2(pointer: &mut u64, bytes: usize);
+    allocate_pitch = cuMemAllocPitch_v2(pointer: &mut u64, pitch: &mut usize, width: usize, height: usize, element: u32);
+    allocate_managed = cuMemAllocManaged(pointer: &mut u64, bytes: usize, flags: u32);
+    free = cuMemFree_v2(pointer: u64);
+    allocate_async = cuMemAllocAsync(pointer: &mut u64, bytes: usize, stream: usize);
+    pool_create = cuMemPoolCreate(pool: &mut usize, properties: &[u64; 11]);
+    allocate_from_pool = cuMemAllocFromPoolAsync(pointer: &mut u64, bytes: usize, pool: usize, stream: usize);
+    physical_create = cuMemCreate(handle: &mut u64, bytes: usize, properties: &[u64; 4], flags: u64);
+    physical_release = cuMemRelease(handle: u64);
+    range_reserve = cuMemAddressReserve(address: &mut u64, bytes: usize, alignment: usize, wanted: u64, flags: u64);
+    range_map = cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
+    array_create = cuArrayCreate_v2(array: &mut usize, shape: &[u64; 3]);
+    mipmap_create = cuMipmappedArrayCreate(array: &mut usize, shape: &[u64; 5], levels: u32);
+    stream_create = cuStreamCreate(stream: &mut usize, flags: u32);
+    stream_synchronize = cuStreamSynchronize(stream: usize);
+    module_load = cuModuleLoadData(module: &mut usize, image: *const std::ffi::c_char);
+    function_get = cuModuleGetFunction(function: &mut usize, module: usize, name: *const std::ffi::c_char);
+    launch = cuLaunchKernel(
+        function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32,
+        stream: usize, parameters: usize, extra: usize
+    );
+    launch_cooperative = cuLaunchCooperativeKernel(
+        function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32,
+        stream: usize, parameters: usize
+    );
+    launch_ex = cuLaunchKernelEx(configuration: &Configuration, function: usize, parameters: usize, extra: usize);
+    graph_create = cuGraphCreate(graph: &mut usize, flags: u32);
+    graph_add_kernel = cuGraphAddKernelNode(
+        node: &mut usize, graph: usize, depends: *const usize, count: usize, kernel: &KernelNode
+    );
+    graph_add_allocation = cuGraphAddMemAllocNode(
+        node: &mut usize, graph: usize, depends: usize, count: usize, parameters: &mut [u64; 16]
+    );
+    graph_instantiate = cuGraphInstantiateWithFlags(executable: &mut usize, graph: usize, flags: u64);
+    graph_launch = cuGraphLaunch(executable: usize, stream: usize);
+}
+
+/// A call that has to succeed.
+///
+/// # Errors
+/// With the name of the function, when it did not.
+pub fn done(status: i32, name: &str) -> Result<()> {
+    if status == SUCCESS {
+        return Ok(());
+    }
+    bail!("{name} answered {status}")
+}
+
+impl Driver {
+    /// The driver that the loader finds, with the first GPU's primary context current.
+    ///
+    /// # Errors
+    /// When there is no driver, no GPU or no context.
+    pub fn start(library: &str) -> Result<Self> {
+        let driver = Self::open(library)?;
+        done((driver.init)(0), "cuInit")?;
+        let (mut device, mut context) = (0, 0);
+        done((driver.device_get)(&mut device, 0), "cuDeviceGet")?;
+        done((driver.context_retain)(&mut context, device), "cuDevicePrimaryCtxRetain")?;
+        done((driver.context_set)(context), "cuCtxSetCurrent")?;
+        Ok(driver)
+    }
+
+    /// A stream that does not wait for the default one.
+    ///
+    /// # Errors
+    /// When the driver makes none.
+    pub fn stream(&self) -> Result<usize> {
+        let mut stream = 0;
+        done((self.stream_create)(&mut stream, 1), "cuStreamCreate")?;
+        Ok(stream)
+    }
+
+    /// Free and total memory in bytes.
+    ///
+    /// # Errors
+    /// When the driver does not say.
+    pub fn memory(&self) -> Result<(usize, usize)> {
+        let (mut free, mut total) = (0, 0);
+        done((self.memory)(&mut free, &mut total), "cuMemGetInfo")?;
+        Ok((free, total))
+    }
+}
+
+/// A function that keeps one block of a GPU busy.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel(usize);
+
+impl Kernel {
+    /// A kernel whose every block spins for `duration`, such as `10ms`, `100us` or `1ns`.
+    ///
+    /// # Errors
+    /// When the driver does not take it.
+    pub fn spinning(driver: &Driver, duration: &str) -> Result<Self> {
+        let (name, text) = spinning_text(duration)?;
+        let (mut module, mut function) = (0, 0);
+        done((driver.module_load)(&mut module, text.as_ptr()), "cuModuleLoadData")?;
+        done((driver.function_get)(&mut function, module, name.as_ptr()), "cuModuleGetFunction")?;
+        Ok(Self(function))
+    }
+
+    /// The number by which the driver knows it.
+    pub fn handle(self) -> usize {
+        self.0
+    }
+
+    /// Its launch with `grid` blocks of one warp, for `cuLaunchKernelEx`.
+    pub fn configuration(grid: u32, stream: usize) -> Configuration {
+        Configuration { extents: [grid, 1, 1, 32, 1, 1, 0], stream, attributes: 0, attribute_count: 0 }
+    }
+
+    /// An executable graph of `nodes` launches, one after the other.
+    ///
+    /// # Errors
+    /// When the driver makes none.
+    pub fn graph(self, driver: &Driver, grid: u32, nodes: u32) -> Result<usize> {
+        let (mut graph, mut node, mut executable) = (0, 0, 0);
+        done((driver.graph_create)(&mut graph, 0), "cuGraphCreate")?;
+        let kernel =
+            KernelNode { function: self.0, extents: [grid, 1, 1, 32, 1, 1, 0], parameters: 0, extra: 0 };
+        for index in 0..nodes {
+            let before = node;
+            let depends = usize::from(index > 0);
+            let status = (driver.graph_add_kernel)(&mut node, graph, &before, depends, &kernel);
+            done(status, "cuGraphAddKernelNode")?;
+        }
+        done((driver.graph_instantiate)(&mut executable, graph, 0), "cuGraphInstantiateWithFlags")?;
+        Ok(executable)
+    }
+}
+
+/// Name and PTX of a kernel that waits until the GPU's nanosecond timer has moved on by `duration`.
+fn spinning_text(duration: &str) -> Result<(CString, CString)> {
+    let digits = duration.find(|c: char| !c.is_ascii_digit()).context("a duration without a unit")?;
+    let (number, unit) = duration.split_at(digits);
+    let factor: u64 = match unit {
+        "ns" => 1,
+        "us" => 1_000,
+        "ms" => 1_000_000,
+        _ => bail!("{duration:?} is no duration; write 100us or 10ms"),
+    };
+    let time = number.parse::<u64>()?.saturating_mul(factor);
+    let name = format!("spin_{duration}");
+    let text = format!(
+        ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry {name}()\n{{\n\
+         .reg .u64 %begin, %now, %past;\n.reg .pred %more;\n\
+         mov.u64 %begin, %globaltimer;\n\
+         again:\nmov.u64 %now, %globaltimer;\nsub.u64 %past, %now, %begin;\n\
+         setp.lt.u64 %more, %past, {time};\n@%more bra again;\nret;\n}}\n"
+    );
+    Ok((CString::new(name)?, CString::new(text)?))
+}

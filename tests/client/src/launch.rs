@@ -1,0 +1,128 @@
+//! Keeping a GPU busy: kernels of one duration, launched in one way, as fast as the driver takes them.
+
+use std::env;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+
+use crate::driver::{Driver, Kernel, SONAME, done};
+
+/// How a kernel is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Way {
+    /// cuLaunchKernel
+    Plain,
+    /// cuLaunchKernelEx
+    Ex,
+    /// cuLaunchCooperativeKernel
+    Cooperative,
+    /// cuGraphLaunch of four nodes
+    Graph,
+}
+
+/// Kernels of a graph.
+const NODES: u32 = 4;
+
+/// What to launch.
+#[derive(clap::Args)]
+pub struct Launch {
+    /// What a kernel lasts, such as 100us, 1ms or 10ms
+    #[arg(default_value = "1ms")]
+    kernel: String,
+    #[arg(long, value_enum, default_value_t = Way::Plain)]
+    way: Way,
+    /// Blocks of one warp
+    #[arg(long, default_value_t = 1)]
+    grid: u32,
+    /// Seconds
+    #[arg(long, default_value_t = 11.0)]
+    seconds: f64,
+    /// Synchronise after this many launches; 0 = never
+    #[arg(long, default_value_t = 0)]
+    every: u32,
+    /// Milliseconds of pause after each synchronisation
+    #[arg(long, default_value_t = 0)]
+    pause: u64,
+    /// Milliseconds before the first launch
+    #[arg(long, default_value_t = 0)]
+    after: u64,
+    /// Processes that do so at once
+    #[arg(long, default_value_t = 1)]
+    processes: u32,
+}
+
+impl Launch {
+    /// Prints `kernels COUNT` for each process: kernels launched.
+    ///
+    /// # Errors
+    /// When the driver refuses a launch.
+    pub fn run(&self) -> Result<()> {
+        if self.processes < 2 {
+            return self.alone();
+        }
+        let children = (0..self.processes).map(|number| self.child(number).spawn());
+        let children = children.collect::<std::io::Result<Vec<_>>>()?;
+        for mut child in children {
+            let status = child.wait()?;
+            if !status.success() {
+                bail!("a process ended with {status}");
+            }
+        }
+        Ok(())
+    }
+
+    /// One of several; they do not start in step, which no programs do.
+    fn child(&self, number: u32) -> Command {
+        let mut command = Command::new(env::current_exe().unwrap_or_default());
+        let way = self.way.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        command.args(["launch", &self.kernel, "--way", &way]);
+        for (name, value) in [("--grid", self.grid), ("--every", self.every)] {
+            command.args([name, &value.to_string()]);
+        }
+        command.args(["--seconds", &self.seconds.to_string(), "--pause", &self.pause.to_string()]);
+        command.args(["--after", &(self.after + 7 * u64::from(number)).to_string()]);
+        command
+    }
+
+    fn alone(&self) -> Result<()> {
+        let driver = Driver::start(SONAME)?;
+        let kernel = Kernel::spinning(&driver, &self.kernel)?;
+        let stream = driver.stream()?;
+        let nodes = if self.way == Way::Graph { NODES } else { 1 };
+        let graph = if self.way == Way::Graph { kernel.graph(&driver, self.grid, NODES)? } else { 0 };
+        std::thread::sleep(Duration::from_millis(self.after));
+        let end = Instant::now() + Duration::from_secs_f64(self.seconds);
+        let mut launches = 0_u64;
+        while Instant::now() < end {
+            self.launch(&driver, kernel, graph, stream)?;
+            launches += 1;
+            if self.every > 0 && launches.is_multiple_of(u64::from(self.every)) {
+                done((driver.stream_synchronize)(stream), "cuStreamSynchronize")?;
+                std::thread::sleep(Duration::from_millis(self.pause));
+            }
+        }
+        println!("kernels {}", launches * u64::from(nodes));
+        // What is still queued ends with the process.
+        Ok(())
+    }
+
+    fn launch(&self, driver: &Driver, kernel: Kernel, graph: usize, stream: usize) -> Result<()> {
+        let (function, grid) = (kernel.handle(), self.grid);
+        match self.way {
+            Way::Plain => {
+                done((driver.launch)(function, grid, 1, 1, 32, 1, 1, 0, stream, 0, 0), "cuLaunchKernel")
+            }
+            Way::Ex => {
+                let configuration = Kernel::configuration(grid, stream);
+                done((driver.launch_ex)(&configuration, function, 0, 0), "cuLaunchKernelEx")
+            }
+            Way::Cooperative => {
+                let launch = driver.launch_cooperative;
+                done(launch(function, grid, 1, 1, 32, 1, 1, 0, stream, 0), "cuLaunchCooperativeKernel")
+            }
+            Way::Graph => done((driver.graph_launch)(graph, stream), "cuGraphLaunch"),
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! `gpushare-tests-client`: a program that uses the CUDA driver in one way per verb, for benchmarks and for tests on real
+//! GPUs. It knows nothing of gpushare; it opens libcuda by name as programs do, and prints figures, one line each.
+//!
+//! It is the same program on a simulated and on a real GPU: its kernels spin for as long as their names say, which is
+//! also what the simulated GPU goes by.
+
+mod cost;
+mod driver;
+mod fill;
+mod launch;
+mod library;
+mod survive;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+// The unwinder comes from the static library, so that the program runs where only glibc is.
+#[link(name = "gcc_eh", kind = "static", modifiers = "+whole-archive,-bundle")]
+unsafe extern "C" {}
+
+#[derive(Parser)]
+#[command(name = "gpushare-tests-client", version, about = "One way of using a GPU per verb")]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Time calls in rounds; one line a round, picoseconds a call
+    Cost(cost::Cost),
+    /// Allocate until refused, in one or several processes at once
+    Fill(fill::Fill),
+    /// Keep the GPU busy with kernels
+    Launch(launch::Launch),
+    /// Kill processes at random moments and time the calls of those that live on
+    Survive(survive::Survive),
+}
+
+fn main() -> ExitCode {
+    let result: Result<()> = match Arguments::parse().verb {
+        Verb::Cost(cost) => cost.run(),
+        Verb::Fill(fill) => fill.run(),
+        Verb::Launch(launch) => launch.run(),
+        Verb::Survive(survive) => survive.run(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gpushare-tests-client: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
