@@ -38,6 +38,12 @@ impl Bundle {
         Self::of(image::with_probe)
     }
 
+    /// A bundle whose image has the simulator's CUDA client and the one that launches kernels.
+    #[must_use]
+    pub fn with_client() -> Self {
+        Self::of(image::with_client)
+    }
+
     /// A bundle whose root is this machine's own, below an overlay: its whole user land without a copy, and nothing that the
     /// container writes is left. The checkout is there, read-only; `/tmp` is empty.
     ///

@@ -46,6 +46,16 @@ pub fn with_probe(root: &Path) {
     }
 }
 
+/// Adds to [`with_probe`] `/bin/gpushare-tests-client`, which launches kernels.
+pub fn with_client(root: &Path) {
+    with_probe(root);
+    let client = artifacts::client();
+    copy(&client, &root.join("usr/bin/gpushare-tests-client"));
+    for library in libraries_of(&client) {
+        copy(&library, &container_path(root, &library));
+    }
+}
+
 /// Everything that `program` is linked with, and what else of the C library the driver's files are linked with.
 fn libraries_of(program: &Path) -> BTreeSet<PathBuf> {
     let listing = command::run(Command::new("ldd").arg(program)).expect_success("ldd").stdout;

@@ -10,6 +10,7 @@ pub mod command;
 pub mod docker;
 pub mod image;
 pub mod leases;
+pub mod meter;
 pub mod needs;
 pub mod node;
 pub mod probe;
