@@ -32,6 +32,7 @@ placed() {
 for snippet in docker-daemon.json containerd.toml runtimeclass.yaml; do
     placed "$snippet" share/gpushare
 done
+placed gpushare-meter.service lib/systemd/system
 placed gpushare-sweep.service lib/systemd/system
 placed gpushare-sweep.timer lib/systemd/system
 

@@ -23,8 +23,8 @@ for program in gpushare gpushare-runtime gpushare-hook gpushare-simulator; do
     rm -f "$root/bin/$program"
 done
 rm -rf "$root/lib/gpushare" "$root/lib/gpushare-simulator" "$root/share/gpushare" "$root/share/doc/gpushare"
-rm -f "$root/lib/tmpfiles.d/gpushare.conf" "$root/lib/systemd/system/gpushare-sweep.service" \
-    "$root/lib/systemd/system/gpushare-sweep.timer"
+rm -f "$root/lib/tmpfiles.d/gpushare.conf" "$root/lib/systemd/system/gpushare-meter.service" \
+    "$root/lib/systemd/system/gpushare-sweep.service" "$root/lib/systemd/system/gpushare-sweep.timer"
 rmdir "$destdir/etc/gpushare/gpushare.toml.d" "$destdir/etc/gpushare" "$root/lib/systemd/system" "$root/lib/systemd" \
     "$root/lib/tmpfiles.d" "$root/share/doc" 2>/dev/null || true
 [ -n "$destdir" ] || rm -rf /run/gpushare 2>/dev/null || true
