@@ -5,10 +5,10 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 use gpushare_config::Config;
-use gpushare_inject::one_line;
+use gpushare_inject::{Region, one_line};
 use gpushare_inventory::{DeviceMemory, Node};
-use gpushare_quota::{Lease, StateFolder, Store};
-use gpushare_request::ComputePolicy;
+use gpushare_quota::{Lease, LeaseState, StateFolder, Store};
+use gpushare_request::{ComputePolicy, Mode};
 use serde_json::json;
 
 use crate::leases::short;
@@ -188,6 +188,7 @@ fn quota(config: &Config) -> Vec<Finding> {
                 ),
             });
             findings.push(meter(state.path(), &leases));
+            findings.extend(hidden(state.path(), &leases));
             findings.extend(unbooked(state.path(), &leases));
         }
     }
@@ -211,6 +212,20 @@ fn meter(state: &Path, leases: &[Lease]) -> Finding {
             ),
         ),
     }
+}
+
+/// Regions are mounts: those that an engine makes in a mount namespace of its own are not here.
+fn hidden(state: &Path, leases: &[Lease]) -> Option<Finding> {
+    let lives = |lease: &&Lease| {
+        lease.mode == Mode::Share && lease.state == LeaseState::Active && !lease.holder.is_gone()
+    };
+    let hidden = |lease: &&Lease| Region::of(state, lease.id).measured().is_err();
+    let count = leases.iter().filter(lives).filter(hidden).count();
+    let text = format!(
+        "the limits of {count} container(s) are not to be seen from here, so they are neither measured nor changed: the engine \
+         that made them runs in a mount namespace of its own (systemd's PrivateMounts, MountFlags, ProtectSystem, …)"
+    );
+    (count > 0).then(|| warning("regions", text))
 }
 
 fn unbooked(state: &Path, leases: &[Lease]) -> Vec<Finding> {

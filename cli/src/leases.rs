@@ -4,11 +4,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
 use gpushare_config::Config;
-use gpushare_inject::Region;
+use gpushare_inject::{Region, one_line};
 use gpushare_quota::{Lease, ReleaseReason, Store};
+use gpushare_request::Mode;
 use serde_json::{Value, json};
 
-use crate::{node, table};
+use crate::{meter, node, table};
 
 /// Prints past leases.
 pub fn history(as_json: bool) -> Result<()> {
@@ -41,14 +42,25 @@ pub fn history(as_json: bool) -> Result<()> {
     Ok(table::print(["CONTAINER", "SHARE", "HELD", "ENDED AGO", "REASON"], rows)?)
 }
 
-/// Releases what nobody holds any more, and takes away region folders without a lease.
+/// Releases what nobody holds any more, takes away region folders without a lease, and mends limits files that differ from
+/// their leases.
 pub fn sweep(as_json: bool) -> Result<()> {
     let (state, store) = node::store(&Config::load()?)?;
     let swept = store.sweep()?;
     let regions = Region::existing(state.path());
-    let living: Vec<i64> = store.leases()?.iter().map(|lease| lease.id).collect();
-    for id in regions.into_iter().filter(|id| !living.contains(id)) {
+    let living = store.leases()?;
+    for id in regions.into_iter().filter(|id| !living.iter().any(|lease| lease.id == *id)) {
         Region::of(state.path(), id).remove();
+    }
+    for lease in living.iter().filter(|lease| lease.mode == Mode::Share) {
+        let container = short(&lease.key.container);
+        match meter::mend(&store, &Region::of(state.path(), lease.id), lease) {
+            Ok(false) => {}
+            Ok(true) => {
+                eprintln!("gpushare: the limits file of {container} differed from its lease: rewritten")
+            }
+            Err(error) => eprintln!("gpushare: the limits file of {container}: {}", one_line(error.as_ref())),
+        }
     }
     if as_json {
         let list = swept.iter().map(|lease| json!({"root": lease.key.root, "id": lease.key.container}));

@@ -25,6 +25,7 @@ use gpushare_request::Mode;
 use nvml_wrapper::Nvml;
 use tracing::level_filters::LevelFilter;
 
+pub use audit::mend;
 pub use lock::is_running;
 
 use crate::node;

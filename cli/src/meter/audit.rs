@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use anyhow::Result;
 use gpushare_inject::Region;
 use gpushare_inventory::DeviceMemory;
 use gpushare_quota::{Lease, Store};
@@ -21,26 +22,6 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// Makes a living limits file say what the store says. Compared again while nobody else can change either.
-    pub fn mend(&self, store: &Store, region: &Region, lease: &Lease) {
-        if region.grants_are(lease).unwrap_or(true) {
-            return;
-        }
-        let mended = store.settle(lease.id, &lease.key, |lease| match region.grants_are(lease) {
-            Ok(false) => region.set_grants(lease).map(|()| true),
-            other => other.map(|_| false),
-        });
-        match mended {
-            Ok(Some(Ok(true))) => {
-                let container = &lease.key.container;
-                tracing::warn!(%container, "limits file differed from the lease (changed from inside?): rewritten");
-            }
-            Ok(Some(Err(error))) => tracing::warn!(container = %lease.key.container, %error, "limits file"),
-            Ok(_) => {}
-            Err(error) => tracing::warn!(%error, "quota store"),
-        }
-    }
-
     /// Compares the driver's figures of one line with the container's books, and returns the bytes that these do not
     /// explain, once they have been seen often enough.
     pub fn compare(
@@ -78,6 +59,23 @@ impl Audit {
         self.unbooked.retain(|(lease, _), _| living(*lease));
         self.damaged.retain(|lease, ()| living(*lease));
     }
+}
+
+/// Makes a living limits file say what the store says, and returns whether it had to. Compared again while nobody else
+/// can change either.
+///
+/// # Errors
+/// When the store fails, or the file cannot be written.
+pub fn mend(store: &Store, region: &Region, lease: &Lease) -> Result<bool> {
+    // A container that is being created or has ended has no file to compare.
+    if region.grants_are(lease).unwrap_or(true) {
+        return Ok(false);
+    }
+    let mended = store.settle(lease.id, &lease.key, |lease| match region.grants_are(lease) {
+        Ok(false) => region.set_grants(lease).map(|()| true),
+        other => other.map(|_| false),
+    })?;
+    Ok(mended.transpose()?.unwrap_or(false))
 }
 
 /// What the driver counts of a container on one GPU.

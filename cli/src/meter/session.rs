@@ -7,14 +7,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
 use gpushare_config::Config;
-use gpushare_inject::{Region, UsageError};
+use gpushare_inject::{Region, UsageError, one_line};
 use gpushare_inventory::{DeviceMemory, GpuUuid};
 use gpushare_quota::{Lease, Store};
 use gpushare_region::Measurement;
 use nvml_wrapper::Nvml;
 
 use super::account::Account;
-use super::audit::{Audit, Held};
+use super::audit::{Audit, Held, mend};
 use super::driver::Gpu;
 use super::owner::Owners;
 use super::shares;
@@ -169,7 +169,16 @@ impl<'a> Session<'a> {
         self.looked = Some(Instant::now());
         self.owners.forget();
         for lease in &self.leases {
-            self.audit.mend(self.store, &Region::of(self.state, lease.id), lease);
+            let container = &lease.key.container;
+            match mend(self.store, &Region::of(self.state, lease.id), lease) {
+                Ok(false) => {}
+                Ok(true) => {
+                    tracing::warn!(%container, "limits file differed from the lease (changed from inside?): rewritten")
+                }
+                Err(error) => {
+                    tracing::warn!(%container, error = %one_line(error.as_ref()), "limits file not mended")
+                }
+            }
         }
         for metered in self.gpus.values_mut() {
             let Some(memory) = metered.gpu.memory() else { continue };

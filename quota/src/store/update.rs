@@ -30,7 +30,10 @@ pub enum UpdateError {
     #[error("container {0} holds whole GPUs, which have no limits to change")]
     Exclusive(LeaseKey),
     /// The container's file could not be written.
-    #[error("cannot write the limits of container {key}; its share is as it was")]
+    #[error(
+        "cannot write the limits of container {key}; its share is as it was (an engine in a mount namespace of its own hides \
+         them: `gpushare doctor`)"
+    )]
     Limits {
         /// Whose.
         key: LeaseKey,
