@@ -9,7 +9,7 @@ VERSION := $(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\
 SHIMS := gpushare-intercept-cuda gpushare-intercept-nvml
 SIMULATOR := gpushare-simulator gpushare-simulator-cuda gpushare-simulator-nvml
 
-.PHONY: all build demo test bench check miri packages clients install uninstall dist clean
+.PHONY: all build demo test bench check miri fuzz packages clients install uninstall dist clean
 
 all: build
 
@@ -41,6 +41,7 @@ demo: packages build
 	target/release/gpushare demo $$(test ! -x $(NVIDIA_SMI) || echo --nvidia-smi $(NVIDIA_SMI))
 
 test: packages clients build
+	$(CARGO) build --release --locked -p gpushare-tests-client
 	tests/run.sh
 
 # Static like what it measures. FILTER selects a section by a part of its name.
@@ -61,6 +62,20 @@ miri:
 	rustup component add miri rust-src
 	$(CARGO) miri test --locked -p gpushare-region
 	$(CARGO) miri test --locked -p gpushare-intercept --lib
+
+# What the host reads of a container, by libFuzzer: SECONDS for each target. Needs a C++ compiler and the nightly compiler,
+# for its coverage and address sanitisers; cargo-fuzz is not needed, but knows the same folder.
+SECONDS  ?= 600
+COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares -Zsanitizer=address --cfg fuzzing
+fuzz:
+	cd region/fuzz && RUSTFLAGS="$(COVERAGE)" $(CARGO) +nightly build --release --locked --target $(TARGET)
+	for target in usage limits; do \
+	    mkdir -p region/fuzz/corpus/$$target && \
+	    region/fuzz/target/$(TARGET)/release/$$target -max_total_time=$(SECONDS) -max_len=65536 \
+	        -artifact_prefix=region/fuzz/ region/fuzz/corpus/$$target || exit 1; \
+	done
 
 install:
 	packaging/install.sh "$(DESTDIR)" "$(PREFIX)"
