@@ -7,6 +7,7 @@
 
 mod capability;
 mod driver;
+pub mod elf;
 mod memory;
 mod node;
 mod proc;

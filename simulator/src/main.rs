@@ -4,7 +4,6 @@ mod change;
 mod library;
 mod node;
 mod probe;
-mod stamp;
 mod watch;
 
 use std::path::PathBuf;

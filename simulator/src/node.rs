@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, bail};
+use gpushare_inventory::elf;
 use gpushare_simulator::session::pid_namespace;
 use gpushare_simulator::state::{Gpu, State};
 use gpushare_simulator::{clock, model};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
-use crate::{Create, Device, Nvml, Pids, Rounding, stamp};
+use crate::{Create, Device, Nvml, Pids, Rounding};
 
 const UVM_MAJOR: u64 = 511;
 /// Exported names by the driver's CUDA version.
@@ -159,10 +160,12 @@ fn install(dir: &Path, create: &Create, libraries: &Libraries, cuda: u32) -> Res
     }
     for (stem, library, names) in parts {
         let real = format!("{stem}.{}", create.driver);
-        let mut elf = fs::read(library)?;
+        let mut library = fs::read(library)?;
         let newer = newer_names(names, cuda);
-        stamp::remove(&mut elf, |name| newer.binary_search(&name).is_ok())?;
-        fs::write(folder.join(&real), elf)?;
+        elf::undefine(&mut library, |name| {
+            newer.binary_search_by(|newer| newer.as_bytes().cmp(name)).is_ok()
+        })?;
+        fs::write(folder.join(&real), library)?;
         fs::set_permissions(folder.join(&real), Permissions::from_mode(0o755))?;
         symlink(&real, folder.join(format!("{stem}.1")))?;
         symlink(format!("{stem}.1"), folder.join(stem))?;
