@@ -27,6 +27,6 @@ rm -f "$root/lib/tmpfiles.d/gpushare.conf" "$root/lib/systemd/system/gpushare-me
     "$root/lib/systemd/system/gpushare-sweep.service" "$root/lib/systemd/system/gpushare-sweep.timer"
 rmdir "$destdir/etc/gpushare/gpushare.toml.d" "$destdir/etc/gpushare" "$root/lib/systemd/system" "$root/lib/systemd" \
     "$root/lib/tmpfiles.d" "$root/share/doc" 2>/dev/null || true
-[ -n "$destdir" ] || rm -rf /run/gpushare 2>/dev/null || true
+[ -n "$destdir" ] || rm -rf /run/gpushare /var/cache/gpushare 2>/dev/null || true
 [ ! -e "$settings" ] || echo "kept $settings: it was changed"
 [ -n "$destdir" ] || echo "take the runtime \"gpushare\" out of the engines' settings as well (/etc/docker/daemon.json)"

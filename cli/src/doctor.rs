@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::leases::short;
 use crate::ps::Seen;
-use crate::{meter, node, table};
+use crate::{inventory, meter, node, table};
 
 /// How a check ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -150,6 +150,10 @@ fn driver(config: &Config) -> Vec<Finding> {
             Err(error) => failure("library", one_line(&error)),
         });
     }
+    findings.push(match inventory::fit(config, &node) {
+        Ok(()) => ok("fitted libraries", config.paths.cache.display().to_string()),
+        Err(error) => failure("fitted libraries", one_line(error.as_ref())),
+    });
     if node.uvm.is_none() {
         findings
             .push(failure("device nodes", "no /dev/nvidia-uvm, which CUDA needs: nvidia-modprobe -c 0 -u"));

@@ -1,7 +1,9 @@
-//! `gpushare inventory refresh`: the one place that loads NVML, once per boot, driver version and set of GPUs.
+//! `gpushare inventory refresh`: the one place that loads NVML, once per boot, driver version and set of GPUs, and that
+//! fits our libraries to the driver.
 
 use anyhow::{Context, Result};
-use gpushare_config::Config;
+use gpushare_config::{Config, Paths};
+use gpushare_inject::Fitted;
 use gpushare_inventory::{GpuTotals, Node, Totals, boot_id};
 use gpushare_quota::StateFolder;
 use nvml_wrapper::Nvml;
@@ -11,7 +13,15 @@ pub fn refresh() -> Result<()> {
     let config = Config::load()?;
     let state = StateFolder::open(&config.paths.state)?;
     let node = Node::open(&config.roots)?;
+    fit(&config, &node)?;
     ask(&node, &state).map(drop)
+}
+
+/// Makes the copies of our libraries that containers of this node get, where they are missing.
+pub fn fit(config: &Config, node: &Node) -> Result<()> {
+    let Paths { cache, libraries, .. } = &config.paths;
+    let fitted = Fitted { cache, libraries, driver: &node.driver };
+    if fitted.is_complete() { Ok(()) } else { Ok(fitted.refresh()?) }
 }
 
 /// What NVML says of the GPUs of `node`; kept for the runtime.

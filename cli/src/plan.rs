@@ -11,7 +11,7 @@ use gpushare_quota::{Grant, Holder, Lease, LeaseKey, LeaseState};
 use gpushare_request::{Container, Request};
 use serde_json::{Value, json};
 
-use crate::{node, table};
+use crate::{inventory, node, table};
 
 /// Prints what the bundle asks for, what it would be granted now and what would change in its config.json. Neither
 /// the bundle nor the store is changed.
@@ -24,11 +24,13 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     };
     let (state, store) = node::store(&config)?;
     let node = node::inventory(&config, &state)?;
+    inventory::fit(&config, &node)?;
     let lease = lease(&request, store.preview(&request, &node.gpus, &config.quota)?)?;
     let root = bundle.root(&json);
     let programs = Programs {
         hook: &config.paths.hook,
         libraries: &config.paths.libraries,
+        cache: &config.paths.cache,
         state: state.path(),
         extra_mounts: &config.mounts,
     };

@@ -95,6 +95,7 @@ struct NodeSection {
 #[serde(default, deny_unknown_fields)]
 struct PathsSection {
     state: PathBuf,
+    cache: PathBuf,
     hook: PathBuf,
     cli: PathBuf,
     libraries: PathBuf,
@@ -251,6 +252,7 @@ impl File {
             },
             paths: Paths {
                 state: absolute("paths.state")(self.paths.state)?,
+                cache: absolute("paths.cache")(self.paths.cache)?,
                 hook: absolute("paths.hook")(beside(self.paths.hook, base.join("gpushare-hook")))?,
                 cli: absolute("paths.cli")(beside(self.paths.cli, base.join("gpushare")))?,
                 libraries: absolute("paths.libraries")(beside(self.paths.libraries, libraries(base)))?,
@@ -377,6 +379,7 @@ mod tests {
         let config = load(&[]).unwrap();
         assert_eq!(config.roots, Roots::default());
         assert_eq!(config.paths.state, Path::new("/run/gpushare"));
+        assert_eq!(config.paths.cache, Path::new("/var/cache/gpushare"));
         assert_eq!(config.paths.hook, Path::new("/opt/gpushare/bin/gpushare-hook"));
         assert_eq!(config.paths.libraries, Path::new("/opt/gpushare/lib/gpushare"));
         assert_eq!(config.request, Policy::default());

@@ -45,6 +45,8 @@ pub struct Config {
 pub struct Paths {
     /// The state folder.
     pub state: PathBuf,
+    /// The folder of the injected libraries' copies for this driver.
+    pub cache: PathBuf,
     /// The hook's binary.
     pub hook: PathBuf,
     /// The CLI's binary.

@@ -7,6 +7,7 @@
 
 mod bundle;
 mod edit;
+mod fitted;
 mod image;
 mod message;
 mod plan;
@@ -14,6 +15,7 @@ mod region;
 
 pub use bundle::{Bundle, BundleError};
 pub use edit::{EditError, is_privileged};
+pub use fitted::{FitError, Fitted};
 pub use image::{Image, ImageError};
 pub use message::one_line;
 pub use plan::{ExtraMount, Plan, PlanError, Programs};

@@ -15,6 +15,7 @@ use oci_spec::runtime::{
 };
 use serde::Serialize;
 
+use crate::fitted;
 use crate::image::Image;
 use crate::region::Region;
 
@@ -44,6 +45,8 @@ pub struct Programs<'a> {
     pub hook: &'a Path,
     /// The folder with the interception libraries.
     pub libraries: &'a Path,
+    /// The folder with their copies for this driver.
+    pub cache: &'a Path,
     /// The state folder.
     pub state: &'a Path,
     /// The administrator's own mounts.
@@ -74,6 +77,12 @@ pub enum PlanError {
         path: PathBuf,
         /// The setting that names its folder.
         key: &'static str,
+    },
+    /// Our library was not fitted to this driver.
+    #[error("{path} is not fitted to this node's driver; run `gpushare inventory refresh`")]
+    NotFitted {
+        /// Our library as it was built.
+        path: PathBuf,
     },
     /// A file of ours that somebody else could change: root would run it, or every container would.
     #[error(
@@ -198,8 +207,8 @@ fn interception(
         if !request.capabilities.has(capability) {
             continue;
         }
-        let ours = installed(programs.libraries.join(format!("{stem}.so.1")), "libraries")?;
         let real = real_library(node, capability)?;
+        let ours = fitted_library(programs, stem, &real)?;
         mounts.push(read_only(&real, Path::new(private))?);
         for name in names(stem) {
             mounts.push(read_only(&ours, &image.library_folder.join(name))?);
@@ -210,6 +219,16 @@ fn interception(
     mounts.push(bind(&region.limits(), &c_path(inner::LIMITS), &["ro", "nosuid", "nodev", "noexec"])?);
     mounts.push(bind(&region.usage(), &c_path(inner::USAGE), &["rw", "nosuid", "nodev", "noexec"])?);
     Ok(mounts)
+}
+
+/// Our library, as it was made for the driver's file `real`.
+fn fitted_library(programs: &Programs, stem: &str, real: &Path) -> Result<PathBuf, PlanError> {
+    let ours = installed(programs.libraries.join(format!("{stem}.so.1")), "libraries")?;
+    let copy = fitted::copy_of(programs.cache, &ours, real).ok().filter(|copy| copy.is_file());
+    match copy {
+        Some(copy) => installed(copy, "cache"),
+        None => Err(PlanError::NotFitted { path: ours }),
+    }
 }
 
 /// `file` over each copy of the library that the image brings along, wherever its loader may look first.

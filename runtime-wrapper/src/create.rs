@@ -69,6 +69,7 @@ fn prepare(
     let programs = Programs {
         hook: &config.paths.hook,
         libraries: &config.paths.libraries,
+        cache: &config.paths.cache,
         state,
         extra_mounts: &config.mounts,
     };

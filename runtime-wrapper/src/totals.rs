@@ -1,4 +1,5 @@
-//! GPU memory sizes: from the cache, else from NVML through the CLI, which is linked so that it can load it.
+//! What a creation only looks up, and the CLI prepares: GPU memory sizes, which NVML tells and a static program cannot
+//! ask, and our libraries' copies for the driver.
 
 use std::io::Read;
 use std::path::Path;
@@ -7,23 +8,26 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use gpushare_config::{Config, ENVIRONMENT};
+use gpushare_config::{Config, ENVIRONMENT, Paths};
+use gpushare_inject::Fitted;
 use gpushare_inventory::{Node, Totals, boot_id};
 
 /// NVML can take seconds without persistence mode; the engine hangs as long.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The node with its GPUs' sizes. A cache of another boot, driver or set of GPUs is renewed first.
+/// The node with its GPUs' sizes. What is of another boot, driver or set of GPUs is renewed first.
 pub fn known(node: Node, state: &Path, config: &Config) -> Result<Node> {
     let boot = boot_id()?;
     let fitting = || {
         let totals = Totals::load(&Totals::path(state));
         totals.filter(|totals| totals.fits(&boot, &node.driver.version, &node.gpus))
     };
-    if let Some(totals) = fitting() {
+    let Paths { cache, libraries, cli, .. } = &config.paths;
+    let is_fitted = Fitted { cache, libraries, driver: &node.driver }.is_complete();
+    if let Some(totals) = fitting().filter(|_| is_fitted) {
         return Ok(node.with_totals(&totals));
     }
-    refresh(&config.paths.cli).context("cannot learn the GPUs' memory sizes from NVML")?;
+    refresh(cli).context("cannot take stock of the node")?;
     let totals =
         fitting().context("NVML and /proc/driver/nvidia name different GPUs; see `gpushare doctor`")?;
     Ok(node.with_totals(&totals))

@@ -1,0 +1,172 @@
+//! Our libraries fitted to this node's driver: copies in the cache folder that lack what the driver lacks, and that
+//! programs can be linked with like with the driver's own (see [`gpushare_inventory::elf`]).
+//!
+//! The name of a copy tells which two files it was made of, so a creation only looks whether it is there. It is made by
+//! `gpushare inventory refresh`, and outlives the boot.
+
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use gpushare_inventory::Driver;
+use gpushare_inventory::elf::{self, ElfError};
+use nix::sys::statvfs::{FsFlags, statvfs};
+
+/// Begins the name of every file that we keep in the cache folder.
+const PREFIX: &str = "fitted-";
+
+/// Why our libraries could not be fitted.
+#[derive(Debug, thiserror::Error)]
+pub enum FitError {
+    /// The cache folder or a file in it.
+    #[error("cannot make {path}; see paths.cache")]
+    Io {
+        /// The folder or file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Somebody else could change what containers run.
+    #[error("the cache folder {path} must belong to root and be writable by nobody else (paths.cache)")]
+    Untrusted {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// No library could be loaded from there.
+    #[error("the cache folder {path} is on a file system that is mounted noexec; set paths.cache")]
+    NoExec {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A library that nobody can link.
+    #[error("cannot fit {ours} to {driver}")]
+    Elf {
+        /// Ours.
+        ours: PathBuf,
+        /// The driver's.
+        driver: PathBuf,
+        /// What is wrong with one of them.
+        source: ElfError,
+    },
+}
+
+/// The fitted copies that a node needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Fitted<'a> {
+    /// The folder with the copies.
+    pub cache: &'a Path,
+    /// The folder with our libraries as they were built.
+    pub libraries: &'a Path,
+    /// The driver that they are for.
+    pub driver: &'a Driver,
+}
+
+/// One copy, made or not.
+struct Copy {
+    ours: PathBuf,
+    driver: PathBuf,
+    path: PathBuf,
+}
+
+impl Fitted<'_> {
+    /// Whether every copy is there that could be made.
+    pub fn is_complete(&self) -> bool {
+        self.copies().iter().all(|copy| copy.path.is_file())
+    }
+
+    /// Makes the copies that are missing, and takes those of former drivers away. A container that runs keeps its own.
+    ///
+    /// # Errors
+    /// When the cache folder cannot be used, or a library is no library.
+    pub fn refresh(&self) -> Result<(), FitError> {
+        let folder = self.folder()?;
+        // Two at once would take away each other's unfinished files.
+        folder.lock().map_err(|source| FitError::Io { path: self.cache.into(), source })?;
+        let copies = self.copies();
+        for copy in copies.iter().filter(|copy| !copy.path.is_file()) {
+            copy.make()?;
+        }
+        for entry in fs::read_dir(self.cache).into_iter().flatten().filter_map(Result::ok) {
+            let ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
+            if ours && copies.iter().all(|copy| copy.path != entry.path()) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        Ok(())
+    }
+
+    /// What is not installed needs no copy: a container that asks for it learns that in better words.
+    fn copies(&self) -> Vec<Copy> {
+        let both =
+            [("libcuda.so.1", self.driver.libcuda()), ("libnvidia-ml.so.1", self.driver.libnvidia_ml())];
+        let copy = |(soname, driver)| {
+            let ours = self.libraries.join(soname);
+            let driver: PathBuf = Result::ok(driver)?;
+            let path = copy_of(self.cache, &ours, &driver).ok()?;
+            Some(Copy { ours, driver, path })
+        };
+        both.into_iter().filter_map(copy).collect()
+    }
+
+    /// The cache folder, made if need be.
+    fn folder(&self) -> Result<File, FitError> {
+        let path = || self.cache.to_path_buf();
+        let io = |source| FitError::Io { path: path(), source };
+        DirBuilder::new().recursive(true).mode(0o755).create(self.cache).map_err(io)?;
+        let folder = File::open(self.cache).map_err(io)?;
+        let metadata = folder.metadata().map_err(io)?;
+        if metadata.uid() != 0 || metadata.mode() & 0o022 != 0 {
+            return Err(FitError::Untrusted { path: path() });
+        }
+        let flags = statvfs(self.cache).map_err(|errno| io(errno.into()))?.flags();
+        if flags.contains(FsFlags::ST_NOEXEC) {
+            return Err(FitError::NoExec { path: path() });
+        }
+        Ok(folder)
+    }
+}
+
+/// Where the copy of our library `ours` for the library `driver` lies.
+///
+/// # Errors
+/// When one of the two cannot be looked at.
+pub(crate) fn copy_of(cache: &Path, ours: &Path, driver: &Path) -> io::Result<PathBuf> {
+    let made_of = [identity(&fs::metadata(ours)?), identity(&fs::metadata(driver)?)].join("-");
+    let name = ours.file_name().unwrap_or_default().to_string_lossy();
+    Ok(cache.join(format!("{PREFIX}{made_of}-{name}")))
+}
+
+/// What changes when a file is replaced or written.
+fn identity(file: &Metadata) -> String {
+    let (seconds, nanoseconds) = (file.ctime(), file.ctime_nsec());
+    format!("{:x}.{:x}.{:x}.{seconds:x}.{nanoseconds:x}", file.dev(), file.ino(), file.size())
+}
+
+impl Copy {
+    fn make(&self) -> Result<(), FitError> {
+        let io = |path: &Path| {
+            let path = path.to_path_buf();
+            move |source| FitError::Io { path, source }
+        };
+        let ours = fs::read(&self.ours).map_err(io(&self.ours))?;
+        let driver = fs::read(&self.driver).map_err(io(&self.driver))?;
+        let fitted = elf::fit(&ours, &driver).map_err(|source| FitError::Elf {
+            ours: self.ours.clone(),
+            driver: self.driver.clone(),
+            source,
+        })?;
+        let unfinished = self.path.with_extension("new");
+        let written = write(&unfinished, &fitted).and_then(|()| fs::rename(&unfinished, &self.path));
+        written.map_err(io(&self.path))
+    }
+}
+
+/// On the disk before its name is: an empty library would be found after a power cut.
+fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o644).open(path)?;
+    file.set_permissions(fs::Permissions::from_mode(0o644))?; // whatever the umask
+    file.write_all(bytes)?;
+    file.sync_all()
+}

@@ -1,0 +1,117 @@
+//! Our libraries, fitted to the node's driver: made once, looked up after that, renewed with the driver.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::needs::{Need, met};
+use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::probe::{OUT_OF_MEMORY, Report, SUCCESS};
+use gpushare_tests::runtime::{LowLevel, Runtime};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox];
+
+fn cache(node: &SimulatedNode) -> PathBuf {
+    node.root().join("cache")
+}
+
+fn copies(node: &SimulatedNode) -> BTreeSet<PathBuf> {
+    fs::read_dir(cache(node)).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+/// The driver's file of this name, written again with the same bytes.
+fn replace(file: &Path) {
+    let bytes = fs::read(file).expect("the driver's file can be read");
+    fs::remove_file(file).expect("the driver's file can be removed");
+    fs::write(file, bytes).expect("the driver's file can be written");
+    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).expect("its mode can be set");
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn copies_are_made_once_and_again_for_a_new_driver() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let run = || {
+        let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "8GiB");
+        let report = Report::of(&runtime.run(&bundle), &["9GiB", "7GiB"]);
+        assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS]);
+        copies(&node)
+    };
+    let first = run();
+    assert_eq!(first.len(), 2, "one for each library: {first:?}");
+    let made = |files: &BTreeSet<PathBuf>| -> Vec<_> {
+        files.iter().map(|file| fs::metadata(file).and_then(|file| file.modified()).ok()).collect()
+    };
+    let times = made(&first);
+    assert_eq!((run(), made(&first)), (first.clone(), times), "nothing is made again");
+
+    let version = gpushare_tests::node::driver_version();
+    replace(&node.root().join(format!("driver/usr/lib/x86_64-linux-gnu/libcuda.so.{version}")));
+    let second = run();
+    assert_eq!((second.len(), second.intersection(&first).count()), (2, 1), "{first:?} {second:?}");
+
+    // A copy that somebody else could have changed serves nobody.
+    let copy = second.first().expect("there are two");
+    fs::set_permissions(copy, fs::Permissions::from_mode(0o666)).expect("its mode can be set");
+    let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "8GiB");
+    let refusal = runtime.create(&bundle).expect_err("the copy is anybody's");
+    assert!(refusal.line().contains("writable by nobody else"), "{}", refusal.line());
+}
+
+#[test]
+#[ignore = "needs root and runc: mounts a small tmpfs"]
+fn a_cache_folder_that_cannot_serve_is_named_with_its_setting() {
+    if !met(NEEDS) {
+        return;
+    }
+    type Damage = fn(&Path);
+    let damages: [(&str, Damage); 3] = [
+        ("noexec", |folder| {
+            fs::create_dir(folder).expect("the folder can be made");
+            let flags = MsFlags::MS_NOEXEC;
+            mount(Some("tmpfs"), folder, Some("tmpfs"), flags, Some("mode=755"))
+                .expect("a tmpfs can be mounted");
+        }),
+        ("writable by nobody else", |folder| {
+            fs::create_dir(folder).expect("the folder can be made");
+            fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).expect("its mode can be set");
+        }),
+        ("cannot make", |folder| fs::write(folder, "").expect("a file can be written")),
+    ];
+    for (part, damage) in damages {
+        let node = SimulatedNode::one_gpu();
+        damage(&cache(&node));
+        let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+        let bundle = Bundle::small().env("GPUSHARE_MEMORY", "4GiB");
+        let line = runtime.create(&bundle).map(drop).expect_err(part).line();
+        let _ = umount2(&cache(&node), MntFlags::MNT_DETACH);
+        for part in [part, "paths.cache", bundle.id()] {
+            assert!(line.contains(part), "{part:?} is not in: {line}");
+        }
+    }
+}
+
+/// Many creations on a node that nobody has prepared: each finds whole copies.
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn creations_at_once_make_the_copies_together() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let bundles: Vec<Bundle> = (0..6).map(|_| Bundle::with_probe().env("GPUSHARE_MEMORY", "2GiB")).collect();
+    std::thread::scope(|scope| {
+        for bundle in &bundles {
+            scope.spawn(|| Report::of(&runtime.run(bundle), &["1GiB"]).allocations());
+        }
+    });
+    assert_eq!(copies(&node).len(), 2);
+}
