@@ -1,7 +1,7 @@
 //! Driver libraries that the image carries itself. Its loader may find them before ours, so each gets covered.
 //!
-//! Looked for where a loader looks: the default folders, cuda-compat's, LD_LIBRARY_PATH's and ld.so.conf's. A folder
-//! that only a running program knows of escapes. Everything read here is the image's and is bounded.
+//! Looked for where a loader looks: the default folders, cuda-compat's, LD_LIBRARY_PATH's, ld.so.conf's, and those beside
+//! the programs in PATH. A folder that only a running program knows of escapes. Everything read here is the image's and is bounded.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -34,7 +34,8 @@ const MAX_CONF_BYTES: u64 = 64 << 10;
 pub(super) fn find(root: &Root, json: &Value) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = DEFAULT_FOLDERS.iter().map(PathBuf::from).collect();
     folders.extend(compat(root));
-    folders.extend(search_path(json));
+    folders.extend(variable(json, "LD_LIBRARY_PATH="));
+    folders.extend(variable(json, "PATH=").filter_map(beside_programs));
     folders.extend(conf(root));
     let mut seen = Vec::new();
     let mut copies: Vec<PathBuf> = Vec::new();
@@ -74,14 +75,17 @@ fn compat(root: &Root) -> Vec<PathBuf> {
     toolkits.map(|name| Path::new("/usr/local").join(name).join("compat")).collect()
 }
 
-fn search_path(json: &Value) -> Vec<PathBuf> {
+/// The folders of a variable of the container, whose name ends in `=`.
+fn variable<'a>(json: &'a Value, name: &'a str) -> impl Iterator<Item = PathBuf> + 'a {
     let env = json.pointer("/process/env").and_then(Value::as_array).into_iter().flatten();
-    let values = env.filter_map(Value::as_str).filter_map(|entry| entry.strip_prefix("LD_LIBRARY_PATH="));
-    values
-        .flat_map(|value| value.split([':', ';']))
-        .filter(|path| path.starts_with('/'))
-        .map(PathBuf::from)
-        .collect()
+    let values = env.filter_map(Value::as_str).filter_map(move |entry| entry.strip_prefix(name));
+    let folders = values.flat_map(|value| value.split([':', ';']));
+    folders.filter(|path| path.starts_with('/')).map(PathBuf::from)
+}
+
+/// `X/lib` for `X/bin`: the programs of a conda environment look there before anywhere else (DT_RPATH `$ORIGIN/../lib`).
+fn beside_programs(folder: PathBuf) -> Option<PathBuf> {
+    (folder.file_name()? == "bin").then(|| folder.with_file_name("lib"))
 }
 
 /// The folders of the image's ld.so.conf and of the files in ld.so.conf.d, which every distribution includes.
@@ -136,6 +140,10 @@ mod tests {
         file("usr/local/cuda-12.4/compat/libnvidia-ptxjitcompiler.so.1", "");
         file("usr/local/cuda-12.4/compat/libcudadebugger.so.1", "");
         file("opt/env/libcuda.so", "");
+        file("opt/conda/lib/libcuda.so.1", "");
+        file("opt/conda/lib/stubs/libcuda.so", "");
+        file("opt/tools/libcuda.so.1", "");
+        file("usr/local/nvidia/lib64/libcuda.so.470.82.01", "");
         file("opt/conf/libnvidia-ml.so.1", "");
         file("usr/lib/libcuda.so.1", "");
         file("usr/lib/libcuda.so1", "");
@@ -146,7 +154,9 @@ mod tests {
         symlink("/etc", root.path().join("opt/out")).unwrap();
         nix::unistd::mkfifo(&root.path().join("etc/ld.so.conf.d/y.conf"), nix::sys::stat::Mode::S_IRWXU)
             .unwrap();
-        let json = json!({"process": {"env": ["LD_LIBRARY_PATH=/opt/env:/opt/out:relative:/none"]}});
+        let json = json!({"process": {"env": [
+            "LD_LIBRARY_PATH=/opt/env:/opt/out:relative:/none", "PATH=/opt/conda/bin:/opt/tools:/usr/bin:bin",
+        ]}});
         let mut found = find(&super::super::open_root(root.path()).unwrap(), &json);
         for path in &mut found {
             // Which of the two names of one folder is read first is the file system's choice.
@@ -154,11 +164,13 @@ mod tests {
         }
         found.sort();
         let want = [
+            "/opt/conda/lib/libcuda.so.1",
             "/opt/conf/libnvidia-ml.so.1",
             "/opt/env/libcuda.so",
             "/usr/lib/libcuda.so.1",
             "/usr/local/cuda/compat/libcuda.so.550.54.15",
             "/usr/local/cuda/compat/libnvidia-ptxjitcompiler.so.1",
+            "/usr/local/nvidia/lib64/libcuda.so.470.82.01",
         ];
         assert_eq!(found, want.map(PathBuf::from));
     }
