@@ -9,6 +9,7 @@ mod fake;
 mod families;
 mod graphs;
 mod kills;
+mod loader;
 mod names;
 mod place;
 mod pools;

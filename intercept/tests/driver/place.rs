@@ -2,16 +2,21 @@
 //! two interception libraries, `limits` and `usage`.
 
 use std::env;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
+use gpushare_inventory::elf;
 use gpushare_region::{
     ComputePolicy, DeviceLimits, USAGE_LEN, Usage, empty_usage_header, encode_limits, read_usage,
 };
 
 const INSIDE: &str = "GPUSHARE_TEST_INSIDE";
 const HOME: &str = "/usr/lib/gpushare";
+/// The driver's libraries and ours by the names they are built under.
+const LIBRARIES: [(&str, &str); 2] =
+    [("libcuda.so", "libgpushare_intercept_cuda.so"), ("libnvidia-ml.so", "libgpushare_intercept_nvml.so")];
 const MIB: u64 = 1 << 20;
 
 /// What the container is given.
@@ -45,20 +50,54 @@ pub fn inside(test: &str, share: &Share<'_>) -> bool {
     let node = folder.path().join("node");
     let uuids = make_node(&node, share);
     let home = folder.path().join("home");
-    fill_home(&home, &node, &uuids, share);
+    let driver = node.join("driver/usr/lib/x86_64-linux-gnu");
+    fill_home(&home, &LIBRARIES.map(|(name, _)| driver.join(format!("{name}.1"))), &uuids, share.limits);
+    let mut variables = vec![("GPUSHARE_SIMULATOR", node.join("shared").display().to_string())];
+    variables.extend(share.variables.iter().map(|(name, value)| (*name, (*value).to_owned())));
+    enter(test, &home, "true", variables);
+    false
+}
+
+/// The same over the libraries that `driver` makes in a folder of its own, libcuda first. They see an empty `/dev`: NVIDIA's
+/// own make device nodes. `None` skips the test.
+pub fn inside_over(test: &str, driver: impl FnOnce(&Path) -> Option<[PathBuf; 2]>) -> bool {
+    if env::var_os(INSIDE).is_some() {
+        return true;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let Some(libraries) = driver(folder.path()) else { return false };
+    let home = folder.path().join("home");
+    fill_home(&home, &libraries, &[[7; 16]], &[1344]);
+    enter(test, &home, "mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3", Vec::new());
+    false
+}
+
+/// NVIDIA's own libraries, as `tests/setup/driver-libraries.sh` unpacks them.
+pub fn nvidias_own() -> Option<[PathBuf; 2]> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../.cache/driver-libraries/root/usr/lib/x86_64-linux-gnu/nvidia/current");
+    let files = LIBRARIES.map(|(name, _)| folder.join(format!("{name}.1")));
+    let missing = files.iter().any(|file| !file.exists());
+    assert!(!missing || env::var("CI").is_err(), "no libraries of NVIDIA's in {}", folder.display());
+    if missing {
+        println!("skipped: no libraries of NVIDIA's: run tests/setup/driver-libraries.sh");
+    }
+    (!missing).then_some(files)
+}
+
+/// Runs the test again in a mount namespace of its own, after `prepare`.
+fn enter(test: &str, home: &Path, prepare: &str, variables: Vec<(&str, String)>) {
     let _point = MountPoint::hold();
-    let script = format!("mount --bind {} {HOME} && exec \"$@\"", home.display());
+    let script = format!("{prepare} && mount --bind {} {HOME} && exec \"$@\"", home.display());
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", &script, "sh"]).arg(env::current_exe().unwrap());
     command.args(["--include-ignored", "--exact", test, "--nocapture", "--test-threads=1"]);
-    command.env(INSIDE, "1").env("GPUSHARE_SIMULATOR", node.join("shared"));
-    command.env("LD_LIBRARY_PATH", format!("{HOME}/shim")).envs(share.variables.iter().copied());
+    command.env(INSIDE, "1").env("LD_LIBRARY_PATH", format!("{HOME}/shim")).envs(variables);
     let output = command.stdin(std::process::Stdio::null()).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "inside: {}\n{}", text(&output.stdout), text(&output.stderr));
     assert!(text(&output.stdout).contains("1 passed"), "{}", text(&output.stdout));
     print!("{}", text(&output.stdout));
-    false
 }
 
 /// The mount point on the machine itself, which is to look the same afterwards: a folder that these tests made goes with
@@ -130,17 +169,16 @@ fn uuid(text: &str) -> [u8; 16] {
     u128::from_str_radix(&digits, 16).unwrap().to_be_bytes()
 }
 
-fn fill_home(home: &Path, node: &Path, uuids: &[[u8; 16]], share: &Share<'_>) {
+fn fill_home(home: &Path, driver: &[PathBuf; 2], uuids: &[[u8; 16]], limits: &[u64]) {
     for folder in ["driver", "shim"] {
         std::fs::create_dir_all(home.join(folder)).unwrap();
     }
-    for (soname, shim) in [
-        ("libcuda.so.1", "libgpushare_intercept_cuda.so"),
-        ("libnvidia-ml.so.1", "libgpushare_intercept_nvml.so"),
-    ] {
-        let real = node.join("driver/usr/lib/x86_64-linux-gnu").join(soname);
-        std::fs::copy(real, home.join("driver").join(soname)).unwrap();
-        std::fs::copy(built(shim, "shim"), home.join("shim").join(soname)).unwrap();
+    for ((name, shim), real) in LIBRARIES.iter().zip(driver) {
+        let soname = format!("{name}.1");
+        std::fs::copy(real, home.join("driver").join(&soname)).unwrap();
+        let [ours, real] = [&built(shim, "shim"), real].map(|path| std::fs::read(path).unwrap());
+        std::fs::write(home.join("shim").join(&soname), elf::fit(&ours, &real).unwrap()).unwrap();
+        symlink(soname, home.join("shim").join(name)).unwrap();
     }
     let limit = |(uuid, mib): (&[u8; 16], &u64)| DeviceLimits {
         uuid: *uuid,
@@ -150,7 +188,7 @@ fn fill_home(home: &Path, node: &Path, uuids: &[[u8; 16]], share: &Share<'_>) {
         priority: 5,
         ceiling_percent: 100,
     };
-    let limits: Vec<_> = uuids.iter().zip(share.limits).map(limit).collect();
+    let limits: Vec<_> = uuids.iter().zip(limits).map(limit).collect();
     std::fs::write(home.join("limits"), encode_limits(&limits).unwrap()).unwrap();
     let mut usage = empty_usage_header().to_vec();
     usage.resize(USAGE_LEN, 0);
