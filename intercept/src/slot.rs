@@ -161,6 +161,9 @@ impl Book {
     }
 
     fn life(&self, usage: &UsageFile, slot: usize) -> Life {
+        if owner(usage, slot) == Some(self.me) {
+            return Life::Lives; // another copy of this library in this process, whose byte we cannot test
+        }
         let lock = self.descriptor().map_or(ByteLock::Unknown, |fd| sys::test_byte(fd, lock_byte(slot)));
         if let ByteLock::Held(_) = lock {
             return Life::Lives;

@@ -334,3 +334,18 @@ fn a_function_that_allocates_and_is_on_no_list_is_counted() {
     assert_eq!(call(ask("cuMemAllocOnTheMoon"), &[out(&mut pointer)]), 0, "it is passed on");
     assert_eq!((pointer, books().unhooked), (1, 1));
 }
+
+/// A copy in another namespace has a slot of its own. That the first copy's byte lock cannot be tested from within its process
+/// must not look like a process that is on its way out, for which a refusal waits.
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn two_copies_in_one_process_share_the_limit_and_refuse_at_once() {
+    let name = "loader::two_copies_in_one_process_share_the_limit_and_refuse_at_once";
+    if !inside(name, &Share::default()) {
+        return;
+    }
+    let told = Program::named("two_copies.c").compiled(&[]).run(&[]);
+    let (answers, took) = told.split_once("refused in ").unwrap();
+    assert_eq!(answers, "first 0\nsecond 0 2\n", "two contexts of 320 MiB, 512 and 128 of 1344");
+    assert!(took.trim().parse::<u32>().unwrap() < 5000, "{took} microseconds");
+}
