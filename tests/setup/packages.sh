@@ -14,6 +14,7 @@ busybox-static
 util-linux      /usr/bin/unshare
 mount           /usr/bin/mount /bin/mount
 python3-venv
+curl            /usr/bin/curl
 gcc             /usr/bin/cc
 libc6-dev       /usr/include/stdio.h
 binutils        /usr/bin/readelf

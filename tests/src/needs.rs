@@ -16,6 +16,8 @@ pub enum Need {
     Docker,
     /// A busybox without shared libraries.
     Busybox,
+    /// curl, as a program that has nothing to do with a GPU.
+    Curl,
     /// The virtual environment of `tests/setup/python.sh`.
     Python,
     /// The driver files of `tests/setup/driver-libraries.sh`.
@@ -38,6 +40,7 @@ impl Need {
             Self::Docker => absent(&["/usr/bin/docker"], packages)
                 .or_else(|| absent(&["/usr/bin/containerd"], packages))
                 .or_else(|| absent(crate::docker::DOCKERD, packages)),
+            Self::Curl => absent(&["/usr/bin/curl"], packages),
             Self::Python => (!crate::python::interpreter().exists())
                 .then(|| "no Python environment: run tests/setup/python.sh".to_owned()),
             Self::DriverLibraries => (!crate::artifacts::nvidia_smi().exists())
