@@ -1,7 +1,7 @@
 #!/bin/sh
 # Gates of an interception library: check-symbols.sh LIBRARY. Prints what is wrong and exits 1.
-#   one NEEDED, the driver's private path; no versioned symbol; no thread-local storage; no reachable panic; and no
-#   exported name that is not the driver's.
+#   one NEEDED, the driver's private path; no versioned symbol; no thread-local storage; no reachable panic; no
+#   exported name that is not the driver's; and no relocation against one, which a driver may lack and we with it.
 set -eu
 library=$1
 fail=0
@@ -30,6 +30,10 @@ for name in $(echo "$symbols" | awk '$1 == "UND" { print $2 }'); do
 done
 for name in $(echo "$symbols" | awk '$1 != "UND" { print $2 }'); do
     echo "$name" | grep -qx "$names" || wrong "exports $name"
+done
+relocated=$(readelf -rW "$library" | awk '$1 ~ /^[0-9a-f]+$/ && NF > 5 { print $5 }')
+for name in $(echo "$symbols" | awk '$1 != "UND" { print $2 }'); do
+    echo "$relocated" | grep -qx "$name" && wrong "relocates against its own $name"
 done
 readelf -VW "$library" | grep -q 'No version information' || wrong "has versioned symbols"
 if readelf -lW "$library" | grep -q ' TLS '; then wrong "has thread-local storage"; fi
