@@ -51,13 +51,12 @@ pub fn build(library: &Library<'_>) {
 
 /// One jump per exported name. `#[no_mangle]` would put the names into rustc's own version script.
 fn write_exports(library: &Library<'_>, out: &Path) {
-    let mut text = String::new();
+    let mut text = format!("use gpushare_intercept::{} as library;\n", library.module);
     for name in library.exports {
         text += &format!(
             "core::arch::global_asm!(\".pushsection .text.{name},\\\"ax\\\",@progbits\", \".globl {name}\", \
              \".type {name},@function\", \".p2align 4\", \"{name}:\", \"jmp {{hook}}\", \
-             \".size {name}, . - {name}\", \".popsection\", hook = sym gpushare_intercept::{}::hooks::{name});\n",
-            library.module
+             \".size {name}, . - {name}\", \".popsection\", hook = sym library::hooks::{name});\n"
         );
     }
     fs::write(out.join("exports.rs"), text).expect("OUT_DIR is writable");

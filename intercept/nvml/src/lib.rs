@@ -5,4 +5,5 @@
 #![cfg_attr(shim, no_std)]
 
 #[cfg(shim)]
+#[path = "../../exports.rs"]
 mod exports;

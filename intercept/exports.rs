@@ -1,10 +1,12 @@
-//! The exported names, the act at load time, and the proof that no panic is reachable.
+//! What makes a library of the hooks: the exported names, the act at load time, and the proof that no panic is reachable.
+//! A module of both libraries.
 
+// The names, and the module of hooks that they jump to as `library`.
 include!(concat!(env!("OUT_DIR"), "/exports.rs"));
 
 /// Looks up the real driver. Runs after the driver's own constructors: we depend on it.
 extern "C" fn load() {
-    gpushare_intercept::nvml::load();
+    library::load();
 }
 
 #[used]
