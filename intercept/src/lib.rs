@@ -14,6 +14,7 @@ pub mod identity;
 mod lock;
 pub mod mutex;
 pub mod nvml;
+mod pointer;
 pub mod process;
 mod slot;
 pub mod sys;

@@ -24,6 +24,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use gpushare_region::path;
 
+use crate::pointer::{read, write};
 use crate::process::{Home, Process, Zeroed};
 use crate::table::Table;
 use functions::real;
@@ -114,25 +115,5 @@ fn each_device(here: Here, mut each: impl FnMut(Device, u8)) {
         if unsafe { real::cuDeviceGet(&mut device, ordinal) } == SUCCESS {
             each(device, line_of(here, device));
         }
-    }
-}
-
-/// What the driver wrote to `pointer`; `None` when the caller gave none.
-///
-/// # Safety
-/// `pointer` is null or readable.
-unsafe fn read<T: Copy>(pointer: *const T) -> Option<T> {
-    // SAFETY: not null, so readable; a caller's structure may be unaligned.
-    (!pointer.is_null()).then(|| unsafe { pointer.read_unaligned() })
-}
-
-/// Replaces what the driver wrote to `pointer`, if the caller gave one.
-///
-/// # Safety
-/// `pointer` is null or writable.
-unsafe fn write<T>(pointer: *mut T, value: T) {
-    if !pointer.is_null() {
-        // SAFETY: not null, so writable.
-        unsafe { pointer.write_unaligned(value) }
     }
 }

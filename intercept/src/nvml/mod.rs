@@ -13,6 +13,7 @@ mod table;
 use gpushare_region::{MAX_DEVICES, path};
 
 use crate::book::Book;
+use crate::pointer::{read, write};
 use crate::process::{Home, Zeroed};
 use functions::real;
 pub use functions::{DRIVER, HOOKED, NAMES};
@@ -60,26 +61,6 @@ fn parse_uuid(text: &[u8]) -> Option<[u8; 16]> {
         *byte = digit()? << 4 | digit()?;
     }
     Some(uuid)
-}
-
-/// What lies at `pointer`; `None` when the caller gave none.
-///
-/// # Safety
-/// `pointer` is null or readable.
-unsafe fn read<T: Copy>(pointer: *const T) -> Option<T> {
-    // SAFETY: not null, so readable; a caller's structure may be unaligned.
-    (!pointer.is_null()).then(|| unsafe { pointer.read_unaligned() })
-}
-
-/// Writes to `pointer`, if the caller gave one.
-///
-/// # Safety
-/// `pointer` is null or writable.
-unsafe fn write<T>(pointer: *mut T, value: T) {
-    if !pointer.is_null() {
-        // SAFETY: not null, so writable.
-        unsafe { pointer.write_unaligned(value) }
-    }
 }
 
 #[cfg(test)]

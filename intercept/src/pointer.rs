@@ -1,0 +1,21 @@
+//! The caller's pointers, which the driver has used before us: any may be null, and a caller's structure unaligned.
+
+/// What lies at `pointer`; `None` when the caller gave none.
+///
+/// # Safety
+/// `pointer` is null or readable.
+pub(crate) unsafe fn read<T: Copy>(pointer: *const T) -> Option<T> {
+    // SAFETY: not null, so readable.
+    (!pointer.is_null()).then(|| unsafe { pointer.read_unaligned() })
+}
+
+/// Replaces what lies at `pointer`, if the caller gave one.
+///
+/// # Safety
+/// `pointer` is null or writable.
+pub(crate) unsafe fn write<T>(pointer: *mut T, value: T) {
+    if !pointer.is_null() {
+        // SAFETY: not null, so writable.
+        unsafe { pointer.write_unaligned(value) }
+    }
+}
