@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
@@ -114,4 +115,27 @@ fn creations_at_once_make_the_copies_together() {
         }
     });
     assert_eq!(copies(&node).len(), 2);
+}
+
+/// As in an image with a compiler and no stub libraries: the linker finds what is mounted, and the program the driver.
+#[test]
+#[ignore = "needs root, runc and a C compiler: runs a container"]
+fn a_program_is_linked_and_run_in_a_container() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let bundle = Bundle::host_root().env("GPUSHARE_MEMORY", "1344MiB");
+    let container = runtime.run(&bundle);
+    let source = artifacts::checkout().join("intercept/tests/programs/linked.c");
+    let source = source.to_str().expect("paths are UTF-8");
+    let link = container.exec(&["/usr/bin/cc", "-o", "/tmp/linked", source, "-lcuda", "-lnvidia-ml"]);
+    assert_eq!(link.expect_success("linking").stderr, "", "not even a warning");
+    let told = container.exec(&["/tmp/linked"]).expect_success("the linked program").stdout;
+    let lines: Vec<&str> = told.lines().collect();
+    assert_eq!(lines[0], "allocations 0 0 2");
+    assert!(lines[1].starts_with("version 0 1"), "{told}");
+    assert_eq!(lines[3], "cuDriverGetVersion /usr/lib/gpushare/driver/libcuda.so.1");
+    assert!(lines[2].ends_with("/libcuda.so.1") && !lines[2].contains("gpushare"), "{told}");
 }
