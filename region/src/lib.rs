@@ -18,9 +18,10 @@ pub use limits::{
 };
 pub use throttle::{Throttle, read_throttles};
 pub use usage::{
-    Bucket, Damaged, DeviceLine, DeviceUsage, Identity, NO_HOLDER, ProcessUsage, Processes, SLOT_FREE,
-    SLOT_LIVE, SLOTS, USAGE_HEADER_LEN, USAGE_LEN, USAGE_VERSION, Usage, UsageFile, UsageHeader,
-    empty_usage_header, lock_byte, processes, read_usage,
+    Bucket, CHARGE_MOMENTS, ChargeMoment, Damaged, DeviceLine, DeviceUsage, Identity, NO_HOLDER,
+    ProcessUsage, Processes, SETTLED_WINDOWS, SLOT_FREE, SLOT_LIVE, SLOTS, SettledWindow, Settlement,
+    USAGE_HEADER_LEN, USAGE_LEN, USAGE_VERSION, Usage, UsageFile, UsageHeader, empty_usage_header, lock_byte,
+    processes, read_usage,
 };
 
 /// How many GPUs one container can hold a share of.

@@ -87,6 +87,15 @@ pub enum ComputePolicy {
 }
 
 impl ComputePolicy {
+    /// The policy that `number` stands for in the file; an unknown one is read as the strictest.
+    pub const fn from_number(number: u32) -> Self {
+        match number {
+            0 => Self::None,
+            2 => Self::Burst,
+            _ => Self::Fixed,
+        }
+    }
+
     const fn number(self) -> u32 {
         match self {
             Self::None => 0,

@@ -8,7 +8,7 @@ use crate::MAX_DEVICES;
 
 const MAGIC: [u8; 8] = *b"GPUSHUSE";
 /// Layout version of the file; a library refuses any other.
-pub const USAGE_VERSION: u32 = 1;
+pub const USAGE_VERSION: u32 = 2;
 /// How many processes of one container can hold device memory at a time.
 pub const SLOTS: usize = 256;
 /// Size of the file in bytes. The host writes the header and makes the rest a hole.
@@ -31,6 +31,8 @@ pub struct UsageFile {
     pub owners: [Identity; SLOTS],
     /// What each slot holds, device by device: a sum over slots then walks neighbouring lines.
     pub lines: [[DeviceLine; SLOTS]; MAX_DEVICES],
+    /// What the compute share of each device is settled by.
+    pub settlements: [Settlement; MAX_DEVICES],
 }
 
 /// First page of the file; each group of fields that one writer touches has its own cache lines.
@@ -67,6 +69,7 @@ pub struct UsageHeader {
 }
 
 /// The compute share that all processes of the container draw on.
+#[derive(Default)]
 #[repr(C, align(64))]
 pub struct Bucket {
     /// GPU time left in nanoseconds, as a two's complement number: debt is negative.
@@ -81,7 +84,56 @@ pub struct Bucket {
     pub held_back: AtomicU64,
     /// How long launches were held back, in nanoseconds, all threads added up.
     pub throttled: AtomicU64,
-    reserved: [AtomicU64; 2],
+    /// What a nanosecond of estimated GPU time costs, in units of 2^-20 nanoseconds; 0: not known better than 1.
+    pub scale: AtomicU64,
+    reserved: [AtomicU64; 1],
+}
+
+/// How many of the last settled windows are remembered.
+pub const SETTLED_WINDOWS: usize = 8;
+/// How many moments of the charges are remembered.
+pub const CHARGE_MOMENTS: usize = 256;
+
+/// What was charged when, so that a measurement that arrives late is compared with the charges of its own time.
+#[repr(C, align(64))]
+pub struct Settlement {
+    /// The last settled windows, by number.
+    pub windows: [SettledWindow; SETTLED_WINDOWS],
+    /// [`Bucket::charged`] at moments of the recent past, a ring by time.
+    pub moments: [ChargeMoment; CHARGE_MOMENTS],
+}
+
+/// The books at the end of a measured window. All sums are since the container began.
+#[derive(Default)]
+#[repr(C)]
+pub struct SettledWindow {
+    /// End of the window, as in [`Bucket::settled`].
+    pub until: AtomicU64,
+    /// Measured GPU time of the container up to then, in nanoseconds.
+    pub own: AtomicU64,
+    /// Charged GPU time up to then, in nanoseconds.
+    pub charged: AtomicU64,
+    /// How many windows were settled before.
+    pub number: AtomicU64,
+}
+
+/// [`Bucket::charged`] at one moment.
+#[derive(Default)]
+#[repr(C)]
+pub struct ChargeMoment {
+    /// Monotonic time in nanoseconds; 0: never written, or being written.
+    pub time: AtomicU64,
+    /// Charged GPU time in nanoseconds.
+    pub charged: AtomicU64,
+}
+
+impl Default for Settlement {
+    fn default() -> Self {
+        Self {
+            windows: core::array::from_fn(|_| SettledWindow::default()),
+            moments: core::array::from_fn(|_| ChargeMoment::default()),
+        }
+    }
 }
 
 /// Who owns a slot.
@@ -124,14 +176,15 @@ const _: () = assert!(USAGE_HEADER_LEN == 4096);
 const _: () = assert!(size_of::<Bucket>() == 64);
 const _: () = assert!(size_of::<Identity>() == 64);
 const _: () = assert!(size_of::<DeviceLine>() == 64);
-const _: () = assert!(USAGE_LEN == 4096 + SLOTS * 64 * (1 + MAX_DEVICES));
+const _: () = assert!(size_of::<Settlement>() == 4352);
+const _: () = assert!(USAGE_LEN == 4096 + SLOTS * 64 * (1 + MAX_DEVICES) + 4352 * MAX_DEVICES);
 const _: () = assert!(core::mem::offset_of!(UsageHeader, lock) == 64);
 const _: () = assert!(core::mem::offset_of!(UsageHeader, live) == 128);
 const _: () = assert!(core::mem::offset_of!(UsageHeader, refused) == 192);
 const _: () = assert!(LOCK_BYTES == 256);
 const _: () = assert!(core::mem::offset_of!(UsageHeader, buckets) == 512);
 
-#[expect(clippy::cast_possible_truncation, reason = "a constant of 282624")]
+#[expect(clippy::cast_possible_truncation, reason = "a constant of 352256")]
 const FILE_SIZE: u32 = USAGE_LEN as u32;
 #[expect(clippy::cast_possible_truncation, reason = "a constant of 256")]
 const SLOTS_WORD: u32 = SLOTS as u32;
