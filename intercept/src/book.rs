@@ -192,6 +192,15 @@ impl Book {
         }
     }
 
+    /// Adds launches and GPU time on `device` to what this process shows; settling may make the time negative.
+    pub fn count_compute(&self, device: usize, launches: u64, nanoseconds: i64) {
+        let Some(usage) = self.usage else { return };
+        let Some(line) = self.own_slot(usage).and_then(|slot| usage.line(device, slot)) else { return };
+        line.launches.fetch_add(launches, Relaxed);
+        let add = |time: u64| Some(time.saturating_add_signed(nanoseconds));
+        let _ = line.gpu_nanoseconds.fetch_update(Relaxed, Relaxed, add);
+    }
+
     /// Changes what this process holds and its line on `device` as one step; what it holds then.
     fn change(&self, device: usize, part: Part, act: impl FnOnce(u64) -> u64) -> u64 {
         let Some(usage) = self.usage else { return 0 };

@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use crate::elf::Library;
 
 /// Addresses of the real functions; 0: the driver has none of that name.
+#[repr(transparent)]
 pub struct Addresses<const N: usize>([AtomicUsize; N]);
 
 impl<const N: usize> Default for Addresses<N> {

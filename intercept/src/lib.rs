@@ -7,6 +7,7 @@
 #![cfg_attr(not(test), no_std)]
 
 pub mod book;
+pub mod compute;
 pub mod cuda;
 pub mod driver;
 pub mod elf;

@@ -19,6 +19,7 @@ const FCNTL: usize = 72;
 const READLINK: usize = 89;
 const GETTID: usize = 186;
 const FUTEX: usize = 202;
+const CLOCK_GETTIME: usize = 228;
 const OPENAT: usize = 257;
 
 const EINTR: isize = -4;
@@ -262,6 +263,15 @@ pub fn test_byte(fd: i32, byte: u64) -> ByteLock {
         Ok(lock) => ByteLock::Held(u32::try_from(lock.pid).unwrap_or(0)),
         Err(_) => ByteLock::Unknown,
     }
+}
+
+/// Monotonic time in nanoseconds, the same for all processes of the machine.
+pub fn now() -> u64 {
+    const CLOCK_MONOTONIC: usize = 1;
+    let mut time = [0u64; 2]; // struct timespec: seconds, nanoseconds
+    // SAFETY: the kernel writes one struct timespec.
+    let _ = unsafe { call(CLOCK_GETTIME, [CLOCK_MONOTONIC, time.as_mut_ptr().addr(), 0, 0, 0, 0]) };
+    time[0].wrapping_mul(1_000_000_000).wrapping_add(time[1])
 }
 
 /// Processor ticks: only ever compared for "some milliseconds ago".

@@ -14,7 +14,9 @@ use gpushare_region::MAX_DEVICES;
 use self::limit::LIMITS;
 use super::charge::Charge;
 use super::queue::{self, Ran};
-use super::{Context, Device, Here, OUT_OF_MEMORY, SUCCESS, Status, UNLISTED, here, line_of, read, real};
+use super::{
+    Context, Device, Here, OUT_OF_MEMORY, SUCCESS, Status, UNLISTED, here, launch, line_of, read, real,
+};
 use crate::mutex::Mutex;
 use crate::table::{Entry, Kind};
 
@@ -77,6 +79,15 @@ impl Contexts {
         found.and_then(|(index, known)| Some((u8::try_from(index + 1).ok()?, known)))
     }
 
+    /// The primary context of `device`, with its number.
+    fn primaries(&self, device: u8) -> impl Iterator<Item = (&Known, u8)> {
+        self.known.iter().zip(1..).filter(move |(known, _)| {
+            known.handle.load(Ordering::Relaxed) != 0
+                && known.primary.load(Ordering::Relaxed) == 1
+                && known.device.load(Ordering::Relaxed) == device
+        })
+    }
+
     /// Enters a context that the driver has made; its number, 0 when there is no place.
     fn enter(&self, lines: &mut [Line], handle: Context, device: u8, primary: bool) -> u8 {
         let mut line = lines.get_mut(usize::from(device));
@@ -122,6 +133,12 @@ pub(super) fn current(here: Here) -> Option<Current> {
 /// The number of `context`; 0 when it is none that we follow.
 pub(super) fn number(here: Here, context: Context) -> u8 {
     if context == 0 { 0 } else { here.state.contexts.find(context).map_or(0, |(number, _)| number) }
+}
+
+/// Line of the limits file of a context that this process made.
+pub(super) fn line_of_context(here: Here, context: Context) -> Option<u8> {
+    let known = here.state.contexts.find(context).filter(|_| context != 0);
+    known.map(|(_, known)| known.device.load(Ordering::Relaxed))
 }
 
 /// Enters the current context, which was made where we could not see it: its estimate is charged, limit or not.
@@ -268,6 +285,7 @@ fn destroy(context: Context, has_ended: fn(Context) -> bool, call: impl FnOnce()
     // Afterwards nobody can say where it was.
     let unplaced = known.is_none() && lines.iter().any(|line| line.unplaced > 0);
     let device = if unplaced { ask(context).ok() } else { None };
+    launch::context_ends(here, context);
     let status = call();
     if status == SUCCESS && has_ended(context) {
         match (known, device) {
@@ -291,6 +309,9 @@ fn end(context: Context, call: impl FnOnce() -> Status) -> Status {
 fn end_primary(device: Device, call: impl FnOnce() -> Status) -> Status {
     let Some(here) = here() else { return call() };
     let mut lines = here.state.contexts.lines.lock();
+    here.state.contexts.primaries(line_of(here, device)).for_each(|(known, _)| {
+        launch::context_ends(here, known.handle.load(Ordering::Relaxed));
+    });
     let status = call();
     if status == SUCCESS {
         settle_primary(here, &mut *lines, device);
@@ -307,12 +328,8 @@ fn settle_primary(here: Here, lines: &mut [Line], device: Device) {
         return;
     }
     let line = line_of(here, device);
-    let primary = here.state.contexts.find_by(|known| {
-        known.handle.load(Ordering::Relaxed) != 0
-            && known.primary.load(Ordering::Relaxed) == 1
-            && known.device.load(Ordering::Relaxed) == line
-    });
-    if let Some((number, known)) = primary {
+    let primary = here.state.contexts.primaries(line).next();
+    if let Some((known, number)) = primary {
         leave(here, lines, number, known);
     } else if lines.get_mut(usize::from(line)).is_some_and(|line| core::mem::take(&mut line.primary_unplaced))
     {

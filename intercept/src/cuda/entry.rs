@@ -3,7 +3,7 @@
 
 use core::ffi::{CStr, c_char};
 
-use super::{DRIVER, HOOKED, SUCCESS, Status, functions, here, read, real, write};
+use super::{DRIVER, HOOKED, SUCCESS, Status, functions, here, launch, read, real, write};
 
 /// Beginnings of names that allocate device memory, with the exceptions that do not.
 const ALLOCATE: [&str; 6] = [
@@ -59,7 +59,10 @@ pub mod hooks {
         // SAFETY: our caller's argument, unchanged.
         let status = unsafe { real::cuInit(flags) };
         if status == SUCCESS {
-            here(); // opens the books now rather than in the first allocation
+            // Opens the books now rather than in the first allocation.
+            if let Some(here) = here() {
+                launch::open_gate(here);
+            }
         }
         status
     }

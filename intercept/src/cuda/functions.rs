@@ -118,6 +118,18 @@ crate::driver_functions! {
         cuGraphLaunch_ptsz(executable: usize, stream: Stream);
         cuDeviceGraphMemTrim(device: Device);
 
+        cuLaunchKernel(function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: Stream, parameters: *mut c_void, extra: *mut c_void);
+        cuLaunchKernel_ptsz(function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: Stream, parameters: *mut c_void, extra: *mut c_void);
+        cuLaunchKernelEx(configuration: *const c_void, function: usize, parameters: *mut c_void, extra: *mut c_void);
+        cuLaunchKernelEx_ptsz(configuration: *const c_void, function: usize, parameters: *mut c_void, extra: *mut c_void);
+        cuLaunchCooperativeKernel(function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: Stream, parameters: *mut c_void);
+        cuLaunchCooperativeKernel_ptsz(function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: Stream, parameters: *mut c_void);
+        cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, count: u32, flags: u32);
+        cuFuncSetBlockShape(function: usize, x: i32, y: i32, z: i32);
+        cuLaunch(function: usize);
+        cuLaunchGrid(function: usize, width: i32, height: i32);
+        cuLaunchGridAsync(function: usize, width: i32, height: i32, stream: Stream);
+
         cuStreamBeginCapture(stream: Stream);
         cuStreamBeginCapture_ptsz(stream: Stream);
         cuStreamBeginCapture_v2(stream: Stream, mode: i32);
@@ -128,8 +140,17 @@ crate::driver_functions! {
         cuStreamBeginCaptureToCig_ptsz(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize);
         cuStreamBeginRecaptureToGraph(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize);
         cuStreamBeginRecaptureToGraph_ptsz(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize);
+        cuStreamEndCapture(stream: Stream, graph: *mut Graph);
+        cuStreamEndCapture_ptsz(stream: Stream, graph: *mut Graph);
     }
     used {
+        cuEventCreate(event: *mut usize, flags: u32);
+        cuEventDestroy_v2(event: usize);
+        cuEventRecord(event: usize, stream: Stream);
+        cuEventRecord_ptsz(event: usize, stream: Stream);
+        cuEventQuery(event: usize);
+        cuEventElapsedTime(milliseconds: *mut f32, begin: usize, end: usize);
+        cuEventElapsedTime_v2(milliseconds: *mut f32, begin: usize, end: usize);
         cuCtxGetCurrent(context: *mut Context);
         cuCtxGetDevice(device: *mut Device);
         cuCtxGetLimit(value: *mut usize, limit: i32);

@@ -18,7 +18,7 @@ use gpushare_region::MAX_DEVICES;
 use self::nodes::Needs;
 use super::charge::Charge;
 use super::queue::{Queue, Ran};
-use super::{Device, Graph, Here, OUT_OF_MEMORY, SUCCESS, Status, Stream, here, line_of, read, real};
+use super::{Device, Graph, Here, OUT_OF_MEMORY, SUCCESS, Status, Stream, here, launch, line_of, read, real};
 use crate::mutex::Mutex;
 use crate::table::{Entry, Kind};
 
@@ -349,13 +349,29 @@ pub mod hooks {
     runners! {
         cuGraphUpload, false;
         cuGraphUpload_ptsz, true;
+    }
+
+    macro_rules! launchers {
+        ($($name:ident, $per_thread:literal;)*) => { $(
+            pub unsafe extern "C" fn $name(executable: usize, stream: Stream) -> Status {
+                // SAFETY: our caller's arguments, unchanged.
+                let call = || run(executable, stream, $per_thread, || unsafe { real::$name(executable, stream) });
+                launch::graph(executable, stream, $per_thread, call)
+            }
+        )* };
+    }
+    launchers! {
         cuGraphLaunch, false;
         cuGraphLaunch_ptsz, true;
     }
 
     pub unsafe extern "C" fn cuGraphExecDestroy(executable: usize) -> Status {
         // SAFETY: our caller's argument, unchanged.
-        destroy(executable, || unsafe { real::cuGraphExecDestroy(executable) })
+        let status = destroy(executable, || unsafe { real::cuGraphExecDestroy(executable) });
+        if let Some(here) = here().filter(|_| status == SUCCESS) {
+            launch::graph_ended(here, executable);
+        }
+        status
     }
 
     pub unsafe extern "C" fn cuDeviceGraphMemTrim(device: Device) -> Status {

@@ -9,8 +9,10 @@ mod context;
 mod entry;
 mod external;
 mod functions;
+mod gate;
 mod graph;
 pub mod hooks;
+mod launch;
 mod linear;
 mod pending;
 mod pool;
@@ -18,6 +20,7 @@ mod query;
 mod queue;
 pub mod size;
 mod stream;
+mod timing;
 mod virtual_memory;
 
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -58,6 +61,7 @@ pub struct Cuda {
     pools: pool::Pools,
     graphs: graph::Graphs,
     frees: pending::Frees,
+    launches: launch::Launches,
     virtual_memory: virtual_memory::Numbers,
     /// Whether some stream of this process was ever captured.
     captures: AtomicBool,

@@ -5,7 +5,7 @@ use core::ffi::c_void;
 use core::sync::atomic::Ordering;
 
 use super::queue::{self, Queue, Ran};
-use super::{Context, Here, SUCCESS, Status, Stream, context, here, pool, real};
+use super::{Context, Here, SUCCESS, Status, Stream, context, here, launch, pool, real};
 
 /// Pools may have shrunk; after a success `work` says what has run.
 fn synchronised(status: Status, work: impl FnOnce(Here) -> Option<Ran>) {
@@ -96,11 +96,11 @@ pub mod hooks {
     macro_rules! captures {
         ($($name:ident($($argument:ident: $type:ty),*);)*) => { $(
             pub unsafe extern "C" fn $name($($argument: $type),*) -> Status {
-                if let Some(here) = here() {
-                    here.state.captures.store(true, Ordering::Relaxed);
-                }
                 // SAFETY: our caller's arguments, unchanged.
-                unsafe { real::$name($($argument),*) }
+                let call = || unsafe { real::$name($($argument),*) };
+                let Some(here) = here() else { return call() };
+                here.state.captures.store(true, Ordering::Relaxed);
+                launch::begin_capture(here, call)
             }
         )* };
     }

@@ -44,6 +44,31 @@ pub fn call(address: usize, arguments: &[usize]) -> i32 {
     unsafe { function(a, b, c, d, e, f) }
 }
 
+/// As [`call`], with up to eleven.
+pub fn call_long(address: usize, arguments: &[usize]) -> i32 {
+    type Any = unsafe extern "C" fn(
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+    ) -> i32;
+    let mut all = [0; 11];
+    all[..arguments.len()].copy_from_slice(arguments);
+    let [a, b, c, d, e, f, g, h, i, j, k] = all;
+    let pointer = std::ptr::with_exposed_provenance::<()>(address);
+    // SAFETY: as in `call`; what is beyond a function's parameters lies on the stack unread.
+    let function = unsafe { std::mem::transmute::<*const (), Any>(pointer) };
+    // SAFETY: the tests pass what the function of this name takes.
+    unsafe { function(a, b, c, d, e, f, g, h, i, j, k) }
+}
+
 /// Address of a place that the driver writes to.
 pub fn out<T>(place: &mut T) -> usize {
     std::ptr::from_mut(place).expose_provenance()

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a step that fails shall fail the test")]
 
 mod client;
+mod compute;
 mod endings;
 mod fake;
 mod families;

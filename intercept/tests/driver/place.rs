@@ -27,6 +27,8 @@ pub struct Share<'a> {
     pub memory: u64,
     /// The limit in MiB by GPU of the node; GPUs beyond the list are not granted.
     pub limits: &'a [u64],
+    /// The compute share in percent by GPU of the node, held as `fixed`; GPUs beyond the list are not limited.
+    pub cores: &'a [u32],
     /// Version of the driver.
     pub driver: &'a str,
     /// What a context costs in MiB.
@@ -37,7 +39,15 @@ pub struct Share<'a> {
 
 impl Default for Share<'_> {
     fn default() -> Self {
-        Self { gpus: 1, memory: 16384, limits: &[1344], driver: "580.65.06", context: 300, variables: &[] }
+        Self {
+            gpus: 1,
+            memory: 16384,
+            limits: &[1344],
+            cores: &[],
+            driver: "580.65.06",
+            context: 300,
+            variables: &[],
+        }
     }
 }
 
@@ -51,7 +61,7 @@ pub fn inside(test: &str, share: &Share<'_>) -> bool {
     let uuids = make_node(&node, share);
     let home = folder.path().join("home");
     let driver = node.join("driver/usr/lib/x86_64-linux-gnu");
-    fill_home(&home, &LIBRARIES.map(|(name, _)| driver.join(format!("{name}.1"))), &uuids, share.limits);
+    fill_home(&home, &LIBRARIES.map(|(name, _)| driver.join(format!("{name}.1"))), &uuids, share);
     let mut variables = vec![("GPUSHARE_SIMULATOR", node.join("shared").display().to_string())];
     variables.extend(share.variables.iter().map(|(name, value)| (*name, (*value).to_owned())));
     enter(test, &home, "true", variables);
@@ -67,7 +77,7 @@ pub fn inside_over(test: &str, driver: impl FnOnce(&Path) -> Option<[PathBuf; 2]
     let folder = tempfile::tempdir().unwrap();
     let Some(libraries) = driver(folder.path()) else { return false };
     let home = folder.path().join("home");
-    fill_home(&home, &libraries, &[[7; 16]], &[1344]);
+    fill_home(&home, &libraries, &[[7; 16]], &Share::default());
     enter(test, &home, "mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3", Vec::new());
     false
 }
@@ -169,7 +179,7 @@ fn uuid(text: &str) -> [u8; 16] {
     u128::from_str_radix(&digits, 16).unwrap().to_be_bytes()
 }
 
-fn fill_home(home: &Path, driver: &[PathBuf; 2], uuids: &[[u8; 16]], limits: &[u64]) {
+fn fill_home(home: &Path, driver: &[PathBuf; 2], uuids: &[[u8; 16]], share: &Share<'_>) {
     for folder in ["driver", "shim"] {
         std::fs::create_dir_all(home.join(folder)).unwrap();
     }
@@ -180,15 +190,15 @@ fn fill_home(home: &Path, driver: &[PathBuf; 2], uuids: &[[u8; 16]], limits: &[u
         std::fs::write(home.join("shim").join(&soname), elf::fit(&ours, &real).unwrap()).unwrap();
         symlink(soname, home.join("shim").join(name)).unwrap();
     }
-    let limit = |(uuid, mib): (&[u8; 16], &u64)| DeviceLimits {
+    let limit = |(index, (uuid, mib)): (usize, (&[u8; 16], &u64))| DeviceLimits {
         uuid: *uuid,
         memory_bytes: mib * MIB,
-        cores_percent: 100,
-        policy: ComputePolicy::None,
+        cores_percent: share.cores.get(index).copied().unwrap_or(100),
+        policy: if index < share.cores.len() { ComputePolicy::Fixed } else { ComputePolicy::None },
         priority: 5,
         ceiling_percent: 100,
     };
-    let limits: Vec<_> = uuids.iter().zip(limits).map(limit).collect();
+    let limits: Vec<_> = uuids.iter().zip(share.limits).enumerate().map(limit).collect();
     std::fs::write(home.join("limits"), encode_limits(&limits).unwrap()).unwrap();
     let mut usage = empty_usage_header().to_vec();
     usage.resize(USAGE_LEN, 0);

@@ -1,0 +1,138 @@
+//! What a process has drawn from the bucket and not spent, and what each kind of launch costs: all that a launch looks
+//! at while there is credit.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::LEAST_COST;
+use super::key::{Key, PLACES};
+
+/// One launch in the upper part of the word.
+const LAUNCH: u64 = 1 << 40;
+
+/// All zero: nothing to spend, so that a forked child, whose copy the kernel wipes, begins on the slow path.
+#[repr(C)]
+pub struct Credit {
+    /// Nanoseconds in the lower 40 bits, as a signed number; above them, downwards, the launches that were paid here.
+    word: AtomicU64,
+    /// By place of the key: the tag above 32 bits of nanoseconds.
+    costs: [AtomicU64; PLACES],
+}
+
+impl Default for Credit {
+    fn default() -> Self {
+        Self { word: AtomicU64::new(0), costs: [const { AtomicU64::new(0) }; PLACES] }
+    }
+}
+
+/// Credit that was taken back, and the launches that had been paid from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Taken {
+    pub(super) nanoseconds: i64,
+    pub(super) launches: u64,
+}
+
+/// The signed number in the lower 40 bits.
+const fn nanoseconds(word: u64) -> i64 {
+    (word << 24).cast_signed() >> 24
+}
+
+impl Credit {
+    /// Pays a launch. False: its cost is not known or there is not enough; ask the [`Limiter`](super::Limiter).
+    #[inline(always)]
+    pub fn spend(&self, key: Key) -> bool {
+        let Some(entry) = self.costs.get(key.place()) else { return false };
+        let entry = entry.load(Relaxed);
+        if entry >> 32 != u64::from(key.tag()) {
+            return false;
+        }
+        let cost = entry & 0xffff_ffff;
+        let before = nanoseconds(self.word.fetch_sub(LAUNCH + cost, Relaxed));
+        if before >= cost.cast_signed() {
+            return true;
+        }
+        self.word.fetch_add(LAUNCH + cost, Relaxed);
+        false
+    }
+
+    /// Takes all credit back. What other threads try to spend meanwhile they put back themselves.
+    pub(super) fn take(&self) -> Taken {
+        let word = self.word.swap(0, Relaxed);
+        let nanoseconds = nanoseconds(word);
+        let launches = word.wrapping_sub(nanoseconds.cast_unsigned()).wrapping_neg() >> 40;
+        // A thread that is putting back has made its launch look paid: the count returns with it.
+        let launches = if launches < 1 << 23 { launches } else { 0 };
+        Taken { nanoseconds, launches }
+    }
+
+    /// Adds `nanoseconds` to spend.
+    pub(super) fn give(&self, nanoseconds: u64) {
+        self.word.fetch_add(nanoseconds.min(LAUNCH / 4), Relaxed);
+    }
+
+    /// Sets what a launch of `key` costs.
+    pub(super) fn set_cost(&self, key: Key, nanoseconds: u64) {
+        let cost = nanoseconds.clamp(LEAST_COST, u64::from(u32::MAX));
+        if let Some(place) = self.costs.get(key.place()) {
+            place.store(u64::from(key.tag()) << 32 | cost, Relaxed);
+        }
+    }
+
+    /// Forgets what a launch of `key` costs.
+    pub(super) fn forget_cost(&self, key: Key) {
+        if let Some(place) = self.costs.get(key.place()) {
+            place.store(0, Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KERNEL: Key = Key::kernel(0x1000, [1, 1, 1], [1, 1, 1]);
+
+    #[test]
+    fn a_launch_is_paid_when_its_cost_is_known_and_there_is_enough() {
+        let credit = Credit::default();
+        credit.give(250_000);
+        assert!(!credit.spend(KERNEL), "unknown");
+        credit.set_cost(KERNEL, 100_000);
+        assert_eq!([(); 3].map(|()| credit.spend(KERNEL)), [true, true, false]);
+        assert_eq!(credit.take(), Taken { nanoseconds: 50_000, launches: 2 });
+        assert_eq!(credit.take(), Taken { nanoseconds: 0, launches: 0 });
+        credit.give(1_000_000);
+        credit.forget_cost(KERNEL);
+        assert!(!credit.spend(KERNEL), "forgotten");
+    }
+
+    #[test]
+    fn threads_that_find_too_little_leave_it_as_it_was() {
+        let credit = Credit::default();
+        credit.set_cost(KERNEL, u64::MAX); // as long as a cost can be
+        credit.give(1_000_000);
+        let failures = std::thread::scope(|scope| {
+            let run = || (0..10_000).filter(|_| credit.spend(KERNEL)).count();
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(run)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum::<usize>()
+        });
+        assert_eq!(failures, 0);
+        assert_eq!(credit.take(), Taken { nanoseconds: 1_000_000, launches: 0 });
+    }
+
+    #[test]
+    fn what_is_taken_amid_spending_adds_up() {
+        let credit = Credit::default();
+        credit.set_cost(KERNEL, 1_000);
+        let (spent, taken) = std::thread::scope(|scope| {
+            let run = || (0..50_000).filter(|_| credit.spend(KERNEL)).count() as i64;
+            let threads: Vec<_> = (0..2).map(|_| scope.spawn(run)).collect();
+            let mut taken = 0;
+            for _ in 0..1_000 {
+                credit.give(50_000);
+                taken += credit.take().nanoseconds;
+            }
+            (threads.into_iter().map(|thread| thread.join().unwrap()).sum::<i64>(), taken)
+        });
+        assert_eq!(spent * 1_000 + taken + credit.take().nanoseconds, 50_000_000);
+    }
+}

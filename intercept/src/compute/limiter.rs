@@ -1,0 +1,389 @@
+//! The slow path of one process on one device, as a state machine: asked before a launch that credit did not pay, told
+//! afterwards what became of it. One thread at a time.
+
+use gpushare_region::{Bucket, LimitLine, Measured, Settlement};
+
+use super::bucket::Shared;
+use super::credit::Credit;
+use super::key::Key;
+use super::samples::Samples;
+use super::share::{Reading, Share};
+use super::{DEPTH, GUESS, LEAST_COST, MICROSECOND, MILLISECOND, PATIENCE, PAUSED_NAP, SLICE, UNTIMED};
+
+/// Launches that may be timed at a time; each owns the pair of events of its number.
+pub const TIMED: usize = 32;
+
+/// What all processes of the container share on the device, and what this process may spend there.
+#[derive(Clone, Copy)]
+pub struct Ground<'a> {
+    /// What the host grants.
+    pub line: &'a LimitLine,
+    /// What the host measured.
+    pub measured: &'a Measured,
+    /// The bucket.
+    pub bucket: &'a Bucket,
+    /// What it is settled by.
+    pub settlement: &'a Settlement,
+    /// What this process may spend.
+    pub credit: &'a Credit,
+    /// Some stream of this process captures: no launch may be paid from credit, since it may be a recorded one.
+    pub capturing: bool,
+}
+
+/// What a launch is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Go to the driver: nothing is limited here.
+    Free,
+    /// Go to the driver between the two events of pair `0`, then say [`launched`](Limiter::launched) or
+    /// [`refused`](Limiter::refused).
+    Timed(usize),
+    /// Ask again after so many nanoseconds: too much is unfinished.
+    Queued(u64),
+    /// Ask again after so many nanoseconds: the share is used up, or the container is paused.
+    HeldBack(u64),
+}
+
+/// What a pair of events says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timing {
+    /// The launch has not ended.
+    Running,
+    /// It took so many nanoseconds on the device.
+    Took(u64),
+    /// The events are gone, or the driver has no answer.
+    Lost,
+}
+
+/// A launch between two events.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Mark {
+    /// Order of launches, from 1; 0: this place is free.
+    order: u64,
+    key: u64,
+    /// What was charged for it, before scaling.
+    estimate: u64,
+    /// Estimated work up to and with it.
+    position: u64,
+    /// When a launch first waited for it.
+    waited_since: u64,
+    /// Whether nothing was known about its kind.
+    untimed: bool,
+    /// Nobody waits for it any more.
+    overdue: bool,
+}
+
+/// All zero bytes are the state to start with.
+#[derive(Default)]
+#[repr(C)]
+pub struct Limiter {
+    /// Credit that is neither spent nor handed to the fast path, before scaling; may be below zero.
+    purse: i64,
+    /// All that was ever drawn, before scaling.
+    drawn: u64,
+    /// Position up to which work has ended.
+    done: u64,
+    orders: u64,
+    naps: u32,
+    marks: [Mark; TIMED],
+    samples: Samples,
+    /// GPU time that this process was charged, in nanoseconds.
+    charged: i64,
+    counted: Counted,
+    solitude: Solitude,
+}
+
+/// What this process has used since it was last asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Counted {
+    /// Launches.
+    pub launches: u64,
+    /// GPU time charged; settling may make it negative.
+    pub nanoseconds: i64,
+}
+
+/// Whether this process was the only one on the GPU in the last measured window: its timings then contain nobody else's.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Solitude {
+    until: u64,
+    others: u64,
+    own_charged: i64,
+    all_charged: u64,
+    alone: bool,
+}
+
+impl Limiter {
+    /// What a launch of `key` is to do at `now`, monotonic nanoseconds. `timing` tells about a pair of events.
+    pub fn ask(
+        &mut self,
+        ground: &Ground<'_>,
+        key: Key,
+        now: u64,
+        timing: impl FnMut(usize) -> Timing,
+    ) -> Answer {
+        let shared = Shared::new(ground);
+        self.collect(ground.credit);
+        let reading = Reading::read(ground.measured, now);
+        let Some(share) = Share::now(ground.line, reading.as_ref()) else { return Answer::Free };
+        self.reap(&shared, ground.credit, now, timing);
+        shared.refill(now, share.rate);
+        self.settle(&shared, reading.as_ref(), now);
+        if share.paused {
+            shared.hold_back(now);
+            return Answer::HeldBack(PAUSED_NAP);
+        }
+        if let Some(nap) = self.wait_for_work(key, now) {
+            return Answer::Queued(nap);
+        }
+        let estimate = self.samples.cost(key).unwrap_or(GUESS);
+        if !self.draw(&shared, estimate, now) {
+            shared.hold_back(now);
+            return Answer::HeldBack(shared.time_to_credit(share.rate));
+        }
+        self.mark(ground, key, estimate)
+    }
+
+    /// The driver took the launch of pair `pair`; `timed`: both events were recorded.
+    pub fn launched(&mut self, pair: usize, timed: bool) {
+        self.counted.launches += 1;
+        if !timed {
+            self.end(pair);
+        }
+    }
+
+    /// The driver refused the launch of pair `pair`: it costs nothing.
+    pub fn refused(&mut self, pair: usize) {
+        let estimate = self.marks.get(pair).map_or(0, |mark| mark.estimate);
+        self.purse = self.purse.saturating_add_unsigned(estimate);
+        self.end(pair);
+    }
+
+    /// The events of pair `pair` are gone.
+    pub fn lost(&mut self, pair: usize) {
+        self.end(pair);
+    }
+
+    /// Takes the fast path's credit, so that every launch asks from now on: a capture begins.
+    pub fn close(&mut self, credit: &Credit) {
+        self.collect(credit);
+    }
+
+    /// Forgets what launches of `key` cost: its handle may come to mean something else.
+    pub fn forget(&mut self, credit: &Credit, key: Key) {
+        self.samples.forget(key);
+        credit.forget_cost(key);
+    }
+
+    /// What was used since the last call.
+    pub fn count(&mut self) -> Counted {
+        core::mem::take(&mut self.counted)
+    }
+
+    fn collect(&mut self, credit: &Credit) {
+        let taken = credit.take();
+        self.purse = self.purse.saturating_add(taken.nanoseconds);
+        self.counted.launches = self.counted.launches.saturating_add(taken.launches);
+    }
+
+    /// Settles the timed launches that have ended: from the oldest up to the first that runs, and those that nobody
+    /// waits for.
+    fn reap(
+        &mut self,
+        shared: &Shared<'_>,
+        credit: &Credit,
+        now: u64,
+        mut timing: impl FnMut(usize) -> Timing,
+    ) {
+        for pair in 0..TIMED {
+            if self.marks.get(pair).is_some_and(|mark| mark.order != 0 && mark.overdue) {
+                self.look(shared, credit, now, pair, &mut timing);
+            }
+        }
+        while let Some(pair) = self.oldest() {
+            if !self.look(shared, credit, now, pair, &mut timing) {
+                return;
+            }
+        }
+    }
+
+    /// Whether the launch of `pair` has ended; it is settled then.
+    fn look(
+        &mut self,
+        shared: &Shared<'_>,
+        credit: &Credit,
+        now: u64,
+        pair: usize,
+        timing: &mut impl FnMut(usize) -> Timing,
+    ) -> bool {
+        match timing(pair) {
+            Timing::Running => return false,
+            Timing::Took(time) => self.settle_timed(shared, credit, now, pair, time),
+            Timing::Lost => {}
+        }
+        self.end(pair);
+        true
+    }
+
+    fn settle_timed(&mut self, shared: &Shared<'_>, credit: &Credit, now: u64, pair: usize, time: u64) {
+        let Some(mark) = self.marks.get(pair).copied() else { return };
+        let key = Key::from_bits(mark.key);
+        let time = time.max(1);
+        let (likely, cost) = self.samples.add(key, time, self.solitude.alone);
+        credit.set_cost(key, cost);
+        let owed = if mark.untimed { time } else { likely };
+        let difference = shared.scaled(owed).cast_signed() - shared.scaled(mark.estimate).cast_signed();
+        self.charge(shared, now, difference);
+    }
+
+    fn charge(&mut self, shared: &Shared<'_>, now: u64, nanoseconds: i64) {
+        shared.charge(now, nanoseconds);
+        self.charged = self.charged.wrapping_add(nanoseconds);
+        self.counted.nanoseconds = self.counted.nanoseconds.saturating_add(nanoseconds);
+    }
+
+    fn settle(&mut self, shared: &Shared<'_>, reading: Option<&Reading>, now: u64) {
+        let Some(reading) = reading else {
+            self.solitude.alone = false;
+            return;
+        };
+        if reading.until != self.solitude.until {
+            self.solitude.window(reading, self.charged, shared.charged());
+            shared.settle(reading, now);
+        }
+    }
+
+    /// How long to wait for unfinished work before anything more is launched.
+    fn wait_for_work(&mut self, key: Key, now: u64) -> Option<u64> {
+        let pair = self.oldest()?;
+        let waits = self.is_full() || self.unfinished() > DEPTH.cast_signed() || self.is_unsure_about(key);
+        if !waits {
+            self.naps = 0;
+            return None;
+        }
+        let mark = self.marks.get_mut(pair)?;
+        if mark.waited_since == 0 {
+            mark.waited_since = now;
+        }
+        if now.saturating_sub(mark.waited_since) > PATIENCE {
+            self.give_up_waiting();
+            return None;
+        }
+        self.naps = self.naps.saturating_add(1);
+        Some(((30 * MICROSECOND) << self.naps.min(5)).min(MILLISECOND / 2))
+    }
+
+    /// Whether launching `key` would queue too much of which nothing is known.
+    fn is_unsure_about(&self, key: Key) -> bool {
+        let mut untimed = self.active().filter(|mark| mark.untimed);
+        self.samples.cost(key).is_none()
+            && (untimed.clone().count() >= UNTIMED || untimed.any(|mark| mark.key == key.bits()))
+    }
+
+    /// Work that was launched and has not ended, estimated and before scaling; credit that is not spent is not in it.
+    fn unfinished(&self) -> i64 {
+        self.drawn.wrapping_sub(self.done).cast_signed().saturating_sub(self.purse)
+    }
+
+    /// Nobody waits for what is queued now, since it may wait for what comes next.
+    fn give_up_waiting(&mut self) {
+        let position = self.position();
+        for mark in self.marks.iter_mut().filter(|mark| mark.order != 0) {
+            mark.overdue = true;
+        }
+        self.done = position;
+        if self.is_full()
+            && let Some(oldest) = (0..TIMED).min_by_key(|pair| self.marks.get(*pair).map(|mark| mark.order))
+        {
+            self.end(oldest);
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.marks.iter().all(|mark| mark.order != 0)
+    }
+
+    /// Makes the purse hold `estimate`. False: the bucket has nothing.
+    fn draw(&mut self, shared: &Shared<'_>, estimate: u64, now: u64) -> bool {
+        let missing = i64::try_from(estimate).unwrap_or(i64::MAX).saturating_sub(self.purse);
+        if missing <= 0 {
+            return true;
+        }
+        if shared.level() <= 0 {
+            return false;
+        }
+        let taken = missing.unsigned_abs().max(SLICE);
+        self.drawn = self.drawn.wrapping_add(taken);
+        self.purse = self.purse.saturating_add_unsigned(taken);
+        self.charge(shared, now, shared.scaled(taken).cast_signed());
+        true
+    }
+
+    /// Pays for the launch and hands the rest to the fast path.
+    fn mark(&mut self, ground: &Ground<'_>, key: Key, estimate: u64) -> Answer {
+        self.purse = self.purse.saturating_sub_unsigned(estimate);
+        self.orders += 1;
+        let mark = Mark {
+            order: self.orders,
+            key: key.bits(),
+            estimate,
+            position: self.position(),
+            waited_since: 0,
+            untimed: self.samples.cost(key).is_none(),
+            overdue: false,
+        };
+        let free = self.marks.iter_mut().enumerate().find(|(_, place)| place.order == 0);
+        let Some((pair, place)) = free else { return Answer::Queued(MILLISECOND) };
+        *place = mark;
+        self.naps = 0;
+        if !ground.capturing
+            && let Ok(purse) = u64::try_from(self.purse)
+            && purse >= LEAST_COST
+        {
+            ground.credit.give(purse);
+            self.purse = 0;
+        }
+        Answer::Timed(pair)
+    }
+
+    /// Position of the last launch.
+    fn position(&self) -> u64 {
+        self.drawn.wrapping_sub(self.purse.cast_unsigned())
+    }
+
+    fn active(&self) -> impl Iterator<Item = &Mark> + Clone {
+        self.marks.iter().filter(|mark| mark.order != 0 && !mark.overdue)
+    }
+
+    fn oldest(&self) -> Option<usize> {
+        let marks = self.marks.iter().enumerate().filter(|(_, mark)| mark.order != 0 && !mark.overdue);
+        marks.min_by_key(|(_, mark)| mark.order).map(|(pair, _)| pair)
+    }
+
+    fn end(&mut self, pair: usize) {
+        let Some(mark) = self.marks.get_mut(pair) else { return };
+        if mark.position.wrapping_sub(self.done).cast_signed() > 0 {
+            self.done = mark.position;
+        }
+        *mark = Mark::default();
+    }
+}
+
+impl Solitude {
+    fn window(&mut self, reading: &Reading, own_charged: i64, all_charged: u64) {
+        let own = own_charged.wrapping_sub(self.own_charged).max(0).unsigned_abs();
+        let all = all_charged.wrapping_sub(self.all_charged);
+        // Less than a fiftieth was charged by other processes of the container.
+        let alone = reading.others == self.others && own.saturating_mul(50) >= all.saturating_mul(49);
+        let began = self.until != 0;
+        *self = Self {
+            until: reading.until,
+            others: reading.others,
+            own_charged,
+            all_charged,
+            alone: began && alone,
+        };
+    }
+}

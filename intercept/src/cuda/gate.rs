@@ -1,0 +1,84 @@
+//! The launches as programs reach them: two instructions look whether any GPU of the container is limited, and if none
+//! is, the driver has the call as it came, arguments on the stack included.
+
+use core::ffi::c_void;
+
+use super::launch::{GATE, limited};
+use super::{DRIVER, NAMES, Status, Stream};
+
+/// Where the address of `name` stands in the driver's table, in bytes.
+const fn offset(name: &str) -> usize {
+    let mut number = 0;
+    while !is_same(NAMES[number].as_bytes(), name.as_bytes()) {
+        number += 1;
+    }
+    number * size_of::<usize>()
+}
+
+const fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let mut at = 0;
+    while at < one.len() && at < other.len() && one[at] == other[at] {
+        at += 1;
+    }
+    at == one.len() && at == other.len()
+}
+
+macro_rules! gated {
+    ($($name:ident($($argument:ident: $type:ty),* $(,)?);)*) => { $(
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> Status {
+            core::arch::naked_asm!(
+                "mov rax, qword ptr [rip + {gate}]",
+                "cmp dword ptr [rax], 0",
+                "jne 2f",
+                "mov rax, qword ptr [rip + {driver} + {offset}]",
+                "test rax, rax",
+                "jz 2f", // a name that the driver lacks: the other way knows the answer
+                "jmp rax",
+                "2:",
+                "jmp {limited}",
+                gate = sym GATE,
+                driver = sym DRIVER,
+                offset = const offset(stringify!($name)),
+                limited = sym limited::$name,
+            )
+        }
+    )* };
+}
+
+/// The hooks of this family.
+#[allow(
+    non_snake_case,
+    missing_docs,
+    clippy::missing_safety_doc,
+    clippy::too_many_arguments,
+    reason = "the driver names and documents them"
+)]
+pub mod hooks {
+    use super::*;
+
+    gated! {
+        cuLaunchKernel(
+            function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+            shared: u32, stream: Stream, parameters: *mut c_void, extra: *mut c_void,
+        );
+        cuLaunchKernel_ptsz(
+            function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+            shared: u32, stream: Stream, parameters: *mut c_void, extra: *mut c_void,
+        );
+        cuLaunchCooperativeKernel(
+            function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+            shared: u32, stream: Stream, parameters: *mut c_void,
+        );
+        cuLaunchCooperativeKernel_ptsz(
+            function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+            shared: u32, stream: Stream, parameters: *mut c_void,
+        );
+        cuLaunchKernelEx(
+            configuration: *const c_void, function: usize, parameters: *mut c_void, extra: *mut c_void,
+        );
+        cuLaunchKernelEx_ptsz(
+            configuration: *const c_void, function: usize, parameters: *mut c_void, extra: *mut c_void,
+        );
+    }
+}

@@ -1,0 +1,537 @@
+//! Launches: each pays for its GPU time before it goes to the driver. `crate::compute` decides; here are the driver's
+//! events, the clock and the sleep that it needs.
+//!
+//! A thread that has to wait does so in the launch, holding the turn: those behind it do not pass. The state itself is
+//! locked only while no thread sleeps, so that a context can end meanwhile.
+
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
+
+use gpushare_region::MAX_DEVICES;
+
+use super::context::{current, relaxed};
+use super::timing::Pair;
+use super::{Context, Here, SUCCESS, Status, Stream, here, read, real};
+use crate::compute::{Answer, Credit, Ground, Key, Limiter, Share, Shared, TIMED, Timing};
+use crate::mutex::Mutex;
+use crate::sys;
+
+/// What the exported launches look at first: the limits file's number of limited GPUs once the books are open. A word
+/// of our own that is not 0 until then.
+pub(super) static GATE: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const CLOSED).cast_mut());
+static CLOSED: AtomicU32 = AtomicU32::new(1);
+/// Without a limits file nothing is granted: no context, and so no launch to limit.
+static OPEN: AtomicU32 = AtomicU32::new(0);
+
+/// Functions whose block shape is remembered for the launches that do not name one.
+const SHAPES: usize = 256;
+
+/// The compute side of this process.
+#[repr(C)]
+pub(super) struct Launches {
+    devices: [Launcher; MAX_DEVICES],
+    /// Captures that were begun and have not ended.
+    captures: AtomicU32,
+    /// By hash of the function: the block shape that `cuFuncSetBlockShape` gave it.
+    shapes: [AtomicU32; SHAPES],
+}
+
+/// Launches on one device.
+#[repr(C)]
+struct Launcher {
+    credit: Credit,
+    /// Held by the one thread that asks or waits.
+    turn: Mutex<()>,
+    asked: Mutex<Asked>,
+}
+
+#[repr(C)]
+struct Asked {
+    limiter: Limiter,
+    pairs: [Pair; TIMED],
+}
+
+/// A stream as the driver's function takes it.
+#[derive(Clone, Copy)]
+struct Queue {
+    stream: Stream,
+    /// Handle 0 is the thread's own stream.
+    per_thread: bool,
+}
+
+/// Lets the exported launches look at the limits themselves from now on.
+pub(super) fn open_gate(here: Here) {
+    let word = here.book().limits.map_or(&OPEN, |limits| &limits.header.compute_limited);
+    GATE.store(core::ptr::from_ref(word).cast_mut(), Relaxed);
+}
+
+/// The line of the limits file that a launch of this thread falls under, if compute is limited there.
+#[inline(always)]
+fn limited_line(here: Here) -> Option<usize> {
+    let limits = here.book().limits?;
+    let line = match limits.header.devices.load(Relaxed) {
+        1 => 0, // a context on another GPU is not granted
+        _ => current(here)?.device.into(),
+    };
+    limits.devices.get(line).is_some_and(Share::is_limited).then_some(line)
+}
+
+/// Whether a launch may go to the driver at once: it is paid, or nothing limits it.
+#[inline(always)]
+fn is_paid(key: Key) -> bool {
+    let Some(here) = here() else { return true };
+    let Some(line) = limited_line(here) else { return true };
+    here.state.launches.devices.get(line).is_some_and(|launcher| launcher.credit.spend(key))
+}
+
+/// Calls the driver, after a wait if the share asks for one.
+#[cold]
+#[inline(never)]
+fn launch_slowly(key: Key, queue: Queue, call: &mut dyn FnMut() -> Status) -> Status {
+    let Some(here) = here() else { return call() };
+    open_gate(here);
+    let Some(line) = limited_line(here) else { return call() };
+    let Some(launcher) = here.state.launches.devices.get(line) else { return call() };
+    let mut context = 0;
+    // SAFETY: the driver writes one handle.
+    let asked = unsafe { real::cuCtxGetCurrent(&mut context) };
+    if asked != SUCCESS || context == 0 || queue.is_recording() {
+        return call(); // the driver's own error, or a launch that is only written down
+    }
+    launcher.admit(here, line, key, |admitted| match admitted {
+        Some((asked, pair)) => asked.launch(pair, context, queue, call),
+        None => call(),
+    })
+}
+
+impl Launcher {
+    /// Waits until a launch of `key` may go and hands it to `act`, with the pair of events to time it by.
+    fn admit(
+        &self,
+        here: Here,
+        line: usize,
+        key: Key,
+        act: impl FnOnce(Option<(&mut Asked, usize)>) -> Status,
+    ) -> Status {
+        let Some(ground) = self.ground(here, line) else { return act(None) };
+        let start = sys::now();
+        let _turn = self.turn.lock();
+        if self.credit.spend(key) {
+            return act(None); // whoever had the turn before has drawn enough
+        }
+        let mut held_back = false;
+        loop {
+            let ground = Ground { capturing: here.state.launches.captures.load(Relaxed) != 0, ..ground };
+            let mut asked = self.asked.lock();
+            let nap = match asked.ask(&ground, key) {
+                Answer::Free => return act(None),
+                Answer::Timed(pair) => {
+                    let throttled = if held_back { sys::now().saturating_sub(start) } else { 0 };
+                    Shared::new(&ground).count_throttled(throttled);
+                    let status = act(Some((&mut asked, pair)));
+                    let counted = asked.limiter.count();
+                    here.book().count_compute(line, counted.launches, counted.nanoseconds);
+                    return status;
+                }
+                Answer::Queued(nap) => nap,
+                Answer::HeldBack(nap) => {
+                    held_back = true;
+                    nap
+                }
+            };
+            drop(asked);
+            sys::sleep(nap.div_ceil(1_000));
+        }
+    }
+
+    /// What the limiter reads and writes; `None`: there are no books.
+    fn ground(&self, here: Here, line: usize) -> Option<Ground<'_>> {
+        let (limits, usage) = (here.book().limits?, here.book().usage?);
+        Some(Ground {
+            line: limits.devices.get(line)?,
+            measured: limits.measured.get(line)?,
+            bucket: usage.header.buckets.get(line)?,
+            settlement: usage.settlements.get(line)?,
+            credit: &self.credit,
+            capturing: false,
+        })
+    }
+}
+
+impl Asked {
+    fn ask(&mut self, ground: &Ground<'_>, key: Key) -> Answer {
+        let Self { limiter, pairs } = self;
+        let mut answer = Answer::Free;
+        relaxed(|| {
+            let timing = |pair| pairs.get(pair).map_or(Timing::Lost, Pair::timing);
+            answer = limiter.ask(ground, key, sys::now(), timing);
+        });
+        answer
+    }
+
+    /// Calls the driver between the events of pair `number`.
+    fn launch(
+        &mut self,
+        number: usize,
+        context: Context,
+        queue: Queue,
+        call: &mut dyn FnMut() -> Status,
+    ) -> Status {
+        let Self { limiter, pairs } = self;
+        let Some(pair) = pairs.get_mut(number) else { return call() };
+        let Queue { stream, per_thread } = queue;
+        let mut timed = false;
+        relaxed(|| timed = pair.make(context) && pair.begin(stream, per_thread));
+        let status = call();
+        if status == SUCCESS {
+            if timed {
+                relaxed(|| timed = pair.end(stream, per_thread));
+            }
+            limiter.launched(number, timed);
+        } else {
+            limiter.refused(number);
+        }
+        status
+    }
+
+    /// Ends the events that live in `context`.
+    fn forget_context(&mut self, context: Context) {
+        for (number, pair) in self.pairs.iter_mut().enumerate().filter(|(_, pair)| pair.is_in(context)) {
+            pair.destroy();
+            self.limiter.lost(number);
+        }
+    }
+}
+
+impl Queue {
+    /// Whether launches into the stream are only written down. Where the driver cannot tell, they are: it answers so for
+    /// the legacy stream while another stream of the context is captured.
+    fn is_recording(&self) -> bool {
+        let mut recording = 0;
+        let mut status = SUCCESS;
+        relaxed(|| {
+            status = if self.per_thread {
+                // SAFETY: our caller's stream, which the driver checks; it writes one integer.
+                unsafe { real::cuStreamIsCapturing_ptsz(self.stream, &mut recording) }
+            } else {
+                // SAFETY: our caller's stream, which the driver checks; it writes one integer.
+                unsafe { real::cuStreamIsCapturing(self.stream, &mut recording) }
+            };
+        });
+        status != SUCCESS || recording != 0
+    }
+}
+
+/// `context` is about to end: its events go first.
+pub(super) fn context_ends(here: Here, context: Context) {
+    for launcher in &here.state.launches.devices {
+        launcher.asked.lock().forget_context(context);
+    }
+}
+
+/// `executable` has ended, and its handle may come to mean another graph.
+pub(super) fn graph_ended(here: Here, executable: usize) {
+    if !is_open() {
+        for launcher in &here.state.launches.devices {
+            launcher.asked.lock().limiter.forget(&launcher.credit, Key::graph(executable));
+        }
+    }
+}
+
+/// Begins a capture with `call`: no launch is paid from credit while one is in progress.
+pub(super) fn begin_capture(here: Here, call: impl FnOnce() -> Status) -> Status {
+    let launches = &here.state.launches;
+    launches.captures.fetch_add(1, Relaxed);
+    for launcher in &launches.devices {
+        launcher.asked.lock().limiter.close(&launcher.credit);
+    }
+    let status = call();
+    if status != SUCCESS {
+        launches.capture_ended();
+    }
+    status
+}
+
+/// Ends a capture of `stream` with `call`, which may report an error and end it all the same.
+fn end_capture(stream: Stream, per_thread: bool, call: impl FnOnce() -> Status) -> Status {
+    let Some(here) = here() else { return call() };
+    let queue = Queue { stream, per_thread };
+    let before = queue.is_recording();
+    let status = call();
+    if before && !queue.is_recording() {
+        here.state.launches.capture_ended();
+    }
+    status
+}
+
+impl Launches {
+    fn capture_ended(&self) {
+        let _ = self.captures.fetch_update(Relaxed, Relaxed, |count| Some(count.saturating_sub(1)));
+    }
+
+    fn shape(&self, function: usize) -> Option<&AtomicU32> {
+        self.shapes.get((function >> 4) % SHAPES)
+    }
+}
+
+/// Whether nothing is limited for this container, and that is known.
+#[inline(always)]
+fn is_open() -> bool {
+    // SAFETY: the gate is always one of the two words here or one of the limits mapping, which stays.
+    unsafe { &*GATE.load(Relaxed) }.load(Relaxed) == 0
+}
+
+/// Launches an executable graph with `call`.
+pub(super) fn graph(
+    executable: usize,
+    stream: Stream,
+    per_thread: bool,
+    mut call: impl FnMut() -> Status,
+) -> Status {
+    let key = Key::graph(executable);
+    if is_open() || is_paid(key) {
+        return call();
+    }
+    launch_slowly(key, Queue { stream, per_thread }, &mut call)
+}
+
+/// `CUlaunchConfig`, as far as it is read.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Configuration {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: Stream,
+}
+
+/// `CUDA_LAUNCH_PARAMS`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct OneOfMany {
+    function: usize,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: Stream,
+    parameters: usize,
+}
+
+/// The launches behind the gate, where something may be limited.
+#[allow(
+    non_snake_case,
+    clippy::missing_safety_doc,
+    clippy::too_many_arguments,
+    reason = "the driver names and documents them"
+)]
+pub(super) mod limited {
+    use super::*;
+
+    macro_rules! kernels {
+        ($($name:ident, $per_thread:literal ($($last:ident)?);)*) => { $(
+            pub unsafe extern "C" fn $name(
+                function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+                shared: u32, stream: Stream, parameters: *mut c_void $(, $last: *mut c_void)?
+            ) -> Status {
+                let key = Key::kernel(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+                // Both are calls in tail position with the arguments where they are.
+                if is_paid(key) {
+                    // SAFETY: our caller's arguments, unchanged.
+                    return unsafe {
+                        real::$name(
+                            function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters
+                            $(, $last)?
+                        )
+                    };
+                }
+                // SAFETY: our caller's arguments, unchanged.
+                unsafe {
+                    slow::$name(
+                        function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters
+                        $(, $last)?
+                    )
+                }
+            }
+        )*
+
+        /// What is left to do when credit did not pay.
+        mod slow {
+            use super::*;
+
+            $(
+                #[cold]
+                #[inline(never)]
+                pub unsafe extern "C" fn $name(
+                    function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+                    shared: u32, stream: Stream, parameters: *mut c_void $(, $last: *mut c_void)?
+                ) -> Status {
+                    let key = Key::kernel(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+                    // SAFETY: our caller's arguments, unchanged.
+                    let mut call = || unsafe {
+                        real::$name(
+                            function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters
+                            $(, $last)?
+                        )
+                    };
+                    launch_slowly(key, Queue { stream, per_thread: $per_thread }, &mut call)
+                }
+            )*
+        } };
+    }
+    kernels! {
+        cuLaunchKernel, false (extra);
+        cuLaunchKernel_ptsz, true (extra);
+        cuLaunchCooperativeKernel, false ();
+        cuLaunchCooperativeKernel_ptsz, true ();
+    }
+
+    macro_rules! configured {
+        ($($name:ident, $per_thread:literal;)*) => { $(
+            pub unsafe extern "C" fn $name(
+                configuration: *const c_void, function: usize, parameters: *mut c_void, extra: *mut c_void,
+            ) -> Status {
+                // SAFETY: our caller's arguments, unchanged.
+                let mut call = || unsafe { real::$name(configuration, function, parameters, extra) };
+                // SAFETY: null, or a configuration as the driver reads it.
+                let Some(wanted) = (unsafe { read(configuration.cast::<Configuration>()) }) else { return call() };
+                let key = Key::kernel(function, wanted.grid, wanted.block);
+                if is_paid(key) {
+                    return call();
+                }
+                launch_slowly(key, Queue { stream: wanted.stream, per_thread: $per_thread }, &mut call)
+            }
+        )* };
+    }
+    configured! {
+        cuLaunchKernelEx, false;
+        cuLaunchKernelEx_ptsz, true;
+    }
+}
+
+/// One launch on each of several devices. The one whose context is current can be timed; the others are paid at a guess,
+/// and the meter settles them.
+///
+/// # Safety
+/// `list` is null or holds `count` launches.
+unsafe fn launch_many(list: *const OneOfMany, count: u32, call: &mut dyn FnMut() -> Status) -> Status {
+    let Some(here) = here().filter(|_| !is_open() && !list.is_null()) else { return call() };
+    let mut context = 0;
+    // SAFETY: the driver writes one handle.
+    unsafe { real::cuCtxGetCurrent(&mut context) };
+    let mut own = None;
+    for index in 0..count as usize {
+        // SAFETY: `index` is below the length of the list.
+        let launch = unsafe { list.wrapping_add(index).read_unaligned() };
+        let mut owner = 0;
+        // SAFETY: the caller's stream, which the driver checks; it writes one handle.
+        let asked = unsafe { real::cuStreamGetCtx(launch.stream, &mut owner) };
+        if asked == SUCCESS && owner == context {
+            own = Some(launch);
+        } else if let Some(line) = super::context::line_of_context(here, owner) {
+            pay(here, line.into(), launch.key());
+        }
+    }
+    let Some(own) = own.filter(|own| !is_paid(own.key())) else { return call() };
+    launch_slowly(own.key(), Queue { stream: own.stream, per_thread: false }, call)
+}
+
+/// Waits until a launch that cannot be timed may go.
+fn pay(here: Here, line: usize, key: Key) {
+    let limited =
+        here.book().limits.and_then(|limits| limits.devices.get(line)).is_some_and(Share::is_limited);
+    let Some(launcher) = here.state.launches.devices.get(line).filter(|_| limited) else { return };
+    launcher.admit(here, line, key, |admitted| {
+        if let Some((asked, pair)) = admitted {
+            asked.limiter.launched(pair, false);
+        }
+        SUCCESS
+    });
+}
+
+impl OneOfMany {
+    fn key(&self) -> Key {
+        Key::kernel(self.function, self.grid, self.block)
+    }
+}
+
+/// A launch that names a grid and no block.
+fn launch_old(function: usize, grid: [i32; 2], stream: Stream, mut call: impl FnMut() -> Status) -> Status {
+    if is_open() {
+        return call();
+    }
+    let shape =
+        here().and_then(|here| here.state.launches.shape(function)).map_or(0, |word| word.load(Relaxed));
+    let key = Key::kernel(function, [grid[0].cast_unsigned(), grid[1].cast_unsigned(), 1], [shape, 1, 1]);
+    if is_paid(key) {
+        return call();
+    }
+    launch_slowly(key, Queue { stream, per_thread: false }, &mut call)
+}
+
+/// The hooks of this family.
+#[allow(
+    non_snake_case,
+    missing_docs,
+    clippy::missing_safety_doc,
+    reason = "the driver names and documents them"
+)]
+pub mod hooks {
+    use super::*;
+
+    pub unsafe extern "C" fn cuLaunchCooperativeKernelMultiDevice(
+        list: *mut c_void,
+        count: u32,
+        flags: u32,
+    ) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        let mut call = || unsafe { real::cuLaunchCooperativeKernelMultiDevice(list, count, flags) };
+        // SAFETY: as the driver reads it.
+        unsafe { launch_many(list.cast(), count, &mut call) }
+    }
+
+    pub unsafe extern "C" fn cuFuncSetBlockShape(function: usize, x: i32, y: i32, z: i32) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        let status = unsafe { real::cuFuncSetBlockShape(function, x, y, z) };
+        if status == SUCCESS
+            && let Some(word) = here().and_then(|here| here.state.launches.shape(function))
+        {
+            let [x, y, z] = [x, y, z].map(i32::cast_unsigned); // at most 1024, 1024 and 64
+            word.store(x | y << 11 | z << 22, Relaxed);
+        }
+        status
+    }
+
+    pub unsafe extern "C" fn cuLaunch(function: usize) -> Status {
+        // SAFETY: our caller's argument, unchanged.
+        launch_old(function, [1, 1], 0, || unsafe { real::cuLaunch(function) })
+    }
+
+    pub unsafe extern "C" fn cuLaunchGrid(function: usize, width: i32, height: i32) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        launch_old(function, [width, height], 0, || unsafe { real::cuLaunchGrid(function, width, height) })
+    }
+
+    pub unsafe extern "C" fn cuLaunchGridAsync(
+        function: usize,
+        width: i32,
+        height: i32,
+        stream: Stream,
+    ) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        let call = || unsafe { real::cuLaunchGridAsync(function, width, height, stream) };
+        launch_old(function, [width, height], stream, call)
+    }
+
+    macro_rules! ends {
+        ($($name:ident, $per_thread:literal;)*) => { $(
+            pub unsafe extern "C" fn $name(stream: Stream, graph: *mut usize) -> Status {
+                // SAFETY: our caller's arguments, unchanged.
+                end_capture(stream, $per_thread, || unsafe { real::$name(stream, graph) })
+            }
+        )* };
+    }
+    ends! {
+        cuStreamEndCapture, false;
+        cuStreamEndCapture_ptsz, true;
+    }
+}

@@ -1,0 +1,104 @@
+//! Pairs of events around a launch, which say how long it took on the device. Events belong to a context and die with
+//! it; the current context is never changed for them.
+
+use super::{Context, SUCCESS, Status, Stream, real};
+use crate::compute::Timing;
+
+/// `CUDA_ERROR_NOT_READY`.
+const NOT_READY: Status = 600;
+/// `CUDA_ERROR_NOT_FOUND`: the driver has no function of this name.
+const ABSENT: Status = 500;
+
+/// Two events of one context. All zero: there are none.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(super) struct Pair {
+    context: Context,
+    begin: usize,
+    end: usize,
+}
+
+impl Pair {
+    /// Makes the events in `context`, the current one, unless they are there. False: the driver gives none.
+    pub(super) fn make(&mut self, context: Context) -> bool {
+        if self.context != context {
+            self.destroy();
+        }
+        self.context = context;
+        for event in [&mut self.begin, &mut self.end] {
+            // SAFETY: the driver writes one handle; 0 is an event with timing.
+            if *event == 0 && unsafe { real::cuEventCreate(event, 0) } != SUCCESS {
+                *event = 0;
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Ends the events, which live in a context of this process.
+    pub(super) fn destroy(&mut self) {
+        for event in [&mut self.begin, &mut self.end] {
+            if core::mem::take(event) != 0 {
+                // SAFETY: an event that `make` was given, and nobody else's.
+                unsafe { real::cuEventDestroy_v2(*event) };
+            }
+        }
+        *self = Self::default();
+    }
+
+    /// Whether the events live in `context`.
+    pub(super) fn is_in(&self, context: Context) -> bool {
+        self.begin != 0 && self.context == context
+    }
+
+    /// Records the first event in `stream`.
+    pub(super) fn begin(&self, stream: Stream, per_thread: bool) -> bool {
+        record(self.begin, stream, per_thread)
+    }
+
+    /// Records the second event in `stream`.
+    pub(super) fn end(&self, stream: Stream, per_thread: bool) -> bool {
+        record(self.end, stream, per_thread)
+    }
+
+    /// What the pair says about the launch between its events.
+    pub(super) fn timing(&self) -> Timing {
+        if self.begin == 0 || self.end == 0 {
+            return Timing::Lost;
+        }
+        // SAFETY: an event of this pair.
+        match unsafe { real::cuEventQuery(self.end) } {
+            SUCCESS => self.elapsed().map_or(Timing::Lost, Timing::Took),
+            NOT_READY => Timing::Running,
+            _ => Timing::Lost,
+        }
+    }
+
+    fn elapsed(&self) -> Option<u64> {
+        let mut milliseconds = 0.0;
+        // SAFETY: two events of this pair; the driver writes one number.
+        let mut status = unsafe { real::cuEventElapsedTime(&mut milliseconds, self.begin, self.end) };
+        if status == ABSENT {
+            // SAFETY: two events of this pair; the driver writes one number.
+            status = unsafe { real::cuEventElapsedTime_v2(&mut milliseconds, self.begin, self.end) };
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "`as` saturates, and turns what is no number into 0"
+        )]
+        #[expect(clippy::cast_sign_loss, reason = "a negative time is 0")]
+        let nanoseconds = (f64::from(milliseconds) * 1e6) as u64;
+        (status == SUCCESS).then_some(nanoseconds)
+    }
+}
+
+fn record(event: usize, stream: Stream, per_thread: bool) -> bool {
+    let status = if per_thread {
+        // SAFETY: an event of this process and the stream that our caller launches in.
+        unsafe { real::cuEventRecord_ptsz(event, stream) }
+    } else {
+        // SAFETY: an event of this process and the stream that our caller launches in.
+        unsafe { real::cuEventRecord(event, stream) }
+    };
+    status == SUCCESS
+}
