@@ -52,6 +52,7 @@ pub struct LimitsHeader {
 }
 
 /// The grant on one GPU.
+#[derive(Default)]
 #[repr(C, align(64))]
 pub struct LimitLine {
     /// The GPU's UUID as the driver gives it, in four words of the machine's byte order.
@@ -96,7 +97,8 @@ impl ComputePolicy {
         }
     }
 
-    const fn number(self) -> u32 {
+    /// The number that stands for the policy in the file.
+    pub const fn number(self) -> u32 {
         match self {
             Self::None => 0,
             Self::Fixed => 1,

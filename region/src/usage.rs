@@ -86,7 +86,8 @@ pub struct Bucket {
     pub throttled: AtomicU64,
     /// What a nanosecond of estimated GPU time costs, in units of 2^-20 nanoseconds; 0: not known better than 1.
     pub scale: AtomicU64,
-    reserved: [AtomicU64; 1],
+    /// GPU time in nanoseconds that was charged and turned out not to be used; given back as the bucket empties.
+    pub refund: AtomicU64,
 }
 
 /// How many of the last settled windows are remembered.

@@ -15,3 +15,4 @@ pub mod size;
 pub mod span;
 pub mod state;
 pub mod timeline;
+pub mod virtual_gpu;

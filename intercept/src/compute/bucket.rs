@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release};
 
 use gpushare_region::{Bucket, CHARGE_MOMENTS, ChargeMoment, Settlement};
 
-use super::{CAP, Ground, MICROSECOND, MILLISECOND, NAP};
+use super::{CAP, Ground, MICROSECOND, MILLISECOND, NAP, REFUND_CAP, REFUND_CAP_EXACT, REFUND_STEP};
 
 /// Length of time for which one moment of the charges stands.
 const MOMENT: u64 = 2 * MILLISECOND;
@@ -16,6 +16,8 @@ const MOMENT: u64 = 2 * MILLISECOND;
 const LEAST_REFILL: u64 = 20 * MICROSECOND;
 /// Longest time that a refill counts.
 const LONGEST_REFILL: u64 = 3_600_000 * MILLISECOND;
+/// A container begins in debt by what it earns in this time: nothing is known of its first launches.
+const FIRST_DEBT: u64 = 20 * MILLISECOND;
 /// One in the fixed-point numbers of [`Bucket::scale`].
 const ONE: u64 = 1 << 20;
 
@@ -53,11 +55,15 @@ impl<'a> Shared<'a> {
         if self.bucket.refilled.compare_exchange(last, now, Relaxed, Relaxed).is_err() {
             return; // somebody else refills
         }
+        let rate = rate.min(10_000);
+        if last == 0 {
+            self.add(-(FIRST_DEBT * rate / 10_000).cast_signed(), 0);
+        }
         // The first refill, and one after a time stamp from the future, begin a new count.
         if last == 0 || last > now {
             return;
         }
-        let earned = (now - last).min(LONGEST_REFILL) * rate.min(10_000) / 10_000;
+        let earned = (now - last).min(LONGEST_REFILL) * rate / 10_000;
         self.add(earned.cast_signed(), CAP);
     }
 
@@ -78,6 +84,33 @@ impl<'a> Shared<'a> {
             Some(new.cast_unsigned())
         };
         let _ = self.bucket.nanoseconds.fetch_update(Relaxed, Relaxed, change);
+    }
+
+    /// Puts right a difference of charged and measured time. What was charged too much is kept apart, since a bucket that
+    /// is full of it would not be filled.
+    ///
+    /// `exact`: the charges were true to the launches. The difference is then work that was charged in one window and
+    /// runs in the next, and takes itself back there: little is given back meanwhile.
+    pub(super) fn correct(&self, charged_too_much: i64, exact: bool) {
+        let cap = if exact { REFUND_CAP_EXACT } else { REFUND_CAP };
+        let refund = self.bucket.refund.load(Relaxed).min(REFUND_CAP_EXACT).cast_signed();
+        let sum = refund.saturating_add(charged_too_much).min(cap.cast_signed());
+        let given = sum.min(if exact { REFUND_STEP.cast_signed() } else { 0 });
+        self.bucket.refund.store((sum - given).cast_unsigned(), Relaxed);
+        self.add(given, CAP);
+    }
+
+    /// Fills an empty bucket from what is to be given back.
+    pub(super) fn give_back(&self) {
+        let refund = self.bucket.refund.load(Relaxed).min(REFUND_CAP);
+        if refund == 0 || self.level() > 0 {
+            return;
+        }
+        let part = refund.min(CAP / 2);
+        let given = self.bucket.refund.compare_exchange(refund, refund - part, Relaxed, Relaxed);
+        if given.is_ok() {
+            self.add(part.cast_signed(), CAP);
+        }
     }
 
     /// Estimated nanoseconds in nanoseconds of the bucket.
@@ -178,7 +211,7 @@ mod tests {
         let shared = shared();
         shared.refill(START, 2500);
         for (what, charge, after, level) in [
-            ("a quarter of 8 ms", 0, 8, 2_000_000),
+            ("a quarter of 28 ms, of which 20 were owed", 0, 28, 2_000_000),
             ("the cap", 0, 1_000, 10_000_000),
             ("debt of a long kernel", 510_000_000, 0, -500_000_000),
             ("a second later", 0, 1_000, -250_000_000),

@@ -135,7 +135,7 @@ impl Limiter {
             shared.hold_back(now);
             return Answer::HeldBack(PAUSED_NAP);
         }
-        if let Some(nap) = self.wait_for_work(key, now) {
+        if let Some(nap) = self.wait_for_work(&shared, key, now) {
             return Answer::Queued(nap);
         }
         let estimate = self.samples.cost(key).unwrap_or(GUESS);
@@ -251,14 +251,15 @@ impl Limiter {
         };
         if reading.until != self.solitude.until {
             self.solitude.window(reading, self.charged, shared.charged());
-            shared.settle(reading, now);
+            shared.settle(reading, now, self.solitude.alone);
         }
     }
 
     /// How long to wait for unfinished work before anything more is launched.
-    fn wait_for_work(&mut self, key: Key, now: u64) -> Option<u64> {
+    fn wait_for_work(&mut self, shared: &Shared<'_>, key: Key, now: u64) -> Option<u64> {
         let pair = self.oldest()?;
-        let waits = self.is_full() || self.unfinished() > DEPTH.cast_signed() || self.is_unsure_about(key);
+        let unfinished = shared.scaled(self.unfinished().max(0).unsigned_abs());
+        let waits = self.is_full() || unfinished > DEPTH || self.is_unsure_about(key);
         if !waits {
             self.naps = 0;
             return None;
@@ -272,7 +273,7 @@ impl Limiter {
             return None;
         }
         self.naps = self.naps.saturating_add(1);
-        Some(((30 * MICROSECOND) << self.naps.min(5)).min(MILLISECOND / 2))
+        Some(((30 * MICROSECOND) << self.naps.min(5)).min(MILLISECOND / 4))
     }
 
     /// Whether launching `key` would queue too much of which nothing is known.
@@ -310,6 +311,9 @@ impl Limiter {
         let missing = i64::try_from(estimate).unwrap_or(i64::MAX).saturating_sub(self.purse);
         if missing <= 0 {
             return true;
+        }
+        if !self.solitude.alone {
+            shared.give_back();
         }
         if shared.level() <= 0 {
             return false;

@@ -31,16 +31,20 @@ const MILLISECOND: u64 = 1_000_000;
 
 /// Most that an unused share adds up to. With 5 ms the share between containers suffers, with 20 ms bursts pass 105 %.
 const CAP: u64 = 10 * MILLISECOND;
-/// Most that a refund of the meter fills the bucket to.
-const REFUND_CAP: u64 = 50 * MILLISECOND;
+/// Most that is kept of what was charged too much; with more, a second holds too much of what is made up for.
+const REFUND_CAP: u64 = 15 * MILLISECOND;
+/// The same where charges are true to the launches, and only early.
+const REFUND_CAP_EXACT: u64 = 100 * MILLISECOND;
+/// What is given back there in one measured window.
+const REFUND_STEP: u64 = 3 * MILLISECOND;
 /// What a process draws at a time. It bounds what a killed process takes with it, and how late a change of limits is
 /// seen.
 const SLICE: u64 = MILLISECOND / 2;
 /// The least that a launch costs: a slice is then at most 500 launches.
 const LEAST_COST: u64 = MICROSECOND;
 /// Unfinished work that a process may have queued. Without a bound, what was saved while a neighbour held the GPU is run
-/// off at full speed later; 20 ms was worse.
-const DEPTH: u64 = 10 * MILLISECOND;
+/// off at full speed later; 20 ms was worse. With exactly 10 ms, kernels of that length would run one by one.
+const DEPTH: u64 = 12 * MILLISECOND;
 /// What a launch that was never timed is taken for.
 const GUESS: u64 = MILLISECOND;
 /// Launches of never timed kinds that may be unfinished.

@@ -7,7 +7,7 @@ use gpushare_region::{SETTLED_WINDOWS, SettledWindow};
 
 use super::bucket::Shared;
 use super::share::Reading;
-use super::{MILLISECOND, REFUND_CAP, STALE};
+use super::{MILLISECOND, STALE};
 
 /// A meter that was silent for longer begins a new account.
 const LONGEST_WINDOW: u64 = 2_000 * MILLISECOND;
@@ -15,6 +15,8 @@ const LONGEST_WINDOW: u64 = 2_000 * MILLISECOND;
 const SCALE_WINDOWS: u64 = 6;
 /// Charges below this say nothing about the scale.
 const LEAST_CHARGE: i64 = 15 * MILLISECOND.cast_signed();
+/// Percent of a deviation by which a window moves the scale.
+const GAIN: i64 = 15;
 /// One in the fixed-point scale.
 const ONE: i64 = 1 << 20;
 
@@ -28,8 +30,9 @@ struct Window {
 }
 
 impl Shared<'_> {
-    /// Puts right what the windows up to `reading` show, once for all processes: whoever moves `settled` does it.
-    pub(super) fn settle(&self, reading: &Reading, now: u64) {
+    /// Puts right what the windows up to `reading` show, once for all processes: whoever moves `settled` does it. `exact`:
+    /// as for [`correct`](Self::correct).
+    pub(super) fn settle(&self, reading: &Reading, now: u64, exact: bool) {
         let settled = self.bucket.settled.load(Acquire);
         if reading.until <= settled && settled <= now.saturating_add(STALE) {
             return;
@@ -42,7 +45,7 @@ impl Shared<'_> {
         let moved = self.bucket.settled.compare_exchange(settled, new.until, Release, Relaxed);
         let Some(last) = last.filter(|last| moved.is_ok() && continues(last, &new)) else { return };
         let (measured, charged) = grown(&last, &new);
-        self.add(charged.saturating_sub(measured), REFUND_CAP);
+        self.correct(charged.saturating_sub(measured), exact);
         self.rescale(&new);
     }
 
@@ -90,7 +93,7 @@ impl Shared<'_> {
         }
         // Bounded by `grown`: nothing here overflows.
         let ratio = (measured * ONE / charged.max(1)).clamp(ONE / 2, 2 * ONE);
-        let gain = ONE + (ratio - ONE) * 15 / 100;
+        let gain = ONE + (ratio - ONE) * GAIN / 100;
         let scale = self.scale().cast_signed() * gain / ONE;
         self.bucket.scale.store(scale.clamp(ONE / 10, 4 * ONE).cast_unsigned(), Relaxed);
     }
@@ -145,8 +148,9 @@ mod tests {
         ] {
             let until = start + windows * WINDOW;
             shared.charge(until - 1, charge);
-            shared.settle(&reading(until, own), until + 30 * MILLISECOND);
-            assert_eq!(shared.level(), level, "{what}");
+            shared.settle(&reading(until, own), until + 30 * MILLISECOND, false);
+            let refund = shared.bucket.refund.load(Relaxed).cast_signed();
+            assert_eq!(shared.level() + refund, level, "{what}");
         }
     }
 
@@ -157,26 +161,25 @@ mod tests {
         (0..300).for_each(|step| shared.charge(start + step * MILLISECOND, 500_000));
         let before = shared.level();
         // The window ended 100 ms ago, when 100 ms had been charged.
-        shared.settle(&reading(start + 200 * MILLISECOND, 100_000_000), start + 300 * MILLISECOND);
+        shared.settle(&reading(start + 200 * MILLISECOND, 100_000_000), start + 300 * MILLISECOND, false);
         assert!(shared.level().abs_diff(before) < 600_000, "{before} became {}", shared.level());
     }
 
     #[test]
     fn the_scale_follows_what_charges_turn_out_to_cost_and_stays_in_bounds() {
+        // In percent of what is charged, and in percent.
         for (used, want) in
-            [(1.0, 0.98..1.02), (0.5, 0.0..0.6), (1.5, 1.4..9.0), (100.0, 3.9..4.1), (0.0, 0.05..0.11)]
+            [(100, 98..=102), (50, 10..=60), (150, 140..=400), (10_000, 390..=400), (0, 5..=11)]
         {
             let shared = shared();
             let start = 1_000 * WINDOW;
-            let mut own = 0.0;
             for window in 1..100 {
-                let charge = 50_000_000.0;
-                own += charge * used;
-                shared.charge(start + window * WINDOW - 1, charge as i64);
-                shared.settle(&reading(start + window * WINDOW, own as u64), start + window * WINDOW);
+                let until = start + window * WINDOW;
+                shared.charge(until - 1, shared.scaled(50_000_000).cast_signed());
+                shared.settle(&reading(until, window * 500_000 * used), until, false);
             }
-            let scale = shared.scale() as f64 / ONE as f64;
-            assert!(want.contains(&scale), "{used} times the charge: {scale}");
+            let percent = shared.scale() * 100 / ONE.cast_unsigned();
+            assert!(want.contains(&percent), "{used} % of the estimate: {percent} %");
         }
     }
 
@@ -189,7 +192,7 @@ mod tests {
             shared.charge(until - 1, 1_000_000);
             std::thread::scope(|scope| {
                 for _ in 0..3 {
-                    scope.spawn(|| shared.settle(&reading(until, 1_500_000 * window), until));
+                    scope.spawn(|| shared.settle(&reading(until, 1_500_000 * window), until, false));
                 }
             });
         }
@@ -208,8 +211,8 @@ mod tests {
             }
             for settled in [0, bytes, u64::MAX] {
                 shared.bucket.settled.store(settled, Relaxed);
-                shared.settle(&reading(5 * WINDOW, u64::MAX), 6 * WINDOW);
-                shared.settle(&reading(u64::MAX, 0), 6 * WINDOW);
+                shared.settle(&reading(5 * WINDOW, u64::MAX), 6 * WINDOW, false);
+                shared.settle(&reading(u64::MAX, 0), 6 * WINDOW, true);
             }
         }
     }

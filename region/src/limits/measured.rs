@@ -7,6 +7,7 @@ use super::LimitsFile;
 use crate::MAX_DEVICES;
 
 /// What the host's meter says about the container on one GPU. Written under its own sequence counter.
+#[derive(Default)]
 #[repr(C, align(64))]
 pub struct Measured {
     /// Odd while the host writes.

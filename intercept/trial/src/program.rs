@@ -1,0 +1,155 @@
+//! A process of a trial: launches through the limiter as the hooks do, sleeps where they sleep.
+
+use gpushare_intercept::compute::{Answer, Credit, Key, Limiter, TIMED, Timing};
+use gpushare_simulator::virtual_gpu::VirtualGpu;
+
+use crate::MICROSECOND;
+use crate::chance::Chance;
+use crate::container::Load;
+use crate::run::{Books, Estimates};
+
+/// What a launch costs the processor.
+const LAUNCH: u64 = 3 * MICROSECOND;
+/// What two events more cost.
+const EVENTS: u64 = 2 * MICROSECOND;
+/// Most by which the kernel's timers are late.
+const SLACK: u64 = 60 * MICROSECOND;
+/// How long a thread takes to notice that the GPU is done.
+const NOTICE: u64 = 5 * MICROSECOND;
+/// Launches that the driver queues.
+const QUEUE: usize = 1024;
+
+/// Until when a process does nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sleep {
+    Until(u64),
+    /// Until its submission of this number has ended, and so many nanoseconds more.
+    Ended(u64, u64),
+    Over,
+}
+
+pub(crate) struct Program {
+    pub(crate) container: usize,
+    pub(crate) sleep: Sleep,
+    credit: Credit,
+    process: usize,
+    load: Load,
+    estimates: Estimates,
+    limiter: Limiter,
+    chance: Chance,
+    /// Submissions of the two events of each pair.
+    pairs: [(u64, u64); TIMED],
+    /// The kernel to launch next, while it is held back.
+    next: Option<(usize, u64)>,
+    launches: u32,
+}
+
+impl Program {
+    pub(crate) fn new(
+        process: usize,
+        container: usize,
+        load: Load,
+        start: u64,
+        chance: Chance,
+        estimates: Estimates,
+    ) -> Self {
+        Self {
+            container,
+            sleep: Sleep::Until(start.max(load.active.0)),
+            credit: Credit::default(),
+            process,
+            load,
+            estimates,
+            limiter: Limiter::default(),
+            chance,
+            pairs: [(0, 0); TIMED],
+            next: None,
+            launches: 0,
+        }
+    }
+
+    /// When the process goes on; `None`: when the GPU is further, or never.
+    pub(crate) fn wakes(&self) -> Option<u64> {
+        match self.sleep {
+            Sleep::Until(time) => Some(time),
+            Sleep::Ended(..) | Sleep::Over => None,
+        }
+    }
+
+    /// Wakes up if what it waits for has ended.
+    pub(crate) fn notice(&mut self, gpu: &VirtualGpu, now: u64) {
+        if let Sleep::Ended(number, more) = self.sleep
+            && gpu.has_ended(self.process, number)
+        {
+            self.sleep = Sleep::Until(now + NOTICE + more);
+        }
+    }
+
+    /// Does what a process does between two sleeps: at most one launch.
+    pub(crate) fn step(&mut self, gpu: &mut VirtualGpu, books: &Books, now: u64) {
+        if now >= self.load.active.1 {
+            self.sleep = Sleep::Over;
+            return;
+        }
+        if gpu.pending(self.process) >= QUEUE {
+            self.sleep = Sleep::Ended(gpu.last(self.process) - QUEUE as u64 / 2, 0);
+            return;
+        }
+        let (kind, length) = match self.next {
+            Some(next) => next,
+            None => self.load.next(&mut self.chance, now),
+        };
+        self.next = Some((kind, length));
+        let key = Key::kernel(0x1000 + kind * 64, [132, 1, 1], [256, 1, 1]);
+        if self.credit.spend(key) {
+            gpu.launch(self.process, length);
+            self.launched(gpu, now + LAUNCH);
+            return;
+        }
+        match self.ask(gpu, books, key, now) {
+            Answer::Free => {
+                gpu.launch(self.process, length);
+                self.launched(gpu, now + LAUNCH);
+            }
+            Answer::Timed(pair) => {
+                let begin = gpu.record(self.process);
+                gpu.launch(self.process, length);
+                self.pairs[pair] = (begin, gpu.record(self.process));
+                self.limiter.launched(pair, true);
+                self.launched(gpu, now + LAUNCH + EVENTS);
+            }
+            Answer::Queued(nap) | Answer::HeldBack(nap) => {
+                self.sleep = Sleep::Until(now + nap + self.chance.below(SLACK));
+            }
+        }
+    }
+
+    fn ask(&mut self, gpu: &mut VirtualGpu, books: &Books, key: Key, now: u64) -> Answer {
+        let Self { limiter, credit, pairs, process, .. } = self;
+        let pinned = self.estimates == Estimates::Pinned;
+        if pinned {
+            limiter.forget(credit, key);
+        }
+        limiter.ask(&books.ground(credit), key, now, |pair| {
+            if pinned { Timing::Lost } else { timing(gpu, *process, pairs[pair]) }
+        })
+    }
+
+    fn launched(&mut self, gpu: &VirtualGpu, then: u64) {
+        self.next = None;
+        self.launches += 1;
+        let waits = self.load.synchronise != 0 && self.launches.is_multiple_of(self.load.synchronise);
+        self.sleep =
+            if waits { Sleep::Ended(gpu.last(self.process), self.load.pause) } else { Sleep::Until(then) };
+    }
+}
+
+fn timing(gpu: &mut VirtualGpu, process: usize, (begin, end): (u64, u64)) -> Timing {
+    if !gpu.has_ended(process, end) {
+        return Timing::Running;
+    }
+    match (gpu.take_stamp(process, begin), gpu.take_stamp(process, end)) {
+        (Some(begin), Some(end)) => Timing::Took(end - begin),
+        _ => Timing::Lost,
+    }
+}

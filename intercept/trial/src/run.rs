@@ -1,0 +1,167 @@
+//! One run: everything that happens, in the order of its time.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use gpushare_intercept::compute::{Credit, Ground};
+use gpushare_region::{Bucket, LimitLine, Measured, Settlement};
+use gpushare_simulator::virtual_gpu::VirtualGpu;
+
+use crate::chance::Chance;
+use crate::meter::{Counts, LOOK};
+use crate::program::{Program, Sleep};
+use crate::{Container, Discipline, Figures, MILLISECOND, Meter, SECOND};
+
+/// What the limiter learns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Estimates {
+    /// What launches cost.
+    Learned,
+    /// Nothing: the negative control.
+    Pinned,
+}
+
+/// A run to be made.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// Who shares the GPU.
+    pub containers: Vec<Container>,
+    /// Whose work runs next.
+    pub device: Discipline,
+    /// The host's meter; `None`: event pairs alone decide.
+    pub meter: Option<Meter>,
+    /// What the limiter learns.
+    pub estimates: Estimates,
+    /// Processes start within so many nanoseconds of each other.
+    pub stagger: u64,
+    /// Length in seconds, 3 at least.
+    pub seconds: u64,
+    /// Which of many runs.
+    pub seed: u64,
+}
+
+/// The files of one container.
+#[derive(Default)]
+pub(crate) struct Books {
+    line: LimitLine,
+    measured: Measured,
+    bucket: Bucket,
+    settlement: Settlement,
+}
+
+impl Books {
+    fn new(container: &Container) -> Self {
+        let books = Self::default();
+        books.line.cores_percent.store(container.cores, Relaxed);
+        books.line.policy.store(container.policy.number(), Relaxed);
+        books.line.ceiling_percent.store(container.ceiling, Relaxed);
+        books
+    }
+}
+
+impl Trial {
+    /// A run of 11 s in which `containers` share `device`, with a meter.
+    #[must_use]
+    pub fn new(containers: Vec<Container>, device: Discipline, seed: u64) -> Self {
+        let (meter, estimates) = (Some(Meter::default()), Estimates::Learned);
+        Self { containers, device, meter, estimates, stagger: 20 * MILLISECOND, seconds: 11, seed }
+    }
+
+    /// Makes the run; what each container got.
+    #[must_use]
+    pub fn run(&self) -> Vec<Figures> {
+        let mut chance = Chance::new(self.seed);
+        let owners: Vec<usize> = self
+            .containers
+            .iter()
+            .enumerate()
+            .flat_map(|(index, container)| std::iter::repeat_n(index, container.processes))
+            .collect();
+        let starts: Vec<u64> = owners.iter().map(|_| chance.below(self.stagger.max(1))).collect();
+        let programs = owners.iter().zip(&starts).enumerate().map(|(process, (owner, start))| {
+            let chance = Chance::new(self.seed.wrapping_mul(1_000) + process as u64);
+            let load = self.containers[*owner].load.clone();
+            Program::new(process, *owner, load, *start, chance, self.estimates)
+        });
+        let mut programs: Vec<Program> = programs.collect();
+        let books: Vec<Books> = self.containers.iter().map(Books::new).collect();
+        let mut gpu = VirtualGpu::new(self.device, owners.len());
+        let phase = chance.below(SECOND);
+        let counts = self.meter.map(|meter| Counts::new(meter, owners.clone(), books.len(), phase));
+        let mut host = counts.map(|counts| Host { counts, next_look: phase % LOOK });
+        self.drive(&mut gpu, &mut programs, &books, host.as_mut());
+        self.figures(&gpu, &owners, &starts)
+    }
+
+    fn drive(
+        &self,
+        gpu: &mut VirtualGpu,
+        programs: &mut [Program],
+        books: &[Books],
+        mut host: Option<&mut Host>,
+    ) {
+        let end = self.seconds * SECOND;
+        loop {
+            let wakes = programs.iter().filter_map(Program::wakes).min();
+            let waits = programs.iter().any(|program| matches!(program.sleep, Sleep::Ended(..)));
+            let change = if waits { gpu.next_change() } else { None };
+            let times = [wakes, change, host.as_ref().map(|host| host.next())];
+            let Some(now) = times.into_iter().flatten().min().filter(|now| *now < end) else { break };
+            gpu.advance(now);
+            if let Some(host) = &mut host {
+                host.act(gpu, &self.containers, books, now);
+            }
+            for program in &mut *programs {
+                program.notice(gpu, now);
+                if program.wakes().is_some_and(|time| time <= now) {
+                    program.step(gpu, &books[program.container], now);
+                }
+            }
+        }
+        gpu.advance(end);
+    }
+
+    fn figures(&self, gpu: &VirtualGpu, owners: &[usize], starts: &[u64]) -> Vec<Figures> {
+        let end = self.seconds * SECOND;
+        let figures = |(index, container): (usize, &Container)| {
+            let own = || {
+                owners.iter().enumerate().filter(|(_, owner)| **owner == index).map(|(process, _)| process)
+            };
+            let bins = |at: usize| own().map(|process| gpu.bins(process).get(at).copied().unwrap_or(0)).sum();
+            let bins: Vec<u64> = (0..usize::try_from(end / MILLISECOND).unwrap_or(0)).map(bins).collect();
+            let begin = own().map(|process| starts[process]).min().unwrap_or(0);
+            Figures::new(&bins, begin, end, container.cores)
+        };
+        self.containers.iter().enumerate().map(figures).collect()
+    }
+}
+
+impl Books {
+    pub(crate) fn ground<'a>(&'a self, credit: &'a Credit) -> Ground<'a> {
+        let Self { line, measured, bucket, settlement } = self;
+        Ground { line, measured, bucket, settlement, credit, capturing: false }
+    }
+}
+
+/// The host's side.
+struct Host {
+    counts: Counts,
+    next_look: u64,
+}
+
+impl Host {
+    fn next(&self) -> u64 {
+        self.next_look.min(self.counts.next_window)
+    }
+
+    fn act(&mut self, gpu: &VirtualGpu, containers: &[Container], books: &[Books], now: u64) {
+        if now >= self.counts.next_window {
+            self.counts.end_window(gpu, now);
+        }
+        if now >= self.next_look {
+            self.next_look = now + LOOK;
+            let lines: Vec<&Measured> = books.iter().map(|books| &books.measured).collect();
+            let burst: Vec<u32> = containers.iter().map(|container| container.cores * 100).collect();
+            self.counts.tell(&lines, now, &burst);
+        }
+    }
+}
