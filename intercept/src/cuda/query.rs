@@ -2,6 +2,7 @@
 //! and errors are answered as it answers them.
 
 use super::context::current;
+use super::virtual_memory::share;
 use super::{Device, Here, SUCCESS, Status, UNLISTED, here, line_of, read, real, write};
 
 /// The free and total bytes to report.
@@ -9,6 +10,7 @@ fn seen(here: Here, line: u8, driver_free: u64, driver_total: u64) -> (u64, u64)
     if line == UNLISTED {
         return (0, driver_total); // every allocation will be refused
     }
+    share::reap(here); // what closed descriptors kept is free
     let line = usize::from(line);
     let limit = here.book().limit(line);
     (limit.saturating_sub(here.book().used_by_living(line)).min(driver_free), limit)

@@ -123,7 +123,7 @@ fn release(handle: u64, call: impl FnOnce() -> Status) -> Status {
     let Some(entry) = left else { return status };
     if status == SUCCESS {
         drop_reference(here, entry.extra);
-        share::reap(here);
+        share::reap_object(here, entry.extra);
     } else if table.change(Kind::Handle, handle, |entry| entry.size += 1).is_none() {
         let _ = table.put(Entry { size: 1, ..entry });
     }
@@ -165,7 +165,6 @@ fn unmap(address: u64, bytes: u64, call: impl FnOnce() -> Status) -> Status {
     let status = call();
     if status == SUCCESS {
         drop_range(here, Kind::Mapping, address, bytes, |at| at);
-        share::reap(here);
     }
     status
 }

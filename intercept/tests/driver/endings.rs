@@ -230,6 +230,12 @@ fn memory_that_left_the_process_and_came_back_is_paid_until_the_last_way_to_it_i
     assert_eq!((status, charged()), (0, 1344), "closed: found before the refusal");
     release(fourth);
     assert_eq!(charged(), 320);
+    let (_, fifth) = create(&cuda, 512);
+    let descriptor = export(fifth);
+    release(fifth);
+    assert_eq!(cuda.memory().0, 512);
+    close(descriptor);
+    assert_eq!((cuda.memory().0, charged()), (1024, 320), "closed: found by a look");
     for _ in 0..600 {
         let (_, handle) = create(&cuda, 2);
         let descriptor = export(handle);

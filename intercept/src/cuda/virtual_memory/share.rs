@@ -2,7 +2,7 @@
 //! long as it is open, and an import of it in this process is one more handle of the same memory.
 
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::{Here, SUCCESS, Status, here, read, real};
 use super::{add_reference, drop_reference, object_of_handle, retain};
@@ -10,15 +10,15 @@ use crate::mutex::Mutex;
 use crate::sys::{self, FileId};
 
 /// Exports that are followed; the memory of further ones stays charged until the process ends.
-const MOST: usize = 256;
+const MOST: usize = 4096;
 const DESCRIPTOR: i32 = 1; // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 /// Descriptors that this process exported.
 #[repr(C)]
 pub(super) struct Exports {
     list: Mutex<[Export; MOST]>,
-    /// Whether there ever was one.
-    any: AtomicBool,
+    /// Places of the list ever used.
+    used: AtomicUsize,
 }
 
 /// A descriptor, which holds a reference to the physical object.
@@ -47,12 +47,14 @@ fn exported(here: Here, handle: u64, descriptor: i32) {
     let exports = &here.state.virtual_memory.exports;
     let Some(object) = object_of_handle(here, handle) else { return };
     add_reference(here, object);
-    exports.any.store(true, Ordering::Relaxed);
     let Ok(id) = sys::file_id(descriptor) else { return };
     let mut list = exports.list.lock();
-    let at = list.iter().position(|export| export.live != 0 && export.descriptor == descriptor);
-    let at = at.or_else(|| list.iter().position(|export| export.live == 0));
-    let Some(place) = at.and_then(|at| list.get_mut(at)) else { return };
+    let used = exports.used.load(Ordering::Relaxed);
+    let mut places = list.iter().take(used);
+    let same = places.position(|export| export.live != 0 && export.descriptor == descriptor);
+    let at = same.or_else(|| list.iter().position(|export| export.live == 0));
+    let Some((at, place)) = at.and_then(|at| Some((at, list.get_mut(at)?))) else { return };
+    exports.used.fetch_max(at + 1, Ordering::Relaxed);
     let new = Export { live: 1, object, descriptor, device: id.device, inode: id.inode };
     let old = core::mem::replace(place, new);
     if old.live != 0 {
@@ -62,26 +64,36 @@ fn exported(here: Here, handle: u64, descriptor: i32) {
 
 /// Drops the references of descriptors that the program has closed.
 pub(in super::super) fn reap(here: Here) {
-    let exports = &here.state.virtual_memory.exports;
-    if !exports.any.load(Ordering::Relaxed) {
+    reap_those(here, |_| true);
+}
+
+/// As [`reap`], for one object.
+pub(super) fn reap_object(here: Here, object: u64) {
+    reap_those(here, |export| export.object == object);
+}
+
+fn reap_those(here: Here, wanted: impl Fn(&Export) -> bool) {
+    if is_unused(here) {
         return;
     }
-    for export in exports.list.lock().iter_mut().filter(|export| export.live != 0) {
-        if !export.is_open() {
-            export.live = 0;
-            drop_reference(here, export.object);
-        }
+    let exports = &here.state.virtual_memory.exports;
+    let (mut list, used) = (exports.list.lock(), exports.used.load(Ordering::Relaxed));
+    let places = list.iter_mut().take(used);
+    for export in places.filter(|export| export.live != 0 && wanted(export) && !export.is_open()) {
+        export.live = 0;
+        drop_reference(here, export.object);
     }
 }
 
 pub(in super::super) fn is_unused(here: Here) -> bool {
-    !here.state.virtual_memory.exports.any.load(Ordering::Relaxed)
+    here.state.virtual_memory.exports.used.load(Ordering::Relaxed) == 0
 }
 
 /// The object that this process exported as `descriptor`.
 fn object_of_descriptor(here: Here, descriptor: i32) -> Option<u64> {
-    let list = here.state.virtual_memory.exports.list.lock();
-    let mut live = list.iter().filter(|export| export.live != 0);
+    let exports = &here.state.virtual_memory.exports;
+    let (list, used) = (exports.list.lock(), exports.used.load(Ordering::Relaxed));
+    let mut live = list.iter().take(used).filter(|export| export.live != 0);
     live.find(|export| export.descriptor == descriptor && export.is_open()).map(|export| export.object)
 }
 
