@@ -33,6 +33,48 @@ unsafe fn keep_own(list: *mut u8, count: u32, stride: usize, pid_at: usize) -> u
     kept
 }
 
+/// Size of a moment in the list that `nvidia-smi pmon` reads: a time and four engines.
+const MOMENT: usize = 328;
+const ENGINES: usize = 4;
+/// Size of an engine's part: its use first, the process that used it as the third word.
+const ENGINE: usize = 80;
+/// No process.
+const NOBODY: u32 = u32::MAX;
+
+/// Leaves in a list of moments only what the processes did that `is_own` names. Their number is part of the figures: a
+/// reader divides by it.
+///
+/// # Safety
+/// `list` holds `count` moments.
+unsafe fn hide_foreign(list: *mut u8, count: u32, is_own: impl Fn(u32) -> bool) {
+    for part in 0..count as usize * ENGINES {
+        let at = part / ENGINES * MOMENT + size_of::<u64>() + part % ENGINES * ENGINE;
+        let engine = list.wrapping_add(at).cast::<[u32; 3]>();
+        // SAFETY: an engine of one of the moments.
+        if let Some([_, other, pid]) = unsafe { read(engine) }.filter(|[_, _, pid]| *pid != NOBODY)
+            && !is_own(pid)
+        {
+            // SAFETY: as above.
+            unsafe { write(engine, [0, other, NOBODY]) };
+        }
+    }
+}
+
+/// The moments that `call` wrote, less what other processes did.
+///
+/// # Safety
+/// `count` is null or readable, and `list` null or the list of that many moments, after `call` succeeded.
+pub(super) unsafe fn moments(count: *mut u32, list: *mut u8, call: impl FnOnce() -> Status) -> Status {
+    let status = call();
+    // SAFETY: as our caller says.
+    if let Some(found) = unsafe { read(count) }.filter(|_| status == SUCCESS && !list.is_null()) {
+        let is_own = |pid| book().is_some_and(|book| book.is_own_pid(pid));
+        // SAFETY: as our caller says.
+        unsafe { hide_foreign(list, found, is_own) };
+    }
+    status
+}
+
 /// `nvmlProcessesUtilizationInfo_t`.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -118,5 +160,32 @@ pub mod hooks {
         }
         // SAFETY: our caller's arguments, unchanged.
         unsafe { real::nvmlDeviceGetAccountingStats_v2(device, stats) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_list_of_moments_the_containers_own_engines_remain() {
+        let mut list = [[0u32; MOMENT / 4]; 3];
+        let engine = |number: usize| 2 + number * ENGINE / 4;
+        for (moment, entry) in list.iter_mut().enumerate() {
+            entry[0] = 7; // the time
+            for (number, pid) in [11, 12, NOBODY, 13].into_iter().enumerate() {
+                let at = engine(number);
+                entry[at..at + 3].copy_from_slice(&[50 + u32::try_from(moment).unwrap(), 5, pid]);
+            }
+        }
+        // SAFETY: a list of three moments, the last of which is not to be touched.
+        unsafe { hide_foreign(list.as_mut_ptr().cast(), 2, |pid| pid == 12) };
+        for (moment, entry) in list.iter().enumerate() {
+            let part = |number: usize| &entry[engine(number)..engine(number) + 3];
+            let used = 50 + u32::try_from(moment).unwrap();
+            let foreign = |pid| if moment < 2 { [0, 5, NOBODY] } else { [used, 5, pid] };
+            assert_eq!((entry[0], part(0), part(3)), (7, &foreign(11)[..], &foreign(13)[..]), "{moment}");
+            assert_eq!((part(1), part(2)), (&[used, 5, 12][..], &[used, 5, NOBODY][..]), "{moment}");
+        }
     }
 }

@@ -1,11 +1,11 @@
 //! The private table that nvidia-smi gets its process lists from. It lies in read-only memory, so a copy is handed out
-//! in which the three process lists are ours. Where they stand depends on the driver; for a driver that we do not know
-//! the table passes through, since nvidia-smi refuses to run without it.
+//! in which the three process lists are ours, and for driver 535 the samples that `pmon` reads. Where they stand depends
+//! on the driver; for a driver that we do not know the table passes through, since nvidia-smi refuses to run without it.
 
 use core::ffi::{c_char, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{Device, SUCCESS, Status, book, list, read, real, write};
+use super::{Device, SUCCESS, Status, book, list, read, real, sample, write};
 use crate::sys;
 
 /// The table's name.
@@ -18,6 +18,8 @@ const SAME_SLOTS: [&[u8]; 2] = [b"535.", b"580."];
 /// Words from the start of the table: compute, graphics, MPS.
 const COMPUTE: usize = 213;
 const LISTS: usize = 3;
+/// Driver 535's samples by process.
+const MOMENTS: usize = 145;
 const LARGEST: usize = 1 << 16;
 
 /// Address of our copy of the table.
@@ -25,6 +27,10 @@ static COPY: AtomicUsize = AtomicUsize::new(0);
 /// The driver's own functions in the three slots.
 static REAL: [AtomicUsize; LISTS] = [const { AtomicUsize::new(0) }; LISTS];
 
+/// The driver's own function in the slot of samples.
+static REAL_MOMENTS: AtomicUsize = AtomicUsize::new(0);
+
+type Moments = unsafe extern "C" fn(Device, u64, *mut u32, *mut u32, *mut u8) -> Status;
 type Slot = unsafe extern "C" fn(Device, *mut u32, *mut c_void) -> Status;
 
 /// # Safety
@@ -42,6 +48,25 @@ unsafe extern "C" fn slot<const AT: usize>(
     let probe = |count| unsafe { real(device, count, core::ptr::null_mut()) };
     // SAFETY: our caller's arguments.
     unsafe { list::slot(device, count, processes, AT == 0, probe) }
+}
+
+/// # Safety
+/// The contract of the driver's function in slot `MOMENTS`.
+unsafe extern "C" fn moments(
+    device: Device,
+    last: u64,
+    kind: *mut u32,
+    count: *mut u32,
+    list: *mut u8,
+) -> Status {
+    let address = REAL_MOMENTS.load(Ordering::Acquire);
+    let pointer = core::ptr::with_exposed_provenance::<()>(address);
+    // SAFETY: the address stood in this slot of the driver's table, so it has the slot's signature.
+    let real: Moments = unsafe { core::mem::transmute::<*const (), Moments>(pointer) };
+    // SAFETY: our caller's arguments, unchanged.
+    let call = || unsafe { real(device, last, kind, count, list) };
+    // SAFETY: the driver has written as many moments as it says.
+    unsafe { sample::moments(count, list, call) }
 }
 
 /// Whether the process lists of this driver's table stand where we know them.
@@ -76,6 +101,12 @@ fn copy(address: usize) -> Option<usize> {
         real.store(unsafe { read(table.wrapping_add(at)) }.unwrap_or(0), Ordering::Release);
         // SAFETY: as above, and the copy is ours.
         unsafe { write(copied.wrapping_add(at), (list as *const ()).addr()) };
+    }
+    if size == SIZE_535 {
+        // SAFETY: a table of this size has the slot.
+        REAL_MOMENTS.store(unsafe { read(table.wrapping_add(MOMENTS)) }.unwrap_or(0), Ordering::Release);
+        // SAFETY: as above, and the copy is ours.
+        unsafe { write(copied.wrapping_add(MOMENTS), (moments as Moments as *const ()).addr()) };
     }
     // Two threads may both make one; either serves, and neither is ever unmapped.
     COPY.store(ours, Ordering::Release);
