@@ -3,10 +3,10 @@
 mod support;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use support::{Node, client};
+use support::{Node, client, real_driver};
 
 /// The body of the client processes; see [`support::Node::run`].
 #[test]
@@ -108,20 +108,9 @@ fn functions(library: &Path) -> BTreeSet<String> {
     text.lines().filter_map(|line| line.split_once(" T ")).map(|(_, name)| name.to_owned()).collect()
 }
 
-/// NVIDIA's own libraries of one version, where `tests/setup/driver-libraries.sh` could fetch them.
-fn real_libraries() -> Option<(String, PathBuf)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cache/driver-libraries/root");
-    let folder = root.join("usr/lib/x86_64-linux-gnu/nvidia/current");
-    let names = std::fs::read_dir(&folder).ok()?.flatten().map(|entry| entry.file_name());
-    let version = names
-        .filter_map(|name| Some(name.to_str()?.strip_prefix("libcuda.so.")?.to_owned()))
-        .find(|version| version.contains('.'))?;
-    Some((version, folder))
-}
-
 #[test]
 fn a_driver_exports_the_functions_that_the_real_one_of_its_version_exports() {
-    let Some((version, folder)) = real_libraries() else {
+    let Some((version, folder)) = real_driver() else {
         eprintln!("skipped: NVIDIA's libraries are not here; tests/setup/driver-libraries.sh fetches them");
         return;
     };

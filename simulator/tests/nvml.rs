@@ -5,10 +5,11 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
 use support::client::{self, Library};
-use support::{Node, Running};
+use support::{Node, Running, real_driver};
 
 /// The body of the client processes; see [`support::Node::run`].
 #[test]
@@ -310,4 +311,58 @@ fn nvml_tells_what_the_node_was_made_to_tell() {
     let node = Node::new(&["--nvml", "absent"]);
     assert!(!node.path("driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1").exists());
     assert_eq!(node.run("context").number("context"), 0);
+}
+
+#[test]
+#[ignore = "needs root: makes a pid namespace"]
+fn in_a_pid_namespace_pids_are_those_of_the_node_if_it_was_made_so() {
+    for (pids, want) in [("namespace", "0 0 0 0"), ("host", "0 1")] {
+        let node = Node::new(&["--nvml-pids", pids, "--context", "64MiB"]);
+        let mut busy = node.run("context\nlaunch busy_50ms 100\nfree\nsleep 60000");
+        busy.number("free");
+        std::thread::sleep(Duration::from_millis(400));
+        let inside = || {
+            let mut observer =
+                node.run_under(&["unshare", "--pid", "--fork", "--kill-child"], "observe", &[]);
+            ["processes", "samples"].map(|key| observer.value(key))
+        };
+        // Nobody in the node's own namespace has seen the process.
+        assert_eq!(inside(), ["0 0 0 0", "6 0 0"], "{pids}");
+        observed(&node);
+        let [processes, samples] = inside();
+        if pids == "host" {
+            let pid = busy.pid();
+            assert_eq!(processes, format!("{want} {pid} {}", 64 << 20));
+            assert!(samples.starts_with(&format!("0 {pid} ")), "{samples}");
+        } else {
+            assert_eq!((processes.as_str(), samples.as_str()), (want, "6 0 0"));
+        }
+    }
+}
+
+#[test]
+fn nvidia_smi_watches_processes() {
+    let program =
+        real_driver().map(|(version, folder)| (version, folder.join("../../../nvidia/current/nvidia-smi")));
+    let Some((version, program)) = program.filter(|(_, program)| program.exists()) else {
+        eprintln!("skipped: NVIDIA's nvidia-smi is not here; tests/setup/driver-libraries.sh fetches it");
+        return;
+    };
+    let node = Node::new(&["--driver", &version, "--nvidia-smi", &program.display().to_string()]);
+    let mut busy = node.run("context\nlaunch busy_50ms 100\nfree\nsleep 60000");
+    busy.number("free");
+    // Longer than pmon looks back, and than the windows that are kept.
+    std::thread::sleep(Duration::from_millis(1400));
+    let run = |what: &str| {
+        let mut command = node.client(Command::new(node.path("driver/usr/bin/nvidia-smi")));
+        let output = command.args([what, "-c", "1"]).output().expect("it runs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let told = run("pmon");
+    let line = told.lines().find(|line| line.contains(&busy.pid().to_string())).unwrap_or_default();
+    let words: Vec<&str> = line.split_whitespace().collect();
+    assert_eq!(words.get(2..4), Some(&["C", "100"][..]), "{told}");
+    let told = run("dmon");
+    let line = told.lines().find(|line| !line.starts_with('#')).unwrap_or_default();
+    assert_eq!(line.split_whitespace().nth(4), Some("100"), "{told}");
 }

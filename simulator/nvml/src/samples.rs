@@ -158,6 +158,47 @@ pub struct Entries {
 
 const ENTRIES_V1: u32 = 0x0100_0018;
 
+/// An entry of the list that `pmon` reads by the private table: a moment, and for each of four engines how much which
+/// process used it, in 80 bytes of which it reads two words. It divides the sum of a process by the number of entries.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Glance {
+    time: u64,
+    engines: [[u32; 20]; 4],
+}
+
+const _: () = assert!(size_of::<Glance>() == 328);
+
+const NOBODY: u32 = u32::MAX;
+
+/// Fills `pmon`'s list: as many entries for each window as the fullest has processes, each weighted by that number.
+pub fn glances(device: Handle, last_seen: u64, count: Out<u32>, out: Out<u8>) -> Result {
+    let found = shares(device, last_seen)?;
+    let fullest = found.iter().map(|share| found.iter().filter(|other| other.time == share.time).count());
+    let weight = fullest.max().unwrap_or(0);
+    let mut windows: Vec<u64> = found.iter().map(|share| share.time).collect();
+    windows.dedup();
+    let room = count.get()? as usize;
+    let mut written = 0;
+    for time in windows {
+        let mut of_window = found.iter().filter(|share| share.time == time);
+        for _ in 0..weight.min(room - written) {
+            let (pid, cores) = of_window.next().map_or((NOBODY, 0), |share| (share.pid, share.cores));
+            let used = |part: u32| {
+                let mut engine = [0; 20];
+                engine[0] = part * u32::try_from(weight).unwrap_or(1);
+                engine[2] = pid;
+                engine
+            };
+            let engines = [used(cores), used(cores / 4), used(0), used(0)];
+            out.offset::<Glance>(written * size_of::<Glance>()).set(Glance { time, engines })?;
+            written += 1;
+        }
+    }
+    count.set(u32::try_from(written).unwrap_or(0))?;
+    if written == 0 { Err(Code::NOT_FOUND) } else { Ok(()) }
+}
+
 /// Samples of the whole GPU: type 1 is the multiprocessors, 2 the memory.
 fn device_samples(device: Handle, kind: u32, last_seen: u64) -> Result<Vec<[u64; 2]>> {
     let gpu = gpu(device)?;

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use crate::abi::{Code, Handle, Out, Result, number, padded};
 use crate::node::{gpu, node};
+use crate::samples;
 
 /// Size of the table of driver 535.
 const SIZE: usize = 0x7a8;
@@ -15,7 +16,9 @@ const ID: [u8; 16] = 0xc4fe_3e6c_c98f_6c4e_a327_ee69_6e12_f7c4_u128.to_be_bytes(
 
 const LOGGER: usize = 26;
 const TOPOLOGY_LEVEL: usize = 23;
+const MONITORED: usize = 72;
 const HANDLE_BY_INDEX: usize = 81;
+const GLANCES: usize = 145;
 const PROCESS_LISTS: [usize; 3] = [213, 214, 215];
 
 #[repr(C)]
@@ -41,6 +44,15 @@ extern "C" fn logger() -> u32 {
 /// in this table's own count.
 extern "C" fn topology_level(_first: Out<u8>, _second: Out<u8>, out: Out<u32>) -> u32 {
     number(out.set(2))
+}
+
+/// Whether `dmon` and `pmon` can watch a GPU.
+extern "C" fn monitored(device: Handle, out: Out<u32>) -> u32 {
+    number(gpu(device).and_then(|_| out.set(1)))
+}
+
+extern "C" fn glances(device: Handle, seen: u64, kind: Out<u32>, count: Out<u32>, out: Out<u8>) -> u32 {
+    number(kind.set(1).and_then(|()| samples::glances(device, seen, count, out)))
 }
 
 extern "C" fn handle_by_index(index: u32, out: Out<Handle>) -> u32 {
@@ -84,6 +96,8 @@ fn table() -> &'static Table {
         slots[0] = std::ptr::without_provenance(SIZE);
         slots[LOGGER] = logger as *const c_void;
         slots[TOPOLOGY_LEVEL] = topology_level as *const c_void;
+        slots[MONITORED] = monitored as *const c_void;
+        slots[GLANCES] = glances as *const c_void;
         slots[HANDLE_BY_INDEX] = handle_by_index as *const c_void;
         let [compute, graphics, mps] = PROCESS_LISTS;
         slots[compute] = compute_processes as *const c_void;

@@ -29,6 +29,18 @@ pub fn program() -> &'static Path {
     })
 }
 
+/// NVIDIA's own driver of one version, where `tests/setup/driver-libraries.sh` could fetch it: the version, and the folder
+/// of the libraries.
+pub fn real_driver() -> Option<(String, PathBuf)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cache/driver-libraries/root");
+    let folder = root.join("usr/lib/x86_64-linux-gnu/nvidia/current");
+    let names = std::fs::read_dir(&folder).ok()?.flatten().map(|entry| entry.file_name());
+    let version = names
+        .filter_map(|name| Some(name.to_str()?.strip_prefix("libcuda.so.")?.to_owned()))
+        .find(|version| version.contains('.'))?;
+    Some((version, folder))
+}
+
 /// A node that goes when the test ends.
 pub struct Node {
     folder: tempfile::TempDir,
@@ -77,8 +89,18 @@ impl Node {
 
     /// A client process with this script and these variables.
     pub fn run_with(&self, script: &str, variables: &[(&str, &str)]) -> Running {
-        let mut command = self.client(Command::new(std::env::current_exe().expect("a test has a path")));
-        command.args(["--exact", "client", "--ignored", "--nocapture", "--quiet"]).env("SCRIPT", script);
+        self.run_under(&[], script, variables)
+    }
+
+    /// The same, started by another program.
+    pub fn run_under(&self, starter: &[&str], script: &str, variables: &[(&str, &str)]) -> Running {
+        let own = std::env::current_exe().expect("a test has a path");
+        let words: Vec<_> = starter.iter().map(std::ffi::OsString::from).chain([own.into()]).collect();
+        let mut command = self.client(Command::new(&words[0]));
+        command
+            .args(&words[1..])
+            .args(["--exact", "client", "--ignored", "--nocapture", "--quiet"])
+            .env("SCRIPT", script);
         command.envs(variables.iter().copied());
         Running::start(command)
     }
