@@ -144,6 +144,8 @@ crate::driver_functions! {
         cuStreamEndCapture_ptsz(stream: Stream, graph: *mut Graph);
     }
     used {
+        cuStreamQuery(stream: Stream);
+        cuStreamQuery_ptsz(stream: Stream);
         cuEventCreate(event: *mut usize, flags: u32);
         cuEventDestroy_v2(event: usize);
         cuEventRecord(event: usize, stream: Stream);
@@ -169,7 +171,6 @@ crate::driver_functions! {
         cuStreamIsCapturing(stream: Stream, capturing: *mut i32);
         cuStreamIsCapturing_ptsz(stream: Stream, capturing: *mut i32);
         cuStreamGetCtx(stream: Stream, context: *mut Context);
-        cuStreamQuery(stream: Stream);
         cuThreadExchangeStreamCaptureMode(mode: *mut i32);
         cuGraphGetNodes(graph: Graph, nodes: *mut usize, count: *mut usize);
         cuGraphNodeGetType(node: usize, kind: *mut i32);

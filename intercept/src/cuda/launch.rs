@@ -53,10 +53,10 @@ struct Asked {
 
 /// A stream as the driver's function takes it.
 #[derive(Clone, Copy)]
-struct Queue {
-    stream: Stream,
+pub(super) struct Queue {
+    pub(super) stream: Stream,
     /// Handle 0 is the thread's own stream.
-    per_thread: bool,
+    pub(super) per_thread: bool,
 }
 
 /// Lets the exported launches look at the limits themselves from now on.
@@ -179,13 +179,18 @@ impl Asked {
     ) -> Status {
         let Self { limiter, pairs } = self;
         let Some(pair) = pairs.get_mut(number) else { return call() };
-        let Queue { stream, per_thread } = queue;
-        let mut timed = false;
-        relaxed(|| timed = pair.make(context) && pair.begin(stream, per_thread));
+        let (mut timed, mut idle) = (false, false);
+        relaxed(|| {
+            idle = queue.is_idle();
+            timed = pair.make(context) && pair.begin(queue);
+        });
+        let start = sys::now();
         let status = call();
+        // An idle device takes the first event at once, and then waits as long as the launch takes here.
+        let waited = if idle { sys::now().saturating_sub(start) } else { 0 };
         if status == SUCCESS {
             if timed {
-                relaxed(|| timed = pair.end(stream, per_thread));
+                relaxed(|| timed = pair.end(queue, waited));
             }
             limiter.launched(number, timed);
         } else {
