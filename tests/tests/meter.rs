@@ -82,6 +82,41 @@ fn the_gpu_time_of_each_container_is_measured_over_a_restart_of_the_meter() {
 }
 
 #[test]
+#[ignore = "needs root and runc: runs containers"]
+fn idle_time_is_promised_to_a_bursting_container_until_its_neighbour_comes() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    // Kernels that take their time and compute nothing: the simulated GPU is kept busy by a busy processor as well.
+    let share = |cores| {
+        let bundle = Bundle::with_client().env("GPUSHARE_SIMULATOR_RUN", "0");
+        bundle.env("GPUSHARE_MEMORY", "4GiB").env("GPUSHARE_CORES", cores)
+    };
+    let bursting = share("30").env("GPUSHARE_COMPUTE_POLICY", "burst");
+    let fixed = share("70");
+    let _meter = Meter::start(runtime.config());
+    let containers = [&bursting, &fixed].map(|bundle| runtime.run(bundle));
+    let promised = |bundle: &Bundle| listed(runtime.config(), bundle.id(), 0)["burst_share"].as_f64();
+    thread::scope(|scope| {
+        let long = scope.spawn(|| work(&containers[0], "0", "8"));
+        assert!(eventually(SOON, || promised(&bursting) == Some(100.0)), "alone: {:?}", promised(&bursting));
+        let short = scope.spawn(|| work(&containers[1], "0", "2"));
+        let back = eventually(SOON, || promised(&bursting).is_some_and(|share| share < 31.0));
+        assert!(back, "beside its neighbour: {:?}", promised(&bursting));
+        assert!(short.join().expect("it ended") > 0);
+        assert!(
+            eventually(SOON, || promised(&bursting) == Some(100.0)),
+            "alone again: {:?}",
+            promised(&bursting)
+        );
+        assert!(long.join().expect("it ended") > 0);
+    });
+    assert_eq!(promised(&fixed), None, "a fixed share is what it is");
+}
+
+#[test]
 #[ignore = "needs root and runc: runs a container"]
 fn a_node_has_one_meter_and_the_doctor_misses_it_where_it_is_needed() {
     if !met(NEEDS) {

@@ -9,6 +9,8 @@
 pub const WHOLE: u32 = 10_000;
 /// How many windows a container's use is remembered: about a second, so that a pulse keeps what it needs.
 pub const WINDOWS: usize = 6;
+/// A container that used nothing in so many windows has gone, and what was kept for it is idle.
+const GONE: usize = 3;
 /// Above this sum of use, a container's use no longer tells what it wants.
 const FULL: u32 = 9_500;
 /// Bounds of the margin over what a container used: whole percents jitter by one.
@@ -88,6 +90,9 @@ fn claim(tenant: &Tenant, full: bool) -> u32 {
 }
 
 fn peak(recent: &[u32; WINDOWS]) -> u32 {
+    if recent[..GONE].iter().all(|used| *used == 0) {
+        return 0;
+    }
     recent.iter().copied().max().unwrap_or(0).min(WHOLE)
 }
 
