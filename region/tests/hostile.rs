@@ -19,7 +19,7 @@ impl Random {
     }
 
     fn below(&mut self, end: usize) -> usize {
-        usize::try_from(self.next() % end as u64).unwrap()
+        usize::try_from(self.next() % end as u64).expect("it is below a usize")
     }
 
     fn fill(&mut self, bytes: &mut [u8]) {
@@ -92,8 +92,9 @@ fn device(random: &mut Random) -> DeviceLimits {
     let policies = [ComputePolicy::Fixed, ComputePolicy::Burst, ComputePolicy::None];
     let mut uuid = [0; 16];
     random.fill(&mut uuid);
-    let number =
-        |random: &mut Random| u32::from_ne_bytes(*random.next().to_ne_bytes().first_chunk().unwrap());
+    let number = |random: &mut Random| {
+        u32::from_ne_bytes(*random.next().to_ne_bytes().first_chunk().expect("eight bytes begin with four"))
+    };
     DeviceLimits {
         uuid,
         memory_bytes: random.next(),
