@@ -131,6 +131,11 @@ impl Account {
     fn close(&mut self, now: u64) -> bool {
         let (period, newest) = (self.windows.period(), self.windows.newest());
         let before = self.closed;
+        // After a suspend, or a wall clock that was set forward, the rest was idle.
+        let remembered = now.saturating_sub((SILENCE + WINDOWS as u64) * period);
+        if newest < remembered {
+            self.closed = self.closed.max(remembered);
+        }
         while self.closed + SILENCE * period < now.max(newest) && newest < self.closed + period / 2 {
             self.end_window(period);
         }

@@ -1,6 +1,6 @@
 //! What NVML tells of the processes on one GPU.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use gpushare_inventory::GpuUuid;
 use nvml_wrapper::Device;
@@ -15,15 +15,15 @@ use super::windows::{PERIOD, Sample};
 pub struct Gpu<'nvml> {
     device: Device<'nvml>,
     uuid: GpuUuid,
-    /// What went wrong last, so that it is logged once.
-    trouble: Option<String>,
+    /// What went wrong, so that each thing is logged once.
+    troubles: HashSet<String>,
     samples: bool,
 }
 
 impl<'nvml> Gpu<'nvml> {
     /// The GPU `uuid`.
     pub fn new(device: Device<'nvml>, uuid: GpuUuid) -> Self {
-        Self { device, uuid, trouble: None, samples: true }
+        Self { device, uuid, troubles: HashSet::new(), samples: true }
     }
 
     /// How long its sampling windows are, in microseconds: as the stamps of its own utilisation stand apart.
@@ -51,10 +51,7 @@ impl<'nvml> Gpu<'nvml> {
             percent: told.sm_util,
         };
         match told {
-            Ok(told) => {
-                self.trouble = None;
-                Some(told.iter().map(sample).collect())
-            }
+            Ok(told) => Some(told.iter().map(sample).collect()),
             // Nothing new; or more came between the question for their number and the question for them.
             Err(NvmlError::NotFound | NvmlError::InsufficientSize(_)) => Some(Vec::new()),
             Err(error) => {
@@ -82,10 +79,10 @@ impl<'nvml> Gpu<'nvml> {
 
     fn say(&mut self, what: &str, error: &NvmlError) {
         let text = format!("{what}: {error}");
-        if self.trouble.as_ref() != Some(&text) {
+        if !self.troubles.contains(&text) {
             tracing::warn!(gpu = %self.uuid, trouble = %text, "the driver does not tell");
+            self.troubles.insert(text);
         }
-        self.trouble = Some(text);
     }
 }
 

@@ -141,6 +141,19 @@ fn a_gpu_that_falls_silent_is_idle_soon() {
 }
 
 #[test]
+fn a_clock_that_jumps_ahead_by_centuries_costs_no_time() {
+    let leases = [lease(1, Some(30), ComputePolicy::Burst), lease(2, Some(70), ComputePolicy::Fixed)];
+    let mut account = account(&leases, &[]);
+    account.count(vec![sample(1, 1, 30), sample(2, 1, 70)], at(1), owner);
+    let start = std::time::Instant::now();
+    let far = Clock { wall: at(1).wall * 5, ..at(1) };
+    assert!(account.count(vec![], far, owner));
+    assert!(start.elapsed() < std::time::Duration::from_secs(1));
+    account.decide(|_, _| false);
+    assert_eq!(published(&account, far)[0].1.burst_share, 3_000, "nobody is active any more");
+}
+
+#[test]
 fn a_container_without_a_compute_share_is_measured_and_not_held() {
     let leases = [lease(1, Some(30), ComputePolicy::Burst), lease(2, None, ComputePolicy::Fixed)];
     let mut account = account(&leases, &[]);
