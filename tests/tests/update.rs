@@ -1,11 +1,14 @@
 //! A share is changed while its container runs: seen inside within a second, refused where the node has no room, and nothing is
 //! ever taken from what is held.
 
+use std::fs;
+use std::process::Command;
 use std::time::Duration;
 
+use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
-use gpushare_tests::command::eventually;
-use gpushare_tests::leases::{cli, leases_of};
+use gpushare_tests::command::{self, eventually};
+use gpushare_tests::leases::{cli, leases_of, sweep};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
@@ -128,4 +131,52 @@ fn only_a_living_share_can_be_changed() {
     // The kernel takes its time to empty the cgroup of what was killed.
     let gone = eventually(Duration::from_secs(5), || update(dead.id()).stderr.contains("is gone"));
     assert!(gone, "{:?}", update(dead.id()));
+}
+
+/// The memory that each container's limits file grants on its first GPU, in the order in which they were made.
+fn granted(node: &SimulatedNode) -> Vec<u64> {
+    let regions = fs::read_dir(node.state().join("regions")).expect("there are regions").flatten();
+    let mut ids: Vec<u64> = regions.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    ids.sort_unstable();
+    let memory = |id: u64| {
+        let bytes =
+            fs::read(node.state().join(format!("regions/{id}/limits"))).expect("the limits can be read");
+        u64::from_ne_bytes(bytes[80..88].try_into().expect("eight bytes"))
+    };
+    ids.into_iter().map(memory).collect()
+}
+
+#[test]
+#[ignore = "needs root and runc: kills updates"]
+fn an_update_killed_at_any_point_never_leaves_a_container_more_than_the_store_says() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let bundles = [(); 2].map(|()| Bundle::small().env("GPUSHARE_MEMORY", "20GiB"));
+    let _containers = [runtime.run(&bundles[0]), runtime.run(&bundles[1])];
+    let mut changed = 0;
+    for round in 0..80_u64 {
+        // Each wants three quarters of the GPU in turn: only one can have them.
+        let size = if round % 4 < 2 { "60GiB" } else { "20GiB" };
+        let bundle = &bundles[usize::try_from(round % 2).expect("0 or 1")];
+        let mut update = Command::new(artifacts::cli());
+        update.args(["update", bundle.id(), "--memory", size]).env("GPUSHARE_CONFIG", runtime.config());
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let mut update = command::spawn(&mut update, folder.path());
+        std::thread::sleep(Duration::from_micros(round * 150));
+        // Late ones have ended by themselves.
+        let _ = update.kill();
+        changed += u64::from(update.wait().expect("a child can be waited for").success());
+
+        let stored = bundles.each_ref().map(|bundle| leases_of(runtime.config(), bundle.id())[0].memory[0]);
+        assert!(stored.iter().sum::<u64>() <= 80 * GIB, "round {round}: {stored:?}");
+        for (granted, stored) in granted(&node).into_iter().zip(stored) {
+            assert!(granted <= stored, "round {round}: {granted} bytes granted of {stored}");
+        }
+        sweep(runtime.config());
+        assert_eq!(granted(&node), stored, "round {round}: the sweep mends what was cut off");
+    }
+    assert!(changed > 0 && changed < 80, "{changed} updates came through: the kills tell nothing");
 }
