@@ -6,7 +6,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::process::Command;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use support::client::{self, Library};
 use support::{Node, Running, real_driver};
@@ -139,15 +139,15 @@ fn observe() {
     println!("mismatch: {}", nvml.entries(0, 0x0200_0018).0);
 }
 
-/// Reads every sample of 2.5 seconds as it comes; prints the sums of percents, of the whole GPU and by pid.
+/// Reads every sample as it comes, until a line comes; prints the sums of percents, of the whole GPU and by pid.
 fn collect() {
     let nvml = Nvml::open();
     let (mut sums, mut whole, mut windows) = (BTreeMap::<u32, u32>::new(), 0, 0);
     let newest = |samples: &[[u64; 2]]| samples.iter().map(|sample| sample[0]).max().unwrap_or(0);
     let (mut seen, mut seen_whole) = (newest(&nvml.device_samples(0)), newest(&nvml.device_samples(0)));
     println!("ready: 1");
-    let end = Instant::now() + Duration::from_millis(2500);
-    while Instant::now() < end {
+    let line = std::thread::spawn(|| std::io::stdin().read_line(&mut String::new()));
+    while !line.is_finished() {
         for sample in nvml.samples(seen).1 {
             *sums.entry(sample.pid).or_default() += sample.cores;
             seen = seen.max(sample.time);
@@ -217,10 +217,12 @@ fn sums_of_three(arguments: &[&str]) -> (u64, u64, [u64; 3]) {
     let node = Node::new(arguments);
     let mut collector = node.run("collect");
     collector.number("ready");
-    let clients: Vec<Running> = [70, 40, 20]
-        .map(|count| node.run(&format!("context\nlaunch busy_10ms {count}\nsleep 4000")))
-        .into_iter()
-        .collect();
+    let work = |count| format!("context\nlaunch busy_10ms {count}\nsynchronize\nsleep 60000");
+    let mut clients: Vec<Running> = [70, 40, 20].map(|count| node.run(&work(count))).into_iter().collect();
+    clients.iter_mut().for_each(|client| assert_eq!(client.number("synchronize"), 0));
+    // The last window ends, and is read.
+    std::thread::sleep(Duration::from_millis(500));
+    collector.send();
     let windows = collector.number("windows");
     let whole = collector.number("whole");
     let mut pids: Vec<u32> = clients.iter().map(Running::pid).collect();
@@ -283,8 +285,12 @@ fn the_time_of_a_dead_process_counts_and_its_pid_is_gone() {
         let node = Node::new(&["--device", device, "--sample-period", "1000"]);
         // At the begin of a window.
         node.run("delay").number("delay");
+        // Its slot is the one that the observer takes, so that the other's death is only found by looking.
+        let mut early = node.run("context\nfree\nsleep 60000");
+        early.number("free");
         let mut busy = node.run("context\nlaunch busy_50ms 100\nfree\nsleep 60000");
         busy.number("free");
+        early.kill();
         std::thread::sleep(Duration::from_millis(400));
         busy.kill();
         observed(&node);

@@ -384,10 +384,11 @@ mod tests {
         place(gpu, a, 5 * MS);
         let (_, moment) = Asked::default().ask_now(gpu, a, &mut list);
         for (length, time) in [(MS, 1001 * MS), (4 * MS + 1, 1005 * MS + 1)] {
-            // Killed after it wrote down what it does, and after it did a part of it.
+            // Killed after it wrote down what it does, and did a part of it.
             write_down(gpu, a.slot, length, time, 1010 * MS);
-            give_stamps(gpu, a.slot, gpu.turns.step.ran.load(Ordering::Relaxed), time);
-            gpu.run_count.fetch_max(1, Ordering::Relaxed);
+            let until = gpu.turns.step.ran.load(Ordering::Relaxed);
+            give_stamps(gpu, a.slot, until, time);
+            line(gpu, a.slot).ran.store(until, Ordering::Relaxed);
             advance_to(gpu, 3, time);
         }
         assert_eq!((ran(gpu)[0], books(gpu)[0]), (5 * MS + 1, 5 * MS + 1));
