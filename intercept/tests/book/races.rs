@@ -133,7 +133,7 @@ fn a_stopped_process_blocks_nobody_for_long() {
     }
     kill(child, libc::SIGKILL);
     wait(child);
-    assert!(slowest < Duration::from_millis(100), "{slowest:?}"); // 11 ms on a quiet machine
+    assert!(slowest < Duration::from_secs(1), "{slowest:?}"); // 11 ms on a quiet machine
 }
 
 /// Many threads of one process share one slot.
