@@ -20,7 +20,7 @@ pub struct Measured {
     pub own_nanoseconds: AtomicU64,
     /// GPU time of everybody else in the same windows, in nanoseconds.
     pub others_nanoseconds: AtomicU64,
-    /// Device memory that the driver counts for the container's processes, in bytes.
+    /// Device memory that the driver counts for the container's processes, in bytes; 0 where it does not tell.
     pub memory_bytes: AtomicU64,
     /// Monotonic time at which the host wrote this line, in nanoseconds: an old line says that the meter has stopped.
     pub written: AtomicU64,
