@@ -105,7 +105,8 @@ fn entry(lease: &Lease, seen: &Seen) -> Value {
     let gpus = lease.grants.iter().enumerate().map(|(line, grant)| {
         let fresh = seen.fresh(line);
         let used = seen.used(line).map(DeviceMemory::bytes);
-        let driver = fresh.map(|value| value.memory_bytes);
+        // 0 is nothing, or a driver that does not tell.
+        let driver = fresh.map(|value| value.memory_bytes).filter(|bytes| *bytes > 0);
         let drift = driver.zip(used).map(|(driver, used)| i128::from(driver) - i128::from(used));
         json!({
             "uuid": grant.gpu.to_string(),
