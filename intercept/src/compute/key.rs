@@ -9,30 +9,26 @@ pub struct Key(u64);
 pub(super) const PLACES: usize = 4096;
 
 /// Odd numbers without pattern: multiplication spreads handles, which differ in few bits.
-const FACTORS: [u64; 3] = [0x9e37_79b9_7f4a_7c15, 0xc2b2_ae3d_27d4_eb4f, 0x1656_67b1_9e37_79f9];
+const FACTORS: [u64; 4] =
+    [0x9e37_79b9_7f4a_7c15, 0xc2b2_ae3d_27d4_eb4f, 0x1656_67b1_9e37_79f9, 0xd6e8_feb8_6659_fd93];
 
 impl Key {
     /// A launch of `function` with `grid` and `block` in three dimensions each.
     #[inline(always)]
     pub const fn kernel(function: usize, grid: [u32; 3], block: [u32; 3]) -> Self {
-        // Extents fit 31 bits each; x takes most of them, so y and z of grid and block are mixed further up.
-        let grid_bits = grid[0] as u64 ^ (grid[1] as u64).rotate_left(31) ^ (grid[2] as u64).rotate_left(47);
-        let block_bits = block[0] as u64 ^ (block[1] as u64) << 16 ^ (block[2] as u64) << 32;
-        Self::mix(
+        // Four products that do not wait for each other.
+        Self(
             (function as u64).wrapping_mul(FACTORS[0])
-                ^ grid_bits.wrapping_mul(FACTORS[1])
-                ^ block_bits.wrapping_mul(FACTORS[2]),
+                ^ pair(grid[0], grid[1]).wrapping_mul(FACTORS[1])
+                ^ pair(grid[2], block[0]).wrapping_mul(FACTORS[2])
+                ^ pair(block[1], block[2]).wrapping_mul(FACTORS[3]),
         )
     }
 
     /// A launch of an executable graph.
     #[inline(always)]
     pub const fn graph(executable: usize) -> Self {
-        Self::mix((executable as u64).wrapping_mul(FACTORS[1]) ^ FACTORS[2])
-    }
-
-    const fn mix(bits: u64) -> Self {
-        Self((bits ^ bits >> 32).wrapping_mul(FACTORS[0]))
+        Self((executable as u64).wrapping_mul(FACTORS[1]) ^ FACTORS[2])
     }
 
     pub(super) const fn bits(self) -> u64 {
@@ -43,17 +39,21 @@ impl Key {
         Self(bits)
     }
 
-    /// Place in the tables.
+    /// Place in the tables: the upper bits of a product depend on all bits of its factors.
     #[inline(always)]
     pub(super) const fn place(self) -> usize {
-        (self.0 >> 20) as usize % PLACES
+        (self.0 >> 52) as usize % PLACES
     }
 
     /// What tells kinds of the same place apart; never 0, which stands for an empty place.
     #[inline(always)]
     pub(super) const fn tag(self) -> u32 {
-        (self.0 >> 32) as u32 | 1
+        ((self.0 >> 20) & 0xffff_ffff) as u32 | 1
     }
+}
+
+const fn pair(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << 32
 }
 
 #[cfg(test)]

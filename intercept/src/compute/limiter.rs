@@ -13,6 +13,9 @@ use super::{DEPTH, GUESS, LEAST_COST, MICROSECOND, MILLISECOND, PATIENCE, PAUSED
 /// Launches that may be timed at a time; each owns the pair of events of its number.
 pub const TIMED: usize = 32;
 
+/// Delays up to this are an event's own cost, in nanoseconds.
+const LEAST_LATE: u64 = 20 * MICROSECOND;
+
 /// What all processes of the container share on the device, and what this process may spend there.
 #[derive(Clone, Copy)]
 pub struct Ground<'a> {
@@ -146,10 +149,14 @@ impl Limiter {
         self.mark(ground, key, estimate)
     }
 
-    /// The driver took the launch of pair `pair`; `timed`: both events were recorded.
-    pub fn launched(&mut self, pair: usize, timed: bool) {
-        self.counted.launches += 1;
-        if !timed {
+    /// The driver took the launch of pair `pair`. `late`: by how many nanoseconds the processor may have delayed an event,
+    /// since it did something else; `None`: the events were not recorded.
+    ///
+    /// A late timing of a kind that is known teaches nothing; the first of a kind counts even so.
+    pub fn launched(&mut self, pair: usize, late: Option<u64>) {
+        self.counted.launches = self.counted.launches.saturating_add(1);
+        let Some(mark) = self.marks.get(pair) else { return };
+        if late.is_none_or(|late| !mark.untimed && late > (mark.estimate / 16).max(LEAST_LATE)) {
             self.end(pair);
         }
     }

@@ -5,16 +5,18 @@ use core::ffi::{CStr, c_char};
 
 use super::{DRIVER, HOOKED, SUCCESS, Status, functions, here, launch, read, real, write};
 
-/// Beginnings of names that allocate device memory, with the exceptions that do not.
-const ALLOCATE: [&str; 6] = [
+/// Beginnings of names that allocate device memory or launch, with the exceptions that do not.
+const OURS: [&str; 8] = [
     "cuMemAlloc",
     "cuMemCreate",
     "cuMemPoolCreate",
     "cuArrayCreate",
     "cuArray3DCreate",
     "cuMipmappedArrayCreate",
+    "cuLaunch",
+    "cuGraphLaunch",
 ];
-const NO_DEVICE_MEMORY: &str = "cuMemAllocHost";
+const NOT_OURS: [&str; 2] = ["cuMemAllocHost", "cuLaunchHostFunc"];
 
 /// Replaces the real address at `function` by ours.
 ///
@@ -36,9 +38,9 @@ unsafe fn substitute(name: *const c_char, function: *mut usize) {
 /// Counts a name that looks like one of ours and is not: a driver newer than our list.
 #[cold]
 fn count_unhooked(name: &[u8]) {
-    let allocates = ALLOCATE.iter().any(|begin| name.starts_with(begin.as_bytes()));
-    if allocates
-        && !name.starts_with(NO_DEVICE_MEMORY.as_bytes())
+    let begins = |list: &[&str]| list.iter().any(|begin| name.starts_with(begin.as_bytes()));
+    if begins(&OURS)
+        && !begins(&NOT_OURS)
         && let Some(here) = here()
     {
         here.book().count_unhooked();

@@ -6,13 +6,13 @@ use core::ffi::c_void;
 use super::launch::{GATE, limited};
 use super::{DRIVER, NAMES, Status, Stream};
 
-/// Where the address of `name` stands in the driver's table, in bytes.
-const fn offset(name: &str) -> usize {
+/// The number of the driver's function `name`.
+pub(super) const fn number(name: &str) -> usize {
     let mut number = 0;
     while !is_same(NAMES[number].as_bytes(), name.as_bytes()) {
         number += 1;
     }
-    number * size_of::<usize>()
+    number
 }
 
 const fn is_same(one: &[u8], other: &[u8]) -> bool {
@@ -39,7 +39,7 @@ macro_rules! gated {
                 "jmp {limited}",
                 gate = sym GATE,
                 driver = sym DRIVER,
-                offset = const offset(stringify!($name)),
+                offset = const number(stringify!($name)) * size_of::<usize>(),
                 limited = sym limited::$name,
             )
         }

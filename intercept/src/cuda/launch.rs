@@ -10,8 +10,9 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
 use gpushare_region::MAX_DEVICES;
 
 use super::context::{current, relaxed};
+use super::gate::number;
 use super::timing::Pair;
-use super::{Context, Here, SUCCESS, Status, Stream, here, read, real};
+use super::{Context, DRIVER, Here, SUCCESS, Status, Stream, here, read, real};
 use crate::compute::{Answer, Credit, Ground, Key, Limiter, Share, Shared, TIMED, Timing};
 use crate::mutex::Mutex;
 use crate::sys;
@@ -23,6 +24,11 @@ static CLOSED: AtomicU32 = AtomicU32::new(1);
 /// Without a limits file nothing is granted: no context, and so no launch to limit.
 static OPEN: AtomicU32 = AtomicU32::new(0);
 
+/// The one device's launcher where only one is granted: the fast path asks nothing else.
+static ONLY: AtomicPtr<Launcher> = AtomicPtr::new(core::ptr::null_mut());
+
+/// What a launch takes on the processor at most, in nanoseconds, unless something interferes.
+const USUAL_LAUNCH: u64 = 20_000;
 /// Functions whose block shape is remembered for the launches that do not name one.
 const SHAPES: usize = 256;
 
@@ -63,6 +69,9 @@ pub(super) struct Queue {
 pub(super) fn open_gate(here: Here) {
     let word = here.book().limits.map_or(&OPEN, |limits| &limits.header.compute_limited);
     GATE.store(core::ptr::from_ref(word).cast_mut(), Relaxed);
+    let devices = here.book().limits.map_or(0, |limits| limits.header.devices.load(Relaxed));
+    let only = here.state.launches.devices.first().filter(|_| devices == 1);
+    ONLY.store(only.map_or(core::ptr::null(), core::ptr::from_ref).cast_mut(), Relaxed);
 }
 
 /// The line of the limits file that a launch of this thread falls under, if compute is limited there.
@@ -79,6 +88,16 @@ fn limited_line(here: Here) -> Option<usize> {
 /// Whether a launch may go to the driver at once: it is paid, or nothing limits it.
 #[inline(always)]
 fn is_paid(key: Key) -> bool {
+    let only = ONLY.load(Relaxed);
+    if !only.is_null() {
+        // SAFETY: a part of this process's state, which is never unmapped. A forked child finds no credit there.
+        return unsafe { &*only }.credit.spend(key);
+    }
+    is_paid_on_its_device(key)
+}
+
+#[inline(never)]
+fn is_paid_on_its_device(key: Key) -> bool {
     let Some(here) = here() else { return true };
     let Some(line) = limited_line(here) else { return true };
     here.state.launches.devices.get(line).is_some_and(|launcher| launcher.credit.spend(key))
@@ -192,7 +211,9 @@ impl Asked {
             if timed {
                 relaxed(|| timed = pair.end(queue, waited));
             }
-            limiter.launched(number, timed);
+            // What the launch itself took is known; a thread that lost the processor is late beyond that.
+            let late = sys::now().saturating_sub(start).saturating_sub(waited.min(USUAL_LAUNCH));
+            limiter.launched(number, timed.then_some(if idle { late } else { 0 }));
         } else {
             limiter.refused(number);
         }
@@ -334,16 +355,24 @@ pub(super) mod limited {
 
     macro_rules! kernels {
         ($($name:ident, $per_thread:literal ($($last:ident)?);)*) => { $(
+            /// What lies on the stack is declared as whole words, so that the calls can be jumps that leave it there.
             pub unsafe extern "C" fn $name(
-                function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
-                shared: u32, stream: Stream, parameters: *mut c_void $(, $last: *mut c_void)?
+                function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: usize,
+                shared: usize, stream: Stream, parameters: *mut c_void $(, $last: *mut c_void)?
             ) -> Status {
-                let key = Key::kernel(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-                // Both are calls in tail position with the arguments where they are.
-                if is_paid(key) {
+                let [low, ..] = half_words(block_z);
+                let key = Key::kernel(function, [grid_x, grid_y, grid_z], [block_x, block_y, low]);
+                let address = DRIVER.get(const { number(stringify!($name)) });
+                if let Some(address) = address.filter(|_| is_paid(key)) {
+                    type Driver = unsafe extern "C" fn(
+                        usize, u32, u32, u32, u32, u32, usize, usize, Stream, *mut c_void $(, words!($last))?
+                    ) -> Status;
+                    let address = core::ptr::with_exposed_provenance::<()>(address);
+                    // SAFETY: the driver's function of this name, which reads the lower half of the two words.
+                    let driver = unsafe { core::mem::transmute::<*const (), Driver>(address) };
                     // SAFETY: our caller's arguments, unchanged.
                     return unsafe {
-                        real::$name(
+                        driver(
                             function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters
                             $(, $last)?
                         )
@@ -367,9 +396,10 @@ pub(super) mod limited {
                 #[cold]
                 #[inline(never)]
                 pub unsafe extern "C" fn $name(
-                    function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
-                    shared: u32, stream: Stream, parameters: *mut c_void $(, $last: *mut c_void)?
+                    function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32,
+                    block_z: usize, shared: usize, stream: Stream, parameters: *mut c_void $(, $last: *mut c_void)?
                 ) -> Status {
+                    let [[block_z, _], [shared, _]] = [half_words(block_z), half_words(shared)];
                     let key = Key::kernel(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
                     // SAFETY: our caller's arguments, unchanged.
                     let mut call = || unsafe {
@@ -382,6 +412,16 @@ pub(super) mod limited {
                 }
             )*
         } };
+    }
+
+    macro_rules! words {
+        ($name:ident) => { *mut c_void };
+    }
+
+    /// The lower and the upper half.
+    const fn half_words(word: usize) -> [u32; 2] {
+        let [a, b, c, d, e, f, g, h] = word.to_le_bytes();
+        [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])]
     }
     kernels! {
         cuLaunchKernel, false (extra);
@@ -447,7 +487,7 @@ fn pay(here: Here, line: usize, key: Key) {
     let Some(launcher) = here.state.launches.devices.get(line).filter(|_| limited) else { return };
     launcher.admit(here, line, key, |admitted| {
         if let Some((asked, pair)) = admitted {
-            asked.limiter.launched(pair, false);
+            asked.limiter.launched(pair, None);
         }
         SUCCESS
     });

@@ -115,7 +115,7 @@ impl Program {
                 let begin = gpu.record(self.process);
                 gpu.launch(self.process, length);
                 self.pairs[pair] = (begin, gpu.record(self.process));
-                self.limiter.launched(pair, true);
+                self.limiter.launched(pair, Some(0));
                 self.launched(gpu, now + LAUNCH + EVENTS);
             }
             Answer::Queued(nap) | Answer::HeldBack(nap) => {
