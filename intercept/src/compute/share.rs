@@ -29,22 +29,25 @@ impl Share {
     pub(super) fn now(line: &LimitLine, reading: Option<&Reading>) -> Option<Self> {
         let policy = ComputePolicy::from_number(line.policy.load(Relaxed));
         let cores = line.cores_percent.load(Relaxed);
-        if policy == ComputePolicy::None || cores >= 100 {
+        let paused = line.paused.load(Relaxed) != 0;
+        let cores = if policy == ComputePolicy::None { 100 } else { cores.clamp(1, 100) };
+        if cores == 100 && !paused {
             return None;
         }
-        let share = cores.max(1) * 100;
-        let ceiling = line.ceiling_percent.load(Relaxed).min(100).max(cores.max(1)) * 100;
+        let share = cores * 100;
+        let ceiling = line.ceiling_percent.load(Relaxed).min(100).max(cores) * 100;
         let rate = match (policy, reading) {
             (ComputePolicy::Burst, Some(reading)) => reading.burst_share.min(ceiling).max(share),
             _ => share,
         };
-        Some(Self { rate: rate.into(), paused: line.paused.load(Relaxed) != 0 })
+        Some(Self { rate: rate.into(), paused })
     }
 
-    /// Whether launches on the GPU of `line` are held to a share.
+    /// Whether launches on the GPU of `line` are held to a share, or paused.
     #[inline(always)]
     pub fn is_limited(line: &LimitLine) -> bool {
         line.policy.load(Relaxed) != 0 && line.cores_percent.load(Relaxed) < 100
+            || line.paused.load(Relaxed) != 0
     }
 }
 
@@ -67,5 +70,58 @@ impl Reading {
             }
         }
         None // a meter that died in the middle of a word
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_what_the_host_grants_now() {
+        let (fixed, burst, none) = (1, 2, 0);
+        let share = |rate| Some(Share { rate, paused: false });
+        for (what, policy, cores, ceiling, burst_share, want) in [
+            ("fixed", fixed, 30, 100, Some(9_000), share(3_000)),
+            ("burst without a meter", burst, 30, 100, None, share(3_000)),
+            ("burst, no word of the meter", burst, 30, 100, Some(0), share(3_000)),
+            ("burst on an idle GPU", burst, 30, 80, Some(10_000), share(8_000)),
+            ("burst in between", burst, 30, 80, Some(4_550), share(4_550)),
+            ("a ceiling below the share", burst, 30, 10, Some(10_000), share(3_000)),
+            ("no limit", none, 30, 100, None, None),
+            ("all of the GPU", fixed, 100, 100, None, None),
+            ("more than that", burst, u32::MAX, 0, None, None),
+            ("nothing", fixed, 0, 0, None, share(100)),
+            ("a policy that is not known", 7, 30, 100, Some(9_000), share(3_000)),
+        ] {
+            let line = LimitLine::default();
+            line.policy.store(policy, Relaxed);
+            line.cores_percent.store(cores, Relaxed);
+            line.ceiling_percent.store(ceiling, Relaxed);
+            let reading = burst_share.map(|burst_share| Reading { burst_share, ..Reading::default() });
+            assert_eq!(Share::now(&line, reading.as_ref()), want, "{what}");
+            assert_eq!(Share::is_limited(&line), want.is_some(), "{what}");
+            line.paused.store(1, Relaxed);
+            assert!(Share::now(&line, reading.as_ref()).is_some_and(|share| share.paused), "{what}, paused");
+            assert!(Share::is_limited(&line), "{what}, paused");
+        }
+    }
+
+    #[test]
+    fn only_a_fresh_and_whole_word_of_the_meter_counts() {
+        let now = 5 * STALE;
+        for (what, sequence, until, written, heard) in [
+            ("fresh", 2, now - 1, now - 1, true),
+            ("a meter that stopped", 2, now - 1, now - STALE, false),
+            ("a meter that died while it wrote", 3, now - 1, now - 1, false),
+            ("nothing was ever measured", 2, 0, now - 1, false),
+            ("a clock that is not ours", 2, now + 2 * STALE, now - 1, false),
+        ] {
+            let measured = Measured::default();
+            measured.sequence.store(sequence, Relaxed);
+            measured.until.store(until, Relaxed);
+            measured.written.store(written, Relaxed);
+            assert_eq!(Reading::read(&measured, now).is_some(), heard, "{what}");
+        }
     }
 }

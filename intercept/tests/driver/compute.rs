@@ -348,10 +348,9 @@ fn case_20_new_limits_are_obeyed_at_once_in_a_running_program() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(SECOND / 4);
-            set_limit(PAUSED, 1);
             set_limit(CORES, 100);
             std::thread::sleep(SECOND / 4);
-            set_limit(CORES, 90);
+            set_limit(PAUSED, 1);
             std::thread::sleep(SECOND / 4);
             set_limit(PAUSED, 0);
         });
