@@ -204,6 +204,18 @@ fn cases_19_43_launches_into_a_captured_stream_cost_nothing() {
     std::thread::sleep(SECOND / 2);
     let share = program.share_of(SECOND, MILLISECOND, || program.launch(kernel));
     assert_near(share, 25.0, 5.0, "after the capture");
+    // Nor is a recorded launch paid from the credit that a real one has left.
+    let short = program.kernel(c"busy_100us");
+    let share = program.share_of(SECOND, MILLISECOND / 10, || {
+        program.launch(short);
+        assert_eq!(program.cuda.call("cuStreamBeginCapture_v2", &[stream, 0]), 0);
+        for _ in 0..8 {
+            assert_eq!(call_long(program.launch, &[short, 1, 1, 1, 1, 1, 1, 0, stream]), 0);
+        }
+        assert_eq!(program.cuda.call("cuStreamEndCapture", &[stream, out(&mut graph)]), 0);
+        assert_eq!(program.cuda.call("cuGraphDestroy", &[graph]), 0);
+    });
+    assert_near(share, 25.0, 6.0, "between captures");
 }
 
 #[test]
