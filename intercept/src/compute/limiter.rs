@@ -398,3 +398,6 @@ impl Solitude {
         };
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,162 @@
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::*;
+
+const KERNEL: Key = Key::kernel(0x1000, [1, 1, 1], [1, 1, 1]);
+const OTHER: Key = Key::kernel(0x2000, [1, 1, 1], [1, 1, 1]);
+
+/// One process and its books.
+#[derive(Default)]
+struct Bench {
+    line: LimitLine,
+    measured: Measured,
+    bucket: Bucket,
+    settlement: Settlement,
+    credit: Credit,
+    limiter: Box<Limiter>,
+    now: u64,
+}
+
+impl Bench {
+    fn new(cores: u32) -> Self {
+        let bench = Self { now: 1_000 * MILLISECOND, ..Self::default() };
+        bench.line.policy.store(1, Relaxed);
+        bench.line.cores_percent.store(cores, Relaxed);
+        bench
+    }
+
+    fn ask(&mut self, key: Key, timing: impl FnMut(usize) -> Timing) -> Answer {
+        let Self { line, measured, bucket, settlement, credit, limiter, now } = self;
+        let ground = Ground { line, measured, bucket, settlement, credit, capturing: false };
+        limiter.ask(&ground, key, *now, timing)
+    }
+
+    /// Asks until the launch may go; its pair and how long that took.
+    fn admit(&mut self, key: Key, mut timing: impl FnMut(usize, u64) -> Timing) -> (usize, u64) {
+        let start = self.now;
+        loop {
+            let now = self.now;
+            match self.ask(key, |pair| timing(pair, now)) {
+                Answer::Timed(pair) => return (pair, self.now - start),
+                Answer::Queued(nap) | Answer::HeldBack(nap) => self.now += nap,
+                Answer::Free => panic!("not limited"),
+            }
+            assert!(self.now - start < 100_000 * MILLISECOND, "for ever");
+        }
+    }
+
+    fn level(&self) -> i64 {
+        self.bucket.nanoseconds.load(Relaxed).cast_signed()
+    }
+}
+
+#[test]
+fn a_launch_costs_what_the_last_ones_of_its_kind_took() {
+    let mut bench = Bench::new(50);
+    for _ in 0..8 {
+        let (pair, _) = bench.admit(KERNEL, |_, _| Timing::Took(3 * MILLISECOND));
+        bench.limiter.launched(pair, Some(0));
+    }
+    let start = bench.now;
+    for _ in 0..100 {
+        let (pair, _) = bench.admit(KERNEL, |_, _| Timing::Took(3 * MILLISECOND));
+        bench.limiter.launched(pair, Some(0));
+    }
+    let each = (bench.now - start) / 100;
+    assert!(each.abs_diff(6 * MILLISECOND) < MILLISECOND / 10, "3 ms at 50 % each {each} ns");
+}
+
+#[test]
+fn a_refused_launch_costs_nothing() {
+    let mut bench = Bench::new(50);
+    let (pair, _) = bench.admit(KERNEL, |_, _| Timing::Lost);
+    bench.limiter.refused(pair);
+    let level = bench.level();
+    for _ in 0..100 {
+        let (pair, waited) = bench.admit(KERNEL, |_, _| Timing::Lost);
+        assert_eq!(waited, 0, "what the first has drawn is there");
+        bench.limiter.refused(pair);
+    }
+    assert_eq!(bench.level(), level);
+}
+
+/// A stream may wait for something that this very thread launches later.
+#[test]
+fn work_that_never_ends_holds_launches_up_once_and_not_for_ever() {
+    let mut bench = Bench::new(90);
+    let (pair, _) = bench.admit(KERNEL, |_, _| Timing::Running);
+    bench.limiter.launched(pair, Some(0));
+    let (pair, waited) = bench.admit(KERNEL, |_, _| Timing::Running);
+    bench.limiter.launched(pair, Some(0));
+    assert!((PATIENCE..PATIENCE + 20 * MILLISECOND).contains(&waited), "{waited} ns");
+    // The second one is waited for once more. Then launches in a stream that runs wait for the share alone.
+    let mut total = 0;
+    for _ in 0..200 {
+        let (pair, waited) =
+            bench.admit(OTHER, |pair, _| if pair < 2 { Timing::Running } else { Timing::Took(MILLISECOND) });
+        bench.limiter.launched(pair, Some(0));
+        total += waited;
+    }
+    let share = 200 * MILLISECOND * 10 / 9;
+    assert!(total < PATIENCE + share + 20 * MILLISECOND, "200 launches of 1 ms at 90 % waited {total} ns");
+}
+
+#[test]
+fn as_many_launches_as_there_are_pairs_may_stand_still() {
+    let mut bench = Bench::new(99);
+    for _ in 0..4 * TIMED {
+        let (pair, _) = bench.admit(KERNEL, |_, _| Timing::Running);
+        bench.limiter.launched(pair, Some(0));
+    }
+}
+
+#[test]
+fn a_long_kernel_is_paid_for_after_it_even_if_nothing_was_known_of_it() {
+    let mut bench = Bench::new(25);
+    let (pair, _) = bench.admit(KERNEL, |_, _| Timing::Running);
+    bench.limiter.launched(pair, Some(0));
+    bench.now += 400 * MILLISECOND;
+    let (_, waited) = bench.admit(OTHER, |_, _| Timing::Took(400 * MILLISECOND));
+    let whole = 400 * MILLISECOND + waited;
+    assert!(whole.abs_diff(1_600 * MILLISECOND) < 30 * MILLISECOND, "400 ms at 25 % every {whole} ns");
+}
+
+#[test]
+fn a_late_timing_of_a_known_kind_teaches_nothing() {
+    let mut bench = Bench::new(50);
+    let took = |_, _| Timing::Took(MILLISECOND);
+    for _ in 0..4 {
+        let (pair, _) = bench.admit(KERNEL, took);
+        bench.limiter.launched(pair, Some(0));
+    }
+    let cost = bench.limiter.samples.cost(KERNEL);
+    for _ in 0..4 {
+        let (pair, _) = bench.admit(KERNEL, |_, _| Timing::Took(5 * MILLISECOND));
+        bench.limiter.launched(pair, Some(4 * MILLISECOND));
+    }
+    // One that was launched before the late ones counts.
+    assert!(bench.limiter.samples.cost(KERNEL) <= cost.map(|cost| cost + cost / 10));
+}
+
+#[test]
+fn whatever_the_tenant_writes_and_the_device_says_is_computed_with() {
+    for bytes in [u64::MAX, u64::MAX / 2, 1 << 63, 1 << 40, 1] {
+        let mut bench = Bench::new(30);
+        for (index, time) in [bytes, 0, 1, bytes.rotate_left(3)].into_iter().enumerate() {
+            let bucket = &bench.bucket;
+            for word in
+                [&bucket.nanoseconds, &bucket.refilled, &bucket.charged, &bucket.settled, &bucket.scale]
+            {
+                word.store(bytes.rotate_left(u32::try_from(index).unwrap_or(0) * 13), Relaxed);
+            }
+            bucket.refund.store(bytes, Relaxed);
+            bench.measured.until.store(bench.now, Relaxed);
+            bench.measured.written.store(bench.now, Relaxed);
+            bench.measured.own_nanoseconds.store(bytes, Relaxed);
+            bench.now += 60 * MILLISECOND;
+            if let Answer::Timed(pair) = bench.ask(KERNEL, |_| Timing::Took(time)) {
+                bench.limiter.launched(pair, Some(bytes));
+            }
+        }
+    }
+}
