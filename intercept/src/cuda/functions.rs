@@ -142,6 +142,8 @@ crate::driver_functions! {
         cuStreamBeginRecaptureToGraph_ptsz(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize);
         cuStreamEndCapture(stream: Stream, graph: *mut Graph);
         cuStreamEndCapture_ptsz(stream: Stream, graph: *mut Graph);
+        cuStreamEndCaptureToCig(stream: Stream);
+        cuStreamEndCaptureToCig_ptsz(stream: Stream);
     }
     used {
         cuStreamQuery(stream: Stream);

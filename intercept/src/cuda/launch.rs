@@ -568,15 +568,17 @@ pub mod hooks {
     }
 
     macro_rules! ends {
-        ($($name:ident, $per_thread:literal;)*) => { $(
-            pub unsafe extern "C" fn $name(stream: Stream, graph: *mut usize) -> Status {
+        ($($name:ident, $per_thread:literal ($($graph:ident)?);)*) => { $(
+            pub unsafe extern "C" fn $name(stream: Stream $(, $graph: *mut usize)?) -> Status {
                 // SAFETY: our caller's arguments, unchanged.
-                end_capture(stream, $per_thread, || unsafe { real::$name(stream, graph) })
+                end_capture(stream, $per_thread, || unsafe { real::$name(stream $(, $graph)?) })
             }
         )* };
     }
     ends! {
-        cuStreamEndCapture, false;
-        cuStreamEndCapture_ptsz, true;
+        cuStreamEndCapture, false (graph);
+        cuStreamEndCapture_ptsz, true (graph);
+        cuStreamEndCaptureToCig, false ();
+        cuStreamEndCaptureToCig_ptsz, true ();
     }
 }

@@ -4,7 +4,7 @@
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
 
-use super::super::{Context, Device, SUCCESS, Status, each_device, here, read, real};
+use super::super::{Context, Device, SUCCESS, Status, each_device, here, launch, read, real};
 use super::{leave, make, settle_primary};
 
 /// The same place serves a green context and the handle by which it is made current.
@@ -35,6 +35,9 @@ fn end_green(green: Context, call: impl FnOnce() -> Status) -> Status {
         let [handle, behind] = [&known.handle, &known.green].map(|word| word.load(Ordering::Relaxed));
         handle == green || handle != 0 && behind == green
     });
+    if let Some((_, known)) = known {
+        launch::context_ends(here, known.handle.load(Ordering::Relaxed));
+    }
     let status = call();
     let Some((number, known)) = known.filter(|_| status == SUCCESS) else { return status };
     let line = known.device.load(Ordering::Relaxed);
