@@ -3,7 +3,8 @@
 
 use core::ffi::c_void;
 
-use super::launch::{GATE, limited};
+use super::kinds::limited;
+use super::launch::GATE;
 use super::{DRIVER, NAMES, Status, Stream};
 
 /// The number of the driver's function `name`.

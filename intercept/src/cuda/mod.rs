@@ -12,6 +12,7 @@ mod functions;
 mod gate;
 mod graph;
 pub mod hooks;
+mod kinds;
 mod launch;
 mod linear;
 mod pending;

@@ -1,0 +1,258 @@
+//! Every kind of launch that the driver knows: what of its arguments makes its key, and which stream it goes to.
+
+use core::ffi::c_void;
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::gate::number;
+use super::launch::{Queue, end_capture, is_open, is_paid, launch_slowly, pay};
+use super::{DRIVER, SUCCESS, Status, Stream, here, read, real};
+use crate::compute::Key;
+
+/// `CUlaunchConfig`, as far as it is read.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Configuration {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: Stream,
+}
+
+/// `CUDA_LAUNCH_PARAMS`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct OneOfMany {
+    function: usize,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: Stream,
+    parameters: usize,
+}
+
+/// The launches behind the gate, where something may be limited.
+#[allow(
+    non_snake_case,
+    clippy::missing_safety_doc,
+    clippy::too_many_arguments,
+    reason = "the driver names and documents them"
+)]
+pub(super) mod limited {
+    use super::*;
+
+    macro_rules! kernels {
+        ($($name:ident, $per_thread:literal ($($last:ident)?);)*) => { $(
+            /// What lies on the stack is declared as whole words, so that the calls can be jumps that leave it there.
+            pub unsafe extern "C" fn $name(
+                function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: usize,
+                shared: usize, stream: Stream, parameters: *mut c_void $(, $last: *mut c_void)?
+            ) -> Status {
+                let [low, ..] = half_words(block_z);
+                let key = Key::kernel(function, [grid_x, grid_y, grid_z], [block_x, block_y, low]);
+                let address = DRIVER.get(const { number(stringify!($name)) });
+                if let Some(address) = address.filter(|_| is_paid(key)) {
+                    type Driver = unsafe extern "C" fn(
+                        usize, u32, u32, u32, u32, u32, usize, usize, Stream, *mut c_void $(, words!($last))?
+                    ) -> Status;
+                    let address = core::ptr::with_exposed_provenance::<()>(address);
+                    // SAFETY: the driver's function of this name, which reads the lower half of the two words.
+                    let driver = unsafe { core::mem::transmute::<*const (), Driver>(address) };
+                    // SAFETY: our caller's arguments, unchanged.
+                    return unsafe {
+                        driver(
+                            function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters
+                            $(, $last)?
+                        )
+                    };
+                }
+                // SAFETY: our caller's arguments, unchanged.
+                unsafe {
+                    slow::$name(
+                        function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters
+                        $(, $last)?
+                    )
+                }
+            }
+        )*
+
+        /// What is left to do when credit did not pay.
+        mod slow {
+            use super::*;
+
+            $(
+                #[cold]
+                #[inline(never)]
+                pub unsafe extern "C" fn $name(
+                    function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32,
+                    block_z: usize, shared: usize, stream: Stream, parameters: *mut c_void $(, $last: *mut c_void)?
+                ) -> Status {
+                    let [[block_z, _], [shared, _]] = [half_words(block_z), half_words(shared)];
+                    let key = Key::kernel(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+                    // SAFETY: our caller's arguments, unchanged.
+                    let mut call = || unsafe {
+                        real::$name(
+                            function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters
+                            $(, $last)?
+                        )
+                    };
+                    launch_slowly(key, Queue { stream, per_thread: $per_thread }, &mut call)
+                }
+            )*
+        } };
+    }
+
+    macro_rules! words {
+        ($name:ident) => { *mut c_void };
+    }
+
+    /// The lower and the upper half.
+    const fn half_words(word: usize) -> [u32; 2] {
+        let [a, b, c, d, e, f, g, h] = word.to_le_bytes();
+        [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])]
+    }
+    kernels! {
+        cuLaunchKernel, false (extra);
+        cuLaunchKernel_ptsz, true (extra);
+        cuLaunchCooperativeKernel, false ();
+        cuLaunchCooperativeKernel_ptsz, true ();
+    }
+
+    macro_rules! configured {
+        ($($name:ident, $per_thread:literal;)*) => { $(
+            pub unsafe extern "C" fn $name(
+                configuration: *const c_void, function: usize, parameters: *mut c_void, extra: *mut c_void,
+            ) -> Status {
+                // SAFETY: our caller's arguments, unchanged.
+                let mut call = || unsafe { real::$name(configuration, function, parameters, extra) };
+                // SAFETY: null, or a configuration as the driver reads it.
+                let Some(wanted) = (unsafe { read(configuration.cast::<Configuration>()) }) else { return call() };
+                let key = Key::kernel(function, wanted.grid, wanted.block);
+                if is_paid(key) {
+                    return call();
+                }
+                launch_slowly(key, Queue { stream: wanted.stream, per_thread: $per_thread }, &mut call)
+            }
+        )* };
+    }
+    configured! {
+        cuLaunchKernelEx, false;
+        cuLaunchKernelEx_ptsz, true;
+    }
+}
+
+/// One launch on each of several devices. The one whose context is current can be timed; the others are paid at a guess,
+/// and the meter settles them.
+///
+/// # Safety
+/// `list` is null or holds `count` launches.
+unsafe fn launch_many(list: *const OneOfMany, count: u32, call: &mut dyn FnMut() -> Status) -> Status {
+    let Some(here) = here().filter(|_| !is_open() && !list.is_null()) else { return call() };
+    let mut context = 0;
+    // SAFETY: the driver writes one handle.
+    unsafe { real::cuCtxGetCurrent(&mut context) };
+    let mut own = None;
+    for index in 0..count as usize {
+        // SAFETY: `index` is below the length of the list.
+        let launch = unsafe { list.wrapping_add(index).read_unaligned() };
+        let mut owner = 0;
+        // SAFETY: the caller's stream, which the driver checks; it writes one handle.
+        let asked = unsafe { real::cuStreamGetCtx(launch.stream, &mut owner) };
+        if asked == SUCCESS && owner == context {
+            own = Some(launch);
+        } else if let Some(line) = super::context::line_of_context(here, owner) {
+            pay(here, line.into(), launch.key());
+        }
+    }
+    let Some(own) = own.filter(|own| !is_paid(own.key())) else { return call() };
+    launch_slowly(own.key(), Queue { stream: own.stream, per_thread: false }, call)
+}
+
+impl OneOfMany {
+    fn key(&self) -> Key {
+        Key::kernel(self.function, self.grid, self.block)
+    }
+}
+
+/// A launch that names a grid and no block.
+fn launch_old(function: usize, grid: [i32; 2], stream: Stream, mut call: impl FnMut() -> Status) -> Status {
+    if is_open() {
+        return call();
+    }
+    let shape =
+        here().and_then(|here| here.state.launches.shape(function)).map_or(0, |word| word.load(Relaxed));
+    let key = Key::kernel(function, [grid[0].cast_unsigned(), grid[1].cast_unsigned(), 1], [shape, 1, 1]);
+    if is_paid(key) {
+        return call();
+    }
+    launch_slowly(key, Queue { stream, per_thread: false }, &mut call)
+}
+
+/// The hooks of this family.
+#[allow(
+    non_snake_case,
+    missing_docs,
+    clippy::missing_safety_doc,
+    reason = "the driver names and documents them"
+)]
+pub mod hooks {
+    use super::*;
+
+    pub unsafe extern "C" fn cuLaunchCooperativeKernelMultiDevice(
+        list: *mut c_void,
+        count: u32,
+        flags: u32,
+    ) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        let mut call = || unsafe { real::cuLaunchCooperativeKernelMultiDevice(list, count, flags) };
+        // SAFETY: as the driver reads it.
+        unsafe { launch_many(list.cast(), count, &mut call) }
+    }
+
+    pub unsafe extern "C" fn cuFuncSetBlockShape(function: usize, x: i32, y: i32, z: i32) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        let status = unsafe { real::cuFuncSetBlockShape(function, x, y, z) };
+        if status == SUCCESS
+            && let Some(word) = here().and_then(|here| here.state.launches.shape(function))
+        {
+            let [x, y, z] = [x, y, z].map(i32::cast_unsigned); // at most 1024, 1024 and 64
+            word.store(x | y << 11 | z << 22, Relaxed);
+        }
+        status
+    }
+
+    pub unsafe extern "C" fn cuLaunch(function: usize) -> Status {
+        // SAFETY: our caller's argument, unchanged.
+        launch_old(function, [1, 1], 0, || unsafe { real::cuLaunch(function) })
+    }
+
+    pub unsafe extern "C" fn cuLaunchGrid(function: usize, width: i32, height: i32) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        launch_old(function, [width, height], 0, || unsafe { real::cuLaunchGrid(function, width, height) })
+    }
+
+    pub unsafe extern "C" fn cuLaunchGridAsync(
+        function: usize,
+        width: i32,
+        height: i32,
+        stream: Stream,
+    ) -> Status {
+        // SAFETY: our caller's arguments, unchanged.
+        let call = || unsafe { real::cuLaunchGridAsync(function, width, height, stream) };
+        launch_old(function, [width, height], stream, call)
+    }
+
+    macro_rules! ends {
+        ($($name:ident, $per_thread:literal ($($graph:ident)?);)*) => { $(
+            pub unsafe extern "C" fn $name(stream: Stream $(, $graph: *mut usize)?) -> Status {
+                // SAFETY: our caller's arguments, unchanged.
+                end_capture(stream, $per_thread, || unsafe { real::$name(stream $(, $graph)?) })
+            }
+        )* };
+    }
+    ends! {
+        cuStreamEndCapture, false (graph);
+        cuStreamEndCapture_ptsz, true (graph);
+        cuStreamEndCaptureToCig, false ();
+        cuStreamEndCaptureToCig_ptsz, true ();
+    }
+}
