@@ -1,12 +1,18 @@
-//! Programs as users write them, on the simulated GPU of a limited container: nvidia-smi, nvidia-ml-py, cuda-bindings and
-//! numba-cuda, none of which knows of gpushare.
+//! Programs as users write them, on the simulated GPU of a limited container: nvidia-smi, nvidia-ml-py, gpustat, nvitop,
+//! cuda-bindings and numba-cuda, none of which knows of gpushare.
 
+use std::time::Duration;
+
+use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
+use gpushare_tests::command::eventually;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{SimulatedNode, driver_version};
 use gpushare_tests::probe::GIB;
 use gpushare_tests::python;
 use gpushare_tests::runtime::{Container, LowLevel, Runtime};
+
+use serde_json::Value;
 
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox, Need::Python];
 
@@ -22,6 +28,37 @@ fn limited(needs: &[Need], body: impl FnOnce(&Container<'_>)) {
         .env("NUMBA_CACHE_DIR", "/tmp")
         .env("PYTHONDONTWRITEBYTECODE", "1");
     body(&runtime.run(&bundle));
+}
+
+/// Runs `body` in a container whose own program holds 2 GiB, beside another that holds 1 GiB of the same GPU.
+fn beside_another(body: impl FnOnce(&Container<'_>)) {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let client = artifacts::simulator();
+    let client = client.to_str().expect("paths are UTF-8");
+    let holding = |size| {
+        let words = [client, "probe", "--json", "--allocate", size, "--hold", "600"];
+        Bundle::host_root().env("GPUSHARE_MEMORY", "8GiB").args(&words)
+    };
+    let (other, ours) = (holding("1GiB"), holding("2GiB"));
+    let (other, ours) = (runtime.run(&other), runtime.run(&ours));
+    for container in [&other, &ours] {
+        let holds = || container.stdout().contains("CUDA_SUCCESS");
+        assert!(eventually(Duration::from_secs(20), holds), "{}", container.stderr());
+    }
+    body(&ours);
+}
+
+/// What a Python package's own program says in the container.
+fn command(container: &Container<'_>, words: &[&str]) -> String {
+    let program = python::interpreter().with_file_name(words[0]);
+    let mut command = vec!["/usr/bin/env", "TERM=xterm", "COLUMNS=120", "LC_ALL=C.UTF-8"];
+    command.push(program.to_str().expect("paths are UTF-8"));
+    command.extend(&words[1..]);
+    container.exec(&command).expect_success(words[0]).stdout
 }
 
 fn run(container: &Container<'_>, program: &str, args: &[&str]) -> String {
@@ -50,6 +87,57 @@ fn cuda_bindings_compiles_loads_and_runs_a_kernel() {
     limited(NEEDS, |container| {
         let told = run(container, "bindings_saxpy.py", &[]);
         assert_eq!(told.lines().collect::<Vec<_>>(), [&*format!("total {}", 8 * GIB), "result right"]);
+    });
+}
+
+#[test]
+#[ignore = "needs root, runc and cuda-bindings: runs a container"]
+fn cuda_bindings_runs_with_a_default_stream_for_each_thread() {
+    limited(NEEDS, |container| {
+        let (python, program) = (python::interpreter(), python::program("bindings_threads.py"));
+        let limit = (8 * GIB).to_string();
+        let words = [
+            "/usr/bin/env",
+            "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM=1",
+            python.to_str().expect("paths are UTF-8"),
+            program.to_str().expect("paths are UTF-8"),
+            &limit,
+        ];
+        let told = container.exec(&words).expect_success("a Python program in the container").stdout;
+        assert_eq!(told, "4 threads right\nmore refused\n");
+    });
+}
+
+#[test]
+#[ignore = "needs root, runc and gpustat: runs two containers"]
+fn gpustat_shows_the_share_and_its_own_process_alone() {
+    beside_another(|container| {
+        let told = command(container, &["gpustat", "--json"]);
+        let told: Value = serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error}: {told}"));
+        let gpus = told["gpus"].as_array().expect("a list of GPUs");
+        assert_eq!(gpus.len(), 1, "{told}");
+        assert_eq!(gpus[0]["memory.total"], 8192, "{told}");
+        let used = gpus[0]["memory.used"].as_u64().expect("used MiB");
+        assert!((2048..3072).contains(&used), "{told}");
+        let processes = gpus[0]["processes"].as_array().expect("a list of processes");
+        assert_eq!(processes.len(), 1, "{told}");
+        assert_eq!(
+            (&processes[0]["pid"], &processes[0]["command"]),
+            (&1.into(), &"gpushare-simulator".into())
+        );
+    });
+}
+
+#[test]
+#[ignore = "needs root, runc and nvitop: runs two containers"]
+fn nvitop_shows_the_share_and_its_own_process_alone() {
+    beside_another(|container| {
+        let told = command(container, &["nvitop", "--once", "--ascii", "--colorful"]);
+        assert!(told.contains("8.00GiB") || told.contains("8192MiB"), "{told}");
+        let processes: Vec<&str> = told.lines().filter(|line| line.contains("gpushare-simulator")).collect();
+        assert_eq!(processes.len(), 1, "{told}");
+        let words: Vec<&str> = processes[0].split_whitespace().collect();
+        assert_eq!(&words[1..3], ["0", "1"], "GPU and pid: {told}");
     });
 }
 
