@@ -46,6 +46,7 @@ test: packages clients build
 
 # Static like what it measures. FILTER selects a section by a part of its name.
 bench: packages build
+	$(CARGO) build --release --locked -p gpushare-tests-client
 	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build --release --locked --target $(TARGET) -p gpushare-bench
 	target/$(TARGET)/release/gpushare-bench $(FILTER)
 

@@ -4,8 +4,11 @@
 //! reports, it never fails because a figure is over its target.
 #![forbid(unsafe_code)]
 
+mod books;
+mod interception;
 mod measure;
 mod memory_disk;
+mod place;
 mod quota;
 mod start_cost;
 mod table;
@@ -21,8 +24,11 @@ use table::Table;
 /// A section's name, which FILTER selects by, and what measures it.
 type Section = (&'static str, fn() -> Result<Table>);
 
-const SECTIONS: [Section; 2] =
-    [("starting a container", start_cost::section), ("quota store", quota::section)];
+const SECTIONS: [Section; 3] = [
+    ("starting a container", start_cost::section),
+    ("quota store", quota::section),
+    ("interception", interception::section),
+];
 
 fn main() -> ExitCode {
     let words: Vec<String> = env::args().skip(1).collect();

@@ -72,6 +72,14 @@ pub fn difference(nanoseconds: i64) -> String {
     format!("{sign}{}", milliseconds(nanoseconds))
 }
 
+/// A difference in picoseconds as nanoseconds: with one digit, or none from 100 ns on.
+pub fn added(picoseconds: i64) -> String {
+    let tenths = (picoseconds.unsigned_abs() + 50) / 100;
+    let sign = if picoseconds < 0 && tenths > 0 { "-" } else { "+" };
+    let whole = tenths / 10;
+    if tenths < 1000 { format!("{sign}{whole}.{}", tenths % 10) } else { format!("{sign}{whole}") }
+}
+
 /// What the figures were measured on, as far as it matters: processors, kernel, load.
 pub fn machine() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
@@ -83,6 +91,20 @@ pub fn machine() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn picoseconds_are_written_as_nanoseconds_with_a_sign() {
+        for (picoseconds, want) in [
+            (0, "+0.0"),
+            (40_049, "+40.0"),
+            (-1_250, "-1.3"),
+            (-20, "+0.0"),
+            (99_960, "+100"),
+            (-250_400, "-250"),
+        ] {
+            assert_eq!(added(picoseconds), want, "{picoseconds} ps");
+        }
+    }
 
     #[test]
     fn order_statistics_are_those_of_the_sorted_runs() {

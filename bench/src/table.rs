@@ -49,9 +49,20 @@ impl Row {
         Self::of(what, sample, sample.percentile(99), measure::milliseconds)
     }
 
+    /// What was added to a call: the median of a sample of picoseconds, in nanoseconds.
+    pub fn added(what: &str, sample: &Sample) -> Self {
+        let row = Self::of(what, sample, sample.median(), measure::added);
+        Self { value: format!("{} ns", measure::added(sample.median())), ..row }
+    }
+
     fn of(what: &str, sample: &Sample, value: i64, write: fn(i64) -> String) -> Self {
         let spread = format!("{} .. {}", write(sample.percentile(25)), write(sample.percentile(75)));
         Self { spread, ..Self::plain(what, format!("{} ms", write(value))) }.runs(sample.runs())
+    }
+
+    /// What the figures lie between.
+    pub fn spread(self, words: impl Into<String>) -> Self {
+        Self { spread: words.into(), ..self }
     }
 
     /// How often it was measured.
@@ -93,7 +104,7 @@ impl Table {
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let with_peer = self.rows.iter().any(|row| row.peer.is_some());
-        let mut head = vec!["what", "measured", "quartiles (ms)", "runs", "target", "verdict"];
+        let mut head = vec!["what", "measured", "spread", "runs", "target", "verdict"];
         head.extend(with_peer.then_some("peer"));
         let head: Vec<String> = head.into_iter().map(str::to_owned).collect();
         let rows: Vec<Vec<String>> = self.rows.iter().map(|row| row.cells(with_peer)).collect();

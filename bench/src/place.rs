@@ -1,0 +1,118 @@
+//! Where a client program runs: in a container with a share, on the same node with the bare driver, or there with a
+//! peer's library preloaded.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::node::{MODEL, SimulatedNode};
+use gpushare_tests::runtime::{Container, LowLevel, Runtime};
+use gpushare_tests::scratch::Scratch;
+use gpushare_tests::{artifacts, command};
+
+/// A peer's library to preload: HAMi-core's `libvgpu.so`.
+pub const PEER: &str = "HAMI_CORE";
+
+/// A node on which a context costs what the interception library takes it for, so that books and limit can be compared
+/// to the byte.
+pub fn node(more: &[&str]) -> SimulatedNode {
+    SimulatedNode::with(1, MODEL, "80GiB", &[&["--context", "320MiB"], more].concat())
+}
+
+/// A container that sleeps on a share, and the runtime that made it.
+pub struct Limited {
+    runtime: Runtime,
+    bundle: Bundle,
+}
+
+impl Limited {
+    /// On `node`, with this environment beside `GPUSHARE_SIMULATOR_RUN=0`: kernels take time and compute nothing.
+    pub fn new(node: &SimulatedNode, environment: &[(&str, &str)]) -> Self {
+        let bundle = Bundle::host_root().env("GPUSHARE_SIMULATOR_RUN", "0");
+        let bundle = environment.iter().fold(bundle, |bundle, (name, value)| bundle.env(name, value));
+        Self { runtime: Runtime::wrapped(LowLevel::Runc, node), bundle }
+    }
+
+    /// Starts it.
+    pub fn start(&self) -> Container<'_> {
+        self.runtime.run(&self.bundle)
+    }
+}
+
+/// What the client said in `container`.
+///
+/// # Errors
+/// With its own words, when it failed.
+pub fn inside(container: &Container<'_>, words: &[&str]) -> Result<String> {
+    let client = artifacts::client();
+    let outcome = container.exec(&[&[&*client.to_string_lossy()], words].concat());
+    if !outcome.success() {
+        bail!("in the container, {words:?}: {}", outcome.stderr.trim());
+    }
+    Ok(outcome.stdout)
+}
+
+/// A program on the host that meets the node's driver, in an environment of its own.
+#[derive(Debug)]
+pub struct OnHost {
+    environment: Vec<(String, String)>,
+    scratch: Scratch,
+}
+
+impl OnHost {
+    /// The bare driver of `node`.
+    pub fn bare(node: &SimulatedNode) -> Self {
+        let text = |path: PathBuf| path.to_string_lossy().into_owned();
+        let environment = vec![
+            ("GPUSHARE_SIMULATOR".to_owned(), text(node.shared())),
+            ("GPUSHARE_SIMULATOR_RUN".to_owned(), "0".to_owned()),
+            ("LD_LIBRARY_PATH".to_owned(), text(node.libraries())),
+        ];
+        Self { environment, scratch: Scratch::new("host") }
+    }
+
+    /// The same below the peer's library, if there is one, with a limit of `mib` MiB and `cores` percent.
+    pub fn peer(node: &SimulatedNode, mib: u64, cores: u32) -> Option<Self> {
+        let library = env::var_os(PEER).filter(|path| !path.is_empty())?;
+        let mut place = Self::bare(node);
+        let cache = place.scratch.path().join("peer.cache");
+        place.environment.extend([
+            ("LD_PRELOAD".to_owned(), library.to_string_lossy().into_owned()),
+            ("CUDA_DEVICE_MEMORY_LIMIT".to_owned(), format!("{mib}m")),
+            ("CUDA_DEVICE_SM_LIMIT".to_owned(), cores.to_string()),
+            ("CUDA_DEVICE_MEMORY_SHARED_CACHE".to_owned(), cache.to_string_lossy().into_owned()),
+            ("LIBCUDA_LOG_LEVEL".to_owned(), "0".to_owned()),
+        ]);
+        Some(place)
+    }
+
+    /// With one more variable.
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// What the client says here.
+    ///
+    /// # Errors
+    /// With its own words, when it failed.
+    pub fn run(&self, words: &[&str]) -> Result<String> {
+        let client = artifacts::client();
+        self.program(&client.to_string_lossy(), words)
+    }
+
+    /// What any program says here.
+    ///
+    /// # Errors
+    /// With its own words, when it failed.
+    pub fn program(&self, program: &str, words: &[&str]) -> Result<String> {
+        let environment = self.environment.iter().map(|(name, value)| (name, value));
+        let outcome = command::run(Command::new(program).args(words).envs(environment));
+        if !outcome.success() {
+            bail!("on the host, {words:?}: {}", outcome.stderr.trim());
+        }
+        Ok(outcome.stdout)
+    }
+}
