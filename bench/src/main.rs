@@ -10,6 +10,7 @@ mod measure;
 mod memory_disk;
 mod place;
 mod quota;
+mod share;
 mod start_cost;
 mod table;
 
@@ -24,10 +25,11 @@ use table::Table;
 /// A section's name, which FILTER selects by, and what measures it.
 type Section = (&'static str, fn() -> Result<Table>);
 
-const SECTIONS: [Section; 3] = [
+const SECTIONS: [Section; 4] = [
     ("starting a container", start_cost::section),
     ("quota store", quota::section),
     ("interception", interception::section),
+    ("compute share, real time", share::section),
 ];
 
 fn main() -> ExitCode {

@@ -1,0 +1,134 @@
+//! Whether programs get the share of a GPU's time that their container was given: real processes in real containers, on
+//! a simulated GPU that works in real time, judged by the GPU's own books.
+
+mod cases;
+mod meter;
+mod verdict;
+
+use std::env;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use cases::{Case, Device, Expect, Tenant};
+use gpushare_tests::artifacts;
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::runtime::{LowLevel, Runtime};
+use meter::Meter;
+use verdict::Figures;
+
+use crate::books::Course;
+use crate::place;
+use crate::table::{Row, Table};
+
+/// Seconds of a case after its first; the targets are stated for 10.
+const SECONDS: &str = "GPUSHARE_BENCH_SECONDS";
+/// Selects cases by a part of their name.
+const CASES: &str = "GPUSHARE_BENCH_CASES";
+/// How often the books are read.
+const FOLLOW: Duration = Duration::from_millis(50);
+/// A program that has not begun after this time will not.
+const BEGIN: Duration = Duration::from_secs(20);
+
+/// All figures of the section.
+///
+/// # Errors
+/// When a program fails, or does not use the GPU at all.
+pub fn section() -> Result<Table> {
+    crate::need_runtime()?;
+    let seconds = env::var(SECONDS).map_or(Ok(10), |text| text.parse()).context(SECONDS)?;
+    let wanted = env::var(CASES).unwrap_or_default();
+    let mut table = Table::default();
+    for device in [Device::Fifo, Device::Slices] {
+        let chosen = |case: &Case| case.device == device && case.name().contains(&wanted);
+        let (metered, alone): (Vec<_>, Vec<_>) =
+            cases::all().into_iter().filter(chosen).partition(|case| case.meter);
+        for (cases, meter) in [(alone, false), (metered, true)] {
+            if cases.is_empty() {
+                continue;
+            }
+            let node = place::node(device.arguments());
+            let _meter = meter.then(|| Meter::start(&node)).transpose()?;
+            cases.iter().try_for_each(|case| run(&node, case, seconds).map(|row| table.push(row)))?;
+        }
+    }
+    table.note(format!(
+        "mean: error over {seconds} s after the first, points; worst: error of any 1-s window after the first second (50-ms steps), \
+         points; first: the first second in % of the limit. Of several containers the worst figure is shown."
+    ));
+    Ok(table)
+}
+
+fn run(node: &SimulatedNode, case: &Case, seconds: u64) -> Result<Row> {
+    let runtime = Runtime::wrapped(LowLevel::Runc, node);
+    let bundles: Vec<Bundle> = case.tenants.iter().map(|tenant| bundle(tenant, seconds)).collect();
+    let ids = bundles.iter().map(|bundle| bundle.id().to_owned()).collect();
+    let mut course = Course::begin(&node.shared(), ids)?;
+    let containers: Vec<_> = bundles.iter().map(|bundle| runtime.run(bundle)).collect();
+    let start = Instant::now();
+    let enough = |course: &Course| {
+        (0..bundles.len()).all(|index| Figures::enough(course.since_first_work(index), seconds))
+    };
+    while !enough(&course) {
+        std::thread::sleep(FOLLOW);
+        course.follow();
+        let waited = start.elapsed();
+        if let Some(silent) = (0..bundles.len()).find(|index| course.since_first_work(*index).is_empty())
+            && waited > BEGIN
+        {
+            bail!(
+                "{}: container {silent} does not work: {}",
+                case.name(),
+                containers[silent].stderr().trim()
+            );
+        }
+        if waited > BEGIN + Duration::from_secs(seconds + 1) {
+            bail!("{}: a program ended too early", case.name());
+        }
+    }
+    let figures =
+        case.tenants.iter().enumerate().map(|(index, tenant)| {
+            Figures::of(course.since_first_work(index), f64::from(tenant.cores), seconds)
+        });
+    Ok(row(case, &figures.collect::<Vec<_>>()))
+}
+
+/// A container whose program is the client.
+fn bundle(tenant: &Tenant, seconds: u64) -> Bundle {
+    let client = artifacts::client();
+    // The first second, the rest, and until the last container has started.
+    let lasts = (seconds + 4).to_string();
+    let mut words = vec![client.to_string_lossy().into_owned(), "launch".to_owned()];
+    words.extend(tenant.words.iter().map(|word| (*word).to_owned()));
+    words.extend(["--seconds".to_owned(), lasts]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    Bundle::host_root()
+        .env("GPUSHARE_SIMULATOR_RUN", "0")
+        .env("GPUSHARE_MEMORY", "8GiB")
+        .env("GPUSHARE_CORES", &tenant.cores.to_string())
+        .env("GPUSHARE_COMPUTE_POLICY", tenant.policy)
+        .args(&words)
+}
+
+fn row(case: &Case, figures: &[Figures]) -> Row {
+    let mean = figures.iter().map(|one| one.mean).collect::<Vec<_>>();
+    if case.expect == Expect::Everything {
+        let used: f64 = mean.iter().sum();
+        let words = mean.iter().map(|share| format!("{share:.1}")).collect::<Vec<_>>().join(" + ");
+        let kept = figures.iter().all(|one| one.least >= one.limit - 4.0);
+        return Row::plain(&case.name(), format!("{words} % used"))
+            .spread(format!("least {:.1} % in 1 s", least(figures)))
+            .target(">= 97 %, guarantees -4", used >= 97.0 && kept);
+    }
+    let worst = |figure: fn(&Figures) -> f64| figures.iter().map(figure).fold(0.0, f64::max);
+    let (mean, window, first) =
+        (worst(Figures::mean_error), worst(Figures::window_error), worst(Figures::first));
+    let within = mean <= 1.5 && window <= 4.0 && first <= 110.0;
+    Row::plain(&case.name(), format!("mean {mean:.1}"))
+        .spread(format!("worst {window:.1}, first {first:.0} %"))
+        .target("<= 1.5, 4, 110 %", within)
+}
+
+fn least(figures: &[Figures]) -> f64 {
+    figures.iter().map(|one| one.least).fold(f64::INFINITY, f64::min)
+}
