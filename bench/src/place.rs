@@ -41,13 +41,29 @@ impl Limited {
     }
 }
 
+/// Where a container has the driver's own files.
+pub const DRIVER: &str = "/usr/lib/gpushare/driver";
+
 /// What the client said in `container`.
 ///
 /// # Errors
 /// With its own words, when it failed.
 pub fn inside(container: &Container<'_>, words: &[&str]) -> Result<String> {
+    exec(container, &[], words)
+}
+
+/// The same, where the client finds the driver's own file by the name of the library: bare, in the same cgroup.
+///
+/// # Errors
+/// With its own words, when it failed.
+pub fn inside_bare(container: &Container<'_>, words: &[&str]) -> Result<String> {
+    let path = format!("LD_LIBRARY_PATH={DRIVER}");
+    exec(container, &["/usr/bin/env", &path], words)
+}
+
+fn exec(container: &Container<'_>, before: &[&str], words: &[&str]) -> Result<String> {
     let client = artifacts::client();
-    let outcome = container.exec(&[&[&*client.to_string_lossy()], words].concat());
+    let outcome = container.exec(&[before, &[&*client.to_string_lossy()], words].concat());
     if !outcome.success() {
         bail!("in the container, {words:?}: {}", outcome.stderr.trim());
     }

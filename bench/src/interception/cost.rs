@@ -8,8 +8,6 @@ use crate::measure::Sample;
 use crate::place::{self, Limited, OnHost};
 use crate::table::{Row, Table};
 
-/// The driver's own file in a container with a share.
-const BARE: &str = "/usr/lib/gpushare/driver/libcuda.so.1";
 /// 64 processes with a context of 320 MiB, and room for allocations.
 const MEMORY: &str = "40GiB";
 const MEMORY_MIB: u64 = 40 << 10;
@@ -46,7 +44,7 @@ const FIGURES: [Figure; 10] = [
     figure("  100,000 live allocations", &["allocate", "--rounds", "801", "--live", "100000"], 100),
     figure("  64 live processes", &["allocate", "--rounds", "401", "--beside", "63"], 80),
     figure("cuMemGetInfo", &["memory", "--rounds", "801"], 15),
-    figure("  64 live processes", &["memory", "--rounds", "201", "--calls", "50", "--beside", "63"], 40),
+    figure("  64 live processes", &["memory", "--rounds", "2001", "--calls", "10", "--beside", "63"], 40),
     figure("cuLaunchKernel, no compute limit", SHORT, 1),
     with_cores("  limit 90, budget left", SHORT, Some(8)),
     figure("cuGraphLaunch, no compute limit", GRAPH, 1),
@@ -83,7 +81,8 @@ pub fn rows(table: &mut Table) -> Result<()> {
 }
 
 fn row(container: &Container<'_>, figure: &Figure) -> Result<Row> {
-    let told = place::inside(container, &[&["cost"], figure.words, &["--bare", BARE]].concat())?;
+    let bare = format!("{}/libcuda.so.1", place::DRIVER);
+    let told = place::inside(container, &[&["cost"], figure.words, &["--bare", &bare]].concat())?;
     let pairs = told.lines().map(|line| line.split_once(' ').context("two figures a round"));
     let pairs =
         pairs.map(|pair| pair.and_then(|(ours, bare)| Ok((ours.parse::<i64>()?, bare.parse::<i64>()?))));
@@ -117,7 +116,9 @@ fn lookup(container: &Container<'_>, bare: &OnHost, peer: Option<&OnHost>) -> Re
     let words = ["cost", "lookup", "--rounds", "51", "--calls", "5000"];
     let mut added = Vec::new();
     for _ in 0..LOOKUP_TURNS {
-        added.push(alone(&place::inside(container, &words)?)? - alone(&bare.run(&words)?)?);
+        added.push(
+            alone(&place::inside(container, &words)?)? - alone(&place::inside_bare(container, &words)?)?,
+        );
     }
     let peer = peer.map(|peer| peer_cell(peer, bare, &words[1..])).transpose()?;
     let added = Sample::new(added)?;

@@ -1,10 +1,10 @@
-//! How long the other processes of a container wait after a SIGKILL. The bare driver's figure stands beside it: on a busy
-//! machine most of a delay is the wait for a processor.
+//! How long the other processes of a container wait after a SIGKILL, less the time in which they could run and had no
+//! processor. The bare driver's figure stands beside it.
 
 use anyhow::{Context, Result};
 
 use crate::measure::{Sample, milliseconds};
-use crate::place::{self, Limited, OnHost};
+use crate::place::{self, Limited};
 use crate::table::{Row, Table};
 
 /// How many processes are killed; the target is stated for 10,000.
@@ -21,14 +21,14 @@ const MS: i64 = 1_000_000;
 pub fn rows(table: &mut Table) -> Result<()> {
     let kills = std::env::var(KILLS).map_or(Ok(DEFAULT), |text| text.parse()).context(KILLS)?;
     let node = place::node(&[]);
-    let (bare, limited) = (OnHost::bare(&node), Limited::new(&node, &[("GPUSHARE_MEMORY", "8GiB")]));
+    let limited = Limited::new(&node, &[("GPUSHARE_MEMORY", "8GiB")]);
     let container = limited.start();
     let (mut ours, mut others) = (Vec::new(), Vec::new());
     for _ in 0..kills.div_ceil(BATCH).max(1) {
         let batch = BATCH.min(kills).to_string();
         let words = ["survive", "--kills", &batch];
         ours.extend(delays(&place::inside(&container, &words)?)?);
-        others.extend(delays(&bare.run(&words)?)?);
+        others.extend(delays(&place::inside_bare(&container, &words)?)?);
     }
     let (ours, bare) = (Sample::new(ours)?, Sample::new(others)?);
     let longest = ours.percentile(100);

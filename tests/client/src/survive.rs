@@ -1,8 +1,13 @@
 //! How long others are held up when a process is killed: victims and survivors allocate and free without pause; each
 //! victim is killed at a random moment, wherever it is then.
+//!
+//! A survivor that is ready to run and has no processor is not held up by anybody's death: the kernel counts that time
+//! for each thread, and it is taken off.
 
 use std::env;
-use std::io::{BufRead, BufReader, Read, stdin, stdout};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write, stdin, stdout};
+use std::os::unix::fs::FileExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -23,11 +28,14 @@ pub struct Survive {
     #[arg(long, default_value_t = 1000)]
     kills: u32,
     /// Processes that live on
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 1)]
     survivors: u32,
-    /// One of the processes (used by this program itself)
+    /// One of the victims (used by this program itself)
     #[arg(long, hide = true)]
-    child: bool,
+    victim: bool,
+    /// One of the survivors (used by this program itself)
+    #[arg(long, hide = true)]
+    survivor: bool,
 }
 
 impl Survive {
@@ -36,14 +44,15 @@ impl Survive {
     /// # Errors
     /// When a process does not start, or a survivor meets an error.
     pub fn run(&self) -> Result<()> {
-        if self.child {
-            return work();
+        if self.victim || self.survivor {
+            return work(self.survivor);
         }
-        let survivors = (0..self.survivors).map(|_| Worker::start()).collect::<Result<Vec<_>>>()?;
+        let survivors =
+            (0..self.survivors).map(|_| Worker::start("--survivor")).collect::<Result<Vec<_>>>()?;
         let mut random = 0x2545_f491_4f6c_dd1d_u64 ^ now();
         let mut kills = Vec::new();
         for _ in 0..self.kills {
-            let mut victim = Worker::start()?;
+            let mut victim = Worker::start("--victim")?;
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             std::thread::sleep(Duration::from_nanos((random >> 33) % 3_000_000));
             kills.push(now());
@@ -57,10 +66,23 @@ impl Survive {
     }
 }
 
+/// A call that took long.
+#[derive(Clone, Copy, Debug)]
+struct Slow {
+    /// By the monotonic clock, nanoseconds.
+    start: u64,
+    end: u64,
+    /// Nanoseconds of it for which the thread was ready and had no processor.
+    queued: u64,
+}
+
 /// What the longest of the calls `slow` lost that were under way at the moment `kill` or began soon after it.
-fn held_up(kill: u64, slow: &[(u64, u64)]) -> u64 {
-    let touched = slow.iter().filter(|(start, end)| *end > kill && *start < kill + AFTERMATH);
-    touched.map(|(start, end)| end - kill.max(*start)).max().unwrap_or(0)
+fn held_up(kill: u64, slow: &[Slow]) -> u64 {
+    let touched = slow.iter().filter(|call| call.end > kill && call.start < kill + AFTERMATH);
+    let lost = |call: &Slow| {
+        (call.end - kill.max(call.start)).min((call.end - call.start).saturating_sub(call.queued))
+    };
+    touched.map(lost).max().unwrap_or(0)
 }
 
 /// A process that allocates and frees.
@@ -70,9 +92,9 @@ struct Worker {
 }
 
 impl Worker {
-    fn start() -> Result<Self> {
+    fn start(role: &str) -> Result<Self> {
         let mut command = Command::new(env::current_exe()?);
-        command.args(["survive", "--child"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(["survive", role]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn()?;
         let mut output = BufReader::new(child.stdout.take().context("stdout was asked for")?);
         let mut line = String::new();
@@ -83,8 +105,8 @@ impl Worker {
         Ok(Self { child, output })
     }
 
-    /// Ends it; begin and end of its slow calls.
-    fn finish(mut self) -> Result<Vec<(u64, u64)>> {
+    /// Ends it; its slow calls.
+    fn finish(mut self) -> Result<Vec<Slow>> {
         drop(self.child.stdin.take());
         let mut text = String::new();
         self.output.read_to_string(&mut text)?;
@@ -92,8 +114,9 @@ impl Worker {
             bail!("a survivor failed");
         }
         let calls = text.lines().map(|line| {
-            let (start, end) = line.split_once(' ').context("two numbers")?;
-            Ok((start.parse()?, end.parse()?))
+            let numbers = line.split(' ').map(str::parse).collect::<Result<Vec<u64>, _>>()?;
+            let [start, end, queued] = numbers[..] else { bail!("three numbers were expected: {line:?}") };
+            Ok(Slow { start, end, queued })
         });
         calls.collect()
     }
@@ -107,35 +130,62 @@ impl Drop for Worker {
     }
 }
 
-fn work() -> Result<()> {
+/// Allocates and frees until standard input ends; a survivor then tells its slow calls.
+fn work(survives: bool) -> Result<()> {
     static OVER: AtomicBool = AtomicBool::new(false);
     let driver = Driver::start(SONAME)?;
     println!("ready");
-    std::io::Write::flush(&mut stdout())?;
+    stdout().flush()?;
     std::thread::spawn(|| {
         // Until our parent lets go of the other end.
         let _ = stdin().read_to_end(&mut Vec::new());
         OVER.store(true, Ordering::Relaxed);
     });
-    let mut slow = Vec::new();
-    let mut timed = |call: &dyn Fn() -> Result<u64>| -> Result<u64> {
-        let start = now();
-        let answer = call()?;
-        let end = now();
-        if end - start > SLOW {
-            slow.push((start, end));
-        }
-        Ok(answer)
-    };
+    let mut watch = survives.then(Watch::new).transpose()?;
     while !OVER.load(Ordering::Relaxed) {
-        let pointer = timed(&|| {
-            let mut pointer = 0;
-            done((driver.allocate)(&mut pointer, 4096), "cuMemAlloc").map(|()| pointer)
-        })?;
-        timed(&|| done((driver.free)(pointer), "cuMemFree").map(|()| 0))?;
+        let mut pointer = 0;
+        let status = timed(&mut watch, || (driver.allocate)(&mut pointer, 4096))?;
+        done(status, "cuMemAlloc")?;
+        done(timed(&mut watch, || (driver.free)(pointer))?, "cuMemFree")?;
     }
-    slow.iter().for_each(|(start, end)| println!("{start} {end}"));
+    let slow = watch.map(|watch| watch.slow).unwrap_or_default();
+    slow.iter().for_each(|call| println!("{} {} {}", call.start, call.end, call.queued));
     Ok(())
+}
+
+/// Keeps a thread's slow calls.
+struct Watch {
+    /// The kernel's figures of this thread: time on a processor, time queued for one, turns.
+    schedule: File,
+    slow: Vec<Slow>,
+}
+
+impl Watch {
+    fn new() -> Result<Self> {
+        let schedule =
+            File::open("/proc/thread-self/schedstat").context("the kernel keeps no schedule figures")?;
+        Ok(Self { schedule, slow: Vec::new() })
+    }
+
+    /// Nanoseconds for which this thread has been queued since it began.
+    fn queued(&self) -> Result<u64> {
+        let mut bytes = [0; 96];
+        let length = self.schedule.read_at(&mut bytes, 0)?;
+        let text = std::str::from_utf8(&bytes[..length])?;
+        text.split(' ').nth(1).context("no second figure")?.parse().context("no number")
+    }
+}
+
+fn timed(watch: &mut Option<Watch>, call: impl FnOnce() -> i32) -> Result<i32> {
+    let Some(watch) = watch else { return Ok(call()) };
+    let (queued, start) = (watch.queued()?, now());
+    let status = call();
+    let end = now();
+    if end - start > SLOW {
+        let queued = watch.queued()?.saturating_sub(queued);
+        watch.slow.push(Slow { start, end, queued });
+    }
+    Ok(status)
 }
 
 /// The machine's monotonic clock, nanoseconds: the same for all processes.
@@ -153,9 +203,18 @@ mod tests {
     #[test]
     fn a_call_is_held_up_from_the_kill_or_its_own_begin_until_its_end() {
         let ms = 1_000_000;
-        for (call, want) in [((10, 20), 8), ((13, 20), 7), ((5, 12), 0), ((5, 13), 1), ((70, 90), 0)] {
-            let slow = [(call.0 * ms, call.1 * ms)];
-            assert_eq!(held_up(12 * ms, &slow), want * ms, "{call:?}");
+        for ((start, end, queued), want) in [
+            ((10, 20, 0), 8),
+            ((13, 20, 0), 7),
+            ((5, 12, 0), 0),
+            ((5, 13, 0), 1),
+            ((70, 90, 0), 0),
+            ((10, 20, 1), 8),
+            ((10, 20, 7), 3),
+            ((10, 20, 11), 0),
+        ] {
+            let slow = [Slow { start: start * ms, end: end * ms, queued: queued * ms }];
+            assert_eq!(held_up(12 * ms, &slow), want * ms, "{slow:?}");
         }
         assert_eq!(held_up(12 * ms, &[]), 0);
     }
