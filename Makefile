@@ -9,7 +9,7 @@ VERSION := $(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\
 SHIMS := gpushare-intercept-cuda gpushare-intercept-nvml
 SIMULATOR := gpushare-simulator gpushare-simulator-cuda gpushare-simulator-nvml
 
-.PHONY: all build demo test bench check miri fuzz packages clients install uninstall dist clean
+.PHONY: all build demo test bench gpu-bundle gpu-test check miri fuzz packages clients install uninstall dist clean
 
 all: build
 
@@ -49,6 +49,14 @@ bench: packages build
 	$(CARGO) build --release --locked -p gpushare-tests-client
 	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build --release --locked --target $(TARGET) -p gpushare-bench
 	target/$(TARGET)/release/gpushare-bench $(FILTER)
+
+# What tests/gpu needs on a machine with a GPU, in one file; and the same run here, on a simulated node.
+gpu-bundle: packages build
+	$(CARGO) build --release --locked -p gpushare-tests-client
+	tests/gpu/bundle.sh "$(CURDIR)/dist/gpushare-gpu-tests"
+
+gpu-test: gpu-bundle
+	dist/gpushare-gpu-tests/run.sh --simulator --results dist/gpushare-gpu-results
 
 check:
 	$(CARGO) fmt --all --check

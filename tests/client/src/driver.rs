@@ -38,6 +38,15 @@ crate::functions! {
     device_get = cuDeviceGet(device: &mut i32, ordinal: i32);
     context_retain = cuDevicePrimaryCtxRetain(context: &mut usize, device: i32);
     context_set = cuCtxSetCurrent(context: usize);
+    entry = cuGetProcAddress(
+        name: *const std::ffi::c_char, function: &mut *mut std::ffi::c_void, version: i32, flags: u64
+    );
+    synchronize = cuCtxSynchronize();
+    total = cuDeviceTotalMem_v2(bytes: &mut usize, device: i32);
+    copy_in = cuMemcpyHtoD_v2(to: u64, from: *const f32, bytes: usize);
+    copy_out = cuMemcpyDtoH_v2(to: *mut f32, from: u64, bytes: usize);
+    free_async = cuMemFreeAsync(pointer: u64, stream: usize);
+    stream_destroy = cuStreamDestroy_v2(stream: usize);
     memory = cuMemGetInfo_v2(free: &mut usize, total: &mut usize);
     allocate = cuMemAlloc_v2(pointer: &mut u64, bytes: usize);
     allocate_pitch = cuMemAllocPitch_v2(pointer: &mut u64, pitch: &mut usize, width: usize, height: usize, element: u32);
@@ -93,13 +102,21 @@ impl Driver {
     /// # Errors
     /// When there is no driver, no GPU or no context.
     pub fn start(library: &str) -> Result<Self> {
+        Ok(Self::start_in(library)?.0)
+    }
+
+    /// The same, and the context's handle, for other threads.
+    ///
+    /// # Errors
+    /// As [`Driver::start`].
+    pub fn start_in(library: &str) -> Result<(Self, usize)> {
         let driver = Self::open(library)?;
         done((driver.init)(0), "cuInit")?;
         let (mut device, mut context) = (0, 0);
         done((driver.device_get)(&mut device, 0), "cuDeviceGet")?;
         done((driver.context_retain)(&mut context, device), "cuDevicePrimaryCtxRetain")?;
         done((driver.context_set)(context), "cuCtxSetCurrent")?;
-        Ok(driver)
+        Ok((driver, context))
     }
 
     /// A stream that does not wait for the default one.

@@ -54,7 +54,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Prints `kernels COUNT` for each process: kernels launched.
+    /// Prints `rate KERNELS_A_SECOND` for each process: kernels that have run, by the time until the last had.
     ///
     /// # Errors
     /// When the driver refuses a launch.
@@ -93,18 +93,18 @@ impl Launch {
         let nodes = if self.way == Way::Graph { NODES } else { 1 };
         let graph = if self.way == Way::Graph { kernel.graph(&driver, self.grid, NODES)? } else { 0 };
         std::thread::sleep(Duration::from_millis(self.after));
-        let end = Instant::now() + Duration::from_secs_f64(self.seconds);
-        let mut launches = 0_u64;
-        while Instant::now() < end {
+        let (start, time) = (Instant::now(), Duration::from_secs_f64(self.seconds));
+        let mut launches = 0_u32;
+        while start.elapsed() < time {
             self.launch(&driver, kernel, graph, stream)?;
             launches += 1;
-            if self.every > 0 && launches.is_multiple_of(u64::from(self.every)) {
+            if self.every > 0 && launches.is_multiple_of(self.every) {
                 done((driver.stream_synchronize)(stream), "cuStreamSynchronize")?;
                 std::thread::sleep(Duration::from_millis(self.pause));
             }
         }
-        println!("kernels {}", launches * u64::from(nodes));
-        // What is still queued ends with the process.
+        done((driver.synchronize)(), "cuCtxSynchronize")?;
+        println!("rate {:.3}", f64::from(launches) * f64::from(nodes) / start.elapsed().as_secs_f64());
         Ok(())
     }
 

@@ -4,12 +4,16 @@
 //! It is the same program on a simulated and on a real GPU: its kernels spin for as long as their names say, which is
 //! also what the simulated GPU goes by.
 
+mod allocate;
 mod cost;
 mod driver;
 mod fill;
 mod launch;
 mod library;
+mod product;
+mod sizes;
 mod survive;
+mod threads;
 
 use std::process::ExitCode;
 
@@ -29,22 +33,34 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
+    /// Allocate sizes, and say which are granted
+    Allocate(allocate::Allocate),
     /// Time calls in rounds; one line a round, picoseconds a call
     Cost(cost::Cost),
     /// Allocate until refused, in one or several processes at once
     Fill(fill::Fill),
     /// Keep the GPU busy with kernels
     Launch(launch::Launch),
+    /// Multiply matrices
+    Product(product::Product),
+    /// Say what CUDA and NVML tell of the GPU
+    Sizes(sizes::Sizes),
     /// Kill processes at random moments and time the calls of those that live on
     Survive(survive::Survive),
+    /// Use many threads and streams at once
+    Threads(threads::Threads),
 }
 
 fn main() -> ExitCode {
     let result: Result<()> = match Arguments::parse().verb {
+        Verb::Allocate(allocate) => allocate.run(),
         Verb::Cost(cost) => cost.run(),
         Verb::Fill(fill) => fill.run(),
         Verb::Launch(launch) => launch.run(),
+        Verb::Product(product) => product.run(),
+        Verb::Sizes(sizes) => sizes.run(),
         Verb::Survive(survive) => survive.run(),
+        Verb::Threads(threads) => threads.run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

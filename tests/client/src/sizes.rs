@@ -1,0 +1,76 @@
+//! What CUDA and NVML say of the first GPU: its size, what is used, which processes use it.
+
+use anyhow::{Context, Result, bail};
+
+use crate::driver::{Driver, SONAME, done};
+
+/// `NVML_ERROR_FUNCTION_NOT_FOUND`.
+const NOT_FOUND: i32 = 13;
+const NVML: &str = "libnvidia-ml.so.1";
+/// Version 2 of the memory structure, in its first word.
+const MEMORY_2: u64 = 2 << 24 | 40;
+/// Processes that are listed at most.
+const PROCESSES: usize = 256;
+
+crate::functions! {
+    /// Functions of NVML.
+    Nvml, absent = NOT_FOUND;
+    init = nvmlInit_v2();
+    device = nvmlDeviceGetHandleByIndex_v2(index: u32, device: &mut usize);
+    memory = nvmlDeviceGetMemoryInfo(device: usize, memory: &mut [u64; 3]);
+    memory_2 = nvmlDeviceGetMemoryInfo_v2(device: usize, memory: &mut [u64; 5]);
+    processes = nvmlDeviceGetComputeRunningProcesses_v3(device: usize, count: &mut u32, list: &mut [[u64; 3]; PROCESSES]);
+    utilisation = nvmlDeviceGetUtilizationRates(device: usize, rates: &mut [u32; 2]);
+}
+
+/// What to ask.
+#[derive(clap::Args)]
+pub struct Sizes {
+    /// Leave CUDA out: no context is made
+    #[arg(long)]
+    nvml: bool,
+}
+
+impl Sizes {
+    /// Prints `NAME VALUE` for each answer, in bytes; the processes as `process PID BYTES`.
+    ///
+    /// # Errors
+    /// When a library does not answer.
+    pub fn run(&self) -> Result<()> {
+        if !self.nvml {
+            let driver = Driver::start(SONAME)?;
+            let (free, total) = driver.memory()?;
+            let mut whole = 0;
+            done((driver.total)(&mut whole, 0), "cuDeviceTotalMem")?;
+            println!("cuda_total {total}\ncuda_free {free}\ncuda_device {whole}");
+            // The context stays while NVML is asked.
+            return nvml();
+        }
+        nvml()
+    }
+}
+
+fn answered(status: i32, name: &str) -> Result<()> {
+    if status == 0 { Ok(()) } else { bail!("{name} answered {status}") }
+}
+
+fn nvml() -> Result<()> {
+    let nvml = Nvml::open(NVML)?;
+    answered((nvml.init)(), "nvmlInit")?;
+    let (mut device, mut memory, mut newer) = (0, [0; 3], [MEMORY_2, 0, 0, 0, 0]);
+    answered((nvml.device)(0, &mut device), "nvmlDeviceGetHandleByIndex")?;
+    answered((nvml.memory)(device, &mut memory), "nvmlDeviceGetMemoryInfo")?;
+    println!("nvml_total {}\nnvml_free {}\nnvml_used {}", memory[0], memory[1], memory[2]);
+    if (nvml.memory_2)(device, &mut newer) == 0 {
+        println!("nvml_total_v2 {}\nnvml_reserved_v2 {}\nnvml_used_v2 {}", newer[1], newer[2], newer[4]);
+    }
+    let (mut count, mut list) = (u32::try_from(PROCESSES)?, [[0; 3]; PROCESSES]);
+    answered((nvml.processes)(device, &mut count, &mut list), "nvmlDeviceGetComputeRunningProcesses")?;
+    let listed = list.get(..usize::try_from(count)?).context("more processes than there was room for")?;
+    listed.iter().for_each(|[pid, bytes, _]| println!("process {} {bytes}", pid & u64::from(u32::MAX)));
+    let mut rates = [0; 2];
+    if (nvml.utilisation)(device, &mut rates) == 0 {
+        println!("utilisation {}", rates[0]);
+    }
+    Ok(())
+}
