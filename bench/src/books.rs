@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use gpushare_simulator::session::{Life, Reader};
+use gpushare_simulator::session::{Life, Reader, Session};
 use gpushare_simulator::{clock, timeline};
 
 /// How often is looked: far shorter than for what time a program holds what it has.
@@ -77,7 +77,8 @@ const SETTLED: u64 = 200_000_000;
 
 /// How long each container kept the first GPU busy, bin by bin.
 pub struct Course {
-    reader: &'static Reader,
+    /// At the state as a process of the node: only such a one may move the simulated GPU on.
+    session: Session,
     /// Ids of the containers.
     containers: Vec<String>,
     /// Container of each process that was seen, by slot and generation.
@@ -94,9 +95,9 @@ impl Course {
     /// # Errors
     /// When there is no such node.
     pub fn begin(shared: &Path, containers: Vec<String>) -> Result<Self> {
-        let reader = Reader::open(shared).context("cannot read the node's state")?;
+        let session = Session::open(shared).context("cannot join the node's processes")?;
         let bins = vec![Vec::new(); containers.len()];
-        Ok(Self { reader, containers, owners: HashMap::new(), read_until: clock::now(), bins })
+        Ok(Self { session, containers, owners: HashMap::new(), read_until: clock::now(), bins })
     }
 
     /// Reads what has happened; to be called a few times a second, since the simulator forgets.
@@ -105,7 +106,8 @@ impl Course {
         while self.read_until + BIN + SETTLED < clock::now() {
             let until = self.read_until + BIN;
             self.bins.iter_mut().for_each(|bins| bins.push(0));
-            for busy in timeline::busy(&self.reader.state.gpus()[0], self.read_until, until) {
+            let gpu = &self.session.state().gpus()[0];
+            for busy in timeline::busy(gpu, &self.session, self.read_until, until) {
                 let owner = self.owners.get(&(busy.owner.slot, busy.owner.generation)).copied().flatten();
                 let last = owner.and_then(|owner| self.bins[owner].last_mut());
                 last.into_iter().for_each(|bin| *bin += busy.time);
@@ -116,18 +118,23 @@ impl Course {
 
     /// Finds out to which container each new process belongs, as long as it lives.
     fn meet(&mut self) {
-        for slot in 0..self.reader.state.used_slots() {
-            let generation = self.reader.state.slots[slot].generation.load(Ordering::Acquire);
+        for slot in 0..self.session.state().used_slots() {
+            let generation = self.session.state().slots[slot].generation.load(Ordering::Acquire);
             let Ok(number) = u32::try_from(slot) else { continue };
             if self.owners.contains_key(&(number, generation)) {
                 continue;
             }
-            if let Life::Alive(Some(pid)) = self.reader.life(slot) {
+            if let Life::Alive(Some(pid)) = self.session.reader.life(slot) {
                 let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
                 let owner = self.containers.iter().position(|id| cgroup.contains(id.as_str()));
                 self.owners.insert((number, generation), owner);
             }
         }
+    }
+
+    /// Gives the place among the node's processes back.
+    pub fn end(self) {
+        self.session.close();
     }
 
     /// Nanoseconds of work in each bin, from the first in which container `index` worked.

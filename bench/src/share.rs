@@ -90,7 +90,9 @@ fn run(node: &SimulatedNode, case: &Case, seconds: u64) -> Result<Row> {
         case.tenants.iter().enumerate().map(|(index, tenant)| {
             Figures::of(course.since_first_work(index), f64::from(tenant.cores), seconds)
         });
-    Ok(row(case, &figures.collect::<Vec<_>>()))
+    let figures = figures.collect::<Vec<_>>();
+    course.end();
+    Ok(row(case, &figures))
 }
 
 /// A container whose program is the client.
@@ -111,10 +113,9 @@ fn bundle(tenant: &Tenant, seconds: u64) -> Bundle {
 }
 
 fn row(case: &Case, figures: &[Figures]) -> Row {
-    let mean = figures.iter().map(|one| one.mean).collect::<Vec<_>>();
+    let words = figures.iter().map(|one| format!("{:.1}", one.mean)).collect::<Vec<_>>().join(" + ");
     if case.expect == Expect::Everything {
-        let used: f64 = mean.iter().sum();
-        let words = mean.iter().map(|share| format!("{share:.1}")).collect::<Vec<_>>().join(" + ");
+        let used: f64 = figures.iter().map(|one| one.mean).sum();
         let kept = figures.iter().all(|one| one.least >= one.limit - 4.0);
         return Row::plain(&case.name(), format!("{words} % used"))
             .spread(format!("least {:.1} % in 1 s", least(figures)))
@@ -124,7 +125,7 @@ fn row(case: &Case, figures: &[Figures]) -> Row {
     let (mean, window, first) =
         (worst(Figures::mean_error), worst(Figures::window_error), worst(Figures::first));
     let within = mean <= 1.5 && window <= 4.0 && first <= 110.0;
-    Row::plain(&case.name(), format!("mean {mean:.1}"))
+    Row::plain(&case.name(), format!("{words} %: mean {mean:.1}"))
         .spread(format!("worst {window:.1}, first {first:.0} %"))
         .target("<= 1.5, 4, 110 %", within)
 }
