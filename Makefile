@@ -16,7 +16,7 @@ all: build
 # Wrapper and hook are static; the injected libraries have a profile of their own (no_std, no unwinding). All that is
 # shipped ends up in target/release and target/lib, laid out as it is installed.
 build:
-	$(CARGO) build --release --locked -p gpushare $(SIMULATOR:%=-p %)
+	$(CARGO) build --release --locked -p gpushare $(SIMULATOR:%=-p %) -p gpushare-tests-client
 	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build --release --locked --target $(TARGET) -p gpushare-runtime -p gpushare-hook
 	$(CARGO) build --profile shim --locked $(SHIMS:%=-p %)
 	install -m 755 target/$(TARGET)/release/gpushare-runtime target/$(TARGET)/release/gpushare-hook target/release/
@@ -46,13 +46,11 @@ test: packages clients build
 
 # Static like what it measures. FILTER selects a section by a part of its name.
 bench: packages build
-	$(CARGO) build --release --locked -p gpushare-tests-client
 	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build --release --locked --target $(TARGET) -p gpushare-bench
 	target/$(TARGET)/release/gpushare-bench $(FILTER)
 
 # What tests/gpu needs on a machine with a GPU, in one file; and the same run here, on a simulated node.
 gpu-bundle: packages build
-	$(CARGO) build --release --locked -p gpushare-tests-client
 	tests/gpu/bundle.sh "$(CURDIR)/dist/gpushare-gpu-tests"
 
 gpu-test: gpu-bundle

@@ -2,7 +2,7 @@
 //! peer's library preloaded.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Result, bail};
@@ -92,6 +92,10 @@ impl OnHost {
     /// The same below the peer's library, if there is one, with a limit of `mib` MiB and `cores` percent.
     pub fn peer(node: &SimulatedNode, mib: u64, cores: u32) -> Option<Self> {
         let library = env::var_os(PEER).filter(|path| !path.is_empty())?;
+        Some(Self::preloaded(node, Path::new(&library), mib, cores))
+    }
+
+    fn preloaded(node: &SimulatedNode, library: &Path, mib: u64, cores: u32) -> Self {
         let mut place = Self::bare(node);
         let cache = place.scratch.path().join("peer.cache");
         place.environment.extend([
@@ -101,7 +105,7 @@ impl OnHost {
             ("CUDA_DEVICE_MEMORY_SHARED_CACHE".to_owned(), cache.to_string_lossy().into_owned()),
             ("LIBCUDA_LOG_LEVEL".to_owned(), "0".to_owned()),
         ]);
-        Some(place)
+        place
     }
 
     /// With one more variable.
@@ -130,5 +134,60 @@ impl OnHost {
             bail!("on the host, {words:?}: {}", outcome.stderr.trim());
         }
         Ok(outcome.stdout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a preloaded library does that finds its functions through dlsym, and no more than that.
+    const STAND_IN: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int (*driver)(unsigned long long *, size_t);
+static size_t used;
+
+static int limited(unsigned long long *pointer, size_t bytes)
+{
+    size_t limit = strtoul(getenv("CUDA_DEVICE_MEMORY_LIMIT"), NULL, 10) << 20;
+    if (used + bytes > limit)
+        return 2;
+    int status = driver(pointer, bytes);
+    used += status ? 0 : bytes;
+    return status;
+}
+
+void *dlsym(void *handle, const char *name)
+{
+    static void *(*next)(void *, const char *);
+    if (!next)
+        next = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
+    if (!next)
+        next = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    void *found = next(handle, name);
+    if (!found || strcmp(name, "cuMemAlloc_v2"))
+        return found;
+    driver = found;
+    return limited;
+}
+"#;
+
+    #[test]
+    #[ignore = "needs `make build` and a C compiler"]
+    fn a_preloaded_library_gets_its_limit_and_stands_before_the_driver() {
+        let node = node(&["--plain-nodes"]);
+        let scratch = Scratch::new("stand-in");
+        let (source, library) = (scratch.file("stand-in.c", STAND_IN), scratch.path().join("stand-in.so"));
+        let mut compile = Command::new("cc");
+        compile.args(["-shared", "-fPIC", "-O2", "-o"]).arg(&library).arg(&source).arg("-ldl");
+        let _ = command::run(&mut compile).expect_success("cc");
+        let words = ["allocate", "512", "1024"];
+        let said = |place: &OnHost| place.run(&words).unwrap();
+        assert_eq!(said(&OnHost::bare(&node)), "granted 512\ngranted 1024\n");
+        assert_eq!(said(&OnHost::preloaded(&node, &library, 1024, 50)), "granted 512\nrefused 1024\n");
     }
 }
