@@ -13,6 +13,7 @@ mod quota;
 mod share;
 mod start_cost;
 mod table;
+mod virtual_share;
 
 use std::env;
 use std::process::ExitCode;
@@ -25,10 +26,11 @@ use table::Table;
 /// A section's name, which FILTER selects by, and what measures it.
 type Section = (&'static str, fn() -> Result<Table>);
 
-const SECTIONS: [Section; 4] = [
+const SECTIONS: [Section; 5] = [
     ("starting a container", start_cost::section),
     ("quota store", quota::section),
     ("interception", interception::section),
+    ("compute share, virtual time", virtual_share::section),
     ("compute share, real time", share::section),
 ];
 

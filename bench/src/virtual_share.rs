@@ -1,0 +1,69 @@
+//! Shares of compute in virtual time: the limiter itself, with the clock and the GPU of a simulation, in many more cases
+//! than real time allows. Every run of ten seconds takes milliseconds.
+
+use std::env;
+use std::thread;
+
+use anyhow::{Context, Result, bail};
+use gpushare_intercept_trial::{
+    Case, Container, Discipline, Estimates, Load, MILLISECOND, Summary, Trial, cases,
+};
+
+use crate::table::{Row, Table};
+
+/// How often each case is run, with other random numbers each time.
+const SEEDS: &str = "GPUSHARE_BENCH_SEEDS";
+const DEFAULT: u64 = 3;
+/// Seeds that no constant of the limiter was chosen by.
+const FIRST: u64 = 1000;
+
+const DEVICES: [(&str, Discipline); 2] =
+    [("FIFO", Discipline::Submission), ("slices", Discipline::Slices(2 * MILLISECOND))];
+
+/// All figures of the section.
+///
+/// # Errors
+/// When a simulation panics.
+pub fn section() -> Result<Table> {
+    let seeds = env::var(SEEDS).map_or(Ok(DEFAULT), |text| text.parse()).context(SEEDS)?;
+    let mut table = Table::default();
+    for case in cases() {
+        for (row, (name, _)) in both(&case, seeds)?.iter().zip(DEVICES) {
+            table.push(summary(&format!("{}; {name}", case.name), row));
+        }
+    }
+    table.push(control());
+    table.note(format!(
+        "{seeds} seeds from {FIRST} on. Worst figures of all containers: mean and any 1-s window (50-ms steps) in points of the \
+         GPU, the first second in % of the share."
+    ));
+    Ok(table)
+}
+
+/// One simulation on each processor.
+fn both(case: &Case, seeds: u64) -> Result<Vec<Summary>> {
+    thread::scope(|scope| {
+        let run = |(_, device)| scope.spawn(move || case.run(device, FIRST..FIRST + seeds, 1));
+        let summaries = DEVICES.map(run).into_iter().map(thread::ScopedJoinHandle::join);
+        summaries.map(|told| told.or_else(|_| bail!("a simulation of {:?} panicked", case.name))).collect()
+    })
+}
+
+fn summary(what: &str, told: &Summary) -> Row {
+    let worst = &told.worst;
+    let words = format!("mean {:.1}, worst {:.1}, first {:.0} %", worst.mean.abs(), worst.worst, worst.first);
+    Row::plain(what, format!("{} missed", told.misses))
+        .spread(words)
+        .runs(told.containers)
+        .target("0; 1.5, 4, 110 %", told.misses == 0)
+}
+
+/// What a limiter that learns nothing reads: without it the other rows would show nothing.
+fn control() -> Row {
+    let container = Container::fixed(25, 1, Load::steady(10 * MILLISECOND, 0));
+    let trial = Trial::new(vec![container], DEVICES[1].1, FIRST);
+    let figures = Trial { estimates: Estimates::Pinned, meter: None, ..trial }.run();
+    let words = figures.iter().map(|one| format!("mean {:.1}, first {:.0} %", one.mean, one.first));
+    Row::plain("negative control: estimates pinned, no meter", "must fail")
+        .spread(words.collect::<Vec<_>>().join("; "))
+}
