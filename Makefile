@@ -41,7 +41,6 @@ demo: packages build
 	target/release/gpushare demo $$(test ! -x $(NVIDIA_SMI) || echo --nvidia-smi $(NVIDIA_SMI))
 
 test: packages clients build
-	$(CARGO) build --release --locked -p gpushare-tests-client
 	tests/run.sh
 
 # Static like what it measures. FILTER selects a section by a part of its name.
