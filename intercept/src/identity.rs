@@ -131,11 +131,22 @@ mod tests {
         assert_eq!(Who { pid: 8, ..me }.has_ended(&me), None, "and nobody else");
     }
 
+    /// A program that has begun. Before that, in the midst of its exec, the kernel does not show its stack, or shows it
+    /// elsewhere; its parent goes on at that moment already.
+    fn running_program() -> std::process::Child {
+        use std::io::{Read, Write};
+        use std::process::{Command, Stdio};
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        child.stdin.as_mut().unwrap().write_all(b"?").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        child
+    }
+
     #[test]
     #[cfg_attr(miri, ignore = "reads /proc")]
     fn a_zombie_and_a_reused_pid_have_ended() {
         let me = Who::this_process();
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut child = running_program();
         let Stat { start_time, stack, .. } = stat(child.id()).unwrap();
         let other = Who { pid: child.id(), start_time, image: stack, ..me };
         assert_eq!(other.has_ended(&me), Some(false));
