@@ -24,7 +24,7 @@ fn work(container: &Container<'_>, pause: &str, seconds: &str) -> u64 {
     let launch = ["/bin/gpushare-tests-client", "launch", "1ms", "--every", "1"];
     let outcome = container.exec(&[&launch[..], &["--pause", pause, "--seconds", seconds]].concat());
     let outcome = outcome.expect_success("the client in the container");
-    let count = outcome.stdout.trim().strip_prefix("kernels ").and_then(|count| count.parse::<u64>().ok());
+    let count = outcome.stdout.lines().find_map(|line| line.strip_prefix("kernels ")?.parse::<u64>().ok());
     count.unwrap_or_else(|| panic!("no count from the client: {outcome:?}")) * 1_000_000
 }
 

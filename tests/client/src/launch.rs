@@ -54,7 +54,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Prints `rate KERNELS_A_SECOND` for each process: kernels that have run, by the time until the last had.
+    /// Prints `kernels COUNT` and `rate KERNELS_A_SECOND` for each process: those that have run, by the time until the last had.
     ///
     /// # Errors
     /// When the driver refuses a launch.
@@ -104,7 +104,8 @@ impl Launch {
             }
         }
         done((driver.synchronize)(), "cuCtxSynchronize")?;
-        println!("rate {:.3}", f64::from(launches) * f64::from(nodes) / start.elapsed().as_secs_f64());
+        let kernels = f64::from(launches) * f64::from(nodes);
+        println!("kernels {kernels}\nrate {:.3}", kernels / start.elapsed().as_secs_f64());
         Ok(())
     }
 
