@@ -8,6 +8,7 @@ use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use gpushare_inventory::Driver;
 use gpushare_inventory::elf::{self, ElfError};
@@ -16,11 +17,14 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 /// Begins the name of every file that we keep in the cache folder.
 const PREFIX: &str = "fitted-";
 
+/// How long the copies for another driver are kept.
+const KEPT: Duration = Duration::from_secs(24 * 3600);
+
 /// Why our libraries could not be fitted.
 #[derive(Debug, thiserror::Error)]
 pub enum FitError {
     /// The cache folder or a file in it.
-    #[error("cannot make {path}; see paths.cache")]
+    #[error("cannot use {path}; see paths.cache")]
     Io {
         /// The folder or file.
         path: PathBuf,
@@ -70,9 +74,9 @@ struct Copy {
 }
 
 impl Fitted<'_> {
-    /// Whether every copy is there that could be made.
+    /// Whether every copy is there that could be made, in a folder where it may be used.
     pub fn is_complete(&self) -> bool {
-        self.copies().iter().all(|copy| copy.path.is_file())
+        self.folder().is_ok() && self.copies().iter().all(|copy| is_sound(&copy.path))
     }
 
     /// Makes the copies that are missing, and takes those of former drivers away. A container that runs keeps its own.
@@ -84,12 +88,12 @@ impl Fitted<'_> {
         // Two at once would take away each other's unfinished files.
         folder.lock().map_err(|source| FitError::Io { path: self.cache.into(), source })?;
         let copies = self.copies();
-        for copy in copies.iter().filter(|copy| !copy.path.is_file()) {
+        for copy in copies.iter().filter(|copy| !is_sound(&copy.path)) {
             copy.make()?;
         }
         for entry in fs::read_dir(self.cache).into_iter().flatten().filter_map(Result::ok) {
             let ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
-            if ours && copies.iter().all(|copy| copy.path != entry.path()) {
+            if ours && copies.iter().all(|copy| copy.path != entry.path()) && is_old(&entry.path()) {
                 let _ = fs::remove_file(entry.path());
             }
         }
@@ -125,6 +129,18 @@ impl Fitted<'_> {
         }
         Ok(folder)
     }
+}
+
+/// Whether `copy` is as [`Copy::make`] leaves it: a link, or a file that others can write, may hold anything.
+pub(crate) fn is_sound(copy: &Path) -> bool {
+    fs::symlink_metadata(copy).is_ok_and(|file| file.is_file() && file.uid() == 0 && file.mode() & 0o022 == 0)
+}
+
+/// Whether no creation can be about to mount `copy`: other settings may share the folder, and a driver may be replaced
+/// between a plan and its mount.
+fn is_old(copy: &Path) -> bool {
+    let changed = fs::symlink_metadata(copy).and_then(|file| file.modified());
+    changed.is_ok_and(|changed| changed.elapsed().is_ok_and(|age| age > KEPT))
 }
 
 /// Where the copy of our library `ours` for the library `driver` lies.

@@ -224,7 +224,7 @@ fn interception(
 /// Our library, as it was made for the driver's file `real`.
 fn fitted_library(programs: &Programs, stem: &str, real: &Path) -> Result<PathBuf, PlanError> {
     let ours = installed(programs.libraries.join(format!("{stem}.so.1")), "libraries")?;
-    let copy = fitted::copy_of(programs.cache, &ours, real).ok().filter(|copy| copy.is_file());
+    let copy = fitted::copy_of(programs.cache, &ours, real).ok().filter(|copy| fitted::is_sound(copy));
     match copy {
         Some(copy) => installed(copy, "cache"),
         None => Err(PlanError::NotFitted { path: ours }),

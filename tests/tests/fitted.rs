@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
@@ -56,13 +57,34 @@ fn copies_are_made_once_and_again_for_a_new_driver() {
     let version = gpushare_tests::node::driver_version();
     replace(&node.root().join(format!("driver/usr/lib/x86_64-linux-gnu/libcuda.so.{version}")));
     let second = run();
-    assert_eq!((second.len(), second.intersection(&first).count()), (2, 1), "{first:?} {second:?}");
+    assert_eq!(
+        (second.len(), second.is_superset(&first)),
+        (3, true),
+        "a creation under way needs the old one"
+    );
 
-    // A copy that somebody else could have changed serves nobody.
-    let copy = second.first().expect("there are two");
+    for copy in &second {
+        let long_ago = SystemTime::now() - Duration::from_secs(48 * 3600);
+        let file = fs::File::options().write(true).open(copy).expect("a copy can be opened");
+        file.set_modified(long_ago).expect("its time can be set");
+    }
+    replace(&node.root().join(format!("driver/usr/lib/x86_64-linux-gnu/libcuda.so.{version}")));
+    let third = run();
+    assert_eq!((third.len(), third.intersection(&second).count()), (2, 1), "{second:?} {third:?}");
+
+    // A copy that somebody else could have changed, or that is no copy at all, is made again.
+    let copy = third.first().expect("there are two");
     fs::set_permissions(copy, fs::Permissions::from_mode(0o666)).expect("its mode can be set");
+    assert_eq!(run(), third);
+    assert_eq!(fs::metadata(copy).expect("it is there").permissions().mode() & 0o777, 0o644);
+    fs::remove_file(copy).expect("it can be removed");
+    symlink("/etc/passwd", copy).expect("a link can be made");
+    assert_eq!(run(), third);
+    assert!(fs::symlink_metadata(copy).expect("it is there").is_file());
+
+    fs::set_permissions(cache(&node), fs::Permissions::from_mode(0o777)).expect("its mode can be set");
     let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "8GiB");
-    let refusal = runtime.create(&bundle).expect_err("the copy is anybody's");
+    let refusal = runtime.create(&bundle).expect_err("the folder is anybody's");
     assert!(refusal.line().contains("writable by nobody else"), "{}", refusal.line());
 }
 
@@ -84,7 +106,7 @@ fn a_cache_folder_that_cannot_serve_is_named_with_its_setting() {
             fs::create_dir(folder).expect("the folder can be made");
             fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).expect("its mode can be set");
         }),
-        ("cannot make", |folder| fs::write(folder, "").expect("a file can be written")),
+        ("cannot use", |folder| fs::write(folder, "").expect("a file can be written")),
     ];
     for (part, damage) in damages {
         let node = SimulatedNode::one_gpu();
