@@ -3,7 +3,9 @@
 //! A bare pid proves nothing: it is reused. The kernel's start time makes it unique within a boot. A container
 //! without a pid namespace of its own can outlive its init, so its cgroup is remembered too.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use procfs::process::{Process, Stat};
@@ -48,7 +50,7 @@ impl Holder {
         let error = |source| HolderError { pid, source };
         let process = Process::new(pid).map_err(error)?;
         let stat = process.stat().map_err(error)?;
-        Ok(Self { pid, start_time: stat.starttime, cgroup: cgroup(&process) })
+        Ok(Self { pid, start_time: stat.starttime, cgroup: cgroup(pid) })
     }
 
     /// Whether holder and container are proved gone. What cannot be read counts as living.
@@ -84,24 +86,33 @@ fn is_zombie(stat: &Stat) -> bool {
 }
 
 /// The cgroup folder of a process: the devices controller's on v1, the only one on v2. The root cgroup is nobody's.
-fn cgroup(process: &Process) -> Option<PathBuf> {
-    folder(process).filter(|(path, found)| path != "/" && found.is_dir()).map(|(_, found)| found)
+fn cgroup(pid: i32) -> Option<PathBuf> {
+    folder(pid).filter(|(path, found)| path != "/" && found.is_dir()).map(|(_, found)| found)
 }
 
 /// The folder of the living process `pid`'s cgroup, chosen as for [`Holder::cgroup`]; `None` when the process is gone.
 pub fn cgroup_of(pid: i32) -> Option<PathBuf> {
-    folder(&Process::new(pid).ok()?).map(|(_, found)| found)
+    folder(pid).map(|(_, found)| found)
 }
 
-fn folder(process: &Process) -> Option<(String, PathBuf)> {
-    let groups = process.cgroups().ok()?;
-    let folder = |base: &str, path: &str| Path::new(base).join(path.trim_start_matches('/'));
-    let v1 = groups.0.iter().find(|group| group.controllers.iter().any(|controller| controller == "devices"));
-    let (base, group) = match v1 {
-        Some(group) => ("/sys/fs/cgroup/devices", group),
-        None => ("/sys/fs/cgroup", groups.0.iter().find(|group| group.hierarchy == 0)?),
+/// Path inside the hierarchy, and folder. Read as bytes: a container that may make cgroups names them as it likes, and
+/// procfs gives up the whole file for one name that is no UTF-8.
+fn folder(pid: i32) -> Option<(OsString, PathBuf)> {
+    let text = fs::read(format!("/proc/{pid}/cgroup")).ok()?;
+    let groups = || {
+        text.split(|byte| *byte == b'\n').filter_map(|line| {
+            let mut fields = line.splitn(3, |byte| *byte == b':'); // hierarchy, controllers, path
+            Some((fields.next()?, fields.next()?, fields.next()?))
+        })
     };
-    Some((group.pathname.clone(), folder(base, &group.pathname)))
+    let has_devices =
+        |controllers: &[u8]| controllers.split(|byte| *byte == b',').any(|name| name == b"devices");
+    let (base, path) = match groups().find(|(_, controllers, _)| has_devices(controllers)) {
+        Some((_, _, path)) => ("/sys/fs/cgroup/devices", path),
+        None => ("/sys/fs/cgroup", groups().find(|(hierarchy, ..)| *hierarchy == b"0")?.2),
+    };
+    let path = OsStr::from_bytes(path);
+    Some((path.to_owned(), Path::new(base).join(Path::new(path).strip_prefix("/").ok()?)))
 }
 
 /// Whether any process lives in the cgroup or below it.
@@ -134,6 +145,24 @@ mod tests {
         }
         child.wait().unwrap();
         assert!(holder.is_gone());
+    }
+
+    #[test]
+    #[ignore = "needs root: makes a cgroup"]
+    fn a_process_is_found_in_a_cgroup_whose_name_is_no_utf_8() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let folder = cgroup_of(pid).unwrap().join(OsStr::from_bytes(b"gpushare-test-\xff"));
+        fs::create_dir(&folder).unwrap();
+        let moved = fs::write(folder.join("cgroup.procs"), pid.to_string());
+        let found = cgroup_of(pid);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        while fs::remove_dir(&folder).is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy) {
+            std::thread::yield_now();
+        }
+        moved.unwrap();
+        assert_eq!(found, Some(folder));
     }
 
     #[test]
