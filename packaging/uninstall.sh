@@ -9,11 +9,19 @@ settings=$destdir/etc/gpushare/gpushare.toml
 
 # A living container needs the runtime to be stopped. Shares are held on this machine only, not in a staged tree.
 if [ -z "$destdir" ] && [ "${FORCE:-0}" != 1 ] && [ -x "$root/bin/gpushare" ]; then
-    held=$("$root/bin/gpushare" ps --json) || held='?'
+    held=$("$root/bin/gpushare" ps --json) || {
+        echo "uninstall.sh: cannot tell whether containers hold shares (see above); say FORCE=1 if none does" >&2
+        exit 1
+    }
     [ "$held" = '[]' ] || {
         echo "uninstall.sh: containers still hold shares (gpushare ps): end them first, or say FORCE=1" >&2
         exit 1
     }
+fi
+
+# Units that run or are enabled would run on without their files.
+if [ -z "$destdir" ] && [ -d /run/systemd/system ]; then
+    systemctl disable --now gpushare-meter.service gpushare-sweep.timer 2>/dev/null || true
 fi
 
 if [ -e "$settings" ] && cmp -s "$settings" "$root/share/gpushare/gpushare.toml"; then

@@ -101,7 +101,7 @@ enum Command {
 
 #[derive(Subcommand)]
 enum Inventory {
-    /// Asks NVML for the GPUs' memory sizes and keeps them for this boot.
+    /// Asks NVML for the GPUs' memory sizes, kept for this boot, and fits our libraries to the driver.
     Refresh,
 }
 

@@ -4,18 +4,25 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 const NAME: &str = "meter.lock";
 
-/// The lock, held until it is dropped; `None` when another process holds it.
+/// Somebody who only looks holds the lock for a moment.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// The lock, held until it is dropped; `None` when another meter holds it.
 pub fn take(state: &Path) -> io::Result<Option<File>> {
     let mut options = OpenOptions::new();
     let file = options.create(true).truncate(false).write(true).mode(0o600).open(state.join(NAME))?;
-    match file.try_lock() {
-        Ok(()) => Ok(Some(file)),
-        Err(TryLockError::WouldBlock) => Ok(None),
-        Err(TryLockError::Error(error)) => Err(error),
+    for _ in 0..10 {
+        match file.try_lock() {
+            Ok(()) => return Ok(Some(file)),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
     }
+    Ok(None)
 }
 
 /// Whether a meter runs on the node whose state is in this folder.
