@@ -9,7 +9,7 @@ use core::ffi::CStr;
 use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
-use gpushare_region::{DeviceLine, LIMITS_LEN, LimitsFile, MAX_DEVICES, USAGE_LEN, UsageFile};
+use gpushare_region::{DeviceLine, LIMITS_LEN, LimitsFile, MAX_DEVICES, SLOTS, USAGE_LEN, UsageFile};
 
 use crate::identity::Who;
 use crate::mutex::Mutex;
@@ -287,21 +287,51 @@ impl Book {
     }
 }
 
+/// Slots that are summed at once: they are claimed from the first, so live ones stand together.
+const GROUP: usize = 8;
+/// The bits of as many slots.
+const ALL: u64 = (1 << GROUP) - 1;
+/// A sum of [`SLOTS`] lines below this does not overflow.
+const MUCH: u64 = u64::MAX / SLOTS as u64;
+
 /// What all live slots hold on `device`, `but` one of them.
+#[inline]
 fn sum(usage: &UsageFile, device: usize, but: Option<usize>) -> u64 {
     let Some(lines) = usage.lines.get(device) else { return 0 };
-    let (mut total, mut too_much) = (0u64, false);
-    for (index, word) in usage.header.live.iter().enumerate() {
-        let mut bits = word.load(SeqCst) & !bit_in(index, but);
-        while bits != 0 {
-            let slot = index * 64 + bits.trailing_zeros() as usize;
-            bits &= bits - 1;
-            let bytes = lines.get(slot).map_or(0, |line| line.bytes.load(SeqCst));
-            let (sum, over) = total.overflowing_add(bytes);
-            (total, too_much) = (sum, too_much | over);
+    let (mut total, mut largest) = (0u64, 0);
+    let words = usage.header.live.iter().enumerate();
+    for ((index, word), lines) in words.zip(lines.chunks_exact(64)) {
+        let bits = word.load(SeqCst) & !bit_in(index, but);
+        if bits != 0 {
+            let (sum, any) = sum_of(lines, bits);
+            total = total.wrapping_add(sum);
+            largest |= any;
         }
     }
-    if too_much { u64::MAX } else { total }
+    if largest > MUCH { u64::MAX } else { total }
+}
+
+/// What those of 64 `lines` hold that `bits` names, and all bits that occur in it.
+#[inline]
+fn sum_of(lines: &[DeviceLine], mut bits: u64) -> (u64, u64) {
+    let (mut total, mut any) = (0u64, 0);
+    let mut add = |line: &DeviceLine| {
+        let bytes = line.bytes.load(SeqCst);
+        total = total.wrapping_add(bytes);
+        any |= bytes;
+    };
+    while bits != 0 {
+        let first = bits.trailing_zeros() as usize;
+        let group = lines.get(first..).and_then(|lines| lines.first_chunk::<GROUP>());
+        if let Some(group) = group.filter(|_| bits >> first & ALL == ALL) {
+            group.iter().for_each(&mut add);
+            bits &= !(ALL << first);
+        } else {
+            lines.get(first).into_iter().for_each(&mut add);
+            bits &= bits - 1;
+        }
+    }
+    (total, any)
 }
 
 /// The bit of `slot` in word `index` of the live slots.
