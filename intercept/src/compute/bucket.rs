@@ -102,12 +102,14 @@ impl<'a> Shared<'a> {
 
     /// Fills an empty bucket from what is to be given back.
     pub(super) fn give_back(&self) {
-        let refund = self.bucket.refund.load(Relaxed).min(REFUND_CAP);
+        let refund = self.bucket.refund.load(Relaxed);
         if refund == 0 || self.level() > 0 {
             return;
         }
-        let part = refund.min(CAP / 2);
-        let given = self.bucket.refund.compare_exchange(refund, refund - part, Relaxed, Relaxed);
+        // More may be kept from a time when the process was alone.
+        let kept = refund.min(REFUND_CAP);
+        let part = kept.min(CAP / 2);
+        let given = self.bucket.refund.compare_exchange(refund, kept - part, Relaxed, Relaxed);
         if given.is_ok() {
             self.add(part.cast_signed(), CAP);
         }
@@ -221,6 +223,25 @@ mod tests {
             let now = shared.bucket.refilled.load(Relaxed) + after * MILLISECOND;
             shared.refill(now, 2500);
             assert_eq!(shared.level(), level, "{what}");
+        }
+    }
+
+    #[test]
+    fn what_was_kept_of_too_much_is_given_back_down_to_nothing() {
+        for (what, exact, too_much, level) in [
+            ("a little", false, 3_000_000, 3_000_000),
+            ("all that is kept", false, 90_000_000, 15_000_000),
+            ("of more than is kept, what is kept", true, 90_000_000, 15_000_000),
+        ] {
+            let shared = shared();
+            shared.correct(too_much, exact);
+            let start = shared.level();
+            for _ in 0..5 {
+                shared.charge(START, shared.level()); // empty again
+                shared.give_back();
+            }
+            let earned = shared.charged().cast_signed() + shared.level() - start;
+            assert_eq!((earned, shared.bucket.refund.load(Relaxed)), (level, 0), "{what}");
         }
     }
 
