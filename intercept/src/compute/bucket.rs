@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release};
 
 use gpushare_region::{Bucket, CHARGE_MOMENTS, ChargeMoment, Settlement};
 
-use super::{CAP, Ground, MICROSECOND, MILLISECOND, NAP, REFUND_CAP, REFUND_CAP_EXACT, REFUND_STEP};
+use super::{CAP, Ground, MICROSECOND, MILLISECOND, NAP, REFUND_CAP, REFUND_CAP_EXACT, REFUND_STEP, STALE};
 
 /// Length of time for which one moment of the charges stands.
 const MOMENT: u64 = 2 * MILLISECOND;
@@ -49,7 +49,9 @@ impl<'a> Shared<'a> {
     /// Adds what `rate` (hundredths of a percent) has earned since the last refill, whoever did that.
     pub(super) fn refill(&self, now: u64, rate: u64) {
         let last = self.bucket.refilled.load(Relaxed);
-        if now.wrapping_sub(last) < LEAST_REFILL {
+        // One that read the clock before the last refill is late; a stamp far in the future is none.
+        let late = last > now && last - now < STALE;
+        if late || now.wrapping_sub(last) < LEAST_REFILL {
             return;
         }
         if self.bucket.refilled.compare_exchange(last, now, Relaxed, Relaxed).is_err() {
@@ -224,6 +226,25 @@ mod tests {
             shared.refill(now, 2500);
             assert_eq!(shared.level(), level, "{what}");
         }
+    }
+
+    #[test]
+    fn no_time_is_earned_twice_by_a_process_that_read_the_clock_early() {
+        let shared = shared();
+        shared.refill(START, 5000);
+        let before = shared.level();
+        for (what, at, earned) in [
+            ("on time", 5 * MILLISECOND, 2_500_000),
+            ("read before that, and came later", MILLISECOND, 2_500_000),
+            ("on time again", 6 * MILLISECOND, 3_000_000),
+        ] {
+            shared.refill(START + at, 5000);
+            assert_eq!(shared.level() - before, earned, "{what}");
+        }
+        shared.bucket.refilled.store(START + 2 * STALE, Relaxed);
+        shared.refill(START + 7 * MILLISECOND, 5000);
+        shared.refill(START + 9 * MILLISECOND, 5000);
+        assert_eq!(shared.level() - before, 4_000_000, "after a stamp from the future");
     }
 
     #[test]
