@@ -58,6 +58,15 @@ pub enum Timing {
     Lost,
 }
 
+/// How far to look for launches that have ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    /// Up to the first that runs: what comes after it in its stream runs, too.
+    FirstThatRuns,
+    /// All of them.
+    All,
+}
+
 /// A launch between two events.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
@@ -125,18 +134,22 @@ impl Limiter {
         ground: &Ground<'_>,
         key: Key,
         now: u64,
-        timing: impl FnMut(usize) -> Timing,
+        mut timing: impl FnMut(usize) -> Timing,
     ) -> Answer {
         let shared = Shared::new(ground);
         self.collect(ground.credit);
         let reading = Reading::read(ground.measured, now);
         let Some(share) = Share::now(ground.line, reading.as_ref()) else { return Answer::Free };
-        self.reap(&shared, ground.credit, now, timing);
+        self.reap(&shared, ground.credit, now, Depth::FirstThatRuns, &mut timing);
         shared.refill(now, share.rate);
         self.settle(&shared, reading.as_ref(), now);
         if share.paused {
             shared.hold_back(now);
             return Answer::HeldBack(PAUSED_NAP);
+        }
+        if self.is_too_deep(&shared, key) {
+            // A stream that stands still hides what has ended in the others.
+            self.reap(&shared, ground.credit, now, Depth::All, &mut timing);
         }
         if let Some(nap) = self.wait_for_work(&shared, key, now) {
             return Answer::Queued(nap);
@@ -195,22 +208,24 @@ impl Limiter {
         self.counted.launches = self.counted.launches.saturating_add(taken.launches);
     }
 
-    /// Settles the timed launches that have ended: from the oldest up to the first that runs, and those that nobody
-    /// waits for.
+    /// Settles the timed launches that have ended, in the order of their launch, and those that nobody waits for.
     fn reap(
         &mut self,
         shared: &Shared<'_>,
         credit: &Credit,
         now: u64,
-        mut timing: impl FnMut(usize) -> Timing,
+        depth: Depth,
+        timing: &mut impl FnMut(usize) -> Timing,
     ) {
         for pair in 0..TIMED {
             if self.marks.get(pair).is_some_and(|mark| mark.order != 0 && mark.overdue) {
-                self.look(shared, credit, now, pair, &mut timing);
+                self.look(shared, credit, now, pair, timing);
             }
         }
-        while let Some(pair) = self.oldest() {
-            if !self.look(shared, credit, now, pair, &mut timing) {
+        let mut order = 0;
+        while let Some(pair) = self.first_after(order) {
+            order = self.marks.get(pair).map_or(u64::MAX, |mark| mark.order);
+            if !self.look(shared, credit, now, pair, timing) && depth == Depth::FirstThatRuns {
                 return;
             }
         }
@@ -262,12 +277,16 @@ impl Limiter {
         }
     }
 
+    /// Whether something has to end before `key` is launched.
+    fn is_too_deep(&self, shared: &Shared<'_>, key: Key) -> bool {
+        let unfinished = shared.scaled(self.unfinished().max(0).unsigned_abs());
+        self.is_full() || unfinished > DEPTH || self.is_unsure_about(key)
+    }
+
     /// How long to wait for unfinished work before anything more is launched.
     fn wait_for_work(&mut self, shared: &Shared<'_>, key: Key, now: u64) -> Option<u64> {
-        let pair = self.oldest()?;
-        let unfinished = shared.scaled(self.unfinished().max(0).unsigned_abs());
-        let waits = self.is_full() || unfinished > DEPTH || self.is_unsure_about(key);
-        if !waits {
+        let pair = self.first_after(0)?;
+        if !self.is_too_deep(shared, key) {
             self.naps = 0;
             return None;
         }
@@ -368,8 +387,9 @@ impl Limiter {
         self.marks.iter().filter(|mark| mark.order != 0 && !mark.overdue)
     }
 
-    fn oldest(&self) -> Option<usize> {
-        let marks = self.marks.iter().enumerate().filter(|(_, mark)| mark.order != 0 && !mark.overdue);
+    /// The first of the launches after number `order` that somebody may wait for.
+    fn first_after(&self, order: u64) -> Option<usize> {
+        let marks = self.marks.iter().enumerate().filter(|(_, mark)| mark.order > order && !mark.overdue);
         marks.min_by_key(|(_, mark)| mark.order).map(|(pair, _)| pair)
     }
 

@@ -101,6 +101,39 @@ fn work_that_never_ends_holds_launches_up_once_and_not_for_ever() {
     assert!(total < PATIENCE + share + 20 * MILLISECOND, "200 launches of 1 ms at 90 % waited {total} ns");
 }
 
+/// A stream may wait for the host, or for another process, as long as it likes.
+#[test]
+fn a_stream_that_stands_still_does_not_take_the_share_from_the_others() {
+    let mut bench = Bench::new(50);
+    let begin = bench.now;
+    let (mut gate, mut launches, mut longest) = (begin + 100 * MILLISECOND, 0_u64, 0);
+    let mut ends = [(0, 0); TIMED];
+    while bench.now < begin + 3_000 * MILLISECOND {
+        let gated = bench.now >= gate;
+        let (key, length, delay) = match gated {
+            true => (OTHER, MILLISECOND / 10, 290 * MILLISECOND),
+            false => (KERNEL, MILLISECOND, 0),
+        };
+        if !bench.credit.spend(key) {
+            let (pair, waited) = bench.admit(key, |pair, now| match ends[pair] {
+                (end, time) if now >= end => Timing::Took(time),
+                _ => Timing::Running,
+            });
+            longest = longest.max(waited);
+            ends[pair] = (bench.now + length + delay, length);
+            bench.limiter.launched(pair, Some(0));
+        }
+        if gated {
+            gate = bench.now + 300 * MILLISECOND;
+        } else {
+            bench.now += length; // waits for its own stream
+            launches += 1;
+        }
+    }
+    assert!((1_440..=1_530).contains(&launches), "{launches} launches of 1 ms in 3 s at 50 %");
+    assert!(longest < 50 * MILLISECOND, "one waited {longest} ns");
+}
+
 #[test]
 fn as_many_launches_as_there_are_pairs_may_stand_still() {
     let mut bench = Bench::new(99);
