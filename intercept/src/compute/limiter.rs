@@ -60,7 +60,7 @@ pub enum Timing {
 
 /// How far to look for launches that have ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Depth {
+enum Reach {
     /// Up to the first that runs: what comes after it in its stream runs, too.
     FirstThatRuns,
     /// All of them.
@@ -84,6 +84,8 @@ struct Mark {
     untimed: bool,
     /// Nobody waits for it any more.
     overdue: bool,
+    /// Its events tell when it ended, and not how long it took.
+    late: bool,
 }
 
 /// All zero bytes are the state to start with.
@@ -140,7 +142,7 @@ impl Limiter {
         self.collect(ground.credit);
         let reading = Reading::read(ground.measured, now);
         let Some(share) = Share::now(ground.line, reading.as_ref()) else { return Answer::Free };
-        self.reap(&shared, ground.credit, now, Depth::FirstThatRuns, &mut timing);
+        self.reap(&shared, ground.credit, now, Reach::FirstThatRuns, &mut timing);
         shared.refill(now, share.rate);
         self.settle(&shared, reading.as_ref(), now);
         if share.paused {
@@ -149,7 +151,7 @@ impl Limiter {
         }
         if self.is_too_deep(&shared, key) {
             // A stream that stands still hides what has ended in the others.
-            self.reap(&shared, ground.credit, now, Depth::All, &mut timing);
+            self.reap(&shared, ground.credit, now, Reach::All, &mut timing);
         }
         if let Some(nap) = self.wait_for_work(&shared, key, now) {
             return Answer::Queued(nap);
@@ -168,9 +170,10 @@ impl Limiter {
     /// A late timing of a kind that is known teaches nothing; the first of a kind counts even so.
     pub fn launched(&mut self, pair: usize, late: Option<u64>) {
         self.counted.launches = self.counted.launches.saturating_add(1);
-        let Some(mark) = self.marks.get(pair) else { return };
-        if late.is_none_or(|late| !mark.untimed && late > (mark.estimate / 16).max(LEAST_LATE)) {
-            self.end(pair);
+        let Some(mark) = self.marks.get_mut(pair) else { return };
+        match late {
+            Some(late) => mark.late = !mark.untimed && late > (mark.estimate / 16).max(LEAST_LATE),
+            None => self.clear(pair),
         }
     }
 
@@ -178,12 +181,12 @@ impl Limiter {
     pub fn refused(&mut self, pair: usize) {
         let estimate = self.marks.get(pair).map_or(0, |mark| mark.estimate);
         self.purse = self.purse.saturating_add_unsigned(estimate);
-        self.end(pair);
+        self.clear(pair);
     }
 
     /// The events of pair `pair` are gone.
     pub fn lost(&mut self, pair: usize) {
-        self.end(pair);
+        self.clear(pair);
     }
 
     /// Takes the fast path's credit, so that every launch asks from now on: a capture begins.
@@ -214,7 +217,7 @@ impl Limiter {
         shared: &Shared<'_>,
         credit: &Credit,
         now: u64,
-        depth: Depth,
+        reach: Reach,
         timing: &mut impl FnMut(usize) -> Timing,
     ) {
         for pair in 0..TIMED {
@@ -225,7 +228,7 @@ impl Limiter {
         let mut order = 0;
         while let Some(pair) = self.first_after(order) {
             order = self.marks.get(pair).map_or(u64::MAX, |mark| mark.order);
-            if !self.look(shared, credit, now, pair, timing) && depth == Depth::FirstThatRuns {
+            if !self.look(shared, credit, now, pair, timing) && reach == Reach::FirstThatRuns {
                 return;
             }
         }
@@ -242,15 +245,17 @@ impl Limiter {
     ) -> bool {
         match timing(pair) {
             Timing::Running => return false,
-            Timing::Took(time) => self.settle_timed(shared, credit, now, pair, time),
-            Timing::Lost => {}
+            Timing::Took(time) => {
+                self.settle_timed(shared, credit, now, pair, time);
+                self.end(pair);
+            }
+            Timing::Lost => self.clear(pair),
         }
-        self.end(pair);
         true
     }
 
     fn settle_timed(&mut self, shared: &Shared<'_>, credit: &Credit, now: u64, pair: usize, time: u64) {
-        let Some(mark) = self.marks.get(pair).copied() else { return };
+        let Some(mark) = self.marks.get(pair).copied().filter(|mark| !mark.late) else { return };
         let key = Key::from_bits(mark.key);
         let time = time.max(1);
         let (likely, cost) = self.samples.add(key, time, self.solitude.alone);
@@ -324,7 +329,7 @@ impl Limiter {
         if self.is_full()
             && let Some(oldest) = (0..TIMED).min_by_key(|pair| self.marks.get(*pair).map(|mark| mark.order))
         {
-            self.end(oldest);
+            self.clear(oldest);
         }
     }
 
@@ -363,6 +368,7 @@ impl Limiter {
             waited_since: 0,
             untimed: self.samples.cost(key).is_none(),
             overdue: false,
+            late: false,
         };
         let free = self.marks.iter_mut().enumerate().find(|(_, place)| place.order == 0);
         let Some((pair, place)) = free else { return Answer::Queued(MILLISECOND) };
@@ -393,12 +399,20 @@ impl Limiter {
         marks.min_by_key(|(_, mark)| mark.order).map(|(pair, _)| pair)
     }
 
+    /// The launch of `pair` was seen to have ended, and with it what came before it.
     fn end(&mut self, pair: usize) {
-        let Some(mark) = self.marks.get_mut(pair) else { return };
+        let Some(mark) = self.marks.get(pair) else { return };
         if mark.position.wrapping_sub(self.done).cast_signed() > 0 {
             self.done = mark.position;
         }
-        *mark = Mark::default();
+        self.clear(pair);
+    }
+
+    /// Nothing will be known of the launch of `pair`: what comes after it tells when it has ended.
+    fn clear(&mut self, pair: usize) {
+        if let Some(mark) = self.marks.get_mut(pair) {
+            *mark = Mark::default();
+        }
     }
 }
 

@@ -134,6 +134,40 @@ fn a_stream_that_stands_still_does_not_take_the_share_from_the_others() {
     assert!(longest < 50 * MILLISECOND, "one waited {longest} ns");
 }
 
+/// A thread that loses the processor in every third launch, or whose driver refuses or loses it.
+#[test]
+fn a_launch_that_cannot_be_timed_says_nothing_about_those_before_it() {
+    type Third = fn(&mut Limiter, usize);
+    for (what, third) in [
+        ("in time", (|limiter, pair| limiter.launched(pair, Some(0))) as Third),
+        ("late", |limiter, pair| limiter.launched(pair, Some(MILLISECOND))),
+        ("not recorded", |limiter, pair| limiter.launched(pair, None)),
+        ("refused", |limiter, pair| limiter.refused(pair)),
+        ("lost", |limiter, pair| limiter.lost(pair)),
+    ] {
+        let mut bench = Bench::new(99);
+        bench.limiter.samples.add(KERNEL, 2 * MILLISECOND, true);
+        bench.bucket.nanoseconds.store(400_000_000, Relaxed);
+        let (begin, mut launched) = (bench.now, 0);
+        while bench.now < begin + PATIENCE - 50 * MILLISECOND {
+            match bench.ask(KERNEL, |_| Timing::Running) {
+                Answer::Timed(pair) if launched % 3 == 2 => {
+                    third(&mut bench.limiter, pair);
+                    launched += 1;
+                }
+                Answer::Timed(pair) => {
+                    bench.limiter.launched(pair, Some(0));
+                    launched += 1;
+                }
+                Answer::Queued(nap) | Answer::HeldBack(nap) => bench.now += nap,
+                Answer::Free => panic!("not limited"),
+            }
+        }
+        // What is refused does not count.
+        assert!((6..=11).contains(&launched), "{what}: {launched} launches of 2 ms are unfinished");
+    }
+}
+
 #[test]
 fn as_many_launches_as_there_are_pairs_may_stand_still() {
     let mut bench = Bench::new(99);
