@@ -3,7 +3,7 @@
 //! A sample says that a process used so many whole percents of a window that ended at its stamp. An idle process has no
 //! sample, so a window's beginning is the process's last stamp if that is near, else one sampling period before its end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 /// Sampling period where the driver does not tell one, in microseconds.
 pub const PERIOD: u64 = 1_000_000 / 6;
@@ -11,6 +11,9 @@ pub const PERIOD: u64 = 1_000_000 / 6;
 const PERIODS: std::ops::RangeInclusive<u64> = 20_000..=1_200_000;
 /// Stamps are asked for again for so many periods: processes' stamps need not come in order.
 const OVERLAP: u64 = 2;
+
+/// Gaps between windows that the period is learned from.
+const GAPS: usize = 8;
 
 /// One process in one window, as NVML tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +41,10 @@ pub struct Windows {
     begin: u64,
     newest: u64,
     period: u64,
+    /// What the driver told of the period.
+    told: u64,
+    /// The last gaps between two windows of one process.
+    gaps: VecDeque<u64>,
     last: HashMap<u32, u64>,
 }
 
@@ -45,7 +52,7 @@ impl Windows {
     /// Counts windows that end after `begin`, in microseconds since 1970.
     pub fn since(begin: u64, period: u64) -> Self {
         let period = if PERIODS.contains(&period) { period } else { PERIOD };
-        Self { begin, newest: begin, period, last: HashMap::new() }
+        Self { begin, newest: begin, period, told: period, gaps: VecDeque::new(), last: HashMap::new() }
     }
 
     /// The stamp to ask NVML from.
@@ -77,8 +84,9 @@ impl Windows {
     fn count_one(&mut self, sample: &Sample) -> Option<Spent> {
         let last = self.last.get(&sample.pid).copied();
         let since = sample.stamp.checked_sub(last.unwrap_or(self.begin)).filter(|since| *since > 0)?;
-        if last.is_some() && PERIODS.contains(&since) {
-            self.period = self.period.min(since);
+        // The first process with a new window speaks for all.
+        if last.is_some() && PERIODS.contains(&since) && sample.stamp >= self.newest + PERIODS.start() {
+            self.learn(since);
         }
         let width = if since <= self.period * 3 / 2 { since } else { self.period };
         self.last.insert(sample.pid, sample.stamp);
@@ -87,6 +95,18 @@ impl Windows {
         // and to nearest, and right enough for both. Percent × microseconds × 10 are nanoseconds.
         let nanoseconds = (u64::from(sample.percent) * 100 + 25) * width / 10;
         Some(Spent { pid: sample.pid, nanoseconds })
+    }
+
+    /// Takes the second shortest of the last gaps for the period: one stamp that came late makes one short gap, and a
+    /// process that was idle makes long ones.
+    fn learn(&mut self, gap: u64) {
+        if self.gaps.len() == GAPS {
+            self.gaps.pop_front();
+        }
+        self.gaps.push_back(gap);
+        let mut gaps: Vec<u64> = self.gaps.iter().copied().collect();
+        gaps.sort_unstable();
+        self.period = gaps.get(1).map_or(self.told, |gap| self.told.min(*gap));
     }
 }
 
@@ -163,6 +183,33 @@ mod tests {
         assert_eq!(windows.count(strange), []);
         assert_eq!(windows.newest(), START);
         assert_eq!(total(&windows.count(vec![sample(7, 1, 50)]), 7), time(1, 50));
+    }
+
+    #[test]
+    fn stamps_that_come_late_cost_no_time() {
+        for (what, processes, late, most) in [
+            ("none", 1, &[][..], 0),
+            ("one", 1, &[3], 0),
+            ("one, of several processes", 4, &[3], 0),
+            ("two in a row", 1, &[3, 4], 0),
+            ("two close together", 1, &[3, 6], 4),
+        ] {
+            let mut windows = Windows::since(START, PERIOD);
+            let mut spent = Vec::new();
+            for window in 1..=60 {
+                let shift = if late.contains(&window) { 60_000 } else { 0 };
+                let told = (0..processes).map(|at| {
+                    let sample = sample(7 + at, window, 50);
+                    Sample { stamp: sample.stamp + shift + u64::from(at), ..sample }
+                });
+                spent.extend(windows.count(told.collect()));
+            }
+            assert_eq!(windows.period(), PERIOD, "{what}");
+            for pid in 7..7 + processes {
+                let lost = time(60, 50).abs_diff(total(&spent, pid));
+                assert!(lost <= time(most, 50) + 10_000, "{what}: process {pid} lost {lost} ns");
+            }
+        }
     }
 
     #[test]
