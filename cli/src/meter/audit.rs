@@ -1,7 +1,7 @@
 //! The look behind the libraries, once a second: limits files that a container has changed, and device memory that it
 //! holds beyond its own books.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use anyhow::Result;
 use gpushare_inject::Region;
@@ -18,7 +18,7 @@ const LOOKS: u32 = 3;
 pub struct Audit {
     /// By lease and line: looks in a row.
     unbooked: HashMap<(i64, usize), u32>,
-    damaged: HashMap<i64, ()>,
+    damaged: HashSet<i64>,
 }
 
 impl Audit {
@@ -49,7 +49,7 @@ impl Audit {
 
     /// Says once that a container's usage file cannot be read.
     pub fn damaged(&mut self, lease: &Lease) {
-        if self.damaged.insert(lease.id, ()).is_none() {
+        if self.damaged.insert(lease.id) {
             tracing::warn!(container = %lease.key.container, "usage file damaged by the container");
         }
     }
@@ -57,7 +57,7 @@ impl Audit {
     /// Forgets leases that ended.
     pub fn retain(&mut self, living: impl Fn(i64) -> bool) {
         self.unbooked.retain(|(lease, _), _| living(*lease));
-        self.damaged.retain(|lease, ()| living(*lease));
+        self.damaged.retain(|lease| living(*lease));
     }
 }
 
