@@ -115,7 +115,9 @@ pub struct SettledWindow {
     /// Charged GPU time up to then, in nanoseconds.
     pub charged: AtomicU64,
     /// How many windows were settled before.
-    pub number: AtomicU64,
+    pub number: AtomicU32,
+    /// The limits file's sequence at that time: what was used under other limits is another account.
+    pub grants: AtomicU32,
 }
 
 /// [`Bucket::charged`] at one moment.

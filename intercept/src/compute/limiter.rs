@@ -21,6 +21,8 @@ const LEAST_LATE: u64 = 20 * MICROSECOND;
 pub struct Ground<'a> {
     /// What the host grants.
     pub line: &'a LimitLine,
+    /// The limits file's sequence: another one, other limits.
+    pub grants: u32,
     /// What the host measured.
     pub measured: &'a Measured,
     /// The bucket.
@@ -144,7 +146,7 @@ impl Limiter {
         let Some(share) = Share::now(ground.line, reading.as_ref()) else { return Answer::Free };
         self.reap(&shared, ground.credit, now, Reach::FirstThatRuns, &mut timing);
         shared.refill(now, share.rate);
-        self.settle(&shared, reading.as_ref(), now);
+        self.settle(&shared, reading.as_ref(), ground.grants, now);
         if share.paused {
             shared.hold_back(now);
             return Answer::HeldBack(PAUSED_NAP);
@@ -271,14 +273,14 @@ impl Limiter {
         self.counted.nanoseconds = self.counted.nanoseconds.saturating_add(nanoseconds);
     }
 
-    fn settle(&mut self, shared: &Shared<'_>, reading: Option<&Reading>, now: u64) {
+    fn settle(&mut self, shared: &Shared<'_>, reading: Option<&Reading>, grants: u32, now: u64) {
         let Some(reading) = reading else {
             self.solitude.alone = false;
             return;
         };
         if reading.until != self.solitude.until {
             self.solitude.window(reading, self.charged, shared.charged());
-            shared.settle(reading, now, self.solitude.alone);
+            shared.settle(reading, grants, now, self.solitude.alone);
         }
     }
 

@@ -9,10 +9,15 @@ use super::bucket::Shared;
 use super::share::Reading;
 use super::{MILLISECOND, STALE};
 
-/// A meter that was silent for longer begins a new account.
+/// Use before the first window, measured or charged, beyond which the container and the meter did not begin together.
+const LONGEST_START: u64 = 2_000 * MILLISECOND;
+/// Windows are this close together while launches are held to the share. One who asks more seldom leaves longer gaps, and
+/// so does a meter that was silent.
 const LONGEST_WINDOW: u64 = 2_000 * MILLISECOND;
+/// Most that is settled at once, in nanoseconds: an hour. The scale multiplies it by 2^20.
+const MOST: i64 = 1 << 42;
 /// Windows that the scale is taken from: a second of the driver's samples.
-const SCALE_WINDOWS: u64 = 6;
+const SCALE_WINDOWS: u32 = 6;
 /// Charges below this say nothing about the scale.
 const LEAST_CHARGE: i64 = 15 * MILLISECOND.cast_signed();
 /// Percent of a deviation by which a window moves the scale.
@@ -26,33 +31,39 @@ struct Window {
     until: u64,
     own: u64,
     charged: u64,
-    number: u64,
+    number: u32,
+    grants: u32,
 }
 
 impl Shared<'_> {
     /// Puts right what the windows up to `reading` show, once for all processes: whoever moves `settled` does it. `exact`:
     /// as for [`correct`](Self::correct).
-    pub(super) fn settle(&self, reading: &Reading, now: u64, exact: bool) {
+    ///
+    /// `grants`: as in [`Ground`](super::Ground).
+    pub(super) fn settle(&self, reading: &Reading, grants: u32, now: u64, exact: bool) {
         let settled = self.bucket.settled.load(Acquire);
         if reading.until <= settled && settled <= now.saturating_add(STALE) {
             return;
         }
         let charged = self.charged_at(reading.until, now);
-        let last = self.last_window(settled);
-        let number = last.map_or(0, |last| last.number).wrapping_add(1);
-        let new = Window { until: reading.until, own: reading.own, charged, number };
+        let last = self.last_window(settled, grants);
+        let mut new = Window { until: reading.until, own: reading.own, charged, number: 0, grants };
+        let known = last.filter(|last| continues(last, &new));
+        // The scale is not taken from windows of another account.
+        let step = if known.is_some() { 1 } else { SCALE_WINDOWS + 1 };
+        new.number = last.map_or(0, |last| last.number).wrapping_add(step);
         self.write(&new);
         let moved = self.bucket.settled.compare_exchange(settled, new.until, Release, Relaxed);
-        let Some(last) = last.filter(|last| moved.is_ok() && continues(last, &new)) else { return };
+        let Some(last) = known.filter(|_| moved.is_ok()) else { return };
         let (measured, charged) = grown(&last, &new);
         self.correct(charged.saturating_sub(measured), exact);
         self.rescale(&new);
     }
 
     /// The window that ended at `settled`; for a container that has only begun, the empty one before the first.
-    fn last_window(&self, settled: u64) -> Option<Window> {
+    fn last_window(&self, settled: u64, grants: u32) -> Option<Window> {
         if settled == 0 {
-            return Some(Window { until: 0, own: 0, charged: 0, number: 0 });
+            return Some(Window { until: 0, own: 0, charged: 0, number: 0, grants });
         }
         self.windows().find(|window| window.until == settled)
     }
@@ -63,18 +74,21 @@ impl Shared<'_> {
             own: window.own.load(Relaxed),
             charged: window.charged.load(Relaxed),
             number: window.number.load(Relaxed),
+            grants: window.grants.load(Relaxed),
         };
         self.settlement.windows.iter().map(read).filter(|window| window.until != 0)
     }
 
-    /// All who write the window of one number write the same, to some microseconds.
+    /// All who settle the same window write the same, to some microseconds. One who comes a window late may write over
+    /// the newer one: then the next begins a new account.
     fn write(&self, new: &Window) {
-        let place = usize::try_from(new.number % SETTLED_WINDOWS as u64).unwrap_or(0);
+        let place = usize::try_from(new.number).unwrap_or(0) % SETTLED_WINDOWS;
         let Some(window) = self.settlement.windows.get(place) else { return };
         window.until.store(0, Relaxed);
         window.own.store(new.own, Release);
         window.charged.store(new.charged, Relaxed);
         window.number.store(new.number, Relaxed);
+        window.grants.store(new.grants, Relaxed);
         window.until.store(new.until, Release);
     }
 
@@ -99,21 +113,21 @@ impl Shared<'_> {
     }
 }
 
-/// Whether `new` tells of the same account as `last`, not of a meter that began again.
+/// Whether `new` tells of the same account as `last`: not of a meter that began again, of other limits, or of a time in
+/// which more was launched than the meter saw.
 fn continues(last: &Window, new: &Window) -> bool {
-    let near = if last.until == 0 {
-        new.own.max(new.charged) < LONGEST_WINDOW
-    } else {
-        new.until.wrapping_sub(last.until) <= LONGEST_WINDOW
-    };
-    near && new.own >= last.own
+    if last.until == 0 {
+        return new.own.max(new.charged) < LONGEST_START;
+    }
+    let (measured, charged) = grown(last, new);
+    let near = new.until.wrapping_sub(last.until) <= LONGEST_WINDOW;
+    new.own >= last.own && new.grants == last.grants && (near || measured >= charged)
 }
 
 /// Measured and charged nanoseconds between two windows. A corrupted file gives nonsense, but within bounds.
 fn grown(from: &Window, to: &Window) -> (i64, i64) {
-    let bound = 64 * LONGEST_WINDOW.cast_signed();
     [to.own.wrapping_sub(from.own), to.charged.wrapping_sub(from.charged)]
-        .map(|grown| grown.cast_signed().clamp(-bound, bound))
+        .map(|grown| grown.cast_signed().clamp(-MOST, MOST))
         .into()
 }
 
@@ -144,13 +158,48 @@ mod tests {
             ("nothing charged, 30 ms used elsewhere", 4, 0, 150_000_000, -150_000_000),
             ("a meter that began again", 5, 40_000_000, 1_000_000, -190_000_000),
             ("and goes on", 6, 40_000_000, 42_000_000, -231_000_000),
-            ("a meter that was silent", 30, 40_000_000, 500_000_000, -271_000_000),
+            ("a meter that was silent while 40 ms were used", 30, 40_000_000, 52_000_000, -271_000_000),
+            ("and goes on", 31, 40_000_000, 92_000_000, -311_000_000),
+            ("five seconds in which nobody asked", 61, 1_000_000, 2_092_000_000, -2_311_000_000),
         ] {
             let until = start + windows * WINDOW;
             shared.charge(until - 1, charge);
-            shared.settle(&reading(until, own), until + 30 * MILLISECOND, false);
+            shared.settle(&reading(until, own), 2, until + 30 * MILLISECOND, false);
             let refund = shared.bucket.refund.load(Relaxed).cast_signed();
             assert_eq!(shared.level() + refund, level, "{what}");
+        }
+    }
+
+    /// The first launch of each of many short processes, or a kernel of seconds.
+    #[test]
+    fn one_who_asks_seldom_pays_for_all_that_was_measured() {
+        let shared = shared();
+        let start = 1_000 * WINDOW;
+        shared.charge(start - 1, 0);
+        shared.settle(&reading(start, 0), 2, start, false);
+        let apart = 3_000 * MILLISECOND;
+        for step in 1..=20 {
+            let until = start + step * apart;
+            shared.charge(until - 1, 1_000_000);
+            shared.settle(&reading(until, step * apart), 2, until + 30 * MILLISECOND, false);
+        }
+        assert_eq!(shared.level(), -20 * apart.cast_signed());
+    }
+
+    /// While nothing is limited nothing is charged, and the meter counts on.
+    #[test]
+    fn what_was_used_under_other_limits_is_not_billed() {
+        let shared = shared();
+        let start = 1_000 * WINDOW;
+        for (what, grants, windows, own, level) in [
+            ("limited", 2, 1, 1_000_000, -1_000_000),
+            ("limited again after a minute without", 6, 360, 60_000_000_000, -2_000_000),
+            ("and goes on", 6, 361, 60_003_000_000, -5_000_000),
+        ] {
+            let until = start + windows * WINDOW;
+            shared.charge(until - 1, 1_000_000);
+            shared.settle(&reading(until, own), grants, until + 30 * MILLISECOND, false);
+            assert_eq!(shared.level(), level, "{what}");
         }
     }
 
@@ -161,7 +210,7 @@ mod tests {
         (0..300).for_each(|step| shared.charge(start + step * MILLISECOND, 500_000));
         let before = shared.level();
         // The window ended 100 ms ago, when 100 ms had been charged.
-        shared.settle(&reading(start + 200 * MILLISECOND, 100_000_000), start + 300 * MILLISECOND, false);
+        shared.settle(&reading(start + 200 * MILLISECOND, 100_000_000), 2, start + 300 * MILLISECOND, false);
         assert!(shared.level().abs_diff(before) < 600_000, "{before} became {}", shared.level());
     }
 
@@ -176,7 +225,7 @@ mod tests {
             for window in 1..100 {
                 let until = start + window * WINDOW;
                 shared.charge(until - 1, shared.scaled(50_000_000).cast_signed());
-                shared.settle(&reading(until, window * 500_000 * used), until, false);
+                shared.settle(&reading(until, window * 500_000 * used), 2, until, false);
             }
             let percent = shared.scale() * 100 / ONE.cast_unsigned();
             assert!(want.contains(&percent), "{used} % of the estimate: {percent} %");
@@ -192,7 +241,7 @@ mod tests {
             shared.charge(until - 1, 1_000_000);
             std::thread::scope(|scope| {
                 for _ in 0..3 {
-                    scope.spawn(|| shared.settle(&reading(until, 1_500_000 * window), until, false));
+                    scope.spawn(|| shared.settle(&reading(until, 1_500_000 * window), 2, until, false));
                 }
             });
         }
@@ -207,12 +256,12 @@ mod tests {
                 window.until.store(bytes, Relaxed);
                 window.own.store(bytes / 3, Relaxed);
                 window.charged.store(bytes.rotate_left(9), Relaxed);
-                window.number.store(bytes, Relaxed);
+                window.number.store(u32::try_from(bytes & 0xffff_ffff).unwrap_or(0), Relaxed);
             }
             for settled in [0, bytes, u64::MAX] {
                 shared.bucket.settled.store(settled, Relaxed);
-                shared.settle(&reading(5 * WINDOW, u64::MAX), 6 * WINDOW, false);
-                shared.settle(&reading(u64::MAX, 0), 6 * WINDOW, true);
+                shared.settle(&reading(5 * WINDOW, u64::MAX), 2, 6 * WINDOW, false);
+                shared.settle(&reading(u64::MAX, 0), 2, 6 * WINDOW, true);
             }
         }
     }

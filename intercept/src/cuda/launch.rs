@@ -166,6 +166,7 @@ impl Launcher {
         let (limits, usage) = (here.book().limits?, here.book().usage?);
         Some(Ground {
             line: limits.devices.get(line)?,
+            grants: limits.header.sequence.load(Relaxed),
             measured: limits.measured.get(line)?,
             bucket: usage.header.buckets.get(line)?,
             settlement: usage.settlements.get(line)?,

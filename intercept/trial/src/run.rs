@@ -138,7 +138,7 @@ impl Trial {
 impl Books {
     pub(crate) fn ground<'a>(&'a self, credit: &'a Credit) -> Ground<'a> {
         let Self { line, measured, bucket, settlement } = self;
-        Ground { line, measured, bucket, settlement, credit, capturing: false }
+        Ground { line, grants: 0, measured, bucket, settlement, credit, capturing: false }
     }
 }
 

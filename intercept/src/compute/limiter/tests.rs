@@ -27,7 +27,7 @@ impl Bench {
 
     fn ask(&mut self, key: Key, timing: impl FnMut(usize) -> Timing) -> Answer {
         let Self { line, measured, bucket, settlement, credit, limiter, now } = self;
-        let ground = Ground { line, measured, bucket, settlement, credit, capturing: false };
+        let ground = Ground { line, grants: 0, measured, bucket, settlement, credit, capturing: false };
         limiter.ask(&ground, key, *now, timing)
     }
 
