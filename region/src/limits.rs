@@ -67,9 +67,7 @@ pub struct LimitLine {
     pub priority: AtomicU32,
     /// The most compute that `burst` may use on an idle GPU, in percent.
     pub ceiling_percent: AtomicU32,
-    /// Not 0: launches wait until it is 0 again.
-    pub paused: AtomicU32,
-    reserved: [AtomicU32; 5],
+    reserved: [AtomicU32; 6],
 }
 
 const _: () = assert!(HEADER_LEN == 64);
@@ -280,7 +278,6 @@ pub(crate) mod tests {
         assert_eq!(file.devices[0].policy.load(Relaxed), 2);
         assert_eq!(file.devices[0].priority.load(Relaxed), 5);
         assert_eq!(file.devices[0].ceiling_percent.load(Relaxed), 80);
-        assert_eq!(file.devices[0].paused.load(Relaxed), 0);
         assert_eq!(file.measured[0].until.load(Relaxed), 0);
         assert_eq!(file.header.compute_limited.load(Relaxed), 2);
     }

@@ -8,7 +8,7 @@ use super::credit::Credit;
 use super::key::Key;
 use super::samples::Samples;
 use super::share::{Reading, Share};
-use super::{DEPTH, GUESS, LEAST_COST, MICROSECOND, MILLISECOND, PATIENCE, PAUSED_NAP, SLICE, UNTIMED};
+use super::{DEPTH, GUESS, LEAST_COST, MICROSECOND, MILLISECOND, PATIENCE, SLICE, UNTIMED};
 
 /// Launches that may be timed at a time; each owns the pair of events of its number.
 pub const TIMED: usize = 32;
@@ -45,7 +45,7 @@ pub enum Answer {
     Timed(usize),
     /// Ask again after so many nanoseconds: too much is unfinished.
     Queued(u64),
-    /// Ask again after so many nanoseconds: the share is used up, or the container is paused.
+    /// Ask again after so many nanoseconds: the share is used up.
     HeldBack(u64),
 }
 
@@ -147,10 +147,6 @@ impl Limiter {
         self.reap(&shared, ground.credit, now, Reach::FirstThatRuns, &mut timing);
         shared.refill(now, share.rate);
         self.settle(&shared, reading.as_ref(), ground.grants, now);
-        if share.paused {
-            shared.hold_back(now);
-            return Answer::HeldBack(PAUSED_NAP);
-        }
         if self.is_too_deep(&shared, key) {
             // A stream that stands still hides what has ended in the others.
             self.reap(&shared, ground.credit, now, Reach::All, &mut timing);

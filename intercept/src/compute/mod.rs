@@ -56,5 +56,3 @@ const PATIENCE: u64 = 250 * MILLISECOND;
 const STALE: u64 = 1_000 * MILLISECOND;
 /// Longest that a held-back launch sleeps before it looks again: new limits are obeyed that soon.
 const NAP: u64 = 10 * MILLISECOND;
-/// The same while the container is paused.
-const PAUSED_NAP: u64 = 5 * MILLISECOND;

@@ -11,8 +11,6 @@ use super::STALE;
 pub struct Share {
     /// Part of the GPU's time, in hundredths of a percent; above 0, at most 10,000.
     pub rate: u64,
-    /// Launches wait until this is over.
-    pub paused: bool,
 }
 
 /// What the host's meter said last.
@@ -29,9 +27,8 @@ impl Share {
     pub(super) fn now(line: &LimitLine, reading: Option<&Reading>) -> Option<Self> {
         let policy = ComputePolicy::from_number(line.policy.load(Relaxed));
         let cores = line.cores_percent.load(Relaxed);
-        let paused = line.paused.load(Relaxed) != 0;
         let cores = if policy == ComputePolicy::None { 100 } else { cores.clamp(1, 100) };
-        if cores == 100 && !paused {
+        if cores == 100 {
             return None;
         }
         let share = cores * 100;
@@ -40,14 +37,13 @@ impl Share {
             (ComputePolicy::Burst, Some(reading)) => reading.burst_share.min(ceiling).max(share),
             _ => share,
         };
-        Some(Self { rate: rate.into(), paused })
+        Some(Self { rate: rate.into() })
     }
 
-    /// Whether launches on the GPU of `line` are held to a share, or paused.
+    /// Whether launches on the GPU of `line` are held to a share.
     #[inline(always)]
     pub fn is_limited(line: &LimitLine) -> bool {
         line.policy.load(Relaxed) != 0 && line.cores_percent.load(Relaxed) < 100
-            || line.paused.load(Relaxed) != 0
     }
 }
 
@@ -80,7 +76,7 @@ mod tests {
     #[test]
     fn a_share_is_what_the_host_grants_now() {
         let (fixed, burst, none) = (1, 2, 0);
-        let share = |rate| Some(Share { rate, paused: false });
+        let share = |rate| Some(Share { rate });
         for (what, policy, cores, ceiling, burst_share, want) in [
             ("fixed", fixed, 30, 100, Some(9_000), share(3_000)),
             ("burst without a meter", burst, 30, 100, None, share(3_000)),
@@ -101,9 +97,6 @@ mod tests {
             let reading = burst_share.map(|burst_share| Reading { burst_share, ..Reading::default() });
             assert_eq!(Share::now(&line, reading.as_ref()), want, "{what}");
             assert_eq!(Share::is_limited(&line), want.is_some(), "{what}");
-            line.paused.store(1, Relaxed);
-            assert!(Share::now(&line, reading.as_ref()).is_some_and(|share| share.paused), "{what}, paused");
-            assert!(Share::is_limited(&line), "{what}, paused");
         }
     }
 

@@ -46,7 +46,6 @@ impl LimitLine {
         self.policy.store(grant.map_or(0, |grant| grant.policy.number()), Relaxed);
         self.priority.store(grant.map_or(0, |grant| grant.priority), Relaxed);
         self.ceiling_percent.store(grant.map_or(0, |grant| grant.ceiling_percent), Relaxed);
-        self.paused.store(0, Relaxed);
         self.reserved.iter().for_each(|word| word.store(0, Relaxed));
     }
 }
