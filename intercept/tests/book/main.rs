@@ -5,6 +5,7 @@
 
 mod container;
 mod files;
+mod namespaces;
 mod process;
 mod races;
 mod slots;

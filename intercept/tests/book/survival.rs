@@ -284,34 +284,6 @@ fn processes_that_end_in_any_order_leave_the_others_sums() {
     assert_eq!(container.usage().processes, 1);
 }
 
-/// Case 26: `kill(pid, 0)` across pid namespaces reads as dead.
-#[test]
-#[ignore = "needs root: makes a pid namespace"]
-fn case_26_a_process_of_another_pid_namespace_is_not_taken_for_dead() {
-    let container = Container::new(1024 * MIB);
-    let (files, ready) = (container.files(), Shared::new(1));
-    let between = fork(|| {
-        // SAFETY: the next child is the first process of a new namespace.
-        assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWPID) }, 0);
-        let inner = fork(|| {
-            // Its number there is 1, which here is a process that lives as long as the machine.
-            let first = std::process::id() == 1;
-            ready.0[0].store(1 + u64::from(first && open(files).reserve(0, 600 * MIB)), SeqCst);
-            pause();
-        });
-        wait(inner);
-    });
-    until("the inner process", || ready.get(0) > 0);
-    assert_eq!(ready.get(0), 2);
-    let book = open(files);
-    for _ in 0..20 {
-        assert!(!book.reserve(0, 600 * MIB), "its memory is still held");
-    }
-    kill(between, libc::SIGKILL); // the inner one ends with it
-    wait(between);
-    until("its memory to come back", || book.reserve(0, 600 * MIB));
-}
-
 /// Case 21: a refusal is an answer, not a reason to end anybody.
 #[test]
 fn case_21_a_refusal_ends_nobody() {
