@@ -5,12 +5,12 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Cases 29, 31 and 36: nothing but the driver's names is exported, nothing but the driver's file is needed, no
+/// Cases 29, 30, 31 and 36: nothing but the driver's names is exported, nothing but the driver's file is needed, no
 /// constructor of ours can print, end the program or set a handler (it has no library to do it with), and no panic can
 /// be reached.
 #[test]
 #[ignore = "needs the libraries that `make build` makes"]
-fn cases_29_31_36_only_listed_names_are_exported_and_only_the_driver_is_needed() {
+fn cases_29_30_31_36_only_listed_names_are_exported_and_only_the_driver_is_needed() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = std::env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned();
     for (library, hooked) in [

@@ -18,14 +18,14 @@ const PTX: &std::ffi::CStr =
     .visible .entry busy_100us() { ret; }\n.visible .entry busy_100ms() { ret; }";
 
 /// A program with kernels whose names say how long they take.
-struct Program {
-    cuda: Cuda,
+pub struct Program {
+    pub cuda: Cuda,
     module: usize,
     launch: usize,
 }
 
 impl Program {
-    fn start() -> Self {
+    pub fn start() -> Self {
         Self::start_on(0)
     }
 
@@ -37,18 +37,23 @@ impl Program {
         Self { cuda, module, launch }
     }
 
-    fn kernel(&self, name: &std::ffi::CStr) -> usize {
+    pub fn kernel(&self, name: &std::ffi::CStr) -> usize {
         let mut function = 0usize;
         let name = name.as_ptr().expose_provenance();
         assert_eq!(self.cuda.call("cuModuleGetFunction", &[out(&mut function), self.module, name]), 0);
         function
     }
 
-    fn launch(&self, function: usize) {
+    pub fn launch(&self, function: usize) {
         assert_eq!(call_long(self.launch, &[function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0]), 0);
     }
 
-    fn synchronize(&self) {
+    /// The driver's answer to a launch in `stream`.
+    pub fn launch_in(&self, function: usize, stream: usize) -> i32 {
+        call_long(self.launch, &[function, 1, 1, 1, 1, 1, 1, 0, stream])
+    }
+
+    pub fn synchronize(&self) {
         assert_eq!(self.cuda.call("cuCtxSynchronize", &[]), 0);
     }
 
@@ -87,7 +92,7 @@ fn fork_all(count: usize, child: impl Fn(usize) -> f64) -> Vec<f64> {
 }
 
 /// Writes a word of the limits as the host does, in place.
-fn set_limit(offset: usize, value: u32) {
+pub fn set_limit(offset: usize, value: u32) {
     let file = File::options().write(true).open("/usr/lib/gpushare/limits").unwrap();
     file.write_all_at(&value.to_ne_bytes(), offset as u64).unwrap();
 }
@@ -115,7 +120,6 @@ fn case_40_a_share_holds_for_short_and_long_kernels() {
     }
 }
 
-/// Also case 47: a launch that waits does not sleep for long at a time.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn case_42_a_long_kernel_followed_by_a_synchronisation_pays() {
@@ -145,7 +149,7 @@ fn cases_41_43_44_every_kind_of_launch_is_held_to_the_share() {
     let (mut stream, mut graph, mut executable) = (0usize, 0usize, 0usize);
     assert_eq!(cuda.call("cuStreamCreate", &[out(&mut stream), 1]), 0);
     assert_eq!(cuda.call("cuStreamBeginCapture_v2", &[stream, 0]), 0);
-    assert_eq!(call_long(program.launch, &[kernel, 1, 1, 1, 1, 1, 1, 0, stream]), 0);
+    assert_eq!(program.launch_in(kernel, stream), 0);
     assert_eq!(cuda.call("cuStreamEndCapture", &[stream, out(&mut graph)]), 0);
     assert_eq!(cuda.call("cuGraphInstantiateWithFlags", &[out(&mut executable), graph, 0]), 0);
     assert_eq!(cuda.call("cuFuncSetBlockShape", &[kernel, 32, 1, 1]), 0);
@@ -196,7 +200,7 @@ fn cases_19_43_launches_into_a_captured_stream_cost_nothing() {
     let mut graph = 0usize;
     assert_eq!(program.cuda.call("cuStreamBeginCapture_v2", &[stream, 0]), 0);
     for _ in 0..500 {
-        assert_eq!(call_long(program.launch, &[long, 1, 1, 1, 1, 1, 1, 0, stream]), 0);
+        assert_eq!(program.launch_in(long, stream), 0);
     }
     assert_eq!(program.cuda.call("cuStreamEndCapture", &[stream, out(&mut graph)]), 0, "spoilt");
     assert!(start.elapsed() < SECOND / 10, "{:?} for 500 launches that do not run", start.elapsed());
@@ -209,7 +213,7 @@ fn cases_19_43_launches_into_a_captured_stream_cost_nothing() {
         program.launch(short);
         assert_eq!(program.cuda.call("cuStreamBeginCapture_v2", &[stream, 0]), 0);
         for _ in 0..8 {
-            assert_eq!(call_long(program.launch, &[short, 1, 1, 1, 1, 1, 1, 0, stream]), 0);
+            assert_eq!(program.launch_in(short, stream), 0);
         }
         assert_eq!(program.cuda.call("cuStreamEndCapture", &[stream, out(&mut graph)]), 0);
         assert_eq!(program.cuda.call("cuGraphDestroy", &[graph]), 0);

@@ -71,6 +71,35 @@ fn case_13_unknown_pointers_are_the_drivers_business() {
     assert_eq!(charged(), 320);
 }
 
+/// Case 14: managed pointers reported as not managed.
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn case_14_pointers_are_what_the_driver_says_they_are() {
+    if !inside("families::case_14_pointers_are_what_the_driver_says_they_are", &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let (mut linear, mut managed, mut ordered) = (cuda.allocate(8).unwrap(), 0u64, 0u64);
+    assert_eq!(cuda.call("cuMemAllocManaged", &[out(&mut managed), bytes(8), 1]), 0);
+    assert_eq!(cuda.call("cuMemAllocAsync", &[out(&mut ordered), bytes(8), 0]), 0);
+    let bare = Library::open("/usr/lib/gpushare/driver/libcuda.so.1");
+    for (what, pointer, is_managed) in
+        [("linear", &mut linear, 0), ("managed", &mut managed, 1), ("ordered", &mut ordered, 0)]
+    {
+        let place = usize::try_from(*pointer).unwrap();
+        // CU_POINTER_ATTRIBUTE_IS_MANAGED, and all that one word holds.
+        let mut word = 7u32;
+        assert_eq!(cuda.call("cuPointerGetAttribute", &[out(&mut word), 8, place]), 0, "{what}");
+        assert_eq!(word & 0xff, is_managed, "{what}");
+        for attribute in (1..=20).filter(|attribute| *attribute != 5) {
+            let (mut ours, mut theirs) = ([7u64; 2], [7u64; 2]);
+            let status = cuda.call("cuPointerGetAttribute", &[out(&mut ours), attribute, place]);
+            let expected = bare.call("cuPointerGetAttribute", &[out(&mut theirs), attribute, place]);
+            assert_eq!((status, ours), (expected, theirs), "{what}, attribute {attribute}");
+        }
+    }
+}
+
 /// Case 50: out of memory after a resize under managed memory, because the new size was charged before the old was freed.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]

@@ -9,6 +9,7 @@ mod endings;
 mod fake;
 mod families;
 mod graphs;
+mod guest;
 mod kills;
 mod loader;
 mod names;
@@ -16,6 +17,7 @@ mod place;
 mod pools;
 mod processes;
 mod views;
+mod waits;
 
 /// `CUDA_ERROR_INVALID_VALUE`.
 const INVALID_VALUE: i32 = 1;

@@ -31,8 +31,8 @@ fn base_name(export: &str) -> &str {
 
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
-fn the_newest_version_of_every_hooked_name_is_ours() {
-    if !inside("names::the_newest_version_of_every_hooked_name_is_ours", &Share::default()) {
+fn case_49_the_newest_version_of_every_hooked_name_is_ours() {
+    if !inside("names::case_49_the_newest_version_of_every_hooked_name_is_ours", &Share::default()) {
         return;
     }
     let cuda = Cuda::start();

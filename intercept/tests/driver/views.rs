@@ -132,6 +132,55 @@ fn cases_20_21_a_limit_changed_in_place_counts_at_once_in_every_process_and_view
     assert_eq!(wait(child), 0);
 }
 
+/// Case 18: the figure of use comes from a program of the host every 100 ms, and stays as it is when that one dies. Here
+/// no such program runs.
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn case_18_what_another_process_takes_is_seen_and_refused_at_once() {
+    let name = "views::case_18_what_another_process_takes_is_seen_and_refused_at_once";
+    if !inside(name, &Share { limits: &[1664], ..Share::default() }) {
+        return;
+    }
+    let step = shared_word();
+    // Even steps are this process's turn.
+    step.store(1, SeqCst);
+    let child = fork(|| {
+        let cuda = Cuda::start();
+        for round in 1.. {
+            let pointer = cuda.allocate(1000).unwrap();
+            step.store(4 * round, SeqCst);
+            while step.load(SeqCst) != 4 * round + 1 {}
+            assert_eq!(cuda.free(pointer), 0);
+            step.store(4 * round + 2, SeqCst);
+            while step.load(SeqCst) != 4 * round + 3 {}
+        }
+    });
+    let cuda = Cuda::start();
+    let turn = |at| {
+        while step.load(SeqCst) != at {
+            assert!(is_running(child), "the child failed before step {at}");
+        }
+    };
+    for round in 1..=200 {
+        turn(4 * round);
+        assert_eq!((cuda.memory(), cuda.allocate(26)), ((24, 1664), Err(OUT_OF_MEMORY)), "round {round}");
+        step.store(4 * round + 1, SeqCst);
+        turn(4 * round + 2);
+        assert_eq!(cuda.memory(), (1024, 1664), "round {round}");
+        let pointer = cuda.allocate(1024).unwrap();
+        assert_eq!(cuda.free(pointer), 0);
+        step.store(4 * round + 3, SeqCst);
+    }
+    turn(4 * 201);
+    // SAFETY: a child of ours that was not waited for.
+    assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
+    wait(child);
+    let killed = std::time::Instant::now();
+    while cuda.memory() != (1344, 1664) {
+        assert!(killed.elapsed() < std::time::Duration::from_secs(1), "the dead hold {:?}", cuda.memory());
+    }
+}
+
 /// A word that forked processes share.
 fn shared_word() -> &'static AtomicU32 {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
@@ -265,9 +314,9 @@ fn case_32_entry_points_are_replaced_by_pointer_whatever_name_version_and_flags(
 
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
-fn process_lists_hold_the_containers_own_processes() {
+fn case_49_process_lists_hold_the_containers_own_processes() {
     if !inside(
-        "views::process_lists_hold_the_containers_own_processes",
+        "views::case_49_process_lists_hold_the_containers_own_processes",
         &Share { driver: "535.309.01", ..Share::default() },
     ) {
         return;

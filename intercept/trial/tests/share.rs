@@ -44,7 +44,7 @@ fn a_limiter_that_learns_nothing_fails_by_far() {
 }
 
 #[test]
-fn without_a_meter_pairs_of_events_hold_the_share_of_a_container_and_never_open_it() {
+fn case_39_without_a_meter_pairs_of_events_hold_the_share_of_a_container_and_never_open_it() {
     let load = Load::steady(10 * MILLISECOND, 0);
     let alone = vec![Container::fixed(30, 2, load.clone())];
     let beside = [30, 70].map(|cores| Container::fixed(cores, 1, load.clone())).to_vec();
