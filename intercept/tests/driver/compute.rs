@@ -58,7 +58,7 @@ impl Program {
     }
 
     /// Launches with `launch` for `time`; the GPU time used, in percent of the time until it was done.
-    fn share_of(&self, time: Duration, length: Duration, mut launch: impl FnMut()) -> f64 {
+    pub fn share_of(&self, time: Duration, length: Duration, mut launch: impl FnMut()) -> f64 {
         let start = Instant::now();
         let mut launches = 0;
         while start.elapsed() < time {
@@ -219,6 +219,20 @@ fn cases_19_43_launches_into_a_captured_stream_cost_nothing() {
         assert_eq!(program.cuda.call("cuGraphDestroy", &[graph]), 0);
     });
     assert_near(share, 25.0, 6.0, "between captures");
+    // Nor from what one in another stream leaves meanwhile.
+    let mut other = 0usize;
+    assert_eq!(program.cuda.call("cuStreamCreate", &[out(&mut other), 1]), 0);
+    assert_eq!(program.cuda.call("cuStreamBeginCapture_v2", &[stream, 2]), 0); // relaxed
+    let start = Instant::now();
+    let mut launches = 0;
+    while start.elapsed() < SECOND {
+        assert_eq!(program.launch_in(short, other), 0);
+        launches += 1;
+        (0..8).for_each(|_| assert_eq!(program.launch_in(short, stream), 0));
+    }
+    let share = 100.0 * (MILLISECOND / 10 * launches).as_secs_f64() / start.elapsed().as_secs_f64();
+    assert_eq!(program.cuda.call("cuStreamEndCapture", &[stream, out(&mut graph)]), 0);
+    assert_near(share, 25.0, 6.0, "amid a capture");
 }
 
 #[test]
