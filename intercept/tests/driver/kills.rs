@@ -1,24 +1,30 @@
-//! SIGKILL at random moments among processes that allocate in every way. KILLS says how often (300; 10,000 take some
-//! minutes).
+//! SIGKILL at random moments among processes that launch, and allocate in every way. KILLS says how often (300; 10,000 take
+//! some minutes).
 //!
 //! The simulated GPU has exactly as much memory as the limit grants, and counts under a lock of its own. Whatever the
 //! books grant beyond the limit, it must therefore refuse: no sum has to be read while it changes.
 
+mod client;
+mod ways;
+
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::{Duration, Instant};
 
-use gpushare_intercept::cuda::{DRIVER, NAMES, hooks, load};
-use gpushare_region::path;
+use client::Client;
+use ways::{Held, WAYS, allocate};
 
 use crate::OUT_OF_MEMORY;
-use crate::client::{Cuda, Library, MIB, bytes, call, out, really_held};
+use crate::client::{MIB, really_held};
+use crate::compute::Program;
 use crate::place::{Share, books, inside};
 use crate::processes::{fork, wait};
 
 const PROCESSES: usize = 8;
 /// Eight contexts, and 1 GiB for all.
 const LIMIT: u64 = PROCESSES as u64 * 320 + 1024;
+/// Percent of the GPU. The processes ask for less, so that none waits for its turn: what they wait for is something else.
+const CORES: u32 = 80;
 
 fn kills() -> u64 {
     std::env::var("KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(300)
@@ -26,13 +32,34 @@ fn kills() -> u64 {
 
 /// What all processes of the test share.
 struct Shared {
-    /// What each process has done since it started.
-    done: [AtomicU64; PROCESSES],
+    own: [Own; PROCESSES],
     /// Allocations that the books granted and the driver refused.
     granted_too_much: AtomicU64,
     /// Kills so far.
     kills: AtomicU64,
 }
+
+/// What one process tells.
+struct Own {
+    /// 1 once the driver has taken it in.
+    joined: AtomicU64,
+    /// What it has done since it started.
+    done: AtomicU64,
+    /// Nanoseconds of the call that was blocked longest since the last kill.
+    blocked: [AtomicU64; KINDS.len()],
+}
+
+/// Calls that may be blocked.
+#[derive(Clone, Copy)]
+enum Blocked {
+    /// Memory is granted or freed.
+    Memory,
+    /// A refusal comes when what the dying hold was waited for, ten milliseconds at most.
+    Refusal,
+    /// A launch is held back when the share is used up, too.
+    Launch,
+}
+const KINDS: [&str; 3] = ["memory calls", "refusals", "launches"];
 
 fn shared() -> &'static Shared {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
@@ -43,77 +70,29 @@ fn shared() -> &'static Shared {
     unsafe { &*address.cast() }
 }
 
-/// Times that a refusal of the driver is looked into once there are dead processes: while one process gives back what
-/// they held, the simulated driver refuses others for some microseconds.
-const PATIENCE: u32 = 10;
-
-/// The driver's functions that allocate, and their addresses.
-const WATCHED: [&str; 6] = [
-    "cuDevicePrimaryCtxRetain",
-    "cuMemAlloc_v2",
-    "cuMemAllocManaged",
-    "cuMemAllocFromPoolAsync",
-    "cuMemCreate",
-    "cuArrayCreate_v2",
-];
-static REAL: [AtomicUsize; WATCHED.len()] = [const { AtomicUsize::new(0) }; WATCHED.len()];
-/// Address of [`Shared`].
-static SHARED: AtomicUsize = AtomicUsize::new(0);
-
-/// The driver's function number `AT`, behind the hook.
-extern "C" fn watched<const AT: usize>(a: usize, b: usize, c: usize, d: usize) -> i32 {
-    let pointer = std::ptr::with_exposed_provenance::<Shared>(SHARED.load(SeqCst));
-    // SAFETY: the shared mapping is never unmapped.
-    let shared = unsafe { &*pointer };
-    let ask = || call(REAL[AT].load(SeqCst), &[a, b, c, d]);
-    let mut status = ask();
-    let patience = if shared.kills.load(SeqCst) > 0 { PATIENCE } else { 0 };
-    for _ in 0..patience {
-        if status == OUT_OF_MEMORY {
-            std::thread::sleep(Duration::from_micros(20));
-            status = ask();
-        }
-    }
-    if status == OUT_OF_MEMORY {
-        shared.granted_too_much.fetch_add(1, SeqCst);
-    }
-    status
-}
-
-/// A program of which the hooks are a part, so that a watch can stand between them and the driver.
-struct Client {
-    driver: Library,
-}
-
-impl Client {
-    fn start(shared: &'static Shared) -> Self {
-        let driver = Library::open(path::DRIVER_CUDA);
-        load();
-        SHARED.store(std::ptr::from_ref(shared).expose_provenance(), SeqCst);
-        let watches: [extern "C" fn(usize, usize, usize, usize) -> i32; WATCHED.len()] =
-            [watched::<0>, watched::<1>, watched::<2>, watched::<3>, watched::<4>, watched::<5>];
-        for ((name, real), watch) in WATCHED.iter().zip(&REAL).zip(watches) {
-            real.store(driver.symbol(name), SeqCst);
-            DRIVER.set(NAMES.iter().position(|known| known == name).unwrap(), watch as *const () as usize);
-        }
-        Self { driver }
+impl Shared {
+    fn done(&self) -> [u64; PROCESSES] {
+        std::array::from_fn(|at| self.own[at].done.load(SeqCst))
     }
 
-    fn call(&self, name: &str, arguments: &[usize]) -> i32 {
-        macro_rules! hooked {
-            ($($hook:ident)*) => {
-                match name {
-                    $(stringify!($hook) => hooks::$hook as *const () as usize,)*
-                    _ => self.driver.symbol(name),
-                }
-            };
+    fn wait_until(&self, what: &str, holds: impl Fn(usize) -> bool) {
+        let start = Instant::now();
+        while !(0..PROCESSES).all(&holds) {
+            let kills = self.kills.load(SeqCst);
+            assert!(start.elapsed() < Duration::from_secs(5), "after {kills} kills, waiting until {what}");
+            std::thread::sleep(Duration::from_micros(50));
         }
-        let address = hooked!(
-            cuInit cuDevicePrimaryCtxRetain cuCtxSynchronize cuMemAlloc_v2 cuMemAllocManaged cuMemFree_v2
-            cuMemPoolCreate cuMemAllocFromPoolAsync cuMemFreeAsync cuMemCreate cuMemRelease cuArrayCreate_v2
-            cuArrayDestroy
-        );
-        call(address, arguments)
+    }
+
+    /// How long any process but `victim` was blocked since the last call, at most, by kind.
+    fn longest_blocked(&self, victim: usize) -> [Duration; KINDS.len()] {
+        let others = self.own.iter().enumerate().map(|(at, own)| {
+            let times = own.blocked.each_ref().map(|time| time.swap(0, SeqCst));
+            if at == victim { [0; KINDS.len()] } else { times }
+        });
+        let longest =
+            others.fold([0; KINDS.len()], |all, one| std::array::from_fn(|kind| all[kind].max(one[kind])));
+        longest.map(Duration::from_nanos)
     }
 }
 
@@ -124,61 +103,28 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-/// Memory that a process holds, with the function that frees it.
-type Held = (&'static str, Vec<usize>);
-
-/// Allocates `mib` in one of five ways; the status and what frees it.
-fn allocate(cuda: &Client, pool: usize, way: u64, mib: u64) -> (i32, Held) {
-    let mut place = 0usize;
-    match way {
-        0 => (cuda.call("cuMemAlloc_v2", &[out(&mut place), bytes(mib)]), ("cuMemFree_v2", vec![place])),
-        1 => {
-            let status = cuda.call("cuMemAllocManaged", &[out(&mut place), bytes(mib), 1]);
-            (status, ("cuMemFree_v2", vec![place]))
-        }
-        2 => {
-            let status = cuda.call("cuMemAllocFromPoolAsync", &[out(&mut place), bytes(mib), pool, 0]);
-            (status, ("cuMemFreeAsync", vec![place, 0]))
-        }
-        3 => {
-            let (size, mut properties) = (bytes(mib.next_multiple_of(2)), [1u32, 0, 1, 0, 0, 0, 0, 0]);
-            let status = cuda.call("cuMemCreate", &[out(&mut place), size, out(&mut properties), 0]);
-            (status, ("cuMemRelease", vec![place]))
-        }
-        _ => {
-            let mut shape = [1024u64, mib * 256, 1 << 32 | 0x20];
-            let status = cuda.call("cuArrayCreate_v2", &[out(&mut place), out(&mut shape)]);
-            (status, ("cuArrayDestroy", vec![place]))
-        }
-    }
-}
-
 fn churn(shared: &'static Shared, at: usize, seed: u64) {
-    let cuda = Client::start(shared);
-    let done = || shared.done[at].fetch_add(1, SeqCst);
-    assert_eq!(cuda.call("cuInit", &[0]), 0);
-    let (mut context, mut pool, mut properties) = (0usize, 0usize, [0u32; 22]);
-    // A context that finds no room: somebody took it who was faster than this one's restart.
-    while cuda.call("cuDevicePrimaryCtxRetain", &[out(&mut context), 0]) != 0 {
-        done();
-        std::thread::sleep(Duration::from_micros(500));
-    }
-    assert_eq!(cuda.call("cuCtxSetCurrent", &[context]), 0);
-    (properties[0], properties[2]) = (1, 1);
-    assert_eq!(cuda.call("cuMemPoolCreate", &[out(&mut pool), out(&mut properties)]), 0);
-    let (mut state, mut held) = (0x9e37_79b9 + seed, Vec::<Held>::new());
+    let cuda = Client::start(shared, at);
+    let free = |held: Held| {
+        for (name, arguments) in held {
+            assert_eq!(cuda.timed(name, &arguments), 0, "{name}");
+        }
+    };
+    let (mut state, mut all) = (0x9e37_79b9 + seed, Vec::<Held>::new());
     loop {
-        if held.len() > 6 || random(&mut state).is_multiple_of(3) {
-            for (free, arguments) in held.drain(..) {
-                assert_eq!(cuda.call(free, &arguments), 0, "{free}");
-            }
+        if all.len() > 6 || random(&mut state).is_multiple_of(3) {
+            all.drain(..).for_each(free);
             assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
         }
-        match allocate(&cuda, pool, random(&mut state) % 5, random(&mut state) % 96 + 1) {
-            (0, memory) => held.push(memory),
-            (status, (free, _)) => assert_eq!(status, OUT_OF_MEMORY, "what {free} would have freed"),
+        match allocate(&cuda, random(&mut state) % WAYS, (random(&mut state) % 48 + 1) * 2) {
+            Ok(held) => all.push(held),
+            Err((status, held)) => {
+                assert_eq!(status, OUT_OF_MEMORY);
+                free(held);
+            }
         }
-        done();
+        (0..random(&mut state) % 4).for_each(|_| cuda.launch());
+        shared.own[at].done.fetch_add(1, SeqCst);
         std::thread::sleep(Duration::from_micros(random(&mut state) % 300));
     }
 }
@@ -187,7 +133,7 @@ fn churn(shared: &'static Shared, at: usize, seed: u64) {
 #[ignore = "needs root: makes a mount namespace"]
 fn processes_killed_at_random_moments_cost_the_others_nothing() {
     // The driver's contexts cost what the books charge for them, so that the two sums can be compared.
-    let share = Share { limits: &[LIMIT], memory: LIMIT, context: 320, ..Share::default() };
+    let share = Share { limits: &[LIMIT], memory: LIMIT, context: 320, cores: &[CORES], ..Share::default() };
     if !inside("kills::processes_killed_at_random_moments_cost_the_others_nothing", &share) {
         return;
     }
@@ -195,31 +141,41 @@ fn processes_killed_at_random_moments_cost_the_others_nothing() {
     let mut spawn = |at: usize| {
         seed += 1;
         let seed = seed;
-        shared.done[at].store(0, SeqCst);
+        shared.own[at].joined.store(0, SeqCst);
+        shared.own[at].done.store(0, SeqCst);
         fork(|| churn(shared, at, seed))
     };
     let mut children: Vec<_> = (0..PROCESSES).map(&mut spawn).collect();
-    let mut waits = Vec::new();
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(shared.granted_too_much.load(SeqCst), 0, "beyond the limit, and nobody was killed yet");
+    assert!(books().devices[0].launches > 100, "no launch was paid: {:?}", books());
+    shared.longest_blocked(PROCESSES);
+    // The same without kills, in windows of the same length: what a busy machine does.
+    let quiet: Vec<_> = (0..100)
+        .map(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            shared.longest_blocked(PROCESSES)
+        })
+        .collect();
+    let mut blocked = Vec::new();
     for kill in 0..kills() {
         std::thread::sleep(Duration::from_micros(random(&mut state) % 3000));
         let victim = usize::try_from(random(&mut state)).unwrap() % PROCESSES;
-        let before: Vec<_> = shared.done.iter().map(|done| done.load(SeqCst)).collect();
+        // A process that joins takes over what the simulated driver has on a dead one: until it has thrown that away, the
+        // memory is held. So nobody joins while somebody is dead.
+        shared.wait_until("all have joined", |at| at == victim || shared.own[at].joined.load(SeqCst) == 1);
+        blocked.push(shared.longest_blocked(victim));
+        let before = shared.done();
         shared.kills.fetch_add(1, SeqCst);
         // SAFETY: a child of ours that was not waited for.
         assert_eq!(unsafe { libc::kill(children[victim], libc::SIGKILL) }, 0);
-        let killed = Instant::now();
         // One that was started just now has its own reasons to be slow.
-        let goes_on =
-            |at: usize| at == victim || before[at] == 0 || shared.done[at].load(SeqCst) > before[at];
-        while !(0..PROCESSES).all(goes_on) {
-            assert!(killed.elapsed() < Duration::from_secs(5), "kill {kill}: the others stand still");
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        waits.push(killed.elapsed());
+        shared.wait_until("the others go on", |at| {
+            at == victim || before[at] == 0 || shared.done()[at] > before[at]
+        });
         assert_eq!(libc::WTERMSIG(wait(children[victim])), libc::SIGKILL, "kill {kill}: it ended by itself");
         assert_eq!(shared.granted_too_much.load(SeqCst), 0, "kill {kill}: beyond the limit");
+        really_held(0); // clears away what the dead one held
         children[victim] = spawn(victim);
     }
     for child in children {
@@ -228,17 +184,35 @@ fn processes_killed_at_random_moments_cost_the_others_nothing() {
         assert_eq!(libc::WTERMSIG(wait(child)), libc::SIGKILL);
     }
     assert!(books().refused > kills(), "nobody met the limit: {:?}", books());
-    let cuda = Cuda::start();
-    cuda.allocate(LIMIT - 320).unwrap();
+    afterwards();
+    for (kind, what) in KINDS.iter().enumerate() {
+        print(&format!("{what} blocked without kills"), &quiet, kind);
+        let most = print(&format!("{what} blocked by a kill"), &blocked, kind);
+        assert!(
+            most < Duration::from_millis(10),
+            "one kill in a hundred held {what} up for {most:?} and more"
+        );
+    }
+    let books = books();
+    println!("{} refused, {} slots reclaimed, {} locks stolen", books.refused, books.reclaimed, books.stolen);
+}
+
+/// What the dead held is there again, memory and time.
+fn afterwards() {
+    let program = Program::start();
+    program.cuda.allocate(LIMIT - 320).unwrap();
     let books = books();
     assert_eq!((books.processes, books.devices[0].bytes / MIB, really_held(0)), (1, LIMIT, LIMIT));
-    waits.sort_unstable();
-    let quantile = |percent: usize| waits[(waits.len() - 1) * percent / 100];
-    println!(
-        "the others went on after {:?} (median), {:?} (99 %), {:?}",
-        quantile(50),
-        quantile(99),
-        quantile(100)
-    );
-    println!("{} refused, {} slots reclaimed, {} locks stolen", books.refused, books.reclaimed, books.stolen);
+    let (kernel, length) = (program.kernel(c"busy_1ms"), Duration::from_millis(1));
+    let share = program.share_of(Duration::from_secs(1), length, || program.launch(kernel));
+    assert!((share - f64::from(CORES)).abs() < 6.0, "{share:.1} % of {CORES} %");
+}
+
+/// Prints the distribution of one kind; what 99 % are below.
+fn print(what: &str, times: &[[Duration; KINDS.len()]], kind: usize) -> Duration {
+    let mut times: Vec<_> = times.iter().map(|times| times[kind]).collect();
+    times.sort_unstable();
+    let quantile = |percent: usize| times[(times.len() - 1) * percent / 100];
+    println!("{what}: {:?} (median), {:?} (99 %), {:?}", quantile(50), quantile(99), quantile(100));
+    quantile(99)
 }
