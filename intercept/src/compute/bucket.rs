@@ -267,6 +267,26 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes long")]
+    fn racing_processes_fill_the_bucket_once() {
+        const ROUNDS: u64 = 5_000;
+        let shared = shared();
+        shared.refill(START, 5_000);
+        let arrivals = core::sync::atomic::AtomicU64::new(0);
+        let race = || {
+            for round in 1..=ROUNDS {
+                if super::super::meet(&arrivals, 2) {
+                    shared.charge(START, 500_000); // what half of a millisecond earns
+                }
+                super::super::meet(&arrivals, 2);
+                shared.refill(START + round * MILLISECOND, 5_000);
+            }
+        };
+        std::thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(race))));
+        assert_eq!(shared.level(), -10_000_000, "as after the first refill");
+    }
+
+    #[test]
     fn what_was_charged_at_a_moment_is_found_between_the_moments_around_it() {
         let shared = shared();
         for step in 1..=600u64 {

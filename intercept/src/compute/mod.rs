@@ -56,3 +56,20 @@ const PATIENCE: u64 = 250 * MILLISECOND;
 const STALE: u64 = 1_000 * MILLISECOND;
 /// Longest that a held-back launch sleeps before it looks again: new limits are obeyed that soon.
 const NAP: u64 = 10 * MILLISECOND;
+
+/// Keeps a test's threads together to some nanoseconds: returns when all `of` have come. True for the last.
+#[cfg(test)]
+fn meet(arrivals: &core::sync::atomic::AtomicU64, of: u64) -> bool {
+    use core::sync::atomic::Ordering::SeqCst;
+    let arrival = arrivals.fetch_add(1, SeqCst) + 1;
+    let last = arrival.next_multiple_of(of);
+    let mut spins = 0;
+    while arrivals.load(SeqCst) < last {
+        core::hint::spin_loop();
+        spins += 1;
+        if spins % 2_000 == 0 {
+            std::thread::yield_now();
+        }
+    }
+    arrival == last
+}

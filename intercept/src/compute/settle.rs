@@ -236,16 +236,19 @@ mod tests {
     fn racing_processes_settle_a_window_once() {
         let shared = shared();
         let start = 1_000 * WINDOW;
-        for window in 1..200 {
-            let until = start + window * WINDOW;
-            shared.charge(until - 1, 1_000_000);
-            std::thread::scope(|scope| {
-                for _ in 0..3 {
-                    scope.spawn(|| shared.settle(&reading(until, 1_500_000 * window), 2, until, false));
+        let arrivals = core::sync::atomic::AtomicU64::new(0);
+        let race = || {
+            for window in 1..5_000 {
+                let until = start + window * WINDOW;
+                if super::super::meet(&arrivals, 2) {
+                    shared.charge(until - 1, 1_000_000);
                 }
-            });
-        }
-        assert_eq!(shared.level(), -199 * 1_500_000);
+                super::super::meet(&arrivals, 2);
+                shared.settle(&reading(until, 1_500_000 * window), 2, until, false);
+            }
+        };
+        std::thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(race))));
+        assert_eq!(shared.level(), -4_999 * 1_500_000);
     }
 
     #[test]
