@@ -10,7 +10,8 @@ use gpushare_intercept::cuda::{DRIVER, NAMES};
 
 use crate::OUT_OF_MEMORY;
 use crate::client::{MIB, bytes};
-use crate::place::{Share, charged, inside};
+use crate::place::{Share, books, charged, inside};
+use crate::processes::{fork, wait};
 
 /// Reserved bytes of the pools 1 and 2.
 static RESERVED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
@@ -235,4 +236,29 @@ fn a_green_context_costs_one_context_and_only_while_it_lives() {
         assert_eq!(unsafe { hooks::cuGreenCtxDestroy(green) }, 0);
         assert_eq!(charged(), 0, "round {round}");
     }
+}
+
+/// The simulated driver refuses what a forked child asks; another may not.
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn a_forked_child_whose_driver_serves_it_has_a_slot_of_its_own() {
+    let name = "fake::a_forked_child_whose_driver_serves_it_has_a_slot_of_its_own";
+    if !inside(name, &Share { limits: &[4096], ..Share::default() }) {
+        return;
+    }
+    install();
+    let allocate = |mib| {
+        let mut pointer = 0u64;
+        // SAFETY: a place for the pointer.
+        assert_eq!(unsafe { hooks::cuMemAlloc_v2(&mut pointer, bytes(mib)) }, 0);
+    };
+    allocate(500);
+    let own = charged();
+    let child = fork(|| {
+        allocate(100);
+        assert_eq!(books().processes, 2, "the parent's slot and the child's");
+    });
+    assert_eq!(wait(child), 0);
+    allocate(4096 - own); // what is left once the child's is reclaimed
+    assert_eq!(books().processes, 1);
 }
