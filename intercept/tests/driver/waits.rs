@@ -49,5 +49,5 @@ fn case_47_a_launch_that_waits_goes_on_soon_and_does_not_spin() {
     late.sort_unstable();
     println!("late by {:?} (median), {spun:?} of {paused:?} on a processor", late[late.len() / 2]);
     assert!(late[late.len() / 2] < Duration::from_millis(15), "{late:?}");
-    assert!(spun < paused / 5, "{spun:?} of {paused:?} on a processor");
+    assert!(spun < paused / 25, "{spun:?} of {paused:?} on a processor");
 }
