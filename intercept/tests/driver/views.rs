@@ -321,6 +321,19 @@ fn case_49_process_lists_hold_the_containers_own_processes() {
     ) {
         return;
     }
+    // A process of another container: on the same GPU, and in no book of this one.
+    let step = shared_word();
+    let other = fork(|| {
+        let bare = Library::open("/usr/lib/gpushare/driver/libcuda.so.1");
+        let mut context = 0usize;
+        assert_eq!(bare.call("cuInit", &[0]), 0);
+        assert_eq!(bare.call("cuDevicePrimaryCtxRetain", &[out(&mut context), 0]), 0);
+        step.store(1, SeqCst);
+        std::thread::sleep(std::time::Duration::from_secs(60));
+    });
+    while step.load(SeqCst) == 0 {
+        assert!(is_running(other), "no context on the bare driver");
+    }
     let cuda = Cuda::start();
     cuda.allocate(100).unwrap();
     let nvml = Library::open("libnvidia-ml.so.1");
@@ -348,6 +361,9 @@ fn case_49_process_lists_hold_the_containers_own_processes() {
     assert_eq!(call(slot, &[device, out(&mut count), entries.as_mut_ptr().expose_provenance()]), 0);
     assert_eq!((count, u32::from_ne_bytes(entries[..4].try_into().unwrap())), (1, std::process::id()));
     assert!(entries[32..].starts_with(std::env::current_exe().unwrap().as_os_str().as_encoded_bytes()));
+    // SAFETY: a child of ours that was not waited for.
+    assert_eq!(unsafe { libc::kill(other, libc::SIGKILL) }, 0);
+    wait(other);
 }
 
 #[test]
