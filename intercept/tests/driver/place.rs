@@ -2,6 +2,9 @@
 //! two interception libraries, `limits` and `usage`.
 
 use std::env;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -111,20 +114,31 @@ fn enter(test: &str, home: &Path, prepare: &str, variables: Vec<(&str, String)>)
 }
 
 /// The mount point on the machine itself, which is to look the same afterwards: a folder that these tests made goes with
-/// the last of them. Not earlier, since the removal of a folder ends the mounts on it in all namespaces.
+/// the last of them. Not earlier, since the removal of a folder ends the mounts on it in all namespaces; so the tests of
+/// other checkouts count, by a shared lock on one file.
 struct MountPoint;
 
-/// How many tests hold the mount point, and whether they made it.
-static MOUNT_POINT: Mutex<(u32, bool)> = Mutex::new((0, false));
+/// How many tests of this process hold the mount point, and the file that they have locked; it is not empty while a
+/// folder is there that tests made.
+static MOUNT_POINT: Mutex<(u32, Option<File>)> = Mutex::new((0, None));
+
+/// Taken by all that make or remove the folder.
+fn lock(file: &File, how: i32) -> bool {
+    // SAFETY: an open descriptor.
+    unsafe { libc::flock(file.as_raw_fd(), how) == 0 }
+}
 
 impl MountPoint {
     fn hold() -> Self {
         let mut point = MOUNT_POINT.lock().unwrap_or_else(PoisonError::into_inner);
         if point.0 == 0 {
-            point.1 = !Path::new(HOME).is_dir();
-            if point.1 {
-                std::fs::create_dir(HOME).unwrap();
+            let path = env::temp_dir().join("gpushare-test-mount-point");
+            let mut file = File::options().append(true).create(true).open(path).unwrap();
+            assert!(lock(&file, libc::LOCK_SH));
+            if std::fs::create_dir(HOME).is_ok() {
+                file.write_all(b"made").unwrap();
             }
+            point.1 = Some(file);
         }
         point.0 += 1;
         Self
@@ -135,9 +149,15 @@ impl Drop for MountPoint {
     fn drop(&mut self) {
         let mut point = MOUNT_POINT.lock().unwrap_or_else(PoisonError::into_inner);
         point.0 -= 1;
-        if *point == (0, true) {
+        if point.0 > 0 {
+            return;
+        }
+        let Some(file) = point.1.take() else { return };
+        let last = lock(&file, libc::LOCK_EX | libc::LOCK_NB);
+        if last && file.metadata().is_ok_and(|file| file.len() > 0) {
             // One that somebody filled meanwhile stays: it is theirs now.
             let _ = std::fs::remove_dir(HOME);
+            let _ = file.set_len(0);
         }
     }
 }
