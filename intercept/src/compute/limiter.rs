@@ -182,6 +182,20 @@ impl Limiter {
         self.clear(pair);
     }
 
+    /// Settles the launch of pair `pair` before its events go. False: it has not ended.
+    pub fn settle_one(&mut self, ground: &Ground<'_>, now: u64, pair: usize, timing: Timing) -> bool {
+        self.look(&Shared::new(ground), ground.credit, now, pair, &mut |_| timing)
+    }
+
+    /// The launch of pair `pair` had the device for up to `time` nanoseconds when its context ended. That teaches
+    /// nothing about its kind.
+    pub fn cut_short(&mut self, ground: &Ground<'_>, now: u64, pair: usize, time: u64) {
+        let estimate = self.marks.get(pair).map_or(0, |mark| mark.estimate);
+        let shared = Shared::new(ground);
+        self.charge(&shared, now, shared.scaled(time.saturating_sub(estimate)).cast_signed());
+        self.end(pair);
+    }
+
     /// The events of pair `pair` are gone.
     pub fn lost(&mut self, pair: usize) {
         self.clear(pair);

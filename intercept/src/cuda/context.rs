@@ -24,6 +24,7 @@ use crate::table::{Entry, Kind};
 pub const CONTEXT_BYTES: u64 = 320 << 20;
 /// Contexts whose end we can follow; the objects of further ones stay charged until they are freed one by one.
 const KNOWN: usize = 64;
+
 /// The contexts of this process.
 #[repr(C)]
 pub(super) struct Contexts {
@@ -217,6 +218,7 @@ fn leave(here: Here, lines: &mut [Line], number: u8, known: &Known) {
         book.release(usize::from(device), bytes.swap(0, Ordering::Relaxed));
     }
     queue::ran(here, Ran::Context(number));
+    launch::context_ended(here, known.handle.load(Ordering::Relaxed));
     known.handle.store(0, Ordering::Release);
     count_out(here, lines, device);
 }
@@ -287,12 +289,17 @@ fn destroy(context: Context, has_ended: fn(Context) -> bool, call: impl FnOnce()
     let device = if unplaced { ask(context).ok() } else { None };
     launch::context_ends(here, context);
     let status = call();
-    if status == SUCCESS && has_ended(context) {
-        match (known, device) {
-            (Some((number, known)), _) => leave(here, &mut *lines, number, known),
-            (None, Some(device)) => leave_unplaced(here, &mut *lines, line_of(here, device)),
-            (None, None) => {}
-        }
+    if status != SUCCESS || !has_ended(context) {
+        launch::context_stays(here, context);
+        return status;
+    }
+    if let Some((number, known)) = known {
+        leave(here, &mut *lines, number, known);
+        return status;
+    }
+    launch::context_ended(here, context);
+    if let Some(device) = device {
+        leave_unplaced(here, &mut *lines, line_of(here, device));
     }
     status
 }
@@ -309,13 +316,14 @@ fn end(context: Context, call: impl FnOnce() -> Status) -> Status {
 fn end_primary(device: Device, call: impl FnOnce() -> Status) -> Status {
     let Some(here) = here() else { return call() };
     let mut lines = here.state.contexts.lines.lock();
-    here.state.contexts.primaries(line_of(here, device)).for_each(|(known, _)| {
-        launch::context_ends(here, known.handle.load(Ordering::Relaxed));
-    });
+    let primary = here.state.contexts.primaries(line_of(here, device)).next();
+    let handle = primary.map_or(0, |(known, _)| known.handle.load(Ordering::Relaxed));
+    launch::context_ends(here, handle);
     let status = call();
     if status == SUCCESS {
         settle_primary(here, &mut *lines, device);
     }
+    launch::context_stays(here, handle); // unless it has left: most releases only lower a count
     status
 }
 

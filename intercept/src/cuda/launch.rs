@@ -200,7 +200,7 @@ impl Asked {
         let (mut timed, mut idle) = (false, false);
         relaxed(|| {
             idle = queue.is_idle();
-            timed = pair.make(context) && pair.begin(queue);
+            timed = pair.make(context) && pair.begin(queue, sys::now());
         });
         let start = sys::now();
         let status = call();
@@ -219,12 +219,36 @@ impl Asked {
         status
     }
 
-    /// Ends the events that live in `context`.
-    fn forget_context(&mut self, context: Context) {
-        for (number, pair) in self.pairs.iter_mut().enumerate().filter(|(_, pair)| pair.is_in(context)) {
-            pair.destroy();
-            self.limiter.lost(number);
+    /// Settles what has ended in `context`, which is about to end.
+    fn context_ends(&mut self, ground: Option<&Ground<'_>>, context: Context) {
+        let Self { limiter, pairs } = self;
+        for (number, pair) in pairs.iter_mut().enumerate().filter(|(_, pair)| pair.is_in(context)) {
+            let now = sys::now();
+            let timing = pair.context_ends(now);
+            if let Some(ground) = ground {
+                limiter.settle_one(ground, now, number, timing);
+            }
         }
+    }
+
+    /// Charges what had not ended when `context` did: the driver may let it run to its end. Kernels side by side are
+    /// charged once, for the time of the longest.
+    fn context_ended(&mut self, ground: Option<&Ground<'_>>, context: Context) {
+        let Self { limiter, pairs } = self;
+        let mut first: Option<(u64, usize)> = None;
+        for (number, pair) in pairs.iter_mut().enumerate().filter(|(_, pair)| pair.is_in(context)) {
+            match pair.context_ended().map(|since| (since, number)) {
+                Some(running) if first.is_none_or(|first| running < first) => {
+                    if let Some((_, other)) = first.replace(running) {
+                        limiter.lost(other);
+                    }
+                }
+                _ => limiter.lost(number),
+            }
+        }
+        let (Some((since, number)), Some(ground)) = (first, ground) else { return };
+        let now = sys::now();
+        limiter.cut_short(ground, now, number, now.saturating_sub(since));
     }
 }
 
@@ -247,11 +271,26 @@ impl Queue {
     }
 }
 
-/// `context` is about to end: its events go first.
+/// `context` is about to end, or somebody lets go of it; [`context_ended`] or [`context_stays`] is to follow.
 pub(super) fn context_ends(here: Here, context: Context) {
-    for launcher in &here.state.launches.devices {
-        launcher.asked.lock().forget_context(context);
-    }
+    here.state.launches.each(|line, launcher| {
+        launcher.asked.lock().context_ends(launcher.ground(here, line).as_ref(), context);
+    });
+}
+
+/// `context` has ended, and its events with it.
+pub(super) fn context_ended(here: Here, context: Context) {
+    here.state.launches.each(|line, launcher| {
+        launcher.asked.lock().context_ended(launcher.ground(here, line).as_ref(), context);
+    });
+}
+
+/// `context` lives on.
+pub(super) fn context_stays(here: Here, context: Context) {
+    here.state.launches.each(|_, launcher| {
+        let pairs = &mut launcher.asked.lock().pairs;
+        pairs.iter_mut().filter(|pair| pair.is_in(context)).for_each(Pair::context_stays);
+    });
 }
 
 /// `executable` has ended, and its handle may come to mean another graph.
@@ -290,6 +329,11 @@ pub(super) fn end_capture(stream: Stream, per_thread: bool, call: impl FnOnce() 
 }
 
 impl Launches {
+    /// `act` with every line and its launcher.
+    fn each(&self, mut act: impl FnMut(usize, &Launcher)) {
+        self.devices.iter().enumerate().for_each(|(line, launcher)| act(line, launcher));
+    }
+
     fn capture_ended(&self) {
         let _ = self.captures.fetch_update(Relaxed, Relaxed, |count| Some(count.saturating_sub(1)));
     }

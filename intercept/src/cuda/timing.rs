@@ -19,6 +19,10 @@ pub(super) struct Pair {
     end: usize,
     /// Nanoseconds between the events in which the device had nothing to do but wait for the launch.
     idle: u64,
+    /// When the launch between the events went to the driver, by our clock; 0: none has, or it has ended.
+    since: u64,
+    /// Whether the context is about to end: only who ends it may name the events to the driver.
+    ending: bool,
 }
 
 impl Pair {
@@ -54,9 +58,35 @@ impl Pair {
         self.begin != 0 && self.context == context
     }
 
-    /// Records the first event in `stream`.
-    pub(super) fn begin(&self, queue: Queue) -> bool {
+    /// Records the first event in `queue` at `now`.
+    pub(super) fn begin(&mut self, queue: Queue, now: u64) -> bool {
+        self.since = now;
         record(self.begin, queue)
+    }
+
+    /// The context is about to end at `now`. What is between the events, as [`timing`](Self::timing) says it.
+    pub(super) fn context_ends(&mut self, now: u64) -> Timing {
+        let timing = self.timing();
+        self.ending = true;
+        if timing != Timing::Running {
+            self.since = 0;
+        // SAFETY: an event of this pair.
+        } else if unsafe { real::cuEventQuery(self.begin) } != SUCCESS {
+            self.since = now; // it waits, and can begin only while the context ends
+        }
+        timing
+    }
+
+    /// The context has not ended after all.
+    pub(super) fn context_stays(&mut self) {
+        self.ending = false;
+    }
+
+    /// The context has ended and taken the events along. Since when the launch between them had the device, if it had
+    /// not ended before.
+    pub(super) fn context_ended(&mut self) -> Option<u64> {
+        let since = core::mem::take(self).since;
+        (since != 0).then_some(since)
     }
 
     /// Records the second event in `stream`; `idle`: how long the device waited for the launch in between.
@@ -69,6 +99,9 @@ impl Pair {
     pub(super) fn timing(&self) -> Timing {
         if self.begin == 0 || self.end == 0 {
             return Timing::Lost;
+        }
+        if self.ending {
+            return Timing::Running;
         }
         // SAFETY: an event of this pair.
         match unsafe { real::cuEventQuery(self.end) } {

@@ -406,3 +406,41 @@ fn a_context_that_ends_takes_its_events_and_not_the_share() {
     let most = 100.0 * f64::from(launches) * 0.001 / start.elapsed().as_secs_f64();
     assert!((30.0..56.0).contains(&most), "{most:.1} % launched");
 }
+
+/// Also what a context ends in the midst of. A release that only lowers a count is what libraries do all the time.
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn work_whose_context_is_let_go_of_is_paid() {
+    let share = Share { limits: &[4096], cores: &[25], ..Share::default() };
+    if !inside("compute::work_whose_context_is_let_go_of_is_paid", &share) {
+        return;
+    }
+    let mut program = Program::start();
+    let kernel = program.kernel(c"busy_100ms");
+    let share = program.share_of(2 * SECOND, 100 * MILLISECOND, || {
+        program.launch(kernel);
+        program.synchronize();
+        let mut context = 0usize;
+        assert_eq!(program.cuda.call("cuDevicePrimaryCtxRetain", &[out(&mut context), 0]), 0);
+        assert_eq!(program.cuda.call("cuDevicePrimaryCtxRelease_v2", &[0]), 0);
+    });
+    assert_near(share, 25.0, 6.0, "retained and released");
+    for (what, runs) in [("reset after it ended", 100), ("reset while it runs", 60)] {
+        let (start, mut used) = (Instant::now(), Duration::ZERO);
+        while start.elapsed() < 2 * SECOND {
+            let kernel = program.kernel(c"busy_100ms");
+            program.launch(kernel);
+            if runs == 100 {
+                program.synchronize();
+            } else {
+                std::thread::sleep(runs * MILLISECOND);
+            }
+            assert_eq!(program.cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
+            used += runs * MILLISECOND;
+            program = Program::start();
+        }
+        program.launch(program.kernel(c"busy_1ms")); // waits for what the last one owes
+        let share = 100.0 * used.as_secs_f64() / start.elapsed().as_secs_f64();
+        assert_near(share, 25.0, 8.0, what);
+    }
+}

@@ -35,11 +35,13 @@ fn end_green(green: Context, call: impl FnOnce() -> Status) -> Status {
         let [handle, behind] = [&known.handle, &known.green].map(|word| word.load(Ordering::Relaxed));
         handle == green || handle != 0 && behind == green
     });
-    if let Some((_, known)) = known {
-        launch::context_ends(here, known.handle.load(Ordering::Relaxed));
-    }
+    let handle = known.map_or(0, |(_, known)| known.handle.load(Ordering::Relaxed));
+    launch::context_ends(here, handle);
     let status = call();
-    let Some((number, known)) = known.filter(|_| status == SUCCESS) else { return status };
+    let Some((number, known)) = known.filter(|_| status == SUCCESS) else {
+        launch::context_stays(here, handle);
+        return status;
+    };
     let line = known.device.load(Ordering::Relaxed);
     leave(here, &mut *lines, number, known);
     each_device(here, |device, at| {
