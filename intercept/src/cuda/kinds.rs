@@ -3,6 +3,8 @@
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
 
+use gpushare_region::MAX_DEVICES;
+
 use super::gate::number;
 use super::launch::{Queue, end_capture, is_open, is_paid, launch_slowly, pay};
 use super::{DRIVER, SUCCESS, Status, Stream, here, read, real};
@@ -50,7 +52,7 @@ pub(super) mod limited {
                 let [low, ..] = half_words(block_z);
                 let key = Key::kernel(function, [grid_x, grid_y, grid_z], [block_x, block_y, low]);
                 let address = DRIVER.get(const { number(stringify!($name)) });
-                if let Some(address) = address.filter(|_| is_paid(key)) {
+                if let Some(address) = address.filter(|_| is_paid(key, stream)) {
                     type Driver = unsafe extern "C" fn(
                         usize, u32, u32, u32, u32, u32, usize, usize, Stream, *mut c_void $(, words!($last))?
                     ) -> Status;
@@ -127,7 +129,7 @@ pub(super) mod limited {
                 // SAFETY: null, or a configuration as the driver reads it.
                 let Some(wanted) = (unsafe { read(configuration.cast::<Configuration>()) }) else { return call() };
                 let key = Key::kernel(function, wanted.grid, wanted.block);
-                if is_paid(key) {
+                if is_paid(key, wanted.stream) {
                     return call();
                 }
                 launch_slowly(key, Queue { stream: wanted.stream, per_thread: $per_thread }, &mut call)
@@ -143,16 +145,18 @@ pub(super) mod limited {
 /// One launch on each of several devices. The one whose context is current can be timed; the others are paid at a guess,
 /// and the meter settles them.
 ///
+/// Their number is the caller's to get wrong: the driver takes one launch per device, so no more are read.
+///
 /// # Safety
-/// `list` is null or holds `count` launches.
+/// `list` is null or holds `count` launches, or as many as there are devices.
 unsafe fn launch_many(list: *const OneOfMany, count: u32, call: &mut dyn FnMut() -> Status) -> Status {
     let Some(here) = here().filter(|_| !is_open() && !list.is_null()) else { return call() };
     let mut context = 0;
     // SAFETY: the driver writes one handle.
     unsafe { real::cuCtxGetCurrent(&mut context) };
     let mut own = None;
-    for index in 0..count as usize {
-        // SAFETY: `index` is below the length of the list.
+    for index in 0..(count as usize).min(MAX_DEVICES) {
+        // SAFETY: `index` is below the length of the list, as our caller says.
         let launch = unsafe { list.wrapping_add(index).read_unaligned() };
         let mut owner = 0;
         // SAFETY: the caller's stream, which the driver checks; it writes one handle.
@@ -163,7 +167,7 @@ unsafe fn launch_many(list: *const OneOfMany, count: u32, call: &mut dyn FnMut()
             pay(here, line.into(), launch.key());
         }
     }
-    let Some(own) = own.filter(|own| !is_paid(own.key())) else { return call() };
+    let Some(own) = own.filter(|own| !is_paid(own.key(), own.stream)) else { return call() };
     launch_slowly(own.key(), Queue { stream: own.stream, per_thread: false }, call)
 }
 
@@ -181,7 +185,7 @@ fn launch_old(function: usize, grid: [i32; 2], stream: Stream, mut call: impl Fn
     let shape =
         here().and_then(|here| here.state.launches.shape(function)).map_or(0, |word| word.load(Relaxed));
     let key = Key::kernel(function, [grid[0].cast_unsigned(), grid[1].cast_unsigned(), 1], [shape, 1, 1]);
-    if is_paid(key) {
+    if is_paid(key, stream) {
         return call();
     }
     launch_slowly(key, Queue { stream, per_thread: false }, &mut call)

@@ -4,11 +4,11 @@
 //! A thread that has to wait does so in the launch, holding the turn: those behind it do not pass. The state itself is
 //! locked only while no thread sleeps, so that a context can end meanwhile.
 
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use gpushare_region::MAX_DEVICES;
 
-use super::context::{current, relaxed};
+use super::context::{current, line_of_context, relaxed};
 use super::timing::Pair;
 use super::{Context, Here, SUCCESS, Status, Stream, here, real};
 use crate::compute::{Answer, Credit, Ground, Key, Limiter, Share, Shared, TIMED, Timing};
@@ -29,6 +29,8 @@ static ONLY: AtomicPtr<Launcher> = AtomicPtr::new(core::ptr::null_mut());
 const USUAL_LAUNCH: u64 = 20_000;
 /// Functions whose block shape is remembered for the launches that do not name one.
 const SHAPES: usize = 256;
+/// Streams whose line is remembered.
+const STREAMS: usize = 256;
 
 /// The compute side of this process.
 #[repr(C)]
@@ -38,6 +40,8 @@ pub(super) struct Launches {
     captures: AtomicU32,
     /// By hash of the function: the block shape that `cuFuncSetBlockShape` gave it.
     shapes: [AtomicU32; SHAPES],
+    /// By hash of the stream: its handle above 8 bits of its line.
+    streams: [AtomicU64; STREAMS],
 }
 
 /// Launches on one device.
@@ -72,32 +76,64 @@ pub(super) fn open_gate(here: Here) {
     ONLY.store(only.map_or(core::ptr::null(), core::ptr::from_ref).cast_mut(), Relaxed);
 }
 
-/// The line of the limits file that a launch of this thread falls under, if compute is limited there.
+/// The line of the limits file that a launch of this thread into `stream` falls under, if compute is limited there.
 #[inline(always)]
-fn limited_line(here: Here) -> Option<usize> {
+fn limited_line(here: Here, stream: Stream) -> Option<usize> {
     let limits = here.book().limits?;
     let line = match limits.header.devices.load(Relaxed) {
         1 => 0, // a context on another GPU is not granted
-        _ => current(here)?.device.into(),
+        _ => line_of_stream(here, stream)?.into(),
     };
     limits.devices.get(line).is_some_and(Share::is_limited).then_some(line)
 }
 
+/// The line of the GPU that `stream` is on. It need not be the current context's: a graph and a `CUkernel` run where
+/// their stream is.
+fn line_of_stream(here: Here, stream: Stream) -> Option<u8> {
+    if is_default(stream) {
+        return current(here).map(|current| current.device);
+    }
+    let place = here.state.launches.place_of_stream(stream)?;
+    let known = place.load(Relaxed);
+    if known >> 8 == stream as u64 {
+        let [line, ..] = known.to_le_bytes();
+        return Some(line);
+    }
+    let Some(line) = owner(stream).and_then(|context| line_of_context(here, context)) else {
+        return current(here).map(|current| current.device);
+    };
+    place.store((stream as u64) << 8 | u64::from(line), Relaxed);
+    Some(line)
+}
+
+/// Whether `stream` is none of the program's making: the legacy or the per-thread stream, by whichever name.
+const fn is_default(stream: Stream) -> bool {
+    stream <= 2
+}
+
+/// The context of a stream of the program's making.
+fn owner(stream: Stream) -> Option<Context> {
+    let mut context = 0;
+    // SAFETY: our caller's stream, which the driver checks; it writes one handle.
+    let asked = unsafe { real::cuStreamGetCtx(stream, &mut context) };
+    (asked == SUCCESS && context != 0).then_some(context)
+}
+
 /// Whether a launch may go to the driver at once: it is paid, or nothing limits it.
 #[inline(always)]
-pub(super) fn is_paid(key: Key) -> bool {
+pub(super) fn is_paid(key: Key, stream: Stream) -> bool {
     let only = ONLY.load(Relaxed);
     if !only.is_null() {
         // SAFETY: a part of this process's state, which is never unmapped. A forked child finds no credit there.
         return unsafe { &*only }.credit.spend(key);
     }
-    is_paid_on_its_device(key)
+    is_paid_on_its_device(key, stream)
 }
 
 #[inline(never)]
-fn is_paid_on_its_device(key: Key) -> bool {
+fn is_paid_on_its_device(key: Key, stream: Stream) -> bool {
     let Some(here) = here() else { return true };
-    let Some(line) = limited_line(here) else { return true };
+    let Some(line) = limited_line(here, stream) else { return true };
     here.state.launches.devices.get(line).is_some_and(|launcher| launcher.credit.spend(key))
 }
 
@@ -107,14 +143,11 @@ fn is_paid_on_its_device(key: Key) -> bool {
 pub(super) fn launch_slowly(key: Key, queue: Queue, call: &mut dyn FnMut() -> Status) -> Status {
     let Some(here) = here() else { return call() };
     open_gate(here);
-    let Some(line) = limited_line(here) else { return call() };
+    let Some(line) = limited_line(here, queue.stream) else { return call() };
     let Some(launcher) = here.state.launches.devices.get(line) else { return call() };
-    let mut context = 0;
-    // SAFETY: the driver writes one handle.
-    let asked = unsafe { real::cuCtxGetCurrent(&mut context) };
-    if asked != SUCCESS || context == 0 || queue.is_recording() {
+    let Some(context) = queue.context().filter(|_| !queue.is_recording()) else {
         return call(); // the driver's own error, or a launch that is only written down
-    }
+    };
     launcher.admit(here, line, key, |admitted| match admitted {
         Some((asked, pair)) => asked.launch(pair, context, queue, call),
         None => call(),
@@ -253,6 +286,19 @@ impl Asked {
 }
 
 impl Queue {
+    /// The context that a launch goes to.
+    fn context(self) -> Option<Context> {
+        if !is_default(self.stream)
+            && let Some(context) = owner(self.stream)
+        {
+            return Some(context);
+        }
+        let mut context = 0;
+        // SAFETY: the driver writes one handle.
+        let asked = unsafe { real::cuCtxGetCurrent(&mut context) };
+        (asked == SUCCESS && context != 0).then_some(context)
+    }
+
     /// Whether launches into the stream are only written down. Where the driver cannot tell, they are: it answers so for
     /// the legacy stream while another stream of the context is captured.
     fn is_recording(&self) -> bool {
@@ -278,8 +324,9 @@ pub(super) fn context_ends(here: Here, context: Context) {
     });
 }
 
-/// `context` has ended, and its events with it.
+/// `context` has ended, and its events and streams with it.
 pub(super) fn context_ended(here: Here, context: Context) {
+    here.state.launches.streams.iter().for_each(|place| place.store(0, Relaxed));
     here.state.launches.each(|line, launcher| {
         launcher.asked.lock().context_ended(launcher.ground(here, line).as_ref(), context);
     });
@@ -291,6 +338,13 @@ pub(super) fn context_stays(here: Here, context: Context) {
         let pairs = &mut launcher.asked.lock().pairs;
         pairs.iter_mut().filter(|pair| pair.is_in(context)).for_each(Pair::context_stays);
     });
+}
+
+/// `stream` is about to end: its handle may come to mean another.
+pub(super) fn forget_stream(here: Here, stream: Stream) {
+    if let Some(place) = here.state.launches.place_of_stream(stream) {
+        place.store(0, Relaxed);
+    }
 }
 
 /// `executable` has ended, and its handle may come to mean another graph.
@@ -338,6 +392,10 @@ impl Launches {
         let _ = self.captures.fetch_update(Relaxed, Relaxed, |count| Some(count.saturating_sub(1)));
     }
 
+    fn place_of_stream(&self, stream: Stream) -> Option<&AtomicU64> {
+        self.streams.get((stream >> 4) % STREAMS)
+    }
+
     pub(super) fn shape(&self, function: usize) -> Option<&AtomicU32> {
         self.shapes.get((function >> 4) % SHAPES)
     }
@@ -358,7 +416,7 @@ pub(super) fn graph(
     mut call: impl FnMut() -> Status,
 ) -> Status {
     let key = Key::graph(executable);
-    if is_open() || is_paid(key) {
+    if is_open() || is_paid(key, stream) {
         return call();
     }
     launch_slowly(key, Queue { stream, per_thread }, &mut call)

@@ -27,8 +27,12 @@ fn context_synchronised(here: Here, context: Context) -> Option<Ran> {
 }
 
 fn destroy(stream: Stream, call: impl FnOnce() -> Status) -> Status {
-    if let Some(here) = here().filter(|here| !queue::is_unused(here)) {
-        queue::forget(here, stream); // before the driver can give the handle to another stream
+    // Before the driver can give the handle to another stream.
+    if let Some(here) = here() {
+        launch::forget_stream(here, stream);
+        if !queue::is_unused(here) {
+            queue::forget(here, stream);
+        }
     }
     call()
 }

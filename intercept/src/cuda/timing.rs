@@ -1,5 +1,6 @@
 //! Pairs of events around a launch, which say how long it took on the device. Events belong to a context and die with
-//! it; the current context is never changed for them.
+//! it. Where a launch goes to another context than the current one, that one is current while they are made, and only
+//! then.
 
 use super::launch::Queue;
 use super::{Context, SUCCESS, Status, real};
@@ -26,20 +27,18 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    /// Makes the events in `context`, the current one, unless they are there. False: the driver gives none.
+    /// Makes the events in `context` unless they are there. False: the driver gives none.
     pub(super) fn make(&mut self, context: Context) -> bool {
         if self.context != context {
             self.destroy();
         }
         self.context = context;
         for event in [&mut self.begin, &mut self.end] {
-            // SAFETY: the driver writes one handle; 0 is an event with timing.
-            if *event == 0 && unsafe { real::cuEventCreate(event, 0) } != SUCCESS {
-                *event = 0;
-                return false;
+            if *event == 0 {
+                *event = create(context);
             }
         }
-        true
+        self.begin != 0 && self.end != 0
     }
 
     /// Ends the events, which live in a context of this process.
@@ -128,6 +127,25 @@ impl Pair {
         // More than half is never taken off: a guess may shorten a timing, not make it up.
         (status == SUCCESS).then(|| nanoseconds - self.idle.min(nanoseconds / 2))
     }
+}
+
+/// An event with timing that lives in `context`; 0: the driver gives none.
+fn create(context: Context) -> usize {
+    let (mut event, mut current, mut popped) = (0, 0, 0);
+    // SAFETY: the driver writes one handle.
+    unsafe { real::cuCtxGetCurrent(&mut current) };
+    let is_elsewhere = current != context;
+    // SAFETY: a context of the program's, which the driver checks.
+    if is_elsewhere && unsafe { real::cuCtxPushCurrent_v2(context) } != SUCCESS {
+        return 0;
+    }
+    // SAFETY: the driver writes one handle.
+    let made = unsafe { real::cuEventCreate(&mut event, 0) };
+    if is_elsewhere {
+        // SAFETY: takes back the push above; the driver writes one handle.
+        unsafe { real::cuCtxPopCurrent_v2(&mut popped) };
+    }
+    if made == SUCCESS { event } else { 0 }
 }
 
 fn record(event: usize, Queue { stream, per_thread }: Queue) -> bool {

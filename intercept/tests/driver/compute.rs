@@ -444,3 +444,69 @@ fn work_whose_context_is_let_go_of_is_paid() {
         assert_near(share, 25.0, 8.0, what);
     }
 }
+
+/// Not that of the context that happens to be current.
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn the_gpu_of_the_stream_pays_for_a_launch() {
+    let share = Share { gpus: 2, limits: &[4096; 2], cores: &[25], ..Share::default() };
+    if !inside("compute::the_gpu_of_the_stream_pays_for_a_launch", &share) {
+        return;
+    }
+    let program = Program::start_on(0);
+    let cuda = &program.cuda;
+    let function = program.kernel(c"busy_1ms");
+    let (mut library, mut kernel) = (0usize, 0usize);
+    let name = c"busy_1ms".as_ptr().expose_provenance();
+    let image = PTX.as_ptr().expose_provenance();
+    assert_eq!(cuda.call("cuLibraryLoadData", &[out(&mut library), image, 0, 0, 0, 0]), 0);
+    assert_eq!(cuda.call("cuLibraryGetKernel", &[out(&mut kernel), library, name]), 0);
+    let (mut stream, mut graph, mut executable, mut other) = (0usize, 0usize, 0usize, 0usize);
+    assert_eq!(cuda.call("cuStreamCreate", &[out(&mut stream), 1]), 0);
+    assert_eq!(cuda.call("cuStreamBeginCapture_v2", &[stream, 0]), 0);
+    assert_eq!(call_long(program.launch, &[function, 1, 1, 1, 1, 1, 1, 0, stream]), 0);
+    assert_eq!(cuda.call("cuStreamEndCapture", &[stream, out(&mut graph)]), 0);
+    assert_eq!(cuda.call("cuGraphInstantiateWithFlags", &[out(&mut executable), graph, 0]), 0);
+    assert_eq!(cuda.call("cuDevicePrimaryCtxRetain", &[out(&mut other), 1]), 0);
+    let graph_launch = cuda.library.symbol("cuGraphLaunch");
+    for current in [cuda.context, other] {
+        assert_eq!(cuda.call("cuCtxSetCurrent", &[current]), 0);
+        for (name, address, arguments) in [
+            ("a CUkernel", program.launch, &[kernel, 1, 1, 1, 1, 1, 1, 0, stream][..]),
+            ("a graph", graph_launch, &[executable, stream]),
+        ] {
+            let (start, mut launches) = (Instant::now(), 0);
+            while start.elapsed() < SECOND {
+                assert_eq!(call_long(address, arguments), 0);
+                launches += 1;
+            }
+            assert_eq!(cuda.call("cuStreamSynchronize", &[stream]), 0);
+            let share = 0.1 * f64::from(launches) / start.elapsed().as_secs_f64();
+            assert_near(
+                share,
+                25.0,
+                5.0,
+                &format!("{name}, its own GPU current: {}", current == cuda.context),
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn launches_into_a_stream_of_another_context_are_timed() {
+    let share = Share { limits: &[4096], cores: &[25], ..Share::default() };
+    if !inside("compute::launches_into_a_stream_of_another_context_are_timed", &share) {
+        return;
+    }
+    let program = Program::start();
+    let long = program.kernel(c"busy_100ms");
+    let (mut stream, mut other) = (0usize, 0usize);
+    assert_eq!(program.cuda.call("cuStreamCreate", &[out(&mut stream), 1]), 0);
+    assert_eq!(program.cuda.call("cuCtxCreate_v2", &[out(&mut other), 0, 0]), 0);
+    let share = program.share_of(2 * SECOND, 100 * MILLISECOND, || {
+        assert_eq!(call_long(program.launch, &[long, 1, 1, 1, 1, 1, 1, 0, stream]), 0);
+        assert_eq!(program.cuda.call("cuStreamSynchronize", &[stream]), 0);
+    });
+    assert_near(share, 25.0, 6.0, "100 ms and a synchronisation");
+}
