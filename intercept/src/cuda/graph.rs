@@ -366,12 +366,11 @@ pub mod hooks {
     }
 
     pub unsafe extern "C" fn cuGraphExecDestroy(executable: usize) -> Status {
-        // SAFETY: our caller's argument, unchanged.
-        let status = destroy(executable, || unsafe { real::cuGraphExecDestroy(executable) });
-        if let Some(here) = here().filter(|_| status == SUCCESS) {
-            launch::graph_ended(here, executable);
+        if let Some(here) = here() {
+            launch::graph_ends(here, executable); // first: the driver may give its handle to another
         }
-        status
+        // SAFETY: our caller's argument, unchanged.
+        destroy(executable, || unsafe { real::cuGraphExecDestroy(executable) })
     }
 
     pub unsafe extern "C" fn cuDeviceGraphMemTrim(device: Device) -> Status {

@@ -1,8 +1,10 @@
 //! Launches: each pays for its GPU time before it goes to the driver. `crate::compute` decides; here are the driver's
 //! events, the clock and the sleep that it needs.
 //!
-//! A thread that has to wait does so in the launch, holding the turn: those behind it do not pass. The state itself is
-//! locked only while no thread sleeps, so that a context can end meanwhile.
+//! A thread that has to wait does so in the launch, holding the turn: those behind it wait for the turn, and only what
+//! credit pays passes them. The state is not locked while it sleeps, so that a context can end meanwhile. Nothing at all
+//! is locked while the driver launches: it may call back into the program, which launches, too, or wait for room in a
+//! stream.
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -67,6 +69,13 @@ pub(super) struct Queue {
     pub(super) per_thread: bool,
 }
 
+/// Where a launch goes.
+#[derive(Clone, Copy)]
+struct Target {
+    context: Context,
+    queue: Queue,
+}
+
 /// Lets the exported launches look at the limits themselves from now on.
 pub(super) fn open_gate(here: Here) {
     let word = here.book().limits.map_or(&OPEN, |limits| &limits.header.compute_limited);
@@ -84,7 +93,13 @@ fn limited_line(here: Here, stream: Stream) -> Option<usize> {
         1 => 0, // a context on another GPU is not granted
         _ => line_of_stream(here, stream)?.into(),
     };
-    limits.devices.get(line).is_some_and(Share::is_limited).then_some(line)
+    is_limited(here, line).then_some(line)
+}
+
+/// Whether compute is limited on `line`.
+#[inline(always)]
+fn is_limited(here: Here, line: usize) -> bool {
+    here.book().limits.and_then(|limits| limits.devices.get(line)).is_some_and(Share::is_limited)
 }
 
 /// The line of the GPU that `stream` is on. It need not be the current context's: a graph and a `CUkernel` run where
@@ -148,40 +163,32 @@ pub(super) fn launch_slowly(key: Key, queue: Queue, call: &mut dyn FnMut() -> St
     let Some(context) = queue.context().filter(|_| !queue.is_recording()) else {
         return call(); // the driver's own error, or a launch that is only written down
     };
-    launcher.admit(here, line, key, |admitted| match admitted {
-        Some((asked, pair)) => asked.launch(pair, context, queue, call),
+    match launcher.admit(here, line, key) {
+        Some(number) => launcher.launch(here, line, number, Target { context, queue }, call),
         None => call(),
-    })
+    }
 }
 
 impl Launcher {
-    /// Waits until a launch of `key` may go and hands it to `act`, with the pair of events to time it by.
-    fn admit(
-        &self,
-        here: Here,
-        line: usize,
-        key: Key,
-        act: impl FnOnce(Option<(&mut Asked, usize)>) -> Status,
-    ) -> Status {
-        let Some(ground) = self.ground(here, line) else { return act(None) };
+    /// Waits until a launch of `key` may go. What is to be timed has a pair of events of the number that is answered, and
+    /// [`launched`](Self::launched) to follow.
+    fn admit(&self, here: Here, line: usize, key: Key) -> Option<usize> {
+        let ground = self.ground(here, line)?;
         let start = sys::now();
         let _turn = self.turn.lock();
         if self.credit.spend(key) {
-            return act(None); // whoever had the turn before has drawn enough
+            return None; // whoever had the turn before has drawn enough
         }
         let mut held_back = false;
         loop {
             let ground = Ground { capturing: here.state.launches.captures.load(Relaxed) != 0, ..ground };
-            let mut asked = self.asked.lock();
-            let nap = match asked.ask(&ground, key) {
-                Answer::Free => return act(None),
+            let answer = self.asked.lock().ask(&ground, key);
+            let nap = match answer {
+                Answer::Free => return None,
                 Answer::Timed(pair) => {
                     let throttled = if held_back { sys::now().saturating_sub(start) } else { 0 };
                     Shared::new(&ground).count_throttled(throttled);
-                    let status = act(Some((&mut asked, pair)));
-                    let counted = asked.limiter.count();
-                    here.book().count_compute(line, counted.launches, counted.nanoseconds);
-                    return status;
+                    return Some(pair);
                 }
                 Answer::Queued(nap) => nap,
                 Answer::HeldBack(nap) => {
@@ -189,9 +196,57 @@ impl Launcher {
                     nap
                 }
             };
-            drop(asked);
             sys::sleep(nap.div_ceil(1_000));
         }
+    }
+
+    /// Calls the driver between the events of pair `number`.
+    fn launch(
+        &self,
+        here: Here,
+        line: usize,
+        number: usize,
+        Target { context, queue }: Target,
+        call: &mut dyn FnMut() -> Status,
+    ) -> Status {
+        let (mut lent, mut timed, mut idle) = (None, false, false);
+        relaxed(|| {
+            lent = self.asked.lock().lend(number, context);
+            idle = queue.is_idle();
+            timed = lent.as_ref().is_some_and(|pair| pair.begin(queue));
+        });
+        let start = sys::now();
+        let status = call();
+        // An idle device takes the first event at once, and then waits as long as the launch takes here.
+        let waited = if idle { sys::now().saturating_sub(start) } else { 0 };
+        if status == SUCCESS && timed {
+            relaxed(|| timed = lent.as_mut().is_some_and(|pair| pair.end(queue, waited)));
+        }
+        // What the launch itself took is known; a thread that lost the processor is late beyond that.
+        let late = sys::now().saturating_sub(start).saturating_sub(waited.min(USUAL_LAUNCH));
+        let late = timed.then_some(if idle { late } else { 0 });
+        self.launched(here, line, number, lent, (status == SUCCESS).then_some(late));
+        status
+    }
+
+    /// Tells what became of the launch of pair `number`, whose events were `lent` for it. `outcome`: as
+    /// [`Limiter::launched`] has it; `None`: the driver refused the launch.
+    fn launched(
+        &self,
+        here: Here,
+        line: usize,
+        number: usize,
+        lent: Option<Pair>,
+        outcome: Option<Option<u64>>,
+    ) {
+        let Asked { limiter, pairs } = &mut *self.asked.lock();
+        let is_back = lent.is_some_and(|lent| pairs.get_mut(number).is_some_and(|pair| pair.take_back(lent)));
+        match outcome {
+            Some(late) => limiter.launched(number, late.filter(|_| is_back)),
+            None => limiter.refused(number),
+        }
+        let counted = limiter.count();
+        here.book().count_compute(line, counted.launches, counted.nanoseconds);
     }
 
     /// What the limiter reads and writes; `None`: there are no books.
@@ -220,36 +275,9 @@ impl Asked {
         answer
     }
 
-    /// Calls the driver between the events of pair `number`.
-    fn launch(
-        &mut self,
-        number: usize,
-        context: Context,
-        queue: Queue,
-        call: &mut dyn FnMut() -> Status,
-    ) -> Status {
-        let Self { limiter, pairs } = self;
-        let Some(pair) = pairs.get_mut(number) else { return call() };
-        let (mut timed, mut idle) = (false, false);
-        relaxed(|| {
-            idle = queue.is_idle();
-            timed = pair.make(context) && pair.begin(queue, sys::now());
-        });
-        let start = sys::now();
-        let status = call();
-        // An idle device takes the first event at once, and then waits as long as the launch takes here.
-        let waited = if idle { sys::now().saturating_sub(start) } else { 0 };
-        if status == SUCCESS {
-            if timed {
-                relaxed(|| timed = pair.end(queue, waited));
-            }
-            // What the launch itself took is known; a thread that lost the processor is late beyond that.
-            let late = sys::now().saturating_sub(start).saturating_sub(waited.min(USUAL_LAUNCH));
-            limiter.launched(number, timed.then_some(if idle { late } else { 0 }));
-        } else {
-            limiter.refused(number);
-        }
-        status
+    /// Hands out the events of pair `number`, if there are any.
+    fn lend(&mut self, number: usize, context: Context) -> Option<Pair> {
+        self.pairs.get_mut(number).and_then(|pair| pair.lend(context, sys::now()))
     }
 
     /// Settles what has ended in `context`, which is about to end.
@@ -347,8 +375,8 @@ pub(super) fn forget_stream(here: Here, stream: Stream) {
     }
 }
 
-/// `executable` has ended, and its handle may come to mean another graph.
-pub(super) fn graph_ended(here: Here, executable: usize) {
+/// `executable` is about to end, and its handle may come to mean another graph.
+pub(super) fn graph_ends(here: Here, executable: usize) {
     if !is_open() {
         for launcher in &here.state.launches.devices {
             launcher.asked.lock().limiter.forget(&launcher.credit, Key::graph(executable));
@@ -424,13 +452,9 @@ pub(super) fn graph(
 
 /// Waits until a launch that cannot be timed may go.
 pub(super) fn pay(here: Here, line: usize, key: Key) {
-    let limited =
-        here.book().limits.and_then(|limits| limits.devices.get(line)).is_some_and(Share::is_limited);
-    let Some(launcher) = here.state.launches.devices.get(line).filter(|_| limited) else { return };
-    launcher.admit(here, line, key, |admitted| {
-        if let Some((asked, pair)) = admitted {
-            asked.limiter.launched(pair, None);
-        }
-        SUCCESS
-    });
+    let limited = Some(line).filter(|line| is_limited(here, *line));
+    let Some(launcher) = limited.and_then(|line| here.state.launches.devices.get(line)) else { return };
+    if let Some(number) = launcher.admit(here, line, key) {
+        launcher.launched(here, line, number, None, Some(None));
+    }
 }

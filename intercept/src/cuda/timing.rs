@@ -24,11 +24,33 @@ pub(super) struct Pair {
     since: u64,
     /// Whether the context is about to end: only who ends it may name the events to the driver.
     ending: bool,
+    /// Whether a thread has the events, to launch between them.
+    lent: bool,
 }
 
 impl Pair {
+    /// Hands the events out for a launch into `context` at `now`, to come back by [`take_back`](Self::take_back). `None`:
+    /// a thread has them already, which is long in the driver, or the driver gives none.
+    pub(super) fn lend(&mut self, context: Context, now: u64) -> Option<Self> {
+        if self.lent || !self.make(context) {
+            return None;
+        }
+        self.since = now;
+        self.lent = true;
+        Some(*self)
+    }
+
+    /// Takes the events back. False: they went with their context meanwhile.
+    pub(super) fn take_back(&mut self, lent: Self) -> bool {
+        let is_same = self.lent && self.context == lent.context && self.begin == lent.begin;
+        if is_same {
+            *self = Self { lent: false, idle: lent.idle, ..*self };
+        }
+        is_same
+    }
+
     /// Makes the events in `context` unless they are there. False: the driver gives none.
-    pub(super) fn make(&mut self, context: Context) -> bool {
+    fn make(&mut self, context: Context) -> bool {
         if self.context != context {
             self.destroy();
         }
@@ -42,7 +64,7 @@ impl Pair {
     }
 
     /// Ends the events, which live in a context of this process.
-    pub(super) fn destroy(&mut self) {
+    fn destroy(&mut self) {
         for event in [&mut self.begin, &mut self.end] {
             if core::mem::take(event) != 0 {
                 // SAFETY: an event that `make` was given, and nobody else's.
@@ -57,9 +79,8 @@ impl Pair {
         self.begin != 0 && self.context == context
     }
 
-    /// Records the first event in `queue` at `now`.
-    pub(super) fn begin(&mut self, queue: Queue, now: u64) -> bool {
-        self.since = now;
+    /// Records the first event in `queue`.
+    pub(super) fn begin(&self, queue: Queue) -> bool {
         record(self.begin, queue)
     }
 
@@ -99,7 +120,7 @@ impl Pair {
         if self.begin == 0 || self.end == 0 {
             return Timing::Lost;
         }
-        if self.ending {
+        if self.ending || self.lent {
             return Timing::Running;
         }
         // SAFETY: an event of this pair.

@@ -4,6 +4,8 @@
 use core::ffi::c_void;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use gpushare_intercept::cuda::hooks;
 use gpushare_intercept::cuda::{DRIVER, NAMES};
@@ -261,4 +263,48 @@ fn a_forked_child_whose_driver_serves_it_has_a_slot_of_its_own() {
     assert_eq!(wait(child), 0);
     allocate(4096 - own); // what is left once the child's is reclaimed
     assert_eq!(books().processes, 1);
+}
+
+/// How many launches are in the driver.
+static INSIDE: AtomicUsize = AtomicUsize::new(0);
+/// How many there have been.
+static LAUNCHES: AtomicUsize = AtomicUsize::new(0);
+
+fn launch(function: usize) -> i32 {
+    let null = core::ptr::null_mut();
+    // SAFETY: plain numbers.
+    unsafe { hooks::cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, null, null) }
+}
+
+/// Calls a profiler back, which launches a kernel of its own and destroys a graph.
+unsafe extern "C" fn launch_and_call_back(_: usize, _: u32, _: u32, _: u32) -> i32 {
+    LAUNCHES.fetch_add(1, SeqCst);
+    if INSIDE.fetch_add(1, SeqCst) == 0 {
+        assert_eq!(launch(0x2222), 0);
+        // SAFETY: a plain number.
+        assert_eq!(unsafe { hooks::cuGraphExecDestroy(0x3333) }, 0);
+    }
+    INSIDE.fetch_sub(1, SeqCst);
+    0
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn a_profiler_may_launch_from_within_a_launch() {
+    let share = Share { cores: &[25], ..Share::default() };
+    if !inside("fake::a_profiler_may_launch_from_within_a_launch", &share) {
+        return;
+    }
+    install();
+    for (name, address) in [
+        ("cuLaunchKernel", launch_and_call_back as *const () as usize),
+        ("cuGraphExecDestroy", end as *const () as usize),
+    ] {
+        DRIVER.set(NAMES.iter().position(|known| *known == name).unwrap(), address);
+    }
+    let (done, is_done) = mpsc::channel();
+    std::thread::spawn(move || done.send((0..5).map(|_| launch(0x1111)).sum::<i32>()).unwrap());
+    let statuses = is_done.recv_timeout(Duration::from_secs(10));
+    assert_eq!(statuses, Ok(0), "launches hang, or are refused");
+    assert_eq!(LAUNCHES.load(SeqCst), 10);
 }
