@@ -29,7 +29,11 @@ const KNOWN: usize = 64;
 #[repr(C)]
 pub(super) struct Contexts {
     known: [Known; KNOWN],
-    /// By line of the limits file; held while a context comes or goes, the driver's part of it included.
+    /// Held by the one thread that makes a context: two that pay the estimate at once would need room for it twice.
+    /// Taken before `lines`.
+    making: Mutex<()>,
+    /// By line of the limits file; held while a context comes or goes, the driver's part of it included. Who holds it
+    /// may take the locks of the families, so nobody asks for a charge meanwhile: that looks for room in all of them.
     lines: Mutex<[Line; MAX_DEVICES]>,
 }
 
@@ -131,6 +135,21 @@ pub(super) fn current(here: Here) -> Option<Current> {
     }
 }
 
+/// Runs `act` in the context of `number`, which cannot end meanwhile; not at all where there is none.
+pub(super) fn within(here: Here, number: u64, act: impl FnOnce()) {
+    let contexts = &here.state.contexts;
+    let _lines = contexts.lines.lock();
+    let place = usize::try_from(number).ok().and_then(|number| contexts.known.get(number.checked_sub(1)?));
+    let handle = place.map_or(0, |known| known.handle.load(Ordering::Acquire));
+    // SAFETY: a context that has not ended: its end would need the lock.
+    if handle == 0 || unsafe { real::cuCtxPushCurrent_v2(handle) } != SUCCESS {
+        return;
+    }
+    act();
+    // SAFETY: takes back the push above; the driver writes one handle.
+    unsafe { real::cuCtxPopCurrent_v2(&mut 0) };
+}
+
 /// The number of `context`; 0 when it is none that we follow.
 pub(super) fn number(here: Here, context: Context) -> u8 {
     if context == 0 { 0 } else { here.state.contexts.find(context).map_or(0, |(number, _)| number) }
@@ -182,14 +201,21 @@ unsafe fn make(device: Device, handle: *mut Context, primary: bool, call: impl F
     if device_line == UNLISTED && super::uuid_of(device).is_none() {
         return call(); // no such device, or no cuInit yet: the driver's own error
     }
+    let is_charged = |lines: &[Line]| lines.get(usize::from(device_line)).is_some_and(|line| line.charged);
+    let _making = contexts.making.lock();
     // Held around the call: otherwise another thread could end the last context between its answer and our note of it.
     let mut lines = contexts.lines.lock();
-    let charge = if lines.get(usize::from(device_line)).is_some_and(|line| line.charged) {
-        None
-    } else {
-        let Some(charge) = Charge::take(here, device_line, CONTEXT_BYTES) else { return OUT_OF_MEMORY };
-        Some(charge)
-    };
+    let mut charge = None;
+    while charge.is_none() && !is_charged(&*lines) {
+        drop(lines);
+        charge = Charge::take(here, device_line, CONTEXT_BYTES);
+        lines = contexts.lines.lock();
+        if charge.is_none() && !is_charged(&*lines) {
+            return OUT_OF_MEMORY;
+        }
+    }
+    // A context was adopted meanwhile, which paid: this charge goes back.
+    let charge = charge.filter(|_| !is_charged(&*lines));
     let status = call();
     if status != SUCCESS {
         return status;

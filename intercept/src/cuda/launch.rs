@@ -76,6 +76,11 @@ struct Target {
     queue: Queue,
 }
 
+/// Whether some stream of this process is being captured.
+pub(super) fn is_capturing(here: Here) -> bool {
+    here.state.launches.captures.load(Relaxed) != 0
+}
+
 /// Lets the exported launches look at the limits themselves from now on.
 pub(super) fn open_gate(here: Here) {
     let word = here.book().limits.map_or(&OPEN, |limits| &limits.header.compute_limited);

@@ -24,7 +24,7 @@ mod stream;
 mod timing;
 mod virtual_memory;
 
-use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicU8, Ordering};
 
 use gpushare_region::path;
 
@@ -64,8 +64,6 @@ pub struct Cuda {
     frees: pending::Frees,
     launches: launch::Launches,
     virtual_memory: virtual_memory::Numbers,
-    /// Whether some stream of this process was ever captured.
-    captures: AtomicBool,
 }
 
 // SAFETY: numbers, atomics, and locks that are free when zero.

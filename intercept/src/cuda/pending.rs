@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::queue::{self, Queue, Ran};
-use super::{Here, SUCCESS, Status, Stream, real};
+use super::{Here, SUCCESS, Status, Stream};
 use crate::mutex::Mutex;
 use crate::table::Kind;
 
@@ -90,19 +90,19 @@ pub(super) fn forget(here: Here, stream: Stream) {
 
 /// Asks the driver about every stream that somebody waits for: before a refusal, it may have run unasked.
 pub(super) fn ask_driver(here: Here) {
-    if here.state.captures.load(Ordering::Relaxed) {
-        return; // a stream that is being captured may not be asked
+    if is_unused(here) {
+        return;
     }
-    let mut at = 0;
-    loop {
-        let list = here.state.frees.list.lock();
-        let Some(place) = list.get(at) else { return };
-        at += 1;
-        let Some(stream) = place.queue.handle(here).filter(|_| place.bytes > 0) else { continue };
-        // SAFETY: a stream that was not destroyed: its end passes `forget`, which waits for the list.
-        let idle = unsafe { real::cuStreamQuery(stream) } == SUCCESS;
-        let queue = place.queue;
-        drop(list);
+    for at in 0..MOST {
+        let place = here.state.frees.list.lock().get(at).copied();
+        let Some(queue) = place.filter(|free| free.bytes > 0).map(|free| free.queue) else { continue };
+        let mut idle = false;
+        queue.with_handle(here, |stream| {
+            let list = here.state.frees.list.lock();
+            // A stream that is still named here was not destroyed: its end passes `forget`, which waits for the list.
+            let waiting = list.get(at).is_some_and(|free| free.bytes > 0 && free.queue == queue);
+            idle = waiting && queue::is_idle(here, stream);
+        });
         if idle {
             queue::ran(here, Ran::Queue(queue));
         }

@@ -3,7 +3,7 @@
 //! A free or a launch that was put into a stream is done when the stream, or its whole context, was waited for. Where
 //! it cannot be told whether work has run, it has not: memory given back late is safe, given back early it is not.
 
-use super::{Context, Here, SUCCESS, Stream, context, graph, pending, pool, real};
+use super::{Context, Here, SUCCESS, Stream, context, graph, launch, pending, pool, real};
 use crate::sys;
 
 /// `CU_STREAM_LEGACY`.
@@ -77,16 +77,20 @@ impl Queue {
         Self { stream: ANY, context }
     }
 
-    /// The driver's handle, where the calling thread has one for it.
-    pub(super) fn handle(self, here: Here) -> Option<Stream> {
+    /// Calls `act` with the driver's handle, which means this stream while `act` runs; not at all where the calling
+    /// thread has none for it. The caller holds no lock of a family: those come after that of the contexts.
+    pub(super) fn with_handle(self, here: Here, act: impl FnOnce(Stream)) {
         if self.stream == ANY || self.is_nowhere() {
-            None
-        } else if self.stream & DEFAULT == 0 {
-            Stream::try_from(self.stream).ok()
-        } else {
-            [LEGACY_STREAM, PER_THREAD_STREAM]
-                .into_iter()
-                .find(|stream| Self::of(here, *stream, false) == self)
+            return;
+        }
+        if self.stream & DEFAULT == 0 {
+            return Stream::try_from(self.stream).map_or((), act);
+        }
+        let thread = self.stream & !DEFAULT;
+        if thread == 0 {
+            context::within(here, self.context, || act(LEGACY_STREAM));
+        } else if thread == u64::from(sys::thread()) {
+            context::within(here, self.context, || act(PER_THREAD_STREAM));
         }
     }
 
@@ -115,6 +119,32 @@ impl Ran {
     }
 }
 
+/// Whether work on `stream` is being recorded: then it allocates and frees nothing now.
+pub(super) fn is_captured(here: Here, stream: Stream, per_thread: bool) -> bool {
+    if !launch::is_capturing(here) {
+        return false;
+    }
+    let mut status = 0;
+    let asked = if per_thread {
+        // SAFETY: the driver checks the stream and writes one integer.
+        unsafe { real::cuStreamIsCapturing_ptsz(stream, &mut status) }
+    } else {
+        // SAFETY: the driver checks the stream and writes one integer.
+        unsafe { real::cuStreamIsCapturing(stream, &mut status) }
+    };
+    asked == SUCCESS && status != 0
+}
+
+/// Whether all work of `stream` has run, as far as the driver may be asked: the question spoils a capture of the
+/// stream, and asked about the legacy stream one of any other stream.
+pub(super) fn is_idle(here: Here, stream: Stream) -> bool {
+    if launch::is_capturing(here) && (stream == LEGACY_STREAM || is_captured(here, stream, false)) {
+        return false;
+    }
+    // SAFETY: a stream that was not destroyed, as our caller knows.
+    unsafe { real::cuStreamQuery(stream) == SUCCESS }
+}
+
 /// Whether nothing waits for a stream.
 pub(super) fn is_unused(here: Here) -> bool {
     pool::is_unused(here) && graph::is_unused(here) && pending::is_unused(here)
@@ -127,11 +157,25 @@ pub(super) fn ran(here: Here, work: Ran) {
     graph::ran(here, work);
 }
 
-/// A stream ends, with or without work that has still to run; afterwards the driver may give its handle to another.
+/// A stream ends, with or without work that has still to run; afterwards the driver may give its handle to another, and
+/// nobody can ask any more. Only a wait for the whole context tells then. We do not wait ourselves before a refusal: the
+/// context may be running a kernel that waits for the thread that allocates.
 pub(super) fn forget(here: Here, stream: Stream) {
+    if is_idle_at_its_end(here, stream) {
+        ran(here, Ran::Queue(Queue::of(here, stream, false)));
+    }
     pool::forget(here, stream);
     pending::forget(here, stream);
     graph::forget(here, stream);
+}
+
+fn is_idle_at_its_end(here: Here, stream: Stream) -> bool {
+    let mut idle = false;
+    // A default stream does not end, whatever the program asks.
+    if stream > PER_THREAD_STREAM {
+        context::relaxed(|| idle = is_idle(here, stream));
+    }
+    idle
 }
 
 /// The last context of this process on `line` has ended, and all its memory with it.

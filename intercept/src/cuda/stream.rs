@@ -1,8 +1,7 @@
 //! What streams tell the families: that work has run and freed memory may be back, that a stream ends, and that some
-//! stream was captured, so that the cost of asking is paid by programs that capture.
+//! stream is captured, so that the cost of asking is paid by programs that capture.
 
 use core::ffi::c_void;
-use core::sync::atomic::Ordering;
 
 use super::queue::{self, Queue, Ran};
 use super::{Context, Here, SUCCESS, Status, Stream, context, here, launch, pool, real};
@@ -103,7 +102,6 @@ pub mod hooks {
                 // SAFETY: our caller's arguments, unchanged.
                 let call = || unsafe { real::$name($($argument),*) };
                 let Some(here) = here() else { return call() };
-                here.state.captures.store(true, Ordering::Relaxed);
                 launch::begin_capture(here, call)
             }
         )* };

@@ -8,6 +8,7 @@ mod compute;
 mod endings;
 mod fake;
 mod families;
+mod frees;
 mod graphs;
 mod guest;
 mod kills;

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use super::super::charge::Charge;
 use super::super::context;
 use super::super::pending;
-use super::super::queue::{self, Queue, Ran};
+use super::super::queue::{self, Queue, Ran, is_captured};
 use super::super::size::charged;
 use super::super::{Here, OUT_OF_MEMORY, Pool, SUCCESS, Status, Stream, UNLISTED, here, read, real, write};
 use super::owner::{line_of_pool, pool_of_pointer, pool_of_stream};
@@ -14,22 +14,6 @@ use crate::table::{Entry, Kind};
 
 /// Step in which the driver grows a pool.
 const CHUNK: u64 = 32 << 20;
-
-/// Whether work on `stream` is being recorded: then it allocates nothing now.
-fn is_captured(here: Here, stream: Stream, per_thread: bool) -> bool {
-    if !here.state.captures.load(Ordering::Relaxed) {
-        return false;
-    }
-    let mut status = 0;
-    let asked = if per_thread {
-        // SAFETY: the driver checks the stream and writes one integer.
-        unsafe { real::cuStreamIsCapturing_ptsz(stream, &mut status) }
-    } else {
-        // SAFETY: the driver checks the stream and writes one integer.
-        unsafe { real::cuStreamIsCapturing(stream, &mut status) }
-    };
-    asked == SUCCESS && status != 0
-}
 
 /// One stream-ordered allocation, as its hook describes it.
 struct Request {
