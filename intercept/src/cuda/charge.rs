@@ -29,7 +29,8 @@ impl Charge {
         None
     }
 
-    fn take_once(here: Here, device: u8, bytes: u64) -> Option<Self> {
+    /// As [`Charge::take`], without looking for memory to give back, and without counting a refusal.
+    pub(super) fn take_once(here: Here, device: u8, bytes: u64) -> Option<Self> {
         // `then`, not `then_some`: a charge that is built is given back.
         here.book().reserve(usize::from(device), bytes).then(|| Self { here, device, bytes })
     }

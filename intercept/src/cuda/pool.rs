@@ -1,7 +1,7 @@
 //! Stream-ordered memory: a pool is charged what the driver has reserved for it, not what is live in it.
 //!
-//! Before an allocation the largest growth of the pool is charged; afterwards the pool is settled to the driver's own
-//! figure. Freed memory returns when the pool shrinks, so pools are settled at frees, trims and synchronisations too.
+//! Before an allocation the largest growth of the pool is charged, or, where that does not fit, nothing, if the pool has
+//! room that is paid; afterwards the pool is settled to the driver's own figure. Freed memory returns when the pool shrinks, so pools are settled at frees, trims and synchronisations too.
 
 pub(super) mod memory;
 mod owner;
@@ -32,6 +32,8 @@ pub(super) struct Pools {
     used: AtomicU32,
     /// Counts the moments at which the program chose another pool for a device.
     choices: AtomicU32,
+    /// Held by the one thread that allocates from the pools' free room without a charge.
+    room: Mutex<()>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,10 @@
 //! Stream-ordered memory meets the limit pool by pool.
 
+use std::time::{Duration, Instant};
+
 use crate::OUT_OF_MEMORY;
 use crate::client::{Cuda, bytes, out, really_held};
-use crate::place::{Share, charged, inside};
+use crate::place::{Share, books, charged, inside};
 
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
@@ -148,4 +150,91 @@ fn a_pool_of_managed_memory_is_paid_on_the_current_gpu() {
     assert_eq!(allocate(2048), OUT_OF_MEMORY);
     assert_eq!(allocate(640), 0);
     assert_eq!((charged(), really_held(0)), (960, 940));
+}
+
+/// The default pool, which keeps all that it is given.
+fn keeping_pool(cuda: &Cuda) -> usize {
+    let (mut pool, mut keep) = (0usize, u64::MAX);
+    assert_eq!(cuda.call("cuDeviceGetDefaultMemPool", &[out(&mut pool), 0]), 0);
+    assert_eq!(cuda.call("cuMemPoolSetAttribute", &[pool, 4, out(&mut keep)]), 0);
+    pool
+}
+
+fn allocate(cuda: &Cuda, mib: u64) -> Result<usize, i32> {
+    let mut pointer = 0usize;
+    match cuda.call("cuMemAllocAsync", &[out(&mut pointer), bytes(mib), 0]) {
+        0 => Ok(pointer),
+        status => Err(status),
+    }
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn room_of_a_pool_that_is_paid_needs_no_further_room() {
+    let full = Share { limits: &[320 + 992], ..Share::default() };
+    if !inside("pools::room_of_a_pool_that_is_paid_needs_no_further_room", &full) {
+        return;
+    }
+    let cuda = Cuda::start();
+    keeping_pool(&cuda);
+    let most = allocate(&cuda, 970).unwrap();
+    let rest = allocate(&cuda, 20).expect("22 MiB of the last chunk are free");
+    for pointer in [most, rest] {
+        assert_eq!(cuda.call("cuMemFreeAsync", &[pointer, 0]), 0);
+    }
+    for round in 0..20 {
+        let pointers = [320, 320, 320].map(|mib| allocate(&cuda, mib).unwrap());
+        assert_eq!(charged(), 320 + 992, "round {round}: the pool keeps what it has");
+        for pointer in pointers {
+            assert_eq!(cuda.call("cuMemFreeAsync", &[pointer, 0]), 0);
+        }
+    }
+    assert_eq!(books().refused, 0);
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn a_pool_whose_room_is_in_pieces_gives_it_back_before_a_refusal() {
+    let full = Share { limits: &[320 + 96], ..Share::default() };
+    if !inside("pools::a_pool_whose_room_is_in_pieces_gives_it_back_before_a_refusal", &full) {
+        return;
+    }
+    let cuda = Cuda::start();
+    keeping_pool(&cuda);
+    let [first, _, third] = [32, 32, 32].map(|mib| allocate(&cuda, mib).unwrap());
+    for pointer in [first, third] {
+        assert_eq!(cuda.call("cuMemFreeAsync", &[pointer, 0]), 0);
+    }
+    allocate(&cuda, 64).expect("64 MiB are free, if not in one piece");
+    assert_eq!((charged(), really_held(0), books().refused), (320 + 96, 300 + 96, 0));
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn two_threads_do_not_count_on_the_same_room() {
+    let variables = [("GPUSHARE_SIMULATOR_ALLOCATION_NS", "200000")];
+    let full = Share { limits: &[320 + 32], variables: &variables, ..Share::default() };
+    if !inside("pools::two_threads_do_not_count_on_the_same_room", &full) {
+        return;
+    }
+    let cuda = Cuda::start();
+    keeping_pool(&cuda);
+    allocate(&cuda, 1).unwrap();
+    let end = Instant::now() + Duration::from_secs(2);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                assert_eq!(cuda.call("cuCtxSetCurrent", &[cuda.context]), 0);
+                while Instant::now() < end {
+                    if let Ok(pointer) = allocate(&cuda, 20) {
+                        assert_eq!(cuda.call("cuMemFreeAsync", &[pointer, 0]), 0);
+                    }
+                }
+            });
+        }
+        while Instant::now() < end {
+            let held = really_held(0);
+            assert!(held <= 300 + 32, "{held} MiB");
+        }
+    });
 }

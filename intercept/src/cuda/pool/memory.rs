@@ -38,45 +38,113 @@ fn pool_of(here: Here, request: &Request) -> Result<Option<usize>, ()> {
     Ok(place(here, pool, line_of_pool(here, pool), State::Charged))
 }
 
+/// Where a request is met.
+#[derive(Clone, Copy)]
+struct Source {
+    /// Place of the pool.
+    at: usize,
+    pool: Pool,
+    device: u8,
+    /// How often the program had chosen a pool before we looked for this one.
+    choice: u32,
+}
+
+fn choices(here: Here) -> u32 {
+    here.state.pools.choices.load(Ordering::SeqCst)
+}
+
 /// # Safety
 /// `pointer` is null, or readable and writable.
-unsafe fn allocate(request: &Request, pointer: *mut u64, call: impl FnOnce() -> Status) -> Status {
+unsafe fn allocate(request: &Request, pointer: *mut u64, call: impl Fn() -> Status) -> Status {
     let Some(here) = here() else { return OUT_OF_MEMORY };
     if is_captured(here, request.stream, request.per_thread) {
         return call();
     }
-    let choices = || here.state.pools.choices.load(Ordering::SeqCst);
-    let choice = choices();
+    let choice = choices(here);
     let Ok(found) = pool_of(here, request) else { return call() };
     let Some(at) = found else { return OUT_OF_MEMORY };
-    let Some(before) = list(here).get(at).copied() else { return OUT_OF_MEMORY };
-    if before.state == State::Unpaid {
+    let Some(known) = list(here).get(at).copied() else { return OUT_OF_MEMORY };
+    if known.state == State::Unpaid {
         return call();
     }
-    let bytes = charged(request.bytes);
-    let growth = bytes.checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX);
-    let charge = Charge::take(here, before.device, growth);
-    if charge.is_none() && !has_room(before.handle, bytes) {
+    let source = Source { at, pool: known.handle, device: known.device, choice };
+    let growth = charged(request.bytes).checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX);
+    let mut charge = Charge::take_once(here, known.device, growth);
+    if charge.is_none() {
+        // Before the charge that looks for room everywhere: it takes the pools' own away.
+        // SAFETY: as our caller says.
+        if let Some(status) = unsafe { allocate_from_room(here, request, source, pointer, &call) } {
+            return status;
+        }
+        charge = Charge::take(here, known.device, growth);
+    }
+    if charge.is_none() {
         return OUT_OF_MEMORY;
     }
     // SAFETY: as our caller says.
+    match unsafe { give(here, request, source, pointer, &call) } {
+        Ok(_) => SUCCESS,
+        Err(status) => status,
+    }
+}
+
+/// Allocates without a charge from what the pool has reserved, and so paid, and does not use. `None`: that is too
+/// little, or it is in pieces.
+///
+/// # Safety
+/// As [`allocate`].
+unsafe fn allocate_from_room(
+    here: Here,
+    request: &Request,
+    source: Source,
+    pointer: *mut u64,
+    call: &impl Fn() -> Status,
+) -> Option<Status> {
+    // Two threads must not count on the same room.
+    let alone = here.state.pools.room.lock();
+    let before = list(here).get(source.at)?.charged;
+    if !has_room(source.pool, charged(request.bytes)) {
+        return None;
+    }
+    // SAFETY: as our caller says.
     let untouched = unsafe { read(pointer) };
+    // SAFETY: as our caller says.
+    let (key, at) = match unsafe { give(here, request, source, pointer, call) } {
+        Ok(given) => given,
+        Err(status) => return Some(status),
+    };
+    if !has_grown_too_much(here, at, before) {
+        return Some(SUCCESS);
+    }
+    drop(alone); // the others need not wait for the stream
+    undo(here, key, at, request);
+    // SAFETY: as our caller says.
+    unsafe { write(pointer, untouched.unwrap_or(0)) };
+    None
+}
+
+/// Has the driver allocate, and enters what it gave: its pointer and the place of its pool.
+///
+/// # Safety
+/// As [`allocate`].
+unsafe fn give(
+    here: Here,
+    request: &Request,
+    source: Source,
+    pointer: *mut u64,
+    call: &impl Fn() -> Status,
+) -> Result<(u64, usize), Status> {
+    let Source { at, device, choice, .. } = source;
     let status = call();
     // SAFETY: as our caller says.
     let Some(key) = unsafe { read(pointer) }.filter(|_| status == SUCCESS) else {
         settle_one(here, at);
-        return status;
+        return Err(status);
     };
-    let at = if choices() == choice { at } else { chosen_meanwhile(here, request, key, at) };
-    enter(here, key, bytes, at, before.device);
+    let at = if choices(here) == choice { at } else { chosen_meanwhile(here, request, key, at) };
+    enter(here, key, charged(request.bytes), at, device);
     settle_one(here, at); // before the charge goes
-    if charge.is_none() && has_grown_too_much(here, at, before.charged) {
-        undo(here, key, at, request);
-        // SAFETY: as our caller says.
-        unsafe { write(pointer, untouched.unwrap_or(0)) };
-        return OUT_OF_MEMORY;
-    }
-    status
+    Ok((key, at))
 }
 
 /// The place of the pool that gave `key`, when another thread chose one between our look and the driver's.
