@@ -6,8 +6,8 @@ use core::sync::atomic::Ordering::Relaxed;
 use gpushare_region::MAX_DEVICES;
 
 use super::gate::number;
-use super::launch::{Queue, end_capture, is_open, is_paid, launch_slowly, pay};
-use super::{DRIVER, SUCCESS, Status, Stream, here, read, real};
+use super::launch::{Queue, is_open, is_paid, launch_slowly, pay};
+use super::{DRIVER, SUCCESS, Status, Stream, capture, here, read, real};
 use crate::compute::Key;
 
 /// `CUlaunchConfig`, as far as it is read.
@@ -249,7 +249,7 @@ pub mod hooks {
         ($($name:ident, $per_thread:literal ($($graph:ident)?);)*) => { $(
             pub unsafe extern "C" fn $name(stream: Stream $(, $graph: *mut usize)?) -> Status {
                 // SAFETY: our caller's arguments, unchanged.
-                end_capture(stream, $per_thread, || unsafe { real::$name(stream $(, $graph)?) })
+                capture::end(stream, $per_thread, || unsafe { real::$name(stream $(, $graph)?) })
             }
         )* };
     }

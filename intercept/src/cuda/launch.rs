@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use gpushare_region::MAX_DEVICES;
 
+use super::capture::Captures;
 use super::context::{current, line_of_context, relaxed};
 use super::timing::Pair;
 use super::{Context, Here, SUCCESS, Status, Stream, here, real};
@@ -38,8 +39,7 @@ const STREAMS: usize = 256;
 #[repr(C)]
 pub(super) struct Launches {
     devices: [Launcher; MAX_DEVICES],
-    /// Captures that were begun and have not ended.
-    captures: AtomicU32,
+    pub(super) captures: Captures,
     /// By hash of the function: the block shape that `cuFuncSetBlockShape` gave it.
     shapes: [AtomicU32; SHAPES],
     /// By hash of the stream: its handle above 8 bits of its line.
@@ -78,7 +78,7 @@ struct Target {
 
 /// Whether some stream of this process is being captured.
 pub(super) fn is_capturing(here: Here) -> bool {
-    here.state.launches.captures.load(Relaxed) != 0
+    here.state.launches.captures.is_any()
 }
 
 /// Lets the exported launches look at the limits themselves from now on.
@@ -186,7 +186,7 @@ impl Launcher {
         }
         let mut held_back = false;
         loop {
-            let ground = Ground { capturing: here.state.launches.captures.load(Relaxed) != 0, ..ground };
+            let ground = Ground { capturing: here.state.launches.captures.is_any(), ..ground };
             let answer = self.asked.lock().ask(&ground, key);
             let nap = match answer {
                 Answer::Free => return None,
@@ -320,7 +320,7 @@ impl Asked {
 
 impl Queue {
     /// The context that a launch goes to.
-    fn context(self) -> Option<Context> {
+    pub(super) fn context(self) -> Option<Context> {
         if !is_default(self.stream)
             && let Some(context) = owner(self.stream)
         {
@@ -334,7 +334,7 @@ impl Queue {
 
     /// Whether launches into the stream are only written down. Where the driver cannot tell, they are: it answers so for
     /// the legacy stream while another stream of the context is captured.
-    fn is_recording(&self) -> bool {
+    pub(super) fn is_recording(&self) -> bool {
         let mut recording = 0;
         let mut status = SUCCESS;
         relaxed(|| {
@@ -359,6 +359,7 @@ pub(super) fn context_ends(here: Here, context: Context) {
 
 /// `context` has ended, and its events and streams with it.
 pub(super) fn context_ended(here: Here, context: Context) {
+    here.state.launches.captures.context_ended(context);
     here.state.launches.streams.iter().for_each(|place| place.store(0, Relaxed));
     here.state.launches.each(|line, launcher| {
         launcher.asked.lock().context_ended(launcher.ground(here, line).as_ref(), context);
@@ -389,40 +390,17 @@ pub(super) fn graph_ends(here: Here, executable: usize) {
     }
 }
 
-/// Begins a capture with `call`: no launch is paid from credit while one is in progress.
-pub(super) fn begin_capture(here: Here, call: impl FnOnce() -> Status) -> Status {
-    let launches = &here.state.launches;
-    launches.captures.fetch_add(1, Relaxed);
-    for launcher in &launches.devices {
+/// From now on every launch asks: a capture begins.
+pub(super) fn close(here: Here) {
+    for launcher in &here.state.launches.devices {
         launcher.asked.lock().limiter.close(&launcher.credit);
     }
-    let status = call();
-    if status != SUCCESS {
-        launches.capture_ended();
-    }
-    status
-}
-
-/// Ends a capture of `stream` with `call`, which may report an error and end it all the same.
-pub(super) fn end_capture(stream: Stream, per_thread: bool, call: impl FnOnce() -> Status) -> Status {
-    let Some(here) = here() else { return call() };
-    let queue = Queue { stream, per_thread };
-    let before = queue.is_recording();
-    let status = call();
-    if before && !queue.is_recording() {
-        here.state.launches.capture_ended();
-    }
-    status
 }
 
 impl Launches {
     /// `act` with every line and its launcher.
     fn each(&self, mut act: impl FnMut(usize, &Launcher)) {
         self.devices.iter().enumerate().for_each(|(line, launcher)| act(line, launcher));
-    }
-
-    fn capture_ended(&self) {
-        let _ = self.captures.fetch_update(Relaxed, Relaxed, |count| Some(count.saturating_sub(1)));
     }
 
     fn place_of_stream(&self, stream: Stream) -> Option<&AtomicU64> {

@@ -4,6 +4,7 @@
 //! and settles. What the books cannot answer (no context, a null pointer, an unknown handle) goes to the driver.
 
 mod array;
+mod capture;
 mod charge;
 mod context;
 mod entry;

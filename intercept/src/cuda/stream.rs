@@ -4,7 +4,7 @@
 use core::ffi::c_void;
 
 use super::queue::{self, Queue, Ran};
-use super::{Context, Here, SUCCESS, Status, Stream, context, here, launch, pool, real};
+use super::{Context, Here, SUCCESS, Status, Stream, capture, context, here, launch, pool, real};
 
 /// Pools may have shrunk; after a success `work` says what has run.
 fn synchronised(status: Status, work: impl FnOnce(Here) -> Option<Ran>) {
@@ -33,7 +33,11 @@ fn destroy(stream: Stream, call: impl FnOnce() -> Status) -> Status {
             queue::forget(here, stream);
         }
     }
-    call()
+    let status = call();
+    if let Some(here) = here().filter(|_| status == SUCCESS) {
+        capture::stream_ended(here, stream);
+    }
+    status
 }
 
 /// The hooks of this family.
@@ -97,12 +101,12 @@ pub mod hooks {
     }
 
     macro_rules! captures {
-        ($($name:ident($($argument:ident: $type:ty),*);)*) => { $(
-            pub unsafe extern "C" fn $name($($argument: $type),*) -> Status {
+        ($($name:ident($stream:ident: Stream $(, $argument:ident: $type:ty)*);)*) => { $(
+            pub unsafe extern "C" fn $name($stream: Stream $(, $argument: $type)*) -> Status {
                 // SAFETY: our caller's arguments, unchanged.
-                let call = || unsafe { real::$name($($argument),*) };
+                let call = || unsafe { real::$name($stream $(, $argument)*) };
                 let Some(here) = here() else { return call() };
-                launch::begin_capture(here, call)
+                capture::begin(here, $stream, call)
             }
         )* };
     }

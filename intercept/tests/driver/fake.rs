@@ -23,6 +23,8 @@ static CHOSEN: AtomicUsize = AtomicUsize::new(1);
 static CURRENT: AtomicUsize = AtomicUsize::new(0x1000);
 static FREED_ON: AtomicUsize = AtomicUsize::new(0);
 static SYNCHRONISED: AtomicI32 = AtomicI32::new(0);
+/// How often it was asked whether a stream is captured: once per launch that credit did not pay.
+static ASKED: AtomicUsize = AtomicUsize::new(0);
 
 fn reserved(pool: usize) -> &'static AtomicU64 {
     &RESERVED[pool - 1]
@@ -51,6 +53,7 @@ unsafe extern "C" fn one_device(count: *mut i32) -> i32 {
 }
 
 unsafe extern "C" fn not_captured(_: usize, status: *mut i32) -> i32 {
+    ASKED.fetch_add(1, SeqCst);
     // SAFETY: a place of the caller's.
     unsafe { give(status, 0) }
 }
@@ -307,4 +310,68 @@ fn a_profiler_may_launch_from_within_a_launch() {
     let statuses = is_done.recv_timeout(Duration::from_secs(10));
     assert_eq!(statuses, Ok(0), "launches hang, or are refused");
     assert_eq!(LAUNCHES.load(SeqCst), 10);
+}
+
+unsafe extern "C" fn event(event: *mut usize, _: u32) -> i32 {
+    // SAFETY: a place of the caller's.
+    unsafe { give(event, 0x4000) }
+}
+
+unsafe extern "C" fn ten_microseconds(milliseconds: *mut f32, _: usize, _: usize) -> i32 {
+    // SAFETY: a place of the caller's.
+    unsafe { give(milliseconds, 0.01) }
+}
+
+unsafe extern "C" fn retain(context: *mut usize, _: i32) -> i32 {
+    // SAFETY: a place of the caller's.
+    unsafe { give(context, 0x1000) }
+}
+
+/// Launches that credit did not pay, of a hundred.
+fn unpaid() -> usize {
+    (0..20).for_each(|_| assert_eq!(launch(0x1111), 0)); // its kind becomes known
+    let before = ASKED.load(SeqCst);
+    (0..100).for_each(|_| assert_eq!(launch(0x1111), 0));
+    ASKED.load(SeqCst) - before
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn a_capture_that_goes_with_its_stream_or_context_leaves_launches_fast() {
+    let share = Share { cores: &[90], ..Share::default() };
+    if !inside("fake::a_capture_that_goes_with_its_stream_or_context_leaves_launches_fast", &share) {
+        return;
+    }
+    install();
+    for (name, address) in [
+        ("cuLaunchKernel", end as *const () as usize),
+        ("cuEventCreate", event as *const () as usize),
+        ("cuEventRecord", end as *const () as usize),
+        ("cuEventQuery", end as *const () as usize),
+        ("cuEventElapsedTime", ten_microseconds as *const () as usize),
+        ("cuStreamBeginCapture_v2", end as *const () as usize),
+        ("cuStreamDestroy_v2", end as *const () as usize),
+        ("cuDevicePrimaryCtxRetain", retain as *const () as usize),
+        ("cuDevicePrimaryCtxReset_v2", end as *const () as usize),
+    ] {
+        DRIVER.set(NAMES.iter().position(|known| *known == name).unwrap(), address);
+    }
+    let mut context = 0usize;
+    // SAFETY: a place for the handle.
+    assert_eq!(unsafe { hooks::cuDevicePrimaryCtxRetain(&mut context, 0) }, 0);
+    assert!(unpaid() < 50, "before");
+    for round in 0..2 {
+        // SAFETY: plain numbers.
+        assert_eq!(unsafe { hooks::cuStreamBeginCapture_v2(0x7777, 0) }, 0);
+        assert_eq!(unpaid(), 100, "during a capture each launch has to ask");
+        let ended = if round == 0 {
+            // SAFETY: a plain number.
+            unsafe { hooks::cuStreamDestroy_v2(0x7777) }
+        } else {
+            // SAFETY: a plain number.
+            unsafe { hooks::cuDevicePrimaryCtxReset_v2(0) }
+        };
+        assert_eq!(ended, 0);
+        assert!(unpaid() < 50, "afterwards, round {round}");
+    }
 }
