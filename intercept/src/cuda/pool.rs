@@ -196,6 +196,7 @@ pub(super) fn line_ended(here: Here, line: u8) {
 
 /// Gives the unused memory of all pools back to the driver.
 pub(super) fn trim_all(here: Here) {
+    let _alone = here.state.pools.room.lock(); // not the room that another thread counts on
     for known in list(here).iter_mut().take(used(here)).filter(|known| known.state == State::Charged) {
         // SAFETY: a pool of this process that was not destroyed.
         unsafe { real::cuMemPoolTrimTo(known.handle, 0) };

@@ -80,6 +80,11 @@ fn a_graph_that_its_stream_was_waited_for_costs_what_the_driver_keeps() {
     assert_eq!((charged(), really_held(0)), (320, 300));
 }
 
+/// Work of a stream that has not run when the stream ends.
+extern "C" fn nap(_: usize) {
+    std::thread::sleep(std::time::Duration::from_millis(300));
+}
+
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn memory_freed_in_a_stream_is_paid_until_that_stream_has_run() {
@@ -110,6 +115,7 @@ fn memory_freed_in_a_stream_is_paid_until_that_stream_has_run() {
     assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
     assert_eq!(charged(), 320);
     // A stream that ends takes its name with it, not its work.
+    assert_eq!(cuda.call("cuLaunchHostFunc", &[second, nap as *const () as usize, 0]), 0);
     free_in(second);
     assert_eq!(cuda.call("cuStreamDestroy_v2", &[second]), 0);
     let again = stream(&cuda);
