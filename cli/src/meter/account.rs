@@ -66,6 +66,7 @@ impl Account {
     pub fn admit(&mut self, lease: &Lease, line: usize, grant: &Grant, known: &Measurement, clock: Clock) {
         let believable =
             known.until > 0 && known.until <= clock.monotonic && known.own_nanoseconds <= known.until;
+        let was_limited = self.is_limited();
         let member = self.members.entry(lease.id).or_insert_with(|| match believable {
             true => {
                 Member { own: known.own_nanoseconds, others: known.others_nanoseconds, ..Member::default() }
@@ -78,6 +79,16 @@ impl Account {
             Some(last) => Tenant { recent: last.recent, last: last.last, ..new },
             None => new,
         });
+        if self.counted && !was_limited && self.is_limited() {
+            self.begin_anew(clock.wall_micros());
+        }
+    }
+
+    /// Leaves out what came before `now`, microseconds since 1970: what was used while nothing was limited, and nobody
+    /// asked, is not billed to a limit.
+    fn begin_anew(&mut self, now: u64) {
+        self.windows = Windows::since(now, self.windows.period());
+        self.closed = now;
     }
 
     /// Lets go of containers that `living` does not name.
@@ -100,8 +111,7 @@ impl Account {
     pub fn ask_from(&mut self, clock: Clock) -> u64 {
         let now = clock.wall_micros();
         if self.windows.newest() > now + 2_000_000 {
-            self.windows = Windows::since(now, self.windows.period());
-            self.closed = now;
+            self.begin_anew(now);
         }
         self.windows.ask_from()
     }

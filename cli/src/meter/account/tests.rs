@@ -125,6 +125,20 @@ fn idle_time_is_given_to_a_bursting_container_and_taken_back() {
 }
 
 #[test]
+fn what_was_used_before_a_limit_is_not_billed_to_it() {
+    let [limited, free] = [Some(30), None].map(|cores| vec![lease(1, cores, ComputePolicy::Fixed)]);
+    let mut account = account(&limited, &[]);
+    account.count(vec![sample(1, 1, 30)], at(1), owner);
+    account.admit(&free[0], 0, &free[0].grants[0], &Measurement::default(), at(2));
+    assert!(!account.is_limited(), "nobody asks any more");
+    account.admit(&limited[0], 0, &limited[0].grants[0], &Measurement::default(), at(60));
+    assert_eq!(account.ask_from(at(60)), sample(1, 60, 0).stamp);
+    let told = (2..=61).map(|window| sample(1, window, 100)).collect();
+    account.count(told, at(61), owner);
+    assert_eq!(published(&account, at(61))[0].1.own_nanoseconds, time(1, 30) + time(1, 100));
+}
+
+#[test]
 fn a_gpu_that_falls_silent_is_idle_soon() {
     let leases = [lease(1, Some(30), ComputePolicy::Burst), lease(2, Some(70), ComputePolicy::Fixed)];
     let mut account = account(&leases, &[]);
