@@ -62,6 +62,12 @@ impl<'nvml> Gpu<'nvml> {
         }
     }
 
+    /// Host pids of the processes that compute here now; none where the driver does not tell.
+    pub fn processes(&self) -> impl Iterator<Item = u32> + use<> {
+        let told = self.device.running_compute_processes().unwrap_or_default();
+        told.into_iter().map(|process| process.pid)
+    }
+
     /// Device memory in bytes by host pid. `None` where the driver does not tell.
     pub fn memory(&mut self) -> Option<HashMap<u32, u64>> {
         let told = self.device.running_compute_processes();

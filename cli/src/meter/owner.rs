@@ -15,6 +15,13 @@ pub struct Owners {
 }
 
 impl Owners {
+    /// Learns whose `pid` is while it lives: its samples may come after its end.
+    pub fn note(&mut self, pid: u32, leases: &[Lease]) {
+        if !self.known.contains_key(&pid) {
+            self.of(pid, leases);
+        }
+    }
+
     /// The lease that the process `pid` belongs to.
     pub fn of(&mut self, pid: u32, leases: &[Lease]) -> Option<i64> {
         let process = i32::try_from(pid).ok()?;
@@ -35,5 +42,46 @@ impl Owners {
     /// Forgets processes that ended some time ago.
     pub fn forget(&mut self) {
         self.known.retain(|_, (_, seen)| seen.elapsed() < MEMORY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, id};
+
+    use gpushare_quota::{Holder, LeaseKey, LeaseState};
+    use gpushare_request::{ComputePolicy, Mode, Priority};
+
+    use super::*;
+
+    /// A lease of all processes in the cgroup of this one.
+    fn lease() -> Lease {
+        let pid = i32::try_from(id()).unwrap();
+        Lease {
+            id: 7,
+            key: LeaseKey { root: String::new(), container: "web".into() },
+            grants: Vec::new(),
+            mode: Mode::Share,
+            compute_policy: ComputePolicy::Fixed,
+            priority: Priority::default(),
+            state: LeaseState::Active,
+            holder: Holder { pid, start_time: 1, cgroup: cgroup_of(pid) },
+            granted_at: 0,
+        }
+    }
+
+    #[test]
+    fn a_process_that_was_noted_while_it_lived_is_known_after_its_end() {
+        let leases = [lease()];
+        for (noted, want) in [(false, None), (true, Some(7))] {
+            let mut owners = Owners::default();
+            let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+            if noted {
+                owners.note(child.id(), &leases);
+            }
+            child.kill().unwrap();
+            child.wait().unwrap();
+            assert_eq!(owners.of(child.id(), &leases), want, "noted: {noted}");
+        }
     }
 }

@@ -148,6 +148,10 @@ impl<'a> Session<'a> {
         for metered in self.gpus.values_mut() {
             let clock = Clock::now();
             let mut ended = false;
+            if metered.account.is_limited() {
+                // A short process may have ended by the time of its first sample.
+                metered.gpu.processes().for_each(|pid| self.owners.note(pid, &self.leases));
+            }
             if metered.account.is_limited()
                 && let Some(samples) = metered.gpu.samples(metered.account.ask_from(clock))
             {
