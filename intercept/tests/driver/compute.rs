@@ -99,8 +99,8 @@ pub fn set_limit(offset: usize, value: u32) {
 
 const LIMITED: usize = offset_of!(LimitsFile, header) + offset_of!(LimitsHeader, compute_limited);
 const LINE: usize = offset_of!(LimitsFile, devices);
-const CORES: usize = LINE + offset_of!(LimitLine, cores_percent);
-const POLICY: usize = LINE + offset_of!(LimitLine, policy);
+pub const CORES: usize = LINE + offset_of!(LimitLine, cores_percent);
+pub const POLICY: usize = LINE + offset_of!(LimitLine, policy);
 
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);

@@ -18,6 +18,7 @@ mod place;
 mod pools;
 mod processes;
 mod views;
+mod waits;
 
 /// `CUDA_ERROR_INVALID_VALUE`.
 const INVALID_VALUE: i32 = 1;
