@@ -270,7 +270,8 @@ pub fn now() -> u64 {
     const CLOCK_MONOTONIC: usize = 1;
     let mut time = [0u64; 2]; // struct timespec: seconds, nanoseconds
     // SAFETY: the kernel writes one struct timespec.
-    let _ = unsafe { call(CLOCK_GETTIME, [CLOCK_MONOTONIC, time.as_mut_ptr().expose_provenance(), 0, 0, 0, 0]) };
+    let _ =
+        unsafe { call(CLOCK_GETTIME, [CLOCK_MONOTONIC, time.as_mut_ptr().expose_provenance(), 0, 0, 0, 0]) };
     time[0].wrapping_mul(1_000_000_000).wrapping_add(time[1])
 }
 
