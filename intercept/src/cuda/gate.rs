@@ -1,9 +1,12 @@
 //! The launches as programs reach them: two instructions look whether any GPU of the container is limited, and if none
-//! is, the driver has the call as it came, arguments on the stack included.
+//! is, the driver has the call as it came, arguments on the stack included. Graphs may need memory for their nodes: two
+//! more look whether any ever did.
 
 use core::ffi::c_void;
 
-use super::kinds::limited;
+use super::graph::MEMORY_NODES;
+use super::graph::limited as graphs;
+use super::kinds::limited as kernels;
 use super::launch::GATE;
 use super::{DRIVER, NAMES, Status, Stream};
 
@@ -25,23 +28,25 @@ const fn is_same(one: &[u8], other: &[u8]) -> bool {
 }
 
 macro_rules! gated {
-    ($($name:ident($($argument:ident: $type:ty),* $(,)?);)*) => { $(
+    ($($other:ident::$name:ident($($argument:ident: $type:ty),* $(,)?) $(unless $word:ident)?;)*) => { $(
         #[unsafe(naked)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> Status {
             core::arch::naked_asm!(
                 "mov rax, qword ptr [rip + {gate}]",
                 "cmp dword ptr [rax], 0",
                 "jne 2f",
+                $(concat!("cmp dword ptr [rip + {", stringify!($word), "}], 0"), "jne 2f",)?
                 "mov rax, qword ptr [rip + {driver} + {offset}]",
                 "test rax, rax",
                 "jz 2f", // a name that the driver lacks: the other way knows the answer
                 "jmp rax",
                 "2:",
-                "jmp {limited}",
+                "jmp {other}",
                 gate = sym GATE,
                 driver = sym DRIVER,
                 offset = const number(stringify!($name)) * size_of::<usize>(),
-                limited = sym limited::$name,
+                other = sym $other::$name,
+                $($word = sym $word,)?
             )
         }
     )* };
@@ -59,27 +64,29 @@ pub mod hooks {
     use super::*;
 
     gated! {
-        cuLaunchKernel(
+        kernels::cuLaunchKernel(
             function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
             shared: u32, stream: Stream, parameters: *mut c_void, extra: *mut c_void,
         );
-        cuLaunchKernel_ptsz(
+        kernels::cuLaunchKernel_ptsz(
             function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
             shared: u32, stream: Stream, parameters: *mut c_void, extra: *mut c_void,
         );
-        cuLaunchCooperativeKernel(
+        kernels::cuLaunchCooperativeKernel(
             function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
             shared: u32, stream: Stream, parameters: *mut c_void,
         );
-        cuLaunchCooperativeKernel_ptsz(
+        kernels::cuLaunchCooperativeKernel_ptsz(
             function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
             shared: u32, stream: Stream, parameters: *mut c_void,
         );
-        cuLaunchKernelEx(
+        kernels::cuLaunchKernelEx(
             configuration: *const c_void, function: usize, parameters: *mut c_void, extra: *mut c_void,
         );
-        cuLaunchKernelEx_ptsz(
+        kernels::cuLaunchKernelEx_ptsz(
             configuration: *const c_void, function: usize, parameters: *mut c_void, extra: *mut c_void,
         );
+        graphs::cuGraphLaunch(executable: usize, stream: Stream) unless MEMORY_NODES;
+        graphs::cuGraphLaunch_ptsz(executable: usize, stream: Stream) unless MEMORY_NODES;
     }
 }

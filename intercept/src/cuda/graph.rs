@@ -11,7 +11,7 @@
 mod nodes;
 
 use core::ffi::{c_char, c_void};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use gpushare_region::MAX_DEVICES;
 
@@ -30,8 +30,6 @@ const LAUNCHES: usize = 128;
 /// Memory that graphs of this process hold.
 #[repr(C)]
 pub(super) struct Graphs {
-    /// Whether a graph with a memory node was ever instantiated: without one, launches cost nothing here.
-    nodes: AtomicBool,
     books: Mutex<Books>,
     /// Held while a graph with memory nodes is launched, so that two launches do not count on the same room.
     launching: Mutex<()>,
@@ -70,8 +68,12 @@ struct Launch {
     line: u8,
 }
 
-pub(super) fn is_unused(here: Here) -> bool {
-    !here.state.graphs.nodes.load(Ordering::Relaxed)
+/// Not 0 once a graph with a memory node was instantiated: without one, launches cost nothing here. A forked child keeps
+/// it, which only makes launches ask.
+pub(super) static MEMORY_NODES: AtomicU32 = AtomicU32::new(0);
+
+pub(super) fn is_unused() -> bool {
+    MEMORY_NODES.load(Ordering::Relaxed) == 0
 }
 
 fn attribute(device: Device, attribute: i32) -> Option<u64> {
@@ -157,19 +159,19 @@ impl Books {
 }
 
 pub(super) fn ran(here: Here, work: Ran) {
-    if !is_unused(here) {
+    if !is_unused() {
         here.state.graphs.books.lock().end(here, |launch| work.covers(launch.queue));
     }
 }
 
 pub(super) fn line_ended(here: Here, line: u8) {
-    if !is_unused(here) {
+    if !is_unused() {
         here.state.graphs.books.lock().end(here, |launch| launch.line == line);
     }
 }
 
 pub(super) fn forget(here: Here, stream: Stream) {
-    if !is_unused(here) {
+    if !is_unused() {
         let mut books = here.state.graphs.books.lock();
         books.launches.iter_mut().for_each(|launch| launch.queue = launch.queue.without(stream));
     }
@@ -177,7 +179,7 @@ pub(super) fn forget(here: Here, stream: Stream) {
 
 /// Gives the driver's unused reserves back.
 pub(super) fn trim_all(here: Here) {
-    if is_unused(here) {
+    if is_unused() {
         return;
     }
     let mut books = here.state.graphs.books.lock();
@@ -253,7 +255,7 @@ fn lines() -> impl Iterator<Item = u8> {
 
 /// Uploads or launches with `call`.
 fn run(executable: usize, stream: Stream, per_thread: bool, call: impl FnOnce() -> Status) -> Status {
-    let Some(here) = here().filter(|here| !is_unused(here)) else { return call() };
+    let Some(here) = here().filter(|_| !is_unused()) else { return call() };
     let graphs = &here.state.graphs;
     let find = |line: u8| here.state.table.get(Kind::Graph, key(executable, line));
     if !lines().any(|line| find(line).is_some()) {
@@ -283,7 +285,7 @@ fn run(executable: usize, stream: Stream, per_thread: bool, call: impl FnOnce() 
 }
 
 fn destroy(executable: usize, call: impl FnOnce() -> Status) -> Status {
-    let Some(here) = here().filter(|here| !is_unused(here)) else { return call() };
+    let Some(here) = here().filter(|_| !is_unused()) else { return call() };
     let table = &here.state.table;
     // First: the driver may give its name to another. It may still run.
     let entries: [Option<Entry>; MAX_DEVICES] =
@@ -304,10 +306,35 @@ fn destroy(executable: usize, call: impl FnOnce() -> Status) -> Status {
 
 fn trim(device: Device, call: impl FnOnce() -> Status) -> Status {
     let status = call();
-    if let Some(here) = here().filter(|here| !is_unused(here)) {
+    if let Some(here) = here().filter(|_| !is_unused()) {
         settle(here, line_of(here, device), |_, _| {});
     }
     status
+}
+
+/// Launches that the [gate](super::gate) did not let pass.
+#[allow(
+    non_snake_case,
+    missing_docs,
+    clippy::missing_safety_doc,
+    reason = "the driver names and documents them"
+)]
+pub(super) mod limited {
+    use super::*;
+
+    macro_rules! launchers {
+        ($($name:ident, $per_thread:literal;)*) => { $(
+            pub unsafe extern "C" fn $name(executable: usize, stream: Stream) -> Status {
+                // SAFETY: our caller's arguments, unchanged.
+                let call = || run(executable, stream, $per_thread, || unsafe { real::$name(executable, stream) });
+                launch::graph(executable, stream, $per_thread, call)
+            }
+        )* };
+    }
+    launchers! {
+        cuGraphLaunch, false;
+        cuGraphLaunch_ptsz, true;
+    }
 }
 
 /// The hooks of this family.
@@ -349,20 +376,6 @@ pub mod hooks {
     runners! {
         cuGraphUpload, false;
         cuGraphUpload_ptsz, true;
-    }
-
-    macro_rules! launchers {
-        ($($name:ident, $per_thread:literal;)*) => { $(
-            pub unsafe extern "C" fn $name(executable: usize, stream: Stream) -> Status {
-                // SAFETY: our caller's arguments, unchanged.
-                let call = || run(executable, stream, $per_thread, || unsafe { real::$name(executable, stream) });
-                launch::graph(executable, stream, $per_thread, call)
-            }
-        )* };
-    }
-    launchers! {
-        cuGraphLaunch, false;
-        cuGraphLaunch_ptsz, true;
     }
 
     pub unsafe extern "C" fn cuGraphExecDestroy(executable: usize) -> Status {

@@ -147,7 +147,7 @@ pub(super) fn is_idle(here: Here, stream: Stream) -> bool {
 
 /// Whether nothing waits for a stream.
 pub(super) fn is_unused(here: Here) -> bool {
-    pool::is_unused(here) && graph::is_unused(here) && pending::is_unused(here)
+    pool::is_unused(here) && graph::is_unused() && pending::is_unused(here)
 }
 
 /// Gives back what only waited for this work.

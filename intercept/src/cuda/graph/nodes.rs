@@ -6,6 +6,7 @@ use gpushare_region::MAX_DEVICES;
 
 use super::super::size::charged;
 use super::super::{Device, Graph, Here, SUCCESS, UNLISTED, line_of, real};
+use super::MEMORY_NODES;
 use crate::sys;
 
 const CHILD_GRAPH: i32 = 4; // CU_GRAPH_NODE_TYPE_GRAPH
@@ -92,7 +93,7 @@ fn add_node(here: Here, node: usize, needs: &mut Needs, depth: u32) -> bool {
             status == SUCCESS && add_needs(here, child, needs, depth - 1)
         }
         MEM_ALLOC => {
-            here.state.graphs.nodes.store(true, Ordering::Relaxed);
+            MEMORY_NODES.store(1, Ordering::Relaxed);
             let mut parameters = core::mem::MaybeUninit::<AllocNode>::zeroed();
             // SAFETY: the node allocates memory, and the structure has the size of the driver's and more.
             let status = unsafe { real::cuGraphMemAllocNodeGetParams(node, parameters.as_mut_ptr().cast()) };
