@@ -16,10 +16,8 @@ use crate::{Config, Level, Log, Meter, Paths, SHIPPED};
 /// Why the settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// `GPUSHARE_CONFIG` names a file that is not there.
-    #[error(
-        "the settings file {path} that GPUSHARE_CONFIG names does not exist; correct or unset the variable"
-    )]
+    /// `GPUSHARE_CONFIG` or `--config` names a file that is not there.
+    #[error("the settings file {path} does not exist; correct or unset GPUSHARE_CONFIG (a hook's --config)")]
     NoSuchFile {
         /// The file.
         path: PathBuf,

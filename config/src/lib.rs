@@ -6,9 +6,11 @@
 
 mod file;
 mod locate;
+mod log;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use gpushare_inject::{Programs, Settings};
 use gpushare_inventory::{DeviceMemory, Roots};
 use gpushare_quota::Admission;
 use gpushare_request::Policy;
@@ -93,9 +95,38 @@ impl Config {
     /// # Errors
     /// When a file cannot be read, could be written by others, or has a mistake.
     pub fn load() -> Result<Self, ConfigError> {
-        let files = locate::files()?;
+        Self::merged(&locate::files()?)
+    }
+
+    /// As [`Config::load`], with the settings file `path`.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn load_from(path: &Path) -> Result<Self, ConfigError> {
+        Self::merged(&locate::files_of(path)?)
+    }
+
+    fn merged(files: &[PathBuf]) -> Result<Self, ConfigError> {
         let base = locate::program_folder()?;
-        file::merge(&files)?.into_config(&base)
+        file::merge(files)?.into_config(&base)
+    }
+
+    /// What a grant depends on; `file` is the settings file where it is not the default one.
+    pub fn settings(&self, file: Option<PathBuf>) -> Settings<'_> {
+        Settings {
+            roots: &self.roots,
+            programs: Programs {
+                hook: &self.paths.hook,
+                libraries: &self.paths.libraries,
+                cache: &self.paths.cache,
+                state: &self.paths.state,
+                extra_mounts: &self.mounts,
+            },
+            cli: &self.paths.cli,
+            file,
+            admission: &self.quota,
+            strict: self.request.strict,
+        }
     }
 
     /// What can be saved of settings that [`Config::load`] refuses, for calls that must go through all the same: the

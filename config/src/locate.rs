@@ -13,15 +13,16 @@ pub const ENVIRONMENT: &str = "GPUSHARE_CONFIG";
 
 pub(crate) fn files() -> Result<Vec<PathBuf>, ConfigError> {
     match env::var_os(ENVIRONMENT).filter(|path| !path.is_empty()) {
-        Some(path) => {
-            let path = PathBuf::from(path);
-            if !path.is_file() {
-                return Err(ConfigError::NoSuchFile { path });
-            }
-            Ok(with_drop_ins(&path))
-        }
+        Some(path) => files_of(Path::new(&path)),
         None => Ok(with_drop_ins(Path::new(DEFAULT_PATH))),
     }
+}
+
+pub(crate) fn files_of(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
+    if !path.is_file() {
+        return Err(ConfigError::NoSuchFile { path: path.into() });
+    }
+    Ok(with_drop_ins(path))
 }
 
 fn with_drop_ins(path: &Path) -> Vec<PathBuf> {

@@ -8,15 +8,19 @@
 mod bundle;
 mod edit;
 mod fitted;
+mod grant;
 mod image;
 mod message;
 mod plan;
 mod region;
+mod stock;
 
 pub use bundle::{Bundle, BundleError};
 pub use edit::{EditError, is_privileged};
 pub use fitted::{FitError, Fitted};
+pub use grant::{Asking, GrantError, Settings, grant};
 pub use image::{Image, ImageError};
-pub use message::one_line;
+pub use message::{one_line, refusal};
 pub use plan::{ExtraMount, Plan, PlanError, Programs};
 pub use region::{Region, RegionError, UsageError};
+pub use stock::StockError;

@@ -5,6 +5,14 @@ use std::io;
 
 use nix::errno::Errno;
 
+/// The beginning of every refusal, which names the container.
+pub fn refusal(id: &str) -> String {
+    // Engines' ids have 64 digits, of which people use the first 12.
+    let hexadecimal = id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let short: String = id.chars().take(if hexadecimal { 12 } else { 64 }).collect();
+    format!("cannot lease a GPU for {}", short.escape_debug())
+}
+
 /// The error and its causes in one line, without control characters.
 ///
 /// Causes from the system appear by their symbol (ENOENT): docker reads the usual words ("no such file or

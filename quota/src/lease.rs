@@ -16,6 +16,30 @@ pub struct LeaseKey {
     pub container: String,
 }
 
+/// An id that no engine gives.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("container id {0:?} must be 1 to 255 of the characters A-Z a-z 0-9 _ . + -")]
+pub struct BadContainerId(String);
+
+impl LeaseKey {
+    /// The root in the keys of hook-only mode: a hook's state names no runtime root, and no root is a relative path.
+    pub const HOOK_ONLY: &str = "hook-only";
+
+    /// The key of a container. The id is checked before any path or argument is built from it.
+    ///
+    /// # Errors
+    /// When it is empty, longer than 255 bytes, begins with a dot, or has a character that is not in runc's own set.
+    pub fn new(root: String, container: String) -> Result<Self, BadContainerId> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_.+-".contains(c);
+        let length = 1..=255;
+        let sound = length.contains(&container.len()) && container.chars().all(plain);
+        if !sound || container.starts_with('.') {
+            return Err(BadContainerId(container.chars().take(64).collect()));
+        }
+        Ok(Self { root, container })
+    }
+}
+
 impl fmt::Display for LeaseKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.container)

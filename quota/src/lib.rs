@@ -16,7 +16,7 @@ mod turn;
 mod update;
 
 pub use holder::{Holder, HolderError, cgroup_of};
-pub use lease::{Grant, Lease, LeaseKey, LeaseState, PastLease, ReleaseReason};
+pub use lease::{BadContainerId, Grant, Lease, LeaseKey, LeaseState, PastLease, ReleaseReason};
 pub use place::{Admission, GpuLoad, Placement, Refusal, find_gpu, place};
 pub use state::{StateError, StateFolder};
 pub use store::{Loads, Reservation, ReserveError, Store, StoreError, UpdateError};

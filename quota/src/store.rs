@@ -118,6 +118,9 @@ pub enum ReserveError {
     /// The container has a lease already.
     #[error("container {0} holds a share already; delete the old container first, or run `gpushare sweep`")]
     Held(LeaseKey),
+    /// The reservation is gone: an administrator released it.
+    #[error("the share of container {0} was released while the container was made; start it anew")]
+    Lost(LeaseKey),
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -304,6 +307,14 @@ impl Store {
     pub fn lease(&self, key: &LeaseKey) -> Result<Option<Lease>, StoreError> {
         let found = self.select("WHERE root = ?1 AND container = ?2", params![key.root, key.container])?;
         Ok(self.with_grants(found)?.pop())
+    }
+
+    /// The leases of all containers with this id, whatever their runtime roots.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn leases_by_id(&self, container: &str) -> Result<Vec<Lease>, StoreError> {
+        self.with_grants(self.select("WHERE container = ?1 ORDER BY id", params![container])?)
     }
 
     /// Sums per GPU over all living leases.
@@ -536,6 +547,18 @@ impl Reservation<'_> {
     /// What was granted.
     pub fn lease(&self) -> &Lease {
         &self.lease
+    }
+
+    /// Makes `init`, the container's first process, the holder: the lease then stands until it is released.
+    ///
+    /// # Errors
+    /// When the store fails, or somebody took the reservation away; it is given back then.
+    pub fn hand_over(self, init: &Holder) -> Result<(), ReserveError> {
+        if !self.store.activate(self.lease.id, &self.lease.key, init)? {
+            return Err(ReserveError::Lost(self.lease.key.clone()));
+        }
+        std::mem::forget(self);
+        Ok(())
     }
 }
 

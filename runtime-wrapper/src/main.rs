@@ -8,9 +8,7 @@ mod args;
 mod create;
 mod delete;
 mod exec;
-mod log;
 mod report;
-mod totals;
 
 use std::convert::Infallible;
 use std::process::ExitCode;
@@ -33,7 +31,7 @@ fn run(args: &Args) -> Result<Infallible> {
         // A slip in the settings must not keep anybody from stopping containers.
         (Err(error), _) => Config::salvaged().ok_or(error)?,
     };
-    log::start(&config.log);
+    config.log.start();
     match args.command {
         Command::Create => create::create(args, &config),
         Command::Delete => delete::delete(args, &config),

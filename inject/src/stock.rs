@@ -1,0 +1,105 @@
+//! What a creation only looks up, and the CLI prepares: GPU memory sizes, which NVML tells and a static program cannot
+//! ask, and our libraries' copies for the driver.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gpushare_inventory::{Node, ProcError, Totals, boot_id};
+
+use crate::fitted::Fitted;
+use crate::grant::Settings;
+
+/// NVML can take seconds without persistence mode; the engine hangs as long.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// The variable by which the CLI learns of another settings file.
+const SETTINGS_VARIABLE: &str = "GPUSHARE_CONFIG";
+
+/// Why the node's GPUs are not known.
+#[derive(Debug, thiserror::Error)]
+pub enum StockError {
+    /// The running boot could not be told.
+    #[error(transparent)]
+    Boot(#[from] ProcError),
+    /// The CLI is not where it was installed, or cannot be run.
+    #[error("cannot take stock of the node: cannot run {path}; install gpushare completely")]
+    Run {
+        /// The program.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// NVML hangs.
+    #[error(
+        "cannot take stock of the node: NVML gave no answer for {} seconds; turn on persistence mode (nvidia-smi -pm 1)",
+        DEADLINE.as_secs()
+    )]
+    NoAnswer,
+    /// The CLI said why not.
+    #[error("cannot take stock of the node: {0}")]
+    Refused(String),
+    /// Two views of one node.
+    #[error("NVML and /proc/driver/nvidia name different GPUs; see `gpushare doctor`")]
+    Differs,
+}
+
+/// The node with its GPUs' sizes. What is of another boot, driver or set of GPUs is renewed first.
+pub(crate) fn known(node: Node, state: &Path, settings: &Settings) -> Result<Node, StockError> {
+    let boot = boot_id()?;
+    let fitting = || {
+        let totals = Totals::load(&Totals::path(state));
+        totals.filter(|totals| totals.fits(&boot, &node.driver.version, &node.gpus))
+    };
+    let programs = &settings.programs;
+    let fitted = Fitted { cache: programs.cache, libraries: programs.libraries, driver: &node.driver };
+    if let Some(totals) = fitting().filter(|_| fitted.is_complete()) {
+        return Ok(node.with_totals(&totals));
+    }
+    refresh(settings)?;
+    let totals = fitting().ok_or(StockError::Differs)?;
+    Ok(node.with_totals(&totals))
+}
+
+/// Runs `gpushare inventory refresh` with nothing of the caller's: no environment, no descriptors, a deadline.
+fn refresh(settings: &Settings) -> Result<(), StockError> {
+    let run = |source| StockError::Run { path: settings.cli.into(), source };
+    let mut command = Command::new(settings.cli);
+    command.args(["inventory", "refresh"]).env_clear().current_dir("/");
+    command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+    if let Some(file) = &settings.file {
+        command.env(SETTINGS_VARIABLE, file);
+    }
+    let (answer, writer) = io::pipe().map_err(run)?;
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(writer);
+    let mut child = command.spawn().map_err(run)?;
+    drop(command); // our copy of the writing end
+    match wait(&mut child).map_err(run)? {
+        None => Err(StockError::NoAnswer),
+        Some(status) if status.success() => Ok(()),
+        Some(_) => {
+            let mut text = String::new();
+            let _ = answer.take(4096).read_to_string(&mut text);
+            let last = text.lines().last().unwrap_or("gpushare inventory refresh ended without a word");
+            Err(StockError::Refused(last.to_owned()))
+        }
+    }
+}
+
+/// The child's status; `None` when it had to be killed at the deadline.
+fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if start.elapsed() > DEADLINE {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
