@@ -7,11 +7,12 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// Annotations and environment of one container, as its engine wrote them.
+/// Annotations, environment and mount targets of one container, as its engine wrote them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Container {
     annotations: BTreeMap<String, String>,
     env: Vec<String>,
+    mount_targets: Vec<String>,
 }
 
 /// The family of the engine, as far as it changes what a key means.
@@ -24,9 +25,9 @@ pub enum Engine {
 }
 
 impl Container {
-    /// A container with these annotations and `NAME=value` entries.
+    /// A container with these annotations and `NAME=value` entries, and without mounts.
     pub fn new(annotations: BTreeMap<String, String>, env: Vec<String>) -> Self {
-        Self { annotations, env }
+        Self { annotations, env, mount_targets: Vec::new() }
     }
 
     /// The container of this config.json. A part of an unexpected kind holds no request; the low-level runtime will
@@ -35,9 +36,12 @@ impl Container {
         let annotations = json.get("annotations").and_then(Value::as_object).into_iter().flatten();
         let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
         let env = json.pointer("/process/env").and_then(Value::as_array).into_iter().flatten();
+        let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
+        let targets = mounts.filter_map(|mount| mount.get("destination")?.as_str());
         Self {
             annotations: annotations.filter_map(text).collect(),
             env: env.filter_map(Value::as_str).map(str::to_owned).collect(),
+            mount_targets: targets.map(str::to_owned).collect(),
         }
     }
 
@@ -68,5 +72,10 @@ impl Container {
     /// All environment entries that have a `=`, in order, doubles included.
     pub(crate) fn env(&self) -> impl Iterator<Item = (&str, &str)> {
         self.env.iter().filter_map(|entry| entry.split_once('='))
+    }
+
+    /// Where something is mounted, as written.
+    pub(crate) fn mount_targets(&self) -> impl Iterator<Item = &str> {
+        self.mount_targets.iter().map(String::as_str)
     }
 }

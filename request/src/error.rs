@@ -25,6 +25,14 @@ pub enum RequestError {
         /// The names that exist.
         known: String,
     },
+    /// A kind of CDI device that gpushare does not have.
+    #[error(
+        "{name} is no CDI device of gpushare; known are gpushare.io/share=MEMORY and gpushare.io/gpu=DEVICE"
+    )]
+    UnknownCdiDevice {
+        /// The qualified name, escaped.
+        name: String,
+    },
     /// One key, or two names of one thing, with different values.
     #[error("{first} and {second} contradict each other: remove one of them")]
     Conflict {

@@ -36,6 +36,17 @@ pub enum GrammarError {
         "a device list holds indexes, UUIDs or unique beginnings of UUIDs (GPU-…), or is `all`, each device once"
     )]
     NotDevices,
+    /// The GPUs are named by mounts.
+    #[error(
+        "requests by volume mounts are not read: name GPUs by index or UUID (device plugin: deviceListStrategy envvar)"
+    )]
+    VolumeMounts,
+    /// Not the name of a share.
+    #[error(
+        "a share's CDI name is its memory (4GiB, or 25pct of the GPU), and after a dash perhaps its compute in percent \
+         (4GiB-30)"
+    )]
+    NotAShareName,
     /// Not a mode.
     #[error("unknown mode: known are share and exclusive")]
     UnknownMode,

@@ -1,19 +1,22 @@
 //! What a container asks for: its bundle's annotations and environment in, a [`Request`] out.
 //!
-//! Pure: no file, no node, no store is looked at. One file per dialect ([`own`] is gpushare's, [`nvidia`] the plain
-//! NVIDIA variables); [`read`] puts the dialects together. Nothing here falls back: a malformed or contradictory
+//! Pure: no file, no node, no store is looked at. One file per dialect ([`own`] is gpushare's, [`cdi`] the same by names of
+//! CDI devices, [`nvidia`] the plain NVIDIA variables); [`read`] puts the dialects together. Nothing here falls back: a malformed or contradictory
 //! request is an error that names the key, the value and the remedy.
 #![forbid(unsafe_code)]
 
+mod cdi;
 mod container;
 mod error;
 mod grammar;
 mod model;
 mod nvidia;
 mod own;
+mod whole;
 
 use gpushare_inventory::{Capabilities, DeviceMemory};
 
+pub use cdi::{GPU_KIND, SHARE_KIND, ShareName, VARIABLE as CDI_VARIABLE};
 pub use container::{Container, Engine};
 pub use error::RequestError;
 pub use grammar::{Cores, DeviceSelector, Devices, GrammarError, MemoryAsk, Mode, Priority};
@@ -101,8 +104,17 @@ pub fn read(container: &Container, policy: &Policy) -> Result<Option<Request>, R
         return Ok(None);
     }
     match own::read(container, policy)? {
-        Some(asked) => asked.with_nvidia(nvidia::read(container)?, policy).map(Some),
+        Some(asked) => {
+            whole::refuse_beside(&asked.by, container)?;
+            asked.with_nvidia(nvidia::read(container)?, policy).map(Some)
+        }
         None if policy.nvidia == NvidiaPolicy::Ignore => Ok(None),
-        None => nvidia::read(container)?.into_request(policy),
+        None => {
+            let request = nvidia::read(container)?.into_request(policy)?;
+            if request.is_some() {
+                whole::refuse_beside(nvidia::DEVICES, container)?;
+            }
+            Ok(request)
+        }
     }
 }

@@ -5,12 +5,14 @@
 
 use gpushare_inventory::Capabilities;
 
+use crate::cdi;
 use crate::container::{Container, Engine};
 use crate::error::{RequestError, shortened};
-use crate::grammar::{Devices, MemoryAsk};
+use crate::grammar::{Devices, GrammarError, MemoryAsk};
+use crate::whole;
 use crate::{NvidiaPolicy, Policy, Request};
 
-const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+pub(crate) const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 const CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
 
 /// What NVIDIA's variables say.
@@ -24,9 +26,12 @@ pub(crate) struct Nvidia {
 }
 
 pub(crate) fn read(container: &Container) -> Result<Nvidia, RequestError> {
-    let devices_text = value(container, DEVICES)?.unwrap_or_default().to_owned();
+    let devices_text = devices_text(container)?.to_owned();
     let devices = match device_list(&devices_text) {
         None => None,
+        Some(list) if list.starts_with(whole::VOLUMES) => {
+            return Err(malformed(DEVICES, &devices_text)(GrammarError::VolumeMounts));
+        }
         Some(list) => Some(list.parse().map_err(malformed(DEVICES, &devices_text))?),
     };
     // Without devices the list of capabilities is a property of the image, not a request: whatever it says is not ours.
@@ -47,9 +52,10 @@ fn malformed<E: Into<crate::error::ValueError>>(key: &str, value: &str) -> impl 
 }
 
 /// The list without its empty items; `None` when it asks for nothing. `void` anywhere wins; then the first of `all`
-/// and `none`.
+/// and `none`. Names of gpushare's own CDI devices are read elsewhere.
 fn device_list(text: &str) -> Option<String> {
-    let items: Vec<&str> = text.split(',').map(str::trim).filter(|item| !item.is_empty()).collect();
+    let items = text.split(',').map(str::trim).filter(|item| !item.is_empty() && !cdi::is_ours(item));
+    let items: Vec<&str> = items.collect();
     if items.is_empty() || items.contains(&"void") {
         return None;
     }
@@ -58,6 +64,11 @@ fn device_list(text: &str) -> Option<String> {
         Some(_) => Some("all".to_owned()),
         None => Some(items.join(",")),
     }
+}
+
+/// The list that counts, as written; nothing when there is none.
+pub(crate) fn devices_text(container: &Container) -> Result<&str, RequestError> {
+    Ok(value(container, DEVICES)?.unwrap_or_default())
 }
 
 fn value<'a>(container: &'a Container, name: &str) -> Result<Option<&'a str>, RequestError> {

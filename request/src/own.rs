@@ -4,10 +4,12 @@
 //! All occurrences count. Within one channel, and between channels of equal trust, differing values are a conflict;
 //! under `strict` the untrusted ones may only lower what the trusted ones granted.
 
+use std::borrow::Cow;
 use std::fmt::Display;
 
 use gpushare_inventory::Capabilities;
 
+use crate::cdi;
 use crate::container::Container;
 use crate::error::{RequestError, ValueError, shortened};
 use crate::grammar::{Cores, Devices, MemoryAsk, Mode, Priority, count};
@@ -20,28 +22,31 @@ const NAMES: [&str; 9] =
 const TRUSTED: &str = "alloc.gpushare.io/";
 const ANNOTATION: &str = "gpushare.io/";
 const VARIABLE: &str = "GPUSHARE_";
-/// Beginnings of variables that steer gpushare's own tools and the simulated driver; never a request.
-const OUR_VARIABLES: [&str; 2] = ["GPUSHARE_CONFIG", "GPUSHARE_SIMULATOR"];
+/// Beginnings of variables that steer gpushare's own tools and the simulated driver, which is no request, or that hold
+/// CDI names, which are read elsewhere.
+const OUR_VARIABLES: [&str; 3] = ["GPUSHARE_CONFIG", "GPUSHARE_SIMULATOR", cdi::VARIABLE];
 
 /// One key as it was met.
 #[derive(Clone, Debug)]
-struct Entry<'a> {
+pub(crate) struct Entry<'a> {
     /// As the user wrote it.
-    key: String,
-    name: &'static str,
-    value: &'a str,
-    trusted: bool,
+    pub key: String,
+    pub name: &'static str,
+    pub value: Cow<'a, str>,
+    pub trusted: bool,
 }
 
 impl Display for Entry<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}={:?}", self.key, shortened(self.value))
+        write!(f, "{}={:?}", self.key, shortened(&self.value))
     }
 }
 
 /// What gpushare's own keys say; everything else is default.
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
+    /// One of the keys, for messages.
+    pub by: String,
     memory: Option<MemoryAsk>,
     cores: Option<Cores>,
     devices: Option<Devices>,
@@ -59,7 +64,7 @@ pub(crate) fn read(container: &Container, policy: &Policy) -> Result<Option<Aske
     if policy.strict && !entries.iter().any(|entry| entry.trusted) {
         return Err(RequestError::Untrusted { key: first.key.clone() });
     }
-    let mut asked = Asked::default();
+    let mut asked = Asked { by: first.to_string(), ..Asked::default() };
     for name in NAMES {
         let of_name: Vec<&Entry> = entries.iter().filter(|entry| entry.name == name).collect();
         if let Some(entry) = chosen(&of_name, policy)? {
@@ -88,8 +93,9 @@ fn entries<'a>(container: &'a Container, policy: &Policy) -> Result<Vec<Entry<'a
             None => known(rest),
         };
         let name = known.ok_or_else(|| unknown(key))?;
-        entries.push(Entry { key: key.clone(), name, value, trusted });
+        entries.push(Entry { key: key.clone(), name, value: value.into(), trusted });
     }
+    entries.extend(cdi::entries(container, policy)?);
     if policy.ignore_env {
         return Ok(entries);
     }
@@ -102,7 +108,7 @@ fn entries<'a>(container: &'a Container, policy: &Policy) -> Result<Vec<Entry<'a
         let name = known(&rest.to_ascii_lowercase().replace('_', "-"))
             .filter(|_| plain)
             .ok_or_else(|| unknown(key))?;
-        entries.push(Entry { key: key.to_owned(), name, value, trusted: false });
+        entries.push(Entry { key: key.to_owned(), name, value: value.into(), trusted: false });
     }
     Ok(entries)
 }
@@ -197,7 +203,7 @@ where
 }
 
 fn malformed(entry: &Entry, error: impl Into<ValueError>) -> RequestError {
-    RequestError::Malformed { key: entry.key.clone(), value: shortened(entry.value), source: error.into() }
+    RequestError::Malformed { key: entry.key.clone(), value: shortened(&entry.value), source: error.into() }
 }
 
 impl Asked {
@@ -211,7 +217,7 @@ impl Asked {
             "capabilities" => self.capabilities = Some(parse(entry)?),
             "priority" => self.priority = parse(entry)?,
             "count" => {
-                let count = count(entry.value).map_err(|error| malformed(entry, error))?;
+                let count = count(&entry.value).map_err(|error| malformed(entry, error))?;
                 self.devices = Some(Devices::Any(count));
                 self.devices_text = entry.to_string();
             }

@@ -1,0 +1,296 @@
+//! CDI names as requests: `gpushare.io/share=4GiB`, `gpushare.io/gpu=0`.
+//!
+//! They are met in annotations `cdi.k8s.io/*`, as items of `NVIDIA_VISIBLE_DEVICES`, and in variables `GPUSHARE_CDI_*`,
+//! which our CDI specifications set: so an engine that has applied one has left the name behind, and an engine that
+//! passes the annotation on as well says the same thing twice. A name is another way to write keys of gpushare's own
+//! dialect, so it is read into its entries, and contradicts or agrees with them by the same rules. None is trusted:
+//! CRI-O passes every annotation of a pod, and the environment is anybody's.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::Policy;
+use crate::container::Container;
+use crate::error::{RequestError, shortened};
+use crate::grammar::{Cores, GrammarError, MemoryAsk};
+use crate::nvidia;
+use crate::own::Entry;
+
+/// The kind of a share.
+pub const SHARE_KIND: &str = "gpushare.io/share";
+/// The kind of a whole GPU.
+pub const GPU_KIND: &str = "gpushare.io/gpu";
+/// Begins the variables that our CDI specifications set. Each device has its own, so that several of them add up
+/// whatever an engine does about two entries of one name.
+pub const VARIABLE: &str = "GPUSHARE_CDI_";
+
+const VENDOR: &str = "gpushare.io/";
+const ANNOTATION: &str = "cdi.k8s.io/";
+
+/// The name of a share: its memory, and after a dash its compute in percent. CDI has no `%` in names, so `25pct` is a
+/// quarter of the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShareName {
+    /// Memory on the GPU.
+    pub memory: MemoryAsk,
+    /// Compute; `None` is the node's default.
+    pub cores: Option<Cores>,
+}
+
+impl FromStr for ShareName {
+    type Err = GrammarError;
+
+    fn from_str(text: &str) -> Result<Self, GrammarError> {
+        let (memory, cores) = values(text);
+        if text.contains('%') {
+            return Err(GrammarError::NotAShareName);
+        }
+        let memory = memory.parse().map_err(|_| GrammarError::NotAShareName)?;
+        let cores = cores.map(|cores| cores.parse().map_err(|_| GrammarError::NotAShareName)).transpose()?;
+        Ok(Self { memory, cores })
+    }
+}
+
+/// The two parts of a share's name, as the own dialect writes them.
+fn values(name: &str) -> (String, Option<&str>) {
+    let (memory, cores) = match name.split_once('-') {
+        Some((memory, cores)) => (memory, Some(cores)),
+        None => (name, None),
+    };
+    let memory = match memory.strip_suffix("pct") {
+        Some(number) => format!("{number}%"),
+        None => memory.to_owned(),
+    };
+    (memory, cores)
+}
+
+/// A name below our vendor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Name<'a> {
+    Share(&'a str),
+    Gpu(&'a str),
+}
+
+impl fmt::Display for Name<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (kind, name) = match self {
+            Self::Share(name) => (SHARE_KIND, name),
+            Self::Gpu(name) => (GPU_KIND, name),
+        };
+        write!(f, "CDI device {kind}={}", shortened(name).escape_debug())
+    }
+}
+
+/// Whether an item of a list is the name of a CDI device of gpushare.
+pub(crate) fn is_ours(item: &str) -> bool {
+    item.starts_with(VENDOR)
+}
+
+/// The CDI names in annotations, of every vendor, each with its annotation's key.
+pub(crate) fn annotated(container: &Container) -> impl Iterator<Item = (&str, &str)> {
+    let annotations = container.annotations().iter().filter(|(key, _)| key.starts_with(ANNOTATION));
+    annotations.flat_map(|(key, value)| value.split(',').map(|name| (key.as_str(), name.trim())))
+}
+
+/// What the names of our devices mean, in the own dialect.
+pub(crate) fn entries<'a>(container: &'a Container, policy: &Policy) -> Result<Vec<Entry<'a>>, RequestError> {
+    let names = names(container, policy)?;
+    let gpus: Vec<&str> =
+        names.iter().filter_map(|name| if let Name::Gpu(gpu) = name { Some(*gpu) } else { None }).collect();
+    let contradiction = names.iter().skip(1).find(|name| match (names[0], name) {
+        (Name::Gpu(first), Name::Gpu(other)) => first == "all" || *other == "all",
+        (first, other) => first != **other,
+    });
+    if let Some(second) = contradiction {
+        return Err(RequestError::Conflict { first: names[0].to_string(), second: second.to_string() });
+    }
+    let entry = |kind: &str, name, value| Entry { key: kind.to_owned(), name, value, trusted: false };
+    if !gpus.is_empty() {
+        let devices = gpus.join(",").into();
+        return Ok(vec![entry(GPU_KIND, "devices", devices), entry(GPU_KIND, "mode", "exclusive".into())]);
+    }
+    let Some(Name::Share(name)) = names.first() else { return Ok(Vec::new()) };
+    name.parse::<ShareName>().map_err(|source| RequestError::Malformed {
+        key: SHARE_KIND.to_owned(),
+        value: shortened(name),
+        source: source.into(),
+    })?;
+    let (memory, cores) = values(name);
+    let mut entries = vec![entry(SHARE_KIND, "memory", memory.into())];
+    entries.extend(cores.map(|cores| entry(SHARE_KIND, "cores", cores.into())));
+    Ok(entries)
+}
+
+/// The names of our devices, each once, in the order in which they are met.
+fn names<'a>(container: &'a Container, policy: &Policy) -> Result<Vec<Name<'a>>, RequestError> {
+    let mut texts: Vec<&str> = annotated(container).map(|(_, name)| name).collect();
+    if !policy.ignore_env {
+        texts.extend(container.env().filter(|(key, _)| key.starts_with(VARIABLE)).map(|(_, name)| name));
+        texts.extend(nvidia::devices_text(container)?.split(',').map(str::trim));
+    }
+    let mut names = Vec::new();
+    for text in texts.into_iter().filter(|text| is_ours(text)) {
+        let name = match text.split_once('=') {
+            Some((SHARE_KIND, name)) => Name::Share(name),
+            Some((GPU_KIND, name)) => Name::Gpu(name),
+            _ => {
+                let name = shortened(text).escape_debug().to_string();
+                return Err(RequestError::UnknownCdiDevice { name });
+            }
+        };
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use gpushare_inventory::DeviceMemory;
+
+    use super::*;
+    use crate::{DeviceSelector, Devices, Mode, Request};
+
+    fn read(
+        annotations: &[(&str, &str)],
+        env: &[&str],
+        policy: &Policy,
+    ) -> Result<Option<Request>, RequestError> {
+        let annotations: BTreeMap<_, _> =
+            annotations.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        let env = env.iter().map(|entry| entry.to_string()).collect();
+        crate::read(&Container::new(annotations, env), policy)
+    }
+
+    fn granted(annotations: &[(&str, &str)], env: &[&str]) -> Request {
+        let read = read(annotations, env, &Policy::default());
+        read.unwrap_or_else(|error| panic!("{annotations:?} {env:?}: {error}")).unwrap()
+    }
+
+    fn refused(annotations: &[(&str, &str)], env: &[&str]) -> String {
+        read(annotations, env, &Policy::default()).expect_err(&format!("{annotations:?} {env:?}")).to_string()
+    }
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn a_share_is_asked_for_by_its_name_on_each_way() {
+        let own = granted(&[], &["GPUSHARE_MEMORY=4GiB"]);
+        for (annotations, env) in [
+            (&[("cdi.k8s.io/plugin_0", "gpushare.io/share=4GiB")][..], &[][..]),
+            (&[("cdi.k8s.io/a", "other.org/nic=1, gpushare.io/share=4GiB")], &[]),
+            (&[], &["NVIDIA_VISIBLE_DEVICES=gpushare.io/share=4GiB"]),
+            (&[], &["GPUSHARE_CDI_SHARE_4GIB=gpushare.io/share=4GiB"]),
+            // An engine that applied the device passed its annotation on too.
+            (
+                &[("cdi.k8s.io/a", "gpushare.io/share=4GiB")],
+                &["GPUSHARE_CDI_SHARE_4GIB=gpushare.io/share=4GiB", "GPUSHARE_MEMORY=4GiB"],
+            ),
+        ] {
+            assert_eq!(granted(annotations, env), own, "{annotations:?} {env:?}");
+        }
+        let beside = granted(&[], &["NVIDIA_VISIBLE_DEVICES=gpushare.io/share=4GiB,1"]);
+        assert_eq!(beside.devices, Devices::These(vec![DeviceSelector::Index(1)]));
+    }
+
+    #[test]
+    fn the_name_of_a_share_holds_memory_and_compute() {
+        let bytes = |bytes| MemoryAsk::Bytes(DeviceMemory::from_bytes(bytes));
+        for (name, memory, cores) in [
+            ("4GiB", bytes(4 * GIB), None),
+            ("1.5GiB-30", bytes(3 * GIB / 2), Cores::new(30)),
+            ("25pct", MemoryAsk::Percent(25), None),
+            ("25pct-100", MemoryAsk::Percent(25), Cores::new(100)),
+        ] {
+            assert_eq!(name.parse(), Ok(ShareName { memory, cores }), "{name}");
+            let request = granted(&[("cdi.k8s.io/a", &format!("gpushare.io/share={name}"))], &[]);
+            assert_eq!((request.memory, request.cores), (memory, cores), "{name}");
+        }
+        for name in
+            ["", "4", "4GiB-", "4GiB-0", "4GiB-30%", "25%", "-30", "4GiB-30-1", "pct", "101pct", "all"]
+        {
+            assert_eq!(name.parse::<ShareName>(), Err(GrammarError::NotAShareName), "{name:?}");
+            let told = refused(&[("cdi.k8s.io/a", &format!("gpushare.io/share={name}"))], &[]);
+            assert!(told.contains("gpushare.io/share") && told.contains("25pct"), "{name:?}: {told}");
+        }
+    }
+
+    #[test]
+    fn whole_gpus_add_up_and_are_exclusive() {
+        let of = |env: &[&str]| {
+            let request = granted(&[], env);
+            assert_eq!(request.mode, Mode::Exclusive, "{env:?}");
+            assert_eq!(request.memory, MemoryAsk::Percent(100), "{env:?}");
+            request.devices
+        };
+        let index = DeviceSelector::Index;
+        assert_eq!(of(&["GPUSHARE_CDI_GPU_0=gpushare.io/gpu=0"]), Devices::These(vec![index(0)]));
+        assert_eq!(
+            of(&["GPUSHARE_CDI_GPU_0=gpushare.io/gpu=0", "GPUSHARE_CDI_GPU_1=gpushare.io/gpu=1"]),
+            Devices::These(vec![index(0), index(1)])
+        );
+        assert_eq!(of(&["NVIDIA_VISIBLE_DEVICES=gpushare.io/gpu=all"]), Devices::All);
+    }
+
+    #[test]
+    fn names_that_contradict_each_other_or_other_keys_are_a_conflict_naming_both() {
+        let annotation = |value: &'static str| [("cdi.k8s.io/a", value)];
+        for (annotations, env, parts) in [
+            (
+                annotation("gpushare.io/share=4GiB"),
+                "GPUSHARE_MEMORY=8GiB",
+                ["gpushare.io/share=\"4GiB\"", "8GiB"],
+            ),
+            (annotation("gpushare.io/share=4GiB-30"), "GPUSHARE_CORES=40", ["\"30\"", "\"40\""]),
+            (annotation("gpushare.io/share=4GiB,gpushare.io/share=8GiB"), "", ["share=4GiB", "share=8GiB"]),
+            (annotation("gpushare.io/share=4GiB,gpushare.io/gpu=0"), "", ["share=4GiB", "gpu=0"]),
+            (annotation("gpushare.io/gpu=all,gpushare.io/gpu=0"), "", ["gpu=all", "gpu=0"]),
+            (
+                annotation("gpushare.io/gpu=0"),
+                "GPUSHARE_MODE=share",
+                ["gpushare.io/gpu=\"exclusive\"", "share"],
+            ),
+            (
+                annotation("gpushare.io/gpu=0"),
+                "GPUSHARE_DEVICES=1",
+                ["gpushare.io/gpu=\"0\"", "GPUSHARE_DEVICES"],
+            ),
+            (annotation("gpushare.io/gpu=0"), "GPUSHARE_MEMORY=4GiB", ["exclusive", "4 GiB"]),
+            (
+                annotation("gpushare.io/share=4GiB"),
+                "NVIDIA_VISIBLE_DEVICES=gpushare.io/gpu=0",
+                ["4GiB", "gpu=0"],
+            ),
+        ] {
+            let env: Vec<&str> = Some(env).filter(|entry| !entry.is_empty()).into_iter().collect();
+            let told = refused(&annotations, &env);
+            let missing = parts.iter().find(|part| !told.contains(*part));
+            assert!(told.contains("contradict") && missing.is_none(), "{annotations:?} {env:?}: {told}");
+        }
+        let told = refused(&[("cdi.k8s.io/a", "gpushare.io/slice=1\u{1b}")], &[]);
+        assert!(told.contains("gpushare.io/slice=1\\u{1b} is no CDI device of gpushare"), "{told}");
+    }
+
+    #[test]
+    fn names_ask_by_channels_that_are_not_trusted() {
+        let strict = Policy { strict: true, ..Policy::default() };
+        let name = "gpushare.io/share=4GiB";
+        for (annotations, env) in [
+            (&[("cdi.k8s.io/a", name)][..], &[][..]),
+            (&[], &["GPUSHARE_CDI_SHARE_4GIB=gpushare.io/share=4GiB"]),
+            (&[], &["NVIDIA_VISIBLE_DEVICES=gpushare.io/share=4GiB"]),
+        ] {
+            let told = read(annotations, env, &strict).unwrap_err();
+            assert!(matches!(told, RequestError::Untrusted { .. }), "{annotations:?} {env:?}: {told}");
+        }
+        let trusted = ("alloc.gpushare.io/memory", "8GiB");
+        let lowered = read(&[trusted, ("cdi.k8s.io/a", name)], &[], &strict).unwrap().unwrap();
+        assert_eq!(lowered.memory, MemoryAsk::Bytes(DeviceMemory::from_bytes(4 * GIB)));
+        let env_is_not_read = Policy { ignore_env: true, ..Policy::default() };
+        let read = read(&[], &["GPUSHARE_CDI_SHARE_4GIB=gpushare.io/share=4GiB"], &env_is_not_read);
+        assert_eq!(read, Ok(None));
+    }
+}
