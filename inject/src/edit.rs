@@ -34,6 +34,8 @@ pub enum EditError {
 
 /// NVIDIA's fixed major number; minors from 254 up are control nodes.
 const NVIDIA_MAJOR: u64 = 195;
+/// The fixed major number of the nodes below /dev/dri.
+const DRM_MAJOR: u64 = 226;
 const FIRST_CONTROL_MINOR: u64 = 254;
 
 /// Puts `plan` into the configuration.
@@ -84,13 +86,14 @@ fn take_back(json: &mut Value, plan: &Plan) {
     if !hooks.into_iter().any(|hook| same_hook(hook, &ours)) {
         return;
     }
-    let is_gpu = |device: &Value| device.get("major").and_then(Value::as_u64) == Some(NVIDIA_MAJOR);
+    let of_gpus = [Some(NVIDIA_MAJOR), Some(DRM_MAJOR)];
+    let is_gpu = |device: &Value| of_gpus.contains(&device.get("major").and_then(Value::as_u64));
     let lists = [
         ("/linux/devices", &is_gpu as &dyn Fn(&Value) -> bool),
         ("/linux/resources/devices", &is_gpu),
         ("/mounts", &|mount| {
             let target = mount.get("destination").and_then(Value::as_str).unwrap_or_default();
-            target.starts_with("/usr/lib/gpushare/") || target.starts_with("/dev/nvidia")
+            ["/usr/lib/gpushare/", "/dev/nvidia", "/dev/dri/"].iter().any(|ours| target.starts_with(ours))
         }),
     ];
     for (pointer, is_ours) in lists {

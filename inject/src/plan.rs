@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use gpushare_inventory::{Capability, DeviceNode, DriverError, Gpu, Node};
+use gpushare_inventory::{Capability, DeviceNode, DriverError, Extent, Gpu, Node};
 use gpushare_quota::Lease;
 use gpushare_region::path as inner;
 use gpushare_request::{Mode, Request};
@@ -122,20 +122,12 @@ impl Plan {
         image: &Image,
     ) -> Result<Self, PlanError> {
         let nodes = device_nodes(request, lease, node)?;
-        let mut mounts = Vec::new();
-        if lease.mode == Mode::Share {
-            mounts.extend(interception(request, lease, node, programs, image)?);
-        } else {
-            mounts.extend(whole_card(request, node, image)?);
-        }
-        for library in node.driver.companions(&request.capabilities)? {
-            mounts.push(read_only(&library.host_path, &image.library_folder.join(&library.soname))?);
-            let stem = library.soname.split(".so").next().unwrap_or(&library.soname);
-            mounts.extend(covers(image, stem, &library.host_path)?);
-        }
-        for program in node.driver.programs(&request.capabilities)? {
-            mounts.push(read_only(&program.host_path, &Path::new("/usr/bin").join(&program.name))?);
-        }
+        let extent = if lease.mode == Mode::Share { Extent::Share } else { Extent::Whole };
+        let mut mounts = match extent {
+            Extent::Share => interception(request, lease, node, programs, image)?,
+            Extent::Whole => whole_card(request, node, image)?,
+        };
+        mounts.extend(companions(request, extent, node, image)?);
         for extra in programs.extra_mounts {
             if !extra.source.exists() {
                 return Err(PlanError::NoSource { path: extra.source.clone() });
@@ -190,7 +182,11 @@ fn device_nodes<'a>(
         nodes.push(node.uvm.as_ref().ok_or(PlanError::NoUvm)?);
     }
     let shows = [Capability::Graphics, Capability::Display].iter().any(|c| request.capabilities.has(*c));
-    nodes.extend(node.modeset.as_ref().filter(|_| shows));
+    if shows {
+        let granted = |uuid| lease.grants.iter().any(|grant| grant.gpu == uuid);
+        nodes.extend(&node.modeset);
+        nodes.extend(node.render.iter().filter(|(uuid, _)| granted(*uuid)).map(|(_, node)| node));
+    }
     Ok(nodes)
 }
 
@@ -218,6 +214,29 @@ fn interception(
     let region = Region::of(programs.state, lease.id);
     mounts.push(bind(&region.limits(), &c_path(inner::LIMITS), &["ro", "nosuid", "nodev", "noexec"])?);
     mounts.push(bind(&region.usage(), &c_path(inner::USAGE), &["rw", "nosuid", "nodev", "noexec"])?);
+    Ok(mounts)
+}
+
+/// What else of the driver the capabilities bring.
+fn companions(
+    request: &Request,
+    extent: Extent,
+    node: &Node,
+    image: &Image,
+) -> Result<Vec<Mount>, PlanError> {
+    let mut mounts = Vec::new();
+    for library in node.driver.companions(&request.capabilities, extent)? {
+        for name in &library.names {
+            mounts.push(read_only(&library.host_path, &image.library_folder.join(name))?);
+        }
+        // A whole card may be used by a newer driver of the image's own (cuda-compat), with its own companions.
+        let name = library.names.first().filter(|_| extent == Extent::Share);
+        let stem = name.and_then(|name| name.split(".so").next());
+        mounts.extend(stem.map_or(Ok(Vec::new()), |stem| covers(image, stem, &library.host_path))?);
+    }
+    for file in node.driver.files(&request.capabilities, extent)? {
+        mounts.push(read_only(&file.host_path, &file.container_path)?);
+    }
     Ok(mounts)
 }
 

@@ -18,71 +18,113 @@ pub enum Capability {
     Display,
     /// NGX.
     Ngx,
-    /// 32-bit libraries.
-    Compat32,
 }
 
-const NAMES: [(&str, Capability); 7] = [
+const NAMES: [(&str, Capability); 6] = [
     ("compute", Capability::Compute),
     ("utility", Capability::Utility),
     ("video", Capability::Video),
     ("graphics", Capability::Graphics),
     ("display", Capability::Display),
     ("ngx", Capability::Ngx),
-    ("compat32", Capability::Compat32),
 ];
+
+/// NVIDIA's name for the 32-bit builds of the driver's libraries. They are not given: no limit would hold in them.
+const COMPAT32: &str = "compat32";
 
 /// A set of capabilities.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Capabilities(Vec<Capability>);
+pub struct Capabilities {
+    members: Vec<Capability>,
+    /// Whether it was written as `all`, which means as much as may be had.
+    all: bool,
+}
 
-/// A name that is no driver capability.
+/// What is wrong with a list of driver capabilities.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0:?} is no driver capability; known are all, compute, utility, video, graphics, display, ngx and compat32"
-)]
-pub struct UnknownCapability(String);
+pub enum CapabilityError {
+    /// A name that is no driver capability.
+    #[error(
+        "{0:?} is no driver capability; known are all, compute, utility, video, graphics, display and ngx"
+    )]
+    Unknown(String),
+    /// 32-bit libraries by name. Within `all` they are left out, as CUDA images ask for that without a need of them.
+    #[error(
+        "the driver's 32-bit libraries (compat32) are not given, as no limit would hold in them; leave it out"
+    )]
+    Compat32,
+    /// Known, and not given on this node.
+    #[error("this node gives the driver capabilities {allowed}, not {asked} (request.capabilities)")]
+    NotAllowed {
+        /// What was asked beyond them.
+        asked: Capabilities,
+        /// What the settings allow.
+        allowed: Capabilities,
+    },
+}
 
 impl Capabilities {
+    /// Every capability.
+    pub fn all() -> Self {
+        Self { members: NAMES.map(|(_, capability)| capability).to_vec(), all: true }
+    }
+
     /// Whether `capability` is in the set.
     pub fn has(&self, capability: Capability) -> bool {
-        self.0.contains(&capability)
+        self.members.contains(&capability)
     }
 
     /// The members, each once, in a fixed order.
     pub fn iter(&self) -> impl Iterator<Item = Capability> + '_ {
-        self.0.iter().copied()
+        self.members.iter().copied()
+    }
+
+    /// The set on a node that gives no more than `allowed`: `all` is cut to that, a name beyond it is refused.
+    ///
+    /// # Errors
+    /// Names what was asked beyond `allowed`.
+    pub fn within(&self, allowed: &Self) -> Result<Self, CapabilityError> {
+        let (members, beyond): (Vec<_>, Vec<_>) = self.iter().partition(|member| allowed.has(*member));
+        if beyond.is_empty() || self.all {
+            return Ok(Self { members, all: self.all });
+        }
+        let asked = Self { members: beyond, all: false };
+        Err(CapabilityError::NotAllowed { asked, allowed: allowed.clone() })
     }
 }
 
 impl Default for Capabilities {
     /// NVIDIA's own default: compute and utility.
     fn default() -> Self {
-        Self(vec![Capability::Compute, Capability::Utility])
+        Self { members: vec![Capability::Compute, Capability::Utility], all: false }
     }
 }
 
 impl FromStr for Capabilities {
-    type Err = UnknownCapability;
+    type Err = CapabilityError;
 
     /// A comma list of names; `all` is every one of them, an empty list the default.
-    fn from_str(text: &str) -> Result<Self, UnknownCapability> {
-        let mut set = Vec::new();
-        for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
-            if name == "all" {
-                set.extend(NAMES.map(|(_, capability)| capability));
-                continue;
+    fn from_str(text: &str) -> Result<Self, CapabilityError> {
+        let names: Vec<&str> = text.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+        let all = names.contains(&"all");
+        let mut members = Vec::new();
+        for name in names.into_iter().filter(|name| *name != "all") {
+            match NAMES.iter().find(|(known, _)| *known == name) {
+                Some((_, capability)) => members.push(*capability),
+                None if name == COMPAT32 && all => {}
+                None if name == COMPAT32 => return Err(CapabilityError::Compat32),
+                None => return Err(CapabilityError::Unknown(name.chars().take(64).collect())),
             }
-            let known = NAMES.iter().find(|(known, _)| *known == name);
-            let (_, capability) = known.ok_or_else(|| UnknownCapability(name.chars().take(64).collect()))?;
-            set.push(*capability);
         }
-        if set.is_empty() {
+        if all {
+            return Ok(Self::all());
+        }
+        if members.is_empty() {
             return Ok(Self::default());
         }
-        set.sort_unstable();
-        set.dedup();
-        Ok(Self(set))
+        members.sort_unstable();
+        members.dedup();
+        Ok(Self { members, all })
     }
 }
 
@@ -103,10 +145,42 @@ mod tests {
             ("", "compute,utility"),
             ("utility, compute,compute", "compute,utility"),
             ("video", "video"),
-            ("all", "compute,utility,video,graphics,display,ngx,compat32"),
+            ("all", "compute,utility,video,graphics,display,ngx"),
+            ("compat32,all", "compute,utility,video,graphics,display,ngx"),
         ] {
             assert_eq!(text.parse::<Capabilities>().unwrap().to_string(), want, "{text:?}");
         }
-        assert_eq!("compute,cuda".parse::<Capabilities>(), Err(UnknownCapability("cuda".into())));
+    }
+
+    #[test]
+    fn a_name_that_cannot_be_given_is_refused_with_its_reason() {
+        for (text, part) in [
+            ("compute,cuda", "\"cuda\""),
+            ("Compute", "\"Compute\""),
+            ("cuda,all", "\"cuda\""),
+            ("compute,compat32", "32-bit"),
+        ] {
+            let error = text.parse::<Capabilities>().unwrap_err().to_string();
+            assert!(error.contains(part), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_node_may_give_fewer_than_there_are() {
+        let allowed: Capabilities = "compute,utility,video".parse().unwrap();
+        for (asked, want) in [
+            ("", Ok("compute,utility")),
+            ("video", Ok("video")),
+            ("all", Ok("compute,utility,video")),
+            ("compute,graphics,display", Err("graphics,display")),
+        ] {
+            match (asked.parse::<Capabilities>().unwrap().within(&allowed), want) {
+                (Ok(given), want) => assert_eq!(Ok(given.to_string().as_str()), want, "{asked:?}"),
+                (Err(error), want) => {
+                    let text = error.to_string();
+                    assert!(want.is_err_and(|beyond| text.contains(beyond)), "{asked:?}: {text}");
+                }
+            }
+        }
     }
 }

@@ -4,28 +4,36 @@
 //! All of one container's files have the version of the kernel module. Nothing here trusts `ld.so.cache`.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::capability::{Capabilities, Capability};
+use crate::capability::Capabilities;
+use crate::elf;
 use crate::node::Roots;
 use crate::root::Root;
+
+mod search;
+mod sets;
+
+pub use sets::Extent;
+use sets::Library;
 
 /// A shared library of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverLibrary {
-    /// The name that programs open: the SONAME.
-    pub soname: String,
+    /// The names that programs open, relative to the container's library folder; the SONAME first.
+    pub names: Vec<String>,
     /// The real file on this host, links followed.
     pub host_path: PathBuf,
 }
 
-/// A program of the driver.
+/// A program of the driver, or a file that tells others where the driver is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DriverProgram {
-    /// The name below the container's `/usr/bin`.
-    pub name: String,
+pub struct DriverFile {
+    /// Where it appears in the container.
+    pub container_path: PathBuf,
     /// The real file on this host, links followed.
     pub host_path: PathBuf,
 }
@@ -36,7 +44,7 @@ pub struct Driver {
     /// The version of kernel module and libraries, as `535.309.01`.
     pub version: String,
     root: Root,
-    /// Folders to take libraries from: the one that holds libcuda or libnvidia-ml first, then the one above it.
+    /// Folders to take libraries from: the one that holds libcuda or libnvidia-ml first, then those around it.
     folders: Vec<PathBuf>,
 }
 
@@ -64,6 +72,19 @@ pub enum DriverError {
         /// The folder where it should be.
         folder: PathBuf,
     },
+    /// The name that programs open leads to another version than the kernel module's: half an upgrade.
+    #[error(
+        "{link} leads to version {found}, and the kernel module has {version}: libraries of two drivers are mixed; reinstall \
+         the driver's libraries of one version, and reboot if the module is the older one"
+    )]
+    Mixed {
+        /// The link.
+        link: PathBuf,
+        /// The version that it leads to.
+        found: String,
+        /// The kernel module's version.
+        version: String,
+    },
     /// A file that everybody may write is no part of a driver.
     #[error("{path} is not owned by root or writable by others; correct its owner and mode")]
     Untrusted {
@@ -72,65 +93,8 @@ pub enum DriverError {
     },
 }
 
-/// File stem and SONAME suffix; an empty suffix means that the SONAME is the full versioned name.
-type Library = (&'static str, &'static str);
-
-const COMPUTE: &[Library] = &[
-    ("libnvidia-ptxjitcompiler", ".so.1"),
-    ("libnvidia-nvvm", ".so.4"),
-    ("libnvidia-nvvm70", ".so.4"),
-    ("libnvidia-gpucomp", ""),
-    ("libnvidia-pkcs11", ""),
-    ("libnvidia-pkcs11-openssl3", ""),
-    ("libnvidia-fatbinaryloader", ""),
-];
-const UTILITY: &[Library] = &[("libnvidia-cfg", ".so.1")];
-const VIDEO: &[Library] = &[
-    ("libnvcuvid", ".so.1"),
-    ("libnvidia-encode", ".so.1"),
-    ("libnvidia-opticalflow", ".so.1"),
-    ("libvdpau_nvidia", ".so.1"),
-];
-const GRAPHICS: &[Library] = &[
-    ("libGLX_nvidia", ".so.0"),
-    ("libEGL_nvidia", ".so.0"),
-    ("libGLESv1_CM_nvidia", ".so.1"),
-    ("libGLESv2_nvidia", ".so.2"),
-    ("libnvidia-glcore", ""),
-    ("libnvidia-eglcore", ""),
-    ("libnvidia-glsi", ""),
-    ("libnvidia-tls", ""),
-    ("libnvidia-glvkspirv", ""),
-    ("libnvidia-rtcore", ""),
-    ("libnvidia-allocator", ".so.1"),
-    ("libnvidia-fbc", ".so.1"),
-    ("libnvoptix", ".so.1"),
-];
-const NGX: &[Library] = &[("libnvidia-ngx", ".so.1")];
-
-/// Folders of the known systems, relative to the driver root, in the order of trust.
-const FOLDERS: &[&str] = &[
-    "usr/lib/x86_64-linux-gnu/nvidia/current",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib64",
-    "usr/lib/aarch64-linux-gnu/nvidia/current",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/local/nvidia/lib64",
-    "var/lib/nvidia/lib64",
-    "run/opengl-driver/lib",
-    "usr/local/glibc/usr/lib",
-    "usr/lib",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-];
-const PROGRAM_FOLDERS: &[&str] = &[
-    "usr/lib/nvidia/current",
-    "usr/bin",
-    "usr/local/nvidia/bin",
-    "run/current-system/sw/bin",
-    "usr/local/bin",
-    "bin",
-];
+/// The two libraries by which a driver is known.
+const STEMS: [&str; 2] = ["libcuda", "libnvidia-ml"];
 
 impl Driver {
     /// Finds the folder with the libraries of `version`.
@@ -140,22 +104,22 @@ impl Driver {
     pub(crate) fn locate(roots: &Roots, version: &str) -> Result<Self, DriverError> {
         let root = Root::open(&roots.driver);
         let mut others = BTreeMap::new();
-        for folder in candidates(roots) {
-            let found = ["libcuda", "libnvidia-ml"]
-                .iter()
-                .find_map(|stem| root.file(&folder.join(format!("{stem}.so.{version}"))));
-            if let Some(file) = found {
-                trusted(&file)?;
-                let folder = file.parent().unwrap_or(&roots.driver).to_path_buf();
-                let above = folder.parent().map(Path::to_path_buf);
-                let beside = [
-                    Some(folder.join("vdpau")),
-                    above.as_ref().and_then(|a| a.parent().map(Path::to_path_buf)),
-                ];
-                let folders = [Some(folder), above].into_iter().chain(beside).flatten().collect();
-                return Ok(Self { version: version.to_owned(), root, folders });
+        let mut mixed = None;
+        for folder in search::library_folders(roots, &root) {
+            let names = STEMS.map(|stem| folder.join(format!("{stem}.so.{version}")));
+            let Some(file) = names.iter().find_map(|name| library(&root, name)) else {
+                note_other_versions(&folder, &mut others);
+                continue;
+            };
+            if let Some(link) = mixed_link(&root, &folder, version) {
+                mixed.get_or_insert(link);
+                continue;
             }
-            note_other_versions(&folder, &mut others);
+            trusted(&file, &root)?;
+            return Ok(Self { version: version.to_owned(), folders: around(&folder, &file), root });
+        }
+        if let Some(error) = mixed {
+            return Err(error);
         }
         let others = others.into_iter().next().map(|(version, folder)| {
             format!(" (version {version} lies in {}: kernel module and libraries differ)", folder.display())
@@ -188,98 +152,133 @@ impl Driver {
     ///
     /// # Errors
     /// When one could be written by somebody else than root.
-    pub fn companions(&self, capabilities: &Capabilities) -> Result<Vec<DriverLibrary>, DriverError> {
+    pub fn companions(
+        &self,
+        capabilities: &Capabilities,
+        extent: Extent,
+    ) -> Result<Vec<DriverLibrary>, DriverError> {
         let mut found: Vec<DriverLibrary> = Vec::new();
-        for (stem, suffix) in capabilities.iter().flat_map(libraries) {
-            let file = format!("{stem}.so.{}", self.version);
+        for wanted in capabilities.iter().flat_map(|capability| sets::libraries(capability, extent)) {
+            let (file, names) = self.names(wanted);
             let Some(host_path) = self.find(&file) else { continue };
-            trusted(&host_path)?;
-            let soname = if suffix.is_empty() { file } else { format!("{stem}{suffix}") };
-            if found.iter().all(|library| library.soname != soname) {
-                found.push(DriverLibrary { soname, host_path });
+            trusted(&host_path, &self.root)?;
+            if found.iter().all(|library| library.names != names) {
+                found.push(DriverLibrary { names, host_path });
             }
         }
         Ok(found)
     }
 
-    /// The programs that `capabilities` bring: nvidia-smi for utility, where the host has it.
+    /// The programs and further files that `capabilities` bring, where the host has them.
     ///
     /// # Errors
     /// When one could be written by somebody else than root.
-    pub fn programs(&self, capabilities: &Capabilities) -> Result<Vec<DriverProgram>, DriverError> {
-        if !capabilities.has(Capability::Utility) {
-            return Ok(Vec::new());
+    pub fn files(&self, capabilities: &Capabilities, extent: Extent) -> Result<Vec<DriverFile>, DriverError> {
+        let mut found: Vec<DriverFile> = Vec::new();
+        let libraries = self.folders.first().map(PathBuf::as_path).unwrap_or(Path::new("/"));
+        let folders = search::program_folders(self.root.path(), libraries);
+        for capability in capabilities.iter() {
+            for name in sets::programs(capability, extent) {
+                let host_path = folders.iter().find_map(|folder| self.root.file(&folder.join(name)));
+                let container_path = Path::new("/usr/bin").join(name);
+                found.extend(host_path.map(|host_path| DriverFile { container_path, host_path }));
+            }
+            for name in sets::data(capability, extent) {
+                found.extend(self.data(name, libraries));
+            }
         }
-        let places = PROGRAM_FOLDERS.iter().map(|folder| self.root.path().join(folder).join("nvidia-smi"));
-        let Some(host_path) = places.into_iter().find_map(|path| self.root.file(&path)) else {
-            return Ok(Vec::new());
-        };
-        trusted(&host_path)?;
-        Ok(vec![DriverProgram { name: "nvidia-smi".to_owned(), host_path }])
+        for file in &found {
+            trusted(&file.host_path, &self.root)?;
+        }
+        found.sort_by(|one, other| one.container_path.cmp(&other.container_path));
+        found.dedup();
+        Ok(found)
+    }
+
+    /// A file below `/etc` or `/usr/share`, or one that Debian keeps beside the libraries.
+    fn data(&self, name: &str, libraries: &Path) -> Option<DriverFile> {
+        for (place, folder) in
+            [("etc", "/etc"), ("usr/share", "/usr/share"), ("run/opengl-driver/share", "/usr/share")]
+        {
+            if let Some(host_path) = self.root.file(&self.root.path().join(place).join(name)) {
+                return Some(DriverFile { container_path: Path::new(folder).join(name), host_path });
+            }
+        }
+        let file = Path::new(name).file_name()?;
+        let host_path = self.root.file(&libraries.join(file))?;
+        Some(DriverFile { container_path: Path::new("/usr/share").join(name), host_path })
+    }
+
+    /// The file of a library here, and its names in a container.
+    fn names(&self, library: Library) -> (String, Vec<String>) {
+        let versioned = |stem: &str| format!("{stem}.so.{}", self.version);
+        match library {
+            Library::Short(stem, end) => (versioned(stem), vec![format!("{stem}{end}")]),
+            Library::Linked(stem, end) => {
+                (versioned(stem), vec![format!("{stem}{end}"), format!("{stem}.so")])
+            }
+            Library::Full(stem) => (versioned(stem), vec![versioned(stem)]),
+            Library::Named(file, "") => (file.to_owned(), vec![file.to_owned()]),
+            Library::Named(file, folder) => (file.to_owned(), vec![format!("{folder}/{file}")]),
+        }
     }
 
     fn required(&self, stem: &str) -> Result<PathBuf, DriverError> {
         let library = format!("{stem}.so.{}", self.version);
         let folder = self.folders.first().cloned().unwrap_or_default();
         let path = self.find(&library).ok_or(DriverError::Missing { library, folder })?;
-        trusted(&path)?;
+        trusted(&path, &self.root)?;
         Ok(path)
     }
 
     fn find(&self, name: &str) -> Option<PathBuf> {
-        self.folders.iter().find_map(|folder| self.root.file(&folder.join(name)))
+        self.folders.iter().find_map(|folder| library(&self.root, &folder.join(name)))
     }
 }
 
-fn libraries(capability: Capability) -> &'static [Library] {
-    match capability {
-        Capability::Compute => COMPUTE,
-        Capability::Utility => UTILITY,
-        Capability::Video => VIDEO,
-        Capability::Graphics | Capability::Display => GRAPHICS,
-        Capability::Ngx => NGX,
-        Capability::Compat32 => &[],
-    }
+/// The real file of a library at `path`, if it is one for this machine: 32-bit builds have the same names.
+fn library(root: &Root, path: &Path) -> Option<PathBuf> {
+    let file = root.file(path)?;
+    let mut header = [0; elf::HEADER_BYTES];
+    File::open(&file).and_then(|mut file| file.read_exact(&mut header)).ok()?;
+    elf::is_for_this_machine(&header).then_some(file)
 }
 
-/// Folders to search: the configured ones, those of the known systems, those that ld.so.conf names.
-fn candidates(roots: &Roots) -> Vec<PathBuf> {
-    let below = |folder: &Path| roots.driver.join(folder.strip_prefix("/").unwrap_or(folder));
-    let configured = roots.library_folders.iter().map(|folder| below(folder));
-    let known = FOLDERS.iter().map(|folder| below(Path::new(folder)));
-    let conf = roots.driver.join("etc/ld.so.conf");
-    let listed = loader_folders(&conf, &roots.driver, 0).into_iter().map(|folder| below(&folder));
-    configured.chain(known).chain(listed).collect()
-}
-
-/// The folders of an ld.so.conf with its `include` lines, of which only the form `FOLDER/*.conf` is in use.
-fn loader_folders(conf: &Path, root: &Path, depth: u32) -> Vec<PathBuf> {
-    let Ok(text) = fs::read_to_string(conf) else { return Vec::new() };
-    let mut folders = Vec::new();
-    for line in text.lines().map(|line| line.split('#').next().unwrap_or("").trim()) {
-        let Some(pattern) = line.strip_prefix("include ").map(str::trim) else {
-            folders.extend((line.starts_with('/')).then(|| PathBuf::from(line)));
-            continue;
-        };
-        let (Some(folder), true, 0) = (pattern.strip_suffix("/*.conf"), pattern.starts_with('/'), depth)
-        else {
-            continue;
-        };
-        let folder = root.join(folder.trim_start_matches('/'));
-        let mut files: Vec<_> =
-            fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok).map(|e| e.path()).collect();
-        files.sort();
-        let included = files.iter().filter(|file| file.extension().is_some_and(|end| end == "conf"));
-        folders.extend(included.flat_map(|file| loader_folders(file, root, depth + 1)));
+/// Folders that together hold a driver's libraries: where `file` was found and where it really lies, `vdpau` and `gbm`
+/// within, and the folders above, in which Debian has a part of the set.
+fn around(folder: &Path, file: &Path) -> Vec<PathBuf> {
+    let real = file.parent().unwrap_or(folder);
+    let mut folders = vec![real.to_path_buf(), folder.to_path_buf()];
+    for folder in [real, folder] {
+        folders.extend(["vdpau", "gbm"].map(|inner| folder.join(inner)));
     }
+    for above in [real.parent(), real.parent().and_then(Path::parent)].into_iter().flatten() {
+        folders.extend([above.to_path_buf(), above.join("vdpau"), above.join("gbm")]);
+    }
+    folders.dedup();
     folders
 }
 
-/// A driver file belongs to root and is writable by nobody else, and so is its folder: containers will run it.
-fn trusted(file: &Path) -> Result<(), DriverError> {
-    for path in [Some(file), file.parent()].into_iter().flatten() {
+/// A name in `folder` that programs would open, and that leads to another version.
+fn mixed_link(root: &Root, folder: &Path, version: &str) -> Option<DriverError> {
+    STEMS.iter().find_map(|stem| {
+        let link = folder.join(format!("{stem}.so.1"));
+        let real = root.file(&link)?;
+        let found = real.file_name()?.to_str()?.strip_prefix(stem)?.strip_prefix(".so.")?.to_owned();
+        let other = found.contains('.') && found != version;
+        other.then(|| DriverError::Mixed { link, found, version: version.to_owned() })
+    })
+}
+
+/// A driver file belongs to root and is writable by nobody else, and so is its folder: containers will run it. No folder
+/// up to the driver root may be everybody's either, in which the next one could be replaced. Groups are let pass there:
+/// Debian's `/usr/local` is its group's.
+fn trusted(file: &Path, root: &Root) -> Result<(), DriverError> {
+    let above = file.ancestors().take_while(|path| root.real().is_some_and(|root| path.starts_with(root)));
+    for (depth, path) in above.enumerate() {
+        let writers = if depth < 2 { 0o022 } else { 0o002 };
         let safe =
-            fs::metadata(path).is_ok_and(|metadata| metadata.uid() == 0 && metadata.mode() & 0o022 == 0);
+            fs::metadata(path).is_ok_and(|metadata| metadata.uid() == 0 && metadata.mode() & writers == 0);
         if !safe {
             return Err(DriverError::Untrusted { path: path.into() });
         }

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use object::elf::{
-    FileHeader64, SHF_EXECINSTR, SHN_UNDEF, SHT_DYNSYM, STB_LOCAL, STT_FUNC, STT_GNU_IFUNC, SectionHeader64,
-    Sym64,
+    ELFCLASS64, ELFDATA2LSB, ELFMAG, EM_AARCH64, EM_X86_64, FileHeader64, SHF_EXECINSTR, SHN_UNDEF,
+    SHT_DYNSYM, STB_LOCAL, STT_FUNC, STT_GNU_IFUNC, SectionHeader64, Sym64,
 };
 use object::pod::{bytes_of, bytes_of_slice, from_bytes_mut};
 use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym, SymbolTable};
@@ -19,6 +19,22 @@ const LE: LittleEndian = LittleEndian;
 type Header = FileHeader64<LittleEndian>;
 type Symbol = Sym64<LittleEndian>;
 type Section = SectionHeader64<LittleEndian>;
+
+/// How much of a file [`is_for_this_machine`] wants to see.
+pub const HEADER_BYTES: usize = 20;
+
+/// Whether a file that begins with `header` is an ELF file for this kind of machine.
+pub fn is_for_this_machine(header: &[u8; HEADER_BYTES]) -> bool {
+    let machine = if cfg!(target_arch = "aarch64") { EM_AARCH64 } else { EM_X86_64 };
+    let [magic @ .., low, high] = header;
+    magic.starts_with(&ELFMAG)
+        && magic.get(EI_CLASS) == Some(&ELFCLASS64)
+        && magic.get(EI_DATA) == Some(&ELFDATA2LSB)
+        && u16::from_le_bytes([*low, *high]) == machine
+}
+
+const EI_CLASS: usize = 4;
+const EI_DATA: usize = 5;
 
 /// Why a library's names cannot be read.
 #[derive(Debug, thiserror::Error)]

@@ -15,8 +15,8 @@ mod root;
 mod totals;
 mod uuid;
 
-pub use capability::{Capabilities, Capability, UnknownCapability};
-pub use driver::{Driver, DriverError, DriverLibrary, DriverProgram};
+pub use capability::{Capabilities, Capability, CapabilityError};
+pub use driver::{Driver, DriverError, DriverFile, DriverLibrary, Extent};
 pub use memory::DeviceMemory;
 pub use node::{DeviceNode, Gpu, Node, NodeError, Roots};
 pub use proc::{ProcError, boot_id};

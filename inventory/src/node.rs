@@ -81,6 +81,8 @@ pub struct Node {
     pub uvm: Option<DeviceNode>,
     /// `/dev/nvidia-modeset`, for graphics and display.
     pub modeset: Option<DeviceNode>,
+    /// The nodes below `/dev/dri` by the GPU that they belong to, for graphics and display; none without nvidia-drm.
+    pub render: Vec<(GpuUuid, DeviceNode)>,
 }
 
 /// Why the node cannot give GPUs.
@@ -141,7 +143,12 @@ impl Node {
         let version =
             proc::driver_version(&text).ok_or(ProcError::Format { path, what: "the driver's version" })?;
         let control = device_node(&roots.dev, "nvidiactl")?;
-        let gpus = gpus(&nvidia.join("gpus"), &roots.dev)?;
+        let found = gpus(&nvidia.join("gpus"), &roots.dev)?;
+        let render = found.iter().flat_map(|(address, gpu)| {
+            render_nodes(roots, *address).into_iter().map(|node| (gpu.uuid, node))
+        });
+        let render = render.collect();
+        let gpus = found.into_iter().map(|(_, gpu)| gpu).collect();
         let driver = Driver::locate(roots, version)?;
         Ok(Self {
             gpus,
@@ -149,6 +156,7 @@ impl Node {
             control,
             uvm: device_node(&roots.dev, "nvidia-uvm").ok(),
             modeset: device_node(&roots.dev, "nvidia-modeset").ok(),
+            render,
         })
     }
 
@@ -164,7 +172,7 @@ impl Node {
 
 /// All GPUs below `folder`, in PCI order. An excluded GPU keeps its index (NVML skips it), so it is dropped before
 /// counting.
-fn gpus(folder: &Path, dev_root: &Path) -> Result<Vec<Gpu>, NodeError> {
+fn gpus(folder: &Path, dev_root: &Path) -> Result<Vec<(PciAddress, Gpu)>, NodeError> {
     let mut found = Vec::new();
     for (address, path) in pci_folders(folder)? {
         let path = path.join("information");
@@ -183,11 +191,26 @@ fn gpus(folder: &Path, dev_root: &Path) -> Result<Vec<Gpu>, NodeError> {
         return Err(NodeError::NoGpu { path: folder.into() });
     }
     found.sort_by_key(|(address, _)| *address);
-    let indexed = (0..).zip(found).map(|(index, (_, gpu))| Gpu { index, ..gpu });
+    let indexed = (0..).zip(found).map(|(index, (address, gpu))| (address, Gpu { index, ..gpu }));
     Ok(indexed.collect())
 }
 
-type PciFolder = ((u32, u8, u8, u8), PathBuf);
+/// Domain, bus, device and function.
+type PciAddress = (u32, u8, u8, u8);
+type PciFolder = (PciAddress, PathBuf);
+
+/// The DRM nodes of the GPU at `address`, by the names that the kernel gave them.
+fn render_nodes(roots: &Roots, (domain, bus, device, function): PciAddress) -> Vec<DeviceNode> {
+    let address = format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}");
+    let folder = roots.proc.join("sys/bus/pci/devices").join(address).join("drm");
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| name.starts_with("card") || name.starts_with("renderD"))
+        .collect();
+    names.sort();
+    names.iter().filter_map(|name| device_node(&roots.dev, &format!("dri/{name}")).ok()).collect()
+}
 
 fn pci_folders(folder: &Path) -> Result<Vec<PciFolder>, NodeError> {
     let entries = match fs::read_dir(folder) {

@@ -30,6 +30,11 @@ impl Root {
         &self.path
     }
 
+    /// The folder without links; `None` when it cannot be opened.
+    pub fn real(&self) -> Option<&Path> {
+        self.folder.as_ref().map(|folder| folder.1.as_path())
+    }
+
     /// The real path of the regular file at `path`, which begins with this root's; `None` when there is none.
     pub fn file(&self, path: &Path) -> Option<PathBuf> {
         let (folder, real) = &**self.folder.as_ref()?;

@@ -2,7 +2,7 @@
 
 use crate::grammar::GrammarError;
 use crate::model::ModelError;
-use gpushare_inventory::UnknownCapability;
+use gpushare_inventory::CapabilityError;
 
 /// Why a container's request cannot be read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,6 +60,9 @@ pub enum RequestError {
         /// The trusted key and value.
         trusted: String,
     },
+    /// Parts of the driver that this node does not give.
+    #[error(transparent)]
+    Capabilities(#[from] CapabilityError),
     /// GPUs by NVIDIA's variables, and the node wants a share.
     #[error(
         "NVIDIA_VISIBLE_DEVICES names GPUs but no share: set GPUSHARE_MEMORY (as 4GiB or 25%), or have the \
@@ -77,9 +80,9 @@ pub enum ValueError {
     /// Not a model filter.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Not a list of capabilities.
+    /// Not a list of capabilities, or more than can be had.
     #[error(transparent)]
-    Capability(#[from] UnknownCapability),
+    Capability(#[from] CapabilityError),
 }
 
 /// A value for a message: bounded, since a bundle may hold a megabyte of it. Escaping is the formatter's (`{:?}`).

@@ -1,0 +1,110 @@
+//! Where a driver root may hold the driver's files, in the order of trust. Folders are named, never listed from a cache
+//! that could be stale; what `ld.so.conf` and `ld.so.cache` name comes last, and only as further places to look.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use crate::node::Roots;
+use crate::root::Root;
+
+/// Debian's name for this machine's kind.
+const TRIPLET: &str = if cfg!(target_arch = "aarch64") { "aarch64-linux-gnu" } else { "x86_64-linux-gnu" };
+
+/// Folders of the known systems, below the driver root. Debian's own come before these.
+const FOLDERS: [&str; 9] = [
+    "usr/lib64",
+    "usr/local/nvidia/lib64",
+    "var/lib/nvidia/lib64",
+    "run/opengl-driver/lib",
+    "usr/local/glibc/usr/lib",
+    "usr/lib",
+    "lib64",
+    "usr/local/nvidia/lib",
+    "lib",
+];
+const PROGRAM_FOLDERS: [&str; 8] = [
+    "usr/lib/nvidia/current",
+    "usr/bin",
+    "usr/sbin",
+    "usr/local/nvidia/bin",
+    "var/lib/nvidia/bin",
+    "run/current-system/sw/bin",
+    "usr/local/bin",
+    "bin",
+];
+/// More driver packages side by side than anybody installs.
+const MAX_VARIANTS: usize = 16;
+/// A large machine's has 200 KiB.
+const MAX_CACHE_BYTES: u64 = 16 << 20;
+
+/// Folders to search for libraries: the configured ones, those of the known systems, those that the loader's files name.
+pub(super) fn library_folders(roots: &Roots, root: &Root) -> Vec<PathBuf> {
+    let below = |folder: &Path| roots.driver.join(folder.strip_prefix("/").unwrap_or(folder));
+    let mut folders: Vec<PathBuf> = roots.library_folders.iter().map(|folder| below(folder)).collect();
+    let debians = roots.driver.join("usr/lib").join(TRIPLET);
+    folders.extend(variants(&debians.join("nvidia")));
+    folders.push(debians);
+    folders.push(roots.driver.join("lib").join(TRIPLET));
+    folders.extend(FOLDERS.iter().map(|folder| below(Path::new(folder))));
+    folders.extend(loader_folders(Path::new("etc/ld.so.conf"), root, 0).iter().map(|folder| below(folder)));
+    folders.extend(cached_folders(root).iter().map(|folder| below(folder)));
+    folders
+}
+
+/// Debian keeps drivers side by side: `current`, and packages for older cards in `tesla-470` and the like.
+fn variants(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    let mut found: Vec<PathBuf> =
+        entries.take(MAX_VARIANTS).map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+    found.sort_by_key(|path| (!path.ends_with("current"), path.clone()));
+    found
+}
+
+/// Folders to search for programs, where the libraries lie in `libraries`.
+pub(super) fn program_folders(root: &Path, libraries: &Path) -> Vec<PathBuf> {
+    let variant = libraries.file_name().filter(|_| {
+        libraries.parent().is_some_and(|folder| folder.ends_with(Path::new(TRIPLET).join("nvidia")))
+    });
+    let own = variant.map(|variant| root.join("usr/lib/nvidia").join(variant));
+    own.into_iter().chain(PROGRAM_FOLDERS.iter().map(|folder| root.join(folder))).collect()
+}
+
+/// The folders of an ld.so.conf with its `include` lines, of which only the form `FOLDER/*.conf` is in use.
+fn loader_folders(conf: &Path, root: &Root, depth: u32) -> Vec<PathBuf> {
+    let text = root.file(&root.path().join(conf)).and_then(|path| fs::read_to_string(path).ok());
+    let mut folders = Vec::new();
+    for line in
+        text.iter().flat_map(|text| text.lines()).map(|line| line.split('#').next().unwrap_or("").trim())
+    {
+        let Some(pattern) = line.strip_prefix("include ").map(str::trim) else {
+            folders.extend((line.starts_with('/')).then(|| PathBuf::from(line)));
+            continue;
+        };
+        let (Some(folder), true, 0) = (pattern.strip_suffix("/*.conf"), pattern.starts_with('/'), depth)
+        else {
+            continue;
+        };
+        let folder = Path::new(folder.trim_start_matches('/'));
+        let entries = fs::read_dir(root.path().join(folder)).into_iter().flatten().filter_map(Result::ok);
+        let mut files: Vec<PathBuf> = entries.map(|entry| folder.join(entry.file_name())).collect();
+        files.sort();
+        let included = files.iter().filter(|file| file.extension().is_some_and(|end| end == "conf"));
+        folders.extend(included.flat_map(|file| loader_folders(file, root, depth + 1)));
+    }
+    folders
+}
+
+/// The folders in which ld.so.cache, whatever its format and age, has libcuda or libnvidia-ml: it holds their paths as
+/// texts that end in a zero byte.
+fn cached_folders(root: &Root) -> Vec<PathBuf> {
+    let mut bytes = Vec::new();
+    let cache = root.file(&root.path().join("etc/ld.so.cache")).and_then(|path| File::open(path).ok());
+    if cache.is_none_or(|file| file.take(MAX_CACHE_BYTES).read_to_end(&mut bytes).is_err()) {
+        return Vec::new();
+    }
+    let texts = bytes.split(|byte| *byte == 0).filter(|text| text.starts_with(b"/"));
+    let paths = texts.filter_map(|text| std::str::from_utf8(text).ok()).map(Path::new);
+    let ours = paths.filter(|path| path.ends_with("libcuda.so.1") || path.ends_with("libnvidia-ml.so.1"));
+    ours.filter_map(|path| path.parent().map(Path::to_path_buf)).collect()
+}
