@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{SFlag, fstat};
+use nix::sys::statvfs::{FsFlags, fstatvfs};
 use serde_json::Value;
 
 mod copies;
@@ -42,6 +43,15 @@ pub enum ImageError {
         /// What is there.
         what: &'static str,
     },
+    /// The target is not there and cannot be made.
+    #[error(
+        "the image has no {target}, where a driver file must appear, and its file system is read-only; add empty files to the \
+         image at the places that `gpushare plan` lists, or mount it writable with a read-only root setting"
+    )]
+    ReadOnly {
+        /// The path in the container.
+        target: PathBuf,
+    },
     /// A volume of the user lies over the target: the mount would leave an empty file on the host.
     #[error(
         "the volume mounted at {volume} hides {target}, where a driver file must appear; mount it elsewhere"
@@ -54,15 +64,33 @@ pub enum ImageError {
     },
 }
 
-/// The loader's default folders: where a multiarch folder exists the image is of the Debian family, whose glibc
-/// searches it first; then RHEL's; then what every loader has.
-const FOLDERS: [(&str, &str); 5] = [
-    ("usr/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu"),
-    ("lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu"),
-    ("usr/lib64", "/usr/lib64"),
-    ("lib64", "/lib64"),
-    ("usr/lib", "/usr/lib"),
-];
+/// Debian's name for this machine's kind.
+const TRIPLET_FOLDERS: [&str; 4] = if cfg!(target_arch = "aarch64") {
+    ["/usr/lib/aarch64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib", "/lib"]
+} else {
+    ["/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib", "/lib"]
+};
+
+/// The folders that a glibc searches without a cache. Each distribution builds that list in: Debian's family, then Red
+/// Hat's and SUSE's, then those without either. The first two tell the family.
+const FAMILIES: [&[&str]; 3] = [&TRIPLET_FOLDERS, &["/usr/lib64", "/lib64"], &["/usr/lib", "/lib"]];
+
+/// The C library's own file tells the family; without a glibc, the folders that are there do.
+fn family(root: &Root) -> &'static [&'static str] {
+    let holds = |folder: &&str| {
+        let file = relative(Path::new(folder)).join("libc.so.6");
+        seen(root, &file).is_some_and(|(kind, _)| kind == SFlag::S_IFREG)
+    };
+    let exists = |folder: &&str| usable(root, Path::new(folder)).is_some();
+    let with = |is: &dyn Fn(&&str) -> bool| FAMILIES.iter().find(|folders| folders.iter().take(2).any(is));
+    with(&holds).or_else(|| with(&exists)).copied().unwrap_or_default()
+}
+
+/// Where `folder` lies in the root, if a file can be put there.
+fn usable(root: &Root, folder: &Path) -> Option<PathBuf> {
+    let (kind, resolved) = seen(root, relative(folder))?;
+    (kind == SFlag::S_IFDIR && !is_kernel_tree(&resolved)).then_some(resolved)
+}
 
 impl Image {
     /// Looks at the root folder of the bundle with this config.json.
@@ -71,12 +99,16 @@ impl Image {
     /// When it cannot be opened.
     pub fn look(root: &Path, json: &Value) -> Result<Self, ImageError> {
         let root = open_root(root)?;
-        let found = FOLDERS.iter().find(|(folder, _)| {
-            let seen = seen(&root, Path::new(folder));
-            seen.is_some_and(|(kind, resolved)| kind == SFlag::S_IFDIR && !is_kernel_tree(&resolved))
-        });
-        let library_folder = PathBuf::from(found.map_or("/usr/lib", |(_, folder)| folder));
-        Ok(Self { library_folder, driver_copies: copies::find(&root, json) })
+        let volumes = Volumes::of(&root, json);
+        let folders = family(&root).iter().map(Path::new);
+        let found: Vec<_> = folders.filter_map(|folder| Some((folder, usable(&root, folder)?))).collect();
+        // A volume over one of them leaves the others; over all of them, `check` names it.
+        let hidden = |(folder, resolved): &(&Path, PathBuf)| {
+            volumes.over(&folder.join("libcuda.so.1"), &resolved.join("libcuda.so.1")).is_some()
+        };
+        let open = found.iter().find(|folder| !hidden(folder));
+        let library_folder = open.or(found.first()).map_or(Path::new("/usr/lib"), |(folder, _)| *folder);
+        Ok(Self { library_folder: library_folder.into(), driver_copies: copies::find(&root, json) })
     }
 
     /// Checks that each target can take what is mounted there (a folder where the second part says so), and that no
@@ -90,30 +122,65 @@ impl Image {
         targets: impl Iterator<Item = (&'a Path, bool)>,
     ) -> Result<(), ImageError> {
         let root = open_root(root)?;
-        let volumes: Vec<_> =
-            volumes(json).into_iter().map(|volume| (place(&root, &volume), volume)).collect();
+        let volumes = Volumes::of(&root, json);
         for (target, is_folder) in targets {
             let bad = |what| ImageError::BadTarget { target: target.into(), what };
-            let resolved = match seen(&root, relative(target)) {
+            let found = seen(&root, relative(target));
+            let resolved = match &found {
                 None => place(&root, target),
-                Some((SFlag::S_IFDIR, resolved)) if is_folder => resolved,
-                Some((SFlag::S_IFREG, resolved)) if !is_folder => resolved,
+                Some((SFlag::S_IFDIR, resolved)) if is_folder => resolved.clone(),
+                Some((SFlag::S_IFREG, resolved)) if !is_folder => resolved.clone(),
                 Some((SFlag::S_IFDIR, _)) => return Err(bad("a folder")),
                 Some(_) => return Err(bad("a special file")),
             };
             if is_kernel_tree(&resolved) {
                 return Err(bad("a link out of its file system"));
             }
-            let hides = |(place, written): &&(PathBuf, PathBuf)| {
-                let over = target.starts_with(written) || resolved.starts_with(place);
-                over && *place != resolved && written != target
-            };
-            if let Some((_, volume)) = volumes.iter().find(hides) {
-                return Err(ImageError::Hidden { target: target.into(), volume: volume.clone() });
+            if let Some(volume) = volumes.over(target, &resolved) {
+                return Err(ImageError::Hidden { target: target.into(), volume: volume.into() });
+            }
+            if found.is_none() && !volumes.on_tmpfs(&resolved) && is_read_only(&root, &resolved) {
+                return Err(ImageError::ReadOnly { target: target.into() });
             }
         }
         Ok(())
     }
+}
+
+/// What the bundle mounts below its root: where each lies once links are followed, and as it was written.
+struct Volumes {
+    bound: Vec<(PathBuf, PathBuf)>,
+    others: Vec<PathBuf>,
+}
+
+impl Volumes {
+    fn of(root: &Root, json: &Value) -> Self {
+        let (bound, others) = mounts(json);
+        let bound = bound.into_iter().map(|written| (place(root, &written), written)).collect();
+        Self { bound, others: others.iter().map(|written| place(root, written)).collect() }
+    }
+
+    /// The folder of the host that lies over `target`, which resolves to `resolved`. One mounted exactly there is no
+    /// obstacle: our mount lies on top of it.
+    fn over(&self, target: &Path, resolved: &Path) -> Option<&Path> {
+        let hides = |(place, written): &&(PathBuf, PathBuf)| {
+            let over = target.starts_with(written) || resolved.starts_with(place);
+            over && *place != resolved && written != target
+        };
+        self.bound.iter().find(hides).map(|(_, written)| written.as_path())
+    }
+
+    /// Whether targets are made in a file system of the container's own.
+    fn on_tmpfs(&self, resolved: &Path) -> bool {
+        self.others.iter().any(|place| resolved.starts_with(place))
+    }
+}
+
+/// Whether nothing can be made at `path`, which is not there yet.
+fn is_read_only(root: &Root, path: &Path) -> bool {
+    let existing = path.ancestors().skip(1).find_map(|folder| resolve(root, relative(folder)).ok());
+    let flags = existing.and_then(|folder| fstatvfs(&folder).ok()).map(|system| system.flags());
+    flags.is_some_and(|flags| flags.contains(FsFlags::ST_RDONLY))
 }
 
 fn relative(path: &Path) -> &Path {
@@ -137,18 +204,22 @@ fn path_of(fd: i32) -> std::io::Result<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{fd}"))
 }
 
-/// Where the bundle mounts folders of the host. A tmpfs hides nothing that matters: targets are made in it.
-fn volumes(json: &Value) -> Vec<PathBuf> {
+/// Where the bundle mounts folders of the host, and where file systems of the container's own. Those hide nothing that
+/// matters: targets are made in them.
+fn mounts(json: &Value) -> (Vec<PathBuf>, Vec<PathBuf>) {
     let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
-    let bound = mounts.filter(|mount| {
+    let (bound, others): (Vec<&Value>, Vec<&Value>) = mounts.partition(|mount| {
         let option = |wanted: &str| {
             let options = mount.get("options").and_then(Value::as_array).into_iter().flatten();
             options.filter_map(Value::as_str).any(|option| option == wanted)
         };
         mount.get("type").and_then(Value::as_str) == Some("bind") || option("bind") || option("rbind")
     });
-    let paths = bound.filter_map(|mount| mount.get("destination").and_then(Value::as_str));
-    paths.map(PathBuf::from).filter(|path| path != Path::new("/")).collect()
+    let paths = |mounts: Vec<&Value>| -> Vec<PathBuf> {
+        let written = mounts.into_iter().filter_map(|mount| mount.get("destination")?.as_str());
+        written.map(PathBuf::from).filter(|path| path != Path::new("/")).collect()
+    };
+    (paths(bound), paths(others))
 }
 
 /// What `path` is inside the root, and where it lies there once links are followed.
@@ -214,11 +285,43 @@ mod tests {
         for (folders, want) in [
             (&["usr/lib/x86_64-linux-gnu", "usr/lib64"][..], "/usr/lib/x86_64-linux-gnu"),
             (&["usr/lib64", "usr/lib"], "/usr/lib64"),
-            (&["lib/x86_64-linux-gnu"], "/usr/lib/x86_64-linux-gnu"),
+            (&["lib/x86_64-linux-gnu"], "/lib/x86_64-linux-gnu"),
             (&["usr/lib"], "/usr/lib"),
+            (&["lib"], "/lib"),
             (&[], "/usr/lib"),
         ] {
             assert_eq!(folder(image(folders).path()), Path::new(want), "{folders:?}");
+        }
+    }
+
+    #[test]
+    fn the_c_librarys_place_counts_more_than_folders_that_happen_to_exist() {
+        for (libc, others, want) in [
+            ("usr/lib64", &["usr/lib/x86_64-linux-gnu", "usr/lib"][..], "/usr/lib64"),
+            ("lib64", &["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"], "/lib64"),
+            ("lib/x86_64-linux-gnu", &["usr/lib64", "lib64", "usr/lib"], "/lib/x86_64-linux-gnu"),
+            ("lib/x86_64-linux-gnu", &["usr/lib/x86_64-linux-gnu"], "/usr/lib/x86_64-linux-gnu"),
+            ("usr/lib", &["usr/lib64"], "/usr/lib"),
+        ] {
+            let root = image(&[&[libc], others].concat());
+            fs::write(root.path().join(libc).join("libc.so.6"), "").unwrap();
+            assert_eq!(folder(root.path()), Path::new(want), "{libc} beside {others:?}");
+        }
+    }
+
+    #[test]
+    fn a_volume_over_one_of_the_loaders_folders_leaves_the_others() {
+        let root = image(&["usr/lib/x86_64-linux-gnu", "usr/lib64"]);
+        symlink("usr/lib", root.path().join("lib")).unwrap();
+        for (written, want) in [
+            ("/usr/lib/x86_64-linux-gnu", "/usr/lib"),
+            ("/lib/x86_64-linux-gnu/", "/usr/lib"),
+            ("/usr/lib/x86_64-linux-gnu/sub", "/usr/lib/x86_64-linux-gnu"),
+            ("/usr", "/usr/lib/x86_64-linux-gnu"), // no place is left, which `check` says
+        ] {
+            let json = json!({"mounts": [{"destination": written, "type": "bind", "source": "/x"}]});
+            let image = Image::look(root.path(), &json).unwrap();
+            assert_eq!(image.library_folder, Path::new(want), "a volume at {written}");
         }
     }
 

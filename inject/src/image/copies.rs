@@ -13,11 +13,18 @@ use serde_json::Value;
 use super::{Root, relative, resolve};
 
 /// File stems of libraries of which only the host's version fits its kernel module.
-const STEMS: [&str; 5] =
-    ["libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler", "libnvidia-nvvm", "libnvidia-gpucomp"];
+const STEMS: [&str; 7] = [
+    "libcuda",
+    "libnvidia-ml",
+    "libnvidia-ptxjitcompiler",
+    "libnvidia-nvvm",
+    "libnvidia-gpucomp",
+    "libnvidia-pkcs11-openssl3",
+    "libnvidia-tileiras",
+];
 const DEFAULT_FOLDERS: [&str; 8] = [
-    "/usr/lib/x86_64-linux-gnu",
-    "/lib/x86_64-linux-gnu",
+    super::TRIPLET_FOLDERS[0],
+    super::TRIPLET_FOLDERS[1],
     "/usr/lib64",
     "/lib64",
     "/usr/lib",
