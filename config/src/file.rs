@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use gpushare_inject::ExtraMount;
-use gpushare_inventory::{DeviceMemory, Roots};
+use gpushare_inventory::{CapabilityError, DeviceMemory, Roots};
 use gpushare_quota::{Admission, Placement};
 use gpushare_request::{Cores, MemoryAsk, NvidiaPolicy, Policy};
 use serde::Deserialize;
@@ -111,6 +111,7 @@ struct RequestSection {
     strict: bool,
     env: bool,
     nvidia: String,
+    capabilities: String,
     default_memory: String,
     default_cores: String,
 }
@@ -291,6 +292,12 @@ fn policy(section: &RequestSection) -> Result<Policy, ConfigError> {
             text => Some(text.parse::<Cores>().map_err(|error| value("request.default_cores", text, error))?),
         },
         nvidia,
+        capabilities: match section.capabilities.as_str() {
+            "all" => None,
+            text => Some(
+                text.parse().map_err(|error: CapabilityError| value("request.capabilities", text, error))?,
+            ),
+        },
     })
 }
 
@@ -422,6 +429,7 @@ mod tests {
             "[quota]\nmemory_percent = 0\n",
             "[request]\ndefault_memory = \"8\"\n",
             "[request]\nnvidia = \"\"\n",
+            "[request]\ncapabilities = \"compute,cuda\"\n",
             "[paths]\nstate = \"run\"\n",
             "[runtime]\ncandidates = [\"runc\"]\n",
             "[log]\nlevel = \"loud\"\n",

@@ -79,6 +79,8 @@ pub struct Policy {
     pub default_cores: Option<Cores>,
     /// What a container gets that names GPUs by NVIDIA's variables and no limit.
     pub nvidia: NvidiaPolicy,
+    /// The driver capabilities that containers may have; `None` is every one.
+    pub capabilities: Option<Capabilities>,
 }
 
 /// What `NVIDIA_VISIBLE_DEVICES` without a share means. The bundle does not tell the image's environment from the
@@ -103,18 +105,23 @@ pub fn read(container: &Container, policy: &Policy) -> Result<Option<Request>, R
     if container.is_sandbox() {
         return Ok(None);
     }
-    match own::read(container, policy)? {
+    let request = match own::read(container, policy)? {
         Some(asked) => {
             whole::refuse_beside(&asked.by, container)?;
-            asked.with_nvidia(nvidia::read(container)?, policy).map(Some)
+            Some(asked.with_nvidia(nvidia::read(container)?, policy)?)
         }
-        None if policy.nvidia == NvidiaPolicy::Ignore => Ok(None),
+        None if policy.nvidia == NvidiaPolicy::Ignore => None,
         None => {
             let request = nvidia::read(container)?.into_request(policy)?;
             if request.is_some() {
                 whole::refuse_beside(nvidia::DEVICES, container)?;
             }
-            Ok(request)
+            request
         }
+    };
+    let Some(mut request) = request else { return Ok(None) };
+    if let Some(allowed) = &policy.capabilities {
+        request.capabilities = request.capabilities.within(allowed)?;
     }
+    Ok(Some(request))
 }
