@@ -15,8 +15,11 @@ use crate::identity::Who;
 use crate::mutex::Mutex;
 use crate::sys::{self, Fd, FileId};
 
-/// How long an allocation may wait for a process that is dying, in milliseconds.
-const PATIENCE: u32 = 10;
+/// How long an allocation may wait for a process that is dying and for the region lock, in nanoseconds: with what a look
+/// takes and a timer is late, ten milliseconds.
+const PATIENCE: u64 = 9_000_000;
+/// Longest sleep between two looks, in nanoseconds.
+const NAP: u64 = 1_000_000;
 /// Processor ticks after which a query looks for dead processes again: some ten milliseconds.
 const SWEEP_TICKS: u64 = 1 << 25;
 
@@ -267,9 +270,10 @@ impl Book {
 
     #[cold]
     fn reserve_slowly(&self, usage: &UsageFile, device: usize, bytes: u64) -> bool {
-        for _ in 0..PATIENCE {
+        let deadline = sys::now().saturating_add(PATIENCE);
+        loop {
             // Not held when its holder is stopped: the sums below are right without it, only less patient.
-            let lock = self.lock(usage);
+            let lock = self.lock(usage, deadline);
             let dying = self.sweep(usage);
             for _ in 0..4 {
                 if self.try_reserve(usage, device, bytes, self.limit(device)) {
@@ -278,12 +282,12 @@ impl Book {
                 (0..50).for_each(|_| core::hint::spin_loop());
             }
             drop(lock);
-            if !dying {
+            let left = deadline.saturating_sub(sys::now());
+            if !dying || left == 0 {
                 return false;
             }
-            sys::sleep(1000);
+            sys::sleep(left.min(NAP).div_ceil(1_000));
         }
-        false
     }
 }
 

@@ -1,6 +1,6 @@
 //! The region lock: one futex word shared by all processes of the container, {holder, waiters, generation}. It only
-//! keeps refusals fair; no sum depends on it. Nobody waits longer than ten milliseconds for it, and a dead holder loses
-//! it to whoever looks.
+//! keeps refusals fair; no sum depends on it. Nobody waits for it longer than the caller says, and a dead holder loses it
+//! to whoever looks.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -14,8 +14,8 @@ const HOLDER: u32 = 0x1ff;
 const WAITERS: u32 = 0x200;
 const GENERATION: u32 = 0x400;
 const SPINS: u32 = 100;
-/// Waits of one millisecond before the lock is given up. Each ends up to a tenth late, and the bound is of all.
-const WAITS: u32 = 8;
+/// Longest wait before the holder is looked at again, in nanoseconds.
+const LOOK: u64 = 1_000_000;
 
 /// The region lock, held until drop.
 pub struct RegionLock<'a> {
@@ -39,8 +39,8 @@ impl Drop for RegionLock<'_> {
 }
 
 impl Book {
-    /// The lock, or `None` after ten milliseconds with a living holder.
-    pub(crate) fn lock<'a>(&self, usage: &'a UsageFile) -> Option<RegionLock<'a>> {
+    /// The lock, or `None` when a living holder has it at `deadline`, monotonic nanoseconds.
+    pub(crate) fn lock<'a>(&self, usage: &'a UsageFile, deadline: u64) -> Option<RegionLock<'a>> {
         let me = self.slot.load(Relaxed) & HOLDER;
         let word = &usage.header.lock;
         for _ in 0..SPINS {
@@ -49,17 +49,18 @@ impl Book {
             }
             core::hint::spin_loop();
         }
-        for _ in 0..WAITS {
+        loop {
             let seen = word.fetch_or(WAITERS, AcqRel) | WAITERS;
+            let left = deadline.saturating_sub(sys::now());
             if seen & HOLDER != 0 {
                 // Never rely on a wake: who owes it may be dead.
-                sys::futex_wait(word, seen, 1000, true);
+                sys::futex_wait(word, seen, left.min(LOOK) / 1_000, true);
             }
-            if let Some(lock) = take_free(word, me).or_else(|| self.steal(usage, seen, me)) {
-                return Some(lock);
+            let lock = take_free(word, me).or_else(|| self.steal(usage, seen, me));
+            if lock.is_some() || left == 0 {
+                return lock;
             }
         }
-        None
     }
 
     /// Takes the lock from the holder in `seen` if that one is dead and nothing has changed.

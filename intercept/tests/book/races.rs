@@ -1,11 +1,15 @@
 //! Processes that race to the limit, and processes that are killed or stopped on the way.
 
+use std::mem::offset_of;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
+use gpushare_region::{UsageFile, UsageHeader};
+
 use crate::container::{Container, Files, MIB, open};
-use crate::process::{Shared, fork, kill, random, until, wait};
+use crate::process::{Shared, fork, kill, pause, random, until, wait};
 
 /// Words of the driver: peak in MiB, grants, then by process what it holds.
 const PEAK: usize = 0;
@@ -134,6 +138,52 @@ fn a_stopped_process_blocks_nobody_for_long() {
     kill(child, libc::SIGKILL);
     wait(child);
     assert!(slowest < Duration::from_secs(1), "{slowest:?}"); // 11 ms on a quiet machine
+}
+
+/// What the dying hold is waited for, and so is the lock, but together no longer than ten milliseconds.
+#[test]
+fn a_refusal_comes_within_ten_milliseconds_whomever_it_waits_for() {
+    let container = Container::new(1024 * MIB);
+    let (files, held) = (container.files(), Shared::new(1));
+    let hold = |closes: bool| {
+        fork(|| {
+            if open(files).reserve(0, 300 * MIB) {
+                if closes {
+                    // SAFETY: the child uses no descriptor any more.
+                    unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+                }
+                held.add(0);
+            }
+            pause();
+        })
+    };
+    // Slot 0 lives; slot 1 runs without its lock, as a process does that the kernel takes down.
+    let mut children = vec![hold(false)];
+    until("the first to hold memory", || held.get(0) == 1);
+    children.push(hold(true));
+    until("the second to hold memory", || held.get(0) == 2);
+    let book = open(files);
+    assert!(book.reserve(0, MIB));
+    let usage = std::fs::File::options().write(true).open(container.folder.path().join("usage")).unwrap();
+    for (what, holder) in [("one that dies", 0u32), ("the lock, too", 1)] {
+        let place = offset_of!(UsageFile, header) + offset_of!(UsageHeader, lock);
+        usage.write_all_at(&holder.to_ne_bytes(), place as u64).unwrap();
+        let refuse = || {
+            let start = Instant::now();
+            assert!(!book.reserve(0, 900 * MIB));
+            start.elapsed()
+        };
+        let fastest = (0..20).map(|_| refuse()).min().unwrap(); // others are a busy machine's
+        println!("waiting for {what}: {fastest:?}");
+        assert!(
+            (Duration::from_millis(8)..Duration::from_millis(10)).contains(&fastest),
+            "waiting for {what}: {fastest:?}"
+        );
+    }
+    for child in children {
+        kill(child, libc::SIGKILL);
+        wait(child);
+    }
 }
 
 /// Many threads of one process share one slot.
