@@ -1,5 +1,7 @@
 //! Several processes of one container over one simulated GPU.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use crate::OUT_OF_MEMORY;
@@ -19,6 +21,30 @@ pub fn fork(child: impl FnOnce()) -> libc::pid_t {
         unsafe { libc::_exit(code) };
     }
     pid
+}
+
+/// The kernel's figures of one thread: time on a processor, time queued for one, turns.
+pub struct Schedule(File);
+
+impl Schedule {
+    pub fn of_this_thread() -> Self {
+        Self(File::open("/proc/thread-self/schedstat").unwrap())
+    }
+
+    /// What `act` returns, how long it took, and how much of that the thread had a processor or waited for something else.
+    pub fn time<T>(&self, act: impl FnOnce() -> T) -> (T, Duration, Duration) {
+        let (queued, start) = (self.queued(), Instant::now());
+        let outcome = act();
+        let took = start.elapsed();
+        (outcome, took, took.saturating_sub(self.queued() - queued))
+    }
+
+    fn queued(&self) -> Duration {
+        let mut bytes = [0; 96];
+        let length = self.0.read_at(&mut bytes, 0).unwrap();
+        let text = std::str::from_utf8(&bytes[..length]).unwrap();
+        Duration::from_nanos(text.split(' ').nth(1).unwrap().parse().unwrap())
+    }
 }
 
 pub fn wait(pid: libc::pid_t) -> i32 {

@@ -1,10 +1,8 @@
 //! A program of which the hooks are a part, so that a watch can stand between them and the driver; and a clock on its calls.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gpushare_intercept::cuda::{DRIVER, NAMES, hooks, load};
 use gpushare_region::path;
@@ -13,6 +11,7 @@ use super::ways::graph_of;
 use super::{Blocked, Own, Shared};
 use crate::OUT_OF_MEMORY;
 use crate::client::{Library, call, call_long, out};
+use crate::processes::Schedule;
 
 /// Times that a refusal of the driver is looked into once there are dead processes: while one process gives back what
 /// they held, the simulated driver refuses others for some microseconds.
@@ -63,8 +62,7 @@ const PTX: &std::ffi::CStr =
 pub struct Client {
     driver: Library,
     own: &'static Own,
-    /// The kernel's figures of this thread: time on a processor, time queued for one, turns.
-    schedule: File,
+    schedule: Schedule,
     pub pool: usize,
     pub graph: usize,
     kernel: usize,
@@ -93,7 +91,7 @@ impl Client {
             real.store(driver.symbol(name), SeqCst);
             DRIVER.set(NAMES.iter().position(|known| known == name).unwrap(), watch as *const () as usize);
         }
-        let schedule = File::open("/proc/thread-self/schedstat").unwrap();
+        let schedule = Schedule::of_this_thread();
         let mut client = Self { driver, own: &shared.own[at], schedule, pool: 0, graph: 0, kernel: 0 };
         client.enter();
         client
@@ -157,23 +155,15 @@ impl Client {
         assert_eq!(self.time(|_| Blocked::Launch, call), 0);
     }
 
-    /// Keeps the longest time of `act`, without that for which this thread was ready to run and had no processor.
+    /// Keeps the longest times of `act`: as the clock has it, and without the wait for a processor.
     fn time(&self, of: impl FnOnce(i32) -> Blocked, act: impl FnOnce() -> i32) -> i32 {
-        let (queued, start) = (self.queued(), Instant::now());
-        let status = act();
-        let took = start.elapsed();
+        let (status, took, blocked) = self.schedule.time(act);
         if took > Duration::from_millis(1) {
-            let blocked = took.saturating_sub(self.queued() - queued);
-            let place = &self.own.blocked[of(status) as usize];
-            place.fetch_max(u64::try_from(blocked.as_nanos()).unwrap(), SeqCst);
+            let places = &self.own.longest[of(status) as usize];
+            for (place, time) in places.iter().zip([took, blocked]) {
+                place.fetch_max(u64::try_from(time.as_nanos()).unwrap(), SeqCst);
+            }
         }
         status
-    }
-
-    fn queued(&self) -> Duration {
-        let mut bytes = [0; 96];
-        let length = self.schedule.read_at(&mut bytes, 0).unwrap();
-        let text = std::str::from_utf8(&bytes[..length]).unwrap();
-        Duration::from_nanos(text.split(' ').nth(1).unwrap().parse().unwrap())
     }
 }
