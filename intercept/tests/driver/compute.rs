@@ -1,5 +1,7 @@
 //! The compute share in real time. Wide bounds: exact figures are the benchmark's, in virtual time and on quiet machines.
 
+mod survivors;
+
 use std::fs::File;
 use std::io::{Read, Write};
 use std::mem::offset_of;
@@ -292,60 +294,6 @@ fn processes_threads_and_forked_children_share_one_share() {
         program.share_of(SECOND, MILLISECOND, || program.launch(kernel))
     });
     assert_near(forked[0], 50.0, 6.0, "after a fork");
-}
-
-/// Cases 24 and 39, too: nobody who dies takes the limit or the others with him.
-#[test]
-#[ignore = "needs root: makes a mount namespace"]
-fn cases_24_39_killed_processes_neither_block_nor_free_the_others() {
-    let share = Share { limits: &[8192], cores: &[50], ..Share::default() };
-    if !inside("compute::cases_24_39_killed_processes_neither_block_nor_free_the_others", &share) {
-        return;
-    }
-    let survivor = |_| {
-        let program = Program::start();
-        let kernel = program.kernel(c"busy_1ms");
-        let mut longest = Duration::ZERO;
-        let mut last = Instant::now();
-        let share = program.share_of(3 * SECOND, MILLISECOND, || {
-            program.launch(kernel);
-            longest = longest.max(last.elapsed());
-            last = Instant::now();
-        });
-        // What the others draw before it is this one's turn takes some milliseconds; the rest is a busy machine's.
-        println!("longest wait: {longest:?}");
-        assert!(longest < SECOND / 4, "{longest:?} without a launch");
-        share
-    };
-    let killer = fork(|| {
-        let end = Instant::now() + 3 * SECOND;
-        let mut round = 0u64;
-        while Instant::now() < end {
-            let child = fork(|| {
-                let program = Program::start();
-                let kernel = program.kernel(c"busy_1ms");
-                loop {
-                    program.launch(kernel);
-                }
-            });
-            round += 1;
-            std::thread::sleep(Duration::from_micros(20_000 + round * 7_919 % 60_000));
-            // SAFETY: a child of this process.
-            unsafe { libc::kill(child, libc::SIGKILL) };
-            wait(child);
-        }
-        assert!(round > 20, "{round} kills");
-    });
-    let share = fork_all(1, survivor)[0];
-    assert_eq!(wait(killer), 0);
-    println!("survivor: {share:.1} %");
-    assert!((15.0..53.0).contains(&share), "{share:.1} %");
-    let alone = fork_all(1, |_| {
-        let program = Program::start();
-        let kernel = program.kernel(c"busy_1ms");
-        program.share_of(SECOND, MILLISECOND, || program.launch(kernel))
-    });
-    assert_near(alone[0], 50.0, 5.0, "afterwards");
 }
 
 #[test]

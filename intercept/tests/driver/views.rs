@@ -182,7 +182,7 @@ fn case_18_what_another_process_takes_is_seen_and_refused_at_once() {
 }
 
 /// A word that forked processes share.
-fn shared_word() -> &'static AtomicU32 {
+pub fn shared_word() -> &'static AtomicU32 {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping.
     let address = unsafe { libc::mmap(std::ptr::null_mut(), 4096, protection, flags, -1, 0) };

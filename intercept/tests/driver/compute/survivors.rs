@@ -1,0 +1,88 @@
+//! Launches of a process beside which others begin and end.
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use super::{MILLISECOND, Program, SECOND, assert_near, fork_all};
+use crate::place::{Share, inside};
+use crate::processes::{Schedule, fork, wait};
+use crate::views::shared_word;
+
+/// How the processes beside a survivor end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// Between two launches.
+    ByItself,
+    /// Anywhere.
+    Killed,
+}
+
+/// A process that launches for three seconds while others beside it begin and end, all with a `pause` after each kernel
+/// of a millisecond: its share, and for how long one launch of its own was blocked at most, without the wait for a
+/// processor.
+fn beside(end: End, pause: Duration) -> (f64, Duration) {
+    let longest = shared_word();
+    let survivor = |_| {
+        let program = Program::start();
+        let (kernel, schedule) = (program.kernel(c"busy_1ms"), Schedule::of_this_thread());
+        program.share_of(SECOND / 5, MILLISECOND, || program.launch(kernel)); // a container begins in debt
+        std::thread::sleep(SECOND / 10);
+        program.share_of(3 * SECOND, MILLISECOND, || {
+            let ((), _, blocked) = schedule.time(|| program.launch(kernel));
+            longest.fetch_max(u32::try_from(blocked.as_micros()).unwrap(), SeqCst);
+            std::thread::sleep(pause);
+        })
+    };
+    let others = fork(|| {
+        let until = Instant::now() + 3 * SECOND;
+        let mut round = 0u64;
+        while Instant::now() < until {
+            round += 1;
+            let life = Duration::from_micros(20_000 + round * 7_919 % 60_000);
+            let start = Instant::now();
+            let child = fork(|| {
+                let program = Program::start();
+                let kernel = program.kernel(c"busy_1ms");
+                while end == End::Killed || start.elapsed() < life {
+                    program.launch(kernel);
+                    std::thread::sleep(pause);
+                }
+            });
+            if end == End::Killed {
+                std::thread::sleep(life);
+                // SAFETY: a child of this process.
+                unsafe { libc::kill(child, libc::SIGKILL) };
+            }
+            wait(child);
+        }
+        assert!(round > 20, "{round} ended");
+    });
+    let share = fork_all(1, survivor)[0];
+    assert_eq!(wait(others), 0);
+    let longest = Duration::from_micros(longest.load(SeqCst).into());
+    println!("{end:?}, pauses of {pause:?}: {share:.1} %, a launch was blocked for {longest:?} at most");
+    (share, longest)
+}
+
+/// Cases 24 and 39, too: nobody who dies takes the limit or the others with him.
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn cases_24_39_killed_processes_neither_block_nor_free_the_others() {
+    let share = Share { limits: &[8192], cores: &[50], ..Share::default() };
+    if !inside("compute::survivors::cases_24_39_killed_processes_neither_block_nor_free_the_others", &share) {
+        return;
+    }
+    // While the share suffices for all, launches wait for nothing else.
+    let (share, longest) = beside(End::Killed, 6 * MILLISECOND);
+    assert!(share > 10.0 && longest < 10 * MILLISECOND, "{share:.1} %, blocked for {longest:?}");
+    // Else they wait for their turn, as long as where the others end between two launches.
+    let [quiet, killed] = [End::ByItself, End::Killed].map(|end| beside(end, Duration::ZERO));
+    assert!((15.0..53.0).contains(&killed.0), "{:.1} %", killed.0);
+    assert!(killed.1 < quiet.1 + 10 * MILLISECOND, "blocked for {:?}, and else {:?}", killed.1, quiet.1);
+    let alone = fork_all(1, |_| {
+        let program = Program::start();
+        let kernel = program.kernel(c"busy_1ms");
+        program.share_of(SECOND, MILLISECOND, || program.launch(kernel))
+    });
+    assert_near(alone[0], 50.0, 5.0, "afterwards");
+}
