@@ -51,6 +51,36 @@ impl<const N: usize> Addresses<N> {
 }
 
 /// Declares driver functions once: their names, their callers in `real`, and, for the hooked ones, the table of hooks.
+///
+/// ```
+/// mod driver {
+///     pub type Status = i32;
+///     pub mod hooks {
+///         pub unsafe extern "C" fn cuInit(_flags: u32) -> i32 { 0 }
+///     }
+///     pub mod functions {
+///         use super::Status;
+///         gpushare_intercept::driver_functions! { missing: 500; hooked { cuInit(flags: u32); } used {} }
+///     }
+/// }
+/// assert_eq!(driver::functions::HOOKED, ["cuInit"]);
+/// ```
+///
+/// Case 35: a hook in the Rust calling convention does not compile.
+///
+/// ```compile_fail,E0308
+/// mod driver {
+///     pub type Status = i32;
+///     pub mod hooks {
+///         pub unsafe fn cuInit(_flags: u32) -> i32 { 0 }
+///     }
+///     pub mod functions {
+///         use super::Status;
+///         gpushare_intercept::driver_functions! { missing: 500; hooked { cuInit(flags: u32); } used {} }
+///     }
+/// }
+/// assert_eq!(driver::functions::HOOKED, ["cuInit"]);
+/// ```
 #[macro_export]
 #[doc(hidden)]
 macro_rules! driver_functions {

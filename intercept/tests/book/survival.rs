@@ -171,7 +171,8 @@ fn books_that_cannot_be_written_grant_nothing() {
 fn case_25_a_process_starts_as_fast_beside_250_others_as_alone() {
     let container = Container::new(1 << 40);
     let (files, counts) = (container.files(), Shared::new(2));
-    let median = |rounds: u64| {
+    // Not the median: the machine runs other tests too.
+    let fast = |rounds: u64| {
         let mut all: Vec<_> = (0..rounds)
             .map(|_| {
                 wait(fork(|| {
@@ -185,9 +186,9 @@ fn case_25_a_process_starts_as_fast_beside_250_others_as_alone() {
             })
             .collect();
         all.sort_unstable();
-        Duration::from_nanos(all[all.len() / 2])
+        Duration::from_nanos(all[all.len() / 10])
     };
-    let alone = median(50);
+    let alone = fast(100);
     let hold = || {
         if open(files).reserve(0, MIB) {
             counts.add(0);
@@ -196,10 +197,10 @@ fn case_25_a_process_starts_as_fast_beside_250_others_as_alone() {
     };
     let children: Vec<_> = (0..250).map(|_| fork(hold)).collect();
     until("250 processes to hold memory", || counts.get(0) == 250);
-    let beside = median(300);
+    let beside = fast(300);
     println!("start: {alone:?} alone, {beside:?} beside 250 others");
-    // Generous: the machine runs other tests too. A start that asks about each process takes a hundred times as long.
-    assert!(beside < alone * 10 + Duration::from_millis(2), "{alone:?} alone, {beside:?} beside 250 others");
+    // A start that asks about each process takes fifteen times as long.
+    assert!(beside < alone * 5 + Duration::from_micros(100), "{alone:?} alone, {beside:?} beside 250 others");
     for child in children {
         kill(child, libc::SIGKILL);
         wait(child);

@@ -1,7 +1,5 @@
 //! Every family of allocation meets the limit, and gives back what it took.
 
-use gpushare_intercept::cuda::HOOKED;
-
 use crate::client::{Cuda, Library, MIB, bytes, out, really_held};
 use crate::place::{Share, books, charged, inside};
 use crate::{INVALID_VALUE, OUT_OF_MEMORY};
@@ -124,15 +122,44 @@ fn case_48_calls_between_gpus_reach_the_driver() {
     if !inside("families::case_48_calls_between_gpus_reach_the_driver", &share) {
         return;
     }
-    assert_eq!(HOOKED.iter().find(|name| name.contains("Peer")), None);
     let cuda = Cuda::start();
-    let bare = Library::open("/usr/lib/gpushare/driver/libcuda.so.1");
-    let (mut ours, mut theirs) = (7i32, 8i32);
-    let ask =
-        |library: &Library, answer: &mut i32| library.call("cuDeviceCanAccessPeer", &[out(answer), 0, 1]);
-    assert_eq!(ask(&cuda.library, &mut ours), ask(&bare, &mut theirs));
-    assert_eq!(ours, theirs);
+    let nvml = Library::open("libnvidia-ml.so.1");
+    for (library, soname, names) in [
+        (&cuda.library, "libcuda.so.1", &BETWEEN_GPUS[..]),
+        (&nvml, "libnvidia-ml.so.1", &["nvmlDeviceGetP2PStatus"]),
+    ] {
+        let bare = Library::open(&format!("/usr/lib/gpushare/driver/{soname}"));
+        for name in names {
+            assert_ne!(bare.symbol(name), 0, "the simulated driver has no {name}");
+            assert_eq!(library.symbol(name), bare.symbol(name), "{name} does not reach the driver");
+        }
+    }
+    let (mut other, mut answer) = (0usize, 7i32);
+    assert_eq!(cuda.call("cuDeviceCanAccessPeer", &[out(&mut answer), 0, 1]), 0);
+    assert_eq!(answer, 1, "the simulated GPUs reach each other");
+    assert_eq!(cuda.call("cuDevicePrimaryCtxRetain", &[out(&mut other), 1]), 0);
+    assert_eq!(cuda.call("cuCtxEnablePeerAccess", &[other, 0]), 0);
+    let here = usize::try_from(cuda.allocate(8).unwrap()).unwrap();
+    assert_eq!(cuda.call("cuCtxSetCurrent", &[other]), 0);
+    let there = usize::try_from(cuda.allocate(8).unwrap()).unwrap();
+    assert_eq!(cuda.call("cuMemcpyPeer", &[there, other, here, cuda.context, bytes(8)]), 0);
+    assert_eq!((charged(), books().devices[1].bytes / MIB), (328, 328), "a copy is no allocation");
 }
+
+/// What programs over several GPUs call; each name of which its driver has one of its own.
+const BETWEEN_GPUS: [&str; 11] = [
+    "cuDeviceCanAccessPeer",
+    "cuDeviceGetP2PAttribute",
+    "cuCtxEnablePeerAccess",
+    "cuCtxDisablePeerAccess",
+    "cuMemcpyPeer",
+    "cuMemcpyPeer_ptds",
+    "cuMemcpyPeerAsync",
+    "cuMemcpyPeerAsync_ptsz",
+    "cuMemcpy3DPeer",
+    "cuMemcpy3DPeerAsync",
+    "cuMemPoolSetAccess",
+];
 
 #[test]
 #[ignore = "needs root: makes a mount namespace"]

@@ -13,7 +13,7 @@ use crate::{INVALID_VALUE, OUT_OF_MEMORY};
 #[ignore = "needs root: makes a mount namespace"]
 fn cases_1_2_17_every_size_is_the_limit_and_null_outputs_are_the_drivers_business() {
     let name = "views::cases_1_2_17_every_size_is_the_limit_and_null_outputs_are_the_drivers_business";
-    if !inside(name, &Share { gpus: 2, limits: &[1344, 8000], ..Share::default() }) {
+    if !inside(name, &Share { gpus: 3, limits: &[1344, 8000], ..Share::default() }) {
         return;
     }
     let cuda = Cuda::start();
@@ -31,6 +31,14 @@ fn cases_1_2_17_every_size_is_the_limit_and_null_outputs_are_the_drivers_busines
         assert_eq!(cuda.call("cuDeviceTotalMem_v2", &[out(&mut total), device]), 0);
         assert_eq!((total / MIB, memory_info(&nvml, device)[0] / MIB), (limit, limit));
     }
+    // One without a limit, since it is not granted: its own size, of which nothing is free.
+    for library in [&cuda.library, &bare] {
+        let (mut total, mut half) = (0u64, 0u32);
+        assert_eq!(library.call("cuDeviceTotalMem_v2", &[out(&mut total), 2]), 0);
+        assert_eq!(library.call("cuDeviceTotalMem", &[out(&mut half), 2]), 0);
+        assert_eq!((total / MIB, half), (16384, u32::MAX));
+    }
+    assert_eq!(memory_info(&nvml, 2).map(|bytes| bytes / MIB), [16384, 0, 16384]);
     assert_eq!(cuda.memory(), (1024, 1344));
     cuda.allocate(1000).unwrap();
     assert_eq!(cuda.memory(), (24, 1344));
