@@ -133,7 +133,10 @@ fn creations_at_once_make_the_copies_together() {
     let bundles: Vec<Bundle> = (0..6).map(|_| Bundle::with_probe().env("GPUSHARE_MEMORY", "2GiB")).collect();
     std::thread::scope(|scope| {
         for bundle in &bundles {
-            scope.spawn(|| Report::of(&runtime.run(bundle), &["1GiB"]).allocations());
+            scope.spawn(|| {
+                let allocations = Report::of(&runtime.run(bundle), &["3GiB", "1GiB"]).allocations();
+                assert_eq!(allocations, [OUT_OF_MEMORY, SUCCESS], "{}", bundle.id());
+            });
         }
     });
     assert_eq!(copies(&node).len(), 2);
