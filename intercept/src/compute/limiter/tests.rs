@@ -82,6 +82,7 @@ fn a_refused_launch_costs_nothing() {
 
 /// A stream may wait for something that this very thread launches later.
 #[test]
+#[cfg_attr(miri, ignore = "takes long, without unsafe code or threads")]
 fn work_that_never_ends_holds_launches_up_once_and_not_for_ever() {
     let mut bench = Bench::new(90);
     let (pair, _) = bench.admit(KERNEL, |_, _| Timing::Running);
@@ -103,6 +104,7 @@ fn work_that_never_ends_holds_launches_up_once_and_not_for_ever() {
 
 /// A stream may wait for the host, or for another process, as long as it likes.
 #[test]
+#[cfg_attr(miri, ignore = "takes long, without unsafe code or threads")]
 fn a_stream_that_stands_still_does_not_take_the_share_from_the_others() {
     let mut bench = Bench::new(50);
     let begin = bench.now;
@@ -136,6 +138,7 @@ fn a_stream_that_stands_still_does_not_take_the_share_from_the_others() {
 
 /// A thread that loses the processor in every third launch, or whose driver refuses or loses it.
 #[test]
+#[cfg_attr(miri, ignore = "takes long, without unsafe code or threads")]
 fn a_launch_that_cannot_be_timed_says_nothing_about_those_before_it() {
     type Third = fn(&mut Limiter, usize);
     for (what, third) in [
