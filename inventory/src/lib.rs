@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod capability;
+mod device_files;
 mod driver;
 pub mod elf;
 mod memory;
@@ -16,6 +17,7 @@ mod totals;
 mod uuid;
 
 pub use capability::{Capabilities, Capability, CapabilityError};
+pub use device_files::{DeviceFile, DeviceFiles, FileState};
 pub use driver::{Driver, DriverError, DriverFile, DriverLibrary, Extent};
 pub use memory::DeviceMemory;
 pub use node::{DeviceNode, Gpu, Node, NodeError, Roots};

@@ -196,8 +196,8 @@ fn gpus(folder: &Path, dev_root: &Path) -> Result<Vec<(PciAddress, Gpu)>, NodeEr
 }
 
 /// Domain, bus, device and function.
-type PciAddress = (u32, u8, u8, u8);
-type PciFolder = (PciAddress, PathBuf);
+pub(crate) type PciAddress = (u32, u8, u8, u8);
+pub(crate) type PciFolder = (PciAddress, PathBuf);
 
 /// The DRM nodes of the GPU at `address`, by the names that the kernel gave them.
 fn render_nodes(roots: &Roots, (domain, bus, device, function): PciAddress) -> Vec<DeviceNode> {
@@ -212,7 +212,8 @@ fn render_nodes(roots: &Roots, (domain, bus, device, function): PciAddress) -> V
     names.iter().filter_map(|name| device_node(&roots.dev, &format!("dri/{name}")).ok()).collect()
 }
 
-fn pci_folders(folder: &Path) -> Result<Vec<PciFolder>, NodeError> {
+/// The folders of the GPUs below `folder`, in no order.
+pub(crate) fn pci_folders(folder: &Path) -> Result<Vec<PciFolder>, NodeError> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(_) => return Err(NodeError::NoGpu { path: folder.into() }),
@@ -224,23 +225,28 @@ fn pci_folders(folder: &Path) -> Result<Vec<PciFolder>, NodeError> {
     Ok(named.collect())
 }
 
-fn device_node(dev_root: &Path, name: &str) -> Result<DeviceNode, NodeError> {
+pub(crate) fn device_node(dev_root: &Path, name: &str) -> Result<DeviceNode, NodeError> {
     let host_path = dev_root.join("dev").join(OsStr::new(name));
     let missing = || NodeError::NoDeviceNode { path: host_path.clone() };
     let metadata = fs::symlink_metadata(&host_path).map_err(|_| missing())?;
     if !metadata.file_type().is_char_device() {
         return Err(missing());
     }
-    let number = metadata.rdev();
+    let (major, minor) = numbers(metadata.rdev());
     Ok(DeviceNode {
         path: Path::new("/dev").join(name),
-        major: major(number),
-        minor: minor(number),
+        major,
+        minor,
         mode: metadata.mode() & 0o7777,
         uid: metadata.uid(),
         gid: metadata.gid(),
         host_path,
     })
+}
+
+/// Major and minor of a device number.
+pub(crate) fn numbers(device: u64) -> (u32, u32) {
+    (major(device), minor(device))
 }
 
 /// The major number in Linux's 64-bit device number: bits 8 to 19, and 32 and above.

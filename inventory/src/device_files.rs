@@ -1,0 +1,375 @@
+//! The device nodes that the loaded kernel modules want, with the numbers, owners and modes that `nvidia-modprobe` would
+//! give them; and the nodes that there are.
+//!
+//! The driver does not tell udev of its devices. Whoever first needs a node runs `nvidia-modprobe`, where that is installed,
+//! and after a boot without it CUDA finds no `/dev/nvidia-uvm`. Nothing is made here: [`DeviceFiles`] is a value.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use crate::node::{DeviceNode, NodeError, Roots, device_node, pci_folders};
+use crate::proc;
+
+/// The nodes of this boot's kernel modules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceFiles {
+    /// Every node that should exist.
+    pub nodes: Vec<DeviceFile>,
+    /// Kernel modules that GPUs are used with and that are not loaded, so that their numbers are not known.
+    pub missing_modules: Vec<&'static str>,
+}
+
+/// A node as the driver wants it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceFile {
+    /// Where and what it should be.
+    pub node: DeviceNode,
+    /// False where the driver is told to leave its device files alone (`ModifyDeviceFiles: 0`): whoever said so makes them.
+    pub modify: bool,
+}
+
+/// How the node that is there differs from the one that should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileState {
+    /// Not at all.
+    Right,
+    /// Nothing has this name.
+    Missing,
+    /// Mode or owner.
+    Rights,
+    /// A character device of another number: one of an earlier boot, or of another driver.
+    Number,
+    /// No character device at all.
+    Foreign,
+}
+
+/// NVIDIA's own major number.
+const MAJOR: u32 = 195;
+const CONTROL_MINOR: u32 = 255;
+const MODESET_MINOR: u32 = 254;
+/// `capabilities/gpuN/mig/giN/ciN/access` is the deepest file there is.
+const CAPABILITY_DEPTH: u32 = 6;
+
+/// Owner and mode of device files, as the driver's `/proc` files tell them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rights {
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    modify: bool,
+}
+
+impl Rights {
+    /// The numbers in `text`, lines of `Name: number`; what is not there is as the driver's documents say.
+    fn read(text: &str) -> Self {
+        let mut rights = Self { mode: 0o666, uid: 0, gid: 0, modify: true };
+        for (name, value) in text.lines().filter_map(|line| line.split_once(':')) {
+            let Ok(value) = value.trim().parse::<u32>() else { continue };
+            match name.trim() {
+                "DeviceFileMode" => rights.mode = value & 0o777,
+                "DeviceFileUID" => rights.uid = value,
+                "DeviceFileGID" => rights.gid = value,
+                "ModifyDeviceFiles" | "DeviceFileModify" => rights.modify = value == 1,
+                _ => {}
+            }
+        }
+        rights
+    }
+}
+
+impl DeviceFiles {
+    /// What the kernel modules below `roots` want.
+    ///
+    /// # Errors
+    /// When there is no driver, or a file of it is empty or unreadable: a node is never left out for that.
+    pub fn read(roots: &Roots) -> Result<Self, NodeError> {
+        let nvidia = roots.proc.join("proc/driver/nvidia");
+        if !nvidia.join("version").exists() {
+            return Err(NodeError::NoDriver { path: nvidia.join("version") });
+        }
+        let rights = Rights::read(&proc::read(&nvidia.join("params"))?);
+        let majors = majors(&roots.proc)?;
+        let mut files = Self { nodes: Vec::new(), missing_modules: Vec::new() };
+        let mut add = |name: &str, major: u32, minor: u32, rights: Rights| {
+            files.nodes.push(DeviceFile::new(&roots.dev, name, (major, minor), rights));
+        };
+        add("nvidiactl", MAJOR, CONTROL_MINOR, rights);
+        for minor in gpu_minors(&nvidia.join("gpus"))? {
+            add(&format!("nvidia{minor}"), MAJOR, minor, rights);
+        }
+        if majors.contains_key("nvidia-modeset") || is_loaded(&roots.proc, "nvidia_modeset") {
+            add("nvidia-modeset", MAJOR, MODESET_MINOR, rights);
+        }
+        if let Some(uvm) = majors.get("nvidia-uvm") {
+            add("nvidia-uvm", *uvm, 0, rights);
+            add("nvidia-uvm-tools", *uvm, 1, rights);
+        }
+        let capabilities = capabilities(&nvidia.join("capabilities"), CAPABILITY_DEPTH)?;
+        if let Some(major) = majors.get("nvidia-caps") {
+            for (minor, rights) in &capabilities {
+                add(&format!("nvidia-caps/nvidia-cap{minor}"), *major, *minor, *rights);
+            }
+        }
+        let lacks = |name: &str| !majors.contains_key(name);
+        files.missing_modules.extend(lacks("nvidia-uvm").then_some("nvidia-uvm"));
+        files
+            .missing_modules
+            .extend((lacks("nvidia-caps") && !capabilities.is_empty()).then_some("nvidia-caps"));
+        Ok(files)
+    }
+
+    /// The nodes of NVIDIA's that there are below `roots`: named like them, and with a number of theirs.
+    ///
+    /// # Errors
+    /// When the majors cannot be read.
+    pub fn existing(roots: &Roots) -> Result<Vec<DeviceNode>, NodeError> {
+        let majors = majors(&roots.proc)?;
+        let dev = roots.dev.join("dev");
+        let mut names: Vec<String> = names_in(&dev).filter(|name| name.starts_with("nvidia")).collect();
+        for folder in ["nvidia-caps", "nvidia-caps-imex-channels"] {
+            names.extend(names_in(&dev.join(folder)).map(|name| format!("{folder}/{name}")));
+        }
+        names.sort();
+        let nodes = names.iter().filter_map(|name| device_node(&roots.dev, name).ok());
+        let is_nvidias =
+            |major: u32| majors.iter().any(|(name, found)| *found == major && name.starts_with("nvidia"));
+        Ok(nodes.filter(|node| node.major == MAJOR || is_nvidias(node.major)).collect())
+    }
+}
+
+impl DeviceFile {
+    fn new(dev_root: &Path, name: &str, (major, minor): (u32, u32), rights: Rights) -> Self {
+        let Rights { mode, uid, gid, modify } = rights;
+        let path = Path::new("/dev").join(name);
+        let host_path = dev_root.join("dev").join(name);
+        Self { node: DeviceNode { path, host_path, major, minor, mode, uid, gid }, modify }
+    }
+
+    /// What is at the node's place now.
+    pub fn state(&self) -> FileState {
+        let Ok(metadata) = fs::symlink_metadata(&self.node.host_path) else { return FileState::Missing };
+        if !metadata.file_type().is_char_device() {
+            return FileState::Foreign;
+        }
+        if crate::node::numbers(metadata.rdev()) != (self.node.major, self.node.minor) {
+            return FileState::Number;
+        }
+        let found = (metadata.mode() & 0o777, metadata.uid(), metadata.gid());
+        if found == (self.node.mode, self.node.uid, self.node.gid) {
+            FileState::Right
+        } else {
+            FileState::Rights
+        }
+    }
+}
+
+/// The character devices of `/proc/devices`, by their whole names: one name begins another.
+fn majors(proc_root: &Path) -> Result<BTreeMap<String, u32>, NodeError> {
+    let text = proc::read(&proc_root.join("proc/devices"))?;
+    let lines = text.lines().skip_while(|line| *line != "Character devices:").skip(1);
+    let entries = lines.take_while(|line| !line.is_empty()).filter_map(|line| {
+        let (major, name) = line.trim().split_once(' ')?;
+        Some((name.trim().to_owned(), major.parse().ok()?))
+    });
+    Ok(entries.collect())
+}
+
+fn is_loaded(proc_root: &Path, module: &str) -> bool {
+    let modules = fs::read_to_string(proc_root.join("proc/modules")).unwrap_or_default();
+    modules.lines().any(|line| line.split(' ').next() == Some(module))
+}
+
+/// The minors of the GPUs that are in use, in order.
+fn gpu_minors(folder: &Path) -> Result<Vec<u32>, NodeError> {
+    let mut minors = Vec::new();
+    for (_, path) in pci_folders(folder)? {
+        let path = path.join("information");
+        let information = proc::information(&proc::read(&path)?);
+        if !information.excluded {
+            let unknown = NodeError::UnknownGpu { path, what: "Device Minor" };
+            minors.push(information.minor.ok_or(unknown)?);
+        }
+    }
+    minors.sort_unstable();
+    Ok(minors)
+}
+
+/// Minor and rights of every capability below `folder`, of which there is none without MIG.
+fn capabilities(folder: &Path, depth: u32) -> Result<BTreeMap<u32, Rights>, NodeError> {
+    let mut found = BTreeMap::new();
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    for entry in entries.filter(|_| depth > 0) {
+        let path = entry.path();
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            found.extend(capabilities(&path, depth - 1)?);
+            continue;
+        }
+        let text = proc::read(&path)?;
+        let minor = text.lines().find_map(|line| line.strip_prefix("DeviceFileMinor:"));
+        if let Some(Ok(minor)) = minor.map(|text| text.trim().parse()) {
+            found.insert(minor, Rights::read(&text));
+        }
+    }
+    Ok(found)
+}
+
+fn names_in(folder: &Path) -> impl Iterator<Item = String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    entries.filter_map(|entry| entry.file_name().into_string().ok())
+}
+
+impl DeviceNode {
+    /// The link by the node's number (`/dev/char/195:255` on an ordinary host), by which systemd finds it, and what it
+    /// should say.
+    pub fn char_link(&self, roots: &Roots) -> (PathBuf, PathBuf) {
+        let link = roots.dev.join(format!("dev/char/{}:{}", self.major, self.minor));
+        let below = self.path.strip_prefix("/dev").unwrap_or(&self.path);
+        (link, Path::new("..").join(below))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARAMS: &str = "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 44\n\
+         DeviceFileMode: 432\nRegistryDwords: \"\"\n";
+
+    /// A node's `/proc` tree with these files below `proc`.
+    fn roots(files: &[(&str, &str)]) -> (tempfile::TempDir, Roots) {
+        let root = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = root.path().join("proc").join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let path = root.path().to_path_buf();
+        let roots = Roots { proc: path.clone(), dev: path.clone(), ..Roots::default() };
+        (root, roots)
+    }
+
+    const BASE: [(&str, &str); 4] = [
+        ("driver/nvidia/version", "NVRM version: x"),
+        ("driver/nvidia/params", PARAMS),
+        ("driver/nvidia/gpus/0000:01:00.0/information", "Device Minor: \t 1\n"),
+        ("driver/nvidia/gpus/0000:02:00.0/information", "Device Minor: \t 0\nGPU Excluded:\t No\n"),
+    ];
+
+    /// Path, major, minor, mode, group.
+    type Row = (String, u32, u32, u32, u32);
+
+    fn wanted(more: &[(&str, &str)]) -> (Vec<Row>, Vec<&'static str>) {
+        let (_folder, roots) = roots(&[&BASE, more].concat());
+        let files = DeviceFiles::read(&roots).unwrap();
+        let nodes = files.nodes.iter().map(|file| {
+            let DeviceNode { path, major, minor, mode, gid, .. } = &file.node;
+            (path.display().to_string(), *major, *minor, *mode, *gid)
+        });
+        (nodes.collect(), files.missing_modules)
+    }
+
+    fn row(path: &str, major: u32, minor: u32) -> Row {
+        (path.to_owned(), major, minor, 0o660, 44)
+    }
+
+    #[test]
+    fn nodes_have_the_numbers_of_this_boot_and_the_rights_of_the_drivers_parameters() {
+        let devices = "Character devices:\n  1 mem\n195 nvidia-frontend\n509 nvidia-uvm\n\nBlock devices:\n7 nvidia-uvm\n";
+        let (nodes, missing) = wanted(&[("devices", devices)]);
+        let want = [
+            row("/dev/nvidiactl", 195, 255),
+            row("/dev/nvidia0", 195, 0),
+            row("/dev/nvidia1", 195, 1),
+            row("/dev/nvidia-uvm", 509, 0),
+            row("/dev/nvidia-uvm-tools", 509, 1),
+        ];
+        assert_eq!((nodes, missing), (want.to_vec(), vec![]));
+    }
+
+    #[test]
+    fn a_module_that_is_not_loaded_is_named_and_a_longer_name_is_another() {
+        let devices = "Character devices:\n195 nvidia\n195 nvidiactl\n508 nvidia-uvm-x\n507 nvidia-caps-imex-channels\n";
+        let capability =
+            ("driver/nvidia/capabilities/mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\n");
+        let (nodes, missing) = wanted(&[("devices", devices), capability]);
+        assert_eq!(nodes.len(), 3, "{nodes:?}");
+        assert_eq!(missing, ["nvidia-uvm", "nvidia-caps"]);
+    }
+
+    #[test]
+    fn modeset_and_capabilities_are_there_where_the_driver_shows_them() {
+        let devices = "Character devices:\n195 nvidia\n509 nvidia-uvm\n237 nvidia-caps\n";
+        let (nodes, missing) = wanted(&[
+            ("devices", devices),
+            ("modules", "nvidia_modeset 1605632 1 - Live 0x0\nnvidia 1 1 - Live 0x0\n"),
+            (
+                "driver/nvidia/capabilities/mig/config",
+                "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n",
+            ),
+            ("driver/nvidia/capabilities/gpu0/mig/gi1/access", "DeviceFileMinor: 30\nDeviceFileMode: 292\n"),
+            (
+                "driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access",
+                "DeviceFileMinor: 31\nDeviceFileMode: 292\n",
+            ),
+            ("driver/nvidia/capabilities/other", "no number\n"),
+        ]);
+        assert_eq!(missing, [""; 0]);
+        let cap = |minor, mode| (format!("/dev/nvidia-caps/nvidia-cap{minor}"), 237, minor, mode, 0);
+        assert_eq!(nodes[3], row("/dev/nvidia-modeset", 195, 254));
+        assert_eq!(nodes[6..], [cap(1, 0o400), cap(30, 0o444), cap(31, 0o444)]);
+    }
+
+    #[test]
+    fn a_driver_that_leaves_device_files_alone_is_heard() {
+        for (text, modify) in [
+            ("ModifyDeviceFiles: 0\n", false),
+            ("DeviceFileModify: 0\n", false),
+            ("ModifyDeviceFiles: 1\n", true),
+            ("", true),
+            ("ModifyDeviceFiles: yes\n", true),
+        ] {
+            assert_eq!(Rights::read(text).modify, modify, "{text:?}");
+        }
+        assert_eq!(Rights::read("DeviceFileMode: 438\n").mode, 0o666);
+        assert_eq!(Rights::read("DeviceFileMode: 4294967295\n").mode, 0o777);
+    }
+
+    #[test]
+    fn an_unknown_gpu_and_a_missing_driver_are_errors_not_fewer_nodes() {
+        let mut files = BASE.to_vec();
+        files[2].1 = "";
+        let (_folder, partial) = roots(&[&files[..], &[("devices", "Character devices:\n")]].concat());
+        let error = DeviceFiles::read(&partial).unwrap_err();
+        assert!(matches!(error, NodeError::UnknownGpu { .. }), "{error}");
+        let (_folder, none) = roots(&[("devices", "")]);
+        assert!(matches!(DeviceFiles::read(&none), Err(NodeError::NoDriver { .. })));
+    }
+
+    #[test]
+    fn a_link_by_number_leads_to_the_node_from_its_own_folder() {
+        let roots = Roots { dev: "/node".into(), ..Roots::default() };
+        let file = |name, numbers| DeviceFile::new(&roots.dev, name, numbers, Rights::read("")).node;
+        for (node, link, target) in [
+            (file("nvidiactl", (195, 255)), "/node/dev/char/195:255", "../nvidiactl"),
+            (file("nvidia-caps/nvidia-cap1", (237, 1)), "/node/dev/char/237:1", "../nvidia-caps/nvidia-cap1"),
+        ] {
+            assert_eq!(node.char_link(&roots), (link.into(), target.into()));
+        }
+    }
+
+    #[test]
+    fn what_is_no_character_device_is_foreign() {
+        let (folder, roots) = roots(&[]);
+        let file = DeviceFile::new(&roots.dev, "nvidia0", (195, 0), Rights::read(""));
+        assert_eq!(file.state(), FileState::Missing);
+        fs::create_dir(folder.path().join("dev")).unwrap();
+        fs::write(folder.path().join("dev/nvidia0"), "").unwrap();
+        assert_eq!(file.state(), FileState::Foreign);
+        let null = DeviceFile::new(Path::new("/"), "null", (195, 0), Rights::read(""));
+        assert_eq!(null.state(), FileState::Number);
+        let null = DeviceFile::new(Path::new("/"), "null", (1, 3), Rights::read("DeviceFileMode: 0\n"));
+        assert_eq!(null.state(), FileState::Rights);
+    }
+}
