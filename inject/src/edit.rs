@@ -1,8 +1,12 @@
 //! A plan put into config.json: lossless, ours last, and so that twice is once.
 //!
 //! What others wrote is neither reordered nor removed, but for NVIDIA's own injection hook (it would bring whole
-//! GPUs beside the share) and double entries of the request's own variables.
+//! GPUs beside the share), the hooks of our own CDI devices (ours stand in their place) and double entries of the
+//! request's own variables.
 
+use std::path::{Path, PathBuf};
+
+use gpushare_region::path as inner;
 use serde_json::{Map, Value, json};
 
 use crate::plan::Plan;
@@ -27,6 +31,15 @@ pub enum EditError {
         /// The node or rule.
         what: String,
     },
+    /// The driver of a whole GPU beside a share.
+    #[error(
+        "mount {target} brings the driver of a whole GPU beside the container's share (a CDI device of NVIDIA's, or a \
+         volume); leave it out, or ask for the whole GPU with GPUSHARE_MODE=exclusive"
+    )]
+    Driver {
+        /// The mount's path in the container, escaped.
+        target: String,
+    },
     /// A plan's part that JSON cannot hold.
     #[error("the plan cannot be written as JSON")]
     Plan,
@@ -49,6 +62,7 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     if !privileged {
         refuse_other_gpus(json, plan)?;
     }
+    refuse_driver(json, plan)?;
     let linux = object(json, &["linux"], "linux")?;
     if !user_namespace {
         let devices = list(linux, "devices", "linux.devices")?;
@@ -115,15 +129,20 @@ fn hooks(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
         list.push(ours);
     }
     if let Some(list) = hooks.get_mut("createRuntime").and_then(Value::as_array_mut) {
-        list.retain(|hook| !is_nvidias(hook));
+        // Ours comes with our CDI devices, for engines whose runtime is not gpushare's.
+        let ours = value(plan.prestart.path())?;
+        list.retain(|hook| !is_nvidias(hook) && hook.get("path") != Some(&ours));
     }
     Ok(())
 }
 
-/// By base name, as docker's `--gpus` and NVIDIA's runtime write it.
+/// By base name, as docker's `--gpus` and NVIDIA's runtime write it; `ctr --gpus` has containerd run NVIDIA's program.
 fn is_nvidias(hook: &Value) -> bool {
-    let path = hook.get("path").and_then(Value::as_str).unwrap_or_default();
-    matches!(path.rsplit('/').next(), Some("nvidia-container-runtime-hook" | "nvidia-container-toolkit"))
+    let name = |text: &Value| Some(text.as_str()?.rsplit('/').next()?.to_owned());
+    let path = hook.get("path").and_then(name).unwrap_or_default();
+    let mut args = hook.get("args").and_then(Value::as_array).into_iter().flatten();
+    matches!(path.as_str(), "nvidia-container-runtime-hook" | "nvidia-container-toolkit")
+        || args.any(|arg| name(arg).as_deref() == Some("nvidia-container-cli"))
 }
 
 fn same_hook(hook: &Value, ours: &Value) -> bool {
@@ -189,6 +208,28 @@ fn refuse_other_gpus(json: &Value, plan: &Plan) -> Result<(), EditError> {
         }
     }
     Ok(())
+}
+
+/// NVIDIA's CDI edits, which engines have applied by now, bring the driver's own libraries under their own names: a share
+/// beside them would have no limit. A whole card may have them twice.
+fn refuse_driver(json: &Value, plan: &Plan) -> Result<(), EditError> {
+    let limits = Path::new(inner::LIMITS.to_str().map_err(|_| EditError::Plan)?);
+    if !plan.mounts.iter().any(|mount| mount.destination() == limits) {
+        return Ok(());
+    }
+    let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
+    let targets = mounts.filter_map(|mount| Some(PathBuf::from(mount.get("destination")?.as_str()?)));
+    let ours = |target: &PathBuf| plan.mounts.iter().any(|mount| mount.destination() == target);
+    let is_driver = |target: &PathBuf| {
+        let name = target.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        ["libcuda.so", "libnvidia-ml.so"].iter().any(|library| name.starts_with(library))
+    };
+    match targets.into_iter().find(|target| is_driver(target) && !ours(target)) {
+        Some(target) => {
+            Err(EditError::Driver { target: target.to_string_lossy().escape_debug().to_string() })
+        }
+        None => Ok(()),
+    }
 }
 
 /// Whether a rule allows more than making a node.

@@ -90,7 +90,8 @@ fn every_engines_bundle_keeps_all_its_parts_and_takes_ours() {
         lost(&before, &after, "", &mut places);
         // NVIDIA's hook and double or NVIDIA variables are the parts that go.
         places.retain(|place| {
-            !place.contains("nvidia-container-runtime-hook") && !place.contains("VISIBLE_DEVICES")
+            let hook = ["nvidia-container-runtime-hook", "nvidia-container-cli"];
+            !hook.iter().any(|name| place.contains(name)) && !place.contains("VISIBLE_DEVICES")
         });
         assert_eq!(places, Vec::<String>::new(), "{}", path.display());
         let rules = after.pointer("/linux/resources/devices").unwrap().as_array().unwrap();
@@ -222,12 +223,42 @@ fn our_mounts_lie_on_top_of_a_volume_that_comes_after_an_imitation() {
 #[test]
 fn nvidias_hook_is_taken_out_and_others_stay() {
     let text = r#"{"hooks":{"prestart":[{"path":"/usr/bin/nvidia-container-runtime-hook","args":["x","prestart"]},
+        {"path":"/bin/containerd","args":["containerd","oci-hook","--","/x/nvidia-container-cli","configure"]},
         {"path":"/proc/1/exe","args":["libnetwork-setkey"]}],"createRuntime":[{"path":"/x/nvidia-container-toolkit"}]}}"#;
     let after = edited(text, &plan()).unwrap();
     let paths: Vec<_> =
         after["hooks"]["prestart"].as_array().unwrap().iter().map(|hook| &hook["path"]).collect();
     assert_eq!(paths, ["/proc/1/exe", "/opt/gpushare-hook"]);
     assert_eq!(after["hooks"]["createRuntime"], json!([]));
+}
+
+#[test]
+fn the_hooks_of_a_cdi_device_of_ours_give_way_to_the_wrappers() {
+    let ours = |stage| json!({"path": "/opt/gpushare-hook", "args": ["gpushare-hook", stage], "timeout": 10});
+    let other = json!({"path": "/x/hook", "args": ["hook", "createRuntime"]});
+    let text =
+        json!({"hooks": {"createRuntime": [ours("createRuntime"), other], "poststop": [ours("poststop")]}});
+    let after = edited(&text.to_string(), &plan()).unwrap();
+    assert_eq!(after["hooks"]["createRuntime"], json!([other]));
+    assert_eq!(after["hooks"]["poststop"], value(&[plan().poststop]).unwrap());
+}
+
+#[test]
+fn the_drivers_own_libraries_beside_a_share_are_refused() {
+    let mount = |target: &str| json!({"mounts": [{"destination": target, "source": "/x"}]}).to_string();
+    let mut share = plan();
+    let limits = inner::LIMITS.to_str().unwrap();
+    share.mounts.push(MountBuilder::default().source("/l").destination(limits).build().unwrap());
+    for target in
+        ["/usr/lib64/libcuda.so.535.309.01", "/x/libcuda.so", "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"]
+    {
+        let refused = edited(&mount(target), &share);
+        assert_eq!(refused, Err(EditError::Driver { target: target.to_owned() }));
+        assert!(edited(&mount(target), &plan()).is_ok(), "{target} beside a whole card");
+    }
+    for target in ["/usr/lib/libcuda.so.1", "/usr/lib/libcudart.so.12", "/libcuda.so.1/x"] {
+        assert!(edited(&mount(target), &share).is_ok(), "{target}");
+    }
 }
 
 #[test]
