@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::leases::short;
 use crate::ps::Seen;
-use crate::{inventory, meter, node, table};
+use crate::{inventory, meter, node, system, table};
 
 /// How a check ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -111,14 +111,20 @@ fn runtime(config: &Config) -> Finding {
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     let version = text.lines().next().unwrap_or("no version").trim().to_owned();
     let found = format!("{} ({version})", runtime.display());
-    let drops_rules = ["1.1.3", "1.1.4", "1.1.5", "1.1.6"].iter().any(|bad| version.contains(bad));
-    let systemd = Path::new("/run/systemd/system").is_dir();
-    if version.starts_with("runc") && drops_rules && systemd && !Path::new("/dev/char/195:255").exists() {
-        let remedy = "with the systemd cgroup driver this runc drops device rules of nodes without a /dev/char link: \
-                      update runc to 1.1.7, or make the links (ln -s ../nvidiactl /dev/char/195:255, and so on)";
+    let links = system::wrong_links(config).unwrap_or_default();
+    if drops_rules(&version) && Path::new("/run/systemd/system").is_dir() && !links.is_empty() {
+        let remedy = "with the systemd cgroup driver this runc drops device rules of nodes without a /dev/char link: update \
+                      runc to 1.1.7, or run `gpushare system dev-char` (gpushare-system.service does at boot)";
         return warning(check, format!("{found}; {remedy}"));
     }
     ok(check, found)
+}
+
+/// Whether runc says that it is 1.1.3 to 1.1.6.
+fn drops_rules(version: &str) -> bool {
+    let number = version.strip_prefix("runc version ").unwrap_or_default();
+    let number = number.split(|c: char| c != '.' && !c.is_ascii_digit()).next().unwrap_or_default();
+    ["1.1.3", "1.1.4", "1.1.5", "1.1.6"].contains(&number)
 }
 
 fn installation(config: &Config) -> Vec<Finding> {
@@ -154,10 +160,8 @@ fn driver(config: &Config) -> Vec<Finding> {
         Ok(()) => ok("fitted libraries", config.paths.cache.display().to_string()),
         Err(error) => failure("fitted libraries", one_line(error.as_ref())),
     });
-    if node.uvm.is_none() {
-        findings
-            .push(failure("device nodes", "no /dev/nvidia-uvm, which CUDA needs: nvidia-modprobe -c 0 -u"));
-    }
+    findings.push(device_nodes(config));
+    findings.push(device_links(config));
     let state = StateFolder::open(&config.paths.state);
     if let Ok(state) = state {
         findings.push(match node::inventory(config, &state) {
@@ -169,6 +173,30 @@ fn driver(config: &Config) -> Vec<Finding> {
         });
     }
     findings
+}
+
+fn device_nodes(config: &Config) -> Finding {
+    let check = "device nodes";
+    match system::wrong_nodes(config) {
+        Ok(wrong) if wrong.is_empty() => ok(check, "all that the driver wants"),
+        Ok(wrong) => {
+            let remedy = "run `gpushare system nodes`, or nvidia-modprobe -c 0 -u";
+            failure(check, format!("{}; CUDA needs them: {remedy}", wrong.join(", ")))
+        }
+        Err(error) => failure(check, one_line(error.as_ref())),
+    }
+}
+
+fn device_links(config: &Config) -> Finding {
+    let check = "device links";
+    match system::wrong_links(config) {
+        Ok(wrong) if wrong.is_empty() => ok(check, "every node has its link in /dev/char"),
+        Ok(wrong) => {
+            let why = "a systemd cgroup driver may drop their rules: run `gpushare system dev-char`";
+            warning(check, format!("{}; {why}", wrong.join(", ")))
+        }
+        Err(error) => failure(check, one_line(error.as_ref())),
+    }
 }
 
 fn quota(config: &Config) -> Vec<Finding> {
@@ -249,4 +277,26 @@ fn unbooked(state: &Path, leases: &[Lease]) -> Vec<Finding> {
         warning("bypass", text)
     };
     lines.map(finding).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_versions_of_runc_that_drop_rules_are_told_from_their_neighbours() {
+        for (version, drops) in [
+            ("runc version 1.1.5+ds1", true),
+            ("runc version 1.1.3", true),
+            ("runc version 1.1.6-0ubuntu1", true),
+            ("runc version 1.1.2", false),
+            ("runc version 1.1.12", false),
+            ("runc version 1.1.30", false),
+            ("runc version 11.1.5", false),
+            ("crun version 1.1.5", false),
+            ("", false),
+        ] {
+            assert_eq!(drops_rules(version), drops, "{version}");
+        }
+    }
 }

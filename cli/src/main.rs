@@ -15,6 +15,7 @@ mod meter;
 mod node;
 mod plan;
 mod ps;
+mod system;
 mod table;
 mod update;
 
@@ -83,6 +84,9 @@ enum Command {
     /// What is known of the GPUs beyond /proc.
     #[command(subcommand)]
     Inventory(Inventory),
+    /// Device nodes, and the links by which systemd finds them.
+    #[command(subcommand)]
+    System(system::System),
     /// The settings.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -149,6 +153,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Update(update) => update::update(&update)?,
         Command::Meter => meter::meter()?,
         Command::Inventory(Inventory::Refresh) => inventory::refresh()?,
+        Command::System(system) => return system::system(&system),
         Command::Config(ConfigCommand::Check) => config::check()?,
         Command::Config(ConfigCommand::Show) => config::show()?,
         Command::Doctor { output } => return doctor::doctor(output.json),

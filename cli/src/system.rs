@@ -1,0 +1,118 @@
+//! `gpushare system`: the driver's device nodes, where nobody else makes them, and the links by which systemd finds them.
+//!
+//! Both commands can be run again at any time, and at every boot: what is right stays as it is.
+
+mod links;
+mod nodes;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Subcommand;
+use gpushare_config::Config;
+use serde_json::json;
+
+use crate::{Output, table};
+
+/// What to look after.
+#[derive(Subcommand)]
+pub enum System {
+    /// Makes the device nodes that the loaded driver wants, as nvidia-modprobe does.
+    Nodes(Options),
+    /// Makes the links /dev/char/MAJOR:MINOR of the device nodes, which systemd's device rules need.
+    DevChar(Options),
+}
+
+/// How to go about it.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Only tell what would be done.
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// One thing under /dev.
+pub struct Item {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it should be.
+    pub what: String,
+    /// What is to be done, or was found.
+    pub state: State,
+}
+
+/// How one thing under /dev is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// As it should be.
+    Right,
+    /// It is missing.
+    Missing,
+    /// It is there and wrong.
+    Wrong,
+    /// It can only be put right by somebody else, who is told how.
+    Stuck(String),
+}
+
+/// Looks, does what is to be done, and tells. A thing that cannot be put right does not keep the others from it.
+pub fn system(command: &System) -> Result<ExitCode> {
+    let config = Config::load()?;
+    let roots = &config.roots;
+    match command {
+        System::Nodes(options) => tell(options, nodes::look(roots)?, nodes::mend),
+        System::DevChar(options) => tell(options, links::look(roots)?, links::mend),
+    }
+}
+
+/// What is wrong under /dev, each in a few words, for `gpushare doctor`.
+pub fn wrong_nodes(config: &Config) -> Result<Vec<String>> {
+    Ok(nodes::look(&config.roots)?.iter().map(|(item, _)| item).filter_map(wrong).collect())
+}
+
+/// The links that are missing or wrong, for `gpushare doctor`.
+pub fn wrong_links(config: &Config) -> Result<Vec<String>> {
+    Ok(links::look(&config.roots)?.iter().map(|(item, _)| item).filter_map(wrong).collect())
+}
+
+fn wrong(item: &Item) -> Option<String> {
+    let path = item.path.display();
+    match &item.state {
+        State::Right => None,
+        State::Missing => Some(format!("{path} is missing")),
+        State::Wrong => Some(format!("{path} is wrong")),
+        State::Stuck(why) => Some(format!("{path}: {why}")),
+    }
+}
+
+fn tell<T>(options: &Options, items: Vec<(Item, T)>, mend: fn(&Path, &T) -> Result<()>) -> Result<ExitCode> {
+    let mut done = Vec::new();
+    for (item, wanted) in items {
+        let (word, error) = match &item.state {
+            State::Right => ("right", None),
+            State::Stuck(why) => ("FAILED", Some(why.clone())),
+            State::Missing | State::Wrong if options.dry_run => ("to do", None),
+            state => match mend(&item.path, &wanted) {
+                Ok(()) => (if *state == State::Missing { "made" } else { "mended" }, None),
+                Err(error) => ("FAILED", Some(gpushare_inject::one_line(error.as_ref()))),
+            },
+        };
+        done.push((item, word, error));
+    }
+    let failed = done.iter().any(|(_, _, error)| error.is_some());
+    if options.output.json {
+        let list = done.iter().map(|(item, word, error)| {
+            json!({"path": item.path, "what": item.what, "state": word.to_lowercase(), "error": error})
+        });
+        table::json(&list.collect())?;
+    } else {
+        let rows = done.into_iter().map(|(item, word, error)| {
+            let what = error.map_or_else(|| item.what.clone(), |error| format!("{}: {error}", item.what));
+            [word.to_owned(), item.path.display().to_string(), what]
+        });
+        table::print(["", "PATH", ""], rows)?;
+    }
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
