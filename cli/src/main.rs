@@ -4,6 +4,7 @@
 //! values, without it a table. Exit codes: 0 done, 1 failed (one line on stderr), 2 wrong usage.
 #![forbid(unsafe_code)]
 
+mod cdi;
 mod clock;
 mod config;
 mod demo;
@@ -84,6 +85,9 @@ enum Command {
     /// What is known of the GPUs beyond /proc.
     #[command(subcommand)]
     Inventory(Inventory),
+    /// Shares and whole GPUs as CDI devices: `--device gpushare.io/share=4GiB`.
+    #[command(subcommand)]
+    Cdi(cdi::Cdi),
     /// Device nodes, and the links by which systemd finds them.
     #[command(subcommand)]
     System(system::System),
@@ -153,6 +157,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Update(update) => update::update(&update)?,
         Command::Meter => meter::meter()?,
         Command::Inventory(Inventory::Refresh) => inventory::refresh()?,
+        Command::Cdi(cdi) => cdi::cdi(&cdi)?,
         Command::System(system) => return system::system(&system),
         Command::Config(ConfigCommand::Check) => config::check()?,
         Command::Config(ConfigCommand::Show) => config::show()?,

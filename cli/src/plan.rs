@@ -27,20 +27,25 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     inventory::fit(&config, &node)?;
     let lease = lease(&request, store.preview(&request, &node.gpus, &config.quota)?)?;
     let root = bundle.root(&json);
-    let programs = Programs {
-        hook: &config.paths.hook,
-        libraries: &config.paths.libraries,
-        cache: &config.paths.cache,
-        state: state.path(),
-        extra_mounts: &config.mounts,
-    };
-    let plan = Plan::new(&request, &lease, &node, &programs, &Image::look(&root, &json)?)?;
+    let plan =
+        Plan::new(&request, &lease, &node, &programs(&config, state.path()), &Image::look(&root, &json)?)?;
     Image::check(&root, &json, plan.targets())?;
     if as_json {
         let grants: Vec<Value> = lease.grants.iter().map(grant).collect();
         return Ok(table::json(&json!({ "grants": grants, "edits": serde_json::to_value(&plan)? }))?);
     }
     Ok(print(&request, &lease, &plan, &node)?)
+}
+
+/// Our own files, as the settings say.
+pub fn programs<'a>(config: &'a Config, state: &'a Path) -> Programs<'a> {
+    Programs {
+        hook: &config.paths.hook,
+        libraries: &config.paths.libraries,
+        cache: &config.paths.cache,
+        state,
+        extra_mounts: &config.mounts,
+    }
 }
 
 fn nothing(as_json: bool) -> Result<()> {
@@ -51,7 +56,7 @@ fn nothing(as_json: bool) -> Result<()> {
 }
 
 /// The lease that `create` would make; 0 is no lease's number.
-fn lease(request: &Request, grants: Vec<Grant>) -> Result<Lease> {
+pub fn lease(request: &Request, grants: Vec<Grant>) -> Result<Lease> {
     Ok(Lease {
         id: 0,
         key: LeaseKey { root: "ROOT".to_owned(), container: "CONTAINER".to_owned() },

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use gpushare_inject::ExtraMount;
 use gpushare_inventory::{CapabilityError, DeviceMemory, Roots};
 use gpushare_quota::{Admission, Placement};
-use gpushare_request::{Cores, MemoryAsk, NvidiaPolicy, Policy};
+use gpushare_request::{Cores, MemoryAsk, NvidiaPolicy, Policy, ShareName};
 use serde::Deserialize;
 use toml::{Table, Value};
 
@@ -76,6 +76,7 @@ pub(crate) struct File {
     request: RequestSection,
     quota: QuotaSection,
     inject: InjectSection,
+    cdi: CdiSection,
     meter: MeterSection,
     log: LogSection,
 }
@@ -138,6 +139,12 @@ struct MountEntry {
     destination: PathBuf,
     #[serde(default)]
     writable: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct CdiSection {
+    shares: Vec<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -235,6 +242,7 @@ impl File {
             request: policy(&self.request)?,
             quota: admission(&self.quota)?,
             mounts: self.inject.mounts.into_iter().map(extra_mount).collect::<Result<_, _>>()?,
+            cdi_shares: self.cdi.shares.into_iter().map(share_name).collect::<Result<_, _>>()?,
             meter: Meter { tolerance: size("meter.tolerance", &self.meter.tolerance)?.unwrap_or_default() },
             log: log(&self.log)?,
             runtimes: self
@@ -339,6 +347,13 @@ fn extra_mount(entry: MountEntry) -> Result<ExtraMount, ConfigError> {
     })
 }
 
+fn share_name(name: String) -> Result<String, ConfigError> {
+    match name.parse::<ShareName>() {
+        Ok(_) => Ok(name),
+        Err(error) => Err(value("cdi.shares", &name, error)),
+    }
+}
+
 fn log(section: &LogSection) -> Result<Log, ConfigError> {
     let file = match section.file.as_os_str().is_empty() {
         true => None,
@@ -433,6 +448,7 @@ mod tests {
             "[paths]\nstate = \"run\"\n",
             "[runtime]\ncandidates = [\"runc\"]\n",
             "[log]\nlevel = \"loud\"\n",
+            "[cdi]\nshares = [\"4GiB\", \"25%\"]\n",
         ] {
             let error = load(&[text]).unwrap_err();
             assert!(matches!(error, ConfigError::Value { .. }), "{text:?}: {error}");

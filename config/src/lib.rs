@@ -36,6 +36,8 @@ pub struct Config {
     pub quota: Admission,
     /// Further mounts for containers with a share.
     pub mounts: Vec<gpushare_inject::ExtraMount>,
+    /// Names of the shares that CDI specifications offer, each as [`gpushare_request::ShareName`] reads it.
+    pub cdi_shares: Vec<String>,
     /// The node's meter.
     pub meter: Meter,
     /// The log.

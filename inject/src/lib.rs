@@ -2,10 +2,11 @@
 //!
 //! [`Plan`] is a value made of OCI parts: device nodes and their rules, mounts, two hooks. [`Bundle::apply`] puts it
 //! into a bundle's config.json, losslessly and so that twice is once; [`Region`] makes the two files that container
-//! and host share. The image decides nothing here but which of its folders the libraries appear in.
+//! and host share; [`CdiSpec`] says the same to engines as devices that they know by name. The image decides nothing here but which of its folders the libraries appear in.
 #![deny(unsafe_code)]
 
 mod bundle;
+mod cdi;
 mod edit;
 mod fitted;
 mod grant;
@@ -16,6 +17,7 @@ mod region;
 mod stock;
 
 pub use bundle::{Bundle, BundleError};
+pub use cdi::{CdiDevice, CdiSpec};
 pub use edit::{EditError, is_privileged};
 pub use fitted::{FitError, Fitted};
 pub use grant::{Asking, GrantError, Settings, grant};

@@ -296,7 +296,8 @@ fn c_path(path: &std::ffi::CStr) -> PathBuf {
     PathBuf::from(path.to_string_lossy().into_owned())
 }
 
-fn installed(path: PathBuf, key: &'static str) -> Result<PathBuf, PlanError> {
+/// `path`, once it is known to be there and to be nobody's but root's.
+pub(crate) fn installed(path: PathBuf, key: &'static str) -> Result<PathBuf, PlanError> {
     match fs::metadata(&path) {
         Ok(metadata) if metadata.uid() == 0 && metadata.mode() & 0o022 == 0 => Ok(path),
         Ok(_) => Err(PlanError::Untrusted { path }),
@@ -371,6 +372,6 @@ fn hook(stage: &str, lease: &Lease, programs: &Programs) -> Result<Hook, PlanErr
 }
 
 /// What the hook expects to find, and nothing else.
-const HOOK_ENVIRONMENT: [&str; 2] = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GPUSHARE_HOOK=1"];
+pub(crate) const HOOK_ENVIRONMENT: [&str; 2] = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GPUSHARE_HOOK=1"];
 /// Longer than the quota store's own deadline.
-const HOOK_TIMEOUT_SECONDS: i64 = 10;
+pub(crate) const HOOK_TIMEOUT_SECONDS: i64 = 10;

@@ -1,0 +1,135 @@
+//! `gpushare cdi generate`.
+
+use std::fs::{self, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use gpushare_config::Config;
+use gpushare_inject::{CdiDevice, CdiSpec, Image, Plan};
+use gpushare_inventory::{Capabilities, DeviceMemory, Gpu, Node};
+use gpushare_quota::{Grant, StateFolder};
+use gpushare_request::{Devices, MemoryAsk, Mode, Request, ShareName};
+
+use super::{Generate, Kind};
+use crate::{inventory, node, plan};
+
+/// Writes the specifications that were asked for, or prints one.
+pub fn generate(asked: &Generate) -> Result<()> {
+    let config = Config::load()?;
+    refuse_unread(&config)?;
+    let state = StateFolder::open(&config.paths.state)?;
+    let node = node::inventory(&config, &state)?;
+    inventory::fit(&config, &node)?;
+    let kinds = asked.kind.map_or_else(|| vec![Kind::Share, Kind::Gpu], |kind| vec![kind]);
+    if asked.output == Path::new("-") {
+        let [kind] = kinds[..] else {
+            bail!("one file holds one kind of device: say --kind share or --kind gpu")
+        };
+        let spec = spec(kind, asked, &config, &node, &state)?;
+        return Ok(writeln!(io::stdout().lock(), "{}", serde_json::to_string_pretty(&spec)?)?);
+    }
+    for kind in kinds {
+        let spec = spec(kind, asked, &config, &node, &state)?;
+        let path = asked.output.join(kind.file());
+        write(&path, &spec).with_context(|| format!("cannot write {}", path.display()))?;
+        writeln!(
+            io::stdout().lock(),
+            "{}: {} devices of {}",
+            path.display(),
+            spec.devices().len(),
+            spec.kind()
+        )?;
+    }
+    Ok(())
+}
+
+/// CDI can leave a request in the environment only.
+fn refuse_unread(config: &Config) -> Result<()> {
+    let setting = match (config.request.strict, config.request.ignore_env) {
+        (true, _) => "request.strict = true",
+        (false, true) => "request.env = false",
+        (false, false) => return Ok(()),
+    };
+    bail!(
+        "CDI devices ask by the environment, by which this node grants nothing ({setting}); use annotations instead"
+    )
+}
+
+fn spec(kind: Kind, asked: &Generate, config: &Config, node: &Node, state: &StateFolder) -> Result<CdiSpec> {
+    let hook = &config.paths.hook;
+    Ok(match kind {
+        Kind::Share => CdiSpec::shares(shares(asked, config, node)?, hook)?,
+        Kind::Gpu => CdiSpec::gpus(gpus(config, node, state)?, hook)?,
+    })
+}
+
+/// The shares that one of the node's GPUs can hold. What was asked for by name on the command line must fit.
+fn shares(asked: &Generate, config: &Config, node: &Node) -> Result<Vec<CdiDevice>> {
+    let largest = node.gpus.iter().filter_map(|gpu| gpu.memory).map(|memory| config.quota.card(memory)).max();
+    let largest = largest.unwrap_or(DeviceMemory::ZERO);
+    let fits = |name: &str| -> Result<bool> {
+        let share: ShareName = name.parse().with_context(|| format!("{name:?}"))?;
+        Ok(!matches!(share.memory, MemoryAsk::Bytes(memory) if memory > largest))
+    };
+    let names = if asked.share.is_empty() { &config.cdi_shares } else { &asked.share };
+    let mut devices: Vec<CdiDevice> = Vec::new();
+    for name in names {
+        let known = devices.iter().any(|device| device.name() == name);
+        match fits(name)? {
+            true if !known => devices.push(CdiDevice::share(name)),
+            false if !asked.share.is_empty() => {
+                bail!("no GPU of this node can hold {name}: the largest share is {largest}")
+            }
+            _ => {}
+        }
+    }
+    if devices.is_empty() {
+        bail!("none of cdi.shares fits a GPU of this node, whose largest share is {largest}");
+    }
+    Ok(devices)
+}
+
+/// Every GPU by its index and its UUID, and all of them.
+fn gpus(config: &Config, node: &Node, state: &StateFolder) -> Result<Vec<CdiDevice>> {
+    let mut devices = Vec::new();
+    for gpu in &node.gpus {
+        let plan = whole(&[gpu], config, node, state)?;
+        devices.push(CdiDevice::gpu(&gpu.index.to_string(), &plan));
+        devices.push(CdiDevice::gpu(&gpu.uuid.to_string(), &plan));
+    }
+    let all: Vec<&Gpu> = node.gpus.iter().collect();
+    devices.push(CdiDevice::gpu("all", &whole(&all, config, node, state)?));
+    Ok(devices)
+}
+
+/// The plan of whole GPUs, as a container without a library folder of its own would get it.
+fn whole(gpus: &[&Gpu], config: &Config, node: &Node, state: &StateFolder) -> Result<Plan> {
+    let request = Request {
+        memory: MemoryAsk::Percent(100),
+        cores: None,
+        devices: Devices::All,
+        model: Default::default(),
+        mode: Mode::Exclusive,
+        compute_policy: Default::default(),
+        capabilities: Capabilities::default(),
+        priority: Default::default(),
+    };
+    let grant =
+        |gpu: &&Gpu| Grant { gpu: gpu.uuid, memory: gpu.memory.unwrap_or(DeviceMemory::ZERO), cores: None };
+    let lease = plan::lease(&request, gpus.iter().map(grant).collect())?;
+    Ok(Plan::new(&request, &lease, node, &plan::programs(config, state.path()), &Image::default())?)
+}
+
+/// By rename: engines watch the folder. The temporary name has no ending that they read.
+fn write(path: &Path, spec: &CdiSpec) -> Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let mut file = tempfile::Builder::new().prefix(".gpushare-").suffix(".new").tempfile_in(folder)?;
+    file.write_all(serde_json::to_string_pretty(spec)?.as_bytes())?;
+    file.write_all(b"\n")?;
+    file.as_file().set_permissions(Permissions::from_mode(0o644))?;
+    file.persist(path)?;
+    Ok(())
+}

@@ -1,0 +1,79 @@
+//! `gpushare cdi list`: what engines find, and whether it still is right.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::{FOLDERS, Kind};
+use crate::table;
+
+/// One device of a file.
+struct Row {
+    name: String,
+    file: PathBuf,
+    /// What the device names that is not there (any more).
+    missing: Vec<String>,
+}
+
+/// Prints one row per device, in the order in which engines read the folders.
+pub fn list(folders: &[PathBuf], as_json: bool) -> Result<()> {
+    let shipped = FOLDERS.map(PathBuf::from);
+    let folders = if folders.is_empty() { &shipped[..] } else { folders };
+    let rows = folders.iter().flat_map(|folder| files(folder)).flat_map(|file| rows(&file));
+    if as_json {
+        return Ok(table::json(&rows.map(|row| entry(&row)).collect())?);
+    }
+    let cells = rows.map(|row| {
+        let state = match row.missing.is_empty() {
+            true => "ok".to_owned(),
+            false => format!("{} missing: run gpushare cdi generate", row.missing.join(", ")),
+        };
+        [row.name, row.file.display().to_string(), state]
+    });
+    Ok(table::print(["DEVICE", "FILE", "STATE"], cells)?)
+}
+
+fn entry(row: &Row) -> Value {
+    json!({ "device": row.name, "file": row.file, "missing": row.missing })
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok).map(|entry| entry.path());
+    let mut files: Vec<PathBuf> =
+        entries.filter(|path| path.extension().is_some_and(|end| end == "json")).collect();
+    files.sort();
+    files
+}
+
+/// The devices of a file of ours; other vendors' are none of our business, and nor is what is no specification.
+fn rows(file: &Path) -> Vec<Row> {
+    let text = fs::read(file).unwrap_or_default();
+    let spec: Value = serde_json::from_slice(&text).unwrap_or_default();
+    let kind = spec["kind"].as_str().unwrap_or_default();
+    if ![Kind::Share, Kind::Gpu].iter().any(|ours| ours.name() == kind) {
+        return Vec::new();
+    }
+    let devices = spec["devices"].as_array().into_iter().flatten();
+    let row = |device: &Value| {
+        let name = device["name"].as_str()?;
+        let edits = [&spec["containerEdits"], &device["containerEdits"]];
+        let mut missing: Vec<String> = edits.into_iter().flat_map(host_paths).collect();
+        missing.retain(|path| !Path::new(path).exists());
+        missing.dedup();
+        Some(Row { name: format!("{kind}={name}"), file: file.to_path_buf(), missing })
+    };
+    devices.filter_map(row).collect()
+}
+
+/// What the edits name on the host.
+fn host_paths(edits: &Value) -> Vec<String> {
+    let list = |name: &str| edits[name].as_array().cloned().unwrap_or_default();
+    let nodes = list("deviceNodes").into_iter().map(|node| {
+        let path = if node["hostPath"].is_string() { &node["hostPath"] } else { &node["path"] };
+        path.clone()
+    });
+    let hooks = list("hooks").into_iter().map(|hook| hook["path"].clone());
+    nodes.chain(hooks).filter_map(|path| path.as_str().map(str::to_owned)).collect()
+}

@@ -1,0 +1,255 @@
+//! CDI specifications: shares and whole GPUs as devices that an engine knows by name (`--device gpushare.io/share=4GiB`).
+//!
+//! A CDI file is static, and a share is not: which GPU it is on is decided when the container is created, and the folder
+//! that its loader searches is the image's. So a device of ours is a request, in a variable of its own, and our hook, which
+//! grants it and applies the plan. A whole GPU is known beforehand: the nodes of its plan stand in the file, so that the
+//! low-level runtime and systemd know their rules. Files of the driver are in neither: such a list is stale after the next
+//! upgrade.
+//!
+//! The format is that of the Container Device Interface, specification 0.5.0 (device names may begin with a digit; nodes
+//! have a host path), or 0.7.0 where a node needs a group (`additionalGids`): engines refuse fields that are newer than
+//! the version a file names.
+
+use std::path::{Path, PathBuf};
+
+use gpushare_request::{CDI_VARIABLE, GPU_KIND, SHARE_KIND};
+use oci_spec::runtime::LinuxDevice;
+use serde::Serialize;
+
+use crate::plan::{self, HOOK_ENVIRONMENT, HOOK_TIMEOUT_SECONDS, Plan, PlanError};
+
+/// One CDI file: all devices of one kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CdiSpec {
+    cdi_version: &'static str,
+    kind: &'static str,
+    devices: Vec<CdiDevice>,
+    /// What every device of the file brings, once.
+    container_edits: Edits,
+}
+
+/// A name, and what it puts into a container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CdiDevice {
+    name: String,
+    container_edits: Edits,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Edits {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    env: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    device_nodes: Vec<Node>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    hooks: Vec<Hook>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    additional_gids: Vec<u32>,
+}
+
+/// A node by its paths: engines look up its numbers, which differ between boots, when they apply it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Node {
+    path: PathBuf,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host_path: Option<PathBuf>,
+    permissions: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Hook {
+    hook_name: &'static str,
+    path: PathBuf,
+    args: Vec<String>,
+    env: Vec<String>,
+    timeout: i64,
+}
+
+impl CdiDevice {
+    /// A share by its name, as [`gpushare_request::ShareName`] reads it.
+    pub fn share(name: &str) -> Self {
+        Self { name: name.to_owned(), container_edits: asking(SHARE_KIND, name) }
+    }
+
+    /// The whole GPUs of `plan` under one name: an index, a UUID, or `all`.
+    pub fn gpu(name: &str, plan: &Plan) -> Self {
+        let container_edits = Edits {
+            device_nodes: plan.devices.iter().map(|device| node(device, plan)).collect(),
+            additional_gids: plan.additional_gids.clone(),
+            ..asking(GPU_KIND, name)
+        };
+        Self { name: name.to_owned(), container_edits }
+    }
+
+    /// The name, without its kind.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl CdiSpec {
+    /// The file of shares, whose hook is the program `hook`.
+    ///
+    /// # Errors
+    /// When the hook is not installed.
+    pub fn shares(devices: Vec<CdiDevice>, hook: &Path) -> Result<Self, PlanError> {
+        Self::new(SHARE_KIND, devices, hook)
+    }
+
+    /// The file of whole GPUs, whose hook is the program `hook`.
+    ///
+    /// # Errors
+    /// As [`CdiSpec::shares`].
+    pub fn gpus(devices: Vec<CdiDevice>, hook: &Path) -> Result<Self, PlanError> {
+        Self::new(GPU_KIND, devices, hook)
+    }
+
+    fn new(kind: &'static str, devices: Vec<CdiDevice>, hook: &Path) -> Result<Self, PlanError> {
+        Ok(Self::of(kind, devices, &plan::installed(hook.to_path_buf(), "hook")?))
+    }
+
+    fn of(kind: &'static str, devices: Vec<CdiDevice>, hook: &Path) -> Self {
+        let has_groups = devices.iter().any(|device| !device.container_edits.additional_gids.is_empty());
+        Self {
+            cdi_version: if has_groups { "0.7.0" } else { "0.5.0" },
+            kind,
+            devices,
+            container_edits: Edits { hooks: hooks(hook), ..Edits::default() },
+        }
+    }
+
+    /// `vendor/class`.
+    pub fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    /// The devices, in the order of the file.
+    pub fn devices(&self) -> &[CdiDevice] {
+        &self.devices
+    }
+}
+
+/// The device's own name in a variable of its own.
+fn asking(kind: &str, name: &str) -> Edits {
+    let class = kind.rsplit('/').next().unwrap_or_default();
+    let variable: String = format!("{class}_{name}")
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' })
+        .collect();
+    Edits { env: vec![format!("{CDI_VARIABLE}{variable}={kind}={name}")], ..Edits::default() }
+}
+
+fn node(device: &LinuxDevice, plan: &Plan) -> Node {
+    let path = device.path().clone();
+    let mount = plan.device_mounts.iter().find(|mount| *mount.destination() == path);
+    let host_path = mount.and_then(|mount| mount.source().clone()).filter(|source| *source != path);
+    let same = |rule: &&oci_spec::runtime::LinuxDeviceCgroup| {
+        (rule.major(), rule.minor()) == (Some(device.major()), Some(device.minor()))
+    };
+    let rule = plan.device_rules.iter().find(same);
+    // Without permissions a node would get all of them.
+    let permissions = rule.and_then(|rule| rule.access().clone()).unwrap_or_else(|| "r".to_owned());
+    Node { path, host_path, permissions }
+}
+
+fn hooks(hook: &Path) -> Vec<Hook> {
+    let stage = |stage: &'static str| Hook {
+        hook_name: stage,
+        path: hook.to_path_buf(),
+        args: vec!["gpushare-hook".to_owned(), stage.to_owned()],
+        env: HOOK_ENVIRONMENT.map(str::to_owned).to_vec(),
+        timeout: HOOK_TIMEOUT_SECONDS,
+    };
+    ["createRuntime", "poststop"].map(stage).to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use oci_spec::runtime::{
+        HookBuilder, LinuxDeviceBuilder, LinuxDeviceCgroupBuilder, LinuxDeviceType, MountBuilder,
+    };
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A plan of one node, whose host path is `host_path`.
+    fn plan(host_path: &str, gids: &[u32]) -> Plan {
+        let hook = HookBuilder::default().path("/opt/gpushare-hook").build().unwrap();
+        let device = LinuxDeviceBuilder::default().path("/dev/nvidia0").typ(LinuxDeviceType::C).major(195);
+        let rule = LinuxDeviceCgroupBuilder::default().allow(true).typ(LinuxDeviceType::C).major(195);
+        let mount = MountBuilder::default().source(host_path).destination("/dev/nvidia0");
+        Plan {
+            devices: vec![device.minor(0).build().unwrap()],
+            device_mounts: vec![mount.build().unwrap()],
+            device_rules: vec![rule.minor(0).access("rw").build().unwrap()],
+            mounts: Vec::new(),
+            prestart: hook.clone(),
+            poststop: hook,
+            additional_gids: gids.to_vec(),
+        }
+    }
+
+    fn written(kind: &'static str, devices: Vec<CdiDevice>) -> Value {
+        serde_json::to_value(CdiSpec::of(kind, devices, Path::new("/opt/gpushare-hook"))).unwrap()
+    }
+
+    #[test]
+    fn a_share_is_a_variable_of_its_own_and_our_hooks() {
+        let devices = ["4GiB", "25pct-30", "1.5GiB"].map(CdiDevice::share).to_vec();
+        let hook_of = |stage: &str| {
+            json!({
+                "hookName": stage, "path": "/opt/gpushare-hook", "args": ["gpushare-hook", stage], "timeout": 10,
+                "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GPUSHARE_HOOK=1"]
+            })
+        };
+        let device = |name: &str, variable: &str| json!({"name": name, "containerEdits": {"env": [format!("{variable}=gpushare.io/share={name}")]}});
+        let want = json!({
+            "cdiVersion": "0.5.0",
+            "kind": "gpushare.io/share",
+            "devices": [
+                device("4GiB", "GPUSHARE_CDI_SHARE_4GIB"),
+                device("25pct-30", "GPUSHARE_CDI_SHARE_25PCT_30"),
+                device("1.5GiB", "GPUSHARE_CDI_SHARE_1_5GIB"),
+            ],
+            "containerEdits": {"hooks": [hook_of("createRuntime"), hook_of("poststop")]}
+        });
+        assert_eq!(written(SHARE_KIND, devices), want);
+    }
+
+    #[test]
+    fn a_whole_gpu_has_the_nodes_of_its_plan_with_their_rules() {
+        for (host_path, gids, want, version) in [
+            ("/dev/nvidia0", &[][..], json!({"path": "/dev/nvidia0", "permissions": "rw"}), "0.5.0"),
+            (
+                "/node/dev/nvidia0",
+                &[44],
+                json!({"path": "/dev/nvidia0", "hostPath": "/node/dev/nvidia0", "permissions": "rw"}),
+                "0.7.0",
+            ),
+        ] {
+            let spec = written(GPU_KIND, vec![CdiDevice::gpu("0", &plan(host_path, gids))]);
+            let edits = &spec["devices"][0]["containerEdits"];
+            assert_eq!(spec["cdiVersion"], version);
+            assert_eq!(edits["deviceNodes"], json!([want]));
+            assert_eq!(edits["env"], json!(["GPUSHARE_CDI_GPU_0=gpushare.io/gpu=0"]));
+            assert_eq!(edits.get("additionalGids").is_some(), !gids.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_node_without_a_rule_is_not_given_all_permissions() {
+        let bare = Plan { device_rules: Vec::new(), ..plan("/dev/nvidia0", &[]) };
+        assert_eq!(CdiDevice::gpu("0", &bare).container_edits.device_nodes[0].permissions, "r");
+    }
+
+    #[test]
+    fn a_file_whose_hook_is_missing_is_not_made() {
+        let missing = CdiSpec::shares(vec![CdiDevice::share("4GiB")], Path::new("/nowhere/gpushare-hook"));
+        assert!(matches!(missing, Err(PlanError::NotInstalled { key: "hook", .. })), "{missing:?}");
+    }
+}
