@@ -15,7 +15,7 @@ root=$destdir$prefix
 }
 
 install -d "$root/bin" "$root/lib/gpushare" "$root/lib/gpushare-simulator" "$root/lib/tmpfiles.d" "$root/lib/systemd/system" \
-    "$root/share/gpushare" "$root/share/doc/gpushare"
+    "$root/lib/udev/rules.d" "$root/share/gpushare" "$root/share/doc/gpushare"
 for program in gpushare gpushare-runtime gpushare-hook gpushare-simulator; do
     install -m 755 "$built/release/$program" "$root/bin/$program"
 done
@@ -35,6 +35,8 @@ done
 placed gpushare-meter.service lib/systemd/system
 placed gpushare-sweep.service lib/systemd/system
 placed gpushare-sweep.timer lib/systemd/system
+placed gpushare-system.service lib/systemd/system
+install -m 644 "$top/packaging/71-gpushare.rules" "$root/lib/udev/rules.d/71-gpushare.rules"
 
 # The administrator's file is never replaced; the shipped one lies beside it to compare.
 install -d "$destdir/etc/gpushare/gpushare.toml.d"

@@ -21,7 +21,7 @@ fi
 
 # Units that run or are enabled would run on without their files.
 if [ -z "$destdir" ] && [ -d /run/systemd/system ]; then
-    systemctl disable --now gpushare-meter.service gpushare-sweep.timer 2>/dev/null || true
+    systemctl disable --now gpushare-meter.service gpushare-sweep.timer gpushare-system.service 2>/dev/null || true
 fi
 
 if [ -e "$settings" ] && cmp -s "$settings" "$root/share/gpushare/gpushare.toml"; then
@@ -32,9 +32,12 @@ for program in gpushare gpushare-runtime gpushare-hook gpushare-simulator; do
 done
 rm -rf "$root/lib/gpushare" "$root/lib/gpushare-simulator" "$root/share/gpushare" "$root/share/doc/gpushare"
 rm -f "$root/lib/tmpfiles.d/gpushare.conf" "$root/lib/systemd/system/gpushare-meter.service" \
-    "$root/lib/systemd/system/gpushare-sweep.service" "$root/lib/systemd/system/gpushare-sweep.timer"
+    "$root/lib/systemd/system/gpushare-sweep.service" "$root/lib/systemd/system/gpushare-sweep.timer" \
+    "$root/lib/systemd/system/gpushare-system.service" "$root/lib/udev/rules.d/71-gpushare.rules"
 rmdir "$destdir/etc/gpushare/gpushare.toml.d" "$destdir/etc/gpushare" "$root/lib/systemd/system" "$root/lib/systemd" \
-    "$root/lib/tmpfiles.d" "$root/share/doc" 2>/dev/null || true
+    "$root/lib/udev/rules.d" "$root/lib/udev" "$root/lib/tmpfiles.d" "$root/share/doc" 2>/dev/null || true
 [ -n "$destdir" ] || rm -rf /run/gpushare /var/cache/gpushare 2>/dev/null || true
+# Engines would offer devices whose hook is gone.
+[ -n "$destdir" ] || rm -f /var/run/cdi/gpushare-share.json /var/run/cdi/gpushare-gpu.json
 [ ! -e "$settings" ] || echo "kept $settings: it was changed"
 [ -n "$destdir" ] || echo "take the runtime \"gpushare\" out of the engines' settings as well (/etc/docker/daemon.json)"
