@@ -11,6 +11,7 @@ pub mod docker;
 pub mod image;
 pub mod leases;
 pub mod meter;
+pub mod namespace;
 pub mod needs;
 pub mod node;
 pub mod probe;

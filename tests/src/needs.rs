@@ -14,6 +14,8 @@ pub enum Need {
     Crun,
     /// containerd, dockerd and the docker client, by absolute path: the one in PATH may be foreign.
     Docker,
+    /// podman at its Debian path.
+    Podman,
     /// A busybox without shared libraries.
     Busybox,
     /// curl, as a program that has nothing to do with a GPU.
@@ -36,6 +38,7 @@ impl Need {
             Self::Root => (!nix::unistd::geteuid().is_root()).then(|| "not root".to_owned()),
             Self::Runc => absent(&[crate::runtime::RUNC], packages),
             Self::Crun => absent(&[crate::runtime::CRUN], packages),
+            Self::Podman => absent(&["/usr/bin/podman"], packages),
             Self::Busybox => absent(&[crate::image::BUSYBOX], packages),
             Self::Docker => absent(&["/usr/bin/docker"], packages)
                 .or_else(|| absent(&["/usr/bin/containerd"], packages))
