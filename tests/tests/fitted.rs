@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use gpushare_tests::artifacts;
@@ -121,6 +122,17 @@ fn a_cache_folder_that_cannot_serve_is_named_with_its_setting() {
     }
 }
 
+/// Every length that a finished copy is seen with until `done`.
+fn lengths(node: &SimulatedNode, done: &AtomicBool) -> BTreeSet<(PathBuf, u64)> {
+    let mut seen = BTreeSet::new();
+    while !done.load(Relaxed) {
+        let finished =
+            copies(node).into_iter().filter(|copy| copy.extension().is_some_and(|end| end != "new"));
+        seen.extend(finished.filter_map(|copy| fs::metadata(&copy).ok().map(|file| (copy, file.len()))));
+    }
+    seen
+}
+
 /// Many creations on a node that nobody has prepared: each finds whole copies.
 #[test]
 #[ignore = "needs root and runc: runs containers"]
@@ -131,15 +143,19 @@ fn creations_at_once_make_the_copies_together() {
     let node = SimulatedNode::one_gpu();
     let runtime = Runtime::wrapped(LowLevel::Runc, &node);
     let bundles: Vec<Bundle> = (0..6).map(|_| Bundle::with_probe().env("GPUSHARE_MEMORY", "2GiB")).collect();
-    std::thread::scope(|scope| {
-        for bundle in &bundles {
-            scope.spawn(|| {
-                let allocations = Report::of(&runtime.run(bundle), &["3GiB", "1GiB"]).allocations();
-                assert_eq!(allocations, [OUT_OF_MEMORY, SUCCESS], "{}", bundle.id());
-            });
+    let done = AtomicBool::new(false);
+    let seen = std::thread::scope(|scope| {
+        let watch = scope.spawn(|| lengths(&node, &done));
+        let run = |bundle| Report::of(&runtime.run(bundle), &["3GiB", "1GiB"]).allocations();
+        let runs: Vec<_> = bundles.iter().map(|bundle| scope.spawn(move || run(bundle))).collect();
+        let answers: Vec<_> = runs.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        done.store(true, Relaxed);
+        for answer in answers {
+            assert_eq!(answer.expect("the container ran"), [OUT_OF_MEMORY, SUCCESS]);
         }
+        watch.join().expect("the cache can be read")
     });
-    assert_eq!(copies(&node).len(), 2);
+    assert_eq!((copies(&node).len(), seen.len()), (2, 2), "copies were seen unfinished: {seen:?}");
 }
 
 /// As in an image with a compiler and no stub libraries: the linker finds what is mounted, and the program the driver.
