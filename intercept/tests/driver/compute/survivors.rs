@@ -8,19 +8,10 @@ use crate::place::{Share, inside};
 use crate::processes::{Schedule, fork, wait};
 use crate::views::shared_word;
 
-/// How the processes beside a survivor end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    /// Between two launches.
-    ByItself,
-    /// Anywhere.
-    Killed,
-}
-
-/// A process that launches for three seconds while others beside it begin and end, all with a `pause` after each kernel
-/// of a millisecond: its share, and for how long one launch of its own was blocked at most, without the wait for a
-/// processor.
-fn beside(end: End, pause: Duration) -> (f64, Duration) {
+/// A process that launches for three seconds while others beside it begin and are killed, all with a `pause` after each
+/// kernel of a millisecond: its share, and for how long one launch of its own was blocked at most, without the wait for
+/// a processor.
+fn beside_the_killed(pause: Duration) -> (f64, Duration) {
     let longest = shared_word();
     let survivor = |_| {
         let program = Program::start();
@@ -38,29 +29,25 @@ fn beside(end: End, pause: Duration) -> (f64, Duration) {
         let mut round = 0u64;
         while Instant::now() < until {
             round += 1;
-            let life = Duration::from_micros(20_000 + round * 7_919 % 60_000);
-            let start = Instant::now();
             let child = fork(|| {
                 let program = Program::start();
                 let kernel = program.kernel(c"busy_1ms");
-                while end == End::Killed || start.elapsed() < life {
+                loop {
                     program.launch(kernel);
                     std::thread::sleep(pause);
                 }
             });
-            if end == End::Killed {
-                std::thread::sleep(life);
-                // SAFETY: a child of this process.
-                unsafe { libc::kill(child, libc::SIGKILL) };
-            }
+            std::thread::sleep(Duration::from_micros(20_000 + round * 7_919 % 60_000));
+            // SAFETY: a child of this process.
+            unsafe { libc::kill(child, libc::SIGKILL) };
             wait(child);
         }
-        assert!(round > 20, "{round} ended");
+        assert!(round > 20, "{round} kills");
     });
     let share = fork_all(1, survivor)[0];
     assert_eq!(wait(others), 0);
     let longest = Duration::from_micros(longest.load(SeqCst).into());
-    println!("{end:?}, pauses of {pause:?}: {share:.1} %, a launch was blocked for {longest:?} at most");
+    println!("pauses of {pause:?}: {share:.1} %, a launch was blocked for {longest:?} at most");
     (share, longest)
 }
 
@@ -72,13 +59,13 @@ fn cases_24_39_killed_processes_neither_block_nor_free_the_others() {
     if !inside("compute::survivors::cases_24_39_killed_processes_neither_block_nor_free_the_others", &share) {
         return;
     }
-    // While the share suffices for all, launches wait for nothing else.
-    let (share, longest) = beside(End::Killed, 6 * MILLISECOND);
+    // While the share suffices for all, nothing but a kill can hold a launch up.
+    let (share, longest) = beside_the_killed(6 * MILLISECOND);
     assert!(share > 10.0 && longest < 10 * MILLISECOND, "{share:.1} %, blocked for {longest:?}");
-    // Else they wait for their turn, as long as where the others end between two launches.
-    let [quiet, killed] = [End::ByItself, End::Killed].map(|end| beside(end, Duration::ZERO));
-    assert!((15.0..53.0).contains(&killed.0), "{:.1} %", killed.0);
-    assert!(killed.1 < quiet.1 + 10 * MILLISECOND, "blocked for {:?}, and else {:?}", killed.1, quiet.1);
+    // Else it waits for its turn as well: what the others drew and have queued has to be earned first.
+    let (share, longest) = beside_the_killed(Duration::ZERO);
+    assert!((15.0..53.0).contains(&share), "{share:.1} %");
+    assert!(longest < SECOND / 10, "blocked for {longest:?}");
     let alone = fork_all(1, |_| {
         let program = Program::start();
         let kernel = program.kernel(c"busy_1ms");
