@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the distribution's packages that the demo and the tests run: low-level runtimes, a docker daemon, a static busybox, Python.
+# Installs the distribution's packages that the demo and the tests run: low-level runtimes, a docker daemon, podman, a static busybox, Python.
 # Quick and silent when nothing is missing. Exit 3: not root, or no apt on this machine.
 set -eu
 
@@ -10,6 +10,7 @@ crun            /usr/bin/crun
 containerd      /usr/bin/containerd
 docker.io       /usr/sbin/dockerd /usr/bin/dockerd
 docker-cli      /usr/bin/docker
+podman          /usr/bin/podman
 busybox-static
 util-linux      /usr/bin/unshare
 mount           /usr/bin/mount /bin/mount
