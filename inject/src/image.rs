@@ -108,7 +108,10 @@ impl Image {
         };
         let open = found.iter().find(|folder| !hidden(folder));
         let library_folder = open.or(found.first()).map_or(Path::new("/usr/lib"), |(folder, _)| *folder);
-        Ok(Self { library_folder: library_folder.into(), driver_copies: copies::find(&root, json) })
+        // What a volume hides, no loader finds.
+        let seen = |copy: &PathBuf| volumes.over(copy, &place(&root, copy)).is_none();
+        let driver_copies = copies::find(&root, json).into_iter().filter(seen).collect();
+        Ok(Self { library_folder: library_folder.into(), driver_copies })
     }
 
     /// Checks that each target can take what is mounted there (a folder where the second part says so), and that no
@@ -322,6 +325,17 @@ mod tests {
             let json = json!({"mounts": [{"destination": written, "type": "bind", "source": "/x"}]});
             let image = Image::look(root.path(), &json).unwrap();
             assert_eq!(image.library_folder, Path::new(want), "a volume at {written}");
+        }
+    }
+
+    #[test]
+    fn a_driver_copy_below_a_volume_is_not_the_images() {
+        let root = image(&["usr/local/cuda/compat", "usr/lib"]);
+        fs::write(root.path().join("usr/local/cuda/compat/libcuda.so.1"), "").unwrap();
+        for (written, want) in [("/usr/local/cuda", 0), ("/usr/local/", 0), ("/usr/local/cuda/lib", 1)] {
+            let json = json!({"mounts": [{"destination": written, "type": "bind", "source": "/x"}]});
+            let image = Image::look(root.path(), &json).unwrap();
+            assert_eq!(image.driver_copies.len(), want, "a volume at {written}: {:?}", image.driver_copies);
         }
     }
 
