@@ -38,9 +38,21 @@ pub fn ask(node: &Node, state: &StateFolder) -> Result<Totals> {
         // A GPU with unified memory may report none: its size stays unknown, and it takes no leases.
         let memory_bytes = gpu.memory_info().map_or(0, |memory| memory.total);
         let uuid = gpu.uuid().with_context(|| format!("NVML cannot identify GPU {index}"))?;
-        gpus.push(GpuTotals { uuid, memory_bytes });
+        let brand =
+            gpu.brand().map_or_else(|_| "unknown".to_owned(), |brand| format!("{brand:?}").to_lowercase());
+        let architecture =
+            gpu.cuda_compute_capability().map(|found| format!("{}.{}", found.major, found.minor));
+        let architecture = architecture.unwrap_or_default();
+        gpus.push(GpuTotals { uuid, memory_bytes, brand, architecture });
     }
-    let totals = Totals { boot_id: boot_id()?, driver_version: node.driver.version.clone(), gpus };
+    let cuda =
+        nvml.sys_cuda_driver_version().map(|version| format!("{}.{}", version / 1000, version % 1000 / 10));
+    let totals = Totals {
+        boot_id: boot_id()?,
+        driver_version: node.driver.version.clone(),
+        cuda_version: cuda.unwrap_or_default(),
+        gpus,
+    };
     totals.store(&Totals::path(state.path()))?;
     Ok(totals)
 }

@@ -8,7 +8,7 @@ use gpushare_config::Config;
 use gpushare_inject::{Bundle, Image, Plan, Programs};
 use gpushare_inventory::Node;
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, LeaseState};
-use gpushare_request::{Container, Request};
+use gpushare_request::{Container, Request, Requirements};
 use serde_json::{Value, json};
 
 use crate::{inventory, node, table};
@@ -19,13 +19,15 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let config = Config::load()?;
     let bundle = Bundle::open(path, None)?;
     let json = bundle.json()?;
-    let Some(request) = gpushare_request::read(&Container::from_json(&json), &config.request)? else {
+    let container = Container::from_json(&json);
+    let Some(request) = gpushare_request::read(&container, &config.request)? else {
         return nothing(as_json);
     };
     let (state, store) = node::store(&config)?;
     let node = node::inventory(&config, &state)?;
     inventory::fit(&config, &node)?;
     let lease = lease(&request, store.preview(&request, &node.gpus, &config.quota)?)?;
+    Requirements::of(&container)?.check(&gpushare_inject::offer(&node, &lease))?;
     let root = bundle.root(&json);
     let plan =
         Plan::new(&request, &lease, &node, &programs(&config, state.path()), &Image::look(&root, &json)?)?;

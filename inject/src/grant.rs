@@ -8,12 +8,13 @@ use gpushare_quota::{
     Admission, Holder, HolderError, Lease, LeaseKey, Reservation, ReserveError, StateError, StateFolder,
     Store, StoreError,
 };
-use gpushare_request::{Mode, Request};
+use gpushare_request::{Mode, Request, RequestError, Requirements};
 use serde_json::Value;
 
 use crate::bundle::Bundle;
 use crate::edit;
 use crate::image::{Image, ImageError};
+use crate::offer::offer;
 use crate::plan::{Plan, PlanError, Programs};
 use crate::region::{Region, RegionError};
 use crate::stock::{self, StockError};
@@ -40,6 +41,8 @@ pub struct Settings<'a> {
 pub struct Asking<'a> {
     /// What it asks for.
     pub request: &'a Request,
+    /// What its image says that it needs.
+    pub requirements: &'a Requirements,
     /// Who it is.
     pub key: &'a LeaseKey,
     /// Its bundle.
@@ -74,6 +77,9 @@ pub enum GrantError {
     /// This process.
     #[error(transparent)]
     Holder(#[from] HolderError),
+    /// The image's requirements.
+    #[error(transparent)]
+    Requirement(#[from] RequestError),
     /// The node cannot hold the share.
     #[error(transparent)]
     Reserve(#[from] ReserveError),
@@ -105,6 +111,7 @@ pub fn grant<T, E: From<GrantError>>(
     let node = stock::known(node, state.path(), settings).map_err(GrantError::from)?;
     let store = Store::open(state.path()).map_err(GrantError::from)?;
     let reservation = reserve(&asking, &node, &store, &state, settings)?;
+    asking.requirements.check(&offer(&node, reservation.lease())).map_err(GrantError::from)?;
     let region = Undo(Region::of(state.path(), reservation.lease().id));
     let programs = Programs { state: state.path(), ..settings.programs };
     let plan = plan(asking.request, reservation.lease(), &node, &image, &programs)?;

@@ -83,6 +83,8 @@ pub struct Node {
     pub modeset: Option<DeviceNode>,
     /// The nodes below `/dev/dri` by the GPU that they belong to, for graphics and display; none without nvidia-drm.
     pub render: Vec<(GpuUuid, DeviceNode)>,
+    /// What NVML told of driver and GPUs; `None` while nobody asked it.
+    pub totals: Option<Totals>,
 }
 
 /// Why the node cannot give GPUs.
@@ -157,15 +159,17 @@ impl Node {
             uvm: device_node(&roots.dev, "nvidia-uvm").ok(),
             modeset: device_node(&roots.dev, "nvidia-modeset").ok(),
             render,
+            totals: None,
         })
     }
 
-    /// The same node with the memory sizes that `totals` knows.
+    /// The same node with what `totals` knows.
     #[must_use]
     pub fn with_totals(mut self, totals: &Totals) -> Self {
         for gpu in &mut self.gpus {
             gpu.memory = totals.memory(gpu);
         }
+        self.totals = Some(totals.clone());
         self
     }
 }

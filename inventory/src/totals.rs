@@ -1,4 +1,4 @@
-//! The cache of what only NVML knows: how much memory each GPU has.
+//! The cache of what only NVML knows: how much memory each GPU has, and what images may require of it.
 //!
 //! It is valid for one boot, one driver version and one set of GPUs; anything else makes it stale, and a GPU without
 //! a known size takes no leases.
@@ -20,6 +20,8 @@ pub struct Totals {
     pub boot_id: String,
     /// The driver version that answered.
     pub driver_version: String,
+    /// The highest CUDA version that the driver serves, as `12.2`; empty when NVML does not tell.
+    pub cuda_version: String,
     /// One entry per GPU.
     pub gpus: Vec<GpuTotals>,
 }
@@ -32,6 +34,10 @@ pub struct GpuTotals {
     pub uuid: String,
     /// The whole memory in bytes.
     pub memory_bytes: u64,
+    /// NVML's brand in lower case, as `tesla`; `unknown` when it does not tell.
+    pub brand: String,
+    /// The compute capability, as `9.0`; empty when NVML does not tell.
+    pub architecture: String,
 }
 
 /// Why the cache could not be written.

@@ -63,6 +63,27 @@ pub enum RequestError {
     /// Parts of the driver that this node does not give.
     #[error(transparent)]
     Capabilities(#[from] CapabilityError),
+    /// The image's requirement is not in its grammar.
+    #[error(
+        "{key}={value:?} is no requirement as cuda>=12.4 or brand=tesla,driver>=535; correct the image, or set \
+         NVIDIA_DISABLE_REQUIRE=1"
+    )]
+    UnreadableRequirement {
+        /// The variable.
+        key: String,
+        /// The value, shortened.
+        value: String,
+    },
+    /// The image requires another driver or GPU.
+    #[error("the image requires {requirement}, and this node has {offer}; {remedy}")]
+    Required {
+        /// Variable and value.
+        requirement: String,
+        /// What the node has.
+        offer: String,
+        /// What may help.
+        remedy: &'static str,
+    },
     /// GPUs by NVIDIA's variables, and the node wants a share.
     #[error(
         "NVIDIA_VISIBLE_DEVICES names GPUs but no share: set GPUSHARE_MEMORY (as 4GiB or 25%), or have the \

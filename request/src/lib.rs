@@ -12,6 +12,7 @@ mod grammar;
 mod model;
 mod nvidia;
 mod own;
+mod requirement;
 mod whole;
 
 use gpushare_inventory::{Capabilities, DeviceMemory};
@@ -21,6 +22,7 @@ pub use container::{Container, Engine};
 pub use error::RequestError;
 pub use grammar::{Cores, DeviceSelector, Devices, GrammarError, MemoryAsk, Mode, Priority};
 pub use model::ModelFilter;
+pub use requirement::{Offer, Requirements};
 
 /// How a container's compute share is held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,0 +1,314 @@
+//! What an image requires of the node: `NVIDIA_REQUIRE_*`, or `CUDA_VERSION` in images older than those.
+//!
+//! Each variable is a list of alternatives, separated by spaces; each of these a comma list of conditions such as
+//! `cuda>=12.4` or `brand=tesla`. All variables must hold, and of each one alternative. NVIDIA's CUDA images state so which
+//! drivers they run on; without a look at it, their programs end with an error of CUDA's in their middle.
+
+use std::cmp::Ordering;
+use std::fmt;
+
+use crate::container::Container;
+use crate::error::{RequestError, shortened};
+
+const PREFIX: &str = "NVIDIA_REQUIRE_";
+const CUDA: &str = "NVIDIA_REQUIRE_CUDA";
+const OFF: &str = "NVIDIA_DISABLE_REQUIRE";
+const OLD: &str = "CUDA_VERSION";
+
+/// What a node offers to one container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The driver's version.
+    pub driver: String,
+    /// The highest CUDA version that the driver serves, as `12.2`; `None` when NVML did not tell.
+    pub cuda: Option<String>,
+    /// Brand and architecture (`tesla`, `8.0`) of each granted GPU.
+    pub gpus: Vec<(String, String)>,
+    /// Whether the image's own newer libcuda (forward compatibility) may serve. In a share it may not.
+    pub forward_compatible: bool,
+}
+
+impl fmt::Display for Offer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "driver {}", self.driver)?;
+        if let Some(cuda) = &self.cuda {
+            write!(f, " with CUDA {cuda}")?;
+        }
+        for (brand, arch) in &self.gpus {
+            write!(f, ", GPU of brand {brand} and architecture {arch}")?;
+        }
+        Ok(())
+    }
+}
+
+/// All requirements of one image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Requirements(Vec<Requirement>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Requirement {
+    key: String,
+    text: String,
+    alternatives: Vec<Vec<Condition>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Condition {
+    property: Property,
+    relation: Relation,
+    value: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Property {
+    Cuda,
+    Driver,
+    Arch,
+    Brand,
+}
+
+const PROPERTIES: [(&str, Property); 4] = [
+    ("cuda", Property::Cuda),
+    ("driver", Property::Driver),
+    ("arch", Property::Arch),
+    ("brand", Property::Brand),
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Relation {
+    AtLeast,
+    AtMost,
+    Not,
+    Less,
+    More,
+    Is,
+}
+
+/// Those of two characters first: the others begin them.
+const RELATIONS: [(&str, Relation); 6] = [
+    (">=", Relation::AtLeast),
+    ("<=", Relation::AtMost),
+    ("!=", Relation::Not),
+    ("<", Relation::Less),
+    (">", Relation::More),
+    ("=", Relation::Is),
+];
+
+impl Requirements {
+    /// What the environment of `container` states; nothing when `NVIDIA_DISABLE_REQUIRE` says so.
+    ///
+    /// # Errors
+    /// When a requirement cannot be read.
+    pub fn of(container: &Container) -> Result<Self, RequestError> {
+        let last =
+            |name: &str| container.env().filter(|(key, _)| *key == name).last().map(|(_, value)| value);
+        if last(OFF).is_some_and(|value| matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True")) {
+            return Ok(Self::default());
+        }
+        let mut keys: Vec<&str> =
+            container.env().map(|(key, _)| key).filter(|key| key.starts_with(PREFIX)).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let stated = keys.iter().filter_map(|key| Some((*key, last(key)?.to_owned())));
+        let old = last(OLD).and_then(oldest_cuda).filter(|_| !keys.contains(&CUDA)).map(|text| (OLD, text));
+        let all = stated.chain(old).filter(|(_, text)| !text.trim().is_empty());
+        all.map(|(key, text)| Requirement::parse(key, text)).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Whether the node's offer will do.
+    ///
+    /// # Errors
+    /// Names the first requirement that it does not meet.
+    pub fn check(&self, offer: &Offer) -> Result<(), RequestError> {
+        match self.0.iter().find(|requirement| !requirement.is_met(offer)) {
+            None => Ok(()),
+            Some(requirement) => {
+                let newer = Offer { forward_compatible: true, ..offer.clone() };
+                let remedy = match requirement.is_met(&newer) {
+                    true => {
+                        "no share has forward compatibility: update the driver, or ask for GPUSHARE_MODE=exclusive"
+                    }
+                    false => "update the driver, take an image that fits, or set NVIDIA_DISABLE_REQUIRE=1",
+                };
+                Err(RequestError::Required {
+                    requirement: format!("{}={:?}", requirement.key, shortened(&requirement.text)),
+                    offer: offer.to_string(),
+                    remedy,
+                })
+            }
+        }
+    }
+}
+
+/// `12.4.1` as a requirement; anything else states none.
+fn oldest_cuda(version: &str) -> Option<String> {
+    let mut numbers = version.split('.');
+    let (major, minor): (u32, u32) = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
+    Some(format!("cuda>={major}.{minor}"))
+}
+
+impl Requirement {
+    fn parse(key: &str, text: String) -> Result<Self, RequestError> {
+        let alternative = |text: &str| text.split(',').map(Condition::parse).collect::<Option<Vec<_>>>();
+        let alternatives: Option<Vec<_>> = text.split_whitespace().map(alternative).collect();
+        match alternatives {
+            Some(alternatives) => Ok(Self { key: key.to_owned(), text, alternatives }),
+            None => Err(RequestError::UnreadableRequirement { key: key.to_owned(), value: shortened(&text) }),
+        }
+    }
+
+    fn is_met(&self, offer: &Offer) -> bool {
+        self.alternatives.iter().any(|conditions| {
+            let met = conditions.iter().all(|condition| condition.holds(offer));
+            met && (offer.forward_compatible || !self.needs_newer_cuda(conditions, offer))
+        })
+    }
+
+    /// Whether an alternative that says nothing of CUDA lets an older driver pass because the image has a newer libcuda of
+    /// its own. Within one major version CUDA needs no such help.
+    fn needs_newer_cuda(&self, conditions: &[Condition], offer: &Offer) -> bool {
+        let of_cuda = |condition: &&Condition| condition.property == Property::Cuda;
+        if conditions.iter().any(|condition| of_cuda(&condition)) {
+            return false;
+        }
+        let Some(major) = offer.cuda.as_deref().map(|cuda| version(cuda).first().copied()) else {
+            return false;
+        };
+        let mut wanted = self.alternatives.iter().flatten().filter(of_cuda);
+        wanted.any(|condition| {
+            condition.relation == Relation::AtLeast && version(&condition.value).first().copied() > major
+        })
+    }
+}
+
+impl Condition {
+    fn parse(text: &str) -> Option<Self> {
+        let (name, property) = PROPERTIES.iter().find(|(name, _)| text.starts_with(name))?;
+        let rest = text.strip_prefix(name)?;
+        let (sign, relation) = RELATIONS.iter().find(|(sign, _)| rest.starts_with(sign))?;
+        let value = rest.strip_prefix(sign)?;
+        let ordered = *property != Property::Brand;
+        let number = value.split('.').all(|part| part.parse::<u32>().is_ok());
+        let fits = if ordered { number } else { matches!(relation, Relation::Is | Relation::Not) };
+        (fits && !value.is_empty()).then(|| Self {
+            property: *property,
+            relation: *relation,
+            value: value.to_owned(),
+        })
+    }
+
+    /// For every granted GPU. What NVML did not tell is not held against the node.
+    fn holds(&self, offer: &Offer) -> bool {
+        match self.property {
+            Property::Cuda => offer.cuda.as_deref().is_none_or(|cuda| self.relates(cuda)),
+            Property::Driver => self.relates(&offer.driver),
+            Property::Arch => offer.gpus.iter().all(|(_, arch)| arch.is_empty() || self.relates(arch)),
+            Property::Brand => {
+                offer.gpus.iter().all(|(brand, _)| (*brand == self.value) == (self.relation == Relation::Is))
+            }
+        }
+    }
+
+    fn relates(&self, found: &str) -> bool {
+        // 12 is 12.0, and 470 is less than 470.1.
+        let (mut found, mut wanted) = (version(found), version(&self.value));
+        let length = found.len().max(wanted.len());
+        found.resize(length, 0);
+        wanted.resize(length, 0);
+        let order = found.cmp(&wanted);
+        match self.relation {
+            Relation::AtLeast => order != Ordering::Less,
+            Relation::AtMost => order != Ordering::Greater,
+            Relation::Not => order != Ordering::Equal,
+            Relation::Less => order == Ordering::Less,
+            Relation::More => order == Ordering::Greater,
+            Relation::Is => order == Ordering::Equal,
+        }
+    }
+}
+
+fn version(text: &str) -> Vec<u32> {
+    text.split('.').map_while(|part| part.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn requirements(env: &[&str]) -> Result<Requirements, RequestError> {
+        let env = env.iter().map(|entry| (*entry).to_owned()).collect();
+        Requirements::of(&Container::new(BTreeMap::new(), env))
+    }
+
+    fn offer(forward_compatible: bool) -> Offer {
+        let gpus = vec![("tesla".to_owned(), "8.0".to_owned())];
+        Offer { driver: "535.309.01".into(), cuda: Some("12.2".into()), gpus, forward_compatible }
+    }
+
+    #[test]
+    fn a_requirement_holds_when_one_of_its_alternatives_does() {
+        for (env, want) in [
+            (&[][..], true),
+            (&["NVIDIA_REQUIRE_CUDA=cuda>=12.2"], true),
+            (&["NVIDIA_REQUIRE_CUDA=cuda>=12"], true),
+            (&["NVIDIA_REQUIRE_CUDA=cuda<=12"], false),
+            (&["NVIDIA_REQUIRE_CUDA=cuda>=12.10"], false),
+            (&["NVIDIA_REQUIRE_CUDA=cuda>=12.4 brand=tesla,driver>=535,driver<536"], true),
+            (&["NVIDIA_REQUIRE_CUDA=cuda>=12.4 brand=geforce,driver>=535,driver<536"], false),
+            (&["NVIDIA_REQUIRE_CUDA=cuda>=12.4 brand=tesla,driver>=470,driver<471"], false),
+            (&["NVIDIA_REQUIRE_A=driver>535.309.0", "NVIDIA_REQUIRE_B=arch<8"], false),
+            (&["NVIDIA_REQUIRE_A=driver>535.309.0", "NVIDIA_REQUIRE_B=arch=8,brand!=geforce"], true),
+            (&["NVIDIA_REQUIRE_CUDA=cuda>=13.0", "NVIDIA_DISABLE_REQUIRE=true"], true),
+            (&["NVIDIA_REQUIRE_CUDA=cuda>=13.0", "NVIDIA_DISABLE_REQUIRE=0"], false),
+            (&["NVIDIA_REQUIRE_CUDA=cuda>=13.0", "NVIDIA_REQUIRE_CUDA=cuda>=11.0"], true),
+            (&["NVIDIA_REQUIRE_CUDA="], true),
+            (&["CUDA_VERSION=12.4.1"], false),
+            (&["CUDA_VERSION=12.2.0"], true),
+            (&["CUDA_VERSION=unknown"], true),
+            (&["CUDA_VERSION=12.4.1", "NVIDIA_REQUIRE_CUDA=cuda>=11"], true),
+        ] {
+            assert_eq!(requirements(env).unwrap().check(&offer(true)).is_ok(), want, "{env:?}");
+        }
+    }
+
+    #[test]
+    fn a_share_needs_a_driver_of_the_images_major_version() {
+        for (text, share, whole) in [
+            ("cuda>=12.4 brand=tesla,driver>=535,driver<536", true, true),
+            ("cuda>=13.0 brand=tesla,driver>=535,driver<536", false, true),
+            ("cuda>=13.0 brand=tesla,driver>=580", false, false),
+            ("driver>=535", true, true),
+        ] {
+            let requirements = requirements(&[&format!("NVIDIA_REQUIRE_CUDA={text}")]).unwrap();
+            assert_eq!(requirements.check(&offer(false)).is_ok(), share, "a share with {text}");
+            assert_eq!(requirements.check(&offer(true)).is_ok(), whole, "a whole card with {text}");
+        }
+        let text = "NVIDIA_REQUIRE_CUDA=cuda>=13.0 brand=tesla,driver>=535,driver<536";
+        let error = requirements(&[text]).unwrap().check(&offer(false)).unwrap_err().to_string();
+        for part in ["cuda>=13.0", "535.309.01", "CUDA 12.2", "tesla", "forward compatibility"] {
+            assert!(error.contains(part), "{part:?} is not in: {error}");
+        }
+    }
+
+    #[test]
+    fn what_nvml_did_not_tell_is_no_obstacle() {
+        let offer = Offer { cuda: None, gpus: vec![("unknown".into(), String::new())], ..offer(false) };
+        let told = requirements(&["NVIDIA_REQUIRE_CUDA=cuda>=13.0,arch>=9.0"]).unwrap();
+        assert!(told.check(&offer).is_ok());
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_refused_with_the_way_out() {
+        for text in
+            ["cuda", "cuda>=", "cuda>=x", "cuda>=12.", "brand>tesla", "os=linux", "cuda>=12,", "cuda=>12"]
+        {
+            let error = requirements(&[&format!("NVIDIA_REQUIRE_OWN={text}")]).unwrap_err().to_string();
+            assert!(
+                error.contains("NVIDIA_REQUIRE_OWN") && error.contains("NVIDIA_DISABLE_REQUIRE"),
+                "{text}: {error}"
+            );
+        }
+    }
+}
