@@ -32,6 +32,7 @@ packages:
 clients:
 	tests/setup/driver-libraries.sh >/dev/null || test $$? = 3
 	tests/setup/python.sh
+	tests/setup/images.sh >/dev/null || test $$? = 3
 
 # NVIDIA's own nvidia-smi shows the share inside the containers where it can be had.
 NVIDIA_SMI := .cache/driver-libraries/root/usr/lib/nvidia/current/nvidia-smi

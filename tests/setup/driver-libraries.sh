@@ -18,11 +18,6 @@ if [ "${1-}" = --nvidia-smi ]; then
 fi
 [ $# -gt 0 ] || set -- nvidia-smi libnvidia-ml1 libcuda1 libnvidia-ptxjitcompiler1 libnvidia-nvvm4 libnvidia-cfg1
 
-cannot() {
-    echo "driver-libraries.sh: $*" >&2
-    exit 3
-}
-
 # Idempotent: each unpacked package leaves a mark.
 wanted=
 for package; do
@@ -33,40 +28,12 @@ done
     exit 0
 }
 
-command -v apt-get >/dev/null || cannot "no apt on this machine"
-mkdir -p "$base/lists/partial" "$base/archives/partial" "$base/unpacked" "$root"
-
-# The mirror is the machine's own: its repositories and keys, with more components.
-# apt prints a field that it does not know as its own literal name: that is no key.
-sources=$base/private.list
-apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(SIGNED_BY)' 'Created-By: Packages' 'Component: main' | sort -u |
-    while read -r uri release key; do
-        case $key in
-        '' | '$('*) options='[arch=amd64]' ;;
-        *) options="[arch=amd64 signed-by=$key]" ;;
-        esac
-        echo "deb $options $uri $release main contrib non-free non-free-firmware"
-    done >"$sources"
-[ -s "$sources" ] || cannot "apt knows no repository with a component called main"
-
-apt() {
-    tool=$1
-    shift
-    "$tool" -qq \
-        -o Dir::Etc::sourcelist="$sources" -o Dir::Etc::sourceparts=- -o Dir::State::lists="$base/lists" \
-        -o Dir::Cache="$base" -o Dir::Cache::archives="$base/archives" \
-        -o APT::Architecture=amd64 -o APT::Architectures=amd64 -o Acquire::Languages=none \
-        -o APT::Sandbox::User=root -o Debug::NoLocking=1 "$@"
-}
-
-apt apt-get update >/dev/null || cannot "the machine's package mirror did not answer"
-cd "$base/archives"
+# shellcheck source=tests/setup/private-apt.sh
+. "$top/tests/setup/private-apt.sh"
+mkdir -p "$base/unpacked" "$root"
+private_apt "$base" amd64 main contrib non-free non-free-firmware || exit 3
 for package in $wanted; do
-    apt apt-cache show "$package" >/dev/null 2>&1 || cannot "the machine's mirror has no package $package"
-    rm -f "$package"_*.deb
-    apt apt-get download "$package" || cannot "could not download $package"
-    dpkg -x "$package"_*.deb "$root"
-    rm -f "$package"_*.deb
+    unpack "$package" "$root" || exit 3
     : >"$base/unpacked/$package"
 done
 rm -rf "$base/lists" "$base"/*.bin

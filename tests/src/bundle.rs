@@ -75,7 +75,9 @@ impl Bundle {
         self.scratch.folder(&format!("layer/{name}"))
     }
 
-    fn of(fill: impl FnOnce(&Path)) -> Self {
+    /// A bundle whose root `fill` lays out.
+    #[must_use]
+    pub fn of(fill: impl FnOnce(&Path)) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let id = format!("gps-{}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let scratch = Scratch::new("bundle");
@@ -122,6 +124,13 @@ impl Bundle {
     #[must_use]
     pub fn args(mut self, args: &[&str]) -> Self {
         self.spec["process"]["args"] = json!(args);
+        self.written()
+    }
+
+    /// Makes the root read-only for the container, as `docker run --read-only` does.
+    #[must_use]
+    pub fn read_only(mut self) -> Self {
+        self.spec["root"]["readonly"] = json!(true);
         self.written()
     }
 

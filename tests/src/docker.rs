@@ -45,15 +45,24 @@ impl Docker {
     }
 
     fn import_image(&self) {
-        let root = self.scratch.folder("image");
-        crate::image::with_probe(&root);
+        self.import(IMAGE, crate::image::with_probe, &["ENV PATH=/bin"]);
+    }
+
+    /// Imports the root that `fill` lays out as the image `name`, with `changes` in the words of a Dockerfile.
+    ///
+    /// # Panics
+    /// When docker refuses it.
+    pub fn import(&self, name: &str, fill: impl FnOnce(&Path), changes: &[&str]) {
+        let root = tempfile::tempdir_in(self.scratch.path()).expect("a folder for the image can be made");
+        fill(root.path());
         let archive = self.scratch.path().join("image.tar");
-        let _ = command::run(Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(&archive).arg("."))
-            .expect_success("tar of the image");
+        let _ =
+            command::run(Command::new("tar").arg("-C").arg(root.path()).arg("-cf").arg(&archive).arg("."))
+                .expect_success("tar of the image");
         let archive = archive.to_string_lossy().into_owned();
-        let _ = self
-            .call(&["import", "--change", "ENV PATH=/bin", &archive, IMAGE])
-            .expect_success("docker import");
+        let changes: Vec<&str> = changes.iter().flat_map(|change| ["--change", *change]).collect();
+        let words = [&["import"], &changes[..], &[&archive, name]].concat();
+        let _ = self.call(&words).expect_success("docker import");
     }
 
     /// `docker ARGS...`, to its end.

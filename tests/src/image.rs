@@ -7,6 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::distribution::copy;
 use crate::{artifacts, command};
 
 /// A busybox that needs no shared library.
@@ -79,13 +80,4 @@ fn libraries_of(program: &Path) -> BTreeSet<PathBuf> {
 fn container_path(root: &Path, library: &Path) -> PathBuf {
     let below = library.strip_prefix("/").expect("ldd prints absolute paths");
     if below.starts_with("usr") { root.join(below) } else { root.join("usr").join(below) }
-}
-
-/// Copies a file's contents and mode. Never a hard link: the container's root may write to what it finds.
-fn copy(from: &Path, to: &Path) {
-    if let Some(folder) = to.parent() {
-        fs::create_dir_all(folder).expect("a folder of the image can be made");
-    }
-    fs::copy(from, to)
-        .unwrap_or_else(|error| panic!("cannot copy {} to {}: {error}", from.display(), to.display()));
 }

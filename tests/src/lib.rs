@@ -7,6 +7,7 @@
 pub mod artifacts;
 pub mod bundle;
 pub mod command;
+pub mod distribution;
 pub mod docker;
 pub mod image;
 pub mod leases;

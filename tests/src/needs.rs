@@ -24,6 +24,8 @@ pub enum Need {
     Python,
     /// The driver files of `tests/setup/driver-libraries.sh`.
     DriverLibraries,
+    /// The packages of `tests/setup/images.sh`.
+    Images,
 }
 
 impl Need {
@@ -48,6 +50,9 @@ impl Need {
                 .then(|| "no Python environment: run tests/setup/python.sh".to_owned()),
             Self::DriverLibraries => (!crate::artifacts::nvidia_smi().exists())
                 .then(|| "no nvidia-smi: run tests/setup/driver-libraries.sh".to_owned()),
+            // The last one that the set-up makes.
+            Self::Images => (!crate::distribution::packages().join("musl.made-from").exists())
+                .then(|| "no packages for images: run tests/setup/images.sh".to_owned()),
         }
     }
 }
