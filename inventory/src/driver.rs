@@ -116,7 +116,8 @@ impl Driver {
                 continue;
             }
             trusted(&file, &root)?;
-            return Ok(Self { version: version.to_owned(), folders: around(&folder, &file), root });
+            let folders = around(&folder, &file);
+            return Ok(Self { version: version.to_owned(), root: root.clone(), folders });
         }
         if let Some(error) = mixed {
             return Err(error);

@@ -38,8 +38,9 @@ const MAX_VARIANTS: usize = 16;
 /// A large machine's has 200 KiB.
 const MAX_CACHE_BYTES: u64 = 16 << 20;
 
-/// Folders to search for libraries: the configured ones, those of the known systems, those that the loader's files name.
-pub(super) fn library_folders(roots: &Roots, root: &Root) -> Vec<PathBuf> {
+/// Folders to search for libraries: the configured ones, those of the known systems, and then those that the loader's files
+/// name, which are not read before.
+pub(super) fn library_folders(roots: &Roots, root: &Root) -> impl Iterator<Item = PathBuf> {
     let below = |folder: &Path| roots.driver.join(folder.strip_prefix("/").unwrap_or(folder));
     let mut folders: Vec<PathBuf> = roots.library_folders.iter().map(|folder| below(folder)).collect();
     let debians = roots.driver.join("usr/lib").join(TRIPLET);
@@ -47,9 +48,11 @@ pub(super) fn library_folders(roots: &Roots, root: &Root) -> Vec<PathBuf> {
     folders.push(debians);
     folders.push(roots.driver.join("lib").join(TRIPLET));
     folders.extend(FOLDERS.iter().map(|folder| below(Path::new(folder))));
-    folders.extend(loader_folders(Path::new("etc/ld.so.conf"), root, 0).iter().map(|folder| below(folder)));
-    folders.extend(cached_folders(root).iter().map(|folder| below(folder)));
-    folders
+    let listed = std::iter::once_with(move || {
+        let listed = [loader_folders(Path::new("etc/ld.so.conf"), root, 0), cached_folders(root)].concat();
+        listed.iter().map(|folder| below(folder)).collect::<Vec<_>>()
+    });
+    folders.into_iter().chain(listed.flatten())
 }
 
 /// Debian keeps drivers side by side: `current`, and packages for older cards in `tesla-470` and the like.
