@@ -4,6 +4,8 @@
 //! GPUs beside the share), the hooks of our own CDI devices (ours stand in their place) and double entries of the
 //! request's own variables.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use gpushare_region::path as inner;
@@ -39,6 +41,14 @@ pub enum EditError {
     Driver {
         /// The mount's path in the container, escaped.
         target: String,
+    },
+    /// A hook that would bring whole GPUs, in a bundle that is not ours to change.
+    #[error(
+        "the bundle's hook {path} gives whole GPUs beside the share; leave out --gpus, or its hooks.d file"
+    )]
+    WholeGpus {
+        /// The hook's program.
+        path: String,
     },
     /// A plan's part that JSON cannot hold.
     #[error("the plan cannot be written as JSON")]
@@ -92,6 +102,17 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     environment(json)
 }
 
+/// Whether a bundle that nobody can change any more leaves the share its meaning.
+pub(crate) fn check(json: &Value, plan: &Plan) -> Result<(), EditError> {
+    let stages = json.get("hooks").and_then(Value::as_object).into_iter().flatten();
+    let hooks = stages.filter_map(|(_, hooks)| hooks.as_array()).flatten();
+    if let Some(hook) = hooks.filter(|hook| is_nvidias(hook)).find(|hook| !is_this_program(hook)) {
+        let path = hook.get("path").and_then(Value::as_str).unwrap_or_default();
+        return Err(EditError::WholeGpus { path: path.escape_debug().to_string() });
+    }
+    if is_privileged(json) { Ok(()) } else { refuse_other_gpus(json, plan) }
+}
+
 /// Takes an earlier plan of ours out of a bundle that was run before and not written anew: its GPU may be somebody
 /// else's by now. Only what a plan adds is taken, so a bundle that merely imitates our hook loses nothing it may keep.
 fn take_back(json: &mut Value, plan: &Plan) {
@@ -143,6 +164,13 @@ fn is_nvidias(hook: &Value) -> bool {
     let mut args = hook.get("args").and_then(Value::as_array).into_iter().flatten();
     matches!(path.as_str(), "nvidia-container-runtime-hook" | "nvidia-container-toolkit")
         || args.any(|arg| name(arg).as_deref() == Some("nvidia-container-cli"))
+}
+
+/// Our own hook may stand where docker looks for NVIDIA's.
+fn is_this_program(hook: &Value) -> bool {
+    let identity = |path: &str| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+    let path = hook.get("path").and_then(Value::as_str).unwrap_or_default();
+    identity(path).is_some() && identity(path) == identity("/proc/self/exe")
 }
 
 fn same_hook(hook: &Value, ours: &Value) -> bool {

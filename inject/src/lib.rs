@@ -1,8 +1,9 @@
 //! What must change in a container, and the change itself.
 //!
 //! [`Plan`] is a value made of OCI parts: device nodes and their rules, mounts, two hooks. [`Bundle::apply`] puts it
-//! into a bundle's config.json, losslessly and so that twice is once; [`Region`] makes the two files that container
-//! and host share; [`CdiSpec`] says the same to engines as devices that they know by name. The image decides nothing here but which of its folders the libraries appear in.
+//! into a bundle's config.json, losslessly and so that twice is once; [`Live`] puts it into a container that exists
+//! already; [`CdiSpec`] says the same to engines as devices that they know by name; [`Region`] makes the two files that
+//! container and host share. The image decides nothing here but which of its folders the libraries appear in.
 #![deny(unsafe_code)]
 
 mod bundle;
@@ -11,6 +12,7 @@ mod edit;
 mod fitted;
 mod grant;
 mod image;
+mod live;
 mod message;
 mod offer;
 mod plan;
@@ -23,6 +25,7 @@ pub use edit::{EditError, is_privileged};
 pub use fitted::{FitError, Fitted};
 pub use grant::{Asking, GrantError, Settings, grant};
 pub use image::{Image, ImageError};
+pub use live::{Applied, Live, LiveError, run_child};
 pub use message::{one_line, refusal};
 pub use offer::offer;
 pub use plan::{ExtraMount, Plan, PlanError, Programs};

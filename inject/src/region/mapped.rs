@@ -1,4 +1,4 @@
-//! The `limits` file as memory, for writing: the one place of this crate with `unsafe` in it.
+//! The `limits` file as memory, for writing: beside `live::sys` the one place of this crate with `unsafe` in it.
 //!
 //! Mapped, not `pwrite`: libraries read single words without looking at the sequence, so each must change in one store,
 //! and the kernel promises nothing about how its copy stores bytes. The price is that a container which may mount

@@ -1,0 +1,160 @@
+//! The container's init, held so that it stays the same process: by a pidfd, and by a descriptor of its folder in
+//! /proc, through which everything about it is reached. Once it ends, both say so and never mean another.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open, openat};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::stat::{FileStat, Mode, fstat};
+
+use super::{LiveError, sys};
+
+/// Longer than any of the files read here.
+const MAX_BYTES: u64 = 4 << 20;
+
+/// A process that is a container's init.
+#[derive(Debug)]
+pub(super) struct Process {
+    pid: i32,
+    pidfd: OwnedFd,
+    folder: OwnedFd,
+}
+
+impl Process {
+    /// Takes hold of the process `pid`, which must have a mount namespace of its own and must not have started after
+    /// `newest` (clock ticks since boot): a younger one only has the pid that the container's init once had.
+    pub fn open(pid: i32, newest: u64) -> Result<Self, LiveError> {
+        let gone = |errno| match errno {
+            Errno::ESRCH | Errno::ENOENT => LiveError::Gone { pid },
+            errno => LiveError::kernel("hold a process by descriptor", errno),
+        };
+        let pidfd = sys::pidfd_open(pid).map_err(gone)?;
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let folder = open(Path::new(&format!("/proc/{pid}")), flags, Mode::empty()).map_err(gone)?;
+        let process = Self { pid, pidfd, folder };
+        // Alive after the folder was opened, it lived all the time, so the folder is its own.
+        process.check_alive()?;
+        let started = start_time(&process.read("stat")?).ok_or(LiveError::Gone { pid })?;
+        if started > newest {
+            return Err(LiveError::NotTheContainer { pid, what: "started after its hook" });
+        }
+        if same(&process.mount_namespace()?, "/proc/self/ns/mnt")? {
+            return Err(LiveError::NotTheContainer { pid, what: "lives in this hook's own mount namespace" });
+        }
+        Ok(process)
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// # Errors
+    /// When the process has ended.
+    pub fn check_alive(&self) -> Result<(), LiveError> {
+        let mut ended = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut ended, PollTimeout::ZERO) {
+            Ok(0) => Ok(()),
+            _ => Err(LiveError::Gone { pid: self.pid }),
+        }
+    }
+
+    pub fn mount_namespace(&self) -> Result<OwnedFd, LiveError> {
+        self.open_in("ns/mnt", OFlag::O_RDONLY)
+    }
+
+    /// The root folder that the process sees: the host's, as long as it has not called pivot_root.
+    pub fn root(&self) -> Result<OwnedFd, LiveError> {
+        self.open_in("root", OFlag::O_PATH | OFlag::O_DIRECTORY)
+    }
+
+    /// Whether its user namespace is another than ours.
+    pub fn has_user_namespace(&self) -> Result<bool, LiveError> {
+        Ok(!same(&self.open_in("ns/user", OFlag::O_RDONLY)?, "/proc/self/ns/user")?)
+    }
+
+    /// A file of its folder in /proc.
+    pub fn read(&self, name: &str) -> Result<Vec<u8>, LiveError> {
+        let file = File::from(self.open_in(name, OFlag::O_RDONLY)?);
+        let mut bytes = Vec::new();
+        let read = file.take(MAX_BYTES).read_to_end(&mut bytes);
+        // A process that ends meanwhile reads as ESRCH.
+        read.map_err(|_| LiveError::Gone { pid: self.pid })?;
+        Ok(bytes)
+    }
+
+    fn open_in(&self, name: &str, flags: OFlag) -> Result<OwnedFd, LiveError> {
+        openat(&self.folder, name, flags | OFlag::O_CLOEXEC, Mode::empty()).map_err(|errno| match errno {
+            Errno::ESRCH | Errno::ENOENT => LiveError::Gone { pid: self.pid },
+            errno => LiveError::at("look into the container's process", Path::new(name), errno),
+        })
+    }
+}
+
+fn same(namespace: &OwnedFd, ours: &str) -> Result<bool, LiveError> {
+    let theirs: FileStat =
+        fstat(namespace).map_err(|errno| LiveError::at("look at a namespace", ours, errno))?;
+    let ours = fs::metadata(ours).map_err(|source| LiveError::Io {
+        act: "look at the namespace",
+        path: ours.into(),
+        source,
+    })?;
+    Ok((theirs.st_dev, theirs.st_ino) == (ours.dev(), ours.ino()))
+}
+
+/// Field 22 of /proc/PID/stat. The name before it is in parentheses and may contain any byte.
+fn start_time(stat: &[u8]) -> Option<u64> {
+    let behind_name = stat.iter().rposition(|byte| *byte == b')')? + 1;
+    let rest = std::str::from_utf8(stat.get(behind_name..)?).ok()?;
+    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// The id on the host of the namespace's id 0, by /proc/PID/uid_map or gid_map.
+pub(super) fn host_id_of_root(map: &[u8]) -> Option<u32> {
+    let text = std::str::from_utf8(map).ok()?;
+    text.lines().find_map(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let inside = fields.next()?;
+        (inside == "0").then(|| fields.next()?.parse().ok()).flatten()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_time_is_found_behind_any_name() {
+        let rest = "S 1 2 3 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 777 0 0";
+        for name in ["init", "a b", "x) S 9", "\u{fffd}(("] {
+            assert_eq!(start_time(format!("1 ({name}) {rest}").as_bytes()), Some(777), "{name}");
+        }
+        for text in ["", "1 (init", "1 (init) S 1 2"] {
+            assert_eq!(start_time(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_containers_root_is_the_id_that_its_map_names() {
+        assert_eq!(host_id_of_root(b"         0          0 4294967295\n"), Some(0));
+        assert_eq!(host_id_of_root(b"1 5 1\n0 100000 65536\n"), Some(100_000));
+        assert_eq!(host_id_of_root(b"1 5 1\n"), None);
+    }
+
+    #[test]
+    fn a_process_that_ended_is_gone_and_one_of_the_host_is_no_container() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let host = Process::open(pid, u64::MAX).unwrap_err();
+        assert!(matches!(host, LiveError::NotTheContainer { .. }), "{host}");
+        let young = Process::open(pid, 0).unwrap_err();
+        assert!(young.to_string().contains("started after its hook"), "{young}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(matches!(Process::open(pid, u64::MAX), Err(LiveError::Gone { .. })));
+    }
+}

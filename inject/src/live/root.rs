@@ -1,0 +1,239 @@
+//! The container's root folder by descriptor, and the places in it where something is put. The image's links are
+//! followed inside the root only, by the kernel, and nothing is made on a mount that is not the container's own.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat2};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, makedev, mkdirat, mknodat};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, unlinkat};
+use oci_spec::runtime::LinuxDevice;
+
+use super::LiveError;
+use super::process::Process;
+use super::table::Table;
+
+/// How often a look-up is tried again that somebody disturbs by renaming folders.
+const TRIES: usize = 16;
+
+/// The root folder of a container before pivot_root, in the container's mount namespace.
+#[derive(Debug)]
+pub(super) struct Root {
+    folder: OwnedFd,
+    mounts: Table,
+    host: Table,
+    created: Vec<Created>,
+}
+
+/// Something that was not there before.
+#[derive(Debug)]
+struct Created {
+    folder: OwnedFd,
+    name: OsString,
+    flag: UnlinkatFlags,
+}
+
+impl Root {
+    /// The folder that the bundle calls its root (`host_root`, as the host sees it), where `process` sees it.
+    pub fn of(process: &Process, host_root: &Path) -> Result<Self, LiveError> {
+        let other = || LiveError::NotTheContainer {
+            pid: process.pid(),
+            what: "does not see the bundle's root folder",
+        };
+        let host_root = std::path::absolute(host_root).map_err(|source| LiveError::Io {
+            act: "find",
+            path: host_root.into(),
+            source,
+        })?;
+        let folder = look_up(&process.root()?, &host_root, OFlag::O_PATH | OFlag::O_DIRECTORY);
+        let folder = folder.map_err(|errno| match errno {
+            Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP => other(),
+            errno => LiveError::at("find", &host_root, errno),
+        })?;
+        let seen = fstat(&folder).map_err(|errno| LiveError::at("look at", &host_root, errno))?;
+        let host = fs::metadata(&host_root).map_err(|source| LiveError::Io {
+            act: "look at",
+            path: host_root.clone(),
+            source,
+        })?;
+        // After pivot_root a path of the host would be looked up in the image.
+        if (seen.st_dev, seen.st_ino) != (host.dev(), host.ino()) {
+            return Err(other());
+        }
+        let own = fs::read("/proc/self/mountinfo").map_err(|source| LiveError::Io {
+            act: "read",
+            path: "/proc/self/mountinfo".into(),
+            source,
+        })?;
+        let mounts = Table::parse(&process.read("mountinfo")?);
+        Ok(Self { folder, mounts, host: Table::parse(&own), created: Vec::new() })
+    }
+
+    /// What `path` names now, mounts included.
+    pub fn look_up(&self, path: &Path) -> Result<FileStat, LiveError> {
+        let fd =
+            look_up(&self.folder, path, OFlag::O_PATH).map_err(|errno| LiveError::at("find", path, errno))?;
+        fstat(fd).map_err(|errno| LiveError::at("look at", path, errno))
+    }
+
+    /// The regular file at `path` to mount something over, made if it is missing.
+    pub fn file(&mut self, path: &Path) -> Result<OwnedFd, LiveError> {
+        let (parent, name) = split(path)?;
+        let folder = self.folder(parent)?;
+        let fd = match look_up(&self.folder, path, OFlag::O_PATH) {
+            Ok(fd) => fd,
+            Err(Errno::ENOENT) => self.make_file(folder, name, path)?,
+            Err(errno) => return Err(LiveError::at("find", path, errno)),
+        };
+        expect(&fd, SFlag::S_IFREG, path)?;
+        self.check_mount(&fd, path)?;
+        Ok(fd)
+    }
+
+    /// The folder at `path`, made with its parents where missing.
+    pub fn folder(&mut self, path: &Path) -> Result<OwnedFd, LiveError> {
+        match look_up(&self.folder, path, OFlag::O_PATH | OFlag::O_DIRECTORY) {
+            Ok(fd) => return Ok(fd),
+            Err(Errno::ENOENT) => {}
+            Err(Errno::ENOTDIR | Errno::ELOOP) => {
+                return Err(LiveError::BadTarget { target: path.into(), what: "no folder" });
+            }
+            Err(errno) => return Err(LiveError::at("find", path, errno)),
+        }
+        let (parent, name) = split(path)?;
+        let folder = self.folder(parent)?;
+        self.check_mount(&folder, path)?;
+        mkdirat(&folder, name, Mode::from_bits_truncate(0o755)).map_err(|errno| made(path, errno))?;
+        let fd = below(&folder, name, OFlag::O_PATH | OFlag::O_DIRECTORY, None);
+        self.remember(folder, name, UnlinkatFlags::RemoveDir);
+        fd.map_err(|errno| made(path, errno))
+    }
+
+    /// A folder at `path` to mount something over.
+    pub fn folder_target(&mut self, path: &Path) -> Result<OwnedFd, LiveError> {
+        let fd = self.folder(path)?;
+        self.check_mount(&fd, path)?;
+        Ok(fd)
+    }
+
+    /// The device node of the plan; one that is there already must be the same device.
+    pub fn node(&mut self, device: &LinuxDevice) -> Result<(), LiveError> {
+        let path = device.path();
+        let (parent, name) = split(path)?;
+        let folder = self.folder(parent)?;
+        let number = |number: i64| u64::try_from(number).unwrap_or(u64::MAX);
+        let wanted = makedev(number(device.major()), number(device.minor()));
+        match below(&folder, name, OFlag::O_PATH, None) {
+            Ok(fd) => return expect_device(&fd, wanted, path),
+            Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(made(path, errno)),
+        }
+        self.check_mount(&folder, path)?;
+        let mode = Mode::from_bits_truncate(device.file_mode().unwrap_or(0o600) & 0o7777);
+        mknodat(&folder, name, SFlag::S_IFCHR, mode, wanted).map_err(|errno| made(path, errno))?;
+        let node = below(&folder, name, OFlag::O_PATH, None).map_err(|errno| made(path, errno));
+        self.remember(folder, name, UnlinkatFlags::NoRemoveDir);
+        let node = node?;
+        expect_device(&node, wanted, path)?;
+        let owner = (device.uid().map(Uid::from_raw), device.gid().map(Gid::from_raw));
+        fchownat(&node, "", owner.0, owner.1, AtFlags::AT_EMPTY_PATH).map_err(|errno| made(path, errno))
+    }
+
+    /// Removes what was made, newest first. A folder that somebody else uses by now stays.
+    pub fn undo(&mut self) {
+        while let Some(Created { folder, name, flag }) = self.created.pop() {
+            let _ = unlinkat(&folder, name.as_os_str(), flag);
+        }
+    }
+
+    fn make_file(&mut self, folder: OwnedFd, name: &OsStr, path: &Path) -> Result<OwnedFd, LiveError> {
+        self.check_mount(&folder, path)?;
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
+        let written = below(&folder, name, flags, Some(Mode::from_bits_truncate(0o644)));
+        let written = written.map_err(|errno| made(path, errno))?;
+        // Not the descriptor that may write: it would keep the runtime from making the root read-only.
+        let fd = below(&folder, name, OFlag::O_PATH, None).map_err(|errno| made(path, errno));
+        self.remember(folder, name, UnlinkatFlags::NoRemoveDir);
+        let fd = fd?;
+        let identity = |fd: &OwnedFd| fstat(fd).map(|stat| (stat.st_dev, stat.st_ino)).ok();
+        if identity(&fd).is_none() || identity(&fd) != identity(&written) {
+            return Err(LiveError::BadTarget { target: path.into(), what: "a file that is being replaced" });
+        }
+        Ok(fd)
+    }
+
+    fn remember(&mut self, folder: OwnedFd, name: &OsStr, flag: UnlinkatFlags) {
+        self.created.push(Created { folder, name: name.to_owned(), flag });
+    }
+
+    /// Whether `fd` lies on the root's own mount or on a memory file system of this container alone. A volume would get
+    /// an empty file, on the host; and what is mounted on a shared mount appears there.
+    fn check_mount(&self, fd: impl AsFd, path: &Path) -> Result<(), LiveError> {
+        let foreign = || LiveError::Foreign { target: path.into() };
+        let root = self.mounts.find(&self.folder)?.ok_or_else(foreign)?;
+        let mount = self.mounts.find(fd)?.ok_or_else(foreign)?;
+        if mount.is_shared() {
+            return Err(LiveError::Shared { target: path.into() });
+        }
+        if mount.is(root) || mount.is_private_tmpfs(&self.host) { Ok(()) } else { Err(foreign()) }
+    }
+}
+
+/// `path` below `root`, as if `root` were `/`.
+fn look_up(root: &OwnedFd, path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
+    let path = path.strip_prefix("/").unwrap_or(path);
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    let resolve = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+    let how = OpenHow::new().flags(flags | OFlag::O_CLOEXEC).resolve(resolve);
+    let mut answer = Err(Errno::EAGAIN);
+    for _ in 0..TRIES {
+        answer = openat2(root, path, how);
+        if !matches!(answer, Err(Errno::EAGAIN)) {
+            break;
+        }
+    }
+    answer
+}
+
+/// The entry `name` of `folder` itself, no link and nothing mounted over it.
+fn below(folder: &OwnedFd, name: &OsStr, flags: OFlag, mode: Option<Mode>) -> Result<OwnedFd, Errno> {
+    let resolve =
+        ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV;
+    let how = OpenHow::new().flags(flags | OFlag::O_CLOEXEC).resolve(resolve);
+    openat2(folder, name, mode.map_or(how, |mode| how.mode(mode)))
+}
+
+fn split(path: &Path) -> Result<(&Path, &OsStr), LiveError> {
+    let bad = || LiveError::BadTarget { target: path.into(), what: "no name for a file" };
+    Ok((path.parent().ok_or_else(bad)?, path.file_name().ok_or_else(bad)?))
+}
+
+fn made(path: &Path, errno: Errno) -> LiveError {
+    let target = PathBuf::from(path);
+    match errno {
+        Errno::EEXIST | Errno::ELOOP => LiveError::BadTarget { target, what: "a link that leads nowhere" },
+        Errno::EXDEV => LiveError::Foreign { target },
+        Errno::EROFS => LiveError::BadTarget { target, what: "a read-only file system and no such file" },
+        errno => LiveError::at("make", path, errno),
+    }
+}
+
+fn expect(fd: &OwnedFd, kind: SFlag, path: &Path) -> Result<(), LiveError> {
+    let stat = fstat(fd).map_err(|errno| LiveError::at("look at", path, errno))?;
+    let found = SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits());
+    let what = if found == SFlag::S_IFDIR { "a folder" } else { "a special file" };
+    if found == kind { Ok(()) } else { Err(LiveError::BadTarget { target: path.into(), what }) }
+}
+
+fn expect_device(fd: &OwnedFd, wanted: u64, path: &Path) -> Result<(), LiveError> {
+    let stat = fstat(fd).map_err(|errno| LiveError::at("look at", path, errno))?;
+    let kind = SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits());
+    if kind == SFlag::S_IFCHR && stat.st_rdev == wanted {
+        return Ok(());
+    }
+    Err(LiveError::BadTarget { target: path.into(), what: "something else than the granted device" })
+}

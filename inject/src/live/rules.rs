@@ -1,0 +1,185 @@
+//! The device rules of the container's cgroup: the granted nodes are let in for reading and writing, nothing else changes.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
+use nix::sys::stat::Mode;
+use nix::sys::statfs::{CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC, fstatfs, statfs};
+use oci_spec::runtime::LinuxDeviceCgroup;
+
+use super::LiveError;
+use super::filter::Filter;
+use super::process::Process;
+use super::program::Device;
+
+const V2: &str = "/sys/fs/cgroup";
+const V1: &str = "/sys/fs/cgroup/devices";
+
+/// A change of a cgroup's rules, ready to be made.
+#[derive(Debug)]
+pub(super) enum Rules {
+    /// cgroup v1: lines for devices.allow, and the cgroup.
+    Lines(OwnedFd, Vec<String>),
+    /// cgroup v2.
+    Filter(Filter),
+    /// The container may open everything anyway.
+    None,
+}
+
+impl Rules {
+    /// Looks at the cgroup of `process`. `privileged` says that the bundle allows every device on purpose.
+    pub fn prepare(
+        process: &Process,
+        rules: &[LinuxDeviceCgroup],
+        privileged: bool,
+    ) -> Result<Self, LiveError> {
+        let devices = rules.iter().map(device).collect::<Option<Vec<_>>>();
+        let devices = devices.ok_or(LiveError::Rules { reason: "the plan has a rule without numbers" })?;
+        let is_v2 = statfs(V2).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC);
+        let groups = process.read("cgroup")?;
+        let found = if is_v2 {
+            let cgroup = own_cgroup(process, V2, path_of(&groups, None))?;
+            Filter::prepare(cgroup, &devices)?.map(Self::Filter)
+        } else {
+            let cgroup = own_cgroup(process, V1, path_of(&groups, Some("devices")))?;
+            lines(cgroup, &devices)?
+        };
+        match found {
+            Some(rules) => Ok(rules),
+            None if privileged => Ok(Self::None),
+            None => Err(LiveError::Rules {
+                reason: "the cgroup lets the container open every device, though its bundle does not say so",
+            }),
+        }
+    }
+
+    pub fn apply(&self) -> Result<(), LiveError> {
+        match self {
+            Self::Filter(filter) => filter.apply(),
+            Self::Lines(cgroup, lines) => {
+                lines.iter().try_for_each(|line| write(cgroup, "devices.allow", line))
+            }
+            Self::None => Ok(()),
+        }
+    }
+
+    pub fn undo(&self) {
+        match self {
+            Self::Filter(filter) => filter.undo(),
+            Self::Lines(cgroup, lines) => {
+                for line in lines {
+                    let _ = write(cgroup, "devices.deny", line);
+                }
+            }
+            Self::None => {}
+        }
+    }
+}
+
+fn device(rule: &LinuxDeviceCgroup) -> Option<Device> {
+    let number = |number: Option<i64>| u32::try_from(number?).ok();
+    Some(Device { major: number(rule.major())?, minor: number(rule.minor())? })
+}
+
+/// The path in the hierarchy that has `controller`, or in the one of version 2.
+fn path_of<'a>(groups: &'a [u8], controller: Option<&str>) -> Option<&'a Path> {
+    groups.split(|byte| *byte == b'\n').find_map(|line| {
+        let mut fields = line.splitn(3, |byte| *byte == b':'); // hierarchy, controllers, path
+        let (hierarchy, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        let wanted = match controller {
+            None => hierarchy == b"0",
+            Some(name) => controllers.split(|byte| *byte == b',').any(|found| found == name.as_bytes()),
+        };
+        wanted.then(|| Path::new(std::ffi::OsStr::from_bytes(path)))
+    })
+}
+
+/// The cgroup's folder, once it is sure that the process lives in it and that it is not everybody's.
+fn own_cgroup(process: &Process, base: &str, path: Option<&Path>) -> Result<OwnedFd, LiveError> {
+    let none = || LiveError::Rules { reason: "the container has no cgroup of its own with device rules" };
+    let path = path.ok_or_else(none)?.strip_prefix("/").map_err(|_| none())?;
+    if path.as_os_str().is_empty() {
+        return Err(none());
+    }
+    let whole = Path::new(base).join(path);
+    let at = |errno| LiveError::at("open the cgroup", &whole, errno);
+    let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let base = open(base, flags | OFlag::O_PATH, Mode::empty()).map_err(at)?;
+    let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
+    let cgroup = openat2(&base, path, OpenHow::new().flags(flags).resolve(resolve)).map_err(at)?;
+    let kind = fstatfs(&cgroup).map_err(at)?.filesystem_type();
+    if kind != CGROUP_SUPER_MAGIC && kind != CGROUP2_SUPER_MAGIC {
+        return Err(none());
+    }
+    let pid = process.pid().to_string();
+    if !read(&cgroup, "cgroup.procs", &whole)?.lines().any(|line| line == pid) {
+        return Err(LiveError::NotTheContainer {
+            pid: process.pid(),
+            what: "is not in the cgroup that it names",
+        });
+    }
+    Ok(cgroup)
+}
+
+/// The lines that the cgroup lacks; `None` when it allows everything.
+fn lines(cgroup: OwnedFd, devices: &[Device]) -> Result<Option<Rules>, LiveError> {
+    let listed = read(&cgroup, "devices.list", Path::new(V1))?;
+    Ok(missing(&listed, devices).map(|lines| Rules::Lines(cgroup, lines)))
+}
+
+fn missing(listed: &str, devices: &[Device]) -> Option<Vec<String>> {
+    if listed.lines().any(|line| line.starts_with("a ")) {
+        return None;
+    }
+    // One that is there already is somebody else's, and undoing must leave it.
+    let wanted = devices.iter().map(|device| format!("c {}:{} rw", device.major, device.minor));
+    Some(wanted.filter(|line| !listed.lines().any(|there| there.starts_with(line.as_str()))).collect())
+}
+
+fn read(cgroup: &OwnedFd, name: &str, whole: &Path) -> Result<String, LiveError> {
+    let at = |errno| LiveError::at("read the cgroup", whole, errno);
+    let file = openat(cgroup, name, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty()).map_err(at)?;
+    let mut text = String::new();
+    File::from(file).take(1 << 20).read_to_string(&mut text).map_err(|_| at(Errno::EIO))?;
+    Ok(text)
+}
+
+/// One rule per write, as the kernel wants it.
+fn write(cgroup: &OwnedFd, name: &str, line: &str) -> Result<(), LiveError> {
+    let failed = |source| LiveError::Io { act: "write", path: PathBuf::from(V1).join(name), source };
+    let file = openat(cgroup, name, OFlag::O_WRONLY | OFlag::O_CLOEXEC, Mode::empty());
+    let mut file = File::from(file.map_err(|errno| failed(errno.into()))?);
+    file.write_all(line.as_bytes()).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cgroup_is_that_of_the_hierarchy_with_the_rules() {
+        let groups = b"9:name=systemd:/s\n5:cpu,devices:/a/b\n3:mydevices:/x\n0::/two\n";
+        assert_eq!(path_of(groups, Some("devices")), Some(Path::new("/a/b")));
+        assert_eq!(path_of(groups, None), Some(Path::new("/two")));
+        assert_eq!(path_of(b"0::/two\n", Some("devices")), None);
+    }
+
+    #[test]
+    fn only_missing_rules_are_written_and_none_where_everything_is_allowed() {
+        let devices = [Device { major: 195, minor: 0 }, Device { major: 195, minor: 255 }];
+        for (listed, want) in [
+            ("", Some(vec!["c 195:0 rw", "c 195:255 rw"])),
+            ("c 1:3 rwm\nc 195:255 rwm\n", Some(vec!["c 195:0 rw"])),
+            ("c 195:2555 rw\n", Some(vec!["c 195:0 rw", "c 195:255 rw"])),
+            ("a *:* rwm\n", None),
+        ] {
+            let found = missing(listed, &devices);
+            assert_eq!(found, want.map(|lines| lines.into_iter().map(str::to_owned).collect()), "{listed:?}");
+        }
+    }
+}

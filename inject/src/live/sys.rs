@@ -1,0 +1,121 @@
+//! The system calls that neither nix nor the standard library has: all that is unsafe about living containers.
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+use nix::libc::{self, c_int, c_long, c_uint};
+
+/// A descriptor of the process `pid`, which goes on naming it after its end.
+pub(super) fn pidfd_open(pid: i32) -> Result<OwnedFd, Errno> {
+    // SAFETY: two integers, and no memory.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    owned(fd)
+}
+
+/// A mount of its own of what `source` names, with what is mounted below, attached nowhere yet.
+pub(super) fn clone_tree(source: BorrowedFd) -> Result<OwnedFd, Errno> {
+    let empty = i64::from(libc::AT_EMPTY_PATH | libc::AT_RECURSIVE);
+    let flags = i64::from(libc::OPEN_TREE_CLONE) | i64::from(libc::O_CLOEXEC) | empty;
+    // SAFETY: the path is a C string that outlives the call.
+    let fd = unsafe { libc::syscall(libc::SYS_open_tree, source.as_raw_fd(), c"".as_ptr(), flags) };
+    owned(fd)
+}
+
+/// Sets mount attributes (`MOUNT_ATTR_*`) on an unattached tree, and makes it private.
+pub(super) fn set_attributes(tree: BorrowedFd, set: u64) -> Result<(), Errno> {
+    let attributes =
+        libc::mount_attr { attr_set: set, attr_clr: 0, propagation: libc::MS_PRIVATE, userns_fd: 0 };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_RECURSIVE;
+    let size = size_of::<libc::mount_attr>();
+    // SAFETY: the path and the structure outlive the call, and `size` is the structure's.
+    let done = unsafe {
+        libc::syscall(libc::SYS_mount_setattr, tree.as_raw_fd(), c"".as_ptr(), flags, &attributes, size)
+    };
+    Errno::result(done).map(drop)
+}
+
+/// Attaches `tree` over what `target` names, in this process's mount namespace. No path is looked up.
+pub(super) fn move_mount(tree: RawFd, target: RawFd) -> Result<(), Errno> {
+    let empty: *const libc::c_char = c"".as_ptr();
+    let flags = libc::MOVE_MOUNT_F_EMPTY_PATH | libc::MOVE_MOUNT_T_EMPTY_PATH;
+    // SAFETY: the path outlives the call; numbers that are no descriptors are refused by the kernel.
+    let done = unsafe { libc::syscall(libc::SYS_move_mount, tree, empty, target, empty, flags) };
+    Errno::result(done).map(drop)
+}
+
+/// Joins the mount namespace that the descriptor number `namespace` names.
+pub(super) fn join_mount_namespace(namespace: RawFd) -> Result<(), Errno> {
+    // SAFETY: two integers, and no memory.
+    Errno::result(unsafe { libc::setns(namespace, libc::CLONE_NEWNS) }).map(drop)
+}
+
+/// Detaches the mount at `path`.
+pub(super) fn detach(path: &CStr) -> Result<(), Errno> {
+    // SAFETY: the path is a C string that outlives the call.
+    Errno::result(unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) }).map(drop)
+}
+
+/// Ends this process without running anything of ours or Rust's.
+pub(super) fn exit(status: c_int) -> ! {
+    // SAFETY: nothing is left to be written or closed in order.
+    unsafe { libc::_exit(status) }
+}
+
+/// One `bpf` command. `attributes` is the part of the kernel's union that the command reads and writes.
+pub(super) fn bpf<T>(command: c_int, attributes: &mut T) -> Result<c_long, Errno> {
+    let size = size_of::<T>();
+    // SAFETY: the structure outlives the call and `size` is its own; what it points to is the callers', who are all in
+    // the module of device programs and keep their buffers until the call returns.
+    let done = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size) };
+    Errno::result(done)
+}
+
+/// As [`bpf`], for commands whose answer is a descriptor.
+pub(super) fn bpf_fd<T>(command: c_int, attributes: &mut T) -> Result<OwnedFd, Errno> {
+    owned(bpf(command, attributes)?)
+}
+
+/// Leaves this process the system calls of `numbers`, x86-64's; any other one ends it.
+pub(super) fn allow_only(numbers: &[c_long]) -> Result<(), Errno> {
+    const ARCHITECTURE: u32 = 0xc000_003e; // AUDIT_ARCH_X86_64
+    let load = |offset| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset);
+    let end = |answer| statement(libc::BPF_RET | libc::BPF_K, answer);
+    let mut program = vec![load(4), jump_if(ARCHITECTURE, 1), end(libc::SECCOMP_RET_KILL_PROCESS), load(0)];
+    for number in numbers {
+        let number = u32::try_from(*number).map_err(|_| Errno::EINVAL)?;
+        program.extend([jump_if_not(number, 1), end(libc::SECCOMP_RET_ALLOW)]);
+    }
+    program.push(end(libc::SECCOMP_RET_KILL_PROCESS));
+    let length = u16::try_from(program.len()).map_err(|_| Errno::EINVAL)?;
+    let filter = libc::sock_fprog { len: length, filter: program.as_mut_ptr() };
+    // SAFETY: the filter and its instructions outlive the call; the kernel copies them.
+    let done = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter) };
+    Errno::result(done).map(drop)
+}
+
+fn statement(code: c_uint, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code: u16::try_from(code).unwrap_or(u16::MAX), jt: 0, jf: 0, k }
+}
+
+/// Skips `over` instructions if the loaded word is `word`.
+fn jump_if(word: u32, over: u8) -> libc::sock_filter {
+    libc::sock_filter { jt: over, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, word) }
+}
+
+fn jump_if_not(word: u32, over: u8) -> libc::sock_filter {
+    libc::sock_filter { jf: over, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, word) }
+}
+
+/// Lets a program that this process starts inherit the descriptor.
+pub(super) fn inherit(fd: impl AsFd) -> Result<(), Errno> {
+    nix::fcntl::fcntl(fd, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).map(drop)
+}
+
+fn owned(answer: c_long) -> Result<OwnedFd, Errno> {
+    let number = Errno::result(answer)?;
+    let number = RawFd::try_from(number).map_err(|_| Errno::EBADF)?;
+    // SAFETY: the kernel made the descriptor for this call, so nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
