@@ -1,5 +1,6 @@
-//! The hook's arguments, as the wrapper wrote them into the bundle. All that the hook acts on stands here: the state
-//! on its standard input names no runtime root, and may be unusable at poststop.
+//! The hook's arguments. Written into a bundle by the wrapper, they are all that the hook acts on: the state on its
+//! standard input names no runtime root, and may be unusable at poststop. A hook that an administrator configured has a
+//! stage alone, and works without the wrapper.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -16,7 +17,50 @@ pub enum Stage {
     Poststop,
 }
 
-/// The whole command line.
+/// Who configured this call.
+#[derive(Debug)]
+pub enum Call {
+    /// The wrapper, for a lease that it made.
+    Wrapper(Args),
+    /// An administrator, in the engine's hooks: hook-only mode.
+    HookOnly {
+        /// When the hook runs.
+        stage: Stage,
+        /// The settings file, where it is not the default one.
+        config: Option<PathBuf>,
+    },
+}
+
+impl Call {
+    /// Reads `STAGE [--config FILE]`, or what [`Args::parse`] reads.
+    ///
+    /// # Errors
+    /// On anything else.
+    pub fn parse(words: impl Iterator<Item = OsString>) -> Result<Self> {
+        let words: Vec<OsString> = words.collect();
+        let word = |at: usize| words.get(at).and_then(|word| word.to_str());
+        let stage = match word(0) {
+            Some("createRuntime" | "prestart") => Stage::Prestart,
+            Some("poststop") => Stage::Poststop,
+            _ => return Args::parse(words.into_iter()).map(Self::Wrapper),
+        };
+        match (words.len(), word(1)) {
+            (1, _) => Ok(Self::HookOnly { stage, config: None }),
+            (3, Some("--config")) => Ok(Self::HookOnly { stage, config: Some(PathBuf::from(&words[2])) }),
+            _ => Args::parse(words.into_iter()).map(Self::Wrapper),
+        }
+    }
+
+    /// When the hook runs.
+    pub fn stage(&self) -> Stage {
+        match self {
+            Self::Wrapper(args) => args.stage,
+            Self::HookOnly { stage, .. } => *stage,
+        }
+    }
+}
+
+/// The wrapper's command line.
 #[derive(Debug)]
 pub struct Args {
     /// When the hook runs.
@@ -71,6 +115,29 @@ mod tests {
     }
 
     #[test]
+    fn a_stage_alone_is_hook_only_mode() {
+        for (line, want, file) in [
+            ("createRuntime", Stage::Prestart, None),
+            ("prestart", Stage::Prestart, None),
+            ("poststop --config /etc/x.toml", Stage::Poststop, Some("/etc/x.toml")),
+        ] {
+            let call = Call::parse(line.split(' ').map(OsString::from)).unwrap();
+            assert_eq!(call.stage(), want, "{line}");
+            assert!(
+                matches!(call, Call::HookOnly { config, .. } if config == file.map(PathBuf::from)),
+                "{line}"
+            );
+        }
+        let wrapper = "prestart --state /s --lease 7 --root /r --id a";
+        assert!(matches!(Call::parse(wrapper.split(' ').map(OsString::from)), Ok(Call::Wrapper(_))));
+        for line in
+            ["", "createContainer", "poststart", "prestart --config", "prestart --config /a b", "prestart x"]
+        {
+            assert!(Call::parse(line.split(' ').map(OsString::from)).is_err(), "{line}");
+        }
+    }
+
+    #[test]
     fn arguments_are_exactly_those_that_the_wrapper_writes() {
         let args = parse("poststop --state /run/gpushare --lease 7 --root '' --id abc").unwrap();
         assert_eq!((args.stage, args.lease, args.key.root.as_str()), (Stage::Poststop, 7, ""));
@@ -78,7 +145,6 @@ mod tests {
         for line in [
             "",
             "createContainer --state /s --lease 7 --root /r --id a",
-            "prestart",
             "prestart --state s --lease 7 --root /r --id a",
             "prestart --state /s --lease x --root /r --id a",
             "prestart --state /s --root /r --id a",

@@ -1,10 +1,13 @@
 //! The two hooks of a container with a share: `prestart` names the container's init as the lease's holder,
-//! `poststop` gives the lease back.
+//! `poststop` gives the lease back. In hook-only mode, without the wrapper, `createRuntime` does all of the wrapper's
+//! work on the container that exists already ([`hook_only`]).
 //!
 //! Started by the low-level runtime as root, in the host's namespaces, once for each. It first gives up whatever it
-//! was handed and does not need ([`sanitise`]), prints nothing on success, and starts no other program.
+//! was handed and does not need ([`sanitise`]), and prints nothing on success. It starts no other program, but in
+//! hook-only mode a copy of itself that attaches mounts, and gpushare's CLI where the node's GPUs are not known yet.
 
 mod args;
+mod hook_only;
 mod sanitise;
 mod stage;
 
@@ -12,9 +15,10 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use args::{Args, Stage};
+use args::{Call, Stage};
 
 fn main() -> ExitCode {
+    gpushare_inject::run_child(std::env::args_os().skip(1));
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -26,10 +30,12 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<()> {
-    let args = Args::parse(std::env::args_os().skip(1))?;
-    let state = sanitise::enter(args.stage)?;
-    match args.stage {
-        Stage::Prestart => stage::prestart(&args, &state),
-        Stage::Poststop => stage::poststop(&args),
+    let call = Call::parse(std::env::args_os().skip(1))?;
+    let state = sanitise::enter(&call)?;
+    match (&call, call.stage()) {
+        (Call::Wrapper(args), Stage::Prestart) => stage::prestart(args, &state),
+        (Call::Wrapper(args), Stage::Poststop) => stage::poststop(args),
+        (Call::HookOnly { config, .. }, Stage::Prestart) => hook_only::create(&state, config.as_deref()),
+        (Call::HookOnly { config, .. }, Stage::Poststop) => hook_only::poststop(&state, config.as_deref()),
     }
 }

@@ -10,7 +10,7 @@ use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::stat::{Mode, umask};
 
-use crate::args::Stage;
+use crate::args::{Call, Stage};
 
 /// As much of the state as is kept; the rest is read and dropped, since crun fails on a pipe that is closed early.
 const MAX_STATE_BYTES: usize = 1 << 20;
@@ -21,16 +21,18 @@ const ENVIRONMENT: [&str; 2] = ["GPUSHARE_HOOK", "PATH"];
 /// Enters the state in which the hook works, and returns what stood on standard input.
 ///
 /// # Errors
-/// When the environment of `prestart` is not the one the wrapper wrote: then somebody else did. `poststop` goes on
-/// whatever it finds, since refusing would keep the lease.
-pub fn enter(stage: Stage) -> Result<Vec<u8>> {
+/// When the environment of the wrapper's `prestart` is not the one it wrote: then somebody else did. `poststop` goes on
+/// whatever it finds, since refusing would keep the lease. Engines give hook-only mode their own environment, of which
+/// nothing is read.
+pub fn enter(call: &Call) -> Result<Vec<u8>> {
     close_descriptors();
     let state = read_state();
     env::set_current_dir("/").context("cannot enter /")?;
     umask(Mode::from_bits_truncate(0o077));
     let foreign: Vec<_> = env::vars_os().map(|(name, _)| name).filter(|name| !is_known(name)).collect();
     clear_environment();
-    if let (Stage::Prestart, Some(name)) = (stage, foreign.first()) {
+    let is_wrappers = matches!(call, Call::Wrapper(_)) && call.stage() == Stage::Prestart;
+    if let (true, Some(name)) = (is_wrappers, foreign.first()) {
         bail!(
             "unexpected variable {name:?} in the hook's environment; the bundle's hooks were changed by somebody else"
         );
@@ -38,7 +40,7 @@ pub fn enter(stage: Stage) -> Result<Vec<u8>> {
     prctl::set_no_new_privs().context("cannot set no_new_privs")?;
     prctl::set_dumpable(false).context("cannot become undumpable")?;
     setrlimit(Resource::RLIMIT_CORE, 0, 0).context("cannot forbid core dumps")?;
-    drop_capabilities(stage).context("cannot drop capabilities")?;
+    drop_capabilities(call).context("cannot drop capabilities")?;
     Ok(state)
 }
 
@@ -86,18 +88,51 @@ fn clear_environment() {
     }
 }
 
-/// Registration needs no capability at all: root's own files in root's own folder. Unmounting a region needs one.
-fn drop_capabilities(stage: Stage) -> Result<(), caps::errors::CapsError> {
-    let mut kept = CapsHashSet::new();
-    if stage == Stage::Poststop && caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_ADMIN)? {
-        kept.insert(Capability::CAP_SYS_ADMIN);
-    }
-    // The bounding set first, while there is still the capability to do so. An engine may have taken that away.
+/// What hook-only mode does to a container: mounts, programs and rules of the cgroup (SYS_ADMIN), another's namespace
+/// (SYS_CHROOT, and SYS_PTRACE since a runtime's init is undumpable), nodes with their owners (MKNOD, CHOWN), and files
+/// as the root user of a user namespace (SETUID, SETGID, DAC_OVERRIDE).
+const FOR_A_CONTAINER: [Capability; 8] = [
+    Capability::CAP_SYS_ADMIN,
+    Capability::CAP_SYS_CHROOT,
+    Capability::CAP_SYS_PTRACE,
+    Capability::CAP_MKNOD,
+    Capability::CAP_CHOWN,
+    Capability::CAP_SETUID,
+    Capability::CAP_SETGID,
+    Capability::CAP_DAC_OVERRIDE,
+];
+/// What the child needs that attaches the mounts. It is another program, so it must inherit them.
+const FOR_THE_CHILD: [Capability; 2] = [Capability::CAP_SYS_ADMIN, Capability::CAP_SYS_CHROOT];
+
+/// Registration needs no capability at all: root's own files in root's own folder. Unmounting a region needs one. For a
+/// container without the wrapper they are kept, but not in force before it is known to ask for something.
+fn drop_capabilities(call: &Call) -> Result<(), caps::errors::CapsError> {
+    let (kept, inherited): (&[Capability], &[Capability]) = match (call, call.stage()) {
+        (Call::HookOnly { .. }, Stage::Prestart) => (&FOR_A_CONTAINER, &FOR_THE_CHILD),
+        (_, Stage::Poststop) => (&FOR_THE_CHILD[..1], &[]),
+        (Call::Wrapper(_), Stage::Prestart) => (&[], &[]),
+    };
+    // An engine may have taken some away.
+    let held = caps::read(None, CapSet::Permitted)?;
+    let of = |names: &[Capability]| -> CapsHashSet {
+        names.iter().copied().filter(|one| held.contains(one)).collect()
+    };
+    caps::clear(None, CapSet::Ambient)?;
+    caps::set(None, CapSet::Inheritable, &of(inherited))?;
+    // The bounding set while there is still the capability to do so.
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)? {
         caps::clear(None, CapSet::Bounding)?;
     }
-    caps::clear(None, CapSet::Ambient)?;
-    caps::clear(None, CapSet::Inheritable)?;
-    caps::set(None, CapSet::Effective, &kept)?;
-    caps::set(None, CapSet::Permitted, &kept)
+    let in_force = if inherited.is_empty() { of(kept) } else { CapsHashSet::new() };
+    caps::set(None, CapSet::Effective, &in_force)?;
+    caps::set(None, CapSet::Permitted, &of(kept))
+}
+
+/// Puts what was kept in force.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn use_capabilities() -> Result<()> {
+    let kept = caps::read(None, CapSet::Permitted).context("cannot read capabilities")?;
+    caps::set(None, CapSet::Effective, &kept).context("cannot use capabilities")
 }

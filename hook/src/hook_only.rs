@@ -1,0 +1,182 @@
+//! Hook-only mode: the wrapper's work, done by a hook on a container that its runtime has made already.
+//!
+//! The state names the container, its init and its bundle, and nothing else of it is used. A hook's state names no
+//! runtime root, so the lease's key has a mark of its own in that place. What stands in the bundle about hooks is not
+//! believed: the store tells whether this container holds a share.
+
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use gpushare_config::Config;
+use gpushare_inject::{Asking, Bundle, Live, Region, grant, one_line, refusal};
+use gpushare_quota::{Holder, LeaseKey, LeaseState, ReleaseReason, StateFolder, Store};
+use gpushare_request::{Container, Request};
+use nix::unistd::getppid;
+use serde_json::Value;
+
+use crate::sanitise;
+
+/// How long poststop waits for the last processes of a container that was killed.
+const END: Duration = Duration::from_secs(2);
+
+/// A container as its runtime describes it.
+struct State {
+    id: String,
+    pid: i32,
+    bundle: PathBuf,
+}
+
+/// Grants what the bundle asks for, and puts it into the container. A bundle that asks for nothing is left alone.
+///
+/// # Errors
+/// When the request cannot be read or met, or the container cannot be changed: it must not start then.
+pub fn create(state: &[u8], file: Option<&Path>) -> Result<()> {
+    let state = State::parse(state)?;
+    let config = load(file)?;
+    config.log.start();
+    let bundle = Bundle::open(&state.bundle, None)?;
+    let json = bundle.json()?;
+    let done = match gpushare_request::read(&Container::from_json(&json), &config.request) {
+        Ok(None) => return Ok(()),
+        Ok(Some(request)) => give(&state, &request, &bundle, json, &config, file),
+        Err(error) => Err(error.into()),
+    };
+    let done = done.with_context(|| refusal(&state.id));
+    if let Err(error) = &done {
+        tracing::info!(container = %state.id, reason = %one_line(error.as_ref()), "lease refused");
+    }
+    done
+}
+
+fn give(
+    state: &State,
+    request: &Request,
+    bundle: &Bundle,
+    json: Value,
+    config: &Config,
+    file: Option<&Path>,
+) -> Result<()> {
+    sanitise::use_capabilities()?;
+    let key = LeaseKey::new(LeaseKey::HOOK_ONLY.to_owned(), state.id.clone())?;
+    let newest = Holder::this_process()?.start_time;
+    let live = Live::open(state.pid, newest, &bundle.root(&json))?;
+    let init = Holder::init(state.pid)?;
+    if holds_already(&key.container, &init, config)? {
+        return Ok(());
+    }
+    let asking = Asking { request, key: &key, bundle, json };
+    grant(asking, &config.settings(file.map(Path::to_path_buf)), |plan, reservation, json| {
+        let applied = live.apply(plan, &json)?;
+        reservation.hand_over(&init)?;
+        applied.keep();
+        Ok(())
+    })
+}
+
+/// Whether this very container holds a share, or is about to get it: from the wrapper, which became the runtime that is
+/// our parent, or from this hook, configured twice.
+fn holds_already(id: &str, init: &Holder, config: &Config) -> Result<bool> {
+    let store = Store::open(StateFolder::open(&config.paths.state)?.path())?;
+    let parent = Holder::init(getppid().as_raw()).ok();
+    let same = |one: &Holder, other: &Holder| (one.pid, one.start_time) == (other.pid, other.start_time);
+    for lease in store.leases_by_id(id)? {
+        let by_wrapper = lease.state == LeaseState::Reserved
+            && parent.as_ref().is_some_and(|parent| same(&lease.holder, parent));
+        if same(&lease.holder, init) || by_wrapper {
+            return Ok(true);
+        }
+        if !lease.holder.is_gone() {
+            bail!(
+                "another container of this id holds a share (runtime root {:?}); a hook cannot tell the two apart: give \
+                 one of them another name, or use gpushare-runtime",
+                lease.key.root
+            );
+        }
+    }
+    Ok(false)
+}
+
+/// Gives the lease back once the container is proved gone. A container of the same id below another runtime root may live,
+/// so its end is not taken on trust.
+///
+/// # Errors
+/// When the store fails; the sweep then finds the lease.
+pub fn poststop(state: &[u8], file: Option<&Path>) -> Result<()> {
+    let id = text(&value(state)?, "id")?;
+    // A slip in the settings must not keep the lease.
+    let config = load(file).or_else(|error| Config::salvaged().ok_or(error))?;
+    config.log.start();
+    if !config.paths.state.join("quota.db").exists() {
+        return Ok(());
+    }
+    let key = LeaseKey::new(LeaseKey::HOOK_ONLY.to_owned(), id)?;
+    let folder = StateFolder::open(&config.paths.state)?;
+    let store = Store::open(folder.path())?;
+    let Some(lease) = store.lease(&key)? else { return Ok(()) };
+    let start = Instant::now();
+    while !lease.holder.is_gone() && start.elapsed() < END {
+        thread::sleep(Duration::from_millis(5));
+    }
+    if store.release_if_gone(lease.id, &key, ReleaseReason::Ended)? {
+        Region::of(folder.path(), lease.id).remove();
+    } else {
+        tracing::warn!(container = %key.container, "it still lives: its lease is left for the sweep");
+    }
+    Ok(())
+}
+
+fn load(file: Option<&Path>) -> Result<Config> {
+    Ok(match file {
+        Some(file) => Config::load_from(file)?,
+        None => Config::load()?,
+    })
+}
+
+impl State {
+    fn parse(bytes: &[u8]) -> Result<Self> {
+        let state = value(bytes)?;
+        let pid = state.get("pid").and_then(Value::as_i64).and_then(|pid| i32::try_from(pid).ok());
+        let pid = pid.filter(|pid| *pid > 0).context("the runtime's state names no process")?;
+        let bundle = PathBuf::from(text(&state, "bundle")?);
+        if !bundle.is_absolute() {
+            bail!("the runtime's state names no absolute bundle folder");
+        }
+        Ok(Self { id: text(&state, "id")?, pid, bundle })
+    }
+}
+
+fn value(state: &[u8]) -> Result<Value> {
+    serde_json::from_slice(state).context("the runtime handed over no container state")
+}
+
+fn text(state: &Value, field: &str) -> Result<String> {
+    let text = state.get(field).and_then(Value::as_str).filter(|text| !text.is_empty());
+    text.map(str::to_owned).with_context(|| format!("the runtime's state has no {field}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_needs_an_id_a_process_and_a_bundle() {
+        let state =
+            State::parse(br#"{"ociVersion":"9","id":"a","status":"new","pid":7,"bundle":"/b","root":"x"}"#)
+                .unwrap();
+        assert_eq!((state.id.as_str(), state.pid, state.bundle), ("a", 7, PathBuf::from("/b")));
+        for text in [
+            "",
+            "[]",
+            r#"{"id":"a","pid":7}"#,
+            r#"{"id":"a","bundle":"/b"}"#,
+            r#"{"id":"","pid":7,"bundle":"/b"}"#,
+            r#"{"id":"a","pid":0,"bundle":"/b"}"#,
+            r#"{"id":"a","pid":4294967297,"bundle":"/b"}"#,
+            r#"{"id":"a","pid":7,"bundle":"b"}"#,
+        ] {
+            assert!(State::parse(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+}
