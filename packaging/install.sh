@@ -15,7 +15,7 @@ root=$destdir$prefix
 }
 
 install -d "$root/bin" "$root/lib/gpushare" "$root/lib/gpushare-simulator" "$root/lib/tmpfiles.d" "$root/lib/systemd/system" \
-    "$root/lib/udev/rules.d" "$root/share/gpushare" "$root/share/doc/gpushare"
+    "$root/lib/udev/rules.d" "$root/share/gpushare/hooks.d" "$root/share/doc/gpushare"
 for program in gpushare gpushare-runtime gpushare-hook gpushare-simulator; do
     install -m 755 "$built/release/$program" "$root/bin/$program"
 done
@@ -23,7 +23,7 @@ install -m 644 "$built/lib/gpushare/libcuda.so.1" "$built/lib/gpushare/libnvidia
 install -m 644 "$built/release/libgpushare_simulator_cuda.so" "$built/release/libgpushare_simulator_nvml.so" \
     "$root/lib/gpushare-simulator/"
 install -m 644 "$top/packaging/tmpfiles.conf" "$root/lib/tmpfiles.d/gpushare.conf"
-install -m 644 "$top/LICENSE" "$top/README.md" "$root/share/doc/gpushare/"
+install -m 644 "$top/LICENSE" "$top/README.md" "$top/docs/hook-only.md" "$root/share/doc/gpushare/"
 # placed FILE FOLDER: a file that names the programs by their path.
 placed() {
     sed "s|@PREFIX@|$prefix|g" "$top/packaging/$1" >"$root/$2/$1"
@@ -31,6 +31,9 @@ placed() {
 }
 for snippet in docker-daemon.json containerd.toml runtimeclass.yaml; do
     placed "$snippet" share/gpushare
+done
+for hook in hooks.d/99-gpushare.json hooks.d/99-gpushare-poststop.json; do
+    placed "$hook" share/gpushare
 done
 placed gpushare-meter.service lib/systemd/system
 placed gpushare-sweep.service lib/systemd/system
