@@ -15,6 +15,7 @@ busybox-static
 util-linux      /usr/bin/unshare
 mount           /usr/bin/mount /bin/mount
 python3-venv
+podman          /usr/bin/podman
 curl            /usr/bin/curl
 gcc             /usr/bin/cc
 libc6-dev       /usr/include/stdio.h

@@ -141,6 +141,32 @@ impl Bundle {
         self.written()
     }
 
+    /// Adds a hook, as an engine's hooks.d puts it there: `path ARGS...` with the name of the program before them.
+    #[must_use]
+    pub fn hook(mut self, stage: &str, path: &Path, args: &[&str]) -> Self {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let args: Vec<&str> = [name].into_iter().chain(args.iter().copied()).collect();
+        let hook =
+            json!({"path": path, "args": args, "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOOKS_D=1"]});
+        let hooks = &mut self.spec["hooks"][stage];
+        match hooks.as_array_mut() {
+            Some(hooks) => hooks.push(hook),
+            None => *hooks = json!([hook]),
+        }
+        self.written()
+    }
+
+    /// Sets the value at a JSON pointer of config.json whose parent is there.
+    ///
+    /// # Panics
+    /// When the parent is not there.
+    #[must_use]
+    pub fn set(mut self, pointer: &str, value: Value) -> Self {
+        let (parent, name) = pointer.rsplit_once('/').expect("a pointer begins with a slash");
+        self.spec.pointer_mut(parent).expect("the spec has the parent")[name] = value;
+        self.written()
+    }
+
     fn add_mount(&mut self, mount: Value) {
         self.list("/mounts").push(mount);
         self.write();

@@ -14,7 +14,7 @@ pub enum Need {
     Crun,
     /// containerd, dockerd and the docker client, by absolute path: the one in PATH may be foreign.
     Docker,
-    /// podman at its Debian path.
+    /// podman and conmon, by absolute path.
     Podman,
     /// A busybox without shared libraries.
     Busybox,
@@ -45,6 +45,9 @@ impl Need {
             Self::Docker => absent(&["/usr/bin/docker"], packages)
                 .or_else(|| absent(&["/usr/bin/containerd"], packages))
                 .or_else(|| absent(crate::docker::DOCKERD, packages)),
+            Self::Podman => {
+                absent(&["/usr/bin/podman"], packages).or_else(|| absent(&["/usr/bin/conmon"], packages))
+            }
             Self::Curl => absent(&["/usr/bin/curl"], packages),
             Self::Python => (!crate::python::interpreter().exists())
                 .then(|| "no Python environment: run tests/setup/python.sh".to_owned()),

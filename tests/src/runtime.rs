@@ -103,6 +103,12 @@ impl Runtime {
         }
     }
 
+    /// The low-level runtime alone, reached through `program`, for bundles that bring gpushare's hook; `config` is the node's.
+    #[must_use]
+    pub fn through(program: &Path, low_level: LowLevel, config: &Path) -> Self {
+        Self { program: program.to_owned(), config: config.to_owned(), ..Self::bare(low_level) }
+    }
+
     /// The runtime root, `--root`.
     #[must_use]
     pub fn root(&self) -> PathBuf {

@@ -1,0 +1,66 @@
+//! A low-level runtime without the wrapper, in front of bundles that bring gpushare's hook, with either version of cgroups.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use crate::node::SimulatedNode;
+use crate::rlimit;
+use crate::runtime::{LowLevel, Runtime};
+
+/// Which cgroups a runtime sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cgroups {
+    /// The machine's.
+    Machine,
+    /// Version 1.
+    V1,
+    /// Version 2 alone, in a mount namespace of the call's own.
+    V2,
+}
+
+impl Cgroups {
+    /// The versions that this machine can show.
+    #[must_use]
+    pub fn versions() -> Vec<Self> {
+        let has_v1 = Path::new("/sys/fs/cgroup/devices").is_dir();
+        if has_v1 { vec![Self::V1, Self::V2] } else { vec![Self::V2] }
+    }
+}
+
+/// The runtime on `node`, with these cgroups.
+#[must_use]
+pub fn runtime(low_level: LowLevel, node: &SimulatedNode, cgroups: Cgroups) -> Runtime {
+    runtime_behind(low_level, node, cgroups, "true")
+}
+
+/// As [`runtime`], where the shell command `change` was run in the mount namespace of every call before.
+///
+/// # Panics
+/// When the script that does it cannot be written.
+#[must_use]
+pub fn runtime_behind(low_level: LowLevel, node: &SimulatedNode, cgroups: Cgroups, change: &str) -> Runtime {
+    let name = format!("{low_level:?}-{cgroups:?}").to_lowercase();
+    let script = node.root().join(name);
+    fs::write(&script, self::script(low_level, cgroups, change)).expect("a script can be written");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("its mode can be set");
+    Runtime::through(&script, low_level, node.config())
+}
+
+/// Each program executes the next, so the process id stays.
+fn script(low_level: LowLevel, cgroups: Cgroups, change: &str) -> String {
+    let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    let view = match cgroups {
+        Cgroups::V2 if !unified => "umount -l /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup",
+        _ => "true",
+    };
+    let preload = match (low_level, cgroups) {
+        (LowLevel::Crun, Cgroups::V2) => rlimit::stub().map(|path| format!("LD_PRELOAD={}", path.display())),
+        _ => None,
+    };
+    let (preload, program) = (preload.unwrap_or_default(), low_level.program());
+    format!(
+        "#!/bin/sh\nexec unshare --mount --propagation private sh -c \
+         '{view} && {change} && exec env {preload} {program} \"$@\"' sh \"$@\"\n"
+    )
+}

@@ -1,0 +1,112 @@
+//! A createRuntime hook that runs gpushare's and looks on: what it does happens at the one moment at which a container exists and
+//! its program does not, and it goes on when gpushare's hook fails, so that a test can look at what is left.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::artifacts;
+use crate::bundle::Bundle;
+use crate::node::SimulatedNode;
+
+/// Shell commands around gpushare's hook. They find `$pid` (the container's init), `$root` (its root folder on the host), `$state`
+/// and `$out`, a folder of the bundle.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Around<'a> {
+    /// Before it.
+    pub before: &'a str,
+    /// After it.
+    pub after: &'a str,
+}
+
+/// What gpushare's hook answered.
+#[derive(Debug)]
+pub struct Answer {
+    /// Its exit status.
+    pub status: i32,
+    /// Its standard error.
+    pub said: String,
+}
+
+/// The bundle with a hook that runs gpushare's in between, and with gpushare's poststop hook.
+///
+/// # Panics
+/// When a path is not UTF-8.
+#[must_use]
+pub fn watched(bundle: Bundle, node: &SimulatedNode, around: Around) -> Bundle {
+    let text = |path: &Path| path.to_str().expect("paths of tests are UTF-8").to_owned();
+    let (hook, config) = (text(&artifacts::hook()), text(node.config()));
+    let (root, out) = (text(&bundle.root()), text(bundle.path()));
+    let Around { before, after } = around;
+    let script = format!(
+        "root={root}; out={out}; state=$(cat)\n\
+         pid=$(printf %s \"$state\" | sed -n 's/.*\"pid\": *\\([0-9]*\\).*/\\1/p')\n\
+         inside() {{ nsenter --mount=/proc/$pid/ns/mnt \"$@\"; }}\n\
+         {before}\n\
+         printf %s \"$state\" | {hook} createRuntime --config {config} 2>$out/said\n\
+         echo $? >$out/status\n\
+         {after}\n\
+         exit 0\n"
+    );
+    bundle.hook("createRuntime", Path::new("/bin/sh"), &["-c", &script]).hook(
+        "poststop",
+        Path::new(&hook),
+        &["poststop", "--config", &config],
+    )
+}
+
+/// What gpushare's hook answered in the container of `bundle`.
+///
+/// # Panics
+/// When the hook was not run.
+#[must_use]
+pub fn answer(bundle: &Bundle) -> Answer {
+    let read = |name: &str| fs::read_to_string(bundle.path().join(name));
+    let status = read("status").expect("the hook was run");
+    Answer {
+        status: status.trim().parse().expect("a shell's status is a number"),
+        said: read("said").unwrap_or_default(),
+    }
+}
+
+/// A folder of the host that no container may change, with one file in it.
+#[derive(Debug)]
+pub struct Canary(crate::scratch::Scratch);
+
+impl Canary {
+    /// A new one.
+    #[must_use]
+    pub fn new() -> Self {
+        let scratch = crate::scratch::Scratch::new("canary");
+        scratch.file("file", "host");
+        Self(scratch)
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// The file in it.
+    #[must_use]
+    pub fn file(&self) -> PathBuf {
+        self.path().join("file")
+    }
+
+    /// Asserts that folder and file are as they were.
+    ///
+    /// # Panics
+    /// When they are not.
+    pub fn assert_unchanged(&self, when: &str) {
+        let names: Vec<_> = fs::read_dir(self.path()).expect("the folder is there").flatten().collect();
+        let names: Vec<_> = names.iter().map(fs::DirEntry::file_name).collect();
+        assert_eq!(names, ["file"], "{when}: something was made on the host");
+        assert_eq!(fs::read(self.file()).expect("the file is there"), b"host", "{when}");
+    }
+}
+
+impl Default for Canary {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,237 @@
+//! Hook-only mode: gpushare's hook in a bundle that a runtime creates by itself. The container gets what it would get from the
+//! wrapper, the kernel says so, and nothing is left behind.
+
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use gpushare_tests::artifacts;
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::command::eventually;
+use gpushare_tests::hooked::{self, Cgroups};
+use gpushare_tests::leases::{leases, sweep};
+use gpushare_tests::needs::{Need, met};
+use gpushare_tests::node::{MODEL, SimulatedNode};
+use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
+use gpushare_tests::runtime::{Container, LowLevel, Runtime};
+use gpushare_tests::scratch::Scratch;
+use serde_json::json;
+
+const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Crun, Need::Busybox];
+const ALLOWED: &str = "No such device or address";
+const DENIED: &str = "Operation not permitted";
+
+/// The bundle with gpushare's hooks in it, as hooks.d puts them there.
+fn with_hooks(bundle: Bundle, node: &SimulatedNode) -> Bundle {
+    let config = node.config().to_string_lossy().into_owned();
+    let hook = artifacts::hook();
+    bundle.hook("createRuntime", &hook, &["createRuntime", "--config", &config]).hook(
+        "poststop",
+        &hook,
+        &["poststop", "--config", &config],
+    )
+}
+
+fn cases() -> impl Iterator<Item = (LowLevel, Cgroups)> {
+    LowLevel::ALL
+        .into_iter()
+        .flat_map(|low_level| Cgroups::versions().into_iter().map(move |cgroups| (low_level, cgroups)))
+}
+
+fn opened(container: &Container<'_>, script: &str) -> String {
+    container.exec(&["/bin/busybox", "sh", "-c", script]).stderr
+}
+
+fn assert_rules(container: &Container<'_>, when: &str) {
+    for (script, want) in [
+        ("cat /dev/nvidia0", ALLOWED),
+        (": <>/dev/nvidia0", ALLOWED),
+        ("cat /dev/nvidiactl", ALLOWED),
+        ("cat /dev/nvidia-uvm", ALLOWED),
+        ("cat /dev/nvidia1", "No such file or directory"),
+        ("busybox mknod /tmp/other$$ c 195 1 && cat /tmp/other$$", DENIED),
+        ("busybox mknod /tmp/modeset$$ c 195 254 && cat /tmp/modeset$$", DENIED),
+        ("busybox mknod /tmp/block$$ b 195 0 && cat /tmp/block$$", DENIED),
+        ("busybox mknod /tmp/memory$$ c 1 1 && cat /tmp/memory$$", DENIED),
+    ] {
+        let told = opened(container, script);
+        assert!(told.contains(want), "{when}: {script}: {told}");
+    }
+}
+
+/// The mounts that this process sees.
+fn host_mounts() -> String {
+    std::fs::read_to_string("/proc/self/mountinfo").expect("the mount table can be read")
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_container_gets_the_granted_nodes_and_no_other_and_keeps_them_over_an_update() {
+    if !met(NEEDS) {
+        return;
+    }
+    for (low_level, cgroups) in cases() {
+        let node = SimulatedNode::create(2, MODEL, "80GiB");
+        let runtime = hooked::runtime(low_level, &node, cgroups);
+        let request = Bundle::small().env("GPUSHARE_MEMORY", "4GiB").env("GPUSHARE_DEVICES", "0");
+        let bundle = with_hooks(request, &node);
+        let container = runtime.run(&bundle);
+        assert_rules(&container, &format!("{low_level:?} {cgroups:?}"));
+        let resources = bundle.path().join("resources.json");
+        std::fs::write(&resources, "{}").expect("a file can be written");
+        let update = ["update", "--resources", resources.to_str().expect("the path is UTF-8")];
+        let _ = runtime.call(&update, bundle.id()).expect_success("update");
+        assert_rules(&container, &format!("{low_level:?} {cgroups:?}, after update"));
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_program_sees_a_gpu_of_the_shares_size_and_nothing_is_left_behind() {
+    if !met(NEEDS) {
+        return;
+    }
+    for (low_level, cgroups) in cases() {
+        let node = SimulatedNode::one_gpu();
+        let runtime = hooked::runtime(low_level, &node, cgroups);
+        let before = host_mounts();
+        let bundle = with_hooks(Bundle::with_probe().annotation("gpushare.io/memory", "30GiB"), &node);
+        let container = runtime.run(&bundle);
+        let report = Report::of(&container, &["31GiB", "29GiB"]);
+        report.assert_size(30 * GIB);
+        assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS], "{low_level:?} {cgroups:?}");
+        let held = leases(runtime.config());
+        let pid = u64::try_from(container.pid()).ok();
+        assert_eq!(
+            (held.len(), held[0].state.as_str(), held[0].pid),
+            (1, "active", pid),
+            "{low_level:?} {cgroups:?}"
+        );
+        sweep(runtime.config());
+        assert_eq!(leases(runtime.config()), held, "it runs, so the lease stands");
+        container.stop();
+        assert_eq!(leases(runtime.config()), [], "{low_level:?} {cgroups:?}");
+        assert_eq!(host_mounts(), before, "{low_level:?} {cgroups:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_program_without_privileges_uses_the_share_too() {
+    if !met(NEEDS) {
+        return;
+    }
+    for low_level in LowLevel::ALL {
+        let node = SimulatedNode::one_gpu();
+        let host_node = std::fs::metadata(node.root().join("dev/nvidia0")).expect("the node has a GPU");
+        let runtime = hooked::runtime(low_level, &node, Cgroups::Machine);
+        let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "4GiB");
+        let bundle = with_hooks(bundle.set("/process/user", json!({"uid": 1000, "gid": 1000})), &node);
+        let container = runtime.run(&bundle);
+        Report::of(&container, &[]).assert_size(4 * GIB);
+        let told = container.exec(&["/bin/busybox", "stat", "-c", "%a %u %g", "/dev/nvidia0"]).stdout;
+        let want = format!("{:o} {} {}", host_node.mode() & 0o7777, host_node.uid(), host_node.gid());
+        assert_eq!(told.trim(), want, "{low_level:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_container_without_a_request_is_left_alone() {
+    if !met(NEEDS) {
+        return;
+    }
+    for (low_level, cgroups) in cases() {
+        let node = SimulatedNode::one_gpu();
+        let runtime = hooked::runtime(low_level, &node, cgroups);
+        let sandbox = Bundle::small()
+            .annotation("io.kubernetes.cri.container-type", "sandbox")
+            .annotation("gpushare.io/memory", "4GiB");
+        for bundle in [Bundle::small(), sandbox] {
+            let bundle = with_hooks(bundle, &node);
+            let container = runtime.run(&bundle);
+            assert!(
+                opened(&container, "cat /dev/nvidia0").contains("No such file"),
+                "{low_level:?} {cgroups:?}"
+            );
+            let told = opened(&container, "busybox mknod /tmp/gpu c 195 0 && cat /tmp/gpu");
+            assert!(told.contains(DENIED), "{low_level:?} {cgroups:?}: {told}");
+            assert!(!node.state().join("quota.db").exists(), "the store was opened");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_share_that_the_node_cannot_hold_fails_create_and_leaves_nothing() {
+    if !met(NEEDS) {
+        return;
+    }
+    for low_level in LowLevel::ALL {
+        let node = SimulatedNode::one_gpu();
+        let runtime = hooked::runtime(low_level, &node, Cgroups::Machine);
+        for (value, word) in [("81GiB", "81 GiB"), ("4", "GiB"), ("4GiB,", "4GiB,")] {
+            let bundle = with_hooks(Bundle::small().env("GPUSHARE_MEMORY", value), &node);
+            let refusal = runtime.create(&bundle).expect_err("there is no such share");
+            // crun drops what a hook says.
+            let told = format!("{refusal:?}");
+            assert!(low_level == LowLevel::Crun || told.contains(word), "{value}: {told}");
+            runtime.delete_force(bundle.id());
+            let gone = eventually(Duration::from_secs(5), || leases(runtime.config()).is_empty());
+            assert!(gone, "{low_level:?}: {value}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn wrapper_and_hook_together_and_a_hook_configured_twice_grant_once() {
+    if !met(NEEDS) {
+        return;
+    }
+    for low_level in LowLevel::ALL {
+        let node = SimulatedNode::one_gpu();
+        let early = with_hooks(Bundle::with_probe().env("GPUSHARE_MEMORY", "4GiB"), &node);
+        let config = node.config().to_string_lossy().into_owned();
+        // Before the wrapper's own hook, too: then its lease is still the runtime's.
+        let both = early.hook("prestart", &artifacts::hook(), &["prestart", "--config", &config]);
+        let wrapped = Runtime::with_config(low_level, &node.config_with("both", &low_level.settings()));
+        for runtime in [wrapped, hooked::runtime(low_level, &node, Cgroups::Machine)] {
+            let container = runtime.run(&both);
+            Report::of(&container, &[]).assert_size(4 * GIB);
+            let held = leases(runtime.config());
+            assert_eq!((held.len(), &held[0].memory[..]), (1, &[4 * GIB][..]), "{low_level:?}");
+            container.stop();
+            assert_eq!(leases(runtime.config()), [], "{low_level:?}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn it_stands_in_for_nvidias_hook_under_dockers_gpus_flag() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    // docker gives the hook no more than a stage, so the settings have their own place.
+    let scratch = Scratch::new("stand-in");
+    let _ = scratch.folder("etc/gpushare");
+    let settings = std::fs::read(node.config()).expect("the settings can be read");
+    scratch.file("etc/gpushare/gpushare.toml", settings);
+    let stand_in = scratch.path().join("nvidia-container-runtime-hook");
+    std::os::unix::fs::symlink(artifacts::hook(), &stand_in).expect("a link can be made");
+    let etc = format!("mount -t overlay overlay -o lowerdir={}/etc:/etc /etc", scratch.path().display());
+    let runtime = hooked::runtime_behind(LowLevel::Runc, &node, Cgroups::Machine, &etc);
+    let bundle = Bundle::with_probe()
+        .env("NVIDIA_VISIBLE_DEVICES", "all")
+        .env("GPUSHARE_MEMORY", "6GiB")
+        .hook("prestart", &stand_in, &["prestart"]);
+    let container = runtime.run(&bundle);
+    Report::of(&container, &[]).assert_size(6 * GIB);
+    assert_eq!(leases(runtime.config()).len(), 1);
+    // docker runs nothing afterwards: the sweep collects the lease.
+    container.stop();
+    assert_eq!(leases(runtime.config()).len(), 1);
+    sweep(runtime.config());
+    assert_eq!(leases(runtime.config()), []);
+}
