@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use gpushare_config::Config;
 use gpushare_inject::{Asking, Bundle, Live, Region, grant, one_line, refusal};
 use gpushare_quota::{Holder, LeaseKey, LeaseState, ReleaseReason, StateFolder, Store};
-use gpushare_request::{Container, Request};
+use gpushare_request::{Container, Request, Requirements};
 use nix::unistd::getppid;
 use serde_json::Value;
 
@@ -58,6 +58,7 @@ fn give(
     config: &Config,
     file: Option<&Path>,
 ) -> Result<()> {
+    let requirements = Requirements::of(&Container::from_json(&json))?;
     sanitise::use_capabilities()?;
     let key = LeaseKey::new(LeaseKey::HOOK_ONLY.to_owned(), state.id.clone())?;
     let newest = Holder::this_process()?.start_time;
@@ -66,7 +67,7 @@ fn give(
     if holds_already(&key.container, &init, config)? {
         return Ok(());
     }
-    let asking = Asking { request, key: &key, bundle, json };
+    let asking = Asking { request, requirements: &requirements, key: &key, bundle, json };
     grant(asking, &config.settings(file.map(Path::to_path_buf)), |plan, reservation, json| {
         let applied = live.apply(plan, &json)?;
         reservation.hand_over(&init)?;

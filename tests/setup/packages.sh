@@ -15,7 +15,6 @@ busybox-static
 util-linux      /usr/bin/unshare
 mount           /usr/bin/mount /bin/mount
 python3-venv
-podman          /usr/bin/podman
 curl            /usr/bin/curl
 gcc             /usr/bin/cc
 libc6-dev       /usr/include/stdio.h

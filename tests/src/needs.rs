@@ -40,7 +40,6 @@ impl Need {
             Self::Root => (!nix::unistd::geteuid().is_root()).then(|| "not root".to_owned()),
             Self::Runc => absent(&[crate::runtime::RUNC], packages),
             Self::Crun => absent(&[crate::runtime::CRUN], packages),
-            Self::Podman => absent(&["/usr/bin/podman"], packages),
             Self::Busybox => absent(&[crate::image::BUSYBOX], packages),
             Self::Docker => absent(&["/usr/bin/docker"], packages)
                 .or_else(|| absent(&["/usr/bin/containerd"], packages))
