@@ -14,6 +14,9 @@ use nix::sys::statvfs::{FsFlags, fstatvfs};
 use serde_json::Value;
 
 mod copies;
+mod place;
+
+use place::place;
 
 /// The image's side of the plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -109,7 +112,7 @@ impl Image {
         let open = found.iter().find(|folder| !hidden(folder));
         let library_folder = open.or(found.first()).map_or(Path::new("/usr/lib"), |(folder, _)| *folder);
         // What a volume hides, no loader finds.
-        let seen = |copy: &PathBuf| volumes.over(copy, &place(&root, copy)).is_none();
+        let seen = |copy: &PathBuf| volumes.over(copy, &led(&root, copy)).is_none();
         let driver_copies = copies::find(&root, json).into_iter().filter(seen).collect();
         Ok(Self { library_folder: library_folder.into(), driver_copies })
     }
@@ -130,7 +133,7 @@ impl Image {
             let bad = |what| ImageError::BadTarget { target: target.into(), what };
             let found = seen(&root, relative(target));
             let resolved = match &found {
-                None => place(&root, target),
+                None => place(&root, target).ok_or_else(|| bad("links that lead nowhere"))?,
                 Some((SFlag::S_IFDIR, resolved)) if is_folder => resolved.clone(),
                 Some((SFlag::S_IFREG, resolved)) if !is_folder => resolved.clone(),
                 Some((SFlag::S_IFDIR, _)) => return Err(bad("a folder")),
@@ -150,6 +153,11 @@ impl Image {
     }
 }
 
+/// Where `path` leads, or as it was written where that is nowhere.
+fn led(root: &Root, path: &Path) -> PathBuf {
+    place(root, path).unwrap_or_else(|| path.to_path_buf())
+}
+
 /// What the bundle mounts below its root: where each lies once links are followed, and as it was written.
 struct Volumes {
     bound: Vec<(PathBuf, PathBuf)>,
@@ -159,8 +167,8 @@ struct Volumes {
 impl Volumes {
     fn of(root: &Root, json: &Value) -> Self {
         let (bound, others) = mounts(json);
-        let bound = bound.into_iter().map(|written| (place(root, &written), written)).collect();
-        Self { bound, others: others.iter().map(|written| place(root, written)).collect() }
+        let bound = bound.into_iter().map(|written| (led(root, &written), written)).collect();
+        Self { bound, others: others.iter().map(|written| led(root, written)).collect() }
     }
 
     /// The folder of the host that lies over `target`, which resolves to `resolved`. One mounted exactly there is no
@@ -230,17 +238,6 @@ fn seen(root: &Root, path: &Path) -> Option<(SFlag, PathBuf)> {
     let fd = resolve(root, path).ok()?;
     let kind = SFlag::from_bits_truncate(fstat(&fd).ok()?.st_mode & SFlag::S_IFMT.bits());
     Some((kind, inner_path(root, &fd)?))
-}
-
-/// Where `path` lies inside the root once links are followed; what does not exist yet lies below its nearest existing
-/// folder.
-fn place(root: &Root, path: &Path) -> PathBuf {
-    let path = relative(path);
-    let existing = path.ancestors().find_map(|folder| Some((folder, seen(root, folder)?.1)));
-    match existing {
-        Some((folder, resolved)) => resolved.join(path.strip_prefix(folder).unwrap_or(Path::new(""))),
-        None => Path::new("/").join(path),
-    }
 }
 
 fn resolve(root: &Root, path: &Path) -> Result<OwnedFd, Errno> {
@@ -376,6 +373,18 @@ mod tests {
         fs::write(root.path().join("proc/environ"), "").unwrap();
         symlink("/proc/environ", root.path().join("usr/lib/libcuda.so.1")).unwrap();
         assert!(matches!(check(&json!({})), Err(ImageError::BadTarget { .. })));
+        fs::remove_file(root.path().join("usr/lib/libcuda.so.1")).unwrap();
+        // An image's /proc is empty: its links there lead somewhere only once the container has a /proc.
+        for target in ["/proc/self/environ", "../../sys/kernel/x", "/dev/null"] {
+            symlink(target, root.path().join("usr/lib/libcuda.so.1")).unwrap();
+            assert!(matches!(check(&json!({})), Err(ImageError::BadTarget { .. })), "{target}");
+            fs::remove_file(root.path().join("usr/lib/libcuda.so.1")).unwrap();
+        }
+        // Nor does a link into a volume before that is mounted.
+        symlink("/data/libs/a", root.path().join("usr/lib/libcuda.so.1")).unwrap();
+        let volume = json!({"mounts": [{"destination": "/data", "type": "bind"}]});
+        assert!(matches!(check(&volume), Err(ImageError::Hidden { .. })));
+        check(&json!({})).unwrap();
         fs::remove_file(root.path().join("usr/lib/libcuda.so.1")).unwrap();
         nix::unistd::mkfifo(&root.path().join("usr/lib/libcuda.so.1"), nix::sys::stat::Mode::S_IRWXU)
             .unwrap();
