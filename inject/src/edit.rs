@@ -4,6 +4,7 @@
 //! GPUs beside the share), the hooks of our own CDI devices (ours stand in their place) and double entries of the
 //! request's own variables.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -121,21 +122,50 @@ fn take_back(json: &mut Value, plan: &Plan) {
     if !hooks.into_iter().any(|hook| same_hook(hook, &ours)) {
         return;
     }
-    let of_gpus = [Some(NVIDIA_MAJOR), Some(DRM_MAJOR)];
-    let is_gpu = |device: &Value| of_gpus.contains(&device.get("major").and_then(Value::as_u64));
-    let lists = [
-        ("/linux/devices", &is_gpu as &dyn Fn(&Value) -> bool),
-        ("/linux/resources/devices", &is_gpu),
-        ("/mounts", &|mount| {
-            let target = mount.get("destination").and_then(Value::as_str).unwrap_or_default();
-            ["/usr/lib/gpushare/", "/dev/nvidia", "/dev/dri/"].iter().any(|ours| target.starts_with(ours))
-        }),
-    ];
-    for (pointer, is_ours) in lists {
-        if let Some(list) = json.pointer_mut(pointer).and_then(Value::as_array_mut) {
-            list.retain(|entry| !is_ours(entry));
-        }
+    // A container that has every device anyway keeps them: nobody can tell ours from the engine's.
+    let privileged = is_privileged(json);
+    if !privileged {
+        take_out(json, "/linux/devices", is_our_node);
+        take_out(json, "/linux/resources/devices", is_our_rule);
     }
+    take_out(json, "/mounts", is_our_mount);
+}
+
+fn take_out(json: &mut Value, pointer: &str, is_ours: fn(&Value) -> bool) {
+    if let Some(list) = json.pointer_mut(pointer).and_then(Value::as_array_mut) {
+        list.retain(|entry| !is_ours(entry));
+    }
+}
+
+fn gpu_minor(entry: &Value) -> Option<u64> {
+    let is_nvidias = entry.get("major").and_then(Value::as_u64) == Some(NVIDIA_MAJOR);
+    entry.get("minor").and_then(Value::as_u64).filter(|minor| is_nvidias && *minor < FIRST_CONTROL_MINOR)
+}
+
+fn is_drm(entry: &Value) -> bool {
+    entry.get("major").and_then(Value::as_u64) == Some(DRM_MAJOR)
+}
+
+/// A GPU's node under its own name. Control nodes stay: every plan has the same ones.
+fn is_our_node(device: &Value) -> bool {
+    let path = device.get("path").and_then(Value::as_str).unwrap_or_default();
+    let of_gpu = gpu_minor(device).is_some_and(|minor| path == format!("/dev/nvidia{minor}"));
+    of_gpu || is_drm(device) && path.starts_with("/dev/dri/")
+}
+
+fn is_our_rule(rule: &Value) -> bool {
+    let of_gpu = gpu_minor(rule).is_some() || is_drm(rule);
+    of_gpu && rule.get("access").and_then(Value::as_str) == Some("rw")
+}
+
+/// Where we mount and nobody else does, and as we mount: what a user mounts there keeps its place.
+fn is_our_mount(mount: &Value) -> bool {
+    let target = mount.get("destination").and_then(Value::as_str).unwrap_or_default();
+    let options: Vec<_> = mount.get("options").and_then(Value::as_array).into_iter().flatten().collect();
+    let as_we_do =
+        ["nosuid", "rbind", "rprivate"].iter().all(|option| options.iter().any(|other| *other == option));
+    let ours = ["/usr/lib/gpushare/", "/dev/nvidia", "/dev/dri/"].iter().any(|ours| target.starts_with(ours));
+    ours && as_we_do && mount.get("type").and_then(Value::as_str) == Some("bind")
 }
 
 fn hooks(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
@@ -200,17 +230,13 @@ fn environment(json: &mut Value) -> Result<(), EditError> {
         entry.as_str().and_then(|entry| entry.split_once('=')).map(|(name, _)| name.to_owned())
     };
     let ours = |name: &String| name.starts_with("GPUSHARE_") || name == "NVIDIA_VISIBLE_DEVICES";
-    let mut seen: Vec<String> = Vec::new();
+    let mut seen = BTreeSet::new(); // an image may set a hundred thousand of them
     env.retain_mut(|entry| {
         let Some(name) = name(entry).filter(ours) else { return true };
-        if seen.contains(&name) {
-            return false;
-        }
         if name == "NVIDIA_VISIBLE_DEVICES" {
             *entry = json!("NVIDIA_VISIBLE_DEVICES=void");
         }
-        seen.push(name);
-        true
+        seen.insert(name)
     });
     Ok(())
 }

@@ -211,6 +211,20 @@ fn a_bundle_that_ran_before_keeps_nothing_of_its_old_share() {
 }
 
 #[test]
+fn what_others_put_beside_our_places_stays_however_often_a_bundle_runs() {
+    let text = r#"{"mounts":[{"destination":"/dev/nvidia-shm","type":"tmpfs"},
+        {"destination":"/usr/lib/gpushare/notes","type":"bind","source":"/x","options":["rbind","ro"]}],
+        "linux":{"devices":[{"path":"/dev/nvidia-modeset","type":"c","major":195,"minor":254}]}}"#;
+    let once = edited(text, &plan()).unwrap();
+    assert_eq!(once["mounts"].as_array().unwrap().len(), 3);
+    assert_eq!(edited(&once.to_string(), &plan()).unwrap(), once);
+    let every = r#""resources":{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"access":"rwm"}]}"#;
+    let other = r#"{"path":"/dev/nvidia1","type":"c","major":195,"minor":1}"#;
+    let privileged = edited(&format!(r#"{{"linux":{{"devices":[{other}],{every}}}}}"#), &plan()).unwrap();
+    assert_eq!(edited(&privileged.to_string(), &plan()).unwrap(), privileged);
+}
+
+#[test]
 fn our_mounts_lie_on_top_of_a_volume_that_comes_after_an_imitation() {
     let text =
         r#"{"mounts":[{"destination":"/usr/lib/libcuda.so.1","source":"/evil"},{"destination":"/x"}]}"#;
@@ -259,6 +273,18 @@ fn the_drivers_own_libraries_beside_a_share_are_refused() {
     for target in ["/usr/lib/libcuda.so.1", "/usr/lib/libcudart.so.12", "/libcuda.so.1/x"] {
         assert!(edited(&mount(target), &share).is_ok(), "{target}");
     }
+}
+
+#[test]
+fn nodes_of_an_earlier_plan_go_with_it_and_those_of_others_stay() {
+    let mut earlier = plan();
+    let render = json!({"path": "/dev/dri/renderD128", "type": "c", "major": 226, "minor": 128});
+    let rule = json!({"allow": true, "type": "c", "major": 226, "minor": 128, "access": "rw"});
+    earlier.devices.push(serde_json::from_value(render).unwrap());
+    earlier.device_rules.push(serde_json::from_value(rule).unwrap());
+    let fuse = r#"{"linux":{"devices":[{"path":"/dev/fuse","type":"c","major":10,"minor":229}]}}"#;
+    let again = edited(&edited(fuse, &earlier).unwrap().to_string(), &plan()).unwrap();
+    assert_eq!(again.to_string(), edited(fuse, &plan()).unwrap().to_string());
 }
 
 #[test]
