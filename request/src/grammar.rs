@@ -116,14 +116,15 @@ const UNITS: [(&str, u64); 16] = [
     ("TB", 1_000_000_000_000),
 ];
 
-/// Digits, perhaps a point and up to nine more digits, and a unit. Units are the Kubernetes ones (Gi is 2^30, G is
-/// 10^9), each also with a B. Lower case is refused: docker's `4g` means 2^30, Kubernetes' `4m` a thousandth.
+/// Digits without a leading zero (some read 010 as eight), perhaps a point and up to nine more digits, and a unit. Units
+/// are the Kubernetes ones (Gi is 2^30, G is 10^9), each also with a B. Lower case is refused: docker's `4g` means 2^30, Kubernetes' `4m` a thousandth.
 fn size(text: &str) -> Result<u64, GrammarError> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-    if !digits(whole) || !digits(fraction) || fraction.len() > 9 {
+    let padded = whole.len() > 1 && whole.starts_with('0');
+    if !digits(whole) || !digits(fraction) || fraction.len() > 9 || padded {
         return Err(GrammarError::NotASize);
     }
     if unit.is_empty() {
@@ -347,6 +348,9 @@ mod tests {
             ("18446744073709551616KiB", Err(E::TooLarge)),
             ("99999999999999999999999999999999999999999GiB", Err(E::TooLarge)),
             ("16777216TiB", Err(E::TooLarge)),
+            ("010GiB", Err(E::NotASize)),
+            ("00", Err(E::NotASize)),
+            ("0.5GiB", Ok(1 << 29)),
             ("1..5GiB", Err(E::NotASize)),
             (".5GiB", Err(E::NotASize)),
             ("5.GiB", Err(E::NotASize)),
