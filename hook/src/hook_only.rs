@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use gpushare_config::Config;
 use gpushare_inject::{Asking, Bundle, Live, Region, grant, one_line, refusal};
 use gpushare_quota::{Holder, LeaseKey, LeaseState, ReleaseReason, StateFolder, Store};
-use gpushare_request::{Container, Request, Requirements};
+use gpushare_request::{Container, Request};
 use nix::unistd::getppid;
 use serde_json::Value;
 
@@ -38,9 +38,10 @@ pub fn create(state: &[u8], file: Option<&Path>) -> Result<()> {
     config.log.start();
     let bundle = Bundle::open(&state.bundle, None)?;
     let json = bundle.json()?;
-    let done = match gpushare_request::read(&Container::from_json(&json), &config.request) {
+    let container = Container::from_json(&json);
+    let done = match gpushare_request::read(&container, &config.request) {
         Ok(None) => return Ok(()),
-        Ok(Some(request)) => give(&state, &request, &bundle, json, &config, file),
+        Ok(Some(request)) => give(&state, (&request, &container), &bundle, json, &config, file),
         Err(error) => Err(error.into()),
     };
     let done = done.with_context(|| refusal(&state.id));
@@ -52,13 +53,12 @@ pub fn create(state: &[u8], file: Option<&Path>) -> Result<()> {
 
 fn give(
     state: &State,
-    request: &Request,
+    (request, container): (&Request, &Container),
     bundle: &Bundle,
     json: Value,
     config: &Config,
     file: Option<&Path>,
 ) -> Result<()> {
-    let requirements = Requirements::of(&Container::from_json(&json))?;
     sanitise::use_capabilities()?;
     let key = LeaseKey::new(LeaseKey::HOOK_ONLY.to_owned(), state.id.clone())?;
     let newest = Holder::this_process()?.start_time;
@@ -67,7 +67,7 @@ fn give(
     if holds_already(&key.container, &init, config)? {
         return Ok(());
     }
-    let asking = Asking { request, requirements: &requirements, key: &key, bundle, json };
+    let asking = Asking { request, container, key: &key, bundle, json };
     grant(asking, &config.settings(file.map(Path::to_path_buf)), |plan, reservation, json| {
         let applied = live.apply(plan, &json)?;
         reservation.hand_over(&init)?;

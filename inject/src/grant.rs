@@ -8,7 +8,7 @@ use gpushare_quota::{
     Admission, Holder, HolderError, Lease, LeaseKey, Reservation, ReserveError, StateError, StateFolder,
     Store, StoreError,
 };
-use gpushare_request::{Mode, Request, RequestError, Requirements};
+use gpushare_request::{Container, Mode, Request, RequestError, Requirements};
 use serde_json::Value;
 
 use crate::bundle::Bundle;
@@ -41,8 +41,8 @@ pub struct Settings<'a> {
 pub struct Asking<'a> {
     /// What it asks for.
     pub request: &'a Request,
-    /// What its image says that it needs.
-    pub requirements: &'a Requirements,
+    /// What else its engine wrote about it.
+    pub container: &'a Container,
     /// Who it is.
     pub key: &'a LeaseKey,
     /// Its bundle.
@@ -104,6 +104,10 @@ pub fn grant<T, E: From<GrantError>>(
     if settings.strict && edit::is_privileged(&asking.json) {
         return Err(GrantError::Privileged.into());
     }
+    let requirements = Requirements::of(asking.container).map_err(GrantError::from)?;
+    for variable in asking.container.foreign_switches() {
+        tracing::warn!(container = %asking.key.container, variable, "switch of another system ignored");
+    }
     let root = asking.bundle.root(&asking.json);
     let image = Image::look(&root, &asking.json).map_err(GrantError::from)?;
     let state = StateFolder::open(settings.programs.state).map_err(GrantError::from)?;
@@ -111,7 +115,7 @@ pub fn grant<T, E: From<GrantError>>(
     let node = stock::known(node, state.path(), settings).map_err(GrantError::from)?;
     let store = Store::open(state.path()).map_err(GrantError::from)?;
     let reservation = reserve(&asking, &node, &store, &state, settings)?;
-    asking.requirements.check(&offer(&node, reservation.lease())).map_err(GrantError::from)?;
+    requirements.check(&offer(&node, reservation.lease())).map_err(GrantError::from)?;
     let region = Undo(Region::of(state.path(), reservation.lease().id));
     let programs = Programs { state: state.path(), ..settings.programs };
     let plan = plan(asking.request, reservation.lease(), &node, &image, &programs)?;

@@ -15,6 +15,19 @@ pub struct Container {
     mount_targets: Vec<String>,
 }
 
+/// HAMi's and Volcano's, Alibaba's cGPU's, Tencent's vgpu-manager's, nvshare's.
+const FOREIGN_SWITCHES: [&str; 9] = [
+    "CUDA_DISABLE_CONTROL",
+    "CUDA_MEM_OVERSOLD",
+    "CUDA_MEM_RATIO",
+    "CUDA_OVERSUBSCRIBE",
+    "CGPU_DISABLE",
+    "DISABLE_VGPU_CONTROL",
+    "GPU_CORE_UTILIZATION_POLICY",
+    "NVSHARE_ENABLE_SINGLE_OVERSUB",
+    "AMP_VGPU_ENABLE",
+];
+
 /// The family of the engine, as far as it changes what a key means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
@@ -67,6 +80,13 @@ impl Container {
     pub(crate) fn name_in_pod(&self) -> Option<&str> {
         let keys = ["io.kubernetes.cri.container-name", "io.kubernetes.container.name"];
         keys.iter().find_map(|key| self.annotations.get(*key)).map(String::as_str)
+    }
+
+    /// Variables that switch other GPU-sharing systems off, each once. They switch nothing off here, which whoever set them
+    /// may like to learn.
+    pub fn foreign_switches(&self) -> impl Iterator<Item = &'static str> {
+        let set = |switch: &&str| self.env().any(|(name, _)| name == *switch);
+        FOREIGN_SWITCHES.into_iter().filter(set)
     }
 
     /// All environment entries that have a `=`, in order, doubles included.

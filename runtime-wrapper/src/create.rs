@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use gpushare_config::{Config, ENVIRONMENT};
 use gpushare_inject::{Asking, Bundle, grant, refusal};
 use gpushare_quota::LeaseKey;
-use gpushare_request::{Container, Requirements};
+use gpushare_request::Container;
 
 use crate::args::Args;
 use crate::exec;
@@ -23,9 +23,8 @@ pub fn create(args: &Args, config: &Config) -> Result<Infallible> {
     let Some(request) = gpushare_request::read(&container, &config.request).with_context(refused)? else {
         return exec::low_level(runtime);
     };
-    let requirements = Requirements::of(&container).with_context(refused)?;
     let key = key(args)?;
-    let asking = Asking { request: &request, requirements: &requirements, key: &key, bundle: &bundle, json };
+    let asking = Asking { request: &request, container: &container, key: &key, bundle: &bundle, json };
     let settings = config.settings(std::env::var_os(ENVIRONMENT).map(PathBuf::from));
     // The reservation lives until the process is another program; on any failure it is given back.
     grant(asking, &settings, |plan, _reservation, json| {
