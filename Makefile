@@ -70,18 +70,20 @@ miri:
 	$(CARGO) miri test --locked -p gpushare-region
 	$(CARGO) miri test --locked -p gpushare-intercept --lib
 
-# What the host reads of a container, by libFuzzer: SECONDS for each target. Needs a C++ compiler and the nightly compiler,
-# for its coverage and address sanitisers; cargo-fuzz is not needed, but knows the same folder.
+# Every reader of foreign bytes by libFuzzer: SECONDS for each of TARGETS. Needs a C++ compiler and the nightly compiler, for its
+# coverage and address sanitisers. `make test` replays the corpus without them.
 SECONDS  ?= 600
+TARGETS  ?= edit elf limits proc request settings state usage
 COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Zsanitizer=address --cfg fuzzing
 fuzz:
-	cd region/fuzz && RUSTFLAGS="$(COVERAGE)" $(CARGO) +nightly build --release --locked --target $(TARGET)
-	for target in usage limits; do \
-	    mkdir -p region/fuzz/corpus/$$target && \
-	    region/fuzz/target/$(TARGET)/release/$$target -max_total_time=$(SECONDS) -max_len=65536 \
-	        -artifact_prefix=region/fuzz/ region/fuzz/corpus/$$target || exit 1; \
+	cd fuzz/libfuzzer && RUSTFLAGS="$(COVERAGE)" $(CARGO) +nightly build --release --locked --target $(TARGET)
+	for target in $(TARGETS); do \
+	    mkdir -p fuzz/libfuzzer/found/$$target && \
+	    fuzz/libfuzzer/target/$(TARGET)/release/$$target -max_total_time=$(SECONDS) -max_len=65536 -timeout=10 \
+	        -print_final_stats=1 -artifact_prefix=fuzz/libfuzzer/found/$$target- fuzz/libfuzzer/found/$$target \
+	        fuzz/corpus/$$target $$(test $$target != edit || echo tests/fixtures) || exit 1; \
 	done
 
 install:

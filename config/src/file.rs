@@ -171,16 +171,26 @@ pub(crate) fn show(files: &[PathBuf]) -> Result<String, ConfigError> {
     Ok(toml::to_string_pretty(&merged(files)?).unwrap_or_else(|error| format!("# {error}\n")))
 }
 
+/// The shipped settings with `text` over them, which is called `name` in messages.
+pub(crate) fn merge_text(name: &Path, text: &str) -> Result<File, ConfigError> {
+    let mut merged = shipped()?;
+    overlay(&mut merged, parse(name, text)?);
+    File::deserialize(merged).map_err(|error| mistake(name, text, &error))
+}
+
 const SHIPPED_NAME: &str = "gpushare.toml (shipped)";
 
 fn merged(files: &[PathBuf]) -> Result<Table, ConfigError> {
-    // Ours is without mistakes (a test reads it), so it is not checked at every start.
-    let mut merged: Table =
-        toml::from_str(SHIPPED).map_err(|error| mistake(Path::new(SHIPPED_NAME), SHIPPED, &error))?;
+    let mut merged = shipped()?;
     for path in files {
         overlay(&mut merged, parse(path, &read(path)?)?);
     }
     Ok(merged)
+}
+
+/// Ours is without mistakes (a test reads it), so it is not checked at every start.
+fn shipped() -> Result<Table, ConfigError> {
+    toml::from_str(SHIPPED).map_err(|error| mistake(Path::new(SHIPPED_NAME), SHIPPED, &error))
 }
 
 /// The shipped settings with the runtimes and the state folder of `files` over them, whatever else is wrong there.

@@ -131,6 +131,15 @@ impl Config {
         }
     }
 
+    /// The settings that a single file with the contents `text` would give; `name` is what messages call it, and companions
+    /// lie beside a program in `programs`.
+    ///
+    /// # Errors
+    /// When the text has a mistake.
+    pub fn from_text(name: &Path, text: &str, programs: &Path) -> Result<Self, ConfigError> {
+        file::merge_text(name, text)?.into_config(programs)
+    }
+
     /// What can be saved of settings that [`Config::load`] refuses, for calls that must go through all the same: the
     /// low-level runtimes and the state folder, everything else as shipped. `None` when a file is not even TOML: then
     /// nobody can tell which runtime made the containers, and another one's `delete` would destroy their state.

@@ -62,6 +62,17 @@ const NVIDIA_MAJOR: u64 = 195;
 const DRM_MAJOR: u64 = 226;
 const FIRST_CONTROL_MINOR: u64 = 254;
 
+impl Plan {
+    /// Puts the plan into `json`, a whole config.json. Twice is once.
+    ///
+    /// # Errors
+    /// When a part that must be changed has an unknown form, or the container would have a GPU beside its share; `json`
+    /// may be half changed then.
+    pub fn edit(&self, json: &mut Value) -> Result<(), EditError> {
+        apply(json, self)
+    }
+}
+
 /// Puts `plan` into the configuration.
 pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     let privileged = is_privileged(json);

@@ -21,6 +21,6 @@ pub use device_files::{DeviceFile, DeviceFiles, FileState};
 pub use driver::{Driver, DriverError, DriverFile, DriverLibrary, Extent};
 pub use memory::DeviceMemory;
 pub use node::{DeviceNode, Gpu, Node, NodeError, Roots};
-pub use proc::{ProcError, boot_id};
+pub use proc::{Information, ProcError, boot_id, driver_version, information, pci_address};
 pub use totals::{GpuTotals, Totals, TotalsError};
 pub use uuid::{GpuUuid, GpuUuidError};

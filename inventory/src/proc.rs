@@ -46,7 +46,7 @@ pub fn boot_id() -> Result<String, ProcError> {
 
 /// The driver's version from the text of `/proc/driver/nvidia/version`: the first word of digits and dots behind
 /// `Kernel Module` or `Open Kernel Module for ARCH`.
-pub(crate) fn driver_version(text: &str) -> Option<&str> {
+pub fn driver_version(text: &str) -> Option<&str> {
     let line = text.lines().find(|line| line.starts_with("NVRM version:"))?;
     let (_, behind) = line.split_once("Kernel Module")?;
     let mut words = behind.split_whitespace();
@@ -59,14 +59,19 @@ pub(crate) fn driver_version(text: &str) -> Option<&str> {
 
 /// What `/proc/driver/nvidia/gpus/ADDRESS/information` tells; every label may be missing.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Information {
+pub struct Information {
+    /// The model's name.
     pub model: Option<String>,
+    /// The identity; missing too while the driver shows question marks.
     pub uuid: Option<GpuUuid>,
+    /// The N of `/dev/nvidiaN`.
     pub minor: Option<u32>,
+    /// Whether the driver was told to leave this GPU out.
     pub excluded: bool,
 }
 
-pub(crate) fn information(text: &str) -> Information {
+/// What the text of a GPU's `information` tells.
+pub fn information(text: &str) -> Information {
     let mut found = Information::default();
     for (label, value) in text.lines().filter_map(|line| line.split_once(':')) {
         let value = value.trim();
@@ -81,8 +86,9 @@ pub(crate) fn information(text: &str) -> Information {
     found
 }
 
-/// A PCI address as a value: folder names differ in the number of domain digits and in case.
-pub(crate) fn pci_address(name: &str) -> Option<(u32, u8, u8, u8)> {
+/// A PCI address (domain, bus, device, function) as a value: folder names differ in the number of domain digits and in
+/// case.
+pub fn pci_address(name: &str) -> Option<(u32, u8, u8, u8)> {
     let (rest, function) = name.rsplit_once('.')?;
     let mut fields = rest.split(':');
     let domain = u32::from_str_radix(fields.next()?, 16).ok()?;

@@ -1,5 +1,5 @@
 //! The host's readers against files that a container may have written: random bytes, and right files with a few bytes
-//! changed. Bounded; `region/fuzz` looks longer.
+//! changed. Bounded; `make fuzz` looks longer.
 
 mod properties;
 

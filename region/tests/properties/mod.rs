@@ -1,5 +1,5 @@
 //! What holds of the host's readers whatever bytes a container leaves behind. Shared by the bounded test beside this folder
-//! and the libFuzzer targets of `region/fuzz`.
+//! and the folder `fuzz`.
 
 use gpushare_region::{
     LIMITS_LEN, MAX_DEVICES, SLOTS, USAGE_HEADER_LEN, USAGE_LEN, encode_limits, grants_are, measurements,

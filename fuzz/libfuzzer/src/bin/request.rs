@@ -1,0 +1,4 @@
+//! What a container asks for.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| gpushare_fuzz::request(data));

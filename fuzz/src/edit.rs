@@ -1,0 +1,144 @@
+//! A plan put into a config.json that an engine may have written of an image's and a user's strings.
+
+use gpushare_inject::{Plan, is_privileged};
+use oci_spec::runtime::{
+    Hook, HookBuilder, LinuxDevice, LinuxDeviceBuilder, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder,
+    LinuxDeviceType, Mount, MountBuilder,
+};
+use serde_json::{Value, json};
+
+const BUILDS: &str = "every field that must be set is set";
+
+/// Edits the configuration `data`, which is JSON or nothing happens.
+pub fn edit(data: &[u8]) {
+    let Ok(before) = serde_json::from_slice::<Value>(data) else { return };
+    let plan = plan();
+    let mut after = before.clone();
+    if plan.edit(&mut after).is_err() {
+        return; // refused, and not written
+    }
+    kept(&before, &after);
+    closed(&before, &after);
+    last(&after, "/mounts", plan.mounts.iter().map(value));
+    last(&after, "/linux/resources/devices", plan.device_rules.iter().map(value));
+    let text = after.to_string();
+    let mut again: Value = serde_json::from_str(&text).expect("what is written can be read");
+    plan.edit(&mut again).expect("what was edited can be edited");
+    assert_eq!(text, again.to_string(), "twice is once");
+}
+
+/// Whatever the plan has no business with is there as it was, in its order.
+fn kept(before: &Value, after: &Value) {
+    let ours = ["/hooks", "/mounts", "/linux/devices", "/linux/resources/devices", "/process/env"];
+    let groups = "/process/user/additionalGids";
+    let without = |value: &Value| {
+        let mut value = value.clone();
+        for pointer in ours.iter().chain([&groups]) {
+            if let Some(part) = value.pointer_mut(pointer) {
+                *part = Value::Null;
+            }
+        }
+        value
+    };
+    assert_grown(&without(before), &without(after), "");
+    let variables = |value: &Value| -> Vec<Value> {
+        let list = value.pointer("/process/env").and_then(Value::as_array).into_iter().flatten();
+        let foreign = |entry: &&Value| {
+            entry
+                .as_str()
+                .is_none_or(|text| !text.starts_with("GPUSHARE_") && !text.starts_with("NVIDIA_VIS"))
+        };
+        list.filter(foreign).cloned().collect()
+    };
+    assert_eq!(variables(before), variables(after), "foreign variables");
+}
+
+/// `after` is `before` with further fields behind those that were there.
+fn assert_grown(before: &Value, after: &Value, place: &str) {
+    match (before, after) {
+        (Value::Object(before), Value::Object(after)) => {
+            assert!(
+                after.keys().take(before.len()).eq(before.keys()),
+                "the order of the fields of {place:?}"
+            );
+            for (key, value) in before {
+                assert_grown(value, &after[key], &format!("{place}/{key}"));
+            }
+        }
+        (Value::Null, _) => {} // an absent part, written out
+        _ => assert_eq!(before.to_string(), after.to_string(), "{place}"),
+    }
+}
+
+/// No GPU but the granted one, and everything denied first, unless the engine gave the container every device.
+fn closed(before: &Value, after: &Value) {
+    if is_privileged(before) {
+        return;
+    }
+    let list = |pointer| after.pointer(pointer).and_then(Value::as_array).into_iter().flatten();
+    let first = list("/linux/resources/devices").next();
+    let denies = first.is_some_and(|rule| rule["allow"] == json!(false) && rule.get("major").is_none_or(any));
+    assert!(denies, "{first:?}");
+    for device in list("/linux/devices").chain(list("/linux/resources/devices").filter(opens)) {
+        let gpu =
+            device["major"].as_u64() == Some(195) && device["minor"].as_u64().is_none_or(|minor| minor < 254);
+        let is_node = device.get("allow").is_none();
+        let unclear = is_node && device["minor"].as_u64().is_none();
+        assert!(!gpu || unclear || device["minor"].as_u64() == Some(0), "{device}");
+    }
+}
+
+fn any(number: &Value) -> bool {
+    number.as_i64().is_none_or(|number| number < 0)
+}
+
+fn opens(rule: &&Value) -> bool {
+    let access = rule.get("access").and_then(Value::as_str).unwrap_or_default();
+    rule["allow"] == json!(true) && (access.is_empty() || access.contains(['r', 'w']))
+}
+
+/// The plan's entries are the last ones of their list, in the plan's order: later ones win.
+fn last(after: &Value, pointer: &str, ours: impl Iterator<Item = Value>) {
+    let ours: Vec<Value> = ours.collect();
+    let list = after.pointer(pointer).and_then(Value::as_array).expect("the plan wrote it");
+    assert!(list.ends_with(&ours), "{pointer}: {list:?}");
+}
+
+fn value(part: &impl serde::Serialize) -> Value {
+    serde_json::to_value(part).expect("a part of a plan can be written")
+}
+
+/// One GPU, its control node, two mounts.
+fn plan() -> Plan {
+    Plan {
+        devices: vec![device("/dev/nvidia0", 0), device("/dev/nvidiactl", 255)],
+        device_mounts: vec![],
+        device_rules: vec![rule(0), rule(255)],
+        mounts: vec![mount("/usr/lib/libcuda.so.1"), mount("/usr/lib/gpushare/limits")],
+        prestart: hook("prestart"),
+        poststop: hook("poststop"),
+        additional_gids: vec![44],
+    }
+}
+
+fn device(path: &str, minor: i64) -> LinuxDevice {
+    let device = LinuxDeviceBuilder::default().path(path).typ(LinuxDeviceType::C).major(195).minor(minor);
+    device.file_mode(0o666_u32).uid(0_u32).gid(0_u32).build().expect(BUILDS)
+}
+
+fn rule(minor: i64) -> LinuxDeviceCgroup {
+    let rule =
+        LinuxDeviceCgroupBuilder::default().allow(true).typ(LinuxDeviceType::C).major(195).minor(minor);
+    rule.access("rw").build().expect(BUILDS)
+}
+
+fn mount(target: &str) -> Mount {
+    let options: Vec<String> = ["ro", "nosuid", "nodev", "rbind", "rprivate"].map(str::to_owned).to_vec();
+    let mount = MountBuilder::default().source("/host/file").destination(target).typ("bind");
+    mount.options(options).build().expect(BUILDS)
+}
+
+fn hook(stage: &str) -> Hook {
+    let args = ["gpushare-hook", stage, "--id", "c"].map(str::to_owned).to_vec();
+    HookBuilder::default().path("/opt/gpushare-hook").args(args).build().expect(BUILDS)
+}

@@ -1,0 +1,54 @@
+//! What a container asks for: annotations and environment of anybody's.
+
+use std::collections::BTreeMap;
+
+use gpushare_request::{Container, Cores, MemoryAsk, NvidiaPolicy, Policy, Request, read};
+
+/// Reads a container whose annotations are the lines `@NAME=VALUE` of `data` and whose environment is all others.
+pub fn request(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let mut annotations = BTreeMap::new();
+    let mut env = Vec::new();
+    for line in text.split('\n') {
+        match line.strip_prefix('@').and_then(|line| line.split_once('=')) {
+            Some((name, value)) => drop(annotations.insert(name.to_owned(), value.to_owned())),
+            None => env.push(line.to_owned()),
+        }
+    }
+    let trusted = annotations.keys().any(|key| key.starts_with("alloc.gpushare.io/"));
+    let ours = annotations.keys().any(|key| key.starts_with("gpushare.io/"));
+    let container = Container::new(annotations, env);
+    for policy in policies() {
+        match read(&container, &policy) {
+            Ok(None) => {}
+            Ok(Some(request)) => {
+                assert!(!container.is_sandbox(), "a sandbox passes unread");
+                assert!(trusted || !policy.strict, "granted by a channel that nobody trusts: {policy:?}");
+                let variable = !policy.ignore_env || policy.nvidia != NvidiaPolicy::Ignore;
+                assert!(trusted || ours || variable, "granted by what is not read: {policy:?}");
+                bounded(&request, &policy);
+            }
+            Err(error) => {
+                let line = gpushare_inject::one_line(&error);
+                assert!(line.len() < 2048 && !line.contains(char::is_control), "{line:?}");
+            }
+        }
+    }
+}
+
+fn policies() -> [Policy; 4] {
+    let nothing = Policy { ignore_env: true, nvidia: NvidiaPolicy::Ignore, ..Policy::default() };
+    let refuse = Policy { nvidia: NvidiaPolicy::Refuse, ..Policy::default() };
+    [Policy::default(), Policy { strict: true, ..Policy::default() }, nothing, refuse]
+}
+
+fn bounded(request: &Request, policy: &Policy) {
+    match request.memory {
+        MemoryAsk::Bytes(memory) => assert!(memory.bytes() >= 1 << 20, "{request:?}"),
+        MemoryAsk::Percent(percent) => assert!((1..=100).contains(&percent), "{request:?}"),
+        // Nobody but the administrator and a container that names no size leaves it open.
+        MemoryAsk::Rest => assert!(policy.default_memory.is_none(), "{request:?}"),
+    }
+    assert!(request.cores.map(Cores::percent).is_none_or(|cores| (1..=100).contains(&cores)), "{request:?}");
+    assert!(request.priority.level() <= 9, "{request:?}");
+}
