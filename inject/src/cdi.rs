@@ -93,33 +93,38 @@ impl CdiDevice {
 }
 
 impl CdiSpec {
-    /// The file of shares, whose hook is the program `hook`.
+    /// The file of shares. Its hook is the program `hook`, under the settings file `settings`; `None` is the default one.
     ///
     /// # Errors
     /// When the hook is not installed.
-    pub fn shares(devices: Vec<CdiDevice>, hook: &Path) -> Result<Self, PlanError> {
-        Self::new(SHARE_KIND, devices, hook)
+    pub fn shares(devices: Vec<CdiDevice>, hook: &Path, settings: Option<&Path>) -> Result<Self, PlanError> {
+        Self::new(SHARE_KIND, devices, hook, settings)
     }
 
-    /// The file of whole GPUs, whose hook is the program `hook`.
+    /// The file of whole GPUs, with the hook of [`CdiSpec::shares`].
     ///
     /// # Errors
     /// As [`CdiSpec::shares`].
-    pub fn gpus(devices: Vec<CdiDevice>, hook: &Path) -> Result<Self, PlanError> {
-        Self::new(GPU_KIND, devices, hook)
+    pub fn gpus(devices: Vec<CdiDevice>, hook: &Path, settings: Option<&Path>) -> Result<Self, PlanError> {
+        Self::new(GPU_KIND, devices, hook, settings)
     }
 
-    fn new(kind: &'static str, devices: Vec<CdiDevice>, hook: &Path) -> Result<Self, PlanError> {
-        Ok(Self::of(kind, devices, &plan::installed(hook.to_path_buf(), "hook")?))
+    fn new(
+        kind: &'static str,
+        devices: Vec<CdiDevice>,
+        hook: &Path,
+        settings: Option<&Path>,
+    ) -> Result<Self, PlanError> {
+        Ok(Self::of(kind, devices, hooks(&plan::installed(hook.to_path_buf(), "hook")?, settings)))
     }
 
-    fn of(kind: &'static str, devices: Vec<CdiDevice>, hook: &Path) -> Self {
+    fn of(kind: &'static str, devices: Vec<CdiDevice>, hooks: Vec<Hook>) -> Self {
         let has_groups = devices.iter().any(|device| !device.container_edits.additional_gids.is_empty());
         Self {
             cdi_version: if has_groups { "0.7.0" } else { "0.5.0" },
             kind,
             devices,
-            container_edits: Edits { hooks: hooks(hook), ..Edits::default() },
+            container_edits: Edits { hooks, ..Edits::default() },
         }
     }
 
@@ -157,11 +162,15 @@ fn node(device: &LinuxDevice, plan: &Plan) -> Node {
     Node { path, host_path, permissions }
 }
 
-fn hooks(hook: &Path) -> Vec<Hook> {
+fn hooks(hook: &Path, settings: Option<&Path>) -> Vec<Hook> {
+    let file = settings.map(|path| ["--config".to_owned(), path.to_string_lossy().into_owned()]);
+    let args = |stage: &str| {
+        ["gpushare-hook", stage].map(str::to_owned).into_iter().chain(file.iter().flatten().cloned())
+    };
     let stage = |stage: &'static str| Hook {
         hook_name: stage,
         path: hook.to_path_buf(),
-        args: vec!["gpushare-hook".to_owned(), stage.to_owned()],
+        args: args(stage).collect(),
         env: HOOK_ENVIRONMENT.map(str::to_owned).to_vec(),
         timeout: HOOK_TIMEOUT_SECONDS,
     };
@@ -195,7 +204,8 @@ mod tests {
     }
 
     fn written(kind: &'static str, devices: Vec<CdiDevice>) -> Value {
-        serde_json::to_value(CdiSpec::of(kind, devices, Path::new("/opt/gpushare-hook"))).unwrap()
+        let hooks = hooks(Path::new("/opt/gpushare-hook"), None);
+        serde_json::to_value(CdiSpec::of(kind, devices, hooks)).unwrap()
     }
 
     #[test]
@@ -249,7 +259,16 @@ mod tests {
 
     #[test]
     fn a_file_whose_hook_is_missing_is_not_made() {
-        let missing = CdiSpec::shares(vec![CdiDevice::share("4GiB")], Path::new("/nowhere/gpushare-hook"));
+        let missing =
+            CdiSpec::shares(vec![CdiDevice::share("4GiB")], Path::new("/nowhere/gpushare-hook"), None);
         assert!(matches!(missing, Err(PlanError::NotInstalled { key: "hook", .. })), "{missing:?}");
+    }
+
+    #[test]
+    fn the_hook_is_told_of_settings_that_are_not_at_their_place() {
+        let hooks = hooks(Path::new("/opt/gpushare-hook"), Some(Path::new("/opt/gpushare.toml")));
+        let args: Vec<String> = hooks.iter().map(|hook| hook.args.join(" ")).collect();
+        let of = |stage: &str| format!("gpushare-hook {stage} --config /opt/gpushare.toml");
+        assert_eq!(args, [of("createRuntime"), of("poststop")]);
     }
 }

@@ -1,9 +1,10 @@
 //! `gpushare cdi generate`.
 
+use std::env;
 use std::fs::{self, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{self, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use gpushare_config::Config;
@@ -59,10 +60,17 @@ fn refuse_unread(config: &Config) -> Result<()> {
 
 fn spec(kind: Kind, asked: &Generate, config: &Config, node: &Node, state: &StateFolder) -> Result<CdiSpec> {
     let hook = &config.paths.hook;
+    let settings = settings()?;
     Ok(match kind {
-        Kind::Share => CdiSpec::shares(shares(asked, config, node)?, hook)?,
-        Kind::Gpu => CdiSpec::gpus(gpus(config, node, state)?, hook)?,
+        Kind::Share => CdiSpec::shares(shares(asked, config, node)?, hook, settings.as_deref())?,
+        Kind::Gpu => CdiSpec::gpus(gpus(config, node, state)?, hook, settings.as_deref())?,
     })
+}
+
+/// The settings file that the environment names: engines do not hand that on to hooks.
+fn settings() -> Result<Option<PathBuf>> {
+    let named = env::var_os(gpushare_config::ENVIRONMENT).filter(|path| !path.is_empty());
+    Ok(named.map(path::absolute).transpose()?)
 }
 
 /// The shares that one of the node's GPUs can hold. What was asked for by name on the command line must fit.
