@@ -160,7 +160,7 @@ fn driver(config: &Config) -> Vec<Finding> {
         Ok(()) => ok("fitted libraries", config.paths.cache.display().to_string()),
         Err(error) => failure("fitted libraries", one_line(error.as_ref())),
     });
-    findings.push(device_nodes(config));
+    findings.push(device_nodes(config, &node));
     findings.push(device_links(config));
     let state = StateFolder::open(&config.paths.state);
     if let Ok(state) = state {
@@ -175,14 +175,14 @@ fn driver(config: &Config) -> Vec<Finding> {
     findings
 }
 
-fn device_nodes(config: &Config) -> Finding {
+/// Without the nodes of GPUs there is no inventory; without UVM there is no CUDA; the others are of use to few.
+fn device_nodes(config: &Config, node: &Node) -> Finding {
     let check = "device nodes";
+    let remedy = "run `gpushare system nodes`, or nvidia-modprobe -c 0 -u";
     match system::wrong_nodes(config) {
         Ok(wrong) if wrong.is_empty() => ok(check, "all that the driver wants"),
-        Ok(wrong) => {
-            let remedy = "run `gpushare system nodes`, or nvidia-modprobe -c 0 -u";
-            failure(check, format!("{}; CUDA needs them: {remedy}", wrong.join(", ")))
-        }
+        Ok(wrong) if node.uvm.is_some() => warning(check, format!("{}; {remedy}", wrong.join(", "))),
+        Ok(wrong) => failure(check, format!("{}; CUDA needs nvidia-uvm: {remedy}", wrong.join(", "))),
         Err(error) => failure(check, one_line(error.as_ref())),
     }
 }
