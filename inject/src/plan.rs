@@ -99,7 +99,7 @@ pub enum PlanError {
         path: PathBuf,
     },
     /// CUDA needs a node that the driver has not made.
-    #[error("/dev/nvidia-uvm is missing, which CUDA needs; create it with `nvidia-modprobe -c 0 -u`")]
+    #[error("/dev/nvidia-uvm is missing, which CUDA needs; create it with `gpushare system nodes`")]
     NoUvm,
     /// The lease names a GPU that the node does not have (any more).
     #[error("the granted GPU {0} is gone from this node; see the kernel log")]
@@ -335,6 +335,9 @@ fn device_mount(node: &DeviceNode) -> Result<Mount, OciSpecError> {
     bind(&node.host_path, &node.path, &["rw", "nosuid", "noexec"])
 }
 
+/// Read and write, never mknod. Run as root, the driver's libraries make the nodes of every GPU by themselves, where the
+/// container may; such a node stays closed, since only the granted numbers have a rule. So `/proc/driver/nvidia/params`,
+/// whose `ModifyDeviceFiles` would keep them from it, is not covered: a mount there is more than runc lets a bundle ask for.
 fn rule(node: &DeviceNode) -> Result<LinuxDeviceCgroup, OciSpecError> {
     LinuxDeviceCgroupBuilder::default()
         .allow(true)

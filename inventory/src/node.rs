@@ -115,7 +115,7 @@ pub enum NodeError {
         what: &'static str,
     },
     /// A device node is missing or no character device.
-    #[error("device node {path} is missing or of another kind; create it with `nvidia-modprobe -c 0 -u`")]
+    #[error("device node {path} is missing or of another kind; create it with `gpushare system nodes`")]
     NoDeviceNode {
         /// The node.
         path: PathBuf,
