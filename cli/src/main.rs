@@ -7,6 +7,7 @@
 mod cdi;
 mod clock;
 mod config;
+mod configure;
 mod demo;
 mod devices;
 mod doctor;
@@ -94,6 +95,8 @@ enum Command {
     /// The settings.
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Tells an engine of the runtime: docker, containerd, crio or podman; or takes it out again (--remove).
+    Configure(configure::Configure),
     /// What is wrong with this node, and what to do.
     Doctor {
         #[command(flatten)]
@@ -142,7 +145,8 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<ExitCode> {
     // Only root may read the state of the node; `doctor` says so itself, and settings are everybody's to read.
-    let everybodys = matches!(command, Command::Config(_) | Command::Doctor { .. });
+    // Engines' settings are guarded by their own files' modes.
+    let everybodys = matches!(command, Command::Config(_) | Command::Configure(_) | Command::Doctor { .. });
     anyhow::ensure!(
         everybodys || nix::unistd::geteuid().is_root(),
         "only root may look at the node's shares: use sudo"
@@ -161,6 +165,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::System(system) => return system::system(&system),
         Command::Config(ConfigCommand::Check) => config::check()?,
         Command::Config(ConfigCommand::Show) => config::show()?,
+        Command::Configure(asked) => configure::configure(&asked)?,
         Command::Doctor { output } => return doctor::doctor(output.json),
         Command::Demo { nvidia_smi } => demo::demo(nvidia_smi.as_deref())?,
     }

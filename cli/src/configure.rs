@@ -1,0 +1,339 @@
+//! `gpushare configure`: tells an engine of the runtime, and takes it back, without harming the engine's file.
+//!
+//! `docker`, `containerd`, `crio` and `podman` turn text into text; `toml_text` and `json_text` are how they do so without
+//! loss; `target` finds the file, `check` asks the engine, `file` alone writes.
+
+mod check;
+mod containerd;
+mod crio;
+mod diff;
+mod docker;
+mod environment;
+mod file;
+mod json_text;
+mod podman;
+mod target;
+#[cfg(test)]
+mod tests;
+mod toml_text;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::json;
+
+use crate::{Output, table};
+use check::Checked;
+use file::FileChange;
+use target::Target;
+use toml_text::Mistake;
+
+/// The runtime's program as it is installed, beside this one.
+const WRAPPER: &str = "gpushare-runtime";
+
+/// What to write, and for which engine.
+#[derive(clap::Args)]
+pub struct Configure {
+    /// The engine.
+    engine: Engine,
+    /// Make it the engine's default runtime. Variables then grant no GPU, since an image may set them.
+    #[arg(long, conflicts_with = "remove")]
+    default: bool,
+    /// Print the difference and change nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Take the runtime out again: the file is as it was before, but for what others changed since.
+    #[arg(long)]
+    remove: bool,
+    /// The file to edit, where it is not the engine's usual one.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The runtime's program; else gpushare-runtime beside this program.
+    #[arg(long, value_name = "PATH", conflicts_with = "remove")]
+    runtime_path: Option<PathBuf>,
+    /// What the runtime is called.
+    #[arg(long, default_value = "gpushare", value_parser = name)]
+    name: String,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// An engine that can be told of a runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Engine {
+    /// docker's daemon.json.
+    Docker,
+    /// containerd's config.toml, for Kubernetes.
+    Containerd,
+    /// A drop-in for CRI-O.
+    Crio,
+    /// A drop-in for podman.
+    Podman,
+}
+
+impl Engine {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Docker => "docker",
+            Self::Containerd => "containerd",
+            Self::Crio => "crio",
+            Self::Podman => "podman",
+        }
+    }
+
+    const fn program(self) -> &'static str {
+        match self {
+            Self::Docker => "dockerd",
+            other => other.name(),
+        }
+    }
+}
+
+/// A runtime as an engine is told of it.
+#[derive(Clone, Debug)]
+struct Runtime {
+    name: String,
+    path: String,
+    default: bool,
+}
+
+/// Names that mean the same to every engine and to a RuntimeClass: those of a DNS label.
+fn name(text: &str) -> Result<String, String> {
+    let letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let ends = [text.bytes().next(), text.bytes().last()];
+    let sound = text.bytes().all(letter)
+        && text.len() <= 63
+        && ends.iter().all(|end| end.is_some_and(|byte| byte != b'-'));
+    match (sound, text) {
+        (true, "runc" | "crun") => Err("this name is taken by the low-level runtime".to_owned()),
+        (true, _) => Ok(text.to_owned()),
+        (false, _) => Err("lower-case letters, digits and `-`, as in gpushare".to_owned()),
+    }
+}
+
+/// What would be written and what is to be told of it.
+struct Planned {
+    changes: Vec<FileChange>,
+    notes: Vec<String>,
+    checked: Option<Checked>,
+}
+
+/// Edits the engine's file, or prints how it would be edited.
+pub fn configure(asked: &Configure) -> Result<()> {
+    let target = target::find(asked.engine, asked.config.as_deref())?;
+    let (planned, runtime) = match asked.remove {
+        true => (remove(asked, &target)?, None),
+        false => {
+            let runtime = runtime(asked, &target)?;
+            (add(asked.engine, &target, &runtime)?, Some(runtime))
+        }
+    };
+    let mut notes = planned.notes;
+    let changed = planned.changes.iter().any(FileChange::changes);
+    if changed && !asked.dry_run {
+        file::apply(&planned.changes)?;
+        if let Some(runtime) = &runtime {
+            confirm(asked.engine, &target, runtime, &planned.changes)?;
+            if runtime.default && environment::grants()? {
+                notes.push(
+                    "settings that are read later turn [request] env on again: any image can ask for a GPU"
+                        .to_owned(),
+                );
+            }
+        }
+    }
+    tell(asked, &target, &planned.changes, planned.checked.as_ref(), &notes)
+}
+
+/// What was written must have come into force; else it is taken back.
+fn confirm(engine: Engine, target: &Target, runtime: &Runtime, changes: &[FileChange]) -> Result<()> {
+    let Err(error) = check::after(engine, target, runtime) else { return Ok(()) };
+    file::revert(changes)
+        .with_context(|| format!("{error:#}; and the old settings could not be brought back"))?;
+    Err(error.context("the old settings stand"))
+}
+
+fn runtime(asked: &Configure, target: &Target) -> Result<Runtime> {
+    let path = match &asked.runtime_path {
+        Some(path) => path.clone(),
+        None => {
+            let program = std::env::current_exe().context("cannot tell where this program is")?;
+            program.parent().unwrap_or(Path::new("/")).join(WRAPPER)
+        }
+    };
+    ensure!(path.is_absolute(), "the runtime's path must be absolute: {}", path.display());
+    let executable =
+        path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0);
+    ensure!(
+        executable,
+        "{} is not a program: install gpushare completely, or name it with --runtime-path",
+        path.display()
+    );
+    let Some(path) = path.to_str().map(str::to_owned) else { bail!("the runtime's path is not UTF-8") };
+    // What was made the default stays it until --remove.
+    let default = asked.default || is_default(asked.engine, target, &asked.name)?;
+    Ok(Runtime { name: asked.name.clone(), path, default })
+}
+
+fn is_default(engine: Engine, target: &Target, name: &str) -> Result<bool> {
+    let Some(text) = file::read(&target.file)? else { return Ok(false) };
+    Ok(match engine {
+        Engine::Docker => docker::is_default(&docker::Files { settings: Some(text), record: None }, name),
+        Engine::Containerd => containerd::is_default(&text, name),
+        Engine::Crio => crio::is_default(&text, name),
+        Engine::Podman => podman::is_default(&text, name),
+    })
+}
+
+fn add(engine: Engine, target: &Target, runtime: &Runtime) -> Result<Planned> {
+    let before = file::read(&target.file)?;
+    let mut changes = Vec::new();
+    let mut notes = Vec::new();
+    let after = match engine {
+        Engine::Docker => {
+            let (record, files) = docker_files(target, before.clone())?;
+            let new = at(&target.file, docker::with(&files, runtime))?;
+            changes.push(FileChange { path: record, before: files.record, after: new.record });
+            new.settings.unwrap_or_default()
+        }
+        Engine::Containerd => {
+            let text = before.as_deref().unwrap_or(containerd::head(&target.file));
+            at(&target.file, containerd::with(text, &target.file, runtime))?
+        }
+        Engine::Crio => {
+            at(&target.file, crio::with(before.as_deref().unwrap_or(crio::HEAD), &target.others, runtime))?
+        }
+        Engine::Podman => at(
+            &target.file,
+            podman::with(before.as_deref().unwrap_or(podman::HEAD), &target.others, runtime),
+        )?,
+    };
+    if runtime.default {
+        let grants = environment::off(engine)?;
+        changes.push(grants.change);
+        notes.extend(grants.note);
+    }
+    let checked = check::before(engine, target, &after, Some(runtime))
+        .with_context(|| format!("{} stays as it is", target.file.display()))?;
+    // The engine's own file last: variables are off before the first image runs by default.
+    changes.push(FileChange { path: target.file.clone(), before, after: Some(after) });
+    Ok(Planned { changes, notes, checked: Some(checked) })
+}
+
+fn remove(asked: &Configure, target: &Target) -> Result<Planned> {
+    let (engine, name) = (asked.engine, &asked.name);
+    let before = file::read(&target.file)?;
+    let was_default = is_default(engine, target, name)?;
+    let mut changes = Vec::new();
+    let after = match (&before, engine) {
+        (None, _) => None,
+        (Some(_), Engine::Docker) => {
+            let (record, files) = docker_files(target, before.clone())?;
+            let new = at(&target.file, docker::without(&files, name))?;
+            changes.push(FileChange { path: record, before: files.record, after: new.record });
+            new.settings
+        }
+        (Some(text), Engine::Containerd) => at(&target.file, containerd::removed(text, name))?,
+        (Some(text), Engine::Crio) => at(&target.file, crio::removed(text, name))?,
+        (Some(text), Engine::Podman) => at(&target.file, podman::removed(text, name))?,
+    };
+    let checked = match &after {
+        Some(text) if after != before => Some(
+            check::before(engine, target, text, None)
+                .with_context(|| format!("{} stays as it is", target.file.display()))?,
+        ),
+        _ => None,
+    };
+    // The engine's own file first: variables grant again only when no image runs by default.
+    changes.insert(0, FileChange { path: target.file.clone(), before, after });
+    let mut notes = Vec::new();
+    let grants = environment::as_before(engine)?;
+    if was_default || grants.change.changes() {
+        notes.extend(grants.note);
+        changes.push(grants.change);
+    }
+    Ok(Planned { changes, notes, checked })
+}
+
+/// daemon.json and what is remembered beside it.
+fn docker_files(target: &Target, settings: Option<String>) -> Result<(PathBuf, docker::Files)> {
+    let mut path = OsString::from(&target.file);
+    path.push(".before-gpushare");
+    let path = PathBuf::from(path);
+    let linked = path.symlink_metadata().is_ok_and(|file| !file.is_file());
+    ensure!(!linked, "{} is not a regular file: delete it", path.display());
+    let record = file::read(&path)?;
+    Ok((path, docker::Files { settings, record }))
+}
+
+fn at<T>(path: &Path, edited: Result<T, Mistake>) -> Result<T> {
+    edited.map_err(|mistake| anyhow::anyhow!("{}, {mistake}", path.display()))
+}
+
+fn tell(
+    asked: &Configure,
+    target: &Target,
+    changes: &[FileChange],
+    checked: Option<&Checked>,
+    notes: &[String],
+) -> Result<()> {
+    let changed: Vec<&FileChange> = changes.iter().filter(|change| change.changes()).collect();
+    let restart = match (asked.engine, asked.remove) {
+        _ if changed.is_empty() => None,
+        // On a reload dockerd 20.10 keeps what its file no longer names.
+        (Engine::Docker, true) => Some("systemctl restart docker"),
+        _ => target.restart,
+    };
+    if asked.output.json {
+        let files: Vec<_> = changed
+            .iter()
+            .map(|change| json!({"path": change.path.to_string_lossy(), "diff": difference(change)}))
+            .collect();
+        return Ok(table::json(&json!({
+            "engine": asked.engine.name(),
+            "runtime": asked.name,
+            "config": target.file.to_string_lossy(),
+            "changed": !changed.is_empty(),
+            "dry_run": asked.dry_run,
+            "files": files,
+            "checked_by": checked.map(Checked::text),
+            "restart": restart,
+            "notes": notes,
+        }))?);
+    }
+    let mut out = io::stdout().lock();
+    if changed.is_empty() {
+        let state = if asked.remove { "is not configured" } else { "is already configured" };
+        writeln!(out, "{} {state} in {}", asked.name, target.file.display())?;
+    }
+    for change in &changed {
+        if asked.dry_run {
+            write!(out, "{}", difference(change))?;
+            continue;
+        }
+        let deed = if change.after.is_none() { "deleted" } else { "wrote" };
+        writeln!(out, "{deed:<9} {}", change.path.display())?;
+    }
+    if let Some(checked) = checked {
+        writeln!(out, "{:<9} {}", "checked", checked.text())?;
+    }
+    if let Some(restart) = restart {
+        writeln!(out, "{:<9} {restart}", "next")?;
+    }
+    for note in notes {
+        writeln!(out, "{:<9} {note}", "note")?;
+    }
+    Ok(())
+}
+
+fn difference(change: &FileChange) -> String {
+    let name = |text: &Option<String>| match text {
+        Some(_) => change.path.display().to_string(),
+        None => "/dev/null".to_owned(),
+    };
+    let [before, after] = [&change.before, &change.after].map(|text| text.as_deref().unwrap_or_default());
+    diff::unified(&name(&change.before), &name(&change.after), before, after)
+}

@@ -1,0 +1,219 @@
+//! What the engine itself says of its settings: of a copy before they are written, and of the real ones afterwards.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use toml::Table;
+
+use super::target::{self, Target};
+use super::toml_text;
+use super::{Engine, Runtime, containerd, crio};
+
+/// Where engines are installed; the caller's PATH may have others.
+const FOLDERS: [&str; 6] = ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/bin", "/opt/bin"];
+
+/// Who found the settings right.
+pub enum Checked {
+    /// The engine, by this command.
+    By(&'static str),
+    /// Nobody but us, for this reason.
+    ParsedOnly(String),
+}
+
+impl Checked {
+    /// For the one who typed the command.
+    pub fn text(&self) -> String {
+        match self {
+            Self::By(command) => (*command).to_owned(),
+            Self::ParsedOnly(reason) => format!("syntax only: {reason}"),
+        }
+    }
+}
+
+/// Asks the engine about `text` as its settings, with nothing written yet. `runtime` is to be found in them; `None` after it was
+/// taken out.
+pub fn before(engine: Engine, target: &Target, text: &str, runtime: Option<&Runtime>) -> Result<Checked> {
+    let Some(program) = program(engine) else { return Ok(no_program(engine)) };
+    if containerd::is_template(&target.file) {
+        return Ok(Checked::ParsedOnly("the file is a template".to_owned()));
+    }
+    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let staged = |name: &str, text: &str| -> Result<PathBuf> {
+        let path = folder.path().join(name);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(path)
+    };
+    match engine {
+        Engine::Docker => docker(&program, &staged("daemon.json", text)?),
+        Engine::Containerd => {
+            let file = staged("config.toml", text)?;
+            let main = staged("main.toml", &with_imports(target, &file)?)?;
+            merged_containerd(&program, &main, runtime)
+        }
+        Engine::Crio => {
+            let file = staged("crio.conf", text)?;
+            merged_crio(&program, target, &file, folder.path(), runtime)
+        }
+        Engine::Podman => podman(&program, Some(&staged("containers.conf", text)?), folder.path(), runtime),
+    }
+}
+
+/// Asks the engine whether the runtime is in the settings that it reads now.
+pub fn after(engine: Engine, target: &Target, runtime: &Runtime) -> Result<()> {
+    let Some(program) = program(engine).filter(|_| !containerd::is_template(&target.file)) else {
+        return Ok(());
+    };
+    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    match engine {
+        Engine::Containerd => merged_containerd(&program, &target.main, Some(runtime)).map(drop),
+        Engine::Podman if target.usual => podman(&program, None, folder.path(), Some(runtime)).map(drop),
+        Engine::Crio if target.usual => {
+            merged_crio(&program, target, &target.file, folder.path(), Some(runtime)).map(drop)
+        }
+        // dockerd reads the one file that was checked.
+        _ => Ok(()),
+    }
+}
+
+fn program(engine: Engine) -> Option<PathBuf> {
+    FOLDERS.iter().map(|folder| Path::new(folder).join(engine.program())).find(|path| path.is_file())
+}
+
+fn no_program(engine: Engine) -> Checked {
+    Checked::ParsedOnly(format!("no {} here to ask", engine.program()))
+}
+
+fn output(command: &mut Command) -> Result<Output> {
+    let path = FOLDERS.join(":");
+    command
+        .stdin(Stdio::null())
+        .env("PATH", path)
+        .output()
+        .with_context(|| format!("cannot run {}", Path::new(command.get_program()).display()))
+}
+
+/// The last line of what a program complained, which names the cause.
+fn complaint(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr);
+    let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no reason given");
+    line.trim().to_owned()
+}
+
+fn docker(program: &Path, file: &Path) -> Result<Checked> {
+    let output = output(Command::new(program).arg("--validate").arg("--config-file").arg(file))?;
+    if output.status.success() {
+        return Ok(Checked::By("dockerd --validate"));
+    }
+    if String::from_utf8_lossy(&output.stderr).contains("unknown flag: --validate") {
+        return Ok(Checked::ParsedOnly(
+            "this dockerd has no --validate (docker 23 and later have it)".to_owned(),
+        ));
+    }
+    bail!("dockerd would not take the new settings: {}", complaint(&output))
+}
+
+/// The main file's text as containerd would read it, with the new file in its place.
+fn with_imports(target: &Target, file: &Path) -> Result<String> {
+    let main = if target.main == target.file { file } else { &target.main };
+    let text = fs::read_to_string(main).with_context(|| format!("cannot read {}", main.display()))?;
+    let mut document: toml_edit::DocumentMut =
+        text.parse().with_context(|| format!("cannot read {}", main.display()))?;
+    let imports = target::imports(&target.main)?;
+    let mut files: Vec<PathBuf> = imports.iter().flat_map(target::Import::files).collect();
+    if imports.iter().any(|import| import.holds(&target.file)) {
+        files.retain(|path| *path != target.file);
+        let at = files.partition_point(|path| *path < target.file);
+        files.insert(at, file.to_path_buf());
+    }
+    if !imports.is_empty() {
+        let list: toml_edit::Array = files.iter().map(|path| path.to_string_lossy().into_owned()).collect();
+        document["imports"] = toml_edit::value(list);
+    }
+    Ok(document.to_string())
+}
+
+fn merged_containerd(program: &Path, main: &Path, runtime: Option<&Runtime>) -> Result<Checked> {
+    let output = output(Command::new(program).arg("--config").arg(main).args(["config", "dump"]))?;
+    ensure!(output.status.success(), "containerd would not take the new settings: {}", complaint(&output));
+    let merged = merged(&output)?;
+    if let Some(runtime) = runtime {
+        containerd::refuse_disabled_cri("", &merged).map_err(|mistake| anyhow::anyhow!(mistake.message))?;
+        refuse(containerd::fault(&merged, runtime))?;
+    }
+    Ok(Checked::By("containerd config dump"))
+}
+
+fn merged(output: &Output) -> Result<Table> {
+    toml_text::values(&String::from_utf8_lossy(&output.stdout))
+        .map_err(|mistake| anyhow::anyhow!("cannot read what the engine made of its settings: {mistake}"))
+}
+
+fn refuse(fault: Option<String>) -> Result<()> {
+    match fault {
+        None => Ok(()),
+        Some(fault) => bail!(
+            "{fault}: another file that it reads decides; look for `imports` and drop-ins, and name the file that counts with --config"
+        ),
+    }
+}
+
+fn merged_crio(
+    program: &Path,
+    target: &Target,
+    file: &Path,
+    scratch: &Path,
+    runtime: Option<&Runtime>,
+) -> Result<Checked> {
+    let folder = target
+        .file
+        .parent()
+        .filter(|_| target.file != target.main)
+        .unwrap_or(Path::new("/etc/crio/crio.conf.d"));
+    let drop_ins = scratch.join("crio.conf.d");
+    fs::create_dir(&drop_ins).context("cannot make a temporary folder")?;
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten().filter(|entry| entry.path().is_file()) {
+        fs::copy(entry.path(), drop_ins.join(entry.file_name())).context("cannot copy the drop-ins")?;
+    }
+    let main = if target.file == target.main {
+        file
+    } else {
+        let name = target.file.file_name().unwrap_or_default();
+        fs::copy(file, drop_ins.join(name)).context("cannot copy the drop-in")?;
+        &target.main
+    };
+    let mut command = Command::new(program);
+    if main.exists() {
+        command.arg("--config").arg(main);
+    }
+    let output = output(command.arg("--config-dir").arg(&drop_ins).arg("config"))?;
+    ensure!(output.status.success(), "CRI-O would not take the new settings: {}", complaint(&output));
+    if let Some(runtime) = runtime {
+        refuse(crio::fault(&merged(&output)?, runtime))?;
+    }
+    Ok(Checked::By("crio config"))
+}
+
+/// podman has no check of its own; it reads all of its settings for `info`, which asks the runtime for its version.
+fn podman(program: &Path, file: Option<&Path>, scratch: &Path, runtime: Option<&Runtime>) -> Result<Checked> {
+    let mut command = Command::new(program);
+    if let Some(file) = file {
+        command.env("CONTAINERS_CONF", file);
+    }
+    // The storage of this machine is none of a check's business.
+    for (flag, name) in [("--root", "root"), ("--runroot", "run"), ("--tmpdir", "tmp")] {
+        command.arg(flag).arg(scratch.join(name));
+    }
+    command.args(["--storage-driver", "vfs", "--events-backend", "file"]);
+    if let Some(runtime) = runtime.filter(|runtime| !runtime.default) {
+        command.arg("--runtime").arg(&runtime.name);
+    }
+    let output = output(command.args(["info", "--format", "{{.Host.OCIRuntime.Path}}"]))?;
+    ensure!(output.status.success(), "podman would not take the new settings: {}", complaint(&output));
+    let path = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    if let Some(runtime) = runtime.filter(|runtime| runtime.path != path) {
+        refuse(Some(format!("podman would run {path:?} for {:?}", runtime.name)))?;
+    }
+    Ok(Checked::By("podman info"))
+}

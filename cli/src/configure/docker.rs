@@ -1,0 +1,164 @@
+//! docker: the member `runtimes` of daemon.json, and `default-runtime`.
+//!
+//! JSON has no comments, so what gave way is kept in a small file beside daemon.json, which goes with the runtime.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::Runtime;
+use super::json_text::Object;
+use super::toml_text::Mistake;
+
+/// daemon.json and what is remembered of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Files {
+    /// daemon.json; `None` is no file.
+    pub settings: Option<String>,
+    /// The file beside it: members as they were written before, and whether there was a file at all.
+    pub record: Option<String>,
+}
+
+const RUNTIMES: &str = "runtimes";
+const DEFAULT: &str = "default-runtime";
+const CREATED: &str = "created";
+/// What a new daemon.json is before the runtime comes in.
+const EMPTY: &str = "{\n}\n";
+
+/// The files with the runtime in them.
+pub fn with(files: &Files, runtime: &Runtime) -> Result<Files, Mistake> {
+    let mut record = record(files)?;
+    let old = files.settings.as_deref().unwrap_or(EMPTY);
+    if files.settings.is_none() {
+        record[CREATED] = json!(true);
+    }
+    let mut text = with_runtime(old, runtime, &mut record)?;
+    if runtime.default {
+        text = with_default(&text, runtime, &mut record)?;
+    }
+    check(old, &text, runtime)?;
+    let remembers = record.as_object().is_some_and(|record| !record.is_empty());
+    Ok(Files { settings: Some(text), record: remembers.then(|| format!("{record:#}\n")) })
+}
+
+fn with_runtime(text: &str, runtime: &Runtime, record: &mut Value) -> Result<String, Mistake> {
+    let whole = Object::whole(text)?;
+    let Some(runtimes) = whole.inner(RUNTIMES)? else {
+        return Ok(whole.with_member(RUNTIMES, &json!({ &runtime.name: { "path": runtime.path } })));
+    };
+    let Some(entry) = runtimes.inner(&runtime.name)? else {
+        if runtimes.is_empty() {
+            record[RUNTIMES] = json!(whole.raw(RUNTIMES));
+        }
+        return Ok(runtimes.with_member(&runtime.name, &json!({ "path": runtime.path })));
+    };
+    let written = entry.raw("path").and_then(|raw| serde_json::from_str::<String>(raw).ok());
+    match written {
+        Some(path) if path == runtime.path => Ok(text.to_owned()),
+        // Another installation of ours: its path is brought up to date, `runtimeArgs` and the like stay.
+        Some(path) if Path::new(&path).file_name() == Path::new(&runtime.path).file_name() => {
+            Ok(entry.with_value("path", &Value::from(runtime.path.as_str()).to_string()))
+        }
+        _ => Err(Mistake::at(
+            text,
+            runtimes.place(&runtime.name).unwrap_or(0),
+            format!(
+                "the runtime {:?} is another program already: take it out, or choose another name (--name)",
+                runtime.name
+            ),
+        )),
+    }
+}
+
+fn with_default(text: &str, runtime: &Runtime, record: &mut Value) -> Result<String, Mistake> {
+    let whole = Object::whole(text)?;
+    let name = Value::from(runtime.name.as_str());
+    match whole.raw(DEFAULT) {
+        None => Ok(whole.with_member(DEFAULT, &name)),
+        Some(raw) if is_string(raw, &runtime.name) => Ok(text.to_owned()),
+        Some(raw) => {
+            record[DEFAULT] = json!(raw);
+            Ok(whole.with_value(DEFAULT, &name.to_string()))
+        }
+    }
+}
+
+fn is_string(raw: &str, text: &str) -> bool {
+    serde_json::from_str::<String>(raw).is_ok_and(|value| value == text)
+}
+
+/// Whether the runtime is the default one.
+pub fn is_default(files: &Files, name: &str) -> bool {
+    let text = files.settings.as_deref().unwrap_or(EMPTY);
+    Object::whole(text).is_ok_and(|whole| whole.raw(DEFAULT).is_some_and(|raw| is_string(raw, name)))
+}
+
+/// The files without the runtime: as they were before, but for what others changed since.
+pub fn without(files: &Files, name: &str) -> Result<Files, Mistake> {
+    let Some(text) = &files.settings else { return Ok(Files::default()) };
+    let record = record(files)?;
+    let mut text = text.clone();
+    if is_default(files, name) {
+        let whole = Object::whole(&text)?;
+        text = match record[DEFAULT].as_str() {
+            Some(raw) => whole.with_value(DEFAULT, raw),
+            None => whole.without_member(DEFAULT),
+        };
+    }
+    let whole = Object::whole(&text)?;
+    let Some(runtimes) = whole.inner(RUNTIMES)? else {
+        return Ok(Files { settings: Some(text), record: None });
+    };
+    if runtimes.raw(name).is_some() {
+        text = runtimes.without_member(name);
+        let whole = Object::whole(&text)?;
+        if whole.inner(RUNTIMES)?.is_some_and(|runtimes| runtimes.is_empty()) {
+            text = match record[RUNTIMES].as_str() {
+                Some(raw) => whole.with_value(RUNTIMES, raw),
+                None => whole.without_member(RUNTIMES),
+            };
+        }
+    }
+    let goes = record[CREATED] == json!(true) && text == EMPTY;
+    Ok(Files { settings: (!goes).then_some(text), record: None })
+}
+
+/// What is remembered; only JSON texts are put back into daemon.json, whatever the file says.
+fn record(files: &Files) -> Result<Value, Mistake> {
+    let Some(text) = &files.record else { return Ok(json!({})) };
+    let record: Value = serde_json::from_str(text).unwrap_or_default();
+    let sound = |name: &str| match &record[name] {
+        Value::Null => true,
+        raw => raw.as_str().is_some_and(|raw| serde_json::from_str::<Value>(raw).is_ok()),
+    };
+    match record.is_object() && sound(DEFAULT) && sound(RUNTIMES) {
+        true => Ok(record),
+        false => Err(Mistake::at(
+            text,
+            0,
+            "what `gpushare configure` remembered here is damaged: delete this file, and set \"default-runtime\" by hand",
+        )),
+    }
+}
+
+/// The edit is as promised, or is not made: nothing differs but the runtime and the default.
+fn check(old: &str, new: &str, runtime: &Runtime) -> Result<(), Mistake> {
+    let rest = |text: &str| {
+        let mut value: Value = serde_json::from_str(text.trim_start_matches('\u{feff}')).unwrap_or_default();
+        let Some(members) = value.as_object_mut() else { return value };
+        if runtime.default {
+            members.shift_remove(DEFAULT);
+        }
+        if let Some(runtimes) = members.get_mut(RUNTIMES).and_then(Value::as_object_mut) {
+            runtimes.shift_remove(&runtime.name);
+            if runtimes.is_empty() {
+                members.shift_remove(RUNTIMES);
+            }
+        }
+        value
+    };
+    match rest(old) == rest(new) && !rest(new).is_null() {
+        true => Ok(()),
+        false => Err(Mistake::at(old, 0, "this file cannot be edited safely: add the runtime by hand")),
+    }
+}

@@ -1,0 +1,75 @@
+//! The node's own settings while gpushare is a default runtime: every image then runs under it, and a bundle does not say which
+//! variable came from an image and which from its user. So no variable may grant.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use gpushare_config::{Config, DEFAULT_PATH, ENVIRONMENT};
+
+use super::Engine;
+use super::file::{self, FileChange};
+
+/// What `--default` and `--remove` do to the settings, and what is to be said of it.
+pub struct Grants {
+    /// The drop-in.
+    pub change: FileChange,
+    /// For the one who typed the command.
+    pub note: Option<String>,
+}
+
+/// Turns grants by environment off for as long as `engine` has gpushare as its default.
+pub fn off(engine: Engine) -> Result<Grants> {
+    let path = drop_in(engine);
+    let before = file::read(&path)?;
+    let text = text(engine, Config::load()?.request.default_memory.is_some());
+    let note = match &before {
+        Some(there) if *there != text => {
+            return Ok(Grants {
+                change: FileChange { path: path.clone(), before: before.clone(), after: before },
+                note: Some(format!("{} was changed by hand and stays as it is", path.display())),
+            });
+        }
+        _ => format!(
+            "variables grant no GPU while gpushare is the default runtime, since an image may set them: ask by annotation \
+             (docker run --annotation, from docker 24 on), or set [request] env in a settings file read after {}",
+            path.display()
+        ),
+    };
+    Ok(Grants { change: FileChange { path, before, after: Some(text) }, note: Some(note) })
+}
+
+/// Takes the drop-in of `engine` away, unless somebody changed it.
+pub fn as_before(engine: Engine) -> Result<Grants> {
+    let path = drop_in(engine);
+    let before = file::read(&path)?;
+    let ours =
+        before.as_ref().is_none_or(|there| [true, false].map(|share| text(engine, share)).contains(there));
+    if ours {
+        return Ok(Grants { change: FileChange { path, before, after: None }, note: None });
+    }
+    let note = format!("{} was changed by hand and stays: delete it if nothing needs it", path.display());
+    Ok(Grants { change: FileChange { path, before: before.clone(), after: before }, note: Some(note) })
+}
+
+/// Whether the settings, as they are read now, let variables grant.
+pub fn grants() -> Result<bool> {
+    Ok(!Config::load()?.request.ignore_env)
+}
+
+fn drop_in(engine: Engine) -> PathBuf {
+    let main = std::env::var_os(ENVIRONMENT).filter(|path| !path.is_empty());
+    let mut folder = main.unwrap_or_else(|| OsString::from(DEFAULT_PATH));
+    folder.push(".d");
+    PathBuf::from(folder).join(format!("90-default-runtime-of-{}.toml", engine.name()))
+}
+
+/// An image's NVIDIA_VISIBLE_DEVICES gets at most the default share that the administrator set; where none is set, nothing.
+fn text(engine: Engine, default_share: bool) -> String {
+    let nvidia = if default_share { "" } else { "nvidia = \"ignore\"\n" };
+    format!(
+        "# Made by `gpushare configure {} --default`; goes with --remove. Every image runs under gpushare, and what an image\n\
+         # sets cannot be told from what its user sets: variables grant nothing.\n[request]\nenv = false\n{nvidia}",
+        engine.name()
+    )
+}

@@ -1,0 +1,229 @@
+//! The one place of `configure` that writes: whole files, by a temporary file beside them and a rename, so that the old text
+//! stands until the new one does.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::unistd::{Gid, Uid};
+
+/// No configuration is longer; in bytes.
+const LONGEST: u64 = 4 << 20;
+
+/// A file before and after; `None` is no file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileChange {
+    /// Where it is, no link.
+    pub path: PathBuf,
+    /// Its text now.
+    pub before: Option<String>,
+    /// Its text then.
+    pub after: Option<String>,
+}
+
+impl FileChange {
+    /// Whether there is anything to write.
+    pub fn changes(&self) -> bool {
+        self.before != self.after
+    }
+
+    fn reversed(&self) -> Self {
+        Self { path: self.path.clone(), before: self.after.clone(), after: self.before.clone() }
+    }
+}
+
+/// The file that is meant by `path`: where it is a link, the file it leads to, since a rename would replace the link.
+///
+/// # Errors
+/// When the link leads nowhere or the path is no regular file.
+pub fn resolve(path: &Path) -> Result<PathBuf> {
+    let Ok(metadata) = path.symlink_metadata() else { return absolute(path) };
+    let resolved = if metadata.is_symlink() {
+        path.canonicalize().with_context(|| format!("{} is a link that leads nowhere", path.display()))?
+    } else {
+        absolute(path)?
+    };
+    ensure!(resolved.is_file(), "{} is not a regular file", path.display());
+    Ok(resolved)
+}
+
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("cannot tell where {} is", path.display()))
+}
+
+/// The text of a file; `None` where there is none.
+///
+/// # Errors
+/// When it cannot be read, is longer than 4 MiB or is not UTF-8.
+pub fn read(path: &Path) -> Result<Option<String>> {
+    let named = || format!("cannot read {}", path.display());
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(named),
+        Ok(metadata) => ensure!(metadata.len() <= LONGEST, "{} is longer than 4 MiB", path.display()),
+    }
+    let bytes = fs::read(path).with_context(named)?;
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) => {
+            let valid = error.utf8_error().valid_up_to();
+            let line = error.as_bytes()[..valid].iter().filter(|byte| **byte == b'\n').count() + 1;
+            bail!("{}, line {line}: not UTF-8: save the file as UTF-8", path.display())
+        }
+    }
+}
+
+/// Writes all of `changes`, in their order, or none of them: what was written before one that fails is written back.
+///
+/// # Errors
+/// When a file cannot be written, or was changed by others since it was read.
+pub fn apply(changes: &[FileChange]) -> Result<()> {
+    for (number, change) in changes.iter().enumerate() {
+        if let Err(error) = replace(change) {
+            revert(&changes[..number]).context("and what was written before could not be taken back")?;
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Takes `changes` back, the last one first.
+///
+/// # Errors
+/// When a file cannot be written, or was changed by others since.
+pub fn revert(changes: &[FileChange]) -> Result<()> {
+    changes.iter().rev().try_for_each(|change| replace(&change.reversed()))
+}
+
+fn replace(change: &FileChange) -> Result<()> {
+    if !change.changes() {
+        return Ok(());
+    }
+    let path = &change.path;
+    match &change.after {
+        Some(text) => write(path, text, change.before.as_deref())?,
+        None => {
+            unchanged(path, change.before.as_deref())?;
+            fs::remove_file(path).with_context(|| format!("cannot delete {}", path.display()))?;
+        }
+    }
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    File::open(folder)
+        .and_then(|folder| folder.sync_all())
+        .with_context(|| format!("cannot save {}", folder.display()))
+}
+
+fn write(path: &Path, text: &str, before: Option<&str>) -> Result<()> {
+    let named = || format!("cannot write {}", path.display());
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    if before.is_none() {
+        fs::create_dir_all(folder).with_context(named)?;
+    }
+    // A name that no engine's pattern of drop-ins fits.
+    let mut file = tempfile::Builder::new()
+        .prefix(".gpushare-")
+        .suffix(".tmp")
+        .tempfile_in(folder)
+        .with_context(named)?;
+    file.write_all(text.as_bytes()).with_context(named)?;
+    dress(file.as_file(), path).with_context(named)?;
+    file.as_file().sync_all().with_context(named)?;
+    unchanged(path, before)?;
+    match before {
+        Some(_) => file.persist(path).map_err(|error| error.error).with_context(named)?,
+        None => file.persist_noclobber(path).map_err(|error| error.error).with_context(named)?,
+    };
+    Ok(())
+}
+
+/// The old file's mode and owner; a new file is everybody's to read, as engines' settings are.
+fn dress(file: &File, like: &Path) -> io::Result<()> {
+    let Ok(old) = fs::metadata(like) else { return file.set_permissions(fs::Permissions::from_mode(0o644)) };
+    let new = file.metadata()?;
+    if (new.uid(), new.gid()) != (old.uid(), old.gid()) {
+        nix::unistd::fchown(file, Some(Uid::from_raw(old.uid())), Some(Gid::from_raw(old.gid())))?;
+    }
+    file.set_permissions(fs::Permissions::from_mode(old.mode() & 0o7777))
+}
+
+fn unchanged(path: &Path, before: Option<&str>) -> Result<()> {
+    ensure!(
+        read(path)?.as_deref() == before,
+        "{} was changed by somebody else meanwhile: run the command again",
+        path.display()
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn change(path: &Path, before: Option<&str>, after: Option<&str>) -> FileChange {
+        FileChange {
+            path: path.to_path_buf(),
+            before: before.map(str::to_owned),
+            after: after.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn a_file_keeps_its_mode_and_nothing_else_appears_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        fs::write(&path, "old").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        apply(&[change(&path, Some("old"), Some("new"))]).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o640);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_link_stays_and_its_file_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        fs::write(&file, "old").unwrap();
+        symlink(&file, &link).unwrap();
+        let resolved = resolve(&link).unwrap();
+        apply(&[change(&resolved, Some("old"), Some("new"))]).unwrap();
+        assert!(link.symlink_metadata().unwrap().is_symlink());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+        symlink(folder.path().join("nowhere"), folder.path().join("dangling")).unwrap();
+        assert!(resolve(&folder.path().join("dangling")).unwrap_err().to_string().contains("leads nowhere"));
+        assert!(resolve(folder.path()).unwrap_err().to_string().contains("not a regular file"));
+    }
+
+    #[test]
+    fn when_one_file_fails_those_before_it_are_as_they_were() {
+        let folder = tempfile::tempdir().unwrap();
+        let (first, gone, second) =
+            (folder.path().join("first"), folder.path().join("gone"), folder.path().join("second"));
+        fs::write(&first, "old").unwrap();
+        fs::write(&gone, "there").unwrap();
+        fs::write(&second, "changed by others").unwrap();
+        let changes = [
+            change(&first, Some("old"), Some("new")),
+            change(&gone, Some("there"), None),
+            change(&second, Some("as it was read"), Some("new")),
+        ];
+        let error = apply(&changes).unwrap_err().to_string();
+        assert!(error.contains("somebody else"), "{error}");
+        assert_eq!(fs::read_to_string(&first).unwrap(), "old");
+        assert_eq!(fs::read_to_string(&gone).unwrap(), "there");
+        assert_eq!(fs::read_to_string(&second).unwrap(), "changed by others");
+    }
+
+    #[test]
+    fn a_text_that_is_not_utf_8_is_refused_with_its_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        fs::write(&path, b"a\nb \xff\n").unwrap();
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.ends_with("a, line 2: not UTF-8: save the file as UTF-8"), "{error}");
+    }
+}

@@ -1,0 +1,284 @@
+//! Which file an engine's runtime is written into, and what else the engine reads.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use toml::Table;
+
+use super::Engine;
+use super::{containerd, file, toml_text};
+
+const DAEMON_JSON: &str = "/etc/docker/daemon.json";
+const CONTAINERD: &str = "/etc/containerd/config.toml";
+const CRIO: &str = "/etc/crio/crio.conf";
+const CRIO_DROP_INS: &str = "/etc/crio/crio.conf.d";
+const PODMAN: [&str; 2] = ["/usr/share/containers/containers.conf", "/etc/containers/containers.conf"];
+const PODMAN_DROP_INS: &str = "/etc/containers/containers.conf.d";
+/// Read after the drop-ins of packages.
+const DROP_IN: &str = "99-gpushare";
+
+/// Distributions that bring a containerd of their own: where it is, what to edit, what to restart.
+const OWN_CONTAINERD: [(&str, &str, &str); 4] = [
+    (
+        "/var/lib/rancher/k3s/agent/etc/containerd",
+        "config.toml.tmpl (config-v3.toml.tmpl for containerd 2)",
+        "systemctl restart k3s (or k3s-agent)",
+    ),
+    (
+        "/var/lib/rancher/rke2/agent/etc/containerd",
+        "config.toml.tmpl (config-v3.toml.tmpl for containerd 2)",
+        "systemctl restart rke2-server (or rke2-agent)",
+    ),
+    (
+        "/var/snap/microk8s/current/args",
+        "containerd-template.toml",
+        "snap restart microk8s.daemon-containerd",
+    ),
+    ("/etc/k0s", "containerd.d/gpushare.toml", "systemctl restart k0sworker (or k0scontroller)"),
+];
+
+/// Where a runtime is written.
+#[derive(Debug)]
+pub struct Target {
+    /// The file to edit, no link.
+    pub file: PathBuf,
+    /// The file that the engine reads first: for containerd the one whose imports count.
+    pub main: PathBuf,
+    /// Whether the engine reads `file` by itself, so that it can be asked about it by its usual settings.
+    pub usual: bool,
+    /// What the engine reads before `file`, in its order.
+    pub others: Vec<Table>,
+    /// What makes the engine read it.
+    pub restart: Option<&'static str>,
+}
+
+/// The target: the file that was named, else the engine's usual place.
+///
+/// # Errors
+/// When several places are possible, or the one that is named is written anew by somebody else.
+pub fn find(engine: Engine, named: Option<&Path>) -> Result<Target> {
+    match engine {
+        Engine::Docker => docker(named),
+        Engine::Containerd => named.map_or_else(usual_containerd, named_containerd),
+        Engine::Crio => drop_in(named, &[CRIO], CRIO_DROP_INS, Some("systemctl restart crio")),
+        Engine::Podman => drop_in(named, &PODMAN, PODMAN_DROP_INS, None),
+    }
+}
+
+fn docker(named: Option<&Path>) -> Result<Target> {
+    let file = file::resolve(named.unwrap_or(Path::new(DAEMON_JSON)))?;
+    // dockerd takes new runtimes and another default from its file on SIGHUP (20.10); running containers stay.
+    Ok(Target {
+        main: file.clone(),
+        usual: named.is_none(),
+        file,
+        others: vec![],
+        restart: Some("systemctl reload docker"),
+    })
+}
+
+fn named_containerd(path: &Path) -> Result<Target> {
+    let file = file::resolve(path)?;
+    let own = OWN_CONTAINERD.iter().find(|(folder, ..)| file.starts_with(folder));
+    let generated = file.file_name().is_some_and(|name| name == "config.toml" || name == "containerd.toml");
+    if let Some((folder, edited, _)) = own.filter(|(folder, ..)| folder.contains("rancher") && generated) {
+        bail!("{} is written anew at every start: name the template, {folder}/{edited}", file.display());
+    }
+    let restart = own.map_or("systemctl restart containerd", |(.., restart)| *restart);
+    // A file that the usual one imports is judged by what containerd makes of both.
+    let usual = Path::new(CONTAINERD);
+    let imported = own.is_none() && file != usual && imports(usual)?.iter().any(|import| import.holds(&file));
+    let main = if imported { usual.to_path_buf() } else { file.clone() };
+    Ok(Target { file, main, usual: false, others: vec![], restart: Some(restart) })
+}
+
+/// The usual containerd, where no other is on the node. The handler goes where the tables of the CRI plugin are: containerd
+/// 1.x replaces all of a plugin's settings by those of a file that it imports, so a drop-in beside them would take them away.
+fn usual_containerd() -> Result<Target> {
+    let own: Vec<String> = OWN_CONTAINERD
+        .iter()
+        .filter(|(folder, edited, _)| folder_in_use(folder, edited))
+        .map(|(folder, edited, _)| format!("{folder}/{edited}"))
+        .collect();
+    if !own.is_empty() {
+        bail!(
+            "this node has a containerd of its distribution: name the file with --config: {}{}",
+            own.join(" or "),
+            if Path::new(CONTAINERD).exists() { format!(", or {CONTAINERD}") } else { String::new() }
+        );
+    }
+    let main = file::resolve(Path::new(CONTAINERD))?;
+    let file = containerd_file(&main)?;
+    Ok(Target { file, main, usual: true, others: vec![], restart: Some("systemctl restart containerd") })
+}
+
+fn folder_in_use(folder: &str, edited: &str) -> bool {
+    // /etc/k0s and microk8s' arguments hold other things as well.
+    let sign = match folder {
+        "/etc/k0s" => "/etc/k0s/containerd.toml".to_owned(),
+        _ if folder.contains("rancher") => folder.to_owned(),
+        _ => format!("{folder}/{edited}"),
+    };
+    Path::new(&sign).exists()
+}
+
+fn containerd_file(main: &Path) -> Result<PathBuf> {
+    if has_cri(main)?.is_none() {
+        return Ok(main.to_path_buf());
+    }
+    let imports = imports(main)?;
+    let files = || std::iter::once(main.to_path_buf()).chain(imports.iter().flat_map(Import::files));
+    for file in files() {
+        // Where the handler is already, it is brought up to date, or taken out.
+        if file::read(&file)?.is_some_and(|text| text.contains(toml_text::BEGIN)) {
+            return Ok(file);
+        }
+    }
+    let mut found = has_cri(main)?.unwrap_or(false).then(|| main.to_path_buf());
+    for file in imports.iter().flat_map(Import::files) {
+        if has_cri(&file)?.unwrap_or(false) {
+            found = Some(file);
+        }
+    }
+    let drop_in = || imports.iter().find_map(Import::drop_in);
+    Ok(found.or_else(drop_in).unwrap_or_else(|| main.to_path_buf()))
+}
+
+/// Whether a file has tables of the CRI plugin; `None` is no file.
+fn has_cri(path: &Path) -> Result<Option<bool>> {
+    let Some(text) = file::read(path)? else { return Ok(None) };
+    Ok(Some(containerd::has_cri(&values(path, &text)?)))
+}
+
+fn values(path: &Path, text: &str) -> Result<Table> {
+    toml_text::values(text).map_err(|mistake| anyhow::anyhow!("{}, {mistake}", path.display()))
+}
+
+/// An entry of containerd's `imports`: a file, or a pattern of files in one folder.
+#[derive(Clone, Debug)]
+pub struct Import {
+    folder: PathBuf,
+    pattern: String,
+}
+
+/// The imports of a containerd file, by absolute path.
+pub fn imports(main: &Path) -> Result<Vec<Import>> {
+    let Some(text) = file::read(main)? else { return Ok(vec![]) };
+    let base = main.parent().unwrap_or(Path::new("/"));
+    let imports = containerd::imports(&values(main, &text)?).into_iter().map(|entry| {
+        let path = base.join(entry);
+        let pattern = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Import { folder: path.parent().unwrap_or(base).to_path_buf(), pattern }
+    });
+    Ok(imports.collect())
+}
+
+impl Import {
+    fn fits(&self, name: &str) -> bool {
+        match self.pattern.split_once('*') {
+            None => self.pattern == name,
+            Some((start, end)) => {
+                name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end)
+            }
+        }
+    }
+
+    /// Whether the import leads to `file`.
+    pub fn holds(&self, file: &Path) -> bool {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        file.parent() == Some(&self.folder) && self.fits(&name)
+    }
+
+    /// The files that are there, in containerd's order.
+    pub fn files(&self) -> Vec<PathBuf> {
+        sorted(&self.folder, |name| self.fits(name))
+    }
+
+    fn drop_in(&self) -> Option<PathBuf> {
+        let name = format!("{DROP_IN}.toml");
+        (self.pattern.contains('*') && self.fits(&name)).then(|| self.folder.join(name))
+    }
+}
+
+fn sorted(folder: &Path, fits: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut files: Vec<PathBuf> = entries
+        .filter(|entry| fits(&entry.file_name().to_string_lossy()))
+        .map(|entry| entry.path())
+        .filter(|path| path.is_file())
+        .collect();
+    files.sort();
+    files
+}
+
+/// A file of its own in a folder of drop-ins, or the one that is named.
+fn drop_in(
+    named: Option<&Path>,
+    mains: &[&str],
+    folder: &str,
+    restart: Option<&'static str>,
+) -> Result<Target> {
+    let own = Path::new(folder).join(format!("{DROP_IN}.conf"));
+    let file = file::resolve(named.unwrap_or(&own))?;
+    let in_folder = file.parent() == Some(Path::new(folder));
+    let mut others = Vec::new();
+    if in_folder {
+        let mains = mains.iter().map(PathBuf::from);
+        let before = sorted(Path::new(folder), |name| name.ends_with(".conf"));
+        for path in mains.chain(before.into_iter().filter(|path| *path < file)) {
+            if let Some(text) = file::read(&path)? {
+                others.push(values(&path, &text)?);
+            }
+        }
+    }
+    let main = mains.last().map_or_else(|| file.clone(), PathBuf::from);
+    Ok(Target { usual: in_folder || main == file, file, main, others, restart })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target_in(main: &str, imported: &[(&str, &str)]) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        fs::write(&path, main).unwrap();
+        fs::create_dir(folder.path().join("conf.d")).unwrap();
+        for (name, text) in imported {
+            fs::write(folder.path().join("conf.d").join(name), text).unwrap();
+        }
+        let found = containerd_file(&path).unwrap();
+        found.strip_prefix(folder.path()).unwrap().to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn the_handler_goes_where_the_tables_of_the_cri_plugin_are() {
+        let cri = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = \"pause\"\n";
+        let imports = "imports = [\"conf.d/*.toml\"]\n";
+        for (main, imported, want) in [
+            ("version = 2\n".to_owned(), vec![], "config.toml"),
+            (format!("{imports}version = 2\n"), vec![], "conf.d/99-gpushare.toml"),
+            (format!("{imports}{cri}"), vec![], "config.toml"),
+            (format!("{imports}{cri}"), vec![("a.toml", "version = 2\n")], "config.toml"),
+            (format!("{imports}{cri}"), vec![("a.toml", cri), ("b.toml", cri)], "conf.d/b.toml"),
+            (format!("{imports}version = 2\n"), vec![("a.toml", cri), ("b.conf", cri)], "conf.d/a.toml"),
+            ("imports = [\"conf.d/cri.toml\"]\nversion = 2\n".to_owned(), vec![], "config.toml"),
+            (format!("{imports}{cri}"), vec![("a.toml", "# BEGIN gpushare \"gpushare\"\n")], "conf.d/a.toml"),
+        ] {
+            assert_eq!(target_in(&main, &imported), want, "{main:?} with {imported:?}");
+        }
+    }
+
+    #[test]
+    fn what_k3s_writes_anew_is_not_edited() {
+        let path = Path::new("/var/lib/rancher/k3s/agent/etc/containerd/config.toml");
+        let error = named_containerd(path).unwrap_err().to_string();
+        assert!(error.contains("config.toml.tmpl"), "{error}");
+        let template = path.with_extension("toml.tmpl");
+        assert_eq!(
+            named_containerd(&template).unwrap().restart,
+            Some("systemctl restart k3s (or k3s-agent)")
+        );
+    }
+}

@@ -1,0 +1,273 @@
+//! Settings in somebody else's TOML file, put there and taken away without touching a byte of the rest.
+//!
+//! What was there can be told from the text itself, so that taking away needs no memory of its own: new tables stand in one
+//! block between two comment lines at the end; a line within an existing table ends in a mark; a line that had to give way
+//! stays above it as a comment. Every edit is proved before it is handed out: the result parses, differs by the settings
+//! alone, and taking them away again gives the old bytes.
+
+mod insert;
+mod remove;
+
+use std::fmt;
+
+use toml::{Table, Value};
+use toml_edit::{Document, Item, TableLike};
+
+use insert::insert;
+use remove::{ours, without_block, without_elements, without_lines};
+
+/// One setting that shall hold in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// The names of the tables around the key, outermost first.
+    pub table: Vec<String>,
+    /// The key.
+    pub key: String,
+    /// What shall be there.
+    pub wanted: Wanted,
+}
+
+/// What shall be at a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// This value, as TOML text.
+    Value(String),
+    /// These strings among the elements of the list that is there.
+    Elements(Vec<String>),
+}
+
+/// What may be ours in a file, for taking it away without knowing how it was put there.
+#[derive(Clone, Debug, Default)]
+pub struct Owned {
+    /// Tables and keys that our block may hold.
+    pub paths: Vec<Vec<String>>,
+    /// Lists that may have elements of ours.
+    pub lists: Vec<Vec<String>>,
+    /// Those elements.
+    pub elements: Vec<String>,
+}
+
+/// Why a text is not edited, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistake {
+    /// Counted from 1.
+    pub line: usize,
+    /// What is wrong there, and the remedy.
+    pub message: String,
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.message)
+    }
+}
+
+impl std::error::Error for Mistake {}
+
+impl Mistake {
+    /// A mistake at a byte of `text`.
+    pub fn at(text: &str, byte: usize, message: impl Into<String>) -> Self {
+        let before = &text.as_bytes()[..byte.min(text.len())];
+        let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+        Self { line, message: message.into() }
+    }
+}
+
+/// `text` with `settings` in it. A text in which they hold already as we write them comes back as it is.
+pub fn with(text: &str, name: &str, settings: &[Setting], owned: &Owned) -> Result<String, Mistake> {
+    let plain = without(text, name, owned)?;
+    let new = insert(&plain, name, settings)?;
+    prove(&plain, &new, name, settings, owned)?;
+    // Others may have written behind our block since: where it stands does not matter.
+    Ok(if ours(text, name) == ours(&new, name) { text.to_owned() } else { new })
+}
+
+/// `text` without what [`with`] put there.
+pub fn without(text: &str, name: &str, owned: &Owned) -> Result<String, Mistake> {
+    let text = without_block(text, name, owned)?;
+    let text = without_lines(&text, name);
+    without_elements(&text, owned)
+}
+
+/// The values of a text; Go templates in it count as blanks or numbers.
+pub fn values(text: &str) -> Result<Table, Mistake> {
+    toml::from_str(&masked(text)).map_err(|error| {
+        Mistake::at(text, error.span().map_or(0, |span| span.start), error.message().replace('\n', ", "))
+    })
+}
+
+/// What is at `path`.
+pub fn value<'a>(table: &'a Table, path: &[String]) -> Option<&'a Value> {
+    let (last, tables) = path.split_last()?;
+    let mut table = table;
+    for name in tables {
+        table = table.get(name)?.as_table()?;
+    }
+    table.get(last)
+}
+
+/// The byte at which the key or table header at `path` begins.
+pub fn place(text: &str, path: &[String]) -> Option<usize> {
+    let masked = masked(text);
+    let document = Document::parse(masked.as_str()).ok()?;
+    let (last, tables) = path.split_last()?;
+    let mut table: &dyn TableLike = document.as_table();
+    for name in tables {
+        table = table.get(name)?.as_table_like()?;
+    }
+    let (key, item) = table.get_key_value(last)?;
+    item.as_table().and_then(toml_edit::Table::span).or_else(|| key.span()).map(|span| span.start)
+}
+
+/// A string as TOML.
+pub fn quoted(text: &str) -> String {
+    Value::String(text.to_owned()).to_string()
+}
+
+/// Owned names of a path.
+pub fn path<const LENGTH: usize>(names: [&str; LENGTH]) -> Vec<String> {
+    names.map(str::to_owned).to_vec()
+}
+
+/// How the first line of a block of ours begins, whatever the runtime's name.
+pub const BEGIN: &str = "# BEGIN gpushare";
+
+fn begin(name: &str) -> String {
+    format!("{BEGIN} \"{name}\"")
+}
+
+fn end(name: &str) -> String {
+    format!("# END gpushare \"{name}\"")
+}
+
+/// Ends a line of ours within a table of somebody else's.
+fn mark(name: &str) -> String {
+    format!("# set by gpushare configure for \"{name}\"")
+}
+
+/// Begins a line that had to give way to ours.
+fn former(name: &str) -> String {
+    format!("# before gpushare configure for \"{name}\": ")
+}
+
+fn newline(text: &str) -> &'static str {
+    match text.find('\n') {
+        Some(at) if text[..at].ends_with('\r') => "\r\n",
+        _ => "\n",
+    }
+}
+
+fn parse<'a>(text: &str, masked: &'a str) -> Result<Document<&'a str>, Mistake> {
+    Document::parse(masked).map_err(|error| {
+        Mistake::at(text, error.span().map_or(0, |span| span.start), error.message().replace('\n', ", "))
+    })
+}
+
+/// The table at `path`, or `None` if it is not there. A table that is written as a value cannot be added to.
+fn find<'a>(
+    text: &str,
+    document: &'a Document<&str>,
+    path: &[String],
+) -> Result<Option<&'a toml_edit::Table>, Mistake> {
+    let mut table = document.as_table();
+    for name in path {
+        table = match table.get(name) {
+            None => return Ok(None),
+            Some(Item::Table(table)) => table,
+            Some(item) => {
+                let start = item.span().map_or(0, |span| span.start);
+                let message = format!(
+                    "{} is written as a value: write it as a table of its own, [{}]",
+                    path.join("."),
+                    name
+                );
+                return Err(Mistake::at(text, start, message));
+            }
+        };
+    }
+    Ok(Some(table))
+}
+
+/// Go templates (k3s, rke2) blanked out where they stand at the beginning of a line and made numbers elsewhere, byte for byte,
+/// so that what stands around them can be parsed as TOML.
+fn masked(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find("{{") {
+        let (before, template) = rest.split_at(start);
+        let Some(end) = template.find("}}").map(|end| end + 2) else { break };
+        out.push_str(before);
+        let first = out.rsplit('\n').next().is_none_or(|line| line.trim().is_empty());
+        for (number, byte) in template.as_bytes()[..end].iter().enumerate() {
+            out.push(match (byte, number) {
+                (b'\n' | b'\r', _) => char::from(*byte),
+                _ if first => ' ',
+                // A fraction, whose digits may be as many as they like.
+                (_, 0) => '1',
+                (_, 1) => '.',
+                _ => '0',
+            });
+        }
+        rest = &template[end..];
+    }
+    out + rest
+}
+
+/// The edit is as promised, or is not made.
+fn prove(old: &str, new: &str, name: &str, settings: &[Setting], owned: &Owned) -> Result<(), Mistake> {
+    let unusual = |why: &str| {
+        let message = format!(
+            "this file is written in a form that gpushare configure cannot add to ({why}): add the runtime by hand"
+        );
+        Mistake { line: 1, message }
+    };
+    let new_values = values(new).map_err(|mistake| unusual(&mistake.message))?;
+    let holds = settings.iter().all(|setting| {
+        let path = [&setting.table[..], std::slice::from_ref(&setting.key)].concat();
+        let found = value(&new_values, &path);
+        match &setting.wanted {
+            Wanted::Value(text) => {
+                let wanted: Option<Table> = toml::from_str(&format!("x = {text}")).ok();
+                found.is_some() && found == wanted.as_ref().and_then(|table| table.get("x"))
+            }
+            Wanted::Elements(elements) => {
+                let list = found.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+                elements.iter().all(|element| list.iter().any(|value| value.as_str() == Some(element)))
+            }
+        }
+    });
+    if !holds {
+        return Err(unusual("the settings do not take hold"));
+    }
+    let mut both = [values(old)?, new_values];
+    for table in &mut both {
+        settings.iter().for_each(|setting| take(table, &setting.table, setting));
+    }
+    if both[0] != both[1] {
+        return Err(unusual("another setting would change"));
+    }
+    if without(new, name, owned)? != old {
+        return Err(unusual("the file could not be brought back"));
+    }
+    Ok(())
+}
+
+/// Takes a setting out of parsed values, and the tables that are empty without it.
+fn take(table: &mut Table, path: &[String], setting: &Setting) {
+    let Some((name, inner)) = path.split_first() else {
+        match (&setting.wanted, table.get_mut(&setting.key)) {
+            (Wanted::Elements(elements), Some(Value::Array(list))) => {
+                list.retain(|value| !elements.iter().any(|element| value.as_str() == Some(element.as_str())));
+            }
+            _ => {
+                table.remove(&setting.key);
+            }
+        }
+        return;
+    };
+    let Some(Value::Table(next)) = table.get_mut(name) else { return };
+    take(next, inner, setting);
+    if next.is_empty() {
+        table.remove(name);
+    }
+}
