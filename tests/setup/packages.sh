@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the distribution's packages that the demo and the tests run: low-level runtimes, a docker daemon, podman, a static busybox, Python.
+# Installs the distribution's packages that the demo and the tests run: low-level runtimes, engines, a static busybox, Python.
 # Quick and silent when nothing is missing. Exit 3: not root, or no apt on this machine.
 set -eu
 
@@ -11,6 +11,7 @@ containerd      /usr/bin/containerd
 docker.io       /usr/sbin/dockerd /usr/bin/dockerd
 docker-cli      /usr/bin/docker
 podman          /usr/bin/podman
+conmon          /usr/bin/conmon
 busybox-static
 util-linux      /usr/bin/unshare
 mount           /usr/bin/mount /bin/mount

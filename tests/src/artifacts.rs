@@ -113,6 +113,12 @@ impl Installed {
         self.root().join("usr/local/bin/gpushare-runtime")
     }
 
+    /// The installed command line.
+    #[must_use]
+    pub fn cli(&self) -> PathBuf {
+        self.root().join("usr/local/bin/gpushare")
+    }
+
     /// The folder that stands for the machine's root.
     #[must_use]
     pub fn root(&self) -> &Path {
