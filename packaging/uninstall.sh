@@ -19,6 +19,16 @@ if [ -z "$destdir" ] && [ "${FORCE:-0}" != 1 ] && [ -x "$root/bin/gpushare" ]; t
     }
 fi
 
+# An engine that still names the runtime could start none of its containers, nor stop those that it has.
+if [ -z "$destdir" ] && [ "${FORCE:-0}" != 1 ] && [ -x "$root/bin/gpushare" ]; then
+    for engine in docker containerd crio podman; do
+        if "$root/bin/gpushare" configure "$engine" --remove --dry-run --json 2>/dev/null | grep -q '"changed": true'; then
+            echo "uninstall.sh: $engine still has the runtime: run \`gpushare configure $engine --remove\` first, or say FORCE=1" >&2
+            exit 1
+        fi
+    done
+fi
+
 # Units that run or are enabled would run on without their files.
 if [ -z "$destdir" ] && [ -d /run/systemd/system ]; then
     systemctl disable --now gpushare-meter.service gpushare-sweep.timer gpushare-system.service 2>/dev/null || true
@@ -40,4 +50,4 @@ rmdir "$destdir/etc/gpushare/gpushare.toml.d" "$destdir/etc/gpushare" "$root/lib
 # Engines would offer devices whose hook is gone.
 [ -n "$destdir" ] || rm -f /var/run/cdi/gpushare-share.json /var/run/cdi/gpushare-gpu.json
 [ ! -e "$settings" ] || echo "kept $settings: it was changed"
-[ -n "$destdir" ] || echo "take the runtime \"gpushare\" out of the engines' settings as well (/etc/docker/daemon.json)"
+[ -n "$destdir" ] || echo "engines whose settings are elsewhere may still name the runtime \"gpushare\": take it out there"
