@@ -18,6 +18,6 @@ mod update;
 pub use holder::{Holder, HolderError, cgroup_of};
 pub use lease::{BadContainerId, Grant, Lease, LeaseKey, LeaseState, PastLease, ReleaseReason};
 pub use place::{Admission, GpuLoad, Placement, Refusal, find_gpu, place};
-pub use state::{StateError, StateFolder};
+pub use state::{StateError, StateFolder, is_rootless};
 pub use store::{Loads, Reservation, ReserveError, Store, StoreError, UpdateError};
 pub use update::Change;
