@@ -58,6 +58,11 @@ impl Holder {
         self.process_is_gone() && self.cgroup.as_deref().is_none_or(|cgroup| !populated(cgroup))
     }
 
+    /// Whether the holding process itself, not merely one of its container, lives.
+    pub fn lives(&self) -> bool {
+        !self.process_is_gone()
+    }
+
     /// Whether the living process `pid`, whose cgroup is `cgroup`, is one of this container. A container without a cgroup of
     /// its own is told by its pid namespace.
     pub fn contains(&self, pid: i32, cgroup: &Path) -> bool {

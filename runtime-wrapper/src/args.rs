@@ -55,6 +55,8 @@ pub struct Args {
     pub bundle: PathBuf,
     /// crun's `--config`: another file in place of config.json.
     pub config: Option<PathBuf>,
+    /// `--force` of `delete`.
+    pub force: bool,
     /// The container's id.
     pub id: Option<String>,
 }
@@ -83,6 +85,7 @@ impl Args {
             log_json: path(&global, &["--log-format"]).is_some_and(|format| format == Path::new("json")),
             bundle: path(&own, &["--bundle", "-b"]).unwrap_or_else(|| PathBuf::from(".")),
             config: path(&own, &["--config", "-f"]),
+            force: command == Command::Delete && behind.iter().any(|word| word == "--force" || word == "-f"),
             id: positional.first().map(|id| id.to_string_lossy().into_owned()),
         }
     }
@@ -154,7 +157,11 @@ mod tests {
         let podman = parse("--log-format=json --log /l create --bundle /b --pid-file /p abc");
         assert_eq!((podman.command, podman.log_json, podman.root), (Command::Create, true, None));
         let delete = parse("--root /r --log /l --log-format json delete --force abc");
-        assert_eq!((delete.command, delete.id.unwrap()), (Command::Delete, "abc".to_owned()));
+        assert_eq!(
+            (delete.command, delete.force, delete.id.unwrap()),
+            (Command::Delete, true, "abc".to_owned())
+        );
+        assert!(parse("delete -f abc").force && !parse("delete abc").force);
         assert_eq!(parse("delete -f abc").id.unwrap(), "abc");
         assert_eq!(parse("--debug run -d --keep abc").id.unwrap(), "abc");
         assert_eq!(parse("--debug run abc").bundle, Path::new("."));

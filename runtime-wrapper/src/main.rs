@@ -8,6 +8,7 @@ mod args;
 mod create;
 mod delete;
 mod exec;
+mod orphan;
 mod report;
 
 use std::convert::Infallible;

@@ -1,0 +1,61 @@
+//! A container that its low-level runtime does not know.
+//!
+//! A runtime that is killed after it ran the hooks and before it wrote down what it had made leaves an init that waits for
+//! `start` for ever and holds its lease; the `delete --force` that engines call then finds no container and does nothing.
+
+use std::env;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gpushare_quota::{Holder, Lease, LeaseState};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::args::Args;
+
+/// What a runtime writes down in the container's folder below its root: crun the first, runc and youki the second.
+const RECORDS: [&str; 2] = ["status", "state.json"];
+/// As long as the kernel may take to end what was killed.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// Ends the container of `lease` if `runtime` does not know it: what `delete --force` does to those that it knows.
+pub fn end(lease: &Lease, args: &Args, runtime: &Path) {
+    let id = Path::new(&lease.key.container);
+    let known = roots(args, runtime).iter().any(|root| is_recorded(&root.join(id)));
+    if lease.state != LeaseState::Active || known || !lease.holder.lives() {
+        return;
+    }
+    tracing::warn!(container = %lease.key, pid = lease.holder.pid, "ending a container that its runtime does not know");
+    // It may end by itself at this moment.
+    let _ = kill(Pid::from_raw(lease.holder.pid), Signal::SIGKILL);
+    await_end(&lease.holder);
+}
+
+fn await_end(holder: &Holder) {
+    let start = Instant::now();
+    while !holder.is_gone() && start.elapsed() < DEADLINE {
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The runtime roots in which the container could be: the one that the engine names, else the runtime's own choices.
+fn roots(args: &Args, runtime: &Path) -> Vec<PathBuf> {
+    if let Some(root) = &args.root {
+        return vec![root.clone()];
+    }
+    let name = runtime.file_name().unwrap_or_default();
+    let folders = [Some(PathBuf::from("/run")), env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)];
+    folders.into_iter().flatten().map(|folder| folder.join(name)).collect()
+}
+
+/// Whether there is a record, or nobody can tell.
+fn is_recorded(folder: &Path) -> bool {
+    RECORDS.iter().any(|name| !is_absent(&folder.join(name)))
+}
+
+fn is_absent(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+}
