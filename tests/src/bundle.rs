@@ -94,6 +94,16 @@ impl Bundle {
         &self.id
     }
 
+    /// The process id of the container's init on the host, as `create` wrote it.
+    ///
+    /// # Panics
+    /// When the runtime did not write it.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        let text = fs::read_to_string(self.path().join("init.pid")).expect("create wrote the pid file");
+        text.trim().parse().expect("the pid file holds a number")
+    }
+
     /// The bundle's folder.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -164,6 +174,13 @@ impl Bundle {
     pub fn set(mut self, pointer: &str, value: Value) -> Self {
         let (parent, name) = pointer.rsplit_once('/').expect("a pointer begins with a slash");
         self.spec.pointer_mut(parent).expect("the spec has the parent")[name] = value;
+        self.written()
+    }
+
+    /// Changes anything else of config.json.
+    #[must_use]
+    pub fn edit(mut self, change: impl FnOnce(&mut Value)) -> Self {
+        change(&mut self.spec);
         self.written()
     }
 

@@ -1,51 +1,88 @@
-//! A private docker: a containerd and a dockerd of their own, with all their files in a temporary folder. Only what was started
-//! here is stopped; a docker that serves this machine is never touched.
+//! A private docker: a containerd and a dockerd of their own, with all their files in a temporary folder.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::time::Duration;
+use std::process::Command;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::json;
 
 use crate::command::{self, Outcome};
+use crate::containerd::{Containerd, WITHOUT_CRI};
+use crate::daemon::Daemon;
+pub use crate::image::IMAGE;
 use crate::scratch::Scratch;
+use crate::view::View;
 
 /// Where Debian's dockerd is, then docker's own.
 pub const DOCKERD: &[&str] = &["/usr/sbin/dockerd", "/usr/bin/dockerd"];
-/// The image that [`Docker::start`] imports.
-pub const IMAGE: &str = "gpushare-test:1";
-const STARTS_WITHIN: Duration = Duration::from_secs(60);
+/// The host's user and group ids of a container's root under `userns-remap`.
+pub const REMAPPED: u32 = 300_000;
+/// Who owns them: a user whose group has the same name, as docker wants it, and who runs nothing.
+const REMAPPED_USER: &str = "daemon";
+
+/// The file in [`Docker::folder`] that the stand-in for NVIDIA's hook makes when it is run.
+pub const NVIDIA_HOOK_RAN: &str = "nvidia-hook-ran";
+
+/// What a private docker is told beside its runtime.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Whether gpushare is the default runtime too.
+    pub by_default: bool,
+    /// Whether every container has a user namespace (`userns-remap`).
+    pub remapped: bool,
+    /// The cgroups that its runtimes find.
+    pub view: View,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { by_default: false, remapped: false, view: View::AsItIs }
+    }
+}
 
 /// A running private docker; stopped on drop, with every container that it ran.
 #[derive(Debug)]
 pub struct Docker {
-    // The order is that of dropping: dockerd stops before containerd, and their folder goes last.
+    // The order is that of dropping: dockerd stops before containerd, whose folder holds all files.
     dockerd: Daemon,
-    containerd: Daemon,
-    scratch: Scratch,
+    settings: Settings,
+    containerd: Containerd,
 }
 
 impl Docker {
-    /// Starts containerd and dockerd with `wrapper` as the runtime `gpushare`, working under the settings file `config`, and imports
+    /// Starts containerd and dockerd with `wrapper` as the runtime `gpushare`, working under the settings file `config`, and loads
     /// [`IMAGE`], which has the CUDA client. With `by_default`, gpushare is the default runtime too.
     ///
     /// # Panics
     /// When a daemon does not come up; its log is in the message.
     #[must_use]
     pub fn start(wrapper: &Path, config: &Path, by_default: bool) -> Self {
-        let scratch = Scratch::new("docker");
-        let containerd = start_containerd(&scratch, config);
-        let dockerd = start_dockerd(&scratch, wrapper, config, by_default);
-        let docker = Self { dockerd, containerd, scratch };
-        docker.import_image();
-        docker
+        Self::with(wrapper, config, Settings { by_default, ..Settings::default() })
     }
 
-    fn import_image(&self) {
-        self.import(IMAGE, crate::image::with_probe, &["ENV PATH=/bin"]);
+    /// As [`Docker::start`], with further settings.
+    ///
+    /// # Panics
+    /// As [`Docker::start`].
+    #[must_use]
+    pub fn with(wrapper: &Path, config: &Path, settings: Settings) -> Self {
+        let containerd = Containerd::start(config, settings.view, WITHOUT_CRI);
+        let scratch = containerd.scratch();
+        // Containers must outlive the daemon for a test to see how it finds them again; user namespaces exclude that.
+        let mut daemon =
+            json!({"runtimes": {"gpushare": {"path": wrapper}}, "live-restore": !settings.remapped});
+        if settings.by_default {
+            daemon["default-runtime"] = json!("gpushare");
+        }
+        scratch.file("daemon.json", daemon.to_string());
+        scratch.file("subordinate", format!("{REMAPPED_USER}:{REMAPPED}:65536\n"));
+        nvidias_hook(scratch);
+        let dockerd = start_dockerd(&containerd, settings);
+        let archive = crate::image::archive(scratch);
+        let docker = Self { dockerd, settings, containerd };
+        let _ = docker.call(&["load", "--input", &archive.to_string_lossy()]).expect_success("docker load");
+        docker
     }
 
     /// Imports the root that `fill` lays out as the image `name`, with `changes` in the words of a Dockerfile.
@@ -53,9 +90,9 @@ impl Docker {
     /// # Panics
     /// When docker refuses it.
     pub fn import(&self, name: &str, fill: impl FnOnce(&Path), changes: &[&str]) {
-        let root = tempfile::tempdir_in(self.scratch.path()).expect("a folder for the image can be made");
+        let root = tempfile::tempdir_in(self.folder()).expect("a folder for the image can be made");
         fill(root.path());
-        let archive = self.scratch.path().join("image.tar");
+        let archive = self.folder().join("image.tar");
         let _ =
             command::run(Command::new("tar").arg("-C").arg(root.path()).arg("-cf").arg(&archive).arg("."))
                 .expect_success("tar of the image");
@@ -65,20 +102,31 @@ impl Docker {
         let _ = self.call(&words).expect_success("docker import");
     }
 
+    /// The folder of all files of this docker.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.containerd.scratch().path()
+    }
+
+    /// The address of its daemon, as `DOCKER_HOST` takes it.
+    #[must_use]
+    pub fn address(&self) -> String {
+        address(&self.containerd)
+    }
+
+    /// The containerd below it.
+    #[must_use]
+    pub fn containerd(&self) -> &Containerd {
+        &self.containerd
+    }
+
     /// `docker ARGS...`, to its end.
     ///
     /// # Panics
     /// When it does not end.
     #[must_use]
     pub fn call(&self, args: &[&str]) -> Outcome {
-        let mut docker = Command::new("/usr/bin/docker");
-        docker.arg("--host").arg(address(&self.scratch)).args(args);
-        // The user's contexts and credentials are none of ours.
-        docker
-            .env("DOCKER_CONFIG", self.scratch.path())
-            .env_remove("DOCKER_HOST")
-            .env_remove("DOCKER_CONTEXT");
-        command::run(&mut docker)
+        command::run(client(&self.containerd).args(args))
     }
 
     /// `docker run FLAGS... IMAGE ARGS...` without a network.
@@ -120,7 +168,22 @@ impl Docker {
     /// The shims of this docker's containerd.
     #[must_use]
     pub fn shims(&self) -> Vec<i32> {
-        processes_naming(&socket(&self.scratch), "containerd-shim")
+        self.containerd.shims()
+    }
+
+    /// SIGKILL to dockerd; its containers go on, since it is told `live-restore`.
+    pub fn kill_daemon(&mut self) {
+        self.dockerd.kill();
+        // A dockerd that was killed leaves its file, and another process may have its number by now.
+        let _ = fs::remove_file(self.folder().join("docker.pid"));
+    }
+
+    /// Starts dockerd again after [`Docker::kill_daemon`], on the state that it left.
+    ///
+    /// # Panics
+    /// When it does not come up; its log is in the message.
+    pub fn start_daemon_again(&mut self) {
+        self.dockerd = start_dockerd(&self.containerd, self.settings);
     }
 }
 
@@ -131,115 +194,64 @@ impl Drop for Docker {
         if !containers.is_empty() {
             let _ = self.call(&[&["rm", "--force"], &containers[..]].concat());
         }
-        self.dockerd.stop();
-        self.containerd.stop();
-        for shim in self.shims() {
-            // A shim outlives its containerd by design; it may just have ended.
-            let _ = kill(Pid::from_raw(shim), Signal::SIGKILL);
-        }
     }
 }
 
-/// A daemon started here; stopped on drop.
-#[derive(Debug)]
-struct Daemon(Child);
-
-impl Daemon {
-    fn stop(&mut self) {
-        let Ok(pid) = i32::try_from(self.0.id()) else { return };
-        if self.0.try_wait().is_ok_and(|status| status.is_some()) {
-            return;
-        }
-        // It may have ended since.
-        let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
-        if command::wait(&mut self.0, Duration::from_secs(20)).is_none() {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
+fn address(containerd: &Containerd) -> String {
+    format!("unix://{}", containerd.scratch().path().join("docker.sock").display())
 }
 
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        self.stop();
-    }
+fn client(containerd: &Containerd) -> Command {
+    let mut docker = Command::new("/usr/bin/docker");
+    docker.arg("--host").arg(address(containerd));
+    // The user's contexts and credentials are none of ours.
+    docker
+        .env("DOCKER_CONFIG", containerd.scratch().path())
+        .env_remove("DOCKER_HOST")
+        .env_remove("DOCKER_CONTEXT");
+    docker
 }
 
-fn socket(scratch: &Scratch) -> PathBuf {
-    scratch.path().join("containerd.sock")
-}
-
-fn address(scratch: &Scratch) -> String {
-    format!("unix://{}", scratch.path().join("docker.sock").display())
-}
-
-/// A daemon's command with an environment in which it finds its parts, and the runtime its settings.
-fn daemon(program: &str, config: &Path) -> Command {
-    let mut command = Command::new(program);
-    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("GPUSHARE_CONFIG", config);
-    command
-}
-
-fn start_containerd(scratch: &Scratch, config: &Path) -> Daemon {
-    let base = scratch.path().display();
-    let settings = format!(
-        "version = 2\nroot = \"{base}/containerd-root\"\nstate = \"{base}/containerd-state\"\n\
-         disabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n\
-         [grpc]\naddress = \"{base}/containerd.sock\"\n\
-         [plugins.\"io.containerd.internal.v1.opt\"]\npath = \"{base}/opt\"\n"
-    );
-    let settings = scratch.file("containerd.toml", settings);
-    let logs = scratch.folder("containerd-log");
-    let mut containerd = daemon("/usr/bin/containerd", config);
-    let child = command::spawn(containerd.arg("--config").arg(settings), &logs);
-    let socket = socket(scratch);
-    assert!(command::eventually(STARTS_WITHIN, || socket.exists()), "containerd: {}", log(&logs));
-    Daemon(child)
-}
-
-fn start_dockerd(scratch: &Scratch, wrapper: &Path, config: &Path, by_default: bool) -> Daemon {
-    let mut settings = json!({"runtimes": {"gpushare": {"path": wrapper}}});
-    if by_default {
-        settings["default-runtime"] = json!("gpushare");
-    }
-    let settings = scratch.file("daemon.json", settings.to_string());
-    let logs = scratch.folder("dockerd-log");
+fn start_dockerd(containerd: &Containerd, settings: Settings) -> Daemon {
+    let scratch = containerd.scratch();
     let program =
         DOCKERD.iter().find(|path| Path::new(path).exists()).expect("dockerd was looked for before");
-    let mut dockerd = daemon(program, config);
-    dockerd.arg("--config-file").arg(settings).arg("--host").arg(address(scratch));
+    let mut dockerd =
+        if settings.remapped { remapped(containerd, program) } else { containerd.beside(program) };
+    // docker offers --gpus only if it finds NVIDIA's hook when it starts.
+    let hooks = scratch.path().join("hooks");
+    dockerd.env("PATH", format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", hooks.display()));
+    dockerd.arg("--config-file").arg(scratch.path().join("daemon.json"));
+    dockerd.arg("--host").arg(address(containerd));
     for (flag, name) in [("--data-root", "data"), ("--exec-root", "exec"), ("--pidfile", "docker.pid")] {
         dockerd.arg(flag).arg(scratch.path().join(name));
     }
-    dockerd.arg("--containerd").arg(socket(scratch));
+    dockerd.arg("--containerd").arg(containerd.socket());
     dockerd.args(["--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver", "vfs"]);
-    let mut child = command::spawn(&mut dockerd, &logs);
-    let mut client = Command::new("/usr/bin/docker");
-    client.arg("--host").arg(address(scratch)).arg("version").env("DOCKER_CONFIG", scratch.path());
-    let answers = command::eventually(STARTS_WITHIN, || {
-        command::run(&mut client).success() || child.try_wait().is_ok_and(|status| status.is_some())
-    });
-    let alive = child.try_wait().is_ok_and(|status| status.is_none());
-    let daemon = Daemon(child);
-    assert!(answers && alive, "dockerd: {}", log(&logs));
-    daemon
+    let mut version = client(containerd);
+    version.arg("version");
+    Daemon::start(&mut dockerd, &scratch.folder("dockerd-log"), || command::run(&mut version).success())
 }
 
-fn log(folder: &Path) -> String {
-    fs::read_to_string(folder.join("stderr")).unwrap_or_default()
+/// A stand-in for NVIDIA's hook, which leaves a mark.
+fn nvidias_hook(scratch: &Scratch) {
+    let folder = scratch.folder("hooks");
+    let text = format!("#!/bin/sh\n: >'{}'\n", scratch.path().join(NVIDIA_HOOK_RAN).display());
+    let hook = folder.join("nvidia-container-runtime-hook");
+    fs::write(&hook, text).expect("a file of one's own folder can be written");
+    fs::set_permissions(hook, fs::Permissions::from_mode(0o755))
+        .expect("the mode of one's own file can be set");
 }
 
-/// The processes whose command line holds `path` and whose program's name starts with `program`.
-fn processes_naming(path: &Path, program: &str) -> Vec<i32> {
-    let wanted = path.as_os_str().as_encoded_bytes();
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter(|pid: &i32| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let mut words = line.split(|&byte| byte == 0);
-            let named = words.next().is_some_and(|first| String::from_utf8_lossy(first).contains(program));
-            named && words.any(|word| word.starts_with(wanted))
-        })
-        .collect()
+/// A dockerd that maps the containers' users to those of [`REMAPPED_USER`]; the machine's own lists stay as they are.
+fn remapped(containerd: &Containerd, program: &str) -> Command {
+    let list: PathBuf = containerd.scratch().path().join("subordinate");
+    let bind = format!(
+        "mount --bind '{0}' /etc/subuid && mount --bind '{0}' /etc/subgid && exec \"$@\"",
+        list.display()
+    );
+    let mut command = containerd.beside("/usr/bin/unshare");
+    command.args(["--mount", "--propagation", "private", "/bin/sh", "-c", &bind, "sh", program]);
+    command.arg(format!("--userns-remap={REMAPPED_USER}"));
+    command
 }

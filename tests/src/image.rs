@@ -7,11 +7,19 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde_json::json;
+
 use crate::distribution::copy;
+use crate::scratch::Scratch;
 use crate::{artifacts, command};
 
 /// A busybox that needs no shared library.
 pub const BUSYBOX: &str = "/bin/busybox";
+
+/// The image of [`archive`] whose containers are asked for by name.
+pub const IMAGE: &str = "localhost/gpushare-test:1";
+/// The image of [`archive`] that only waits, for the sandbox of a pod.
+pub const PAUSE: &str = "localhost/gpushare-pause:1";
 
 const APPLETS: &[&str] =
     &["sh", "sleep", "true", "false", "cat", "ls", "id", "echo", "dd", "mount", "env", "grep", "ps", "kill"];
@@ -55,6 +63,41 @@ pub fn with_client(root: &Path) {
     for library in libraries_of(&client) {
         copy(&library, &container_path(root, &library));
     }
+}
+
+/// Writes an archive with [`IMAGE`], which is [`with_probe`], and [`PAUSE`] into `scratch`, in the form of `docker save`, which all
+/// engines load; its path.
+pub fn archive(scratch: &Scratch) -> PathBuf {
+    let (root, parts) = (scratch.folder("image/root"), scratch.folder("image/parts"));
+    with_probe(&root);
+    let layer = parts.join("layer.tar");
+    tar(&layer, &root, &["."]);
+    let sum = command::run(Command::new("sha256sum").arg(&layer)).expect_success("sha256sum").stdout;
+    let digest = format!("sha256:{}", sum.split_whitespace().next().unwrap_or_default());
+    let mut manifest = Vec::new();
+    for (name, tag, program) in [
+        ("image.json", IMAGE, ["/bin/sh", "-c", ":"]),
+        ("pause.json", PAUSE, ["/bin/sh", "-c", "exec sleep 1000000"]),
+    ] {
+        let image = json!({
+            "architecture": "amd64", "os": "linux",
+            "config": {"Env": ["PATH=/bin"], "Cmd": program},
+            "rootfs": {"type": "layers", "diff_ids": [digest]}
+        });
+        fs::write(parts.join(name), image.to_string()).expect("a file of the archive can be written");
+        manifest.push(json!({"Config": name, "RepoTags": [tag], "Layers": ["layer.tar"]}));
+    }
+    fs::write(parts.join("manifest.json"), json!(manifest).to_string())
+        .expect("a file of the archive can be written");
+    let archive = scratch.path().join("image.tar");
+    tar(&archive, &parts, &["manifest.json", "image.json", "pause.json", "layer.tar"]);
+    archive
+}
+
+fn tar(archive: &Path, folder: &Path, names: &[&str]) {
+    let mut tar = Command::new("tar");
+    tar.arg("--create").arg("--file").arg(archive).arg("--directory").arg(folder);
+    let _ = command::run(tar.args(["--owner=0", "--group=0"]).args(names)).expect_success("tar of the image");
 }
 
 /// Everything that `program` is linked with, and what else of the C library the driver's files are linked with.

@@ -7,6 +7,8 @@
 pub mod artifacts;
 pub mod bundle;
 pub mod command;
+pub mod containerd;
+pub mod daemon;
 pub mod distribution;
 pub mod docker;
 pub mod hooked;
@@ -21,4 +23,5 @@ pub mod python;
 mod rlimit;
 pub mod runtime;
 pub mod scratch;
+pub mod view;
 pub mod watched;

@@ -14,8 +14,14 @@ pub enum Need {
     Crun,
     /// containerd, dockerd and the docker client, by absolute path: the one in PATH may be foreign.
     Docker,
-    /// podman and conmon, by absolute path.
+    /// containerd and its command line, by absolute path.
+    Containerd,
+    /// docker-compose at its Debian path.
+    Compose,
+    /// podman and conmon at their Debian paths.
     Podman,
+    /// The programs that map an ordinary user's subordinate ids.
+    SubordinateIds,
     /// A busybox without shared libraries.
     Busybox,
     /// curl, as a program that has nothing to do with a GPU.
@@ -42,11 +48,16 @@ impl Need {
             Self::Crun => absent(&[crate::runtime::CRUN], packages),
             Self::Busybox => absent(&[crate::image::BUSYBOX], packages),
             Self::Docker => absent(&["/usr/bin/docker"], packages)
-                .or_else(|| absent(&["/usr/bin/containerd"], packages))
+                .or_else(|| Self::Containerd.missing())
                 .or_else(|| absent(crate::docker::DOCKERD, packages)),
+            Self::Containerd => {
+                absent(&["/usr/bin/containerd"], packages).or_else(|| absent(&["/usr/bin/ctr"], packages))
+            }
+            Self::Compose => absent(&["/usr/bin/docker-compose"], packages),
             Self::Podman => {
                 absent(&["/usr/bin/podman"], packages).or_else(|| absent(&["/usr/bin/conmon"], packages))
             }
+            Self::SubordinateIds => absent(&["/usr/bin/newuidmap"], packages),
             Self::Curl => absent(&["/usr/bin/curl"], packages),
             Self::Python => (!crate::python::interpreter().exists())
                 .then(|| "no Python environment: run tests/setup/python.sh".to_owned()),

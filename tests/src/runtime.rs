@@ -1,6 +1,6 @@
 //! The wrapper as containerd's shim calls it, in front of a real low-level runtime; and the containers it made.
 //!
-//! crun refuses a machine where cgroup v1 and v2 are mixed, so there it runs in a private mount namespace that shows v1 only.
+//! crun refuses a machine where cgroup v1 and v2 are mixed, so there it runs in a view that shows v1 only.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -17,6 +17,7 @@ use crate::bundle::Bundle;
 use crate::command::{self, Outcome};
 use crate::node::SimulatedNode;
 use crate::scratch::Scratch;
+use crate::view::{self, Namespace, View};
 
 /// Where Debian's runc is.
 pub const RUNC: &str = "/usr/bin/runc";
@@ -45,6 +46,15 @@ impl LowLevel {
         }
     }
 
+    /// The cgroups that it accepts.
+    #[must_use]
+    pub fn view(self) -> View {
+        match self {
+            Self::Runc => View::AsItIs,
+            Self::Crun => View::Unmixed,
+        }
+    }
+
     /// The settings that make it the wrapper's low-level runtime.
     #[must_use]
     pub fn settings(self) -> String {
@@ -57,7 +67,9 @@ impl LowLevel {
 pub struct Runtime {
     scratch: Scratch,
     program: PathBuf,
-    low_level: LowLevel,
+    view: View,
+    /// Where all its calls are made, if not each in a view of its own.
+    namespace: Option<Namespace>,
     config: PathBuf,
     /// A folder that this runtime finds empty.
     hidden: Option<PathBuf>,
@@ -77,7 +89,8 @@ impl Runtime {
         Self {
             scratch: Scratch::new("runtime"),
             program: artifacts::wrapper(),
-            low_level,
+            view: low_level.view(),
+            namespace: None,
             config: config.to_owned(),
             hidden: None,
         }
@@ -97,7 +110,8 @@ impl Runtime {
         Self {
             scratch: Scratch::new("runtime"),
             program: PathBuf::from(low_level.program()),
-            low_level,
+            view: low_level.view(),
+            namespace: None,
             config: PathBuf::new(),
             hidden: None,
         }
@@ -107,6 +121,24 @@ impl Runtime {
     #[must_use]
     pub fn through(program: &Path, low_level: LowLevel, config: &Path) -> Self {
         Self { program: program.to_owned(), config: config.to_owned(), ..Self::bare(low_level) }
+    }
+
+    /// The folder of this runtime's own files, its root included.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// This runtime, in another view of the cgroups: one mount namespace for all its calls, as an engine has it.
+    #[must_use]
+    pub fn in_view(self, view: View) -> Self {
+        Self { view, namespace: view.keep(), ..self }
+    }
+
+    /// A process in the mount namespace in which its calls are made.
+    #[must_use]
+    pub fn mounts_of(&self) -> u32 {
+        self.namespace.as_ref().map_or_else(std::process::id, Namespace::pid)
     }
 
     /// The runtime root, `--root`.
@@ -123,7 +155,7 @@ impl Runtime {
 
     /// A call of this runtime with the flags of containerd's shim before `args`, not yet started.
     pub fn command<S: AsRef<OsStr>>(&self, log: &Path, args: impl IntoIterator<Item = S>) -> Command {
-        let mut command = self.in_a_view_it_accepts();
+        let mut command = self.in_its_view();
         command
             .arg("--root")
             .arg(self.root())
@@ -135,18 +167,15 @@ impl Runtime {
         command
     }
 
-    fn in_a_view_it_accepts(&self) -> Command {
-        let mixed = self.low_level == LowLevel::Crun && Path::new("/sys/fs/cgroup/unified").is_dir();
-        let view = match &self.hidden {
-            None if !mixed => return Command::new(&self.program),
-            None => "umount /sys/fs/cgroup/unified".to_owned(),
-            Some(folder) => format!("mount -t tmpfs none '{}'", folder.display()),
-        };
-        // Each program executes the next, so the process id stays that of the wrapper.
-        let mut command = Command::new("/usr/bin/unshare");
-        command.args(["--mount", "--propagation", "private", "/bin/sh", "-c"]);
-        command.arg(format!("{view} && exec \"$@\"")).arg("sh").arg(&self.program);
-        command
+    fn in_its_view(&self) -> Command {
+        match (&self.hidden, &self.namespace) {
+            (None, Some(namespace)) => view::beside(namespace.pid(), self.program.as_os_str()),
+            (None, None) => self.view.command(self.program.as_os_str()),
+            (Some(folder), _) => {
+                let hide = format!("mount -t tmpfs none '{}'", folder.display());
+                view::prepared(&hide, self.program.as_os_str())
+            }
+        }
     }
 
     fn create_command(&self, bundle: &Bundle) -> Command {
@@ -224,6 +253,25 @@ impl Runtime {
         command::run(self.command(&log, args).arg(id))
     }
 
+    /// `exec ID ARGS...`, to its end.
+    ///
+    /// # Panics
+    /// When the call does not end.
+    #[must_use]
+    pub fn exec(&self, id: &str, args: &[&str]) -> Outcome {
+        let log = self.scratch.path().join("exec.json");
+        command::run(self.command(&log, ["exec", id]).args(args))
+    }
+
+    /// The word that `state` gives: `created`, `running`, `paused`, `stopped`; `None` when the runtime does not know the
+    /// container.
+    #[must_use]
+    pub fn status(&self, id: &str) -> Option<String> {
+        let outcome = self.call(&["state"], id);
+        let state: Value = serde_json::from_str(&outcome.stdout).ok()?;
+        state["status"].as_str().map(str::to_owned)
+    }
+
     /// Starts a call and does not wait for it: for tests that kill it.
     ///
     /// # Panics
@@ -288,6 +336,11 @@ pub struct Container<'t> {
 }
 
 impl Container<'_> {
+    /// Leaves the container to the caller, who deletes it.
+    pub fn leave(self) {
+        std::mem::forget(self);
+    }
+
     /// The container's id.
     #[must_use]
     pub fn id(&self) -> &str {
@@ -308,9 +361,7 @@ impl Container<'_> {
     /// When the runtime did not write it.
     #[must_use]
     pub fn pid(&self) -> i32 {
-        let text =
-            fs::read_to_string(self.bundle.path().join("init.pid")).expect("create wrote the pid file");
-        text.trim().parse().expect("the pid file holds a number")
+        self.bundle.pid()
     }
 
     /// `exec ID ARGS...`, to its end.
@@ -319,8 +370,7 @@ impl Container<'_> {
     /// When the call does not end.
     #[must_use]
     pub fn exec(&self, args: &[&str]) -> Outcome {
-        let log = self.runtime.scratch.path().join("exec.json");
-        command::run(self.runtime.command(&log, ["exec", self.id()]).args(args))
+        self.runtime.exec(self.id(), args)
     }
 
     /// What init has written to its standard output so far.
@@ -335,12 +385,10 @@ impl Container<'_> {
         fs::read_to_string(self.bundle.path().join("stderr")).unwrap_or_default()
     }
 
-    /// The word that `state` gives: `created`, `running`, `stopped`; `None` when the runtime does not know the container.
+    /// As [`Runtime::status`].
     #[must_use]
     pub fn status(&self) -> Option<String> {
-        let outcome = self.runtime.call(&["state"], self.id());
-        let state: Value = serde_json::from_str(&outcome.stdout).ok()?;
-        state["status"].as_str().map(str::to_owned)
+        self.runtime.status(self.id())
     }
 
     /// Waits until init has ended; false when it has not within `limit`.

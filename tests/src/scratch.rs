@@ -2,6 +2,7 @@
 //! removal never walks into something that was only bound there.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use nix::mount::{MntFlags, umount2};
@@ -23,7 +24,11 @@ impl Scratch {
             .prefix(&format!("gpushare-tests-{purpose}-"))
             .tempdir()
             .expect("a temporary folder can be made");
-        Self { path: folder.keep() }
+        let path = folder.keep();
+        // A container whose root is nobody on the host walks through it, as it does through a machine's own folders.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o711))
+            .expect("the mode of one's own folder can be set");
+        Self { path }
     }
 
     /// The folder's absolute path.
