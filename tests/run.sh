@@ -6,6 +6,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
+table=${CARGO_TARGET_DIR:-target}/tmp/engines.md
+rm -f "$table"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 failed=0
@@ -25,6 +27,11 @@ run cargo test --no-fail-fast --workspace --locked --exclude gpushare-tests "${s
 run cargo test --no-fail-fast --locked -p gpushare-tests -- "${everything[@]}" --test-threads=1 --nocapture
 
 echo
+if [ -s "$table" ]; then
+    echo "What was tried with each engine:"
+    cat "$table"
+    echo
+fi
 if grep -q '^skipped: ' "$log"; then
     echo "Left out on this machine:"
     sort -u "$log" | sed -n 's/^skipped: /  /p'

@@ -10,8 +10,10 @@ crun            /usr/bin/crun
 containerd      /usr/bin/containerd
 docker.io       /usr/sbin/dockerd /usr/bin/dockerd
 docker-cli      /usr/bin/docker
+docker-compose  /usr/bin/docker-compose
 podman          /usr/bin/podman
 conmon          /usr/bin/conmon
+uidmap          /usr/bin/newuidmap
 busybox-static
 util-linux      /usr/bin/unshare
 mount           /usr/bin/mount /bin/mount

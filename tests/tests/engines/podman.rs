@@ -1,0 +1,152 @@
+//! podman as root: by `--runtime`, and by the default runtime of its settings.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use gpushare_tests::command::{self, Outcome};
+use gpushare_tests::image::{self, IMAGE};
+use gpushare_tests::scratch::Scratch;
+
+use crate::docker;
+use crate::engine::{Engine, FIRST_MAPPED, Wanted, With};
+
+/// Where Debian's podman is.
+pub const PODMAN: &str = "/usr/bin/podman";
+
+/// A podman with a storage of its own.
+pub struct Podman {
+    scratch: Scratch,
+    runtime: PathBuf,
+    containers_conf: PathBuf,
+}
+
+impl Podman {
+    /// Sets up the storage, loads the image, and makes gpushare known: conmon gives runtimes no environment but its own, so a script
+    /// that names the settings file `config` stands before the wrapper.
+    pub fn start(wrapper: &Path, config: &Path) -> Self {
+        let scratch = Scratch::new("podman");
+        let runtime = runtime_script(&scratch, wrapper, config);
+        let settings = format!(
+            "[engine]\nruntime = \"gpushare\"\n[engine.runtimes]\ngpushare = [\"{}\"]\n",
+            runtime.display()
+        );
+        let containers_conf = scratch.file("containers.conf", settings);
+        let podman = Self { scratch, runtime, containers_conf };
+        let archive = image::archive(&podman.scratch);
+        podman.done(&["load", "--quiet", "--input", &archive.to_string_lossy()]);
+        podman
+    }
+
+    fn call(&self, args: &[&str]) -> Outcome {
+        let mut podman = Command::new(PODMAN);
+        storage(&mut podman, &self.scratch);
+        // conmon leaves a file called `oom` where podman was called.
+        podman.env("CONTAINERS_CONF", &self.containers_conf).current_dir(self.scratch.path());
+        command::run(podman.args(args))
+    }
+
+    fn done(&self, args: &[&str]) {
+        let _ = self.call(args).expect_success(&format!("podman {args:?}"));
+    }
+
+    fn inspect(&self, name: &str, template: &str) -> String {
+        let outcome = self.call(&["inspect", "--format", template, name]).expect_success("podman inspect");
+        outcome.stdout.trim().to_owned()
+    }
+}
+
+/// A program that executes `wrapper` under the settings file `config`.
+pub fn runtime_script(scratch: &Scratch, wrapper: &Path, config: &Path) -> PathBuf {
+    let text =
+        format!("#!/bin/sh\nGPUSHARE_CONFIG='{}' exec '{}' \"$@\"\n", config.display(), wrapper.display());
+    let script = scratch.file("gpushare-runtime", text);
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("a mode can be set");
+    script
+}
+
+/// The flags that keep podman's files in `scratch`.
+pub fn storage(podman: &mut Command, scratch: &Scratch) {
+    for (flag, name) in [("--root", "root"), ("--runroot", "run"), ("--tmpdir", "tmp")] {
+        podman.arg(flag).arg(scratch.path().join(name));
+    }
+    podman.args(["--storage-driver=vfs", "--cgroup-manager=cgroupfs", "--events-backend=file"]);
+}
+
+/// The flags that every container needs: no network, and limits that root may set without CAP_SYS_RESOURCE.
+pub const EVERY: [&str; 3] = ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000"];
+
+impl Engine for Podman {
+    fn folder(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    fn run(&mut self, wanted: &Wanted) -> Result<(), String> {
+        let mut words: Vec<String> = Vec::new();
+        let runtime = if wanted.has(With::PlainRunc) { OsStr::new("runc") } else { self.runtime.as_os_str() };
+        if !wanted.has(With::DefaultRuntime) {
+            words.push(format!("--runtime={}", runtime.to_string_lossy()));
+        }
+        words.extend(["run", "--detach"].map(str::to_owned));
+        words.push(format!("--name={}", wanted.name));
+        words.extend(EVERY.map(str::to_owned));
+        words.extend(Wanted::pairs(&wanted.env, "--env"));
+        words.extend(Wanted::pairs(&wanted.annotations, "--annotation"));
+        words.extend(wanted.with.iter().flat_map(|with| docker::flags(*with)));
+        if wanted.has(With::UserNamespace) {
+            words.extend(["uidmap", "gidmap"].map(|map| format!("--{map}=0:{FIRST_MAPPED}:65536")));
+        }
+        words.push(IMAGE.to_owned());
+        words.extend(wanted.args.clone());
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let outcome = self.call(&words);
+        if outcome.success() { Ok(()) } else { Err(outcome.stderr) }
+    }
+
+    fn exec(&self, name: &str, args: &[&str]) -> Outcome {
+        self.call(&[&["exec", name], args].concat())
+    }
+
+    fn id(&self, name: &str) -> String {
+        self.inspect(name, "{{.Id}}")
+    }
+
+    fn pid(&self, name: &str) -> i32 {
+        self.inspect(name, "{{.State.Pid}}").parse().expect("podman tells the process id")
+    }
+
+    fn stop(&mut self, name: &str) {
+        self.done(&["stop", "--time=10", name]);
+    }
+
+    fn kill(&mut self, name: &str) {
+        self.done(&["kill", name]);
+    }
+
+    fn restart(&mut self, name: &str) {
+        self.done(&["restart", "--time=10", name]);
+    }
+
+    fn remove(&mut self, name: &str) {
+        // It may never have been made.
+        let _ = self.call(&["rm", "--force", "--time=0", name]);
+    }
+
+    fn is_running(&self, name: &str) -> bool {
+        self.inspect(name, "{{.State.Status}}") == "running"
+    }
+
+    fn pause(&self, name: &str) {
+        self.done(&["pause", name]);
+    }
+
+    fn unpause(&self, name: &str) {
+        self.done(&["unpause", name]);
+    }
+
+    fn update(&self, name: &str) {
+        self.done(&["update", "--cpu-shares=512", name]);
+    }
+}
