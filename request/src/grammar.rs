@@ -272,7 +272,8 @@ impl FromStr for DeviceSelector {
 
     fn from_str(text: &str) -> Result<Self, GrammarError> {
         if text.bytes().all(|byte| byte.is_ascii_digit()) {
-            return text.parse().map(Self::Index).map_err(|_| GrammarError::NotDevices);
+            let plain = text == "0" || !text.starts_with('0');
+            return text.parse().ok().filter(|_| plain).map(Self::Index).ok_or(GrammarError::NotDevices);
         }
         if let Ok(uuid) = text.parse() {
             return Ok(Self::Uuid(uuid));
@@ -395,7 +396,7 @@ mod tests {
             DeviceSelector::Prefix("GPU-5F".into()),
         ]);
         assert_eq!("0, GPU-5f2e0a11-0102-0304-0506-0708090a0bff,GPU-5F".parse::<Devices>(), Ok(list));
-        for text in ["", "0,,1", "0,0", "all,0", "-1", "GPU-", "GPU-xyz", "99999999999", "0:1", "MIG-1"] {
+        for text in ["", "0,,1", "0,0", "00", "010", "all,0", "-1", "GPU-", "GPU-xyz", "99999999999", "0:1", "MIG-1"] {
             assert_eq!(text.parse::<Devices>(), Err(GrammarError::NotDevices), "parsing {text:?}");
         }
     }
