@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::file::ConfigError;
@@ -14,7 +15,7 @@ pub const ENVIRONMENT: &str = "GPUSHARE_CONFIG";
 pub(crate) fn files() -> Result<Vec<PathBuf>, ConfigError> {
     match env::var_os(ENVIRONMENT).filter(|path| !path.is_empty()) {
         Some(path) => files_of(Path::new(&path)),
-        None => Ok(with_drop_ins(Path::new(DEFAULT_PATH))),
+        None => with_drop_ins(Path::new(DEFAULT_PATH)),
     }
 }
 
@@ -22,23 +23,54 @@ pub(crate) fn files_of(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     if !path.is_file() {
         return Err(ConfigError::NoSuchFile { path: path.into() });
     }
-    Ok(with_drop_ins(path))
+    with_drop_ins(path)
 }
 
-fn with_drop_ins(path: &Path) -> Vec<PathBuf> {
+/// A folder of drop-ins that is there and cannot be read may hold what the administrator relies on.
+fn with_drop_ins(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let mut folder = path.as_os_str().to_owned();
     folder.push(".d");
-    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
-    let mut drop_ins: Vec<PathBuf> = entries
-        .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|end| end == "toml"))
-        .collect();
+    let folder = PathBuf::from(folder);
+    let unread = |source| ConfigError::Read { path: folder.clone(), source };
+    let mut drop_ins = Vec::new();
+    match fs::read_dir(&folder) {
+        Ok(entries) => {
+            for entry in entries {
+                drop_ins.push(entry.map_err(unread)?.path());
+            }
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(unread(error)),
+    }
+    drop_ins.retain(|path| path.extension().is_some_and(|end| end == "toml"));
     drop_ins.sort();
-    path.exists().then(|| path.to_path_buf()).into_iter().chain(drop_ins).collect()
+    Ok(path.exists().then(|| path.to_path_buf()).into_iter().chain(drop_ins).collect())
 }
 
 /// The folder of the running program: its companions are found from there, in the build tree as after installation.
 pub(crate) fn program_folder() -> Result<PathBuf, ConfigError> {
     let program = env::current_exe().map_err(|source| ConfigError::Program { source })?;
     Ok(program.parent().unwrap_or(Path::new("/")).to_path_buf())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drop_ins_are_read_in_order_or_not_being_able_to_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a.toml");
+        assert_eq!(with_drop_ins(&file).unwrap(), Vec::<PathBuf>::new());
+        fs::write(&file, "").unwrap();
+        let drop_ins = folder.path().join("a.toml.d");
+        fs::write(&drop_ins, "").unwrap();
+        assert!(matches!(with_drop_ins(&file), Err(ConfigError::Read { path, .. }) if path == drop_ins));
+        fs::remove_file(&drop_ins).unwrap();
+        fs::create_dir(&drop_ins).unwrap();
+        for name in ["2.toml", "1.toml", "3.txt"] {
+            fs::write(drop_ins.join(name), "").unwrap();
+        }
+        assert_eq!(with_drop_ins(&file).unwrap(), [file, drop_ins.join("1.toml"), drop_ins.join("2.toml")]);
+    }
 }
