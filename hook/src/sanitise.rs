@@ -14,6 +14,8 @@ use crate::args::{Call, Stage};
 
 /// As much of the state as is kept; the rest is read and dropped, since crun fails on a pipe that is closed early.
 const MAX_STATE_BYTES: usize = 1 << 20;
+/// Where reading ends all the same: no runtime writes as much, and what has no end must not hold the runtime up.
+const MAX_READ_BYTES: usize = 64 << 20;
 
 /// The environment that the wrapper gives its hooks, by name.
 const ENVIRONMENT: [&str; 2] = ["GPUSHARE_HOOK", "PATH"];
@@ -66,11 +68,13 @@ fn close_descriptors() {
 
 fn read_state() -> Vec<u8> {
     let mut kept = Vec::new();
+    let mut read = 0;
     let mut buffer = [0; 8192];
-    loop {
+    while read < MAX_READ_BYTES {
         match stdin().lock().read(&mut buffer) {
             Ok(0) => return kept,
             Ok(count) => {
+                read += count;
                 let room = MAX_STATE_BYTES.saturating_sub(kept.len());
                 kept.extend_from_slice(&buffer[..count.min(room)]);
             }
@@ -78,6 +82,7 @@ fn read_state() -> Vec<u8> {
             Err(_) => return kept,
         }
     }
+    kept
 }
 
 fn clear_environment() {
