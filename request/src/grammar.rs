@@ -396,7 +396,9 @@ mod tests {
             DeviceSelector::Prefix("GPU-5F".into()),
         ]);
         assert_eq!("0, GPU-5f2e0a11-0102-0304-0506-0708090a0bff,GPU-5F".parse::<Devices>(), Ok(list));
-        for text in ["", "0,,1", "0,0", "00", "010", "all,0", "-1", "GPU-", "GPU-xyz", "99999999999", "0:1", "MIG-1"] {
+        for text in
+            ["", "0,,1", "0,0", "00", "010", "all,0", "-1", "GPU-", "GPU-xyz", "99999999999", "0:1", "MIG-1"]
+        {
             assert_eq!(text.parse::<Devices>(), Err(GrammarError::NotDevices), "parsing {text:?}");
         }
     }

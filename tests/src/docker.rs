@@ -159,12 +159,6 @@ impl Docker {
         outcome.stdout.trim().to_owned()
     }
 
-    /// The folder of all files of this docker.
-    #[must_use]
-    pub fn folder(&self) -> &Path {
-        self.scratch.path()
-    }
-
     /// The shims of this docker's containerd.
     #[must_use]
     pub fn shims(&self) -> Vec<i32> {
