@@ -1,3 +1,5 @@
+mod golden;
+
 use std::path::{Path, PathBuf};
 
 use oci_spec::runtime::{
