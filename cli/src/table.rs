@@ -25,7 +25,13 @@ pub fn print<const COLUMNS: usize>(
 
 /// Prints a value as indented JSON.
 pub fn json(value: &Value) -> io::Result<()> {
-    writeln!(io::stdout().lock(), "{value:#}")
+    let text = format!("{value:#}");
+    // JSON leaves these as they are, inside strings, where terminals may act on them.
+    let shown = text.chars().map(|c| match c {
+        '\u{7f}'..='\u{9f}' => format!("\\u{:04x}", u32::from(c)),
+        c => c.to_string(),
+    });
+    writeln!(io::stdout().lock(), "{}", shown.collect::<String>())
 }
 
 fn escaped(text: &str) -> String {
