@@ -122,6 +122,7 @@ pub(crate) fn check(json: &Value, plan: &Plan) -> Result<(), EditError> {
         let path = hook.get("path").and_then(Value::as_str).unwrap_or_default();
         return Err(EditError::WholeGpus { path: path.escape_debug().to_string() });
     }
+    refuse_driver(json, plan)?;
     if is_privileged(json) { Ok(()) } else { refuse_other_gpus(json, plan) }
 }
 

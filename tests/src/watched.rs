@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::artifacts;
 use crate::bundle::Bundle;
 use crate::node::SimulatedNode;
+use crate::runtime::Container;
 
 /// Shell commands around gpushare's hook. They find `$pid` (the container's init), `$root` (its root folder on the host), `$state`
 /// and `$out`, a folder of the bundle.
@@ -54,6 +55,22 @@ pub fn watched(bundle: Bundle, node: &SimulatedNode, around: Around) -> Bundle {
     )
 }
 
+impl Answer {
+    /// The one line of a hook that refused.
+    ///
+    /// # Panics
+    /// When it did not refuse, or said more or less than one line.
+    #[must_use]
+    pub fn refusal(&self, when: &str) -> &str {
+        assert_eq!(self.status, 1, "{when}: {self:?}");
+        let mut lines = self.said.lines();
+        match (lines.next(), lines.next()) {
+            (Some(line), None) => line,
+            _ => panic!("{when}: not one line: {self:?}"),
+        }
+    }
+}
+
 /// What gpushare's hook answered in the container of `bundle`.
 ///
 /// # Panics
@@ -65,6 +82,21 @@ pub fn answer(bundle: &Bundle) -> Answer {
     Answer {
         status: status.trim().parse().expect("a shell's status is a number"),
         said: read("said").unwrap_or_default(),
+    }
+}
+
+/// Asserts that a container whose hook failed got nothing.
+///
+/// # Panics
+/// When it got something.
+pub fn assert_untouched(container: &Container<'_>, when: &str) {
+    let sh = |script: &str| container.exec(&["/bin/busybox", "sh", "-c", script]);
+    let made =
+        sh("ls /dev | grep nvidia; cat /proc/self/mountinfo | grep -e libcuda -e nvidia -e gpushare/limits");
+    assert_eq!(made.stdout, "", "{when}");
+    for node in ["195 0", "195 255"] {
+        let told = sh(&format!("busybox mknod /tmp/n$$ c {node} && cat /tmp/n$$")).stderr;
+        assert!(told.contains("Operation not permitted"), "{when}: {node}: {told}");
     }
 }
 

@@ -1,12 +1,14 @@
 //! Hook-only mode: gpushare's hook in a bundle that a runtime creates by itself. The container gets what it would get from the
 //! wrapper, the kernel says so, and nothing is left behind.
 
-use std::os::unix::fs::MetadataExt;
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::Command;
 use std::time::Duration;
 
 use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
-use gpushare_tests::command::eventually;
+use gpushare_tests::command::{self, eventually};
 use gpushare_tests::hooked::{self, Cgroups};
 use gpushare_tests::leases::{leases, sweep};
 use gpushare_tests::needs::{Need, met};
@@ -131,6 +133,51 @@ fn a_program_without_privileges_uses_the_share_too() {
         let told = container.exec(&["/bin/busybox", "stat", "-c", "%a %u %g", "/dev/nvidia0"]).stdout;
         let want = format!("{:o} {} {}", host_node.mode() & 0o7777, host_node.uid(), host_node.gid());
         assert_eq!(told.trim(), want, "{low_level:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_container_with_a_user_namespace_gets_the_hosts_nodes() {
+    if !met(NEEDS) {
+        return;
+    }
+    const ROOT: u32 = 100_000;
+    for low_level in LowLevel::ALL {
+        let node = SimulatedNode::one_gpu();
+        let runtime = hooked::runtime(low_level, &node, Cgroups::Machine);
+        let mapping = json!([{"containerID": 0, "hostID": ROOT, "size": 65536}]);
+        let namespaces = ["pid", "network", "ipc", "uts", "mount", "user"].map(|kind| json!({"type": kind}));
+        let bundle = Bundle::small()
+            .env("GPUSHARE_MEMORY", "4GiB")
+            .set("/linux/namespaces", json!(namespaces))
+            .set("/linux/uidMappings", mapping.clone())
+            .set("/linux/gidMappings", mapping);
+        let mut chown = Command::new("chown");
+        let chown = chown.args(["-R", "-h", &format!("{ROOT}:{ROOT}")]).arg(bundle.root());
+        let _ = command::run(chown).expect_success("chown of the root folder");
+        // Its root user has to get there.
+        std::fs::set_permissions(bundle.path(), Permissions::from_mode(0o755)).expect("the mode can be set");
+        let bundle = with_hooks(bundle, &node);
+        let container = runtime.run(&bundle);
+        for (script, want) in [
+            ("cat /dev/nvidia0", ALLOWED),
+            ("cat /dev/nvidia-uvm", ALLOWED),
+            ("cat /dev/nvidia1", "No such file or directory"),
+            (": >>/usr/lib/gpushare/limits", "can't create"),
+        ] {
+            let told = opened(&container, script);
+            assert!(told.contains(want), "{low_level:?}: {script}: {told}");
+        }
+        let made =
+            std::fs::metadata(bundle.root().join("usr/lib/gpushare/limits")).expect("a target was made");
+        assert_eq!(
+            (made.uid(), made.gid()),
+            (ROOT, ROOT),
+            "{low_level:?}: it belongs to the container's root"
+        );
+        container.stop();
+        assert_eq!(leases(runtime.config()), [], "{low_level:?}");
     }
 }
 
