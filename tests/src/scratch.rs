@@ -74,9 +74,10 @@ impl Drop for Scratch {
     }
 }
 
-/// The mount points at or below `folder`, in the order in which they were mounted.
+/// The mount points at or below `folder`, in the order in which they were mounted, as this thread sees them: it may have a mount
+/// namespace of its own.
 fn mounts_below(folder: &Path) -> Vec<PathBuf> {
-    fs::read_to_string("/proc/self/mountinfo")
+    fs::read_to_string("/proc/thread-self/mountinfo")
         .unwrap_or_default()
         .lines()
         .filter_map(|line| line.split(' ').nth(4))
