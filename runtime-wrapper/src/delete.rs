@@ -5,7 +5,7 @@
 
 use std::convert::Infallible;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use gpushare_config::Config;
 use gpushare_inject::Region;
 use gpushare_quota::{LeaseKey, ReleaseReason, StateFolder, Store};
@@ -13,8 +13,12 @@ use gpushare_quota::{LeaseKey, ReleaseReason, StateFolder, Store};
 use crate::args::Args;
 use crate::{create, exec, orphan};
 
-/// Releases the lease if its holder is proved gone, and becomes the low-level runtime whatever comes of it.
+/// Releases the lease if its holder is proved gone, and becomes the low-level runtime whatever comes of it. An id that is a
+/// path is refused.
 pub fn delete(args: &Args, config: &Config) -> Result<Infallible> {
+    if let Some(id) = args.id.as_deref().filter(|id| leads_elsewhere(id)) {
+        bail!("container id {id:?} is a path, and no name of a container");
+    }
     let quota = config.paths.state.join("quota.db");
     if let Ok(key) = create::key(args)
         && quota.exists()
@@ -23,6 +27,11 @@ pub fn delete(args: &Args, config: &Config) -> Result<Infallible> {
         tracing::warn!(container = %key.container, error = %format!("{error:#}"), "lease left for the sweep");
     }
     exec::low_level(exec::find(config)?)
+}
+
+/// crun 1.8 deletes the folder that such an id leads to from its root, which may be any of the host.
+fn leads_elsewhere(id: &str) -> bool {
+    id.contains('/') || matches!(id, "" | "." | "..")
 }
 
 fn release(key: &LeaseKey, args: &Args, config: &Config) -> Result<()> {
@@ -36,4 +45,19 @@ fn release(key: &LeaseKey, args: &Args, config: &Config) -> Result<()> {
         Region::of(state.path(), lease.id).remove();
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_that_is_a_path_leads_elsewhere() {
+        for id in ["", ".", "..", "/etc", "../x", "a/b"] {
+            assert!(leads_elsewhere(id), "{id:?}");
+        }
+        for id in ["a", ".hidden", "...", "4f1c", "a.b_c+d-e"] {
+            assert!(!leads_elsewhere(id), "{id:?}");
+        }
+    }
 }
