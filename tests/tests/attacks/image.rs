@@ -1,0 +1,319 @@
+//! A6 to A12: what an image brings along.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::command;
+use gpushare_tests::leases::{leases, sweep};
+use gpushare_tests::needs::met;
+use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::runtime::{LowLevel, Runtime};
+use gpushare_tests::scratch::Scratch;
+use nix::mount::{MsFlags, mount};
+use serde_json::{Value, json};
+
+use crate::{NEEDS, asking, idle_config, on_both, outside, rounds, share, tree};
+
+fn files(bundle: &Bundle) -> BTreeSet<PathBuf> {
+    tree(&bundle.root()).into_keys().collect()
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a06_an_image_that_lacks_folders_gets_mount_targets_and_nothing_else() {
+    if !met(NEEDS) {
+        return;
+    }
+    type Poor = fn(&Path);
+    let images: [(&str, Poor, bool); 4] = [
+        ("without /etc", |root| fs::remove_dir_all(root.join("etc")).expect("it can be removed"), false),
+        (
+            "without library folders",
+            |root| {
+                for folder in ["lib", "lib64"] {
+                    fs::remove_file(root.join(folder)).expect("a link can be removed");
+                    fs::remove_dir_all(root.join("usr").join(folder)).expect("it can be removed");
+                }
+            },
+            false,
+        ),
+        ("read-only", |_| (), true),
+        (
+            "one static file",
+            |root| {
+                for folder in ["etc", "tmp", "run", "usr/lib", "usr/lib64"] {
+                    fs::remove_dir_all(root.join(folder)).expect("it can be removed");
+                }
+            },
+            false,
+        ),
+    ];
+    on_both(|_, runtime, low_level| {
+        let bare = Runtime::bare(low_level);
+        for (what, poor, read_only) in images {
+            let make = || {
+                let bundle = Bundle::small().edit(|spec| spec["root"]["readonly"] = json!(read_only));
+                poor(&bundle.root());
+                bundle
+            };
+            // What the low-level runtime makes by itself is none of ours.
+            let plain = make();
+            drop(bare.run(&plain));
+            let own: BTreeSet<PathBuf> = inner(&plain, files(&plain));
+            let bundle = asking(make());
+            let before = inner(&bundle, files(&bundle));
+            let container = runtime.run(&bundle);
+            assert_eq!(container.status().as_deref(), Some("running"), "{low_level:?}: {what}");
+            drop(container);
+            let targets = targets(&bundle);
+            let after = inner(&bundle, files(&bundle));
+            let more: Vec<_> = after.difference(&before).filter(|path| !own.contains(*path)).collect();
+            let odd: Vec<_> =
+                more.iter().filter(|path| !targets.iter().any(|target| target.starts_with(path))).collect();
+            assert!(odd.is_empty() && !more.is_empty(), "{low_level:?}: {what}: {odd:?} of {more:?}");
+        }
+    });
+}
+
+/// The paths as the container has them.
+fn inner(bundle: &Bundle, files: BTreeSet<PathBuf>) -> BTreeSet<PathBuf> {
+    let below = |path: PathBuf| Path::new("/").join(path.strip_prefix(bundle.root()).unwrap_or(&path));
+    files.into_iter().map(below).collect()
+}
+
+/// Where the edited config.json mounts something, with the links of these images followed.
+fn targets(bundle: &Bundle) -> Vec<PathBuf> {
+    let json: Value = serde_json::from_slice(&bundle.config_bytes()).expect("config.json is JSON");
+    let mounts = json["mounts"].as_array().expect("a list").iter();
+    let nodes =
+        json["linux"]["devices"].as_array().expect("a list").iter().filter_map(|node| node["path"].as_str());
+    let paths = mounts.filter_map(|mount| mount["destination"].as_str()).chain(nodes).map(PathBuf::from);
+    paths.flat_map(|path| [Path::new("/usr").join(path.strip_prefix("/").unwrap_or(&path)), path]).collect()
+}
+
+#[test]
+#[ignore = "needs root and runc: asks for a share"]
+fn a07_loader_files_of_any_size_and_kind_cost_little() {
+    if !met(NEEDS) {
+        return;
+    }
+    type Spoil = fn(&Path, &Path);
+    let images: [(&str, Spoil); 6] = [
+        ("a cache of 1 GiB", |root, _| sparse(&root.join("etc/ld.so.cache"))),
+        ("a malformed cache", |root, _| {
+            let text = [b"glibc-ld.so.cache1.1".as_slice(), &[0xff; 4096]].concat();
+            fs::write(root.join("etc/ld.so.cache"), text).expect("a file can be written");
+        }),
+        ("a cache that links to a host file", |root, outside| {
+            symlink(outside.join("kept"), root.join("etc/ld.so.cache")).expect("a link can be made");
+            symlink(outside.join("kept"), root.join("etc/ld.so.conf")).expect("a link can be made");
+        }),
+        ("a list of 1 GiB", |root, _| sparse(&root.join("etc/ld.so.conf"))),
+        ("many lists", |root, _| {
+            let folder = root.join("etc/ld.so.conf.d");
+            fs::create_dir(&folder).expect("a folder can be made");
+            for number in 0..3000 {
+                let folders: String = (0..200).map(|line| format!("/x{number}/{line}\n")).collect();
+                fs::write(folder.join(format!("{number}.conf")), folders).expect("a file can be written");
+            }
+        }),
+        ("a folder full of copies", |root, _| {
+            for number in 0..30_000 {
+                fs::write(root.join(format!("usr/lib64/libcuda.so.{number}")), "")
+                    .expect("a file can be written");
+            }
+        }),
+    ];
+    let node = SimulatedNode::one_gpu();
+    drop(Runtime::wrapped(LowLevel::Runc, &node).run(&share())); // takes stock of the node
+    let scratch = Scratch::new("idle");
+    let config = idle_config(&node, &scratch);
+    for (what, spoil) in images {
+        let (bundle, outside) = (share(), outside());
+        spoil(&bundle.root(), outside.path());
+        let before = tree(outside.path());
+        let start = Instant::now();
+        // The wrapper becomes a program that does nothing: what it takes is its own.
+        let mut create = Command::new("/usr/bin/prlimit");
+        create.args(["--as=268435456", "--cpu=5"]).arg(gpushare_tests::artifacts::wrapper());
+        create
+            .args(["create", "--bundle"])
+            .arg(bundle.path())
+            .arg(bundle.id())
+            .env("GPUSHARE_CONFIG", &config);
+        let outcome = command::run(&mut create);
+        assert!(outcome.success(), "{what}: {outcome:?}");
+        assert!(start.elapsed() < Duration::from_secs(5), "{what}: {:?}", start.elapsed());
+        assert_eq!(tree(outside.path()), before, "{what}");
+        sweep(&config);
+    }
+    assert_eq!(leases(&config), []);
+}
+
+/// A file that claims 1 GiB.
+fn sparse(path: &Path) {
+    let file = fs::File::create(path).expect("a file can be made");
+    file.set_len(1 << 30).expect("a file can claim a length");
+}
+
+/// A library whose constructor makes the file `marker`.
+fn library(scratch: &Scratch, marker: &Path) -> PathBuf {
+    let text = format!(
+        "#include <fcntl.h>\n__attribute__((constructor)) static void here(void) {{ open(\"{}\", O_CREAT | O_WRONLY, 0600); }}\n",
+        marker.display()
+    );
+    let (source, path) = (scratch.file("x.c", text), scratch.path().join("x.so"));
+    let mut compiler = Command::new("cc");
+    let _ =
+        command::run(compiler.args(["-shared", "-fPIC", "-o"]).arg(&path).arg(source)).expect_success("cc");
+    path
+}
+
+#[test]
+#[ignore = "needs root, runc, crun and a C compiler: runs containers"]
+fn a08_a_library_that_the_image_preloads_is_loaded_by_no_program_of_the_host() {
+    if !met(NEEDS) {
+        return;
+    }
+    on_both(|_, runtime, low_level| {
+        let scratch = outside();
+        let marker = scratch.path().join("marker");
+        let x = library(&scratch, &marker);
+        // The test's own trap works.
+        let _ = command::run(Command::new("/bin/true").env("LD_PRELOAD", &x))
+            .expect_success("a preloaded program");
+        fs::remove_file(&marker).expect("the trap left its mark");
+        let bundle = asking(Bundle::with_probe())
+            .env("LD_PRELOAD", "/proc/self/cwd/x.so")
+            .env("LD_AUDIT", "/proc/self/cwd/x.so")
+            .env("LD_LIBRARY_PATH", "/proc/self/cwd")
+            .env("GCONV_PATH", "/proc/self/cwd")
+            .env("GLIBC_TUNABLES", "glibc.malloc.check=3")
+            .env("GODEBUG", "netdns=cgo")
+            .env("LOCPATH", "/proc/self/cwd")
+            .args(&["/bin/busybox", "sleep", "1000"]);
+        for name in ["x.so", "libc.so.6", "usr/x.so"] {
+            fs::copy(&x, bundle.root().join(name)).expect("a file can be copied");
+            fs::copy(&x, bundle.path().join("x.so")).expect("a file can be copied");
+        }
+        // The first creation on a node also runs the command line, which is no static program.
+        let container = runtime.run(&bundle);
+        assert_eq!(leases(runtime.config()).len(), 1);
+        container.stop();
+        assert_eq!(leases(runtime.config()), [], "{low_level:?}");
+        assert!(!marker.exists(), "{low_level:?}: a program of the host loaded the image's library");
+    });
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a09_driver_folders_that_link_outside_stay_empty_there() {
+    if !met(NEEDS) {
+        return;
+    }
+    on_both(|_, runtime, low_level| {
+        let outside = outside();
+        let bundle = share();
+        for at in
+            ["usr/lib/firmware", "usr/lib/nvidia", "usr/share/nvidia", "usr/share/vulkan", "usr/share/glvnd"]
+        {
+            let path = bundle.root().join(at);
+            fs::create_dir_all(path.parent().expect("it has one")).expect("a folder can be made");
+            symlink(outside.path(), path).expect("a link can be made");
+        }
+        let before = tree(outside.path());
+        let container = runtime.run(&bundle);
+        assert_eq!(container.status().as_deref(), Some("running"), "{low_level:?}");
+        drop(container);
+        assert_eq!(tree(outside.path()), before, "{low_level:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: mounts a shared volume"]
+fn a10_a_volume_with_shared_propagation_carries_no_mount_to_the_host() {
+    if !met(NEEDS) {
+        return;
+    }
+    on_both(|node, runtime, low_level| {
+        let scratch = Scratch::new("shared");
+        let volume = scratch.folder("volume");
+        let none: Option<&str> = None;
+        mount(Some("tmpfs"), &volume, Some("tmpfs"), MsFlags::empty(), none).expect("a tmpfs can be mounted");
+        mount(none, &volume, none, MsFlags::MS_SHARED, none).expect("it can be shared");
+        for propagation in ["shared", "rshared"] {
+            let bundle = share()
+                .mount(json!({
+                    "destination": "/volume", "type": "bind", "source": volume, "options": ["rbind", "rw", propagation]
+                }))
+                .edit(|spec| spec["linux"]["rootfsPropagation"] = json!("shared"));
+            let before = mounts(&node.state());
+            let container = runtime.run(&bundle);
+            assert_eq!(mounts(&node.state()), before, "{low_level:?}: {propagation}: while it runs");
+            drop(container);
+            assert_eq!(mounts(&node.state()), before, "{low_level:?}: {propagation}: afterwards");
+            assert_eq!(leases(runtime.config()), []);
+        }
+    });
+}
+
+/// The host's mount points, but for the regions of living containers.
+fn mounts(state: &Path) -> Vec<String> {
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("the mount table can be read");
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(str::to_owned);
+    points.filter(|point| !Path::new(point).starts_with(state)).collect()
+}
+
+#[test]
+#[ignore = "needs root, runc, crun and a C compiler: runs containers"]
+fn a11_programs_and_libraries_of_the_image_are_never_run_by_the_host() {
+    if !met(NEEDS) {
+        return;
+    }
+    on_both(|_, runtime, low_level| {
+        let scratch = outside();
+        let marker = scratch.path().join("marker");
+        let x = library(&scratch, &marker);
+        let bundle = share();
+        let root = bundle.root();
+        for name in
+            ["ldconfig", "ldconfig.real", "gpushare", "gpushare-hook", "gpushare-runtime", "nvidia-modprobe"]
+        {
+            for folder in ["usr/bin", "usr/local/bin"] {
+                fs::create_dir_all(root.join(folder)).expect("a folder can be made");
+                let path = root.join(folder).join(name);
+                fs::write(&path, format!("#!/bin/sh\n: >{}\n", marker.display()))
+                    .expect("a file can be written");
+                fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("a mode can be set");
+            }
+        }
+        for name in ["libnvidia-ml.so.1", "libcuda.so.1", "libc.so.6"] {
+            fs::copy(&x, root.join("usr/lib64").join(name)).expect("a file can be copied");
+        }
+        drop(runtime.run(&bundle));
+        assert_eq!(leases(runtime.config()), []);
+        assert!(!marker.exists(), "{low_level:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a12_a_hundredth_start_leaves_what_the_first_left() {
+    if !met(NEEDS) {
+        return;
+    }
+    on_both(|_, runtime, low_level| {
+        let bundle = share();
+        drop(runtime.run(&bundle));
+        let first = files(&bundle);
+        for _ in 0..rounds(15) {
+            drop(runtime.run(&bundle));
+        }
+        assert_eq!(files(&bundle), first, "{low_level:?}");
+    });
+}

@@ -1,0 +1,193 @@
+//! A22 to A26 and A37: what a container does from inside.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::leases::leases;
+use gpushare_tests::needs::{Need, met};
+use gpushare_tests::node::{MODEL, SimulatedNode};
+use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
+use gpushare_tests::runtime::{Container, LowLevel, Runtime};
+use serde_json::json;
+
+use crate::{NEEDS, asking, on_both, share, tree};
+
+/// What the kernel says when the container opens each minor number of the driver's, which it makes nodes for itself.
+fn opened(container: &Container<'_>) -> Vec<(u32, bool)> {
+    let script = "n=0; while [ $n -lt 256 ]; do busybox mknod /tmp/n$n c 195 $n; echo $n $(cat /tmp/n$n 2>&1); \
+                  busybox rm /tmp/n$n; n=$((n+1)); done";
+    let told =
+        container.exec(&["/bin/busybox", "sh", "-c", script]).expect_success("mknod of every minor").stdout;
+    let minors: Vec<(u32, bool)> = told
+        .lines()
+        .map(|line| {
+            let (number, rest) = line.split_once(' ').expect("a number and a word");
+            let allowed = rest.contains("No such device");
+            assert!(allowed || rest.contains("Operation not permitted"), "{line}");
+            (number.parse().expect("a number"), allowed)
+        })
+        .collect();
+    assert_eq!(minors.len(), 256, "{told}");
+    minors
+}
+
+fn allowed(container: &Container<'_>) -> Vec<u32> {
+    opened(container).into_iter().filter(|(_, allowed)| *allowed).map(|(minor, _)| minor).collect()
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a22_of_all_minors_the_granted_ones_open() {
+    if !met(NEEDS) {
+        return;
+    }
+    for low_level in LowLevel::ALL {
+        let node = SimulatedNode::create(4, MODEL, "80GiB");
+        let runtime = Runtime::wrapped(low_level, &node);
+        for (devices, want) in [("2", &[2, 255][..]), ("0,3", &[0, 3, 255])] {
+            let bundle = share().env("GPUSHARE_DEVICES", devices);
+            assert_eq!(allowed(&runtime.run(&bundle)), want, "{low_level:?}");
+        }
+        let bundle = Bundle::small();
+        assert_eq!(allowed(&runtime.run(&bundle)), Vec::<u32>::new(), "{low_level:?}: no request");
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a23_a_container_does_not_change_its_device_rules() {
+    if !met(NEEDS) {
+        return;
+    }
+    on_both(|_, runtime, low_level| {
+        let bundle = share().mount(json!({
+            "destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup",
+            "options": ["nosuid", "noexec", "nodev", "relatime", "ro"]
+        }));
+        let container = runtime.run(&bundle);
+        for attack in [
+            "busybox mkdir -p /tmp/c && mount -t cgroup -o devices none /tmp/c",
+            "busybox mkdir -p /tmp/c && mount -t cgroup2 none /tmp/c",
+            "mount -o remount,rw /sys/fs/cgroup",
+            "mount -o remount,rw /sys/fs/cgroup/devices",
+            "for f in $(busybox find /sys/fs/cgroup -name devices.allow); do echo a >$f && exit 0; done; exit 1",
+            "for f in $(busybox find /sys/fs/cgroup -name cgroup.procs); do echo $$ >$f && exit 0; done; exit 1",
+        ] {
+            let outcome = container.exec(&["/bin/busybox", "sh", "-c", attack]);
+            assert!(!outcome.success(), "{low_level:?}: {attack}: {outcome:?}");
+        }
+        assert_eq!(allowed(&container), [0, 255], "{low_level:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs root and runc: runs a container"]
+fn a24_a_program_in_a_root_of_its_own_meets_the_limit_or_no_driver() {
+    if !met(&[Need::Root, Need::Runc, Need::Busybox]) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "8GiB");
+    let container = runtime.run(&bundle);
+    let probe = "/bin/gpushare-simulator probe --json --allocate 9GiB --allocate 7GiB";
+    // The same root again: a chroot that leads to the same files.
+    let told = container
+        .exec(&["/bin/sh", "-c", &format!("exec busybox chroot / {probe}")])
+        .expect_success("chroot");
+    let report = Report::parse(&told.stdout);
+    report.assert_size(8 * GIB);
+    assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS]);
+    // A copy of what the container sees: our libraries stand there without their files, so nothing is granted.
+    let jail = format!(
+        "busybox mkdir -p /jail/dev /jail/usr && busybox cp -a /bin /lib /lib64 /jail/ 2>/dev/null; \
+         busybox cp -a /usr/bin /usr/lib /usr/lib64 /jail/usr/ 2>/dev/null; busybox rm -f /jail/usr/lib/gpushare/limits; \
+         busybox mknod /jail/dev/nvidiactl c 195 255; busybox mknod /jail/dev/nvidia0 c 195 0; \
+         busybox chroot /jail {probe}"
+    );
+    let told = container.exec(&["/bin/sh", "-c", &jail]);
+    assert!(!told.success() || !told.stdout.contains(SUCCESS), "{told:?}");
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a26_a_container_cannot_write_its_limits() {
+    if !met(NEEDS) {
+        return;
+    }
+    on_both(|_, runtime, low_level| {
+        let bundle = share();
+        let container = runtime.run(&bundle);
+        let limits = "/usr/lib/gpushare/limits";
+        let sum = || container.exec(&["/bin/busybox", "md5sum", limits]).expect_success("md5sum").stdout;
+        let before = sum();
+        for attack in [
+            format!("echo >{limits}"),
+            format!("busybox truncate -s 0 {limits}"),
+            format!("busybox dd if=/dev/zero of={limits} conv=notrunc count=1"),
+            format!("busybox rm {limits}"),
+            format!("busybox mv {limits} /tmp/x"),
+            format!("busybox chmod 666 {limits}"),
+            format!("mount -o remount,rw {limits}"),
+            format!("mount -o remount,rw,bind {limits}"),
+            format!("busybox umount {limits}"),
+            "mount -t tmpfs none /usr/lib/gpushare".to_owned(),
+        ] {
+            let outcome = container.exec(&["/bin/busybox", "sh", "-c", &attack]);
+            assert!(!outcome.success(), "{low_level:?}: {attack}: {outcome:?}");
+        }
+        assert_eq!(sum(), before, "{low_level:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a37_in_a_user_namespace_nodes_are_bound_and_nothing_of_the_host_is_ours_to_change() {
+    if !met(NEEDS) {
+        return;
+    }
+    on_both(|node, runtime, low_level| {
+        let mapped = 200_000;
+        let bundle = asking(Bundle::small()).edit(|spec| {
+            let map = json!([{"containerID": 0, "hostID": mapped, "size": 65536}]);
+            let linux = &mut spec["linux"];
+            linux["namespaces"].as_array_mut().expect("a list").push(json!({"type": "user"}));
+            linux["uidMappings"] = map.clone();
+            linux["gidMappings"] = map;
+        });
+        for path in [bundle.path(), &bundle.root()] {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("a mode can be set");
+        }
+        for path in tree(&bundle.root()).into_keys() {
+            std::os::unix::fs::lchown(path, Some(mapped), Some(mapped)).expect("an owner can be set");
+        }
+        let before = tree(&node.root().join("driver"));
+        let container = runtime.run(&bundle);
+        let ask = |script: &str| container.exec(&["/bin/busybox", "sh", "-c", script]);
+        let mounts = ask("cat /proc/self/mountinfo").expect_success("mountinfo").stdout;
+        assert!(mounts.contains(" /dev/nvidia0 "), "{low_level:?}: {mounts}");
+        assert!(!ask("echo >/usr/lib/gpushare/limits").success(), "{low_level:?}");
+        assert!(
+            !ask("busybox unshare -m mount -o remount,rw,bind /usr/lib/gpushare/limits").success(),
+            "{low_level:?}"
+        );
+        let open = ask("cat /dev/nvidia0");
+        assert!(open.stderr.contains("No such device"), "{low_level:?}: {open:?}");
+        assert!(
+            ask("echo >>/usr/lib/gpushare/usage").success(),
+            "{low_level:?}: usage is the container's own"
+        );
+        let owned = |folder: std::path::PathBuf| {
+            use std::os::unix::fs::MetadataExt;
+            let files = tree(&folder).into_keys();
+            let ours =
+                |path: &std::path::PathBuf| fs::symlink_metadata(path).is_ok_and(|file| file.uid() >= mapped);
+            files.filter(ours).collect::<Vec<_>>()
+        };
+        assert_eq!(owned(node.root()), Vec::<std::path::PathBuf>::new(), "{low_level:?}");
+        drop(container);
+        assert_eq!(tree(&node.root().join("driver")), before, "{low_level:?}");
+        assert_eq!(leases(runtime.config()), []);
+    });
+}

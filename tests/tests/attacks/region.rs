@@ -1,0 +1,114 @@
+//! A27 and A28: a container that spoils the one file it may write. On runc alone: where crun runs in a view of its own, its
+//! regions are mounted there and not here.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use gpushare_tests::leases::{cli, leases, sweep};
+use gpushare_tests::needs::met;
+use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::runtime::{LowLevel, Runtime};
+use nix::sys::statvfs::statvfs;
+use serde_json::Value;
+
+use crate::{NEEDS, share};
+
+/// The region folders below the state folder.
+fn regions(state: &Path) -> Vec<PathBuf> {
+    fs::read_dir(state.join("regions")).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+fn books(config: &Path) -> Vec<(String, String)> {
+    let start = Instant::now();
+    let text = cli(config, &["ps", "--json"]).expect_success("gpushare ps --json").stdout;
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    let list: Value = serde_json::from_str(&text).expect("JSON");
+    let word = |entry: &Value, name: &str| entry[name].as_str().unwrap_or_default().to_owned();
+    list.as_array().expect("a list").iter().map(|entry| (word(entry, "id"), word(entry, "books"))).collect()
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn a27_a_spoilt_usage_file_is_told_as_damaged_and_fills_nothing() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let (spoiler, neighbour) = (share(), share());
+    let (container, other) = (runtime.run(&spoiler), runtime.run(&neighbour));
+    let usage = "/usr/lib/gpushare/usage";
+    let before = other.exec(&["/bin/busybox", "md5sum", usage]).stdout;
+    for (attack, damaged) in [
+        (format!("busybox truncate -s 1T {usage}; true"), false),
+        (
+            format!("busybox dd if=/dev/zero of={usage} bs=1M count=64 conv=notrunc,fsync 2>/dev/null; true"),
+            true,
+        ),
+        (format!("busybox dd if=/dev/urandom of={usage} bs=64k count=4 2>/dev/null; true"), true),
+        (format!("busybox truncate -s 0 {usage}"), true),
+        (format!("busybox truncate -s 1 {usage}"), true),
+        (format!("busybox truncate -s 1T {usage}; true"), true),
+        (format!("busybox rm -f {usage}; busybox mv /tmp/x {usage}; busybox chmod 0 {usage}; true"), true),
+    ] {
+        let _ = container.exec(&["/bin/busybox", "sh", "-c", &attack]).expect_success(&attack);
+        let want = |id: &str| if id == spoiler.id() && damaged { "damaged" } else { "ok" };
+        for (id, books) in books(runtime.config()) {
+            assert_eq!(books, want(&id), "{attack}");
+        }
+        for region in regions(&node.state()) {
+            let room = statvfs(&region).expect("a region is a file system");
+            let bytes = room.blocks() * room.fragment_size();
+            assert!(bytes < 1 << 20, "{attack}: a region of {bytes} bytes");
+        }
+    }
+    // No more of the host than its bound: the state folder itself takes what it always takes.
+    assert_eq!(other.exec(&["/bin/busybox", "md5sum", usage]).stdout, before);
+    assert_eq!(leases(runtime.config()).len(), 2);
+    drop((container, other));
+    assert_eq!(regions(&node.state()), Vec::<PathBuf>::new());
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn a28_a_process_that_a_usage_file_names_is_left_alone() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let (bundle, other) = (share(), share());
+    let (container, neighbour) = (runtime.run(&bundle), runtime.run(&other));
+    let mut bystander =
+        Command::new("/bin/sleep").arg("1000").stdin(Stdio::null()).spawn().expect("it starts");
+    let region = regions(&node.state()).into_iter().find(|region| {
+        // Its mount in the container shows which of the two is the first one's.
+        let table = fs::read_to_string(format!("/proc/{}/mountinfo", container.pid())).unwrap_or_default();
+        let device = |line: &str| line.split(' ').nth(2).map(str::to_owned);
+        let ours = table.lines().find(|line| line.contains("/usr/lib/gpushare/usage ")).and_then(device);
+        let host = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let name = region.to_string_lossy().into_owned();
+        ours.is_some() && host.lines().any(|line| line.contains(&name) && device(line) == ours)
+    });
+    let usage = region.expect("the container has a region").join("usage");
+    let whole = fs::read(&usage).expect("the file can be read");
+    for pid in [1, bystander.id(), neighbour.pid().unsigned_abs()] {
+        // Behind the header, every word names the process.
+        let mut bytes = whole.clone();
+        for word in bytes[whole.len() / 8..].chunks_exact_mut(4) {
+            word.copy_from_slice(&pid.to_ne_bytes());
+        }
+        fs::write(&usage, &bytes).expect("the file can be written");
+        for verb in [&["ps"][..], &["ps", "--json"], &["devices"], &["doctor"], &["sweep"], &["history"]] {
+            let _ = cli(runtime.config(), verb);
+        }
+    }
+    container.stop();
+    sweep(runtime.config());
+    assert!(bystander.try_wait().expect("it can be asked").is_none(), "a bystander was ended");
+    assert_eq!(neighbour.status().as_deref(), Some("running"));
+    bystander.kill().expect("a child can be killed");
+    bystander.wait().expect("a child can be waited for");
+}

@@ -1,0 +1,247 @@
+//! A39 to A43: the state folder and the quota store.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use gpushare_tests::artifacts;
+use gpushare_tests::command;
+use gpushare_tests::leases::{leases, sweep};
+use gpushare_tests::needs::met;
+use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::runtime::{LowLevel, Runtime};
+use gpushare_tests::scratch::Scratch;
+use nix::mount::{MsFlags, mount, umount};
+use nix::unistd::{Uid, chown};
+
+use crate::{NEEDS, idle_config, on_both, share, tree};
+
+fn mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode can be set");
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: would run containers"]
+fn a39_a_state_folder_that_somebody_else_prepared_is_refused() {
+    if !met(NEEDS) {
+        return;
+    }
+    type Prepare = fn(&Path, &Path);
+    let prepared: [(&str, Prepare); 6] = [
+        ("of another user", |state, _| {
+            fs::create_dir(state).expect("a folder can be made");
+            mode(state, 0o700);
+            chown(state, Some(Uid::from_raw(65534)), None).expect("an owner can be set");
+        }),
+        ("a link", |state, other| symlink(other, state).expect("a link can be made")),
+        ("group-writable", |state, _| {
+            fs::create_dir(state).expect("a folder can be made");
+            mode(state, 0o770);
+        }),
+        ("readable by others", |state, _| {
+            fs::create_dir(state).expect("a folder can be made");
+            mode(state, 0o755);
+        }),
+        ("a file", |state, _| fs::write(state, "").expect("a file can be written")),
+        ("a database that is a link", |state, other| {
+            fs::create_dir(state).expect("a folder can be made");
+            mode(state, 0o700);
+            fs::write(other.join("quota.db"), "as it was").expect("a file can be written");
+            symlink(other.join("quota.db"), state.join("quota.db")).expect("a link can be made");
+        }),
+    ];
+    on_both(|_, _, low_level| {
+        for (what, prepare) in prepared {
+            let node = SimulatedNode::one_gpu();
+            let runtime = Runtime::wrapped(low_level, &node);
+            let other = Scratch::new("other");
+            prepare(&node.state(), other.path());
+            let before = tree(other.path());
+            let bundle = share();
+            let line = runtime.create(&bundle).map(drop).expect_err(what).line();
+            assert!(line.contains(&*node.state().to_string_lossy()), "{low_level:?}: {what}: {line}");
+            assert_eq!(tree(other.path()), before, "{low_level:?}: {what}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a40_an_end_takes_back_the_share_of_its_own_container_alone() {
+    if !met(NEEDS) {
+        return;
+    }
+    on_both(|node, runtime, low_level| {
+        let config = runtime.config();
+        let other = Runtime::with_config(low_level, config);
+        let bundle = share();
+        let first = runtime.run(&bundle);
+        // The same name under another root: the engine of somebody else.
+        let twin = share();
+        let folder = twin.path().to_string_lossy().into_owned();
+        let log = twin.path().join("log.json");
+        let pid_file = twin.path().join("init.pid");
+        let mut create = other.command(&log, ["create", "--bundle", &folder, "--pid-file"]);
+        create.arg(&pid_file).arg(bundle.id());
+        let _ = command::run_with_output_in(&mut create, twin.path()).expect_success("create");
+        let held = leases(config);
+        assert_eq!(held.len(), 2, "{low_level:?}");
+        other.delete_force(bundle.id());
+        let left = leases(config);
+        assert_eq!(
+            (left.len(), left[0].pid),
+            (1, u64::try_from(first.pid()).ok()),
+            "{low_level:?}: the first one's stays"
+        );
+        for id in [bundle.id(), "nobody", "nobody"] {
+            other.delete_force(id);
+        }
+        // poststop once more, and for a lease that never was: success, and nothing of others goes.
+        let root = runtime.root().to_string_lossy().into_owned();
+        for (lease, id) in [("1", bundle.id()), ("1", bundle.id()), ("999999", "nobody"), ("-1", "nobody")] {
+            let mut poststop = Command::new(artifacts::hook());
+            poststop.args(["poststop", "--state"]).arg(node.state());
+            poststop.args(["--lease", lease, "--root", &root, "--id", id]).env_clear();
+            let _ = command::run(&mut poststop).expect_success("poststop of what is not there");
+        }
+        assert_eq!(leases(config), left, "{low_level:?}");
+        drop(first);
+        assert_eq!(leases(config), []);
+    });
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a41_who_stops_inside_its_transaction_makes_others_fail_in_time() {
+    if !met(NEEDS) {
+        return;
+    }
+    on_both(|node, runtime, low_level| {
+        drop(runtime.run(&share()));
+        // What a process that was stopped there holds.
+        let lock =
+            fs::File::options().write(true).open(node.state().join("quota.lock")).expect("the lock is there");
+        lock.lock().expect("a lock can be taken");
+        let (bundle, start) = (share(), Instant::now());
+        let line = runtime.create(&bundle).map(drop).expect_err("the store is busy").line();
+        assert!(line.contains("busy") && line.contains("quota.db"), "{low_level:?}: {line}");
+        assert!(start.elapsed() < Duration::from_secs(9), "{low_level:?}: {:?}", start.elapsed());
+        lock.unlock().expect("a lock can be given back");
+        assert_eq!(leases(runtime.config()), [], "{low_level:?}");
+        drop(runtime.run(&bundle));
+    });
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: would run containers"]
+fn a42_a_store_that_is_damaged_foreign_or_newer_is_refused_and_kept() {
+    if !met(NEEDS) {
+        return;
+    }
+    on_both(|_, _, low_level| {
+        let node = SimulatedNode::one_gpu();
+        let runtime = Runtime::wrapped(low_level, &node);
+        let bundle = share();
+        drop(runtime.run(&bundle));
+        let database = node.state().join("quota.db");
+        let whole = fs::read(&database).expect("the store can be read");
+        let with = |at: usize, bytes: &[u8]| {
+            let mut text = whole.clone();
+            text[at..at + bytes.len()].copy_from_slice(bytes);
+            text
+        };
+        for (what, bytes) in [
+            ("cut", whole[..whole.len() / 2].to_vec()),
+            ("cut after its header", whole[..100].to_vec()),
+            ("empty", Vec::new()),
+            (
+                "random",
+                (0..20_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24).to_ne_bytes()[0]).collect(),
+            ),
+            ("of another program", with(68, b"abcd")),
+            ("newer", with(60, &7_u32.to_be_bytes())),
+            ("of no version", with(60, &[0; 4])),
+        ] {
+            fs::write(&database, &bytes).expect("the store can be overwritten");
+            let line = runtime.create(&bundle).map(drop).expect_err(what).line();
+            assert!(line.contains("quota.db"), "{low_level:?}: {what}: {line}");
+            assert!(
+                fs::read(&database).is_ok_and(|now| now == bytes),
+                "{low_level:?}: {what}: it was replaced"
+            );
+            sweep_fails(&runtime);
+        }
+        // The remedy of the message.
+        fs::remove_file(&database).expect("the store can be removed");
+        drop(runtime.run(&bundle));
+        assert_eq!(leases(runtime.config()), []);
+    });
+}
+
+fn sweep_fails(runtime: &Runtime) {
+    let outcome = gpushare_tests::leases::cli(runtime.config(), &["sweep"]);
+    assert!(!outcome.success(), "{outcome:?}");
+}
+
+#[test]
+#[ignore = "needs root and runc: asks for shares"]
+fn a43_a_creation_that_runs_out_of_descriptors_at_any_step_grants_nothing() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    drop(Runtime::wrapped(LowLevel::Runc, &node).run(&share())); // takes stock of the node
+    let scratch = Scratch::new("idle");
+    let config = idle_config(&node, &scratch);
+    let (mut refused, mut granted) = (0, 0);
+    for limit in 3..24 {
+        let bundle = share();
+        let written = bundle.write();
+        let mut create = Command::new("/usr/bin/prlimit");
+        create.arg(format!("--nofile={limit}")).arg(artifacts::wrapper());
+        create
+            .args(["create", "--bundle"])
+            .arg(bundle.path())
+            .arg(bundle.id())
+            .env("GPUSHARE_CONFIG", &config);
+        let outcome = command::run(&mut create);
+        if bundle.config_bytes() == written {
+            assert!(!outcome.success(), "{limit}: it ran without its share: {outcome:?}");
+            assert_eq!(leases(&config), [], "{limit}: {outcome:?}");
+            refused += 1;
+        } else {
+            // Edited whole, and the lease ends with the runtime that did nothing.
+            assert!(serde_json::from_slice::<serde_json::Value>(&bundle.config_bytes()).is_ok(), "{limit}");
+            granted += 1;
+        }
+        sweep(&config);
+        assert_eq!(leases(&config), [], "{limit}");
+        let regions = fs::read_dir(node.state().join("regions")).into_iter().flatten().count();
+        assert_eq!(regions, 0, "{limit}");
+    }
+    assert!(refused > 2 && granted > 2, "{refused} refused, {granted} granted");
+}
+
+#[test]
+#[ignore = "needs root and runc: mounts the state folder read-only"]
+fn a43_a_read_only_or_full_file_system_grants_nothing() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    drop(runtime.run(&share()));
+    let none: Option<&str> = None;
+    let state = node.state();
+    mount(Some(&state), &state, none, MsFlags::MS_BIND, none).expect("a bind mount can be made");
+    let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY;
+    mount(none, &state, none, read_only, none).expect("it can be made read-only");
+    let bundle = share();
+    let line = runtime.create(&bundle).map(drop).expect_err("the store cannot be written").line();
+    umount(&state).expect("it can be unmounted");
+    assert!(line.contains(&*state.to_string_lossy()), "{line}");
+    assert_eq!(leases(runtime.config()), []);
+    drop(runtime.run(&bundle));
+}
