@@ -46,7 +46,27 @@ fn canonical(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     let existing = path.ancestors().find_map(|folder| Some((folder, fs::canonicalize(folder).ok()?)));
     match existing {
-        Some((folder, real)) => real.join(path.strip_prefix(folder).unwrap_or(Path::new(""))),
+        // By components: joined with nothing, a path ends in a slash and would be another key.
+        Some((folder, real)) => {
+            real.join(path.strip_prefix(folder).unwrap_or(Path::new(""))).components().collect()
+        }
         None => path,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+
+    use super::*;
+
+    #[test]
+    fn a_runtime_root_is_the_same_before_and_after_it_is_made() {
+        let root = env::temp_dir().join(format!("gpushare-runtime-root-{}", std::process::id()));
+        let before = canonical(&root);
+        fs::create_dir(&root).unwrap();
+        let after = canonical(&root);
+        fs::remove_dir(&root).unwrap();
+        assert_eq!(before.as_os_str(), after.as_os_str());
     }
 }
