@@ -1,5 +1,6 @@
 //! A lease ends when its container has ended and not before, whoever was killed on the way.
 
+use std::fs;
 use std::time::Duration;
 
 use gpushare_tests::bundle::Bundle;
@@ -132,6 +133,30 @@ fn a_wrapper_killed_at_any_point_of_create_leaves_nothing() {
             });
             assert!(returned, "{low_level:?}, round {round}: {:?}", leases(runtime.config()));
         }
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_container_that_its_runtime_has_forgotten_is_ended_by_delete_force() {
+    if !met(NEEDS) {
+        return;
+    }
+    for low_level in LowLevel::ALL {
+        let node = SimulatedNode::one_gpu();
+        let runtime = Runtime::wrapped(low_level, &node);
+        let bundle = request();
+        let container = runtime.create(&bundle).expect("the GPU is free");
+        let init = u64::from(container.pid().unsigned_abs());
+        // As it is when the runtime is killed between its hooks and its own record of the container.
+        fs::remove_dir_all(runtime.root().join(bundle.id())).expect("the record can be removed");
+        let _ = runtime.call(&["delete"], bundle.id());
+        assert!(alive(init), "{low_level:?}: nobody asked for force");
+        assert_eq!(leases(runtime.config()).len(), 1, "{low_level:?}: it lives, so the lease stands");
+
+        runtime.delete_force(bundle.id());
+        assert!(!alive(init), "{low_level:?}");
+        assert_eq!(leases(runtime.config()), [], "{low_level:?}");
     }
 }
 
