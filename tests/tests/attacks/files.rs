@@ -61,17 +61,20 @@ fn a46_a_config_that_is_no_plain_file_is_refused_and_kept() {
             assert!(line.contains("config.json"), "{low_level:?}: {what}: {line}");
             assert_eq!(files(&bundle), before, "{low_level:?}: {what}");
         }
-        // A bundle on a file system that takes no writes.
+        // A bundle on a file system that takes no writes; its image lies on one that does.
         let bundle = share();
         let none: Option<&str> = None;
-        mount(Some(bundle.path()), bundle.path(), none, MsFlags::MS_BIND, none)
-            .expect("a bind mount can be made");
+        for folder in [bundle.path(), &bundle.root()] {
+            mount(Some(folder), folder, none, MsFlags::MS_BIND, none).expect("a bind mount can be made");
+        }
         let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY;
         mount(none, bundle.path(), none, read_only, none).expect("it can be made read-only");
         let scratch = Scratch::new("log");
         let mut create = runtime.command(&scratch.path().join("log.json"), ["create", "--bundle"]);
         let outcome = command::run(create.arg(bundle.path()).arg(bundle.id()));
-        umount(bundle.path()).expect("it can be unmounted");
+        for folder in [&bundle.root(), bundle.path()] {
+            umount(folder).expect("it can be unmounted");
+        }
         assert!(!outcome.success() && outcome.stderr.contains("config.json"), "{low_level:?}: {outcome:?}");
         assert_eq!(leases(runtime.config()), [], "{low_level:?}");
     });
