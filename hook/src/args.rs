@@ -28,11 +28,13 @@ pub enum Call {
         stage: Stage,
         /// The settings file, where it is not the default one.
         config: Option<PathBuf>,
+        /// Whether the hook came with a CDI device of gpushare's, which may have brought a GPU's nodes.
+        cdi: bool,
     },
 }
 
 impl Call {
-    /// Reads `STAGE [--config FILE]`, or what [`Args::parse`] reads.
+    /// Reads `STAGE [--cdi] [--config FILE]`, or what [`Args::parse`] reads.
     ///
     /// # Errors
     /// On anything else.
@@ -44,9 +46,12 @@ impl Call {
             Some("poststop") => Stage::Poststop,
             _ => return Args::parse(words.into_iter()).map(Self::Wrapper),
         };
-        match (words.len(), word(1)) {
-            (1, _) => Ok(Self::HookOnly { stage, config: None }),
-            (3, Some("--config")) => Ok(Self::HookOnly { stage, config: Some(PathBuf::from(&words[2])) }),
+        let cdi = word(1) == Some("--cdi");
+        match &words[1 + usize::from(cdi)..] {
+            [] => Ok(Self::HookOnly { stage, config: None, cdi }),
+            [flag, file] if flag == "--config" => {
+                Ok(Self::HookOnly { stage, config: Some(PathBuf::from(file)), cdi })
+            }
             _ => Args::parse(words.into_iter()).map(Self::Wrapper),
         }
     }
@@ -116,23 +121,31 @@ mod tests {
 
     #[test]
     fn a_stage_alone_is_hook_only_mode() {
-        for (line, want, file) in [
-            ("createRuntime", Stage::Prestart, None),
-            ("prestart", Stage::Prestart, None),
-            ("poststop --config /etc/x.toml", Stage::Poststop, Some("/etc/x.toml")),
+        for (line, want, file, of_cdi) in [
+            ("createRuntime", Stage::Prestart, None, false),
+            ("prestart", Stage::Prestart, None, false),
+            ("poststop --config /etc/x.toml", Stage::Poststop, Some("/etc/x.toml"), false),
+            ("createRuntime --cdi", Stage::Prestart, None, true),
+            ("poststop --cdi --config /etc/x.toml", Stage::Poststop, Some("/etc/x.toml"), true),
         ] {
             let call = Call::parse(line.split(' ').map(OsString::from)).unwrap();
             assert_eq!(call.stage(), want, "{line}");
             assert!(
-                matches!(call, Call::HookOnly { config, .. } if config == file.map(PathBuf::from)),
+                matches!(call, Call::HookOnly { config, cdi, .. } if config == file.map(PathBuf::from) && cdi == of_cdi),
                 "{line}"
             );
         }
         let wrapper = "prestart --state /s --lease 7 --root /r --id a";
         assert!(matches!(Call::parse(wrapper.split(' ').map(OsString::from)), Ok(Call::Wrapper(_))));
-        for line in
-            ["", "createContainer", "poststart", "prestart --config", "prestart --config /a b", "prestart x"]
-        {
+        for line in [
+            "",
+            "createContainer",
+            "poststart",
+            "prestart --config",
+            "prestart --config /a b",
+            "prestart x",
+            "prestart --cdi x",
+        ] {
             assert!(Call::parse(line.split(' ').map(OsString::from)).is_err(), "{line}");
         }
     }

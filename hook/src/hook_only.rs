@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use gpushare_config::Config;
 use gpushare_inject::{Asking, Bundle, Live, Region, grant, one_line, refusal};
 use gpushare_quota::{Holder, LeaseKey, LeaseState, ReleaseReason, StateFolder, Store};
@@ -21,6 +21,10 @@ use crate::sanitise;
 /// How long poststop waits for the last processes of a container that was killed.
 const END: Duration = Duration::from_secs(2);
 
+/// A device of ours without its request: the variable is not read under the settings, or the container is a pod's sandbox.
+const NO_REQUEST: &str = "it has a CDI device of gpushare's, and no request of it is read: leave the device out where \
+     request.env is false and for a pod's sandbox (annotation container-type), or ask by annotation";
+
 /// A container as its runtime describes it.
 struct State {
     id: String,
@@ -28,11 +32,12 @@ struct State {
     bundle: PathBuf,
 }
 
-/// Grants what the bundle asks for, and puts it into the container. A bundle that asks for nothing is left alone.
+/// Grants what the bundle asks for, and puts it into the container. A bundle that asks for nothing is left alone, unless
+/// the hook came with a CDI device (`cdi`): its nodes, which the engine has put in by now, would stand without a lease.
 ///
 /// # Errors
 /// When the request cannot be read or met, or the container cannot be changed: it must not start then.
-pub fn create(state: &[u8], file: Option<&Path>) -> Result<()> {
+pub fn create(state: &[u8], file: Option<&Path>, cdi: bool) -> Result<()> {
     let state = State::parse(state)?;
     let config = load(file)?;
     config.log.start();
@@ -40,6 +45,7 @@ pub fn create(state: &[u8], file: Option<&Path>) -> Result<()> {
     let json = bundle.json()?;
     let container = Container::from_json(&json);
     let done = match gpushare_request::read(&container, &config.request) {
+        Ok(None) if cdi => Err(anyhow!(NO_REQUEST)),
         Ok(None) => return Ok(()),
         Ok(Some(request)) => give(&state, (&request, &container), &bundle, json, &config, file),
         Err(error) => Err(error.into()),

@@ -35,7 +35,9 @@ fn run() -> Result<()> {
     match (&call, call.stage()) {
         (Call::Wrapper(args), Stage::Prestart) => stage::prestart(args, &state),
         (Call::Wrapper(args), Stage::Poststop) => stage::poststop(args),
-        (Call::HookOnly { config, .. }, Stage::Prestart) => hook_only::create(&state, config.as_deref()),
+        (Call::HookOnly { config, cdi, .. }, Stage::Prestart) => {
+            hook_only::create(&state, config.as_deref(), *cdi)
+        }
         (Call::HookOnly { config, .. }, Stage::Poststop) => hook_only::poststop(&state, config.as_deref()),
     }
 }

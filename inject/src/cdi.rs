@@ -164,8 +164,9 @@ fn node(device: &LinuxDevice, plan: &Plan) -> Node {
 
 fn hooks(hook: &Path, settings: Option<&Path>) -> Vec<Hook> {
     let file = settings.map(|path| ["--config".to_owned(), path.to_string_lossy().into_owned()]);
+    // `--cdi` tells the hook that nodes stand in the bundle already, which nothing but a lease may leave there.
     let args = |stage: &str| {
-        ["gpushare-hook", stage].map(str::to_owned).into_iter().chain(file.iter().flatten().cloned())
+        ["gpushare-hook", stage, "--cdi"].map(str::to_owned).into_iter().chain(file.iter().flatten().cloned())
     };
     let stage = |stage: &'static str| Hook {
         hook_name: stage,
@@ -213,7 +214,7 @@ mod tests {
         let devices = ["4GiB", "25pct-30", "1.5GiB"].map(CdiDevice::share).to_vec();
         let hook_of = |stage: &str| {
             json!({
-                "hookName": stage, "path": "/opt/gpushare-hook", "args": ["gpushare-hook", stage], "timeout": 10,
+                "hookName": stage, "path": "/opt/gpushare-hook", "args": ["gpushare-hook", stage, "--cdi"], "timeout": 10,
                 "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GPUSHARE_HOOK=1"]
             })
         };
@@ -268,7 +269,7 @@ mod tests {
     fn the_hook_is_told_of_settings_that_are_not_at_their_place() {
         let hooks = hooks(Path::new("/opt/gpushare-hook"), Some(Path::new("/opt/gpushare.toml")));
         let args: Vec<String> = hooks.iter().map(|hook| hook.args.join(" ")).collect();
-        let of = |stage: &str| format!("gpushare-hook {stage} --config /opt/gpushare.toml");
+        let of = |stage: &str| format!("gpushare-hook {stage} --cdi --config /opt/gpushare.toml");
         assert_eq!(args, [of("createRuntime"), of("poststop")]);
     }
 }

@@ -209,6 +209,37 @@ fn a_container_without_a_request_is_left_alone() {
 
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
+fn a_gpu_of_a_cdi_device_whose_request_is_not_read_is_refused() {
+    if !met(NEEDS) {
+        return;
+    }
+    for low_level in LowLevel::ALL {
+        let node = SimulatedNode::one_gpu();
+        let low_level_settings = low_level.settings();
+        let no_env = node.config_with("no-env", &format!("[request]\nenv = false\n{low_level_settings}"));
+        let env = node.config_with("env", &low_level_settings);
+        let sandbox = ("io.kubernetes.cri.container-type", "sandbox");
+        for (settings, (name, value)) in [(env, sandbox), (no_env, ("other", "x"))] {
+            let config = settings.to_string_lossy().into_owned();
+            let bundle = Bundle::small()
+                .annotation(name, value)
+                .env("GPUSHARE_CDI_GPU_0", "gpushare.io/gpu=0")
+                .hook("createRuntime", &artifacts::hook(), &["createRuntime", "--cdi", "--config", &config]);
+            for runtime in [
+                hooked::runtime(low_level, &node, Cgroups::Machine),
+                Runtime::with_config(low_level, &settings),
+            ] {
+                let refusal = runtime.create(&bundle).expect_err("no GPU stands without a lease");
+                let told = format!("{refusal:?}"); // crun drops what a hook says
+                assert!(low_level == LowLevel::Crun || told.contains("no request"), "{told}");
+                runtime.delete_force(bundle.id());
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
 fn a_share_that_the_node_cannot_hold_fails_create_and_leaves_nothing() {
     if !met(NEEDS) {
         return;
