@@ -46,9 +46,9 @@ pub enum FileState {
 }
 
 /// NVIDIA's own major number.
-const MAJOR: u32 = 195;
-const CONTROL_MINOR: u32 = 255;
-const MODESET_MINOR: u32 = 254;
+pub(crate) const MAJOR: u32 = 195;
+pub(crate) const CONTROL_MINOR: u32 = 255;
+pub(crate) const MODESET_MINOR: u32 = 254;
 /// `capabilities/gpuN/mig/giN/ciN/access` is the deepest file there is.
 const CAPABILITY_DEPTH: u32 = 6;
 
@@ -166,7 +166,7 @@ impl DeviceFile {
 }
 
 /// The character devices of `/proc/devices`, by their whole names: one name begins another.
-fn majors(proc_root: &Path) -> Result<BTreeMap<String, u32>, NodeError> {
+pub(crate) fn majors(proc_root: &Path) -> Result<BTreeMap<String, u32>, NodeError> {
     let text = proc::read(&proc_root.join("proc/devices"))?;
     let lines = text.lines().skip_while(|line| *line != "Character devices:").skip(1);
     let entries = lines.take_while(|line| !line.is_empty()).filter_map(|line| {

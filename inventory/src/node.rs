@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use crate::device_files::{self, CONTROL_MINOR, MAJOR, MODESET_MINOR};
 use crate::driver::{Driver, DriverError};
 use crate::memory::DeviceMemory;
 use crate::proc::{self, ProcError};
@@ -83,6 +84,8 @@ pub struct Node {
     pub modeset: Option<DeviceNode>,
     /// The nodes below `/dev/dri` by the GPU that they belong to, for graphics and display; none without nvidia-drm.
     pub render: Vec<(GpuUuid, DeviceNode)>,
+    /// The major number of MIG's nodes below `/dev/nvidia-caps`; `None` while no module has it.
+    pub capabilities_major: Option<u32>,
     /// What NVML told of driver and GPUs; `None` while nobody asked it.
     pub totals: Option<Totals>,
 }
@@ -120,6 +123,18 @@ pub enum NodeError {
         /// The node.
         path: PathBuf,
     },
+    /// A device node of another boot's driver, or of no driver: it would give a container some other device.
+    #[error("device node {path} has the number {found}, and the kernel says {wanted}; {remedy}")]
+    Number {
+        /// The node.
+        path: PathBuf,
+        /// `MAJOR:MINOR` as it is.
+        found: String,
+        /// `MAJOR:MINOR` as it should be.
+        wanted: String,
+        /// Who makes it anew.
+        remedy: &'static str,
+    },
     /// A `/proc` file could not be used.
     #[error(transparent)]
     Proc(#[from] ProcError),
@@ -144,21 +159,26 @@ impl Node {
         };
         let version =
             proc::driver_version(&text).ok_or(ProcError::Format { path, what: "the driver's version" })?;
-        let control = device_node(&roots.dev, "nvidiactl")?;
+        let majors = device_files::majors(&roots.proc)?;
+        let control = nvidias_node(&roots.dev, "nvidiactl", (MAJOR, CONTROL_MINOR))?;
         let found = gpus(&nvidia.join("gpus"), &roots.dev)?;
-        let render = found.iter().flat_map(|(address, gpu)| {
-            render_nodes(roots, *address).into_iter().map(|node| (gpu.uuid, node))
-        });
-        let render = render.collect();
+        let mut render = Vec::new();
+        for (address, gpu) in &found {
+            render.extend(render_nodes(roots, *address)?.into_iter().map(|node| (gpu.uuid, node)));
+        }
         let gpus = found.into_iter().map(|(_, gpu)| gpu).collect();
         let driver = Driver::locate(roots, version)?;
         Ok(Self {
             gpus,
             driver,
             control,
-            uvm: device_node(&roots.dev, "nvidia-uvm").ok(),
-            modeset: device_node(&roots.dev, "nvidia-modeset").ok(),
+            uvm: match majors.get("nvidia-uvm") {
+                Some(major) => where_made(nvidias_node(&roots.dev, "nvidia-uvm", (*major, 0)))?,
+                None => None, // without its module, a node of this name is of another boot
+            },
+            modeset: where_made(nvidias_node(&roots.dev, "nvidia-modeset", (MAJOR, MODESET_MINOR)))?,
             render,
+            capabilities_major: majors.get("nvidia-caps").copied(),
             totals: None,
         })
     }
@@ -188,7 +208,7 @@ fn gpus(folder: &Path, dev_root: &Path) -> Result<Vec<(PciAddress, Gpu)>, NodeEr
         let minor = information.minor.ok_or_else(|| unknown("Device Minor"))?;
         let uuid = information.uuid.ok_or_else(|| unknown("GPU UUID"))?;
         let model = information.model.unwrap_or_else(|| "unknown".to_owned());
-        let node = device_node(dev_root, &format!("nvidia{minor}"))?;
+        let node = nvidias_node(dev_root, &format!("nvidia{minor}"), (MAJOR, minor))?;
         found.push((address, Gpu { index: 0, uuid, minor, model, memory: None, node }));
     }
     if found.is_empty() {
@@ -203,17 +223,52 @@ fn gpus(folder: &Path, dev_root: &Path) -> Result<Vec<(PciAddress, Gpu)>, NodeEr
 pub(crate) type PciAddress = (u32, u8, u8, u8);
 pub(crate) type PciFolder = (PciAddress, PathBuf);
 
-/// The DRM nodes of the GPU at `address`, by the names that the kernel gave them.
-fn render_nodes(roots: &Roots, (domain, bus, device, function): PciAddress) -> Vec<DeviceNode> {
+/// The DRM nodes of the GPU at `address`, by the names and numbers that the kernel gave them.
+fn render_nodes(
+    roots: &Roots,
+    (domain, bus, device, function): PciAddress,
+) -> Result<Vec<DeviceNode>, NodeError> {
     let address = format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}");
     let folder = roots.proc.join("sys/bus/pci/devices").join(address).join("drm");
-    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    let entries = fs::read_dir(&folder).into_iter().flatten().filter_map(Result::ok);
     let mut names: Vec<String> = entries
         .filter_map(|entry| entry.file_name().into_string().ok())
         .filter(|name| name.starts_with("card") || name.starts_with("renderD"))
         .collect();
     names.sort();
-    names.iter().filter_map(|name| device_node(&roots.dev, &format!("dri/{name}")).ok()).collect()
+    let mut nodes = Vec::new();
+    for name in names {
+        let Some(node) = where_made(device_node(&roots.dev, &format!("dri/{name}")))? else { continue };
+        let wanted = proc::read(&folder.join(&name).join("dev"))?;
+        nodes.push(node.numbered(wanted.trim(), "remove it, and have udev make it anew (udevadm trigger)")?);
+    }
+    Ok(nodes)
+}
+
+/// No node is no error where not every node has it.
+fn where_made(node: Result<DeviceNode, NodeError>) -> Result<Option<DeviceNode>, NodeError> {
+    match node {
+        Ok(node) => Ok(Some(node)),
+        Err(NodeError::NoDeviceNode { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A node of the driver's, which must have the numbers that this boot's driver has: a container gets a rule for them.
+fn nvidias_node(dev_root: &Path, name: &str, (major, minor): (u32, u32)) -> Result<DeviceNode, NodeError> {
+    let wanted = format!("{major}:{minor}");
+    device_node(dev_root, name)?.numbered(&wanted, "make it anew with `gpushare system nodes`")
+}
+
+impl DeviceNode {
+    /// The node, if its number is `wanted` (`MAJOR:MINOR`).
+    fn numbered(self, wanted: &str, remedy: &'static str) -> Result<Self, NodeError> {
+        let found = format!("{}:{}", self.major, self.minor);
+        if found == wanted {
+            return Ok(self);
+        }
+        Err(NodeError::Number { path: self.host_path, found, wanted: wanted.to_owned(), remedy })
+    }
 }
 
 /// The folders of the GPUs below `folder`, in no order.
@@ -297,6 +352,26 @@ mod tests {
         fs::write(gpu.join("information"), "GPU Excluded: Yes\nDevice Minor: 0\n").unwrap();
         let error = gpus(root.path(), Path::new("/")).unwrap_err();
         assert!(matches!(error, NodeError::NoGpu { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_node_has_the_number_that_the_kernel_says_or_is_none() {
+        // Any character device that is everywhere: /dev/null is 1:3.
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("dev")).unwrap();
+        let null = |wanted: &str| device_node(Path::new("/"), "null").unwrap().numbered(wanted, "do it");
+        assert_eq!(null("1:3").unwrap().path, Path::new("/dev/null"));
+        for wanted in ["195:3", "1:1", "", "1:3\n"] {
+            let error = null(wanted).unwrap_err();
+            assert!(matches!(error, NodeError::Number { .. }), "{wanted:?}: {error}");
+            assert!(where_made(Err(error)).is_err(), "{wanted:?}");
+        }
+        let error = nvidias_node(Path::new("/"), "null", (195, 255)).unwrap_err().to_string();
+        assert!(
+            ["/dev/null", "1:3", "195:255", "system nodes"].iter().all(|part| error.contains(part)),
+            "{error}"
+        );
+        assert_eq!(where_made(device_node(root.path(), "nvidia-uvm")).unwrap(), None);
     }
 
     #[test]

@@ -56,6 +56,7 @@ fn full_node() -> SimulatedNode {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o660)).expect("its mode can be set");
         if mine {
             fs::create_dir_all(drm.join(name)).expect("a folder of the node can be made");
+            fs::write(drm.join(name).join("dev"), format!("226:{minor}\n")).expect("a file can be written");
         }
     }
     node

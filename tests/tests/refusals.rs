@@ -9,6 +9,7 @@ use gpushare_tests::leases::leases;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::runtime::{LowLevel, Runtime};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox];
 
@@ -124,6 +125,30 @@ fn a_node_without_a_usable_driver_says_so_and_still_runs_other_containers() {
         assert_eq!(leases(runtime.config()), [], "{name}");
         let other = Bundle::small();
         assert_eq!(runtime.run(&other).status().as_deref(), Some("running"), "{name}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and runc: makes device nodes"]
+fn a_device_node_of_another_number_than_the_kernels_is_refused() {
+    if !met(NEEDS) {
+        return;
+    }
+    for (name, number, wanted) in [
+        ("nvidia0", (195, 1), "195:0"),
+        ("nvidiactl", (195, 254), "195:255"),
+        ("nvidia-uvm", (1, 1), "511:0"),
+        ("nvidia-modeset", (195, 0), "195:254"),
+    ] {
+        let node = SimulatedNode::one_gpu();
+        let path = node.root().join("dev").join(name);
+        let _ = fs::remove_file(&path);
+        mknod(&path, SFlag::S_IFCHR, Mode::S_IRUSR, makedev(number.0, number.1)).expect("a node can be made");
+        let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+        let line = refused(&runtime, &Bundle::small().env("GPUSHARE_MEMORY", "4GiB"));
+        let parts = [name, &format!("{}:{}", number.0, number.1), wanted, "gpushare system nodes"];
+        assert_eq!(parts.iter().find(|part| !line.contains(*part)), None, "{line}");
+        assert_eq!(leases(runtime.config()), [], "{name}");
     }
 }
 
