@@ -29,8 +29,8 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let lease = lease(&request, store.preview(&request, &node.gpus, &config.quota)?)?;
     Requirements::of(&container)?.check(&gpushare_inject::offer(&node, &lease))?;
     let root = bundle.root(&json);
-    let plan =
-        Plan::new(&request, &lease, &node, &programs(&config, state.path()), &Image::look(&root, &json)?)?;
+    let image = Image::look(&root, bundle.path(), &json)?;
+    let plan = Plan::new(&request, &lease, &node, &programs(&config, state.path()), &image)?;
     Image::check(&root, &json, plan.targets())?;
     if as_json {
         let grants: Vec<Value> = lease.grants.iter().map(grant).collect();

@@ -96,6 +96,11 @@ impl Bundle {
         serde_json::from_slice(&self.text).map_err(|source| self.malformed(source))
     }
 
+    /// The bundle's folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The container's root folder on the host.
     pub fn root(&self, json: &Value) -> PathBuf {
         let root = json.pointer("/root/path").and_then(Value::as_str).unwrap_or("rootfs");

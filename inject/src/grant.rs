@@ -109,7 +109,7 @@ pub fn grant<T, E: From<GrantError>>(
         tracing::warn!(container = %asking.key.container, variable, "switch of another system ignored");
     }
     let root = asking.bundle.root(&asking.json);
-    let image = Image::look(&root, &asking.json).map_err(GrantError::from)?;
+    let image = Image::look(&root, asking.bundle.path(), &asking.json).map_err(GrantError::from)?;
     let state = StateFolder::open(settings.programs.state).map_err(GrantError::from)?;
     let node = Node::open(settings.roots).map_err(GrantError::from)?;
     let node = stock::known(node, state.path(), settings).map_err(GrantError::from)?;

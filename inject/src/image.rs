@@ -25,6 +25,8 @@ pub struct Image {
     pub library_folder: PathBuf,
     /// Driver libraries that the image brings along (cuda-compat, a committed container), by their paths in it.
     pub driver_copies: Vec<PathBuf>,
+    /// A folder that its loader searches, where a volume brings a driver.
+    pub driver_volume: Option<PathBuf>,
 }
 
 /// Why nothing can be put into this container.
@@ -96,11 +98,11 @@ fn usable(root: &Root, folder: &Path) -> Option<PathBuf> {
 }
 
 impl Image {
-    /// Looks at the root folder of the bundle with this config.json.
+    /// Looks at the root folder of the bundle with this config.json; `bundle` is its folder.
     ///
     /// # Errors
     /// When it cannot be opened.
-    pub fn look(root: &Path, json: &Value) -> Result<Self, ImageError> {
+    pub fn look(root: &Path, bundle: &Path, json: &Value) -> Result<Self, ImageError> {
         let root = open_root(root)?;
         let volumes = Volumes::of(&root, json);
         let folders = family(&root).iter().map(Path::new);
@@ -113,8 +115,10 @@ impl Image {
         let library_folder = open.or(found.first()).map_or(Path::new("/usr/lib"), |(folder, _)| *folder);
         // What a volume hides, no loader finds.
         let seen = |copy: &PathBuf| volumes.over(copy, &led(&root, copy)).is_none();
-        let driver_copies = copies::find(&root, json).into_iter().filter(seen).collect();
-        Ok(Self { library_folder: library_folder.into(), driver_copies })
+        let searched = copies::searched(&root, json);
+        let driver_copies = copies::find(&root, &searched).into_iter().filter(seen).collect();
+        let driver_volume = copies::volume(&root, bundle, json, &searched);
+        Ok(Self { library_folder: library_folder.into(), driver_copies, driver_volume })
     }
 
     /// Checks that each target can take what is mounted there (a folder where the second part says so), and that no
@@ -219,18 +223,19 @@ fn path_of(fd: i32) -> std::io::Result<PathBuf> {
 /// matters: targets are made in them.
 fn mounts(json: &Value) -> (Vec<PathBuf>, Vec<PathBuf>) {
     let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
-    let (bound, others): (Vec<&Value>, Vec<&Value>) = mounts.partition(|mount| {
-        let option = |wanted: &str| {
-            let options = mount.get("options").and_then(Value::as_array).into_iter().flatten();
-            options.filter_map(Value::as_str).any(|option| option == wanted)
-        };
-        mount.get("type").and_then(Value::as_str) == Some("bind") || option("bind") || option("rbind")
-    });
+    let (bound, others): (Vec<&Value>, Vec<&Value>) = mounts.partition(|mount| is_bind(mount));
     let paths = |mounts: Vec<&Value>| -> Vec<PathBuf> {
         let written = mounts.into_iter().filter_map(|mount| mount.get("destination")?.as_str());
         written.map(PathBuf::from).filter(|path| path != Path::new("/")).collect()
     };
     (paths(bound), paths(others))
+}
+
+fn is_bind(mount: &Value) -> bool {
+    let options = mount.get("options").and_then(Value::as_array).into_iter().flatten();
+    let mut options = options.filter_map(Value::as_str);
+    mount.get("type").and_then(Value::as_str) == Some("bind")
+        || options.any(|option| matches!(option, "bind" | "rbind"))
 }
 
 /// What `path` is inside the root, and where it lies there once links are followed.
@@ -277,7 +282,7 @@ mod tests {
     }
 
     fn folder(root: &Path) -> PathBuf {
-        Image::look(root, &json!({})).unwrap().library_folder
+        Image::look(root, root, &json!({})).unwrap().library_folder
     }
 
     #[test]
@@ -320,7 +325,7 @@ mod tests {
             ("/usr", "/usr/lib/x86_64-linux-gnu"), // no place is left, which `check` says
         ] {
             let json = json!({"mounts": [{"destination": written, "type": "bind", "source": "/x"}]});
-            let image = Image::look(root.path(), &json).unwrap();
+            let image = Image::look(root.path(), root.path(), &json).unwrap();
             assert_eq!(image.library_folder, Path::new(want), "a volume at {written}");
         }
     }
@@ -331,8 +336,38 @@ mod tests {
         fs::write(root.path().join("usr/local/cuda/compat/libcuda.so.1"), "").unwrap();
         for (written, want) in [("/usr/local/cuda", 0), ("/usr/local/", 0), ("/usr/local/cuda/lib", 1)] {
             let json = json!({"mounts": [{"destination": written, "type": "bind", "source": "/x"}]});
-            let image = Image::look(root.path(), &json).unwrap();
+            let image = Image::look(root.path(), root.path(), &json).unwrap();
             assert_eq!(image.driver_copies.len(), want, "a volume at {written}: {:?}", image.driver_copies);
+        }
+    }
+
+    #[test]
+    fn a_volume_with_a_driver_is_seen_where_a_loader_looks() {
+        let root = image(&["usr/lib", "usr/local"]);
+        let bundle = image(&["driver/lib64", "data", "links"]);
+        fs::write(bundle.path().join("driver/lib64/libnvidia-ml.so.535.1"), "").unwrap();
+        fs::write(bundle.path().join("data/libnvidia-ptxjitcompiler.so.1"), "").unwrap();
+        symlink("../driver/lib64", bundle.path().join("links/out")).unwrap();
+        symlink("/usr/local/nvidia", root.path().join("opt")).unwrap();
+        let nvidia = Path::new("/usr/local/nvidia/lib64");
+        let absolute = bundle.path().join("driver").to_str().unwrap().to_owned();
+        for (mounts, want) in [
+            (&[("driver/lib64", "/usr/local/nvidia/lib64")][..], Some(nvidia)),
+            (&[("driver", "/usr/local/nvidia")], Some(nvidia)),
+            (&[(&absolute, "/opt")], Some(nvidia)),
+            (&[("driver/lib64", "/usr/local/nvidia/lib64/sub")], None),
+            (&[("driver", "/usr/local/nvidia"), ("data", "/usr/local/nvidia/lib64")], None),
+            (&[("data", "/usr/local/nvidia/lib64"), ("driver", "/usr/local/nvidia/")], Some(nvidia)),
+            (&[("links/out", "/conf")], Some(Path::new("/conf"))),
+            (&[("links", "/links")], None),
+            (&[("none", "/conf")], None),
+        ] {
+            let mount = |(source, target): &(&str, &str)| json!({"destination": target, "type": "bind", "source": source, "options": ["rbind", "ro"]});
+            let env = ["LD_LIBRARY_PATH=/conf:/links/out"];
+            let json =
+                json!({"mounts": mounts.iter().map(mount).collect::<Vec<_>>(), "process": {"env": env}});
+            let image = Image::look(root.path(), bundle.path(), &json).unwrap();
+            assert_eq!(image.driver_volume.as_deref(), want, "{mounts:?}");
         }
     }
 

@@ -98,6 +98,15 @@ pub enum PlanError {
         /// The source.
         path: PathBuf,
     },
+    /// A volume with a driver: ours cannot lie over its files, which are the host's.
+    #[error(
+        "the volume over {folder} brings a driver of its own, which the container would find beside its share; mount it \
+         elsewhere, or ask for the whole GPU with GPUSHARE_MODE=exclusive"
+    )]
+    DriverVolume {
+        /// The folder in the container.
+        folder: PathBuf,
+    },
     /// CUDA needs a node that the driver has not made.
     #[error("/dev/nvidia-uvm is missing, which CUDA needs; create it with `gpushare system nodes`")]
     NoUvm,
@@ -198,6 +207,9 @@ fn interception(
     programs: &Programs,
     image: &Image,
 ) -> Result<Vec<Mount>, PlanError> {
+    if let Some(folder) = &image.driver_volume {
+        return Err(PlanError::DriverVolume { folder: folder.clone() });
+    }
     let mut mounts = Vec::new();
     for (capability, stem, private) in LIBRARIES {
         if !request.capabilities.has(capability) {

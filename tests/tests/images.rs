@@ -12,7 +12,7 @@ use gpushare_tests::bundle::Bundle;
 use gpushare_tests::distribution::{self, CLIENT, MULTIARCH};
 use gpushare_tests::docker::Docker;
 use gpushare_tests::image;
-use gpushare_tests::leases::leases;
+use gpushare_tests::leases::{cli, leases};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
@@ -352,6 +352,38 @@ fn a_libcuda_that_the_image_brings_along_is_covered() {
     ] {
         assert_limited(&runtime, &bundle, what);
     }
+}
+
+/// The folder of GKE's device plugin, which CUDA images name in LD_LIBRARY_PATH.
+#[test]
+#[ignore = "needs root and runc: would run containers"]
+fn a_volume_with_the_driver_is_refused_beside_a_share_and_fits_a_whole_gpu() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let with_volume = |name: &str, value: &str| {
+        let bundle = Bundle::of(distribution::debian).env(name, value).args(&PROBE);
+        bundle.env("LD_LIBRARY_PATH", "/usr/local/nvidia/lib:/usr/local/nvidia/lib64").mount(json!({
+            "destination": "/usr/local/nvidia/lib64", "type": "bind", "source": node.libraries(),
+            "options": ["rbind", "ro"]
+        }))
+    };
+    let share = with_volume("GPUSHARE_MEMORY", "4GiB");
+    let refusal = runtime.create(&share).expect_err("the driver's own library knows no limit").line();
+    let folder = share.path().to_str().expect("a path in UTF-8");
+    let planned = cli(runtime.config(), &["plan", "--bundle", folder]);
+    assert!(!planned.success(), "{planned:?}");
+    for told in [refusal, planned.stderr] {
+        assert!(told.contains("/usr/local/nvidia/lib64") && told.contains("GPUSHARE_MODE"), "{told}");
+    }
+    assert_eq!(leases(runtime.config()), []);
+    let whole = with_volume("GPUSHARE_MODE", "exclusive");
+    let container = runtime.create(&whole).expect("a whole GPU has no limit");
+    container.start();
+    assert!(container.wait_stopped(SOON));
+    Report::parse(&container.stdout()).assert_size(80 * GIB);
 }
 
 /// A volume of the user over the folder: a target made there would be an empty file on the host.

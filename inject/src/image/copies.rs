@@ -22,6 +22,8 @@ const STEMS: [&str; 7] = [
     "libnvidia-pkcs11-openssl3",
     "libnvidia-tileiras",
 ];
+/// Those of which a share has ours in place.
+const INTERCEPTED: [&str; 2] = [STEMS[0], STEMS[1]];
 const DEFAULT_FOLDERS: [&str; 8] = [
     super::TRIPLET_FOLDERS[0],
     super::TRIPLET_FOLDERS[1],
@@ -37,30 +39,69 @@ const MAX_ENTRIES: usize = 20_000;
 const MAX_COPIES: usize = 128;
 const MAX_CONF_BYTES: u64 = 64 << 10;
 
-/// The paths of all copies, each once, by folder.
-pub(super) fn find(root: &Root, json: &Value) -> Vec<PathBuf> {
+/// The folders that the container's loader may search.
+pub(super) fn searched(root: &Root, json: &Value) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = DEFAULT_FOLDERS.iter().map(PathBuf::from).collect();
     folders.extend(compat(root));
     folders.extend(variable(json, "LD_LIBRARY_PATH="));
     folders.extend(variable(json, "PATH=").filter_map(beside_programs));
     folders.extend(conf(root));
+    folders.truncate(MAX_FOLDERS);
+    folders
+}
+
+/// The first of the folders `searched` that a volume of the bundle brings, with a library in it that a share intercepts.
+/// Nothing of ours is mounted there: its files are the host's.
+pub(super) fn volume(root: &Root, bundle: &Path, json: &Value, searched: &[PathBuf]) -> Option<PathBuf> {
+    let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
+    let placed: Vec<(PathBuf, Option<PathBuf>)> = mounts
+        .filter_map(|mount| {
+            let source = mount.get("source").and_then(Value::as_str).filter(|_| super::is_bind(mount));
+            let place = super::led(root, Path::new(mount.get("destination")?.as_str()?));
+            Some((place, source.map(|source| bundle.join(source))))
+        })
+        .collect();
+    let brings_driver = |folder: &&PathBuf| {
+        let at = super::led(root, folder);
+        // What was mounted last lies on top.
+        let Some((place, Some(source))) = placed.iter().rfind(|(place, _)| at.starts_with(place)) else {
+            return false;
+        };
+        let inner = at.strip_prefix(place).unwrap_or(Path::new(""));
+        names_below(source, inner).iter().any(|name| is_of(&INTERCEPTED, name))
+    };
+    searched.iter().find(brings_driver).cloned()
+}
+
+/// The names in a folder of a volume, whose links are followed inside it.
+fn names_below(volume: &Path, folder: &Path) -> Vec<String> {
+    if !volume.is_dir() {
+        return Vec::new(); // to open a FIFO would block
+    }
+    let found = super::open_root(volume).ok().and_then(|volume| resolve(&volume, folder).ok());
+    found.map(|fd| names(&fd)).unwrap_or_default()
+}
+
+/// The paths of all copies in the folders `searched`, each once, by folder.
+pub(super) fn find(root: &Root, searched: &[PathBuf]) -> Vec<PathBuf> {
     let mut seen = Vec::new();
     let mut copies: Vec<PathBuf> = Vec::new();
-    for folder in folders.into_iter().take(MAX_FOLDERS) {
-        let Ok(fd) = resolve(root, relative(&folder)) else { continue };
+    for folder in searched {
+        let Ok(fd) = resolve(root, relative(folder)) else { continue };
         let Ok(real) = fs::read_link(by_descriptor(&fd)) else { continue };
         if seen.contains(&real) {
             continue; // another name of the same folder: a mount covers the file under all of them
         }
         seen.push(real);
-        copies.extend(names(&fd).into_iter().filter(|name| is_driver(name)).map(|name| folder.join(name)));
+        copies
+            .extend(names(&fd).into_iter().filter(|name| is_of(&STEMS, name)).map(|name| folder.join(name)));
     }
     copies.truncate(MAX_COPIES);
     copies
 }
 
-fn is_driver(name: &str) -> bool {
-    STEMS.iter().any(|stem| {
+fn is_of(stems: &[&str], name: &str) -> bool {
+    stems.iter().any(|stem| {
         let rest = name.strip_prefix(stem);
         rest.is_some_and(|rest| rest == ".so" || rest.starts_with(".so."))
     })
@@ -164,7 +205,8 @@ mod tests {
         let json = json!({"process": {"env": [
             "LD_LIBRARY_PATH=/opt/env:/opt/out:relative:/none", "PATH=/opt/conda/bin:/opt/tools:/usr/bin:bin",
         ]}});
-        let mut found = find(&super::super::open_root(root.path()).unwrap(), &json);
+        let root = super::super::open_root(root.path()).unwrap();
+        let mut found = find(&root, &searched(&root, &json));
         for path in &mut found {
             // Which of the two names of one folder is read first is the file system's choice.
             *path = path.to_str().unwrap().replace("cuda-12.4", "cuda").into();
