@@ -1,6 +1,6 @@
 //! A plan put into a config.json that an engine may have written of an image's and a user's strings.
 
-use gpushare_inject::{Plan, is_privileged};
+use gpushare_inject::{Plan, Surroundings, is_privileged};
 use oci_spec::runtime::{
     Hook, HookBuilder, LinuxDevice, LinuxDeviceBuilder, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder,
     LinuxDeviceType, Mount, MountBuilder,
@@ -118,6 +118,7 @@ fn plan() -> Plan {
         prestart: hook("prestart"),
         poststop: hook("poststop"),
         additional_gids: vec![44],
+        surroundings: Surroundings::default(),
     }
 }
 

@@ -186,6 +186,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::surroundings::Surroundings;
 
     /// A plan of one node, whose host path is `host_path`.
     fn plan(host_path: &str, gids: &[u32]) -> Plan {
@@ -201,6 +202,7 @@ mod tests {
             prestart: hook.clone(),
             poststop: hook,
             additional_gids: gids.to_vec(),
+            surroundings: Surroundings::default(),
         }
     }
 

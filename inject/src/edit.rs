@@ -9,10 +9,14 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use gpushare_region::path as inner;
 use serde_json::{Map, Value, json};
 
-use crate::plan::Plan;
+use crate::plan::{Plan, READ_ONLY};
+
+mod beside;
+
+pub use beside::is_privileged;
+use beside::{denies_all, has_user_namespace, refuse_driver, refuse_other_gpus};
 
 /// Why a config.json cannot take a plan.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,6 +35,12 @@ pub enum EditError {
          GPUSHARE_DEVICES"
     )]
     OtherGpu {
+        /// The node or rule.
+        what: String,
+    },
+    /// A node of MIG's beside a lease: it reaches instances of any GPU.
+    #[error("{what} is of MIG's instances or their configuration, which no lease covers; leave it out")]
+    Mig {
         /// The node or rule.
         what: String,
     },
@@ -140,10 +150,10 @@ fn take_back(json: &mut Value, plan: &Plan) {
         take_out(json, "/linux/devices", is_our_node);
         take_out(json, "/linux/resources/devices", is_our_rule);
     }
-    take_out(json, "/mounts", is_our_mount);
+    take_out(json, "/mounts", |mount| is_our_mount(mount) || is_of_a_plan(mount, &plan.surroundings.sources));
 }
 
-fn take_out(json: &mut Value, pointer: &str, is_ours: fn(&Value) -> bool) {
+fn take_out(json: &mut Value, pointer: &str, is_ours: impl Fn(&Value) -> bool) {
     if let Some(list) = json.pointer_mut(pointer).and_then(Value::as_array_mut) {
         list.retain(|entry| !is_ours(entry));
     }
@@ -178,6 +188,14 @@ fn is_our_mount(mount: &Value) -> bool {
         ["nosuid", "rbind", "rprivate"].iter().all(|option| options.iter().any(|other| *other == option));
     let ours = ["/usr/lib/gpushare/", "/dev/nvidia", "/dev/dri/"].iter().any(|ours| target.starts_with(ours));
     ours && as_we_do && mount.get("type").and_then(Value::as_str) == Some("bind")
+}
+
+/// A file of the driver's or ours, mounted wherever an image wants it: a share must not keep those of a whole card.
+fn is_of_a_plan(mount: &Value, sources: &[PathBuf]) -> bool {
+    let source = Path::new(mount.get("source").and_then(Value::as_str).unwrap_or_default());
+    let as_we_do =
+        mount.get("options") == Some(&json!(READ_ONLY)) && mount.get("type") == Some(&json!("bind"));
+    as_we_do && sources.iter().any(|folder| source.starts_with(folder))
 }
 
 fn hooks(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
@@ -251,85 +269,6 @@ fn environment(json: &mut Value) -> Result<(), EditError> {
         seen.insert(name)
     });
     Ok(())
-}
-
-/// A GPU that somebody put into the bundle beside the share (`--device`, `--device-cgroup-rule`, CDI) would be usable
-/// without a limit.
-fn refuse_other_gpus(json: &Value, plan: &Plan) -> Result<(), EditError> {
-    let granted = |minor: u64| plan.devices.iter().any(|device| u64::try_from(device.minor()) == Ok(minor));
-    let entries = |pointer| json.pointer(pointer).and_then(Value::as_array).into_iter().flatten();
-    let of_nvidia = |entry: &&Value| entry.get("major").and_then(Value::as_u64) == Some(NVIDIA_MAJOR);
-    let minor = |entry: &Value| entry.get("minor").and_then(Value::as_u64);
-    for device in entries("/linux/devices").filter(of_nvidia) {
-        if minor(device).is_some_and(|minor| minor < FIRST_CONTROL_MINOR && !granted(minor)) {
-            let path = device.get("path").and_then(Value::as_str).unwrap_or_default();
-            return Err(EditError::OtherGpu { what: format!("device {}", path.escape_debug()) });
-        }
-    }
-    for rule in entries("/linux/resources/devices").filter(of_nvidia).filter(|rule| lets_use(rule)) {
-        // Without a minor, or with -1, the rule is for all of them.
-        if minor(rule).is_none_or(|minor| minor < FIRST_CONTROL_MINOR && !granted(minor)) {
-            let minor = minor(rule).map_or_else(|| "*".to_owned(), |minor| minor.to_string());
-            return Err(EditError::OtherGpu { what: format!("device rule c {NVIDIA_MAJOR}:{minor}") });
-        }
-    }
-    Ok(())
-}
-
-/// NVIDIA's CDI edits, which engines have applied by now, bring the driver's own libraries under their own names: a share
-/// beside them would have no limit. A whole card may have them twice.
-fn refuse_driver(json: &Value, plan: &Plan) -> Result<(), EditError> {
-    let limits = Path::new(inner::LIMITS.to_str().map_err(|_| EditError::Plan)?);
-    if !plan.mounts.iter().any(|mount| mount.destination() == limits) {
-        return Ok(());
-    }
-    let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
-    let targets = mounts.filter_map(|mount| Some(PathBuf::from(mount.get("destination")?.as_str()?)));
-    let ours = |target: &PathBuf| plan.mounts.iter().any(|mount| mount.destination() == target);
-    let is_driver = |target: &PathBuf| {
-        let name = target.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        ["libcuda.so", "libnvidia-ml.so"].iter().any(|library| name.starts_with(library))
-    };
-    match targets.into_iter().find(|target| is_driver(target) && !ours(target)) {
-        Some(target) => {
-            Err(EditError::Driver { target: target.to_string_lossy().escape_debug().to_string() })
-        }
-        None => Ok(()),
-    }
-}
-
-/// Whether a rule allows more than making a node.
-fn lets_use(rule: &Value) -> bool {
-    let access = rule.get("access").and_then(Value::as_str).unwrap_or("rwm");
-    rule.get("allow") == Some(&Value::Bool(true)) && access.contains(['r', 'w'])
-}
-
-/// Whether a rule names neither a major nor a minor number.
-fn is_for_all(rule: &Value) -> bool {
-    let number = |field: &str| rule.get(field).and_then(Value::as_i64).filter(|number| *number >= 0);
-    number("major").is_none() && number("minor").is_none()
-}
-
-fn denies_all(rule: &Value) -> bool {
-    let kind = rule.get("type").and_then(Value::as_str).unwrap_or("a");
-    rule.get("allow") == Some(&Value::Bool(false)) && matches!(kind, "a" | "") && is_for_all(rule)
-}
-
-/// Whether the bundle allows every character device anyway. Such a container is root on the host for every purpose.
-pub fn is_privileged(json: &Value) -> bool {
-    let rules = json.pointer("/linux/resources/devices").and_then(Value::as_array).into_iter().flatten();
-    rules.filter(|rule| lets_use(rule)).any(|rule| {
-        let kind = rule.get("type").and_then(Value::as_str).unwrap_or("a");
-        matches!(kind, "a" | "" | "c") && is_for_all(rule)
-    })
-}
-
-fn has_user_namespace(json: &Value) -> bool {
-    let namespaces = json.pointer("/linux/namespaces").and_then(Value::as_array).into_iter().flatten();
-    let own = namespaces.clone().any(|namespace| namespace.get("type") == Some(&json!("user")));
-    let mapped =
-        json.pointer("/linux/uidMappings").and_then(Value::as_array).is_some_and(|list| !list.is_empty());
-    own || mapped
 }
 
 /// Puts an entry last, in place of those with the same `field`: what comes later in a list of mounts lies on top.

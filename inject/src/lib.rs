@@ -18,6 +18,7 @@ mod offer;
 mod plan;
 mod region;
 mod stock;
+mod surroundings;
 
 pub use bundle::{Bundle, BundleError};
 pub use cdi::{CdiDevice, CdiSpec};
@@ -31,3 +32,4 @@ pub use offer::offer;
 pub use plan::{ExtraMount, Plan, PlanError, Programs};
 pub use region::{Region, RegionError, UsageError};
 pub use stock::StockError;
+pub use surroundings::Surroundings;

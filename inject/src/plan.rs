@@ -18,6 +18,7 @@ use serde::Serialize;
 use crate::fitted;
 use crate::image::Image;
 use crate::region::Region;
+use crate::surroundings::Surroundings;
 
 /// Everything that one container needs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -36,6 +37,9 @@ pub struct Plan {
     pub poststop: Hook,
     /// Groups of device nodes that not everybody may open.
     pub additional_gids: Vec<u32>,
+    /// What the plan leaves out.
+    #[serde(skip)]
+    pub surroundings: Surroundings,
 }
 
 /// Where our own programs and libraries are, and what they are told.
@@ -163,6 +167,7 @@ impl Plan {
             prestart: hook("prestart", lease, programs)?,
             poststop: hook("poststop", lease, programs)?,
             additional_gids,
+            surroundings: Surroundings::of(lease, node, [programs.cache, programs.state]),
         })
     }
 
@@ -317,12 +322,15 @@ pub(crate) fn installed(path: PathBuf, key: &'static str) -> Result<PathBuf, Pla
     }
 }
 
+/// How files of the driver's and ours are mounted.
+pub(crate) const READ_ONLY: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
+
 fn read_only(source: &Path, destination: &Path) -> Result<Mount, OciSpecError> {
-    bind(source, destination, &["ro", "nosuid", "nodev"])
+    bind(source, destination, &READ_ONLY[..3])
 }
 
 fn bind(source: &Path, destination: &Path, options: &[&str]) -> Result<Mount, OciSpecError> {
-    let options = options.iter().chain(&["rbind", "rprivate"]).map(|option| (*option).to_owned());
+    let options = options.iter().chain(&READ_ONLY[3..]).map(|option| (*option).to_owned());
     MountBuilder::default()
         .destination(destination)
         .source(source)

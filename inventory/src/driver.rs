@@ -96,6 +96,10 @@ pub enum DriverError {
 /// The two libraries by which a driver is known.
 const STEMS: [&str; 2] = ["libcuda", "libnvidia-ml"];
 
+/// Where a driver's data files lie below its root, and the folder that they appear in.
+const DATA_PLACES: [(&str, &str); 3] =
+    [("etc", "/etc"), ("usr/share", "/usr/share"), ("run/opengl-driver/share", "/usr/share")];
+
 impl Driver {
     /// Finds the folder with the libraries of `version`.
     ///
@@ -196,11 +200,18 @@ impl Driver {
         Ok(found)
     }
 
+    /// The folders that all of these files lie in, or below.
+    pub fn sources(&self) -> Vec<PathBuf> {
+        let libraries = self.folders.first().map(PathBuf::as_path).unwrap_or(Path::new("/"));
+        let root = self.root.real().unwrap_or(self.root.path());
+        let data = DATA_PLACES.map(|(place, _)| root.join(place));
+        let programs = search::program_folders(self.root.path(), libraries);
+        self.folders.iter().cloned().chain(programs).chain(data).collect()
+    }
+
     /// A file below `/etc` or `/usr/share`, or one that Debian keeps beside the libraries.
     fn data(&self, name: &str, libraries: &Path) -> Option<DriverFile> {
-        for (place, folder) in
-            [("etc", "/etc"), ("usr/share", "/usr/share"), ("run/opengl-driver/share", "/usr/share")]
-        {
+        for (place, folder) in DATA_PLACES {
             if let Some(host_path) = self.root.file(&self.root.path().join(place).join(name)) {
                 return Some(DriverFile { container_path: Path::new(folder).join(name), host_path });
             }

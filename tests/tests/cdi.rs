@@ -316,7 +316,7 @@ fn a_whole_gpu_beside_a_share_is_refused_whoever_brings_it() {
         return;
     }
     type Change = fn(&mut Value);
-    let ways: [(&str, Change, &[&str]); 5] = [
+    let ways: [(&str, Change, &[&str]); 6] = [
         (
             "cdi",
             |spec| spec["annotations"]["cdi.k8s.io/x"] = json!("nvidia.com/gpu=0"),
@@ -348,6 +348,11 @@ fn a_whole_gpu_beside_a_share_is_refused_whoever_brings_it() {
             "rule",
             |spec| spec["linux"]["resources"]["devices"] = json!([{"allow": false, "access": "rwm"}, {"allow": true, "type": "c", "major": 195, "access": "rwm"}]),
             &["195:*", "GPUSHARE_DEVICES"],
+        ),
+        (
+            "rule without a major",
+            |spec| spec["linux"]["resources"]["devices"] = json!([{"allow": false, "access": "rwm"}, {"allow": true, "type": "c", "minor": 1, "access": "rw"}]),
+            &["*:1", "GPUSHARE_DEVICES"],
         ),
     ];
     let node = SimulatedNode::create(2, MODEL, "80GiB");

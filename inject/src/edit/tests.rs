@@ -2,11 +2,13 @@ mod golden;
 
 use std::path::{Path, PathBuf};
 
+use gpushare_region::path as inner;
 use oci_spec::runtime::{
     HookBuilder, LinuxDeviceBuilder, LinuxDeviceCgroupBuilder, LinuxDeviceType, MountBuilder,
 };
 
 use super::*;
+use crate::surroundings::Surroundings;
 
 fn plan() -> Plan {
     let hook = |stage: &str| {
@@ -40,6 +42,7 @@ fn plan() -> Plan {
         prestart: hook("prestart"),
         poststop: hook("poststop"),
         additional_gids: vec![],
+        surroundings: Surroundings::default(),
     }
 }
 
@@ -180,6 +183,80 @@ fn a_rule_for_gpus_beside_the_share_is_refused() {
     }
     let every = bundle(r#"{"allow":true,"type":"c","access":"rwm"}"#);
     assert!(is_privileged(&serde_json::from_str(&every).unwrap()));
+}
+
+/// The plan's GPU on a node that has another one, with a render node, and MIG.
+fn one_of_two() -> Plan {
+    let surroundings =
+        Surroundings { other_nodes: vec![(195, 1), (226, 129)], mig_major: Some(237), sources: vec![] };
+    Plan { surroundings, ..plan() }
+}
+
+#[test]
+fn a_rule_without_a_major_number_is_for_nvidias_too() {
+    let bundle = |rule: &str| format!(r#"{{"linux":{{"resources":{{"devices":[{rule}]}}}}}}"#);
+    for (rule, refused) in [
+        (r#"{"allow":true,"type":"c","minor":1,"access":"rw"}"#, true),
+        (r#"{"allow":true,"type":"c","major":-1,"minor":1,"access":"r"}"#, true),
+        (r#"{"allow":true,"major":-1,"minor":7,"access":"rw"}"#, true),
+        (r#"{"allow":true,"type":"c","minor":0,"access":"rw"}"#, false),
+        (r#"{"allow":true,"type":"c","major":-1,"minor":1,"access":"m"}"#, false),
+        (r#"{"allow":true,"type":"b","minor":1,"access":"rw"}"#, false),
+    ] {
+        let done = edited(&bundle(rule), &plan());
+        assert_eq!(matches!(done, Err(EditError::OtherGpu { .. })), refused, "{rule}: {done:?}");
+    }
+}
+
+#[test]
+fn every_kind_of_node_of_another_gpu_is_refused_as_device_and_as_rule() {
+    for (major, minor, refused) in [
+        ("226", "129", true),
+        ("226", "-1", true),
+        ("226", "128", false),
+        ("195", "1", true),
+        ("237", "1", true),
+        ("237", "-1", true),
+        ("10", "229", false),
+    ] {
+        let numbers = format!(r#""type":"c","major":{major},"minor":{minor}"#);
+        let rule = format!(
+            r#"{{"linux":{{"resources":{{"devices":[{{"allow":true,{numbers},"access":"rw"}}]}}}}}}"#
+        );
+        assert_eq!(edited(&rule, &one_of_two()).is_err(), refused, "rule {major}:{minor}");
+        if minor != "-1" {
+            let device = format!(r#"{{"linux":{{"devices":[{{"path":"/dev/x",{numbers}}}]}}}}"#);
+            assert_eq!(edited(&device, &one_of_two()).is_err(), refused, "device {major}:{minor}");
+            let block = device.replace(r#""type":"c""#, r#""type":"b""#);
+            assert!(edited(&block, &one_of_two()).is_ok(), "block device {major}:{minor}");
+        }
+    }
+    let mut with_card = one_of_two();
+    let card = json!({"path": "/dev/dri/card1", "type": "c", "major": 226, "minor": 1});
+    with_card.devices.push(serde_json::from_value(card).unwrap());
+    let other = r#"{"linux":{"devices":[{"path":"/dev/nvidia1","type":"c","major":195,"minor":1}]}}"#;
+    assert!(edited(other, &with_card).is_err(), "a minor of another driver's grants nothing");
+}
+
+#[test]
+fn files_of_a_whole_card_go_when_the_bundle_asks_for_a_share() {
+    let mounted = |source: &str, target: &str| {
+        let options = READ_ONLY.map(str::to_owned).to_vec();
+        let mount = MountBuilder::default().source(source).destination(target).typ("bind");
+        mount.options(options).build().unwrap()
+    };
+    let surroundings =
+        Surroundings { sources: vec!["/driver/lib".into(), "/cache".into()], ..Surroundings::default() };
+    let share = Plan { surroundings, ..plan() };
+    let mut whole = share.clone();
+    whole.mounts.push(mounted("/driver/lib/libnvidia-opencl.so.535", "/usr/lib/libnvidia-opencl.so.1"));
+    whole.mounts.push(mounted("/cache/fitted-libcuda.so.1", "/opt/libcuda.so"));
+    let users = json!({"mounts": [
+        {"destination": "/data", "type": "bind", "source": "/driver/lib", "options": ["rbind", "ro"]},
+        {"destination": "/more", "type": "bind", "source": "/driver/library", "options": READ_ONLY},
+    ]});
+    let again = edited(&edited(&users.to_string(), &whole).unwrap().to_string(), &share).unwrap();
+    assert_eq!(again["mounts"], edited(&users.to_string(), &share).unwrap()["mounts"]);
 }
 
 #[test]

@@ -1,0 +1,114 @@
+//! What a bundle brings beside a plan, by which the container would get more than its lease: other GPUs' nodes and rules, the
+//! driver of a whole GPU.
+
+use std::path::{Path, PathBuf};
+
+use gpushare_region::path as inner;
+use serde_json::{Value, json};
+
+use super::{EditError, FIRST_CONTROL_MINOR, NVIDIA_MAJOR};
+use crate::plan::Plan;
+
+fn entries<'a>(json: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> + Clone {
+    json.pointer(pointer).and_then(Value::as_array).into_iter().flatten()
+}
+
+/// A GPU that somebody put into the bundle beside the share (`--device`, `--device-cgroup-rule`, CDI) would be usable
+/// without a limit.
+pub(super) fn refuse_other_gpus(json: &Value, plan: &Plan) -> Result<(), EditError> {
+    let number = |entry: &Value, field: &str| entry.get(field).and_then(Value::as_u64);
+    let is_block = |entry: &Value| entry.get("type").and_then(Value::as_str) == Some("b");
+    for device in entries(json, "/linux/devices").filter(|device| !is_block(device)) {
+        let (Some(major), Some(minor)) = (number(device, "major"), number(device, "minor")) else { continue };
+        let path = device.get("path").and_then(Value::as_str).unwrap_or_default();
+        refuse_numbers(plan, Some(major), Some(minor), || format!("device {}", path.escape_debug()))?;
+    }
+    for rule in entries(json, "/linux/resources/devices").filter(|rule| lets_use(rule) && !is_block(rule)) {
+        let numbers = ["major", "minor"].map(|field| number(rule, field));
+        refuse_numbers(plan, numbers[0], numbers[1], || {
+            let [major, minor] =
+                numbers.map(|part| part.map_or_else(|| "*".to_owned(), |part| part.to_string()));
+            format!("device rule c {major}:{minor}")
+        })?;
+    }
+    Ok(())
+}
+
+/// Refuses numbers that a node has which the plan does not give. Without a major or a minor they are all that there are,
+/// as with -1 in a bundle.
+fn refuse_numbers(
+    plan: &Plan,
+    major: Option<u64>,
+    minor: Option<u64>,
+    what: impl Fn() -> String,
+) -> Result<(), EditError> {
+    let is = |part: Option<u64>, number: u64| part.is_none_or(|part| part == number);
+    let granted = |minor: u64| {
+        let numbers = |major, minor| (u64::try_from(major), u64::try_from(minor));
+        plan.devices.iter().any(|d| numbers(d.major(), d.minor()) == (Ok(NVIDIA_MAJOR), Ok(minor)))
+    };
+    let card = is(major, NVIDIA_MAJOR) && minor.is_none_or(|m| m < FIRST_CONTROL_MINOR && !granted(m));
+    let mut others = plan.surroundings.other_nodes.iter();
+    if card || others.any(|(other, m)| is(major, (*other).into()) && is(minor, (*m).into())) {
+        return Err(EditError::OtherGpu { what: what() });
+    }
+    if plan.surroundings.mig_major.is_some_and(|mig| is(major, mig.into())) {
+        return Err(EditError::Mig { what: what() });
+    }
+    Ok(())
+}
+
+/// NVIDIA's CDI edits, which engines have applied by now, bring the driver's own libraries under their own names: a share
+/// beside them would have no limit. A whole card may have them twice.
+pub(super) fn refuse_driver(json: &Value, plan: &Plan) -> Result<(), EditError> {
+    let limits = Path::new(inner::LIMITS.to_str().map_err(|_| EditError::Plan)?);
+    if !plan.mounts.iter().any(|mount| mount.destination() == limits) {
+        return Ok(());
+    }
+    let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
+    let targets = mounts.filter_map(|mount| Some(PathBuf::from(mount.get("destination")?.as_str()?)));
+    let ours = |target: &PathBuf| plan.mounts.iter().any(|mount| mount.destination() == target);
+    let is_driver = |target: &PathBuf| {
+        let name = target.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        ["libcuda.so", "libnvidia-ml.so"].iter().any(|library| name.starts_with(library))
+    };
+    match targets.into_iter().find(|target| is_driver(target) && !ours(target)) {
+        Some(target) => {
+            Err(EditError::Driver { target: target.to_string_lossy().escape_debug().to_string() })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Whether a rule allows more than making a node.
+fn lets_use(rule: &Value) -> bool {
+    let access = rule.get("access").and_then(Value::as_str).unwrap_or("rwm");
+    rule.get("allow") == Some(&Value::Bool(true)) && access.contains(['r', 'w'])
+}
+
+/// Whether a rule names neither a major nor a minor number.
+fn is_for_all(rule: &Value) -> bool {
+    let number = |field: &str| rule.get(field).and_then(Value::as_i64).filter(|number| *number >= 0);
+    number("major").is_none() && number("minor").is_none()
+}
+
+pub(super) fn denies_all(rule: &Value) -> bool {
+    let kind = rule.get("type").and_then(Value::as_str).unwrap_or("a");
+    rule.get("allow") == Some(&Value::Bool(false)) && matches!(kind, "a" | "") && is_for_all(rule)
+}
+
+/// Whether the bundle allows every character device anyway. Such a container is root on the host for every purpose.
+pub fn is_privileged(json: &Value) -> bool {
+    entries(json, "/linux/resources/devices").filter(|rule| lets_use(rule)).any(|rule| {
+        let kind = rule.get("type").and_then(Value::as_str).unwrap_or("a");
+        matches!(kind, "a" | "" | "c") && is_for_all(rule)
+    })
+}
+
+pub(super) fn has_user_namespace(json: &Value) -> bool {
+    let own =
+        entries(json, "/linux/namespaces").any(|namespace| namespace.get("type") == Some(&json!("user")));
+    let mapped =
+        json.pointer("/linux/uidMappings").and_then(Value::as_array).is_some_and(|list| !list.is_empty());
+    own || mapped
+}

@@ -1,0 +1,33 @@
+//! What the node has beyond a plan, by which an edit knows what must not stand beside it, and what an earlier plan left.
+
+use std::path::{Path, PathBuf};
+
+use gpushare_inventory::{DeviceNode, Node};
+use gpushare_quota::Lease;
+
+/// The parts of the node that a plan does not give.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Surroundings {
+    /// Major and minor numbers of the nodes of GPUs that the lease does not grant.
+    pub other_nodes: Vec<(u32, u32)>,
+    /// The major number of MIG's nodes; `None` where the node has none.
+    pub mig_major: Option<u32>,
+    /// The folders that plans mount from: the driver's, and our cache and state.
+    pub sources: Vec<PathBuf>,
+}
+
+impl Surroundings {
+    /// What of `node` the lease leaves out, and where its plans mount from besides the folders `ours`.
+    pub(crate) fn of(lease: &Lease, node: &Node, ours: [&Path; 2]) -> Self {
+        let granted = |uuid| lease.grants.iter().any(|grant| grant.gpu == uuid);
+        let cards = node.gpus.iter().map(|gpu| (gpu.uuid, &gpu.node));
+        let render = node.render.iter().map(|(uuid, node)| (*uuid, node));
+        let others = cards.chain(render).filter(|(uuid, _)| !granted(*uuid));
+        let number = |node: &DeviceNode| (node.major, node.minor);
+        Self {
+            other_nodes: others.map(|(_, node)| number(node)).collect(),
+            mig_major: node.capabilities_major,
+            sources: ours.map(Path::to_path_buf).into_iter().chain(node.driver.sources()).collect(),
+        }
+    }
+}
