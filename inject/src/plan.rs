@@ -204,7 +204,8 @@ fn device_nodes<'a>(
     Ok(nodes)
 }
 
-/// Our libraries under every name of the driver's, the driver's own under the private one, and the region files.
+/// Our libraries under every name of the driver's, the driver's own under the private one, and the region files. A copy that
+/// the image brings along is covered whatever was asked: it needs no capability to reach the nodes.
 fn interception(
     request: &Request,
     lease: &Lease,
@@ -217,13 +218,14 @@ fn interception(
     }
     let mut mounts = Vec::new();
     for (capability, stem, private) in LIBRARIES {
-        if !request.capabilities.has(capability) {
+        let asked = request.capabilities.has(capability);
+        if !asked && copies(image, stem).next().is_none() {
             continue;
         }
         let real = real_library(node, capability)?;
         let ours = fitted_library(programs, stem, &real)?;
         mounts.push(read_only(&real, Path::new(private))?);
-        for name in names(stem) {
+        for name in names(stem).iter().filter(|_| asked) {
             mounts.push(read_only(&ours, &image.library_folder.join(name))?);
         }
         mounts.extend(covers(image, stem, &ours)?);
@@ -269,11 +271,15 @@ fn fitted_library(programs: &Programs, stem: &str, real: &Path) -> Result<PathBu
 
 /// `file` over each copy of the library that the image brings along, wherever its loader may look first.
 fn covers(image: &Image, stem: &str, file: &Path) -> Result<Vec<Mount>, OciSpecError> {
-    let copies = image.driver_copies.iter().filter(|copy| {
+    copies(image, stem).map(|copy| read_only(file, copy)).collect()
+}
+
+/// The image's own copies of one library.
+fn copies<'a>(image: &'a Image, stem: &'a str) -> impl Iterator<Item = &'a PathBuf> {
+    image.driver_copies.iter().filter(move |copy| {
         let name = copy.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         name.strip_prefix(stem).is_some_and(|rest| rest == ".so" || rest.starts_with(".so."))
-    });
-    copies.map(|copy| read_only(file, copy)).collect()
+    })
 }
 
 /// A whole card has nothing to intercept: the driver's libraries under their own names.

@@ -342,7 +342,23 @@ fn a_libcuda_that_the_image_brings_along_is_covered() {
         own(root, "usr/local/nvidia/lib64/libcuda.so.1");
     })
     .env("LD_LIBRARY_PATH", "/usr/local/nvidia/lib:/usr/local/nvidia/lib64");
+    let both = limited(|root| {
+        distribution::debian(root);
+        own(root, "opt/own/libcuda.so.1");
+    })
+    .env("LD_LIBRARY_PATH", "/opt/own");
+    let [compute, utility] = ["compute", "utility"].map(|asked| {
+        limited(|root| {
+            distribution::debian(root);
+            own(root, "opt/own/libcuda.so.1");
+        })
+        .env("LD_LIBRARY_PATH", "/opt/own")
+        .env("GPUSHARE_CAPABILITIES", asked)
+    });
     for (what, bundle) in [
+        ("a folder of a variable", both),
+        ("no capability for NVML", compute),
+        ("no capability for CUDA", utility),
         ("a plain file", plain_file),
         ("a chain of links", chain),
         ("a folder of ld.so.conf", conf),
