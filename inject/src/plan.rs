@@ -155,10 +155,6 @@ impl Plan {
             targets.push(mount.destination().clone());
             first
         });
-        let mut additional_gids: Vec<u32> =
-            nodes.iter().filter(|node| node.mode & 0o006 != 0o006).map(|node| node.gid).collect();
-        additional_gids.sort_unstable();
-        additional_gids.dedup();
         Ok(Self {
             devices: nodes.iter().map(|node| device(node)).collect::<Result<_, _>>()?,
             device_mounts: nodes.iter().map(|node| device_mount(node)).collect::<Result<_, _>>()?,
@@ -166,7 +162,7 @@ impl Plan {
             mounts,
             prestart: hook("prestart", lease, programs)?,
             poststop: hook("poststop", lease, programs)?,
-            additional_gids,
+            additional_gids: groups(&nodes),
             surroundings: Surroundings::of(lease, node, [programs.cache, programs.state]),
         })
     }
@@ -202,6 +198,23 @@ fn device_nodes<'a>(
         nodes.extend(node.render.iter().filter(|(uuid, _)| granted(*uuid)).map(|(_, node)| node));
     }
     Ok(nodes)
+}
+
+/// The groups by which nodes are opened that not everybody may open. Root's is given to nobody, nor one that the node
+/// does not let in: such a node stays its owner's.
+fn groups(nodes: &[&DeviceNode]) -> Vec<u32> {
+    let mut groups = Vec::new();
+    for node in nodes.iter().filter(|node| node.mode & 0o006 != 0o006) {
+        if node.mode & 0o060 == 0o060 && node.gid != 0 {
+            groups.push(node.gid);
+        } else {
+            let path = node.host_path.display();
+            tracing::warn!(node = %path, "only its owner may open it: a container's other users cannot use the GPU");
+        }
+    }
+    groups.sort_unstable();
+    groups.dedup();
+    groups
 }
 
 /// Our libraries under every name of the driver's, the driver's own under the private one, and the region files. A copy that
@@ -404,3 +417,32 @@ fn hook(stage: &str, lease: &Lease, programs: &Programs) -> Result<Hook, PlanErr
 pub(crate) const HOOK_ENVIRONMENT: [&str; 2] = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GPUSHARE_HOOK=1"];
 /// Longer than the quota store's own deadline.
 pub(crate) const HOOK_TIMEOUT_SECONDS: i64 = 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_given_where_it_opens_a_node_and_never_roots() {
+        let node = |mode, gid| DeviceNode {
+            path: "/dev/nvidia0".into(),
+            host_path: "/dev/nvidia0".into(),
+            major: 195,
+            minor: 0,
+            mode,
+            uid: 0,
+            gid,
+        };
+        for (mode, gid, want) in [
+            (0o666, 44, &[][..]),
+            (0o660, 44, &[44]),
+            (0o660, 0, &[]),
+            (0o600, 44, &[]),
+            (0o640, 44, &[]),
+            (0o664, 44, &[44]),
+        ] {
+            assert_eq!(groups(&[&node(mode, gid)]), want, "mode {mode:o}, group {gid}");
+        }
+        assert_eq!(groups(&[&node(0o660, 44), &node(0o660, 7), &node(0o660, 44)]), [7, 44]);
+    }
+}
