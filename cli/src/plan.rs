@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use gpushare_config::Config;
-use gpushare_inject::{Bundle, Image, Plan, Programs};
+use gpushare_inject::{Bundle, Image, Plan, Programs, admit};
 use gpushare_inventory::Node;
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, LeaseState};
 use gpushare_request::{Container, Request, Requirements};
@@ -23,6 +23,9 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let Some(request) = gpushare_request::read(&container, &config.request)? else {
         return nothing(as_json);
     };
+    if config.request.strict {
+        admit(&json)?;
+    }
     let (state, store) = node::store(&config)?;
     let node = node::inventory(&config, &state)?;
     inventory::fit(&config, &node)?;
@@ -32,6 +35,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let image = Image::look(&root, bundle.path(), &json)?;
     let plan = Plan::new(&request, &lease, &node, &programs(&config, state.path()), &image)?;
     Image::check(&root, &json, plan.targets())?;
+    plan.edit(&mut json.clone()).context("config.json cannot be changed")?;
     if as_json {
         let grants: Vec<Value> = lease.grants.iter().map(grant).collect();
         return Ok(table::json(&json!({ "grants": grants, "edits": serde_json::to_value(&plan)? }))?);

@@ -16,6 +16,7 @@ use crate::plan::{Plan, READ_ONLY};
 mod beside;
 
 pub use beside::is_privileged;
+pub(crate) use beside::right_over_limit;
 use beside::{denies_all, has_user_namespace, refuse_driver, refuse_other_gpus};
 
 /// Why a config.json cannot take a plan.

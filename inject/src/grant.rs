@@ -59,6 +59,15 @@ pub enum GrantError {
         "a privileged container can open every GPU, so this node gives it no share (request.strict); drop --privileged"
     )]
     Privileged,
+    /// Nor is one that can undo its mounts.
+    #[error(
+        "a container with {right} can take its limit away, so this node gives it no share (request.strict); drop that \
+         capability"
+    )]
+    Right {
+        /// The capability.
+        right: &'static str,
+    },
     /// The image, or a volume over it.
     #[error(transparent)]
     Image(#[from] ImageError),
@@ -101,8 +110,8 @@ pub fn grant<T, E: From<GrantError>>(
     settings: &Settings,
     apply: impl FnOnce(&Plan, Reservation<'_>, Value) -> Result<T, E>,
 ) -> Result<T, E> {
-    if settings.strict && edit::is_privileged(&asking.json) {
-        return Err(GrantError::Privileged.into());
+    if settings.strict {
+        admit(&asking.json)?;
     }
     let requirements = Requirements::of(asking.container).map_err(GrantError::from)?;
     for variable in asking.container.foreign_switches() {
@@ -123,6 +132,18 @@ pub fn grant<T, E: From<GrantError>>(
     let done = apply(&plan, reservation, asking.json)?;
     region.keep();
     Ok(done)
+}
+
+/// Whether a limit can hold in the container of this config.json, which `request.strict` demands.
+///
+/// # Errors
+/// Names what would let the container past it.
+pub fn admit(json: &Value) -> Result<(), GrantError> {
+    match edit::right_over_limit(json) {
+        _ if edit::is_privileged(json) => Err(GrantError::Privileged),
+        Some(right) => Err(GrantError::Right { right }),
+        None => Ok(()),
+    }
 }
 
 fn reserve<'store>(

@@ -24,7 +24,7 @@ pub use bundle::{Bundle, BundleError};
 pub use cdi::{CdiDevice, CdiSpec};
 pub use edit::{EditError, is_privileged};
 pub use fitted::{FitError, Fitted};
-pub use grant::{Asking, GrantError, Settings, grant};
+pub use grant::{Asking, GrantError, Settings, admit, grant};
 pub use image::{Image, ImageError};
 pub use live::{Applied, Live, LiveError, run_child};
 pub use message::{one_line, refusal};

@@ -365,8 +365,12 @@ fn a_whole_gpu_beside_a_share_is_refused_whoever_brings_it() {
             Ok(_) => "it was created".to_owned(),
             Err(refusal) => refusal.line(),
         };
-        let missing = parts.iter().find(|part| !told.contains(*part));
-        wrong.extend(missing.map(|part| format!("{way}: no {part:?} in: {told}")));
+        let folder = bundle.path().to_str().expect("a path in UTF-8");
+        let planned = cli(runtime.config(), &["plan", "--bundle", folder]).stderr;
+        for told in [told, planned] {
+            let missing = parts.iter().find(|part| !told.contains(*part));
+            wrong.extend(missing.map(|part| format!("{way}: no {part:?} in: {told}")));
+        }
         runtime.delete_force(bundle.id());
         assert_eq!(leases(runtime.config()), [], "{way}");
     }

@@ -5,11 +5,12 @@ use std::fs;
 use std::path::Path;
 
 use gpushare_tests::bundle::Bundle;
-use gpushare_tests::leases::leases;
+use gpushare_tests::leases::{cli, leases};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::runtime::{LowLevel, Runtime};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use serde_json::{Value, json};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox];
 
@@ -150,6 +151,44 @@ fn a_device_node_of_another_number_than_the_kernels_is_refused() {
         assert_eq!(parts.iter().find(|part| !line.contains(*part)), None, "{line}");
         assert_eq!(leases(runtime.config()), [], "{name}");
     }
+}
+
+#[test]
+#[ignore = "needs root and runc: would run containers"]
+fn a_strict_node_gives_no_share_to_a_container_with_a_right_over_its_limit() {
+    if !met(NEEDS) {
+        return;
+    }
+    type Change = fn(&mut Value);
+    let node = SimulatedNode::one_gpu();
+    let strict =
+        node.config_with("strict", &format!("{}\n[request]\nstrict = true", LowLevel::Runc.settings()));
+    let runtime = Runtime::with_config(LowLevel::Runc, &strict);
+    let add = |capability: &'static str| {
+        move |spec: &mut Value| spec["process"]["capabilities"]["bounding"] = json!([capability])
+    };
+    let host_pid: Change = |spec| {
+        spec["process"]["capabilities"]["effective"] = json!(["CAP_SYS_PTRACE"]);
+        let namespaces = spec["linux"]["namespaces"].as_array_mut().expect("the bundle has namespaces");
+        namespaces.retain(|namespace| namespace["type"] != "pid");
+    };
+    let changes: [(&str, &dyn Fn(&mut Value)); 2] =
+        [("CAP_SYS_ADMIN", &add("CAP_SYS_ADMIN")), ("CAP_SYS_PTRACE", &host_pid)];
+    for (part, change) in changes {
+        let bundle = Bundle::small().annotation("alloc.gpushare.io/memory", "4GiB");
+        let mut spec: Value = serde_json::from_slice(&bundle.write()).expect("config.json is JSON");
+        change(&mut spec);
+        write(&bundle.config_path(), &spec.to_string());
+        let line = runtime.create_as_it_is(&bundle).expect_err("its root could take the limit away").line();
+        let folder = bundle.path().to_str().expect("a path in UTF-8");
+        let planned = cli(runtime.config(), &["plan", "--bundle", folder]).stderr;
+        for told in [line, planned] {
+            assert!(told.contains(part) && told.contains("request.strict"), "{told}");
+        }
+        assert_eq!(leases(runtime.config()), []);
+    }
+    let plain = Bundle::small().annotation("alloc.gpushare.io/memory", "4GiB");
+    assert_eq!(runtime.run(&plain).status().as_deref(), Some("running"));
 }
 
 #[test]
