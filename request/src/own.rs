@@ -38,7 +38,7 @@ pub(crate) struct Entry<'a> {
 
 impl Display for Entry<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}={:?}", self.key, shortened(&self.value))
+        write!(f, "{}={:?}", shortened(&self.key), shortened(&self.value))
     }
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn read(container: &Container, policy: &Policy) -> Result<Option<Aske
     let entries = entries(container, policy)?;
     let Some(first) = entries.first() else { return Ok(None) };
     if policy.strict && !entries.iter().any(|entry| entry.trusted) {
-        return Err(RequestError::Untrusted { key: first.key.clone() });
+        return Err(RequestError::Untrusted { key: shortened(&first.key) });
     }
     let mut asked = Asked { by: first.to_string(), ..Asked::default() };
     for name in NAMES {
@@ -139,7 +139,7 @@ fn chosen<'a, 'b>(entries: &[&'b Entry<'a>], policy: &Policy) -> Result<Option<&
         }
         (Some(trusted), None) => Ok(Some(trusted)),
         (None, Some(other)) if lowers_default(other, policy)? => Ok(Some(other)),
-        (None, Some(other)) => Err(RequestError::Untrusted { key: other.key.clone() }),
+        (None, Some(other)) => Err(RequestError::Untrusted { key: shortened(&other.key) }),
         (None, None) => Ok(None),
     }
 }
@@ -203,7 +203,11 @@ where
 }
 
 fn malformed(entry: &Entry, error: impl Into<ValueError>) -> RequestError {
-    RequestError::Malformed { key: entry.key.clone(), value: shortened(&entry.value), source: error.into() }
+    RequestError::Malformed {
+        key: shortened(&entry.key),
+        value: shortened(&entry.value),
+        source: error.into(),
+    }
 }
 
 impl Asked {

@@ -108,6 +108,13 @@ fn a_malformed_value_names_key_value_and_the_forms() {
     let long = format!("GPUSHARE_MEMORY={}\n\x1b[31m", "9".repeat(1 << 20));
     let text = read(&[], &[&long]).unwrap_err().to_string();
     assert!(text.len() < 400 && !text.contains('\n') && !text.contains('\x1b'), "{text}");
+    let name = "x".repeat(1 << 20);
+    let pod = [("io.kubernetes.cri.container-name", name.as_str())];
+    for (key, more) in [("memory", "4096"), ("memory", "4GiB"), ("priority", "11")] {
+        let key = format!("gpushare.io/{name}.{key}");
+        let text = read(&[pod[0], (&key, more)], &["GPUSHARE_MEMORY=8GiB"]).unwrap_err().to_string();
+        assert!(text.len() < 400, "{} bytes", text.len());
+    }
 }
 
 #[test]
