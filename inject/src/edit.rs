@@ -99,9 +99,7 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     let linux = object(json, &["linux"], "linux")?;
     if !user_namespace {
         let devices = list(linux, "devices", "linux.devices")?;
-        for device in &plan.devices {
-            put(devices, "path", value(device)?);
-        }
+        put(devices, "path", plan.devices.iter().map(value).collect::<Result<_, _>>()?);
     }
     let resources = object_in(linux, "resources", "linux.resources")?;
     let rules = list(resources, "devices", "linux.resources.devices")?;
@@ -117,9 +115,7 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     let root = json.as_object_mut().ok_or(EditError::Kind { field: "config.json", kind: "an object" })?;
     let mounts = list(root, "mounts", "mounts")?;
     let nodes = plan.device_mounts.iter().filter(|_| user_namespace);
-    for mount in plan.mounts.iter().chain(nodes) {
-        put(mounts, "destination", value(mount)?);
-    }
+    put(mounts, "destination", plan.mounts.iter().chain(nodes).map(value).collect::<Result<_, _>>()?);
     hooks(json, plan)?;
     groups(json, &plan.additional_gids)?;
     environment(json)
@@ -272,10 +268,12 @@ fn environment(json: &mut Value) -> Result<(), EditError> {
     Ok(())
 }
 
-/// Puts an entry last, in place of those with the same `field`: what comes later in a list of mounts lies on top.
-fn put(list: &mut Vec<Value>, field: &str, entry: Value) {
-    list.retain(|other| other.get(field) != entry.get(field));
-    list.push(entry);
+/// Puts entries last, in place of those with the same `field`: what comes later in a list of mounts lies on top.
+fn put(list: &mut Vec<Value>, field: &str, entries: Vec<Value>) {
+    let name = |entry: &Value| entry.get(field).and_then(Value::as_str).map(str::to_owned);
+    let ours: BTreeSet<_> = entries.iter().filter_map(name).collect();
+    list.retain(|other| other.get(field).and_then(Value::as_str).is_none_or(|name| !ours.contains(name)));
+    list.extend(entries);
 }
 
 fn value(part: &impl serde::Serialize) -> Result<Value, EditError> {

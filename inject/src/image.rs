@@ -3,6 +3,7 @@
 //! The runtime resolves targets inside the root and is the boundary; this look is a courtesy for good errors and a
 //! good choice of folder. Every path is resolved as inside the container, by the kernel.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -164,30 +165,35 @@ fn led(root: &Root, path: &Path) -> PathBuf {
 
 /// What the bundle mounts below its root: where each lies once links are followed, and as it was written.
 struct Volumes {
-    bound: Vec<(PathBuf, PathBuf)>,
-    others: Vec<PathBuf>,
+    /// Folders of the host: their places, by how they were written.
+    places: BTreeMap<PathBuf, PathBuf>,
+    /// The same, the other way round.
+    written: BTreeMap<PathBuf, PathBuf>,
+    /// File systems of the container's own.
+    others: BTreeSet<PathBuf>,
 }
 
 impl Volumes {
     fn of(root: &Root, json: &Value) -> Self {
         let (bound, others) = mounts(json);
-        let bound = bound.into_iter().map(|written| (led(root, &written), written)).collect();
-        Self { bound, others: others.iter().map(|written| led(root, written)).collect() }
+        let places: BTreeMap<_, _> =
+            bound.into_iter().map(|written| (written.clone(), led(root, &written))).collect();
+        let written = places.iter().map(|(written, place)| (place.clone(), written.clone())).collect();
+        Self { places, written, others: others.iter().map(|written| led(root, written)).collect() }
     }
 
     /// The folder of the host that lies over `target`, which resolves to `resolved`. One mounted exactly there is no
     /// obstacle: our mount lies on top of it.
     fn over(&self, target: &Path, resolved: &Path) -> Option<&Path> {
-        let hides = |(place, written): &&(PathBuf, PathBuf)| {
-            let over = target.starts_with(written) || resolved.starts_with(place);
-            over && *place != resolved && written != target
-        };
-        self.bound.iter().find(hides).map(|(_, written)| written.as_path())
+        let named = |folder| self.places.get_key_value(folder).filter(|(_, place)| *place != resolved);
+        let by_name = target.ancestors().skip(1).find_map(named).map(|(written, _)| written);
+        let by_place = || resolved.ancestors().skip(1).find_map(|folder| self.written.get(folder));
+        by_name.or_else(by_place).map(PathBuf::as_path)
     }
 
     /// Whether targets are made in a file system of the container's own.
     fn on_tmpfs(&self, resolved: &Path) -> bool {
-        self.others.iter().any(|place| resolved.starts_with(place))
+        resolved.ancestors().any(|folder| self.others.contains(folder))
     }
 }
 
@@ -268,6 +274,7 @@ fn is_kernel_tree(path: &Path) -> bool {
 mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
+    use std::time::{Duration, Instant};
 
     use serde_json::json;
 
@@ -328,6 +335,22 @@ mod tests {
             let image = Image::look(root.path(), root.path(), &json).unwrap();
             assert_eq!(image.library_folder, Path::new(want), "a volume at {written}");
         }
+    }
+
+    #[test]
+    fn eighty_thousand_volumes_are_looked_through_in_no_time() {
+        let root = image(&["usr/lib"]);
+        let volumes: Vec<Value> = (0..80_000)
+            .map(|number| json!({"destination": format!("/data/{number}/x"), "type": "bind", "source": "/x"}))
+            .collect();
+        let json = json!({"mounts": volumes});
+        let targets: Vec<PathBuf> =
+            (0..400).map(|number| format!("/opt/{number}/libcuda.so.1").into()).collect();
+        let volumes = Volumes::of(&open_root(root.path()).unwrap(), &json);
+        let start = Instant::now();
+        assert!(targets.iter().all(|target| volumes.over(target, target).is_none()));
+        assert!(!targets.iter().any(|target| volumes.on_tmpfs(target)));
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     }
 
     #[test]

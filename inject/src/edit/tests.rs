@@ -1,6 +1,7 @@
 mod golden;
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use gpushare_region::path as inner;
 use oci_spec::runtime::{
@@ -401,6 +402,22 @@ fn the_requests_variables_stay_once_and_nvidias_list_becomes_void() {
     let after = edited(text, &plan()).unwrap();
     let want = json!(["GPUSHARE_MEMORY=4GiB", "A=1", "NVIDIA_VISIBLE_DEVICES=void", "A=2"]);
     assert_eq!(after["process"]["env"], want);
+}
+
+#[test]
+fn eighty_thousand_mounts_take_a_plan_of_many_mounts_in_no_time() {
+    let many = |folder: &str, count: u32| {
+        let mount =
+            |number| json!({"destination": format!("/{folder}/{number}"), "type": "bind", "source": "/x"});
+        (0..count).map(mount).collect::<Vec<Value>>()
+    };
+    let ours = many("copies", 400).into_iter().map(|mount| serde_json::from_value(mount).unwrap()).collect();
+    let plan = Plan { mounts: ours, ..plan() };
+    let mut json = json!({"mounts": many("data", 80_000)});
+    let start = Instant::now();
+    apply(&mut json, &plan).unwrap();
+    assert_eq!(json["mounts"].as_array().unwrap().len(), 80_400);
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }
 
 #[test]
