@@ -124,14 +124,19 @@ pub(crate) fn entries<'a>(container: &'a Container, policy: &Policy) -> Result<V
 
 /// The names of our devices, each once, in the order in which they are met.
 fn names<'a>(container: &'a Container, policy: &Policy) -> Result<Vec<Name<'a>>, RequestError> {
-    let mut texts: Vec<&str> = annotated(container).map(|(_, name)| name).collect();
-    if !policy.ignore_env {
-        texts.extend(container.env().filter(|(key, _)| key.starts_with(VARIABLE)).map(|(_, name)| name));
-        texts.extend(nvidia::devices_text(container)?.split(',').map(str::trim));
+    let mut texts: Vec<&str> =
+        annotated(container).map(|(_, name)| name).filter(|name| is_ours(name)).collect();
+    for (key, name) in container.env().filter(|(key, _)| !policy.ignore_env && key.starts_with(VARIABLE)) {
+        if !is_ours(name) {
+            let name = format!("{}={:?}", shortened(key).escape_debug(), shortened(name));
+            return Err(RequestError::UnknownCdiDevice { name });
+        }
+        texts.push(name);
     }
+    texts.extend(nvidia::our_devices(container, policy)?);
     let mut names = Vec::new();
     let mut met = BTreeSet::new(); // a bundle may hold a hundred thousand
-    for text in texts.into_iter().filter(|text| is_ours(text)) {
+    for text in texts {
         let name = match text.split_once('=') {
             Some((SHARE_KIND, name)) => Name::Share(name),
             Some((GPU_KIND, name)) => Name::Gpu(name),
@@ -155,7 +160,7 @@ mod tests {
     use gpushare_inventory::DeviceMemory;
 
     use super::*;
-    use crate::{DeviceSelector, Devices, Mode, Request};
+    use crate::{DeviceSelector, Devices, Mode, NvidiaPolicy, Request};
 
     fn read(
         annotations: &[(&str, &str)],
@@ -293,6 +298,44 @@ mod tests {
     }
 
     #[test]
+    fn a_name_in_a_list_that_is_not_read_for_names_is_an_error_and_never_no_gpu_or_all_of_one() {
+        let ignore_env = Policy { ignore_env: true, ..Policy::default() };
+        let ignore_nvidia = Policy { nvidia: NvidiaPolicy::Ignore, ..Policy::default() };
+        for (policy, setting) in [(ignore_env, "request.env"), (ignore_nvidia, "request.nvidia")] {
+            for list in ["gpushare.io/share=4GiB", "1, gpushare.io/share=4GiB", "gpushare.io/gpu=all"] {
+                let entry = format!("NVIDIA_VISIBLE_DEVICES={list}");
+                let told = read(&[], &[&entry], &policy).unwrap_err().to_string();
+                assert!(told.contains("gpushare.io/") && told.contains(setting), "{list}: {told}");
+            }
+            assert_eq!(read(&[], &["NVIDIA_VISIBLE_DEVICES=none"], &policy), Ok(None));
+        }
+    }
+
+    #[test]
+    fn a_variable_of_our_cdi_devices_that_holds_no_name_of_one_is_an_error() {
+        for value in ["4GiB", "=share=4GiB", "share=4GiB", "", "nvidia.com/gpu=0"] {
+            let told = refused(&[], &[&format!("GPUSHARE_CDI_SHARE={value}")]);
+            assert!(told.contains("GPUSHARE_CDI_SHARE=") && told.contains("share=MEMORY"), "{value}: {told}");
+        }
+    }
+
+    #[test]
+    fn a_list_that_wants_nothing_and_names_a_device_of_ours_contradicts_itself() {
+        for (word, list) in [
+            ("void", "void,gpushare.io/share=4GiB"),
+            ("void", "gpushare.io/gpu=0, void"),
+            ("none", "none,gpushare.io/share=4GiB,all"),
+        ] {
+            let told = refused(&[], &[&format!("NVIDIA_VISIBLE_DEVICES={list}")]);
+            assert!(told.contains("contradict") && told.contains(&format!("{word:?}")), "{list}: {told}");
+        }
+        assert!(
+            read(&[], &["NVIDIA_VISIBLE_DEVICES=all,none,gpushare.io/share=4GiB"], &Policy::default())
+                .is_ok()
+        );
+    }
+
+    #[test]
     fn names_ask_by_channels_that_are_not_trusted() {
         let strict = Policy { strict: true, ..Policy::default() };
         let name = "gpushare.io/share=4GiB";
@@ -308,7 +351,8 @@ mod tests {
         let lowered = read(&[trusted, ("cdi.k8s.io/a", name)], &[], &strict).unwrap().unwrap();
         assert_eq!(lowered.memory, MemoryAsk::Bytes(DeviceMemory::from_bytes(4 * GIB)));
         let env_is_not_read = Policy { ignore_env: true, ..Policy::default() };
-        let read = read(&[], &["GPUSHARE_CDI_SHARE_4GIB=gpushare.io/share=4GiB"], &env_is_not_read);
-        assert_eq!(read, Ok(None));
+        for variable in ["GPUSHARE_CDI_SHARE_4GIB=gpushare.io/share=4GiB", "GPUSHARE_CDI_SHARE=4GiB"] {
+            assert_eq!(read(&[], &[variable], &env_is_not_read), Ok(None), "{variable}");
+        }
     }
 }

@@ -33,6 +33,17 @@ pub enum RequestError {
         /// The qualified name, escaped.
         name: String,
     },
+    /// A CDI device of gpushare's, where the settings have nobody look for it.
+    #[error(
+        "NVIDIA_VISIBLE_DEVICES names CDI device {name}, but this node does not read it there ({setting}); ask by \
+         annotation, or have the administrator change {setting}"
+    )]
+    UnreadCdiDevice {
+        /// The qualified name, escaped.
+        name: String,
+        /// The setting that says so.
+        setting: &'static str,
+    },
     /// One key, or two names of one thing, with different values.
     #[error("{first} and {second} contradict each other: remove one of them")]
     Conflict {

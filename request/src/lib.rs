@@ -86,7 +86,9 @@ pub struct Policy {
 }
 
 /// What `NVIDIA_VISIBLE_DEVICES` without a share means. The bundle does not tell the image's environment from the
-/// user's, so an image can set it: it never grants more than the node's default share.
+/// user's, so an image can set it: its list of GPUs never grants more than the node's default share. A name of gpushare's
+/// own CDI devices in it is as much as a variable of gpushare's, for which [`Policy::ignore_env`] and [`Policy::strict`]
+/// are the rules; where it is not read, it is an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NvidiaPolicy {
     /// The default share on the GPUs it names.

@@ -54,15 +54,51 @@ fn malformed<E: Into<crate::error::ValueError>>(key: &str, value: &str) -> impl 
 /// The list without its empty items; `None` when it asks for nothing. `void` anywhere wins; then the first of `all`
 /// and `none`. Names of gpushare's own CDI devices are read elsewhere.
 fn device_list(text: &str) -> Option<String> {
-    let items = text.split(',').map(str::trim).filter(|item| !item.is_empty() && !cdi::is_ours(item));
-    let items: Vec<&str> = items.collect();
-    if items.is_empty() || items.contains(&"void") {
-        return None;
+    match word(text) {
+        Some("all") => return Some("all".to_owned()),
+        Some(_) => return None,
+        None => {}
     }
-    match items.iter().find(|item| matches!(**item, "all" | "none")) {
-        Some(&"none") => None,
-        Some(_) => Some("all".to_owned()),
-        None => Some(items.join(",")),
+    let items: Vec<&str> = items(text).filter(|item| !item.is_empty() && !cdi::is_ours(item)).collect();
+    (!items.is_empty()).then(|| items.join(","))
+}
+
+fn items(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim)
+}
+
+/// The word in a list that counts for the whole of it.
+fn word(text: &str) -> Option<&str> {
+    let void = items(text).find(|item| *item == "void");
+    void.or_else(|| items(text).find(|item| matches!(*item, "all" | "none")))
+}
+
+/// The names of gpushare's own CDI devices in the list. Where the settings have the list not read for them, a name is an
+/// error: a container must not start without the GPU that it names, nor with all of another's.
+pub(crate) fn our_devices<'a>(
+    container: &'a Container,
+    policy: &Policy,
+) -> Result<Vec<&'a str>, RequestError> {
+    let unread = match policy {
+        Policy { ignore_env: true, .. } => Some("request.env"),
+        Policy { nvidia: NvidiaPolicy::Ignore, .. } => Some("request.nvidia"),
+        _ => None,
+    };
+    let text = match unread {
+        // Nobody acts on it otherwise, so that it need not agree with other entries.
+        Some(_) => container.env().filter(|(key, _)| *key == DEVICES).last().map_or("", |(_, value)| value),
+        None => devices_text(container)?,
+    };
+    let ours: Vec<&str> = items(text).filter(|item| cdi::is_ours(item)).collect();
+    let Some(first) = ours.first() else { return Ok(ours) };
+    let name = shortened(first).escape_debug().to_string();
+    match (unread, word(text)) {
+        (Some(setting), _) => Err(RequestError::UnreadCdiDevice { name, setting }),
+        (None, Some(word @ ("void" | "none"))) => Err(RequestError::Conflict {
+            first: format!("{DEVICES}={word:?}"),
+            second: format!("CDI device {name} in the same list"),
+        }),
+        _ => Ok(ours),
     }
 }
 
