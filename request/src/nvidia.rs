@@ -122,6 +122,11 @@ fn value<'a>(container: &'a Container, name: &str) -> Result<Option<&'a str>, Re
 }
 
 impl Nvidia {
+    /// Whether the list says that there shall be no GPU.
+    pub fn wants_none(&self) -> bool {
+        word(&self.devices_text) == Some("none")
+    }
+
     /// The request of a container that has no key of gpushare's own.
     pub fn into_request(self, policy: &Policy) -> Result<Option<Request>, RequestError> {
         let Some(devices) = self.devices else { return Ok(None) };

@@ -250,8 +250,16 @@ impl Asked {
     }
 
     /// The whole request. NVIDIA's variables beside ours fill in what ours leave open: a list names the GPUs, `all`
-    /// (which CUDA images set) nothing in particular.
+    /// (which CUDA images set) nothing in particular. `none` says in so many words that there shall be no GPU, and so
+    /// contradicts ours; `void` or an empty list only keeps NVIDIA's own parts away, as CDI specifications and gpushare
+    /// itself have it.
     pub fn with_nvidia(self, nvidia: Nvidia, policy: &Policy) -> Result<Request, RequestError> {
+        if nvidia.wants_none() {
+            return Err(RequestError::Conflict {
+                first: self.by,
+                second: format!("NVIDIA_VISIBLE_DEVICES={:?}", shortened(&nvidia.devices_text)),
+            });
+        }
         let devices = match (self.devices, nvidia.devices) {
             (None, Some(list @ Devices::These(_))) if !policy.strict => list,
             (None, _) => Devices::Any(1),

@@ -146,7 +146,15 @@ fn nvidias_variables_fill_in_and_never_contradict_in_silence() {
     assert_eq!(devices(&["GPUSHARE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=1"]), these(&[1]));
     assert!(devices(&["GPUSHARE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=2"]).is_err());
     assert!(devices(&["GPUSHARE_COUNT=1", "NVIDIA_VISIBLE_DEVICES=1,2"]).is_err());
-    assert_eq!(devices(&["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=void"]), Ok(Devices::Any(1)));
+    for nothing in ["void", "", "void,none", "none, void"] {
+        let list = format!("NVIDIA_VISIBLE_DEVICES={nothing}");
+        assert_eq!(devices(&["GPUSHARE_MEMORY=4GiB", &list]), Ok(Devices::Any(1)), "{nothing:?}");
+    }
+    for nothing in ["none", "0,none", "none,all"] {
+        let list = format!("NVIDIA_VISIBLE_DEVICES={nothing}");
+        let told = devices(&["GPUSHARE_MEMORY=4GiB", &list]).unwrap_err().to_string();
+        assert!(told.contains("GPUSHARE_MEMORY") && told.contains("none"), "{told}");
+    }
     // docker appends its own entry last; under CRI two differing entries may be the plugin's and the pod's.
     assert_eq!(devices(&["NVIDIA_VISIBLE_DEVICES=3", "NVIDIA_VISIBLE_DEVICES=all"]), Ok(Devices::All));
     let cri = [("io.kubernetes.cri.container-type", "container")];
