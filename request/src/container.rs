@@ -28,6 +28,17 @@ const FOREIGN_SWITCHES: [&str; 9] = [
     "AMP_VGPU_ENABLE",
 ];
 
+/// Where a CRI engine writes what a container is.
+struct CriKeys {
+    kind: &'static str,
+    name: &'static str,
+}
+
+const CRI_KEYS: [CriKeys; 2] = [
+    CriKeys { kind: "io.kubernetes.cri-o.ContainerType", name: "io.kubernetes.container.name" },
+    CriKeys { kind: "io.kubernetes.cri.container-type", name: "io.kubernetes.cri.container-name" },
+];
+
 /// The family of the engine, as far as it changes what a key means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
@@ -66,20 +77,24 @@ impl Container {
     /// Which family of engines wrote the file. podman sets other `io.kubernetes.cri-o.*` keys, so the prefix proves
     /// nothing.
     pub fn engine(&self) -> Engine {
-        let keys = ["io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"];
-        if keys.iter().any(|key| self.annotations.contains_key(*key)) { Engine::Cri } else { Engine::Other }
+        if self.cri().is_some() { Engine::Cri } else { Engine::Other }
+    }
+
+    /// The keys of the CRI engine that wrote the file. CRI-O's count first: it passes every annotation of a pod, those under
+    /// containerd's names included, where containerd passes none but the patterns that its settings list.
+    fn cri(&self) -> Option<&'static CriKeys> {
+        CRI_KEYS.iter().find(|keys| self.annotations.contains_key(keys.kind))
     }
 
     /// Whether this is a pod's pause container, which passes unread.
     pub fn is_sandbox(&self) -> bool {
-        let keys = ["io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"];
-        keys.iter().any(|key| self.annotations.get(*key).is_some_and(|kind| kind == "sandbox"))
+        let kind = self.cri().and_then(|keys| self.annotations.get(keys.kind));
+        kind.is_some_and(|kind| kind == "sandbox")
     }
 
     /// The container's name inside its pod.
     pub(crate) fn name_in_pod(&self) -> Option<&str> {
-        let keys = ["io.kubernetes.cri.container-name", "io.kubernetes.container.name"];
-        keys.iter().find_map(|key| self.annotations.get(*key)).map(String::as_str)
+        self.cri().and_then(|keys| self.annotations.get(keys.name)).map(String::as_str)
     }
 
     /// Variables that switch other GPU-sharing systems off, each once. They switch nothing off here, which whoever set them

@@ -109,10 +109,13 @@ fn a_malformed_value_names_key_value_and_the_forms() {
     let text = read(&[], &[&long]).unwrap_err().to_string();
     assert!(text.len() < 400 && !text.contains('\n') && !text.contains('\x1b'), "{text}");
     let name = "x".repeat(1 << 20);
-    let pod = [("io.kubernetes.cri.container-name", name.as_str())];
+    let pod = [
+        ("io.kubernetes.cri.container-type", "container"),
+        ("io.kubernetes.cri.container-name", name.as_str()),
+    ];
     for (key, more) in [("memory", "4096"), ("memory", "4GiB"), ("priority", "11")] {
         let key = format!("gpushare.io/{name}.{key}");
-        let text = read(&[pod[0], (&key, more)], &["GPUSHARE_MEMORY=8GiB"]).unwrap_err().to_string();
+        let text = read(&[pod[0], pod[1], (&key, more)], &["GPUSHARE_MEMORY=8GiB"]).unwrap_err().to_string();
         assert!(text.len() < 400, "{} bytes", text.len());
     }
 }
@@ -134,6 +137,26 @@ fn a_pods_annotation_is_for_all_its_containers_unless_it_names_one() {
     assert_eq!(cri("sidecar", &[("gpushare.io/containers", "train, other")]), None);
     assert_eq!(cri("train", &[("gpushare.io/containers", "train, other")]), Some(gib(8)));
     let sandbox = [("io.kubernetes.cri.container-type", "sandbox"), ("gpushare.io/memory", "nonsense")];
+    assert_eq!(read(&sandbox, &[]), Ok(None));
+}
+
+#[test]
+fn a_pod_of_cri_o_cannot_pass_for_another_container_or_for_a_sandbox() {
+    let crio = [
+        ("io.kubernetes.cri-o.ContainerType", "container"),
+        ("io.kubernetes.container.name", "web"),
+        ("alloc.gpushare.io/memory", "8GiB"),
+        ("alloc.gpushare.io/web.memory", "8GiB"),
+    ];
+    for pods in [
+        ("io.kubernetes.cri.container-name", "other"),
+        ("io.kubernetes.cri.container-type", "sandbox"),
+        ("x.org/y", "z"),
+    ] {
+        let all = [&crio[..], &[pods, ("gpushare.io/web.memory", "1GiB")]].concat();
+        assert_eq!(strict(&all, &[]).unwrap().map(|request| request.memory), Some(gib(1)), "{pods:?}");
+    }
+    let sandbox = [("io.kubernetes.cri-o.ContainerType", "sandbox"), ("gpushare.io/memory", "nonsense")];
     assert_eq!(read(&sandbox, &[]), Ok(None));
 }
 
