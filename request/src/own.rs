@@ -151,10 +151,25 @@ where
     'a: 'b,
 {
     let Some(first) = entries.next() else { return Ok(None) };
-    match entries.find(|entry| entry.value != first.value) {
-        Some(second) => Err(RequestError::Conflict { first: first.to_string(), second: second.to_string() }),
-        None => Ok(Some(first)),
+    for second in entries {
+        if !same(first, second)? {
+            let (first, second) = (first.to_string(), second.to_string());
+            return Err(RequestError::Conflict { first, second });
+        }
     }
+    Ok(Some(first))
+}
+
+/// Whether two entries of one name say the same: 4Gi and 4GiB do, and 30 and 30%.
+fn same(first: &Entry, second: &Entry) -> Result<bool, RequestError> {
+    if first.value == second.value {
+        return Ok(true);
+    }
+    Ok(match first.name {
+        "memory" => parse::<MemoryAsk>(first)? == parse(second)?,
+        "cores" => parse::<Cores>(first)? == parse(second)?,
+        _ => false,
+    })
 }
 
 /// Whether the untrusted entry asks for no more than the trusted one of the same name.

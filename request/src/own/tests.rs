@@ -91,6 +91,17 @@ fn differing_duplicates_are_a_conflict_and_equal_ones_are_not() {
         r#"GPUSHARE_MEMORY="4GiB" and GPUSHARE_MEMORY="8GiB" contradict each other: remove one of them"#
     );
     assert!(read(&[], &["GPUSHARE_MEMORY=4GiB", "GPUSHARE_MEMORY=4GiB"]).is_ok());
+    for (key, value, same) in [
+        ("GPUSHARE_MEMORY", "4Gi", true),
+        ("GPUSHARE_MEMORY", "4096MiB", true),
+        ("GPUSHARE_MEMORY", "4G", false),
+        ("GPUSHARE_MEMORY", "25%", false),
+        ("GPUSHARE_CORES", "30", true),
+        ("GPUSHARE_CORES", "31", false),
+    ] {
+        let other = [("gpushare.io/memory", "4GiB"), ("gpushare.io/cores", "30%")];
+        assert_eq!(read(&other, &[&format!("{key}={value}")]).is_ok(), same, "{key}={value}");
+    }
     assert!(read(&[("gpushare.io/memory", "4GiB")], &["GPUSHARE_MEMORY=8GiB"]).is_err());
     assert!(read(&[], &["GPUSHARE_COUNT=2", "GPUSHARE_DEVICES=0"]).is_err());
     assert!(read(&[], &["GPUSHARE_COUNT=2", "GPUSHARE_DEVICES=0,1"]).is_ok());
