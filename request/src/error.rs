@@ -18,10 +18,15 @@ pub enum RequestError {
         source: ValueError,
     },
     /// A key that gpushare does not know, under its own prefix.
-    #[error("{key} is no key of gpushare; known are {known}")]
+    #[error(
+        "{key} is no key of gpushare; {}known are {known}",
+        meant.as_ref().map(|key| format!("did you mean {key}? ")).unwrap_or_default()
+    )]
     UnknownKey {
         /// The annotation or variable.
         key: String,
+        /// The key that was probably meant.
+        meant: Option<String>,
         /// The names that exist.
         known: String,
     },

@@ -17,7 +17,9 @@ pub enum GrammarError {
     #[error("not a size: write 4GiB, 4Gi, 4096MiB, 4G (10^9 bytes) or 25%")]
     NotASize,
     /// A unit nobody knows.
-    #[error("unknown unit: known are Ki, Mi, Gi, Ti, KiB, MiB, GiB, TiB, K, M, G, T, KB, MB, GB, TB and %")]
+    #[error(
+        "unknown unit, whose case counts: known are Ki, Mi, Gi, Ti, KiB, MiB, GiB, TiB, K, M, G, T, KB, MB, GB, TB and %"
+    )]
     UnknownUnit,
     /// More than fits into 64 bits.
     #[error("larger than any GPU: at most 16777215 TiB can be written")]

@@ -122,7 +122,48 @@ fn known(name: &str) -> Option<&'static str> {
 }
 
 fn unknown(key: &str) -> RequestError {
-    RequestError::UnknownKey { key: format!("{:?}", shortened(key)), known: NAMES.join(", ") }
+    let meant = match (key.strip_prefix(VARIABLE), key.rsplit_once(['/', '.'])) {
+        (Some(rest), _) => {
+            likely(rest).map(|name| format!("{VARIABLE}{}", name.to_uppercase().replace('-', "_")))
+        }
+        (None, Some((_, rest))) => {
+            let before = &key[..key.len() - rest.len()];
+            likely(rest).map(|name| format!("{}{name}", shortened(before).escape_debug()))
+        }
+        (None, None) => None,
+    };
+    RequestError::UnknownKey { key: format!("{:?}", shortened(key)), meant, known: NAMES.join(", ") }
+}
+
+/// The name that somebody meant who wrote `text`.
+fn likely(text: &str) -> Option<&'static str> {
+    let text = text.to_ascii_lowercase().replace('_', "-");
+    let distance = |name: &&'static str| slips(text.as_bytes(), name.as_bytes());
+    let nearest = NAMES.into_iter().min_by_key(distance)?;
+    let beginning = || NAMES.into_iter().find(|name| text.len() > 2 && name.starts_with(&text));
+    if distance(&nearest) <= 2 && text.len() > 2 { Some(nearest) } else { beginning() }
+}
+
+/// How many letters must be put in, left out, changed or swapped with their neighbour to make `wanted` of `written`
+/// (optimal string alignment). A text far too long is not looked at.
+fn slips(written: &[u8], wanted: &[u8]) -> usize {
+    if written.len() > wanted.len() + 2 {
+        return written.len();
+    }
+    let mut rows = vec![(0..=wanted.len()).collect::<Vec<_>>()];
+    for (i, &letter) in written.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, &other) in wanted.iter().enumerate() {
+            let changed = rows[i][j] + usize::from(letter != other);
+            let mut least = changed.min(rows[i][j + 1] + 1).min(row[j] + 1);
+            if i > 0 && j > 0 && letter == wanted[j - 1] && written[i - 1] == other {
+                least = least.min(rows[i - 1][j - 1] + 1);
+            }
+            row.push(least);
+        }
+        rows.push(row);
+    }
+    rows[written.len()][wanted.len()]
 }
 
 /// The one entry that counts among those of one name.

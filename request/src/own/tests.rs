@@ -84,6 +84,38 @@ fn an_unknown_key_under_our_prefix_is_refused() {
 }
 
 #[test]
+fn an_unknown_key_is_told_the_one_that_was_probably_meant() {
+    for (key, meant) in [
+        ("GPUSHARE_MEMROY", Some("GPUSHARE_MEMORY")),
+        ("GPUSHARE_memory", Some("GPUSHARE_MEMORY")),
+        ("GPUSHARE_MEM", Some("GPUSHARE_MEMORY")),
+        ("GPUSHARE_CORE", Some("GPUSHARE_CORES")),
+        ("GPUSHARE_COMPUTE-POLICY", Some("GPUSHARE_COMPUTE_POLICY")),
+        ("GPUSHARE_COMPUTEPOLICY", Some("GPUSHARE_COMPUTE_POLICY")),
+        ("GPUSHARE_", None),
+        ("GPUSHARE_MO", None),
+        ("GPUSHARE_TOKEN", None),
+    ] {
+        let told = read(&[], &[&format!("{key}=4GiB")]).unwrap_err().to_string();
+        let want = meant.map(|meant| format!("did you mean {meant}?"));
+        assert_eq!(want.as_ref().is_some_and(|want| told.contains(want)), meant.is_some(), "{told}");
+        assert!(meant.is_some() || !told.contains("did you mean"), "{told}");
+    }
+    for key in ["gpushare.io/Memory", "gpushare.io/web.memroy", "alloc.gpushare.io/memori"] {
+        let pod = [
+            ("io.kubernetes.cri.container-type", "container"),
+            ("io.kubernetes.cri.container-name", "web"),
+            (key, "4GiB"),
+        ];
+        let told = read(&pod, &[]).unwrap_err().to_string();
+        let (before, _) = key.rsplit_once(['/', '.']).unwrap();
+        assert!(told.contains(&format!("did you mean {before}")) && told.contains("memory?"), "{told}");
+    }
+    let told = read(&[], &["GPUSHARE_MEMORY=4gib"]).unwrap_err().to_string();
+    assert!(told.contains("case counts"), "{told}");
+}
+
+#[test]
 fn differing_duplicates_are_a_conflict_and_equal_ones_are_not() {
     let error = read(&[], &["GPUSHARE_MEMORY=4GiB", "GPUSHARE_MEMORY=8GiB"]).unwrap_err();
     assert_eq!(
