@@ -54,7 +54,10 @@ pub enum CapabilityError {
     )]
     Compat32,
     /// Known, and not given on this node.
-    #[error("this node gives the driver capabilities {allowed}, not {asked} (request.capabilities)")]
+    #[error(
+        "this node gives the driver capabilities {allowed}, not {asked} (request.capabilities); ask for fewer with \
+         GPUSHARE_CAPABILITIES"
+    )]
     NotAllowed {
         /// What was asked beyond them.
         asked: Capabilities,
@@ -90,6 +93,18 @@ impl Capabilities {
         }
         let asked = Self { members: beyond, all: false };
         Err(CapabilityError::NotAllowed { asked, allowed: allowed.clone() })
+    }
+
+    /// What of the set a node gives that gives no more than `allowed`: for a set that an image, or nobody, chose.
+    ///
+    /// # Errors
+    /// When nothing of it is left.
+    pub fn cut(&self, allowed: &Self) -> Result<Self, CapabilityError> {
+        let members: Vec<_> = self.iter().filter(|member| allowed.has(*member)).collect();
+        if members.is_empty() {
+            return Err(CapabilityError::NotAllowed { asked: self.clone(), allowed: allowed.clone() });
+        }
+        Ok(Self { members, all: self.all })
     }
 }
 
@@ -162,6 +177,20 @@ mod tests {
         ] {
             let error = text.parse::<Capabilities>().unwrap_err().to_string();
             assert!(error.contains(part), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_nobody_chose_is_cut_to_what_the_node_gives() {
+        for (asked, allowed, want) in [
+            ("", "compute", Some("compute")),
+            ("compute,utility,graphics", "compute,utility", Some("compute,utility")),
+            ("all", "video", Some("video")),
+            ("graphics", "compute,utility", None),
+        ] {
+            let cut = asked.parse::<Capabilities>().unwrap().cut(&allowed.parse().unwrap());
+            let told = cut.map(|given| given.to_string());
+            assert_eq!(told.as_deref().ok(), want, "{asked:?} of {allowed:?}");
         }
     }
 

@@ -109,9 +109,11 @@ pub fn read(container: &Container, policy: &Policy) -> Result<Option<Request>, R
     if container.is_sandbox() {
         return Ok(None);
     }
+    let mut chosen = false;
     let request = match own::read(container, policy)? {
         Some(asked) => {
             whole::refuse_beside(&asked.by, container)?;
+            chosen = asked.chooses_capabilities();
             Some(asked.with_nvidia(nvidia::read(container)?, policy)?)
         }
         None if policy.nvidia == NvidiaPolicy::Ignore => None,
@@ -125,7 +127,8 @@ pub fn read(container: &Container, policy: &Policy) -> Result<Option<Request>, R
     };
     let Some(mut request) = request else { return Ok(None) };
     if let Some(allowed) = &policy.capabilities {
-        request.capabilities = request.capabilities.within(allowed)?;
+        let asked = &request.capabilities;
+        request.capabilities = if chosen { asked.within(allowed)? } else { asked.cut(allowed)? };
     }
     Ok(Some(request))
 }

@@ -305,6 +305,11 @@ impl Asked {
         Ok(())
     }
 
+    /// Whether a key of gpushare's own names driver capabilities; NVIDIA's variable may be the image's.
+    pub fn chooses_capabilities(&self) -> bool {
+        self.capabilities.is_some()
+    }
+
     /// The whole request. NVIDIA's variables beside ours fill in what ours leave open: a list names the GPUs, `all`
     /// (which CUDA images set) nothing in particular. `none` says in so many words that there shall be no GPU, and so
     /// contradicts ours; `void` or an empty list only keeps NVIDIA's own parts away, as CDI specifications and gpushare

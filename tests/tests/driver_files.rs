@@ -146,7 +146,7 @@ fn a_capability_that_cannot_be_given_is_refused_in_one_line() {
         (
             &strict,
             ("NVIDIA_VISIBLE_DEVICES", "all"),
-            "compute,graphics",
+            "display,graphics",
             ["graphics", "request.capabilities"],
         ),
         (&strict, ("GPUSHARE_MEMORY", "1GiB"), "display", ["display", "request.capabilities"]),

@@ -246,6 +246,30 @@ fn a_plain_nvidia_request_follows_the_nodes_policy() {
 }
 
 #[test]
+fn a_node_that_gives_few_capabilities_refuses_only_what_was_chosen() {
+    let few = Policy { capabilities: "compute".parse().ok(), ..Policy::default() };
+    let capabilities = |env: &[&str]| {
+        let read = crate::read(&container(&[], env), &few);
+        read.map(|request| request.unwrap().capabilities.to_string())
+    };
+    for env in [
+        &["GPUSHARE_MEMORY=4GiB"][..],
+        &["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=compute,graphics"],
+        &["GPUSHARE_MEMORY=4GiB", "NVIDIA_DRIVER_CAPABILITIES=all"],
+        &["GPUSHARE_MEMORY=4GiB", "GPUSHARE_CAPABILITIES=all"],
+    ] {
+        assert_eq!(capabilities(env).as_deref(), Ok("compute"), "{env:?}");
+    }
+    for env in [
+        &["GPUSHARE_MEMORY=4GiB", "GPUSHARE_CAPABILITIES=compute,utility"][..],
+        &["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics"],
+    ] {
+        let told = capabilities(env).unwrap_err().to_string();
+        assert!(told.contains("request.capabilities") && told.contains("GPUSHARE_CAPABILITIES"), "{told}");
+    }
+}
+
+#[test]
 fn under_strict_only_trusted_annotations_grant_and_others_only_lower() {
     let trusted = ("alloc.gpushare.io/memory", "8GiB");
     let memory =
