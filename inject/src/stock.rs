@@ -70,7 +70,8 @@ fn refresh(settings: &Settings) -> Result<(), StockError> {
     command.args(["inventory", "refresh"]).env_clear().current_dir("/");
     command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
     if let Some(file) = &settings.file {
-        command.env(SETTINGS_VARIABLE, file);
+        // The child's working folder is another.
+        command.env(SETTINGS_VARIABLE, std::path::absolute(file).unwrap_or_else(|_| file.clone()));
     }
     let (answer, writer) = io::pipe().map_err(run)?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(writer);
@@ -101,5 +102,41 @@ fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
             return Ok(None);
         }
         thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use gpushare_inventory::Roots;
+    use gpushare_quota::Admission;
+
+    use super::*;
+    use crate::plan::Programs;
+
+    #[test]
+    fn the_child_reads_the_settings_that_a_relative_path_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let cli = folder.path().join("cli");
+        fs::write(
+            &cli,
+            "#!/bin/sh\ntest -f \"$GPUSHARE_CONFIG\" || { echo \"no $GPUSHARE_CONFIG\" >&2; exit 1; }\n",
+        )
+        .unwrap();
+        fs::set_permissions(&cli, fs::Permissions::from_mode(0o755)).unwrap();
+        let none = Path::new("");
+        let (roots, admission) = (Roots::default(), Admission::default());
+        let settings = |file: &str| Settings {
+            roots: &roots,
+            programs: Programs { hook: none, libraries: none, cache: none, state: none, extra_mounts: &[] },
+            cli: &cli,
+            file: Some(file.into()),
+            admission: &admission,
+            strict: false,
+        };
+        assert!(refresh(&settings("Cargo.toml")).is_ok(), "a test's working folder is its crate's");
+        assert!(matches!(refresh(&settings("none.toml")), Err(StockError::Refused(_))));
     }
 }
