@@ -9,6 +9,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use gpushare_request::GRANTED_LIST;
 use serde_json::{Map, Value, json};
 
 use crate::plan::{Plan, READ_ONLY};
@@ -249,7 +250,7 @@ fn groups(json: &mut Value, gids: &[u32]) -> Result<(), EditError> {
 }
 
 /// The request is granted: nothing inside the container shall act on it again. Each of its keys stays once, and
-/// NVIDIA's list becomes void, so that a runtime inside the container finds nothing to inject.
+/// NVIDIA's list becomes void, so that a runtime inside the container finds nothing to inject; an annotation keeps it.
 fn environment(json: &mut Value) -> Result<(), EditError> {
     let Some(process) = json.get_mut("process").and_then(Value::as_object_mut) else { return Ok(()) };
     let env = list(process, "env", "process.env")?;
@@ -258,13 +259,18 @@ fn environment(json: &mut Value) -> Result<(), EditError> {
     };
     let ours = |name: &String| name.starts_with("GPUSHARE_") || name == "NVIDIA_VISIBLE_DEVICES";
     let mut seen = BTreeSet::new(); // an image may set a hundred thousand of them
+    let mut list = None;
     env.retain_mut(|entry| {
         let Some(name) = name(entry).filter(ours) else { return true };
         if name == "NVIDIA_VISIBLE_DEVICES" {
+            list = entry.as_str().and_then(|entry| entry.split_once('=')).map(|(_, list)| list.to_owned());
             *entry = json!("NVIDIA_VISIBLE_DEVICES=void");
         }
         seen.insert(name)
     });
+    if let Some(list) = list.filter(|list| !matches!(list.as_str(), "" | "void")) {
+        object(json, &["annotations"], "annotations")?.insert(GRANTED_LIST.to_owned(), json!(list));
+    }
     Ok(())
 }
 

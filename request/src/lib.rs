@@ -22,6 +22,7 @@ pub use container::{Container, Engine};
 pub use error::RequestError;
 pub use grammar::{Cores, DeviceSelector, Devices, GrammarError, MemoryAsk, Mode, Priority};
 pub use model::ModelFilter;
+pub use nvidia::GRANTED_LIST;
 pub use requirement::{Offer, Requirements};
 
 /// How a container's compute share is held.

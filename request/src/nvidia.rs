@@ -15,6 +15,10 @@ use crate::{NvidiaPolicy, Policy, Request};
 pub(crate) const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 const CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
 
+/// The annotation that keeps the list of a bundle whose list became `void` when its request was granted: run again without
+/// being written anew, it asks for the same.
+pub const GRANTED_LIST: &str = "granted.gpushare.io/nvidia-visible-devices";
+
 /// What NVIDIA's variables say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Nvidia {
@@ -104,7 +108,9 @@ pub(crate) fn our_devices<'a>(
 
 /// The list that counts, as written; nothing when there is none.
 pub(crate) fn devices_text(container: &Container) -> Result<&str, RequestError> {
-    Ok(value(container, DEVICES)?.unwrap_or_default())
+    let text = value(container, DEVICES)?.unwrap_or_default();
+    let granted = container.annotations().get(GRANTED_LIST).filter(|_| text == "void");
+    Ok(granted.map_or(text, String::as_str))
 }
 
 fn value<'a>(container: &'a Container, name: &str) -> Result<Option<&'a str>, RequestError> {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use gpushare_region::path as inner;
+use gpushare_request::{Container, Policy};
 use oci_spec::runtime::{
     HookBuilder, LinuxDeviceBuilder, LinuxDeviceCgroupBuilder, LinuxDeviceType, MountBuilder,
 };
@@ -418,6 +419,33 @@ fn eighty_thousand_mounts_take_a_plan_of_many_mounts_in_no_time() {
     apply(&mut json, &plan).unwrap();
     assert_eq!(json["mounts"].as_array().unwrap().len(), 80_400);
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_bundle_that_runs_again_asks_for_what_it_asked_before() {
+    let asks =
+        |json: &Value| gpushare_request::read(&Container::from_json(json), &Policy::default()).unwrap();
+    for env in [
+        &["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=1"][..],
+        &["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=all"],
+        &["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=void"],
+        &["NVIDIA_VISIBLE_DEVICES=3", "NVIDIA_VISIBLE_DEVICES=1"],
+        &["NVIDIA_VISIBLE_DEVICES=gpushare.io/share=4GiB,1"],
+        &["NVIDIA_VISIBLE_DEVICES=gpushare.io/gpu=1"],
+    ] {
+        let before = json!({"process": {"env": env}});
+        let once = edited(&before.to_string(), &plan()).unwrap();
+        assert_eq!(asks(&once), asks(&before), "{env:?}");
+        assert_eq!(
+            once.pointer("/process/env").unwrap().as_array().unwrap().last().unwrap(),
+            "NVIDIA_VISIBLE_DEVICES=void"
+        );
+        assert_eq!(edited(&once.to_string(), &plan()).unwrap(), once, "{env:?}");
+        let mut changed = once;
+        changed["process"]["env"] = json!(["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=2"]);
+        let request = asks(&changed).unwrap();
+        assert_eq!(request.devices, "2".parse().unwrap(), "what a user wrote since counts: {env:?}");
+    }
 }
 
 #[test]
