@@ -8,8 +8,8 @@ use gpushare_config::Config;
 use gpushare_inject::{Bundle, Image, Plan, Programs, admit};
 use gpushare_inventory::Node;
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, LeaseState};
-use gpushare_request::{Container, Request, Requirements};
-use serde_json::{Value, json};
+use gpushare_request::{Container, Devices, Mode, Request, Requirements};
+use serde_json::{Map, Value, json};
 
 use crate::{inventory, node, table};
 
@@ -38,7 +38,15 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     plan.edit(&mut json.clone()).context("config.json cannot be changed")?;
     if as_json {
         let grants: Vec<Value> = lease.grants.iter().map(grant).collect();
-        return Ok(table::json(&json!({ "grants": grants, "edits": serde_json::to_value(&plan)? }))?);
+        let asked: Map<String, Value> =
+            asked(&request).into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect();
+        return Ok(table::json(&json!({
+            "asked": asked,
+            "grants": grants,
+            "priority": lease.priority.level(),
+            "compute_policy": lease.compute_policy.name(),
+            "edits": serde_json::to_value(&plan)?,
+        }))?);
     }
     Ok(print(&request, &lease, &plan, &node)?)
 }
@@ -56,7 +64,7 @@ pub fn programs<'a>(config: &'a Config, state: &'a Path) -> Programs<'a> {
 
 fn nothing(as_json: bool) -> Result<()> {
     if as_json {
-        return Ok(table::json(&json!({ "grants": [], "edits": null }))?);
+        return Ok(table::json(&json!({ "asked": null, "grants": [], "edits": null }))?);
     }
     Ok(writeln!(io::stdout(), "no request: the bundle reaches the low-level runtime as it is")?)
 }
@@ -76,6 +84,32 @@ pub fn lease(request: &Request, grants: Vec<Grant>) -> Result<Lease> {
     })
 }
 
+/// The whole request by the keys of gpushare's own dialect, with what stands for those that were not set.
+fn asked(request: &Request) -> Vec<(&'static str, String)> {
+    let devices = match &request.devices {
+        Devices::Any(count) => ("count", count.to_string()),
+        Devices::These(list) => {
+            ("devices", list.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
+        }
+        Devices::All => ("devices", "all".to_owned()),
+    };
+    let model = match request.model.to_string() {
+        any if any.is_empty() => "any".to_owned(),
+        filter => filter.escape_debug().to_string(),
+    };
+    let mode = if request.mode == Mode::Exclusive { "exclusive" } else { "share" };
+    vec![
+        ("memory", request.memory.to_string()),
+        ("cores", request.cores.map_or_else(|| "no limit".to_owned(), |cores| cores.to_string())),
+        devices,
+        ("model", model),
+        ("mode", mode.to_owned()),
+        ("compute-policy", request.compute_policy.name().to_owned()),
+        ("capabilities", request.capabilities.to_string()),
+        ("priority", request.priority.level().to_string()),
+    ]
+}
+
 fn grant(grant: &Grant) -> Value {
     json!({
         "uuid": grant.gpu.to_string(),
@@ -86,7 +120,9 @@ fn grant(grant: &Grant) -> Value {
 
 fn print(request: &Request, lease: &Lease, plan: &Plan, node: &Node) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    writeln!(out, "asked     memory {}, capabilities {}", request.memory, request.capabilities)?;
+    for (key, value) in asked(request) {
+        writeln!(out, "asked     {key} {value}")?;
+    }
     for grant in &lease.grants {
         let gpu = node.gpus.iter().find(|gpu| gpu.uuid == grant.gpu);
         let (index, model) = gpu.map_or((0, ""), |gpu| (gpu.index, gpu.model.as_str()));
@@ -94,6 +130,8 @@ fn print(request: &Request, lease: &Lease, plan: &Plan, node: &Node) -> io::Resu
             grant.cores.map_or_else(|| "no compute limit".to_owned(), |cores| format!("{cores} of compute"));
         writeln!(out, "granted   {} and {cores} on GPU {index} ({model}, {})", grant.memory, grant.gpu)?;
     }
+    let (priority, policy) = (lease.priority.level(), lease.compute_policy.name());
+    writeln!(out, "granted   priority {priority} and compute policy {policy}")?;
     for device in &plan.devices {
         writeln!(out, "device    {} ({}:{} rw)", device.path().display(), device.major(), device.minor())?;
     }
@@ -112,4 +150,41 @@ fn print(request: &Request, lease: &Lease, plan: &Plan, node: &Node) -> io::Resu
         )?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use gpushare_request::Policy;
+
+    use super::*;
+
+    fn told(env: &[&str]) -> Vec<String> {
+        let env = env.iter().map(|entry| (*entry).to_owned()).collect();
+        let request = gpushare_request::read(&Container::new(BTreeMap::new(), env), &Policy::default());
+        asked(&request.unwrap().unwrap()).into_iter().map(|(key, value)| format!("{key} {value}")).collect()
+    }
+
+    #[test]
+    fn every_key_that_was_set_is_told() {
+        let rest = ["mode share", "compute-policy fixed", "capabilities compute,utility", "priority 5"];
+        let plain = [&["memory 4 GiB", "cores no limit", "count 1", "model any"][..], &rest].concat();
+        assert_eq!(told(&["GPUSHARE_MEMORY=4GiB"]), plain);
+        for (entry, want) in [
+            ("GPUSHARE_MEMORY=25%", "memory 25%"),
+            ("GPUSHARE_CORES=30", "cores 30%"),
+            ("GPUSHARE_COUNT=2", "count 2"),
+            ("GPUSHARE_DEVICES=1,GPU-5F", "devices 1,GPU-5F"),
+            ("GPUSHARE_DEVICES=all", "devices all"),
+            ("GPUSHARE_MODEL=H100*,!\u{1b}*", "model H100*,!\\u{1b}*"),
+            ("GPUSHARE_MODE=exclusive", "mode exclusive"),
+            ("GPUSHARE_COMPUTE_POLICY=burst", "compute-policy burst"),
+            ("GPUSHARE_CAPABILITIES=video", "capabilities video"),
+            ("GPUSHARE_PRIORITY=9", "priority 9"),
+        ] {
+            let told = told(&[entry]);
+            assert!(told.iter().any(|line| line == want), "{entry}: {told:?}");
+        }
+    }
 }

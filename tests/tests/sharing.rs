@@ -103,11 +103,15 @@ fn a_plan_is_printed_and_nothing_is_changed() {
     }
     let node = SimulatedNode::one_gpu();
     let runtime = Runtime::wrapped(LowLevel::Runc, &node);
-    let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "4GiB");
+    let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "4GiB").env("GPUSHARE_PRIORITY", "7");
     let before = bundle.write();
     let folder = bundle.path().to_string_lossy().into_owned();
     let text = cli(runtime.config(), &["plan", "--bundle", &folder]).expect_success("gpushare plan");
-    assert!(text.stdout.contains("/dev/nvidia0"), "{}", text.stdout);
+    for part in
+        ["asked     memory 4 GiB\n", "granted   priority 7 and compute policy fixed\n", "/dev/nvidia0"]
+    {
+        assert!(text.stdout.contains(part), "{part:?}: {}", text.stdout);
+    }
     let json = cli(runtime.config(), &["plan", "--bundle", &folder, "--json"])
         .expect_success("gpushare plan --json");
     serde_json::from_str::<serde_json::Value>(&json.stdout).expect("gpushare plan --json prints JSON");
