@@ -5,12 +5,15 @@
 mod links;
 mod nodes;
 
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Subcommand;
 use gpushare_config::Config;
+use gpushare_quota::StateFolder;
 use serde_json::json;
 
 use crate::{Output, table};
@@ -61,10 +64,20 @@ pub enum State {
 pub fn system(command: &System) -> Result<ExitCode> {
     let config = Config::load()?;
     let roots = &config.roots;
+    let (System::Nodes(options) | System::DevChar(options)) = command;
+    let _turn = (!options.dry_run).then(|| turn(&config)).transpose()?;
     match command {
         System::Nodes(options) => tell(options, nodes::look(roots)?, nodes::mend),
         System::DevChar(options) => tell(options, links::look(roots)?, links::mend),
     }
+}
+
+/// One run at a time: udev starts one for each device of the driver's, beside the administrator's. Ends on drop.
+fn turn(config: &Config) -> Result<File> {
+    let path = StateFolder::open(&config.paths.state)?.path().join("system.lock");
+    let open = || OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+    let locked = open().and_then(|file| file.lock().map(|()| file));
+    locked.with_context(|| format!("cannot lock {}", path.display()))
 }
 
 /// What is wrong under /dev, each in a few words, for `gpushare doctor`.

@@ -10,15 +10,24 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::node::{DeviceNode, NodeError, Roots, device_node, pci_folders};
-use crate::proc;
+use crate::proc::{self, ProcError};
 
 /// The nodes of this boot's kernel modules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFiles {
     /// Every node that should exist.
     pub nodes: Vec<DeviceFile>,
-    /// Kernel modules that GPUs are used with and that are not loaded, so that their numbers are not known.
-    pub missing_modules: Vec<&'static str>,
+    /// Devices that GPUs are used with and that no kernel module has registered, so that their numbers are not known.
+    pub unregistered: Vec<Unregistered>,
+}
+
+/// A character device that is missing in `/proc/devices`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unregistered {
+    /// Its name there.
+    pub name: &'static str,
+    /// The kernel module that registers it.
+    pub module: &'static str,
 }
 
 /// A node as the driver wants it.
@@ -62,21 +71,34 @@ struct Rights {
 }
 
 impl Rights {
-    /// The numbers in `text`, lines of `Name: number`; what is not there is as the driver's documents say.
-    fn read(text: &str) -> Self {
-        let mut rights = Self { mode: 0o666, uid: 0, gid: 0, modify: true };
-        for (name, value) in text.lines().filter_map(|line| line.split_once(':')) {
-            let Ok(value) = value.trim().parse::<u32>() else { continue };
-            match name.trim() {
-                "DeviceFileMode" => rights.mode = value & 0o777,
-                "DeviceFileUID" => rights.uid = value,
-                "DeviceFileGID" => rights.gid = value,
-                "ModifyDeviceFiles" | "DeviceFileModify" => rights.modify = value == 1,
-                _ => {}
-            }
-        }
-        rights
+    /// Of the driver's parameters. All four are there in every driver: what is missing is not guessed, or a file that
+    /// came back empty would open nodes to everybody.
+    fn of_parameters(text: &str) -> Result<Self, &'static str> {
+        let want = |name: &'static str| number(text, name).ok_or(name);
+        Ok(Self {
+            mode: want("DeviceFileMode")? & 0o777,
+            uid: want("DeviceFileUID")?,
+            gid: want("DeviceFileGID")?,
+            modify: want("ModifyDeviceFiles")? == 1,
+        })
     }
+
+    /// Of one capability, whose file names no owner: root's.
+    fn of_capability(text: &str) -> Result<Self, &'static str> {
+        let mode = number(text, "DeviceFileMode").ok_or("DeviceFileMode")? & 0o777;
+        Ok(Self {
+            mode,
+            uid: 0,
+            gid: 0,
+            modify: number(text, "DeviceFileModify").is_none_or(|word| word == 1),
+        })
+    }
+}
+
+/// The number in the line `Name: number`.
+fn number(text: &str, name: &str) -> Option<u32> {
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    lines.find(|(found, _)| found.trim() == name).and_then(|(_, value)| value.trim().parse().ok())
 }
 
 impl DeviceFiles {
@@ -89,9 +111,11 @@ impl DeviceFiles {
         if !nvidia.join("version").exists() {
             return Err(NodeError::NoDriver { path: nvidia.join("version") });
         }
-        let rights = Rights::read(&proc::read(&nvidia.join("params"))?);
+        let path = nvidia.join("params");
+        let rights = Rights::of_parameters(&proc::read(&path)?);
+        let rights = rights.map_err(|what| ProcError::Format { path, what })?;
         let majors = majors(&roots.proc)?;
-        let mut files = Self { nodes: Vec::new(), missing_modules: Vec::new() };
+        let mut files = Self { nodes: Vec::new(), unregistered: Vec::new() };
         let mut add = |name: &str, major: u32, minor: u32, rights: Rights| {
             files.nodes.push(DeviceFile::new(&roots.dev, name, (major, minor), rights));
         };
@@ -112,11 +136,13 @@ impl DeviceFiles {
                 add(&format!("nvidia-caps/nvidia-cap{minor}"), *major, *minor, *rights);
             }
         }
-        let lacks = |name: &str| !majors.contains_key(name);
-        files.missing_modules.extend(lacks("nvidia-uvm").then_some("nvidia-uvm"));
-        files
-            .missing_modules
-            .extend((lacks("nvidia-caps") && !capabilities.is_empty()).then_some("nvidia-caps"));
+        let wanted = [
+            (Unregistered { name: "nvidia-uvm", module: "nvidia-uvm" }, true),
+            // No module of that name: the driver registers it itself.
+            (Unregistered { name: "nvidia-caps", module: "nvidia" }, !capabilities.is_empty()),
+        ];
+        let missing = wanted.into_iter().filter(|(device, used)| *used && !majors.contains_key(device.name));
+        files.unregistered.extend(missing.map(|(device, _)| device));
         Ok(files)
     }
 
@@ -207,9 +233,9 @@ fn capabilities(folder: &Path, depth: u32) -> Result<BTreeMap<u32, Rights>, Node
             continue;
         }
         let text = proc::read(&path)?;
-        let minor = text.lines().find_map(|line| line.strip_prefix("DeviceFileMinor:"));
-        if let Some(Ok(minor)) = minor.map(|text| text.trim().parse()) {
-            found.insert(minor, Rights::read(&text));
+        if let Some(minor) = number(&text, "DeviceFileMinor") {
+            let rights = Rights::of_capability(&text);
+            found.insert(minor, rights.map_err(|what| ProcError::Format { path, what })?);
         }
     }
     Ok(found)
@@ -221,6 +247,12 @@ fn names_in(folder: &Path) -> impl Iterator<Item = String> {
 }
 
 impl DeviceNode {
+    /// Whether `path`, a link or not, leads to a character device of this node's number.
+    pub fn is_at(&self, path: &Path) -> bool {
+        let found = fs::metadata(path).ok().filter(|metadata| metadata.file_type().is_char_device());
+        found.is_some_and(|metadata| crate::node::numbers(metadata.rdev()) == (self.major, self.minor))
+    }
+
     /// The link by the node's number (`/dev/char/195:255` on an ordinary host), by which systemd finds it, and what it
     /// should say.
     pub fn char_link(&self, roots: &Roots) -> (PathBuf, PathBuf) {
@@ -236,6 +268,8 @@ mod tests {
 
     const PARAMS: &str = "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 44\n\
          DeviceFileMode: 432\nRegistryDwords: \"\"\n";
+
+    const OPEN: Rights = Rights { mode: 0o666, uid: 0, gid: 0, modify: true };
 
     /// A node's `/proc` tree with these files below `proc`.
     fn roots(files: &[(&str, &str)]) -> (tempfile::TempDir, Roots) {
@@ -267,7 +301,7 @@ mod tests {
             let DeviceNode { path, major, minor, mode, gid, .. } = &file.node;
             (path.display().to_string(), *major, *minor, *mode, *gid)
         });
-        (nodes.collect(), files.missing_modules)
+        (nodes.collect(), files.unregistered.iter().map(|device| device.name).collect())
     }
 
     fn row(path: &str, major: u32, minor: u32) -> Row {
@@ -323,17 +357,37 @@ mod tests {
 
     #[test]
     fn a_driver_that_leaves_device_files_alone_is_heard() {
-        for (text, modify) in [
-            ("ModifyDeviceFiles: 0\n", false),
-            ("DeviceFileModify: 0\n", false),
-            ("ModifyDeviceFiles: 1\n", true),
-            ("", true),
-            ("ModifyDeviceFiles: yes\n", true),
+        let without = PARAMS.replace("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0");
+        for (rights, modify) in [
+            (Rights::of_parameters(&without), false),
+            (Rights::of_parameters(PARAMS), true),
+            (Rights::of_capability("DeviceFileMode: 292\nDeviceFileModify: 0\n"), false),
+            (Rights::of_capability("DeviceFileMode: 292\nDeviceFileModify: 1\n"), true),
+            (Rights::of_capability("DeviceFileMode: 292\n"), true),
         ] {
-            assert_eq!(Rights::read(text).modify, modify, "{text:?}");
+            assert_eq!(rights.map(|rights| rights.modify), Ok(modify));
         }
-        assert_eq!(Rights::read("DeviceFileMode: 438\n").mode, 0o666);
-        assert_eq!(Rights::read("DeviceFileMode: 4294967295\n").mode, 0o777);
+        let all = Rights::of_capability("DeviceFileMode: 4294967295\n");
+        assert_eq!(all.map(|rights| rights.mode), Ok(0o777));
+    }
+
+    #[test]
+    fn a_parameter_that_is_not_told_is_an_error_and_opens_nothing() {
+        for name in ["DeviceFileMode", "DeviceFileUID", "DeviceFileGID", "ModifyDeviceFiles"] {
+            let text = PARAMS.replace(name, "Other");
+            assert_eq!(Rights::of_parameters(&text), Err(name));
+            let text = PARAMS.replace(&format!("{name}: "), &format!("{name}: x"));
+            assert_eq!(Rights::of_parameters(&text), Err(name), "no number");
+        }
+        assert_eq!(Rights::of_capability("DeviceFileMinor: 1\n"), Err("DeviceFileMode"));
+        let mut files = BASE.to_vec();
+        files[1].1 = "";
+        let (_folder, empty) = roots(&[&files[..], &[("devices", "Character devices:\n")]].concat());
+        let error = DeviceFiles::read(&empty).unwrap_err();
+        assert!(
+            matches!(error, NodeError::Proc(ProcError::Format { what: "DeviceFileMode", .. })),
+            "{error}"
+        );
     }
 
     #[test]
@@ -350,7 +404,7 @@ mod tests {
     #[test]
     fn a_link_by_number_leads_to_the_node_from_its_own_folder() {
         let roots = Roots { dev: "/node".into(), ..Roots::default() };
-        let file = |name, numbers| DeviceFile::new(&roots.dev, name, numbers, Rights::read("")).node;
+        let file = |name, numbers| DeviceFile::new(&roots.dev, name, numbers, OPEN).node;
         for (node, link, target) in [
             (file("nvidiactl", (195, 255)), "/node/dev/char/195:255", "../nvidiactl"),
             (file("nvidia-caps/nvidia-cap1", (237, 1)), "/node/dev/char/237:1", "../nvidia-caps/nvidia-cap1"),
@@ -362,14 +416,14 @@ mod tests {
     #[test]
     fn what_is_no_character_device_is_foreign() {
         let (folder, roots) = roots(&[]);
-        let file = DeviceFile::new(&roots.dev, "nvidia0", (195, 0), Rights::read(""));
+        let file = DeviceFile::new(&roots.dev, "nvidia0", (195, 0), OPEN);
         assert_eq!(file.state(), FileState::Missing);
         fs::create_dir(folder.path().join("dev")).unwrap();
         fs::write(folder.path().join("dev/nvidia0"), "").unwrap();
         assert_eq!(file.state(), FileState::Foreign);
-        let null = DeviceFile::new(Path::new("/"), "null", (195, 0), Rights::read(""));
+        let null = DeviceFile::new(Path::new("/"), "null", (195, 0), OPEN);
         assert_eq!(null.state(), FileState::Number);
-        let null = DeviceFile::new(Path::new("/"), "null", (1, 3), Rights::read("DeviceFileMode: 0\n"));
+        let null = DeviceFile::new(Path::new("/"), "null", (1, 3), Rights { mode: 0, ..OPEN });
         assert_eq!(null.state(), FileState::Rights);
     }
 }

@@ -17,7 +17,7 @@ mod totals;
 mod uuid;
 
 pub use capability::{Capabilities, Capability, CapabilityError};
-pub use device_files::{DeviceFile, DeviceFiles, FileState};
+pub use device_files::{DeviceFile, DeviceFiles, FileState, Unregistered};
 pub use driver::{Driver, DriverError, DriverFile, DriverLibrary, Extent};
 pub use memory::DeviceMemory;
 pub use node::{DeviceNode, Gpu, Node, NodeError, Roots};

@@ -1,10 +1,11 @@
 //! `gpushare system`: the driver's device nodes and the links by number, made and mended; and the doctor, who names what is missing.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
+use gpushare_tests::artifacts;
 use gpushare_tests::command::{self, Outcome};
 use gpushare_tests::leases::cli;
 use gpushare_tests::needs::{Need, met};
@@ -181,6 +182,74 @@ fn every_node_gets_its_link_by_number_and_wrong_links_are_mended() {
     ]);
     assert_eq!(states(&outcome), want);
     assert_eq!(fs::read_link(char.join("195:0")).expect("a link"), Path::new("../nvidia0"));
+    // systemd asks where a link leads, and not how it is written; two nodes of one number have one link.
+    fs::remove_file(char.join("511:0")).expect("a file can be removed");
+    fs::remove_file(char.join("195:0")).expect("a link can be removed");
+    symlink(node.root().join("dev/nvidia0"), char.join("195:0")).expect("a link can be made");
+    node_at(&node.root().join("dev/nvidia0-again"), "195:0");
+    let _ = run(&[]).expect_success("a run with two nodes of one number");
+    assert_eq!(states(&run(&[]).expect_success("the next run")), every("right"));
+    assert_eq!(fs::read_link(char.join("195:0")).expect("a link"), node.root().join("dev/nvidia0"));
+}
+
+#[test]
+#[ignore = "needs root: makes device nodes"]
+fn runs_at_the_same_time_make_every_node_and_leave_nothing_else() {
+    if !met(&[Need::Root]) {
+        return;
+    }
+    let node = SimulatedNode::create(2, MODEL, "80GiB");
+    let dev = node.root().join("dev");
+    for round in 0..20 {
+        for name in ["nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm"] {
+            fs::remove_file(dev.join(name)).expect("a node can be removed");
+        }
+        std::thread::scope(|scope| {
+            for command in ["nodes", "dev-char", "nodes", "nodes"] {
+                let config = node.config();
+                scope.spawn(move || {
+                    let outcome = cli(config, &["system", command]);
+                    assert!(outcome.success(), "round {round}, {command}: {outcome:?}");
+                });
+            }
+        });
+        for name in ["nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm"] {
+            assert_eq!(rights(&dev.join(name)).2, 0o666, "round {round}: {name}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root: makes device nodes"]
+fn the_folder_of_capabilities_is_open_whatever_the_umask_is_or_was() {
+    if !met(&[Need::Root]) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let devices = node.root().join("proc/devices");
+    let text = fs::read_to_string(&devices).expect("the list of devices can be read");
+    fs::write(&devices, text.replace("511 nvidia-uvm", "511 nvidia-uvm\n237 nvidia-caps"))
+        .expect("it can be written");
+    let capability = node.proc_driver().join("capabilities/mig/config");
+    fs::create_dir_all(capability.parent().expect("a folder")).expect("a folder can be made");
+    let text = "DeviceFileMinor: 1\nDeviceFileMode: 292\nDeviceFileModify: 1\n";
+    fs::write(&capability, text).expect("a capability can be written");
+    let folder = node.root().join("dev/nvidia-caps");
+    let masked = || {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "umask 077; exec \"$0\" system nodes"]).arg(artifacts::cli());
+        command::run(shell.env("GPUSHARE_CONFIG", node.config())).expect_success("gpushare system nodes")
+    };
+    let _ = masked();
+    let mode = || fs::metadata(&folder).expect("the folder is there").mode() & 0o777;
+    assert_eq!((mode(), rights(&folder.join("nvidia-cap1")).2), (0o755, 0o444));
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).expect("it can be closed");
+    let _ = masked();
+    assert_eq!(mode(), 0o755, "what an earlier version closed is opened");
+    fs::write(node.proc_driver().join("params"), "").expect("the parameters can be written");
+    let refused = cli(node.config(), &["system", "nodes"]);
+    assert!(!refused.success() && refused.stderr.contains("DeviceFileMode"), "{refused:?}");
+    assert_eq!(rights(&node.root().join("dev/nvidia0")).2, 0o666, "nothing is guessed");
 }
 
 #[test]

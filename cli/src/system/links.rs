@@ -1,12 +1,13 @@
 //! `gpushare system dev-char`.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use gpushare_inventory::{DeviceFiles, Roots};
+use gpushare_inventory::{DeviceFiles, DeviceNode, Roots};
 
 use super::nodes::beside;
 use super::{Item, State};
@@ -14,17 +15,21 @@ use super::{Item, State};
 /// The link of every NVIDIA node that there is, and how it is.
 pub fn look(roots: &Roots) -> Result<Vec<(Item, PathBuf)>> {
     let nodes = DeviceFiles::existing(roots)?;
-    let items = nodes.iter().map(|node| {
+    // Two nodes of one number share a link: to the first of them, by name.
+    let mut numbers = BTreeSet::new();
+    let nodes = nodes.iter().filter(|node| numbers.insert((node.major, node.minor)));
+    let items = nodes.map(|node| {
         let (path, target) = node.char_link(roots);
         let what = format!("-> {}", target.display());
-        (Item { state: state(&path, &target), path, what }, target)
+        (Item { state: state(&path, node), path, what }, target)
     });
     Ok(items.collect())
 }
 
-fn state(path: &Path, target: &Path) -> State {
+/// However a link is written, it is right when it leads to a device of the number: systemd asks no more.
+fn state(path: &Path, node: &DeviceNode) -> State {
     match fs::read_link(path) {
-        Ok(found) if found == target => State::Right,
+        Ok(_) if node.is_at(path) => State::Right,
         Ok(_) => State::Wrong,
         Err(error) if error.kind() == ErrorKind::NotFound => State::Missing,
         Err(_) => State::Stuck("it is no link; remove it".to_owned()),

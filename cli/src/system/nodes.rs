@@ -1,11 +1,12 @@
 //! `gpushare system nodes`.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use gpushare_inventory::{DeviceFile, DeviceFiles, FileState, Roots};
+use gpushare_inventory::{DeviceFile, DeviceFiles, FileState, Roots, Unregistered};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use super::{Item, State};
@@ -13,18 +14,27 @@ use super::{Item, State};
 /// Every node that the driver wants, and how it is.
 pub fn look(roots: &Roots) -> Result<Vec<(Item, Option<DeviceFile>)>> {
     let files = DeviceFiles::read(roots)?;
-    let modules = files.missing_modules.iter().map(|module| {
-        let path = roots.dev.join("dev").join(module);
-        let why = format!("the kernel module is not loaded: modprobe {module}");
-        (Item { path, what: format!("kernel module {module}"), state: State::Stuck(why) }, None)
-    });
-    let modules: Vec<_> = modules.collect();
-    Ok(files.nodes.into_iter().map(|file| (item(&file), Some(file))).chain(modules).collect())
+    let unregistered: Vec<_> = files.unregistered.iter().map(|device| (stuck(device, roots), None)).collect();
+    Ok(files.nodes.into_iter().map(|file| (item(&file), Some(file))).chain(unregistered).collect())
+}
+
+fn stuck(device: &Unregistered, roots: &Roots) -> Item {
+    let Unregistered { name, module } = device;
+    let why = match module == name {
+        true => format!("the kernel module is not loaded: modprobe {module}"),
+        // The driver is loaded, else nothing would be known of its devices.
+        false => format!("/proc/devices lacks it: load the kernel module {module} anew, or reboot"),
+    };
+    let path = roots.dev.join("dev").join(name);
+    Item { path, what: format!("character device {name}"), state: State::Stuck(why) }
 }
 
 fn item(file: &DeviceFile) -> Item {
     let node = &file.node;
     let state = match (file.state(), file.modify) {
+        (FileState::Right, true) if own_folder(file).is_some_and(|folder| !is_passable(folder)) => {
+            State::Wrong
+        }
         (FileState::Right, _) | (FileState::Rights, false) => State::Right,
         (FileState::Foreign, _) => State::Stuck("it is no device node; remove it".to_owned()),
         (_, false) => {
@@ -40,10 +50,10 @@ fn item(file: &DeviceFile) -> Item {
 
 /// Makes the node under another name and gives it its own at last: nobody meets one that is half made.
 pub fn mend(path: &Path, file: &Option<DeviceFile>) -> Result<()> {
-    let Some(DeviceFile { node, .. }) = file else { return Ok(()) };
-    let folder = path.parent().context("it has no folder")?;
-    if !folder.is_dir() {
-        fs::DirBuilder::new().mode(0o755).recursive(true).create(folder).context("cannot make its folder")?;
+    let Some(file) = file else { return Ok(()) };
+    let node = &file.node;
+    if let Some(folder) = own_folder(file) {
+        make_passable(folder).context("cannot make its folder")?;
     }
     let new = beside(path);
     let number = makedev(node.major.into(), node.minor.into());
@@ -57,7 +67,27 @@ pub fn mend(path: &Path, file: &Option<DeviceFile>) -> Result<()> {
     })
 }
 
-/// A name in the same folder that nobody looks for; one that a killed run has left is removed.
+/// The folder below /dev that holds nothing but nodes of this kind; /dev itself is the machine's.
+fn own_folder(file: &DeviceFile) -> Option<&Path> {
+    let is_own = file.node.path.parent().is_some_and(|folder| folder != Path::new("/dev"));
+    file.node.host_path.parent().filter(|_| is_own)
+}
+
+/// Whether everybody may enter it. One that is not there yet is made so.
+fn is_passable(folder: &Path) -> bool {
+    folder.metadata().is_ok_and(|metadata| metadata.permissions().mode() & 0o555 == 0o555)
+}
+
+/// Whatever the umask is, and also where an earlier run obeyed it.
+fn make_passable(folder: &Path) -> io::Result<()> {
+    if !folder.is_dir() {
+        fs::create_dir_all(folder)?;
+    }
+    if is_passable(folder) { Ok(()) } else { fs::set_permissions(folder, Permissions::from_mode(0o755)) }
+}
+
+/// A name in the same folder that nobody looks for; one that a killed run has left is removed: one run at
+/// a time, by the lock of the caller.
 pub fn beside(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let new = path.with_file_name(format!(".gpushare-{name}"));
