@@ -59,7 +59,7 @@ pub(super) fn library_folders(roots: &Roots, root: &Root) -> impl Iterator<Item 
 fn variants(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     let mut found: Vec<PathBuf> =
-        entries.take(MAX_VARIANTS).map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+        entries.map(|entry| entry.path()).filter(|path| path.is_dir()).take(MAX_VARIANTS).collect();
     found.sort_by_key(|path| (!path.ends_with("current"), path.clone()));
     found
 }
