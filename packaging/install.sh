@@ -5,6 +5,13 @@ set -eu
 
 destdir=$1
 prefix=$2
+case $prefix in
+/*) ;;
+*)
+    echo "install.sh: PREFIX must begin with /, as PREFIX=/usr/local: $prefix" >&2
+    exit 1
+    ;;
+esac
 top=$(cd "$(dirname "$0")/.." && pwd)
 built=$top/target
 root=$destdir$prefix
@@ -23,7 +30,9 @@ install -m 644 "$built/lib/gpushare/libcuda.so.1" "$built/lib/gpushare/libnvidia
 install -m 644 "$built/release/libgpushare_simulator_cuda.so" "$built/release/libgpushare_simulator_nvml.so" \
     "$root/lib/gpushare-simulator/"
 install -m 644 "$top/packaging/tmpfiles.conf" "$root/lib/tmpfiles.d/gpushare.conf"
-install -m 644 "$top/LICENSE" "$top/README.md" "$top/docs/hook-only.md" "$root/share/doc/gpushare/"
+install -m 644 "$top/LICENSE" "$top/README.md" "$root/share/doc/gpushare/"
+install -d "$root/share/doc/gpushare/docs"
+install -m 644 "$top/docs/hook-only.md" "$top/docs/engines.md" "$root/share/doc/gpushare/docs/"
 # placed FILE FOLDER: a file that names the programs by their path.
 placed() {
     sed "s|@PREFIX@|$prefix|g" "$top/packaging/$1" >"$root/$2/$1"

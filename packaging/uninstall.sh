@@ -4,6 +4,13 @@ set -eu
 
 destdir=$1
 prefix=$2
+case $prefix in
+/*) ;;
+*)
+    echo "uninstall.sh: PREFIX must begin with /, as PREFIX=/usr/local: $prefix" >&2
+    exit 1
+    ;;
+esac
 root=$destdir$prefix
 settings=$destdir/etc/gpushare/gpushare.toml
 
@@ -48,6 +55,8 @@ rmdir "$destdir/etc/gpushare/gpushare.toml.d" "$destdir/etc/gpushare" "$root/lib
     "$root/lib/udev/rules.d" "$root/lib/udev" "$root/lib/tmpfiles.d" "$root/share/doc" 2>/dev/null || true
 [ -n "$destdir" ] || rm -rf /run/gpushare /var/cache/gpushare 2>/dev/null || true
 # Engines would offer devices whose hook is gone.
-[ -n "$destdir" ] || rm -f /var/run/cdi/gpushare-share.json /var/run/cdi/gpushare-gpu.json
+for kind in share gpu; do
+    [ -n "$destdir" ] || rm -f "/etc/cdi/gpushare-$kind.json" "/var/run/cdi/gpushare-$kind.json"
+done
 [ ! -e "$settings" ] || echo "kept $settings: it was changed"
 [ -n "$destdir" ] || echo "engines whose settings are elsewhere may still name the runtime \"gpushare\": take it out there"
