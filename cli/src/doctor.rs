@@ -7,7 +7,7 @@ use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::{Region, one_line};
 use gpushare_inventory::{DeviceMemory, Node};
-use gpushare_quota::{Lease, LeaseState, StateFolder, Store};
+use gpushare_quota::{Lease, LeaseState, Running, StateFolder, Store};
 use gpushare_request::{ComputePolicy, Mode};
 use serde_json::json;
 
@@ -261,8 +261,9 @@ fn hidden(state: &Path, leases: &[Lease]) -> Option<Finding> {
 }
 
 fn unbooked(state: &Path, leases: &[Lease]) -> Vec<Finding> {
+    let running = Running::default();
     let lines = leases.iter().flat_map(|lease| {
-        let seen = Seen::of(state, lease);
+        let seen = Seen::of(state, lease, &running);
         let found = lease.grants.iter().enumerate().filter_map(move |(line, grant)| {
             let bytes = seen.fresh(line)?.unbooked_bytes;
             (bytes > 0).then(|| (short(&lease.key.container), grant.gpu, DeviceMemory::from_bytes(bytes)))

@@ -8,7 +8,7 @@ use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::{Region, UsageError};
 use gpushare_inventory::DeviceMemory;
-use gpushare_quota::Lease;
+use gpushare_quota::{Lease, Running};
 use gpushare_region::{MAX_DEVICES, Measurement, Throttle, Usage};
 use gpushare_request::{ComputePolicy, Mode};
 use serde_json::{Value, json};
@@ -24,7 +24,8 @@ const STALE: u64 = 3_000_000_000;
 pub fn ps(as_json: bool) -> Result<()> {
     let (state, store) = node::store(&Config::load()?)?;
     let leases = store.leases()?;
-    let seen = leases.iter().map(|lease| (lease, Seen::of(state.path(), lease)));
+    let running = Running::default();
+    let seen = leases.iter().map(|lease| (lease, Seen::of(state.path(), lease, &running)));
     if as_json {
         let list = seen.map(|(lease, seen)| entry(lease, &seen));
         return Ok(table::json(&Value::Array(list.collect()))?);
@@ -43,18 +44,18 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Of a lease whose region lies below the folder `state`.
-    pub fn of(state: &Path, lease: &Lease) -> Self {
+    /// Of a lease whose region lies below the folder `state`; `running` tells living processes from those that ended.
+    pub fn of(state: &Path, lease: &Lease, running: &Running) -> Self {
         let region = Region::of(state, lease.id);
         Self {
-            books: region.read_usage(),
+            books: region.read_usage(running),
             throttles: region.read_throttles().unwrap_or_default(),
             measured: region.measured().unwrap_or_default(),
             now: Clock::now(),
         }
     }
 
-    /// What the container's books say of one line.
+    /// What the container's books say that its living processes hold of one line.
     pub fn used(&self, line: usize) -> Option<DeviceMemory> {
         let books = self.books.as_ref().ok()?;
         books.devices.get(line).map(|device| DeviceMemory::from_bytes(device.bytes))

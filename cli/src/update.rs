@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use gpushare_config::Config;
 use gpushare_inject::Region;
 use gpushare_inventory::{GpuUuid, Node};
-use gpushare_quota::{Change, Lease, find_gpu};
+use gpushare_quota::{Change, Lease, Running, find_gpu};
 use gpushare_request::{ComputePolicy, Cores, DeviceSelector, MemoryAsk, Priority};
 use serde_json::{Value, json};
 
@@ -71,7 +71,7 @@ pub fn update(asked: &Update) -> Result<()> {
         .update(lease.id, &lease.key, &change, &node.gpus, &config.quota, |lease| region.set_grants(lease));
     let (_, new) =
         changed.with_context(|| format!("cannot update container {}", short(&lease.key.container)))?;
-    let seen = Seen::of(state.path(), &new);
+    let seen = Seen::of(state.path(), &new, &Running::default());
     if asked.output.json {
         return Ok(table::json(&entry(&new, &seen))?);
     }

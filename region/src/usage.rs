@@ -271,7 +271,7 @@ pub struct DeviceUsage {
 pub struct Usage {
     /// By line of the limits file.
     pub devices: [DeviceUsage; MAX_DEVICES],
-    /// Processes that hold a slot, dead ones that nobody has reclaimed yet included.
+    /// Processes that hold a slot; with [`read_usage`] also dead ones that nobody has reclaimed yet.
     pub processes: u32,
     /// Allocations refused because of the limit.
     pub refused: u64,
@@ -292,6 +292,8 @@ pub struct ProcessUsage {
     pub slot: usize,
     /// The process id as the container sees it: for display only.
     pub pid: u32,
+    /// Start time in clock ticks after boot; 0: unknown.
+    pub start_time: u64,
     /// By line of the limits file.
     pub devices: [DeviceUsage; MAX_DEVICES],
 }
@@ -301,8 +303,16 @@ pub struct ProcessUsage {
 /// # Errors
 /// [`Damaged`] when the bytes are too few or the header is not that of this layout.
 pub fn read_usage(bytes: &[u8]) -> Result<Usage, Damaged> {
+    read_usage_of(bytes, |_| true)
+}
+
+/// As [`read_usage`], with the slots of only those processes in it for which `lives` holds.
+///
+/// # Errors
+/// As [`read_usage`].
+pub fn read_usage_of(bytes: &[u8], lives: impl FnMut(&ProcessUsage) -> bool) -> Result<Usage, Damaged> {
     let mut usage = Usage::default();
-    for process in processes(bytes)? {
+    for process in processes(bytes)?.filter(lives) {
         usage.processes += 1;
         for (sum, part) in usage.devices.iter_mut().zip(&process.devices) {
             sum.bytes = sum.bytes.saturating_add(part.bytes);
@@ -374,7 +384,8 @@ impl Processes<'_> {
                 gpu_nanoseconds: long(self.bytes, at + 24),
             }
         });
-        ProcessUsage { slot, pid: word(self.bytes, owner + 4), devices }
+        let (pid, start_time) = (word(self.bytes, owner + 4), long(self.bytes, owner + 8));
+        ProcessUsage { slot, pid, start_time, devices }
     }
 }
 

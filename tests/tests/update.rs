@@ -76,6 +76,29 @@ fn a_share_smaller_than_what_is_held_takes_nothing_and_gives_nothing_more() {
 
 #[test]
 #[ignore = "needs root and runc: runs containers"]
+fn what_a_killed_process_held_is_shown_no_more() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let holder = "/bin/gpushare-simulator probe --json --allocate 6GiB --hold 1000 >/dev/null & echo $!; wait; sleep 1000";
+    let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "8GiB").args(&["sh", "-c", holder]);
+    let container = runtime.run(&bundle);
+    let used = || {
+        let listing = cli(runtime.config(), &["ps", "--json"]).expect_success("gpushare ps --json");
+        let listing: Value = serde_json::from_str(&listing.stdout).expect("gpushare ps --json prints JSON");
+        listing[0]["gpus"][0]["used_bytes"].as_u64().expect("the container has books")
+    };
+    assert!(eventually(Duration::from_secs(20), || used() >= 6 * GIB), "{}", container.stderr());
+    let _ = container.exec(&["kill", "-9", container.stdout().trim()]).expect_success("kill");
+    assert!(eventually(Duration::from_secs(20), || used() == 0), "{} bytes of nobody", used());
+    let told = cli(runtime.config(), &["update", bundle.id(), "--memory", "3GiB"]);
+    assert!(!told.expect_success("gpushare update").stdout.contains("it holds"));
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
 fn a_share_does_not_grow_beyond_the_node() {
     if !met(NEEDS) {
         return;

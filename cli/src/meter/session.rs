@@ -9,7 +9,7 @@ use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::{Region, UsageError, one_line};
 use gpushare_inventory::{DeviceMemory, GpuUuid};
-use gpushare_quota::{Lease, Store};
+use gpushare_quota::{Lease, Running, Store};
 use gpushare_region::Measurement;
 use nvml_wrapper::Nvml;
 
@@ -184,6 +184,7 @@ impl<'a> Session<'a> {
                 }
             }
         }
+        let running = Running::default();
         for metered in self.gpus.values_mut() {
             let Some(memory) = metered.gpu.memory() else { continue };
             let mut held: HashMap<i64, Held> = HashMap::new();
@@ -197,7 +198,7 @@ impl<'a> Session<'a> {
             for (id, member) in metered.account.members() {
                 member.held = held.get(&id).copied().unwrap_or_default();
                 let Some(lease) = self.leases.iter().find(|lease| lease.id == id) else { continue };
-                match Region::of(self.state, id).read_usage() {
+                match Region::of(self.state, id).read_usage(&running) {
                     Ok(books) => {
                         member.unbooked =
                             self.audit.compare(lease, member.line, &member.held, &books, self.tolerance);

@@ -6,13 +6,15 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::time::{Duration, Instant};
 
-use gpushare_quota::Lease;
+use gpushare_quota::{Lease, Running};
 use gpushare_region::{
     Damaged, LIMITS_LEN, MAX_DEVICES, Measurement, Throttle, TooManyDevices, USAGE_HEADER_LEN, USAGE_LEN,
-    Usage, encode_limits, grants_are, measurements, read_throttles, read_usage,
+    Usage, encode_limits, grants_are, lock_byte, measurements, read_throttles, read_usage_of,
 };
-use nix::fcntl::OFlag;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::libc;
 
 use super::{Region, limits, mapped};
 
@@ -29,6 +31,9 @@ pub enum UsageError {
 
 /// How often a file that is being written is read again before the reader does without.
 const TRIES: usize = 5;
+/// How long the kernel is asked for the owners of slots: a container can hold millions of locks on the file, and each
+/// question walks them all. From then on every slot counts.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 impl Region {
     /// Writes the lease's grants into the living `limits` file. One writer at a time: the caller holds the store's turn.
@@ -86,12 +91,21 @@ impl Region {
         Err(io::Error::other("limits file written all the time"))
     }
 
-    /// What the container says that it holds.
+    /// What the container says that it holds. A process that was killed leaves its slot to the next one that needs
+    /// memory: such a slot does not count, when nobody holds its lock and `running` does not know its owner either (one
+    /// that closed its descriptors has lost the lock, and not its memory).
     ///
     /// # Errors
     /// When there is no such file, or it is damaged.
-    pub fn read_usage(&self) -> Result<Usage, UsageError> {
-        Ok(read_usage(&read(&self.open(self.usage())?, USAGE_LEN)?)?)
+    pub fn read_usage(&self, running: &Running) -> Result<Usage, UsageError> {
+        let file = self.open(self.usage())?;
+        let bytes = read(&file, USAGE_LEN)?;
+        let until = Instant::now() + PATIENCE;
+        Ok(read_usage_of(&bytes, |process| {
+            Instant::now() >= until
+                || is_locked(&file, process.slot)
+                || running.may_have(process.pid, process.start_time)
+        })?)
     }
 
     /// What the container says of its compute shares, by line.
@@ -111,6 +125,25 @@ impl Region {
     fn open(&self, path: std::path::PathBuf) -> io::Result<File> {
         let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
         OpenOptions::new().read(true).custom_flags(flags).open(path)
+    }
+}
+
+/// Whether some process holds the lock of a slot. What cannot be asked counts as held.
+fn is_locked(file: &File, slot: usize) -> bool {
+    let mut lock = wanted(lock_byte(slot));
+    fcntl(file, FcntlArg::F_GETLK(&mut lock)).is_err() || libc::c_int::from(lock.l_type) != libc::F_UNLCK
+}
+
+/// A lock of one byte for writing.
+fn wanted(byte: u64) -> libc::flock {
+    // SEEK_SET and the kinds of locks are smaller than any integer.
+    let short = |number: libc::c_int| libc::c_short::try_from(number).unwrap_or(libc::c_short::MAX);
+    libc::flock {
+        l_type: short(libc::F_WRLCK),
+        l_whence: short(libc::SEEK_SET),
+        l_start: byte.cast_signed(),
+        l_len: 1,
+        l_pid: 0,
     }
 }
 

@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 
 use gpushare_inventory::{DeviceMemory, GpuUuid};
 use gpushare_quota::{Grant, Holder, LeaseKey, LeaseState};
-use gpushare_region::{DeviceUsage, empty_usage_header};
+use gpushare_region::{DeviceUsage, SLOT_LIVE, UsageFile, UsageHeader, empty_usage_header};
 use gpushare_request::{ComputePolicy, Cores, Mode, Priority};
 
 use super::*;
@@ -70,10 +70,43 @@ fn a_limits_file_that_was_cut_or_changed_is_told_and_mended() {
     }
 }
 
+/// Writes that slot 0 holds a MiB, in the name of such a process.
+fn hold(region: &Region, pid: u32, start_time: u64) {
+    let mut bytes = fs::read(region.usage()).unwrap();
+    let owners = std::mem::offset_of!(UsageFile, owners);
+    let lines = std::mem::offset_of!(UsageFile, lines);
+    let mut put = |at: usize, word: &[u8]| bytes[at..at + word.len()].copy_from_slice(word);
+    put(std::mem::offset_of!(UsageHeader, live), &1_u64.to_ne_bytes());
+    put(owners, &SLOT_LIVE.to_ne_bytes());
+    put(owners + 4, &pid.to_ne_bytes());
+    put(owners + 8, &start_time.to_ne_bytes());
+    put(lines, &(1_u64 << 20).to_ne_bytes());
+    fs::write(region.usage(), bytes).unwrap();
+}
+
+#[test]
+fn a_slot_counts_while_its_lock_is_held_or_its_owner_runs() {
+    let (_folder, region) = region(&lease(1 << 30, None));
+    let bytes = || region.read_usage(&Running::default()).unwrap().devices[0].bytes;
+    let me = Holder::this_process().unwrap();
+    let pid = u32::try_from(me.pid).unwrap();
+    hold(&region, pid, me.start_time);
+    assert_eq!(bytes(), 1 << 20, "its owner runs, and closed its descriptors");
+    hold(&region, pid, me.start_time + 1);
+    assert_eq!(bytes(), 0, "its owner ended");
+    // A lock of an open file: one of this process itself would not be seen.
+    let file = OpenOptions::new().read(true).write(true).open(region.usage()).unwrap();
+    let lock = |slot| wanted(lock_byte(slot));
+    fcntl(&file, FcntlArg::F_OFD_SETLK(&lock(1))).unwrap();
+    assert_eq!(bytes(), 0, "the lock is another slot's");
+    fcntl(&file, FcntlArg::F_OFD_SETLK(&lock(0))).unwrap();
+    assert_eq!(bytes(), 1 << 20, "somebody holds its lock");
+}
+
 #[test]
 fn a_damaged_usage_file_costs_bounded_time_and_says_so() {
     let (folder, region) = region(&lease(1 << 30, None));
-    assert_eq!(region.read_usage().unwrap().devices[0], DeviceUsage::default());
+    assert_eq!(region.read_usage(&Running::default()).unwrap().devices[0], DeviceUsage::default());
     assert_eq!(region.read_throttles().unwrap()[0], Throttle::default());
     let usage = folder.path().join("usage");
     let good = fs::read(&usage).unwrap();
@@ -86,16 +119,19 @@ fn a_damaged_usage_file_costs_bounded_time_and_says_so() {
         ("of another version", wrong_version),
     ] {
         fs::write(&usage, bad).unwrap();
-        assert!(matches!(region.read_usage(), Err(UsageError::Damaged(_))), "{name}");
+        assert!(matches!(region.read_usage(&Running::default()), Err(UsageError::Damaged(_))), "{name}");
     }
     // Sparse: it claims a terabyte and holds nothing.
     fs::write(&usage, &good).unwrap();
     fs::OpenOptions::new().write(true).open(&usage).unwrap().set_len(1 << 40).unwrap();
     let start = Instant::now();
-    assert!(region.read_usage().is_ok());
+    assert!(region.read_usage(&Running::default()).is_ok());
     assert!(start.elapsed() < Duration::from_secs(1));
     fs::remove_file(&usage).unwrap();
-    assert!(matches!(region.read_usage(), Err(UsageError::Io(_))));
+    assert!(matches!(region.read_usage(&Running::default()), Err(UsageError::Io(_))));
     std::os::unix::fs::symlink(region.limits(), &usage).unwrap();
-    assert!(matches!(region.read_usage(), Err(UsageError::Io(_))), "a link is not followed");
+    assert!(
+        matches!(region.read_usage(&Running::default()), Err(UsageError::Io(_))),
+        "a link is not followed"
+    );
 }

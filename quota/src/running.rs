@@ -1,0 +1,59 @@
+//! Which processes run, by the words that they have for themselves in their own pid namespaces.
+
+use std::cell::OnceCell;
+use std::collections::HashSet;
+
+use procfs::process::Process;
+
+/// The processes that ran when somebody first asked. A container's word about a process is compared with this list, and
+/// leads to no look-up of its own: what it says can hit nobody.
+#[derive(Debug, Default)]
+pub struct Running(OnceCell<Option<HashSet<(u32, u64)>>>);
+
+impl Running {
+    /// Whether a process that is called `pid` in one of its pid namespaces and began at `start_time` (clock ticks after
+    /// boot) may run. Where /proc cannot be read, every one may.
+    pub fn may_have(&self, pid: u32, start_time: u64) -> bool {
+        match self.0.get_or_init(list) {
+            Some(running) => start_time == 0 || running.contains(&(pid, start_time)),
+            None => true,
+        }
+    }
+}
+
+fn list() -> Option<HashSet<(u32, u64)>> {
+    let processes = procfs::process::all_processes().ok()?;
+    Some(processes.filter_map(Result::ok).flat_map(|process| names(&process)).collect())
+}
+
+/// One that ends meanwhile has none.
+fn names(process: &Process) -> Vec<(u32, u64)> {
+    let Ok(stat) = process.stat() else { return Vec::new() };
+    if matches!(stat.state, 'Z' | 'X') && stat.num_threads <= 1 {
+        return Vec::new();
+    }
+    let pids = process.status().ok().and_then(|status| status.nspid).unwrap_or_else(|| vec![stat.pid]);
+    pids.into_iter().filter_map(|pid| Some((u32::try_from(pid).ok()?, stat.starttime))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_process_runs_until_it_has_ended_and_another_of_its_pid_is_another() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id();
+        let start = Process::new(i32::try_from(pid).unwrap()).unwrap().stat().unwrap().starttime;
+        let running = Running::default();
+        assert!(running.may_have(pid, start));
+        assert!(!running.may_have(pid, start + 1));
+        assert!(running.may_have(pid, 0), "a start time that is not known proves nothing");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(running.may_have(pid, start), "the list is of one moment");
+        assert!(!Running::default().may_have(pid, start));
+    }
+}
