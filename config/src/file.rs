@@ -22,6 +22,9 @@ pub enum ConfigError {
         /// The file.
         path: PathBuf,
     },
+    /// `GPUSHARE_CONFIG` is set to nothing.
+    #[error("GPUSHARE_CONFIG is empty; let it name a settings file, or unset it")]
+    NoName,
     /// A file could not be read.
     #[error("cannot read the settings file {path}")]
     Read {

@@ -1,6 +1,7 @@
 //! Which files hold the settings, and where the program was installed.
 
 use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,14 @@ pub const DEFAULT_PATH: &str = "/etc/gpushare/gpushare.toml";
 pub const ENVIRONMENT: &str = "GPUSHARE_CONFIG";
 
 pub(crate) fn files() -> Result<Vec<PathBuf>, ConfigError> {
-    match env::var_os(ENVIRONMENT).filter(|path| !path.is_empty()) {
+    named(env::var_os(ENVIRONMENT))
+}
+
+/// By the variable's value. One that is set to nothing is a mistake, as of a command that failed: the settings of the
+/// real node are not what was meant.
+fn named(variable: Option<OsString>) -> Result<Vec<PathBuf>, ConfigError> {
+    match variable {
+        Some(path) if path.is_empty() => Err(ConfigError::NoName),
         Some(path) => files_of(Path::new(&path)),
         None => with_drop_ins(Path::new(DEFAULT_PATH)),
     }
@@ -56,6 +64,13 @@ pub(crate) fn program_folder() -> Result<PathBuf, ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_variable_that_names_nothing_is_a_mistake() {
+        assert!(matches!(named(Some(OsString::new())), Err(ConfigError::NoName)));
+        assert!(matches!(named(Some("/no/such".into())), Err(ConfigError::NoSuchFile { .. })));
+        assert!(!matches!(named(None), Err(ConfigError::NoName)));
+    }
 
     #[test]
     fn drop_ins_are_read_in_order_or_not_being_able_to_is_told() {
