@@ -23,13 +23,29 @@ const NVML_NAMES: &str = include_str!("../nvml/names.txt");
 /// Library folder of a driver root, as Debian and Ubuntu have it.
 const LIBRARIES: &str = "driver/usr/lib/x86_64-linux-gnu";
 
-/// Makes the node, and prints the path of its settings.
+/// What a node has in its folder.
+const ENTRIES: [&str; 5] = ["driver", "dev", "proc", "shared", "gpushare.toml"];
+
+/// Makes the node, and prints the path of its settings. Of one that cannot be made nothing is left.
 pub fn create(create: &Create) -> Result<()> {
     let dir = std::path::absolute(&create.dir)?;
-    let settings = dir.join("gpushare.toml");
-    if settings.exists() || dir.join("shared").exists() {
+    // All of them: below a folder such as / they would be the machine's own.
+    if ENTRIES.iter().any(|entry| dir.join(entry).symlink_metadata().is_ok()) {
         bail!("{} holds a node already; name another folder or remove this one", dir.display());
     }
+    let is_new = !dir.exists();
+    make(&dir, create).inspect_err(|_| {
+        for path in ENTRIES.map(|entry| dir.join(entry)) {
+            let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
+        }
+        if is_new {
+            let _ = fs::remove_dir(&dir);
+        }
+    })
+}
+
+fn make(dir: &Path, create: &Create) -> Result<()> {
+    let settings = dir.join("gpushare.toml");
     let cuda = cuda_version(&create.driver)?;
     let libraries = Libraries::find()?;
     for folder in ["driver/usr/bin", LIBRARIES, "dev", "proc/driver/nvidia/gpus", "shared"] {
@@ -38,10 +54,10 @@ pub fn create(create: &Create) -> Result<()> {
     fs::set_permissions(dir.join("shared"), Permissions::from_mode(0o777))?;
     let state = State::create(&dir.join("shared")).context("cannot make the state of the GPUs")?;
     fill(state, create, cuda)?;
-    install(&dir, create, &libraries, cuda).context("cannot install the driver files")?;
-    device_nodes(&dir, state.gpus(), create.plain_nodes)?;
+    install(dir, create, &libraries, cuda).context("cannot install the driver files")?;
+    device_nodes(dir, state.gpus(), create.plain_nodes)?;
     proc_files(&dir.join("proc"), state.gpus(), &create.driver).context("cannot write the /proc files")?;
-    fs::write(&settings, settings_text(&dir)).context("cannot write gpushare.toml")?;
+    fs::write(&settings, settings_text(dir)).context("cannot write gpushare.toml")?;
     for gpu in state.gpus() {
         println!("{} {} {}", gpu.uuid_text(), gpu.address(), gpu.model.get());
     }

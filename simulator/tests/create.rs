@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use support::{Node, program};
@@ -53,6 +54,27 @@ fn a_folder_that_holds_a_node_is_refused() {
     let output = Command::new(program()).arg("create").arg(node.path("")).output().expect("the program runs");
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("holds a node already"));
+}
+
+#[test]
+fn a_create_that_fails_leaves_nothing_and_can_be_tried_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let create = |dir: &Path, more: &[&str]| {
+        let mut command = Command::new(program());
+        command.arg("create").arg(dir).arg("--plain-nodes").args(more).output().expect("the program runs")
+    };
+    let node = folder.path().join("node");
+    assert!(!create(&node, &["--nvidia-smi", "/no/such"]).status.success());
+    assert!(!node.exists(), "a part of the node was left");
+    // A folder with something of somebody else's in it keeps that.
+    fs::create_dir_all(node.join("mine")).expect("a folder");
+    assert!(!create(&node, &["--nvidia-smi", "/no/such"]).status.success());
+    assert_eq!(fs::read_dir(&node).expect("the folder is there").count(), 1);
+    assert!(create(&node, &[]).status.success());
+    let other = folder.path().join("other");
+    fs::create_dir_all(other.join("dev/mine")).expect("a folder");
+    assert!(!create(&other, &[]).status.success());
+    assert!(other.join("dev/mine").exists() && fs::read_dir(&other).expect("a folder").count() == 1);
 }
 
 #[test]
