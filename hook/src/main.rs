@@ -30,6 +30,10 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<()> {
+    if std::env::args_os().skip(1).eq(["--version"]) {
+        writeln!(io::stdout(), "gpushare-hook {}", env!("CARGO_PKG_VERSION"))?;
+        return Ok(());
+    }
     let call = Call::parse(std::env::args_os().skip(1))?;
     let state = sanitise::enter(&call)?;
     match (&call, call.stage()) {
