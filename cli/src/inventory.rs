@@ -8,13 +8,18 @@ use gpushare_inventory::{GpuTotals, Node, Totals, boot_id};
 use gpushare_quota::StateFolder;
 use nvml_wrapper::Nvml;
 
+use crate::table;
+
 /// Asks NVML and writes the cache.
 pub fn refresh() -> Result<()> {
     let config = Config::load()?;
     let state = StateFolder::open(&config.paths.state)?;
     let node = Node::open(&config.roots)?;
     fit(&config, &node)?;
-    ask(&node, &state).map(drop)
+    let totals = ask(&node, &state)?;
+    let known = totals.gpus.iter().filter(|gpu| gpu.memory_bytes > 0).count();
+    let (count, version) = (totals.gpus.len(), &totals.driver_version);
+    Ok(table::line(&format!("driver {version}: the memory of {known} of {count} GPU(s) is known"))?)
 }
 
 /// Makes the copies of our libraries that containers of this node get, where they are missing.

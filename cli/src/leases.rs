@@ -9,11 +9,13 @@ use gpushare_quota::{Lease, ReleaseReason, Store};
 use gpushare_request::Mode;
 use serde_json::{Value, json};
 
+use crate::node::GpuNames;
 use crate::{meter, node, table};
 
 /// Prints past leases.
 pub fn history(as_json: bool) -> Result<()> {
-    let (_, store) = node::store(&Config::load()?)?;
+    let config = Config::load()?;
+    let (_, store) = node::store(&config)?;
     let past = store.history()?;
     if as_json {
         let list = past.iter().map(|lease| {
@@ -28,12 +30,16 @@ pub fn history(as_json: bool) -> Result<()> {
         });
         return Ok(table::json(&Value::Array(list.collect()))?);
     }
+    if past.is_empty() {
+        return Ok(table::line("no share was given back yet")?);
+    }
+    let names = GpuNames::of(&config);
     let rows = past.iter().map(|lease| {
         let held = Duration::from_secs(lease.released_at.saturating_sub(lease.granted_at));
         let held = humantime::format_duration(held).to_string();
         [
             short(&lease.key.container),
-            lease.grants.clone(),
+            names.in_text(&lease.grants),
             held,
             age(lease.released_at),
             lease.reason.clone(),
@@ -66,6 +72,9 @@ pub fn sweep(as_json: bool) -> Result<()> {
         let list = swept.iter().map(|lease| json!({"root": lease.key.root, "id": lease.key.container}));
         return Ok(table::json(&Value::Array(list.collect()))?);
     }
+    if swept.is_empty() {
+        return Ok(table::line("nothing to give back")?);
+    }
     let rows = swept.iter().map(|lease| [short(&lease.key.container), lease.key.root.clone()]);
     Ok(table::print(["SWEPT", "ROOT"], rows)?)
 }
@@ -82,7 +91,7 @@ pub fn release(id: &str, root: Option<&str>, force: bool) -> Result<()> {
     }
     store.release(lease.id, &lease.key, ReleaseReason::Forced)?;
     Region::of(state.path(), lease.id).remove();
-    Ok(())
+    Ok(table::line(&format!("gave back the share of {}", short(&lease.key.container)))?)
 }
 
 /// The living lease of the container whose id is or begins with `id`.
@@ -101,7 +110,10 @@ pub fn find(store: &Store, id: &str, root: Option<&str>) -> Result<Lease> {
         (Some(_), _) => {
             bail!("several containers fit {id:?}; give more of the id, or --root (`gpushare ps --json`)")
         }
-        (None, _) => bail!("no container {id:?} holds a share (`gpushare ps`)"),
+        (None, _) => bail!(
+            "no container {id:?} holds a share; give its id or the beginning of it, as `gpushare ps` shows it, and no name of \
+             docker's"
+        ),
     }
 }
 

@@ -144,13 +144,9 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<ExitCode> {
-    // Only root may read the state of the node; `doctor` says so itself, and settings are everybody's to read.
-    // Engines' settings are guarded by their own files' modes.
-    let everybodys = matches!(command, Command::Config(_) | Command::Configure(_) | Command::Doctor { .. });
-    anyhow::ensure!(
-        everybodys || nix::unistd::geteuid().is_root(),
-        "only root may look at the node's shares: use sudo"
-    );
+    if let Some(deed) = roots_deed(&command) {
+        anyhow::ensure!(nix::unistd::geteuid().is_root(), "only root may {deed}: use sudo");
+    }
     match command {
         Command::Devices { output } => devices::devices(output.json)?,
         Command::Ps { output } => ps::ps(output.json)?,
@@ -170,6 +166,24 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Demo { nvidia_smi } => demo::demo(nvidia_smi.as_deref())?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What only root may do. The state of the node is root's; `doctor` says so itself, settings are everybody's to read, and
+/// engines' settings are guarded by their own files' modes.
+fn roots_deed(command: &Command) -> Option<&'static str> {
+    Some(match command {
+        Command::Config(_) | Command::Configure(_) | Command::Doctor { .. } => return None,
+        Command::Devices { .. } | Command::Ps { .. } | Command::History { .. } | Command::Plan { .. } => {
+            "look at the node's shares"
+        }
+        Command::Sweep { .. } | Command::Release { .. } => "give back shares",
+        Command::Update(_) => "change a share",
+        Command::Meter => "measure containers",
+        Command::Inventory(Inventory::Refresh) => "renew what is known of the GPUs",
+        Command::Cdi(_) => "look after CDI devices",
+        Command::System(_) => "look after device nodes",
+        Command::Demo { .. } => "run the demo's containers",
+    })
 }
 
 /// `gpushare ps | head` is no failure.

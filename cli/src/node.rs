@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use gpushare_config::Config;
-use gpushare_inventory::{Node, Totals, boot_id};
+use gpushare_inventory::{GpuUuid, Node, Totals, boot_id};
 use gpushare_quota::{StateFolder, Store};
 
 /// The node's inventory. A cache that does not fit is renewed first, so that no command shows yesterday's GPUs.
@@ -22,4 +22,53 @@ pub fn store(config: &Config) -> Result<(StateFolder, Store)> {
     let state = StateFolder::open(&config.paths.state)?;
     let store = Store::open(state.path()).context("cannot open the quota store")?;
     Ok((state, store))
+}
+
+/// How many letters of a UUID tell it from the others of a node.
+const SHORT: usize = 12;
+
+/// What GPUs are called in tables: by index and the beginning of the UUID, as `0 GPU-d6a9bc01`.
+#[derive(Default)]
+pub struct GpuNames(Vec<(GpuUuid, u32)>);
+
+impl GpuNames {
+    /// Of the GPUs that the driver shows now.
+    pub fn of(config: &Config) -> Self {
+        let gpus = Node::open(&config.roots).map(|node| node.gpus).unwrap_or_default();
+        Self(gpus.iter().map(|gpu| (gpu.uuid, gpu.index)).collect())
+    }
+
+    /// One GPU's name; the UUID where the GPU is gone.
+    pub fn name(&self, uuid: GpuUuid) -> String {
+        let found = self.0.iter().find(|(known, _)| *known == uuid);
+        let text = uuid.to_string();
+        found.map_or_else(
+            || text.clone(),
+            |(_, index)| format!("{index} {}", text.get(..SHORT).unwrap_or(&text)),
+        )
+    }
+
+    /// A text with such names in place of UUIDs.
+    pub fn in_text(&self, text: &str) -> String {
+        let named =
+            |text: String, (uuid, _): &(GpuUuid, u32)| text.replace(&uuid.to_string(), &self.name(*uuid));
+        self.0.iter().fold(text.to_owned(), named)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_called_by_index_and_the_beginning_of_its_uuid_while_it_is_there() {
+        let [first, second, gone] = [1, 2, 3].map(|byte| GpuUuid::from_bytes([byte; 16]));
+        let names = GpuNames(vec![(first, 0), (second, 1)]);
+        assert_eq!(names.name(second), "1 GPU-02020202");
+        assert_eq!(names.name(gone), gone.to_string());
+        assert_eq!(
+            names.in_text(&format!("{first}: 4 GiB; {gone}: 1 GiB, 30%")),
+            format!("0 GPU-01010101: 4 GiB; {gone}: 1 GiB, 30%")
+        );
+    }
 }

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::clock::Clock;
 use crate::leases::{age, short};
+use crate::node::GpuNames;
 use crate::{node, table};
 
 /// Older measurements are those of a meter that has ended, nanoseconds.
@@ -22,7 +23,8 @@ const STALE: u64 = 3_000_000_000;
 
 /// Prints the living leases.
 pub fn ps(as_json: bool) -> Result<()> {
-    let (state, store) = node::store(&Config::load()?)?;
+    let config = Config::load()?;
+    let (state, store) = node::store(&config)?;
     let leases = store.leases()?;
     let running = Running::default();
     let seen = leases.iter().map(|lease| (lease, Seen::of(state.path(), lease, &running)));
@@ -30,8 +32,12 @@ pub fn ps(as_json: bool) -> Result<()> {
         let list = seen.map(|(lease, seen)| entry(lease, &seen));
         return Ok(table::json(&Value::Array(list.collect()))?);
     }
+    if leases.is_empty() {
+        return Ok(table::line("no shares held")?);
+    }
+    let names = GpuNames::of(&config);
     let headings = ["CONTAINER", "STATE", "PID", "GPU", "MEMORY", "USED", "COMPUTE", "GPU TIME", "AGE"];
-    Ok(table::print(headings, seen.flat_map(|(lease, seen)| rows(lease, &seen)))?)
+    Ok(table::print(headings, seen.flat_map(|(lease, seen)| rows(lease, &seen, &names)))?)
 }
 
 /// What can be seen of a container's use.
@@ -77,7 +83,7 @@ impl Seen {
     }
 }
 
-fn rows(lease: &Lease, seen: &Seen) -> Vec<[String; 9]> {
+fn rows(lease: &Lease, seen: &Seen, names: &GpuNames) -> Vec<[String; 9]> {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let rows = lease.grants.iter().enumerate().map(|(line, grant)| {
         let used = seen.used(line).map(|used| used.to_string());
@@ -86,14 +92,18 @@ fn rows(lease: &Lease, seen: &Seen) -> Vec<[String; 9]> {
             short(&lease.key.container),
             state(lease).to_owned(),
             lease.holder.pid.to_string(),
-            grant.gpu.to_string().chars().take(12).collect(),
+            names.name(grant.gpu),
             grant.memory.to_string(),
             if seen.is_damaged() { "damaged".to_owned() } else { or_dash(used) },
             match (lease.mode, grant.cores) {
                 (Mode::Exclusive, _) => "exclusive".to_owned(),
-                (_, Some(cores)) if lease.compute_policy == ComputePolicy::Burst => format!("{cores} burst"),
-                (_, Some(cores)) if lease.compute_policy == ComputePolicy::Fixed => cores.to_string(),
-                _ => "no limit".to_owned(),
+                (_, None) => "no limit".to_owned(),
+                (_, Some(cores)) => match lease.compute_policy {
+                    ComputePolicy::Fixed => cores.to_string(),
+                    ComputePolicy::Burst => format!("{cores} burst"),
+                    // Granted to nobody else, and no limit.
+                    ComputePolicy::None => format!("{cores} kept"),
+                },
             },
             or_dash(seconds.map(|seconds| format!("{seconds:.1}s"))),
             age(lease.granted_at),

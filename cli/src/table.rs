@@ -23,6 +23,11 @@ pub fn print<const COLUMNS: usize>(
     Ok(())
 }
 
+/// Prints one line, in place of a table without rows.
+pub fn line(text: &str) -> io::Result<()> {
+    writeln!(io::stdout().lock(), "{}", escaped(text))
+}
+
 /// Prints a value as indented JSON.
 pub fn json(value: &Value) -> io::Result<()> {
     let text = format!("{value:#}");

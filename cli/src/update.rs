@@ -11,6 +11,7 @@ use gpushare_request::{ComputePolicy, Cores, DeviceSelector, MemoryAsk, Priority
 use serde_json::{Value, json};
 
 use crate::leases::{find, short};
+use crate::node::GpuNames;
 use crate::ps::Seen;
 use crate::{Output, node, table};
 
@@ -75,7 +76,7 @@ pub fn update(asked: &Update) -> Result<()> {
     if asked.output.json {
         return Ok(table::json(&entry(&new, &seen))?);
     }
-    Ok(print(&new, &seen)?)
+    Ok(print(&new, &seen, &GpuNames::of(&config))?)
 }
 
 fn gpu(selector: &DeviceSelector, lease: &Lease, node: &Node) -> Result<GpuUuid> {
@@ -106,12 +107,12 @@ fn entry(lease: &Lease, seen: &Seen) -> Value {
     })
 }
 
-fn print(lease: &Lease, seen: &Seen) -> io::Result<()> {
+fn print(lease: &Lease, seen: &Seen, names: &GpuNames) -> io::Result<()> {
     let cores = |cores: Option<Cores>| cores.map_or_else(|| "no limit".to_owned(), |cores| cores.to_string());
     let rows = lease.grants.iter().map(|grant| {
         [
             short(&lease.key.container),
-            grant.gpu.to_string(),
+            names.name(grant.gpu),
             grant.memory.to_string(),
             cores(grant.cores),
             lease.compute_policy.name().to_owned(),
@@ -122,10 +123,10 @@ fn print(lease: &Lease, seen: &Seen) -> io::Result<()> {
     let mut out = io::stdout().lock();
     for (line, grant) in lease.grants.iter().enumerate() {
         if let Some(used) = seen.used(line).filter(|used| *used > grant.memory) {
-            let gpu = grant.gpu;
+            let gpu = names.name(grant.gpu);
             writeln!(
                 out,
-                "it holds {used} on {gpu}: nothing is taken away, and it gets no more until it holds less"
+                "it holds {used} on GPU {gpu}: nothing is taken away, and it gets no more until it holds less"
             )?;
         }
     }
