@@ -11,6 +11,7 @@ mod docker;
 mod environment;
 mod file;
 mod json_text;
+mod known;
 mod podman;
 mod target;
 #[cfg(test)]
@@ -28,6 +29,7 @@ use serde_json::json;
 use crate::{Output, table};
 use check::Checked;
 use file::FileChange;
+pub use known::engines;
 use target::Target;
 use toml_text::Mistake;
 
@@ -89,6 +91,12 @@ impl Engine {
             Self::Docker => "dockerd",
             other => other.name(),
         }
+    }
+}
+
+impl std::fmt::Display for Engine {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(self.name())
     }
 }
 

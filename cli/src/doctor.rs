@@ -13,7 +13,10 @@ use serde_json::json;
 
 use crate::leases::short;
 use crate::ps::Seen;
-use crate::{inventory, meter, node, system, table};
+use crate::{configure, inventory, meter, node, system, table};
+
+/// Sweeps every minute.
+const SWEEP_TIMER: &str = "gpushare-sweep.timer";
 
 /// How a check ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -69,6 +72,8 @@ fn examine() -> Vec<Finding> {
     findings.push(ok("settings", files()));
     findings.push(runtime(&config));
     findings.extend(installation(&config));
+    findings.extend(engines());
+    findings.extend(sweep_timer());
     findings.extend(driver(&config));
     findings.extend(quota(&config));
     findings
@@ -112,7 +117,7 @@ fn runtime(config: &Config) -> Finding {
     let version = text.lines().next().unwrap_or("no version").trim().to_owned();
     let found = format!("{} ({version})", runtime.display());
     let links = system::wrong_links(config).unwrap_or_default();
-    if drops_rules(&version) && Path::new("/run/systemd/system").is_dir() && !links.is_empty() {
+    if drops_rules(&version) && has_systemd() && !links.is_empty() {
         let remedy = "with the systemd cgroup driver this runc drops device rules of nodes without a /dev/char link: update \
                       runc to 1.1.7, or run `gpushare system dev-char` (gpushare-system.service does at boot)";
         return warning(check, format!("{found}; {remedy}"));
@@ -141,6 +146,31 @@ fn installation(config: &Config) -> Vec<Finding> {
         return vec![ok("installation", format!("hook, libraries in {}", libraries.display()))];
     }
     vec![failure("installation", format!("missing: {}; install gpushare completely", missing.join(", ")))]
+}
+
+/// Engines of this machine by what their settings say. A flag of the engine's may name the runtime as well.
+fn engines() -> Vec<Finding> {
+    let findings = configure::engines().into_iter().map(|(engine, knows)| match knows {
+        true => ok("engine", format!("{engine} knows the runtime")),
+        false => {
+            warning("engine", format!("{engine} does not know the runtime: gpushare configure {engine}"))
+        }
+    });
+    findings.collect()
+}
+
+/// Without the timer, what a killed engine left behind is collected when the node looks full.
+fn sweep_timer() -> Option<Finding> {
+    let enabled =
+        Path::new("/etc/systemd/system/timers.target.wants").join(SWEEP_TIMER).symlink_metadata().is_ok();
+    has_systemd().then(|| match enabled {
+        true => ok("sweep", format!("{SWEEP_TIMER} is enabled")),
+        false => warning("sweep", format!("not run by itself: systemctl enable --now {SWEEP_TIMER}")),
+    })
+}
+
+fn has_systemd() -> bool {
+    Path::new("/run/systemd/system").is_dir()
 }
 
 fn driver(config: &Config) -> Vec<Finding> {
@@ -240,7 +270,12 @@ fn meter(state: &Path, leases: &[Lease]) -> Finding {
             "meter",
             format!(
                 "does not run, though {count} container(s) hold a compute share: shares are held less exactly and `burst` \
-                 gets no idle time; systemctl enable --now gpushare-meter"
+                 gets no idle time; {}",
+                if has_systemd() {
+                    "systemctl enable --now gpushare-meter"
+                } else {
+                    "keep `gpushare meter` running"
+                }
             ),
         ),
     }

@@ -77,7 +77,7 @@ pub fn after(engine: Engine, target: &Target, runtime: &Runtime) -> Result<()> {
     }
 }
 
-fn program(engine: Engine) -> Option<PathBuf> {
+pub fn program(engine: Engine) -> Option<PathBuf> {
     FOLDERS.iter().map(|folder| Path::new(folder).join(engine.program())).find(|path| path.is_file())
 }
 
