@@ -2,14 +2,17 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use gpushare_tests::artifacts::Installed;
+use gpushare_tests::artifacts::{self, Installed};
 use gpushare_tests::bundle::Bundle;
+use gpushare_tests::command;
 use gpushare_tests::leases::leases;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
 use gpushare_tests::runtime::Runtime;
+use gpushare_tests::scratch::Scratch;
 
 #[test]
 #[ignore = "needs root and runc: runs a container"]
@@ -39,6 +42,20 @@ fn uninstalling_leaves_nothing_but_the_administrators_settings() {
     installed.uninstall();
     let left = files(installed.root());
     assert!(left.iter().all(|path| *path == settings), "{left:?}");
+}
+
+#[test]
+fn a_prefix_that_is_no_absolute_path_is_refused_by_name() {
+    let scratch = Scratch::new("prefix");
+    for script in ["install.sh", "uninstall.sh"] {
+        for prefix in ["usr/local", "", "."] {
+            let mut run = Command::new(artifacts::checkout().join("packaging").join(script));
+            let outcome = command::run(run.arg(scratch.path().join("tree")).arg(prefix));
+            assert!(!outcome.success(), "{script} {prefix:?}");
+            assert!(outcome.stderr.contains("PREFIX must begin with /"), "{outcome:?}");
+        }
+    }
+    assert_eq!(fs::read_dir(scratch.path()).expect("the folder is there").count(), 0);
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {
