@@ -2,11 +2,47 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use serde_json::{Value, json};
+
+use crate::artifacts;
 use crate::node::SimulatedNode;
 use crate::rlimit;
 use crate::runtime::{LowLevel, Runtime};
+use crate::scratch::Scratch;
+
+/// For which containers an engine runs the hooks of its folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// Those with an annotation of gpushare's: the files as they are shipped.
+    Annotated,
+    /// All of them, as the documentation has it for requests by the environment.
+    Always,
+}
+
+/// The folder for an engine's `--hooks-dir`, in `scratch`: the files of packaging/hooks.d with the program `hook` and the
+/// settings file `config` in them.
+///
+/// # Panics
+/// When a file cannot be read or written.
+#[must_use]
+pub fn hooks_folder(scratch: &Scratch, hook: &Path, config: &Path, when: When) -> PathBuf {
+    let folder = scratch.folder("hooks.d");
+    for name in ["99-gpushare.json", "99-gpushare-poststop.json"] {
+        let shipped = artifacts::checkout().join("packaging/hooks.d").join(name);
+        let text = fs::read_to_string(shipped).expect("the file is shipped");
+        let mut entry: Value = serde_json::from_str(&text).expect("the file is JSON");
+        entry["hook"]["path"] = json!(hook);
+        let args = entry["hook"]["args"].as_array_mut().expect("the hook has arguments");
+        args.extend([json!("--config"), json!(config)]);
+        if when == When::Always {
+            entry["when"] = json!({"always": true});
+        }
+        fs::write(folder.join(name), entry.to_string()).expect("a file can be written");
+    }
+    folder
+}
 
 /// Which cgroups a runtime sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,17 +1,18 @@
 //! Hook-only mode as podman runs it: by the files of packaging/hooks.d, for an annotation, without gpushare's runtime.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gpushare_tests::artifacts;
 use gpushare_tests::command::{self, Outcome};
+use gpushare_tests::hooked::{When, hooks_folder};
 use gpushare_tests::image;
 use gpushare_tests::leases::leases;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
 use gpushare_tests::scratch::Scratch;
-use serde_json::{Value, json};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Podman, Need::Busybox];
 const IMAGE: &str = "gpushare-test:1";
@@ -22,9 +23,9 @@ struct Podman {
 }
 
 impl Podman {
-    fn new(node: &SimulatedNode) -> Self {
+    fn new(config: &Path) -> Self {
         let podman = Self { scratch: Scratch::new("podman") };
-        podman.install_hooks(node);
+        let _ = hooks_folder(&podman.scratch, &artifacts::hook(), config, When::Annotated);
         let root = podman.scratch.folder("image");
         image::with_probe(&root);
         let archive = podman.scratch.path().join("image.tar");
@@ -36,21 +37,6 @@ impl Podman {
             .call(&["import", "--change", "ENV PATH=/bin", &archive, IMAGE])
             .expect_success("podman import");
         podman
-    }
-
-    /// The shipped files, with this checkout's hook and the node's settings in them.
-    fn install_hooks(&self, node: &SimulatedNode) {
-        let hooks = self.scratch.folder("hooks.d");
-        for name in ["99-gpushare.json", "99-gpushare-poststop.json"] {
-            let shipped = artifacts::checkout().join("packaging/hooks.d").join(name);
-            let text = std::fs::read_to_string(shipped).expect("the file is shipped");
-            let mut hook: Value = serde_json::from_str(&text).expect("the file is JSON");
-            hook["hook"]["path"] = json!(artifacts::hook());
-            let args = hook["hook"]["args"].as_array_mut().expect("the hook has arguments");
-            args.extend([json!("--config"), json!(node.config())]);
-            let text = hook.to_string();
-            std::fs::write(hooks.join(name), text).expect("a file can be written");
-        }
     }
 
     fn folder(&self, name: &str) -> PathBuf {
@@ -90,26 +76,32 @@ fn podman_gives_shares_by_its_hooks_folder_and_takes_them_back() {
         return;
     }
     let node = SimulatedNode::one_gpu();
-    let podman = Podman::new(&node);
+    let log = node.root().join("gpushare.log");
+    let config = node.config_with("logged", &format!("[log]\nfile = \"{}\"", log.display()));
+    let podman = Podman::new(&config);
     let probe = ["/bin/gpushare-simulator", "probe", "--json", "--allocate", "5GiB", "--allocate", "3GiB"];
     let share = ["--annotation", "gpushare.io/memory=4GiB"];
     let outcome = podman.run(&[&["--rm"], &share[..]].concat(), &probe).expect_success("podman run");
     let report = Report::parse(&outcome.stdout);
     report.assert_size(4 * GIB);
     assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS]);
-    assert_eq!(leases(node.config()), []);
+    assert_eq!(leases(&config), []);
 
     let flags = [&["--detach", "--name", "holder"], &share[..]].concat();
     let _ = podman.run(&flags, &["/bin/sleep", "1000"]).expect_success("podman run --detach");
-    assert_eq!(leases(node.config()).len(), 1);
+    assert_eq!(leases(&config).len(), 1);
     let _ = podman.call(&["kill", "holder"]).expect_success("podman kill");
     let _ = podman.call(&["wait", "holder"]).expect_success("podman wait");
     let _ = podman.call(&["rm", "holder"]).expect_success("podman rm");
-    assert_eq!(leases(node.config()), []);
+    assert_eq!(leases(&config), []);
+
+    let told = fs::read_to_string(&log).expect("the hook has a log");
+    let count = |part: &str| told.lines().filter(|line| line.contains(part)).count();
+    assert_eq!((count("lease granted"), count("lease released")), (2, 2), "{told}");
 
     let refused = podman.run(&["--rm", "--annotation", "gpushare.io/memory=81GiB"], &["/bin/true"]);
     assert!(!refused.success() && refused.stderr.contains("81 GiB"), "{refused:?}");
     let plain = podman.run(&["--rm"], &["/bin/ls", "/dev"]).expect_success("podman run without a request");
     assert!(!plain.stdout.contains("nvidia"), "{plain:?}");
-    assert_eq!(leases(node.config()), []);
+    assert_eq!(leases(&config), []);
 }
