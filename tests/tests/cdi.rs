@@ -168,14 +168,15 @@ fn a_share_is_granted_by_its_cdi_name_in_an_annotation_and_in_nvidias_variable()
     }
 }
 
-/// A podman with its own storage, whose runtime is the wrapper; it finds the CDI files of this mount namespace.
+/// A podman with its own storage; it finds the CDI files of this mount namespace.
 struct Podman {
     scratch: Scratch,
     runtime: PathBuf,
 }
 
 impl Podman {
-    fn new(config: &Path) -> Self {
+    /// Its runtime is the wrapper, under the settings file `config`.
+    fn wrapped(config: &Path) -> Self {
         let scratch = Scratch::new("podman");
         // conmon passes no variable of ours on to the runtime.
         let script = format!(
@@ -186,6 +187,15 @@ impl Podman {
         let runtime = scratch.file("gpushare", script);
         fs::set_permissions(&runtime, Permissions::from_mode(0o755))
             .expect("a script can be made executable");
+        Self::with(scratch, runtime)
+    }
+
+    /// Its runtime is runc, which knows nothing of gpushare.
+    fn bare() -> Self {
+        Self::with(Scratch::new("podman"), LowLevel::Runc.program().into())
+    }
+
+    fn with(scratch: Scratch, runtime: PathBuf) -> Self {
         let root = scratch.folder("image");
         image::with_probe(&root);
         let archive = scratch.path().join("image.tar");
@@ -246,7 +256,7 @@ fn podman_gives_a_share_by_its_cdi_name() {
         let node = SimulatedNode::one_gpu();
         let config = node.config_with("runc", &LowLevel::Runc.settings());
         let _ = cli(&config, &["cdi", "generate"]).expect_success("gpushare cdi generate");
-        let podman = Podman::new(&config);
+        let podman = Podman::wrapped(&config);
         let probe =
             ["/bin/gpushare-simulator", "probe", "--json", "--allocate", "5GiB", "--allocate", "3GiB"];
         let told = podman.run(&["--rm", "--device", "gpushare.io/share=4GiB"], &probe);
@@ -275,7 +285,7 @@ fn podman_gives_whole_gpus_by_their_cdi_names_and_nobody_else_gets_them() {
         let node = SimulatedNode::create(3, MODEL, "80GiB");
         let config = node.config_with("runc", &LowLevel::Runc.settings());
         let _ = cli(&config, &["cdi", "generate"]).expect_success("gpushare cdi generate");
-        let podman = Podman::new(&config);
+        let podman = Podman::wrapped(&config);
         let two = ["--device", "gpushare.io/gpu=0", "--device", "gpushare.io/gpu=1"];
         let run = [&["--detach", "--name", "whole"], &two[..]].concat();
         let _ = podman.run(&run, &["/bin/sleep", "1000"]).expect_success("podman run");
@@ -299,6 +309,39 @@ fn podman_gives_whole_gpus_by_their_cdi_names_and_nobody_else_gets_them() {
         }
         let _ = podman.call(&["rm", "--force", "--time", "0", "whole"]).expect_success("podman rm");
         assert_eq!(leases(&config), []);
+    });
+}
+
+#[test]
+#[ignore = "needs root, runc and podman: runs containers"]
+fn podman_gives_shares_and_whole_gpus_without_gpushares_runtime() {
+    if !met(PODMAN) {
+        return;
+    }
+    namespace::private(|| {
+        empty_cdi_folder();
+        let node = SimulatedNode::create(2, MODEL, "80GiB");
+        let config = node.config();
+        let _ = cli(config, &["cdi", "generate"]).expect_success("gpushare cdi generate");
+        let podman = Podman::bare();
+        let probe =
+            ["/bin/gpushare-simulator", "probe", "--json", "--allocate", "5GiB", "--allocate", "3GiB"];
+        let told = podman.run(&["--rm", "--device", "gpushare.io/share=4GiB"], &probe);
+        let report = Report::parse(&told.expect_success("podman run").stdout);
+        report.assert_size(4 * GIB);
+        assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS]);
+        assert_eq!(leases(config), []);
+
+        let run = ["--detach", "--name", "whole", "--device", "gpushare.io/gpu=0"];
+        let _ = podman.run(&run, &["/bin/sleep", "1000"]).expect_success("podman run");
+        assert_eq!(
+            leases(config).iter().map(|lease| lease.memory.clone()).collect::<Vec<_>>(),
+            [vec![80 * GIB]]
+        );
+        let again = podman.run(&["--rm", "--device", "gpushare.io/gpu=0"], &["true"]);
+        assert!(again.stderr.contains("gpushare-hook: cannot lease a GPU for"), "{again:?}");
+        let _ = podman.call(&["rm", "--force", "--time", "0", "whole"]).expect_success("podman rm");
+        assert_eq!(leases(config), []);
     });
 }
 
