@@ -106,11 +106,13 @@ const FOR_A_CONTAINER: [Capability; 8] = [
     Capability::CAP_SETGID,
     Capability::CAP_DAC_OVERRIDE,
 ];
+/// Of these, what is in force from the start: with a user namespace, podman's bundle belongs to that one's root user.
+const FOR_THE_BUNDLE: Capability = Capability::CAP_DAC_OVERRIDE;
 /// What the child needs that attaches the mounts. It is another program, so it must inherit them.
 const FOR_THE_CHILD: [Capability; 2] = [Capability::CAP_SYS_ADMIN, Capability::CAP_SYS_CHROOT];
 
 /// Registration needs no capability at all: root's own files in root's own folder. Unmounting a region needs one. For a
-/// container without the wrapper they are kept, but not in force before it is known to ask for something.
+/// container without the wrapper they are kept, but all but one not in force before it is known to ask for something.
 fn drop_capabilities(call: &Call) -> Result<(), caps::errors::CapsError> {
     let (kept, inherited): (&[Capability], &[Capability]) = match (call, call.stage()) {
         (Call::HookOnly { .. }, Stage::Prestart) => (&FOR_A_CONTAINER, &FOR_THE_CHILD),
@@ -128,7 +130,7 @@ fn drop_capabilities(call: &Call) -> Result<(), caps::errors::CapsError> {
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)? {
         caps::clear(None, CapSet::Bounding)?;
     }
-    let in_force = if inherited.is_empty() { of(kept) } else { CapsHashSet::new() };
+    let in_force = if inherited.is_empty() { of(kept) } else { of(&[FOR_THE_BUNDLE]) };
     caps::set(None, CapSet::Effective, &in_force)?;
     caps::set(None, CapSet::Permitted, &of(kept))
 }
