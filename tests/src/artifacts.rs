@@ -113,6 +113,12 @@ impl Installed {
         self.root().join("usr/local/bin/gpushare-runtime")
     }
 
+    /// The installed hook.
+    #[must_use]
+    pub fn hook(&self) -> PathBuf {
+        self.root().join("usr/local/bin/gpushare-hook")
+    }
+
     /// The installed command line.
     #[must_use]
     pub fn cli(&self) -> PathBuf {

@@ -1,7 +1,7 @@
 //! A private docker: a containerd and a dockerd of their own, with all their files in a temporary folder.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -25,7 +25,7 @@ const REMAPPED_USER: &str = "daemon";
 pub const NVIDIA_HOOK_RAN: &str = "nvidia-hook-ran";
 
 /// What a private docker is told beside its runtime.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// Whether gpushare is the default runtime too.
     pub by_default: bool,
@@ -33,11 +33,13 @@ pub struct Settings {
     pub remapped: bool,
     /// The cgroups that its runtimes find.
     pub view: View,
+    /// gpushare's hook, where it stands in the place of NVIDIA's.
+    pub hook: Option<PathBuf>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { by_default: false, remapped: false, view: View::AsItIs }
+        Self { by_default: false, remapped: false, view: View::AsItIs, hook: None }
     }
 }
 
@@ -52,7 +54,7 @@ pub struct Docker {
 
 impl Docker {
     /// Starts containerd and dockerd with `wrapper` as the runtime `gpushare`, working under the settings file `config`, and loads
-    /// [`IMAGE`], which has the CUDA client. With `by_default`, gpushare is the default runtime too.
+    /// [`IMAGE`], which has the CUDA client. With `by_default`, that is the default runtime too.
     ///
     /// # Panics
     /// When a daemon does not come up; its log is in the message.
@@ -77,8 +79,8 @@ impl Docker {
         }
         scratch.file("daemon.json", daemon.to_string());
         scratch.file("subordinate", format!("{REMAPPED_USER}:{REMAPPED}:65536\n"));
-        nvidias_hook(scratch);
-        let dockerd = start_dockerd(&containerd, settings);
+        nvidias_hook(scratch, settings.hook.as_deref());
+        let dockerd = start_dockerd(&containerd, &settings);
         let archive = crate::image::archive(scratch);
         let docker = Self { dockerd, settings, containerd };
         let _ = docker.call(&["load", "--input", &archive.to_string_lossy()]).expect_success("docker load");
@@ -177,7 +179,7 @@ impl Docker {
     /// # Panics
     /// When it does not come up; its log is in the message.
     pub fn start_daemon_again(&mut self) {
-        self.dockerd = start_dockerd(&self.containerd, self.settings);
+        self.dockerd = start_dockerd(&self.containerd, &self.settings);
     }
 }
 
@@ -206,7 +208,7 @@ fn client(containerd: &Containerd) -> Command {
     docker
 }
 
-fn start_dockerd(containerd: &Containerd, settings: Settings) -> Daemon {
+fn start_dockerd(containerd: &Containerd, settings: &Settings) -> Daemon {
     let scratch = containerd.scratch();
     let program =
         DOCKERD.iter().find(|path| Path::new(path).exists()).expect("dockerd was looked for before");
@@ -227,11 +229,13 @@ fn start_dockerd(containerd: &Containerd, settings: Settings) -> Daemon {
     Daemon::start(&mut dockerd, &scratch.folder("dockerd-log"), || command::run(&mut version).success())
 }
 
-/// A stand-in for NVIDIA's hook, which leaves a mark.
-fn nvidias_hook(scratch: &Scratch) {
-    let folder = scratch.folder("hooks");
+/// The name of NVIDIA's hook: for `ours`, or for a stand-in that leaves a mark.
+fn nvidias_hook(scratch: &Scratch, ours: Option<&Path>) {
+    let hook = scratch.folder("hooks").join("nvidia-container-runtime-hook");
+    if let Some(ours) = ours {
+        return symlink(ours, hook).expect("a link can be made in one's own folder");
+    }
     let text = format!("#!/bin/sh\n: >'{}'\n", scratch.path().join(NVIDIA_HOOK_RAN).display());
-    let hook = folder.join("nvidia-container-runtime-hook");
     fs::write(&hook, text).expect("a file of one's own folder can be written");
     fs::set_permissions(hook, fs::Permissions::from_mode(0o755))
         .expect("the mode of one's own file can be set");

@@ -76,11 +76,33 @@ pub fn runtime(low_level: LowLevel, node: &SimulatedNode, cgroups: Cgroups) -> R
 /// When the script that does it cannot be written.
 #[must_use]
 pub fn runtime_behind(low_level: LowLevel, node: &SimulatedNode, cgroups: Cgroups, change: &str) -> Runtime {
+    Runtime::through(&program_behind(low_level, &node.root(), cgroups, change), low_level, node.config())
+}
+
+/// The program of [`runtime_behind`], in `folder`, for an engine to call.
+///
+/// # Panics
+/// As [`runtime_behind`].
+#[must_use]
+pub fn program_behind(low_level: LowLevel, folder: &Path, cgroups: Cgroups, change: &str) -> PathBuf {
     let name = format!("{low_level:?}-{cgroups:?}").to_lowercase();
-    let script = node.root().join(name);
+    let script = folder.join(name);
     fs::write(&script, self::script(low_level, cgroups, change)).expect("a script can be written");
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("its mode can be set");
-    Runtime::through(&script, low_level, node.config())
+    script
+}
+
+/// The shell command, for [`runtime_behind`], that shows the settings file `config` at its default place: docker gives the hook
+/// no more than a stage. What it mounts is kept in `scratch`.
+///
+/// # Panics
+/// When the settings cannot be copied.
+#[must_use]
+pub fn settings_in_place(scratch: &Scratch, config: &Path) -> String {
+    let _ = scratch.folder("etc/gpushare");
+    let settings = fs::read(config).expect("the settings can be read");
+    scratch.file("etc/gpushare/gpushare.toml", settings);
+    format!("mount -t overlay overlay -o lowerdir={}/etc:/etc /etc", scratch.path().display())
 }
 
 /// Each program executes the next, so the process id stays.

@@ -291,14 +291,10 @@ fn it_stands_in_for_nvidias_hook_under_dockers_gpus_flag() {
         return;
     }
     let node = SimulatedNode::one_gpu();
-    // docker gives the hook no more than a stage, so the settings have their own place.
     let scratch = Scratch::new("stand-in");
-    let _ = scratch.folder("etc/gpushare");
-    let settings = std::fs::read(node.config()).expect("the settings can be read");
-    scratch.file("etc/gpushare/gpushare.toml", settings);
     let stand_in = scratch.path().join("nvidia-container-runtime-hook");
     std::os::unix::fs::symlink(artifacts::hook(), &stand_in).expect("a link can be made");
-    let etc = format!("mount -t overlay overlay -o lowerdir={}/etc:/etc /etc", scratch.path().display());
+    let etc = hooked::settings_in_place(&scratch, node.config());
     let runtime = hooked::runtime_behind(LowLevel::Runc, &node, Cgroups::Machine, &etc);
     let bundle = Bundle::with_probe()
         .env("NVIDIA_VISIBLE_DEVICES", "all")

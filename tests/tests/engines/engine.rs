@@ -177,6 +177,16 @@ pub trait Engine {
         None
     }
 
+    /// Whether a start that fails is told to us. Elsewhere the share comes back when the next container needs the room.
+    fn tells_of_a_failed_start(&self) -> bool {
+        true
+    }
+
+    /// The program of ours that signs a refusal.
+    fn refuses_as(&self) -> &'static str {
+        "gpushare-runtime"
+    }
+
     /// SIGKILL to the engine's daemon, `meanwhile`, and its start on the state that it left.
     fn crash(&mut self, _meanwhile: &mut dyn FnMut()) {
         unreachable!("the table says that this engine has no daemon");

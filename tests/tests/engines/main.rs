@@ -21,8 +21,10 @@ mod table;
 
 use gpushare_tests::artifacts::checkout;
 use gpushare_tests::docker::{Docker, Settings};
+use gpushare_tests::hooked::{self, Cgroups};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::runtime::LowLevel;
+use gpushare_tests::scratch::Scratch;
 use gpushare_tests::view::View;
 
 use column::Filling;
@@ -39,9 +41,11 @@ const ALWAYS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox];
 fn fill_docker(engine: Engine, low_level: LowLevel) {
     let place = Place::new(low_level);
     let settings = Settings { by_default: true, view: low_level.view(), ..Settings::default() };
-    let start = |settings| DockerEngine(Docker::with(&place.installed.wrapper(), &place.config, settings));
+    let start = |settings: &Settings| {
+        DockerEngine(Docker::with(&place.installed.wrapper(), &place.config, settings.clone()))
+    };
     let mut filling = Filling::new(engine, settings.view);
-    let mut docker = start(settings);
+    let mut docker = start(&settings);
     // The engine that people restart: here the long run.
     filling.restarts = if engine == Engine::Docker { 100 } else { 10 };
     filling.general(&mut docker, &place);
@@ -50,9 +54,18 @@ fn fill_docker(engine: Engine, low_level: LowLevel) {
     filling.check(Row::Compose, &mut docker, &place, |scene| of_docker::composes(scene, &composed));
     drop(docker);
     if table::absent(engine, Row::UserNamespace).is_none() {
-        let mut docker = start(Settings { remapped: true, ..settings });
+        let mut docker = start(&Settings { remapped: true, ..settings.clone() });
         filling.user_namespace(&mut docker, &place);
     }
+    // The low-level runtime itself, where the settings are at their place.
+    let etc = Scratch::new("etc");
+    let shown = hooked::settings_in_place(&etc, &place.config);
+    let bare = hooked::program_behind(low_level, &place.folder(), Cgroups::Machine, &shown);
+    let in_nvidias_place = Settings { hook: Some(place.installed.hook()), ..settings };
+    let docker = Docker::with(&bare, &place.config, in_nvidias_place);
+    filling.check(Row::GpusHook, &mut DockerEngine(docker), &place, |scene| {
+        of_docker::takes_nvidias_place(scene, low_level);
+    });
     filling.finish();
 }
 
@@ -113,11 +126,18 @@ fn podman_as_root() {
     filling.finish();
 }
 
-/// Nothing runs yet: the column says why.
 #[test]
-#[ignore = "belongs to the engines' table"]
+#[ignore = "needs root and podman: runs containers"]
 fn podman_by_hooks_dir() {
-    Filling::new(Engine::PodmanHooks, View::AsItIs).finish();
+    if !met(ALWAYS) || !met(&[Need::Podman]) {
+        return;
+    }
+    let place = Place::new(LowLevel::Runc);
+    let mut podman = Podman::by_hooks(&place.installed.hook(), &place.config);
+    let mut filling = Filling::new(Engine::PodmanHooks, View::AsItIs);
+    filling.general(&mut podman, &place);
+    filling.user_namespace(&mut podman, &place);
+    filling.finish();
 }
 
 #[test]

@@ -6,7 +6,9 @@ use std::process::Command;
 use gpushare_tests::command;
 use gpushare_tests::docker::NVIDIA_HOOK_RAN;
 use gpushare_tests::image::IMAGE;
-use gpushare_tests::probe::{GIB, Report};
+use gpushare_tests::leases::sweep;
+use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
+use gpushare_tests::runtime::LowLevel;
 use serde_json::json;
 
 use crate::engine::{Wanted, With};
@@ -25,6 +27,48 @@ pub fn takes_nvidias_hook_out(scene: &mut Scene<'_>) {
     scene.start(&Wanted::waiting("other").with(With::Gpus).with(With::PlainRunc));
     assert!(ran.exists(), "docker's --gpus starts the hook");
     fs::remove_file(ran).expect("the mark of the hook can be removed");
+}
+
+/// With our hook under the name of NVIDIA's, docker gives shares by `--gpus` and a low-level runtime alone.
+pub fn takes_nvidias_place(scene: &mut Scene<'_>, low_level: LowLevel) {
+    let gpus = |wanted: Wanted| wanted.with(With::Gpus).with(With::DefaultRuntime);
+    scene.start(&gpus(Wanted::client("one", &["5GiB", "3GiB"]).share("4GiB")));
+    let report = scene.report("one");
+    report.assert_size(4 * GIB);
+    assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS]);
+    scene.exec_report("one").assert_size(4 * GIB);
+    let pid = u64::try_from(scene.engine.pid("one")).ok();
+    let held = scene.leases_of("one");
+    assert_eq!(held.len(), 1, "{held:?}");
+    assert_eq!((held[0].state.as_str(), held[0].pid, &held[0].memory[..]), ("active", pid, &[4 * GIB][..]));
+    // Without --gpus docker runs no hook, whatever is asked for.
+    scene.start(&Wanted::waiting("plain").share("4GiB").with(With::DefaultRuntime));
+    scene.assert_untouched("plain");
+
+    let late = gpus(Wanted::waiting("late").share("78GiB"));
+    let said = scene.try_start(&late).expect_err("76 GiB are free, 78 GiB are asked");
+    // crun drops what a hook says.
+    let parts: &[&str] = match low_level {
+        LowLevel::Runc => {
+            &["gpushare-hook: cannot lease a GPU for", "78 GiB requested", "76 GiB free", "gpushare ps"]
+        }
+        LowLevel::Crun => &["error executing hook", "nvidia-container-runtime-hook"],
+    };
+    for part in parts {
+        assert!(said.contains(*part), "{part:?} is not in: {said}");
+    }
+    assert_eq!(scene.leases(), held, "what was refused holds nothing");
+    scene.engine.remove("late");
+
+    // docker runs nothing at its end: who finds the node full collects what it held, or the timer does.
+    scene.engine.stop("one");
+    let ended = scene.leases();
+    assert_eq!((ended.len(), ended[0].state.as_str()), (1, "gone"));
+    scene.start(&late);
+    assert_eq!(scene.leases(), scene.leases_of("late"));
+    scene.engine.stop("late");
+    sweep(&scene.place.config);
+    scene.assert_all_returned();
 }
 
 /// A service with `runtime: gpushare`, up and down.

@@ -1,4 +1,4 @@
-//! podman as root: by `--runtime`, and by the default runtime of its settings.
+//! podman as root: by `--runtime`, by the default runtime of its settings, and by `--hooks-dir` over plain runc.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gpushare_tests::command::{self, Outcome};
+use gpushare_tests::hooked::{When, hooks_folder};
 use gpushare_tests::image::{self, IMAGE};
+use gpushare_tests::runtime::LowLevel;
 use gpushare_tests::scratch::Scratch;
 
 use crate::docker;
@@ -21,6 +23,7 @@ pub struct Podman {
     scratch: Scratch,
     runtime: PathBuf,
     containers_conf: PathBuf,
+    hooks: Option<PathBuf>,
 }
 
 impl Podman {
@@ -33,8 +36,19 @@ impl Podman {
             "[engine]\nruntime = \"gpushare\"\n[engine.runtimes]\ngpushare = [\"{}\"]\n",
             runtime.display()
         );
+        Self::with(scratch, runtime, &settings, None)
+    }
+
+    /// Sets up the storage, loads the image, and names gpushare's `hook` in a folder of hooks; no runtime is gpushare's.
+    pub fn by_hooks(hook: &Path, config: &Path) -> Self {
+        let scratch = Scratch::new("podman");
+        let hooks = hooks_folder(&scratch, hook, config, When::Always);
+        Self::with(scratch, LowLevel::Runc.program().into(), "", Some(hooks))
+    }
+
+    fn with(scratch: Scratch, runtime: PathBuf, settings: &str, hooks: Option<PathBuf>) -> Self {
         let containers_conf = scratch.file("containers.conf", settings);
-        let podman = Self { scratch, runtime, containers_conf };
+        let podman = Self { scratch, runtime, containers_conf, hooks };
         let archive = image::archive(&podman.scratch);
         podman.done(&["load", "--quiet", "--input", &archive.to_string_lossy()]);
         podman
@@ -43,6 +57,7 @@ impl Podman {
     fn call(&self, args: &[&str]) -> Outcome {
         let mut podman = Command::new(PODMAN);
         storage(&mut podman, &self.scratch);
+        podman.args(self.hooks.iter().map(|hooks| format!("--hooks-dir={}", hooks.display())));
         // conmon leaves a file called `oom` where podman was called.
         podman.env("CONTAINERS_CONF", &self.containers_conf).current_dir(self.scratch.path());
         command::run(podman.args(args))
@@ -148,5 +163,14 @@ impl Engine for Podman {
 
     fn update(&self, name: &str) {
         self.done(&["update", "--cpu-shares=512", name]);
+    }
+
+    /// podman takes poststop hooks of the folder to itself, and runs them for what had started.
+    fn tells_of_a_failed_start(&self) -> bool {
+        self.hooks.is_none()
+    }
+
+    fn refuses_as(&self) -> &'static str {
+        if self.hooks.is_some() { "gpushare-hook" } else { "gpushare-runtime" }
     }
 }

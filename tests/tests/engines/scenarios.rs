@@ -233,8 +233,8 @@ fn is_refused(scene: &mut Scene<'_>) {
     scene.start(&Wanted::waiting("large").share("70GiB"));
     let late = Wanted::waiting("late").share("20GiB");
     let said = scene.try_start(&late).expect_err("10 GiB are free, 20 GiB are asked");
-    for part in ["gpushare-runtime: cannot lease a GPU for", "20 GiB requested", "10 GiB free", "gpushare ps"]
-    {
+    let signed = format!("{}: cannot lease a GPU for", scene.engine.refuses_as());
+    for part in [&*signed, "20 GiB requested", "10 GiB free", "gpushare ps"] {
         assert!(said.contains(part), "{part:?} is not in: {said}");
     }
     assert_eq!(scene.leases().len(), 1, "what was refused holds nothing");
@@ -248,7 +248,9 @@ fn fails_to_start(scene: &mut Scene<'_>) {
     wrong.args = vec!["/no/such/program".to_owned()];
     let said = scene.try_start(&wrong).expect_err("there is no such program");
     assert!(said.contains("/no/such/program"), "{said}");
-    scene.assert_all_returned();
+    if scene.engine.tells_of_a_failed_start() {
+        scene.assert_all_returned();
+    }
     scene.start(&Wanted::waiting("next").share("80GiB"));
 }
 

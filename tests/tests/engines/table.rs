@@ -110,24 +110,19 @@ pub const ENGINES: &[(Engine, &str)] = &[
     (Engine::CrunV2, "crun, cgroup v2"),
 ];
 
-const NO_HOOK_ONLY: &str = "hook-only mode: not built";
-
 /// Why a scenario is none for an engine, on any machine; `None` where it has to pass.
 pub fn absent(engine: Engine, row: Row) -> Option<&'static str> {
     use Engine::*;
     let dockers = matches!(engine, Docker | DockerCrun);
     let low_level = matches!(engine, Runc | RuncV2 | Crun | CrunV2);
     Some(match row {
-        _ if engine == PodmanHooks => NO_HOOK_ONLY,
         Rootless if engine == PodmanRootless => return None,
         Rootless => "an engine of root",
         _ if engine == PodmanRootless => "a rootless engine gets no share",
         RuntimeClass | ContainerAnnotation | UnlistedAnnotation | Sandbox if engine != Cri => {
             "Kubernetes' own"
         }
-        Gpus | Compose if !dockers => "docker's own",
-        GpusHook if dockers => NO_HOOK_ONLY,
-        GpusHook => "docker's own",
+        Gpus | GpusHook | Compose if !dockers => "docker's own",
         Annotation if dockers => "docker passes annotations from version 24 on",
         PrivilegedStrict if dockers => {
             "`strict` grants by annotation alone, which docker passes from version 24 on"
@@ -138,7 +133,8 @@ pub fn absent(engine: Engine, row: Row) -> Option<&'static str> {
         UserNamespace if engine == Cri => "containerd 1.6 gives pods no user namespace",
         UserNamespace if engine == Ctr => "with `--uidmap` ctr forgets its `--runc-binary`",
         UserNamespace if engine == DockerCrun => "the remapping daemon is tried over runc",
-        Crash if engine == Podman || low_level => "it has no daemon",
+        Crash if matches!(engine, Podman | PodmanHooks) || low_level => "it has no daemon",
+        DefaultRuntime | OtherRuntime if engine == PodmanHooks => "its hooks serve whatever runtime is named",
         DefaultRuntime | OtherRuntime if low_level || engine == Ctr => {
             "its caller names the runtime in each call"
         }
