@@ -32,7 +32,7 @@ install -m 644 "$built/release/libgpushare_simulator_cuda.so" "$built/release/li
 install -m 644 "$top/packaging/tmpfiles.conf" "$root/lib/tmpfiles.d/gpushare.conf"
 install -m 644 "$top/LICENSE" "$top/README.md" "$root/share/doc/gpushare/"
 install -d "$root/share/doc/gpushare/docs"
-install -m 644 "$top/docs/hook-only.md" "$top/docs/engines.md" "$root/share/doc/gpushare/docs/"
+install -m 644 "$top/docs/attacks.md" "$top/docs/engines.md" "$top/docs/hook-only.md" "$root/share/doc/gpushare/docs/"
 # placed FILE FOLDER: a file that names the programs by their path.
 placed() {
     sed "s|@PREFIX@|$prefix|g" "$top/packaging/$1" >"$root/$2/$1"
