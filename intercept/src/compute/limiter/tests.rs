@@ -172,6 +172,7 @@ fn a_launch_that_cannot_be_timed_says_nothing_about_those_before_it() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "takes long, without unsafe code or threads")]
 fn as_many_launches_as_there_are_pairs_may_stand_still() {
     let mut bench = Bench::new(99);
     for _ in 0..4 * TIMED {
