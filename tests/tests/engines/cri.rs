@@ -282,9 +282,7 @@ impl Engine for Cri {
     }
 
     fn was_killed_for_memory(&self, name: &str) -> Option<bool> {
-        // As docker, it may hear of the end first.
-        let status = self.status(name);
-        Some(status.reason == "OOMKilled" || status.exit_code == 137)
+        Some(self.status(name).reason == "OOMKilled")
     }
 
     fn crash(&mut self, meanwhile: &mut dyn FnMut()) {

@@ -101,9 +101,7 @@ impl Engine for DockerEngine {
     }
 
     fn was_killed_for_memory(&self, name: &str) -> Option<bool> {
-        // On a busy machine docker may hear of the end before the kernel's notice, and then knows the signal alone.
-        let end = self.0.inspect(name, "{{.State.OOMKilled}} {{.State.ExitCode}}");
-        Some(end.starts_with("true ") || end.ends_with(" 137"))
+        Some(self.0.inspect(name, "{{.State.OOMKilled}}") == "true")
     }
 
     fn crash(&mut self, meanwhile: &mut dyn FnMut()) {
