@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use gpushare_inventory::GpuUuid;
 
 // The unwinder comes from the static library, so that the program runs where only glibc is.
 #[link(name = "gcc_eh", kind = "static", modifiers = "+whole-archive,-bundle")]
@@ -44,6 +45,12 @@ struct Create {
     /// Number of GPUs
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
     gpus: u32,
+    /// Minor numbers of the GPUs, which on real nodes need not follow the PCI order; 0, 1, 2 … if not given
+    #[arg(long, value_delimiter = ',')]
+    minors: Vec<u32>,
+    /// UUIDs of the GPUs; drawn if not given
+    #[arg(long, value_delimiter = ',')]
+    uuids: Vec<GpuUuid>,
     /// Model name of every GPU
     #[arg(long, default_value = "NVIDIA H100 80GB HBM3")]
     model: String,

@@ -130,10 +130,14 @@ fn fill(state: &State, create: &Create, cuda: u32) -> Result<()> {
     fill_sampling(state, create);
     let slice = if create.device == Device::Slices { create.slice } else { 0 };
     for (gpu, index) in state.gpus.iter().zip(0..create.gpus) {
-        draw_uuid(gpu)?;
+        let at = usize::try_from(index)?;
+        match create.uuids.get(at) {
+            Some(uuid) => set_uuid(gpu, uuid.bytes()),
+            None => draw_uuid(gpu)?,
+        }
         gpu.model.set(&create.model);
         gpu.bus.store(0x07 + 8 * index, Ordering::Relaxed);
-        gpu.minor.store(index, Ordering::Relaxed);
+        gpu.minor.store(create.minors.get(at).copied().unwrap_or(index), Ordering::Relaxed);
         gpu.cores.store(create.cores.unwrap_or(model::of(&create.model).cores), Ordering::Relaxed);
         gpu.memory.store(create.memory, Ordering::Relaxed);
         gpu.turns.slice.store(slice, Ordering::Relaxed);
@@ -149,10 +153,14 @@ pub fn draw_uuid(gpu: &Gpu) -> Result<()> {
     random.read_exact(&mut uuid).context("cannot draw a UUID")?;
     uuid[6] = uuid[6] & 0x0f | 0x40;
     uuid[8] = uuid[8] & 0x3f | 0x80;
+    set_uuid(gpu, uuid);
+    Ok(())
+}
+
+fn set_uuid(gpu: &Gpu, uuid: [u8; 16]) {
     for (cell, byte) in gpu.uuid.iter().zip(uuid) {
         cell.store(byte, Ordering::Relaxed);
     }
-    Ok(())
 }
 
 fn fill_sampling(state: &State, create: &Create) {

@@ -63,6 +63,7 @@ fn ask_cuda(cuda: &Library, answers: &mut Map<String, Value>) -> Result<()> {
     let mut version = 0;
     checked(cuda, "cuDriverGetVersion", cuda.with_number(c"cuDriverGetVersion", &mut version)?)?;
     answers.insert("cuda_version".into(), version.into());
+    answers.insert("device_totals".into(), totals(cuda, count)?);
     let mut device = 0;
     checked(cuda, "cuDeviceGet", cuda.with_device(c"cuDeviceGet", &mut device, 0)?)?;
     let mut name = [0; 128];
@@ -85,6 +86,18 @@ fn ask_cuda(cuda: &Library, answers: &mut Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
+/// The memory of each device, in the order in which CUDA counts them.
+fn totals(cuda: &Library, count: i32) -> Result<Value> {
+    let mut totals = Vec::new();
+    for ordinal in 0..count {
+        let (mut device, mut total) = (0, 0);
+        checked(cuda, "cuDeviceGet", cuda.with_device(c"cuDeviceGet", &mut device, ordinal)?)?;
+        checked(cuda, "cuDeviceTotalMem", cuda.with_size(c"cuDeviceTotalMem_v2", &mut total, device)?)?;
+        totals.push(total);
+    }
+    Ok(totals.into())
+}
+
 /// NVML is not needed to compute, so its absence is an answer as well.
 fn ask_nvml(answers: &mut Map<String, Value>) {
     let outcome = nvml(answers);
@@ -100,13 +113,18 @@ fn nvml(answers: &mut Map<String, Value>) -> Result<()> {
     check("nvmlDeviceGetCount", nvml.with_number(c"nvmlDeviceGetCount_v2", &mut count)?)?;
     answers.insert("nvml_devices".into(), count.into());
     let mut device = 0;
-    check(
-        "nvmlDeviceGetHandleByIndex",
-        nvml.with_nvml_device(c"nvmlDeviceGetHandleByIndex_v2", 0, &mut device)?,
-    )?;
-    let mut uuid = [0; 128];
-    check("nvmlDeviceGetUUID", nvml.with_nvml_text(c"nvmlDeviceGetUUID", device, &mut uuid, 128)?)?;
-    answers.insert("uuid".into(), text(&uuid).into());
+    let mut uuids = Vec::new();
+    for index in (0..count.cast_unsigned()).rev() {
+        check(
+            "nvmlDeviceGetHandleByIndex",
+            nvml.with_nvml_device(c"nvmlDeviceGetHandleByIndex_v2", index, &mut device)?,
+        )?;
+        let mut uuid = [0; 128];
+        check("nvmlDeviceGetUUID", nvml.with_nvml_text(c"nvmlDeviceGetUUID", device, &mut uuid, 128)?)?;
+        uuids.insert(0, text(&uuid));
+    }
+    answers.insert("uuid".into(), uuids.first().cloned().into());
+    answers.insert("uuids".into(), uuids.into());
     let mut memory = [0; 3];
     check(
         "nvmlDeviceGetMemoryInfo",
