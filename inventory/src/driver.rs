@@ -3,11 +3,12 @@
 //! Files are looked up at each creation, never from a stored list: a list goes stale when the driver is upgraded.
 //! All of one container's files have the version of the kernel module. Nothing here trusts `ld.so.cache`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::capability::Capabilities;
 use crate::elf;
@@ -46,6 +47,8 @@ pub struct Driver {
     root: Root,
     /// Folders to take libraries from: the one that holds libcuda or libnvidia-ml first, then those around it.
     folders: Vec<PathBuf>,
+    /// The real files of [`STEMS`], once they were found and checked: one creation asks for them several times.
+    required: [OnceLock<PathBuf>; 2],
 }
 
 /// Why the driver's files cannot be used.
@@ -111,7 +114,8 @@ impl Driver {
         let mut mixed = None;
         for folder in search::library_folders(roots, &root) {
             let names = STEMS.map(|stem| folder.join(format!("{stem}.so.{version}")));
-            let Some(file) = names.iter().find_map(|name| library(&root, name)) else {
+            let mut present = (0..).zip(&names).filter_map(|(at, name)| Some((at, library(&root, name)?)));
+            let Some((which, file)) = present.next() else {
                 note_other_versions(&folder, &mut others);
                 continue;
             };
@@ -119,9 +123,13 @@ impl Driver {
                 mixed.get_or_insert(link);
                 continue;
             }
-            trusted(&file, &root)?;
-            let folders = around(&folder, &file);
-            return Ok(Self { version: version.to_owned(), root: root.clone(), folders });
+            Trust::of(&root).check(&file)?;
+            let folders = around(&root, &folder, &file);
+            let mut required = <[OnceLock<PathBuf>; 2]>::default();
+            if file.file_name() == names[which].file_name() {
+                required[which] = OnceLock::from(file);
+            }
+            return Ok(Self { version: version.to_owned(), root: root.clone(), folders, required });
         }
         if let Some(error) = mixed {
             return Err(error);
@@ -141,7 +149,7 @@ impl Driver {
     /// # Errors
     /// When it is missing or not to be trusted.
     pub fn libcuda(&self) -> Result<PathBuf, DriverError> {
-        self.required("libcuda")
+        self.required(0)
     }
 
     /// The real libnvidia-ml.
@@ -149,7 +157,7 @@ impl Driver {
     /// # Errors
     /// When it is missing or not to be trusted.
     pub fn libnvidia_ml(&self) -> Result<PathBuf, DriverError> {
-        self.required("libnvidia-ml")
+        self.required(1)
     }
 
     /// The libraries beside libcuda and libnvidia-ml that `capabilities` need and that this driver has. Which ones a
@@ -163,10 +171,11 @@ impl Driver {
         extent: Extent,
     ) -> Result<Vec<DriverLibrary>, DriverError> {
         let mut found: Vec<DriverLibrary> = Vec::new();
+        let mut trust = Trust::of(&self.root);
         for wanted in capabilities.iter().flat_map(|capability| sets::libraries(capability, extent)) {
             let (file, names) = self.names(wanted);
             let Some(host_path) = self.find(&file) else { continue };
-            trusted(&host_path, &self.root)?;
+            trust.check(&host_path)?;
             if found.iter().all(|library| library.names != names) {
                 found.push(DriverLibrary { names, host_path });
             }
@@ -192,8 +201,9 @@ impl Driver {
                 found.extend(self.data(name, libraries));
             }
         }
+        let mut trust = Trust::of(&self.root);
         for file in &found {
-            trusted(&file.host_path, &self.root)?;
+            trust.check(&file.host_path)?;
         }
         found.sort_by(|one, other| one.container_path.cmp(&other.container_path));
         found.dedup();
@@ -235,12 +245,15 @@ impl Driver {
         }
     }
 
-    fn required(&self, stem: &str) -> Result<PathBuf, DriverError> {
-        let library = format!("{stem}.so.{}", self.version);
+    fn required(&self, which: usize) -> Result<PathBuf, DriverError> {
+        if let Some(path) = self.required[which].get() {
+            return Ok(path.clone());
+        }
+        let library = format!("{}.so.{}", STEMS[which], self.version);
         let folder = self.folders.first().cloned().unwrap_or_default();
         let path = self.find(&library).ok_or(DriverError::Missing { library, folder })?;
-        trusted(&path, &self.root)?;
-        Ok(path)
+        Trust::of(&self.root).check(&path)?;
+        Ok(self.required[which].get_or_init(|| path).clone())
     }
 
     fn find(&self, name: &str) -> Option<PathBuf> {
@@ -257,8 +270,8 @@ fn library(root: &Root, path: &Path) -> Option<PathBuf> {
 }
 
 /// Folders that together hold a driver's libraries: where `file` was found and where it really lies, `vdpau` and `gbm`
-/// within, and the folders above, in which Debian has a part of the set.
-fn around(folder: &Path, file: &Path) -> Vec<PathBuf> {
+/// within, and the folders above, in which Debian has a part of the set. Those that are not there need no look at each name.
+fn around(root: &Root, folder: &Path, file: &Path) -> Vec<PathBuf> {
     let real = file.parent().unwrap_or(folder);
     let mut folders = vec![real.to_path_buf(), folder.to_path_buf()];
     for folder in [real, folder] {
@@ -267,7 +280,8 @@ fn around(folder: &Path, file: &Path) -> Vec<PathBuf> {
     for above in [real.parent(), real.parent().and_then(Path::parent)].into_iter().flatten() {
         folders.extend([above.to_path_buf(), above.join("vdpau"), above.join("gbm")]);
     }
-    folders.dedup();
+    let mut seen = BTreeSet::new();
+    folders.retain(|folder| seen.insert(folder.clone()) && root.has_folder(folder));
     folders
 }
 
@@ -282,20 +296,39 @@ fn mixed_link(root: &Root, folder: &Path, version: &str) -> Option<DriverError> 
     })
 }
 
-/// A driver file belongs to root and is writable by nobody else, and so is its folder: containers will run it. No folder
-/// up to the driver root may be everybody's either, in which the next one could be replaced. Groups are let pass there:
-/// Debian's `/usr/local` is its group's.
-fn trusted(file: &Path, root: &Root) -> Result<(), DriverError> {
-    let above = file.ancestors().take_while(|path| root.real().is_some_and(|root| path.starts_with(root)));
-    for (depth, path) in above.enumerate() {
-        let writers = if depth < 2 { 0o022 } else { 0o002 };
-        let safe =
-            fs::metadata(path).is_ok_and(|metadata| metadata.uid() == 0 && metadata.mode() & writers == 0);
-        if !safe {
-            return Err(DriverError::Untrusted { path: path.into() });
-        }
+/// Which files of a driver root can be relied on. Many lie in one folder, so each folder is looked at once.
+struct Trust<'a> {
+    root: &'a Root,
+    /// Paths that were found safe, and what nobody but root has there.
+    safe: BTreeSet<(PathBuf, u32)>,
+}
+
+impl<'a> Trust<'a> {
+    fn of(root: &'a Root) -> Self {
+        Self { root, safe: BTreeSet::new() }
     }
-    Ok(())
+
+    /// A driver file belongs to root and is writable by nobody else, and so is its folder: containers will run it. No folder
+    /// up to the driver root may be everybody's either, in which the next one could be replaced. Groups are let pass there:
+    /// Debian's `/usr/local` is its group's.
+    fn check(&mut self, file: &Path) -> Result<(), DriverError> {
+        let root = self.root.real();
+        let above = file.ancestors().take_while(|path| root.is_some_and(|root| path.starts_with(root)));
+        for (depth, path) in above.enumerate() {
+            let looked_at = (path.to_path_buf(), if depth < 2 { 0o022 } else { 0o002 });
+            if self.safe.contains(&looked_at) {
+                continue;
+            }
+            let writers = looked_at.1;
+            let is_safe = fs::metadata(path)
+                .is_ok_and(|metadata| metadata.uid() == 0 && metadata.mode() & writers == 0);
+            if !is_safe {
+                return Err(DriverError::Untrusted { path: path.into() });
+            }
+            self.safe.insert(looked_at);
+        }
+        Ok(())
+    }
 }
 
 /// Remembers versions of libcuda that lie in `folder`, to tell a mismatch from a missing driver.

@@ -3,8 +3,10 @@
 //! Labels may be missing, new ones may appear, dates may be localised and spacing varies: each reader takes what it
 //! knows by whole words and ignores the rest.
 
-use std::fs;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::uuid::GpuUuid;
 
@@ -31,8 +33,14 @@ pub enum ProcError {
     },
 }
 
+/// More than most of the driver's files have.
+const PROC_FILE: usize = 1024;
+
+/// A whole file of `/proc` in few reads: such a file has no size that says how much to read at once.
 pub(crate) fn read(path: &Path) -> Result<String, ProcError> {
-    let bytes = fs::read(path).map_err(|source| ProcError::Read { path: path.into(), source })?;
+    let mut bytes = Vec::with_capacity(PROC_FILE);
+    let read = File::open(path).and_then(|mut file| file.read_to_end(&mut bytes));
+    read.map_err(|source| ProcError::Read { path: path.into(), source })?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -41,7 +49,12 @@ pub(crate) fn read(path: &Path) -> Result<String, ProcError> {
 /// # Errors
 /// When the kernel does not show it.
 pub fn boot_id() -> Result<String, ProcError> {
-    Ok(read(Path::new("/proc/sys/kernel/random/boot_id"))?.trim().to_owned())
+    static ID: OnceLock<String> = OnceLock::new();
+    if let Some(id) = ID.get() {
+        return Ok(id.clone());
+    }
+    let id = read(Path::new("/proc/sys/kernel/random/boot_id"))?.trim().to_owned();
+    Ok(ID.get_or_init(|| id).clone())
 }
 
 /// The driver's version from the text of `/proc/driver/nvidia/version`: the first word of digits and dots behind

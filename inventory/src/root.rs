@@ -37,14 +37,26 @@ impl Root {
 
     /// The real path of the regular file at `path`, which begins with this root's; `None` when there is none.
     pub fn file(&self, path: &Path) -> Option<PathBuf> {
+        let (_, real) = &**self.folder.as_ref()?;
+        let (fd, kind) = self.open_inside(path)?;
+        path_of(&fd).filter(|found| kind == SFlag::S_IFREG && found.starts_with(real))
+    }
+
+    /// Whether there is a folder at `path`, which begins with this root's.
+    pub fn has_folder(&self, path: &Path) -> bool {
+        self.open_inside(path).is_some_and(|(_, kind)| kind == SFlag::S_IFDIR)
+    }
+
+    fn open_inside(&self, path: &Path) -> Option<(OwnedFd, SFlag)> {
         let (folder, real) = &**self.folder.as_ref()?;
-        let inner = path.strip_prefix(&self.path).unwrap_or(path);
+        let inner = path.strip_prefix(&self.path).or_else(|_| path.strip_prefix(real)).unwrap_or(path);
+        let inner = if inner.as_os_str().is_empty() { Path::new(".") } else { inner };
         let how = OpenHow::new()
             .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
             .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-        let fd: OwnedFd = openat2(folder.as_fd(), inner, how).ok()?;
+        let fd = openat2(folder.as_fd(), inner, how).ok()?;
         let kind = SFlag::from_bits_truncate(fstat(&fd).ok()?.st_mode & SFlag::S_IFMT.bits());
-        path_of(&fd).filter(|found| kind == SFlag::S_IFREG && found.starts_with(real))
+        Some((fd, kind))
     }
 }
 

@@ -316,6 +316,36 @@ fn a_link_that_leads_outside_the_driver_root_is_not_followed() {
 }
 
 #[test]
+fn a_folder_that_was_safe_above_one_file_need_not_be_safe_around_another() {
+    let files = ["usr/lib/vdpau/libvdpau_nvidia.so.1", "usr/lib/libcuda.so.1"];
+    let folder = tree(&files);
+    let root = Root::open(folder.path());
+    let path = |file: &str| root.real().unwrap().join(file);
+    fs::set_permissions(path("usr/lib"), fs::Permissions::from_mode(0o775)).unwrap();
+    let mut trust = Trust::of(&root);
+    assert!(trust.check(&path(files[0])).is_ok());
+    assert!(
+        matches!(trust.check(&path(files[1])), Err(DriverError::Untrusted { path: at }) if at == path("usr/lib"))
+    );
+}
+
+#[test]
+fn a_driver_root_that_is_a_link_has_the_files_of_its_folder() {
+    let folder = "usr/lib/x86_64-linux-gnu/nvidia/current";
+    let library = |folder: &str, stem: &str| format!("{folder}/{stem}.so.{VERSION}");
+    let root = named(&[library(folder, "libcuda"), library("usr/lib", "libnvidia-ptxjitcompiler")]);
+    let link = root.path().join("link");
+    symlink(root.path(), &link).unwrap();
+    let driver = Driver::locate(
+        &Roots { driver: link, library_folders: vec![Path::new("/").join(folder)], ..Roots::default() },
+        VERSION,
+    )
+    .unwrap();
+    assert!(driver.libcuda().unwrap().ends_with(library(folder, "libcuda")));
+    assert!(driver.sources().contains(&root.path().canonicalize().unwrap().join(folder)));
+}
+
+#[test]
 fn a_file_that_others_may_write_is_refused() {
     let root = tree(&[&format!("usr/lib64/libcuda.so.{VERSION}")]);
     let file = root.path().join(format!("usr/lib64/libcuda.so.{VERSION}"));
