@@ -1,11 +1,14 @@
 //! The state folder: store, inventory cache and regions live below it, and nobody but its owner may look inside.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// A folder that was checked: a directory of this user, mode 0700.
+use nix::fcntl::OFlag;
+use nix::sys::statfs::fstatfs;
+
+/// A folder that was checked: a directory of this user on a disk or in the memory of this machine, mode 0700.
 #[derive(Clone, Debug)]
 pub struct StateFolder(PathBuf);
 
@@ -20,7 +23,7 @@ pub enum StateError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// It is the machine's root's, and this process is root in a user namespace only.
+    /// It is the machine's root's, and this process is another user's, or root in a user namespace only.
     #[error(
         "a rootless engine gets no share: the account of the GPUs in {path} is the machine's root's; run \
          the container by an engine of root"
@@ -28,6 +31,16 @@ pub enum StateError {
     Rootless {
         /// The folder.
         path: PathBuf,
+    },
+    /// Another machine or program serves it, and may serve it to others: their leases would meet ours.
+    #[error(
+        "the state folder {path} lies on {kind}, which is not this machine's own; set paths.state to a local folder"
+    )]
+    Remote {
+        /// The folder.
+        path: PathBuf,
+        /// The kind of file system.
+        kind: &'static str,
     },
     /// Somebody else could read or replace what is in it.
     #[error(
@@ -43,7 +56,7 @@ impl StateFolder {
     /// Makes the folder if it is absent, and checks it.
     ///
     /// # Errors
-    /// When it cannot be made, is a link, belongs to another user or is open to others.
+    /// When it cannot be made, is a link, lies on no local file system, belongs to another user or is open to others.
     pub fn open(path: &Path) -> Result<Self, StateError> {
         let io = |source| StateError::Io { path: path.into(), source };
         let rootless = || StateError::Rootless { path: path.into() };
@@ -54,9 +67,16 @@ impl StateFolder {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(io(error)),
             _ => {}
         }
-        let metadata = fs::symlink_metadata(path).map_err(io)?;
+        // Whatever it is, a link included; nothing of it is read.
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
+        let folder = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path).map_err(io)?;
+        // First: a server may keep all else to itself.
+        if let Some(kind) = remote(&folder).map_err(io)? {
+            return Err(StateError::Remote { path: path.into(), kind });
+        }
+        let metadata = folder.metadata().map_err(io)?;
         let this_user = fs::metadata("/proc/self").map_err(io)?.uid();
-        if metadata.uid() != this_user && is_rootless() {
+        if metadata.uid() != this_user && (metadata.uid() == 0 || is_rootless()) {
             return Err(rootless());
         }
         if !metadata.is_dir() || metadata.uid() != this_user || metadata.mode() & 0o077 != 0 {
@@ -71,6 +91,35 @@ impl StateFolder {
         &self.0
     }
 }
+
+/// The network's file system, or another that some program serves, on which `file` lies; `None` for a local one.
+fn remote(file: &File) -> std::io::Result<Option<&'static str>> {
+    let kind = fstatfs(file)?.filesystem_type().0;
+    Ok(REMOTE.iter().find(|(number, _)| i64::from(*number) == kind).map(|(_, name)| *name))
+}
+
+/// File systems of which several machines may see the same files, or whose locks are a program's affair, by the numbers of
+/// statfs(2). One that is not listed counts as local: there are more of those, and they become more.
+const REMOTE: [(u32, &str); 18] = [
+    (0x6969, "NFS"),
+    (0xff53_4d42, "CIFS"),
+    (0xfe53_4d42, "SMB2"),
+    (0x517b, "SMB"),
+    (0x564c, "NCP"),
+    (0x0102_1997, "9P"),
+    (0x6573_5546, "FUSE"),
+    (0x00c3_6400, "Ceph"),
+    (0x5346_414f, "AFS"),
+    (0x6b41_4653, "AFS"),
+    (0x7375_7245, "Coda"),
+    (0x0bd0_0bd0, "Lustre"),
+    (0x4750_4653, "GPFS"),
+    (0x0116_1970, "GFS2"),
+    (0x7461_636f, "OCFS2"),
+    (0x1983_0326, "BeeGFS"),
+    (0xaad7_aaea, "PanFS"),
+    (0x786f_4256, "a folder of VirtualBox"),
+];
 
 /// Whether this process is in a user namespace in which the machine's root does not exist, as below a rootless engine. Files
 /// of root belong to nobody there.
@@ -99,6 +148,16 @@ mod tests {
         ] {
             assert_eq!(maps_root(map), root, "{map:?}");
         }
+    }
+
+    #[test]
+    fn memory_and_disks_are_local_and_no_number_stands_twice() {
+        for path in ["/proc/self", "/dev/shm", "/sys"] {
+            let Ok(folder) = File::open(path) else { continue };
+            assert_eq!(remote(&folder).unwrap(), None, "{path}");
+        }
+        let numbers: std::collections::BTreeSet<u32> = REMOTE.iter().map(|(number, _)| *number).collect();
+        assert_eq!(numbers.len(), REMOTE.len());
     }
 
     #[test]
