@@ -296,11 +296,11 @@ fn key(container: &str) -> LeaseKey {
 /// A share of 1 GiB.
 fn request() -> Result<Request> {
     let container = Container::new(BTreeMap::new(), vec!["GPUSHARE_MEMORY=1GiB".to_owned()]);
-    gpushare_request::read(&container, &Policy::default())?.context("the request is none")
+    gpushare_request::read(&container, &Policy::default(), &[])?.context("the request is none")
 }
 
 /// `count` GPUs of `gib` GiB each.
-fn gpus(count: u8, gib: u64) -> Vec<Gpu> {
+pub fn gpus(count: u8, gib: u64) -> Vec<Gpu> {
     (0..count)
         .map(|index| {
             let path = PathBuf::from(format!("/dev/nvidia{index}"));

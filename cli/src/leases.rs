@@ -51,7 +51,9 @@ pub fn history(as_json: bool) -> Result<()> {
 /// Releases what nobody holds any more, takes away region folders without a lease, and mends limits files that differ from
 /// their leases.
 pub fn sweep(as_json: bool) -> Result<()> {
-    let (state, store) = node::store(&Config::load()?)?;
+    let config = Config::load()?;
+    config.log.start();
+    let (state, store) = node::store(&config)?;
     let swept = store.sweep()?;
     let regions = Region::existing(state.path());
     let living = store.leases()?;
@@ -81,7 +83,9 @@ pub fn sweep(as_json: bool) -> Result<()> {
 
 /// Releases one container's lease.
 pub fn release(id: &str, root: Option<&str>, force: bool) -> Result<()> {
-    let (state, store) = node::store(&Config::load()?)?;
+    let config = Config::load()?;
+    config.log.start();
+    let (state, store) = node::store(&config)?;
     let lease = find(&store, id, root)?;
     if !force && !lease.holder.is_gone() {
         bail!(

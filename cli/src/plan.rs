@@ -5,10 +5,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use gpushare_config::Config;
-use gpushare_inject::{Bundle, Image, Plan, Programs, admit};
+use gpushare_inject::{Bundle, Plan, Programs, RootFolder, admit, clear, refuse_earlier_plan};
 use gpushare_inventory::Node;
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, LeaseState};
-use gpushare_request::{Container, Devices, Mode, Request, Requirements};
+use gpushare_request::{Container, Cores, Devices, InterceptorPolicy, Mode, Request, Requirements};
 use serde_json::{Map, Value, json};
 
 use crate::{inventory, node, table};
@@ -18,9 +18,10 @@ use crate::{inventory, node, table};
 pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let config = Config::load()?;
     let bundle = Bundle::open(path, None)?;
-    let json = bundle.json()?;
+    let mut json = bundle.json()?;
     let container = Container::from_json(&json);
-    let Some(request) = gpushare_request::read(&container, &config.request)? else {
+    let Some(asked) = gpushare_inject::asked(&container, &config.request)? else {
+        refuse_earlier_plan(&json, &config.paths.hook)?;
         return nothing(as_json);
     };
     if config.request.strict {
@@ -29,19 +30,23 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let (state, store) = node::store(&config)?;
     let node = node::inventory(&config, &state)?;
     inventory::fit(&config, &node)?;
+    let request = asked.on(&node.gpus)?;
+    clear(&mut json, &request, false)?;
     let lease = lease(&request, store.preview(&request, &node.gpus, &config.quota)?)?;
     Requirements::of(&container)?.check(&gpushare_inject::offer(&node, &lease))?;
-    let root = bundle.root(&json);
-    let image = Image::look(&root, bundle.path(), &json)?;
+    let root = RootFolder::open(&bundle.root(&json), &json)?;
+    let image = root.look(bundle.path(), &json);
     let plan = Plan::new(&request, &lease, &node, &programs(&config, state.path()), &image)?;
-    Image::check(&root, &json, plan.targets())?;
+    root.check(plan.targets())?;
     plan.edit(&mut json.clone()).context("config.json cannot be changed")?;
     if as_json {
         let grants: Vec<Value> = lease.grants.iter().map(grant).collect();
         let asked: Map<String, Value> =
-            asked(&request).into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect();
+            keys(&request).into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect();
         return Ok(table::json(&json!({
             "asked": asked,
+            "dialects": request.dialects,
+            "notes": request.notes,
             "grants": grants,
             "priority": lease.priority.level(),
             "compute_policy": lease.compute_policy.name(),
@@ -59,6 +64,7 @@ pub fn programs<'a>(config: &'a Config, state: &'a Path) -> Programs<'a> {
         cache: &config.paths.cache,
         state,
         extra_mounts: &config.mounts,
+        log: config.log.arguments(),
     }
 }
 
@@ -77,6 +83,7 @@ pub fn lease(request: &Request, grants: Vec<Grant>) -> Result<Lease> {
         grants,
         mode: request.mode,
         compute_policy: request.compute_policy,
+        ceiling: request.burst.unwrap_or(Cores::ALL),
         priority: request.priority,
         state: LeaseState::Reserved,
         holder: Holder::this_process().context("cannot plan")?,
@@ -85,7 +92,7 @@ pub fn lease(request: &Request, grants: Vec<Grant>) -> Result<Lease> {
 }
 
 /// The whole request by the keys of gpushare's own dialect, with what stands for those that were not set.
-fn asked(request: &Request) -> Vec<(&'static str, String)> {
+fn keys(request: &Request) -> Vec<(&'static str, String)> {
     let devices = match &request.devices {
         Devices::Any(count) => ("count", count.to_string()),
         Devices::These(list) => {
@@ -120,8 +127,22 @@ fn grant(grant: &Grant) -> Value {
 
 fn print(request: &Request, lease: &Lease, plan: &Plan, node: &Node) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    for (key, value) in asked(request) {
+    for (key, value) in keys(request) {
         writeln!(out, "asked     {key} {value}")?;
+    }
+    if !request.dialects.is_empty() {
+        writeln!(out, "asked by  {}", request.dialects.join(", "))?;
+    }
+    for note in &request.notes {
+        writeln!(out, "note      {}", note.escape_debug())?;
+    }
+    if let Some((found, policy)) = &request.interceptor {
+        let what = found.mounts.iter().chain(&found.preloads).map(|what| what.escape_debug().to_string());
+        let done = match policy {
+            InterceptorPolicy::Replace => "taken out",
+            InterceptorPolicy::StandDown => "left; gpushare only keeps the books",
+        };
+        writeln!(out, "other     {}: {done}", what.collect::<Vec<_>>().join(", "))?;
     }
     for grant in &lease.grants {
         let gpu = node.gpus.iter().find(|gpu| gpu.uuid == grant.gpu);
@@ -162,8 +183,8 @@ mod tests {
 
     fn told(env: &[&str]) -> Vec<String> {
         let env = env.iter().map(|entry| (*entry).to_owned()).collect();
-        let request = gpushare_request::read(&Container::new(BTreeMap::new(), env), &Policy::default());
-        asked(&request.unwrap().unwrap()).into_iter().map(|(key, value)| format!("{key} {value}")).collect()
+        let request = gpushare_request::read(&Container::new(BTreeMap::new(), env), &Policy::default(), &[]);
+        keys(&request.unwrap().unwrap()).into_iter().map(|(key, value)| format!("{key} {value}")).collect()
     }
 
     #[test]

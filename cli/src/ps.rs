@@ -10,7 +10,7 @@ use gpushare_inject::{Region, UsageError};
 use gpushare_inventory::DeviceMemory;
 use gpushare_quota::{Lease, Running};
 use gpushare_region::{MAX_DEVICES, Measurement, Throttle, Usage};
-use gpushare_request::{ComputePolicy, Mode};
+use gpushare_request::{ComputePolicy, Cores, Mode};
 use serde_json::{Value, json};
 
 use crate::clock::Clock;
@@ -100,6 +100,9 @@ fn rows(lease: &Lease, seen: &Seen, names: &GpuNames) -> Vec<[String; 9]> {
                 (_, None) => "no limit".to_owned(),
                 (_, Some(cores)) => match lease.compute_policy {
                     ComputePolicy::Fixed => cores.to_string(),
+                    ComputePolicy::Burst if lease.ceiling < Cores::ALL => {
+                        format!("{cores} burst {}", lease.ceiling)
+                    }
                     ComputePolicy::Burst => format!("{cores} burst"),
                     // Granted to nobody else, and no limit.
                     ComputePolicy::None => format!("{cores} kept"),
@@ -141,6 +144,7 @@ fn entry(lease: &Lease, seen: &Seen) -> Value {
         "pid": lease.holder.pid,
         "priority": lease.priority.level(),
         "compute_policy": lease.compute_policy.name(),
+        "burst_ceiling": lease.ceiling.percent(),
         "granted_at": lease.granted_at,
         "books": if seen.is_damaged() { "damaged" } else { "ok" },
         "gpus": gpus.collect::<Vec<_>>(),

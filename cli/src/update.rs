@@ -6,8 +6,8 @@ use anyhow::{Context, Result, bail};
 use gpushare_config::Config;
 use gpushare_inject::Region;
 use gpushare_inventory::{GpuUuid, Node};
-use gpushare_quota::{Change, Lease, Running, find_gpu};
-use gpushare_request::{ComputePolicy, Cores, DeviceSelector, MemoryAsk, Priority};
+use gpushare_quota::{Change, Lease, Running};
+use gpushare_request::{ComputePolicy, Cores, DeviceSelector, MemoryAsk, Priority, find_gpu};
 use serde_json::{Value, json};
 
 use crate::leases::{find, short};
@@ -54,6 +54,7 @@ struct Figures {
 /// Changes the lease and the container's limits, and prints what holds now.
 pub fn update(asked: &Update) -> Result<()> {
     let config = Config::load()?;
+    config.log.start();
     let (state, store) = node::store(&config)?;
     let lease = find(&store, &asked.id, asked.root.as_deref())?;
     if lease.holder.is_gone() {

@@ -5,12 +5,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use gpushare_inject::ExtraMount;
-use gpushare_inventory::{CapabilityError, DeviceMemory, Roots};
+use gpushare_inventory::{DeviceMemory, Roots};
 use gpushare_quota::{Admission, Placement};
-use gpushare_request::{Cores, MemoryAsk, NvidiaPolicy, Policy, ShareName};
+use gpushare_request::{MemoryAsk, ShareName};
 use serde::Deserialize;
 use toml::{Table, Value};
 
+use crate::request::{AliyunSection, DialectsSection, HamiSection, RequestSection, SlurmSection, policy};
 use crate::{Config, Level, Log, Meter, Paths, SHIPPED};
 
 /// Why the settings cannot be used.
@@ -69,7 +70,7 @@ pub enum ConfigError {
     },
 }
 
-/// A settings file. Each field may be missing in one file; the shipped file, which all are merged over, has them all.
+/// A settings file. What is missing in it is as shipped.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct File {
@@ -77,6 +78,7 @@ pub(crate) struct File {
     paths: PathsSection,
     runtime: RuntimeSection,
     request: RequestSection,
+    dialects: DialectsSection,
     quota: QuotaSection,
     inject: InjectSection,
     cdi: CdiSection,
@@ -84,7 +86,7 @@ pub(crate) struct File {
     log: LogSection,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct NodeSection {
     driver_root: PathBuf,
@@ -93,7 +95,7 @@ struct NodeSection {
     library_folders: Vec<PathBuf>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct PathsSection {
     state: PathBuf,
@@ -103,24 +105,13 @@ struct PathsSection {
     libraries: PathBuf,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct RuntimeSection {
     candidates: Vec<PathBuf>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct RequestSection {
-    strict: bool,
-    env: bool,
-    nvidia: String,
-    capabilities: String,
-    default_memory: String,
-    default_cores: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct QuotaSection {
     placement: String,
@@ -129,7 +120,7 @@ struct QuotaSection {
     cores_percent: u16,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct InjectSection {
     mounts: Vec<MountEntry>,
@@ -144,19 +135,19 @@ struct MountEntry {
     writable: bool,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct CdiSection {
     shares: Vec<String>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct MeterSection {
     tolerance: String,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct LogSection {
     file: PathBuf,
@@ -164,58 +155,60 @@ struct LogSection {
     level: String,
 }
 
+// Each section as gpushare.toml has it, put into code by the build script: every call of a runtime would read it anew.
+include!(concat!(env!("OUT_DIR"), "/shipped.rs"));
+
 /// The shipped settings with `files` over them, later ones first to count.
 pub(crate) fn merge(files: &[PathBuf]) -> Result<File, ConfigError> {
-    // Every part was checked with its line; together they only have more keys.
-    File::deserialize(merged(files)?).map_err(|error| mistake(Path::new(SHIPPED_NAME), SHIPPED, &error))
+    match files {
+        [] => Ok(File::default()),
+        [path] => merge_text(path, &read(path)?),
+        _ => {
+            // Every part is checked with its line; together they only have more keys.
+            let merged = over(Table::new(), files)?;
+            File::deserialize(merged).map_err(|error| mistake(Path::new(SHIPPED_NAME), SHIPPED, &error))
+        }
+    }
 }
 
 pub(crate) fn show(files: &[PathBuf]) -> Result<String, ConfigError> {
-    Ok(toml::to_string_pretty(&merged(files)?).unwrap_or_else(|error| format!("# {error}\n")))
+    let shipped =
+        toml::from_str(SHIPPED).map_err(|error| mistake(Path::new(SHIPPED_NAME), SHIPPED, &error))?;
+    Ok(toml::to_string_pretty(&over(shipped, files)?).unwrap_or_else(|error| format!("# {error}\n")))
 }
 
 /// The shipped settings with `text` over them, which is called `name` in messages.
 pub(crate) fn merge_text(name: &Path, text: &str) -> Result<File, ConfigError> {
-    let mut merged = shipped()?;
-    overlay(&mut merged, parse(name, text)?);
-    File::deserialize(merged).map_err(|error| mistake(name, text, &error))
+    toml::from_str(text).map_err(|error| mistake(name, text, &error))
 }
 
 const SHIPPED_NAME: &str = "gpushare.toml (shipped)";
 
-fn merged(files: &[PathBuf]) -> Result<Table, ConfigError> {
-    let mut merged = shipped()?;
+/// `files`, each without mistakes, over `base`.
+fn over(mut base: Table, files: &[PathBuf]) -> Result<Table, ConfigError> {
     for path in files {
-        overlay(&mut merged, parse(path, &read(path)?)?);
+        let text = read(path)?;
+        merge_text(path, &text)?;
+        overlay(&mut base, toml::from_str(&text).map_err(|error| mistake(path, &text, &error))?);
     }
-    Ok(merged)
-}
-
-/// Ours is without mistakes (a test reads it), so it is not checked at every start.
-fn shipped() -> Result<Table, ConfigError> {
-    toml::from_str(SHIPPED).map_err(|error| mistake(Path::new(SHIPPED_NAME), SHIPPED, &error))
+    Ok(base)
 }
 
 /// The shipped settings with the runtimes and the state folder of `files` over them, whatever else is wrong there.
 pub(crate) fn salvage(files: &[PathBuf]) -> Option<File> {
-    let mut merged: Table = toml::from_str(SHIPPED).ok()?;
+    let mut saved = File::default();
     for path in files {
         let mut table: Table = toml::from_str(&read(path).ok()?).ok()?;
-        for (section, key) in [("runtime", "candidates"), ("paths", "state")] {
-            let found =
-                table.get_mut(section).and_then(Value::as_table_mut).and_then(|table| table.remove(key));
-            let kept = merged.get_mut(section).and_then(Value::as_table_mut);
-            if let (Some(found), Some(kept)) = (found, kept) {
-                kept.insert(key.to_owned(), found);
-            }
+        let mut take =
+            |section: &str, key: &str| table.get_mut(section).and_then(Value::as_table_mut)?.remove(key);
+        if let Some(candidates) = take("runtime", "candidates") {
+            saved.runtime.candidates = candidates.try_into().ok()?;
+        }
+        if let Some(state) = take("paths", "state") {
+            saved.paths.state = state.try_into().ok()?;
         }
     }
-    File::deserialize(merged).ok()
-}
-
-fn parse(path: &Path, text: &str) -> Result<Table, ConfigError> {
-    let _checked: File = toml::from_str(text).map_err(|error| mistake(path, text, &error))?;
-    toml::from_str(text).map_err(|error| mistake(path, text, &error))
+    Some(saved)
 }
 
 /// The owner that the kernel shows for a file whose owner a user namespace lacks, unless
@@ -259,7 +252,7 @@ impl File {
         let beside =
             |path: PathBuf, default: PathBuf| if path.as_os_str().is_empty() { default } else { path };
         Ok(Config {
-            request: policy(&self.request)?,
+            request: policy(&self.request, &self.dialects)?,
             quota: admission(&self.quota)?,
             mounts: self.inject.mounts.into_iter().map(extra_mount).collect::<Result<_, _>>()?,
             cdi_shares: self.cdi.shares.into_iter().map(share_name).collect::<Result<_, _>>()?,
@@ -300,33 +293,8 @@ fn absolute(key: &'static str) -> impl Fn(PathBuf) -> Result<PathBuf, ConfigErro
     }
 }
 
-fn value(key: &'static str, value: &str, message: impl ToString) -> ConfigError {
+pub(crate) fn value(key: &'static str, value: &str, message: impl ToString) -> ConfigError {
     ConfigError::Value { key, value: value.to_owned(), message: message.to_string() }
-}
-
-fn policy(section: &RequestSection) -> Result<Policy, ConfigError> {
-    let nvidia = match section.nvidia.as_str() {
-        "default-share" => NvidiaPolicy::DefaultShare,
-        "refuse" => NvidiaPolicy::Refuse,
-        "ignore" => NvidiaPolicy::Ignore,
-        other => return Err(value("request.nvidia", other, "known are default-share, refuse and ignore")),
-    };
-    Ok(Policy {
-        strict: section.strict,
-        ignore_env: !section.env,
-        default_memory: size("request.default_memory", &section.default_memory)?,
-        default_cores: match section.default_cores.as_str() {
-            "" => None,
-            text => Some(text.parse::<Cores>().map_err(|error| value("request.default_cores", text, error))?),
-        },
-        nvidia,
-        capabilities: match section.capabilities.as_str() {
-            "all" => None,
-            text => Some(
-                text.parse().map_err(|error: CapabilityError| value("request.capabilities", text, error))?,
-            ),
-        },
-    })
 }
 
 fn admission(section: &QuotaSection) -> Result<Admission, ConfigError> {
@@ -350,7 +318,7 @@ fn admission(section: &QuotaSection) -> Result<Admission, ConfigError> {
     })
 }
 
-fn size(key: &'static str, text: &str) -> Result<Option<DeviceMemory>, ConfigError> {
+pub(crate) fn size(key: &'static str, text: &str) -> Result<Option<DeviceMemory>, ConfigError> {
     match text.parse::<MemoryAsk>() {
         _ if text.is_empty() => Ok(None),
         Ok(MemoryAsk::Bytes(memory)) => Ok(Some(memory)),
@@ -384,19 +352,16 @@ fn log(section: &LogSection) -> Result<Log, ConfigError> {
         "json" => true,
         other => return Err(value("log.format", other, "known are text and json")),
     };
-    let level = match section.level.as_str() {
-        "error" => Level::Error,
-        "warn" => Level::Warn,
-        "info" => Level::Info,
-        "debug" => Level::Debug,
-        other => return Err(value("log.level", other, "known are error, warn, info and debug")),
-    };
+    let unknown = || value("log.level", &section.level, "known are error, warn, info and debug");
+    let level = Level::named(&section.level).ok_or_else(unknown)?;
     Ok(Log { file, json, level })
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use gpushare_request::Policy;
 
     use super::*;
 
@@ -464,6 +429,15 @@ mod tests {
             "[quota]\nmemory_percent = 0\n",
             "[request]\ndefault_memory = \"8\"\n",
             "[request]\nnvidia = \"\"\n",
+            "[request]\nenv_ceiling = \"8\"\n",
+            "[request]\nunread_dialects = [\"hamy\"]\n",
+            "[request]\nhonoured_switches = [\"PATH\"]\n",
+            "[request]\ninterceptor = \"none\"\n",
+            "[request]\nhonoured_switches = [\"CUDA_OVERSUBSCRIBE\"]\n",
+            "[dialects.aliyun]\nindex = \"uuid\"\n",
+            "[dialects.aliyun]\nunit = \"GB\"\n",
+            "[dialects.hami]\nzero = \"\"\n",
+            "[dialects.slurm]\nmps_memory = \"all\"\n",
             "[request]\ncapabilities = \"compute,cuda\"\n",
             "[paths]\nstate = \"run\"\n",
             "[runtime]\ncandidates = [\"runc\"]\n",
@@ -506,7 +480,13 @@ mod tests {
     #[test]
     fn what_is_shown_can_be_read_again() {
         let text = show(&[]).unwrap();
-        let again = parse(Path::new("shown"), &text).unwrap();
-        assert_eq!(again, parse(Path::new("shipped"), SHIPPED).unwrap());
+        let again: Table = toml::from_str(&text).unwrap();
+        assert_eq!(again, toml::from_str(SHIPPED).unwrap());
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_shipped_file() {
+        let shipped = merge_text(Path::new("shipped"), SHIPPED).unwrap();
+        assert_eq!(format!("{:?}", File::default()), format!("{shipped:?}"));
     }
 }

@@ -7,6 +7,7 @@
 mod file;
 mod locate;
 mod log;
+mod request;
 
 use std::path::{Path, PathBuf};
 
@@ -123,6 +124,7 @@ impl Config {
                 cache: &self.paths.cache,
                 state: &self.paths.state,
                 extra_mounts: &self.mounts,
+                log: self.log.arguments(),
             },
             cli: &self.paths.cli,
             file,
@@ -140,11 +142,12 @@ impl Config {
         file::merge_text(name, text)?.into_config(programs)
     }
 
-    /// What can be saved of settings that [`Config::load`] refuses, for calls that must go through all the same: the
-    /// low-level runtimes and the state folder, everything else as shipped. `None` when a file is not even TOML: then
-    /// nobody can tell which runtime made the containers, and another one's `delete` would destroy their state.
-    pub fn salvaged() -> Option<Self> {
-        let files = locate::files().ok()?;
+    /// What can be saved of settings that [`Config::load`] or, with the settings file `named`, [`Config::load_from`] refuses,
+    /// for calls that must go through all the same: the low-level runtimes and the state folder, everything else as shipped.
+    /// `None` when a file is not even TOML: then nobody can tell which runtime made the containers, and another one's
+    /// `delete` would destroy their state.
+    pub fn salvaged(named: Option<&Path>) -> Option<Self> {
+        let files = named.map_or_else(locate::files, locate::files_of).ok()?;
         file::salvage(&files)?.into_config(&locate::program_folder().ok()?).ok()
     }
 

@@ -118,6 +118,7 @@ fn plan() -> Plan {
         prestart: hook("prestart"),
         poststop: hook("poststop"),
         additional_gids: vec![44],
+        variables: Vec::new(),
         surroundings: Surroundings::default(),
     }
 }

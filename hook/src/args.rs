@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use gpushare_config::Log;
 use gpushare_quota::LeaseKey;
 
 /// When the hook runs.
@@ -76,10 +77,12 @@ pub struct Args {
     pub lease: i64,
     /// Whose lease it is.
     pub key: LeaseKey,
+    /// Where a line goes when it is released.
+    pub log: Log,
 }
 
 impl Args {
-    /// Reads `STAGE --state DIR --lease NUMBER --root ROOT --id ID`.
+    /// Reads `STAGE --state DIR --lease NUMBER --root ROOT --id ID`, and what [`Log::arguments`] adds.
     ///
     /// # Errors
     /// On anything else: a wrapper of another version wrote it.
@@ -101,10 +104,12 @@ impl Args {
         let state = PathBuf::from(value("--state")?);
         let lease = value("--lease")?.parse().context("--lease is no number")?;
         let key = LeaseKey { root: value("--root")?, container: value("--id")? };
-        if !state.is_absolute() || key.container.is_empty() || words.next().is_some() {
-            bail!("unexpected arguments; {REMEDY}");
+        let rest: Option<Vec<String>> = words.map(|word| word.into_string().ok()).collect();
+        let log = rest.and_then(|rest| Log::from_arguments(&rest));
+        match log.filter(|_| state.is_absolute() && !key.container.is_empty()) {
+            Some(log) => Ok(Self { stage, state, lease, key, log }),
+            None => bail!("unexpected arguments; {REMEDY}"),
         }
-        Ok(Self { stage, state, lease, key })
     }
 }
 
@@ -154,7 +159,10 @@ mod tests {
     fn arguments_are_exactly_those_that_the_wrapper_writes() {
         let args = parse("poststop --state /run/gpushare --lease 7 --root '' --id abc").unwrap();
         assert_eq!((args.stage, args.lease, args.key.root.as_str()), (Stage::Poststop, 7, ""));
-        assert_eq!(args.key.container, "abc");
+        assert_eq!((args.key.container.as_str(), args.log.file), ("abc", None));
+        let logged =
+            "poststop --state /s --lease 7 --root /r --id a --log /l --log-format json --log-level warn";
+        assert_eq!(parse(logged).unwrap().log.file, Some("/l".into()));
         for line in [
             "",
             "createContainer --state /s --lease 7 --root /r --id a",
@@ -163,6 +171,7 @@ mod tests {
             "prestart --state /s --root /r --id a",
             "prestart --state /s --lease 7 --root /r --id ''",
             "prestart --state /s --lease 7 --root /r --id a more",
+            "poststop --state /s --lease 7 --root /r --id a --log /l",
             "prestart --root /r --state /s --id a",
         ] {
             assert!(parse(line).is_err(), "{line}");

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use gpushare_config::Config;
-use gpushare_inject::{Asking, Bundle, Live, Region, grant, one_line, refusal};
+use gpushare_inject::{Asking, Bundle, Live, Region, asked, grant, one_line, refusal};
 use gpushare_quota::{Holder, LeaseKey, LeaseState, ReleaseReason, StateFolder, Store};
-use gpushare_request::{Container, Request};
+use gpushare_request::{Asked, Container};
 use nix::unistd::getppid;
 use serde_json::Value;
 
@@ -21,9 +21,9 @@ use crate::sanitise;
 /// How long poststop waits for the last processes of a container that was killed.
 const END: Duration = Duration::from_secs(2);
 
-/// A device of ours without its request: the variable is not read under the settings, or the container is a pod's sandbox.
-const NO_REQUEST: &str = "it has a CDI device of gpushare's, and no request of it is read: leave the device out where \
-     request.env is false and for a pod's sandbox (annotation container-type), or ask by annotation";
+/// A device of ours without its request: the container is a pod's sandbox.
+const NO_REQUEST: &str = "it has a CDI device of gpushare's, and no request of it is read: leave the device out for a pod's \
+     sandbox (annotation container-type), or ask by annotation";
 
 /// A container as its runtime describes it.
 struct State {
@@ -44,10 +44,10 @@ pub fn create(state: &[u8], file: Option<&Path>, cdi: bool) -> Result<()> {
     let bundle = Bundle::open(&state.bundle, None)?;
     let json = bundle.json()?;
     let container = Container::from_json(&json);
-    let done = match gpushare_request::read(&container, &config.request) {
+    let done = match asked(&container, &config.request) {
         Ok(None) if cdi => Err(anyhow!(NO_REQUEST)),
         Ok(None) => return Ok(()),
-        Ok(Some(request)) => give(&state, (&request, &container), &bundle, json, &config, file),
+        Ok(Some(asked)) => give(&state, (asked, &container), &bundle, json, &config, file),
         Err(error) => Err(error.into()),
     };
     let done = done.with_context(|| refusal(&state.id));
@@ -59,7 +59,7 @@ pub fn create(state: &[u8], file: Option<&Path>, cdi: bool) -> Result<()> {
 
 fn give(
     state: &State,
-    (request, container): (&Request, &Container),
+    (asked, container): (Asked, &Container),
     bundle: &Bundle,
     json: Value,
     config: &Config,
@@ -73,7 +73,7 @@ fn give(
     if holds_already(&key.container, &init, config)? {
         return Ok(());
     }
-    let asking = Asking { request, container, key: &key, bundle, json };
+    let asking = Asking { asked, container, key: &key, bundle, json, is_read: true };
     grant(asking, &config.settings(file.map(Path::to_path_buf)), |plan, reservation, json| {
         let applied = live.apply(plan, &json)?;
         reservation.hand_over(&init)?;
@@ -113,7 +113,7 @@ fn holds_already(id: &str, init: &Holder, config: &Config) -> Result<bool> {
 pub fn poststop(state: &[u8], file: Option<&Path>) -> Result<()> {
     let id = text(&value(state)?, "id")?;
     // A slip in the settings must not keep the lease.
-    let config = load(file).or_else(|error| Config::salvaged().ok_or(error))?;
+    let config = load(file).or_else(|error| Config::salvaged(file).ok_or(error))?;
     config.log.start();
     if !config.paths.state.join("quota.db").exists() {
         return Ok(());

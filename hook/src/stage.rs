@@ -35,6 +35,7 @@ pub fn prestart(args: &Args, state: &[u8]) -> Result<()> {
 /// # Errors
 /// When the store fails; the sweep then finds the lease.
 pub fn poststop(args: &Args) -> Result<()> {
+    args.log.start();
     let folder = StateFolder::open(&args.state)?;
     let store = Store::open(folder.path())?;
     store.release(args.lease, &args.key, ReleaseReason::Ended)?;

@@ -83,7 +83,7 @@ impl Bundle {
         if !metadata.is_file() || metadata.nlink() != 1 || metadata.len() > MAX_CONFIG_BYTES {
             return Err(BundleError::OddConfig { path: path.into() });
         }
-        let mut text = Vec::new();
+        let mut text = Vec::with_capacity(usize::try_from(metadata.len() + 1).unwrap_or_default());
         Read::by_ref(&mut file).take(MAX_CONFIG_BYTES).read_to_end(&mut text).map_err(no_config)?;
         Ok(Self { path: path.into(), config, text, mode: metadata.mode() & 0o7777 })
     }

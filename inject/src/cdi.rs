@@ -202,6 +202,7 @@ mod tests {
             prestart: hook.clone(),
             poststop: hook,
             additional_gids: gids.to_vec(),
+            variables: Vec::new(),
             surroundings: Surroundings::default(),
         }
     }

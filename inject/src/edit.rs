@@ -4,21 +4,23 @@
 //! GPUs beside the share), the hooks of our own CDI devices (ours stand in their place) and double entries of the
 //! request's own variables.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use gpushare_request::GRANTED_LIST;
+use gpushare_request::{GRANTED_LIST, Interceptor};
 use serde_json::{Map, Value, json};
 
 use crate::plan::{Plan, READ_ONLY};
 
 mod beside;
+mod earlier;
 
 pub use beside::is_privileged;
 pub(crate) use beside::right_over_limit;
 use beside::{denies_all, has_user_namespace, refuse_driver, refuse_other_gpus};
+pub use earlier::refuse_earlier_plan;
 
 /// Why a config.json cannot take a plan.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,6 +65,12 @@ pub enum EditError {
         /// The hook's program.
         path: String,
     },
+    /// A bundle that was run with a share and not written anew, and asks for none any more.
+    #[error(
+        "config.json still holds the share of an earlier start, and asks for none under the present settings; have the \
+         engine write it anew, or take gpushare's hooks, mounts and devices out of it"
+    )]
+    Earlier,
     /// A plan's part that JSON cannot hold.
     #[error("the plan cannot be written as JSON")]
     Plan,
@@ -119,7 +127,7 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     put(mounts, "destination", plan.mounts.iter().chain(nodes).map(value).collect::<Result<_, _>>()?);
     hooks(json, plan)?;
     groups(json, &plan.additional_gids)?;
-    environment(json)
+    environment(json, &plan.variables)
 }
 
 /// Whether a bundle that nobody can change any more leaves the share its meaning.
@@ -149,6 +157,30 @@ fn take_back(json: &mut Value, plan: &Plan) {
         take_out(json, "/linux/resources/devices", is_our_rule);
     }
     take_out(json, "/mounts", |mount| is_our_mount(mount) || is_of_a_plan(mount, &plan.surroundings.sources));
+}
+
+/// Takes the mounts of another system's interception library out, and the library from the loader's list.
+pub(crate) fn take_out_interceptor(json: &mut Value, found: &Interceptor) {
+    let mounts: BTreeSet<&str> = found.mounts.iter().map(String::as_str).collect();
+    let preloads: BTreeSet<&str> = found.preloads.iter().map(String::as_str).collect();
+    take_out(json, "/mounts", |mount| {
+        let target = mount.get("destination").and_then(Value::as_str);
+        target.is_some_and(|target| mounts.contains(target))
+    });
+    let env = json.pointer_mut("/process/env").and_then(Value::as_array_mut);
+    env.into_iter().for_each(|env| env.retain_mut(|entry| !loses_all(entry, &preloads)));
+}
+
+/// Takes the libraries out of an entry of `LD_PRELOAD`; whether nothing is left of it.
+fn loses_all(entry: &mut Value, preloads: &BTreeSet<&str>) -> bool {
+    let Some(list) = entry.as_str().and_then(|entry| entry.strip_prefix("LD_PRELOAD=")) else { return false };
+    let left: Vec<&str> = list.split([':', ' ']).filter(|item| !preloads.contains(item)).collect();
+    if left.len() == list.split([':', ' ']).count() {
+        return false;
+    }
+    let none = left.iter().all(|item| item.is_empty());
+    *entry = json!(format!("LD_PRELOAD={}", left.join(":")));
+    none
 }
 
 fn take_out(json: &mut Value, pointer: &str, is_ours: impl Fn(&Value) -> bool) {
@@ -251,13 +283,18 @@ fn groups(json: &mut Value, gids: &[u32]) -> Result<(), EditError> {
 
 /// The request is granted: nothing inside the container shall act on it again. Each of its keys stays once, and
 /// NVIDIA's list becomes void, so that a runtime inside the container finds nothing to inject; an annotation keeps it.
-fn environment(json: &mut Value) -> Result<(), EditError> {
+fn environment(json: &mut Value, variables: &[(String, String)]) -> Result<(), EditError> {
     let Some(process) = json.get_mut("process").and_then(Value::as_object_mut) else { return Ok(()) };
     let env = list(process, "env", "process.env")?;
     let name = |entry: &Value| {
         entry.as_str().and_then(|entry| entry.split_once('=')).map(|(name, _)| name.to_owned())
     };
-    let ours = |name: &String| name.starts_with("GPUSHARE_") || name == "NVIDIA_VISIBLE_DEVICES";
+    let variables: BTreeMap<&str, &str> =
+        variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    let granted = |name: &str| variables.get(name).copied();
+    let ours = |name: &String| {
+        name.starts_with("GPUSHARE_") || name == "NVIDIA_VISIBLE_DEVICES" || granted(name).is_some()
+    };
     let mut seen = BTreeSet::new(); // an image may set a hundred thousand of them
     let mut list = None;
     env.retain_mut(|entry| {
@@ -265,6 +302,8 @@ fn environment(json: &mut Value) -> Result<(), EditError> {
         if name == "NVIDIA_VISIBLE_DEVICES" {
             list = entry.as_str().and_then(|entry| entry.split_once('=')).map(|(_, list)| list.to_owned());
             *entry = json!("NVIDIA_VISIBLE_DEVICES=void");
+        } else if let Some(value) = granted(&name) {
+            *entry = json!(format!("{name}={value}"));
         }
         seen.insert(name)
     });

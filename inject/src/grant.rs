@@ -8,12 +8,12 @@ use gpushare_quota::{
     Admission, Holder, HolderError, Lease, LeaseKey, Reservation, ReserveError, StateError, StateFolder,
     Store, StoreError,
 };
-use gpushare_request::{Container, Mode, Request, RequestError, Requirements};
+use gpushare_request::{Asked, Container, InterceptorPolicy, Mode, Request, RequestError, Requirements};
 use serde_json::Value;
 
 use crate::bundle::Bundle;
 use crate::edit;
-use crate::image::{Image, ImageError};
+use crate::image::{Image, ImageError, RootFolder};
 use crate::offer::offer;
 use crate::plan::{Plan, PlanError, Programs};
 use crate::region::{Region, RegionError};
@@ -40,7 +40,7 @@ pub struct Settings<'a> {
 #[derive(Debug)]
 pub struct Asking<'a> {
     /// What it asks for.
-    pub request: &'a Request,
+    pub asked: Asked<'a>,
     /// What else its engine wrote about it.
     pub container: &'a Container,
     /// Who it is.
@@ -49,6 +49,8 @@ pub struct Asking<'a> {
     pub bundle: &'a Bundle,
     /// The bundle's configuration.
     pub json: Value,
+    /// Whether the low-level runtime has read the configuration: nothing can be taken out of it any more.
+    pub is_read: bool,
 }
 
 /// Why a container gets no share.
@@ -68,6 +70,15 @@ pub enum GrantError {
         /// The capability.
         right: &'static str,
     },
+    /// Another system's library in a bundle that nobody can change any more.
+    #[error(
+        "the bundle brings another system's interception library ({what}), which a hook cannot take out: use \
+         gpushare-runtime, leave it out, or set request.interceptor to stand-down"
+    )]
+    Interceptor {
+        /// A mount or a preloaded library.
+        what: String,
+    },
     /// The image, or a volume over it.
     #[error(transparent)]
     Image(#[from] ImageError),
@@ -86,9 +97,9 @@ pub enum GrantError {
     /// This process.
     #[error(transparent)]
     Holder(#[from] HolderError),
-    /// The image's requirements.
+    /// The request on this node, or the image's requirements.
     #[error(transparent)]
-    Requirement(#[from] RequestError),
+    Request(#[from] RequestError),
     /// The node cannot hold the share.
     #[error(transparent)]
     Reserve(#[from] ReserveError),
@@ -106,7 +117,7 @@ pub enum GrantError {
 /// # Errors
 /// When there is no such share, or `apply` fails; nothing of this function's is left then.
 pub fn grant<T, E: From<GrantError>>(
-    asking: Asking,
+    mut asking: Asking,
     settings: &Settings,
     apply: impl FnOnce(&Plan, Reservation<'_>, Value) -> Result<T, E>,
 ) -> Result<T, E> {
@@ -114,24 +125,45 @@ pub fn grant<T, E: From<GrantError>>(
         admit(&asking.json)?;
     }
     let requirements = Requirements::of(asking.container).map_err(GrantError::from)?;
-    for variable in asking.container.foreign_switches() {
-        tracing::warn!(container = %asking.key.container, variable, "switch of another system ignored");
-    }
-    let root = asking.bundle.root(&asking.json);
-    let image = Image::look(&root, asking.bundle.path(), &asking.json).map_err(GrantError::from)?;
     let state = StateFolder::open(settings.programs.state).map_err(GrantError::from)?;
     let node = Node::open(settings.roots).map_err(GrantError::from)?;
     let node = stock::known(node, state.path(), settings).map_err(GrantError::from)?;
+    let request = asking.asked.on(&node.gpus).map_err(GrantError::from)?;
+    for note in &request.notes {
+        tracing::warn!(container = %asking.key.container, note, "request");
+    }
+    if let Some((found, policy)) = &request.interceptor {
+        tracing::warn!(container = %asking.key.container, ?policy, ?found, "another system's library");
+    }
+    clear(&mut asking.json, &request, asking.is_read)?;
+    let root = asking.bundle.root(&asking.json);
+    let root = RootFolder::open(&root, &asking.json).map_err(GrantError::from)?;
+    let image = root.look(asking.bundle.path(), &asking.json);
     let store = Store::open(state.path()).map_err(GrantError::from)?;
-    let reservation = reserve(&asking, &node, &store, &state, settings)?;
+    let reservation = reserve(asking.key, &request, &node, &store, &state, settings)?;
     requirements.check(&offer(&node, reservation.lease())).map_err(GrantError::from)?;
     let region = Undo(Region::of(state.path(), reservation.lease().id));
-    let programs = Programs { state: state.path(), ..settings.programs };
-    let plan = plan(asking.request, reservation.lease(), &node, &image, &programs)?;
-    Image::check(&root, &asking.json, plan.targets()).map_err(GrantError::from)?;
+    let programs = Programs { state: state.path(), ..settings.programs.clone() };
+    let plan = plan(&request, reservation.lease(), &node, &image, &programs)?;
+    root.check(plan.targets()).map_err(GrantError::from)?;
     let done = apply(&plan, reservation, asking.json)?;
     region.keep();
     Ok(done)
+}
+
+/// Takes another system's interception library out of the bundle, where that is the rule.
+///
+/// # Errors
+/// When it must go and the low-level runtime has read the bundle (`is_read`).
+pub fn clear(json: &mut Value, request: &Request, is_read: bool) -> Result<(), GrantError> {
+    let Some((found, InterceptorPolicy::Replace)) = &request.interceptor else { return Ok(()) };
+    match found.mounts.iter().chain(&found.preloads).next() {
+        Some(what) if is_read => Err(GrantError::Interceptor { what: what.escape_debug().to_string() }),
+        _ => {
+            edit::take_out_interceptor(json, found);
+            Ok(())
+        }
+    }
 }
 
 /// Whether a limit can hold in the container of this config.json, which `request.strict` demands.
@@ -147,7 +179,8 @@ pub fn admit(json: &Value) -> Result<(), GrantError> {
 }
 
 fn reserve<'store>(
-    asking: &Asking,
+    key: &LeaseKey,
+    request: &Request,
     node: &Node,
     store: &'store Store,
     state: &StateFolder,
@@ -155,7 +188,7 @@ fn reserve<'store>(
 ) -> Result<Reservation<'store>, GrantError> {
     let holder = Holder::this_process()?;
     let swept = |lease: &Lease| Region::of(state.path(), lease.id).remove();
-    Ok(store.reserve(asking.key, asking.request, &node.gpus, settings.admission, &holder, swept)?)
+    Ok(store.reserve(key, request, &node.gpus, settings.admission, &holder, swept)?)
 }
 
 fn plan(

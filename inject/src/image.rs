@@ -3,13 +3,14 @@
 //! The runtime resolves targets inside the root and is the boundary; this look is a courtesy for good errors and a
 //! good choice of folder. Every path is resolved as inside the container, by the kernel.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, readlinkat};
 use nix::sys::stat::{SFlag, fstat};
 use nix::sys::statvfs::{FsFlags, fstatvfs};
 use serde_json::Value;
@@ -98,16 +99,29 @@ fn usable(root: &Root, folder: &Path) -> Option<PathBuf> {
     (kind == SFlag::S_IFDIR && !is_kernel_tree(&resolved)).then_some(resolved)
 }
 
-impl Image {
-    /// Looks at the root folder of the bundle with this config.json; `bundle` is its folder.
+/// The container's root folder with what its bundle mounts over it, held open for the whole creation.
+#[derive(Debug)]
+pub struct RootFolder {
+    root: Root,
+    volumes: Volumes,
+}
+
+impl RootFolder {
+    /// Opens the folder `root` of the bundle with this config.json.
     ///
     /// # Errors
     /// When it cannot be opened.
-    pub fn look(root: &Path, bundle: &Path, json: &Value) -> Result<Self, ImageError> {
+    pub fn open(root: &Path, json: &Value) -> Result<Self, ImageError> {
         let root = open_root(root)?;
         let volumes = Volumes::of(&root, json);
-        let folders = family(&root).iter().map(Path::new);
-        let found: Vec<_> = folders.filter_map(|folder| Some((folder, usable(&root, folder)?))).collect();
+        Ok(Self { root, volumes })
+    }
+
+    /// Looks at the image in it; `bundle` is the folder of the bundle with this config.json.
+    pub fn look(&self, bundle: &Path, json: &Value) -> Image {
+        let Self { root, volumes } = self;
+        let folders = family(root).iter().map(Path::new);
+        let found: Vec<_> = folders.filter_map(|folder| Some((folder, usable(root, folder)?))).collect();
         // A volume over one of them leaves the others; over all of them, `check` names it.
         let hidden = |(folder, resolved): &(&Path, PathBuf)| {
             volumes.over(&folder.join("libcuda.so.1"), &resolved.join("libcuda.so.1")).is_some()
@@ -115,11 +129,11 @@ impl Image {
         let open = found.iter().find(|folder| !hidden(folder));
         let library_folder = open.or(found.first()).map_or(Path::new("/usr/lib"), |(folder, _)| *folder);
         // What a volume hides, no loader finds.
-        let seen = |copy: &PathBuf| volumes.over(copy, &led(&root, copy)).is_none();
-        let searched = copies::searched(&root, json);
-        let driver_copies = copies::find(&root, &searched).into_iter().filter(seen).collect();
-        let driver_volume = copies::volume(&root, bundle, json, &searched);
-        Ok(Self { library_folder: library_folder.into(), driver_copies, driver_volume })
+        let seen = |copy: &PathBuf| volumes.over(copy, &led(root, copy)).is_none();
+        let searched = copies::searched(root, json);
+        let driver_copies = copies::find(root, &searched).into_iter().filter(seen).collect();
+        let driver_volume = copies::volume(root, bundle, json, &searched);
+        Image { library_folder: library_folder.into(), driver_copies, driver_volume }
     }
 
     /// Checks that each target can take what is mounted there (a folder where the second part says so), and that no
@@ -127,18 +141,13 @@ impl Image {
     ///
     /// # Errors
     /// Names the first target that cannot.
-    pub fn check<'a>(
-        root: &Path,
-        json: &Value,
-        targets: impl Iterator<Item = (&'a Path, bool)>,
-    ) -> Result<(), ImageError> {
-        let root = open_root(root)?;
-        let volumes = Volumes::of(&root, json);
+    pub fn check<'a>(&self, targets: impl Iterator<Item = (&'a Path, bool)>) -> Result<(), ImageError> {
+        let Self { root, volumes } = self;
         for (target, is_folder) in targets {
             let bad = |what| ImageError::BadTarget { target: target.into(), what };
-            let found = seen(&root, relative(target));
+            let found = seen(root, relative(target));
             let resolved = match &found {
-                None => place(&root, target).ok_or_else(|| bad("links that lead nowhere"))?,
+                None => place(root, target).ok_or_else(|| bad("links that lead nowhere"))?,
                 Some((SFlag::S_IFDIR, resolved)) if is_folder => resolved.clone(),
                 Some((SFlag::S_IFREG, resolved)) if !is_folder => resolved.clone(),
                 Some((SFlag::S_IFDIR, _)) => return Err(bad("a folder")),
@@ -150,7 +159,7 @@ impl Image {
             if let Some(volume) = volumes.over(target, &resolved) {
                 return Err(ImageError::Hidden { target: target.into(), volume: volume.into() });
             }
-            if found.is_none() && !volumes.on_tmpfs(&resolved) && is_read_only(&root, &resolved) {
+            if found.is_none() && !volumes.on_tmpfs(&resolved) && root.is_read_only(&resolved) {
                 return Err(ImageError::ReadOnly { target: target.into() });
             }
         }
@@ -164,6 +173,7 @@ fn led(root: &Root, path: &Path) -> PathBuf {
 }
 
 /// What the bundle mounts below its root: where each lies once links are followed, and as it was written.
+#[derive(Debug)]
 struct Volumes {
     /// Folders of the host: their places, by how they were written.
     places: BTreeMap<PathBuf, PathBuf>,
@@ -197,28 +207,88 @@ impl Volumes {
     }
 }
 
-/// Whether nothing can be made at `path`, which is not there yet.
-fn is_read_only(root: &Root, path: &Path) -> bool {
-    let existing = path.ancestors().skip(1).find_map(|folder| resolve(root, relative(folder)).ok());
-    let flags = existing.and_then(|folder| fstatvfs(&folder).ok()).map(|system| system.flags());
-    flags.is_some_and(|flags| flags.contains(FsFlags::ST_RDONLY))
-}
-
 fn relative(path: &Path) -> &Path {
     path.strip_prefix("/").unwrap_or(path)
 }
 
-/// The root folder, held open, and its path without links.
+/// The root folder, held open, and its path without links. What was found at a name is remembered: driver files share few
+/// folders, and the look is a courtesy that nobody's safety hangs on.
+#[derive(Debug)]
 struct Root {
     folder: File,
     path: PathBuf,
+    names: RefCell<BTreeMap<PathBuf, Name>>,
+    /// Folders that exist, and whether their file system is read-only.
+    read_only: RefCell<BTreeMap<PathBuf, bool>>,
+}
+
+/// What is at a path whose folders are no links.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Name {
+    /// Nothing, and nothing below it.
+    Absent,
+    /// A link, and what it says.
+    Link(PathBuf),
+    /// Anything else.
+    Other,
+}
+
+/// As many as an ordinary image and its volumes have; a hostile one's are looked at anew.
+const MAX_REMEMBERED: usize = 4096;
+
+impl Root {
+    /// What is at `path`, whose folders are no links.
+    fn name(&self, path: &Path) -> Name {
+        if let Some(known) = self.names.borrow().get(path) {
+            return known.clone();
+        }
+        let found = if self.is_absent_below(path) { Name::Absent } else { self.look_up(path) };
+        let mut names = self.names.borrow_mut();
+        if names.len() < MAX_REMEMBERED {
+            names.insert(path.to_path_buf(), found.clone());
+        }
+        found
+    }
+
+    fn is_absent_below(&self, path: &Path) -> bool {
+        let names = self.names.borrow();
+        path.parent().is_some_and(|folder| names.get(folder) == Some(&Name::Absent))
+    }
+
+    fn look_up(&self, path: &Path) -> Name {
+        let how = OpenHow::new()
+            .flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        match openat2(self.folder.as_fd(), relative(path), how) {
+            Ok(found) => readlinkat(&found, "").map_or(Name::Other, |target| Name::Link(target.into())),
+            Err(Errno::ENOENT) => Name::Absent,
+            Err(_) => Name::Other,
+        }
+    }
+
+    /// Whether nothing can be made at `path`, which is not there yet and whose folders are no links.
+    fn is_read_only(&self, path: &Path) -> bool {
+        let exists = |folder: &&Path| self.names.borrow().get(*folder) != Some(&Name::Absent);
+        path.ancestors().skip(1).filter(exists).find_map(|folder| self.has_read_only(folder)).unwrap_or(false)
+    }
+
+    /// Whether the file system of `folder` is read-only; `None` when there is no such folder.
+    fn has_read_only(&self, folder: &Path) -> Option<bool> {
+        if let Some(known) = self.read_only.borrow().get(folder) {
+            return Some(*known);
+        }
+        let system = fstatvfs(&resolve(self, relative(folder)).ok()?).ok();
+        let read_only = system.is_some_and(|system| system.flags().contains(FsFlags::ST_RDONLY));
+        self.read_only.borrow_mut().insert(folder.to_path_buf(), read_only);
+        Some(read_only)
+    }
 }
 
 fn open_root(root: &Path) -> Result<Root, ImageError> {
     let no_root = |source| ImageError::NoRoot { path: root.into(), source };
     let folder = File::open(root).map_err(no_root)?;
     let path = path_of(folder.as_raw_fd()).map_err(no_root)?;
-    Ok(Root { folder, path })
+    Ok(Root { folder, path, names: RefCell::default(), read_only: RefCell::default() })
 }
 
 fn path_of(fd: i32) -> std::io::Result<PathBuf> {
@@ -288,8 +358,12 @@ mod tests {
         root
     }
 
+    fn look(root: &Path, bundle: &Path, json: &Value) -> Image {
+        RootFolder::open(root, json).unwrap().look(bundle, json)
+    }
+
     fn folder(root: &Path) -> PathBuf {
-        Image::look(root, root, &json!({})).unwrap().library_folder
+        look(root, root, &json!({})).library_folder
     }
 
     #[test]
@@ -332,7 +406,7 @@ mod tests {
             ("/usr", "/usr/lib/x86_64-linux-gnu"), // no place is left, which `check` says
         ] {
             let json = json!({"mounts": [{"destination": written, "type": "bind", "source": "/x"}]});
-            let image = Image::look(root.path(), root.path(), &json).unwrap();
+            let image = look(root.path(), root.path(), &json);
             assert_eq!(image.library_folder, Path::new(want), "a volume at {written}");
         }
     }
@@ -359,7 +433,7 @@ mod tests {
         fs::write(root.path().join("usr/local/cuda/compat/libcuda.so.1"), "").unwrap();
         for (written, want) in [("/usr/local/cuda", 0), ("/usr/local/", 0), ("/usr/local/cuda/lib", 1)] {
             let json = json!({"mounts": [{"destination": written, "type": "bind", "source": "/x"}]});
-            let image = Image::look(root.path(), root.path(), &json).unwrap();
+            let image = look(root.path(), root.path(), &json);
             assert_eq!(image.driver_copies.len(), want, "a volume at {written}: {:?}", image.driver_copies);
         }
     }
@@ -389,7 +463,7 @@ mod tests {
             let env = ["LD_LIBRARY_PATH=/conf:/links/out"];
             let json =
                 json!({"mounts": mounts.iter().map(mount).collect::<Vec<_>>(), "process": {"env": env}});
-            let image = Image::look(root.path(), bundle.path(), &json).unwrap();
+            let image = look(root.path(), bundle.path(), &json);
             assert_eq!(image.driver_volume.as_deref(), want, "{mounts:?}");
         }
     }
@@ -411,7 +485,8 @@ mod tests {
     fn targets_must_be_able_to_take_a_file() {
         let root = image(&["usr/lib", "proc"]);
         let target = Path::new("/usr/lib/libcuda.so.1");
-        let check = |json: &Value| Image::check(root.path(), json, [(target, false)].into_iter());
+        let check =
+            |json: &Value| RootFolder::open(root.path(), json).unwrap().check([(target, false)].into_iter());
         check(&json!({})).unwrap();
         check(&json!({"mounts": [{"destination": "/usr/lib", "type": "tmpfs"}]})).unwrap();
         let volume = json!({"mounts": [{"destination": "/usr", "type": "bind", "source": "/x"}]});

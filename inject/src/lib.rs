@@ -6,6 +6,7 @@
 //! container and host share. The image decides nothing here but which of its folders the libraries appear in.
 #![deny(unsafe_code)]
 
+mod asked;
 mod bundle;
 mod cdi;
 mod edit;
@@ -20,12 +21,13 @@ mod region;
 mod stock;
 mod surroundings;
 
+pub use asked::{AskError, asked};
 pub use bundle::{Bundle, BundleError};
 pub use cdi::{CdiDevice, CdiSpec};
-pub use edit::{EditError, is_privileged};
+pub use edit::{EditError, is_privileged, refuse_earlier_plan};
 pub use fitted::{FitError, Fitted};
-pub use grant::{Asking, GrantError, Settings, admit, grant};
-pub use image::{Image, ImageError};
+pub use grant::{Asking, GrantError, Settings, admit, clear, grant};
+pub use image::{Image, ImageError, RootFolder};
 pub use live::{Applied, Live, LiveError, run_child};
 pub use message::{one_line, refusal};
 pub use offer::offer;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use gpushare_inventory::{Capability, DeviceNode, DriverError, Extent, Gpu, Node};
 use gpushare_quota::Lease;
 use gpushare_region::path as inner;
-use gpushare_request::{Mode, Request};
+use gpushare_request::{InterceptorPolicy, Mode, Request};
 use oci_spec::OciSpecError;
 use oci_spec::runtime::{
     Hook, HookBuilder, LinuxDevice, LinuxDeviceBuilder, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder,
@@ -37,6 +37,8 @@ pub struct Plan {
     pub poststop: Hook,
     /// Groups of device nodes that not everybody may open.
     pub additional_gids: Vec<u32>,
+    /// Variables of other systems' requests, each as it stands once.
+    pub variables: Vec<(String, String)>,
     /// What the plan leaves out.
     #[serde(skip)]
     pub surroundings: Surroundings,
@@ -55,6 +57,8 @@ pub struct Programs<'a> {
     pub state: &'a Path,
     /// The administrator's own mounts.
     pub extra_mounts: &'a [ExtraMount],
+    /// What the hooks are told of the log, as arguments.
+    pub log: Vec<String>,
 }
 
 /// A mount that the administrator adds.
@@ -135,7 +139,10 @@ impl Plan {
         image: &Image,
     ) -> Result<Self, PlanError> {
         let nodes = device_nodes(request, lease, node)?;
-        let extent = if lease.mode == Mode::Share { Extent::Share } else { Extent::Whole };
+        // Only a library that is there, of a system that states the limit, can hold it in our place.
+        let theirs = !request.dialects.is_empty()
+            && matches!(&request.interceptor, Some((found, InterceptorPolicy::StandDown)) if found.is_mounted());
+        let extent = if lease.mode == Mode::Share && !theirs { Extent::Share } else { Extent::Whole };
         let mut mounts = match extent {
             Extent::Share => interception(request, lease, node, programs, image)?,
             Extent::Whole => whole_card(request, node, image)?,
@@ -163,6 +170,7 @@ impl Plan {
             prestart: hook("prestart", lease, programs)?,
             poststop: hook("poststop", lease, programs)?,
             additional_gids: groups(&nodes),
+            variables: request.variables.clone(),
             surroundings: Surroundings::of(lease, node, [programs.cache, programs.state]),
         })
     }
@@ -375,8 +383,9 @@ fn device_mount(node: &DeviceNode) -> Result<Mount, OciSpecError> {
 }
 
 /// Read and write, never mknod. Run as root, the driver's libraries make the nodes of every GPU by themselves, where the
-/// container may; such a node stays closed, since only the granted numbers have a rule. So `/proc/driver/nvidia/params`,
-/// whose `ModifyDeviceFiles` would keep them from it, is not covered: a mount there is more than runc lets a bundle ask for.
+/// container may; such a node stays closed, since only the granted numbers have a rule. What would keep them from it is not
+/// to be had in a config.json: runc takes no mount over `/proc/driver/nvidia/params` (crun does), a masked path reads as
+/// empty there, which means `ModifyDeviceFiles: 1`, and runc makes no hole in the leave to make every node that it gives.
 fn rule(node: &DeviceNode) -> Result<LinuxDeviceCgroup, OciSpecError> {
     LinuxDeviceCgroupBuilder::default()
         .allow(true)
@@ -407,7 +416,7 @@ fn hook(stage: &str, lease: &Lease, programs: &Programs) -> Result<Hook, PlanErr
     ];
     Ok(HookBuilder::default()
         .path(path)
-        .args(arguments.map(str::to_owned).to_vec())
+        .args([&arguments.map(str::to_owned)[..], &programs.log].concat())
         .env(HOOK_ENVIRONMENT.map(str::to_owned).to_vec())
         .timeout(HOOK_TIMEOUT_SECONDS)
         .build()?)

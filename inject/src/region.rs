@@ -127,7 +127,7 @@ fn limits(lease: &Lease) -> Vec<DeviceLimits> {
             request::ComputePolicy::None => ComputePolicy::None,
         },
         priority: u32::from(lease.priority.level()),
-        ceiling_percent: 100,
+        ceiling_percent: u32::from(lease.ceiling.max(grant.cores.unwrap_or(lease.ceiling)).percent()),
     });
     limits.collect()
 }

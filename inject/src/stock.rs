@@ -130,7 +130,14 @@ mod tests {
         let (roots, admission) = (Roots::default(), Admission::default());
         let settings = |file: &str| Settings {
             roots: &roots,
-            programs: Programs { hook: none, libraries: none, cache: none, state: none, extra_mounts: &[] },
+            programs: Programs {
+                hook: none,
+                libraries: none,
+                cache: none,
+                state: none,
+                extra_mounts: &[],
+                log: Vec::new(),
+            },
             cli: &cli,
             file: Some(file.into()),
             admission: &admission,

@@ -89,6 +89,8 @@ pub struct Lease {
     pub mode: Mode,
     /// How the compute share is held.
     pub compute_policy: ComputePolicy,
+    /// The most compute that [`ComputePolicy::Burst`] may use of each GPU.
+    pub ceiling: Cores,
     /// 0 (low) to 9.
     pub priority: Priority,
     /// How far it is.

@@ -18,7 +18,7 @@ mod update;
 
 pub use holder::{Holder, HolderError, cgroup_of};
 pub use lease::{BadContainerId, Grant, Lease, LeaseKey, LeaseState, PastLease, ReleaseReason};
-pub use place::{Admission, GpuLoad, Placement, Refusal, find_gpu, place};
+pub use place::{Admission, GpuLoad, Placement, Refusal, place};
 pub use running::Running;
 pub use state::{StateError, StateFolder, is_rootless};
 pub use store::{Loads, Reservation, ReserveError, Store, StoreError, UpdateError};

@@ -1,7 +1,7 @@
 //! Admission and placement: which GPUs a request gets, or the reason why not. Pure.
 
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
-use gpushare_request::{Cores, DeviceSelector, Devices, MemoryAsk, Mode, Request};
+use gpushare_request::{Cores, Devices, MemoryAsk, Mode, Request, SelectorError, find_gpu};
 
 use crate::lease::Grant;
 
@@ -154,20 +154,9 @@ pub enum Refusal {
         /// How many exist.
         here: usize,
     },
-    /// No GPU by that name.
-    #[error("this node has no GPU {selector}; it has {here} (`gpushare devices`)")]
-    UnknownDevice {
-        /// As the user named it.
-        selector: String,
-        /// The indexes there are.
-        here: String,
-    },
-    /// Several GPUs by that name.
-    #[error("{selector} is the beginning of several GPUs' UUIDs; write more of it (`gpushare devices`)")]
-    Ambiguous {
-        /// As the user named it.
-        selector: String,
-    },
+    /// A name that is not one GPU's.
+    #[error(transparent)]
+    Device(#[from] SelectorError),
     /// The same GPU by two names.
     #[error("{selector} names a GPU that the list names already; write each GPU once")]
     NamedTwice {
@@ -249,7 +238,8 @@ pub fn place(
 }
 
 fn grant(request: &Request, candidate: &Candidate, memory: DeviceMemory) -> Grant {
-    Grant { gpu: candidate.gpu.uuid, memory, cores: request.cores }
+    let gpu = candidate.gpu.uuid;
+    Grant { gpu, memory, cores: request.on(gpu).cores }
 }
 
 fn candidate<'a>(gpu: &'a Gpu, load: GpuLoad, rules: &Admission) -> Result<Candidate<'a>, Refusal> {
@@ -276,29 +266,6 @@ fn named<'a>(devices: &Devices, gpus: &'a [Gpu]) -> Result<(Vec<&'a Gpu>, usize)
             }
             let wanted = found.len();
             Ok((found, wanted))
-        }
-    }
-}
-
-/// The one GPU that `selector` names.
-///
-/// # Errors
-/// When there is none, or more than one.
-pub fn find_gpu<'a>(selector: &DeviceSelector, gpus: &'a [Gpu]) -> Result<&'a Gpu, Refusal> {
-    let fits = |gpu: &&Gpu| match selector {
-        DeviceSelector::Index(index) => gpu.index == *index,
-        DeviceSelector::Uuid(uuid) => gpu.uuid == *uuid,
-        DeviceSelector::Prefix(prefix) => {
-            gpu.uuid.to_string().to_ascii_lowercase().starts_with(&prefix.to_ascii_lowercase())
-        }
-    };
-    let mut found = gpus.iter().filter(fits);
-    match (found.next(), found.next()) {
-        (Some(gpu), None) => Ok(gpu),
-        (Some(_), Some(_)) => Err(Refusal::Ambiguous { selector: selector.to_string() }),
-        (None, _) => {
-            let here: Vec<String> = gpus.iter().map(|gpu| gpu.index.to_string()).collect();
-            Err(Refusal::UnknownDevice { selector: selector.to_string(), here: here.join(", ") })
         }
     }
 }
@@ -341,7 +308,10 @@ fn fitting<'a>(
         fit.truncate(wanted);
         fit.sort_by_key(|candidate| candidate.gpu.index);
     }
-    Ok(fit.into_iter().map(|candidate| (candidate.clone(), asked(request.memory, &candidate))).collect())
+    Ok(fit
+        .into_iter()
+        .map(|candidate| (candidate.clone(), asked(request.on(candidate.gpu.uuid).memory, &candidate)))
+        .collect())
 }
 
 /// The memory that is meant on this GPU.
@@ -355,7 +325,8 @@ fn asked(memory: MemoryAsk, candidate: &Candidate) -> DeviceMemory {
 
 /// Why the share does not fit on this GPU; `None` when it does.
 fn misfit(request: &Request, candidate: &Candidate, rules: &Admission) -> Option<Refusal> {
-    memory_misfit(request.memory, candidate).or_else(|| cores_misfit(request.cores?, candidate, rules))
+    let share = request.on(candidate.gpu.uuid);
+    memory_misfit(share.memory, candidate).or_else(|| cores_misfit(share.cores?, candidate, rules))
 }
 
 fn memory_misfit(memory: MemoryAsk, candidate: &Candidate) -> Option<Refusal> {

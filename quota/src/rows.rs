@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use gpushare_inventory::GpuUuid;
-use gpushare_request::{Mode, Priority};
+use gpushare_request::{Cores, Mode, Priority};
 use rusqlite::Row;
 
 use crate::holder::Holder;
@@ -21,6 +21,7 @@ pub(crate) fn lease(row: &Row) -> rusqlite::Result<Lease> {
         grants: Vec::new(),
         mode: if row.get(4)? { Mode::Exclusive } else { Mode::Share },
         compute_policy: policy.parse().unwrap_or_default(),
+        ceiling: Cores::new(row.get(11)?).unwrap_or(Cores::ALL),
         priority: priority.to_string().parse::<Priority>().unwrap_or_default(),
         state: if state == "active" { LeaseState::Active } else { LeaseState::Reserved },
         holder: Holder {

@@ -16,7 +16,7 @@ use crate::turn::Turn;
 /// "gpsh": tells our database from any other SQLite file.
 const APPLICATION_ID: i32 = 0x6770_7368;
 /// Of the tables below; raised with every change to them.
-const VERSION: i32 = 1;
+const VERSION: i32 = 2;
 
 const TABLES: &str = "
 CREATE TABLE boot (id TEXT NOT NULL) STRICT;
@@ -27,6 +27,7 @@ CREATE TABLE lease (
     state TEXT NOT NULL CHECK (state IN ('reserved', 'active')),
     exclusive INTEGER NOT NULL CHECK (exclusive IN (0, 1)),
     compute_policy TEXT NOT NULL CHECK (compute_policy IN ('fixed', 'burst', 'none')),
+    ceiling INTEGER NOT NULL CHECK (ceiling BETWEEN 1 AND 100),
     priority INTEGER NOT NULL CHECK (priority BETWEEN 0 AND 9),
     pid INTEGER NOT NULL CHECK (pid > 0),
     start_time INTEGER NOT NULL,
@@ -62,12 +63,13 @@ const NAP: Duration = Duration::from_micros(250);
 /// Opens the database, making it first if there is none, and returns the boot that its leases are of. A file that
 /// exists but is not ours is an error, never replaced: containers may be running on what it says.
 pub(crate) fn open(path: &Path) -> Result<(Connection, Option<String>), StoreError> {
-    if !path.exists() {
+    if is_absent(path) {
         create(path)?;
     }
     let db = connect(path)?;
     let wrap = |error| StoreError::sqlite(path, error);
-    // One transaction: in a journal's database each read by itself takes and drops the file's locks anew.
+    // One transaction: in a journal's database each read by itself takes and drops the file's locks anew, that of the schema
+    // included.
     let boot = {
         let tx = Transaction::new_unchecked(&db, TransactionBehavior::Deferred).map_err(wrap)?;
         let number = |name| tx.pragma_query_value(None, name, |row| row.get::<_, i32>(0)).map_err(wrap);
@@ -76,9 +78,15 @@ pub(crate) fn open(path: &Path) -> Result<(Connection, Option<String>), StoreErr
             (APPLICATION_ID, version) => return Err(StoreError::Version { path: path.into(), version }),
             _ => return Err(StoreError::Damaged { path: path.into() }),
         }
+        keep_journal(&tx).map_err(wrap)?;
         tx.query_row("SELECT id FROM boot", [], |row| row.get(0)).optional().map_err(wrap)?
     };
     Ok((db, boot))
+}
+
+/// A link that leads nowhere is not absence: the disk of its end may be missing, with leases on it.
+fn is_absent(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
 fn connect(path: &Path) -> Result<Connection, StoreError> {
@@ -91,11 +99,14 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
     db.busy_handler(Some(wait)).map_err(wrap)?;
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true).map_err(wrap)?;
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false).map_err(wrap)?;
-    // Not WAL: every process here opens, writes once and goes, and the first to open a WAL rebuilds its index from the
-    // whole log, which cost 12 ms against 0.2 ms. A rollback journal that is kept costs one header per transaction.
-    db.execute_batch("PRAGMA journal_mode = PERSIST; PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON;")
-        .map_err(wrap)?;
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_FKEY, true).map_err(wrap)?;
     Ok(db)
+}
+
+/// Not WAL: every process here opens, writes once and goes, and the first to open a WAL rebuilds its index from the whole
+/// log, which cost 12 ms against 0.2 ms. A rollback journal that is kept costs one header per transaction.
+fn keep_journal(db: &Connection) -> rusqlite::Result<()> {
+    db.execute_batch("PRAGMA journal_mode = PERSIST")
 }
 
 /// SQLite's own back-off sleeps up to 100 ms.
@@ -114,7 +125,7 @@ fn microseconds() -> i64 {
 fn create(path: &Path) -> Result<(), StoreError> {
     let io = |source| StoreError::Io { path: path.into(), source };
     let _turn = Turn::take(path)?;
-    if path.exists() {
+    if !is_absent(path) {
         return Ok(());
     }
     // What is left of a database that somebody deleted must not be replayed into the new one.
@@ -130,6 +141,7 @@ fn create(path: &Path) -> Result<(), StoreError> {
     drop(private.map_err(io)?);
     let wrap = |error| StoreError::sqlite(path, error);
     let db = connect(&building)?;
+    keep_journal(&db).map_err(wrap)?;
     db.execute_batch(TABLES).map_err(wrap)?;
     // Ids go on from the clock, so that the regions of an earlier database are never taken for those of new leases.
     db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('lease', ?1)", [microseconds()])

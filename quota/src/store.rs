@@ -46,9 +46,10 @@ pub enum StoreError {
         /// The database.
         path: PathBuf,
     },
-    /// The file system is full or read-only.
+    /// The file system is full, read-only or failing.
     #[error(
-        "the quota store {path} cannot be written: its file system is full or read-only; make room there"
+        "the quota store {path} cannot be written: its file system is full, read-only or failing; make room there, or see \
+         the kernel log"
     )]
     Full {
         /// The database.
@@ -192,6 +193,7 @@ impl Store {
             grants,
             mode: request.mode,
             compute_policy: request.compute_policy,
+            ceiling: request.burst.unwrap_or(Cores::ALL),
             priority: request.priority,
             state: LeaseState::Reserved,
             holder: holder.clone(),
@@ -305,6 +307,11 @@ impl Store {
     /// # Errors
     /// When the store fails.
     pub fn lease(&self, key: &LeaseKey) -> Result<Option<Lease>, StoreError> {
+        let _one_look = self.sql(Transaction::new_unchecked(&self.db, TransactionBehavior::Deferred))?;
+        self.find(key)
+    }
+
+    fn find(&self, key: &LeaseKey) -> Result<Option<Lease>, StoreError> {
         let found = self.select("WHERE root = ?1 AND container = ?2", params![key.root, key.container])?;
         Ok(self.with_grants(found)?.pop())
     }
@@ -352,10 +359,10 @@ impl Store {
         wanted: impl Fn(&Lease) -> bool,
     ) -> Result<bool, StoreError> {
         let tx = self.begin()?;
-        let Some(lease) = self.lease(key)?.filter(wanted) else { return Ok(false) };
+        let Some(lease) = self.find(key)?.filter(wanted) else { return Ok(false) };
         self.retire(&tx, &lease, reason)?;
         self.commit(tx)?;
-        tracing::info!(container = %key.container, reason = reason.name(), "lease released");
+        tell_release(key, reason);
         Ok(true)
     }
 
@@ -368,12 +375,15 @@ impl Store {
         if known.as_deref() == Some(boot) {
             return Ok(());
         }
-        for lease in self.leases()? {
-            self.retire(&tx, &lease, ReleaseReason::Reboot)?;
+        let earlier = self.leases()?;
+        for lease in &earlier {
+            self.retire(&tx, lease, ReleaseReason::Reboot)?;
         }
         self.sql(tx.execute("DELETE FROM boot", []))?;
         self.sql(tx.execute("INSERT INTO boot (id) VALUES (?1)", params![boot]))?;
-        self.commit(tx)
+        self.commit(tx)?;
+        earlier.iter().for_each(|lease| tell_release(&lease.key, ReleaseReason::Reboot));
+        Ok(())
     }
 
     /// Moves a lease into the history.
@@ -400,8 +410,9 @@ impl Store {
     fn insert(&self, tx: &Transaction, lease: &Lease) -> Result<i64, StoreError> {
         let exclusive = lease.mode == Mode::Exclusive;
         self.sql(tx.prepare_cached(
-            "INSERT INTO lease (root, container, state, exclusive, compute_policy, priority, pid, start_time, granted_at)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+            "INSERT INTO lease (root, container, state, exclusive, compute_policy, ceiling, priority, pid, start_time,
+                                granted_at)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
         ))
         .and_then(|mut insert| {
             self.sql(insert.execute(params![
@@ -410,6 +421,7 @@ impl Store {
                 lease.state.name(),
                 exclusive,
                 lease.compute_policy.name(),
+                lease.ceiling.percent(),
                 lease.priority.level(),
                 lease.holder.pid,
                 signed(lease.holder.start_time),
@@ -474,7 +486,7 @@ impl Store {
         arguments: &[&dyn rusqlite::ToSql],
     ) -> Result<Vec<Lease>, StoreError> {
         const LEASES: &str = "SELECT id, root, container, state, exclusive, compute_policy, priority, pid, start_time, \
-                              cgroup, granted_at FROM lease ";
+                              cgroup, granted_at, ceiling FROM lease ";
         let mut query = self.sql(self.db.prepare_cached(&[LEASES, rest].concat()))?;
         let rows = query.query_map(arguments, lease);
         self.sql(rows.and_then(Iterator::collect))
@@ -560,6 +572,10 @@ impl Reservation<'_> {
         std::mem::forget(self);
         Ok(())
     }
+}
+
+fn tell_release(key: &LeaseKey, reason: ReleaseReason) {
+    tracing::info!(container = %key.container, reason = reason.name(), "lease released");
 }
 
 impl Drop for Reservation<'_> {

@@ -109,6 +109,7 @@ mod tests {
                 .collect(),
             mode: Mode::Share,
             compute_policy,
+            ceiling: Cores::ALL,
             priority: Priority::default(),
             state: LeaseState::Active,
             holder: Holder::this_process().unwrap(),

@@ -170,7 +170,7 @@ mod tests {
         let annotations: BTreeMap<_, _> =
             annotations.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
         let env = env.iter().map(|entry| entry.to_string()).collect();
-        crate::read(&Container::new(annotations, env), policy)
+        crate::read(&Container::new(annotations, env), policy, &[])
     }
 
     fn granted(annotations: &[(&str, &str)], env: &[&str]) -> Request {
@@ -291,7 +291,7 @@ mod tests {
         for container in
             [Container::new(annotations.collect(), Vec::new()), Container::new(BTreeMap::new(), vec![list])]
         {
-            let told = crate::read(&container, &Policy::default()).unwrap_err().to_string();
+            let told = crate::read(&container, &Policy::default(), &[]).unwrap_err().to_string();
             assert!(told.contains("device list") && told.len() < 400, "{told}");
         }
         assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());

@@ -7,26 +7,48 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// Annotations, environment and mount targets of one container, as its engine wrote them.
+/// Annotations, environment, mounts and device nodes of one container, as its engine wrote them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Container {
     annotations: BTreeMap<String, String>,
-    env: Vec<String>,
-    mount_targets: Vec<String>,
+    env: Vec<Variable>,
+    mounts: Vec<Mount>,
+    nodes: Vec<Node>,
 }
 
-/// HAMi's and Volcano's, Alibaba's cGPU's, Tencent's vgpu-manager's, nvshare's.
-const FOREIGN_SWITCHES: [&str; 9] = [
-    "CUDA_DISABLE_CONTROL",
-    "CUDA_MEM_OVERSOLD",
-    "CUDA_MEM_RATIO",
-    "CUDA_OVERSUBSCRIBE",
-    "CGPU_DISABLE",
-    "DISABLE_VGPU_CONTROL",
-    "GPU_CORE_UTILIZATION_POLICY",
-    "NVSHARE_ENABLE_SINGLE_OVERSUB",
-    "AMP_VGPU_ENABLE",
-];
+/// An entry of the environment, split once: every dialect looks at all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Variable {
+    entry: String,
+    /// Bytes before the `=`.
+    name: usize,
+}
+
+impl Variable {
+    /// `None` for an entry without a `=`.
+    fn of(entry: &str) -> Option<Self> {
+        let name = entry.find('=')?;
+        Some(Self { entry: entry.to_owned(), name })
+    }
+}
+
+/// A mount of the bundle.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mount {
+    /// On the host; empty for a mount that has none.
+    pub source: String,
+    /// In the container, as written.
+    pub target: String,
+}
+
+/// A device node of the bundle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Node {
+    /// In the container.
+    pub path: String,
+    pub major: i64,
+    pub minor: i64,
+}
 
 /// Where a CRI engine writes what a container is.
 struct CriKeys {
@@ -48,10 +70,27 @@ pub enum Engine {
     Other,
 }
 
+/// Who wrote the bundle, as far as it changes who may have written an annotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Writer {
+    /// containerd's CRI: a pod's container.
+    Containerd,
+    /// CRI-O: a pod's container.
+    CriO,
+    /// podman.
+    Podman,
+    /// docker, ctr, or nobody but a caller.
+    Other,
+}
+
+/// podman's mark, which it sets last: neither an image nor a caller can take it away.
+const PODMAN: (&str, &str) = ("io.container.manager", "libpod");
+
 impl Container {
     /// A container with these annotations and `NAME=value` entries, and without mounts.
     pub fn new(annotations: BTreeMap<String, String>, env: Vec<String>) -> Self {
-        Self { annotations, env, mount_targets: Vec::new() }
+        let env = env.iter().filter_map(|entry| Variable::of(entry)).collect();
+        Self { annotations, env, ..Self::default() }
     }
 
     /// The container of this config.json. A part of an unexpected kind holds no request; the low-level runtime will
@@ -61,11 +100,12 @@ impl Container {
         let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
         let env = json.pointer("/process/env").and_then(Value::as_array).into_iter().flatten();
         let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
-        let targets = mounts.filter_map(|mount| mount.get("destination")?.as_str());
+        let nodes = json.pointer("/linux/devices").and_then(Value::as_array).into_iter().flatten();
         Self {
             annotations: annotations.filter_map(text).collect(),
-            env: env.filter_map(Value::as_str).map(str::to_owned).collect(),
-            mount_targets: targets.map(str::to_owned).collect(),
+            env: env.filter_map(Value::as_str).filter_map(Variable::of).collect(),
+            mounts: mounts.filter_map(mount).collect(),
+            nodes: nodes.filter_map(node).collect(),
         }
     }
 
@@ -78,6 +118,17 @@ impl Container {
     /// nothing.
     pub fn engine(&self) -> Engine {
         if self.cri().is_some() { Engine::Cri } else { Engine::Other }
+    }
+
+    /// Who wrote the file.
+    pub(crate) fn writer(&self) -> Writer {
+        let (key, value) = PODMAN;
+        match self.cri() {
+            _ if self.annotations.get(key).is_some_and(|found| found == value) => Writer::Podman,
+            Some(keys) if keys.kind == CRI_KEYS[0].kind => Writer::CriO,
+            Some(_) => Writer::Containerd,
+            None => Writer::Other,
+        }
     }
 
     /// The keys of the CRI engine that wrote the file. CRI-O's count first: it passes every annotation of a pod, those under
@@ -97,20 +148,29 @@ impl Container {
         self.cri().and_then(|keys| self.annotations.get(keys.name)).map(String::as_str)
     }
 
-    /// Variables that switch other GPU-sharing systems off, each once. They switch nothing off here, which whoever set them
-    /// may like to learn.
-    pub fn foreign_switches(&self) -> impl Iterator<Item = &'static str> {
-        let set = |switch: &&str| self.env().any(|(name, _)| name == *switch);
-        FOREIGN_SWITCHES.into_iter().filter(set)
-    }
-
     /// All environment entries that have a `=`, in order, doubles included.
     pub(crate) fn env(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.env.iter().filter_map(|entry| entry.split_once('='))
+        self.env.iter().map(|Variable { entry, name }| (&entry[..*name], &entry[*name + 1..]))
     }
 
-    /// Where something is mounted, as written.
-    pub(crate) fn mount_targets(&self) -> impl Iterator<Item = &str> {
-        self.mount_targets.iter().map(String::as_str)
+    /// The mounts.
+    pub(crate) fn mounts(&self) -> &[Mount] {
+        &self.mounts
     }
+
+    /// The device nodes.
+    pub(crate) fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+}
+
+fn mount(json: &Value) -> Option<Mount> {
+    let text = |field| json.get(field).and_then(Value::as_str).map(str::to_owned);
+    Some(Mount { source: text("source").unwrap_or_default(), target: text("destination")? })
+}
+
+fn node(json: &Value) -> Option<Node> {
+    let number = |field| json.get(field).and_then(Value::as_i64);
+    let path = json.get("path").and_then(Value::as_str)?.to_owned();
+    Some(Node { path, major: number("major")?, minor: number("minor")? })
 }

@@ -1,8 +1,9 @@
 //! Why a request is refused, each with the remedy, in words that fit an engine's one-line message.
 
+use crate::cards::SelectorError;
 use crate::grammar::GrammarError;
 use crate::model::ModelError;
-use gpushare_inventory::CapabilityError;
+use gpushare_inventory::{CapabilityError, GpuUuid};
 
 /// Why a container's request cannot be read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,6 +77,54 @@ pub enum RequestError {
         /// The trusted key and value.
         trusted: String,
     },
+    /// A channel granted more than the settings let it.
+    #[error(
+        "{by} asks for more than {ceiling}, the most that this node grants by that channel; ask for less, or have the \
+             administrator change request.pod_ceiling or request.env_ceiling"
+    )]
+    AboveCeiling {
+        /// The key and value.
+        by: String,
+        /// The most.
+        ceiling: String,
+    },
+    /// Variables where nobody's count.
+    #[error(
+        "{by} asks by variables, which are no request on this node (request.env and request.nvidia); ask by annotation, or have \
+         the administrator change these settings"
+    )]
+    Unread {
+        /// The key and value.
+        by: String,
+    },
+    /// A limit, and nobody says of which GPU.
+    #[error("{by} is a limit without a GPU: name GPUs in NVIDIA_VISIBLE_DEVICES")]
+    LimitWithoutGpu {
+        /// The key and value.
+        by: String,
+    },
+    /// So little that nothing fits.
+    #[error("{by} comes to less than 1 MiB: ask for more")]
+    TooSmall {
+        /// The key and value.
+        by: String,
+    },
+    /// A GPU that is not there.
+    #[error("{key}: {source}")]
+    NoSuchGpu {
+        /// The annotation or variable.
+        key: String,
+        /// What is wrong with the name.
+        source: SelectorError,
+    },
+    /// Nobody could tell how much memory a GPU has.
+    #[error(
+        "the memory size of {gpu} is unknown; run `gpushare inventory refresh` and see `gpushare doctor`"
+    )]
+    UnknownSize {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
     /// Parts of the driver that this node does not give.
     #[error(transparent)]
     Capabilities(#[from] CapabilityError),
@@ -114,6 +163,9 @@ pub enum ValueError {
     /// Not in the key's grammar.
     #[error(transparent)]
     Grammar(#[from] GrammarError),
+    /// Not what another system's key holds.
+    #[error("{0}")]
+    Foreign(String),
     /// Not a model filter.
     #[error(transparent)]
     Model(#[from] ModelError),

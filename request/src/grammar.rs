@@ -38,11 +38,6 @@ pub enum GrammarError {
         "a device list holds indexes, UUIDs or unique beginnings of UUIDs (GPU-…), or is `all`, each device once"
     )]
     NotDevices,
-    /// The GPUs are named by mounts.
-    #[error(
-        "requests by volume mounts are not read: name GPUs by index or UUID (device plugin: deviceListStrategy envvar)"
-    )]
-    VolumeMounts,
     /// Not the name of a share.
     #[error(
         "a share's CDI name is its memory (4GiB, or 25pct of the GPU), and after a dash perhaps its compute in percent \
@@ -166,6 +161,9 @@ impl Cores {
         }
     }
 
+    /// A whole GPU.
+    pub const ALL: Self = Self(100);
+
     /// Percent, 1 to 100.
     pub const fn percent(self) -> u8 {
         self.0
@@ -227,6 +225,14 @@ impl FromStr for ComputePolicy {
 pub struct Priority(u8);
 
 impl Priority {
+    /// The highest.
+    pub const HIGHEST: Self = Self(9);
+
+    /// `level`, or the highest where that is more.
+    pub const fn at_most(level: u8) -> Self {
+        if level < Self::HIGHEST.0 { Self(level) } else { Self::HIGHEST }
+    }
+
     /// 0 to 9.
     pub const fn level(self) -> u8 {
         self.0
@@ -263,6 +269,8 @@ pub enum Devices {
 pub enum DeviceSelector {
     /// NVML's index: PCI order.
     Index(u32),
+    /// The N of `/dev/nvidiaN`; not in gpushare's own grammar.
+    Minor(u32),
     /// The whole UUID.
     Uuid(GpuUuid),
     /// A beginning of a UUID, `GPU-` and at least one more character.
@@ -290,6 +298,7 @@ impl fmt::Display for DeviceSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Index(index) => index.fmt(f),
+            Self::Minor(minor) => write!(f, "/dev/nvidia{minor}"),
             Self::Uuid(uuid) => uuid.fmt(f),
             Self::Prefix(prefix) => f.write_str(prefix),
         }

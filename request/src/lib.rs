@@ -1,29 +1,48 @@
 //! What a container asks for: its bundle's annotations and environment in, a [`Request`] out.
 //!
-//! Pure: no file, no node, no store is looked at. One file per dialect ([`own`] is gpushare's, [`cdi`] the same by names of
-//! CDI devices, [`nvidia`] the plain NVIDIA variables); [`read`] puts the dialects together. Nothing here falls back: a malformed or contradictory
-//! request is an error that names the key, the value and the remedy.
+//! Pure: no file and no store is looked at, and of the node only the GPUs that the caller hands over. One file per dialect
+//! ([`own`] is gpushare's, [`cdi`] the same by names of CDI devices, [`nvidia`] the plain NVIDIA variables, [`dialects`] those
+//! of other systems); [`ask`] finds what a bundle speaks, and [`Asked::on`] makes one request of it. Nothing here falls back: a
+//! malformed or contradictory request is an error that names the key, the value and the remedy.
 #![forbid(unsafe_code)]
 
+mod cards;
 mod cdi;
+mod cgpu;
+mod channel;
+mod claim;
 mod container;
+mod device_list;
+mod dialects;
 mod error;
 mod grammar;
+mod interceptor;
+mod limit;
+mod merge;
 mod model;
+mod mps;
 mod nvidia;
 mod own;
+mod quantity;
+mod reading;
 mod requirement;
+mod switches;
 mod whole;
 
-use gpushare_inventory::{Capabilities, DeviceMemory};
+use gpushare_inventory::{Capabilities, DeviceMemory, Gpu, GpuUuid};
 
+pub use cards::{IndexMeaning, SelectorError, find_gpu};
 pub use cdi::{GPU_KIND, SHARE_KIND, ShareName, VARIABLE as CDI_VARIABLE};
+pub use channel::KeyPatterns;
 pub use container::{Container, Engine};
+pub use dialects::names as dialect_names;
 pub use error::RequestError;
 pub use grammar::{Cores, DeviceSelector, Devices, GrammarError, MemoryAsk, Mode, Priority};
+pub use interceptor::{Interceptor, InterceptorPolicy};
 pub use model::ModelFilter;
 pub use nvidia::GRANTED_LIST;
 pub use requirement::{Offer, Requirements};
+pub use switches::names as switch_names;
 
 /// How a container's compute share is held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,6 +74,8 @@ pub struct Request {
     pub memory: MemoryAsk,
     /// Compute on each GPU; `None` is no limit.
     pub cores: Option<Cores>,
+    /// What differs from these two, by GPU.
+    pub particular: Vec<(GpuUuid, Share)>,
     /// Which GPUs, or how many.
     pub devices: Devices,
     /// Which models will do.
@@ -63,10 +84,62 @@ pub struct Request {
     pub mode: Mode,
     /// How the compute share is held.
     pub compute_policy: ComputePolicy,
+    /// The most compute that [`ComputePolicy::Burst`] may use; `None` is all that is idle.
+    pub burst: Option<Cores>,
     /// Parts of the driver.
     pub capabilities: Capabilities,
     /// 0 (low) to 9.
     pub priority: Priority,
+    /// The other systems whose words these are, by the names of their dialects.
+    pub dialects: Vec<&'static str>,
+    /// Variables of theirs, each as it shall stand once in the container: with what was granted.
+    pub variables: Vec<(String, String)>,
+    /// Another system's interception library in the bundle, and what becomes of it.
+    pub interceptor: Option<(Interceptor, InterceptorPolicy)>,
+    /// What was decided on the way that whoever asked may not expect, in words.
+    pub notes: Vec<String>,
+}
+
+/// What a request wants of one GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Memory.
+    pub memory: MemoryAsk,
+    /// Compute; `None` is no limit.
+    pub cores: Option<Cores>,
+}
+
+impl Request {
+    /// This much memory on each of these GPUs, and everything else as it is when nobody says anything.
+    pub fn new(devices: Devices, memory: MemoryAsk) -> Self {
+        Self {
+            memory,
+            cores: None,
+            particular: Vec::new(),
+            devices,
+            model: ModelFilter::default(),
+            mode: Mode::Share,
+            compute_policy: ComputePolicy::Fixed,
+            burst: None,
+            capabilities: Capabilities::default(),
+            priority: Priority::default(),
+            dialects: Vec::new(),
+            variables: Vec::new(),
+            interceptor: None,
+            notes: Vec::new(),
+        }
+    }
+
+    /// These GPUs whole, which nobody else gets a share of.
+    pub fn whole(devices: Devices) -> Self {
+        Self { mode: Mode::Exclusive, ..Self::new(devices, MemoryAsk::Percent(100)) }
+    }
+
+    /// What is wanted of this GPU.
+    pub fn on(&self, gpu: GpuUuid) -> Share {
+        let particular = self.particular.iter().find(|(other, _)| *other == gpu);
+        particular.map_or(Share { memory: self.memory, cores: self.cores }, |(_, share)| *share)
+    }
 }
 
 /// The administrator's rules for requests.
@@ -74,6 +147,23 @@ pub struct Request {
 pub struct Policy {
     /// Only trusted channels grant; env and pod annotations may lower what one of them granted.
     pub strict: bool,
+    /// The annotations that only a device plugin writes, or whoever calls the engine.
+    pub trusted_annotations: KeyPatterns,
+    /// Whether the engine is CRI-O, whose word counts then for which annotations are the container's own.
+    pub crio: bool,
+    /// What other channels may grant under `strict`.
+    pub ceilings: Ceilings,
+    /// Whether GPUs that mounts name are a request (the device plugin's strategy `volume-mounts`).
+    pub volume_mounts: bool,
+    /// Dialects that are not read, by their names.
+    pub unread_dialects: Vec<String>,
+    /// What becomes of another system's interception library.
+    pub interceptor: InterceptorPolicy,
+    /// What single dialects leave to the node.
+    pub dialects: DialectSettings,
+    /// Switches of other systems that turn their limits off, and do so here too, by their keys ([`switch_names`]): such a
+    /// container asks for whole cards.
+    pub switches: Vec<String>,
     /// Whether the environment is read for gpushare's own keys at all.
     pub ignore_env: bool,
     /// Memory for a container that names no size; `None` is the whole memory left on the GPU.
@@ -86,6 +176,40 @@ pub struct Policy {
     pub capabilities: Option<Capabilities>,
 }
 
+/// What other systems' requests leave open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DialectSettings {
+    /// What the numbers of Aliyun's device plugin mean; it writes minors.
+    pub aliyun_index: IndexMeaning,
+    /// What Aliyun's plugin counts memory in, in bytes; `None` is found out by the GPUs' sizes.
+    pub aliyun_unit: Option<u64>,
+    /// Whether a limit of 0 in HAMi's keys says nothing, as in some forks; else it is an error.
+    pub hami_zero_unstated: bool,
+    /// How many shards Slurm has on each GPU; the environment of a job does not tell.
+    pub slurm_shards_per_gpu: Option<u32>,
+    /// Whether Slurm's percentage under MPS is one of memory, too.
+    pub slurm_mps_memory: bool,
+}
+
+/// The most that channels of little trust may grant on a GPU under [`Policy::strict`]; `None` is nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ceilings {
+    /// Annotations of pods.
+    pub pod: Option<MemoryAsk>,
+    /// Variables: the image's author can use it, too.
+    pub env: Option<MemoryAsk>,
+}
+
+impl Ceilings {
+    fn of(&self, trust: channel::Trust) -> Option<MemoryAsk> {
+        match trust {
+            channel::Trust::Environment => self.env,
+            channel::Trust::Pod => self.pod,
+            channel::Trust::Granted => None,
+        }
+    }
+}
+
 /// What `NVIDIA_VISIBLE_DEVICES` without a share means. The bundle does not tell the image's environment from the
 /// user's, so an image can set it: its list of GPUs never grants more than the node's default share. A name of gpushare's
 /// own CDI devices in it is as much as a variable of gpushare's, for which [`Policy::ignore_env`] and [`Policy::strict`]
@@ -95,41 +219,138 @@ pub enum NvidiaPolicy {
     /// The default share on the GPUs it names.
     #[default]
     DefaultShare,
+    /// The whole cards, which nobody else gets a share of.
+    Whole,
     /// `create` fails and names the keys to set.
     Refuse,
     /// No request: the container gets no GPU from gpushare.
     Ignore,
 }
 
-/// Reads what `container` asks for; `None` when it asks for nothing (or is a pod's sandbox), and its bundle must
+/// What a container asks for, before anybody looked at the node's GPUs.
+#[derive(Debug)]
+pub struct Asked<'a>(Inner<'a>);
+
+#[derive(Debug)]
+enum Inner<'a> {
+    /// gpushare's own keys: the same on every node.
+    Own(Box<Request>),
+    /// Other systems' words, perhaps beside our own; without a dialect, a plain list of GPUs.
+    Foreign { dialects: Vec<&'static dialects::Dialect>, container: &'a Container, policy: &'a Policy },
+}
+
+/// Finds what `container` asks for; `None` when it asks for nothing (or is a pod's sandbox), and its bundle must
 /// reach the low-level runtime as it came.
 ///
 /// # Errors
 /// When the request is malformed, contradictory or asks by a channel that the policy does not let grant.
-pub fn read(container: &Container, policy: &Policy) -> Result<Option<Request>, RequestError> {
+pub fn ask<'a>(container: &'a Container, policy: &'a Policy) -> Result<Option<Asked<'a>>, RequestError> {
     if container.is_sandbox() {
         return Ok(None);
     }
-    let mut chosen = false;
-    let request = match own::read(container, policy)? {
-        Some(asked) => {
-            whole::refuse_beside(&asked.by, container)?;
-            chosen = asked.chooses_capabilities();
-            Some(asked.with_nvidia(nvidia::read(container)?, policy)?)
-        }
-        None if policy.nvidia == NvidiaPolicy::Ignore => None,
-        None => {
-            let request = nvidia::read(container)?.into_request(policy)?;
-            if request.is_some() {
-                whole::refuse_beside(nvidia::DEVICES, container)?;
+    let dialects = dialects::spoken(&mut reading::Reading::new(container, policy));
+    let foreign = |dialects| Some(Asked(Inner::Foreign { dialects, container, policy }));
+    if !dialects.is_empty() {
+        return Ok(foreign(dialects));
+    }
+    let reading = reading::Reading::new(container, policy);
+    if let Some(request) = by_own_keys(&reading)? {
+        return Ok(Some(Asked(Inner::Own(Box::new(request)))));
+    }
+    let Some(carrier) = device_list::carrier(&reading) else { return Ok(None) };
+    if policy.nvidia == NvidiaPolicy::Refuse {
+        return Err(RequestError::NoShare);
+    }
+    // Nodes are there because the engine has acted on the rest already.
+    if carrier == device_list::Carrier::List {
+        whole::refuse_beside(nvidia::DEVICES, &reading)?;
+    }
+    Ok(foreign(Vec::new()))
+}
+
+impl Asked<'_> {
+    /// The request on a node with these GPUs.
+    ///
+    /// # Errors
+    /// As [`ask`], and when the request names what the node does not have.
+    pub fn on(self, gpus: &[Gpu]) -> Result<Request, RequestError> {
+        match self.0 {
+            Inner::Own(request) => Ok(*request),
+            Inner::Foreign { dialects, container, policy } => {
+                foreign(&dialects, container, policy, cards::Cards(gpus))
             }
-            request
         }
-    };
-    let Some(mut request) = request else { return Ok(None) };
+    }
+}
+
+/// [`ask`] and [`Asked::on`] in one.
+///
+/// # Errors
+/// As both.
+pub fn read(container: &Container, policy: &Policy, gpus: &[Gpu]) -> Result<Option<Request>, RequestError> {
+    ask(container, policy)?.map(|asked| asked.on(gpus)).transpose()
+}
+
+/// The request by gpushare's own keys.
+fn by_own_keys(reading: &reading::Reading) -> Result<Option<Request>, RequestError> {
+    let Some(asked) = own::read(reading.container, reading.policy)? else { return Ok(None) };
+    whole::refuse_beside(&asked.by, reading)?;
+    let chosen = asked.chooses_capabilities();
+    let request = asked.with_nvidia(nvidia::read(reading)?, reading.policy)?;
+    let request = Request { notes: switches::ignored_all(reading), ..request };
+    allowed(request, chosen, reading.policy).map(Some)
+}
+
+/// The request by other systems' words, or by a list of GPUs alone, and our own keys where there are some.
+fn foreign(
+    dialects: &[&'static dialects::Dialect],
+    container: &Container,
+    policy: &Policy,
+    cards: cards::Cards,
+) -> Result<Request, RequestError> {
+    let mut reading = reading::Reading::new(container, policy);
+    let mut claims = Vec::new();
+    for dialect in dialects {
+        claims.extend((dialect.read)(&reading, cards)?);
+        reading.take(dialect.owns);
+    }
+    match claims.first() {
+        Some(claim) => whole::refuse_beside(&claim.by, &reading)?,
+        None if dialects.is_empty() => claims.push(nvidia::claim(&reading, cards)?),
+        None => {}
+    }
+    switches::apply(&reading, &mut claims);
+    let asked = own::read(container, policy)?;
+    if let Some(asked) = &asked {
+        claims.push(asked.claim(cards)?);
+    }
+    let own = asked.as_ref().and_then(own::Asked::trust);
+    let outranked = claims.iter().any(|claim| Some(claim.trust) > own);
+    let (mut request, notes) = merge::merge(claims, policy, cards)?;
+    let chosen = asked.as_ref().is_some_and(own::Asked::chooses_capabilities);
+    request.capabilities = nvidia::capabilities(container)?.unwrap_or_default();
+    if let Some(asked) = asked {
+        let named = if let Devices::These(list) = &request.devices { list.len() } else { 0 };
+        if asked.count(policy.strict).is_some_and(|count| named > count) {
+            return Err(reading::conflict(&asked.by, format!("a list of {named} GPUs")));
+        }
+        asked.fill(&mut request, outranked);
+    }
+    // Beside a plain list the same mounts are the user's own.
+    let interceptor = Interceptor::of(container).filter(|_| !dialects.is_empty());
+    request.interceptor = interceptor.map(|found| (found, policy.interceptor));
+    request.dialects = dialects.iter().map(|dialect| dialect.name).collect();
+    request.variables = reading.standing();
+    request.notes = reading.notes();
+    request.notes.extend(notes);
+    allowed(request, chosen, policy)
+}
+
+/// The request with the driver capabilities that this node gives; `chosen` is whether gpushare's own key names them.
+fn allowed(mut request: Request, chosen: bool, policy: &Policy) -> Result<Request, RequestError> {
     if let Some(allowed) = &policy.capabilities {
         let asked = &request.capabilities;
         request.capabilities = if chosen { asked.within(allowed)? } else { asked.cut(allowed)? };
     }
-    Ok(Some(request))
+    Ok(request)
 }

@@ -1,16 +1,21 @@
-//! The plain NVIDIA dialect: `NVIDIA_VISIBLE_DEVICES` and `NVIDIA_DRIVER_CAPABILITIES`.
+//! The plain NVIDIA dialect: `NVIDIA_VISIBLE_DEVICES`, alone or beside keys of gpushare's own, and
+//! `NVIDIA_DRIVER_CAPABILITIES`. The list's grammar is [`crate::device_list`]'s.
 //!
 //! docker appends its own entry behind the image's and the user's, so outside CRI the last one wins. Under CRI the
-//! device plugin's entry may stand beside the pod's, and different ones are a conflict.
+//! device plugin's entry may stand beside the pod's, and beside keys of gpushare's own different ones are a conflict.
 
-use gpushare_inventory::Capabilities;
+use gpushare_inventory::{Capabilities, CapabilityError};
 
+use crate::cards::{Cards, IndexMeaning};
 use crate::cdi;
+use crate::channel::Trust;
+use crate::claim::Claim;
 use crate::container::{Container, Engine};
+use crate::device_list::{self, Listed, Named, items, word};
 use crate::error::{RequestError, shortened};
-use crate::grammar::{Devices, GrammarError, MemoryAsk};
-use crate::whole;
-use crate::{NvidiaPolicy, Policy, Request};
+use crate::grammar::Devices;
+use crate::reading::{Reading, Said};
+use crate::{NvidiaPolicy, Policy};
 
 pub(crate) const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 const CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
@@ -19,62 +24,55 @@ const CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
 /// being written anew, it asks for the same.
 pub const GRANTED_LIST: &str = "granted.gpushare.io/nvidia-visible-devices";
 
-/// What NVIDIA's variables say.
+/// What NVIDIA's variables say beside keys of gpushare's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Nvidia {
     /// `None` for no request: absent, empty, `void` or `none`.
     pub devices: Option<Devices>,
+    /// Whether the list says that there shall be no GPU.
+    pub wants_none: bool,
     /// The list as written, for messages.
     pub devices_text: String,
     pub capabilities: Option<Capabilities>,
 }
 
-pub(crate) fn read(container: &Container) -> Result<Nvidia, RequestError> {
-    let devices_text = devices_text(container)?.to_owned();
-    let devices = match device_list(&devices_text) {
-        None => None,
-        Some(list) if list.starts_with(whole::VOLUMES) => {
-            return Err(malformed(DEVICES, &devices_text)(GrammarError::VolumeMounts));
-        }
-        Some(list) => Some(list.parse().map_err(malformed(DEVICES, &devices_text))?),
+pub(crate) fn read(reading: &Reading) -> Result<Nvidia, RequestError> {
+    let container = reading.container;
+    let text = devices_text(container)?;
+    let said = Said { key: DEVICES, value: text, trust: Trust::Environment };
+    let listed = device_list::parsed(reading, said, IndexMeaning::Pci)?;
+    let wants_none = listed == Listed::NoGpu;
+    let devices = match listed {
+        Listed::Nothing | Listed::NoGpu => None,
+        Listed::All => Some(Devices::All),
+        Listed::These(list) => Some(Devices::These(list)),
     };
-    // Without devices the list of capabilities is a property of the image, not a request: whatever it says is not ours.
-    let capabilities = match value(container, CAPABILITIES)? {
-        Some(text) if devices.is_some() => Some(text.parse().map_err(malformed(CAPABILITIES, text))?),
-        Some(text) => text.parse().ok(),
-        None => None,
+    let capabilities = match &devices {
+        Some(_) => capabilities(container)?,
+        // Without devices the list of capabilities is a property of the image, not a request: whatever it says is not ours.
+        None => value(container, CAPABILITIES)?.and_then(|text| text.parse().ok()),
     };
-    Ok(Nvidia { devices, devices_text, capabilities })
+    Ok(Nvidia { devices, wants_none, devices_text: text.to_owned(), capabilities })
 }
 
-fn malformed<E: Into<crate::error::ValueError>>(key: &str, value: &str) -> impl Fn(E) -> RequestError {
-    move |source| RequestError::Malformed {
-        key: key.to_owned(),
-        value: shortened(value),
+/// The GPUs of a list that stands alone: how much of them is the node's to say.
+pub(crate) fn claim<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Claim, RequestError> {
+    match device_list::named(reading, cards, IndexMeaning::Pci)? {
+        Named::Gpus(said, gpus) => Ok(Claim::by(said).naming(&gpus)),
+        Named::NoGpu(said) => Err(said.wrong("it names no GPU: name one, or leave the list out")),
+        Named::Nothing => Err(RequestError::NoShare),
+    }
+}
+
+/// The parts of the driver that the variable names.
+pub(crate) fn capabilities(container: &Container) -> Result<Option<Capabilities>, RequestError> {
+    let text = value(container, CAPABILITIES)?;
+    let malformed = |text, source: CapabilityError| RequestError::Malformed {
+        key: CAPABILITIES.to_owned(),
+        value: shortened(text),
         source: source.into(),
-    }
-}
-
-/// The list without its empty items; `None` when it asks for nothing. `void` anywhere wins; then the first of `all`
-/// and `none`. Names of gpushare's own CDI devices are read elsewhere.
-fn device_list(text: &str) -> Option<String> {
-    match word(text) {
-        Some("all") => return Some("all".to_owned()),
-        Some(_) => return None,
-        None => {}
-    }
-    let items: Vec<&str> = items(text).filter(|item| !item.is_empty() && !cdi::is_ours(item)).collect();
-    (!items.is_empty()).then(|| items.join(","))
-}
-
-fn items(text: &str) -> impl Iterator<Item = &str> {
-    text.split(',').map(str::trim)
-}
-
-/// The word in a list that counts for the whole of it.
-fn word(text: &str) -> Option<&str> {
-    let void = items(text).find(|item| *item == "void");
-    void.or_else(|| items(text).find(|item| matches!(*item, "all" | "none")))
+    };
+    text.map(|text| text.parse().map_err(|error| malformed(text, error))).transpose()
 }
 
 /// The names of gpushare's own CDI devices in the list. Where the settings have the list not read for them, a name is an
@@ -88,22 +86,26 @@ pub(crate) fn our_devices<'a>(
         Policy { nvidia: NvidiaPolicy::Ignore, .. } => Some("request.nvidia"),
         _ => None,
     };
-    let text = match unread {
-        // Nobody acts on it otherwise, so that it need not agree with other entries.
-        Some(_) => container.env().filter(|(key, _)| *key == DEVICES).last().map_or("", |(_, value)| value),
-        None => devices_text(container)?,
-    };
-    let ours: Vec<&str> = items(text).filter(|item| cdi::is_ours(item)).collect();
-    let Some(first) = ours.first() else { return Ok(ours) };
-    let name = shortened(first).escape_debug().to_string();
-    match (unread, word(text)) {
-        (Some(setting), _) => Err(RequestError::UnreadCdiDevice { name, setting }),
-        (None, Some(word @ ("void" | "none"))) => Err(RequestError::Conflict {
-            first: format!("{DEVICES}={word:?}"),
-            second: format!("CDI device {name} in the same list"),
-        }),
-        _ => Ok(ours),
+    let lists = device_list::lists(container);
+    let first = lists.iter().flat_map(|said| items(said.value)).find(|item| cdi::is_ours(item));
+    if let (Some(setting), Some(name)) = (unread, first) {
+        return Err(RequestError::UnreadCdiDevice {
+            name: shortened(name).escape_debug().to_string(),
+            setting,
+        });
     }
+    let mut ours = Vec::new();
+    for said in lists {
+        let before = ours.len();
+        ours.extend(items(said.value).filter(|item| cdi::is_ours(item)));
+        if let (Some(name), Some(word @ ("void" | "none"))) = (ours.get(before), word(said.value)) {
+            return Err(RequestError::Conflict {
+                first: format!("{DEVICES}={word:?}"),
+                second: format!("CDI device {} in the same list", shortened(name).escape_debug()),
+            });
+        }
+    }
+    Ok(ours)
 }
 
 /// The list that counts, as written; nothing when there is none.
@@ -124,35 +126,5 @@ fn value<'a>(container: &'a Container, name: &str) -> Result<Option<&'a str>, Re
             second: format!("{name}={:?}", shortened(last)),
         }),
         _ => Ok(Some(last)),
-    }
-}
-
-impl Nvidia {
-    /// Whether the list says that there shall be no GPU.
-    pub fn wants_none(&self) -> bool {
-        word(&self.devices_text) == Some("none")
-    }
-
-    /// The request of a container that has no key of gpushare's own.
-    pub fn into_request(self, policy: &Policy) -> Result<Option<Request>, RequestError> {
-        let Some(devices) = self.devices else { return Ok(None) };
-        match policy.nvidia {
-            NvidiaPolicy::Ignore => return Ok(None),
-            NvidiaPolicy::Refuse => return Err(RequestError::NoShare),
-            NvidiaPolicy::DefaultShare if policy.strict => {
-                return Err(RequestError::Untrusted { key: DEVICES.to_owned() });
-            }
-            NvidiaPolicy::DefaultShare => {}
-        }
-        Ok(Some(Request {
-            memory: policy.default_memory.map_or(MemoryAsk::Rest, MemoryAsk::Bytes),
-            cores: policy.default_cores,
-            devices,
-            model: Default::default(),
-            mode: Default::default(),
-            compute_policy: Default::default(),
-            capabilities: self.capabilities.unwrap_or_default(),
-            priority: Default::default(),
-        }))
     }
 }

@@ -7,14 +7,18 @@
 use std::borrow::Cow;
 use std::fmt::Display;
 
-use gpushare_inventory::Capabilities;
+use gpushare_inventory::{Capabilities, Gpu};
 
+use crate::cards::{Cards, total};
 use crate::cdi;
+use crate::channel::Trust;
+use crate::claim::{Amount, Cap, Claim};
 use crate::container::Container;
 use crate::error::{RequestError, ValueError, shortened};
 use crate::grammar::{Cores, Devices, MemoryAsk, Mode, Priority, count};
 use crate::model::ModelFilter;
 use crate::nvidia::Nvidia;
+use crate::reading::Said;
 use crate::{ComputePolicy, Policy, Request};
 
 const NAMES: [&str; 9] =
@@ -47,15 +51,16 @@ impl Display for Entry<'_> {
 pub(crate) struct Asked {
     /// One of the keys, for messages.
     pub by: String,
+    trust: Option<Trust>,
     memory: Option<MemoryAsk>,
     cores: Option<Cores>,
     devices: Option<Devices>,
     devices_text: String,
     model: ModelFilter,
     mode: Mode,
-    compute_policy: ComputePolicy,
+    compute_policy: Option<ComputePolicy>,
     capabilities: Option<Capabilities>,
-    priority: Priority,
+    priority: Option<Priority>,
 }
 
 pub(crate) fn read(container: &Container, policy: &Policy) -> Result<Option<Asked>, RequestError> {
@@ -64,7 +69,9 @@ pub(crate) fn read(container: &Container, policy: &Policy) -> Result<Option<Aske
     if policy.strict && !entries.iter().any(|entry| entry.trusted) {
         return Err(RequestError::Untrusted { key: shortened(&first.key) });
     }
-    let mut asked = Asked { by: first.to_string(), ..Asked::default() };
+    let granted = entries.iter().any(|entry| entry.trusted);
+    let trust = Some(if granted { Trust::Granted } else { Trust::Environment });
+    let mut asked = Asked { by: first.to_string(), trust, ..Asked::default() };
     for name in NAMES {
         let of_name: Vec<&Entry> = entries.iter().filter(|entry| entry.name == name).collect();
         if let Some(entry) = chosen(&of_name, policy)? {
@@ -81,15 +88,17 @@ fn entries<'a>(container: &'a Container, policy: &Policy) -> Result<Vec<Entry<'a
     let name = container.name_in_pod();
     let unqualified = listed.is_none_or(|list| list.split(',').any(|item| Some(item.trim()) == name));
     for (key, value) in container.annotations() {
-        let (rest, trusted) = match (key.strip_prefix(TRUSTED), key.strip_prefix(ANNOTATION)) {
-            (Some(rest), _) => (rest, true),
+        let rest = match (key.strip_prefix(TRUSTED), key.strip_prefix(ANNOTATION)) {
+            (Some(rest), _) => rest,
             (None, Some("containers")) | (None, None) => continue,
-            (None, Some(rest)) => (rest, false),
+            (None, Some(rest)) => rest,
         };
+        let alloc = key.starts_with(TRUSTED);
+        let trusted = alloc && Trust::of_annotation(key, container, policy) == Trust::Granted;
         let known = match rest.split_once('.') {
             Some((other, _)) if Some(other) != name => continue,
             Some((_, rest)) => known(rest),
-            None if !trusted && (!unqualified || overridden(container, name, rest)) => continue,
+            None if !alloc && (!unqualified || overridden(container, name, rest)) => continue,
             None => known(rest),
         };
         let name = known.ok_or_else(|| unknown(key))?;
@@ -273,9 +282,9 @@ impl Asked {
             "cores" => self.cores = Some(parse(entry)?),
             "model" => self.model = parse(entry)?,
             "mode" => self.mode = parse(entry)?,
-            "compute-policy" => self.compute_policy = parse(entry)?,
+            "compute-policy" => self.compute_policy = Some(parse(entry)?),
             "capabilities" => self.capabilities = Some(parse(entry)?),
-            "priority" => self.priority = parse(entry)?,
+            "priority" => self.priority = Some(parse(entry)?),
             "count" => {
                 let count = count(&entry.value).map_err(|error| malformed(entry, error))?;
                 self.devices = Some(Devices::Any(count));
@@ -310,17 +319,89 @@ impl Asked {
         self.capabilities.is_some()
     }
 
+    /// What our keys say beside another system's.
+    pub fn claim(&self, cards: Cards) -> Result<Claim, RequestError> {
+        self.refuse_part_of_whole()?;
+        let said = Said { key: "", value: "", trust: self.trust.unwrap_or(Trust::Environment) };
+        let claim = Claim { by: self.by.clone(), exclusive: self.mode == Mode::Exclusive, ..Claim::by(said) };
+        let cores = self.cores.map(|cores| Cap::of(cores.percent().into()).unwrap_or(Cap::Percent(cores)));
+        let gpus = match &self.devices {
+            None | Some(Devices::Any(_)) => None,
+            Some(Devices::All) => Some(cards.all()),
+            Some(Devices::These(list)) => Some(
+                list.iter()
+                    .map(|selector| cards.find(&self.devices_text, selector))
+                    .collect::<Result<_, _>>()?,
+            ),
+        };
+        let amount = |_: usize, gpu: &Gpu| {
+            let memory = match self.memory {
+                Some(MemoryAsk::Bytes(memory)) => Some(memory),
+                Some(MemoryAsk::Percent(percent)) => Some(total(gpu)?.percent(percent)),
+                Some(MemoryAsk::Rest) | None => None,
+            };
+            Ok(Amount { memory, cores })
+        };
+        let amounts = claim.on(&cards.all(), amount)?;
+        Ok(Claim { gpus: gpus.map(|gpus: Vec<&Gpu>| gpus.iter().map(|gpu| gpu.uuid).collect()), ..amounts })
+    }
+
+    /// Puts into `request` what only our keys can say.
+    pub fn fill(self, request: &mut Request, outranked: bool) {
+        request.model = self.model;
+        // A more trusted source's cap stays one.
+        let may_lift = |policy: &ComputePolicy| !outranked || *policy == ComputePolicy::Fixed;
+        if let Some(policy) = self.compute_policy.filter(may_lift) {
+            request.compute_policy = policy;
+            request.burst = request.burst.filter(|_| policy == ComputePolicy::Burst);
+        }
+        if let Some(priority) = self.priority.filter(|_| !outranked) {
+            request.priority = priority;
+        }
+        if let Some(capabilities) = self.capabilities {
+            request.capabilities = capabilities;
+        }
+    }
+
+    /// A whole card and a part of one contradict each other.
+    fn refuse_part_of_whole(&self) -> Result<(), RequestError> {
+        if self.mode != Mode::Exclusive {
+            return Ok(());
+        }
+        let cores = self.cores.filter(|cores| cores.percent() < 100).map(|cores| format!("cores={cores}"));
+        let memory = self.memory.filter(|memory| *memory != MemoryAsk::Percent(100));
+        match cores.or_else(|| memory.map(|memory| format!("memory={memory}"))) {
+            Some(second) => Err(RequestError::Conflict { first: "mode=\"exclusive\"".to_owned(), second }),
+            None => Ok(()),
+        }
+    }
+
+    /// How far the most trusted of our keys is believed.
+    pub fn trust(&self) -> Option<Trust> {
+        self.trust
+    }
+
+    /// How many GPUs our keys grant, where they do and name none.
+    pub fn count(&self, strict: bool) -> Option<usize> {
+        match &self.devices {
+            Some(Devices::Any(count)) => Some(usize::from(*count)),
+            None if strict && self.trust == Some(Trust::Granted) => Some(1),
+            _ => None,
+        }
+    }
+
     /// The whole request. NVIDIA's variables beside ours fill in what ours leave open: a list names the GPUs, `all`
     /// (which CUDA images set) nothing in particular. `none` says in so many words that there shall be no GPU, and so
     /// contradicts ours; `void` or an empty list only keeps NVIDIA's own parts away, as CDI specifications and gpushare
     /// itself have it.
     pub fn with_nvidia(self, nvidia: Nvidia, policy: &Policy) -> Result<Request, RequestError> {
-        if nvidia.wants_none() {
+        if nvidia.wants_none {
             return Err(RequestError::Conflict {
                 first: self.by,
                 second: format!("NVIDIA_VISIBLE_DEVICES={:?}", shortened(&nvidia.devices_text)),
             });
         }
+        self.refuse_part_of_whole()?;
         let devices = match (self.devices, nvidia.devices) {
             (None, Some(list @ Devices::These(_))) if !policy.strict => list,
             (None, _) => Devices::Any(1),
@@ -340,30 +421,19 @@ impl Asked {
             (Some(ours), _) => ours,
         };
         let exclusive = self.mode == Mode::Exclusive;
-        if let (true, Some(cores)) = (exclusive, self.cores.filter(|cores| cores.percent() < 100)) {
-            let first = "mode=\"exclusive\"".to_owned();
-            return Err(RequestError::Conflict { first, second: format!("cores={cores}") });
-        }
         let whole = if exclusive { MemoryAsk::Percent(100) } else { MemoryAsk::Rest };
         let default_memory = policy.default_memory.filter(|_| !exclusive).map_or(whole, MemoryAsk::Bytes);
-        if let (true, Some(memory)) = (exclusive, self.memory.filter(|memory| *memory != whole)) {
-            return Err(RequestError::Conflict {
-                first: "mode=\"exclusive\"".to_owned(),
-                second: format!("memory={memory}"),
-            });
-        }
         Ok(Request {
-            memory: self.memory.unwrap_or(default_memory),
             cores: self.cores.or(policy.default_cores.filter(|_| !exclusive)),
-            devices,
             model: self.model,
             mode: self.mode,
-            compute_policy: self.compute_policy,
+            compute_policy: self.compute_policy.unwrap_or_default(),
             capabilities: self
                 .capabilities
                 .or(nvidia.capabilities.filter(|_| !policy.strict))
                 .unwrap_or_default(),
-            priority: self.priority,
+            priority: self.priority.unwrap_or_default(),
+            ..Request::new(devices, self.memory.unwrap_or(default_memory))
         })
     }
 }

@@ -30,12 +30,13 @@ fn run(args: &Args) -> Result<Infallible> {
         (Ok(config), _) => config,
         (Err(error), Command::Create) => return Err(error.into()),
         // A slip in the settings must not keep anybody from stopping containers.
-        (Err(error), _) => Config::salvaged().ok_or(error)?,
+        (Err(error), _) => Config::salvaged(None).ok_or(error)?,
+    };
+    let act: fn(&Args, &Config) -> Result<Infallible> = match args.command {
+        Command::Create => create::create,
+        Command::Delete => delete::delete,
+        Command::Other => return exec::low_level(exec::find(&config)?), // there is nothing to log
     };
     config.log.start();
-    match args.command {
-        Command::Create => create::create(args, &config),
-        Command::Delete => delete::delete(args, &config),
-        Command::Other => exec::low_level(exec::find(&config)?),
-    }
+    act(args, &config)
 }

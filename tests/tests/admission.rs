@@ -29,7 +29,9 @@ fn of_64_containers_at_once_exactly_the_56_that_fit_are_created() {
             let results: Vec<_> =
                 creations.into_iter().map(|one| one.join().expect("no thread panics")).collect();
             let standing = leases(runtime.config());
-            assert_eq!(standing.len(), FITTING, "round {round}");
+            let lines =
+                || results.iter().filter_map(|one| Some(one.as_ref().err()?.line())).collect::<Vec<_>>();
+            assert_eq!(standing.len(), FITTING, "round {round}: {:?}", lines());
             assert!(standing.iter().all(|lease| lease.state == "active"), "round {round}: {standing:?}");
             // The containers are deleted here, in parallel as well.
             let (created, refused): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);

@@ -227,9 +227,14 @@ fn docker_runs_a_container_by_the_file_that_configure_wrote_and_learns_of_it_by_
     reload(&docker);
     let default = || docker.call(&["info", "--format", "{{.DefaultRuntime}}"]).stdout;
     assert!(eventually(SOON, || default() == "gpushare\n"), "{}", default());
-    let by_image = ["--rm", "-e", "GPUSHARE_MEMORY=4GiB", "-e", "NVIDIA_VISIBLE_DEVICES=all"];
+    let by_image = ["--rm", "-e", "NVIDIA_VISIBLE_DEVICES=all"];
     let told = docker.run(&by_image, &["ls", "/dev"]).expect_success("docker run by default");
     assert!(!told.stdout.contains("nvidia"), "{told:?}");
+    for runtime in [&[][..], &["--runtime=gpushare"]] {
+        let told =
+            docker.run(&[&by_image[..], &["-e", "GPUSHARE_MEMORY=4GiB"], runtime].concat(), &["ls", "/dev"]);
+        assert!(!told.success() && told.stderr.contains("no request on this node (request.env)"), "{told:?}");
+    }
 
     let _ = configure(&installed.cli(), &config, "docker", &file, &["--remove"]).expect_success("--remove");
     assert_eq!(read(&file), old);

@@ -9,9 +9,9 @@ use std::path::{self, Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use gpushare_config::Config;
 use gpushare_inject::{CdiDevice, CdiSpec, Image, Plan};
-use gpushare_inventory::{Capabilities, DeviceMemory, Gpu, Node};
+use gpushare_inventory::{DeviceMemory, Gpu, Node};
 use gpushare_quota::{Grant, StateFolder};
-use gpushare_request::{Devices, MemoryAsk, Mode, Request, ShareName};
+use gpushare_request::{Devices, MemoryAsk, Request, ShareName};
 
 use super::{Generate, Kind};
 use crate::{inventory, node, plan};
@@ -114,16 +114,7 @@ fn gpus(config: &Config, node: &Node, state: &StateFolder) -> Result<Vec<CdiDevi
 
 /// The plan of whole GPUs, as a container without a library folder of its own would get it.
 fn whole(gpus: &[&Gpu], config: &Config, node: &Node, state: &StateFolder) -> Result<Plan> {
-    let request = Request {
-        memory: MemoryAsk::Percent(100),
-        cores: None,
-        devices: Devices::All,
-        model: Default::default(),
-        mode: Mode::Exclusive,
-        compute_policy: Default::default(),
-        capabilities: Capabilities::default(),
-        priority: Default::default(),
-    };
+    let request = Request::whole(Devices::All);
     let grant =
         |gpu: &&Gpu| Grant { gpu: gpu.uuid, memory: gpu.memory.unwrap_or(DeviceMemory::ZERO), cores: None };
     let lease = plan::lease(&request, gpus.iter().map(grant).collect())?;

@@ -31,8 +31,9 @@ pub fn off(engine: Engine) -> Result<Grants> {
             });
         }
         _ => format!(
-            "variables grant no GPU while gpushare is the default runtime, since an image may set them: ask by annotation \
-             (docker run --annotation, from docker 24 on), or set [request] env in a settings file read after {}",
+            "variables grant no GPU while gpushare is the default runtime, since an image may set them, and a container with \
+             GPUSHARE_* is refused: ask by annotation (docker run --annotation, from docker 24 on), or set [request] env in a \
+             settings file read after {}",
             path.display()
         ),
     };

@@ -222,7 +222,8 @@ fn tenant(lease: &Lease, grant: &Grant) -> Option<Tenant> {
     let cores = grant.cores.filter(|_| lease.compute_policy != ComputePolicy::None)?;
     let guarantee = u32::from(cores.percent()) * 100;
     let bursts = lease.compute_policy == ComputePolicy::Burst;
-    let ceiling = if bursts { WHOLE } else { guarantee };
+    let most = u32::from(lease.ceiling.percent()) * 100;
+    let ceiling = if bursts { most.max(guarantee) } else { guarantee };
     (guarantee < WHOLE).then(|| Tenant {
         guarantee,
         ceiling,

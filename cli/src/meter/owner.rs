@@ -50,7 +50,7 @@ mod tests {
     use std::process::{Command, id};
 
     use gpushare_quota::{Holder, LeaseKey, LeaseState};
-    use gpushare_request::{ComputePolicy, Mode, Priority};
+    use gpushare_request::{ComputePolicy, Cores, Mode, Priority};
 
     use super::*;
 
@@ -63,6 +63,7 @@ mod tests {
             grants: Vec::new(),
             mode: Mode::Share,
             compute_policy: ComputePolicy::Fixed,
+            ceiling: Cores::ALL,
             priority: Priority::default(),
             state: LeaseState::Active,
             holder: Holder { pid, start_time: 1, cgroup: cgroup_of(pid) },

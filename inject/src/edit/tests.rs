@@ -3,8 +3,9 @@ mod golden;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use gpushare_inventory::{DeviceMemory, DeviceNode, Gpu, GpuUuid};
 use gpushare_region::path as inner;
-use gpushare_request::{Container, Policy};
+use gpushare_request::{Container, Interceptor, Policy};
 use oci_spec::runtime::{
     HookBuilder, LinuxDeviceBuilder, LinuxDeviceCgroupBuilder, LinuxDeviceType, MountBuilder,
 };
@@ -44,6 +45,7 @@ fn plan() -> Plan {
         prestart: hook("prestart"),
         poststop: hook("poststop"),
         additional_gids: vec![],
+        variables: Vec::new(),
         surroundings: Surroundings::default(),
     }
 }
@@ -421,10 +423,29 @@ fn eighty_thousand_mounts_take_a_plan_of_many_mounts_in_no_time() {
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }
 
+/// Of which the plan's is the first.
+fn two_gpus() -> Vec<Gpu> {
+    let gpu = |index: u8| {
+        let path = PathBuf::from(format!("/dev/nvidia{index}"));
+        let minor = index.into();
+        let host_path = path.clone();
+        Gpu {
+            index: minor,
+            uuid: GpuUuid::from_bytes([index; 16]),
+            minor,
+            model: "Tesla T4".to_owned(),
+            memory: Some(DeviceMemory::from_bytes(16 << 30)),
+            node: DeviceNode { path, host_path, major: 195, minor, mode: 0o666, uid: 0, gid: 0 },
+        }
+    };
+    vec![gpu(0), gpu(1)]
+}
+
 #[test]
 fn a_bundle_that_runs_again_asks_for_what_it_asked_before() {
-    let asks =
-        |json: &Value| gpushare_request::read(&Container::from_json(json), &Policy::default()).unwrap();
+    let asks = |json: &Value| {
+        gpushare_request::read(&Container::from_json(json), &Policy::default(), &two_gpus()).unwrap()
+    };
     for env in [
         &["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=1"][..],
         &["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=all"],
@@ -454,4 +475,30 @@ fn groups_are_added_once() {
     let once = edited(r#"{"process":{"user":{"uid":0,"additionalGids":[10]}}}"#, &plan).unwrap();
     assert_eq!(once["process"]["user"]["additionalGids"], json!([10, 44]));
     assert_eq!(edited(&once.to_string(), &plan).unwrap(), once);
+}
+
+#[test]
+fn another_systems_library_is_taken_out_and_nothing_else() {
+    let mut json = json!({
+        "mounts": [{"destination": "/usr/local/vgpu/libvgpu.so"}, {"destination": "/data"}],
+        "process": {"env": ["LD_PRELOAD=/usr/local/vgpu/libvgpu.so", "LD_PRELOAD=/a.so:/usr/local/vgpu/libvgpu.so", "A=b"]},
+    });
+    let found = Interceptor {
+        mounts: vec!["/usr/local/vgpu/libvgpu.so".to_owned()],
+        preloads: vec!["/usr/local/vgpu/libvgpu.so".to_owned()],
+    };
+    take_out_interceptor(&mut json, &found);
+    let left = json!({"mounts": [{"destination": "/data"}], "process": {"env": ["LD_PRELOAD=/a.so", "A=b"]}});
+    assert_eq!(json, left);
+}
+
+#[test]
+fn variables_of_another_systems_request_stand_once_and_with_what_was_granted() {
+    let plan =
+        Plan { variables: vec![("CUDA_DEVICE_MEMORY_LIMIT_0".to_owned(), "3000m".to_owned())], ..plan() };
+    let mut json = json!({"process": {"env": [
+        "CUDA_DEVICE_MEMORY_LIMIT_0=999g", "PATH=/bin", "CUDA_DEVICE_MEMORY_LIMIT_0=3000m",
+    ]}});
+    apply(&mut json, &plan).unwrap();
+    assert_eq!(json["process"]["env"], json!(["CUDA_DEVICE_MEMORY_LIMIT_0=3000m", "PATH=/bin"]));
 }

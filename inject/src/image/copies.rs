@@ -61,6 +61,9 @@ pub(super) fn volume(root: &Root, bundle: &Path, json: &Value, searched: &[PathB
             Some((place, source.map(|source| bundle.join(source))))
         })
         .collect();
+    if placed.iter().all(|(_, source)| source.is_none()) {
+        return None;
+    }
     let brings_driver = |folder: &&PathBuf| {
         let at = super::led(root, folder);
         // What was mounted last lies on top.
@@ -199,7 +202,10 @@ mod tests {
         file("etc/ld.so.conf.d/x.conf", "# ours\n/opt/conf\n");
         symlink("usr/lib", root.path().join("lib")).unwrap();
         symlink("cuda-12.4", root.path().join("usr/local/cuda")).unwrap();
-        symlink("/etc", root.path().join("opt/out")).unwrap();
+        // What the host has at the end of a link is none of the image's.
+        let host = tempfile::tempdir().unwrap();
+        fs::write(host.path().join("libcuda.so.1"), "").unwrap();
+        symlink(host.path(), root.path().join("opt/out")).unwrap();
         nix::unistd::mkfifo(&root.path().join("etc/ld.so.conf.d/y.conf"), nix::sys::stat::Mode::S_IRWXU)
             .unwrap();
         let json = json!({"process": {"env": [

@@ -3,12 +3,9 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::os::fd::AsFd;
 use std::path::{Component, Path, PathBuf};
 
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, readlinkat};
-
-use super::{Root, relative};
+use super::{Name, Root};
 
 /// Names looked at for one path, those that links bring along included: an image may hold any tangle of links.
 const MAX_NAMES: usize = 1024;
@@ -29,8 +26,8 @@ pub(super) fn place(root: &Root, path: &Path) -> Option<PathBuf> {
             continue;
         }
         let next = at.join(&name);
-        match link(root, &next) {
-            Some(target) => {
+        match root.name(&next) {
+            Name::Link(target) => {
                 if target.is_absolute() {
                     at = PathBuf::from("/");
                 }
@@ -38,7 +35,7 @@ pub(super) fn place(root: &Root, path: &Path) -> Option<PathBuf> {
                     names.push_front(name);
                 }
             }
-            None => at = next,
+            Name::Absent | Name::Other => at = next,
         }
     }
     None
@@ -51,15 +48,6 @@ fn names(path: &Path) -> VecDeque<OsString> {
         _ => None,
     });
     named.collect()
-}
-
-/// What the link at `path`, whose folders are none, says; `None` for anything else.
-fn link(root: &Root, path: &Path) -> Option<PathBuf> {
-    let how = OpenHow::new()
-        .flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
-        .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-    let found = openat2(root.folder.as_fd(), relative(path), how).ok()?;
-    readlinkat(&found, "").ok().map(PathBuf::from)
 }
 
 #[cfg(test)]

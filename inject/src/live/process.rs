@@ -157,4 +157,51 @@ mod tests {
         child.wait().unwrap();
         assert!(matches!(Process::open(pid, u64::MAX), Err(LiveError::Gone { .. })));
     }
+
+    /// A process in a mount namespace of its own, as a container's init has one.
+    fn apart() -> std::process::Child {
+        let child = std::process::Command::new("unshare").args(["--mount", "sleep", "60"]).spawn().unwrap();
+        let link = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).unwrap();
+        while link(&child.id().to_string()) == link("self") {
+            std::thread::yield_now();
+        }
+        child
+    }
+
+    fn end(mut child: std::process::Child) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    #[ignore = "needs root: makes mount namespaces and chooses a pid"]
+    fn a_process_that_is_held_stays_the_same_when_its_pid_is_anothers() {
+        let first = apart();
+        let pid = i32::try_from(first.id()).unwrap();
+        let newest = start_time(&fs::read(format!("/proc/{pid}/stat")).unwrap()).unwrap();
+        let held = Process::open(pid, newest).unwrap();
+        assert!(held.check_alive().is_ok() && held.mount_namespace().is_ok());
+        end(first);
+        // Start times count hundredths of a second.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        // Others start processes meanwhile, so more than one try.
+        let twin = (0..1000).find_map(|_| {
+            fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).unwrap();
+            let twin = apart();
+            if i32::try_from(twin.id()) == Ok(pid) {
+                return Some(twin);
+            }
+            end(twin);
+            None
+        });
+        let twin = twin.expect("the pid is given again");
+        assert!(matches!(held.check_alive(), Err(LiveError::Gone { .. })));
+        assert!(matches!(held.mount_namespace(), Err(LiveError::Gone { .. })));
+        assert!(matches!(held.root(), Err(LiveError::Gone { .. })));
+        assert!(matches!(held.read("cgroup"), Err(LiveError::Gone { .. })));
+        // And a hook that comes only now, with a state from before.
+        let late = Process::open(pid, newest).unwrap_err();
+        assert!(late.to_string().contains("started after its hook"), "{late}");
+        end(twin);
+    }
 }

@@ -32,7 +32,7 @@ pub(crate) fn gpu(index: u32, gib: u64) -> Gpu {
 
 pub(crate) fn request(env: &[&str]) -> Request {
     let env = env.iter().map(|entry| entry.to_string()).collect();
-    gpushare_request::read(&Container::new(BTreeMap::new(), env), &Policy::default()).unwrap().unwrap()
+    gpushare_request::read(&Container::new(BTreeMap::new(), env), &Policy::default(), &[]).unwrap().unwrap()
 }
 
 fn load(memory_gib: u64, cores: u64) -> GpuLoad {
@@ -91,7 +91,10 @@ fn several_gpus_each_hold_the_share() {
 fn unknown_and_ambiguous_devices_are_refused() {
     let loads = [EMPTY, EMPTY];
     let text = binpack(&["GPUSHARE_DEVICES=7"], &loads).unwrap_err();
-    assert_eq!(text, "this node has no GPU 7; it has 0, 1 (`gpushare devices`)");
+    assert_eq!(
+        text,
+        "this node has no GPU 7: see `gpushare devices`; it has 0 (GPU-01000000-0000-0000-0000-000000000000), 1 (GPU-02000000-0000-0000-0000-000000000000)"
+    );
     assert!(binpack(&["GPUSHARE_DEVICES=GPU-0"], &loads).unwrap_err().contains("several"));
     assert_eq!(binpack(&["GPUSHARE_DEVICES=GPU-02", "GPUSHARE_MEMORY=1GiB"], &loads), Ok(vec![(1, 1)]));
     assert!(binpack(&["GPUSHARE_DEVICES=GPU-02,1"], &loads).unwrap_err().contains("each GPU once"));

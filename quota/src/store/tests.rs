@@ -141,6 +141,19 @@ fn a_database_that_is_not_ours_is_refused_and_kept() {
 }
 
 #[test]
+fn a_database_that_is_a_link_is_refused_and_kept() {
+    let (sound, store) = open();
+    drop(store);
+    for end in [sound.path().join("quota.db"), sound.path().join("nowhere")] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("quota.db");
+        std::os::unix::fs::symlink(&end, &path).unwrap();
+        assert!(matches!(Store::open(folder.path()), Err(StoreError::Sqlite { .. })), "{}", end.display());
+        assert_eq!(fs::read_link(&path).unwrap(), end);
+    }
+}
+
+#[test]
 fn a_truncated_database_is_refused() {
     let (folder, store) = open();
     for number in 0..50 {
@@ -306,4 +319,14 @@ fn only_a_living_share_is_updated_and_settled() {
     store.release(living.id, &living.key, ReleaseReason::Ended).unwrap();
     let whole = active(&store, "whole", &["GPUSHARE_MODE=exclusive"]);
     assert!(matches!(update(&store, &whole, &memory("2GiB"), |_| Ok(())), Err(UpdateError::Exclusive(_))));
+}
+
+#[test]
+fn the_ceiling_of_a_burst_is_kept() {
+    let (_folder, store) = open();
+    let asked = Request { burst: Cores::new(60), ..request(&["GPUSHARE_MEMORY=1GiB", "GPUSHARE_CORES=30"]) };
+    let rules = Admission::default();
+    let reservation = store.reserve(&key("a"), &asked, &[gpu(0, 80)], &rules, &here(), |_| ());
+    std::mem::forget(reservation.unwrap());
+    assert_eq!(store.leases().unwrap()[0].ceiling, Cores::new(60).unwrap());
 }

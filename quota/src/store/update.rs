@@ -63,7 +63,7 @@ impl Store {
         mut write: impl FnMut(&Lease) -> io::Result<()>,
     ) -> Result<(Lease, Lease), UpdateError> {
         let writing = self.begin()?;
-        let old = self.lease(key)?.filter(|lease| lease.id == id);
+        let old = self.find(key)?.filter(|lease| lease.id == id);
         let old = old.ok_or_else(|| UpdateError::NoLease(key.clone()))?;
         match (old.mode, old.state) {
             (Mode::Exclusive, _) => return Err(UpdateError::Exclusive(key.clone())),

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 
 use gpushare_inventory::DeviceMemory;
 
+use crate::cards::four;
 use crate::{Container, DeviceSelector, Devices, MemoryAsk, NvidiaPolicy, Policy, Request, RequestError};
 
 fn container(annotations: &[(&str, &str)], env: &[&str]) -> Container {
@@ -11,11 +12,11 @@ fn container(annotations: &[(&str, &str)], env: &[&str]) -> Container {
 }
 
 fn read(annotations: &[(&str, &str)], env: &[&str]) -> Result<Option<Request>, RequestError> {
-    crate::read(&container(annotations, env), &Policy::default())
+    crate::read(&container(annotations, env), &Policy::default(), &four())
 }
 
 fn strict(annotations: &[(&str, &str)], env: &[&str]) -> Result<Option<Request>, RequestError> {
-    crate::read(&container(annotations, env), &Policy { strict: true, ..Policy::default() })
+    crate::read(&container(annotations, env), &Policy { strict: true, ..Policy::default() }, &four())
 }
 
 const GIB: u64 = 1 << 30;
@@ -190,14 +191,21 @@ fn a_pod_of_cri_o_cannot_pass_for_another_container_or_for_a_sandbox() {
         ("io.kubernetes.container.name", "web"),
         ("alloc.gpushare.io/memory", "8GiB"),
         ("alloc.gpushare.io/web.memory", "8GiB"),
+        (
+            "io.kubernetes.cri-o.Annotations",
+            r#"{"alloc.gpushare.io/memory":"8GiB","alloc.gpushare.io/web.memory":"8GiB"}"#,
+        ),
     ];
+    let policy = Policy { strict: true, crio: true, ..Policy::default() };
     for pods in [
         ("io.kubernetes.cri.container-name", "other"),
         ("io.kubernetes.cri.container-type", "sandbox"),
         ("x.org/y", "z"),
     ] {
         let all = [&crio[..], &[pods, ("gpushare.io/web.memory", "1GiB")]].concat();
-        assert_eq!(strict(&all, &[]).unwrap().map(|request| request.memory), Some(gib(1)), "{pods:?}");
+        let request = crate::read(&container(&all, &[]), &policy, &[]).unwrap();
+        assert_eq!(request.map(|request| request.memory), Some(gib(1)), "{pods:?}");
+        assert!(strict(&all, &[]).is_err(), "believed without the setting");
     }
     let sandbox = [("io.kubernetes.cri-o.ContainerType", "sandbox"), ("gpushare.io/memory", "nonsense")];
     assert_eq!(read(&sandbox, &[]), Ok(None));
@@ -222,9 +230,16 @@ fn nvidias_variables_fill_in_and_never_contradict_in_silence() {
         assert!(told.contains("GPUSHARE_MEMORY") && told.contains("none"), "{told}");
     }
     // docker appends its own entry last; under CRI two differing entries may be the plugin's and the pod's.
-    assert_eq!(devices(&["NVIDIA_VISIBLE_DEVICES=3", "NVIDIA_VISIBLE_DEVICES=all"]), Ok(Devices::All));
+    let uuids = |list: &[usize]| {
+        Ok(Devices::These(list.iter().map(|i| DeviceSelector::Uuid(four()[*i].uuid)).collect()))
+    };
+    let twice = ["NVIDIA_VISIBLE_DEVICES=3", "NVIDIA_VISIBLE_DEVICES=all"];
+    assert_eq!(devices(&twice), uuids(&[0, 1, 2, 3]));
     let cri = [("io.kubernetes.cri.container-type", "container")];
-    assert!(read(&cri, &["NVIDIA_VISIBLE_DEVICES=3", "NVIDIA_VISIBLE_DEVICES=all"]).is_err());
+    assert_eq!(read(&cri, &twice).map(|request| request.unwrap().devices), uuids(&[3]));
+    let beside = ["GPUSHARE_MEMORY=4GiB", twice[0], twice[1]];
+    assert_eq!(devices(&beside), Ok(Devices::Any(1)));
+    assert!(matches!(read(&cri, &beside), Err(RequestError::Conflict { .. })));
     let error = read(&[], &["NVIDIA_VISIBLE_DEVICES=no-gpu-has-8MiB-to-run"]).unwrap_err();
     assert!(matches!(error, RequestError::Malformed { .. }), "{error}");
 }
@@ -233,7 +248,7 @@ fn nvidias_variables_fill_in_and_never_contradict_in_silence() {
 fn a_plain_nvidia_request_follows_the_nodes_policy() {
     let container = container(&[], &["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=utility"]);
     let read = |nvidia, default_memory| {
-        crate::read(&container, &Policy { nvidia, default_memory, ..Policy::default() })
+        crate::read(&container, &Policy { nvidia, default_memory, ..Policy::default() }, &four())
     };
     assert_eq!(read(NvidiaPolicy::DefaultShare, None).unwrap().unwrap().memory, MemoryAsk::Rest);
     let share = read(NvidiaPolicy::DefaultShare, Some(DeviceMemory::from_bytes(GIB))).unwrap().unwrap();
@@ -241,15 +256,34 @@ fn a_plain_nvidia_request_follows_the_nodes_policy() {
     assert_eq!(read(NvidiaPolicy::Ignore, None), Ok(None));
     let foreign = super::tests::container(&[], &["NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"]);
     let ignore = Policy { nvidia: NvidiaPolicy::Ignore, ..Policy::default() };
-    assert_eq!(crate::read(&foreign, &ignore), Ok(None), "a list that nobody acts on need not be understood");
+    assert_eq!(
+        crate::read(&foreign, &ignore, &[]),
+        Ok(None),
+        "a list that nobody acts on need not be understood"
+    );
     assert_eq!(read(NvidiaPolicy::Refuse, None), Err(RequestError::NoShare));
+}
+
+#[test]
+fn gpus_by_mounts_are_those_of_a_share_where_the_settings_have_them_read() {
+    let json = serde_json::json!({
+        "process": {"env": ["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=/var/run/nvidia-container-devices"]},
+        "mounts": [{"destination": "/var/run/nvidia-container-devices/2", "source": "/dev/null"}],
+    });
+    let read = |volume_mounts| {
+        let policy = Policy { volume_mounts, ..Policy::default() };
+        crate::read(&Container::from_json(&json), &policy, &four()).map(|request| request.unwrap().devices)
+    };
+    assert_eq!(read(true), Ok(Devices::These(vec![DeviceSelector::Index(2)])));
+    let told = read(false).unwrap_err().to_string();
+    assert!(told.contains("the GPU that mount"), "{told}");
 }
 
 #[test]
 fn a_node_that_gives_few_capabilities_refuses_only_what_was_chosen() {
     let few = Policy { capabilities: "compute".parse().ok(), ..Policy::default() };
     let capabilities = |env: &[&str]| {
-        let read = crate::read(&container(&[], env), &few);
+        let read = crate::read(&container(&[], env), &few, &four());
         read.map(|request| request.unwrap().capabilities.to_string())
     };
     for env in [
@@ -304,7 +338,7 @@ fn under_strict_only_trusted_annotations_grant_and_others_only_lower() {
         ("GPUSHARE_CORES=100", false),
         ("GPUSHARE_CORES=10", true),
     ] {
-        let asked = crate::read(&container(&[("alloc.gpushare.io/count", "1")], &[env]), &defaults);
+        let asked = crate::read(&container(&[("alloc.gpushare.io/count", "1")], &[env]), &defaults, &[]);
         assert_eq!(asked.is_ok(), lowers, "{env}");
     }
     assert!(matches!(strict(&[], &["GPUSHARE_MEMORY=1GiB"]), Err(RequestError::Untrusted { .. })));

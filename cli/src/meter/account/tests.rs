@@ -27,6 +27,7 @@ fn lease(id: i64, cores: Option<u8>, compute_policy: ComputePolicy) -> Lease {
         grants: vec![grant],
         mode: Mode::Share,
         compute_policy,
+        ceiling: Cores::ALL,
         priority: Priority::default(),
         state: LeaseState::Active,
         holder: Holder { pid: 1, start_time: 1, cgroup: None },
@@ -122,6 +123,15 @@ fn idle_time_is_given_to_a_bursting_container_and_taken_back() {
         share(window, vec![sample(1, window, 30)]);
     }
     assert_eq!(share(13, vec![sample(1, 13, 30)]), 10_000, "and went");
+}
+
+#[test]
+fn a_bursting_container_gets_no_more_idle_time_than_its_ceiling() {
+    let bound = Lease { ceiling: Cores::new(60).unwrap(), ..lease(1, Some(30), ComputePolicy::Burst) };
+    let mut account = account(&[bound], &[]);
+    account.count(vec![sample(1, 1, 30)], at(1), owner);
+    account.decide(|_, _| true);
+    assert_eq!(published(&account, at(1))[0].1.burst_share, 6_000);
 }
 
 #[test]

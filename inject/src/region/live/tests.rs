@@ -20,6 +20,7 @@ fn lease(memory: u64, cores: Option<u8>) -> Lease {
         grants: vec![grant(1), grant(2)],
         mode: Mode::Share,
         compute_policy: ComputePolicy::Burst,
+        ceiling: Cores::ALL,
         priority: Priority::default(),
         state: LeaseState::Active,
         holder: Holder::this_process().unwrap(),
@@ -134,4 +135,12 @@ fn a_damaged_usage_file_costs_bounded_time_and_says_so() {
         matches!(region.read_usage(&Running::default()), Err(UsageError::Io(_))),
         "a link is not followed"
     );
+}
+
+#[test]
+fn the_file_holds_the_bursts_ceiling_and_never_one_below_the_share() {
+    for (ceiling, cores, want) in [(60, Some(30), 60), (60, Some(80), 80), (100, Some(30), 100)] {
+        let lease = Lease { ceiling: Cores::new(ceiling).unwrap(), ..lease(1 << 30, cores) };
+        assert_eq!(limits(&lease)[0].ceiling_percent, want, "{ceiling} over {cores:?}");
+    }
 }

@@ -1,0 +1,44 @@
+//! The shipped settings as code: a `Default` for each section of `gpushare.toml`, which stays the one place of every
+//! default. A key that is missing there, or that no section has, does not compile.
+
+use std::error::Error;
+use std::path::Path;
+use std::{env, fs};
+
+use toml::{Table, Value};
+
+const SHIPPED: &str = "gpushare.toml";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo::rerun-if-changed={SHIPPED}");
+    let sections: Table = toml::from_str(&fs::read_to_string(SHIPPED)?)?;
+    let code: Vec<String> = sections.iter().map(|(name, section)| default(name, section)).collect();
+    let folder = env::var_os("OUT_DIR").ok_or("cargo names no folder")?;
+    fs::write(Path::new(&folder).join("shipped.rs"), code.join("\n"))?;
+    Ok(())
+}
+
+fn default(section: &str, keys: &Value) -> String {
+    let keys = || keys.as_table().into_iter().flatten();
+    let fields: String = keys().map(|(key, value)| format!("{key}: {},\n", literal(value))).collect();
+    let inner: String =
+        keys().filter(|(_, value)| value.is_table()).map(|(key, value)| default(key, value)).collect();
+    let (first, rest) = section.split_at(1);
+    let name = format!("{}{rest}Section", first.to_uppercase());
+    // A section whose values are all empty says so too.
+    let allow = "#[allow(clippy::derivable_impls)]";
+    format!(
+        "{inner}{allow}\nimpl Default for {name} {{\nfn default() -> Self {{\nSelf {{\n{fields}}}\n}}\n}}\n"
+    )
+}
+
+fn literal(value: &Value) -> String {
+    match value {
+        Value::String(text) => format!("{text:?}.into()"),
+        Value::Array(values) => {
+            format!("vec![{}]", values.iter().map(literal).collect::<Vec<_>>().join(", "))
+        }
+        Value::Table(_) => "Default::default()".to_owned(),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,48 @@
+//! What an earlier start of the wrapper's has left in a bundle that nobody has written anew.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::EditError;
+
+/// A bundle that asks for nothing must hold no earlier plan: the low-level runtime would look for mounts that went with
+/// their lease. `hook` is our hook's program.
+///
+/// # Errors
+/// When it holds one.
+pub fn refuse_earlier_plan(json: &Value, hook: &Path) -> Result<(), EditError> {
+    let hooks = json.pointer("/hooks/prestart").and_then(Value::as_array).into_iter().flatten();
+    if hooks.into_iter().any(|entry| is_of_a_lease(entry, hook)) {
+        return Err(EditError::Earlier);
+    }
+    Ok(())
+}
+
+/// One that an administrator configured (hook-only mode) names no lease.
+fn is_of_a_lease(entry: &Value, hook: &Path) -> bool {
+    let path = entry.get("path").and_then(Value::as_str).map(Path::new);
+    let mut words = entry.get("args").and_then(Value::as_array).into_iter().flatten();
+    path == Some(hook) && words.any(|word| word == "--lease")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_a_hook_of_a_lease_is_an_earlier_plan() {
+        let hook = Path::new("/bin/gpushare-hook");
+        for (path, args, earlier) in [
+            ("/bin/gpushare-hook", &["gpushare-hook", "prestart", "--state", "/s", "--lease", "7"][..], true),
+            ("/bin/gpushare-hook", &["gpushare-hook", "prestart"], false),
+            ("/bin/other", &["gpushare-hook", "prestart", "--state", "/s", "--lease", "7"], false),
+        ] {
+            let json = json!({"hooks": {"prestart": [{"path": "/x"}, {"path": path, "args": args}]}});
+            assert_eq!(refuse_earlier_plan(&json, hook).is_err(), earlier, "{path} {args:?}");
+        }
+        assert_eq!(refuse_earlier_plan(&json!({"hooks": 7}), hook), Ok(()));
+    }
+}

@@ -1,0 +1,135 @@
+//! The GPUs of the node, as a request may name them.
+
+#[cfg(test)]
+use gpushare_inventory::GpuUuid;
+use gpushare_inventory::{DeviceMemory, Gpu};
+
+use crate::error::{RequestError, shortened};
+use crate::grammar::DeviceSelector;
+
+/// Why a name is not one GPU's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SelectorError {
+    /// No GPU by that name.
+    #[error("this node has no GPU {selector}: see `gpushare devices`; it has {here}")]
+    Unknown {
+        /// As the user named it.
+        selector: String,
+        /// Index and UUID of each.
+        here: String,
+    },
+    /// Several GPUs by that name.
+    #[error(
+        "{selector} is the beginning of several GPUs' UUIDs; write more of it (`gpushare devices`): {here}"
+    )]
+    Ambiguous {
+        /// As the user named it.
+        selector: String,
+        /// Index and UUID of each that it may mean.
+        here: String,
+    },
+}
+
+/// The one GPU that `selector` names.
+///
+/// # Errors
+/// When there is none, or more than one.
+pub fn find_gpu<'a>(selector: &DeviceSelector, gpus: &'a [Gpu]) -> Result<&'a Gpu, SelectorError> {
+    let fits = |gpu: &&Gpu| match selector {
+        DeviceSelector::Index(index) => gpu.index == *index,
+        DeviceSelector::Minor(minor) => gpu.minor == *minor,
+        DeviceSelector::Uuid(uuid) => gpu.uuid == *uuid,
+        DeviceSelector::Prefix(prefix) => {
+            gpu.uuid.to_string().to_ascii_lowercase().starts_with(&prefix.to_ascii_lowercase())
+        }
+    };
+    let found: Vec<&Gpu> = gpus.iter().filter(fits).collect();
+    match found[..] {
+        [gpu] => Ok(gpu),
+        [] => Err(SelectorError::Unknown { selector: selector.to_string(), here: names(gpus.iter()) }),
+        _ => Err(SelectorError::Ambiguous { selector: selector.to_string(), here: names(found.into_iter()) }),
+    }
+}
+
+fn names<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> String {
+    gpus.map(|gpu| format!("{} ({})", gpu.index, gpu.uuid)).collect::<Vec<_>>().join(", ")
+}
+
+/// How a bare number names a GPU: systems differ, and a wrong guess is somebody else's GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IndexMeaning {
+    /// NVML's index: PCI order.
+    Pci,
+    /// The N of `/dev/nvidiaN`.
+    #[default]
+    Minor,
+}
+
+/// The node's GPUs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cards<'a>(pub &'a [Gpu]);
+
+impl<'a> Cards<'a> {
+    /// All of them, by index.
+    pub fn all(self) -> Vec<&'a Gpu> {
+        self.0.iter().collect()
+    }
+
+    /// The GPU that `selector` names, which `key` did.
+    pub fn find(self, key: &str, selector: &DeviceSelector) -> Result<&'a Gpu, RequestError> {
+        let named = |source| RequestError::NoSuchGpu { key: shortened(key), source };
+        find_gpu(selector, self.0).map_err(named)
+    }
+}
+
+/// Whether one of the GPUs is named twice.
+pub(crate) fn has_double(gpus: &[&Gpu]) -> bool {
+    gpus.iter().enumerate().any(|(place, gpu)| gpus[..place].iter().any(|other| other.uuid == gpu.uuid))
+}
+
+/// All of a GPU's memory.
+pub(crate) fn total(gpu: &Gpu) -> Result<DeviceMemory, RequestError> {
+    gpu.memory.ok_or(RequestError::UnknownSize { gpu: gpu.uuid })
+}
+
+/// Four GPUs of 15360 MiB, whose minors are not their indexes.
+#[cfg(test)]
+pub(crate) fn four() -> Vec<Gpu> {
+    let gpu = |(index, minor): (u8, u32)| {
+        let path = std::path::PathBuf::from(format!("/dev/nvidia{minor}"));
+        let host_path = path.clone();
+        Gpu {
+            index: index.into(),
+            uuid: GpuUuid::from_bytes([0xa0 + index; 16]),
+            minor,
+            model: "Tesla T4".to_owned(),
+            memory: Some(DeviceMemory::from_bytes(15360 << 20)),
+            node: gpushare_inventory::DeviceNode {
+                path,
+                host_path,
+                major: 195,
+                minor,
+                mode: 0o666,
+                uid: 0,
+                gid: 0,
+            },
+        }
+    };
+    [(0, 1), (1, 0), (2, 3), (3, 2)].map(gpu).to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_beginning_of_two_uuids_is_refused_with_both() {
+        let selector = |text: &str| text.parse::<DeviceSelector>().unwrap();
+        let told = find_gpu(&selector("GPU-a"), &four()).unwrap_err();
+        assert!(
+            matches!(&told, SelectorError::Ambiguous { here, .. } if here.contains("GPU-a0") && here.contains("GPU-a3")),
+            "{told}"
+        );
+        assert_eq!(find_gpu(&selector("GPU-A2"), &four()).map(|gpu| gpu.index), Ok(2));
+    }
+}

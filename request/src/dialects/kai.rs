@@ -1,0 +1,138 @@
+//! KAI-Scheduler and Run:ai 2: the pod's annotations `gpu-fraction` or `gpu-memory`, and `GPU_PORTION` with
+//! `RUNAI_NUM_OF_GPUS`, which a ConfigMap holds that the binder fills (KAI-Scheduler pkg/binder/common/gpu_access.go,
+//! pkg/common/constants/constants.go). With HAMi-core, `CUDA_DEVICE_MEMORY_LIMIT` (pkg/binder/plugins/hamicore/hami_core.go).
+//!
+//! Run:ai counts the whole GPUs of a container in `RUNAI_NUM_OF_GPUS`, too: a whole number states no portion.
+
+use gpushare_inventory::DeviceMemory;
+
+use super::Dialect;
+use crate::cards::{Cards, IndexMeaning, total};
+use crate::claim::{Amount, Claim};
+use crate::device_list::{Named, named, names_gpus};
+use crate::error::RequestError;
+use crate::limit;
+use crate::quantity::{self, Decimal};
+use crate::reading::{Reading, Said, conflict};
+
+pub(super) static DIALECT: Dialect = Dialect { name: "kai", detects, read, owns };
+
+const PORTION: &str = "GPU_PORTION";
+const GPUS: &str = "RUNAI_NUM_OF_GPUS";
+const LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT";
+const FRACTION: &str = "gpu-fraction";
+const MEMORY: &str = "gpu-memory";
+const CONTAINER: &str = "gpu-fraction-container-name";
+const COUNT: &str = "gpu-fraction-num-devices";
+
+/// A container without a GPU has a count of 0.
+fn detects(reading: &Reading) -> bool {
+    let asks = |said: Said| said.key == PORTION || said.key == GPUS && said.value != "0";
+    reading.variables().any(asks) || is_annotated(reading)
+}
+
+fn owns(key: &str) -> bool {
+    matches!(key, PORTION | GPUS | LIMIT)
+}
+
+/// Whether the pod's annotations are about this container. One of a pod's has the share: the named one, else the first,
+/// which is known by its GPUs, since the others' list is `void`.
+fn is_annotated(reading: &Reading) -> bool {
+    let annotations = reading.container.annotations();
+    let asks = annotations.contains_key(FRACTION) || annotations.contains_key(MEMORY);
+    asks && match (annotations.get(CONTAINER), reading.container.name_in_pod()) {
+        (Some(named), Some(name)) => named == name,
+        _ => names_gpus(reading),
+    }
+}
+
+fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
+    let asked = asked(reading)?;
+    let limit = reading.least(LIMIT, limit::memory)?;
+    let portions = reading.variables().filter(|said| matches!(said.key, PORTION | GPUS));
+    let portion = reading.least_of(portions, portion)?;
+    let speaks = portion.map(|(said, _)| said).or(asked.map(|(said, _)| said));
+    let Named::Gpus(list, gpus) = named(reading, cards, IndexMeaning::Pci)? else {
+        return Err(RequestError::LimitWithoutGpu {
+            by: speaks.map(|said| said.to_string()).unwrap_or_default(),
+        });
+    };
+    if asked.is_some() {
+        refuse_more_gpus(reading, list, gpus.len())?;
+    }
+    // Of two that are nearly the same the more trusted counts, and the binder's limit before its portion.
+    let limit = limit.map(|(said, memory)| (said, Ask::Memory(memory)));
+    let portion =
+        portion.filter(|(_, portion)| *portion < WHOLE).map(|(said, portion)| (said, Ask::Portion(portion)));
+    let sources: Vec<(Said, Ask)> = [asked, limit, portion].into_iter().flatten().collect();
+    let mut claims = vec![Claim::by(list).naming(&gpus)];
+    for (place, (said, ask)) in sources.iter().enumerate() {
+        claims.push(Claim::by(*said).stating(&gpus, |_, gpu| {
+            let total = total(gpu)?;
+            let memory = ask.of(total);
+            let before = sources[..place].iter().map(|(_, ask)| ask.of(total));
+            let nearly = before
+                .into_iter()
+                .find(|other| other.bytes().abs_diff(memory.bytes()) <= total.bytes() / 100);
+            Ok(Amount { memory: Some(nearly.unwrap_or(memory)), cores: None })
+        })?);
+    }
+    Ok(claims)
+}
+
+/// What one source wants of each GPU.
+#[derive(Clone, Copy)]
+enum Ask {
+    Memory(DeviceMemory),
+    /// In parts of [`WHOLE`].
+    Portion(u64),
+}
+
+const WHOLE: u64 = 1_000_000_000;
+
+impl Ask {
+    fn of(self, total: DeviceMemory) -> DeviceMemory {
+        match self {
+            Self::Memory(memory) => memory,
+            Self::Portion(parts) => {
+                DeviceMemory::from_bytes(Decimal { numerator: parts, denominator: WHOLE }.of(total.bytes()))
+            }
+        }
+    }
+}
+
+/// What the pod's annotations say.
+fn asked<'a>(reading: &Reading<'a>) -> Result<Option<(Said<'a>, Ask)>, RequestError> {
+    if !is_annotated(reading) {
+        return Ok(None);
+    }
+    match (reading.annotation(FRACTION), reading.annotation(MEMORY)) {
+        (Some(fraction), Some(memory)) => Err(conflict(fraction, memory)),
+        (Some(said), None) => Ok(Some((said, Ask::Portion(portion(said)?)))),
+        (None, Some(said)) => Ok(Some((said, Ask::Memory(limit::mebibytes(said)?)))),
+        (None, None) => Ok(None),
+    }
+}
+
+fn portion(said: Said) -> Result<u64, RequestError> {
+    if said.value.is_empty() {
+        return Err(said.wrong("the binder has not filled the ConfigMap: see its log, and delete the pod"));
+    }
+    match quantity::decimal(said.value).map(|decimal| decimal.of(WHOLE)) {
+        Some(parts @ 1..WHOLE) => Ok(parts),
+        Some(parts) if said.key == GPUS && parts > 0 && parts % WHOLE == 0 => Ok(WHOLE),
+        _ => {
+            Err(said
+                .wrong("a portion is above 0 and below 1, as 0.5; ask for a whole GPU by nvidia.com/gpu: 1"))
+        }
+    }
+}
+
+/// Refuses more GPUs than the annotations ask for, where they say a number.
+fn refuse_more_gpus(reading: &Reading, list: Said, gpus: usize) -> Result<(), RequestError> {
+    let Some(said) = reading.annotation(COUNT) else { return Ok(()) };
+    let count =
+        quantity::whole(said.value).and_then(|count| usize::try_from(count).ok()).filter(|count| *count > 0);
+    let count = count.ok_or_else(|| said.wrong("a number of GPUs is a whole number from 1"))?;
+    if gpus > count { Err(conflict(said, list)) } else { Ok(()) }
+}

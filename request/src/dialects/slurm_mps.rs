@@ -1,0 +1,39 @@
+//! Slurm's gres `mps`: `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` in a job (slurm src/plugins/gres/mps/gres_mps.c). Memory is not
+//! limited there, unless the settings take the percentage for one of memory, too.
+
+use super::{Dialect, nvidia_mps, slurm};
+use crate::cards::{Cards, total};
+use crate::claim::{Amount, Cap, Claim};
+use crate::error::RequestError;
+use crate::mps::{PERCENTAGE, PIPE};
+use crate::quantity;
+use crate::reading::{Reading, Said};
+
+pub(super) static DIALECT: Dialect = Dialect { name: "slurm-mps", detects, read, owns };
+
+fn detects(reading: &Reading) -> bool {
+    reading.has(PERCENTAGE) && reading.has("SLURM_JOB_ID") && !slurm::has_no_gpu(reading)
+}
+
+fn owns(key: &str) -> bool {
+    matches!(key, PERCENTAGE | PIPE)
+}
+
+fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
+    let Some((said, percent)) = reading.least(PERCENTAGE, percentage)? else { return Ok(Vec::new()) };
+    nvidia_mps::note_mode(reading);
+    let gpus = slurm::gpus(reading, cards, said)?;
+    let claim = Claim::by(said).on(&gpus, |_, gpu| {
+        let memory = reading.policy.dialects.slurm_mps_memory.then(|| total(gpu)).transpose()?;
+        Ok(Amount { memory: memory.map(|memory| memory.percent(percent)), cores: Cap::of(percent.into()) })
+    })?;
+    Ok(vec![claim])
+}
+
+/// Slurm makes it of the job's count and the GPU's, and gets 0 or too much where the latter is wrong or spans several GPUs.
+fn percentage(said: Said) -> Result<u8, RequestError> {
+    let percent = quantity::whole(said.value).and_then(|percent| u8::try_from(percent).ok());
+    percent.filter(|percent| (1..=100).contains(percent)).ok_or_else(|| {
+        said.wrong("Slurm's percentage is a whole number from 1 to 100: check gres.conf Count of mps")
+    })
+}

@@ -1,0 +1,61 @@
+//! What the scheduler or the plugin noted on the pod: `CONTAINER[INDEX_UUID_CORES_MIB,…];…` (vgpu-manager
+//! pkg/device/types.go).
+
+use gpushare_inventory::{DeviceMemory, Gpu};
+
+use crate::cards::{Cards, IndexMeaning, has_double};
+use crate::claim::{Amount, Cap, Claim};
+use crate::device_list::selector;
+use crate::error::RequestError;
+use crate::quantity;
+use crate::reading::{Reading, Said};
+
+/// What the plugin gave, and before it the scheduler's plan.
+const KEYS: [&str; 2] = ["nvidia.com/real-allocated", "nvidia.com/pre-allocated"];
+
+/// The entry of this container, `INDEX_UUID_CORES_MIB,…` and the bracket behind it.
+pub(super) fn entry<'a>(reading: &Reading<'a>) -> Option<(&'static str, &'a str)> {
+    let name = reading.container.name_in_pod()?;
+    let annotations = reading.container.annotations();
+    KEYS.into_iter().find_map(|key| {
+        let ours = |entry: &'a str| entry.trim().strip_prefix(name)?.strip_prefix('[');
+        let entry = annotations.get(key)?.split(';').find_map(ours)?;
+        (entry != "]").then_some((key, entry))
+    })
+}
+
+/// What it says, where there is one.
+pub(super) fn claim(reading: &Reading, cards: Cards) -> Result<Option<Claim>, RequestError> {
+    let Some((key, entry)) = entry(reading) else { return Ok(None) };
+    let Some(said) = reading.annotation(key) else { return Ok(None) };
+    let remedy = "delete the pod, so that it is scheduled anew: an entry is CONTAINER[INDEX_UUID_CORES_MIB,…], of at most 100 cores";
+    let parts = entry.strip_suffix(']').ok_or_else(|| said.wrong(remedy))?;
+    let mut gpus: Vec<&Gpu> = Vec::new();
+    let mut amounts = Vec::new();
+    for part in parts.split(',').map(str::trim) {
+        let (uuid, amount) = amount(part).ok_or_else(|| said.wrong(remedy))?;
+        gpus.push(gpu(said, uuid, cards)?);
+        amounts.push(amount);
+    }
+    if has_double(&gpus) {
+        return Err(said.wrong("delete the pod, so that it is scheduled anew: it names one GPU twice"));
+    }
+    Claim::by(said).on(&gpus, |position, _| Ok(amounts[position])).map(Some)
+}
+
+fn gpu<'a>(said: Said, uuid: &str, cards: Cards<'a>) -> Result<&'a Gpu, RequestError> {
+    cards.find(said.key, &selector(said, uuid, IndexMeaning::Pci)?)
+}
+
+/// 0 is what was not asked for.
+fn amount(part: &str) -> Option<(&str, Amount)> {
+    let [index, uuid, cores, mib] = part.split('_').collect::<Vec<_>>()[..] else { return None };
+    quantity::whole(index)?;
+    let cores = match quantity::whole(cores)? {
+        0 => None,
+        percent => Some(Cap::of(percent)?),
+    };
+    let bytes = quantity::whole(mib)?.checked_mul(1 << 20)?;
+    let memory = (bytes > 0).then(|| DeviceMemory::from_bytes(bytes));
+    Some((uuid, Amount { memory, cores }))
+}

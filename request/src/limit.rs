@@ -1,0 +1,35 @@
+//! Limits in the grammars that several systems share. What their own readers take for "no limit" (garbage, 0) is an error.
+
+use gpushare_inventory::DeviceMemory;
+
+use crate::error::RequestError;
+use crate::grammar::Cores;
+use crate::quantity;
+use crate::reading::Said;
+
+/// Memory as HAMi-core and vgpu-manager read it: digits and perhaps one of k, m, g, t (binary), without one bytes.
+pub(crate) fn memory(said: Said) -> Result<DeviceMemory, RequestError> {
+    let remedy = "memory is digits and perhaps one of k, m, g (binary), as 3000m";
+    match quantity::binary(said.value).ok_or_else(|| said.wrong(remedy))? {
+        0 => Err(said.wrong("0 states no limit: write the limit, as 3000m")),
+        bytes @ 1..=0xf_ffff => {
+            Err(said.wrong(format!("below 1 MiB; without a letter it is bytes: did you mean {bytes}m?")))
+        }
+        bytes => Ok(DeviceMemory::from_bytes(bytes)),
+    }
+}
+
+/// A number of MiB, from 1.
+pub(crate) fn mebibytes(said: Said) -> Result<DeviceMemory, RequestError> {
+    let bytes = quantity::whole(said.value).filter(|mib| *mib > 0).and_then(|mib| mib.checked_mul(1 << 20));
+    let remedy = "memory is in MiB, digits only, from 1, as 2000";
+    bytes.map(DeviceMemory::from_bytes).ok_or_else(|| said.wrong(remedy))
+}
+
+/// A percentage of a GPU's compute.
+pub(crate) fn cores(said: Said) -> Result<Cores, RequestError> {
+    let percent = quantity::whole(said.value).and_then(|percent| u8::try_from(percent).ok());
+    percent
+        .and_then(Cores::new)
+        .ok_or_else(|| said.wrong("a percentage of compute is a whole number from 1 to 100"))
+}

@@ -1,0 +1,275 @@
+//! Several sources' claims made one request.
+//!
+//! The most trusted source that speaks of a thing sets it, and a less trusted one may lower it. A strict node refuses what
+//! differs or is raised; a lenient one takes the smallest limit and the GPUs that all name, and says so. What nobody states is
+//! the node's default, never "no limit".
+
+use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
+
+use crate::cards::{Cards, total};
+use crate::channel::Trust;
+use crate::claim::{Amount, Cap, Claim};
+use crate::error::RequestError;
+use crate::grammar::{DeviceSelector, Devices, MemoryAsk};
+use crate::reading::conflict;
+use crate::{ComputePolicy, NvidiaPolicy, Policy, Request, Share};
+
+/// The request that `claims` make together, and what the node decided for itself on the way.
+pub(crate) fn merge(
+    mut claims: Vec<Claim>,
+    policy: &Policy,
+    cards: Cards,
+) -> Result<(Request, Vec<String>), RequestError> {
+    claims.sort_by_key(|claim| std::cmp::Reverse(claim.trust));
+    let mut merge = Merge { policy, cards, notes: Vec::new() };
+    let Some(gpus) = merge.gpus(&claims)? else {
+        let by = claims.first().map(|claim| claim.by.clone()).unwrap_or_default();
+        return Err(RequestError::LimitWithoutGpu { by });
+    };
+    let exclusive = merge.exclusive(&claims)?;
+    let mut shares = Vec::new();
+    for gpu in gpus {
+        shares.push((gpu.uuid, merge.share(&claims, gpu, exclusive)?));
+    }
+    let request = merge.request(&claims, shares, exclusive);
+    Ok((request, merge.notes))
+}
+
+/// Whether a source speaks of amounts at all.
+fn states(claim: &Claim) -> bool {
+    let share = |amount: &Amount| amount.memory.is_some() || amount.cores.is_some();
+    claim.exclusive || share(&claim.each) || claim.particular.iter().any(|(_, amount)| share(amount))
+}
+
+struct Merge<'a> {
+    policy: &'a Policy,
+    cards: Cards<'a>,
+    notes: Vec<String>,
+}
+
+/// A value and who stated it.
+#[derive(Clone, Copy)]
+struct Stated<'a, T> {
+    value: T,
+    by: &'a Claim,
+}
+
+impl<'a> Merge<'a> {
+    /// The GPUs that all name who name any, in the order of the most trusted.
+    fn gpus(&mut self, claims: &[Claim]) -> Result<Option<Vec<&'a Gpu>>, RequestError> {
+        let mut found: Option<Stated<Vec<GpuUuid>>> = None;
+        for claim in claims {
+            let Some(list) = &claim.gpus else { continue };
+            let Some(before) = found.take() else {
+                self.may_state(claim)?;
+                found = Some(Stated { value: list.clone(), by: claim });
+                continue;
+            };
+            let common: Vec<GpuUuid> =
+                before.value.iter().filter(|gpu| list.contains(gpu)).copied().collect();
+            let lowers = claim.trust < before.by.trust && common.len() == list.len();
+            let same = common.len() == list.len() && common.len() == before.value.len();
+            if common.is_empty() || (self.policy.strict && !same && !lowers) {
+                return Err(self.refused(before.by, claim));
+            }
+            if !same && !lowers {
+                self.notes.push(format!(
+                    "{} and {} name different GPUs: those of both count",
+                    before.by.by, claim.by
+                ));
+            }
+            found = Some(Stated { value: common, by: before.by });
+        }
+        let gpu = |uuid: &GpuUuid| self.cards.0.iter().find(|gpu| gpu.uuid == *uuid);
+        Ok(found.map(|found| found.value.iter().filter_map(gpu).collect()))
+    }
+
+    /// Whether the GPUs are given whole: where the most trusted source that speaks of amounts says so, and no other states a
+    /// share.
+    fn exclusive(&mut self, claims: &[Claim]) -> Result<bool, RequestError> {
+        let mut stating = claims.iter().filter(|claim| states(claim));
+        let Some(first) = stating.next() else { return Ok(false) };
+        for other in stating {
+            let lowers = first.exclusive && other.trust < first.trust;
+            if other.exclusive == first.exclusive || lowers && !self.policy.strict {
+                continue;
+            }
+            if self.policy.strict && !lowers {
+                return Err(self.refused(first, other));
+            }
+            self.notes.push(format!("{} and {} differ: the share counts", first.by, other.by));
+        }
+        let whole = claims.iter().filter(|claim| states(claim)).all(|claim| claim.exclusive);
+        if whole {
+            self.may_state(first)?;
+        }
+        Ok(whole)
+    }
+
+    fn share(&mut self, claims: &[Claim], gpu: &Gpu, exclusive: bool) -> Result<Share, RequestError> {
+        if exclusive {
+            let claim = claims.iter().find(|claim| claim.exclusive);
+            claim.map_or(Ok(()), |claim| self.below_ceiling(claim, total(gpu)?, gpu))?;
+            return Ok(Share { memory: MemoryAsk::Percent(100), cores: None });
+        }
+        let memory = self.least(claims, |claim| claim.amount_on(gpu.uuid).memory)?;
+        let cores = self.least(claims, |claim| claim.amount_on(gpu.uuid).cores)?;
+        let memory = match memory {
+            Some(stated) => {
+                let memory = self.whole_mebibytes(stated, gpu)?;
+                self.below_ceiling(stated.by, memory, gpu)?;
+                MemoryAsk::Bytes(memory)
+            }
+            None => self.default_memory(claims, gpu)?,
+        };
+        let cores = match cores.map(|stated| stated.value) {
+            Some(Cap::Percent(cores)) => Some(cores),
+            Some(Cap::Unlimited) => None,
+            None => self.policy.default_cores.filter(|_| !self.is_whole_by_policy(claims)),
+        };
+        Ok(Share { memory, cores })
+    }
+
+    /// The value that counts of those that claims state.
+    fn least<'c, T: Ord + Copy>(
+        &mut self,
+        claims: &'c [Claim],
+        value: impl Fn(&Claim) -> Option<T>,
+    ) -> Result<Option<Stated<'c, T>>, RequestError> {
+        let mut found: Option<Stated<T>> = None;
+        for claim in claims {
+            let Some(value) = value(claim) else { continue };
+            let Some(before) = found else {
+                self.may_state(claim)?;
+                found = Some(Stated { value, by: claim });
+                continue;
+            };
+            if value == before.value {
+                continue;
+            }
+            let lowers = claim.trust < before.by.trust && value < before.value;
+            if !lowers && self.policy.strict {
+                return Err(self.refused(before.by, claim));
+            }
+            if !lowers {
+                self.notes.push(format!("{} and {} differ: the smaller counts", before.by.by, claim.by));
+            }
+            if value < before.value {
+                // What lowers it is not what it is held against.
+                found = Some(Stated { value, by: before.by });
+            }
+        }
+        Ok(found)
+    }
+
+    /// A memory limit as it can be granted: whole MiB, at least one, and where the node is lenient at most the card's.
+    fn whole_mebibytes(
+        &mut self,
+        stated: Stated<DeviceMemory>,
+        gpu: &Gpu,
+    ) -> Result<DeviceMemory, RequestError> {
+        const MIB: u64 = 1 << 20;
+        let bytes = stated.value.bytes() / MIB * MIB;
+        let all = total(gpu)?;
+        if bytes == 0 {
+            return Err(RequestError::TooSmall { by: stated.by.by.clone() });
+        }
+        if bytes > all.bytes() && !self.policy.strict {
+            self.notes.push(format!("{} is more than GPU {} has: all of it counts", stated.by.by, gpu.index));
+            return Ok(all);
+        }
+        Ok(DeviceMemory::from_bytes(bytes))
+    }
+
+    /// The node's default for a container that names a GPU and no size.
+    fn default_memory(&self, claims: &[Claim], gpu: &Gpu) -> Result<MemoryAsk, RequestError> {
+        if matches!(self.policy.nvidia, NvidiaPolicy::Refuse | NvidiaPolicy::Ignore) {
+            return Err(RequestError::NoShare);
+        }
+        let trust = claims.first().map_or(Trust::Environment, |claim| claim.trust);
+        let whole = self.is_whole_by_policy(claims);
+        let default = self.policy.default_memory.filter(|_| !whole);
+        let ceiling = if whole { self.set_ceiling(trust, gpu)? } else { self.ceiling(trust, gpu)? };
+        // A ceiling of the whole card is none: all that is left may be less, and is what there is to give.
+        let ceiling = ceiling.filter(|ceiling| gpu.memory.is_none_or(|memory| *ceiling < memory));
+        Ok(match (default, ceiling) {
+            (Some(default), Some(ceiling)) => MemoryAsk::Bytes(default.min(ceiling)),
+            (Some(memory), None) | (None, Some(memory)) => MemoryAsk::Bytes(memory),
+            (None, None) => MemoryAsk::Rest,
+        })
+    }
+
+    /// Whether the node gives whole cards to whoever names GPUs and no amount.
+    fn is_whole_by_policy(&self, claims: &[Claim]) -> bool {
+        self.policy.nvidia == NvidiaPolicy::Whole && !claims.iter().any(states)
+    }
+
+    /// Whether a source of this trust may state what no more trusted one did.
+    fn may_state(&self, claim: &Claim) -> Result<(), RequestError> {
+        let unread = self.policy.ignore_env && claim.trust == Trust::Environment;
+        if unread && matches!(self.policy.nvidia, NvidiaPolicy::Ignore | NvidiaPolicy::Refuse) {
+            return Err(RequestError::Unread { by: claim.by.clone() });
+        }
+        let may = !self.policy.strict
+            || claim.trust == Trust::Granted
+            || self.policy.ceilings.of(claim.trust).is_some();
+        if may { Ok(()) } else { Err(RequestError::Untrusted { key: claim.by.clone() }) }
+    }
+
+    /// The most that sources of this trust may state on a GPU; `None` is no bound.
+    fn ceiling(&self, trust: Trust, gpu: &Gpu) -> Result<Option<DeviceMemory>, RequestError> {
+        let set = self.set_ceiling(trust, gpu)?;
+        // Where nobody checks the images, their variables get what every container may have.
+        let default =
+            self.policy.default_memory.filter(|_| self.policy.ignore_env && trust == Trust::Environment);
+        Ok(set.into_iter().chain(default).min())
+    }
+
+    /// The part of it that the settings name.
+    fn set_ceiling(&self, trust: Trust, gpu: &Gpu) -> Result<Option<DeviceMemory>, RequestError> {
+        Ok(match self.policy.ceilings.of(trust) {
+            Some(MemoryAsk::Bytes(memory)) => Some(memory),
+            Some(MemoryAsk::Percent(percent)) => Some(total(gpu)?.percent(percent)),
+            Some(MemoryAsk::Rest) | None => None,
+        })
+    }
+
+    fn below_ceiling(&self, claim: &Claim, memory: DeviceMemory, gpu: &Gpu) -> Result<(), RequestError> {
+        match self.ceiling(claim.trust, gpu)? {
+            Some(ceiling) if memory > ceiling => {
+                Err(RequestError::AboveCeiling { by: claim.by.clone(), ceiling: ceiling.to_string() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What to say of two sources that differ.
+    fn refused(&self, first: &Claim, second: &Claim) -> RequestError {
+        if second.trust < first.trust {
+            return RequestError::Raised { key: second.by.clone(), trusted: first.by.clone() };
+        }
+        conflict(&first.by, &second.by)
+    }
+
+    fn request(&self, claims: &[Claim], shares: Vec<(GpuUuid, Share)>, exclusive: bool) -> Request {
+        let unbounded = || shares.iter().all(|(_, share)| share.memory == MemoryAsk::Rest);
+        let whole = exclusive || self.is_whole_by_policy(claims) && unbounded();
+        let devices = Devices::These(shares.iter().map(|(gpu, _)| DeviceSelector::Uuid(*gpu)).collect());
+        // What goes beyond a share is said by who stated it: a less trusted source may only lower it.
+        let most = claims.iter().filter(|claim| states(claim)).map(|claim| claim.trust).max();
+        let mut believed = claims.iter().filter(|claim| Some(claim.trust) >= most);
+        let burst = believed.clone().find_map(|claim| claim.burst);
+        let priority = believed.find_map(|claim| claim.priority).unwrap_or_default();
+        let Some((_, first)) = shares.first().filter(|_| !whole) else {
+            return Request { priority, ..Request::whole(devices) };
+        };
+        Request {
+            cores: first.cores,
+            particular: shares.iter().filter(|(_, share)| share != first).copied().collect(),
+            compute_policy: if burst.is_some() { ComputePolicy::Burst } else { ComputePolicy::Fixed },
+            burst,
+            priority,
+            ..Request::new(devices, first.memory)
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The grammar of MPS's own limits, which several systems write: `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` by position in the
+//! device list or UUID, and `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`.
+
+use gpushare_inventory::{DeviceMemory, Gpu};
+
+use crate::cards::{Cards, IndexMeaning};
+use crate::claim::Cap;
+use crate::device_list::{items, selector};
+use crate::error::RequestError;
+use crate::grammar::DeviceSelector;
+use crate::quantity;
+use crate::reading::Said;
+
+pub(crate) const PINNED: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+pub(crate) const PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+pub(crate) const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
+
+/// The pinned limit of each of the GPUs. One that has none is a slip, never "no limit" there.
+pub(crate) fn limits(said: Said, cards: Cards, gpus: &[&Gpu]) -> Result<Vec<DeviceMemory>, RequestError> {
+    let mut limits: Vec<Option<DeviceMemory>> = vec![None; gpus.len()];
+    for item in items(said.value) {
+        let remedy = "a limit is a position or UUID, = and memory, as 0=1G,1=512M";
+        let (gpu, memory) = item.split_once('=').ok_or_else(|| said.wrong(remedy))?;
+        match limits.get_mut(position(said, gpu, cards, gpus)?) {
+            Some(slot @ None) => *slot = Some(bytes(said, memory)?),
+            Some(Some(_)) => return Err(said.wrong("two limits of one GPU: remove one of them")),
+            None => {
+                let count = gpus.len();
+                return Err(
+                    said.wrong(format!("the container has only {count} GPU(s): remove the others' limits"))
+                );
+            }
+        }
+    }
+    let missing = limits.iter().filter(|limit| limit.is_none()).count();
+    let all = limits.into_iter().collect::<Option<Vec<_>>>();
+    all.ok_or_else(|| {
+        said.wrong(format!(
+            "{missing} of {} GPUs have no limit: give each its own, as 0=1G,1=512M",
+            gpus.len()
+        ))
+    })
+}
+
+/// Where a GPU stands in the list; one that is not in it stands behind its end.
+fn position(said: Said, gpu: &str, cards: Cards, gpus: &[&Gpu]) -> Result<usize, RequestError> {
+    let selector = selector(said, gpu, IndexMeaning::Pci)?;
+    if let DeviceSelector::Index(position) = selector {
+        return Ok(usize::try_from(position).unwrap_or(usize::MAX));
+    }
+    let named = cards.find(said.key, &selector)?;
+    Ok(gpus.iter().position(|gpu| gpu.uuid == named.uuid).unwrap_or(gpus.len()))
+}
+
+/// A number with K, M or G, and perhaps a B behind it; MPS takes them for binary units.
+fn bytes(said: Said, text: &str) -> Result<DeviceMemory, RequestError> {
+    let number =
+        text.strip_suffix(['B', 'b']).filter(|number| !number.ends_with(|c: char| c.is_ascii_digit()));
+    match quantity::binary(number.unwrap_or(text)) {
+        None => Err(said.wrong("memory is digits and one of K, M, G, perhaps with B, as 0=1G or 0=1000MB")),
+        Some(0..=0xf_ffff) => Err(said.wrong("a limit below 1 MiB: write the unit, as 0=512M")),
+        Some(bytes) => Ok(DeviceMemory::from_bytes(bytes)),
+    }
+}
+
+/// The percentage, of which MPS takes parts, too.
+pub(crate) fn percentage(said: Said) -> Result<Cap, RequestError> {
+    let remedy = "a percentage is from 1 to 100";
+    let decimal = quantity::decimal(said.value).ok_or_else(|| said.wrong(remedy))?;
+    if decimal.numerator == 0 {
+        return Err(said.wrong("0 means unlimited to MPS: write 1 to 100, or leave it out"));
+    }
+    let is_above = decimal.of(1_000_000_000) > 100_000_000_000;
+    Cap::of(decimal.of(1)).filter(|_| !is_above).ok_or_else(|| said.wrong(remedy))
+}
