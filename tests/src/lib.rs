@@ -23,5 +23,6 @@ pub mod python;
 mod rlimit;
 pub mod runtime;
 pub mod scratch;
+pub mod slurm;
 pub mod view;
 pub mod watched;

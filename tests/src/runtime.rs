@@ -2,10 +2,12 @@
 //!
 //! crun refuses a machine where cgroup v1 and v2 are mixed, so there it runs in a view that shows v1 only.
 
+use std::env;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -23,6 +25,12 @@ use crate::view::{self, Namespace, View};
 pub const RUNC: &str = "/usr/bin/runc";
 /// Where Debian's crun is.
 pub const CRUN: &str = "/usr/bin/crun";
+/// Where youki is: in PATH, else where `cargo install --root /usr/local` puts it.
+pub static YOUKI: LazyLock<String> = LazyLock::new(|| {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let found = env::split_paths(&path).map(|folder| folder.join("youki")).find(|program| program.is_file());
+    found.unwrap_or("/usr/local/bin/youki".into()).to_string_lossy().into_owned()
+});
 
 /// Which low-level runtime does the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,10 +39,12 @@ pub enum LowLevel {
     Runc,
     /// crun.
     Crun,
+    /// youki, which no distribution has: where somebody installed it.
+    Youki,
 }
 
 impl LowLevel {
-    /// Both.
+    /// Those that every machine of the tests has.
     pub const ALL: [Self; 2] = [Self::Runc, Self::Crun];
 
     /// The absolute path of its program.
@@ -43,6 +53,7 @@ impl LowLevel {
         match self {
             Self::Runc => RUNC,
             Self::Crun => CRUN,
+            Self::Youki => &YOUKI,
         }
     }
 
@@ -51,7 +62,7 @@ impl LowLevel {
     pub fn view(self) -> View {
         match self {
             Self::Runc => View::AsItIs,
-            Self::Crun => View::Unmixed,
+            Self::Crun | Self::Youki => View::Unmixed,
         }
     }
 

@@ -2,6 +2,7 @@
 //! its program does not, and it goes on when gpushare's hook fails, so that a test can look at what is left.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::artifacts;
@@ -102,7 +103,10 @@ pub fn assert_untouched(container: &Container<'_>, when: &str) {
 
 /// A folder of the host that no container may change, with one file in it.
 #[derive(Debug)]
-pub struct Canary(crate::scratch::Scratch);
+pub struct Canary {
+    scratch: crate::scratch::Scratch,
+    changed: (i64, i64),
+}
 
 impl Canary {
     /// A new one.
@@ -110,13 +114,14 @@ impl Canary {
     pub fn new() -> Self {
         let scratch = crate::scratch::Scratch::new("canary");
         scratch.file("file", "host");
-        Self(scratch)
+        let changed = changed(scratch.path());
+        Self { scratch, changed }
     }
 
     /// The folder.
     #[must_use]
     pub fn path(&self) -> &Path {
-        self.0.path()
+        self.scratch.path()
     }
 
     /// The file in it.
@@ -134,7 +139,15 @@ impl Canary {
         let names: Vec<_> = names.iter().map(fs::DirEntry::file_name).collect();
         assert_eq!(names, ["file"], "{when}: something was made on the host");
         assert_eq!(fs::read(self.file()).expect("the file is there"), b"host", "{when}");
+        // A file that was made and taken away again leaves its trace.
+        assert_eq!(changed(self.path()), self.changed, "{when}: the folder was changed on the host");
     }
+}
+
+/// When a file or folder was changed, in seconds and nanoseconds.
+fn changed(path: &Path) -> (i64, i64) {
+    let metadata = fs::symlink_metadata(path).expect("a canary can be looked at");
+    (metadata.ctime(), metadata.ctime_nsec())
 }
 
 impl Default for Canary {

@@ -52,7 +52,7 @@ pub fn takes_nvidias_place(scene: &mut Scene<'_>, low_level: LowLevel) {
         LowLevel::Runc => {
             &["gpushare-hook: cannot lease a GPU for", "78 GiB requested", "76 GiB free", "gpushare ps"]
         }
-        LowLevel::Crun => &["error executing hook", "nvidia-container-runtime-hook"],
+        LowLevel::Crun | LowLevel::Youki => &["error executing hook", "nvidia-container-runtime-hook"],
     };
     for part in parts {
         assert!(said.contains(*part), "{part:?} is not in: {said}");
