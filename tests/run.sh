@@ -6,8 +6,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-table=${CARGO_TARGET_DIR:-target}/tmp/engines.md
-rm -f "$table"
+tables=${CARGO_TARGET_DIR:-target}/tmp
+rm -f "$tables"/engines.md "$tables"/dialects.md
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 failed=0
@@ -27,11 +27,14 @@ run cargo test --no-fail-fast --workspace --locked --exclude gpushare-tests "${s
 run cargo test --no-fail-fast --locked -p gpushare-tests -- "${everything[@]}" --test-threads=1 --nocapture
 
 echo
-if [ -s "$table" ]; then
-    echo "What was tried with each engine:"
-    cat "$table"
+print() {
+    [ -s "$tables/$2" ] || return 0
+    echo "$1"
+    cat "$tables/$2"
     echo
-fi
+}
+print "What was tried with each engine:" engines.md
+print "Sets of other systems' requests, each with the outcome that docs/dialects.md tells:" dialects.md
 if grep -q '^skipped: ' "$log"; then
     echo "Left out on this machine:"
     sort -u "$log" | sed -n 's/^skipped: /  /p'

@@ -1,0 +1,202 @@
+//! Each set once through real engines, on a simulated node: what a CUDA client inside sees, and what is refused.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use gpushare_tests::artifacts::Installed;
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::docker::Docker;
+use gpushare_tests::leases::{cli, leases};
+use gpushare_tests::needs::{Need, met};
+use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::runtime::{LowLevel, Runtime};
+use gpushare_tests::scratch::Scratch;
+use serde_json::{Value, json};
+
+use super::sets::{MINORS, Set, Sets, UUIDS, all, seen};
+
+/// The nodes of the sets, one for each size of GPU, and a settings file for each set.
+pub struct Nodes(BTreeMap<u64, SimulatedNode>);
+
+impl Nodes {
+    pub fn new() -> Self {
+        Self(BTreeMap::new())
+    }
+
+    /// The settings of `set` on its node.
+    pub fn config(&mut self, name: &str, set: &Set) -> PathBuf {
+        let total = set.total.unwrap_or(15360);
+        let minors = MINORS.map(|minor| minor.to_string()).join(",");
+        let node = self.0.entry(total).or_insert_with(|| {
+            let more = ["--minors", &minors, "--uuids", &UUIDS.join(",")];
+            SimulatedNode::with(UUIDS.len(), "Tesla T4", &format!("{total}MiB"), &more)
+        });
+        node.config_with(name, &format!("{}\n{}", LowLevel::Runc.settings(), set.settings))
+    }
+}
+
+/// The compute shares in the books, as a set says them.
+fn cores(config: &std::path::Path) -> Vec<Option<u64>> {
+    let told = cli(config, &["ps", "--json"]).expect_success("gpushare ps --json").stdout;
+    let told: Value = serde_json::from_str(&told).unwrap();
+    told[0]["gpus"].as_array().into_iter().flatten().map(|gpu| gpu["cores"].as_u64()).collect()
+}
+
+fn wanted_cores(set: &Set) -> Vec<Option<u64>> {
+    let cores = |grant: &String| {
+        let before_burst = grant.split(" burst ").next()?;
+        before_burst.strip_suffix('%')?.rsplit(' ').next()?.parse().ok()
+    };
+    set.grants.iter().map(cores).collect()
+}
+
+const PROBE: [&str; 3] = ["/bin/gpushare-simulator", "probe", "--json"];
+
+#[test]
+#[ignore = "needs root and runc: would run containers"]
+fn every_set_through_runc_gives_its_limits_to_a_cuda_client_or_its_refusal() {
+    if !met(&[Need::Root, Need::Runc, Need::Busybox]) {
+        return;
+    }
+    let mut nodes = Nodes::new();
+    let mut faults = Vec::new();
+    for Sets { dialect, set: sets, .. } in all() {
+        for (number, set) in sets.iter().enumerate() {
+            let config = nodes.config(&format!("{dialect}-{number}"), set);
+            if let Err(fault) = through_runc(set, &config) {
+                faults.push(format!("{dialect}: {}: {fault}", set.case));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}:\n{}", faults.len(), faults.join("\n"));
+}
+
+fn through_runc(set: &Set, config: &std::path::Path) -> Result<(), String> {
+    let runtime = Runtime::with_config(LowLevel::Runc, config);
+    let files = Scratch::new("dialect");
+    let bundle = bundle(set, &files);
+    let before = bundle.write();
+    let container = match runtime.create(&bundle) {
+        Err(refusal) => {
+            let line = refusal.line();
+            let right = !set.refused.is_empty() && line.contains(&set.refused);
+            let nothing_left = leases(config).is_empty() && bundle.config_bytes() == before;
+            runtime.delete_force(bundle.id());
+            return if right && nothing_left { Ok(()) } else { Err(format!("refused: {line}")) };
+        }
+        Ok(container) => container,
+    };
+    container.start();
+    if set.passes {
+        let same = bundle.config_bytes() == before;
+        return if same { Ok(()) } else { Err("its config.json was changed".to_owned()) };
+    }
+    let inside = seen(&container.exec(&PROBE).expect_success("the CUDA client").stdout);
+    let (wanted, booked) = (set.visible(), cores(config));
+    if inside != wanted || booked != wanted_cores(set) {
+        return Err(format!("{inside:?} seen, compute {booked:?}"));
+    }
+    environment(&container.exec(&["/bin/env"]).expect_success("env").stdout)
+}
+
+/// Nothing inside acts on a value that was not granted: each variable stands once, and NVIDIA's list is void.
+fn environment(text: &str) -> Result<(), String> {
+    let names: Vec<&str> =
+        text.lines().filter_map(|line| line.split_once('=')).map(|(name, _)| name).collect();
+    let twice = names.iter().find(|name| names.iter().filter(|other| other == name).count() > 1);
+    let void = text
+        .lines()
+        .filter(|line| line.starts_with("NVIDIA_VISIBLE_DEVICES="))
+        .all(|line| line.ends_with("=void"));
+    match twice {
+        Some(name) => Err(format!("{name} stands twice")),
+        None if !void => Err("NVIDIA_VISIBLE_DEVICES is not void".to_owned()),
+        None => Ok(()),
+    }
+}
+
+/// The set as a bundle that can run: each mount has a source of the test's own.
+fn bundle(set: &Set, files: &Scratch) -> Bundle {
+    let told = set.bundle();
+    Bundle::with_probe().edit(|spec| {
+        spec["annotations"] = told["annotations"].clone();
+        let list = |spec: &mut Value, pointer: &str, more: &Value| {
+            let list = spec.pointer_mut(pointer).and_then(Value::as_array_mut).unwrap();
+            list.extend(more.as_array().unwrap().iter().cloned());
+        };
+        list(spec, "/process/env", &told["process"]["env"]);
+        let mounts = told["mounts"].as_array().unwrap().iter().enumerate().map(|(number, mount)| {
+            let source = match mount["source"].as_str() {
+                Some("/dev/null") => PathBuf::from("/dev/null"),
+                _ => files.file(&format!("source-{number}"), String::new()),
+            };
+            json!({"destination": mount["destination"], "source": source, "type": "bind", "options": ["rbind"]})
+        });
+        list(spec, "/mounts", &mounts.collect());
+        let nodes: Vec<Value> = told["linux"]["devices"].as_array().unwrap().clone();
+        let rules = nodes.iter().map(|node| {
+            json!({"allow": true, "type": "c", "major": node["major"], "minor": node["minor"], "access": "rwm"})
+        });
+        list(spec, "/linux/resources/devices", &rules.collect());
+        spec["linux"]["devices"] = nodes.into();
+    })
+}
+
+#[test]
+#[ignore = "needs root and docker: starts a daemon"]
+fn sets_of_variables_alone_through_docker_give_their_limits_to_a_cuda_client_or_their_refusals() {
+    if !met(&[Need::Root, Need::Runc, Need::Docker, Need::Busybox]) {
+        return;
+    }
+    let mut nodes = Nodes::new();
+    let mut by_config: BTreeMap<(u64, String), Vec<(String, Set)>> = BTreeMap::new();
+    for Sets { dialect, set: sets, .. } in all() {
+        for set in sets.into_iter().filter(is_dockers) {
+            let key = (set.total.unwrap_or(15360), set.settings.clone());
+            by_config.entry(key).or_default().push((dialect.clone(), set));
+        }
+    }
+    let mut faults = Vec::new();
+    for (number, sets) in by_config.values().enumerate() {
+        let config = nodes.config(&format!("docker-{number}"), &sets[0].1);
+        let installed = Installed::new();
+        let docker = Docker::start(&installed.wrapper(), &config, false);
+        for (dialect, set) in sets {
+            if let Err(fault) = through_docker(set, &docker) {
+                faults.push(format!("{dialect}: {}: {fault}", set.case));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}:\n{}", faults.len(), faults.join("\n"));
+}
+
+/// docker passes variables, each once.
+pub fn is_dockers(set: &Set) -> bool {
+    let names: Vec<&str> = set.env.iter().map(|entry| entry.split('=').next().unwrap()).collect();
+    let once = names.iter().all(|name| names.iter().filter(|other| other == &name).count() == 1);
+    let plain = set.env.iter().all(|entry| entry.contains('='));
+    set.annotations.is_empty()
+        && set.mounts.is_empty()
+        && set.nodes.is_empty()
+        && set.engine.is_empty()
+        && once
+        && plain
+}
+
+fn through_docker(set: &Set, docker: &Docker) -> Result<(), String> {
+    let mut flags = vec!["--rm", "--runtime=gpushare"];
+    flags.extend(set.env.iter().flat_map(|entry| ["-e", entry.as_str()]));
+    let outcome = docker.run(&flags, &PROBE);
+    if !outcome.success() {
+        let told = outcome.stderr;
+        // docker quotes what the runtime says.
+        let right = !set.refused.is_empty() && told.replace("\\\"", "\"").contains(&set.refused);
+        return if right || set.passes && told.contains("libcuda") {
+            Ok(())
+        } else {
+            Err(format!("failed: {told}"))
+        };
+    }
+    let inside = seen(&outcome.stdout);
+    if inside == set.visible() { Ok(()) } else { Err(format!("{inside:?} seen")) }
+}

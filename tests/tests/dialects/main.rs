@@ -1,0 +1,8 @@
+//! Whoever scheduled a container: every dialect of requests, with the sets of `tests/dialects`.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod engines;
+mod golden;
+mod page;
+mod pairs;
+mod sets;

@@ -1,0 +1,168 @@
+//! The sets of every dialect, `tests/dialects/*.toml`: what somebody's system puts into a bundle, and what must come of it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+/// One dialect's file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sets {
+    /// As it is called in settings and listings.
+    pub dialect: String,
+    /// The systems that write it, in a few words for the conformance table.
+    pub writers: String,
+    /// Its sets.
+    pub set: Vec<Set>,
+}
+
+/// One set. Texts may say GPU-a to GPU-d for the UUIDs of the node's four GPUs.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Set {
+    /// What it is, as a sentence.
+    pub case: String,
+    /// `NAME=value`, in order.
+    pub env: Vec<String>,
+    /// Annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// `SOURCE TARGET`.
+    pub mounts: Vec<String>,
+    /// `PATH MAJOR:MINOR`.
+    pub nodes: Vec<String>,
+    /// Which engine's marks the bundle has: `cri` (containerd), `cri-o`, `podman`; else docker.
+    pub engine: String,
+    /// Settings that differ from the shipped ones, as TOML.
+    pub settings: String,
+    /// Memory of each GPU in MiB, where it is not 15360.
+    pub total: Option<u64>,
+    /// What is granted, in the container's order: `GPU-a 3000 MiB 30%`, perhaps with `burst 60%` or `exclusive`; `rest` is
+    /// all that is left on the GPU.
+    pub grants: Vec<String>,
+    /// A part of the refusal.
+    pub refused: String,
+    /// The bundle is not a request.
+    pub passes: bool,
+    /// The dialects that speak, where they are not the file's one alone.
+    pub spoken: Option<Vec<String>>,
+    /// Parts of what the node says of its decisions.
+    pub notes: Vec<String>,
+    /// A part of the refusal on a strict node whose ceilings let every channel grant the whole card; it is granted alike there
+    /// where this is not set.
+    pub strictly: String,
+}
+
+/// Every file, by name.
+pub fn all() -> Vec<Sets> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("dialects");
+    let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    let read = |path: &std::path::PathBuf| {
+        let text = with_uuids(&fs::read_to_string(path).unwrap());
+        toml::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
+    paths.iter().map(read).collect()
+}
+
+/// The UUIDs that the sets call GPU-a to GPU-d.
+pub const UUIDS: [&str; 4] = [
+    "GPU-a0000000-0000-4000-8000-000000000001",
+    "GPU-b0000000-0000-4000-8000-000000000002",
+    "GPU-c0000000-0000-4000-8000-000000000003",
+    "GPU-d0000000-0000-4000-8000-000000000004",
+];
+
+/// The N of `/dev/nvidiaN` of each GPU: never its index, so that nothing passes that mistakes one for the other.
+pub const MINORS: [u32; 4] = [1, 0, 3, 2];
+
+fn with_uuids(text: &str) -> String {
+    let mut text = text.to_owned();
+    for (name, uuid) in ["GPU-a", "GPU-b", "GPU-c", "GPU-d"].iter().zip(UUIDS) {
+        let mut parts = text.split(name);
+        let mut whole = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let longer = part.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '-');
+            whole += if longer { name } else { uuid };
+            whole += part;
+        }
+        text = whole;
+    }
+    text
+}
+
+/// What a CUDA client inside sees, by its report: UUID and memory of each GPU, sorted, since CUDA and NVML count by PCI address.
+pub fn seen(text: &str) -> Vec<String> {
+    let report: Value = serde_json::from_str(text.trim()).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let list = |name: &str| report[name].as_array().cloned().unwrap_or_default();
+    let totals = list("device_totals").into_iter().map(|total| total.as_u64().unwrap() >> 20);
+    let line = |(uuid, total): (&Value, u64)| format!("{} {total} MiB", uuid.as_str().unwrap());
+    sorted(list("uuids").iter().zip(totals).map(line))
+}
+
+fn sorted(lines: impl Iterator<Item = String>) -> Vec<String> {
+    let mut lines: Vec<String> = lines.collect();
+    lines.sort();
+    lines
+}
+
+impl Set {
+    /// What [`seen`] must be: `rest` and `exclusive` are the whole card where nobody else is.
+    pub fn visible(&self) -> Vec<String> {
+        let total = self.total.unwrap_or(15360).to_string();
+        let line = |grant: &String| {
+            let mut words = grant.split(' ');
+            let (gpu, memory) = (words.next().unwrap(), words.next().unwrap());
+            let memory = if matches!(memory, "rest" | "exclusive") { total.as_str() } else { memory };
+            format!("{gpu} {memory} MiB")
+        };
+        sorted(self.grants.iter().map(line))
+    }
+
+    /// The set as a bundle's config.json, as far as a request depends on it.
+    pub fn bundle(&self) -> Value {
+        let mut annotations: Map<String, Value> =
+            self.annotations.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
+        let mark = |annotations: &mut Map<String, Value>, marks: &[(&str, &str)]| {
+            annotations.extend(marks.iter().map(|(key, value)| ((*key).to_owned(), Value::from(*value))));
+        };
+        match self.engine.as_str() {
+            "cri" => mark(
+                &mut annotations,
+                &[
+                    ("io.kubernetes.cri.container-type", "container"),
+                    ("io.kubernetes.cri.container-name", "trainer"),
+                    ("io.kubernetes.cri.sandbox-uid", "0b5c"),
+                ],
+            ),
+            "cri-o" => mark(
+                &mut annotations,
+                &[
+                    ("io.kubernetes.cri-o.ContainerType", "container"),
+                    ("io.kubernetes.container.name", "trainer"),
+                ],
+            ),
+            "podman" => mark(&mut annotations, &[("io.container.manager", "libpod")]),
+            "" => {}
+            other => panic!("{}: no engine {other}", self.case),
+        }
+        let mounts = self.mounts.iter().map(|mount| {
+            let (source, target) = mount.split_once(' ').expect("SOURCE TARGET");
+            json!({"source": source, "destination": target, "type": "bind"})
+        });
+        let nodes = self.nodes.iter().map(|node| {
+            let (path, number) = node.split_once(' ').expect("PATH MAJOR:MINOR");
+            let (major, minor) = number.split_once(':').expect("MAJOR:MINOR");
+            let number = |text: &str| text.parse::<i64>().expect("a number");
+            json!({"path": path, "type": "c", "major": number(major), "minor": number(minor)})
+        });
+        json!({
+            "annotations": annotations,
+            "process": {"env": self.env},
+            "mounts": mounts.collect::<Vec<_>>(),
+            "linux": {"devices": nodes.collect::<Vec<_>>()},
+        })
+    }
+}
