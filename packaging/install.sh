@@ -32,13 +32,15 @@ install -m 644 "$built/release/libgpushare_simulator_cuda.so" "$built/release/li
 install -m 644 "$top/packaging/tmpfiles.conf" "$root/lib/tmpfiles.d/gpushare.conf"
 install -m 644 "$top/LICENSE" "$top/README.md" "$root/share/doc/gpushare/"
 install -d "$root/share/doc/gpushare/docs"
-install -m 644 "$top/docs/attacks.md" "$top/docs/engines.md" "$top/docs/hook-only.md" "$root/share/doc/gpushare/docs/"
+for page in attacks dialects engines hook-only slurm; do
+    install -m 644 "$top/docs/$page.md" "$root/share/doc/gpushare/docs/"
+done
 # placed FILE FOLDER: a file that names the programs by their path.
 placed() {
     sed "s|@PREFIX@|$prefix|g" "$top/packaging/$1" >"$root/$2/$1"
     chmod 644 "$root/$2/$1"
 }
-for snippet in docker-daemon.json containerd.toml runtimeclass.yaml; do
+for snippet in docker-daemon.json containerd.toml oci.conf runtimeclass.yaml; do
     placed "$snippet" share/gpushare
 done
 for hook in hooks.d/99-gpushare.json hooks.d/99-gpushare-poststop.json; do

@@ -14,11 +14,16 @@ docker-compose  /usr/bin/docker-compose
 podman          /usr/bin/podman
 conmon          /usr/bin/conmon
 uidmap          /usr/bin/newuidmap
+munge           /usr/sbin/munged
+slurmctld       /usr/sbin/slurmctld
+slurmd          /usr/sbin/slurmd
+slurm-client    /usr/bin/srun
 busybox-static
 util-linux      /usr/bin/unshare
 mount           /usr/bin/mount /bin/mount
 python3-venv
 curl            /usr/bin/curl
+strace          /usr/bin/strace
 gcc             /usr/bin/cc
 libc6-dev       /usr/include/stdio.h
 binutils        /usr/bin/readelf
