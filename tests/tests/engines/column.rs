@@ -135,7 +135,7 @@ fn lacking(engine: Engine, row: Row, view: View) -> Option<String> {
 }
 
 fn is_a_low_level_runtime(engine: Engine) -> bool {
-    matches!(engine, Engine::Runc | Engine::RuncV2 | Engine::Crun | Engine::CrunV2)
+    matches!(engine, Engine::Runc | Engine::RuncV2 | Engine::Crun | Engine::CrunV2 | Engine::Youki)
 }
 
 /// Whether this process has the capability with the kernel's number `capability`.

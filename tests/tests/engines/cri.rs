@@ -154,10 +154,33 @@ fn settings(wrapper: &Path) -> String {
          [{cri}.containerd]\ndefault_runtime_name = \"gpushare\"\nsnapshotter = \"native\"\n\
          [{cri}.containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\n\
          [{cri}.containerd.runtimes.gpushare]\nruntime_type = \"io.containerd.runc.v2\"\n\
-         pod_annotations = [\"gpushare.io/*\"]\ncontainer_annotations = [\"alloc.gpushare.io/*\"]\n\
+         {}\
          [{cri}.containerd.runtimes.gpushare.options]\nBinaryName = \"{}\"\n",
+        annotations(),
         wrapper.display()
     )
+}
+
+/// Whether the handler as we ship it takes this annotation from the container's own alone, which kubelet writes.
+pub fn is_containers(annotation: &str) -> bool {
+    let starts = |pattern: &str| match pattern.strip_suffix('*') {
+        Some(head) => annotation.starts_with(head),
+        None => annotation == pattern,
+    };
+    shipped("container_annotations").split('"').skip(1).step_by(2).any(starts)
+}
+
+/// Both lists of annotations, as we ship them.
+fn annotations() -> String {
+    let list = |name| format!("{name} = [{}]\n", shipped(name).replace('\n', " "));
+    list("pod_annotations") + &list("container_annotations")
+}
+
+/// The items of a list of `packaging/containerd.toml`.
+fn shipped(list: &str) -> &'static str {
+    let file = include_str!("../../../packaging/containerd.toml");
+    let rest = file.split_once(&format!("\n{list} = [")).expect("the file has both lists").1;
+    rest.split_once(']').expect("a list ends").0
 }
 
 fn namespaces(with: &[With]) -> NamespaceOption {

@@ -17,6 +17,10 @@ mod place;
 mod podman;
 mod rootless;
 mod scenarios;
+mod schedulers;
+#[path = "../dialects/sets.rs"]
+#[allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
+mod sets;
 mod table;
 
 use gpushare_tests::artifacts::checkout;
@@ -113,6 +117,17 @@ fn containerd_by_cri() {
 }
 
 #[test]
+#[ignore = "needs root and containerd: starts a daemon"]
+fn requests_of_other_schedulers_by_cri() {
+    if !met(ALWAYS) || !met(&[Need::Containerd]) {
+        return;
+    }
+    let (count, faults) = schedulers::faults();
+    assert!(count > 0);
+    assert!(faults.is_empty(), "{} of {count}:\n{}", faults.len(), faults.join("\n"));
+}
+
+#[test]
 #[ignore = "needs root and podman: runs containers"]
 fn podman_as_root() {
     if !met(ALWAYS) || !met(&[Need::Podman]) {
@@ -191,6 +206,14 @@ fn crun_alone() {
 fn crun_on_cgroup_v2() {
     if met(ALWAYS) && met(&[Need::Crun]) {
         fill_bundles(Engine::CrunV2, LowLevel::Crun, View::V2);
+    }
+}
+
+#[test]
+#[ignore = "needs root and youki: runs containers"]
+fn youki_alone() {
+    if met(ALWAYS) && met(&[Need::Youki]) {
+        fill_bundles(Engine::Youki, LowLevel::Youki, View::Unmixed);
     }
 }
 

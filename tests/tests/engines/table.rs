@@ -93,6 +93,7 @@ pub enum Engine {
     RuncV2,
     Crun,
     CrunV2,
+    Youki,
 }
 
 /// Every column, in the table's order.
@@ -110,11 +111,14 @@ pub const ENGINES: &[(Engine, &str)] = &[
     (Engine::CrunV2, "crun, cgroup v2"),
 ];
 
+/// The columns that few machines can fill, and so none of the documentation's.
+const RARE: &[(Engine, &str)] = &[(Engine::Youki, "youki")];
+
 /// Why a scenario is none for an engine, on any machine; `None` where it has to pass.
 pub fn absent(engine: Engine, row: Row) -> Option<&'static str> {
     use Engine::*;
     let dockers = matches!(engine, Docker | DockerCrun);
-    let low_level = matches!(engine, Runc | RuncV2 | Crun | CrunV2);
+    let low_level = matches!(engine, Runc | RuncV2 | Crun | CrunV2 | Youki);
     Some(match row {
         Rootless if engine == PodmanRootless => return None,
         Rootless => "an engine of root",
@@ -132,6 +136,9 @@ pub fn absent(engine: Engine, row: Row) -> Option<&'static str> {
         User if engine == Ctr => "ctr has no such flag in containerd 1.6",
         UserNamespace if engine == Cri => "containerd 1.6 gives pods no user namespace",
         UserNamespace if engine == Ctr => "with `--uidmap` ctr forgets its `--runc-binary`",
+        UserNamespace if engine == Youki => {
+            "youki mounts as the namespace's root, who cannot enter gpushare's folder"
+        }
         UserNamespace if engine == DockerCrun => "the remapping daemon is tried over runc",
         Crash if matches!(engine, Podman | PodmanHooks) || low_level => "it has no daemon",
         DefaultRuntime | OtherRuntime if engine == PodmanHooks => "its hooks serve whatever runtime is named",
@@ -183,7 +190,7 @@ pub fn print(columns: &BTreeMap<Engine, Column>) -> String {
 }
 
 pub fn name(engine: Engine) -> &'static str {
-    ENGINES.iter().find(|(known, _)| *known == engine).map_or("", |(_, name)| name)
+    ENGINES.iter().chain(RARE).find(|(known, _)| *known == engine).map_or("", |(_, name)| name)
 }
 
 /// `passed`, `FAILED`, or the number of the reason, which joins `reasons` if it is new.
