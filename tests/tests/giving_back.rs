@@ -1,6 +1,7 @@
 //! A lease ends when its container has ended and not before, whoever was killed on the way.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use gpushare_tests::bundle::Bundle;
@@ -9,6 +10,7 @@ use gpushare_tests::leases::{cli, leases, leases_of, sweep};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::runtime::{LowLevel, Runtime};
+use serde_json::Value;
 
 /// As long as the kernel may take to end what was killed.
 const SOON: Duration = Duration::from_secs(5);
@@ -213,4 +215,52 @@ fn an_administrator_cannot_release_what_still_runs() {
     let _ =
         cli(runtime.config(), &["release", "--root", &root, bundle.id()]).expect_success("gpushare release");
     assert_eq!(leases(runtime.config()), []);
+}
+
+/// The log's lines about the container `id`, as `MESSAGE REASON`.
+fn told(log: &Path, id: &str) -> Vec<String> {
+    let text = fs::read_to_string(log).expect("there is a log");
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line is an object"));
+    let about = lines.map(|mut line| line["fields"].take()).filter(|fields| fields["container"] == id);
+    let word = |field: &Value| field.as_str().unwrap_or_default().to_owned();
+    about.map(|fields| format!("{} {}", word(&fields["message"]), word(&fields["reason"]))).collect()
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn the_log_has_one_line_per_lease_granted_refused_and_released() {
+    if !met(NEEDS) {
+        return;
+    }
+    for low_level in LowLevel::ALL {
+        let node = SimulatedNode::one_gpu();
+        let log = node.root().join("gpushare.log");
+        let logged =
+            format!("{}\n[log]\nfile = \"{}\"\nformat = \"json\"", low_level.settings(), log.display());
+        let runtime = Runtime::with_config(low_level, &node.config_with("logged", &logged));
+        let (ended, swept, forced) = (request(), request(), request());
+        runtime.run(&ended).stop();
+        let (second, third) = (runtime.run(&swept), runtime.run(&forced));
+        second.kill_init();
+        let returned = eventually(SOON, || {
+            sweep(runtime.config());
+            leases_of(runtime.config(), swept.id()).is_empty()
+        });
+        assert!(returned, "{low_level:?}");
+        let _ =
+            cli(runtime.config(), &["release", "--force", forced.id()]).expect_success("gpushare release");
+        drop((second, third));
+        let failed = request().args(&["/no/such/program"]);
+        assert!(runtime.create(&failed).is_err(), "{low_level:?}");
+        runtime.delete_force(failed.id());
+        for (bundle, reason) in
+            [(&ended, "ended"), (&swept, "swept"), (&forced, "forced"), (&failed, "ended")]
+        {
+            let want = ["lease granted ".to_owned(), format!("lease released {reason}")];
+            assert_eq!(told(&log, bundle.id()), want, "{low_level:?}");
+        }
+        let refused = Bundle::small().env("GPUSHARE_MEMORY", "81GiB");
+        let line = runtime.create(&refused).map(drop).expect_err("the GPU has 80 GiB").line();
+        assert_eq!(told(&log, refused.id()), [format!("lease refused {line}")], "{low_level:?}");
+    }
 }

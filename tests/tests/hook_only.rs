@@ -1,7 +1,7 @@
 //! Hook-only mode: gpushare's hook in a bundle that a runtime creates by itself. The container gets what it would get from the
 //! wrapper, the kernel says so, and nothing is left behind.
 
-use std::fs::Permissions;
+use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Command;
 use std::time::Duration;
@@ -113,6 +113,8 @@ fn a_program_sees_a_gpu_of_the_shares_size_and_nothing_is_left_behind() {
         container.stop();
         assert_eq!(leases(runtime.config()), [], "{low_level:?} {cgroups:?}");
         assert_eq!(host_mounts(), before, "{low_level:?} {cgroups:?}");
+        let regions = fs::read_dir(node.state().join("regions")).expect("there was a region");
+        assert_eq!(regions.count(), 0, "{low_level:?} {cgroups:?}: its files are left");
     }
 }
 

@@ -31,10 +31,14 @@ type Trap = fn(&Path, &Canary);
 
 fn link(path: &Path, target: impl AsRef<Path>) {
     let _ = fs::remove_dir_all(path);
+    fs::create_dir_all(path.parent().expect("no link is the root")).expect("a folder can be made");
     symlink(target, path).expect("a link of the image can be made");
 }
 
 const TRAPS: &[(&str, Trap)] = &[
+    ("a folder of the driver's data is a link to the host", |root, canary| {
+        link(&root.join("usr/share/nvidia"), canary.path());
+    }),
     ("a folder is an absolute link to the host", |root, canary| {
         link(&root.join("usr/lib64"), canary.path());
     }),
@@ -90,12 +94,16 @@ fn an_image_leads_no_mount_target_out_of_its_root() {
     }
     for low_level in LowLevel::ALL {
         let node = SimulatedNode::one_gpu();
+        let data = node.root().join("driver/usr/share/nvidia");
+        fs::create_dir_all(&data)
+            .and_then(|()| fs::write(data.join("nvoptix.bin"), ""))
+            .expect("a file can be made");
         let runtime = hooked::runtime(low_level, &node, Cgroups::Machine);
         let before = host_mounts();
         for (name, trap) in TRAPS {
             let when = format!("{low_level:?}: {name}");
             let canary = Canary::new();
-            let bundle = request();
+            let bundle = request().env("GPUSHARE_CAPABILITIES", "compute,utility,graphics");
             trap(&bundle.root(), &canary);
             let bundle = watched(bundle, &node, Around::default());
             let start = Instant::now();
@@ -220,6 +228,10 @@ fn device_rules_that_cannot_be_changed_take_the_mounts_back_too() {
     let node = SimulatedNode::one_gpu();
     let runtime = hooked::runtime(LowLevel::Runc, &node, Cgroups::V1);
     let bundle = request();
+    // A target that the image brings along stays, and what was mounted over it must not.
+    let own = bundle.root().join("usr/lib/gpushare/limits");
+    fs::create_dir_all(own.parent().expect("it has a folder")).expect("a folder of the image can be made");
+    fs::write(&own, "").expect("a file of the image can be written");
     let parent = Path::new("/sys/fs/cgroup/devices").join(format!("{}-parent", bundle.id()));
     fs::create_dir(&parent).expect("a cgroup can be made");
     let write = |file: &str, line: &str| fs::write(parent.join(file), line).expect("a rule can be written");
@@ -237,6 +249,30 @@ fn device_rules_that_cannot_be_changed_take_the_mounts_back_too() {
     assert_eq!(leases(runtime.config()), []);
     drop(container);
     fs::remove_dir(&parent).expect("the cgroup is empty");
+}
+
+#[test]
+#[ignore = "needs root and runc: runs a container"]
+fn a_cgroup_that_allows_what_its_bundle_does_not_is_refused() {
+    if !met(NEEDS) || !Cgroups::versions().contains(&Cgroups::V1) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = hooked::runtime(LowLevel::Runc, &node, Cgroups::V1);
+    let cgroup = "group=/sys/fs/cgroup/devices$(sed -n 's/^[0-9]*:devices://p' /proc/$pid/cgroup)";
+    let before = format!("{cgroup}; echo a >$group/devices.allow");
+    // As it was, so that the container can be looked at.
+    let after = format!(
+        "{cgroup}; echo a >$group/devices.deny; \
+         for rule in 'c *:* m' 'b *:* m' 'c 1:* rwm' 'c 5:* rwm'; do echo $rule >$group/devices.allow; done"
+    );
+    let bundle = watched(request(), &node, Around { before: &before, after: &after });
+    let container = runtime.run(&bundle);
+    let answer = answer(&bundle);
+    let line = answer.refusal("no rules");
+    assert!(line.contains("open every device"), "{line}");
+    assert_untouched(&container, "no rules");
+    assert_eq!(leases(runtime.config()), []);
 }
 
 #[test]

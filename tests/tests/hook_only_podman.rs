@@ -101,6 +101,8 @@ fn podman_gives_shares_by_its_hooks_folder_and_takes_them_back() {
 
     let refused = podman.run(&["--rm", "--annotation", "gpushare.io/memory=81GiB"], &["/bin/true"]);
     assert!(!refused.success() && refused.stderr.contains("81 GiB"), "{refused:?}");
+    let told = fs::read_to_string(&log).expect("the hook has a log");
+    assert_eq!(told.lines().filter(|line| line.contains("lease refused")).count(), 1, "{told}");
     let plain = podman.run(&["--rm"], &["/bin/ls", "/dev"]).expect_success("podman run without a request");
     assert!(!plain.stdout.contains("nvidia"), "{plain:?}");
     assert_eq!(leases(&config), []);

@@ -131,6 +131,28 @@ fn the_end_of_another_container_of_the_same_id_releases_nothing() {
     assert_eq!(leases(runtime.config()), []);
 }
 
+#[test]
+#[ignore = "needs root and runc: runs a container"]
+fn a_slip_in_the_settings_does_not_keep_the_lease_of_a_container_that_ended() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = hooked::runtime(LowLevel::Runc, &node, Cgroups::Machine);
+    let bundle = watched(request(), &node, Around::default());
+    let container = runtime.run(&bundle);
+    assert_eq!(answer(&bundle).status, 0);
+    container.kill_init();
+    let settings = fs::read_to_string(node.config()).expect("the settings can be read");
+    let write = |text: &str| fs::write(node.config(), text).expect("the settings can be written");
+    write(&format!("{settings}\n[quota]\nplacment = \"spread\"\n"));
+    let stopped =
+        json!({"ociVersion": "1.0.2", "id": bundle.id(), "status": "stopped", "bundle": bundle.path()});
+    assert_eq!(hook(&node, "poststop", &stopped).status, 0);
+    write(&settings);
+    assert_eq!(leases(runtime.config()), []);
+}
+
 /// Looks for processes of the hook in a container that sees the host's, and tries to open what would give them away.
 const SPY: &str = "while :; do for p in /proc/[0-9]*; do \
     if busybox grep -q 'gpushare-hoo[k]' $p/cmdline 2>/dev/null; then echo seen; for f in exe mem maps environ fd/0; do \

@@ -294,6 +294,30 @@ fn a_bundle_that_is_no_bundle_is_refused() {
 }
 
 #[test]
+#[ignore = "needs root and runc: runs a container"]
+fn a_bundle_that_holds_an_earlier_share_and_asks_for_none_is_named() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let bundle = Bundle::small().annotation("gpushare.io/memory", "4GiB");
+    drop(runtime.run(&bundle));
+    let mut spec: Value = serde_json::from_slice(&bundle.config_bytes()).expect("config.json is JSON");
+    spec["annotations"] = json!({});
+    write(&bundle.config_path(), &spec.to_string());
+    let line = runtime.create_as_it_is(&bundle).expect_err("its mounts went with its lease").line();
+    let folder = bundle.path().to_str().expect("a path in UTF-8");
+    let planned = cli(runtime.config(), &["plan", "--bundle", folder]).stderr;
+    for told in [&line, &planned] {
+        assert!(told.contains("an earlier start") && told.contains("write it anew"), "{told}");
+    }
+    assert!(line.contains(bundle.id()), "{line}");
+    assert_eq!(bundle.config_bytes(), spec.to_string().as_bytes());
+    assert_eq!(leases(runtime.config()), []);
+}
+
+#[test]
 #[ignore = "needs root and runc: would run a container"]
 fn a_container_that_the_low_level_runtime_refuses_keeps_no_lease() {
     if !met(NEEDS) {

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::time::Duration;
 
@@ -17,6 +18,9 @@ use nix::unistd::mkfifo;
 use serde_json::{Value, json};
 
 use crate::{NEEDS, on_both, rounds, share, tree};
+
+/// What a process gets that writes beyond its limit.
+const SIGXFSZ: i32 = nix::sys::signal::Signal::SIGXFSZ as i32;
 
 #[test]
 #[ignore = "needs root, runc and crun: would run containers"]
@@ -138,6 +142,33 @@ fn a47_a_config_is_whole_whenever_the_wrapper_is_killed() {
             sweep(runtime.config());
             leases(runtime.config()).is_empty()
         }));
+    });
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: kills the wrapper while it creates"]
+fn a47_a_config_is_whole_when_the_wrapper_dies_while_it_writes() {
+    if !met(NEEDS) {
+        return;
+    }
+    on_both(|_, runtime, low_level| {
+        drop(runtime.run(&share()));
+        // The kernel ends who writes beyond the limit: in the middle of the file, and nowhere else, since nothing else is as long.
+        for limit in [500_000, 700_000, 1_000_000] {
+            let bundle = share().env("LARGE", &"x".repeat(1 << 20));
+            let written = bundle.write();
+            let scratch = Scratch::new("log");
+            let create = runtime.command(&scratch.path().join("log.json"), ["create", "--bundle"]);
+            let mut limited = Command::new("/usr/bin/prlimit");
+            limited.arg(format!("--fsize={limit}")).arg("--core=0").arg(create.get_program());
+            limited.args(create.get_args()).arg(bundle.path()).arg(bundle.id()).env_clear();
+            limited.envs(create.get_envs().filter_map(|(name, value)| Some((name, value?))));
+            let outcome = command::run(&mut limited);
+            assert_eq!(outcome.status.signal(), Some(SIGXFSZ), "{low_level:?}: {limit}: {outcome:?}");
+            assert!(bundle.config_bytes() == written, "{low_level:?}: {limit}: the original is gone");
+            sweep(runtime.config());
+            assert_eq!(leases(runtime.config()), [], "{low_level:?}: {limit}");
+        }
     });
 }
 

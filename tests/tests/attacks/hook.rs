@@ -19,9 +19,11 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// The hook behind `shell`, a prefix of a shell's command line that ends in `exec`.
 fn hook(shell: &str, stage: &str, state: &Path) -> Command {
     let mut call = Command::new("/bin/bash");
-    call.arg("-c").arg(format!("{shell} \"$@\"")).arg("sh").arg(artifacts::hook());
+    // The shell has variables of its own, which the hook would refuse before all else.
+    let environment = "env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin GPUSHARE_HOOK=1";
+    call.arg("-c").arg(format!("{shell} /bin/busybox {environment} \"$@\"")).arg("sh").arg(artifacts::hook());
     call.args([stage, "--state"]).arg(state).args(["--lease", "1", "--root", "/r", "--id", "nobody"]);
-    call.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("GPUSHARE_HOOK", "1");
+    call.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
     call
 }
 

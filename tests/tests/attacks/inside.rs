@@ -49,6 +49,9 @@ fn a22_of_all_minors_the_granted_ones_open() {
             let bundle = share().env("GPUSHARE_DEVICES", devices);
             assert_eq!(allowed(&runtime.run(&bundle)), want, "{low_level:?}");
         }
+        // crun denies nothing where the bundle has no rules at all.
+        let bundle = share().env("GPUSHARE_DEVICES", "2").edit(|spec| spec["linux"]["resources"] = json!({}));
+        assert_eq!(allowed(&runtime.run(&bundle)), [2, 255], "{low_level:?}: without rules");
         let bundle = Bundle::small();
         assert_eq!(allowed(&runtime.run(&bundle)), Vec::<u32>::new(), "{low_level:?}: no request");
     }
@@ -99,15 +102,21 @@ fn a24_a_program_in_a_root_of_its_own_meets_the_limit_or_no_driver() {
     let report = Report::parse(&told.stdout);
     report.assert_size(8 * GIB);
     assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS]);
-    // A copy of what the container sees: our libraries stand there without their files, so nothing is granted.
-    let jail = format!(
-        "busybox mkdir -p /jail/dev /jail/usr && busybox cp -a /bin /lib /lib64 /jail/ 2>/dev/null; \
-         busybox cp -a /usr/bin /usr/lib /usr/lib64 /jail/usr/ 2>/dev/null; busybox rm -f /jail/usr/lib/gpushare/limits; \
-         busybox mknod /jail/dev/nvidiactl c 195 255; busybox mknod /jail/dev/nvidia0 c 195 0; \
-         busybox chroot /jail {probe}"
-    );
-    let told = container.exec(&["/bin/sh", "-c", &jail]);
-    assert!(!told.success() || !told.stdout.contains(SUCCESS), "{told:?}");
+    // A copy of what the container sees, the simulated driver's state included.
+    let jail = "busybox mkdir -p /jail/dev /jail/usr && busybox cp -a /bin /lib /lib64 /run /jail/ 2>/dev/null; \
+                busybox cp -a /usr/bin /usr/lib /usr/lib64 /jail/usr/ 2>/dev/null; \
+                busybox mknod /jail/dev/nvidiactl c 195 255 && busybox mknod /jail/dev/nvidia0 c 195 0";
+    let _ = container.exec(&["/bin/sh", "-c", jail]).expect_success("a copy of the root");
+    let in_jail = || container.exec(&["/bin/sh", "-c", &format!("exec busybox chroot /jail {probe}")]);
+    let report = Report::parse(&in_jail().expect_success("the copy works").stdout);
+    report.assert_size(8 * GIB);
+    assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS]);
+    // Without its limits our library grants nothing.
+    let remove = ["/bin/busybox", "rm", "/jail/usr/lib/gpushare/limits"];
+    let _ = container.exec(&remove).expect_success("a copy can be removed");
+    let told = in_jail();
+    let got = |report: Report| report.allocations().iter().any(|result| result == SUCCESS);
+    assert!(!told.success() || !got(Report::parse(&told.stdout)), "{told:?}");
 }
 
 #[test]

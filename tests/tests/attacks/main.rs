@@ -2,6 +2,7 @@
 //! its row; docs/attacks.md says which rows are tested elsewhere, and what each test was seen to fail with.
 
 mod config;
+mod docker;
 mod files;
 mod hook;
 mod image;

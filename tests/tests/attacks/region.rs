@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use gpushare_tests::leases::{cli, leases, sweep};
+use gpushare_tests::meter::{Meter, listed};
 use gpushare_tests::needs::met;
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::runtime::{LowLevel, Runtime};
@@ -71,6 +72,34 @@ fn a27_a_spoilt_usage_file_is_told_as_damaged_and_fills_nothing() {
     assert_eq!(regions(&node.state()), Vec::<PathBuf>::new());
 }
 
+/// How many processes a usage file has room for.
+const SLOTS: usize = 256;
+
+/// The usage file `whole`, in which the process `pid` of the host has every slot, and in each of them holds a byte of the first
+/// GPU: true to the layout of version 2.
+fn naming(whole: &[u8], pid: u32) -> Vec<u8> {
+    const LIVE: usize = 128;
+    const OWNERS: usize = 4096;
+    const LINE: usize = 64;
+    let lines = OWNERS + SLOTS * LINE;
+    let mut bytes = whole.to_vec();
+    bytes[LIVE..LIVE + SLOTS / 8].fill(0xff);
+    for owner in bytes[OWNERS..lines].chunks_exact_mut(LINE) {
+        owner[..4].copy_from_slice(&1_u32.to_ne_bytes());
+        owner[4..8].copy_from_slice(&pid.to_ne_bytes());
+        owner[8..16].copy_from_slice(&start_time(pid).to_ne_bytes());
+    }
+    bytes[lines..lines + SLOTS * LINE].chunks_exact_mut(LINE).for_each(|line| line[0] = 1);
+    bytes
+}
+
+/// In clock ticks since boot.
+fn start_time(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process runs");
+    let behind_name = stat.rsplit_once(") ").expect("a name in parentheses").1;
+    behind_name.split(' ').nth(19).and_then(|word| word.parse().ok()).expect("a number")
+}
+
 #[test]
 #[ignore = "needs root and runc: runs containers"]
 fn a28_a_process_that_a_usage_file_names_is_left_alone() {
@@ -94,19 +123,20 @@ fn a28_a_process_that_a_usage_file_names_is_left_alone() {
     });
     let usage = region.expect("the container has a region").join("usage");
     let whole = fs::read(&usage).expect("the file can be read");
+    let meter = Meter::start(runtime.config());
     for pid in [1, bystander.id(), neighbour.pid().unsigned_abs()] {
-        // Behind the header, every word names the process.
-        let mut bytes = whole.clone();
-        for word in bytes[whole.len() / 8..].chunks_exact_mut(4) {
-            word.copy_from_slice(&pid.to_ne_bytes());
-        }
-        fs::write(&usage, &bytes).expect("the file can be written");
+        fs::write(&usage, naming(&whole, pid)).expect("the file can be written");
+        let used = listed(runtime.config(), bundle.id(), 0)["used_bytes"].clone();
+        assert!(bystander.try_wait().expect("it can be asked").is_none(), "a bystander was ended");
+        assert_eq!(neighbour.status().as_deref(), Some("running"));
+        assert_eq!(used, SLOTS, "nobody reads who is named: {pid}");
         for verb in [&["ps"][..], &["ps", "--json"], &["devices"], &["doctor"], &["sweep"], &["history"]] {
             let _ = cli(runtime.config(), verb);
         }
     }
     container.stop();
     sweep(runtime.config());
+    meter.kill();
     assert!(bystander.try_wait().expect("it can be asked").is_none(), "a bystander was ended");
     assert_eq!(neighbour.status().as_deref(), Some("running"));
     bystander.kill().expect("a child can be killed");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::{self, Outcome};
-use gpushare_tests::leases::{cli, leases, sweep};
+use gpushare_tests::leases::{cli, leases, leases_of, sweep};
 use gpushare_tests::needs::met;
 use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::runtime::{LowLevel, Runtime};
@@ -45,19 +45,25 @@ fn a13_the_environment_of_an_image_grants_at_most_what_the_node_gives_to_all() {
         };
         // Where the image's variables count for nothing, they get nothing.
         let strict = with("strict", "strict = true");
-        for variables in [&image()[..], &image()[..1], &image()[1..2], &image()[2..]] {
+        for variables in [&image()[..1], &image()[1..2], &image()[2..], &image()[..]] {
             let refusal = strict.create(&asks(variables)).map(drop).expect_err("nobody trusted asked");
             assert!(refusal.line().contains("request.strict"), "{low_level:?}: {}", refusal.line());
             assert_eq!(leases(strict.config()), []);
         }
-        // Where they are not read, NVIDIA's list of the image gets the node's default share.
+        // Where they are not read, NVIDIA's list of the image gets the node's default share, and more is refused.
         let deaf = with("deaf", "env = false\ndefault_memory = \"8GiB\"");
-        let bundle = asks(&image());
+        let bundle = asks(&image()[..1]);
         let container = deaf.run(&bundle);
         assert_eq!(leases(deaf.config())[0].memory, [8 << 30], "{low_level:?}");
         drop(container);
         let ignoring = with("ignoring", "env = false\nnvidia = \"ignore\"");
-        let bundle = asks(&image());
+        for (runtime, variables) in [(&deaf, &image()[..]), (&ignoring, &image()), (&ignoring, &image()[1..])]
+        {
+            let refusal = runtime.create(&asks(variables)).map(drop).expect_err("nobody reads it");
+            assert!(refusal.line().contains("request.env"), "{low_level:?}: {}", refusal.line());
+            assert_eq!(leases(runtime.config()), []);
+        }
+        let bundle = asks(&image()[..1]);
         let written = bundle.write();
         let container = ignoring.run(&bundle);
         assert_eq!(leases(ignoring.config()), []);
@@ -74,14 +80,25 @@ fn a14_one_key_with_two_values_is_a_conflict_that_names_both() {
     }
     on_both(|_, runtime, low_level| {
         let cri = "io.kubernetes.cri.container-type";
-        for (bundle, parts) in [
-            (share().env("GPUSHARE_MEMORY", "80GiB"), ["GPUSHARE_MEMORY", "4GiB", "80GiB"]),
-            (share().annotation("gpushare.io/memory", "8GiB"), ["gpushare.io/memory", "4GiB", "8GiB"]),
+        // A lenient node takes the GPUs that both lists name; where there is one GPU, both name it.
+        let two = SimulatedNode::create(2, MODEL, "80GiB");
+        let strict = "[request]\nstrict = true\nenv_ceiling = \"100%\"";
+        let config = two.config_with("strict", &format!("{}\n{strict}", low_level.settings()));
+        let strict = Runtime::with_config(low_level, &config);
+        for (runtime, bundle, parts) in [
+            (runtime, share().env("GPUSHARE_MEMORY", "80GiB"), ["GPUSHARE_MEMORY", "4GiB", "80GiB"]),
             (
+                runtime,
+                share().annotation("gpushare.io/memory", "8GiB"),
+                ["gpushare.io/memory", "4GiB", "8GiB"],
+            ),
+            (
+                runtime,
                 share().annotation("alloc.gpushare.io/memory", "8GiB"),
                 ["alloc.gpushare.io/memory", "4GiB", "8GiB"],
             ),
             (
+                &strict,
                 Bundle::small()
                     .annotation(cri, "container")
                     .env("NVIDIA_VISIBLE_DEVICES", "0")
@@ -226,21 +243,34 @@ fn a17_what_looks_like_our_own_notes_is_not_believed() {
             .env("GPUSHARE_CONFIG", &elsewhere.path().to_string_lossy())
             .env("GPUSHARE_SIMULATOR", "/tmp/evil")
             .annotation("example.org/gpushare.io/memory", "80GiB");
-        // A hook that says it is ours, and registers for another container.
+        // A hook that says it is ours, and acts on the lease of another container.
+        let neighbour = share();
+        let other = runtime.run(&neighbour);
         let state = node.state().to_string_lossy().into_owned();
+        let regions = fs::read_dir(node.state().join("regions")).expect("there are regions");
+        let lease = regions.flatten().next().expect("the neighbour has one").file_name();
+        let lease = lease.to_string_lossy();
+        let root = fs::canonicalize(runtime.root()).expect("the runtime made its root");
         let imitation = |stage: &str| {
             json!({
                 "path": artifacts::hook(),
-                "args": ["gpushare-hook", stage, "--state", state, "--lease", "1", "--root", "/r", "--id", "other"],
+                "args": ["gpushare-hook", stage, "--state", state, "--lease", lease, "--root", root, "--id", other.id()],
                 "env": ["PATH=/bin", "GPUSHARE_HOOK=1"]
             })
         };
         let hooks = json!({"prestart": [imitation("prestart")], "poststop": [imitation("poststop")]});
         let bundle = bundle.edit(|spec| spec["hooks"] = hooks);
         let container = runtime.run(&bundle);
-        let held = leases(runtime.config());
-        assert_eq!((held.len(), held[0].state.as_str(), held[0].id.as_str()), (1, "active", bundle.id()));
+        let held = |bundle: &Bundle| {
+            let pid = u64::try_from(bundle.pid()).ok();
+            leases_of(runtime.config(), bundle.id())
+                .iter()
+                .any(|lease| lease.state == "active" && lease.pid == pid)
+        };
+        assert!(held(&bundle) && held(&neighbour), "{low_level:?}: {:?}", leases(runtime.config()));
         drop(container);
+        assert!(held(&neighbour), "{low_level:?}: the neighbour's lease is gone");
+        drop(other);
         assert_eq!(leases(runtime.config()), [], "{low_level:?}");
         assert_eq!(tree(elsewhere.path()).len(), 1);
     });
@@ -310,13 +340,17 @@ fn a19_an_id_that_is_no_name_is_refused_before_a_path_is_built() {
     on_both(|node, runtime, low_level| {
         drop(runtime.run(&share()));
         let before: Vec<_> = tree(&node.state()).into_keys().collect();
+        // Behind the wrapper is a program that does nothing: without our refusal a low-level runtime would use such an id.
+        let scratch = Scratch::new("idle");
+        let idle = Runtime::with_config(low_level, &idle_config(node, &scratch));
         let long = "a".repeat(4096);
+        let absolute = scratch.path().join("x");
         for id in [
             "..",
             ".",
             "../x",
             "a/b",
-            "/nowhere/x",
+            absolute.to_str().expect("paths are UTF-8"),
             "a\nb",
             "\u{1b}[31mred",
             "a b",
@@ -328,7 +362,7 @@ fn a19_an_id_that_is_no_name_is_refused_before_a_path_is_built() {
         ] {
             let bundle = share();
             let log = bundle.path().join("log.json");
-            let mut create = runtime.command(&log, ["create", "--bundle"]);
+            let mut create = idle.command(&log, ["create", "--bundle"]);
             let outcome = command::run(create.arg(bundle.path()).arg(id));
             let line = outcome.stderr.trim_end();
             assert!(

@@ -1,15 +1,16 @@
 //! A39 to A43: the state folder and the quota store.
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use gpushare_tests::artifacts;
-use gpushare_tests::command;
+use gpushare_tests::command::{self, Outcome};
 use gpushare_tests::leases::{leases, sweep};
-use gpushare_tests::needs::met;
+use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::runtime::{LowLevel, Runtime};
 use gpushare_tests::scratch::Scratch;
@@ -29,7 +30,7 @@ fn a39_a_state_folder_that_somebody_else_prepared_is_refused() {
         return;
     }
     type Prepare = fn(&Path, &Path);
-    let prepared: [(&str, Prepare); 6] = [
+    let prepared: [(&str, Prepare); 7] = [
         ("of another user", |state, _| {
             fs::create_dir(state).expect("a folder can be made");
             mode(state, 0o700);
@@ -48,15 +49,22 @@ fn a39_a_state_folder_that_somebody_else_prepared_is_refused() {
         ("a database that is a link", |state, other| {
             fs::create_dir(state).expect("a folder can be made");
             mode(state, 0o700);
-            fs::write(other.join("quota.db"), "as it was").expect("a file can be written");
             symlink(other.join("quota.db"), state.join("quota.db")).expect("a link can be made");
         }),
+        ("a database that is a link which leads nowhere", |state, other| {
+            fs::create_dir(state).expect("a folder can be made");
+            mode(state, 0o700);
+            symlink(other.join("new"), state.join("quota.db")).expect("a link can be made");
+        }),
     ];
-    on_both(|_, _, low_level| {
+    on_both(|sound, runtime, low_level| {
+        drop(runtime.run(&share())); // makes a store that gpushare would take for its own
+        let store = fs::read(sound.state().join("quota.db")).expect("the store can be read");
         for (what, prepare) in prepared {
             let node = SimulatedNode::one_gpu();
             let runtime = Runtime::wrapped(low_level, &node);
             let other = Scratch::new("other");
+            fs::write(other.path().join("quota.db"), &store).expect("a file can be written");
             prepare(&node.state(), other.path());
             let before = tree(other.path());
             let bundle = share();
@@ -65,6 +73,29 @@ fn a39_a_state_folder_that_somebody_else_prepared_is_refused() {
             assert_eq!(tree(other.path()), before, "{low_level:?}: {what}");
         }
     });
+}
+
+#[test]
+#[ignore = "needs root and runc: mounts a FUSE file system"]
+fn a39_a_state_folder_that_is_not_local_is_refused() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let state = node.state();
+    fs::create_dir(&state).expect("a folder can be made");
+    mode(&state, 0o700);
+    // Another user's, so that the kernel answers for the server, which there is none of.
+    let server = fs::File::options().read(true).write(true).open("/dev/fuse").expect("the kernel has FUSE");
+    let options = format!("fd={},rootmode=40700,user_id=65534,group_id=65534", server.as_raw_fd());
+    mount(Some("nobody"), &state, Some("fuse.nobody"), MsFlags::empty(), Some(options.as_str()))
+        .expect("a FUSE file system can be mounted");
+    let refusal = runtime.create(&share()).map(drop);
+    umount(&state).expect("it can be unmounted");
+    let line = refusal.expect_err("the folder is a server's").line();
+    assert!(line.contains("FUSE") && line.contains(&*state.to_string_lossy()), "{line}");
+    drop(runtime.run(&share()));
 }
 
 #[test]
@@ -222,6 +253,67 @@ fn a43_a_creation_that_runs_out_of_descriptors_at_any_step_grants_nothing() {
         assert_eq!(regions, 0, "{limit}");
     }
     assert!(refused > 2 && granted > 2, "{refused} refused, {granted} granted");
+}
+
+/// The system calls by which a creation and a sweep meet a disk.
+const DISK_CALLS: &str =
+    "openat read pread64 write pwrite64 fsync fdatasync ftruncate rename unlink mkdir rmdir mount umount2";
+
+/// Runs `program`, whose call of this name and number meets a disk error; whether it came to that call.
+fn failing(call: &str, number: usize, program: &Path, prepare: impl FnOnce(&mut Command)) -> (bool, Outcome) {
+    let scratch = Scratch::new("trace");
+    let trace = scratch.path().join("trace");
+    let mut strace = Command::new("/usr/bin/strace");
+    strace.args(["-f", "-qq", "-e", &format!("trace={call}"), "-o"]).arg(&trace);
+    strace.arg("-e").arg(format!("inject={call}:error=EIO:when={number}")).arg(program);
+    prepare(&mut strace);
+    let outcome = command::run(&mut strace);
+    let met = fs::read_to_string(&trace).is_ok_and(|text| text.contains("(INJECTED)"));
+    (met, outcome)
+}
+
+#[test]
+#[ignore = "needs root, runc and strace: lets system calls fail"]
+fn a43_a_disk_error_at_any_step_of_a_creation_or_of_the_sweep_grants_nothing() {
+    if !met(NEEDS) || !met(&[Need::Strace]) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    drop(Runtime::wrapped(LowLevel::Runc, &node).run(&share())); // takes stock of the node
+    let scratch = Scratch::new("idle");
+    let config = idle_config(&node, &scratch);
+    let regions = || fs::read_dir(node.state().join("regions")).into_iter().flatten().count();
+    let (mut refused, mut granted) = (0, 0);
+    for call in DISK_CALLS.split(' ') {
+        for number in 1.. {
+            let bundle = share();
+            let written = bundle.write();
+            let (met, outcome) = failing(call, number, &artifacts::wrapper(), |create| {
+                create.args(["create", "--bundle"]).arg(bundle.path()).arg(bundle.id());
+                create.env("GPUSHARE_CONFIG", &config);
+            });
+            let when = format!("{call} number {number}");
+            if bundle.config_bytes() == written {
+                assert!(!outcome.success(), "{when}: it ran without its share: {outcome:?}");
+                refused += 1;
+            } else {
+                let whole = serde_json::from_slice::<serde_json::Value>(&bundle.config_bytes());
+                assert!(whole.is_ok_and(|json| json["hooks"]["poststop"].is_array()), "{when}: half edited");
+                granted += 1;
+            }
+            // The disk fails the sweep as well, and then is in order again.
+            let (met_again, _) = failing(call, number, &artifacts::cli(), |swept| {
+                swept.arg("sweep").env("GPUSHARE_CONFIG", &config);
+            });
+            sweep(&config);
+            assert_eq!((leases(&config), regions()), (Vec::new(), 0), "{when}");
+            if !met && !met_again {
+                break;
+            }
+        }
+    }
+    println!("{refused} creations were refused, {granted} went on");
+    assert!(refused > 60 && granted > 10, "{refused} refused, {granted} granted");
 }
 
 #[test]
