@@ -10,6 +10,7 @@ mod measure;
 mod memory_disk;
 mod place;
 mod quota;
+mod request;
 mod share;
 mod start_cost;
 mod table;
@@ -26,9 +27,10 @@ use table::Table;
 /// A section's name, which FILTER selects by, and what measures it.
 type Section = (&'static str, fn() -> Result<Table>);
 
-const SECTIONS: [Section; 5] = [
+const SECTIONS: [Section; 6] = [
     ("starting a container", start_cost::section),
     ("quota store", quota::section),
+    ("reading a request", request::section),
     ("interception", interception::section),
     ("compute share, virtual time", virtual_share::section),
     ("compute share, real time", share::section),

@@ -1,0 +1,80 @@
+//! Reading a request: from config.json as a value to the request on this node, for bundles of several systems.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use gpushare_inventory::Gpu;
+use gpushare_request::{Container, Policy};
+use serde_json::{Value, json};
+
+use crate::measure::{Sample, nanoseconds};
+use crate::quota::gpus;
+use crate::table::{Row, Table};
+
+const RUNS: usize = 5000;
+/// Nanoseconds.
+const TARGET: i64 = 50_000;
+
+/// All figures of the section.
+///
+/// # Errors
+/// When a bundle is refused.
+pub fn section() -> Result<Table> {
+    let node = gpus(4, 80);
+    let mut table = Table::default();
+    for (what, bundle, asks) in bundles() {
+        let sample = reading(&bundle, &node, asks).with_context(|| what.to_owned())?;
+        table.push(Row::duration(what, &sample).target("<= 0.05 ms", sample.median() <= TARGET));
+    }
+    Ok(table)
+}
+
+fn reading(bundle: &Value, node: &[Gpu], asks: bool) -> Result<Sample> {
+    let policy = Policy::default();
+    let mut times = Vec::with_capacity(RUNS);
+    for _ in 0..RUNS {
+        let start = Instant::now();
+        let container = Container::from_json(black_box(bundle));
+        let request = gpushare_request::read(&container, &policy, node)?;
+        times.push(nanoseconds(start.elapsed()));
+        anyhow::ensure!(black_box(request).is_some() == asks, "another outcome than expected");
+    }
+    Sample::new(times)
+}
+
+/// What the bundle is, itself, and whether it asks for anything.
+fn bundles() -> Vec<(&'static str, Value, bool)> {
+    let env = |more: &[&str]| {
+        let usual = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "CUDA_VERSION=12.4.1"];
+        let all: Vec<&str> = usual.iter().chain(more).copied().collect();
+        json!({"process": {"env": all}, "annotations": {}})
+    };
+    let koordinator = r#"{"gpu":[{"minor":0,"resources":{"koordinator.sh/gpu-core":"50","koordinator.sh/gpu-memory":"8Gi","koordinator.sh/gpu-memory-ratio":"50"}}]}"#;
+    let mut of_pod = env(&["NVIDIA_VISIBLE_DEVICES=0"]);
+    of_pod["annotations"] = json!({
+        "io.kubernetes.cri.container-type": "container",
+        "scheduling.koordinator.sh/device-allocated": koordinator,
+    });
+    let many: Vec<String> =
+        (0..200).map(|number| format!("SERVICE_{number}_PORT=tcp://10.0.0.1:80")).collect();
+    let mut services = env(&[
+        "NVIDIA_VISIBLE_DEVICES=0,1",
+        "CUDA_DEVICE_MEMORY_LIMIT_0=3000m",
+        "CUDA_DEVICE_MEMORY_LIMIT_1=3000m",
+    ]);
+    if let Some(list) = services["process"]["env"].as_array_mut() {
+        list.extend(many.into_iter().map(Value::from));
+    }
+    vec![
+        ("a bundle without a request", env(&[]), false),
+        ("gpushare's own keys", env(&["GPUSHARE_MEMORY=4GiB", "GPUSHARE_CORES=30"]), true),
+        ("HAMi's, two GPUs, 200 variables of services", services, true),
+        (
+            "Alibaba's, with a unit to find out",
+            env(&["NVIDIA_VISIBLE_DEVICES=0", "ALIYUN_COM_GPU_MEM_DEV=80", "ALIYUN_COM_GPU_MEM_CONTAINER=8"]),
+            true,
+        ),
+        ("Koordinator's JSON", of_pod, true),
+    ]
+}
