@@ -122,9 +122,17 @@ fn requests_of_other_schedulers_by_cri() {
     if !met(ALWAYS) || !met(&[Need::Containerd]) {
         return;
     }
-    let (count, faults) = schedulers::faults();
+    let (count, faults) = schedulers::Cluster::start().faults();
     assert!(count > 0);
     assert!(faults.is_empty(), "{} of {count}:\n{}", faults.len(), faults.join("\n"));
+}
+
+#[test]
+#[ignore = "needs root and containerd: starts a daemon"]
+fn two_systems_share_one_gpu_and_a_third_is_refused_for_the_sum() {
+    if met(ALWAYS) && met(&[Need::Containerd]) {
+        schedulers::Cluster::start().three_systems_on_one_gpu();
+    }
 }
 
 #[test]
