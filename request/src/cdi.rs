@@ -11,6 +11,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::Policy;
+use crate::channel::Trust;
 use crate::container::Container;
 use crate::error::{RequestError, shortened};
 use crate::grammar::{Cores, GrammarError, MemoryAsk};
@@ -105,7 +106,8 @@ pub(crate) fn entries<'a>(container: &'a Container, policy: &Policy) -> Result<V
     if let Some(second) = contradiction {
         return Err(RequestError::Conflict { first: names[0].to_string(), second: second.to_string() });
     }
-    let entry = |kind: &str, name, value| Entry { key: kind.to_owned(), name, value, trusted: false };
+    let entry =
+        |kind: &str, name, value| Entry { key: kind.to_owned(), name, value, trust: Trust::Environment };
     if !gpus.is_empty() {
         let devices = gpus.join(",").into();
         return Ok(vec![entry(GPU_KIND, "devices", devices), entry(GPU_KIND, "mode", "exclusive".into())]);

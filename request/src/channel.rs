@@ -4,15 +4,14 @@
 //! variable: the image's author, the user or the plugin. podman passes the annotations of an image, too, so below it no
 //! annotation is worth more than a variable.
 
-use std::collections::BTreeMap;
-
 use crate::Policy;
 use crate::container::{Container, Writer};
 
 /// How far a word is believed; a later one is believed more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Trust {
     /// Anybody's, the image's author included.
+    #[default]
     Environment,
     /// The pod author's.
     Pod,
@@ -21,6 +20,11 @@ pub(crate) enum Trust {
 }
 
 impl Trust {
+    /// Whether a word that is believed so far may grant, and not only lower what another granted.
+    pub fn grants(self, policy: &Policy) -> bool {
+        !policy.strict || self == Self::Granted || policy.ceilings.of(self).is_some()
+    }
+
     /// How far the annotation `key` of `container` is believed.
     pub fn of_annotation(key: &str, container: &Container, policy: &Policy) -> Self {
         let listed = || policy.trusted_annotations.has(key);
@@ -34,13 +38,10 @@ impl Trust {
     }
 }
 
-/// CRI-O puts the annotations of pod, container and labels into one map, and keeps the container's own, which only
-/// kubelet writes, as JSON under a key of its own.
+/// Whether kubelet wrote it for the container itself.
 fn is_of_container(key: &str, container: &Container) -> bool {
-    let own = container.annotations().get("io.kubernetes.cri-o.Annotations");
-    let own: BTreeMap<String, String> =
-        own.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-    own.get(key).is_some_and(|value| container.annotations().get(key) == Some(value))
+    let own = container.cri_o_annotations().get(key);
+    own.is_some_and(|value| container.annotations().get(key) == Some(value))
 }
 
 /// Patterns over the names of annotations, as containerd has them: `*` is any run of characters but `/`.

@@ -4,6 +4,7 @@
 //! that asks for nothing must start whatever its file holds.
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 use serde_json::Value;
 
@@ -11,6 +12,8 @@ use serde_json::Value;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Container {
     annotations: BTreeMap<String, String>,
+    /// Of a container of CRI-O's its own annotations, once somebody asked.
+    cri_o: OnceLock<BTreeMap<String, String>>,
     env: Vec<Variable>,
     mounts: Vec<Mount>,
     nodes: Vec<Node>,
@@ -103,6 +106,7 @@ impl Container {
         let nodes = json.pointer("/linux/devices").and_then(Value::as_array).into_iter().flatten();
         Self {
             annotations: annotations.filter_map(text).collect(),
+            cri_o: OnceLock::new(),
             env: env.filter_map(Value::as_str).filter_map(Variable::of).collect(),
             mounts: mounts.filter_map(mount).collect(),
             nodes: nodes.filter_map(node).collect(),
@@ -135,6 +139,16 @@ impl Container {
     /// containerd's names included, where containerd passes none but the patterns that its settings list.
     fn cri(&self) -> Option<&'static CriKeys> {
         CRI_KEYS.iter().find(|keys| self.annotations.contains_key(keys.kind))
+    }
+
+    /// The container's own annotations under CRI-O, which puts those of pod, container and labels into one map, and keeps the
+    /// container's, which only kubelet writes, as JSON under a key of its own. Read once: every key may ask, and there may be
+    /// a hundred thousand.
+    pub(crate) fn cri_o_annotations(&self) -> &BTreeMap<String, String> {
+        self.cri_o.get_or_init(|| {
+            let own = self.annotations.get("io.kubernetes.cri-o.Annotations");
+            own.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+        })
     }
 
     /// Whether this is a pod's pause container, which passes unread.

@@ -80,13 +80,15 @@ pub enum RequestError {
     /// A channel granted more than the settings let it.
     #[error(
         "{by} asks for more than {ceiling}, the most that this node grants by that channel; ask for less, or have the \
-             administrator change request.pod_ceiling or request.env_ceiling"
+             administrator change {setting}"
     )]
     AboveCeiling {
         /// The key and value.
         by: String,
         /// The most.
         ceiling: String,
+        /// The setting that says so.
+        setting: &'static str,
     },
     /// Variables where nobody's count.
     #[error(

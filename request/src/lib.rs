@@ -8,6 +8,7 @@
 
 mod cards;
 mod cdi;
+mod ceiling;
 mod cgpu;
 mod channel;
 mod claim;
@@ -191,23 +192,14 @@ pub struct DialectSettings {
     pub slurm_mps_memory: bool,
 }
 
-/// The most that channels of little trust may grant on a GPU under [`Policy::strict`]; `None` is nothing.
+/// The most that channels of little trust may grant on a GPU by themselves; `None` is nothing under [`Policy::strict`], and no
+/// bound elsewhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ceilings {
     /// Annotations of pods.
     pub pod: Option<MemoryAsk>,
     /// Variables: the image's author can use it, too.
     pub env: Option<MemoryAsk>,
-}
-
-impl Ceilings {
-    fn of(&self, trust: channel::Trust) -> Option<MemoryAsk> {
-        match trust {
-            channel::Trust::Environment => self.env,
-            channel::Trust::Pod => self.pod,
-            channel::Trust::Granted => None,
-        }
-    }
 }
 
 /// What `NVIDIA_VISIBLE_DEVICES` without a share means. The bundle does not tell the image's environment from the
@@ -231,10 +223,20 @@ pub enum NvidiaPolicy {
 #[derive(Debug)]
 pub struct Asked<'a>(Inner<'a>);
 
+/// The same on every node, but for what bounds it.
+#[derive(Debug)]
+struct OwnRequest {
+    request: Request,
+    /// Of the channel that states memory.
+    ceiling: Option<ceiling::Ceiling>,
+    /// The key that does; none where it is the node's default.
+    stating: Option<String>,
+}
+
 #[derive(Debug)]
 enum Inner<'a> {
-    /// gpushare's own keys: the same on every node.
-    Own(Box<Request>),
+    /// gpushare's own keys.
+    Own(Box<OwnRequest>),
     /// Other systems' words, perhaps beside our own; without a dialect, a plain list of GPUs.
     Foreign { dialects: Vec<&'static dialects::Dialect>, container: &'a Container, policy: &'a Policy },
 }
@@ -254,8 +256,8 @@ pub fn ask<'a>(container: &'a Container, policy: &'a Policy) -> Result<Option<As
         return Ok(foreign(dialects));
     }
     let reading = reading::Reading::new(container, policy);
-    if let Some(request) = by_own_keys(&reading)? {
-        return Ok(Some(Asked(Inner::Own(Box::new(request)))));
+    if let Some(own) = by_own_keys(&reading)? {
+        return Ok(Some(Asked(Inner::Own(Box::new(own)))));
     }
     let Some(carrier) = device_list::carrier(&reading) else { return Ok(None) };
     if policy.nvidia == NvidiaPolicy::Refuse {
@@ -275,7 +277,10 @@ impl Asked<'_> {
     /// As [`ask`], and when the request names what the node does not have.
     pub fn on(self, gpus: &[Gpu]) -> Result<Request, RequestError> {
         match self.0 {
-            Inner::Own(request) => Ok(*request),
+            Inner::Own(own) => match own.ceiling {
+                Some(ceiling) => ceiling.hold(own.request, own.stating.as_deref(), cards::Cards(gpus)),
+                None => Ok(own.request),
+            },
             Inner::Foreign { dialects, container, policy } => {
                 foreign(&dialects, container, policy, cards::Cards(gpus))
             }
@@ -292,13 +297,15 @@ pub fn read(container: &Container, policy: &Policy, gpus: &[Gpu]) -> Result<Opti
 }
 
 /// The request by gpushare's own keys.
-fn by_own_keys(reading: &reading::Reading) -> Result<Option<Request>, RequestError> {
+fn by_own_keys(reading: &reading::Reading) -> Result<Option<OwnRequest>, RequestError> {
     let Some(asked) = own::read(reading.container, reading.policy)? else { return Ok(None) };
     whole::refuse_beside(&asked.by, reading)?;
     let chosen = asked.chooses_capabilities();
+    let (ceiling, stating) = (reading.policy.ceilings.of(asked.stating), asked.stated.clone());
     let request = asked.with_nvidia(nvidia::read(reading)?, reading.policy)?;
     let request = Request { notes: switches::ignored_all(reading), ..request };
-    allowed(request, chosen, reading.policy).map(Some)
+    let request = allowed(request, chosen, reading.policy)?;
+    Ok(Some(OwnRequest { request, ceiling, stating }))
 }
 
 /// The request by other systems' words, or by a list of GPUs alone, and our own keys where there are some.
@@ -324,8 +331,7 @@ fn foreign(
     if let Some(asked) = &asked {
         claims.push(asked.claim(cards)?);
     }
-    let own = asked.as_ref().and_then(own::Asked::trust);
-    let outranked = claims.iter().any(|claim| Some(claim.trust) > own);
+    let outranked = asked.as_ref().is_some_and(|own| claims.iter().any(|claim| claim.trust > own.trust));
     let (mut request, notes) = merge::merge(claims, policy, cards)?;
     let chosen = asked.as_ref().is_some_and(own::Asked::chooses_capabilities);
     request.capabilities = nvidia::capabilities(container)?.unwrap_or_default();

@@ -7,6 +7,7 @@
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 
 use crate::cards::{Cards, total};
+use crate::ceiling::Ceiling;
 use crate::channel::Trust;
 use crate::claim::{Amount, Cap, Claim};
 use crate::error::RequestError;
@@ -189,7 +190,7 @@ impl<'a> Merge<'a> {
         let trust = claims.first().map_or(Trust::Environment, |claim| claim.trust);
         let whole = self.is_whole_by_policy(claims);
         let default = self.policy.default_memory.filter(|_| !whole);
-        let ceiling = if whole { self.set_ceiling(trust, gpu)? } else { self.ceiling(trust, gpu)? };
+        let ceiling = self.policy.ceilings.of(trust).map_or(Ok(None), |ceiling| ceiling.on(gpu))?;
         // A ceiling of the whole card is none: all that is left may be less, and is what there is to give.
         let ceiling = ceiling.filter(|ceiling| gpu.memory.is_none_or(|memory| *ceiling < memory));
         Ok(match (default, ceiling) {
@@ -210,37 +211,30 @@ impl<'a> Merge<'a> {
         if unread && matches!(self.policy.nvidia, NvidiaPolicy::Ignore | NvidiaPolicy::Refuse) {
             return Err(RequestError::Unread { by: claim.by.clone() });
         }
-        let may = !self.policy.strict
-            || claim.trust == Trust::Granted
-            || self.policy.ceilings.of(claim.trust).is_some();
-        if may { Ok(()) } else { Err(RequestError::Untrusted { key: claim.by.clone() }) }
+        if claim.trust.grants(self.policy) {
+            Ok(())
+        } else {
+            Err(RequestError::Untrusted { key: claim.by.clone() })
+        }
     }
 
-    /// The most that sources of this trust may state on a GPU; `None` is no bound.
-    fn ceiling(&self, trust: Trust, gpu: &Gpu) -> Result<Option<DeviceMemory>, RequestError> {
-        let set = self.set_ceiling(trust, gpu)?;
-        // Where nobody checks the images, their variables get what every container may have.
+    /// What bounds the sources of this trust: what the settings name, and where nobody checks the images, for their variables
+    /// what every container may have.
+    fn ceilings(&self, trust: Trust) -> impl Iterator<Item = Ceiling> {
+        let bound = self.policy.ignore_env && trust == Trust::Environment;
+        let default = self.policy.default_memory.filter(|_| bound);
         let default =
-            self.policy.default_memory.filter(|_| self.policy.ignore_env && trust == Trust::Environment);
-        Ok(set.into_iter().chain(default).min())
-    }
-
-    /// The part of it that the settings name.
-    fn set_ceiling(&self, trust: Trust, gpu: &Gpu) -> Result<Option<DeviceMemory>, RequestError> {
-        Ok(match self.policy.ceilings.of(trust) {
-            Some(MemoryAsk::Bytes(memory)) => Some(memory),
-            Some(MemoryAsk::Percent(percent)) => Some(total(gpu)?.percent(percent)),
-            Some(MemoryAsk::Rest) | None => None,
-        })
+            default.map(|most| Ceiling { most: MemoryAsk::Bytes(most), setting: "request.default_memory" });
+        self.policy.ceilings.of(trust).into_iter().chain(default)
     }
 
     fn below_ceiling(&self, claim: &Claim, memory: DeviceMemory, gpu: &Gpu) -> Result<(), RequestError> {
-        match self.ceiling(claim.trust, gpu)? {
-            Some(ceiling) if memory > ceiling => {
-                Err(RequestError::AboveCeiling { by: claim.by.clone(), ceiling: ceiling.to_string() })
+        for ceiling in self.ceilings(claim.trust) {
+            if let Some(most) = ceiling.on(gpu)?.filter(|most| memory > *most) {
+                return Err(ceiling.passed(&claim.by, most));
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
     /// What to say of two sources that differ.

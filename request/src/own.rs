@@ -37,7 +37,7 @@ pub(crate) struct Entry<'a> {
     pub key: String,
     pub name: &'static str,
     pub value: Cow<'a, str>,
-    pub trusted: bool,
+    pub trust: Trust,
 }
 
 impl Display for Entry<'_> {
@@ -51,7 +51,12 @@ impl Display for Entry<'_> {
 pub(crate) struct Asked {
     /// One of the keys, for messages.
     pub by: String,
-    trust: Option<Trust>,
+    /// How far the most trusted of them that may grant is believed.
+    pub trust: Trust,
+    /// The same of those that state memory.
+    pub stating: Trust,
+    /// The key that states memory, or the whole card.
+    pub stated: Option<String>,
     memory: Option<MemoryAsk>,
     cores: Option<Cores>,
     devices: Option<Devices>,
@@ -66,15 +71,17 @@ pub(crate) struct Asked {
 pub(crate) fn read(container: &Container, policy: &Policy) -> Result<Option<Asked>, RequestError> {
     let entries = entries(container, policy)?;
     let Some(first) = entries.first() else { return Ok(None) };
-    if policy.strict && !entries.iter().any(|entry| entry.trusted) {
+    let granting = entries.iter().map(|entry| entry.trust).filter(|trust| trust.grants(policy));
+    let Some(trust) = granting.max() else {
         return Err(RequestError::Untrusted { key: shortened(&first.key) });
-    }
-    let granted = entries.iter().any(|entry| entry.trusted);
-    let trust = Some(if granted { Trust::Granted } else { Trust::Environment });
-    let mut asked = Asked { by: first.to_string(), trust, ..Asked::default() };
+    };
+    let stating = entries.iter().filter(|entry| matches!(entry.name, "memory" | "mode"));
+    // On a strict node the others only lower it.
+    let stating = stating.map(|entry| entry.trust).max().filter(|_| !policy.strict).unwrap_or(trust);
+    let mut asked = Asked { by: first.to_string(), trust, stating, ..Asked::default() };
     for name in NAMES {
         let of_name: Vec<&Entry> = entries.iter().filter(|entry| entry.name == name).collect();
-        if let Some(entry) = chosen(&of_name, policy)? {
+        if let Some(entry) = chosen(&of_name, trust, policy)? {
             asked.set(entry)?;
         }
     }
@@ -94,7 +101,9 @@ fn entries<'a>(container: &'a Container, policy: &Policy) -> Result<Vec<Entry<'a
             (None, Some(rest)) => rest,
         };
         let alloc = key.starts_with(TRUSTED);
-        let trusted = alloc && Trust::of_annotation(key, container, policy) == Trust::Granted;
+        let trust = Trust::of_annotation(key, container, policy);
+        // A list of trusted keys that reaches further does not make these a plugin's.
+        let trust = if alloc { trust } else { trust.min(Trust::Pod) };
         let known = match rest.split_once('.') {
             Some((other, _)) if Some(other) != name => continue,
             Some((_, rest)) => known(rest),
@@ -102,7 +111,7 @@ fn entries<'a>(container: &'a Container, policy: &Policy) -> Result<Vec<Entry<'a
             None => known(rest),
         };
         let name = known.ok_or_else(|| unknown(key))?;
-        entries.push(Entry { key: key.clone(), name, value: value.into(), trusted });
+        entries.push(Entry { key: key.clone(), name, value: value.into(), trust });
     }
     entries.extend(cdi::entries(container, policy)?);
     if policy.ignore_env {
@@ -117,7 +126,7 @@ fn entries<'a>(container: &'a Container, policy: &Policy) -> Result<Vec<Entry<'a
         let name = known(&rest.to_ascii_lowercase().replace('_', "-"))
             .filter(|_| plain)
             .ok_or_else(|| unknown(key))?;
-        entries.push(Entry { key: key.to_owned(), name, value: value.into(), trusted: false });
+        entries.push(Entry { key: key.to_owned(), name, value: value.into(), trust: Trust::Environment });
     }
     Ok(entries)
 }
@@ -175,10 +184,14 @@ fn slips(written: &[u8], wanted: &[u8]) -> usize {
     rows[written.len()][wanted.len()]
 }
 
-/// The one entry that counts among those of one name.
-fn chosen<'a, 'b>(entries: &[&'b Entry<'a>], policy: &Policy) -> Result<Option<&'b Entry<'a>>, RequestError> {
-    let trusted: Vec<_> = entries.iter().copied().filter(|entry| entry.trusted).collect();
-    let others: Vec<_> = entries.iter().copied().filter(|entry| !entry.trusted).collect();
+/// The one entry that counts among those of one name; entries of `trust` grant on a strict node, and no others.
+fn chosen<'a, 'b>(
+    entries: &[&'b Entry<'a>],
+    trust: Trust,
+    policy: &Policy,
+) -> Result<Option<&'b Entry<'a>>, RequestError> {
+    let trusted: Vec<_> = entries.iter().copied().filter(|entry| entry.trust == trust).collect();
+    let others: Vec<_> = entries.iter().copied().filter(|entry| entry.trust != trust).collect();
     if !policy.strict {
         return agreed(entries.iter().copied());
     }
@@ -278,10 +291,16 @@ fn malformed(entry: &Entry, error: impl Into<ValueError>) -> RequestError {
 impl Asked {
     fn set(&mut self, entry: &Entry) -> Result<(), RequestError> {
         match entry.name {
-            "memory" => self.memory = Some(parse(entry)?),
+            "memory" => {
+                self.memory = Some(parse(entry)?);
+                self.stated = Some(entry.to_string());
+            }
             "cores" => self.cores = Some(parse(entry)?),
             "model" => self.model = parse(entry)?,
-            "mode" => self.mode = parse(entry)?,
+            "mode" => {
+                self.mode = parse(entry)?;
+                self.stated = self.stated.take().or_else(|| self.is_whole().then(|| entry.to_string()));
+            }
             "compute-policy" => self.compute_policy = Some(parse(entry)?),
             "capabilities" => self.capabilities = Some(parse(entry)?),
             "priority" => self.priority = Some(parse(entry)?),
@@ -322,8 +341,8 @@ impl Asked {
     /// What our keys say beside another system's.
     pub fn claim(&self, cards: Cards) -> Result<Claim, RequestError> {
         self.refuse_part_of_whole()?;
-        let said = Said { key: "", value: "", trust: self.trust.unwrap_or(Trust::Environment) };
-        let claim = Claim { by: self.by.clone(), exclusive: self.mode == Mode::Exclusive, ..Claim::by(said) };
+        let said = Said { key: "", value: "", trust: self.trust };
+        let claim = Claim { by: self.by.clone(), exclusive: self.is_whole(), ..Claim::by(said) };
         let cores = self.cores.map(|cores| Cap::of(cores.percent().into()).unwrap_or(Cap::Percent(cores)));
         let gpus = match &self.devices {
             None | Some(Devices::Any(_)) => None,
@@ -363,9 +382,13 @@ impl Asked {
         }
     }
 
+    fn is_whole(&self) -> bool {
+        self.mode == Mode::Exclusive
+    }
+
     /// A whole card and a part of one contradict each other.
     fn refuse_part_of_whole(&self) -> Result<(), RequestError> {
-        if self.mode != Mode::Exclusive {
+        if !self.is_whole() {
             return Ok(());
         }
         let cores = self.cores.filter(|cores| cores.percent() < 100).map(|cores| format!("cores={cores}"));
@@ -376,16 +399,11 @@ impl Asked {
         }
     }
 
-    /// How far the most trusted of our keys is believed.
-    pub fn trust(&self) -> Option<Trust> {
-        self.trust
-    }
-
     /// How many GPUs our keys grant, where they do and name none.
     pub fn count(&self, strict: bool) -> Option<usize> {
         match &self.devices {
             Some(Devices::Any(count)) => Some(usize::from(*count)),
-            None if strict && self.trust == Some(Trust::Granted) => Some(1),
+            None if strict && self.trust == Trust::Granted => Some(1),
             _ => None,
         }
     }
@@ -402,6 +420,7 @@ impl Asked {
             });
         }
         self.refuse_part_of_whole()?;
+        let exclusive = self.is_whole();
         let devices = match (self.devices, nvidia.devices) {
             (None, Some(list @ Devices::These(_))) if !policy.strict => list,
             (None, _) => Devices::Any(1),
@@ -420,7 +439,6 @@ impl Asked {
             (Some(Devices::Any(_)), Some(list @ Devices::These(_))) if !policy.strict => list,
             (Some(ours), _) => ours,
         };
-        let exclusive = self.mode == Mode::Exclusive;
         let whole = if exclusive { MemoryAsk::Percent(100) } else { MemoryAsk::Rest };
         let default_memory = policy.default_memory.filter(|_| !exclusive).map_or(whole, MemoryAsk::Bytes);
         Ok(Request {

@@ -3,7 +3,9 @@ use std::collections::BTreeMap;
 use gpushare_inventory::DeviceMemory;
 
 use crate::cards::four;
-use crate::{Container, DeviceSelector, Devices, MemoryAsk, NvidiaPolicy, Policy, Request, RequestError};
+use crate::{
+    Ceilings, Container, DeviceSelector, Devices, MemoryAsk, NvidiaPolicy, Policy, Request, RequestError,
+};
 
 fn container(annotations: &[(&str, &str)], env: &[&str]) -> Container {
     let annotations: BTreeMap<_, _> =
@@ -344,4 +346,56 @@ fn under_strict_only_trusted_annotations_grant_and_others_only_lower() {
     assert!(matches!(strict(&[], &["GPUSHARE_MEMORY=1GiB"]), Err(RequestError::Untrusted { .. })));
     assert!(matches!(strict(&[("gpushare.io/memory", "1GiB")], &[]), Err(RequestError::Untrusted { .. })));
     assert!(matches!(strict(&[], &["NVIDIA_VISIBLE_DEVICES=all"]), Err(RequestError::Untrusted { .. })));
+}
+
+#[test]
+fn a_channel_with_a_ceiling_grants_up_to_it_and_the_others_only_lower() {
+    let policy = |pod: &str, env: &str, strict| Policy {
+        strict,
+        ceilings: Ceilings { pod: pod.parse().ok(), env: env.parse().ok() },
+        ..Policy::default()
+    };
+    let pod = |value| ("gpushare.io/memory", value);
+    let cards = four();
+    let read = |annotations: &[(&str, &str)], env: &[&str], policy: &Policy| {
+        let asked = crate::read(&container(annotations, env), policy, &cards)?.unwrap();
+        Ok(asked.on(cards[0].uuid).memory)
+    };
+    // Of a card of 15 GiB.
+    for (annotations, env, ceilings, want) in [
+        (&[][..], &["GPUSHARE_MEMORY=4GiB"][..], ("", "4GiB"), Some(gib(4))),
+        (&[], &["GPUSHARE_MEMORY=5GiB"], ("", "4GiB"), None),
+        (&[], &["GPUSHARE_MEMORY=6GiB"], ("", "50%"), Some(gib(6))),
+        (&[], &["GPUSHARE_MEMORY=8GiB"], ("", "50%"), None),
+        (&[], &["GPUSHARE_MEMORY=30%"], ("", "4GiB"), None),
+        (&[], &["GPUSHARE_CORES=30"], ("", "4GiB"), Some(gib(4))),
+        (&[], &["GPUSHARE_CORES=30"], ("", "100%"), Some(MemoryAsk::Rest)),
+        (&[], &["GPUSHARE_MODE=exclusive"], ("", "99%"), None),
+        (&[], &["GPUSHARE_MODE=exclusive"], ("", "100%"), Some("100%".parse().unwrap())),
+        (&[], &["GPUSHARE_MEMORY=5GiB", "GPUSHARE_DEVICES=2"], ("", "4GiB"), None),
+        (&[pod("4GiB")], &[], ("4GiB", ""), Some(gib(4))),
+        (&[pod("4GiB")], &["GPUSHARE_MEMORY=2GiB"], ("4GiB", ""), Some(gib(2))),
+        (&[pod("2GiB")], &["GPUSHARE_MEMORY=4GiB"], ("4GiB", "8GiB"), None),
+        (&[("gpushare.io/cores", "30")], &["GPUSHARE_MEMORY=8GiB"], ("4GiB", ""), None),
+        (&[pod("5GiB")], &[], ("4GiB", "8GiB"), None),
+        // Only the variables may grant, so the pod may lower what they did.
+        (&[pod("2GiB")], &["GPUSHARE_MEMORY=4GiB"], ("", "4GiB"), Some(gib(2))),
+        (&[pod("4GiB")], &["GPUSHARE_MEMORY=2GiB"], ("", "4GiB"), None),
+    ] {
+        let told = read(annotations, env, &policy(ceilings.0, ceilings.1, true));
+        assert_eq!(told.as_ref().ok(), want.as_ref(), "{annotations:?} {env:?} {ceilings:?}: {told:?}");
+    }
+    let told = |env: &str, strict| {
+        read(&[], &[env], &policy("", "4GiB", strict)).map_err(|error: RequestError| error.to_string())
+    };
+    for strict in [true, false] {
+        let told = told("GPUSHARE_MEMORY=5GiB", strict).unwrap_err();
+        assert!(told.contains("GPUSHARE_MEMORY=\"5GiB\" asks for more than 4 GiB"), "{told}");
+        assert!(told.contains("change request.env_ceiling"), "{told}");
+    }
+    assert_eq!(told("GPUSHARE_CORES=5", false), Ok(gib(4)));
+    assert!(matches!(
+        read(&[pod("1GiB")], &[], &policy("", "4GiB", true)),
+        Err(RequestError::Untrusted { .. })
+    ));
 }
