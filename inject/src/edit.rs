@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use gpushare_request::{GRANTED_LIST, Interceptor};
+use gpushare_request::{GRANTED_LIST, Interceptor, kept_list};
 use serde_json::{Map, Value, json};
 
 use crate::plan::{Plan, READ_ONLY};
@@ -127,7 +127,7 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     put(mounts, "destination", plan.mounts.iter().chain(nodes).map(value).collect::<Result<_, _>>()?);
     hooks(json, plan)?;
     groups(json, &plan.additional_gids)?;
-    environment(json, &plan.variables)
+    environment(json, plan)
 }
 
 /// Whether a bundle that nobody can change any more leaves the share its meaning.
@@ -282,15 +282,16 @@ fn groups(json: &mut Value, gids: &[u32]) -> Result<(), EditError> {
 }
 
 /// The request is granted: nothing inside the container shall act on it again. Each of its keys stays once, and
-/// NVIDIA's list becomes void, so that a runtime inside the container finds nothing to inject; an annotation keeps it.
-fn environment(json: &mut Value, variables: &[(String, String)]) -> Result<(), EditError> {
+/// NVIDIA's list becomes void, so that a runtime inside the container finds nothing to inject; an annotation keeps it. Where
+/// other sources had a say in it, it keeps what was granted: without their words, which may be gone, it would mean more.
+fn environment(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     let Some(process) = json.get_mut("process").and_then(Value::as_object_mut) else { return Ok(()) };
     let env = list(process, "env", "process.env")?;
     let name = |entry: &Value| {
         entry.as_str().and_then(|entry| entry.split_once('=')).map(|(name, _)| name.to_owned())
     };
     let variables: BTreeMap<&str, &str> =
-        variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        plan.variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
     let granted = |name: &str| variables.get(name).copied();
     let ours = |name: &String| {
         name.starts_with("GPUSHARE_") || name == "NVIDIA_VISIBLE_DEVICES" || granted(name).is_some()
@@ -308,6 +309,7 @@ fn environment(json: &mut Value, variables: &[(String, String)]) -> Result<(), E
         seen.insert(name)
     });
     if let Some(list) = list.filter(|list| !matches!(list.as_str(), "" | "void")) {
+        let list = kept_list(&list, &plan.foreign_gpus);
         object(json, &["annotations"], "annotations")?.insert(GRANTED_LIST.to_owned(), json!(list));
     }
     Ok(())

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use gpushare_inventory::{Capability, DeviceNode, DriverError, Extent, Gpu, Node};
+use gpushare_inventory::{Capability, DeviceNode, DriverError, Extent, Gpu, GpuUuid, Node};
 use gpushare_quota::Lease;
 use gpushare_region::path as inner;
 use gpushare_request::{InterceptorPolicy, Mode, Request};
@@ -39,6 +39,9 @@ pub struct Plan {
     pub additional_gids: Vec<u32>,
     /// Variables of other systems' requests, each as it stands once.
     pub variables: Vec<(String, String)>,
+    /// The GPUs of another system's request, for its list in a bundle that is run again.
+    #[serde(skip)]
+    pub foreign_gpus: Vec<GpuUuid>,
     /// What the plan leaves out.
     #[serde(skip)]
     pub surroundings: Surroundings,
@@ -140,8 +143,8 @@ impl Plan {
     ) -> Result<Self, PlanError> {
         let nodes = device_nodes(request, lease, node)?;
         // Only a library that is there, of a system that states the limit, can hold it in our place.
-        let theirs = !request.dialects.is_empty()
-            && matches!(&request.interceptor, Some((found, InterceptorPolicy::StandDown)) if found.is_mounted());
+        let theirs =
+            matches!(&request.interceptor, Some((found, InterceptorPolicy::StandDown)) if found.is_mounted());
         let extent = if lease.mode == Mode::Share && !theirs { Extent::Share } else { Extent::Whole };
         let mut mounts = match extent {
             Extent::Share => interception(request, lease, node, programs, image)?,
@@ -171,6 +174,7 @@ impl Plan {
             poststop: hook("poststop", lease, programs)?,
             additional_gids: groups(&nodes),
             variables: request.variables.clone(),
+            foreign_gpus: request.foreign_gpus(),
             surroundings: Surroundings::of(lease, node, [programs.cache, programs.state]),
         })
     }

@@ -41,7 +41,7 @@ pub use error::RequestError;
 pub use grammar::{Cores, DeviceSelector, Devices, GrammarError, MemoryAsk, Mode, Priority};
 pub use interceptor::{Interceptor, InterceptorPolicy};
 pub use model::ModelFilter;
-pub use nvidia::GRANTED_LIST;
+pub use nvidia::{GRANTED_LIST, kept_list};
 pub use requirement::{Offer, Requirements};
 pub use switches::names as switch_names;
 
@@ -134,6 +134,16 @@ impl Request {
     /// These GPUs whole, which nobody else gets a share of.
     pub fn whole(devices: Devices) -> Self {
         Self { mode: Mode::Exclusive, ..Self::new(devices, MemoryAsk::Percent(100)) }
+    }
+
+    /// The GPUs of another system's request, for [`kept_list`].
+    pub fn foreign_gpus(&self) -> Vec<GpuUuid> {
+        let Devices::These(list) = &self.devices else { return Vec::new() };
+        let uuid = |selector: &DeviceSelector| match selector {
+            DeviceSelector::Uuid(uuid) => Some(*uuid),
+            _ => None,
+        };
+        list.iter().filter(|_| !self.dialects.is_empty()).filter_map(uuid).collect()
     }
 
     /// What is wanted of this GPU.

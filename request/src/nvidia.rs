@@ -4,7 +4,7 @@
 //! docker appends its own entry behind the image's and the user's, so outside CRI the last one wins. Under CRI the
 //! device plugin's entry may stand beside the pod's, and beside keys of gpushare's own different ones are a conflict.
 
-use gpushare_inventory::{Capabilities, CapabilityError};
+use gpushare_inventory::{Capabilities, CapabilityError, GpuUuid};
 
 use crate::cards::{Cards, IndexMeaning};
 use crate::cdi;
@@ -23,6 +23,17 @@ const CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
 /// The annotation that keeps the list of a bundle whose list became `void` when its request was granted: run again without
 /// being written anew, it asks for the same.
 pub const GRANTED_LIST: &str = "granted.gpushare.io/nvidia-visible-devices";
+
+/// What [`GRANTED_LIST`] keeps of a list as it was `written`: all of it, or the GPUs that were granted where `granted` tells
+/// them. Other sources had a say in it then, and the numbers may have been minors by a mark that is gone: alone it could mean
+/// more than was granted, or another GPU. Names of gpushare's own CDI devices stay, which may state a limit.
+pub fn kept_list(written: &str, granted: &[GpuUuid]) -> String {
+    if granted.is_empty() {
+        return written.to_owned();
+    }
+    let ours = items(written).filter(|item| cdi::is_ours(item)).map(str::to_owned);
+    ours.chain(granted.iter().map(GpuUuid::to_string)).collect::<Vec<_>>().join(",")
+}
 
 /// What NVIDIA's variables say beside keys of gpushare's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

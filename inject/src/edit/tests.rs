@@ -46,6 +46,7 @@ fn plan() -> Plan {
         poststop: hook("poststop"),
         additional_gids: vec![],
         variables: Vec::new(),
+        foreign_gpus: Vec::new(),
         surroundings: Surroundings::default(),
     }
 }
@@ -466,6 +467,31 @@ fn a_bundle_that_runs_again_asks_for_what_it_asked_before() {
         changed["process"]["env"] = json!(["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=2"]);
         let request = asks(&changed).unwrap();
         assert_eq!(request.devices, "2".parse().unwrap(), "what a user wrote since counts: {env:?}");
+    }
+}
+
+#[test]
+fn another_systems_bundle_that_runs_again_means_no_more_than_was_granted() {
+    let asks = |json: &Value| {
+        gpushare_request::read(&Container::from_json(json), &Policy::default(), &two_gpus()).unwrap().unwrap()
+    };
+    for (annotations, env) in [
+        (json!({}), &["NVIDIA_VISIBLE_DEVICES=1", "CUDA_DEVICE_MEMORY_LIMIT=1g"][..]),
+        // Two lists, of which the second one alone would be wider.
+        (
+            json!({"io.kubernetes.cri.container-type": "container"}),
+            &["NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=0,1", "CUDA_DEVICE_MEMORY_LIMIT=1g"],
+        ),
+        (json!({}), &["NVIDIA_VISIBLE_DEVICES=gpushare.io/share=512MiB,1", "CUDA_DEVICE_MEMORY_LIMIT=1g"]),
+    ] {
+        let before = json!({"annotations": annotations, "process": {"env": env}});
+        let asked = asks(&before);
+        let mut plan = Plan { variables: asked.variables.clone(), ..plan() };
+        plan.foreign_gpus = asked.foreign_gpus();
+        let once = edited(&before.to_string(), &plan).unwrap();
+        assert_eq!(asks(&once).devices, asked.devices, "{env:?}");
+        assert_eq!(asks(&once).memory, asked.memory, "{env:?}");
+        assert_eq!(edited(&once.to_string(), &plan).unwrap(), once, "{env:?}");
     }
 }
 
