@@ -34,8 +34,8 @@ fn page() -> String {
 
 /// One row per dialect: its channels, and how many of its sets each engine has run.
 pub fn summary(all: &[Sets]) -> String {
-    let mut table = "| dialect | channels | granted | refused | not a request | run through runc | run through docker |\n\
-                     |---|---|---|---|---|---|---|\n"
+    let mut table = "| dialect | channels | granted | refused | not a request | through runc | through docker | through CRI |\n\
+                     |---|---|---|---|---|---|---|---|\n"
         .to_owned();
     for Sets { dialect, set: sets, .. } in all {
         let count = |is: fn(&Set) -> bool| sets.iter().filter(|set| is(set)).count();
@@ -49,13 +49,14 @@ pub fn summary(all: &[Sets]) -> String {
         let channels: Vec<&str> = channels.into_iter().flatten().collect();
         let _ = writeln!(
             table,
-            "| {dialect} | {} | {} | {} | {} | {} | {} |",
+            "| {dialect} | {} | {} | {} | {} | {} | {} | {} |",
             channels.join(", "),
             count(|set| !set.grants.is_empty()),
             count(|set| !set.refused.is_empty()),
             count(|set| set.passes),
             sets.len(),
             count(super::engines::is_dockers),
+            count(Set::is_pods),
         );
     }
     table

@@ -108,7 +108,24 @@ fn sorted(lines: impl Iterator<Item = String>) -> Vec<String> {
     lines
 }
 
+/// Beginnings of annotations that the shipped handler does not pass, or that containerd acts on itself.
+const UNPASSED: [&str; 3] = ["granted.gpushare.io/", "cdi.k8s.io/", "nvidia.cdi.k8s.io/"];
+
 impl Set {
+    /// Whether it is run through containerd's CRI: it says something by annotations, or is a pod's; and it has shipped
+    /// settings, usual GPUs, and nothing that a pod cannot say.
+    pub fn is_pods(&self) -> bool {
+        let usual = self.settings.is_empty()
+            && self.total.is_none()
+            && self.mounts.is_empty()
+            && self.nodes.is_empty();
+        let plain = self.env.iter().all(|entry| entry.contains('='));
+        let passed =
+            !self.annotations.keys().any(|key| UNPASSED.iter().any(|prefix| key.starts_with(prefix)));
+        let pods = self.engine == "cri" || self.engine.is_empty() && !self.annotations.is_empty();
+        usual && plain && passed && pods
+    }
+
     /// What [`seen`] must be: `rest` and `exclusive` are the whole card where nobody else is.
     pub fn visible(&self) -> Vec<String> {
         let total = self.total.unwrap_or(15360).to_string();
