@@ -5,70 +5,17 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use gpushare_inject::ExtraMount;
-use gpushare_inventory::{DeviceMemory, Roots};
+use gpushare_inventory::Roots;
 use gpushare_quota::{Admission, Placement};
-use gpushare_request::{MemoryAsk, ShareName};
+use gpushare_request::ShareName;
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use crate::request::{AliyunSection, DialectsSection, HamiSection, RequestSection, SlurmSection, policy};
+use crate::error::{ConfigError, value};
+use crate::request::{
+    AliyunSection, DialectsSection, HamiSection, RequestSection, SlurmSection, policy, size,
+};
 use crate::{Config, Level, Log, Meter, Paths, SHIPPED};
-
-/// Why the settings cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// `GPUSHARE_CONFIG` or `--config` names a file that is not there.
-    #[error("the settings file {path} does not exist; correct or unset GPUSHARE_CONFIG (a hook's --config)")]
-    NoSuchFile {
-        /// The file.
-        path: PathBuf,
-    },
-    /// `GPUSHARE_CONFIG` is set to nothing.
-    #[error("GPUSHARE_CONFIG is empty; let it name a settings file, or unset it")]
-    NoName,
-    /// A file could not be read.
-    #[error("cannot read the settings file {path}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// Somebody else than root could change a file.
-    #[error(
-        "the settings file {path} must be a regular file of root, not writable by others (chown root, chmod 644)"
-    )]
-    Unsafe {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A mistake, at a line.
-    #[error("{path}:{line}: {message}")]
-    Mistake {
-        /// The file.
-        path: PathBuf,
-        /// Counted from 1.
-        line: usize,
-        /// What is wrong there.
-        message: String,
-    },
-    /// A value that is of the right kind but means nothing.
-    #[error("{key} = {value:?} in the settings: {message} (`gpushare config show`)")]
-    Value {
-        /// Section and key.
-        key: &'static str,
-        /// The value.
-        value: String,
-        /// What is wrong with it.
-        message: String,
-    },
-    /// The running program's own path is not known.
-    #[error("cannot tell where this program lies (is /proc mounted?)")]
-    Program {
-        /// What the system said.
-        source: std::io::Error,
-    },
-}
 
 /// A settings file. What is missing in it is as shipped.
 #[derive(Debug, Default, Deserialize)]
@@ -293,10 +240,6 @@ fn absolute(key: &'static str) -> impl Fn(PathBuf) -> Result<PathBuf, ConfigErro
     }
 }
 
-pub(crate) fn value(key: &'static str, value: &str, message: impl ToString) -> ConfigError {
-    ConfigError::Value { key, value: value.to_owned(), message: message.to_string() }
-}
-
 fn admission(section: &QuotaSection) -> Result<Admission, ConfigError> {
     let placement = match section.placement.as_str() {
         "binpack" => Placement::Binpack,
@@ -316,15 +259,6 @@ fn admission(section: &QuotaSection) -> Result<Admission, ConfigError> {
         memory_percent: section.memory_percent,
         cores_percent: section.cores_percent,
     })
-}
-
-pub(crate) fn size(key: &'static str, text: &str) -> Result<Option<DeviceMemory>, ConfigError> {
-    match text.parse::<MemoryAsk>() {
-        _ if text.is_empty() => Ok(None),
-        Ok(MemoryAsk::Bytes(memory)) => Ok(Some(memory)),
-        Ok(_) => Err(value(key, text, "a percentage has no meaning here; write a size as 8GiB")),
-        Err(error) => Err(value(key, text, error)),
-    }
 }
 
 fn extra_mount(entry: MountEntry) -> Result<ExtraMount, ConfigError> {

@@ -4,6 +4,7 @@
 //! its name and line, when it has a key that does not exist or a value of the wrong kind.
 #![forbid(unsafe_code)]
 
+mod error;
 mod file;
 mod locate;
 mod log;
@@ -16,7 +17,7 @@ use gpushare_inventory::{DeviceMemory, Roots};
 use gpushare_quota::Admission;
 use gpushare_request::Policy;
 
-pub use file::ConfigError;
+pub use error::ConfigError;
 pub use locate::{DEFAULT_PATH, ENVIRONMENT};
 
 /// The shipped settings file, with every key and its default.

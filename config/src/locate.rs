@@ -6,7 +6,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::file::ConfigError;
+use crate::error::ConfigError;
 
 /// The settings file when the environment names none.
 pub const DEFAULT_PATH: &str = "/etc/gpushare/gpushare.toml";

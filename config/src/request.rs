@@ -1,13 +1,13 @@
 //! The sections of requests: which channels and dialects count for how much.
 
-use gpushare_inventory::CapabilityError;
+use gpushare_inventory::{CapabilityError, DeviceMemory};
 use gpushare_request::{
     Ceilings, Cores, DialectSettings, IndexMeaning, InterceptorPolicy, KeyPatterns, MemoryAsk, NvidiaPolicy,
     Policy, dialect_names, switch_names,
 };
 use serde::Deserialize;
 
-use crate::file::{ConfigError, size, value};
+use crate::error::{ConfigError, value};
 
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -98,6 +98,16 @@ pub(crate) fn policy(section: &RequestSection, dialects: &DialectsSection) -> Re
             ),
         },
     })
+}
+
+/// A size of memory; nothing for an empty text.
+pub(crate) fn size(key: &'static str, text: &str) -> Result<Option<DeviceMemory>, ConfigError> {
+    match text.parse::<MemoryAsk>() {
+        _ if text.is_empty() => Ok(None),
+        Ok(MemoryAsk::Bytes(memory)) => Ok(Some(memory)),
+        Ok(_) => Err(value(key, text, "a percentage has no meaning here; write a size as 8GiB")),
+        Err(error) => Err(value(key, text, error)),
+    }
 }
 
 fn settings(section: &DialectsSection) -> Result<DialectSettings, ConfigError> {
