@@ -61,7 +61,7 @@ pub enum RequestError {
     /// A channel that may not grant asked for a GPU.
     #[error(
         "{key} asks for a GPU, but this node grants by trusted annotations only (request.strict): ask through \
-         alloc.gpushare.io annotations or have the administrator change request.strict"
+         alloc.gpushare.io annotations, or have the administrator set request.env_ceiling or request.pod_ceiling"
     )]
     Untrusted {
         /// The annotation or variable.

@@ -182,11 +182,6 @@ pub trait Engine {
         true
     }
 
-    /// Whether the annotations of an image reach the bundle, so that none of them is trusted.
-    fn passes_an_images_annotations(&self) -> bool {
-        false
-    }
-
     /// The program of ours that signs a refusal.
     fn refuses_as(&self) -> &'static str {
         "gpushare-runtime"

@@ -94,10 +94,6 @@ pub fn storage(podman: &mut Command, scratch: &Scratch) {
 pub const EVERY: [&str; 3] = ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000"];
 
 impl Engine for Podman {
-    fn passes_an_images_annotations(&self) -> bool {
-        true
-    }
-
     fn folder(&self) -> &Path {
         self.scratch.path()
     }

@@ -290,17 +290,17 @@ fn leaves_other_runtimes_alone(scene: &mut Scene<'_>) {
 }
 
 fn is_refused_privileges_where_strict(scene: &mut Scene<'_>) {
-    let wanted = Wanted::waiting("one").annotation("alloc.gpushare.io/memory", "4GiB").with(With::Privileged);
     let place = scene.place;
-    let said = place.under("[request]\nstrict = true", || scene.try_start(&wanted));
+    let strict = "[request]\nstrict = true\nenv_ceiling = \"4GiB\"";
+    let wanted = || Wanted::waiting("one").share("4GiB");
+    place.under(strict, || scene.start(&wanted()));
+    scene.engine.remove("one");
+    let said = place.under(strict, || scene.try_start(&wanted().with(With::Privileged)));
     let said = said.expect_err("a privileged container gets no share on such a node");
-    // podman passes what an image's author wrote, so that it is refused as a word of nobody's.
-    let why = if scene.engine.passes_an_images_annotations() {
-        "trusted annotations"
-    } else {
-        "privileged container"
-    };
-    assert!(said.contains(why) && said.contains("request.strict"), "{said}");
+    assert!(said.contains("privileged container") && said.contains("request.strict"), "{said}");
+    let said = place.under("[request]\nstrict = true", || scene.try_start(&wanted()));
+    let said = said.expect_err("without a ceiling nobody's variables grant");
+    assert!(said.contains("trusted annotations"), "{said}");
     scene.assert_all_returned();
 }
 

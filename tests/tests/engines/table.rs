@@ -128,9 +128,6 @@ pub fn absent(engine: Engine, row: Row) -> Option<&'static str> {
         }
         Gpus | GpusHook | Compose if !dockers => "docker's own",
         Annotation if dockers => "docker passes annotations from version 24 on",
-        PrivilegedStrict if dockers => {
-            "`strict` grants by annotation alone, which docker passes from version 24 on"
-        }
         Pause if engine == Cri => "CRI has no such call",
         EngineUpdate if engine == Ctr => "ctr has no such call",
         User if engine == Ctr => "ctr has no such flag in containerd 1.6",
