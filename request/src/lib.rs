@@ -17,6 +17,7 @@ mod device_list;
 mod dialects;
 mod error;
 mod grammar;
+mod hints;
 mod interceptor;
 mod limit;
 mod merge;
@@ -262,6 +263,7 @@ fn foreign(
         None if dialects.is_empty() => claims.push(nvidia::claim(&reading, cards)?),
         None => {}
     }
+    hints::note(&reading);
     switches::apply(&reading, &mut claims);
     let asked = own::read(container, policy)?;
     if let Some(asked) = &asked {

@@ -292,13 +292,14 @@ fn leaves_other_runtimes_alone(scene: &mut Scene<'_>) {
 fn is_refused_privileges_where_strict(scene: &mut Scene<'_>) {
     let place = scene.place;
     let strict = "[request]\nstrict = true\nenv_ceiling = \"4GiB\"";
-    let wanted = || Wanted::waiting("one").share("4GiB");
-    place.under(strict, || scene.start(&wanted()));
+    place.under(strict, || scene.start(&Wanted::waiting("one").share("4GiB")));
     scene.engine.remove("one");
-    let said = place.under(strict, || scene.try_start(&wanted().with(With::Privileged)));
+    let privileged = Wanted::waiting("privileged").share("4GiB").with(With::Privileged);
+    let said = place.under(strict, || scene.try_start(&privileged));
     let said = said.expect_err("a privileged container gets no share on such a node");
     assert!(said.contains("privileged container") && said.contains("request.strict"), "{said}");
-    let said = place.under("[request]\nstrict = true", || scene.try_start(&wanted()));
+    let other = Wanted::waiting("other").share("4GiB");
+    let said = place.under("[request]\nstrict = true", || scene.try_start(&other));
     let said = said.expect_err("without a ceiling nobody's variables grant");
     assert!(said.contains("trusted annotations"), "{said}");
     scene.assert_all_returned();
