@@ -35,10 +35,13 @@ impl Bundles {
         let _ = command::run(&mut self.runtime.command(&log, ["kill", &id, signal]));
     }
 
-    fn await_end(&self, name: &str) {
+    /// Signals it until it has ended: a first process that has not set its trap yet ignores every signal but SIGKILL.
+    fn end(&self, name: &str, signal: &str) {
         let id = self.id(name);
-        let ended =
-            eventually(Duration::from_secs(20), || self.runtime.status(&id).as_deref() == Some("stopped"));
+        let ended = eventually(Duration::from_secs(20), || {
+            self.signal(name, signal);
+            self.runtime.status(&id).as_deref() == Some("stopped")
+        });
         assert!(ended, "{name} outlived its end: {:?}", self.runtime.status(&id));
     }
 
@@ -80,14 +83,12 @@ impl Engine for Bundles {
     }
 
     fn stop(&mut self, name: &str) {
-        self.signal(name, "15");
-        self.await_end(name);
+        self.end(name, "15");
         let _ = self.call(&["delete"], name).expect_success("delete");
     }
 
     fn kill(&mut self, name: &str) {
-        self.signal(name, "9");
-        self.await_end(name);
+        self.end(name, "9");
         let _ = self.call(&["delete"], name).expect_success("delete");
     }
 
