@@ -37,8 +37,10 @@ pub fn prestart(args: &Args, state: &[u8]) -> Result<()> {
 pub fn poststop(args: &Args) -> Result<()> {
     args.log.start();
     let folder = StateFolder::open(&args.state)?;
-    let store = Store::open(folder.path())?;
-    store.release(args.lease, &args.key, ReleaseReason::Ended)?;
+    let released = Store::open(folder.path())
+        .and_then(|store| store.release(args.lease, &args.key, ReleaseReason::Ended));
+    // Whatever came of it: no new store is made beside the region of a container that might run.
     Region::of(folder.path(), args.lease).remove();
+    released?;
     Ok(())
 }

@@ -199,9 +199,11 @@ fn plan(
     programs: &Programs,
 ) -> Result<Plan, GrantError> {
     let plan = Plan::new(request, lease, node, programs, image)?;
-    // A whole card is not intercepted, so nobody would read its region.
-    if lease.mode == Mode::Share {
-        Region::of(programs.state, lease.id).create(lease)?;
+    let region = Region::of(programs.state, lease.id);
+    match lease.mode {
+        Mode::Share => region.create(lease)?,
+        // A whole card is not intercepted, so nobody would read its files.
+        Mode::Exclusive => region.create_empty()?,
     }
     Ok(plan)
 }

@@ -11,7 +11,7 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use gpushare_quota::Lease;
+use gpushare_quota::{Lease, REGIONS};
 use gpushare_region::{
     ComputePolicy, DeviceLimits, LIMITS_LEN, TooManyDevices, USAGE_LEN, empty_usage_header, encode_limits,
 };
@@ -46,7 +46,7 @@ pub enum RegionError {
 impl Region {
     /// The region of a lease, whether it exists or not.
     pub fn of(state: &Path, lease_id: i64) -> Self {
-        Self(state.join("regions").join(lease_id.to_string()))
+        Self(state.join(REGIONS).join(lease_id.to_string()))
     }
 
     /// The read-only file.
@@ -72,6 +72,14 @@ impl Region {
             self.remove();
             io(source)
         })
+    }
+
+    /// Makes the folder alone, for whole GPUs: it tells a quota store that was deleted of a container that runs.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn create_empty(&self) -> Result<(), RegionError> {
+        self.make_folder().map_err(|source| RegionError::Io { path: self.0.clone(), source })
     }
 
     fn make_folder(&self) -> std::io::Result<()> {
@@ -103,7 +111,7 @@ impl Region {
     /// The regions below the state folder, by their leases' ids. Ask this before asking for the living leases: a
     /// lease is written before its region is made, so a region of this list without a lease is nobody's.
     pub fn existing(state: &Path) -> Vec<i64> {
-        let entries = fs::read_dir(state.join("regions")).into_iter().flatten().filter_map(Result::ok);
+        let entries = fs::read_dir(state.join(REGIONS)).into_iter().flatten().filter_map(Result::ok);
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
     }
 }

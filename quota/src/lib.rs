@@ -20,6 +20,6 @@ pub use holder::{Holder, HolderError, cgroup_of};
 pub use lease::{BadContainerId, Grant, Lease, LeaseKey, LeaseState, PastLease, ReleaseReason};
 pub use place::{Admission, GpuLoad, Placement, Refusal, place};
 pub use running::Running;
-pub use state::{StateError, StateFolder, is_rootless};
+pub use state::{REGIONS, StateError, StateFolder, is_rootless};
 pub use store::{Loads, Reservation, ReserveError, Store, StoreError, UpdateError};
 pub use update::Change;

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
 
+use crate::state::REGIONS;
 use crate::store::StoreError;
 use crate::turn::Turn;
 
@@ -89,6 +90,18 @@ fn is_absent(path: &Path) -> bool {
     fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
+/// Fails if a container's region stands beside the absent database: what was granted is unknown then, and an empty store
+/// would grant it once more.
+fn forbid_regions(path: &Path) -> Result<(), StoreError> {
+    let regions = path.with_file_name(REGIONS);
+    match fs::read_dir(&regions).map(|mut entries| entries.next()) {
+        Ok(None) => Ok(()),
+        Ok(Some(_)) => Err(StoreError::Missing { path: path.into(), regions }),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(StoreError::Io { path: path.into(), source }),
+    }
+}
+
 fn connect(path: &Path) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX
@@ -128,6 +141,8 @@ fn create(path: &Path) -> Result<(), StoreError> {
     if !is_absent(path) {
         return Ok(());
     }
+    // Only now: whoever was faster has made the database before its first region.
+    forbid_regions(path)?;
     // What is left of a database that somebody deleted must not be replayed into the new one.
     for rest in ["db-journal", "db-wal", "db-shm", "new-journal"] {
         match fs::remove_file(path.with_extension(rest)) {

@@ -8,6 +8,10 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::OFlag;
 use nix::sys::statfs::fstatfs;
 
+/// The folder in it that has an entry for each container which holds a lease, named by the lease's id. Whoever makes a lease
+/// makes the entry, before the container starts; a new store is made only where there is none.
+pub const REGIONS: &str = "regions";
+
 /// A folder that was checked: a directory of this user on a disk or in the memory of this machine, mode 0700.
 #[derive(Clone, Debug)]
 pub struct StateFolder(PathBuf);

@@ -64,6 +64,17 @@ pub enum StoreError {
         /// The database.
         path: PathBuf,
     },
+    /// Somebody took the database away from running containers, or an earlier boot's folders are left without it.
+    #[error(
+        "the quota store {path} is gone, but {regions} names containers that hold a share, so nothing is granted; stop them, \
+         then run `umount {regions}/*; rm -r {regions}`, or restart the machine if that folder is in its memory"
+    )]
+    Missing {
+        /// The database.
+        path: PathBuf,
+        /// The folder of the containers' regions.
+        regions: PathBuf,
+    },
     /// Written by another version of gpushare.
     #[error(
         "the quota store {path} has schema version {version}, which this gpushare does not know; update gpushare"
@@ -131,7 +142,7 @@ impl Store {
     /// Opens the store below the state folder. Leases of an earlier boot are moved to the history.
     ///
     /// # Errors
-    /// When the database cannot be made or opened, is damaged or of another version.
+    /// When the database cannot be made or opened, is damaged, of another version, or missing beside containers' regions.
     pub fn open(state: &Path) -> Result<Self, StoreError> {
         let path = state.join("quota.db");
         let (db, known) = schema::open(&path)?;

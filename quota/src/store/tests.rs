@@ -1,5 +1,7 @@
 use std::fs;
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -70,6 +72,65 @@ fn a_new_database_is_not_filled_by_what_a_deleted_one_left() {
     assert!(store.leases().unwrap().is_empty() && !folder.path().join("quota.db-wal").exists());
     let new = keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
     assert!(new.id > old.id, "regions are named by lease ids");
+}
+
+/// The folder that tells of a container with this lease.
+fn make_region(state: &Path, lease: &Lease) -> PathBuf {
+    let region = state.join(crate::REGIONS).join(lease.id.to_string());
+    fs::create_dir_all(&region).unwrap();
+    region
+}
+
+#[test]
+fn no_new_database_is_made_beside_a_containers_region() {
+    let (folder, store) = open();
+    let region = make_region(folder.path(), &keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap());
+    drop(store);
+    Store::open(folder.path()).unwrap();
+    for entry in fs::read_dir(folder.path()).unwrap().flatten().filter(|entry| entry.path().is_file()) {
+        fs::remove_file(entry.path()).unwrap();
+        let opened = Store::open(folder.path()).map(drop);
+        match folder.path().join("quota.db").exists() {
+            true => opened.unwrap(),
+            false => assert!(matches!(opened, Err(StoreError::Missing { .. })), "{opened:?}"),
+        }
+    }
+    assert!(!folder.path().join("quota.db").exists());
+    let line = Store::open(folder.path()).unwrap_err().to_string();
+    for word in ["quota.db is gone", "stop them", &format!("rm -r {}", region.parent().unwrap().display())] {
+        assert!(line.contains(word) && !line.contains('\n'), "{word:?}: {line}");
+    }
+    fs::remove_dir(region).unwrap();
+    Store::open(folder.path()).unwrap();
+}
+
+#[test]
+fn of_two_first_containers_the_slower_opens_the_store_of_the_faster() {
+    let (made, store) = open();
+    let lease = keep(&store, "faster", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
+    drop(store);
+    let folder = tempfile::tempdir().unwrap();
+    let database = folder.path().join("quota.db");
+    let turn = Turn::take(&database).unwrap();
+    let slower = thread::scope(|scope| {
+        let slower = scope.spawn(|| Store::open(folder.path()));
+        // Time to find no database and to wait for its turn to make one.
+        thread::sleep(Duration::from_millis(200));
+        fs::rename(made.path().join("quota.db"), &database).unwrap();
+        make_region(folder.path(), &lease);
+        drop(turn);
+        slower.join().unwrap().unwrap()
+    });
+    assert_eq!(slower.leases().unwrap(), [lease]);
+}
+
+#[test]
+fn regions_of_an_earlier_boot_hinder_nobody() {
+    let (folder, store) = open();
+    make_region(folder.path(), &keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap());
+    store.db.execute("UPDATE boot SET id = 'earlier'", []).unwrap();
+    drop(store);
+    assert_eq!(Store::open(folder.path()).unwrap().leases().unwrap(), []);
 }
 
 #[test]

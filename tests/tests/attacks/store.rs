@@ -8,8 +8,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use gpushare_tests::artifacts;
+use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::{self, Outcome};
-use gpushare_tests::leases::{leases, sweep};
+use gpushare_tests::leases::{cli, leases, sweep};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::runtime::{LowLevel, Runtime};
@@ -211,8 +212,68 @@ fn a42_a_store_that_is_damaged_foreign_or_newer_is_refused_and_kept() {
     });
 }
 
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a42_a_store_that_is_deleted_under_containers_is_not_made_anew() {
+    if !met(NEEDS) {
+        return;
+    }
+    for low_level in LowLevel::ALL {
+        for whole_card in [false, true] {
+            let node = SimulatedNode::one_gpu();
+            let runtime = Runtime::wrapped(low_level, &node);
+            let database = node.state().join("quota.db");
+            let running =
+                if whole_card { Bundle::small().env("GPUSHARE_MODE", "exclusive") } else { share() };
+            let container = runtime.run(&running);
+            // All that can be deleted: the regions of shares are mounts.
+            for entry in fs::read_dir(node.state()).expect("the state folder can be read").flatten() {
+                let _ = fs::remove_file(entry.path());
+            }
+            let bundle = share();
+            for call in ["the first", "the next"] {
+                let line = runtime.create(&bundle).map(drop).expect_err("the store was deleted").line();
+                assert!(line.contains("quota.db is gone"), "{low_level:?}: {call}: {line}");
+                sweep_fails(&runtime);
+                assert!(!database.exists(), "{low_level:?}: {call}: a store was made");
+            }
+            let doctor = cli(runtime.config(), &["doctor"]).stdout;
+            assert!(doctor.contains("quota.db is gone"), "{low_level:?}: {doctor}");
+            drop(container);
+            // Its region went with it.
+            drop(runtime.run(&bundle));
+            assert_eq!(leases(runtime.config()), [], "{low_level:?}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root and runc: runs a container"]
+fn a42_the_remedy_for_a_deleted_store_works_after_a_container_that_nobody_deleted() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let killed = share();
+    let container = runtime.run(&killed);
+    container.kill_init();
+    fs::remove_file(node.state().join("quota.db")).expect("the store can be removed");
+    let bundle = share();
+    let line = runtime.create(&bundle).map(drop).expect_err("the store was deleted").line();
+    let (_, rest) = line.split_once("run `").expect("the message has a command");
+    let (remedy, _) = rest.split_once('`').expect("the command ends");
+    let regions = fs::canonicalize(node.state()).expect("the state folder is there").join("regions");
+    // Compared before it is run: it deletes.
+    assert_eq!(remedy, format!("umount {0}/*; rm -r {0}", regions.display()));
+    let _ = command::run(Command::new("/bin/sh").args(["-ec", remedy])).expect_success("the remedy");
+    drop(runtime.run(&bundle));
+    drop(container);
+    assert_eq!(leases(runtime.config()), []);
+}
+
 fn sweep_fails(runtime: &Runtime) {
-    let outcome = gpushare_tests::leases::cli(runtime.config(), &["sweep"]);
+    let outcome = cli(runtime.config(), &["sweep"]);
     assert!(!outcome.success(), "{outcome:?}");
 }
 
