@@ -1,5 +1,7 @@
 //! `gpushare doctor`: what is wrong with this node, in the order in which a container would meet it.
 
+mod runc;
+
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
@@ -11,6 +13,7 @@ use gpushare_quota::{Lease, LeaseState, Running, StateFolder, Store};
 use gpushare_request::{ComputePolicy, Mode};
 use serde_json::json;
 
+use self::runc::Runc;
 use crate::leases::short;
 use crate::ps::Seen;
 use crate::{configure, inventory, meter, node, system, table};
@@ -70,7 +73,7 @@ fn examine() -> Vec<Finding> {
         }
     };
     findings.push(ok("settings", files()));
-    findings.push(runtime(&config));
+    findings.extend(runtime(&config));
     findings.extend(installation(&config));
     findings.extend(engines());
     findings.extend(sweep_timer());
@@ -107,29 +110,33 @@ fn files() -> String {
     if files.is_empty() { "shipped settings, no file".to_owned() } else { files.join(", ") }
 }
 
-fn runtime(config: &Config) -> Finding {
+fn runtime(config: &Config) -> Vec<Finding> {
     let check = "low-level runtime";
     let Some(runtime) = config.runtimes.iter().find(|path| path.is_file()) else {
-        return failure(check, "none of runtime.candidates exists: install runc or crun");
+        return vec![failure(check, "none of runtime.candidates exists: install runc or crun")];
     };
     let output = Command::new(runtime).arg("--version").env_clear().output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-    let version = text.lines().next().unwrap_or("no version").trim().to_owned();
+    let version = text.lines().next().unwrap_or("no version").trim();
     let found = format!("{} ({version})", runtime.display());
     let links = system::wrong_links(config).unwrap_or_default();
-    if drops_rules(&version) && has_systemd() && !links.is_empty() {
-        let remedy = "with the systemd cgroup driver this runc drops device rules of nodes without a /dev/char link: update \
-                      runc to 1.1.7, or run `gpushare system dev-char` (gpushare-system.service does at boot)";
-        return warning(check, format!("{found}; {remedy}"));
+    let faults = faults(&text, has_systemd() && !links.is_empty());
+    if faults.is_empty() {
+        return vec![ok(check, found)];
     }
-    ok(check, found)
+    faults.iter().map(|fault| warning(check, format!("{found}; {fault}"))).collect()
 }
 
-/// Whether runc says that it is 1.1.3 to 1.1.6.
-fn drops_rules(version: &str) -> bool {
-    let number = version.strip_prefix("runc version ").unwrap_or_default();
-    let number = number.split(|c: char| c != '.' && !c.is_ascii_digit()).next().unwrap_or_default();
-    ["1.1.3", "1.1.4", "1.1.5", "1.1.6"].contains(&number)
+/// What is wrong with the runtime that wrote `version`; `by_link` where rules may depend on links in /dev/char that are not
+/// all there.
+fn faults(version: &str, by_link: bool) -> Vec<&'static str> {
+    const DROPS_RULES: &str = "with the systemd cgroup driver this runc drops device rules of nodes without a /dev/char link: \
+                               update runc to 1.1.7, or run `gpushare system dev-char` (gpushare-system.service does at boot)";
+    const RACED: &str = "an image can race this runc into leaving empty files on the host (CVE-2024-45310), unless your \
+                         distribution has mended it: update runc to 1.1.14 or later, or use crun";
+    let Some(runc) = Runc::parse(version) else { return Vec::new() };
+    let faults = [(runc.drops_rules() && by_link, DROPS_RULES), (runc.is_raced(), RACED)];
+    faults.into_iter().filter(|(has, _)| *has).map(|(_, fault)| fault).collect()
 }
 
 fn installation(config: &Config) -> Vec<Finding> {
@@ -320,19 +327,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_versions_of_runc_that_drop_rules_are_told_from_their_neighbours() {
-        for (version, drops) in [
-            ("runc version 1.1.5+ds1", true),
-            ("runc version 1.1.3", true),
-            ("runc version 1.1.6-0ubuntu1", true),
-            ("runc version 1.1.2", false),
-            ("runc version 1.1.12", false),
-            ("runc version 1.1.30", false),
-            ("runc version 11.1.5", false),
-            ("crun version 1.1.5", false),
-            ("", false),
+    fn each_fault_of_a_runc_is_told_where_it_matters() {
+        for (version, by_link, told) in [
+            ("runc version 1.1.5+ds1\n", true, &["/dev/char", "CVE-2024-45310"][..]),
+            ("runc version 1.1.5+ds1\n", false, &["CVE-2024-45310"]),
+            ("runc version 1.1.12\n", true, &["CVE-2024-45310"]),
+            ("runc version 1.1.14\n", true, &[]),
+            ("crun version 1.1.5\n", true, &[]),
+            ("youki version 0.3.3\n", true, &[]),
+            ("", true, &[]),
         ] {
-            assert_eq!(drops_rules(version), drops, "{version}");
+            let faults = faults(version, by_link);
+            assert_eq!(faults.len(), told.len(), "{version:?}: {faults:?}");
+            assert!(
+                faults.iter().zip(told).all(|(fault, word)| fault.contains(word)),
+                "{version:?}: {faults:?}"
+            );
         }
     }
 }
