@@ -142,23 +142,24 @@ pub fn configure(asked: &Configure) -> Result<()> {
     let mut notes = planned.notes;
     let changed = planned.changes.iter().any(FileChange::changes);
     if changed && !asked.dry_run {
-        file::apply(&planned.changes)?;
-        if let Some(runtime) = &runtime {
-            confirm(asked.engine, &target, runtime, &planned.changes)?;
-            if runtime.default && environment::grants()? {
-                notes.push(
-                    "settings that are read later turn [request] env on again: any image can ask for a GPU"
-                        .to_owned(),
-                );
-            }
+        write(&planned.changes, || match &runtime {
+            Some(runtime) => check::after(asked.engine, &target, runtime),
+            None => Ok(()),
+        })?;
+        if runtime.is_some_and(|runtime| runtime.default) && environment::grants()? {
+            notes.push(
+                "settings that are read later turn [request] env on again: any image can ask for a GPU"
+                    .to_owned(),
+            );
         }
     }
     tell(asked, &target, &planned.changes, planned.checked.as_ref(), &notes)
 }
 
-/// What was written must have come into force; else it is taken back.
-fn confirm(engine: Engine, target: &Target, runtime: &Runtime, changes: &[FileChange]) -> Result<()> {
-    let Err(error) = check::after(engine, target, runtime) else { return Ok(()) };
+/// Writes `changes`. What was written must have come into force, which `confirm` tells; else it is taken back.
+fn write(changes: &[FileChange], confirm: impl FnOnce() -> Result<()>) -> Result<()> {
+    file::apply(changes)?;
+    let Err(error) = confirm() else { return Ok(()) };
     file::revert(changes)
         .with_context(|| format!("{error:#}; and the old settings could not be brought back"))?;
     Err(error.context("the old settings stand"))

@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use anyhow::bail;
 use toml::Table;
 
-use super::{Engine, Runtime, containerd, crio, docker, podman, toml_text};
+use super::{Engine, FileChange, Runtime, containerd, crio, docker, podman, toml_text, write};
 
 const ENGINES: [Engine; 4] = [Engine::Docker, Engine::Containerd, Engine::Crio, Engine::Podman];
 
@@ -434,4 +435,41 @@ fn a_runtimes_name_is_one_that_every_engine_takes() {
     for bad in ["", "runc", "crun", "GPU", "a b", "a.b", "-a", "a-", "a\"b", &"a".repeat(64)] {
         assert!(super::name(bad).is_err(), "{bad:?}");
     }
+}
+
+#[test]
+fn what_does_not_come_into_force_is_taken_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let change = |name: &str, before: Option<&str>| FileChange {
+        path: folder.path().join(name),
+        before: before.map(str::to_owned),
+        after: Some("new".to_owned()),
+    };
+    let changes = [change("made", None), change("changed", Some("old"))];
+    let [made, changed] = [0, 1].map(|number| changes[number].path.as_path());
+    fs::write(changed, "old").unwrap();
+    let is_written =
+        || [made, changed].iter().all(|path| fs::read_to_string(path).is_ok_and(|text| text == "new"));
+
+    let error = write(&changes, || {
+        assert!(is_written(), "the engine is asked about what was written");
+        bail!("the engine takes another file")
+    });
+    assert_eq!(format!("{:#}", error.unwrap_err()), "the old settings stand: the engine takes another file");
+    assert!(!made.exists());
+    assert_eq!(fs::read_to_string(changed).unwrap(), "old");
+
+    // Where somebody else has written meanwhile, both troubles are told.
+    let error = write(&changes, || {
+        fs::write(changed, "another's").unwrap();
+        bail!("the engine takes another file")
+    });
+    let line = format!("{:#}", error.unwrap_err());
+    assert!(line.starts_with("the engine takes another file; and the old settings could not"), "{line}");
+    assert_eq!(fs::read_to_string(changed).unwrap(), "another's");
+    fs::remove_file(made).unwrap();
+
+    fs::write(changed, "old").unwrap();
+    write(&changes, || Ok(())).unwrap();
+    assert!(is_written());
 }
