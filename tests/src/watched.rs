@@ -16,6 +16,8 @@ use crate::runtime::Container;
 pub struct Around<'a> {
     /// Before it.
     pub before: &'a str,
+    /// A program and its arguments that runs it: strace.
+    pub by: &'a str,
     /// After it.
     pub after: &'a str,
 }
@@ -38,13 +40,13 @@ pub fn watched(bundle: Bundle, node: &SimulatedNode, around: Around) -> Bundle {
     let text = |path: &Path| path.to_str().expect("paths of tests are UTF-8").to_owned();
     let (hook, config) = (text(&artifacts::hook()), text(node.config()));
     let (root, out) = (text(&bundle.root()), text(bundle.path()));
-    let Around { before, after } = around;
+    let Around { before, by, after } = around;
     let script = format!(
         "root={root}; out={out}; state=$(cat)\n\
          pid=$(printf %s \"$state\" | sed -n 's/.*\"pid\": *\\([0-9]*\\).*/\\1/p')\n\
          inside() {{ nsenter --mount=/proc/$pid/ns/mnt \"$@\"; }}\n\
          {before}\n\
-         printf %s \"$state\" | {hook} createRuntime --config {config} 2>$out/said\n\
+         printf %s \"$state\" | {by} {hook} createRuntime --config {config} 2>$out/said\n\
          echo $? >$out/status\n\
          {after}\n\
          exit 0\n"

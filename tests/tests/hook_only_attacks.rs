@@ -201,7 +201,8 @@ fn a_failure_at_any_step_takes_everything_back() {
                 // What the saboteur did is none of the hook's to take back.
                 let after = "inside rm -f $root/dev/nvidiactl; inside umount $root/usr/lib/gpushare; \
                              inside mount --make-private $root";
-                let bundle = watched(request(), &node, Around { before: sabotage, after });
+                let bundle =
+                    watched(request(), &node, Around { before: sabotage, after, ..Around::default() });
                 let container = runtime.run(&bundle);
                 let answer = answer(&bundle);
                 let line = answer.refusal(&when);
@@ -252,6 +253,55 @@ fn device_rules_that_cannot_be_changed_take_the_mounts_back_too() {
 }
 
 #[test]
+#[ignore = "needs root, runc, crun and strace: lets writes to the store fail"]
+fn a_store_that_fails_after_the_rules_were_changed_takes_them_back() {
+    if !met(NEEDS) || !met(&[Need::Strace]) {
+        return;
+    }
+    for (low_level, cgroups) in LowLevel::ALL.into_iter().zip(Cgroups::versions()) {
+        let node = SimulatedNode::one_gpu();
+        let runtime = hooked::runtime(low_level, &node, cgroups);
+        drop(runtime.run(&watched(request(), &node, Around::default()))); // makes the store
+        let refused = (1..).find(|number| {
+            let when = format!("{low_level:?} {cgroups:?}: write {number}");
+            let by =
+                format!("/usr/bin/strace -f -qq -o $out/trace -e inject=pwrite64:error=EIO:when={number}");
+            let bundle = watched(request(), &node, Around { by: &by, ..Around::default() });
+            let container = runtime.run(&bundle);
+            let answer = answer(&bundle);
+            if answer.status == 0 {
+                return true;
+            }
+            let _ = answer.refusal(&when);
+            assert_untouched(&container, &when);
+            assert_eq!(leases(runtime.config()), [], "{when}");
+            false
+        });
+        // The reservation and what makes it the container's: the latter is written when all else is in place.
+        assert!(refused > Some(6), "{low_level:?} {cgroups:?}: {refused:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and strace: kills a container's init while its hook runs"]
+fn a_container_that_ends_while_its_hook_runs_gets_no_lease() {
+    if !met(NEEDS) || !met(&[Need::Strace]) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = hooked::runtime(LowLevel::Runc, &node, Cgroups::Machine);
+    // Init is killed between the mounts and the lease: the hook sleeps whenever a child of its own has ended.
+    let before =
+        "( until grep -q gpushare/limits /proc/$pid/mountinfo; do sleep 0.01; done; kill -9 $pid ) &";
+    let by = "/usr/bin/strace -qq -o $out/trace -e inject=wait4,waitid:delay_exit=1000000";
+    let bundle = watched(request(), &node, Around { before, by, ..Around::default() });
+    runtime.create(&bundle).map(drop).expect_err("the container's init was killed");
+    let answer = answer(&bundle);
+    assert!(answer.refusal("init was killed").contains("has ended"), "{answer:?}");
+    assert_eq!(leases(runtime.config()), []);
+}
+
+#[test]
 #[ignore = "needs root and runc: runs a container"]
 fn a_cgroup_that_allows_what_its_bundle_does_not_is_refused() {
     if !met(NEEDS) || !Cgroups::versions().contains(&Cgroups::V1) {
@@ -266,7 +316,7 @@ fn a_cgroup_that_allows_what_its_bundle_does_not_is_refused() {
         "{cgroup}; echo a >$group/devices.deny; \
          for rule in 'c *:* m' 'b *:* m' 'c 1:* rwm' 'c 5:* rwm'; do echo $rule >$group/devices.allow; done"
     );
-    let bundle = watched(request(), &node, Around { before: &before, after: &after });
+    let bundle = watched(request(), &node, Around { before: &before, after: &after, ..Around::default() });
     let container = runtime.run(&bundle);
     let answer = answer(&bundle);
     let line = answer.refusal("no rules");

@@ -118,7 +118,7 @@ fn the_end_of_another_container_of_the_same_id_releases_nothing() {
 
     // A second container that calls itself the same, below another runtime root.
     let renamed = format!("state=$(printf %s \"$state\" | sed s/gps-[0-9]*-[0-9]*/{}/)", bundle.id());
-    let second = watched(request(), &node, Around { before: &renamed, after: "" });
+    let second = watched(request(), &node, Around { before: &renamed, ..Around::default() });
     let other = hooked::runtime(LowLevel::Runc, &node, Cgroups::Machine);
     let twin = other.run(&second);
     let answer = answer(&second);
