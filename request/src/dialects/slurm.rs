@@ -1,5 +1,8 @@
 //! Which GPUs a step of Slurm has, for both of its ways to share them (slurm src/plugins/gres/common/gres_common.c):
 //! `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` count the node's GPUs, `CUDA_VISIBLE_DEVICES` those of the step.
+//!
+//! The bundle's variables replace what srun sends. slurmstepd then writes its own over both: the GPUs and amounts, and last
+//! `SLURM_GTIDS` and the like (slurm src/slurmd/slurmstepd, container.c, slurmstepd.c and task.c).
 
 use gpushare_inventory::Gpu;
 
@@ -7,11 +10,17 @@ use crate::cards::{Cards, IndexMeaning};
 use crate::device_list::{found, items, nodes, selectors};
 use crate::error::RequestError;
 use crate::grammar::DeviceSelector;
+use crate::quantity;
 use crate::reading::{Reading, Said};
 
-/// Of the whole node, the narrower first.
-const GLOBAL: [&str; 2] = ["SLURM_STEP_GPUS", "SLURM_JOB_GPUS"];
+const STEP: &str = "SLURM_STEP_GPUS";
+const JOB: &str = "SLURM_JOB_GPUS";
 const LOCAL: &str = "CUDA_VISIBLE_DEVICES";
+const STEP_ID: &str = "SLURM_STEP_ID";
+/// From here up a step's number is a kind: of a batch job's script, of salloc's shell (`SLURM_MAX_NORMAL_STEP_ID`).
+const FIRST_KIND: u64 = 0xffff_fff0;
+/// The numbers of the step's tasks on this node, which slurmstepd writes into each task.
+const TASKS: &str = "SLURM_GTIDS";
 
 /// Whether the step has no GPU, in so many words: `NoDevFiles` is Slurm's before 19.05.
 pub(super) fn has_no_gpu(reading: &Reading) -> bool {
@@ -24,7 +33,9 @@ pub(super) fn gpus<'a>(
     cards: Cards<'a>,
     by: Said,
 ) -> Result<Vec<&'a Gpu>, RequestError> {
-    for key in GLOBAL {
+    // Slurm writes one of both and leaves the other as the bundle, the user or the batch job has it.
+    let global = if is_of_job(reading) { [JOB, STEP] } else { [STEP, JOB] };
+    for key in global {
         if let Some(said) = reading.one(key)? {
             return found(cards, said, &listed(said)?);
         }
@@ -46,6 +57,13 @@ pub(super) fn gpus<'a>(
             )),
         },
     }
+}
+
+/// Whether slurmstepd made the container for the job itself (a batch script, the shell of salloc) and not for a step of srun,
+/// whose number it writes.
+fn is_of_job(reading: &Reading) -> bool {
+    let is_sruns = |said: Said| quantity::whole(said.value).is_some_and(|number| number < FIRST_KIND);
+    reading.has(TASKS) && !reading.named(STEP_ID).any(is_sruns)
 }
 
 fn listed(said: Said) -> Result<Vec<DeviceSelector>, RequestError> {
