@@ -1,12 +1,14 @@
 //! Slurm's gres `mps`: `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` in a job (slurm src/plugins/gres/mps/gres_mps.c). Memory is not
 //! limited there, unless the settings take the percentage for one of memory, too.
 
+use gpushare_inventory::DeviceMemory;
+
 use super::{Dialect, nvidia_mps, slurm};
 use crate::cards::{Cards, total};
 use crate::claim::{Amount, Cap, Claim};
 use crate::error::RequestError;
 use crate::mps::{PERCENTAGE, PIPE};
-use crate::quantity;
+use crate::quantity::{self, Decimal};
 use crate::reading::{Reading, Said};
 
 pub(super) static DIALECT: Dialect = Dialect { name: "slurm-mps", detects, read, owns };
@@ -23,9 +25,11 @@ fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, Reque
     let Some((said, percent)) = reading.least(PERCENTAGE, percentage)? else { return Ok(Vec::new()) };
     nvidia_mps::note_mode(reading);
     let gpus = slurm::gpus(reading, cards, said)?;
+    let part = slurm::part_of_task(reading, said, Decimal { numerator: percent.into(), denominator: 100 })?;
     let claim = Claim::by(said).on(&gpus, |_, gpu| {
         let memory = reading.policy.dialects.slurm_mps_memory.then(|| total(gpu)).transpose()?;
-        Ok(Amount { memory: memory.map(|memory| memory.percent(percent)), cores: Cap::of(percent.into()) })
+        let memory = memory.map(|memory| DeviceMemory::from_bytes(part.of(memory.bytes())));
+        Ok(Amount { memory, cores: Cap::of(part.of(100)) })
     })?;
     Ok(vec![claim])
 }

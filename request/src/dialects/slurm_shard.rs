@@ -39,7 +39,7 @@ fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, Reque
             "a GPU has {all} shards (dialects.slurm.shards_per_gpu): ask for fewer, or correct the setting"
         )));
     }
-    let part = Decimal { numerator: shards, denominator: all };
+    let part = slurm::part_of_task(reading, said, Decimal { numerator: shards, denominator: all })?;
     let claim = Claim::by(said).on(&gpus, |_, gpu| {
         let memory = gpushare_inventory::DeviceMemory::from_bytes(part.of(total(gpu)?.bytes()));
         Ok(Amount { memory: Some(memory), cores: Cap::of(part.of(100).max(1)) })

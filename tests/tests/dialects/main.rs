@@ -6,3 +6,4 @@ mod golden;
 mod page;
 mod pairs;
 mod sets;
+mod slurm;
