@@ -3,21 +3,20 @@
 use std::fs;
 use std::path::Path;
 
-use gpushare_request::{Container, read};
+use gpushare_request::{Container, Request, read};
 
 use super::golden::{gpus, granted, policy};
 use super::sets::{Set, UUIDS};
 
 const TOTAL: u64 = 15360;
 
-/// What the bundle of `fixture` is granted.
-fn outcome(fixture: &str) -> Vec<String> {
+/// What the bundle of `fixture` asks for.
+fn request(fixture: &str) -> Option<Request> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("fixtures/slurm/{fixture}.json"));
     let bundle = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
     let settings = "[dialects.slurm]\nshards_per_gpu = 32\nmps_memory = \"percent\"".to_owned();
     let policy = policy(&Set { settings, ..Set::default() }, false);
-    let request = read(&Container::from_json(&bundle), &policy, &gpus(TOTAL)).unwrap();
-    request.as_ref().map(granted).unwrap_or_default()
+    read(&Container::from_json(&bundle), &policy, &gpus(TOTAL)).unwrap()
 }
 
 #[test]
@@ -35,9 +34,24 @@ fn a_bundle_of_slurms_gets_what_slurm_gave_its_task() {
         ("24.11-shard-sbatch", 0, "3840 MiB 25%"),
         ("24.11-shard-two-tasks", 0, "1920 MiB 12%"),
     ] {
-        assert_eq!(outcome(fixture), [format!("{} {share}", UUIDS[gpu])], "{fixture}");
+        assert_eq!(
+            request(fixture).as_ref().map(granted).unwrap_or_default(),
+            [format!("{} {share}", UUIDS[gpu])],
+            "{fixture}"
+        );
     }
     for fixture in ["22.05-mps-srun", "24.11-gpu", "24.11-mps-sbatch-srun-none", "24.11-two-gpus"] {
-        assert!(outcome(fixture).is_empty(), "{fixture}");
+        assert!(request(fixture).is_none(), "{fixture}");
+    }
+}
+
+#[test]
+fn the_variables_that_made_the_request_are_told() {
+    for (fixture, key, value) in [
+        ("24.11-mps-two-tasks", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50"),
+        ("24.11-shard-two-tasks", "SLURM_SHARDS_ON_NODE", "8"),
+    ] {
+        let told = request(fixture).unwrap().variables;
+        assert_eq!(told, [(key.to_owned(), value.to_owned())], "{fixture}");
     }
 }
