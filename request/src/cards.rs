@@ -131,5 +131,8 @@ mod tests {
             "{told}"
         );
         assert_eq!(find_gpu(&selector("GPU-A2"), &four()).map(|gpu| gpu.index), Ok(2));
+        let gpus = four();
+        let told = find_gpu(&selector("GPU-2a"), &gpus);
+        assert!(matches!(told, Err(SelectorError::Unknown { .. })), "its middle: {told:?}");
     }
 }

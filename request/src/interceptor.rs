@@ -73,6 +73,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_systems_folders_and_libraries_are_known() {
+        let found = |destination: &str| {
+            Interceptor::of(&Container::from_json(&json!({"mounts": [{"destination": destination}]})))
+        };
+        for folder in [
+            "/etc/vcuda",
+            "/usr/local/nvidia",
+            "/etc/vgpu-manager",
+            "/opt/gpu-fractioning/lib",
+            "/usr/lib/nvshare",
+            "/var/run/nvshare",
+        ] {
+            for target in [folder.to_owned(), format!("{folder}/below")] {
+                let found = found(&target);
+                assert_eq!(found.as_ref().map(|found| found.mounts.as_slice()), Some(&[target][..]));
+                assert!(!found.unwrap().is_mounted(), "{folder}: the folder is not the library");
+            }
+        }
+        for library in ["libvgpu.so", "libvgpu-control.so", "libcuda-control.so", "libnvshare.so"] {
+            assert!(found(&format!("/x/{library}")).unwrap().is_mounted(), "{library}");
+        }
+    }
+
+    #[test]
     fn a_library_is_known_by_its_mounts_and_by_the_loaders_list() {
         let container = Container::from_json(&json!({
             "mounts": [
@@ -82,11 +106,11 @@ mod tests {
                 {"destination": "/etc/vcudas"},
                 {"destination": "/data/libvgpu.so.txt"},
             ],
-            "process": {"env": ["LD_PRELOAD=/lib/mine.so:/usr/local/vgpu/libvgpu.so", "PATH=/usr/lib/nvshare"]},
+            "process": {"env": ["LD_PRELOAD=/lib/mine.so:/usr/local/vgpu/libvgpu.so /x/libnvshare.so", "PATH=/usr/lib/nvshare"]},
         }));
         let found = Interceptor::of(&container).unwrap();
         assert_eq!(found.mounts, ["/usr/local/vgpu/libvgpu.so", "/etc/ld.so.preload", "/etc/vcuda"]);
-        assert_eq!(found.preloads, ["/usr/local/vgpu/libvgpu.so"]);
+        assert_eq!(found.preloads, ["/usr/local/vgpu/libvgpu.so", "/x/libnvshare.so"]);
         assert_eq!(
             Interceptor::of(&Container::from_json(&json!({"process": {"env": ["LD_PRELOAD=/x.so"]}}))),
             None

@@ -267,3 +267,39 @@ impl<'a> Merge<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cards::four;
+    use crate::{Ceilings, Container};
+
+    /// gpushare's own annotation beside a variable of HAMi's, on a strict node with this ceiling of variables.
+    fn strictly(
+        annotations: &[(&str, &str)],
+        limit: &str,
+        env: Option<&str>,
+    ) -> Result<Request, RequestError> {
+        let annotations =
+            annotations.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
+        let env = Ceilings { env: env.map(|most| most.parse().unwrap()), ..Ceilings::default() };
+        let policy = Policy { strict: true, ceilings: env, ..Policy::default() };
+        let env = ["NVIDIA_VISIBLE_DEVICES=0".to_owned(), format!("CUDA_DEVICE_MEMORY_LIMIT={limit}")];
+        let container = Container::new(annotations, env.to_vec());
+        crate::read(&container, &policy, &four()).map(Option::unwrap)
+    }
+
+    #[test]
+    fn a_variable_states_no_amount_that_the_trusted_annotation_left_open() {
+        let told =
+            strictly(&[("alloc.gpushare.io/devices", "0"), ("alloc.gpushare.io/cores", "30")], "9g", None);
+        assert!(matches!(told, Err(RequestError::Untrusted { .. })), "{told:?}");
+    }
+
+    #[test]
+    fn what_a_variable_lowers_is_held_against_the_ceiling_of_who_granted_it() {
+        let granted = [("alloc.gpushare.io/devices", "0"), ("alloc.gpushare.io/memory", "8GiB")];
+        let request = strictly(&granted, "6g", Some("4GiB")).unwrap();
+        assert_eq!(request.memory, MemoryAsk::Bytes(DeviceMemory::from_bytes(6 << 30)));
+    }
+}

@@ -88,6 +88,7 @@ mod tests {
             ("1G", Some(1 << 30)),
             ("24152899584", Some(24_152_899_584)),
             ("2t", Some(2 << 40)),
+            ("4k", Some(4 << 10)),
             ("3000mb", None),
             ("3Gi", None),
             ("1.5g", None),
@@ -109,6 +110,12 @@ mod tests {
             ("4096M", Some(4_096_000_000)),
             ("1.5Gi", Some(3 << 29)),
             ("1500m", Some(2)),
+            ("2k", Some(2_000)),
+            ("2G", Some(2_000_000_000)),
+            ("2T", Some(2_000_000_000_000)),
+            ("2P", Some(2_000_000_000_000_000)),
+            ("2Ti", Some(2 << 40)),
+            ("2Pi", Some(2 << 50)),
             ("0", Some(0)),
             ("4GB", None),
             ("4GiB", None),
@@ -127,7 +134,7 @@ mod tests {
     fn a_fraction_is_exact() {
         assert_eq!(decimal("0.125"), Some(Decimal { numerator: 125, denominator: 1000 }));
         assert_eq!(decimal("0.27").map(|part| part.of(15360 << 20)), Some((15360_u64 << 20) * 27 / 100));
-        for text in ["50%", "500m", "NaN", "", ".5", "1e-1", "-0.5", "0.1234567890", "inf"] {
+        for text in ["50%", "500m", "NaN", "", ".5", "1e-1", "-0.5", "0.+5", "0.1234567890", "inf"] {
             assert_eq!(decimal(text), None, "{text:?}");
         }
     }

@@ -166,7 +166,38 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::{Container, Policy};
+    use crate::cards::four;
+    use crate::{Container, DialectSettings, Policy};
+
+    #[test]
+    fn a_part_of_a_card_that_the_plugin_counted_by_the_first_is_so_many_units() {
+        const GB: u64 = 1_000_000_000;
+        let unit = |unit| Policy {
+            dialects: DialectSettings { aliyun_unit: unit, ..DialectSettings::default() },
+            ..Policy::default()
+        };
+        for (first, set, stated, part, of, want) in [
+            (15360, None, "", "3", "17", Some(3 << 30)),
+            (15360, Some(1 << 20), "", "3", "15", Some(3 << 20)), // where the administrator says MiB, 15 is no card's size
+            (15360, Some(1 << 20), "GiB", "4", "20", Some(4 << 20)), // whom a pod's unit does not outvote
+            (81920, None, "GB", "4", "80", Some(4 * GB)),
+            (15360, None, "GB", "4", "20", Some(4 * GB)),
+            (15360, None, "MB", "4000", "20000", Some(4 * GB)),
+            (15360, None, "GiB", "4000", "15109", Some(4000 << 20)), // a card of so many GiB there is not
+            (15360, None, "GB", "4", "5", None),
+            (15360, None, "GB", "4", "50", None),
+        ] {
+            let mut gpus = four();
+            gpus[0].memory = Some(DeviceMemory::from_bytes(first << 20));
+            let mut env = vec![format!("{INDEX}=0"), format!("{PART}={part}"), format!("{OF}={of}")];
+            env.extend((!stated.is_empty()).then(|| format!("ALIYUN_COM_GPU_MEM_UNIT={stated}")));
+            let (container, policy) = (Container::new(BTreeMap::new(), env), unit(set));
+            let reading = Reading::new(&container, &policy);
+            let ratio = Ratio::read(&reading).unwrap().unwrap();
+            let found = memory(&reading, Cards(&gpus), ratio, &gpus[1]);
+            assert_eq!(found.ok().map(DeviceMemory::bytes), want, "{part} of {of} {stated:?}, {set:?}");
+        }
+    }
 
     #[test]
     fn weight_and_high_priority_become_a_priority() {

@@ -136,3 +136,24 @@ fn refuse_more_gpus(reading: &Reading, list: Said, gpus: usize) -> Result<(), Re
     let count = count.ok_or_else(|| said.wrong("a number of GPUs is a whole number from 1"))?;
     if gpus > count { Err(conflict(said, list)) } else { Ok(()) }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::cards::four;
+    use crate::{Container, MemoryAsk, Policy};
+
+    #[test]
+    fn a_container_whose_gpu_cdi_put_in_is_the_one_that_the_annotation_speaks_of() {
+        let container = Container::from_json(&json!({
+            "annotations": {"io.kubernetes.cri.container-type": "container", MEMORY: "2000"},
+            "process": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]},
+            "linux": {"devices": [{"path": "/dev/nvidia0", "major": 195, "minor": 0}]},
+        }));
+        let request = crate::read(&container, &Policy::default(), &four()).unwrap().unwrap();
+        assert_eq!(request.memory, MemoryAsk::Bytes(DeviceMemory::from_bytes(2000 << 20)));
+        assert_eq!(request.dialects, ["kai"]);
+    }
+}

@@ -166,3 +166,27 @@ fn pinned(reading: &Reading, cards: Cards, gpus: &[&Gpu]) -> Result<Option<Claim
     })?;
     Ok(Some(claim))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::Policy;
+    use crate::cards::four;
+
+    #[test]
+    fn a_portion_of_compute_without_memory_is_no_request() {
+        let container = Container::from_json(&json!({
+            "annotations": {
+                "io.kubernetes.cri.container-type": "container",
+                "io.kubernetes.cri.container-name": "trainer",
+                "nvidia.com/container.trainer.gpu-compute.mode": "sm-sharing",
+                "nvidia.com/container.trainer.gpu-compute.portion": "0.125",
+            },
+            "process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]},
+        }));
+        let request = crate::read(&container, &Policy::default(), &four()).unwrap().unwrap();
+        assert_eq!((request.dialects.len(), request.cores), (0, None));
+    }
+}

@@ -151,7 +151,26 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::{Ceilings, Container, MemoryAsk, Policy};
+    use crate::cards::four;
+    use crate::{Ceilings, Container, KeyPatterns, MemoryAsk, Policy};
+
+    #[test]
+    fn a_claim_is_worth_what_the_least_trusted_of_its_annotations_is() {
+        let share = [(CORE, "30"), (MEMORY, "4294967296"), (DEVICE, "/dev/nvidia1")];
+        let whole = [(CORE, "100"), (MEMORY, "0"), (DEVICE, "/dev/nvidia1")];
+        for (annotations, pods) in
+            [(share, CORE), (share, MEMORY), (share, DEVICE), (whole, CORE), (whole, DEVICE)]
+        {
+            let trusted = [CORE, MEMORY, DEVICE].into_iter().filter(|key| *key != pods).map(str::to_owned);
+            let ceilings = Ceilings { pod: "1GiB".parse().ok(), ..Ceilings::default() };
+            let trusted_annotations = KeyPatterns::new(trusted.collect());
+            let policy = Policy { ceilings, trusted_annotations, ..Policy::default() };
+            let annotations = annotations.map(|(key, value)| (key.to_owned(), value.to_owned()));
+            let container = Container::new(BTreeMap::from(annotations), Vec::new());
+            let told = crate::read(&container, &policy, &four());
+            assert!(matches!(told, Err(RequestError::AboveCeiling { .. })), "{pods} by a pod: {told:?}");
+        }
+    }
 
     #[test]
     fn a_strict_node_lets_a_pod_raise_its_compute_only_where_pods_may_grant() {
@@ -170,5 +189,9 @@ mod tests {
                 None => assert!(matches!(found, Err(RequestError::Raised { .. })), "{found:?}"),
             }
         }
+        let trusted_annotations = KeyPatterns::new(vec![CORE_LIMIT.to_owned()]);
+        let policy = Policy { strict: true, trusted_annotations, ..Policy::default() };
+        let found = burst(&Reading::new(&container, &policy), core, 30);
+        assert_eq!(found, Ok(Cores::new(60)), "who may grant compute may grant more of it");
     }
 }

@@ -83,12 +83,18 @@ fn fault(dialect: &str, set: &Set, strict: bool) -> Option<String> {
             let granted = granted(&request);
             let spoken = set.spoken.clone().unwrap_or_else(|| vec![dialect.to_owned()]);
             let noted = |text: &String| request.notes.iter().any(|note| note.contains(text.as_str()));
+            let stands: Vec<String> =
+                request.variables.iter().map(|(key, value)| format!("{key}={value}")).collect();
             let right = refused.is_empty()
                 && !set.passes
+                && (set.stands.is_empty() || set.stands == stands)
                 && granted == set.grants
                 && (spoken == ["nvidia-plain"] && request.dialects.is_empty() || request.dialects == spoken)
                 && (strict || set.notes.iter().all(noted));
-            (!right).then(|| format!("{granted:?} by {:?}, notes {:?}", request.dialects, request.notes))
+            (!right).then(|| {
+                let (by, notes) = (&request.dialects, &request.notes);
+                format!("{granted:?} by {by:?}, {stands:?} stand, notes {notes:?}")
+            })
         }
     }
 }

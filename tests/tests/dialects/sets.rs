@@ -42,6 +42,8 @@ pub struct Set {
     /// What is granted, in the container's order: `GPU-a 3000 MiB 30%`, perhaps with `burst 60%` or `exclusive`; `rest` is
     /// all that is left on the GPU.
     pub grants: Vec<String>,
+    /// The dialects' variables as they stand in the container afterwards, by name; nobody looks where it is empty.
+    pub stands: Vec<String>,
     /// A part of the refusal.
     pub refused: String,
     /// The bundle is not a request.

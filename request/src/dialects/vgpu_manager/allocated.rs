@@ -59,3 +59,16 @@ fn amount(part: &str) -> Option<(&str, Amount)> {
     let memory = (bytes > 0).then(|| DeviceMemory::from_bytes(bytes));
     Some((uuid, Amount { memory, cores }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_0_states_nothing() {
+        let (cores, memory) = (Cap::of(30), Some(DeviceMemory::from_bytes(3000 << 20)));
+        assert_eq!(amount("0_GPU-a_30_3000"), Some(("GPU-a", Amount { memory, cores })));
+        assert_eq!(amount("0_GPU-a_0_3000"), Some(("GPU-a", Amount { memory, cores: None })));
+        assert_eq!(amount("0_GPU-a_30_0"), Some(("GPU-a", Amount { memory: None, cores })));
+    }
+}
