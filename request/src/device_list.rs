@@ -104,6 +104,8 @@ pub(crate) fn named<'a>(
     }
     match (found, nodes, void) {
         (Some(Named::Gpus(said, _)), None, Some(void)) => Err(conflict(said, void)),
+        // CDI's mark stands for its nodes, which are kubelet's: a pod's own entry must not name others.
+        (Some(named), Some((said, gpus)), Some(_)) => both(reading, named, Named::Gpus(said, gpus)),
         (Some(named), ..) => Ok(named),
         (None, Some((said, gpus)), _) => Ok(Named::Gpus(said, gpus)),
         (None, None, _) => Ok(Named::Nothing),
