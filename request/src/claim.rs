@@ -2,6 +2,7 @@
 
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 
+use crate::Policy;
 use crate::channel::Trust;
 use crate::error::RequestError;
 use crate::grammar::{Cores, Priority};
@@ -107,6 +108,23 @@ impl Claim {
         amount: impl Fn(usize, &Gpu) -> Result<Amount, RequestError>,
     ) -> Result<Self, RequestError> {
         Ok(Self { gpus: None, ..self.on(gpus, amount)? })
+    }
+
+    /// The order of sources: one that may grant before one that may only lower, and the more trusted before the less.
+    pub fn rank(&self, policy: &Policy) -> (bool, Trust) {
+        (self.trust.grants(policy), self.trust)
+    }
+
+    /// Whether it states a cap on compute of any GPU.
+    pub fn caps_compute(&self) -> bool {
+        let is_cap = |amount: &Amount| matches!(amount.cores, Some(Cap::Percent(_)));
+        is_cap(&self.each) || self.particular.iter().any(|(_, amount)| is_cap(amount))
+    }
+
+    /// The most compute that may be used of one GPU, idle time included; `None` where it states no cap.
+    pub fn most_compute_on(&self, gpu: GpuUuid) -> Option<Cap> {
+        let cap = self.amount_on(gpu).cores?;
+        Some(self.burst.map_or(cap, |burst| cap.max(burst.into())))
     }
 
     /// What it says of one GPU.

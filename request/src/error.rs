@@ -60,11 +60,20 @@ pub enum RequestError {
     },
     /// A channel that may not grant asked for a GPU.
     #[error(
-        "{key} asks for a GPU, but this node grants by trusted annotations only (request.strict): ask through \
+        "{key} asks for a GPU, but only trusted annotations and channels with a ceiling grant here (request.strict): ask through \
          alloc.gpushare.io annotations, or have the administrator set request.env_ceiling or request.pod_ceiling"
     )]
     Untrusted {
         /// The annotation or variable.
+        key: String,
+    },
+    /// A channel that may only lower stated what the trusted one left to the node's default, and more than that.
+    #[error(
+        "{key} asks for more than this node gives beside the trusted keys, which leave it out (request.strict): remove it, or \
+         have them say it"
+    )]
+    AboveDefault {
+        /// The key and value.
         key: String,
     },
     /// A less trusted channel asked for more than a trusted one granted.

@@ -32,6 +32,8 @@ mod requirement;
 mod switches;
 mod whole;
 
+use channel::Trust;
+use claim::Claim;
 use gpushare_inventory::{Capabilities, Gpu, GpuUuid};
 
 pub use cards::{IndexMeaning, SelectorError, find_gpu};
@@ -235,7 +237,7 @@ pub fn read(container: &Container, policy: &Policy, gpus: &[Gpu]) -> Result<Opti
 
 /// The request by gpushare's own keys.
 fn by_own_keys(reading: &reading::Reading) -> Result<Option<OwnRequest>, RequestError> {
-    let Some(asked) = own::read(reading.container, reading.policy)? else { return Ok(None) };
+    let Some(asked) = own::read(reading.container, reading.policy, false)? else { return Ok(None) };
     whole::refuse_beside(&asked.by, reading)?;
     let chosen = asked.chooses_capabilities();
     let (ceiling, stating) = (reading.policy.ceilings.of(asked.stating), asked.stated.clone());
@@ -265,28 +267,32 @@ fn foreign(
     }
     hints::note(&reading);
     switches::apply(&reading, &mut claims);
-    let asked = own::read(container, policy)?;
+    let asked = own::read(container, policy, !dialects.is_empty())?;
+    let rank = claims.iter().map(|claim| claim.rank(policy)).max();
+    let capped = claims.iter().any(Claim::caps_compute);
     if let Some(asked) = &asked {
-        claims.push(asked.claim(cards)?);
+        claims.extend(asked.claims(cards)?);
     }
-    let outranked = asked.as_ref().is_some_and(|own| claims.iter().any(|claim| claim.trust > own.trust));
     let (mut request, notes) = merge::merge(claims, policy, cards)?;
     let chosen = asked.as_ref().is_some_and(own::Asked::chooses_capabilities);
-    request.capabilities = nvidia::capabilities(container)?.unwrap_or_default();
+    request.variables = reading.standing();
+    request.notes = reading.notes();
+    request.notes.extend(notes);
+    // Whoever may grant nothing adds no part of the driver.
+    let capabilities = nvidia::capabilities(container)?.filter(|_| Trust::Environment.grants(policy));
+    request.capabilities = capabilities.unwrap_or_default();
     if let Some(asked) = asked {
         let named = if let Devices::These(list) = &request.devices { list.len() } else { 0 };
-        if asked.count(policy.strict).is_some_and(|count| named > count) {
+        if asked.contradicts(named, policy.strict) {
             return Err(reading::conflict(&asked.by, format!("a list of {named} GPUs")));
         }
-        asked.fill(&mut request, outranked);
+        let outranked = rank > Some((asked.trust.grants(policy), asked.trust));
+        asked.fill(&mut request, outranked, capped, policy.strict)?;
     }
     // Beside a plain list the same mounts are the user's own.
     let interceptor = Interceptor::of(container).filter(|_| !dialects.is_empty());
     request.interceptor = interceptor.map(|found| (found, policy.interceptor));
     request.dialects = dialects.iter().map(|dialect| dialect.name).collect();
-    request.variables = reading.standing();
-    request.notes = reading.notes();
-    request.notes.extend(notes);
     allowed(request, chosen, policy)
 }
 

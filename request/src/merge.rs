@@ -1,7 +1,7 @@
 //! Several sources' claims made one request.
 //!
-//! The most trusted source that speaks of a thing sets it, and a less trusted one may lower it. A strict node refuses what
-//! differs or is raised; a lenient one takes the smallest limit and the GPUs that all name, and says so. What nobody states is
+//! The most trusted source that speaks of a thing sets it, and a less trusted one may lower it, as may one that this node lets
+//! grant nothing. A strict node refuses what differs or is raised; a lenient one takes the smallest limit and the GPUs that all name, and says so. What nobody states is
 //! the node's default, never "no limit".
 
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
@@ -11,7 +11,7 @@ use crate::ceiling::Ceiling;
 use crate::channel::Trust;
 use crate::claim::{Amount, Cap, Claim};
 use crate::error::RequestError;
-use crate::grammar::{DeviceSelector, Devices, MemoryAsk};
+use crate::grammar::{Cores, DeviceSelector, Devices, MemoryAsk};
 use crate::reading::conflict;
 use crate::{ComputePolicy, NvidiaPolicy, Policy, Request, Share};
 
@@ -21,8 +21,8 @@ pub(crate) fn merge(
     policy: &Policy,
     cards: Cards,
 ) -> Result<(Request, Vec<String>), RequestError> {
-    claims.sort_by_key(|claim| std::cmp::Reverse(claim.trust));
-    let mut merge = Merge { policy, cards, notes: Vec::new() };
+    claims.sort_by_key(|claim| std::cmp::Reverse(claim.rank(policy)));
+    let mut merge = Merge { policy, cards, most: Vec::new(), notes: Vec::new() };
     let Some(gpus) = merge.gpus(&claims)? else {
         let by = claims.first().map(|claim| claim.by.clone()).unwrap_or_default();
         return Err(RequestError::LimitWithoutGpu { by });
@@ -45,6 +45,8 @@ fn states(claim: &Claim) -> bool {
 struct Merge<'a> {
     policy: &'a Policy,
     cards: Cards<'a>,
+    /// The most compute that may be used on each GPU, where it is stated: more than the share for a burst.
+    most: Vec<Cap>,
     notes: Vec<String>,
 }
 
@@ -68,13 +70,13 @@ impl<'a> Merge<'a> {
             };
             let common: Vec<GpuUuid> =
                 before.value.iter().filter(|gpu| list.contains(gpu)).copied().collect();
-            let lowers = claim.trust < before.by.trust && common.len() == list.len();
+            let lowers = self.is_below(claim, before.by) && common.len() == list.len();
             let same = common.len() == list.len() && common.len() == before.value.len();
             if common.is_empty() || (self.policy.strict && !same && !lowers) {
                 return Err(self.refused(before.by, claim));
             }
             if !same && !lowers {
-                self.notes.push(format!(
+                self.note(format!(
                     "{} and {} name different GPUs: those of both count",
                     before.by.by, claim.by
                 ));
@@ -91,14 +93,14 @@ impl<'a> Merge<'a> {
         let mut stating = claims.iter().filter(|claim| states(claim));
         let Some(first) = stating.next() else { return Ok(false) };
         for other in stating {
-            let lowers = first.exclusive && other.trust < first.trust;
+            let lowers = first.exclusive && self.is_below(other, first);
             if other.exclusive == first.exclusive || lowers && !self.policy.strict {
                 continue;
             }
             if self.policy.strict && !lowers {
                 return Err(self.refused(first, other));
             }
-            self.notes.push(format!("{} and {} differ: the share counts", first.by, other.by));
+            self.note(format!("{} and {} differ: the share counts", first.by, other.by));
         }
         let whole = claims.iter().filter(|claim| states(claim)).all(|claim| claim.exclusive);
         if whole {
@@ -115,6 +117,8 @@ impl<'a> Merge<'a> {
         }
         let memory = self.least(claims, |claim| claim.amount_on(gpu.uuid).memory)?;
         let cores = self.least(claims, |claim| claim.amount_on(gpu.uuid).cores)?;
+        let most = self.least(claims, |claim| claim.most_compute_on(gpu.uuid))?;
+        most.map_or(Ok(()), |most| self.below_default_cores(&most))?;
         let memory = match memory {
             Some(stated) => {
                 let memory = self.whole_mebibytes(stated, gpu)?;
@@ -126,8 +130,13 @@ impl<'a> Merge<'a> {
         let cores = match cores.map(|stated| stated.value) {
             Some(Cap::Percent(cores)) => Some(cores),
             Some(Cap::Unlimited) => None,
-            None => self.policy.default_cores.filter(|_| !self.is_whole_by_policy(claims)),
+            // A whole card has none, but a part of one that a ceiling made of it.
+            None => self
+                .policy
+                .default_cores
+                .filter(|_| memory != MemoryAsk::Rest || !self.is_whole_by_policy(claims)),
         };
+        self.most.extend(most.map(|most| most.value));
         Ok(Share { memory, cores })
     }
 
@@ -148,12 +157,12 @@ impl<'a> Merge<'a> {
             if value == before.value {
                 continue;
             }
-            let lowers = claim.trust < before.by.trust && value < before.value;
+            let lowers = self.is_below(claim, before.by) && value < before.value;
             if !lowers && self.policy.strict {
                 return Err(self.refused(before.by, claim));
             }
             if !lowers {
-                self.notes.push(format!("{} and {} differ: the smaller counts", before.by.by, claim.by));
+                self.note(format!("{} and {} differ: the smaller counts", before.by.by, claim.by));
             }
             if value < before.value {
                 // What lowers it is not what it is held against.
@@ -176,7 +185,7 @@ impl<'a> Merge<'a> {
             return Err(RequestError::TooSmall { by: stated.by.by.clone() });
         }
         if bytes > all.bytes() && !self.policy.strict {
-            self.notes.push(format!("{} is more than GPU {} has: all of it counts", stated.by.by, gpu.index));
+            self.note(format!("{} is more than GPU {} has: all of it counts", stated.by.by, gpu.index));
             return Ok(all);
         }
         Ok(DeviceMemory::from_bytes(bytes))
@@ -205,6 +214,18 @@ impl<'a> Merge<'a> {
         self.policy.nvidia == NvidiaPolicy::Whole && !claims.iter().any(states)
     }
 
+    /// Says it once: sources are compared for each GPU.
+    fn note(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
+    /// Whether the first of two sources may only lower what the second stated.
+    fn is_below(&self, claim: &Claim, other: &Claim) -> bool {
+        claim.rank(self.policy) < other.rank(self.policy)
+    }
+
     /// Whether a source of this trust may state what no more trusted one did.
     fn may_state(&self, claim: &Claim) -> Result<(), RequestError> {
         let unread = self.policy.ignore_env && claim.trust == Trust::Environment;
@@ -228,6 +249,30 @@ impl<'a> Merge<'a> {
         self.policy.ceilings.of(trust).into_iter().chain(default)
     }
 
+    /// Holds compute to what every container may have, where memory is: an image's word may be stated then, and no more.
+    fn below_default_cores(&self, most: &Stated<Cap>) -> Result<(), RequestError> {
+        let bound = self.policy.ignore_env && most.by.trust == Trust::Environment;
+        match self.policy.default_cores.filter(|_| bound) {
+            Some(default) if most.value > Cap::from(default) => Err(RequestError::AboveCeiling {
+                by: most.by.by.clone(),
+                ceiling: format!("{default} of compute"),
+                setting: "request.default_cores",
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// How much of idle time may be used, where that is more than the share on every GPU.
+    fn burst(&self, shares: &[(GpuUuid, Share)]) -> Option<Cores> {
+        let least = *self.most.iter().min()?;
+        let held = shares.iter().map(|(_, share)| share.cores).max()??;
+        let burst = match least {
+            Cap::Unlimited => Cores::ALL,
+            Cap::Percent(cores) => cores,
+        };
+        (self.most.len() == shares.len() && burst > held).then_some(burst)
+    }
+
     fn below_ceiling(&self, claim: &Claim, memory: DeviceMemory, gpu: &Gpu) -> Result<(), RequestError> {
         for ceiling in self.ceilings(claim.trust) {
             if let Some(most) = ceiling.on(gpu)?.filter(|most| memory > *most) {
@@ -239,7 +284,7 @@ impl<'a> Merge<'a> {
 
     /// What to say of two sources that differ.
     fn refused(&self, first: &Claim, second: &Claim) -> RequestError {
-        if second.trust < first.trust {
+        if self.is_below(second, first) {
             return RequestError::Raised { key: second.by.clone(), trusted: first.by.clone() };
         }
         conflict(&first.by, &second.by)
@@ -250,13 +295,14 @@ impl<'a> Merge<'a> {
         let whole = exclusive || self.is_whole_by_policy(claims) && unbounded();
         let devices = Devices::These(shares.iter().map(|(gpu, _)| DeviceSelector::Uuid(*gpu)).collect());
         // What goes beyond a share is said by who stated it: a less trusted source may only lower it.
-        let most = claims.iter().filter(|claim| states(claim)).map(|claim| claim.trust).max();
-        let mut believed = claims.iter().filter(|claim| Some(claim.trust) >= most);
-        let burst = believed.clone().find_map(|claim| claim.burst);
+        let rank = |claim: &Claim| claim.rank(self.policy);
+        let most = claims.iter().filter(|claim| states(claim)).map(rank).max();
+        let mut believed = claims.iter().filter(|claim| Some(rank(claim)) >= most);
         let priority = believed.find_map(|claim| claim.priority).unwrap_or_default();
         let Some((_, first)) = shares.first().filter(|_| !whole) else {
             return Request { priority, ..Request::whole(devices) };
         };
+        let burst = self.burst(&shares);
         Request {
             cores: first.cores,
             particular: shares.iter().filter(|(_, share)| share != first).copied().collect(),
@@ -301,5 +347,39 @@ mod tests {
         let granted = [("alloc.gpushare.io/devices", "0"), ("alloc.gpushare.io/memory", "8GiB")];
         let request = strictly(&granted, "6g", Some("4GiB")).unwrap();
         assert_eq!(request.memory, MemoryAsk::Bytes(DeviceMemory::from_bytes(6 << 30)));
+    }
+
+    #[test]
+    fn a_source_that_may_grant_nothing_lowers_what_another_granted() {
+        // A pod's annotation, which this node lets grant nothing, counts behind the variables that it does.
+        let pod = [("gpushare.io/memory", "2GiB")];
+        let request = strictly(&pod, "3g", Some("4GiB")).unwrap();
+        assert_eq!(request.memory, MemoryAsk::Bytes(DeviceMemory::from_bytes(2 << 30)));
+        let told = strictly(&[("gpushare.io/memory", "4GiB")], "3g", Some("4GiB"));
+        assert!(matches!(told, Err(RequestError::Raised { .. })), "{told:?}");
+        let scheduler = [("hami.io/vgpu-devices-allocated", "0,NVIDIA,3072,0:;")];
+        let request = strictly(&scheduler, "3g", Some("4GiB"));
+        assert!(request.is_ok() || format!("{request:?}").contains("hami.io"), "{request:?}");
+    }
+
+    #[test]
+    fn whoever_may_grant_nothing_adds_no_part_of_the_driver() {
+        let plugin = [
+            ("tencent.com/vcuda-core", "20"),
+            ("tencent.com/vcuda-memory", "1073741824"),
+            ("tencent.com/vcuda-device", "/dev/nvidia1"),
+        ];
+        let read = |env: &[&str], ceiling: Option<&str>| {
+            let annotations = plugin.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
+            let ceilings = Ceilings { env: ceiling.map(|most| most.parse().unwrap()), ..Ceilings::default() };
+            let policy = Policy { strict: true, ceilings, ..Policy::default() };
+            let container =
+                Container::new(annotations, env.iter().map(|entry| (*entry).to_owned()).collect());
+            crate::read(&container, &policy, &four()).map(|request| request.unwrap().capabilities.to_string())
+        };
+        for env in ["NVIDIA_DRIVER_CAPABILITIES=all", "GPUSHARE_CAPABILITIES=all"] {
+            assert_eq!(read(&[env], None).as_deref(), Ok("compute,utility"), "{env}");
+        }
+        assert!(read(&["NVIDIA_DRIVER_CAPABILITIES=all"], Some("1%")).unwrap().contains("video"));
     }
 }

@@ -15,10 +15,10 @@ use crate::channel::Trust;
 use crate::claim::{Amount, Cap, Claim};
 use crate::container::Container;
 use crate::error::{RequestError, ValueError, shortened};
-use crate::grammar::{Cores, Devices, MemoryAsk, Mode, Priority, count};
+use crate::grammar::{Cores, DeviceSelector, Devices, MemoryAsk, Mode, Priority, count};
 use crate::model::ModelFilter;
 use crate::nvidia::Nvidia;
-use crate::reading::Said;
+use crate::reading::{self, Said};
 use crate::{ComputePolicy, Policy, Request};
 
 const NAMES: [&str; 9] =
@@ -68,24 +68,46 @@ pub(crate) struct Asked {
     priority: Option<Priority>,
 }
 
-pub(crate) fn read(container: &Container, policy: &Policy) -> Result<Option<Asked>, RequestError> {
+/// What our keys say. Where nobody's may grant, they may lower what another system's granted (`beside`), and are an error alone.
+pub(crate) fn read(
+    container: &Container,
+    policy: &Policy,
+    beside: bool,
+) -> Result<Option<Asked>, RequestError> {
     let entries = entries(container, policy)?;
     let Some(first) = entries.first() else { return Ok(None) };
-    let granting = entries.iter().map(|entry| entry.trust).filter(|trust| trust.grants(policy));
-    let Some(trust) = granting.max() else {
+    let trusts = || entries.iter().map(|entry| entry.trust);
+    let granting = trusts().filter(|trust| trust.grants(policy)).max();
+    let Some(trust) = granting.or_else(|| trusts().max().filter(|_| beside)) else {
         return Err(RequestError::Untrusted { key: shortened(&first.key) });
     };
-    let stating = entries.iter().filter(|entry| matches!(entry.name, "memory" | "mode"));
-    // On a strict node the others only lower it.
-    let stating = stating.map(|entry| entry.trust).max().filter(|_| !policy.strict).unwrap_or(trust);
-    let mut asked = Asked { by: first.to_string(), trust, stating, ..Asked::default() };
+    let mut asked = Asked { by: first.to_string(), trust, stating: trust, ..Asked::default() };
     for name in NAMES {
         let of_name: Vec<&Entry> = entries.iter().filter(|entry| entry.name == name).collect();
         if let Some(entry) = chosen(&of_name, trust, policy)? {
             asked.set(entry)?;
+            let states = name == "memory" || name == "mode" && asked.is_whole() && asked.memory.is_none();
+            // Who may not grant has only lowered it.
+            let stating = of_name.iter().map(|entry| entry.trust).filter(|trust| trust.grants(policy)).max();
+            asked.stating = stating.filter(|_| states).unwrap_or(asked.stating);
         }
     }
+    refuse_lifting(&entries, &asked)?;
     Ok(Some(asked))
+}
+
+/// A plugin's cap is no cap where anybody's compute policy lets the container use more.
+fn refuse_lifting(entries: &[Entry], asked: &Asked) -> Result<(), RequestError> {
+    let of = |name, granted| {
+        let is_of = |entry: &&Entry| entry.name == name && (entry.trust == Trust::Granted) == granted;
+        entries.iter().find(is_of)
+    };
+    match (of("cores", true), of("compute-policy", false), of("compute-policy", true)) {
+        (Some(cap), Some(policy), None) if asked.lifts() => {
+            Err(RequestError::Raised { key: policy.to_string(), trusted: cap.to_string() })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Every entry of ours, an annotation for this container before the pod's unqualified one of the same name.
@@ -202,7 +224,7 @@ fn chosen<'a, 'b>(
         }
         (Some(trusted), None) => Ok(Some(trusted)),
         (None, Some(other)) if lowers_default(other, policy)? => Ok(Some(other)),
-        (None, Some(other)) => Err(RequestError::Untrusted { key: shortened(&other.key) }),
+        (None, Some(other)) => Err(RequestError::AboveDefault { key: other.to_string() }),
         (None, None) => Ok(None),
     }
 }
@@ -338,12 +360,13 @@ impl Asked {
         self.capabilities.is_some()
     }
 
-    /// What our keys say beside another system's.
-    pub fn claim(&self, cards: Cards) -> Result<Claim, RequestError> {
+    /// What our keys say beside another system's: of memory as its channel is believed, and of all else.
+    pub fn claims(&self, cards: Cards) -> Result<[Claim; 2], RequestError> {
         self.refuse_part_of_whole()?;
-        let said = Said { key: "", value: "", trust: self.trust };
-        let claim = Claim { by: self.by.clone(), exclusive: self.is_whole(), ..Claim::by(said) };
-        let cores = self.cores.map(|cores| Cap::of(cores.percent().into()).unwrap_or(Cap::Percent(cores)));
+        let of = |trust| {
+            let said = Said { key: "", value: "", trust };
+            Claim { by: self.stated.clone().unwrap_or_else(|| self.by.clone()), ..Claim::by(said) }
+        };
         let gpus = match &self.devices {
             None | Some(Devices::Any(_)) => None,
             Some(Devices::All) => Some(cards.all()),
@@ -353,33 +376,65 @@ impl Asked {
                     .collect::<Result<_, _>>()?,
             ),
         };
-        let amount = |_: usize, gpu: &Gpu| {
+        let memory = |_: usize, gpu: &Gpu| {
             let memory = match self.memory {
                 Some(MemoryAsk::Bytes(memory)) => Some(memory),
                 Some(MemoryAsk::Percent(percent)) => Some(total(gpu)?.percent(percent)),
                 Some(MemoryAsk::Rest) | None => None,
             };
-            Ok(Amount { memory, cores })
+            Ok(Amount { memory, cores: None })
         };
-        let amounts = claim.on(&cards.all(), amount)?;
-        Ok(Claim { gpus: gpus.map(|gpus: Vec<&Gpu>| gpus.iter().map(|gpu| gpu.uuid).collect()), ..amounts })
+        let memory = of(self.stating).stating(&cards.all(), memory)?;
+        let rest = of(self.trust).each(Amount { memory: None, cores: self.cores.map(Cap::from) });
+        let gpus = gpus.map(|gpus: Vec<&Gpu>| gpus.iter().map(|gpu| gpu.uuid).collect());
+        let burst = self.lifts().then_some(Cores::ALL);
+        Ok([
+            Claim { exclusive: self.is_whole(), ..memory },
+            Claim { by: self.by.clone(), gpus, burst, ..rest },
+        ])
     }
 
-    /// Puts into `request` what only our keys can say.
-    pub fn fill(self, request: &mut Request, outranked: bool) {
-        request.model = self.model;
-        // A more trusted source's cap stays one.
-        let may_lift = |policy: &ComputePolicy| !outranked || *policy == ComputePolicy::Fixed;
-        if let Some(policy) = self.compute_policy.filter(may_lift) {
-            request.compute_policy = policy;
-            request.burst = request.burst.filter(|_| policy == ComputePolicy::Burst);
+    /// Whether more compute may be used than the share.
+    fn lifts(&self) -> bool {
+        matches!(self.compute_policy, Some(ComputePolicy::Burst | ComputePolicy::None))
+    }
+
+    /// Puts into `request` what only our keys can say, as far as no source of a higher rank is there (`outranked`). A cap that
+    /// another one states (`capped`) stays one.
+    ///
+    /// # Errors
+    /// On a strict node when the compute policy would lift such a cap.
+    pub fn fill(
+        self,
+        request: &mut Request,
+        outranked: bool,
+        capped: bool,
+        strict: bool,
+    ) -> Result<(), RequestError> {
+        let lifts = self.lifts() && (capped || outranked);
+        if let Some(policy) = self.compute_policy {
+            let first = format!("compute-policy={:?}", policy.name());
+            let second = "another system's limit on compute";
+            match lifts {
+                true if strict => return Err(reading::conflict(first, second)),
+                true => request.notes.push(format!("{first} is ignored: {second} stays")),
+                false => {
+                    request.compute_policy = policy;
+                    request.burst = request.burst.filter(|_| policy == ComputePolicy::Burst);
+                }
+            }
         }
+        request.model = self.model;
         if let Some(priority) = self.priority.filter(|_| !outranked) {
             request.priority = priority;
         }
-        if let Some(capabilities) = self.capabilities {
+        let fits = |capabilities: &Capabilities| {
+            !outranked || capabilities.iter().all(|capability| request.capabilities.has(capability))
+        };
+        if let Some(capabilities) = self.capabilities.filter(fits) {
             request.capabilities = capabilities;
         }
+        Ok(())
     }
 
     fn is_whole(&self) -> bool {
@@ -399,12 +454,12 @@ impl Asked {
         }
     }
 
-    /// How many GPUs our keys grant, where they do and name none.
-    pub fn count(&self, strict: bool) -> Option<usize> {
+    /// Whether our keys ask for another number of GPUs than the list of these has.
+    pub fn contradicts(&self, list: usize, strict: bool) -> bool {
         match &self.devices {
-            Some(Devices::Any(count)) => Some(usize::from(*count)),
-            None if strict && self.trust == Trust::Granted => Some(1),
-            _ => None,
+            Some(Devices::Any(count)) => usize::from(*count) != list,
+            None if strict && self.trust == Trust::Granted => list > 1,
+            _ => false,
         }
     }
 
@@ -421,8 +476,10 @@ impl Asked {
         }
         self.refuse_part_of_whole()?;
         let exclusive = self.is_whole();
+        // An image's list may choose the GPU where variables grant nothing, and never makes more of it.
+        let chooses = |list: &[DeviceSelector]| !policy.strict && (!policy.ignore_env || list.len() == 1);
         let devices = match (self.devices, nvidia.devices) {
-            (None, Some(list @ Devices::These(_))) if !policy.strict => list,
+            (None, Some(Devices::These(list))) if chooses(&list) => Devices::These(list),
             (None, _) => Devices::Any(1),
             (Some(Devices::These(ours)), Some(Devices::These(theirs))) if ours != theirs => {
                 return Err(RequestError::Conflict {

@@ -314,17 +314,18 @@ fn under_strict_only_trusted_annotations_grant_and_others_only_lower() {
     assert_eq!(memory(strict(&[trusted], &["GPUSHARE_MEMORY=4GiB"])), Ok(gib(4)));
     assert!(matches!(strict(&[trusted], &["GPUSHARE_MEMORY=9GiB"]), Err(RequestError::Raised { .. })));
     assert!(matches!(strict(&[trusted], &["GPUSHARE_MEMORY=10%"]), Err(RequestError::Raised { .. })));
-    assert!(matches!(strict(&[trusted], &["GPUSHARE_COUNT=4"]), Err(RequestError::Untrusted { .. })));
-    assert!(matches!(strict(&[trusted], &["GPUSHARE_PRIORITY=9"]), Err(RequestError::Untrusted { .. })));
     let limited = [trusted, ("alloc.gpushare.io/cores", "30")];
     for env in [
+        "GPUSHARE_COUNT=4",
+        "GPUSHARE_PRIORITY=9",
         "GPUSHARE_COMPUTE_POLICY=none",
         "GPUSHARE_CAPABILITIES=all",
         "GPUSHARE_MODE=exclusive",
-        "GPUSHARE_CORES=31",
     ] {
-        assert!(strict(&limited, &[env]).is_err(), "{env}");
+        let told = strict(&limited, &[env]);
+        assert!(matches!(told, Err(RequestError::AboveDefault { .. })), "{env}: {told:?}");
     }
+    assert!(matches!(strict(&limited, &["GPUSHARE_CORES=31"]), Err(RequestError::Raised { .. })));
     let wide =
         strict(&[trusted], &["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"]).unwrap().unwrap();
     assert_eq!((wide.capabilities.to_string().as_str(), wide.devices), ("compute,utility", Devices::Any(1)));
@@ -398,4 +399,40 @@ fn a_channel_with_a_ceiling_grants_up_to_it_and_the_others_only_lower() {
         read(&[pod("1GiB")], &[], &policy("", "4GiB", true)),
         Err(RequestError::Untrusted { .. })
     ));
+}
+
+#[test]
+fn where_variables_grant_nothing_an_images_list_makes_no_more_of_an_annotation() {
+    let policy = Policy { ignore_env: true, ..Policy::default() };
+    let devices = |list: &str| {
+        let container =
+            container(&[("gpushare.io/memory", "4GiB")], &[&format!("NVIDIA_VISIBLE_DEVICES={list}")]);
+        crate::read(&container, &policy, &four()).unwrap().unwrap().devices
+    };
+    assert_eq!(devices("0,1,2,3"), Devices::Any(1));
+    assert_eq!(devices("2"), "2".parse().unwrap());
+}
+
+#[test]
+fn a_pods_other_key_lifts_no_ceiling_of_the_variables() {
+    let ceilings = Ceilings { env: "4GiB".parse().ok(), ..Ceilings::default() };
+    let policy = Policy { ceilings, ..Policy::default() };
+    for key in ["gpushare.io/mode", "gpushare.io/priority"] {
+        let value = if key.ends_with("mode") { "share" } else { "5" };
+        let container = container(&[(key, value)], &["GPUSHARE_MEMORY=8GiB"]);
+        let told = crate::read(&container, &policy, &four());
+        assert!(matches!(told, Err(RequestError::AboveCeiling { .. })), "{key}: {told:?}");
+    }
+}
+
+#[test]
+fn no_variable_lifts_the_cap_of_a_plugin() {
+    let granted = [("alloc.gpushare.io/memory", "4GiB"), ("alloc.gpushare.io/cores", "30")];
+    for policy in ["none", "burst"] {
+        let told = read(&granted, &[&format!("GPUSHARE_COMPUTE_POLICY={policy}")]);
+        assert!(matches!(told, Err(RequestError::Raised { .. })), "{policy}: {told:?}");
+        let plugins = [&granted[..], &[("alloc.gpushare.io/compute-policy", policy)]].concat();
+        assert!(read(&plugins, &[]).is_ok(), "{policy}");
+    }
+    assert!(read(&granted, &["GPUSHARE_COMPUTE_POLICY=fixed"]).is_ok());
 }
