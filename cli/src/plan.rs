@@ -134,10 +134,10 @@ fn print(request: &Request, lease: &Lease, plan: &Plan, node: &Node) -> io::Resu
         writeln!(out, "asked by  {}", request.dialects.join(", "))?;
     }
     for note in &request.notes {
-        writeln!(out, "note      {}", note.escape_debug())?;
+        writeln!(out, "note      {}", table::escaped(note))?;
     }
     if let Some((found, policy)) = &request.interceptor {
-        let what = found.mounts.iter().chain(&found.preloads).map(|what| what.escape_debug().to_string());
+        let what = found.mounts.iter().chain(&found.preloads).map(|what| table::escaped(what));
         let done = match policy {
             InterceptorPolicy::Replace => "taken out",
             InterceptorPolicy::StandDown => "left; gpushare only keeps the books",

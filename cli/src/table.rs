@@ -39,7 +39,8 @@ pub fn json(value: &Value) -> io::Result<()> {
     writeln!(io::stdout().lock(), "{}", shown.collect::<String>())
 }
 
-fn escaped(text: &str) -> String {
+/// The text with what a terminal may act on written out.
+pub fn escaped(text: &str) -> String {
     text.chars()
         .flat_map(|c| {
             if c.is_control() { c.escape_default().to_string() } else { c.to_string() }

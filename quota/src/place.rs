@@ -147,7 +147,9 @@ pub enum Refusal {
         candidates: usize,
     },
     /// Fewer GPUs exist than were asked for.
-    #[error("{wanted} GPUs requested, but this node has {here} of the kind asked for (`gpushare devices`)")]
+    #[error(
+        "{wanted} GPUs requested, but this node has {here} that may be chosen (`gpushare devices`); ask for fewer"
+    )]
     TooFewGpus {
         /// How many are wanted.
         wanted: usize,

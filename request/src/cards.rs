@@ -52,7 +52,7 @@ pub fn find_gpu<'a>(selector: &DeviceSelector, gpus: &'a [Gpu]) -> Result<&'a Gp
 }
 
 fn names<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> String {
-    gpus.map(|gpu| format!("{} ({})", gpu.index, gpu.uuid)).collect::<Vec<_>>().join(", ")
+    gpus.map(|gpu| format!("GPU {} ({})", gpu.index, gpu.uuid)).collect::<Vec<_>>().join(", ")
 }
 
 /// How a bare number names a GPU: systems differ, and a wrong guess is somebody else's GPU.

@@ -109,7 +109,7 @@ pub enum RequestError {
         by: String,
     },
     /// A limit, and nobody says of which GPU.
-    #[error("{by} is a limit without a GPU: name GPUs in NVIDIA_VISIBLE_DEVICES")]
+    #[error("{by} is a limit without a GPU: name GPUs in NVIDIA_VISIBLE_DEVICES, or remove it")]
     LimitWithoutGpu {
         /// The key and value.
         by: String,

@@ -93,7 +93,7 @@ fn unknown_and_ambiguous_devices_are_refused() {
     let text = binpack(&["GPUSHARE_DEVICES=7"], &loads).unwrap_err();
     assert_eq!(
         text,
-        "this node has no GPU 7: see `gpushare devices`; it has 0 (GPU-01000000-0000-0000-0000-000000000000), 1 (GPU-02000000-0000-0000-0000-000000000000)"
+        "this node has no GPU 7: see `gpushare devices`; it has GPU 0 (GPU-01000000-0000-0000-0000-000000000000), GPU 1 (GPU-02000000-0000-0000-0000-000000000000)"
     );
     assert!(binpack(&["GPUSHARE_DEVICES=GPU-0"], &loads).unwrap_err().contains("several"));
     assert_eq!(binpack(&["GPUSHARE_DEVICES=GPU-02", "GPUSHARE_MEMORY=1GiB"], &loads), Ok(vec![(1, 1)]));

@@ -6,7 +6,7 @@ use std::{env, fs};
 
 use gpushare_request::{Container, read};
 
-use super::golden::{gpus, policy};
+use super::golden::{gpus, granted, policy};
 use super::sets::{Set, Sets, UUIDS, all};
 
 /// What stands above it is written by hand.
@@ -17,7 +17,9 @@ fn page() -> String {
     let mut page = summary(&all);
     for sets in &all {
         let _ = write!(page, "\n## {}\n\n{}.\n\n", sets.dialect, sets.writers);
-        if let Some(example) = sets.set.iter().find_map(example) {
+        if let Some(example) =
+            sets.set.iter().find_map(by_docker).or_else(|| sets.set.iter().find_map(by_ctr))
+        {
             let _ = writeln!(page, "{example}");
         }
         page += "| case | the bundle has | outcome | on a strict node |\n|---|---|---|---|\n";
@@ -62,12 +64,31 @@ pub fn summary(all: &[Sets]) -> String {
     table
 }
 
-/// The first set that docker can ask for, as a command; else the first that is granted, as what the bundle holds.
-fn example(set: &Set) -> Option<String> {
-    let granted = !set.grants.is_empty();
+/// A set that docker can ask for on the page's node, as a command.
+fn by_docker(set: &Set) -> Option<String> {
     let flags: Vec<String> = set.env.iter().map(|entry| format!("-e '{entry}'")).collect();
     let command = format!("    docker run --rm --runtime=gpushare {} IMAGE nvidia-smi\n", flags.join(" "));
-    (granted && super::engines::is_dockers(set) && set.settings.is_empty()).then_some(command)
+    (is_usual(set) && super::engines::is_dockers(set)).then_some(command)
+}
+
+/// One that ctr can ask for, which passes annotations: with the same outcome as from a pod.
+fn by_ctr(set: &Set) -> Option<String> {
+    let as_ctr = Set { engine: String::new(), ..set.clone() };
+    let read = read(&Container::from_json(&as_ctr.bundle()), &policy(set, false), &gpus(15360));
+    let same = matches!(read, Ok(Some(request)) if granted(&request) == set.grants);
+    let annotations = set.annotations.iter().map(|(key, value)| format!("--annotation '{key}={value}'"));
+    let env = set.env.iter().map(|entry| format!("--env '{entry}'"));
+    let flags: Vec<String> = annotations.chain(env).collect();
+    let command = format!(
+        "    ctr run --rm --runc-binary /usr/local/bin/gpushare-runtime {} IMAGE NAME nvidia-smi\n",
+        flags.join(" ")
+    );
+    (is_usual(set) && same && set.mounts.is_empty() && set.nodes.is_empty()).then_some(command)
+}
+
+/// Granted under the shipped settings on the usual GPUs.
+fn is_usual(set: &Set) -> bool {
+    !set.grants.is_empty() && set.settings.is_empty() && set.total.is_none()
 }
 
 fn words(set: &Set) -> String {
