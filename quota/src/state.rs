@@ -27,6 +27,15 @@ pub enum StateError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The folder around it is missing, as when a simulated node was deleted and its settings were not.
+    #[error(
+        "the state folder {path} cannot be made, since the folder around it does not exist; make that, or correct paths.state in \
+         the settings (`gpushare config show`)"
+    )]
+    NoParent {
+        /// The folder.
+        path: PathBuf,
+    },
     /// It is the machine's root's, and this process is another user's, or root in a user namespace only.
     #[error(
         "a rootless engine gets no share: the account of the GPUs in {path} is the machine's root's; run \
@@ -67,6 +76,9 @@ impl StateFolder {
         match DirBuilder::new().mode(0o700).create(path) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied && is_rootless() => {
                 return Err(rootless());
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(StateError::NoParent { path: path.into() });
             }
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(io(error)),
             _ => {}
@@ -165,6 +177,13 @@ mod tests {
     }
 
     #[test]
+    fn a_folder_below_a_missing_one_is_told_apart_from_a_lack_of_rights() {
+        let base = tempfile::tempdir().unwrap();
+        let told = StateFolder::open(&base.path().join("gone/run")).unwrap_err();
+        assert!(matches!(told, StateError::NoParent { .. }), "{told}");
+    }
+
+    #[test]
     fn a_folder_is_made_private_and_any_other_is_refused() {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().join("state");
@@ -176,6 +195,7 @@ mod tests {
         assert!(matches!(StateFolder::open(&link), Err(StateError::Unsafe { .. })));
         fs::set_permissions(&path, fs::Permissions::from_mode(0o750)).unwrap();
         assert!(matches!(StateFolder::open(&path), Err(StateError::Unsafe { .. })));
-        assert!(matches!(StateFolder::open(&base.path().join("no/such")), Err(StateError::Io { .. })));
+        fs::write(base.path().join("file"), "").unwrap();
+        assert!(matches!(StateFolder::open(&base.path().join("file/such")), Err(StateError::Io { .. })));
     }
 }
