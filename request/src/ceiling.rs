@@ -44,9 +44,10 @@ impl Ceiling {
     pub fn hold(self, mut request: Request, by: Option<&str>, cards: Cards) -> Result<Request, RequestError> {
         let named = match &request.devices {
             Devices::Any(_) | Devices::All => cards.all(),
-            Devices::These(list) => {
-                list.iter().map(|selector| cards.find("devices", selector)).collect::<Result<_, _>>()?
-            }
+            Devices::These(list) => list
+                .iter()
+                .map(|selector| cards.find("the list of GPUs", selector))
+                .collect::<Result<_, _>>()?,
         };
         for gpu in named.into_iter().filter(|gpu| request.model.takes(&gpu.model)) {
             let asked = match request.memory {
@@ -57,6 +58,10 @@ impl Ceiling {
             let Some(most) = self.on(gpu)?.filter(|most| asked > *most) else { continue };
             if let Some(by) = by {
                 return Err(self.passed(by, most));
+            }
+            let note = format!("no memory was asked for: {most} counts ({})", self.setting);
+            if !request.notes.contains(&note) {
+                request.notes.push(note);
             }
             let share = Share { memory: MemoryAsk::Bytes(most), cores: request.cores };
             request.particular.push((gpu.uuid, share));

@@ -395,6 +395,9 @@ fn a_channel_with_a_ceiling_grants_up_to_it_and_the_others_only_lower() {
         assert!(told.contains("change request.env_ceiling"), "{told}");
     }
     assert_eq!(told("GPUSHARE_CORES=5", false), Ok(gib(4)));
+    let bounded = container(&[], &["GPUSHARE_CORES=5"]);
+    let request = crate::read(&bounded, &policy("", "4GiB", false), &cards).unwrap().unwrap();
+    assert_eq!(request.notes, ["no memory was asked for: 4 GiB counts (request.env_ceiling)"]);
     assert!(matches!(
         read(&[pod("1GiB")], &[], &policy("", "4GiB", true)),
         Err(RequestError::Untrusted { .. })
