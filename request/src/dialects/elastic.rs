@@ -4,7 +4,7 @@
 //! The amounts are in no channel of the bundle: the container gets the node's default share, or what an annotation of
 //! gpushare's own says. The nodes are kubelet's; the pod's annotations with indexes say nothing beyond them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Dialect;
 use crate::cards::Cards;
@@ -25,9 +25,15 @@ const NODE: &str = "/host/dev/elastic-gpu-";
 
 /// All three, since other programs have a variable of that name, too.
 fn detects(reading: &Reading) -> bool {
-    let none = || lists(reading.container).iter().any(|said| said.value == "none");
-    let of_hash = |said: Said| said.key == HASH && is_hash(said.value) && node_of(reading, said.value);
-    reading.variables().any(of_hash) && none()
+    let mut hashes = reading.named(HASH).map(|said| said.value).filter(|value| is_hash(value)).peekable();
+    if hashes.peek().is_none() {
+        return false; // as with nearly every bundle
+    }
+    // A bundle may hold a hundred thousand of each.
+    let of_nodes: BTreeSet<&str> =
+        nodes(reading).filter_map(|(_, name)| Some(name.split_once('-')?.0)).collect();
+    hashes.any(|hash| of_nodes.contains(hash))
+        && lists(reading.container).iter().any(|said| said.value == "none")
 }
 
 /// The list, too: it says `none` to keep NVIDIA's runtime away.
@@ -37,10 +43,6 @@ fn owns(key: &str) -> bool {
 
 fn is_hash(text: &str) -> bool {
     text.len() == 8 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-fn node_of(reading: &Reading, hash: &str) -> bool {
-    nodes(reading).any(|(_, name)| name.split_once('-').is_some_and(|(of, _)| of == hash))
 }
 
 /// The agent's nodes, each with what is behind the common part of its path.
@@ -77,4 +79,28 @@ fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, Reque
     let gpus = found.values().map(find).collect::<Result<Vec<_>, _>>()?;
     reading.note("Elastic GPU's amounts are not in the bundle: the node's default share counts where nothing else states one");
     Ok(vec![Claim::by(said).naming(&gpus)])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{Container, Policy};
+
+    #[test]
+    fn twenty_thousand_hashes_and_as_many_nodes_of_others_are_looked_at_in_no_time() {
+        const MANY: u32 = 20_000;
+        let env = (0..MANY).map(|n| format!("GPU={n:08x}")).chain(["NVIDIA_VISIBLE_DEVICES=none".to_owned()]);
+        let node = |n| json!({"path": format!("{NODE}{n:08x}-0"), "major": 195, "minor": 0});
+        let nodes: Vec<Value> = (MANY..2 * MANY).map(node).collect();
+        let env: Vec<String> = env.collect();
+        let bundle = json!({"process": {"env": env}, "linux": {"devices": nodes}});
+        let (container, policy) = (Container::from_json(&bundle), Policy::default());
+        let start = Instant::now();
+        assert!(!detects(&Reading::new(&container, &policy)));
+        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    }
 }
