@@ -21,10 +21,18 @@ fn owns(key: &str) -> bool {
     matches!(key, PERCENTAGE | PIPE)
 }
 
+/// Of several GPUs the percentage is the sum, by the count of one of them, and more on each than was asked for
+/// (`MULTIPLE_SHARING_GRES_PJ`).
 fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
+    let Some(first) = reading.named(PERCENTAGE).next() else { return Ok(Vec::new()) };
+    let gpus = slurm::gpus(reading, cards, first)?;
+    if gpus.len() > 1 {
+        return Err(
+            first.wrong("how the percentage is split over several GPUs is unknown: ask for mps of one GPU")
+        );
+    }
     let Some((said, percent)) = reading.least(PERCENTAGE, percentage)? else { return Ok(Vec::new()) };
     nvidia_mps::note_mode(reading);
-    let gpus = slurm::gpus(reading, cards, said)?;
     let part = slurm::part_of_task(reading, said, Decimal { numerator: percent.into(), denominator: 100 })?;
     let claim = Claim::by(said).on(&gpus, |_, gpu| {
         let memory = reading.policy.dialects.slurm_mps_memory.then(|| total(gpu)).transpose()?;
@@ -34,7 +42,7 @@ fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, Reque
     Ok(vec![claim])
 }
 
-/// Slurm makes it of the job's count and the GPU's, and gets 0 or too much where the latter is wrong or spans several GPUs.
+/// Slurm makes it of the job's count and the GPU's, and gets 0 or too much where the latter is wrong.
 fn percentage(said: Said) -> Result<u8, RequestError> {
     let percent = quantity::whole(said.value).and_then(|percent| u8::try_from(percent).ok());
     percent.filter(|percent| (1..=100).contains(percent)).ok_or_else(|| {
