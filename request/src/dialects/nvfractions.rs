@@ -31,6 +31,7 @@ const REQUEST_PARTS: [&str; 2] = ["gpu-memory.request", "gpu-memory.requests"];
 const MODE: [&str; 1] = ["gpu-compute.mode"];
 const PORTION: [&str; 1] = ["gpu-compute.portion"];
 const DEVICES: [&str; 1] = ["gpus.devices"];
+const PARTS: [&[&str]; 5] = [&LIMIT_PARTS, &REQUEST_PARTS, &MODE, &PORTION, &DEVICES];
 
 fn detects(reading: &Reading) -> bool {
     let is_memory =
@@ -59,7 +60,20 @@ fn annotations<'a>(reading: &Reading<'a>, parts: &'static [&'static str]) -> imp
     reading.annotations().filter(is_one)
 }
 
+/// A slip in a part would be no limit at all. What does not begin as the parts do may be another container's, of a pod that
+/// has one by the name of `container`.
+fn refuse_unknown(reading: &Reading) -> Result<(), RequestError> {
+    let is_unknown = |said: &Said| {
+        let part = part(said.key, reading.container).filter(|part| part.starts_with("gpu"));
+        part.is_some_and(|part| !PARTS.iter().any(|names| names.contains(&part)))
+    };
+    let Some(said) = reading.annotations().find(is_unknown) else { return Ok(()) };
+    let known: Vec<&str> = PARTS.iter().map(|names| names[0]).collect();
+    Err(said.wrong(format!("unknown; known are {}: correct or remove it", known.join(", "))))
+}
+
 fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
+    refuse_unknown(reading)?;
     let list = claimed(reading, cards, IndexMeaning::Pci)?;
     let devices = devices(reading, cards)?;
     let gpus = list.iter().chain(&devices).map(|(_, gpus)| gpus.clone()).next();
