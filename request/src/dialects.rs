@@ -35,11 +35,12 @@ pub(crate) struct Dialect {
     pub owns: fn(&str) -> bool,
 }
 
-/// In the order of detection: a dialect that uses another's keys stands before it.
+/// In the order of detection: a dialect that uses another's keys stands before it. Both Koordinator and KAI use HAMi's; the
+/// former is known by their form, which a pod cannot take away, the latter by a variable that any pod may write.
 pub(crate) static DIALECTS: [&Dialect; 15] = [
     &nvfractions::DIALECT,
-    &kai::DIALECT,
     &koordinator::DIALECT,
+    &kai::DIALECT,
     &vgpu_manager::DIALECT,
     &hami::DIALECT,
     &pai_egpu::DIALECT,

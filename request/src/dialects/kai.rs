@@ -65,7 +65,9 @@ fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, Reque
     let portion =
         portion.filter(|(_, portion)| *portion < WHOLE).map(|(said, portion)| (said, Ask::Portion(portion)));
     let sources: Vec<(Said, Ask)> = [asked, limit, portion].into_iter().flatten().collect();
-    let mut claims = vec![Claim::by(list).naming(&gpus)];
+    // With the word that makes it KAI's, since Koordinator may read the same list otherwise.
+    let by = speaks.map_or_else(|| list.to_string(), |speaks| format!("{list} beside {speaks}"));
+    let mut claims = vec![Claim { by, ..Claim::by(list).naming(&gpus) }];
     for (place, (said, ask)) in sources.iter().enumerate() {
         claims.push(Claim::by(*said).stating(&gpus, |_, gpu| {
             let total = total(gpu)?;
