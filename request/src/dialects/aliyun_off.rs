@@ -6,7 +6,7 @@ use super::Dialect;
 use crate::cards::Cards;
 use crate::cgpu::{self, OFF};
 use crate::claim::Claim;
-use crate::device_list::{items, limited, word};
+use crate::device_list::{items, word};
 use crate::error::RequestError;
 use crate::nvidia::DEVICES;
 use crate::reading::{Reading, Said};
@@ -49,6 +49,6 @@ fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, Reque
             off.wrong("true or 1 turns cGPU off; false, 0 or nothing leaves it on: write one of these")
         );
     }
-    let (_, gpus) = limited(reading, cards, cgpu::meaning(reading), off)?;
+    let (_, gpus) = cgpu::limited(reading, cards, off)?;
     Ok(vec![Claim { exclusive: true, ..Claim::by(off).naming(&gpus) }])
 }

@@ -1,13 +1,14 @@
 //! Alibaba PAI's eGPU: `AMP_VGPU_ENABLE=1` with bytes per GPU or a part of it, and percent (help.aliyun.com,
 //! pai/egpu-interface-usage-example).
+//!
+//! The switch is anybody's word: where Aliyun's device plugin wrote its index, the GPU and the part are as the plugin means them.
 
 use gpushare_inventory::DeviceMemory;
 
 use super::Dialect;
-use crate::cards::{Cards, IndexMeaning, total};
+use crate::cards::Cards;
 use crate::cgpu::{self, Ratio};
 use crate::claim::{Amount, Claim};
-use crate::device_list::limited;
 use crate::error::RequestError;
 use crate::quantity;
 use crate::reading::{Reading, Said};
@@ -33,16 +34,13 @@ fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, Reque
     if switch.value != "1" {
         return Err(switch.wrong("eGPU is on with 1 and documents no other value: write 1, or remove it"));
     }
-    let (list, gpus) = limited(reading, cards, IndexMeaning::Pci, switch)?;
+    let (list, gpus) = cgpu::limited(reading, cards, switch)?;
     let cores = cgpu::cap(reading)?;
     let bytes = bytes(reading)?;
     let ratio = Ratio::read(reading)?;
     let by = bytes.map(|(said, _)| said).or(ratio.map(|ratio| ratio.by)).unwrap_or(list);
     let claim = Claim::by(by).on(&gpus, |_, gpu| {
-        let part = match ratio {
-            Some(ratio) => Some(ratio.of(total(gpu)?)),
-            None => None,
-        };
+        let part = ratio.map(|ratio| cgpu::memory(reading, cards, ratio, gpu)).transpose()?;
         // The ratio may be the words of Aliyun's plugin, which a pod's bytes must not lift.
         let memory = bytes.map(|(_, memory)| memory).into_iter().chain(part).min();
         Ok(Amount { memory, cores })
