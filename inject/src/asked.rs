@@ -24,15 +24,15 @@ pub enum AskError {
 /// would get a container without the GPU, or with another share than the one they name.
 pub fn asked<'a>(container: &'a Container, policy: &'a Policy) -> Result<Option<Asked<'a>>, AskError> {
     let request = ask(container, policy)?;
-    if policy.ignore_env && by_variables_alone(container) {
+    if policy.ignore_env && by_variables_alone(container, policy) {
         return Err(AskError::Unread);
     }
     Ok(request)
 }
 
-/// Whether variables of gpushare's own ask for something, be it malformed, and no annotation does.
-fn by_variables_alone(container: &Container) -> bool {
-    let own = |ignore_env| Policy { ignore_env, nvidia: NvidiaPolicy::Ignore, ..Policy::default() };
+/// Whether variables of gpushare's own ask for something, be it malformed, and nothing else that `policy` has read does.
+fn by_variables_alone(container: &Container, policy: &Policy) -> bool {
+    let own = |ignore_env| Policy { ignore_env, nvidia: NvidiaPolicy::Ignore, ..policy.clone() };
     read(container, &own(true), &[]) == Ok(None) && read(container, &own(false), &[]) != Ok(None)
 }
 
@@ -67,5 +67,15 @@ mod tests {
             let read = asked(&container, &Policy::default()).map(drop);
             assert_ne!(read, Err(AskError::Unread), "{env:?}");
         }
+    }
+
+    #[test]
+    fn a_dialect_that_is_not_read_is_no_other_request() {
+        let env = ["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=0", "CUDA_DEVICE_MEMORY_LIMIT=4g"];
+        let container = Container::from_json(&json!({"process": {"env": env}}));
+        let unread_dialects = vec!["hami".to_owned()];
+        let policy =
+            Policy { ignore_env: true, nvidia: NvidiaPolicy::Ignore, unread_dialects, ..Policy::default() };
+        assert_eq!(asked(&container, &policy).map(drop), Err(AskError::Unread));
     }
 }
