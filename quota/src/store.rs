@@ -57,8 +57,8 @@ pub enum StoreError {
     },
     /// The file is no database of ours, or a broken one.
     #[error(
-        "the quota store {path} is damaged, so nothing is granted; end the containers that hold GPUs, then delete the \
-         file (a new one is made at the next start)"
+        "the quota store {path} is damaged, so nothing is granted; stop the containers that hold a share first, then delete \
+         the file: a new one is made at the next start, unless the folder regions beside it still names such containers"
     )]
     Damaged {
         /// The database.
