@@ -133,7 +133,9 @@ pub fn grant<T, E: From<GrantError>>(
         tracing::warn!(container = %asking.key.container, note, "request");
     }
     if let Some((found, policy)) = &request.interceptor {
-        tracing::warn!(container = %asking.key.container, ?policy, ?found, "another system's library");
+        // A bundle may hold a hundred thousand of them.
+        let (count, first) = (found.count(), found.first());
+        tracing::warn!(container = %asking.key.container, ?policy, count, ?first, "another system's library");
     }
     clear(&mut asking.json, &request, asking.is_read)?;
     let root = asking.bundle.root(&asking.json);
@@ -157,7 +159,7 @@ pub fn grant<T, E: From<GrantError>>(
 /// When it must go and the low-level runtime has read the bundle (`is_read`).
 pub fn clear(json: &mut Value, request: &Request, is_read: bool) -> Result<(), GrantError> {
     let Some((found, InterceptorPolicy::Replace)) = &request.interceptor else { return Ok(()) };
-    match found.mounts.iter().chain(&found.preloads).next() {
+    match found.first() {
         Some(what) if is_read => Err(GrantError::Interceptor { what: what.escape_debug().to_string() }),
         _ => {
             edit::take_out_interceptor(json, found);

@@ -142,10 +142,7 @@ impl Plan {
         image: &Image,
     ) -> Result<Self, PlanError> {
         let nodes = device_nodes(request, lease, node)?;
-        // Only a library that is there, of a system that states the limit, can hold it in our place.
-        let theirs =
-            matches!(&request.interceptor, Some((found, InterceptorPolicy::StandDown)) if found.is_mounted());
-        let extent = if lease.mode == Mode::Share && !theirs { Extent::Share } else { Extent::Whole };
+        let extent = extent(lease.mode, request);
         let mut mounts = match extent {
             Extent::Share => interception(request, lease, node, programs, image)?,
             Extent::Whole => whole_card(request, node, image)?,
@@ -186,6 +183,13 @@ impl Plan {
             (mount.destination().as_path(), is_folder)
         })
     }
+}
+
+/// How much of the driver the container gets. Another system's library holds the limit in our place only where the request
+/// proved it to be there.
+fn extent(mode: Mode, request: &Request) -> Extent {
+    let theirs = matches!(request.interceptor, Some((_, InterceptorPolicy::StandDown)));
+    if mode == Mode::Share && !theirs { Extent::Share } else { Extent::Whole }
 }
 
 /// The nodes of the granted GPUs, in the lease's order, and those that every client or a capability needs.
@@ -433,11 +437,14 @@ pub(crate) const HOOK_TIMEOUT_SECONDS: i64 = 10;
 
 #[cfg(test)]
 mod tests {
+    use gpushare_inventory::{DeviceMemory, GpuUuid};
+    use gpushare_request::{Container, Policy, read};
+    use serde_json::json;
+
     use super::*;
 
-    #[test]
-    fn a_group_is_given_where_it_opens_a_node_and_never_roots() {
-        let node = |mode, gid| DeviceNode {
+    fn node(mode: u32, gid: u32) -> DeviceNode {
+        DeviceNode {
             path: "/dev/nvidia0".into(),
             host_path: "/dev/nvidia0".into(),
             major: 195,
@@ -445,7 +452,11 @@ mod tests {
             mode,
             uid: 0,
             gid,
-        };
+        }
+    }
+
+    #[test]
+    fn a_group_is_given_where_it_opens_a_node_and_never_roots() {
         for (mode, gid, want) in [
             (0o666, 44, &[][..]),
             (0o660, 44, &[44]),
@@ -457,5 +468,38 @@ mod tests {
             assert_eq!(groups(&[&node(mode, gid)]), want, "mode {mode:o}, group {gid}");
         }
         assert_eq!(groups(&[&node(0o660, 44), &node(0o660, 7), &node(0o660, 44)]), [7, 44]);
+    }
+
+    #[test]
+    fn the_whole_driver_is_only_for_a_whole_card_or_for_a_library_that_is_proved() {
+        let gpu = Gpu {
+            uuid: GpuUuid::from_bytes([1; 16]),
+            index: 0,
+            memory: Some(DeviceMemory::from_bytes(8 << 30)),
+            model: String::new(),
+            minor: 0,
+            node: node(0o666, 0),
+        };
+        let library =
+            json!({"source": "/usr/local/vgpu/libvgpu.so", "destination": "/usr/local/vgpu/libvgpu.so"});
+        let file = json!({"source": "/usr/local/vgpu/ld.so.preload", "destination": "/etc/ld.so.preload"});
+        let elsewhere = json!({"source": "/x/libvgpu.so", "destination": "/data/libvgpu.so"});
+        for (mounts, mode, want) in [
+            (json!([library, file]), Mode::Share, Extent::Whole),
+            (json!([library]), Mode::Share, Extent::Share),
+            (json!([elsewhere, file]), Mode::Share, Extent::Share),
+            (json!([]), Mode::Share, Extent::Share),
+            (json!([]), Mode::Exclusive, Extent::Whole),
+        ] {
+            let env = ["NVIDIA_VISIBLE_DEVICES=0", "CUDA_DEVICE_MEMORY_LIMIT=1g"];
+            let mut json = json!({"mounts": mounts, "process": {"env": env}});
+            let policy = Policy { interceptor: InterceptorPolicy::StandDown, ..Policy::default() };
+            let container = Container::from_json(&json);
+            let request = read(&container, &policy, std::slice::from_ref(&gpu)).unwrap().unwrap();
+            assert_eq!(extent(mode, &request), want, "{mounts} {mode:?}");
+            crate::grant::clear(&mut json, &request, false).unwrap();
+            let stays = want == Extent::Whole;
+            assert_eq!(json["mounts"] == mounts, stays || mounts == json!([]), "{json}");
+        }
     }
 }

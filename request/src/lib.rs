@@ -273,6 +273,7 @@ fn foreign(
     if let Some(asked) = &asked {
         claims.extend(asked.claims(cards)?);
     }
+    let alone = asked.is_none();
     let (mut request, notes) = merge::merge(claims, policy, cards)?;
     let chosen = asked.as_ref().is_some_and(own::Asked::chooses_capabilities);
     request.variables = reading.standing();
@@ -289,10 +290,16 @@ fn foreign(
         let outranked = rank > Some((asked.trust.grants(policy), asked.trust));
         asked.fill(&mut request, outranked, capped, policy.strict)?;
     }
+    request.dialects = dialects.iter().map(|dialect| dialect.name).collect();
     // Beside a plain list the same mounts are the user's own.
     let interceptor = Interceptor::of(container).filter(|_| !dialects.is_empty());
-    request.interceptor = interceptor.map(|found| (found, policy.interceptor));
-    request.dialects = dialects.iter().map(|dialect| dialect.name).collect();
+    request.interceptor = interceptor.map(|found| {
+        let ruled = Interceptor::ruled(policy.interceptor, container, &request.dialects, alone);
+        if ruled != policy.interceptor {
+            request.notes.push(interceptor::UNPROVED.to_owned());
+        }
+        (found, ruled)
+    });
     allowed(request, chosen, policy)
 }
 
