@@ -119,7 +119,7 @@ fn plan() -> Plan {
         poststop: hook("poststop"),
         additional_gids: vec![44],
         variables: Vec::new(),
-        foreign_gpus: Vec::new(),
+        kept: gpushare_request::Kept::default(),
         surroundings: Surroundings::default(),
     }
 }

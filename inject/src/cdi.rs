@@ -203,7 +203,7 @@ mod tests {
             poststop: hook,
             additional_gids: gids.to_vec(),
             variables: Vec::new(),
-            foreign_gpus: Vec::new(),
+            kept: gpushare_request::Kept::default(),
             surroundings: Surroundings::default(),
         }
     }

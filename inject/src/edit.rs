@@ -309,7 +309,7 @@ fn environment(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
         seen.insert(name)
     });
     if let Some(list) = list.filter(|list| !matches!(list.as_str(), "" | "void")) {
-        let list = kept_list(&list, &plan.foreign_gpus);
+        let list = kept_list(&list, &plan.kept);
         object(json, &["annotations"], "annotations")?.insert(GRANTED_LIST.to_owned(), json!(list));
     }
     Ok(())

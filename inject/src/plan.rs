@@ -4,10 +4,10 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use gpushare_inventory::{Capability, DeviceNode, DriverError, Extent, Gpu, GpuUuid, Node};
+use gpushare_inventory::{Capability, DeviceNode, DriverError, Extent, Gpu, Node};
 use gpushare_quota::Lease;
 use gpushare_region::path as inner;
-use gpushare_request::{InterceptorPolicy, Mode, Request};
+use gpushare_request::{InterceptorPolicy, Kept, Mode, Request};
 use oci_spec::OciSpecError;
 use oci_spec::runtime::{
     Hook, HookBuilder, LinuxDevice, LinuxDeviceBuilder, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder,
@@ -39,9 +39,9 @@ pub struct Plan {
     pub additional_gids: Vec<u32>,
     /// Variables of other systems' requests, each as it stands once.
     pub variables: Vec<(String, String)>,
-    /// The GPUs of another system's request, for its list in a bundle that is run again.
+    /// What a bundle that is run again has for its list of GPUs.
     #[serde(skip)]
-    pub foreign_gpus: Vec<GpuUuid>,
+    pub kept: Kept,
     /// What the plan leaves out.
     #[serde(skip)]
     pub surroundings: Surroundings,
@@ -171,7 +171,7 @@ impl Plan {
             poststop: hook("poststop", lease, programs)?,
             additional_gids: groups(&nodes),
             variables: request.variables.clone(),
-            foreign_gpus: request.foreign_gpus(),
+            kept: request.kept(),
             surroundings: Surroundings::of(lease, node, [programs.cache, programs.state]),
         })
     }

@@ -17,6 +17,8 @@ pub struct Container {
     env: Vec<Variable>,
     mounts: Vec<Mount>,
     nodes: Vec<Node>,
+    /// Whether the wrapper granted the bundle a lease before.
+    ran_before: bool,
 }
 
 /// An entry of the environment, split once: every dialect looks at all of them.
@@ -104,12 +106,14 @@ impl Container {
         let env = json.pointer("/process/env").and_then(Value::as_array).into_iter().flatten();
         let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
         let nodes = json.pointer("/linux/devices").and_then(Value::as_array).into_iter().flatten();
+        let hooks = json.pointer("/hooks/prestart").and_then(Value::as_array).into_iter().flatten();
         Self {
             annotations: annotations.filter_map(text).collect(),
             cri_o: OnceLock::new(),
             env: env.filter_map(Value::as_str).filter_map(Variable::of).collect(),
             mounts: mounts.filter_map(mount).collect(),
             nodes: nodes.filter_map(node).collect(),
+            ran_before: hooks.into_iter().any(is_of_a_lease),
         }
     }
 
@@ -162,6 +166,12 @@ impl Container {
         self.cri().and_then(|keys| self.annotations.get(keys.name)).map(String::as_str)
     }
 
+    /// Whether the bundle holds the hook of an earlier lease: it was edited then, and not written anew since. Neither image
+    /// nor pod can write a hook.
+    pub(crate) fn ran_before(&self) -> bool {
+        self.ran_before
+    }
+
     /// All environment entries that have a `=`, in order, doubles included.
     pub(crate) fn env(&self) -> impl Iterator<Item = (&str, &str)> {
         self.env.iter().map(|Variable { entry, name }| (&entry[..*name], &entry[*name + 1..]))
@@ -187,4 +197,10 @@ fn node(json: &Value) -> Option<Node> {
     let number = |field| json.get(field).and_then(Value::as_i64);
     let path = json.get("path").and_then(Value::as_str)?.to_owned();
     Some(Node { path, major: number("major")?, minor: number("minor")? })
+}
+
+/// Ours as the wrapper writes it; the one of hook-only mode names no lease.
+fn is_of_a_lease(hook: &Value) -> bool {
+    let words: Vec<_> = hook.get("args").and_then(Value::as_array).into_iter().flatten().collect();
+    words.first().is_some_and(|name| *name == "gpushare-hook") && words.iter().any(|word| *word == "--lease")
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use gpushare_inventory::Gpu;
+use gpushare_inventory::{Gpu, GpuUuid};
 
 use crate::NvidiaPolicy;
 use crate::cards::{Cards, IndexMeaning};
@@ -15,7 +15,7 @@ use crate::claim::Claim;
 use crate::container::{Container, Engine, Node};
 use crate::error::{RequestError, shortened};
 use crate::grammar::DeviceSelector;
-use crate::nvidia::{DEVICES, GRANTED_LIST};
+use crate::nvidia::{DEVICES, NOT_KEPT, granted_list};
 use crate::reading::{Reading, Said, conflict};
 use crate::whole;
 
@@ -112,6 +112,18 @@ pub(crate) fn named<'a>(
     }
 }
 
+/// Whether `granted` are the list's GPUs in its order, whichever its numbers mean: limits may count by position.
+pub(crate) fn is_in_order<'a>(reading: &Reading<'a>, cards: Cards<'a>, granted: &[GpuUuid]) -> bool {
+    let list = |meaning| match named(reading, cards, meaning) {
+        Ok(Named::Gpus(_, gpus)) => Some(gpus.iter().map(|gpu| gpu.uuid).collect::<Vec<_>>()),
+        _ => None,
+    };
+    let lists = [IndexMeaning::Pci, IndexMeaning::Minor].map(list);
+    // Of a single GPU the position is known.
+    let single = lists.iter().flatten().any(|list| list.len() == 1);
+    single && granted.len() == 1 || lists.iter().all(|list| list.as_deref() == Some(granted))
+}
+
 /// What the lists claim, and the GPUs; nothing where they name none. `none` contradicts the limits that stand beside it.
 pub(crate) fn claimed<'a>(
     reading: &Reading<'a>,
@@ -136,9 +148,9 @@ pub(crate) fn names_gpus(reading: &Reading) -> bool {
 /// The different lists that count, each as it was before its request was granted where the bundle is run again. docker appends
 /// its own, so outside CRI the last one counts alone.
 pub(crate) fn lists(container: &Container) -> Vec<Said<'_>> {
-    let granted = container.annotations().get(GRANTED_LIST);
+    let granted = granted_list(container);
     let said = |value| {
-        let value = granted.filter(|_| value == "void").map_or(value, String::as_str);
+        let value = granted.filter(|_| value == "void").unwrap_or(value);
         Said { key: DEVICES, value, trust: Trust::Environment }
     };
     let all = container.env().filter(|(key, _)| *key == DEVICES).map(|(_, value)| said(value));
@@ -184,6 +196,12 @@ pub(crate) fn found<'a>(
 /// What the list `said` says. Names of gpushare's own CDI devices in it are read elsewhere.
 pub(crate) fn parsed(reading: &Reading, said: Said, meaning: IndexMeaning) -> Result<Listed, RequestError> {
     refuse_sentinel(said)?;
+    if said.value == NOT_KEPT {
+        return Err(said.wrong(
+            "this bundle was granted other GPUs than its list named, or in another order, so its limits cannot be told \
+             apart when it is run again: write the bundle anew",
+        ));
+    }
     match word(said.value) {
         Some("all") => return Ok(Listed::All),
         Some("none") => return Ok(Listed::NoGpu),

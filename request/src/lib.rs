@@ -45,7 +45,7 @@ pub use error::RequestError;
 pub use grammar::{Cores, DeviceSelector, Devices, GrammarError, MemoryAsk, Mode, Priority};
 pub use interceptor::{Interceptor, InterceptorPolicy};
 pub use model::ModelFilter;
-pub use nvidia::{GRANTED_LIST, kept_list};
+pub use nvidia::{GRANTED_LIST, Kept, kept_list};
 pub use policy::{Ceilings, DialectSettings, NvidiaPolicy, Policy};
 pub use requirement::{Offer, Requirements};
 pub use switches::names as switch_names;
@@ -100,6 +100,8 @@ pub struct Request {
     pub dialects: Vec<&'static str>,
     /// Variables of theirs, each as it shall stand once in the container: with what was granted.
     pub variables: Vec<(String, String)>,
+    /// Whether its GPUs are others than the list names, or in another order, beside limits that may count by position.
+    pub moves_limits: bool,
     /// Another system's interception library in the bundle, and what becomes of it.
     pub interceptor: Option<(Interceptor, InterceptorPolicy)>,
     /// What was decided on the way that whoever asked may not expect, in words.
@@ -131,6 +133,7 @@ impl Request {
             priority: Priority::default(),
             dialects: Vec::new(),
             variables: Vec::new(),
+            moves_limits: false,
             interceptor: None,
             notes: Vec::new(),
         }
@@ -141,14 +144,18 @@ impl Request {
         Self { mode: Mode::Exclusive, ..Self::new(devices, MemoryAsk::Percent(100)) }
     }
 
-    /// The GPUs of another system's request, for [`kept_list`].
-    pub fn foreign_gpus(&self) -> Vec<GpuUuid> {
-        let Devices::These(list) = &self.devices else { return Vec::new() };
+    /// What a bundle that is run again has for its list of GPUs.
+    pub fn kept(&self) -> Kept {
+        let Devices::These(list) = &self.devices else { return Kept::AsWritten };
         let uuid = |selector: &DeviceSelector| match selector {
             DeviceSelector::Uuid(uuid) => Some(*uuid),
             _ => None,
         };
-        list.iter().filter(|_| !self.dialects.is_empty()).filter_map(uuid).collect()
+        match list.iter().map(uuid).collect() {
+            _ if self.moves_limits => Kept::Nothing,
+            Some(gpus) => Kept::Granted(gpus),
+            None => Kept::AsWritten,
+        }
     }
 
     /// What is wanted of this GPU.
@@ -300,6 +307,10 @@ fn foreign(
         }
         (found, ruled)
     });
+    if let Kept::Granted(gpus) = request.kept() {
+        let again = reading::Reading::new(container, policy); // what it notes was noted before
+        request.moves_limits = !dialects.is_empty() && !device_list::is_in_order(&again, cards, &gpus);
+    }
     allowed(request, chosen, policy)
 }
 

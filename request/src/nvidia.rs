@@ -24,15 +24,37 @@ const CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
 /// being written anew, it asks for the same.
 pub const GRANTED_LIST: &str = "granted.gpushare.io/nvidia-visible-devices";
 
-/// What [`GRANTED_LIST`] keeps of a list as it was `written`: all of it, or the GPUs that were granted where `granted` tells
-/// them. Other sources had a say in it then, and the numbers may have been minors by a mark that is gone: alone it could mean
-/// more than was granted, or another GPU. Names of gpushare's own CDI devices stay, which may state a limit.
-pub fn kept_list(written: &str, granted: &[GpuUuid]) -> String {
-    if granted.is_empty() {
-        return written.to_owned();
+/// What a granted bundle keeps of its list, for when it is run again without being written anew.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Kept {
+    /// The list as it was written.
+    #[default]
+    AsWritten,
+    /// The GPUs that were granted. Other sources had a say in it, and the numbers may have been minors by a mark that is
+    /// gone: alone the list could mean more than was granted, or another GPU.
+    Granted(Vec<GpuUuid>),
+    /// Nothing: limits that count by the list's positions would be another GPU's.
+    Nothing,
+}
+
+/// Stands in [`GRANTED_LIST`] for [`Kept::Nothing`].
+pub(crate) const NOT_KEPT: &str = "write-the-bundle-anew";
+
+/// What [`GRANTED_LIST`] has for a list as it was `written`. Names of gpushare's own CDI devices stay, which may state a limit.
+pub fn kept_list(written: &str, kept: &Kept) -> String {
+    match kept {
+        Kept::AsWritten => written.to_owned(),
+        Kept::Granted(gpus) => {
+            let ours = items(written).filter(|item| cdi::is_ours(item)).map(str::to_owned);
+            ours.chain(gpus.iter().map(GpuUuid::to_string)).collect::<Vec<_>>().join(",")
+        }
+        Kept::Nothing => NOT_KEPT.to_owned(),
     }
-    let ours = items(written).filter(|item| cdi::is_ours(item)).map(str::to_owned);
-    ours.chain(granted.iter().map(GpuUuid::to_string)).collect::<Vec<_>>().join(",")
+}
+
+/// The list that an earlier grant kept. A pod can write the annotation, so it counts only beside the hook of that grant.
+pub(crate) fn granted_list(container: &Container) -> Option<&str> {
+    container.annotations().get(GRANTED_LIST).filter(|_| container.ran_before()).map(String::as_str)
 }
 
 /// What NVIDIA's variables say beside keys of gpushare's own.
@@ -122,8 +144,7 @@ pub(crate) fn our_devices<'a>(
 /// The list that counts, as written; nothing when there is none.
 pub(crate) fn devices_text(container: &Container) -> Result<&str, RequestError> {
     let text = value(container, DEVICES)?.unwrap_or_default();
-    let granted = container.annotations().get(GRANTED_LIST).filter(|_| text == "void");
-    Ok(granted.map_or(text, String::as_str))
+    Ok(granted_list(container).filter(|_| text == "void").unwrap_or(text))
 }
 
 fn value<'a>(container: &'a Container, name: &str) -> Result<Option<&'a str>, RequestError> {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use gpushare_inventory::{DeviceMemory, DeviceNode, Gpu, GpuUuid};
 use gpushare_region::path as inner;
-use gpushare_request::{Container, Interceptor, Policy};
+use gpushare_request::{Container, Interceptor, Kept, Policy};
 use oci_spec::runtime::{
     HookBuilder, LinuxDeviceBuilder, LinuxDeviceCgroupBuilder, LinuxDeviceType, MountBuilder,
 };
@@ -46,9 +46,16 @@ fn plan() -> Plan {
         poststop: hook("poststop"),
         additional_gids: vec![],
         variables: Vec::new(),
-        foreign_gpus: Vec::new(),
+        kept: Kept::default(),
         surroundings: Surroundings::default(),
     }
+}
+
+/// A plan whose hook names its lease, as the wrapper's does.
+fn leased() -> Plan {
+    let args = ["gpushare-hook", "prestart", "--lease", "7"].map(str::to_owned).to_vec();
+    let prestart = HookBuilder::default().path("/opt/gpushare-hook").args(args).build().unwrap();
+    Plan { prestart, ..plan() }
 }
 
 fn fixtures() -> Vec<(PathBuf, String)> {
@@ -456,13 +463,19 @@ fn a_bundle_that_runs_again_asks_for_what_it_asked_before() {
         &["NVIDIA_VISIBLE_DEVICES=gpushare.io/gpu=1"],
     ] {
         let before = json!({"process": {"env": env}});
-        let once = edited(&before.to_string(), &plan()).unwrap();
+        let once = edited(&before.to_string(), &leased()).unwrap();
         assert_eq!(asks(&once), asks(&before), "{env:?}");
         assert_eq!(
             once.pointer("/process/env").unwrap().as_array().unwrap().last().unwrap(),
             "NVIDIA_VISIBLE_DEVICES=void"
         );
-        assert_eq!(edited(&once.to_string(), &plan()).unwrap(), once, "{env:?}");
+        assert_eq!(edited(&once.to_string(), &leased()).unwrap(), once, "{env:?}");
+        let mut imitated = once.clone();
+        imitated.as_object_mut().unwrap().remove("hooks");
+        imitated["process"]["env"] = json!(["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=void"]);
+        let mut unmarked = imitated.clone();
+        unmarked.as_object_mut().unwrap().remove("annotations");
+        assert_eq!(asks(&imitated), asks(&unmarked), "the annotation alone says nothing: {env:?}");
         let mut changed = once;
         changed["process"]["env"] = json!(["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=2"]);
         let request = asks(&changed).unwrap();
@@ -483,15 +496,39 @@ fn another_systems_bundle_that_runs_again_means_no_more_than_was_granted() {
             &["NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=0,1", "CUDA_DEVICE_MEMORY_LIMIT=1g"],
         ),
         (json!({}), &["NVIDIA_VISIBLE_DEVICES=gpushare.io/share=512MiB,1", "CUDA_DEVICE_MEMORY_LIMIT=1g"]),
+        // A plain list of the plugin's beside a wider one of the image's.
+        (
+            json!({"io.kubernetes.cri.container-type": "container"}),
+            &["NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=all"],
+        ),
     ] {
         let before = json!({"annotations": annotations, "process": {"env": env}});
         let asked = asks(&before);
-        let mut plan = Plan { variables: asked.variables.clone(), ..plan() };
-        plan.foreign_gpus = asked.foreign_gpus();
+        let mut plan = Plan { variables: asked.variables.clone(), ..leased() };
+        plan.kept = asked.kept();
         let once = edited(&before.to_string(), &plan).unwrap();
         assert_eq!(asks(&once).devices, asked.devices, "{env:?}");
         assert_eq!(asks(&once).memory, asked.memory, "{env:?}");
         assert_eq!(edited(&once.to_string(), &plan).unwrap(), once, "{env:?}");
+    }
+}
+
+#[test]
+fn a_bundle_whose_limits_would_change_their_gpus_is_not_run_again() {
+    let env = ["NVIDIA_VISIBLE_DEVICES=0,1", "CUDA_DEVICE_MEMORY_LIMIT_0=2g", "CUDA_DEVICE_MEMORY_LIMIT=1g"];
+    for (devices, again) in [("1", false), ("0,1", true)] {
+        let annotations = json!({"gpushare.io/devices": devices});
+        let before = json!({"annotations": annotations, "process": {"env": env}});
+        let asks = |json: &Value| {
+            gpushare_request::read(&Container::from_json(json), &Policy::default(), &two_gpus())
+        };
+        let asked = asks(&before).unwrap().unwrap();
+        let plan = Plan { variables: asked.variables.clone(), kept: asked.kept(), ..leased() };
+        let once = edited(&before.to_string(), &plan).unwrap();
+        match asks(&once) {
+            Ok(second) => assert!(again && second == Some(asked), "{devices}: {second:?}"),
+            Err(error) => assert!(!again && error.to_string().contains("write the bundle anew"), "{error}"),
+        }
     }
 }
 
