@@ -261,7 +261,8 @@ fn samples_add_up_to_the_time_that_was_worked() {
 fn a_window_can_be_read_after_its_delay() {
     for (delay, late) in [("0", 0..40), ("150", 150..190)] {
         let node = Node::new(&["--sample-period", "200", "--sample-delay", delay]);
-        let told = node.run("delay").number("delay");
+        // The least of several: one may be told late by a machine that was busy.
+        let told = (0..5).map(|_| node.run("delay").number("delay")).min().expect("five");
         assert!(late.contains(&told), "{told} ms after the end, with a delay of {delay} ms");
     }
 }
@@ -270,9 +271,11 @@ fn a_window_can_be_read_after_its_delay() {
 fn percents_are_rounded_as_the_node_was_made() {
     for (rounding, want) in [("down", "0"), ("nearest", "1")] {
         let node = Node::new(&["--sample-period", "1500", "--sample-rounding", rounding]);
-        let mut busy = node.run("context\nlaunch busy_10ms 1\nfree\nsleep 60000");
-        busy.number("free");
-        std::thread::sleep(Duration::from_millis(1510));
+        // At the begin of a window, so that the work lies in that one alone and is read in the next.
+        node.run("delay").number("delay");
+        let mut busy = node.run("context\nlaunch busy_10ms 1\nsynchronize\nsleep 60000");
+        busy.number("synchronize");
+        node.run("delay").number("delay");
         let pid = busy.pid();
         let [_, _, samples, ..] = observed(&node);
         assert_eq!(samples, format!("0 {pid} {want}"), "rounded {rounding}");
