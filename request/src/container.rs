@@ -35,6 +35,11 @@ impl Variable {
         let name = entry.find('=')?;
         Some(Self { entry: entry.to_owned(), name })
     }
+
+    /// Name and value.
+    fn split(&self) -> (&str, &str) {
+        (&self.entry[..self.name], &self.entry[self.name + 1..])
+    }
 }
 
 /// A mount of the bundle.
@@ -174,7 +179,16 @@ impl Container {
 
     /// All environment entries that have a `=`, in order, doubles included.
     pub(crate) fn env(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.env.iter().map(|Variable { entry, name }| (&entry[..*name], &entry[*name + 1..]))
+        self.env.iter().map(Variable::split)
+    }
+
+    /// The entries of this name, in order. Compares lengths first: a pod has a variable for each port of each service around
+    /// it, and dialects ask for a hundred names.
+    pub(crate) fn named<'a>(&'a self, name: &str) -> impl DoubleEndedIterator<Item = (&'a str, &'a str)> {
+        let is_one = move |variable: &&Variable| {
+            variable.name == name.len() && variable.entry.as_bytes().starts_with(name.as_bytes())
+        };
+        self.env.iter().filter(is_one).map(Variable::split)
     }
 
     /// The mounts.

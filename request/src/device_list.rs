@@ -153,9 +153,9 @@ pub(crate) fn lists(container: &Container) -> Vec<Said<'_>> {
         let value = granted.filter(|_| value == "void").unwrap_or(value);
         Said { key: DEVICES, value, trust: Trust::Environment }
     };
-    let all = container.env().filter(|(key, _)| *key == DEVICES).map(|(_, value)| said(value));
+    let mut all = container.named(DEVICES).map(|(_, value)| said(value));
     if container.engine() == Engine::Other {
-        return all.last().into_iter().collect();
+        return all.next_back().into_iter().collect();
     }
     let mut met = BTreeSet::new(); // a bundle may hold a hundred thousand
     all.filter(|said| met.insert(said.value)).collect()

@@ -13,8 +13,8 @@ const HINTS: [(&str, &str); 2] = [
 
 /// Notes each of them that no dialect took for its own.
 pub(crate) fn note(reading: &Reading) {
-    for said in reading.annotations().chain(reading.variables()) {
-        if let Some((_, hint)) = HINTS.iter().find(|(key, _)| *key == said.key) {
+    for (key, hint) in HINTS {
+        for said in reading.annotation(key).into_iter().chain(reading.named(key)) {
             reading.note(format!("{said} {hint}"));
         }
     }

@@ -80,9 +80,9 @@ const OWNERS: [Owner; 3] = [
 impl Owner {
     /// Whether the owner's library is loaded into every program, and is told a limit.
     fn holds(&self, container: &Container) -> bool {
-        let lists = container.env().filter(|(key, _)| *key == PRELOAD).map(|(_, value)| value);
+        let last = container.named(PRELOAD).next_back();
         let in_variable =
-            lists.last().is_some_and(|list| list.split([':', ' ']).any(|item| item == self.library));
+            last.is_some_and(|(_, list)| list.split([':', ' ']).any(|item| item == self.library));
         let is_loaded = in_variable || self.mounts(PRELOAD_FILE, container);
         // 0 is no limit to it, and the plugins write variables without a value.
         let mut limits =
@@ -140,7 +140,7 @@ impl Interceptor {
     pub(crate) fn of(container: &Container) -> Option<Self> {
         let targets = container.mounts().iter().map(|mount| mount.target.as_str());
         let mounts: Vec<String> = targets.filter(|target| is_target(target)).map(str::to_owned).collect();
-        let lists = container.env().filter(|(key, _)| *key == PRELOAD).map(|(_, value)| value);
+        let lists = container.named(PRELOAD).map(|(_, value)| value);
         let items = lists.flat_map(|list| list.split([':', ' '])).filter(|item| is_library(item));
         let preloads: Vec<String> = items.map(str::to_owned).collect();
         let found = !mounts.is_empty() || !preloads.is_empty();

@@ -148,12 +148,10 @@ pub(crate) fn devices_text(container: &Container) -> Result<&str, RequestError> 
 }
 
 fn value<'a>(container: &'a Container, name: &str) -> Result<Option<&'a str>, RequestError> {
-    let mut values = container.env().filter(|(key, _)| *key == name).map(|(_, value)| value);
-    let Some(first) = values.next() else { return Ok(None) };
-    let last = values.last().unwrap_or(first);
-    let mut all = container.env().filter(|(key, _)| *key == name);
-    match all.find(|(_, value)| *value != last) {
-        Some((_, other)) if container.engine() == Engine::Cri => Err(RequestError::Conflict {
+    let mut values = container.named(name).map(|(_, value)| value);
+    let Some(last) = values.next_back() else { return Ok(None) };
+    match values.find(|value| *value != last) {
+        Some(other) if container.engine() == Engine::Cri => Err(RequestError::Conflict {
             first: format!("{name}={:?}", shortened(other)),
             second: format!("{name}={:?}", shortened(last)),
         }),

@@ -95,16 +95,16 @@ impl<'a> Reading<'a> {
     /// Every annotation.
     pub fn annotations(&self) -> impl Iterator<Item = Said<'a>> {
         let all = self.container.annotations().iter().filter(|(key, _)| !self.taken.contains(key.as_str()));
-        all.map(|(key, value)| {
-            let trust = Trust::of_annotation(key, self.container, self.policy);
-            Said { key, value, trust }
-        })
+        all.map(|(key, value)| self.annotated(key, value))
+    }
+
+    fn annotated(&self, key: &'a str, value: &'a str) -> Said<'a> {
+        Said { key, value, trust: Trust::of_annotation(key, self.container, self.policy) }
     }
 
     /// The variables of this name, in order.
     pub fn named(&self, key: &str) -> impl Iterator<Item = Said<'a>> {
-        let all = self.container.env().filter(move |(name, _)| *name == key);
-        let all = all.filter(|(name, _)| !self.taken.contains(name));
+        let all = self.container.named(key).filter(|(name, _)| !self.taken.contains(name));
         all.map(|(key, value)| Said { key, value, trust: Trust::Environment })
     }
 
@@ -115,7 +115,8 @@ impl<'a> Reading<'a> {
 
     /// The annotation of this name.
     pub fn annotation(&self, key: &str) -> Option<Said<'a>> {
-        self.annotations().find(|said| said.key == key)
+        let (key, value) = self.container.annotations().get_key_value(key)?;
+        (!self.taken.contains(key.as_str())).then(|| self.annotated(key, value))
     }
 
     /// The one value of a variable that is no amount: different ones are a conflict on every node.

@@ -75,10 +75,8 @@ fn is_enabled(value: &str) -> bool {
 
 /// Volcano's fork of HAMi takes any value for on, and is known by the path of its cache.
 fn is_volcanos(reading: &Reading) -> bool {
-    let cache = |(key, value): (&str, &str)| {
-        key == "CUDA_DEVICE_MEMORY_SHARED_CACHE" && value.starts_with("/tmp/vgpu/")
-    };
-    reading.container.env().any(cache)
+    let mut caches = reading.container.named("CUDA_DEVICE_MEMORY_SHARED_CACHE");
+    caches.any(|(_, value)| value.starts_with("/tmp/vgpu/"))
 }
 
 /// Does to the claims of other systems what the honoured switches say, and notes every switch that is on. A switch is a
@@ -121,7 +119,7 @@ fn ignored(switch: &Switch, said: Said) -> String {
 /// The switches that are on, each once, in every entry that there is of it.
 fn on<'a>(reading: &'a Reading) -> impl Iterator<Item = (&'static Switch, Said<'a>)> {
     SWITCHES.iter().filter_map(|switch| {
-        let mut all = reading.container.env().filter(|(key, _)| *key == switch.key).map(|(_, value)| value);
+        let mut all = reading.container.named(switch.key).map(|(_, value)| value);
         let value = all.next()?;
         let volcano = is_volcanos(reading);
         let is_on = |value: &str| (switch.is_on)(value, volcano);

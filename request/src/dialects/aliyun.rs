@@ -22,8 +22,8 @@ const WEIGHT: &str = "ALIYUN_COM_GPU_SCHD_WEIGHT";
 const HIGH: &str = "ALIYUN_COM_GPU_HIGH_PRIO";
 
 fn detects(reading: &Reading) -> bool {
-    let failed = |said: &Said| said.key == INDEX && said.value == "-1";
-    reading.variables().any(|said| matches!(said.key, PART | OF | SLICED) || failed(&said))
+    [PART, OF, SLICED].iter().any(|key| reading.has(key))
+        || reading.named(INDEX).any(|said| said.value == "-1")
 }
 
 fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {

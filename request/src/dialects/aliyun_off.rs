@@ -15,8 +15,8 @@ pub(super) static DIALECT: Dialect = Dialect { name: "aliyun-off", detects, read
 
 /// A switch that nobody can read is spoken to be refused.
 fn detects(reading: &Reading) -> bool {
-    let speaks = |said: Said| said.key == OFF && is_on(said.value).is_none_or(|on| on && honoured(reading));
-    reading.variables().any(speaks) && reading.variables().any(names_gpus)
+    let speaks = |said: Said| is_on(said.value).is_none_or(|on| on && honoured(reading));
+    reading.named(OFF).any(speaks) && reading.variables().any(names_gpus)
 }
 
 /// Of a container without a GPU the switch says nothing: it may be the image's.

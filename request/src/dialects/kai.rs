@@ -27,8 +27,7 @@ const COUNT: &str = "gpu-fraction-num-devices";
 
 /// A container without a GPU has a count of 0.
 fn detects(reading: &Reading) -> bool {
-    let asks = |said: Said| said.key == PORTION || said.key == GPUS && said.value != "0";
-    reading.variables().any(asks) || is_annotated(reading)
+    reading.has(PORTION) || reading.named(GPUS).any(|said| said.value != "0") || is_annotated(reading)
 }
 
 fn owns(key: &str) -> bool {
@@ -49,7 +48,7 @@ fn is_annotated(reading: &Reading) -> bool {
 fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
     let asked = asked(reading)?;
     let limit = reading.least(LIMIT, limit::memory)?;
-    let portions = reading.variables().filter(|said| matches!(said.key, PORTION | GPUS));
+    let portions = reading.named(PORTION).chain(reading.named(GPUS));
     let portion = reading.least_of(portions, portion)?;
     let speaks = portion.map(|(said, _)| said).or(asked.map(|(said, _)| said));
     let Named::Gpus(list, gpus) = named(reading, cards, IndexMeaning::Pci)? else {

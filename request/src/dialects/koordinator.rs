@@ -28,11 +28,9 @@ fn detects(reading: &Reading) -> bool {
 
 /// HAMi writes a unit and preloads by a file: bytes beside `LD_PRELOAD` are the hook's.
 fn is_hooks(reading: &Reading) -> bool {
-    let bytes = |said: Said| said.key == MEMORY && quantity::whole(said.value).is_some();
-    let preload = |said: Said| said.key == "LD_PRELOAD" && said.value.ends_with("/libvgpu.so");
     reading.container.engine() == Engine::Cri
-        && reading.variables().any(bytes)
-        && reading.variables().any(preload)
+        && reading.named(MEMORY).any(|said| quantity::whole(said.value).is_some())
+        && reading.named("LD_PRELOAD").any(|said| said.value.ends_with("/libvgpu.so"))
 }
 
 /// The annotation is the pod's, and the hook gives its GPUs to every container. Here a container whose list names none,

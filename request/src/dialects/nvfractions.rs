@@ -173,7 +173,7 @@ fn devices<'a>(
 
 /// MPS's limit, which the plugin makes of the hard one.
 fn pinned(reading: &Reading, cards: Cards, gpus: &[&Gpu]) -> Result<Option<Claim>, RequestError> {
-    let Some(first) = reading.variables().find(|said| said.key == mps::PINNED) else { return Ok(None) };
+    let Some(first) = reading.named(mps::PINNED).next() else { return Ok(None) };
     let claim = Claim::by(first).stating(gpus, |position, _| {
         let memory = reading.least(mps::PINNED, |said| Ok(mps::limits(said, cards, gpus)?[position]))?;
         Ok(Amount { memory: memory.map(|(_, memory)| memory), cores: None })

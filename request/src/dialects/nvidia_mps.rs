@@ -26,16 +26,15 @@ fn owns(key: &str) -> bool {
 
 /// Says that a container with MPS's words gets a share of gpushare's.
 pub(super) fn note_mode(reading: &Reading) {
-    if let Some(pipe) = reading.variables().find(|said| said.key == PIPE) {
+    if let Some(pipe) = reading.named(PIPE).next() {
         reading
             .note(format!("{pipe}: the share's limits are gpushare's, those of MPS's daemon are not read"));
     }
 }
 
 fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
-    let Some(limit) = reading.variables().find(|said| said.key == PINNED || said.key == PIPE) else {
-        return Ok(Vec::new());
-    };
+    let limit = reading.named(PINNED).chain(reading.named(PIPE)).next();
+    let Some(limit) = limit else { return Ok(Vec::new()) };
     note_mode(reading);
     let Named::Gpus(_, gpus) = named(reading, cards, IndexMeaning::Pci)? else {
         return Err(limit.wrong("a limit without a GPU: name GPUs in NVIDIA_VISIBLE_DEVICES"));

@@ -29,7 +29,7 @@ const NODE: &str = "SLURM_NODEID";
 
 /// Whether the step has no GPU, in so many words: `NoDevFiles` is Slurm's before 19.05.
 pub(super) fn has_no_gpu(reading: &Reading) -> bool {
-    reading.variables().any(|said| said.key == LOCAL && matches!(said.value, "NoDevFiles" | "-1"))
+    reading.named(LOCAL).any(|said| matches!(said.value, "NoDevFiles" | "-1"))
 }
 
 /// The step's GPUs; `by` is what makes a request of them.
