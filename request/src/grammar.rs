@@ -16,6 +16,9 @@ pub enum GrammarError {
     /// Not a size at all.
     #[error("not a size: write 4GiB, 4Gi, 4096MiB, 4G (10^9 bytes) or 25%")]
     NotASize,
+    /// A number and its unit apart, or blanks around them.
+    #[error("a size has no blanks in it: write 4GiB")]
+    Blanks,
     /// A unit nobody knows.
     #[error(
         "unknown unit, whose case counts: known are Ki, Mi, Gi, Ti, KiB, MiB, GiB, TiB, K, M, G, T, KB, MB, GB, TB and %"
@@ -116,6 +119,9 @@ const UNITS: [(&str, u64); 16] = [
 /// Digits without a leading zero (some read 010 as eight), perhaps a point and up to nine more digits, and a unit. Units
 /// are the Kubernetes ones (Gi is 2^30, G is 10^9), each also with a B. Lower case is refused: docker's `4g` means 2^30, Kubernetes' `4m` a thousandth.
 fn size(text: &str) -> Result<u64, GrammarError> {
+    if text.contains(char::is_whitespace) {
+        return Err(GrammarError::Blanks);
+    }
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
@@ -350,10 +356,11 @@ mod tests {
             ("1023KiB", Err(E::TooSmall)),
             ("-1GiB", Err(E::NotASize)),
             ("+1GiB", Err(E::NotASize)),
-            ("4 GiB", Err(E::UnknownUnit)),
+            ("4 GiB", Err(E::Blanks)),
+            ("4GiB\n", Err(E::Blanks)),
             ("4g", Err(E::UnknownUnit)),
             ("4m", Err(E::UnknownUnit)),
-            ("4GB ", Err(E::UnknownUnit)),
+            ("4GB ", Err(E::Blanks)),
             ("0x10GiB", Err(E::UnknownUnit)),
             ("1e3GiB", Err(E::UnknownUnit)),
             ("1e999", Err(E::UnknownUnit)),
