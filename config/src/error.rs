@@ -41,7 +41,7 @@ pub enum ConfigError {
         message: String,
     },
     /// A value that is of the right kind but means nothing.
-    #[error("{key} = {value:?} in the settings: {message} (`gpushare config show`)")]
+    #[error("{key} = {value:?}: {message}")]
     Value {
         /// Section and key.
         key: &'static str,

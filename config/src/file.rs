@@ -9,6 +9,7 @@ use gpushare_inventory::Roots;
 use gpushare_quota::{Admission, Placement};
 use gpushare_request::ShareName;
 use serde::Deserialize;
+use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
 use crate::error::{ConfigError, value};
@@ -105,8 +106,13 @@ struct LogSection {
 // Each section as gpushare.toml has it, put into code by the build script: every call of a runtime would read it anew.
 include!(concat!(env!("OUT_DIR"), "/shipped.rs"));
 
+/// The shipped settings with `files` over them; `base` is the program's folder.
+pub(crate) fn config(files: &[PathBuf], base: &Path) -> Result<Config, ConfigError> {
+    merge(files)?.into_config(base).map_err(|error| located(error, files))
+}
+
 /// The shipped settings with `files` over them, later ones first to count.
-pub(crate) fn merge(files: &[PathBuf]) -> Result<File, ConfigError> {
+fn merge(files: &[PathBuf]) -> Result<File, ConfigError> {
     match files {
         [] => Ok(File::default()),
         [path] => merge_text(path, &read(path)?),
@@ -177,9 +183,36 @@ fn read(path: &Path) -> Result<String, ConfigError> {
 }
 
 fn mistake(path: &Path, text: &str, error: &toml::de::Error) -> ConfigError {
-    let start = error.span().map_or(0, |span| span.start.min(text.len()));
-    let line = text.as_bytes()[..start].iter().filter(|byte| **byte == b'\n').count() + 1;
+    let line = line(text, error.span().map_or(0, |span| span.start));
     ConfigError::Mistake { path: path.into(), line, message: error.message().replace('\n', ", ") }
+}
+
+/// Counted from 1, of the byte at `place`.
+fn line(text: &str, place: usize) -> usize {
+    text.bytes().take(place).filter(|byte| *byte == b'\n').count() + 1
+}
+
+/// `error`, with the line of the value that means nothing: of several files with its key the last one counts.
+fn located(error: ConfigError, files: &[PathBuf]) -> ConfigError {
+    let ConfigError::Value { key, .. } = &error else { return error };
+    let place = files.iter().rev().find_map(|path| Some((path, line_of(&read(path).ok()?, key)?)));
+    match place {
+        Some((path, line)) => ConfigError::Mistake { path: path.clone(), line, message: error.to_string() },
+        None => error,
+    }
+}
+
+/// Where `text` has `key`, or the list of tables in which the key is.
+fn line_of(text: &str, key: &str) -> Option<usize> {
+    let document = DeTable::parse(text).ok()?;
+    let (mut table, mut words) = (document.get_ref(), key.split('.'));
+    loop {
+        let (name, value) = table.get_key_value(words.next()?)?;
+        match value.get_ref() {
+            DeValue::Table(inner) => table = inner,
+            _ => return Some(line(text, name.span().start)),
+        }
+    }
 }
 
 fn overlay(base: &mut Table, over: Table) {
@@ -310,7 +343,7 @@ mod tests {
                 path
             })
             .collect();
-        merge(&files)?.into_config(Path::new("/opt/gpushare/bin"))
+        config(&files, Path::new("/opt/gpushare/bin"))
     }
 
     #[test]
@@ -378,9 +411,14 @@ mod tests {
             "[log]\nlevel = \"loud\"\n",
             "[cdi]\nshares = [\"4GiB\", \"25%\"]\n",
         ] {
-            let error = load(&[text]).unwrap_err();
-            assert!(matches!(error, ConfigError::Value { .. }), "{text:?}: {error}");
+            let error = load(&["", text, "[quota]\n"]).unwrap_err();
+            let ConfigError::Mistake { path, line, message } = &error else { panic!("{text:?}: {error}") };
+            let key = text.lines().last().unwrap().split(' ').next().unwrap();
+            assert!(path.ends_with("1.toml") && *line == 2 && message.contains(key), "{text:?}: {error}");
         }
+        let mounts = "[[inject.mounts]]\nsource = \"a\"\ndestination = \"/b\"\n";
+        let error = load(&[mounts]).unwrap_err();
+        assert!(matches!(error, ConfigError::Mistake { line: 1, .. }), "{error}");
     }
 
     #[test]

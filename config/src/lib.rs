@@ -112,7 +112,7 @@ impl Config {
 
     fn merged(files: &[PathBuf]) -> Result<Self, ConfigError> {
         let base = locate::program_folder()?;
-        file::merge(files)?.into_config(&base)
+        file::config(files, &base)
     }
 
     /// What a grant depends on; `file` is the settings file where it is not the default one.
