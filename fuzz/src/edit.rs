@@ -1,6 +1,7 @@
 //! A plan put into a config.json that an engine may have written of an image's and a user's strings.
 
 use gpushare_inject::{Plan, Surroundings, is_privileged};
+use gpushare_request::GRANTED_LIST;
 use oci_spec::runtime::{
     Hook, HookBuilder, LinuxDevice, LinuxDeviceBuilder, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder,
     LinuxDeviceType, Mount, MountBuilder,
@@ -37,6 +38,9 @@ fn kept(before: &Value, after: &Value) {
             if let Some(part) = value.pointer_mut(pointer) {
                 *part = Value::Null;
             }
+        }
+        if let Some(annotations) = value.get_mut("annotations").and_then(Value::as_object_mut) {
+            annotations.shift_remove(GRANTED_LIST); // whose it is tells the hook beside it
         }
         value
     };
@@ -145,6 +149,6 @@ fn mount(target: &str) -> Mount {
 }
 
 fn hook(stage: &str) -> Hook {
-    let args = ["gpushare-hook", stage, "--id", "c"].map(str::to_owned).to_vec();
+    let args = ["gpushare-hook", stage, "--lease", "7"].map(str::to_owned).to_vec();
     HookBuilder::default().path("/opt/gpushare-hook").args(args).build().expect(BUILDS)
 }

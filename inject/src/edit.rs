@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use gpushare_request::{GRANTED_LIST, Interceptor, kept_list};
+use gpushare_request::{GRANTED_LIST, Interceptor, kept_list, ran_before};
 use serde_json::{Map, Value, json};
 
 use crate::plan::{Plan, READ_ONLY};
@@ -99,6 +99,12 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     let user_namespace = has_user_namespace(json);
     if !json.is_object() {
         return Err(EditError::Kind { field: "config.json", kind: "an object" });
+    }
+    if !ran_before(json) {
+        // A pod's own word would be believed beside the hook that comes now.
+        json.get_mut("annotations")
+            .and_then(Value::as_object_mut)
+            .and_then(|all| all.shift_remove(GRANTED_LIST));
     }
     take_back(json, plan);
     if !privileged {

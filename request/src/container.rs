@@ -111,14 +111,13 @@ impl Container {
         let env = json.pointer("/process/env").and_then(Value::as_array).into_iter().flatten();
         let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
         let nodes = json.pointer("/linux/devices").and_then(Value::as_array).into_iter().flatten();
-        let hooks = json.pointer("/hooks/prestart").and_then(Value::as_array).into_iter().flatten();
         Self {
             annotations: annotations.filter_map(text).collect(),
             cri_o: OnceLock::new(),
             env: env.filter_map(Value::as_str).filter_map(Variable::of).collect(),
             mounts: mounts.filter_map(mount).collect(),
             nodes: nodes.filter_map(node).collect(),
-            ran_before: hooks.into_iter().any(is_of_a_lease),
+            ran_before: ran_before(json),
         }
     }
 
@@ -211,6 +210,12 @@ fn node(json: &Value) -> Option<Node> {
     let number = |field| json.get(field).and_then(Value::as_i64);
     let path = json.get("path").and_then(Value::as_str)?.to_owned();
     Some(Node { path, major: number("major")?, minor: number("minor")? })
+}
+
+/// Whether this config.json holds the hook of an earlier lease: the wrapper edited it then, and nobody wrote it anew since.
+pub fn ran_before(json: &Value) -> bool {
+    let hooks = json.pointer("/hooks/prestart").and_then(Value::as_array);
+    hooks.into_iter().flatten().any(is_of_a_lease)
 }
 
 /// Ours as the wrapper writes it; the one of hook-only mode names no lease.

@@ -39,7 +39,7 @@ use gpushare_inventory::{Capabilities, Gpu, GpuUuid};
 pub use cards::{IndexMeaning, SelectorError, find_gpu};
 pub use cdi::{GPU_KIND, SHARE_KIND, ShareName, VARIABLE as CDI_VARIABLE};
 pub use channel::KeyPatterns;
-pub use container::{Container, Engine};
+pub use container::{Container, Engine, ran_before};
 pub use dialects::names as dialect_names;
 pub use error::RequestError;
 pub use grammar::{Cores, DeviceSelector, Devices, GrammarError, MemoryAsk, Mode, Priority};

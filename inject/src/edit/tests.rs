@@ -120,8 +120,8 @@ fn every_engines_bundle_keeps_all_its_parts_and_takes_ours() {
 #[test]
 fn applying_a_plan_twice_is_applying_it_once() {
     for (path, text) in fixtures() {
-        let once = edited(&text, &plan()).unwrap();
-        let twice = edited(&once.to_string(), &plan()).unwrap();
+        let once = edited(&text, &leased()).unwrap();
+        let twice = edited(&once.to_string(), &leased()).unwrap();
         assert_eq!(once.to_string(), twice.to_string(), "{}", path.display());
     }
 }
@@ -480,6 +480,15 @@ fn a_bundle_that_runs_again_asks_for_what_it_asked_before() {
         changed["process"]["env"] = json!(["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=2"]);
         let request = asks(&changed).unwrap();
         assert_eq!(request.devices, "2".parse().unwrap(), "what a user wrote since counts: {env:?}");
+    }
+}
+
+#[test]
+fn a_pods_word_for_a_kept_list_does_not_outlive_the_first_run() {
+    for env in [json!(["NVIDIA_VISIBLE_DEVICES=void"]), json!(["NVIDIA_VISIBLE_DEVICES="]), json!([])] {
+        let forged = json!({"annotations": {GRANTED_LIST: "0,1", "a": "b"}, "process": {"env": env}});
+        let once = edited(&forged.to_string(), &leased()).unwrap();
+        assert_eq!(once["annotations"], json!({"a": "b"}), "{env}");
     }
 }
 
