@@ -5,9 +5,10 @@ use gpushare_inventory::{DeviceMemory, Gpu};
 
 use crate::cards::{Cards, total};
 use crate::channel::Trust;
+use crate::claim::Cap;
 use crate::error::RequestError;
 use crate::grammar::{Devices, MemoryAsk};
-use crate::{Ceilings, Request, Share};
+use crate::{Ceilings, NvidiaPolicy, Policy, Request, Share};
 
 /// What one channel may grant on a GPU at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +27,42 @@ impl Ceilings {
             Trust::Granted => return None,
         };
         Some(Ceiling { most: most?, setting })
+    }
+}
+
+impl Policy {
+    /// Whether a word of this trust may be that of an image which nobody checked.
+    pub(crate) fn is_unchecked(&self, trust: Trust) -> bool {
+        self.ignore_env && trust == Trust::Environment
+    }
+
+    /// What bounds the sources of this trust: what the settings name, and for words of images that nobody checked what every
+    /// container may have.
+    pub(crate) fn ceilings_of(&self, trust: Trust, unchecked: bool) -> impl Iterator<Item = Ceiling> {
+        let default = self.default_memory.filter(|_| unchecked);
+        let default =
+            default.map(|most| Ceiling { most: MemoryAsk::Bytes(most), setting: "request.default_memory" });
+        self.ceilings.of(trust).into_iter().chain(default)
+    }
+
+    /// Holds compute that such a word, `by`, states to what every container may have.
+    pub(crate) fn hold_compute(&self, by: &str, most: Cap) -> Result<(), RequestError> {
+        match self.default_cores {
+            Some(default) if most > Cap::from(default) => Err(RequestError::AboveCeiling {
+                by: by.to_owned(),
+                ceiling: format!("{default} of compute"),
+                setting: "request.default_cores",
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses such a word where it is no request.
+    pub(crate) fn refuse_unread(&self, by: &str) -> Result<(), RequestError> {
+        match self.nvidia {
+            NvidiaPolicy::Ignore | NvidiaPolicy::Refuse => Err(RequestError::Unread { by: by.to_owned() }),
+            NvidiaPolicy::DefaultShare | NvidiaPolicy::Whole => Ok(()),
+        }
     }
 }
 

@@ -33,11 +33,15 @@ pub(crate) struct Dialect {
     pub read: for<'a> fn(&Reading<'a>, Cards<'a>) -> Result<Vec<Claim>, RequestError>,
     /// The keys, of variables and annotations, that no later dialect may take for its own.
     pub owns: fn(&str) -> bool,
+    /// Whether its limits may count by a GPU's place in the list.
+    pub by_position: bool,
 }
 
-/// In the order of detection: a dialect that uses another's keys stands before it. Both Koordinator and KAI use HAMi's; the
-/// former is known by their form, which a pod cannot take away, the latter by a variable that any pod may write.
+/// In the order of detection: a dialect that uses another's keys stands before it. Slurm and NvFractions use those of MPS, both
+/// Koordinator and KAI HAMi's; the former of each is known by what a bundle's author cannot take away, the latter by a
+/// variable that anybody may write.
 pub(crate) static DIALECTS: [&Dialect; 15] = [
+    &slurm_mps::DIALECT,
     &nvfractions::DIALECT,
     &koordinator::DIALECT,
     &kai::DIALECT,
@@ -49,7 +53,6 @@ pub(crate) static DIALECTS: [&Dialect; 15] = [
     &tke_vcuda::DIALECT,
     &elastic::DIALECT,
     &volcano_legacy::DIALECT,
-    &slurm_mps::DIALECT,
     &slurm_shard::DIALECT,
     &nvshare::DIALECT,
     &nvidia_mps::DIALECT,

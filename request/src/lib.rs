@@ -158,6 +158,14 @@ impl Request {
         }
     }
 
+    /// The most compute that may be used of a GPU, idle time included, where nothing particular is said of it.
+    fn most_compute(&self) -> claim::Cap {
+        match self.cores.filter(|_| self.mode == Mode::Share && self.compute_policy == ComputePolicy::Fixed) {
+            Some(cores) => cores.into(),
+            None => claim::Cap::Unlimited,
+        }
+    }
+
     /// What is wanted of this GPU.
     pub fn on(&self, gpu: GpuUuid) -> Share {
         let particular = self.particular.iter().find(|(other, _)| *other == gpu);
@@ -173,8 +181,8 @@ pub struct Asked<'a>(Inner<'a>);
 #[derive(Debug)]
 struct OwnRequest {
     request: Request,
-    /// Of the channel that states memory.
-    ceiling: Option<ceiling::Ceiling>,
+    /// Those of the channel that states memory.
+    ceilings: Vec<ceiling::Ceiling>,
     /// The key that does; none where it is the node's default.
     stating: Option<String>,
 }
@@ -223,10 +231,9 @@ impl Asked<'_> {
     /// As [`ask`], and when the request names what the node does not have.
     pub fn on(self, gpus: &[Gpu]) -> Result<Request, RequestError> {
         match self.0 {
-            Inner::Own(own) => match own.ceiling {
-                Some(ceiling) => ceiling.hold(own.request, own.stating.as_deref(), cards::Cards(gpus)),
-                None => Ok(own.request),
-            },
+            Inner::Own(own) => own.ceilings.iter().try_fold(own.request, |request, ceiling| {
+                ceiling.hold(request, own.stating.as_deref(), cards::Cards(gpus))
+            }),
             Inner::Foreign { dialects, container, policy } => {
                 foreign(&dialects, container, policy, cards::Cards(gpus))
             }
@@ -247,11 +254,20 @@ fn by_own_keys(reading: &reading::Reading) -> Result<Option<OwnRequest>, Request
     let Some(asked) = own::read(reading.container, reading.policy, false)? else { return Ok(None) };
     whole::refuse_beside(&asked.by, reading)?;
     let chosen = asked.chooses_capabilities();
-    let (ceiling, stating) = (reading.policy.ceilings.of(asked.stating), asked.stated.clone());
-    let request = asked.with_nvidia(nvidia::read(reading)?, reading.policy)?;
+    // podman passes what an image's author annotated as its caller's.
+    let policy = reading.policy;
+    let unchecked =
+        policy.is_unchecked(asked.trust) && reading.container.writer() == container::Writer::Podman;
+    let ceilings = policy.ceilings_of(asked.stating, unchecked).collect();
+    let (by, stating) = (asked.by.clone(), asked.stated.clone());
+    let request = asked.with_nvidia(nvidia::read(reading)?, policy)?;
+    if unchecked {
+        policy.refuse_unread(&by)?;
+        policy.hold_compute(&by, request.most_compute())?;
+    }
     let request = Request { notes: switches::ignored_all(reading), ..request };
-    let request = allowed(request, chosen, reading.policy)?;
-    Ok(Some(OwnRequest { request, ceiling, stating }))
+    let request = allowed(request, chosen, policy)?;
+    Ok(Some(OwnRequest { request, ceilings, stating }))
 }
 
 /// The request by other systems' words, or by a list of GPUs alone, and our own keys where there are some.
@@ -276,12 +292,19 @@ fn foreign(
     switches::apply(&reading, &mut claims);
     let asked = own::read(container, policy, !dialects.is_empty())?;
     let rank = claims.iter().map(|claim| claim.rank(policy)).max();
+    let naming = claims.iter().filter(|claim| claim.gpus.is_some()).map(|claim| claim.trust).max();
     let capped = claims.iter().any(Claim::caps_compute);
     if let Some(asked) = &asked {
         claims.extend(asked.claims(cards)?);
     }
-    let alone = asked.is_none();
+    // What an annotation lowers is not told to another system's library, and a switch might turn it off.
+    let told = claims.iter().filter(|claim| claim.trust == Trust::Environment).cloned().collect();
     let (mut request, notes) = merge::merge(claims, policy, cards)?;
+    let stands_down = policy.interceptor == InterceptorPolicy::StandDown;
+    let alone = stands_down
+        && asked.is_none()
+        && !switches::any_is_on(&reading)
+        && merge::merge(told, policy, cards).is_ok_and(|(told, _)| told == request);
     let chosen = asked.as_ref().is_some_and(own::Asked::chooses_capabilities);
     request.variables = reading.standing();
     request.notes = reading.notes();
@@ -291,8 +314,11 @@ fn foreign(
     request.capabilities = capabilities.unwrap_or_default();
     if let Some(asked) = asked {
         let named = if let Devices::These(list) = &request.devices { list.len() } else { 0 };
-        if asked.contradicts(named, policy.strict) {
+        if asked.contradicts(named, naming, policy) {
             return Err(reading::conflict(&asked.by, format!("a list of {named} GPUs")));
+        }
+        if asked.lifts() && policy.is_unchecked(asked.trust) {
+            policy.hold_compute(&asked.by, claim::Cap::Unlimited)?;
         }
         let outranked = rank > Some((asked.trust.grants(policy), asked.trust));
         asked.fill(&mut request, outranked, capped, policy.strict)?;
@@ -309,7 +335,8 @@ fn foreign(
     });
     if let Kept::Granted(gpus) = request.kept() {
         let again = reading::Reading::new(container, policy); // what it notes was noted before
-        request.moves_limits = !dialects.is_empty() && !device_list::is_in_order(&again, cards, &gpus);
+        let by_position = dialects.iter().any(|dialect| dialect.by_position);
+        request.moves_limits = by_position && !device_list::is_in_order(&again, cards, &gpus);
     }
     allowed(request, chosen, policy)
 }
@@ -322,3 +349,6 @@ fn allowed(mut request: Request, chosen: bool, policy: &Policy) -> Result<Reques
     }
     Ok(request)
 }
+
+#[cfg(test)]
+mod tests;

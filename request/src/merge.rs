@@ -7,7 +7,6 @@
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 
 use crate::cards::{Cards, total};
-use crate::ceiling::Ceiling;
 use crate::channel::Trust;
 use crate::claim::{Amount, Cap, Claim};
 use crate::error::RequestError;
@@ -112,13 +111,16 @@ impl<'a> Merge<'a> {
     fn share(&mut self, claims: &[Claim], gpu: &Gpu, exclusive: bool) -> Result<Share, RequestError> {
         if exclusive {
             let claim = claims.iter().find(|claim| claim.exclusive);
-            claim.map_or(Ok(()), |claim| self.below_ceiling(claim, total(gpu)?, gpu))?;
+            if let Some(claim) = claim {
+                self.below_ceiling(claim, total(gpu)?, gpu)?;
+                self.below_default_cores(claim, Cap::Unlimited)?;
+            }
             return Ok(Share { memory: MemoryAsk::Percent(100), cores: None });
         }
         let memory = self.least(claims, |claim| claim.amount_on(gpu.uuid).memory)?;
         let cores = self.least(claims, |claim| claim.amount_on(gpu.uuid).cores)?;
         let most = self.least(claims, |claim| claim.most_compute_on(gpu.uuid))?;
-        most.map_or(Ok(()), |most| self.below_default_cores(&most))?;
+        most.map_or(Ok(()), |most| self.below_default_cores(most.by, most.value))?;
         let memory = match memory {
             Some(stated) => {
                 let memory = self.whole_mebibytes(stated, gpu)?;
@@ -228,9 +230,8 @@ impl<'a> Merge<'a> {
 
     /// Whether a source of this trust may state what no more trusted one did.
     fn may_state(&self, claim: &Claim) -> Result<(), RequestError> {
-        let unread = self.policy.ignore_env && claim.trust == Trust::Environment;
-        if unread && matches!(self.policy.nvidia, NvidiaPolicy::Ignore | NvidiaPolicy::Refuse) {
-            return Err(RequestError::Unread { by: claim.by.clone() });
+        if self.policy.is_unchecked(claim.trust) {
+            self.policy.refuse_unread(&claim.by)?;
         }
         if claim.trust.grants(self.policy) {
             Ok(())
@@ -239,26 +240,10 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// What bounds the sources of this trust: what the settings name, and where nobody checks the images, for their variables
-    /// what every container may have.
-    fn ceilings(&self, trust: Trust) -> impl Iterator<Item = Ceiling> {
-        let bound = self.policy.ignore_env && trust == Trust::Environment;
-        let default = self.policy.default_memory.filter(|_| bound);
-        let default =
-            default.map(|most| Ceiling { most: MemoryAsk::Bytes(most), setting: "request.default_memory" });
-        self.policy.ceilings.of(trust).into_iter().chain(default)
-    }
-
-    /// Holds compute to what every container may have, where memory is: an image's word may be stated then, and no more.
-    fn below_default_cores(&self, most: &Stated<Cap>) -> Result<(), RequestError> {
-        let bound = self.policy.ignore_env && most.by.trust == Trust::Environment;
-        match self.policy.default_cores.filter(|_| bound) {
-            Some(default) if most.value > Cap::from(default) => Err(RequestError::AboveCeiling {
-                by: most.by.by.clone(),
-                ceiling: format!("{default} of compute"),
-                setting: "request.default_cores",
-            }),
-            _ => Ok(()),
+    fn below_default_cores(&self, claim: &Claim, most: Cap) -> Result<(), RequestError> {
+        match self.policy.is_unchecked(claim.trust) {
+            true => self.policy.hold_compute(&claim.by, most),
+            false => Ok(()),
         }
     }
 
@@ -274,7 +259,8 @@ impl<'a> Merge<'a> {
     }
 
     fn below_ceiling(&self, claim: &Claim, memory: DeviceMemory, gpu: &Gpu) -> Result<(), RequestError> {
-        for ceiling in self.ceilings(claim.trust) {
+        let unchecked = self.policy.is_unchecked(claim.trust);
+        for ceiling in self.policy.ceilings_of(claim.trust, unchecked) {
             if let Some(most) = ceiling.on(gpu)?.filter(|most| memory > *most) {
                 return Err(ceiling.passed(&claim.by, most));
             }

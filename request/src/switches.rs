@@ -105,6 +105,11 @@ pub(crate) fn ignored_all(reading: &Reading) -> Vec<String> {
     on(reading).map(|(switch, said)| ignored(switch, said)).collect()
 }
 
+/// Whether one of them is on, honoured or not.
+pub(crate) fn any_is_on(reading: &Reading) -> bool {
+    on(reading).next().is_some()
+}
+
 fn ignored(switch: &Switch, said: Said) -> String {
     match switch.turns_off {
         Off::Hardness => {

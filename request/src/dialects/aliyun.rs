@@ -16,7 +16,8 @@ use crate::grammar::Priority;
 use crate::quantity;
 use crate::reading::{Reading, Said, conflict};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "aliyun", detects, read, owns: cgpu::owns };
+pub(super) static DIALECT: Dialect =
+    Dialect { name: "aliyun", detects, read, owns: cgpu::owns, by_position: false };
 
 const WEIGHT: &str = "ALIYUN_COM_GPU_SCHD_WEIGHT";
 const HIGH: &str = "ALIYUN_COM_GPU_HIGH_PRIO";

@@ -11,7 +11,7 @@ use crate::error::RequestError;
 use crate::nvidia::DEVICES;
 use crate::reading::{Reading, Said};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "aliyun-off", detects, read, owns };
+pub(super) static DIALECT: Dialect = Dialect { name: "aliyun-off", detects, read, owns, by_position: false };
 
 /// A switch that nobody can read is spoken to be refused.
 fn detects(reading: &Reading) -> bool {

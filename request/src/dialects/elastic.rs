@@ -18,7 +18,7 @@ use crate::nvidia::DEVICES;
 use crate::quantity;
 use crate::reading::{Reading, Said, conflict};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "elastic", detects, read, owns };
+pub(super) static DIALECT: Dialect = Dialect { name: "elastic", detects, read, owns, by_position: false };
 
 const HASH: &str = "GPU";
 const NODE: &str = "/host/dev/elastic-gpu-";

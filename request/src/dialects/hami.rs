@@ -17,7 +17,7 @@ use crate::nvidia::DEVICES;
 use crate::quantity;
 use crate::reading::{Reading, Said};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "hami", detects, read, owns };
+pub(super) static DIALECT: Dialect = Dialect { name: "hami", detects, read, owns, by_position: true };
 
 const MEMORY: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 const CORES: &str = "CUDA_DEVICE_SM_LIMIT";

@@ -15,7 +15,7 @@ use crate::limit;
 use crate::quantity::{self, Decimal};
 use crate::reading::{Reading, Said, conflict};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "kai", detects, read, owns };
+pub(super) static DIALECT: Dialect = Dialect { name: "kai", detects, read, owns, by_position: false };
 
 const PORTION: &str = "GPU_PORTION";
 const GPUS: &str = "RUNAI_NUM_OF_GPUS";

@@ -16,7 +16,7 @@ use crate::nvidia::DEVICES;
 use crate::reading::{Reading, Said};
 use crate::{limit, quantity};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "koordinator", detects, read, owns };
+pub(super) static DIALECT: Dialect = Dialect { name: "koordinator", detects, read, owns, by_position: false };
 
 const ALLOCATED: &str = "scheduling.koordinator.sh/device-allocated";
 const MEMORY: &str = "CUDA_DEVICE_MEMORY_LIMIT";

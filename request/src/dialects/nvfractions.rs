@@ -15,7 +15,7 @@ use crate::error::RequestError;
 use crate::reading::{Reading, Said, conflict};
 use crate::{limit, mps, quantity};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "nvfractions", detects, read, owns };
+pub(super) static DIALECT: Dialect = Dialect { name: "nvfractions", detects, read, owns, by_position: true };
 
 /// In MiB. Early versions have the plural.
 const LIMITS: [&str; 2] = ["NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_LIMITS"];

@@ -13,7 +13,7 @@ use crate::error::RequestError;
 use crate::mps::{PERCENTAGE, PINNED, PIPE, limits, percentage};
 use crate::reading::Reading;
 
-pub(super) static DIALECT: Dialect = Dialect { name: "nvidia-mps", detects, read, owns };
+pub(super) static DIALECT: Dialect = Dialect { name: "nvidia-mps", detects, read, owns, by_position: true };
 
 /// A pipe directory is a client's address, and a request only where GPUs are.
 fn detects(reading: &Reading) -> bool {

@@ -9,7 +9,7 @@ use crate::device_list::{self, Named, named};
 use crate::error::RequestError;
 use crate::reading::{Reading, Said};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "nvshare", detects, read, owns };
+pub(super) static DIALECT: Dialect = Dialect { name: "nvshare", detects, read, owns, by_position: false };
 
 const LIBRARY: &str = "/usr/lib/nvshare/libnvshare.so";
 

@@ -13,7 +13,7 @@ use crate::error::RequestError;
 use crate::quantity;
 use crate::reading::{Reading, Said};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "pai-egpu", detects, read, owns };
+pub(super) static DIALECT: Dialect = Dialect { name: "pai-egpu", detects, read, owns, by_position: false };
 
 const SWITCH: &str = "AMP_VGPU_ENABLE";
 const BYTES: &str = "GPU_MEM_PER_DEVICE";

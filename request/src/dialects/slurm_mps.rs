@@ -11,7 +11,7 @@ use crate::mps::{PERCENTAGE, PIPE};
 use crate::quantity::{self, Decimal};
 use crate::reading::{Reading, Said};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "slurm-mps", detects, read, owns };
+pub(super) static DIALECT: Dialect = Dialect { name: "slurm-mps", detects, read, owns, by_position: false };
 
 fn detects(reading: &Reading) -> bool {
     reading.has(PERCENTAGE) && reading.has("SLURM_JOB_ID") && !slurm::has_no_gpu(reading)

@@ -8,7 +8,7 @@ use crate::error::RequestError;
 use crate::quantity::{self, Decimal};
 use crate::reading::{Reading, Said};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "slurm-shard", detects, read, owns };
+pub(super) static DIALECT: Dialect = Dialect { name: "slurm-shard", detects, read, owns, by_position: false };
 
 const SHARDS: &str = "SLURM_SHARDS_ON_NODE";
 

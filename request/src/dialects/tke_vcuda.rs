@@ -15,7 +15,7 @@ use crate::grammar::{Cores, DeviceSelector};
 use crate::quantity;
 use crate::reading::{Reading, Said, conflict};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "tke-vcuda", detects, read, owns };
+pub(super) static DIALECT: Dialect = Dialect { name: "tke-vcuda", detects, read, owns, by_position: false };
 
 /// Percent of one card; hundreds are whole cards.
 const CORE: &str = "tencent.com/vcuda-core";

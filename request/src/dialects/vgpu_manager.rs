@@ -16,7 +16,7 @@ use crate::{limit, quantity};
 
 mod allocated;
 
-pub(super) static DIALECT: Dialect = Dialect { name: "vgpu-manager", detects, read, owns };
+pub(super) static DIALECT: Dialect = Dialect { name: "vgpu-manager", detects, read, owns, by_position: true };
 
 const MEMORY: &str = "CUDA_MEM_LIMIT";
 const CORES: &str = "CUDA_CORE_LIMIT";

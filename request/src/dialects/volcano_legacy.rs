@@ -13,7 +13,8 @@ use crate::error::RequestError;
 use crate::quantity;
 use crate::reading::{Reading, Said};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "volcano-legacy", detects, read, owns };
+pub(super) static DIALECT: Dialect =
+    Dialect { name: "volcano-legacy", detects, read, owns, by_position: false };
 
 const ALLOCATED: &str = "VOLCANO_GPU_ALLOCATED";
 const FACTOR: &str = "VOLCANO_GPU_FACTOR";

@@ -1,0 +1,166 @@
+//! Rules that hold whichever systems' words stand beside each other.
+
+use gpushare_inventory::DeviceMemory;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::cards::four;
+
+const GIB: u64 = 1 << 30;
+
+fn strict(env: &str, pod: &str) -> Policy {
+    let ceilings = Ceilings { env: env.parse().ok(), pod: pod.parse().ok() };
+    Policy { strict: true, ceilings, ..Policy::default() }
+}
+
+/// A node that gives each container 1 GiB and a quarter of compute, and whose images nobody checks.
+fn unchecked() -> Policy {
+    let (default_memory, default_cores) = (Some(DeviceMemory::from_bytes(GIB)), Cores::new(25));
+    Policy { ignore_env: true, default_memory, default_cores, ..Policy::default() }
+}
+
+fn bundle(annotations: &[(&str, &str)], env: &[&str]) -> Value {
+    let annotations: serde_json::Map<_, _> =
+        annotations.iter().map(|&(key, value)| (key.to_owned(), json!(value))).collect();
+    json!({"annotations": annotations, "process": {"env": env}})
+}
+
+fn of(bundle: &Value, policy: &Policy) -> Result<Request, RequestError> {
+    read(&Container::from_json(bundle), policy, &four()).map(Option::unwrap)
+}
+
+#[test]
+fn no_variable_of_another_system_makes_more_gpus_of_an_annotation() {
+    for policy in [strict("1GiB", "100%"), unchecked()] {
+        for key in ["gpushare.io/memory", "gpushare.io/mode", "alloc.gpushare.io/memory"] {
+            let value = if key.ends_with("mode") { "exclusive" } else { "4GiB" };
+            for beside in ["CUDA_DEVICE_SM_LIMIT=0", "CUDA_MPS_PIPE_DIRECTORY=/x"] {
+                let told = of(&bundle(&[(key, value)], &["NVIDIA_VISIBLE_DEVICES=all", beside]), &policy);
+                assert!(told.is_err(), "{key} {beside}: {told:?}");
+            }
+        }
+        let counted = [("gpushare.io/memory", "1GiB"), ("gpushare.io/count", "2")];
+        let told =
+            of(&bundle(&counted, &["NVIDIA_VISIBLE_DEVICES=0,1", "CUDA_MPS_PIPE_DIRECTORY=/x"]), &policy);
+        assert!(told.is_ok(), "{told:?}");
+    }
+}
+
+#[test]
+fn what_podman_passes_of_an_image_that_nobody_checked_is_within_the_nodes_defaults() {
+    let libpod = ("io.container.manager", "libpod");
+    for (key, value, stays) in [
+        ("gpushare.io/memory", "14GiB", false),
+        ("gpushare.io/memory", "512MiB", true),
+        ("alloc.gpushare.io/memory", "14GiB", false),
+        ("gpushare.io/mode", "exclusive", false),
+        ("gpushare.io/cores", "26", false),
+        ("gpushare.io/cores", "25", true),
+        ("gpushare.io/compute-policy", "none", false),
+        ("cdi.k8s.io/x", "gpushare.io/gpu=all", false),
+        ("cdi.k8s.io/x", "gpushare.io/share=14GiB", false),
+    ] {
+        let asks = bundle(&[libpod, (key, value)], &[]);
+        let told = of(&asks, &unchecked());
+        assert_eq!(told.is_ok(), stays, "{key}={value}: {told:?}");
+        let beside =
+            bundle(&[libpod, (key, value)], &["NVIDIA_VISIBLE_DEVICES=0", "CUDA_DEVICE_MEMORY_LIMIT=512m"]);
+        let told = of(&beside, &unchecked());
+        assert!(stays || told.is_err() || told.as_ref().is_ok_and(within), "{key}={value} beside: {told:?}");
+        let refuse = Policy { nvidia: NvidiaPolicy::Refuse, ..unchecked() };
+        assert!(matches!(of(&asks, &refuse), Err(RequestError::Unread { .. })), "{key}={value}");
+    }
+    let docker = of(&bundle(&[("gpushare.io/memory", "14GiB")], &[]), &unchecked());
+    assert!(docker.is_ok(), "{docker:?}");
+}
+
+fn within(request: &Request) -> bool {
+    let MemoryAsk::Bytes(memory) = request.memory else { return false };
+    let cores = request.cores.is_some_and(|cores| cores.percent() <= 25);
+    memory.bytes() <= GIB && cores && request.compute_policy == ComputePolicy::Fixed
+}
+
+#[test]
+fn an_honoured_switch_gives_no_more_compute_than_images_may_have() {
+    let policy =
+        Policy { switches: vec!["CUDA_DISABLE_CONTROL".to_owned()], default_memory: None, ..unchecked() };
+    let env = ["NVIDIA_VISIBLE_DEVICES=0", "CUDA_DEVICE_MEMORY_LIMIT=1g", "CUDA_DISABLE_CONTROL=true"];
+    let told = of(&bundle(&[], &env), &policy);
+    assert!(matches!(told, Err(RequestError::AboveCeiling { .. })), "{told:?}");
+}
+
+#[test]
+fn no_variable_takes_slurms_limit_for_another_systems() {
+    let slurm = [
+        "SLURM_JOB_ID=7",
+        "SLURM_STEP_GPUS=2",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25",
+        "SLURM_STEP_ID=0",
+        "SLURM_GTIDS=0,1,2,3,4",
+    ];
+    let dialects = DialectSettings { slurm_mps_memory: true, ..DialectSettings::default() };
+    for policy in [Policy::default(), strict("100%", "0")] {
+        let policy = Policy { dialects: dialects.clone(), ..policy };
+        let alone = of(&bundle(&[], &slurm), &policy).unwrap();
+        let third = Devices::These(vec![DeviceSelector::Uuid(four()[2].uuid)]);
+        assert_eq!((alone.cores, alone.devices), (Cores::new(5), third));
+        let more = [&slurm[..], &["NVIDIA_GPU_MEMORY_LIMIT=15360", "NVIDIA_VISIBLE_DEVICES=0"]].concat();
+        let told = of(&bundle(&[], &more), &policy);
+        assert!(matches!(told, Err(RequestError::Conflict { .. })), "{told:?}");
+    }
+}
+
+#[test]
+fn a_library_is_left_the_limit_only_where_it_is_told_what_was_granted() {
+    let gpu = four()[0].uuid;
+    let same = format!("{gpu},NVIDIA,3000,60:;");
+    let less = format!("{gpu},NVIDIA,1,1:;");
+    let policy = Policy { interceptor: InterceptorPolicy::StandDown, ..Policy::default() };
+    for (annotation, more, stays) in [
+        (None, None, true),
+        (Some(&same), None, true),
+        (Some(&less), None, false),
+        (None, Some("GPU_CORE_UTILIZATION_POLICY=disable"), false),
+        (None, Some("CUDA_OVERSUBSCRIBE=true"), false),
+        (None, Some("CUDA_OVERSUBSCRIBE=false"), true),
+    ] {
+        let list = format!("NVIDIA_VISIBLE_DEVICES={gpu}");
+        let mut env = vec![list.as_str(), "CUDA_DEVICE_MEMORY_LIMIT_0=3000m", "CUDA_DEVICE_SM_LIMIT=60"];
+        env.extend(more);
+        let annotations: Vec<_> =
+            annotation.iter().map(|text| ("hami.io/vgpu-devices-allocated", text.as_str())).collect();
+        let mut bundle = bundle(&annotations, &env);
+        bundle["mounts"] = json!([
+            {"source": "/usr/local/vgpu/libvgpu.so", "destination": "/usr/local/vgpu/libvgpu.so"},
+            {"source": "/usr/local/vgpu/ld.so.preload", "destination": "/etc/ld.so.preload"},
+        ]);
+        let (_, ruled) = of(&bundle, &policy).unwrap().interceptor.unwrap();
+        assert_eq!(ruled == InterceptorPolicy::StandDown, stays, "{annotation:?} {more:?}");
+    }
+}
+
+#[test]
+fn a_bundle_that_is_run_again_gets_the_same_gpu() {
+    let gpu = four()[1].uuid;
+    let folder = "/var/run/nvidia-container-devices";
+    let volumes = Policy { volume_mounts: true, ..Policy::default() };
+    let mount = json!([{"source": "/dev/null", "destination": format!("{folder}/{gpu}")}]);
+    let aliyun = ["ALIYUN_COM_GPU_MEM_IDX=0", "ALIYUN_COM_GPU_MEM_DEV=15", "ALIYUN_COM_GPU_MEM_CONTAINER=3"];
+    for (list, env, mounts) in
+        [(folder, &[][..], &mount), (folder, &["GPUSHARE_MEMORY=1GiB"], &mount), ("all", &aliyun, &json!([]))]
+    {
+        let mut first = bundle(&[], env);
+        first["mounts"] = mounts.clone();
+        let mut again = first.clone();
+        let named = |list: &str| json!(format!("NVIDIA_VISIBLE_DEVICES={list}"));
+        let push = |bundle: &mut Value, list: &str| {
+            bundle["process"]["env"].as_array_mut().unwrap().push(named(list));
+        };
+        push(&mut first, list);
+        let granted = of(&first, &volumes).unwrap();
+        push(&mut again, "void");
+        again["annotations"][GRANTED_LIST] = json!(kept_list(list, &granted.kept()));
+        again["hooks"] = json!({"prestart": [{"args": ["gpushare-hook", "--lease"]}]});
+        assert_eq!(of(&again, &volumes).map(|again| again.devices), Ok(granted.devices), "{list} {env:?}");
+    }
+}
