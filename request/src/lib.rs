@@ -292,7 +292,6 @@ fn foreign(
     switches::apply(&reading, &mut claims);
     let asked = own::read(container, policy, !dialects.is_empty())?;
     let rank = claims.iter().map(|claim| claim.rank(policy)).max();
-    let naming = claims.iter().filter(|claim| claim.gpus.is_some()).map(|claim| claim.trust).max();
     let capped = claims.iter().any(Claim::caps_compute);
     if let Some(asked) = &asked {
         claims.extend(asked.claims(cards)?);
@@ -314,7 +313,7 @@ fn foreign(
     request.capabilities = capabilities.unwrap_or_default();
     if let Some(asked) = asked {
         let named = if let Devices::These(list) = &request.devices { list.len() } else { 0 };
-        if asked.contradicts(named, naming, policy) {
+        if asked.contradicts(named, policy.strict) {
             return Err(reading::conflict(&asked.by, format!("a list of {named} GPUs")));
         }
         if asked.lifts() && policy.is_unchecked(asked.trust) {

@@ -7,7 +7,6 @@
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 
 use crate::cards::{Cards, total};
-use crate::channel::Trust;
 use crate::claim::{Amount, Cap, Claim};
 use crate::error::RequestError;
 use crate::grammar::{Cores, DeviceSelector, Devices, MemoryAsk};
@@ -22,14 +21,16 @@ pub(crate) fn merge(
 ) -> Result<(Request, Vec<String>), RequestError> {
     claims.sort_by_key(|claim| std::cmp::Reverse(claim.rank(policy)));
     let mut merge = Merge { policy, cards, most: Vec::new(), notes: Vec::new() };
-    let Some(gpus) = merge.gpus(&claims)? else {
+    let Some(Stated { value: gpus, by: naming }) = merge.gpus(&claims)? else {
         let by = claims.first().map(|claim| claim.by.clone()).unwrap_or_default();
         return Err(RequestError::LimitWithoutGpu { by });
     };
     let exclusive = merge.exclusive(&claims)?;
+    // A share of several GPUs is granted by who names them, too.
+    let naming = Some(naming).filter(|_| gpus.len() > 1);
     let mut shares = Vec::new();
     for gpu in gpus {
-        shares.push((gpu.uuid, merge.share(&claims, gpu, exclusive)?));
+        shares.push((gpu.uuid, merge.share(&claims, naming, gpu, exclusive)?));
     }
     let request = merge.request(&claims, shares, exclusive);
     Ok((request, merge.notes))
@@ -57,8 +58,8 @@ struct Stated<'a, T> {
 }
 
 impl<'a> Merge<'a> {
-    /// The GPUs that all name who name any, in the order of the most trusted.
-    fn gpus(&mut self, claims: &[Claim]) -> Result<Option<Vec<&'a Gpu>>, RequestError> {
+    /// The GPUs that all name who name any, in the order of the most trusted, which is told.
+    fn gpus<'c>(&mut self, claims: &'c [Claim]) -> Result<Option<Stated<'c, Vec<&'a Gpu>>>, RequestError> {
         let mut found: Option<Stated<Vec<GpuUuid>>> = None;
         for claim in claims {
             let Some(list) = &claim.gpus else { continue };
@@ -83,7 +84,7 @@ impl<'a> Merge<'a> {
             found = Some(Stated { value: common, by: before.by });
         }
         let gpu = |uuid: &GpuUuid| self.cards.0.iter().find(|gpu| gpu.uuid == *uuid);
-        Ok(found.map(|found| found.value.iter().filter_map(gpu).collect()))
+        Ok(found.map(|found| Stated { value: found.value.iter().filter_map(gpu).collect(), by: found.by }))
     }
 
     /// Whether the GPUs are given whole: where the most trusted source that speaks of amounts says so, and no other states a
@@ -108,10 +109,16 @@ impl<'a> Merge<'a> {
         Ok(whole)
     }
 
-    fn share(&mut self, claims: &[Claim], gpu: &Gpu, exclusive: bool) -> Result<Share, RequestError> {
+    /// What is granted of one GPU; `naming` is held to it, too.
+    fn share(
+        &mut self,
+        claims: &[Claim],
+        naming: Option<&Claim>,
+        gpu: &Gpu,
+        exclusive: bool,
+    ) -> Result<Share, RequestError> {
         if exclusive {
-            let claim = claims.iter().find(|claim| claim.exclusive);
-            if let Some(claim) = claim {
+            for claim in claims.iter().find(|claim| claim.exclusive).into_iter().chain(naming) {
                 self.below_ceiling(claim, total(gpu)?, gpu)?;
                 self.below_default_cores(claim, Cap::Unlimited)?;
             }
@@ -120,14 +127,19 @@ impl<'a> Merge<'a> {
         let memory = self.least(claims, |claim| claim.amount_on(gpu.uuid).memory)?;
         let cores = self.least(claims, |claim| claim.amount_on(gpu.uuid).cores)?;
         let most = self.least(claims, |claim| claim.most_compute_on(gpu.uuid))?;
-        most.map_or(Ok(()), |most| self.below_default_cores(most.by, most.value))?;
+        if let Some(Stated { value, by }) = &most {
+            [*by].into_iter().chain(naming).try_for_each(|claim| self.below_default_cores(claim, *value))?;
+        }
         let memory = match memory {
             Some(stated) => {
                 let memory = self.whole_mebibytes(stated, gpu)?;
-                self.below_ceiling(stated.by, memory, gpu)?;
+                [stated.by]
+                    .into_iter()
+                    .chain(naming)
+                    .try_for_each(|by| self.below_ceiling(by, memory, gpu))?;
                 MemoryAsk::Bytes(memory)
             }
-            None => self.default_memory(claims, gpu)?,
+            None => self.default_memory(claims, naming, gpu)?,
         };
         let cores = match cores.map(|stated| stated.value) {
             Some(Cap::Percent(cores)) => Some(cores),
@@ -194,16 +206,23 @@ impl<'a> Merge<'a> {
     }
 
     /// The node's default for a container that names a GPU and no size.
-    fn default_memory(&self, claims: &[Claim], gpu: &Gpu) -> Result<MemoryAsk, RequestError> {
+    fn default_memory(
+        &self,
+        claims: &[Claim],
+        naming: Option<&Claim>,
+        gpu: &Gpu,
+    ) -> Result<MemoryAsk, RequestError> {
         if matches!(self.policy.nvidia, NvidiaPolicy::Refuse | NvidiaPolicy::Ignore) {
             return Err(RequestError::NoShare);
         }
-        let trust = claims.first().map_or(Trust::Environment, |claim| claim.trust);
         let whole = self.is_whole_by_policy(claims);
         let default = self.policy.default_memory.filter(|_| !whole);
-        let ceiling = self.policy.ceilings.of(trust).map_or(Ok(None), |ceiling| ceiling.on(gpu))?;
+        let bounded = claims.first().into_iter().chain(naming);
+        let ceilings = bounded.filter_map(|claim| self.policy.ceilings.of(claim.trust));
+        let ceilings: Vec<_> = ceilings.map(|ceiling| ceiling.on(gpu)).collect::<Result<_, _>>()?;
         // A ceiling of the whole card is none: all that is left may be less, and is what there is to give.
-        let ceiling = ceiling.filter(|ceiling| gpu.memory.is_none_or(|memory| *ceiling < memory));
+        let is_one = |ceiling: &DeviceMemory| gpu.memory.is_none_or(|memory| *ceiling < memory);
+        let ceiling = ceilings.into_iter().flatten().filter(is_one).min();
         Ok(match (default, ceiling) {
             (Some(default), Some(ceiling)) => MemoryAsk::Bytes(default.min(ceiling)),
             (Some(memory), None) | (None, Some(memory)) => MemoryAsk::Bytes(memory),

@@ -454,14 +454,11 @@ impl Asked {
         }
     }
 
-    /// Whether our keys ask for another number of GPUs than the list of these, which a source of the trust `by` named, has.
-    pub fn contradicts(&self, list: usize, by: Option<Trust>, policy: &Policy) -> bool {
-        // Where variables grant nothing, or less than we do, they never make more of it.
-        let outranks = policy.strict && self.trust == Trust::Granted
-            || (policy.strict || policy.ignore_env) && Some(self.trust) > by;
+    /// Whether our keys ask for another number of GPUs than the list of these has.
+    pub fn contradicts(&self, list: usize, strict: bool) -> bool {
         match &self.devices {
             Some(Devices::Any(count)) => usize::from(*count) != list,
-            None if outranks => list > 1,
+            None if strict && self.trust == Trust::Granted => list > 1,
             _ => false,
         }
     }
