@@ -1,7 +1,7 @@
 //! Volcano's first GPU sharing: `VOLCANO_GPU_ALLOCATED` beside the card's total, which nothing enforces (volcano-sh/devices
 //! pkg/plugin/nvidia/const.go, server.go).
 //!
-//! The same keys count whole cards for `volcano.sh/gpu-number`.
+//! The same keys count whole cards for `volcano.sh/gpu-number`, which has no factor.
 
 use gpushare_inventory::DeviceMemory;
 
@@ -35,7 +35,7 @@ fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, Reque
     let Some((said, allocated)) = reading.least(ALLOCATED, number)? else { return Ok(Vec::new()) };
     let (_, gpus) = limited(reading, cards, IndexMeaning::Pci, said)?;
     let claim = Claim::by(said).naming(&gpus);
-    if allocated <= MOST_CARDS && u64::try_from(gpus.len()).ok() == Some(allocated) {
+    if counts_cards(reading, gpus.len()) {
         reading.note(format!(
             "{said} counts whole cards (volcano.sh/gpu-number), not MiB: no memory limit is stated"
         ));
@@ -53,6 +53,14 @@ fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, Reque
         .map(DeviceMemory::from_bytes)
         .ok_or_else(|| said.wrong(format!("times {FACTOR} MiB is more than any GPU has: ask for less")))?;
     Ok(vec![claim.each(Amount { memory: Some(memory), cores: None })])
+}
+
+/// Whether whole cards are counted. Units of a factor are memory, however few, and a count that a pod puts beside a limit of
+/// memory takes none of it away.
+fn counts_cards(reading: &Reading, gpus: usize) -> bool {
+    let gpus = u64::try_from(gpus).ok().filter(|gpus| *gpus <= MOST_CARDS);
+    let is_count = |said| number(said).is_ok_and(|number| Some(number) == gpus);
+    !reading.has(FACTOR) && reading.named(ALLOCATED).all(is_count)
 }
 
 fn number(said: Said) -> Result<u64, RequestError> {
