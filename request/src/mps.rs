@@ -9,14 +9,28 @@ use crate::device_list::{items, selector};
 use crate::error::RequestError;
 use crate::grammar::DeviceSelector;
 use crate::quantity;
-use crate::reading::Said;
+use crate::reading::{Reading, Said};
 
 pub(crate) const PINNED: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 pub(crate) const PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 pub(crate) const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
-/// The pinned limit of each of the GPUs. One that has none is a slip, never "no limit" there.
-pub(crate) fn limits(said: Said, cards: Cards, gpus: &[&Gpu]) -> Result<Vec<DeviceMemory>, RequestError> {
+/// The pinned limit of each of the GPUs, where one is stated. Texts that differ are a conflict on every node where there are
+/// several GPUs: the least of each may be neither text's, and one of the two has to stand afterwards for what was granted.
+pub(crate) fn pinned(
+    reading: &Reading,
+    cards: Cards,
+    gpus: &[&Gpu],
+) -> Result<Option<Vec<DeviceMemory>>, RequestError> {
+    if gpus.len() > 1 {
+        reading.one(PINNED)?;
+    }
+    let least = reading.least(PINNED, |said| limits(said, cards, gpus))?;
+    Ok(least.map(|(_, limits)| limits))
+}
+
+/// What one text limits each of the GPUs to. One that has none is a slip, never "no limit" there.
+fn limits(said: Said, cards: Cards, gpus: &[&Gpu]) -> Result<Vec<DeviceMemory>, RequestError> {
     let mut limits: Vec<Option<DeviceMemory>> = vec![None; gpus.len()];
     for item in items(said.value) {
         let remedy = "a limit is a position or UUID, = and memory, as 0=1G,1=512M";

@@ -174,9 +174,10 @@ fn devices<'a>(
 /// MPS's limit, which the plugin makes of the hard one.
 fn pinned(reading: &Reading, cards: Cards, gpus: &[&Gpu]) -> Result<Option<Claim>, RequestError> {
     let Some(first) = reading.named(mps::PINNED).next() else { return Ok(None) };
+    // Without a GPU of the list's there is no position that it could limit.
+    let limits = if gpus.is_empty() { None } else { mps::pinned(reading, cards, gpus)? };
     let claim = Claim::by(first).stating(gpus, |position, _| {
-        let memory = reading.least(mps::PINNED, |said| Ok(mps::limits(said, cards, gpus)?[position]))?;
-        Ok(Amount { memory: memory.map(|(_, memory)| memory), cores: None })
+        Ok(Amount { memory: limits.as_ref().map(|limits| limits[position]), cores: None })
     })?;
     Ok(Some(claim))
 }

@@ -10,7 +10,7 @@ use crate::cards::{Cards, IndexMeaning};
 use crate::claim::{Amount, Claim};
 use crate::device_list::{self, Named, named};
 use crate::error::RequestError;
-use crate::mps::{PERCENTAGE, PINNED, PIPE, limits, percentage};
+use crate::mps::{PERCENTAGE, PINNED, PIPE, percentage, pinned};
 use crate::reading::Reading;
 
 pub(super) static DIALECT: Dialect = Dialect { name: "nvidia-mps", detects, read, owns, by_position: true };
@@ -40,9 +40,9 @@ fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, Reque
         return Err(limit.wrong("a limit without a GPU: name GPUs in NVIDIA_VISIBLE_DEVICES"));
     };
     let cores = reading.least(PERCENTAGE, percentage)?.map(|(_, cap)| cap);
+    let pinned = pinned(reading, cards, &gpus)?;
     let claim = Claim::by(limit).on(&gpus, |position, _| {
-        let memory = reading.least(PINNED, |said| Ok(limits(said, cards, &gpus)?[position]))?;
-        Ok(Amount { memory: memory.map(|(_, memory)| memory), cores })
+        Ok(Amount { memory: pinned.as_ref().map(|limits| limits[position]), cores })
     })?;
     Ok(vec![claim])
 }
