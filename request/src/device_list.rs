@@ -75,8 +75,12 @@ pub(crate) fn carrier(reading: &Reading) -> Option<Carrier> {
 
 /// Whether GPUs are named by mounts.
 pub(crate) fn is_in_mounts(reading: &Reading) -> bool {
-    reading.policy.volume_mounts
-        && lists(reading.container).iter().any(|said| said.value.starts_with(whole::VOLUMES))
+    reading.policy.volume_mounts && lists(reading.container).iter().any(|said| is_volumes(said.value))
+}
+
+/// Whether a list is the folder whose mounts name GPUs: no more than two spellings, since each is a look at every mount.
+fn is_volumes(list: &str) -> bool {
+    list.strip_suffix('/').unwrap_or(list) == whole::VOLUMES
 }
 
 /// The GPUs that the lists name. A list that is `void` beside nodes of GPUs names those: so CDI leaves a bundle.
@@ -208,7 +212,7 @@ pub(crate) fn parsed(reading: &Reading, said: Said, meaning: IndexMeaning) -> Re
         Some(_) => return Ok(Listed::Nothing),
         None => {}
     }
-    if said.value.starts_with(whole::VOLUMES) {
+    if is_volumes(said.value) {
         refuse_volumes(reading, said)?;
         let list = selectors(said, whole::below_volumes(reading.container), meaning)?;
         return match list.is_empty() {
@@ -368,4 +372,37 @@ pub(crate) fn limited<'a>(
 pub(crate) fn minor(node: &crate::container::Node) -> Option<u32> {
     let is_gpu = node.major == MAJOR && (0..FIRST_CONTROL_MINOR).contains(&node.minor);
     u32::try_from(node.minor).ok().filter(|_| is_gpu)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use serde_json::{Value, json};
+
+    use crate::cards::four;
+    use crate::{Container, Policy};
+
+    #[test]
+    fn lists_that_only_begin_as_the_folder_of_mounts_are_refused_without_a_look_at_every_mount_for_each() {
+        const MANY: u32 = 20_000;
+        let folder = "/var/run/nvidia-container-devices";
+        let list = |name: &str| format!("NVIDIA_VISIBLE_DEVICES={folder}{name}");
+        let more = (0..MANY).map(|n| list(&n.to_string()));
+        let env: Vec<String> = [list("")].into_iter().chain(more).collect();
+        let mount = |name: String| json!({"source": "/dev/null", "destination": format!("{folder}{name}")});
+        let others = (0..MANY).map(|n| mount(format!("X/{n}")));
+        let mounts: Vec<Value> = others.chain([mount(format!("/{}", four()[1].uuid))]).collect();
+        let bundle = json!({
+            "annotations": {"io.kubernetes.cri.container-type": "container"},
+            "mounts": mounts,
+            "process": {"env": env},
+        });
+        let container = Container::from_json(&bundle);
+        let policy = Policy { volume_mounts: true, ..Policy::default() };
+        let start = Instant::now();
+        let told = crate::read(&container, &policy, &four()).unwrap_err().to_string();
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        assert!(told.contains("a list of GPUs holds indexes"), "{told}");
+    }
 }
