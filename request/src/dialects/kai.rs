@@ -59,22 +59,24 @@ fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, Reque
     if asked.is_some() {
         refuse_more_gpus(reading, list, gpus.len())?;
     }
-    // Of two that are nearly the same the more trusted counts, and the binder's limit before its portion.
     let limit = limit.map(|(said, memory)| (said, Ask::Memory(memory)));
     let portion =
         portion.filter(|(_, portion)| *portion < WHOLE).map(|(said, portion)| (said, Ask::Portion(portion)));
-    let sources: Vec<(Said, Ask)> = [asked, limit, portion].into_iter().flatten().collect();
+    // The portion is rounded, so what was asked for counts before it, but not what may only lower it.
+    let may_only_lower = asked.is_some_and(|(said, _)| !said.trust.grants(reading.policy));
+    let exact = [limit, asked, portion.filter(|_| may_only_lower)];
     // With the word that makes it KAI's, since Koordinator may read the same list otherwise.
     let by = speaks.map_or_else(|| list.to_string(), |speaks| format!("{list} beside {speaks}"));
     let mut claims = vec![Claim { by, ..Claim::by(list).naming(&gpus) }];
-    for (place, (said, ask)) in sources.iter().enumerate() {
-        claims.push(Claim::by(*said).stating(&gpus, |_, gpu| {
+    for (said, ask) in [limit, asked, portion].into_iter().flatten() {
+        claims.push(Claim::by(said).stating(&gpus, |_, gpu| {
             let total = total(gpu)?;
             let memory = ask.of(total);
-            let before = sources[..place].iter().map(|(_, ask)| ask.of(total));
-            let nearly = before
-                .into_iter()
-                .find(|other| other.bytes().abs_diff(memory.bytes()) <= total.bytes() / 100);
+            // Of those that are nearly the same the least counts: the binder's limit, unless the pod lowers it.
+            let exact = exact.iter().flatten().map(|(_, ask)| ask.of(total));
+            let is_near =
+                |other: &DeviceMemory| other.bytes().abs_diff(memory.bytes()) <= total.bytes() / 100;
+            let nearly = exact.filter(is_near).min();
             Ok(Amount { memory: Some(nearly.unwrap_or(memory)), cores: None })
         })?);
     }
@@ -144,7 +146,7 @@ mod tests {
 
     use super::*;
     use crate::cards::four;
-    use crate::{Container, MemoryAsk, Policy};
+    use crate::{Ceilings, Container, MemoryAsk, Policy};
 
     #[test]
     fn a_container_whose_gpu_cdi_put_in_is_the_one_that_the_annotation_speaks_of() {
@@ -156,5 +158,25 @@ mod tests {
         let request = crate::read(&container, &Policy::default(), &four()).unwrap().unwrap();
         assert_eq!(request.memory, MemoryAsk::Bytes(DeviceMemory::from_bytes(2000 << 20)));
         assert_eq!(request.dialects, ["kai"]);
+    }
+
+    #[test]
+    fn an_annotation_that_may_grant_nothing_raises_what_the_binder_wrote_by_no_rounding() {
+        let env = Ceilings { env: Some("100%".parse().unwrap()), ..Ceilings::default() };
+        let policy = Policy { strict: true, ceilings: env, ..Policy::default() };
+        for (mebibytes, variable, granted) in [
+            ("3150", "CUDA_DEVICE_MEMORY_LIMIT=3072m", 3072),
+            ("3000", "CUDA_DEVICE_MEMORY_LIMIT=3072m", 3000),
+            ("3150", "GPU_PORTION=0.2", 3072),
+            ("3000", "GPU_PORTION=0.2", 3000),
+        ] {
+            let container = Container::from_json(&json!({
+                "annotations": {"io.kubernetes.cri.container-type": "container", MEMORY: mebibytes},
+                "process": {"env": ["NVIDIA_VISIBLE_DEVICES=0", variable]},
+            }));
+            let request = crate::read(&container, &policy, &four()).unwrap().unwrap();
+            let granted = MemoryAsk::Bytes(DeviceMemory::from_bytes(granted << 20));
+            assert_eq!(request.memory, granted, "{mebibytes} {variable}");
+        }
     }
 }
