@@ -48,8 +48,7 @@ fn is_annotated(reading: &Reading) -> bool {
 fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
     let asked = asked(reading)?;
     let limit = reading.least(LIMIT, limit::memory)?;
-    let portions = reading.named(PORTION).chain(reading.named(GPUS));
-    let portion = reading.least_of(portions, portion)?;
+    let portion = counted(reading)?;
     let speaks = portion.map(|(said, _)| said).or(asked.map(|(said, _)| said));
     let Named::Gpus(list, gpus) = named(reading, cards, IndexMeaning::Pci)? else {
         return Err(RequestError::LimitWithoutGpu {
@@ -81,6 +80,12 @@ fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, Reque
         })?);
     }
     Ok(claims)
+}
+
+/// The portion that counts: of each of its names what stands afterwards, and of these the least.
+fn counted<'a>(reading: &Reading<'a>) -> Result<Option<(Said<'a>, u64)>, RequestError> {
+    let names = [reading.least(PORTION, portion)?, reading.least(GPUS, portion)?];
+    reading.least_of(names.into_iter().flatten().map(|(said, _)| said), portion)
 }
 
 /// What one source wants of each GPU.
