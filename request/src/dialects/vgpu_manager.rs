@@ -74,12 +74,17 @@ fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, Reque
     Ok(claims)
 }
 
-/// The container's GPUs by the host's indexes; nothing where there is no table.
+/// The container's GPUs by the host's indexes; nothing where there is no table. The device plugin writes the list, and the DRA
+/// driver the single ones beside an empty list: both forms together are another writer's.
 fn table<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Option<Vec<(u64, &'a Gpu)>>, RequestError> {
     let table = reading.one(TABLE)?.filter(|said| !said.value.is_empty());
     let listed = table.into_iter().flat_map(|said| {
         (0..).zip(said.value.split(',').map(str::trim)).map(move |(h, uuid)| (said, h, uuid))
     });
+    let mut entries = stated(reading).filter(|said| index(said.key, ENTRY).is_some());
+    if let (Some(list), Some(entry)) = (table, entries.next()) {
+        return Err(conflict(list, entry));
+    }
     let single = stated(reading).filter_map(|said| Some((said, index(said.key, ENTRY)?, said.value)));
     let mut found: Option<Vec<(u64, &Gpu)>> = None;
     for (said, h, uuid) in listed.chain(single) {
