@@ -61,17 +61,28 @@ fn stated<'a>(reading: &Reading<'a>) -> impl Iterator<Item = Said<'a>> {
 fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
     refuse_overflow(reading)?;
     let list = claimed(reading, cards, IndexMeaning::Pci)?;
-    let mut claims: Vec<Claim> = allocated::claim(reading, cards)?.into_iter().collect();
+    let mut note = allocated::claim(reading, cards)?;
+    let mut variables = None;
     if let Some(first) = stated(reading).find(|said| asks(said.key)) {
         let listed = list.iter().flat_map(|(_, gpus)| gpus.iter().copied());
-        claims.push(limits(
-            reading,
-            first,
-            table(reading, cards)?.unwrap_or_else(|| (0..).zip(listed).collect()),
-        )?);
+        let gpus = table(reading, cards)?.unwrap_or_else(|| (0..).zip(listed).collect());
+        variables = Some(limits(reading, first, gpus)?);
     }
-    claims.extend(list.map(|(claim, _)| claim));
-    Ok(claims)
+    if let (Some(note), Some(variables)) = (&mut note, &variables) {
+        note.burst = idle_beside(reading, note, variables);
+    }
+    Ok(note.into_iter().chain(variables).chain(list.map(|(claim, _)| claim)).collect())
+}
+
+/// What the variables say of idle time, for the note, which has no place for it: only beside the same caps, and where the
+/// variables may grant it themselves. On a strict node they raise nothing that a note grants there.
+fn idle_beside(reading: &Reading, note: &Claim, variables: &Claim) -> Option<Cores> {
+    let policy = reading.policy;
+    let only_lower = policy.ignore_env || policy.strict && note.trust.grants(policy);
+    let grants = variables.trust.grants(policy) && !only_lower;
+    let mut gpus = note.particular.iter().chain(&variables.particular).map(|(gpu, _)| *gpu);
+    let same = gpus.all(|gpu| note.amount_on(gpu).cores == variables.amount_on(gpu).cores);
+    variables.burst.filter(|_| grants && same)
 }
 
 /// The container's GPUs by the host's indexes; nothing where there is no table. The device plugin writes the list, and the DRA
@@ -194,4 +205,57 @@ fn refuse_overflow(reading: &Reading) -> Result<(), RequestError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::cards::four;
+    use crate::{Ceilings, Container, Policy, Request};
+
+    /// The plugin's note beside the variables of policy `balance`.
+    fn balanced(policy: &Policy) -> Result<Request, RequestError> {
+        let gpu = four()[0].uuid;
+        let container = Container::from_json(&json!({
+            "annotations": {
+                "io.kubernetes.cri.container-type": "container",
+                "io.kubernetes.cri.container-name": "train",
+                "nvidia.com/real-allocated": format!("train[0_{gpu}_30_3000]"),
+            },
+            "process": {"env": [
+                format!("{TABLE}={gpu}"), "CUDA_MEM_LIMIT_0=3000m", "CUDA_CORE_LIMIT_0=30",
+                "CUDA_CORE_SOFT_LIMIT_0=100", format!("NVIDIA_VISIBLE_DEVICES={gpu}"),
+            ]},
+        }));
+        crate::read(&container, policy, &four()).map(Option::unwrap)
+    }
+
+    fn strict(env: Option<&str>, pod: Option<&str>) -> Policy {
+        let ceiling = |most: Option<&str>| most.map(|most| most.parse().unwrap());
+        Policy {
+            strict: true,
+            ceilings: Ceilings { env: ceiling(env), pod: ceiling(pod) },
+            ..Policy::default()
+        }
+    }
+
+    #[test]
+    fn idle_time_beside_the_note_is_given_where_the_variables_may_state_it() {
+        for policy in [Policy::default(), strict(Some("100%"), None)] {
+            let request = balanced(&policy).unwrap();
+            assert_eq!((request.cores, request.burst), (Cores::new(30), Cores::new(100)), "{policy:?}");
+        }
+    }
+
+    #[test]
+    fn variables_that_may_only_lower_the_note_lift_it_to_no_idle_time() {
+        for env in [None, Some("100%")] {
+            let told = balanced(&strict(env, Some("100%")));
+            assert!(matches!(told, Err(RequestError::Raised { .. })), "{told:?}");
+        }
+        let unread = Policy { ignore_env: true, default_cores: Cores::new(50), ..Policy::default() };
+        assert_eq!(balanced(&unread).unwrap().burst, None);
+    }
 }
