@@ -79,7 +79,7 @@ pub(crate) fn is_in_mounts(reading: &Reading) -> bool {
 }
 
 /// Whether a list is the folder whose mounts name GPUs: no more than two spellings, since each is a look at every mount.
-fn is_volumes(list: &str) -> bool {
+pub(crate) fn is_volumes(list: &str) -> bool {
     list.strip_suffix('/').unwrap_or(list) == whole::VOLUMES
 }
 

@@ -15,7 +15,7 @@ use crate::device_list::{self, Listed, Named, items, word};
 use crate::error::{RequestError, shortened};
 use crate::grammar::Devices;
 use crate::reading::{Reading, Said};
-use crate::{NvidiaPolicy, Policy, whole};
+use crate::{NvidiaPolicy, Policy};
 
 pub(crate) const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 const CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
@@ -45,7 +45,7 @@ pub fn kept_list(written: &str, kept: &Kept) -> String {
     match kept {
         Kept::AsWritten => written.to_owned(),
         // The mounts stay, too, and name the GPUs.
-        Kept::Granted(_) if whole::is_folder(written) => written.to_owned(),
+        Kept::Granted(_) if device_list::is_volumes(written) => written.to_owned(),
         Kept::Granted(gpus) => {
             let ours = items(written).filter(|item| cdi::is_ours(item)).map(str::to_owned);
             ours.chain(gpus.iter().map(GpuUuid::to_string)).collect::<Vec<_>>().join(",")

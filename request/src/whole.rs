@@ -38,11 +38,6 @@ fn is_whole_gpu(name: &str) -> bool {
     nvidias && (class == "gpu" || class.starts_with("mig") || class.starts_with("pgpu"))
 }
 
-/// Whether a list of GPUs is the folder itself, so that the mounts below it are the list.
-pub(crate) fn is_folder(list: &str) -> bool {
-    list.trim_end_matches('/') == VOLUMES
-}
-
 /// The names of GPUs that mounts below the folder give.
 pub(crate) fn below_volumes(container: &Container) -> impl Iterator<Item = &str> {
     container.mounts().iter().filter_map(|mount| below(&mount.target))

@@ -11,7 +11,7 @@ use crate::claim::{Amount, Claim};
 use crate::device_list::limited;
 use crate::error::RequestError;
 use crate::quantity;
-use crate::reading::{Reading, Said};
+use crate::reading::{Reading, Said, conflict};
 
 pub(super) static DIALECT: Dialect =
     Dialect { name: "volcano-legacy", detects, read, owns, by_position: false };
@@ -47,7 +47,12 @@ fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, Reque
             return Err(said.wrong(format!("more than the whole card has, {total}: ask for less")));
         }
     }
-    let factor = reading.one(FACTOR)?.map_or(Ok(1), number)?;
+    let factor = reading.one(FACTOR)?;
+    // The plugin that writes this total has multiplied already.
+    if let (Some(factor), Some(total)) = (factor, reading.named(TOTALS[0]).next()) {
+        return Err(conflict(factor, total));
+    }
+    let factor = factor.map_or(Ok(1), number)?;
     let bytes = allocated.checked_mul(factor).and_then(|mebibytes| mebibytes.checked_mul(1 << 20));
     let memory = bytes
         .map(DeviceMemory::from_bytes)
