@@ -296,14 +296,10 @@ fn foreign(
     if let Some(asked) = &asked {
         claims.extend(asked.claims(cards)?);
     }
-    // What an annotation lowers is not told to another system's library, and a switch might turn it off.
-    let told = claims.iter().filter(|claim| claim.trust == Trust::Environment).cloned().collect();
+    let stands_down = policy.interceptor == InterceptorPolicy::StandDown && asked.is_none();
+    let told = stands_down.then(|| claims.clone());
     let (mut request, notes) = merge::merge(claims, policy, cards)?;
-    let stands_down = policy.interceptor == InterceptorPolicy::StandDown;
-    let alone = stands_down
-        && asked.is_none()
-        && !switches::any_is_on(&reading)
-        && merge::merge(told, policy, cards).is_ok_and(|(told, _)| told == request);
+    let alone = told.is_some_and(|claims| is_told(&request, claims, &reading, cards));
     let chosen = asked.as_ref().is_some_and(own::Asked::chooses_capabilities);
     request.variables = reading.standing();
     request.notes = reading.notes();
@@ -338,6 +334,19 @@ fn foreign(
         request.moves_limits = by_position && !device_list::is_in_order(&again, cards, &gpus);
     }
     allowed(request, chosen, policy)
+}
+
+/// Whether variables alone, which other systems' libraries read, state all of the `request` that `claims` make together, and
+/// no switch turns such a library off.
+fn is_told(
+    request: &Request,
+    mut claims: Vec<Claim>,
+    reading: &reading::Reading,
+    cards: cards::Cards,
+) -> bool {
+    claims.retain(|claim| claim.trust == Trust::Environment);
+    let told = merge::merge(claims, reading.policy, cards);
+    told.is_ok_and(|(told, _)| told == *request) && !switches::any_is_on(reading)
 }
 
 /// The request with the driver capabilities that this node gives; `chosen` is whether gpushare's own key names them.
