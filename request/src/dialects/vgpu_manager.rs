@@ -54,8 +54,13 @@ fn index(key: &str, name: &str) -> Option<u64> {
     quantity::whole(key.strip_prefix(name)?.strip_prefix('_')?)
 }
 
+/// Empty, or the two quotes that earlier DRA drivers write for it.
+fn is_unset(value: &str) -> bool {
+    matches!(value, "" | "''")
+}
+
 fn stated<'a>(reading: &Reading<'a>) -> impl Iterator<Item = Said<'a>> {
-    reading.variables().filter(|said| !said.value.is_empty())
+    reading.variables().filter(|said| !is_unset(said.value))
 }
 
 fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
@@ -88,7 +93,7 @@ fn idle_beside(reading: &Reading, note: &Claim, variables: &Claim) -> Option<Cor
 /// The container's GPUs by the host's indexes; nothing where there is no table. The device plugin writes the list, and the DRA
 /// driver the single ones beside an empty list: both forms together are another writer's.
 fn table<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Option<Vec<(u64, &'a Gpu)>>, RequestError> {
-    let table = reading.one(TABLE)?.filter(|said| !said.value.is_empty());
+    let table = reading.one(TABLE)?.filter(|said| !is_unset(said.value));
     let listed = table.into_iter().flat_map(|said| {
         (0..).zip(said.value.split(',').map(str::trim)).map(move |(h, uuid)| (said, h, uuid))
     });
@@ -195,7 +200,7 @@ fn burst(
 
 /// A ratio above 1 lets memory lie in the host's, which nothing here limits or gives.
 fn refuse_overflow(reading: &Reading) -> Result<(), RequestError> {
-    for said in stated(reading).filter(|said| said.key == RATIO) {
+    for said in stated(reading).filter(|said| is_of(said.key, RATIO)) {
         let ratio =
             quantity::decimal(said.value).ok_or_else(|| said.wrong("a ratio is a number, as 1.00"))?;
         if ratio.numerator > ratio.denominator {
