@@ -139,6 +139,11 @@ impl<'a> Reading<'a> {
         self.least_of(self.named(key), parse)
     }
 
+    /// Has the variable of `said` stand afterwards with another's value, which counted for it.
+    pub fn stands(&self, said: Said<'a>, value: &'a str) {
+        self.chosen.borrow_mut().insert(said.key, value);
+    }
+
     /// The same of `all` words that state one amount.
     pub fn least_of<T: Ord>(
         &self,

@@ -15,7 +15,7 @@ use crate::device_list::limited;
 use crate::error::RequestError;
 use crate::nvidia::DEVICES;
 use crate::quantity;
-use crate::reading::{Reading, Said};
+use crate::reading::{Reading, Said, conflict};
 
 pub(super) static DIALECT: Dialect = Dialect { name: "hami", detects, read, owns, by_position: true };
 
@@ -56,8 +56,7 @@ fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, Reque
             Some((_, Limit::Of(memory))) => Ok(Some(memory)),
             Some((_, Limit::Unstated)) | None => Ok(None),
         };
-        let cores = |key: &str| Ok(reading.least(key, cores)?.map(|(_, cap)| cap));
-        Ok(Amount { memory: at(MEMORY, position, memory)?, cores: least_cap(position, cores)? })
+        Ok(Amount { memory: at(MEMORY, position, memory)?, cores: least_cap(reading, position)? })
     })?;
     refuse_half(&claim, limit, &gpus)?;
     if list.key != DEVICES {
@@ -78,11 +77,18 @@ fn at<T>(
 }
 
 /// The smaller of both caps: the plugin writes the plain key alone, and a pod must not lift it by the other.
-fn least_cap(
-    position: usize,
-    cap: impl Fn(&str) -> Result<Option<Cap>, RequestError>,
-) -> Result<Option<Cap>, RequestError> {
-    Ok(cap(&format!("{CORES}_{position}"))?.into_iter().chain(cap(CORES)?).min())
+fn least_cap(reading: &Reading, position: usize) -> Result<Option<Cap>, RequestError> {
+    let own = reading.least(&format!("{CORES}_{position}"), cores)?;
+    let plain = reading.least(CORES, cores)?;
+    if let (Some((own, cap)), Some((plain, least))) = (own, plain)
+        && least < cap
+    {
+        if reading.policy.strict {
+            return Err(conflict(own, plain));
+        }
+        reading.stands(own, plain.value);
+    }
+    Ok(own.into_iter().chain(plain).map(|(_, cap)| cap).min())
 }
 
 /// Nodes that CDI put in are in no order that tells whose a limit is.
