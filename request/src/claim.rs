@@ -47,6 +47,8 @@ pub(crate) struct Claim {
     pub trust: Trust,
     /// The GPUs, in the container's order; `None` where it names none.
     pub gpus: Option<Vec<GpuUuid>>,
+    /// How many it asks for, where it says a number.
+    pub count: Option<usize>,
     /// Of every GPU that `particular` does not have.
     pub each: Amount,
     pub particular: Vec<(GpuUuid, Amount)>,
@@ -64,6 +66,7 @@ impl Claim {
             by: said.to_string(),
             trust: said.trust,
             gpus: None,
+            count: None,
             each: Amount::default(),
             particular: Vec::new(),
             exclusive: false,

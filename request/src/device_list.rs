@@ -124,7 +124,8 @@ pub(crate) fn is_in_order<'a>(reading: &Reading<'a>, cards: Cards<'a>, granted: 
     };
     let lists = [IndexMeaning::Pci, IndexMeaning::Minor].map(list);
     // Of a single GPU the position is known.
-    let single = lists.iter().flatten().any(|list| list.len() == 1);
+    let mut lengths = lists.iter().flatten().map(Vec::len).peekable();
+    let single = lengths.peek().is_some() && lengths.all(|length| length == 1);
     single && granted.len() == 1 || lists.iter().all(|list| list.as_deref() == Some(granted))
 }
 

@@ -296,6 +296,7 @@ fn foreign(
     if let Some(asked) = &asked {
         claims.extend(asked.claims(cards)?);
     }
+    let naming = claims.iter().filter(|claim| claim.gpus.is_some()).map(|claim| claim.rank(policy)).max();
     let stands_down = policy.interceptor == InterceptorPolicy::StandDown && asked.is_none();
     let told = stands_down.then(|| claims.clone());
     let (mut request, notes) = merge::merge(claims, policy, cards)?;
@@ -312,7 +313,9 @@ fn foreign(
         if asked.contradicts(named, policy.strict) {
             return Err(reading::conflict(&asked.by, format!("a list of {named} GPUs")));
         }
-        if asked.lifts() && policy.is_unchecked(asked.trust) {
+        // Of several GPUs who names them has a part in what is used of each.
+        let by_list = named > 1 && naming.is_some_and(|(_, trust)| policy.is_unchecked(trust));
+        if asked.lifts() && (by_list || policy.is_unchecked(asked.trust)) {
             policy.hold_compute(&asked.by, claim::Cap::Unlimited)?;
         }
         let outranked = rank > Some((asked.trust.grants(policy), asked.trust));
@@ -331,7 +334,9 @@ fn foreign(
     if let Kept::Granted(gpus) = request.kept() {
         let again = reading::Reading::new(container, policy); // what it notes was noted before
         let by_position = dialects.iter().any(|dialect| dialect.by_position);
-        request.moves_limits = by_position && !device_list::is_in_order(&again, cards, &gpus);
+        // The mounts that a list names say nothing of another list beside it.
+        let narrowed = device_list::is_in_mounts(&again) && device_list::lists(container).len() > 1;
+        request.moves_limits = narrowed || by_position && !device_list::is_in_order(&again, cards, &gpus);
     }
     allowed(request, chosen, policy)
 }
@@ -345,8 +350,9 @@ fn is_told(
     cards: cards::Cards,
 ) -> bool {
     claims.retain(|claim| claim.trust == Trust::Environment);
+    let podmans = reading.container.writer() == container::Writer::Podman; // whose annotations have the trust of variables
     let told = merge::merge(claims, reading.policy, cards);
-    told.is_ok_and(|(told, _)| told == *request) && !switches::any_is_on(reading)
+    told.is_ok_and(|(told, _)| told == *request) && !podmans && !switches::any_is_on(reading)
 }
 
 /// The request with the driver capabilities that this node gives; `chosen` is whether gpushare's own key names them.

@@ -26,8 +26,11 @@ pub(crate) fn merge(
         return Err(RequestError::LimitWithoutGpu { by });
     };
     let exclusive = merge.exclusive(&claims)?;
-    // A share of several GPUs is granted by who names them, too.
-    let naming = Some(naming).filter(|_| gpus.len() > 1);
+    // A share of more GPUs than the more trusted count is granted by who names them, too.
+    let above =
+        claims.iter().filter(|claim| claim.trust.grants(policy) && claim.rank(policy) > naming.rank(policy));
+    let counted = above.filter_map(|claim| claim.count).max().unwrap_or(1);
+    let naming = Some(naming).filter(|_| gpus.len() > counted);
     let mut shares = Vec::new();
     for gpu in gpus {
         shares.push((gpu.uuid, merge.share(&claims, naming, gpu, exclusive)?));

@@ -390,8 +390,15 @@ impl Asked {
         let burst = self.lifts().then_some(Cores::ALL);
         Ok([
             Claim { exclusive: self.is_whole(), ..memory },
-            Claim { by: self.by.clone(), gpus, burst, ..rest },
+            Claim { by: self.by.clone(), gpus, count: self.counted(), burst, ..rest },
         ])
+    }
+
+    fn counted(&self) -> Option<usize> {
+        match self.devices {
+            Some(Devices::Any(count)) => Some(usize::from(count)),
+            _ => None,
+        }
     }
 
     /// Whether more compute may be used than the share.

@@ -107,7 +107,10 @@ pub(crate) fn ignored_all(reading: &Reading) -> Vec<String> {
 
 /// Whether one of them is on, honoured or not.
 pub(crate) fn any_is_on(reading: &Reading) -> bool {
-    on(reading).next().is_some()
+    let volcano = is_volcanos(reading);
+    SWITCHES
+        .iter()
+        .any(|switch| reading.container.named(switch.key).any(|(_, value)| (switch.is_on)(value, volcano)))
 }
 
 fn ignored(switch: &Switch, said: Said) -> String {

@@ -49,6 +49,35 @@ fn no_variable_of_another_system_makes_more_gpus_of_an_annotation() {
 }
 
 #[test]
+fn as_many_gpus_as_a_more_trusted_word_counts_are_its_own() {
+    let list = format!("NVIDIA_VISIBLE_DEVICES={},{}", four()[0].uuid, four()[1].uuid);
+    let kai = [("gpu-fraction", "0.5"), ("gpu-fraction-num-devices", "2")];
+    let told = of(&bundle(&kai, &[&list, "GPU_PORTION=0.5", "RUNAI_NUM_OF_GPUS=0.5"]), &unchecked());
+    assert!(told.is_ok(), "{told:?}");
+    for ours in ["gpushare.io", "alloc.gpushare.io"] {
+        let [memory, count] = ["memory", "count"].map(|name| format!("{ours}/{name}"));
+        let asks = [(memory.as_str(), "4GiB"), (count.as_str(), "2")];
+        for policy in [unchecked(), strict("1GiB", "100%")] {
+            let told = of(&bundle(&asks, &[&list, "CUDA_MPS_PIPE_DIRECTORY=/x"]), &policy);
+            assert!(told.is_ok(), "{ours}: {told:?}");
+            let told = of(&bundle(&asks[..1], &[&list, "CUDA_MPS_PIPE_DIRECTORY=/x"]), &policy);
+            assert!(told.is_err(), "{ours} without a count: {told:?}");
+        }
+    }
+}
+
+#[test]
+fn no_list_of_an_unchecked_image_takes_a_compute_policy_to_more_gpus() {
+    for (list, stays) in [("0", true), ("0,1", false), ("all", false)] {
+        for lifting in ["none", "burst"] {
+            let env = [&format!("NVIDIA_VISIBLE_DEVICES={list}"), "CUDA_MPS_PIPE_DIRECTORY=/x"];
+            let told = of(&bundle(&[("gpushare.io/compute-policy", lifting)], &env), &unchecked());
+            assert_eq!(told.is_ok(), stays, "{list} {lifting}: {told:?}");
+        }
+    }
+}
+
+#[test]
 fn what_podman_passes_of_an_image_that_nobody_checked_is_within_the_nodes_defaults() {
     let libpod = ("io.container.manager", "libpod");
     for (key, value, stays) in [
@@ -118,27 +147,70 @@ fn a_library_is_left_the_limit_only_where_it_is_told_what_was_granted() {
     let same = format!("{gpu},NVIDIA,3000,60:;");
     let less = format!("{gpu},NVIDIA,1,1:;");
     let policy = Policy { interceptor: InterceptorPolicy::StandDown, ..Policy::default() };
-    for (annotation, more, stays) in [
-        (None, None, true),
-        (Some(&same), None, true),
-        (Some(&less), None, false),
-        (None, Some("GPU_CORE_UTILIZATION_POLICY=disable"), false),
-        (None, Some("CUDA_OVERSUBSCRIBE=true"), false),
-        (None, Some("CUDA_OVERSUBSCRIBE=false"), true),
+    let libpod = ("io.container.manager", "libpod");
+    let allocated = |text| ("hami.io/vgpu-devices-allocated", text);
+    for (annotations, more, stays) in [
+        (&[][..], &[][..], true),
+        (&[allocated(same.as_str())], &[], true),
+        (&[allocated(less.as_str())], &[], false),
+        (&[allocated(less.as_str()), libpod], &[], false),
+        (&[], &["GPU_CORE_UTILIZATION_POLICY=disable"], false),
+        (&[], &["GPU_CORE_UTILIZATION_POLICY=default", "GPU_CORE_UTILIZATION_POLICY=disable"], false),
+        (&[], &["CUDA_OVERSUBSCRIBE=true"], false),
+        (&[], &["CUDA_OVERSUBSCRIBE=false"], true),
     ] {
         let list = format!("NVIDIA_VISIBLE_DEVICES={gpu}");
         let mut env = vec![list.as_str(), "CUDA_DEVICE_MEMORY_LIMIT_0=3000m", "CUDA_DEVICE_SM_LIMIT=60"];
         env.extend(more);
-        let annotations: Vec<_> =
-            annotation.iter().map(|text| ("hami.io/vgpu-devices-allocated", text.as_str())).collect();
-        let mut bundle = bundle(&annotations, &env);
+        let mut bundle = bundle(annotations, &env);
         bundle["mounts"] = json!([
             {"source": "/usr/local/vgpu/libvgpu.so", "destination": "/usr/local/vgpu/libvgpu.so"},
             {"source": "/usr/local/vgpu/ld.so.preload", "destination": "/etc/ld.so.preload"},
         ]);
         let (_, ruled) = of(&bundle, &policy).unwrap().interceptor.unwrap();
-        assert_eq!(ruled == InterceptorPolicy::StandDown, stays, "{annotation:?} {more:?}");
+        assert_eq!(ruled == InterceptorPolicy::StandDown, stays, "{annotations:?} {more:?}");
     }
+}
+
+fn named(list: &str) -> Value {
+    json!(format!("NVIDIA_VISIBLE_DEVICES={list}"))
+}
+
+/// The bundle `first`, whose list was `written`, as its grant leaves it.
+fn again(first: &Value, written: &str, granted: &Request) -> Value {
+    let mut again = first.clone();
+    let env = again["process"]["env"].as_array_mut().unwrap();
+    env.retain(|entry| !entry.as_str().unwrap().starts_with("NVIDIA_VISIBLE_DEVICES="));
+    env.push(named("void"));
+    again["annotations"][GRANTED_LIST] = json!(kept_list(written, &granted.kept()));
+    again["hooks"] = json!({"prestart": [{"args": ["gpushare-hook", "--lease"]}]});
+    again
+}
+
+#[test]
+fn a_bundle_that_is_run_again_gains_nothing_by_words_that_are_gone() {
+    let [a, b, ..] = [0, 1, 2, 3].map(|index| four()[index].uuid);
+    let cri = ("io.kubernetes.cri.container-type", "container");
+    let folder = "/var/run/nvidia-container-devices";
+    let volumes = Policy { volume_mounts: true, ..Policy::default() };
+    let lists = [format!("NVIDIA_VISIBLE_DEVICES={a}"), format!("NVIDIA_VISIBLE_DEVICES={folder}")];
+    let mut first = bundle(&[cri], &lists.each_ref().map(String::as_str));
+    let mount = |gpu| json!({"source": "/dev/null", "destination": format!("{folder}/{gpu}")});
+    first["mounts"] = json!([mount(a), mount(b)]);
+    let granted = of(&first, &volumes).unwrap();
+    assert_eq!(granted.devices, Devices::These(vec![DeviceSelector::Uuid(a)]));
+    let told = of(&again(&first, folder, &granted), &volumes);
+    assert!(told.is_err(), "the plugin's list is gone: {told:?}");
+
+    // Read as minors the list names one GPU, twice: whose the limit is at its place is not known.
+    let list = format!("0,{b}");
+    let env = [named(&list), json!("CUDA_DEVICE_MEMORY_LIMIT_0=8g"), json!("CUDA_DEVICE_MEMORY_LIMIT=1g")];
+    let env: Vec<&str> = env.iter().filter_map(Value::as_str).collect();
+    let first = bundle(&[cri, ("gpushare.io/devices", "1")], &env);
+    let granted = of(&first, &Policy::default()).unwrap();
+    assert_eq!(granted.memory, MemoryAsk::Bytes(DeviceMemory::from_bytes(GIB)));
+    let told = of(&again(&first, &list, &granted), &Policy::default());
+    assert!(told.is_err(), "{told:?}");
 }
 
 #[test]
@@ -153,16 +225,9 @@ fn a_bundle_that_is_run_again_gets_the_same_gpu() {
     {
         let mut first = bundle(&[], env);
         first["mounts"] = mounts.clone();
-        let mut again = first.clone();
-        let named = |list: &str| json!(format!("NVIDIA_VISIBLE_DEVICES={list}"));
-        let push = |bundle: &mut Value, list: &str| {
-            bundle["process"]["env"].as_array_mut().unwrap().push(named(list));
-        };
-        push(&mut first, list);
+        first["process"]["env"].as_array_mut().unwrap().push(named(list));
         let granted = of(&first, &volumes).unwrap();
-        push(&mut again, "void");
-        again["annotations"][GRANTED_LIST] = json!(kept_list(list, &granted.kept()));
-        again["hooks"] = json!({"prestart": [{"args": ["gpushare-hook", "--lease"]}]});
+        let again = again(&first, list, &granted);
         assert_eq!(of(&again, &volumes).map(|again| again.devices), Ok(granted.devices), "{list} {env:?}");
     }
 }

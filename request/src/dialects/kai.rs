@@ -55,9 +55,7 @@ fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, Reque
             by: speaks.map(|said| said.to_string()).unwrap_or_default(),
         });
     };
-    if asked.is_some() {
-        refuse_more_gpus(reading, list, gpus.len())?;
-    }
+    let count = if asked.is_some() { counted_gpus(reading, list, gpus.len())? } else { None };
     let limit = limit.map(|(said, memory)| (said, Ask::Memory(memory)));
     let portion =
         portion.filter(|(_, portion)| *portion < WHOLE).map(|(said, portion)| (said, Ask::Portion(portion)));
@@ -68,7 +66,9 @@ fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, Reque
     let by = speaks.map_or_else(|| list.to_string(), |speaks| format!("{list} beside {speaks}"));
     let mut claims = vec![Claim { by, ..Claim::by(list).naming(&gpus) }];
     for (said, ask) in [limit, asked, portion].into_iter().flatten() {
-        claims.push(Claim::by(said).stating(&gpus, |_, gpu| {
+        let is_pods = asked.is_some_and(|(asked, _)| asked.key == said.key);
+        let claim = Claim { count: count.filter(|_| is_pods), ..Claim::by(said) };
+        claims.push(claim.stating(&gpus, |_, gpu| {
             let total = total(gpu)?;
             let memory = ask.of(total);
             // Of those that are nearly the same the least counts: the binder's limit, unless the pod lowers it.
@@ -136,13 +136,13 @@ fn portion(said: Said) -> Result<u64, RequestError> {
     }
 }
 
-/// Refuses more GPUs than the annotations ask for, where they say a number.
-fn refuse_more_gpus(reading: &Reading, list: Said, gpus: usize) -> Result<(), RequestError> {
-    let Some(said) = reading.annotation(COUNT) else { return Ok(()) };
+/// The number of GPUs that the annotations ask for, where they say one; more of them are refused.
+fn counted_gpus(reading: &Reading, list: Said, gpus: usize) -> Result<Option<usize>, RequestError> {
+    let Some(said) = reading.annotation(COUNT) else { return Ok(None) };
     let count =
         quantity::whole(said.value).and_then(|count| usize::try_from(count).ok()).filter(|count| *count > 0);
     let count = count.ok_or_else(|| said.wrong("a number of GPUs is a whole number from 1"))?;
-    if gpus > count { Err(conflict(said, list)) } else { Ok(()) }
+    if gpus > count { Err(conflict(said, list)) } else { Ok(Some(count)) }
 }
 
 #[cfg(test)]
