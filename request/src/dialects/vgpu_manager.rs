@@ -54,13 +54,13 @@ fn index(key: &str, name: &str) -> Option<u64> {
     quantity::whole(key.strip_prefix(name)?.strip_prefix('_')?)
 }
 
-/// Empty, or the two quotes that earlier DRA drivers write for it.
-fn is_unset(value: &str) -> bool {
-    matches!(value, "" | "''")
+/// Whether it says nothing. Of a table the two quotes do not, either, which earlier DRA drivers write.
+fn is_unset(said: &Said) -> bool {
+    said.value.is_empty() || said.key == TABLE && said.value == "''"
 }
 
 fn stated<'a>(reading: &Reading<'a>) -> impl Iterator<Item = Said<'a>> {
-    reading.variables().filter(|said| !is_unset(said.value))
+    reading.variables().filter(|said| !is_unset(said))
 }
 
 fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
@@ -93,7 +93,7 @@ fn idle_beside(reading: &Reading, note: &Claim, variables: &Claim) -> Option<Cor
 /// The container's GPUs by the host's indexes; nothing where there is no table. The device plugin writes the list, and the DRA
 /// driver the single ones beside an empty list: both forms together are another writer's.
 fn table<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Option<Vec<(u64, &'a Gpu)>>, RequestError> {
-    let table = reading.one(TABLE)?.filter(|said| !is_unset(said.value));
+    let table = reading.one(TABLE)?.filter(|said| !is_unset(said));
     let listed = table.into_iter().flat_map(|said| {
         (0..).zip(said.value.split(',').map(str::trim)).map(move |(h, uuid)| (said, h, uuid))
     });
