@@ -1,7 +1,7 @@
 //! A plan put into a config.json that an engine may have written of an image's and a user's strings.
 
 use gpushare_inject::{Plan, Surroundings, is_privileged};
-use gpushare_request::GRANTED_LIST;
+use gpushare_request::{GRANTED_LIST, ran_before};
 use oci_spec::runtime::{
     Hook, HookBuilder, LinuxDevice, LinuxDeviceBuilder, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder,
     LinuxDeviceType, Mount, MountBuilder,
@@ -19,6 +19,7 @@ pub fn edit(data: &[u8]) {
         return; // refused, and not written
     }
     kept(&before, &after);
+    believed(&before, &after);
     closed(&before, &after);
     last(&after, "/mounts", plan.mounts.iter().map(value));
     last(&after, "/linux/resources/devices", plan.device_rules.iter().map(value));
@@ -55,6 +56,19 @@ fn kept(before: &Value, after: &Value) {
         list.filter(foreign).cloned().collect()
     };
     assert_eq!(variables(before), variables(after), "foreign variables");
+}
+
+/// The kept list, which is believed beside our hook from now on, is the plan's own word or that of an earlier one.
+fn believed(before: &Value, after: &Value) {
+    let kept = |value: &Value| value.get("annotations").and_then(|all| all.get(GRANTED_LIST)).cloned();
+    let list = before.pointer("/process/env").and_then(Value::as_array).into_iter().flatten();
+    let mut lists =
+        list.filter_map(Value::as_str).filter_map(|entry| entry.strip_prefix("NVIDIA_VISIBLE_DEVICES="));
+    match lists.next_back().filter(|list| !matches!(*list, "" | "void")) {
+        Some(list) => assert_eq!(kept(after), Some(json!(list)), "the list as it was written"),
+        None if ran_before(before) => assert_eq!(kept(after), kept(before), "an earlier plan's"),
+        None => assert_eq!(kept(after), None, "nobody's"),
+    }
 }
 
 /// `after` is `before` with further fields behind those that were there.
