@@ -261,9 +261,13 @@ fn samples_add_up_to_the_time_that_was_worked() {
 fn a_window_can_be_read_after_its_delay() {
     for (delay, late) in [("0", 0..40), ("150", 150..190)] {
         let node = Node::new(&["--sample-period", "200", "--sample-delay", delay]);
-        // The least of several: one may be told late by a machine that was busy.
-        let told = (0..5).map(|_| node.run("delay").number("delay")).min().expect("five");
-        assert!(late.contains(&told), "{told} ms after the end, with a delay of {delay} ms");
+        // None is early; a busy machine may tell one late, but not most of them.
+        let mut told = [(); 5].map(|()| node.run("delay").number("delay"));
+        told.sort_unstable();
+        assert!(
+            told[0] >= late.start && told[2] < late.end,
+            "{told:?} ms after the end, with a delay of {delay} ms"
+        );
     }
 }
 
