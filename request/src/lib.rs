@@ -313,8 +313,9 @@ fn foreign(
         if asked.contradicts(named, policy.strict) {
             return Err(reading::conflict(&asked.by, format!("a list of {named} GPUs")));
         }
-        // Of several GPUs who names them has a part in what is used of each.
-        let by_list = named > 1 && naming.is_some_and(|(_, trust)| policy.is_unchecked(trust));
+        // Of more GPUs than were counted who names them has a part in what is used of each.
+        let by_list = named > asked.counted().unwrap_or(1)
+            && naming.is_some_and(|(_, trust)| policy.is_unchecked(trust));
         if asked.lifts() && (by_list || policy.is_unchecked(asked.trust)) {
             policy.hold_compute(&asked.by, claim::Cap::Unlimited)?;
         }
@@ -349,10 +350,12 @@ fn is_told(
     reading: &reading::Reading,
     cards: cards::Cards,
 ) -> bool {
+    // podman's annotations have the trust of variables, and are none.
+    if reading.container.writer() == container::Writer::Podman || switches::any_is_on(reading) {
+        return false;
+    }
     claims.retain(|claim| claim.trust == Trust::Environment);
-    let podmans = reading.container.writer() == container::Writer::Podman; // whose annotations have the trust of variables
-    let told = merge::merge(claims, reading.policy, cards);
-    told.is_ok_and(|(told, _)| told == *request) && !podmans && !switches::any_is_on(reading)
+    merge::merge(claims, reading.policy, cards).is_ok_and(|(told, _)| told == *request)
 }
 
 /// The request with the driver capabilities that this node gives; `chosen` is whether gpushare's own key names them.

@@ -394,7 +394,8 @@ impl Asked {
         ])
     }
 
-    fn counted(&self) -> Option<usize> {
+    /// The number of GPUs that is asked for, where one is said.
+    pub fn counted(&self) -> Option<usize> {
         match self.devices {
             Some(Devices::Any(count)) => Some(usize::from(count)),
             _ => None,
