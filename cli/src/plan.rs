@@ -8,7 +8,9 @@ use gpushare_config::Config;
 use gpushare_inject::{Bundle, Plan, Programs, RootFolder, admit, clear, refuse_earlier_plan};
 use gpushare_inventory::Node;
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, LeaseState};
-use gpushare_request::{Container, Cores, Devices, InterceptorPolicy, Mode, Request, Requirements};
+use gpushare_request::{
+    Container, Cores, Devices, InterceptorPolicy, Mode, Request, RequestError, Requirements, is_request, read,
+};
 use serde_json::{Map, Value, json};
 
 use crate::{inventory, node, table};
@@ -20,17 +22,17 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let bundle = Bundle::open(path, None)?;
     let mut json = bundle.json()?;
     let container = Container::from_json(&json);
-    let Some(asked) = gpushare_inject::asked(&container, &config.request)? else {
+    if !is_request(&container, &config.request) {
         refuse_earlier_plan(&json, &config.paths.hook)?;
         return nothing(as_json);
-    };
+    }
     if config.request.strict {
         admit(&json)?;
     }
     let (state, store) = node::store(&config)?;
     let node = node::inventory(&config, &state)?;
     inventory::fit(&config, &node)?;
-    let request = asked.on(&node.gpus)?;
+    let request = read(&container, &config.request, &node.gpus)?.ok_or(RequestError::NoShare)?;
     clear(&mut json, &request, false)?;
     let lease = lease(&request, store.preview(&request, &node.gpus, &config.quota)?)?;
     Requirements::of(&container)?.check(&gpushare_inject::offer(&node, &lease))?;
@@ -97,6 +99,10 @@ fn keys(request: &Request) -> Vec<(&'static str, String)> {
         Devices::Any(count) => ("count", count.to_string()),
         Devices::These(list) => {
             ("devices", list.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
+        }
+        Devices::Among(count, of) => {
+            let of: Vec<String> = of.iter().map(ToString::to_string).collect();
+            ("count", format!("{count} of {}", of.join(",")))
         }
         Devices::All => ("devices", "all".to_owned()),
     };
@@ -177,13 +183,28 @@ fn print(request: &Request, lease: &Lease, plan: &Plan, node: &Node) -> io::Resu
 mod tests {
     use std::collections::BTreeMap;
 
+    use gpushare_inventory::{DeviceMemory, DeviceNode, Gpu, GpuUuid};
     use gpushare_request::Policy;
 
     use super::*;
 
+    fn gpu(index: u8) -> Gpu {
+        let path = std::path::PathBuf::from(format!("/dev/nvidia{index}"));
+        let (host_path, minor) = (path.clone(), u32::from(index));
+        Gpu {
+            index: minor,
+            uuid: GpuUuid::from_bytes([index; 16]),
+            minor,
+            model: "NVIDIA H100".to_owned(),
+            memory: Some(DeviceMemory::from_bytes(80 << 30)),
+            node: DeviceNode { path, host_path, major: 195, minor, mode: 0o666, uid: 0, gid: 0 },
+        }
+    }
+
     fn told(env: &[&str]) -> Vec<String> {
         let env = env.iter().map(|entry| (*entry).to_owned()).collect();
-        let request = gpushare_request::read(&Container::new(BTreeMap::new(), env), &Policy::default(), &[]);
+        let gpus = [gpu(0), gpu(1)];
+        let request = read(&Container::new(BTreeMap::new(), env), &Policy::default(), &gpus);
         keys(&request.unwrap().unwrap()).into_iter().map(|(key, value)| format!("{key} {value}")).collect()
     }
 
@@ -196,8 +217,11 @@ mod tests {
             ("GPUSHARE_MEMORY=25%", "memory 25%"),
             ("GPUSHARE_CORES=30", "cores 30%"),
             ("GPUSHARE_COUNT=2", "count 2"),
-            ("GPUSHARE_DEVICES=1,GPU-5F", "devices 1,GPU-5F"),
-            ("GPUSHARE_DEVICES=all", "devices all"),
+            ("GPUSHARE_DEVICES=1", "devices GPU-01010101-0101-0101-0101-010101010101"),
+            (
+                "GPUSHARE_DEVICES=all",
+                "devices GPU-00000000-0000-0000-0000-000000000000,GPU-01010101-0101-0101-0101-010101010101",
+            ),
             ("GPUSHARE_MODEL=H100*,!\u{1b}*", "model H100*,!\\u{1b}*"),
             ("GPUSHARE_MODE=exclusive", "mode exclusive"),
             ("GPUSHARE_COMPUTE_POLICY=burst", "compute-policy burst"),

@@ -130,7 +130,7 @@ impl Config {
             cli: &self.paths.cli,
             file,
             admission: &self.quota,
-            strict: self.request.strict,
+            policy: &self.request,
         }
     }
 

@@ -85,7 +85,7 @@ pub(crate) fn policy(section: &RequestSection, dialects: &DialectsSection) -> Re
         switches: known("request.honoured_switches", &section.honoured_switches, &mut switch_names())?,
         dialects: settings(dialects)?,
         ignore_env: !section.env,
-        default_memory: size("request.default_memory", &section.default_memory)?,
+        default_memory: ceiling("request.default_memory", &section.default_memory)?,
         default_cores: match section.default_cores.as_str() {
             "" => None,
             text => Some(text.parse::<Cores>().map_err(|error| value("request.default_cores", text, error))?),
@@ -143,7 +143,7 @@ fn settings(section: &DialectsSection) -> Result<DialectSettings, ConfigError> {
     })
 }
 
-/// A size, or percent of each GPU; nothing is no grant at all.
+/// A size, or percent of each GPU; nothing for an empty text.
 fn ceiling(key: &'static str, text: &str) -> Result<Option<MemoryAsk>, ConfigError> {
     let parsed = || text.parse().map(Some).map_err(|error| value(key, text, error));
     if text.is_empty() { Ok(None) } else { parsed() }

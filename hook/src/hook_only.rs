@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use gpushare_config::Config;
-use gpushare_inject::{Asking, Bundle, Live, Region, asked, grant, one_line, refusal};
+use gpushare_inject::{Asking, Bundle, Live, Region, grant, one_line, refusal};
 use gpushare_quota::{Holder, LeaseKey, LeaseState, ReleaseReason, StateFolder, Store};
-use gpushare_request::{Asked, Container};
+use gpushare_request::{Container, is_request};
 use nix::unistd::getppid;
 use serde_json::Value;
 
@@ -44,11 +44,10 @@ pub fn create(state: &[u8], file: Option<&Path>, cdi: bool) -> Result<()> {
     let bundle = Bundle::open(&state.bundle, None)?;
     let json = bundle.json()?;
     let container = Container::from_json(&json);
-    let done = match asked(&container, &config.request) {
-        Ok(None) if cdi => Err(anyhow!(NO_REQUEST)),
-        Ok(None) => return Ok(()),
-        Ok(Some(asked)) => give(&state, (asked, &container), &bundle, json, &config, file),
-        Err(error) => Err(error.into()),
+    let done = match is_request(&container, &config.request) {
+        false if cdi => Err(anyhow!(NO_REQUEST)),
+        false => return Ok(()),
+        true => give(&state, &container, &bundle, json, &config, file),
     };
     let done = done.with_context(|| refusal(&state.id));
     if let Err(error) = &done {
@@ -59,7 +58,7 @@ pub fn create(state: &[u8], file: Option<&Path>, cdi: bool) -> Result<()> {
 
 fn give(
     state: &State,
-    (asked, container): (Asked, &Container),
+    container: &Container,
     bundle: &Bundle,
     json: Value,
     config: &Config,
@@ -73,7 +72,7 @@ fn give(
     if holds_already(&key.container, &init, config)? {
         return Ok(());
     }
-    let asking = Asking { asked, container, key: &key, bundle, json, is_read: true };
+    let asking = Asking { container, key: &key, bundle, json, is_read: true };
     grant(asking, &config.settings(file.map(Path::to_path_buf)), |plan, reservation, json| {
         let applied = live.apply(plan, &json)?;
         reservation.hand_over(&init)?;

@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use gpushare_request::{GRANTED_LIST, Interceptor, kept_list, ran_before};
+use gpushare_request::{Container, Engine, GRANTED_LIST, Interceptor, kept_list, ran_before};
 use serde_json::{Map, Value, json};
 
 use crate::plan::{Plan, READ_ONLY};
@@ -291,6 +291,7 @@ fn groups(json: &mut Value, gids: &[u32]) -> Result<(), EditError> {
 /// NVIDIA's list becomes void, so that a runtime inside the container finds nothing to inject; an annotation keeps it. Where
 /// other sources had a say in it, it keeps what was granted: without their words, which may be gone, it would mean more.
 fn environment(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
+    let is_pods = Container::from_json(json).engine() == Engine::Cri;
     let Some(process) = json.get_mut("process").and_then(Value::as_object_mut) else { return Ok(()) };
     let env = list(process, "env", "process.env")?;
     let name = |entry: &Value| {
@@ -307,7 +308,10 @@ fn environment(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     env.retain_mut(|entry| {
         let Some(name) = name(entry).filter(ours) else { return true };
         if name == "NVIDIA_VISIBLE_DEVICES" {
-            list = entry.as_str().and_then(|entry| entry.split_once('=')).map(|(_, list)| list.to_owned());
+            let written = entry.as_str().and_then(|entry| entry.split_once('=')).map(|(_, list)| list);
+            // Of a pod's entries each counts; elsewhere the last one alone.
+            let counts = !is_pods || !matches!(written, Some("" | "void"));
+            list = written.filter(|_| counts).map(str::to_owned).or(list.take());
             *entry = json!("NVIDIA_VISIBLE_DEVICES=void");
         } else if let Some(value) = granted(&name) {
             *entry = json!(format!("{name}={value}"));

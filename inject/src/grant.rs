@@ -8,7 +8,9 @@ use gpushare_quota::{
     Admission, Holder, HolderError, Lease, LeaseKey, Reservation, ReserveError, StateError, StateFolder,
     Store, StoreError,
 };
-use gpushare_request::{Asked, Container, InterceptorPolicy, Mode, Request, RequestError, Requirements};
+use gpushare_request::{
+    Container, InterceptorPolicy, Mode, Policy, Request, RequestError, Requirements, read,
+};
 use serde_json::Value;
 
 use crate::bundle::Bundle;
@@ -32,16 +34,14 @@ pub struct Settings<'a> {
     pub file: Option<PathBuf>,
     /// Rules for admission.
     pub admission: &'a Admission,
-    /// Whether a privileged container gets no share.
-    pub strict: bool,
+    /// Rules for requests.
+    pub policy: &'a Policy,
 }
 
 /// A container that asks for a share.
 #[derive(Debug)]
 pub struct Asking<'a> {
-    /// What it asks for.
-    pub asked: Asked<'a>,
-    /// What else its engine wrote about it.
+    /// What it asks for, as its engine wrote it.
     pub container: &'a Container,
     /// Who it is.
     pub key: &'a LeaseKey,
@@ -121,14 +121,15 @@ pub fn grant<T, E: From<GrantError>>(
     settings: &Settings,
     apply: impl FnOnce(&Plan, Reservation<'_>, Value) -> Result<T, E>,
 ) -> Result<T, E> {
-    if settings.strict {
+    if settings.policy.strict {
         admit(&asking.json)?;
     }
     let requirements = Requirements::of(asking.container).map_err(GrantError::from)?;
     let state = StateFolder::open(settings.programs.state).map_err(GrantError::from)?;
     let node = Node::open(settings.roots).map_err(GrantError::from)?;
     let node = stock::known(node, state.path(), settings).map_err(GrantError::from)?;
-    let request = asking.asked.on(&node.gpus).map_err(GrantError::from)?;
+    let request = read(asking.container, settings.policy, &node.gpus).map_err(GrantError::from)?;
+    let request = request.ok_or(RequestError::NoShare).map_err(GrantError::from)?;
     for note in &request.notes {
         tracing::warn!(container = %asking.key.container, note, "request");
     }

@@ -6,7 +6,6 @@
 //! container and host share. The image decides nothing here but which of its folders the libraries appear in.
 #![deny(unsafe_code)]
 
-mod asked;
 mod bundle;
 mod cdi;
 mod edit;
@@ -21,7 +20,6 @@ mod region;
 mod stock;
 mod surroundings;
 
-pub use asked::{AskError, asked};
 pub use bundle::{Bundle, BundleError};
 pub use cdi::{CdiDevice, CdiSpec};
 pub use edit::{EditError, is_privileged, refuse_earlier_plan};

@@ -128,6 +128,7 @@ mod tests {
         fs::set_permissions(&cli, fs::Permissions::from_mode(0o755)).unwrap();
         let none = Path::new("");
         let (roots, admission) = (Roots::default(), Admission::default());
+        let policy = gpushare_request::Policy::default();
         let settings = |file: &str| Settings {
             roots: &roots,
             programs: Programs {
@@ -141,7 +142,7 @@ mod tests {
             cli: &cli,
             file: Some(file.into()),
             admission: &admission,
-            strict: false,
+            policy: &policy,
         };
         assert!(refresh(&settings("Cargo.toml")).is_ok(), "a test's working folder is its crate's");
         assert!(matches!(refresh(&settings("none.toml")), Err(StockError::Refused(_))));

@@ -224,7 +224,7 @@ pub fn place(
     for gpu in named.iter().copied().filter(|gpu| request.model.takes(&gpu.model)) {
         candidates.push(candidate(gpu, load(gpu.uuid), rules)?);
     }
-    let explicit = !matches!(request.devices, Devices::Any(_));
+    let explicit = !matches!(request.devices, Devices::Any(_) | Devices::Among(..));
     if candidates.is_empty() || (explicit && candidates.len() < named.len()) {
         let models: Vec<&str> = named.iter().map(|gpu| gpu.model.as_str()).collect();
         return Err(Refusal::Model { filter: request.model.to_string(), here: models.join(", ") });
@@ -256,6 +256,10 @@ fn candidate<'a>(gpu: &'a Gpu, load: GpuLoad, rules: &Admission) -> Result<Candi
 fn named<'a>(devices: &Devices, gpus: &'a [Gpu]) -> Result<(Vec<&'a Gpu>, usize), Refusal> {
     match devices {
         Devices::Any(count) => Ok((gpus.iter().collect(), usize::from(*count))),
+        Devices::Among(count, of) => {
+            let named = gpus.iter().filter(|gpu| of.contains(&gpu.uuid));
+            Ok((named.collect(), usize::from(*count)))
+        }
         Devices::All => Ok((gpus.iter().collect(), gpus.len())),
         Devices::These(selectors) => {
             let mut found: Vec<&Gpu> = Vec::new();

@@ -1,12 +1,12 @@
-//! What one source says of the share, in values of this node.
+//! What one source says of the share, in values of this node: which GPUs, how many, and how much of each.
 
-use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
+use gpushare_inventory::{Capabilities, DeviceMemory, Gpu, GpuUuid};
 
-use crate::Policy;
-use crate::channel::Trust;
 use crate::error::RequestError;
-use crate::grammar::{Cores, Priority};
-use crate::reading::Said;
+use crate::grammar::{ComputePolicy, Cores, MemoryAsk, Mode, Priority, Scope};
+use crate::model::ModelFilter;
+use crate::rank::Rank;
+use crate::words::Word;
 
 /// A limit on compute as it was stated. Its order is that of what may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,60 +19,120 @@ pub(crate) enum Cap {
 impl Cap {
     /// `percent` of a GPU, of which 100 are no limit; `None` outside 1 to 100.
     pub fn of(percent: u64) -> Option<Self> {
-        match percent {
-            100 => Some(Self::Unlimited),
-            _ => u8::try_from(percent).ok().and_then(Cores::new).map(Self::Percent),
-        }
+        u8::try_from(percent).ok().and_then(Cores::new).map(Self::from)
     }
 }
 
 impl From<Cores> for Cap {
     fn from(cores: Cores) -> Self {
-        if cores.percent() == 100 { Self::Unlimited } else { Self::Percent(cores) }
+        if cores == Cores::ALL { Self::Unlimited } else { Self::Percent(cores) }
     }
 }
 
 /// What is said of one GPU; `None` is nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
-    pub memory: Option<DeviceMemory>,
+    pub memory: Option<MemoryAsk>,
     pub cores: Option<Cap>,
 }
 
-/// What one source says.
+impl Amount {
+    /// This much memory.
+    pub fn memory(memory: DeviceMemory) -> Self {
+        Self { memory: Some(MemoryAsk::Bytes(memory)), cores: None }
+    }
+
+    /// This much compute.
+    pub fn cores(cap: Cap) -> Self {
+        Self { memory: None, cores: Some(cap) }
+    }
+}
+
+/// What a source means that names no GPU and no number of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Span {
+    /// One GPU, which placement chooses.
+    One,
+    /// Every GPU that the others leave.
+    #[default]
+    All,
+}
+
+/// What one word says.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     /// The word that says it, for messages.
     pub by: String,
-    pub trust: Trust,
+    pub rank: Rank,
+    /// Name and value, where the word is a variable.
+    pub variable: Option<(String, String)>,
+    /// Whether it asks for a share; else it only bounds what another asks for.
+    pub asks: bool,
     /// The GPUs, in the container's order; `None` where it names none.
     pub gpus: Option<Vec<GpuUuid>>,
-    /// How many it asks for, where it says a number.
+    /// How many, where it says a number.
     pub count: Option<usize>,
+    pub span: Span,
     /// Of every GPU that `particular` does not have.
     pub each: Amount,
     pub particular: Vec<(GpuUuid, Amount)>,
-    /// Whole cards, which nobody else has a share of.
-    pub exclusive: bool,
+    /// How the GPUs are given, where it says so.
+    pub mode: Option<Mode>,
     /// How much of idle time may be used beyond the cap.
     pub burst: Option<Cores>,
     pub priority: Option<Priority>,
+    pub compute_policy: Option<ComputePolicy>,
+    pub model: Option<ModelFilter>,
+    pub capabilities: Option<Capabilities>,
+    pub scope: Option<Scope>,
+    /// Whether its writer knows gpushare, and takes the node's default for what is left out.
+    pub takes_defaults: bool,
+    /// What whoever asked, or the administrator, should know.
+    pub notes: Vec<String>,
 }
 
 impl Claim {
-    /// What `said` says, so far nothing.
-    pub fn by(said: Said) -> Self {
+    /// What `word` says, so far nothing.
+    pub fn by(word: Word) -> Self {
         Self {
-            by: said.to_string(),
-            trust: said.trust,
+            by: word.to_string(),
+            rank: word.rank,
+            variable: word.is_variable.then(|| (word.key.to_owned(), word.value.to_owned())),
+            asks: true,
             gpus: None,
             count: None,
+            span: Span::All,
             each: Amount::default(),
             particular: Vec::new(),
-            exclusive: false,
+            mode: None,
             burst: None,
             priority: None,
+            compute_policy: None,
+            model: None,
+            capabilities: None,
+            scope: None,
+            takes_defaults: false,
+            notes: Vec::new(),
         }
+    }
+
+    /// A claim for each of `words`, of the same amount of each GPU.
+    pub fn each_of<'a>(
+        words: impl Iterator<Item = Word<'a>>,
+        amount: impl Fn(Word<'a>) -> Result<Amount, RequestError>,
+    ) -> Result<Vec<Self>, RequestError> {
+        words.map(|word| Ok(Self::by(word).each(amount(word)?))).collect()
+    }
+
+    /// The same as a bound of what others ask for.
+    pub fn bounding(self) -> Self {
+        Self { asks: false, ..self }
+    }
+
+    /// The same, and a note.
+    pub fn noting(mut self, note: impl Into<String>) -> Self {
+        self.notes.push(note.into());
+        self
     }
 
     /// The same of these GPUs, each once.
@@ -88,50 +148,71 @@ impl Claim {
     }
 
     /// The same amount of each GPU.
-    pub fn each(mut self, amount: Amount) -> Self {
-        self.each = amount;
-        self
+    pub fn each(self, amount: Amount) -> Self {
+        Self { each: amount, ..self }
     }
 
-    /// Of each of these GPUs what `amount` makes of its position and of it.
+    /// Of each of these GPUs what `amount` makes of its position and of it. Which GPUs the container has is not said.
     pub fn on(
-        mut self,
-        gpus: &[&Gpu],
-        amount: impl Fn(usize, &Gpu) -> Result<Amount, RequestError>,
-    ) -> Result<Self, RequestError> {
-        let of = |(position, gpu): (usize, &&Gpu)| Ok((gpu.uuid, amount(position, gpu)?));
-        self.particular = gpus.iter().enumerate().map(of).collect::<Result<_, RequestError>>()?;
-        Ok(self.naming(gpus))
-    }
-
-    /// The same, where it does not name the GPUs itself.
-    pub fn stating(
         self,
         gpus: &[&Gpu],
         amount: impl Fn(usize, &Gpu) -> Result<Amount, RequestError>,
     ) -> Result<Self, RequestError> {
-        Ok(Self { gpus: None, ..self.on(gpus, amount)? })
+        let of = |(position, gpu): (usize, &&Gpu)| Ok((gpu.uuid, amount(position, gpu)?));
+        let particular = gpus.iter().enumerate().map(of).collect::<Result<_, RequestError>>()?;
+        Ok(Self { particular, ..self })
     }
 
-    /// The order of sources: one that may grant before one that may only lower, and the more trusted before the less.
-    pub fn rank(&self, policy: &Policy) -> (bool, Trust) {
-        (self.trust.grants(policy), self.trust)
+    /// The same for whole cards, which nobody else has a share of.
+    pub fn exclusive(self) -> Self {
+        Self { mode: Some(Mode::Exclusive), ..self }
     }
 
-    /// Whether it states a cap on compute of any GPU.
-    pub fn caps_compute(&self) -> bool {
-        let is_cap = |amount: &Amount| matches!(amount.cores, Some(Cap::Percent(_)));
-        is_cap(&self.each) || self.particular.iter().any(|(_, amount)| is_cap(amount))
+    /// Whether it is for whole cards.
+    pub fn is_exclusive(&self) -> bool {
+        self.mode == Some(Mode::Exclusive)
+    }
+
+    /// Whether another system wrote it.
+    pub fn is_foreign(&self) -> bool {
+        !self.takes_defaults
+    }
+
+    /// Whether it speaks of amounts at all.
+    pub fn states_amounts(&self) -> bool {
+        let states = |amount: &Amount| amount.memory.is_some() || amount.cores.is_some();
+        self.mode.is_some() || states(&self.each) || self.particular.iter().any(|(_, amount)| states(amount))
+    }
+
+    /// What it says of one GPU; of none known, what it says of each.
+    pub fn amount_on(&self, gpu: Option<GpuUuid>) -> Amount {
+        let particular = self.particular.iter().find(|(other, _)| Some(*other) == gpu);
+        particular.map_or(self.each, |(_, amount)| *amount)
     }
 
     /// The most compute that may be used of one GPU, idle time included; `None` where it states no cap.
-    pub fn most_compute_on(&self, gpu: GpuUuid) -> Option<Cap> {
-        let cap = self.amount_on(gpu).cores?;
-        Some(self.burst.map_or(cap, |burst| cap.max(burst.into())))
+    pub fn most_compute_on(&self, gpu: Option<GpuUuid>) -> Option<Cap> {
+        let burst = self.burst.map(Cap::from);
+        match self.amount_on(gpu).cores {
+            Some(cap) => Some(burst.map_or(cap, |burst| cap.max(burst))),
+            None => burst,
+        }
     }
 
-    /// What it says of one GPU.
-    pub fn amount_on(&self, gpu: GpuUuid) -> Amount {
-        self.particular.iter().find(|(other, _)| *other == gpu).map_or(self.each, |(_, amount)| *amount)
+    /// Whether it speaks of every GPU that `other` does.
+    pub fn covers(&self, other: &Self) -> bool {
+        let speaks = |gpu: &GpuUuid| self.particular.iter().any(|(own, _)| own == gpu);
+        self.particular.is_empty() || other.particular.iter().all(|(gpu, _)| speaks(gpu))
+    }
+
+    /// What it states, for an order among words for one thing: the more, the later.
+    pub fn size(&self) -> (u64, Cap) {
+        let amounts = self.particular.iter().map(|(_, amount)| amount).chain([&self.each]);
+        let memory = amounts.clone().filter_map(|amount| match amount.memory {
+            Some(MemoryAsk::Bytes(memory)) => Some(memory.bytes()),
+            _ => None,
+        });
+        let cores = amounts.filter_map(|amount| amount.cores).max();
+        (memory.max().unwrap_or(u64::MAX), cores.unwrap_or(Cap::Unlimited))
     }
 }

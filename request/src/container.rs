@@ -19,6 +19,8 @@ pub struct Container {
     nodes: Vec<Node>,
     /// Whether the wrapper granted the bundle a lease before.
     ran_before: bool,
+    /// Whether the engine gave it every device of the host, which says nothing of any single one.
+    is_privileged: bool,
 }
 
 /// An entry of the environment, split once: every dialect looks at all of them.
@@ -58,17 +60,30 @@ pub(crate) struct Node {
     pub path: String,
     pub major: i64,
     pub minor: i64,
+    pub is_block: bool,
 }
 
 /// Where a CRI engine writes what a container is.
 struct CriKeys {
     kind: &'static str,
     name: &'static str,
+    sandbox: &'static str,
+    namespace: &'static str,
 }
 
 const CRI_KEYS: [CriKeys; 2] = [
-    CriKeys { kind: "io.kubernetes.cri-o.ContainerType", name: "io.kubernetes.container.name" },
-    CriKeys { kind: "io.kubernetes.cri.container-type", name: "io.kubernetes.cri.container-name" },
+    CriKeys {
+        kind: "io.kubernetes.cri-o.ContainerType",
+        name: "io.kubernetes.container.name",
+        sandbox: "io.kubernetes.cri-o.SandboxID",
+        namespace: "io.kubernetes.pod.namespace",
+    },
+    CriKeys {
+        kind: "io.kubernetes.cri.container-type",
+        name: "io.kubernetes.cri.container-name",
+        sandbox: "io.kubernetes.cri.sandbox-id",
+        namespace: "io.kubernetes.cri.sandbox-namespace",
+    },
 ];
 
 /// The family of the engine, as far as it changes what a key means.
@@ -118,6 +133,7 @@ impl Container {
             mounts: mounts.filter_map(mount).collect(),
             nodes: nodes.filter_map(node).collect(),
             ran_before: ran_before(json),
+            is_privileged: is_privileged(json),
         }
     }
 
@@ -159,15 +175,30 @@ impl Container {
         })
     }
 
-    /// Whether this is a pod's pause container, which passes unread.
+    /// Whether this is a pod's pause container, which passes unread. podman writes none of the marks by itself, so under it
+    /// they are a pod author's words.
     pub fn is_sandbox(&self) -> bool {
         let kind = self.cri().and_then(|keys| self.annotations.get(keys.kind));
-        kind.is_some_and(|kind| kind == "sandbox")
+        kind.is_some_and(|kind| kind == "sandbox") && self.writer() != Writer::Podman
+    }
+
+    fn of_pod(&self, key: fn(&CriKeys) -> &'static str) -> Option<&str> {
+        self.cri().and_then(|keys| self.annotations.get(key(keys))).map(String::as_str)
     }
 
     /// The container's name inside its pod.
     pub(crate) fn name_in_pod(&self) -> Option<&str> {
-        self.cri().and_then(|keys| self.annotations.get(keys.name)).map(String::as_str)
+        self.of_pod(|keys| keys.name)
+    }
+
+    /// The id of the pod's sandbox.
+    pub fn sandbox(&self) -> Option<&str> {
+        self.of_pod(|keys| keys.sandbox)
+    }
+
+    /// The pod's namespace.
+    pub(crate) fn pod_namespace(&self) -> Option<&str> {
+        self.of_pod(|keys| keys.namespace)
     }
 
     /// Whether the bundle holds the hook of an earlier lease: it was edited then, and not written anew since. Neither image
@@ -199,6 +230,49 @@ impl Container {
     pub(crate) fn nodes(&self) -> &[Node] {
         &self.nodes
     }
+
+    /// The GPUs' nodes that the engine was handed for this container, by path and minor number. A bundle that ran before
+    /// holds those of its lease as well, so its own note tells; one with every device of the host was handed none.
+    pub(crate) fn handed(&self) -> Vec<(&str, u32)> {
+        if self.is_privileged {
+            return Vec::new();
+        }
+        let note = self.annotations.get(HANDED).filter(|_| self.ran_before);
+        if self.ran_before {
+            let minors = note.into_iter().flat_map(|note| note.split(','));
+            return minors.filter_map(|minor| Some((HANDED, minor.parse().ok()?))).collect();
+        }
+        self.nodes.iter().filter_map(|node| Some((node.path.as_str(), gpu_minor(node)?))).collect()
+    }
+}
+
+/// The annotation that keeps the minor numbers of the GPUs that a bundle was handed, for when it is run again without being
+/// written anew. A pod can write it, so it counts only beside the hook of an earlier lease.
+pub const HANDED: &str = "granted.gpushare.io/handed";
+
+/// The driver's major number; from 254 up its minors are control nodes.
+const MAJOR: i64 = 195;
+const FIRST_CONTROL_MINOR: i64 = 254;
+
+/// The minor of a GPU's node; `None` for any other node.
+pub(crate) fn gpu_minor(node: &Node) -> Option<u32> {
+    let is_gpu = node.major == MAJOR && (0..FIRST_CONTROL_MINOR).contains(&node.minor) && !node.is_block;
+    u32::try_from(node.minor).ok().filter(|_| is_gpu)
+}
+
+/// Whether the bundle allows every character device: it was given those of the whole host.
+pub fn is_privileged(json: &Value) -> bool {
+    let rules = json.pointer("/linux/resources/devices").and_then(Value::as_array).into_iter().flatten();
+    let lets_use = |rule: &&Value| {
+        let access = rule.get("access").and_then(Value::as_str).unwrap_or("rwm");
+        rule.get("allow") == Some(&Value::Bool(true)) && access.contains(['r', 'w'])
+    };
+    let number = |rule: &Value, field| rule.get(field).and_then(Value::as_i64).filter(|number| *number >= 0);
+    rules.filter(lets_use).any(|rule| {
+        let kind = rule.get("type").and_then(Value::as_str).unwrap_or("a");
+        let is_for_all = number(rule, "major").is_none() && number(rule, "minor").is_none();
+        matches!(kind, "a" | "" | "c") && is_for_all
+    })
 }
 
 fn mount(json: &Value) -> Option<Mount> {
@@ -209,7 +283,8 @@ fn mount(json: &Value) -> Option<Mount> {
 fn node(json: &Value) -> Option<Node> {
     let number = |field| json.get(field).and_then(Value::as_i64);
     let path = json.get("path").and_then(Value::as_str)?.to_owned();
-    Some(Node { path, major: number("major")?, minor: number("minor")? })
+    let is_block = json.get("type").and_then(Value::as_str) == Some("b");
+    Some(Node { path, major: number("major")?, minor: number("minor")?, is_block })
 }
 
 /// Whether this config.json holds the hook of an earlier lease: the wrapper edited it then, and nobody wrote it anew since.

@@ -1,83 +1,158 @@
-//! Other systems' ways to write a request, one file each. None knows another: each says which words are its own and what
-//! they mean, and the merge compares what they said.
+//! Other systems' ways to write a request, one file and one line each. None decides over another: each says which words
+//! are its own and what they mean, and the merge compares what they said. A dialect that writes another's keys in a sense
+//! of its own names that one in `over`.
 
-use crate::cards::Cards;
-use crate::claim::Claim;
-use crate::error::RequestError;
-use crate::reading::Reading;
+use crate::dialect::{Dialect, Off, Speech, Switch};
+use crate::library::Library;
+use crate::words::Words;
 
 mod aliyun;
 mod aliyun_off;
+mod cgpu;
 mod elastic;
 mod hami;
 mod kai;
 mod koordinator;
+mod mps;
 mod nvfractions;
 mod nvidia_mps;
 mod nvshare;
 mod pai_egpu;
 mod slurm;
+mod slurm_gpu;
 mod slurm_mps;
 mod slurm_shard;
 mod tke_vcuda;
 mod vgpu_manager;
 mod volcano_legacy;
+mod xgpu;
 
-/// One way to write a request.
-pub(crate) struct Dialect {
-    /// Its name in settings and listings.
-    pub name: &'static str,
-    /// Whether the bundle speaks it. Looks at nothing but the bundle: most containers ask for nothing.
-    pub detects: fn(&Reading) -> bool,
-    /// What it says.
-    pub read: for<'a> fn(&Reading<'a>, Cards<'a>) -> Result<Vec<Claim>, RequestError>,
-    /// The keys, of variables and annotations, that no later dialect may take for its own.
-    pub owns: fn(&str) -> bool,
-    /// Whether its limits may count by a GPU's place in the list.
-    pub by_position: bool,
-}
-
-/// In the order of detection: a dialect that uses another's keys stands before it. Slurm and NvFractions use those of MPS, both
-/// Koordinator and KAI HAMi's; the former of each is known by what a bundle's author cannot take away, the latter by a
-/// variable that anybody may write.
-pub(crate) static DIALECTS: [&Dialect; 15] = [
-    &slurm_mps::DIALECT,
-    &nvfractions::DIALECT,
-    &koordinator::DIALECT,
-    &kai::DIALECT,
-    &vgpu_manager::DIALECT,
-    &hami::DIALECT,
-    &pai_egpu::DIALECT,
-    &aliyun_off::DIALECT,
+static DIALECTS: [&Dialect; 17] = [
     &aliyun::DIALECT,
-    &tke_vcuda::DIALECT,
+    &aliyun_off::DIALECT,
     &elastic::DIALECT,
-    &volcano_legacy::DIALECT,
-    &slurm_shard::DIALECT,
-    &nvshare::DIALECT,
+    &hami::DIALECT,
+    &kai::DIALECT,
+    &koordinator::DIALECT,
+    &nvfractions::DIALECT,
     &nvidia_mps::DIALECT,
+    &nvshare::DIALECT,
+    &pai_egpu::DIALECT,
+    &slurm_gpu::DIALECT,
+    &slurm_mps::DIALECT,
+    &slurm_shard::DIALECT,
+    &tke_vcuda::DIALECT,
+    &vgpu_manager::DIALECT,
+    &volcano_legacy::DIALECT,
+    &xgpu::DIALECT,
 ];
 
-impl std::fmt::Debug for Dialect {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name)
-    }
+/// In [`Dialect::over`]: the list of GPUs, which is no dialect of one system.
+pub(crate) const PLAIN_LIST: &str = "nvidia-plain";
+
+/// A dialect that the bundle speaks, and the words that it sees.
+pub(crate) struct Spoken<'a> {
+    pub dialect: &'static Dialect,
+    pub speech: Speech,
+    pub words: Words<'a>,
 }
 
 /// The dialects that the bundle speaks, less those that the settings leave out.
-pub(crate) fn spoken(reading: &mut Reading) -> Vec<&'static Dialect> {
-    let mut spoken = Vec::new();
-    for dialect in DIALECTS {
-        let unread = reading.policy.unread_dialects.iter().any(|name| name == dialect.name);
-        if !unread && (dialect.detects)(reading) {
-            reading.take(dialect.owns);
-            spoken.push(dialect);
+pub(crate) fn spoken<'a>(words: &Words<'a>) -> Vec<Spoken<'a>> {
+    let mut known = [const { None }; DIALECTS.len()];
+    for place in 0..DIALECTS.len() {
+        look(place, words, &mut known);
+    }
+    known.into_iter().flatten().filter(|spoken| spoken.speech != Speech::Silent).collect()
+}
+
+/// Looks for one dialect, after those that take keys from it.
+fn look<'a>(place: usize, words: &Words<'a>, known: &mut [Option<Spoken<'a>>; DIALECTS.len()]) {
+    if known[place].is_some() {
+        return;
+    }
+    let dialect = DIALECTS[place];
+    let mut seen = words.clone();
+    for (above, other) in DIALECTS.iter().enumerate().filter(|(_, other)| other.over.contains(&dialect.name))
+    {
+        look(above, words, known);
+        if known[above].as_ref().is_some_and(|spoken| spoken.speech == Speech::Asks) {
+            seen = seen.without(other.owns);
         }
     }
-    spoken
+    let is_unread = words.policy.unread_dialects.iter().any(|name| name == dialect.name);
+    let speech = if is_unread { Speech::Silent } else { (dialect.speech)(&seen) };
+    known[place] = Some(Spoken { dialect, speech, words: seen });
 }
 
 /// The names of all dialects, for settings.
 pub fn names() -> impl Iterator<Item = &'static str> {
     DIALECTS.iter().map(|dialect| dialect.name)
+}
+
+/// The names of the switches that settings can have honoured.
+pub fn switch_names() -> impl Iterator<Item = &'static str> {
+    switches().filter(|switch| switch.turns_off != Off::Hardness).map(|switch| switch.key)
+}
+
+/// The switches of all systems.
+pub(crate) fn switches() -> impl Iterator<Item = &'static Switch> {
+    DIALECTS.iter().flat_map(|dialect| dialect.switches)
+}
+
+/// The interception libraries of all systems.
+pub(crate) fn libraries() -> impl Iterator<Item = Library> {
+    DIALECTS.iter().filter_map(|dialect| dialect.library)
+}
+
+/// Keys that look like a request and are none.
+pub(crate) fn hints() -> impl Iterator<Item = (&'static str, &'static str)> {
+    DIALECTS.iter().flat_map(|dialect| dialect.hints).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::container::Container;
+    use crate::library::Interceptor;
+
+    #[test]
+    fn whoever_takes_keys_from_a_dialect_names_one_that_exists_and_no_two_take_from_each_other() {
+        let of = |name: &str| DIALECTS.iter().find(|dialect| dialect.name == name);
+        fn reaches(from: &Dialect, to: &str, of: &dyn Fn(&str) -> Option<&'static Dialect>) -> bool {
+            from.over.iter().any(|name| *name == to || of(name).is_some_and(|next| reaches(next, to, of)))
+        }
+        for dialect in DIALECTS {
+            for name in dialect.over {
+                assert!(*name == PLAIN_LIST || of(name).is_some(), "{} over {name}", dialect.name);
+            }
+            assert!(!reaches(dialect, dialect.name, &|name| of(name).copied()), "{}", dialect.name);
+        }
+    }
+
+    #[test]
+    fn every_systems_folders_and_libraries_are_known() {
+        let found = |destination: &str| {
+            let json = json!({"mounts": [{"destination": destination}]});
+            Interceptor::of(&Container::from_json(&json), &libraries().collect::<Vec<_>>())
+        };
+        for folder in [
+            "/etc/vcuda",
+            "/usr/local/nvidia",
+            "/etc/vgpu-manager",
+            "/opt/gpu-fractioning/lib",
+            "/usr/lib/nvshare",
+            "/var/run/nvshare",
+        ] {
+            for target in [folder.to_owned(), format!("{folder}/below")] {
+                let found = found(&target);
+                assert_eq!(found.as_ref().map(|found| found.mounts.as_slice()), Some(&[target][..]));
+            }
+        }
+        for library in ["libvgpu.so", "libvgpu-control.so", "libcuda-control.so", "libnvshare.so"] {
+            assert!(found(&format!("/x/{library}")).is_some(), "{library}");
+        }
+    }
 }

@@ -1,8 +1,8 @@
 //! Why a request is refused, each with the remedy, in words that fit an engine's one-line message.
 
-use crate::cards::SelectorError;
 use crate::grammar::GrammarError;
 use crate::model::ModelError;
+use crate::selector::SelectorError;
 use gpushare_inventory::{CapabilityError, GpuUuid};
 
 /// Why a container's request cannot be read.
@@ -60,16 +60,17 @@ pub enum RequestError {
     },
     /// A channel that may not grant asked for a GPU.
     #[error(
-        "{key} asks for a GPU, but only trusted annotations and channels with a ceiling grant here (request.strict): ask through \
-         alloc.gpushare.io annotations, or have the administrator set request.env_ceiling or request.pod_ceiling"
+        "{key} asks for a GPU, but only trusted annotations, handed devices and channels with a ceiling grant here \
+         (request.strict): ask through alloc.gpushare.io annotations, or have the administrator set request.env_ceiling or \
+         request.pod_ceiling"
     )]
     Untrusted {
         /// The annotation or variable.
         key: String,
     },
-    /// A channel that may only lower stated what the trusted one left to the node's default, and more than that.
+    /// A channel that may only lower stated more than the node's default, of which nobody else speaks.
     #[error(
-        "{key} asks for more than this node gives beside the trusted keys, which leave it out (request.strict): remove it, or \
+        "{key} asks for more than this node gives beside the trusted words, which leave it out (request.strict): remove it, or \
          have them say it"
     )]
     AboveDefault {
@@ -99,6 +100,13 @@ pub enum RequestError {
         /// The setting that says so.
         setting: &'static str,
     },
+    /// gpushare's own variables alone, where they are not read.
+    #[error(
+        "its GPUSHARE_ variables are no request on this node (request.env); ask by annotation as gpushare.io/memory (docker \
+         run --annotation, from docker 24 on), leave them and gpushare's CDI devices out, or have the administrator change \
+         request.env"
+    )]
+    UnreadVariables,
     /// Variables where nobody's count.
     #[error(
         "{by} asks by variables, which are no request on this node (request.env and request.nvidia); ask by annotation, or have \

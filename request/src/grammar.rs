@@ -5,8 +5,6 @@ use std::str::FromStr;
 
 use gpushare_inventory::{DeviceMemory, GpuUuid};
 
-use crate::ComputePolicy;
-
 /// What is wrong with a value, and which forms exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
@@ -21,7 +19,7 @@ pub enum GrammarError {
     Blanks,
     /// A unit nobody knows.
     #[error(
-        "unknown unit, whose case counts: known are Ki, Mi, Gi, Ti, KiB, MiB, GiB, TiB, K, M, G, T, KB, MB, GB, TB and %"
+        "unknown unit, whose case counts: known are Ki, Mi, Gi, Ti, KiB, MiB, GiB, TiB, K, M, G, T, KB, MB, GB, TB, docker's k, m, g, t and %"
     )]
     UnknownUnit,
     /// More than fits into 64 bits.
@@ -53,12 +51,60 @@ pub enum GrammarError {
     /// A mode of the design that this version does not enforce yet.
     #[error("this mode is not available in this version: use share or exclusive")]
     UnavailableMode,
+    /// Not a scope.
+    #[error("unknown scope: known are container and pod")]
+    UnknownScope,
     /// Not a compute policy.
     #[error("unknown compute policy: known are fixed, burst and none")]
     UnknownPolicy,
     /// Not a priority.
     #[error("a priority is a whole number from 0 (low) to 9")]
     NotAPriority,
+}
+
+/// How a container's compute share is held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ComputePolicy {
+    /// A hard cap, also on an idle GPU.
+    #[default]
+    Fixed,
+    /// The share is guaranteed; idle time may be used.
+    Burst,
+    /// No compute limit.
+    None,
+}
+
+impl ComputePolicy {
+    /// The word in requests, in the store and in listings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fixed => "fixed",
+            Self::Burst => "burst",
+            Self::None => "none",
+        }
+    }
+}
+
+/// Whose a share is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scope {
+    /// The container's own.
+    #[default]
+    Container,
+    /// The pod's: its containers have one share together, which ends with the last of them.
+    Pod,
+}
+
+impl FromStr for Scope {
+    type Err = GrammarError;
+
+    fn from_str(text: &str) -> Result<Self, GrammarError> {
+        match text {
+            "container" => Ok(Self::Container),
+            "pod" => Ok(Self::Pod),
+            _ => Err(GrammarError::UnknownScope),
+        }
+    }
 }
 
 /// How much memory is asked for on each GPU.
@@ -70,6 +116,16 @@ pub enum MemoryAsk {
     Percent(u8),
     /// All that is left on the GPU.
     Rest,
+}
+
+impl MemoryAsk {
+    /// The amount, where it is one of bytes.
+    pub const fn bytes(self) -> Option<DeviceMemory> {
+        match self {
+            Self::Bytes(memory) => Some(memory),
+            Self::Percent(_) | Self::Rest => None,
+        }
+    }
 }
 
 impl FromStr for MemoryAsk {
@@ -97,7 +153,11 @@ impl fmt::Display for MemoryAsk {
     }
 }
 
-const UNITS: [(&str, u64); 16] = [
+const UNITS: [(&str, u64); 20] = [
+    ("k", 1 << 10),
+    ("m", 1 << 20),
+    ("g", 1 << 30),
+    ("t", 1 << 40),
     ("Ki", 1 << 10),
     ("Mi", 1 << 20),
     ("Gi", 1 << 30),
@@ -117,7 +177,8 @@ const UNITS: [(&str, u64); 16] = [
 ];
 
 /// Digits without a leading zero (some read 010 as eight), perhaps a point and up to nine more digits, and a unit. Units
-/// are the Kubernetes ones (Gi is 2^30, G is 10^9), each also with a B. Lower case is refused: docker's `4g` means 2^30, Kubernetes' `4m` a thousandth.
+/// are the Kubernetes ones (Gi is 2^30, G is 10^9), each also with a B, and docker's: one lower-case letter, `4g` for 2^32.
+/// Kubernetes' `m` for a thousandth has no use here.
 fn size(text: &str) -> Result<u64, GrammarError> {
     if text.contains(char::is_whitespace) {
         return Err(GrammarError::Blanks);
@@ -266,6 +327,8 @@ pub enum Devices {
     Any(u8),
     /// Exactly these.
     These(Vec<DeviceSelector>),
+    /// So many of these, chosen by placement.
+    Among(u8, Vec<GpuUuid>),
     /// Every GPU of the node.
     All,
 }
@@ -358,8 +421,10 @@ mod tests {
             ("+1GiB", Err(E::NotASize)),
             ("4 GiB", Err(E::Blanks)),
             ("4GiB\n", Err(E::Blanks)),
-            ("4g", Err(E::UnknownUnit)),
-            ("4m", Err(E::UnknownUnit)),
+            ("4g", Ok(4 << 30)),
+            ("512m", Ok(512 << 20)),
+            ("4gb", Err(E::UnknownUnit)),
+            ("4kib", Err(E::UnknownUnit)),
             ("4GB ", Err(E::Blanks)),
             ("0x10GiB", Err(E::UnknownUnit)),
             ("1e3GiB", Err(E::UnknownUnit)),

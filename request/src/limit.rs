@@ -5,10 +5,10 @@ use gpushare_inventory::DeviceMemory;
 use crate::error::RequestError;
 use crate::grammar::Cores;
 use crate::quantity;
-use crate::reading::Said;
+use crate::words::Word;
 
 /// Memory as HAMi-core and vgpu-manager read it: digits and perhaps one of k, m, g, t (binary), without one bytes.
-pub(crate) fn memory(said: Said) -> Result<DeviceMemory, RequestError> {
+pub(crate) fn memory(said: Word) -> Result<DeviceMemory, RequestError> {
     let remedy = "memory is digits and perhaps one of k, m, g (binary), as 3000m";
     match quantity::binary(said.value).ok_or_else(|| said.wrong(remedy))? {
         0 => Err(said.wrong("0 states no limit: write the limit, as 3000m")),
@@ -20,14 +20,14 @@ pub(crate) fn memory(said: Said) -> Result<DeviceMemory, RequestError> {
 }
 
 /// A number of MiB, from 1.
-pub(crate) fn mebibytes(said: Said) -> Result<DeviceMemory, RequestError> {
+pub(crate) fn mebibytes(said: Word) -> Result<DeviceMemory, RequestError> {
     let bytes = quantity::whole(said.value).filter(|mib| *mib > 0).and_then(|mib| mib.checked_mul(1 << 20));
     let remedy = "memory is in MiB, digits only, from 1, as 2000";
     bytes.map(DeviceMemory::from_bytes).ok_or_else(|| said.wrong(remedy))
 }
 
 /// A percentage of a GPU's compute.
-pub(crate) fn cores(said: Said) -> Result<Cores, RequestError> {
+pub(crate) fn cores(said: Word) -> Result<Cores, RequestError> {
     let percent = quantity::whole(said.value).and_then(|percent| u8::try_from(percent).ok());
     percent
         .and_then(Cores::new)

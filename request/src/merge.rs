@@ -1,393 +1,572 @@
-//! Several sources' claims made one request.
+//! Several sources' claims made one request: of each bound the meet of all that speak of it.
 //!
-//! The most trusted source that speaks of a thing sets it, and a less trusted one may lower it, as may one that this node lets
-//! grant nothing. A strict node refuses what differs or is raised; a lenient one takes the smallest limit and the GPUs that all name, and says so. What nobody states is
-//! the node's default, never "no limit".
+//! Claims are taken by rank. A less trusted one may say less, and counts then; what it says more is refused on a strict
+//! node, and cut and noted elsewhere. Who grants is held to the ceilings of its channel, and a strict node wants
+//! somebody who may grant for whatever is more than the node's default. What nobody states is that default, never
+//! "no limit". Nothing here knows a vendor.
+
+use std::cmp::Ordering;
 
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 
-use crate::cards::{Cards, total};
-use crate::claim::{Amount, Cap, Claim};
+use crate::claim::{Cap, Claim, Span};
 use crate::error::RequestError;
-use crate::grammar::{Cores, DeviceSelector, Devices, MemoryAsk};
-use crate::reading::conflict;
-use crate::{ComputePolicy, NvidiaPolicy, Policy, Request, Share};
+use crate::gpus::{NodeGpus, total};
+use crate::grammar::{ComputePolicy, Cores, DeviceSelector, Devices, MemoryAsk, Priority, Scope};
+use crate::policy::{NvidiaPolicy, Policy};
+use crate::rank::Rank;
+use crate::request::{Request, Share};
+use crate::words::conflict;
 
-/// The request that `claims` make together, and what the node decided for itself on the way.
-pub(crate) fn merge(
-    mut claims: Vec<Claim>,
-    policy: &Policy,
-    cards: Cards,
-) -> Result<(Request, Vec<String>), RequestError> {
-    claims.sort_by_key(|claim| std::cmp::Reverse(claim.rank(policy)));
-    let mut merge = Merge { policy, cards, most: Vec::new(), notes: Vec::new() };
-    let Some(Stated { value: gpus, by: naming }) = merge.gpus(&claims)? else {
-        let by = claims.first().map(|claim| claim.by.clone()).unwrap_or_default();
-        return Err(RequestError::LimitWithoutGpu { by });
-    };
-    let exclusive = merge.exclusive(&claims)?;
-    // A share of more GPUs than the more trusted count is granted by who names them, too.
-    let above =
-        claims.iter().filter(|claim| claim.trust.grants(policy) && claim.rank(policy) > naming.rank(policy));
-    let counted = above.filter_map(|claim| claim.count).max().unwrap_or(1);
-    let naming = Some(naming).filter(|_| gpus.len() > counted);
+/// The request that `claims` make together on a node with these GPUs.
+///
+/// # Errors
+/// When they contradict each other, name nothing that the node has, or none of them may grant.
+pub(crate) fn merge(claims: &[Claim], policy: &Policy, node: NodeGpus) -> Result<Request, RequestError> {
+    let mut by_rank: Vec<&Claim> = claims.iter().collect();
+    by_rank.sort_by_key(|claim| std::cmp::Reverse(claim.rank));
+    let notes = claims.iter().flat_map(|claim| &claim.notes).take(MOST_NOTES).cloned().collect();
+    let mut merge = Merge { claims: by_rank, policy, node, notes };
+    merge.refuse_without_grantor()?;
+    let spread = merge.spread()?;
+    let exclusive = merge.exclusive(&spread)?;
     let mut shares = Vec::new();
-    for gpu in gpus {
-        shares.push((gpu.uuid, merge.share(&claims, naming, gpu, exclusive)?));
+    for gpu in spread.candidates() {
+        shares.push(merge.share(gpu, &spread, exclusive)?);
     }
-    let request = merge.request(&claims, shares, exclusive);
-    Ok((request, merge.notes))
+    merge.request(&spread, shares, exclusive)
 }
 
-/// Whether a source speaks of amounts at all.
-fn states(claim: &Claim) -> bool {
-    let share = |amount: &Amount| amount.memory.is_some() || amount.cores.is_some();
-    claim.exclusive || share(&claim.each) || claim.particular.iter().any(|(_, amount)| share(amount))
-}
+/// A bundle may hold a hundred thousand entries that differ.
+const MOST_NOTES: usize = 32;
 
 struct Merge<'a> {
+    /// The most trusted first.
+    claims: Vec<&'a Claim>,
     policy: &'a Policy,
-    cards: Cards<'a>,
-    /// The most compute that may be used on each GPU, where it is stated: more than the share for a burst.
-    most: Vec<Cap>,
+    node: NodeGpus<'a>,
     notes: Vec<String>,
 }
 
-/// A value and who stated it.
-#[derive(Clone, Copy)]
-struct Stated<'a, T> {
+/// Which GPUs the request is about.
+struct Spread<'a> {
+    gpus: Vec<&'a Gpu>,
+    /// How many of them it gets.
+    wanted: usize,
+    /// Whether it gets all of them; else placement chooses.
+    named: bool,
+    /// Who makes them more than the more trusted count: it is held to what it may grant, too.
+    multiplying: Option<&'a Claim>,
+}
+
+impl<'a> Spread<'a> {
+    /// Each GPU that it may get; where none of the node's is known, one that nobody knows.
+    fn candidates(&self) -> Vec<Option<&'a Gpu>> {
+        match self.gpus.is_empty() {
+            true => vec![None],
+            false => self.gpus.iter().copied().map(Some).collect(),
+        }
+    }
+
+    fn devices(&self) -> Devices {
+        let wanted = u8::try_from(self.wanted).unwrap_or(u8::MAX);
+        match self.named {
+            true => Devices::These(self.gpus.iter().map(|gpu| DeviceSelector::Uuid(gpu.uuid)).collect()),
+            false => Devices::Among(wanted, self.gpus.iter().map(|gpu| gpu.uuid).collect()),
+        }
+    }
+}
+
+/// The least of what several claims state.
+struct Least<'a, T> {
     value: T,
-    by: &'a Claim,
+    /// The most trusted claim that states it.
+    first: &'a Claim,
+    /// The one that made it the least.
+    bounding: &'a Claim,
+}
+
+/// What is granted of one GPU.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Granted {
+    gpu: Option<GpuUuid>,
+    share: Share,
+    /// The most compute that may be used, where it is stated: more than the share for a burst.
+    most: Option<Cap>,
 }
 
 impl<'a> Merge<'a> {
-    /// The GPUs that all name who name any, in the order of the most trusted, which is told.
-    fn gpus<'c>(&mut self, claims: &'c [Claim]) -> Result<Option<Stated<'c, Vec<&'a Gpu>>>, RequestError> {
-        let mut found: Option<Stated<Vec<GpuUuid>>> = None;
-        for claim in claims {
+    fn may_grant(&self, claim: &Claim) -> bool {
+        self.policy.authority(claim.rank).is_some()
+    }
+
+    fn asking(&self) -> impl Iterator<Item = &'a Claim> {
+        self.claims.iter().copied().filter(|claim| claim.asks)
+    }
+
+    /// Somebody who may grant has to ask; words of images that nobody checked are no request where lists are none.
+    fn refuse_without_grantor(&self) -> Result<(), RequestError> {
+        let first = self.asking().next().ok_or(RequestError::NoShare)?;
+        let mut granting = self.asking().filter(|claim| self.may_grant(claim)).peekable();
+        if granting.peek().is_none() {
+            return Err(RequestError::Untrusted { key: first.by.clone() });
+        }
+        let are_unread = matches!(self.policy.nvidia, NvidiaPolicy::Ignore | NvidiaPolicy::Refuse);
+        match granting.all(|claim| self.policy.is_unchecked(claim.rank)) && are_unread {
+            true => Err(RequestError::Unread { by: first.by.clone() }),
+            false => Ok(()),
+        }
+    }
+
+    fn spread(&mut self) -> Result<Spread<'a>, RequestError> {
+        let named = self.named()?;
+        let count = self.least(|claim| claim.count, |a, b| Ok(a.cmp(b)))?;
+        let span = self.asking().map(|claim| claim.span).min().unwrap_or_default();
+        let all = || self.node.all();
+        let every = self.asking().find(|claim| claim.span == Span::All);
+        let (gpus, wanted, by) = match (named, count, span) {
+            (Some(named), count, span) => {
+                let wanted = self.wanted_of(&named, count, span)?;
+                (named.value, wanted, Some(named.first))
+            }
+            (None, Some(count), _) => (all(), count.value, Some(count.first)),
+            (None, None, Span::One) => (all(), 1, None),
+            (None, None, Span::All) => (all(), all().len(), every),
+        };
+        self.refuse_multiplied(wanted, by)?;
+        let named = wanted == gpus.len() && by.is_some_and(|by| by.count.is_none());
+        let multiplying = by.filter(|by| wanted > self.counted_above(by));
+        Ok(Spread { gpus, wanted, named, multiplying })
+    }
+
+    /// How many of the GPUs that are named it gets.
+    fn wanted_of(
+        &mut self,
+        named: &Least<'a, Vec<&Gpu>>,
+        count: Option<Least<'a, usize>>,
+        span: Span,
+    ) -> Result<usize, RequestError> {
+        let listed = named.value.len();
+        let Some(count) = count else {
+            let single = span == Span::One && !self.may_multiply();
+            return Ok(if single { 1 } else { listed });
+        };
+        if count.value > listed || count.value < listed && named.first.rank == count.first.rank {
+            return Err(conflict(&count.first.by, format!("a list of {listed} GPUs")));
+        }
+        if count.value < listed && named.first.rank < count.first.rank {
+            self.differ(count.first, named.first, "the smaller number of GPUs counts")?;
+        }
+        Ok(count.value)
+    }
+
+    /// More than one GPU is more than the default: somebody who may grant has to say so many.
+    fn refuse_multiplied(&self, wanted: usize, by: Option<&Claim>) -> Result<(), RequestError> {
+        let says = |claim: &Claim| {
+            let named = claim.gpus.as_ref().map(Vec::len);
+            let spans = claim.asks && (named, claim.count) == (None, None) && claim.span == Span::All;
+            spans || named.max(claim.count) >= Some(wanted)
+        };
+        let grants = self.claims.iter().filter(|claim| self.may_grant(claim)).any(|claim| says(claim));
+        match by {
+            Some(by) if wanted > 1 && !grants => Err(RequestError::AboveDefault { key: by.by.clone() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether somebody who names GPUs may make several of what others ask for on one.
+    fn may_multiply(&self) -> bool {
+        let naming = self.claims.iter().filter(|claim| claim.gpus.is_some());
+        naming.into_iter().any(|claim| self.may_grant(claim) && !self.policy.is_unchecked(claim.rank))
+    }
+
+    /// How many GPUs those that are believed more than `by` count.
+    fn counted_above(&self, by: &Claim) -> usize {
+        let above = self.claims.iter().filter(|claim| claim.rank > by.rank && self.may_grant(claim));
+        above.filter_map(|claim| claim.count).max().unwrap_or(1)
+    }
+
+    /// The GPUs that all name who name any, in the order of the most trusted.
+    fn named(&mut self) -> Result<Option<Least<'a, Vec<&'a Gpu>>>, RequestError> {
+        let mut found: Option<Least<Vec<GpuUuid>>> = None;
+        for claim in self.claims.clone() {
             let Some(list) = &claim.gpus else { continue };
-            let Some(before) = found.take() else {
-                self.may_state(claim)?;
-                found = Some(Stated { value: list.clone(), by: claim });
+            let Some(before) = &mut found else {
+                found = Some(Least { value: list.clone(), first: claim, bounding: claim });
                 continue;
             };
             let common: Vec<GpuUuid> =
                 before.value.iter().filter(|gpu| list.contains(gpu)).copied().collect();
-            let lowers = self.is_below(claim, before.by) && common.len() == list.len();
-            let same = common.len() == list.len() && common.len() == before.value.len();
-            if common.is_empty() || (self.policy.strict && !same && !lowers) {
-                return Err(self.refused(before.by, claim));
+            let (is_more, is_less) = (common.len() < list.len(), common.len() < before.value.len());
+            if common.is_empty() {
+                return Err(self.refused(before.bounding, claim));
             }
-            if !same && !lowers {
-                self.note(format!(
-                    "{} and {} name different GPUs: those of both count",
-                    before.by.by, claim.by
-                ));
+            if is_more || is_less && claim.rank == before.bounding.rank {
+                self.differ(before.bounding, claim, "the GPUs of both count")?;
             }
-            found = Some(Stated { value: common, by: before.by });
+            if is_less {
+                (before.value, before.bounding) = (common, claim);
+            }
         }
-        let gpu = |uuid: &GpuUuid| self.cards.0.iter().find(|gpu| gpu.uuid == *uuid);
-        Ok(found.map(|found| Stated { value: found.value.iter().filter_map(gpu).collect(), by: found.by }))
+        let gpu = |uuid: &GpuUuid| self.node.0.iter().find(|gpu| gpu.uuid == *uuid);
+        Ok(found.map(|found| Least {
+            value: found.value.iter().filter_map(gpu).collect(),
+            first: found.first,
+            bounding: found.bounding,
+        }))
     }
 
-    /// Whether the GPUs are given whole: where the most trusted source that speaks of amounts says so, and no other states a
-    /// share.
-    fn exclusive(&mut self, claims: &[Claim]) -> Result<bool, RequestError> {
-        let mut stating = claims.iter().filter(|claim| states(claim));
-        let Some(first) = stating.next() else { return Ok(false) };
-        for other in stating {
-            let lowers = first.exclusive && self.is_below(other, first);
-            if other.exclusive == first.exclusive || lowers && !self.policy.strict {
-                continue;
-            }
-            if self.policy.strict && !lowers {
-                return Err(self.refused(first, other));
-            }
-            self.note(format!("{} and {} differ: the share counts", first.by, other.by));
-        }
-        let whole = claims.iter().filter(|claim| states(claim)).all(|claim| claim.exclusive);
-        if whole {
-            self.may_state(first)?;
-        }
-        Ok(whole)
-    }
-
-    /// What is granted of one GPU; `naming` is held to it, too.
-    fn share(
+    /// The least of what the claims state.
+    fn least<T: Copy>(
         &mut self,
-        claims: &[Claim],
-        naming: Option<&Claim>,
-        gpu: &Gpu,
-        exclusive: bool,
-    ) -> Result<Share, RequestError> {
-        if exclusive {
-            for claim in claims.iter().find(|claim| claim.exclusive).into_iter().chain(naming) {
-                self.below_ceiling(claim, total(gpu)?, gpu)?;
-                self.below_default_cores(claim, Cap::Unlimited)?;
-            }
-            return Ok(Share { memory: MemoryAsk::Percent(100), cores: None });
-        }
-        let memory = self.least(claims, |claim| claim.amount_on(gpu.uuid).memory)?;
-        let cores = self.least(claims, |claim| claim.amount_on(gpu.uuid).cores)?;
-        let most = self.least(claims, |claim| claim.most_compute_on(gpu.uuid))?;
-        if let Some(Stated { value, by }) = &most {
-            [*by].into_iter().chain(naming).try_for_each(|claim| self.below_default_cores(claim, *value))?;
-        }
-        let memory = match memory {
-            Some(stated) => {
-                let memory = self.whole_mebibytes(stated, gpu)?;
-                [stated.by]
-                    .into_iter()
-                    .chain(naming)
-                    .try_for_each(|by| self.below_ceiling(by, memory, gpu))?;
-                MemoryAsk::Bytes(memory)
-            }
-            None => self.default_memory(claims, naming, gpu)?,
-        };
-        let cores = match cores.map(|stated| stated.value) {
-            Some(Cap::Percent(cores)) => Some(cores),
-            Some(Cap::Unlimited) => None,
-            // A whole card has none, but a part of one that a ceiling made of it.
-            None => self
-                .policy
-                .default_cores
-                .filter(|_| memory != MemoryAsk::Rest || !self.is_whole_by_policy(claims)),
-        };
-        self.most.extend(most.map(|most| most.value));
-        Ok(Share { memory, cores })
-    }
-
-    /// The value that counts of those that claims state.
-    fn least<'c, T: Ord + Copy>(
-        &mut self,
-        claims: &'c [Claim],
         value: impl Fn(&Claim) -> Option<T>,
-    ) -> Result<Option<Stated<'c, T>>, RequestError> {
-        let mut found: Option<Stated<T>> = None;
-        for claim in claims {
+        compare: impl Fn(&T, &T) -> Result<Ordering, RequestError>,
+    ) -> Result<Option<Least<'a, T>>, RequestError> {
+        let mut found: Option<Least<T>> = None;
+        for claim in self.claims.clone() {
             let Some(value) = value(claim) else { continue };
-            let Some(before) = found else {
-                self.may_state(claim)?;
-                found = Some(Stated { value, by: claim });
+            let Some(before) = &mut found else {
+                found = Some(Least { value, first: claim, bounding: claim });
                 continue;
             };
-            if value == before.value {
-                continue;
+            let order = compare(&value, &before.value)?;
+            if order == Ordering::Greater || order == Ordering::Less && claim.rank == before.bounding.rank {
+                self.differ(before.bounding, claim, "the smaller counts")?;
             }
-            let lowers = self.is_below(claim, before.by) && value < before.value;
-            if !lowers && self.policy.strict {
-                return Err(self.refused(before.by, claim));
-            }
-            if !lowers {
-                self.note(format!("{} and {} differ: the smaller counts", before.by.by, claim.by));
-            }
-            if value < before.value {
-                // What lowers it is not what it is held against.
-                found = Some(Stated { value, by: before.by });
+            if order == Ordering::Less {
+                (before.value, before.bounding) = (value, claim);
             }
         }
         Ok(found)
     }
 
-    /// A memory limit as it can be granted: whole MiB, at least one, and where the node is lenient at most the card's.
+    /// Two claims of which the second says more, or another thing at the same rank. Two words of gpushare's own are a
+    /// person's: these are told on every node.
+    fn differ(&mut self, first: &Claim, second: &Claim, outcome: &str) -> Result<(), RequestError> {
+        if self.policy.strict || !first.is_foreign() && !second.is_foreign() {
+            return Err(self.refused(first, second));
+        }
+        self.note(format!("{} and {} differ: {outcome}", first.by, second.by));
+        Ok(())
+    }
+
+    fn refused(&self, first: &Claim, second: &Claim) -> RequestError {
+        match self.policy.strict && second.rank < first.rank {
+            true => RequestError::Raised { key: second.by.clone(), trusted: first.by.clone() },
+            false => conflict(&first.by, &second.by),
+        }
+    }
+
+    /// Says it once: sources are compared for each GPU.
+    fn note(&mut self, note: String) {
+        if self.notes.len() < MOST_NOTES && !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
+    /// Whether the GPUs are given whole: where the most trusted source that speaks of amounts says so, and no other
+    /// states a share.
+    fn exclusive(&mut self, spread: &Spread) -> Result<bool, RequestError> {
+        let stating: Vec<&Claim> =
+            self.claims.iter().copied().filter(|claim| claim.states_amounts()).collect();
+        let Some(first) = stating.first() else { return Ok(self.is_whole_by_policy(spread)) };
+        for other in &stating[1..] {
+            let is_more = other.is_exclusive() && !first.is_exclusive();
+            let is_less = first.is_exclusive() && !other.is_exclusive();
+            if is_more || is_less && other.rank == first.rank {
+                self.differ(first, other, "the share counts")?;
+            }
+        }
+        Ok(stating.iter().all(|claim| claim.is_exclusive()))
+    }
+
+    /// Whether the node gives whole cards to whoever names GPUs and no amount, as far as ceilings leave them whole.
+    fn is_whole_by_policy(&self, spread: &Spread) -> bool {
+        let knows_shares = self.asking().any(|claim| claim.takes_defaults);
+        let wanted = self.policy.nvidia == NvidiaPolicy::Whole && !knows_shares;
+        wanted && spread.gpus.iter().all(|gpu| matches!(self.ceiling_of_default(Some(gpu), spread), Ok(None)))
+    }
+
+    /// What is granted of one GPU.
+    fn share(
+        &mut self,
+        gpu: Option<&'a Gpu>,
+        spread: &Spread<'a>,
+        exclusive: bool,
+    ) -> Result<Granted, RequestError> {
+        let uuid = gpu.map(|gpu| gpu.uuid);
+        if exclusive {
+            self.hold_exclusive(gpu, spread)?;
+            let share = Share { memory: MemoryAsk::Percent(100), cores: None };
+            return Ok(Granted { gpu: uuid, share, most: None });
+        }
+        let memory = self.memory(gpu, spread)?;
+        let cores = self.least(|claim| claim.amount_on(uuid).cores, |a, b| Ok(a.cmp(b)))?;
+        let most = self.most_compute(uuid, spread)?;
+        let cores = match cores.map(|stated| stated.value) {
+            Some(Cap::Percent(cores)) => Some(cores),
+            Some(Cap::Unlimited) => None,
+            None => self.policy.default_cores,
+        };
+        Ok(Granted { gpu: uuid, share: Share { memory, cores }, most })
+    }
+
+    fn memory(&mut self, gpu: Option<&'a Gpu>, spread: &Spread<'a>) -> Result<MemoryAsk, RequestError> {
+        let uuid = gpu.map(|gpu| gpu.uuid);
+        let stated = |claim: &Claim| claim.amount_on(uuid).memory;
+        let Some(least) = self.least(stated, |a, b| compare(*a, *b, gpu))? else {
+            self.refuse_beyond(uuid, spread)?;
+            return self.default_memory(gpu, spread);
+        };
+        let Some(gpu) = gpu else { return Ok(least.value) };
+        let value = match least.bounding.is_foreign() && least.value != MemoryAsk::Rest {
+            true => MemoryAsk::Bytes(self.whole_mebibytes(on(least.value, gpu)?, least.bounding, gpu)?),
+            false => least.value,
+        };
+        let bytes = on(value, gpu)?;
+        let held = |claim: &Claim| {
+            let ceilings = self.policy.authority(claim.rank)?;
+            Some(ceilings.iter().try_for_each(|ceiling| ceiling.hold_memory(&claim.by, bytes, gpu)))
+        };
+        let stating = self.claims.iter().filter(|claim| claim.asks && stated(claim).is_some());
+        let is_default = || Ok(bytes <= on(self.default_memory_of(Some(gpu), spread)?.0, gpu)?);
+        granted_by(stating.filter_map(|claim| held(claim)), &least.bounding.by, is_default)?;
+        spread.multiplying.and_then(held).unwrap_or(Ok(()))?;
+        Ok(value)
+    }
+
+    /// Limits of single GPUs say that the container has no other: one that nobody speaks of is no default's.
+    fn refuse_beyond(&self, gpu: Option<GpuUuid>, spread: &Spread) -> Result<(), RequestError> {
+        let speaks = |claim: &Claim| claim.particular.iter().any(|(other, _)| Some(*other) == gpu);
+        let mut limiting = self.claims.iter().filter(|claim| !claim.particular.is_empty()).peekable();
+        let Some(first) = limiting.peek().copied().copied() else { return Ok(()) };
+        if limiting.any(|claim| speaks(claim)) {
+            return Ok(());
+        }
+        let gpu = spread.gpus.iter().find(|other| Some(other.uuid) == gpu);
+        let gpu = gpu.map_or_else(String::new, |gpu| format!("GPU {} ({})", gpu.index, gpu.uuid));
+        Err(conflict(&first.by, format!("{gpu}, of which it says nothing")))
+    }
+
+    /// Another system's limit as it can be granted: whole MiB, at least one, and where the node is lenient at most the card's.
     fn whole_mebibytes(
         &mut self,
-        stated: Stated<DeviceMemory>,
+        memory: DeviceMemory,
+        by: &Claim,
         gpu: &Gpu,
     ) -> Result<DeviceMemory, RequestError> {
         const MIB: u64 = 1 << 20;
-        let bytes = stated.value.bytes() / MIB * MIB;
+        let bytes = memory.bytes() / MIB * MIB;
         let all = total(gpu)?;
         if bytes == 0 {
-            return Err(RequestError::TooSmall { by: stated.by.by.clone() });
+            return Err(RequestError::TooSmall { by: by.by.clone() });
         }
         if bytes > all.bytes() && !self.policy.strict {
-            self.note(format!("{} is more than GPU {} has: all of it counts", stated.by.by, gpu.index));
+            self.note(format!("{} is more than GPU {} has: all of it counts", by.by, gpu.index));
             return Ok(all);
         }
         Ok(DeviceMemory::from_bytes(bytes))
     }
 
-    /// The node's default for a container that names a GPU and no size.
+    fn most_compute(
+        &mut self,
+        gpu: Option<GpuUuid>,
+        spread: &Spread<'a>,
+    ) -> Result<Option<Cap>, RequestError> {
+        let stated = |claim: &Claim| claim.most_compute_on(gpu);
+        let Some(least) = self.least(stated, |a, b| Ok(a.cmp(b)))? else { return Ok(None) };
+        let held = |claim: &Claim| {
+            let ceilings = self.policy.authority(claim.rank)?;
+            Some(ceilings.iter().try_for_each(|ceiling| ceiling.hold_compute(&claim.by, least.value)))
+        };
+        let stating = self.claims.iter().filter(|claim| claim.asks && stated(claim).is_some());
+        let is_default = || Ok(self.policy.default_cores.is_none_or(|cores| least.value <= cores.into()));
+        granted_by(stating.filter_map(|claim| held(claim)), &least.bounding.by, is_default)?;
+        spread.multiplying.and_then(held).unwrap_or(Ok(()))?;
+        Ok(Some(least.value))
+    }
+
+    /// Whole cards are more than any ceiling below them, and than any default.
+    fn hold_exclusive(&self, gpu: Option<&Gpu>, spread: &Spread) -> Result<(), RequestError> {
+        let held = |claim: &Claim| {
+            let ceilings = self.policy.authority(claim.rank)?;
+            Some(ceilings.iter().try_for_each(|ceiling| {
+                ceiling.hold_compute(&claim.by, Cap::Unlimited)?;
+                gpu.map_or(Ok(()), |gpu| ceiling.hold_memory(&claim.by, total(gpu)?, gpu))
+            }))
+        };
+        let stating = self.claims.iter().filter(|claim| claim.is_exclusive() && claim.asks);
+        if let Some(first) = stating.clone().next() {
+            granted_by(stating.filter_map(|claim| held(claim)), &first.by, || Ok(false))?;
+        }
+        spread.multiplying.and_then(held).unwrap_or(Ok(()))
+    }
+
+    /// The node's default for a container that names no size.
     fn default_memory(
-        &self,
-        claims: &[Claim],
-        naming: Option<&Claim>,
-        gpu: &Gpu,
+        &mut self,
+        gpu: Option<&'a Gpu>,
+        spread: &Spread<'a>,
     ) -> Result<MemoryAsk, RequestError> {
-        if matches!(self.policy.nvidia, NvidiaPolicy::Refuse | NvidiaPolicy::Ignore) {
+        let is_handed = self.asking().any(|claim| claim.rank >= Rank::Granted);
+        let refuses = match self.policy.nvidia {
+            NvidiaPolicy::Refuse => true,
+            NvidiaPolicy::Ignore => !is_handed,
+            NvidiaPolicy::DefaultShare | NvidiaPolicy::Whole => false,
+        };
+        if refuses && !self.asking().any(|claim| claim.takes_defaults) {
             return Err(RequestError::NoShare);
         }
-        let whole = self.is_whole_by_policy(claims);
-        let default = self.policy.default_memory.filter(|_| !whole);
-        let bounded = claims.first().into_iter().chain(naming);
-        let ceilings = bounded.filter_map(|claim| self.policy.ceilings.of(claim.trust));
-        let ceilings: Vec<_> = ceilings.map(|ceiling| ceiling.on(gpu)).collect::<Result<_, _>>()?;
-        // A ceiling of the whole card is none: all that is left may be less, and is what there is to give.
-        let is_one = |ceiling: &DeviceMemory| gpu.memory.is_none_or(|memory| *ceiling < memory);
-        let ceiling = ceilings.into_iter().flatten().filter(is_one).min();
-        Ok(match (default, ceiling) {
-            (Some(default), Some(ceiling)) => MemoryAsk::Bytes(default.min(ceiling)),
-            (Some(memory), None) | (None, Some(memory)) => MemoryAsk::Bytes(memory),
-            (None, None) => MemoryAsk::Rest,
+        let (memory, setting) = self.default_memory_of(gpu, spread)?;
+        if let Some(setting) = setting {
+            self.note(format!("no memory was asked for: {memory} counts ({setting})"));
+        }
+        Ok(memory)
+    }
+
+    /// The same, and the setting that bounds it.
+    fn default_memory_of(
+        &self,
+        gpu: Option<&Gpu>,
+        spread: &Spread,
+    ) -> Result<(MemoryAsk, Option<&'static str>), RequestError> {
+        let default = self.policy.default_memory.unwrap_or(MemoryAsk::Rest);
+        let Some((ceiling, setting)) = self.ceiling_of_default(gpu, spread)? else {
+            return Ok((default, None));
+        };
+        Ok(match compare(default, MemoryAsk::Bytes(ceiling), gpu)? {
+            Ordering::Greater => (MemoryAsk::Bytes(ceiling), Some(setting)),
+            Ordering::Less | Ordering::Equal => (default, None),
         })
     }
 
-    /// Whether the node gives whole cards to whoever names GPUs and no amount.
-    fn is_whole_by_policy(&self, claims: &[Claim]) -> bool {
-        self.policy.nvidia == NvidiaPolicy::Whole && !claims.iter().any(states)
-    }
-
-    /// Says it once: sources are compared for each GPU.
-    fn note(&mut self, note: String) {
-        if !self.notes.contains(&note) {
-            self.notes.push(note);
+    /// The most that those may grant on a GPU who ask for it. A ceiling of the whole card is none: all that is left may
+    /// be less, and is what there is to give.
+    fn ceiling_of_default(
+        &self,
+        gpu: Option<&Gpu>,
+        spread: &Spread,
+    ) -> Result<Option<(DeviceMemory, &'static str)>, RequestError> {
+        let Some(gpu) = gpu else { return Ok(None) };
+        let first = self.asking().find(|claim| self.may_grant(claim));
+        let granting = first.into_iter().chain(spread.multiplying);
+        let mut least = None;
+        for ceiling in granting.filter_map(|claim| self.policy.ceiling(claim.rank)) {
+            let most = ceiling.on(gpu)?.filter(|most| gpu.memory.is_none_or(|memory| *most < memory));
+            least = [least, most.map(|most| (most, ceiling.setting()))].into_iter().flatten().min();
         }
-    }
-
-    /// Whether the first of two sources may only lower what the second stated.
-    fn is_below(&self, claim: &Claim, other: &Claim) -> bool {
-        claim.rank(self.policy) < other.rank(self.policy)
-    }
-
-    /// Whether a source of this trust may state what no more trusted one did.
-    fn may_state(&self, claim: &Claim) -> Result<(), RequestError> {
-        if self.policy.is_unchecked(claim.trust) {
-            self.policy.refuse_unread(&claim.by)?;
-        }
-        if claim.trust.grants(self.policy) {
-            Ok(())
-        } else {
-            Err(RequestError::Untrusted { key: claim.by.clone() })
-        }
-    }
-
-    fn below_default_cores(&self, claim: &Claim, most: Cap) -> Result<(), RequestError> {
-        match self.policy.is_unchecked(claim.trust) {
-            true => self.policy.hold_compute(&claim.by, most),
-            false => Ok(()),
-        }
+        Ok(least)
     }
 
     /// How much of idle time may be used, where that is more than the share on every GPU.
-    fn burst(&self, shares: &[(GpuUuid, Share)]) -> Option<Cores> {
-        let least = *self.most.iter().min()?;
-        let held = shares.iter().map(|(_, share)| share.cores).max()??;
+    fn burst(shares: &[Granted]) -> Option<Cores> {
+        let least = shares.iter().map(|granted| granted.most).min()??;
+        let held = shares.iter().map(|granted| granted.share.cores).max()??;
         let burst = match least {
             Cap::Unlimited => Cores::ALL,
             Cap::Percent(cores) => cores,
         };
-        (self.most.len() == shares.len() && burst > held).then_some(burst)
+        (burst > held).then_some(burst)
     }
 
-    fn below_ceiling(&self, claim: &Claim, memory: DeviceMemory, gpu: &Gpu) -> Result<(), RequestError> {
-        let unchecked = self.policy.is_unchecked(claim.trust);
-        for ceiling in self.policy.ceilings_of(claim.trust, unchecked) {
-            if let Some(most) = ceiling.on(gpu)?.filter(|most| memory > *most) {
-                return Err(ceiling.passed(&claim.by, most));
-            }
+    /// The compute policy; a word for it counts as far as nobody's cap is lifted by it.
+    fn compute_policy(&self, burst: Option<Cores>, shares: &[Granted]) -> ComputePolicy {
+        let stated = self.claims.iter().find_map(|claim| claim.compute_policy).unwrap_or_default();
+        let is_free = shares.iter().all(|granted| granted.share.cores.is_none());
+        match burst {
+            Some(burst) if burst == Cores::ALL && stated == ComputePolicy::None => ComputePolicy::None,
+            Some(_) => ComputePolicy::Burst,
+            None if is_free => stated,
+            None => ComputePolicy::Fixed,
         }
-        Ok(())
     }
 
-    /// What to say of two sources that differ.
-    fn refused(&self, first: &Claim, second: &Claim) -> RequestError {
-        if self.is_below(second, first) {
-            return RequestError::Raised { key: second.by.clone(), trusted: first.by.clone() };
-        }
-        conflict(&first.by, &second.by)
-    }
-
-    fn request(&self, claims: &[Claim], shares: Vec<(GpuUuid, Share)>, exclusive: bool) -> Request {
-        let unbounded = || shares.iter().all(|(_, share)| share.memory == MemoryAsk::Rest);
-        let whole = exclusive || self.is_whole_by_policy(claims) && unbounded();
-        let devices = Devices::These(shares.iter().map(|(gpu, _)| DeviceSelector::Uuid(*gpu)).collect());
-        // What goes beyond a share is said by who stated it: a less trusted source may only lower it.
-        let rank = |claim: &Claim| claim.rank(self.policy);
-        let most = claims.iter().filter(|claim| states(claim)).map(rank).max();
-        let mut believed = claims.iter().filter(|claim| Some(rank(claim)) >= most);
-        let priority = believed.find_map(|claim| claim.priority).unwrap_or_default();
-        let Some((_, first)) = shares.first().filter(|_| !whole) else {
-            return Request { priority, ..Request::whole(devices) };
+    fn priority(&mut self) -> Result<Priority, RequestError> {
+        let Some(least) = self.least(|claim| claim.priority, |a, b| Ok(a.cmp(b)))? else {
+            return Ok(Priority::default());
         };
-        let burst = self.burst(&shares);
-        Request {
-            cores: first.cores,
-            particular: shares.iter().filter(|(_, share)| share != first).copied().collect(),
-            compute_policy: if burst.is_some() { ComputePolicy::Burst } else { ComputePolicy::Fixed },
-            burst,
-            priority,
-            ..Request::new(devices, first.memory)
+        let granting = self.claims.iter().any(|claim| claim.priority.is_some() && self.may_grant(claim));
+        match granting || least.value <= Priority::default() {
+            true => Ok(least.value),
+            false => Err(RequestError::AboveDefault { key: least.bounding.by.clone() }),
         }
+    }
+
+    fn request(
+        mut self,
+        spread: &Spread<'a>,
+        shares: Vec<Granted>,
+        exclusive: bool,
+    ) -> Result<Request, RequestError> {
+        let priority = self.priority()?;
+        let devices = match spread.devices() {
+            Devices::Among(count, gpus) if gpus.len() == self.node.0.len() => Devices::Any(count),
+            devices => devices,
+        };
+        let whole = || Request { priority, ..Request::whole(devices.clone()) };
+        let first = shares.first().filter(|_| !exclusive);
+        let share = first.map_or_else(whole, |first| {
+            let burst = Self::burst(&shares);
+            let particular = shares.iter().filter(|granted| granted.share != first.share);
+            Request {
+                cores: first.share.cores,
+                particular: particular.filter_map(|other| Some((other.gpu?, other.share))).collect(),
+                compute_policy: self.compute_policy(burst, &shares),
+                burst,
+                priority,
+                ..Request::new(devices.clone(), first.share.memory)
+            }
+        });
+        let models = self.claims.iter().filter(|claim| claim.model.is_some());
+        if let Some(pair) = models.collect::<Vec<_>>().windows(2).find(|pair| pair[0].model != pair[1].model)
+        {
+            return Err(conflict(&pair[0].by, &pair[1].by));
+        }
+        let model = self.claims.iter().find_map(|claim| claim.model.clone()).unwrap_or_default();
+        let is_pods = self.claims.iter().any(|claim| claim.scope == Some(Scope::Pod));
+        let scope = if is_pods { Scope::Pod } else { Scope::Container };
+        Ok(Request { model, scope, notes: self.notes, ..share })
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cards::four;
-    use crate::{Ceilings, Container};
-
-    /// gpushare's own annotation beside a variable of HAMi's, on a strict node with this ceiling of variables.
-    fn strictly(
-        annotations: &[(&str, &str)],
-        limit: &str,
-        env: Option<&str>,
-    ) -> Result<Request, RequestError> {
-        let annotations =
-            annotations.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
-        let env = Ceilings { env: env.map(|most| most.parse().unwrap()), ..Ceilings::default() };
-        let policy = Policy { strict: true, ceilings: env, ..Policy::default() };
-        let env = ["NVIDIA_VISIBLE_DEVICES=0".to_owned(), format!("CUDA_DEVICE_MEMORY_LIMIT={limit}")];
-        let container = Container::new(annotations, env.to_vec());
-        crate::read(&container, &policy, &four()).map(Option::unwrap)
-    }
-
-    #[test]
-    fn a_variable_states_no_amount_that_the_trusted_annotation_left_open() {
-        let told =
-            strictly(&[("alloc.gpushare.io/devices", "0"), ("alloc.gpushare.io/cores", "30")], "9g", None);
-        assert!(matches!(told, Err(RequestError::Untrusted { .. })), "{told:?}");
-    }
-
-    #[test]
-    fn what_a_variable_lowers_is_held_against_the_ceiling_of_who_granted_it() {
-        let granted = [("alloc.gpushare.io/devices", "0"), ("alloc.gpushare.io/memory", "8GiB")];
-        let request = strictly(&granted, "6g", Some("4GiB")).unwrap();
-        assert_eq!(request.memory, MemoryAsk::Bytes(DeviceMemory::from_bytes(6 << 30)));
-    }
-
-    #[test]
-    fn a_source_that_may_grant_nothing_lowers_what_another_granted() {
-        // A pod's annotation, which this node lets grant nothing, counts behind the variables that it does.
-        let pod = [("gpushare.io/memory", "2GiB")];
-        let request = strictly(&pod, "3g", Some("4GiB")).unwrap();
-        assert_eq!(request.memory, MemoryAsk::Bytes(DeviceMemory::from_bytes(2 << 30)));
-        let told = strictly(&[("gpushare.io/memory", "4GiB")], "3g", Some("4GiB"));
-        assert!(matches!(told, Err(RequestError::Raised { .. })), "{told:?}");
-        let scheduler = [("hami.io/vgpu-devices-allocated", "0,NVIDIA,3072,0:;")];
-        let request = strictly(&scheduler, "3g", Some("4GiB"));
-        assert!(request.is_ok() || format!("{request:?}").contains("hami.io"), "{request:?}");
-    }
-
-    #[test]
-    fn whoever_may_grant_nothing_adds_no_part_of_the_driver() {
-        let plugin = [
-            ("tencent.com/vcuda-core", "20"),
-            ("tencent.com/vcuda-memory", "1073741824"),
-            ("tencent.com/vcuda-device", "/dev/nvidia1"),
-        ];
-        let read = |env: &[&str], ceiling: Option<&str>| {
-            let annotations = plugin.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
-            let ceilings = Ceilings { env: ceiling.map(|most| most.parse().unwrap()), ..Ceilings::default() };
-            let policy = Policy { strict: true, ceilings, ..Policy::default() };
-            let container =
-                Container::new(annotations, env.iter().map(|entry| (*entry).to_owned()).collect());
-            crate::read(&container, &policy, &four()).map(|request| request.unwrap().capabilities.to_string())
-        };
-        for env in ["NVIDIA_DRIVER_CAPABILITIES=all", "GPUSHARE_CAPABILITIES=all"] {
-            assert_eq!(read(&[env], None).as_deref(), Ok("compute,utility"), "{env}");
+/// Whether one of those that state a value may grant it. Without any, no more than the node's default is granted.
+fn granted_by(
+    held: impl Iterator<Item = Result<(), RequestError>>,
+    by: &str,
+    is_default: impl FnOnce() -> Result<bool, RequestError>,
+) -> Result<(), RequestError> {
+    let mut first = None;
+    for held in held {
+        match held {
+            Ok(()) => return Ok(()),
+            Err(error) => first = first.or(Some(error)),
         }
-        assert!(read(&["NVIDIA_DRIVER_CAPABILITIES=all"], Some("1%")).unwrap().contains("video"));
     }
+    match first {
+        Some(error) => Err(error),
+        None if is_default()? => Ok(()),
+        None => Err(RequestError::AboveDefault { key: by.to_owned() }),
+    }
+}
+
+/// Which of two amounts is less, on a GPU where they are not of one kind. All that is left is the most.
+fn compare(a: MemoryAsk, b: MemoryAsk, gpu: Option<&Gpu>) -> Result<Ordering, RequestError> {
+    Ok(match (a, b, gpu) {
+        (MemoryAsk::Bytes(a), MemoryAsk::Bytes(b), _) => a.cmp(&b),
+        (MemoryAsk::Percent(a), MemoryAsk::Percent(b), _) => a.cmp(&b),
+        (MemoryAsk::Rest, MemoryAsk::Rest, _) => Ordering::Equal,
+        (MemoryAsk::Rest, _, _) => Ordering::Greater,
+        (_, MemoryAsk::Rest, _) => Ordering::Less,
+        (a, b, Some(gpu)) => on(a, gpu)?.cmp(&on(b, gpu)?),
+        (_, _, None) => Ordering::Equal,
+    })
+}
+
+/// An amount in bytes on this GPU.
+fn on(memory: MemoryAsk, gpu: &Gpu) -> Result<DeviceMemory, RequestError> {
+    Ok(match memory {
+        MemoryAsk::Bytes(memory) => memory,
+        MemoryAsk::Percent(percent) => total(gpu)?.percent(percent),
+        MemoryAsk::Rest => total(gpu)?,
+    })
 }

@@ -1,8 +1,14 @@
 //! The node's rules for requests, as its settings have them.
 
-use gpushare_inventory::{Capabilities, DeviceMemory};
+use gpushare_inventory::{Capabilities, DeviceMemory, Gpu};
 
-use crate::{Cores, IndexMeaning, InterceptorPolicy, KeyPatterns, MemoryAsk};
+use crate::claim::Cap;
+use crate::error::RequestError;
+use crate::gpus::total;
+use crate::grammar::{Cores, MemoryAsk};
+use crate::patterns::KeyPatterns;
+use crate::rank::Rank;
+use crate::selector::IndexMeaning;
 
 /// The administrator's rules for requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,13 +29,13 @@ pub struct Policy {
     pub interceptor: InterceptorPolicy,
     /// What single dialects leave to the node.
     pub dialects: DialectSettings,
-    /// Switches of other systems that turn their limits off, and do so here too, by their keys ([`switch_names`]): such a
-    /// container asks for whole cards.
+    /// Switches of other systems that turn their limits off, and do so here too, by their keys
+    /// ([`switch_names`](crate::switch_names)): such a container asks for whole cards.
     pub switches: Vec<String>,
     /// Whether the environment is read for gpushare's own keys at all.
     pub ignore_env: bool,
-    /// Memory for a container that names no size; `None` is the whole memory left on the GPU.
-    pub default_memory: Option<DeviceMemory>,
+    /// Memory for a container that names no size, a size or a part of each GPU; `None` is all that is left on the GPU.
+    pub default_memory: Option<MemoryAsk>,
     /// Compute for a container that names none; `None` is no limit.
     pub default_cores: Option<Cores>,
     /// What a container gets that names GPUs by NVIDIA's variables and no limit.
@@ -53,8 +59,8 @@ pub struct DialectSettings {
     pub slurm_mps_memory: bool,
 }
 
-/// The most that channels of little trust may grant on a GPU by themselves; `None` is nothing under [`Policy::strict`], and no
-/// bound elsewhere.
+/// The most that channels of little trust may grant on a GPU by themselves; `None` is nothing under [`Policy::strict`],
+/// and no bound elsewhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ceilings {
     /// Annotations of pods.
@@ -63,10 +69,10 @@ pub struct Ceilings {
     pub env: Option<MemoryAsk>,
 }
 
-/// What `NVIDIA_VISIBLE_DEVICES` without a share means. The bundle does not tell the image's environment from the
-/// user's, so an image can set it: its list of GPUs never grants more than the node's default share. A name of gpushare's
-/// own CDI devices in it is as much as a variable of gpushare's, for which [`Policy::ignore_env`] and [`Policy::strict`]
-/// are the rules; where it is not read, it is an error.
+/// What naming GPUs without a share means. The bundle does not tell the image's environment from the user's, so an
+/// image can set `NVIDIA_VISIBLE_DEVICES`: its list of GPUs never grants more than the node's default share. A name of
+/// gpushare's own CDI devices in it is as much as a variable of gpushare's, for which [`Policy::ignore_env`] and
+/// [`Policy::strict`] are the rules; where it is not read, it is an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NvidiaPolicy {
     /// The default share on the GPUs it names.
@@ -76,6 +82,97 @@ pub enum NvidiaPolicy {
     Whole,
     /// `create` fails and names the keys to set.
     Refuse,
-    /// No request: the container gets no GPU from gpushare.
+    /// A list in a variable is no request. GPUs that kubelet or the engine's caller handed over are one all the same.
     Ignore,
+}
+
+/// What an administrator wants where another system's library is in the bundle.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum InterceptorPolicy {
+    /// It is taken out, and gpushare's holds the limit.
+    #[default]
+    Replace,
+    /// It stays and holds the limit; gpushare only keeps the books.
+    StandDown,
+}
+
+/// The most that one channel may grant on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ceiling {
+    memory: MemoryAsk,
+    cores: Cap,
+    /// What an administrator would change.
+    setting: &'static str,
+}
+
+impl Policy {
+    /// What holds the sources of this rank; `None` where they may only lower what others grant.
+    pub(crate) fn authority(&self, rank: Rank) -> Option<Vec<Ceiling>> {
+        let named = self.ceiling(rank);
+        let grants = named.is_some() || !self.strict || rank >= Rank::Granted;
+        grants.then(|| named.into_iter().chain(self.of_unchecked_images(rank)).collect())
+    }
+
+    /// What the settings let the sources of this rank grant at most; `None` where they name nothing.
+    pub(crate) fn ceiling(&self, rank: Rank) -> Option<Ceiling> {
+        let (memory, setting) = match rank {
+            Rank::Environment => (self.ceilings.env, "request.env_ceiling"),
+            Rank::Pod => (self.ceilings.pod, "request.pod_ceiling"),
+            Rank::Granted | Rank::Handed => return None,
+        };
+        Some(Ceiling { memory: memory?, cores: Cap::Unlimited, setting })
+    }
+
+    /// What every container may have is the most for words of images that nobody checked.
+    fn of_unchecked_images(&self, rank: Rank) -> impl Iterator<Item = Ceiling> {
+        let is_unchecked = self.is_unchecked(rank);
+        let memory = self.default_memory.filter(|_| is_unchecked);
+        let memory =
+            memory.map(|memory| Ceiling { memory, cores: Cap::Unlimited, setting: "request.default_memory" });
+        let cores = self.default_cores.filter(|_| is_unchecked).map(Cap::from);
+        let cores =
+            cores.map(|cores| Ceiling { memory: MemoryAsk::Rest, cores, setting: "request.default_cores" });
+        memory.into_iter().chain(cores)
+    }
+
+    /// Whether a word of this rank may be that of an image which nobody checked.
+    pub(crate) fn is_unchecked(&self, rank: Rank) -> bool {
+        self.ignore_env && rank == Rank::Environment
+    }
+}
+
+impl Ceiling {
+    /// In memory of this GPU; `None` is no bound.
+    pub fn on(self, gpu: &Gpu) -> Result<Option<DeviceMemory>, RequestError> {
+        Ok(match self.memory {
+            MemoryAsk::Bytes(memory) => Some(memory),
+            MemoryAsk::Percent(percent) => Some(total(gpu)?.percent(percent)),
+            MemoryAsk::Rest => None,
+        })
+    }
+
+    /// What an administrator would change.
+    pub fn setting(self) -> &'static str {
+        self.setting
+    }
+
+    /// Refuses more memory than this, which `by` states.
+    pub fn hold_memory(self, by: &str, memory: DeviceMemory, gpu: &Gpu) -> Result<(), RequestError> {
+        match self.on(gpu)? {
+            Some(most) if memory > most => Err(self.passed(by, most.to_string())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses more compute than this, which `by` states.
+    pub fn hold_compute(self, by: &str, most: Cap) -> Result<(), RequestError> {
+        match self.cores {
+            Cap::Percent(cores) if most > self.cores => Err(self.passed(by, format!("{cores} of compute"))),
+            _ => Ok(()),
+        }
+    }
+
+    fn passed(self, by: &str, ceiling: String) -> RequestError {
+        RequestError::AboveCeiling { by: by.to_owned(), ceiling, setting: self.setting }
+    }
 }

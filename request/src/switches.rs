@@ -1,143 +1,76 @@
-//! Variables by which other systems turn their limits off, or let memory spill to the host.
+//! Other systems' switches that turn their limits off.
 //!
-//! They are anybody's words, so they switch nothing off here unless the settings list them; then the container asks for whole
-//! cards and passes admission as such. Each is on for the values that its own system takes for on.
+//! They are anybody's words, so they switch nothing off here unless the settings list them; then the container asks for
+//! whole cards and passes admission as such. Each is on for the values that its own system takes for on.
 
-use crate::channel::Trust;
 use crate::claim::{Amount, Cap, Claim};
-use crate::reading::{Reading, Said};
+use crate::dialect::{Off, Switch};
+use crate::grammar::Mode;
+use crate::rank::Rank;
+use crate::words::{Word, Words};
 
-/// One of them.
-struct Switch {
-    key: &'static str,
-    /// Of a value; the second is whether Volcano's fork of HAMi speaks.
-    is_on: fn(&str, bool) -> bool,
-    turns_off: Off,
-}
-
-/// What its own system turns off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Off {
-    /// Every limit.
-    Limits,
-    /// The limit on compute.
-    Compute,
-    /// The limit's hardness: what is too much lies in the host's memory. There is no such memory here to be honoured.
-    Hardness,
-}
-
-const SWITCHES: [Switch; 8] = [
-    // cGPU's README.
-    Switch { key: "CGPU_DISABLE", is_on: |value, _| matches!(value, "true" | "1"), turns_off: Off::Limits },
-    // HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go; volcano-vgpu-device-plugin pkg/plugin/server.go.
-    Switch {
-        key: "CUDA_DISABLE_CONTROL",
-        is_on: |value, volcano| is_go_true(value) || volcano,
-        turns_off: Off::Limits,
-    },
-    // vgpu-manager pkg/util/util.go.
-    Switch { key: "DISABLE_VGPU_CONTROL", is_on: |value, _| is_enabled(value), turns_off: Off::Limits },
-    // HAMi-core.
-    Switch {
-        key: "GPU_CORE_UTILIZATION_POLICY",
-        is_on: |value, _| value.eq_ignore_ascii_case("disable"),
-        turns_off: Off::Compute,
-    },
-    Switch { key: "CUDA_OVERSUBSCRIBE", is_on: |value, _| is_go_true(value), turns_off: Off::Hardness },
-    // vgpu-manager pkg/util/consts.go.
-    Switch { key: "CUDA_MEM_OVERSOLD", is_on: |value, _| is_enabled(value), turns_off: Off::Hardness },
-    Switch {
-        key: "CUDA_MEM_RATIO",
-        is_on: |value, _| value.parse().is_ok_and(|ratio: f64| ratio > 1.0),
-        turns_off: Off::Hardness,
-    },
-    // nvshare's README.
-    Switch {
-        key: "NVSHARE_ENABLE_SINGLE_OVERSUB",
-        is_on: |value, _| !matches!(value, "" | "0"),
-        turns_off: Off::Hardness,
-    },
-];
-
-/// The names of those that settings can have honoured.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    SWITCHES.iter().filter(|switch| switch.turns_off != Off::Hardness).map(|switch| switch.key)
-}
-
-/// Go's strconv.ParseBool.
-fn is_go_true(value: &str) -> bool {
-    matches!(value, "1" | "t" | "T" | "TRUE" | "true" | "True")
-}
-
-fn is_enabled(value: &str) -> bool {
-    ["1", "true", "enabled"].iter().any(|on| value.eq_ignore_ascii_case(on))
-}
-
-/// Volcano's fork of HAMi takes any value for on, and is known by the path of its cache.
-fn is_volcanos(reading: &Reading) -> bool {
-    let mut caches = reading.container.named("CUDA_DEVICE_MEMORY_SHARED_CACHE");
-    caches.any(|(_, value)| value.starts_with("/tmp/vgpu/"))
-}
-
-/// Does to the claims of other systems what the honoured switches say, and notes every switch that is on. A switch is a
-/// variable: it takes nothing from what a more trusted channel says.
-pub(crate) fn apply(reading: &Reading, claims: &mut [Claim]) {
-    for (switch, said) in on(reading) {
-        let honoured =
-            switch.turns_off != Off::Hardness && reading.policy.switches.iter().any(|key| key == switch.key);
-        if !honoured {
-            reading.note(ignored(switch, said));
+/// Does to the claims of other systems' variables what the honoured switches say, and tells of every switch that is on. A
+/// switch is a variable: it takes nothing from what a more trusted channel says.
+pub(crate) fn apply(
+    switches: impl Iterator<Item = &'static Switch>,
+    words: &Words,
+    claims: &mut [Claim],
+) -> Vec<String> {
+    let mut notes = Vec::new();
+    for (switch, word) in on(switches, words) {
+        let is_listed = words.policy.switches.iter().any(|key| key == switch.key);
+        if switch.turns_off == Off::Hardness || !is_listed {
+            notes.push(ignored(switch, word));
             continue;
         }
-        reading.note(format!("{said} is honoured (request.honoured_switches)"));
-        for claim in claims.iter_mut().filter(|claim| claim.trust == Trust::Environment) {
+        let before = notes.len();
+        for claim in claims.iter_mut().filter(|claim| claim.rank == Rank::Environment && claim.is_foreign()) {
             match switch.turns_off {
                 Off::Limits => make_whole(claim),
                 Off::Compute => free_compute(claim),
                 Off::Hardness => {}
             }
+            notes.truncate(before);
+            notes.push(format!("{word} is honoured (request.honoured_switches)"));
+        }
+        if notes.len() == before {
+            notes.push(ignored(switch, word));
         }
     }
+    notes
 }
 
-/// What is said of the switches of a container that asks by gpushare's own keys, which no other system's switch turns off.
-pub(crate) fn ignored_all(reading: &Reading) -> Vec<String> {
-    on(reading).map(|(switch, said)| ignored(switch, said)).collect()
+/// Whether one of them is on in any of its entries, honoured or not.
+pub(crate) fn any_is_on(mut switches: impl Iterator<Item = &'static Switch>, words: &Words) -> bool {
+    switches.any(|switch| words.container.named(switch.key).any(|(_, value)| (switch.is_on)(value, words)))
 }
 
-/// Whether one of them is on, honoured or not.
-pub(crate) fn any_is_on(reading: &Reading) -> bool {
-    let volcano = is_volcanos(reading);
-    SWITCHES
-        .iter()
-        .any(|switch| reading.container.named(switch.key).any(|(_, value)| (switch.is_on)(value, volcano)))
-}
-
-fn ignored(switch: &Switch, said: Said) -> String {
+fn ignored(switch: &Switch, word: Word) -> String {
     match switch.turns_off {
         Off::Hardness => {
-            format!("{said} is ignored: a limit is hard, and no memory of the host stands behind it")
+            format!("{word} is ignored: a limit is hard, and no memory of the host stands behind it")
         }
         Off::Limits | Off::Compute => {
-            format!("{said} is ignored: the limits stay (request.honoured_switches)")
+            format!("{word} is ignored: the limits stay (request.honoured_switches)")
         }
     }
 }
 
 /// The switches that are on, each once, in every entry that there is of it.
-fn on<'a>(reading: &'a Reading) -> impl Iterator<Item = (&'static Switch, Said<'a>)> {
-    SWITCHES.iter().filter_map(|switch| {
-        let mut all = reading.container.named(switch.key).map(|(_, value)| value);
-        let value = all.next()?;
-        let volcano = is_volcanos(reading);
-        let is_on = |value: &str| (switch.is_on)(value, volcano);
-        let said = Said { key: switch.key, value, trust: Trust::Environment };
-        (is_on(value) && all.all(is_on)).then_some((switch, said))
+fn on<'a>(
+    switches: impl Iterator<Item = &'static Switch>,
+    words: &Words<'a>,
+) -> impl Iterator<Item = (&'static Switch, Word<'a>)> {
+    switches.filter_map(|switch| {
+        let mut all = words.container.named(switch.key);
+        let (key, value) = all.next()?;
+        let is_on = |value: &str| (switch.is_on)(value, words);
+        (is_on(value) && all.all(|(_, value)| is_on(value))).then_some((switch, Word::variable(key, value)))
     })
 }
 
 fn make_whole(claim: &mut Claim) {
-    claim.exclusive = true;
+    claim.mode = Some(Mode::Exclusive);
     claim.each = Amount::default();
     claim.particular.clear();
     claim.burst = None;
@@ -158,7 +91,8 @@ mod tests {
     use gpushare_inventory::DeviceMemory;
 
     use super::*;
-    use crate::cards::four;
+    use crate::dialects;
+    use crate::gpus::four;
     use crate::{Ceilings, Container, Cores, MemoryAsk, Mode, Policy, Request, RequestError};
 
     const LIMITS: [&str; 3] =
@@ -166,7 +100,7 @@ mod tests {
 
     fn read(more: &[&str], policy: &Policy) -> Result<Request, RequestError> {
         let env = LIMITS.iter().chain(more).map(|entry| entry.to_string()).collect();
-        crate::read(&Container::new(BTreeMap::new(), env), policy, &four()).map(Option::unwrap)
+        crate::read::read(&Container::new(BTreeMap::new(), env), policy, &four()).map(Option::unwrap)
     }
 
     fn honouring(key: &str) -> Policy {
@@ -242,17 +176,18 @@ mod tests {
         let env: Vec<String> =
             LIMITS.iter().chain(&["CUDA_DISABLE_CONTROL=true"]).map(|entry| entry.to_string()).collect();
         let container = Container::new(trusted, env);
-        let request = crate::read(&container, &policy, &four()).unwrap().unwrap();
+        let request = crate::read::read(&container, &policy, &four()).unwrap().unwrap();
         assert_eq!((request.memory, request.mode), (mib(4096), Mode::Share));
         let strict = Policy {
             strict: true,
             ceilings: Ceilings { env: "100%".parse().ok(), ..Ceilings::default() },
             ..policy.clone()
         };
-        let told = crate::read(&container, &strict, &four());
+        let told = crate::read::read(&container, &strict, &four());
         assert!(matches!(told, Err(RequestError::Raised { .. })), "{told:?}");
         let own = ["GPUSHARE_MEMORY=4GiB", "CUDA_DISABLE_CONTROL=true"].map(str::to_owned).to_vec();
-        let request = crate::read(&Container::new(BTreeMap::new(), own), &policy, &four()).unwrap().unwrap();
+        let request =
+            crate::read::read(&Container::new(BTreeMap::new(), own), &policy, &four()).unwrap().unwrap();
         assert_eq!((request.memory, request.mode, request.notes.len()), (mib(4096), Mode::Share, 1));
     }
 
@@ -272,7 +207,7 @@ mod tests {
                 for value in values {
                     let container = Container::new(BTreeMap::new(), vec![format!("{key}={value}")]);
                     let policy = Policy::default();
-                    let told = ignored_all(&Reading::new(&container, &policy));
+                    let told = apply(dialects::switches(), &Words::new(&container, &policy), &mut []);
                     assert_eq!(told.len(), want, "{key}={value}: {told:?}");
                 }
             }
@@ -283,6 +218,8 @@ mod tests {
     fn a_switch_that_is_also_off_is_off() {
         let env = ["CGPU_DISABLE=1", "CGPU_DISABLE=0"].map(str::to_owned).to_vec();
         let container = Container::new(BTreeMap::new(), env);
-        assert_eq!(ignored_all(&Reading::new(&container, &Policy::default())), Vec::<String>::new());
+        let policy = Policy::default();
+        let told = apply(dialects::switches(), &Words::new(&container, &policy), &mut []);
+        assert_eq!(told, Vec::<String>::new());
     }
 }

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use gpushare_config::{Config, ENVIRONMENT};
-use gpushare_inject::{Asking, Bundle, asked, grant, refusal, refuse_earlier_plan};
+use gpushare_inject::{Asking, Bundle, grant, refusal, refuse_earlier_plan};
 use gpushare_quota::LeaseKey;
-use gpushare_request::Container;
+use gpushare_request::{Container, is_request};
 
 use crate::args::Args;
 use crate::exec;
@@ -20,12 +20,16 @@ pub fn create(args: &Args, config: &Config) -> Result<Infallible> {
     let json = bundle.json()?;
     let refused = || refusal(args.id.as_deref().unwrap_or_default());
     let container = Container::from_json(&json);
-    let Some(asked) = asked(&container, &config.request).with_context(refused)? else {
+    if !is_request(&container, &config.request) {
         refuse_earlier_plan(&json, &config.paths.hook).with_context(refused)?;
+        tracing::info!(
+            container = args.id.as_deref(),
+            "no request: the container starts without a GPU of gpushare's"
+        );
         return exec::low_level(runtime);
-    };
+    }
     let key = key(args)?;
-    let asking = Asking { asked, container: &container, key: &key, bundle: &bundle, json, is_read: false };
+    let asking = Asking { container: &container, key: &key, bundle: &bundle, json, is_read: false };
     let settings = config.settings(std::env::var_os(ENVIRONMENT).map(PathBuf::from));
     // The reservation lives until the process is another program; on any failure it is given back.
     grant(asking, &settings, |plan, _reservation, json| {

@@ -458,7 +458,7 @@ fn a_bundle_that_runs_again_asks_for_what_it_asked_before() {
         &["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=1"][..],
         &["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=all"],
         &["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=void"],
-        &["NVIDIA_VISIBLE_DEVICES=3", "NVIDIA_VISIBLE_DEVICES=1"],
+        &["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=1"],
         &["NVIDIA_VISIBLE_DEVICES=gpushare.io/share=4GiB,1"],
         &["NVIDIA_VISIBLE_DEVICES=gpushare.io/gpu=1"],
     ] {

@@ -31,8 +31,15 @@ pub(crate) fn gpu(index: u32, gib: u64) -> Gpu {
 }
 
 pub(crate) fn request(env: &[&str]) -> Request {
+    read(env, &[]).unwrap()
+}
+
+/// On a node with these GPUs, or where none is named on any.
+fn read(env: &[&str], gpus: &[Gpu]) -> Result<Request, String> {
     let env = env.iter().map(|entry| entry.to_string()).collect();
-    gpushare_request::read(&Container::new(BTreeMap::new(), env), &Policy::default(), &[]).unwrap().unwrap()
+    let container = Container::new(BTreeMap::new(), env);
+    let request = gpushare_request::read(&container, &Policy::default(), gpus);
+    request.map(Option::unwrap).map_err(|error| error.to_string())
 }
 
 fn load(memory_gib: u64, cores: u64) -> GpuLoad {
@@ -43,7 +50,7 @@ fn load(memory_gib: u64, cores: u64) -> GpuLoad {
 fn placed(env: &[&str], loads: &[GpuLoad], rules: &Admission) -> Result<Vec<(u32, u64)>, String> {
     let gpus: Vec<Gpu> = (0..).zip(loads).map(|(index, _)| gpu(index, 80)).collect();
     let index = |uuid: GpuUuid| gpus.iter().position(|gpu| gpu.uuid == uuid).unwrap();
-    let grants = place(&request(env), &gpus, |uuid| loads[index(uuid)], rules);
+    let grants = place(&read(env, &gpus)?, &gpus, |uuid| loads[index(uuid)], rules);
     let grants = grants.map_err(|refusal| refusal.to_string())?;
     Ok(grants.iter().map(|grant| (gpus[index(grant.gpu)].index, grant.memory.bytes() / GIB)).collect())
 }
@@ -93,7 +100,7 @@ fn unknown_and_ambiguous_devices_are_refused() {
     let text = binpack(&["GPUSHARE_DEVICES=7"], &loads).unwrap_err();
     assert_eq!(
         text,
-        "this node has no GPU 7: see `gpushare devices`; it has GPU 0 (GPU-01000000-0000-0000-0000-000000000000), GPU 1 (GPU-02000000-0000-0000-0000-000000000000)"
+        "GPUSHARE_DEVICES=\"7\": this node has no GPU 7: see `gpushare devices`; it has GPU 0 (GPU-01000000-0000-0000-0000-000000000000), GPU 1 (GPU-02000000-0000-0000-0000-000000000000)"
     );
     assert!(binpack(&["GPUSHARE_DEVICES=GPU-0"], &loads).unwrap_err().contains("several"));
     assert_eq!(binpack(&["GPUSHARE_DEVICES=GPU-02", "GPUSHARE_MEMORY=1GiB"], &loads), Ok(vec![(1, 1)]));

@@ -2,97 +2,112 @@
 //! `ALIYUN_COM_GPU_MEM_DEV` parts of a card (gpushare-device-plugin pkg/gpu/nvidia/allocate.go; lvmxh/cgpu README).
 //!
 //! The plugin counts every card of a node by the size of the first: where that is not this card's, a part is a GiB or a MiB.
-//! Its pod annotation with an index is not read: it can be wrong (gpushare-scheduler-extender issue 220).
+//! The scheduler extender's pod annotation with an index is read where the plugin found no pod, as with pods of several GPU
+//! containers; elsewhere it can be wrong (gpushare-scheduler-extender issue 220).
 
 use gpushare_inventory::Gpu;
 
-use super::Dialect;
-use crate::cards::Cards;
-use crate::cgpu::{self, INDEX, OF, PART, Ratio, SLICED};
-use crate::claim::{Amount, Claim};
-use crate::device_list::{Named, named};
+use crate::claim::Claim;
+use crate::dialect::{Dialect, Speech};
+use crate::dialects::cgpu::{self, INDEX, OF, PART, Ratio, SLICED};
 use crate::error::RequestError;
+use crate::gpus::{NodeGpus, contains};
 use crate::grammar::Priority;
 use crate::quantity;
-use crate::reading::{Reading, Said, conflict};
+use crate::sources::list::{self, DEVICES, Named};
+use crate::words::{Word, Words, conflict};
 
+/// Where the plugin found no pod, its list is a sentinel and not a list.
 pub(super) static DIALECT: Dialect =
-    Dialect { name: "aliyun", detects, read, owns: cgpu::owns, by_position: false };
+    Dialect { name: "aliyun", speech, read, owns: cgpu::owns, numbers: cgpu::meaning, ..Dialect::PLAIN };
 
 const WEIGHT: &str = "ALIYUN_COM_GPU_SCHD_WEIGHT";
 const HIGH: &str = "ALIYUN_COM_GPU_HIGH_PRIO";
 
-fn detects(reading: &Reading) -> bool {
-    [PART, OF, SLICED].iter().any(|key| reading.has(key))
-        || reading.named(INDEX).any(|said| said.value == "-1")
+fn speech(words: &Words) -> Speech {
+    let has = [PART, OF, SLICED].iter().any(|key| words.has(key));
+    Speech::asking(has || words.named(INDEX).any(|word| word.value == "-1"))
 }
 
-fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
-    let meaning = cgpu::meaning(reading);
-    let list = named(reading, cards, meaning)?;
-    let index = cgpu::index(reading, cards)?;
-    let narrowed = |said, gpus| cgpu::narrowed(reading, said, gpus, index);
-    let list = match list {
-        Named::Gpus(said, gpus) => Named::Gpus(said, narrowed(said, gpus)?),
-        other => other,
-    };
-    let sliced = reading.one(SLICED)?;
-    let Some(ratio) = Ratio::read(reading)? else {
+fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
+    let sliced = words.one(SLICED)?;
+    let ratios = Ratio::read(words)?;
+    let Some(first) = ratios.first().copied() else {
+        cgpu::index(words, node)?;
         let off = format!("without {PART} and {OF} cGPU would be off: set them, too");
-        return sliced.map_or(Ok(Vec::new()), |said| Err(said.wrong(off)));
+        return sliced.map_or(Ok(Vec::new()), |word| Err(word.wrong(off)));
     };
-    let cut = sliced.map(|said| narrowed(said, cgpu::listed(cards, meaning, said)?)).transpose()?;
-    let (gpus, limited) = gpus(ratio.by, list, sliced.zip(cut), index)?;
-    let cores = cgpu::cap(reading)?;
-    let claim = Claim::by(ratio.by).on(&gpus, |_, gpu| {
-        if !limited.iter().any(|other| other.uuid == gpu.uuid) {
-            return Ok(Amount::default());
-        }
-        Ok(Amount { memory: Some(cgpu::memory(reading, cards, ratio, gpu)?), cores })
-    })?;
-    Ok(vec![Claim { priority: priority(reading)?, ..claim }])
+    let (gpus, chosen) = given(words, node, first.by, sliced)?;
+    let limited = sliced_of(words, node, sliced, &gpus, chosen.is_some())?;
+    let mut claims: Vec<Claim> = chosen.into_iter().collect();
+    for ratio in ratios {
+        claims.push(cgpu::memory_claim(words, node, ratio, &limited)?);
+    }
+    claims.extend(cgpu::caps(words)?);
+    claims.extend(priorities(words)?);
+    Ok(claims)
 }
 
-type Gpus<'a> = Vec<&'a Gpu>;
-
-/// The container's GPUs, and those of them that are sliced; the others are whole.
-fn gpus<'a>(
-    limit: Said<'a>,
-    list: Named<'a>,
-    sliced: Option<(Said<'a>, Gpus<'a>)>,
-    index: Option<(Said<'a>, &'a Gpu)>,
-) -> Result<(Gpus<'a>, Gpus<'a>), RequestError> {
-    let has = |gpus: &[&Gpu], gpu: &Gpu| gpus.iter().any(|other| other.uuid == gpu.uuid);
-    match (list, sliced, index) {
-        (Named::Gpus(list, gpus), Some((said, sliced)), _) => {
-            match sliced.iter().all(|gpu| has(&gpus, gpu)) {
-                true => Ok((gpus, sliced)),
-                false => Err(conflict(list, said)),
-            }
+/// The container's GPUs: where there is no list, those that are sliced.
+fn given<'a>(
+    words: &Words<'a>,
+    node: NodeGpus<'a>,
+    limit: Word,
+    sliced: Option<Word<'a>>,
+) -> Result<(Vec<&'a Gpu>, Option<Claim>), RequestError> {
+    let meaning = cgpu::meaning(words);
+    let is_listed = cgpu::is_noted(words) || !matches!(list::named(words, node, meaning)?, Named::Nothing);
+    match sliced.filter(|_| !is_listed) {
+        Some(word) => {
+            let gpus = cgpu::listed(node, meaning, word)?;
+            let claim = Claim::by(word).naming(&gpus);
+            let index = cgpu::index(words, node)?.filter(|(_, gpu)| gpus.len() > 1 && contains(&gpus, gpu));
+            Ok(match index {
+                Some((word, gpu)) => (vec![gpu], Some(Claim::by(word).naming(&[gpu]))),
+                None => (gpus, Some(claim)),
+            })
         }
-        (Named::Nothing, Some((_, sliced)), _) => Ok((sliced.clone(), sliced)),
-        (Named::Gpus(_, gpus), None, _) => Ok((gpus.clone(), gpus)),
-        (Named::Nothing, None, Some((_, gpu))) => Ok((vec![gpu], vec![gpu])),
-        (Named::Nothing | Named::NoGpu(_), ..) => {
-            Err(RequestError::LimitWithoutGpu { by: limit.to_string() })
-        }
+        None => cgpu::given(words, node, limit),
     }
 }
 
-/// cGPU's weight is 1 to 25; a scheduler that makes it of a percentage writes 0 for the smallest.
-fn priority(reading: &Reading) -> Result<Option<Priority>, RequestError> {
-    let weight = |said: Said| match quantity::whole(said.value) {
-        Some(weight @ 0..=25) => Ok(Priority::at_most(u8::try_from(weight).unwrap_or(u8::MAX))),
-        _ => Err(said.wrong("a weight is a whole number from 1 to 25")),
-    };
-    let high = |said: Said| match said.value {
-        "0" => Ok(None),
-        "1" => Ok(Some(Priority::HIGHEST)),
-        _ => Err(said.wrong("high priority is 1, else 0")),
-    };
-    let weight = reading.least(WEIGHT, weight)?.map(|(_, weight)| weight);
-    let high = reading.least(HIGH, high)?.and_then(|(_, high)| high);
-    Ok(high.or(weight))
+/// Those of the container's GPUs that are sliced; the others are whole.
+fn sliced_of<'a>(
+    words: &Words<'a>,
+    node: NodeGpus<'a>,
+    sliced: Option<Word<'a>>,
+    gpus: &[&'a Gpu],
+    is_chosen: bool,
+) -> Result<Vec<&'a Gpu>, RequestError> {
+    let Some(word) = sliced else { return Ok(node.all()) };
+    let cut = cgpu::listed(node, cgpu::meaning(words), word)?;
+    let outside = cut.iter().any(|gpu| !contains(gpus, gpu));
+    let all_of_one = is_chosen && cut.iter().any(|gpu| contains(gpus, gpu));
+    if outside && !all_of_one {
+        let list = list::lists(words).first().map_or_else(|| DEVICES.to_owned(), |list| list.to_string());
+        return Err(conflict(list, word));
+    }
+    Ok(cut.into_iter().filter(|gpu| contains(gpus, gpu)).collect())
+}
+
+/// cGPU's weight is 1 to 25; a scheduler that makes it of a percentage writes 0 for the smallest. High priority goes before it.
+fn priorities(words: &Words) -> Result<Vec<Claim>, RequestError> {
+    let mut claims = Vec::new();
+    for word in words.named(HIGH) {
+        match word.value {
+            "0" => {}
+            "1" => claims.push(Claim { priority: Some(Priority::HIGHEST), ..Claim::by(word) }),
+            _ => return Err(word.wrong("high priority is 1, else 0")),
+        }
+    }
+    let is_high = !claims.is_empty();
+    for word in words.named(WEIGHT) {
+        let weight = quantity::whole(word.value).filter(|weight| *weight <= 25);
+        let weight = weight.ok_or_else(|| word.wrong("a weight is a whole number from 1 to 25"))?;
+        let priority = Some(Priority::at_most(u8::try_from(weight).unwrap_or(u8::MAX)));
+        claims.extend((!is_high).then(|| Claim { priority, ..Claim::by(word) }));
+    }
+    Ok(claims)
 }
 
 #[cfg(test)]
@@ -100,7 +115,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::{Container, Policy};
+    use crate::container::Container;
+    use crate::policy::Policy;
 
     #[test]
     fn weight_and_high_priority_become_a_priority() {
@@ -115,7 +131,8 @@ mod tests {
             let container =
                 Container::new(BTreeMap::new(), env.iter().map(|&entry| entry.to_owned()).collect());
             let policy = Policy::default();
-            let found = priority(&Reading::new(&container, &policy)).unwrap();
+            let found = priorities(&Words::new(&container, &policy)).unwrap();
+            let found = found.iter().find_map(|claim| claim.priority);
             assert_eq!(found.map(Priority::level), want, "{env:?}");
         }
     }

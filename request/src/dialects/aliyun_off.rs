@@ -2,36 +2,34 @@
 //! `cgpu.disable.isolation`). Where the node honours the switch, the container asks for whole cards; elsewhere it switches
 //! nothing off and whatever else the bundle says counts.
 
-use super::Dialect;
-use crate::cards::Cards;
-use crate::cgpu::{self, OFF};
 use crate::claim::Claim;
-use crate::device_list::{items, word};
+use crate::dialect::{Dialect, Off, Speech, Switch};
+use crate::dialects::cgpu::{self, OFF};
 use crate::error::RequestError;
-use crate::nvidia::DEVICES;
-use crate::reading::{Reading, Said};
+use crate::gpus::NodeGpus;
+use crate::sources::list::{DEVICES, names_gpus};
+use crate::words::{Word, Words};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "aliyun-off", detects, read, owns, by_position: false };
+/// The limits are its own, too, and count no more.
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "aliyun-off",
+    speech,
+    read,
+    owns: |key| key == OFF || cgpu::owns(key),
+    over: &["aliyun"],
+    numbers: cgpu::meaning,
+    switches: &[Switch { key: OFF, is_on: |value, _| is_on(value) == Some(true), turns_off: Off::Limits }],
+    ..Dialect::PLAIN
+};
 
-/// A switch that nobody can read is spoken to be refused.
-fn detects(reading: &Reading) -> bool {
-    let speaks = |said: Said| is_on(said.value).is_none_or(|on| on && honoured(reading));
-    reading.named(OFF).any(speaks) && reading.variables().any(names_gpus)
-}
-
-/// Of a container without a GPU the switch says nothing: it may be the image's.
-fn names_gpus(said: Said) -> bool {
-    let list = said.key == DEVICES && items(said.value).next().is_some();
-    cgpu::owns(said.key) || list && !matches!(word(said.value), Some("void" | "none"))
-}
-
-fn honoured(reading: &Reading) -> bool {
-    reading.policy.switches.iter().any(|switch| switch == OFF)
-}
-
-/// The limits, too, which count no more.
-fn owns(key: &str) -> bool {
-    key == OFF || cgpu::owns(key)
+/// A switch that nobody can read is spoken to be refused. Of a container without a GPU it says nothing: it may be the
+/// image's.
+fn speech(words: &Words) -> Speech {
+    let is_honoured = words.policy.switches.iter().any(|switch| switch == OFF);
+    let speaks = |word: Word| is_on(word.value).is_none_or(|on| on && is_honoured);
+    let is_about_gpus =
+        || names_gpus(words) || words.variables().any(|word| word.key != DEVICES && cgpu::owns(word.key));
+    Speech::asking(words.named(OFF).any(speaks) && is_about_gpus())
 }
 
 fn is_on(value: &str) -> Option<bool> {
@@ -42,13 +40,13 @@ fn is_on(value: &str) -> Option<bool> {
     }
 }
 
-fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
-    let Some(off) = reading.one(OFF)? else { return Ok(Vec::new()) };
+fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
+    let Some(off) = words.one(OFF)? else { return Ok(Vec::new()) };
     if is_on(off.value).is_none() {
         return Err(
             off.wrong("true or 1 turns cGPU off; false, 0 or nothing leaves it on: write one of these")
         );
     }
-    let (_, gpus) = cgpu::limited(reading, cards, off)?;
-    Ok(vec![Claim { exclusive: true, ..Claim::by(off).naming(&gpus) }])
+    let (_, chosen) = cgpu::given(words, node, off)?;
+    Ok(chosen.into_iter().chain([Claim::by(off).exclusive()]).collect())
 }

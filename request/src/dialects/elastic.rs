@@ -6,37 +6,37 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Dialect;
-use crate::cards::Cards;
-use crate::channel::Trust;
 use crate::claim::Claim;
-use crate::container::Node;
-use crate::device_list::{lists, minor};
+use crate::container::{Node, gpu_minor};
+use crate::dialect::{Dialect, Speech};
 use crate::error::RequestError;
+use crate::gpus::NodeGpus;
 use crate::grammar::DeviceSelector;
-use crate::nvidia::DEVICES;
 use crate::quantity;
-use crate::reading::{Reading, Said, conflict};
+use crate::sources::handed::NODES;
+use crate::sources::list::{DEVICES, lists};
+use crate::words::{Word, Words, conflict};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "elastic", detects, read, owns, by_position: false };
+/// The list is its own: it says `none` to keep NVIDIA's runtime away.
+pub(super) static DIALECT: Dialect =
+    Dialect { name: "elastic", speech, read, owns, over: &["nvidia-plain"], ..Dialect::PLAIN };
 
 const HASH: &str = "GPU";
 const NODE: &str = "/host/dev/elastic-gpu-";
 
 /// All three, since other programs have a variable of that name, too.
-fn detects(reading: &Reading) -> bool {
-    let mut hashes = reading.named(HASH).map(|said| said.value).filter(|value| is_hash(value)).peekable();
+fn speech(words: &Words) -> Speech {
+    let mut hashes = words.named(HASH).map(|word| word.value).filter(|value| is_hash(value)).peekable();
     if hashes.peek().is_none() {
-        return false; // as with nearly every bundle
+        return Speech::Silent; // as with nearly every bundle
     }
     // A bundle may hold a hundred thousand of each.
     let of_nodes: BTreeSet<&str> =
-        nodes(reading).filter_map(|(_, name)| Some(name.split_once('-')?.0)).collect();
-    hashes.any(|hash| of_nodes.contains(hash))
-        && lists(reading.container).iter().any(|said| said.value == "none")
+        nodes(words).filter_map(|(_, name)| Some(name.split_once('-')?.0)).collect();
+    let is_none = lists(words).iter().any(|list| list.value == "none");
+    Speech::asking(hashes.any(|hash| of_nodes.contains(hash)) && is_none)
 }
 
-/// The list, too: it says `none` to keep NVIDIA's runtime away.
 fn owns(key: &str) -> bool {
     matches!(key, HASH | DEVICES)
 }
@@ -46,39 +46,39 @@ fn is_hash(text: &str) -> bool {
 }
 
 /// The agent's nodes, each with what is behind the common part of its path.
-fn nodes<'a>(reading: &Reading<'a>) -> impl Iterator<Item = (&'a Node, &'a str)> {
-    let nodes = reading.container.nodes().iter();
+fn nodes<'a>(words: &Words<'a>) -> impl Iterator<Item = (&'a Node, &'a str)> {
+    let nodes = words.container.nodes().iter();
     nodes.filter_map(|node| Some((node, node.path.strip_prefix(NODE)?)))
 }
 
 /// The agent has a plugin for compute and one for memory, each with a hash of its own: the GPUs of both are the container's,
 /// and each index is one GPU.
-fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
-    let mut found: BTreeMap<u64, (Said, u32)> = BTreeMap::new();
-    for (node, name) in nodes(reading) {
-        let said = Said { key: "linux.devices", value: &node.path, trust: Trust::Environment };
+fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
+    let mut found: BTreeMap<u64, (Word, u32)> = BTreeMap::new();
+    for (device, name) in nodes(words) {
+        let word = Word::handed(NODES, &device.path);
         let index = name
             .split_once('-')
             .filter(|(hash, _)| is_hash(hash))
             .and_then(|(_, index)| quantity::whole(index));
         let index = index
-            .ok_or_else(|| said.wrong(format!("the agent's nodes are {NODE}<hash>-<index>: remove it")))?;
-        let number = format!("{}:{}", node.major, node.minor);
-        let minor = minor(node).ok_or_else(|| {
-            said.wrong(format!(
+            .ok_or_else(|| word.wrong(format!("the agent's nodes are {NODE}<hash>-<index>: remove it")))?;
+        let number = format!("{}:{}", device.major, device.minor);
+        let minor = gpu_minor(device).ok_or_else(|| {
+            word.wrong(format!(
                 "{number} is no GPU's node (195:<minor>): delete the pod, and see the agent's log"
             ))
         })?;
         match found.get(&index) {
-            Some((other, same)) if *same != minor => return Err(conflict(other, said)),
-            _ => found.insert(index, (said, minor)),
+            Some((other, same)) if *same != minor => return Err(conflict(other, word)),
+            _ => found.insert(index, (word, minor)),
         };
     }
-    let Some((said, _)) = found.values().next().copied() else { return Ok(Vec::new()) };
-    let find = |(said, minor): &(Said, u32)| cards.find(said.value, &DeviceSelector::Minor(*minor));
+    let Some((word, _)) = found.values().next().copied() else { return Ok(Vec::new()) };
+    let find = |(word, minor): &(Word, u32)| node.find(word.value, &DeviceSelector::Minor(*minor));
     let gpus = found.values().map(find).collect::<Result<Vec<_>, _>>()?;
-    reading.note("Elastic GPU's amounts are not in the bundle: the node's default share counts where nothing else states one");
-    Ok(vec![Claim::by(said).naming(&gpus)])
+    let note = "Elastic GPU's amounts are not in the bundle: the node's default share counts where nothing else states one";
+    Ok(vec![Claim::by(word).naming(&gpus).noting(note)])
 }
 
 #[cfg(test)]
@@ -88,7 +88,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{Container, Policy};
+    use crate::container::Container;
+    use crate::policy::Policy;
 
     #[test]
     fn twenty_thousand_hashes_and_as_many_nodes_of_others_are_looked_at_in_no_time() {
@@ -100,7 +101,7 @@ mod tests {
         let bundle = json!({"process": {"env": env}, "linux": {"devices": nodes}});
         let (container, policy) = (Container::from_json(&bundle), Policy::default());
         let start = Instant::now();
-        assert!(!detects(&Reading::new(&container, &policy)));
+        assert_eq!(speech(&Words::new(&container, &policy)), Speech::Silent);
         assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     }
 }

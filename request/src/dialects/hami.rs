@@ -8,27 +8,75 @@ mod allocated;
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
-use super::Dialect;
-use crate::cards::{Cards, IndexMeaning};
 use crate::claim::{Amount, Cap, Claim};
-use crate::device_list::limited;
+use crate::dialect::{Dialect, Off, Speech, Switch, is_go_true};
 use crate::error::RequestError;
-use crate::nvidia::DEVICES;
+use crate::gpus::NodeGpus;
+use crate::grammar::MemoryAsk;
+use crate::library::{Library, Owner};
 use crate::quantity;
-use crate::reading::{Reading, Said, conflict};
+use crate::selector::IndexMeaning;
+use crate::sources::list::{limited, refuse_order};
+use crate::words::{Word, Words};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "hami", detects, read, owns, by_position: true };
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "hami",
+    speech,
+    read,
+    owns,
+    by_position: true,
+    switches: &SWITCHES,
+    library: Some(Library { folders: &[], files: &["libvgpu.so"], owner: Some(OWNER) }),
+    ..Dialect::PLAIN
+};
+
+/// HAMi's plugin mounts its library here; Koordinator uses the same one.
+pub(super) const OWNER: Owner = Owner {
+    limit: "CUDA_DEVICE_MEMORY_LIMIT",
+    library: "/usr/local/vgpu/libvgpu.so",
+    folder: "/usr/local/vgpu",
+};
+
+/// HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go; volcano-vgpu-device-plugin pkg/plugin/server.go.
+const SWITCHES: [Switch; 3] = [
+    Switch {
+        key: "CUDA_DISABLE_CONTROL",
+        is_on: |value, words| is_go_true(value) || is_volcanos(words),
+        turns_off: Off::Limits,
+    },
+    Switch {
+        key: "GPU_CORE_UTILIZATION_POLICY",
+        is_on: |value, _| value.eq_ignore_ascii_case("disable"),
+        turns_off: Off::Compute,
+    },
+    Switch { key: "CUDA_OVERSUBSCRIBE", is_on: |value, _| is_go_true(value), turns_off: Off::Hardness },
+];
 
 const MEMORY: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 const CORES: &str = "CUDA_DEVICE_SM_LIMIT";
+const CACHE: &str = "CUDA_DEVICE_MEMORY_SHARED_CACHE";
 
-fn detects(reading: &Reading) -> bool {
-    reading.variables().any(|said| is_limit(said.key, MEMORY) || is_limit(said.key, CORES))
+/// Volcano's fork of HAMi takes any value of the switch for on, and is known by the path of its cache.
+fn is_volcanos(words: &Words) -> bool {
+    words.container.named(CACHE).any(|(_, value)| value.starts_with("/tmp/vgpu/"))
+}
+
+/// The scheduler's note alone bounds: it tells what the pod's containers have, and not which of them this one is.
+fn speech(words: &Words) -> Speech {
+    match limits(words).next() {
+        Some(_) => Speech::Asks,
+        None if allocated::is_noted(words) => Speech::Bounds,
+        None => Speech::Silent,
+    }
 }
 
 /// The limits, and what their own library reads beside them.
 fn owns(key: &str) -> bool {
-    is_limit(key, MEMORY) || is_limit(key, CORES) || key == "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+    is_limit(key, MEMORY) || is_limit(key, CORES) || key == CACHE
+}
+
+fn limits<'a>(words: &Words<'a>) -> impl Iterator<Item = Word<'a>> {
+    words.variables().filter(|word| is_limit(word.key, MEMORY) || is_limit(word.key, CORES))
 }
 
 /// `name`, or `name` and a position.
@@ -41,108 +89,102 @@ fn position(rest: &str) -> Option<usize> {
     usize::try_from(number).ok()
 }
 
-fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
-    let limit = reading.variables().find(|said| is_limit(said.key, MEMORY) || is_limit(said.key, CORES));
-    let Some(limit) = limit else { return Ok(Vec::new()) };
-    let (list, gpus) = limited(reading, cards, IndexMeaning::Pci, limit)?;
-    for said in reading.variables() {
-        let beyond = |name| said.key.strip_prefix(name).and_then(position).is_some_and(|i| i >= gpus.len());
-        if beyond(MEMORY) || beyond(CORES) {
-            return Err(said.wrong(format!("{} names only {} GPU(s): remove it", list.key, gpus.len())));
-        }
+fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
+    let Some(limit) = limits(words).next() else { return allocated::claims(words, &[], node) };
+    let (list, gpus) = limited(words, node, IndexMeaning::Pci, limit)?;
+    let all: Vec<Word> = limits(words).collect();
+    let beyond = all.iter().find(|word| {
+        let position = [MEMORY, CORES].iter().find_map(|name| position(word.key.strip_prefix(name)?));
+        position.is_some_and(|position| position >= gpus.len())
+    });
+    if let Some(word) = beyond {
+        return Err(word.wrong(format!("{} names only {} GPU(s): remove it", list.key, gpus.len())));
     }
-    let claim = Claim::by(limit).on(&gpus, |position, _| {
-        let memory = |key: &str| match reading.least(key, |said| memory(reading, said))? {
-            Some((_, Limit::Of(memory))) => Ok(Some(memory)),
-            Some((_, Limit::Unstated)) | None => Ok(None),
+    let mut claims = memory_claims(words, &all, &gpus)?;
+    refuse_half(&claims, limit, gpus.len())?;
+    claims.extend(compute_claims(&all, &gpus)?);
+    refuse_order(&claims, (list, limit), &gpus)?;
+    claims.extend(allocated::claims(words, &gpus, node)?);
+    Ok(claims)
+}
+
+/// A claim for each limit of memory; the plain key is for those GPUs that have none of their own.
+fn memory_claims(words: &Words, all: &[Word], gpus: &[&Gpu]) -> Result<Vec<Claim>, RequestError> {
+    let stated = all.iter().filter(|word| is_limit(word.key, MEMORY));
+    let stated = stated.map(|word| Ok((*word, memory(words, *word)?)));
+    let stated: Vec<(Word, Option<DeviceMemory>)> = stated.collect::<Result<_, RequestError>>()?;
+    let of = |place: usize| format!("{MEMORY}_{place}");
+    let has_own = |place: usize| stated.iter().any(|(word, limit)| word.key == of(place) && limit.is_some());
+    let mut claims = Vec::new();
+    for (word, memory) in &stated {
+        let memory = memory.map(MemoryAsk::Bytes);
+        let is_its = |place: usize| word.key == of(place) || word.key == MEMORY && !has_own(place);
+        let its: Vec<&Gpu> =
+            gpus.iter().enumerate().filter(|(place, _)| is_its(*place)).map(|(_, gpu)| *gpu).collect();
+        claims.push(Claim::by(*word).on(&its, |_, _| Ok(Amount { memory, cores: None }))?);
+    }
+    Ok(claims)
+}
+
+/// The same of compute. The plugin writes the plain key alone, and a pod must not lift it by the other: it bounds that one,
+/// and may be above it.
+fn compute_claims(all: &[Word], gpus: &[&Gpu]) -> Result<Vec<Claim>, RequestError> {
+    let mut caps: Vec<(Word, Cap)> = Vec::new();
+    for word in all.iter().filter(|word| is_limit(word.key, CORES)) {
+        caps.push((*word, cores(*word)?));
+    }
+    let mut claims = Vec::new();
+    for (word, cap) in &caps {
+        let its = |place: usize| {
+            let own: Vec<Cap> = caps
+                .iter()
+                .filter(|(other, _)| other.key == format!("{CORES}_{place}"))
+                .map(|(_, cap)| *cap)
+                .collect();
+            word.key == format!("{CORES}_{place}") || word.key == CORES && own.iter().all(|own| cap < own)
         };
-        Ok(Amount { memory: at(MEMORY, position, memory)?, cores: least_cap(reading, position)? })
-    })?;
-    refuse_half(&claim, limit, &gpus)?;
-    if list.key != DEVICES {
-        refuse_order(&claim, limit)?;
+        let its: Vec<&Gpu> =
+            gpus.iter().enumerate().filter(|(place, _)| its(*place)).map(|(_, gpu)| *gpu).collect();
+        claims.push(Claim::by(*word).on(&its, |_, _| Ok(Amount::cores(*cap)))?);
     }
-    let allocated = allocated::claims(reading, &gpus)?;
-    Ok([claim].into_iter().chain(allocated).collect())
-}
-
-/// The limit at a position; the plain key is for those that have none of their own.
-fn at<T>(
-    name: &str,
-    position: usize,
-    limit: impl Fn(&str) -> Result<Option<T>, RequestError>,
-) -> Result<Option<T>, RequestError> {
-    let own = limit(&format!("{name}_{position}"))?;
-    if own.is_some() { Ok(own) } else { limit(name) }
-}
-
-/// The smaller of both caps: the plugin writes the plain key alone, and a pod must not lift it by the other.
-fn least_cap(reading: &Reading, position: usize) -> Result<Option<Cap>, RequestError> {
-    let own = reading.least(&format!("{CORES}_{position}"), cores)?;
-    let plain = reading.least(CORES, cores)?;
-    if let (Some((own, cap)), Some((plain, least))) = (own, plain)
-        && least < cap
-    {
-        if reading.policy.strict {
-            return Err(conflict(own, plain));
-        }
-        reading.stands(own, plain.value);
-    }
-    Ok(own.into_iter().chain(plain).map(|(_, cap)| cap).min())
-}
-
-/// Nodes that CDI put in are in no order that tells whose a limit is.
-fn refuse_order(claim: &Claim, limit: Said) -> Result<(), RequestError> {
-    let mut amounts = claim.particular.iter().map(|(_, amount)| amount);
-    let first = amounts.next();
-    match amounts.all(|amount| Some(amount) == first) {
-        true => Ok(()),
-        false => Err(limit.wrong(
-            "only device nodes name the GPUs, and their order does not tell whose limit this is: give all the same limits, \
-             or name the GPUs in NVIDIA_VISIBLE_DEVICES",
-        )),
-    }
-}
-
-/// A memory limit. What says nothing limits the least.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Limit {
-    Of(DeviceMemory),
-    Unstated,
+    Ok(claims)
 }
 
 /// Memory on some GPUs and none on others is a slip, never "no limit" there.
-fn refuse_half(claim: &Claim, limit: Said, gpus: &[&Gpu]) -> Result<(), RequestError> {
-    let has = |(_, amount): &&(_, Amount)| amount.memory.is_some();
-    let limited = claim.particular.iter().filter(has).count();
-    if limited == 0 || limited == gpus.len() {
+fn refuse_half(claims: &[Claim], limit: Word, gpus: usize) -> Result<(), RequestError> {
+    let stated =
+        claims.iter().flat_map(|claim| &claim.particular).filter(|(_, amount)| amount.memory.is_some());
+    let mut limited: Vec<_> = stated.map(|(gpu, _)| *gpu).collect();
+    limited.sort_unstable();
+    limited.dedup();
+    if limited.is_empty() || limited.len() == gpus {
         return Ok(());
     }
     Err(limit.wrong(format!(
-        "{} of {} GPUs have no memory limit: give each its own, or set {MEMORY}",
-        gpus.len() - limited,
-        gpus.len()
+        "{} of {gpus} GPUs have no memory limit: give each its own, or set {MEMORY}",
+        gpus - limited.len()
     )))
 }
 
-fn memory(reading: &Reading, said: Said) -> Result<Limit, RequestError> {
+/// A memory limit; nothing where 0 states none.
+fn memory(words: &Words, word: Word) -> Result<Option<DeviceMemory>, RequestError> {
     let remedy = "memory is digits and perhaps one of k, m, g (binary), as 3000m";
-    let bytes = quantity::binary(said.value).ok_or_else(|| said.wrong(remedy))?;
+    let bytes = quantity::binary(word.value).ok_or_else(|| word.wrong(remedy))?;
     match bytes {
-        0 if reading.policy.dialects.hami_zero_unstated => Ok(Limit::Unstated),
-        0 => Err(said.wrong("0 states no limit: write the limit, as 3000m (or see dialects.hami.zero)")),
+        0 if words.policy.dialects.hami_zero_unstated => Ok(None),
+        0 => Err(word.wrong("0 states no limit: write the limit, as 3000m (or see dialects.hami.zero)")),
         1..=0xf_ffff => {
-            Err(said.wrong(format!("below 1 MiB; without a letter it is bytes: did you mean {bytes}m?")))
+            Err(word.wrong(format!("below 1 MiB; without a letter it is bytes: did you mean {bytes}m?")))
         }
-        bytes => Ok(Limit::Of(DeviceMemory::from_bytes(bytes))),
+        bytes => Ok(Some(DeviceMemory::from_bytes(bytes))),
     }
 }
 
 /// 0 is what the plugin writes where no cores were asked for (HAMi issue 636).
-fn cores(said: Said) -> Result<Cap, RequestError> {
-    match quantity::whole(said.value) {
+fn cores(word: Word) -> Result<Cap, RequestError> {
+    match quantity::whole(word.value) {
         Some(0) => Ok(Cap::Unlimited),
-        Some(percent) => Cap::of(percent).ok_or_else(|| said.wrong("a percentage is from 0 (no cap) to 100")),
-        None => Err(said.wrong("a percentage is a whole number from 0 (no cap) to 100")),
+        Some(percent) => Cap::of(percent).ok_or_else(|| word.wrong("a percentage is from 0 (no cap) to 100")),
+        None => Err(word.wrong("a percentage is a whole number from 0 (no cap) to 100")),
     }
 }

@@ -1,61 +1,84 @@
 //! Koordinator: the pod's annotation `scheduling.koordinator.sh/device-allocated` (koordinator apis/extension/device_share.go),
 //! and what its hook sets: minors in `NVIDIA_VISIBLE_DEVICES`, HAMi-core's limits without `_<i>` and its `LD_PRELOAD`
 //! (pkg/koordlet/runtimehooks/hooks/gpu/gpu.go). Without NRI the hook does not run, and the annotation alone tells.
+//!
+//! Both are of the whole pod and stand in each of its containers, so the share is the pod's.
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 use serde_json::Value;
 
-use super::Dialect;
-use crate::cards::{Cards, IndexMeaning, has_double, total};
 use crate::claim::{Amount, Cap, Claim};
 use crate::container::Engine;
-use crate::device_list::{claimed, names_gpus};
+use crate::dialect::{Dialect, Speech};
+use crate::dialects::hami;
 use crate::error::RequestError;
-use crate::grammar::DeviceSelector;
-use crate::nvidia::DEVICES;
-use crate::reading::{Reading, Said};
+use crate::gpus::{NodeGpus, has_double, total};
+use crate::grammar::{DeviceSelector, Scope};
+use crate::library::Library;
+use crate::selector::IndexMeaning;
+use crate::sources::list::{DEVICES, limited, names_gpus};
+use crate::words::{Word, Words};
 use crate::{limit, quantity};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "koordinator", detects, read, owns, by_position: false };
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "koordinator",
+    speech,
+    read,
+    owns,
+    over: &["kai", "hami"],
+    numbers: |_| IndexMeaning::Minor,
+    library: Some(Library { folders: &[], files: &["libvgpu.so"], owner: Some(hami::OWNER) }),
+    ..Dialect::PLAIN
+};
 
 const ALLOCATED: &str = "scheduling.koordinator.sh/device-allocated";
 const MEMORY: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 const CORES: &str = "CUDA_DEVICE_SM_LIMIT";
 
-fn detects(reading: &Reading) -> bool {
-    is_annotated(reading) || is_hooks(reading)
+/// The hook gives the annotation's GPUs to every container of the pod. Here a container whose list names none, as a webhook
+/// writes for sidecars, gets none by it; what it gets by other words the pod's share bounds.
+fn speech(words: &Words) -> Speech {
+    let wants = || names_gpus(words) || !words.has(DEVICES);
+    match is_annotated(words) {
+        _ if is_hooks(words) => Speech::Asks,
+        true if wants() => Speech::Asks,
+        true => Speech::Bounds,
+        false => Speech::Silent,
+    }
 }
 
 /// HAMi writes a unit and preloads by a file: bytes beside `LD_PRELOAD` are the hook's.
-fn is_hooks(reading: &Reading) -> bool {
-    reading.container.engine() == Engine::Cri
-        && reading.named(MEMORY).any(|said| quantity::whole(said.value).is_some())
-        && reading.named("LD_PRELOAD").any(|said| said.value.ends_with("/libvgpu.so"))
+fn is_hooks(words: &Words) -> bool {
+    words.container.engine() == Engine::Cri
+        && words.named(MEMORY).any(|word| quantity::whole(word.value).is_some())
+        && words.named("LD_PRELOAD").any(|word| word.value.ends_with("/libvgpu.so"))
 }
 
-/// The annotation is the pod's, and the hook gives its GPUs to every container. Here a container whose list names none,
-/// as a webhook writes for sidecars, gets none.
-fn is_annotated(reading: &Reading) -> bool {
-    let text = reading.container.annotations().get(ALLOCATED);
-    let speaks = |text: &String| !matches!(devices(text), Some(devices) if devices.is_empty());
-    text.is_some_and(speaks) && (names_gpus(reading) || !reading.has(DEVICES))
+/// JSON that cannot be read is spoken to be refused.
+fn is_annotated(words: &Words) -> bool {
+    let text = words.container.annotations().get(ALLOCATED);
+    text.is_some_and(|text| !matches!(devices(text), Some(devices) if devices.is_empty()))
 }
 
 fn owns(key: &str) -> bool {
     matches!(key, MEMORY | CORES)
 }
 
-fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
-    let memory = reading.least(MEMORY, limit::memory)?;
-    let memory =
-        memory.map(|(said, memory)| Claim::by(said).each(Amount { memory: Some(memory), cores: None }));
-    let cores = reading.least(CORES, limit::cores)?;
-    let cores =
-        cores.map(|(said, cores)| Claim::by(said).each(Amount { memory: None, cores: Some(cores.into()) }));
-    let list = claimed(reading, cards, IndexMeaning::Minor)?.map(|(claim, _)| claim);
-    let said = reading.annotation(ALLOCATED).filter(|_| is_annotated(reading));
-    let allocated = said.map(|said| allocated(said, cards)).transpose()?;
-    Ok([memory, cores, list, allocated].into_iter().flatten().collect())
+fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
+    let mut claims = Claim::each_of(words.named(MEMORY), |word| Ok(Amount::memory(limit::memory(word)?)))?;
+    claims.extend(Claim::each_of(words.named(CORES), |word| Ok(Amount::cores(limit::cores(word)?.into())))?);
+    match words.annotation(ALLOCATED).filter(|_| is_annotated(words)) {
+        Some(word) => claims.push(allocated(word, node)?),
+        // The hook's limits are nothing without a GPU.
+        None => {
+            let first = words.named(MEMORY).next().into_iter();
+            for limit in first {
+                limited(words, node, IndexMeaning::Minor, limit)?;
+            }
+        }
+    }
+    let scope = words.container.sandbox().map(|_| Scope::Pod);
+    Ok(claims.into_iter().map(|claim| Claim { scope, ..claim }).collect())
 }
 
 /// The GPUs in the annotation; nothing where it is not of its form.
@@ -68,24 +91,24 @@ fn devices(text: &str) -> Option<Vec<Value>> {
     }
 }
 
-fn allocated(said: Said, cards: Cards) -> Result<Claim, RequestError> {
+fn allocated(word: Word, node: NodeGpus) -> Result<Claim, RequestError> {
     let remedy =
         "delete the pod, so that it is scheduled anew: this is not the scheduler's JSON with a list `gpu`";
-    let devices = devices(said.value).ok_or_else(|| said.wrong(remedy))?;
-    let gpus = devices.iter().map(|device| gpu(said, device, cards)).collect::<Result<Vec<_>, _>>()?;
+    let devices = devices(word.value).ok_or_else(|| word.wrong(remedy))?;
+    let gpus = devices.iter().map(|device| gpu(word, device, node)).collect::<Result<Vec<_>, _>>()?;
     if has_double(&gpus) {
-        return Err(said.wrong("delete the pod, so that it is scheduled anew: it names one GPU twice"));
+        return Err(word.wrong("delete the pod, so that it is scheduled anew: it names one GPU twice"));
     }
-    let parts = devices.iter().map(|device| Part::of(said, device)).collect::<Result<Vec<_>, _>>()?;
-    let claim = Claim::by(said);
-    if parts.iter().all(|part| part.is_whole()) {
-        return Ok(Claim { exclusive: true, ..claim.naming(&gpus) });
+    let parts = devices.iter().map(|device| Part::of(word, device)).collect::<Result<Vec<_>, _>>()?;
+    let claim = Claim::by(word).naming(&gpus);
+    if parts.iter().all(Part::is_whole) {
+        return Ok(claim.exclusive());
     }
     claim.on(&gpus, |position, gpu| parts[position].amount(gpu))
 }
 
 /// The GPU's UUID counts before its minor.
-fn gpu<'a>(said: Said, device: &Value, cards: Cards<'a>) -> Result<&'a Gpu, RequestError> {
+fn gpu<'a>(word: Word, device: &Value, node: NodeGpus<'a>) -> Result<&'a Gpu, RequestError> {
     let id = device.get("id").and_then(Value::as_str).filter(|id| id.starts_with("GPU-"));
     let minor = || device.get("minor").and_then(Value::as_u64).and_then(|minor| u32::try_from(minor).ok());
     let selector = match id {
@@ -93,9 +116,9 @@ fn gpu<'a>(said: Said, device: &Value, cards: Cards<'a>) -> Result<&'a Gpu, Requ
         None => minor().map(DeviceSelector::Minor),
     };
     let selector = selector.ok_or_else(|| {
-        said.wrong("delete the pod, so that it is scheduled anew: a GPU has neither a UUID in id nor a minor")
+        word.wrong("delete the pod, so that it is scheduled anew: a GPU has neither a UUID in id nor a minor")
     })?;
-    cards.find(said.key, &selector)
+    node.find(word.key, &selector)
 }
 
 /// What the pod has of one GPU.
@@ -107,19 +130,19 @@ struct Part {
 }
 
 impl Part {
-    fn of(said: Said, device: &Value) -> Result<Self, RequestError> {
+    fn of(word: Word, device: &Value) -> Result<Self, RequestError> {
         let percent = |name| {
             let Some(text) = resource(device, name) else { return Ok(None) };
             let percent = quantity::whole(&text).and_then(|percent| u8::try_from(percent).ok());
             let percent = percent.filter(|percent| (1..=100).contains(percent));
             percent.map(Some).ok_or_else(|| {
-                said.wrong(format!("{name} is a percentage from 1 to 100: correct the pod's requests"))
+                word.wrong(format!("{name} is a percentage from 1 to 100: correct the pod's requests"))
             })
         };
         let memory = resource(device, "gpu-memory").map(|text| {
             let bytes = quantity::kubernetes(&text).filter(|bytes| *bytes >= 1 << 20);
             bytes.ok_or_else(|| {
-                said.wrong("gpu-memory is a quantity from 1 MiB, as 8Gi: correct the pod's requests")
+                word.wrong("gpu-memory is a quantity from 1 MiB, as 8Gi: correct the pod's requests")
             })
         });
         Ok(Self {
@@ -141,7 +164,8 @@ impl Part {
             (Some(ratio), None) => Some(total(gpu)?.percent(ratio)),
             (None, None) => None,
         };
-        Ok(Amount { memory, cores: self.cores })
+        let amount = memory.map(Amount::memory).unwrap_or_default();
+        Ok(Amount { cores: self.cores, ..amount })
     }
 }
 

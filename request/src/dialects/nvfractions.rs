@@ -6,16 +6,28 @@
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
-use super::Dialect;
-use crate::cards::{Cards, IndexMeaning};
 use crate::claim::{Amount, Cap, Claim};
 use crate::container::Container;
-use crate::device_list::{claimed, items, selector};
+use crate::dialect::{Dialect, Speech};
+use crate::dialects::mps;
 use crate::error::RequestError;
-use crate::reading::{Reading, Said, conflict};
-use crate::{limit, mps, quantity};
+use crate::gpus::{NodeGpus, found};
+use crate::selector::IndexMeaning;
+use crate::sources::list::{Named, named};
+use crate::sources::names::{items, selectors};
+use crate::words::{Word, Words, conflict};
+use crate::{limit, quantity};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "nvfractions", detects, read, owns, by_position: true };
+/// MPS's variables are its own where they stand beside its words.
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "nvfractions",
+    speech,
+    read,
+    owns: |key| is_variable(key) || matches!(key, mps::PINNED | mps::PERCENTAGE | mps::PIPE),
+    over: &["nvidia-mps"],
+    by_position: true,
+    ..Dialect::PLAIN
+};
 
 /// In MiB. Early versions have the plural.
 const LIMITS: [&str; 2] = ["NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_LIMITS"];
@@ -33,16 +45,11 @@ const PORTION: [&str; 1] = ["gpu-compute.portion"];
 const DEVICES: [&str; 1] = ["gpus.devices"];
 const PARTS: [&[&str]; 5] = [&LIMIT_PARTS, &REQUEST_PARTS, &MODE, &PORTION, &DEVICES];
 
-fn detects(reading: &Reading) -> bool {
+fn speech(words: &Words) -> Speech {
     let is_memory =
-        |key: &str| part(key, reading.container).is_some_and(|part| part.starts_with("gpu-memory."));
-    reading.variables().any(|said| is_variable(said.key))
-        || reading.container.annotations().keys().any(|key| is_memory(key))
-}
-
-/// Its own variables, and what MPS's say where they stand beside them.
-fn owns(key: &str) -> bool {
-    is_variable(key) || matches!(key, mps::PINNED | mps::PERCENTAGE | mps::PIPE)
+        |key: &str| part(key, words.container).is_some_and(|part| part.starts_with("gpu-memory."));
+    let is_annotated = || words.container.annotations().keys().any(|key| is_memory(key));
+    Speech::asking(words.variables().any(|word| is_variable(word.key)) || is_annotated())
 }
 
 fn is_variable(key: &str) -> bool {
@@ -55,131 +62,128 @@ fn part<'k>(key: &'k str, container: &Container) -> Option<&'k str> {
     PREFIXES.iter().find_map(|prefix| key.strip_prefix(prefix)?.strip_prefix(name)?.strip_prefix('.'))
 }
 
-fn annotations<'a>(reading: &Reading<'a>, parts: &'static [&'static str]) -> impl Iterator<Item = Said<'a>> {
-    let is_one = |said: &Said| part(said.key, reading.container).is_some_and(|part| parts.contains(&part));
-    reading.annotations().filter(is_one)
+fn annotations<'a>(words: &Words<'a>, parts: &'static [&'static str]) -> impl Iterator<Item = Word<'a>> {
+    let is_one = |word: &Word| part(word.key, words.container).is_some_and(|part| parts.contains(&part));
+    words.annotations().filter(is_one)
 }
 
 /// A slip in a part would be no limit at all. What does not begin as the parts do may be another container's, of a pod that
 /// has one by the name of `container`.
-fn refuse_unknown(reading: &Reading) -> Result<(), RequestError> {
-    let is_unknown = |said: &Said| {
-        let part = part(said.key, reading.container).filter(|part| part.starts_with("gpu"));
+fn refuse_unknown(words: &Words) -> Result<(), RequestError> {
+    let is_unknown = |word: &Word| {
+        let part = part(word.key, words.container).filter(|part| part.starts_with("gpu"));
         part.is_some_and(|part| !PARTS.iter().any(|names| names.contains(&part)))
     };
-    let Some(said) = reading.annotations().find(is_unknown) else { return Ok(()) };
+    let Some(word) = words.annotations().find(is_unknown) else { return Ok(()) };
     let known: Vec<&str> = PARTS.iter().map(|names| names[0]).collect();
-    Err(said.wrong(format!("unknown; known are {}: correct or remove it", known.join(", "))))
+    Err(word.wrong(format!("unknown; known are {}: correct or remove it", known.join(", "))))
 }
 
-fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
-    refuse_unknown(reading)?;
-    let list = claimed(reading, cards, IndexMeaning::Pci)?;
-    let devices = devices(reading, cards)?;
-    let gpus = list.iter().chain(&devices).map(|(_, gpus)| gpus.clone()).next();
-    let stated = [
-        hard(reading, annotations(reading, &LIMIT_PARTS), annotations(reading, &REQUEST_PARTS), quantity)?,
-        hard(reading, of(reading, &LIMITS), of(reading, &REQUESTS), limit::mebibytes)?,
-    ];
-    let memory = |(said, memory)| Claim::by(said).each(Amount { memory: Some(memory), cores: None });
-    let caps = [portion(reading)?, reading.least(mps::PERCENTAGE, mps::percentage)?];
-    let cores = |(said, cap)| Claim::by(said).each(Amount { memory: None, cores: Some(cap) });
-    let pinned = pinned(reading, cards, &gpus.unwrap_or_default())?;
-    let named = list.into_iter().chain(devices).map(|(claim, _)| claim);
-    let memory = stated.into_iter().flatten().map(memory);
-    Ok(memory.chain(named).chain(caps.into_iter().flatten().map(cores)).chain(pinned).collect())
+fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
+    refuse_unknown(words)?;
+    let mut claims = hard(annotations(words, &LIMIT_PARTS), annotations(words, &REQUEST_PARTS), quantity)?;
+    claims.extend(hard(of(words, &LIMITS), of(words, &REQUESTS), limit::mebibytes)?);
+    claims.extend(portions(words)?);
+    claims.extend(mps::percentages(words)?);
+    let devices = devices(words, node)?;
+    let listed = match named(words, node, IndexMeaning::Pci)? {
+        Named::Gpus(_, gpus) => Some(gpus),
+        Named::Nothing | Named::NoGpu => devices.as_ref().map(|(_, gpus)| gpus.clone()),
+    };
+    // Without a GPU there is no position that the limit could be of.
+    if let Some(gpus) = listed {
+        claims.extend(mps::pinned(words, node, &gpus)?);
+    } else if devices.is_none() {
+        let by = claims.first().map(|claim| claim.by.clone()).unwrap_or_default();
+        return Err(RequestError::LimitWithoutGpu { by });
+    }
+    claims.extend(devices.map(|(claim, _)| claim));
+    Ok(claims)
 }
 
-fn of<'a>(reading: &Reading<'a>, keys: &[&str]) -> impl Iterator<Item = Said<'a>> {
-    reading.variables().filter(|said| keys.contains(&said.key))
+fn of<'a>(words: &Words<'a>, keys: &[&str]) -> impl Iterator<Item = Word<'a>> {
+    words.variables().filter(|word| keys.contains(&word.key))
 }
 
-/// The hard limit of one channel; one of limit and request stands for the other.
+/// What one channel says of memory; one of limit and request stands for the other.
 fn hard<'a>(
-    reading: &Reading<'a>,
-    limits: impl Iterator<Item = Said<'a>>,
-    requests: impl Iterator<Item = Said<'a>>,
-    parse: impl Fn(Said<'a>) -> Result<DeviceMemory, RequestError>,
-) -> Result<Option<(Said<'a>, DeviceMemory)>, RequestError> {
-    let limit = reading.least_of(limits, &parse)?;
-    let request = reading.least_of(requests, &parse)?;
-    if let (Some((limit, hard)), Some((request, soft))) = (&limit, &request) {
+    limits: impl Iterator<Item = Word<'a>>,
+    requests: impl Iterator<Item = Word<'a>>,
+    parse: impl Fn(Word<'a>) -> Result<DeviceMemory, RequestError>,
+) -> Result<Vec<Claim>, RequestError> {
+    let parsed = |word| Ok((word, parse(word)?));
+    let limits: Vec<_> = limits.map(parsed).collect::<Result<_, RequestError>>()?;
+    let requests: Vec<_> = requests.map(parsed).collect::<Result<_, RequestError>>()?;
+    let mut notes = Vec::new();
+    for ((limit, hard), (request, soft)) in
+        limits.iter().min_by_key(|(_, memory)| *memory).into_iter().zip(&requests)
+    {
         if soft > hard {
-            return Err(
-                request.wrong(format!("more than the limit of {hard}: lower it, or raise {}", limit.key))
-            );
+            let why = format!("more than the limit of {hard}: lower it, or raise {}", limit.key);
+            return Err(request.wrong(why));
         }
         if soft < hard {
-            reading.note(format!(
+            notes.push(format!(
                 "{request} is less than {limit}: there are no soft limits here, the whole limit is granted"
             ));
         }
     }
-    Ok(limit.or(request))
+    let stated = if limits.is_empty() { requests } else { limits };
+    let mut claims: Vec<Claim> =
+        stated.into_iter().map(|(word, memory)| Claim::by(word).each(Amount::memory(memory))).collect();
+    if let Some(first) = claims.first_mut() {
+        first.notes = notes;
+    }
+    Ok(claims)
 }
 
 /// An annotation's memory, rounded up to whole MiB as the plugin does.
-fn quantity(said: Said) -> Result<DeviceMemory, RequestError> {
+fn quantity(word: Word) -> Result<DeviceMemory, RequestError> {
     const MIB: u64 = 1 << 20;
     let spelt_out =
-        said.value.strip_suffix('B').filter(|text| text.ends_with('i') && said.key.starts_with(PROPOSED));
-    let bytes = quantity::kubernetes(spelt_out.unwrap_or(said.value));
-    let bytes = bytes.ok_or_else(|| said.wrong("memory is a Kubernetes quantity, as 8Gi or 7680Mi"))?;
+        word.value.strip_suffix('B').filter(|text| text.ends_with('i') && word.key.starts_with(PROPOSED));
+    let bytes = quantity::kubernetes(spelt_out.unwrap_or(word.value));
+    let bytes = bytes.ok_or_else(|| word.wrong("memory is a Kubernetes quantity, as 8Gi or 7680Mi"))?;
     let whole = bytes.div_ceil(MIB).checked_mul(MIB).filter(|_| bytes >= MIB);
     whole.map(DeviceMemory::from_bytes).ok_or_else(|| {
-        said.wrong("memory is at least 1 MiB and fits into 64 bits: write it as 8Gi or 7680Mi")
+        word.wrong("memory is at least 1 MiB and fits into 64 bits: write it as 8Gi or 7680Mi")
     })
 }
 
-/// The cap, which there is in one mode only: time slices, the default, leave idle time to whoever wants it.
-fn portion<'a>(reading: &Reading<'a>) -> Result<Option<(Said<'a>, Cap)>, RequestError> {
+/// The caps, which there are in one mode only: time slices, the default, leave idle time to whoever wants it.
+fn portions(words: &Words) -> Result<Vec<Claim>, RequestError> {
     let mut shares = false;
-    for said in annotations(reading, &MODE) {
-        match said.value.trim() {
+    for word in annotations(words, &MODE) {
+        match word.value.trim() {
             "sm-sharing" => shares = true,
             "time-slicing" => {}
-            _ => return Err(said.wrong("unknown mode: known are time-slicing and sm-sharing")),
+            _ => return Err(word.wrong("unknown mode: known are time-slicing and sm-sharing")),
         }
     }
-    let portion = reading.least_of(annotations(reading, &PORTION), percent)?;
-    Ok(portion.filter(|_| shares))
+    let claims = Claim::each_of(annotations(words, &PORTION), |word| Ok(Amount::cores(percent(word)?)))?;
+    Ok(if shares { claims } else { Vec::new() })
 }
 
 /// Rounded down to whole percents, but never to 0, which is unlimited to MPS.
-fn percent(said: Said) -> Result<Cap, RequestError> {
-    let decimal = quantity::decimal(said.value);
+fn percent(word: Word) -> Result<Cap, RequestError> {
+    let decimal = quantity::decimal(word.value);
     let percent = decimal
         .filter(|part| part.numerator > 0 && part.numerator <= part.denominator)
         .map(|part| part.of(100).max(1));
     percent
         .and_then(Cap::of)
-        .ok_or_else(|| said.wrong("a portion of compute is above 0 and at most 1, as 0.5"))
+        .ok_or_else(|| word.wrong("a portion of compute is above 0 and at most 1, as 0.5"))
 }
 
 /// The GPUs that the scheduler's binder wrote down.
-fn devices<'a>(
-    reading: &Reading<'a>,
-    cards: Cards<'a>,
-) -> Result<Option<(Claim, Vec<&'a Gpu>)>, RequestError> {
-    let mut all = annotations(reading, &DEVICES);
-    let Some(said) = all.next() else { return Ok(None) };
-    if let Some(other) = all.find(|other| other.value != said.value) {
-        return Err(conflict(said, other));
+fn devices<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Option<(Claim, Vec<&'a Gpu>)>, RequestError> {
+    let mut all = annotations(words, &DEVICES);
+    let Some(word) = all.next() else { return Ok(None) };
+    if let Some(other) = all.find(|other| other.value != word.value) {
+        return Err(conflict(word, other));
     }
-    let gpu = |item| cards.find(said.key, &selector(said, item, IndexMeaning::Pci)?);
-    let gpus = items(said.value).map(gpu).collect::<Result<Vec<_>, _>>()?;
-    Ok((!gpus.is_empty()).then(|| (Claim::by(said).naming(&gpus), gpus)))
-}
-
-/// MPS's limit, which the plugin makes of the hard one.
-fn pinned(reading: &Reading, cards: Cards, gpus: &[&Gpu]) -> Result<Option<Claim>, RequestError> {
-    let Some(first) = reading.named(mps::PINNED).next() else { return Ok(None) };
-    // Without a GPU of the list's there is no position that it could limit.
-    let limits = if gpus.is_empty() { None } else { mps::pinned(reading, cards, gpus)? };
-    let claim = Claim::by(first).stating(gpus, |position, _| {
-        Ok(Amount { memory: limits.as_ref().map(|limits| limits[position]), cores: None })
-    })?;
-    Ok(Some(claim))
+    let gpus = found(node, word.key, &selectors(word, items(word.value), IndexMeaning::Pci)?)?;
+    Ok((!gpus.is_empty()).then(|| (Claim::by(word).naming(&gpus), gpus)))
 }
 
 #[cfg(test)]
@@ -188,7 +192,7 @@ mod tests {
 
     use super::*;
     use crate::Policy;
-    use crate::cards::four;
+    use crate::gpus::four;
 
     #[test]
     fn a_portion_of_compute_without_memory_is_no_request() {
@@ -201,7 +205,7 @@ mod tests {
             },
             "process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]},
         }));
-        let request = crate::read(&container, &Policy::default(), &four()).unwrap().unwrap();
+        let request = crate::read::read(&container, &Policy::default(), &four()).unwrap().unwrap();
         assert_eq!((request.dialects.len(), request.cores), (0, None));
     }
 }

@@ -1,48 +1,44 @@
-//! NVIDIA's MPS as its device plugin, its DRA driver, Amazon ECS or a user sets it: `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` by
-//! position in the device list or UUID, and `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`.
+//! NVIDIA's MPS as its device plugin, its DRA driver, GKE's plugin, Amazon ECS or a user sets it:
+//! `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` by position in the device list or UUID, and `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`.
 //!
 //! MPS counts the pinned limit per process, so that a container exceeds it by forking (k8s-device-plugin issues 594 and
 //! 720); here it is the container's. Limits that stand in the daemon (k8s-device-plugin cmd/mps-control-daemon/mps/daemon.go)
 //! cannot be read from a bundle: a pipe directory alone states nothing.
 
-use super::Dialect;
-use crate::cards::{Cards, IndexMeaning};
-use crate::claim::{Amount, Claim};
-use crate::device_list::{self, Named, named};
+use crate::claim::Claim;
+use crate::dialect::{Dialect, Speech};
+use crate::dialects::mps::{PERCENTAGE, PINNED, PIPE, mode, percentages, pinned};
 use crate::error::RequestError;
-use crate::mps::{PERCENTAGE, PINNED, PIPE, percentage, pinned};
-use crate::reading::Reading;
+use crate::gpus::NodeGpus;
+use crate::selector::IndexMeaning;
+use crate::sources::handed::is_handed;
+use crate::sources::list::{self, Named, named};
+use crate::words::Words;
 
-pub(super) static DIALECT: Dialect = Dialect { name: "nvidia-mps", detects, read, owns, by_position: true };
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "nvidia-mps",
+    speech,
+    read,
+    owns: |key| matches!(key, PINNED | PERCENTAGE | PIPE),
+    by_position: true,
+    ..Dialect::PLAIN
+};
 
 /// A pipe directory is a client's address, and a request only where GPUs are.
-fn detects(reading: &Reading) -> bool {
-    reading.has(PINNED) || reading.has(PIPE) && device_list::carrier(reading).is_some()
+fn speech(words: &Words) -> Speech {
+    let names = || list::asks(words) || is_handed(words);
+    Speech::asking(words.has(PINNED) || words.has(PIPE) && names())
 }
 
-fn owns(key: &str) -> bool {
-    matches!(key, PINNED | PERCENTAGE | PIPE)
-}
-
-/// Says that a container with MPS's words gets a share of gpushare's.
-pub(super) fn note_mode(reading: &Reading) {
-    if let Some(pipe) = reading.named(PIPE).next() {
-        reading
-            .note(format!("{pipe}: the share's limits are gpushare's, those of MPS's daemon are not read"));
-    }
-}
-
-fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
-    let limit = reading.named(PINNED).chain(reading.named(PIPE)).next();
-    let Some(limit) = limit else { return Ok(Vec::new()) };
-    note_mode(reading);
-    let Named::Gpus(_, gpus) = named(reading, cards, IndexMeaning::Pci)? else {
+fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
+    let Some(limit) = words.named(PINNED).chain(words.named(PIPE)).next() else { return Ok(Vec::new()) };
+    let Named::Gpus(list, gpus) = named(words, node, IndexMeaning::Pci)? else {
         return Err(limit.wrong("a limit without a GPU: name GPUs in NVIDIA_VISIBLE_DEVICES"));
     };
-    let cores = reading.least(PERCENTAGE, percentage)?.map(|(_, cap)| cap);
-    let pinned = pinned(reading, cards, &gpus)?;
-    let claim = Claim::by(limit).on(&gpus, |position, _| {
-        Ok(Amount { memory: pinned.as_ref().map(|limits| limits[position]), cores })
-    })?;
-    Ok(vec![claim])
+    let first = Claim { notes: mode(words).into_iter().collect(), ..Claim::by(limit) };
+    let mut claims = vec![first];
+    claims.extend(pinned(words, node, &gpus)?);
+    list::refuse_order(&claims, (list, limit), &gpus)?;
+    claims.extend(percentages(words)?);
+    Ok(claims)
 }

@@ -1,34 +1,48 @@
 //! nvshare: its library and its scheduler's socket as mounts, and a list of GPUs (nvshare kubernetes/device-plugin/server.go).
 //! Its clients take turns with the whole memory, and state no amount.
 
-use super::Dialect;
-use crate::cards::{Cards, IndexMeaning};
-use crate::channel::Trust;
 use crate::claim::Claim;
-use crate::device_list::{self, Named, named};
+use crate::dialect::{Dialect, Off, Speech, Switch};
 use crate::error::RequestError;
-use crate::reading::{Reading, Said};
+use crate::gpus::NodeGpus;
+use crate::library::Library;
+use crate::rank::Rank;
+use crate::selector::IndexMeaning;
+use crate::sources::handed::is_handed;
+use crate::sources::list::{self, Named, named};
+use crate::words::{Word, Words};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "nvshare", detects, read, owns, by_position: false };
+/// Its library limits no memory. The switch is its README's.
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "nvshare",
+    speech,
+    read,
+    switches: &[Switch {
+        key: "NVSHARE_ENABLE_SINGLE_OVERSUB",
+        is_on: |value, _| !matches!(value, "" | "0"),
+        turns_off: Off::Hardness,
+    }],
+    library: Some(Library {
+        folders: &["/usr/lib/nvshare", "/var/run/nvshare"],
+        files: &["libnvshare.so"],
+        owner: None,
+    }),
+    ..Dialect::PLAIN
+};
 
 const LIBRARY: &str = "/usr/lib/nvshare/libnvshare.so";
 
 /// An image that preloads a library of that name has no such mount.
-fn detects(reading: &Reading) -> bool {
-    let is_library = |mount: &crate::container::Mount| mount.target == LIBRARY;
-    reading.container.mounts().iter().any(is_library) && device_list::carrier(reading).is_some()
+fn speech(words: &Words) -> Speech {
+    let has_library = words.container.mounts().iter().any(|mount| mount.target == LIBRARY);
+    Speech::asking(has_library && (list::asks(words) || is_handed(words)))
 }
 
-fn owns(_: &str) -> bool {
-    false
-}
-
-fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
-    let mount = Said { key: "mount", value: LIBRARY, trust: Trust::Environment };
-    let Named::Gpus(said, gpus) = named(reading, cards, IndexMeaning::Pci)? else {
+fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
+    let mount = Word { key: "mount", value: LIBRARY, rank: Rank::Environment, is_variable: false };
+    let Named::Gpus(word, _) = named(words, node, IndexMeaning::Pci)? else {
         return Err(mount.wrong("nvshare's library without a GPU: name one in NVIDIA_VISIBLE_DEVICES"));
     };
-    reading
-        .note(format!("{mount}: gpushare gives a share in place of nvshare's turns with the whole memory"));
-    Ok(vec![Claim::by(said).naming(&gpus)])
+    let note = format!("{mount}: gpushare gives a share in place of nvshare's turns with the whole memory");
+    Ok(vec![Claim::by(word).noting(note)])
 }

@@ -3,17 +3,26 @@
 //!
 //! The switch is anybody's word: where Aliyun's device plugin wrote its index, the GPU and the part are as the plugin means them.
 
-use gpushare_inventory::DeviceMemory;
+use gpushare_inventory::{DeviceMemory, Gpu};
 
-use super::Dialect;
-use crate::cards::Cards;
-use crate::cgpu::{self, Ratio};
 use crate::claim::{Amount, Claim};
+use crate::dialect::{Dialect, Speech};
+use crate::dialects::cgpu::{self, Ratio};
 use crate::error::RequestError;
+use crate::gpus::NodeGpus;
 use crate::quantity;
-use crate::reading::{Reading, Said};
+use crate::words::{Word, Words};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "pai-egpu", detects, read, owns, by_position: false };
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "pai-egpu",
+    speech: |words| Speech::asking(words.has(SWITCH)),
+    read,
+    owns,
+    over: &["aliyun", "aliyun-off"],
+    numbers: cgpu::meaning,
+    hints: &[(BYTES, "is no request without AMP_VGPU_ENABLE=1")],
+    ..Dialect::PLAIN
+};
 
 const SWITCH: &str = "AMP_VGPU_ENABLE";
 const BYTES: &str = "GPU_MEM_PER_DEVICE";
@@ -21,51 +30,51 @@ const BYTES: &str = "GPU_MEM_PER_DEVICE";
 const RESERVED: &str = "ALIYUN_COM_GPU_MEM_RESERVED";
 const USUALLY_RESERVED: u64 = 10;
 
-fn detects(reading: &Reading) -> bool {
-    reading.has(SWITCH)
-}
-
 fn owns(key: &str) -> bool {
     cgpu::owns(key) || matches!(key, SWITCH | BYTES | "AMP_USE_HOST_DAEMON" | "AMP_VGPU_DEV_COUNT")
 }
 
-fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
-    let Some(switch) = reading.one(SWITCH)? else { return Ok(Vec::new()) };
+fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
+    let Some(switch) = words.one(SWITCH)? else { return Ok(Vec::new()) };
     if switch.value != "1" {
         return Err(switch.wrong("eGPU is on with 1 and documents no other value: write 1, or remove it"));
     }
-    let (list, gpus) = cgpu::limited(reading, cards, switch)?;
-    let cores = cgpu::cap(reading)?;
-    let bytes = bytes(reading)?;
-    let ratio = Ratio::read(reading)?;
-    let by = bytes.map(|(said, _)| said).or(ratio.map(|ratio| ratio.by)).unwrap_or(list);
-    let claim = Claim::by(by).on(&gpus, |_, gpu| {
-        let part = ratio.map(|ratio| cgpu::memory(reading, cards, ratio, gpu)).transpose()?;
+    let (_, chosen) = cgpu::given(words, node, switch)?;
+    let reserved = match words.one(RESERVED)? {
+        Some(word) => quantity::whole(word.value).ok_or_else(|| word.wrong("the reserve is digits: MiB"))?,
+        None => USUALLY_RESERVED,
+    };
+    let mut claims: Vec<Claim> = chosen.into_iter().collect();
+    let ratios = Ratio::read(words)?.into_iter();
+    let ratios: Vec<Claim> =
+        ratios.map(|ratio| cgpu::memory_claim(words, node, ratio, &node.all())).collect::<Result<_, _>>()?;
+    for word in words.named(BYTES) {
+        let memory = bytes(word, reserved)?;
         // The ratio may be the words of Aliyun's plugin, which a pod's bytes must not lift.
-        let memory = bytes.map(|(_, memory)| memory).into_iter().chain(part).min();
-        Ok(Amount { memory, cores })
-    })?;
-    Ok(vec![claim])
+        let least = |_: usize, gpu: &Gpu| {
+            let parts = ratios.iter().filter_map(|claim| claim.amount_on(Some(gpu.uuid)).memory?.bytes());
+            Ok(Amount::memory(parts.fold(memory, DeviceMemory::min)))
+        };
+        claims.push(Claim::by(word).on(&node.all(), least)?);
+    }
+    if !words.has(BYTES) {
+        claims.extend(ratios);
+    }
+    claims.extend(cgpu::caps(words)?);
+    Ok(claims)
 }
 
 /// The memory in bytes, less what eGPU keeps.
-fn bytes<'a>(reading: &Reading<'a>) -> Result<Option<(Said<'a>, DeviceMemory)>, RequestError> {
-    let reserved = match reading.one(RESERVED)? {
-        Some(said) => quantity::whole(said.value).ok_or_else(|| said.wrong("the reserve is digits: MiB"))?,
-        None => USUALLY_RESERVED,
-    };
-    reading.least(BYTES, |said| {
-        let bytes = quantity::whole(said.value);
-        let bytes =
-            bytes.ok_or_else(|| said.wrong("memory is digits: bytes without a unit, as 2147483648"))?;
-        if bytes < 1 << 20 {
-            let meant = if bytes == 0 { "2147483648".to_owned() } else { format!("{}", bytes << 20) };
-            return Err(said.wrong(format!("below 1 MiB; it is bytes: did you mean {meant}?")));
-        }
-        let left = reserved.checked_mul(1 << 20).and_then(|reserved| bytes.checked_sub(reserved));
-        let left = left.filter(|left| *left >= 1 << 20).map(DeviceMemory::from_bytes);
-        left.ok_or_else(|| {
-            said.wrong(format!("less {reserved} MiB of reserve ({RESERVED}) nothing is left: ask for more"))
-        })
+fn bytes(word: Word, reserved: u64) -> Result<DeviceMemory, RequestError> {
+    let bytes = quantity::whole(word.value)
+        .ok_or_else(|| word.wrong("memory is digits: bytes without a unit, as 2147483648"))?;
+    if bytes < 1 << 20 {
+        let meant = if bytes == 0 { "2147483648".to_owned() } else { format!("{}", bytes << 20) };
+        return Err(word.wrong(format!("below 1 MiB; it is bytes: did you mean {meant}?")));
+    }
+    let left = reserved.checked_mul(1 << 20).and_then(|reserved| bytes.checked_sub(reserved));
+    let left = left.filter(|left| *left >= 1 << 20).map(DeviceMemory::from_bytes);
+    left.ok_or_else(|| {
+        word.wrong(format!("less {reserved} MiB of reserve ({RESERVED}) nothing is left: ask for more"))
     })
 }

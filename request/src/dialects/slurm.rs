@@ -8,12 +8,14 @@
 
 use gpushare_inventory::Gpu;
 
-use crate::cards::{Cards, IndexMeaning};
-use crate::device_list::{found, items, nodes, selectors};
 use crate::error::RequestError;
+use crate::gpus::{NodeGpus, found};
 use crate::grammar::DeviceSelector;
 use crate::quantity::{self, Decimal};
-use crate::reading::{Reading, Said};
+use crate::selector::IndexMeaning;
+use crate::sources::handed;
+use crate::sources::names::{items, selectors};
+use crate::words::{Word, Words};
 
 const STEP: &str = "SLURM_STEP_GPUS";
 const JOB: &str = "SLURM_JOB_GPUS";
@@ -28,36 +30,47 @@ const TASKS_OF_NODES: &str = "SLURM_STEP_TASKS_PER_NODE";
 const NODE: &str = "SLURM_NODEID";
 
 /// Whether the step has no GPU, in so many words: `NoDevFiles` is Slurm's before 19.05.
-pub(super) fn has_no_gpu(reading: &Reading) -> bool {
-    reading.named(LOCAL).any(|said| matches!(said.value, "NoDevFiles" | "-1"))
+pub(super) fn has_no_gpu(words: &Words) -> bool {
+    words.named(LOCAL).any(|word| matches!(word.value, "NoDevFiles" | "-1"))
 }
 
-/// The step's GPUs; `by` is what makes a request of them.
-pub(super) fn gpus<'a>(
-    reading: &Reading<'a>,
-    cards: Cards<'a>,
-    by: Said,
-) -> Result<Vec<&'a Gpu>, RequestError> {
+/// The step's GPUs as Slurm counts those of the node, and the word that names them; `None` where it does not say.
+pub(super) fn global<'a>(
+    words: &Words<'a>,
+    node: NodeGpus<'a>,
+) -> Result<Option<(Word<'a>, Vec<&'a Gpu>)>, RequestError> {
     // Slurm writes one of both and leaves the other as the bundle, the user or the batch job has it.
-    let global = if is_of_job(reading) { [JOB, STEP] } else { [STEP, JOB] };
-    for key in global {
-        if let Some(said) = reading.one(key)? {
-            return found(cards, said, &listed(said)?);
+    let keys = if is_of_job(words) { [JOB, STEP] } else { [STEP, JOB] };
+    for key in keys {
+        if let Some(word) = words.one(key)? {
+            return Ok(Some((word, found(node, word.key, &listed(word)?)?)));
         }
     }
-    let Some(said) = reading.one(LOCAL)? else {
+    Ok(None)
+}
+
+/// The step's GPUs, and the word that names them; `by` is what makes a request of them.
+pub(super) fn gpus<'a>(
+    words: &Words<'a>,
+    node: NodeGpus<'a>,
+    by: Word,
+) -> Result<(Word<'a>, Vec<&'a Gpu>), RequestError> {
+    if let Some(global) = global(words, node)? {
+        return Ok(global);
+    }
+    let Some(word) = words.one(LOCAL)? else {
         return Err(by.wrong(
             "a share without a GPU: Slurm sets SLURM_STEP_GPUS or SLURM_JOB_GPUS, which is missing here",
         ));
     };
-    let list = listed(said)?;
+    let list = listed(word)?;
     let is_local = |selector: &&DeviceSelector| matches!(selector, DeviceSelector::Index(_));
     match list.iter().filter(is_local).count() {
-        0 => found(cards, said, &list),
+        0 => Ok((word, found(node, word.key, &list)?)),
         // Only where the step has every GPU that it sees does the order of the nodes not matter.
-        local => match nodes(reading, cards)? {
-            Some((_, gpus)) if gpus.len() == local && local == list.len() => Ok(gpus),
-            _ => Err(said.wrong(
+        local => match handed::gpus(words, node)? {
+            Some((_, gpus)) if gpus.len() == local && local == list.len() => Ok((word, gpus)),
+            _ => Err(word.wrong(
                 "the index is local to the step: pass SLURM_STEP_GPUS or SLURM_JOB_GPUS, or write UUIDs",
             )),
         },
@@ -66,20 +79,24 @@ pub(super) fn gpus<'a>(
 
 /// Whether slurmstepd made the container for the job itself (a batch script, the shell of salloc) and not for a step of srun,
 /// whose number it writes.
-fn is_of_job(reading: &Reading) -> bool {
-    let is_sruns = |said: Said| quantity::whole(said.value).is_some_and(|number| number < FIRST_KIND);
-    reading.has(TASKS) && !reading.named(STEP_ID).any(is_sruns)
+fn is_of_job(words: &Words) -> bool {
+    let is_sruns = |word: Word| quantity::whole(word.value).is_some_and(|number| number < FIRST_KIND);
+    words.has(TASKS) && !words.named(STEP_ID).any(is_sruns)
 }
 
-/// The part of a GPU that this container has of the `whole` that `by` gives the step: the step's tasks on this node share it
-/// equally.
+/// The part of a GPU that this container has of the `whole` that `by` gives the step, and what is to say of it: the step's
+/// tasks on this node share it equally.
 ///
 /// # Errors
 /// When the number of tasks cannot be read, or less than a percent of compute is left for each.
-pub(super) fn part_of_task(reading: &Reading, by: Said, whole: Decimal) -> Result<Decimal, RequestError> {
-    let tasks = tasks(reading)?;
+pub(super) fn part_of_task(
+    words: &Words,
+    by: Word,
+    whole: Decimal,
+) -> Result<(Decimal, Option<String>), RequestError> {
+    let tasks = tasks(words)?;
     if tasks == 1 {
-        return Ok(whole);
+        return Ok((whole, None));
     }
     let part = Decimal { denominator: whole.denominator.saturating_mul(tasks), ..whole };
     if part.of(100) == 0 {
@@ -88,34 +105,33 @@ pub(super) fn part_of_task(reading: &Reading, by: Said, whole: Decimal) -> Resul
              start fewer"
         )));
     }
-    reading.note(format!(
-        "{by} is the whole step's: each of its {tasks} tasks on this node has an equal part of it"
-    ));
-    Ok(part)
+    let note =
+        format!("{by} is the whole step's: each of its {tasks} tasks on this node has an equal part of it");
+    Ok((part, Some(note)))
 }
 
 /// How many tasks the step has on this node, at least one. `SLURM_GTIDS` is Slurm's own; only where it was taken away does
 /// the list count, which a bundle may have replaced. `SLURM_TASKS_PER_NODE` says nothing here: a batch script is one
 /// container, whatever its job may start.
-fn tasks(reading: &Reading) -> Result<u64, RequestError> {
-    if let Some(said) = reading.one(TASKS)? {
+fn tasks(words: &Words) -> Result<u64, RequestError> {
+    if let Some(word) = words.one(TASKS)? {
         let is_number = |item: &str| quantity::whole(item).is_some();
-        let count = said.value.split(',').try_fold(0, |count, item| is_number(item).then_some(count + 1));
-        return count.ok_or_else(|| said.wrong("Slurm's list of a step's tasks holds whole numbers, as 0,1"));
+        let count = word.value.split(',').try_fold(0, |count, item| is_number(item).then_some(count + 1));
+        return count.ok_or_else(|| word.wrong("Slurm's list of a step's tasks holds whole numbers, as 0,1"));
     }
-    reading.one(TASKS_OF_NODES)?.map_or(Ok(1), |said| tasks_of_node(reading, said))
+    words.one(TASKS_OF_NODES)?.map_or(Ok(1), |word| tasks_of_node(words, word))
 }
 
 /// This node's entry of a list as `2(x3),1`: two tasks on each of three nodes, and one on the fourth.
-fn tasks_of_node(reading: &Reading, said: Said) -> Result<u64, RequestError> {
-    let runs: Option<Vec<(u64, u64)>> = said.value.split(',').map(run).collect();
-    let runs = runs.ok_or_else(|| said.wrong("Slurm's list of tasks is counts from 1, as 2(x3),1"))?;
+fn tasks_of_node(words: &Words, word: Word) -> Result<u64, RequestError> {
+    let runs: Option<Vec<(u64, u64)>> = word.value.split(',').map(run).collect();
+    let runs = runs.ok_or_else(|| word.wrong("Slurm's list of tasks is counts from 1, as 2(x3),1"))?;
     if let [(tasks, _)] = runs[..] {
         return Ok(tasks); // the same on every node
     }
-    let Some(node) = reading.one(NODE)? else {
+    let Some(node) = words.one(NODE)? else {
         return Err(
-            said.wrong("it is not said which node this is: Slurm sets SLURM_NODEID, which is missing here")
+            word.wrong("it is not said which node this is: Slurm sets SLURM_NODEID, which is missing here")
         );
     };
     let mut before =
@@ -126,7 +142,7 @@ fn tasks_of_node(reading: &Reading, said: Said) -> Result<u64, RequestError> {
             None => return Ok(tasks),
         }
     }
-    Err(node.wrong(format!("{said} names fewer nodes: pass both as Slurm set them")))
+    Err(node.wrong(format!("{word} names fewer nodes: pass both as Slurm set them")))
 }
 
 /// A count of tasks, and how many nodes in a row have it.
@@ -138,7 +154,7 @@ fn run(text: &str) -> Option<(u64, u64)> {
     }
 }
 
-fn listed(said: Said) -> Result<Vec<DeviceSelector>, RequestError> {
-    let list = selectors(said, items(said.value), IndexMeaning::Pci)?;
-    if list.is_empty() { Err(said.wrong("it names no GPU: write indexes or UUIDs")) } else { Ok(list) }
+fn listed(word: Word) -> Result<Vec<DeviceSelector>, RequestError> {
+    let list = selectors(word, items(word.value), IndexMeaning::Pci)?;
+    if list.is_empty() { Err(word.wrong("it names no GPU: write indexes or UUIDs")) } else { Ok(list) }
 }

@@ -3,49 +3,57 @@
 
 use gpushare_inventory::DeviceMemory;
 
-use super::{Dialect, nvidia_mps, slurm};
-use crate::cards::{Cards, total};
 use crate::claim::{Amount, Cap, Claim};
+use crate::dialect::{Dialect, Speech};
+use crate::dialects::mps::{PERCENTAGE, PIPE, mode};
+use crate::dialects::slurm;
 use crate::error::RequestError;
-use crate::mps::{PERCENTAGE, PIPE};
+use crate::gpus::{NodeGpus, total};
 use crate::quantity::{self, Decimal};
-use crate::reading::{Reading, Said};
+use crate::words::{Word, Words};
 
-pub(super) static DIALECT: Dialect = Dialect { name: "slurm-mps", detects, read, owns, by_position: false };
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "slurm-mps",
+    speech,
+    read,
+    owns: |key| matches!(key, PERCENTAGE | PIPE),
+    over: &["nvfractions", "nvidia-mps"],
+    ..Dialect::PLAIN
+};
 
-fn detects(reading: &Reading) -> bool {
-    reading.has(PERCENTAGE) && reading.has("SLURM_JOB_ID") && !slurm::has_no_gpu(reading)
-}
-
-fn owns(key: &str) -> bool {
-    matches!(key, PERCENTAGE | PIPE)
+fn speech(words: &Words) -> Speech {
+    Speech::asking(words.has(PERCENTAGE) && words.has("SLURM_JOB_ID") && !slurm::has_no_gpu(words))
 }
 
 /// Of several GPUs the percentage is the sum, by the count of one of them, and more on each than was asked for
 /// (`MULTIPLE_SHARING_GRES_PJ`).
-fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
-    let Some(first) = reading.named(PERCENTAGE).next() else { return Ok(Vec::new()) };
-    let gpus = slurm::gpus(reading, cards, first)?;
+fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
+    let Some(first) = words.named(PERCENTAGE).next() else { return Ok(Vec::new()) };
+    let (by, gpus) = slurm::gpus(words, node, first)?;
     if gpus.len() > 1 {
         return Err(
             first.wrong("how the percentage is split over several GPUs is unknown: ask for mps of one GPU")
         );
     }
-    let Some((said, percent)) = reading.least(PERCENTAGE, percentage)? else { return Ok(Vec::new()) };
-    nvidia_mps::note_mode(reading);
-    let part = slurm::part_of_task(reading, said, Decimal { numerator: percent.into(), denominator: 100 })?;
-    let claim = Claim::by(said).on(&gpus, |_, gpu| {
-        let memory = reading.policy.dialects.slurm_mps_memory.then(|| total(gpu)).transpose()?;
-        let memory = memory.map(|memory| DeviceMemory::from_bytes(part.of(memory.bytes())));
-        Ok(Amount { memory, cores: Cap::of(part.of(100)) })
-    })?;
-    Ok(vec![claim])
+    let mut claims = vec![Claim { notes: mode(words).into_iter().collect(), ..Claim::by(by).naming(&gpus) }];
+    for word in words.named(PERCENTAGE) {
+        let whole = Decimal { numerator: percentage(word)?.into(), denominator: 100 };
+        let (part, note) = slurm::part_of_task(words, word, whole)?;
+        let claim = Claim::by(word).on(&node.all(), |_, gpu| {
+            let memory = words.policy.dialects.slurm_mps_memory.then(|| total(gpu)).transpose()?;
+            let memory = memory.map(|memory| DeviceMemory::from_bytes(part.of(memory.bytes())));
+            let amount = memory.map(Amount::memory).unwrap_or_default();
+            Ok(Amount { cores: Cap::of(part.of(100)), ..amount })
+        })?;
+        claims.push(Claim { notes: note.into_iter().collect(), ..claim });
+    }
+    Ok(claims)
 }
 
 /// Slurm makes it of the job's count and the GPU's, and gets 0 or too much where the latter is wrong.
-fn percentage(said: Said) -> Result<u8, RequestError> {
-    let percent = quantity::whole(said.value).and_then(|percent| u8::try_from(percent).ok());
+fn percentage(word: Word) -> Result<u8, RequestError> {
+    let percent = quantity::whole(word.value).and_then(|percent| u8::try_from(percent).ok());
     percent.filter(|percent| (1..=100).contains(percent)).ok_or_else(|| {
-        said.wrong("Slurm's percentage is a whole number from 1 to 100: check gres.conf Count of mps")
+        word.wrong("Slurm's percentage is a whole number from 1 to 100: check gres.conf Count of mps")
     })
 }

@@ -1,53 +1,60 @@
 //! Slurm's gres `shard`: `SLURM_SHARDS_ON_NODE` (slurm src/plugins/gres/shard/gres_shard.c). How many shards a GPU has stands
 //! in gres.conf and not in the environment, so the settings say it here.
 
-use super::{Dialect, slurm};
-use crate::cards::{Cards, total};
-use crate::claim::{Amount, Cap, Claim};
-use crate::error::RequestError;
-use crate::quantity::{self, Decimal};
-use crate::reading::{Reading, Said};
+use gpushare_inventory::DeviceMemory;
 
-pub(super) static DIALECT: Dialect = Dialect { name: "slurm-shard", detects, read, owns, by_position: false };
+use crate::claim::{Amount, Cap, Claim};
+use crate::dialect::{Dialect, Speech};
+use crate::dialects::slurm;
+use crate::error::RequestError;
+use crate::gpus::{NodeGpus, total};
+use crate::quantity::{self, Decimal};
+use crate::words::{Word, Words};
+
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "slurm-shard",
+    speech: |words| Speech::asking(words.has(SHARDS) && !slurm::has_no_gpu(words)),
+    read,
+    owns: |key| key == SHARDS,
+    ..Dialect::PLAIN
+};
 
 const SHARDS: &str = "SLURM_SHARDS_ON_NODE";
 
-fn detects(reading: &Reading) -> bool {
-    reading.has(SHARDS) && !slurm::has_no_gpu(reading)
-}
-
-fn owns(key: &str) -> bool {
-    key == SHARDS
-}
-
-fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
-    let Some((said, shards)) = reading.least(SHARDS, shards)? else { return Ok(Vec::new()) };
-    let Some(all) = reading.policy.dialects.slurm_shards_per_gpu else {
-        return Err(said.wrong(
+fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
+    let Some(first) = words.named(SHARDS).next() else { return Ok(Vec::new()) };
+    let Some(all) = words.policy.dialects.slurm_shards_per_gpu.map(u64::from) else {
+        return Err(first.wrong(
             "how many shards a GPU has is not set: have the administrator set dialects.slurm.shards_per_gpu",
         ));
     };
-    let gpus = slurm::gpus(reading, cards, said)?;
-    let all = u64::from(all);
+    let (by, gpus) = slurm::gpus(words, node, first)?;
     if gpus.len() > 1 {
         return Err(
-            said.wrong("how the shards are split over several GPUs is unknown: ask for shards of one GPU")
+            first.wrong("how the shards are split over several GPUs is unknown: ask for shards of one GPU")
         );
     }
-    if shards > all {
-        return Err(said.wrong(format!(
-            "a GPU has {all} shards (dialects.slurm.shards_per_gpu): ask for fewer, or correct the setting"
-        )));
+    let mut claims = vec![Claim::by(by).naming(&gpus)];
+    for word in words.named(SHARDS) {
+        let shards = shards(word, all)?;
+        let whole = Decimal { numerator: shards, denominator: all };
+        let (part, note) = slurm::part_of_task(words, word, whole)?;
+        let claim = Claim::by(word).on(&node.all(), |_, gpu| {
+            let memory = DeviceMemory::from_bytes(part.of(total(gpu)?.bytes()));
+            Ok(Amount { cores: Cap::of(part.of(100).max(1)), ..Amount::memory(memory) })
+        })?;
+        claims.push(Claim { notes: note.into_iter().collect(), ..claim });
     }
-    let part = slurm::part_of_task(reading, said, Decimal { numerator: shards, denominator: all })?;
-    let claim = Claim::by(said).on(&gpus, |_, gpu| {
-        let memory = gpushare_inventory::DeviceMemory::from_bytes(part.of(total(gpu)?.bytes()));
-        Ok(Amount { memory: Some(memory), cores: Cap::of(part.of(100).max(1)) })
-    })?;
-    Ok(vec![claim])
+    Ok(claims)
 }
 
-fn shards(said: Said) -> Result<u64, RequestError> {
-    let shards = quantity::whole(said.value).filter(|shards| *shards > 0);
-    shards.ok_or_else(|| said.wrong("a count of shards is a whole number from 1"))
+fn shards(word: Word, all: u64) -> Result<u64, RequestError> {
+    let shards = quantity::whole(word.value).filter(|shards| *shards > 0);
+    let shards = shards.ok_or_else(|| word.wrong("a count of shards is a whole number from 1"))?;
+    match shards <= all {
+        true => Ok(shards),
+        false => Err(word.wrong(format!(
+            "a GPU has {all} shards (dialects.slurm.shards_per_gpu): ask for fewer, or correct the setting"
+        ))),
+    }
 }

@@ -5,18 +5,50 @@
 
 use gpushare_inventory::Gpu;
 
-use super::Dialect;
-use crate::cards::{Cards, IndexMeaning};
 use crate::claim::{Amount, Cap, Claim};
-use crate::device_list::{claimed, selector};
+use crate::dialect::{Dialect, Off, Speech, Switch, is_enabled};
 use crate::error::RequestError;
+use crate::gpus::NodeGpus;
 use crate::grammar::Cores;
-use crate::reading::{Reading, Said, conflict};
+use crate::library::{Library, Owner};
+use crate::selector::IndexMeaning;
+use crate::sources::list::{Named, named};
+use crate::sources::names::selector;
+use crate::words::{Word, Words, conflict};
 use crate::{limit, quantity};
 
 mod allocated;
 
-pub(super) static DIALECT: Dialect = Dialect { name: "vgpu-manager", detects, read, owns, by_position: true };
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "vgpu-manager",
+    speech,
+    read,
+    owns: |key| asks(key) || is_of(key, CORES) || is_of(key, SOFT),
+    by_position: true,
+    switches: &SWITCHES,
+    library: Some(Library {
+        folders: &["/etc/vgpu-manager"],
+        files: &["libvgpu-control.so"],
+        owner: Some(Owner {
+            limit: MEMORY,
+            library: "/etc/vgpu-manager/driver/libvgpu-control.so",
+            folder: "/etc/vgpu-manager",
+        }),
+    }),
+    ..Dialect::PLAIN
+};
+
+/// vgpu-manager pkg/util/util.go and pkg/util/consts.go. The ratio is the node's, by which it promises more memory than its
+/// cards have; a limit stays one of the card's memory here.
+const SWITCHES: [Switch; 3] = [
+    Switch { key: "DISABLE_VGPU_CONTROL", is_on: |value, _| is_enabled(value), turns_off: Off::Limits },
+    Switch { key: "CUDA_MEM_OVERSOLD", is_on: |value, _| is_enabled(value), turns_off: Off::Hardness },
+    Switch {
+        key: RATIO,
+        is_on: |value, _| value.parse().is_ok_and(|ratio: f64| ratio > 1.0),
+        turns_off: Off::Hardness,
+    },
+];
 
 const MEMORY: &str = "CUDA_MEM_LIMIT";
 const CORES: &str = "CUDA_CORE_LIMIT";
@@ -32,17 +64,13 @@ const FILLER: &str = "GPU-00000000-0000-0000-0000-000000000000";
 /// The length of the table.
 const INDEXES: u64 = 16;
 
-fn detects(reading: &Reading) -> bool {
-    stated(reading).any(|said| asks(said.key)) || allocated::entry(reading).is_some()
+fn speech(words: &Words) -> Speech {
+    Speech::asking(stated(words).any(|word| asks(word.key)) || allocated::entry(words).is_some())
 }
 
 /// Whether the variable by itself says that its writer is this system.
 fn asks(key: &str) -> bool {
     is_of(key, MEMORY) || key == TABLE || index(key, ENTRY).is_some()
-}
-
-fn owns(key: &str) -> bool {
-    asks(key) || is_of(key, CORES) || is_of(key, SOFT)
 }
 
 /// `name`, or `name` and an index.
@@ -55,66 +83,72 @@ fn index(key: &str, name: &str) -> Option<u64> {
 }
 
 /// Whether it says nothing. Of a table the two quotes do not, either, which earlier DRA drivers write.
-fn is_unset(said: &Said) -> bool {
-    said.value.is_empty() || said.key == TABLE && said.value == "''"
+fn is_unset(word: &Word) -> bool {
+    word.value.is_empty() || word.key == TABLE && word.value == "''"
 }
 
-fn stated<'a>(reading: &Reading<'a>) -> impl Iterator<Item = Said<'a>> {
-    reading.variables().filter(|said| !is_unset(said))
+fn stated<'a>(words: &Words<'a>) -> impl Iterator<Item = Word<'a>> {
+    words.variables().filter(|word| !is_unset(word))
 }
 
-fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
-    refuse_overflow(reading)?;
-    let list = claimed(reading, cards, IndexMeaning::Pci)?;
-    let mut note = allocated::claim(reading, cards)?;
-    let mut variables = None;
-    if let Some(first) = stated(reading).find(|said| asks(said.key)) {
-        let listed = list.iter().flat_map(|(_, gpus)| gpus.iter().copied());
-        let gpus = table(reading, cards)?.unwrap_or_else(|| (0..).zip(listed).collect());
-        variables = Some(limits(reading, first, gpus)?);
+fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
+    refuse_unreadable_ratio(words)?;
+    let mut note = allocated::claim(words, node)?;
+    let mut variables = Vec::new();
+    if let Some(first) = stated(words).find(|word| asks(word.key)) {
+        let gpus = match table(words, node)? {
+            Some(table) => table,
+            None => match named(words, node, IndexMeaning::Pci)? {
+                Named::Gpus(_, gpus) => (0..).zip(gpus).collect(),
+                Named::Nothing | Named::NoGpu => Vec::new(),
+            },
+        };
+        variables = limits(words, first, gpus)?;
     }
-    if let (Some(note), Some(variables)) = (&mut note, &variables) {
-        note.burst = idle_beside(reading, note, variables);
+    if let Some(note) = &mut note {
+        note.burst = idle_beside(words, note, &variables);
     }
-    Ok(note.into_iter().chain(variables).chain(list.map(|(claim, _)| claim)).collect())
+    Ok(note.into_iter().chain(variables).collect())
 }
 
 /// What the variables say of idle time, for the note, which has no place for it: only beside the same caps, and where the
 /// variables may grant it themselves. On a strict node they raise nothing that a note grants there.
-fn idle_beside(reading: &Reading, note: &Claim, variables: &Claim) -> Option<Cores> {
-    let policy = reading.policy;
-    let only_lower = policy.ignore_env || policy.strict && note.trust.grants(policy);
-    let grants = variables.trust.grants(policy) && !only_lower;
-    let mut gpus = note.particular.iter().chain(&variables.particular).map(|(gpu, _)| *gpu);
-    let same = gpus.all(|gpu| note.amount_on(gpu).cores == variables.amount_on(gpu).cores);
-    variables.burst.filter(|_| grants && same)
+fn idle_beside(words: &Words, note: &Claim, variables: &[Claim]) -> Option<Cores> {
+    let policy = words.policy;
+    let only_lower = policy.ignore_env || policy.strict && policy.authority(note.rank).is_some();
+    let grants = variables.first().is_some_and(|claim| policy.authority(claim.rank).is_some()) && !only_lower;
+    let burst = variables.iter().find_map(|claim| claim.burst)?;
+    let cap = |claim: &Claim, gpu| claim.amount_on(Some(gpu)).cores;
+    let stated = |gpu| variables.iter().find_map(|claim| cap(claim, gpu));
+    let same = note.particular.iter().all(|(gpu, amount)| amount.cores == stated(*gpu));
+    (grants && same).then_some(burst)
 }
 
 /// The container's GPUs by the host's indexes; nothing where there is no table. The device plugin writes the list, and the DRA
 /// driver the single ones beside an empty list: both forms together are another writer's.
-fn table<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Option<Vec<(u64, &'a Gpu)>>, RequestError> {
-    let table = reading.one(TABLE)?.filter(|said| !is_unset(said));
-    let listed = table.into_iter().flat_map(|said| {
-        (0..).zip(said.value.split(',').map(str::trim)).map(move |(h, uuid)| (said, h, uuid))
+fn table<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Option<Vec<(u64, &'a Gpu)>>, RequestError> {
+    let table = words.one(TABLE)?.filter(|word| !is_unset(word));
+    let listed = table.into_iter().flat_map(|word| {
+        (0..).zip(word.value.split(',').map(str::trim)).map(move |(h, uuid)| (word, h, uuid))
     });
-    let mut entries = stated(reading).filter(|said| index(said.key, ENTRY).is_some());
+    let mut entries = stated(words).filter(|word| index(word.key, ENTRY).is_some());
     if let (Some(list), Some(entry)) = (table, entries.next()) {
         return Err(conflict(list, entry));
     }
-    let single = stated(reading).filter_map(|said| Some((said, index(said.key, ENTRY)?, said.value)));
+    let single = stated(words).filter_map(|word| Some((word, index(word.key, ENTRY)?, word.value)));
     let mut found: Option<Vec<(u64, &Gpu)>> = None;
-    for (said, h, uuid) in listed.chain(single) {
+    for (word, h, uuid) in listed.chain(single) {
         let found = found.get_or_insert_default();
         if uuid.is_empty() || uuid == FILLER {
             continue;
         }
         if h >= INDEXES {
-            return Err(said.wrong(format!("there are {INDEXES} indexes, from 0: remove the others")));
+            return Err(word.wrong(format!("there are {INDEXES} indexes, from 0: remove the others")));
         }
-        let gpu = cards.find(said.key, &selector(said, uuid, IndexMeaning::Pci)?)?;
+        let gpu = node.find(word.key, &selector(word, uuid, IndexMeaning::Pci)?)?;
         match found.iter().find(|(other, before)| *other == h || before.uuid == gpu.uuid) {
             Some((other, before)) if *other != h || before.uuid != gpu.uuid => {
-                return Err(conflict(said, format!("{before} at index {other}", before = before.uuid)));
+                return Err(conflict(word, format!("{before} at index {other}", before = before.uuid)));
             }
             Some(_) => {}
             None => found.push((h, gpu)),
@@ -123,71 +157,95 @@ fn table<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Option<Vec<(u64,
     Ok(found)
 }
 
-/// What the variables say, of which `first` is one.
-fn limits(reading: &Reading, first: Said, gpus: Vec<(u64, &Gpu)>) -> Result<Claim, RequestError> {
+/// What the variables say, of which `first` is one: a claim for each amount.
+fn limits(words: &Words, first: Word, gpus: Vec<(u64, &Gpu)>) -> Result<Vec<Claim>, RequestError> {
     let is_beyond = |h| !gpus.iter().any(|(other, _)| *other == h);
-    for said in stated(reading) {
-        if let Some(h) =
-            [MEMORY, CORES, SOFT].iter().find_map(|name| index(said.key, name)).filter(|h| is_beyond(*h))
-        {
-            return Err(said.wrong(format!("no GPU of the container has index {h} in {TABLE}: remove it")));
+    for word in stated(words) {
+        let h = [MEMORY, CORES, SOFT].iter().find_map(|name| index(word.key, name));
+        if h.is_some_and(is_beyond) {
+            let why =
+                format!("no GPU of the container has index {} in {TABLE}: remove it", h.unwrap_or_default());
+            return Err(word.wrong(why));
         }
     }
     if gpus.is_empty() {
         return Err(RequestError::LimitWithoutGpu { by: first.to_string() });
     }
     let (indexes, cards): (Vec<u64>, Vec<&Gpu>) = gpus.into_iter().unzip();
-    let claim = Claim::by(first).on(&cards, |position, _| {
-        let memory = at(reading, MEMORY, indexes[position], limit::memory)?;
-        let cores = at(reading, CORES, indexes[position], limit::cores)?;
-        Ok(Amount {
-            memory: memory.map(|(_, memory)| memory),
-            cores: cores.map(|(_, cores)| Cap::from(cores)),
-        })
-    })?;
-    let limited = claim.particular.iter().filter(|(_, amount)| amount.memory.is_some()).count();
-    if limited != 0 && limited != cards.len() {
-        let missing = cards.len() - limited;
-        return Err(first.wrong(format!(
-            "{missing} of {} GPUs have no memory limit: give each its own, or set {MEMORY}",
-            cards.len()
-        )));
+    // The table is a word for the GPUs as well.
+    let mut claims = vec![Claim::by(first).naming(&cards)];
+    for (name, is_memory) in [(MEMORY, true), (CORES, false)] {
+        for word in stated(words).filter(|word| is_of(word.key, name)) {
+            let amount = match is_memory {
+                true => Amount::memory(limit::memory(word)?),
+                false => Amount::cores(limit::cores(word)?.into()),
+            };
+            let its: Vec<&Gpu> = of_word(words, word, name, &indexes, &cards);
+            claims.push(Claim::by(word).on(&its, |_, _| Ok(amount))?);
+        }
     }
-    let caps = claim.particular.iter().map(|(_, amount)| amount.cores);
-    Ok(Claim { burst: burst(reading, &indexes, caps)?, ..claim })
+    refuse_half(first, &claims, cards.len())?;
+    let caps: Vec<Option<Cap>> = cards.iter().map(|gpu| least_cap(&claims, gpu)).collect();
+    let burst = burst(words, &indexes, caps.into_iter())?;
+    let capped = |claim: &Claim| claim.particular.iter().any(|(_, amount)| amount.cores.is_some());
+    let claims = claims.into_iter().map(|claim| Claim { burst: burst.filter(|_| capped(&claim)), ..claim });
+    Ok(claims.collect())
 }
 
-/// The limit at an index; the plain key is for those that have none of their own.
-fn at<'a, T: Ord>(
-    reading: &Reading<'a>,
-    name: &str,
-    h: u64,
-    parse: impl Fn(Said<'a>) -> Result<T, RequestError>,
-) -> Result<Option<(Said<'a>, T)>, RequestError> {
-    let own = reading.least_of(stated(reading).filter(|said| index(said.key, name) == Some(h)), &parse)?;
-    if own.is_some() {
-        Ok(own)
-    } else {
-        reading.least_of(stated(reading).filter(|said| said.key == name), &parse)
+/// The GPUs that a limit is of: its index's, and of the plain key those that have none of their own.
+fn of_word<'a>(words: &Words, word: Word, name: &str, indexes: &[u64], cards: &[&'a Gpu]) -> Vec<&'a Gpu> {
+    let has_own = |h: u64| stated(words).any(|other| index(other.key, name) == Some(h));
+    let is_its = |h: u64| index(word.key, name) == Some(h) || word.key == name && !has_own(h);
+    indexes.iter().zip(cards).filter(|(h, _)| is_its(**h)).map(|(_, gpu)| *gpu).collect()
+}
+
+fn least_cap(claims: &[Claim], gpu: &Gpu) -> Option<Cap> {
+    claims.iter().filter_map(|claim| claim.amount_on(Some(gpu.uuid)).cores).min()
+}
+
+fn refuse_half(first: Word, claims: &[Claim], gpus: usize) -> Result<(), RequestError> {
+    let stated =
+        claims.iter().flat_map(|claim| &claim.particular).filter(|(_, amount)| amount.memory.is_some());
+    let mut limited: Vec<_> = stated.map(|(gpu, _)| *gpu).collect();
+    limited.sort_unstable();
+    limited.dedup();
+    if limited.is_empty() || limited.len() == gpus {
+        return Ok(());
+    }
+    let missing = gpus - limited.len();
+    Err(first
+        .wrong(format!("{missing} of {gpus} GPUs have no memory limit: give each its own, or set {MEMORY}")))
+}
+
+/// The least soft limit at an index; the plain key is for those that have none of their own.
+fn soft<'a>(words: &Words<'a>, h: u64) -> Result<Option<(Word<'a>, Cores)>, RequestError> {
+    let own: Vec<Word> = stated(words).filter(|word| index(word.key, SOFT) == Some(h)).collect();
+    let plain = || stated(words).filter(|word| word.key == SOFT).collect();
+    let all = if own.is_empty() { plain() } else { own };
+    let parsed = all.into_iter().map(|word| Ok((word, limit::cores(word)?)));
+    let parsed: Vec<(Word, Cores)> = parsed.collect::<Result<_, RequestError>>()?;
+    match parsed.iter().find(|(_, cores)| *cores != parsed[0].1) {
+        Some((other, _)) if words.policy.strict => Err(conflict(parsed[0].0, other)),
+        _ => Ok(parsed.into_iter().min_by_key(|(_, cores)| *cores)),
     }
 }
 
 /// The most that idle time gives: there is one bound for all GPUs, the smallest, where it is above the cap of each.
 fn burst(
-    reading: &Reading,
+    words: &Words,
     indexes: &[u64],
     caps: impl Iterator<Item = Option<Cap>>,
 ) -> Result<Option<Cores>, RequestError> {
     let mut softs = Vec::new();
     let mut highest: Option<Cap> = None;
     for (h, cap) in indexes.iter().zip(caps) {
-        let soft = at(reading, SOFT, *h, limit::cores)?;
+        let soft = soft(words, *h)?;
         match (soft, cap) {
-            (Some((said, _)), None) => {
-                return Err(said.wrong(format!("a soft limit alone limits nothing: set {CORES}, too")));
+            (Some((word, _)), None) => {
+                return Err(word.wrong(format!("a soft limit alone limits nothing: set {CORES}, too")));
             }
-            (Some((said, soft)), Some(cap)) if Cap::from(soft) < cap => {
-                return Err(said.wrong(format!("below {CORES}: the soft limit is the upper one, raise it")));
+            (Some((word, soft)), Some(cap)) if Cap::from(soft) < cap => {
+                return Err(word.wrong(format!("below {CORES}: the soft limit is the upper one, raise it")));
             }
             _ => {}
         }
@@ -198,18 +256,13 @@ fn burst(
     Ok(least.filter(|soft| highest.is_some_and(|highest| Cap::from(*soft) > highest)))
 }
 
-/// A ratio above 1 lets memory lie in the host's, which nothing here limits or gives.
-fn refuse_overflow(reading: &Reading) -> Result<(), RequestError> {
-    for said in stated(reading).filter(|said| is_of(said.key, RATIO)) {
-        let ratio =
-            quantity::decimal(said.value).ok_or_else(|| said.wrong("a ratio is a number, as 1.00"))?;
-        if ratio.numerator > ratio.denominator {
-            return Err(said.wrong(
-                "gpushare gives no host memory in place of a card's: set the node's memory scaling to 1",
-            ));
-        }
+/// A ratio above 1 promises memory of the host, which nothing here limits or gives; the limits stay those of the card.
+fn refuse_unreadable_ratio(words: &Words) -> Result<(), RequestError> {
+    let mut ratios = stated(words).filter(|word| is_of(word.key, RATIO));
+    match ratios.find(|word| quantity::decimal(word.value).is_none()) {
+        Some(word) => Err(word.wrong("a ratio is a number, as 1.00")),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -217,7 +270,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cards::four;
+    use crate::gpus::four;
     use crate::{Ceilings, Container, Policy, Request};
 
     /// The plugin's note beside the variables of policy `balance`.
@@ -234,7 +287,7 @@ mod tests {
                 "CUDA_CORE_SOFT_LIMIT_0=100", format!("NVIDIA_VISIBLE_DEVICES={gpu}"),
             ]},
         }));
-        crate::read(&container, policy, &four()).map(Option::unwrap)
+        crate::read::read(&container, policy, &four()).map(Option::unwrap)
     }
 
     fn strict(env: Option<&str>, pod: Option<&str>) -> Policy {

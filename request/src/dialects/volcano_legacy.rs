@@ -5,16 +5,22 @@
 
 use gpushare_inventory::DeviceMemory;
 
-use super::Dialect;
-use crate::cards::{Cards, IndexMeaning};
 use crate::claim::{Amount, Claim};
-use crate::device_list::limited;
+use crate::dialect::{Dialect, Speech};
 use crate::error::RequestError;
+use crate::gpus::NodeGpus;
 use crate::quantity;
-use crate::reading::{Reading, Said, conflict};
+use crate::selector::IndexMeaning;
+use crate::sources::list::limited;
+use crate::words::{Word, Words, conflict};
 
-pub(super) static DIALECT: Dialect =
-    Dialect { name: "volcano-legacy", detects, read, owns, by_position: false };
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "volcano-legacy",
+    speech: |words| Speech::asking(words.has(ALLOCATED) && TOTALS.into_iter().any(|total| words.has(total))),
+    read,
+    owns: |key| matches!(key, ALLOCATED | FACTOR) || TOTALS.contains(&key),
+    ..Dialect::PLAIN
+};
 
 const ALLOCATED: &str = "VOLCANO_GPU_ALLOCATED";
 const FACTOR: &str = "VOLCANO_GPU_FACTOR";
@@ -23,54 +29,53 @@ const TOTALS: [&str; 2] = ["VOLCANO_GPU_MEMORY_TOTAL", "VOLCANO_GPU_TOTAL"];
 /// No node has more cards, and no share so little memory.
 const MOST_CARDS: u64 = 16;
 
-fn detects(reading: &Reading) -> bool {
-    reading.has(ALLOCATED) && TOTALS.into_iter().any(|total| reading.has(total))
-}
-
-fn owns(key: &str) -> bool {
-    matches!(key, ALLOCATED | FACTOR) || TOTALS.contains(&key)
-}
-
-fn read<'a>(reading: &Reading<'a>, cards: Cards<'a>) -> Result<Vec<Claim>, RequestError> {
-    let Some((said, allocated)) = reading.least(ALLOCATED, number)? else { return Ok(Vec::new()) };
-    let (_, gpus) = limited(reading, cards, IndexMeaning::Pci, said)?;
-    let claim = Claim::by(said).naming(&gpus);
-    if counts_cards(reading, gpus.len()) {
-        reading.note(format!(
-            "{said} counts whole cards (volcano.sh/gpu-number), not MiB: no memory limit is stated"
-        ));
-        return Ok(vec![claim]);
+fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
+    let Some(first) = words.named(ALLOCATED).next() else { return Ok(Vec::new()) };
+    let allocated: Vec<(Word, u64)> = numbers(words, ALLOCATED)?;
+    let (_, gpus) = limited(words, node, IndexMeaning::Pci, first)?;
+    if counts_cards(words, &allocated, gpus.len()) {
+        let note =
+            format!("{first} counts whole cards (volcano.sh/gpu-number), not MiB: no memory limit is stated");
+        return Ok(vec![Claim::by(first).noting(note)]);
     }
-    for total in TOTALS {
-        let Some((total, most)) = reading.least(total, number)? else { continue };
-        if allocated > most {
-            return Err(said.wrong(format!("more than the whole card has, {total}: ask for less")));
+    let totals = TOTALS.into_iter().map(|total| numbers(words, total)).collect::<Result<Vec<_>, _>>()?;
+    let factor = factor(words)?;
+    let claim = |(word, allocated): (Word, u64)| {
+        if let Some((total, _)) = totals.iter().flatten().find(|(_, most)| allocated > *most) {
+            return Err(word.wrong(format!("more than the whole card has, {total}: ask for less")));
         }
-    }
-    let factor = reading.one(FACTOR)?;
-    // The plugin that writes this total has multiplied already.
-    if let (Some(factor), Some(total)) = (factor, reading.named(TOTALS[0]).next()) {
+        let bytes = allocated.checked_mul(factor).and_then(|mebibytes| mebibytes.checked_mul(1 << 20));
+        let memory = bytes.map(DeviceMemory::from_bytes).ok_or_else(|| {
+            word.wrong(format!("times {FACTOR} MiB is more than any GPU has: ask for less"))
+        })?;
+        Ok(Claim::by(word).each(Amount::memory(memory)))
+    };
+    allocated.into_iter().map(claim).collect()
+}
+
+/// What a unit of memory is in MiB. The plugin that writes the later total has multiplied already.
+fn factor(words: &Words) -> Result<u64, RequestError> {
+    let factor = words.one(FACTOR)?;
+    if let (Some(factor), Some(total)) = (factor, words.named(TOTALS[0]).next()) {
         return Err(conflict(factor, total));
     }
-    let factor = factor.map_or(Ok(1), number)?;
-    let bytes = allocated.checked_mul(factor).and_then(|mebibytes| mebibytes.checked_mul(1 << 20));
-    let memory = bytes
-        .map(DeviceMemory::from_bytes)
-        .ok_or_else(|| said.wrong(format!("times {FACTOR} MiB is more than any GPU has: ask for less")))?;
-    Ok(vec![claim.each(Amount { memory: Some(memory), cores: None })])
+    factor.map_or(Ok(1), number)
 }
 
 /// Whether whole cards are counted. Units of a factor are memory, however few, and a count that a pod puts beside a limit of
 /// memory takes none of it away.
-fn counts_cards(reading: &Reading, gpus: usize) -> bool {
+fn counts_cards(words: &Words, allocated: &[(Word, u64)], gpus: usize) -> bool {
     let gpus = u64::try_from(gpus).ok().filter(|gpus| *gpus <= MOST_CARDS);
-    let is_count = |said| number(said).is_ok_and(|number| Some(number) == gpus);
-    !reading.has(FACTOR) && reading.named(ALLOCATED).all(is_count)
+    !words.has(FACTOR) && allocated.iter().all(|(_, number)| Some(*number) == gpus)
 }
 
-fn number(said: Said) -> Result<u64, RequestError> {
-    let number = quantity::whole(said.value).filter(|number| *number > 0);
+fn numbers<'a>(words: &Words<'a>, key: &str) -> Result<Vec<(Word<'a>, u64)>, RequestError> {
+    words.named(key).map(|word| Ok((word, number(word)?))).collect()
+}
+
+fn number(word: Word) -> Result<u64, RequestError> {
+    let number = quantity::whole(word.value).filter(|number| *number > 0);
     number.ok_or_else(|| {
-        said.wrong("Volcano writes digits without a unit, and not 0: MiB, or units of its memory factor")
+        word.wrong("Volcano writes digits without a unit, and not 0: MiB, or units of its memory factor")
     })
 }

@@ -39,8 +39,13 @@ pub fn policy(set: &Set, strict: bool) -> Policy {
 }
 
 pub fn granted(request: &Request) -> Vec<String> {
-    let gpushare_request::Devices::These(devices) = &request.devices else {
-        return vec![format!("{:?}", request.devices)];
+    let devices: Vec<gpushare_request::DeviceSelector> = match &request.devices {
+        gpushare_request::Devices::These(devices) => devices.clone(),
+        // Placement chooses: on an empty node the first.
+        gpushare_request::Devices::Among(count, of) => {
+            of.iter().take((*count).into()).map(|gpu| gpushare_request::DeviceSelector::Uuid(*gpu)).collect()
+        }
+        other => return vec![format!("{other:?}")],
     };
     let line = |selector: &gpushare_request::DeviceSelector| {
         let gpu = *gpushare_request::find_gpu(selector, &gpus(1)).map(|gpu| &gpu.uuid).unwrap();
@@ -81,7 +86,8 @@ fn fault(dialect: &str, set: &Set, strict: bool) -> Option<String> {
         Ok(None) => (!set.passes).then(|| "passes".to_owned()),
         Ok(Some(request)) => {
             let granted = granted(&request);
-            let spoken = set.spoken.clone().unwrap_or_else(|| vec![dialect.to_owned()]);
+            let mut spoken = set.spoken.clone().unwrap_or_else(|| vec![dialect.to_owned()]);
+            spoken.sort();
             let noted = |text: &String| request.notes.iter().any(|note| note.contains(text.as_str()));
             let stands: Vec<String> =
                 request.variables.iter().map(|(key, value)| format!("{key}={value}")).collect();

@@ -5,5 +5,6 @@ mod engines;
 mod golden;
 mod page;
 mod pairs;
+mod properties;
 mod sets;
 mod slurm;

@@ -11,7 +11,7 @@ use super::sets::{Set, all};
 const TOTAL: u64 = 15360;
 
 /// What a request may use of each GPU: bytes, and percent of compute, idle time included.
-fn shares(request: &Request) -> Vec<(GpuUuid, u64, u8)> {
+pub fn shares(request: &Request) -> Vec<(GpuUuid, u64, u8)> {
     let gpus = gpus(TOTAL);
     let named = |selector: &DeviceSelector| gpushare_request::find_gpu(selector, &gpus).unwrap().uuid;
     let uuids: Vec<GpuUuid> = match &request.devices {
@@ -19,6 +19,7 @@ fn shares(request: &Request) -> Vec<(GpuUuid, u64, u8)> {
         Devices::All => gpus.iter().map(|gpu| gpu.uuid).collect(),
         // Placement chooses: the first is as good as any.
         Devices::Any(count) => gpus.iter().take((*count).into()).map(|gpu| gpu.uuid).collect(),
+        Devices::Among(count, of) => of.iter().take((*count).into()).copied().collect(),
     };
     let share = |uuid: GpuUuid| {
         let share = request.on(uuid);
@@ -119,6 +120,11 @@ fn nobody_raises_what_a_plugins_annotation_granted_on_any_node() {
     assert!(pairs > 100 && granted > 0, "{granted} of {pairs} granted");
 }
 
+/// What is handed over is believed more than an annotation, and no variable.
+fn is_of_variables(set: &Set) -> bool {
+    set.annotations.is_empty() && set.nodes.is_empty() && set.mounts.is_empty()
+}
+
 /// gpushare's own note of a list that became void is a variable's word, and an annotation that no dialect speaks is nobody's.
 fn states_by_annotation(set: &Set) -> bool {
     let spoken = set.spoken.as_ref().is_none_or(|dialects| !dialects.is_empty());
@@ -133,7 +139,7 @@ fn no_variable_raises_what_a_pods_annotation_states_on_a_strict_node() {
     for (dialect, first) in sets().filter(|(_, set)| states_by_annotation(set) && !set.grants.is_empty()) {
         let policy = policy(first, true);
         let Some(base) = alone(first, &policy) else { continue };
-        for (other, second) in sets().filter(|(_, set)| set.annotations.is_empty()) {
+        for (other, second) in sets().filter(|(_, set)| is_of_variables(set)) {
             let both = together(first, second);
             pairs += 1;
             let told = read(&Container::from_json(&both.bundle()), &policy, &gpus(TOTAL));

@@ -1,66 +1,102 @@
 //! What the scheduler noted on the pod: `UUID,TYPE,MEMORY,PERCENT:` for each GPU, `;` after each container (HAMi
 //! pkg/device/devices.go; Volcano pkg/scheduler/api/devices/nvidia/vgpu).
 //!
-//! The entries are in the order of the pod's containers, and a bundle does not tell its container's place: one entry is
-//! this container's where it alone has the GPUs that the container is given. `hami.io/vgpu-devices-to-allocate` is not
-//! read: what is allocated is taken out of it before a container starts.
+//! The entries are in the order of the pod's containers, and a bundle does not tell its container's place. One entry is
+//! this container's where it alone has the GPUs that the container is given; else the note bounds: no container of the
+//! pod has another GPU than those of all entries, nor more of one than the largest entry.
+//! `hami.io/vgpu-devices-to-allocate` is not read: what is allocated is taken out of it before a container starts.
 
-use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
+use gpushare_inventory::{DeviceMemory, Gpu};
 
 use crate::claim::{Amount, Cap, Claim};
 use crate::error::RequestError;
+use crate::gpus::{NodeGpus, contains};
 use crate::quantity;
-use crate::reading::{Reading, Said};
+use crate::selector::IndexMeaning;
+use crate::sources::names::selector;
+use crate::words::{Word, Words};
 
 /// In MiB.
 const HAMI: &str = "hami.io/vgpu-devices-allocated";
 /// Its memory is in units of a factor that only the scheduler's settings tell.
 const VOLCANO: &str = "volcano.sh/vgpu-ids-new";
+const REMEDY: &str =
+    "an entry is UUID,TYPE,MEMORY,PERCENT with memory above 0 and 0 to 100 percent: delete the pod";
 
-/// What the annotations say of this container, if they do.
-pub(super) fn claims(reading: &Reading, gpus: &[&Gpu]) -> Result<Vec<Claim>, RequestError> {
-    let mut claims = Vec::new();
-    for said in reading.annotations().filter(|said| matches!(said.key, HAMI | VOLCANO)) {
-        let ours: Vec<&str> = said.value.split(';').filter(|entry| is_of(entry, gpus)).collect();
-        match ours[..] {
-            [entry] => claims.push(claim(said, entry, gpus)?),
-            [] => reading
-                .note(format!("{} has no entry with the GPUs of this container: it is not read", said.key)),
-            _ => {} // containers that share their GPUs
-        }
+/// Whether there is one. Looks at nothing but the bundle.
+pub(super) fn is_noted(words: &Words) -> bool {
+    words.annotation(HAMI).is_some() || words.annotation(VOLCANO).is_some()
+}
+
+/// One GPU of one container.
+struct Part<'a> {
+    gpu: &'a Gpu,
+    amount: Amount,
+}
+
+/// What the annotations say of this container, which has these GPUs as far as others tell.
+pub(super) fn claims(words: &Words, gpus: &[&Gpu], node: NodeGpus) -> Result<Vec<Claim>, RequestError> {
+    let notes = [HAMI, VOLCANO].into_iter().filter_map(|key| words.annotation(key));
+    notes.filter_map(|word| claim(word, gpus, node).transpose()).collect()
+}
+
+fn claim(word: Word, gpus: &[&Gpu], node: NodeGpus) -> Result<Option<Claim>, RequestError> {
+    let entries = word.value.split(';').filter(|entry| parts_of(entry).next().is_some());
+    let entries = entries.map(|entry| parts(word, entry, node)).collect::<Result<Vec<_>, _>>()?;
+    let is_own =
+        |entry: &&Vec<Part>| entry.len() == gpus.len() && entry.iter().all(|part| contains(gpus, part.gpu));
+    let own: Vec<&Vec<Part>> = entries.iter().filter(is_own).collect();
+    let (entry, is_told): (Vec<&Part>, bool) = match own[..] {
+        [own] => (own.iter().collect(), true),
+        _ => (entries.iter().flatten().collect(), false),
+    };
+    if entry.is_empty() {
+        return Ok(None);
     }
-    Ok(claims)
+    let mut named: Vec<&Gpu> =
+        gpus.iter().copied().filter(|gpu| entry.iter().any(|part| part.gpu.uuid == gpu.uuid)).collect();
+    named.extend(entry.iter().map(|part| part.gpu).filter(|gpu| !contains(gpus, gpu)));
+    let largest = |gpu: &Gpu| {
+        let of_gpu = entry.iter().filter(|part| part.gpu.uuid == gpu.uuid).map(|part| part.amount);
+        of_gpu.reduce(larger).unwrap_or_default()
+    };
+    let claim = Claim::by(word).naming(&named).on(&named, |_, gpu| Ok(largest(gpu)))?;
+    Ok(Some(if is_told { claim } else { claim.bounding() }))
+}
+
+/// What either of two containers may have: the larger, and no bound where one of them has none.
+fn larger(first: Amount, second: Amount) -> Amount {
+    let bytes = |amount: Amount| amount.memory.and_then(|memory| memory.bytes());
+    let memory = first.memory.zip(second.memory);
+    Amount {
+        memory: memory.map(|(one, other)| if bytes(first) >= bytes(second) { one } else { other }),
+        cores: first.cores.zip(second.cores).map(|(one, other)| one.max(other)),
+    }
 }
 
 /// The parts of an entry, one for each GPU.
-fn parts(entry: &str) -> impl Iterator<Item = &str> {
-    entry.split(':').filter(|part| !part.is_empty())
+fn parts_of(entry: &str) -> impl Iterator<Item = &str> {
+    entry.split(':').map(str::trim).filter(|part| !part.is_empty())
 }
 
-/// Whether the entry has these GPUs and no other.
-fn is_of(entry: &str, gpus: &[&Gpu]) -> bool {
-    let uuid = |part: &str| part.split(',').next().and_then(|uuid| uuid.parse().ok());
-    let listed: Vec<Option<GpuUuid>> = parts(entry).map(uuid).collect();
-    listed.len() == gpus.len() && gpus.iter().all(|gpu| listed.contains(&Some(gpu.uuid)))
+fn parts<'a>(word: Word, entry: &str, node: NodeGpus<'a>) -> Result<Vec<Part<'a>>, RequestError> {
+    let part = |text: &str| {
+        let (uuid, amount) = amount(word.key, text).ok_or_else(|| word.wrong(REMEDY))?;
+        let gpu = node.find(word.key, &selector(word, uuid, IndexMeaning::Pci)?)?;
+        Ok(Part { gpu, amount })
+    };
+    parts_of(entry).map(part).collect()
 }
 
-fn claim(said: Said, entry: &str, gpus: &[&Gpu]) -> Result<Claim, RequestError> {
-    Claim::by(said).on(gpus, |_, gpu| {
-        let is_its = |part: &&str| part.split(',').next().is_some_and(|uuid| uuid.parse().ok() == Some(gpu.uuid));
-        let amount = parts(entry).find(is_its).and_then(|part| amount(said.key, part));
-        amount.ok_or_else(|| {
-            said.wrong("an entry is UUID,TYPE,MEMORY,PERCENT with memory above 0 and 0 to 100 percent: delete the pod")
-        })
-    })
-}
-
-fn amount(key: &str, part: &str) -> Option<Amount> {
-    let [_, _, memory, percent] = part.split(',').collect::<Vec<_>>()[..] else { return None };
-    let memory = quantity::whole(memory).filter(|memory| *memory > 0)?.checked_mul(1 << 20)?;
+fn amount<'a>(key: &str, part: &'a str) -> Option<(&'a str, Amount)> {
+    let [uuid, _, memory, percent] = part.split(',').collect::<Vec<_>>()[..] else { return None };
+    let (uuid, _instance) = uuid.split_once('[').unwrap_or((uuid, "")); // of MIG
+    let bytes = quantity::whole(memory).filter(|memory| *memory > 0)?.checked_mul(1 << 20)?;
     let cores = match quantity::whole(percent)? {
         0 => Cap::Unlimited,
         percent => Cap::of(percent)?,
     };
-    let memory = (key == HAMI).then_some(DeviceMemory::from_bytes(memory));
-    Some(Amount { memory, cores: Some(cores) })
+    let memory = (key == HAMI).then_some(DeviceMemory::from_bytes(bytes));
+    let amount = memory.map(Amount::memory).unwrap_or_default();
+    Some((uuid, Amount { cores: Some(cores), ..amount }))
 }

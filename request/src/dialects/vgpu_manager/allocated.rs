@@ -3,20 +3,21 @@
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
-use crate::cards::{Cards, IndexMeaning, has_double};
 use crate::claim::{Amount, Cap, Claim};
-use crate::device_list::selector;
 use crate::error::RequestError;
+use crate::gpus::{NodeGpus, has_double};
 use crate::quantity;
-use crate::reading::{Reading, Said};
+use crate::selector::IndexMeaning;
+use crate::sources::names::selector;
+use crate::words::{Word, Words};
 
 /// What the plugin gave, and before it the scheduler's plan.
 const KEYS: [&str; 2] = ["nvidia.com/real-allocated", "nvidia.com/pre-allocated"];
 
 /// The entry of this container, `INDEX_UUID_CORES_MIB,…` and the bracket behind it.
-pub(super) fn entry<'a>(reading: &Reading<'a>) -> Option<(&'static str, &'a str)> {
-    let name = reading.container.name_in_pod()?;
-    let annotations = reading.container.annotations();
+pub(super) fn entry<'a>(words: &Words<'a>) -> Option<(&'static str, &'a str)> {
+    let name = words.container.name_in_pod()?;
+    let annotations = words.container.annotations();
     KEYS.into_iter().find_map(|key| {
         let ours = |entry: &'a str| entry.trim().strip_prefix(name)?.strip_prefix('[');
         let entry = annotations.get(key)?.split(';').find_map(ours)?;
@@ -25,26 +26,26 @@ pub(super) fn entry<'a>(reading: &Reading<'a>) -> Option<(&'static str, &'a str)
 }
 
 /// What it says, where there is one.
-pub(super) fn claim(reading: &Reading, cards: Cards) -> Result<Option<Claim>, RequestError> {
-    let Some((key, entry)) = entry(reading) else { return Ok(None) };
-    let Some(said) = reading.annotation(key) else { return Ok(None) };
+pub(super) fn claim(words: &Words, node: NodeGpus) -> Result<Option<Claim>, RequestError> {
+    let Some((key, entry)) = entry(words) else { return Ok(None) };
+    let Some(word) = words.annotation(key) else { return Ok(None) };
     let remedy = "delete the pod, so that it is scheduled anew: an entry is CONTAINER[INDEX_UUID_CORES_MIB,…], of at most 100 cores";
-    let parts = entry.strip_suffix(']').ok_or_else(|| said.wrong(remedy))?;
+    let parts = entry.strip_suffix(']').ok_or_else(|| word.wrong(remedy))?;
     let mut gpus: Vec<&Gpu> = Vec::new();
     let mut amounts = Vec::new();
     for part in parts.split(',').map(str::trim) {
-        let (uuid, amount) = amount(part).ok_or_else(|| said.wrong(remedy))?;
-        gpus.push(gpu(said, uuid, cards)?);
+        let (uuid, amount) = amount(part).ok_or_else(|| word.wrong(remedy))?;
+        gpus.push(gpu(word, uuid, node)?);
         amounts.push(amount);
     }
     if has_double(&gpus) {
-        return Err(said.wrong("delete the pod, so that it is scheduled anew: it names one GPU twice"));
+        return Err(word.wrong("delete the pod, so that it is scheduled anew: it names one GPU twice"));
     }
-    Claim::by(said).on(&gpus, |position, _| Ok(amounts[position])).map(Some)
+    Claim::by(word).naming(&gpus).on(&gpus, |position, _| Ok(amounts[position])).map(Some)
 }
 
-fn gpu<'a>(said: Said, uuid: &str, cards: Cards<'a>) -> Result<&'a Gpu, RequestError> {
-    cards.find(said.key, &selector(said, uuid, IndexMeaning::Pci)?)
+fn gpu<'a>(word: Word, uuid: &str, node: NodeGpus<'a>) -> Result<&'a Gpu, RequestError> {
+    node.find(word.key, &selector(word, uuid, IndexMeaning::Pci)?)
 }
 
 /// 0 is what was not asked for.
@@ -57,7 +58,8 @@ fn amount(part: &str) -> Option<(&str, Amount)> {
     };
     let bytes = quantity::whole(mib)?.checked_mul(1 << 20)?;
     let memory = (bytes > 0).then(|| DeviceMemory::from_bytes(bytes));
-    Some((uuid, Amount { memory, cores }))
+    let amount = memory.map(Amount::memory).unwrap_or_default();
+    Some((uuid, Amount { cores, ..amount }))
 }
 
 #[cfg(test)]
@@ -66,9 +68,9 @@ mod tests {
 
     #[test]
     fn a_part_of_0_states_nothing() {
-        let (cores, memory) = (Cap::of(30), Some(DeviceMemory::from_bytes(3000 << 20)));
-        assert_eq!(amount("0_GPU-a_30_3000"), Some(("GPU-a", Amount { memory, cores })));
-        assert_eq!(amount("0_GPU-a_0_3000"), Some(("GPU-a", Amount { memory, cores: None })));
+        let (cores, memory) = (Cap::of(30), Amount::memory(DeviceMemory::from_bytes(3000 << 20)));
+        assert_eq!(amount("0_GPU-a_30_3000"), Some(("GPU-a", Amount { cores, ..memory })));
+        assert_eq!(amount("0_GPU-a_0_3000"), Some(("GPU-a", memory)));
         assert_eq!(amount("0_GPU-a_30_0"), Some(("GPU-a", Amount { memory: None, cores })));
     }
 }

@@ -10,13 +10,15 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::Policy;
-use crate::channel::Trust;
-use crate::container::Container;
 use crate::error::{RequestError, shortened};
 use crate::grammar::{Cores, GrammarError, MemoryAsk};
-use crate::nvidia;
-use crate::own::Entry;
+use crate::policy::{NvidiaPolicy, Policy};
+use crate::rank::Rank;
+use crate::sources::entry::Entry;
+use crate::sources::list::{self, DEVICES};
+use crate::sources::names::{items, word};
+use crate::sources::qualified::{self, is_ours};
+use crate::words::{Words, conflict};
 
 /// The kind of a share.
 pub const SHARE_KIND: &str = "gpushare.io/share";
@@ -25,9 +27,6 @@ pub const GPU_KIND: &str = "gpushare.io/gpu";
 /// Begins the variables that our CDI specifications set. Each device has its own, so that several of them add up
 /// whatever an engine does about two entries of one name.
 pub const VARIABLE: &str = "GPUSHARE_CDI_";
-
-const VENDOR: &str = "gpushare.io/";
-const ANNOTATION: &str = "cdi.k8s.io/";
 
 /// The name of a share: its memory, and after a dash its compute in percent. CDI has no `%` in names, so `25pct` is a
 /// quarter of the GPU.
@@ -83,20 +82,9 @@ impl fmt::Display for Name<'_> {
     }
 }
 
-/// Whether an item of a list is the name of a CDI device of gpushare.
-pub(crate) fn is_ours(item: &str) -> bool {
-    item.starts_with(VENDOR)
-}
-
-/// The CDI names in annotations, of every vendor, each with its annotation's key.
-pub(crate) fn annotated(container: &Container) -> impl Iterator<Item = (&str, &str)> {
-    let annotations = container.annotations().iter().filter(|(key, _)| key.starts_with(ANNOTATION));
-    annotations.flat_map(|(key, value)| value.split(',').map(|name| (key.as_str(), name.trim())))
-}
-
 /// What the names of our devices mean, in the own dialect.
-pub(crate) fn entries<'a>(container: &'a Container, policy: &Policy) -> Result<Vec<Entry<'a>>, RequestError> {
-    let names = names(container, policy)?;
+pub(crate) fn entries<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestError> {
+    let names = names(words)?;
     let gpus: Vec<&str> =
         names.iter().filter_map(|name| if let Name::Gpu(gpu) = name { Some(*gpu) } else { None }).collect();
     let contradiction = names.iter().skip(1).find(|name| match (names[0], name) {
@@ -104,10 +92,15 @@ pub(crate) fn entries<'a>(container: &'a Container, policy: &Policy) -> Result<V
         (first, other) => first != **other,
     });
     if let Some(second) = contradiction {
-        return Err(RequestError::Conflict { first: names[0].to_string(), second: second.to_string() });
+        return Err(conflict(names[0], second));
     }
-    let entry =
-        |kind: &str, name, value| Entry { key: kind.to_owned(), name, value, trust: Trust::Environment };
+    let entry = |kind: &str, name, value| Entry {
+        key: kind.to_owned(),
+        name,
+        value,
+        rank: Rank::Environment,
+        is_variable: false,
+    };
     if !gpus.is_empty() {
         let devices = gpus.join(",").into();
         return Ok(vec![entry(GPU_KIND, "devices", devices), entry(GPU_KIND, "mode", "exclusive".into())]);
@@ -124,18 +117,25 @@ pub(crate) fn entries<'a>(container: &'a Container, policy: &Policy) -> Result<V
     Ok(entries)
 }
 
+/// Whether the bundle names one of our devices. Looks at nothing but the bundle.
+pub(crate) fn is_named(words: &Words) -> bool {
+    qualified::annotated(words).any(|(_, name)| is_ours(name))
+        || !words.policy.ignore_env && words.variables().any(|word| word.key.starts_with(VARIABLE))
+        || list::lists(words).iter().any(|word| items(word.value).any(is_ours))
+}
+
 /// The names of our devices, each once, in the order in which they are met.
-fn names<'a>(container: &'a Container, policy: &Policy) -> Result<Vec<Name<'a>>, RequestError> {
+fn names<'a>(words: &Words<'a>) -> Result<Vec<Name<'a>>, RequestError> {
     let mut texts: Vec<&str> =
-        annotated(container).map(|(_, name)| name).filter(|name| is_ours(name)).collect();
-    for (key, name) in container.env().filter(|(key, _)| !policy.ignore_env && key.starts_with(VARIABLE)) {
-        if !is_ours(name) {
-            let name = format!("{}={:?}", shortened(key).escape_debug(), shortened(name));
-            return Err(RequestError::UnknownCdiDevice { name });
+        qualified::annotated(words).map(|(_, name)| name).filter(|name| is_ours(name)).collect();
+    let is_read = !words.policy.ignore_env;
+    for word in words.variables().filter(|word| is_read && word.key.starts_with(VARIABLE)) {
+        if !is_ours(word.value) {
+            return Err(RequestError::UnknownCdiDevice { name: word.to_string() });
         }
-        texts.push(name);
+        texts.push(word.value);
     }
-    texts.extend(nvidia::our_devices(container, policy)?);
+    texts.extend(listed(words)?);
     let mut names = Vec::new();
     let mut met = BTreeSet::new(); // a bundle may hold a hundred thousand
     for text in texts {
@@ -154,6 +154,31 @@ fn names<'a>(container: &'a Container, policy: &Policy) -> Result<Vec<Name<'a>>,
     Ok(names)
 }
 
+/// Those in lists of GPUs. Where the settings have the list not read for them, a name is an error: a container must not start
+/// without the GPU that it names, nor with all of another's.
+fn listed<'a>(words: &Words<'a>) -> Result<Vec<&'a str>, RequestError> {
+    let unread = match words.policy {
+        Policy { ignore_env: true, .. } => Some("request.env"),
+        Policy { nvidia: NvidiaPolicy::Ignore, .. } => Some("request.nvidia"),
+        _ => None,
+    };
+    let mut ours = Vec::new();
+    for list in list::lists(words) {
+        let before = ours.len();
+        ours.extend(items(list.value).filter(|item| is_ours(item)));
+        let Some(first) = ours.get(before) else { continue };
+        let name = shortened(first).escape_debug().to_string();
+        if let Some(setting) = unread {
+            return Err(RequestError::UnreadCdiDevice { name, setting });
+        }
+        if let Some(word @ ("void" | "none")) = word(list.value) {
+            let second = format!("CDI device {name} in the same list");
+            return Err(conflict(format!("{DEVICES}={word:?}"), second));
+        }
+    }
+    Ok(ours)
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -162,7 +187,10 @@ mod tests {
     use gpushare_inventory::DeviceMemory;
 
     use super::*;
-    use crate::{DeviceSelector, Devices, Mode, NvidiaPolicy, Request};
+    use crate::container::Container;
+    use crate::gpus::four;
+    use crate::grammar::{DeviceSelector, Devices, Mode};
+    use crate::request::Request;
 
     fn read(
         annotations: &[(&str, &str)],
@@ -172,7 +200,7 @@ mod tests {
         let annotations: BTreeMap<_, _> =
             annotations.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
         let env = env.iter().map(|entry| entry.to_string()).collect();
-        crate::read(&Container::new(annotations, env), policy, &[])
+        crate::read::read(&Container::new(annotations, env), policy, &four())
     }
 
     fn granted(annotations: &[(&str, &str)], env: &[&str]) -> Request {
@@ -203,7 +231,7 @@ mod tests {
             assert_eq!(granted(annotations, env), own, "{annotations:?} {env:?}");
         }
         let beside = granted(&[], &["NVIDIA_VISIBLE_DEVICES=gpushare.io/share=4GiB,1"]);
-        assert_eq!(beside.devices, Devices::These(vec![DeviceSelector::Index(1)]));
+        assert_eq!(beside.devices, Devices::These(vec![DeviceSelector::Uuid(four()[1].uuid)]));
     }
 
     #[test]
@@ -236,13 +264,16 @@ mod tests {
             assert_eq!(request.memory, MemoryAsk::Percent(100), "{env:?}");
             request.devices
         };
-        let index = DeviceSelector::Index;
+        let index = |index: usize| DeviceSelector::Uuid(four()[index].uuid);
         assert_eq!(of(&["GPUSHARE_CDI_GPU_0=gpushare.io/gpu=0"]), Devices::These(vec![index(0)]));
         assert_eq!(
             of(&["GPUSHARE_CDI_GPU_0=gpushare.io/gpu=0", "GPUSHARE_CDI_GPU_1=gpushare.io/gpu=1"]),
             Devices::These(vec![index(0), index(1)])
         );
-        assert_eq!(of(&["NVIDIA_VISIBLE_DEVICES=gpushare.io/gpu=all"]), Devices::All);
+        assert_eq!(
+            of(&["NVIDIA_VISIBLE_DEVICES=gpushare.io/gpu=all"]),
+            Devices::These([0, 1, 2, 3].map(index).to_vec())
+        );
     }
 
     #[test]
@@ -268,7 +299,7 @@ mod tests {
                 "GPUSHARE_DEVICES=1",
                 ["gpushare.io/gpu=\"0\"", "GPUSHARE_DEVICES"],
             ),
-            (annotation("gpushare.io/gpu=0"), "GPUSHARE_MEMORY=4GiB", ["exclusive", "4 GiB"]),
+            (annotation("gpushare.io/gpu=0"), "GPUSHARE_MEMORY=4GiB", ["exclusive", "4GiB"]),
             (
                 annotation("gpushare.io/share=4GiB"),
                 "NVIDIA_VISIBLE_DEVICES=gpushare.io/gpu=0",
@@ -293,7 +324,7 @@ mod tests {
         for container in
             [Container::new(annotations.collect(), Vec::new()), Container::new(BTreeMap::new(), vec![list])]
         {
-            let told = crate::read(&container, &Policy::default(), &[]).unwrap_err().to_string();
+            let told = crate::read::read(&container, &Policy::default(), &four()).unwrap_err().to_string();
             assert!(told.contains("device list") && told.len() < 400, "{told}");
         }
         assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
@@ -354,7 +385,11 @@ mod tests {
         assert_eq!(lowered.memory, MemoryAsk::Bytes(DeviceMemory::from_bytes(4 * GIB)));
         let env_is_not_read = Policy { ignore_env: true, ..Policy::default() };
         for variable in ["GPUSHARE_CDI_SHARE_4GIB=gpushare.io/share=4GiB", "GPUSHARE_CDI_SHARE=4GiB"] {
-            assert_eq!(read(&[], &[variable], &env_is_not_read), Ok(None), "{variable}");
+            assert_eq!(
+                read(&[], &[variable], &env_is_not_read),
+                Err(RequestError::UnreadVariables),
+                "{variable}"
+            );
         }
     }
 }

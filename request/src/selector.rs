@@ -1,10 +1,7 @@
-//! The GPUs of the node, as a request may name them.
+//! Names of single GPUs, as a request writes them.
 
-#[cfg(test)]
-use gpushare_inventory::GpuUuid;
-use gpushare_inventory::{DeviceMemory, Gpu};
+use gpushare_inventory::Gpu;
 
-use crate::error::{RequestError, shortened};
 use crate::grammar::DeviceSelector;
 
 /// Why a name is not one GPU's.
@@ -65,62 +62,10 @@ pub enum IndexMeaning {
     Minor,
 }
 
-/// The node's GPUs.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Cards<'a>(pub &'a [Gpu]);
-
-impl<'a> Cards<'a> {
-    /// All of them, by index.
-    pub fn all(self) -> Vec<&'a Gpu> {
-        self.0.iter().collect()
-    }
-
-    /// The GPU that `selector` names, which `key` did.
-    pub fn find(self, key: &str, selector: &DeviceSelector) -> Result<&'a Gpu, RequestError> {
-        let named = |source| RequestError::NoSuchGpu { key: shortened(key), source };
-        find_gpu(selector, self.0).map_err(named)
-    }
-}
-
-/// Whether one of the GPUs is named twice.
-pub(crate) fn has_double(gpus: &[&Gpu]) -> bool {
-    gpus.iter().enumerate().any(|(place, gpu)| gpus[..place].iter().any(|other| other.uuid == gpu.uuid))
-}
-
-/// All of a GPU's memory.
-pub(crate) fn total(gpu: &Gpu) -> Result<DeviceMemory, RequestError> {
-    gpu.memory.ok_or(RequestError::UnknownSize { gpu: gpu.uuid })
-}
-
-/// Four GPUs of 15360 MiB, whose minors are not their indexes.
-#[cfg(test)]
-pub(crate) fn four() -> Vec<Gpu> {
-    let gpu = |(index, minor): (u8, u32)| {
-        let path = std::path::PathBuf::from(format!("/dev/nvidia{minor}"));
-        let host_path = path.clone();
-        Gpu {
-            index: index.into(),
-            uuid: GpuUuid::from_bytes([0xa0 + index; 16]),
-            minor,
-            model: "Tesla T4".to_owned(),
-            memory: Some(DeviceMemory::from_bytes(15360 << 20)),
-            node: gpushare_inventory::DeviceNode {
-                path,
-                host_path,
-                major: 195,
-                minor,
-                mode: 0o666,
-                uid: 0,
-                gid: 0,
-            },
-        }
-    };
-    [(0, 1), (1, 0), (2, 3), (3, 2)].map(gpu).to_vec()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpus::four;
 
     #[test]
     fn the_beginning_of_two_uuids_is_refused_with_both() {

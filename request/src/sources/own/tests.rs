@@ -2,10 +2,12 @@ use std::collections::BTreeMap;
 
 use gpushare_inventory::DeviceMemory;
 
-use crate::cards::four;
-use crate::{
-    Ceilings, Container, DeviceSelector, Devices, MemoryAsk, NvidiaPolicy, Policy, Request, RequestError,
-};
+use crate::container::Container;
+use crate::error::RequestError;
+use crate::gpus::four;
+use crate::grammar::{DeviceSelector, Devices, MemoryAsk};
+use crate::policy::{Ceilings, NvidiaPolicy, Policy};
+use crate::request::Request;
 
 fn container(annotations: &[(&str, &str)], env: &[&str]) -> Container {
     let annotations: BTreeMap<_, _> =
@@ -14,11 +16,11 @@ fn container(annotations: &[(&str, &str)], env: &[&str]) -> Container {
 }
 
 fn read(annotations: &[(&str, &str)], env: &[&str]) -> Result<Option<Request>, RequestError> {
-    crate::read(&container(annotations, env), &Policy::default(), &four())
+    crate::read::read(&container(annotations, env), &Policy::default(), &four())
 }
 
 fn strict(annotations: &[(&str, &str)], env: &[&str]) -> Result<Option<Request>, RequestError> {
-    crate::read(&container(annotations, env), &Policy { strict: true, ..Policy::default() }, &four())
+    crate::read::read(&container(annotations, env), &Policy { strict: true, ..Policy::default() }, &four())
 }
 
 const GIB: u64 = 1 << 30;
@@ -68,7 +70,7 @@ fn every_key_of_the_own_dialect_is_read_from_both_channels() {
     );
     let request = by_env.unwrap().unwrap();
     assert_eq!(request.memory, gib(4));
-    assert_eq!(request.devices, Devices::These(vec![DeviceSelector::Index(1)]));
+    assert_eq!(request.devices, Devices::These(vec![DeviceSelector::Uuid(four()[1].uuid)]));
     assert_eq!(request.capabilities.to_string(), "compute");
     assert_eq!(by_annotation.unwrap().unwrap(), request);
 }
@@ -129,8 +131,11 @@ fn differing_duplicates_are_a_conflict_and_equal_ones_are_not() {
     for (key, value, same) in [
         ("GPUSHARE_MEMORY", "4Gi", true),
         ("GPUSHARE_MEMORY", "4096MiB", true),
-        ("GPUSHARE_MEMORY", "4G", false),
-        ("GPUSHARE_MEMORY", "25%", false),
+        ("GPUSHARE_MEMORY", "4g", true),
+        ("GPUSHARE_MEMORY", "4G", true), // less: everybody may lower
+        ("GPUSHARE_MEMORY", "25%", true),
+        ("GPUSHARE_MEMORY", "5G", false),
+        ("GPUSHARE_MEMORY", "30%", false),
         ("GPUSHARE_CORES", "30", true),
         ("GPUSHARE_CORES", "31", false),
     ] {
@@ -205,7 +210,7 @@ fn a_pod_of_cri_o_cannot_pass_for_another_container_or_for_a_sandbox() {
         ("x.org/y", "z"),
     ] {
         let all = [&crio[..], &[pods, ("gpushare.io/web.memory", "1GiB")]].concat();
-        let request = crate::read(&container(&all, &[]), &policy, &[]).unwrap();
+        let request = crate::read::read(&container(&all, &[]), &policy, &[]).unwrap();
         assert_eq!(request.map(|request| request.memory), Some(gib(1)), "{pods:?}");
         assert!(strict(&all, &[]).is_err(), "believed without the setting");
     }
@@ -216,7 +221,9 @@ fn a_pod_of_cri_o_cannot_pass_for_another_container_or_for_a_sandbox() {
 #[test]
 fn nvidias_variables_fill_in_and_never_contradict_in_silence() {
     let devices = |env: &[&str]| read(&[], env).map(|request| request.unwrap().devices);
-    let these = |list: &[u32]| Ok(Devices::These(list.iter().map(|i| DeviceSelector::Index(*i)).collect()));
+    let these = |list: &[usize]| {
+        Ok(Devices::These(list.iter().map(|i| DeviceSelector::Uuid(four()[*i].uuid)).collect()))
+    };
     assert_eq!(devices(&["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=all"]), Ok(Devices::Any(1)));
     assert_eq!(devices(&["GPUSHARE_MEMORY=4GiB", "NVIDIA_VISIBLE_DEVICES=1,2"]), these(&[1, 2]));
     assert_eq!(devices(&["GPUSHARE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=1"]), these(&[1]));
@@ -241,7 +248,7 @@ fn nvidias_variables_fill_in_and_never_contradict_in_silence() {
     assert_eq!(read(&cri, &twice).map(|request| request.unwrap().devices), uuids(&[3]));
     let beside = ["GPUSHARE_MEMORY=4GiB", twice[0], twice[1]];
     assert_eq!(devices(&beside), Ok(Devices::Any(1)));
-    assert!(matches!(read(&cri, &beside), Err(RequestError::Conflict { .. })));
+    assert_eq!(read(&cri, &beside).map(|request| request.unwrap().devices), uuids(&[3]));
     let error = read(&[], &["NVIDIA_VISIBLE_DEVICES=no-gpu-has-8MiB-to-run"]).unwrap_err();
     assert!(matches!(error, RequestError::Malformed { .. }), "{error}");
 }
@@ -250,16 +257,16 @@ fn nvidias_variables_fill_in_and_never_contradict_in_silence() {
 fn a_plain_nvidia_request_follows_the_nodes_policy() {
     let container = container(&[], &["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=utility"]);
     let read = |nvidia, default_memory| {
-        crate::read(&container, &Policy { nvidia, default_memory, ..Policy::default() }, &four())
+        crate::read::read(&container, &Policy { nvidia, default_memory, ..Policy::default() }, &four())
     };
     assert_eq!(read(NvidiaPolicy::DefaultShare, None).unwrap().unwrap().memory, MemoryAsk::Rest);
-    let share = read(NvidiaPolicy::DefaultShare, Some(DeviceMemory::from_bytes(GIB))).unwrap().unwrap();
+    let share = read(NvidiaPolicy::DefaultShare, Some(gib(1))).unwrap().unwrap();
     assert_eq!((share.memory, share.capabilities.to_string().as_str()), (gib(1), "utility"));
     assert_eq!(read(NvidiaPolicy::Ignore, None), Ok(None));
     let foreign = super::tests::container(&[], &["NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"]);
     let ignore = Policy { nvidia: NvidiaPolicy::Ignore, ..Policy::default() };
     assert_eq!(
-        crate::read(&foreign, &ignore, &[]),
+        crate::read::read(&foreign, &ignore, &[]),
         Ok(None),
         "a list that nobody acts on need not be understood"
     );
@@ -274,18 +281,19 @@ fn gpus_by_mounts_are_those_of_a_share_where_the_settings_have_them_read() {
     });
     let read = |volume_mounts| {
         let policy = Policy { volume_mounts, ..Policy::default() };
-        crate::read(&Container::from_json(&json), &policy, &four()).map(|request| request.unwrap().devices)
+        crate::read::read(&Container::from_json(&json), &policy, &four())
+            .map(|request| request.unwrap().devices)
     };
-    assert_eq!(read(true), Ok(Devices::These(vec![DeviceSelector::Index(2)])));
+    assert_eq!(read(true), Ok(Devices::These(vec![DeviceSelector::Uuid(four()[2].uuid)])));
     let told = read(false).unwrap_err().to_string();
-    assert!(told.contains("the GPU that mount"), "{told}");
+    assert!(told.contains("request.volume_mounts = true"), "{told}");
 }
 
 #[test]
 fn a_node_that_gives_few_capabilities_refuses_only_what_was_chosen() {
     let few = Policy { capabilities: "compute".parse().ok(), ..Policy::default() };
     let capabilities = |env: &[&str]| {
-        let read = crate::read(&container(&[], env), &few, &four());
+        let read = crate::read::read(&container(&[], env), &few, &four());
         read.map(|request| request.unwrap().capabilities.to_string())
     };
     for env in [
@@ -313,7 +321,8 @@ fn under_strict_only_trusted_annotations_grant_and_others_only_lower() {
     assert_eq!(memory(strict(&[trusted], &[])), Ok(gib(8)));
     assert_eq!(memory(strict(&[trusted], &["GPUSHARE_MEMORY=4GiB"])), Ok(gib(4)));
     assert!(matches!(strict(&[trusted], &["GPUSHARE_MEMORY=9GiB"]), Err(RequestError::Raised { .. })));
-    assert!(matches!(strict(&[trusted], &["GPUSHARE_MEMORY=10%"]), Err(RequestError::Raised { .. })));
+    assert_eq!(memory(strict(&[trusted], &["GPUSHARE_MEMORY=10%"])), Ok(MemoryAsk::Percent(10)));
+    assert!(matches!(strict(&[trusted], &["GPUSHARE_MEMORY=60%"]), Err(RequestError::Raised { .. })));
     let limited = [trusted, ("alloc.gpushare.io/cores", "30")];
     for env in [
         "GPUSHARE_COUNT=4",
@@ -323,15 +332,19 @@ fn under_strict_only_trusted_annotations_grant_and_others_only_lower() {
         "GPUSHARE_MODE=exclusive",
     ] {
         let told = strict(&limited, &[env]);
-        assert!(matches!(told, Err(RequestError::AboveDefault { .. })), "{env}: {told:?}");
+        assert!(
+            matches!(told, Err(RequestError::AboveDefault { .. } | RequestError::Raised { .. })),
+            "{env}: {told:?}"
+        );
     }
     assert!(matches!(strict(&limited, &["GPUSHARE_CORES=31"]), Err(RequestError::Raised { .. })));
     let wide =
         strict(&[trusted], &["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"]).unwrap().unwrap();
-    assert_eq!((wide.capabilities.to_string().as_str(), wide.devices), ("compute,utility", Devices::Any(1)));
+    let first = Devices::These(vec![DeviceSelector::Uuid(four()[0].uuid)]);
+    assert_eq!((wide.capabilities.to_string().as_str(), wide.devices), ("compute,utility", first));
     let defaults = Policy {
         strict: true,
-        default_memory: Some(DeviceMemory::from_bytes(8 * GIB)),
+        default_memory: Some(gib(8)),
         default_cores: "50%".parse().ok(),
         ..Policy::default()
     };
@@ -341,7 +354,8 @@ fn under_strict_only_trusted_annotations_grant_and_others_only_lower() {
         ("GPUSHARE_CORES=100", false),
         ("GPUSHARE_CORES=10", true),
     ] {
-        let asked = crate::read(&container(&[("alloc.gpushare.io/count", "1")], &[env]), &defaults, &[]);
+        let asked =
+            crate::read::read(&container(&[("alloc.gpushare.io/count", "1")], &[env]), &defaults, &four());
         assert_eq!(asked.is_ok(), lowers, "{env}");
     }
     assert!(matches!(strict(&[], &["GPUSHARE_MEMORY=1GiB"]), Err(RequestError::Untrusted { .. })));
@@ -359,7 +373,7 @@ fn a_channel_with_a_ceiling_grants_up_to_it_and_the_others_only_lower() {
     let pod = |value| ("gpushare.io/memory", value);
     let cards = four();
     let read = |annotations: &[(&str, &str)], env: &[&str], policy: &Policy| {
-        let asked = crate::read(&container(annotations, env), policy, &cards)?.unwrap();
+        let asked = crate::read::read(&container(annotations, env), policy, &cards)?.unwrap();
         Ok(asked.on(cards[0].uuid).memory)
     };
     // Of a card of 15 GiB.
@@ -379,9 +393,11 @@ fn a_channel_with_a_ceiling_grants_up_to_it_and_the_others_only_lower() {
         (&[pod("2GiB")], &["GPUSHARE_MEMORY=4GiB"], ("4GiB", "8GiB"), None),
         (&[("gpushare.io/cores", "30")], &["GPUSHARE_MEMORY=8GiB"], ("4GiB", ""), None),
         (&[pod("5GiB")], &[], ("4GiB", "8GiB"), None),
-        // Only the variables may grant, so the pod may lower what they did.
-        (&[pod("2GiB")], &["GPUSHARE_MEMORY=4GiB"], ("", "4GiB"), Some(gib(2))),
-        (&[pod("4GiB")], &["GPUSHARE_MEMORY=2GiB"], ("", "4GiB"), None),
+        // Only the variables may grant, and no more than the pod says.
+        (&[pod("2GiB")], &["GPUSHARE_MEMORY=4GiB"], ("", "4GiB"), None),
+        (&[pod("2GiB")], &["GPUSHARE_MEMORY=2GiB"], ("", "4GiB"), Some(gib(2))),
+        (&[pod("4GiB")], &["GPUSHARE_MEMORY=2GiB"], ("", "4GiB"), Some(gib(2))),
+        (&[pod("8GiB")], &["GPUSHARE_MEMORY=5GiB"], ("", "4GiB"), None),
     ] {
         let told = read(annotations, env, &policy(ceilings.0, ceilings.1, true));
         assert_eq!(told.as_ref().ok(), want.as_ref(), "{annotations:?} {env:?} {ceilings:?}: {told:?}");
@@ -396,7 +412,7 @@ fn a_channel_with_a_ceiling_grants_up_to_it_and_the_others_only_lower() {
     }
     assert_eq!(told("GPUSHARE_CORES=5", false), Ok(gib(4)));
     let bounded = container(&[], &["GPUSHARE_CORES=5"]);
-    let request = crate::read(&bounded, &policy("", "4GiB", false), &cards).unwrap().unwrap();
+    let request = crate::read::read(&bounded, &policy("", "4GiB", false), &cards).unwrap().unwrap();
     assert_eq!(request.notes, ["no memory was asked for: 4 GiB counts (request.env_ceiling)"]);
     assert!(matches!(
         read(&[pod("1GiB")], &[], &policy("", "4GiB", true)),
@@ -410,10 +426,10 @@ fn where_variables_grant_nothing_an_images_list_makes_no_more_of_an_annotation()
     let devices = |list: &str| {
         let container =
             container(&[("gpushare.io/memory", "4GiB")], &[&format!("NVIDIA_VISIBLE_DEVICES={list}")]);
-        crate::read(&container, &policy, &four()).unwrap().unwrap().devices
+        crate::read::read(&container, &policy, &four()).unwrap().unwrap().devices
     };
     assert_eq!(devices("0,1,2,3"), Devices::Any(1));
-    assert_eq!(devices("2"), "2".parse().unwrap());
+    assert_eq!(devices("2"), Devices::These(vec![DeviceSelector::Uuid(four()[2].uuid)]));
 }
 
 #[test]
@@ -423,7 +439,7 @@ fn a_pods_other_key_lifts_no_ceiling_of_the_variables() {
     for key in ["gpushare.io/mode", "gpushare.io/priority"] {
         let value = if key.ends_with("mode") { "share" } else { "5" };
         let container = container(&[(key, value)], &["GPUSHARE_MEMORY=8GiB"]);
-        let told = crate::read(&container, &policy, &four());
+        let told = crate::read::read(&container, &policy, &four());
         assert!(matches!(told, Err(RequestError::AboveCeiling { .. })), "{key}: {told:?}");
     }
 }
@@ -433,7 +449,7 @@ fn no_variable_lifts_the_cap_of_a_plugin() {
     let granted = [("alloc.gpushare.io/memory", "4GiB"), ("alloc.gpushare.io/cores", "30")];
     for policy in ["none", "burst"] {
         let told = read(&granted, &[&format!("GPUSHARE_COMPUTE_POLICY={policy}")]);
-        assert!(matches!(told, Err(RequestError::Raised { .. })), "{policy}: {told:?}");
+        assert!(matches!(told, Err(RequestError::Conflict { .. })), "{policy}: {told:?}");
         let plugins = [&granted[..], &[("alloc.gpushare.io/compute-policy", policy)]].concat();
         assert!(read(&plugins, &[]).is_ok(), "{policy}");
     }

@@ -1,0 +1,23 @@
+//! Slurm's gres `gpu`, whole GPUs of a step: `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS`. They ask for no share by themselves, and
+//! say which GPUs another word may be about: the amount may be gpushare's, the GPU is Slurm's.
+
+use crate::claim::Claim;
+use crate::dialect::{Dialect, Speech};
+use crate::dialects::slurm;
+use crate::error::RequestError;
+use crate::gpus::NodeGpus;
+use crate::words::Words;
+
+pub(super) static DIALECT: Dialect = Dialect { name: "slurm-gpu", speech, read, ..Dialect::PLAIN };
+
+fn speech(words: &Words) -> Speech {
+    match words.has("SLURM_JOB_ID") && !slurm::has_no_gpu(words) {
+        true => Speech::Bounds,
+        false => Speech::Silent,
+    }
+}
+
+fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
+    let global = slurm::global(words, node)?;
+    Ok(global.map(|(word, gpus)| Claim::by(word).naming(&gpus)).into_iter().collect())
+}

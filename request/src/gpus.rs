@@ -1,0 +1,83 @@
+//! The GPUs of the node, as a request may name them.
+
+#[cfg(test)]
+use gpushare_inventory::GpuUuid;
+use gpushare_inventory::{DeviceMemory, Gpu};
+
+use crate::error::{RequestError, shortened};
+use crate::grammar::DeviceSelector;
+use crate::selector::find_gpu;
+
+/// The node's GPUs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NodeGpus<'a>(pub &'a [Gpu]);
+
+impl<'a> NodeGpus<'a> {
+    /// All of them, by index.
+    pub fn all(self) -> Vec<&'a Gpu> {
+        self.0.iter().collect()
+    }
+
+    /// The GPU that `selector` names, which `key` did.
+    pub fn find(self, key: &str, selector: &DeviceSelector) -> Result<&'a Gpu, RequestError> {
+        let named = |source| RequestError::NoSuchGpu { key: shortened(key), source };
+        find_gpu(selector, self.0).map_err(named)
+    }
+}
+
+/// The names of GPUs that `selectors` are, each GPU once.
+pub(crate) fn found<'a>(
+    node: NodeGpus<'a>,
+    key: &str,
+    selectors: &[DeviceSelector],
+) -> Result<Vec<&'a Gpu>, RequestError> {
+    let mut gpus: Vec<&Gpu> = Vec::new();
+    for selector in selectors {
+        let gpu = node.find(key, selector)?;
+        if !contains(&gpus, gpu) {
+            gpus.push(gpu);
+        }
+    }
+    Ok(gpus)
+}
+
+/// Whether `gpu` is one of `gpus`.
+pub(crate) fn contains(gpus: &[&Gpu], gpu: &Gpu) -> bool {
+    gpus.iter().any(|other| other.uuid == gpu.uuid)
+}
+
+/// Whether one of the GPUs is named twice.
+pub(crate) fn has_double(gpus: &[&Gpu]) -> bool {
+    gpus.iter().enumerate().any(|(place, gpu)| contains(&gpus[..place], gpu))
+}
+
+/// All of a GPU's memory.
+pub(crate) fn total(gpu: &Gpu) -> Result<DeviceMemory, RequestError> {
+    gpu.memory.ok_or(RequestError::UnknownSize { gpu: gpu.uuid })
+}
+
+/// Four GPUs of 15360 MiB, whose minors are not their indexes.
+#[cfg(test)]
+pub(crate) fn four() -> Vec<Gpu> {
+    let gpu = |(index, minor): (u8, u32)| {
+        let path = std::path::PathBuf::from(format!("/dev/nvidia{minor}"));
+        let host_path = path.clone();
+        Gpu {
+            index: index.into(),
+            uuid: GpuUuid::from_bytes([0xa0 + index; 16]),
+            minor,
+            model: "Tesla T4".to_owned(),
+            memory: Some(DeviceMemory::from_bytes(15360 << 20)),
+            node: gpushare_inventory::DeviceNode {
+                path,
+                host_path,
+                major: 195,
+                minor,
+                mode: 0o666,
+                uid: 0,
+                gid: 0,
+            },
+        }
+    };
+    [(0, 1), (1, 0), (2, 3), (3, 2)].map(gpu).to_vec()
+}

@@ -1,0 +1,291 @@
+//! From a bundle to its request: every source's claims, and the merge of them.
+
+use std::collections::BTreeMap;
+
+use gpushare_inventory::{Capabilities, CapabilityError, Gpu};
+
+use crate::claim::Claim;
+use crate::container::{Container, Engine, Writer};
+use crate::dialect::Speech;
+use crate::dialects::{self, Spoken};
+use crate::error::{RequestError, shortened};
+use crate::gpus::NodeGpus;
+use crate::library::{Interceptor, Library, UNPROVED};
+use crate::merge::merge;
+use crate::policy::{InterceptorPolicy, Policy};
+use crate::rank::Rank;
+use crate::request::{Kept, Request};
+use crate::selector::IndexMeaning;
+use crate::sources::{cdi, handed, list, own, qualified};
+use crate::switches;
+use crate::words::{Words, conflict};
+
+const CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
+
+/// Whether `container` asks for anything. One that does not (or is a pod's sandbox) must reach the low-level runtime as it
+/// came. Looks at the bundle alone: most containers ask for nothing.
+pub fn is_request(container: &Container, policy: &Policy) -> bool {
+    if container.is_sandbox() {
+        return false;
+    }
+    let words = Words::new(container, policy);
+    asks(&words, &dialects::spoken(&words))
+}
+
+/// What `container` asks for on a node with these GPUs; `None` where [`is_request`] says that it asks for nothing.
+///
+/// # Errors
+/// When the request is malformed or contradictory, names what the node does not have, or comes by channels that the policy
+/// does not let grant.
+pub fn read(container: &Container, policy: &Policy, gpus: &[Gpu]) -> Result<Option<Request>, RequestError> {
+    let words = Words::new(container, policy);
+    let spoken = dialects::spoken(&words);
+    if container.is_sandbox() || !asks(&words, &spoken) {
+        return Ok(None);
+    }
+    refuse_unread(&words, &spoken)?;
+    let denial = list::denial(&listing(&words, &spoken));
+    if let Some(denial) = denial.filter(|_| asking(&spoken).next().is_some()) {
+        let remedy = "asks for no GPU beside a request for a share: name its GPUs, or remove the request";
+        return Err(denial.wrong(remedy));
+    }
+    let node = NodeGpus(gpus);
+    let mut claims = claims(&words, &spoken, node)?;
+    if let (Some(denial), Some(claim)) = (denial, claims.iter().find(|claim| claim.asks)) {
+        return Err(conflict(&claim.by, denial));
+    }
+    let mut notes = switches::apply(dialects::switches(), &words, &mut claims);
+    notes.extend(hints(&words, &spoken));
+    let mut request = merge(&claims, policy, node)?;
+    request.capabilities = capabilities(&words, &claims)?;
+    request.interceptor = interceptor(&words, &spoken, &claims, &request, node);
+    if matches!(request.interceptor, Some((_, ruled)) if ruled != policy.interceptor) {
+        notes.push(UNPROVED.to_owned());
+    }
+    request.dialects = asking(&spoken).map(|spoken| spoken.dialect.name).collect();
+    request.variables = standing(&words, &spoken, &claims);
+    request.handed = container.handed().into_iter().map(|(_, minor)| minor).collect();
+    request.moves_limits = moves_limits(&words, &spoken, &request, node);
+    notes.append(&mut request.notes);
+    Ok(Some(Request { notes, ..request }))
+}
+
+fn asking<'s, 'a>(spoken: &'s [Spoken<'a>]) -> impl Iterator<Item = &'s Spoken<'a>> {
+    spoken.iter().filter(|spoken| spoken.speech == Speech::Asks)
+}
+
+/// Whether any source asks. A list of all GPUs, which images set, is nobody's wish in a container of which a more trusted
+/// word says that another one has the share.
+fn asks(words: &Words, spoken: &[Spoken]) -> bool {
+    let by_list = || {
+        let spares = spoken.iter().any(|spoken| spoken.speech == Speech::Spares);
+        list::asks(&listing(words, spoken)) && (!spares || list::names_particular_gpus(words))
+    };
+    asking(spoken).next().is_some() || asks_otherwise(words) || own::unread(words).is_some() || by_list()
+}
+
+fn asks_otherwise(words: &Words) -> bool {
+    own::asks(words) || cdi::is_named(words) || qualified::asks(words) || handed::is_handed(words)
+}
+
+/// Who asks by variables where these are not read gets a word, and no container without a GPU.
+fn refuse_unread(words: &Words, spoken: &[Spoken]) -> Result<(), RequestError> {
+    match own::unread(words) {
+        Some(_) if asking(spoken).next().is_none() && !asks_otherwise(words) => {
+            Err(RequestError::UnreadVariables)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The words in which the list of GPUs is looked for: a dialect may have it for its own.
+fn listing<'a>(words: &Words<'a>, spoken: &[Spoken]) -> Words<'a> {
+    let over = asking(spoken).filter(|spoken| spoken.dialect.over.contains(&dialects::PLAIN_LIST));
+    over.fold(words.clone(), |words, spoken| words.without(spoken.dialect.owns))
+}
+
+/// What every source says.
+fn claims<'a>(
+    words: &Words<'a>,
+    spoken: &[Spoken<'a>],
+    node: NodeGpus<'a>,
+) -> Result<Vec<Claim>, RequestError> {
+    let mut claims = Vec::new();
+    for spoken in spoken {
+        let bounds = spoken.speech != Speech::Asks;
+        let said = (spoken.dialect.read)(&spoken.words, node)?;
+        claims.extend(said.into_iter().map(|claim| if bounds { claim.bounding() } else { claim }));
+    }
+    claims.extend(own::claims(words, node)?);
+    claims.extend(qualified::claims(words, node)?);
+    claims.extend(handed::claims(words, node)?);
+    let words = listing(words, spoken);
+    let is_named = claims.iter().any(|claim| claim.gpus.is_some() && claim.rank > Rank::Environment);
+    for (meaning, by) in meanings(spoken) {
+        let lists = list::claims(&words, node, meaning, is_named)?.into_iter();
+        claims.extend(lists.map(|claim| Claim { by: format!("{}{by}", claim.by), ..claim }));
+    }
+    Ok(claims)
+}
+
+/// What numbers in the list mean: what the dialects say that ask. Where they differ, each reading is a claim.
+fn meanings(spoken: &[Spoken]) -> Vec<(IndexMeaning, String)> {
+    let mut meanings: Vec<(IndexMeaning, String)> = Vec::new();
+    for spoken in asking(spoken) {
+        let meaning = (spoken.dialect.numbers)(&spoken.words);
+        if !meanings.iter().any(|(known, _)| *known == meaning) {
+            meanings.push((meaning, format!(" as {} has it", spoken.dialect.name)));
+        }
+    }
+    match meanings.as_mut_slice() {
+        [] => vec![(IndexMeaning::Pci, String::new())],
+        [(_, by)] => {
+            by.clear();
+            meanings
+        }
+        _ => meanings,
+    }
+}
+
+/// Words that look like a request and are none, where no dialect has them for its own.
+fn hints(words: &Words, spoken: &[Spoken]) -> Vec<String> {
+    let is_owned = |key: &str| asking(spoken).any(|spoken| (spoken.dialect.owns)(key));
+    let mut notes = Vec::new();
+    for (key, hint) in dialects::hints().filter(|(key, _)| !is_owned(key)) {
+        let found = words.annotation(key).into_iter().chain(words.named(key)).take(1);
+        notes.extend(found.map(|word| format!("{word} {hint}")));
+    }
+    notes
+}
+
+/// The parts of the driver: gpushare's own word for them, else NVIDIA's variable where variables may grant.
+fn capabilities(words: &Words, claims: &[Claim]) -> Result<Capabilities, RequestError> {
+    let policy = words.policy;
+    let within = |all: &Capabilities, part: &Capabilities| part.iter().all(|capability| all.has(capability));
+    let mut own: Vec<&Claim> = claims.iter().filter(|claim| claim.capabilities.is_some()).collect();
+    own.sort_by_key(|claim| std::cmp::Reverse(claim.rank));
+    let mut chosen: Option<Capabilities> = None;
+    for claim in own {
+        let Some(wanted) = &claim.capabilities else { continue };
+        let default = Capabilities::default();
+        let bound = chosen.as_ref().or((policy.authority(claim.rank).is_none()).then_some(&default));
+        if bound.is_some_and(|bound| !within(bound, wanted)) {
+            return Err(RequestError::AboveDefault { key: claim.by.clone() });
+        }
+        chosen = Some(wanted.clone());
+    }
+    let by_key = chosen.is_some();
+    let variable = || nvidia_capabilities(words).filter(|_| policy.authority(Rank::Environment).is_some());
+    let wanted = match chosen {
+        Some(wanted) => wanted,
+        None => variable().transpose()?.unwrap_or_default(),
+    };
+    match &policy.capabilities {
+        Some(allowed) if by_key => Ok(wanted.within(allowed)?),
+        Some(allowed) => Ok(wanted.cut(allowed)?),
+        None => Ok(wanted),
+    }
+}
+
+/// What the variable says; the last entry counts outside CRI, as with the list.
+fn nvidia_capabilities(words: &Words) -> Option<Result<Capabilities, RequestError>> {
+    let mut all = words.named(CAPABILITIES);
+    let last = all.next_back()?;
+    match all.find(|word| word.value != last.value) {
+        Some(other) if words.container.engine() == Engine::Cri => return Some(Err(conflict(other, last))),
+        _ => {}
+    }
+    let malformed = |source: CapabilityError| RequestError::Malformed {
+        key: CAPABILITIES.to_owned(),
+        value: shortened(last.value),
+        source: source.into(),
+    };
+    Some(last.value.parse().map_err(malformed))
+}
+
+/// Another system's library in the bundle, and what becomes of it: it is left the limit only where its owner's mounts and
+/// the one dialect that the bundle speaks prove whose it is, and variables tell it all that was granted. Beside a plain
+/// list the same mounts are the user's own.
+fn interceptor(
+    words: &Words,
+    spoken: &[Spoken],
+    claims: &[Claim],
+    request: &Request,
+    node: NodeGpus,
+) -> Option<(Interceptor, InterceptorPolicy)> {
+    let dialects: Vec<_> = asking(spoken).map(|spoken| spoken.dialect).collect();
+    let first = dialects.first()?;
+    let known: Vec<Library> = dialects::libraries().collect();
+    let found = Interceptor::of(words.container, &known)?;
+    let holds = first
+        .library
+        .and_then(|library| library.owner)
+        .is_some_and(|owner| dialects.len() == 1 && owner.holds(words.container));
+    let stays = words.policy.interceptor == InterceptorPolicy::StandDown && holds;
+    let ruled = match stays && is_told(words, claims, request, node) {
+        true => InterceptorPolicy::StandDown,
+        false => InterceptorPolicy::Replace,
+    };
+    Some((found, ruled))
+}
+
+/// Whether variables alone, which other systems' libraries read, state all of the request, and no switch turns such a
+/// library off.
+fn is_told(words: &Words, claims: &[Claim], request: &Request, node: NodeGpus) -> bool {
+    let mut switches = dialects::switches();
+    if words.container.writer() == Writer::Podman || switches::any_is_on(&mut switches, words) {
+        return false;
+    }
+    let told: Vec<Claim> =
+        claims.iter().filter(|claim| claim.variable.is_some() && claim.is_foreign()).cloned().collect();
+    let is_ours = claims.iter().any(|claim| !claim.is_foreign());
+    let same = |told: Request| {
+        let amounts = |request: &Request| {
+            (request.memory, request.cores, request.particular.clone(), request.devices.clone(), request.mode)
+        };
+        let held = |request: &Request| (request.compute_policy, request.burst, request.priority);
+        amounts(&told) == amounts(request) && held(&told) == held(request)
+    };
+    !is_ours && merge(&told, words.policy, node).is_ok_and(same)
+}
+
+/// The dialects' variables, each as it shall stand once: with the value that states the least of what it and others of its
+/// name, up to a position behind it, state of its GPUs.
+fn standing(words: &Words, spoken: &[Spoken], claims: &[Claim]) -> Vec<(String, String)> {
+    let owned = |key: &str| asking(spoken).any(|spoken| (spoken.dialect.owns)(key));
+    let mut standing: BTreeMap<&str, &str> = words.container.env().filter(|(key, _)| owned(key)).collect();
+    let stated: Vec<(&Claim, &(String, String))> = claims
+        .iter()
+        .filter(|claim| claim.states_amounts())
+        .filter_map(|claim| Some((claim, claim.variable.as_ref()?)))
+        .collect();
+    for (key, value) in &mut standing {
+        let is_its = |(_, (name, _)): &&(&Claim, &(String, String))| name == key;
+        let Some((own, _)) = stated.iter().find(is_its) else { continue };
+        let family = stated
+            .iter()
+            .filter(|(claim, (name, _))| stem(name) == stem(key) && (name == key || claim.covers(own)));
+        if let Some((_, (_, least))) = family.min_by_key(|(claim, _)| claim.size()) {
+            *value = least;
+        }
+    }
+    standing.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+/// The name of a variable without a position behind it.
+fn stem(name: &str) -> &str {
+    name.rsplit_once('_')
+        .filter(|(_, rest)| rest.bytes().all(|byte| byte.is_ascii_digit()))
+        .map_or(name, |(stem, _)| stem)
+}
+
+/// Whether limits that count by position would be another GPU's when the bundle is run again with what was granted for its
+/// list.
+fn moves_limits(words: &Words, spoken: &[Spoken], request: &Request, node: NodeGpus) -> bool {
+    let Kept::Granted(gpus) = request.kept() else { return false };
+    let lists = list::lists(words);
+    // The mounts that a list names say nothing of another list beside it.
+    let narrowed = lists.len() > 1 && lists.iter().any(|list| list::is_volumes(list.value));
+    let by_position = asking(spoken).any(|spoken| spoken.dialect.by_position);
+    narrowed || by_position && !list::is_in_order(words, node, &gpus)
+}

@@ -1,0 +1,10 @@
+//! What every bundle is read for, whichever system scheduled it: gpushare's own keys, lists of GPUs, CDI names, and what
+//! the engine was handed.
+
+pub(crate) mod cdi;
+pub(crate) mod entry;
+pub(crate) mod handed;
+pub(crate) mod list;
+pub(crate) mod names;
+pub(crate) mod own;
+pub(crate) mod qualified;

@@ -1,0 +1,330 @@
+//! The list of GPUs in `NVIDIA_VISIBLE_DEVICES`, which nearly every system writes.
+//!
+//! Grammar and precedence are those of NVIDIA's toolkit (internal/config/image/cuda_image.go, devices.go): `void` anywhere
+//! wins, then the first of `all` and `none`; items are trimmed and empty ones dropped. docker appends its own entry behind
+//! the image's and the user's, so outside CRI the last one counts alone. `all`, which CUDA images set, names nothing in
+//! particular: it is what the others leave.
+
+use std::collections::BTreeSet;
+
+use gpushare_inventory::{Gpu, GpuUuid};
+
+use crate::claim::Claim;
+use crate::container::{Container, Engine};
+use crate::error::RequestError;
+use crate::gpus::{self, NodeGpus, contains};
+use crate::grammar::DeviceSelector;
+use crate::policy::NvidiaPolicy;
+use crate::rank::Rank;
+use crate::request::Kept;
+use crate::selector::IndexMeaning;
+use crate::sources::handed::{self, UNREAD_VOLUMES, VOLUMES};
+use crate::sources::names::{self, items, refuse_sentinel, selectors, word};
+use crate::sources::qualified;
+use crate::words::{Word, Words, conflict};
+
+pub(crate) const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+/// What NVIDIA's toolkit gives beside GPUs, and a share does not.
+const UNGIVEN: [&str; 6] = [
+    "NVIDIA_GDS",
+    "NVIDIA_MOFED",
+    "NVIDIA_GDRCOPY",
+    "NVIDIA_NVSWITCH",
+    "NVIDIA_IMEX_CHANNELS",
+    "NVIDIA_MIG_CONFIG_DEVICES",
+];
+
+/// The annotation that keeps the list of a bundle whose list became `void` when its request was granted: run again without
+/// being written anew, it asks for the same.
+pub const GRANTED_LIST: &str = "granted.gpushare.io/nvidia-visible-devices";
+/// Stands there for [`Kept::Nothing`].
+const NOT_KEPT: &str = "write-the-bundle-anew";
+
+/// What [`GRANTED_LIST`] has for a list as it was `written`. Names of gpushare's own CDI devices stay, which may state a
+/// limit.
+pub fn kept_list(written: &str, kept: &Kept) -> String {
+    match kept {
+        Kept::AsWritten => written.to_owned(),
+        // It named nothing in particular, and what other words mean may depend on that.
+        _ if word(written).is_some() => written.to_owned(),
+        // The mounts stay, too, and name the GPUs.
+        Kept::Granted(_) if is_volumes(written) => written.to_owned(),
+        Kept::Granted(gpus) => {
+            let ours = items(written).filter(|item| qualified::is_ours(item)).map(str::to_owned);
+            ours.chain(gpus.iter().map(GpuUuid::to_string)).collect::<Vec<_>>().join(",")
+        }
+        Kept::Nothing => NOT_KEPT.to_owned(),
+    }
+}
+
+/// The list that an earlier grant kept. A pod can write the annotation, so it counts only beside the hook of that grant.
+fn granted_list(container: &Container) -> Option<&str> {
+    container.annotations().get(GRANTED_LIST).filter(|_| container.ran_before()).map(String::as_str)
+}
+
+/// The different lists that count, each as it was before its request was granted where the bundle is run again.
+pub(crate) fn lists<'a>(words: &Words<'a>) -> Vec<Word<'a>> {
+    let granted = granted_list(words.container);
+    let kept = |word: Word<'a>| Word {
+        value: granted.filter(|_| word.value == "void").unwrap_or(word.value),
+        ..word
+    };
+    let mut all = words.named(DEVICES).map(kept);
+    if words.container.engine() == Engine::Other {
+        return all.next_back().into_iter().collect();
+    }
+    let mut met = BTreeSet::new(); // a bundle may hold a hundred thousand
+    all.filter(|word| met.insert(word.value)).collect()
+}
+
+/// What one list says, before anybody looked at the node's GPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Listed {
+    /// Empty.
+    Nothing,
+    /// `void`: CDI's mark, and a wish for nothing.
+    Void,
+    /// `none`: no GPU, in so many words.
+    NoGpu,
+    All,
+    /// These, each once.
+    These(Vec<DeviceSelector>),
+}
+
+/// The container's GPUs by position, as limits count them.
+#[derive(Clone, Debug)]
+pub(crate) enum Named<'a> {
+    Nothing,
+    /// `none`, in so many words.
+    NoGpu,
+    /// The word that names them, and the GPUs, each once.
+    Gpus(Word<'a>, Vec<&'a Gpu>),
+}
+
+/// The container's GPUs in the order by which limits count: those of an explicit list, else those that were handed over, else
+/// all where the list says so.
+pub(crate) fn named<'a>(
+    words: &Words<'a>,
+    node: NodeGpus<'a>,
+    meaning: IndexMeaning,
+) -> Result<Named<'a>, RequestError> {
+    let (mut found, mut all, mut none) = (None, None, None);
+    for word in lists(words) {
+        match parsed(words, word, meaning)? {
+            Listed::Nothing | Listed::Void => {}
+            Listed::NoGpu => none = Some(()),
+            Listed::All => all = all.or(Some(word)),
+            Listed::These(selectors) => {
+                let next = gpus::found(node, DEVICES, &selectors)?;
+                found = Some(match found {
+                    None => (word, next),
+                    Some(first) => both(first, (word, next))?,
+                });
+            }
+        }
+    }
+    let handed = handed::gpus(words, node)?;
+    Ok(match (found, handed, all, none) {
+        (Some((word, gpus)), ..) => Named::Gpus(word, gpus),
+        (None, Some((word, gpus)), ..) => Named::Gpus(word, gpus),
+        (None, None, Some(word), _) => Named::Gpus(word, every(word, node)?),
+        (None, None, None, Some(())) => Named::NoGpu,
+        (None, None, None, None) => Named::Nothing,
+    })
+}
+
+type Gpus<'a> = (Word<'a>, Vec<&'a Gpu>);
+
+/// The GPUs of both lists, in the order of the first.
+fn both<'a>(first: Gpus<'a>, second: Gpus<'a>) -> Result<Gpus<'a>, RequestError> {
+    let (word, gpus) = first;
+    let common: Vec<&Gpu> = gpus.into_iter().filter(|gpu| contains(&second.1, gpu)).collect();
+    if common.is_empty() { Err(conflict(word, second.0)) } else { Ok((word, common)) }
+}
+
+fn every<'a>(word: Word, node: NodeGpus<'a>) -> Result<Vec<&'a Gpu>, RequestError> {
+    if node.0.is_empty() { Err(word.wrong("this node has no GPU")) } else { Ok(node.all()) }
+}
+
+/// The GPUs of a `limit`, which is nothing without one, and the word that names them.
+pub(crate) fn limited<'a>(
+    words: &Words<'a>,
+    node: NodeGpus<'a>,
+    meaning: IndexMeaning,
+    limit: Word,
+) -> Result<(Word<'a>, Vec<&'a Gpu>), RequestError> {
+    match named(words, node, meaning)? {
+        Named::Gpus(list, gpus) => Ok((list, gpus)),
+        Named::Nothing | Named::NoGpu => Err(RequestError::LimitWithoutGpu { by: limit.to_string() }),
+    }
+}
+
+/// Nodes that the engine was handed are in no order that tells whose a limit is: limits that differ want a list.
+pub(crate) fn refuse_order(
+    claims: &[Claim],
+    (list, limit): (Word, Word),
+    gpus: &[&Gpu],
+) -> Result<(), RequestError> {
+    let amounts = |gpu: &Gpu| {
+        let stated = claims.iter().map(|claim| claim.amount_on(Some(gpu.uuid)));
+        let memory = stated.clone().filter_map(|amount| amount.memory?.bytes()).min();
+        (memory, stated.filter_map(|amount| amount.cores).min())
+    };
+    match list.rank != Rank::Handed || gpus.windows(2).all(|pair| amounts(pair[0]) == amounts(pair[1])) {
+        true => Ok(()),
+        false => Err(limit.wrong(
+            "only device nodes name the GPUs, and their order does not tell whose limit this is: give all the same limits, \
+             or name the GPUs in NVIDIA_VISIBLE_DEVICES",
+        )),
+    }
+}
+
+/// Whether a list or what was handed over names GPUs in particular. Looks at nothing but the bundle.
+pub(crate) fn names_particular_gpus(words: &Words) -> bool {
+    let names = |list: &str| word(list).is_none() && items(list).next().is_some();
+    handed::is_handed(words) || lists(words).iter().any(|list| names(list.value))
+}
+
+/// Whether a list names GPUs, be it all of them, beside which an empty one of another writer says nothing.
+pub(crate) fn names_gpus(words: &Words) -> bool {
+    names_particular_gpus(words) || lists(words).iter().any(|list| word(list.value) == Some("all"))
+}
+
+/// Whether the lists ask for GPUs by themselves.
+pub(crate) fn asks(words: &Words) -> bool {
+    let foreign = |list: &str| items(list).any(|item| !qualified::is_ours(item));
+    let asks = |list: &str| match word(list) {
+        Some(word) => word == "all",
+        None => foreign(list),
+    };
+    words.policy.nvidia != NvidiaPolicy::Ignore && lists(words).iter().any(|list| asks(list.value))
+}
+
+/// What the lists say: of the GPUs alone. A plugin's sentinel says nothing where another source names the GPU (`is_named`).
+pub(crate) fn claims<'a>(
+    words: &Words<'a>,
+    node: NodeGpus<'a>,
+    meaning: IndexMeaning,
+    is_named: bool,
+) -> Result<Vec<Claim>, RequestError> {
+    let is_list = |word: &Word| !is_named || names::is_sentinel(word.value).is_none();
+    let lists: Vec<Word> = lists(words).into_iter().filter(is_list).collect();
+    let parsed = lists.iter().map(|word| Ok((*word, parsed(words, *word, meaning)?)));
+    let parsed: Vec<_> = parsed.collect::<Result<_, RequestError>>()?;
+    refuse_contradiction(words, &parsed)?;
+    let asks = words.policy.nvidia != NvidiaPolicy::Ignore;
+    let mut claims = Vec::new();
+    for (word, listed) in &parsed {
+        let claim = Claim { asks, ..Claim::by(*word) };
+        match listed {
+            // Beside another entry it is a pod's own word for more than the plugin's.
+            Listed::All if parsed.len() > 1 => claims.push(claim.naming(&every(*word, node)?)),
+            Listed::All => every(*word, node).map(|_| claims.push(claim))?,
+            Listed::These(selectors) => claims.push(claim.naming(&gpus::found(node, DEVICES, selectors)?)),
+            Listed::Nothing | Listed::Void | Listed::NoGpu => {}
+        }
+    }
+    let ungiven = UNGIVEN.iter().filter_map(|key| words.named(key).next());
+    let ungiven: Vec<String> =
+        ungiven.map(|word| format!("{word} is ignored: a share brings GPUs alone")).collect();
+    if let Some(first) = claims.first_mut() {
+        first.notes.extend(ungiven);
+    }
+    Ok(claims)
+}
+
+/// Entries of one bundle of which one wants GPUs and another none; `void` stands beside a list where its nodes are.
+fn refuse_contradiction(words: &Words, lists: &[(Word, Listed)]) -> Result<(), RequestError> {
+    let names = lists.iter().find(|(_, listed)| matches!(listed, Listed::These(_) | Listed::All));
+    let denies = lists.iter().find(|(_, listed)| matches!(listed, Listed::NoGpu | Listed::Void));
+    match (names, denies) {
+        (Some((named, _)), Some((denied, _))) if !handed::is_handed(words) => Err(conflict(named, denied)),
+        _ => Ok(()),
+    }
+}
+
+/// The list that says there shall be no GPU, in so many words, where nobody handed one over.
+pub(crate) fn denial<'a>(words: &Words<'a>) -> Option<Word<'a>> {
+    let lists = lists(words).into_iter();
+    lists.filter(|list| word(list.value) == Some("none")).find(|_| !handed::is_handed(words))
+}
+
+/// Whether `granted` are the list's GPUs in its order, whichever its numbers mean: limits may count by position.
+pub(crate) fn is_in_order<'a>(words: &Words<'a>, node: NodeGpus<'a>, granted: &[GpuUuid]) -> bool {
+    let list = |meaning| match named(words, node, meaning) {
+        Ok(Named::Gpus(_, gpus)) => Some(gpus.iter().map(|gpu| gpu.uuid).collect::<Vec<_>>()),
+        _ => None,
+    };
+    let lists = [IndexMeaning::Pci, IndexMeaning::Minor].map(list);
+    // Of a single GPU the position is known.
+    let mut lengths = lists.iter().flatten().map(Vec::len).peekable();
+    let single = lengths.peek().is_some() && lengths.all(|length| length == 1);
+    single && granted.len() == 1 || lists.iter().all(|list| list.as_deref() == Some(granted))
+}
+
+/// Whether a list is the folder whose mounts name GPUs: no more than two spellings, since each is a look at every mount.
+pub(crate) fn is_volumes(list: &str) -> bool {
+    list.strip_suffix('/').unwrap_or(list) == VOLUMES
+}
+
+/// What the list `said` says. Names of gpushare's own CDI devices in it are read elsewhere.
+fn parsed(words: &Words, said: Word, meaning: IndexMeaning) -> Result<Listed, RequestError> {
+    refuse_sentinel(said)?;
+    if said.value == NOT_KEPT {
+        return Err(said.wrong(
+            "this bundle was granted other GPUs than its list named, or in another order, so its limits cannot be told \
+             apart when it is run again: write the bundle anew",
+        ));
+    }
+    match word(said.value) {
+        Some("all") => return Ok(Listed::All),
+        Some("none") => return Ok(Listed::NoGpu),
+        Some(_) => return Ok(Listed::Void),
+        None => {}
+    }
+    if is_volumes(said.value) {
+        if !words.policy.volume_mounts {
+            return Err(said.wrong(UNREAD_VOLUMES));
+        }
+        return match handed::volumes(words)?.is_empty() {
+            true => Err(said.wrong("no mount below that folder names a GPU; see the device plugin's log")),
+            false => Ok(Listed::Nothing), // the mounts are a source of their own
+        };
+    }
+    let list = selectors(said, items(said.value).filter(|item| !qualified::is_ours(item)), meaning)?;
+    Ok(if list.is_empty() { Listed::Nothing } else { Listed::These(list) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use serde_json::{Value, json};
+
+    use crate::container::Container;
+    use crate::gpus::four;
+    use crate::policy::Policy;
+
+    #[test]
+    fn lists_that_only_begin_as_the_folder_of_mounts_are_refused_without_a_look_at_every_mount_for_each() {
+        const MANY: u32 = 20_000;
+        let folder = "/var/run/nvidia-container-devices";
+        let list = |name: &str| format!("NVIDIA_VISIBLE_DEVICES={folder}{name}");
+        let more = (0..MANY).map(|n| list(&n.to_string()));
+        let env: Vec<String> = [list("")].into_iter().chain(more).collect();
+        let mount = |name: String| json!({"source": "/dev/null", "destination": format!("{folder}{name}")});
+        let others = (0..MANY).map(|n| mount(format!("X/{n}")));
+        let mounts: Vec<Value> = others.chain([mount(format!("/{}", four()[1].uuid))]).collect();
+        let bundle = json!({
+            "annotations": {"io.kubernetes.cri.container-type": "container"},
+            "mounts": mounts,
+            "process": {"env": env},
+        });
+        let container = Container::from_json(&bundle);
+        let policy = Policy { volume_mounts: true, ..Policy::default() };
+        let start = Instant::now();
+        let told = crate::read::read(&container, &policy, &four()).unwrap_err().to_string();
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        assert!(told.contains("a list of GPUs holds indexes"), "{told}");
+    }
+}

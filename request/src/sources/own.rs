@@ -1,0 +1,312 @@
+//! gpushare's own dialect: annotations `alloc.gpushare.io/NAME` (trusted), `gpushare.io/NAME` and
+//! `gpushare.io/CONTAINER.NAME`, and environment `GPUSHARE_NAME`.
+//!
+//! All occurrences count. Differing values of one rank are a conflict on every node, also where others' are cut.
+
+use gpushare_inventory::Gpu;
+
+use crate::claim::{Amount, Cap, Claim, Span};
+use crate::container::Container;
+use crate::error::{RequestError, ValueError, shortened};
+use crate::gpus::NodeGpus;
+use crate::grammar::{ComputePolicy, Cores, Devices, MemoryAsk, Scope, count};
+use crate::rank::Rank;
+use crate::sources::cdi;
+use crate::sources::entry::Entry;
+use crate::words::{Word, Words, conflict, rank_of_annotation};
+
+const NAMES: [&str; 10] = [
+    "memory",
+    "cores",
+    "count",
+    "devices",
+    "model",
+    "mode",
+    "compute-policy",
+    "capabilities",
+    "priority",
+    "scope",
+];
+const TRUSTED: &str = "alloc.gpushare.io/";
+const ANNOTATION: &str = "gpushare.io/";
+const VARIABLE: &str = "GPUSHARE_";
+/// Beginnings of variables that steer gpushare's own tools and the simulated driver, which is no request, or that hold
+/// CDI names, which are read elsewhere.
+const OUR_VARIABLES: [&str; 3] = ["GPUSHARE_CONFIG", "GPUSHARE_SIMULATOR", cdi::VARIABLE];
+
+/// Whether the bundle holds a key of ours, be it a wrong one.
+pub(crate) fn asks(words: &Words) -> bool {
+    entries(words).map_or(true, |entries| !entries.is_empty())
+}
+
+/// The first of our variables where the settings have them not read.
+pub(crate) fn unread<'a>(words: &Words<'a>) -> Option<Word<'a>> {
+    let named = |word: &Word| is_variable(word.key) || word.key.starts_with(cdi::VARIABLE);
+    words.variables().find(named).filter(|_| words.policy.ignore_env)
+}
+
+/// What our keys say: a claim for each.
+pub(crate) fn claims<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
+    let entries = entries(words)?;
+    let mut claims = Vec::new();
+    for rank in [Rank::Granted, Rank::Pod, Rank::Environment] {
+        let keys = Keys::of(entries.iter().filter(|entry| entry.rank == rank))?;
+        claims.extend(keys.claims(words, node)?);
+    }
+    Ok(claims)
+}
+
+/// The keys of one rank, of each name the one that counts.
+struct Keys<'a, 'b>(Vec<&'b Entry<'a>>);
+
+impl<'a, 'b> Keys<'a, 'b> {
+    fn of(entries: impl Iterator<Item = &'b Entry<'a>>) -> Result<Self, RequestError> {
+        let mut keys: Vec<&Entry> = Vec::new();
+        for entry in entries {
+            match keys.iter().find(|key| key.name == entry.name) {
+                None => keys.push(entry),
+                Some(first) if is_same(first, entry)? => {}
+                Some(first) => return Err(conflict(first, entry)),
+            }
+        }
+        // A count beside explicit devices must be theirs.
+        keys.sort_by_key(|key| NAMES.iter().position(|name| *name == key.name));
+        Ok(Self(keys))
+    }
+
+    fn named(&self, name: &str) -> Option<&'b Entry<'a>> {
+        self.0.iter().copied().find(|key| key.name == name)
+    }
+
+    fn parsed<T>(&self, name: &str) -> Result<Option<T>, RequestError>
+    where
+        T: std::str::FromStr,
+        T::Err: Into<ValueError>,
+    {
+        self.named(name).map(Entry::parse).transpose()
+    }
+
+    fn claims(&self, words: &Words, node: NodeGpus) -> Result<Vec<Claim>, RequestError> {
+        self.refuse_part_of_whole()?;
+        self.0.iter().map(|key| self.claim(key, words, node)).collect()
+    }
+
+    fn claim(&self, key: &Entry, words: &Words, node: NodeGpus) -> Result<Claim, RequestError> {
+        let claim = blank(key);
+        Ok(match key.name {
+            "memory" => claim.each(Amount { memory: Some(key.parse()?), cores: None }),
+            "cores" => {
+                // All of the compute is a share of it, and takes the place of others'.
+                let cap = Cap::Percent(key.parse()?);
+                Claim { burst: self.lifted()?, ..claim.each(Amount::cores(cap)) }
+            }
+            "mode" => Claim { mode: Some(key.parse()?), ..claim },
+            "model" => Claim { model: Some(key.parse()?), ..claim },
+            "compute-policy" => {
+                let burst = self.lifted()?.filter(|_| self.named("cores").is_none());
+                Claim { compute_policy: Some(key.parse()?), burst, ..claim }
+            }
+            "capabilities" => Claim { capabilities: Some(key.parse()?), ..claim },
+            "priority" => Claim { priority: Some(key.parse()?), ..claim },
+            "count" => {
+                let count = count(&key.value).map_err(|error| key.malformed(error))?;
+                Claim { count: Some(count.into()), ..claim }
+            }
+            "scope" => Claim { scope: Some(scope(key, words.container)?), ..claim },
+            _ => claim.naming(&self.devices(key, node)?),
+        })
+    }
+
+    /// The idle time that a compute policy gives.
+    fn lifted(&self) -> Result<Option<Cores>, RequestError> {
+        let policy = self.parsed("compute-policy")?.unwrap_or(ComputePolicy::Fixed);
+        Ok((policy != ComputePolicy::Fixed).then_some(Cores::ALL))
+    }
+
+    fn devices<'n>(&self, key: &Entry, node: NodeGpus<'n>) -> Result<Vec<&'n Gpu>, RequestError> {
+        let Devices::These(list) = key.parse()? else { return Ok(node.all()) };
+        if let Some(count) = self.named("count").filter(|count| count.value != list.len().to_string()) {
+            return Err(conflict(count, key));
+        }
+        let mut gpus: Vec<&Gpu> = Vec::new();
+        for selector in &list {
+            let gpu = node.find(&key.to_string(), selector)?;
+            if crate::gpus::contains(&gpus, gpu) {
+                let why = format!("{selector} names a GPU that the list names already: write each GPU once");
+                return Err(key.malformed(ValueError::Foreign(why)));
+            }
+            gpus.push(gpu);
+        }
+        Ok(gpus)
+    }
+
+    /// A whole card and a part of one contradict each other.
+    fn refuse_part_of_whole(&self) -> Result<(), RequestError> {
+        let Some(mode) = self.named("mode").filter(|mode| mode.value == "exclusive") else { return Ok(()) };
+        let cores = self.parsed::<Cores>("cores")?.filter(|cores| *cores != Cores::ALL);
+        let memory = self.parsed::<MemoryAsk>("memory")?.filter(|memory| *memory != MemoryAsk::Percent(100));
+        let cores = cores.and_then(|_| self.named("cores"));
+        match cores.or_else(|| memory.and_then(|_| self.named("memory"))) {
+            Some(part) => Err(conflict(mode, part)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn blank(key: &Entry) -> Claim {
+    let word = Word { key: "", value: "", rank: key.rank, is_variable: false };
+    Claim { by: key.to_string(), span: Span::One, takes_defaults: true, ..Claim::by(word) }
+}
+
+/// Whose the share is. A variable cannot say it: the image's author would speak for the pod.
+fn scope(key: &Entry, container: &Container) -> Result<Scope, RequestError> {
+    let scope = key.parse()?;
+    let wrong = |why: &str| Err(key.malformed(ValueError::Foreign(why.to_owned())));
+    match (scope, container.sandbox()) {
+        _ if key.is_variable => {
+            wrong("a variable cannot speak for the pod: annotate it with gpushare.io/scope")
+        }
+        (Scope::Pod, None) => wrong("the container is in no pod: leave it out"),
+        (scope, _) => Ok(scope),
+    }
+}
+
+/// Whether two entries of one name say the same: 4Gi and 4GiB do, and 30 and 30%.
+fn is_same(first: &Entry, second: &Entry) -> Result<bool, RequestError> {
+    Ok(match first.name {
+        _ if first.value == second.value => true,
+        "memory" => first.parse::<MemoryAsk>()? == second.parse()?,
+        "cores" => first.parse::<Cores>()? == second.parse()?,
+        _ => false,
+    })
+}
+
+/// Every entry of ours, an annotation for this container before the pod's unqualified one of the same name.
+fn entries<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestError> {
+    let container = words.container;
+    let mut entries = Vec::new();
+    let listed = container.annotations().get("gpushare.io/containers");
+    let name = container.name_in_pod();
+    let unqualified = listed.is_none_or(|list| list.split(',').any(|item| Some(item.trim()) == name));
+    for (key, value) in container.annotations() {
+        let rest = match (key.strip_prefix(TRUSTED), key.strip_prefix(ANNOTATION)) {
+            (Some(rest), _) => rest,
+            (None, Some("containers")) => continue,
+            (None, Some(rest)) => rest,
+            (None, None) if is_nearly_ours(key) => return Err(unknown(key)),
+            (None, None) => continue,
+        };
+        let alloc = key.starts_with(TRUSTED);
+        let rank = rank_of_annotation(key, container, words.policy);
+        // A list of trusted keys that reaches further does not make these a plugin's.
+        let rank = if alloc { rank } else { rank.min(Rank::Pod) };
+        let known = match rest.split_once('.') {
+            Some((other, _)) if Some(other) != name => continue,
+            Some((_, rest)) => known(rest),
+            None if !alloc && (!unqualified || overridden(container, name, rest)) => continue,
+            None => known(rest),
+        };
+        let name = known.ok_or_else(|| unknown(key))?;
+        entries.push(Entry { key: key.clone(), name, value: value.into(), rank, is_variable: false });
+    }
+    entries.extend(cdi::entries(words)?);
+    if !words.policy.ignore_env {
+        entries.extend(variables(words)?);
+    }
+    Ok(entries)
+}
+
+fn variables<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestError> {
+    let mut entries = Vec::new();
+    for Word { key, value, rank, .. } in words.variables().filter(|word| is_variable(word.key)) {
+        let rest = key.strip_prefix(VARIABLE).unwrap_or_default();
+        let plain = rest.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
+        let name = known(&rest.to_ascii_lowercase().replace('_', "-"))
+            .filter(|_| plain)
+            .ok_or_else(|| unknown(key))?;
+        entries.push(Entry { key: key.to_owned(), name, value: value.into(), rank, is_variable: true });
+    }
+    Ok(entries)
+}
+
+/// Whether the variable is ours, in whichever case: who writes `gpushare_memory` asks for a share. Kubernetes sets variables
+/// of every service's name, of one called gpushare as well.
+fn is_variable(key: &str) -> bool {
+    const LENGTH: usize = VARIABLE.len();
+    let Some(head) = key.get(..LENGTH.min(key.len())) else { return false };
+    let is_ours = head.eq_ignore_ascii_case(VARIABLE) || key.eq_ignore_ascii_case("GPUSHARE");
+    let rest = key.get(LENGTH..).unwrap_or_default();
+    is_ours && !OUR_VARIABLES.iter().any(|ours| key.starts_with(ours)) && !is_of_service(rest)
+}
+
+/// Whether it is one of those that kubelet makes of a service: `_SERVICE_HOST`, `_SERVICE_PORT…`, `_PORT`, `_PORT_80_TCP…`.
+fn is_of_service(rest: &str) -> bool {
+    let mut parts = rest.split('_');
+    rest.ends_with("SERVICE_HOST") || rest.contains("SERVICE_PORT") || parts.any(|part| part == "PORT")
+}
+
+/// Whether the annotation is one of ours but for the prefix: `gpushare/memory`, `gpushare.io.memory`, `GPUSHARE_MEMORY`.
+fn is_nearly_ours(key: &str) -> bool {
+    let lower = key.get(..key.len().min(40)).map(str::to_ascii_lowercase).unwrap_or_default();
+    let rest = ["gpushare/", "gpushare.io.", "gpushare_", "gpushare.io/", "gpushare-io/"]
+        .iter()
+        .find_map(|prefix| lower.strip_prefix(prefix));
+    rest.is_some_and(|rest| likely(rest.rsplit('.').next().unwrap_or(rest)).is_some())
+}
+
+fn overridden(container: &Container, name: Option<&str>, key: &str) -> bool {
+    name.is_some_and(|name| container.annotations().contains_key(&format!("{ANNOTATION}{name}.{key}")))
+}
+
+fn known(name: &str) -> Option<&'static str> {
+    NAMES.into_iter().find(|known| *known == name)
+}
+
+fn unknown(key: &str) -> RequestError {
+    let rest = key.rsplit(['/', '.']).next().unwrap_or(key);
+    let before = &key[..key.len() - rest.len()];
+    let variable = before.is_empty();
+    let rest = if variable { rest.get(VARIABLE.len()..).unwrap_or("memory") } else { rest };
+    let meant = likely(rest).map(|name| match (variable, before) {
+        (true, _) => format!("{VARIABLE}{}", name.to_uppercase().replace('-', "_")),
+        (false, before) if before.starts_with(TRUSTED) || before.starts_with(ANNOTATION) => {
+            format!("{}{name}", shortened(before).escape_debug())
+        }
+        (false, _) => format!("{ANNOTATION}{name}"),
+    });
+    RequestError::UnknownKey { key: format!("{:?}", shortened(key)), meant, known: NAMES.join(", ") }
+}
+
+/// The name that somebody meant who wrote `text`.
+fn likely(text: &str) -> Option<&'static str> {
+    let text = text.to_ascii_lowercase().replace('_', "-");
+    let distance = |name: &&'static str| slips(text.as_bytes(), name.as_bytes());
+    let nearest = NAMES.into_iter().min_by_key(distance)?;
+    let beginning = || NAMES.into_iter().find(|name| text.len() > 2 && name.starts_with(&text));
+    if distance(&nearest) <= 2 && text.len() > 2 { Some(nearest) } else { beginning() }
+}
+
+/// How many letters must be put in, left out, changed or swapped with their neighbour to make `wanted` of `written`
+/// (optimal string alignment). A text far too long is not looked at.
+fn slips(written: &[u8], wanted: &[u8]) -> usize {
+    if written.len() > wanted.len() + 2 {
+        return written.len();
+    }
+    let mut rows = vec![(0..=wanted.len()).collect::<Vec<_>>()];
+    for (i, &letter) in written.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, &other) in wanted.iter().enumerate() {
+            let changed = rows[i][j] + usize::from(letter != other);
+            let mut least = changed.min(rows[i][j + 1] + 1).min(row[j] + 1);
+            if i > 0 && j > 0 && letter == wanted[j - 1] && written[i - 1] == other {
+                least = least.min(rows[i - 1][j - 1] + 1);
+            }
+            row.push(least);
+        }
+        rows.push(row);
+    }
+    rows[written.len()][wanted.len()]
+}
+
+#[cfg(test)]
+mod tests;
