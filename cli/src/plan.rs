@@ -5,7 +5,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use gpushare_config::Config;
-use gpushare_inject::{Bundle, Plan, Programs, RootFolder, admit, clear, refuse_earlier_plan};
+use gpushare_inject::{
+    Bundle, Plan, Programs, RootFolder, admit, clear, refuse_earlier_plan, take_out_driver,
+};
 use gpushare_inventory::Node;
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, LeaseState};
 use gpushare_request::{
@@ -34,6 +36,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     inventory::fit(&config, &node)?;
     let request = read(&container, &config.request, &node.gpus)?.ok_or(RequestError::NoShare)?;
     clear(&mut json, &request, false)?;
+    take_out_driver(&mut json, &node.driver.sources());
     let lease = lease(&request, store.preview(&request, &node.gpus, &config.quota)?)?;
     Requirements::of(&container)?.check(&gpushare_inject::offer(&node, &lease))?;
     let root = RootFolder::open(&bundle.root(&json), &json)?;

@@ -1,25 +1,30 @@
 //! A plan put into config.json: lossless, ours last, and so that twice is once.
 //!
-//! What others wrote is neither reordered nor removed, but for NVIDIA's own injection hook (it would bring whole
-//! GPUs beside the share), the hooks of our own CDI devices (ours stand in their place) and double entries of the
-//! request's own variables.
+//! What others wrote is neither reordered nor removed, but for what would be a whole GPU beside the share
+//! (the hooks of NVIDIA's programs, the node's own driver, the nodes of GPUs that were handed over), the
+//! hooks of our own CDI devices (ours stand in their place) and double entries of the request's own
+//! variables.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use gpushare_request::{Container, Engine, GRANTED_LIST, Interceptor, kept_list, ran_before};
+use gpushare_request::{Container, Engine, GRANTED_LIST, HANDED, Interceptor, kept_list, ran_before};
 use serde_json::{Map, Value, json};
 
 use crate::plan::{Plan, READ_ONLY};
 
 mod beside;
+mod driver;
 mod earlier;
+mod handed;
 
 pub use beside::is_privileged;
 pub(crate) use beside::right_over_limit;
 use beside::{denies_all, has_user_namespace, refuse_driver, refuse_other_gpus};
+pub use driver::take_out_driver;
+use driver::{brings_gpus, is_nvidias_hook};
 pub use earlier::refuse_earlier_plan;
 
 /// Why a config.json cannot take a plan.
@@ -41,6 +46,17 @@ pub enum EditError {
     OtherGpu {
         /// The node or rule.
         what: String,
+    },
+    /// A share of a GPU that nobody handed to the container, beside one that somebody did.
+    #[error(
+        "the share is of {granted}, and a device plugin, CDI or --device handed over {handed}; leave that out, or ask for \
+         that GPU with GPUSHARE_DEVICES"
+    )]
+    NotHanded {
+        /// The nodes of the granted GPUs.
+        granted: String,
+        /// The nodes of those that were handed over.
+        handed: String,
     },
     /// A node of MIG's beside a lease: it reaches instances of any GPU.
     #[error("{what} is of MIG's instances or their configuration, which no lease covers; leave it out")]
@@ -100,15 +116,20 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     if !json.is_object() {
         return Err(EditError::Kind { field: "config.json", kind: "an object" });
     }
+    let handed = handed::minors(json);
     if !ran_before(json) {
         // A pod's own word would be believed beside the hook that comes now.
-        json.get_mut("annotations")
-            .and_then(Value::as_object_mut)
-            .and_then(|all| all.shift_remove(GRANTED_LIST));
+        let notes = json.get_mut("annotations").and_then(Value::as_object_mut);
+        notes
+            .into_iter()
+            .for_each(|all| all.retain(|key, _| ![GRANTED_LIST, HANDED].contains(&key.as_str())));
     }
     take_back(json, plan);
     if !privileged {
+        handed::refuse_beyond(&handed, plan)?;
+        handed::take_out_nodes(json, &handed, plan);
         refuse_other_gpus(json, plan)?;
+        handed::note(json, &handed)?;
     }
     refuse_driver(json, plan)?;
     let linux = object(json, &["linux"], "linux")?;
@@ -140,7 +161,7 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
 pub(crate) fn check(json: &Value, plan: &Plan) -> Result<(), EditError> {
     let stages = json.get("hooks").and_then(Value::as_object).into_iter().flatten();
     let hooks = stages.filter_map(|(_, hooks)| hooks.as_array()).flatten();
-    if let Some(hook) = hooks.filter(|hook| is_nvidias(hook)).find(|hook| !is_this_program(hook)) {
+    if let Some(hook) = hooks.filter(|hook| brings_gpus(hook)).find(|hook| !is_this_program(hook)) {
         let path = hook.get("path").and_then(Value::as_str).unwrap_or_default();
         return Err(EditError::WholeGpus { path: path.escape_debug().to_string() });
     }
@@ -174,18 +195,21 @@ pub(crate) fn take_out_interceptor(json: &mut Value, found: &Interceptor) {
         target.is_some_and(|target| mounts.contains(target))
     });
     let env = json.pointer_mut("/process/env").and_then(Value::as_array_mut);
-    env.into_iter().for_each(|env| env.retain_mut(|entry| !loses_all(entry, &preloads)));
+    let goes = |item: &str| preloads.contains(item);
+    env.into_iter()
+        .for_each(|env| env.retain_mut(|entry| !loses_all(entry, "LD_PRELOAD=", &[':', ' '], goes)));
 }
 
-/// Takes the libraries out of an entry of `LD_PRELOAD`; whether nothing is left of it.
-fn loses_all(entry: &mut Value, preloads: &BTreeSet<&str>) -> bool {
-    let Some(list) = entry.as_str().and_then(|entry| entry.strip_prefix("LD_PRELOAD=")) else { return false };
-    let left: Vec<&str> = list.split([':', ' ']).filter(|item| !preloads.contains(item)).collect();
-    if left.len() == list.split([':', ' ']).count() {
+/// Takes the paths that go out of an entry of the variable `name`, which ends in `=`; whether nothing is
+/// left of it.
+fn loses_all(entry: &mut Value, name: &str, separators: &[char], goes: impl Fn(&str) -> bool) -> bool {
+    let Some(list) = entry.as_str().and_then(|entry| entry.strip_prefix(name)) else { return false };
+    let left: Vec<&str> = list.split(separators).filter(|item| !goes(item)).collect();
+    if left.len() == list.split(separators).count() {
         return false;
     }
     let none = left.iter().all(|item| item.is_empty());
-    *entry = json!(format!("LD_PRELOAD={}", left.join(":")));
+    *entry = json!(format!("{name}{}", left.join(":")));
     none
 }
 
@@ -236,11 +260,13 @@ fn is_of_a_plan(mount: &Value, sources: &[PathBuf]) -> bool {
 
 fn hooks(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     let hooks = object(json, &["hooks"], "hooks")?;
+    for (_, stage) in hooks.iter_mut() {
+        stage.as_array_mut().into_iter().for_each(|list| list.retain(|hook| !is_nvidias_hook(hook)));
+    }
     for (stage, field, ours) in
         [("prestart", "hooks.prestart", &plan.prestart), ("poststop", "hooks.poststop", &plan.poststop)]
     {
         let list = list(hooks, stage, field)?;
-        list.retain(|hook| !is_nvidias(hook));
         let ours = value(ours)?;
         list.retain(|hook| !same_hook(hook, &ours));
         list.push(ours);
@@ -248,18 +274,9 @@ fn hooks(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     if let Some(list) = hooks.get_mut("createRuntime").and_then(Value::as_array_mut) {
         // Ours comes with our CDI devices, for engines whose runtime is not gpushare's.
         let ours = value(plan.prestart.path())?;
-        list.retain(|hook| !is_nvidias(hook) && hook.get("path") != Some(&ours));
+        list.retain(|hook| hook.get("path") != Some(&ours));
     }
     Ok(())
-}
-
-/// By base name, as docker's `--gpus` and NVIDIA's runtime write it; `ctr --gpus` has containerd run NVIDIA's program.
-fn is_nvidias(hook: &Value) -> bool {
-    let name = |text: &Value| Some(text.as_str()?.rsplit('/').next()?.to_owned());
-    let path = hook.get("path").and_then(name).unwrap_or_default();
-    let mut args = hook.get("args").and_then(Value::as_array).into_iter().flatten();
-    matches!(path.as_str(), "nvidia-container-runtime-hook" | "nvidia-container-toolkit")
-        || args.any(|arg| name(arg).as_deref() == Some("nvidia-container-cli"))
 }
 
 /// Our own hook may stand where docker looks for NVIDIA's.

@@ -139,6 +139,9 @@ pub fn grant<T, E: From<GrantError>>(
         tracing::warn!(container = %asking.key.container, ?policy, count, ?first, "another system's library");
     }
     clear(&mut asking.json, &request, asking.is_read)?;
+    if !asking.is_read {
+        edit::take_out_driver(&mut asking.json, &node.driver.sources());
+    }
     let root = asking.bundle.root(&asking.json);
     let root = RootFolder::open(&root, &asking.json).map_err(GrantError::from)?;
     let image = root.look(asking.bundle.path(), &asking.json);

@@ -22,7 +22,7 @@ mod surroundings;
 
 pub use bundle::{Bundle, BundleError};
 pub use cdi::{CdiDevice, CdiSpec};
-pub use edit::{EditError, is_privileged, refuse_earlier_plan};
+pub use edit::{EditError, is_privileged, refuse_earlier_plan, take_out_driver};
 pub use fitted::{FitError, Fitted};
 pub use grant::{Asking, GrantError, Settings, admit, clear, grant};
 pub use image::{Image, ImageError, RootFolder};

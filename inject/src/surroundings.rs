@@ -10,6 +10,9 @@ use gpushare_quota::Lease;
 pub struct Surroundings {
     /// Major and minor numbers of the nodes of GPUs that the lease does not grant.
     pub other_nodes: Vec<(u32, u32)>,
+    /// The nodes below /dev/dri of every GPU: the minor of the GPU's own node, then major and minor of this
+    /// one.
+    pub display_nodes: Vec<(u32, (u32, u32))>,
     /// The major number of MIG's nodes; `None` where the node has none.
     pub mig_major: Option<u32>,
     /// The folders that plans mount from: the driver's, and our cache and state.
@@ -24,7 +27,10 @@ impl Surroundings {
         let render = node.render.iter().map(|(uuid, node)| (*uuid, node));
         let others = cards.chain(render).filter(|(uuid, _)| !granted(*uuid));
         let number = |node: &DeviceNode| (node.major, node.minor);
+        let card = |uuid| node.gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.node.minor);
+        let display = node.render.iter().filter_map(|(uuid, node)| Some((card(*uuid)?, number(node))));
         Self {
+            display_nodes: display.collect(),
             other_nodes: others.map(|(_, node)| number(node)).collect(),
             mig_major: node.capabilities_major,
             sources: ours.map(Path::to_path_buf).into_iter().chain(node.driver.sources()).collect(),

@@ -83,7 +83,7 @@ pub(super) fn refuse_driver(json: &Value, plan: &Plan) -> Result<(), EditError> 
 }
 
 /// Whether a rule allows more than making a node.
-fn lets_use(rule: &Value) -> bool {
+pub(super) fn lets_use(rule: &Value) -> bool {
     let access = rule.get("access").and_then(Value::as_str).unwrap_or("rwm");
     rule.get("allow") == Some(&Value::Bool(true)) && access.contains(['r', 'w'])
 }

@@ -1,4 +1,6 @@
+mod driver;
 mod golden;
+mod handed;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -161,18 +163,6 @@ fn rules_come_last_and_never_stand_alone() {
 }
 
 #[test]
-fn a_gpu_beside_the_share_is_refused_unless_the_container_is_privileged() {
-    let other = r#"{"path":"/dev/nvidia1","type":"c","major":195,"minor":1}"#;
-    let plain = format!(r#"{{"linux":{{"devices":[{other}]}}}}"#);
-    assert!(matches!(edited(&plain, &plan()), Err(EditError::OtherGpu { .. })));
-    let granted = plain.replace("nvidia1", "nvidia0").replace("\"minor\":1", "\"minor\":0");
-    assert!(edited(&granted, &plan()).is_ok());
-    let rules = r#""resources":{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"access":"rwm"}]}"#;
-    let privileged = format!(r#"{{"linux":{{"devices":[{other}],{rules}}}}}"#);
-    assert!(edited(&privileged, &plan()).is_ok());
-}
-
-#[test]
 fn a_rule_for_gpus_beside_the_share_is_refused() {
     let bundle =
         |rule: &str| format!(r#"{{"linux":{{"resources":{{"devices":[{{"allow":false}},{rule}]}}}}}}"#);
@@ -199,8 +189,12 @@ fn a_rule_for_gpus_beside_the_share_is_refused() {
 
 /// The plan's GPU on a node that has another one, with a render node, and MIG.
 fn one_of_two() -> Plan {
-    let surroundings =
-        Surroundings { other_nodes: vec![(195, 1), (226, 129)], mig_major: Some(237), sources: vec![] };
+    let surroundings = Surroundings {
+        other_nodes: vec![(195, 1), (226, 129)],
+        display_nodes: vec![(0, (226, 128)), (1, (226, 129))],
+        mig_major: Some(237),
+        sources: vec![],
+    };
     Plan { surroundings, ..plan() }
 }
 
@@ -246,7 +240,7 @@ fn every_kind_of_node_of_another_gpu_is_refused_as_device_and_as_rule() {
     let mut with_card = one_of_two();
     let card = json!({"path": "/dev/dri/card1", "type": "c", "major": 226, "minor": 1});
     with_card.devices.push(serde_json::from_value(card).unwrap());
-    let other = r#"{"linux":{"devices":[{"path":"/dev/nvidia1","type":"c","major":195,"minor":1}]}}"#;
+    let other = r#"{"linux":{"resources":{"devices":[{"allow":true,"type":"c","major":195,"minor":1}]}}}"#;
     assert!(edited(other, &with_card).is_err(), "a minor of another driver's grants nothing");
 }
 
@@ -299,8 +293,8 @@ fn everything_is_denied_first_whatever_the_bundle_says_after() {
 
 #[test]
 fn a_bundle_that_ran_before_keeps_nothing_of_its_old_share() {
-    let once = edited("{}", &plan()).unwrap();
-    let mut other = plan();
+    let once = edited("{}", &leased()).unwrap();
+    let mut other = leased();
     other.devices[0] = LinuxDeviceBuilder::default()
         .path("/dev/nvidia1")
         .typ(LinuxDeviceType::C)
@@ -325,13 +319,13 @@ fn what_others_put_beside_our_places_stays_however_often_a_bundle_runs() {
     let text = r#"{"mounts":[{"destination":"/dev/nvidia-shm","type":"tmpfs"},
         {"destination":"/usr/lib/gpushare/notes","type":"bind","source":"/x","options":["rbind","ro"]}],
         "linux":{"devices":[{"path":"/dev/nvidia-modeset","type":"c","major":195,"minor":254}]}}"#;
-    let once = edited(text, &plan()).unwrap();
+    let once = edited(text, &leased()).unwrap();
     assert_eq!(once["mounts"].as_array().unwrap().len(), 3);
-    assert_eq!(edited(&once.to_string(), &plan()).unwrap(), once);
+    assert_eq!(edited(&once.to_string(), &leased()).unwrap(), once);
     let every = r#""resources":{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"access":"rwm"}]}"#;
     let other = r#"{"path":"/dev/nvidia1","type":"c","major":195,"minor":1}"#;
-    let privileged = edited(&format!(r#"{{"linux":{{"devices":[{other}],{every}}}}}"#), &plan()).unwrap();
-    assert_eq!(edited(&privileged.to_string(), &plan()).unwrap(), privileged);
+    let privileged = edited(&format!(r#"{{"linux":{{"devices":[{other}],{every}}}}}"#), &leased()).unwrap();
+    assert_eq!(edited(&privileged.to_string(), &leased()).unwrap(), privileged);
 }
 
 #[test]
@@ -342,18 +336,6 @@ fn our_mounts_lie_on_top_of_a_volume_that_comes_after_an_imitation() {
     let targets: Vec<_> =
         after["mounts"].as_array().unwrap().iter().map(|mount| &mount["destination"]).collect();
     assert_eq!(targets, ["/x", "/usr/lib/libcuda.so.1"]);
-}
-
-#[test]
-fn nvidias_hook_is_taken_out_and_others_stay() {
-    let text = r#"{"hooks":{"prestart":[{"path":"/usr/bin/nvidia-container-runtime-hook","args":["x","prestart"]},
-        {"path":"/bin/containerd","args":["containerd","oci-hook","--","/x/nvidia-container-cli","configure"]},
-        {"path":"/proc/1/exe","args":["libnetwork-setkey"]}],"createRuntime":[{"path":"/x/nvidia-container-toolkit"}]}}"#;
-    let after = edited(text, &plan()).unwrap();
-    let paths: Vec<_> =
-        after["hooks"]["prestart"].as_array().unwrap().iter().map(|hook| &hook["path"]).collect();
-    assert_eq!(paths, ["/proc/1/exe", "/opt/gpushare-hook"]);
-    assert_eq!(after["hooks"]["createRuntime"], json!([]));
 }
 
 #[test]
@@ -387,14 +369,14 @@ fn the_drivers_own_libraries_beside_a_share_are_refused() {
 
 #[test]
 fn nodes_of_an_earlier_plan_go_with_it_and_those_of_others_stay() {
-    let mut earlier = plan();
+    let mut earlier = leased();
     let render = json!({"path": "/dev/dri/renderD128", "type": "c", "major": 226, "minor": 128});
     let rule = json!({"allow": true, "type": "c", "major": 226, "minor": 128, "access": "rw"});
     earlier.devices.push(serde_json::from_value(render).unwrap());
     earlier.device_rules.push(serde_json::from_value(rule).unwrap());
     let fuse = r#"{"linux":{"devices":[{"path":"/dev/fuse","type":"c","major":10,"minor":229}]}}"#;
-    let again = edited(&edited(fuse, &earlier).unwrap().to_string(), &plan()).unwrap();
-    assert_eq!(again.to_string(), edited(fuse, &plan()).unwrap().to_string());
+    let again = edited(&edited(fuse, &earlier).unwrap().to_string(), &leased()).unwrap();
+    assert_eq!(again.to_string(), edited(fuse, &leased()).unwrap().to_string());
 }
 
 #[test]
@@ -543,7 +525,7 @@ fn a_bundle_whose_limits_would_change_their_gpus_is_not_run_again() {
 
 #[test]
 fn groups_are_added_once() {
-    let plan = Plan { additional_gids: vec![44], ..plan() };
+    let plan = Plan { additional_gids: vec![44], ..leased() };
     let once = edited(r#"{"process":{"user":{"uid":0,"additionalGids":[10]}}}"#, &plan).unwrap();
     assert_eq!(once["process"]["user"]["additionalGids"], json!([10, 44]));
     assert_eq!(edited(&once.to_string(), &plan).unwrap(), once);

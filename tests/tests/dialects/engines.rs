@@ -1,7 +1,7 @@
 //! Each set once through real engines, on a simulated node: what a CUDA client inside sees, and what is refused.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
@@ -11,23 +11,35 @@ use gpushare_tests::docker::Docker;
 use gpushare_tests::leases::{cli, leases};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
-use gpushare_tests::runtime::{LowLevel, Runtime};
+use gpushare_tests::runtime::{Container, LowLevel, Runtime};
 use gpushare_tests::scratch::Scratch;
 use serde_json::{Value, json};
 
-use super::sets::{MINORS, Set, Sets, UUIDS, all, seen};
+use super::sets::{DRIVER, MINORS, Set, Sets, UUIDS, all, handed, seen};
 
 /// The nodes of the sets, one for each size of GPU, and a settings file for each set.
 pub struct Nodes(BTreeMap<u64, SimulatedNode>);
+
+/// Where `set` runs.
+struct Place {
+    config: PathBuf,
+    /// The folder of the driver's libraries.
+    libraries: PathBuf,
+}
 
 impl Nodes {
     pub fn new() -> Self {
         Self(BTreeMap::new())
     }
 
+    fn place(&mut self, name: &str, set: &Set) -> Place {
+        let config = self.config(name, set);
+        Place { config, libraries: self.0[&memory(set)].libraries() }
+    }
+
     /// The settings of `set` on its node.
     pub fn config(&mut self, name: &str, set: &Set) -> PathBuf {
-        let total = set.total.unwrap_or(15360);
+        let total = memory(set);
         let minors = MINORS.map(|minor| minor.to_string()).join(",");
         let node = self.0.entry(total).or_insert_with(|| {
             let more = ["--minors", &minors, "--uuids", &UUIDS.join(",")];
@@ -37,8 +49,13 @@ impl Nodes {
     }
 }
 
+/// Memory of each of the node's GPUs, in MiB.
+fn memory(set: &Set) -> u64 {
+    set.total.unwrap_or(15360)
+}
+
 /// The compute shares in the books, as a set says them.
-fn cores(config: &std::path::Path) -> Vec<Option<u64>> {
+fn cores(config: &Path) -> Vec<Option<u64>> {
     let told = cli(config, &["ps", "--json"]).expect_success("gpushare ps --json").stdout;
     let told: Value = serde_json::from_str(&told).unwrap();
     told[0]["gpus"].as_array().into_iter().flatten().map(|gpu| gpu["cores"].as_u64()).collect()
@@ -60,12 +77,25 @@ fn every_set_through_runc_gives_its_limits_to_a_cuda_client_or_its_refusal() {
     if !met(&[Need::Root, Need::Runc, Need::Busybox]) {
         return;
     }
-    let faults = two_at_once(&all(), |nodes, Sets { dialect, set: sets, .. }| {
+    run_through_runc(&all());
+}
+
+#[test]
+#[ignore = "needs root and runc: would run containers"]
+fn every_bundle_that_was_handed_a_gpu_runs_through_runc_with_its_limits() {
+    if !met(&[Need::Root, Need::Runc, Need::Busybox]) {
+        return;
+    }
+    run_through_runc(&handed());
+}
+
+fn run_through_runc(all: &[Sets]) {
+    let faults = two_at_once(all, |nodes, Sets { dialect, writers, set: sets }| {
         let mut faults = Vec::new();
         for (number, set) in sets.iter().enumerate() {
-            let config = nodes.config(&format!("{dialect}-{number}"), set);
-            if let Err(fault) = through_runc(set, &config) {
-                faults.push(format!("{dialect}: {}: {fault}", set.case));
+            let place = nodes.place(&format!("{dialect}-{number}"), set);
+            if let Err(fault) = through_runc(set, &place) {
+                faults.push(format!("{writers}: {}: {fault}", set.case));
             }
         }
         faults
@@ -89,10 +119,11 @@ fn two_at_once<T: Sync>(items: &[T], run: impl Fn(&mut Nodes, &T) -> Vec<String>
     })
 }
 
-fn through_runc(set: &Set, config: &std::path::Path) -> Result<(), String> {
+fn through_runc(set: &Set, place: &Place) -> Result<(), String> {
+    let config = place.config.as_path();
     let runtime = Runtime::with_config(LowLevel::Runc, config);
     let files = Scratch::new("dialect");
-    let bundle = bundle(set, &files);
+    let bundle = bundle(set, &files, &place.libraries);
     let before = bundle.write();
     let container = match runtime.create(&bundle) {
         Err(refusal) => {
@@ -109,10 +140,32 @@ fn through_runc(set: &Set, config: &std::path::Path) -> Result<(), String> {
         let same = bundle.config_bytes() == before;
         return if same { Ok(()) } else { Err("its config.json was changed".to_owned()) };
     }
-    let inside = seen(&container.exec(&PROBE).expect_success("the CUDA client").stdout);
+    as_granted(set, &container, config)?;
+    if !set.was_handed_gpus() {
+        return Ok(());
+    }
+    drop(container);
+    // Nobody writes the bundle anew: what it was handed is gone from it.
+    let again = runtime.create_as_it_is(&bundle).map_err(|refusal| format!("again: {}", refusal.line()))?;
+    again.start();
+    as_granted(set, &again, config).map_err(|fault| format!("again: {fault}"))
+}
+
+/// Whether a client in the container, its nodes and the books say what `set` does.
+fn as_granted(set: &Set, container: &Container, config: &Path) -> Result<(), String> {
+    let client = container.exec(&PROBE);
+    if !client.success() {
+        return Err(format!("the CUDA client failed: {}", client.stderr.trim()));
+    }
+    let inside = seen(&client.stdout);
     let (wanted, booked) = (set.visible(), cores(config));
     if inside != wanted || booked != wanted_cores(set) {
         return Err(format!("{inside:?} seen, compute {booked:?}"));
+    }
+    let nodes = container.exec(&["/bin/sh", "-c", "ls -d /dev/nvidia[0-9]*"]).expect_success("ls").stdout;
+    let nodes: Vec<&str> = nodes.lines().collect();
+    if nodes != set.granted_nodes() {
+        return Err(format!("{nodes:?} are there"));
     }
     environment(&container.exec(&["/bin/env"]).expect_success("env").stdout)
 }
@@ -133,8 +186,8 @@ fn environment(text: &str) -> Result<(), String> {
     }
 }
 
-/// The set as a bundle that can run: each mount has a source of the test's own.
-fn bundle(set: &Set, files: &Scratch) -> Bundle {
+/// The set as a bundle that can run: each mount has a source of the test's own, or of the node's driver.
+fn bundle(set: &Set, files: &Scratch, libraries: &Path) -> Bundle {
     let told = set.bundle();
     Bundle::with_probe().edit(|spec| {
         spec["annotations"] = told["annotations"].clone();
@@ -144,8 +197,10 @@ fn bundle(set: &Set, files: &Scratch) -> Bundle {
         };
         list(spec, "/process/env", &told["process"]["env"]);
         let mounts = told["mounts"].as_array().unwrap().iter().enumerate().map(|(number, mount)| {
-            let source = match mount["source"].as_str() {
-                Some("/dev/null") => PathBuf::from("/dev/null"),
+            let source = match mount["source"].as_str().unwrap() {
+                "/dev/null" => PathBuf::from("/dev/null"),
+                name if name.starts_with(DRIVER) => of_driver(&name[DRIVER.len()..], files, libraries),
+                _ if is_folder(set, number) => files.folder(&format!("source-{number}")),
                 _ => files.file(&format!("source-{number}"), String::new()),
             };
             json!({"destination": mount["destination"], "source": source, "type": "bind", "options": ["rbind"]})
@@ -157,7 +212,27 @@ fn bundle(set: &Set, files: &Scratch) -> Bundle {
         });
         list(spec, "/linux/resources/devices", &rules.collect());
         spec["linux"]["devices"] = nodes.into();
+        spec["hooks"] = told["hooks"].clone();
     })
+}
+
+fn is_folder(set: &Set, number: usize) -> bool {
+    set.mounts.get(number).is_some_and(|mount| mount.split(' ').next().unwrap().ends_with('/'))
+}
+
+/// A library of the node's driver, or a folder of a driver's tree that holds the node's own.
+fn of_driver(name: &str, files: &Scratch, libraries: &Path) -> PathBuf {
+    if !name.is_empty() && !name.ends_with('/') {
+        return libraries.join(name);
+    }
+    let (tree, inner) = (files.folder("driver"), files.folder("driver/lib64"));
+    for library in std::fs::read_dir(libraries).unwrap().map(|entry| entry.unwrap().path()) {
+        let copy = inner.join(library.file_name().unwrap());
+        if library.is_file() && !copy.exists() {
+            std::fs::hard_link(std::fs::canonicalize(&library).unwrap(), copy).unwrap();
+        }
+    }
+    if name.is_empty() { tree } else { files.folder(&format!("driver/{}", name.trim_end_matches('/'))) }
 }
 
 #[test]
@@ -169,7 +244,7 @@ fn sets_of_variables_alone_through_docker_give_their_limits_to_a_cuda_client_or_
     let mut by_config: BTreeMap<(u64, String), Vec<(String, Set)>> = BTreeMap::new();
     for Sets { dialect, set: sets, .. } in all() {
         for set in sets.into_iter().filter(is_dockers) {
-            let key = (set.total.unwrap_or(15360), set.settings.clone());
+            let key = (memory(&set), set.settings.clone());
             by_config.entry(key).or_default().push((dialect.clone(), set));
         }
     }

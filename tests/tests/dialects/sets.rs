@@ -29,10 +29,12 @@ pub struct Set {
     pub env: Vec<String>,
     /// Annotations.
     pub annotations: BTreeMap<String, String>,
-    /// `SOURCE TARGET`.
+    /// `SOURCE TARGET`; a source that ends in `/` is a folder, [`DRIVER`] begins one of the node's driver.
     pub mounts: Vec<String>,
     /// `PATH MAJOR:MINOR`.
     pub nodes: Vec<String>,
+    /// GPUs whose CDI devices, as NVIDIA's parts describe them, the engine has put in.
+    pub cdi: Vec<String>,
     /// Which engine's marks the bundle has: `cri` (containerd), `cri-o`, `podman`; else docker.
     pub engine: String,
     /// Settings that differ from the shipped ones, as TOML.
@@ -57,10 +59,25 @@ pub struct Set {
     pub strictly: String,
 }
 
-/// Every file, by name.
+/// Begins the source of a mount that is the node's driver: the library of that name follows, or nothing for
+/// a folder with all of it, or a folder within that one.
+pub const DRIVER: &str = "driver:";
+
+/// Every dialect's file, by name.
 pub fn all() -> Vec<Sets> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("dialects");
+    files("dialects")
+}
+
+/// Whole bundles of programs that hand GPUs over, a file for each program: what else stands in them than
+/// the dialect's words.
+pub fn handed() -> Vec<Sets> {
+    files("dialects/handed")
+}
+
+fn files(folder: &str) -> Vec<Sets> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| path.is_file());
     paths.sort();
     let read = |path: &std::path::PathBuf| {
         let text = with_uuids(&fs::read_to_string(path).unwrap());
@@ -120,6 +137,7 @@ impl Set {
         let usual = self.settings.is_empty()
             && self.total.is_none()
             && self.mounts.is_empty()
+            && self.cdi.is_empty()
             && self.nodes.is_empty();
         let plain = self.env.iter().all(|entry| entry.contains('='));
         let passed =
@@ -138,6 +156,20 @@ impl Set {
             format!("{gpu} {memory} MiB")
         };
         sorted(self.grants.iter().map(line))
+    }
+
+    /// Whether nodes of GPUs stand in the bundle before gpushare sees it.
+    pub fn was_handed_gpus(&self) -> bool {
+        !self.nodes.is_empty() || !self.cdi.is_empty()
+    }
+
+    /// The nodes of the GPUs that are granted, by name.
+    pub fn granted_nodes(&self) -> Vec<String> {
+        let minor = |grant: &String| {
+            let gpu = grant.split(' ').next().unwrap();
+            MINORS[UUIDS.iter().position(|uuid| *uuid == gpu).unwrap()]
+        };
+        sorted(self.grants.iter().map(|grant| format!("/dev/nvidia{}", minor(grant))))
     }
 
     /// The set as a bundle's config.json, as far as a request depends on it.
@@ -167,21 +199,74 @@ impl Set {
             "" => {}
             other => panic!("{}: no engine {other}", self.case),
         }
-        let mounts = self.mounts.iter().map(|mount| {
+        let edits = Edits::of(&self.cdi);
+        let mounts = self.mounts.iter().chain(&edits.mounts).map(|mount| {
             let (source, target) = mount.split_once(' ').expect("SOURCE TARGET");
+            let source = if source.starts_with(DRIVER) { source } else { source.trim_end_matches('/') };
             json!({"source": source, "destination": target, "type": "bind"})
         });
-        let nodes = self.nodes.iter().map(|node| {
+        let nodes = self.nodes.iter().chain(&edits.nodes).map(|node| {
             let (path, number) = node.split_once(' ').expect("PATH MAJOR:MINOR");
             let (major, minor) = number.split_once(':').expect("MAJOR:MINOR");
             let number = |text: &str| text.parse::<i64>().expect("a number");
             json!({"path": path, "type": "c", "major": number(major), "minor": number(minor)})
         });
+        let env: Vec<&String> = self.env.iter().chain(&edits.env).collect();
         json!({
             "annotations": annotations,
-            "process": {"env": self.env},
+            "process": {"env": env},
             "mounts": mounts.collect::<Vec<_>>(),
+            "hooks": {"createContainer": edits.hooks},
             "linux": {"devices": nodes.collect::<Vec<_>>()},
         })
     }
+}
+
+/// What NVIDIA's CDI devices are once an engine has applied them: the container's edits, and each GPU's.
+#[derive(Default)]
+struct Edits {
+    env: Vec<String>,
+    nodes: Vec<String>,
+    mounts: Vec<String>,
+    hooks: Vec<Value>,
+}
+
+impl Edits {
+    fn of(gpus: &[String]) -> Self {
+        if gpus.is_empty() {
+            return Self::default();
+        }
+        let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        let minor =
+            |gpu: &String| MINORS[UUIDS.iter().position(|uuid| uuid == gpu).expect("a GPU of the sets")];
+        let mut nodes = owned(&[
+            "/dev/nvidia-modeset 195:254",
+            "/dev/nvidia-uvm-tools 511:1",
+            "/dev/nvidia-uvm 511:0",
+            "/dev/nvidiactl 195:255",
+        ]);
+        nodes.extend(gpus.iter().map(minor).map(|minor| format!("/dev/nvidia{minor} 195:{minor}")));
+        Self {
+            env: owned(&["NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_CTK_LIBCUDA_DIR=/usr/lib/x86_64-linux-gnu"]),
+            nodes,
+            mounts: owned(&[
+                "driver:libcuda.so.1 /usr/lib/x86_64-linux-gnu/libcuda.so.535.309.01",
+                "driver:libnvidia-ml.so.1 /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.309.01",
+            ]),
+            hooks: HOOKS.iter().map(|words| hook(words)).collect(),
+        }
+    }
+}
+
+/// The hooks of the container's edits. Their program is not there: a bundle that keeps one does not start.
+const HOOKS: [&[&str]; 4] = [
+    &["create-symlinks", "--link", "libcuda.so.535.309.01::/usr/lib/x86_64-linux-gnu/libcuda.so.1"],
+    &["enable-cuda-compat", "--host-driver-version=535.309.01"],
+    &["update-ldcache", "--folder", "/usr/lib/x86_64-linux-gnu"],
+    &["disable-device-node-modification"],
+];
+
+fn hook(words: &[&str]) -> Value {
+    let args = [&["nvidia-cdi-hook"], words].concat();
+    json!({"path": "/usr/bin/nvidia-cdi-hook", "args": args, "env": ["NVIDIA_CTK_DEBUG=false"]})
 }

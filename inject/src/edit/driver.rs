@@ -1,0 +1,198 @@
+//! The node's own driver in a bundle: CDI devices and device plugins mount it for a whole GPU, and the plan
+//! brings the share's files instead. What is known as the node's own is taken out; another driver stays,
+//! and is refused.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::{loses_all, take_out};
+
+/// Libraries of the driver whose names do not say NVIDIA.
+const LIBRARIES: [&str; 4] = ["libcuda.so", "libcudadebugger.so", "libnvcuvid.so", "libnvoptix.so"];
+const PROGRAMS: [&str; 7] = [
+    "nvidia-smi",
+    "nvidia-debugdump",
+    "nvidia-persistenced",
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+    "nvidia-imex",
+    "nvidia-imex-ctl",
+];
+/// The ends of the paths of the driver's data files.
+const DATA: [&str; 12] = [
+    "OpenCL/vendors/nvidia.icd",
+    "X11/xorg.conf.d/10-nvidia.conf",
+    "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
+    "egl_external_platform.d/09_nvidia_wayland2.json",
+    "egl_external_platform.d/10_nvidia_wayland.json",
+    "egl_external_platform.d/15_nvidia_gbm.json",
+    "egl_external_platform.d/20_nvidia_xcb.json",
+    "egl_external_platform.d/20_nvidia_xlib.json",
+    "egl_vendor.d/10_nvidia.json",
+    "icd.d/nvidia_icd.json",
+    "implicit_layer.d/nvidia_layers.json",
+    "nvidia/nvoptix.bin",
+];
+/// The daemons' sockets. They and the firmware lie outside of the driver's folders, and keep their host's
+/// path.
+const SOCKETS: [&str; 2] = ["run/nvidia-persistenced/socket", "run/nvidia-fabricmanager/socket"];
+/// Where device plugins mount the driver as a whole; CUDA images search it.
+const TREE: &str = "/usr/local/nvidia";
+/// Where they mount a folder of that tree beside it.
+const BESIDE_TREE: &str = "/etc/vulkan";
+/// Where a tree of the driver has its libraries.
+const LIBRARY_FOLDERS: [&str; 3] = ["", "lib64", "lib"];
+/// The two libraries that a share has ours in place of.
+const INTERCEPTED: [&str; 2] = ["libcuda.so", "libnvidia-ml.so"];
+/// More names than a driver has.
+const MAX_ENTRIES: usize = 20_000;
+
+/// Takes the mounts of the node's own driver out, which lies in `folders`, and the words of the environment
+/// that lead to them. It must be done before anybody looks for volumes in the bundle.
+pub fn take_out_driver(json: &mut Value, folders: &[PathBuf]) {
+    let trees = trees(json, folders);
+    let goes = |mount: &Value| {
+        bound(mount).is_some_and(|(source, target)| {
+            is_own_file(source, target, folders) || is_of_tree(source, target, &trees)
+        })
+    };
+    let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
+    let taken: Vec<PathBuf> =
+        mounts.filter(|mount| goes(mount)).filter_map(|mount| Some(bound(mount)?.1.to_path_buf())).collect();
+    if !taken.is_empty() {
+        take_out(json, "/mounts", goes);
+    }
+    forget(json, &taken);
+}
+
+/// The folders of the host that are mounted as the driver's tree, links followed.
+fn trees(json: &Value, folders: &[PathBuf]) -> Vec<PathBuf> {
+    let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten().filter_map(bound);
+    let trees = mounts.filter(|(_, target)| target.starts_with(TREE));
+    trees.filter(|(source, _)| is_own_tree(source, folders)).map(|(source, _)| real(source)).collect()
+}
+
+/// Source and target of a mount of a path of the host.
+fn bound(mount: &Value) -> Option<(&Path, &Path)> {
+    let path = |field: &str| mount.get(field).and_then(Value::as_str).map(Path::new);
+    Some((path("source").filter(|source| source.is_absolute())?, path("destination")?))
+}
+
+fn is_of_tree(source: &Path, target: &Path, trees: &[PathBuf]) -> bool {
+    let is_there = [TREE, BESIDE_TREE].iter().any(|place| target.starts_with(place));
+    is_there && !trees.is_empty() && trees.iter().any(|tree| real(source).starts_with(tree))
+}
+
+/// A folder with the driver's libraries, each of which is the node's own.
+fn is_own_tree(source: &Path, folders: &[PathBuf]) -> bool {
+    let mut libraries =
+        LIBRARY_FOLDERS.iter().flat_map(|folder| intercepted(&source.join(folder))).peekable();
+    libraries.peek().is_some() && libraries.all(|library| is_in(&library, folders))
+}
+
+fn intercepted(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok).take(MAX_ENTRIES);
+    let is_one = |path: &PathBuf| INTERCEPTED.iter().any(|stem| name(path).starts_with(stem));
+    entries.map(|entry| entry.path()).filter(is_one).collect()
+}
+
+/// A file of the driver by its name on either side, and the node's own by its place. Under another name it
+/// would be the driver as well.
+fn is_own_file(source: &Path, target: &Path, folders: &[PathBuf]) -> bool {
+    let is_drivers = is_driver_file(target) || is_driver_file(source);
+    is_drivers && is_in(source, folders) || is_kept_place(target) && has_end_of(source, target)
+}
+
+fn is_driver_file(path: &Path) -> bool {
+    let name = name(path);
+    let is_library = name.contains(".so")
+        && (name.contains("nvidia") || LIBRARIES.iter().any(|library| name.starts_with(library)));
+    is_library
+        || PROGRAMS.contains(&name)
+        || DATA.iter().any(|end| path.ends_with(end))
+        || name.starts_with("nvidia_icd.") && path.parent().is_some_and(|folder| folder.ends_with("icd.d"))
+}
+
+/// A daemon's socket or the firmware of the GPU's own processor.
+fn is_kept_place(target: &Path) -> bool {
+    let is_firmware = || {
+        let folder = target.parent().and_then(Path::parent);
+        name(target).starts_with("gsp") && folder.is_some_and(|folder| folder.ends_with("firmware/nvidia"))
+    };
+    SOCKETS.iter().any(|socket| target.ends_with(socket)) || is_firmware()
+}
+
+/// Whether the path on the host is the one in the container, perhaps below a driver root.
+fn has_end_of(source: &Path, target: &Path) -> bool {
+    target.strip_prefix("/").is_ok_and(|target| source.ends_with(target))
+}
+
+/// Whether the node's driver has the file: it lies in one of the `folders`, or it is the same file as one
+/// there.
+fn is_in(file: &Path, folders: &[PathBuf]) -> bool {
+    let real = real(file);
+    let holds = |folder: &PathBuf| file.starts_with(folder) || real.starts_with(folder);
+    folders.iter().any(|folder| holds(folder) || is_same(&real, &folder.join(name(&real))))
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+    identity(one).is_some_and(|one| Some(one) == identity(other))
+}
+
+/// `path` without links, as far as it exists.
+fn real(path: &Path) -> PathBuf {
+    fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())
+}
+
+fn name(path: &Path) -> &str {
+    path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+}
+
+/// Takes out of the environment what only the mounts `taken` gave a meaning.
+fn forget(json: &mut Value, taken: &[PathBuf]) {
+    let leads_there = |item: &str| taken.iter().any(|target| Path::new(item).starts_with(target));
+    let goes = |entry: &mut Value| {
+        entry.as_str().is_some_and(|entry| entry.starts_with("NVIDIA_CTK_"))
+            || loses_all(entry, "LD_LIBRARY_PATH=", &[':', ';'], leads_there)
+            || loses_all(entry, "LD_PRELOAD=", &[':', ' '], leads_there)
+    };
+    if let Some(env) = json.pointer_mut("/process/env").and_then(Value::as_array_mut) {
+        env.retain_mut(|entry| !goes(entry));
+    }
+}
+
+/// A hook of NVIDIA's programs, by base name: they bring whole GPUs, or set up the driver's files that CDI
+/// mounted. `ctr --gpus` has containerd run NVIDIA's program.
+pub(super) fn is_nvidias_hook(hook: &Value) -> bool {
+    let path = base_name(hook.get("path")).unwrap_or_default();
+    match path.strip_suffix(".real").unwrap_or(path) {
+        "nvidia-cdi-hook" => true,
+        "nvidia-ctk" => matches!(verb(hook), Some("hook" | "cdi")),
+        _ => brings_gpus(hook),
+    }
+}
+
+/// A hook that brings the GPUs of NVIDIA's list by itself.
+pub(super) fn brings_gpus(hook: &Value) -> bool {
+    let path = base_name(hook.get("path")).unwrap_or_default();
+    let own = ["nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli"];
+    own.contains(&path.strip_suffix(".real").unwrap_or(path))
+        || arguments(hook).any(|argument| base_name(Some(argument)) == Some(own[2]))
+}
+
+fn arguments(hook: &Value) -> impl Iterator<Item = &Value> {
+    hook.get("args").and_then(Value::as_array).into_iter().flatten()
+}
+
+/// The first argument behind the program's name that is no option.
+fn verb(hook: &Value) -> Option<&str> {
+    arguments(hook).skip(1).filter_map(Value::as_str).find(|argument| !argument.starts_with('-'))
+}
+
+fn base_name(text: Option<&Value>) -> Option<&str> {
+    text?.as_str()?.rsplit('/').next()
+}

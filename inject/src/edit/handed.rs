@@ -1,0 +1,85 @@
+//! GPUs that somebody handed to the container before the wrapper saw it: their nodes stand in
+//! `linux.devices`, put there by a device plugin, CDI or the engine's caller. The plan brings the nodes of
+//! those that were granted, and the others go.
+
+use std::collections::BTreeSet;
+
+use gpushare_request::{HANDED, ran_before};
+use oci_spec::runtime::LinuxDevice;
+use serde_json::{Value, json};
+
+use super::beside::lets_use;
+use super::{EditError, FIRST_CONTROL_MINOR, NVIDIA_MAJOR, gpu_minor, object, take_out};
+use crate::plan::Plan;
+
+/// Minors of the GPUs that were handed over. A pod can write the annotation, so it counts only beside our
+/// hook.
+pub(super) fn minors(json: &Value) -> BTreeSet<u64> {
+    if ran_before(json) {
+        let kept = json.get("annotations").and_then(|all| all.get(HANDED)).and_then(Value::as_str);
+        return kept
+            .into_iter()
+            .flat_map(|list| list.split(','))
+            .filter_map(|item| item.parse().ok())
+            .collect();
+    }
+    let devices = json.pointer("/linux/devices").and_then(Value::as_array).into_iter().flatten();
+    devices.filter(|device| !is_block(device)).filter_map(gpu_minor).collect()
+}
+
+/// A share reaches no further than the GPUs that were handed over: whoever did that chose them.
+pub(super) fn refuse_beyond(minors: &BTreeSet<u64>, plan: &Plan) -> Result<(), EditError> {
+    let granted: BTreeSet<u64> = plan.devices.iter().filter_map(granted_minor).collect();
+    if minors.is_empty() || granted.is_subset(minors) {
+        return Ok(());
+    }
+    Err(EditError::NotHanded { granted: paths(&granted), handed: paths(minors) })
+}
+
+fn granted_minor(device: &LinuxDevice) -> Option<u64> {
+    let minor = u64::try_from(device.minor()).ok()?;
+    (u64::try_from(device.major()) == Ok(NVIDIA_MAJOR) && minor < FIRST_CONTROL_MINOR).then_some(minor)
+}
+
+fn paths(minors: &BTreeSet<u64>) -> String {
+    minors.iter().map(|minor| format!("/dev/nvidia{minor}")).collect::<Vec<_>>().join(", ")
+}
+
+/// Takes the nodes of the GPUs with these `minors` out, those of /dev/dri as well, and the rule of each
+/// that names exactly its numbers. What reaches further stays, and is refused.
+pub(super) fn take_out_nodes(json: &mut Value, minors: &BTreeSet<u64>, plan: &Plan) {
+    if minors.is_empty() {
+        return;
+    }
+    let cards = minors.iter().map(|minor| (NVIDIA_MAJOR, *minor));
+    let display =
+        plan.surroundings.display_nodes.iter().filter(|(card, _)| minors.contains(&u64::from(*card)));
+    let nodes: BTreeSet<(u64, u64)> =
+        cards.chain(display.map(|(_, (major, minor))| (u64::from(*major), u64::from(*minor)))).collect();
+    let is_handed =
+        |device: &Value| !is_block(device) && number(device).is_some_and(|one| nodes.contains(&one));
+    let devices = json.pointer("/linux/devices").and_then(Value::as_array).into_iter().flatten();
+    let taken: BTreeSet<(u64, u64)> = devices.filter(|device| is_handed(device)).filter_map(number).collect();
+    let is_theirs = |entry: &Value| !is_block(entry) && number(entry).is_some_and(|one| taken.contains(&one));
+    take_out(json, "/linux/devices", is_theirs);
+    take_out(json, "/linux/resources/devices", |rule| lets_use(rule) && is_theirs(rule));
+}
+
+/// Notes which GPUs were handed over, for when the bundle is run again without being written anew.
+pub(super) fn note(json: &mut Value, minors: &BTreeSet<u64>) -> Result<(), EditError> {
+    if minors.is_empty() {
+        return Ok(());
+    }
+    let list = minors.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+    object(json, &["annotations"], "annotations")?.insert(HANDED.to_owned(), json!(list));
+    Ok(())
+}
+
+fn number(entry: &Value) -> Option<(u64, u64)> {
+    let part = |field: &str| entry.get(field).and_then(Value::as_u64);
+    Some((part("major")?, part("minor")?))
+}
+
+fn is_block(entry: &Value) -> bool {
+    entry.get("type").and_then(Value::as_str) == Some("b")
+}
