@@ -27,7 +27,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 
 use crate::{Output, table};
-use check::Checked;
+use check::{Checked, Checker};
 use file::FileChange;
 pub use known::engines;
 use target::Target;
@@ -56,6 +56,9 @@ pub struct Configure {
     /// The runtime's program; else gpushare-runtime beside this program.
     #[arg(long, value_name = "PATH", conflicts_with = "remove")]
     runtime_path: Option<PathBuf>,
+    /// The engine's program, which is asked about the file; else the one that runs, else the first one installed.
+    #[arg(long, value_name = "PATH")]
+    engine_path: Option<PathBuf>,
     /// What the runtime is called.
     #[arg(long, default_value = "gpushare", value_parser = name)]
     name: String,
@@ -132,18 +135,19 @@ struct Planned {
 /// Edits the engine's file, or prints how it would be edited.
 pub fn configure(asked: &Configure) -> Result<()> {
     let target = target::find(asked.engine, asked.config.as_deref())?;
+    let checker = Checker::new(asked.engine, asked.engine_path.as_deref())?;
     let (planned, runtime) = match asked.remove {
-        true => (remove(asked, &target)?, None),
+        true => (remove(asked, &checker, &target)?, None),
         false => {
             let runtime = runtime(asked, &target)?;
-            (add(asked.engine, &target, &runtime)?, Some(runtime))
+            (add(&checker, &target, &runtime)?, Some(runtime))
         }
     };
     let mut notes = planned.notes;
     let changed = planned.changes.iter().any(FileChange::changes);
     if changed && !asked.dry_run {
         write(&planned.changes, || match &runtime {
-            Some(runtime) => check::after(asked.engine, &target, runtime),
+            Some(runtime) => check::after(&checker, &target, runtime),
             None => Ok(()),
         })?;
         if runtime.is_some_and(|runtime| runtime.default) && environment::grants()? {
@@ -197,7 +201,8 @@ fn is_default(engine: Engine, target: &Target, name: &str) -> Result<bool> {
     })
 }
 
-fn add(engine: Engine, target: &Target, runtime: &Runtime) -> Result<Planned> {
+fn add(checker: &Checker, target: &Target, runtime: &Runtime) -> Result<Planned> {
+    let engine = checker.engine;
     let before = file::read(&target.file)?;
     let mut changes = Vec::new();
     let mut notes = Vec::new();
@@ -225,14 +230,14 @@ fn add(engine: Engine, target: &Target, runtime: &Runtime) -> Result<Planned> {
         changes.push(grants.change);
         notes.extend(grants.note);
     }
-    let checked = check::before(engine, target, &after, Some(runtime))
+    let checked = check::before(checker, target, &after, Some(runtime))
         .with_context(|| format!("{} stays as it is", target.file.display()))?;
     // The engine's own file last: variables are off before the first image runs by default.
     changes.push(FileChange { path: target.file.clone(), before, after: Some(after) });
     Ok(Planned { changes, notes, checked: Some(checked) })
 }
 
-fn remove(asked: &Configure, target: &Target) -> Result<Planned> {
+fn remove(asked: &Configure, checker: &Checker, target: &Target) -> Result<Planned> {
     let (engine, name) = (asked.engine, &asked.name);
     let before = file::read(&target.file)?;
     let was_default = is_default(engine, target, name)?;
@@ -251,7 +256,7 @@ fn remove(asked: &Configure, target: &Target) -> Result<Planned> {
     };
     let checked = match &after {
         Some(text) if after != before => Some(
-            check::before(engine, target, text, None)
+            check::before(checker, target, text, None)
                 .with_context(|| format!("{} stays as it is", target.file.display()))?,
         ),
         _ => None,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use gpushare_config::Config;
-use gpushare_inject::{Asking, Bundle, Live, Region, grant, one_line, refusal};
+use gpushare_inject::{Asking, Bundle, Live, REFUSAL, Region, grant, one_line};
 use gpushare_quota::{Holder, LeaseKey, LeaseState, ReleaseReason, StateFolder, Store};
 use gpushare_request::{Container, is_request};
 use nix::unistd::getppid;
@@ -49,7 +49,7 @@ pub fn create(state: &[u8], file: Option<&Path>, cdi: bool) -> Result<()> {
         false => return Ok(()),
         true => give(&state, &container, &bundle, json, &config, file),
     };
-    let done = done.with_context(|| refusal(&state.id));
+    let done = done.context(REFUSAL);
     if let Err(error) = &done {
         tracing::info!(container = %state.id, reason = %one_line(error.as_ref()), "lease refused");
     }

@@ -9,6 +9,7 @@ use nix::fcntl::OFlag;
 use serde_json::Value;
 
 use crate::edit::{self, EditError};
+use crate::json;
 use crate::plan::Plan;
 
 /// Larger than any engine writes; keeps a hostile file from eating the host's memory.
@@ -91,9 +92,9 @@ impl Bundle {
     /// The whole file, every field and number as written.
     ///
     /// # Errors
-    /// When the file is not JSON.
+    /// When the file is not JSON, or runtimes could read it in different ways.
     pub fn json(&self) -> Result<Value, BundleError> {
-        serde_json::from_slice(&self.text).map_err(|source| self.malformed(source))
+        json::read(&self.text).map_err(|source| self.malformed(source))
     }
 
     /// The bundle's folder.

@@ -10,7 +10,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use gpushare_request::{Container, Engine, GRANTED_LIST, HANDED, Interceptor, kept_list, ran_before};
+use gpushare_request::{Container, GRANTED_LIST, HANDED, Interceptor, kept_list, ran_before};
 use serde_json::{Map, Value, json};
 
 use crate::plan::{Plan, READ_ONLY};
@@ -308,7 +308,7 @@ fn groups(json: &mut Value, gids: &[u32]) -> Result<(), EditError> {
 /// NVIDIA's list becomes void, so that a runtime inside the container finds nothing to inject; an annotation keeps it. Where
 /// other sources had a say in it, it keeps what was granted: without their words, which may be gone, it would mean more.
 fn environment(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
-    let is_pods = Container::from_json(json).engine() == Engine::Cri;
+    let engine = Container::from_json(json).engine();
     let Some(process) = json.get_mut("process").and_then(Value::as_object_mut) else { return Ok(()) };
     let env = list(process, "env", "process.env")?;
     let name = |entry: &Value| {
@@ -321,22 +321,19 @@ fn environment(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
         name.starts_with("GPUSHARE_") || name == "NVIDIA_VISIBLE_DEVICES" || granted(name).is_some()
     };
     let mut seen = BTreeSet::new(); // an image may set a hundred thousand of them
-    let mut list = None;
+    let mut lists = Vec::new();
     env.retain_mut(|entry| {
         let Some(name) = name(entry).filter(ours) else { return true };
         if name == "NVIDIA_VISIBLE_DEVICES" {
-            let written = entry.as_str().and_then(|entry| entry.split_once('=')).map(|(_, list)| list);
-            // Of a pod's entries each counts; elsewhere the last one alone.
-            let counts = !is_pods || !matches!(written, Some("" | "void"));
-            list = written.filter(|_| counts).map(str::to_owned).or(list.take());
+            let written = entry.as_str().and_then(|entry| entry.split_once('='));
+            lists.extend(written.map(|(_, list)| list.to_owned()));
             *entry = json!("NVIDIA_VISIBLE_DEVICES=void");
         } else if let Some(value) = granted(&name) {
             *entry = json!(format!("{name}={value}"));
         }
         seen.insert(name)
     });
-    if let Some(list) = list.filter(|list| !matches!(list.as_str(), "" | "void")) {
-        let list = kept_list(&list, &plan.kept);
+    if let Some(list) = kept_list(&lists, engine, &plan.kept) {
         object(json, &["annotations"], "annotations")?.insert(GRANTED_LIST.to_owned(), json!(list));
     }
     Ok(())

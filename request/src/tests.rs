@@ -192,7 +192,8 @@ fn again(first: &Value, written: &str, granted: &Request) -> Value {
     let env = again["process"]["env"].as_array_mut().unwrap();
     env.retain(|entry| !entry.as_str().unwrap().starts_with("NVIDIA_VISIBLE_DEVICES="));
     env.push(named("void"));
-    again["annotations"][GRANTED_LIST] = json!(kept_list(written, &granted.kept()));
+    let engine = Container::from_json(first).engine();
+    again["annotations"][GRANTED_LIST] = json!(kept_list(&[written.to_owned()], engine, &granted.kept()));
     again["hooks"] = json!({"prestart": [{"args": ["gpushare-hook", "--lease"]}]});
     again
 }

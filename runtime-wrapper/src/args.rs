@@ -1,43 +1,146 @@
-//! The command line, read as far as it concerns us: runc's, crun's and youki's differ, and what we do not know must
-//! reach them unchanged.
+//! The command line, where runc, crun and youki all read it alike.
+//!
+//! They differ in flags behind the id, short forms, abbreviations and single dashes. A call that opens a
+//! bundle or ends a container and is written so that they could differ is refused: else the wrapper would
+//! check one bundle and the low-level runtime start another. Calls that are not ours are not looked at any
+//! further.
 
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-/// Global flags that take a value as the next word.
-const GLOBAL_VALUES: [&str; 9] = [
-    "--log",
-    "--log-format",
-    "--log-level",
-    "--root",
-    "--criu",
-    "--rootless",
-    "--cgroup-manager",
-    "-l",
-    "-r",
-];
-/// Flags of `create`, `run` and `delete` that take a value as the next word.
-const COMMAND_VALUES: [&str; 8] = [
-    "--bundle",
-    "-b",
-    "--console-socket",
-    "--pid-file",
-    "--preserve-fds",
-    "--config",
-    "-f",
-    "--pidfd-socket",
-];
+/// The flags of the whole program or of one command, as they are written in full. A flag that only one
+/// runtime knows is here too: the others end at it.
+struct Flags {
+    /// Those with a value.
+    values: &'static [&'static str],
+    /// Those without.
+    switches: &'static [&'static str],
+    /// Whether the first word that is no flag ends them, and switches may be written as `--debug=true`.
+    before_command: bool,
+}
+
+const GLOBAL: Flags = Flags {
+    values: &[
+        "--cgroup-manager",
+        "--criu",
+        "--log",
+        "--log-format",
+        "--log-level",
+        "--root",
+        "--rootless",
+        "-l",
+        "-r",
+    ],
+    switches: &["--debug", "--systemd-cgroup", "-s"],
+    before_command: true,
+};
+
+const CREATE: Flags = Flags {
+    values: &[
+        "--bundle",
+        "--config",
+        "--console-socket",
+        "--pid-file",
+        "--pidfd-socket",
+        "--preserve-fds",
+        "-b",
+        "-f",
+    ],
+    switches: &["--detach", "--keep", "--no-new-keyring", "--no-pivot", "--no-subreaper", "-d"],
+    before_command: false,
+};
+
+const RESTORE: Flags = Flags {
+    values: &[
+        "--bundle",
+        "--console-socket",
+        "--empty-ns",
+        "--image-path",
+        "--lsm-mount-context",
+        "--lsm-profile",
+        "--manage-cgroups-mode",
+        "--pid-file",
+        "--work-path",
+        "-b",
+    ],
+    switches: &[
+        "--auto-dedup",
+        "--detach",
+        "--ext-unix-sk",
+        "--file-locks",
+        "--lazy-pages",
+        "--no-pivot",
+        "--no-subreaper",
+        "--shell-job",
+        "--tcp-established",
+        "-d",
+    ],
+    before_command: false,
+};
+
+const DELETE: Flags =
+    Flags { values: &[], switches: &["--force", "--regex", "-f", "-r"], before_command: false };
+
+/// With one of these a runtime prints and ends. `--help=false` is none of them.
+const HELP: [&str; 7] = ["--help", "--usage", "--version", "-?", "-V", "-h", "-v"];
+
+const ROOT: [&str; 2] = ["--root", "-r"];
 
 /// Which call this is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum Command {
     /// `create` and `run`: the container comes into being.
     Create,
+    /// `restore`: it comes back from a checkpoint.
+    Restore,
     /// `delete`: it goes.
     Delete,
-    /// Everything else, `--version` and unknown words included.
+    /// Everything else, help and unknown words included.
     Other,
+    /// One of the first three, in words that runtimes could read in different ways.
+    Unclear(Unclear),
+}
+
+/// Why a call is not passed on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unclear {
+    /// An abbreviation, a single dash, a short flag that is joined with its value, or a flag that nobody
+    /// knows.
+    #[error(
+        "runtimes could read {word} in different ways; write each flag in full and by itself, as --flag VALUE"
+    )]
+    Flag {
+        /// The word, escaped and quoted.
+        word: String,
+    },
+    /// No value, an empty one, or one that looks like a flag.
+    #[error(
+        "{flag} has no value that all runtimes read alike; write {flag} VALUE, not empty, with no dash before it"
+    )]
+    Value {
+        /// The flag.
+        flag: String,
+    },
+    /// No id, more than one, or one that is not UTF-8.
+    #[error("the command line names {count} container ids where one is needed; write COMMAND [FLAGS] ID")]
+    Ids {
+        /// The words that are no flags.
+        count: usize,
+    },
+    /// crun takes it from the bundle in some calls, and from the caller's folder in others.
+    #[error("a relative --root is another folder in each call; write its absolute path")]
+    RelativeRoot,
+    /// crun 1.8 falls from this flag into the next one of its table, which is the root.
+    #[error("crun could take the value of --rootless for its root; write --root DIR behind it")]
+    Rootless,
+    /// A relative path, and no folder that it starts from.
+    #[error("the working folder cannot be told; name {flag} by its absolute path")]
+    Folder {
+        /// The flag.
+        flag: &'static str,
+    },
 }
 
 /// What we need of the command line.
@@ -53,7 +156,7 @@ pub struct Args {
     pub log_json: bool,
     /// `--bundle`, else the working directory.
     pub bundle: PathBuf,
-    /// crun's `--config`: another file in place of config.json.
+    /// crun's `--config`: another file in place of config.json, by its absolute path.
     pub config: Option<PathBuf>,
     /// `--force` of `delete`.
     pub force: bool,
@@ -63,120 +166,283 @@ pub struct Args {
 
 impl Args {
     /// Reads the words behind the program's name.
-    pub fn parse(words: Vec<OsString>) -> Self {
-        let (global, rest) = flags(&words, &GLOBAL_VALUES);
-        let command = match rest.first().map(|word| word.as_bytes()) {
-            Some(b"create" | b"run") => Command::Create,
-            Some(b"delete") => Command::Delete,
-            _ => Command::Other,
+    pub fn parse(words: &[OsString]) -> Self {
+        let mut global = Line::default();
+        let read = global.read(words, &GLOBAL);
+        let mut args = Self {
+            command: Command::Other,
+            root: None,
+            log: global.last(&["--log", "-l"]).filter(|log| !log.is_empty()).map(PathBuf::from),
+            log_json: global.last(&["--log-format"]).is_some_and(|format| format == "json"),
+            bundle: PathBuf::from("."),
+            config: None,
+            force: false,
+            id: None,
         };
-        let behind = rest.get(1..).unwrap_or_default();
-        // `delete -f` is a switch, `create -f FILE` crun's other name of config.json.
-        let values = if command == Command::Delete { &COMMAND_VALUES[..0] } else { &COMMAND_VALUES[..] };
-        let (own, positional) = flags(behind, values);
-        let path = |flags: &[(OsString, OsString)], names: &[&str]| {
-            let found = flags.iter().rev().find(|(name, _)| names.iter().any(|known| name == known));
-            found.map(|(_, value)| PathBuf::from(value))
+        args.command = match read {
+            Ok(()) => args.command(&global).unwrap_or_else(Command::Unclear),
+            // Where its command begins nobody can tell; if no word could be one of ours, it is none.
+            Err(why) if words.iter().any(|word| flags_of(word).is_some()) => Command::Unclear(why),
+            Err(_) => Command::Other,
         };
-        Self {
-            command,
-            root: path(&global, &["--root", "-r"]),
-            log: path(&global, &["--log", "-l"]),
-            log_json: path(&global, &["--log-format"]).is_some_and(|format| format == Path::new("json")),
-            bundle: path(&own, &["--bundle", "-b"]).unwrap_or_else(|| PathBuf::from(".")),
-            config: path(&own, &["--config", "-f"]),
-            force: command == Command::Delete && behind.iter().any(|word| word == "--force" || word == "-f"),
-            id: positional.first().map(|id| id.to_string_lossy().into_owned()),
-        }
+        args
     }
-}
 
-type Flags = Vec<(OsString, OsString)>;
-
-/// The flags before the first word that is neither a flag nor a flag's value, and the words from there on.
-fn flags<'a>(words: &'a [OsString], values: &[&str]) -> (Flags, &'a [OsString]) {
-    let mut found = Vec::new();
-    let mut at = 0;
-    while let Some(word) = words.get(at) {
-        if !word.as_bytes().starts_with(b"-") || word.len() < 2 {
-            break;
+    /// The call behind the flags of `global`, with what it says of itself.
+    fn command(&mut self, global: &Line) -> Result<Command, Unclear> {
+        let Some((word, words)) = global.others.split_first() else { return Ok(Command::Other) };
+        let Some(flags) = flags_of(word) else { return Ok(Command::Other) };
+        let mut line = Line::default();
+        line.read(words, flags)?;
+        if global.help || line.help {
+            return Ok(Command::Other);
         }
-        at += 1;
-        if word == "--" {
-            break;
+        self.root = global.path(&ROOT)?;
+        if self.root.as_ref().is_some_and(|root| !root.is_absolute()) {
+            return Err(Unclear::RelativeRoot);
         }
-        let (name, value) = split(word);
-        let name = two_dashes(name);
-        match value {
-            Some(value) => found.push((name, value)),
-            None if values.iter().any(|known| name == *known) => {
-                found.push((name, words.get(at).cloned().unwrap_or_default()));
-                at += 1;
+        if global.place(&["--rootless"]) > global.place(&ROOT) {
+            return Err(Unclear::Rootless);
+        }
+        self.bundle = line.path(&["--bundle", "-b"])?.unwrap_or_else(|| PathBuf::from("."));
+        self.id = Some(line.id()?);
+        Ok(match word.as_bytes() {
+            b"restore" => Command::Restore,
+            b"delete" => {
+                self.force = line.last(&["--force", "-f"]).is_some();
+                Command::Delete
             }
-            None => {}
-        }
+            _ => {
+                self.config = line.path(&["--config", "-f"])?.map(config).transpose()?.flatten();
+                Command::Create
+            }
+        })
     }
-    (found, words.get(at..).unwrap_or_default())
 }
 
-fn split(word: &OsStr) -> (&OsStr, Option<OsString>) {
+/// The flags of a command that concerns us.
+fn flags_of(word: &OsStr) -> Option<&'static Flags> {
+    match word.as_bytes() {
+        b"create" | b"run" => Some(&CREATE),
+        b"restore" => Some(&RESTORE),
+        b"delete" => Some(&DELETE),
+        _ => None,
+    }
+}
+
+/// crun takes a relative file from the caller's folder, but for the very name that it has by default: that
+/// one is the bundle's.
+fn config(path: PathBuf) -> Result<Option<PathBuf>, Unclear> {
+    if path.as_os_str() == "config.json" {
+        return Ok(None);
+    }
+    let absolute: io::Result<PathBuf> = std::path::absolute(path);
+    absolute.map(Some).map_err(|_| Unclear::Folder { flag: "--config" })
+}
+
+/// A command line, or the part of it that belongs to one command.
+#[derive(Debug, Default)]
+struct Line<'a> {
+    /// Flags and their values, in order; a switch has an empty one.
+    flags: Vec<(&'a OsStr, &'a OsStr)>,
+    /// The words that are neither.
+    others: Vec<OsString>,
+    /// Whether a runtime would do nothing but print.
+    help: bool,
+}
+
+impl<'a> Line<'a> {
+    /// Takes `words` apart. What it has read before an error stands.
+    fn read(&mut self, words: &'a [OsString], known: &Flags) -> Result<(), Unclear> {
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            let bytes = word.as_bytes();
+            if word == "--" {
+                self.others.extend(words.by_ref().cloned());
+            } else if !bytes.starts_with(b"-") || word == "-" {
+                self.others.push(word.clone());
+                if known.before_command {
+                    self.others.extend(words.by_ref().cloned());
+                }
+            } else {
+                self.flag(word, known, || words.next().map(OsString::as_os_str))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn flag(
+        &mut self,
+        word: &'a OsStr,
+        known: &Flags,
+        next: impl FnOnce() -> Option<&'a OsStr>,
+    ) -> Result<(), Unclear> {
+        let (name, value) = split(word);
+        let is_in = |flags: &[&str]| flags.iter().any(|flag| name == *flag);
+        match value {
+            None if is_in(&HELP) => self.help = true,
+            None if is_in(known.switches) => self.flags.push((name, OsStr::new(""))),
+            None if is_in(known.values) => {
+                let value = next().filter(|value| !value.as_bytes().starts_with(b"-"));
+                self.flags.push((name, value.ok_or_else(|| unclear_value(name))?));
+            }
+            Some(value) if is_in(known.values) => self.flags.push((name, value)),
+            Some(_) if known.before_command && is_in(known.switches) => {}
+            _ => return Err(Unclear::Flag { word: format!("{:?}", word.to_string_lossy()) }),
+        }
+        Ok(())
+    }
+
+    /// The value of the last flag with one of these names.
+    fn last(&self, names: &[&str]) -> Option<&'a OsStr> {
+        self.place(names).map(|place| self.flags[place].1)
+    }
+
+    fn place(&self, names: &[&str]) -> Option<usize> {
+        self.flags.iter().rposition(|(name, _)| names.iter().any(|known| name == known))
+    }
+
+    /// The same as a path. An empty one is the working folder to some and an error to others.
+    fn path(&self, names: &[&str]) -> Result<Option<PathBuf>, Unclear> {
+        match self.last(names) {
+            Some(value) if value.is_empty() => Err(unclear_value(OsStr::new(names[0]))),
+            value => Ok(value.map(PathBuf::from)),
+        }
+    }
+
+    fn id(&self) -> Result<String, Unclear> {
+        let unclear = || Unclear::Ids { count: self.others.len() };
+        let [id] = &self.others[..] else { return Err(unclear()) };
+        id.to_str().map(str::to_owned).ok_or_else(unclear)
+    }
+}
+
+fn unclear_value(flag: &OsStr) -> Unclear {
+    Unclear::Value { flag: flag.to_string_lossy().into_owned() }
+}
+
+/// A flag's name, and the value that a long one is joined with.
+fn split(word: &OsStr) -> (&OsStr, Option<&OsStr>) {
     let bytes = word.as_bytes();
     match bytes.iter().position(|byte| *byte == b'=') {
-        Some(at) => (OsStr::from_bytes(&bytes[..at]), Some(OsStr::from_bytes(&bytes[at + 1..]).to_owned())),
-        None => (word, None),
+        Some(at) if bytes.starts_with(b"--") => {
+            (OsStr::from_bytes(&bytes[..at]), Some(OsStr::from_bytes(&bytes[at + 1..])))
+        }
+        _ => (word, None),
     }
-}
-
-/// runc's command line, as every Go program's, takes `-root` for `--root`.
-fn two_dashes(name: &OsStr) -> OsString {
-    let bytes = name.as_bytes();
-    if bytes.starts_with(b"--") || bytes.len() <= 2 {
-        return name.to_owned();
-    }
-    OsStr::from_bytes(&[b"-", bytes].concat()).to_owned()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn parse(line: &str) -> Args {
-        Args::parse(line.split_whitespace().map(OsString::from).collect())
+        let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+        Args::parse(&words)
     }
 
     #[test]
     fn calls_are_read_as_the_engines_write_them() {
         let args = parse(
-            "--root /var/run/docker/runtime-runc/moby --log /b/log.json --log-format json --systemd-cgroup create \
-             --bundle /b --pid-file /b/init.pid --console-socket /s abc",
+            "--root /var/run/docker/runtime-runc/moby --log /b/log.json --log-format json --systemd-cgroup \
+             create --bundle /b --pid-file /b/init.pid --console-socket /s abc",
         );
         assert_eq!(args.command, Command::Create);
         assert_eq!(args.root.unwrap(), Path::new("/var/run/docker/runtime-runc/moby"));
         assert_eq!((args.log.unwrap(), args.log_json), (PathBuf::from("/b/log.json"), true));
         assert_eq!((args.bundle, args.id.unwrap()), (PathBuf::from("/b"), "abc".to_owned()));
-        let podman = parse("--log-format=json --log /l create --bundle /b --pid-file /p abc");
-        assert_eq!((podman.command, podman.log_json, podman.root), (Command::Create, true, None));
         let delete = parse("--root /r --log /l --log-format json delete --force abc");
         assert_eq!(
             (delete.command, delete.force, delete.id.unwrap()),
             (Command::Delete, true, "abc".to_owned())
         );
         assert!(parse("delete -f abc").force && !parse("delete abc").force);
-        assert_eq!(parse("delete -f abc").id.unwrap(), "abc");
-        assert_eq!(parse("--debug run -d --keep abc").id.unwrap(), "abc");
-        assert_eq!(parse("--debug run abc").bundle, Path::new("."));
-        let single = parse("-root /r -log=/l create -bundle /b abc");
-        assert_eq!((single.command, single.root.unwrap()), (Command::Create, PathBuf::from("/r")));
-        assert_eq!((single.log.unwrap(), single.bundle), (PathBuf::from("/l"), PathBuf::from("/b")));
-        assert_eq!(parse("create -f other.json abc").config.unwrap(), Path::new("other.json"));
+        for (line, bundle) in [
+            ("--log-format=json --log /l create --bundle /b --pid-file /p abc", "/b"),
+            ("--rootless=true --root=/run/user/0/ create --bundle=/b abc", "/b"),
+            ("create abc --bundle /b", "/b"),
+            ("create abc -b /b --no-pivot", "/b"),
+            ("create --bundle /a --bundle=/b -- abc", "/b"),
+            ("--debug=true --systemd-cgroup=false run -d --keep abc", "."),
+            ("--cgroup-manager systemd run --preserve-fds 3 abc", "."),
+        ] {
+            let args = parse(line);
+            assert_eq!((args.command, args.bundle), (Command::Create, PathBuf::from(bundle)), "{line}");
+            assert_eq!(args.id.as_deref(), Some("abc"), "{line}");
+        }
+        let restore = parse("restore --image-path /i --work-path /w --bundle /b --detach abc");
+        assert_eq!((restore.command, restore.bundle), (Command::Restore, PathBuf::from("/b")));
+    }
+
+    #[test]
+    fn another_name_of_the_configuration_starts_where_crun_starts_it() {
+        let here = std::env::current_dir().unwrap();
+        for (line, config) in [
+            ("create --config config.json abc", None),
+            ("create -f other.json abc", Some(here.join("other.json"))),
+            ("create -f ./config.json -b /b abc", Some(here.join("config.json"))),
+            ("create --config=/c/other.json abc", Some(PathBuf::from("/c/other.json"))),
+        ] {
+            assert_eq!(parse(line).config, config, "{line}");
+        }
     }
 
     #[test]
     fn everything_else_is_passed_on() {
-        for line in
-            ["--version", "features", "", "state abc", "--root", "--root create", "exec -- create", "-"]
-        {
+        for line in [
+            "--version",
+            "features",
+            "",
+            "state abc",
+            "--root",
+            "--root create",
+            "exec -- create",
+            "-",
+            "--unheard-of state abc",
+            "--version create --bundle /b abc",
+            "create --help",
+            "run -h",
+            "restore --bundle /b --help abc",
+        ] {
             assert_eq!(parse(line).command, Command::Other, "{line}");
         }
+    }
+
+    #[test]
+    fn what_runtimes_could_read_in_different_ways_is_refused_with_the_word() {
+        for (line, part) in [
+            ("create --bund /b abc", "--bund\""),
+            ("create -bundle /b abc", "-bundle"),
+            ("create -b=/b abc", "-b=/b"),
+            ("create -b/b abc", "-b/b"),
+            ("create --unheard-of /b abc", "--unheard-of"),
+            ("create --no-pivot=true --bundle /b abc", "--no-pivot=true"),
+            ("create --help=false --bundle /b abc", "--help=false"),
+            ("create --help --bund /b abc", "--bund\""),
+            ("create --bundle --pid-file abc", "--bundle has no value"),
+            ("create abc --bundle", "--bundle has no value"),
+            ("create --bundle= abc", "--bundle has no value"),
+            ("--root= create abc", "--root has no value"),
+            ("create", "0 container ids"),
+            ("create abc /b", "2 container ids"),
+            ("create abc -- --bundle /b", "3 container ids"),
+            ("--unheard-of /r create abc", "--unheard-of"),
+            ("-root /r create abc", "-root"),
+            ("--root --log create --bundle /b abc", "--root has no value"),
+            ("--root /r --rootless=true create abc", "value of --rootless"),
+            ("--rootless true delete abc", "value of --rootless"),
+            ("--root run delete abc", "a relative --root"),
+            ("restore --config /c abc", "--config"),
+            ("delete --forc abc", "--forc\""),
+            ("delete abc def", "2 container ids"),
+        ] {
+            let Command::Unclear(why) = parse(line).command else { panic!("{line}") };
+            assert!(why.to_string().contains(part), "{line}: {why}");
+        }
+        assert_eq!(parse("--log /l --log-format json create --bund /b abc").log, Some(PathBuf::from("/l")));
+        let odd = [OsString::from("create"), OsStr::from_bytes(b"\xff").to_owned()];
+        assert!(matches!(Args::parse(&odd).command, Command::Unclear(Unclear::Ids { count: 1 })));
     }
 }

@@ -1,32 +1,33 @@
-//! `create` and `run`: request, lease, plan, edit; then the low-level runtime takes over.
+//! `create` and `run`: request, lease, plan, edit; then the low-level runtime takes over. `restore`, which
+//! gets no share.
 
 use std::convert::Infallible;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
-use gpushare_config::{Config, ENVIRONMENT};
-use gpushare_inject::{Asking, Bundle, grant, refusal, refuse_earlier_plan};
+use anyhow::{Context, Result, anyhow};
+use gpushare_config::{Config, ConfigError, ENVIRONMENT};
+use gpushare_inject::{Asking, Bundle, BundleError, REFUSAL, grant, refuse_earlier_plan};
 use gpushare_quota::LeaseKey;
-use gpushare_request::{Container, is_request};
+use gpushare_request::{Container, Policy, is_request};
+use serde_json::Value;
 
 use crate::args::Args;
 use crate::exec;
 
-/// Grants what the bundle asks for, and becomes the low-level runtime. A bundle that asks for nothing is not touched.
+const NO_RESTORE: &str = "a container with a share cannot be restored from a checkpoint, since its limits \
+                          would not be applied; start it anew";
+
+/// Grants what the bundle asks for, and becomes the low-level runtime. A bundle that asks for nothing is not
+/// touched.
 pub fn create(args: &Args, config: &Config) -> Result<Infallible> {
     let runtime = exec::find(config)?;
-    let bundle = Bundle::open(&args.bundle, args.config.as_deref())?;
+    let bundle = open(args)?;
     let json = bundle.json()?;
-    let refused = || refusal(args.id.as_deref().unwrap_or_default());
     let container = Container::from_json(&json);
     if !is_request(&container, &config.request) {
-        refuse_earlier_plan(&json, &config.paths.hook).with_context(refused)?;
-        tracing::info!(
-            container = args.id.as_deref(),
-            "no request: the container starts without a GPU of gpushare's"
-        );
-        return exec::low_level(runtime);
+        tracing::info!(container = args.id.as_deref(), "no request: it starts without a GPU of gpushare's");
+        return pass_on(&json, config, runtime).context(REFUSAL);
     }
     let key = key(args)?;
     let asking = Asking { container: &container, key: &key, bundle: &bundle, json, is_read: false };
@@ -36,7 +37,41 @@ pub fn create(args: &Args, config: &Config) -> Result<Infallible> {
         bundle.apply(plan, json)?;
         exec::low_level(runtime)
     })
-    .with_context(refused)
+    .context(REFUSAL)
+}
+
+/// `restore`: from a checkpoint, without the hooks and mounts that a share needs.
+pub fn restore(args: &Args, config: &Config) -> Result<Infallible> {
+    let json = open(args)?.json()?;
+    if is_request(&Container::from_json(&json), &config.request) {
+        return Err(anyhow!(NO_RESTORE)).context(REFUSAL);
+    }
+    pass_on(&json, config, exec::find(config)?).context(REFUSAL)
+}
+
+/// `create` and `restore` where the settings cannot be read: `slip` is the answer to a bundle that asks for
+/// something, and any other needs no settings. `config` is what was saved of them.
+pub fn without_settings(args: &Args, config: &Config, slip: ConfigError) -> Result<Infallible> {
+    let json = open(args)?.json()?;
+    if may_ask(&Container::from_json(&json)) {
+        return Err(slip.into());
+    }
+    pass_on(&json, config, exec::find(config)?)
+}
+
+/// Whether some settings would find a request, or the words of one, in this container.
+fn may_ask(container: &Container) -> bool {
+    is_request(container, &Policy::default())
+}
+
+/// Becomes the low-level runtime for a bundle that asks for nothing.
+fn pass_on(json: &Value, config: &Config, runtime: &Path) -> Result<Infallible> {
+    refuse_earlier_plan(json, &config.paths.hook)?;
+    exec::low_level(runtime)
+}
+
+fn open(args: &Args) -> Result<Bundle, BundleError> {
+    Bundle::open(&args.bundle, args.config.as_deref())
 }
 
 /// The lease's identity. The id is checked before any path or argument is built from it.
@@ -46,7 +81,8 @@ pub fn key(args: &Args) -> Result<LeaseKey> {
     Ok(LeaseKey::new(root.to_string_lossy().into_owned(), container)?)
 }
 
-/// The path with the links of its existing part followed: the same before and after the low-level runtime makes it.
+/// The path with the links of its existing part followed: the same before and after the low-level runtime
+/// makes it.
 fn canonical(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     let existing = path.ancestors().find_map(|folder| Some((folder, fs::canonicalize(folder).ok()?)));

@@ -1,7 +1,8 @@
 //! The OCI runtime that engines call: grants a share at `create`, then becomes the low-level runtime.
 //!
-//! Whatever is no `create`, `run` or `delete` goes to the low-level runtime at once, and so does a container that
-//! asks for nothing. On success this process never exits by itself: execve keeps pid, parent and descriptors.
+//! Whatever is no `create`, `run`, `restore` or `delete` goes to the low-level runtime at once, and so does a
+//! container that asks for nothing. On success this process never exits by itself: execve keeps pid, parent
+//! and descriptors.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -12,6 +13,7 @@ mod orphan;
 mod report;
 
 use std::convert::Infallible;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -19,24 +21,34 @@ use args::{Args, Command};
 use gpushare_config::Config;
 
 fn main() -> ExitCode {
-    let args = Args::parse(std::env::args_os().skip(1).collect());
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let args = Args::parse(&words);
     let Err(error) = run(&args);
     report::failure(&args, &error);
     ExitCode::FAILURE
 }
 
 fn run(args: &Args) -> Result<Infallible> {
-    let config = match (Config::load(), args.command) {
-        (Ok(config), _) => config,
-        (Err(error), Command::Create) => return Err(error.into()),
-        // A slip in the settings must not keep anybody from stopping containers.
-        (Err(error), _) => Config::salvaged(None).ok_or(error)?,
+    if let Command::Unclear(why) = &args.command {
+        return Err(why.clone().into());
+    }
+    // A slip in the settings must not keep anybody from stopping containers, nor stop those that need no
+    // settings.
+    let (config, slip) = match Config::load() {
+        Ok(config) => (config, None),
+        Err(error) => match Config::salvaged(None) {
+            Some(config) => (config, Some(error)),
+            None => return Err(error.into()),
+        },
     };
-    let act: fn(&Args, &Config) -> Result<Infallible> = match args.command {
-        Command::Create => create::create,
-        Command::Delete => delete::delete,
-        Command::Other => return exec::low_level(exec::find(&config)?), // there is nothing to log
-    };
+    if args.command == Command::Other {
+        return exec::low_level(exec::find(&config)?); // there is nothing to log
+    }
     config.log.start();
-    act(args, &config)
+    match (&args.command, slip) {
+        (Command::Delete, _) => delete::delete(args, &config),
+        (_, Some(slip)) => create::without_settings(args, &config, slip),
+        (Command::Restore, None) => create::restore(args, &config),
+        (_, None) => create::create(args, &config),
+    }
 }

@@ -112,8 +112,9 @@ fn containerd_sees_the_handler_in_every_file_and_its_own_settings_unchanged() {
         let old = read(&fixture);
         let name = fixture.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let file = place.file(&name, &old);
-        // containerd 1.x does not know the plugins of version 3: it is asked for the tables of version 2 alone.
-        let known = !name.ends_with(".tmpl") && !old.contains("version = 3");
+        // containerd 1.x does not know the plugins of version 3 and 4: it is asked for the tables of version 2 alone.
+        let later = ["version = 3", "version = 4"].iter().any(|line| old.contains(line));
+        let known = !name.ends_with(".tmpl") && !later;
         for default in [false, true] {
             let flags: &[&str] = if default { &["--default"] } else { &[] };
             let before = known.then(|| dump(&file));

@@ -172,6 +172,35 @@ fn a_link_that_is_swapped_with_a_folder_all_the_time_changes_nothing_outside() {
 
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
+fn a_bundle_that_runtimes_read_in_different_ways_gets_nothing_from_the_hook_either() {
+    if !met(NEEDS) {
+        return;
+    }
+    for low_level in LowLevel::ALL {
+        let node = SimulatedNode::one_gpu();
+        let runtime = hooked::runtime(low_level, &node, Cgroups::versions()[0]);
+        for (insertion, word) in [
+            (r#""Annotations":{"gpushare.io/memory":"80GiB"}"#, "Annotations"),
+            (r#""vendor":{"x":1,"x":2}"#, "twice"),
+        ] {
+            let when = format!("{low_level:?}: {insertion}");
+            let bundle = watched(request(), &node, Around::default());
+            let text = String::from_utf8(bundle.write()).expect("JSON is UTF-8");
+            let text = text.replacen('{', &format!("{{{insertion},"), 1);
+            fs::write(bundle.config_path(), text).expect("config.json can be written");
+            let container = runtime.create_as_it_is(&bundle).expect("the watching hook never fails");
+            container.start();
+            let answer = answer(&bundle);
+            let line = answer.refusal(&when);
+            assert!(line.contains(word), "{when}: {line}");
+            assert_untouched(&container, &when);
+            assert_eq!(leases(runtime.config()), [], "{when}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
 fn a_failure_at_any_step_takes_everything_back() {
     if !met(NEEDS) {
         return;

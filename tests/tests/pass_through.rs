@@ -45,6 +45,35 @@ fn a_container_without_a_request_runs_from_the_engines_own_bytes() {
     }
 }
 
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn a_slip_in_the_settings_stops_only_the_containers_that_ask_for_something() {
+    if !met(&[Need::Root, Need::Runc, Need::Busybox]) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let settings = format!("{}\n[request]\nstrickt = true\n", LowLevel::Runc.settings());
+    let runtime = Runtime::with_config(LowLevel::Runc, &node.config_with("slip", &settings));
+    let sandbox = Bundle::small()
+        .annotation("io.kubernetes.cri.container-type", "sandbox")
+        .annotation("gpushare.io/memory", "4GiB");
+    for bundle in [Bundle::small(), sandbox] {
+        let written = bundle.write();
+        let container = runtime.run(&bundle);
+        assert_eq!(container.status().as_deref(), Some("running"));
+        assert_eq!(bundle.config_bytes(), written);
+    }
+    for bundle in [
+        Bundle::small().env("GPUSHARE_MEMORY", "4GiB"),
+        Bundle::small().env("GPUSHARE_MEMORY", "garbage"),
+        Bundle::small().annotation("gpushare.io/memory", "4GiB"),
+        Bundle::small().env("NVIDIA_VISIBLE_DEVICES", "all"),
+    ] {
+        let line = runtime.create(&bundle).map(drop).expect_err("it asks for something").line();
+        assert!(line.contains("strickt"), "{line}");
+    }
+}
+
 /// A low-level runtime that only writes down how it was called.
 struct Recorder {
     scratch: Scratch,
@@ -145,4 +174,40 @@ fn without_request(bytes: &[u8]) -> Vec<u8> {
     }
     let text = text.replace("gpushare.io/", "example.org/").replace("GPUSHARE_", "EXAMPLE_");
     text.replace("NVIDIA_VISIBLE_DEVICES", "EXAMPLE_VISIBLE_DEVICES").into_bytes()
+}
+
+#[test]
+fn a_restore_is_passed_on_unless_the_bundle_asks_for_a_share() {
+    for (env, passes) in [("A=b", true), ("GPUSHARE_MEMORY=4GiB", false), ("GPUSHARE_MEMORY=garbage", false)]
+    {
+        let recorder = Recorder::new();
+        let folder = recorder.scratch.path().to_string_lossy().into_owned();
+        let text = format!(r#"{{"process": {{"env": ["{env}"]}}}}"#);
+        let config = recorder.scratch.file("config.json", &text);
+        let args = ["--root", "/r", "restore", "--image-path", "/i", "--bundle", &folder, "--detach", "id"];
+        let outcome = wrapper(&recorder, &args, Path::new("/"));
+        assert_eq!(recorder.calls() == args, passes, "{env}: {outcome:?}");
+        assert_eq!(outcome.status.code() == Some(7), passes, "{env}: {outcome:?}");
+        assert_eq!(fs::read_to_string(config).expect("it is there"), text, "{env}");
+        if env.ends_with("4GiB") {
+            assert!(outcome.stderr.contains("restored from a checkpoint"), "{outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn calls_that_runtimes_could_read_in_different_ways_reach_none_of_them() {
+    for args in [&["create", "--bund", "/b", "id"][..], &["-root", "/r", "delete", "id"], &["run", "a", "b"]]
+    {
+        let recorder = Recorder::new();
+        let outcome = wrapper(&recorder, args, recorder.scratch.path());
+        assert_eq!(recorder.calls(), [""; 0], "{args:?}: {outcome:?}");
+        assert!(outcome.stderr.contains("; write"), "{args:?}: {outcome:?}");
+    }
+    // Whoever asks for help gets it, wherever he stands.
+    for args in [&["create", "--help"][..], &["run", "-h"], &["delete", "-f", "--help"]] {
+        let recorder = Recorder::new();
+        let outcome = wrapper(&recorder, args, Path::new("/"));
+        assert_eq!(recorder.calls(), args, "{outcome:?}");
+    }
 }

@@ -94,17 +94,13 @@ fn a_step_that_is_refused_tells_its_user_why() {
     let of_srun = command::run(&mut place.slurm.srun(&[], &bundle, &["true"]));
     let of_batch = place.slurm.batch(&[], &bundle, &["true"]);
     let inside = place.slurm.batch_inside(&[], &bundle, "true");
-    for (outcome, text, step) in [
-        (&of_srun, &of_srun.stderr, "1.0.0"),
-        (&of_batch, &of_batch.stdout, "2.0.0"),
-        // Slurm's number of the batch step.
-        (&inside, &inside.stdout, "3.4294967291.0"),
-    ] {
+    for (outcome, text) in
+        [(&of_srun, &of_srun.stderr), (&of_batch, &of_batch.stdout), (&inside, &inside.stdout)]
+    {
         assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
         let ours: Vec<&str> = text.lines().filter(|line| line.starts_with("gpushare-runtime: ")).collect();
         let [line] = ours[..] else { panic!("not one line: {outcome:?}") };
-        let container = format!("cannot lease a GPU for {HOST}.root.{step}: ");
-        for part in [container.as_str(), "100 GiB requested", "80 GiB"] {
+        for part in ["cannot lease a GPU: ", "100 GiB requested", "80 GiB"] {
             assert!(line.contains(part), "{part:?} is not in: {line}");
         }
     }
@@ -126,7 +122,7 @@ fn a_step_of_an_ordinary_user_is_refused_in_one_line() {
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
     let line = refused.stderr.lines().find(|line| line.starts_with("gpushare-runtime: "));
     let line = line.unwrap_or_else(|| panic!("no line of ours: {refused:?}"));
-    assert!(line.contains(&format!("cannot lease a GPU for {HOST}.daemon.2.0.0")), "{line}");
+    assert!(line.contains("cannot lease a GPU"), "{line}");
     assert!(line.contains("machine's root's") && !line.contains("move it away"), "{line}");
     place.assert_given_back("the step of root has ended");
 }

@@ -1,6 +1,8 @@
-//! What the engine itself says of its settings: of a copy before they are written, and of the real ones afterwards.
+//! What the engine itself says of its settings: of a copy before they are written, and of the real ones
+//! afterwards.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -11,8 +13,9 @@ use super::target::{self, Target};
 use super::toml_text;
 use super::{Engine, Runtime, containerd, crio};
 
-/// Where engines are installed; the caller's PATH may have others.
-const FOLDERS: [&str; 6] = ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/bin", "/opt/bin"];
+/// Where engines are installed; the caller's PATH may have others. What an administrator put there stands
+/// before what the distribution has.
+const FOLDERS: [&str; 6] = ["/usr/local/bin", "/usr/local/sbin", "/opt/bin", "/usr/bin", "/usr/sbin", "/bin"];
 
 /// Who found the settings right.
 pub enum Checked {
@@ -32,10 +35,11 @@ impl Checked {
     }
 }
 
-/// Asks the engine about `text` as its settings, with nothing written yet. `runtime` is to be found in them; `None` after it was
-/// taken out.
-pub fn before(engine: Engine, target: &Target, text: &str, runtime: Option<&Runtime>) -> Result<Checked> {
-    let Some(program) = program(engine) else { return Ok(no_program(engine)) };
+/// Asks the engine about `text` as its settings, with nothing written yet. `runtime` is to be found in them;
+/// `None` after it was taken out.
+pub fn before(checker: &Checker, target: &Target, text: &str, runtime: Option<&Runtime>) -> Result<Checked> {
+    let Checker { engine, program } = checker;
+    let Some(program) = program else { return Ok(no_program(*engine)) };
     if containerd::is_template(&target.file) {
         return Ok(Checked::ParsedOnly("the file is a template".to_owned()));
     }
@@ -46,39 +50,80 @@ pub fn before(engine: Engine, target: &Target, text: &str, runtime: Option<&Runt
         Ok(path)
     };
     match engine {
-        Engine::Docker => docker(&program, &staged("daemon.json", text)?),
+        Engine::Docker => docker(program, &staged("daemon.json", text)?),
         Engine::Containerd => {
             let file = staged("config.toml", text)?;
             let main = staged("main.toml", &with_imports(target, &file)?)?;
-            merged_containerd(&program, &main, runtime)
+            merged_containerd(program, &main, runtime)
         }
         Engine::Crio => {
             let file = staged("crio.conf", text)?;
-            merged_crio(&program, target, &file, folder.path(), runtime)
+            merged_crio(program, target, &file, folder.path(), runtime)
         }
-        Engine::Podman => podman(&program, Some(&staged("containers.conf", text)?), folder.path(), runtime),
+        Engine::Podman => podman(program, Some(&staged("containers.conf", text)?), folder.path(), runtime),
     }
 }
 
 /// Asks the engine whether the runtime is in the settings that it reads now.
-pub fn after(engine: Engine, target: &Target, runtime: &Runtime) -> Result<()> {
-    let Some(program) = program(engine).filter(|_| !containerd::is_template(&target.file)) else {
+pub fn after(checker: &Checker, target: &Target, runtime: &Runtime) -> Result<()> {
+    let Checker { engine, program } = checker;
+    let Some(program) = program.as_ref().filter(|_| !containerd::is_template(&target.file)) else {
         return Ok(());
     };
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
     match engine {
-        Engine::Containerd => merged_containerd(&program, &target.main, Some(runtime)).map(drop),
-        Engine::Podman if target.usual => podman(&program, None, folder.path(), Some(runtime)).map(drop),
+        Engine::Containerd => merged_containerd(program, &target.main, Some(runtime)).map(drop),
+        Engine::Podman if target.usual => podman(program, None, folder.path(), Some(runtime)).map(drop),
         Engine::Crio if target.usual => {
-            merged_crio(&program, target, &target.file, folder.path(), Some(runtime)).map(drop)
+            merged_crio(program, target, &target.file, folder.path(), Some(runtime)).map(drop)
         }
         // dockerd reads the one file that was checked.
         _ => Ok(()),
     }
 }
 
+/// An engine, and the program that is asked about its settings.
+pub struct Checker {
+    pub engine: Engine,
+    /// `None` where there is none.
+    pub program: Option<PathBuf>,
+}
+
+impl Checker {
+    /// `named` is the program that the caller chose.
+    pub fn new(engine: Engine, named: Option<&Path>) -> Result<Self> {
+        if let Some(named) = named {
+            ensure!(
+                named.is_absolute() && named.is_file(),
+                "{} is no program of {engine}; name it by its absolute path",
+                named.display()
+            );
+        }
+        let program = named.map(Path::to_path_buf).or_else(|| program(engine));
+        Ok(Self { engine, program })
+    }
+}
+
+/// The engine's program: of those that are installed the one that runs, since it will read the settings; else
+/// the first.
 pub fn program(engine: Engine) -> Option<PathBuf> {
-    FOLDERS.iter().map(|folder| Path::new(folder).join(engine.program())).find(|path| path.is_file())
+    let named = FOLDERS.iter().map(|folder| Path::new(folder).join(engine.program()));
+    chosen(named.filter(|path| path.is_file()).collect(), running)
+}
+
+/// A process chooses among `installed` and adds nothing to them: anybody may run a program of an engine's
+/// name.
+fn chosen(installed: Vec<PathBuf>, runs: impl Fn(&Path) -> bool) -> Option<PathBuf> {
+    let running = installed.iter().position(|program| installed.len() > 1 && runs(program));
+    installed.into_iter().nth(running.unwrap_or(0))
+}
+
+/// Whether a process of this machine runs `program`.
+fn running(program: &Path) -> bool {
+    let identity = |path: &Path| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+    let ours = identity(program);
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    ours.is_some() && processes.map(|process| process.path().join("exe")).any(|exe| identity(&exe) == ours)
 }
 
 fn no_program(engine: Engine) -> Checked {
@@ -195,7 +240,8 @@ fn merged_crio(
     Ok(Checked::By("crio config"))
 }
 
-/// podman has no check of its own; it reads all of its settings for `info`, which asks the runtime for its version.
+/// podman has no check of its own; it reads all of its settings for `info`, which asks the runtime for its
+/// version.
 fn podman(program: &Path, file: Option<&Path>, scratch: &Path, runtime: Option<&Runtime>) -> Result<Checked> {
     let mut command = Command::new(program);
     if let Some(file) = file {
@@ -216,4 +262,38 @@ fn podman(program: &Path, file: Option<&Path>, scratch: &Path, runtime: Option<&
         refuse(Some(format!("podman would run {path:?} for {:?}", runtime.name)))?;
     }
     Ok(Checked::By("podman info"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_several_programs_the_one_that_runs_is_asked() {
+        let installed = ["/usr/local/bin/containerd", "/usr/bin/containerd"];
+        for (runs, want) in [
+            (&[][..], installed[0]),
+            (&installed[..1], installed[0]),
+            (&installed[1..], installed[1]),
+            (&installed[..], installed[0]),
+            (&["/tmp/containerd"], installed[0]),
+        ] {
+            let found = chosen(installed.map(PathBuf::from).to_vec(), |program| {
+                runs.iter().any(|running| program == Path::new(running))
+            });
+            assert_eq!(found, Some(PathBuf::from(want)), "{runs:?} run");
+        }
+        assert_eq!(chosen(vec![], |_| true), None);
+        assert!(running(Path::new("/proc/self/exe")) && !running(Path::new("/etc/hostname")));
+    }
+
+    #[test]
+    fn a_program_that_is_named_is_asked_and_none_else() {
+        let program = std::env::current_exe().unwrap();
+        let checker = Checker::new(Engine::Containerd, Some(&program)).unwrap();
+        assert_eq!(checker.program, Some(program));
+        for path in ["containerd", "/no/such/containerd"] {
+            assert!(Checker::new(Engine::Containerd, Some(Path::new(path))).is_err(), "{path}");
+        }
+    }
 }

@@ -1,4 +1,5 @@
-//! containerd: a runtime handler in the CRI plugin's tables, which have another name in each version of the settings.
+//! containerd: a runtime handler in the CRI plugin's tables, which have another name in each version of the
+//! settings.
 
 use std::path::Path;
 
@@ -7,7 +8,8 @@ use toml::{Table, Value};
 use super::Runtime;
 use super::toml_text::{self, Mistake, Owned, Setting, Wanted, path, quoted};
 
-/// Keys that only gpushare's own cluster parts, or a device plugin, may write: by containerd they come from the kubelet alone.
+/// Keys that only gpushare's own cluster parts, or a device plugin, may write: by containerd they come from
+/// the kubelet alone.
 const CONTAINER_ANNOTATIONS: &[&str] = &[
     "alloc.gpushare.io/*",
     "cdi.k8s.io/nvidia-device-plugin_*",
@@ -17,7 +19,8 @@ const CONTAINER_ANNOTATIONS: &[&str] = &[
     "tencent.com/vcuda-memory",
 ];
 
-/// Keys that a pod's author, or a scheduler in his name, writes. No key may fit both lists: a pod could forge it.
+/// Keys that a pod's author, or a scheduler in his name, writes. No key may fit both lists: a pod could forge
+/// it.
 const POD_ANNOTATIONS: &[&str] = &[
     "gpushare.io/*",
     "elasticgpu.io/*",
@@ -33,6 +36,8 @@ const POD_ANNOTATIONS: &[&str] = &[
     "volcano.sh/*",
 ];
 
+/// The name of the plugin by the version of the settings; version 4, the default of containerd 2.3, has the
+/// tables of version 3.
 const PLUGINS: [(i64, &str); 3] =
     [(1, "cri"), (2, "io.containerd.grpc.v1.cri"), (3, "io.containerd.cri.v1.runtime")];
 
@@ -99,8 +104,8 @@ pub fn by_hand(name: &str) -> String {
     )
 }
 
-/// Whatever the administrator set for runc holds for ours too, but for the program itself and the lists of annotations: a
-/// list that lets everything through would let pods forge what only the device plugin may say.
+/// Whatever the administrator set for runc holds for ours too, but for the program itself and the lists of
+/// annotations: a list that lets everything through would let pods forge what only the device plugin may say.
 fn handler_settings(handler: &[String], runc: Option<&Table>, program: &str) -> Vec<Setting> {
     const OURS: [&str; 6] = [
         "runtime_type",
@@ -168,7 +173,7 @@ fn owned(name: &str) -> Owned {
 }
 
 fn base(version: i64) -> Vec<String> {
-    let plugin = PLUGINS.iter().find(|(known, _)| *known == version).map_or("", |(_, plugin)| plugin);
+    let plugin = PLUGINS.iter().find(|(known, _)| *known == version.min(3)).map_or("", |(_, plugin)| plugin);
     path(["plugins", plugin, "containerd"])
 }
 
@@ -176,17 +181,18 @@ fn base(version: i64) -> Vec<String> {
 fn version(text: &str, values: &Table, file: &Path) -> Result<(i64, bool), Mistake> {
     let place = |key: &[String]| toml_text::place(text, key).unwrap_or(0);
     match values.get("version") {
-        Some(Value::Integer(version @ 1..=3)) => Ok((*version, false)),
+        Some(Value::Integer(version @ 1..=4)) => Ok((*version, false)),
         Some(other) => Err(Mistake::at(
             text,
             place(&path(["version"])),
-            format!("settings of version {other} are not known: 1, 2 and 3 are"),
+            format!("settings of version {other} are not known: 1 to 4 are"),
         )),
         None if is_template(file) => Ok((if file.to_string_lossy().contains("-v3") { 3 } else { 2 }, false)),
         // Only plugins have other names in version 1.
         None if !PLUGIN_KEYS.iter().any(|key| values.contains_key(*key)) => Ok((2, true)),
         None => {
-            // containerd takes such a file for version 1 and overlooks tables with the names of later versions.
+            // containerd takes such a file for version 1 and overlooks tables with the names of later
+            // versions.
             for (version, plugin) in &PLUGINS[1..] {
                 let key = path(["plugins", plugin]);
                 if toml_text::value(values, &key).is_some() {

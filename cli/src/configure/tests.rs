@@ -209,7 +209,7 @@ fn a_file_that_is_not_understood_is_refused_with_its_line() {
         (Engine::Containerd, "cri-is-off.toml", "line 3: the CRI plugin is off"),
         (Engine::Containerd, "cri-is-off-version-3.toml", "line 2: the CRI plugin is off"),
         (Engine::Containerd, "not-toml.toml", "line 2: "),
-        (Engine::Containerd, "version-4.toml", "line 1: settings of version 4 are not known"),
+        (Engine::Containerd, "version-5.toml", "line 1: settings of version 5 are not known"),
         (Engine::Containerd, "version-is-missing.toml", "line 2: this table is of version 2"),
         (Engine::Containerd, "inline-tables.toml", "line 3: "),
         (Engine::Containerd, "by-hand.toml", "line 2: the runtime \"gpushare\" is here already"),

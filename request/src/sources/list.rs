@@ -40,9 +40,23 @@ pub const GRANTED_LIST: &str = "granted.gpushare.io/nvidia-visible-devices";
 /// Stands there for [`Kept::Nothing`].
 const NOT_KEPT: &str = "write-the-bundle-anew";
 
-/// What [`GRANTED_LIST`] has for a list as it was `written`. Names of gpushare's own CDI devices stay, which may state a
-/// limit.
-pub fn kept_list(written: &str, kept: &Kept) -> String {
+/// What [`GRANTED_LIST`] has for the entries as they were `written`; `None` where none says anything. Of a pod's each counts,
+/// elsewhere the last one alone.
+pub fn kept_list(written: &[String], engine: Engine, kept: &Kept) -> Option<String> {
+    let is_word = |list: &&String| !matches!(list.as_str(), "" | "void");
+    let last = written.last().filter(is_word);
+    let chosen = match engine {
+        Engine::Other => last,
+        Engine::Cri => {
+            let mut lists = written.iter().filter(is_word);
+            lists.clone().find(|list| word(list).is_none()).or(lists.next_back())
+        }
+    };
+    chosen.map(|list| kept_of(list, kept))
+}
+
+/// Names of gpushare's own CDI devices stay, which may state a limit.
+fn kept_of(written: &str, kept: &Kept) -> String {
     match kept {
         Kept::AsWritten => written.to_owned(),
         // It named nothing in particular, and what other words mean may depend on that.

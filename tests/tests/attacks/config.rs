@@ -1,4 +1,5 @@
-//! A44, A45, A48 and A49: the administrator's files, the driver's, the engine's log, and which program runs.
+//! A44 to A46, A48 and A49: the administrator's files, the driver's, keys of config.json, the engine's log,
+//! and which program runs.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -122,6 +123,50 @@ fn a45_driver_files_that_others_could_change_are_not_mounted() {
                 "{what}: {line}"
             );
             assert_eq!(leases(runtime.config()), [], "{low_level:?}: {what}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: would run containers"]
+fn a46_a_key_that_runtimes_read_in_different_ways_is_refused() {
+    if !met(NEEDS) {
+        return;
+    }
+    // What stands at the beginning of config.json, and the key that is named.
+    let node = r#"{"path":"/dev/nvidia1","type":"c","major":195,"minor":1}"#;
+    let rule = r#"{"allow":true,"type":"c","major":195,"access":"rw"}"#;
+    let insertions = [
+        (format!(r#""Linux":{{"devices":[{node}]}}"#), "Linux"),
+        (format!(r#""LINUX":{{"resources":{{"devices":[{rule}]}}}}"#), "LINUX"),
+        (r#""Process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"]}}"#.to_owned(), "Process"),
+        (r#""proce\u017fs":{"capabilities":{"bounding":["CAP_SYS_ADMIN"]}}"#.to_owned(), "process"),
+        (r#""Hooks":{"prestart":[]}"#.to_owned(), "Hooks"),
+        (r#""hoo\u212as":{"prestart":[]}"#.to_owned(), "hooks"),
+        (
+            r#""Mounts":[{"destination":"/host","type":"bind","source":"/","options":["rbind"]}]"#.to_owned(),
+            "Mounts",
+        ),
+        (r#""Annotations":{"gpushare.io/memory":"80GiB"}"#.to_owned(), "Annotations"),
+        (r#""Root":{"path":"/"}"#.to_owned(), "Root"),
+        (format!(r#""linux":{{"devices":[{node}]}}"#), "linux"),
+        (format!(r#""linux\u0000":{{"devices":[{node}]}}"#), "linux"),
+    ];
+    on_both(|simulated, runtime, low_level| {
+        let strict =
+            simulated.config_with("strict", &format!("{}\n[request]\nstrict = true", low_level.settings()));
+        let strict = Runtime::with_config(low_level, &strict);
+        for (insertion, key) in &insertions {
+            for (runtime, bundle) in [(runtime, share()), (runtime, Bundle::small()), (&strict, share())] {
+                let text = String::from_utf8(bundle.write()).expect("JSON is UTF-8");
+                let text = text.replacen('{', &format!("{{{insertion},"), 1);
+                fs::write(bundle.config_path(), &text).expect("config.json can be written");
+                let line = runtime.create_as_it_is(&bundle).map(drop).expect_err(insertion).line();
+                assert!(line.contains(key), "{low_level:?}: {insertion}: {line}");
+                assert_eq!(bundle.config_bytes(), text.as_bytes(), "{low_level:?}: {insertion}");
+                assert_eq!(runtime.status(bundle.id()), None, "{low_level:?}: {insertion}");
+                assert_eq!(leases(runtime.config()), [], "{low_level:?}: {insertion}");
+            }
         }
     });
 }

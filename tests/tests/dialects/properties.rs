@@ -518,16 +518,12 @@ fn no_word_makes_more_of_what_a_more_trusted_one_says() {
 fn again(first: &Value, request: &Request) -> Value {
     let mut again = first.clone();
     let env = again["process"]["env"].as_array_mut().unwrap();
-    let is_pods =
-        first["annotations"].as_object().unwrap().keys().any(|key| key.starts_with("io.kubernetes."));
-    let mut list = None;
-    let mut met = Vec::new();
+    let (mut lists, mut met) = (Vec::new(), Vec::new());
     env.retain_mut(|entry| {
         let text = entry.as_str().unwrap().to_owned();
         let (name, value) = text.split_once('=').unwrap();
         if name == "NVIDIA_VISIBLE_DEVICES" {
-            let counts = !is_pods || !matches!(value, "" | "void");
-            list = Some(value.to_owned()).filter(|_| counts).or(list.take());
+            lists.push(value.to_owned());
             *entry = json!("NVIDIA_VISIBLE_DEVICES=void");
         } else if let Some((_, value)) = request.variables.iter().find(|(key, _)| key == name) {
             *entry = json!(format!("{name}={value}"));
@@ -538,8 +534,8 @@ fn again(first: &Value, request: &Request) -> Value {
         met.push(name.to_owned());
         is_new
     });
-    if let Some(list) = list.filter(|list| !matches!(list.as_str(), "" | "void")) {
-        again["annotations"][GRANTED_LIST] = json!(kept_list(&list, &request.kept()));
+    if let Some(list) = kept_list(&lists, Container::from_json(first).engine(), &request.kept()) {
+        again["annotations"][GRANTED_LIST] = json!(list);
     }
     let handed: Vec<String> = request.handed.iter().map(ToString::to_string).collect();
     again["annotations"][HANDED] = json!(handed.join(","));

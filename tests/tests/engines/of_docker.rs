@@ -50,7 +50,7 @@ pub fn takes_nvidias_place(scene: &mut Scene<'_>, low_level: LowLevel) {
     // crun drops what a hook says.
     let parts: &[&str] = match low_level {
         LowLevel::Runc => {
-            &["gpushare-hook: cannot lease a GPU for", "78 GiB requested", "76 GiB free", "gpushare ps"]
+            &["gpushare-hook: cannot lease a GPU", "78 GiB requested", "76 GiB free", "gpushare ps"]
         }
         LowLevel::Crun | LowLevel::Youki => &["error executing hook", "nvidia-container-runtime-hook"],
     };

@@ -235,7 +235,7 @@ fn is_refused(scene: &mut Scene<'_>) {
     scene.start(&Wanted::waiting("large").share("70GiB"));
     let late = Wanted::waiting("late").share("20GiB");
     let said = scene.try_start(&late).expect_err("10 GiB are free, 20 GiB are asked");
-    let signed = format!("{}: cannot lease a GPU for", scene.engine.refuses_as());
+    let signed = format!("{}: cannot lease a GPU", scene.engine.refuses_as());
     for part in [&*signed, "20 GiB requested", "10 GiB free", "gpushare ps"] {
         assert!(said.contains(part), "{part:?} is not in: {said}");
     }

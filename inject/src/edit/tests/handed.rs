@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::{edited, leased, one_of_two, plan};
 use crate::edit::EditError;
-use crate::edit::handed::HANDED_LIST;
 use crate::plan::Plan;
+use gpushare_request::HANDED;
 
 fn node(path: &str, major: u64, minor: u64) -> Value {
     json!({"path": path, "type": "c", "major": major, "minor": minor, "fileMode": 438})
@@ -115,7 +115,7 @@ fn a_privileged_containers_nodes_are_nobodys_to_tell_apart() {
     bundle["linux"]["resources"]["devices"].as_array_mut().unwrap().push(every);
     let after = edited(&bundle.to_string(), &leased_one_of_two()).unwrap();
     assert!(of_gpus(&after).0.contains(&"/dev/nvidia1".to_owned()));
-    assert_eq!(after["annotations"].get(HANDED_LIST), None);
+    assert_eq!(after["annotations"].get(HANDED), None);
     assert_eq!(edited(&after.to_string(), &leased_one_of_two()).unwrap(), after);
 }
 
@@ -125,7 +125,7 @@ fn a_bundle_that_runs_again_keeps_which_gpus_were_handed_over() {
         [node("/dev/nvidia1", 195, 1), node("/dev/nvidia0", 195, 0), node("/dev/dri/card1", 226, 129)];
     for (nodes, kept) in [(&nodes[..], Some("0,1")), (&nodes[1..2], Some("0")), (&[], None)] {
         let once = edited(&with(nodes).to_string(), &leased_one_of_two()).unwrap();
-        let list = once.pointer("/annotations").and_then(|all| all.get(HANDED_LIST));
+        let list = once.pointer("/annotations").and_then(|all| all.get(HANDED));
         assert_eq!(list.and_then(Value::as_str), kept, "{nodes:?}");
         let twice = edited(&once.to_string(), &leased_one_of_two()).unwrap();
         assert_eq!(once.to_string(), twice.to_string(), "{nodes:?}");
@@ -136,9 +136,9 @@ fn a_bundle_that_runs_again_keeps_which_gpus_were_handed_over() {
 fn a_pods_word_for_what_was_handed_over_does_not_outlive_the_first_run() {
     for nodes in [&[][..], &[node("/dev/nvidia0", 195, 0)]] {
         let mut bundle = with(nodes);
-        bundle["annotations"] = json!({HANDED_LIST: "0,1,2", "mine": "x"});
+        bundle["annotations"] = json!({HANDED: "0,1,2", "mine": "x"});
         let after = edited(&bundle.to_string(), &leased_one_of_two()).unwrap();
-        let kept = after["annotations"].get(HANDED_LIST).and_then(Value::as_str);
+        let kept = after["annotations"].get(HANDED).and_then(Value::as_str);
         assert_eq!(kept, (!nodes.is_empty()).then_some("0"));
         assert_eq!(after["annotations"]["mine"], "x");
     }
