@@ -12,12 +12,12 @@ wrong() {
 
 needed=$(readelf -dW "$library" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
 soname=$(readelf -dW "$library" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')
-[ "$needed" = "/usr/lib/gpushare/driver/$soname" ] || wrong "NEEDED is '$needed'"
 case $soname in
-libcuda.so.1) names='cu[A-Z][A-Za-z0-9_]*' ;;
-libnvidia-ml.so.1) names='nvml[A-Z][A-Za-z0-9_]*' ;;
-*) wrong "SONAME is '$soname'"; names='' ;;
+libcuda.so.1) names='cu[A-Z][A-Za-z0-9_]*' private=cuda ;;
+libnvidia-ml.so.1) names='nvml[A-Z][A-Za-z0-9_]*' private=nvidia-ml ;;
+*) wrong "SONAME is '$soname'"; names='' private='' ;;
 esac
+[ "$needed" = "/usr/lib/gpushare/driver/$private" ] || wrong "NEEDED is '$needed'"
 
 symbols=$(readelf --dyn-syms -W "$library" | awk 'NR > 3 && $8 != "" { print $7, $8 }')
 # The C library is not NEEDED; these names are in every C library that a CUDA program can have.

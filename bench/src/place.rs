@@ -41,8 +41,8 @@ impl Limited {
     }
 }
 
-/// Where a container has the driver's own files.
-pub const DRIVER: &str = "/usr/lib/gpushare/driver";
+/// Where a container has the driver's own libcuda.
+pub const DRIVER: &str = "/usr/lib/gpushare/driver/cuda";
 
 /// What the client said in `container`.
 ///
@@ -52,13 +52,13 @@ pub fn inside(container: &Container<'_>, words: &[&str]) -> Result<String> {
     exec(container, &[], words)
 }
 
-/// The same, where the client finds the driver's own file by the name of the library: bare, in the same cgroup.
+/// The same, where the driver's own file is loaded first and so answers to the library's name: bare, in the same cgroup.
 ///
 /// # Errors
 /// With its own words, when it failed.
 pub fn inside_bare(container: &Container<'_>, words: &[&str]) -> Result<String> {
-    let path = format!("LD_LIBRARY_PATH={DRIVER}");
-    exec(container, &["/usr/bin/env", &path], words)
+    let preload = format!("LD_PRELOAD={DRIVER}");
+    exec(container, &["/usr/bin/env", &preload], words)
 }
 
 fn exec(container: &Container<'_>, before: &[&str], words: &[&str]) -> Result<String> {

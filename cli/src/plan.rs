@@ -28,11 +28,10 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
         refuse_earlier_plan(&json, &config.paths.hook)?;
         return nothing(as_json);
     }
-    if config.request.strict {
-        admit(&json)?;
-    }
     let (state, store) = node::store(&config)?;
     let node = node::inventory(&config, &state)?;
+    let programs = programs(&config, state.path());
+    admit(&json, bundle.path(), &programs, &node, config.request.strict)?;
     inventory::fit(&config, &node)?;
     let request = read(&container, &config.request, &node.gpus)?.ok_or(RequestError::NoShare)?;
     clear(&mut json, &request, false)?;
@@ -41,7 +40,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     Requirements::of(&container)?.check(&gpushare_inject::offer(&node, &lease))?;
     let root = RootFolder::open(&bundle.root(&json), &json)?;
     let image = root.look(bundle.path(), &json);
-    let plan = Plan::new(&request, &lease, &node, &programs(&config, state.path()), &image)?;
+    let plan = Plan::new(&request, &lease, &node, &programs, &image)?;
     root.check(plan.targets())?;
     plan.edit(&mut json.clone()).context("config.json cannot be changed")?;
     if as_json {

@@ -1,7 +1,7 @@
 //! A plan put into a config.json that an engine may have written of an image's and a user's strings.
 
-use gpushare_inject::{Plan, Surroundings, is_privileged};
-use gpushare_request::{GRANTED_LIST, ran_before};
+use gpushare_inject::{Plan, Surroundings};
+use gpushare_request::{GRANTED_LIST, is_privileged, ran_before};
 use oci_spec::runtime::{
     Hook, HookBuilder, LinuxDevice, LinuxDeviceBuilder, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder,
     LinuxDeviceType, Mount, MountBuilder,

@@ -10,7 +10,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use gpushare_request::{Container, GRANTED_LIST, HANDED, Interceptor, kept_list, ran_before};
+use gpushare_request::{Container, GRANTED_LIST, HANDED, Interceptor, is_privileged, kept_list, ran_before};
 use serde_json::{Map, Value, json};
 
 use crate::plan::{Plan, READ_ONLY};
@@ -20,8 +20,7 @@ mod driver;
 mod earlier;
 mod handed;
 
-pub use beside::is_privileged;
-pub(crate) use beside::right_over_limit;
+pub(crate) use beside::lets_use;
 use beside::{denies_all, has_user_namespace, refuse_driver, refuse_other_gpus};
 pub use driver::take_out_driver;
 use driver::{brings_gpus, is_nvidias_hook};

@@ -8,6 +8,7 @@ use gpushare_quota::{
     Admission, Holder, HolderError, Lease, LeaseKey, Reservation, ReserveError, StateError, StateFolder,
     Store, StoreError,
 };
+use gpushare_region::path::DRIVER_FOLDER;
 use gpushare_request::{
     Container, InterceptorPolicy, Mode, Policy, Request, RequestError, Requirements, read,
 };
@@ -16,9 +17,11 @@ use serde_json::Value;
 use crate::bundle::Bundle;
 use crate::edit;
 use crate::image::{Image, ImageError, RootFolder};
+use crate::loader;
 use crate::offer::offer;
 use crate::plan::{Plan, PlanError, Programs};
 use crate::region::{Region, RegionError};
+use crate::rights;
 use crate::stock::{self, StockError};
 
 /// The administrator's settings, as far as a grant depends on them.
@@ -61,14 +64,21 @@ pub enum GrantError {
         "a privileged container can open every GPU, so this node gives it no share (request.strict); drop --privileged"
     )]
     Privileged,
-    /// Nor is one that can undo its mounts.
-    #[error(
-        "a container with {right} can take its limit away, so this node gives it no share (request.strict); drop that \
-         capability"
-    )]
+    /// A container with a right of [`crate::RIGHTS`].
+    #[error("a container with {found}, so this node gives it no share (request.strict); {remedy}")]
     Right {
-        /// The capability.
-        right: &'static str,
+        /// The right, where it stands, and why it is one.
+        found: String,
+        /// What its owner can do.
+        remedy: &'static str,
+    },
+    /// A variable that takes the driver's files in place of ours.
+    #[error(
+        "{variable} names {DRIVER_FOLDER}, where the driver's own files are for gpushare's alone; take it out"
+    )]
+    Loader {
+        /// Its name.
+        variable: &'static str,
     },
     /// Another system's library in a bundle that nobody can change any more.
     #[error(
@@ -121,13 +131,12 @@ pub fn grant<T, E: From<GrantError>>(
     settings: &Settings,
     apply: impl FnOnce(&Plan, Reservation<'_>, Value) -> Result<T, E>,
 ) -> Result<T, E> {
-    if settings.policy.strict {
-        admit(&asking.json)?;
-    }
     let requirements = Requirements::of(asking.container).map_err(GrantError::from)?;
     let state = StateFolder::open(settings.programs.state).map_err(GrantError::from)?;
     let node = Node::open(settings.roots).map_err(GrantError::from)?;
     let node = stock::known(node, state.path(), settings).map_err(GrantError::from)?;
+    let programs = Programs { state: state.path(), ..settings.programs.clone() };
+    admit(&asking.json, asking.bundle.path(), &programs, &node, settings.policy.strict)?;
     let request = read(asking.container, settings.policy, &node.gpus).map_err(GrantError::from)?;
     let request = request.ok_or(RequestError::NoShare).map_err(GrantError::from)?;
     for note in &request.notes {
@@ -149,7 +158,6 @@ pub fn grant<T, E: From<GrantError>>(
     let reservation = reserve(asking.key, &request, &node, &store, &state, settings)?;
     requirements.check(&offer(&node, reservation.lease())).map_err(GrantError::from)?;
     let region = Undo(Region::of(state.path(), reservation.lease().id));
-    let programs = Programs { state: state.path(), ..settings.programs.clone() };
     let plan = plan(&request, reservation.lease(), &node, &image, &programs)?;
     root.check(plan.targets()).map_err(GrantError::from)?;
     let done = apply(&plan, reservation, asking.json)?;
@@ -172,14 +180,27 @@ pub fn clear(json: &mut Value, request: &Request, is_read: bool) -> Result<(), G
     }
 }
 
-/// Whether a limit can hold in the container of this config.json, which `request.strict` demands.
+/// Whether a limit can hold in the container of this config.json, in the folder `bundle`. `strict` demands that it has no
+/// right to undo it.
 ///
 /// # Errors
 /// Names what would let the container past it.
-pub fn admit(json: &Value) -> Result<(), GrantError> {
-    match edit::right_over_limit(json) {
-        _ if edit::is_privileged(json) => Err(GrantError::Privileged),
-        Some(right) => Err(GrantError::Right { right }),
+pub fn admit(
+    json: &Value,
+    bundle: &Path,
+    programs: &Programs,
+    node: &Node,
+    strict: bool,
+) -> Result<(), GrantError> {
+    if let Some(variable) = loader::names_driver(json) {
+        return Err(GrantError::Loader { variable });
+    }
+    if !strict {
+        return Ok(());
+    }
+    match rights::right_over_limit(json, bundle, programs, &rights::driver_places(node)) {
+        _ if gpushare_request::is_privileged(json) => Err(GrantError::Privileged),
+        Some(found) => Err(GrantError::Right { remedy: found.right.remedy, found: found.to_string() }),
         None => Ok(()),
     }
 }

@@ -307,7 +307,7 @@ fn mounts(json: &Value) -> (Vec<PathBuf>, Vec<PathBuf>) {
     (paths(bound), paths(others))
 }
 
-fn is_bind(mount: &Value) -> bool {
+pub(crate) fn is_bind(mount: &Value) -> bool {
     let options = mount.get("options").and_then(Value::as_array).into_iter().flatten();
     let mut options = options.filter_map(Value::as_str);
     mount.get("type").and_then(Value::as_str) == Some("bind")

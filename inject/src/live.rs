@@ -165,7 +165,7 @@ impl Live {
         let bound = self.process.has_user_namespace()?;
         let nodes = plan.device_mounts.iter().filter(|_| bound);
         let trees = plan.mounts.iter().chain(nodes).map(Tree::of).collect::<Result<Vec<_>, _>>()?;
-        let rules = Rules::prepare(&self.process, &plan.device_rules, edit::is_privileged(json))?;
+        let rules = Rules::prepare(&self.process, &plan.device_rules, gpushare_request::is_privileged(json))?;
         let owner = Owner::of(&self.process)?;
         let mut applied = Applied { live: self, trees, rules, owner };
         applied.enter(plan, bound)?;

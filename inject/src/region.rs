@@ -1,10 +1,12 @@
-//! The two files of a container, `limits` and `usage`, on a tmpfs of their own.
+//! The two files of a container, `limits` and `usage`, on two file systems.
 //!
-//! A container may write `usage`: the tmpfs bounds what it can take of the host's memory. Both files exist before the
-//! container does and go when its lease goes.
+//! A container may write `usage`: a tmpfs of its own bounds what it can take of the host's memory. All
+//! `limits` files lie on one other tmpfs, so that nothing that a container may write is on a file system with
+//! limits. Both files exist before the container does and go when its lease goes.
 
 mod live;
 mod mapped;
+mod table;
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -13,19 +15,26 @@ use std::path::{Path, PathBuf};
 
 use gpushare_quota::{Lease, REGIONS};
 use gpushare_region::{
-    ComputePolicy, DeviceLimits, LIMITS_LEN, TooManyDevices, USAGE_LEN, empty_usage_header, encode_limits,
+    ComputePolicy, DeviceLimits, TooManyDevices, USAGE_LEN, empty_usage_header, encode_limits,
 };
 use gpushare_request as request;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 pub use live::UsageError;
 
-/// Both files, a page of slack each, and the folder.
-const SIZE: usize = LIMITS_LEN + USAGE_LEN + 3 * 4096;
+/// The file, a page of slack, and the folder.
+const SIZE: usize = USAGE_LEN + 2 * 4096;
+/// The folder of all limits files, in the state folder.
+pub(crate) const LIMITS: &str = "limits";
 
-/// A container's region folder on the host.
+/// Where a container's two files are on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Region(PathBuf);
+pub struct Region {
+    /// Its folder, with `usage` in it. It is made first and goes last.
+    folder: PathBuf,
+    /// Its file among all limits files.
+    limits: PathBuf,
+}
 
 /// Why a region cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -46,17 +55,18 @@ pub enum RegionError {
 impl Region {
     /// The region of a lease, whether it exists or not.
     pub fn of(state: &Path, lease_id: i64) -> Self {
-        Self(state.join(REGIONS).join(lease_id.to_string()))
+        let name = lease_id.to_string();
+        Self { folder: state.join(REGIONS).join(&name), limits: state.join(LIMITS).join(&name) }
     }
 
     /// The read-only file.
     pub fn limits(&self) -> PathBuf {
-        self.0.join("limits")
+        self.limits.clone()
     }
 
     /// The file that the container may write.
     pub fn usage(&self) -> PathBuf {
-        self.0.join("usage")
+        self.folder.join("usage")
     }
 
     /// Makes folder, tmpfs and both files for `lease`.
@@ -65,7 +75,7 @@ impl Region {
     /// When any of it cannot be made; nothing is left then.
     pub fn create(&self, lease: &Lease) -> Result<(), RegionError> {
         let limits = encode_limits(&limits(lease)).map_err(|TooManyDevices| RegionError::TooManyDevices)?;
-        let io = |source| RegionError::Io { path: self.0.clone(), source };
+        let io = |source| RegionError::Io { path: self.folder.clone(), source };
         // A folder that is there already is somebody else's: it is not taken away.
         self.make_folder().map_err(io)?;
         self.fill(&limits).map_err(|source| {
@@ -74,42 +84,51 @@ impl Region {
         })
     }
 
-    /// Makes the folder alone, for whole GPUs: it tells a quota store that was deleted of a container that runs.
+    /// Makes the folder alone, for whole GPUs: it tells a quota store that was deleted of a container that
+    /// runs.
     ///
     /// # Errors
     /// When it cannot be made.
     pub fn create_empty(&self) -> Result<(), RegionError> {
-        self.make_folder().map_err(|source| RegionError::Io { path: self.0.clone(), source })
+        self.make_folder().map_err(|source| RegionError::Io { path: self.folder.clone(), source })
     }
 
     fn make_folder(&self) -> std::io::Result<()> {
-        if let Some(parent) = self.0.parent() {
+        if let Some(parent) = self.folder.parent() {
             match DirBuilder::new().mode(0o700).create(parent) {
                 Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
                 _ => {}
             }
         }
-        DirBuilder::new().mode(0o700).create(&self.0)
+        DirBuilder::new().mode(0o700).create(&self.folder)
     }
 
     fn fill(&self, limits: &[u8]) -> std::io::Result<()> {
+        if let Some(folder) = self.limits.parent() {
+            table::ensure(folder)?;
+        }
+        new_file(&self.limits, 0o444)?.write_all(limits)?;
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-        let options = format!("size={SIZE},nr_inodes=4,mode=0700");
-        mount(Some("gpushare"), &self.0, Some("tmpfs"), flags, Some(options.as_str()))?;
-        new_file(&self.limits(), 0o444)?.write_all(limits)?;
+        let options = format!("size={SIZE},nr_inodes=3,mode=0700");
+        mount(Some("gpushare"), &self.folder, Some("tmpfs"), flags, Some(options.as_str()))?;
         let mut usage = new_file(&self.usage(), 0o666)?;
         usage.write_all(&empty_usage_header())?;
         usage.set_len(u64::try_from(USAGE_LEN).unwrap_or(u64::MAX))
     }
 
-    /// Takes the region away; one that is not there is success. What cannot be removed is left for the next sweep.
+    /// Takes the region away; one that is not there is success. What cannot be removed is left for the next
+    /// sweep, which finds it by its folder.
     pub fn remove(&self) {
-        let _ = umount2(&self.0, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
-        let _ = fs::remove_dir(&self.0);
+        let _ = umount2(&self.folder, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
+        match fs::remove_file(&self.limits) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {}
+            _ => drop(fs::remove_dir(&self.folder)),
+        }
     }
 
-    /// The regions below the state folder, by their leases' ids. Ask this before asking for the living leases: a
-    /// lease is written before its region is made, so a region of this list without a lease is nobody's.
+    /// The regions below the state folder, by their leases' ids. Ask this before asking for the living
+    /// leases: a lease is written before its region is made, so a region of this list without a lease is
+    /// nobody's.
     pub fn existing(state: &Path) -> Vec<i64> {
         let entries = fs::read_dir(state.join(REGIONS)).into_iter().flatten().filter_map(Result::ok);
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()

@@ -1,10 +1,15 @@
-//! Where everything stands inside a container. The linker writes the driver paths into our libraries, so they are
-//! fixed: a host that mounts elsewhere breaks every library already built.
+//! Where everything stands inside a container. The linker writes the driver paths into our libraries, so they
+//! are fixed: a host that mounts elsewhere breaks every library already built.
 
+/// The folder of the driver's own files in the container.
+///
+/// None of them has a name that a loader, `ldconfig` or a linker looks for: a program with this folder in
+/// `LD_LIBRARY_PATH` would otherwise find the driver's library before ours.
+pub const DRIVER_FOLDER: &str = "/usr/lib/gpushare/driver";
 /// The driver's own `libcuda.so.1`, under the only name it has in the container.
-pub const DRIVER_CUDA: &str = "/usr/lib/gpushare/driver/libcuda.so.1";
+pub const DRIVER_CUDA: &str = "/usr/lib/gpushare/driver/cuda";
 /// The driver's own `libnvidia-ml.so.1`, under the only name it has in the container.
-pub const DRIVER_NVML: &str = "/usr/lib/gpushare/driver/libnvidia-ml.so.1";
+pub const DRIVER_NVML: &str = "/usr/lib/gpushare/driver/nvidia-ml";
 /// The limits file, mounted read-only.
 pub const LIMITS: &core::ffi::CStr = c"/usr/lib/gpushare/limits";
 /// The usage file, mounted read-write for every user of the container.

@@ -86,7 +86,7 @@ median() {
 }
 
 row_14_overhead() {
-    paired='$C cost launch --rounds 1000 --calls 100 --bare /usr/lib/gpushare/driver/libcuda.so.1'
+    paired='$C cost launch --rounds 1000 --calls 100 --bare /usr/lib/gpushare/driver/cuda'
     container 40 launch-free GPUSHARE_MEMORY=4GiB -- "$paired" >"$work/free.out"
     container 40 launch-full GPUSHARE_MEMORY=4GiB GPUSHARE_CORES=100 -- "$paired" >"$work/full.out"
     free=$(median "$work/free.out")

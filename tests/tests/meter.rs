@@ -151,7 +151,7 @@ fn memory_that_passes_by_the_libraries_is_seen() {
     let node = SimulatedNode::one_gpu();
     let runtime = Runtime::wrapped(LowLevel::Runc, &node);
     // The driver's own file, opened first, takes the place of ours in that process.
-    let driver = "LD_PRELOAD=/usr/lib/gpushare/driver/libcuda.so.1";
+    let driver = "LD_PRELOAD=/usr/lib/gpushare/driver/cuda";
     let holder = ["/bin/gpushare-simulator", "probe", "--json", "--allocate", "6GiB", "--hold", "1000"];
     let honest = Bundle::with_probe().env("GPUSHARE_MEMORY", "8GiB").args(&holder);
     let bypass = Bundle::with_probe()
@@ -194,7 +194,7 @@ fn files_that_a_container_spoilt_are_mended_or_told() {
     Report::of(&container, &[]).assert_size(4 * GIB);
 
     // What a container with CAP_SYS_ADMIN on the host could do to its own file.
-    let limits = region(&node).join("limits");
+    let limits = node.state().join("limits").join(region(&node).file_name().expect("a number"));
     let good = fs::read(&limits).expect("the limits can be read");
     let mut more = good.clone();
     more[64 + 16..64 + 24].copy_from_slice(&(70 * GIB).to_ne_bytes());

@@ -162,8 +162,7 @@ fn granted(node: &SimulatedNode) -> Vec<u64> {
     let mut ids: Vec<u64> = regions.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     ids.sort_unstable();
     let memory = |id: u64| {
-        let bytes =
-            fs::read(node.state().join(format!("regions/{id}/limits"))).expect("the limits can be read");
+        let bytes = fs::read(node.state().join(format!("limits/{id}"))).expect("the limits can be read");
         u64::from_ne_bytes(bytes[80..88].try_into().expect("eight bytes"))
     };
     ids.into_iter().map(memory).collect()

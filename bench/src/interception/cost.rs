@@ -81,8 +81,7 @@ pub fn rows(table: &mut Table) -> Result<()> {
 }
 
 fn row(container: &Container<'_>, figure: &Figure) -> Result<Row> {
-    let bare = format!("{}/libcuda.so.1", place::DRIVER);
-    let told = place::inside(container, &[&["cost"], figure.words, &["--bare", &bare]].concat())?;
+    let told = place::inside(container, &[&["cost"], figure.words, &["--bare", place::DRIVER]].concat())?;
     let pairs = told.lines().map(|line| line.split_once(' ').context("two figures a round"));
     let pairs =
         pairs.map(|pair| pair.and_then(|(ours, bare)| Ok((ours.parse::<i64>()?, bare.parse::<i64>()?))));

@@ -1,8 +1,6 @@
 //! What a bundle brings beside a plan, by which the container would get more than its lease: other GPUs' nodes and rules, the
-//! driver of a whole GPU, rights over its own limit.
+//! driver of a whole GPU.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use gpushare_region::path as inner;
@@ -83,7 +81,7 @@ pub(super) fn refuse_driver(json: &Value, plan: &Plan) -> Result<(), EditError> 
 }
 
 /// Whether a rule allows more than making a node.
-pub(super) fn lets_use(rule: &Value) -> bool {
+pub(crate) fn lets_use(rule: &Value) -> bool {
     let access = rule.get("access").and_then(Value::as_str).unwrap_or("rwm");
     rule.get("allow") == Some(&Value::Bool(true)) && access.contains(['r', 'w'])
 }
@@ -97,41 +95,6 @@ fn is_for_all(rule: &Value) -> bool {
 pub(super) fn denies_all(rule: &Value) -> bool {
     let kind = rule.get("type").and_then(Value::as_str).unwrap_or("a");
     rule.get("allow") == Some(&Value::Bool(false)) && matches!(kind, "a" | "") && is_for_all(rule)
-}
-
-/// Whether the bundle allows every character device anyway. Such a container is root on the host for every purpose.
-pub fn is_privileged(json: &Value) -> bool {
-    entries(json, "/linux/resources/devices").filter(|rule| lets_use(rule)).any(|rule| {
-        let kind = rule.get("type").and_then(Value::as_str).unwrap_or("a");
-        matches!(kind, "a" | "" | "c") && is_for_all(rule)
-    })
-}
-
-/// The right by which the container's own root could take the limit away again: over its mounts, or over the processes of
-/// the host. In a user namespace it reaches neither.
-pub(crate) fn right_over_limit(json: &Value) -> Option<&'static str> {
-    if has_user_namespace(json) {
-        return None;
-    }
-    let sets = json.pointer("/process/capabilities").and_then(Value::as_object).into_iter().flatten();
-    let held = sets.filter_map(|(_, set)| set.as_array()).flatten().filter_map(Value::as_str);
-    let has = |wanted: &str| {
-        let plain = |name: &str| name.to_ascii_uppercase().trim_start_matches("CAP_").to_owned();
-        held.clone().any(|name| plain(name) == wanted)
-    };
-    if has("SYS_ADMIN") {
-        return Some("CAP_SYS_ADMIN");
-    }
-    (has("SYS_PTRACE") && sees_host_processes(json)).then_some("CAP_SYS_PTRACE over the host's processes")
-}
-
-/// Whether the bundle has no namespace of processes of its own, or is told to join the host's.
-fn sees_host_processes(json: &Value) -> bool {
-    let is_pid = |namespace: &&Value| namespace.get("type").and_then(Value::as_str) == Some("pid");
-    let Some(namespace) = entries(json, "/linux/namespaces").find(is_pid) else { return true };
-    let identity = |path: &str| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
-    let path = namespace.get("path").and_then(Value::as_str).filter(|path| !path.is_empty());
-    path.is_some_and(|path| identity(path).is_none_or(|joined| Some(joined) == identity("/proc/self/ns/pid")))
 }
 
 pub(super) fn has_user_namespace(json: &Value) -> bool {

@@ -266,25 +266,6 @@ fn files_of_a_whole_card_go_when_the_bundle_asks_for_a_share() {
 }
 
 #[test]
-fn a_right_over_the_limit_is_seen_outside_a_user_namespace() {
-    let namespaces = |kinds: &[&str]| kinds.iter().map(|kind| json!({"type": kind})).collect::<Vec<_>>();
-    let host_pid = json!([{"type": "pid", "path": "/proc/self/ns/pid"}]);
-    for (set, capability, namespaces, want) in [
-        ("bounding", "CAP_SYS_ADMIN", json!(namespaces(&["pid", "mount"])), true),
-        ("ambient", "sys_admin", json!(namespaces(&["pid"])), true),
-        ("bounding", "CAP_SYS_ADMIN", json!(namespaces(&["pid", "user"])), false),
-        ("effective", "CAP_SYS_PTRACE", json!(namespaces(&["pid"])), false),
-        ("effective", "CAP_SYS_PTRACE", json!(namespaces(&["mount"])), true),
-        ("effective", "CAP_SYS_PTRACE", host_pid, true),
-        ("effective", "CAP_NET_ADMIN", json!([]), false),
-    ] {
-        let json = json!({"process": {"capabilities": {set: ["CAP_CHOWN", capability]}},
-            "linux": {"namespaces": namespaces}});
-        assert_eq!(right_over_limit(&json).is_some(), want, "{json}");
-    }
-}
-
-#[test]
 fn everything_is_denied_first_whatever_the_bundle_says_after() {
     let text = r#"{"linux":{"resources":{"devices":[{"allow":true,"type":"c","major":1,"minor":3,"access":"rwm"}]}}}"#;
     let after = edited(text, &plan()).unwrap();

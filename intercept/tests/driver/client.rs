@@ -2,6 +2,8 @@
 
 use std::ffi::CString;
 
+use gpushare_region::path;
+
 pub const MIB: u64 = 1 << 20;
 
 /// A loaded library.
@@ -127,7 +129,7 @@ pub fn bytes(mib: u64) -> usize {
 
 /// What the driver itself says is held on GPU `index`, in MiB: all processes, contexts included.
 pub fn really_held(index: usize) -> u64 {
-    let nvml = Library::open("/usr/lib/gpushare/driver/libnvidia-ml.so.1");
+    let nvml = Library::open(path::DRIVER_NVML);
     memory_info(&nvml, index)[2] / MIB
 }
 

@@ -1,5 +1,7 @@
 //! Every family of allocation meets the limit, and gives back what it took.
 
+use gpushare_region::path;
+
 use crate::client::{Cuda, Library, MIB, bytes, out, really_held};
 use crate::place::{Share, books, charged, inside};
 use crate::{INVALID_VALUE, OUT_OF_MEMORY};
@@ -80,7 +82,7 @@ fn case_14_pointers_are_what_the_driver_says_they_are() {
     let (mut linear, mut managed, mut ordered) = (cuda.allocate(8).unwrap(), 0u64, 0u64);
     assert_eq!(cuda.call("cuMemAllocManaged", &[out(&mut managed), bytes(8), 1]), 0);
     assert_eq!(cuda.call("cuMemAllocAsync", &[out(&mut ordered), bytes(8), 0]), 0);
-    let bare = Library::open("/usr/lib/gpushare/driver/libcuda.so.1");
+    let bare = Library::open(path::DRIVER_CUDA);
     for (what, pointer, is_managed) in
         [("linear", &mut linear, 0), ("managed", &mut managed, 1), ("ordered", &mut ordered, 0)]
     {
@@ -124,11 +126,11 @@ fn case_48_calls_between_gpus_reach_the_driver() {
     }
     let cuda = Cuda::start();
     let nvml = Library::open("libnvidia-ml.so.1");
-    for (library, soname, names) in [
-        (&cuda.library, "libcuda.so.1", &BETWEEN_GPUS[..]),
-        (&nvml, "libnvidia-ml.so.1", &["nvmlDeviceGetP2PStatus"]),
+    for (library, driver, names) in [
+        (&cuda.library, path::DRIVER_CUDA, &BETWEEN_GPUS[..]),
+        (&nvml, path::DRIVER_NVML, &["nvmlDeviceGetP2PStatus"]),
     ] {
-        let bare = Library::open(&format!("/usr/lib/gpushare/driver/{soname}"));
+        let bare = Library::open(driver);
         for name in names {
             assert_ne!(bare.symbol(name), 0, "the simulated driver has no {name}");
             assert_eq!(library.symbol(name), bare.symbol(name), "{name} does not reach the driver");

@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use gpushare_intercept::{cuda, nvml};
+use gpushare_region::path::{DRIVER_CUDA, DRIVER_NVML};
 
 use crate::client::{Library, call, out};
 use crate::place::{Share, books, inside, inside_over, nvidias_own};
 
 const SHIM: &str = "/usr/lib/gpushare/shim";
-const DRIVER: &str = "/usr/lib/gpushare/driver";
-const LIBRARIES: [(&str, &[&str]); 2] = [("libcuda.so.1", cuda::HOOKED), ("libnvidia-ml.so.1", nvml::HOOKED)];
+const LIBRARIES: [(&str, &str, &[&str]); 2] =
+    [("libcuda.so.1", DRIVER_CUDA, cuda::HOOKED), ("libnvidia-ml.so.1", DRIVER_NVML, nvml::HOOKED)];
 
-/// Names that the driver's library exports, and whether they are functions.
-fn exports(soname: &str) -> BTreeMap<String, bool> {
-    let path = format!("{DRIVER}/{soname}");
-    let output = Command::new("nm").args(["-D", "--defined-only", &path]).output().unwrap();
+/// Names that a library of the driver's exports, and whether they are functions.
+fn exports(driver: &str) -> BTreeMap<String, bool> {
+    let output = Command::new("nm").args(["-D", "--defined-only", driver]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let names = text.lines().filter_map(|line| {
         let [_, kind, name] = line.split(' ').collect::<Vec<_>>()[..] else { return None };
@@ -29,9 +29,9 @@ fn exports(soname: &str) -> BTreeMap<String, bool> {
 
 /// Every name leads to our hook or to the driver itself, and none is there that the driver has not.
 fn every_name_leads_to_its_hook_or_to_the_driver() {
-    for (soname, hooked) in LIBRARIES {
-        let (ours, driver) = (Library::open(soname), Library::open(&format!("{DRIVER}/{soname}")));
-        let names = exports(soname);
+    for (soname, path, hooked) in LIBRARIES {
+        let (ours, driver) = (Library::open(soname), Library::open(path));
+        let names = exports(path);
         assert!(names.len() > 100, "{soname}: {}", names.len());
         for name in names.keys() {
             let (found, real) = (ours.symbol(name), driver.symbol(name));
@@ -110,8 +110,8 @@ fn nvidias_own_entry_points_answer_as_without_us_but_for_the_hooks() {
     if !inside_over(name, |_| nvidias_own()) {
         return;
     }
-    let (ours, driver) = (Library::open("libcuda.so.1"), Library::open(&format!("{DRIVER}/libcuda.so.1")));
-    let names = exports("libcuda.so.1");
+    let (ours, driver) = (Library::open("libcuda.so.1"), Library::open(DRIVER_CUDA));
+    let names = exports(DRIVER_CUDA);
     let real = cuda::HOOKED.iter().map(|name| driver.symbol(name));
     let hooked: BTreeSet<usize> = real.filter(|address| *address != 0).collect();
     let mut substituted = BTreeMap::new();
@@ -209,8 +209,8 @@ fn however_the_library_is_opened_hooks_are_ours_and_all_else_is_the_drivers() {
         let names = ["cuMemAlloc_v2", "cuDriverGetVersion", "cudbgApiInit", "cuMulticastBindMem_v2"];
         let arguments: Vec<&str> = [way].iter().chain(&names).copied().collect();
         let want = format!(
-            "cuMemAlloc_v2 {SHIM}/libcuda.so.1\ncuDriverGetVersion {DRIVER}/libcuda.so.1\n\
-             cudbgApiInit {DRIVER}/libcuda.so.1\ncuMulticastBindMem_v2 absent\nallocations 0 2\n"
+            "cuMemAlloc_v2 {SHIM}/libcuda.so.1\ncuDriverGetVersion {DRIVER_CUDA}\n\
+             cudbgApiInit {DRIVER_CUDA}\ncuMulticastBindMem_v2 absent\nallocations 0 2\n"
         );
         let development = want.replace(&format!("{SHIM}/libcuda.so.1"), &format!("{SHIM}/libcuda.so"));
         let want = if way == "development" { development } else { want };
@@ -248,7 +248,7 @@ fn however_a_program_is_linked_hooks_are_ours_and_all_else_is_the_drivers() {
     }
     let want = format!(
         "allocations 0 0 2\nversion 0 13000\ncuMemAlloc_v2 {SHIM}/libcuda.so.1\n\
-         cuDriverGetVersion {DRIVER}/libcuda.so.1\nnvmlInit_v2 {DRIVER}/libnvidia-ml.so.1\n"
+         cuDriverGetVersion {DRIVER_CUDA}\nnvmlInit_v2 {DRIVER_NVML}\n"
     );
     let linkers = linkers();
     assert!(!linkers.is_empty());
@@ -283,8 +283,8 @@ fn a_program_links_every_function_of_nvidias_own_libraries_and_no_other() {
         return;
     }
     let mut names: BTreeSet<String> = BTreeSet::new();
-    for (soname, _) in LIBRARIES {
-        names.extend(exports(soname).into_iter().filter(|(_, function)| *function).map(|(name, _)| name));
+    for (_, driver, _) in LIBRARIES {
+        names.extend(exports(driver).into_iter().filter(|(_, function)| *function).map(|(name, _)| name));
     }
     let libraries = ["-lcuda", "-lnvidia-ml"].map(str::to_owned);
     for linker in linkers() {

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use gpushare_inventory::elf;
 use gpushare_region::{
-    ComputePolicy, DeviceLimits, USAGE_LEN, Usage, empty_usage_header, encode_limits, read_usage,
+    ComputePolicy, DeviceLimits, USAGE_LEN, Usage, empty_usage_header, encode_limits, path, read_usage,
 };
 
 const INSIDE: &str = "GPUSHARE_TEST_INSIDE";
@@ -20,6 +20,8 @@ const HOME: &str = "/usr/lib/gpushare";
 /// The driver's libraries and ours by the names they are built under.
 const LIBRARIES: [(&str, &str); 2] =
     [("libcuda.so", "libgpushare_intercept_cuda.so"), ("libnvidia-ml.so", "libgpushare_intercept_nvml.so")];
+/// Where the libraries look for the driver's.
+const DRIVER: [&str; 2] = [path::DRIVER_CUDA, path::DRIVER_NVML];
 const MIB: u64 = 1 << 20;
 
 /// What the container is given.
@@ -203,9 +205,9 @@ fn fill_home(home: &Path, driver: &[PathBuf; 2], uuids: &[[u8; 16]], share: &Sha
     for folder in ["driver", "shim"] {
         std::fs::create_dir_all(home.join(folder)).unwrap();
     }
-    for ((name, shim), real) in LIBRARIES.iter().zip(driver) {
+    for (((name, shim), private), real) in LIBRARIES.iter().zip(DRIVER).zip(driver) {
         let soname = format!("{name}.1");
-        std::fs::copy(real, home.join("driver").join(&soname)).unwrap();
+        std::fs::copy(real, home.join(Path::new(private).strip_prefix(HOME).unwrap())).unwrap();
         let [ours, real] = [&built(shim, "shim"), real].map(|path| std::fs::read(path).unwrap());
         std::fs::write(home.join("shim").join(&soname), elf::fit(&ours, &real).unwrap()).unwrap();
         symlink(soname, home.join("shim").join(name)).unwrap();

@@ -4,6 +4,8 @@ use std::ffi::CString;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 
+use gpushare_region::path;
+
 use crate::client::{Cuda, Library, MIB, bytes, call, memory_info, out};
 use crate::place::{Share, books, inside};
 use crate::processes::{fork, wait};
@@ -17,7 +19,7 @@ fn cases_1_2_17_every_size_is_the_limit_and_null_outputs_are_the_drivers_busines
         return;
     }
     let cuda = Cuda::start();
-    let bare = Library::open("/usr/lib/gpushare/driver/libcuda.so.1");
+    let bare = Library::open(path::DRIVER_CUDA);
     let mut word = 7u64;
     for (free, total) in [(0, 0), (out(&mut word), 0), (0, out(&mut word))] {
         let (ours, theirs) =
@@ -278,7 +280,7 @@ fn case_32_entry_points_are_replaced_by_pointer_whatever_name_version_and_flags(
         return;
     }
     let cuda = Cuda::start();
-    let bare = Library::open("/usr/lib/gpushare/driver/libcuda.so.1");
+    let bare = Library::open(path::DRIVER_CUDA);
     let ask = |address: usize, name: &str, version: i32, flags: usize| {
         let (text, mut found, mut status) = (CString::new(name).unwrap(), 0x77usize, 0x77i32);
         let version = usize::try_from(version).unwrap();
@@ -332,7 +334,7 @@ fn case_49_process_lists_hold_the_containers_own_processes() {
     // A process of another container: on the same GPU, and in no book of this one.
     let step = shared_word();
     let other = fork(|| {
-        let bare = Library::open("/usr/lib/gpushare/driver/libcuda.so.1");
+        let bare = Library::open(path::DRIVER_CUDA);
         let mut context = 0usize;
         assert_eq!(bare.call("cuInit", &[0]), 0);
         assert_eq!(bare.call("cuDevicePrimaryCtxRetain", &[out(&mut context), 0]), 0);

@@ -64,10 +64,10 @@ fn what_an_image_brings_reaches_no_host_through_docker() {
     mount(Some("tmpfs"), &volume, Some("tmpfs"), MsFlags::empty(), none).expect("a tmpfs can be mounted");
     mount(none, &volume, none, MsFlags::MS_SHARED, none).expect("it can be shared");
 
-    let regions = node.state().join("regions");
+    let state = node.state();
     let foreign = |point: &String| {
         let point = Path::new(point);
-        !point.starts_with(&regions) && !point.starts_with(docker.folder())
+        !point.starts_with(&state) && !point.starts_with(docker.folder())
     };
     let points = || mounts().into_iter().filter(foreign).collect::<Vec<_>>();
     let (before, untouched) = (points(), tree(outside.path()));

@@ -284,7 +284,9 @@ fn a10_a_volume_with_shared_propagation_carries_no_mount_to_the_host() {
         let none: Option<&str> = None;
         mount(Some("tmpfs"), &volume, Some("tmpfs"), MsFlags::empty(), none).expect("a tmpfs can be mounted");
         mount(none, &volume, none, MsFlags::MS_SHARED, none).expect("it can be shared");
-        let regions = node.state().join("regions");
+        let foreign = || -> Vec<String> {
+            mounts().into_iter().filter(|point| !Path::new(point).starts_with(node.state())).collect()
+        };
         for (destination, behind, runs) in
             [("/volume", None, true), ("/usr/lib64", None, false), ("/volume", Some("usr/lib64"), false)]
         {
@@ -300,14 +302,12 @@ fn a10_a_volume_with_shared_propagation_carries_no_mount_to_the_host() {
                     fs::create_dir(bundle.root().join("volume")).expect("a folder can be made");
                     link(&bundle, folder, destination);
                 }
-                let before = mounts();
+                let before = foreign();
                 let created = runtime.create(&bundle);
-                let meanwhile: Vec<_> =
-                    mounts().into_iter().filter(|point| !Path::new(point).starts_with(&regions)).collect();
-                assert_eq!(meanwhile, before, "{when}: while it runs");
+                assert_eq!(foreign(), before, "{when}: while it runs");
                 assert_eq!(created.is_ok(), runs, "{when}");
                 drop(created);
-                assert_eq!(mounts(), before, "{when}: afterwards");
+                assert_eq!(foreign(), before, "{when}: afterwards");
                 assert_eq!(leases(runtime.config()), [], "{when}");
             }
         }
@@ -334,8 +334,7 @@ fn a10_what_a_container_mounts_over_our_files_does_not_appear_on_the_host() {
         });
         let container = runtime.run(&bundle);
         let before = mounts();
-        for target in
-            ["/usr/lib64/libcuda.so.1", "/usr/lib/gpushare/driver/libcuda.so.1", "/usr/lib/gpushare/limits"]
+        for target in ["/usr/lib64/libcuda.so.1", "/usr/lib/gpushare/driver/cuda", "/usr/lib/gpushare/limits"]
         {
             let script = format!("mount -o bind /etc/passwd {target}");
             let _ = container.exec(&["/bin/sh", "-c", &script]).expect_success(target);

@@ -11,6 +11,7 @@ mod paths;
 mod processes;
 mod region;
 mod requests;
+mod rights;
 mod store;
 mod table;
 
@@ -18,12 +19,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::needs::Need;
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::runtime::{LowLevel, Runtime};
 use gpushare_tests::scratch::Scratch;
+use gpushare_tests::{artifacts, command};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Crun, Need::Busybox];
 
@@ -55,6 +58,14 @@ enum Outcome {
     Ran(Vec<String>),
     /// What the engine's user reads.
     Refused(String),
+}
+
+/// Compiles a program of `tests/programs` as one static file: for images that have nothing else.
+fn compile(source: &str, program: &Path) {
+    let source = artifacts::checkout().join("tests/programs").join(source);
+    let mut compiler = Command::new("cc");
+    let compiler = compiler.args(["-static", "-O1", "-Wall", "-Werror", "-o"]).arg(program).arg(source);
+    let _ = command::run(compiler).expect_success("cc");
 }
 
 /// Creates, starts and deletes the container.

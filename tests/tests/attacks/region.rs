@@ -1,4 +1,4 @@
-//! A27 and A28: a container that spoils the one file it may write. On runc alone: where crun runs in a view of its own, its
+//! A27, A28 and A51: a container that spoils the one file it may write, or starts from it. On runc alone: where crun runs in a view of its own, its
 //! regions are mounted there and not here.
 
 use std::fs;
@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use gpushare_tests::bundle::Bundle;
 use gpushare_tests::leases::{cli, leases, sweep};
 use gpushare_tests::meter::{Meter, listed};
 use gpushare_tests::needs::met;
 use gpushare_tests::node::SimulatedNode;
-use gpushare_tests::runtime::{LowLevel, Runtime};
+use gpushare_tests::runtime::{Container, LowLevel, Runtime};
 use nix::sys::statvfs::statvfs;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::{NEEDS, share};
+use crate::{NEEDS, compile, share};
 
 /// The region folders below the state folder.
 fn regions(state: &Path) -> Vec<PathBuf> {
@@ -141,4 +142,39 @@ fn a28_a_process_that_a_usage_file_names_is_left_alone() {
     assert_eq!(neighbour.status().as_deref(), Some("running"));
     bystander.kill().expect("a child can be killed");
     bystander.wait().expect("a child can be waited for");
+}
+
+/// What the kernel answers when the container opens `file` for writing by its handle, through the mount of `through`.
+fn opened_by_handle(container: &Container<'_>, through: &str, file: &str) -> String {
+    let words = ["/bin/by_handle", through, file];
+    container.exec(&words).expect_success("by_handle").stdout.trim().to_owned()
+}
+
+#[test]
+#[ignore = "needs root, runc and a C compiler: runs containers"]
+fn a51_a_handle_through_the_file_that_is_written_leads_to_no_limits() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let reading = |bundle: Bundle| {
+        compile("by_handle.c", &bundle.root().join("bin/by_handle"));
+        bundle.edit(|spec| {
+            for set in ["bounding", "effective", "permitted"] {
+                let list = spec["process"]["capabilities"][set].as_array_mut().expect("a list");
+                list.push(json!("CAP_DAC_READ_SEARCH"));
+            }
+        })
+    };
+    let (bundle, neighbour) = (reading(share()), reading(share()));
+    let (container, _other) = (runtime.run(&bundle), runtime.run(&neighbour));
+    let [limits, usage] = ["/usr/lib/gpushare/limits", "/usr/lib/gpushare/usage"];
+    let sum = || container.exec(&["/bin/busybox", "md5sum", limits]).expect_success("md5sum").stdout;
+    let before = sum();
+    assert_eq!(opened_by_handle(&container, usage, limits), "Stale file handle");
+    assert_eq!(opened_by_handle(&container, limits, limits), "Read-only file system");
+    assert_eq!(sum(), before);
+    // The kernel itself has nothing against such an opening.
+    assert_eq!(opened_by_handle(&container, usage, usage), "wrote");
 }

@@ -35,7 +35,7 @@ fn region(lease: &Lease) -> (tempfile::TempDir, Region) {
     let mut usage = vec![0; USAGE_LEN];
     usage[..USAGE_HEADER_LEN].copy_from_slice(&empty_usage_header());
     fs::write(folder.path().join("usage"), usage).unwrap();
-    let region = Region(folder.path().to_owned());
+    let region = Region { folder: folder.path().to_owned(), limits: folder.path().join("limits") };
     (folder, region)
 }
 
