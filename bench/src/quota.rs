@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use gpushare_inventory::{DeviceMemory, DeviceNode, Gpu, GpuUuid};
-use gpushare_quota::{Admission, Holder, LeaseKey, ReleaseReason, ReserveError, StateFolder, Store};
+use gpushare_quota::{Admission, Holder, LeaseKey, Member, ReleaseReason, ReserveError, StateFolder, Store};
 use gpushare_request::{Container, Policy, Request};
 use gpushare_tests::scratch::Scratch;
 
@@ -109,8 +109,8 @@ fn holding(state: &Path, count: usize) -> Result<Store> {
     let store = Store::open(state)?;
     let (request, gpus, holder) = (request()?, gpus(8, 128), Holder::this_process()?);
     for number in 0..count {
-        let key = key(&format!("held-{number}"));
-        let held = store.reserve(&key, &request, &gpus, &Admission::default(), &holder, |_| ())?;
+        let member = Member::reserved(key(&format!("held-{number}")), holder.clone());
+        let held = store.reserve(&member, None, &request, &gpus, &Admission::default(), |_| ())?;
         std::mem::forget(held);
     }
     Ok(store)
@@ -131,8 +131,8 @@ fn reserve_once(state: &Path, key: &LeaseKey, request: &Request, gpus: &[Gpu]) -
     let start = Instant::now();
     let folder = StateFolder::open(state)?;
     let store = Store::open(folder.path())?;
-    let holder = Holder::this_process()?;
-    let granted = match store.reserve(key, request, gpus, &Admission::default(), &holder, |_| ()) {
+    let member = Member::reserved(key.clone(), Holder::this_process()?);
+    let granted = match store.reserve(&member, None, request, gpus, &Admission::default(), |_| ()) {
         Ok(reservation) => {
             std::mem::forget(reservation);
             true
@@ -272,10 +272,10 @@ fn few_and_many() -> Result<(Sample, Sample)> {
     let stores = [holding(folders[0].path(), 10)?, holding(folders[1].path(), 1000)?];
     let mut times = [Vec::new(), Vec::new()];
     for run in 0..RATIO_RUNS {
-        let key = key(&format!("run-{run}"));
+        let member = Member::reserved(key(&format!("run-{run}")), holder.clone());
         for (store, times) in stores.iter().zip(&mut times) {
             let start = Instant::now();
-            let reservation = store.reserve(&key, &request, &gpus, &Admission::default(), &holder, |_| ())?;
+            let reservation = store.reserve(&member, None, &request, &gpus, &Admission::default(), |_| ())?;
             times.push(nanoseconds(start.elapsed()));
             drop(reservation);
         }

@@ -14,7 +14,7 @@ use gpushare_request::{ComputePolicy, Mode};
 use serde_json::json;
 
 use self::runc::Runc;
-use crate::leases::short;
+use crate::leases::containers;
 use crate::ps::Seen;
 use crate::{configure, inventory, meter, node, system, table};
 
@@ -247,7 +247,8 @@ fn quota(config: &Config) -> Vec<Finding> {
     match leases {
         Err(error) => findings.push(failure("quota store", one_line(&error))),
         Ok(leases) => {
-            let stale = leases.iter().filter(|lease| lease.holder.is_gone()).count();
+            let stale =
+                leases.iter().flat_map(Lease::members).filter(|member| member.holder.is_gone()).count();
             let text = format!("{} share(s) held", leases.len());
             findings.push(match stale {
                 0 => ok("quota store", text),
@@ -290,9 +291,8 @@ fn meter(state: &Path, leases: &[Lease]) -> Finding {
 
 /// Regions are mounts: those that an engine makes in a mount namespace of its own are not here.
 fn hidden(state: &Path, leases: &[Lease]) -> Option<Finding> {
-    let lives = |lease: &&Lease| {
-        lease.mode == Mode::Share && lease.state == LeaseState::Active && !lease.holder.is_gone()
-    };
+    let lives =
+        |lease: &&Lease| lease.mode == Mode::Share && lease.state() == LeaseState::Active && !lease.is_gone();
     let hidden = |lease: &&Lease| Region::of(state, lease.id).measured().is_err();
     let count = leases.iter().filter(lives).filter(hidden).count();
     let text = format!(
@@ -308,7 +308,7 @@ fn unbooked(state: &Path, leases: &[Lease]) -> Vec<Finding> {
         let seen = Seen::of(state, lease, &running);
         let found = lease.grants.iter().enumerate().filter_map(move |(line, grant)| {
             let bytes = seen.fresh(line)?.unbooked_bytes;
-            (bytes > 0).then(|| (short(&lease.key.container), grant.gpu, DeviceMemory::from_bytes(bytes)))
+            (bytes > 0).then(|| (containers(lease), grant.gpu, DeviceMemory::from_bytes(bytes)))
         });
         found.collect::<Vec<_>>()
     });

@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
 use gpushare_config::Config;
-use gpushare_inject::{Region, one_line};
-use gpushare_quota::{Lease, ReleaseReason, Store};
+use gpushare_inject::{Region, forget, one_line};
+use gpushare_quota::{Lease, LeaseKey, Release, ReleaseReason, Store};
 use gpushare_request::Mode;
 use serde_json::{Value, json};
 
@@ -22,6 +22,7 @@ pub fn history(as_json: bool) -> Result<()> {
             json!({
                 "root": lease.key.root,
                 "id": lease.key.container,
+                "others": lease.others,
                 "grants": lease.grants,
                 "granted_at": lease.granted_at,
                 "released_at": lease.released_at,
@@ -37,8 +38,9 @@ pub fn history(as_json: bool) -> Result<()> {
     let rows = past.iter().map(|lease| {
         let held = Duration::from_secs(lease.released_at.saturating_sub(lease.granted_at));
         let held = humantime::format_duration(held).to_string();
+        let others = lease.others.iter().map(String::as_str);
         [
-            short(&lease.key.container),
+            listed([lease.key.container.as_str()].into_iter().chain(others)),
             names.in_text(&lease.grants),
             held,
             age(lease.released_at),
@@ -55,13 +57,14 @@ pub fn sweep(as_json: bool) -> Result<()> {
     config.log.start();
     let (state, store) = node::store(&config)?;
     let swept = store.sweep()?;
+    swept.iter().for_each(|swept| forget(&state, swept.lease, &swept.key, swept.left));
     let regions = Region::existing(state.path());
     let living = store.leases()?;
     for id in regions.into_iter().filter(|id| !living.iter().any(|lease| lease.id == *id)) {
         Region::of(state.path(), id).remove();
     }
     for lease in living.iter().filter(|lease| lease.mode == Mode::Share) {
-        let container = short(&lease.key.container);
+        let container = containers(lease);
         match meter::mend(&store, &Region::of(state.path(), lease.id), lease) {
             Ok(false) => {}
             Ok(true) => {
@@ -71,45 +74,51 @@ pub fn sweep(as_json: bool) -> Result<()> {
         }
     }
     if as_json {
-        let list = swept.iter().map(|lease| json!({"root": lease.key.root, "id": lease.key.container}));
+        let list = swept.iter().map(|swept| json!({"root": swept.key.root, "id": swept.key.container}));
         return Ok(table::json(&Value::Array(list.collect()))?);
     }
     if swept.is_empty() {
         return Ok(table::line("nothing to give back")?);
     }
-    let rows = swept.iter().map(|lease| [short(&lease.key.container), lease.key.root.clone()]);
+    let rows = swept.iter().map(|swept| [short(&swept.key.container), swept.key.root.clone()]);
     Ok(table::print(["SWEPT", "ROOT"], rows)?)
 }
 
-/// Releases one container's lease.
+/// Takes one container out of its lease, which ends if no other container holds it.
 pub fn release(id: &str, root: Option<&str>, force: bool) -> Result<()> {
     let config = Config::load()?;
     config.log.start();
     let (state, store) = node::store(&config)?;
     let lease = find(&store, id, root)?;
-    if !force && !lease.holder.is_gone() {
+    let key = &lease.member.key;
+    if !force && !lease.member.holder.is_gone() {
         bail!(
             "container {} lives: end it, or use --force, after which its memory may be granted twice",
             short(id)
         );
     }
-    store.release(lease.id, &lease.key, ReleaseReason::Forced)?;
-    Region::of(state.path(), lease.id).remove();
-    Ok(table::line(&format!("gave back the share of {}", short(&lease.key.container)))?)
+    let left = store.release(lease.id, key, ReleaseReason::Forced)?;
+    forget(&state, lease.id, key, left);
+    let others = listed(lease.others.iter().map(|member| member.key.container.as_str()));
+    Ok(table::line(&match left {
+        Release::Left => format!("{} holds its share no more; it is left to {others}", short(&key.container)),
+        _ => format!("gave back the share of {}", short(&key.container)),
+    })?)
 }
 
-/// The living lease of the container whose id is or begins with `id`.
+/// The living lease of the container whose id is or begins with `id`, asked by that container.
 pub fn find(store: &Store, id: &str, root: Option<&str>) -> Result<Lease> {
-    let begins = |lease: &Lease| {
-        !id.is_empty()
-            && lease.key.container.starts_with(id)
-            && root.is_none_or(|root| lease.key.root == root)
+    let fits = |key: &LeaseKey| {
+        !id.is_empty() && key.container.starts_with(id) && root.is_none_or(|root| key.root == root)
     };
-    let mut found: Vec<Lease> = store.leases()?.into_iter().filter(begins).collect();
-    if found.iter().any(|lease| lease.key.container == id) {
-        found.retain(|lease| lease.key.container == id);
+    let leases = store.leases()?;
+    let all = leases.iter().flat_map(|lease| lease.members().map(move |member| (lease, &member.key)));
+    let mut found: Vec<(&Lease, &LeaseKey)> = all.filter(|(_, key)| fits(key)).collect();
+    if found.iter().any(|(_, key)| key.container == id) {
+        found.retain(|(_, key)| key.container == id);
     }
-    match (found.pop(), found.len()) {
+    let asked = found.pop().and_then(|(lease, key)| lease.clone().asked_by(|other| other == key));
+    match (asked, found.len()) {
         (Some(lease), 0) => Ok(lease),
         (Some(_), _) => {
             bail!("several containers fit {id:?}; give more of the id, or --root (`gpushare ps --json`)")
@@ -119,6 +128,20 @@ pub fn find(store: &Store, id: &str, root: Option<&str>) -> Result<Lease> {
              docker's"
         ),
     }
+}
+
+/// The ids of all containers that hold a lease.
+pub fn ids(lease: &Lease) -> Vec<&str> {
+    lease.members().map(|member| member.key.container.as_str()).collect()
+}
+
+/// The same for people.
+pub fn containers(lease: &Lease) -> String {
+    listed(ids(lease))
+}
+
+fn listed<'a>(ids: impl IntoIterator<Item = &'a str>) -> String {
+    ids.into_iter().map(short).collect::<Vec<_>>().join(", ")
 }
 
 /// Engines' ids have 64 digits, of which people use the first 12.

@@ -9,7 +9,7 @@ use gpushare_inject::{
     Bundle, Plan, Programs, RootFolder, admit, clear, refuse_earlier_plan, take_out_driver,
 };
 use gpushare_inventory::Node;
-use gpushare_quota::{Grant, Holder, Lease, LeaseKey, LeaseState};
+use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member};
 use gpushare_request::{
     Container, Cores, Devices, InterceptorPolicy, Mode, Request, RequestError, Requirements, is_request, read,
 };
@@ -81,16 +81,16 @@ fn nothing(as_json: bool) -> Result<()> {
 
 /// The lease that `create` would make; 0 is no lease's number.
 pub fn lease(request: &Request, grants: Vec<Grant>) -> Result<Lease> {
+    let key = LeaseKey { root: "ROOT".to_owned(), container: "CONTAINER".to_owned() };
     Ok(Lease {
         id: 0,
-        key: LeaseKey { root: "ROOT".to_owned(), container: "CONTAINER".to_owned() },
+        member: Member::reserved(key, Holder::this_process().context("cannot plan")?),
+        others: Vec::new(),
         grants,
         mode: request.mode,
         compute_policy: request.compute_policy,
         ceiling: request.burst.unwrap_or(Cores::ALL),
         priority: request.priority,
-        state: LeaseState::Reserved,
-        holder: Holder::this_process().context("cannot plan")?,
         granted_at: 0,
     })
 }

@@ -8,13 +8,13 @@ use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::{Region, UsageError};
 use gpushare_inventory::DeviceMemory;
-use gpushare_quota::{Lease, Running};
+use gpushare_quota::{Lease, Member, Running};
 use gpushare_region::{MAX_DEVICES, Measurement, Throttle, Usage};
 use gpushare_request::{ComputePolicy, Cores, Mode};
 use serde_json::{Value, json};
 
 use crate::clock::Clock;
-use crate::leases::{age, short};
+use crate::leases::{age, containers};
 use crate::node::GpuNames;
 use crate::{node, table};
 
@@ -89,9 +89,9 @@ fn rows(lease: &Lease, seen: &Seen, names: &GpuNames) -> Vec<[String; 9]> {
         let used = seen.used(line).map(|used| used.to_string());
         let seconds = seen.gpu_time(line).map(|time| Duration::from_nanos(time).as_secs_f64());
         [
-            short(&lease.key.container),
+            containers(lease),
             state(lease).to_owned(),
-            lease.holder.pid.to_string(),
+            lease.member.holder.pid.to_string(),
             names.name(grant.gpu),
             grant.memory.to_string(),
             if seen.is_damaged() { "damaged".to_owned() } else { or_dash(used) },
@@ -137,11 +137,12 @@ fn entry(lease: &Lease, seen: &Seen) -> Value {
         })
     });
     json!({
-        "root": lease.key.root,
-        "id": lease.key.container,
+        "root": lease.member.key.root,
+        "id": lease.member.key.container,
+        "containers": lease.members().map(container).collect::<Vec<_>>(),
         "state": state(lease),
         "mode": if lease.mode == Mode::Exclusive { "exclusive" } else { "share" },
-        "pid": lease.holder.pid,
+        "pid": lease.member.holder.pid,
         "priority": lease.priority.level(),
         "compute_policy": lease.compute_policy.name(),
         "burst_ceiling": lease.ceiling.percent(),
@@ -151,7 +152,12 @@ fn entry(lease: &Lease, seen: &Seen) -> Value {
     })
 }
 
-/// The lease's state; "gone" for one whose container is, until the next sweep.
+fn container(member: &Member) -> Value {
+    let state = if member.holder.is_gone() { "gone" } else { member.state.name() };
+    json!({ "id": member.key.container, "state": state, "pid": member.holder.pid })
+}
+
+/// The lease's state; "gone" for one whose containers all are, until the next sweep.
 fn state(lease: &Lease) -> &'static str {
-    if lease.holder.is_gone() { "gone" } else { lease.state.name() }
+    if lease.is_gone() { "gone" } else { lease.state().name() }
 }

@@ -10,7 +10,7 @@ use gpushare_quota::{Change, Lease, Running};
 use gpushare_request::{ComputePolicy, Cores, DeviceSelector, MemoryAsk, Priority, find_gpu};
 use serde_json::{Value, json};
 
-use crate::leases::{find, short};
+use crate::leases::{containers, find, ids};
 use crate::node::GpuNames;
 use crate::ps::Seen;
 use crate::{Output, node, table};
@@ -57,8 +57,8 @@ pub fn update(asked: &Update) -> Result<()> {
     config.log.start();
     let (state, store) = node::store(&config)?;
     let lease = find(&store, &asked.id, asked.root.as_deref())?;
-    if lease.holder.is_gone() {
-        bail!("container {} is gone: its share goes with `gpushare sweep`", short(&lease.key.container));
+    if lease.is_gone() {
+        bail!("container {} is gone: its share goes with `gpushare sweep`", containers(&lease));
     }
     let node = node::inventory(&config, &state)?;
     let change = Change {
@@ -69,10 +69,10 @@ pub fn update(asked: &Update) -> Result<()> {
         gpu: asked.device.as_ref().map(|selector| gpu(selector, &lease, &node)).transpose()?,
     };
     let region = Region::of(state.path(), lease.id);
-    let changed = store
-        .update(lease.id, &lease.key, &change, &node.gpus, &config.quota, |lease| region.set_grants(lease));
-    let (_, new) =
-        changed.with_context(|| format!("cannot update container {}", short(&lease.key.container)))?;
+    let changed = store.update(lease.id, &lease.member.key, &change, &node.gpus, &config.quota, |lease| {
+        region.set_grants(lease)
+    });
+    let (_, new) = changed.with_context(|| format!("cannot update container {}", containers(&lease)))?;
     let seen = Seen::of(state.path(), &new, &Running::default());
     if asked.output.json {
         return Ok(table::json(&entry(&new, &seen))?);
@@ -83,7 +83,7 @@ pub fn update(asked: &Update) -> Result<()> {
 fn gpu(selector: &DeviceSelector, lease: &Lease, node: &Node) -> Result<GpuUuid> {
     let gpu = find_gpu(selector, &node.gpus)?;
     if !lease.grants.iter().any(|grant| grant.gpu == gpu.uuid) {
-        bail!("container {} holds no share of GPU {}", short(&lease.key.container), gpu.index);
+        bail!("container {} holds no share of GPU {}", containers(lease), gpu.index);
     }
     Ok(gpu.uuid)
 }
@@ -100,8 +100,9 @@ fn entry(lease: &Lease, seen: &Seen) -> Value {
         })
     });
     json!({
-        "root": lease.key.root,
-        "id": lease.key.container,
+        "root": lease.member.key.root,
+        "id": lease.member.key.container,
+        "containers": ids(lease),
         "compute_policy": lease.compute_policy.name(),
         "priority": lease.priority.level(),
         "gpus": gpus.collect::<Vec<_>>(),
@@ -112,7 +113,7 @@ fn print(lease: &Lease, seen: &Seen, names: &GpuNames) -> io::Result<()> {
     let cores = |cores: Option<Cores>| cores.map_or_else(|| "no limit".to_owned(), |cores| cores.to_string());
     let rows = lease.grants.iter().map(|grant| {
         [
-            short(&lease.key.container),
+            containers(lease),
             names.name(grant.gpu),
             grant.memory.to_string(),
             cores(grant.cores),

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use gpushare_config::Config;
-use gpushare_inject::{Asking, Bundle, Live, REFUSAL, Region, grant, one_line};
-use gpushare_quota::{Holder, LeaseKey, LeaseState, ReleaseReason, StateFolder, Store};
+use gpushare_inject::{Asking, Bundle, Live, REFUSAL, forget, grant, one_line};
+use gpushare_quota::{Holder, LeaseKey, LeaseState, Member, Release, ReleaseReason, StateFolder, Store};
 use gpushare_request::{Container, is_request};
 use nix::unistd::getppid;
 use serde_json::Value;
@@ -88,16 +88,17 @@ fn holds_already(id: &str, init: &Holder, config: &Config) -> Result<bool> {
     let parent = Holder::init(getppid().as_raw()).ok();
     let same = |one: &Holder, other: &Holder| (one.pid, one.start_time) == (other.pid, other.start_time);
     for lease in store.leases_by_id(id)? {
-        let by_wrapper = lease.state == LeaseState::Reserved
-            && parent.as_ref().is_some_and(|parent| same(&lease.holder, parent));
-        if same(&lease.holder, init) || by_wrapper {
+        let Member { key, state, holder } = &lease.member;
+        let by_wrapper =
+            *state == LeaseState::Reserved && parent.as_ref().is_some_and(|parent| same(holder, parent));
+        if same(holder, init) || by_wrapper {
             return Ok(true);
         }
-        if !lease.holder.is_gone() {
+        if !holder.is_gone() {
             bail!(
                 "another container of this id holds a share (runtime root {:?}); a hook cannot tell the two apart: give \
                  one of them another name, or use gpushare-runtime",
-                lease.key.root
+                key.root
             );
         }
     }
@@ -122,13 +123,14 @@ pub fn poststop(state: &[u8], file: Option<&Path>) -> Result<()> {
     let store = Store::open(folder.path())?;
     let Some(lease) = store.lease(&key)? else { return Ok(()) };
     let start = Instant::now();
-    while !lease.holder.is_gone() && start.elapsed() < END {
+    while !lease.member.holder.is_gone() && start.elapsed() < END {
         thread::sleep(Duration::from_millis(5));
     }
-    if store.release_if_gone(lease.id, &key, ReleaseReason::Ended)? {
-        Region::of(folder.path(), lease.id).remove();
-    } else {
-        tracing::warn!(container = %key.container, "it still lives: its lease is left for the sweep");
+    match store.release_if_gone(lease.id, &key, ReleaseReason::Ended)? {
+        Release::Nothing => {
+            tracing::warn!(container = %key.container, "it still lives: its lease is left for the sweep")
+        }
+        left => forget(&folder, lease.id, &key, left),
     }
     Ok(())
 }

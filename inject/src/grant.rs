@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use gpushare_inventory::{Node, NodeError, Roots};
 use gpushare_quota::{
-    Admission, Holder, HolderError, Lease, LeaseKey, Reservation, ReserveError, StateError, StateFolder,
-    Store, StoreError,
+    Admission, Holder, HolderError, Lease, LeaseKey, Member, Pod, Release, Reservation, ReserveError,
+    StateError, StateFolder, Store, StoreError, Swept,
 };
 use gpushare_region::path::DRIVER_FOLDER;
 use gpushare_request::{
-    Container, InterceptorPolicy, Mode, Policy, Request, RequestError, Requirements, read,
+    Container, InterceptorPolicy, Policy, Request, RequestError, Requirements, Scope, read,
 };
 use serde_json::Value;
 
@@ -20,6 +20,7 @@ use crate::image::{Image, ImageError, RootFolder};
 use crate::loader;
 use crate::offer::offer;
 use crate::plan::{Plan, PlanError, Programs};
+use crate::pod;
 use crate::region::{Region, RegionError};
 use crate::rights;
 use crate::stock::{self, StockError};
@@ -155,13 +156,15 @@ pub fn grant<T, E: From<GrantError>>(
     let root = RootFolder::open(&root, &asking.json).map_err(GrantError::from)?;
     let image = root.look(asking.bundle.path(), &asking.json);
     let store = Store::open(state.path()).map_err(GrantError::from)?;
-    let reservation = reserve(asking.key, &request, &node, &store, &state, settings)?;
+    let pod = pod::of(asking.container, &asking.json);
+    let reservation = reserve(asking.key, pod.as_ref(), &request, &node, &store, &state, settings)?;
     requirements.check(&offer(&node, reservation.lease())).map_err(GrantError::from)?;
-    let region = Undo(Region::of(state.path(), reservation.lease().id));
+    let made = Undo { store: &store, state: &state, lease: reservation.lease().id, key: asking.key };
+    let reservation = reservation; // dropped before `made`, which asks what became of the lease
     let plan = plan(&request, reservation.lease(), &node, &image, &programs)?;
     root.check(plan.targets()).map_err(GrantError::from)?;
     let done = apply(&plan, reservation, asking.json)?;
-    region.keep();
+    made.keep();
     Ok(done)
 }
 
@@ -207,15 +210,27 @@ pub fn admit(
 
 fn reserve<'store>(
     key: &LeaseKey,
+    pod: Option<&Pod>,
     request: &Request,
     node: &Node,
     store: &'store Store,
     state: &StateFolder,
     settings: &Settings,
 ) -> Result<Reservation<'store>, GrantError> {
-    let holder = Holder::this_process()?;
-    let swept = |lease: &Lease| Region::of(state.path(), lease.id).remove();
-    Ok(store.reserve(key, request, &node.gpus, settings.admission, &holder, swept)?)
+    let member = Member::reserved(key.clone(), Holder::this_process()?);
+    let swept = |swept: &Swept| forget(state, swept.lease, &swept.key, swept.left);
+    Ok(store.reserve(&member, pod, request, &node.gpus, settings.admission, swept)?)
+}
+
+/// Takes away what is kept in the folder `state` for a container that gave its lease back, and the region
+/// with the last.
+pub fn forget(state: &StateFolder, lease: i64, key: &LeaseKey, left: Release) {
+    let region = Region::of(state.path(), lease);
+    match left {
+        Release::Nothing => {}
+        Release::Left => region.leave(&key.container),
+        Release::Ended => region.remove(),
+    }
 }
 
 fn plan(
@@ -227,25 +242,38 @@ fn plan(
 ) -> Result<Plan, GrantError> {
     let plan = Plan::new(request, lease, node, programs, image)?;
     let region = Region::of(programs.state, lease.id);
-    match lease.mode {
-        Mode::Share => region.create(lease)?,
-        // A whole card is not intercepted, so nobody would read its files.
-        Mode::Exclusive => region.create_empty()?,
+    if request.scope == Scope::Pod || !lease.others.is_empty() {
+        region.join(lease)?;
+    } else {
+        region.make(lease)?;
     }
     Ok(plan)
 }
 
-/// The region of a container that is not there yet: taken away on drop, which a successful execve never reaches.
-struct Undo(Region);
+/// What is kept for a container that is not there yet: taken away on drop, which a successful execve never
+/// reaches. The reservation is dropped before.
+struct Undo<'a> {
+    store: &'a Store,
+    state: &'a StateFolder,
+    lease: i64,
+    key: &'a LeaseKey,
+}
 
-impl Undo {
+impl Undo<'_> {
     fn keep(self) {
         std::mem::forget(self);
     }
 }
 
-impl Drop for Undo {
+impl Drop for Undo<'_> {
     fn drop(&mut self) {
-        self.0.remove();
+        // A lease that cannot be asked for is left to the sweep, and so is its region.
+        match self.store.stands(self.lease) {
+            Ok(true) => forget(self.state, self.lease, self.key, Release::Left),
+            Ok(false) => forget(self.state, self.lease, self.key, Release::Ended),
+            Err(error) => {
+                tracing::warn!(container = %self.key.container, %error, "region left for the sweep")
+            }
+        }
     }
 }

@@ -408,7 +408,7 @@ fn rule(node: &DeviceNode) -> Result<LinuxDeviceCgroup, OciSpecError> {
 fn hook(stage: &str, lease: &Lease, programs: &Programs) -> Result<Hook, PlanError> {
     let path = installed(programs.hook.to_path_buf(), "hook")?;
     let state = programs.state.to_string_lossy().into_owned();
-    let key = &lease.key;
+    let key = &lease.member.key;
     let lease = lease.id.to_string();
     let arguments = [
         "gpushare-hook",

@@ -6,6 +6,7 @@
 
 mod live;
 mod mapped;
+mod shared;
 mod table;
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -17,7 +18,7 @@ use gpushare_quota::{Lease, REGIONS};
 use gpushare_region::{
     ComputePolicy, DeviceLimits, TooManyDevices, USAGE_LEN, empty_usage_header, encode_limits,
 };
-use gpushare_request as request;
+use gpushare_request::{self as request, Mode};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 pub use live::UsageError;
@@ -47,6 +48,21 @@ pub enum RegionError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Another container of the pod has it in a mount namespace of its own.
+    #[error(
+        "the pod holds a share whose limits {path} cannot be seen from here: its engine runs in another mount \
+         namespace than when it started the pod's first container; start the pod anew"
+    )]
+    Hidden {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The pod's other containers took too long.
+    #[error("another container is still making its region beside {path}; try again")]
+    Busy {
+        /// The folder.
+        path: PathBuf,
+    },
     /// More GPUs than the files have room for.
     #[error("a share spans at most {} GPUs", gpushare_region::MAX_DEVICES)]
     TooManyDevices,
@@ -69,37 +85,31 @@ impl Region {
         self.folder.join("usage")
     }
 
-    /// Makes folder, tmpfs and both files for `lease`.
+    /// Makes folder, tmpfs and both files for `lease`; for whole GPUs, which nobody limits, the folder alone:
+    /// it tells a quota store that was deleted of a container that runs.
     ///
     /// # Errors
     /// When any of it cannot be made; nothing is left then.
-    pub fn create(&self, lease: &Lease) -> Result<(), RegionError> {
+    pub fn make(&self, lease: &Lease) -> Result<(), RegionError> {
         let limits = encode_limits(&limits(lease)).map_err(|TooManyDevices| RegionError::TooManyDevices)?;
-        let io = |source| RegionError::Io { path: self.folder.clone(), source };
+        let io = |source| self.io(source);
         // A folder that is there already is somebody else's: it is not taken away.
         self.make_folder().map_err(io)?;
+        if lease.mode == Mode::Exclusive {
+            return Ok(());
+        }
         self.fill(&limits).map_err(|source| {
             self.remove();
             io(source)
         })
     }
 
-    /// Makes the folder alone, for whole GPUs: it tells a quota store that was deleted of a container that
-    /// runs.
-    ///
-    /// # Errors
-    /// When it cannot be made.
-    pub fn create_empty(&self) -> Result<(), RegionError> {
-        self.make_folder().map_err(|source| RegionError::Io { path: self.folder.clone(), source })
+    fn io(&self, source: std::io::Error) -> RegionError {
+        RegionError::Io { path: self.folder.clone(), source }
     }
 
     fn make_folder(&self) -> std::io::Result<()> {
-        if let Some(parent) = self.folder.parent() {
-            match DirBuilder::new().mode(0o700).create(parent) {
-                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
-                _ => {}
-            }
-        }
+        self.folder.parent().map_or(Ok(()), make_private)?;
         DirBuilder::new().mode(0o700).create(&self.folder)
     }
 
@@ -107,19 +117,21 @@ impl Region {
         if let Some(folder) = self.limits.parent() {
             table::ensure(folder)?;
         }
-        new_file(&self.limits, 0o444)?.write_all(limits)?;
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
         let options = format!("size={SIZE},nr_inodes=3,mode=0700");
         mount(Some("gpushare"), &self.folder, Some("tmpfs"), flags, Some(options.as_str()))?;
         let mut usage = new_file(&self.usage(), 0o666)?;
         usage.write_all(&empty_usage_header())?;
-        usage.set_len(u64::try_from(USAGE_LEN).unwrap_or(u64::MAX))
+        usage.set_len(u64::try_from(USAGE_LEN).unwrap_or(u64::MAX))?;
+        // Last: a region with limits is whole.
+        new_file(&self.limits, 0o444)?.write_all(limits)
     }
 
     /// Takes the region away; one that is not there is success. What cannot be removed is left for the next
     /// sweep, which finds it by its folder.
     pub fn remove(&self) {
         let _ = umount2(&self.folder, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
+        let _ = fs::remove_dir_all(self.members());
         match fs::remove_file(&self.limits) {
             Err(error) if error.kind() != ErrorKind::NotFound => {}
             _ => drop(fs::remove_dir(&self.folder)),
@@ -131,7 +143,16 @@ impl Region {
     /// nobody's.
     pub fn existing(state: &Path) -> Vec<i64> {
         let entries = fs::read_dir(state.join(REGIONS)).into_iter().flatten().filter_map(Result::ok);
-        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+        let id = |name: &str| name.strip_suffix(shared::MEMBERS).unwrap_or(name).parse().ok();
+        entries.filter_map(|entry| id(entry.file_name().to_str()?)).collect()
+    }
+}
+
+/// Makes a folder that nobody else may look into, if it is not there.
+fn make_private(path: &Path) -> std::io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
     }
 }
 

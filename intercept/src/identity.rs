@@ -34,6 +34,12 @@ impl Who {
         Self { pid, start_time: stat.start_time, namespace: namespace(pid), image: stat.stack }
     }
 
+    /// Whether its pid can be that of a process which `me` knows by it: containers of one pod share their
+    /// books and count their processes each from 1. A namespace that is not known may be the same.
+    pub fn is_counted_with(&self, me: &Self) -> bool {
+        self.namespace == 0 || me.namespace == 0 || self.namespace == me.namespace
+    }
+
     /// Whether the process that these words name has ended, `me` asking; one that began another life by `exec` has.
     /// `None`: it cannot be checked from here.
     pub fn has_ended(&self, me: &Self) -> Option<bool> {
@@ -129,6 +135,14 @@ mod tests {
         let me = Who { pid: 7, ..Who::default() };
         assert_eq!(me.has_ended(&me), Some(false));
         assert_eq!(Who { pid: 8, ..me }.has_ended(&me), None, "and nobody else");
+    }
+
+    #[test]
+    fn a_pid_means_something_in_its_own_namespace_alone() {
+        let of = |namespace| Who { pid: 7, namespace, ..Who::default() };
+        for (one, other, same) in [(1, 1, true), (1, 2, false), (0, 2, true), (1, 0, true)] {
+            assert_eq!(of(one).is_counted_with(&of(other)), same, "{one}, {other}");
+        }
     }
 
     /// A program that has begun. Before that, in the midst of its exec, the kernel does not show its stack, or shows it

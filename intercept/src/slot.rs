@@ -134,14 +134,23 @@ impl Book {
         !usage.is_live(slot) || self.life(usage, slot) == Life::Ended
     }
 
-    /// Calls `each` with pid and held bytes of every living process that holds memory on `device`.
+    /// Calls `each` with pid and held bytes of every living process of this pid namespace that holds memory
+    /// on `device`.
     pub fn each_living(&self, device: usize, mut each: impl FnMut(u32, u64)) {
+        self.living(device, |who, bytes| {
+            if who.is_counted_with(&self.me) {
+                each(who.pid, bytes);
+            }
+        });
+    }
+
+    /// As [`Book::each_living`], with the processes of all namespaces.
+    fn living(&self, device: usize, mut each: impl FnMut(Who, u64)) {
         let Some(usage) = self.usage else { return };
         for slot in (0..SLOTS).filter(|slot| usage.is_live(*slot)) {
             let bytes = usage.line(device, slot).map_or(0, |line| line.bytes.load(SeqCst));
-            let pid = usage.owners.get(slot).map_or(0, |owner| owner.pid.load(Relaxed));
             if bytes > 0 && self.life(usage, slot) != Life::Ended {
-                each(pid, bytes);
+                each(owner(usage, slot).unwrap_or_default(), bytes);
             }
         }
     }
@@ -149,15 +158,15 @@ impl Book {
     /// What living processes hold on `device`. Asks the kernel about each: for callers that are slow anyway.
     pub fn held_by_living(&self, device: usize) -> u64 {
         let mut sum = 0u64;
-        self.each_living(device, |_, bytes| sum = sum.saturating_add(bytes));
+        self.living(device, |_, bytes| sum = sum.saturating_add(bytes));
         sum
     }
 
-    /// Whether a process of the container that holds a slot has this pid.
+    /// Whether a process of this pid namespace that holds a slot has this pid.
     pub fn is_own_pid(&self, pid: u32) -> bool {
         let Some(usage) = self.usage else { return false };
-        let owners = usage.owners.iter().enumerate();
-        owners.filter(|(slot, _)| usage.is_live(*slot)).any(|(_, owner)| owner.pid.load(Relaxed) == pid)
+        let live = (0..SLOTS).filter(|slot| usage.is_live(*slot));
+        live.filter_map(|slot| owner(usage, slot)).any(|who| who.pid == pid && who.is_counted_with(&self.me))
     }
 
     fn life(&self, usage: &UsageFile, slot: usize) -> Life {

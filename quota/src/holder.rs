@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use procfs::process::{Process, Stat};
 
+use crate::pod::PidNamespace;
+
 /// A process by pid and start time, and the cgroup of its container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
@@ -74,6 +76,15 @@ impl Holder {
                 theirs.is_some() && theirs == namespace(&pid.to_string()) && theirs != namespace("self")
             }
         }
+    }
+
+    /// Whether the living holder is the first process of this pid namespace. In a namespace that is not its
+    /// own, as that of a pod whose containers share one, it is not.
+    pub fn leads(&self, namespace: PidNamespace) -> bool {
+        let its = || PidNamespace::at(Path::new(&format!("/proc/{}/ns/pid", self.pid)));
+        let numbers = || Process::new(self.pid).and_then(|process| process.status()).ok()?.nspid;
+        // Alive at last: what was read was its own.
+        its() == Some(namespace) && numbers().is_some_and(|pids| pids.last() == Some(&1)) && self.lives()
     }
 
     fn process_is_gone(&self) -> bool {

@@ -1,13 +1,14 @@
 //! Leases as values: who holds what.
 
 use std::fmt;
+use std::iter;
 
 use gpushare_inventory::{DeviceMemory, GpuUuid};
 use gpushare_request::{ComputePolicy, Cores, Mode, Priority};
 
 use crate::holder::Holder;
 
-/// The identity of a lease: a container id is unique only below its runtime root.
+/// A container that may hold a lease: a container id is unique only below its runtime root.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseKey {
     /// The low-level runtime's state folder, as the engine named it; empty when the engine named none.
@@ -57,7 +58,7 @@ pub struct Grant {
     pub cores: Option<Cores>,
 }
 
-/// How far a lease is.
+/// How far a container with a lease is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseState {
     /// Granted; the container is being created by the process that holds it.
@@ -76,13 +77,33 @@ impl LeaseState {
     }
 }
 
-/// What the node granted to one container.
+/// A container that holds a lease, alone or with others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Which container.
+    pub key: LeaseKey,
+    /// How far it is.
+    pub state: LeaseState,
+    /// The process whose end proves that the container uses the lease no more.
+    pub holder: Holder,
+}
+
+impl Member {
+    /// A container that is being created by `holder`.
+    pub fn reserved(key: LeaseKey, holder: Holder) -> Self {
+        Self { key, state: LeaseState::Reserved, holder }
+    }
+}
+
+/// What the node granted to one container, or to several of one pod together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
     /// Unique within the store, never used again: names the lease's region folder.
     pub id: i64,
-    /// Whose it is.
-    pub key: LeaseKey,
+    /// The container that was asked about; in a list of leases the one that holds it longest.
+    pub member: Member,
+    /// The pod's other containers that hold it, oldest first.
+    pub others: Vec<Member>,
     /// One grant per GPU, in the order the container counts them.
     pub grants: Vec<Grant>,
     /// How the GPUs are given.
@@ -93,12 +114,50 @@ pub struct Lease {
     pub ceiling: Cores,
     /// 0 (low) to 9.
     pub priority: Priority,
-    /// How far it is.
-    pub state: LeaseState,
-    /// The process whose end proves the lease unused.
-    pub holder: Holder,
     /// Seconds since 1970, for display.
     pub granted_at: u64,
+}
+
+impl Lease {
+    /// All containers that hold it.
+    pub fn members(&self) -> impl Iterator<Item = &Member> {
+        iter::once(&self.member).chain(&self.others)
+    }
+
+    /// [`LeaseState::Active`] once one of its containers is.
+    pub fn state(&self) -> LeaseState {
+        let active = self.members().any(|member| member.state == LeaseState::Active);
+        if active { LeaseState::Active } else { LeaseState::Reserved }
+    }
+
+    /// Whether all its containers are proved gone.
+    pub fn is_gone(&self) -> bool {
+        self.members().all(|member| member.holder.is_gone())
+    }
+
+    /// The lease as one asks about it by the first container for which `wanted` holds; `None` where there is
+    /// none.
+    #[must_use]
+    pub fn asked_by(mut self, wanted: impl Fn(&LeaseKey) -> bool) -> Option<Self> {
+        if wanted(&self.member.key) {
+            return Some(self);
+        }
+        let position = self.others.iter().position(|member| wanted(&member.key))?;
+        let found = self.others.remove(position);
+        self.others.insert(0, std::mem::replace(&mut self.member, found));
+        Some(self)
+    }
+}
+
+/// What became of a lease that a container gave back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// The container held none.
+    Nothing,
+    /// Others hold it still.
+    Left,
+    /// It ended: what is kept for it, its region, goes now.
+    Ended,
 }
 
 /// Why a lease ended.
@@ -132,8 +191,10 @@ impl ReleaseReason {
 /// A lease of the past.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PastLease {
-    /// Whose it was.
+    /// The container that held it last.
     pub key: LeaseKey,
+    /// The last others of its pod that held it, by id.
+    pub others: Vec<String>,
     /// GPUs and memory as text, for display.
     pub grants: String,
     /// Seconds since 1970.

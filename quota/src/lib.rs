@@ -1,13 +1,15 @@
 //! What the node grants: the lease store, admission, placement and the ways a lease comes back.
 //!
-//! [`Store`] is one SQLite database. Check and insertion are one transaction, sums are computed from rows, and a
-//! lease is released only when its holder is proved gone: by the hook, by `delete`, by the sweep, or by the
-//! [`Reservation`] that was never used. [`place`] is pure: requests and loads in, grants or a refusal out.
+//! [`Store`] is one SQLite database. Check and insertion are one transaction, sums are computed from rows,
+//! and a lease is released only when its holder is proved gone: by the hook, by `delete`, by the sweep, or by
+//! the [`Reservation`] that was never used. The containers of a [`Pod`] may hold one lease together, which
+//! ends with the last of them. [`place`] is pure: requests and loads in, grants or a refusal out.
 #![forbid(unsafe_code)]
 
 mod holder;
 mod lease;
 mod place;
+mod pod;
 mod rows;
 mod running;
 mod schema;
@@ -17,9 +19,12 @@ mod turn;
 mod update;
 
 pub use holder::{Holder, HolderError, cgroup_of};
-pub use lease::{BadContainerId, Grant, Lease, LeaseKey, LeaseState, PastLease, ReleaseReason};
+pub use lease::{
+    BadContainerId, Grant, Lease, LeaseKey, LeaseState, Member, PastLease, Release, ReleaseReason,
+};
 pub use place::{Admission, GpuLoad, Placement, Refusal, place};
+pub use pod::{PidNamespace, Pod};
 pub use running::Running;
 pub use state::{REGIONS, StateError, StateFolder, is_rootless};
-pub use store::{Loads, Reservation, ReserveError, Store, StoreError, UpdateError};
+pub use store::{Loads, Reservation, ReserveError, Store, StoreError, Swept, UpdateError};
 pub use update::Change;

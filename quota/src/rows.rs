@@ -8,29 +8,49 @@ use gpushare_request::{Cores, Mode, Priority};
 use rusqlite::Row;
 
 use crate::holder::Holder;
-use crate::lease::{Grant, Lease, LeaseKey, LeaseState};
+use crate::lease::{Grant, Lease, LeaseKey, LeaseState, Member};
 
-/// A lease without its grants, from the columns that `Store::select` names.
+/// A lease of one container, without its grants and others, from the columns that `Store::select` names.
 pub(crate) fn lease(row: &Row) -> rusqlite::Result<Lease> {
-    let state: String = row.get(3)?;
-    let policy: String = row.get(5)?;
-    let priority: u8 = row.get(6)?;
+    let policy: String = row.get(2)?;
+    let priority: u8 = row.get(4)?;
     Ok(Lease {
         id: row.get(0)?,
-        key: LeaseKey { root: row.get(1)?, container: row.get(2)? },
+        member: member(row)?,
+        others: Vec::new(),
         grants: Vec::new(),
-        mode: if row.get(4)? { Mode::Exclusive } else { Mode::Share },
+        mode: if row.get(1)? { Mode::Exclusive } else { Mode::Share },
         compute_policy: policy.parse().unwrap_or_default(),
-        ceiling: Cores::new(row.get(11)?).unwrap_or(Cores::ALL),
+        ceiling: Cores::new(row.get(3)?).unwrap_or(Cores::ALL),
         priority: priority.to_string().parse::<Priority>().unwrap_or_default(),
+        granted_at: unsigned(row.get(5)?),
+    })
+}
+
+/// From the columns behind those of the lease.
+fn member(row: &Row) -> rusqlite::Result<Member> {
+    let state: String = row.get(8)?;
+    Ok(Member {
+        key: LeaseKey { root: row.get(6)?, container: row.get(7)? },
         state: if state == "active" { LeaseState::Active } else { LeaseState::Reserved },
         holder: Holder {
-            pid: row.get(7)?,
-            start_time: unsigned(row.get(8)?),
-            cgroup: row.get::<_, Option<String>>(9)?.map(PathBuf::from),
+            pid: row.get(9)?,
+            start_time: unsigned(row.get(10)?),
+            cgroup: row.get::<_, Option<String>>(11)?.map(PathBuf::from),
         },
-        granted_at: unsigned(row.get(10)?),
     })
+}
+
+/// Rows of one lease, which follow each other, as one lease.
+pub(crate) fn grouped(rows: Vec<Lease>) -> Vec<Lease> {
+    let mut leases: Vec<Lease> = Vec::new();
+    for row in rows {
+        match leases.last_mut().filter(|lease| lease.id == row.id) {
+            Some(lease) => lease.others.push(row.member),
+            None => leases.push(row),
+        }
+    }
+    leases
 }
 
 pub(crate) fn uuid(row: &Row, column: usize) -> rusqlite::Result<GpuUuid> {

@@ -17,25 +17,35 @@ use crate::turn::Turn;
 /// "gpsh": tells our database from any other SQLite file.
 const APPLICATION_ID: i32 = 0x6770_7368;
 /// Of the tables below; raised with every change to them.
-const VERSION: i32 = 2;
+const VERSION: i32 = 3;
 
 const TABLES: &str = "
 CREATE TABLE boot (id TEXT NOT NULL) STRICT;
 CREATE TABLE lease (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     root TEXT NOT NULL,
-    container TEXT NOT NULL,
-    state TEXT NOT NULL CHECK (state IN ('reserved', 'active')),
+    sandbox TEXT,
+    pod_request TEXT,
+    former TEXT NOT NULL,
     exclusive INTEGER NOT NULL CHECK (exclusive IN (0, 1)),
     compute_policy TEXT NOT NULL CHECK (compute_policy IN ('fixed', 'burst', 'none')),
     ceiling INTEGER NOT NULL CHECK (ceiling BETWEEN 1 AND 100),
     priority INTEGER NOT NULL CHECK (priority BETWEEN 0 AND 9),
+    granted_at INTEGER NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX lease_by_pod ON lease (root, sandbox) WHERE pod_request IS NOT NULL;
+CREATE TABLE member (
+    id INTEGER PRIMARY KEY,
+    lease INTEGER NOT NULL REFERENCES lease (id) ON DELETE CASCADE,
+    root TEXT NOT NULL,
+    container TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('reserved', 'active')),
     pid INTEGER NOT NULL CHECK (pid > 0),
     start_time INTEGER NOT NULL,
     cgroup TEXT,
-    granted_at INTEGER NOT NULL,
     UNIQUE (root, container)
 ) STRICT;
+CREATE INDEX member_by_lease ON member (lease);
 CREATE TABLE granted (
     lease INTEGER NOT NULL REFERENCES lease (id) ON DELETE CASCADE,
     position INTEGER NOT NULL,
@@ -50,11 +60,44 @@ CREATE TABLE past (
     id INTEGER PRIMARY KEY,
     root TEXT NOT NULL,
     container TEXT NOT NULL,
+    others TEXT NOT NULL,
     grants TEXT NOT NULL,
     granted_at INTEGER NOT NULL,
     released_at INTEGER NOT NULL,
     reason TEXT NOT NULL
 ) STRICT;
+";
+
+/// A version that is brought to [`VERSION`] in place, since containers are running on what it says: a lease
+/// had one container, which stood in its row. Ids go on, and stay those that the hooks of running containers
+/// name.
+const EARLIER_VERSION: i32 = 2;
+
+/// Before [`TABLES`].
+const PUT_ASIDE: &str = "
+ALTER TABLE lease RENAME TO lease_2;
+ALTER TABLE granted RENAME TO granted_2;
+ALTER TABLE past RENAME TO past_2;
+ALTER TABLE boot RENAME TO boot_2;
+DROP INDEX granted_by_gpu;
+";
+/// After [`TABLES`].
+const TAKE_OVER: &str = "
+INSERT INTO boot SELECT id FROM boot_2;
+INSERT INTO lease (id, root, sandbox, pod_request, former, exclusive, compute_policy, ceiling, priority,
+                   granted_at)
+    SELECT id, root, NULL, NULL, '', exclusive, compute_policy, ceiling, priority, granted_at FROM lease_2;
+INSERT INTO member (lease, root, container, state, pid, start_time, cgroup)
+    SELECT id, root, container, state, pid, start_time, cgroup FROM lease_2 ORDER BY id;
+INSERT INTO granted SELECT lease, position, gpu, memory, cores, exclusive FROM granted_2;
+INSERT INTO past (id, root, container, others, grants, granted_at, released_at, reason)
+    SELECT id, root, container, '', grants, granted_at, released_at, reason FROM past_2;
+DROP TABLE granted_2;
+DELETE FROM sqlite_sequence WHERE name = 'lease';
+UPDATE sqlite_sequence SET name = 'lease' WHERE name = 'lease_2';
+DROP TABLE lease_2;
+DROP TABLE past_2;
+DROP TABLE boot_2;
 ";
 
 /// How long a reader waits for a commit to end, which takes a fraction of a millisecond.
@@ -68,21 +111,47 @@ pub(crate) fn open(path: &Path) -> Result<(Connection, Option<String>), StoreErr
         create(path)?;
     }
     let db = connect(path)?;
-    let wrap = |error| StoreError::sqlite(path, error);
-    // One transaction: in a journal's database each read by itself takes and drops the file's locks anew, that of the schema
-    // included.
-    let boot = {
-        let tx = Transaction::new_unchecked(&db, TransactionBehavior::Deferred).map_err(wrap)?;
-        let number = |name| tx.pragma_query_value(None, name, |row| row.get::<_, i32>(0)).map_err(wrap);
-        match (number("application_id")?, number("user_version")?) {
-            (APPLICATION_ID, VERSION) => {}
-            (APPLICATION_ID, version) => return Err(StoreError::Version { path: path.into(), version }),
-            _ => return Err(StoreError::Damaged { path: path.into() }),
+    let boot = match read_boot(&db, path) {
+        Err(StoreError::Version { version: EARLIER_VERSION, .. }) => {
+            migrate(&db, path)?;
+            read_boot(&db, path)?
         }
-        keep_journal(&tx).map_err(wrap)?;
-        tx.query_row("SELECT id FROM boot", [], |row| row.get(0)).optional().map_err(wrap)?
+        other => other?,
     };
     Ok((db, boot))
+}
+
+/// The boot that the leases are of. One transaction: in a journal's database each read by itself takes and
+/// drops the file's locks anew, that of the schema included.
+fn read_boot(db: &Connection, path: &Path) -> Result<Option<String>, StoreError> {
+    let wrap = |error| StoreError::sqlite(path, error);
+    let tx = Transaction::new_unchecked(db, TransactionBehavior::Deferred).map_err(wrap)?;
+    match numbers(&tx).map_err(wrap)? {
+        (APPLICATION_ID, VERSION) => {}
+        (APPLICATION_ID, version) => return Err(StoreError::Version { path: path.into(), version }),
+        _ => return Err(StoreError::Damaged { path: path.into() }),
+    }
+    keep_journal(&tx).map_err(wrap)?;
+    tx.query_row("SELECT id FROM boot", [], |row| row.get(0)).optional().map_err(wrap)
+}
+
+/// Application id and schema version.
+fn numbers(db: &Connection) -> rusqlite::Result<(i32, i32)> {
+    let number = |name| db.pragma_query_value(None, name, |row| row.get(0));
+    Ok((number("application_id")?, number("user_version")?))
+}
+
+/// Brings a database of [`EARLIER_VERSION`] to this one's. Others who find the earlier version wait for the
+/// turn, and then find that it is done.
+fn migrate(db: &Connection, path: &Path) -> Result<(), StoreError> {
+    let _turn = Turn::take(path)?;
+    let wrap = |error| StoreError::sqlite(path, error);
+    let tx = Transaction::new_unchecked(db, TransactionBehavior::Immediate).map_err(wrap)?;
+    if numbers(&tx).map_err(wrap)? == (APPLICATION_ID, EARLIER_VERSION) {
+        tx.execute_batch(&[PUT_ASIDE, TABLES, TAKE_OVER].concat()).map_err(wrap)?;
+        tx.pragma_update(None, "user_version", VERSION).map_err(wrap)?;
+    }
+    tx.commit().map_err(wrap)
 }
 
 /// A link that leads nowhere is not absence: the disk of its end may be missing, with leases on it.

@@ -1,5 +1,6 @@
 //! The lease store: one SQLite database below the state folder.
 
+mod members;
 mod update;
 
 use std::cell::RefCell;
@@ -10,13 +11,14 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
-use gpushare_request::{Cores, Mode, Request};
+use gpushare_request::{Cores, Mode, Request, Scope};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, TransactionBehavior, params};
 
 use crate::holder::Holder;
-use crate::lease::{Grant, Lease, LeaseKey, LeaseState, PastLease, ReleaseReason};
+use crate::lease::{Grant, Lease, LeaseKey, Member, PastLease, Release, ReleaseReason};
 use crate::place::{Admission, GpuLoad, Refusal, place};
-use crate::rows::{lease, now, signed, summary, unsigned, uuid};
+use crate::pod::{Pod, words};
+use crate::rows::{grouped, lease, now, signed, summary, unsigned, uuid};
 use crate::schema;
 use crate::turn::Turn;
 
@@ -36,6 +38,17 @@ pub struct Store {
 
 /// Sums over all living leases, by GPU.
 pub type Loads = BTreeMap<GpuUuid, GpuLoad>;
+
+/// A container that the sweep took out of its lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Swept {
+    /// The lease.
+    pub lease: i64,
+    /// The container.
+    pub key: LeaseKey,
+    /// What became of the lease: [`Release::Left`] or [`Release::Ended`].
+    pub left: Release,
+}
 
 /// Why the store cannot be used. Nothing is granted then.
 #[derive(Debug, thiserror::Error)]
@@ -130,6 +143,23 @@ pub enum ReserveError {
     /// The container has a lease already.
     #[error("container {0} holds a share already; delete the old container first, or run `gpushare sweep`")]
     Held(LeaseKey),
+    /// A share of a pod for a container of none.
+    #[error(
+        "container {0} asks for a share of its pod, and its bundle names no pod: only containerd and CRI-O write \
+         one for Kubernetes; ask for a share of its own"
+    )]
+    NoPod(LeaseKey),
+    /// The pod holds another share already.
+    #[error(
+        "the containers of a pod hold one share together: this pod's is {held}, and the container asks for {asked}; \
+         write the same request for all of them, or give this one a share of its own"
+    )]
+    Differs {
+        /// What the pod's first container asked for.
+        held: String,
+        /// What this container asks for.
+        asked: String,
+    },
     /// The reservation is gone: an administrator released it.
     #[error("the share of container {0} was released while the container was made; start it anew")]
     Lost(LeaseKey),
@@ -154,63 +184,80 @@ impl Store {
         Ok(store)
     }
 
-    /// Grants `request` to the container `key`, held by `holder` until it is activated, or says why not. When the
-    /// node looks full, leases whose holders are gone are swept first; `swept` is called for each, since its region
-    /// has to go as well.
+    /// Grants `request` to the container `member`, which its holder keeps until it is activated, or says why
+    /// not. A container of a pod that joins another one's pid namespace, or asks for the pod's share, becomes
+    /// one more member of the lease that stands already. When the node looks full, members whose holders are
+    /// gone are swept first; `swept` is called for each, since what is kept for it has to go as well.
     ///
     /// # Errors
-    /// When the node cannot hold the share, the container holds one already, or the store fails.
+    /// When the node cannot hold the share, the container holds one already, the pod holds another, or the
+    /// store fails.
     pub fn reserve(
         &self,
-        key: &LeaseKey,
+        member: &Member,
+        pod: Option<&Pod>,
         request: &Request,
         gpus: &[Gpu],
         rules: &Admission,
-        holder: &Holder,
-        swept: impl FnMut(&Lease),
+        swept: impl FnMut(&Swept),
     ) -> Result<Reservation<'_>, ReserveError> {
-        let lease = match self.try_reserve(key, request, gpus, rules, holder) {
-            Err(refusal @ (ReserveError::Refused(_) | ReserveError::Held(_))) => {
+        let lease = match self.try_reserve(member, pod, request, gpus, rules) {
+            Err(
+                refusal @ (ReserveError::Refused(_) | ReserveError::Held(_) | ReserveError::Differs { .. }),
+            ) => {
                 let gone = self.sweep()?;
                 if gone.is_empty() {
                     return Err(refusal);
                 }
                 gone.iter().for_each(swept);
-                self.try_reserve(key, request, gpus, rules, holder)?
+                self.try_reserve(member, pod, request, gpus, rules)?
             }
             other => other?,
         };
-        tracing::info!(container = %key.container, grants = %summary(&lease.grants), "lease granted");
+        let (container, grants, with) = (&member.key.container, summary(&lease.grants), lease.others.len());
+        tracing::info!(%container, %grants, with, "lease granted");
         Ok(Reservation { store: self, lease })
     }
 
     fn try_reserve(
         &self,
-        key: &LeaseKey,
+        member: &Member,
+        pod: Option<&Pod>,
         request: &Request,
         gpus: &[Gpu],
         rules: &Admission,
-        holder: &Holder,
     ) -> Result<Lease, ReserveError> {
         let tx = self.begin()?;
-        if self.id_of(&tx, key)?.is_some() {
-            return Err(ReserveError::Held(key.clone()));
+        if self.find(&member.key)?.is_some() {
+            return Err(ReserveError::Held(member.key.clone()));
+        }
+        let of_pod = match (request.scope, pod) {
+            (Scope::Container, _) => None,
+            (Scope::Pod, Some(_)) => Some(words(request, gpus)?),
+            (Scope::Pod, None) => return Err(ReserveError::NoPod(member.key.clone())),
+        };
+        let join =
+            pod.map(|pod| self.to_join(&member.key.root, pod, of_pod.as_deref())).transpose()?.flatten();
+        if let Some(id) = join {
+            self.insert_member(&tx, id, member)?;
+            let lease = self.find(&member.key)?;
+            self.commit(tx)?;
+            return lease.ok_or_else(|| ReserveError::Lost(member.key.clone()));
         }
         let (version, mut loads) = self.current_loads(&tx)?;
         let grants = place(request, gpus, |gpu| loads.get(&gpu).copied().unwrap_or_default(), rules)?;
         let lease = Lease {
             id: 0,
-            key: key.clone(),
+            member: member.clone(),
+            others: Vec::new(),
             grants,
             mode: request.mode,
             compute_policy: request.compute_policy,
             ceiling: request.burst.unwrap_or(Cores::ALL),
             priority: request.priority,
-            state: LeaseState::Reserved,
-            holder: holder.clone(),
             granted_at: now(),
         };
-        let id = self.insert(&tx, &lease)?;
+        let id = self.insert(&tx, &lease, pod, of_pod.as_deref())?;
         self.commit(tx)?;
         for grant in &lease.grants {
             loads.entry(grant.gpu).or_default().add(grant, lease.mode == Mode::Exclusive);
@@ -233,7 +280,8 @@ impl Store {
         Ok(place(request, gpus, |gpu| loads.get(&gpu).copied().unwrap_or_default(), rules)?)
     }
 
-    /// Makes `holder`, the container's init, the holder of the reserved lease `id` of container `key`.
+    /// Makes `holder`, the container's init, the holder of what container `key` has reserved of the lease
+    /// `id`.
     ///
     /// Returns whether there is such a lease.
     ///
@@ -243,24 +291,25 @@ impl Store {
         let cgroup = holder.cgroup.as_ref().map(|path| path.to_string_lossy().into_owned());
         let tx = self.begin()?;
         let changed = self.sql(tx.execute(
-            "UPDATE lease SET state = 'active', pid = ?4, start_time = ?5, cgroup = ?6
-             WHERE id = ?1 AND root = ?2 AND container = ?3 AND state = 'reserved'",
+            "UPDATE member SET state = 'active', pid = ?4, start_time = ?5, cgroup = ?6
+             WHERE lease = ?1 AND root = ?2 AND container = ?3 AND state = 'reserved'",
             params![id, key.root, key.container, holder.pid, signed(holder.start_time), cgroup],
         ))?;
         self.commit(tx)?;
         Ok(changed == 1)
     }
 
-    /// Gives the lease `id` of container `key` back; one that is not there is success. A container that was started
-    /// again under the same key has a lease of another id, which stays. Returns whether there was one.
+    /// Takes container `key` out of the lease `id`, which ends with its last container; one that is not there
+    /// is success. A container that was started again under the same key has a lease of another id, which
+    /// stays.
     ///
     /// # Errors
     /// When the store fails.
-    pub fn release(&self, id: i64, key: &LeaseKey, reason: ReleaseReason) -> Result<bool, StoreError> {
+    pub fn release(&self, id: i64, key: &LeaseKey, reason: ReleaseReason) -> Result<Release, StoreError> {
         self.release_if(key, reason, |lease| lease.id == id)
     }
 
-    /// Gives a lease back if its holder is proved gone. Returns whether it did.
+    /// As [`Store::release`], if the container's holder is proved gone.
     ///
     /// # Errors
     /// When the store fails.
@@ -269,21 +318,24 @@ impl Store {
         id: i64,
         key: &LeaseKey,
         reason: ReleaseReason,
-    ) -> Result<bool, StoreError> {
-        self.release_if(key, reason, |lease| lease.id == id && lease.holder.is_gone())
+    ) -> Result<Release, StoreError> {
+        self.release_if(key, reason, |lease| lease.id == id && lease.member.holder.is_gone())
     }
 
-    /// Gives back all leases whose holders are proved gone, each in a transaction of its own, and returns them.
+    /// Takes all containers whose holders are proved gone out of their leases, each in a transaction of its
+    /// own, and returns them.
     ///
     /// # Errors
     /// When the store fails.
-    pub fn sweep(&self) -> Result<Vec<Lease>, StoreError> {
+    pub fn sweep(&self) -> Result<Vec<Swept>, StoreError> {
         let mut swept = Vec::new();
-        let suspects = self.select("ORDER BY id", params![])?;
-        for lease in suspects.into_iter().filter(|lease| lease.holder.is_gone()) {
-            // Looked at again inside the transaction: the hook may have activated it meanwhile.
-            if self.release_if_gone(lease.id, &lease.key, ReleaseReason::Swept)? {
-                swept.push(lease);
+        for lease in self.select("", params![])? {
+            for member in lease.members().filter(|member| member.holder.is_gone()) {
+                // Looked at again inside the transaction: the hook may have activated it meanwhile.
+                match self.release_if_gone(lease.id, &member.key, ReleaseReason::Swept)? {
+                    Release::Nothing => {}
+                    left => swept.push(Swept { lease: lease.id, key: member.key.clone(), left }),
+                }
             }
         }
         Ok(swept)
@@ -310,7 +362,7 @@ impl Store {
     /// # Errors
     /// When the store fails.
     pub fn leases(&self) -> Result<Vec<Lease>, StoreError> {
-        self.with_grants(self.select("ORDER BY id", params![])?)
+        self.with_grants(self.select("", params![])?)
     }
 
     /// The lease of one container.
@@ -323,8 +375,18 @@ impl Store {
     }
 
     fn find(&self, key: &LeaseKey) -> Result<Option<Lease>, StoreError> {
-        let found = self.select("WHERE root = ?1 AND container = ?2", params![key.root, key.container])?;
-        Ok(self.with_grants(found)?.pop())
+        const ITS: &str = "WHERE lease.id = (SELECT lease FROM member WHERE root = ?1 AND container = ?2)";
+        let found = self.with_grants(self.select(ITS, params![key.root, key.container])?)?;
+        Ok(found.into_iter().find_map(|lease| lease.asked_by(|other| other == key)))
+    }
+
+    /// Whether the lease `id` stands.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn stands(&self, id: i64) -> Result<bool, StoreError> {
+        let mut query = self.sql(self.db.prepare_cached("SELECT 1 FROM lease WHERE id = ?1"))?;
+        self.sql(query.exists(params![id]))
     }
 
     /// The leases of all containers with this id, whatever their runtime roots.
@@ -332,7 +394,10 @@ impl Store {
     /// # Errors
     /// When the store fails.
     pub fn leases_by_id(&self, container: &str) -> Result<Vec<Lease>, StoreError> {
-        self.with_grants(self.select("WHERE container = ?1 ORDER BY id", params![container])?)
+        const THEIRS: &str = "WHERE lease.id IN (SELECT lease FROM member WHERE container = ?1)";
+        let found = self.with_grants(self.select(THEIRS, params![container])?)?;
+        let asked = |lease: Lease| lease.asked_by(|key| key.container == container);
+        Ok(found.into_iter().filter_map(asked).collect())
     }
 
     /// Sums per GPU over all living leases.
@@ -349,11 +414,13 @@ impl Store {
     /// When the store fails.
     pub fn history(&self) -> Result<Vec<PastLease>, StoreError> {
         let mut query = self.sql(self.db.prepare(
-            "SELECT root, container, grants, granted_at, released_at, reason FROM past ORDER BY id DESC",
+            "SELECT root, container, grants, granted_at, released_at, reason, others FROM past
+             ORDER BY id DESC",
         ))?;
         let rows = query.query_map([], |row| {
             Ok(PastLease {
                 key: LeaseKey { root: row.get(0)?, container: row.get(1)? },
+                others: row.get::<_, String>(6)?.split_whitespace().map(str::to_owned).collect(),
                 grants: row.get(2)?,
                 granted_at: unsigned(row.get(3)?),
                 released_at: unsigned(row.get(4)?),
@@ -368,13 +435,19 @@ impl Store {
         key: &LeaseKey,
         reason: ReleaseReason,
         wanted: impl Fn(&Lease) -> bool,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<Release, StoreError> {
         let tx = self.begin()?;
-        let Some(lease) = self.find(key)?.filter(wanted) else { return Ok(false) };
-        self.retire(&tx, &lease, reason)?;
+        let Some(lease) = self.find(key)?.filter(wanted) else { return Ok(Release::Nothing) };
+        let left = if lease.others.is_empty() {
+            self.retire(&tx, &lease, reason)?;
+            Release::Ended
+        } else {
+            self.leave(&tx, &lease)?;
+            Release::Left
+        };
         self.commit(tx)?;
-        tell_release(key, reason);
-        Ok(true)
+        tell_release(&lease, left, reason);
+        Ok(left)
     }
 
     /// Retires the leases of an earlier boot. Looked at again inside the transaction: of several processes that see
@@ -393,23 +466,26 @@ impl Store {
         self.sql(tx.execute("DELETE FROM boot", []))?;
         self.sql(tx.execute("INSERT INTO boot (id) VALUES (?1)", params![boot]))?;
         self.commit(tx)?;
-        earlier.iter().for_each(|lease| tell_release(&lease.key, ReleaseReason::Reboot));
+        earlier.iter().for_each(|lease| tell_release(lease, Release::Ended, ReleaseReason::Reboot));
         Ok(())
     }
 
     /// Moves a lease into the history.
     fn retire(&self, tx: &Transaction, lease: &Lease, reason: ReleaseReason) -> Result<(), StoreError> {
         self.forget_grants(tx, lease)?;
-        let key = &lease.key;
+        let key = &lease.member.key;
+        let others = self.former(tx, lease.id, lease.others.iter().map(|member| &member.key))?;
         self.sql(tx.execute(
-            "INSERT INTO past (root, container, grants, granted_at, released_at, reason) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            "INSERT INTO past (root, container, grants, granted_at, released_at, reason, others)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
             params![
                 key.root,
                 key.container,
                 summary(&lease.grants),
                 signed(lease.granted_at),
                 signed(now()),
-                reason.name()
+                reason.name(),
+                others
             ],
         ))?;
         self.sql(
@@ -418,24 +494,28 @@ impl Store {
         self.sql(tx.execute("DELETE FROM lease WHERE id = ?1", params![lease.id])).map(drop)
     }
 
-    fn insert(&self, tx: &Transaction, lease: &Lease) -> Result<i64, StoreError> {
+    fn insert(
+        &self,
+        tx: &Transaction,
+        lease: &Lease,
+        pod: Option<&Pod>,
+        pod_request: Option<&str>,
+    ) -> Result<i64, StoreError> {
         let exclusive = lease.mode == Mode::Exclusive;
         self.sql(tx.prepare_cached(
-            "INSERT INTO lease (root, container, state, exclusive, compute_policy, ceiling, priority, pid, start_time,
+            "INSERT INTO lease (root, sandbox, pod_request, former, exclusive, compute_policy, ceiling, priority,
                                 granted_at)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+             VALUES (?1, ?2, ?3, '', ?4, ?5, ?6, ?7, ?8)",
         ))
         .and_then(|mut insert| {
             self.sql(insert.execute(params![
-                lease.key.root,
-                lease.key.container,
-                lease.state.name(),
+                lease.member.key.root,
+                pod.map(|pod| &pod.sandbox),
+                pod_request,
                 exclusive,
                 lease.compute_policy.name(),
                 lease.ceiling.percent(),
                 lease.priority.level(),
-                lease.holder.pid,
-                signed(lease.holder.start_time),
                 signed(lease.granted_at),
             ]))
         })?;
@@ -448,6 +528,7 @@ impl Store {
             let memory = signed(grant.memory.bytes());
             self.sql(insert.execute(params![id, position, grant.gpu.to_string(), memory, cores, exclusive]))?;
         }
+        self.insert_member(tx, id, &lease.member)?;
         Ok(id)
     }
 
@@ -496,11 +577,13 @@ impl Store {
         rest: &'static str,
         arguments: &[&dyn rusqlite::ToSql],
     ) -> Result<Vec<Lease>, StoreError> {
-        const LEASES: &str = "SELECT id, root, container, state, exclusive, compute_policy, priority, pid, start_time, \
-                              cgroup, granted_at, ceiling FROM lease ";
-        let mut query = self.sql(self.db.prepare_cached(&[LEASES, rest].concat()))?;
+        const LEASES: &str = "SELECT lease.id, exclusive, compute_policy, ceiling, priority, granted_at, \
+                              member.root, container, state, pid, start_time, cgroup \
+                              FROM lease JOIN member ON member.lease = lease.id ";
+        const ORDER: &str = " ORDER BY lease.id, member.id";
+        let mut query = self.sql(self.db.prepare_cached(&[LEASES, rest, ORDER].concat()))?;
         let rows = query.query_map(arguments, lease);
-        self.sql(rows.and_then(Iterator::collect))
+        self.sql(rows.and_then(Iterator::collect)).map(grouped)
     }
 
     fn with_grants(&self, leases: Vec<Lease>) -> Result<Vec<Lease>, StoreError> {
@@ -520,12 +603,6 @@ impl Store {
             })
         });
         self.sql(rows.and_then(Iterator::collect))
-    }
-
-    fn id_of(&self, db: &Connection, key: &LeaseKey) -> Result<Option<i64>, StoreError> {
-        let mut query =
-            self.sql(db.prepare_cached("SELECT id FROM lease WHERE root = ?1 AND container = ?2"))?;
-        self.sql(query.query_row(params![key.root, key.container], |row| row.get(0)).optional())
     }
 
     /// Waits for this process's turn and begins a writing transaction. Both end on drop, the transaction first.
@@ -577,22 +654,28 @@ impl Reservation<'_> {
     /// # Errors
     /// When the store fails, or somebody took the reservation away; it is given back then.
     pub fn hand_over(self, init: &Holder) -> Result<(), ReserveError> {
-        if !self.store.activate(self.lease.id, &self.lease.key, init)? {
-            return Err(ReserveError::Lost(self.lease.key.clone()));
+        if !self.store.activate(self.lease.id, &self.lease.member.key, init)? {
+            return Err(ReserveError::Lost(self.lease.member.key.clone()));
         }
         std::mem::forget(self);
         Ok(())
     }
 }
 
-fn tell_release(key: &LeaseKey, reason: ReleaseReason) {
-    tracing::info!(container = %key.container, reason = reason.name(), "lease released");
+fn tell_release(lease: &Lease, left: Release, reason: ReleaseReason) {
+    let (container, reason) = (&lease.member.key.container, reason.name());
+    match left {
+        Release::Nothing => {}
+        Release::Left => tracing::info!(%container, reason, "lease left to the pod's other containers"),
+        Release::Ended => tracing::info!(%container, reason, "lease released"),
+    }
 }
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        if let Err(error) = self.store.release(self.lease.id, &self.lease.key, ReleaseReason::Failed) {
-            tracing::warn!(container = %self.lease.key.container, %error, "reservation left for the sweep");
+        let key = &self.lease.member.key;
+        if let Err(error) = self.store.release(self.lease.id, key, ReleaseReason::Failed) {
+            tracing::warn!(container = %key.container, %error, "reservation left for the sweep");
         }
     }
 }

@@ -91,7 +91,7 @@ mod tests {
 
     use super::*;
     use crate::place::tests::gpu;
-    use crate::{Holder, LeaseKey, LeaseState};
+    use crate::{Holder, LeaseKey, LeaseState, Member};
 
     const GIB: u64 = 1 << 30;
 
@@ -103,7 +103,12 @@ mod tests {
         let cores = cores.and_then(Cores::new);
         Lease {
             id: 1,
-            key: LeaseKey { root: String::new(), container: "a".into() },
+            member: Member {
+                key: LeaseKey { root: String::new(), container: "a".into() },
+                state: LeaseState::Active,
+                holder: Holder::this_process().unwrap(),
+            },
+            others: Vec::new(),
             grants: (0..2)
                 .map(|index| Grant { gpu: gpu(index, 80).uuid, memory: gib(memory), cores })
                 .collect(),
@@ -111,8 +116,6 @@ mod tests {
             compute_policy,
             ceiling: Cores::ALL,
             priority: Priority::default(),
-            state: LeaseState::Active,
-            holder: Holder::this_process().unwrap(),
             granted_at: 0,
         }
     }

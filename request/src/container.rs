@@ -186,14 +186,25 @@ impl Container {
         self.cri().and_then(|keys| self.annotations.get(key(keys))).map(String::as_str)
     }
 
+    /// The id of the sandbox of the container's pod: the same for all containers of a pod, and for no
+    /// other's. Each engine writes its own key last. The other engine's key may be the pod's own word (CRI-O
+    /// passes all of a pod's annotations, containerd those that its settings list), so a bundle with both
+    /// names no pod. podman's annotations may be the image's.
+    pub fn sandbox(&self) -> Option<&str> {
+        let known = matches!(self.writer(), Writer::Containerd | Writer::CriO) && !self.is_sandbox();
+        let mut named = CRI_KEYS
+            .iter()
+            .filter(|keys| [keys.kind, keys.sandbox].iter().any(|key| self.annotations.contains_key(*key)));
+        match (named.next(), named.next()) {
+            (Some(keys), None) if known => self.annotations.get(keys.sandbox).map(String::as_str),
+            _ => None,
+        }
+        .filter(|id| !id.is_empty())
+    }
+
     /// The container's name inside its pod.
     pub(crate) fn name_in_pod(&self) -> Option<&str> {
         self.of_pod(|keys| keys.name)
-    }
-
-    /// The id of the pod's sandbox.
-    pub fn sandbox(&self) -> Option<&str> {
-        self.of_pod(|keys| keys.sandbox)
     }
 
     /// The pod's namespace.
@@ -297,4 +308,33 @@ pub fn ran_before(json: &Value) -> bool {
 fn is_of_a_lease(hook: &Value) -> bool {
     let words: Vec<_> = hook.get("args").and_then(Value::as_array).into_iter().flatten().collect();
     words.first().is_some_and(|name| *name == "gpushare-hook") && words.iter().any(|word| *word == "--lease")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_is_what_its_engine_says_and_nobody_else() {
+        const CONTAINERD: [(&str, &str); 2] =
+            [("io.kubernetes.cri.container-type", "container"), ("io.kubernetes.cri.sandbox-id", "c")];
+        const CRI_O: [(&str, &str); 2] =
+            [("io.kubernetes.cri-o.ContainerType", "container"), ("io.kubernetes.cri-o.SandboxID", "o")];
+        let sandbox = [("io.kubernetes.cri.container-type", "sandbox"), CONTAINERD[1]];
+        for (name, annotations, want) in [
+            ("containerd", vec![CONTAINERD[0], CONTAINERD[1]], Some("c")),
+            ("CRI-O", vec![CRI_O[0], CRI_O[1]], Some("o")),
+            ("a bundle by hand", vec![CONTAINERD[1]], None),
+            ("a sandbox", sandbox.to_vec(), None),
+            ("an empty id", vec![CONTAINERD[0], ("io.kubernetes.cri.sandbox-id", "")], None),
+            ("both", [CONTAINERD, CRI_O].concat(), None),
+            ("containerd, and a pod with one key of CRI-O's", [&CONTAINERD[..], &CRI_O[1..]].concat(), None),
+            ("CRI-O, and a pod with one key of containerd's", [&CRI_O[..], &CONTAINERD[1..]].concat(), None),
+            ("an image, by podman", [&CONTAINERD[..], &[PODMAN]].concat(), None),
+        ] {
+            let annotations = annotations.iter().map(|(key, value)| (key.to_string(), value.to_string()));
+            let container = Container::new(annotations.collect(), Vec::new());
+            assert_eq!(container.sandbox(), want, "{name}");
+        }
+    }
 }

@@ -90,7 +90,7 @@ impl<'a> Words<'a> {
 
     /// The variables of this name, in order.
     pub fn named(&self, key: &str) -> impl DoubleEndedIterator<Item = Word<'a>> + use<'a> {
-        let all = self.shows(key).then(|| self.container.named(key).collect::<Vec<_>>()).unwrap_or_default();
+        let all = if self.shows(key) { self.container.named(key).collect() } else { Vec::new() };
         all.into_iter().map(|(key, value)| Word::variable(key, value))
     }
 

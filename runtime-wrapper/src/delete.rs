@@ -7,7 +7,7 @@ use std::convert::Infallible;
 
 use anyhow::{Result, bail};
 use gpushare_config::Config;
-use gpushare_inject::Region;
+use gpushare_inject::forget;
 use gpushare_quota::{LeaseKey, ReleaseReason, StateFolder, Store};
 
 use crate::args::Args;
@@ -39,11 +39,10 @@ fn release(key: &LeaseKey, args: &Args, config: &Config) -> Result<()> {
     let store = Store::open(state.path())?;
     let Some(lease) = store.lease(key)? else { return Ok(()) };
     if args.force {
-        orphan::end(&lease, args, exec::find(config)?);
+        orphan::end(&lease.member, args, exec::find(config)?);
     }
-    if store.release_if_gone(lease.id, key, ReleaseReason::Ended)? {
-        Region::of(state.path(), lease.id).remove();
-    }
+    let left = store.release_if_gone(lease.id, key, ReleaseReason::Ended)?;
+    forget(&state, lease.id, key, left);
     Ok(())
 }
 

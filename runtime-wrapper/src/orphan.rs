@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gpushare_quota::{Holder, Lease, LeaseState};
+use gpushare_quota::{Holder, LeaseState, Member};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -21,17 +21,18 @@ const RECORDS: [&str; 2] = ["status", "state.json"];
 /// As long as the kernel may take to end what was killed.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// Ends the container of `lease` if `runtime` does not know it: what `delete --force` does to those that it knows.
-pub fn end(lease: &Lease, args: &Args, runtime: &Path) {
-    let id = Path::new(&lease.key.container);
+/// Ends the container `member` if `runtime` does not know it: what `delete --force` does to those that it
+/// knows.
+pub fn end(member: &Member, args: &Args, runtime: &Path) {
+    let id = Path::new(&member.key.container);
     let known = roots(args, runtime).iter().any(|root| is_recorded(&root.join(id)));
-    if lease.state != LeaseState::Active || known || !lease.holder.lives() {
+    if member.state != LeaseState::Active || known || !member.holder.lives() {
         return;
     }
-    tracing::warn!(container = %lease.key, pid = lease.holder.pid, "ending a container that its runtime does not know");
+    tracing::warn!(container = %member.key, pid = member.holder.pid, "ending a container that its runtime does not know");
     // It may end by itself at this moment.
-    let _ = kill(Pid::from_raw(lease.holder.pid), Signal::SIGKILL);
-    await_end(&lease.holder);
+    let _ = kill(Pid::from_raw(member.holder.pid), Signal::SIGKILL);
+    await_end(&member.holder);
 }
 
 fn await_end(holder: &Holder) {

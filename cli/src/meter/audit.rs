@@ -9,6 +9,8 @@ use gpushare_inventory::DeviceMemory;
 use gpushare_quota::{Lease, Store};
 use gpushare_region::Usage;
 
+use crate::leases::ids;
+
 /// So many looks in a row must find memory beyond the books: an allocation is in the driver's books and in the
 /// container's at different instants.
 const LOOKS: u32 = 3;
@@ -41,7 +43,8 @@ impl Audit {
         };
         *looks = looks.saturating_add(1);
         if *looks == LOOKS {
-            let (container, gpu, beyond) = (&lease.key.container, grant.gpu, DeviceMemory::from_bytes(bytes));
+            let (container, gpu, beyond) =
+                (ids(lease).join(", "), grant.gpu, DeviceMemory::from_bytes(bytes));
             tracing::warn!(%container, %gpu, %beyond, "processes hold device memory that the container's books do not explain");
         }
         if *looks < LOOKS { 0 } else { bytes }
@@ -50,7 +53,7 @@ impl Audit {
     /// Says once that a container's usage file cannot be read.
     pub fn damaged(&mut self, lease: &Lease) {
         if self.damaged.insert(lease.id) {
-            tracing::warn!(container = %lease.key.container, "usage file damaged by the container");
+            tracing::warn!(container = %ids(lease).join(", "), "usage file damaged by the container");
         }
     }
 
@@ -71,7 +74,7 @@ pub fn mend(store: &Store, region: &Region, lease: &Lease) -> Result<bool> {
     if region.grants_are(lease).unwrap_or(true) {
         return Ok(false);
     }
-    let mended = store.settle(lease.id, &lease.key, |lease| match region.grants_are(lease) {
+    let mended = store.settle(lease.id, &lease.member.key, |lease| match region.grants_are(lease) {
         Ok(false) => region.set_grants(lease).map(|()| true),
         other => other.map(|_| false),
     })?;

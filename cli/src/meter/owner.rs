@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use gpushare_quota::{Lease, cgroup_of};
+use gpushare_quota::{Holder, Lease, cgroup_of};
 
 /// How long a process that has ended is remembered: its last sample comes after its end.
 const MEMORY: Duration = Duration::from_secs(2);
@@ -29,9 +29,12 @@ impl Owners {
             return self.known.get(&pid).map(|(lease, _)| *lease);
         };
         // The innermost: a container that was started inside another one may have a share of its own.
-        let within = leases.iter().filter(|lease| lease.holder.contains(process, &cgroup));
-        let depth = |lease: &&Lease| lease.holder.cgroup.as_ref().map_or(0, |path| path.components().count());
-        let lease = within.max_by_key(depth).map(|lease| lease.id);
+        let members =
+            leases.iter().flat_map(|lease| lease.members().map(|member| (lease.id, &member.holder)));
+        let within = members.filter(|(_, holder)| holder.contains(process, &cgroup));
+        let depth =
+            |(_, holder): &(i64, &Holder)| holder.cgroup.as_ref().map_or(0, |path| path.components().count());
+        let lease = within.max_by_key(depth).map(|(lease, _)| lease);
         match lease {
             Some(lease) => drop(self.known.insert(pid, (lease, Instant::now()))),
             None => drop(self.known.remove(&pid)),
@@ -47,26 +50,44 @@ impl Owners {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
     use std::process::{Command, id};
 
-    use gpushare_quota::{Holder, LeaseKey, LeaseState};
+    use gpushare_quota::{LeaseKey, LeaseState, Member};
     use gpushare_request::{ComputePolicy, Cores, Mode, Priority};
 
     use super::*;
+
+    fn member(container: &str, cgroup: Option<PathBuf>) -> Member {
+        Member {
+            key: LeaseKey { root: String::new(), container: container.into() },
+            state: LeaseState::Active,
+            holder: Holder { pid: i32::try_from(id()).unwrap(), start_time: 1, cgroup },
+        }
+    }
+
+    #[test]
+    fn a_process_is_its_pods_whichever_container_it_is_of() {
+        let elsewhere = Some(PathBuf::from("/sys/fs/cgroup/elsewhere"));
+        let pod = Lease { member: member("sidecar", elsewhere.clone()), ..lease() };
+        let pod = Lease { others: vec![member("web", lease().member.holder.cgroup)], ..pod };
+        assert_eq!(Owners::default().of(id(), std::slice::from_ref(&pod)), Some(7));
+        let alone = Lease { others: vec![member("other", elsewhere)], ..pod };
+        assert_eq!(Owners::default().of(id(), &[alone]), None);
+    }
 
     /// A lease of all processes in the cgroup of this one.
     fn lease() -> Lease {
         let pid = i32::try_from(id()).unwrap();
         Lease {
             id: 7,
-            key: LeaseKey { root: String::new(), container: "web".into() },
+            member: member("web", cgroup_of(pid)),
+            others: Vec::new(),
             grants: Vec::new(),
             mode: Mode::Share,
             compute_policy: ComputePolicy::Fixed,
             ceiling: Cores::ALL,
             priority: Priority::default(),
-            state: LeaseState::Active,
-            holder: Holder { pid, start_time: 1, cgroup: cgroup_of(pid) },
             granted_at: 0,
         }
     }

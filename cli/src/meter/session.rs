@@ -19,6 +19,7 @@ use super::driver::Gpu;
 use super::owner::Owners;
 use super::shares;
 use crate::clock::Clock;
+use crate::leases::ids;
 
 /// How often samples are asked for while somebody has a compute share: they have to reach the libraries 50 ms after the
 /// driver has them.
@@ -173,7 +174,7 @@ impl<'a> Session<'a> {
         self.looked = Some(Instant::now());
         self.owners.forget();
         for lease in &self.leases {
-            let container = &lease.key.container;
+            let container = ids(lease).join(", ");
             match mend(self.store, &Region::of(self.state, lease.id), lease) {
                 Ok(false) => {}
                 Ok(true) => {

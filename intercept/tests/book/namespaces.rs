@@ -1,5 +1,6 @@
 //! Processes whose pids mean something else where they are read.
 
+use std::ffi::CStr;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -34,6 +35,46 @@ fn case_26_a_process_of_another_pid_namespace_is_not_taken_for_dead() {
     kill(between, libc::SIGKILL); // the inner one ends with it
     wait(between);
     until("its memory to come back", || book.reserve(0, 600 * MIB));
+}
+
+/// Mounts the file system `kind`, or changes what is mounted.
+fn mount(kind: &CStr, target: &CStr, flags: libc::c_ulong) {
+    // SAFETY: all strings end in 0, and no data is handed over.
+    let done = unsafe { libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, std::ptr::null()) };
+    assert_eq!(done, 0, "{target:?}");
+}
+
+/// The containers of a pod share their books, and each counts its processes from 1.
+#[test]
+#[ignore = "needs root: makes a pid namespace"]
+fn a_process_of_another_pid_namespace_counts_and_is_listed_to_its_own_alone() {
+    let container = Container::new(1024 * MIB);
+    let (files, words) = (container.files(), Shared::new(1));
+    let between = fork(|| {
+        // SAFETY: the next child is the first process of a new namespace.
+        assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWPID) }, 0);
+        let inner = fork(|| {
+            // SAFETY: the mounts of this process are its own from here.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNS) }, 0);
+            mount(c"none", c"/", libc::MS_REC | libc::MS_PRIVATE);
+            mount(c"proc", c"/proc", 0);
+            let book = open(files);
+            let held = book.reserve(0, 600 * MIB) && book.is_own_pid(1);
+            words.0[0].store(1 + u64::from(held), SeqCst);
+            pause();
+        });
+        wait(inner);
+    });
+    until("the inner process", || words.get(0) > 0);
+    assert_eq!(words.get(0), 2);
+    let book = open(files);
+    let mut listed = Vec::new();
+    book.each_living(0, |pid, bytes| listed.push((pid, bytes)));
+    assert_eq!((listed, book.is_own_pid(1)), (vec![], false));
+    assert_eq!(book.held_by_living(0), 600 * MIB);
+    assert!(!book.reserve(0, 600 * MIB) && book.reserve(0, 400 * MIB));
+    kill(between, libc::SIGKILL); // the inner one ends with it
+    wait(between);
 }
 
 /// Case 27: the host takes a container's process for another one, as it guesses which is new on the GPU.

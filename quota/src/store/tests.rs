@@ -1,3 +1,6 @@
+mod migration;
+mod pods;
+
 use std::fs;
 use std::process::Command;
 use std::thread;
@@ -6,6 +9,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::*;
+use crate::lease::LeaseState;
 use crate::place::tests::{gpu, request};
 
 const GIB: u64 = 1 << 30;
@@ -30,11 +34,24 @@ fn open() -> (TempDir, Store) {
 
 /// Reserves and keeps the lease, as an execve would.
 fn keep(store: &Store, container: &str, env: &[&str], holder: &Holder) -> Result<Lease, ReserveError> {
-    let (asked, rules) = (request(env), Admission::default());
-    let reservation = store.reserve(&key(container), &asked, &[gpu(0, 80)], &rules, holder, |_| ())?;
+    keep_in(store, None, &member(container, holder), &request(env))
+}
+
+fn keep_in(
+    store: &Store,
+    pod: Option<&Pod>,
+    member: &Member,
+    request: &Request,
+) -> Result<Lease, ReserveError> {
+    let gpus = [gpu(0, 80)];
+    let reservation = store.reserve(member, pod, request, &gpus, &Admission::default(), |_| ())?;
     let lease = reservation.lease().clone();
     std::mem::forget(reservation);
     Ok(lease)
+}
+
+fn member(container: &str, holder: &Holder) -> Member {
+    Member::reserved(key(container), holder.clone())
 }
 
 #[test]
@@ -42,10 +59,10 @@ fn release_undoes_reserve_and_twice_is_once() {
     let (_folder, store) = open();
     let lease = keep(&store, "a", &["GPUSHARE_MEMORY=30GiB", "GPUSHARE_CORES=30"], &here()).unwrap();
     assert_eq!(store.leases().unwrap(), std::slice::from_ref(&lease));
-    assert_eq!(store.lease(&lease.key).unwrap(), Some(lease.clone()));
+    assert_eq!(store.lease(&lease.member.key).unwrap(), Some(lease.clone()));
     assert_eq!(store.loads().unwrap().values().next().unwrap().memory.bytes(), 30 * GIB);
-    assert!(store.release(lease.id, &lease.key, ReleaseReason::Ended).unwrap());
-    assert!(!store.release(lease.id, &lease.key, ReleaseReason::Ended).unwrap());
+    let release = || store.release(lease.id, &lease.member.key, ReleaseReason::Ended).unwrap();
+    assert_eq!((release(), release()), (Release::Ended, Release::Nothing));
     assert!(store.loads().unwrap().is_empty());
     let history = store.history().unwrap();
     assert_eq!((history.len(), history[0].reason.as_str()), (1, "ended"));
@@ -57,8 +74,9 @@ fn a_late_release_of_an_old_lease_spares_its_successor() {
     let old = keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &gone()).unwrap();
     // The engine starts the container anew before the old poststop hook has run.
     let new = keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
-    assert!(!store.release(old.id, &old.key, ReleaseReason::Ended).unwrap());
-    assert_eq!(store.lease(&new.key).unwrap().unwrap().id, new.id);
+    let late = store.release(old.id, &old.member.key, ReleaseReason::Ended).unwrap();
+    assert_eq!(late, Release::Nothing);
+    assert_eq!(store.lease(&new.member.key).unwrap().unwrap().id, new.id);
 }
 
 #[test]
@@ -138,7 +156,8 @@ fn a_reservation_that_is_dropped_leaves_nothing() {
     let (_folder, store) = open();
     let gpus = [gpu(0, 80)];
     let asked = request(&["GPUSHARE_MEMORY=30GiB"]);
-    drop(store.reserve(&key("a"), &asked, &gpus, &Admission::default(), &here(), |_| ()).unwrap());
+    let member = member("a", &here());
+    drop(store.reserve(&member, None, &asked, &gpus, &Admission::default(), |_| ()).unwrap());
     assert!(store.leases().unwrap().is_empty());
 }
 
@@ -148,7 +167,7 @@ fn the_same_id_under_another_root_is_another_lease() {
     let mine = keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
     assert!(matches!(keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &here()), Err(ReserveError::Held(_))));
     let other = LeaseKey { root: "/other".into(), container: "a".into() };
-    assert!(!store.release(mine.id, &other, ReleaseReason::Ended).unwrap());
+    assert_eq!(store.release(mine.id, &other, ReleaseReason::Ended).unwrap(), Release::Nothing);
     assert_eq!(store.leases().unwrap().len(), 1);
 }
 
@@ -157,7 +176,8 @@ fn a_full_node_is_swept_before_it_refuses() {
     let (_folder, store) = open();
     keep(&store, "dead", &["GPUSHARE_MEMORY=70GiB"], &gone()).unwrap();
     keep(&store, "new", &["GPUSHARE_MEMORY=20GiB"], &here()).unwrap();
-    let keys: Vec<String> = store.leases().unwrap().into_iter().map(|lease| lease.key.container).collect();
+    let keys: Vec<String> =
+        store.leases().unwrap().into_iter().map(|lease| lease.member.key.container).collect();
     assert_eq!(keys, ["new"]);
     assert!(matches!(
         keep(&store, "more", &["GPUSHARE_MEMORY=70GiB"], &here()),
@@ -173,10 +193,11 @@ fn the_sweep_spares_what_lives() {
     let init = Holder { cgroup: None, ..here() };
     assert!(store.activate(alive.id, &key("alive"), &init).unwrap());
     assert!(!store.activate(alive.id, &key("alive"), &init).unwrap(), "an active lease has its holder");
-    let swept: Vec<LeaseKey> = store.sweep().unwrap().into_iter().map(|lease| lease.key).collect();
+    let swept: Vec<LeaseKey> = store.sweep().unwrap().into_iter().map(|swept| swept.key).collect();
     assert_eq!(swept, [key("dead")]);
-    assert!(!store.release_if_gone(alive.id, &key("alive"), ReleaseReason::Ended).unwrap());
-    assert_eq!(store.lease(&key("alive")).unwrap().unwrap().state, LeaseState::Active);
+    let left = store.release_if_gone(alive.id, &key("alive"), ReleaseReason::Ended).unwrap();
+    assert_eq!(left, Release::Nothing);
+    assert_eq!(store.lease(&key("alive")).unwrap().unwrap().state(), LeaseState::Active);
     assert!(!store.activate(alive.id + 1, &key("dead"), &here()).unwrap());
 }
 
@@ -305,7 +326,7 @@ fn sixty_four_processes_get_exactly_what_fits() {
 /// An active lease, and the changes that are asked of it below.
 fn active(store: &Store, container: &str, env: &[&str]) -> Lease {
     let lease = keep(store, container, env, &here()).unwrap();
-    assert!(store.activate(lease.id, &lease.key, &Holder { cgroup: None, ..here() }).unwrap());
+    assert!(store.activate(lease.id, &lease.member.key, &Holder { cgroup: None, ..here() }).unwrap());
     lease
 }
 
@@ -319,7 +340,7 @@ fn update(
     change: &crate::Change,
     write: impl FnMut(&Lease) -> std::io::Result<()>,
 ) -> Result<(Lease, Lease), UpdateError> {
-    store.update(lease.id, &lease.key, change, &[gpu(0, 80)], &Admission::default(), write)
+    store.update(lease.id, &lease.member.key, change, &[gpu(0, 80)], &Admission::default(), write)
 }
 
 #[test]
@@ -332,16 +353,16 @@ fn an_update_changes_the_store_and_writes_the_lesser_first() {
             written.push(lease.grants[0].memory.bytes() / GIB);
             // Between the two the store has not changed yet, or has: the file never grants more.
             let stored =
-                Store::open(store.path.parent().unwrap()).unwrap().lease(&lease.key).unwrap().unwrap();
+                Store::open(store.path.parent().unwrap()).unwrap().lease(&lease.member.key).unwrap().unwrap();
             assert!(lease.grants[0].memory <= stored.grants[0].memory);
             Ok(())
         })
         .unwrap();
         assert_eq!(written, want, "{size}");
-        assert_eq!(store.lease(&lease.key).unwrap(), Some(new));
+        assert_eq!(store.lease(&lease.member.key).unwrap(), Some(new));
         assert_eq!(store.loads().unwrap().values().next().unwrap().memory.bytes(), want[1] * GIB);
     }
-    assert_eq!(store.lease(&lease.key).unwrap().unwrap().grants[0].cores, Cores::new(30));
+    assert_eq!(store.lease(&lease.member.key).unwrap().unwrap().grants[0].cores, Cores::new(30));
 }
 
 #[test]
@@ -354,7 +375,7 @@ fn an_update_that_does_not_fit_or_cannot_be_written_changes_nothing() {
     assert!(text.contains("31 GiB requested, 30 GiB free on GPU 0"), "{text}");
     let failed = update(&store, &lease, &memory("30GiB"), |_| Err(std::io::Error::other("gone")));
     assert!(matches!(failed, Err(UpdateError::Limits { .. })), "{failed:?}");
-    assert_eq!(store.lease(&lease.key).unwrap().unwrap().grants, lease.grants);
+    assert_eq!(store.lease(&lease.member.key).unwrap().unwrap().grants, lease.grants);
     update(&store, &lease, &memory("30GiB"), |_| Ok(())).unwrap();
     assert!(
         keep(&store, "c", &["GPUSHARE_MEMORY=1GiB"], &here()).is_err(),
@@ -370,14 +391,14 @@ fn only_a_living_share_is_updated_and_settled() {
     let reserved = keep(&store, "reserved", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
     let outcome = update(&store, &reserved, &memory("2GiB"), |_| Ok(()));
     assert!(matches!(outcome, Err(UpdateError::Reserved(_))));
-    assert_eq!(store.settle(reserved.id, &reserved.key, |_| ()).unwrap(), None);
+    assert_eq!(store.settle(reserved.id, &reserved.member.key, |_| ()).unwrap(), None);
     let ended = Lease { id: reserved.id + 1, ..reserved.clone() };
     assert!(matches!(update(&store, &ended, &memory("2GiB"), |_| Ok(())), Err(UpdateError::NoLease(_))));
     let living = active(&store, "living", &["GPUSHARE_MEMORY=3GiB"]);
-    let seen = store.settle(living.id, &living.key, |lease| lease.grants.clone()).unwrap();
+    let seen = store.settle(living.id, &living.member.key, |lease| lease.grants.clone()).unwrap();
     assert_eq!(seen, Some(living.grants));
-    store.release(reserved.id, &reserved.key, ReleaseReason::Ended).unwrap();
-    store.release(living.id, &living.key, ReleaseReason::Ended).unwrap();
+    store.release(reserved.id, &reserved.member.key, ReleaseReason::Ended).unwrap();
+    store.release(living.id, &living.member.key, ReleaseReason::Ended).unwrap();
     let whole = active(&store, "whole", &["GPUSHARE_MODE=exclusive"]);
     assert!(matches!(update(&store, &whole, &memory("2GiB"), |_| Ok(())), Err(UpdateError::Exclusive(_))));
 }
@@ -386,8 +407,6 @@ fn only_a_living_share_is_updated_and_settled() {
 fn the_ceiling_of_a_burst_is_kept() {
     let (_folder, store) = open();
     let asked = Request { burst: Cores::new(60), ..request(&["GPUSHARE_MEMORY=1GiB", "GPUSHARE_CORES=30"]) };
-    let rules = Admission::default();
-    let reservation = store.reserve(&key("a"), &asked, &[gpu(0, 80)], &rules, &here(), |_| ());
-    std::mem::forget(reservation.unwrap());
+    keep_in(&store, None, &member("a", &here()), &asked).unwrap();
     assert_eq!(store.leases().unwrap()[0].ceiling, Cores::new(60).unwrap());
 }

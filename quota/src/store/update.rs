@@ -65,7 +65,7 @@ impl Store {
         let writing = self.begin()?;
         let old = self.find(key)?.filter(|lease| lease.id == id);
         let old = old.ok_or_else(|| UpdateError::NoLease(key.clone()))?;
-        match (old.mode, old.state) {
+        match (old.mode, old.state()) {
             (Mode::Exclusive, _) => return Err(UpdateError::Exclusive(key.clone())),
             (_, LeaseState::Reserved) => return Err(UpdateError::Reserved(key.clone())),
             _ => {}
@@ -81,7 +81,8 @@ impl Store {
             let _ = write(&old);
             return Err(error.into());
         }
-        tracing::info!(container = %key.container, grants = %summary(&new.grants), "lease changed");
+        let (container, with) = (&key.container, new.others.len());
+        tracing::info!(%container, with, grants = %summary(&new.grants), "lease changed");
         if let Err(error) = write(&new) {
             tracing::warn!(container = %key.container, %error, "limits left to the meter or the sweep");
         }
@@ -100,7 +101,7 @@ impl Store {
         act: impl FnOnce(&Lease) -> T,
     ) -> Result<Option<T>, StoreError> {
         let _turn = Turn::take(&self.path)?;
-        let lease = self.lease(key)?.filter(|lease| lease.id == id && lease.state == LeaseState::Active);
+        let lease = self.lease(key)?.filter(|lease| lease.id == id && lease.state() == LeaseState::Active);
         Ok(lease.as_ref().map(act))
     }
 

@@ -113,6 +113,27 @@ impl Cri {
         self.start_container(wanted.name)
     }
 
+    /// Runs `wanted` in the pod of the container `other`; `among` its processes as an ephemeral container of
+    /// `kubectl debug --target` is. The pod goes with whichever of them is removed.
+    ///
+    /// # Errors
+    /// What the pod's event would say.
+    pub fn run_beside(&mut self, other: &str, wanted: &Wanted, among: bool) -> Result<(), String> {
+        let pod = &self.pods[other];
+        let mut container = container(wanted);
+        container.metadata = Some(ContainerMetadata { name: wanted.name.into(), attempt: 0 });
+        let security = container.linux.as_mut().and_then(|linux| linux.security.as_mut());
+        if let Some(namespaces) = security.and_then(|security| security.namespaces.as_mut()).filter(|_| among)
+        {
+            namespaces.pid = namespace::TARGET;
+            namespaces.target.clone_from(&pod.id);
+        }
+        let pod =
+            Pod { config: pod.config.clone(), sandbox: pod.sandbox.clone(), container, id: String::new() };
+        self.pods.insert(wanted.name, pod);
+        self.start_container(wanted.name)
+    }
+
     /// Creates and starts the pod's container, as a kubelet does at each restart.
     fn start_container(&mut self, name: &str) -> Result<(), String> {
         let pod = self.pods.get_mut(name).expect("the pod was made before");
@@ -185,7 +206,7 @@ fn shipped(list: &str) -> &'static str {
 
 fn namespaces(with: &[With]) -> NamespaceOption {
     let pid = if with.contains(&With::HostPids) { namespace::NODE } else { namespace::CONTAINER };
-    NamespaceOption { network: namespace::NODE, pid }
+    NamespaceOption { network: namespace::NODE, pid, target: String::new() }
 }
 
 fn container(wanted: &Wanted) -> ContainerConfig {

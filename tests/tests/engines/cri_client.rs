@@ -18,6 +18,8 @@ pub mod namespace {
     pub const CONTAINER: i32 = 1;
     /// The node's.
     pub const NODE: i32 = 2;
+    /// Another container's of the pod.
+    pub const TARGET: i32 = 3;
 }
 
 /// CONTAINER_RUNNING of ContainerState.
@@ -41,6 +43,8 @@ pub struct NamespaceOption {
     pub network: i32,
     #[prost(int32, tag = "2")]
     pub pid: i32,
+    #[prost(string, tag = "4")]
+    pub target: String,
 }
 
 #[derive(Clone, PartialEq, Message)]

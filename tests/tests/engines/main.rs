@@ -15,6 +15,7 @@ mod of_cri;
 mod of_docker;
 mod place;
 mod podman;
+mod pods;
 mod rootless;
 mod scenarios;
 mod schedulers;

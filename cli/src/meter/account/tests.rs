@@ -1,5 +1,5 @@
 use gpushare_inventory::{DeviceMemory, GpuUuid};
-use gpushare_quota::{Holder, LeaseKey, LeaseState};
+use gpushare_quota::{Holder, LeaseKey, LeaseState, Member};
 use gpushare_request::{Cores, Mode, Priority};
 
 use super::*;
@@ -23,14 +23,17 @@ fn lease(id: i64, cores: Option<u8>, compute_policy: ComputePolicy) -> Lease {
         Grant { gpu: GPU, memory: DeviceMemory::from_bytes(1 << 30), cores: cores.and_then(Cores::new) };
     Lease {
         id,
-        key: LeaseKey { root: String::new(), container: id.to_string() },
+        member: Member {
+            key: LeaseKey { root: String::new(), container: id.to_string() },
+            state: LeaseState::Active,
+            holder: Holder { pid: 1, start_time: 1, cgroup: None },
+        },
+        others: Vec::new(),
         grants: vec![grant],
         mode: Mode::Share,
         compute_policy,
         ceiling: Cores::ALL,
         priority: Priority::default(),
-        state: LeaseState::Active,
-        holder: Holder { pid: 1, start_time: 1, cgroup: None },
         granted_at: 0,
     }
 }

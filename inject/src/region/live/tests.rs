@@ -2,7 +2,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use gpushare_inventory::{DeviceMemory, GpuUuid};
-use gpushare_quota::{Grant, Holder, LeaseKey, LeaseState};
+use gpushare_quota::{Grant, Holder, LeaseKey, LeaseState, Member};
 use gpushare_region::{DeviceUsage, SLOT_LIVE, UsageFile, UsageHeader, empty_usage_header};
 use gpushare_request::{ComputePolicy, Cores, Mode, Priority};
 
@@ -16,14 +16,17 @@ fn lease(memory: u64, cores: Option<u8>) -> Lease {
     };
     Lease {
         id: 1,
-        key: LeaseKey { root: String::new(), container: "a".into() },
+        member: Member {
+            key: LeaseKey { root: String::new(), container: "a".into() },
+            state: LeaseState::Active,
+            holder: Holder::this_process().unwrap(),
+        },
+        others: Vec::new(),
         grants: vec![grant(1), grant(2)],
         mode: Mode::Share,
         compute_policy: ComputePolicy::Burst,
         ceiling: Cores::ALL,
         priority: Priority::default(),
-        state: LeaseState::Active,
-        holder: Holder::this_process().unwrap(),
         granted_at: 0,
     }
 }

@@ -1,0 +1,117 @@
+//! A region that several containers of a pod have: one of them makes it, the others find it.
+//!
+//! Beside the region's folder another one has an entry for each of these containers, made once the region is
+//! whole. It tells whoever finds no region whether there is none yet or it is hidden, and it outlasts a quota
+//! store that somebody deletes: without it, the end of one container would take away the last mark of the
+//! others.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gpushare_quota::{Lease, LeaseState, Member};
+use gpushare_region::LIMITS_LEN;
+use gpushare_request::Mode;
+
+use super::{Region, RegionError};
+
+/// Behind a lease's id in the name of the folder of entries.
+pub(super) const MEMBERS: &str = ".members";
+/// How long the pod's other containers are waited for.
+const DEADLINE: Duration = Duration::from_secs(5);
+const NAP: Duration = Duration::from_millis(1);
+
+impl Region {
+    /// Makes the region of a lease that is its pod's, or that others hold already, or finds it whole. What a
+    /// process left half made when it was killed is made anew: nobody has mounted it.
+    ///
+    /// # Errors
+    /// When it cannot be made, or is hidden from this process.
+    pub fn join(&self, lease: &Lease) -> Result<(), RegionError> {
+        let io = |source| self.io(source);
+        let parent = self.folder.parent().unwrap_or(&self.folder);
+        super::make_private(parent).map_err(io)?;
+        let _turn = self.turn(parent)?;
+        if !self.is_whole(lease.mode).map_err(io)? {
+            if self.was_whole(lease).map_err(io)? {
+                return Err(RegionError::Hidden { path: self.folder.clone() });
+            }
+            self.remove();
+            self.make(lease)?;
+        }
+        lease.members().try_for_each(|member| self.enter(member)).map_err(io)
+    }
+
+    /// Takes the entry of `container` away, if it has one.
+    pub fn leave(&self, container: &str) {
+        if let Some(entry) = self.entry(container) {
+            let _ = fs::remove_dir(entry);
+        }
+    }
+
+    /// Whether a container of the pod has an entry.
+    pub fn is_shared(&self) -> bool {
+        fs::read_dir(self.members()).is_ok_and(|mut entries| entries.next().is_some())
+    }
+
+    pub(super) fn members(&self) -> PathBuf {
+        let mut name = self.folder.clone().into_os_string();
+        name.push(MEMBERS);
+        name.into()
+    }
+
+    fn turn(&self, parent: &Path) -> Result<File, RegionError> {
+        let folder = File::open(parent).map_err(|source| self.io(source))?;
+        let start = Instant::now();
+        loop {
+            match folder.try_lock() {
+                Ok(()) => return Ok(folder),
+                Err(TryLockError::WouldBlock) if start.elapsed() < DEADLINE => thread::sleep(NAP),
+                Err(TryLockError::WouldBlock) => return Err(RegionError::Busy { path: self.folder.clone() }),
+                Err(TryLockError::Error(source)) => return Err(self.io(source)),
+            }
+        }
+    }
+
+    /// `limits` is the last part to be written, and no container can change it.
+    fn is_whole(&self, mode: Mode) -> io::Result<bool> {
+        let path = match mode {
+            Mode::Share => self.limits(),
+            Mode::Exclusive => self.folder.clone(),
+        };
+        match fs::symlink_metadata(path) {
+            Ok(found) => Ok(mode == Mode::Exclusive || usize::try_from(found.len()) == Ok(LIMITS_LEN)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether somebody has the region already, in a mount namespace of which this process sees nothing. A
+    /// second region would be the same share once more.
+    fn was_whole(&self, lease: &Lease) -> io::Result<bool> {
+        let active = lease.others.iter().any(|member| member.state == LeaseState::Active);
+        match fs::read_dir(self.members()) {
+            Ok(mut entries) => Ok(active || entries.next().is_some()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(active),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn enter(&self, member: &Member) -> io::Result<()> {
+        let container = &member.key.container;
+        let entry = self.entry(container).ok_or_else(|| io::Error::other("an id that is no name"))?;
+        super::make_private(&self.members())?;
+        super::make_private(&entry)
+    }
+
+    /// `None` for an id that would lead out of the folder.
+    fn entry(&self, container: &str) -> Option<PathBuf> {
+        let plain = Path::new(container).file_name().is_some_and(|name| name == container);
+        plain.then(|| self.members().join(container))
+    }
+}
+
+#[cfg(test)]
+mod tests;

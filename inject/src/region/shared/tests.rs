@@ -1,0 +1,192 @@
+use std::os::unix::fs::FileExt;
+use std::sync::Barrier;
+
+use gpushare_inventory::{DeviceMemory, GpuUuid};
+use gpushare_quota::{Grant, Holder, LeaseKey, REGIONS};
+use gpushare_request::{ComputePolicy, Cores, Priority};
+
+use super::*;
+
+fn member(container: &str, state: LeaseState) -> Member {
+    let key = LeaseKey { root: "/run/runc".into(), container: container.into() };
+    Member { key, state, holder: Holder::this_process().unwrap() }
+}
+
+fn lease(container: &str, others: Vec<Member>, mode: Mode) -> Lease {
+    Lease {
+        id: 7,
+        member: member(container, LeaseState::Reserved),
+        others,
+        grants: vec![Grant {
+            gpu: GpuUuid::from_bytes([1; 16]),
+            memory: DeviceMemory::from_bytes(1 << 30),
+            cores: None,
+        }],
+        mode,
+        compute_policy: ComputePolicy::Fixed,
+        ceiling: Cores::ALL,
+        priority: Priority::default(),
+        granted_at: 0,
+    }
+}
+
+fn alone(container: &str) -> Lease {
+    lease(container, Vec::new(), Mode::Share)
+}
+
+/// A state folder whose regions are taken away with it.
+struct State(tempfile::TempDir);
+
+impl State {
+    fn new() -> (Self, Region) {
+        let folder = tempfile::tempdir().unwrap();
+        let region = Region::of(folder.path(), 7);
+        (Self(folder), region)
+    }
+
+    fn entries(&self) -> Vec<String> {
+        let found = fs::read_dir(self.0.path().join(REGIONS)).unwrap();
+        let mut names: Vec<String> =
+            found.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        Region::of(self.0.path(), 7).remove();
+    }
+}
+
+#[test]
+#[ignore = "needs root: mounts a tmpfs"]
+fn of_twenty_containers_of_a_pod_at_once_one_makes_the_region_and_all_find_it_whole() {
+    let (state, region) = State::new();
+    let start = Barrier::new(20);
+    thread::scope(|scope| {
+        for number in 0..20 {
+            let (region, start) = (&region, &start);
+            scope.spawn(move || {
+                start.wait();
+                let lease = alone(&format!("c{number}"));
+                region.join(&lease).unwrap();
+                assert!(region.grants_are(&lease).unwrap());
+                // Its books live from now on: nobody may write them anew.
+                let usage = fs::OpenOptions::new().write(true).open(region.usage()).unwrap();
+                usage.write_all_at(&[1], 8192 + number).unwrap();
+            });
+        }
+    });
+    let usage = fs::read(region.usage()).unwrap();
+    assert_eq!(usage[8192..8212], [1; 20]);
+    assert_eq!(state.entries(), ["7", "7.members"]);
+    assert_eq!(fs::read_dir(region.members()).unwrap().count(), 20);
+}
+
+#[test]
+#[ignore = "needs root: mounts a tmpfs"]
+fn a_container_waits_for_the_one_that_makes_the_region() {
+    let (state, region) = State::new();
+    let regions = state.0.path().join(REGIONS);
+    fs::create_dir(&regions).unwrap();
+    let other = File::open(&regions).unwrap();
+    other.lock().unwrap();
+    region.make_folder().unwrap();
+    thread::scope(|scope| {
+        let joined = scope.spawn(|| region.join(&alone("b")));
+        // Time to find half a region; what it does not wait for is taken away then.
+        thread::sleep(Duration::from_millis(200));
+        assert!(!joined.is_finished() && region.folder.exists() && !region.limits().exists());
+        fs::remove_dir(&region.folder).unwrap();
+        region.make(&alone("a")).unwrap();
+        fs::write(region.usage(), "alive").unwrap();
+        drop(other);
+        joined.join().unwrap().unwrap();
+    });
+    assert_eq!(fs::read(region.usage()).unwrap(), b"alive", "its books go on");
+}
+
+#[test]
+#[ignore = "needs root: mounts a tmpfs"]
+fn what_a_killed_process_left_of_a_region_is_made_anew() {
+    let whole = alone("a");
+    type Leave = (&'static str, fn(&Region));
+    let leave: [Leave; 4] = [
+        ("a folder", |region| region.make_folder().unwrap()),
+        ("an empty tmpfs", |region| {
+            region.make(&alone("a")).unwrap();
+            fs::remove_file(region.limits()).unwrap();
+            fs::remove_file(region.usage()).unwrap();
+        }),
+        ("usage alone", |region| {
+            region.make(&alone("a")).unwrap();
+            fs::remove_file(region.limits()).unwrap();
+        }),
+        ("empty limits", |region| {
+            region.make(&alone("a")).unwrap();
+            fs::write(region.limits(), "").unwrap();
+        }),
+    ];
+    for (name, leave) in leave {
+        let (_state, region) = State::new();
+        leave(&region);
+        region.join(&whole).unwrap_or_else(|error| panic!("after {name}: {error}"));
+        assert!(region.grants_are(&whole).unwrap(), "after {name}");
+        assert!(region.read_usage(&gpushare_quota::Running::default()).is_ok(), "after {name}");
+    }
+}
+
+#[test]
+fn a_region_that_is_hidden_from_this_process_is_not_made_once_more() {
+    for (known, others) in [
+        (&["a"][..], Vec::new()),
+        (&[], vec![member("a", LeaseState::Active)]),
+        (&["a"], vec![member("a", LeaseState::Reserved)]),
+    ] {
+        let (state, region) = State::new();
+        fs::create_dir(state.0.path().join(REGIONS)).unwrap();
+        known.iter().try_for_each(|id| region.enter(&member(id, LeaseState::Active))).unwrap();
+        let before = state.entries();
+        let refused = region.join(&lease("b", others, Mode::Share));
+        assert!(matches!(refused, Err(RegionError::Hidden { .. })), "{refused:?}");
+        assert_eq!(state.entries(), before);
+    }
+}
+
+#[test]
+fn the_entries_of_a_pods_containers_go_one_by_one_and_the_rest_with_the_region() {
+    let (state, region) = State::new();
+    // Whole GPUs: their region is a folder alone, and needs no mount.
+    let first = lease("a", Vec::new(), Mode::Exclusive);
+    region.make(&first).unwrap();
+    assert!(!region.is_shared(), "a container that is alone has no entry");
+    let others = vec![member("a", LeaseState::Active)];
+    region.join(&lease("b", others, Mode::Exclusive)).unwrap();
+    for (leaves, shared) in [("c", true), ("", true), ("a", true), ("b", false)] {
+        region.leave(leaves);
+        assert_eq!(region.is_shared(), shared, "{leaves:?} left");
+    }
+    let outside = state.0.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    for leads_out in ["../../outside", outside.to_str().unwrap()] {
+        region.leave(leads_out);
+        assert!(outside.exists(), "{leads_out}");
+    }
+    assert_eq!(state.entries(), ["7", "7.members"]);
+    assert_eq!(Region::existing(state.0.path()), [7, 7]);
+    region.join(&first).unwrap();
+    region.remove();
+    assert_eq!(state.entries(), [""; 0]);
+}
+
+#[test]
+fn nobody_waits_for_ever_for_the_pods_other_containers() {
+    let (state, region) = State::new();
+    let regions = state.0.path().join(REGIONS);
+    fs::create_dir(&regions).unwrap();
+    let other = File::open(regions).unwrap();
+    other.lock().unwrap();
+    assert!(matches!(region.join(&alone("a")), Err(RegionError::Busy { .. })));
+    drop(other);
+}

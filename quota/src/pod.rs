@@ -1,0 +1,134 @@
+//! The pod that a container is of: by it several containers hold one lease.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use gpushare_inventory::{Gpu, GpuUuid};
+use gpushare_request::{Devices, Mode, Request, Share, find_gpu};
+
+use crate::place::Refusal;
+
+/// A pid namespace of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PidNamespace {
+    device: u64,
+    inode: u64,
+}
+
+impl PidNamespace {
+    /// The namespace that a file such as `/proc/PID/ns/pid` stands for; `None` when there is no such file.
+    pub fn at(path: &Path) -> Option<Self> {
+        let file = fs::metadata(path).ok()?;
+        Some(Self { device: file.dev(), inode: file.ino() })
+    }
+}
+
+/// A container's pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    /// The id of its sandbox, as the engine wrote it: a lease below the same runtime root with the same id is
+    /// the pod's.
+    pub sandbox: String,
+    /// The pid namespace that the container joins. A container that joins the one of another container of its
+    /// pod, as an ephemeral container joins its target's, holds that one's lease and none of its own.
+    pub joins: Option<PidNamespace>,
+}
+
+/// What a request for a pod's share asks for, in words that are the same for the same request. A restarted
+/// container asks with the words of its first start, whatever `gpushare update` made of the lease meanwhile.
+pub(crate) fn words(request: &Request, gpus: &[Gpu]) -> Result<String, Refusal> {
+    let mut words = match request.mode {
+        Mode::Exclusive => "whole GPUs".to_owned(),
+        Mode::Share => share(&Share { memory: request.memory, cores: request.cores }),
+    };
+    words += &format!(" on {}", devices(&request.devices, gpus)?);
+    let mut particular: Vec<&(GpuUuid, Share)> = request.particular.iter().collect();
+    particular.sort_by_key(|(gpu, _)| gpu.bytes());
+    for (gpu, of_it) in particular {
+        words += &format!(", {} on {gpu}", share(of_it));
+    }
+    let model = request.model.to_string();
+    if !model.is_empty() {
+        words += &format!(", model {model}");
+    }
+    if let Some(most) = request.burst {
+        words += &format!(", at most {most}");
+    }
+    Ok(format!(
+        "{words}, compute policy {}, priority {}",
+        request.compute_policy.name(),
+        request.priority.level()
+    ))
+}
+
+fn share(share: &Share) -> String {
+    match share.cores {
+        Some(cores) => format!("{} and {cores} of compute", share.memory),
+        None => share.memory.to_string(),
+    }
+}
+
+/// Named GPUs by their UUIDs, whatever names them.
+fn devices(devices: &Devices, gpus: &[Gpu]) -> Result<String, Refusal> {
+    Ok(match devices {
+        Devices::Any(1) => "1 GPU".to_owned(),
+        Devices::Any(count) => format!("{count} GPUs"),
+        Devices::All => "all GPUs".to_owned(),
+        Devices::These(list) => {
+            let uuids: Result<Vec<String>, Refusal> =
+                list.iter().map(|selector| Ok(find_gpu(selector, gpus)?.uuid.to_string())).collect();
+            uuids?.join(" and ")
+        }
+        Devices::Among(count, uuids) => {
+            let mut uuids: Vec<String> = uuids.iter().map(ToString::to_string).collect();
+            uuids.sort_unstable();
+            format!("{count} of {}", uuids.join(" and "))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use gpushare_request::{Cores, MemoryAsk};
+
+    use super::*;
+    use crate::place::tests::{gpu, request};
+
+    #[test]
+    fn a_gpu_has_one_name_in_the_words_of_a_pod() {
+        let gpus = [gpu(0, 80), gpu(1, 80)];
+        let by = |name: &str| {
+            words(&request(&["GPUSHARE_MEMORY=4GiB", &format!("GPUSHARE_DEVICES={name}")]), &gpus)
+        };
+        let uuid = gpus[1].uuid.to_string();
+        assert_eq!(by("1").unwrap(), by(&uuid).unwrap());
+        assert!(by("1").unwrap().contains(&format!("4 GiB on {uuid}")), "{:?}", by("1"));
+        assert!(matches!(by("7"), Err(Refusal::Device(_))));
+    }
+
+    #[test]
+    fn every_figure_of_a_request_is_in_the_words_of_a_pod() {
+        let first = request(&["GPUSHARE_MEMORY=4GiB", "GPUSHARE_CORES=30"]);
+        let particular = (gpu(1, 80).uuid, Share { memory: MemoryAsk::Rest, cores: None });
+        let others = [
+            request(&["GPUSHARE_MEMORY=5GiB", "GPUSHARE_CORES=30"]),
+            request(&["GPUSHARE_MEMORY=5%", "GPUSHARE_CORES=30"]),
+            request(&["GPUSHARE_MEMORY=4GiB", "GPUSHARE_CORES=31"]),
+            request(&["GPUSHARE_MEMORY=4GiB"]),
+            request(&["GPUSHARE_MEMORY=4GiB", "GPUSHARE_CORES=30", "GPUSHARE_COUNT=2"]),
+            request(&["GPUSHARE_MEMORY=4GiB", "GPUSHARE_CORES=30", "GPUSHARE_DEVICES=0"]),
+            request(&["GPUSHARE_MEMORY=4GiB", "GPUSHARE_CORES=30", "GPUSHARE_MODEL=H100"]),
+            request(&["GPUSHARE_MEMORY=4GiB", "GPUSHARE_CORES=30", "GPUSHARE_PRIORITY=9"]),
+            request(&["GPUSHARE_MEMORY=4GiB", "GPUSHARE_CORES=30", "GPUSHARE_COMPUTE_POLICY=burst"]),
+            Request { burst: Cores::new(50), ..first.clone() },
+            Request { particular: vec![particular], ..first.clone() },
+            Request::whole(Devices::Any(1)),
+        ];
+        let said = |request: &Request| words(request, &[gpu(0, 80), gpu(1, 80)]).unwrap();
+        assert_eq!(said(&first), said(&request(&["GPUSHARE_MEMORY=4096MiB", "GPUSHARE_CORES=30%"])));
+        for other in &others {
+            assert_ne!(said(&first), said(other), "{other:?}");
+        }
+    }
+}

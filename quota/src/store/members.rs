@@ -1,0 +1,96 @@
+//! The containers of a lease: how they come to it and leave it.
+
+use rusqlite::{OptionalExtension, Transaction, params};
+
+use super::{ReserveError, Store, StoreError};
+use crate::lease::{Lease, LeaseKey, Member};
+use crate::pod::{PidNamespace, Pod};
+use crate::rows::signed;
+
+/// How many of the containers that left a lease the history names: one that fails and is restarted again and
+/// again beside another of its pod leaves as often.
+const REMEMBERED: usize = 8;
+
+impl Store {
+    /// The lease of `pod` that its container joins instead of getting one of its own: its target's, or that
+    /// of the pod if `asked`, the words of a request for the pod, are those that it was granted for.
+    pub(super) fn to_join(
+        &self,
+        root: &str,
+        pod: &Pod,
+        asked: Option<&str>,
+    ) -> Result<Option<i64>, ReserveError> {
+        if let Some(target) =
+            pod.joins.map(|namespace| self.target(root, pod, namespace)).transpose()?.flatten()
+        {
+            return Ok(Some(target));
+        }
+        let Some(asked) = asked else { return Ok(None) };
+        match self.of_pod(root, pod)? {
+            Some((_, held)) if held != asked => Err(ReserveError::Differs { held, asked: asked.to_owned() }),
+            found => Ok(found.map(|(id, _)| id)),
+        }
+    }
+
+    /// The lease of the container of `pod` whose pid namespace this is.
+    fn target(&self, root: &str, pod: &Pod, namespace: PidNamespace) -> Result<Option<i64>, StoreError> {
+        let leases =
+            self.select("WHERE lease.root = ?1 AND lease.sandbox = ?2", params![root, pod.sandbox])?;
+        let leads = |lease: &&Lease| lease.members().any(|member| member.holder.leads(namespace));
+        Ok(leases.iter().find(leads).map(|lease| lease.id))
+    }
+
+    /// The lease that is the pod's, and the words of its request.
+    fn of_pod(&self, root: &str, pod: &Pod) -> Result<Option<(i64, String)>, StoreError> {
+        let mut query = self.sql(self.db.prepare_cached(
+            "SELECT id, pod_request FROM lease WHERE root = ?1 AND sandbox = ?2 AND pod_request IS NOT NULL",
+        ))?;
+        let row = query.query_row(params![root, pod.sandbox], |row| Ok((row.get(0)?, row.get(1)?)));
+        self.sql(row.optional())
+    }
+
+    pub(super) fn insert_member(
+        &self,
+        tx: &Transaction,
+        lease: i64,
+        member: &Member,
+    ) -> Result<(), StoreError> {
+        let mut insert = self.sql(tx.prepare_cached(
+            "INSERT INTO member (lease, root, container, state, pid, start_time)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+        ))?;
+        self.sql(insert.execute(params![
+            lease,
+            member.key.root,
+            member.key.container,
+            member.state.name(),
+            member.holder.pid,
+            signed(member.holder.start_time),
+        ]))
+        .map(drop)
+    }
+
+    /// Takes the container `key` out of a lease that others hold.
+    pub(super) fn leave(&self, tx: &Transaction, lease: &Lease) -> Result<(), StoreError> {
+        let key = &lease.member.key;
+        let former = self.former(tx, lease.id, [key])?;
+        self.sql(tx.execute("UPDATE lease SET former = ?2 WHERE id = ?1", params![lease.id, former]))?;
+        let left = "DELETE FROM member WHERE root = ?1 AND container = ?2";
+        self.sql(tx.execute(left, params![key.root, key.container])).map(drop)
+    }
+
+    /// The ids of those that left the lease `id`, and of those that leave it now; divided by spaces, which no
+    /// id has.
+    pub(super) fn former<'a>(
+        &self,
+        tx: &Transaction,
+        id: i64,
+        leaving: impl IntoIterator<Item = &'a LeaseKey>,
+    ) -> Result<String, StoreError> {
+        let before: String =
+            self.sql(tx.query_row("SELECT former FROM lease WHERE id = ?1", params![id], |row| row.get(0)))?;
+        let mut ids: Vec<&str> = before.split_whitespace().collect();
+        ids.extend(leaving.into_iter().map(|key| key.container.as_str()));
+        Ok(ids.split_off(ids.len().saturating_sub(REMEMBERED)).join(" "))
+    }
+}
