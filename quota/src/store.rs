@@ -145,7 +145,7 @@ pub enum ReserveError {
     Held(LeaseKey),
     /// A share of a pod for a container of none.
     #[error(
-        "container {0} asks for a share of its pod, and its bundle names no pod: only containerd and CRI-O write \
+        "the container asks for a share of its pod, and its bundle names no pod: only containerd and CRI-O write \
          one for Kubernetes; ask for a share of its own"
     )]
     NoPod(LeaseKey),

@@ -179,7 +179,18 @@ impl Container {
     /// they are a pod author's words.
     pub fn is_sandbox(&self) -> bool {
         let kind = self.cri().and_then(|keys| self.annotations.get(keys.kind));
-        kind.is_some_and(|kind| kind == "sandbox") && self.writer() != Writer::Podman
+        kind.is_some_and(|kind| kind == "sandbox")
+            && self.writer() != Writer::Podman
+            && self.engines().len() < 2
+    }
+
+    /// A key of each engine whose marks the bundle has. Each engine writes its own last; another's are the pod's words (CRI-O
+    /// passes all of a pod's annotations, containerd those that its settings list).
+    pub(crate) fn engines(&self) -> Vec<&'static str> {
+        let mark = |keys: &CriKeys| {
+            [keys.kind, keys.sandbox].into_iter().find(|key| self.annotations.contains_key(*key))
+        };
+        CRI_KEYS.iter().filter(|_| self.writer() != Writer::Podman).filter_map(mark).collect()
     }
 
     fn of_pod(&self, key: fn(&CriKeys) -> &'static str) -> Option<&str> {
@@ -187,19 +198,10 @@ impl Container {
     }
 
     /// The id of the sandbox of the container's pod: the same for all containers of a pod, and for no
-    /// other's. Each engine writes its own key last. The other engine's key may be the pod's own word (CRI-O
-    /// passes all of a pod's annotations, containerd those that its settings list), so a bundle with both
-    /// names no pod. podman's annotations may be the image's.
+    /// other's. A bundle with the keys of two engines names no pod. podman's annotations may be the image's.
     pub fn sandbox(&self) -> Option<&str> {
-        let known = matches!(self.writer(), Writer::Containerd | Writer::CriO) && !self.is_sandbox();
-        let mut named = CRI_KEYS
-            .iter()
-            .filter(|keys| [keys.kind, keys.sandbox].iter().any(|key| self.annotations.contains_key(*key)));
-        match (named.next(), named.next()) {
-            (Some(keys), None) if known => self.annotations.get(keys.sandbox).map(String::as_str),
-            _ => None,
-        }
-        .filter(|id| !id.is_empty())
+        let is_pods = self.engines().len() == 1 && !self.is_sandbox();
+        self.of_pod(|keys| keys.sandbox).filter(|id| is_pods && !id.is_empty())
     }
 
     /// The container's name inside its pod.

@@ -328,7 +328,9 @@ impl<'a> Merge<'a> {
             let ceilings = self.policy.authority(claim.rank)?;
             Some(ceilings.iter().try_for_each(|ceiling| ceiling.hold_memory(&claim.by, bytes, gpu)))
         };
-        let stating = self.claims.iter().filter(|claim| claim.asks && stated(claim).is_some());
+        let within_card = bytes <= total(gpu)?;
+        let grants = |claim: &&&Claim| stated(claim).is_some() || claim.is_exclusive() && within_card;
+        let stating = self.claims.iter().filter(|claim| claim.asks).filter(grants);
         let is_default = || Ok(bytes <= on(self.default_memory_of(Some(gpu), spread)?.0, gpu)?);
         granted_by(stating.filter_map(|claim| held(claim)), &least.bounding.by, is_default)?;
         spread.multiplying.and_then(held).unwrap_or(Ok(()))?;
@@ -414,7 +416,8 @@ impl<'a> Merge<'a> {
             NvidiaPolicy::Ignore => !is_handed,
             NvidiaPolicy::DefaultShare | NvidiaPolicy::Whole => false,
         };
-        if refuses && !self.asking().any(|claim| claim.takes_defaults) {
+        let may_take = |claim: &Claim| claim.takes_defaults && self.policy.authority(claim.rank).is_some();
+        if refuses && !self.asking().any(may_take) {
             return Err(RequestError::NoShare);
         }
         let (memory, setting) = self.default_memory_of(gpu, spread)?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gpushare_inventory::{Capabilities, CapabilityError, Gpu};
 
-use crate::claim::Claim;
+use crate::claim::{Amount, Claim};
 use crate::container::{Container, Engine, Writer};
 use crate::dialect::Speech;
 use crate::dialects::{self, Spoken};
@@ -42,6 +42,9 @@ pub fn read(container: &Container, policy: &Policy, gpus: &[Gpu]) -> Result<Opti
     let spoken = dialects::spoken(&words);
     if container.is_sandbox() || !asks(&words, &spoken) {
         return Ok(None);
+    }
+    if let [first, second] = container.engines()[..] {
+        return Err(conflict(first, second));
     }
     refuse_unread(&words, &spoken)?;
     let denial = list::denial(&listing(&words, &spoken));
@@ -104,6 +107,20 @@ fn listing<'a>(words: &Words<'a>, spoken: &[Spoken]) -> Words<'a> {
     over.fold(words.clone(), |words, spoken| words.without(spoken.dialect.owns))
 }
 
+/// An amount that a plugin wrote, and of which nobody who is believed as much says on which GPUs or on how many, is one GPU's:
+/// no list of a pod's multiplies it.
+fn bind_to_one(claims: &mut [Claim]) {
+    let mut granted = claims.iter().filter(|claim| claim.rank >= Rank::Granted);
+    if granted.any(|claim| claim.gpus.is_some() || claim.count.is_some()) {
+        return;
+    }
+    let amount =
+        |claim: &&mut Claim| claim.rank >= Rank::Granted && claim.asks && claim.each != Amount::default();
+    if let Some(claim) = claims.iter_mut().find(amount) {
+        claim.count = Some(1);
+    }
+}
+
 /// What every source says.
 fn claims<'a>(
     words: &Words<'a>,
@@ -119,6 +136,7 @@ fn claims<'a>(
     claims.extend(own::claims(words, node)?);
     claims.extend(qualified::claims(words, node)?);
     claims.extend(handed::claims(words, node)?);
+    bind_to_one(&mut claims);
     let words = listing(words, spoken);
     let is_named = claims.iter().any(|claim| claim.gpus.is_some() && claim.rank > Rank::Environment);
     for (meaning, by) in meanings(spoken) {

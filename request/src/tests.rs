@@ -182,6 +182,18 @@ fn a_library_is_left_the_limit_only_where_it_is_told_what_was_granted() {
     }
 }
 
+#[test]
+fn no_variable_without_an_amount_undoes_the_refusal_of_whoever_names_no_share() {
+    let policy = Policy { strict: true, nvidia: NvidiaPolicy::Refuse, ..Policy::default() };
+    for env in [&[][..], &["GPUSHARE_PRIORITY=0"], &["GPUSHARE_COUNT=1"], &["GPUSHARE_MODE=share"]] {
+        let mut bundle = bundle(&[("io.kubernetes.cri.container-type", "container")], env);
+        bundle["linux"] =
+            json!({"devices": [{"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1}]});
+        let told = read(&Container::from_json(&bundle), &policy, &four());
+        assert_eq!(told, Err(RequestError::NoShare), "{env:?}");
+    }
+}
+
 fn named(list: &str) -> Value {
     json!(format!("NVIDIA_VISIBLE_DEVICES={list}"))
 }

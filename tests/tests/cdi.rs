@@ -339,7 +339,7 @@ fn podman_gives_shares_and_whole_gpus_without_gpushares_runtime() {
             [vec![80 * GIB]]
         );
         let again = podman.run(&["--rm", "--device", "gpushare.io/gpu=0"], &["true"]);
-        assert!(again.stderr.contains("gpushare-hook: cannot lease a GPU for"), "{again:?}");
+        assert!(again.stderr.contains("gpushare-hook: cannot lease a GPU: "), "{again:?}");
         let _ = podman.call(&["rm", "--force", "--time", "0", "whole"]).expect_success("podman rm");
         assert_eq!(leases(config), []);
     });
@@ -362,15 +362,15 @@ fn a_whole_gpu_beside_a_share_is_refused_whoever_brings_it() {
     let ways: [(&str, Change, &[&str]); 6] = [
         (
             "cdi",
-            |spec| spec["annotations"]["cdi.k8s.io/x"] = json!("nvidia.com/gpu=0"),
-            &["GPUSHARE_MEMORY", "nvidia.com/gpu=0"],
+            |spec| spec["annotations"]["cdi.k8s.io/x"] = json!("nvidia.com/gpu=1"),
+            &["GPUSHARE_DEVICES", "nvidia.com/gpu=1"],
         ),
         (
             "volume mount",
             |spec| {
                 mounts(spec).push(json!({"destination": "/var/run/nvidia-container-devices/GPU-a", "source": "/dev/null", "type": "bind", "options": ["bind"]}))
             },
-            &["GPUSHARE_MEMORY", "/var/run/nvidia-container-devices/GPU-a"],
+            &["request.volume_mounts = true", "/var/run/nvidia-container-devices/GPU-a"],
         ),
         (
             "applied cdi",

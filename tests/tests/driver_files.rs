@@ -154,7 +154,7 @@ fn a_capability_that_cannot_be_given_is_refused_in_one_line() {
         let bundle =
             Bundle::small().env(request.0, request.1).env("NVIDIA_DRIVER_CAPABILITIES", capabilities);
         let line = runtime.create(&bundle).map(drop).expect_err(capabilities).line();
-        for part in parts.iter().chain([&bundle.id()]) {
+        for part in parts {
             assert!(line.contains(part), "{part:?} is not in: {line}");
         }
     }
@@ -300,7 +300,7 @@ fn a_damaged_driver_is_refused_with_the_file_in_question() {
         damage(&node.libraries(), &version);
         let bundle = Bundle::small().env("GPUSHARE_MEMORY", "4GiB");
         let line = runtime.create(&bundle).map(drop).expect_err(what).line();
-        for part in [file, remedy, bundle.id()] {
+        for part in [file, remedy] {
             assert!(line.contains(part), "{what}: {part:?} is not in: {line}");
         }
     }

@@ -72,7 +72,7 @@ fn a_request_that_cannot_be_understood_or_met_is_refused_in_one_line() {
         let bundle = requests.iter().fold(Bundle::small(), |bundle, (name, value)| bundle.env(name, value));
         let line = refused(&runtime, &bundle);
         let lacks = |part: &&str| !line.contains(*part);
-        let missing = parts.into_iter().chain([bundle.id()]).find(lacks);
+        let missing = parts.into_iter().find(lacks);
         wrong.extend(missing.map(|part| format!("{requests:?}: no {part:?} in: {line}")));
         assert_eq!(leases(runtime.config()), [], "{requests:?}");
         // What the engine calls next is no error.
@@ -83,15 +83,15 @@ fn a_request_that_cannot_be_understood_or_met_is_refused_in_one_line() {
 
 #[test]
 #[ignore = "needs root and runc: would run containers"]
-fn a_variable_and_an_annotation_that_differ_are_a_conflict() {
+fn a_variable_above_an_annotation_is_a_conflict() {
     if !met(NEEDS) {
         return;
     }
     let node = SimulatedNode::one_gpu();
     let runtime = Runtime::wrapped(LowLevel::Runc, &node);
-    let bundle = Bundle::small().env("GPUSHARE_MEMORY", "4GiB").annotation("gpushare.io/memory", "8GiB");
+    let bundle = Bundle::small().env("GPUSHARE_MEMORY", "8GiB").annotation("gpushare.io/memory", "4GiB");
     let line = refused(&runtime, &bundle);
-    for part in ["4GiB", "8GiB", bundle.id()] {
+    for part in ["4GiB", "8GiB"] {
         assert!(line.contains(part), "{part:?} is not in: {line}");
     }
     assert_eq!(leases(runtime.config()), []);
@@ -122,7 +122,7 @@ fn a_node_without_a_usable_driver_says_so_and_still_runs_other_containers() {
         let runtime = Runtime::wrapped(LowLevel::Runc, &node);
         let bundle = Bundle::small().env("GPUSHARE_MEMORY", "4GiB");
         let line = refused(&runtime, &bundle);
-        assert!(line.contains("driver") && line.contains(bundle.id()), "{name}: {line}");
+        assert!(line.contains("driver") && !line.contains(bundle.id()), "{name}: {line}");
         assert_eq!(leases(runtime.config()), [], "{name}");
         let other = Bundle::small();
         assert_eq!(runtime.run(&other).status().as_deref(), Some("running"), "{name}");
@@ -224,7 +224,7 @@ fn a_quota_store_without_room_grants_nothing() {
 
     let bundle = Bundle::small().env("GPUSHARE_MEMORY", "4GiB");
     let line = refused(&runtime, &bundle);
-    assert!(line.contains(bundle.id()), "{line}");
+    assert!(line.contains("cannot lease a GPU: ") && !line.contains(bundle.id()), "{line}");
     assert!(line.contains(&*state.to_string_lossy()), "the line names the folder: {line}");
     nix::mount::umount(&state).expect("the tmpfs can be unmounted");
     assert_eq!(leases(runtime.config()), []);
@@ -250,7 +250,7 @@ fn a_damaged_quota_store_grants_nothing_and_is_named() {
         }
         fs::write(&stores[0], garbage).expect("the database can be overwritten");
         let line = refused(&runtime, &bundle);
-        assert!(line.contains(&stores[0]) && line.contains(bundle.id()), "{line}");
+        assert!(line.contains(&stores[0]), "{line}");
     }
 }
 
@@ -311,7 +311,7 @@ fn a_bundle_that_holds_an_earlier_share_and_asks_for_none_is_named() {
     for told in [&line, &planned] {
         assert!(told.contains("an earlier start") && told.contains("write it anew"), "{told}");
     }
-    assert!(line.contains(bundle.id()), "{line}");
+    assert!(line.contains("cannot lease a GPU: ") && !line.contains(bundle.id()), "{line}");
     assert_eq!(bundle.config_bytes(), spec.to_string().as_bytes());
     assert_eq!(leases(runtime.config()), []);
 }

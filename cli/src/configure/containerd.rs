@@ -23,6 +23,7 @@ const CONTAINER_ANNOTATIONS: &[&str] = &[
 /// it.
 const POD_ANNOTATIONS: &[&str] = &[
     "gpushare.io/*",
+    "ALIYUN_COM_GPU_MEM_*",
     "elasticgpu.io/*",
     "gpu-fraction*",
     "gpu-memory",

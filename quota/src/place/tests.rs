@@ -34,6 +34,10 @@ pub(crate) fn request(env: &[&str]) -> Request {
     read(env, &[]).unwrap()
 }
 
+pub(crate) fn request_on(gpus: &[Gpu], env: &[&str]) -> Request {
+    read(env, gpus).unwrap()
+}
+
 /// On a node with these GPUs, or where none is named on any.
 fn read(env: &[&str], gpus: &[Gpu]) -> Result<Request, String> {
     let env = env.iter().map(|entry| entry.to_string()).collect();

@@ -74,7 +74,11 @@ fn owns(key: &str) -> bool {
 /// One container of a pod has the share: the named one, else the first, which is known by its GPUs, since the others' list is
 /// `void`, or the image's.
 fn whose(words: &Words) -> Whose {
-    match (words.annotation(CONTAINER), words.container.name_in_pod()) {
+    // Who is believed less than the amount cannot take it from this container.
+    let asked =
+        [FRACTION, MEMORY].into_iter().filter_map(|key| words.annotation(key)).map(|word| word.rank).max();
+    let named = words.annotation(CONTAINER).filter(|named| Some(named.rank) >= asked);
+    match (named, words.container.name_in_pod()) {
         (Some(named), Some(name)) if named.value == name => Whose::This,
         (Some(_), Some(_)) => Whose::Another,
         _ if names_particular_gpus(words) => Whose::This,
@@ -101,7 +105,7 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
         return Ok(reservation(words));
     };
     let (list, gpus) = limited(words, node, IndexMeaning::Pci, first)?;
-    let count = if asked.is_some() { count(words, list, gpus.len())? } else { None };
+    let count = asked.map(|(word, _)| count(words, word, list, gpus.len())).transpose()?;
     let exact = |total: DeviceMemory| asked.map(|(_, ask)| ask.of(total));
     let mut claims = Vec::new();
     for word in words.named(LIMIT) {
@@ -252,12 +256,14 @@ fn portion(word: Word) -> Result<u64, RequestError> {
     }
 }
 
-/// The number of GPUs that the annotations ask for, where they say one; more of them are refused.
-fn count(words: &Words, list: Word, gpus: usize) -> Result<Option<usize>, RequestError> {
-    let Some(word) = words.annotation(COUNT) else { return Ok(None) };
-    let count =
-        quantity::whole(word.value).and_then(|count| usize::try_from(count).ok()).filter(|count| *count > 0);
+/// The number of GPUs that the annotations ask for, which is 1 where they say none; more of them are refused.
+fn count(words: &Words, asked: Word, list: Word, gpus: usize) -> Result<usize, RequestError> {
+    let (word, count) = match words.annotation(COUNT) {
+        Some(word) => (word, quantity::whole(word.value)),
+        None => (asked, Some(1)),
+    };
+    let count = count.and_then(|count| usize::try_from(count).ok()).filter(|count| *count > 0);
     let count = count.ok_or_else(|| word.wrong("a number of GPUs is a whole number from 1"))?;
     // Fewer are no contradiction: the list lowers it.
-    if gpus > count { Err(conflict(word, list)) } else { Ok(Some(count.min(gpus))) }
+    if gpus > count { Err(conflict(word, list)) } else { Ok(count.min(gpus)) }
 }

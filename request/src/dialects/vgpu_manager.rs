@@ -11,6 +11,7 @@ use crate::error::RequestError;
 use crate::gpus::NodeGpus;
 use crate::grammar::Cores;
 use crate::library::{Library, Owner};
+use crate::rank::Rank;
 use crate::selector::IndexMeaning;
 use crate::sources::list::{Named, named};
 use crate::sources::names::selector;
@@ -65,7 +66,7 @@ const FILLER: &str = "GPU-00000000-0000-0000-0000-000000000000";
 const INDEXES: u64 = 16;
 
 fn speech(words: &Words) -> Speech {
-    Speech::asking(stated(words).any(|word| asks(word.key)) || allocated::entry(words).is_some())
+    Speech::asking(stated(words).any(|word| asks(word.key)) || !allocated::entries(words).is_empty())
 }
 
 /// Whether the variable by itself says that its writer is this system.
@@ -93,7 +94,7 @@ fn stated<'a>(words: &Words<'a>) -> impl Iterator<Item = Word<'a>> {
 
 fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
     refuse_unreadable_ratio(words)?;
-    let mut note = allocated::claim(words, node)?;
+    let mut notes = allocated::claims(words, node)?;
     let mut variables = Vec::new();
     if let Some(first) = stated(words).find(|word| asks(word.key)) {
         let gpus = match table(words, node)? {
@@ -105,17 +106,19 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
         };
         variables = limits(words, first, gpus)?;
     }
-    if let Some(note) = &mut note {
+    for note in &mut notes {
         note.burst = idle_beside(words, note, &variables);
     }
-    Ok(note.into_iter().chain(variables).collect())
+    Ok(notes.into_iter().chain(variables).collect())
 }
 
 /// What the variables say of idle time, for the note, which has no place for it: only beside the same caps, and where the
-/// variables may grant it themselves. On a strict node they raise nothing that a note grants there.
+/// variables may grant it themselves. They raise nothing of a plugin's note, nor on a strict node of one that grants there.
 fn idle_beside(words: &Words, note: &Claim, variables: &[Claim]) -> Option<Cores> {
     let policy = words.policy;
-    let only_lower = policy.ignore_env || policy.strict && policy.authority(note.rank).is_some();
+    let only_lower = policy.ignore_env
+        || note.rank >= Rank::Granted
+        || policy.strict && policy.authority(note.rank).is_some();
     let grants = variables.first().is_some_and(|claim| policy.authority(claim.rank).is_some()) && !only_lower;
     let burst = variables.iter().find_map(|claim| claim.burst)?;
     let cap = |claim: &Claim, gpu| claim.amount_on(Some(gpu)).cores;

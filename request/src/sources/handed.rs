@@ -1,9 +1,12 @@
 //! GPUs that the engine was handed for the container: device nodes in the bundle, and the mounts by which NVIDIA's device
-//! plugin names GPUs (strategy `volume-mounts`). Neither an image nor a pod's specification can write a device node.
+//! plugin names GPUs (strategy `volume-mounts`). Neither an image nor a pod's specification can write a device node. Such a
+//! mount is one of the host's /dev/null: a pod that may mount paths of the host can imitate it, and names no GPU beyond the
+//! nodes that were handed over.
 
 use gpushare_inventory::Gpu;
 
 use crate::claim::Claim;
+use crate::container::Mount;
 use crate::error::RequestError;
 use crate::gpus::{NodeGpus, contains, found};
 use crate::grammar::DeviceSelector;
@@ -26,7 +29,7 @@ pub(crate) fn is_handed(words: &Words) -> bool {
 
 /// Whether a mount names a GPU, which is a request or an error.
 pub(crate) fn has_volumes(words: &Words) -> bool {
-    words.container.mounts().iter().any(|mount| below(&mount.target).is_some())
+    words.container.mounts().iter().any(|mount| named_by(mount).is_some())
 }
 
 /// The GPUs that were handed over, and the first word for it. Their order says nothing.
@@ -34,20 +37,30 @@ pub(crate) fn gpus<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
 ) -> Result<Option<(Word<'a>, Vec<&'a Gpu>)>, RequestError> {
-    let mut all: Option<(Word, Vec<&Gpu>)> = None;
-    let volumes = volumes(words)?.into_iter().map(|(word, selector)| (word, vec![selector]));
-    for (word, selectors) in nodes(words).chain(volumes) {
-        let gpus = found(node, word.key, &selectors)?;
-        let (_, known) = all.get_or_insert((word, Vec::new()));
-        let new: Vec<&Gpu> = gpus.into_iter().filter(|gpu| !contains(known, gpu)).collect();
-        known.extend(new);
-    }
-    Ok(all)
+    Ok(named(words, node)?.into_iter().next())
 }
 
-fn nodes<'a>(words: &Words<'a>) -> impl Iterator<Item = (Word<'a>, Vec<DeviceSelector>)> + use<'a> {
+type Named<'a> = (Word<'a>, Vec<&'a Gpu>);
+
+/// The GPUs of the nodes, and those of the mounts.
+fn named<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Named<'a>>, RequestError> {
     let nodes = words.container.handed().into_iter();
-    nodes.map(|(path, minor)| (Word::handed(NODES, path), vec![DeviceSelector::Minor(minor)]))
+    let nodes = nodes.map(|(path, minor)| (Word::handed(NODES, path), DeviceSelector::Minor(minor)));
+    let both = [nodes.collect(), volumes(words)?];
+    both.into_iter().filter(|words| !words.is_empty()).map(|words| together(words, node)).collect()
+}
+
+fn together<'a>(
+    words: Vec<(Word<'a>, DeviceSelector)>,
+    node: NodeGpus<'a>,
+) -> Result<Named<'a>, RequestError> {
+    let mut known: Vec<&Gpu> = Vec::new();
+    for (word, selector) in &words {
+        let gpus = found(node, word.key, std::slice::from_ref(selector))?;
+        let new: Vec<&Gpu> = gpus.into_iter().filter(|gpu| !contains(&known, gpu)).collect();
+        known.extend(new);
+    }
+    Ok((words[0].0, known))
 }
 
 /// The GPUs that mounts name.
@@ -56,11 +69,8 @@ fn nodes<'a>(words: &Words<'a>) -> impl Iterator<Item = (Word<'a>, Vec<DeviceSel
 /// When the settings have nobody read them.
 pub(crate) fn volumes<'a>(words: &Words<'a>) -> Result<Vec<(Word<'a>, DeviceSelector)>, RequestError> {
     let mut named = Vec::new();
-    for (target, name) in words
-        .container
-        .mounts()
-        .iter()
-        .filter_map(|mount| Some((mount.target.as_str(), below(&mount.target)?)))
+    for (target, name) in
+        words.container.mounts().iter().filter_map(|mount| Some((mount.target.as_str(), named_by(mount)?)))
     {
         let word = Word::handed("mount", target);
         if !words.policy.volume_mounts {
@@ -72,6 +82,11 @@ pub(crate) fn volumes<'a>(words: &Words<'a>) -> Result<Vec<(Word<'a>, DeviceSele
     Ok(named)
 }
 
+/// What a mount of the plugin's names.
+fn named_by(mount: &Mount) -> Option<&str> {
+    below(&mount.target).filter(|_| mount.source == "/dev/null")
+}
+
 /// The path below the folder, which itself is mounted by nobody; `/run` is where `/var/run` leads.
 fn below(target: &str) -> Option<&str> {
     let tail = VOLUMES.trim_start_matches("/var");
@@ -79,7 +94,7 @@ fn below(target: &str) -> Option<&str> {
     folder.strip_prefix(tail)?.strip_prefix('/').filter(|rest| !rest.is_empty())
 }
 
-/// What it says: these GPUs and no other.
+/// What they say: these GPUs and no other.
 pub(crate) fn claims<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
-    Ok(gpus(words, node)?.map(|(word, gpus)| Claim::by(word).naming(&gpus)).into_iter().collect())
+    Ok(named(words, node)?.into_iter().map(|(word, gpus)| Claim::by(word).naming(&gpus)).collect())
 }

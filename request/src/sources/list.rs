@@ -227,12 +227,13 @@ pub(crate) fn claims<'a>(
     let parsed: Vec<_> = parsed.collect::<Result<_, RequestError>>()?;
     refuse_contradiction(words, &parsed)?;
     let asks = words.policy.nvidia != NvidiaPolicy::Ignore;
+    let naming = parsed.iter().filter(|(_, listed)| matches!(listed, Listed::These(_) | Listed::All)).count();
     let mut claims = Vec::new();
     for (word, listed) in &parsed {
         let claim = Claim { asks, ..Claim::by(*word) };
         match listed {
-            // Beside another entry it is a pod's own word for more than the plugin's.
-            Listed::All if parsed.len() > 1 => claims.push(claim.naming(&every(*word, node)?)),
+            // Beside a list it is a pod's own word for more than the plugin's; beside CDI's mark it is the image's.
+            Listed::All if naming > 1 => claims.push(claim.naming(&every(*word, node)?)),
             Listed::All => every(*word, node).map(|_| claims.push(claim))?,
             Listed::These(selectors) => claims.push(claim.naming(&gpus::found(node, DEVICES, selectors)?)),
             Listed::Nothing | Listed::Void | Listed::NoGpu => {}

@@ -166,7 +166,9 @@ fn scope(key: &Entry, container: &Container) -> Result<Scope, RequestError> {
         _ if key.is_variable => {
             wrong("a variable cannot speak for the pod: annotate it with gpushare.io/scope")
         }
-        (Scope::Pod, None) => wrong("the container is in no pod: leave it out"),
+        (Scope::Pod, None) => wrong(
+            "the bundle names no pod: only containerd and CRI-O write one, each under keys of its own; leave it out",
+        ),
         (scope, _) => Ok(scope),
     }
 }

@@ -6,7 +6,7 @@ use gpushare_config::Config;
 use gpushare_inventory::{DeviceMemory, DeviceNode, Gpu};
 use gpushare_request::{Container, Mode, Policy, Request, read};
 
-use super::sets::{MINORS, Set, UUIDS, all};
+use super::sets::{MINORS, Set, UUIDS, all, found, handed};
 
 /// The node of the sets.
 pub fn gpus(total: u64) -> Vec<Gpu> {
@@ -109,7 +109,7 @@ fn fault(dialect: &str, set: &Set, strict: bool) -> Option<String> {
 fn every_set_of_every_dialect_comes_to_what_it_says() {
     let mut faults = Vec::new();
     let mut count = 0;
-    for sets in all() {
+    for sets in all().into_iter().chain(handed()).chain(found()) {
         for set in &sets.set {
             for strict in [false, true] {
                 count += 1;
@@ -127,7 +127,7 @@ fn every_set_of_every_dialect_comes_to_what_it_says() {
 #[test]
 fn every_set_says_one_outcome_and_every_dialect_has_sets() {
     let all = all();
-    for sets in &all {
+    for sets in all.iter().chain(&handed()).chain(&found()) {
         for set in &sets.set {
             let outcomes = [!set.grants.is_empty(), !set.refused.is_empty(), set.passes];
             assert_eq!(outcomes.iter().filter(|has| **has).count(), 1, "{}: {}", sets.dialect, set.case);

@@ -8,3 +8,4 @@ mod pairs;
 mod properties;
 mod sets;
 mod slurm;
+mod trust;

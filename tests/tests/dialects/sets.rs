@@ -74,6 +74,11 @@ pub fn handed() -> Vec<Sets> {
     files("dialects/handed")
 }
 
+/// Bundles in which something was once found wrong, whatever system wrote them.
+pub fn found() -> Vec<Sets> {
+    files("dialects/found")
+}
+
 fn files(folder: &str) -> Vec<Sets> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();

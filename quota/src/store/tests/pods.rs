@@ -5,6 +5,7 @@ use std::process::{Child, Stdio};
 use gpushare_request::Devices;
 
 use super::*;
+use crate::place::tests::request_on;
 use crate::pod::PidNamespace;
 
 fn pod(sandbox: &str) -> Pod {
@@ -12,7 +13,7 @@ fn pod(sandbox: &str) -> Pod {
 }
 
 fn for_the_pod(env: &[&str]) -> Request {
-    Request { scope: Scope::Pod, ..request(env) }
+    Request { scope: Scope::Pod, ..request_on(&[gpu(0, 80)], env) }
 }
 
 const FOUR: &[&str] = &["GPUSHARE_MEMORY=4GiB", "GPUSHARE_CORES=20"];

@@ -14,21 +14,26 @@ use crate::words::{Word, Words};
 /// What the plugin gave, and before it the scheduler's plan.
 const KEYS: [&str; 2] = ["nvidia.com/real-allocated", "nvidia.com/pre-allocated"];
 
-/// The entry of this container, `INDEX_UUID_CORES_MIB,…` and the bracket behind it.
-pub(super) fn entry<'a>(words: &Words<'a>) -> Option<(&'static str, &'a str)> {
-    let name = words.container.name_in_pod()?;
-    let annotations = words.container.annotations();
-    KEYS.into_iter().find_map(|key| {
-        let ours = |entry: &'a str| entry.trim().strip_prefix(name)?.strip_prefix('[');
-        let entry = annotations.get(key)?.split(';').find_map(ours)?;
-        (entry != "]").then_some((key, entry))
-    })
+/// The entries of this container, `INDEX_UUID_CORES_MIB,…` and the bracket behind them: the plan's counts where nobody who is
+/// believed as much says what came of it.
+pub(super) fn entries<'a>(words: &Words<'a>) -> Vec<(Word<'a>, &'a str)> {
+    let name = words.container.name_in_pod();
+    let ours = |entry: &'a str| entry.trim().strip_prefix(name?)?.strip_prefix('[');
+    let mut found: Vec<(Word, &str)> = Vec::new();
+    for word in KEYS.into_iter().filter_map(|key| words.annotation(key)) {
+        let is_new = found.iter().all(|(before, _)| before.rank != word.rank);
+        let entries = word.value.split(';').filter_map(ours).filter(|entry| is_new && *entry != "]");
+        found.extend(entries.map(|entry| (word, entry)));
+    }
+    found
 }
 
-/// What it says, where there is one.
-pub(super) fn claim(words: &Words, node: NodeGpus) -> Result<Option<Claim>, RequestError> {
-    let Some((key, entry)) = entry(words) else { return Ok(None) };
-    let Some(word) = words.annotation(key) else { return Ok(None) };
+/// What they say: the least of them counts.
+pub(super) fn claims(words: &Words, node: NodeGpus) -> Result<Vec<Claim>, RequestError> {
+    entries(words).into_iter().map(|(word, entry)| claim(word, entry, node)).collect()
+}
+
+fn claim(word: Word, entry: &str, node: NodeGpus) -> Result<Claim, RequestError> {
     let remedy = "delete the pod, so that it is scheduled anew: an entry is CONTAINER[INDEX_UUID_CORES_MIB,…], of at most 100 cores";
     let parts = entry.strip_suffix(']').ok_or_else(|| word.wrong(remedy))?;
     let mut gpus: Vec<&Gpu> = Vec::new();
@@ -41,7 +46,7 @@ pub(super) fn claim(words: &Words, node: NodeGpus) -> Result<Option<Claim>, Requ
     if has_double(&gpus) {
         return Err(word.wrong("delete the pod, so that it is scheduled anew: it names one GPU twice"));
     }
-    Claim::by(word).naming(&gpus).on(&gpus, |position, _| Ok(amounts[position])).map(Some)
+    Claim::by(word).naming(&gpus).on(&gpus, |position, _| Ok(amounts[position]))
 }
 
 fn gpu<'a>(word: Word, uuid: &str, node: NodeGpus<'a>) -> Result<&'a Gpu, RequestError> {

@@ -204,15 +204,20 @@ fn a_pod_of_cri_o_cannot_pass_for_another_container_or_for_a_sandbox() {
         ),
     ];
     let policy = Policy { strict: true, crio: true, ..Policy::default() };
-    for pods in [
-        ("io.kubernetes.cri.container-name", "other"),
-        ("io.kubernetes.cri.container-type", "sandbox"),
-        ("x.org/y", "z"),
-    ] {
+    for pods in [("io.kubernetes.cri.container-name", "other"), ("x.org/y", "z")] {
         let all = [&crio[..], &[pods, ("gpushare.io/web.memory", "1GiB")]].concat();
         let request = crate::read::read(&container(&all, &[]), &policy, &[]).unwrap();
         assert_eq!(request.map(|request| request.memory), Some(gib(1)), "{pods:?}");
         assert!(strict(&all, &[]).is_err(), "believed without the setting");
+    }
+    for (engine, mark) in
+        [("cri-o.ContainerType", "cri.container-type"), ("cri.container-type", "cri-o.ContainerType")]
+    {
+        let keys = [engine, mark].map(|key| format!("io.kubernetes.{key}"));
+        let marks = [(keys[0].as_str(), "container"), (keys[1].as_str(), "sandbox")];
+        let told = read(&[&marks[..], &[("gpushare.io/memory", "1GiB")]].concat(), &[]);
+        assert!(matches!(told, Err(RequestError::Conflict { .. })), "{told:?}");
+        assert_eq!(read(&marks, &[]), Ok(None), "it asks for nothing");
     }
     let sandbox = [("io.kubernetes.cri-o.ContainerType", "sandbox"), ("gpushare.io/memory", "nonsense")];
     assert_eq!(read(&sandbox, &[]), Ok(None));

@@ -1,0 +1,180 @@
+//! Who is believed how far: the table of `docs/trust.md` is what the code does with each channel.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::{env, fs};
+
+use gpushare_inventory::DeviceMemory;
+use gpushare_request::{Container, Devices, MemoryAsk, Policy, Request, RequestError, read};
+
+use super::golden::{gpus, granted};
+use super::sets::{Set, UUIDS};
+
+/// A place where a word of a request can stand; `put` says 2 GiB there, or GPU-a.
+struct Channel {
+    place: &'static str,
+    writers: &'static str,
+    put: fn(&mut Set),
+    /// Whether the settings say that CRI-O is the engine.
+    crio: bool,
+}
+
+const OWN: &str = "alloc.gpushare.io/memory";
+
+/// From the most believed to the least.
+const CHANNELS: [Channel; 6] = [
+    Channel {
+        place: "device nodes, driver files and mounts that CDI or a device plugin put in",
+        writers: "the plugin through kubelet; with docker, podman and ctr the engine's caller",
+        put: |set| {
+            set.engine = "cri".into();
+            set.nodes.push("/dev/nvidia1 195:1".into());
+        },
+        crio: false,
+    },
+    Channel {
+        place: "annotations of `request.trusted_annotations`, under containerd and docker",
+        writers: "device plugins (containerd's `container_annotations`); the engine's caller",
+        put: |set| {
+            set.engine = "cri".into();
+            set.annotations.insert(OWN.into(), "2GiB".into());
+        },
+        crio: false,
+    },
+    Channel {
+        place: "the same under CRI-O, with `request.crio`, where it lists them as the container's own",
+        writers: "device plugins",
+        put: |set| {
+            set.engine = "cri-o".into();
+            set.annotations.insert(OWN.into(), "2GiB".into());
+            let own = format!(r#"{{"{OWN}":"2GiB"}}"#);
+            set.annotations.insert("io.kubernetes.cri-o.Annotations".into(), own);
+        },
+        crio: true,
+    },
+    Channel {
+        place: "every other annotation",
+        writers: "schedulers, and the pod's author",
+        put: |set| {
+            set.engine = "cri".into();
+            set.annotations.insert("gpushare.io/trainer.memory".into(), "2GiB".into());
+        },
+        crio: false,
+    },
+    Channel {
+        place: "variables, `NVIDIA_VISIBLE_DEVICES` among them",
+        writers: "plugins, pods' authors and images' authors, in one list",
+        put: |set| set.env.push("GPUSHARE_MEMORY=2GiB".into()),
+        crio: false,
+    },
+    Channel {
+        place: "every annotation under podman",
+        writers: "the caller, and the image's author, whose annotations podman passes",
+        put: |set| {
+            set.engine = "podman".into();
+            set.annotations.insert(OWN.into(), "2GiB".into());
+        },
+        crio: false,
+    },
+];
+
+/// A word for more than any channel above says.
+type More = fn(&mut Set);
+
+const VARIABLE: More = |set| {
+    set.env.push("GPUSHARE_MEMORY=4GiB".into());
+    set.env.push("GPUSHARE_DEVICES=GPU-b0000000-0000-4000-8000-000000000002".into());
+};
+const POD: More = |set| {
+    set.annotations.insert("gpushare.io/memory".into(), "4GiB".into());
+    set.annotations.insert("gpushare.io/devices".into(), UUIDS[1].into());
+};
+
+impl Channel {
+    fn asked(&self, more: Option<More>, policy: &Policy) -> Result<Option<Request>, RequestError> {
+        let mut set = Set::default();
+        (self.put)(&mut set);
+        if let Some(more) = more {
+            more(&mut set);
+        }
+        let policy = Policy { crio: self.crio, ..policy.clone() };
+        read(&Container::from_json(&set.bundle()), &policy, &gpus(15360))
+    }
+
+    /// What it grants by itself on a strict node.
+    fn alone(&self) -> &'static str {
+        let ask = Some(MemoryAsk::Bytes(DeviceMemory::from_bytes(1 << 30)));
+        let strict = Policy { strict: true, ..Policy::default() };
+        let (mut pod, mut env) = (strict.clone(), strict.clone());
+        (pod.ceilings.pod, env.ceilings.env) = (ask, ask);
+        let nothing = |policy| matches!(self.asked(None, policy), Err(RequestError::Untrusted { .. }));
+        let held = |policy| matches!(self.asked(None, policy), Err(RequestError::AboveCeiling { .. }));
+        match () {
+            () if matches!(self.asked(None, &strict), Ok(Some(_))) => "what it says",
+            () if nothing(&strict) && held(&pod) && nothing(&env) => {
+                "at most `request.pod_ceiling`, else nothing"
+            }
+            () if nothing(&strict) && held(&env) && nothing(&pod) => {
+                "at most `request.env_ceiling`, else nothing"
+            }
+            () => "something else",
+        }
+    }
+
+    /// What comes of a word for more beside it, on any node.
+    fn beside(&self, more: More) -> &'static str {
+        let alone = self.asked(None, &Policy::default()).unwrap().unwrap();
+        let strict = Policy { strict: true, ..Policy::default() };
+        let kept = |outcome: Result<Option<Request>, RequestError>| match outcome {
+            Err(_) => Some("refused"),
+            Ok(Some(request)) if is_within(&request, &alone) => Some("the less counts"),
+            Ok(_) => None,
+        };
+        match [&Policy::default(), &strict].map(|policy| kept(self.asked(Some(more), policy))) {
+            [Some(lenient), Some(strict)] if lenient == strict => lenient,
+            [Some(_), Some(_)] => "the less counts, or refused",
+            _ => "MORE",
+        }
+    }
+}
+
+/// Whether `request` is for no more memory, and for no other GPUs where `bound` names some.
+fn is_within(request: &Request, bound: &Request) -> bool {
+    let gpus = match &bound.devices {
+        Devices::Any(_) => true,
+        _ => granted(request).iter().zip(granted(bound)).all(|(a, b)| a[..40] == b[..40]),
+    };
+    gpus && (bound.memory == MemoryAsk::Rest || request.memory == bound.memory)
+}
+
+fn table() -> String {
+    let mut table = "| what stands in the bundle | who can write it | alone, on a strict node | beside a variable for more | beside a \
+                     pod's annotation for more |\n|---|---|---|---|---|\n"
+        .to_owned();
+    for channel in &CHANNELS {
+        let Channel { place, writers, .. } = channel;
+        let cells = [*place, *writers, channel.alone(), channel.beside(VARIABLE), channel.beside(POD)];
+        let _ = writeln!(table, "| {} |", cells.join(" | "));
+    }
+    table
+}
+
+#[test]
+fn the_page_of_trust_is_what_comes_of_each_channel() {
+    const BEGIN: &str =
+        "<!-- Written by GPUSHARE_UPDATE_DOCS=1 cargo test -p gpushare-tests --test dialects -->\n";
+    const END: &str = "<!-- Until here. -->\n";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/trust.md");
+    let text = fs::read_to_string(&path).unwrap();
+    let (head, rest) = text.split_once(BEGIN).expect("the page has its mark");
+    let (found, tail) = rest.split_once(END).expect("the page has its second mark");
+    let wanted = table();
+    if env::var_os("GPUSHARE_UPDATE_DOCS").is_some() {
+        fs::write(&path, format!("{head}{BEGIN}{wanted}{END}{tail}")).unwrap();
+        return;
+    }
+    assert_eq!(
+        found, wanted,
+        "docs/trust.md differs; if the code is as it should be: GPUSHARE_UPDATE_DOCS=1"
+    );
+}
