@@ -32,9 +32,7 @@ install -m 644 "$built/release/libgpushare_simulator_cuda.so" "$built/release/li
 install -m 644 "$top/packaging/tmpfiles.conf" "$root/lib/tmpfiles.d/gpushare.conf"
 install -m 644 "$top/LICENSE" "$top/README.md" "$root/share/doc/gpushare/"
 install -d "$root/share/doc/gpushare/docs"
-for page in attacks dialects engines hook-only slurm; do
-    install -m 644 "$top/docs/$page.md" "$root/share/doc/gpushare/docs/"
-done
+install -m 644 "$top"/docs/*.md "$root/share/doc/gpushare/docs/"
 # placed FILE FOLDER: a file that names the programs by their path.
 placed() {
     sed "s|@PREFIX@|$prefix|g" "$top/packaging/$1" >"$root/$2/$1"

@@ -66,6 +66,22 @@ fn bundles() -> Vec<(&'static str, Value, bool)> {
     if let Some(list) = services["process"]["env"].as_array_mut() {
         list.extend(many.into_iter().map(Value::from));
     }
+    let node = |minor: u32| json!({"path": format!("/dev/nvidia{minor}"), "type": "c", "major": 195, "minor": minor});
+    let mount = |file: usize| json!({"destination": format!("/usr/lib/driver.so.{file}"), "source": "/x", "type": "bind"});
+    let mut by_cdi = env(&["NVIDIA_VISIBLE_DEVICES=void"]);
+    by_cdi["annotations"] = json!({
+        "io.kubernetes.cri.container-type": "container",
+        "cdi.k8s.io/nvidia-device-plugin_0b5c": "nvidia.com/gpu=0,nvidia.com/gpu=1",
+        "gpushare.io/memory": "4GiB",
+    });
+    by_cdi["linux"] = json!({"devices": [node(0), node(1), node(255), node(254)]});
+    by_cdi["mounts"] = (0..40).map(mount).collect();
+    let mut handed = env(&["NVIDIA_VISIBLE_DEVICES=all", "CUDA_DEVICE_MEMORY_LIMIT_0=3000m"]);
+    handed["annotations"] = by_cdi["annotations"].clone();
+    if let Some(annotations) = handed["annotations"].as_object_mut() {
+        annotations.retain(|key, _| key.starts_with("io."));
+    }
+    handed["linux"] = json!({"devices": [node(0), node(255)]});
     vec![
         ("a bundle without a request", env(&[]), false),
         ("gpushare's own keys", env(&["GPUSHARE_MEMORY=4GiB", "GPUSHARE_CORES=30"]), true),
@@ -76,5 +92,7 @@ fn bundles() -> Vec<(&'static str, Value, bool)> {
             true,
         ),
         ("Koordinator's JSON", of_pod, true),
+        ("two GPUs by CDI, and an amount of our own", by_cdi, true),
+        ("a node of HAMi's, and a CUDA image", handed, true),
     ]
 }

@@ -11,11 +11,16 @@ use gpushare_inject::{
 use gpushare_inventory::Node;
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member};
 use gpushare_request::{
-    Container, Cores, Devices, InterceptorPolicy, Mode, Request, RequestError, Requirements, is_request, read,
+    Container, Cores, Devices, InterceptorPolicy, Mode, Request, RequestError, Requirements, Scope,
+    is_request, read,
 };
 use serde_json::{Map, Value, json};
 
 use crate::{inventory, node, table};
+
+/// What a dry run cannot show.
+const OF_THE_POD: &str =
+    "this is what the pod's first container would be granted: the others join that share, whatever is free";
 
 /// Prints what the bundle asks for, what it would be granted now and what would change in its config.json. Neither
 /// the bundle nor the store is changed.
@@ -33,7 +38,10 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let programs = programs(&config, state.path());
     admit(&json, bundle.path(), &programs, &node, config.request.strict)?;
     inventory::fit(&config, &node)?;
-    let request = read(&container, &config.request, &node.gpus)?.ok_or(RequestError::NoShare)?;
+    let mut request = read(&container, &config.request, &node.gpus)?.ok_or(RequestError::NoShare)?;
+    if request.scope == Scope::Pod {
+        request.notes.push(OF_THE_POD.to_owned());
+    }
     clear(&mut json, &request, false)?;
     take_out_driver(&mut json, &node.driver.sources());
     let lease = lease(&request, store.preview(&request, &node.gpus, &config.quota)?)?;
@@ -113,7 +121,8 @@ fn keys(request: &Request) -> Vec<(&'static str, String)> {
         filter => filter.escape_debug().to_string(),
     };
     let mode = if request.mode == Mode::Exclusive { "exclusive" } else { "share" };
-    vec![
+    let scope = (request.scope == Scope::Pod).then(|| ("scope", "pod".to_owned()));
+    let rest = vec![
         ("memory", request.memory.to_string()),
         ("cores", request.cores.map_or_else(|| "no limit".to_owned(), |cores| cores.to_string())),
         devices,
@@ -122,7 +131,8 @@ fn keys(request: &Request) -> Vec<(&'static str, String)> {
         ("compute-policy", request.compute_policy.name().to_owned()),
         ("capabilities", request.capabilities.to_string()),
         ("priority", request.priority.level().to_string()),
-    ]
+    ];
+    rest.into_iter().chain(scope).collect()
 }
 
 fn grant(grant: &Grant) -> Value {

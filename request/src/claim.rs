@@ -1,52 +1,13 @@
 //! What one source says of the share, in values of this node: which GPUs, how many, and how much of each.
 
-use gpushare_inventory::{Capabilities, DeviceMemory, Gpu, GpuUuid};
+use gpushare_inventory::{Capabilities, Gpu, GpuUuid};
 
+use crate::amount::{Amount, Cap};
 use crate::error::RequestError;
 use crate::grammar::{ComputePolicy, Cores, MemoryAsk, Mode, Priority, Scope};
 use crate::model::ModelFilter;
 use crate::rank::Rank;
 use crate::words::Word;
-
-/// A limit on compute as it was stated. Its order is that of what may be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Cap {
-    Percent(Cores),
-    /// Stated in so many words that there is none.
-    Unlimited,
-}
-
-impl Cap {
-    /// `percent` of a GPU, of which 100 are no limit; `None` outside 1 to 100.
-    pub fn of(percent: u64) -> Option<Self> {
-        u8::try_from(percent).ok().and_then(Cores::new).map(Self::from)
-    }
-}
-
-impl From<Cores> for Cap {
-    fn from(cores: Cores) -> Self {
-        if cores == Cores::ALL { Self::Unlimited } else { Self::Percent(cores) }
-    }
-}
-
-/// What is said of one GPU; `None` is nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Amount {
-    pub memory: Option<MemoryAsk>,
-    pub cores: Option<Cap>,
-}
-
-impl Amount {
-    /// This much memory.
-    pub fn memory(memory: DeviceMemory) -> Self {
-        Self { memory: Some(MemoryAsk::Bytes(memory)), cores: None }
-    }
-
-    /// This much compute.
-    pub fn cores(cap: Cap) -> Self {
-        Self { memory: None, cores: Some(cap) }
-    }
-}
 
 /// What a source means that names no GPU and no number of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -168,10 +168,10 @@ pub enum RequestError {
         /// What may help.
         remedy: &'static str,
     },
-    /// GPUs by NVIDIA's variables, and the node wants a share.
+    /// GPUs and no share, where the node wants one.
     #[error(
-        "NVIDIA_VISIBLE_DEVICES names GPUs but no share: set GPUSHARE_MEMORY (as 4GiB or 25%), or have the \
-         administrator change request.nvidia"
+        "the container names GPUs but no share (by NVIDIA_VISIBLE_DEVICES, a CDI device or a device node): set GPUSHARE_MEMORY \
+         (as 4GiB or 25%) or annotate gpushare.io/memory, or have the administrator change request.nvidia"
     )]
     NoShare,
 }

@@ -7,6 +7,7 @@
 //! contradictory request is an error that names the words, where they come from and the remedy.
 #![forbid(unsafe_code)]
 
+mod amount;
 mod claim;
 mod container;
 mod dialect;

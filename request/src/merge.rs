@@ -9,7 +9,8 @@ use std::cmp::Ordering;
 
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 
-use crate::claim::{Cap, Claim, Span};
+use crate::amount::Cap;
+use crate::claim::{Claim, Span};
 use crate::error::RequestError;
 use crate::gpus::{NodeGpus, total};
 use crate::grammar::{ComputePolicy, Cores, DeviceSelector, Devices, MemoryAsk, Priority, Scope};

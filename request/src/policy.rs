@@ -2,7 +2,7 @@
 
 use gpushare_inventory::{Capabilities, DeviceMemory, Gpu};
 
-use crate::claim::Cap;
+use crate::amount::Cap;
 use crate::error::RequestError;
 use crate::gpus::total;
 use crate::grammar::{Cores, MemoryAsk};

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use gpushare_inventory::{Capabilities, CapabilityError, Gpu};
 
-use crate::claim::{Amount, Claim};
+use crate::amount::Amount;
+use crate::claim::Claim;
 use crate::container::{Container, Engine, Writer};
 use crate::dialect::Speech;
 use crate::dialects::{self, Spoken};

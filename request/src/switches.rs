@@ -3,7 +3,8 @@
 //! They are anybody's words, so they switch nothing off here unless the settings list them; then the container asks for
 //! whole cards and passes admission as such. Each is on for the values that its own system takes for on.
 
-use crate::claim::{Amount, Cap, Claim};
+use crate::amount::{Amount, Cap};
+use crate::claim::Claim;
 use crate::dialect::{Off, Switch};
 use crate::grammar::Mode;
 use crate::rank::Rank;

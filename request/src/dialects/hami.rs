@@ -8,7 +8,8 @@ mod allocated;
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
-use crate::claim::{Amount, Cap, Claim};
+use crate::amount::{Amount, Cap};
+use crate::claim::Claim;
 use crate::dialect::{Dialect, Off, Speech, Switch, is_go_true};
 use crate::error::RequestError;
 use crate::gpus::NodeGpus;

@@ -7,7 +7,8 @@
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
-use crate::claim::{Amount, Claim};
+use crate::amount::Amount;
+use crate::claim::Claim;
 use crate::dialect::{Dialect, Speech};
 use crate::error::RequestError;
 use crate::gpus::{NodeGpus, total};

@@ -7,7 +7,8 @@
 use gpushare_inventory::{DeviceMemory, Gpu};
 use serde_json::Value;
 
-use crate::claim::{Amount, Cap, Claim};
+use crate::amount::{Amount, Cap};
+use crate::claim::Claim;
 use crate::container::Engine;
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::hami;

@@ -6,7 +6,8 @@
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
-use crate::claim::{Amount, Cap, Claim};
+use crate::amount::{Amount, Cap};
+use crate::claim::Claim;
 use crate::container::Container;
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::mps;

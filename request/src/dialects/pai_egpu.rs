@@ -5,7 +5,8 @@
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
-use crate::claim::{Amount, Claim};
+use crate::amount::Amount;
+use crate::claim::Claim;
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::cgpu::{self, Ratio};
 use crate::error::RequestError;

@@ -3,7 +3,8 @@
 
 use gpushare_inventory::DeviceMemory;
 
-use crate::claim::{Amount, Cap, Claim};
+use crate::amount::{Amount, Cap};
+use crate::claim::Claim;
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::mps::{PERCENTAGE, PIPE, mode};
 use crate::dialects::slurm;

@@ -5,7 +5,8 @@
 
 use gpushare_inventory::Gpu;
 
-use crate::claim::{Amount, Cap, Claim};
+use crate::amount::{Amount, Cap};
+use crate::claim::Claim;
 use crate::dialect::{Dialect, Off, Speech, Switch, is_enabled};
 use crate::error::RequestError;
 use crate::gpus::NodeGpus;

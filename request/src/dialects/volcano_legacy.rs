@@ -5,7 +5,8 @@
 
 use gpushare_inventory::DeviceMemory;
 
-use crate::claim::{Amount, Claim};
+use crate::amount::Amount;
+use crate::claim::Claim;
 use crate::dialect::{Dialect, Speech};
 use crate::error::RequestError;
 use crate::gpus::NodeGpus;

@@ -1,7 +1,8 @@
 //! Huawei Cloud's xGPU: `GPU_IDX`, `GPU_CONTAINER_MEM` in MiB and `GPU_CONTAINER_QUOTA_PERCENT` (support.huaweicloud.com,
 //! "Installing and using xGPU"). Its device plugin writes the same variables.
 
-use crate::claim::{Amount, Cap, Claim};
+use crate::amount::{Amount, Cap};
+use crate::claim::Claim;
 use crate::dialect::{Dialect, Speech};
 use crate::error::RequestError;
 use crate::gpus::{NodeGpus, found};

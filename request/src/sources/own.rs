@@ -5,7 +5,8 @@
 
 use gpushare_inventory::Gpu;
 
-use crate::claim::{Amount, Cap, Claim, Span};
+use crate::amount::{Amount, Cap};
+use crate::claim::{Claim, Span};
 use crate::container::Container;
 use crate::error::{RequestError, ValueError, shortened};
 use crate::gpus::NodeGpus;
@@ -250,9 +251,10 @@ fn is_of_service(rest: &str) -> bool {
 /// Whether the annotation is one of ours but for the prefix: `gpushare/memory`, `gpushare.io.memory`, `GPUSHARE_MEMORY`.
 fn is_nearly_ours(key: &str) -> bool {
     let lower = key.get(..key.len().min(40)).map(str::to_ascii_lowercase).unwrap_or_default();
-    let rest = ["gpushare/", "gpushare.io.", "gpushare_", "gpushare.io/", "gpushare-io/"]
-        .iter()
-        .find_map(|prefix| lower.strip_prefix(prefix));
+    let rest =
+        ["gpushare/", "gpushare.io.", "gpushare_", "gpushare.io/", "gpushare-io/", "alloc.gpushare.io/"]
+            .iter()
+            .find_map(|prefix| lower.strip_prefix(prefix));
     rest.is_some_and(|rest| likely(rest.rsplit('.').next().unwrap_or(rest)).is_some())
 }
 

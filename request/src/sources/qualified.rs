@@ -28,9 +28,11 @@ pub(crate) fn device(item: &str) -> Option<&str> {
     let (kind, name) = item.split_once('=')?;
     let (vendor, class) = kind.split_once('/')?;
     let is_nvidias = vendor == "nvidia.com" || vendor.ends_with(".nvidia.com");
-    let is_gpu = class == "gpu" || class.starts_with("mig") || class.starts_with("pgpu");
-    // nvidia-ctk's strategy `type-index` says gpu0.
-    let index = name.strip_prefix("gpu").filter(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
+    let is_dras = vendor == "k8s.gpu.nvidia.com" && matches!(class, "device" | "claim");
+    let is_gpu = class == "gpu" || class.starts_with("mig") || class.starts_with("pgpu") || is_dras;
+    // nvidia-ctk's strategy `type-index` says gpu0, the DRA driver gpu-0.
+    let index = name.strip_prefix("gpu-").or_else(|| name.strip_prefix("gpu"));
+    let index = index.filter(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
     (is_nvidias && is_gpu).then(|| index.filter(|rest| !rest.is_empty()).unwrap_or(name))
 }
 
@@ -100,6 +102,9 @@ mod tests {
             ("nvidia.com/gpu=all", Some("all")),
             ("k8s.device-plugin.nvidia.com/gpu=GPU-a", Some("GPU-a")),
             ("management.nvidia.com/gpu=all", Some("all")),
+            ("k8s.gpu.nvidia.com/device=gpu-1", Some("1")),
+            ("k8s.gpu.nvidia.com/claim=0b5c-gpu-1", Some("0b5c-gpu-1")),
+            ("k8s.compute-domain.nvidia.com/device=channel-0", None),
             ("nvidia.com/mig-1g.10gb=0", Some("0")),
             ("nvidia.com/gds=all", None),
             ("nvidia.com/imex-channel=0", None),

@@ -82,8 +82,7 @@ const CHANNELS: [Channel; 6] = [
 type More = fn(&mut Set);
 
 const VARIABLE: More = |set| {
-    set.env.push("GPUSHARE_MEMORY=4GiB".into());
-    set.env.push("GPUSHARE_DEVICES=GPU-b0000000-0000-4000-8000-000000000002".into());
+    set.env.extend(["CUDA_DEVICE_MEMORY_LIMIT=4g".to_owned(), "NVIDIA_VISIBLE_DEVICES=0,1".to_owned()]);
 };
 const POD: More = |set| {
     set.annotations.insert("gpushare.io/memory".into(), "4GiB".into());
@@ -121,18 +120,19 @@ impl Channel {
         }
     }
 
-    /// What comes of a word for more beside it, on any node.
+    /// What comes of another word, for more, beside it.
     fn beside(&self, more: More) -> &'static str {
         let alone = self.asked(None, &Policy::default()).unwrap().unwrap();
         let strict = Policy { strict: true, ..Policy::default() };
         let kept = |outcome: Result<Option<Request>, RequestError>| match outcome {
-            Err(_) => Some("refused"),
-            Ok(Some(request)) if is_within(&request, &alone) => Some("the less counts"),
-            Ok(_) => None,
+            Err(_) => "refused",
+            Ok(Some(request)) if is_within(&request, &alone) => "cut",
+            Ok(_) => "MORE",
         };
         match [&Policy::default(), &strict].map(|policy| kept(self.asked(Some(more), policy))) {
-            [Some(lenient), Some(strict)] if lenient == strict => lenient,
-            [Some(_), Some(_)] => "the less counts, or refused",
+            ["refused", "refused"] => "refused",
+            ["cut", "refused"] => "cut; refused on a strict node",
+            ["cut", "cut"] => "cut",
             _ => "MORE",
         }
     }
@@ -141,15 +141,15 @@ impl Channel {
 /// Whether `request` is for no more memory, and for no other GPUs where `bound` names some.
 fn is_within(request: &Request, bound: &Request) -> bool {
     let gpus = match &bound.devices {
-        Devices::Any(_) => true,
+        Devices::Any(_) | Devices::Among(..) => true,
         _ => granted(request).iter().zip(granted(bound)).all(|(a, b)| a[..40] == b[..40]),
     };
     gpus && (bound.memory == MemoryAsk::Rest || request.memory == bound.memory)
 }
 
 fn table() -> String {
-    let mut table = "| what stands in the bundle | who can write it | alone, on a strict node | beside a variable for more | beside a \
-                     pod's annotation for more |\n|---|---|---|---|---|\n"
+    let mut table = "| a word that stands in | which can be written by | grants on a strict node | a variable that says more than it is | a \
+                     pod's annotation of ours that says more is |\n|---|---|---|---|---|\n"
         .to_owned();
     for channel in &CHANNELS {
         let Channel { place, writers, .. } = channel;

@@ -3,7 +3,8 @@
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
-use crate::claim::{Amount, Cap, Claim};
+use crate::amount::{Amount, Cap};
+use crate::claim::Claim;
 use crate::error::RequestError;
 use crate::gpus::{NodeGpus, has_double};
 use crate::quantity;
