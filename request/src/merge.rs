@@ -153,7 +153,8 @@ impl<'a> Merge<'a> {
             return Ok(if single { 1 } else { listed });
         };
         if count.value > listed || count.value < listed && named.first.rank == count.first.rank {
-            return Err(conflict(&count.first.by, format!("a list of {listed} GPUs")));
+            let list = format!("{} (a list of {listed} GPUs)", named.bounding.by);
+            return Err(conflict(&count.first.by, list));
         }
         if count.value < listed && named.first.rank < count.first.rank {
             self.differ(count.first, named.first, "the smaller number of GPUs counts")?;

@@ -108,15 +108,15 @@ fn listing<'a>(words: &Words<'a>, spoken: &[Spoken]) -> Words<'a> {
     over.fold(words.clone(), |words, spoken| words.without(spoken.dialect.owns))
 }
 
-/// An amount that a plugin wrote, and of which nobody who is believed as much says on which GPUs or on how many, is one GPU's:
+/// An amount that a plugin wrote, a whole card too, and of which nobody who is believed as much says on which GPUs or on how many, is one GPU's:
 /// no list of a pod's multiplies it.
 fn bind_to_one(claims: &mut [Claim]) {
     let mut granted = claims.iter().filter(|claim| claim.rank >= Rank::Granted);
     if granted.any(|claim| claim.gpus.is_some() || claim.count.is_some()) {
         return;
     }
-    let amount =
-        |claim: &&mut Claim| claim.rank >= Rank::Granted && claim.asks && claim.each != Amount::default();
+    let states = |claim: &Claim| claim.each != Amount::default() || claim.mode.is_some();
+    let amount = |claim: &&mut Claim| claim.rank >= Rank::Granted && claim.asks && states(claim);
     if let Some(claim) = claims.iter_mut().find(amount) {
         claim.count = Some(1);
     }
