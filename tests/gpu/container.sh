@@ -126,8 +126,11 @@ finish() {
     return "$status"
 }
 
-# remove FOLDER: ends a container, if it still runs, and gives back what it stood on.
+# remove FOLDER: ends a container, if it still runs, keeps what it said, and gives back what it stood on.
 remove() {
+    for said in stdout stderr; do
+        [ ! -s "$1/$said" ] || sed "s/^/${1##*/} $said: /" "$1/$said" >>"$results/said.txt"
+    done
     runtime delete --force "$ids-${1##*/}" 2>/dev/null
     umount -R -l "$1/root" "$1/layer" 2>/dev/null
 }

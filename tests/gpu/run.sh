@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests gpushare on a machine with a GPU, as root, without a network. Prints `PASS|FAIL|SKIP NAME KEY=VALUE...` lines and
-# a table; the same lines and an inventory of the host are left in the results folder. Changes no setting of the card.
+# a table; the same lines, all that containers said, and an inventory of the host are left in the results folder. Changes no setting of the card.
 #
 #     run.sh [--part 1|2] [--simulator] [--only NAME] [--results FOLDER]
 #
@@ -50,6 +50,7 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/gpushare-gpu.XXXXXX")
 mkdir -p "$results"
 lines=$results/results.txt
 : >"$lines"
+: >"$results/said.txt"
 added_library=
 meter_pid=
 container_environment=()
