@@ -11,8 +11,7 @@ use gpushare_inject::{
 use gpushare_inventory::Node;
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member};
 use gpushare_request::{
-    Container, Cores, Devices, InterceptorPolicy, Mode, Request, RequestError, Requirements, Scope,
-    is_request, read,
+    Container, Cores, Devices, InterceptorPolicy, Mode, Request, RequestError, Scope, is_request, read,
 };
 use serde_json::{Map, Value, json};
 
@@ -45,7 +44,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     clear(&mut json, &request, false)?;
     take_out_driver(&mut json, &node.driver.sources());
     let lease = lease(&request, store.preview(&request, &node.gpus, &config.quota)?)?;
-    Requirements::of(&container)?.check(&gpushare_inject::offer(&node, &lease))?;
+    gpushare_inject::Requirements::of(&container)?.check(&gpushare_inject::offer(&node, &lease))?;
     let root = RootFolder::open(&bundle.root(&json), &json)?;
     let image = root.look(bundle.path(), &json);
     let plan = Plan::new(&request, &lease, &node, &programs, &image)?;

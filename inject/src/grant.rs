@@ -9,9 +9,7 @@ use gpushare_quota::{
     StateError, StateFolder, Store, StoreError, Swept,
 };
 use gpushare_region::path::DRIVER_FOLDER;
-use gpushare_request::{
-    Container, InterceptorPolicy, Policy, Request, RequestError, Requirements, Scope, read,
-};
+use gpushare_request::{Container, InterceptorPolicy, Policy, Request, RequestError, Scope, read};
 use serde_json::Value;
 
 use crate::bundle::Bundle;
@@ -22,6 +20,7 @@ use crate::offer::offer;
 use crate::plan::{Plan, PlanError, Programs};
 use crate::pod;
 use crate::region::{Region, RegionError};
+use crate::requirement::{RequirementError, Requirements};
 use crate::rights;
 use crate::stock::{self, StockError};
 
@@ -108,9 +107,12 @@ pub enum GrantError {
     /// This process.
     #[error(transparent)]
     Holder(#[from] HolderError),
-    /// The request on this node, or the image's requirements.
+    /// The request on this node.
     #[error(transparent)]
     Request(#[from] RequestError),
+    /// The image's requirements.
+    #[error(transparent)]
+    Requirement(#[from] RequirementError),
     /// The node cannot hold the share.
     #[error(transparent)]
     Reserve(#[from] ReserveError),

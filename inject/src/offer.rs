@@ -2,7 +2,9 @@
 
 use gpushare_inventory::{GpuTotals, Node};
 use gpushare_quota::{Grant, Lease};
-use gpushare_request::{Mode, Offer};
+use gpushare_request::Mode;
+
+use crate::requirement::Offer;
 
 /// What the container of `lease` finds on `node`.
 pub fn offer(node: &Node, lease: &Lease) -> Offer {

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::iter;
 
+use gpushare_claims::{ComputePolicy, Cores, Mode, Priority};
 use gpushare_inventory::{DeviceMemory, GpuUuid};
-use gpushare_request::{ComputePolicy, Cores, Mode, Priority};
 
 use crate::holder::Holder;
 

@@ -1,7 +1,7 @@
 //! Admission and placement: which GPUs a request gets, or the reason why not. Pure.
 
+use gpushare_claims::{Cores, Devices, MemoryAsk, Mode, Request, SelectorError, find_gpu};
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
-use gpushare_request::{Cores, Devices, MemoryAsk, Mode, Request, SelectorError, find_gpu};
 
 use crate::lease::Grant;
 

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use gpushare_claims::{Devices, Mode, Request, Share, find_gpu};
 use gpushare_inventory::{Gpu, GpuUuid};
-use gpushare_request::{Devices, Mode, Request, Share, find_gpu};
 
 use crate::place::Refusal;
 
@@ -90,7 +90,7 @@ fn devices(devices: &Devices, gpus: &[Gpu]) -> Result<String, Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use gpushare_request::{Cores, MemoryAsk};
+    use gpushare_claims::{Cores, MemoryAsk};
 
     use super::*;
     use crate::place::tests::{gpu, request_on};

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use gpushare_claims::{Cores, Mode, Priority};
 use gpushare_inventory::GpuUuid;
-use gpushare_request::{Cores, Mode, Priority};
 use rusqlite::Row;
 
 use crate::holder::Holder;

@@ -10,8 +10,8 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use gpushare_claims::{Cores, Mode, Request, Scope};
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
-use gpushare_request::{Cores, Mode, Request, Scope};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, TransactionBehavior, params};
 
 use crate::holder::Holder;

@@ -1,7 +1,7 @@
 //! A living lease under new figures: pure.
 
+use gpushare_claims::{ComputePolicy, Cores, MemoryAsk, Priority};
 use gpushare_inventory::{Gpu, GpuUuid};
-use gpushare_request::{ComputePolicy, Cores, MemoryAsk, Priority};
 
 use crate::lease::{Grant, Lease};
 use crate::place::{Admission, GpuLoad, Refusal, resize};
@@ -86,8 +86,8 @@ fn least(one: Option<Cores>, other: Option<Cores>) -> Option<Cores> {
 
 #[cfg(test)]
 mod tests {
+    use gpushare_claims::Mode;
     use gpushare_inventory::DeviceMemory;
-    use gpushare_request::Mode;
 
     use super::*;
     use crate::place::tests::gpu;

@@ -1,11 +1,6 @@
 //! What a dialect is: one system's way to write a request. Each has a file below `dialects`, and a line in their table.
 
-use crate::claim::Claim;
-use crate::error::RequestError;
-use crate::gpus::NodeGpus;
-use crate::library::Library;
-use crate::selector::IndexMeaning;
-use crate::words::Words;
+use gpushare_claims::{Claim, IndexMeaning, Library, NodeGpus, RequestError, Words};
 
 /// Whether a bundle holds a dialect's words, and what they are about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,8 +3,7 @@
 //! of its own names that one in `over`.
 
 use crate::dialect::{Dialect, Off, Speech, Switch};
-use crate::library::Library;
-use crate::words::Words;
+use gpushare_claims::{Library, Words};
 
 mod aliyun;
 mod aliyun_off;
@@ -115,8 +114,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::container::Container;
-    use crate::library::Interceptor;
+    use gpushare_claims::{Container, Interceptor};
 
     #[test]
     fn whoever_takes_keys_from_a_dialect_names_one_that_exists_and_no_two_take_from_each_other() {

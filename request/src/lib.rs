@@ -7,45 +7,23 @@
 //! contradictory request is an error that names the words, where they come from and the remedy.
 #![forbid(unsafe_code)]
 
-mod amount;
-mod claim;
-mod container;
 mod dialect;
 mod dialects;
-mod error;
-mod gpus;
-mod grammar;
-mod library;
 mod limit;
-mod merge;
-mod model;
-mod patterns;
-mod policy;
 mod quantity;
-mod rank;
 mod read;
-mod request;
-mod requirement;
-mod selector;
 mod sources;
 mod switches;
-mod words;
 
-pub use container::{Container, Engine, HANDED, is_privileged, ran_before};
 pub use dialects::names as dialect_names;
 pub use dialects::switch_names;
-pub use error::RequestError;
-pub use grammar::{
-    ComputePolicy, Cores, DeviceSelector, Devices, GrammarError, MemoryAsk, Mode, Priority, Scope,
+pub use gpushare_claims::{
+    Ceilings, ComputePolicy, Container, Cores, DeviceSelector, Devices, DialectSettings, Engine,
+    GrammarError, HANDED, IndexMeaning, Interceptor, InterceptorPolicy, Kept, KeyPatterns, MemoryAsk, Mode,
+    ModelFilter, NvidiaPolicy, Policy, Priority, Request, RequestError, Scope, SelectorError, Share,
+    find_gpu, is_privileged, ran_before,
 };
-pub use library::Interceptor;
-pub use model::ModelFilter;
-pub use patterns::KeyPatterns;
-pub use policy::{Ceilings, DialectSettings, InterceptorPolicy, NvidiaPolicy, Policy};
 pub use read::{is_request, read};
-pub use request::{Kept, Request, Share};
-pub use requirement::{Offer, Requirements};
-pub use selector::{IndexMeaning, SelectorError, find_gpu};
 pub use sources::cdi::{GPU_KIND, SHARE_KIND, ShareName, VARIABLE as CDI_VARIABLE};
 pub use sources::list::{GRANTED_LIST, kept_list};
 

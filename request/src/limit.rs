@@ -2,10 +2,8 @@
 
 use gpushare_inventory::DeviceMemory;
 
-use crate::error::RequestError;
-use crate::grammar::Cores;
 use crate::quantity;
-use crate::words::Word;
+use gpushare_claims::{Cores, RequestError, Word};
 
 /// Memory as HAMi-core and vgpu-manager read it: digits and perhaps one of k, m, g, t (binary), without one bytes.
 pub(crate) fn memory(said: Word) -> Result<DeviceMemory, RequestError> {

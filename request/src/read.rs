@@ -4,22 +4,14 @@ use std::collections::BTreeMap;
 
 use gpushare_inventory::{Capabilities, CapabilityError, Gpu};
 
-use crate::amount::Amount;
-use crate::claim::Claim;
-use crate::container::{Container, Engine, Writer};
 use crate::dialect::Speech;
 use crate::dialects::{self, Spoken};
-use crate::error::{RequestError, shortened};
-use crate::gpus::NodeGpus;
-use crate::library::{Interceptor, Library, UNPROVED};
-use crate::merge::merge;
-use crate::policy::{InterceptorPolicy, Policy};
-use crate::rank::Rank;
-use crate::request::{Kept, Request};
-use crate::selector::IndexMeaning;
 use crate::sources::{cdi, handed, list, own, qualified};
 use crate::switches;
-use crate::words::{Words, conflict};
+use gpushare_claims::{
+    Amount, Claim, Container, Engine, IndexMeaning, Interceptor, InterceptorPolicy, Kept, Library, NodeGpus,
+    Policy, Rank, Request, RequestError, UNPROVED, Words, Writer, conflict, merge, shortened,
+};
 
 const CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
 

@@ -3,12 +3,8 @@
 //! They are anybody's words, so they switch nothing off here unless the settings list them; then the container asks for
 //! whole cards and passes admission as such. Each is on for the values that its own system takes for on.
 
-use crate::amount::{Amount, Cap};
-use crate::claim::Claim;
 use crate::dialect::{Off, Switch};
-use crate::grammar::Mode;
-use crate::rank::Rank;
-use crate::words::{Word, Words};
+use gpushare_claims::{Amount, Cap, Claim, Mode, Rank, Word, Words};
 
 /// Does to the claims of other systems' variables what the honoured switches say, and tells of every switch that is on. A
 /// switch is a variable: it takes nothing from what a more trusted channel says.
@@ -93,8 +89,8 @@ mod tests {
 
     use super::*;
     use crate::dialects;
-    use crate::gpus::four;
     use crate::{Ceilings, Container, Cores, MemoryAsk, Mode, Policy, Request, RequestError};
+    use gpushare_claims::four;
 
     const LIMITS: [&str; 3] =
         ["NVIDIA_VISIBLE_DEVICES=0,1", "CUDA_DEVICE_MEMORY_LIMIT=3000m", "CUDA_DEVICE_SM_LIMIT=30"];

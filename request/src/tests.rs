@@ -4,7 +4,7 @@ use gpushare_inventory::DeviceMemory;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::gpus::four;
+use gpushare_claims::four;
 
 const GIB: u64 = 1 << 30;
 

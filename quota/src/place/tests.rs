@@ -1,8 +1,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use gpushare_claims::{Container, Policy};
 use gpushare_inventory::DeviceNode;
-use gpushare_request::{Container, Policy};
 
 use super::*;
 

@@ -3,8 +3,8 @@
 
 use std::io;
 
+use gpushare_claims::{Cores, Mode};
 use gpushare_inventory::Gpu;
-use gpushare_request::{Cores, Mode};
 use rusqlite::{Transaction, params};
 
 use super::{Store, StoreError};

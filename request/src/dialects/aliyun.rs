@@ -7,15 +7,11 @@
 
 use gpushare_inventory::Gpu;
 
-use crate::claim::Claim;
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::cgpu::{self, INDEX, OF, PART, Ratio, SLICED};
-use crate::error::RequestError;
-use crate::gpus::{NodeGpus, contains};
-use crate::grammar::Priority;
 use crate::quantity;
 use crate::sources::list::{self, DEVICES, Named};
-use crate::words::{Word, Words, conflict};
+use gpushare_claims::{Claim, NodeGpus, Priority, RequestError, Word, Words, conflict, contains};
 
 /// Where the plugin found no pod, its list is a sentinel and not a list.
 pub(super) static DIALECT: Dialect =
@@ -115,8 +111,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::container::Container;
-    use crate::policy::Policy;
+    use gpushare_claims::{Container, Policy};
 
     #[test]
     fn weight_and_high_priority_become_a_priority() {

@@ -2,13 +2,10 @@
 //! `cgpu.disable.isolation`). Where the node honours the switch, the container asks for whole cards; elsewhere it switches
 //! nothing off and whatever else the bundle says counts.
 
-use crate::claim::Claim;
 use crate::dialect::{Dialect, Off, Speech, Switch};
 use crate::dialects::cgpu::{self, OFF};
-use crate::error::RequestError;
-use crate::gpus::NodeGpus;
 use crate::sources::list::{DEVICES, names_gpus};
-use crate::words::{Word, Words};
+use gpushare_claims::{Claim, NodeGpus, RequestError, Word, Words};
 
 /// The limits are its own, too, and count no more.
 pub(super) static DIALECT: Dialect = Dialect {

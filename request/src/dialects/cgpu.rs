@@ -3,16 +3,12 @@
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
-use crate::amount::{Amount, Cap};
-use crate::claim::Claim;
-use crate::error::RequestError;
-use crate::gpus::{NodeGpus, contains, found, total};
-use crate::grammar::DeviceSelector;
 use crate::quantity::{self, Decimal};
-use crate::selector::IndexMeaning;
 use crate::sources::list;
 use crate::sources::names::{items, selectors, word as word_of};
-use crate::words::{Word, Words};
+use gpushare_claims::{
+    Amount, Cap, Claim, DeviceSelector, IndexMeaning, NodeGpus, RequestError, Word, Words, contains, total,
+};
 
 pub(crate) const OFF: &str = "CGPU_DISABLE";
 pub(crate) const INDEX: &str = "ALIYUN_COM_GPU_MEM_IDX";
@@ -49,7 +45,7 @@ pub(crate) fn listed<'a>(
     if word_of(word.value) == Some("all") {
         return Ok(node.all());
     }
-    let gpus = found(node, word.key, &selectors(word, items(word.value), meaning)?)?;
+    let gpus = node.find_each(word.key, &selectors(word, items(word.value), meaning)?)?;
     if gpus.is_empty() {
         Err(word.wrong("names no GPU: write indexes or UUIDs, or remove it"))
     } else {
@@ -253,8 +249,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::gpus::four;
     use crate::{Container, DialectSettings, Policy};
+    use gpushare_claims::four;
 
     #[test]
     fn a_part_of_a_card_that_the_plugin_counted_by_the_first_is_so_many_units() {

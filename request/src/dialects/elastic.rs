@@ -6,16 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::claim::Claim;
-use crate::container::{Node, gpu_minor};
 use crate::dialect::{Dialect, Speech};
-use crate::error::RequestError;
-use crate::gpus::NodeGpus;
-use crate::grammar::DeviceSelector;
 use crate::quantity;
 use crate::sources::handed::NODES;
 use crate::sources::list::{DEVICES, lists};
-use crate::words::{Word, Words, conflict};
+use gpushare_claims::{
+    Claim, DeviceSelector, Node, NodeGpus, RequestError, Word, Words, conflict, gpu_minor,
+};
 
 /// The list is its own: it says `none` to keep NVIDIA's runtime away.
 pub(super) static DIALECT: Dialect =
@@ -88,8 +85,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::container::Container;
-    use crate::policy::Policy;
+    use gpushare_claims::{Container, Policy};
 
     #[test]
     fn twenty_thousand_hashes_and_as_many_nodes_of_others_are_looked_at_in_no_time() {

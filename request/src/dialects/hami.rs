@@ -8,17 +8,12 @@ mod allocated;
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
-use crate::amount::{Amount, Cap};
-use crate::claim::Claim;
 use crate::dialect::{Dialect, Off, Speech, Switch, is_go_true};
-use crate::error::RequestError;
-use crate::gpus::NodeGpus;
-use crate::grammar::MemoryAsk;
-use crate::library::{Library, Owner};
 use crate::quantity;
-use crate::selector::IndexMeaning;
 use crate::sources::list::{limited, refuse_order};
-use crate::words::{Word, Words};
+use gpushare_claims::{
+    Amount, Cap, Claim, IndexMeaning, Library, MemoryAsk, NodeGpus, Owner, RequestError, Word, Words,
+};
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "hami",

@@ -7,18 +7,13 @@
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
-use crate::amount::Amount;
-use crate::claim::Claim;
 use crate::dialect::{Dialect, Speech};
-use crate::error::RequestError;
-use crate::gpus::{NodeGpus, total};
-use crate::library::Library;
 use crate::limit;
 use crate::quantity::{self, Decimal};
-use crate::rank::Rank;
-use crate::selector::IndexMeaning;
 use crate::sources::list::{limited, names_gpus, names_particular_gpus};
-use crate::words::{Word, Words, conflict};
+use gpushare_claims::{
+    Amount, Claim, IndexMeaning, Library, NodeGpus, Rank, RequestError, Word, Words, conflict, total,
+};
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "kai",

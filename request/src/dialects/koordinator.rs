@@ -7,19 +7,14 @@
 use gpushare_inventory::{DeviceMemory, Gpu};
 use serde_json::Value;
 
-use crate::amount::{Amount, Cap};
-use crate::claim::Claim;
-use crate::container::Engine;
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::hami;
-use crate::error::RequestError;
-use crate::gpus::{NodeGpus, has_double, total};
-use crate::grammar::{DeviceSelector, Scope};
-use crate::library::Library;
-use crate::selector::IndexMeaning;
 use crate::sources::list::{DEVICES, limited, names_gpus};
-use crate::words::{Word, Words};
 use crate::{limit, quantity};
+use gpushare_claims::{
+    Amount, Cap, Claim, DeviceSelector, Engine, IndexMeaning, Library, NodeGpus, RequestError, Scope, Word,
+    Words, has_double, total,
+};
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "koordinator",

@@ -3,15 +3,11 @@
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
-use crate::amount::{Amount, Cap};
-use crate::claim::Claim;
-use crate::error::RequestError;
-use crate::gpus::NodeGpus;
-use crate::grammar::DeviceSelector;
 use crate::quantity;
-use crate::selector::IndexMeaning;
 use crate::sources::names::{items, selector};
-use crate::words::{Word, Words};
+use gpushare_claims::{
+    Amount, Cap, Claim, DeviceSelector, IndexMeaning, NodeGpus, RequestError, Word, Words,
+};
 
 pub(crate) const PINNED: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 pub(crate) const PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";

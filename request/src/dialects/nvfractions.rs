@@ -6,18 +6,14 @@
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
-use crate::amount::{Amount, Cap};
-use crate::claim::Claim;
-use crate::container::Container;
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::mps;
-use crate::error::RequestError;
-use crate::gpus::{NodeGpus, found};
-use crate::selector::IndexMeaning;
 use crate::sources::list::{Named, named};
 use crate::sources::names::{items, selectors};
-use crate::words::{Word, Words, conflict};
 use crate::{limit, quantity};
+use gpushare_claims::{
+    Amount, Cap, Claim, Container, IndexMeaning, NodeGpus, RequestError, Word, Words, conflict,
+};
 
 /// MPS's variables are its own where they stand beside its words.
 pub(super) static DIALECT: Dialect = Dialect {
@@ -183,7 +179,7 @@ fn devices<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Option<(Claim, V
     if let Some(other) = all.find(|other| other.value != word.value) {
         return Err(conflict(word, other));
     }
-    let gpus = found(node, word.key, &selectors(word, items(word.value), IndexMeaning::Pci)?)?;
+    let gpus = node.find_each(word.key, &selectors(word, items(word.value), IndexMeaning::Pci)?)?;
     Ok((!gpus.is_empty()).then(|| (Claim::by(word).naming(&gpus), gpus)))
 }
 
@@ -193,7 +189,7 @@ mod tests {
 
     use super::*;
     use crate::Policy;
-    use crate::gpus::four;
+    use gpushare_claims::four;
 
     #[test]
     fn a_portion_of_compute_without_memory_is_no_request() {

@@ -5,15 +5,11 @@
 //! 720); here it is the container's. Limits that stand in the daemon (k8s-device-plugin cmd/mps-control-daemon/mps/daemon.go)
 //! cannot be read from a bundle: a pipe directory alone states nothing.
 
-use crate::claim::Claim;
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::mps::{PERCENTAGE, PINNED, PIPE, mode, percentages, pinned};
-use crate::error::RequestError;
-use crate::gpus::NodeGpus;
-use crate::selector::IndexMeaning;
 use crate::sources::handed::is_handed;
 use crate::sources::list::{self, Named, named};
-use crate::words::Words;
+use gpushare_claims::{Claim, IndexMeaning, NodeGpus, RequestError, Words};
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "nvidia-mps",

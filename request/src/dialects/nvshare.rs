@@ -1,16 +1,10 @@
 //! nvshare: its library and its scheduler's socket as mounts, and a list of GPUs (nvshare kubernetes/device-plugin/server.go).
 //! Its clients take turns with the whole memory, and state no amount.
 
-use crate::claim::Claim;
 use crate::dialect::{Dialect, Off, Speech, Switch};
-use crate::error::RequestError;
-use crate::gpus::NodeGpus;
-use crate::library::Library;
-use crate::rank::Rank;
-use crate::selector::IndexMeaning;
 use crate::sources::handed::is_handed;
 use crate::sources::list::{self, Named, named};
-use crate::words::{Word, Words};
+use gpushare_claims::{Claim, IndexMeaning, Library, NodeGpus, Rank, RequestError, Word, Words};
 
 /// Its library limits no memory. The switch is its README's.
 pub(super) static DIALECT: Dialect = Dialect {

@@ -5,14 +5,10 @@
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
-use crate::amount::Amount;
-use crate::claim::Claim;
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::cgpu::{self, Ratio};
-use crate::error::RequestError;
-use crate::gpus::NodeGpus;
 use crate::quantity;
-use crate::words::{Word, Words};
+use gpushare_claims::{Amount, Claim, NodeGpus, RequestError, Word, Words};
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "pai-egpu",

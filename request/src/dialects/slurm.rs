@@ -8,14 +8,10 @@
 
 use gpushare_inventory::Gpu;
 
-use crate::error::RequestError;
-use crate::gpus::{NodeGpus, found};
-use crate::grammar::DeviceSelector;
 use crate::quantity::{self, Decimal};
-use crate::selector::IndexMeaning;
 use crate::sources::handed;
 use crate::sources::names::{items, selectors};
-use crate::words::{Word, Words};
+use gpushare_claims::{DeviceSelector, IndexMeaning, NodeGpus, RequestError, Word, Words};
 
 const STEP: &str = "SLURM_STEP_GPUS";
 const JOB: &str = "SLURM_JOB_GPUS";
@@ -43,7 +39,7 @@ pub(super) fn global<'a>(
     let keys = if is_of_job(words) { [JOB, STEP] } else { [STEP, JOB] };
     for key in keys {
         if let Some(word) = words.one(key)? {
-            return Ok(Some((word, found(node, word.key, &listed(word)?)?)));
+            return Ok(Some((word, node.find_each(word.key, &listed(word)?)?)));
         }
     }
     Ok(None)
@@ -66,7 +62,7 @@ pub(super) fn gpus<'a>(
     let list = listed(word)?;
     let is_local = |selector: &&DeviceSelector| matches!(selector, DeviceSelector::Index(_));
     match list.iter().filter(is_local).count() {
-        0 => Ok((word, found(node, word.key, &list)?)),
+        0 => Ok((word, node.find_each(word.key, &list)?)),
         // Only where the step has every GPU that it sees does the order of the nodes not matter.
         local => match handed::gpus(words, node)? {
             Some((_, gpus)) if gpus.len() == local && local == list.len() => Ok((word, gpus)),

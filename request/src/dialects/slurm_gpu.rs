@@ -1,12 +1,9 @@
 //! Slurm's gres `gpu`, whole GPUs of a step: `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS`. They ask for no share by themselves, and
 //! say which GPUs another word may be about: the amount may be gpushare's, the GPU is Slurm's.
 
-use crate::claim::Claim;
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::slurm;
-use crate::error::RequestError;
-use crate::gpus::NodeGpus;
-use crate::words::Words;
+use gpushare_claims::{Claim, NodeGpus, RequestError, Words};
 
 pub(super) static DIALECT: Dialect = Dialect { name: "slurm-gpu", speech, read, ..Dialect::PLAIN };
 

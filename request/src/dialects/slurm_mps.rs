@@ -3,15 +3,11 @@
 
 use gpushare_inventory::DeviceMemory;
 
-use crate::amount::{Amount, Cap};
-use crate::claim::Claim;
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::mps::{PERCENTAGE, PIPE, mode};
 use crate::dialects::slurm;
-use crate::error::RequestError;
-use crate::gpus::{NodeGpus, total};
 use crate::quantity::{self, Decimal};
-use crate::words::{Word, Words};
+use gpushare_claims::{Amount, Cap, Claim, NodeGpus, RequestError, Word, Words, total};
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "slurm-mps",

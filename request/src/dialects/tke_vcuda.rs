@@ -5,17 +5,14 @@
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
-use crate::amount::{Amount, Cap};
-use crate::claim::Claim;
 use crate::dialect::{Dialect, Speech};
-use crate::error::RequestError;
-use crate::gpus::{NodeGpus, contains};
-use crate::grammar::{Cores, DeviceSelector};
-use crate::library::Library;
 use crate::quantity;
 use crate::sources::list::denial;
 use crate::sources::names::items;
-use crate::words::{Word, Words, conflict};
+use gpushare_claims::{
+    Amount, Cap, Claim, Cores, DeviceSelector, Library, NodeGpus, RequestError, Word, Words, conflict,
+    contains,
+};
 
 /// Its folder does not show the library, so nothing proves whose it is.
 pub(super) static DIALECT: Dialect = Dialect {
@@ -153,9 +150,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::gpus::four;
-    use crate::rank::Rank;
     use crate::{Ceilings, Container, KeyPatterns, MemoryAsk, Policy};
+    use gpushare_claims::{Rank, four};
 
     #[test]
     fn a_claim_is_worth_what_the_least_trusted_of_its_annotations_is() {

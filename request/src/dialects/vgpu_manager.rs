@@ -5,19 +5,14 @@
 
 use gpushare_inventory::Gpu;
 
-use crate::amount::{Amount, Cap};
-use crate::claim::Claim;
 use crate::dialect::{Dialect, Off, Speech, Switch, is_enabled};
-use crate::error::RequestError;
-use crate::gpus::NodeGpus;
-use crate::grammar::Cores;
-use crate::library::{Library, Owner};
-use crate::rank::Rank;
-use crate::selector::IndexMeaning;
 use crate::sources::list::{Named, named};
 use crate::sources::names::selector;
-use crate::words::{Word, Words, conflict};
 use crate::{limit, quantity};
+use gpushare_claims::{
+    Amount, Cap, Claim, Cores, IndexMeaning, Library, NodeGpus, Owner, Rank, RequestError, Word, Words,
+    conflict,
+};
 
 mod allocated;
 
@@ -274,8 +269,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::gpus::four;
     use crate::{Ceilings, Container, Policy, Request};
+    use gpushare_claims::four;
 
     /// The plugin's note beside the variables of policy `balance`.
     fn balanced(policy: &Policy) -> Result<Request, RequestError> {

@@ -5,15 +5,10 @@
 
 use gpushare_inventory::DeviceMemory;
 
-use crate::amount::Amount;
-use crate::claim::Claim;
 use crate::dialect::{Dialect, Speech};
-use crate::error::RequestError;
-use crate::gpus::NodeGpus;
 use crate::quantity;
-use crate::selector::IndexMeaning;
 use crate::sources::list::limited;
-use crate::words::{Word, Words, conflict};
+use gpushare_claims::{Amount, Claim, IndexMeaning, NodeGpus, RequestError, Word, Words, conflict};
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "volcano-legacy",

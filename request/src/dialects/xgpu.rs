@@ -1,16 +1,11 @@
 //! Huawei Cloud's xGPU: `GPU_IDX`, `GPU_CONTAINER_MEM` in MiB and `GPU_CONTAINER_QUOTA_PERCENT` (support.huaweicloud.com,
 //! "Installing and using xGPU"). Its device plugin writes the same variables.
 
-use crate::amount::{Amount, Cap};
-use crate::claim::Claim;
 use crate::dialect::{Dialect, Speech};
-use crate::error::RequestError;
-use crate::gpus::{NodeGpus, found};
 use crate::limit;
 use crate::quantity;
-use crate::selector::IndexMeaning;
 use crate::sources::names::{items, selectors};
-use crate::words::{Word, Words};
+use gpushare_claims::{Amount, Cap, Claim, IndexMeaning, NodeGpus, RequestError, Word, Words};
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "xgpu",
@@ -33,7 +28,7 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     if list.is_empty() {
         return Err(index.wrong("it names no GPU: write its index, as 0"));
     }
-    let mut claims = vec![Claim::by(index).naming(&found(node, INDEX, &list)?)];
+    let mut claims = vec![Claim::by(index).naming(&node.find_each(INDEX, &list)?)];
     claims.extend(Claim::each_of(words.named(MEMORY), |word| Ok(Amount::memory(limit::mebibytes(word)?)))?);
     claims.extend(Claim::each_of(words.named(PERCENT), |word| Ok(Amount::cores(cores(word)?)))?);
     Ok(claims)

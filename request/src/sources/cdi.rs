@@ -10,15 +10,13 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::error::{RequestError, shortened};
-use crate::grammar::{Cores, GrammarError, MemoryAsk};
-use crate::policy::{NvidiaPolicy, Policy};
-use crate::rank::Rank;
 use crate::sources::entry::Entry;
 use crate::sources::list::{self, DEVICES};
 use crate::sources::names::{items, word};
 use crate::sources::qualified::{self, is_ours};
-use crate::words::{Words, conflict};
+use gpushare_claims::{
+    Cores, GrammarError, MemoryAsk, NvidiaPolicy, Policy, Rank, RequestError, Words, conflict, shortened,
+};
 
 /// The kind of a share.
 pub const SHARE_KIND: &str = "gpushare.io/share";
@@ -187,10 +185,7 @@ mod tests {
     use gpushare_inventory::DeviceMemory;
 
     use super::*;
-    use crate::container::Container;
-    use crate::gpus::four;
-    use crate::grammar::{DeviceSelector, Devices, Mode};
-    use crate::request::Request;
+    use gpushare_claims::{Container, DeviceSelector, Devices, Mode, Request, four};
 
     fn read(
         annotations: &[(&str, &str)],

@@ -3,8 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::error::{RequestError, ValueError, shortened};
-use crate::rank::Rank;
+use gpushare_claims::{Rank, RequestError, ValueError, shortened};
 
 /// One key as it was met.
 #[derive(Clone, Debug)]

@@ -5,14 +5,10 @@
 
 use gpushare_inventory::Gpu;
 
-use crate::claim::Claim;
-use crate::container::Mount;
-use crate::error::RequestError;
-use crate::gpus::{NodeGpus, contains, found};
-use crate::grammar::DeviceSelector;
-use crate::selector::IndexMeaning;
 use crate::sources::names::selectors;
-use crate::words::{Word, Words};
+use gpushare_claims::{
+    Claim, DeviceSelector, IndexMeaning, Mount, NodeGpus, RequestError, Word, Words, contains,
+};
 
 /// The key of device nodes in messages.
 pub(crate) const NODES: &str = "linux.devices";
@@ -56,7 +52,7 @@ fn together<'a>(
 ) -> Result<Named<'a>, RequestError> {
     let mut known: Vec<&Gpu> = Vec::new();
     for (word, selector) in &words {
-        let gpus = found(node, word.key, std::slice::from_ref(selector))?;
+        let gpus = node.find_each(word.key, std::slice::from_ref(selector))?;
         let new: Vec<&Gpu> = gpus.into_iter().filter(|gpu| !contains(&known, gpu)).collect();
         known.extend(new);
     }

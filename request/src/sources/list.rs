@@ -9,19 +9,13 @@ use std::collections::BTreeSet;
 
 use gpushare_inventory::{Gpu, GpuUuid};
 
-use crate::claim::Claim;
-use crate::container::{Container, Engine};
-use crate::error::RequestError;
-use crate::gpus::{self, NodeGpus, contains};
-use crate::grammar::DeviceSelector;
-use crate::policy::NvidiaPolicy;
-use crate::rank::Rank;
-use crate::request::Kept;
-use crate::selector::IndexMeaning;
 use crate::sources::handed::{self, UNREAD_VOLUMES, VOLUMES};
 use crate::sources::names::{self, items, refuse_sentinel, selectors, word};
 use crate::sources::qualified;
-use crate::words::{Word, Words, conflict};
+use gpushare_claims::{
+    Claim, Container, DeviceSelector, Engine, IndexMeaning, Kept, NodeGpus, NvidiaPolicy, Rank, RequestError,
+    Word, Words, conflict, contains,
+};
 
 pub(crate) const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// What NVIDIA's toolkit gives beside GPUs, and a share does not.
@@ -129,7 +123,7 @@ pub(crate) fn named<'a>(
             Listed::NoGpu => none = Some(()),
             Listed::All => all = all.or(Some(word)),
             Listed::These(selectors) => {
-                let next = gpus::found(node, DEVICES, &selectors)?;
+                let next = node.find_each(DEVICES, &selectors)?;
                 found = Some(match found {
                     None => (word, next),
                     Some(first) => both(first, (word, next))?,
@@ -235,7 +229,7 @@ pub(crate) fn claims<'a>(
             // Beside a list it is a pod's own word for more than the plugin's; beside CDI's mark it is the image's.
             Listed::All if naming > 1 => claims.push(claim.naming(&every(*word, node)?)),
             Listed::All => every(*word, node).map(|_| claims.push(claim))?,
-            Listed::These(selectors) => claims.push(claim.naming(&gpus::found(node, DEVICES, selectors)?)),
+            Listed::These(selectors) => claims.push(claim.naming(&node.find_each(DEVICES, selectors)?)),
             Listed::Nothing | Listed::Void | Listed::NoGpu => {}
         }
     }
@@ -316,9 +310,7 @@ mod tests {
 
     use serde_json::{Value, json};
 
-    use crate::container::Container;
-    use crate::gpus::four;
-    use crate::policy::Policy;
+    use gpushare_claims::{Container, Policy, four};
 
     #[test]
     fn lists_that_only_begin_as_the_folder_of_mounts_are_refused_without_a_look_at_every_mount_for_each() {

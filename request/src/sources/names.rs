@@ -1,10 +1,7 @@
 //! Names of GPUs in a list: the grammar that lists, mounts and other systems' keys share.
 
-use crate::error::{RequestError, shortened};
-use crate::grammar::DeviceSelector;
-use crate::selector::IndexMeaning;
 use crate::sources::qualified;
-use crate::words::Word;
+use gpushare_claims::{DeviceSelector, IndexMeaning, RequestError, Word, shortened};
 
 /// The GPUs of a container.
 const MOST: usize = 16;

@@ -5,16 +5,12 @@
 
 use gpushare_inventory::Gpu;
 
-use crate::amount::{Amount, Cap};
-use crate::claim::{Claim, Span};
-use crate::container::Container;
-use crate::error::{RequestError, ValueError, shortened};
-use crate::gpus::NodeGpus;
-use crate::grammar::{ComputePolicy, Cores, Devices, MemoryAsk, Scope, count};
-use crate::rank::Rank;
 use crate::sources::cdi;
 use crate::sources::entry::Entry;
-use crate::words::{Word, Words, conflict, rank_of_annotation};
+use gpushare_claims::{
+    Amount, Cap, Claim, ComputePolicy, Container, Cores, Devices, MemoryAsk, NodeGpus, Rank, RequestError,
+    Scope, Span, ValueError, Word, Words, conflict, count, rank_of_annotation, shortened,
+};
 
 const NAMES: [&str; 10] = [
     "memory",
@@ -132,7 +128,7 @@ impl<'a, 'b> Keys<'a, 'b> {
         let mut gpus: Vec<&Gpu> = Vec::new();
         for selector in &list {
             let gpu = node.find(&key.to_string(), selector)?;
-            if crate::gpus::contains(&gpus, gpu) {
+            if gpushare_claims::contains(&gpus, gpu) {
                 let why = format!("{selector} names a GPU that the list names already: write each GPU once");
                 return Err(key.malformed(ValueError::Foreign(why)));
             }
@@ -281,35 +277,15 @@ fn unknown(key: &str) -> RequestError {
     RequestError::UnknownKey { key: format!("{:?}", shortened(key)), meant, known: NAMES.join(", ") }
 }
 
-/// The name that somebody meant who wrote `text`.
+/// The name that somebody meant who wrote `text`: with at most two letters put in, left out, changed or swapped with their
+/// neighbours, or the beginning of one.
 fn likely(text: &str) -> Option<&'static str> {
     let text = text.to_ascii_lowercase().replace('_', "-");
-    let distance = |name: &&'static str| slips(text.as_bytes(), name.as_bytes());
-    let nearest = NAMES.into_iter().min_by_key(distance)?;
-    let beginning = || NAMES.into_iter().find(|name| text.len() > 2 && name.starts_with(&text));
-    if distance(&nearest) <= 2 && text.len() > 2 { Some(nearest) } else { beginning() }
-}
-
-/// How many letters must be put in, left out, changed or swapped with their neighbour to make `wanted` of `written`
-/// (optimal string alignment). A text far too long is not looked at.
-fn slips(written: &[u8], wanted: &[u8]) -> usize {
-    if written.len() > wanted.len() + 2 {
-        return written.len();
-    }
-    let mut rows = vec![(0..=wanted.len()).collect::<Vec<_>>()];
-    for (i, &letter) in written.iter().enumerate() {
-        let mut row = vec![i + 1];
-        for (j, &other) in wanted.iter().enumerate() {
-            let changed = rows[i][j] + usize::from(letter != other);
-            let mut least = changed.min(rows[i][j + 1] + 1).min(row[j] + 1);
-            if i > 0 && j > 0 && letter == wanted[j - 1] && written[i - 1] == other {
-                least = least.min(rows[i - 1][j - 1] + 1);
-            }
-            row.push(least);
-        }
-        rows.push(row);
-    }
-    rows[written.len()][wanted.len()]
+    // A text far too long is not looked at.
+    let near = |name: &&str| text.len() <= name.len() + 2 && strsim::osa_distance(&text, name) <= 2;
+    let nearest = NAMES.into_iter().filter(near).min_by_key(|name| strsim::osa_distance(&text, name));
+    let beginning = || NAMES.into_iter().find(|name| name.starts_with(&text));
+    if text.len() > 2 { nearest.or_else(beginning) } else { None }
 }
 
 #[cfg(test)]

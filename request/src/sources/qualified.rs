@@ -5,13 +5,8 @@
 
 use gpushare_inventory::Gpu;
 
-use crate::claim::Claim;
-use crate::error::{RequestError, shortened};
-use crate::gpus::{NodeGpus, contains};
-use crate::rank::Rank;
-use crate::selector::IndexMeaning;
 use crate::sources::{handed, names};
-use crate::words::{Word, Words};
+use gpushare_claims::{Claim, IndexMeaning, NodeGpus, Rank, RequestError, Word, Words, contains, shortened};
 
 /// What device plugins begin their annotations with; the second is the older one.
 const ANNOTATIONS: [&str; 2] = ["cdi.k8s.io/", "nvidia.cdi.k8s.io/"];

@@ -2,7 +2,7 @@
 
 use std::process::{Child, Stdio};
 
-use gpushare_request::Devices;
+use gpushare_claims::Devices;
 
 use super::*;
 use crate::place::tests::request_on;

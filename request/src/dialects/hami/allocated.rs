@@ -8,14 +8,9 @@
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
-use crate::amount::{Amount, Cap};
-use crate::claim::Claim;
-use crate::error::RequestError;
-use crate::gpus::{NodeGpus, contains};
 use crate::quantity;
-use crate::selector::IndexMeaning;
 use crate::sources::names::selector;
-use crate::words::{Word, Words};
+use gpushare_claims::{Amount, Cap, Claim, IndexMeaning, NodeGpus, RequestError, Word, Words, contains};
 
 /// In MiB.
 const HAMI: &str = "hami.io/vgpu-devices-allocated";

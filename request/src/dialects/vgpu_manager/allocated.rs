@@ -3,14 +3,9 @@
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
-use crate::amount::{Amount, Cap};
-use crate::claim::Claim;
-use crate::error::RequestError;
-use crate::gpus::{NodeGpus, has_double};
 use crate::quantity;
-use crate::selector::IndexMeaning;
 use crate::sources::names::selector;
-use crate::words::{Word, Words};
+use gpushare_claims::{Amount, Cap, Claim, IndexMeaning, NodeGpus, RequestError, Word, Words, has_double};
 
 /// What the plugin gave, and before it the scheduler's plan.
 const KEYS: [&str; 2] = ["nvidia.com/real-allocated", "nvidia.com/pre-allocated"];

@@ -2,12 +2,10 @@ use std::collections::BTreeMap;
 
 use gpushare_inventory::DeviceMemory;
 
-use crate::container::Container;
-use crate::error::RequestError;
-use crate::gpus::four;
-use crate::grammar::{DeviceSelector, Devices, MemoryAsk};
-use crate::policy::{Ceilings, NvidiaPolicy, Policy};
-use crate::request::Request;
+use gpushare_claims::{
+    Ceilings, Container, DeviceSelector, Devices, MemoryAsk, NvidiaPolicy, Policy, Request, RequestError,
+    four,
+};
 
 fn container(annotations: &[(&str, &str)], env: &[&str]) -> Container {
     let annotations: BTreeMap<_, _> =

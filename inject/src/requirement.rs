@@ -8,13 +8,38 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::container::Container;
-use crate::error::{RequestError, shortened};
+use gpushare_claims::{Container, shortened};
 
 const PREFIX: &str = "NVIDIA_REQUIRE_";
 const CUDA: &str = "NVIDIA_REQUIRE_CUDA";
 const OFF: &str = "NVIDIA_DISABLE_REQUIRE";
 const OLD: &str = "CUDA_VERSION";
+
+/// Why an image cannot run on what it was granted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequirementError {
+    /// The image's requirement is not in its grammar.
+    #[error(
+        "{key}={value:?} is no requirement as cuda>=12.4 or brand=tesla,driver>=535; correct the image, or set \
+         NVIDIA_DISABLE_REQUIRE=1"
+    )]
+    Unreadable {
+        /// The variable.
+        key: String,
+        /// The value, shortened.
+        value: String,
+    },
+    /// The image requires another driver or GPU.
+    #[error("the image requires {requirement}, and this node has {offer}; {remedy}")]
+    Unmet {
+        /// Variable and value.
+        requirement: String,
+        /// What the node has.
+        offer: String,
+        /// What may help.
+        remedy: &'static str,
+    },
+}
 
 /// What a node offers to one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,7 +125,7 @@ impl Requirements {
     ///
     /// # Errors
     /// When a requirement cannot be read.
-    pub fn of(container: &Container) -> Result<Self, RequestError> {
+    pub fn of(container: &Container) -> Result<Self, RequirementError> {
         let of_ours = |key: &str| key.starts_with(PREFIX) || [OFF, OLD].contains(&key);
         // The last of each name counts.
         let mut last: BTreeMap<&str, &str> = container.env().filter(|(key, _)| of_ours(key)).collect();
@@ -117,7 +142,7 @@ impl Requirements {
     ///
     /// # Errors
     /// Names the first requirement that it does not meet.
-    pub fn check(&self, offer: &Offer) -> Result<(), RequestError> {
+    pub fn check(&self, offer: &Offer) -> Result<(), RequirementError> {
         match self.0.iter().find(|requirement| !requirement.is_met(offer)) {
             None => Ok(()),
             Some(requirement) => {
@@ -128,7 +153,7 @@ impl Requirements {
                     }
                     false => "update the driver, take an image that fits, or set NVIDIA_DISABLE_REQUIRE=1",
                 };
-                Err(RequestError::Required {
+                Err(RequirementError::Unmet {
                     requirement: format!(
                         "{}={:?}",
                         shortened(&requirement.key),
@@ -150,12 +175,12 @@ fn oldest_cuda(version: &str) -> Option<String> {
 }
 
 impl Requirement {
-    fn parse(key: &str, text: String) -> Result<Self, RequestError> {
+    fn parse(key: &str, text: String) -> Result<Self, RequirementError> {
         let alternative = |text: &str| text.split(',').map(Condition::parse).collect::<Option<Vec<_>>>();
         let alternatives: Option<Vec<_>> = text.split_whitespace().map(alternative).collect();
         match alternatives {
             Some(alternatives) => Ok(Self { key: key.to_owned(), text, alternatives }),
-            None => Err(RequestError::UnreadableRequirement { key: shortened(key), value: shortened(&text) }),
+            None => Err(RequirementError::Unreadable { key: shortened(key), value: shortened(&text) }),
         }
     }
 
@@ -240,7 +265,7 @@ mod tests {
 
     use super::*;
 
-    fn requirements(env: &[&str]) -> Result<Requirements, RequestError> {
+    fn requirements(env: &[&str]) -> Result<Requirements, RequirementError> {
         let env = env.iter().map(|entry| (*entry).to_owned()).collect();
         Requirements::of(&Container::new(BTreeMap::new(), env))
     }

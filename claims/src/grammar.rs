@@ -395,7 +395,7 @@ impl FromStr for Devices {
 }
 
 /// How many GPUs a share spans, 1 to 16.
-pub(crate) fn count(text: &str) -> Result<u8, GrammarError> {
+pub fn count(text: &str) -> Result<u8, GrammarError> {
     whole(text, 1..=16).ok_or(GrammarError::NotACount)
 }
 

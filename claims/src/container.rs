@@ -46,7 +46,7 @@ impl Variable {
 
 /// A mount of the bundle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Mount {
+pub struct Mount {
     /// On the host; empty for a mount that has none.
     pub source: String,
     /// In the container, as written.
@@ -55,11 +55,14 @@ pub(crate) struct Mount {
 
 /// A device node of the bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Node {
+pub struct Node {
     /// In the container.
     pub path: String,
+    /// As written.
     pub major: i64,
+    /// As written.
     pub minor: i64,
+    /// Whether it is one of a block device.
     pub is_block: bool,
 }
 
@@ -97,7 +100,7 @@ pub enum Engine {
 
 /// Who wrote the bundle, as far as it changes who may have written an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Writer {
+pub enum Writer {
     /// containerd's CRI: a pod's container.
     Containerd,
     /// CRI-O: a pod's container.
@@ -149,7 +152,7 @@ impl Container {
     }
 
     /// Who wrote the file.
-    pub(crate) fn writer(&self) -> Writer {
+    pub fn writer(&self) -> Writer {
         let (key, value) = PODMAN;
         match self.cri() {
             _ if self.annotations.get(key).is_some_and(|found| found == value) => Writer::Podman,
@@ -168,7 +171,7 @@ impl Container {
     /// The container's own annotations under CRI-O, which puts those of pod, container and labels into one map, and keeps the
     /// container's, which only kubelet writes, as JSON under a key of its own. Read once: every key may ask, and there may be
     /// a hundred thousand.
-    pub(crate) fn cri_o_annotations(&self) -> &BTreeMap<String, String> {
+    pub fn cri_o_annotations(&self) -> &BTreeMap<String, String> {
         self.cri_o.get_or_init(|| {
             let own = self.annotations.get("io.kubernetes.cri-o.Annotations");
             own.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
@@ -186,7 +189,7 @@ impl Container {
 
     /// A key of each engine whose marks the bundle has. Each engine writes its own last; another's are the pod's words (CRI-O
     /// passes all of a pod's annotations, containerd those that its settings list).
-    pub(crate) fn engines(&self) -> Vec<&'static str> {
+    pub fn engines(&self) -> Vec<&'static str> {
         let mark = |keys: &CriKeys| {
             [keys.kind, keys.sandbox].into_iter().find(|key| self.annotations.contains_key(*key))
         };
@@ -205,29 +208,29 @@ impl Container {
     }
 
     /// The container's name inside its pod.
-    pub(crate) fn name_in_pod(&self) -> Option<&str> {
+    pub fn name_in_pod(&self) -> Option<&str> {
         self.of_pod(|keys| keys.name)
     }
 
     /// The pod's namespace.
-    pub(crate) fn pod_namespace(&self) -> Option<&str> {
+    pub fn pod_namespace(&self) -> Option<&str> {
         self.of_pod(|keys| keys.namespace)
     }
 
     /// Whether the bundle holds the hook of an earlier lease: it was edited then, and not written anew since. Neither image
     /// nor pod can write a hook.
-    pub(crate) fn ran_before(&self) -> bool {
+    pub fn ran_before(&self) -> bool {
         self.ran_before
     }
 
     /// All environment entries that have a `=`, in order, doubles included.
-    pub(crate) fn env(&self) -> impl Iterator<Item = (&str, &str)> {
+    pub fn env(&self) -> impl Iterator<Item = (&str, &str)> {
         self.env.iter().map(Variable::split)
     }
 
     /// The entries of this name, in order. Compares lengths first: a pod has a variable for each port of each service around
     /// it, and dialects ask for a hundred names.
-    pub(crate) fn named<'a>(&'a self, name: &str) -> impl DoubleEndedIterator<Item = (&'a str, &'a str)> {
+    pub fn named<'a>(&'a self, name: &str) -> impl DoubleEndedIterator<Item = (&'a str, &'a str)> {
         let is_one = move |variable: &&Variable| {
             variable.name == name.len() && variable.entry.as_bytes().starts_with(name.as_bytes())
         };
@@ -235,18 +238,18 @@ impl Container {
     }
 
     /// The mounts.
-    pub(crate) fn mounts(&self) -> &[Mount] {
+    pub fn mounts(&self) -> &[Mount] {
         &self.mounts
     }
 
     /// The device nodes.
-    pub(crate) fn nodes(&self) -> &[Node] {
+    pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
     /// The GPUs' nodes that the engine was handed for this container, by path and minor number. A bundle that ran before
     /// holds those of its lease as well, so its own note tells; one with every device of the host was handed none.
-    pub(crate) fn handed(&self) -> Vec<(&str, u32)> {
+    pub fn handed(&self) -> Vec<(&str, u32)> {
         if self.is_privileged {
             return Vec::new();
         }
@@ -268,7 +271,7 @@ const MAJOR: i64 = 195;
 const FIRST_CONTROL_MINOR: i64 = 254;
 
 /// The minor of a GPU's node; `None` for any other node.
-pub(crate) fn gpu_minor(node: &Node) -> Option<u32> {
+pub fn gpu_minor(node: &Node) -> Option<u32> {
     let is_gpu = node.major == MAJOR && (0..FIRST_CONTROL_MINOR).contains(&node.minor) && !node.is_block;
     u32::try_from(node.minor).ok().filter(|_| is_gpu)
 }

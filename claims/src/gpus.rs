@@ -1,6 +1,6 @@
 //! The GPUs of the node, as a request may name them.
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 use gpushare_inventory::GpuUuid;
 use gpushare_inventory::{DeviceMemory, Gpu};
 
@@ -10,7 +10,7 @@ use crate::selector::find_gpu;
 
 /// The node's GPUs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct NodeGpus<'a>(pub &'a [Gpu]);
+pub struct NodeGpus<'a>(pub &'a [Gpu]);
 
 impl<'a> NodeGpus<'a> {
     /// All of them, by index.
@@ -23,42 +23,38 @@ impl<'a> NodeGpus<'a> {
         let named = |source| RequestError::NoSuchGpu { key: shortened(key), source };
         find_gpu(selector, self.0).map_err(named)
     }
-}
 
-/// The names of GPUs that `selectors` are, each GPU once.
-pub(crate) fn found<'a>(
-    node: NodeGpus<'a>,
-    key: &str,
-    selectors: &[DeviceSelector],
-) -> Result<Vec<&'a Gpu>, RequestError> {
-    let mut gpus: Vec<&Gpu> = Vec::new();
-    for selector in selectors {
-        let gpu = node.find(key, selector)?;
-        if !contains(&gpus, gpu) {
-            gpus.push(gpu);
+    /// The GPUs that `selectors` name, each once.
+    pub fn find_each(self, key: &str, selectors: &[DeviceSelector]) -> Result<Vec<&'a Gpu>, RequestError> {
+        let mut gpus: Vec<&Gpu> = Vec::new();
+        for selector in selectors {
+            let gpu = self.find(key, selector)?;
+            if !contains(&gpus, gpu) {
+                gpus.push(gpu);
+            }
         }
+        Ok(gpus)
     }
-    Ok(gpus)
 }
 
 /// Whether `gpu` is one of `gpus`.
-pub(crate) fn contains(gpus: &[&Gpu], gpu: &Gpu) -> bool {
+pub fn contains(gpus: &[&Gpu], gpu: &Gpu) -> bool {
     gpus.iter().any(|other| other.uuid == gpu.uuid)
 }
 
 /// Whether one of the GPUs is named twice.
-pub(crate) fn has_double(gpus: &[&Gpu]) -> bool {
+pub fn has_double(gpus: &[&Gpu]) -> bool {
     gpus.iter().enumerate().any(|(place, gpu)| contains(&gpus[..place], gpu))
 }
 
 /// All of a GPU's memory.
-pub(crate) fn total(gpu: &Gpu) -> Result<DeviceMemory, RequestError> {
+pub fn total(gpu: &Gpu) -> Result<DeviceMemory, RequestError> {
     gpu.memory.ok_or(RequestError::UnknownSize { gpu: gpu.uuid })
 }
 
 /// Four GPUs of 15360 MiB, whose minors are not their indexes.
-#[cfg(test)]
-pub(crate) fn four() -> Vec<Gpu> {
+#[cfg(any(test, feature = "testing"))]
+pub fn four() -> Vec<Gpu> {
     let gpu = |(index, minor): (u8, u32)| {
         let path = std::path::PathBuf::from(format!("/dev/nvidia{minor}"));
         let host_path = path.clone();

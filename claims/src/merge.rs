@@ -23,7 +23,7 @@ use crate::words::conflict;
 ///
 /// # Errors
 /// When they contradict each other, name nothing that the node has, or none of them may grant.
-pub(crate) fn merge(claims: &[Claim], policy: &Policy, node: NodeGpus) -> Result<Request, RequestError> {
+pub fn merge(claims: &[Claim], policy: &Policy, node: NodeGpus) -> Result<Request, RequestError> {
     let mut by_rank: Vec<&Claim> = claims.iter().collect();
     by_rank.sort_by_key(|claim| std::cmp::Reverse(claim.rank));
     let notes = claims.iter().flat_map(|claim| &claim.notes).take(MOST_NOTES).cloned().collect();

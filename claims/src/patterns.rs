@@ -21,7 +21,7 @@ impl KeyPatterns {
     }
 
     /// Whether one of the patterns fits `key`.
-    pub(crate) fn has(&self, key: &str) -> bool {
+    pub fn has(&self, key: &str) -> bool {
         self.0.iter().any(|pattern| matches(pattern, key))
     }
 }

@@ -147,27 +147,6 @@ pub enum RequestError {
     /// Parts of the driver that this node does not give.
     #[error(transparent)]
     Capabilities(#[from] CapabilityError),
-    /// The image's requirement is not in its grammar.
-    #[error(
-        "{key}={value:?} is no requirement as cuda>=12.4 or brand=tesla,driver>=535; correct the image, or set \
-         NVIDIA_DISABLE_REQUIRE=1"
-    )]
-    UnreadableRequirement {
-        /// The variable.
-        key: String,
-        /// The value, shortened.
-        value: String,
-    },
-    /// The image requires another driver or GPU.
-    #[error("the image requires {requirement}, and this node has {offer}; {remedy}")]
-    Required {
-        /// Variable and value.
-        requirement: String,
-        /// What the node has.
-        offer: String,
-        /// What may help.
-        remedy: &'static str,
-    },
     /// GPUs and no share, where the node wants one.
     #[error(
         "the container names GPUs but no share (by NVIDIA_VISIBLE_DEVICES, a CDI device or a device node): set GPUSHARE_MEMORY \
@@ -194,7 +173,7 @@ pub enum ValueError {
 }
 
 /// A value for a message: bounded, since a bundle may hold a megabyte of it. Escaping is the formatter's (`{:?}`).
-pub(crate) fn shortened(value: &str) -> String {
+pub fn shortened(value: &str) -> String {
     const LONGEST: usize = 80;
     if value.chars().count() <= LONGEST {
         return value.to_owned();

@@ -9,9 +9,12 @@ use crate::rank::Rank;
 
 /// One word of a bundle.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Word<'a> {
+pub struct Word<'a> {
+    /// The name of the variable or annotation, or the kind of what was handed over.
     pub key: &'a str,
+    /// As it was written.
     pub value: &'a str,
+    /// Who can have written it.
     pub rank: Rank,
     /// Whether it is a variable: podman's annotations have the rank of one, and are none.
     pub is_variable: bool,
@@ -45,19 +48,22 @@ impl<'a> Word<'a> {
 }
 
 /// The error of two words that contradict each other.
-pub(crate) fn conflict(first: impl fmt::Display, second: impl fmt::Display) -> RequestError {
+pub fn conflict(first: impl fmt::Display, second: impl fmt::Display) -> RequestError {
     RequestError::Conflict { first: first.to_string(), second: second.to_string() }
 }
 
 /// A bundle under the node's rules, less the keys that another dialect has for its own.
 #[derive(Clone, Debug)]
-pub(crate) struct Words<'a> {
+pub struct Words<'a> {
+    /// The bundle.
     pub container: &'a Container,
+    /// The node's rules.
     pub policy: &'a Policy,
     hidden: Vec<fn(&str) -> bool>,
 }
 
 impl<'a> Words<'a> {
+    /// All words of the bundle.
     pub fn new(container: &'a Container, policy: &'a Policy) -> Self {
         Self { container, policy, hidden: Vec::new() }
     }
@@ -118,7 +124,7 @@ impl<'a> Words<'a> {
 
 /// The rank of the annotation `key`. A bundle tells which annotations a device plugin wrote only by their names. podman
 /// passes the annotations of an image, too, so below it no annotation is worth more than a variable.
-pub(crate) fn rank_of_annotation(key: &str, container: &Container, policy: &Policy) -> Rank {
+pub fn rank_of_annotation(key: &str, container: &Container, policy: &Policy) -> Rank {
     let is_listed = || policy.trusted_annotations.has(key);
     match container.writer() {
         Writer::Podman => Rank::Environment,

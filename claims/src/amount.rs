@@ -6,7 +6,8 @@ use crate::grammar::{Cores, MemoryAsk};
 
 /// A limit on compute as it was stated. Its order is that of what may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Cap {
+pub enum Cap {
+    /// This much of a GPU.
     Percent(Cores),
     /// Stated in so many words that there is none.
     Unlimited,
@@ -27,8 +28,10 @@ impl From<Cores> for Cap {
 
 /// What is said of one GPU; `None` is nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Amount {
+pub struct Amount {
+    /// Of its memory.
     pub memory: Option<MemoryAsk>,
+    /// Of its compute.
     pub cores: Option<Cap>,
 }
 

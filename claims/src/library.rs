@@ -9,7 +9,7 @@ use crate::error::shortened;
 
 /// One system's library, as a bundle shows it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Library {
+pub struct Library {
     /// Targets that its owner mounts itself at, or below.
     pub folders: &'static [&'static str],
     /// File names of the library.
@@ -20,7 +20,7 @@ pub(crate) struct Library {
 
 /// What proves a library that limits memory by itself.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Owner {
+pub struct Owner {
     /// The variables that it reads the memory limit from; some end in a position.
     pub limit: &'static str,
     /// Where it is mounted.
@@ -43,7 +43,7 @@ const PRELOAD_FILE: &str = "/etc/ld.so.preload";
 /// The dynamic loader's list; items are split at colons and blanks.
 const PRELOAD: &str = "LD_PRELOAD";
 /// Why an administrator's stand-down does not count.
-pub(crate) const UNPROVED: &str = "what looks like another system's interception library is not proved to hold this limit \
+pub const UNPROVED: &str = "what looks like another system's interception library is not proved to hold this limit \
      (owner's mounts, its own dialect alone): it is taken out, and gpushare holds the limit";
 
 impl Owner {
@@ -103,7 +103,7 @@ impl Interceptor {
     }
 
     /// What of the `known` libraries is in the bundle; `None` when there is nothing.
-    pub(crate) fn of(container: &Container, known: &[Library]) -> Option<Self> {
+    pub fn of(container: &Container, known: &[Library]) -> Option<Self> {
         let is_known = |target: &str| known.iter().any(|library| library.is_at(target));
         let targets = container.mounts().iter().map(|mount| mount.target.as_str());
         let mounts = targets.filter(|target| *target == PRELOAD_FILE || is_known(target));

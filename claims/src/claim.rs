@@ -11,7 +11,7 @@ use crate::words::Word;
 
 /// What a source means that names no GPU and no number of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Span {
+pub enum Span {
     /// One GPU, which placement chooses.
     One,
     /// Every GPU that the others leave.
@@ -21,9 +21,10 @@ pub(crate) enum Span {
 
 /// What one word says.
 #[derive(Clone, Debug)]
-pub(crate) struct Claim {
+pub struct Claim {
     /// The word that says it, for messages.
     pub by: String,
+    /// Who can have written it.
     pub rank: Rank,
     /// Name and value, where the word is a variable.
     pub variable: Option<(String, String)>,
@@ -33,18 +34,25 @@ pub(crate) struct Claim {
     pub gpus: Option<Vec<GpuUuid>>,
     /// How many, where it says a number.
     pub count: Option<usize>,
+    /// What it means where it names no GPU and no number.
     pub span: Span,
     /// Of every GPU that `particular` does not have.
     pub each: Amount,
+    /// Of single GPUs.
     pub particular: Vec<(GpuUuid, Amount)>,
     /// How the GPUs are given, where it says so.
     pub mode: Option<Mode>,
     /// How much of idle time may be used beyond the cap.
     pub burst: Option<Cores>,
+    /// The share's priority.
     pub priority: Option<Priority>,
+    /// How its compute is held.
     pub compute_policy: Option<ComputePolicy>,
+    /// Which models will do. Two claims that differ are a contradiction.
     pub model: Option<ModelFilter>,
+    /// Parts of the driver.
     pub capabilities: Option<Capabilities>,
+    /// Whose the share is.
     pub scope: Option<Scope>,
     /// Whether its writer knows gpushare, and takes the node's default for what is left out.
     pub takes_defaults: bool,

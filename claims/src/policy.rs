@@ -98,7 +98,7 @@ pub enum InterceptorPolicy {
 
 /// The most that one channel may grant on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ceiling {
+pub struct Ceiling {
     memory: MemoryAsk,
     cores: Cap,
     /// What an administrator would change.
@@ -107,14 +107,14 @@ pub(crate) struct Ceiling {
 
 impl Policy {
     /// What holds the sources of this rank; `None` where they may only lower what others grant.
-    pub(crate) fn authority(&self, rank: Rank) -> Option<Vec<Ceiling>> {
+    pub fn authority(&self, rank: Rank) -> Option<Vec<Ceiling>> {
         let named = self.ceiling(rank);
         let grants = named.is_some() || !self.strict || rank >= Rank::Granted;
         grants.then(|| named.into_iter().chain(self.of_unchecked_images(rank)).collect())
     }
 
     /// What the settings let the sources of this rank grant at most; `None` where they name nothing.
-    pub(crate) fn ceiling(&self, rank: Rank) -> Option<Ceiling> {
+    pub fn ceiling(&self, rank: Rank) -> Option<Ceiling> {
         let (memory, setting) = match rank {
             Rank::Environment => (self.ceilings.env, "request.env_ceiling"),
             Rank::Pod => (self.ceilings.pod, "request.pod_ceiling"),
@@ -136,7 +136,7 @@ impl Policy {
     }
 
     /// Whether a word of this rank may be that of an image which nobody checked.
-    pub(crate) fn is_unchecked(&self, rank: Rank) -> bool {
+    pub fn is_unchecked(&self, rank: Rank) -> bool {
         self.ignore_env && rank == Rank::Environment
     }
 }

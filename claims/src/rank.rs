@@ -2,7 +2,7 @@
 
 /// Who can write a word; a later rank is believed more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Rank {
+pub enum Rank {
     /// A variable: entries of the image, the pod and the plugin stand in one list.
     #[default]
     Environment,

@@ -1,0 +1,43 @@
+//! What a share's request is made of: the words of a bundle, each with the rank of who can have written it; claims,
+//! which sources make of words; and the one merge of all claims into a [`Request`].
+//!
+//! Pure, and without a vendor: no system's key stands here. Sources are the crate above, `gpushare-request`; all that
+//! one of them can say is a [`Claim`], of which the merge takes the meet by rank. docs/trust.md says who is believed
+//! how far.
+#![forbid(unsafe_code)]
+
+mod amount;
+mod claim;
+mod container;
+mod error;
+mod gpus;
+mod grammar;
+mod library;
+mod merge;
+mod model;
+mod patterns;
+mod policy;
+mod rank;
+mod request;
+mod selector;
+mod words;
+
+pub use amount::{Amount, Cap};
+pub use claim::{Claim, Span};
+pub use container::{Container, Engine, HANDED, Mount, Node, Writer, gpu_minor, is_privileged, ran_before};
+pub use error::{RequestError, ValueError, shortened};
+#[cfg(any(test, feature = "testing"))]
+pub use gpus::four;
+pub use gpus::{NodeGpus, contains, has_double, total};
+pub use grammar::{
+    ComputePolicy, Cores, DeviceSelector, Devices, GrammarError, MemoryAsk, Mode, Priority, Scope, count,
+};
+pub use library::{Interceptor, Library, Owner, UNPROVED};
+pub use merge::merge;
+pub use model::ModelFilter;
+pub use patterns::KeyPatterns;
+pub use policy::{Ceilings, DialectSettings, InterceptorPolicy, NvidiaPolicy, Policy};
+pub use rank::Rank;
+pub use request::{Kept, Request, Share};
+pub use selector::{IndexMeaning, SelectorError, find_gpu};
+pub use words::{Word, Words, conflict, rank_of_annotation};
