@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
+use gpushare_inventory::CdiDevice;
 use serde_json::Value;
 
 /// Annotations, environment, mounts and device nodes of one container, as its engine wrote them.
@@ -17,6 +18,8 @@ pub struct Container {
     env: Vec<Variable>,
     mounts: Vec<Mount>,
     nodes: Vec<Node>,
+    /// What the node's specifications say of the CDI devices that it names.
+    cdi: BTreeMap<String, CdiDevice>,
     /// Whether the wrapper granted the bundle a lease before.
     ran_before: bool,
     /// Whether the engine gave it every device of the host, which says nothing of any single one.
@@ -135,9 +138,20 @@ impl Container {
             env: env.filter_map(Value::as_str).filter_map(Variable::of).collect(),
             mounts: mounts.filter_map(mount).collect(),
             nodes: nodes.filter_map(node).collect(),
+            cdi: BTreeMap::new(),
             ran_before: ran_before(json),
             is_privileged: is_privileged(json),
         }
+    }
+
+    /// The same, where the node's specifications say this of CDI devices.
+    pub fn specified(self, cdi: BTreeMap<String, CdiDevice>) -> Self {
+        Self { cdi, ..self }
+    }
+
+    /// What the node's specifications say of the CDI device `name`, where somebody looked.
+    pub fn cdi_device(&self, name: &str) -> Option<&CdiDevice> {
+        self.cdi.get(name)
     }
 
     /// The annotations.

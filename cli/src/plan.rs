@@ -11,7 +11,7 @@ use gpushare_inject::{
 use gpushare_inventory::Node;
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member};
 use gpushare_request::{
-    Container, Cores, Devices, InterceptorPolicy, Mode, Request, RequestError, Scope, is_request, read,
+    Cores, Devices, InterceptorPolicy, Mode, Request, RequestError, Scope, is_request, read,
 };
 use serde_json::{Map, Value, json};
 
@@ -27,7 +27,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let config = Config::load()?;
     let bundle = Bundle::open(path, None)?;
     let mut json = bundle.json()?;
-    let container = Container::from_json(&json);
+    let container = config.container(&json);
     if !is_request(&container, &config.request) {
         refuse_earlier_plan(&json, &config.paths.hook)?;
         return nothing(as_json);

@@ -86,6 +86,7 @@ struct MountEntry {
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct CdiSection {
+    spec_dirs: Vec<PathBuf>,
     shares: Vec<String>,
 }
 
@@ -235,6 +236,12 @@ impl File {
             request: policy(&self.request, &self.dialects)?,
             quota: admission(&self.quota)?,
             mounts: self.inject.mounts.into_iter().map(extra_mount).collect::<Result<_, _>>()?,
+            cdi_folders: self
+                .cdi
+                .spec_dirs
+                .into_iter()
+                .map(absolute("cdi.spec_dirs"))
+                .collect::<Result<_, _>>()?,
             cdi_shares: self.cdi.shares.into_iter().map(share_name).collect::<Result<_, _>>()?,
             meter: Meter { tolerance: size("meter.tolerance", &self.meter.tolerance)?.unwrap_or_default() },
             log: log(&self.log)?,

@@ -13,9 +13,9 @@ mod request;
 use std::path::{Path, PathBuf};
 
 use gpushare_inject::{Programs, Settings};
-use gpushare_inventory::{DeviceMemory, Roots};
+use gpushare_inventory::{DeviceMemory, Roots, cdi_devices};
 use gpushare_quota::Admission;
-use gpushare_request::Policy;
+use gpushare_request::{Container, Policy, cdi_names};
 
 pub use error::ConfigError;
 pub use locate::{DEFAULT_PATH, ENVIRONMENT};
@@ -38,6 +38,8 @@ pub struct Config {
     pub quota: Admission,
     /// Further mounts for containers with a share.
     pub mounts: Vec<gpushare_inject::ExtraMount>,
+    /// Folders with CDI specifications, those of later ones counting first: what names of devices mean that tell no GPU.
+    pub cdi_folders: Vec<PathBuf>,
     /// Names of the shares that CDI specifications offer, each as [`gpushare_request::ShareName`] reads it.
     pub cdi_shares: Vec<String>,
     /// The node's meter.
@@ -132,6 +134,18 @@ impl Config {
             admission: &self.quota,
             policy: &self.request,
         }
+    }
+
+    /// The container of this config.json. The node's CDI specifications are read where it names a device of which nothing else
+    /// tells the GPU.
+    pub fn container(&self, json: &serde_json::Value) -> Container {
+        let container = Container::from_json(json);
+        let names = cdi_names(&container);
+        if names.is_empty() {
+            return container;
+        }
+        let devices = cdi_devices(&self.cdi_folders, &names);
+        container.specified(devices)
     }
 
     /// The settings that a single file with the contents `text` would give; `name` is what messages call it, and companions

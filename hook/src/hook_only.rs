@@ -43,7 +43,7 @@ pub fn create(state: &[u8], file: Option<&Path>, cdi: bool) -> Result<()> {
     config.log.start();
     let bundle = Bundle::open(&state.bundle, None)?;
     let json = bundle.json()?;
-    let container = Container::from_json(&json);
+    let container = config.container(&json);
     let done = match is_request(&container, &config.request) {
         false if cdi => Err(anyhow!(NO_REQUEST)),
         false => return Ok(()),

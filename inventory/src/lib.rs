@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod capability;
+mod cdi;
 mod device_files;
 mod driver;
 pub mod elf;
@@ -17,6 +18,7 @@ mod totals;
 mod uuid;
 
 pub use capability::{Capabilities, Capability, CapabilityError};
+pub use cdi::{CdiDevice, cdi_devices};
 pub use device_files::{DeviceFile, DeviceFiles, FileState, Unregistered};
 pub use driver::{Driver, DriverError, DriverFile, DriverLibrary, Extent};
 pub use memory::DeviceMemory;

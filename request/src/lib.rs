@@ -26,6 +26,7 @@ pub use gpushare_claims::{
 pub use read::{is_request, read};
 pub use sources::cdi::{GPU_KIND, SHARE_KIND, ShareName, VARIABLE as CDI_VARIABLE};
 pub use sources::list::{GRANTED_LIST, kept_list};
+pub use sources::qualified::cdi_names;
 
 #[cfg(test)]
 mod tests;

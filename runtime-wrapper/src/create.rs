@@ -24,7 +24,7 @@ pub fn create(args: &Args, config: &Config) -> Result<Infallible> {
     let runtime = exec::find(config)?;
     let bundle = open(args)?;
     let json = bundle.json()?;
-    let container = Container::from_json(&json);
+    let container = config.container(&json);
     if !is_request(&container, &config.request) {
         tracing::info!(container = args.id.as_deref(), "no request: it starts without a GPU of gpushare's");
         return pass_on(&json, config, runtime).context(REFUSAL);
@@ -43,7 +43,7 @@ pub fn create(args: &Args, config: &Config) -> Result<Infallible> {
 /// `restore`: from a checkpoint, without the hooks and mounts that a share needs.
 pub fn restore(args: &Args, config: &Config) -> Result<Infallible> {
     let json = open(args)?.json()?;
-    if is_request(&Container::from_json(&json), &config.request) {
+    if is_request(&config.container(&json), &config.request) {
         return Err(anyhow!(NO_RESTORE)).context(REFUSAL);
     }
     pass_on(&json, config, exec::find(config)?).context(REFUSAL)
@@ -53,7 +53,7 @@ pub fn restore(args: &Args, config: &Config) -> Result<Infallible> {
 /// something, and any other needs no settings. `config` is what was saved of them.
 pub fn without_settings(args: &Args, config: &Config, slip: ConfigError) -> Result<Infallible> {
     let json = open(args)?.json()?;
-    if may_ask(&Container::from_json(&json)) {
+    if may_ask(&config.container(&json)) {
         return Err(slip.into());
     }
     pass_on(&json, config, exec::find(config)?)

@@ -168,6 +168,54 @@ fn a_share_is_granted_by_its_cdi_name_in_an_annotation_and_in_nvidias_variable()
     }
 }
 
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn a_device_that_no_engine_applied_is_the_gpu_of_its_specification() {
+    if !met(&[Need::Root, Need::Runc, Need::Busybox]) {
+        return;
+    }
+    let node = SimulatedNode::create(3, MODEL, "20GiB");
+    let folder = Scratch::new("specifications");
+    folder.file(
+        "claim.yaml",
+        "cdiVersion: 0.7.0\nkind: k8s.gpu.nvidia.com/claim\ndevices:\n- name: 0b5c-gpu-2\n  containerEdits:\n    \
+         deviceNodes:\n    - path: /dev/nvidia2\ncontainerEdits:\n  deviceNodes:\n  - path: /dev/nvidiactl\n",
+    );
+    let own = json!({"cdiVersion": "0.5.0", "kind": "lab.example/card", "devices": [
+        {"name": "left", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia1"}]}},
+        {"name": "nic", "containerEdits": {"deviceNodes": [{"path": "/dev/infiniband/uverbs0"}]}},
+    ]});
+    folder.file("lab.json", own.to_string());
+    let specifications = format!("[cdi]\nspec_dirs = [{:?}]\n", folder.path());
+    let config = node.config_with("specified", &format!("{}\n{specifications}", LowLevel::Runc.settings()));
+    let runtime = Runtime::with_config(LowLevel::Runc, &config);
+    let annotated = |name: &str| Bundle::with_probe().annotation("cdi.k8s.io/plugin_0", name);
+    for (bundle, gpu) in [
+        (annotated("k8s.gpu.nvidia.com/claim=0b5c-gpu-2"), 2),
+        (annotated("lab.example/card=left").annotation("gpushare.io/memory", "5GiB"), 1),
+        (Bundle::with_probe().env("NVIDIA_VISIBLE_DEVICES", "lab.example/card=left"), 1),
+    ] {
+        let container = runtime.run(&bundle);
+        let nodes = container.exec(&["ls", "/dev"]).expect_success("ls").stdout;
+        let gpus: Vec<&str> = nodes.lines().filter(|node| minor_of(node).is_some()).collect();
+        assert_eq!(gpus, [format!("nvidia{gpu}")]);
+    }
+    let unknown = annotated("k8s.gpu.nvidia.com/claim=0b5c-gpu-9");
+    let told = runtime.create(&unknown).expect_err("a claim that nobody specified").line();
+    assert!(told.contains("0b5c-gpu-9") && told.contains("cdi.spec_dirs"), "{told}");
+    let others = annotated("lab.example/card=nic");
+    let container = runtime.run(&others);
+    let nodes = container.exec(&["ls", "/dev"]).expect_success("ls").stdout;
+    assert!(!nodes.contains("nvidia"), "{nodes}");
+    drop(container);
+    assert_eq!(leases(&config).len(), 0);
+}
+
+/// The N of `nvidiaN`.
+fn minor_of(node: &str) -> Option<u32> {
+    node.strip_prefix("nvidia")?.parse().ok()
+}
+
 /// A podman with its own storage; it finds the CDI files of this mount namespace.
 struct Podman {
     scratch: Scratch,

@@ -10,7 +10,8 @@ use gpushare_inventory::Gpu;
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::cgpu::{self, INDEX, OF, PART, Ratio, SLICED};
 use crate::quantity;
-use crate::sources::list::{self, DEVICES, Named};
+use crate::sources::list::{self, Named};
+use crate::sources::names::DEVICES;
 use gpushare_claims::{Claim, NodeGpus, Priority, RequestError, Word, Words, conflict, contains};
 
 /// Where the plugin found no pod, its list is a sentinel and not a list.

@@ -4,7 +4,8 @@
 
 use crate::dialect::{Dialect, Off, Speech, Switch};
 use crate::dialects::cgpu::{self, OFF};
-use crate::sources::list::{DEVICES, names_gpus};
+use crate::sources::list::names_gpus;
+use crate::sources::names::DEVICES;
 use gpushare_claims::{Claim, NodeGpus, RequestError, Word, Words};
 
 /// The limits are its own, too, and count no more.

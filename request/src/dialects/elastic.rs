@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::dialect::{Dialect, Speech};
 use crate::quantity;
 use crate::sources::handed::NODES;
-use crate::sources::list::{DEVICES, lists};
+use crate::sources::list::lists;
+use crate::sources::names::DEVICES;
 use gpushare_claims::{
     Claim, DeviceSelector, Node, NodeGpus, RequestError, Word, Words, conflict, gpu_minor,
 };

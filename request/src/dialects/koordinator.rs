@@ -9,7 +9,8 @@ use serde_json::Value;
 
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::hami;
-use crate::sources::list::{DEVICES, limited, names_gpus};
+use crate::sources::list::{limited, names_gpus};
+use crate::sources::names::DEVICES;
 use crate::{limit, quantity};
 use gpushare_claims::{
     Amount, Cap, Claim, DeviceSelector, Engine, IndexMeaning, Library, NodeGpus, RequestError, Scope, Word,

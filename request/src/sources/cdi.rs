@@ -11,9 +11,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::sources::entry::Entry;
-use crate::sources::list::{self, DEVICES};
-use crate::sources::names::{items, word};
-use crate::sources::qualified::{self, is_ours};
+use crate::sources::list;
+use crate::sources::names::{DEVICES, is_ours, items, word};
+use crate::sources::qualified;
 use gpushare_claims::{
     Cores, GrammarError, MemoryAsk, NvidiaPolicy, Policy, Rank, RequestError, Words, conflict, shortened,
 };

@@ -10,14 +10,13 @@ use std::collections::BTreeSet;
 use gpushare_inventory::{Gpu, GpuUuid};
 
 use crate::sources::handed::{self, UNREAD_VOLUMES, VOLUMES};
-use crate::sources::names::{self, items, refuse_sentinel, selectors, word};
+use crate::sources::names::{self, DEVICES, each_once, items, refuse_sentinel, selector, word};
 use crate::sources::qualified;
 use gpushare_claims::{
     Claim, Container, DeviceSelector, Engine, IndexMeaning, Kept, NodeGpus, NvidiaPolicy, Rank, RequestError,
     Word, Words, conflict, contains,
 };
 
-pub(crate) const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// What NVIDIA's toolkit gives beside GPUs, and a share does not.
 const UNGIVEN: [&str; 6] = [
     "NVIDIA_GDS",
@@ -58,7 +57,7 @@ fn kept_of(written: &str, kept: &Kept) -> String {
         // The mounts stay, too, and name the GPUs.
         Kept::Granted(_) if is_volumes(written) => written.to_owned(),
         Kept::Granted(gpus) => {
-            let ours = items(written).filter(|item| qualified::is_ours(item)).map(str::to_owned);
+            let ours = items(written).filter(|item| names::is_ours(item)).map(str::to_owned);
             ours.chain(gpus.iter().map(GpuUuid::to_string)).collect::<Vec<_>>().join(",")
         }
         Kept::Nothing => NOT_KEPT.to_owned(),
@@ -200,7 +199,7 @@ pub(crate) fn names_gpus(words: &Words) -> bool {
 
 /// Whether the lists ask for GPUs by themselves.
 pub(crate) fn asks(words: &Words) -> bool {
-    let foreign = |list: &str| items(list).any(|item| !qualified::is_ours(item));
+    let foreign = |list: &str| items(list).any(|item| !names::is_ours(item));
     let asks = |list: &str| match word(list) {
         Some(word) => word == "all",
         None => foreign(list),
@@ -300,7 +299,14 @@ fn parsed(words: &Words, said: Word, meaning: IndexMeaning) -> Result<Listed, Re
             false => Ok(Listed::Nothing), // the mounts are a source of their own
         };
     }
-    let list = selectors(said, items(said.value).filter(|item| !qualified::is_ours(item)), meaning)?;
+    let others = items(said.value).filter(|item| !names::is_ours(item));
+    let list = each_once(
+        said,
+        others.map(|item| match qualified::specified(words, said, item)? {
+            Some(nodes) => Ok(nodes),
+            None => Ok(vec![selector(said, item, meaning)?]),
+        }),
+    )?;
     Ok(if list.is_empty() { Listed::Nothing } else { Listed::These(list) })
 }
 

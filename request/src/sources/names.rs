@@ -1,10 +1,16 @@
 //! Names of GPUs in a list: the grammar that lists, mounts and other systems' keys share.
 
-use crate::sources::qualified;
 use gpushare_claims::{DeviceSelector, IndexMeaning, RequestError, Word, shortened};
 
+const OUR_VENDOR: &str = "gpushare.io/";
+/// NVIDIA's list of GPUs, whose items may be names of CDI devices.
+pub(crate) const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// The GPUs of a container.
 const MOST: usize = 16;
+
+/// The remedy for a part of a GPU.
+pub(crate) const NO_PART: &str =
+    "gpushare shares whole cards, not MIG instances: name the GPU by index or UUID";
 
 /// The names of GPUs, each once.
 pub(crate) fn selectors<'a>(
@@ -12,16 +18,25 @@ pub(crate) fn selectors<'a>(
     names: impl Iterator<Item = &'a str>,
     meaning: IndexMeaning,
 ) -> Result<Vec<DeviceSelector>, RequestError> {
+    each_once(said, names.map(|name| Ok(vec![selector(said, name, meaning)?])))
+}
+
+/// What each item names, each once.
+pub(crate) fn each_once(
+    said: Word,
+    items: impl Iterator<Item = Result<Vec<DeviceSelector>, RequestError>>,
+) -> Result<Vec<DeviceSelector>, RequestError> {
     let mut list = Vec::new();
-    for name in names {
-        let selector = selector(said, name, meaning)?;
-        if list.contains(&selector) {
-            continue;
+    for item in items {
+        for selector in item? {
+            if list.contains(&selector) {
+                continue;
+            }
+            if list.len() == MOST {
+                return Err(said.wrong(format!("a list names at most {MOST} GPUs: name fewer, or write all")));
+            }
+            list.push(selector);
         }
-        if list.len() == MOST {
-            return Err(said.wrong(format!("a list names at most {MOST} GPUs: name fewer, or write all")));
-        }
-        list.push(selector);
     }
     Ok(list)
 }
@@ -32,14 +47,12 @@ pub(crate) fn selector(
     item: &str,
     meaning: IndexMeaning,
 ) -> Result<DeviceSelector, RequestError> {
-    let (item, meaning) = match qualified::device(item) {
+    let (item, meaning) = match device(item) {
         Some(device) => (device, IndexMeaning::Pci),
         None => (item, meaning),
     };
     if item.starts_with("MIG-") || item.split_once(':').is_some_and(|(gpu, _)| gpu.parse::<u32>().is_ok()) {
-        return Err(
-            said.wrong("gpushare shares whole cards, not MIG instances: name the GPU by index or UUID")
-        );
+        return Err(said.wrong(NO_PART));
     }
     if let Some(docker) = said.value.trim_matches('"').strip_prefix("device=") {
         let docker = shortened(docker);
@@ -78,7 +91,54 @@ pub(crate) fn items(text: &str) -> impl Iterator<Item = &str> {
 
 /// The word in a list that counts for the whole of it; a CDI name of all GPUs is one.
 pub(crate) fn word(text: &str) -> Option<&str> {
-    let plain = |item| qualified::device(item).filter(|device| *device == "all").unwrap_or(item);
+    let plain = |item| device(item).filter(|device| *device == "all").unwrap_or(item);
     let void = items(text).find(|item| *item == "void");
     void.or_else(|| items(text).map(plain).find(|item| matches!(*item, "all" | "none")))
+}
+
+/// Whether an item of a list is the name of a CDI device of gpushare.
+pub(crate) fn is_ours(item: &str) -> bool {
+    item.starts_with(OUR_VENDOR)
+}
+
+/// The name of the GPU in a qualified name of NVIDIA's, by whichever of its vendor names; `None` for anything else. What a
+/// GPU is used with beside it (gds, mofed, gdrcopy, nvswitch, imex-channel) is none.
+pub(crate) fn device(item: &str) -> Option<&str> {
+    let (kind, name) = item.split_once('=')?;
+    let (vendor, class) = kind.split_once('/')?;
+    let is_nvidias = vendor == "nvidia.com" || vendor.ends_with(".nvidia.com");
+    let is_dras = vendor == "k8s.gpu.nvidia.com" && matches!(class, "device" | "claim");
+    let is_gpu = class == "gpu" || class.starts_with("mig") || class.starts_with("pgpu") || is_dras;
+    // nvidia-ctk's strategy `type-index` says gpu0, the DRA driver gpu-0.
+    let index = name.strip_prefix("gpu-").or_else(|| name.strip_prefix("gpu"));
+    let index = index.filter(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
+    (is_nvidias && is_gpu).then(|| index.filter(|rest| !rest.is_empty()).unwrap_or(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_a_gpus_by_its_vendor_and_class() {
+        for (name, want) in [
+            ("nvidia.com/gpu=0", Some("0")),
+            ("nvidia.com/gpu=gpu3", Some("3")),
+            ("nvidia.com/gpu=all", Some("all")),
+            ("k8s.device-plugin.nvidia.com/gpu=GPU-a", Some("GPU-a")),
+            ("management.nvidia.com/gpu=all", Some("all")),
+            ("k8s.gpu.nvidia.com/device=gpu-1", Some("1")),
+            ("k8s.gpu.nvidia.com/claim=0b5c-gpu-1", Some("0b5c-gpu-1")),
+            ("k8s.compute-domain.nvidia.com/device=channel-0", None),
+            ("nvidia.com/mig-1g.10gb=0", Some("0")),
+            ("nvidia.com/gds=all", None),
+            ("nvidia.com/imex-channel=0", None),
+            ("xnvidia.com/gpu=0", None),
+            ("gpushare.io/gpu=0", None),
+            ("gpu=0", None),
+            ("0", None),
+        ] {
+            assert_eq!(device(name), want, "{name}");
+        }
+    }
 }

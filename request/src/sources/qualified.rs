@@ -1,54 +1,87 @@
 //! Qualified names of CDI devices, `vendor/class=name`: in annotations `cdi.k8s.io/*` and in lists of GPUs.
 //!
 //! An engine that applied a name has left the device's nodes behind, and the annotation says the same again. Where nobody
-//! did (containerd 1.6 passes the annotations and applies none), the name is the request.
+//! did (containerd 1.6 passes the annotations and applies none), the name is the request. Most names tell their GPU by index
+//! or UUID; of others the node's specifications do.
+
+use std::collections::BTreeSet;
 
 use gpushare_inventory::Gpu;
 
+use gpushare_claims::{
+    Claim, Container, DeviceSelector, IndexMeaning, NodeGpus, Rank, RequestError, Word, Words, contains,
+    shortened,
+};
+
 use crate::sources::{handed, names};
-use gpushare_claims::{Claim, IndexMeaning, NodeGpus, Rank, RequestError, Word, Words, contains, shortened};
 
 /// What device plugins begin their annotations with; the second is the older one.
 const ANNOTATIONS: [&str; 2] = ["cdi.k8s.io/", "nvidia.cdi.k8s.io/"];
-const OUR_VENDOR: &str = "gpushare.io/";
 
-/// Whether an item of a list is the name of a CDI device of gpushare.
-pub(crate) fn is_ours(item: &str) -> bool {
-    item.starts_with(OUR_VENDOR)
-}
-
-/// The name of the GPU in a qualified name of NVIDIA's, by whichever of its vendor names; `None` for anything else. What a
-/// GPU is used with beside it (gds, mofed, gdrcopy, nvswitch, imex-channel) is none.
-pub(crate) fn device(item: &str) -> Option<&str> {
-    let (kind, name) = item.split_once('=')?;
-    let (vendor, class) = kind.split_once('/')?;
-    let is_nvidias = vendor == "nvidia.com" || vendor.ends_with(".nvidia.com");
-    let is_dras = vendor == "k8s.gpu.nvidia.com" && matches!(class, "device" | "claim");
-    let is_gpu = class == "gpu" || class.starts_with("mig") || class.starts_with("pgpu") || is_dras;
-    // nvidia-ctk's strategy `type-index` says gpu0, the DRA driver gpu-0.
-    let index = name.strip_prefix("gpu-").or_else(|| name.strip_prefix("gpu"));
-    let index = index.filter(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
-    (is_nvidias && is_gpu).then(|| index.filter(|rest| !rest.is_empty()).unwrap_or(name))
+fn is_of_cdi(annotation: &str) -> bool {
+    ANNOTATIONS.iter().any(|prefix| annotation.starts_with(prefix))
 }
 
 /// The names in annotations, of every vendor, each with its annotation.
 pub(crate) fn annotated<'a>(words: &Words<'a>) -> impl Iterator<Item = (Word<'a>, &'a str)> {
-    let is_of_cdi = |word: &Word| ANNOTATIONS.iter().any(|prefix| word.key.starts_with(prefix));
-    let annotations = words.annotations().filter(is_of_cdi);
+    let annotations = words.annotations().filter(|word| is_of_cdi(word.key));
     annotations.flat_map(|word| word.value.split(',').map(move |name| (word, name.trim())))
 }
 
-/// Whether an annotation asks for a GPU of NVIDIA's. Looks at nothing but the bundle.
+/// The names of CDI devices in annotations and lists that only a specification can tell the GPUs of. None where the engine
+/// handed over nodes: these tell.
+pub fn cdi_names(container: &Container) -> BTreeSet<&str> {
+    if !container.handed().is_empty() {
+        return BTreeSet::new();
+    }
+    let annotations = container.annotations().iter().map(|(key, value)| (key.as_str(), value.as_str()));
+    let texts = annotations.filter(|(key, _)| is_of_cdi(key)).chain(container.named(names::DEVICES));
+    let is_plain = |name: &str| names::device(name).is_some_and(|device| device == "all" || is_gpu(device));
+    let names = texts.flat_map(|(_, text)| names::items(text)).filter(|name| name.contains('='));
+    names.filter(|name| !names::is_ours(name) && !is_plain(name)).take(MOST_NAMES).collect()
+}
+
+/// A bundle may hold a hundred thousand.
+const MOST_NAMES: usize = 64;
+
+/// Whether the name of a device is one of a GPU, or of a part of one.
+fn is_gpu(device: &str) -> bool {
+    device.parse::<DeviceSelector>().is_ok() || device.starts_with("MIG-") || device.contains(':')
+}
+
+/// The nodes that the node's specifications give the CDI device `name`; `None` where they know none.
+///
+/// # Errors
+/// When it is a part of a GPU.
+pub(crate) fn specified(
+    words: &Words,
+    word: Word,
+    name: &str,
+) -> Result<Option<Vec<DeviceSelector>>, RequestError> {
+    match words.container.cdi_device(name) {
+        Some(device) if device.is_part => Err(word.wrong(names::NO_PART)),
+        device => Ok(device.map(|device| device.minors.iter().copied().map(DeviceSelector::Minor).collect())),
+    }
+}
+
+/// Whether an annotation asks for a GPU: by NVIDIA's names, or by whichever name the node's specifications give a GPU.
 pub(crate) fn asks(words: &Words) -> bool {
-    annotated(words).any(|(_, name)| device(name).is_some())
+    annotated(words)
+        .any(|(_, name)| names::device(name).is_some() || words.container.cdi_device(name).is_some())
 }
 
 /// What the annotations say: of the GPUs alone. Two of one rank add up, as the devices that they name do.
 pub(crate) fn claims<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
     let mut by_rank: Vec<(Rank, Word, Vec<&Gpu>)> = Vec::new();
     for (word, name) in annotated(words) {
-        let Some(device) = device(name) else { continue };
-        let Some(gpus) = named(words, node, word, name, device)? else { continue };
+        let gpus = match (specified(words, word, name)?, names::device(name)) {
+            (Some(selectors), _) => node.find_each(word.key, &selectors)?,
+            (None, Some(device)) => match named(words, node, word, name, device)? {
+                Some(gpus) => gpus,
+                None => continue,
+            },
+            (None, None) => continue,
+        };
         match by_rank.iter_mut().find(|(rank, ..)| *rank == word.rank) {
             Some((_, _, known)) => {
                 let new: Vec<_> = gpus.into_iter().filter(|gpu| !contains(known, gpu)).collect();
@@ -76,8 +109,8 @@ fn named<'a>(
         Err(_) if !device.starts_with("MIG-") && !device.contains(':') => {
             let name = shortened(name).escape_debug().to_string();
             return Err(word.wrong(format!(
-                "nobody has put CDI device {name} into the container, and its name tells no GPU: use an engine that applies \
-                 CDI devices, or name a GPU by index or UUID"
+                "nobody has put CDI device {name} into the container, and neither its name nor a specification (cdi.spec_dirs) \
+                 tells its GPU: use an engine that applies CDI devices, or name a GPU by index or UUID"
             )));
         }
         other => other?,
@@ -87,28 +120,82 @@ fn named<'a>(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use gpushare_claims::{Devices, Policy, Request, four};
+    use gpushare_inventory::CdiDevice;
+
     use super::*;
 
+    const ANNOTATION: &str = "cdi.k8s.io/plugin_0";
+
+    fn container(annotation: &str, list: &str) -> Container {
+        let annotations = [(ANNOTATION, annotation)].into_iter().filter(|(_, value)| !value.is_empty());
+        let env =
+            Some(list).filter(|list| !list.is_empty()).map(|list| format!("NVIDIA_VISIBLE_DEVICES={list}"));
+        let owned = annotations.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        Container::new(owned, env.into_iter().collect())
+    }
+
+    /// What is read where specifications say of `name` that it is these GPUs' nodes.
+    fn read(
+        container: Container,
+        name: &str,
+        minors: &[u32],
+        is_part: bool,
+    ) -> Result<Option<Request>, RequestError> {
+        let device = CdiDevice { minors: minors.to_vec(), is_part };
+        let container = container.specified(BTreeMap::from([(name.to_owned(), device)]));
+        crate::read::read(&container, &Policy::default(), &four())
+    }
+
     #[test]
-    fn a_name_is_a_gpus_by_its_vendor_and_class() {
-        for (name, want) in [
-            ("nvidia.com/gpu=0", Some("0")),
-            ("nvidia.com/gpu=gpu3", Some("3")),
-            ("nvidia.com/gpu=all", Some("all")),
-            ("k8s.device-plugin.nvidia.com/gpu=GPU-a", Some("GPU-a")),
-            ("management.nvidia.com/gpu=all", Some("all")),
-            ("k8s.gpu.nvidia.com/device=gpu-1", Some("1")),
-            ("k8s.gpu.nvidia.com/claim=0b5c-gpu-1", Some("0b5c-gpu-1")),
-            ("k8s.compute-domain.nvidia.com/device=channel-0", None),
-            ("nvidia.com/mig-1g.10gb=0", Some("0")),
-            ("nvidia.com/gds=all", None),
-            ("nvidia.com/imex-channel=0", None),
-            ("xnvidia.com/gpu=0", None),
-            ("gpushare.io/gpu=0", None),
-            ("gpu=0", None),
-            ("0", None),
+    fn a_name_that_tells_no_gpu_is_looked_up_and_no_other() {
+        for (annotation, list, want) in [
+            ("nvidia.com/gpu=0", "", &[][..]),
+            ("nvidia.com/gpu=all,k8s.device-plugin.nvidia.com/gpu=GPU-0a", "all", &[]),
+            ("nvidia.com/gpu=0:1,gpushare.io/share=4GiB", "nvidia.com/gpu=gpu1", &[]),
+            (
+                "nvidia.com/gpu=card7, other.org/fpga=a",
+                "0,nvidia.com/gpu=left",
+                &["nvidia.com/gpu=card7", "nvidia.com/gpu=left", "other.org/fpga=a"],
+            ),
+            ("k8s.gpu.nvidia.com/claim=0b5c-gpu-1", "", &["k8s.gpu.nvidia.com/claim=0b5c-gpu-1"]),
         ] {
-            assert_eq!(device(name), want, "{name}");
+            assert_eq!(
+                cdi_names(&container(annotation, list)).into_iter().collect::<Vec<_>>(),
+                want,
+                "{annotation} {list}"
+            );
         }
+        let many: Vec<String> = (0..100_000).map(|number| format!("other.org/x=n{number}")).collect();
+        assert_eq!(cdi_names(&container(&many.join(","), "")).len(), MOST_NAMES);
+        let handed = serde_json::json!({
+            "annotations": {ANNOTATION: "nvidia.com/gpu=card7"},
+            "linux": {"devices": [{"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1}]},
+        });
+        assert!(cdi_names(&Container::from_json(&handed)).is_empty(), "the node tells");
+    }
+
+    #[test]
+    fn a_specified_name_is_the_gpus_of_its_nodes() {
+        let gpus = |minors: &[u32]| -> Vec<DeviceSelector> {
+            let gpu = |minor: &u32| four().into_iter().find(|gpu| gpu.minor == *minor).unwrap().uuid;
+            minors.iter().map(gpu).map(DeviceSelector::Uuid).collect()
+        };
+        for name in ["nvidia.com/gpu=card7", "k8s.gpu.nvidia.com/claim=0b5c-gpu-1", "other.org/card=a"] {
+            for (annotation, list, minors) in
+                [(name, "", &[3][..]), ("", name, &[1]), (name, "all", &[0]), (name, name, &[2, 0])]
+            {
+                let request = read(container(annotation, list), name, minors, false).unwrap().unwrap();
+                assert_eq!(request.devices, Devices::These(gpus(minors)), "{annotation} {list}");
+            }
+            let part = read(container(name, ""), name, &[0], true).unwrap_err().to_string();
+            assert!(part.contains("MIG"), "{part}");
+            let gone = read(container(name, ""), name, &[9], false).unwrap_err().to_string();
+            assert!(gone.contains("no GPU /dev/nvidia9"), "{gone}");
+        }
+        let others = container("other.org/fpga=a", "");
+        assert!(crate::read::read(&others, &Policy::default(), &four()).unwrap().is_none(), "no GPU's name");
     }
 }
