@@ -22,8 +22,10 @@ pub struct Container {
     cdi: BTreeMap<String, CdiDevice>,
     /// Whether the wrapper granted the bundle a lease before.
     ran_before: bool,
-    /// Whether the engine gave it every device of the host, which says nothing of any single one.
+    /// Whether the engine gave it every device of the host: a node alone says nothing then.
     is_privileged: bool,
+    /// The minors of GPUs that a device rule names: who hands over a single device writes one for it.
+    ruled: Vec<i64>,
 }
 
 /// An entry of the environment, split once: every dialect looks at all of them.
@@ -141,6 +143,7 @@ impl Container {
             cdi: BTreeMap::new(),
             ran_before: ran_before(json),
             is_privileged: is_privileged(json),
+            ruled: rules(json).filter(|rule| lets_use(rule)).filter_map(ruled_gpu).collect(),
         }
     }
 
@@ -262,17 +265,16 @@ impl Container {
     }
 
     /// The GPUs' nodes that the engine was handed for this container, by path and minor number. A bundle that ran before
-    /// holds those of its lease as well, so its own note tells; one with every device of the host was handed none.
+    /// holds those of its lease as well, so its own note tells; one with every device of the host was handed those that have
+    /// a rule of their own, as CDI writes it.
     pub fn handed(&self) -> Vec<(&str, u32)> {
-        if self.is_privileged {
-            return Vec::new();
-        }
         let note = self.annotations.get(HANDED).filter(|_| self.ran_before);
         if self.ran_before {
             let minors = note.into_iter().flat_map(|note| note.split(','));
             return minors.filter_map(|minor| Some((HANDED, minor.parse().ok()?))).collect();
         }
-        self.nodes.iter().filter_map(|node| Some((node.path.as_str(), gpu_minor(node)?))).collect()
+        let handed = self.nodes.iter().filter(|node| !self.is_privileged || self.ruled.contains(&node.minor));
+        handed.filter_map(|node| Some((node.path.as_str(), gpu_minor(node)?))).collect()
     }
 }
 
@@ -292,17 +294,32 @@ pub fn gpu_minor(node: &Node) -> Option<u32> {
 
 /// Whether the bundle allows every character device: it was given those of the whole host.
 pub fn is_privileged(json: &Value) -> bool {
-    let rules = json.pointer("/linux/resources/devices").and_then(Value::as_array).into_iter().flatten();
-    let lets_use = |rule: &&Value| {
-        let access = rule.get("access").and_then(Value::as_str).unwrap_or("rwm");
-        rule.get("allow") == Some(&Value::Bool(true)) && access.contains(['r', 'w'])
-    };
-    let number = |rule: &Value, field| rule.get(field).and_then(Value::as_i64).filter(|number| *number >= 0);
-    rules.filter(lets_use).any(|rule| {
+    rules(json).filter(|rule| lets_use(rule)).any(|rule| {
         let kind = rule.get("type").and_then(Value::as_str).unwrap_or("a");
         let is_for_all = number(rule, "major").is_none() && number(rule, "minor").is_none();
         matches!(kind, "a" | "" | "c") && is_for_all
     })
+}
+
+fn rules(json: &Value) -> impl Iterator<Item = &Value> {
+    json.pointer("/linux/resources/devices").and_then(Value::as_array).into_iter().flatten()
+}
+
+/// Whether a device rule allows more than making a node.
+pub fn lets_use(rule: &Value) -> bool {
+    let access = rule.get("access").and_then(Value::as_str).unwrap_or("rwm");
+    rule.get("allow") == Some(&Value::Bool(true)) && access.contains(['r', 'w'])
+}
+
+/// A number of a device rule; none and -1 are every one.
+fn number(rule: &Value, field: &str) -> Option<i64> {
+    rule.get(field).and_then(Value::as_i64).filter(|number| *number >= 0)
+}
+
+/// The minor of the single NVIDIA device that a rule is for.
+fn ruled_gpu(rule: &Value) -> Option<i64> {
+    let is_block = rule.get("type").and_then(Value::as_str) == Some("b");
+    number(rule, "minor").filter(|_| number(rule, "major") == Some(MAJOR) && !is_block)
 }
 
 fn mount(json: &Value) -> Option<Mount> {

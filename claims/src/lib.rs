@@ -24,7 +24,9 @@ mod words;
 
 pub use amount::{Amount, Cap};
 pub use claim::{Claim, Span};
-pub use container::{Container, Engine, HANDED, Mount, Node, Writer, gpu_minor, is_privileged, ran_before};
+pub use container::{
+    Container, Engine, HANDED, Mount, Node, Writer, gpu_minor, is_privileged, lets_use, ran_before,
+};
 pub use error::{RequestError, ValueError, shortened};
 #[cfg(any(test, feature = "testing"))]
 pub use gpus::four;

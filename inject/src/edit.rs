@@ -20,7 +20,6 @@ mod driver;
 mod earlier;
 mod handed;
 
-pub(crate) use beside::lets_use;
 use beside::{denies_all, has_user_namespace, refuse_driver, refuse_other_gpus};
 pub use driver::take_out_driver;
 use driver::{brings_gpus, is_nvidias_hook};
@@ -124,13 +123,21 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
             .for_each(|all| all.retain(|key, _| ![GRANTED_LIST, HANDED].contains(&key.as_str())));
     }
     take_back(json, plan);
+    handed::refuse_beyond(&handed, plan)?;
+    handed::note(json, &handed)?;
     if !privileged {
-        handed::refuse_beyond(&handed, plan)?;
         handed::take_out_nodes(json, &handed, plan);
         refuse_other_gpus(json, plan)?;
-        handed::note(json, &handed)?;
     }
     refuse_driver(json, plan)?;
+    if user_namespace {
+        // Each of these is a mount there, and one path cannot be both.
+        let targets: Vec<_> =
+            plan.device_mounts.iter().map(|mount| value(mount.destination())).collect::<Result<_, _>>()?;
+        take_out(json, "/linux/devices", |device| {
+            device.get("path").is_some_and(|path| targets.contains(path))
+        });
+    }
     let linux = object(json, &["linux"], "linux")?;
     if !user_namespace {
         let devices = list(linux, "devices", "linux.devices")?;

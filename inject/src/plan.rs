@@ -1,6 +1,7 @@
 //! The plan: what must change in a container, as OCI parts. A pure value; who consumes it decides how.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -130,6 +131,12 @@ pub enum PlanError {
 }
 
 impl Plan {
+    /// Whether it is one of a share, which has limits; else it gives whole cards, or leaves the limit to another system's
+    /// library.
+    pub(crate) fn is_share(&self) -> bool {
+        self.mounts.iter().any(|mount| mount.destination().as_os_str().as_bytes() == inner::LIMITS.to_bytes())
+    }
+
     /// What `lease` means for a container with this image on this node.
     ///
     /// # Errors

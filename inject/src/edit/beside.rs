@@ -1,9 +1,9 @@
 //! What a bundle brings beside a plan, by which the container would get more than its lease: other GPUs' nodes and rules, the
 //! driver of a whole GPU.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use gpushare_region::path as inner;
+use gpushare_claims::lets_use;
 use serde_json::{Value, json};
 
 use super::{EditError, FIRST_CONTROL_MINOR, NVIDIA_MAJOR};
@@ -61,8 +61,7 @@ fn refuse_numbers(
 /// NVIDIA's CDI edits, which engines have applied by now, bring the driver's own libraries under their own names: a share
 /// beside them would have no limit. A whole card may have them twice.
 pub(super) fn refuse_driver(json: &Value, plan: &Plan) -> Result<(), EditError> {
-    let limits = Path::new(inner::LIMITS.to_str().map_err(|_| EditError::Plan)?);
-    if !plan.mounts.iter().any(|mount| mount.destination() == limits) {
+    if !plan.is_share() {
         return Ok(());
     }
     let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
@@ -78,12 +77,6 @@ pub(super) fn refuse_driver(json: &Value, plan: &Plan) -> Result<(), EditError> 
         }
         None => Ok(()),
     }
-}
-
-/// Whether a rule allows more than making a node.
-pub(crate) fn lets_use(rule: &Value) -> bool {
-    let access = rule.get("access").and_then(Value::as_str).unwrap_or("rwm");
-    rule.get("allow") == Some(&Value::Bool(true)) && access.contains(['r', 'w'])
 }
 
 /// Whether a rule names neither a major nor a minor number.

@@ -4,27 +4,16 @@
 
 use std::collections::BTreeSet;
 
-use gpushare_request::{HANDED, ran_before};
+use gpushare_claims::{Container, HANDED, lets_use};
 use oci_spec::runtime::LinuxDevice;
 use serde_json::{Value, json};
 
-use super::beside::lets_use;
-use super::{EditError, FIRST_CONTROL_MINOR, NVIDIA_MAJOR, gpu_minor, object, take_out};
+use super::{EditError, FIRST_CONTROL_MINOR, NVIDIA_MAJOR, object, take_out};
 use crate::plan::Plan;
 
-/// Minors of the GPUs that were handed over. A pod can write the annotation, so it counts only beside our
-/// hook.
+/// Minors of the GPUs that were handed over.
 pub(super) fn minors(json: &Value) -> BTreeSet<u64> {
-    if ran_before(json) {
-        let kept = json.get("annotations").and_then(|all| all.get(HANDED)).and_then(Value::as_str);
-        return kept
-            .into_iter()
-            .flat_map(|list| list.split(','))
-            .filter_map(|item| item.parse().ok())
-            .collect();
-    }
-    let devices = json.pointer("/linux/devices").and_then(Value::as_array).into_iter().flatten();
-    devices.filter(|device| !is_block(device)).filter_map(gpu_minor).collect()
+    Container::from_json(json).handed().into_iter().map(|(_, minor)| minor.into()).collect()
 }
 
 /// A share reaches no further than the GPUs that were handed over: whoever did that chose them.
@@ -46,7 +35,8 @@ fn paths(minors: &BTreeSet<u64>) -> String {
 }
 
 /// Takes the nodes of the GPUs with these `minors` out, those of /dev/dri as well, and the rule of each
-/// that names exactly its numbers. What reaches further stays, and is refused.
+/// that names exactly its numbers. What reaches further stays, and is refused. A share loses the driver's
+/// control nodes that came along, too: the plan brings those that it needs, without the right to make nodes.
 pub(super) fn take_out_nodes(json: &mut Value, minors: &BTreeSet<u64>, plan: &Plan) {
     if minors.is_empty() {
         return;
@@ -56,13 +46,24 @@ pub(super) fn take_out_nodes(json: &mut Value, minors: &BTreeSet<u64>, plan: &Pl
         plan.surroundings.display_nodes.iter().filter(|(card, _)| minors.contains(&u64::from(*card)));
     let nodes: BTreeSet<(u64, u64)> =
         cards.chain(display.map(|(_, (major, minor))| (u64::from(*major), u64::from(*minor)))).collect();
-    let is_handed =
-        |device: &Value| !is_block(device) && number(device).is_some_and(|one| nodes.contains(&one));
+    let is_share = plan.is_share();
+    let is_handed = |device: &Value| {
+        let of_gpu = number(device).is_some_and(|one| nodes.contains(&one));
+        !is_block(device) && (of_gpu || is_share && is_control(device))
+    };
     let devices = json.pointer("/linux/devices").and_then(Value::as_array).into_iter().flatten();
     let taken: BTreeSet<(u64, u64)> = devices.filter(|device| is_handed(device)).filter_map(number).collect();
     let is_theirs = |entry: &Value| !is_block(entry) && number(entry).is_some_and(|one| taken.contains(&one));
     take_out(json, "/linux/devices", is_theirs);
     take_out(json, "/linux/resources/devices", |rule| lets_use(rule) && is_theirs(rule));
+}
+
+/// A node of the driver's that is no GPU's; the number of nvidia-uvm differs between boots, its name does not.
+fn is_control(device: &Value) -> bool {
+    let path = device.get("path").and_then(Value::as_str).unwrap_or_default();
+    let is_fixed =
+        number(device).is_some_and(|(major, minor)| major == NVIDIA_MAJOR && minor >= FIRST_CONTROL_MINOR);
+    is_fixed || ["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"].contains(&path)
 }
 
 /// Notes which GPUs were handed over, for when the bundle is run again without being written anew.

@@ -6,10 +6,9 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use gpushare_claims::lets_use;
 use nix::sys::stat::{major, minor};
 use serde_json::Value;
-
-use crate::edit::lets_use;
 
 /// Numbers of a device; `None` stands for all of them, as -1 does in a bundle.
 type Numbers = (Option<u64>, Option<u64>);

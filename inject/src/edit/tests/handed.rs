@@ -1,5 +1,7 @@
 //! Nodes of GPUs that somebody handed to the container before the wrapper saw it.
 
+use gpushare_region::path as inner;
+use oci_spec::runtime::MountBuilder;
 use serde_json::{Value, json};
 
 use super::{edited, leased, one_of_two, plan};
@@ -109,14 +111,53 @@ fn what_reaches_beyond_the_nodes_that_were_handed_over_is_refused() {
 }
 
 #[test]
-fn a_privileged_containers_nodes_are_nobodys_to_tell_apart() {
-    let mut bundle = with(&[node("/dev/nvidia1", 195, 1)]);
+fn of_a_privileged_containers_nodes_those_with_a_rule_were_handed_over() {
     let every = json!({"allow": true, "access": "rwm"});
-    bundle["linux"]["resources"]["devices"].as_array_mut().unwrap().push(every);
-    let after = edited(&bundle.to_string(), &leased_one_of_two()).unwrap();
+    let all = |rules: Value| {
+        let mut bundle = with(&[node("/dev/nvidia0", 195, 0), node("/dev/nvidia1", 195, 1)]);
+        bundle["linux"]["resources"]["devices"] = rules;
+        bundle.to_string()
+    };
+    let after = edited(&all(json!([every])), &leased_one_of_two()).unwrap();
     assert!(of_gpus(&after).0.contains(&"/dev/nvidia1".to_owned()));
-    assert_eq!(after["annotations"].get(HANDED), None);
+    assert_eq!(after["annotations"].get(HANDED), None, "nobody can tell them apart");
     assert_eq!(edited(&after.to_string(), &leased_one_of_two()).unwrap(), after);
+
+    let after = edited(&all(json!([every, rule(195, 0, "rwm")])), &leased_one_of_two()).unwrap();
+    assert!(of_gpus(&after).0.contains(&"/dev/nvidia1".to_owned()));
+    assert_eq!(after["annotations"][HANDED], "0");
+    assert_eq!(edited(&after.to_string(), &leased_one_of_two()).unwrap(), after);
+    let other = edited(&all(json!([every, rule(195, 1, "rwm")])), &leased_one_of_two());
+    assert!(matches!(other, Err(EditError::NotHanded { .. })), "{other:?}");
+}
+
+#[test]
+fn a_share_takes_the_place_of_the_control_nodes_that_came_with_its_gpu() {
+    let control = [
+        node("/dev/nvidiactl", 195, 255),
+        node("/dev/nvidia-modeset", 195, 254),
+        node("/dev/nvidia-uvm-tools", 511, 1),
+    ];
+    let paths = |json: &Value| -> Vec<String> {
+        json["linux"]["devices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|device| device["path"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    let limits =
+        MountBuilder::default().source("/l").destination(inner::LIMITS.to_str().unwrap()).build().unwrap();
+    let mut share = leased_one_of_two();
+    share.mounts.push(limits);
+    let handed = [&control[..], &[node("/dev/nvidia0", 195, 0)]].concat();
+    let after = edited(&with(&handed).to_string(), &share).unwrap();
+    let (_, rules) = of_gpus(&after);
+    assert_eq!(rules, ["195:0 rw", "195:255 rw"]);
+    assert!(!paths(&after).iter().any(|path| path.contains("tools") || path.contains("modeset")), "{after}");
+    // Beside no GPU they are the caller's own wish.
+    let after = edited(&with(&control).to_string(), &share).unwrap();
+    assert!(paths(&after).iter().any(|path| path.contains("modeset")), "{after}");
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Shares and whole GPUs as CDI devices: the files, podman which reads them, and what stands beside a share and may not.
 
+mod nvidias;
+
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
