@@ -215,7 +215,8 @@ mod tests {
     fn told(env: &[&str]) -> Vec<String> {
         let env = env.iter().map(|entry| (*entry).to_owned()).collect();
         let gpus = [gpu(0), gpu(1)];
-        let request = read(&Container::new(BTreeMap::new(), env), &Policy::default(), &gpus);
+        let request =
+            read(&gpushare_request::Container::new(BTreeMap::new(), env), &Policy::default(), &gpus);
         keys(&request.unwrap().unwrap()).into_iter().map(|(key, value)| format!("{key} {value}")).collect()
     }
 
