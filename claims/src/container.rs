@@ -23,7 +23,7 @@ pub struct Container {
     /// Whether the wrapper granted the bundle a lease before.
     ran_before: bool,
     /// Whether the engine gave it every device of the host: a node alone says nothing then.
-    is_privileged: bool,
+    has_hosts_nodes: bool,
     /// The minors of GPUs that a device rule names: who hands over a single device writes one for it.
     ruled: Vec<i64>,
 }
@@ -133,16 +133,16 @@ impl Container {
         let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
         let env = json.pointer("/process/env").and_then(Value::as_array).into_iter().flatten();
         let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
-        let nodes = json.pointer("/linux/devices").and_then(Value::as_array).into_iter().flatten();
+        let nodes = || json.pointer("/linux/devices").and_then(Value::as_array).into_iter().flatten();
         Self {
             annotations: annotations.filter_map(text).collect(),
             cri_o: OnceLock::new(),
             env: env.filter_map(Value::as_str).filter_map(Variable::of).collect(),
             mounts: mounts.filter_map(mount).collect(),
-            nodes: nodes.filter_map(node).collect(),
+            nodes: nodes().filter_map(node).collect(),
             cdi: BTreeMap::new(),
             ran_before: ran_before(json),
-            is_privileged: is_privileged(json),
+            has_hosts_nodes: is_privileged(json) && nodes().filter_map(node).any(|node| node.is_null()),
             ruled: rules(json).filter(|rule| lets_use(rule)).filter_map(ruled_gpu).collect(),
         }
     }
@@ -155,6 +155,11 @@ impl Container {
     /// What the node's specifications say of the CDI device `name`, where somebody looked.
     pub fn cdi_device(&self, name: &str) -> Option<&CdiDevice> {
         self.cdi.get(name)
+    }
+
+    /// The minors of all GPUs that the specifications told of its devices.
+    pub fn specified_minors(&self) -> impl Iterator<Item = u32> {
+        self.cdi.values().flat_map(|device| &device.minors).copied()
     }
 
     /// The annotations.
@@ -265,16 +270,25 @@ impl Container {
     }
 
     /// The GPUs' nodes that the engine was handed for this container, by path and minor number. A bundle that ran before
-    /// holds those of its lease as well, so its own note tells; one with every device of the host was handed those that have
-    /// a rule of their own, as CDI writes it.
+    /// holds those of its lease as well, so its own note tells. Of one with every device of the host, those have a rule of
+    /// their own that CDI brought, and those stand twice that a device plugin brought.
     pub fn handed(&self) -> Vec<(&str, u32)> {
         let note = self.annotations.get(HANDED).filter(|_| self.ran_before);
         if self.ran_before {
             let minors = note.into_iter().flat_map(|note| note.split(','));
             return minors.filter_map(|minor| Some((HANDED, minor.parse().ok()?))).collect();
         }
-        let handed = self.nodes.iter().filter(|node| !self.is_privileged || self.ruled.contains(&node.minor));
-        handed.filter_map(|node| Some((node.path.as_str(), gpu_minor(node)?))).collect()
+        let gpus = || self.nodes.iter().filter_map(|node| Some((node.path.as_str(), gpu_minor(node)?)));
+        let is_double = |minor: u32| gpus().filter(|(_, other)| *other == minor).nth(1).is_some();
+        let is_ruled = |minor: u32| self.ruled.contains(&i64::from(minor));
+        gpus().filter(|(_, minor)| !self.has_hosts_nodes || is_ruled(*minor) || is_double(*minor)).collect()
+    }
+}
+
+impl Node {
+    /// Whether it is /dev/null (1:3), which a runtime makes by itself: only who adds all of the host's nodes adds it.
+    fn is_null(&self) -> bool {
+        (self.major, self.minor, self.is_block) == (1, 3, false)
     }
 }
 
@@ -292,13 +306,26 @@ pub fn gpu_minor(node: &Node) -> Option<u32> {
     u32::try_from(node.minor).ok().filter(|_| is_gpu)
 }
 
-/// Whether the bundle allows every character device: it was given those of the whole host.
+/// Whether the bundle allows every character device: it was given those of the whole host. The last rule for all of them
+/// counts.
 pub fn is_privileged(json: &Value) -> bool {
-    rules(json).filter(|rule| lets_use(rule)).any(|rule| {
-        let kind = rule.get("type").and_then(Value::as_str).unwrap_or("a");
-        let is_for_all = number(rule, "major").is_none() && number(rule, "minor").is_none();
-        matches!(kind, "a" | "" | "c") && is_for_all
+    rules(json).filter(|rule| is_for_all(rule)).fold(false, |before, rule| match rule.get("allow") {
+        _ if lets_use(rule) => true,
+        Some(Value::Bool(true)) => before,
+        _ => before && !takes_use(rule),
     })
+}
+
+/// Whether a device rule is for all character devices.
+fn is_for_all(rule: &Value) -> bool {
+    let kind = rule.get("type").and_then(Value::as_str).unwrap_or("a");
+    matches!(kind, "a" | "" | "c") && number(rule, "major").is_none() && number(rule, "minor").is_none()
+}
+
+/// Whether a rule that denies leaves nobody reading or writing.
+fn takes_use(rule: &Value) -> bool {
+    let access = rule.get("access").and_then(Value::as_str).unwrap_or("rwm");
+    access.contains('r') && access.contains('w')
 }
 
 fn rules(json: &Value) -> impl Iterator<Item = &Value> {
@@ -371,6 +398,34 @@ mod tests {
             let annotations = annotations.iter().map(|(key, value)| (key.to_string(), value.to_string()));
             let container = Container::new(annotations.collect(), Vec::new());
             assert_eq!(container.sandbox(), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn of_all_of_the_hosts_nodes_those_were_handed_over_that_have_a_rule_or_stand_twice() {
+        use serde_json::json;
+
+        let every = json!({"allow": true, "access": "rwm"});
+        let rule =
+            |minor: i64| json!({"allow": true, "type": "c", "major": 195, "minor": minor, "access": "rwm"});
+        let gpu = |minor: i64| json!({"path": format!("/dev/nvidia{minor}"), "type": "c", "major": 195, "minor": minor});
+        let null = json!({"path": "/dev/null", "type": "c", "major": 1, "minor": 3});
+        let none = json!({"allow": false, "access": "rwm"});
+        for (nodes, rules, want) in [
+            (vec![gpu(1), gpu(3)], vec![none.clone(), rule(1), rule(3)], &[1, 3][..]),
+            (vec![gpu(1), gpu(3), null.clone()], vec![every.clone()], &[]),
+            (vec![gpu(1), gpu(3), null.clone()], vec![every.clone(), rule(3)], &[3]),
+            // A device plugin's node, and then all of the host's.
+            (vec![gpu(3), gpu(1), gpu(3), null.clone()], vec![every.clone()], &[3, 3]),
+            // Every right, and no node of the host's (containerd's privileged_without_host_devices).
+            (vec![gpu(3)], vec![every.clone()], &[3]),
+            // The last rule for all devices counts.
+            (vec![gpu(1), gpu(3), null.clone()], vec![every.clone(), none.clone(), rule(1)], &[1, 3]),
+        ] {
+            let json = json!({"linux": {"devices": nodes, "resources": {"devices": rules}}});
+            let container = Container::from_json(&json);
+            let handed: Vec<u32> = container.handed().into_iter().map(|(_, minor)| minor).collect();
+            assert_eq!(handed, want, "{json}");
         }
     }
 }

@@ -38,7 +38,8 @@ pub struct Request {
     pub variables: Vec<(String, String)>,
     /// Whether its GPUs are others than the list names, or in another order, beside limits that may count by position.
     pub moves_limits: bool,
-    /// The minor numbers of the GPUs whose nodes the engine was handed, which [`crate::HANDED`] keeps.
+    /// The minor numbers of the GPUs whose nodes the engine was handed, or that CDI specifications told where it was handed
+    /// none: [`crate::HANDED`] keeps them, since a specification may be gone when the bundle is run again.
     pub handed: Vec<u32>,
     /// Another system's interception library in the bundle, and what becomes of it.
     pub interceptor: Option<(Interceptor, InterceptorPolicy)>,

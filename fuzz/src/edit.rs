@@ -141,6 +141,7 @@ fn plan() -> Plan {
         additional_gids: vec![44],
         variables: Vec::new(),
         kept: gpushare_request::Kept::default(),
+        handed: std::collections::BTreeSet::new(),
         surroundings: Surroundings::default(),
     }
 }

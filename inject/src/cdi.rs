@@ -204,6 +204,7 @@ mod tests {
             additional_gids: gids.to_vec(),
             variables: Vec::new(),
             kept: gpushare_request::Kept::default(),
+            handed: std::collections::BTreeSet::new(),
             surroundings: Surroundings::default(),
         }
     }

@@ -124,7 +124,7 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     }
     take_back(json, plan);
     handed::refuse_beyond(&handed, plan)?;
-    handed::note(json, &handed)?;
+    handed::note(json, &handed.union(&plan.handed).copied().collect())?;
     if !privileged {
         handed::take_out_nodes(json, &handed, plan);
         refuse_other_gpus(json, plan)?;
@@ -132,11 +132,9 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     refuse_driver(json, plan)?;
     if user_namespace {
         // Each of these is a mount there, and one path cannot be both.
-        let targets: Vec<_> =
-            plan.device_mounts.iter().map(|mount| value(mount.destination())).collect::<Result<_, _>>()?;
-        take_out(json, "/linux/devices", |device| {
-            device.get("path").is_some_and(|path| targets.contains(path))
-        });
+        let path = |device: &Value| Some(PathBuf::from(device.get("path")?.as_str()?));
+        let is_mounted = |path: PathBuf| plan.device_mounts.iter().any(|mount| *mount.destination() == path);
+        take_out(json, "/linux/devices", |device| path(device).is_some_and(is_mounted));
     }
     let linux = object(json, &["linux"], "linux")?;
     if !user_namespace {

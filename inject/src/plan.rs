@@ -1,5 +1,6 @@
 //! The plan: what must change in a container, as OCI parts. A pure value; who consumes it decides how.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -43,6 +44,9 @@ pub struct Plan {
     /// What a bundle that is run again has for its list of GPUs.
     #[serde(skip)]
     pub kept: Kept,
+    /// Minors of the GPUs that a bundle that is run again was handed.
+    #[serde(skip)]
+    pub handed: BTreeSet<u64>,
     /// What the plan leaves out.
     #[serde(skip)]
     pub surroundings: Surroundings,
@@ -179,6 +183,7 @@ impl Plan {
             additional_gids: groups(&nodes),
             variables: request.variables.clone(),
             kept: request.kept(),
+            handed: request.handed.iter().map(|minor| u64::from(*minor)).collect(),
             surroundings: Surroundings::of(lease, node, [programs.cache, programs.state]),
         })
     }
@@ -299,10 +304,7 @@ fn companions(
 fn fitted_library(programs: &Programs, stem: &str, real: &Path) -> Result<PathBuf, PlanError> {
     let ours = installed(programs.libraries.join(format!("{stem}.so.1")), "libraries")?;
     let copy = fitted::copy_of(programs.cache, &ours, real).ok().filter(|copy| fitted::is_sound(copy));
-    match copy {
-        Some(copy) => installed(copy, "cache"),
-        None => Err(PlanError::NotFitted { path: ours }),
-    }
+    copy.ok_or(PlanError::NotFitted { path: ours })
 }
 
 /// `file` over each copy of the library that the image brings along, wherever its loader may look first.

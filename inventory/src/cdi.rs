@@ -7,26 +7,29 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions};
 use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
-use saphyr::{LoadableYamlNode, Scalar, Yaml};
+use nix::sys::stat::{major, minor};
 use serde_json::Value;
+
+use crate::yaml;
 
 /// What a specification says of one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CdiDevice {
-    /// The minor numbers of the GPUs whose nodes it brings, each once.
+    /// The minor numbers of the GPUs whose nodes it brings, each once, in the specification's order.
     pub minors: Vec<u32>,
-    /// Whether it brings a part of a GPU: a MIG instance's node.
+    /// Whether it brings a part of a GPU: a MIG instance's node of its own.
     pub is_part: bool,
 }
 
 /// A driver's own specification of eight GPUs has some 40 KB.
 const MOST_BYTES: u64 = 4 << 20;
-/// Files of a folder that are looked at. A claim of dynamic resource allocation has one of its own.
-const MOST_FILES: usize = 4096;
+/// The driver's major number (Linux, Documentation/admin-guide/devices.txt); from 254 up its minors are control nodes.
+const MAJOR: u64 = 195;
+const FIRST_CONTROL_MINOR: u64 = 254;
 
 /// The devices with NVIDIA nodes among `names` (`vendor/class=name`). What a later folder says replaces what an earlier
 /// one does, and a name that two files of one folder give different GPUs means none, as for engines.
@@ -48,16 +51,15 @@ pub fn cdi_devices(folders: &[PathBuf], names: &BTreeSet<&str>) -> BTreeMap<Stri
             all.extend(device.map(|device| (name, device)));
         }
     }
-    all.retain(|_, device| !device.minors.is_empty());
+    all.retain(|_, device| !device.minors.is_empty() || device.is_part);
     all
 }
 
 fn specifications(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().take(MOST_FILES);
+    let entries = fs::read_dir(folder).into_iter().flatten();
     let files = entries.filter_map(|entry| Some(entry.ok()?.path()));
     let is_specification = |file: &PathBuf| {
-        file.extension()
-            .is_some_and(|extension| ["json", "yaml", "yml"].map(AsRef::as_ref).contains(&extension))
+        file.extension().is_some_and(|extension| ["json", "yaml"].map(AsRef::as_ref).contains(&extension))
     };
     files.filter(is_specification).collect()
 }
@@ -68,52 +70,62 @@ fn read(file: &Path) -> Option<Value> {
     let length = opened.metadata().ok().filter(|metadata| metadata.is_file())?.len();
     let mut text = String::new();
     opened.take(MOST_BYTES).read_to_string(&mut text).ok().filter(|_| length < MOST_BYTES)?;
-    if file.extension()? == "json" {
-        return serde_json::from_str(&text).ok();
-    }
-    match Yaml::load_from_str(&text).ok()?.as_slice() {
-        [document] => Some(json(document)),
-        _ => None,
-    }
-}
-
-/// What JSON has of a YAML document: names of digits alone are texts here, whoever left out their quotes.
-fn json(yaml: &Yaml) -> Value {
-    let text = |yaml: &Yaml| match yaml {
-        Yaml::Value(Scalar::String(text)) => Some(text.to_string()),
-        Yaml::Value(Scalar::Integer(number)) => Some(number.to_string()),
-        _ => None,
-    };
-    match yaml {
-        Yaml::Sequence(items) => items.iter().map(json).collect(),
-        Yaml::Mapping(entries) => {
-            entries.iter().filter_map(|(key, value)| Some((text(key)?, json(value)))).collect()
-        }
-        scalar => text(scalar).map_or(Value::Null, Value::String),
-    }
+    // Engines read both with a reader of YAML.
+    serde_json::from_str(&text).ok().or_else(|| yaml::first_document(&text))
 }
 
 /// The devices of a specification, each with the nodes that all of its devices bring.
 fn devices(spec: &Value) -> Vec<(String, CdiDevice)> {
     let Some(kind) = spec["kind"].as_str() else { return Vec::new() };
     let device = |device: &Value| {
-        let paths = || nodes(device).chain(nodes(spec));
-        let minors: BTreeSet<u32> = paths().filter_map(minor).collect();
-        let is_part = paths().any(|path| path.contains("/nvidia-caps/nvidia-cap"));
-        let name = format!("{kind}={}", device["name"].as_str()?);
-        Some((name, CdiDevice { minors: minors.into_iter().collect(), is_part }))
+        let name = device["name"].as_str().map_or_else(|| device["name"].to_string(), str::to_owned);
+        let mut minors = Vec::new();
+        for minor in nodes(device).chain(nodes(spec)).filter_map(gpu_minor) {
+            if !minors.contains(&minor) {
+                minors.push(minor);
+            }
+        }
+        let is_part =
+            nodes(device).any(|node| host_path(node).is_some_and(|path| path.contains("/nvidia-caps/")));
+        (format!("{kind}={name}"), CdiDevice { minors, is_part })
     };
-    spec["devices"].as_array().into_iter().flatten().filter_map(device).collect()
+    spec["devices"].as_array().into_iter().flatten().map(device).collect()
 }
 
-/// Where the nodes of a device, or of all, are on the host.
-fn nodes(part: &Value) -> impl Iterator<Item = &str> {
-    let nodes = part["containerEdits"]["deviceNodes"].as_array().into_iter().flatten();
-    nodes.filter_map(|node| node["hostPath"].as_str().or(node["path"].as_str()))
+/// The nodes of a device, or of all.
+fn nodes(part: &Value) -> impl Iterator<Item = &Value> {
+    part["containerEdits"]["deviceNodes"].as_array().into_iter().flatten()
+}
+
+/// Where a node is on the host.
+fn host_path(node: &Value) -> Option<&str> {
+    node["hostPath"].as_str().filter(|path| !path.is_empty()).or(node["path"].as_str())
+}
+
+/// The minor number of a GPU's node: as stated, where a major number is; else as the node on the host has it; else as its
+/// name tells. A minor of 0 is left out by writers in Go.
+fn gpu_minor(node: &Value) -> Option<u32> {
+    if let Some(stated) = number(&node["major"]).filter(|major| *major > 0) {
+        return of_gpu(stated, number(&node["minor"]).unwrap_or(0));
+    }
+    let path = host_path(node)?;
+    match fs::metadata(path) {
+        Ok(found) if found.file_type().is_char_device() => of_gpu(major(found.rdev()), minor(found.rdev())),
+        _ => named(path),
+    }
+}
+
+/// JSON has numbers, and what was YAML texts.
+fn number(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| value.as_str()?.parse().ok())
+}
+
+fn of_gpu(major: u64, minor: u64) -> Option<u32> {
+    u32::try_from(minor).ok().filter(|_| major == MAJOR && minor < FIRST_CONTROL_MINOR)
 }
 
 /// The N of `/dev/nvidiaN`, below whichever root.
-fn minor(path: &str) -> Option<u32> {
+fn named(path: &str) -> Option<u32> {
     let (folder, file) = path.rsplit_once('/')?;
     let number = file.strip_prefix("nvidia").filter(|_| folder.ends_with("/dev"))?;
     number.parse().ok().filter(|_| number.bytes().all(|byte| byte.is_ascii_digit()))
@@ -157,9 +169,14 @@ containerEdits:
             {"name": "mine", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia1"}, {"path": "/dev/nvidia0"}]}},
             {"name": "nic", "containerEdits": {"deviceNodes": [{"path": "/dev/infiniband/uverbs0"}]}},
             {"name": "half", "containerEdits": {"deviceNodes": [
-                {"path": "/dev/nvidia0"}, {"path": "/dev/nvidia-caps/nvidia-cap21"}]}}]}"#;
+                {"path": "/dev/nvidia0"}, {"path": "/dev/nvidia-caps/nvidia-cap21"}]}},
+            {"name": "part", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia-caps/nvidia-cap21"}]}},
+            {"name": "first", "containerEdits": {"deviceNodes": [{"path": "/dev/card", "hostPath": "", "major": 195}]}},
+            {"name": "third", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia1", "major": 195, "minor": 3}]}}],
+            "containerEdits": {"deviceNodes": [
+                {"path": "/dev/nvidiactl", "major": 195, "minor": 255}, {"path": "/dev/nvidia-caps/nvidia-cap1"}]}}"#;
         let bare = "kind: nvidia.com/gpu\ndevices: [{name: 7, containerEdits: {deviceNodes: [{path: /dev/nvidia7}]}}]\n";
-        let files = [("run/claim.yaml", CLAIM), ("etc/nvidia.json", json), ("etc/seven.yml", bare)];
+        let files = [("run/claim.yaml", CLAIM), ("etc/nvidia.json", json), ("etc/seven.yaml", bare)];
         let gpu = |name: &str| format!("nvidia.com/gpu={name}");
         assert_eq!(
             found(
@@ -176,8 +193,11 @@ containerEdits:
             [
                 ("k8s.gpu.nvidia.com/claim=0b5c-gpu-1".to_owned(), vec![3], false),
                 (gpu("7"), vec![7], false),
+                (gpu("first"), vec![0], false),
                 (gpu("half"), vec![0], true),
-                (gpu("mine"), vec![0, 1], false),
+                (gpu("mine"), vec![1, 0], false),
+                (gpu("part"), vec![], true),
+                (gpu("third"), vec![3], false),
             ]
         );
     }
@@ -194,7 +214,7 @@ containerEdits:
         assert!(minors(&[("etc/a.yaml", CLAIM), ("run/a.yaml", CLAIM), ("run/b.yaml", &other)]).is_empty());
         assert!(minors(&[("run/a.conf", CLAIM)]).is_empty(), "no specification's name");
         let large = format!("{CLAIM}#{}", "x".repeat(4 << 20));
-        for broken in ["", "a: [", "- 1", "kind: 1\ndevices: 2", "--- 1\n--- 2", "a: &a [*a, *a]", &large] {
+        for broken in ["", "a: [", "- 1", "kind: 1\ndevices: 2", "a: &a [*a, *a]", &large] {
             assert!(minors(&[("run/a.yaml", broken)]).is_empty(), "{:.20}", broken);
         }
     }

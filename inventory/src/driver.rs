@@ -4,14 +4,15 @@
 //! All of one container's files have the version of the kernel module. Nothing here trusts `ld.so.cache`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use crate::capability::Capabilities;
 use crate::elf;
+use crate::file_lease::open_now;
 use crate::node::Roots;
 use crate::root::Root;
 
@@ -183,6 +184,16 @@ impl Driver {
         Ok(found)
     }
 
+    /// Every file of the driver's that a container may have mounted, whatever it asks for; none that cannot be trusted.
+    pub fn mounted(&self) -> Vec<PathBuf> {
+        let all = Capabilities::all();
+        let libraries = self.companions(&all, Extent::Whole).unwrap_or_default();
+        let files = self.files(&all, Extent::Whole).unwrap_or_default();
+        let both = [self.libcuda(), self.libnvidia_ml()].into_iter().filter_map(Result::ok);
+        let libraries = libraries.into_iter().map(|library| library.host_path);
+        both.chain(libraries).chain(files.into_iter().map(|file| file.host_path)).collect()
+    }
+
     /// The programs and further files that `capabilities` bring, where the host has them.
     ///
     /// # Errors
@@ -261,12 +272,15 @@ impl Driver {
     }
 }
 
-/// The real file of a library at `path`, if it is one for this machine: 32-bit builds have the same names.
+/// The real file of a library at `path`, if it is one for this machine: 32-bit builds have the same names. One on which a
+/// container holds a lease is taken by its name: nobody waits for it.
 fn library(root: &Root, path: &Path) -> Option<PathBuf> {
     let file = root.file(path)?;
     let mut header = [0; elf::HEADER_BYTES];
-    File::open(&file).and_then(|mut file| file.read_exact(&mut header)).ok()?;
-    elf::is_for_this_machine(&header).then_some(file)
+    match open_now(&file).and_then(|mut file| file.read_exact(&mut header)) {
+        Ok(()) => elf::is_for_this_machine(&header).then_some(file),
+        Err(error) => (error.kind() == io::ErrorKind::WouldBlock).then_some(file),
+    }
 }
 
 /// Folders that together hold a driver's libraries: where `file` was found and where it really lies, `vdpau` and `gbm`

@@ -61,6 +61,9 @@ pub fn read(container: &Container, policy: &Policy, gpus: &[Gpu]) -> Result<Opti
     request.dialects = asking(&spoken).map(|spoken| spoken.dialect.name).collect();
     request.variables = standing(&words, &spoken, &claims);
     request.handed = container.handed().into_iter().map(|(_, minor)| minor).collect();
+    if request.handed.is_empty() {
+        request.handed = container.specified_minors().collect();
+    }
     request.moves_limits = moves_limits(&words, &spoken, &request, node);
     notes.append(&mut request.notes);
     Ok(Some(Request { notes, ..request }))

@@ -46,10 +46,12 @@ pub(super) fn take_out_nodes(json: &mut Value, minors: &BTreeSet<u64>, plan: &Pl
         plan.surroundings.display_nodes.iter().filter(|(card, _)| minors.contains(&u64::from(*card)));
     let nodes: BTreeSet<(u64, u64)> =
         cards.chain(display.map(|(_, (major, minor))| (u64::from(*major), u64::from(*minor)))).collect();
-    let is_share = plan.is_share();
+    let is_control = |(major, minor): (u64, u64)| {
+        let is_fixed = major == NVIDIA_MAJOR && minor >= FIRST_CONTROL_MINOR;
+        plan.is_share() && (is_fixed || Some(major) == uvm_major(plan))
+    };
     let is_handed = |device: &Value| {
-        let of_gpu = number(device).is_some_and(|one| nodes.contains(&one));
-        !is_block(device) && (of_gpu || is_share && is_control(device))
+        !is_block(device) && number(device).is_some_and(|one| nodes.contains(&one) || is_control(one))
     };
     let devices = json.pointer("/linux/devices").and_then(Value::as_array).into_iter().flatten();
     let taken: BTreeSet<(u64, u64)> = devices.filter(|device| is_handed(device)).filter_map(number).collect();
@@ -58,12 +60,10 @@ pub(super) fn take_out_nodes(json: &mut Value, minors: &BTreeSet<u64>, plan: &Pl
     take_out(json, "/linux/resources/devices", |rule| lets_use(rule) && is_theirs(rule));
 }
 
-/// A node of the driver's that is no GPU's; the number of nvidia-uvm differs between boots, its name does not.
-fn is_control(device: &Value) -> bool {
-    let path = device.get("path").and_then(Value::as_str).unwrap_or_default();
-    let is_fixed =
-        number(device).is_some_and(|(major, minor)| major == NVIDIA_MAJOR && minor >= FIRST_CONTROL_MINOR);
-    is_fixed || ["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"].contains(&path)
+/// The major number of nvidia-uvm's nodes, which differs between boots.
+fn uvm_major(plan: &Plan) -> Option<u64> {
+    let uvm = plan.devices.iter().find(|device| device.path().ends_with("nvidia-uvm"))?;
+    u64::try_from(uvm.major()).ok()
 }
 
 /// Notes which GPUs were handed over, for when the bundle is run again without being written anew.

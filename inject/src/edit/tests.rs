@@ -2,6 +2,7 @@ mod driver;
 mod golden;
 mod handed;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -49,6 +50,7 @@ fn plan() -> Plan {
         additional_gids: vec![],
         variables: Vec::new(),
         kept: Kept::default(),
+        handed: BTreeSet::new(),
         surroundings: Surroundings::default(),
     }
 }
@@ -304,7 +306,8 @@ fn what_others_put_beside_our_places_stays_however_often_a_bundle_runs() {
     assert_eq!(once["mounts"].as_array().unwrap().len(), 3);
     assert_eq!(edited(&once.to_string(), &leased()).unwrap(), once);
     let every = r#""resources":{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"access":"rwm"}]}"#;
-    let other = r#"{"path":"/dev/nvidia1","type":"c","major":195,"minor":1}"#;
+    let null = r#"{"path":"/dev/null","type":"c","major":1,"minor":3}"#;
+    let other = format!(r#"{{"path":"/dev/nvidia1","type":"c","major":195,"minor":1}},{null}"#);
     let privileged = edited(&format!(r#"{{"linux":{{"devices":[{other}],{every}}}}}"#), &leased()).unwrap();
     assert_eq!(edited(&privileged.to_string(), &leased()).unwrap(), privileged);
 }

@@ -304,6 +304,12 @@ fn parsed(words: &Words, said: Word, meaning: IndexMeaning) -> Result<Listed, Re
         said,
         others.map(|item| match qualified::specified(words, said, item)? {
             Some(nodes) => Ok(nodes),
+            // The nodes that came with it tell.
+            None if names::device(item).is_some_and(|device| !names::tells_gpu(device))
+                && handed::is_handed(words) =>
+            {
+                Ok(Vec::new())
+            }
             None => Ok(vec![selector(said, item, meaning)?]),
         }),
     )?;

@@ -51,7 +51,7 @@ pub(crate) fn selector(
         Some(device) => (device, IndexMeaning::Pci),
         None => (item, meaning),
     };
-    if item.starts_with("MIG-") || item.split_once(':').is_some_and(|(gpu, _)| gpu.parse::<u32>().is_ok()) {
+    if is_part(item) {
         return Err(said.wrong(NO_PART));
     }
     if let Some(docker) = said.value.trim_matches('"').strip_prefix("device=") {
@@ -108,11 +108,32 @@ pub(crate) fn device(item: &str) -> Option<&str> {
     let (vendor, class) = kind.split_once('/')?;
     let is_nvidias = vendor == "nvidia.com" || vendor.ends_with(".nvidia.com");
     let is_dras = vendor == "k8s.gpu.nvidia.com" && matches!(class, "device" | "claim");
-    let is_gpu = class == "gpu" || class.starts_with("mig") || class.starts_with("pgpu") || is_dras;
     // nvidia-ctk's strategy `type-index` says gpu0, the DRA driver gpu-0.
     let index = name.strip_prefix("gpu-").or_else(|| name.strip_prefix("gpu"));
-    let index = index.filter(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
-    (is_nvidias && is_gpu).then(|| index.filter(|rest| !rest.is_empty()).unwrap_or(name))
+    let index = index.filter(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()));
+    match class {
+        _ if !is_nvidias => None,
+        _ if class == "gpu" || is_dras => Some(index.unwrap_or(name)),
+        // A number there counts parts of GPUs.
+        _ if class.starts_with("mig") => Some(PART),
+        // Or GPUs that are passed through to virtual machines.
+        _ if class.starts_with("pgpu") => Some(item),
+        _ => None,
+    }
+}
+
+/// What begins the names of parts of GPUs.
+const PART: &str = "MIG-";
+
+/// Whether the name is one of a part of a GPU: `MIG-…`, or `0:1`, the second part of the first GPU.
+fn is_part(name: &str) -> bool {
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    name.starts_with(PART) || name.split(':').filter(|part| digits(part)).count() >= 2
+}
+
+/// Whether the name of a CDI device, as [`device`] has it, tells by itself which GPU it is, or that it is none.
+pub(crate) fn tells_gpu(device: &str) -> bool {
+    device == "all" || device.parse::<DeviceSelector>().is_ok() || is_part(device)
 }
 
 #[cfg(test)]
@@ -130,7 +151,8 @@ mod tests {
             ("k8s.gpu.nvidia.com/device=gpu-1", Some("1")),
             ("k8s.gpu.nvidia.com/claim=0b5c-gpu-1", Some("0b5c-gpu-1")),
             ("k8s.compute-domain.nvidia.com/device=channel-0", None),
-            ("nvidia.com/mig-1g.10gb=0", Some("0")),
+            ("nvidia.com/mig-1g.10gb=0", Some("MIG-")),
+            ("nvidia.com/pgpu=0", Some("nvidia.com/pgpu=0")),
             ("nvidia.com/gds=all", None),
             ("nvidia.com/imex-channel=0", None),
             ("xnvidia.com/gpu=0", None),

@@ -202,6 +202,16 @@ fn a_device_that_no_engine_applied_is_the_gpu_of_its_specification() {
         let gpus: Vec<&str> = nodes.lines().filter(|node| minor_of(node).is_some()).collect();
         assert_eq!(gpus, [format!("nvidia{gpu}")]);
     }
+    // The name's GPU stays its own when the bundle is run again, whatever has become of the specification.
+    let again =
+        annotated("k8s.gpu.nvidia.com/claim=0b5c-gpu-2").annotation("alloc.gpushare.io/memory", "4GiB");
+    drop(runtime.run(&again));
+    fs::rename(folder.path().join("claim.yaml"), folder.path().join("claim.gone"))
+        .expect("a file can be renamed");
+    let container = runtime.create_as_it_is(&again).unwrap_or_else(|refusal| panic!("{refusal:?}"));
+    container.start();
+    assert!(container.exec(&["ls", "/dev"]).stdout.contains("nvidia2\n"));
+    drop(container);
     let unknown = annotated("k8s.gpu.nvidia.com/claim=0b5c-gpu-9");
     let told = runtime.create(&unknown).expect_err("a claim that nobody specified").line();
     assert!(told.contains("0b5c-gpu-9") && told.contains("cdi.spec_dirs"), "{told}");

@@ -114,7 +114,8 @@ fn what_reaches_beyond_the_nodes_that_were_handed_over_is_refused() {
 fn of_a_privileged_containers_nodes_those_with_a_rule_were_handed_over() {
     let every = json!({"allow": true, "access": "rwm"});
     let all = |rules: Value| {
-        let mut bundle = with(&[node("/dev/nvidia0", 195, 0), node("/dev/nvidia1", 195, 1)]);
+        let hosts = [node("/dev/null", 1, 3), node("/dev/nvidia0", 195, 0), node("/dev/nvidia1", 195, 1)];
+        let mut bundle = with(&hosts);
         bundle["linux"]["resources"]["devices"] = rules;
         bundle.to_string()
     };
@@ -150,6 +151,7 @@ fn a_share_takes_the_place_of_the_control_nodes_that_came_with_its_gpu() {
         MountBuilder::default().source("/l").destination(inner::LIMITS.to_str().unwrap()).build().unwrap();
     let mut share = leased_one_of_two();
     share.mounts.push(limits);
+    share.devices.push(serde_json::from_value(node("/dev/nvidia-uvm", 511, 0)).unwrap());
     let handed = [&control[..], &[node("/dev/nvidia0", 195, 0)]].concat();
     let after = edited(&with(&handed).to_string(), &share).unwrap();
     let (_, rules) = of_gpus(&after);

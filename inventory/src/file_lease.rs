@@ -1,0 +1,111 @@
+//! File leases (`fcntl(F_SETLEASE)`, fcntl(2)): whoever's user id owns a file may take one without any right, and who
+//! opens the file against it waits up to `/proc/sys/fs/lease-break-time`, 45 seconds, again and again. Containers have
+//! files of the host mounted, so nothing of the host opens such a file in a way that waits.
+//!
+//! Nobody gets a lease on a file that is owned by [`NOBODYS`], unless it may take that user id (CAP_SETUID), nor one for
+//! writing on a file that others hold open.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use nix::fcntl::OFlag;
+use nix::sys::stat::makedev;
+
+/// The owner of files that containers are given: a user id of no range that systems hand out (systemd's UIDS-GIDS.md
+/// has it below the foreign ones and above all that are allocated).
+pub const NOBODYS: u32 = 2_147_483_600;
+
+/// Opens a regular file for reading without waiting for anybody. A container's lease on it, which the kernel is told to
+/// end by this, is the error `WouldBlock`.
+///
+/// # Errors
+/// When it cannot be opened now, or is no regular file.
+pub fn open_now(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is no regular file")),
+    }
+}
+
+/// All of such a file, as [`open_now`] opens it.
+///
+/// # Errors
+/// As [`open_now`], or when it cannot be read.
+pub fn read_now(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    io::Read::read_to_end(&mut open_now(path)?, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// A file as the kernel's list of locks names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileIdentity {
+    /// The file system's device number.
+    pub device: u64,
+    /// The inode's number.
+    pub inode: u64,
+}
+
+impl FileIdentity {
+    /// Of the file at `path`, links followed. A look opens nothing, so no lease makes it wait.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        fs::metadata(path).map(|found| Self { device: found.dev(), inode: found.ino() })
+    }
+}
+
+/// Who holds a lease on which file: pids as /proc shows them here, for every lease of the machine.
+///
+/// # Errors
+/// When `/proc/locks` cannot be read.
+pub fn file_leases(proc: &Path) -> io::Result<Vec<(u32, FileIdentity)>> {
+    Ok(fs::read_to_string(proc.join("locks"))?.lines().filter_map(lease).collect())
+}
+
+/// One line, as `3: LEASE  ACTIVE    WRITE 4711 08:01:2359299 0 EOF` (Linux, fs/locks.c).
+fn lease(line: &str) -> Option<(u32, FileIdentity)> {
+    let mut words = line.split_ascii_whitespace().skip(1);
+    (words.next()? == "LEASE").then_some(())?;
+    let (pid, file) = (words.nth(2)?.parse().ok()?, words.next()?);
+    let mut parts = file.split(':');
+    let mut number = || u64::from_str_radix(parts.next()?, 16).ok();
+    let (major, minor) = (number()?, number()?);
+    let inode = parts.next()?.parse().ok()?;
+    Some((pid, FileIdentity { device: makedev(major, minor), inode }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_is_told_with_its_file_and_what_is_no_file_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "x").unwrap();
+        let identity = FileIdentity::of(&path).unwrap();
+        let line = format!(
+            "3: LEASE  ACTIVE    WRITE 4711 {:02x}:{:02x}:{} 0 EOF",
+            nix::sys::stat::major(identity.device),
+            nix::sys::stat::minor(identity.device),
+            identity.inode
+        );
+        assert_eq!(lease(&line), Some((4711, identity)));
+        for other in
+            ["", "1: POSIX  ADVISORY  WRITE 1 08:01:2 0 EOF", "2: LEASE ACTIVE READ x 08:01:2 0 EOF", "LEASE"]
+        {
+            assert_eq!(lease(other), None, "{other}");
+        }
+        assert_eq!(read_now(&path).unwrap(), b"x");
+        assert!(open_now(folder.path()).is_err());
+        let fifo = folder.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(open_now(&fifo).is_err(), "nobody writes there");
+    }
+}
