@@ -8,14 +8,13 @@ use std::process::{Command, ExitCode};
 use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::{Region, one_line};
-use gpushare_inventory::{DeviceMemory, Node};
-use gpushare_quota::{Lease, LeaseState, Running, StateFolder, Store};
+use gpushare_inventory::Node;
+use gpushare_quota::{Lease, LeaseState, StateFolder, Store};
 use gpushare_request::{ComputePolicy, Mode};
 use serde_json::json;
 
 use self::runc::Runc;
-use crate::leases::containers;
-use crate::ps::Seen;
+use crate::violation::{self, Kind, Violation};
 use crate::{configure, inventory, meter, node, system, table};
 
 /// Sweeps every minute.
@@ -193,14 +192,14 @@ fn driver(config: &Config) -> Vec<Finding> {
             Err(error) => failure("library", one_line(&error)),
         });
     }
-    findings.push(match inventory::fit(config, &node) {
-        Ok(()) => ok("fitted libraries", config.paths.cache.display().to_string()),
-        Err(error) => failure("fitted libraries", one_line(error.as_ref())),
-    });
     findings.push(device_nodes(config, &node));
     findings.push(device_links(config));
     let state = StateFolder::open(&config.paths.state);
     if let Ok(state) = state {
+        findings.push(match inventory::fit(config, &node, &state) {
+            Ok(()) => ok("fitted libraries", config.paths.cache.display().to_string()),
+            Err(error) => failure("fitted libraries", one_line(error.as_ref())),
+        });
         findings.push(match node::inventory(config, &state) {
             Ok(node) if node.gpus.iter().all(|gpu| gpu.memory.is_some()) => {
                 ok("memory sizes", "known for every GPU")
@@ -259,7 +258,7 @@ fn quota(config: &Config) -> Vec<Finding> {
             });
             findings.push(meter(state.path(), &leases));
             findings.extend(hidden(state.path(), &leases));
-            findings.extend(unbooked(state.path(), &leases));
+            findings.extend(cheating(config, state.path(), &leases));
         }
     }
     findings
@@ -302,24 +301,17 @@ fn hidden(state: &Path, leases: &[Lease]) -> Option<Finding> {
     (count > 0).then(|| warning("regions", text))
 }
 
-fn unbooked(state: &Path, leases: &[Lease]) -> Vec<Finding> {
-    let running = Running::default();
-    let lines = leases.iter().flat_map(|lease| {
-        let seen = Seen::of(state, lease, &running);
-        let found = lease.grants.iter().enumerate().filter_map(move |(line, grant)| {
-            let bytes = seen.fresh(line)?.unbooked_bytes;
-            (bytes > 0).then(|| (containers(lease), grant.gpu, DeviceMemory::from_bytes(bytes)))
-        });
-        found.collect::<Vec<_>>()
-    });
-    let finding = |(container, gpu, bytes)| {
-        let text = format!(
-            "container {container} holds {bytes} on {gpu} that its books do not explain: a program there may pass by the \
-             libraries (`gpushare ps --json`, drift)"
-        );
-        warning("bypass", text)
+/// What containers do against their shares: as the meter sees it, or, where none runs, what one look can tell.
+fn cheating(config: &Config, state: &Path, leases: &[Lease]) -> Vec<Finding> {
+    let found = match meter::is_running(state) {
+        true => violation::read(state),
+        false => meter::look_once(config, state, leases),
     };
-    lines.map(finding).collect()
+    let finding = |violation: &Violation| match violation.kind == Kind::Stranger.name() {
+        true => warning("stranger", violation.to_string()),
+        false => failure("cheating", format!("container {violation}")),
+    };
+    found.iter().map(finding).collect()
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use gpushare_config::{Config, Paths};
 use gpushare_inject::Fitted;
-use gpushare_inventory::{GpuTotals, Node, Totals, boot_id};
+use gpushare_inventory::{GpuTotals, Node, Totals, boot_id, open_now};
 use gpushare_quota::StateFolder;
 use nvml_wrapper::Nvml;
 
@@ -15,7 +15,7 @@ pub fn refresh() -> Result<()> {
     let config = Config::load()?;
     let state = StateFolder::open(&config.paths.state)?;
     let node = Node::open(&config.roots)?;
-    fit(&config, &node)?;
+    fit(&config, &node, &state)?;
     let totals = ask(&node, &state)?;
     let known = totals.gpus.iter().filter(|gpu| gpu.memory_bytes > 0).count();
     let (count, version) = (totals.gpus.len(), &totals.driver_version);
@@ -23,15 +23,18 @@ pub fn refresh() -> Result<()> {
 }
 
 /// Makes the copies of our libraries that containers of this node get, where they are missing.
-pub fn fit(config: &Config, node: &Node) -> Result<()> {
+pub fn fit(config: &Config, node: &Node, state: &StateFolder) -> Result<()> {
     let Paths { cache, libraries, .. } = &config.paths;
-    let fitted = Fitted { cache, libraries, driver: &node.driver };
+    let fitted = Fitted { cache, libraries, driver: &node.driver, state: state.path() };
     if fitted.is_complete() { Ok(()) } else { Ok(fitted.refresh()?) }
 }
 
 /// What NVML says of the GPUs of `node`; kept for the runtime.
 pub fn ask(node: &Node, state: &StateFolder) -> Result<Totals> {
     let library = node.driver.libnvidia_ml()?;
+    // The loader would wait for who has a lease on it; nobody gets one while it is open here.
+    let _held = open_now(&library)
+        .with_context(|| format!("cannot open {} now; see `gpushare doctor`", library.display()))?;
     let nvml = Nvml::builder()
         .lib_path(library.as_os_str())
         .init()

@@ -20,6 +20,7 @@ mod ps;
 mod system;
 mod table;
 mod update;
+mod violation;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -8,18 +8,23 @@ mod account;
 mod audit;
 mod burst;
 mod driver;
+mod kept;
 mod lock;
 mod owner;
+mod response;
 mod session;
+mod watch;
 mod windows;
 
+use std::collections::HashSet;
 use std::io::stderr;
+use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use gpushare_config::{Config, Level, Log};
-use gpushare_inventory::Node;
+use gpushare_inventory::{Node, open_now};
 use gpushare_quota::{Lease, Store};
 use gpushare_request::Mode;
 use nvml_wrapper::Nvml;
@@ -28,7 +33,11 @@ use tracing::level_filters::LevelFilter;
 pub use audit::mend;
 pub use lock::is_running;
 
+use self::kept::Kept;
+use self::owner::Owners;
+use self::watch::Watch;
 use crate::node;
+use crate::violation::Violation;
 
 /// How soon a new container is noticed while there is none: one look at the store's time stamp each.
 const IDLE: Duration = Duration::from_millis(100);
@@ -44,12 +53,29 @@ pub fn meter() -> Result<()> {
         wait_for_shares(&store)?;
         let node = Node::open(&config.roots)?;
         let library = node.driver.libnvidia_ml()?;
+        // The loader would wait for a container that has a lease on it.
+        let _held = open_now(&library).with_context(|| format!("cannot open {} now", library.display()))?;
         let nvml = Nvml::builder().lib_path(library.as_os_str()).init();
         let nvml = nvml.with_context(|| {
             format!("cannot start NVML from {}; see `gpushare doctor`", library.display())
         })?;
-        session::run(&nvml, state.path(), &store, &config)?;
+        session::run(&nvml, &node, state.path(), &store, &config)?;
     }
+}
+
+/// What a single look can tell of containers that hold `leases`, for a node where no meter runs: no figures of the
+/// driver's, and no processes on GPUs.
+pub fn look_once(config: &Config, state: &Path, leases: &[Lease]) -> Vec<Violation> {
+    let Ok(node) = Node::open(&config.roots) else { return Vec::new() };
+    let Ok(libcuda) = node.driver.libcuda() else { return Vec::new() };
+    let shares: Vec<Lease> = leases.iter().filter(|lease| lease.mode == Mode::Share).cloned().collect();
+    let mut kept = Kept::of(&node, config, state);
+    kept.hold(state, &shares);
+    let mut watch = Watch::default();
+    let mut found: Vec<Violation> =
+        shares.iter().flat_map(|lease| watch.look(state, lease, &libcuda, &HashSet::new())).collect();
+    found.extend(watch::file_leases(&kept, &mut Owners::default(), &shares));
+    found
 }
 
 /// Returns once a container holds a share.

@@ -36,7 +36,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let node = node::inventory(&config, &state)?;
     let programs = programs(&config, state.path());
     admit(&json, bundle.path(), &programs, &node, config.request.strict)?;
-    inventory::fit(&config, &node)?;
+    inventory::fit(&config, &node, &state)?;
     let mut request = read(&container, &config.request, &node.gpus)?.ok_or(RequestError::NoShare)?;
     if request.scope == Scope::Pod {
         request.notes.push(OF_THE_POD.to_owned());

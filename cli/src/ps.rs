@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use crate::clock::Clock;
 use crate::leases::{age, containers};
 use crate::node::GpuNames;
+use crate::violation::{self, Violation};
 use crate::{node, table};
 
 /// Older measurements are those of a meter that has ended, nanoseconds.
@@ -28,8 +29,12 @@ pub fn ps(as_json: bool) -> Result<()> {
     let leases = store.leases()?;
     let running = Running::default();
     let seen = leases.iter().map(|lease| (lease, Seen::of(state.path(), lease, &running)));
+    let violations = violation::read(state.path());
+    let of = |lease: &Lease| -> Vec<&Violation> {
+        violations.iter().filter(|violation| violation.lease == Some(lease.id)).collect()
+    };
     if as_json {
-        let list = seen.map(|(lease, seen)| entry(lease, &seen));
+        let list = seen.map(|(lease, seen)| entry(lease, &seen, &of(lease)));
         return Ok(table::json(&Value::Array(list.collect()))?);
     }
     if leases.is_empty() {
@@ -37,7 +42,13 @@ pub fn ps(as_json: bool) -> Result<()> {
     }
     let names = GpuNames::of(&config);
     let headings = ["CONTAINER", "STATE", "PID", "GPU", "MEMORY", "USED", "COMPUTE", "GPU TIME", "AGE"];
-    Ok(table::print(headings, seen.flat_map(|(lease, seen)| rows(lease, &seen, &names)))?)
+    let rows = seen.flat_map(|(lease, seen)| rows(lease, &seen, &names, !of(lease).is_empty()));
+    table::print(headings, rows)?;
+    for violation in &violations {
+        let word = if violation.lease.is_some() { "CHEATING" } else { "STRANGER" };
+        table::line(&format!("{word}: {violation}"))?;
+    }
+    Ok(())
 }
 
 /// What can be seen of a container's use.
@@ -83,14 +94,14 @@ impl Seen {
     }
 }
 
-fn rows(lease: &Lease, seen: &Seen, names: &GpuNames) -> Vec<[String; 9]> {
+fn rows(lease: &Lease, seen: &Seen, names: &GpuNames, cheats: bool) -> Vec<[String; 9]> {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let rows = lease.grants.iter().enumerate().map(|(line, grant)| {
         let used = seen.used(line).map(|used| used.to_string());
         let seconds = seen.gpu_time(line).map(|time| Duration::from_nanos(time).as_secs_f64());
         [
             containers(lease),
-            state(lease).to_owned(),
+            if cheats { "CHEATING".to_owned() } else { state(lease).to_owned() },
             lease.member.holder.pid.to_string(),
             names.name(grant.gpu),
             grant.memory.to_string(),
@@ -115,7 +126,7 @@ fn rows(lease: &Lease, seen: &Seen, names: &GpuNames) -> Vec<[String; 9]> {
     rows.collect()
 }
 
-fn entry(lease: &Lease, seen: &Seen) -> Value {
+fn entry(lease: &Lease, seen: &Seen, violations: &[&Violation]) -> Value {
     let gpus = lease.grants.iter().enumerate().map(|(line, grant)| {
         let fresh = seen.fresh(line);
         let used = seen.used(line).map(DeviceMemory::bytes);
@@ -148,6 +159,7 @@ fn entry(lease: &Lease, seen: &Seen) -> Value {
         "burst_ceiling": lease.ceiling.percent(),
         "granted_at": lease.granted_at,
         "books": if seen.is_damaged() { "damaged" } else { "ok" },
+        "violations": violations.iter().map(|violation| violation::json(violation)).collect::<Vec<_>>(),
         "gpus": gpus.collect::<Vec<_>>(),
     })
 }

@@ -16,7 +16,7 @@ use crate::error::{ConfigError, value};
 use crate::request::{
     AliyunSection, DialectsSection, HamiSection, RequestSection, SlurmSection, policy, size,
 };
-use crate::{Config, Level, Log, Meter, Paths, SHIPPED};
+use crate::{Config, Level, Log, Meter, OnCheating, Paths, SHIPPED};
 
 /// A settings file. What is missing in it is as shipped.
 #[derive(Debug, Default, Deserialize)]
@@ -94,6 +94,7 @@ struct CdiSection {
 #[serde(default, deny_unknown_fields)]
 struct MeterSection {
     tolerance: String,
+    on_cheating: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -243,7 +244,15 @@ impl File {
                 .map(absolute("cdi.spec_dirs"))
                 .collect::<Result<_, _>>()?,
             cdi_shares: self.cdi.shares.into_iter().map(share_name).collect::<Result<_, _>>()?,
-            meter: Meter { tolerance: size("meter.tolerance", &self.meter.tolerance)?.unwrap_or_default() },
+            meter: Meter {
+                tolerance: size("meter.tolerance", &self.meter.tolerance)?.unwrap_or_default(),
+                on_cheating: match self.meter.on_cheating.as_str() {
+                    "report" => OnCheating::Report,
+                    "cap" => OnCheating::Cap,
+                    "end" => OnCheating::End,
+                    other => return Err(value("meter.on_cheating", other, "known are report, cap and end")),
+                },
+            },
             log: log(&self.log)?,
             runtimes: self
                 .runtime

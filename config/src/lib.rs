@@ -68,6 +68,19 @@ pub struct Paths {
 pub struct Meter {
     /// Device memory per process that a container's books may leave unexplained.
     pub tolerance: DeviceMemory,
+    /// What becomes of a container that breaks its share.
+    pub on_cheating: OnCheating,
+}
+
+/// What the meter does about a container that breaks its share: one that spoils its limits, or uses more than they give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnCheating {
+    /// It is told: in the log, by `gpushare ps` and `gpushare doctor`.
+    Report,
+    /// Its processes are stopped for as long as it lasts.
+    Cap,
+    /// Its processes are killed.
+    End,
 }
 
 /// The log's settings.

@@ -6,12 +6,12 @@
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gpushare_inventory::Driver;
 use gpushare_inventory::elf::{self, ElfError};
+use gpushare_inventory::{Driver, NOBODYS, read_now};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 /// Begins the name of every file that we keep in the cache folder.
@@ -64,6 +64,8 @@ pub struct Fitted<'a> {
     pub libraries: &'a Path,
     /// The driver that they are for.
     pub driver: &'a Driver,
+    /// The state folder, where who makes copies locks out others: everybody may open the cache folder.
+    pub state: &'a Path,
 }
 
 /// One copy, made or not.
@@ -76,7 +78,7 @@ struct Copy {
 impl Fitted<'_> {
     /// Whether every copy is there that could be made, in a folder where it may be used.
     pub fn is_complete(&self) -> bool {
-        self.folder().is_ok() && self.copies().iter().all(|copy| is_sound(&copy.path))
+        self.check_folder().is_ok() && self.copies().iter().all(|copy| is_sound(&copy.path))
     }
 
     /// Makes the copies that are missing, and takes those of former drivers away. A container that runs keeps its own.
@@ -84,9 +86,8 @@ impl Fitted<'_> {
     /// # Errors
     /// When the cache folder cannot be used, or a library is no library.
     pub fn refresh(&self) -> Result<(), FitError> {
-        let folder = self.folder()?;
-        // Two at once would take away each other's unfinished files.
-        folder.lock().map_err(|source| FitError::Io { path: self.cache.into(), source })?;
+        self.check_folder()?;
+        let _turn = self.turn()?;
         let copies = self.copies();
         for copy in copies.iter().filter(|copy| !is_sound(&copy.path)) {
             copy.make()?;
@@ -98,6 +99,19 @@ impl Fitted<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Two at once would take away each other's unfinished files.
+    fn turn(&self) -> Result<File, FitError> {
+        let path = self.state.join("cache.lock");
+        let open = || OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let locked = open().and_then(|file| file.lock().map(|()| file));
+        locked.map_err(|source| FitError::Io { path, source })
+    }
+
+    /// The files that are there, for whoever keeps them open.
+    pub fn files(&self) -> Vec<PathBuf> {
+        self.copies().into_iter().map(|copy| copy.path).filter(|path| is_sound(path)).collect()
     }
 
     /// What is not installed needs no copy: a container that asks for it learns that in better words.
@@ -114,7 +128,7 @@ impl Fitted<'_> {
     }
 
     /// The cache folder, made if need be.
-    fn folder(&self) -> Result<File, FitError> {
+    fn check_folder(&self) -> Result<(), FitError> {
         let path = || self.cache.to_path_buf();
         let io = |source| FitError::Io { path: path(), source };
         DirBuilder::new().recursive(true).mode(0o755).create(self.cache).map_err(io)?;
@@ -127,13 +141,14 @@ impl Fitted<'_> {
         if flags.contains(FsFlags::ST_NOEXEC) {
             return Err(FitError::NoExec { path: path() });
         }
-        Ok(folder)
+        Ok(())
     }
 }
 
 /// Whether `copy` is as [`Copy::make`] leaves it: a link, or a file that others can write, may hold anything.
 pub(crate) fn is_sound(copy: &Path) -> bool {
-    fs::symlink_metadata(copy).is_ok_and(|file| file.is_file() && file.uid() == 0 && file.mode() & 0o022 == 0)
+    fs::symlink_metadata(copy)
+        .is_ok_and(|file| file.is_file() && file.uid() == NOBODYS && file.mode() & 0o022 == 0)
 }
 
 /// Whether no creation can be about to mount `copy`: other settings may share the folder, and a driver may be replaced
@@ -165,8 +180,8 @@ impl Copy {
             let path = path.to_path_buf();
             move |source| FitError::Io { path, source }
         };
-        let ours = fs::read(&self.ours).map_err(io(&self.ours))?;
-        let driver = fs::read(&self.driver).map_err(io(&self.driver))?;
+        let ours = read_now(&self.ours).map_err(io(&self.ours))?;
+        let driver = read_now(&self.driver).map_err(io(&self.driver))?;
         let fitted = elf::fit(&ours, &driver).map_err(|source| FitError::Elf {
             ours: self.ours.clone(),
             driver: self.driver.clone(),
@@ -184,5 +199,6 @@ fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = options.write(true).create(true).truncate(true).mode(0o644).open(path)?;
     file.set_permissions(fs::Permissions::from_mode(0o644))?; // whatever the umask
     file.write_all(bytes)?;
+    fchown(&file, Some(NOBODYS), Some(NOBODYS))?;
     file.sync_all()
 }

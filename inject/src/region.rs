@@ -11,9 +11,10 @@ mod table;
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
+use gpushare_inventory::NOBODYS;
 use gpushare_quota::{Lease, REGIONS};
 use gpushare_region::{
     ComputePolicy, DeviceLimits, TooManyDevices, USAGE_LEN, empty_usage_header, encode_limits,
@@ -156,10 +157,11 @@ fn make_private(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// `mode` counts whatever the umask: container users of any id read `limits` and write `usage`.
+/// `mode` counts whatever the umask: container users of any id read `limits` and write `usage`. None of them owns the files.
 fn new_file(path: &Path, mode: u32) -> std::io::Result<File> {
     let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
     file.set_permissions(fs::Permissions::from_mode(mode))?;
+    fchown(&file, Some(NOBODYS), Some(NOBODYS))?;
     Ok(file)
 }
 

@@ -54,7 +54,7 @@ pub(crate) fn known(node: Node, state: &Path, settings: &Settings) -> Result<Nod
         totals.filter(|totals| totals.fits(&boot, &node.driver.version, &node.gpus))
     };
     let programs = &settings.programs;
-    let fitted = Fitted { cache: programs.cache, libraries: programs.libraries, driver: &node.driver };
+    let fitted = Fitted { cache: programs.cache, libraries: programs.libraries, driver: &node.driver, state };
     if let Some(totals) = fitting().filter(|_| fitted.is_complete()) {
         return Ok(node.with_totals(&totals));
     }

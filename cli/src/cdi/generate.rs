@@ -22,7 +22,7 @@ pub fn generate(asked: &Generate) -> Result<()> {
     refuse_unread(&config)?;
     let state = StateFolder::open(&config.paths.state)?;
     let node = node::inventory(&config, &state)?;
-    inventory::fit(&config, &node)?;
+    inventory::fit(&config, &node, &state)?;
     let kinds = asked.kind.map_or_else(|| vec![Kind::Share, Kind::Gpu], |kind| vec![kind]);
     if asked.output == Path::new("-") {
         let [kind] = kinds[..] else {

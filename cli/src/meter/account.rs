@@ -37,7 +37,8 @@ pub struct Member {
     pub held: Held,
     /// Part of it that its books do not explain, in bytes.
     pub unbooked: u64,
-    own: u64,
+    /// Its GPU time as far as it was ever measured, in nanoseconds.
+    pub own: u64,
     others: u64,
     /// GPU time since the last closed window, in nanoseconds.
     open: u64,
@@ -99,6 +100,11 @@ impl Account {
     /// Whether a container here has a compute limit: only then is anybody waiting for samples.
     pub fn is_limited(&self) -> bool {
         self.members.values().any(|member| member.tenant.is_some())
+    }
+
+    /// Whether the driver tells GPU time, and until when it was counted, in microseconds since 1970.
+    pub fn counted_until(&self) -> Option<u64> {
+        self.counted.then(|| self.windows.newest())
     }
 
     /// Whether nobody is left.

@@ -1,5 +1,5 @@
-//! The look behind the libraries, once a second: limits files that a container has changed, and device memory that it
-//! holds beyond its own books.
+//! Audits every lease once a second: limits files that a container has changed, device memory beyond the container's books
+//! or limit, and GPU time beyond its share.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,6 +8,7 @@ use gpushare_inject::Region;
 use gpushare_inventory::DeviceMemory;
 use gpushare_quota::{Lease, Store};
 use gpushare_region::Usage;
+use gpushare_request::ComputePolicy;
 
 use crate::leases::ids;
 
@@ -15,11 +16,36 @@ use crate::leases::ids;
 /// container's at different instants.
 const LOOKS: u32 = 3;
 
+/// GPU time beyond a share that is not told yet, in nanoseconds: a kernel that has begun is never cut off, and its
+/// container waits afterwards. What is longer is told, whatever it is.
+const MOST_EXCESS: u64 = 1_500_000_000;
+
+/// GPU time that a share did not earn: it grows by what is used, and shrinks by what is earned, down to nothing.
+#[derive(Debug)]
+struct Excess {
+    used: u64,
+    at: u64,
+    nanoseconds: u64,
+}
+
+/// The most compute that a line of `lease` may use, in percent; `None` without a limit.
+fn most_percent(lease: &Lease, line: usize) -> Option<u8> {
+    let cores = lease.grants.get(line)?.cores?;
+    match lease.compute_policy {
+        ComputePolicy::Fixed => Some(cores.percent()),
+        ComputePolicy::Burst => Some(lease.ceiling.max(cores).percent()),
+        ComputePolicy::None => None,
+    }
+    .filter(|percent| *percent < 100)
+}
+
 /// What was found, so that each thing is logged once.
 #[derive(Debug, Default)]
 pub struct Audit {
     /// By lease and line: looks in a row.
     unbooked: HashMap<(i64, usize), u32>,
+    /// By lease and line: GPU time beyond the share.
+    excess: HashMap<(i64, usize), Excess>,
     damaged: HashSet<i64>,
 }
 
@@ -50,6 +76,17 @@ impl Audit {
         if *looks < LOOKS { 0 } else { bytes }
     }
 
+    /// GPU time beyond the share of one line that has come together, once it is more than a kernel's length explains;
+    /// `used` is all that the container ever used, at the time `now`, both in nanoseconds.
+    pub fn excess(&mut self, lease: &Lease, line: usize, used: u64, now: u64) -> Option<u64> {
+        let percent = most_percent(lease, line)?;
+        let excess = self.excess.entry((lease.id, line)).or_insert(Excess { used, at: now, nanoseconds: 0 });
+        let earned = now.saturating_sub(excess.at) / 100 * u64::from(percent);
+        excess.nanoseconds = (excess.nanoseconds + used.saturating_sub(excess.used)).saturating_sub(earned);
+        (excess.used, excess.at) = (used, now);
+        (excess.nanoseconds > MOST_EXCESS).then_some(excess.nanoseconds)
+    }
+
     /// Says once that a container's usage file cannot be read.
     pub fn damaged(&mut self, lease: &Lease) {
         if self.damaged.insert(lease.id) {
@@ -60,6 +97,7 @@ impl Audit {
     /// Forgets leases that ended.
     pub fn retain(&mut self, living: impl Fn(i64) -> bool) {
         self.unbooked.retain(|(lease, _), _| living(*lease));
+        self.excess.retain(|(lease, _), _| living(*lease));
         self.damaged.retain(|lease| living(*lease));
     }
 }
@@ -70,9 +108,12 @@ impl Audit {
 /// # Errors
 /// When the store fails, or the file cannot be written.
 pub fn mend(store: &Store, region: &Region, lease: &Lease) -> Result<bool> {
-    // A container that is being created or has ended has no file to compare.
-    if region.grants_are(lease).unwrap_or(true) {
-        return Ok(false);
+    match region.grants_are(lease) {
+        Ok(true) => return Ok(false),
+        // A container that is being created or has ended has no file to compare.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error.into()),
+        Ok(false) => {}
     }
     let mended = store.settle(lease.id, &lease.member.key, |lease| match region.grants_are(lease) {
         Ok(false) => region.set_grants(lease).map(|()| true),
@@ -90,11 +131,13 @@ pub struct Held {
     pub processes: u32,
 }
 
-/// Device memory in bytes beyond the books and the tolerance for each process: what modules, stacks and the context itself
-/// take differs by GPU and driver. Books that claim more than the limit explain no more than the limit: the container
-/// writes them. `None` when all is explained.
+/// Device memory in bytes beyond the books and a slack: what modules, stacks and the context itself take differs by GPU and
+/// driver, so each process has `tolerance`; all together no more than a quarter of the limit, or one tolerance, since a tenant
+/// starts as many as it likes. Books that claim more than the limit explain no more than the limit: the container writes
+/// them. `None` when all is explained.
 fn unbooked(held: &Held, booked: u64, limit: DeviceMemory, tolerance: DeviceMemory) -> Option<u64> {
-    let slack = tolerance.bytes().saturating_mul(u64::from(held.processes));
+    let most = tolerance.bytes().max(limit.bytes() / 4);
+    let slack = tolerance.bytes().saturating_mul(u64::from(held.processes)).min(most);
     let beyond = held.bytes.saturating_sub(booked.min(limit.bytes()));
     (beyond > slack).then_some(beyond)
 }
@@ -112,6 +155,7 @@ mod tests {
             (1012 * MIB, 1, 500 * MIB, None),
             (1013 * MIB, 1, 500 * MIB, Some(513 * MIB)),
             (1013 * MIB, 2, 500 * MIB, None),
+            (1013 * MIB, 100, 500 * MIB, Some(513 * MIB)), // idle processes buy nothing
             (4000 * MIB, 1, 0, Some(4000 * MIB)),
             (100 * MIB, 1, u64::MAX, None),
             (3000 * MIB, 1, u64::MAX, Some(1000 * MIB)),

@@ -1,25 +1,28 @@
 //! The meter's work while containers hold shares.
 
-use std::collections::HashMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
-use gpushare_config::Config;
+use gpushare_config::{Config, Meter};
 use gpushare_inject::{Region, UsageError, one_line};
-use gpushare_inventory::{DeviceMemory, GpuUuid};
-use gpushare_quota::{Lease, Running, Store};
+use gpushare_inventory::{DeviceMemory, GpuUuid, Node};
+use gpushare_quota::{Lease, Running, Store, cgroup_of};
 use gpushare_region::Measurement;
 use nvml_wrapper::Nvml;
 
-use super::account::Account;
+use super::account::{Account, Member};
 use super::audit::{Audit, Held, mend};
 use super::driver::Gpu;
+use super::kept::Kept;
 use super::owner::Owners;
+use super::response::Response;
 use super::shares;
+use super::watch::{self, Watch};
 use crate::clock::Clock;
-use crate::leases::ids;
+use crate::violation::{self, Kind, Violation};
 
 /// How often samples are asked for while somebody has a compute share: they have to reach the libraries 50 ms after the
 /// driver has them.
@@ -34,12 +37,17 @@ const REFRESH: Duration = Duration::from_millis(250);
 const HELD_BACK: u64 = 400_000_000;
 
 /// Measures until nobody holds a share.
-pub fn run(nvml: &Nvml, state: &Path, store: &Store, config: &Config) -> Result<()> {
+pub fn run(nvml: &Nvml, node: &Node, state: &Path, store: &Store, config: &Config) -> Result<()> {
     let mut session = Session {
         nvml,
         state,
         store,
-        tolerance: config.meter.tolerance,
+        settings: config.meter.clone(),
+        libcuda: node.driver.libcuda()?,
+        kept: Kept::of(node, config, state),
+        watch: Watch::default(),
+        response: Response::after(violation::frozen(state)),
+        told: BTreeSet::new(),
         change: None,
         leases: Vec::new(),
         gpus: HashMap::new(),
@@ -51,7 +59,7 @@ pub fn run(nvml: &Nvml, state: &Path, store: &Store, config: &Config) -> Result<
         let look = session.looked.is_none_or(|looked| looked.elapsed() >= LOOK);
         session.reload(look)?;
         if session.leases.is_empty() {
-            return Ok(());
+            return Ok(violation::write(state, &[], std::iter::empty())?);
         }
         if look {
             session.look();
@@ -65,7 +73,13 @@ struct Session<'a> {
     nvml: &'a Nvml,
     state: &'a Path,
     store: &'a Store,
-    tolerance: DeviceMemory,
+    settings: Meter,
+    libcuda: PathBuf,
+    kept: Kept,
+    watch: Watch,
+    response: Response,
+    /// What breaks of shares were logged.
+    told: BTreeSet<Violation>,
     change: Option<SystemTime>,
     leases: Vec<Lease>,
     gpus: HashMap<GpuUuid, Metered<'a>>,
@@ -169,47 +183,140 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The slow look: memory by the driver's count, and what a container may have changed.
+    /// The slow look: memory and time by the driver's count, and what a container may have changed.
     fn look(&mut self) {
         self.looked = Some(Instant::now());
         self.owners.forget();
+        self.watch.forget();
+        self.kept.hold(self.state, &self.leases);
+        let mut found = self.mend();
+        let (mut on_gpu, mut strangers) = (HashMap::new(), BTreeMap::new());
+        found.extend(self.audit(&mut on_gpu, &mut strangers));
         for lease in &self.leases {
-            let container = ids(lease).join(", ");
-            match mend(self.store, &Region::of(self.state, lease.id), lease) {
-                Ok(false) => {}
+            let pids = on_gpu.remove(&lease.id).unwrap_or_default();
+            found.extend(self.watch.look(self.state, lease, &self.libcuda, &pids));
+        }
+        found.extend(watch::file_leases(&self.kept, &mut self.owners, &self.leases));
+        found.extend(strangers.into_iter().filter_map(|(pid, bytes)| stranger(self.store, pid, bytes)));
+        self.tell(found);
+    }
+
+    /// Limits files that differ from their leases are written anew.
+    fn mend(&self) -> Vec<Violation> {
+        let mut found = Vec::new();
+        for lease in &self.leases {
+            let text = match mend(self.store, &Region::of(self.state, lease.id), lease) {
+                Ok(false) => continue,
                 Ok(true) => {
-                    tracing::warn!(%container, "limits file differed from the lease (changed from inside?): rewritten")
+                    "its limits file differed from the lease (changed from inside?): rewritten".to_owned()
                 }
                 Err(error) => {
-                    tracing::warn!(%container, error = %one_line(error.as_ref()), "limits file not mended")
+                    format!("its limits file cannot be read or mended: {}", one_line(error.as_ref()))
                 }
-            }
+            };
+            found.push(watch::of(lease, None, Kind::Unreadable, text));
         }
+        found
+    }
+
+    /// The driver's figures beside the containers' books and shares. Notes the processes on GPUs by lease, and those of no
+    /// lease with their memory.
+    fn audit(
+        &mut self,
+        on_gpu: &mut HashMap<i64, HashSet<u32>>,
+        strangers: &mut BTreeMap<u32, u64>,
+    ) -> Vec<Violation> {
+        let mut found = Vec::new();
         let running = Running::default();
         for metered in self.gpus.values_mut() {
             let Some(memory) = metered.gpu.memory() else { continue };
             let mut held: HashMap<i64, Held> = HashMap::new();
             for (pid, bytes) in memory {
-                if let Some(lease) = self.owners.of(pid, &self.leases) {
-                    let held = held.entry(lease).or_default();
-                    held.bytes = held.bytes.saturating_add(bytes);
-                    held.processes += 1;
-                }
+                let Some(lease) = self.owners.of(pid, &self.leases) else {
+                    strangers.insert(pid, bytes);
+                    continue;
+                };
+                on_gpu.entry(lease).or_default().insert(pid);
+                let held = held.entry(lease).or_default();
+                held.bytes = held.bytes.saturating_add(bytes);
+                held.processes += 1;
             }
+            let until = metered.account.counted_until();
             for (id, member) in metered.account.members() {
                 member.held = held.get(&id).copied().unwrap_or_default();
                 let Some(lease) = self.leases.iter().find(|lease| lease.id == id) else { continue };
                 match Region::of(self.state, id).read_usage(&running) {
                     Ok(books) => {
+                        let tolerance = self.settings.tolerance;
                         member.unbooked =
-                            self.audit.compare(lease, member.line, &member.held, &books, self.tolerance);
+                            self.audit.compare(lease, member.line, &member.held, &books, tolerance);
+                        found.extend((member.unbooked > 0).then(|| beyond_books(lease, member)));
                     }
-                    Err(UsageError::Damaged(_)) => self.audit.damaged(lease),
-                    Err(UsageError::Io(_)) => {}
+                    Err(UsageError::Damaged(_)) => {
+                        self.audit.damaged(lease);
+                        let text = "its usage file is damaged".to_owned();
+                        found.push(watch::of(lease, None, Kind::Unreadable, text));
+                    }
+                    // The container ended, or is being created.
+                    Err(UsageError::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => {}
+                    Err(UsageError::Io(error)) => {
+                        let text = format!("its usage file cannot be read: {error}");
+                        found.push(watch::of(lease, None, Kind::Unreadable, text));
+                    }
                 }
+                let until = until.map(|micros| micros.saturating_mul(1000));
+                let excess = until.and_then(|now| self.audit.excess(lease, member.line, member.own, now));
+                found.extend(excess.map(|excess| beyond_share(lease, excess)));
             }
         }
+        found
     }
+
+    /// Logs what is new, does what the settings say, and leaves all of it for the commands.
+    fn tell(&mut self, mut found: Vec<Violation>) {
+        found.sort();
+        found.dedup();
+        for violation in found.iter().filter(|violation| !self.told.contains(violation)) {
+            let (container, pid, kind, text) =
+                (&violation.container, violation.pid, &violation.kind, &violation.text);
+            tracing::warn!(%container, pid, %kind, text, "share broken");
+        }
+        self.told = found.iter().cloned().collect();
+        self.response.act(self.settings.on_cheating, &self.leases, &found);
+        if let Err(error) = violation::write(self.state, &found, self.response.frozen()) {
+            tracing::warn!(%error, "what containers do against their shares cannot be written down");
+        }
+    }
+}
+
+fn beyond_books(lease: &Lease, member: &Member) -> Violation {
+    let [held, beyond] = [member.held.bytes, member.unbooked].map(DeviceMemory::from_bytes);
+    let text = format!("its processes hold {held} of device memory, {beyond} more than its books explain");
+    watch::of(lease, None, Kind::Memory, text)
+}
+
+/// Without the figure, which grows: the same thing is told once.
+fn beyond_share(lease: &Lease, excess: u64) -> Violation {
+    let seconds = excess / 1_000_000_000;
+    let text = format!("it used at least {seconds} s of GPU time more than its share");
+    watch::of(lease, None, Kind::Compute, text)
+}
+
+/// A process on a GPU that holds shares, which no lease explains, whole cards' included. Ours is no container's.
+fn stranger(store: &Store, pid: u32, bytes: u64) -> Option<Violation> {
+    if pid == std::process::id() || Owners::default().of(pid, &store.leases().ok()?).is_some() {
+        return None;
+    }
+    let cgroup = cgroup_of(i32::try_from(pid).ok()?)?.display().to_string();
+    let bytes = DeviceMemory::from_bytes(bytes);
+    let text = format!("no share explains the {bytes} of device memory that it holds");
+    Some(Violation {
+        lease: None,
+        container: cgroup,
+        pid: Some(pid),
+        kind: Kind::Stranger.name().to_owned(),
+        text,
+    })
 }
 
 /// Whether the container says that it wanted more a moment ago.

@@ -117,16 +117,27 @@ impl Region {
     }
 
     fn open_limits(&self) -> io::Result<File> {
-        let flags = OFlag::O_NOFOLLOW.bits();
+        let flags = NOT_WAITING.bits();
         OpenOptions::new().read(true).write(true).custom_flags(flags).open(self.limits())
     }
 
-    /// Neither a link nor a FIFO that somebody put there is followed or waited for.
     fn open(&self, path: std::path::PathBuf) -> io::Result<File> {
-        let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
-        OpenOptions::new().read(true).custom_flags(flags).open(path)
+        OpenOptions::new().read(true).custom_flags(NOT_WAITING.bits()).open(path)
+    }
+
+    /// Both files, open for writing: as long as they are, nobody gets a lease on them.
+    ///
+    /// # Errors
+    /// When one is not there, or somebody has a lease already.
+    pub fn hold(&self) -> io::Result<[File; 2]> {
+        let open =
+            |path| OpenOptions::new().read(true).write(true).custom_flags(NOT_WAITING.bits()).open(path);
+        Ok([open(self.limits())?, open(self.usage())?])
     }
 }
+
+/// Neither a link nor a FIFO that somebody put there is followed or waited for, nor is somebody's lease on the file.
+const NOT_WAITING: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK);
 
 /// Whether some process holds the lock of a slot. What cannot be asked counts as held.
 fn is_locked(file: &File, slot: usize) -> bool {

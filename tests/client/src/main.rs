@@ -9,6 +9,7 @@ mod cost;
 mod driver;
 mod fill;
 mod launch;
+mod lease;
 mod library;
 mod product;
 mod sizes;
@@ -41,6 +42,8 @@ enum Verb {
     Fill(fill::Fill),
     /// Keep the GPU busy with kernels
     Launch(launch::Launch),
+    /// Take every lease on files that the kernel gives, again and again
+    Lease(lease::Lease),
     /// Multiply matrices
     Product(product::Product),
     /// Say what CUDA and NVML tell of the GPU
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Verb::Cost(cost) => cost.run(),
         Verb::Fill(fill) => fill.run(),
         Verb::Launch(launch) => launch.run(),
+        Verb::Lease(lease) => lease.run(),
         Verb::Product(product) => product.run(),
         Verb::Sizes(sizes) => sizes.run(),
         Verb::Survive(survive) => survive.run(),

@@ -1,0 +1,56 @@
+//! Files that the meter keeps open, so that no container gets a lease on them by which others would wait: the
+//! driver's and our own libraries, which containers share, and the two files of each share.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use gpushare_config::Config;
+use gpushare_inject::{Fitted, Region};
+use gpushare_inventory::{FileIdentity, Node, open_now};
+use gpushare_quota::Lease;
+
+/// The open files, and those that are watched.
+#[derive(Debug)]
+pub struct Kept {
+    libraries: Vec<PathBuf>,
+    open: HashMap<PathBuf, File>,
+    regions: HashMap<i64, Option<[File; 2]>>,
+    state: PathBuf,
+}
+
+impl Kept {
+    /// What containers of this node have mounted. Nothing is opened yet.
+    pub fn of(node: &Node, config: &Config, state: &Path) -> Self {
+        let (cache, libraries) = (&config.paths.cache, &config.paths.libraries);
+        let fitted = Fitted { cache, libraries, driver: &node.driver, state };
+        let mut files = node.driver.mounted();
+        files.extend(fitted.files());
+        Self { libraries: files, open: HashMap::new(), regions: HashMap::new(), state: state.into() }
+    }
+
+    /// Opens what is not open, without waiting, and lets go of what ended.
+    pub fn hold(&mut self, state: &Path, leases: &[Lease]) {
+        for path in &self.libraries {
+            if !self.open.contains_key(path)
+                && let Ok(file) = open_now(path)
+            {
+                self.open.insert(path.clone(), file);
+            }
+        }
+        self.regions.retain(|id, files| files.is_some() && leases.iter().any(|lease| lease.id == *id));
+        for lease in leases {
+            self.regions.entry(lease.id).or_insert_with(|| Region::of(state, lease.id).hold().ok());
+        }
+    }
+
+    /// All of them by what the kernel calls them.
+    pub fn watched(&self) -> HashMap<FileIdentity, PathBuf> {
+        let regions = self.regions.keys().flat_map(|id| {
+            let region = Region::of(&self.state, *id);
+            [region.limits(), region.usage()]
+        });
+        let all = self.libraries.iter().cloned().chain(regions);
+        all.filter_map(|path| Some((FileIdentity::of(&path).ok()?, path))).collect()
+    }
+}

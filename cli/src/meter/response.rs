@@ -1,0 +1,105 @@
+//! What becomes of a container that breaks its share, as the settings want it (`meter.on_cheating`).
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use gpushare_config::OnCheating;
+use gpushare_quota::{Holder, Lease};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::watch::processes;
+use crate::leases::ids;
+use crate::violation::{Kind, Violation};
+
+/// The leases whose containers stand still, by this meter or one before it.
+#[derive(Debug, Default)]
+pub struct Response {
+    frozen: BTreeSet<i64>,
+}
+
+impl Response {
+    /// Goes on where a meter that ended left containers frozen.
+    pub fn after(frozen: impl IntoIterator<Item = i64>) -> Self {
+        Self { frozen: frozen.into_iter().collect() }
+    }
+
+    /// The leases whose containers are frozen.
+    pub fn frozen(&self) -> impl Iterator<Item = i64> {
+        self.frozen.iter().copied()
+    }
+
+    /// Deals with what was found: nothing but the log and the lists for `report`.
+    pub fn act(&mut self, wanted: OnCheating, leases: &[Lease], found: &[Violation]) {
+        for lease in leases {
+            let breaks = found.iter().any(|one| one.lease == Some(lease.id) && counts(one));
+            match (wanted, breaks) {
+                (OnCheating::End, true) => end(lease),
+                (OnCheating::Cap, true) => self.set(lease, true),
+                _ => self.set(lease, false),
+            }
+        }
+        self.frozen.retain(|id| leases.iter().any(|lease| lease.id == *id));
+    }
+
+    fn set(&mut self, lease: &Lease, frozen: bool) {
+        if self.frozen.contains(&lease.id) == frozen {
+            return;
+        }
+        for member in lease.members() {
+            if let Err(error) = freeze(&member.holder, frozen) {
+                tracing::warn!(container = %member.key, %error, frozen, "its processes cannot be stopped or let go on");
+            }
+        }
+        let container = ids(lease).join(", ");
+        match frozen {
+            true => tracing::warn!(%container, "stopped until it keeps to its share (meter.on_cheating)"),
+            false => tracing::info!(%container, "goes on"),
+        }
+        if frozen {
+            self.frozen.insert(lease.id)
+        } else {
+            self.frozen.remove(&lease.id)
+        };
+    }
+}
+
+/// Who holds others up, or what cannot be read for a moment, is told, and is no reason to stop a container: its own end may
+/// look the same.
+fn counts(found: &Violation) -> bool {
+    ![Kind::Unreadable, Kind::Stranger].iter().any(|kind| kind.name() == found.kind)
+}
+
+/// Kills every process of the containers, by their cgroups and never by a pid that a container wrote. The engine finds
+/// them ended, and their share comes back as at every end.
+fn end(lease: &Lease) {
+    tracing::warn!(container = %ids(lease).join(", "), "ended: it broke its share (meter.on_cheating)");
+    for member in lease.members() {
+        let whole = member.holder.cgroup.as_ref().map(|cgroup| fs::write(cgroup.join("cgroup.kill"), "1"));
+        if matches!(whole, Some(Ok(()))) {
+            continue;
+        }
+        for pid in processes(&member.holder).into_iter().filter_map(|pid| i32::try_from(pid).ok()) {
+            // One that ended meanwhile needs no signal.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+}
+
+/// Stops the processes of a container, or lets them go on.
+fn freeze(holder: &Holder, frozen: bool) -> io::Result<()> {
+    let cgroup =
+        holder.cgroup.as_deref().ok_or_else(|| io::Error::other("the container has no cgroup of its own"))?;
+    match version_1(cgroup) {
+        Some(folder) => fs::write(folder.join("freezer.state"), if frozen { "FROZEN" } else { "THAWED" }),
+        None => fs::write(cgroup.join("cgroup.freeze"), if frozen { "1" } else { "0" }),
+    }
+}
+
+/// The freezer's folder of a cgroup of version 1, which the store knows by its devices controller.
+fn version_1(cgroup: &Path) -> Option<PathBuf> {
+    let below = cgroup.strip_prefix("/sys/fs/cgroup/devices").ok()?;
+    Some(Path::new("/sys/fs/cgroup/freezer").join(below))
+}

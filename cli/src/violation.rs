@@ -1,0 +1,160 @@
+//! What containers do against their shares, as the meter last saw it: it writes them into the state folder, and `ps`,
+//! `doctor` and scripts read them there.
+//!
+//! Limits live in a container's own processes, so they cannot hold an adversary; but none stays unseen.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+/// Older ones are those of a meter that has ended.
+const STALE: Duration = Duration::from_secs(5);
+
+/// One thing that a container does against its share.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Violation {
+    /// The lease; `None` for processes of no lease.
+    pub lease: Option<i64>,
+    /// The container's id, or the cgroup of a process of no lease.
+    pub container: String,
+    /// The process on the host, where it is one's.
+    pub pid: Option<u32>,
+    /// What it does, by [`Kind::name`].
+    pub kind: String,
+    /// In words.
+    pub text: String,
+}
+
+/// What can be seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Another file lies where the lease's limits, books or driver should be.
+    Files,
+    /// A process uses a GPU and has not loaded the limits.
+    Unlimited,
+    /// A lease on a file (fcntl(2)) by which others would have to wait.
+    FileLease,
+    /// Limits or books that cannot be read.
+    Unreadable,
+    /// Device memory beyond limit and slack.
+    Memory,
+    /// GPU time beyond the share.
+    Compute,
+    /// A process on a shared GPU that no lease explains.
+    Stranger,
+}
+
+impl Kind {
+    /// The word in JSON and in the log.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Files => "files",
+            Self::Unlimited => "unlimited",
+            Self::FileLease => "file-lease",
+            Self::Unreadable => "unreadable",
+            Self::Memory => "memory",
+            Self::Compute => "compute",
+            Self::Stranger => "stranger",
+        }
+    }
+}
+
+fn path(state: &Path) -> PathBuf {
+    state.join("violations.json")
+}
+
+/// Puts `violations`, the time, and the leases whose containers the meter has stopped in place of what stood there.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write(state: &Path, violations: &[Violation], frozen: impl Iterator<Item = i64>) -> io::Result<()> {
+    let list: Vec<Value> = violations.iter().map(json).collect();
+    let frozen: Vec<i64> = frozen.collect();
+    let text = json!({"seconds": now().as_secs(), "violations": list, "frozen": frozen}).to_string();
+    let unfinished = state.join("violations.new");
+    fs::write(&unfinished, text)?;
+    fs::rename(unfinished, path(state))
+}
+
+/// What the meter saw within the last seconds; nothing where none runs.
+pub fn read(state: &Path) -> Vec<Violation> {
+    let text = fs::read(path(state)).unwrap_or_default();
+    let told: Value = serde_json::from_slice(&text).unwrap_or_default();
+    let seconds = Duration::from_secs(told["seconds"].as_u64().unwrap_or(0));
+    if now().saturating_sub(seconds) > STALE {
+        return Vec::new();
+    }
+    told["violations"].as_array().into_iter().flatten().filter_map(parse).collect()
+}
+
+/// The leases whose containers a meter has stopped, however long ago.
+pub fn frozen(state: &Path) -> Vec<i64> {
+    let told: Value = serde_json::from_slice(&fs::read(path(state)).unwrap_or_default()).unwrap_or_default();
+    told["frozen"].as_array().into_iter().flatten().filter_map(Value::as_i64).collect()
+}
+
+/// As `ps --json` prints it.
+pub fn json(violation: &Violation) -> Value {
+    json!({
+        "lease": violation.lease,
+        "container": violation.container,
+        "pid": violation.pid,
+        "kind": violation.kind,
+        "text": violation.text,
+    })
+}
+
+fn parse(told: &Value) -> Option<Violation> {
+    Some(Violation {
+        lease: told["lease"].as_i64(),
+        container: told["container"].as_str()?.to_owned(),
+        pid: told["pid"].as_u64().and_then(|pid| pid.try_into().ok()),
+        kind: told["kind"].as_str()?.to_owned(),
+        text: told["text"].as_str()?.to_owned(),
+    })
+}
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.container)?;
+        if let Some(pid) = self.pid {
+            write!(f, ", process {pid}")?;
+        }
+        write!(f, ": {}", self.text)
+    }
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_read_until_it_is_old() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(read(folder.path()), []);
+        let seen = [Violation {
+            lease: Some(7),
+            container: "web".to_owned(),
+            pid: Some(4711),
+            kind: Kind::Files.name().to_owned(),
+            text: "x".to_owned(),
+        }];
+        write(folder.path(), &seen, [7].into_iter()).unwrap();
+        assert_eq!(frozen(folder.path()), [7]);
+        assert_eq!(read(folder.path()), seen);
+        let text = fs::read_to_string(path(folder.path())).unwrap();
+        let old = format!("\"seconds\":{}", now().as_secs() - 60);
+        let seconds = format!("\"seconds\":{}", serde_json::from_str::<Value>(&text).unwrap()["seconds"]);
+        fs::write(path(folder.path()), text.replace(&seconds, &old)).unwrap();
+        assert_eq!(read(folder.path()), []);
+        fs::write(path(folder.path()), "{\"seconds\": [").unwrap();
+        assert_eq!(read(folder.path()), []);
+    }
+}

@@ -1,0 +1,53 @@
+//! `lease`: file leases, by which whoever opens the file afterwards has to wait.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+
+/// Take every lease that the kernel gives, again and again, until killed
+#[derive(Args)]
+pub struct Lease {
+    /// Files
+    files: Vec<PathBuf>,
+    /// Become this user first
+    #[arg(long)]
+    uid: Option<u32>,
+}
+
+impl Lease {
+    /// Never returns, unless the user id cannot be had.
+    pub fn run(&self) -> Result<()> {
+        if let Some(uid) = self.uid {
+            // SAFETY: no pointer is passed.
+            anyhow::ensure!(unsafe { libc::setuid(uid) } == 0, "{}", std::io::Error::last_os_error());
+        }
+        // The break of a lease is told by a signal, which would end us.
+        // SAFETY: ignoring a signal runs no code of ours.
+        unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+        let mut held: Vec<Option<File>> = self.files.iter().map(|_| None).collect();
+        let mut said = false;
+        loop {
+            for (path, held) in self.files.iter().zip(&mut held) {
+                if held.is_none() {
+                    *held = File::open(path).ok().filter(|file| {
+                        [libc::F_WRLCK, libc::F_RDLCK].iter().any(|kind| {
+                            // SAFETY: an open descriptor, and a number.
+                            unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, *kind) == 0 }
+                        })
+                    });
+                }
+            }
+            if !said {
+                let count = held.iter().flatten().count();
+                println!("leases {count}");
+                said = true;
+            }
+            sleep(Duration::from_millis(1));
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Whoever breaks its share is named within seconds, in memory and in compute, and what the settings want is done.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::command::eventually;
+use gpushare_tests::leases::{cli, leases_of, sweep};
+use gpushare_tests::meter::Meter;
+use gpushare_tests::needs::met;
+use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::runtime::{Container, LowLevel, Runtime};
+use serde_json::{Value, json};
+
+use crate::{NEEDS, SOON};
+
+/// The driver's own file, opened first, takes the place of ours in that process.
+const BYPASS: &str = "LD_PRELOAD=/usr/lib/gpushare/driver/cuda";
+const CLIENT: &str = "/bin/gpushare-tests-client";
+
+/// What is told of the container `id`, by kind.
+fn violations(config: &Path, id: &str) -> Vec<(String, String)> {
+    let told = cli(config, &["ps", "--json"]).expect_success("gpushare ps --json").stdout;
+    let listing: Value = serde_json::from_str(&told).expect("gpushare ps --json prints JSON");
+    let lease = listing.as_array().into_iter().flatten().find(|lease| lease["id"] == id);
+    let all = lease.and_then(|lease| lease["violations"].as_array());
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    all.into_iter().flatten().map(|one| (text(&one["kind"]), text(&one["text"]))).collect()
+}
+
+fn tells(config: &Path, id: &str, kind: &str) -> bool {
+    violations(config, id).iter().any(|(found, _)| found == kind)
+}
+
+/// The node's settings with runc and `meter.on_cheating`.
+fn runtime(node: &SimulatedNode, on_cheating: &str) -> Runtime {
+    let more = format!("{}\n[meter]\non_cheating = \"{on_cheating}\"\n", LowLevel::Runc.settings());
+    Runtime::with_config(LowLevel::Runc, &node.config_with(on_cheating, &more))
+}
+
+fn share(memory: &str, args: &[&str]) -> Bundle {
+    Bundle::with_client().env("GPUSHARE_MEMORY", memory).args(args)
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn each_way_past_a_limit_is_named() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = runtime(&node, "report");
+    let config = runtime.config();
+    let _meter = Meter::start(config);
+    let over_limits = "busybox mount -t tmpfs none /tmp && busybox cp /usr/lib/gpushare/limits /tmp/l && busybox mount --bind /tmp/l /usr/lib/gpushare/limits && exec busybox sleep 1000";
+    let hold = "/bin/gpushare-simulator probe --json --allocate 3GiB --hold 1000";
+    let idle = format!(
+        "for i in 1 2 3 4 5 6 7 8; do /bin/gpushare-simulator probe --json --hold 1000 & done; {BYPASS} {hold}"
+    );
+    let bypass = format!("{BYPASS} {hold}");
+    let own = format!(
+        "busybox mkdir /own && busybox cp /usr/lib/gpushare/driver/cuda /own/libcuda.so.1 && LD_LIBRARY_PATH=/own {hold}"
+    );
+    let busy = format!("{BYPASS} {CLIENT} launch 1ms --seconds 1000");
+    let honest = share("4GiB", &["sh", "-c", hold]).env("GPUSHARE_CORES", "50");
+    let cheats = [
+        (
+            share("1GiB", &["busybox", "unshare", "-Urm", "sh", "-c", over_limits])
+                .set("/process/user", json!({"uid": 1000, "gid": 1000})),
+            &["files"][..],
+        ),
+        (share("1GiB", &["sh", "-c", &bypass]), &["memory"]),
+        (share("1GiB", &["sh", "-c", &own]), &["memory", "unlimited"]),
+        // Idle processes beside it buy nothing.
+        (share("1GiB", &["sh", "-c", &idle]), &["memory"]),
+        (share("1GiB", &["sh", "-c", &busy]).env("GPUSHARE_CORES", "10"), &["compute"]),
+    ];
+    let containers: Vec<(Container<'_>, &[&str])> =
+        cheats.iter().map(|(bundle, kinds)| (runtime.run(bundle), *kinds)).collect();
+    let quiet = runtime.run(&honest);
+    for (container, kinds) in &containers {
+        for kind in *kinds {
+            let named = eventually(SOON, || tells(config, container.id(), kind));
+            assert!(named, "{kind}: {:?}\n{}", violations(config, container.id()), container.stderr());
+        }
+        let doctor = cli(config, &["doctor"]);
+        assert!(!doctor.success() && doctor.stdout.contains(container.id()), "{doctor:?}");
+        assert!(cli(config, &["ps"]).stdout.contains("CHEATING"));
+    }
+    assert_eq!(violations(config, quiet.id()), []);
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn a_process_on_a_shared_gpu_that_no_share_explains_is_named() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = runtime(&node, "end");
+    let _meter = Meter::start(runtime.config());
+    let bundle = share("1GiB", &["sleep", "1000"]);
+    let container = runtime.run(&bundle);
+    let mut stranger = std::process::Command::new(gpushare_tests::artifacts::simulator());
+    stranger.args(["probe", "--json", "--allocate", "2GiB", "--hold", "1000"]);
+    stranger.env("LD_LIBRARY_PATH", node.libraries()).env("GPUSHARE_SIMULATOR", node.shared());
+    let mut stranger =
+        stranger.stdout(std::process::Stdio::null()).spawn().expect("the client can be started");
+    let line = format!("process {}", stranger.id());
+    let named = eventually(SOON, || cli(runtime.config(), &["ps"]).stdout.contains(&line));
+    let told = cli(runtime.config(), &["ps"]).stdout;
+    let lives = matches!(stranger.try_wait(), Ok(None));
+    let _ = stranger.kill();
+    let _ = stranger.wait();
+    assert!(named && told.contains("STRANGER"), "{told}");
+    assert!(lives && container.status().as_deref() == Some("running"), "nobody's share was broken");
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn a_container_that_cheats_is_stopped_or_ended_where_the_settings_say_so() {
+    if !met(NEEDS) {
+        return;
+    }
+    for wanted in ["end", "cap"] {
+        let node = SimulatedNode::one_gpu();
+        let runtime = runtime(&node, wanted);
+        let config = runtime.config();
+        let _meter = Meter::start(config);
+        let busy = format!("{BYPASS} {CLIENT} launch 1ms --seconds 1000");
+        let cheat = share("1GiB", &["sh", "-c", &busy]).env("GPUSHARE_CORES", "10");
+        let neighbour = share("1GiB", &["sleep", "1000"]);
+        let (cheating, honest) = (runtime.run(&cheat), runtime.run(&neighbour));
+        match wanted {
+            "end" => {
+                assert!(eventually(SOON, || cheating.status().as_deref() == Some("stopped")), "{wanted}");
+                sweep(config);
+                assert_eq!(leases_of(config, cheating.id()), []);
+            }
+            _ => {
+                assert!(eventually(SOON, || cheating.status().as_deref() == Some("paused")), "{wanted}");
+                let _ = runtime.call(&["resume"], cheating.id()); // so that it can be killed
+            }
+        }
+        assert_eq!(honest.status().as_deref(), Some("running"), "{wanted}");
+    }
+}
+
+/// Creates, updates and deletes beside a container that takes every lease on files that the kernel gives it.
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn nobody_waits_for_a_container_that_takes_leases_on_files() {
+    if !met(NEEDS) {
+        return;
+    }
+    const FILES: [&str; 6] = [
+        "/usr/lib/gpushare/limits",
+        "/usr/lib/gpushare/usage",
+        "/usr/lib/gpushare/driver/cuda",
+        "/usr/lib/gpushare/driver/nvidia-ml",
+        "/usr/lib/x86_64-linux-gnu/libcuda.so.1",
+        "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
+    ];
+    // 45 seconds a file, where somebody waits.
+    const SOON: Duration = Duration::from_secs(5);
+    let node = SimulatedNode::one_gpu();
+    let runtime = runtime(&node, "report");
+    let config = runtime.config();
+    for (uid, has_meter) in
+        [(None, false), (Some("2147483600"), false), (None, true), (Some("2147483600"), true)]
+    {
+        let before = share("1GiB", &["sleep", "1000"]);
+        let _before = runtime.run(&before);
+        let told = node.state().join("violations.json");
+        let _ = std::fs::remove_file(&told);
+        let meter = has_meter.then(|| Meter::start(config));
+        // Written at the end of its first look, which opens the files.
+        assert!(!has_meter || eventually(SOON, || told.exists()));
+        let mut args = vec![CLIENT, "lease"];
+        args.extend(uid.into_iter().flat_map(|uid| ["--uid", uid]));
+        args.extend(FILES);
+        let attacker = share("1GiB", &args);
+        let victim = share("1GiB", &["sleep", "1000"]);
+        let attacking = runtime.run(&attacker);
+        assert!(eventually(SOON, || attacking.stdout().contains("leases")), "{}", attacking.stderr());
+        let begin = Instant::now();
+        let container = runtime.run(&victim);
+        let _ = cli(config, &["update", victim.id(), "--memory", "2GiB"]).expect_success("update");
+        let _ = cli(config, &["update", attacker.id(), "--memory", "2GiB"]); // done or refused, not waited for
+        for verb in ["sweep", "ps", "devices"] {
+            let _ = cli(config, &[verb]).expect_success(verb);
+        }
+        if has_meter {
+            // No lease for writing on what the meter has open, so the loader of another container does not wait.
+            let probe = container.exec(&["/bin/gpushare-simulator", "probe", "--json"]);
+            let _ = probe.expect_success("the CUDA client");
+        }
+        drop(container);
+        assert!(begin.elapsed() < SOON, "{uid:?}, meter: {has_meter}: {:?}", begin.elapsed());
+        let doctor = || cli(config, &["doctor"]).stdout;
+        // The driver's own files are root's, as the container's first user is.
+        assert!(eventually(SOON, || doctor().contains("F_SETLEASE")), "{uid:?}: {}", doctor());
+        drop(meter);
+    }
+}
