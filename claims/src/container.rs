@@ -3,7 +3,7 @@
 //! Not `oci-spec`'s `Spec`: that refuses a whole file for one enumeration value newer than itself, and a container
 //! that asks for nothing must start whatever its file holds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
 use gpushare_inventory::CdiDevice;
@@ -25,7 +25,7 @@ pub struct Container {
     /// Whether the engine gave it every device of the host: a node alone says nothing then.
     has_hosts_nodes: bool,
     /// The minors of GPUs that a device rule names: who hands over a single device writes one for it.
-    ruled: Vec<i64>,
+    ruled: BTreeSet<i64>,
 }
 
 /// An entry of the environment, split once: every dialect looks at all of them.
@@ -278,10 +278,15 @@ impl Container {
             let minors = note.into_iter().flat_map(|note| note.split(','));
             return minors.filter_map(|minor| Some((HANDED, minor.parse().ok()?))).collect();
         }
-        let gpus = || self.nodes.iter().filter_map(|node| Some((node.path.as_str(), gpu_minor(node)?)));
-        let is_double = |minor: u32| gpus().filter(|(_, other)| *other == minor).nth(1).is_some();
-        let is_ruled = |minor: u32| self.ruled.contains(&i64::from(minor));
-        gpus().filter(|(_, minor)| !self.has_hosts_nodes || is_ruled(*minor) || is_double(*minor)).collect()
+        let gpus: Vec<(&str, u32)> =
+            self.nodes.iter().filter_map(|node| Some((node.path.as_str(), gpu_minor(node)?))).collect();
+        if !self.has_hosts_nodes {
+            return gpus;
+        }
+        let mut found: BTreeMap<u32, usize> = BTreeMap::new();
+        gpus.iter().for_each(|(_, minor)| *found.entry(*minor).or_default() += 1);
+        let is_handed = |minor: &u32| self.ruled.contains(&i64::from(*minor)) || found[minor] > 1;
+        gpus.into_iter().filter(|(_, minor)| is_handed(minor)).collect()
     }
 }
 
