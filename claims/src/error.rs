@@ -61,12 +61,13 @@ pub enum RequestError {
     /// A channel that may not grant asked for a GPU.
     #[error(
         "{key} asks for a GPU, but only trusted annotations, handed devices and channels with a ceiling grant here \
-         (request.strict): ask through alloc.gpushare.io annotations, or have the administrator set request.env_ceiling or \
-         request.pod_ceiling"
+         (request.strict): ask through alloc.gpushare.io annotations, or have the administrator set {setting}"
     )]
     Untrusted {
         /// The annotation or variable.
         key: String,
+        /// The ceiling of its channel.
+        setting: &'static str,
     },
     /// A channel that may only lower stated more than the node's default, of which nobody else speaks.
     #[error(

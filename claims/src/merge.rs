@@ -110,7 +110,9 @@ impl<'a> Merge<'a> {
         let first = self.asking().next().ok_or(RequestError::NoShare)?;
         let mut granting = self.asking().filter(|claim| self.may_grant(claim)).peekable();
         if granting.peek().is_none() {
-            return Err(RequestError::Untrusted { key: first.by.clone() });
+            let of_pod = first.rank == Rank::Pod;
+            let setting = if of_pod { "request.pod_ceiling" } else { "request.env_ceiling" };
+            return Err(RequestError::Untrusted { key: first.by.clone(), setting });
         }
         let are_unread = matches!(self.policy.nvidia, NvidiaPolicy::Ignore | NvidiaPolicy::Refuse);
         match granting.all(|claim| self.policy.is_unchecked(claim.rank)) && are_unread {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::Result;
-use gpushare_config::Config;
+use gpushare_config::{Config, OnCheating};
 use gpushare_inject::{Region, one_line};
 use gpushare_inventory::Node;
 use gpushare_quota::{Lease, LeaseState, StateFolder, Store};
@@ -256,7 +256,7 @@ fn quota(config: &Config) -> Vec<Finding> {
                     format!("{text}, {stale} by containers that are gone: gpushare sweep"),
                 ),
             });
-            findings.push(meter(state.path(), &leases));
+            findings.push(meter(config, state.path(), &leases));
             findings.extend(hidden(state.path(), &leases));
             findings.extend(cheating(config, state.path(), &leases));
         }
@@ -265,13 +265,17 @@ fn quota(config: &Config) -> Vec<Finding> {
 }
 
 /// Compute shares are held without the meter too, but not as exactly, and idle time is then given to nobody.
-fn meter(state: &Path, leases: &[Lease]) -> Finding {
+fn meter(config: &Config, state: &Path, leases: &[Lease]) -> Finding {
     let limited = |lease: &&Lease| {
         lease.compute_policy != ComputePolicy::None && lease.grants.iter().any(|grant| grant.cores.is_some())
     };
     let limited = leases.iter().filter(limited).count();
     match (meter::is_running(state), limited) {
         (true, _) => ok("meter", "runs"),
+        (false, _) if config.meter.on_cheating != OnCheating::Report => warning(
+            "meter",
+            "does not run, so nobody is stopped or ended who goes past a limit (meter.on_cheating): keep it running",
+        ),
         (false, 0) => ok("meter", "does not run, and nobody holds a compute share"),
         (false, count) => warning(
             "meter",

@@ -84,7 +84,8 @@ fn give(
 /// Whether this very container holds a share, or is about to get it: from the wrapper, which became the runtime that is
 /// our parent, or from this hook, configured twice.
 fn holds_already(id: &str, init: &Holder, config: &Config) -> Result<bool> {
-    let store = Store::open(StateFolder::open(&config.paths.state)?.path())?;
+    let folder = StateFolder::open(&config.paths.state)?;
+    let store = Store::open(folder.path())?;
     let parent = Holder::init(getppid().as_raw()).ok();
     let same = |one: &Holder, other: &Holder| (one.pid, one.start_time) == (other.pid, other.start_time);
     for lease in store.leases_by_id(id)? {
@@ -94,7 +95,14 @@ fn holds_already(id: &str, init: &Holder, config: &Config) -> Result<bool> {
         if same(holder, init) || by_wrapper {
             return Ok(true);
         }
-        if !holder.is_gone() {
+        // An engine that restarts a container gives it the same cgroup, where the new init lives by now; hooks that stand
+        // in for others have no poststop.
+        let is_earlier_life =
+            key.root == LeaseKey::HOOK_ONLY && !holder.lives() && holder.cgroup == init.cgroup;
+        if is_earlier_life {
+            let left = store.release(lease.id, key, ReleaseReason::Ended)?;
+            forget(&folder, lease.id, key, left);
+        } else if !holder.is_gone() {
             bail!(
                 "another container of this id holds a share (runtime root {:?}); a hook cannot tell the two apart: give \
                  one of them another name, or use gpushare-runtime",

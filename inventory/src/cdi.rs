@@ -32,14 +32,20 @@ const MAJOR: u64 = 195;
 const FIRST_CONTROL_MINOR: u64 = 254;
 
 /// The devices with NVIDIA nodes among `names` (`vendor/class=name`). What a later folder says replaces what an earlier
-/// one does, and a name that two files of one folder give different GPUs means none, as for engines.
+/// one does, and a name that two files of one folder give different GPUs means none, as for engines. A name that no file
+/// has, of a kind of which some file has GPUs, is there without any.
 pub fn cdi_devices(folders: &[PathBuf], names: &BTreeSet<&str>) -> BTreeMap<String, CdiDevice> {
     let mut all = BTreeMap::new();
+    let (mut kinds, mut met) = (BTreeSet::new(), BTreeSet::new());
     for folder in folders {
         let mut of_folder: BTreeMap<String, Option<CdiDevice>> = BTreeMap::new();
         for file in specifications(folder) {
             for (name, device) in read(&file).into_iter().flat_map(|spec| devices(&spec)) {
+                if !device.minors.is_empty() {
+                    kinds.extend(name.split_once('=').map(|(kind, _)| kind.to_owned()));
+                }
                 if names.contains(name.as_str()) {
+                    met.insert(name.clone());
                     let same = |known: &Option<CdiDevice>| known.as_ref() == Some(&device);
                     let known = of_folder.get(&name).is_none_or(same);
                     of_folder.insert(name, known.then_some(device));
@@ -51,7 +57,11 @@ pub fn cdi_devices(folders: &[PathBuf], names: &BTreeSet<&str>) -> BTreeMap<Stri
             all.extend(device.map(|device| (name, device)));
         }
     }
-    all.retain(|_, device| !device.minors.is_empty() || device.is_part);
+    all.retain(|_, device: &mut CdiDevice| !device.minors.is_empty() || device.is_part);
+    let is_of_gpus = |name: &&&str| name.split_once('=').is_some_and(|(kind, _)| kinds.contains(kind));
+    for name in names.iter().filter(|name| !met.contains(**name)).filter(is_of_gpus) {
+        all.entry((*name).to_owned()).or_default();
+    }
     all
 }
 
@@ -186,6 +196,9 @@ containerEdits:
                     &gpu("mine"),
                     &gpu("nic"),
                     &gpu("half"),
+                    &gpu("part"),
+                    &gpu("first"),
+                    &gpu("third"),
                     &gpu("7"),
                     &gpu("no")
                 ]
@@ -196,6 +209,7 @@ containerEdits:
                 (gpu("first"), vec![0], false),
                 (gpu("half"), vec![0], true),
                 (gpu("mine"), vec![1, 0], false),
+                (gpu("no"), vec![], false),
                 (gpu("part"), vec![], true),
                 (gpu("third"), vec![3], false),
             ]
@@ -207,7 +221,8 @@ containerEdits:
         let name = "k8s.gpu.nvidia.com/claim=0b5c-gpu-1";
         let other = CLAIM.replace("nvidia3", "nvidia2");
         let minors = |files: &[(&str, &str)]| {
-            found(files, &[name]).into_iter().map(|(_, minors, _)| minors).collect::<Vec<_>>()
+            let found = found(files, &[name]).into_iter().map(|(_, minors, _)| minors);
+            found.filter(|minors| !minors.is_empty()).collect::<Vec<_>>()
         };
         assert_eq!(minors(&[("etc/a.yaml", CLAIM), ("run/a.yaml", &other)]), [[2]]);
         assert_eq!(minors(&[("run/a.yaml", CLAIM), ("run/b.yaml", CLAIM)]), [[3]], "said twice");

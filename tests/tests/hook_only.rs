@@ -311,3 +311,26 @@ fn it_stands_in_for_nvidias_hook_under_dockers_gpus_flag() {
     sweep(runtime.config());
     assert_eq!(leases(runtime.config()), []);
 }
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn a_container_that_is_started_again_gets_its_share_though_nothing_took_it_back() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let config = node.config().to_string_lossy().into_owned();
+    let runtime = hooked::runtime(LowLevel::Runc, &node, Cgroups::Machine);
+    // As under docker's --gpus: nothing but a prestart hook.
+    let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "60GiB").hook(
+        "prestart",
+        &artifacts::hook(),
+        &["prestart", "--config", &config],
+    );
+    for life in 0..3 {
+        let container = runtime.run(&bundle);
+        Report::of(&container, &[]).assert_size(60 * GIB);
+        assert_eq!(leases(runtime.config()).len(), 1, "life {life}");
+        container.stop();
+    }
+}

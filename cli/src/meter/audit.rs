@@ -154,7 +154,6 @@ mod tests {
             (900 * MIB, 1, 500 * MIB, None),
             (1012 * MIB, 1, 500 * MIB, None),
             (1013 * MIB, 1, 500 * MIB, Some(513 * MIB)),
-            (1013 * MIB, 2, 500 * MIB, None),
             (1013 * MIB, 100, 500 * MIB, Some(513 * MIB)), // idle processes buy nothing
             (4000 * MIB, 1, 0, Some(4000 * MIB)),
             (100 * MIB, 1, u64::MAX, None),

@@ -1,5 +1,7 @@
 //! Names of GPUs in a list: the grammar that lists, mounts and other systems' keys share.
 
+use gpushare_inventory::GpuUuid;
+
 use gpushare_claims::{DeviceSelector, IndexMeaning, RequestError, Word, shortened};
 
 const OUR_VENDOR: &str = "gpushare.io/";
@@ -101,8 +103,8 @@ pub(crate) fn is_ours(item: &str) -> bool {
     item.starts_with(OUR_VENDOR)
 }
 
-/// The name of the GPU in a qualified name of NVIDIA's, by whichever of its vendor names; `None` for anything else. What a
-/// GPU is used with beside it (gds, mofed, gdrcopy, nvswitch, imex-channel) is none.
+/// The name of the GPU in a qualified name of NVIDIA's, by whichever of its vendor names, or the UUID in one of another
+/// vendor's; `None` for anything else. What a GPU is used with beside it (gds, mofed, gdrcopy, nvswitch, imex-channel) is none.
 pub(crate) fn device(item: &str) -> Option<&str> {
     let (kind, name) = item.split_once('=')?;
     let (vendor, class) = kind.split_once('/')?;
@@ -112,7 +114,10 @@ pub(crate) fn device(item: &str) -> Option<&str> {
     let index = name.strip_prefix("gpu-").or_else(|| name.strip_prefix("gpu"));
     let index = index.filter(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()));
     match class {
-        _ if !is_nvidias => None,
+        // Of another vendor's device a UUID tells, and no number: it may be a network card's.
+        _ if !is_nvidias => {
+            Some(name).filter(|name| name.parse::<GpuUuid>().is_ok() || name.starts_with("MIG-"))
+        }
         _ if class == "gpu" || is_dras => Some(index.unwrap_or(name)),
         // A number there counts parts of GPUs.
         _ if class.starts_with("mig") => Some(PART),
@@ -157,6 +162,11 @@ mod tests {
             ("nvidia.com/imex-channel=0", None),
             ("xnvidia.com/gpu=0", None),
             ("gpushare.io/gpu=0", None),
+            (
+                "lab.example/card=GPU-5f2e0a11-0102-0304-0506-0708090a0bff",
+                Some("GPU-5f2e0a11-0102-0304-0506-0708090a0bff"),
+            ),
+            ("lab.example/card=GPU-5f2e", None),
             ("gpu=0", None),
             ("0", None),
         ] {

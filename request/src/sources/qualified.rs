@@ -48,8 +48,19 @@ pub(crate) fn specified(
 ) -> Result<Option<Vec<DeviceSelector>>, RequestError> {
     match words.container.cdi_device(name) {
         Some(device) if device.is_part => Err(word.wrong(names::NO_PART)),
+        // Whoever handed over the nodes may know more.
+        Some(device) if device.minors.is_empty() && handed::is_handed(words) => Ok(None),
+        Some(device) if device.minors.is_empty() => Err(untold(word, name)),
         device => Ok(device.map(|device| device.minors.iter().copied().map(DeviceSelector::Minor).collect())),
     }
+}
+
+fn untold(word: Word, name: &str) -> RequestError {
+    let name = shortened(name).escape_debug().to_string();
+    word.wrong(format!(
+        "nobody has put CDI device {name} into the container, and neither its name nor a specification (cdi.spec_dirs) tells \
+         its GPU: use an engine that applies CDI devices, or name a GPU by index or UUID"
+    ))
 }
 
 /// Whether an annotation asks for a GPU: by NVIDIA's names, or by whichever name the node's specifications give a GPU.
@@ -95,11 +106,7 @@ fn named<'a>(
     let selector = match names::selector(word, device, IndexMeaning::Pci) {
         Err(_) if handed::is_handed(words) => return Ok(None),
         Err(_) if !names::tells_gpu(device) => {
-            let name = shortened(name).escape_debug().to_string();
-            return Err(word.wrong(format!(
-                "nobody has put CDI device {name} into the container, and neither its name nor a specification (cdi.spec_dirs) \
-                 tells its GPU: use an engine that applies CDI devices, or name a GPU by index or UUID"
-            )));
+            return Err(untold(word, name));
         }
         other => other?,
     };

@@ -190,8 +190,9 @@ fn a37_in_a_user_namespace_nodes_are_bound_and_nothing_of_the_host_is_ours_to_ch
         let owned = |folder: std::path::PathBuf| {
             use std::os::unix::fs::MetadataExt;
             let files = tree(&folder).into_keys();
-            let ours =
-                |path: &std::path::PathBuf| fs::symlink_metadata(path).is_ok_and(|file| file.uid() >= mapped);
+            let ours = |path: &std::path::PathBuf| {
+                fs::symlink_metadata(path).is_ok_and(|file| (mapped..mapped + 65_536).contains(&file.uid()))
+            };
             files.filter(ours).collect::<Vec<_>>()
         };
         assert_eq!(owned(node.root()), Vec::<std::path::PathBuf>::new(), "{low_level:?}");
