@@ -54,8 +54,11 @@ fn each_way_past_a_limit_is_named() {
     let _meter = Meter::start(config);
     let over_limits = "busybox mount -t tmpfs none /tmp && busybox cp /usr/lib/gpushare/limits /tmp/l && busybox mount --bind /tmp/l /usr/lib/gpushare/limits && exec busybox sleep 1000";
     let hold = "/bin/gpushare-simulator probe --json --allocate 3GiB --hold 1000";
+    let more = "/bin/gpushare-simulator probe --json --allocate 1GiB --hold 1000";
+    // A context is less than what each process may leave unexplained.
     let idle = format!(
-        "for i in 1 2 3 4 5 6 7 8; do /bin/gpushare-simulator probe --json --hold 1000 & done; {BYPASS} {hold}"
+        "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do {BYPASS} /bin/gpushare-simulator probe --json --hold 1000 & done; \
+         {BYPASS} {more}"
     );
     let bypass = format!("{BYPASS} {hold}");
     let own = format!(
