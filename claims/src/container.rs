@@ -269,9 +269,9 @@ impl Container {
         &self.nodes
     }
 
-    /// The GPUs' nodes that the engine was handed for this container, by path and minor number. A bundle that ran before
-    /// holds those of its lease as well, so its own note tells. Of one with every device of the host, those have a rule of
-    /// their own that CDI brought, and those stand twice that a device plugin brought.
+    /// The GPUs' nodes that the engine was handed for this container, by path and minor number. A bundle that
+    /// ran before holds those of its lease as well, so its own note tells. Of one with every device of the
+    /// host, those have a rule of their own that CDI brought, and those stand twice that a device plugin brought.
     pub fn handed(&self) -> Vec<(&str, u32)> {
         let note = self.annotations.get(HANDED).filter(|_| self.ran_before);
         if self.ran_before {
@@ -291,7 +291,8 @@ impl Container {
 }
 
 impl Node {
-    /// Whether it is /dev/null (1:3), which a runtime makes by itself: only who adds all of the host's nodes adds it.
+    /// Whether it is /dev/null (1:3). A runtime makes that by itself: only who adds all of the host's nodes
+    /// adds it.
     fn is_null(&self) -> bool {
         (self.major, self.minor, self.is_block) == (1, 3, false)
     }
@@ -311,8 +312,8 @@ pub fn gpu_minor(node: &Node) -> Option<u32> {
     u32::try_from(node.minor).ok().filter(|_| is_gpu)
 }
 
-/// Whether the bundle allows every character device: it was given those of the whole host. The last rule for all of them
-/// counts.
+/// Whether the bundle allows every character device: it was given those of the whole host. The last rule
+/// for all of them counts.
 pub fn is_privileged(json: &Value) -> bool {
     rules(json).filter(|rule| is_for_all(rule)).fold(false, |before, rule| match rule.get("allow") {
         _ if lets_use(rule) => true,

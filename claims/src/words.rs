@@ -55,7 +55,7 @@ pub fn conflict(first: impl fmt::Display, second: impl fmt::Display) -> RequestE
 /// A bundle under the node's rules, less the keys that another dialect has for its own.
 #[derive(Clone, Debug)]
 pub struct Words<'a> {
-    /// The bundle.
+    /// Its annotations, environment, mounts and nodes, as the engine wrote them.
     pub container: &'a Container,
     /// The node's rules.
     pub policy: &'a Policy,

@@ -31,6 +31,8 @@ pub struct Violation {
 /// What can be seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// A limits file that says something else than the lease, and was mended.
+    Limits,
     /// Another file lies where the lease's limits, books or driver should be.
     Files,
     /// A process uses a GPU and has not loaded the limits.
@@ -51,6 +53,7 @@ impl Kind {
     /// The word in JSON and in the log.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Limits => "limits",
             Self::Files => "files",
             Self::Unlimited => "unlimited",
             Self::FileLease => "file-lease",

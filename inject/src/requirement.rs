@@ -24,7 +24,7 @@ pub enum RequirementError {
          NVIDIA_DISABLE_REQUIRE=1"
     )]
     Unreadable {
-        /// The variable.
+        /// The variable that states it, shortened.
         key: String,
         /// The value, shortened.
         value: String,

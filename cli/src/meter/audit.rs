@@ -1,7 +1,7 @@
 //! Audits every lease once a second: limits files that a container has changed, device memory beyond the container's books
 //! or limit, and GPU time beyond its share.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use anyhow::Result;
 use gpushare_inject::Region;
@@ -9,8 +9,6 @@ use gpushare_inventory::DeviceMemory;
 use gpushare_quota::{Lease, Store};
 use gpushare_region::Usage;
 use gpushare_request::ComputePolicy;
-
-use crate::leases::ids;
 
 /// So many looks in a row must find memory beyond the books: an allocation is in the driver's books and in the
 /// container's at different instants.
@@ -39,14 +37,13 @@ fn most_percent(lease: &Lease, line: usize) -> Option<u8> {
     .filter(|percent| *percent < 100)
 }
 
-/// What was found, so that each thing is logged once.
+/// What earlier looks found.
 #[derive(Debug, Default)]
 pub struct Audit {
     /// By lease and line: looks in a row.
     unbooked: HashMap<(i64, usize), u32>,
     /// By lease and line: GPU time beyond the share.
     excess: HashMap<(i64, usize), Excess>,
-    damaged: HashSet<i64>,
 }
 
 impl Audit {
@@ -68,11 +65,6 @@ impl Audit {
             return 0;
         };
         *looks = looks.saturating_add(1);
-        if *looks == LOOKS {
-            let (container, gpu, beyond) =
-                (ids(lease).join(", "), grant.gpu, DeviceMemory::from_bytes(bytes));
-            tracing::warn!(%container, %gpu, %beyond, "processes hold device memory that the container's books do not explain");
-        }
         if *looks < LOOKS { 0 } else { bytes }
     }
 
@@ -87,18 +79,10 @@ impl Audit {
         (excess.nanoseconds > MOST_EXCESS).then_some(excess.nanoseconds)
     }
 
-    /// Says once that a container's usage file cannot be read.
-    pub fn damaged(&mut self, lease: &Lease) {
-        if self.damaged.insert(lease.id) {
-            tracing::warn!(container = %ids(lease).join(", "), "usage file damaged by the container");
-        }
-    }
-
     /// Forgets leases that ended.
     pub fn retain(&mut self, living: impl Fn(i64) -> bool) {
         self.unbooked.retain(|(lease, _), _| living(*lease));
         self.excess.retain(|(lease, _), _| living(*lease));
-        self.damaged.retain(|lease| living(*lease));
     }
 }
 

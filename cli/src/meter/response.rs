@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use gpushare_config::OnCheating;
-use gpushare_quota::{Holder, Lease};
+use gpushare_quota::{Holder, Lease, LeaseState};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -44,26 +44,33 @@ impl Response {
         self.frozen.retain(|id| leases.iter().any(|lease| lease.id == *id));
     }
 
+    /// What fails is tried again at the next look.
     fn set(&mut self, lease: &Lease, frozen: bool) {
         if self.frozen.contains(&lease.id) == frozen {
             return;
         }
-        for member in lease.members() {
-            if let Err(error) = freeze(&member.holder, frozen) {
-                tracing::warn!(container = %member.key, %error, frozen, "its processes cannot be stopped or let go on");
+        let container = ids(lease).join(", ");
+        let done: io::Result<Vec<()>> = active(lease).map(|holder| freeze(holder, frozen)).collect();
+        match (done, frozen) {
+            (Err(error), _) => {
+                tracing::warn!(%container, %error, frozen, "its processes cannot be stopped or let go on");
+            }
+            (Ok(_), true) => {
+                self.frozen.insert(lease.id);
+                tracing::warn!(%container, "stopped until it keeps to its share (meter.on_cheating)");
+            }
+            (Ok(_), false) => {
+                self.frozen.remove(&lease.id);
+                tracing::info!(%container, "goes on");
             }
         }
-        let container = ids(lease).join(", ");
-        match frozen {
-            true => tracing::warn!(%container, "stopped until it keeps to its share (meter.on_cheating)"),
-            false => tracing::info!(%container, "goes on"),
-        }
-        if frozen {
-            self.frozen.insert(lease.id)
-        } else {
-            self.frozen.remove(&lease.id)
-        };
     }
+}
+
+/// The containers of a lease that are made: the holder of another one is its engine's runtime.
+fn active(lease: &Lease) -> impl Iterator<Item = &Holder> {
+    let active = lease.members().filter(|member| member.state == LeaseState::Active);
+    active.map(|member| &member.holder)
 }
 
 /// Who holds others up, or what cannot be read for a moment, is told, and is no reason to stop a container: its own end may
@@ -76,12 +83,12 @@ fn counts(found: &Violation) -> bool {
 /// them ended, and their share comes back as at every end.
 fn end(lease: &Lease) {
     tracing::warn!(container = %ids(lease).join(", "), "ended: it broke its share (meter.on_cheating)");
-    for member in lease.members() {
-        let whole = member.holder.cgroup.as_ref().map(|cgroup| fs::write(cgroup.join("cgroup.kill"), "1"));
+    for holder in active(lease) {
+        let whole = holder.cgroup.as_ref().map(|cgroup| fs::write(cgroup.join("cgroup.kill"), "1"));
         if matches!(whole, Some(Ok(()))) {
             continue;
         }
-        for pid in processes(&member.holder).into_iter().filter_map(|pid| i32::try_from(pid).ok()) {
+        for pid in processes(holder).into_iter().filter_map(|pid| i32::try_from(pid).ok()) {
             // One that ended meanwhile needs no signal.
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
@@ -102,4 +109,25 @@ fn freeze(holder: &Holder, frozen: bool) -> io::Result<()> {
 fn version_1(cgroup: &Path) -> Option<PathBuf> {
     let below = cgroup.strip_prefix("/sys/fs/cgroup/devices").ok()?;
     Some(Path::new("/sys/fs/cgroup/freezer").join(below))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_number_that_is_another_processs_by_now_and_one_that_is_not_seen_are_nobodys() {
+        let mut child = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let holder = Holder { cgroup: None, ..Holder::init(pid).unwrap() };
+        assert_eq!(processes(&holder), [child.id()]);
+        assert!(processes(&Holder { start_time: holder.start_time + 1, ..holder.clone() }).is_empty());
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("cgroup.procs"), format!("0\n{pid}\n0\n")).unwrap();
+        assert_eq!(processes(&Holder { cgroup: Some(folder.path().into()), ..holder }), [child.id()]);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 }

@@ -78,8 +78,8 @@ struct Session<'a> {
     kept: Kept,
     watch: Watch,
     response: Response,
-    /// What breaks of shares were logged.
-    told: BTreeSet<Violation>,
+    /// What was logged of which lease and process, by kind: figures change at every look.
+    told: BTreeSet<(Option<i64>, Option<u32>, String)>,
     change: Option<SystemTime>,
     leases: Vec<Lease>,
     gpus: HashMap<GpuUuid, Metered<'a>>,
@@ -205,16 +205,18 @@ impl<'a> Session<'a> {
     fn mend(&self) -> Vec<Violation> {
         let mut found = Vec::new();
         for lease in &self.leases {
-            let text = match mend(self.store, &Region::of(self.state, lease.id), lease) {
+            let (kind, text) = match mend(self.store, &Region::of(self.state, lease.id), lease) {
                 Ok(false) => continue,
                 Ok(true) => {
-                    "its limits file differed from the lease (changed from inside?): rewritten".to_owned()
+                    let text = "its limits file differed from the lease (changed from inside?): rewritten";
+                    (Kind::Limits, text.to_owned())
                 }
                 Err(error) => {
-                    format!("its limits file cannot be read or mended: {}", one_line(error.as_ref()))
+                    let why = one_line(error.as_ref());
+                    (Kind::Unreadable, format!("its limits file cannot be read or mended: {why}"))
                 }
             };
-            found.push(watch::of(lease, None, Kind::Unreadable, text));
+            found.push(watch::of(lease, None, kind, text));
         }
         found
     }
@@ -253,7 +255,6 @@ impl<'a> Session<'a> {
                         found.extend((member.unbooked > 0).then(|| beyond_books(lease, member)));
                     }
                     Err(UsageError::Damaged(_)) => {
-                        self.audit.damaged(lease);
                         let text = "its usage file is damaged".to_owned();
                         found.push(watch::of(lease, None, Kind::Unreadable, text));
                     }
@@ -276,12 +277,13 @@ impl<'a> Session<'a> {
     fn tell(&mut self, mut found: Vec<Violation>) {
         found.sort();
         found.dedup();
-        for violation in found.iter().filter(|violation| !self.told.contains(violation)) {
+        let key = |violation: &Violation| (violation.lease, violation.pid, violation.kind.clone());
+        for violation in found.iter().filter(|violation| !self.told.contains(&key(violation))) {
             let (container, pid, kind, text) =
                 (&violation.container, violation.pid, &violation.kind, &violation.text);
             tracing::warn!(%container, pid, %kind, text, "share broken");
         }
-        self.told = found.iter().cloned().collect();
+        self.told = found.iter().map(key).collect();
         self.response.act(self.settings.on_cheating, &self.leases, &found);
         if let Err(error) = violation::write(self.state, &found, self.response.frozen()) {
             tracing::warn!(%error, "what containers do against their shares cannot be written down");
@@ -295,7 +297,6 @@ fn beyond_books(lease: &Lease, member: &Member) -> Violation {
     watch::of(lease, None, Kind::Memory, text)
 }
 
-/// Without the figure, which grows: the same thing is told once.
 fn beyond_share(lease: &Lease, excess: u64) -> Violation {
     let seconds = excess / 1_000_000_000;
     let text = format!("it used at least {seconds} s of GPU time more than its share");

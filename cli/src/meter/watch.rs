@@ -196,17 +196,20 @@ fn begun(pid: u32) -> Option<u64> {
     (stat.state != 'Z').then_some(stat.starttime)
 }
 
-/// The processes in a container's cgroup and below it.
+/// The processes in a container's cgroup and below it. Of a container without a cgroup of its own the first one, while it
+/// is the one that was recorded: its number may be another process's by now.
 pub fn processes(holder: &Holder) -> Vec<u32> {
     match &holder.cgroup {
         Some(cgroup) => below(cgroup),
-        None => u32::try_from(holder.pid).into_iter().collect(),
+        None => u32::try_from(holder.pid).into_iter().filter(|_| holder.lives()).collect(),
     }
 }
 
 fn below(cgroup: &Path) -> Vec<u32> {
     let text = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
-    let mut all: Vec<u32> = text.lines().filter_map(|line| line.parse().ok()).collect();
+    // 0 is a process of a pid namespace that this one does not see; a signal to 0 would go to ourselves.
+    let mut all: Vec<u32> =
+        text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0).collect();
     for entry in fs::read_dir(cgroup).into_iter().flatten().filter_map(Result::ok) {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             all.extend(below(&entry.path()));
