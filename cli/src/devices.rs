@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use gpushare_config::Config;
-use gpushare_inventory::{DeviceMemory, Gpu};
+use gpushare_inject::{one_line, out_of_service};
+use gpushare_inventory::{DeviceMemory, Gpu, SickGpu};
 use gpushare_quota::{Admission, GpuLoad};
 use serde_json::{Value, json};
 
@@ -17,11 +18,18 @@ pub fn devices(as_json: bool) -> Result<()> {
     let rows = node.gpus.iter().map(|gpu| (gpu, loads.get(&gpu.uuid).copied().unwrap_or_default()));
     if as_json {
         let list: Vec<Value> = rows.map(|(gpu, load)| entry(gpu, &load, &config.quota)).collect();
-        return Ok(table::json(&json!({ "driver_version": node.driver.version, "gpus": list }))?);
+        let sick: Vec<Value> = node.sick.iter().map(sick_entry).collect();
+        let version = &node.driver.version;
+        let all = json!({ "driver_version": version, "gpus": list, "out_of_service": sick });
+        return Ok(table::json(&all)?);
     }
     let rules = &config.quota;
     let headings = ["GPU", "MODEL", "MEMORY", "GRANTED", "FREE", "COMPUTE", "SHARES", "UUID"];
-    Ok(table::print(headings, rows.map(|(gpu, load)| row(gpu, &load, rules)))?)
+    table::print(headings, rows.map(|(gpu, load)| row(gpu, &load, rules)))?;
+    for sick in &node.sick {
+        table::line(&out_of_service(sick))?;
+    }
+    Ok(())
 }
 
 /// What the largest share that fits now can hold.
@@ -46,6 +54,10 @@ fn row(gpu: &Gpu, load: &GpuLoad, rules: &Admission) -> [String; 8] {
         shares,
         gpu.uuid.to_string(),
     ]
+}
+
+fn sick_entry(sick: &SickGpu) -> Value {
+    json!({ "index": sick.index, "address": sick.address, "why": one_line(&sick.why) })
 }
 
 fn entry(gpu: &Gpu, load: &GpuLoad, rules: &Admission) -> Value {

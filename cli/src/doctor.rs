@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 use gpushare_config::{Config, OnCheating};
-use gpushare_inject::{Region, one_line};
+use gpushare_inject::{Region, one_line, out_of_service};
 use gpushare_inventory::Node;
 use gpushare_quota::{Lease, LeaseState, StateFolder, Store};
 use gpushare_request::{ComputePolicy, Mode};
@@ -186,6 +186,7 @@ fn driver(config: &Config) -> Vec<Finding> {
     };
     let mut findings =
         vec![ok("driver", format!("version {}, {} GPU(s)", node.driver.version, node.gpus.len()))];
+    findings.extend(node.sick.iter().map(|sick| failure("GPU", out_of_service(sick))));
     for library in [node.driver.libcuda(), node.driver.libnvidia_ml()] {
         findings.push(match library {
             Ok(path) => ok("library", path.display().to_string()),

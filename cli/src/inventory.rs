@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 use gpushare_config::{Config, Paths};
-use gpushare_inject::Fitted;
+use gpushare_inject::{Fitted, out_of_service};
 use gpushare_inventory::{GpuTotals, Node, Totals, boot_id, open_now};
 use gpushare_quota::StateFolder;
 use nvml_wrapper::Nvml;
@@ -18,8 +18,12 @@ pub fn refresh() -> Result<()> {
     fit(&config, &node, &state)?;
     let totals = ask(&node, &state)?;
     let known = totals.gpus.iter().filter(|gpu| gpu.memory_bytes > 0).count();
-    let (count, version) = (totals.gpus.len(), &totals.driver_version);
-    Ok(table::line(&format!("driver {version}: the memory of {known} of {count} GPU(s) is known"))?)
+    let (count, version) = (node.gpus.len() + node.sick.len(), &totals.driver_version);
+    table::line(&format!("driver {version}: the memory of {known} of {count} GPU(s) is known"))?;
+    for sick in &node.sick {
+        eprintln!("gpushare: {}", out_of_service(sick));
+    }
+    Ok(())
 }
 
 /// Makes the copies of our libraries that containers of this node get, where they are missing.
@@ -39,22 +43,17 @@ pub fn ask(node: &Node, state: &StateFolder) -> Result<Totals> {
         .lib_path(library.as_os_str())
         .init()
         .with_context(|| format!("cannot start NVML from {}; see `gpushare doctor`", library.display()))?;
-    let count = nvml.device_count().context("NVML cannot count the GPUs")?;
-    let mut gpus = Vec::new();
-    for index in 0..count {
-        let gpu = nvml.device_by_index(index).with_context(|| format!("NVML cannot open GPU {index}"))?;
-        // A GPU with unified memory may report none: its size stays unknown, and it takes no leases.
-        let memory_bytes = gpu.memory_info().map_or(0, |memory| memory.total);
-        let uuid = gpu.uuid().with_context(|| format!("NVML cannot identify GPU {index}"))?;
-        let brand =
-            gpu.brand().map_or_else(|_| "unknown".to_owned(), |brand| format!("{brand:?}").to_lowercase());
-        let architecture =
-            gpu.cuda_compute_capability().map(|found| format!("{}.{}", found.major, found.minor));
-        let architecture = architecture.unwrap_or_default();
-        gpus.push(GpuTotals { uuid, memory_bytes, brand, architecture });
-    }
     let cuda =
         nvml.sys_cuda_driver_version().map(|version| format!("{}.{}", version / 1000, version % 1000 / 10));
+    let mut gpus = told(&nvml)?;
+    // One that NVML cannot open takes no leases, and keeps nobody from the others.
+    for gpu in &node.gpus {
+        let uuid = gpu.uuid.to_string();
+        if gpus.iter().all(|told| told.uuid != uuid) {
+            let (brand, architecture) = ("unknown".to_owned(), String::new());
+            gpus.push(GpuTotals { uuid, memory_bytes: 0, brand, architecture });
+        }
+    }
     let totals = Totals {
         boot_id: boot_id()?,
         driver_version: node.driver.version.clone(),
@@ -63,4 +62,22 @@ pub fn ask(node: &Node, state: &StateFolder) -> Result<Totals> {
     };
     totals.store(&Totals::path(state.path()))?;
     Ok(totals)
+}
+
+/// What NVML tells of each GPU that it can open.
+fn told(nvml: &Nvml) -> Result<Vec<GpuTotals>> {
+    let count = nvml.device_count().context("NVML cannot count the GPUs")?;
+    let mut gpus = Vec::new();
+    for gpu in (0..count).filter_map(|index| nvml.device_by_index(index).ok()) {
+        // A GPU with unified memory may report none: its size stays unknown, and it takes no leases.
+        let memory_bytes = gpu.memory_info().map_or(0, |memory| memory.total);
+        let Ok(uuid) = gpu.uuid() else { continue };
+        let brand =
+            gpu.brand().map_or_else(|_| "unknown".to_owned(), |brand| format!("{brand:?}").to_lowercase());
+        let architecture =
+            gpu.cuda_compute_capability().map(|found| format!("{}.{}", found.major, found.minor));
+        let architecture = architecture.unwrap_or_default();
+        gpus.push(GpuTotals { uuid, memory_bytes, brand, architecture });
+    }
+    Ok(gpus)
 }

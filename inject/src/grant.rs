@@ -16,6 +16,7 @@ use crate::bundle::Bundle;
 use crate::edit;
 use crate::image::{Image, ImageError, RootFolder};
 use crate::loader;
+use crate::message::{one_line, out_of_service};
 use crate::offer::offer;
 use crate::plan::{Plan, PlanError, Programs};
 use crate::pod;
@@ -110,6 +111,14 @@ pub enum GrantError {
     /// The request on this node.
     #[error(transparent)]
     Request(#[from] RequestError),
+    /// The request beside GPUs that are out of service: it may be one of these that it wants.
+    #[error("{why}; {sick}")]
+    OutOfService {
+        /// As on a whole node.
+        why: String,
+        /// Which GPUs, and what is wrong with each.
+        sick: String,
+    },
     /// The image's requirements.
     #[error(transparent)]
     Requirement(#[from] RequirementError),
@@ -140,8 +149,9 @@ pub fn grant<T, E: From<GrantError>>(
     let node = stock::known(node, state.path(), settings).map_err(GrantError::from)?;
     let programs = Programs { state: state.path(), ..settings.programs.clone() };
     admit(&asking.json, asking.bundle.path(), &programs, &node, settings.policy.strict)?;
-    let request = read(asking.container, settings.policy, &node.gpus).map_err(GrantError::from)?;
-    let request = request.ok_or(RequestError::NoShare).map_err(GrantError::from)?;
+    let beside_sick = |error| beside_sick(error, &node);
+    let request = read(asking.container, settings.policy, &node.gpus).map_err(GrantError::from);
+    let request = request.map_err(beside_sick)?.ok_or(RequestError::NoShare).map_err(GrantError::from)?;
     for note in &request.notes {
         tracing::warn!(container = %asking.key.container, note, "request");
     }
@@ -159,7 +169,8 @@ pub fn grant<T, E: From<GrantError>>(
     let image = root.look(asking.bundle.path(), &asking.json);
     let store = Store::open(state.path()).map_err(GrantError::from)?;
     let pod = pod::of(asking.container, &asking.json);
-    let reservation = reserve(asking.key, pod.as_ref(), &request, &node, &store, &state, settings)?;
+    let reservation = reserve(asking.key, pod.as_ref(), &request, &node, &store, &state, settings);
+    let reservation = reservation.map_err(beside_sick)?;
     requirements.check(&offer(&node, reservation.lease())).map_err(GrantError::from)?;
     let made = Undo { store: &store, state: &state, lease: reservation.lease().id, key: asking.key };
     let reservation = reservation; // dropped before `made`, which asks what became of the lease
@@ -168,6 +179,15 @@ pub fn grant<T, E: From<GrantError>>(
     let done = apply(&plan, reservation, asking.json)?;
     made.keep();
     Ok(done)
+}
+
+/// `error` of a request, with the GPUs that it could not have.
+fn beside_sick(error: GrantError, node: &Node) -> GrantError {
+    if node.sick.is_empty() {
+        return error;
+    }
+    let sick: Vec<String> = node.sick.iter().map(out_of_service).collect();
+    GrantError::OutOfService { why: one_line(&error), sick: sick.join("; ") }
 }
 
 /// Takes another system's interception library out of the bundle, where that is the rule.

@@ -32,7 +32,7 @@ pub use fitted::{FitError, Fitted};
 pub use grant::{Asking, GrantError, Settings, admit, clear, forget, grant};
 pub use image::{Image, ImageError, RootFolder};
 pub use live::{Applied, Live, LiveError, run_child};
-pub use message::{REFUSAL, one_line};
+pub use message::{REFUSAL, one_line, out_of_service};
 pub use offer::offer;
 pub use plan::{ExtraMount, Plan, PlanError, Programs};
 pub use region::{Region, RegionError, UsageError};

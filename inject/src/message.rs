@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::io;
 
+use gpushare_inventory::SickGpu;
 use nix::errno::Errno;
 
 /// The beginning of every refusal. The container's id stands in the log alone: engines name the container, and Kubernetes
@@ -33,6 +34,11 @@ pub fn one_line(error: &(dyn Error + 'static)) -> String {
         line.push('…');
     }
     reworded(&line)
+}
+
+/// Which GPU is out of service, and why, in one line.
+pub fn out_of_service(gpu: &SickGpu) -> String {
+    format!("GPU {} at {} is out of service: {}", gpu.index, gpu.address, one_line(&gpu.why))
 }
 
 /// An error's causes stand before the remedy that it names.

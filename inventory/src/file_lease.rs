@@ -65,13 +65,26 @@ impl FileIdentity {
 /// # Errors
 /// When `/proc/locks` cannot be read.
 pub fn file_leases(proc: &Path) -> io::Result<Vec<(u32, FileIdentity)>> {
-    Ok(fs::read_to_string(proc.join("locks"))?.lines().filter_map(lease).collect())
+    Ok(fs::read_to_string(proc.join("locks"))?.lines().filter_map(|line| held(line, "LEASE")).collect())
 }
 
-/// One line, as `3: LEASE  ACTIVE    WRITE 4711 08:01:2359299 0 EOF` (Linux, fs/locks.c).
-fn lease(line: &str) -> Option<(u32, FileIdentity)> {
+/// The process that took the `flock` of this file; `None` when nobody has it, or the kernel does not tell.
+pub fn flock_holder(file: &File) -> Option<u32> {
+    let metadata = file.metadata().ok()?;
+    let identity = FileIdentity { device: metadata.dev(), inode: metadata.ino() };
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    let all: Vec<(u32, FileIdentity)> = locks.lines().filter_map(|line| held(line, "FLOCK")).collect();
+    let exactly = all.iter().find(|(_, held)| *held == identity);
+    // Some file systems show another device number there than to who looks at the file.
+    let found = exactly.or_else(|| all.iter().find(|(_, held)| held.inode == identity.inode));
+    found.map(|(pid, _)| *pid)
+}
+
+/// Who holds which file in a line of this kind, as `3: LEASE  ACTIVE    WRITE 4711 08:01:2359299 0 EOF` (Linux,
+/// fs/locks.c). Those who wait have an arrow before the kind.
+fn held(line: &str, kind: &str) -> Option<(u32, FileIdentity)> {
     let mut words = line.split_ascii_whitespace().skip(1);
-    (words.next()? == "LEASE").then_some(())?;
+    (words.next()? == kind).then_some(())?;
     let (pid, file) = (words.nth(2)?.parse().ok()?, words.next()?);
     let mut parts = file.split(':');
     let mut number = || u64::from_str_radix(parts.next()?, 16).ok();
@@ -96,16 +109,27 @@ mod tests {
             nix::sys::stat::minor(identity.device),
             identity.inode
         );
-        assert_eq!(lease(&line), Some((4711, identity)));
+        assert_eq!(held(&line, "LEASE"), Some((4711, identity)));
         for other in
             ["", "1: POSIX  ADVISORY  WRITE 1 08:01:2 0 EOF", "2: LEASE ACTIVE READ x 08:01:2 0 EOF", "LEASE"]
         {
-            assert_eq!(lease(other), None, "{other}");
+            assert_eq!(held(other, "LEASE"), None, "{other}");
         }
+        assert_eq!(held("7: -> FLOCK  ADVISORY  WRITE 9 08:01:2 0 EOF", "FLOCK"), None, "one who waits");
         assert_eq!(read_now(&path).unwrap(), b"x");
         assert!(open_now(folder.path()).is_err());
         let fifo = folder.path().join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
         assert!(open_now(&fifo).is_err(), "nobody writes there");
+    }
+
+    #[test]
+    fn the_kernel_names_who_locked_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let file = File::create(&path).unwrap();
+        assert_eq!(flock_holder(&file), None);
+        file.lock().unwrap();
+        assert_eq!(flock_holder(&File::open(&path).unwrap()), Some(std::process::id()));
     }
 }

@@ -69,11 +69,24 @@ pub struct Gpu {
     pub node: DeviceNode,
 }
 
+/// A GPU that the driver shows and that cannot be given to a container. It keeps its index, so the others keep theirs.
+#[derive(Debug)]
+pub struct SickGpu {
+    /// The index that users and NVML count by.
+    pub index: u32,
+    /// `DOMAIN:BUS:DEVICE.FUNCTION`, as the driver names its folder.
+    pub address: String,
+    /// What is wrong.
+    pub why: NodeError,
+}
+
 /// GPUs, driver and control nodes of this host.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Node {
     /// All usable GPUs, by index.
     pub gpus: Vec<Gpu>,
+    /// The GPUs that cannot be given, by index.
+    pub sick: Vec<SickGpu>,
     /// The driver's version and files.
     pub driver: Driver,
     /// `/dev/nvidiactl`, which every client needs.
@@ -147,7 +160,7 @@ impl Node {
     /// Reads the node. GPU memory stays unknown until [`Node::with_totals`].
     ///
     /// # Errors
-    /// When there is no driver, no GPU, a GPU that cannot be identified, or user-space files of another version.
+    /// When there is no driver, no GPU that could be given, or user-space files of another version.
     pub fn open(roots: &Roots) -> Result<Self, NodeError> {
         let nvidia = roots.proc.join("proc/driver/nvidia");
         let path = nvidia.join("version");
@@ -161,15 +174,11 @@ impl Node {
             proc::driver_version(&text).ok_or(ProcError::Format { path, what: "the driver's version" })?;
         let majors = device_files::majors(&roots.proc)?;
         let control = nvidias_node(&roots.dev, "nvidiactl", (MAJOR, CONTROL_MINOR))?;
-        let found = gpus(&nvidia.join("gpus"), &roots.dev)?;
-        let mut render = Vec::new();
-        for (address, gpu) in &found {
-            render.extend(render_nodes(roots, *address)?.into_iter().map(|node| (gpu.uuid, node)));
-        }
-        let gpus = found.into_iter().map(|(_, gpu)| gpu).collect();
+        let Gpus { whole, render, sick } = gpus(&nvidia.join("gpus"), roots)?;
         let driver = Driver::locate(roots, version)?;
         Ok(Self {
-            gpus,
+            gpus: whole,
+            sick,
             driver,
             control,
             uvm: match majors.get("nvidia-uvm") {
@@ -194,29 +203,55 @@ impl Node {
     }
 }
 
-/// All GPUs below `folder`, in PCI order. An excluded GPU keeps its index (NVML skips it), so it is dropped before
-/// counting.
-fn gpus(folder: &Path, dev_root: &Path) -> Result<Vec<(PciAddress, Gpu)>, NodeError> {
-    let mut found = Vec::new();
-    for (address, path) in pci_folders(folder)? {
-        let path = path.join("information");
-        let information = proc::information(&proc::read(&path)?);
-        if information.excluded {
-            continue;
+/// What stands below the driver's folder of GPUs.
+struct Gpus {
+    whole: Vec<Gpu>,
+    render: Vec<(GpuUuid, DeviceNode)>,
+    sick: Vec<SickGpu>,
+}
+
+/// All GPUs below `folder`, in PCI order. An excluded GPU has no index (NVML skips it); a sick one keeps its own, and fails
+/// the node only where there is no other.
+fn gpus(folder: &Path, roots: &Roots) -> Result<Gpus, NodeError> {
+    let mut folders = pci_folders(folder)?;
+    folders.sort_by_key(|(address, _)| *address);
+    let mut found = Gpus { whole: Vec::new(), render: Vec::new(), sick: Vec::new() };
+    let mut index = 0;
+    for (address, path) in folders {
+        let nodes = |gpu: Gpu| Ok::<_, NodeError>((render_nodes(roots, address)?, gpu));
+        match gpu(index, &path, &roots.dev).and_then(|gpu| gpu.map(nodes).transpose()) {
+            Ok(None) => continue,
+            Ok(Some((nodes, gpu))) => {
+                found.render.extend(nodes.into_iter().map(|node| (gpu.uuid, node)));
+                found.whole.push(gpu);
+            }
+            Err(why) => {
+                let address = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                found.sick.push(SickGpu { index, address, why });
+            }
         }
-        let unknown = |what| NodeError::UnknownGpu { path: path.clone(), what };
-        let minor = information.minor.ok_or_else(|| unknown("Device Minor"))?;
-        let uuid = information.uuid.ok_or_else(|| unknown("GPU UUID"))?;
-        let model = information.model.unwrap_or_else(|| "unknown".to_owned());
-        let node = nvidias_node(dev_root, &format!("nvidia{minor}"), (MAJOR, minor))?;
-        found.push((address, Gpu { index: 0, uuid, minor, model, memory: None, node }));
+        index += 1;
     }
-    if found.is_empty() {
-        return Err(NodeError::NoGpu { path: folder.into() });
+    if found.whole.is_empty() {
+        let first = found.sick.into_iter().next();
+        return Err(first.map_or_else(|| NodeError::NoGpu { path: folder.into() }, |sick| sick.why));
     }
-    found.sort_by_key(|(address, _)| *address);
-    let indexed = (0..).zip(found).map(|(index, (address, gpu))| (address, Gpu { index, ..gpu }));
-    Ok(indexed.collect())
+    Ok(found)
+}
+
+/// The GPU of the folder `path`; `None` for one that is excluded.
+fn gpu(index: u32, path: &Path, dev_root: &Path) -> Result<Option<Gpu>, NodeError> {
+    let path = path.join("information");
+    let information = proc::information(&proc::read(&path)?);
+    if information.excluded {
+        return Ok(None);
+    }
+    let unknown = |what| NodeError::UnknownGpu { path: path.clone(), what };
+    let minor = information.minor.ok_or_else(|| unknown("Device Minor"))?;
+    let uuid = information.uuid.ok_or_else(|| unknown("GPU UUID"))?;
+    let model = information.model.unwrap_or_else(|| "unknown".to_owned());
+    let node = nvidias_node(dev_root, &format!("nvidia{minor}"), (MAJOR, minor))?;
+    Ok(Some(Gpu { index, uuid, minor, model, memory: None, node }))
 }
 
 /// Domain, bus, device and function.
@@ -334,23 +369,28 @@ mod tests {
         assert!(matches!(error, NodeError::NoDriver { .. }), "{error}");
     }
 
+    /// A driver's folder with one GPU for each text of `information`.
+    fn shown(texts: &[&str]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (bus, text) in texts.iter().enumerate() {
+            let gpu = root.path().join(format!("0000:{bus:02x}:00.0"));
+            fs::create_dir(&gpu).unwrap();
+            fs::write(gpu.join("information"), text).unwrap();
+        }
+        root
+    }
+
     #[test]
     fn an_empty_information_file_is_an_unknown_gpu_not_no_gpu() {
-        let root = tempfile::tempdir().unwrap();
-        let gpu = root.path().join("0000:01:00.0");
-        fs::create_dir(&gpu).unwrap();
-        fs::write(gpu.join("information"), "").unwrap();
-        let error = gpus(root.path(), Path::new("/")).unwrap_err();
+        let root = shown(&[""]);
+        let error = gpus(root.path(), &Roots::default()).err().unwrap();
         assert!(matches!(error, NodeError::UnknownGpu { what: "Device Minor", .. }), "{error}");
     }
 
     #[test]
     fn an_excluded_gpu_is_not_counted() {
-        let root = tempfile::tempdir().unwrap();
-        let gpu = root.path().join("0000:01:00.0");
-        fs::create_dir(&gpu).unwrap();
-        fs::write(gpu.join("information"), "GPU Excluded: Yes\nDevice Minor: 0\n").unwrap();
-        let error = gpus(root.path(), Path::new("/")).unwrap_err();
+        let root = shown(&["GPU Excluded: Yes\nDevice Minor: 0\n"]);
+        let error = gpus(root.path(), &Roots::default()).err().unwrap();
         assert!(matches!(error, NodeError::NoGpu { .. }), "{error}");
     }
 

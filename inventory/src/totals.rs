@@ -1,7 +1,7 @@
 //! The cache of what only NVML knows: how much memory each GPU has, and what images may require of it.
 //!
-//! It is valid for one boot, one driver version and one set of GPUs; anything else makes it stale, and a GPU without
-//! a known size takes no leases.
+//! It is valid for one boot, one driver version and the GPUs that it names; anything else makes it stale, and a GPU
+//! without a known size takes no leases.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -75,14 +75,13 @@ impl Totals {
         })
     }
 
-    /// Whether the cache speaks of this boot, this driver and exactly these GPUs.
+    /// Whether the cache speaks of this boot, this driver and all these GPUs. It may know more: one that fell sick since
+    /// takes nothing from what is known of the others.
     pub fn fits(&self, boot_id: &str, driver_version: &str, gpus: &[Gpu]) -> bool {
         let known: BTreeSet<&str> = self.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
-        let here: BTreeSet<String> = gpus.iter().map(|gpu| gpu.uuid.to_string()).collect();
         self.boot_id == boot_id
             && self.driver_version == driver_version
-            && known.len() == here.len()
-            && here.iter().all(|uuid| known.contains(uuid.as_str()))
+            && gpus.iter().all(|gpu| known.contains(gpu.uuid.to_string().as_str()))
     }
 
     /// The memory of one GPU; `None` for a GPU that NVML did not report, or reported without a size.

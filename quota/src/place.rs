@@ -74,6 +74,14 @@ impl GpuLoad {
         self.exclusive |= exclusive;
     }
 
+    /// Adds what others granted on the same GPU.
+    pub(crate) fn join(&mut self, other: &Self) {
+        self.memory = self.memory.saturating_add(other.memory);
+        self.cores += other.cores;
+        self.leases += other.leases;
+        self.exclusive |= other.exclusive;
+    }
+
     /// Takes one lease's grant away. An exclusive lease was the only one.
     pub(crate) fn remove(&mut self, grant: &Grant) {
         self.memory = self.memory.saturating_sub(grant.memory);
@@ -221,10 +229,19 @@ pub fn place(
 ) -> Result<Vec<Grant>, Refusal> {
     let (named, wanted) = named(&request.devices, gpus)?;
     let mut candidates = Vec::new();
-    for gpu in named.iter().copied().filter(|gpu| request.model.takes(&gpu.model)) {
-        candidates.push(candidate(gpu, load(gpu.uuid), rules)?);
-    }
     let explicit = !matches!(request.devices, Devices::Any(_) | Devices::Among(..));
+    let mut unknown = None;
+    for gpu in named.iter().copied().filter(|gpu| request.model.takes(&gpu.model)) {
+        match candidate(gpu, load(gpu.uuid), rules) {
+            Ok(candidate) => candidates.push(candidate),
+            Err(refusal) if explicit => return Err(refusal),
+            Err(refusal) => unknown = unknown.or(Some(refusal)),
+        }
+    }
+    // One that takes no leases is no reason where others can be chosen.
+    if let Some(refusal) = unknown.filter(|_| candidates.len() < wanted) {
+        return Err(refusal);
+    }
     if candidates.is_empty() || (explicit && candidates.len() < named.len()) {
         let models: Vec<&str> = named.iter().map(|gpu| gpu.model.as_str()).collect();
         return Err(Refusal::Model { filter: request.model.to_string(), here: models.join(", ") });

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use gpushare_claims::{Container, Policy};
+use gpushare_claims::{Container, DeviceSelector, Policy};
 use gpushare_inventory::DeviceNode;
 
 use super::*;
@@ -154,6 +154,22 @@ fn a_gpu_of_unknown_size_takes_no_lease() {
     gpus[0].memory = None;
     let refusal = place(&request(&["GPUSHARE_MEMORY=1GiB"]), &gpus, |_| EMPTY, &Admission::default());
     assert!(matches!(refusal, Err(Refusal::UnknownSize { .. })));
+    let beside = [gpus[0].clone(), gpu(1, 80)];
+    for (asked, taken) in [
+        (Devices::Any(1), true),
+        (Devices::Any(2), false),
+        (Devices::These(vec![DeviceSelector::Index(0)]), false),
+        (Devices::These(vec![DeviceSelector::Index(1)]), true),
+        (Devices::All, false),
+    ] {
+        let request = Request { devices: asked.clone(), ..request(&["GPUSHARE_MEMORY=1GiB"]) };
+        let placed = place(&request, &beside, |_| EMPTY, &Admission::default());
+        assert_eq!(
+            placed.as_ref().map(|grants| grants[0].gpu).ok(),
+            taken.then_some(beside[1].uuid),
+            "{asked:?}"
+        );
+    }
 }
 
 #[test]
