@@ -1,11 +1,13 @@
 //! Who holds a lease, and how to prove that nobody does any more.
 //!
-//! A bare pid proves nothing: it is reused. The kernel's start time makes it unique within a boot. A container
-//! without a pid namespace of its own can outlive its init, so its cgroup is remembered too.
+//! A bare pid proves nothing: it is reused. The kernel's start time makes it unique within a boot. With the first process
+//! of a pid namespace the kernel ends all others in it; a container without a namespace of its own can outlive its init,
+//! so its cgroup is remembered too.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use procfs::process::{Process, Stat};
@@ -21,6 +23,9 @@ pub struct Holder {
     pub start_time: u64,
     /// The container's cgroup folder below /sys/fs/cgroup, known once the container exists.
     pub cgroup: Option<PathBuf>,
+    /// Whether it is the first process of a pid namespace that is not this process's own: all of the container's end with
+    /// it, whoever else is in the cgroup.
+    pub leads: bool,
 }
 
 /// Why a process cannot hold a lease.
@@ -41,7 +46,7 @@ impl Holder {
     pub fn this_process() -> Result<Self, HolderError> {
         let error = |source| HolderError { pid: 0, source };
         let stat = Process::myself().and_then(|process| process.stat()).map_err(error)?;
-        Ok(Self { pid: stat.pid, start_time: stat.starttime, cgroup: None })
+        Ok(Self { pid: stat.pid, start_time: stat.starttime, cgroup: None, leads: false })
     }
 
     /// The init process of a container, with its cgroup.
@@ -52,12 +57,16 @@ impl Holder {
         let error = |source| HolderError { pid, source };
         let process = Process::new(pid).map_err(error)?;
         let stat = process.stat().map_err(error)?;
-        Ok(Self { pid, start_time: stat.starttime, cgroup: cgroup(pid) })
+        let mut holder = Self { pid, start_time: stat.starttime, cgroup: cgroup(pid), leads: false };
+        let its = PidNamespace::at(Path::new(&format!("/proc/{pid}/ns/pid")));
+        holder.leads = its != PidNamespace::own() && its.is_some_and(|its| holder.leads_in(its));
+        Ok(holder)
     }
 
     /// Whether holder and container are proved gone. What cannot be read counts as living.
     pub fn is_gone(&self) -> bool {
-        self.process_is_gone() && self.cgroup.as_deref().is_none_or(|cgroup| !populated(cgroup))
+        let outlived = || self.cgroup.as_deref().is_some_and(populated);
+        self.process_is_gone() && (self.leads || !outlived())
     }
 
     /// Whether the holding process itself, not merely one of its container, lives.
@@ -80,7 +89,7 @@ impl Holder {
 
     /// Whether the living holder is the first process of this pid namespace. In a namespace that is not its
     /// own, as that of a pod whose containers share one, it is not.
-    pub fn leads(&self, namespace: PidNamespace) -> bool {
+    pub fn leads_in(&self, namespace: PidNamespace) -> bool {
         let its = || PidNamespace::at(Path::new(&format!("/proc/{}/ns/pid", self.pid)));
         let numbers = || Process::new(self.pid).and_then(|process| process.status()).ok()?.nspid;
         // Alive at last: what was read was its own.
@@ -131,10 +140,15 @@ fn folder(pid: i32) -> Option<(OsString, PathBuf)> {
     Some((path.to_owned(), Path::new(base).join(Path::new(path).strip_prefix("/").ok()?)))
 }
 
-/// Whether any process lives in the cgroup or below it.
+/// Whether any process of a container lives in the cgroup or below it. Engines may have put it into a cgroup with
+/// processes of the host: these see the host's mounts, which no container with a share does.
 fn populated(cgroup: &Path) -> bool {
+    let mounts =
+        |pid: &str| fs::metadata(format!("/proc/{pid}/ns/mnt")).map(|file| (file.dev(), file.ino())).ok();
+    let ours = mounts("self");
+    let is_hosts = |pid: &str| ours.is_some() && mounts(pid) == ours;
     let procs = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
-    if !procs.trim().is_empty() {
+    if procs.split_whitespace().any(|pid| !is_hosts(pid)) {
         return true;
     }
     let Ok(entries) = fs::read_dir(cgroup) else { return false };
@@ -184,11 +198,43 @@ mod tests {
     #[test]
     fn a_populated_cgroup_keeps_a_lease_when_init_is_gone() {
         let folder = tempfile::tempdir().unwrap();
-        let holder = Holder { pid: i32::MAX, start_time: 1, cgroup: Some(folder.path().into()) };
+        let holder =
+            Holder { pid: i32::MAX, start_time: 1, cgroup: Some(folder.path().into()), leads: false };
         fs::create_dir(folder.path().join("inner")).unwrap();
-        fs::write(folder.path().join("inner/cgroup.procs"), "1\n").unwrap();
+        let procs = folder.path().join("inner/cgroup.procs");
+        fs::write(&procs, format!("{}\n", i32::MAX)).unwrap(); // whose mounts nobody can tell
         assert!(!holder.is_gone());
-        fs::write(folder.path().join("inner/cgroup.procs"), "").unwrap();
+        let leader = Holder { leads: true, ..holder.clone() };
+        assert!(leader.is_gone(), "none of its own can be left");
+        fs::write(&procs, format!("{}\n", std::process::id())).unwrap();
+        assert!(holder.is_gone(), "a process of the host's own");
+        fs::write(&procs, "").unwrap();
         assert!(holder.is_gone());
+    }
+
+    #[test]
+    #[ignore = "needs root: makes namespaces"]
+    fn a_container_is_known_by_its_namespaces_in_a_cgroup_with_others() {
+        let inside = |flags: &[&str]| {
+            let mut command = Command::new("unshare");
+            command.args(flags).args(["--kill-child", "sh", "-c", "echo; read x"]);
+            command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+            let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap();
+            (child, children.trim().parse::<i32>().unwrap())
+        };
+        let folder = tempfile::tempdir().unwrap();
+        for (flags, leads) in [(&["--fork", "--pid", "--mount"][..], true), (&["--fork", "--mount"], false)] {
+            let (mut child, init) = inside(flags);
+            fs::write(folder.path().join("cgroup.procs"), format!("{init}\n")).unwrap();
+            let holder = Holder { cgroup: Some(folder.path().into()), ..Holder::init(init).unwrap() };
+            assert_eq!(holder.leads, leads, "{flags:?}");
+            // As if its init had ended and this process of it, which sees other mounts than the host's, had not.
+            let ended = Holder { start_time: holder.start_time + 1, ..holder };
+            assert_eq!(ended.is_gone(), leads, "{flags:?}");
+            drop(child.stdin.take());
+            child.wait().unwrap();
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! The pod that a container is of: by it several containers hold one lease.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -21,6 +22,18 @@ impl PidNamespace {
     pub fn at(path: &Path) -> Option<Self> {
         let file = fs::metadata(path).ok()?;
         Some(Self { device: file.dev(), inode: file.ino() })
+    }
+
+    /// That of this process; `None` where /proc is not there.
+    pub fn own() -> Option<Self> {
+        Self::at(Path::new("/proc/self/ns/pid"))
+    }
+}
+
+impl fmt::Display for PidNamespace {
+    /// As `ls -l /proc/PID/ns/pid` shows it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pid:[{}]", self.inode)
     }
 }
 

@@ -37,6 +37,7 @@ fn member(row: &Row) -> rusqlite::Result<Member> {
             pid: row.get(9)?,
             start_time: unsigned(row.get(10)?),
             cgroup: row.get::<_, Option<String>>(11)?.map(PathBuf::from),
+            leads: row.get(12)?,
         },
     })
 }

@@ -8,8 +8,9 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior};
 
+use crate::pod::PidNamespace;
 use crate::state::REGIONS;
 use crate::store::StoreError;
 use crate::turn::Turn;
@@ -17,10 +18,11 @@ use crate::turn::Turn;
 /// "gpsh": tells our database from any other SQLite file.
 const APPLICATION_ID: i32 = 0x6770_7368;
 /// Of the tables below; raised with every change to them.
-const VERSION: i32 = 3;
+const VERSION: i32 = 4;
 
 const TABLES: &str = "
-CREATE TABLE boot (id TEXT NOT NULL) STRICT;
+CREATE TABLE boot (id TEXT NOT NULL, pid_namespace TEXT NOT NULL) STRICT;
+CREATE UNIQUE INDEX boot_by_id ON boot (id);
 CREATE TABLE lease (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     root TEXT NOT NULL,
@@ -43,6 +45,7 @@ CREATE TABLE member (
     pid INTEGER NOT NULL CHECK (pid > 0),
     start_time INTEGER NOT NULL,
     cgroup TEXT,
+    leads INTEGER NOT NULL DEFAULT 0 CHECK (leads IN (0, 1)),
     UNIQUE (root, container)
 ) STRICT;
 CREATE INDEX member_by_lease ON member (lease);
@@ -68,10 +71,28 @@ CREATE TABLE past (
 ) STRICT;
 ";
 
-/// A version that is brought to [`VERSION`] in place, since containers are running on what it says: a lease
-/// had one container, which stood in its row. Ids go on, and stay those that the hooks of running containers
-/// name.
-const EARLIER_VERSION: i32 = 2;
+/// What brings a database of an earlier version to a later one in place, since containers are running on what it says. Ids
+/// go on, and stay those that the hooks of running containers name.
+const STEPS: [(i32, &[&str], i32); 3] = [
+    (
+        1,
+        &[
+            "ALTER TABLE lease ADD COLUMN ceiling INTEGER NOT NULL DEFAULT 100 CHECK (ceiling BETWEEN 1 AND 100);",
+        ],
+        2,
+    ),
+    // A lease had one container, which stood in its row.
+    (2, &[PUT_ASIDE, TABLES, TAKE_OVER], VERSION),
+    (
+        3,
+        &[
+            "ALTER TABLE boot ADD COLUMN pid_namespace TEXT NOT NULL DEFAULT '';",
+            "CREATE UNIQUE INDEX boot_by_id ON boot (id);",
+            "ALTER TABLE member ADD COLUMN leads INTEGER NOT NULL DEFAULT 0 CHECK (leads IN (0, 1));",
+        ],
+        VERSION,
+    ),
+];
 
 /// Before [`TABLES`].
 const PUT_ASIDE: &str = "
@@ -83,7 +104,7 @@ DROP INDEX granted_by_gpu;
 ";
 /// After [`TABLES`].
 const TAKE_OVER: &str = "
-INSERT INTO boot SELECT id FROM boot_2;
+INSERT INTO boot SELECT id, '' FROM boot_2;
 INSERT INTO lease (id, root, sandbox, pod_request, former, exclusive, compute_policy, ceiling, priority,
                    granted_at)
     SELECT id, root, NULL, NULL, '', exclusive, compute_policy, ceiling, priority, granted_at FROM lease_2;
@@ -104,15 +125,31 @@ DROP TABLE boot_2;
 const DEADLINE: Duration = Duration::from_secs(2);
 const NAP: Duration = Duration::from_micros(250);
 
+/// A boot of this machine, and the pid namespace in which its containers' processes are.
+#[derive(Debug)]
+pub(crate) struct Boot {
+    pub id: String,
+    /// As [`PidNamespace`] is shown.
+    pub pid_namespace: String,
+}
+
+impl Boot {
+    /// This process's.
+    pub fn here() -> Result<Self, StoreError> {
+        let namespace = PidNamespace::own().map_or_else(|| "unknown".to_owned(), |own| own.to_string());
+        Ok(Self { id: gpushare_inventory::boot_id()?, pid_namespace: namespace })
+    }
+}
+
 /// Opens the database, making it first if there is none, and returns the boot that its leases are of. A file that
 /// exists but is not ours is an error, never replaced: containers may be running on what it says.
-pub(crate) fn open(path: &Path) -> Result<(Connection, Option<String>), StoreError> {
+pub(crate) fn open(path: &Path) -> Result<(Connection, Option<Boot>), StoreError> {
     if is_absent(path) {
         create(path)?;
     }
     let db = connect(path)?;
     let boot = match read_boot(&db, path) {
-        Err(StoreError::Version { version: EARLIER_VERSION, .. }) => {
+        Err(StoreError::Version { version, .. }) if STEPS.iter().any(|(from, ..)| *from == version) => {
             migrate(&db, path)?;
             read_boot(&db, path)?
         }
@@ -123,7 +160,7 @@ pub(crate) fn open(path: &Path) -> Result<(Connection, Option<String>), StoreErr
 
 /// The boot that the leases are of. One transaction: in a journal's database each read by itself takes and
 /// drops the file's locks anew, that of the schema included.
-fn read_boot(db: &Connection, path: &Path) -> Result<Option<String>, StoreError> {
+fn read_boot(db: &Connection, path: &Path) -> Result<Option<Boot>, StoreError> {
     let wrap = |error| StoreError::sqlite(path, error);
     let tx = Transaction::new_unchecked(db, TransactionBehavior::Deferred).map_err(wrap)?;
     match numbers(&tx).map_err(wrap)? {
@@ -132,7 +169,14 @@ fn read_boot(db: &Connection, path: &Path) -> Result<Option<String>, StoreError>
         _ => return Err(StoreError::Damaged { path: path.into() }),
     }
     keep_journal(&tx).map_err(wrap)?;
-    tx.query_row("SELECT id FROM boot", [], |row| row.get(0)).optional().map_err(wrap)
+    let boot = |row: &Row| Ok(Boot { id: row.get(0)?, pid_namespace: row.get(1)? });
+    tx.query_row("SELECT id, pid_namespace FROM boot", [], boot).optional().map_err(wrap)
+}
+
+/// Whether indexes and rows say the same, which takes as long as the database is large.
+pub(crate) fn is_sound(db: &Connection) -> rusqlite::Result<bool> {
+    let told: String = db.pragma_query_value(None, "integrity_check", |row| row.get(0))?;
+    Ok(told == "ok")
 }
 
 /// Application id and schema version.
@@ -141,16 +185,21 @@ fn numbers(db: &Connection) -> rusqlite::Result<(i32, i32)> {
     Ok((number("application_id")?, number("user_version")?))
 }
 
-/// Brings a database of [`EARLIER_VERSION`] to this one's. Others who find the earlier version wait for the
-/// turn, and then find that it is done.
+/// Brings a database of an earlier version to this one's. Others who find the earlier version wait for the turn, and then
+/// find that it is done. Earlier versions did not say where they were kept: here, since here somebody updated.
 fn migrate(db: &Connection, path: &Path) -> Result<(), StoreError> {
+    let boot = Boot::here()?;
     let _turn = Turn::take(path)?;
     let wrap = |error| StoreError::sqlite(path, error);
     let tx = Transaction::new_unchecked(db, TransactionBehavior::Immediate).map_err(wrap)?;
-    if numbers(&tx).map_err(wrap)? == (APPLICATION_ID, EARLIER_VERSION) {
-        tx.execute_batch(&[PUT_ASIDE, TABLES, TAKE_OVER].concat()).map_err(wrap)?;
-        tx.pragma_update(None, "user_version", VERSION).map_err(wrap)?;
+    for (from, statements, to) in STEPS {
+        if numbers(&tx).map_err(wrap)? == (APPLICATION_ID, from) {
+            tx.execute_batch(&statements.concat()).map_err(wrap)?;
+            tx.pragma_update(None, "user_version", to).map_err(wrap)?;
+        }
     }
+    tx.execute("UPDATE boot SET pid_namespace = ?1 WHERE pid_namespace = ''", [boot.pid_namespace])
+        .map_err(wrap)?;
     tx.commit().map_err(wrap)
 }
 

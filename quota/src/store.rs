@@ -19,8 +19,8 @@ use crate::lease::{Grant, Lease, LeaseKey, Member, PastLease, Release, ReleaseRe
 use crate::place::{Admission, GpuLoad, Refusal, place};
 use crate::pod::{Pod, words};
 use crate::rows::{grouped, lease, now, signed, summary, unsigned, uuid};
-use crate::schema;
-use crate::turn::Turn;
+use crate::schema::{self, Boot};
+use crate::turn::{self, Turn};
 
 pub use update::UpdateError;
 
@@ -54,10 +54,12 @@ pub struct Swept {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// Others held it for longer than the deadline.
-    #[error("the quota store {path} has been busy for 5 seconds; try again, and see `gpushare doctor`")]
+    #[error("the quota store {path} has been busy for seconds{holder}")]
     Busy {
         /// The database.
         path: PathBuf,
+        /// Who holds it, and the remedy.
+        holder: String,
     },
     /// The file system is full, read-only or failing.
     #[error(
@@ -87,6 +89,20 @@ pub enum StoreError {
         path: PathBuf,
         /// The folder of the containers' regions.
         regions: PathBuf,
+    },
+    /// Its containers' processes are not to be seen from here: each would count as ended.
+    #[error(
+        "the quota store {path} is kept in pid namespace {theirs}, and this process runs in {ours}, where that one's \
+         processes cannot be seen; run gpushare in that one (in a pod: hostPID: true), or, if it has ended, as with a node \
+         that is a container, delete the file and the folder regions beside it"
+    )]
+    Stranger {
+        /// The database.
+        path: PathBuf,
+        /// As `ls -l /proc/PID/ns/pid` shows it.
+        theirs: String,
+        /// The same, of this process.
+        ours: String,
     },
     /// Written by another version of gpushare.
     #[error(
@@ -123,7 +139,7 @@ impl StoreError {
     pub(crate) fn sqlite(path: &Path, source: rusqlite::Error) -> Self {
         let path = path.to_path_buf();
         match source.sqlite_error_code() {
-            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::Busy { path },
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => turn::busy(&path),
             Some(ErrorCode::DiskFull | ErrorCode::ReadOnly) => Self::Full { path },
             Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt | ErrorCode::TypeMismatch) => {
                 Self::Damaged { path }
@@ -177,9 +193,14 @@ impl Store {
         let path = state.join("quota.db");
         let (db, known) = schema::open(&path)?;
         let store = Self { db, path, sums: RefCell::new(None) };
-        let boot = gpushare_inventory::boot_id()?;
-        if known.as_ref() != Some(&boot) {
-            store.enter_boot(&boot)?;
+        let boot = Boot::here()?;
+        match known {
+            Some(known) if known.id == boot.id && known.pid_namespace == boot.pid_namespace => {}
+            Some(known) if known.id == boot.id => {
+                let (theirs, ours) = (known.pid_namespace, boot.pid_namespace);
+                return Err(StoreError::Stranger { path: store.path, theirs, ours });
+            }
+            _ => store.enter_boot(&boot)?,
         }
         Ok(store)
     }
@@ -291,9 +312,9 @@ impl Store {
         let cgroup = holder.cgroup.as_ref().map(|path| path.to_string_lossy().into_owned());
         let tx = self.begin()?;
         let changed = self.sql(tx.execute(
-            "UPDATE member SET state = 'active', pid = ?4, start_time = ?5, cgroup = ?6
+            "UPDATE member SET state = 'active', pid = ?4, start_time = ?5, cgroup = ?6, leads = ?7
              WHERE lease = ?1 AND root = ?2 AND container = ?3 AND state = 'reserved'",
-            params![id, key.root, key.container, holder.pid, signed(holder.start_time), cgroup],
+            params![id, key.root, key.container, holder.pid, signed(holder.start_time), cgroup, holder.leads],
         ))?;
         self.commit(tx)?;
         Ok(changed == 1)
@@ -452,19 +473,24 @@ impl Store {
 
     /// Retires the leases of an earlier boot. Looked at again inside the transaction: of several processes that see
     /// the new boot first, only one may do this, or it takes the others' new leases for old ones.
-    fn enter_boot(&self, boot: &str) -> Result<(), StoreError> {
+    fn enter_boot(&self, boot: &Boot) -> Result<(), StoreError> {
         let tx = self.begin()?;
         let known: Option<String> =
             self.sql(tx.query_row("SELECT id FROM boot", [], |row| row.get(0)).optional())?;
-        if known.as_deref() == Some(boot) {
+        if known.as_ref() == Some(&boot.id) {
             return Ok(());
+        }
+        // A damaged name of the boot would end the leases of living containers.
+        if !self.sql(schema::is_sound(&tx))? {
+            return Err(StoreError::Damaged { path: self.path.clone() });
         }
         let earlier = self.leases()?;
         for lease in &earlier {
             self.retire(&tx, lease, ReleaseReason::Reboot)?;
         }
         self.sql(tx.execute("DELETE FROM boot", []))?;
-        self.sql(tx.execute("INSERT INTO boot (id) VALUES (?1)", params![boot]))?;
+        let insert = "INSERT INTO boot (id, pid_namespace) VALUES (?1, ?2)";
+        self.sql(tx.execute(insert, params![boot.id, boot.pid_namespace]))?;
         self.commit(tx)?;
         earlier.iter().for_each(|lease| tell_release(lease, Release::Ended, ReleaseReason::Reboot));
         Ok(())
@@ -556,10 +582,28 @@ impl Store {
         Ok(())
     }
 
+    /// Once by SQLite from the index, and once here from the rows: a file that was damaged in one of them grants nothing,
+    /// where SQLite reads on. In the order of its key SQLite reads the table itself: the index has all its columns.
     fn loads_in(&self, db: &Connection) -> Result<Loads, StoreError> {
-        let mut query = self.sql(db.prepare_cached(
-            "SELECT gpu, sum(memory), sum(ifnull(cores, 0)), count(*), max(exclusive) FROM granted GROUP BY gpu",
-        ))?;
+        const INDEX: &str = "SELECT gpu, sum(memory), sum(ifnull(cores, 0)), count(*), max(exclusive) \
+                             FROM granted INDEXED BY granted_by_gpu GROUP BY gpu";
+        const ROWS: &str =
+            "SELECT gpu, memory, ifnull(cores, 0), 1, exclusive FROM granted ORDER BY lease, position";
+        const WITHOUT_GRANT: &str = "SELECT 1 FROM lease WHERE id NOT IN (SELECT lease FROM granted)";
+        let by_index: Loads = self.loads_of(db, INDEX)?.into_iter().collect();
+        let mut by_row = Loads::new();
+        for (gpu, load) in self.loads_of(db, ROWS)? {
+            by_row.entry(gpu).or_default().join(&load);
+        }
+        let without_grant = self.sql(self.sql(db.prepare_cached(WITHOUT_GRANT))?.exists([]))?;
+        if by_index != by_row || without_grant {
+            return Err(StoreError::Damaged { path: self.path.clone() });
+        }
+        Ok(by_row)
+    }
+
+    fn loads_of(&self, db: &Connection, query: &str) -> Result<Vec<(GpuUuid, GpuLoad)>, StoreError> {
+        let mut query = self.sql(db.prepare_cached(query))?;
         let rows = query.query_map([], |row| {
             let load = GpuLoad {
                 memory: DeviceMemory::from_bytes(unsigned(row.get(1)?)),
@@ -578,7 +622,7 @@ impl Store {
         arguments: &[&dyn rusqlite::ToSql],
     ) -> Result<Vec<Lease>, StoreError> {
         const LEASES: &str = "SELECT lease.id, exclusive, compute_policy, ceiling, priority, granted_at, \
-                              member.root, container, state, pid, start_time, cgroup \
+                              member.root, container, state, pid, start_time, cgroup, leads \
                               FROM lease JOIN member ON member.lease = lease.id ";
         const ORDER: &str = " ORDER BY lease.id, member.id";
         let mut query = self.sql(self.db.prepare_cached(&[LEASES, rest, ORDER].concat()))?;

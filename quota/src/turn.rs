@@ -4,16 +4,22 @@
 //! nothing. The kernel keeps waiters for a file lock in a queue and wakes one (Linux 5.0 and later).
 
 use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use gpushare_inventory::flock_holder;
+use procfs::process::Process;
 
 use crate::store::StoreError;
 
 /// How long a process waits for the others: an engine's `inspect` hangs as long as its `create`.
 const DEADLINE: Duration = Duration::from_secs(5);
+/// Between two looks of who cannot wait in the queue.
+const NAP: Duration = Duration::from_millis(2);
 
 /// This process's turn; ends on drop.
 #[derive(Debug)]
@@ -28,28 +34,87 @@ impl Turn {
     /// When others took longer than the deadline, or the lock file cannot be opened.
     pub fn take(path: &Path) -> Result<Self, StoreError> {
         let io = |source| StoreError::Io { path: path.into(), source };
-        let name = path.with_extension("lock");
-        let file =
-            OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(name).map_err(io)?;
+        let file = open(path).map_err(io)?;
+        let taken = match file.try_lock() {
+            Ok(()) => Some(file),
+            Err(TryLockError::WouldBlock) => wait(file, path).map_err(io)?,
+            Err(TryLockError::Error(source)) => return Err(io(source)),
+        };
+        taken.map(|file| Self { _lock: file }).ok_or_else(|| busy(path))
+    }
+}
+
+/// The lock's file, beside the database.
+fn open(path: &Path) -> io::Result<File> {
+    let name = path.with_extension("lock");
+    OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(name)
+}
+
+/// The wait itself knows no deadline, so another thread does it. One that comes too late is alone with its file: the
+/// receiver is gone, the file is dropped, and the lock with it.
+fn wait(file: File, path: &Path) -> io::Result<Option<File>> {
+    let (sender, receiver) = mpsc::channel();
+    let waiting = thread::Builder::new().spawn(move || {
+        let locked = file.lock().map(|()| file);
+        let _ = sender.send(locked);
+    });
+    match waiting {
+        Ok(_) => receiver.recv_timeout(DEADLINE).ok().transpose(),
+        // Where the cgroup takes no more threads.
+        Err(_) => look_again(&open(path)?),
+    }
+}
+
+/// Looks until the turn comes, out of the queue.
+fn look_again(file: &File) -> io::Result<Option<File>> {
+    let until = Instant::now() + DEADLINE;
+    loop {
         match file.try_lock() {
-            Ok(()) => Ok(Self { _lock: file }),
-            Err(TryLockError::WouldBlock) => Self::wait(file, path),
-            Err(TryLockError::Error(source)) => Err(io(source)),
+            Ok(()) => return file.try_clone().map(Some),
+            Err(TryLockError::Error(source)) => return Err(source),
+            Err(TryLockError::WouldBlock) if Instant::now() >= until => return Ok(None),
+            Err(TryLockError::WouldBlock) => thread::sleep(NAP),
         }
     }
+}
 
-    /// The wait itself knows no deadline, so another thread does it. One that comes too late is alone with its file:
-    /// the receiver is gone, the file is dropped, and the lock with it.
-    fn wait(file: File, path: &Path) -> Result<Self, StoreError> {
-        let (sender, receiver) = mpsc::channel();
-        thread::spawn(move || {
-            let locked = file.lock().map(|()| file);
-            let _ = sender.send(locked);
+/// Nobody got at the database at `path` in time: who holds it, as the kernel tells.
+pub(crate) fn busy(path: &Path) -> StoreError {
+    let pid = open(path).ok().and_then(|file| flock_holder(&file));
+    let holder = pid.and_then(|pid| told(i32::try_from(pid).ok()?));
+    StoreError::Busy { path: path.into(), holder: holder.unwrap_or_else(|| "; try again".to_owned()) }
+}
+
+fn told(pid: i32) -> Option<String> {
+    let stat = Process::new(pid).and_then(|process| process.stat()).ok()?;
+    let name = stat.comm.escape_debug();
+    Some(match stat.state {
+        'T' | 't' => format!(
+            ": process {pid} ({name}) holds it and is stopped; continue it with `kill -CONT {pid}`, or end it with \
+             `kill -KILL {pid}`"
+        ),
+        _ => format!(": process {pid} ({name}) holds it; try again, or end that process if it hangs"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_comes_out_of_the_queue_too_and_its_holder_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("quota.db");
+        let first = Turn::take(&path).unwrap();
+        let told = busy(&path).to_string();
+        assert!(told.contains(&format!(": process {} (", std::process::id())), "{told}");
+        let other = open(&path).unwrap();
+        thread::scope(|scope| {
+            let looking = scope.spawn(|| look_again(&other).unwrap().is_some());
+            thread::sleep(NAP * 5);
+            assert!(!looking.is_finished());
+            drop(first);
+            assert!(looking.join().unwrap());
         });
-        match receiver.recv_timeout(DEADLINE) {
-            Ok(Ok(file)) => Ok(Self { _lock: file }),
-            Ok(Err(source)) => Err(StoreError::Io { path: path.into(), source }),
-            Err(_) => Err(StoreError::Busy { path: path.into() }),
-        }
     }
 }

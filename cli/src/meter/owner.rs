@@ -62,7 +62,7 @@ mod tests {
         Member {
             key: LeaseKey { root: String::new(), container: container.into() },
             state: LeaseState::Active,
-            holder: Holder { pid: i32::try_from(id()).unwrap(), start_time: 1, cgroup },
+            holder: Holder { pid: i32::try_from(id()).unwrap(), start_time: 1, cgroup, leads: false },
         }
     }
 

@@ -36,7 +36,7 @@ impl Store {
     fn target(&self, root: &str, pod: &Pod, namespace: PidNamespace) -> Result<Option<i64>, StoreError> {
         let leases =
             self.select("WHERE lease.root = ?1 AND lease.sandbox = ?2", params![root, pod.sandbox])?;
-        let leads = |lease: &&Lease| lease.members().any(|member| member.holder.leads(namespace));
+        let leads = |lease: &&Lease| lease.members().any(|member| member.holder.leads_in(namespace));
         Ok(leases.iter().find(leads).map(|lease| lease.id))
     }
 

@@ -23,7 +23,11 @@ fn here() -> Holder {
 }
 
 fn gone() -> Holder {
-    Holder { pid: i32::MAX, start_time: 1, cgroup: None }
+    Holder { pid: i32::MAX, start_time: 1, cgroup: None, leads: false }
+}
+
+fn another_boot() -> Boot {
+    Boot { id: "another".to_owned(), ..Boot::here().unwrap() }
 }
 
 fn open() -> (TempDir, Store) {
@@ -205,7 +209,7 @@ fn the_sweep_spares_what_lives() {
 fn leases_do_not_outlive_a_boot() {
     let (_folder, store) = open();
     keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
-    store.enter_boot("another").unwrap();
+    store.enter_boot(&another_boot()).unwrap();
     assert!(store.leases().unwrap().is_empty());
     assert_eq!(store.history().unwrap()[0].reason, "reboot");
 }
@@ -409,4 +413,45 @@ fn the_ceiling_of_a_burst_is_kept() {
     let asked = Request { burst: Cores::new(60), ..request(&["GPUSHARE_MEMORY=1GiB", "GPUSHARE_CORES=30"]) };
     keep_in(&store, None, &member("a", &here()), &asked).unwrap();
     assert_eq!(store.leases().unwrap()[0].ceiling, Cores::new(60).unwrap());
+}
+
+#[test]
+fn a_store_that_is_kept_in_another_pid_namespace_is_left_alone() {
+    let (folder, store) = open();
+    let lease = keep(&store, "a", &["GPUSHARE_MEMORY=30GiB"], &gone()).unwrap();
+    store.db.execute("UPDATE boot SET pid_namespace = 'pid:[1]'", []).unwrap();
+    let told = Store::open(folder.path()).unwrap_err();
+    assert!(matches!(&told, StoreError::Stranger { theirs, .. } if theirs == "pid:[1]"), "{told}");
+    assert!(told.to_string().contains("hostPID"), "{told}");
+    assert!(store.stands(lease.id).unwrap(), "its holder is not to be seen from here, and not proved gone");
+}
+
+/// Every byte of every page: the file of a store with leases is damaged at one place after the other.
+#[test]
+fn a_store_with_a_damaged_byte_never_says_that_less_is_granted() {
+    let (folder, store) = open();
+    for (name, memory) in [("a", 30), ("b", 20), ("c", 10)] {
+        keep(&store, name, &[&format!("GPUSHARE_MEMORY={memory}GiB"), "GPUSHARE_CORES=30"], &here()).unwrap();
+    }
+    drop(store);
+    let path = folder.path().join("quota.db");
+    let whole = fs::read(&path).unwrap();
+    let request = request(&["GPUSHARE_MEMORY=21GiB"]);
+    let (mut refused, mut unharmed) = (0, 0);
+    for at in (0..whole.len()).filter(|at| whole[*at] != 0) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << (at % 8);
+        fs::write(&path, &bytes).unwrap();
+        let _ = fs::remove_file(path.with_extension("db-journal"));
+        let Ok(store) = Store::open(folder.path()) else {
+            refused += 1;
+            continue;
+        };
+        match store.preview(&request, &[gpu(0, 80)], &Admission::default()) {
+            Ok(grants) => panic!("byte {at} damaged, and {grants:?} would be granted beside 60 GiB of 80"),
+            Err(ReserveError::Refused(_)) => unharmed += 1,
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(refused > 100 && unharmed > 100, "{refused} refused, {unharmed} unharmed");
 }

@@ -26,7 +26,7 @@ fn lease(id: i64, cores: Option<u8>, compute_policy: ComputePolicy) -> Lease {
         member: Member {
             key: LeaseKey { root: String::new(), container: id.to_string() },
             state: LeaseState::Active,
-            holder: Holder { pid: 1, start_time: 1, cgroup: None },
+            holder: Holder { pid: 1, start_time: 1, cgroup: None, leads: false },
         },
         others: Vec::new(),
         grants: vec![grant],

@@ -2,53 +2,23 @@
 
 use super::*;
 
-/// The tables of version 2.
-const EARLIER: &str = "
-CREATE TABLE boot (id TEXT NOT NULL) STRICT;
-CREATE TABLE lease (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, root TEXT NOT NULL, container TEXT NOT NULL,
-    state TEXT NOT NULL CHECK (state IN ('reserved', 'active')),
-    exclusive INTEGER NOT NULL CHECK (exclusive IN (0, 1)),
-    compute_policy TEXT NOT NULL CHECK (compute_policy IN ('fixed', 'burst', 'none')),
-    ceiling INTEGER NOT NULL CHECK (ceiling BETWEEN 1 AND 100),
-    priority INTEGER NOT NULL CHECK (priority BETWEEN 0 AND 9),
-    pid INTEGER NOT NULL CHECK (pid > 0), start_time INTEGER NOT NULL, cgroup TEXT,
-    granted_at INTEGER NOT NULL, UNIQUE (root, container)
-) STRICT;
-CREATE TABLE granted (
-    lease INTEGER NOT NULL REFERENCES lease (id) ON DELETE CASCADE, position INTEGER NOT NULL, gpu TEXT NOT NULL,
-    memory INTEGER NOT NULL CHECK (memory > 0), cores INTEGER CHECK (cores BETWEEN 1 AND 100),
-    exclusive INTEGER NOT NULL CHECK (exclusive IN (0, 1)), PRIMARY KEY (lease, position)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX granted_by_gpu ON granted (gpu, memory, cores, exclusive);
-CREATE TABLE past (
-    id INTEGER PRIMARY KEY, root TEXT NOT NULL, container TEXT NOT NULL, grants TEXT NOT NULL,
-    granted_at INTEGER NOT NULL, released_at INTEGER NOT NULL, reason TEXT NOT NULL
-) STRICT;
-INSERT INTO past VALUES (5, '/run/runc', 'before', 'GPU: 1 GiB', 1, 2, 'ended');
-";
+/// Stores of each earlier version, in which leases 7 and 8 stand.
+const EARLIER: [&str; 3] =
+    [include_str!("schemas/1.sql"), include_str!("schemas/2.sql"), include_str!("schemas/3.sql")];
 
-/// A store of version 2 in which `leases` leases were granted, of which two stand.
-fn earlier(leases: i64) -> TempDir {
+/// A store of an earlier version in which `leases` leases were granted, of which two stand.
+fn earlier(text: &str, leases: i64) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let db = Connection::open(folder.path().join("quota.db")).unwrap();
-    let boot = gpushare_inventory::boot_id().unwrap();
-    db.execute_batch(EARLIER).unwrap();
-    db.execute("INSERT INTO boot VALUES (?1)", [boot]).unwrap();
-    db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('lease', ?1)", [leases]).unwrap();
-    let (pid, start) = (here().pid, i64::try_from(here().start_time).unwrap());
-    for (id, container, state) in [(7, "running", "active"), (8, "starting", "reserved")] {
-        db.execute(
-            "INSERT INTO lease VALUES (?1, '/run/runc', ?2, ?3, 0, 'burst', 60, 7, ?4, ?5, '/cgroup', 3)",
-            params![id, container, state, pid, start],
-        )
-        .unwrap();
-        let gpu = gpu(0, 80).uuid.to_string();
-        db.execute("INSERT INTO granted VALUES (?1, 0, ?2, ?3, 30, 0)", params![id, gpu, 4_i64 << 30])
-            .unwrap();
-    }
-    db.pragma_update(None, "application_id", 0x6770_7368).unwrap();
-    db.pragma_update(None, "user_version", 2).unwrap();
+    let text = [
+        ("{BOOT}", gpushare_inventory::boot_id().unwrap()),
+        ("{LEASES}", leases.to_string()),
+        ("{PID}", here().pid.to_string()),
+        ("{START}", here().start_time.to_string()),
+        ("{GPU}", gpu(0, 80).uuid.to_string()),
+    ]
+    .iter()
+    .fold(text.to_owned(), |text, (mark, value)| text.replace(mark, value));
+    Connection::open(folder.path().join("quota.db")).unwrap().execute_batch(&text).unwrap();
     folder
 }
 
@@ -59,7 +29,13 @@ fn version(folder: &TempDir) -> i32 {
 
 #[test]
 fn running_containers_keep_their_leases_when_gpushare_is_updated() {
-    let folder = earlier(100);
+    for (text, ceiling) in EARLIER.into_iter().zip([100, 60, 60]) {
+        keep_their_leases(text, ceiling);
+    }
+}
+
+fn keep_their_leases(text: &str, ceiling: u8) {
+    let folder = earlier(text, 100);
     let store = Store::open(folder.path()).unwrap();
     let lease = store.lease(&key("running")).unwrap().unwrap();
     let Member { state, holder, .. } = &lease.member;
@@ -69,7 +45,10 @@ fn running_containers_keep_their_leases_when_gpushare_is_updated() {
         (here().start_time, Some(Path::new("/cgroup")))
     );
     assert_eq!((lease.grants[0].memory.bytes(), lease.grants[0].cores), (4 * GIB, Cores::new(30)));
-    assert_eq!((lease.ceiling, lease.priority.level(), lease.granted_at), (Cores::new(60).unwrap(), 7, 3));
+    assert_eq!(
+        (lease.ceiling, lease.priority.level(), lease.granted_at),
+        (Cores::new(ceiling).unwrap(), 7, 3)
+    );
     assert_eq!(store.loads().unwrap().values().next().unwrap().memory.bytes(), 8 * GIB);
     assert_eq!(store.history().unwrap()[0].key, key("before"));
     // Their hooks name the lease by number and container, as they were written before.
@@ -78,12 +57,12 @@ fn running_containers_keep_their_leases_when_gpushare_is_updated() {
     assert_eq!(store.history().unwrap()[0].key, key("running"));
     let new = keep(&store, "new", &["GPUSHARE_MEMORY=76GiB"], &here()).unwrap();
     assert_eq!(new.id, 101, "no number is given twice");
-    assert_eq!((version(&folder), Store::open(folder.path()).unwrap().leases().unwrap().len()), (3, 2));
+    assert_eq!((version(&folder), Store::open(folder.path()).unwrap().leases().unwrap().len()), (4, 2));
 }
 
 #[test]
 fn of_many_that_find_an_earlier_store_one_takes_it_over() {
-    let folder = earlier(8);
+    let folder = earlier(EARLIER[0], 8);
     thread::scope(|scope| {
         for number in 0..16 {
             let state = folder.path();
@@ -98,7 +77,7 @@ fn of_many_that_find_an_earlier_store_one_takes_it_over() {
 
 #[test]
 fn an_earlier_store_that_cannot_be_taken_over_stays_as_it_is() {
-    let folder = earlier(8);
+    let folder = earlier(EARLIER[1], 8);
     let path = folder.path().join("quota.db");
     // A row that the tables of today do not take.
     let db = Connection::open(&path).unwrap();

@@ -192,7 +192,7 @@ fn a_boot_ends_a_pods_lease_once() {
     let (_folder, store) = open();
     join(&store, "a", "pod").unwrap();
     join(&store, "b", "pod").unwrap();
-    store.enter_boot("another").unwrap();
+    store.enter_boot(&another_boot()).unwrap();
     let past = store.history().unwrap();
     assert_eq!((store.leases().unwrap().len(), past.len()), (0, 1));
     assert_eq!((&past[0].key, &past[0].others[..]), (&key("a"), &["b".into()][..]));
