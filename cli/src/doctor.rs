@@ -271,6 +271,10 @@ fn meter(config: &Config, state: &Path, leases: &[Lease]) -> Finding {
         lease.compute_policy != ComputePolicy::None && lease.grants.iter().any(|grant| grant.cores.is_some())
     };
     let limited = leases.iter().filter(limited).count();
+    if let Some(pid) = meter::stopped(state) {
+        let remedy = format!("continue it with `kill -CONT {pid}`, or end it and start it anew");
+        return failure("meter", format!("process {pid} is stopped, so it measures nothing; {remedy}"));
+    }
     match (meter::is_running(state), limited) {
         (true, _) => ok("meter", "runs"),
         (false, _) if config.meter.on_cheating != OnCheating::Report => warning(

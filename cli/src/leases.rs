@@ -12,13 +12,26 @@ use serde_json::{Value, json};
 use crate::node::GpuNames;
 use crate::{meter, node, table};
 
-/// Prints past leases.
+/// How many of the last refusals are shown.
+const REFUSALS: usize = 100;
+
+/// Prints past leases and what was refused of late.
 pub fn history(as_json: bool) -> Result<()> {
     let config = Config::load()?;
-    let (_, store) = node::store(&config)?;
+    let (state, store) = node::store(&config)?;
     let past = store.history()?;
+    let mut refusals = state.refusals();
+    refusals.truncate(REFUSALS);
     if as_json {
-        let list = past.iter().map(|lease| {
+        let refused = refusals.iter().map(|refused| {
+            json!({
+                "id": refused.container,
+                "released_at": refused.at,
+                "reason": "refused",
+                "text": refused.reason,
+            })
+        });
+        let ended = past.iter().map(|lease| {
             json!({
                 "root": lease.key.root,
                 "id": lease.key.container,
@@ -29,24 +42,33 @@ pub fn history(as_json: bool) -> Result<()> {
                 "reason": lease.reason,
             })
         });
-        return Ok(table::json(&Value::Array(list.collect()))?);
+        return Ok(table::json(&Value::Array(ended.chain(refused).collect()))?);
     }
-    if past.is_empty() {
-        return Ok(table::line("no share was given back yet")?);
+    if past.is_empty() && refusals.is_empty() {
+        return Ok(table::line("no share was given back yet, and none refused")?);
     }
     let names = GpuNames::of(&config);
-    let rows = past.iter().map(|lease| {
+    let ended = past.iter().map(|lease| {
         let held = Duration::from_secs(lease.released_at.saturating_sub(lease.granted_at));
         let held = humantime::format_duration(held).to_string();
         let others = lease.others.iter().map(String::as_str);
-        [
+        let row = [
             listed([lease.key.container.as_str()].into_iter().chain(others)),
             names.in_text(&lease.grants),
             held,
             age(lease.released_at),
             lease.reason.clone(),
-        ]
+        ];
+        (lease.released_at, row)
     });
+    let refused = refusals.iter().map(|refused| {
+        let none = || "-".to_owned();
+        let reason = format!("refused: {}", refused.reason);
+        (refused.at, [short(&refused.container), none(), none(), age(refused.at), reason])
+    });
+    let mut rows: Vec<_> = ended.chain(refused).collect();
+    rows.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+    let rows = rows.into_iter().map(|(_, row)| row);
     Ok(table::print(["CONTAINER", "SHARE", "HELD", "ENDED AGO", "REASON"], rows)?)
 }
 

@@ -134,6 +134,7 @@ struct Output {
 }
 
 fn main() -> ExitCode {
+    gpushare_inject::outlive_file_size_limit();
     match run(Cli::parse().command) {
         Ok(code) => code,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,

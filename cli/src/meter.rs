@@ -31,7 +31,7 @@ use nvml_wrapper::Nvml;
 use tracing::level_filters::LevelFilter;
 
 pub use audit::mend;
-pub use lock::is_running;
+pub use lock::{is_running, stopped};
 
 use self::kept::Kept;
 use self::owner::Owners;

@@ -30,6 +30,12 @@ pub enum ConfigError {
         /// The file.
         path: PathBuf,
     },
+    /// Somebody else than root could put files there.
+    #[error("the settings folder {path} must be root's, and not writable by others (chown root, chmod 755)")]
+    UnsafeFolder {
+        /// The folder.
+        path: PathBuf,
+    },
     /// A mistake, at a line.
     #[error("{path}:{line}: {message}")]
     Mistake {

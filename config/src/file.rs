@@ -13,6 +13,7 @@ use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
 use crate::error::{ConfigError, value};
+use crate::locate::is_ours;
 use crate::request::{
     AliyunSection, DialectsSection, HamiSection, RequestSection, SlurmSection, policy, size,
 };
@@ -166,19 +167,10 @@ pub(crate) fn salvage(files: &[PathBuf]) -> Option<File> {
     Some(saved)
 }
 
-/// The owner that the kernel shows for a file whose owner a user namespace lacks, unless
-/// /proc/sys/kernel/overflowuid was changed.
-const OVERFLOW_UID: u32 = 65534;
-
 fn read(path: &Path) -> Result<String, ConfigError> {
     let error = |source| ConfigError::Read { path: path.into(), source };
     let metadata = fs::symlink_metadata(path).map_err(error)?;
-    let this_user = fs::metadata("/proc/self").map_err(error)?.uid();
-    // Below a rootless engine root's file shows as nobody's; the process there can do no more than the engine's user.
-    let ours = metadata.uid() == 0
-        || metadata.uid() == this_user
-        || metadata.uid() == OVERFLOW_UID && gpushare_quota::is_rootless();
-    if !metadata.is_file() || !ours || metadata.mode() & 0o022 != 0 {
+    if !metadata.is_file() || !is_ours(&metadata).map_err(error)? || metadata.mode() & 0o022 != 0 {
         return Err(ConfigError::Unsafe { path: path.into() });
     }
     fs::read_to_string(path).map_err(error)

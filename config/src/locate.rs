@@ -2,8 +2,9 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fs;
-use std::io::ErrorKind;
+use std::fs::{self, Metadata};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::ConfigError;
@@ -41,8 +42,11 @@ fn with_drop_ins(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let folder = PathBuf::from(folder);
     let unread = |source| ConfigError::Read { path: folder.clone(), source };
     let mut drop_ins = Vec::new();
+    // Others could put another file into its place; in a folder such as /tmp only its owner can.
+    check_folder(path.parent().unwrap_or(Path::new("/")), true)?;
     match fs::read_dir(&folder) {
         Ok(entries) => {
+            check_folder(&folder, false)?;
             for entry in entries {
                 drop_ins.push(entry.map_err(unread)?.path());
             }
@@ -53,6 +57,33 @@ fn with_drop_ins(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     drop_ins.retain(|path| path.extension().is_some_and(|end| end == "toml"));
     drop_ins.sort();
     Ok(path.exists().then(|| path.to_path_buf()).into_iter().chain(drop_ins).collect())
+}
+
+/// Whether nobody but root, or who runs this, puts files into this folder; one that is not there needs no look.
+fn check_folder(path: &Path, may_be_sticky: bool) -> Result<(), ConfigError> {
+    let read = |source| ConfigError::Read { path: path.into(), source };
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    let metadata = match fs::metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        other => other.map_err(read)?,
+    };
+    let sticky = may_be_sticky && metadata.mode() & 0o1000 != 0;
+    match is_ours(&metadata).map_err(read)? && (metadata.mode() & 0o022 == 0 || sticky) {
+        true => Ok(()),
+        false => Err(ConfigError::UnsafeFolder { path: path.into() }),
+    }
+}
+
+/// The owner that the kernel shows for a file whose owner a user namespace lacks, unless
+/// /proc/sys/kernel/overflowuid was changed.
+const OVERFLOW_UID: u32 = 65534;
+
+/// Whether a file or folder is root's or this user's. Below a rootless engine root's shows as nobody's; the process there
+/// can do no more than the engine's user.
+pub(crate) fn is_ours(metadata: &Metadata) -> io::Result<bool> {
+    let this_user = fs::metadata("/proc/self")?.uid();
+    let owner = metadata.uid();
+    Ok(owner == 0 || owner == this_user || owner == OVERFLOW_UID && gpushare_quota::is_rootless())
 }
 
 /// The folder of the running program: its companions are found from there, in the build tree as after installation.

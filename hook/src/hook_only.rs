@@ -51,7 +51,12 @@ pub fn create(state: &[u8], file: Option<&Path>, cdi: bool) -> Result<()> {
     };
     let done = done.context(REFUSAL);
     if let Err(error) = &done {
-        tracing::info!(container = %state.id, reason = %one_line(error.as_ref()), "lease refused");
+        let reason = one_line(error.as_ref());
+        tracing::info!(container = %state.id, reason, "lease refused");
+        // crun keeps to itself what a hook says.
+        if let Ok(folder) = StateFolder::open(&config.paths.state) {
+            folder.note_refusal(&state.id, &reason);
+        }
     }
     done
 }
@@ -123,7 +128,8 @@ pub fn poststop(state: &[u8], file: Option<&Path>) -> Result<()> {
     // A slip in the settings must not keep the lease.
     let config = load(file).or_else(|error| Config::salvaged(file).ok_or(error))?;
     config.log.start();
-    if !config.paths.state.join("quota.db").exists() {
+    let quota = config.paths.state.join("quota.db");
+    if !quota.try_exists().with_context(|| format!("cannot look for {}; run as root", quota.display()))? {
         return Ok(());
     }
     let key = LeaseKey::new(LeaseKey::HOOK_ONLY.to_owned(), id)?;

@@ -18,6 +18,7 @@ use anyhow::Result;
 use args::{Call, Stage};
 
 fn main() -> ExitCode {
+    gpushare_inject::outlive_file_size_limit();
     gpushare_inject::run_child(std::env::args_os().skip(1));
     match run() {
         Ok(()) => ExitCode::SUCCESS,

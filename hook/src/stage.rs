@@ -25,7 +25,10 @@ pub fn prestart(args: &Args, state: &[u8]) -> Result<()> {
     let folder = StateFolder::open(&args.state)?;
     let store = Store::open(folder.path())?;
     if !store.activate(args.lease, &args.key, &holder)? {
-        bail!("container {container} holds no share (any more); start it anew");
+        let reason = format!("container {container} holds no share (any more); start it anew");
+        // crun keeps to itself what a hook says.
+        folder.note_refusal(container, &reason);
+        bail!(reason);
     }
     Ok(())
 }

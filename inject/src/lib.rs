@@ -31,7 +31,7 @@ pub use edit::{EditError, refuse_earlier_plan, take_out_driver};
 pub use fitted::{FitError, Fitted};
 pub use grant::{Asking, GrantError, Settings, admit, clear, forget, grant};
 pub use image::{Image, ImageError, RootFolder};
-pub use live::{Applied, Live, LiveError, run_child};
+pub use live::{Applied, Live, LiveError, outlive_file_size_limit, run_child};
 pub use message::{REFUSAL, one_line, out_of_service};
 pub use offer::offer;
 pub use plan::{ExtraMount, Plan, PlanError, Programs};

@@ -29,6 +29,7 @@ use root::Root;
 use rules::Rules;
 
 pub use child::run_child;
+pub use sys::outlive_file_size_limit;
 
 /// Why a plan cannot be put into a living container. Nothing is left in it then.
 #[derive(Debug, thiserror::Error)]

@@ -10,6 +10,7 @@ mod holder;
 mod lease;
 mod place;
 mod pod;
+mod refusals;
 mod rows;
 mod running;
 mod schema;
@@ -24,6 +25,7 @@ pub use lease::{
 };
 pub use place::{Admission, GpuLoad, Placement, Refusal, place};
 pub use pod::{PidNamespace, Pod};
+pub use refusals::Refused;
 pub use running::Running;
 pub use state::{REGIONS, StateError, StateFolder, is_rootless};
 pub use store::{Loads, Reservation, ReserveError, Store, StoreError, Swept, UpdateError};

@@ -63,8 +63,8 @@ pub enum StoreError {
     },
     /// The file system is full, read-only or failing.
     #[error(
-        "the quota store {path} cannot be written: its file system is full, read-only or failing; make room there, or see \
-         the kernel log"
+        "the quota store {path} cannot be written: its file system is full (df, df -i), read-only or failing, or this \
+         process may write no file of that size (ulimit -f); make room there, or see the kernel log"
     )]
     Full {
         /// The database.
@@ -138,6 +138,7 @@ pub enum StoreError {
 impl StoreError {
     pub(crate) fn sqlite(path: &Path, source: rusqlite::Error) -> Self {
         let path = path.to_path_buf();
+        let extended = source.sqlite_error().map(|error| error.extended_code);
         match source.sqlite_error_code() {
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => turn::busy(&path),
             Some(ErrorCode::DiskFull | ErrorCode::ReadOnly) => Self::Full { path },
@@ -145,6 +146,10 @@ impl StoreError {
                 Self::Damaged { path }
             }
             Some(ErrorCode::SystemIoFailure) => Self::Full { path },
+            // Without a further number: no room for another file.
+            Some(ErrorCode::CannotOpen) if extended == Some(rusqlite::ffi::SQLITE_CANTOPEN) => {
+                Self::Full { path }
+            }
             _ => Self::Sqlite { path, source },
         }
     }

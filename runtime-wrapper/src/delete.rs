@@ -21,7 +21,7 @@ pub fn delete(args: &Args, config: &Config) -> Result<Infallible> {
     }
     let quota = config.paths.state.join("quota.db");
     if let Ok(key) = create::key(args)
-        && quota.exists()
+        && !matches!(quota.try_exists(), Ok(false))
         && let Err(error) = release(&key, args, config)
     {
         tracing::warn!(container = %key.container, error = %format!("{error:#}"), "lease left for the sweep");

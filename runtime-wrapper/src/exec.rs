@@ -2,14 +2,19 @@
 
 use std::convert::Infallible;
 use std::env;
+use std::ffi::{CString, NulError, OsString};
 use std::fs;
+use std::io;
+use std::iter::once;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use gpushare_config::Config;
+use nix::unistd::execv;
+
+use crate::inherited;
 
 /// The first low-level runtime of the settings that exists.
 ///
@@ -34,13 +39,19 @@ pub fn find(config: &Config) -> Result<&Path> {
     Ok(runtime)
 }
 
-/// Replaces this process by `runtime`, with the same arguments, environment, working directory and descriptors.
+/// Replaces this process by `runtime`, with the same arguments, environment, working directory, descriptors and signals.
 /// Returns only on failure.
 ///
-/// `Command::exec` also puts SIGPIPE back, which Rust's start-up ignores and an execve would hand on.
+/// Not by `Command::exec`, which sets signals and their mask as Rust's programs want them.
 pub fn low_level(runtime: &Path) -> Result<Infallible> {
-    let error = Command::new(runtime).args(env::args_os().skip(1)).exec();
-    Err(error).with_context(|| format!("cannot run the low-level runtime {}", runtime.display()))
+    let words = once(runtime.as_os_str().to_owned()).chain(env::args_os().skip(1));
+    let words: Vec<CString> =
+        words.map(OsString::into_vec).map(CString::new).collect::<Result<_, NulError>>()?;
+    let program = words.first().context("no program")?;
+    inherited::restore();
+    let error = execv(program, &words).unwrap_err();
+    Err(io::Error::from(error))
+        .with_context(|| format!("cannot run the low-level runtime {}", runtime.display()))
 }
 
 fn is_program(path: &Path) -> bool {

@@ -3,12 +3,13 @@
 //! Whatever is no `create`, `run`, `restore` or `delete` goes to the low-level runtime at once, and so does a
 //! container that asks for nothing. On success this process never exits by itself: execve keeps pid, parent
 //! and descriptors.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod args;
 mod create;
 mod delete;
 mod exec;
+mod inherited;
 mod orphan;
 mod report;
 
@@ -21,6 +22,7 @@ use args::{Args, Command};
 use gpushare_config::Config;
 
 fn main() -> ExitCode {
+    gpushare_inject::outlive_file_size_limit();
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     let args = Args::parse(&words);
     let Err(error) = run(&args);

@@ -6,6 +6,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::SystemTime;
 
+use gpushare_config::Config;
+use gpushare_quota::StateFolder;
 use nix::fcntl::OFlag;
 use serde_json::json;
 
@@ -16,10 +18,19 @@ pub fn failure(args: &Args, error: &anyhow::Error) {
     let text = format!("gpushare-runtime: {}", gpushare_inject::one_line(error.as_ref()));
     if args.command == Command::Create {
         tracing::info!(container = args.id.as_deref(), reason = %text, "lease refused");
+        note(args, &text);
     }
     to_engine(args, &text);
     // A stderr that nobody can write to is no second failure.
     let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// For `gpushare history`: an engine may keep its log to itself.
+fn note(args: &Args, text: &str) {
+    let Some(config) = Config::load().ok().or_else(|| Config::salvaged(None)) else { return };
+    if let Ok(state) = StateFolder::open(&config.paths.state) {
+        state.note_refusal(args.id.as_deref().unwrap_or_default(), text);
+    }
 }
 
 fn to_engine(args: &Args, text: &str) {

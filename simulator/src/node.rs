@@ -2,7 +2,7 @@
 
 use std::fs::{self, Permissions};
 use std::io::Read;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
@@ -34,6 +34,13 @@ pub fn create(create: &Create) -> Result<()> {
         bail!("{} holds a node already; name another folder or remove this one", dir.display());
     }
     let is_new = !dir.exists();
+    if !is_new && !is_private(&dir)? {
+        bail!(
+            "{} is somebody else's folder, or others may write there: what they put into it would be run as the driver; name \
+             another one",
+            dir.display()
+        );
+    }
     make(&dir, create).inspect_err(|_| {
         for path in ENTRIES.map(|entry| dir.join(entry)) {
             let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
@@ -42,6 +49,13 @@ pub fn create(create: &Create) -> Result<()> {
             let _ = fs::remove_dir(&dir);
         }
     })
+}
+
+/// Whether nobody but this user changes what is in the folder.
+fn is_private(dir: &Path) -> Result<bool> {
+    let folder = fs::metadata(dir).with_context(|| format!("cannot look at {}", dir.display()))?;
+    let this_user = fs::metadata("/proc/self").context("cannot look at /proc/self")?.uid();
+    Ok(folder.is_dir() && folder.uid() == this_user && folder.mode() & 0o022 == 0)
 }
 
 fn make(dir: &Path, create: &Create) -> Result<()> {

@@ -6,6 +6,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
+use gpushare_inventory::flock_holder;
+
 const NAME: &str = "meter.lock";
 
 /// Somebody who only looks holds the lock for a moment.
@@ -29,6 +31,14 @@ pub fn take(state: &Path) -> io::Result<Option<File>> {
 pub fn is_running(state: &Path) -> bool {
     let file = File::open(state.join(NAME));
     file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
+/// The meter's process where one runs and is stopped: it holds the lock and measures nothing.
+pub fn stopped(state: &Path) -> Option<i32> {
+    let pid = flock_holder(&File::open(state.join(NAME)).ok()?)?;
+    let pid = i32::try_from(pid).ok()?;
+    let stat = procfs::process::Process::new(pid).and_then(|process| process.stat()).ok()?;
+    matches!(stat.state, 'T' | 't').then_some(pid)
 }
 
 #[cfg(test)]

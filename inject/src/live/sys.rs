@@ -7,6 +7,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use nix::errno::Errno;
 use nix::libc::{self, c_int, c_long, c_uint};
 
+/// Makes a write beyond RLIMIT_FSIZE an error that can be told: by itself it ends the process (setrlimit(2)).
+pub fn outlive_file_size_limit() {
+    // SAFETY: to ignore a signal runs no code of ours.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 /// A descriptor of the process `pid`, which goes on naming it after its end.
 pub(super) fn pidfd_open(pid: i32) -> Result<OwnedFd, Errno> {
     // SAFETY: two integers, and no memory.

@@ -1,0 +1,98 @@
+//! What was refused of late: engines may keep to themselves why a container did not start.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::OFlag;
+
+use crate::rows::now;
+use crate::state::StateFolder;
+
+/// One file is begun anew at this size, in bytes, and the one before is kept.
+const MOST: u64 = 64 << 10;
+/// Of a reason, in characters.
+const LONGEST: usize = 2048;
+
+/// A container that did not start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// Its id.
+    pub container: String,
+    /// Seconds since 1970.
+    pub at: u64,
+    /// As its engine was told.
+    pub reason: String,
+}
+
+impl StateFolder {
+    /// Writes down that `container` was refused. What cannot be written is lost: it is no second failure.
+    pub fn note_refusal(&self, container: &str, reason: &str) {
+        let path = newest(self.path());
+        if fs::symlink_metadata(&path).is_ok_and(|file| file.len() > MOST) {
+            let _ = fs::rename(&path, older(self.path()));
+        }
+        let plain = |text: &str| -> String {
+            text.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect()
+        };
+        let line = format!("{}\t{}\t{}\n", now(), plain(container), plain(reason));
+        let file = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .custom_flags(OFlag::O_NOFOLLOW.bits())
+            .open(path);
+        // One call, so that lines of several processes do not mix.
+        let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
+    }
+
+    /// What was refused of late, newest first.
+    pub fn refusals(&self) -> Vec<Refused> {
+        let texts = [older(self.path()), newest(self.path())].map(|path| fs::read(path).unwrap_or_default());
+        let mut all: Vec<Refused> = Vec::new();
+        for text in &texts {
+            all.extend(String::from_utf8_lossy(text).lines().filter_map(refused));
+        }
+        all.reverse();
+        all
+    }
+}
+
+fn newest(state: &Path) -> PathBuf {
+    state.join("refusals")
+}
+
+fn older(state: &Path) -> PathBuf {
+    state.join("refusals.old")
+}
+
+fn refused(line: &str) -> Option<Refused> {
+    let mut parts = line.splitn(3, '\t');
+    let at = parts.next()?.parse().ok()?;
+    Some(Refused { at, container: parts.next()?.to_owned(), reason: parts.next()?.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_refusals_are_kept_and_no_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = StateFolder::open(&folder.path().join("state")).unwrap();
+        assert_eq!(state.refusals(), []);
+        let long = "x".repeat(5000);
+        for number in 0..200 {
+            state.note_refusal(&format!("c{number}"), &format!("no room\n{long}"));
+        }
+        let kept = state.refusals();
+        assert_eq!(kept[0].container, "c199");
+        assert!(
+            kept[0].reason.starts_with("no room x") && kept[0].reason.len() == LONGEST,
+            "{}",
+            kept[0].reason
+        );
+        assert!((30..100).contains(&kept.len()), "{}", kept.len());
+    }
+}
