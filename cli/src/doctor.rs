@@ -258,7 +258,7 @@ fn quota(config: &Config) -> Vec<Finding> {
                 ),
             });
             findings.push(meter(config, state.path(), &leases));
-            findings.extend(hidden(state.path(), &leases));
+            findings.extend(unseen(state.path(), &leases));
             findings.extend(cheating(config, state.path(), &leases));
         }
     }
@@ -297,17 +297,29 @@ fn meter(config: &Config, state: &Path, leases: &[Lease]) -> Finding {
     }
 }
 
-/// Regions are mounts: those that an engine makes in a mount namespace of its own are not here.
-fn hidden(state: &Path, leases: &[Lease]) -> Option<Finding> {
+/// Regions that nobody here measures or changes. They are mounts: those that an engine makes in a mount namespace of its own
+/// are not here; and another version of gpushare may have made them.
+fn unseen(state: &Path, leases: &[Lease]) -> Vec<Finding> {
     let lives =
         |lease: &&Lease| lease.mode == Mode::Share && lease.state() == LeaseState::Active && !lease.is_gone();
-    let hidden = |lease: &&Lease| Region::of(state, lease.id).measured().is_err();
-    let count = leases.iter().filter(lives).filter(hidden).count();
-    let text = format!(
-        "the limits of {count} container(s) are not to be seen from here, so they are neither measured nor changed: the engine \
-         that made them runs in a mount namespace of its own (systemd's PrivateMounts, MountFlags, ProtectSystem, …)"
+    let unseen = leases.iter().filter(lives).map(|lease| Region::of(state, lease.id));
+    let (foreign, hidden): (Vec<_>, Vec<_>) =
+        unseen.filter(|region| region.measured().is_err()).partition(Region::is_foreign);
+    let finding = |count: usize, why: &str| {
+        let text = format!(
+            "the limits of {count} container(s) are not to be seen from here, so they are neither measured nor changed: {why}"
+        );
+        (count > 0).then(|| warning("regions", text))
+    };
+    let hidden = finding(
+        hidden.len(),
+        "the engine that made them runs in a mount namespace of its own (systemd's PrivateMounts, MountFlags, ProtectSystem, …)",
     );
-    (count > 0).then(|| warning("regions", text))
+    let foreign = finding(
+        foreign.len(),
+        "another version of gpushare started them, in whose layout they are held as they are; start them anew",
+    );
+    hidden.into_iter().chain(foreign).collect()
 }
 
 /// What containers do against their shares: as the meter sees it, or, where none runs, what one look can tell.

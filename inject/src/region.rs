@@ -3,6 +3,9 @@
 //! A container may write `usage`: a tmpfs of its own bounds what it can take of the host's memory. All
 //! `limits` files lie on one other tmpfs, so that nothing that a container may write is on a file system with
 //! limits. Both files exist before the container does and go when its lease goes.
+//!
+//! From layout 3 on the layout's number is a part of their names: another version of gpushare, which may have been put
+//! into this one's place while the container runs, does not find what it could only spoil.
 
 mod live;
 mod mapped;
@@ -17,12 +20,16 @@ use std::path::{Path, PathBuf};
 use gpushare_inventory::NOBODYS;
 use gpushare_quota::{Lease, REGIONS};
 use gpushare_region::{
-    ComputePolicy, DeviceLimits, TooManyDevices, USAGE_LEN, empty_usage_header, encode_limits,
+    ComputePolicy, DeviceLimits, LIMITS_VERSION, TooManyDevices, USAGE_LEN, USAGE_VERSION,
+    empty_usage_header, encode_limits,
 };
 use gpushare_request::{self as request, Mode};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 pub use live::UsageError;
+
+// One number stands for both files in their names.
+const _: () = assert!(LIMITS_VERSION == USAGE_VERSION);
 
 /// The file, a page of slack, and the folder.
 const SIZE: usize = USAGE_LEN + 2 * 4096;
@@ -36,6 +43,8 @@ pub struct Region {
     folder: PathBuf,
     /// Its file among all limits files.
     limits: PathBuf,
+    /// The lease's id.
+    name: String,
 }
 
 /// Why a region cannot be made.
@@ -58,6 +67,15 @@ pub enum RegionError {
         /// The folder.
         path: PathBuf,
     },
+    /// The pod's other containers were started by another version.
+    #[error(
+        "the pod holds a share that another version of gpushare made ({path}), whose limits this one's libraries \
+         cannot read; start the pod anew"
+    )]
+    Foreign {
+        /// The folder.
+        path: PathBuf,
+    },
     /// The pod's other containers took too long.
     #[error("another container is still making its region beside {path}; try again")]
     Busy {
@@ -73,7 +91,20 @@ impl Region {
     /// The region of a lease, whether it exists or not.
     pub fn of(state: &Path, lease_id: i64) -> Self {
         let name = lease_id.to_string();
-        Self { folder: state.join(REGIONS).join(&name), limits: state.join(LIMITS).join(&name) }
+        let limits = state.join(LIMITS).join(of_layout(&name));
+        Self { folder: state.join(REGIONS).join(&name), limits, name }
+    }
+
+    /// Whether its files are of a layout that this version does not know: it leaves them as they are.
+    pub fn is_foreign(&self) -> bool {
+        self.limits.symlink_metadata().is_err() && !self.all_limits().is_empty()
+    }
+
+    /// Its limits file by all names that it can have.
+    fn all_limits(&self) -> Vec<PathBuf> {
+        let folder = self.limits.parent().and_then(|folder| fs::read_dir(folder).ok());
+        let names = folder.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+        names.filter(|path| path.file_stem().is_some_and(|stem| stem == self.name.as_str())).collect()
     }
 
     /// The read-only file.
@@ -83,7 +114,7 @@ impl Region {
 
     /// The file that the container may write.
     pub fn usage(&self) -> PathBuf {
-        self.folder.join("usage")
+        self.folder.join(of_layout("usage"))
     }
 
     /// Makes folder, tmpfs and both files for `lease`; for whole GPUs, which nobody limits, the folder alone:
@@ -134,9 +165,11 @@ impl Region {
         let _ = umount2(&self.folder, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
         let _ = fs::remove_dir_all(self.members());
         match fs::remove_file(&self.limits) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {}
-            _ => drop(fs::remove_dir(&self.folder)),
+            Err(error) if error.kind() != ErrorKind::NotFound => return,
+            Err(_) => self.all_limits().into_iter().for_each(|path| drop(fs::remove_file(path))),
+            Ok(()) => {}
         }
+        let _ = fs::remove_dir(&self.folder);
     }
 
     /// The regions below the state folder, by their leases' ids. Ask this before asking for the living
@@ -147,6 +180,11 @@ impl Region {
         let id = |name: &str| name.strip_suffix(shared::MEMBERS).unwrap_or(name).parse().ok();
         entries.filter_map(|entry| id(entry.file_name().to_str()?)).collect()
     }
+}
+
+/// The name of a file of the layout that is compiled here. That of layout 2, the first that ran, has no number.
+fn of_layout(name: &str) -> String {
+    if LIMITS_VERSION == 2 { name.to_owned() } else { format!("{name}.{LIMITS_VERSION}") }
 }
 
 /// Makes a folder that nobody else may look into, if it is not there.

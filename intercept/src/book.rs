@@ -23,6 +23,10 @@ const NAP: u64 = 1_000_000;
 /// Processor ticks after which a query looks for dead processes again: some ten milliseconds.
 const SWEEP_TICKS: u64 = 1 << 25;
 
+const ANOTHER_VERSION: &[u8] =
+    b"gpushare: the limits of this container are of another version than its libraries, so it gets no \
+GPU memory: start it anew\n";
+
 /// The books as one process sees them. All zero bytes are the books of a container that was granted nothing.
 #[derive(Default)]
 #[repr(C)]
@@ -96,7 +100,12 @@ impl Book {
     /// Opens the two files. What is missing, short or foreign grants nothing.
     pub fn open(limits: &CStr, usage: &'static CStr) -> Self {
         let mut book = Self { usage_path: Some(usage), me: Who::this_process(), ..Self::default() };
-        book.limits = map_limits(limits).filter(|file| file.is_known());
+        book.limits = map_limits(limits).filter(|file| {
+            if file.is_of_another_version() {
+                sys::say(ANOTHER_VERSION);
+            }
+            file.is_known()
+        });
         if let Some((fd, file, usage)) = map_usage(usage) {
             book.usage = Some(usage);
             book.file = Some(file);

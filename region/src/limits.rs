@@ -190,6 +190,13 @@ impl LimitsFile {
             && self.header.size.load(Relaxed) == FILE_SIZE
     }
 
+    /// Whether this is a limits file of a layout that is not compiled here.
+    pub fn is_of_another_version(&self) -> bool {
+        use core::sync::atomic::Ordering::Relaxed;
+        let [a, b] = [0, 1].map(|word: usize| self.header.magic[word].load(Relaxed).to_ne_bytes());
+        a == MAGIC[..4] && b == MAGIC[4..] && self.header.version.load(Relaxed) != LIMITS_VERSION
+    }
+
     /// The granted lines.
     pub fn granted(&self) -> &[LimitLine] {
         let count = self.header.devices.load(core::sync::atomic::Ordering::Relaxed);
@@ -304,7 +311,12 @@ pub(crate) mod tests {
             bytes[at] ^= 1;
             assert!(!mapped(&bytes).is_known(), "byte {at} changed");
         }
-        assert!(!mapped(&[0; LIMITS_LEN]).is_known());
+        assert!(!mapped(&[0; LIMITS_LEN]).is_known() && !mapped(&[0; LIMITS_LEN]).is_of_another_version());
+        for (version, another) in [(LIMITS_VERSION, false), (LIMITS_VERSION + 1, true)] {
+            let mut bytes = good;
+            bytes[8..12].copy_from_slice(&version.to_ne_bytes());
+            assert_eq!(mapped(&bytes).is_of_another_version(), another);
+        }
     }
 
     #[test]

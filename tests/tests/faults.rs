@@ -2,7 +2,7 @@
 //! lost, and each time somebody says what is wrong and what to do.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{FileExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -11,6 +11,7 @@ use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::{self, eventually};
 use gpushare_tests::leases::{cli, leases, sweep};
+use gpushare_tests::meter::Meter;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::runtime::{LowLevel, Runtime};
@@ -464,4 +465,60 @@ fn a_hook_that_may_not_look_at_the_store_says_so() {
     let told = call("1000");
     let words = String::from_utf8_lossy(&told.stderr);
     assert!(!told.status.success() && words.contains("run as root"), "{told:?}");
+}
+
+/// Its files as a gpushare with layout 3 would have them.
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn a_container_of_another_version_keeps_its_files_as_they_are() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "4GiB").env("GPUSHARE_CORES", "30");
+    let container = runtime.run(&bundle);
+    let limits = only_file(&node.state().join("limits"));
+    let region = only_file(&node.state().join("regions"));
+    let (new_limits, new_usage) = (limits.with_extension("3"), region.join("usage.3"));
+    fs::rename(&limits, &new_limits).expect("it can be renamed");
+    fs::rename(region.join("usage"), &new_usage).expect("it can be renamed");
+    for file in [&new_limits, &new_usage] {
+        let file = fs::File::options().write(true).open(file).expect("it can be opened");
+        file.write_all_at(&3_u32.to_ne_bytes(), 8).expect("it can be written");
+    }
+    let before = [&new_limits, &new_usage].map(|file| fs::read(file).expect("it can be read"));
+
+    let meter = Meter::start(runtime.config());
+    std::thread::sleep(Duration::from_secs(3));
+    sweep(runtime.config());
+    let update = cli(runtime.config(), &["update", bundle.id(), "--memory", "2GiB"]);
+    assert!(!update.success() && update.stderr.contains("another version"), "{update:?}");
+    let ps = cli(runtime.config(), &["ps"]).expect_success("ps").stdout;
+    assert!(ps.contains(bundle.id()) && ps.contains("4 GiB") && !ps.contains("CHEATING"), "{ps}");
+    let doctor = cli(runtime.config(), &["doctor"]).stdout;
+    assert!(
+        doctor.lines().any(|line| line.contains("regions") && line.contains("another version")),
+        "{doctor}"
+    );
+    assert!(!doctor.contains("cheating"), "{doctor}");
+    assert!(!meter.log().contains("share broken"), "{}", meter.log());
+    let after = [&new_limits, &new_usage].map(|file| fs::read(file).expect("it can be read"));
+    assert!(before == after, "somebody wrote into them");
+
+    // Our library beside their limits: nothing is granted, and it says why.
+    let told = container.exec(&["/bin/gpushare-simulator", "probe", "--json", "--allocate", "1GiB"]);
+    assert!(told.stderr.contains("start it anew"), "{told:?}");
+    drop(container);
+    assert_eq!(leases(runtime.config()), []);
+    for folder in ["limits", "regions"] {
+        let left = fs::read_dir(node.state().join(folder)).expect("it can be read").count();
+        assert_eq!(left, 0, "{folder}");
+    }
+}
+
+fn only_file(folder: &Path) -> PathBuf {
+    let mut entries =
+        fs::read_dir(folder).expect("it can be read").map(|entry| entry.expect("an entry").path());
+    entries.next().expect("there is one")
 }

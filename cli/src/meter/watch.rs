@@ -47,12 +47,17 @@ impl Expected {
         let usage = FileIdentity::of(&region.usage()).ok();
         let text = |path: &CStr| path.to_string_lossy().into_owned();
         let mounts = [
-            (text(inner::LIMITS), limits, format!("/{}", lease.id)),
-            (text(inner::USAGE), usage, "/usage".to_owned()),
+            (text(inner::LIMITS), limits, below_mount(&region.limits())),
+            (text(inner::USAGE), usage, below_mount(&region.usage())),
         ];
         let mounts = mounts.into_iter().filter_map(|(at, file, path)| Some((at, file?.device, path)));
         Self { mounts: mounts.collect(), limits, libcuda: FileIdentity::of(libcuda).ok() }
     }
+}
+
+/// The path on its own file system of a file that lies at the top of one.
+fn below_mount(path: &Path) -> String {
+    format!("/{}", path.file_name().unwrap_or_default().to_string_lossy())
 }
 
 impl Watch {

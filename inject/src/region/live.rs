@@ -29,6 +29,9 @@ pub enum UsageError {
     Damaged(#[from] Damaged),
 }
 
+const FOREIGN: &str = "another version of gpushare started the container, and its limits have a layout that this one does not \
+                       know; start it anew";
+
 /// How often a file that is being written is read again before the reader does without.
 const TRIES: usize = 5;
 /// How long the kernel is asked for the owners of slots: a container can hold millions of locks on the file, and each
@@ -118,7 +121,11 @@ impl Region {
 
     fn open_limits(&self) -> io::Result<File> {
         let flags = NOT_WAITING.bits();
-        OpenOptions::new().read(true).write(true).custom_flags(flags).open(self.limits())
+        let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(self.limits());
+        file.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound if self.is_foreign() => io::Error::other(FOREIGN),
+            _ => error,
+        })
     }
 
     fn open(&self, path: std::path::PathBuf) -> io::Result<File> {

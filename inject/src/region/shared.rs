@@ -34,6 +34,9 @@ impl Region {
         let parent = self.folder.parent().unwrap_or(&self.folder);
         super::make_private(parent).map_err(io)?;
         let _turn = self.turn(parent)?;
+        if self.is_foreign() {
+            return Err(RegionError::Foreign { path: self.folder.clone() });
+        }
         if !self.is_whole(lease.mode).map_err(io)? {
             if self.was_whole(lease).map_err(io)? {
                 return Err(RegionError::Hidden { path: self.folder.clone() });

@@ -65,6 +65,17 @@ fn each_way_past_a_limit_is_named() {
         "busybox mkdir /own && busybox cp /usr/lib/gpushare/driver/cuda /own/libcuda.so.1 && LD_LIBRARY_PATH=/own {hold}"
     );
     let busy = format!("{BYPASS} {CLIENT} launch 1ms --seconds 1000");
+    // The books in a copy of the root are a second budget.
+    let copied = format!(
+        "busybox mkdir -p /jail/dev /jail/usr && busybox cp -a /bin /lib /lib64 /jail/ 2>/dev/null; \
+         busybox cp -a /usr/bin /usr/lib /usr/lib64 /jail/usr/ 2>/dev/null; \
+         busybox mknod /jail/dev/nvidiactl c 195 255 && busybox mknod /jail/dev/nvidia0 c 195 0; \
+         exec busybox chroot /jail {more}"
+    );
+    let state = json!({
+        "destination": "/jail/run/gpushare-simulator", "type": "bind", "source": node.shared(),
+        "options": ["rbind", "rw"]
+    });
     let honest = share("4GiB", &["sh", "-c", hold]).env("GPUSHARE_CORES", "50");
     let cheats = [
         (
@@ -74,6 +85,7 @@ fn each_way_past_a_limit_is_named() {
         ),
         (share("1GiB", &["sh", "-c", &bypass]), &["memory"]),
         (share("1GiB", &["sh", "-c", &own]), &["memory", "unlimited"]),
+        (share("1GiB", &["sh", "-c", &copied]).mount(state), &["unlimited"]),
         // Idle processes beside it buy nothing.
         (share("1GiB", &["sh", "-c", &idle]), &["memory"]),
         (share("1GiB", &["sh", "-c", &busy]).env("GPUSHARE_CORES", "10"), &["compute"]),

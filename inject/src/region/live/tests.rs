@@ -38,7 +38,8 @@ fn region(lease: &Lease) -> (tempfile::TempDir, Region) {
     let mut usage = vec![0; USAGE_LEN];
     usage[..USAGE_HEADER_LEN].copy_from_slice(&empty_usage_header());
     fs::write(folder.path().join("usage"), usage).unwrap();
-    let region = Region { folder: folder.path().to_owned(), limits: folder.path().join("limits") };
+    let limits = folder.path().join("limits");
+    let region = Region { folder: folder.path().to_owned(), limits, name: "limits".to_owned() };
     (folder, region)
 }
 
