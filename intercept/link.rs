@@ -42,7 +42,7 @@ pub fn build(library: &Library<'_>) {
         format!("-Wl,-soname,{}", library.soname),
         "-Wl,-z,nodelete,-z,now,-z,relro,-z,noexecstack".to_owned(),
         format!("-Wl,--version-script={}", script.display()),
-        "-Wl,--no-as-needed".to_owned(),
+        "-Wl,--no-as-needed,--build-id=sha1".to_owned(),
         stub.display().to_string(),
     ] {
         println!("cargo::rustc-link-arg-cdylib={argument}");

@@ -23,35 +23,52 @@ root=$destdir$prefix
 
 install -d "$root/bin" "$root/lib/gpushare" "$root/lib/gpushare-simulator" "$root/lib/tmpfiles.d" "$root/lib/systemd/system" \
     "$root/lib/udev/rules.d" "$root/share/gpushare/hooks.d" "$root/share/doc/gpushare"
-for program in gpushare gpushare-runtime gpushare-hook gpushare-simulator; do
-    install -m 755 "$built/release/$program" "$root/bin/$program"
-done
-install -m 644 "$built/lib/gpushare/libcuda.so.1" "$built/lib/gpushare/libnvidia-ml.so.1" "$root/lib/gpushare/"
-install -m 644 "$built/release/libgpushare_simulator_cuda.so" "$built/release/libgpushare_simulator_nvml.so" \
-    "$root/lib/gpushare-simulator/"
-install -m 644 "$top/packaging/tmpfiles.conf" "$root/lib/tmpfiles.d/gpushare.conf"
-install -m 644 "$top/LICENSE" "$top/README.md" "$root/share/doc/gpushare/"
-install -d "$root/share/doc/gpushare/docs"
-install -m 644 "$top"/docs/*.md "$root/share/doc/gpushare/docs/"
+# put MODE FILE...  FOLDER/: each under another name first and then renamed, so that nobody ever meets half a file, none, or one
+# that cannot be run. Containers that run keep what they have mounted.
+put() {
+    mode=$1
+    shift
+    for folder; do :; done
+    while [ $# -gt 1 ]; do
+        name=$(basename "$1")
+        install -m "$mode" "$1" "$folder/.$name.new"
+        mv -f "$folder/.$name.new" "$folder/$name"
+        shift
+    done
+}
 # placed FILE FOLDER: a file that names the programs by their path.
 placed() {
-    sed "s|@PREFIX@|$prefix|g" "$top/packaging/$1" >"$root/$2/$1"
-    chmod 644 "$root/$2/$1"
+    name=$(basename "$1")
+    sed "s|@PREFIX@|$prefix|g" "$top/packaging/$1" >"$root/$2/.$name.new"
+    chmod 644 "$root/$2/.$name.new"
+    mv -f "$root/$2/.$name.new" "$root/$2/$name"
 }
+
+# What is called comes before who calls it, and the wrapper, which engines call, comes last.
+put 644 "$built/lib/gpushare/libcuda.so.1" "$built/lib/gpushare/libnvidia-ml.so.1" "$root/lib/gpushare"
+put 644 "$built/release/libgpushare_simulator_cuda.so" "$built/release/libgpushare_simulator_nvml.so" \
+    "$root/lib/gpushare-simulator"
+put 644 "$top/packaging/tmpfiles.conf" "$root/lib/tmpfiles.d"
+mv -f "$root/lib/tmpfiles.d/tmpfiles.conf" "$root/lib/tmpfiles.d/gpushare.conf"
+put 644 "$top/LICENSE" "$top/README.md" "$root/share/doc/gpushare"
+install -d "$root/share/doc/gpushare/docs"
+put 644 "$top"/docs/*.md "$root/share/doc/gpushare/docs"
 for snippet in docker-daemon.json containerd.toml oci.conf runtimeclass.yaml; do
     placed "$snippet" share/gpushare
 done
-for hook in hooks.d/99-gpushare.json hooks.d/99-gpushare-poststop.json; do
-    placed "$hook" share/gpushare
+for hook in 99-gpushare.json 99-gpushare-poststop.json; do
+    placed "hooks.d/$hook" share/gpushare/hooks.d
 done
-placed gpushare-meter.service lib/systemd/system
-placed gpushare-sweep.service lib/systemd/system
-placed gpushare-sweep.timer lib/systemd/system
-placed gpushare-system.service lib/systemd/system
-install -m 644 "$top/packaging/71-gpushare.rules" "$root/lib/udev/rules.d/71-gpushare.rules"
+for unit in gpushare-meter.service gpushare-sweep.service gpushare-sweep.timer gpushare-system.service; do
+    placed "$unit" lib/systemd/system
+done
+put 644 "$top/packaging/71-gpushare.rules" "$root/lib/udev/rules.d"
 
 # The administrator's file is never replaced; the shipped one lies beside it to compare.
 install -d "$destdir/etc/gpushare/gpushare.toml.d"
-install -m 644 "$top/config/gpushare.toml" "$root/share/gpushare/gpushare.toml"
-[ -e "$destdir/etc/gpushare/gpushare.toml" ] ||
-    install -m 644 "$top/config/gpushare.toml" "$destdir/etc/gpushare/gpushare.toml"
+put 644 "$top/config/gpushare.toml" "$root/share/gpushare"
+[ -e "$destdir/etc/gpushare/gpushare.toml" ] || put 644 "$top/config/gpushare.toml" "$destdir/etc/gpushare"
+
+for program in gpushare-simulator gpushare gpushare-hook gpushare-runtime; do
+    put 755 "$built/release/$program" "$root/bin"
+done

@@ -75,6 +75,7 @@ pub fn programs<'a>(config: &'a Config, state: &'a Path) -> Programs<'a> {
         cache: &config.paths.cache,
         state,
         extra_mounts: &config.mounts,
+        denies_user_namespaces: config.denies_user_namespaces,
         log: config.log.arguments(),
     }
 }

@@ -143,7 +143,6 @@ fn entry(lease: &Lease, seen: &Seen, violations: &[&Violation]) -> Value {
             "cores": grant.cores.map(|cores| cores.percent()),
             "burst_share": fresh.map(|value| f64::from(value.burst_share) / 100.0).filter(|share| *share > 0.0),
             "gpu_nanoseconds": seen.gpu_time(line),
-            "others_nanoseconds": fresh.map(|value| value.others_nanoseconds),
             "throttled_nanoseconds": seen.throttles.get(line).map(|words| words.throttled),
         })
     });

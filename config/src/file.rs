@@ -72,6 +72,7 @@ struct QuotaSection {
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct InjectSection {
+    user_namespaces: String,
     mounts: Vec<MountEntry>,
 }
 
@@ -228,6 +229,11 @@ impl File {
         Ok(Config {
             request: policy(&self.request, &self.dialects)?,
             quota: admission(&self.quota)?,
+            denies_user_namespaces: match self.inject.user_namespaces.as_str() {
+                "allow" => false,
+                "deny" => true,
+                other => return Err(value("inject.user_namespaces", other, "known are allow and deny")),
+            },
             mounts: self.inject.mounts.into_iter().map(extra_mount).collect::<Result<_, _>>()?,
             cdi_folders: self
                 .cdi

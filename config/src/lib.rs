@@ -38,6 +38,8 @@ pub struct Config {
     pub quota: Admission,
     /// Further mounts for containers with a share.
     pub mounts: Vec<gpushare_inject::ExtraMount>,
+    /// Whether containers with a share may make no user namespaces.
+    pub denies_user_namespaces: bool,
     /// Folders with CDI specifications, those of later ones counting first: what names of devices mean that tell no GPU.
     pub cdi_folders: Vec<PathBuf>,
     /// Names of the shares that CDI specifications offer, each as [`gpushare_request::ShareName`] reads it.
@@ -140,6 +142,7 @@ impl Config {
                 cache: &self.paths.cache,
                 state: &self.paths.state,
                 extra_mounts: &self.mounts,
+                denies_user_namespaces: self.denies_user_namespaces,
                 log: self.log.arguments(),
             },
             cli: &self.paths.cli,

@@ -142,6 +142,7 @@ fn plan() -> Plan {
         variables: Vec::new(),
         kept: gpushare_request::Kept::default(),
         handed: std::collections::BTreeSet::new(),
+        denies_user_namespaces: true,
         surroundings: Surroundings::default(),
     }
 }

@@ -205,6 +205,7 @@ mod tests {
             variables: Vec::new(),
             kept: gpushare_request::Kept::default(),
             handed: std::collections::BTreeSet::new(),
+            denies_user_namespaces: false,
             surroundings: Surroundings::default(),
         }
     }

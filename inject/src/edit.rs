@@ -19,6 +19,7 @@ mod beside;
 mod driver;
 mod earlier;
 mod handed;
+mod seccomp;
 
 use beside::{denies_all, has_user_namespace, refuse_driver, refuse_other_gpus};
 pub use driver::take_out_driver;
@@ -79,6 +80,21 @@ pub enum EditError {
         /// The hook's program.
         path: String,
     },
+    /// A filter whose condition cannot be narrowed.
+    #[error(
+        "the bundle's seccomp filter allows {names} by a condition to which none against user namespaces can be added \
+         (inject.user_namespaces); leave that condition out"
+    )]
+    Seccomp {
+        /// The system calls, as JSON.
+        names: String,
+    },
+    /// A bundle whose filter lets user namespaces be made, and that is not ours to change.
+    #[error(
+        "this node lets no container with a share make user namespaces (inject.user_namespaces), and a hook cannot change \
+         the bundle's seccomp filter, which lets it: use gpushare-runtime, or have the engine's filter deny them"
+    )]
+    UserNamespaces,
     /// A bundle that was run with a share and not written anew, and asks for none any more.
     #[error(
         "config.json still holds the share of an earlier start, and asks for none under the present settings; have the \
@@ -157,6 +173,9 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     let nodes = plan.device_mounts.iter().filter(|_| user_namespace);
     put(mounts, "destination", plan.mounts.iter().chain(nodes).map(value).collect::<Result<_, _>>()?);
     hooks(json, plan)?;
+    if plan.denies_user_namespaces {
+        seccomp::deny_user_namespaces(json)?;
+    }
     groups(json, &plan.additional_gids)?;
     environment(json, plan)
 }
@@ -168,6 +187,9 @@ pub(crate) fn check(json: &Value, plan: &Plan) -> Result<(), EditError> {
     if let Some(hook) = hooks.filter(|hook| brings_gpus(hook)).find(|hook| !is_this_program(hook)) {
         let path = hook.get("path").and_then(Value::as_str).unwrap_or_default();
         return Err(EditError::WholeGpus { path: path.escape_debug().to_string() });
+    }
+    if plan.denies_user_namespaces && !seccomp::denies_user_namespaces(json) {
+        return Err(EditError::UserNamespaces);
     }
     refuse_driver(json, plan)?;
     if is_privileged(json) { Ok(()) } else { refuse_other_gpus(json, plan) }

@@ -1,17 +1,18 @@
 //! Our libraries fitted to this node's driver: copies in the cache folder that lack what the driver lacks, and that
 //! programs can be linked with like with the driver's own (see [`gpushare_inventory::elf`]).
 //!
-//! The name of a copy tells which two files it was made of, so a creation only looks whether it is there. It is made by
-//! `gpushare inventory refresh`, and outlives the boot.
+//! The name of a copy tells by a hash which two files it was made of, so a creation only looks whether it is there, and a
+//! container learns nothing of the host's. It is made by `gpushare inventory refresh`, and outlives the boot.
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gpushare_inventory::elf::{self, ElfError};
-use gpushare_inventory::{Driver, NOBODYS, read_now};
+use gpushare_inventory::{Driver, NOBODYS, open_now, read_now};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 /// Begins the name of every file that we keep in the cache folder.
@@ -164,9 +165,22 @@ fn is_old(copy: &Path) -> bool {
 /// # Errors
 /// When one of the two cannot be looked at.
 pub(crate) fn copy_of(cache: &Path, ours: &Path, driver: &Path) -> io::Result<PathBuf> {
-    let made_of = [identity(&fs::metadata(ours)?), identity(&fs::metadata(driver)?)].join("-");
+    // By what was built, so that the same build once more needs no other copies.
+    let ours_is = match build_id(ours)? {
+        Some(id) => id,
+        None => identity(&fs::metadata(ours)?).into_bytes(),
+    };
+    let mut hasher = DefaultHasher::new();
+    (ours_is, identity(&fs::metadata(driver)?)).hash(&mut hasher);
     let name = ours.file_name().unwrap_or_default().to_string_lossy();
-    Ok(cache.join(format!("{PREFIX}{made_of}-{name}")))
+    Ok(cache.join(format!("{PREFIX}{:016x}-{name}", hasher.finish())))
+}
+
+/// What the linker named a library by its contents.
+fn build_id(library: &Path) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = [0; elf::BUILD_ID_BYTES];
+    let read = open_now(library)?.read_at(&mut bytes, 0)?;
+    Ok(bytes.get(..read).and_then(elf::build_id))
 }
 
 /// What changes when a file is replaced or written.

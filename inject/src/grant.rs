@@ -174,7 +174,14 @@ pub fn grant<T, E: From<GrantError>>(
     requirements.check(&offer(&node, reservation.lease())).map_err(GrantError::from)?;
     let made = Undo { store: &store, state: &state, lease: reservation.lease().id, key: asking.key };
     let reservation = reservation; // dropped before `made`, which asks what became of the lease
-    let plan = plan(&request, reservation.lease(), &node, &image, &programs)?;
+    let plan = match plan(&request, reservation.lease(), &node, &image, &programs) {
+        // gpushare itself was replaced since the node was looked at.
+        Err(GrantError::Plan(PlanError::NotFitted { .. })) => {
+            stock::refresh(settings).map_err(GrantError::from)?;
+            plan(&request, reservation.lease(), &node, &image, &programs)?
+        }
+        other => other?,
+    };
     root.check(plan.targets()).map_err(GrantError::from)?;
     let done = apply(&plan, reservation, asking.json)?;
     made.keep();

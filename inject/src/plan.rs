@@ -41,6 +41,9 @@ pub struct Plan {
     pub additional_gids: Vec<u32>,
     /// Variables of other systems' requests, each as it stands once.
     pub variables: Vec<(String, String)>,
+    /// Whether the container may make no user namespaces.
+    #[serde(skip)]
+    pub denies_user_namespaces: bool,
     /// What a bundle that is run again has for its list of GPUs.
     #[serde(skip)]
     pub kept: Kept,
@@ -65,6 +68,8 @@ pub struct Programs<'a> {
     pub state: &'a Path,
     /// The administrator's own mounts.
     pub extra_mounts: &'a [ExtraMount],
+    /// Whether containers with a share may make no user namespaces.
+    pub denies_user_namespaces: bool,
     /// What the hooks are told of the log, as arguments.
     pub log: Vec<String>,
 }
@@ -182,6 +187,7 @@ impl Plan {
             poststop: hook("poststop", lease, programs)?,
             additional_gids: groups(&nodes),
             variables: request.variables.clone(),
+            denies_user_namespaces: programs.denies_user_namespaces,
             kept: request.kept(),
             handed: request.handed.iter().map(|minor| u64::from(*minor)).collect(),
             surroundings: Surroundings::of(lease, node, [programs.cache, programs.state]),

@@ -64,7 +64,7 @@ pub(crate) fn known(node: Node, state: &Path, settings: &Settings) -> Result<Nod
 }
 
 /// Runs `gpushare inventory refresh` with nothing of the caller's: no environment, no descriptors, a deadline.
-fn refresh(settings: &Settings) -> Result<(), StockError> {
+pub(crate) fn refresh(settings: &Settings) -> Result<(), StockError> {
     let run = |source| StockError::Run { path: settings.cli.into(), source };
     let mut command = Command::new(settings.cli);
     command.args(["inventory", "refresh"]).env_clear().current_dir("/");
@@ -137,6 +137,7 @@ mod tests {
                 cache: none,
                 state: none,
                 extra_mounts: &[],
+                denies_user_namespaces: false,
                 log: Vec::new(),
             },
             cli: &cli,

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use object::elf::{
-    ELFCLASS64, ELFDATA2LSB, ELFMAG, EM_AARCH64, EM_X86_64, FileHeader64, SHF_EXECINSTR, SHN_UNDEF,
-    SHT_DYNSYM, STB_LOCAL, STT_FUNC, STT_GNU_IFUNC, SectionHeader64, Sym64,
+    ELF_NOTE_GNU, ELFCLASS64, ELFDATA2LSB, ELFMAG, EM_AARCH64, EM_X86_64, FileHeader64, NT_GNU_BUILD_ID,
+    SHF_EXECINSTR, SHN_UNDEF, SHT_DYNSYM, STB_LOCAL, STT_FUNC, STT_GNU_IFUNC, SectionHeader64, Sym64,
 };
 use object::pod::{bytes_of, bytes_of_slice, from_bytes_mut};
-use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym, SymbolTable};
+use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym, SymbolTable};
 use object::{LittleEndian, U16, U32, U64};
 
 const LE: LittleEndian = LittleEndian;
@@ -35,6 +35,24 @@ pub fn is_for_this_machine(header: &[u8; HEADER_BYTES]) -> bool {
 
 const EI_CLASS: usize = 4;
 const EI_DATA: usize = 5;
+
+/// How much of a file [`build_id`] wants to see: linkers put the notes first.
+pub const BUILD_ID_BYTES: usize = 4096;
+
+/// What the linker named an ELF file that begins with `head` by its contents; `None` where it did not, or not so early in
+/// the file.
+pub fn build_id(head: &[u8]) -> Option<Vec<u8>> {
+    let segments = Header::parse(head).ok()?.program_headers(LE, head).ok()?;
+    let mut notes = segments.iter().filter_map(|segment| segment.notes(LE, head).ok()?);
+    notes.find_map(|mut notes| {
+        while let Ok(Some(note)) = notes.next() {
+            if note.name() == ELF_NOTE_GNU && note.n_type(LE) == NT_GNU_BUILD_ID {
+                return Some(note.desc().to_vec());
+            }
+        }
+        None
+    })
+}
 
 /// Why a library's names cannot be read.
 #[derive(Debug, thiserror::Error)]

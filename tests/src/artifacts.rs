@@ -107,6 +107,14 @@ impl Installed {
         tree
     }
 
+    /// Installs once more, over what is there.
+    ///
+    /// # Panics
+    /// When the installation fails.
+    pub fn again(&self) {
+        self.packaging("install.sh");
+    }
+
     /// The installed wrapper.
     #[must_use]
     pub fn wrapper(&self) -> PathBuf {

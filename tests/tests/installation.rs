@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use gpushare_tests::artifacts::{self, Installed};
 use gpushare_tests::bundle::Bundle;
@@ -30,6 +32,50 @@ fn an_installed_gpushare_runs_without_the_checkout() {
     assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS]);
     drop(container);
     assert_eq!(leases(runtime.config()), []);
+}
+
+/// `GPUSHARE_INSTALLED_STARTS` says how many.
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn containers_start_and_end_while_gpushare_is_installed_again_and_again() {
+    if !met(&[Need::Root, Need::Runc, Need::Busybox]) {
+        return;
+    }
+    let starts =
+        std::env::var("GPUSHARE_INSTALLED_STARTS").ok().and_then(|text| text.parse().ok()).unwrap_or(40);
+    let installed = Installed::new();
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::installed(&installed.wrapper(), &node);
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let installs = scope.spawn(|| {
+            let mut installs = 0;
+            while !ended.load(Ordering::Relaxed) {
+                installed.again();
+                installs += 1;
+            }
+            installs
+        });
+        let _ended = OnDrop(&ended);
+        for start in 0..starts {
+            let bundle = Bundle::small().env("GPUSHARE_MEMORY", "4GiB");
+            let container =
+                runtime.create(&bundle).unwrap_or_else(|refusal| panic!("start {start}: {refusal:?}"));
+            container.start();
+        }
+        ended.store(true, Ordering::Relaxed);
+        assert!(installs.join().expect("no install fails") > 3);
+    });
+    assert_eq!(leases(runtime.config()), []);
+}
+
+/// Ends the other thread also where a start fails.
+struct OnDrop<'a>(&'a AtomicBool);
+
+impl Drop for OnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! One GPU's time and memory by container: pure but for the clock readings handed in.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gpushare_quota::{Grant, Lease};
 use gpushare_region::Measurement;
@@ -39,6 +39,7 @@ pub struct Member {
     pub unbooked: u64,
     /// Its GPU time as far as it was ever measured, in nanoseconds.
     pub own: u64,
+    /// Looks that found anybody else on the GPU.
     others: u64,
     /// GPU time since the last closed window, in nanoseconds.
     open: u64,
@@ -69,9 +70,7 @@ impl Account {
             known.until > 0 && known.until <= clock.monotonic && known.own_nanoseconds <= known.until;
         let was_limited = self.is_limited();
         let member = self.members.entry(lease.id).or_insert_with(|| match believable {
-            true => {
-                Member { own: known.own_nanoseconds, others: known.others_nanoseconds, ..Member::default() }
-            }
+            true => Member { own: known.own_nanoseconds, others: known.others_windows, ..Member::default() },
             false => Member::default(),
         });
         member.line = line;
@@ -130,15 +129,21 @@ impl Account {
         mut owner: impl FnMut(u32) -> Option<i64>,
     ) -> bool {
         self.counted = true;
+        let mut spenders = BTreeSet::new();
         for spent in self.windows.count(samples) {
             let mine = owner(spent.pid).filter(|lease| self.members.contains_key(lease));
-            for (lease, member) in &mut self.members {
-                let sum = if Some(*lease) == mine { &mut member.own } else { &mut member.others };
-                *sum = sum.saturating_add(spent.nanoseconds);
+            if spent.nanoseconds > 0 {
+                spenders.insert(mine);
+            }
+            if let Some(member) = mine.and_then(|lease| self.members.get_mut(&lease)) {
+                member.own = member.own.saturating_add(spent.nanoseconds);
             }
             let limited = mine.and_then(|lease| self.members.get_mut(&lease)).filter(|m| m.tenant.is_some());
             let open = limited.map_or(&mut self.foreign_open, |member| &mut member.open);
             *open = open.saturating_add(spent.nanoseconds);
+        }
+        for (lease, member) in &mut self.members {
+            member.others += u64::from(spenders.iter().any(|spender| *spender != Some(*lease)));
         }
         self.close(clock.wall_micros())
     }
@@ -209,7 +214,7 @@ impl Account {
                 burst_share: bursting.filter(|_| self.counted).map_or(0, |tenant| tenant.last.share),
                 until,
                 own_nanoseconds: member.own,
-                others_nanoseconds: member.others,
+                others_windows: member.others,
                 memory_bytes: member.held.bytes,
                 written: clock.monotonic,
                 unbooked_bytes: member.unbooked,

@@ -51,6 +51,7 @@ fn plan() -> Plan {
         variables: Vec::new(),
         kept: Kept::default(),
         handed: BTreeSet::new(),
+        denies_user_namespaces: false,
         surroundings: Surroundings::default(),
     }
 }

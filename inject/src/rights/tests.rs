@@ -34,6 +34,7 @@ impl Host {
             cache: &cache,
             state: &state,
             extra_mounts: &[],
+            denies_user_namespaces: false,
             log: Vec::new(),
         };
         let driver = ["driver/lib", "driver/lib/libcuda.so.535"].map(|name| self.path(name));

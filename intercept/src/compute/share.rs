@@ -56,7 +56,7 @@ impl Reading {
                 burst_share: measured.burst_share.load(Relaxed),
                 until: measured.until.load(Relaxed),
                 own: measured.own_nanoseconds.load(Relaxed),
-                others: measured.others_nanoseconds.load(Relaxed),
+                others: measured.others_windows.load(Relaxed),
             };
             let written = measured.written.load(Relaxed);
             fence(Acquire);

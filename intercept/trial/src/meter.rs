@@ -87,7 +87,8 @@ impl Counts {
                 let own = used[container];
                 line.until.store(*until, Relaxed);
                 line.own_nanoseconds.store(own, Relaxed);
-                line.others_nanoseconds.store(used.iter().sum::<u64>() - own, Relaxed);
+                // Any number that changes with what they use.
+                line.others_windows.store(used.iter().sum::<u64>() - own, Relaxed);
             }
             line.burst_share.store(burst[container], Relaxed);
             line.written.store(now, Relaxed);

@@ -103,3 +103,22 @@ fn a_name_is_taken_away_once() {
     assert_eq!(undefine(&mut elf, |name| name == b"newer").unwrap(), 0);
     assert_eq!(exports(&elf), ["hooked"]);
 }
+
+#[test]
+fn a_build_is_known_by_its_contents() {
+    let folder = tempfile::tempdir().unwrap();
+    let built = |text: &str| {
+        let (source, path) = (folder.path().join("source.c"), folder.path().join("built.so"));
+        std::fs::write(&source, text).unwrap();
+        let mut compiler = Command::new("cc");
+        compiler.args(["-shared", "-nostdlib", "-fPIC", "-Wl,--build-id=sha1"]);
+        assert!(compiler.arg("-o").arg(&path).arg(&source).status().unwrap().success());
+        let bytes = std::fs::read(path).unwrap();
+        build_id(&bytes[..BUILD_ID_BYTES.min(bytes.len())]).unwrap()
+    };
+    let (one, again, other) = (built("int a;"), built("int a;"), built("int b = 2;"));
+    assert!(one == again && one != other && one.len() == 20, "{one:?} {other:?}");
+    for bytes in [&b""[..], b"\x7fELF", &[0; 4096]] {
+        assert_eq!(build_id(bytes), None);
+    }
+}

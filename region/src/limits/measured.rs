@@ -18,8 +18,9 @@ pub struct Measured {
     pub until: AtomicU64,
     /// GPU time of the container's processes in all windows so far, in nanoseconds.
     pub own_nanoseconds: AtomicU64,
-    /// GPU time of everybody else in the same windows, in nanoseconds.
-    pub others_nanoseconds: AtomicU64,
+    /// How many looks found that anybody else had used the GPU: whether they did is all that a library asks, and how much
+    /// is their own affair.
+    pub others_windows: AtomicU64,
     /// Device memory that the driver counts for the container's processes, in bytes; 0 where it does not tell.
     pub memory_bytes: AtomicU64,
     /// Monotonic time at which the host wrote this line, in nanoseconds: an old line says that the meter has stopped.
@@ -43,8 +44,8 @@ pub struct Measurement {
     pub until: u64,
     /// GPU time of the container, in nanoseconds.
     pub own_nanoseconds: u64,
-    /// GPU time of everybody else, in nanoseconds.
-    pub others_nanoseconds: u64,
+    /// Looks that found anybody else on the GPU.
+    pub others_windows: u64,
     /// Device memory by the driver's count, in bytes.
     pub memory_bytes: u64,
     /// When the host wrote the line, monotonic nanoseconds; 0: never.
@@ -62,7 +63,7 @@ impl Measured {
         self.burst_share.store(value.burst_share, Relaxed);
         self.until.store(value.until, Relaxed);
         self.own_nanoseconds.store(value.own_nanoseconds, Relaxed);
-        self.others_nanoseconds.store(value.others_nanoseconds, Relaxed);
+        self.others_windows.store(value.others_windows, Relaxed);
         self.memory_bytes.store(value.memory_bytes, Relaxed);
         self.written.store(value.written, Relaxed);
         self.unbooked_bytes.store(value.unbooked_bytes, Relaxed);
@@ -76,7 +77,7 @@ impl Measured {
             burst_share: self.burst_share.load(Relaxed),
             until: self.until.load(Relaxed),
             own_nanoseconds: self.own_nanoseconds.load(Relaxed),
-            others_nanoseconds: self.others_nanoseconds.load(Relaxed),
+            others_windows: self.others_windows.load(Relaxed),
             memory_bytes: self.memory_bytes.load(Relaxed),
             written: self.written.load(Relaxed),
             unbooked_bytes: self.unbooked_bytes.load(Relaxed),
@@ -98,7 +99,7 @@ pub fn measurements(bytes: &[u8]) -> Option<[Measurement; MAX_DEVICES]> {
                 burst_share: word(line, 4),
                 until: long(line, 8),
                 own_nanoseconds: long(line, 16),
-                others_nanoseconds: long(line, 24),
+                others_windows: long(line, 24),
                 memory_bytes: long(line, 32),
                 written: long(line, 40),
                 unbooked_bytes: long(line, 48),
@@ -119,7 +120,7 @@ fn long(line: &[u8], at: usize) -> u64 {
 const _: () = assert!(core::mem::offset_of!(Measured, burst_share) == 4);
 const _: () = assert!(core::mem::offset_of!(Measured, until) == 8);
 const _: () = assert!(core::mem::offset_of!(Measured, own_nanoseconds) == 16);
-const _: () = assert!(core::mem::offset_of!(Measured, others_nanoseconds) == 24);
+const _: () = assert!(core::mem::offset_of!(Measured, others_windows) == 24);
 const _: () = assert!(core::mem::offset_of!(Measured, memory_bytes) == 32);
 const _: () = assert!(core::mem::offset_of!(Measured, written) == 40);
 const _: () = assert!(core::mem::offset_of!(Measured, unbooked_bytes) == 48);
@@ -134,7 +135,7 @@ mod tests {
         burst_share: 7150,
         until: u64::MAX,
         own_nanoseconds: 3,
-        others_nanoseconds: 4,
+        others_windows: 4,
         memory_bytes: 5 << 30,
         written: 6,
         unbooked_bytes: 7,

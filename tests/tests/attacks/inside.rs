@@ -3,8 +3,9 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
+use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
-use gpushare_tests::leases::leases;
+use gpushare_tests::leases::{leases, sweep};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
@@ -199,5 +200,61 @@ fn a37_in_a_user_namespace_nodes_are_bound_and_nothing_of_the_host_is_ours_to_ch
         drop(container);
         assert_eq!(tree(&node.root().join("driver")), before, "{low_level:?}");
         assert_eq!(leases(runtime.config()), []);
+    });
+}
+
+/// Who is root in a user namespace may mount another file over the limits.
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a58_no_user_namespace_is_made_inside_a_share_where_the_settings_deny_it() {
+    if !met(NEEDS) {
+        return;
+    }
+    on_both(|node, _, low_level| {
+        let settings = |word: &str| {
+            let more = format!("{}\n[inject]\nuser_namespaces = \"{word}\"\n", low_level.settings());
+            Runtime::with_config(low_level, &node.config_with(word, &more))
+        };
+        let makes = ["/bin/busybox", "unshare", "-U", "/bin/busybox", "true"];
+        // A filter as docker writes it for a container with CAP_SYS_ADMIN, or none.
+        let filter = json!({
+            "defaultAction": "SCMP_ACT_LOG", "architectures": ["SCMP_ARCH_X86_64"],
+            "syscalls": [{"names": ["clone", "clone3", "unshare", "read", "write"], "action": "SCMP_ACT_ALLOW"}]
+        });
+        for bundle in [share(), share().set("/linux/seccomp", filter)] {
+            let (allowing, denying) = (settings("allow"), settings("deny"));
+            let made = allowing.run(&bundle).exec(&makes);
+            assert!(made.success(), "{low_level:?}: the attack works: {made:?}");
+            let _ = bundle.write();
+            let container = denying.run(&bundle);
+            for _ in 0..2 {
+                let told = container.exec(&makes);
+                assert!(!told.success() && told.stderr.contains("not permitted"), "{low_level:?}: {told:?}");
+            }
+            assert!(
+                container.exec(&["/bin/sh", "-c", "true | true"]).success(),
+                "{low_level:?}: processes start"
+            );
+            drop(container);
+        }
+        // Its hook cannot change what was read: it lets a filter be that denies them.
+        let config = node.config_with("hooked", "[inject]\nuser_namespaces = \"deny\"\n");
+        let args = ["createRuntime", "--config", config.to_str().expect("a plain path")];
+        let hooked = || share().hook("createRuntime", &artifacts::hook(), &args);
+        let bare = Runtime::bare(low_level);
+        assert!(bare.create(&hooked()).is_err(), "{low_level:?}");
+        let own = json!({
+            "defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"],
+            "syscalls": [
+                {"names": ["clone", "unshare"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1,
+                 "args": [{"index": 0, "value": 0x1000_0000, "valueTwo": 0x1000_0000, "op": "SCMP_CMP_MASKED_EQ"}]},
+                {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38}
+            ]
+        });
+        let denied = hooked().set("/linux/seccomp", own);
+        let container = bare.run(&denied);
+        assert!(!container.exec(&makes).success(), "{low_level:?}");
+        drop(container);
+        sweep(&config);
     });
 }

@@ -70,13 +70,6 @@ fn the_gpu_time_of_each_container_is_measured_over_a_restart_of_the_meter() {
     assert_near(measured(config, light.id()), light_time, start.elapsed(), "light");
     assert_near(measured(config, heavy.id()), heavy_time, start.elapsed(), "heavy");
     assert_eq!(measured(config, idle.id()), 0, "it did nothing");
-    let others = listed(config, idle.id(), 0)["others_nanoseconds"].clone();
-    assert_near(
-        others.as_u64().unwrap_or(0),
-        light_time + heavy_time,
-        2 * start.elapsed(),
-        "both, seen by the third",
-    );
     assert!(light_time > 100_000_000 && heavy_time > light_time, "the work was too little to tell anything");
     // Nobody needs the meter to go on.
     assert_eq!(Report::of(&containers[0], &["1GiB"]).allocations(), [SUCCESS]);

@@ -62,7 +62,7 @@ fn time(windows: u64, percent: u64) -> u64 {
 }
 
 #[test]
-fn own_and_others_time_add_up_to_all_that_was_sampled() {
+fn own_time_is_all_that_was_sampled_and_of_others_only_whether_they_used_any() {
     let fixed = ComputePolicy::Fixed;
     let mut account = account(&[lease(1, Some(30), fixed), lease(2, Some(50), fixed)], &[]);
     assert_eq!(published(&account, at(0))[0].1.until, 0, "nothing was asked yet");
@@ -71,16 +71,12 @@ fn own_and_others_time_add_up_to_all_that_was_sampled() {
         assert!(account.count(samples, at(window), owner), "a window ended");
     }
     let all = published(&account, at(10));
-    let strangers = time(10, 10);
-    assert_eq!(
-        (all[0].1.own_nanoseconds, all[0].1.others_nanoseconds),
-        (time(10, 30), time(10, 50) + strangers)
-    );
-    assert_eq!(
-        (all[1].1.own_nanoseconds, all[1].1.others_nanoseconds),
-        (time(10, 50), time(10, 30) + strangers)
-    );
+    assert_eq!((all[0].1.own_nanoseconds, all[0].1.others_windows), (time(10, 30), 10));
+    assert_eq!((all[1].1.own_nanoseconds, all[1].1.others_windows), (time(10, 50), 10));
     assert_eq!(all[0].1.until, at(10).monotonic);
+    assert!(account.count(vec![sample(1, 11, 30)], at(11), owner));
+    let alone = published(&account, at(11));
+    assert_eq!([alone[0].1.others_windows, alone[1].1.others_windows], [10, 11]);
     assert_eq!(all[0].1.burst_share, 0, "nobody bursts here");
 }
 
