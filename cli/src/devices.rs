@@ -14,7 +14,7 @@ pub fn devices(as_json: bool) -> Result<()> {
     let config = Config::load()?;
     let (state, store) = node::store(&config)?;
     let node = node::inventory(&config, &state)?;
-    let loads = store.loads()?;
+    let loads = store.living_loads()?;
     let rows = node.gpus.iter().map(|gpu| (gpu, loads.get(&gpu.uuid).copied().unwrap_or_default()));
     if as_json {
         let list: Vec<Value> = rows.map(|(gpu, load)| entry(gpu, &load, &config.quota)).collect();

@@ -73,6 +73,12 @@ pub enum GrantError {
         /// What its owner can do.
         remedy: &'static str,
     },
+    /// What the container gets would be mounted on the host.
+    #[error(
+        "a container in the host's mount namespace gets no share: the driver's files and the limits would be mounted on the \
+         host; give it a mount namespace of its own"
+    )]
+    HostMounts,
     /// A variable that takes the driver's files in place of ours.
     #[error(
         "{variable} names {DRIVER_FOLDER}, where the driver's own files are for gpushare's alone; take it out"
@@ -228,7 +234,7 @@ pub fn admit(
         return Err(GrantError::Loader { variable });
     }
     if !strict {
-        return Ok(());
+        return if rights::has_mounts_of_its_own(json) { Ok(()) } else { Err(GrantError::HostMounts) };
     }
     match rights::right_over_limit(json, bundle, programs, &rights::driver_places(node)) {
         _ if gpushare_request::is_privileged(json) => Err(GrantError::Privileged),

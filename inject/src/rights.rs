@@ -169,6 +169,11 @@ impl fmt::Display for Found {
     }
 }
 
+/// Whether what is mounted for the container is mounted for it alone.
+pub(crate) fn has_mounts_of_its_own(json: &Value) -> bool {
+    is_apart(json) || has_namespace_of_its_own(json, "mount")
+}
+
 /// The folders of the driver's files, and the two files that every container with a GPU loads.
 pub(crate) fn driver_places(node: &Node) -> Vec<PathBuf> {
     let files = [node.driver.libcuda(), node.driver.libnvidia_ml()].into_iter().filter_map(Result::ok);

@@ -309,7 +309,7 @@ impl Store {
     /// Makes `holder`, the container's init, the holder of what container `key` has reserved of the lease
     /// `id`.
     ///
-    /// Returns whether there is such a lease.
+    /// Returns whether it holds it now: another one's is not taken.
     ///
     /// # Errors
     /// When the store fails.
@@ -321,8 +321,15 @@ impl Store {
              WHERE lease = ?1 AND root = ?2 AND container = ?3 AND state = 'reserved'",
             params![id, key.root, key.container, holder.pid, signed(holder.start_time), cgroup, holder.leads],
         ))?;
+        // Where a container has no mount namespace, runc 1.1.5 calls its hooks twice.
+        let again = || {
+            let same = |held: &Holder| (held.pid, held.start_time) == (holder.pid, holder.start_time);
+            let its = |lease: Lease| lease.id == id && same(&lease.member.holder);
+            self.find(key).map(|lease| lease.is_some_and(its))
+        };
+        let holds = changed == 1 || again()?;
         self.commit(tx)?;
-        Ok(changed == 1)
+        Ok(holds)
     }
 
     /// Takes container `key` out of the lease `id`, which ends with its last container; one that is not there
@@ -432,6 +439,21 @@ impl Store {
     /// When the store fails.
     pub fn loads(&self) -> Result<Loads, StoreError> {
         self.loads_in(&self.db)
+    }
+
+    /// As [`Store::loads`], without the leases whose containers are all gone: the next creation that needs their room takes
+    /// it.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn living_loads(&self) -> Result<Loads, StoreError> {
+        let mut loads = Loads::new();
+        for lease in self.leases()?.iter().filter(|lease| !lease.is_gone()) {
+            for grant in &lease.grants {
+                loads.entry(grant.gpu).or_default().add(grant, lease.mode == Mode::Exclusive);
+            }
+        }
+        Ok(loads)
     }
 
     /// The last leases that ended, newest first.

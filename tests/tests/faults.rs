@@ -522,3 +522,25 @@ fn only_file(folder: &Path) -> PathBuf {
         fs::read_dir(folder).expect("it can be read").map(|entry| entry.expect("an entry").path());
     entries.next().expect("there is one")
 }
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn what_an_ended_container_held_is_shown_as_free_before_anybody_swept() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let bundle = share();
+    let container = runtime.run(&bundle);
+    let granted = || {
+        let told = cli(runtime.config(), &["devices", "--json"]).expect_success("devices").stdout;
+        let told: Value = serde_json::from_str(&told).expect("devices prints JSON");
+        told["gpus"][0]["granted_bytes"].as_u64().expect("a number")
+    };
+    assert_eq!(granted(), 4 << 30);
+    kill(Pid::from_raw(container.pid()), Signal::SIGKILL).expect("init can be killed");
+    assert!(container.wait_stopped(Duration::from_secs(10)));
+    assert!(eventually(Duration::from_secs(5), || granted() == 0), "{}", granted());
+    assert_eq!(leases(runtime.config()).len(), 1, "nobody gave it back yet");
+}

@@ -196,7 +196,9 @@ fn the_sweep_spares_what_lives() {
     let alive = keep(&store, "alive", &["GPUSHARE_MEMORY=1GiB"], &gone()).unwrap();
     let init = Holder { cgroup: None, ..here() };
     assert!(store.activate(alive.id, &key("alive"), &init).unwrap());
-    assert!(!store.activate(alive.id, &key("alive"), &init).unwrap(), "an active lease has its holder");
+    assert!(store.activate(alive.id, &key("alive"), &init).unwrap(), "twice is once");
+    let other = Holder { start_time: init.start_time + 1, ..init.clone() };
+    assert!(!store.activate(alive.id, &key("alive"), &other).unwrap(), "an active lease has its holder");
     let swept: Vec<LeaseKey> = store.sweep().unwrap().into_iter().map(|swept| swept.key).collect();
     assert_eq!(swept, [key("dead")]);
     let left = store.release_if_gone(alive.id, &key("alive"), ReleaseReason::Ended).unwrap();
