@@ -8,6 +8,8 @@ mod books;
 mod interception;
 mod measure;
 mod memory_disk;
+mod meter;
+mod neighbours;
 mod place;
 mod quota;
 mod request;
@@ -27,11 +29,12 @@ use table::Table;
 /// A section's name, which FILTER selects by, and what measures it.
 type Section = (&'static str, fn() -> Result<Table>);
 
-const SECTIONS: [Section; 6] = [
+const SECTIONS: [Section; 7] = [
     ("starting a container", start_cost::section),
     ("quota store", quota::section),
     ("reading a request", request::section),
     ("interception", interception::section),
+    ("beside others", neighbours::section),
     ("compute share, virtual time", virtual_share::section),
     ("compute share, real time", share::section),
 ];

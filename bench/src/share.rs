@@ -2,7 +2,6 @@
 //! a simulated GPU that works in real time, judged by the GPU's own books.
 
 mod cases;
-mod meter;
 mod verdict;
 
 use std::env;
@@ -14,10 +13,10 @@ use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::runtime::{LowLevel, Runtime};
-use meter::Meter;
 use verdict::Figures;
 
 use crate::books::Course;
+use crate::meter::Meter;
 use crate::place;
 use crate::table::{Row, Table};
 

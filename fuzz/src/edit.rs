@@ -23,6 +23,16 @@ pub fn edit(data: &[u8]) {
     closed(&before, &after);
     last(&after, "/mounts", plan.mounts.iter().map(value));
     last(&after, "/linux/resources/devices", plan.device_rules.iter().map(value));
+    twice_is_once(&plan, &after);
+    let denying = Plan { denies_user_namespaces: true, ..plan };
+    let mut after = before.clone();
+    if denying.edit(&mut after).is_ok() {
+        twice_is_once(&denying, &after);
+    }
+}
+
+/// `after` is what the plan made.
+fn twice_is_once(plan: &Plan, after: &Value) {
     let text = after.to_string();
     let mut again: Value = serde_json::from_str(&text).expect("what is written can be read");
     plan.edit(&mut again).expect("what was edited can be edited");
@@ -142,7 +152,7 @@ fn plan() -> Plan {
         variables: Vec::new(),
         kept: gpushare_request::Kept::default(),
         handed: std::collections::BTreeSet::new(),
-        denies_user_namespaces: true,
+        denies_user_namespaces: false,
         surroundings: Surroundings::default(),
     }
 }

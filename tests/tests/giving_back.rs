@@ -4,12 +4,15 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::{alive, eventually};
 use gpushare_tests::leases::{cli, leases, leases_of, sweep};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::runtime::{LowLevel, Runtime};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 /// As long as the kernel may take to end what was killed.
@@ -263,4 +266,76 @@ fn the_log_has_one_line_per_lease_granted_refused_and_released() {
         let line = runtime.create(&refused).map(drop).expect_err("the GPU has 80 GiB").line();
         assert_eq!(told(&log, refused.id()), [format!("lease refused {line}")], "{low_level:?}");
     }
+}
+
+/// In hook-only mode it is the runtime itself, or its hook, that is killed.
+#[test]
+#[ignore = "needs root, runc and crun: kills runtimes while they create"]
+fn a_runtime_or_its_hook_killed_at_any_point_of_create_leaves_nothing() {
+    if !met(NEEDS) {
+        return;
+    }
+    for low_level in LowLevel::ALL {
+        let node = SimulatedNode::one_gpu();
+        let config = node.config().to_str().expect("a plain path");
+        let hooked = |bundle: Bundle| {
+            let hook = artifacts::hook();
+            bundle.hook("createRuntime", &hook, &["createRuntime", "--config", config]).hook(
+                "poststop",
+                &hook,
+                &["poststop", "--config", config],
+            )
+        };
+        let runtime = Runtime::bare(low_level);
+        drop(runtime.run(&hooked(request())));
+        for round in 0..rounds(60) {
+            let bundle = hooked(request());
+            let mut create = runtime.spawn_create(&bundle);
+            if round % 3 == 0 {
+                // At the n-th moment of its hook.
+                let found = eventually(Duration::from_millis(500), || hook_of(create.id()).is_some());
+                std::thread::sleep(Duration::from_micros(round / 3 % 20 * 400));
+                if let Some(hook) = hook_of(create.id()).filter(|_| found) {
+                    let _ = kill(Pid::from_raw(hook), Signal::SIGKILL);
+                }
+            } else {
+                std::thread::sleep(Duration::from_micros(round % 60 * 700));
+                let _ = create.kill();
+            }
+            create.wait().expect("a child can be waited for");
+            sweep(node.config());
+            let standing = leases(node.config());
+            let inits = runtime.status(bundle.id()).filter(|status| status == "created");
+            assert!(
+                inits.is_none() || !standing.is_empty(),
+                "{low_level:?}, round {round}: created without its lease"
+            );
+            runtime.delete_force(bundle.id());
+            bundle.kill_orphans();
+            let returned = eventually(SOON, || {
+                sweep(node.config());
+                leases(node.config()).is_empty()
+            });
+            assert!(returned, "{low_level:?}, round {round}: {:?}", leases(node.config()));
+        }
+    }
+}
+
+/// `GPUSHARE_KILLS` says how many.
+fn rounds(usual: u64) -> u64 {
+    std::env::var("GPUSHARE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
+/// The hook that a process below `pid` runs.
+fn hook_of(pid: u32) -> Option<i32> {
+    let text = |path: String| std::fs::read_to_string(path).unwrap_or_default();
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
+    let children = threads.flat_map(|thread| {
+        let children = text(format!("{}/children", thread.path().display()));
+        children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()).collect::<Vec<_>>()
+    });
+    let is_hook = |pid: &u32| text(format!("/proc/{pid}/comm")).starts_with("gpushare-hook");
+    let all: Vec<u32> = children.collect();
+    let own = all.iter().find(|child| is_hook(child)).and_then(|child| i32::try_from(*child).ok());
+    own.or_else(|| all.iter().find_map(|child| hook_of(*child)))
 }

@@ -68,8 +68,9 @@ fn fill_docker(engine: Engine, low_level: LowLevel) {
     let bare = hooked::program_behind(low_level, &place.folder(), Cgroups::Machine, &shown);
     let in_nvidias_place = Settings { hook: Some(place.installed.hook()), ..settings };
     let docker = Docker::with(&bare, &place.config, in_nvidias_place);
+    let address = docker.address();
     filling.check(Row::GpusHook, &mut DockerEngine(docker), &place, |scene| {
-        of_docker::takes_nvidias_place(scene, low_level);
+        of_docker::takes_nvidias_place(scene, low_level, &address);
     });
     filling.finish();
 }

@@ -2,13 +2,16 @@
 
 use std::fs;
 use std::process::Command;
+use std::time::Duration;
 
-use gpushare_tests::command;
+use gpushare_tests::command::{self, alive, eventually};
 use gpushare_tests::docker::NVIDIA_HOOK_RAN;
 use gpushare_tests::image::IMAGE;
 use gpushare_tests::leases::sweep;
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
 use gpushare_tests::runtime::LowLevel;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::json;
 
 use crate::engine::{Wanted, With};
@@ -30,7 +33,7 @@ pub fn takes_nvidias_hook_out(scene: &mut Scene<'_>) {
 }
 
 /// With our hook under the name of NVIDIA's, docker gives shares by `--gpus` and a low-level runtime alone.
-pub fn takes_nvidias_place(scene: &mut Scene<'_>, low_level: LowLevel) {
+pub fn takes_nvidias_place(scene: &mut Scene<'_>, low_level: LowLevel, address: &str) {
     let gpus = |wanted: Wanted| wanted.with(With::Gpus).with(With::DefaultRuntime);
     scene.start(&gpus(Wanted::client("one", &["5GiB", "3GiB"]).share("4GiB")));
     let report = scene.report("one");
@@ -41,6 +44,7 @@ pub fn takes_nvidias_place(scene: &mut Scene<'_>, low_level: LowLevel) {
     let held = scene.leases_of("one");
     assert_eq!(held.len(), 1, "{held:?}");
     assert_eq!((held[0].state.as_str(), held[0].pid, &held[0].memory[..]), ("active", pid, &[4 * GIB][..]));
+    restarts(scene, address);
     // Without --gpus docker runs no hook, whatever is asked for.
     scene.start(&Wanted::waiting("plain").share("4GiB").with(With::DefaultRuntime));
     scene.assert_untouched("plain");
@@ -69,6 +73,54 @@ pub fn takes_nvidias_place(scene: &mut Scene<'_>, low_level: LowLevel) {
     scene.engine.stop("late");
     sweep(&scene.place.config);
     scene.assert_all_returned();
+}
+
+/// dockerd waits twice as long with each restart of a container that ran for less.
+const DOCKERS_MEMORY: Duration = Duration::from_secs(11);
+
+/// How often the container of hook-only mode is restarted by each way: `GPUSHARE_HOOK_ONLY_RESTARTS`, else a few.
+fn rounds() -> usize {
+    std::env::var("GPUSHARE_HOOK_ONLY_RESTARTS").ok().and_then(|text| text.parse().ok()).unwrap_or(3)
+}
+
+/// docker runs no hook at a container's end, so each start of the container `one` finds the lease of its earlier life.
+fn restarts(scene: &Scene<'_>, address: &str) {
+    let docker = |args: &[&str]| {
+        let mut docker = Command::new("docker");
+        docker.args(["--host", address]).env("DOCKER_CONFIG", scene.engine.folder()).args(args);
+        let _ = command::run(&mut docker).expect_success(&args.join(" "));
+    };
+    let ways: [(&str, &[&[&str]]); 4] = [
+        ("restart", &[&["restart", "--time", "0", "one"]]),
+        ("stop, start", &[&["stop", "--time", "0", "one"], &["start", "one"]]),
+        ("kill, start", &[&["kill", "one"], &["wait", "one"], &["start", "one"]]),
+        ("--restart always", &[&["update", "--restart", "always", "one"]]),
+    ];
+    for (way, calls) in ways {
+        for round in 0..rounds() {
+            let before = scene.engine.pid("one");
+            calls.iter().for_each(|args| docker(args));
+            if way == "--restart always" {
+                // Its program fails, and dockerd starts it anew.
+                kill(Pid::from_raw(before), Signal::SIGKILL).expect("the container's init can be killed");
+            }
+            let runs = || {
+                let held = scene.leases_of("one");
+                let pid = held.first().and_then(|lease| lease.pid);
+                held.len() == 1 && pid != u64::try_from(before).ok() && pid.is_some_and(alive)
+            };
+            assert!(
+                eventually(Duration::from_secs(90), runs),
+                "{way}, round {round}: {:?}",
+                scene.leases_of("one")
+            );
+            if way == "--restart always" && rounds() > 5 {
+                std::thread::sleep(DOCKERS_MEMORY);
+            }
+        }
+    }
+    docker(&["update", "--restart", "no", "one"]);
+    scene.exec_report("one").assert_size(4 * GIB);
 }
 
 /// A service with `runtime: gpushare`, up and down.

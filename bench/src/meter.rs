@@ -1,5 +1,6 @@
 //! The host's meter, `gpushare meter`, beside the containers of a node.
 
+use std::fs;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -24,6 +25,16 @@ impl Meter {
             bail!("the meter ended at once with {status}");
         }
         Ok(Self(child))
+    }
+
+    /// Processor time that it has used so far.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn processor_time(&self) -> Result<Duration> {
+        let text = fs::read_to_string(format!("/proc/{}/schedstat", self.0.id())).context("no meter")?;
+        let nanoseconds = text.split(' ').next().unwrap_or_default().parse().context("schedstat")?;
+        Ok(Duration::from_nanos(nanoseconds))
     }
 }
 

@@ -1,0 +1,156 @@
+//! What others on the node cost: one that takes every file lease that it gets, and the meter beside many.
+
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use gpushare_tests::artifacts;
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::command::eventually;
+use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::runtime::{Container, LowLevel, Runtime};
+
+use crate::measure::{Sample, milliseconds, nanoseconds, timed};
+use crate::meter::Meter;
+use crate::table::{Row, Table};
+
+const ROUNDS: usize = 20;
+/// Beyond the same without the attacker.
+const MOST: i64 = 10_000_000;
+const CLIENT: &str = "/bin/gpushare-tests-client";
+/// All that a container has of the host's.
+const FILES: &str = "/usr/lib/gpushare/limits /usr/lib/gpushare/usage /usr/lib/gpushare/driver/cuda \
+                     /usr/lib/gpushare/driver/nvidia-ml /usr/lib/x86_64-linux-gnu/libcuda.so.1 \
+                     /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1";
+/// The owner of our files, which a container may become.
+const NOBODYS: &str = "2147483600";
+const SHARES: usize = 50;
+const WATCHED: Duration = Duration::from_secs(20);
+
+/// All figures of the section.
+///
+/// # Errors
+/// When a container or the meter fails.
+pub fn section() -> Result<Table> {
+    crate::need_runtime()?;
+    let mut table = Table::default();
+    beside_leases(&mut table)?;
+    meter_beside_many(&mut table)?;
+    Ok(table)
+}
+
+/// What is timed, in this order.
+const CALLS: [&str; 7] = [
+    "create and start",
+    "a CUDA program: dlopen, first allocation",
+    "update of its limit",
+    "sweep",
+    "inventory refresh",
+    "delete",
+    "ps",
+];
+
+fn beside_leases(table: &mut Table) -> Result<()> {
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let share = |args: &[&str]| Bundle::with_client().env("GPUSHARE_MEMORY", "1GiB").args(args);
+    let takes = format!("{CLIENT} lease --uid {NOBODYS} {FILES} & exec {CLIENT} lease {FILES}");
+    let (first, attacker) = (share(&["sleep", "10000"]), share(&["sh", "-c", &takes]));
+    let _first = runtime.run(&first); // so that the meter runs on
+    let _meter = Meter::start(&node)?;
+    sleep(Duration::from_secs(2));
+    let victim = share(&["sleep", "10000"]);
+    let mut times: [[Vec<i64>; 2]; CALLS.len()] = Default::default();
+    for round in 0..=ROUNDS {
+        for attacked in [false, true] {
+            let attacking = attacked.then(|| runtime.run(&attacker));
+            if let Some(attacking) = &attacking {
+                let begun = || attacking.stdout().matches("leases").count() == 2;
+                if !eventually(Duration::from_secs(10), begun) {
+                    bail!("the attacker does not begin: {}", attacking.stderr());
+                }
+            }
+            let all = calls(&runtime, &victim)?;
+            // The first round makes what later ones find.
+            for (times, time) in times.iter_mut().zip(all).filter(|_| round > 0) {
+                times[usize::from(attacked)].push(time);
+            }
+        }
+    }
+    for (what, [without, with]) in CALLS.into_iter().zip(times) {
+        let differences = with.iter().zip(&without).map(|(with, without)| with - without).collect();
+        let longest = |times: &[i64]| times.iter().copied().max().unwrap_or_default();
+        let spread =
+            format!("longest {} beside {} ms", milliseconds(longest(&with)), milliseconds(longest(&without)));
+        let differences = Sample::new(differences)?;
+        table.push(
+            Row::difference(&format!("{what}, beside file leases to without"), &differences)
+                .spread(spread)
+                .target("<= +10 ms", differences.median() <= MOST),
+        );
+    }
+    Ok(())
+}
+
+/// One of each call, in the order of [`CALLS`].
+fn calls(runtime: &Runtime, victim: &Bundle) -> Result<[i64; CALLS.len()]> {
+    let cli = |args: &[&str]| {
+        let mut command = Command::new(artifacts::cli());
+        command.args(args).env("GPUSHARE_CONFIG", runtime.config()).stdout(std::process::Stdio::null());
+        timed(&mut command)
+    };
+    let start = Instant::now();
+    let container = runtime.run(victim);
+    let create = nanoseconds(start.elapsed());
+    let program = program(&container)?;
+    let update = cli(&["update", victim.id(), "--memory", "2GiB"])?;
+    let (sweep, refresh) = (cli(&["sweep"])?, cli(&["inventory", "refresh"])?);
+    let ps = cli(&["ps"])?;
+    let start = Instant::now();
+    drop(container);
+    Ok([create, program, update, sweep, refresh, nanoseconds(start.elapsed()), ps])
+}
+
+fn program(container: &Container<'_>) -> Result<i64> {
+    let start = Instant::now();
+    let told = container.exec(&["/bin/gpushare-simulator", "probe", "--json", "--allocate", "64MiB"]);
+    if !told.success() {
+        bail!("the CUDA program fails: {told:?}");
+    }
+    Ok(nanoseconds(start.elapsed()))
+}
+
+fn meter_beside_many(table: &mut Table) -> Result<()> {
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let bundles: Vec<Bundle> = (0..SHARES)
+        .map(|_| {
+            Bundle::with_client().env("GPUSHARE_MEMORY", "1GiB").env("GPUSHARE_CORES", "2").args(&[
+                "/bin/gpushare-simulator",
+                "probe",
+                "--json",
+                "--allocate",
+                "64MiB",
+                "--hold",
+                "10000",
+            ])
+        })
+        .collect();
+    let _containers: Vec<Container<'_>> = bundles.iter().map(|bundle| runtime.run(bundle)).collect();
+    let meter = Meter::start(&node)?;
+    sleep(Duration::from_secs(2));
+    let (before, start) = (meter.processor_time()?, Instant::now());
+    sleep(WATCHED);
+    let used = meter.processor_time()?.checked_sub(before).context("time ran backwards")?;
+    let percent = used.as_secs_f64() / start.elapsed().as_secs_f64() * 100.0;
+    table.push(
+        Row::plain(
+            &format!("the meter, {SHARES} shares with a GPU process and a compute limit each"),
+            format!("{percent:.2} %"),
+        )
+        .spread(format!("of a core, over {} s", WATCHED.as_secs()))
+        .target("<= 1 %", percent <= 1.0),
+    );
+    Ok(())
+}
