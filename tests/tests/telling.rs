@@ -25,7 +25,7 @@ fn every_command_says_what_it_found_or_did() {
     let said = |args: &[&str]| cli(runtime.config(), args).expect_success(&args.join(" ")).stdout;
     for (args, want) in [
         (&["ps"][..], "no shares held\n"),
-        (&["history"], "no share was given back yet\n"),
+        (&["history"], "no share was given back yet, and none refused\n"),
         (&["sweep"], "nothing to give back\n"),
         (&["ps", "--json"], "[]\n"),
     ] {
