@@ -19,10 +19,10 @@ const ROUNDS: usize = 20;
 /// Beyond the same without the attacker.
 const MOST: i64 = 10_000_000;
 const CLIENT: &str = "/bin/gpushare-tests-client";
-/// All that a container has of the host's.
-const FILES: &str = "/usr/lib/gpushare/limits /usr/lib/gpushare/usage /usr/lib/gpushare/driver/cuda \
-                     /usr/lib/gpushare/driver/nvidia-ml /usr/lib/x86_64-linux-gnu/libcuda.so.1 \
-                     /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1";
+/// All that a container has of ours, and of the driver's.
+const OURS: &str = "/usr/lib/gpushare/limits /usr/lib/gpushare/usage /usr/lib/x86_64-linux-gnu/libcuda.so.1 \
+                    /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1";
+const DRIVERS: &str = "/usr/lib/gpushare/driver/cuda /usr/lib/gpushare/driver/nvidia-ml";
 /// The owner of our files, which a container may become.
 const NOBODYS: &str = "2147483600";
 const SHARES: usize = 50;
@@ -55,7 +55,7 @@ fn beside_leases(table: &mut Table) -> Result<()> {
     let node = SimulatedNode::one_gpu();
     let runtime = Runtime::wrapped(LowLevel::Runc, &node);
     let share = |args: &[&str]| Bundle::with_client().env("GPUSHARE_MEMORY", "1GiB").args(args);
-    let takes = format!("{CLIENT} lease --uid {NOBODYS} {FILES} & exec {CLIENT} lease {FILES}");
+    let takes = format!("{CLIENT} lease --uid {NOBODYS} {OURS} & exec {CLIENT} lease {DRIVERS}");
     let (first, attacker) = (share(&["sleep", "10000"]), share(&["sh", "-c", &takes]));
     let _first = runtime.run(&first); // so that the meter runs on
     let _meter = Meter::start(&node)?;

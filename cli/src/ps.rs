@@ -65,7 +65,7 @@ impl Seen {
     pub fn of(state: &Path, lease: &Lease, running: &Running) -> Self {
         let region = Region::of(state, lease.id);
         Self {
-            books: region.read_usage(running),
+            books: region.read_usage(running, lease.grants.len()),
             throttles: region.read_throttles().unwrap_or_default(),
             measured: region.measured().unwrap_or_default(),
             now: Clock::now(),

@@ -35,7 +35,7 @@ pub use live::{Applied, Live, LiveError, outlive_file_size_limit, run_child};
 pub use message::{REFUSAL, one_line, out_of_service};
 pub use offer::offer;
 pub use plan::{ExtraMount, Plan, PlanError, Programs};
-pub use region::{Region, RegionError, UsageError};
+pub use region::{Measuring, Region, RegionError, UsageError};
 pub use requirement::{Offer, RequirementError, Requirements};
 pub use rights::{RIGHTS, Right};
 pub use stock::StockError;

@@ -66,6 +66,9 @@ fn system_error(error: Errno) -> String {
         Errno::EEXIST => "it exists already",
         Errno::EROFS => "its file system is read-only",
         Errno::ENOSPC => "its file system is full",
+        Errno::EAGAIN => {
+            "another process has a lease on it (F_SETLEASE), or nothing more of it can be had now"
+        }
         Errno::EFBIG => "this process may write no file of that size (ulimit -f)",
         other => return format!("the system answers {other:?}"),
     };

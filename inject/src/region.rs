@@ -26,7 +26,7 @@ use gpushare_region::{
 use gpushare_request::{self as request, Mode};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-pub use live::UsageError;
+pub use live::{Measuring, UsageError};
 
 // One number stands for both files in their names.
 const _: () = assert!(LIMITS_VERSION == USAGE_VERSION);

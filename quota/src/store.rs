@@ -395,6 +395,12 @@ impl Store {
     /// # Errors
     /// When the store fails.
     pub fn leases(&self) -> Result<Vec<Lease>, StoreError> {
+        // By itself each lease's grants would be another look, at what may have changed, with locks of its own.
+        let _one_look = if self.db.is_autocommit() {
+            Some(self.sql(Transaction::new_unchecked(&self.db, TransactionBehavior::Deferred))?)
+        } else {
+            None
+        };
         self.with_grants(self.select("", params![])?)
     }
 

@@ -21,7 +21,7 @@ pub use usage::{
     Bucket, CHARGE_MOMENTS, ChargeMoment, Damaged, DeviceLine, DeviceUsage, Identity, NO_HOLDER,
     ProcessUsage, Processes, SETTLED_WINDOWS, SLOT_FREE, SLOT_LIVE, SLOTS, SettledWindow, Settlement,
     USAGE_HEADER_LEN, USAGE_LEN, USAGE_VERSION, Usage, UsageFile, UsageHeader, empty_usage_header, lock_byte,
-    processes, read_usage, read_usage_of,
+    processes, read_usage, read_usage_of, usage_length,
 };
 
 /// How many GPUs one container can hold a share of.

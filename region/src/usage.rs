@@ -339,6 +339,12 @@ pub fn processes(bytes: &[u8]) -> Result<Processes<'_>, Damaged> {
     if bytes.len() >= USAGE_LEN { Ok(Processes { bytes, next: 0 }) } else { Err(Damaged) }
 }
 
+/// How many bytes from the start tell of the first `devices` GPUs; behind them stands what tells of the others.
+pub const fn usage_length(devices: usize) -> usize {
+    let devices = if devices < MAX_DEVICES { devices } else { MAX_DEVICES };
+    LINES + devices * SLOTS * size_of::<DeviceLine>()
+}
+
 /// Whether `bytes` begin with the header of this layout.
 pub(crate) fn check_header(bytes: &[u8]) -> Result<(), Damaged> {
     let known = bytes.get(..8) == Some(&MAGIC)

@@ -1,5 +1,6 @@
 //! The meter's work while containers hold shares.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
 use gpushare_config::{Config, Meter};
-use gpushare_inject::{Region, UsageError, one_line};
+use gpushare_inject::{Measuring, Region, UsageError, one_line};
 use gpushare_inventory::{DeviceMemory, GpuUuid, Node};
 use gpushare_quota::{Lease, Running, Store, cgroup_of};
 use gpushare_region::Measurement;
@@ -54,6 +55,8 @@ pub fn run(nvml: &Nvml, node: &Node, state: &Path, store: &Store, config: &Confi
         owners: Owners::default(),
         audit: Audit::default(),
         looked: None,
+        ticks: 0,
+        limits: HashMap::new(),
     };
     loop {
         let look = session.looked.is_none_or(|looked| looked.elapsed() >= LOOK);
@@ -86,6 +89,10 @@ struct Session<'a> {
     owners: Owners,
     audit: Audit,
     looked: Option<Instant>,
+    /// How often the samples were asked for.
+    ticks: u64,
+    /// By lease: what is published stands in its container's file.
+    limits: HashMap<i64, Measuring>,
 }
 
 /// One GPU that somebody holds a share of.
@@ -155,15 +162,17 @@ impl<'a> Session<'a> {
         self.gpus.iter_mut().for_each(|(gpu, metered)| metered.account.retain(holds(*gpu)));
         self.gpus.retain(|_, metered| !metered.account.is_empty());
         self.audit.retain(|id| leases.iter().any(|lease| lease.id == id));
+        self.limits.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
         self.leases = leases;
     }
 
     /// Asks for new samples, decides, and publishes.
     fn measure(&mut self) {
+        self.ticks += 1;
         for metered in self.gpus.values_mut() {
             let clock = Clock::now();
             let mut ended = false;
-            if metered.account.is_limited() {
+            if metered.account.is_limited() && self.ticks.is_multiple_of(2) {
                 // A short process may have ended by the time of its first sample.
                 metered.gpu.processes().for_each(|pid| self.owners.note(pid, &self.leases));
             }
@@ -178,7 +187,7 @@ impl<'a> Session<'a> {
             }
             if ended || metered.written.is_none_or(|written| written.elapsed() >= REFRESH) {
                 metered.written = Some(Instant::now());
-                publish(self.state, &metered.account, clock);
+                publish(self.state, &metered.account, clock, &mut self.limits);
             }
         }
     }
@@ -247,7 +256,7 @@ impl<'a> Session<'a> {
             for (id, member) in metered.account.members() {
                 member.held = held.get(&id).copied().unwrap_or_default();
                 let Some(lease) = self.leases.iter().find(|lease| lease.id == id) else { continue };
-                match Region::of(self.state, id).read_usage(&running) {
+                match Region::of(self.state, id).read_usage(&running, lease.grants.len()) {
                     Ok(books) => {
                         let tolerance = self.settings.tolerance;
                         member.unbooked =
@@ -328,9 +337,14 @@ fn held_back(region: &Region, line: usize, clock: Clock) -> bool {
 }
 
 /// A region that is going away with its container is no trouble; the next look finds its lease gone.
-fn publish(state: &Path, account: &Account, clock: Clock) {
+fn publish(state: &Path, account: &Account, clock: Clock, limits: &mut HashMap<i64, Measuring>) {
     for (lease, line, value) in account.measurements(clock) {
-        if let Err(error) = Region::of(state, lease).set_measured([(line, value)]) {
+        let opened = match limits.entry(lease) {
+            Entry::Occupied(entry) => Ok(entry.into_mut()),
+            Entry::Vacant(entry) => Region::of(state, lease).to_measure().map(|opened| entry.insert(opened)),
+        };
+        if let Err(error) = opened.and_then(|opened| opened.set(line, &value)) {
+            limits.remove(&lease);
             tracing::debug!(lease, %error, "limits file not written");
         }
     }

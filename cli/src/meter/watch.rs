@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use gpushare_inject::Region;
@@ -20,6 +20,8 @@ use crate::violation::{Kind, Violation};
 
 /// How long a GPU process that has loaded its limits is not asked again.
 const TRUSTED: Duration = Duration::from_secs(30);
+/// How long what a mount namespace shows is not looked at again: its list of mounts is long.
+const SHOWN: Duration = Duration::from_millis(1900);
 /// A process that has just begun to use a GPU is not judged before the next look.
 const LOOKS: u32 = 2;
 
@@ -30,6 +32,8 @@ pub struct Watch {
     limited: HashMap<(u32, u64), Instant>,
     /// Looks in a row that found a process without.
     unlimited: HashMap<(u32, u64), u32>,
+    /// What lies over the files of a lease in a mount namespace, and since when that is known.
+    covered: HashMap<(i64, PathBuf), (Instant, Option<String>)>,
 }
 
 /// What the kernel calls the files that a share's processes have.
@@ -71,14 +75,14 @@ impl Watch {
     ) -> Vec<Violation> {
         let expected = Expected::of(state, lease, libcuda);
         let mut found = Vec::new();
-        let mut namespaces = HashMap::new();
         let mut processes: HashSet<u32> =
             lease.members().flat_map(|member| processes(&member.holder)).collect();
         processes.extend(on_gpu);
         for pid in processes {
             let namespace = fs::read_link(format!("/proc/{pid}/ns/mnt")).unwrap_or_default();
-            let forged = namespaces.entry(namespace).or_insert_with(|| covered(pid, &expected));
-            if let Some(path) = forged {
+            let shown = self.covered.entry((lease.id, namespace));
+            let shown = shown.or_insert_with(|| (Instant::now(), covered(pid, &expected)));
+            if let Some(path) = &shown.1 {
                 found.push(of(
                     lease,
                     Some(pid),
@@ -119,6 +123,7 @@ impl Watch {
 
     /// Forgets what was seen long ago.
     pub fn forget(&mut self) {
+        self.covered.retain(|_, (since, _)| since.elapsed() < SHOWN);
         self.limited.retain(|_, seen| seen.elapsed() < TRUSTED);
         self.unlimited.retain(|(pid, start), _| begun(*pid) == Some(*start));
     }

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use gpushare_quota::{Lease, Running};
 use gpushare_region::{
     Damaged, LIMITS_LEN, MAX_DEVICES, Measurement, Throttle, TooManyDevices, USAGE_HEADER_LEN, USAGE_LEN,
-    Usage, encode_limits, grants_are, lock_byte, measurements, read_throttles, read_usage_of,
+    Usage, encode_limits, grants_are, lock_byte, measurements, read_throttles, read_usage_of, usage_length,
 };
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 
+use super::mapped::Mapped;
 use super::{Region, limits, mapped};
 
 /// Why a container's `usage` file tells nothing.
@@ -31,6 +32,24 @@ pub enum UsageError {
 
 const FOREIGN: &str = "another version of gpushare started the container, and its limits have a layout that this one does not \
                        know; start it anew";
+
+/// A living `limits` file that measurements are written into.
+#[derive(Debug)]
+pub struct Measuring(Mapped);
+
+impl Measuring {
+    /// Writes the measurement of one line; one that the file does not have is not written.
+    ///
+    /// # Errors
+    /// When the container has cut the file short; what is written from then on reaches nobody.
+    pub fn set(&self, line: usize, value: &Measurement) -> io::Result<()> {
+        self.0.write(|file| {
+            if let Some(place) = file.measured.get(line) {
+                place.set(value);
+            }
+        })
+    }
+}
 
 /// How often a file that is being written is read again before the reader does without.
 const TRIES: usize = 5;
@@ -64,19 +83,12 @@ impl Region {
         Ok(grants_are(&bytes, &granted))
     }
 
-    /// Writes measurements into lines of the living `limits` file. One meter at a time.
+    /// The living `limits` file for measurements. One meter at a time.
     ///
     /// # Errors
     /// As [`Region::set_grants`].
-    pub fn set_measured(&self, lines: impl IntoIterator<Item = (usize, Measurement)>) -> io::Result<()> {
-        let file = self.open_limits()?;
-        mapped::write(&file, |file| {
-            for (line, value) in lines {
-                if let Some(place) = file.measured.get(line) {
-                    place.set(&value);
-                }
-            }
-        })
+    pub fn to_measure(&self) -> io::Result<Measuring> {
+        Mapped::of(&self.open_limits()?).map(Measuring)
     }
 
     /// The measurements as they stand, by line.
@@ -94,15 +106,21 @@ impl Region {
         Err(io::Error::other("limits file written all the time"))
     }
 
-    /// What the container says that it holds. A process that was killed leaves its slot to the next one that needs
+    /// What the container says that it holds on the first `lines` of its GPUs. A process that was killed leaves its slot to the next one that needs
     /// memory: such a slot does not count, when nobody holds its lock and `running` does not know its owner either (one
     /// that closed its descriptors has lost the lock, and not its memory).
     ///
     /// # Errors
     /// When there is no such file, or it is damaged.
-    pub fn read_usage(&self, running: &Running) -> Result<Usage, UsageError> {
+    pub fn read_usage(&self, running: &Running, lines: usize) -> Result<Usage, UsageError> {
         let file = self.open(self.usage())?;
-        let bytes = read(&file, USAGE_LEN)?;
+        // Pages that nobody reads cost nothing; a file that ends too early is damaged, and shows as such.
+        let mut bytes = vec![0; USAGE_LEN];
+        if file.metadata()?.len() < USAGE_LEN as u64
+            || read_into(&file, &mut bytes[..usage_length(lines)])? == 0
+        {
+            return Err(UsageError::Damaged(Damaged));
+        }
         let until = Instant::now() + PATIENCE;
         Ok(read_usage_of(&bytes, |process| {
             Instant::now() >= until
@@ -168,6 +186,13 @@ fn wanted(byte: u64) -> libc::flock {
 /// At most `length` bytes from the start of the file, whatever size it claims.
 fn read(file: &File, length: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; length];
+    let filled = read_into(file, &mut bytes)?;
+    bytes.truncate(filled);
+    Ok(bytes)
+}
+
+/// Fills `bytes` from the start of the file as far as that goes.
+fn read_into(file: &File, bytes: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
         match file.read_at(rest, u64::try_from(filled).map_err(io::Error::other)?) {
@@ -177,8 +202,7 @@ fn read(file: &File, length: usize) -> io::Result<Vec<u8>> {
             Err(error) => return Err(error),
         }
     }
-    bytes.truncate(filled);
-    Ok(bytes)
+    Ok(filled)
 }
 
 #[cfg(test)]

@@ -29,26 +29,52 @@ static LOST: AtomicBool = AtomicBool::new(false);
 static ONE: Mutex<()> = Mutex::new(());
 static HANDLER: OnceLock<Result<(), nix::Error>> = OnceLock::new();
 
+/// A limits file that is mapped.
+#[derive(Debug)]
+pub(super) struct Mapped(NonNull<c_void>);
+
+impl Mapped {
+    /// Maps `file`, which is open for reading and writing.
+    ///
+    /// # Errors
+    /// When it cannot be mapped.
+    pub(super) fn of(file: &File) -> io::Result<Self> {
+        (*HANDLER.get_or_init(install))?;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+        Ok(Self(unsafe { mmap(None, LENGTH, WRITABLE, MapFlags::MAP_SHARED, file, 0) }?))
+    }
+
+    /// Lets `act` write into the file.
+    ///
+    /// # Errors
+    /// When it was cut short: what is mapped is no file any more then.
+    pub(super) fn write<T>(&self, act: impl FnOnce(&LimitsFile) -> T) -> io::Result<T> {
+        let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        GUARDED.store(self.0.as_ptr().addr(), Ordering::SeqCst);
+        // SAFETY: the mapping is page-aligned, as long as a `LimitsFile`, stays as long as `self`, and every byte of it
+        // belongs to an atomic integer, whoever else writes there.
+        let done = act(unsafe { self.0.cast::<LimitsFile>().as_ref() });
+        GUARDED.store(0, Ordering::SeqCst);
+        match LOST.swap(false, Ordering::SeqCst) {
+            true => Err(io::Error::other("the container cut its limits file short")),
+            false => Ok(done),
+        }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: nothing refers to the mapping any more.
+        let _ = unsafe { munmap(self.0, LIMITS_LEN) };
+    }
+}
+
 /// Maps `file`, which is open for reading and writing, and lets `act` write into it.
 ///
 /// # Errors
 /// When it cannot be mapped, or was cut short meanwhile.
 pub(super) fn write<T>(file: &File, act: impl FnOnce(&LimitsFile) -> T) -> io::Result<T> {
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    (*HANDLER.get_or_init(install))?;
-    // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
-    let page = unsafe { mmap(None, LENGTH, WRITABLE, MapFlags::MAP_SHARED, file, 0) }?;
-    GUARDED.store(page.as_ptr().addr(), Ordering::SeqCst);
-    // SAFETY: the mapping is page-aligned, as long as a `LimitsFile`, stays until the end of this function, and every
-    // byte of it belongs to an atomic integer, whoever else writes there.
-    let done = act(unsafe { page.cast::<LimitsFile>().as_ref() });
-    GUARDED.store(0, Ordering::SeqCst);
-    // SAFETY: nothing refers to the mapping any more; `act` returned.
-    unsafe { munmap(page, LIMITS_LEN) }?;
-    match LOST.swap(false, Ordering::SeqCst) {
-        true => Err(io::Error::other("the container cut its limits file short")),
-        false => Ok(done),
-    }
+    Mapped::of(file)?.write(act)
 }
 
 fn install() -> Result<(), nix::Error> {

@@ -50,7 +50,9 @@ fn a_change_is_written_into_the_same_inode_and_keeps_the_measurements() {
     let (_folder, region) = region(&old);
     let inode = fs::metadata(region.limits()).unwrap().ino();
     let seen = Measurement { until: 7, written: 9, ..Measurement::default() };
-    region.set_measured([(1, seen), (99, seen)]).unwrap();
+    let measuring = region.to_measure().unwrap();
+    measuring.set(1, &seen).unwrap();
+    measuring.set(99, &seen).unwrap();
     assert!(region.grants_are(&old).unwrap(), "measurements are no grants");
 
     let new = lease(6 << 30, Some(50));
@@ -92,7 +94,7 @@ fn hold(region: &Region, pid: u32, start_time: u64) {
 #[test]
 fn a_slot_counts_while_its_lock_is_held_or_its_owner_runs() {
     let (_folder, region) = region(&lease(1 << 30, None));
-    let bytes = || region.read_usage(&Running::default()).unwrap().devices[0].bytes;
+    let bytes = || region.read_usage(&Running::default(), 16).unwrap().devices[0].bytes;
     let me = Holder::this_process().unwrap();
     let pid = u32::try_from(me.pid).unwrap();
     hold(&region, pid, me.start_time);
@@ -111,7 +113,7 @@ fn a_slot_counts_while_its_lock_is_held_or_its_owner_runs() {
 #[test]
 fn a_damaged_usage_file_costs_bounded_time_and_says_so() {
     let (folder, region) = region(&lease(1 << 30, None));
-    assert_eq!(region.read_usage(&Running::default()).unwrap().devices[0], DeviceUsage::default());
+    assert_eq!(region.read_usage(&Running::default(), 16).unwrap().devices[0], DeviceUsage::default());
     assert_eq!(region.read_throttles().unwrap()[0], Throttle::default());
     let usage = folder.path().join("usage");
     let good = fs::read(&usage).unwrap();
@@ -124,19 +126,19 @@ fn a_damaged_usage_file_costs_bounded_time_and_says_so() {
         ("of another version", wrong_version),
     ] {
         fs::write(&usage, bad).unwrap();
-        assert!(matches!(region.read_usage(&Running::default()), Err(UsageError::Damaged(_))), "{name}");
+        assert!(matches!(region.read_usage(&Running::default(), 16), Err(UsageError::Damaged(_))), "{name}");
     }
     // Sparse: it claims a terabyte and holds nothing.
     fs::write(&usage, &good).unwrap();
     fs::OpenOptions::new().write(true).open(&usage).unwrap().set_len(1 << 40).unwrap();
     let start = Instant::now();
-    assert!(region.read_usage(&Running::default()).is_ok());
+    assert!(region.read_usage(&Running::default(), 16).is_ok());
     assert!(start.elapsed() < Duration::from_secs(1));
     fs::remove_file(&usage).unwrap();
-    assert!(matches!(region.read_usage(&Running::default()), Err(UsageError::Io(_))));
+    assert!(matches!(region.read_usage(&Running::default(), 16), Err(UsageError::Io(_))));
     std::os::unix::fs::symlink(region.limits(), &usage).unwrap();
     assert!(
-        matches!(region.read_usage(&Running::default()), Err(UsageError::Io(_))),
+        matches!(region.read_usage(&Running::default(), 16), Err(UsageError::Io(_))),
         "a link is not followed"
     );
 }

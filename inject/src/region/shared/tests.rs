@@ -133,7 +133,7 @@ fn what_a_killed_process_left_of_a_region_is_made_anew() {
         leave(&region);
         region.join(&whole).unwrap_or_else(|error| panic!("after {name}: {error}"));
         assert!(region.grants_are(&whole).unwrap(), "after {name}");
-        assert!(region.read_usage(&gpushare_quota::Running::default()).is_ok(), "after {name}");
+        assert!(region.read_usage(&gpushare_quota::Running::default(), 16).is_ok(), "after {name}");
     }
 }
 
