@@ -51,7 +51,7 @@ enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Shares that were given back.
+    /// Shares that were given back, and containers that were refused.
     History {
         #[command(flatten)]
         output: Output,

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use gpushare_config::Config;
 use gpushare_inject::{
-    Bundle, Plan, Programs, RootFolder, admit, clear, refuse_earlier_plan, take_out_driver,
+    Bundle, Plan, Programs, RootFolder, admit, beside_sick, clear, refuse_earlier_plan, take_out_driver,
 };
 use gpushare_inventory::Node;
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member};
@@ -18,6 +18,7 @@ use serde_json::{Map, Value, json};
 use crate::{inventory, node, table};
 
 /// What a dry run cannot show.
+const NO_USER_NAMESPACES: &str = "its seccomp filter will deny user namespaces (inject.user_namespaces)";
 const OF_THE_POD: &str =
     "this is what the pod's first container would be granted: the others join that share, whatever is free";
 
@@ -37,13 +38,19 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let programs = programs(&config, state.path());
     admit(&json, bundle.path(), &programs, &node, config.request.strict)?;
     inventory::fit(&config, &node, &state)?;
-    let mut request = read(&container, &config.request, &node.gpus)?.ok_or(RequestError::NoShare)?;
+    let request = read(&container, &config.request, &node.gpus);
+    let request = request.map_err(|error| beside_sick(error.into(), &node))?;
+    let mut request = request.ok_or(RequestError::NoShare)?;
+    if config.denies_user_namespaces {
+        request.notes.push(NO_USER_NAMESPACES.to_owned());
+    }
     if request.scope == Scope::Pod {
         request.notes.push(OF_THE_POD.to_owned());
     }
     clear(&mut json, &request, false)?;
     take_out_driver(&mut json, &node.driver.sources());
-    let lease = lease(&request, store.preview(&request, &node.gpus, &config.quota)?)?;
+    let grants = store.preview(&request, &node.gpus, &config.quota);
+    let lease = lease(&request, grants.map_err(|error| beside_sick(error.into(), &node))?)?;
     gpushare_inject::Requirements::of(&container)?.check(&gpushare_inject::offer(&node, &lease))?;
     let root = RootFolder::open(&bundle.root(&json), &json)?;
     let image = root.look(bundle.path(), &json);

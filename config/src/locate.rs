@@ -46,6 +46,11 @@ fn with_drop_ins(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     check_folder(path.parent().unwrap_or(Path::new("/")), true)?;
     match fs::read_dir(&folder) {
         Ok(entries) => {
+            // A link there would be somebody's choice of what is read.
+            let link = fs::symlink_metadata(&folder).and_then(|found| is_ours(&found)).map_err(unread)?;
+            if !link {
+                return Err(ConfigError::UnsafeFolder { path: folder });
+            }
             check_folder(&folder, false)?;
             for entry in entries {
                 drop_ins.push(entry.map_err(unread)?.path());

@@ -103,7 +103,7 @@ fn holds_already(id: &str, init: &Holder, config: &Config) -> Result<bool> {
         // An engine that restarts a container gives it the same cgroup, where the new init lives by now; hooks that stand
         // in for others have no poststop.
         let is_earlier_life =
-            key.root == LeaseKey::HOOK_ONLY && !holder.lives() && holder.cgroup == init.cgroup;
+            key.root == LeaseKey::HOOK_ONLY && holder.cgroup == init.cgroup && holder.is_gone_before(init);
         if is_earlier_life {
             let left = store.release(lease.id, key, ReleaseReason::Ended)?;
             forget(&folder, lease.id, key, left);

@@ -82,8 +82,8 @@ pub enum EditError {
     },
     /// A filter whose condition cannot be narrowed.
     #[error(
-        "the bundle's seccomp filter allows {names} by a condition to which none against user namespaces can be added \
-         (inject.user_namespaces); leave that condition out"
+        "the bundle's seccomp filter allows {names} by a condition to which none against user namespaces can be added, since \
+         runtimes take two on one argument for either (inject.user_namespaces); leave that condition out"
     )]
     Seccomp {
         /// The system calls, as JSON.

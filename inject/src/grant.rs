@@ -195,7 +195,7 @@ pub fn grant<T, E: From<GrantError>>(
 }
 
 /// `error` of a request, with the GPUs that it could not have.
-fn beside_sick(error: GrantError, node: &Node) -> GrantError {
+pub fn beside_sick(error: GrantError, node: &Node) -> GrantError {
     if node.sick.is_empty() {
         return error;
     }

@@ -70,11 +70,27 @@ const LINUX: &[(&str, Shape)] = &[
     ("readonlyPaths", Other),
     ("resources", Fields(RESOURCES)),
     ("rootfsPropagation", Other),
-    ("seccomp", Other),
+    ("seccomp", Fields(SECCOMP)),
     ("sysctl", Other),
     ("timeOffsets", Other),
     ("uidMappings", Fields(MAPPING)),
 ];
+
+const SECCOMP: &[(&str, Shape)] = &[
+    ("architectures", Other),
+    ("defaultAction", Other),
+    ("defaultErrnoRet", Other),
+    ("flags", Other),
+    ("listenerMetadata", Other),
+    ("listenerPath", Other),
+    ("syscalls", Fields(SECCOMP_RULE)),
+];
+
+const SECCOMP_RULE: &[(&str, Shape)] =
+    &[("action", Other), ("args", Fields(SECCOMP_ARGUMENT)), ("errnoRet", Other), ("names", Other)];
+
+const SECCOMP_ARGUMENT: &[(&str, Shape)] =
+    &[("index", Other), ("op", Other), ("value", Other), ("valueTwo", Other)];
 
 const DEVICE: &[(&str, Shape)] = &[
     ("fileMode", Other),

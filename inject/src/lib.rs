@@ -29,7 +29,7 @@ pub use bundle::{Bundle, BundleError};
 pub use cdi::{CdiDevice, CdiSpec};
 pub use edit::{EditError, refuse_earlier_plan, take_out_driver};
 pub use fitted::{FitError, Fitted};
-pub use grant::{Asking, GrantError, Settings, admit, clear, forget, grant};
+pub use grant::{Asking, GrantError, Settings, admit, beside_sick, clear, forget, grant};
 pub use image::{Image, ImageError, RootFolder};
 pub use live::{Applied, Live, LiveError, outlive_file_size_limit, run_child};
 pub use message::{REFUSAL, one_line, out_of_service};

@@ -120,9 +120,16 @@ pub enum NodeError {
         /// The folder with one entry per GPU.
         path: PathBuf,
     },
+    /// There are GPUs, and none that could be given.
+    #[error("no GPU of this node is in service: {}", told(.sick))]
+    NoneInService {
+        /// All of them.
+        sick: Vec<SickGpu>,
+    },
     /// A GPU's file is empty or partial, which the driver does when it could not wake the GPU.
     #[error(
-        "{path} does not tell {what}; the GPU may have fallen off the bus: see the kernel log, then try again"
+        "{path} does not tell {what}; the GPU may have fallen off the bus: look for Xid in the kernel log (dmesg), and reset the \
+         GPU (nvidia-smi -r) or reboot"
     )]
     UnknownGpu {
         /// The file.
@@ -203,6 +210,11 @@ impl Node {
     }
 }
 
+fn told(sick: &[SickGpu]) -> String {
+    let one = |gpu: &SickGpu| format!("GPU {} at {}: {}", gpu.index, gpu.address, gpu.why);
+    sick.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
 /// What stands below the driver's folder of GPUs.
 struct Gpus {
     whole: Vec<Gpu>,
@@ -233,8 +245,10 @@ fn gpus(folder: &Path, roots: &Roots) -> Result<Gpus, NodeError> {
         index += 1;
     }
     if found.whole.is_empty() {
-        let first = found.sick.into_iter().next();
-        return Err(first.map_or_else(|| NodeError::NoGpu { path: folder.into() }, |sick| sick.why));
+        return Err(match found.sick.is_empty() {
+            true => NodeError::NoGpu { path: folder.into() },
+            false => NodeError::NoneInService { sick: found.sick },
+        });
     }
     Ok(found)
 }
@@ -384,7 +398,8 @@ mod tests {
     fn an_empty_information_file_is_an_unknown_gpu_not_no_gpu() {
         let root = shown(&[""]);
         let error = gpus(root.path(), &Roots::default()).err().unwrap();
-        assert!(matches!(error, NodeError::UnknownGpu { what: "Device Minor", .. }), "{error}");
+        assert!(matches!(&error, NodeError::NoneInService { sick } if sick.len() == 1), "{error}");
+        assert!(error.to_string().contains("Device Minor"), "{error}");
     }
 
     #[test]

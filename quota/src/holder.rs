@@ -6,6 +6,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -67,7 +68,16 @@ impl Holder {
 
     /// Whether holder and container are proved gone. What cannot be read counts as living.
     pub fn is_gone(&self) -> bool {
-        let outlived = || self.cgroup.as_deref().is_some_and(populated);
+        self.is_gone_but_for(None)
+    }
+
+    /// As [`Holder::is_gone`] of an earlier life of a container whose new first process is `init`, in the same cgroup.
+    pub fn is_gone_before(&self, init: &Self) -> bool {
+        self.is_gone_but_for(Some(init.pid))
+    }
+
+    fn is_gone_but_for(&self, pid: Option<i32>) -> bool {
+        let outlived = || self.cgroup.as_deref().is_some_and(|cgroup| populated(cgroup, pid));
         self.process_is_gone() && (self.leads || !outlived())
     }
 
@@ -143,18 +153,28 @@ fn folder(pid: i32) -> Option<(OsString, PathBuf)> {
 }
 
 /// Whether any process of a container lives in the cgroup or below it. Engines may have put it into a cgroup with
-/// processes of the host: these see the host's mounts, which no container with a share does.
-fn populated(cgroup: &Path) -> bool {
+/// processes of the host: these see the host's mounts, which no container with a share does. The process `but` is another
+/// container's.
+fn populated(cgroup: &Path, but: Option<i32>) -> bool {
     let mounts =
         |pid: &str| fs::metadata(format!("/proc/{pid}/ns/mnt")).map(|file| (file.dev(), file.ino())).ok();
     let ours = mounts("self");
     let is_hosts = |pid: &str| ours.is_some() && mounts(pid) == ours;
-    let procs = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
-    if procs.split_whitespace().any(|pid| !is_hosts(pid)) {
+    let procs = match fs::read_to_string(cgroup.join("cgroup.procs")) {
+        Ok(procs) => procs,
+        Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+        // What cannot be read counts as living: a threaded cgroup does not tell.
+        Err(_) => return true,
+    };
+    let is_others = |pid: &str| but.is_none_or(|but| pid.parse() != Ok(but)) && !is_hosts(pid);
+    if procs.split_whitespace().any(is_others) {
         return true;
     }
     let Ok(entries) = fs::read_dir(cgroup) else { return false };
-    entries.filter_map(Result::ok).map(|entry| entry.path()).any(|path| path.is_dir() && populated(&path))
+    entries
+        .filter_map(Result::ok)
+        .map(|entry| entry.path())
+        .any(|path| path.is_dir() && populated(&path, but))
 }
 
 #[cfg(test)]

@@ -181,6 +181,12 @@ pub enum Refusal {
         /// The models there are.
         here: String,
     },
+    /// A GPU that is held and that the driver does not show, or not wholly.
+    #[error("{place} is out of service or gone (`gpushare devices`), so a share of it cannot be changed now")]
+    OutOfService {
+        /// The GPU.
+        place: String,
+    },
     /// Nobody could tell how much memory a GPU has.
     #[error(
         "the memory size of {place} is unknown; run `gpushare inventory refresh` and see `gpushare doctor`"

@@ -24,6 +24,11 @@ impl PidNamespace {
         Some(Self { device: file.dev(), inode: file.ino() })
     }
 
+    /// Whether it is the one that the kernel began with (Linux, proc_ns.h: PROC_PID_INIT_INO).
+    pub(crate) fn is_first(self) -> bool {
+        self.inode == 0xEFFF_FFFC
+    }
+
     /// That of this process; `None` where /proc is not there.
     pub fn own() -> Option<Self> {
         Self::at(Path::new("/proc/self/ns/pid"))

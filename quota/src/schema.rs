@@ -10,7 +10,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior};
 
+use crate::holder::Holder;
 use crate::pod::PidNamespace;
+use crate::rows::unsigned;
 use crate::state::REGIONS;
 use crate::store::StoreError;
 use crate::turn::Turn;
@@ -21,7 +23,7 @@ const APPLICATION_ID: i32 = 0x6770_7368;
 const VERSION: i32 = 4;
 
 const TABLES: &str = "
-CREATE TABLE boot (id TEXT NOT NULL, pid_namespace TEXT NOT NULL) STRICT;
+CREATE TABLE boot (id TEXT NOT NULL, namespaces TEXT NOT NULL) STRICT;
 CREATE UNIQUE INDEX boot_by_id ON boot (id);
 CREATE TABLE lease (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -86,7 +88,7 @@ const STEPS: [(i32, &[&str], i32); 3] = [
     (
         3,
         &[
-            "ALTER TABLE boot ADD COLUMN pid_namespace TEXT NOT NULL DEFAULT '';",
+            "ALTER TABLE boot ADD COLUMN namespaces TEXT NOT NULL DEFAULT '';",
             "CREATE UNIQUE INDEX boot_by_id ON boot (id);",
             "ALTER TABLE member ADD COLUMN leads INTEGER NOT NULL DEFAULT 0 CHECK (leads IN (0, 1));",
         ],
@@ -125,19 +127,23 @@ DROP TABLE boot_2;
 const DEADLINE: Duration = Duration::from_secs(2);
 const NAP: Duration = Duration::from_micros(250);
 
-/// A boot of this machine, and the pid namespace in which its containers' processes are.
-#[derive(Debug)]
+/// A boot of this machine, and the namespaces by which its containers' processes are known.
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Boot {
     pub id: String,
-    /// As [`PidNamespace`] is shown.
-    pub pid_namespace: String,
+    /// That of pids, and that of time, which start times depend on: as `ls -l /proc/PID/ns` shows them.
+    pub namespaces: String,
 }
 
 impl Boot {
     /// This process's.
     pub fn here() -> Result<Self, StoreError> {
-        let namespace = PidNamespace::own().map_or_else(|| "unknown".to_owned(), |own| own.to_string());
-        Ok(Self { id: gpushare_inventory::boot_id()?, pid_namespace: namespace })
+        let unknown = || "unknown".to_owned();
+        let pid = PidNamespace::own().map_or_else(unknown, |own| own.to_string());
+        // Kernels before 5.6 have none.
+        let time =
+            fs::read_link("/proc/self/ns/time").map_or_else(|_| unknown(), |link| link.display().to_string());
+        Ok(Self { id: gpushare_inventory::boot_id()?, namespaces: format!("{pid} {time}") })
     }
 }
 
@@ -169,8 +175,8 @@ fn read_boot(db: &Connection, path: &Path) -> Result<Option<Boot>, StoreError> {
         _ => return Err(StoreError::Damaged { path: path.into() }),
     }
     keep_journal(&tx).map_err(wrap)?;
-    let boot = |row: &Row| Ok(Boot { id: row.get(0)?, pid_namespace: row.get(1)? });
-    tx.query_row("SELECT id, pid_namespace FROM boot", [], boot).optional().map_err(wrap)
+    let boot = |row: &Row| Ok(Boot { id: row.get(0)?, namespaces: row.get(1)? });
+    tx.query_row("SELECT id, namespaces FROM boot", [], boot).optional().map_err(wrap)
 }
 
 /// Whether indexes and rows say the same, which takes as long as the database is large.
@@ -198,9 +204,26 @@ fn migrate(db: &Connection, path: &Path) -> Result<(), StoreError> {
             tx.pragma_update(None, "user_version", to).map_err(wrap)?;
         }
     }
-    tx.execute("UPDATE boot SET pid_namespace = ?1 WHERE pid_namespace = ''", [boot.pid_namespace])
-        .map_err(wrap)?;
+    if !may_adopt(&tx).map_err(wrap)? {
+        let (theirs, ours) = ("the one before the update".to_owned(), boot.namespaces);
+        return Err(StoreError::Stranger { path: path.into(), theirs, ours });
+    }
+    tx.execute("UPDATE boot SET namespaces = ?1 WHERE namespaces = ''", [boot.namespaces]).map_err(wrap)?;
     tx.commit().map_err(wrap)
+}
+
+/// Whether this process sees the containers of a store that does not say where it was kept: one of them lives here, or there
+/// is none, or this is the machine's first pid namespace.
+fn may_adopt(db: &Connection) -> rusqlite::Result<bool> {
+    if PidNamespace::own().is_some_and(PidNamespace::is_first) {
+        return Ok(true);
+    }
+    let mut query = db.prepare("SELECT pid, start_time FROM member")?;
+    let holder = |row: &Row| {
+        Ok(Holder { pid: row.get(0)?, start_time: unsigned(row.get(1)?), cgroup: None, leads: false })
+    };
+    let holders: Vec<Holder> = query.query_map([], holder)?.collect::<Result<_, _>>()?;
+    Ok(holders.is_empty() || holders.iter().any(Holder::lives))
 }
 
 /// A link that leads nowhere is not absence: the disk of its end may be missing, with leases on it.

@@ -92,9 +92,9 @@ pub enum StoreError {
     },
     /// Its containers' processes are not to be seen from here: each would count as ended.
     #[error(
-        "the quota store {path} is kept in pid namespace {theirs}, and this process runs in {ours}, where that one's \
-         processes cannot be seen; run gpushare in that one (in a pod: hostPID: true), or, if it has ended, as with a node \
-         that is a container, delete the file and the folder regions beside it"
+        "the quota store {path} is kept in the namespaces {theirs} of pids and of time, and this process runs in {ours}, to \
+         which each container there would seem ended; run gpushare in those (in a pod: hostPID: true), or, if they have \
+         ended, as with a node that is a container, delete the file and the folder regions beside it"
     )]
     Stranger {
         /// The database.
@@ -200,10 +200,12 @@ impl Store {
         let store = Self { db, path, sums: RefCell::new(None) };
         let boot = Boot::here()?;
         match known {
-            Some(known) if known.id == boot.id && known.pid_namespace == boot.pid_namespace => {}
+            Some(known) if known == boot => {}
             Some(known) if known.id == boot.id => {
-                let (theirs, ours) = (known.pid_namespace, boot.pid_namespace);
-                return Err(StoreError::Stranger { path: store.path, theirs, ours });
+                // An empty store is whoever's comes.
+                let tx = store.begin_anywhere()?;
+                store.claim(&tx, &boot)?;
+                store.commit(tx)?;
             }
             _ => store.enter_boot(&boot)?,
         }
@@ -507,11 +509,12 @@ impl Store {
     /// Retires the leases of an earlier boot. Looked at again inside the transaction: of several processes that see
     /// the new boot first, only one may do this, or it takes the others' new leases for old ones.
     fn enter_boot(&self, boot: &Boot) -> Result<(), StoreError> {
-        let tx = self.begin()?;
+        let tx = self.begin_anywhere()?;
         let known: Option<String> =
             self.sql(tx.query_row("SELECT id FROM boot", [], |row| row.get(0)).optional())?;
         if known.as_ref() == Some(&boot.id) {
-            return Ok(());
+            self.claim(&tx, boot)?;
+            return self.commit(tx);
         }
         // A damaged name of the boot would end the leases of living containers.
         if !self.sql(schema::is_sound(&tx))? {
@@ -522,8 +525,8 @@ impl Store {
             self.retire(&tx, lease, ReleaseReason::Reboot)?;
         }
         self.sql(tx.execute("DELETE FROM boot", []))?;
-        let insert = "INSERT INTO boot (id, pid_namespace) VALUES (?1, ?2)";
-        self.sql(tx.execute(insert, params![boot.id, boot.pid_namespace]))?;
+        let insert = "INSERT INTO boot (id, namespaces) VALUES (?1, ?2)";
+        self.sql(tx.execute(insert, params![boot.id, boot.namespaces]))?;
         self.commit(tx)?;
         earlier.iter().for_each(|lease| tell_release(lease, Release::Ended, ReleaseReason::Reboot));
         Ok(())
@@ -682,8 +685,35 @@ impl Store {
         self.sql(rows.and_then(Iterator::collect))
     }
 
+    /// Makes sure that the store is kept where this process is: from anywhere else each holder seems gone. One without
+    /// leases moves.
+    fn claim(&self, tx: &Transaction, boot: &Boot) -> Result<(), StoreError> {
+        let known: (String, String) = self
+            .sql(tx.prepare_cached("SELECT id, namespaces FROM boot"))
+            .and_then(|mut query| self.sql(query.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))))?;
+        let (id, theirs) = known;
+        if id == boot.id && theirs == boot.namespaces {
+            return Ok(());
+        }
+        if id != boot.id || self.sql(self.sql(tx.prepare("SELECT 1 FROM lease"))?.exists([]))? {
+            return Err(StoreError::Stranger {
+                path: self.path.clone(),
+                theirs,
+                ours: boot.namespaces.clone(),
+            });
+        }
+        self.sql(tx.execute("UPDATE boot SET namespaces = ?1", [&boot.namespaces])).map(drop)
+    }
+
     /// Waits for this process's turn and begins a writing transaction. Both end on drop, the transaction first.
     fn begin(&self) -> Result<Writing<'_>, StoreError> {
+        let writing = self.begin_anywhere()?;
+        self.claim(&writing, &Boot::here()?)?;
+        Ok(writing)
+    }
+
+    /// As [`Store::begin`], wherever the store is kept.
+    fn begin_anywhere(&self) -> Result<Writing<'_>, StoreError> {
         let turn = Turn::take(&self.path)?;
         let tx = self.sql(Transaction::new_unchecked(&self.db, TransactionBehavior::Immediate))?;
         Ok(Writing { tx, _turn: turn })

@@ -42,7 +42,7 @@ pub(crate) fn changed(
                 others.remove(grant);
                 resize(grant, change.memory, change.cores, gpu, others, rules)
             }
-            None => Err(Refusal::UnknownSize { place: grant.gpu.to_string() }),
+            None => Err(Refusal::OutOfService { place: grant.gpu.to_string() }),
         }
     });
     Ok(Lease {

@@ -109,10 +109,19 @@ fn a_sick_gpu_takes_nothing_but_itself_away() {
             doctor.lines().any(|line| line.starts_with("FAILURE") && line.contains("GPU 1 at")),
             "{doctor}"
         );
+        // The others' nodes are made all the same.
+        let third = node.root().join("dev/nvidia2");
+        fs::remove_file(&third).expect("the node can be removed");
+        let made = cli(runtime.config(), &["system", "nodes"]);
+        assert!(third.exists(), "{made:?}");
+        let plan = cli(runtime.config(), &["plan", "--bundle", both.path().to_str().expect("a plain path")]);
+        assert!(plan.success(), "{plan:?}");
         assert_eq!(leases(runtime.config()), []);
 
         fs::write(information(&node, 1), whole).expect("the file can be written");
-        fs::rename(fourth.with_extension("away"), &fourth).expect("the node can be moved");
+        if !fourth.exists() {
+            fs::rename(fourth.with_extension("away"), &fourth).expect("the node can be moved");
+        }
         assert_eq!(uuids(runtime.config()).len(), 4, "they are well again");
         let four = Bundle::small().env("GPUSHARE_MEMORY", "4GiB").env("GPUSHARE_COUNT", "4");
         drop(runtime.run(&four));
@@ -135,6 +144,12 @@ fn a_sweep_in_another_pid_namespace_gives_nothing_away() {
         let told = command::run(inside.env("GPUSHARE_CONFIG", node.config()));
         let said = format!("{}{}", told.stdout, told.stderr);
         assert!(!told.success() && said.contains("hostPID"), "{verb}: {said}");
+        // Start times are another time namespace's own.
+        let mut later = Command::new("unshare");
+        later.args(["--time", "--boottime", "1000", "--fork"]).arg(artifacts::cli()).arg(verb);
+        let told = command::run(later.env("GPUSHARE_CONFIG", node.config()));
+        let said = format!("{}{}", told.stdout, told.stderr);
+        assert!(!told.success() && said.contains("of time"), "{verb}: {said}");
     }
     assert_eq!(leases(runtime.config()).len(), 1);
     drop(container);

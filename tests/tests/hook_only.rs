@@ -334,3 +334,31 @@ fn a_container_that_is_started_again_gets_its_share_though_nothing_took_it_back(
         container.stop();
     }
 }
+
+/// Without a pid namespace of its own a container outlives its first process.
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn a_container_that_is_started_again_beside_processes_of_its_earlier_life_gets_no_second_share() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let config = node.config().to_string_lossy().into_owned();
+    let earlier = hooked::runtime(LowLevel::Runc, &node, Cgroups::Machine);
+    let bundle = Bundle::small()
+        .env("GPUSHARE_MEMORY", "60GiB")
+        .args(&["sh", "-c", "sleep 1000 & exec sleep 1000"])
+        .hook("prestart", &artifacts::hook(), &["prestart", "--config", &config])
+        .edit(|spec| {
+            let namespaces = spec["linux"]["namespaces"].as_array_mut().expect("a list");
+            namespaces.retain(|one| one["type"] != "pid");
+        });
+    let container = earlier.run(&bundle);
+    container.kill_init();
+    let another = hooked::runtime(LowLevel::Runc, &node, Cgroups::Machine);
+    let refused = format!("{:?}", another.create(&bundle).map(drop).expect_err("its first life still runs"));
+    assert!(refused.contains("holds a share"), "{refused}");
+    assert_eq!(leases(node.config()).len(), 1);
+    drop(container);
+    bundle.kill_orphans();
+}

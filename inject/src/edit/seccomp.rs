@@ -4,6 +4,8 @@
 //! Of the three system calls that make one (clone(2), unshare(2)), two have their flags in the first argument, where a
 //! filter can see them. clone3's are in memory: the C libraries do without it where it does not exist.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::{EditError, list, object};
@@ -24,7 +26,7 @@ const DENYING: [&str; 5] =
 /// When it has an unknown form, or a condition that no second one can be added to.
 pub(super) fn deny_user_namespaces(json: &mut Value) -> Result<(), EditError> {
     let linux = object(json, &["linux"], "linux")?;
-    if linux.get("seccomp").is_none_or(Value::is_null) {
+    if linux.get("seccomp").is_none_or(is_none) {
         // All that a program on x86-64 can call: of an architecture that is not listed, every call is fatal.
         linux.insert(
             "seccomp".to_owned(),
@@ -35,11 +37,12 @@ pub(super) fn deny_user_namespaces(json: &mut Value) -> Result<(), EditError> {
         );
     }
     let seccomp = object(json, &["linux", "seccomp"], "linux.seccomp")?;
-    let default_denies = seccomp.get("defaultAction").is_some_and(is_denying);
+    let default = seccomp.get("defaultAction").cloned().unwrap_or_default();
+    let default_denies = is_denying(&default);
     let rules = list(seccomp, "syscalls", "linux.seccomp.syscalls")?;
     let mut changed = Vec::with_capacity(rules.len());
     for rule in rules.drain(..) {
-        changed.extend(without_new_users(rule)?);
+        changed.extend(without_new_users(rule, &default)?);
     }
     if !default_denies {
         for rule in [
@@ -63,36 +66,48 @@ pub(super) fn denies_user_namespaces(json: &Value) -> bool {
     deny_user_namespaces(&mut denying).is_ok() && denying == *json
 }
 
+/// Whether runtimes take it for no filter.
+fn is_none(seccomp: &Value) -> bool {
+    let empty = |field: &str, text: &str| {
+        seccomp.get(field).is_none_or(|value| value.is_null() || *value == json!(text) || *value == json!([]))
+    };
+    seccomp.is_null() || (seccomp.is_object() && empty("defaultAction", "") && empty("syscalls", ""))
+}
+
 /// The rules that stand for `rule`, which may allow what makes a namespace.
-fn without_new_users(rule: Value) -> Result<Vec<Value>, EditError> {
+fn without_new_users(rule: Value, default: &Value) -> Result<Vec<Value>, EditError> {
     let wrong = || EditError::Kind { field: "linux.seccomp.syscalls", kind: "a list of rules" };
     if rule.get("action").is_some_and(is_denying) {
         return Ok(vec![rule]);
     }
     let names = rule.get("names").and_then(Value::as_array).ok_or_else(wrong)?;
-    let of = |kind: &[&str]| -> Vec<Value> {
-        names.iter().filter(|name| name.as_str().is_some_and(|name| kind.contains(&name))).cloned().collect()
-    };
-    let (by_flags, in_memory) = (of(&BY_FLAGS), of(&[IN_MEMORY]));
-    if by_flags.is_empty() && in_memory.is_empty() || sees_flags(&rule) && in_memory.is_empty() {
+    let (mut by_flags, mut in_memory, mut others) = (Vec::new(), Vec::new(), Vec::new());
+    for name in names {
+        match name.as_str() {
+            Some(text) if BY_FLAGS.contains(&text) => by_flags.push(name.clone()),
+            Some(IN_MEMORY) => in_memory.push(name.clone()),
+            _ => others.push(name.clone()),
+        }
+    }
+    if in_memory.is_empty() && (by_flags.is_empty() || sees_flags(&rule)) {
         return Ok(vec![rule]);
     }
     let mut rules = Vec::new();
-    let others: Vec<Value> =
-        names.iter().filter(|name| !by_flags.contains(name) && !in_memory.contains(name)).cloned().collect();
     if !others.is_empty() {
         rules.push(with(&rule, "names", others.into()));
     }
+    // Runtimes pass over a rule that says what is the default.
+    if rule.get("action") == Some(default) {
+        return Ok(rules);
+    }
     if sees_flags(&rule) {
-        rules.push(with(&rule, "names", by_flags.into()));
+        rules.extend((!by_flags.is_empty()).then(|| with(&rule, "names", by_flags.into())));
     } else if !by_flags.is_empty() {
-        // Runtimes take two conditions on one argument for "either".
-        let args = rule.get("args").and_then(Value::as_array).cloned().unwrap_or_default();
-        if args.iter().any(|arg| arg.get("index").and_then(Value::as_u64) == Some(0)) {
+        let mut args = arguments(&rule).to_vec();
+        args.push(json!({"index": 0, "value": CLONE_NEWUSER, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}));
+        if is_either(&args) {
             return Err(EditError::Seccomp { names: Value::from(by_flags).to_string() });
         }
-        let mut args = args;
-        args.push(json!({"index": 0, "value": CLONE_NEWUSER, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}));
         rules.push(with(&with(&rule, "names", by_flags.into()), "args", args.into()));
     }
     if !in_memory.is_empty() {
@@ -101,18 +116,31 @@ fn without_new_users(rule: Value) -> Result<Vec<Value>, EditError> {
     Ok(rules)
 }
 
+fn arguments(rule: &Value) -> &[Value] {
+    rule.get("args").and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// A number of a condition; one that is not written is 0 to runtimes.
+fn number(arg: &Value, name: &str) -> u64 {
+    arg.get(name).and_then(Value::as_u64).unwrap_or(0)
+}
+
+/// Whether one argument has two conditions: runtimes then take all of the rule's for "either", not for "both".
+fn is_either(args: &[Value]) -> bool {
+    let indexes: BTreeSet<u64> = args.iter().map(|arg| number(arg, "index")).collect();
+    indexes.len() < args.len()
+}
+
 /// Whether the rule lets only calls pass whose flags have no new user namespace.
 fn sees_flags(rule: &Value) -> bool {
-    let number = |arg: &Value, name: &str| arg.get(name).and_then(Value::as_u64).unwrap_or(0);
     let sees = |arg: &Value| {
         arg.get("op").and_then(Value::as_str) == Some("SCMP_CMP_MASKED_EQ")
             && number(arg, "index") == 0
             && number(arg, "value") & CLONE_NEWUSER != 0
             && number(arg, "valueTwo") & CLONE_NEWUSER == 0
     };
-    let args = rule.get("args").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    let of_first = args.iter().filter(|arg| number(arg, "index") == 0).count();
-    of_first == 1 && args.iter().any(sees)
+    let args = arguments(rule);
+    !is_either(args) && args.iter().any(sees)
 }
 
 fn with(rule: &Value, field: &str, value: Value) -> Value {
@@ -152,7 +180,15 @@ mod tests {
 
     #[test]
     fn a_bundle_without_a_filter_gets_one_that_denies_nothing_else() {
-        for seccomp in [Value::Null, json!({"defaultAction": "SCMP_ACT_ALLOW"})] {
+        let of_default = json!([{"names": ["clone", "clone3"], "action": "SCMP_ACT_ALLOW",
+                                 "args": [{"index": 0, "value": 0x2_0000, "op": "SCMP_CMP_MASKED_EQ"}]}]);
+        for seccomp in [
+            Value::Null,
+            json!({}),
+            json!({"defaultAction": "", "syscalls": []}),
+            json!({"defaultAction": "SCMP_ACT_ALLOW"}),
+            json!({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": of_default}),
+        ] {
             assert_eq!(denied(seccomp), json!([deny(), absent()]));
         }
         assert!(!denies_user_namespaces(&json!({"linux": {}})));
@@ -184,8 +220,18 @@ mod tests {
         let other = json!({"index": 1, "value": 7, "op": "SCMP_CMP_EQ"});
         let rules = denied(filter(json!([allowed(json!(["clone"]), json!([other]))])));
         assert_eq!(rules, json!([allowed(json!(["clone"]), json!([other, masked(NEW)]))]));
-        // One that sees other flags only cannot be narrowed.
-        let first = json!({"linux": {"seccomp": filter(json!([allowed(json!(["clone"]), json!([masked(0x2_0000)]))]))}});
-        assert!(matches!(deny_user_namespaces(&mut first.clone()), Err(EditError::Seccomp { .. })));
+        // These cannot be narrowed: one argument would have two conditions, of which runtimes take either.
+        let not = |index: u64, value: u64| json!({"index": index, "value": value, "op": "SCMP_CMP_NE"});
+        for args in [
+            json!([masked(0x2_0000)]),
+            json!([not(5, 7001), not(5, 7002)]),
+            json!([masked(NEW), not(1, 1), not(1, 2)]),
+            json!([{"value": 1, "op": "SCMP_CMP_NE"}]),
+        ] {
+            let mut json = json!({"linux": {"seccomp": filter(json!([allowed(json!(["unshare"]), args)]))}});
+            assert!(!denies_user_namespaces(&json), "{json}");
+            let told = deny_user_namespaces(&mut json);
+            assert!(matches!(told, Err(EditError::Seccomp { .. })), "{json}: {told:?}");
+        }
     }
 }

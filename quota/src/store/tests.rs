@@ -421,11 +421,16 @@ fn the_ceiling_of_a_burst_is_kept() {
 fn a_store_that_is_kept_in_another_pid_namespace_is_left_alone() {
     let (folder, store) = open();
     let lease = keep(&store, "a", &["GPUSHARE_MEMORY=30GiB"], &gone()).unwrap();
-    store.db.execute("UPDATE boot SET pid_namespace = 'pid:[1]'", []).unwrap();
+    store.db.execute("UPDATE boot SET namespaces = 'pid:[1]'", []).unwrap();
     let told = Store::open(folder.path()).unwrap_err();
     assert!(matches!(&told, StoreError::Stranger { theirs, .. } if theirs == "pid:[1]"), "{told}");
     assert!(told.to_string().contains("hostPID"), "{told}");
     assert!(store.stands(lease.id).unwrap(), "its holder is not to be seen from here, and not proved gone");
+    // Nor by who has it open; and one without leases is whoever's comes.
+    assert!(matches!(store.sweep(), Err(StoreError::Stranger { .. })));
+    store.db.execute("DELETE FROM lease", []).unwrap();
+    assert_eq!(Store::open(folder.path()).unwrap().sweep().unwrap(), []);
+    assert_eq!(store.sweep().unwrap(), []);
 }
 
 /// Every byte of every page: the file of a store with leases is damaged at one place after the other.
