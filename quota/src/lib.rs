@@ -6,6 +6,7 @@
 //! ends with the last of them. [`place`] is pure: requests and loads in, grants or a refusal out.
 #![forbid(unsafe_code)]
 
+mod error;
 mod holder;
 mod lease;
 mod place;
@@ -19,6 +20,7 @@ mod store;
 mod turn;
 mod update;
 
+pub use error::{ReserveError, StoreError};
 pub use holder::{Holder, HolderError, cgroup_of};
 pub use lease::{
     BadContainerId, Grant, Lease, LeaseKey, LeaseState, Member, PastLease, Release, ReleaseReason,
@@ -28,5 +30,5 @@ pub use pod::{PidNamespace, Pod};
 pub use refusals::Refused;
 pub use running::Running;
 pub use state::{REGIONS, StateError, StateFolder, is_rootless};
-pub use store::{Loads, Reservation, ReserveError, Store, StoreError, Swept, UpdateError};
+pub use store::{Loads, Reservation, Store, Swept, UpdateError};
 pub use update::Change;

@@ -10,11 +10,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior};
 
+use crate::error::StoreError;
 use crate::holder::Holder;
 use crate::pod::PidNamespace;
 use crate::rows::unsigned;
 use crate::state::REGIONS;
-use crate::store::StoreError;
 use crate::turn::Turn;
 
 /// "gpsh": tells our database from any other SQLite file.

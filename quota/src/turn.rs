@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use gpushare_inventory::flock_holder;
 use procfs::process::Process;
 
-use crate::store::StoreError;
+use crate::error::StoreError;
 
 /// How long a process waits for the others: an engine's `inspect` hangs as long as its `create`.
 const DEADLINE: Duration = Duration::from_secs(5);
