@@ -44,7 +44,8 @@ pub fn takes_nvidias_place(scene: &mut Scene<'_>, low_level: LowLevel, address: 
     let held = scene.leases_of("one");
     assert_eq!(held.len(), 1, "{held:?}");
     assert_eq!((held[0].state.as_str(), held[0].pid, &held[0].memory[..]), ("active", pid, &[4 * GIB][..]));
-    restarts(scene, address);
+    restarts(scene, low_level, address);
+    let held = scene.leases_of("one");
     // Without --gpus docker runs no hook, whatever is asked for.
     scene.start(&Wanted::waiting("plain").share("4GiB").with(With::DefaultRuntime));
     scene.assert_untouched("plain");
@@ -84,7 +85,7 @@ fn rounds() -> usize {
 }
 
 /// docker runs no hook at a container's end, so each start of the container `one` finds the lease of its earlier life.
-fn restarts(scene: &Scene<'_>, address: &str) {
+fn restarts(scene: &Scene<'_>, low_level: LowLevel, address: &str) {
     let docker = |args: &[&str]| {
         let mut docker = Command::new("docker");
         docker.args(["--host", address]).env("DOCKER_CONFIG", scene.engine.folder()).args(args);
@@ -96,7 +97,9 @@ fn restarts(scene: &Scene<'_>, address: &str) {
         ("kill, start", &[&["kill", "one"], &["wait", "one"], &["start", "one"]]),
         ("--restart always", &[&["update", "--restart", "always", "one"]]),
     ];
-    for (way, calls) in ways {
+    // docker's update also sets limits of memory, which crun 1.8 cannot change here, with us or without.
+    let possible = |(way, _): &(&str, _)| *way != "--restart always" || low_level == LowLevel::Runc;
+    for (way, calls) in ways.into_iter().filter(possible) {
         for round in 0..rounds() {
             let before = scene.engine.pid("one");
             calls.iter().for_each(|args| docker(args));
@@ -119,7 +122,9 @@ fn restarts(scene: &Scene<'_>, address: &str) {
             }
         }
     }
-    docker(&["update", "--restart", "no", "one"]);
+    if low_level == LowLevel::Runc {
+        docker(&["update", "--restart", "no", "one"]);
+    }
     scene.exec_report("one").assert_size(4 * GIB);
 }
 
