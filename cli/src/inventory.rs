@@ -68,10 +68,19 @@ pub fn ask(node: &Node, state: &StateFolder) -> Result<Totals> {
 fn told(nvml: &Nvml) -> Result<Vec<GpuTotals>> {
     let count = nvml.device_count().context("NVML cannot count the GPUs")?;
     let mut gpus = Vec::new();
-    for gpu in (0..count).filter_map(|index| nvml.device_by_index(index).ok()) {
+    let mut failed = None;
+    for index in 0..count {
+        let opened = nvml.device_by_index(index).and_then(|gpu| Ok((gpu.uuid()?, gpu)));
+        let (uuid, gpu) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                eprintln!("gpushare: NVML cannot open GPU {index}: {error}");
+                failed = Some(error);
+                continue;
+            }
+        };
         // A GPU with unified memory may report none: its size stays unknown, and it takes no leases.
         let memory_bytes = gpu.memory_info().map_or(0, |memory| memory.total);
-        let Ok(uuid) = gpu.uuid() else { continue };
         let brand =
             gpu.brand().map_or_else(|_| "unknown".to_owned(), |brand| format!("{brand:?}").to_lowercase());
         let architecture =
@@ -79,5 +88,9 @@ fn told(nvml: &Nvml) -> Result<Vec<GpuTotals>> {
         let architecture = architecture.unwrap_or_default();
         gpus.push(GpuTotals { uuid, memory_bytes, brand, architecture });
     }
-    Ok(gpus)
+    // That nothing could be asked is no answer to keep.
+    match failed {
+        Some(error) if gpus.is_empty() => Err(error).context("NVML cannot open any GPU"),
+        _ => Ok(gpus),
+    }
 }

@@ -1,20 +1,14 @@
 //! What the node has beyond a plan, by which an edit knows what must not stand beside it, and what an earlier plan left.
 
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use gpushare_inventory::{DeviceNode, Node};
 use gpushare_quota::Lease;
 
-/// The driver's major number, and the minors of its GPUs: those above are control nodes' (nvidia's nv.h).
-const NVIDIA: u32 = 195;
-const GPU_MINORS: RangeInclusive<u32> = 0..=247;
-
 /// The parts of the node that a plan does not give.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Surroundings {
-    /// Major and minor numbers of the nodes of GPUs that the lease does not grant. Where a GPU is out of service, of all
-    /// numbers that may be its own.
+    /// Major and minor numbers of the nodes of GPUs that the lease does not grant.
     pub other_nodes: Vec<(u32, u32)>,
     /// The nodes below /dev/dri of every GPU: the minor of the GPU's own node, then major and minor of this
     /// one.
@@ -35,13 +29,9 @@ impl Surroundings {
         let number = |node: &DeviceNode| (node.major, node.minor);
         let card = |uuid| node.gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.node.minor);
         let display = node.render.iter().filter_map(|(uuid, node)| Some((card(*uuid)?, number(node))));
-        let whole =
-            |number: &(u32, u32)| node.gpus.iter().any(|gpu| (gpu.node.major, gpu.node.minor) == *number);
-        let sick =
-            GPU_MINORS.map(|minor| (NVIDIA, minor)).filter(|number| !node.sick.is_empty() && !whole(number));
         Self {
             display_nodes: display.collect(),
-            other_nodes: others.map(|(_, node)| number(node)).chain(sick).collect(),
+            other_nodes: others.map(|(_, node)| number(node)).collect(),
             mig_major: node.capabilities_major,
             sources: ours.map(Path::to_path_buf).into_iter().chain(node.driver.sources()).collect(),
         }
