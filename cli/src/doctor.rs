@@ -297,8 +297,8 @@ fn meter(config: &Config, state: &Path, leases: &[Lease]) -> Finding {
     }
 }
 
-/// Regions that nobody here measures or changes. They are mounts: those that an engine makes in a mount namespace of its own
-/// are not here; and another version of gpushare may have made them.
+/// Regions that nobody here measures or changes. They are mounts: those that an engine makes in a mount namespace
+/// of its own are not here; and another version of gpushare may have made them.
 fn unseen(state: &Path, leases: &[Lease]) -> Vec<Finding> {
     let lives =
         |lease: &&Lease| lease.mode == Mode::Share && lease.state() == LeaseState::Active && !lease.is_gone();

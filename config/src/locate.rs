@@ -64,7 +64,8 @@ fn with_drop_ins(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     Ok(path.exists().then(|| path.to_path_buf()).into_iter().chain(drop_ins).collect())
 }
 
-/// Whether nobody but root, or who runs this, puts files into this folder; one that is not there needs no look.
+/// Whether nobody but root, or who runs this, puts files into this folder; one that is not there needs no
+/// look.
 fn check_folder(path: &Path, may_be_sticky: bool) -> Result<(), ConfigError> {
     let read = |source| ConfigError::Read { path: path.into(), source };
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
@@ -83,8 +84,8 @@ fn check_folder(path: &Path, may_be_sticky: bool) -> Result<(), ConfigError> {
 /// /proc/sys/kernel/overflowuid was changed.
 const OVERFLOW_UID: u32 = 65534;
 
-/// Whether a file or folder is root's or this user's. Below a rootless engine root's shows as nobody's; the process there
-/// can do no more than the engine's user.
+/// Whether a file or folder is root's or this user's. Below a rootless engine root's shows as nobody's; the
+/// process there can do no more than the engine's user.
 pub(crate) fn is_ours(metadata: &Metadata) -> io::Result<bool> {
     let this_user = fs::metadata("/proc/self")?.uid();
     let owner = metadata.uid();

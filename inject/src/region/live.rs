@@ -106,9 +106,9 @@ impl Region {
         Err(io::Error::other("limits file written all the time"))
     }
 
-    /// What the container says that it holds on the first `lines` of its GPUs. A process that was killed leaves its slot to the next one that needs
-    /// memory: such a slot does not count, when nobody holds its lock and `running` does not know its owner either (one
-    /// that closed its descriptors has lost the lock, and not its memory).
+    /// What the container says that it holds on the first `lines` of its GPUs. A process that was killed leaves its slot
+    /// to the next one that needs memory: such a slot does not count, when nobody holds its lock and `running` does not
+    /// know its owner either (one that closed its descriptors has lost the lock, and not its memory).
     ///
     /// # Errors
     /// When there is no such file, or it is damaged.
