@@ -29,12 +29,13 @@ use table::Table;
 /// A section's name, which FILTER selects by, and what measures it.
 type Section = (&'static str, fn() -> Result<Table>);
 
-const SECTIONS: [Section; 7] = [
+const SECTIONS: [Section; 8] = [
     ("starting a container", start_cost::section),
     ("quota store", quota::section),
     ("reading a request", request::section),
     ("interception", interception::section),
     ("beside others", neighbours::section),
+    ("the meter beside many", meter::section),
     ("compute share, virtual time", virtual_share::section),
     ("compute share, real time", share::section),
 ];

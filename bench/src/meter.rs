@@ -1,12 +1,60 @@
-//! The host's meter, `gpushare meter`, beside the containers of a node.
+//! The host's meter, `gpushare meter`, beside the containers of a node: for the sections that need one, and what it costs.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use gpushare_tests::artifacts;
+use gpushare_tests::bundle::Bundle;
 use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::runtime::{Container, LowLevel, Runtime};
+
+use crate::table::{Row, Table};
+
+const SHARES: usize = 50;
+const WATCHED: Duration = Duration::from_secs(20);
+
+/// All figures of the section.
+///
+/// # Errors
+/// When a container or the meter fails.
+pub fn section() -> Result<Table> {
+    crate::need_runtime()?;
+    let mut table = Table::default();
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let bundles: Vec<Bundle> = (0..SHARES)
+        .map(|_| {
+            Bundle::with_client().env("GPUSHARE_MEMORY", "1GiB").env("GPUSHARE_CORES", "2").args(&[
+                "/bin/gpushare-simulator",
+                "probe",
+                "--json",
+                "--allocate",
+                "64MiB",
+                "--hold",
+                "10000",
+            ])
+        })
+        .collect();
+    let _containers: Vec<Container<'_>> = bundles.iter().map(|bundle| runtime.run(bundle)).collect();
+    let meter = Meter::start(&node)?;
+    sleep(Duration::from_secs(2));
+    let (before, start) = (meter.processor_time()?, Instant::now());
+    sleep(WATCHED);
+    let used = meter.processor_time()?.checked_sub(before).context("time ran backwards")?;
+    let percent = used.as_secs_f64() / start.elapsed().as_secs_f64() * 100.0;
+    table.push(
+        Row::plain(
+            &format!("the meter, {SHARES} shares with a GPU process and a compute limit each"),
+            format!("{percent:.2} %"),
+        )
+        .spread(format!("of a core, over {} s", WATCHED.as_secs()))
+        .target("<= 1 %", percent <= 1.0),
+    );
+    Ok(table)
+}
 
 /// A running meter; ends with this value.
 pub struct Meter(Child);
@@ -20,7 +68,7 @@ impl Meter {
         let mut command = Command::new(artifacts::cli());
         command.arg("meter").env("GPUSHARE_CONFIG", node.config());
         let mut child = command.stdin(Stdio::null()).spawn().context("cannot start the meter")?;
-        std::thread::sleep(Duration::from_millis(300));
+        sleep(Duration::from_millis(300));
         if let Some(status) = child.try_wait()? {
             bail!("the meter ended at once with {status}");
         }

@@ -1,10 +1,10 @@
-//! What others on the node cost: one that takes every file lease that it gets, and the meter beside many.
+//! What one that takes every file lease that it gets costs the others on the node.
 
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::eventually;
@@ -25,8 +25,6 @@ const OURS: &str = "/usr/lib/gpushare/limits /usr/lib/gpushare/usage /usr/lib/x8
 const DRIVERS: &str = "/usr/lib/gpushare/driver/cuda /usr/lib/gpushare/driver/nvidia-ml";
 /// The owner of our files, which a container may become.
 const NOBODYS: &str = "2147483600";
-const SHARES: usize = 50;
-const WATCHED: Duration = Duration::from_secs(20);
 
 /// All figures of the section.
 ///
@@ -36,7 +34,6 @@ pub fn section() -> Result<Table> {
     crate::need_runtime()?;
     let mut table = Table::default();
     beside_leases(&mut table)?;
-    meter_beside_many(&mut table)?;
     Ok(table)
 }
 
@@ -119,38 +116,4 @@ fn program(container: &Container<'_>) -> Result<i64> {
         bail!("the CUDA program fails: {told:?}");
     }
     Ok(nanoseconds(start.elapsed()))
-}
-
-fn meter_beside_many(table: &mut Table) -> Result<()> {
-    let node = SimulatedNode::one_gpu();
-    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
-    let bundles: Vec<Bundle> = (0..SHARES)
-        .map(|_| {
-            Bundle::with_client().env("GPUSHARE_MEMORY", "1GiB").env("GPUSHARE_CORES", "2").args(&[
-                "/bin/gpushare-simulator",
-                "probe",
-                "--json",
-                "--allocate",
-                "64MiB",
-                "--hold",
-                "10000",
-            ])
-        })
-        .collect();
-    let _containers: Vec<Container<'_>> = bundles.iter().map(|bundle| runtime.run(bundle)).collect();
-    let meter = Meter::start(&node)?;
-    sleep(Duration::from_secs(2));
-    let (before, start) = (meter.processor_time()?, Instant::now());
-    sleep(WATCHED);
-    let used = meter.processor_time()?.checked_sub(before).context("time ran backwards")?;
-    let percent = used.as_secs_f64() / start.elapsed().as_secs_f64() * 100.0;
-    table.push(
-        Row::plain(
-            &format!("the meter, {SHARES} shares with a GPU process and a compute limit each"),
-            format!("{percent:.2} %"),
-        )
-        .spread(format!("of a core, over {} s", WATCHED.as_secs()))
-        .target("<= 1 %", percent <= 1.0),
-    );
-    Ok(())
 }
