@@ -22,6 +22,7 @@ pub struct Reader {
     shared: PathBuf,
     locks: File,
     identity: Identity,
+    namespace: u64,
 }
 
 /// What tells a process from all others, those before it with the same pid and the program before an exec included.
@@ -70,7 +71,8 @@ impl Reader {
         let state = State::open(shared)?;
         let locks = OpenOptions::new().read(true).write(true).open(shared.join(SLOTS_FILE))?;
         let shared = shared.to_owned();
-        let reader = Self { state, shared, locks, identity: Identity::own() };
+        let (identity, namespace) = (Identity::own(), pid_namespace());
+        let reader = Self { state, shared, locks, identity, namespace };
         Ok(Box::leak(Box::new(reader)))
     }
 
@@ -83,28 +85,34 @@ impl Reader {
     /// Whether this process lives in the node's own pid namespace.
     #[must_use]
     pub fn is_host(&self) -> bool {
-        self.state.sampling.namespace.load(Ordering::Relaxed) == pid_namespace()
+        self.state.sampling.namespace.load(Ordering::Relaxed) == self.namespace
     }
 
     /// Notes the pids of all processes in the node's own pid namespace, if that is ours as well.
     pub fn note_pids(&self) {
-        if !self.is_host() {
-            return;
+        if self.is_host() {
+            (0..self.state.used_slots()).for_each(|index| drop(self.noted(index)));
         }
-        for (index, slot) in self.state.slots[..self.state.used_slots()].iter().enumerate() {
-            let generation = slot.generation.load(Ordering::Acquire);
-            if let Life::Alive(Some(pid)) = self.life(index)
-                && slot.generation.load(Ordering::Acquire) == generation
-            {
-                slot.host_pid.store(pid, Ordering::Relaxed);
-            }
+    }
+
+    /// Whether the owner of slot `index` lives, with its pid noted for those who cannot see it.
+    fn noted(&self, index: usize) -> Life {
+        let slot = &self.state.slots[index];
+        let generation = slot.generation.load(Ordering::Acquire);
+        let life = self.life(index);
+        if let Life::Alive(Some(pid)) = life
+            && self.is_host()
+            && slot.generation.load(Ordering::Acquire) == generation
+        {
+            slot.host_pid.store(pid, Ordering::Relaxed);
         }
+        life
     }
 
     /// The pid by which NVML tells the process of slot `index`; `None` if it is dead or has no pid there.
     #[must_use]
     pub fn told_pid(&self, index: usize) -> Option<u32> {
-        let Life::Alive(pid) = self.life(index) else { return None };
+        let Life::Alive(pid) = self.noted(index) else { return None };
         if self.state.sampling.host_pids.load(Ordering::Relaxed) == 0 || self.is_host() {
             return pid;
         }
@@ -215,13 +223,14 @@ impl Session {
         })
     }
 
-    /// Gives back what dead processes held: memory, and work that had not run.
+    /// Gives back what dead processes held: memory, and work that had not run. Notes the pids of the others, as
+    /// [`Reader::note_pids`] does: each look at a slot costs a call of the kernel's.
     pub fn sweep(&self) {
         let state = self.state();
         for index in 0..state.used_slots() {
             let stale = state.slots[index].live.load(Ordering::Acquire) != 0
                 && index != self.index()
-                && self.reader.life(index) == Life::Dead;
+                && self.reader.noted(index) == Life::Dead;
             if stale {
                 self.reclaim(index);
             }

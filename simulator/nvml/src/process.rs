@@ -21,7 +21,6 @@ pub struct User {
 impl Node {
     /// The processes on `gpu`.
     pub fn users(&self, gpu: &Gpu) -> Vec<User> {
-        self.reader.note_pids();
         let state = self.reader.state;
         let user = |slot: usize| {
             let memory = gpu.bytes[slot].load(Ordering::Acquire);

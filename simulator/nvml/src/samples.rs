@@ -88,7 +88,6 @@ fn shares(device: Handle, last_seen: u64) -> Result<Vec<Share>> {
     let (node, gpu) = (node()?, gpu(device)?);
     node.tells_processes()?;
     session()?.sweep();
-    node.reader.note_pids();
     let mut all = Vec::new();
     for window in windows(node).filter(|window| window.time > last_seen) {
         for one in window.busy(gpu)? {
