@@ -11,6 +11,7 @@ mod driver;
 mod kept;
 mod lock;
 mod owner;
+mod process;
 mod response;
 mod session;
 mod watch;

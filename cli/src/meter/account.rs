@@ -1,6 +1,7 @@
 //! One GPU's time and memory by container: pure but for the clock readings handed in.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use gpushare_quota::{Grant, Lease};
 use gpushare_region::Measurement;
@@ -104,6 +105,11 @@ impl Account {
     /// Whether the driver tells GPU time, and until when it was counted, in microseconds since 1970.
     pub fn counted_until(&self) -> Option<u64> {
         self.counted.then(|| self.windows.newest())
+    }
+
+    /// How long the driver's windows are.
+    pub fn period(&self) -> Duration {
+        Duration::from_micros(self.windows.period())
     }
 
     /// Whether nobody is left.

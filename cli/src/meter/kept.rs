@@ -44,6 +44,11 @@ impl Kept {
         }
     }
 
+    /// The `usage` file of a lease; `None` of a container that is being created.
+    pub fn usage(&self, lease: i64) -> Option<&File> {
+        self.regions.get(&lease)?.as_ref().map(|[_, usage]| usage)
+    }
+
     /// All of them by what the kernel calls them.
     pub fn watched(&self) -> HashMap<FileIdentity, PathBuf> {
         let regions = self.regions.keys().flat_map(|id| {

@@ -5,13 +5,26 @@ use std::time::{Duration, Instant};
 
 use gpushare_quota::{Holder, Lease, cgroup_of};
 
+use super::process::Process;
+
 /// How long a process that has ended is remembered: its last sample comes after its end.
 const MEMORY: Duration = Duration::from_secs(2);
+/// How long a living process is taken to be in the cgroup in which it was found.
+const SETTLED: Duration = Duration::from_secs(5);
 
 /// The last known owners of processes.
 #[derive(Debug, Default)]
 pub struct Owners {
-    known: HashMap<u32, (i64, Instant)>,
+    known: HashMap<u32, Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    lease: i64,
+    /// Where it was found in the cgroup that is still asked about.
+    process: Option<Process>,
+    found: Instant,
+    seen: Instant,
 }
 
 impl Owners {
@@ -24,27 +37,46 @@ impl Owners {
 
     /// The lease that the process `pid` belongs to.
     pub fn of(&mut self, pid: u32, leases: &[Lease]) -> Option<i64> {
-        let process = i32::try_from(pid).ok()?;
-        let Some(cgroup) = cgroup_of(process) else {
-            return self.known.get(&pid).map(|(lease, _)| *lease);
+        if let Some(known) = self.known.get_mut(&pid)
+            && known.found.elapsed() < SETTLED
+            && known.process.as_ref().is_some_and(Process::lives)
+        {
+            known.seen = Instant::now();
+            return Some(known.lease);
+        }
+        self.look_up(pid, leases)
+    }
+
+    fn look_up(&mut self, pid: u32, leases: &[Lease]) -> Option<i64> {
+        let number = i32::try_from(pid).ok()?;
+        // Before the cgroup: one that ends in between is not known as another one that has its number.
+        let process = Process::open(pid);
+        let Some(cgroup) = cgroup_of(number) else {
+            return self.known.get(&pid).map(|known| known.lease);
         };
         // The innermost: a container that was started inside another one may have a share of its own.
         let members =
             leases.iter().flat_map(|lease| lease.members().map(|member| (lease.id, &member.holder)));
-        let within = members.filter(|(_, holder)| holder.contains(process, &cgroup));
+        let within = members.filter(|(_, holder)| holder.contains(number, &cgroup));
         let depth =
             |(_, holder): &(i64, &Holder)| holder.cgroup.as_ref().map_or(0, |path| path.components().count());
         let lease = within.max_by_key(depth).map(|(lease, _)| lease);
+        let now = Instant::now();
         match lease {
-            Some(lease) => drop(self.known.insert(pid, (lease, Instant::now()))),
+            Some(lease) => drop(self.known.insert(pid, Known { lease, process, found: now, seen: now })),
             None => drop(self.known.remove(&pid)),
         }
         lease
     }
 
+    /// Looks every process up anew: other containers hold leases now.
+    pub fn settle_anew(&mut self) {
+        self.known.values_mut().for_each(|known| known.process = None);
+    }
+
     /// Forgets processes that ended some time ago.
     pub fn forget(&mut self) {
-        self.known.retain(|_, (_, seen)| seen.elapsed() < MEMORY);
+        self.known.retain(|_, known| known.seen.elapsed() < MEMORY);
     }
 }
 

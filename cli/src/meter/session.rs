@@ -28,10 +28,16 @@ use crate::violation::{self, Kind, Violation};
 /// How often samples are asked for while somebody has a compute share: they have to reach the libraries 50 ms after the
 /// driver has them.
 const FAST: Duration = Duration::from_millis(25);
-/// How often the store's time stamp is looked at otherwise.
+/// How often the store's time stamp is looked at.
+const CHANGES: Duration = Duration::from_millis(50);
+/// How often anything is looked at otherwise.
 const SLOW: Duration = Duration::from_millis(100);
+/// How often the processes on GPUs are noted, in ticks: a CUDA context alone takes longer to make than four.
+const NOTED: u64 = 4;
 /// How often memory is looked at, and all that a container might have changed.
 const LOOK: Duration = Duration::from_secs(1);
+/// How often processes are asked of the kernel, in looks: each costs ten times what the books of its container do.
+const WATCHED: u64 = 2;
 /// A line is written at least this often: libraries take one that is a second old for that of a dead meter.
 const REFRESH: Duration = Duration::from_millis(250);
 /// A container that was held back within this time wants more, in nanoseconds.
@@ -50,17 +56,20 @@ pub fn run(nvml: &Nvml, node: &Node, state: &Path, store: &Store, config: &Confi
         response: Response::after(violation::frozen(state)),
         told: BTreeSet::new(),
         change: None,
+        reloaded: Instant::now(),
         leases: Vec::new(),
         gpus: HashMap::new(),
         owners: Owners::default(),
         audit: Audit::default(),
         looked: None,
+        looks: 0,
+        watched: Vec::new(),
         ticks: 0,
         limits: HashMap::new(),
     };
     loop {
         let look = session.looked.is_none_or(|looked| looked.elapsed() >= LOOK);
-        session.reload(look)?;
+        session.reload(look && session.looks.is_multiple_of(WATCHED))?;
         if session.leases.is_empty() {
             return Ok(violation::write(state, &[], std::iter::empty())?);
         }
@@ -84,11 +93,15 @@ struct Session<'a> {
     /// What was logged of which lease and process, by kind: figures change at every look.
     told: BTreeSet<(Option<i64>, Option<u32>, String)>,
     change: Option<SystemTime>,
+    reloaded: Instant,
     leases: Vec<Lease>,
     gpus: HashMap<GpuUuid, Metered<'a>>,
     owners: Owners,
     audit: Audit,
     looked: Option<Instant>,
+    looks: u64,
+    /// What the last look at the processes found.
+    watched: Vec<Violation>,
     /// How often the samples were asked for.
     ticks: u64,
     /// By lease: what is published stands in its container's file.
@@ -99,12 +112,18 @@ struct Session<'a> {
 struct Metered<'a> {
     gpu: Gpu<'a>,
     account: Account,
+    /// When a window was last found to have ended.
+    ended: Option<Instant>,
     written: Option<Instant>,
 }
 
 impl<'a> Session<'a> {
     /// Reads the leases if they may have changed.
     fn reload(&mut self, anyway: bool) -> Result<()> {
+        if !anyway && self.reloaded.elapsed() < CHANGES {
+            return Ok(());
+        }
+        self.reloaded = Instant::now();
         let change = self.store.last_change();
         if !anyway && change.is_some() && change == self.change {
             return Ok(());
@@ -113,6 +132,7 @@ impl<'a> Session<'a> {
         let leases = shares(self.store)?;
         if leases != self.leases {
             self.leases = leases;
+            self.owners.settle_anew();
             self.admit();
         }
         Ok(())
@@ -142,7 +162,7 @@ impl<'a> Session<'a> {
                 Ok(device) => {
                     let gpu = Gpu::new(device, grant.gpu);
                     let account = Account::new(&before, gpu.period(), clock);
-                    self.gpus.insert(grant.gpu, Metered { gpu, account, written: None });
+                    self.gpus.insert(grant.gpu, Metered { gpu, account, ended: None, written: None });
                 }
                 Err(error) => tracing::warn!(gpu = %grant.gpu, %error, "NVML cannot open a GPU"),
             }
@@ -162,6 +182,7 @@ impl<'a> Session<'a> {
         self.gpus.iter_mut().for_each(|(gpu, metered)| metered.account.retain(holds(*gpu)));
         self.gpus.retain(|_, metered| !metered.account.is_empty());
         self.audit.retain(|id| leases.iter().any(|lease| lease.id == id));
+        self.watched.retain(|one| leases.iter().any(|lease| Some(lease.id) == one.lease));
         self.limits.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
         self.leases = leases;
     }
@@ -172,16 +193,19 @@ impl<'a> Session<'a> {
         for metered in self.gpus.values_mut() {
             let clock = Clock::now();
             let mut ended = false;
-            if metered.account.is_limited() && self.ticks.is_multiple_of(2) {
+            if metered.account.is_limited() && self.ticks.is_multiple_of(NOTED) {
                 // A short process may have ended by the time of its first sample.
                 metered.gpu.processes().for_each(|pid| self.owners.note(pid, &self.leases));
             }
             if metered.account.is_limited()
+                // The driver's windows end together, and none ends so soon after another.
+                && metered.ended.is_none_or(|before| before.elapsed() >= metered.account.period() / 2)
                 && let Some(samples) = metered.gpu.samples(metered.account.ask_from(clock))
             {
                 ended = metered.account.count(samples, clock, |pid| self.owners.of(pid, &self.leases));
             }
             if ended {
+                metered.ended = Some(Instant::now());
                 let state = self.state;
                 metered.account.decide(|lease, line| held_back(&Region::of(state, lease), line, clock));
             }
@@ -195,16 +219,21 @@ impl<'a> Session<'a> {
     /// The slow look: memory and time by the driver's count, and what a container may have changed.
     fn look(&mut self) {
         self.looked = Some(Instant::now());
+        self.looks += 1;
         self.owners.forget();
-        self.watch.forget();
         self.kept.hold(self.state, &self.leases);
         let mut found = self.mend();
         let (mut on_gpu, mut strangers) = (HashMap::new(), BTreeMap::new());
         found.extend(self.audit(&mut on_gpu, &mut strangers));
-        for lease in &self.leases {
-            let pids = on_gpu.remove(&lease.id).unwrap_or_default();
-            found.extend(self.watch.look(self.state, lease, &self.libcuda, &pids));
+        if self.looks % WATCHED == 1 {
+            self.watch.forget(&self.leases);
+            self.watched.clear();
+            for lease in &self.leases {
+                let pids = on_gpu.remove(&lease.id).unwrap_or_default();
+                self.watched.extend(self.watch.look(self.state, lease, &self.libcuda, &pids));
+            }
         }
+        found.extend(self.watched.iter().cloned());
         found.extend(watch::file_leases(&self.kept, &mut self.owners, &self.leases));
         found.extend(strangers.into_iter().filter_map(|(pid, bytes)| stranger(self.store, pid, bytes)));
         self.tell(found);
@@ -256,7 +285,12 @@ impl<'a> Session<'a> {
             for (id, member) in metered.account.members() {
                 member.held = held.get(&id).copied().unwrap_or_default();
                 let Some(lease) = self.leases.iter().find(|lease| lease.id == id) else { continue };
-                match Region::of(self.state, id).read_usage(&running, lease.grants.len()) {
+                let lines = lease.grants.len();
+                let books = match self.kept.usage(id) {
+                    Some(file) => Region::usage_in(file, &running, lines),
+                    None => Region::of(self.state, id).read_usage(&running, lines),
+                };
+                match books {
                     Ok(books) => {
                         let tolerance = self.settings.tolerance;
                         member.unbooked =

@@ -3,7 +3,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -11,29 +14,62 @@ use gpushare_inject::Region;
 use gpushare_inventory::FileIdentity;
 use gpushare_quota::{Holder, Lease};
 use gpushare_region::path as inner;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::{major, minor};
 
 use super::kept::Kept;
 use super::owner::Owners;
+use super::process::Process;
 use crate::leases::ids;
 use crate::violation::{Kind, Violation};
 
 /// How long a GPU process that has loaded its limits is not asked again.
 const TRUSTED: Duration = Duration::from_secs(30);
-/// How long what a mount namespace shows is not looked at again: its list of mounts is long.
-const SHOWN: Duration = Duration::from_millis(1900);
 /// A process that has just begun to use a GPU is not judged before the next look.
 const LOOKS: u32 = 2;
+
+/// Lists of mounts that are kept open for one lease: a container may make as many mount namespaces as it likes.
+const MOST_VIEWS: usize = 16;
 
 /// What the looks before this one found.
 #[derive(Debug, Default)]
 pub struct Watch {
-    /// GPU processes that have loaded their limits, by pid and start time.
-    limited: HashMap<(u32, u64), Instant>,
+    /// GPU processes that had loaded their limits, and when.
+    limited: HashMap<u32, (Process, Instant)>,
     /// Looks in a row that found a process without.
-    unlimited: HashMap<(u32, u64), u32>,
-    /// What lies over the files of a lease in a mount namespace, and since when that is known.
-    covered: HashMap<(i64, PathBuf), (Instant, Option<String>)>,
+    unlimited: HashMap<u32, (Process, u32)>,
+    views: HashMap<i64, Views>,
+}
+
+/// By mount namespace, and by process for those on a GPU: one may be shown less than another of its namespace.
+type Views = HashMap<(PathBuf, Option<u32>), View>;
+
+/// What a process is shown of the files of its lease.
+#[derive(Debug)]
+struct View {
+    covered: Option<String>,
+    since: Instant,
+    list: Option<File>,
+}
+
+impl View {
+    /// The first of the lease's files over which the process has something else mounted. The kernel's list is read, and
+    /// no path is looked up: a file system of the container's own could let that wait. One in a root of its own has no
+    /// such mount, and finds no driver there.
+    fn of(pid: u32, expected: &Expected) -> Option<Self> {
+        let (mut list, mut text) = (File::open(format!("/proc/{pid}/mountinfo")).ok()?, String::new());
+        list.read_to_string(&mut text).ok()?;
+        let covered = covering(&text.lines().filter_map(mounted).collect::<Vec<_>>(), expected);
+        Some(Self { covered, since: Instant::now(), list: Some(list) })
+    }
+
+    /// Whether nothing was mounted since: the kernel tells by the open list (poll(2), proc_pid_mounts(5)).
+    fn is_current(&self) -> bool {
+        let is_same = |list: &File| {
+            matches!(poll(&mut [PollFd::new(list.as_fd(), PollFlags::POLLPRI)], PollTimeout::ZERO), Ok(0))
+        };
+        self.since.elapsed() < TRUSTED && self.list.as_ref().is_some_and(is_same)
+    }
 }
 
 /// What the kernel calls the files that a share's processes have.
@@ -75,57 +111,58 @@ impl Watch {
     ) -> Vec<Violation> {
         let expected = Expected::of(state, lease, libcuda);
         let mut found = Vec::new();
-        let mut processes: HashSet<u32> =
-            lease.members().flat_map(|member| processes(&member.holder)).collect();
-        processes.extend(on_gpu);
-        for pid in processes {
+        let mut before = self.views.remove(&lease.id).unwrap_or_default();
+        let mut views = Views::new();
+        let others = lease.members().flat_map(|member| processes(&member.holder));
+        let others: HashSet<u32> = others.filter(|pid| !on_gpu.contains(pid)).collect();
+        for &pid in on_gpu.iter().chain(&others) {
             let namespace = fs::read_link(format!("/proc/{pid}/ns/mnt")).unwrap_or_default();
-            let shown = self.covered.entry((lease.id, namespace));
-            let shown = shown.or_insert_with(|| (Instant::now(), covered(pid, &expected)));
-            if let Some(path) = &shown.1 {
-                found.push(of(
-                    lease,
-                    Some(pid),
-                    Kind::Files,
-                    format!("something else is mounted over {path}"),
-                ));
+            let key = (namespace, on_gpu.contains(&pid).then_some(pid));
+            if !views.contains_key(&key) {
+                let known = before.remove(&key).filter(View::is_current);
+                let Some(mut view) = known.or_else(|| View::of(pid, &expected)) else { continue };
+                view.list = view.list.filter(|_| views.len() < MOST_VIEWS);
+                views.insert(key.clone(), view);
+            }
+            if let Some(path) = &views[&key].covered {
+                let text = format!("something else is mounted over {path}");
+                found.push(of(lease, Some(pid), Kind::Files, text));
             } else if on_gpu.contains(&pid) && self.is_unlimited(pid, &expected) {
                 let text = "it uses a GPU without having loaded the share's limits: it speaks to the driver by itself";
                 found.push(of(lease, Some(pid), Kind::Unlimited, text.to_owned()));
             }
         }
+        self.views.insert(lease.id, views);
         found
     }
 
     /// Whether a process that uses a GPU has not mapped the lease's limits and the driver's libcuda, at two looks in a row.
     fn is_unlimited(&mut self, pid: u32, expected: &Expected) -> bool {
-        let (Some(limits), Some(libcuda), Some(begun)) = (expected.limits, expected.libcuda, begun(pid))
-        else {
-            return false;
-        };
-        let process = (pid, begun);
-        if self.limited.get(&process).is_some_and(|seen| seen.elapsed() < TRUSTED) {
+        let (Some(limits), Some(libcuda)) = (expected.limits, expected.libcuda) else { return false };
+        let is_fresh = |(process, seen): &(Process, Instant)| seen.elapsed() < TRUSTED && process.lives();
+        if self.limited.get(&pid).is_some_and(is_fresh) {
             return false;
         }
+        let Some(process) = Process::open(pid) else { return false };
         // One that ends meanwhile has no maps.
         let Some(maps) = fs::read(format!("/proc/{pid}/maps")).ok().filter(|maps| !maps.is_empty()) else {
             return false;
         };
         if has_mapped(&maps, limits) && has_inode(&maps, libcuda.inode) {
-            self.limited.insert(process, Instant::now());
-            self.unlimited.remove(&process);
+            self.limited.insert(pid, (process, Instant::now()));
+            self.unlimited.remove(&pid);
             return false;
         }
-        let looks = self.unlimited.entry(process).or_default();
+        let (_, looks) = self.unlimited.entry(pid).or_insert((process, 0));
         *looks += 1;
         *looks >= LOOKS
     }
 
-    /// Forgets what was seen long ago.
-    pub fn forget(&mut self) {
-        self.covered.retain(|_, (since, _)| since.elapsed() < SHOWN);
-        self.limited.retain(|_, seen| seen.elapsed() < TRUSTED);
-        self.unlimited.retain(|(pid, start), _| begun(*pid) == Some(*start));
+    /// Forgets what was seen long ago, and of leases that are none of `leases`.
+    pub fn forget(&mut self, leases: &[Lease]) {
+        self.views.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
+        self.limited.retain(|_, (_, seen)| seen.elapsed() < TRUSTED);
+        self.unlimited.retain(|_, (process, _)| process.lives());
     }
 }
 
@@ -155,14 +192,6 @@ pub fn file_leases(kept: &Kept, owners: &mut Owners, leases: &[Lease]) -> Vec<Vi
         found.extend(lease.map(|lease| of(lease, Some(pid), Kind::FileLease, text)));
     }
     found
-}
-
-/// The first of the lease's files over which the process has something else mounted. The kernel's list is read, and no
-/// path is looked up: a file system of the container's own could let that wait. One in a root of its own has no such
-/// mount, and finds no driver there.
-fn covered(pid: u32, expected: &Expected) -> Option<String> {
-    let list = fs::read_to_string(format!("/proc/{pid}/mountinfo")).ok()?;
-    covering(&list.lines().filter_map(mounted).collect::<Vec<_>>(), expected)
 }
 
 fn covering(mounts: &[(&str, &str, &str)], expected: &Expected) -> Option<String> {
@@ -199,13 +228,6 @@ fn contains(text: &[u8], words: &str) -> bool {
     text.windows(words.len()).any(|window| window == words.as_bytes())
 }
 
-/// The start time of a living process, in clock ticks after boot.
-fn begun(pid: u32) -> Option<u64> {
-    let stat =
-        procfs::process::Process::new(i32::try_from(pid).ok()?).and_then(|process| process.stat()).ok()?;
-    (stat.state != 'Z').then_some(stat.starttime)
-}
-
 /// The processes in a container's cgroup and below it. Of a container without a cgroup of its own the first one, while it
 /// is the one that was recorded: its number may be another process's by now.
 pub fn processes(holder: &Holder) -> Vec<u32> {
@@ -220,6 +242,10 @@ fn below(cgroup: &Path) -> Vec<u32> {
     // 0 is a process of a pid namespace that this one does not see; a signal to 0 would go to ourselves.
     let mut all: Vec<u32> =
         text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0).collect();
+    // A cgroup has a link for each one below it (kernfs); its list is long for what it tells.
+    if fs::metadata(cgroup).is_ok_and(|folder| folder.nlink() == 2) {
+        return all;
+    }
     for entry in fs::read_dir(cgroup).into_iter().flatten().filter_map(Result::ok) {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             all.extend(below(&entry.path()));

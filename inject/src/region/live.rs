@@ -113,18 +113,25 @@ impl Region {
     /// # Errors
     /// When there is no such file, or it is damaged.
     pub fn read_usage(&self, running: &Running, lines: usize) -> Result<Usage, UsageError> {
-        let file = self.open(self.usage())?;
+        Self::usage_in(&self.open(self.usage())?, running, lines)
+    }
+
+    /// As [`Region::read_usage`], of a `usage` file that [`Region::hold`] keeps open.
+    ///
+    /// # Errors
+    /// As [`Region::read_usage`].
+    pub fn usage_in(file: &File, running: &Running, lines: usize) -> Result<Usage, UsageError> {
         // Pages that nobody reads cost nothing; a file that ends too early is damaged, and shows as such.
         let mut bytes = vec![0; USAGE_LEN];
         if file.metadata()?.len() < USAGE_LEN as u64
-            || read_into(&file, &mut bytes[..usage_length(lines)])? == 0
+            || read_into(file, &mut bytes[..usage_length(lines)])? == 0
         {
             return Err(UsageError::Damaged(Damaged));
         }
         let until = Instant::now() + PATIENCE;
         Ok(read_usage_of(&bytes, |process| {
             Instant::now() >= until
-                || is_locked(&file, process.slot)
+                || is_locked(file, process.slot)
                 || running.may_have(process.pid, process.start_time)
         })?)
     }
