@@ -28,6 +28,7 @@ use gpushare_config::{Config, Level, Log};
 use gpushare_inventory::{Node, open_now};
 use gpushare_quota::{Lease, Store};
 use gpushare_request::Mode;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nvml_wrapper::Nvml;
 use tracing::level_filters::LevelFilter;
 
@@ -48,6 +49,9 @@ pub fn meter() -> Result<()> {
     let config = Config::load()?;
     start_log(&config.log);
     let (state, store) = node::store(&config)?;
+    // A few for each container, and some for each process on a GPU.
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
     let Some(_only) = lock::take(state.path())? else { bail!("another gpushare meter runs on this node") };
     tracing::info!("meter started");
     loop {

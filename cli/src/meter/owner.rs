@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use gpushare_quota::{Holder, Lease, cgroup_of};
 
-use super::process::Process;
+use super::process::{MOST_KEPT, Process};
 
 /// How long a process that has ended is remembered: its last sample comes after its end.
 const MEMORY: Duration = Duration::from_secs(2);
@@ -50,7 +50,7 @@ impl Owners {
     fn look_up(&mut self, pid: u32, leases: &[Lease]) -> Option<i64> {
         let number = i32::try_from(pid).ok()?;
         // Before the cgroup: one that ends in between is not known as another one that has its number.
-        let process = Process::open(pid);
+        let process = (self.known.len() < MOST_KEPT).then(|| Process::open(pid)).flatten();
         let Some(cgroup) = cgroup_of(number) else {
             return self.known.get(&pid).map(|known| known.lease);
         };

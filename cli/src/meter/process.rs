@@ -5,6 +5,9 @@ use std::fs::File;
 use nix::fcntl::AtFlags;
 use nix::unistd::{AccessFlags, faccessat};
 
+/// So many are kept open by each of those who keep any: a container may have as many processes as it likes.
+pub const MOST_KEPT: usize = 512;
+
 /// Its folder of /proc, which is empty for good once the process has ended.
 #[derive(Debug)]
 pub struct Process(File);

@@ -19,7 +19,7 @@ use nix::sys::stat::{major, minor};
 
 use super::kept::Kept;
 use super::owner::Owners;
-use super::process::Process;
+use super::process::{MOST_KEPT, Process};
 use crate::leases::ids;
 use crate::violation::{Kind, Violation};
 
@@ -37,7 +37,7 @@ pub struct Watch {
     /// GPU processes that had loaded their limits, and when.
     limited: HashMap<u32, (Process, Instant)>,
     /// Looks in a row that found a process without.
-    unlimited: HashMap<u32, (Process, u32)>,
+    unlimited: HashMap<u32, (Option<Process>, u32)>,
     views: HashMap<i64, Views>,
 }
 
@@ -143,13 +143,15 @@ impl Watch {
         if self.limited.get(&pid).is_some_and(is_fresh) {
             return false;
         }
-        let Some(process) = Process::open(pid) else { return false };
+        let process = Process::open(pid);
         // One that ends meanwhile has no maps.
         let Some(maps) = fs::read(format!("/proc/{pid}/maps")).ok().filter(|maps| !maps.is_empty()) else {
             return false;
         };
         if has_mapped(&maps, limits) && has_inode(&maps, libcuda.inode) {
-            self.limited.insert(pid, (process, Instant::now()));
+            if let Some(process) = process.filter(|_| self.limited.len() < MOST_KEPT) {
+                self.limited.insert(pid, (process, Instant::now()));
+            }
             self.unlimited.remove(&pid);
             return false;
         }
@@ -162,7 +164,7 @@ impl Watch {
     pub fn forget(&mut self, leases: &[Lease]) {
         self.views.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
         self.limited.retain(|_, (_, seen)| seen.elapsed() < TRUSTED);
-        self.unlimited.retain(|_, (process, _)| process.lives());
+        self.unlimited.retain(|_, (process, _)| process.as_ref().is_none_or(Process::lives));
     }
 }
 
