@@ -91,7 +91,9 @@ impl Reader {
     /// Notes the pids of all processes in the node's own pid namespace, if that is ours as well.
     pub fn note_pids(&self) {
         if self.is_host() {
-            (0..self.state.used_slots()).for_each(|index| drop(self.noted(index)));
+            for index in 0..self.state.used_slots() {
+                self.noted(index);
+            }
         }
     }
 
