@@ -7,10 +7,13 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::node::{DeviceNode, NodeError, Roots, device_node, pci_folders};
+use crate::device_node::{CONTROL_MINOR, DeviceNode, MAJOR, MODESET_MINOR, device_node, majors, numbers};
+use crate::error::NodeError;
+use crate::gpu::pci_folders;
 use crate::proc::{self, ProcError};
+use crate::roots::Roots;
 
 /// The nodes of this boot's kernel modules.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,10 +57,6 @@ pub enum FileState {
     Foreign,
 }
 
-/// NVIDIA's own major number.
-pub(crate) const MAJOR: u32 = 195;
-pub(crate) const CONTROL_MINOR: u32 = 255;
-pub(crate) const MODESET_MINOR: u32 = 254;
 /// `capabilities/gpuN/mig/giN/ciN/access` is the deepest file there is.
 const CAPABILITY_DEPTH: u32 = 6;
 
@@ -179,7 +178,7 @@ impl DeviceFile {
         if !metadata.file_type().is_char_device() {
             return FileState::Foreign;
         }
-        if crate::node::numbers(metadata.rdev()) != (self.node.major, self.node.minor) {
+        if numbers(metadata.rdev()) != (self.node.major, self.node.minor) {
             return FileState::Number;
         }
         let found = (metadata.mode() & 0o777, metadata.uid(), metadata.gid());
@@ -189,17 +188,6 @@ impl DeviceFile {
             FileState::Rights
         }
     }
-}
-
-/// The character devices of `/proc/devices`, by their whole names: one name begins another.
-pub(crate) fn majors(proc_root: &Path) -> Result<BTreeMap<String, u32>, NodeError> {
-    let text = proc::read(&proc_root.join("proc/devices"))?;
-    let lines = text.lines().skip_while(|line| *line != "Character devices:").skip(1);
-    let entries = lines.take_while(|line| !line.is_empty()).filter_map(|line| {
-        let (major, name) = line.trim().split_once(' ')?;
-        Some((name.trim().to_owned(), major.parse().ok()?))
-    });
-    Ok(entries.collect())
 }
 
 fn is_loaded(proc_root: &Path, module: &str) -> bool {
@@ -245,24 +233,10 @@ fn names_in(folder: &Path) -> impl Iterator<Item = String> {
     entries.filter_map(|entry| entry.file_name().into_string().ok())
 }
 
-impl DeviceNode {
-    /// Whether `path`, a link or not, leads to a character device of this node's number.
-    pub fn is_at(&self, path: &Path) -> bool {
-        let found = fs::metadata(path).ok().filter(|metadata| metadata.file_type().is_char_device());
-        found.is_some_and(|metadata| crate::node::numbers(metadata.rdev()) == (self.major, self.minor))
-    }
-
-    /// The link by the node's number (`/dev/char/195:255` on an ordinary host), by which systemd finds it, and what it
-    /// should say.
-    pub fn char_link(&self, roots: &Roots) -> (PathBuf, PathBuf) {
-        let link = roots.dev.join(format!("dev/char/{}:{}", self.major, self.minor));
-        let below = self.path.strip_prefix("/dev").unwrap_or(&self.path);
-        (link, Path::new("..").join(below))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     const PARAMS: &str = "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 44\n\

@@ -13,8 +13,8 @@ use std::sync::OnceLock;
 use crate::capability::Capabilities;
 use crate::elf;
 use crate::file_lease::open_now;
-use crate::node::Roots;
 use crate::root::Root;
+use crate::roots::Roots;
 
 mod search;
 mod sets;

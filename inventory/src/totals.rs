@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::gpu::Gpu;
 use crate::memory::DeviceMemory;
-use crate::node::Gpu;
 
 /// What NVML told about the GPUs of this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
