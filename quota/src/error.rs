@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use rusqlite::ErrorCode;
 
 use crate::lease::LeaseKey;
+use crate::lock_holder;
 use crate::place::Refusal;
-use crate::turn;
 
 /// Why the store cannot be used. Nothing is granted then.
 #[derive(Debug, thiserror::Error)]
@@ -94,11 +94,16 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Nobody got at the database at `path` in time.
+    pub(crate) fn busy(path: &Path) -> Self {
+        Self::Busy { path: path.into(), holder: lock_holder::described(path) }
+    }
+
     pub(crate) fn sqlite(path: &Path, source: rusqlite::Error) -> Self {
         let path = path.to_path_buf();
         let extended = source.sqlite_error().map(|error| error.extended_code);
         match source.sqlite_error_code() {
-            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => turn::busy(&path),
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::busy(&path),
             Some(ErrorCode::DiskFull | ErrorCode::ReadOnly) => Self::Full { path },
             Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt | ErrorCode::TypeMismatch) => {
                 Self::Damaged { path }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use procfs::process::{Process, Stat};
 
-use crate::pod::PidNamespace;
+use crate::pid_namespace::PidNamespace;
 
 /// A process by pid and start time, and the cgroup of its container.
 #[derive(Clone, Debug, PartialEq, Eq)]

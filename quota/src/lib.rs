@@ -9,6 +9,8 @@
 mod error;
 mod holder;
 mod lease;
+mod lock_holder;
+mod pid_namespace;
 mod place;
 mod pod;
 mod refusals;
@@ -17,16 +19,17 @@ mod running;
 mod schema;
 mod state;
 mod store;
-mod turn;
 mod update;
+mod write_queue;
 
 pub use error::{ReserveError, StoreError};
 pub use holder::{Holder, HolderError, cgroup_of};
 pub use lease::{
     BadContainerId, Grant, Lease, LeaseKey, LeaseState, Member, PastLease, Release, ReleaseReason,
 };
+pub use pid_namespace::PidNamespace;
 pub use place::{Admission, GpuLoad, Placement, Refusal, place};
-pub use pod::{PidNamespace, Pod};
+pub use pod::Pod;
 pub use refusals::Refused;
 pub use running::Running;
 pub use state::{REGIONS, StateError, StateFolder, is_rootless};

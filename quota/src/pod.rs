@@ -1,46 +1,10 @@
 //! The pod that a container is of: by it several containers hold one lease.
 
-use std::fmt;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-
 use gpushare_claims::{Devices, Mode, Request, Share, find_gpu};
 use gpushare_inventory::{Gpu, GpuUuid};
 
+use crate::pid_namespace::PidNamespace;
 use crate::place::Refusal;
-
-/// A pid namespace of this machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PidNamespace {
-    device: u64,
-    inode: u64,
-}
-
-impl PidNamespace {
-    /// The namespace that a file such as `/proc/PID/ns/pid` stands for; `None` when there is no such file.
-    pub fn at(path: &Path) -> Option<Self> {
-        let file = fs::metadata(path).ok()?;
-        Some(Self { device: file.dev(), inode: file.ino() })
-    }
-
-    /// Whether it is the one that the kernel began with (Linux, proc_ns.h: PROC_PID_INIT_INO).
-    pub(crate) fn is_first(self) -> bool {
-        self.inode == 0xEFFF_FFFC
-    }
-
-    /// That of this process; `None` where /proc is not there.
-    pub fn own() -> Option<Self> {
-        Self::at(Path::new("/proc/self/ns/pid"))
-    }
-}
-
-impl fmt::Display for PidNamespace {
-    /// As `ls -l /proc/PID/ns/pid` shows it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "pid:[{}]", self.inode)
-    }
-}
 
 /// A container's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]

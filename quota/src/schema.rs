@@ -12,10 +12,10 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, Trans
 
 use crate::error::StoreError;
 use crate::holder::Holder;
-use crate::pod::PidNamespace;
+use crate::pid_namespace::PidNamespace;
 use crate::rows::unsigned;
 use crate::state::REGIONS;
-use crate::turn::Turn;
+use crate::write_queue::Turn;
 
 /// "gpsh": tells our database from any other SQLite file.
 const APPLICATION_ID: i32 = 0x6770_7368;

@@ -22,7 +22,7 @@ use crate::place::{Admission, GpuLoad, place};
 use crate::pod::{Pod, words};
 use crate::rows::{grouped, lease, now, signed, summary, unsigned, uuid};
 use crate::schema::{self, Boot};
-use crate::turn::Turn;
+use crate::write_queue::Turn;
 
 pub use update::UpdateError;
 

@@ -3,18 +3,15 @@
 //! SQLite's own waiting is a sleep and another try, which lets 64 processes on two processors wake each other for
 //! nothing. The kernel keeps waiters for a file lock in a queue and wakes one (Linux 5.0 and later).
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gpushare_inventory::flock_holder;
-use procfs::process::Process;
-
 use crate::error::StoreError;
+use crate::lock_holder::open;
 
 /// How long a process waits for the others: an engine's `inspect` hangs as long as its `create`.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -40,14 +37,8 @@ impl Turn {
             Err(TryLockError::WouldBlock) => wait(file, path).map_err(io)?,
             Err(TryLockError::Error(source)) => return Err(io(source)),
         };
-        taken.map(|file| Self { _lock: file }).ok_or_else(|| busy(path))
+        taken.map(|file| Self { _lock: file }).ok_or_else(|| StoreError::busy(path))
     }
-}
-
-/// The lock's file, beside the database.
-fn open(path: &Path) -> io::Result<File> {
-    let name = path.with_extension("lock");
-    OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(name)
 }
 
 /// The wait itself knows no deadline, so another thread does it. One that comes too late is alone with its file: the
@@ -78,25 +69,6 @@ fn look_again(file: &File) -> io::Result<Option<File>> {
     }
 }
 
-/// Nobody got at the database at `path` in time: who holds it, as the kernel tells.
-pub(crate) fn busy(path: &Path) -> StoreError {
-    let pid = open(path).ok().and_then(|file| flock_holder(&file));
-    let holder = pid.and_then(|pid| told(i32::try_from(pid).ok()?));
-    StoreError::Busy { path: path.into(), holder: holder.unwrap_or_else(|| "; try again".to_owned()) }
-}
-
-fn told(pid: i32) -> Option<String> {
-    let stat = Process::new(pid).and_then(|process| process.stat()).ok()?;
-    let name = stat.comm.escape_debug();
-    Some(match stat.state {
-        'T' | 't' => format!(
-            ": process {pid} ({name}) holds it and is stopped; continue it with `kill -CONT {pid}`, or end it with \
-             `kill -KILL {pid}`"
-        ),
-        _ => format!(": process {pid} ({name}) holds it; try again, or end that process if it hangs"),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,7 +78,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("quota.db");
         let first = Turn::take(&path).unwrap();
-        let told = busy(&path).to_string();
+        let told = StoreError::busy(&path).to_string();
         assert!(told.contains(&format!(": process {} (", std::process::id())), "{told}");
         let other = open(&path).unwrap();
         thread::scope(|scope| {

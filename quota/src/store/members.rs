@@ -4,7 +4,8 @@ use rusqlite::{OptionalExtension, Transaction, params};
 
 use super::{ReserveError, Store, StoreError};
 use crate::lease::{Lease, LeaseKey, Member};
-use crate::pod::{PidNamespace, Pod};
+use crate::pid_namespace::PidNamespace;
+use crate::pod::Pod;
 use crate::rows::signed;
 
 /// How many of the containers that left a lease the history names: one that fails and is restarted again and

@@ -11,8 +11,8 @@ use super::{Store, StoreError};
 use crate::lease::{Lease, LeaseKey, LeaseState};
 use crate::place::{Admission, Refusal};
 use crate::rows::{signed, summary};
-use crate::turn::Turn;
 use crate::update::{Change, changed, narrower};
+use crate::write_queue::Turn;
 
 /// Why a lease was not changed. It stands as it was.
 #[derive(Debug, thiserror::Error)]

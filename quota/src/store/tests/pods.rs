@@ -5,8 +5,8 @@ use std::process::{Child, Stdio};
 use gpushare_claims::Devices;
 
 use super::*;
+use crate::pid_namespace::PidNamespace;
 use crate::place::tests::request_on;
-use crate::pod::PidNamespace;
 
 fn pod(sandbox: &str) -> Pod {
     Pod { sandbox: sandbox.into(), joins: None }

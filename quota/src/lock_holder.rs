@@ -1,0 +1,34 @@
+//! The file that writers of the store lock, and who has it locked.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use gpushare_inventory::flock_holder;
+use procfs::process::Process;
+
+/// The lock's file, beside the database.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    let name = path.with_extension("lock");
+    OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(name)
+}
+
+/// Who holds the lock of the database at `path`, as the kernel tells, and what to do about it: the end of a sentence.
+pub(crate) fn described(path: &Path) -> String {
+    let pid = open(path).ok().and_then(|file| flock_holder(&file));
+    let holder = pid.and_then(|pid| told(i32::try_from(pid).ok()?));
+    holder.unwrap_or_else(|| "; try again".to_owned())
+}
+
+fn told(pid: i32) -> Option<String> {
+    let stat = Process::new(pid).and_then(|process| process.stat()).ok()?;
+    let name = stat.comm.escape_debug();
+    Some(match stat.state {
+        'T' | 't' => format!(
+            ": process {pid} ({name}) holds it and is stopped; continue it with `kill -CONT {pid}`, or end it with \
+             `kill -KILL {pid}`"
+        ),
+        _ => format!(": process {pid} ({name}) holds it; try again, or end that process if it hangs"),
+    })
+}
