@@ -1,15 +1,17 @@
 //! `gpushare history`, `sweep` and `release`: the ends of leases.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use gpushare_config::Config;
 use gpushare_inject::{Region, forget, one_line};
-use gpushare_quota::{Lease, LeaseKey, Release, ReleaseReason, Store};
+use gpushare_quota::{Release, ReleaseReason};
 use gpushare_request::Mode;
 use serde_json::{Value, json};
 
+use crate::container::{containers, find, listed, short};
 use crate::node::GpuNames;
+use crate::table::age;
 use crate::{meter, node, table};
 
 /// How many of the last refusals are shown.
@@ -126,53 +128,4 @@ pub fn release(id: &str, root: Option<&str>, force: bool) -> Result<()> {
         Release::Left => format!("{} holds its share no more; it is left to {others}", short(&key.container)),
         _ => format!("gave back the share of {}", short(&key.container)),
     })?)
-}
-
-/// The living lease of the container whose id is or begins with `id`, asked by that container.
-pub fn find(store: &Store, id: &str, root: Option<&str>) -> Result<Lease> {
-    let fits = |key: &LeaseKey| {
-        !id.is_empty() && key.container.starts_with(id) && root.is_none_or(|root| key.root == root)
-    };
-    let leases = store.leases()?;
-    let all = leases.iter().flat_map(|lease| lease.members().map(move |member| (lease, &member.key)));
-    let mut found: Vec<(&Lease, &LeaseKey)> = all.filter(|(_, key)| fits(key)).collect();
-    if found.iter().any(|(_, key)| key.container == id) {
-        found.retain(|(_, key)| key.container == id);
-    }
-    let asked = found.pop().and_then(|(lease, key)| lease.clone().asked_by(|other| other == key));
-    match (asked, found.len()) {
-        (Some(lease), 0) => Ok(lease),
-        (Some(_), _) => {
-            bail!("several containers fit {id:?}; give more of the id, or --root (`gpushare ps --json`)")
-        }
-        (None, _) => bail!(
-            "no container {id:?} holds a share; give its id or the beginning of it, as `gpushare ps` shows it, and no name of \
-             docker's"
-        ),
-    }
-}
-
-/// The ids of all containers that hold a lease.
-pub fn ids(lease: &Lease) -> Vec<&str> {
-    lease.members().map(|member| member.key.container.as_str()).collect()
-}
-
-/// The same for people.
-pub fn containers(lease: &Lease) -> String {
-    listed(ids(lease))
-}
-
-fn listed<'a>(ids: impl IntoIterator<Item = &'a str>) -> String {
-    ids.into_iter().map(short).collect::<Vec<_>>().join(", ")
-}
-
-/// Engines' ids have 64 digits, of which people use the first 12.
-pub fn short(id: &str) -> String {
-    if id.len() == 64 { id.chars().take(12).collect() } else { id.to_owned() }
-}
-
-/// How long ago `since`, in seconds since 1970, was.
-pub fn age(since: u64) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-    humantime::format_duration(Duration::from_secs(now.saturating_sub(since))).to_string()
 }

@@ -8,6 +8,7 @@ mod cdi;
 mod clock;
 mod config;
 mod configure;
+mod container;
 mod demo;
 mod devices;
 mod doctor;

@@ -14,8 +14,9 @@ use gpushare_request::{ComputePolicy, Cores, Mode};
 use serde_json::{Value, json};
 
 use crate::clock::Clock;
-use crate::leases::{age, containers};
+use crate::container::containers;
 use crate::node::GpuNames;
+use crate::table::age;
 use crate::violation::{self, Violation};
 use crate::{node, table};
 

@@ -2,6 +2,7 @@
 //! not move somebody's cursor.
 
 use std::io::{self, Write};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
@@ -48,4 +49,10 @@ pub fn escaped(text: &str) -> String {
                 .collect::<Vec<_>>()
         })
         .collect()
+}
+
+/// How long ago `since`, in seconds since 1970, was.
+pub fn age(since: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    humantime::format_duration(Duration::from_secs(now.saturating_sub(since))).to_string()
 }

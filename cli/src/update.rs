@@ -10,7 +10,7 @@ use gpushare_quota::{Change, Lease, Running};
 use gpushare_request::{ComputePolicy, Cores, DeviceSelector, MemoryAsk, Priority, find_gpu};
 use serde_json::{Value, json};
 
-use crate::leases::{containers, find, ids};
+use crate::container::{containers, find, ids};
 use crate::node::GpuNames;
 use crate::ps::Seen;
 use crate::{Output, node, table};

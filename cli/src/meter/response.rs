@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::watch::processes;
-use crate::leases::ids;
+use crate::container::ids;
 use crate::violation::{Kind, Violation};
 
 /// The leases whose containers stand still, by this meter or one before it.

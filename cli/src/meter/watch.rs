@@ -20,7 +20,7 @@ use nix::sys::stat::{major, minor};
 use super::kept::Kept;
 use super::owner::Owners;
 use super::process::{MOST_KEPT, Process};
-use crate::leases::ids;
+use crate::container::ids;
 use crate::violation::{Kind, Violation};
 
 /// How long a GPU process that has loaded its limits is not asked again.
