@@ -2,7 +2,7 @@
 
 use gpushare_inventory::DeviceMemory;
 
-use crate::grammar::{Cores, MemoryAsk};
+use crate::grammar::{Cores, MemoryRequest};
 
 /// A limit on compute as it was stated. Its order is that of what may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,7 +30,7 @@ impl From<Cores> for Cap {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
     /// Of its memory.
-    pub memory: Option<MemoryAsk>,
+    pub memory: Option<MemoryRequest>,
     /// Of its compute.
     pub cores: Option<Cap>,
 }
@@ -38,7 +38,7 @@ pub struct Amount {
 impl Amount {
     /// This much memory.
     pub fn memory(memory: DeviceMemory) -> Self {
-        Self { memory: Some(MemoryAsk::Bytes(memory)), cores: None }
+        Self { memory: Some(MemoryRequest::Bytes(memory)), cores: None }
     }
 
     /// This much compute.

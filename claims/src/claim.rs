@@ -4,7 +4,7 @@ use gpushare_inventory::{Capabilities, Gpu, GpuUuid};
 
 use crate::amount::{Amount, Cap};
 use crate::error::RequestError;
-use crate::grammar::{ComputePolicy, Cores, MemoryAsk, Mode, Priority, Scope};
+use crate::grammar::{ComputePolicy, Cores, MemoryRequest, Mode, Priority, Scope};
 use crate::model::ModelFilter;
 use crate::rank::Rank;
 use crate::words::Word;
@@ -178,7 +178,7 @@ impl Claim {
     pub fn size(&self) -> (u64, Cap) {
         let amounts = self.particular.iter().map(|(_, amount)| amount).chain([&self.each]);
         let memory = amounts.clone().filter_map(|amount| match amount.memory {
-            Some(MemoryAsk::Bytes(memory)) => Some(memory.bytes()),
+            Some(MemoryRequest::Bytes(memory)) => Some(memory.bytes()),
             _ => None,
         });
         let cores = amounts.filter_map(|amount| amount.cores).max();

@@ -109,7 +109,7 @@ impl FromStr for Scope {
 
 /// How much memory is asked for on each GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemoryAsk {
+pub enum MemoryRequest {
     /// Exactly this much.
     Bytes(DeviceMemory),
     /// Hundredths of the GPU's whole memory, 1 to 100.
@@ -118,7 +118,7 @@ pub enum MemoryAsk {
     Rest,
 }
 
-impl MemoryAsk {
+impl MemoryRequest {
     /// The amount, where it is one of bytes.
     pub const fn bytes(self) -> Option<DeviceMemory> {
         match self {
@@ -128,7 +128,7 @@ impl MemoryAsk {
     }
 }
 
-impl FromStr for MemoryAsk {
+impl FromStr for MemoryRequest {
     type Err = GrammarError;
 
     fn from_str(text: &str) -> Result<Self, GrammarError> {
@@ -143,7 +143,7 @@ impl FromStr for MemoryAsk {
     }
 }
 
-impl fmt::Display for MemoryAsk {
+impl fmt::Display for MemoryRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Bytes(memory) => memory.fmt(f),
@@ -443,8 +443,8 @@ mod tests {
             ("", Err(E::NotASize)),
             ("GiB", Err(E::NotASize)),
         ] {
-            let want = want.map(|bytes| MemoryAsk::Bytes(DeviceMemory::from_bytes(bytes)));
-            assert_eq!(text.parse::<MemoryAsk>(), want, "parsing {text:?}");
+            let want = want.map(|bytes| MemoryRequest::Bytes(DeviceMemory::from_bytes(bytes)));
+            assert_eq!(text.parse::<MemoryRequest>(), want, "parsing {text:?}");
         }
     }
 
@@ -461,8 +461,8 @@ mod tests {
             ("-5%", None),
             ("256%", None),
         ] {
-            let want = want.map(MemoryAsk::Percent).ok_or(GrammarError::NotAPercentage);
-            assert_eq!(text.parse::<MemoryAsk>(), want, "parsing {text:?}");
+            let want = want.map(MemoryRequest::Percent).ok_or(GrammarError::NotAPercentage);
+            assert_eq!(text.parse::<MemoryRequest>(), want, "parsing {text:?}");
         }
         assert_eq!("30".parse::<Cores>(), Ok(Cores(30)));
         assert_eq!("30%".parse::<Cores>(), Ok(Cores(30)));

@@ -32,7 +32,7 @@ pub use error::{RequestError, ValueError, shortened};
 pub use gpus::four;
 pub use gpus::{NodeGpus, contains, has_double, total};
 pub use grammar::{
-    ComputePolicy, Cores, DeviceSelector, Devices, GrammarError, MemoryAsk, Mode, Priority, Scope, count,
+    ComputePolicy, Cores, DeviceSelector, Devices, GrammarError, MemoryRequest, Mode, Priority, Scope, count,
 };
 pub use library::{Interceptor, Library, Owner, UNPROVED};
 pub use merge::merge;

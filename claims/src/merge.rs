@@ -13,7 +13,7 @@ use crate::amount::Cap;
 use crate::claim::{Claim, Span};
 use crate::error::RequestError;
 use crate::gpus::{NodeGpus, total};
-use crate::grammar::{ComputePolicy, Cores, DeviceSelector, Devices, MemoryAsk, Priority, Scope};
+use crate::grammar::{ComputePolicy, Cores, DeviceSelector, Devices, MemoryRequest, Priority, Scope};
 use crate::policy::{NvidiaPolicy, Policy};
 use crate::rank::Rank;
 use crate::request::{Request, Share};
@@ -301,7 +301,7 @@ impl<'a> Merge<'a> {
         let uuid = gpu.map(|gpu| gpu.uuid);
         if exclusive {
             self.hold_exclusive(gpu, spread)?;
-            let share = Share { memory: MemoryAsk::Percent(100), cores: None };
+            let share = Share { memory: MemoryRequest::Percent(100), cores: None };
             return Ok(Granted { gpu: uuid, share, most: None });
         }
         let memory = self.memory(gpu, spread)?;
@@ -315,7 +315,7 @@ impl<'a> Merge<'a> {
         Ok(Granted { gpu: uuid, share: Share { memory, cores }, most })
     }
 
-    fn memory(&mut self, gpu: Option<&'a Gpu>, spread: &Spread<'a>) -> Result<MemoryAsk, RequestError> {
+    fn memory(&mut self, gpu: Option<&'a Gpu>, spread: &Spread<'a>) -> Result<MemoryRequest, RequestError> {
         let uuid = gpu.map(|gpu| gpu.uuid);
         let stated = |claim: &Claim| claim.amount_on(uuid).memory;
         let Some(least) = self.least(stated, |a, b| compare(*a, *b, gpu))? else {
@@ -323,8 +323,8 @@ impl<'a> Merge<'a> {
             return self.default_memory(gpu, spread);
         };
         let Some(gpu) = gpu else { return Ok(least.value) };
-        let value = match least.bounding.is_foreign() && least.value != MemoryAsk::Rest {
-            true => MemoryAsk::Bytes(self.whole_mebibytes(on(least.value, gpu)?, least.bounding, gpu)?),
+        let value = match least.bounding.is_foreign() && least.value != MemoryRequest::Rest {
+            true => MemoryRequest::Bytes(self.whole_mebibytes(on(least.value, gpu)?, least.bounding, gpu)?),
             false => least.value,
         };
         let bytes = on(value, gpu)?;
@@ -413,7 +413,7 @@ impl<'a> Merge<'a> {
         &mut self,
         gpu: Option<&'a Gpu>,
         spread: &Spread<'a>,
-    ) -> Result<MemoryAsk, RequestError> {
+    ) -> Result<MemoryRequest, RequestError> {
         let is_handed = self.asking().any(|claim| claim.rank >= Rank::Granted);
         let refuses = match self.policy.nvidia {
             NvidiaPolicy::Refuse => true,
@@ -436,13 +436,13 @@ impl<'a> Merge<'a> {
         &self,
         gpu: Option<&Gpu>,
         spread: &Spread,
-    ) -> Result<(MemoryAsk, Option<&'static str>), RequestError> {
-        let default = self.policy.default_memory.unwrap_or(MemoryAsk::Rest);
+    ) -> Result<(MemoryRequest, Option<&'static str>), RequestError> {
+        let default = self.policy.default_memory.unwrap_or(MemoryRequest::Rest);
         let Some((ceiling, setting)) = self.ceiling_of_default(gpu, spread)? else {
             return Ok((default, None));
         };
-        Ok(match compare(default, MemoryAsk::Bytes(ceiling), gpu)? {
-            Ordering::Greater => (MemoryAsk::Bytes(ceiling), Some(setting)),
+        Ok(match compare(default, MemoryRequest::Bytes(ceiling), gpu)? {
+            Ordering::Greater => (MemoryRequest::Bytes(ceiling), Some(setting)),
             Ordering::Less | Ordering::Equal => (default, None),
         })
     }
@@ -557,23 +557,23 @@ fn granted_by(
 }
 
 /// Which of two amounts is less, on a GPU where they are not of one kind. All that is left is the most.
-fn compare(a: MemoryAsk, b: MemoryAsk, gpu: Option<&Gpu>) -> Result<Ordering, RequestError> {
+fn compare(a: MemoryRequest, b: MemoryRequest, gpu: Option<&Gpu>) -> Result<Ordering, RequestError> {
     Ok(match (a, b, gpu) {
-        (MemoryAsk::Bytes(a), MemoryAsk::Bytes(b), _) => a.cmp(&b),
-        (MemoryAsk::Percent(a), MemoryAsk::Percent(b), _) => a.cmp(&b),
-        (MemoryAsk::Rest, MemoryAsk::Rest, _) => Ordering::Equal,
-        (MemoryAsk::Rest, _, _) => Ordering::Greater,
-        (_, MemoryAsk::Rest, _) => Ordering::Less,
+        (MemoryRequest::Bytes(a), MemoryRequest::Bytes(b), _) => a.cmp(&b),
+        (MemoryRequest::Percent(a), MemoryRequest::Percent(b), _) => a.cmp(&b),
+        (MemoryRequest::Rest, MemoryRequest::Rest, _) => Ordering::Equal,
+        (MemoryRequest::Rest, _, _) => Ordering::Greater,
+        (_, MemoryRequest::Rest, _) => Ordering::Less,
         (a, b, Some(gpu)) => on(a, gpu)?.cmp(&on(b, gpu)?),
         (_, _, None) => Ordering::Equal,
     })
 }
 
 /// An amount in bytes on this GPU.
-fn on(memory: MemoryAsk, gpu: &Gpu) -> Result<DeviceMemory, RequestError> {
+fn on(memory: MemoryRequest, gpu: &Gpu) -> Result<DeviceMemory, RequestError> {
     Ok(match memory {
-        MemoryAsk::Bytes(memory) => memory,
-        MemoryAsk::Percent(percent) => total(gpu)?.percent(percent),
-        MemoryAsk::Rest => total(gpu)?,
+        MemoryRequest::Bytes(memory) => memory,
+        MemoryRequest::Percent(percent) => total(gpu)?.percent(percent),
+        MemoryRequest::Rest => total(gpu)?,
     })
 }

@@ -5,7 +5,7 @@ use gpushare_inventory::{Capabilities, DeviceMemory, Gpu};
 use crate::amount::Cap;
 use crate::error::RequestError;
 use crate::gpus::total;
-use crate::grammar::{Cores, MemoryAsk};
+use crate::grammar::{Cores, MemoryRequest};
 use crate::patterns::KeyPatterns;
 use crate::rank::Rank;
 use crate::selector::IndexMeaning;
@@ -35,7 +35,7 @@ pub struct Policy {
     /// Whether the environment is read for gpushare's own keys at all.
     pub ignore_env: bool,
     /// Memory for a container that names no size, a size or a part of each GPU; `None` is all that is left on the GPU.
-    pub default_memory: Option<MemoryAsk>,
+    pub default_memory: Option<MemoryRequest>,
     /// Compute for a container that names none; `None` is no limit.
     pub default_cores: Option<Cores>,
     /// What a container gets that names GPUs by NVIDIA's variables and no limit.
@@ -64,9 +64,9 @@ pub struct DialectSettings {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ceilings {
     /// Annotations of pods.
-    pub pod: Option<MemoryAsk>,
+    pub pod: Option<MemoryRequest>,
     /// Variables: the image's author can use it, too.
-    pub env: Option<MemoryAsk>,
+    pub env: Option<MemoryRequest>,
 }
 
 /// What naming GPUs without a share means. The bundle does not tell the image's environment from the user's, so an
@@ -99,7 +99,7 @@ pub enum InterceptorPolicy {
 /// The most that one channel may grant on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ceiling {
-    memory: MemoryAsk,
+    memory: MemoryRequest,
     cores: Cap,
     /// What an administrator would change.
     setting: &'static str,
@@ -130,8 +130,11 @@ impl Policy {
         let memory =
             memory.map(|memory| Ceiling { memory, cores: Cap::Unlimited, setting: "request.default_memory" });
         let cores = self.default_cores.filter(|_| is_unchecked).map(Cap::from);
-        let cores =
-            cores.map(|cores| Ceiling { memory: MemoryAsk::Rest, cores, setting: "request.default_cores" });
+        let cores = cores.map(|cores| Ceiling {
+            memory: MemoryRequest::Rest,
+            cores,
+            setting: "request.default_cores",
+        });
         memory.into_iter().chain(cores)
     }
 
@@ -145,9 +148,9 @@ impl Ceiling {
     /// In memory of this GPU; `None` is no bound.
     pub fn on(self, gpu: &Gpu) -> Result<Option<DeviceMemory>, RequestError> {
         Ok(match self.memory {
-            MemoryAsk::Bytes(memory) => Some(memory),
-            MemoryAsk::Percent(percent) => Some(total(gpu)?.percent(percent)),
-            MemoryAsk::Rest => None,
+            MemoryRequest::Bytes(memory) => Some(memory),
+            MemoryRequest::Percent(percent) => Some(total(gpu)?.percent(percent)),
+            MemoryRequest::Rest => None,
         })
     }
 

@@ -2,7 +2,7 @@
 
 use gpushare_inventory::{Capabilities, GpuUuid};
 
-use crate::grammar::{ComputePolicy, Cores, DeviceSelector, Devices, MemoryAsk, Mode, Priority, Scope};
+use crate::grammar::{ComputePolicy, Cores, DeviceSelector, Devices, MemoryRequest, Mode, Priority, Scope};
 use crate::library::Interceptor;
 use crate::model::ModelFilter;
 use crate::policy::InterceptorPolicy;
@@ -11,7 +11,7 @@ use crate::policy::InterceptorPolicy;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Memory on each GPU.
-    pub memory: MemoryAsk,
+    pub memory: MemoryRequest,
     /// Compute on each GPU; `None` is no limit.
     pub cores: Option<Cores>,
     /// What differs from these two, by GPU.
@@ -51,7 +51,7 @@ pub struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Memory.
-    pub memory: MemoryAsk,
+    pub memory: MemoryRequest,
     /// Compute; `None` is no limit.
     pub cores: Option<Cores>,
 }
@@ -71,7 +71,7 @@ pub enum Kept {
 
 impl Request {
     /// This much memory on each of these GPUs, and everything else as it is when nobody says anything.
-    pub fn new(devices: Devices, memory: MemoryAsk) -> Self {
+    pub fn new(devices: Devices, memory: MemoryRequest) -> Self {
         Self {
             memory,
             cores: None,
@@ -95,7 +95,7 @@ impl Request {
 
     /// These GPUs whole, which nobody else gets a share of.
     pub fn whole(devices: Devices) -> Self {
-        Self { mode: Mode::Exclusive, ..Self::new(devices, MemoryAsk::Percent(100)) }
+        Self { mode: Mode::Exclusive, ..Self::new(devices, MemoryRequest::Percent(100)) }
     }
 
     /// What a bundle that is run again has for its list of GPUs.

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use gpushare_config::Config;
 use gpushare_inject::{
-    Bundle, Plan, Programs, RootFolder, admit, beside_sick, clear, refuse_earlier_plan, take_out_driver,
+    Bundle, Plan, Programs, RootFolder, admit, beside_sick, clear, refuse_previous_plan, take_out_driver,
 };
 use gpushare_inventory::Node;
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member};
@@ -30,7 +30,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let mut json = bundle.json()?;
     let container = config.container(&json);
     if !is_request(&container, &config.request) {
-        refuse_earlier_plan(&json, &config.paths.hook)?;
+        refuse_previous_plan(&json, &config.paths.hook)?;
         return nothing(as_json);
     }
     let (state, store) = node::store(&config)?;

@@ -7,7 +7,7 @@ use gpushare_config::Config;
 use gpushare_inject::Region;
 use gpushare_inventory::{GpuUuid, Node};
 use gpushare_quota::{Change, Lease, Running};
-use gpushare_request::{ComputePolicy, Cores, DeviceSelector, MemoryAsk, Priority, find_gpu};
+use gpushare_request::{ComputePolicy, Cores, DeviceSelector, MemoryRequest, Priority, find_gpu};
 use serde_json::{Value, json};
 
 use crate::container::{containers, find, ids};
@@ -39,7 +39,7 @@ struct Figures {
     /// Memory per GPU, as 6GiB or 25%. Less than the container uses takes nothing from it: it gets no more until it has
     /// freed enough.
     #[arg(long, value_name = "SIZE")]
-    memory: Option<MemoryAsk>,
+    memory: Option<MemoryRequest>,
     /// Compute per GPU in percent.
     #[arg(long, value_name = "PERCENT")]
     cores: Option<Cores>,

@@ -2,8 +2,8 @@
 
 use gpushare_inventory::{CapabilityError, DeviceMemory};
 use gpushare_request::{
-    Ceilings, Cores, DialectSettings, IndexMeaning, InterceptorPolicy, KeyPatterns, MemoryAsk, NvidiaPolicy,
-    Policy, dialect_names, switch_names,
+    Ceilings, Cores, DialectSettings, IndexMeaning, InterceptorPolicy, KeyPatterns, MemoryRequest,
+    NvidiaPolicy, Policy, dialect_names, switch_names,
 };
 use serde::Deserialize;
 
@@ -102,9 +102,9 @@ pub(crate) fn policy(section: &RequestSection, dialects: &DialectsSection) -> Re
 
 /// A size of memory; nothing for an empty text.
 pub(crate) fn size(key: &'static str, text: &str) -> Result<Option<DeviceMemory>, ConfigError> {
-    match text.parse::<MemoryAsk>() {
+    match text.parse::<MemoryRequest>() {
         _ if text.is_empty() => Ok(None),
-        Ok(MemoryAsk::Bytes(memory)) => Ok(Some(memory)),
+        Ok(MemoryRequest::Bytes(memory)) => Ok(Some(memory)),
         Ok(_) => Err(value(key, text, "a percentage has no meaning here; write a size as 8GiB")),
         Err(error) => Err(value(key, text, error)),
     }
@@ -144,7 +144,7 @@ fn settings(section: &DialectsSection) -> Result<DialectSettings, ConfigError> {
 }
 
 /// A size, or percent of each GPU; nothing for an empty text.
-fn ceiling(key: &'static str, text: &str) -> Result<Option<MemoryAsk>, ConfigError> {
+fn ceiling(key: &'static str, text: &str) -> Result<Option<MemoryRequest>, ConfigError> {
     let parsed = || text.parse().map(Some).map_err(|error| value(key, text, error));
     if text.is_empty() { Ok(None) } else { parsed() }
 }

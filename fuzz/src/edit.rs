@@ -1,6 +1,6 @@
 //! A plan put into a config.json that an engine may have written of an image's and a user's strings.
 
-use gpushare_inject::{Plan, Surroundings};
+use gpushare_inject::{OutsidePlan, Plan};
 use gpushare_request::{GRANTED_LIST, is_privileged, ran_before};
 use oci_spec::runtime::{
     Hook, HookBuilder, LinuxDevice, LinuxDeviceBuilder, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder,
@@ -153,7 +153,7 @@ fn plan() -> Plan {
         kept: gpushare_request::Kept::default(),
         handed: std::collections::BTreeSet::new(),
         denies_user_namespaces: false,
-        surroundings: Surroundings::default(),
+        outside: OutsidePlan::default(),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gpushare_inventory::{DeviceMemory, DeviceNode, Gpu, GpuUuid};
-use gpushare_request::{Container, Cores, MemoryAsk, NvidiaPolicy, Policy, Request, read};
+use gpushare_request::{Container, Cores, MemoryRequest, NvidiaPolicy, Policy, Request, read};
 
 /// Reads a container whose annotations are the lines `@NAME=VALUE` of `data` and whose environment is all others.
 pub fn request(data: &[u8]) {
@@ -68,10 +68,10 @@ fn policies() -> [Policy; 4] {
 
 fn bounded(request: &Request, policy: &Policy) {
     match request.memory {
-        MemoryAsk::Bytes(memory) => assert!(memory.bytes() >= 1 << 20, "{request:?}"),
-        MemoryAsk::Percent(percent) => assert!((1..=100).contains(&percent), "{request:?}"),
+        MemoryRequest::Bytes(memory) => assert!(memory.bytes() >= 1 << 20, "{request:?}"),
+        MemoryRequest::Percent(percent) => assert!((1..=100).contains(&percent), "{request:?}"),
         // Nobody but the administrator and a container that names no size leaves it open.
-        MemoryAsk::Rest => assert!(policy.default_memory.is_none(), "{request:?}"),
+        MemoryRequest::Rest => assert!(policy.default_memory.is_none(), "{request:?}"),
     }
     assert!(request.cores.map(Cores::percent).is_none_or(|cores| (1..=100).contains(&cores)), "{request:?}");
     assert!(request.priority.level() <= 9, "{request:?}");

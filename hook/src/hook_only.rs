@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use gpushare_config::Config;
-use gpushare_inject::{Asking, Bundle, Live, REFUSAL, forget, grant, one_line};
+use gpushare_inject::{Bundle, Live, REFUSAL, Requester, forget, grant, one_line};
 use gpushare_quota::{Holder, LeaseKey, LeaseState, Member, Release, ReleaseReason, StateFolder, Store};
 use gpushare_request::{Container, is_request};
 use nix::unistd::getppid;
@@ -77,8 +77,8 @@ fn give(
     if holds_already(&key.container, &init, config)? {
         return Ok(());
     }
-    let asking = Asking { container, key: &key, bundle, json, is_read: true };
-    grant(asking, &config.settings(file.map(Path::to_path_buf)), |plan, reservation, json| {
+    let requester = Requester { container, key: &key, bundle, json, is_read: true };
+    grant(requester, &config.settings(file.map(Path::to_path_buf)), |plan, reservation, json| {
         let applied = live.apply(plan, &json)?;
         reservation.hand_over(&init)?;
         applied.keep();

@@ -73,7 +73,7 @@ struct Hook {
 impl CdiDevice {
     /// A share by its name, as [`gpushare_request::ShareName`] reads it.
     pub fn share(name: &str) -> Self {
-        Self { name: name.to_owned(), container_edits: asking(SHARE_KIND, name) }
+        Self { name: name.to_owned(), container_edits: requesting(SHARE_KIND, name) }
     }
 
     /// The whole GPUs of `plan` under one name: an index, a UUID, or `all`.
@@ -81,7 +81,7 @@ impl CdiDevice {
         let container_edits = Edits {
             device_nodes: plan.devices.iter().map(|device| node(device, plan)).collect(),
             additional_gids: plan.additional_gids.clone(),
-            ..asking(GPU_KIND, name)
+            ..requesting(GPU_KIND, name)
         };
         Self { name: name.to_owned(), container_edits }
     }
@@ -140,7 +140,7 @@ impl CdiSpec {
 }
 
 /// The device's own name in a variable of its own.
-fn asking(kind: &str, name: &str) -> Edits {
+fn requesting(kind: &str, name: &str) -> Edits {
     let class = kind.rsplit('/').next().unwrap_or_default();
     let variable: String = format!("{class}_{name}")
         .chars()
@@ -186,7 +186,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::surroundings::Surroundings;
+    use crate::outside_plan::OutsidePlan;
 
     /// A plan of one node, whose host path is `host_path`.
     fn plan(host_path: &str, gids: &[u32]) -> Plan {
@@ -206,7 +206,7 @@ mod tests {
             kept: gpushare_request::Kept::default(),
             handed: std::collections::BTreeSet::new(),
             denies_user_namespaces: false,
-            surroundings: Surroundings::default(),
+            outside: OutsidePlan::default(),
         }
     }
 

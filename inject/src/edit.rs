@@ -15,16 +15,16 @@ use serde_json::{Map, Value, json};
 
 use crate::plan::{Plan, READ_ONLY};
 
-mod beside;
 mod driver;
-mod earlier;
+mod foreign_devices;
 mod handed;
+mod previous_plan;
 mod seccomp;
 
-use beside::{denies_all, has_user_namespace, refuse_driver, refuse_other_gpus};
 pub use driver::take_out_driver;
 use driver::{brings_gpus, is_nvidias_hook};
-pub use earlier::refuse_earlier_plan;
+use foreign_devices::{denies_all, has_user_namespace, refuse_driver, refuse_other_gpus};
+pub use previous_plan::refuse_previous_plan;
 
 /// Why a config.json cannot take a plan.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -100,7 +100,7 @@ pub enum EditError {
         "config.json still holds the share of an earlier start, and asks for none under the present settings; have the \
          engine write it anew, or take gpushare's hooks, mounts and devices out of it"
     )]
-    Earlier,
+    PreviousPlan,
     /// A plan's part that JSON cannot hold.
     #[error("the plan cannot be written as JSON")]
     Plan,
@@ -209,7 +209,7 @@ fn take_back(json: &mut Value, plan: &Plan) {
         take_out(json, "/linux/devices", is_our_node);
         take_out(json, "/linux/resources/devices", is_our_rule);
     }
-    take_out(json, "/mounts", |mount| is_our_mount(mount) || is_of_a_plan(mount, &plan.surroundings.sources));
+    take_out(json, "/mounts", |mount| is_our_mount(mount) || is_of_a_plan(mount, &plan.outside.sources));
 }
 
 /// Takes the mounts of another system's interception library out, and the library from the loader's list.

@@ -17,13 +17,13 @@ use crate::edit;
 use crate::image::{Image, ImageError, RootFolder};
 use crate::loader;
 use crate::message::{one_line, out_of_service};
+use crate::node_facts::{self, NodeFactsError};
 use crate::offer::offer;
 use crate::plan::{Plan, PlanError, Programs};
 use crate::pod;
 use crate::region::{Region, RegionError};
 use crate::requirement::{RequirementError, Requirements};
 use crate::rights;
-use crate::stock::{self, StockError};
 
 /// The administrator's settings, as far as a grant depends on them.
 #[derive(Clone, Debug)]
@@ -44,7 +44,7 @@ pub struct Settings<'a> {
 
 /// A container that asks for a share.
 #[derive(Debug)]
-pub struct Asking<'a> {
+pub struct Requester<'a> {
     /// What it asks for, as its engine wrote it.
     pub container: &'a Container,
     /// Who it is.
@@ -107,7 +107,7 @@ pub enum GrantError {
     Node(#[from] NodeError),
     /// The GPUs' sizes or our libraries' copies.
     #[error(transparent)]
-    Stock(#[from] StockError),
+    Stock(#[from] NodeFactsError),
     /// The quota store.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -145,51 +145,51 @@ pub enum GrantError {
 /// # Errors
 /// When there is no such share, or `apply` fails; nothing of this function's is left then.
 pub fn grant<T, E: From<GrantError>>(
-    mut asking: Asking,
+    mut requester: Requester,
     settings: &Settings,
     apply: impl FnOnce(&Plan, Reservation<'_>, Value) -> Result<T, E>,
 ) -> Result<T, E> {
-    let requirements = Requirements::of(asking.container).map_err(GrantError::from)?;
+    let requirements = Requirements::of(requester.container).map_err(GrantError::from)?;
     let state = StateFolder::open(settings.programs.state).map_err(GrantError::from)?;
     let node = Node::open(settings.roots).map_err(GrantError::from)?;
-    let node = stock::known(node, state.path(), settings).map_err(GrantError::from)?;
+    let node = node_facts::known(node, state.path(), settings).map_err(GrantError::from)?;
     let programs = Programs { state: state.path(), ..settings.programs.clone() };
-    admit(&asking.json, asking.bundle.path(), &programs, &node, settings.policy.strict)?;
+    admit(&requester.json, requester.bundle.path(), &programs, &node, settings.policy.strict)?;
     let beside_sick = |error| beside_sick(error, &node);
-    let request = read(asking.container, settings.policy, &node.gpus).map_err(GrantError::from);
+    let request = read(requester.container, settings.policy, &node.gpus).map_err(GrantError::from);
     let request = request.map_err(beside_sick)?.ok_or(RequestError::NoShare).map_err(GrantError::from)?;
     for note in &request.notes {
-        tracing::warn!(container = %asking.key.container, note, "request");
+        tracing::warn!(container = %requester.key.container, note, "request");
     }
     if let Some((found, policy)) = &request.interceptor {
         // A bundle may hold a hundred thousand of them.
         let (count, first) = (found.count(), found.first());
-        tracing::warn!(container = %asking.key.container, ?policy, count, ?first, "another system's library");
+        tracing::warn!(container = %requester.key.container, ?policy, count, ?first, "another system's library");
     }
-    clear(&mut asking.json, &request, asking.is_read)?;
-    if !asking.is_read {
-        edit::take_out_driver(&mut asking.json, &node.driver.sources());
+    clear(&mut requester.json, &request, requester.is_read)?;
+    if !requester.is_read {
+        edit::take_out_driver(&mut requester.json, &node.driver.sources());
     }
-    let root = asking.bundle.root(&asking.json);
-    let root = RootFolder::open(&root, &asking.json).map_err(GrantError::from)?;
-    let image = root.look(asking.bundle.path(), &asking.json);
+    let root = requester.bundle.root(&requester.json);
+    let root = RootFolder::open(&root, &requester.json).map_err(GrantError::from)?;
+    let image = root.look(requester.bundle.path(), &requester.json);
     let store = Store::open(state.path()).map_err(GrantError::from)?;
-    let pod = pod::of(asking.container, &asking.json);
-    let reservation = reserve(asking.key, pod.as_ref(), &request, &node, &store, &state, settings);
+    let pod = pod::of(requester.container, &requester.json);
+    let reservation = reserve(requester.key, pod.as_ref(), &request, &node, &store, &state, settings);
     let reservation = reservation.map_err(beside_sick)?;
     requirements.check(&offer(&node, reservation.lease())).map_err(GrantError::from)?;
-    let made = Undo { store: &store, state: &state, lease: reservation.lease().id, key: asking.key };
+    let made = Undo { store: &store, state: &state, lease: reservation.lease().id, key: requester.key };
     let reservation = reservation; // dropped before `made`, which asks what became of the lease
     let plan = match plan(&request, reservation.lease(), &node, &image, &programs) {
         // gpushare itself was replaced since the node was looked at.
         Err(GrantError::Plan(PlanError::NotFitted { .. })) => {
-            stock::refresh(settings).map_err(GrantError::from)?;
+            node_facts::refresh(settings).map_err(GrantError::from)?;
             plan(&request, reservation.lease(), &node, &image, &programs)?
         }
         other => other?,
     };
     root.check(plan.targets()).map_err(GrantError::from)?;
-    let done = apply(&plan, reservation, asking.json)?;
+    let done = apply(&plan, reservation, requester.json)?;
     made.keep();
     Ok(done)
 }

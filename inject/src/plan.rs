@@ -19,8 +19,8 @@ use serde::Serialize;
 
 use crate::fitted;
 use crate::image::Image;
+use crate::outside_plan::OutsidePlan;
 use crate::region::Region;
-use crate::surroundings::Surroundings;
 
 /// Everything that one container needs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -52,7 +52,7 @@ pub struct Plan {
     pub handed: BTreeSet<u64>,
     /// What the plan leaves out.
     #[serde(skip)]
-    pub surroundings: Surroundings,
+    pub outside: OutsidePlan,
 }
 
 /// Where our own programs and libraries are, and what they are told.
@@ -190,7 +190,7 @@ impl Plan {
             denies_user_namespaces: programs.denies_user_namespaces,
             kept: request.kept(),
             handed: request.handed.iter().map(|minor| u64::from(*minor)).collect(),
-            surroundings: Surroundings::of(lease, node, [programs.cache, programs.state]),
+            outside: OutsidePlan::of(lease, node, [programs.cache, programs.state]),
         })
     }
 

@@ -1,6 +1,6 @@
 //! Admission and placement: which GPUs a request gets, or the reason why not. Pure.
 
-use gpushare_claims::{Cores, Devices, MemoryAsk, Mode, Request, SelectorError, find_gpu};
+use gpushare_claims::{Cores, Devices, MemoryRequest, Mode, Request, SelectorError, find_gpu};
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 
 use crate::lease::Grant;
@@ -329,7 +329,7 @@ fn fitting<'a>(
     }
     // A list keeps its order: it is the order in which the container counts its GPUs.
     if !matches!(request.devices, Devices::These(_)) {
-        let emptiest_first = rules.placement == Placement::Spread || request.memory == MemoryAsk::Rest;
+        let emptiest_first = rules.placement == Placement::Spread || request.memory == MemoryRequest::Rest;
         fit.sort_by_key(|candidate| (candidate.free(), candidate.gpu.index));
         if emptiest_first {
             fit.sort_by_key(|candidate| (std::cmp::Reverse(candidate.free()), candidate.gpu.index));
@@ -344,11 +344,11 @@ fn fitting<'a>(
 }
 
 /// The memory that is meant on this GPU.
-fn asked(memory: MemoryAsk, candidate: &Candidate) -> DeviceMemory {
+fn asked(memory: MemoryRequest, candidate: &Candidate) -> DeviceMemory {
     match memory {
-        MemoryAsk::Bytes(memory) => memory,
-        MemoryAsk::Percent(percent) => candidate.card.percent(percent),
-        MemoryAsk::Rest => candidate.free(),
+        MemoryRequest::Bytes(memory) => memory,
+        MemoryRequest::Percent(percent) => candidate.card.percent(percent),
+        MemoryRequest::Rest => candidate.free(),
     }
 }
 
@@ -358,7 +358,7 @@ fn misfit(request: &Request, candidate: &Candidate, rules: &Admission) -> Option
     memory_misfit(share.memory, candidate).or_else(|| cores_misfit(share.cores?, candidate, rules))
 }
 
-fn memory_misfit(memory: MemoryAsk, candidate: &Candidate) -> Option<Refusal> {
+fn memory_misfit(memory: MemoryRequest, candidate: &Candidate) -> Option<Refusal> {
     let (asked, free, total) = (asked(memory, candidate), candidate.free(), candidate.total);
     let place = candidate.name();
     if asked > candidate.card {
@@ -366,7 +366,7 @@ fn memory_misfit(memory: MemoryAsk, candidate: &Candidate) -> Option<Refusal> {
     }
     if asked > free || free == DeviceMemory::ZERO || asked == DeviceMemory::ZERO {
         let asked = match memory {
-            MemoryAsk::Percent(percent) => format!("{asked} ({percent}%)"),
+            MemoryRequest::Percent(percent) => format!("{asked} ({percent}%)"),
             other => other.to_string(),
         };
         return Some(Refusal::Memory { asked, free, place, total });
@@ -384,7 +384,7 @@ fn cores_misfit(asked: Cores, candidate: &Candidate, rules: &Admission) -> Optio
 /// of all others. What does not grow is not checked: shrinking is right on a node that holds too much, too.
 pub(crate) fn resize(
     old: &Grant,
-    memory: Option<MemoryAsk>,
+    memory: Option<MemoryRequest>,
     cores: Option<Cores>,
     gpu: &Gpu,
     load: GpuLoad,

@@ -72,7 +72,7 @@ fn devices(devices: &Devices, gpus: &[Gpu]) -> Result<String, Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use gpushare_claims::{Cores, MemoryAsk};
+    use gpushare_claims::{Cores, MemoryRequest};
 
     use super::*;
     use crate::place::tests::{gpu, request_on};
@@ -94,7 +94,7 @@ mod tests {
         let gpus = [gpu(0, 80), gpu(1, 80)];
         let request = |env: &[&str]| request_on(&gpus, env);
         let first = request(&["GPUSHARE_MEMORY=4GiB", "GPUSHARE_CORES=30"]);
-        let particular = (gpu(1, 80).uuid, Share { memory: MemoryAsk::Rest, cores: None });
+        let particular = (gpu(1, 80).uuid, Share { memory: MemoryRequest::Rest, cores: None });
         let others = [
             request(&["GPUSHARE_MEMORY=5GiB", "GPUSHARE_CORES=30"]),
             request(&["GPUSHARE_MEMORY=5%", "GPUSHARE_CORES=30"]),

@@ -1,6 +1,6 @@
 //! A living lease under new figures: pure.
 
-use gpushare_claims::{ComputePolicy, Cores, MemoryAsk, Priority};
+use gpushare_claims::{ComputePolicy, Cores, MemoryRequest, Priority};
 use gpushare_inventory::{Gpu, GpuUuid};
 
 use crate::lease::{Grant, Lease};
@@ -10,7 +10,7 @@ use crate::place::{Admission, GpuLoad, Refusal, resize};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// Memory on each GPU, or on the one named.
-    pub memory: Option<MemoryAsk>,
+    pub memory: Option<MemoryRequest>,
     /// Compute on each GPU, or on the one named.
     pub cores: Option<Cores>,
     /// How the compute share is held, on all GPUs.

@@ -43,7 +43,7 @@ pub(crate) struct Dialect {
     /// Its system's interception library.
     pub library: Option<Library>,
     /// Keys that look like a request of its system and are none, each with what to write.
-    pub hints: &'static [(&'static str, &'static str)],
+    pub near_misses: &'static [(&'static str, &'static str)],
 }
 
 impl Dialect {
@@ -58,7 +58,7 @@ impl Dialect {
         by_position: false,
         switches: &[],
         library: None,
-        hints: &[],
+        near_misses: &[],
     };
 }
 

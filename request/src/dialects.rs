@@ -105,8 +105,8 @@ pub(crate) fn libraries() -> impl Iterator<Item = Library> {
 }
 
 /// Keys that look like a request and are none.
-pub(crate) fn hints() -> impl Iterator<Item = (&'static str, &'static str)> {
-    DIALECTS.iter().flat_map(|dialect| dialect.hints).copied()
+pub(crate) fn near_misses() -> impl Iterator<Item = (&'static str, &'static str)> {
+    DIALECTS.iter().flat_map(|dialect| dialect.near_misses).copied()
 }
 
 #[cfg(test)]

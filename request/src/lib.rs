@@ -19,8 +19,8 @@ pub use dialects::names as dialect_names;
 pub use dialects::switch_names;
 pub use gpushare_claims::{
     Ceilings, ComputePolicy, Container, Cores, DeviceSelector, Devices, DialectSettings, Engine,
-    GrammarError, HANDED, IndexMeaning, Interceptor, InterceptorPolicy, Kept, KeyPatterns, MemoryAsk, Mode,
-    ModelFilter, NvidiaPolicy, Policy, Priority, Request, RequestError, Scope, SelectorError, Share,
+    GrammarError, HANDED, IndexMeaning, Interceptor, InterceptorPolicy, Kept, KeyPatterns, MemoryRequest,
+    Mode, ModelFilter, NvidiaPolicy, Policy, Priority, Request, RequestError, Scope, SelectorError, Share,
     find_gpu, is_privileged, ran_before,
 };
 pub use read::{is_request, read};

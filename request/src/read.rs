@@ -51,7 +51,7 @@ pub fn read(container: &Container, policy: &Policy, gpus: &[Gpu]) -> Result<Opti
         return Err(conflict(&claim.by, denial));
     }
     let mut notes = switches::apply(dialects::switches(), &words, &mut claims);
-    notes.extend(hints(&words, &spoken));
+    notes.extend(near_misses(&words, &spoken));
     let mut request = merge(&claims, policy, node)?;
     request.capabilities = capabilities(&words, &claims)?;
     request.interceptor = interceptor(&words, &spoken, &claims, &request, node);
@@ -162,12 +162,12 @@ fn meanings(spoken: &[Spoken]) -> Vec<(IndexMeaning, String)> {
 }
 
 /// Words that look like a request and are none, where no dialect has them for its own.
-fn hints(words: &Words, spoken: &[Spoken]) -> Vec<String> {
+fn near_misses(words: &Words, spoken: &[Spoken]) -> Vec<String> {
     let is_owned = |key: &str| asking(spoken).any(|spoken| (spoken.dialect.owns)(key));
     let mut notes = Vec::new();
-    for (key, hint) in dialects::hints().filter(|(key, _)| !is_owned(key)) {
+    for (key, near_miss) in dialects::near_misses().filter(|(key, _)| !is_owned(key)) {
         let found = words.annotation(key).into_iter().chain(words.named(key)).take(1);
-        notes.extend(found.map(|word| format!("{word} {hint}")));
+        notes.extend(found.map(|word| format!("{word} {near_miss}")));
     }
     notes
 }

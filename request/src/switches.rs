@@ -89,7 +89,7 @@ mod tests {
 
     use super::*;
     use crate::dialects;
-    use crate::{Ceilings, Container, Cores, MemoryAsk, Mode, Policy, Request, RequestError};
+    use crate::{Ceilings, Container, Cores, MemoryRequest, Mode, Policy, Request, RequestError};
     use gpushare_claims::four;
 
     const LIMITS: [&str; 3] =
@@ -105,8 +105,8 @@ mod tests {
         Policy { switches: vec![key.to_owned()], default_cores, ..Policy::default() }
     }
 
-    fn mib(count: u64) -> MemoryAsk {
-        MemoryAsk::Bytes(DeviceMemory::from_bytes(count << 20))
+    fn mib(count: u64) -> MemoryRequest {
+        MemoryRequest::Bytes(DeviceMemory::from_bytes(count << 20))
     }
 
     #[test]
@@ -135,7 +135,7 @@ mod tests {
         let request = read(&["CUDA_DISABLE_CONTROL=true"], &policy).unwrap();
         assert_eq!(
             (request.mode, request.memory, request.cores),
-            (Mode::Exclusive, MemoryAsk::Percent(100), None)
+            (Mode::Exclusive, MemoryRequest::Percent(100), None)
         );
         assert!(request.notes.iter().any(|note| note.contains("honoured")), "{:?}", request.notes);
         for (more, mode) in [

@@ -16,7 +16,7 @@ fn strict(env: &str, pod: &str) -> Policy {
 /// A node that gives each container 1 GiB and a quarter of compute, and whose images nobody checks.
 fn unchecked() -> Policy {
     let (default_memory, default_cores) =
-        (Some(MemoryAsk::Bytes(DeviceMemory::from_bytes(GIB))), Cores::new(25));
+        (Some(MemoryRequest::Bytes(DeviceMemory::from_bytes(GIB))), Cores::new(25));
     Policy { ignore_env: true, default_memory, default_cores, ..Policy::default() }
 }
 
@@ -116,7 +116,7 @@ fn what_podman_passes_of_an_image_that_nobody_checked_is_within_the_nodes_defaul
 }
 
 fn within(request: &Request) -> bool {
-    let MemoryAsk::Bytes(memory) = request.memory else { return false };
+    let MemoryRequest::Bytes(memory) = request.memory else { return false };
     let cores = request.cores.is_some_and(|cores| cores.percent() <= 25);
     memory.bytes() <= GIB && cores && request.compute_policy == ComputePolicy::Fixed
 }
@@ -231,7 +231,7 @@ fn a_bundle_that_is_run_again_gains_nothing_by_words_that_are_gone() {
     let env: Vec<&str> = env.iter().filter_map(Value::as_str).collect();
     let first = bundle(&[cri, ("gpushare.io/devices", "1")], &env);
     let granted = of(&first, &Policy::default()).unwrap();
-    assert_eq!(granted.memory, MemoryAsk::Bytes(DeviceMemory::from_bytes(GIB)));
+    assert_eq!(granted.memory, MemoryRequest::Bytes(DeviceMemory::from_bytes(GIB)));
     let told = of(&again(&first, &list, &granted), &Policy::default());
     assert!(told.is_err(), "{told:?}");
 }

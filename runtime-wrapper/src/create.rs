@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use gpushare_config::{Config, ConfigError, ENVIRONMENT};
-use gpushare_inject::{Asking, Bundle, BundleError, REFUSAL, grant, refuse_earlier_plan};
+use gpushare_inject::{Bundle, BundleError, REFUSAL, Requester, grant, refuse_previous_plan};
 use gpushare_quota::LeaseKey;
 use gpushare_request::{Container, Policy, is_request};
 use serde_json::Value;
@@ -30,10 +30,10 @@ pub fn create(args: &Args, config: &Config) -> Result<Infallible> {
         return pass_on(&json, config, runtime).context(REFUSAL);
     }
     let key = key(args)?;
-    let asking = Asking { container: &container, key: &key, bundle: &bundle, json, is_read: false };
+    let requester = Requester { container: &container, key: &key, bundle: &bundle, json, is_read: false };
     let settings = config.settings(std::env::var_os(ENVIRONMENT).map(PathBuf::from));
     // The reservation lives until the process is another program; on any failure it is given back.
-    grant(asking, &settings, |plan, _reservation, json| {
+    grant(requester, &settings, |plan, _reservation, json| {
         bundle.apply(plan, json)?;
         exec::low_level(runtime)
     })
@@ -66,7 +66,7 @@ fn may_ask(container: &Container) -> bool {
 
 /// Becomes the low-level runtime for a bundle that asks for nothing.
 fn pass_on(json: &Value, config: &Config, runtime: &Path) -> Result<Infallible> {
-    refuse_earlier_plan(json, &config.paths.hook)?;
+    refuse_previous_plan(json, &config.paths.hook)?;
     exec::low_level(runtime)
 }
 

@@ -11,7 +11,7 @@ use gpushare_config::Config;
 use gpushare_inject::{CdiDevice, CdiSpec, Image, Plan};
 use gpushare_inventory::{DeviceMemory, Gpu, Node};
 use gpushare_quota::{Grant, StateFolder};
-use gpushare_request::{Devices, MemoryAsk, Request, ShareName};
+use gpushare_request::{Devices, MemoryRequest, Request, ShareName};
 
 use super::{Generate, Kind};
 use crate::{inventory, node, plan};
@@ -79,7 +79,7 @@ fn shares(asked: &Generate, config: &Config, node: &Node) -> Result<Vec<CdiDevic
     let largest = largest.unwrap_or(DeviceMemory::ZERO);
     let fits = |name: &str| -> Result<bool> {
         let share: ShareName = name.parse().with_context(|| format!("{name:?}"))?;
-        Ok(!matches!(share.memory, MemoryAsk::Bytes(memory) if memory > largest))
+        Ok(!matches!(share.memory, MemoryRequest::Bytes(memory) if memory > largest))
     };
     let names = if asked.share.is_empty() { &config.cdi_shares } else { &asked.share };
     let mut devices: Vec<CdiDevice> = Vec::new();

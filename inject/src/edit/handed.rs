@@ -42,8 +42,7 @@ pub(super) fn take_out_nodes(json: &mut Value, minors: &BTreeSet<u64>, plan: &Pl
         return;
     }
     let cards = minors.iter().map(|minor| (NVIDIA_MAJOR, *minor));
-    let display =
-        plan.surroundings.display_nodes.iter().filter(|(card, _)| minors.contains(&u64::from(*card)));
+    let display = plan.outside.display_nodes.iter().filter(|(card, _)| minors.contains(&u64::from(*card)));
     let nodes: BTreeSet<(u64, u64)> =
         cards.chain(display.map(|(_, (major, minor))| (u64::from(*major), u64::from(*minor)))).collect();
     let is_control = |(major, minor): (u64, u64)| {

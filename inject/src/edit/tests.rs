@@ -14,7 +14,7 @@ use oci_spec::runtime::{
 };
 
 use super::*;
-use crate::surroundings::Surroundings;
+use crate::outside_plan::OutsidePlan;
 
 fn plan() -> Plan {
     let hook = |stage: &str| {
@@ -52,7 +52,7 @@ fn plan() -> Plan {
         kept: Kept::default(),
         handed: BTreeSet::new(),
         denies_user_namespaces: false,
-        surroundings: Surroundings::default(),
+        outside: OutsidePlan::default(),
     }
 }
 
@@ -192,13 +192,13 @@ fn a_rule_for_gpus_beside_the_share_is_refused() {
 
 /// The plan's GPU on a node that has another one, with a render node, and MIG.
 fn one_of_two() -> Plan {
-    let surroundings = Surroundings {
+    let outside = OutsidePlan {
         other_nodes: vec![(195, 1), (226, 129)],
         display_nodes: vec![(0, (226, 128)), (1, (226, 129))],
         mig_major: Some(237),
         sources: vec![],
     };
-    Plan { surroundings, ..plan() }
+    Plan { outside, ..plan() }
 }
 
 #[test]
@@ -254,9 +254,9 @@ fn files_of_a_whole_card_go_when_the_bundle_asks_for_a_share() {
         let mount = MountBuilder::default().source(source).destination(target).typ("bind");
         mount.options(options).build().unwrap()
     };
-    let surroundings =
-        Surroundings { sources: vec!["/driver/lib".into(), "/cache".into()], ..Surroundings::default() };
-    let share = Plan { surroundings, ..plan() };
+    let outside =
+        OutsidePlan { sources: vec!["/driver/lib".into(), "/cache".into()], ..OutsidePlan::default() };
+    let share = Plan { outside, ..plan() };
     let mut whole = share.clone();
     whole.mounts.push(mounted("/driver/lib/libnvidia-opencl.so.535", "/usr/lib/libnvidia-opencl.so.1"));
     whole.mounts.push(mounted("/cache/fitted-libcuda.so.1", "/opt/libcuda.so"));

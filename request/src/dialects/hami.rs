@@ -12,7 +12,7 @@ use crate::dialect::{Dialect, Off, Speech, Switch, is_go_true};
 use crate::quantity;
 use crate::sources::list::{limited, refuse_order};
 use gpushare_claims::{
-    Amount, Cap, Claim, IndexMeaning, Library, MemoryAsk, NodeGpus, Owner, RequestError, Word, Words,
+    Amount, Cap, Claim, IndexMeaning, Library, MemoryRequest, NodeGpus, Owner, RequestError, Word, Words,
 };
 
 pub(super) static DIALECT: Dialect = Dialect {
@@ -113,7 +113,7 @@ fn memory_claims(words: &Words, all: &[Word], gpus: &[&Gpu]) -> Result<Vec<Claim
     let has_own = |place: usize| stated.iter().any(|(word, limit)| word.key == of(place) && limit.is_some());
     let mut claims = Vec::new();
     for (word, memory) in &stated {
-        let memory = memory.map(MemoryAsk::Bytes);
+        let memory = memory.map(MemoryRequest::Bytes);
         let is_its = |place: usize| word.key == of(place) || word.key == MEMORY && !has_own(place);
         let its: Vec<&Gpu> =
             gpus.iter().enumerate().filter(|(place, _)| is_its(*place)).map(|(_, gpu)| *gpu).collect();

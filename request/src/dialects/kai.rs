@@ -22,7 +22,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     owns,
     over: &["hami"],
     library: Some(Library { folders: &["/opt/gpu-fractioning/lib"], files: &[], owner: None }),
-    hints: &[(
+    near_misses: &[(
         // KAI-Scheduler issue 257.
         "nvidia.com/gpu.memory",
         "is a label of nodes and no request: annotate gpu-memory in MiB, or gpushare.io/memory",

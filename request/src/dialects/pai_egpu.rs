@@ -17,7 +17,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     owns,
     over: &["aliyun", "aliyun-off"],
     numbers: cgpu::meaning,
-    hints: &[(BYTES, "is no request without AMP_VGPU_ENABLE=1")],
+    near_misses: &[(BYTES, "is no request without AMP_VGPU_ENABLE=1")],
     ..Dialect::PLAIN
 };
 

@@ -150,7 +150,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::{Ceilings, Container, KeyPatterns, MemoryAsk, Policy};
+    use crate::{Ceilings, Container, KeyPatterns, MemoryRequest, Policy};
     use gpushare_claims::{Rank, four};
 
     #[test]
@@ -177,7 +177,7 @@ mod tests {
         let container = Container::new(annotations, Vec::new());
         let core = Word { key: CORE, value: "30", rank: Rank::Granted, is_variable: false };
         for (strict, pod, want) in
-            [(false, None, Some(60)), (true, None, None), (true, Some(MemoryAsk::Percent(100)), Some(60))]
+            [(false, None, Some(60)), (true, None, None), (true, Some(MemoryRequest::Percent(100)), Some(60))]
         {
             let ceilings = Ceilings { pod, ..Ceilings::default() };
             let policy = Policy { strict, ceilings, ..Policy::default() };

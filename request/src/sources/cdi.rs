@@ -15,7 +15,7 @@ use crate::sources::list;
 use crate::sources::names::{DEVICES, is_ours, items, word};
 use crate::sources::qualified;
 use gpushare_claims::{
-    Cores, GrammarError, MemoryAsk, NvidiaPolicy, Policy, Rank, RequestError, Words, conflict, shortened,
+    Cores, GrammarError, MemoryRequest, NvidiaPolicy, Policy, Rank, RequestError, Words, conflict, shortened,
 };
 
 /// The kind of a share.
@@ -31,7 +31,7 @@ pub const VARIABLE: &str = "GPUSHARE_CDI_";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareName {
     /// Memory on the GPU.
-    pub memory: MemoryAsk,
+    pub memory: MemoryRequest,
     /// Compute; `None` is the node's default.
     pub cores: Option<Cores>,
 }
@@ -231,12 +231,12 @@ mod tests {
 
     #[test]
     fn the_name_of_a_share_holds_memory_and_compute() {
-        let bytes = |bytes| MemoryAsk::Bytes(DeviceMemory::from_bytes(bytes));
+        let bytes = |bytes| MemoryRequest::Bytes(DeviceMemory::from_bytes(bytes));
         for (name, memory, cores) in [
             ("4GiB", bytes(4 * GIB), None),
             ("1.5GiB-30", bytes(3 * GIB / 2), Cores::new(30)),
-            ("25pct", MemoryAsk::Percent(25), None),
-            ("25pct-100", MemoryAsk::Percent(25), Cores::new(100)),
+            ("25pct", MemoryRequest::Percent(25), None),
+            ("25pct-100", MemoryRequest::Percent(25), Cores::new(100)),
         ] {
             assert_eq!(name.parse(), Ok(ShareName { memory, cores }), "{name}");
             let request = granted(&[("cdi.k8s.io/a", &format!("gpushare.io/share={name}"))], &[]);
@@ -256,7 +256,7 @@ mod tests {
         let of = |env: &[&str]| {
             let request = granted(&[], env);
             assert_eq!(request.mode, Mode::Exclusive, "{env:?}");
-            assert_eq!(request.memory, MemoryAsk::Percent(100), "{env:?}");
+            assert_eq!(request.memory, MemoryRequest::Percent(100), "{env:?}");
             request.devices
         };
         let index = |index: usize| DeviceSelector::Uuid(four()[index].uuid);
@@ -377,7 +377,7 @@ mod tests {
         }
         let trusted = ("alloc.gpushare.io/memory", "8GiB");
         let lowered = read(&[trusted, ("cdi.k8s.io/a", name)], &[], &strict).unwrap().unwrap();
-        assert_eq!(lowered.memory, MemoryAsk::Bytes(DeviceMemory::from_bytes(4 * GIB)));
+        assert_eq!(lowered.memory, MemoryRequest::Bytes(DeviceMemory::from_bytes(4 * GIB)));
         let env_is_not_read = Policy { ignore_env: true, ..Policy::default() };
         for variable in ["GPUSHARE_CDI_SHARE_4GIB=gpushare.io/share=4GiB", "GPUSHARE_CDI_SHARE=4GiB"] {
             assert_eq!(

@@ -8,8 +8,8 @@ use gpushare_inventory::Gpu;
 use crate::sources::cdi;
 use crate::sources::entry::Entry;
 use gpushare_claims::{
-    Amount, Cap, Claim, ComputePolicy, Container, Cores, Devices, MemoryAsk, NodeGpus, Rank, RequestError,
-    Scope, Span, ValueError, Word, Words, conflict, count, rank_of_annotation, shortened,
+    Amount, Cap, Claim, ComputePolicy, Container, Cores, Devices, MemoryRequest, NodeGpus, Rank,
+    RequestError, Scope, Span, ValueError, Word, Words, conflict, count, rank_of_annotation, shortened,
 };
 
 const NAMES: [&str; 10] = [
@@ -141,7 +141,8 @@ impl<'a, 'b> Keys<'a, 'b> {
     fn refuse_part_of_whole(&self) -> Result<(), RequestError> {
         let Some(mode) = self.named("mode").filter(|mode| mode.value == "exclusive") else { return Ok(()) };
         let cores = self.parsed::<Cores>("cores")?.filter(|cores| *cores != Cores::ALL);
-        let memory = self.parsed::<MemoryAsk>("memory")?.filter(|memory| *memory != MemoryAsk::Percent(100));
+        let memory =
+            self.parsed::<MemoryRequest>("memory")?.filter(|memory| *memory != MemoryRequest::Percent(100));
         let cores = cores.and_then(|_| self.named("cores"));
         match cores.or_else(|| memory.and_then(|_| self.named("memory"))) {
             Some(part) => Err(conflict(mode, part)),
@@ -174,7 +175,7 @@ fn scope(key: &Entry, container: &Container) -> Result<Scope, RequestError> {
 fn is_same(first: &Entry, second: &Entry) -> Result<bool, RequestError> {
     Ok(match first.name {
         _ if first.value == second.value => true,
-        "memory" => first.parse::<MemoryAsk>()? == second.parse()?,
+        "memory" => first.parse::<MemoryRequest>()? == second.parse()?,
         "cores" => first.parse::<Cores>()? == second.parse()?,
         _ => false,
     })

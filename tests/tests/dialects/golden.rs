@@ -62,12 +62,12 @@ pub fn granted(request: &Request) -> Vec<String> {
     devices.iter().map(line).collect()
 }
 
-fn memory(memory: gpushare_request::MemoryAsk) -> String {
+fn memory(memory: gpushare_request::MemoryRequest) -> String {
     match memory {
-        gpushare_request::MemoryAsk::Bytes(memory) if memory.bytes() % (1 << 20) == 0 => {
+        gpushare_request::MemoryRequest::Bytes(memory) if memory.bytes() % (1 << 20) == 0 => {
             format!("{} MiB", memory.bytes() >> 20)
         }
-        gpushare_request::MemoryAsk::Rest => "rest".to_owned(),
+        gpushare_request::MemoryRequest::Rest => "rest".to_owned(),
         other => other.to_string(),
     }
 }

@@ -2,7 +2,7 @@
 
 use gpushare_inventory::{DeviceMemory, GpuUuid};
 use gpushare_request::{
-    ComputePolicy, Container, Cores, DeviceSelector, Devices, MemoryAsk, Mode, Policy, Request, read,
+    ComputePolicy, Container, Cores, DeviceSelector, Devices, MemoryRequest, Mode, Policy, Request, read,
 };
 
 use super::golden::{gpus, policy};
@@ -26,9 +26,9 @@ pub fn shares(request: &Request) -> Vec<(GpuUuid, u64, u8)> {
         let all = DeviceMemory::from_bytes(TOTAL << 20);
         let memory = match share.memory {
             _ if request.mode == Mode::Exclusive => all,
-            MemoryAsk::Bytes(memory) => memory,
-            MemoryAsk::Percent(percent) => all.percent(percent),
-            MemoryAsk::Rest => all,
+            MemoryRequest::Bytes(memory) => memory,
+            MemoryRequest::Percent(percent) => all.percent(percent),
+            MemoryRequest::Rest => all,
         };
         let most = match request.compute_policy {
             ComputePolicy::Fixed => share.cores,

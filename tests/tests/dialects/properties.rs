@@ -10,7 +10,7 @@ use std::env;
 
 use gpushare_inventory::{DeviceMemory, GpuUuid};
 use gpushare_request::{
-    Ceilings, Container, DeviceSelector, Devices, GRANTED_LIST, HANDED, MemoryAsk, Mode, Policy, Request,
+    Ceilings, Container, DeviceSelector, Devices, GRANTED_LIST, HANDED, MemoryRequest, Mode, Policy, Request,
     Share, kept_list, read, switch_names,
 };
 use serde_json::{Value, json};
@@ -428,8 +428,8 @@ fn draw(random: &mut Random, variables: &[String], pods: &[(String, String)]) ->
 }
 
 fn node_policy(random: &mut Random) -> Policy {
-    let whole: Option<MemoryAsk> = Some("100%".parse().unwrap());
-    let mut some = |ceiling: Option<MemoryAsk>| ceiling.filter(|_| random.chance(70));
+    let whole: Option<MemoryRequest> = Some("100%".parse().unwrap());
+    let mut some = |ceiling: Option<MemoryRequest>| ceiling.filter(|_| random.chance(70));
     let ceilings = Ceilings { pod: some(whole), env: some(whole) };
     let switches = if random.chance(30) { switch_names().map(str::to_owned).collect() } else { Vec::new() };
     Policy {
@@ -439,7 +439,7 @@ fn node_policy(random: &mut Random) -> Policy {
         volume_mounts: true,
         switches,
         ignore_env: random.chance(15),
-        default_memory: Some(MemoryAsk::Bytes(DeviceMemory::from_bytes(2 << 30)))
+        default_memory: Some(MemoryRequest::Bytes(DeviceMemory::from_bytes(2 << 30)))
             .filter(|_| random.chance(30)),
         ..Policy::default()
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::{env, fs};
 
 use gpushare_inventory::DeviceMemory;
-use gpushare_request::{Container, Devices, MemoryAsk, Policy, Request, RequestError, read};
+use gpushare_request::{Container, Devices, MemoryRequest, Policy, Request, RequestError, read};
 
 use super::golden::{gpus, granted};
 use super::sets::{Set, UUIDS};
@@ -102,7 +102,7 @@ impl Channel {
 
     /// What it grants by itself on a strict node.
     fn alone(&self) -> &'static str {
-        let ask = Some(MemoryAsk::Bytes(DeviceMemory::from_bytes(1 << 30)));
+        let ask = Some(MemoryRequest::Bytes(DeviceMemory::from_bytes(1 << 30)));
         let strict = Policy { strict: true, ..Policy::default() };
         let (mut pod, mut env) = (strict.clone(), strict.clone());
         (pod.ceilings.pod, env.ceilings.env) = (ask, ask);
@@ -144,7 +144,7 @@ fn is_within(request: &Request, bound: &Request) -> bool {
         Devices::Any(_) | Devices::Among(..) => true,
         _ => granted(request).iter().zip(granted(bound)).all(|(a, b)| a[..40] == b[..40]),
     };
-    gpus && (bound.memory == MemoryAsk::Rest || request.memory == bound.memory)
+    gpus && (bound.memory == MemoryRequest::Rest || request.memory == bound.memory)
 }
 
 fn table() -> String {

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::{edited, fixtures, leased, plan};
 use crate::edit::take_out_driver;
+use crate::outside_plan::OutsidePlan;
 use crate::plan::Plan;
-use crate::surroundings::Surroundings;
 
 /// The entries of `before` and `after` that differ, by their place. Lists are compared as they stand from the first
 /// difference on, so that order counts.
@@ -90,10 +90,10 @@ fn second_gpu() -> Plan {
             .unwrap();
     let rule = json!({"allow": true, "type": "c", "major": 195, "minor": 1, "access": "rw"});
     plan.device_rules[0] = serde_json::from_value(rule).unwrap();
-    plan.surroundings = Surroundings {
+    plan.outside = OutsidePlan {
         other_nodes: vec![(195, 0), (226, 0), (226, 128)],
         display_nodes: display_nodes.to_vec(),
-        ..Surroundings::default()
+        ..OutsidePlan::default()
     };
     plan
 }

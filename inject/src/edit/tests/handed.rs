@@ -26,7 +26,7 @@ fn with(nodes: &[Value]) -> Value {
 }
 
 fn leased_one_of_two() -> Plan {
-    Plan { surroundings: one_of_two().surroundings, ..leased() }
+    Plan { outside: one_of_two().outside, ..leased() }
 }
 
 /// What stands of GPUs after the edit: nodes by path, and rules as `MAJOR:MINOR ACCESS`.

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use gpushare_inventory::DeviceMemory;
 
 use gpushare_claims::{
-    Ceilings, Container, DeviceSelector, Devices, MemoryAsk, NvidiaPolicy, Policy, Request, RequestError,
+    Ceilings, Container, DeviceSelector, Devices, MemoryRequest, NvidiaPolicy, Policy, Request, RequestError,
     four,
 };
 
@@ -23,8 +23,8 @@ fn strict(annotations: &[(&str, &str)], env: &[&str]) -> Result<Option<Request>,
 
 const GIB: u64 = 1 << 30;
 
-fn gib(count: u64) -> MemoryAsk {
-    MemoryAsk::Bytes(DeviceMemory::from_bytes(count * GIB))
+fn gib(count: u64) -> MemoryRequest {
+    MemoryRequest::Bytes(DeviceMemory::from_bytes(count * GIB))
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn a_plain_nvidia_request_follows_the_nodes_policy() {
     let read = |nvidia, default_memory| {
         crate::read::read(&container, &Policy { nvidia, default_memory, ..Policy::default() }, &four())
     };
-    assert_eq!(read(NvidiaPolicy::DefaultShare, None).unwrap().unwrap().memory, MemoryAsk::Rest);
+    assert_eq!(read(NvidiaPolicy::DefaultShare, None).unwrap().unwrap().memory, MemoryRequest::Rest);
     let share = read(NvidiaPolicy::DefaultShare, Some(gib(1))).unwrap().unwrap();
     assert_eq!((share.memory, share.capabilities.to_string().as_str()), (gib(1), "utility"));
     assert_eq!(read(NvidiaPolicy::Ignore, None), Ok(None));
@@ -324,7 +324,7 @@ fn under_strict_only_trusted_annotations_grant_and_others_only_lower() {
     assert_eq!(memory(strict(&[trusted], &[])), Ok(gib(8)));
     assert_eq!(memory(strict(&[trusted], &["GPUSHARE_MEMORY=4GiB"])), Ok(gib(4)));
     assert!(matches!(strict(&[trusted], &["GPUSHARE_MEMORY=9GiB"]), Err(RequestError::Raised { .. })));
-    assert_eq!(memory(strict(&[trusted], &["GPUSHARE_MEMORY=10%"])), Ok(MemoryAsk::Percent(10)));
+    assert_eq!(memory(strict(&[trusted], &["GPUSHARE_MEMORY=10%"])), Ok(MemoryRequest::Percent(10)));
     assert!(matches!(strict(&[trusted], &["GPUSHARE_MEMORY=60%"]), Err(RequestError::Raised { .. })));
     let limited = [trusted, ("alloc.gpushare.io/cores", "30")];
     for env in [
@@ -387,7 +387,7 @@ fn a_channel_with_a_ceiling_grants_up_to_it_and_the_others_only_lower() {
         (&[], &["GPUSHARE_MEMORY=8GiB"], ("", "50%"), None),
         (&[], &["GPUSHARE_MEMORY=30%"], ("", "4GiB"), None),
         (&[], &["GPUSHARE_CORES=30"], ("", "4GiB"), Some(gib(4))),
-        (&[], &["GPUSHARE_CORES=30"], ("", "100%"), Some(MemoryAsk::Rest)),
+        (&[], &["GPUSHARE_CORES=30"], ("", "100%"), Some(MemoryRequest::Rest)),
         (&[], &["GPUSHARE_MODE=exclusive"], ("", "99%"), None),
         (&[], &["GPUSHARE_MODE=exclusive"], ("", "100%"), Some("100%".parse().unwrap())),
         (&[], &["GPUSHARE_MEMORY=5GiB", "GPUSHARE_DEVICES=2"], ("", "4GiB"), None),

@@ -11,10 +11,10 @@ use super::EditError;
 ///
 /// # Errors
 /// When it holds one.
-pub fn refuse_earlier_plan(json: &Value, hook: &Path) -> Result<(), EditError> {
+pub fn refuse_previous_plan(json: &Value, hook: &Path) -> Result<(), EditError> {
     let hooks = json.pointer("/hooks/prestart").and_then(Value::as_array).into_iter().flatten();
     if hooks.into_iter().any(|entry| is_of_a_lease(entry, hook)) {
-        return Err(EditError::Earlier);
+        return Err(EditError::PreviousPlan);
     }
     Ok(())
 }
@@ -41,8 +41,8 @@ mod tests {
             ("/bin/other", &["gpushare-hook", "prestart", "--state", "/s", "--lease", "7"], false),
         ] {
             let json = json!({"hooks": {"prestart": [{"path": "/x"}, {"path": path, "args": args}]}});
-            assert_eq!(refuse_earlier_plan(&json, hook).is_err(), earlier, "{path} {args:?}");
+            assert_eq!(refuse_previous_plan(&json, hook).is_err(), earlier, "{path} {args:?}");
         }
-        assert_eq!(refuse_earlier_plan(&json!({"hooks": 7}), hook), Ok(()));
+        assert_eq!(refuse_previous_plan(&json!({"hooks": 7}), hook), Ok(()));
     }
 }

@@ -7,7 +7,7 @@ use gpushare_quota::Lease;
 
 /// The parts of the node that a plan does not give.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Surroundings {
+pub struct OutsidePlan {
     /// Major and minor numbers of the nodes of GPUs that the lease does not grant.
     pub other_nodes: Vec<(u32, u32)>,
     /// The nodes below /dev/dri of every GPU: the minor of the GPU's own node, then major and minor of this
@@ -19,7 +19,7 @@ pub struct Surroundings {
     pub sources: Vec<PathBuf>,
 }
 
-impl Surroundings {
+impl OutsidePlan {
     /// What of `node` the lease leaves out, and where its plans mount from besides the folders `ours`.
     pub(crate) fn of(lease: &Lease, node: &Node, ours: [&Path; 2]) -> Self {
         let granted = |uuid| lease.grants.iter().any(|grant| grant.gpu == uuid);

@@ -20,7 +20,7 @@ const SETTINGS_VARIABLE: &str = "GPUSHARE_CONFIG";
 
 /// Why the node's GPUs are not known.
 #[derive(Debug, thiserror::Error)]
-pub enum StockError {
+pub enum NodeFactsError {
     /// The running boot could not be told.
     #[error(transparent)]
     Boot(#[from] ProcError),
@@ -47,7 +47,7 @@ pub enum StockError {
 }
 
 /// The node with its GPUs' sizes. What is of another boot, driver or set of GPUs is renewed first.
-pub(crate) fn known(node: Node, state: &Path, settings: &Settings) -> Result<Node, StockError> {
+pub(crate) fn known(node: Node, state: &Path, settings: &Settings) -> Result<Node, NodeFactsError> {
     let boot = boot_id()?;
     let fitting = || {
         let totals = Totals::load(&Totals::path(state));
@@ -59,13 +59,13 @@ pub(crate) fn known(node: Node, state: &Path, settings: &Settings) -> Result<Nod
         return Ok(node.with_totals(&totals));
     }
     refresh(settings)?;
-    let totals = fitting().ok_or(StockError::Differs)?;
+    let totals = fitting().ok_or(NodeFactsError::Differs)?;
     Ok(node.with_totals(&totals))
 }
 
 /// Runs `gpushare inventory refresh` with nothing of the caller's: no environment, no descriptors, a deadline.
-pub(crate) fn refresh(settings: &Settings) -> Result<(), StockError> {
-    let run = |source| StockError::Run { path: settings.cli.into(), source };
+pub(crate) fn refresh(settings: &Settings) -> Result<(), NodeFactsError> {
+    let run = |source| NodeFactsError::Run { path: settings.cli.into(), source };
     let mut command = Command::new(settings.cli);
     command.args(["inventory", "refresh"]).env_clear().current_dir("/");
     command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
@@ -78,13 +78,13 @@ pub(crate) fn refresh(settings: &Settings) -> Result<(), StockError> {
     let mut child = command.spawn().map_err(run)?;
     drop(command); // our copy of the writing end
     match wait(&mut child).map_err(run)? {
-        None => Err(StockError::NoAnswer),
+        None => Err(NodeFactsError::NoAnswer),
         Some(status) if status.success() => Ok(()),
         Some(_) => {
             let mut text = String::new();
             let _ = answer.take(4096).read_to_string(&mut text);
             let last = text.lines().last().unwrap_or("gpushare inventory refresh ended without a word");
-            Err(StockError::Refused(last.to_owned()))
+            Err(NodeFactsError::Refused(last.to_owned()))
         }
     }
 }
@@ -146,6 +146,6 @@ mod tests {
             policy: &policy,
         };
         assert!(refresh(&settings("Cargo.toml")).is_ok(), "a test's working folder is its crate's");
-        assert!(matches!(refresh(&settings("none.toml")), Err(StockError::Refused(_))));
+        assert!(matches!(refresh(&settings("none.toml")), Err(NodeFactsError::Refused(_))));
     }
 }

@@ -48,11 +48,11 @@ fn refuse_numbers(
         plan.devices.iter().any(|d| numbers(d.major(), d.minor()) == (Ok(NVIDIA_MAJOR), Ok(minor)))
     };
     let card = is(major, NVIDIA_MAJOR) && minor.is_none_or(|m| m < FIRST_CONTROL_MINOR && !granted(m));
-    let mut others = plan.surroundings.other_nodes.iter();
+    let mut others = plan.outside.other_nodes.iter();
     if card || others.any(|(other, m)| is(major, (*other).into()) && is(minor, (*m).into())) {
         return Err(EditError::OtherGpu { what: what() });
     }
-    if plan.surroundings.mig_major.is_some_and(|mig| is(major, mig.into())) {
+    if plan.outside.mig_major.is_some_and(|mig| is(major, mig.into())) {
         return Err(EditError::Mig { what: what() });
     }
     Ok(())
