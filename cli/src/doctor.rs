@@ -10,7 +10,7 @@ use gpushare_config::{Config, OnCheating};
 use gpushare_inject::{Region, one_line, out_of_service};
 use gpushare_inventory::Node;
 use gpushare_quota::{Lease, LeaseState, StateFolder, Store};
-use gpushare_request::{ComputePolicy, Mode};
+use gpushare_request::ComputePolicy;
 use serde_json::json;
 
 use self::runc::Runc;
@@ -218,7 +218,7 @@ fn device_nodes(config: &Config, node: &Node) -> Finding {
     let remedy = "run `gpushare system nodes`, or nvidia-modprobe -c 0 -u";
     match system::wrong_nodes(config) {
         Ok(wrong) if wrong.is_empty() => ok(check, "all that the driver wants"),
-        Ok(wrong) if node.uvm.is_some() => warning(check, format!("{}; {remedy}", wrong.join(", "))),
+        Ok(wrong) if node.nodes.uvm.is_some() => warning(check, format!("{}; {remedy}", wrong.join(", "))),
         Ok(wrong) => failure(check, format!("{}; CUDA needs nvidia-uvm: {remedy}", wrong.join(", "))),
         Err(error) => failure(check, one_line(error.as_ref())),
     }
@@ -300,8 +300,9 @@ fn meter(config: &Config, state: &Path, leases: &[Lease]) -> Finding {
 /// Regions that nobody here measures or changes. They are mounts: those that an engine makes in a mount namespace
 /// of its own are not here; and another version of gpushare may have made them.
 fn unseen(state: &Path, leases: &[Lease]) -> Vec<Finding> {
-    let lives =
-        |lease: &&Lease| lease.mode == Mode::Share && lease.state() == LeaseState::Active && !lease.is_gone();
+    let lives = |lease: &&Lease| {
+        lease.enforcement.terms().has_region && lease.state() == LeaseState::Active && !lease.is_gone()
+    };
     let unseen = leases.iter().filter(lives).map(|lease| Region::of(state, lease.id));
     let (foreign, hidden): (Vec<_>, Vec<_>) =
         unseen.filter(|region| region.measured().is_err()).partition(Region::is_foreign);

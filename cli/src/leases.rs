@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use gpushare_config::Config;
-use gpushare_inject::{Region, forget, one_line};
+use gpushare_inject::{Region, Whose, forget_swept, give_back, one_line};
 use gpushare_quota::{Release, ReleaseReason};
-use gpushare_request::Mode;
 use serde_json::{Value, json};
 
 use crate::container::{containers, find, listed, short};
@@ -81,13 +80,13 @@ pub fn sweep(as_json: bool) -> Result<()> {
     config.log.start();
     let (state, store) = node::store(&config)?;
     let swept = store.sweep()?;
-    swept.iter().for_each(|swept| forget(&state, swept.lease, &swept.key, swept.left));
+    swept.iter().for_each(|swept| forget_swept(&state, swept));
     let regions = Region::existing(state.path());
     let living = store.leases()?;
     for id in regions.into_iter().filter(|id| !living.iter().any(|lease| lease.id == *id)) {
         Region::of(state.path(), id).remove();
     }
-    for lease in living.iter().filter(|lease| lease.mode == Mode::Share) {
+    for lease in living.iter().filter(|lease| lease.enforcement.terms().has_region) {
         let container = containers(lease);
         match meter::mend(&store, &Region::of(state.path(), lease.id), lease) {
             Ok(false) => {}
@@ -121,8 +120,7 @@ pub fn release(id: &str, root: Option<&str>, force: bool) -> Result<()> {
             short(id)
         );
     }
-    let left = store.release(lease.id, key, ReleaseReason::Forced)?;
-    forget(&state, lease.id, key, left);
+    let left = give_back(&state, &store, lease.id, key, ReleaseReason::Forced, Whose::Anyones)?;
     let others = listed(lease.others.iter().map(|member| member.key.container.as_str()));
     Ok(table::line(&match left {
         Release::Left => format!("{} holds its share no more; it is left to {others}", short(&key.container)),

@@ -27,7 +27,6 @@ use anyhow::{Context, Result, bail};
 use gpushare_config::{Config, Level, Log};
 use gpushare_inventory::{Node, open_now};
 use gpushare_quota::{Lease, Store};
-use gpushare_request::Mode;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nvml_wrapper::Nvml;
 use tracing::level_filters::LevelFilter;
@@ -73,12 +72,14 @@ pub fn meter() -> Result<()> {
 pub fn look_once(config: &Config, state: &Path, leases: &[Lease]) -> Vec<Violation> {
     let Ok(node) = Node::open(&config.roots) else { return Vec::new() };
     let Ok(libcuda) = node.driver.libcuda() else { return Vec::new() };
-    let shares: Vec<Lease> = leases.iter().filter(|lease| lease.mode == Mode::Share).cloned().collect();
+    let shares: Vec<Lease> =
+        leases.iter().filter(|lease| lease.enforcement.terms().has_region).cloned().collect();
     let mut kept = Kept::of(&node, config, state);
     kept.hold(state, &shares);
     let mut watch = Watch::default();
+    let intercepted = shares.iter().filter(|lease| lease.enforcement.terms().is_intercepted);
     let mut found: Vec<Violation> =
-        shares.iter().flat_map(|lease| watch.look(state, lease, &libcuda, &HashSet::new())).collect();
+        intercepted.flat_map(|lease| watch.look(state, lease, &libcuda, &HashSet::new())).collect();
     found.extend(watch::file_leases(&kept, &mut Owners::default(), &shares));
     found
 }
@@ -99,7 +100,7 @@ fn wait_for_shares(store: &Store) -> Result<()> {
 /// The leases that have limits to hold: not those of whole GPUs.
 fn shares(store: &Store) -> Result<Vec<Lease>> {
     let mut leases = store.leases()?;
-    leases.retain(|lease| lease.mode == Mode::Share);
+    leases.retain(|lease| lease.enforcement.terms().has_region);
     Ok(leases)
 }
 

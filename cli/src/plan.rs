@@ -6,10 +6,11 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use gpushare_config::Config;
 use gpushare_inject::{
-    Bundle, Plan, Programs, RootFolder, admit, beside_sick, clear, refuse_previous_plan, take_out_driver,
+    Bundle, HostFiles, Offer, Plan, PlanParts, Programs, Requirements, RootFolder, admit, beside_sick, clear,
+    refuse_previous_plan, take_out_driver,
 };
 use gpushare_inventory::Node;
-use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member};
+use gpushare_quota::{Enforcement, Grant, Holder, Lease, LeaseKey, Member};
 use gpushare_request::{
     Cores, Devices, InterceptorPolicy, Mode, Request, RequestError, Scope, is_request, read,
 };
@@ -51,10 +52,14 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     take_out_driver(&mut json, &node.driver.sources());
     let grants = store.preview(&request, &node.gpus, &config.quota);
     let lease = lease(&request, grants.map_err(|error| beside_sick(error.into(), &node))?)?;
-    gpushare_inject::Requirements::of(&container)?.check(&gpushare_inject::offer(&node, &lease))?;
+    Requirements::of(&container)?.check(&Offer::of(&node, &lease))?;
     let root = RootFolder::open(&bundle.root(&json), &json)?;
     let image = root.look(bundle.path(), &json);
-    let plan = Plan::new(&request, &lease, &node, &programs, &image)?;
+    let extent = lease.enforcement.terms().extent;
+    let files = HostFiles::gather(&request, extent, &node.driver, &programs, &image)?;
+    let parts =
+        PlanParts { gpus: &node.gpus, nodes: &node.nodes, files: &files, image: &image, programs: &programs };
+    let plan = Plan::new(&request, &lease, parts)?;
     root.check(plan.targets())?;
     plan.edit(&mut json.clone()).context("config.json cannot be changed")?;
     if as_json {
@@ -102,7 +107,7 @@ pub fn lease(request: &Request, grants: Vec<Grant>) -> Result<Lease> {
         member: Member::reserved(key, Holder::this_process().context("cannot plan")?),
         others: Vec::new(),
         grants,
-        mode: request.mode,
+        enforcement: Enforcement::of(request),
         compute_policy: request.compute_policy,
         ceiling: request.burst.unwrap_or(Cores::ALL),
         priority: request.priority,

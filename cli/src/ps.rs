@@ -8,9 +8,9 @@ use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::{Region, UsageError};
 use gpushare_inventory::DeviceMemory;
-use gpushare_quota::{Lease, Member, Running};
+use gpushare_quota::{Enforcement, Lease, Member, Running};
 use gpushare_region::{MAX_DEVICES, Measurement, Throttle, Usage};
-use gpushare_request::{ComputePolicy, Cores, Mode};
+use gpushare_request::{ComputePolicy, Cores};
 use serde_json::{Value, json};
 
 use crate::clock::Clock;
@@ -107,8 +107,8 @@ fn rows(lease: &Lease, seen: &Seen, names: &GpuNames, cheats: bool) -> Vec<[Stri
             names.name(grant.gpu),
             grant.memory.to_string(),
             if seen.is_damaged() { "damaged".to_owned() } else { or_dash(used) },
-            match (lease.mode, grant.cores) {
-                (Mode::Exclusive, _) => "exclusive".to_owned(),
+            match (lease.enforcement, grant.cores) {
+                (Enforcement::WholeGpu, _) => "exclusive".to_owned(),
                 (_, None) => "no limit".to_owned(),
                 (_, Some(cores)) => match lease.compute_policy {
                     ComputePolicy::Fixed => cores.to_string(),
@@ -152,7 +152,7 @@ fn entry(lease: &Lease, seen: &Seen, violations: &[&Violation]) -> Value {
         "id": lease.member.key.container,
         "containers": lease.members().map(container).collect::<Vec<_>>(),
         "state": state(lease),
-        "mode": if lease.mode == Mode::Exclusive { "exclusive" } else { "share" },
+        "mode": if lease.enforcement == Enforcement::WholeGpu { "exclusive" } else { "share" },
         "pid": lease.member.holder.pid,
         "priority": lease.priority.level(),
         "compute_policy": lease.compute_policy.name(),

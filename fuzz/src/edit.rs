@@ -1,5 +1,7 @@
 //! A plan put into a config.json that an engine may have written of an image's and a user's strings.
 
+use std::collections::BTreeSet;
+
 use gpushare_inject::{OutsidePlan, Plan};
 use gpushare_request::{GRANTED_LIST, is_privileged, ran_before};
 use oci_spec::runtime::{
@@ -153,6 +155,7 @@ fn plan() -> Plan {
         kept: gpushare_request::Kept::default(),
         handed: std::collections::BTreeSet::new(),
         denies_user_namespaces: false,
+        folders: BTreeSet::new(),
         outside: OutsidePlan::default(),
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use gpushare_config::Config;
-use gpushare_inject::{Bundle, Live, REFUSAL, Requester, forget, grant, one_line};
+use gpushare_inject::{Bundle, Live, REFUSAL, Requester, Whose, give_back, grant, one_line};
 use gpushare_quota::{Holder, LeaseKey, LeaseState, Member, Release, ReleaseReason, StateFolder, Store};
 use gpushare_request::{Container, is_request};
 use nix::unistd::getppid;
@@ -105,8 +105,7 @@ fn holds_already(id: &str, init: &Holder, config: &Config) -> Result<bool> {
         let is_earlier_life =
             key.root == LeaseKey::HOOK_ONLY && holder.cgroup == init.cgroup && holder.is_gone_before(init);
         if is_earlier_life {
-            let left = store.release(lease.id, key, ReleaseReason::Ended)?;
-            forget(&folder, lease.id, key, left);
+            give_back(&folder, &store, lease.id, key, ReleaseReason::Ended, Whose::Anyones)?;
         } else if !holder.is_gone() {
             bail!(
                 "another container of this id holds a share (runtime root {:?}); a hook cannot tell the two apart: give \
@@ -140,11 +139,9 @@ pub fn poststop(state: &[u8], file: Option<&Path>) -> Result<()> {
     while !lease.member.holder.is_gone() && start.elapsed() < END {
         thread::sleep(Duration::from_millis(5));
     }
-    match store.release_if_gone(lease.id, &key, ReleaseReason::Ended)? {
-        Release::Nothing => {
-            tracing::warn!(container = %key.container, "it still lives: its lease is left for the sweep")
-        }
-        left => forget(&folder, lease.id, &key, left),
+    let left = give_back(&folder, &store, lease.id, &key, ReleaseReason::Ended, Whose::GoneOnes)?;
+    if left == Release::Nothing {
+        tracing::warn!(container = %key.container, "it still lives: its lease is left for the sweep");
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! What each hook does with the lease.
 
 use anyhow::{Context, Result, bail};
-use gpushare_inject::{Region, forget};
-use gpushare_quota::{Holder, Release, ReleaseReason, StateFolder, Store, StoreError};
+use gpushare_inject::give_back_ended;
+use gpushare_quota::{Holder, StateFolder, Store};
 use oci_spec::runtime::State;
 
 use crate::args::Args;
@@ -40,30 +40,5 @@ pub fn prestart(args: &Args, state: &[u8]) -> Result<()> {
 pub fn poststop(args: &Args) -> Result<()> {
     args.log.start();
     let folder = StateFolder::open(&args.state)?;
-    let released = release(args, &folder);
-    let left = match released {
-        Ok(left) => left,
-        Err(_) => without_store(&Region::of(folder.path(), args.lease), &args.key.container),
-    };
-    forget(&folder, args.lease, &args.key, left);
-    released?;
-    Ok(())
-}
-
-/// What became of the lease; one that is gone has ended.
-fn release(args: &Args, folder: &StateFolder) -> Result<Release, StoreError> {
-    let store = Store::open(folder.path())?;
-    match store.release(args.lease, &args.key, ReleaseReason::Ended)? {
-        Release::Nothing if store.stands(args.lease)? => Ok(Release::Left),
-        Release::Nothing => Ok(Release::Ended),
-        left => Ok(left),
-    }
-}
-
-/// What must have become of the lease when no store can be asked. No new store is made beside the region of a
-/// container that might run, so the region of one that ended goes whatever the store says, but not before its
-/// pod's last container.
-fn without_store(region: &Region, container: &str) -> Release {
-    region.leave(container);
-    if region.is_shared() { Release::Left } else { Release::Ended }
+    Ok(give_back_ended(&folder, args.lease, &args.key)?)
 }

@@ -16,7 +16,8 @@ use gpushare_request::{CDI_VARIABLE, GPU_KIND, SHARE_KIND};
 use oci_spec::runtime::LinuxDevice;
 use serde::Serialize;
 
-use crate::plan::{self, HOOK_ENVIRONMENT, HOOK_TIMEOUT_SECONDS, Plan, PlanError};
+use crate::host_files::{HostFileError, installed};
+use crate::plan::{HOOK_ENVIRONMENT, HOOK_TIMEOUT_SECONDS, Plan};
 
 /// One CDI file: all devices of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -97,7 +98,11 @@ impl CdiSpec {
     ///
     /// # Errors
     /// When the hook is not installed.
-    pub fn shares(devices: Vec<CdiDevice>, hook: &Path, settings: Option<&Path>) -> Result<Self, PlanError> {
+    pub fn shares(
+        devices: Vec<CdiDevice>,
+        hook: &Path,
+        settings: Option<&Path>,
+    ) -> Result<Self, HostFileError> {
         Self::new(SHARE_KIND, devices, hook, settings)
     }
 
@@ -105,7 +110,11 @@ impl CdiSpec {
     ///
     /// # Errors
     /// As [`CdiSpec::shares`].
-    pub fn gpus(devices: Vec<CdiDevice>, hook: &Path, settings: Option<&Path>) -> Result<Self, PlanError> {
+    pub fn gpus(
+        devices: Vec<CdiDevice>,
+        hook: &Path,
+        settings: Option<&Path>,
+    ) -> Result<Self, HostFileError> {
         Self::new(GPU_KIND, devices, hook, settings)
     }
 
@@ -114,8 +123,8 @@ impl CdiSpec {
         devices: Vec<CdiDevice>,
         hook: &Path,
         settings: Option<&Path>,
-    ) -> Result<Self, PlanError> {
-        Ok(Self::of(kind, devices, hooks(&plan::installed(hook.to_path_buf(), "hook")?, settings)))
+    ) -> Result<Self, HostFileError> {
+        Ok(Self::of(kind, devices, hooks(&installed(hook.to_path_buf(), "hook")?, settings)))
     }
 
     fn of(kind: &'static str, devices: Vec<CdiDevice>, hooks: Vec<Hook>) -> Self {
@@ -180,6 +189,8 @@ fn hooks(hook: &Path, settings: Option<&Path>) -> Vec<Hook> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use oci_spec::runtime::{
         HookBuilder, LinuxDeviceBuilder, LinuxDeviceCgroupBuilder, LinuxDeviceType, MountBuilder,
     };
@@ -206,6 +217,7 @@ mod tests {
             kept: gpushare_request::Kept::default(),
             handed: std::collections::BTreeSet::new(),
             denies_user_namespaces: false,
+            folders: BTreeSet::new(),
             outside: OutsidePlan::default(),
         }
     }
@@ -268,7 +280,7 @@ mod tests {
     fn a_file_whose_hook_is_missing_is_not_made() {
         let missing =
             CdiSpec::shares(vec![CdiDevice::share("4GiB")], Path::new("/nowhere/gpushare-hook"), None);
-        assert!(matches!(missing, Err(PlanError::NotInstalled { key: "hook", .. })), "{missing:?}");
+        assert!(matches!(missing, Err(HostFileError::NotInstalled { key: "hook", .. })), "{missing:?}");
     }
 
     #[test]

@@ -1,46 +1,32 @@
-//! From a request to a plan: the one way for every mode that changes a container. The modes differ only in what they
-//! do with the plan.
+//! From a request to a plan: the one way for every mode that changes a container. It reads, decides, then applies; the
+//! modes differ only in what they do with the plan.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use gpushare_inventory::{Node, NodeError, Roots};
+use gpushare_inventory::{Node, NodeError};
 use gpushare_quota::{
-    Admission, Holder, HolderError, Lease, LeaseKey, Member, Pod, Release, Reservation, ReserveError,
-    StateError, StateFolder, Store, StoreError, Swept,
+    Enforcement, Holder, HolderError, Lease, LeaseKey, Member, Pod, Reservation, ReserveError, StateError,
+    StateFolder, Store, StoreError, Swept,
 };
 use gpushare_region::path::DRIVER_FOLDER;
-use gpushare_request::{Container, InterceptorPolicy, Policy, Request, RequestError, Scope, read};
+use gpushare_request::{Container, InterceptorPolicy, Request, RequestError, Scope, read};
 use serde_json::Value;
 
 use crate::bundle::Bundle;
 use crate::edit;
+use crate::give_back::{Undo, forget_swept};
+use crate::host_files::{HostFileError, HostFiles};
 use crate::image::{Image, ImageError, RootFolder};
 use crate::loader;
 use crate::message::{one_line, out_of_service};
 use crate::node_facts::{self, NodeFactsError};
-use crate::offer::offer;
-use crate::plan::{Plan, PlanError, Programs};
+use crate::plan::{Plan, PlanError};
+use crate::plan_parts::PlanParts;
 use crate::pod;
 use crate::region::{Region, RegionError};
-use crate::requirement::{RequirementError, Requirements};
+use crate::requirement::{Offer, RequirementError, Requirements};
 use crate::rights;
-
-/// The administrator's settings, as far as a grant depends on them.
-#[derive(Clone, Debug)]
-pub struct Settings<'a> {
-    /// Where driver, devices and /proc are.
-    pub roots: &'a Roots,
-    /// Our own files; the state folder as it is written in the settings.
-    pub programs: Programs<'a>,
-    /// The CLI's binary, which takes stock of the node.
-    pub cli: &'a Path,
-    /// The settings file, where it is not the default one: the CLI reads the same.
-    pub file: Option<PathBuf>,
-    /// Rules for admission.
-    pub admission: &'a Admission,
-    /// Rules for requests.
-    pub policy: &'a Policy,
-}
+use crate::settings::{Programs, Settings};
 
 /// A container that asks for a share.
 #[derive(Debug)]
@@ -133,6 +119,9 @@ pub enum GrantError {
     Reserve(#[from] ReserveError),
     /// A file that the container needs.
     #[error(transparent)]
+    File(#[from] HostFileError),
+    /// What the container would get.
+    #[error(transparent)]
     Plan(#[from] PlanError),
     /// The container's two files.
     #[error(transparent)]
@@ -149,49 +138,114 @@ pub fn grant<T, E: From<GrantError>>(
     settings: &Settings,
     apply: impl FnOnce(&Plan, Reservation<'_>, Value) -> Result<T, E>,
 ) -> Result<T, E> {
-    let requirements = Requirements::of(requester.container).map_err(GrantError::from)?;
-    let state = StateFolder::open(settings.programs.state).map_err(GrantError::from)?;
-    let node = Node::open(settings.roots).map_err(GrantError::from)?;
-    let node = node_facts::known(node, state.path(), settings).map_err(GrantError::from)?;
-    let programs = Programs { state: state.path(), ..settings.programs.clone() };
-    admit(&requester.json, requester.bundle.path(), &programs, &node, settings.policy.strict)?;
-    let beside_sick = |error| beside_sick(error, &node);
-    let request = read(requester.container, settings.policy, &node.gpus).map_err(GrantError::from);
-    let request = request.map_err(beside_sick)?.ok_or(RequestError::NoShare).map_err(GrantError::from)?;
+    let facts = Facts::read(&mut requester, settings)?;
+    let store = Store::open(facts.state.path()).map_err(GrantError::from)?;
+    let reservation = facts.reserve(&requester, &store, settings)?;
+    let undo = Undo::of(&store, &facts.state, reservation.lease());
+    let reservation = reservation; // dropped before `undo`, which asks what became of the lease
+    let plan = facts.plan(reservation.lease())?;
+    make_region(&facts.state, reservation.lease(), &facts.request).map_err(GrantError::from)?;
+    facts.root.check(plan.targets()).map_err(GrantError::from)?;
+    let done = apply(&plan, reservation, requester.json)?;
+    undo.keep();
+    Ok(done)
+}
+
+/// All that a grant depends on besides the quota store: the container's request, its image, and the node.
+struct Facts<'a> {
+    state: StateFolder,
+    node: Node,
+    programs: Programs<'a>,
+    request: Request,
+    requirements: Requirements,
+    pod: Option<Pod>,
+    root: RootFolder,
+    image: Image,
+    files: HostFiles,
+}
+
+impl<'a> Facts<'a> {
+    /// Reads them, and takes out of the requester's configuration what must not stand beside a share.
+    fn read(requester: &mut Requester, settings: &Settings<'a>) -> Result<Self, GrantError> {
+        let requirements = Requirements::of(requester.container)?;
+        let state = StateFolder::open(settings.programs.state)?;
+        let mut node = Node::open(settings.roots)?;
+        let programs = settings.programs.clone();
+        let totals = match node_facts::load(&node, state.path(), &programs)? {
+            Some(totals) => totals,
+            None => {
+                node_facts::refresh(settings)?;
+                let found = node_facts::load(&node, state.path(), &programs)?;
+                found.ok_or(NodeFactsError::Differs)?
+            }
+        };
+        node = node.with_totals(&totals);
+        let here = Programs { state: state.path(), ..programs.clone() };
+        admit(&requester.json, requester.bundle.path(), &here, &node, settings.policy.strict)?;
+        let request = read(requester.container, settings.policy, &node.gpus);
+        let request = request.map_err(|error| beside_sick(error.into(), &node))?;
+        let request = request.ok_or(RequestError::NoShare)?;
+        tell(requester.key, &request);
+        clear(&mut requester.json, &request, requester.is_read)?;
+        if !requester.is_read {
+            edit::take_out_driver(&mut requester.json, &node.driver.sources());
+        }
+        let root = RootFolder::open(&requester.bundle.root(&requester.json), &requester.json)?;
+        let image = root.look(requester.bundle.path(), &requester.json);
+        let pod = pod::of(requester.container, &requester.json);
+        let extent = Enforcement::of(&request).terms().extent;
+        let gather = || HostFiles::gather(&request, extent, &node.driver, &programs, &image);
+        let files = match gather() {
+            // gpushare itself was replaced since the node was looked at.
+            Err(HostFileError::NotFitted { .. }) => {
+                node_facts::refresh(settings)?;
+                gather()?
+            }
+            other => other?,
+        };
+        Ok(Self { state, node, programs, request, requirements, pod, root, image, files })
+    }
+
+    /// Takes the share out of the store, if the image can run on it.
+    fn reserve<'store>(
+        &self,
+        requester: &Requester,
+        store: &'store Store,
+        settings: &Settings,
+    ) -> Result<Reservation<'store>, GrantError> {
+        let member = Member::reserved(requester.key.clone(), Holder::this_process()?);
+        let forget = |swept: &Swept| forget_swept(&self.state, swept);
+        let (gpus, rules) = (&self.node.gpus, settings.admission);
+        let reserved = store.reserve(&member, self.pod.as_ref(), &self.request, gpus, rules, forget);
+        let reservation = reserved.map_err(|error| beside_sick(error.into(), &self.node))?;
+        self.requirements.check(&Offer::of(&self.node, reservation.lease()))?;
+        Ok(reservation)
+    }
+
+    fn plan(&self, lease: &Lease) -> Result<Plan, GrantError> {
+        let programs = Programs { state: self.state.path(), ..self.programs.clone() };
+        let (gpus, nodes) = (&self.node.gpus, &self.node.nodes);
+        let parts = PlanParts { gpus, nodes, files: &self.files, image: &self.image, programs: &programs };
+        Ok(Plan::new(&self.request, lease, parts)?)
+    }
+}
+
+/// Logs what the reader of the request noted, and another system's library.
+fn tell(key: &LeaseKey, request: &Request) {
     for note in &request.notes {
-        tracing::warn!(container = %requester.key.container, note, "request");
+        tracing::warn!(container = %key.container, note, "request");
     }
     if let Some((found, policy)) = &request.interceptor {
         // A bundle may hold a hundred thousand of them.
         let (count, first) = (found.count(), found.first());
-        tracing::warn!(container = %requester.key.container, ?policy, count, ?first, "another system's library");
+        tracing::warn!(container = %key.container, ?policy, count, ?first, "another system's library");
     }
-    clear(&mut requester.json, &request, requester.is_read)?;
-    if !requester.is_read {
-        edit::take_out_driver(&mut requester.json, &node.driver.sources());
-    }
-    let root = requester.bundle.root(&requester.json);
-    let root = RootFolder::open(&root, &requester.json).map_err(GrantError::from)?;
-    let image = root.look(requester.bundle.path(), &requester.json);
-    let store = Store::open(state.path()).map_err(GrantError::from)?;
-    let pod = pod::of(requester.container, &requester.json);
-    let reservation = reserve(requester.key, pod.as_ref(), &request, &node, &store, &state, settings);
-    let reservation = reservation.map_err(beside_sick)?;
-    requirements.check(&offer(&node, reservation.lease())).map_err(GrantError::from)?;
-    let made = Undo { store: &store, state: &state, lease: reservation.lease().id, key: requester.key };
-    let reservation = reservation; // dropped before `made`, which asks what became of the lease
-    let plan = match plan(&request, reservation.lease(), &node, &image, &programs) {
-        // gpushare itself was replaced since the node was looked at.
-        Err(GrantError::Plan(PlanError::NotFitted { .. })) => {
-            node_facts::refresh(settings).map_err(GrantError::from)?;
-            plan(&request, reservation.lease(), &node, &image, &programs)?
-        }
-        other => other?,
-    };
-    root.check(plan.targets()).map_err(GrantError::from)?;
-    let done = apply(&plan, reservation, requester.json)?;
-    made.keep();
-    Ok(done)
+}
+
+fn make_region(state: &StateFolder, lease: &Lease, request: &Request) -> Result<(), RegionError> {
+    let region = Region::of(state.path(), lease.id);
+    let is_shared = request.scope == Scope::Pod || !lease.others.is_empty();
+    if is_shared { region.join(lease) } else { region.make(lease) }
 }
 
 /// `error` of a request, with the GPUs that it could not have.
@@ -243,72 +297,51 @@ pub fn admit(
     }
 }
 
-fn reserve<'store>(
-    key: &LeaseKey,
-    pod: Option<&Pod>,
-    request: &Request,
-    node: &Node,
-    store: &'store Store,
-    state: &StateFolder,
-    settings: &Settings,
-) -> Result<Reservation<'store>, GrantError> {
-    let member = Member::reserved(key.clone(), Holder::this_process()?);
-    let swept = |swept: &Swept| forget(state, swept.lease, &swept.key, swept.left);
-    Ok(store.reserve(&member, pod, request, &node.gpus, settings.admission, swept)?)
-}
+#[cfg(test)]
+mod tests {
+    use gpushare_inventory::{DeviceMemory, DeviceNode, Extent, Gpu, GpuUuid};
+    use gpushare_request::Policy;
+    use serde_json::json;
 
-/// Takes away what is kept in the folder `state` for a container that gave its lease back, and the region
-/// with the last.
-pub fn forget(state: &StateFolder, lease: i64, key: &LeaseKey, left: Release) {
-    let region = Region::of(state.path(), lease);
-    match left {
-        Release::Nothing => {}
-        Release::Left => region.leave(&key.container),
-        Release::Ended => region.remove(),
-    }
-}
+    use super::*;
 
-fn plan(
-    request: &Request,
-    lease: &Lease,
-    node: &Node,
-    image: &Image,
-    programs: &Programs,
-) -> Result<Plan, GrantError> {
-    let plan = Plan::new(request, lease, node, programs, image)?;
-    let region = Region::of(programs.state, lease.id);
-    if request.scope == Scope::Pod || !lease.others.is_empty() {
-        region.join(lease)?;
-    } else {
-        region.make(lease)?;
-    }
-    Ok(plan)
-}
-
-/// What is kept for a container that is not there yet: taken away on drop, which a successful execve never
-/// reaches. The reservation is dropped before.
-struct Undo<'a> {
-    store: &'a Store,
-    state: &'a StateFolder,
-    lease: i64,
-    key: &'a LeaseKey,
-}
-
-impl Undo<'_> {
-    fn keep(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Undo<'_> {
-    fn drop(&mut self) {
-        // A lease that cannot be asked for is left to the sweep, and so is its region.
-        match self.store.stands(self.lease) {
-            Ok(true) => forget(self.state, self.lease, self.key, Release::Left),
-            Ok(false) => forget(self.state, self.lease, self.key, Release::Ended),
-            Err(error) => {
-                tracing::warn!(container = %self.key.container, %error, "region left for the sweep")
-            }
+    #[test]
+    fn a_share_has_the_whole_driver_only_beside_a_library_that_is_proved() {
+        let gpu = Gpu {
+            uuid: GpuUuid::from_bytes([1; 16]),
+            index: 0,
+            memory: Some(DeviceMemory::from_bytes(8 << 30)),
+            model: String::new(),
+            minor: 0,
+            node: DeviceNode {
+                path: "/dev/nvidia0".into(),
+                host_path: "/dev/nvidia0".into(),
+                major: 195,
+                minor: 0,
+                mode: 0o666,
+                uid: 0,
+                gid: 0,
+            },
+        };
+        let library =
+            json!({"source": "/usr/local/vgpu/libvgpu.so", "destination": "/usr/local/vgpu/libvgpu.so"});
+        let file = json!({"source": "/usr/local/vgpu/ld.so.preload", "destination": "/etc/ld.so.preload"});
+        let elsewhere = json!({"source": "/x/libvgpu.so", "destination": "/data/libvgpu.so"});
+        for (mounts, want) in [
+            (json!([library, file]), Extent::Whole),
+            (json!([library]), Extent::Share),
+            (json!([elsewhere, file]), Extent::Share),
+            (json!([]), Extent::Share),
+        ] {
+            let env = ["NVIDIA_VISIBLE_DEVICES=0", "CUDA_DEVICE_MEMORY_LIMIT=1g"];
+            let mut json = json!({"mounts": mounts, "process": {"env": env}});
+            let policy = Policy { interceptor: InterceptorPolicy::StandDown, ..Policy::default() };
+            let container = Container::from_json(&json);
+            let request = read(&container, &policy, std::slice::from_ref(&gpu)).unwrap().unwrap();
+            assert_eq!(Enforcement::of(&request).terms().extent, want, "{mounts}");
+            clear(&mut json, &request, false).unwrap();
+            let stays = want == Extent::Whole;
+            assert_eq!(json["mounts"] == mounts, stays || mounts == json!([]), "{json}");
         }
     }
 }

@@ -31,6 +31,16 @@ pub struct Image {
     pub driver_volume: Option<PathBuf>,
 }
 
+impl Image {
+    /// The image's own copies of the library `stem`.so, of any version.
+    pub(crate) fn copies_of<'a>(&'a self, stem: &'a str) -> impl Iterator<Item = &'a PathBuf> {
+        self.driver_copies.iter().filter(move |copy| {
+            let name = copy.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            name.strip_prefix(stem).is_some_and(|rest| rest == ".so" || rest.starts_with(".so."))
+        })
+    }
+}
+
 /// Why nothing can be put into this container.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use gpushare_inventory::{Node, ProcError, Totals, boot_id};
 
 use crate::fitted::Fitted;
-use crate::grant::Settings;
+use crate::settings::{Programs, Settings};
 
 /// NVML can take seconds without persistence mode; the engine hangs as long.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -41,26 +41,18 @@ pub enum NodeFactsError {
     /// The CLI said why not.
     #[error("cannot take stock of the node: {0}")]
     Refused(String),
-    /// Two views of one node.
+    /// The cached inventory and /proc disagree about the GPUs; `gpushare inventory refresh` mends it.
     #[error("NVML and /proc/driver/nvidia name different GPUs; see `gpushare doctor`")]
     Differs,
 }
 
-/// The node with its GPUs' sizes. What is of another boot, driver or set of GPUs is renewed first.
-pub(crate) fn known(node: Node, state: &Path, settings: &Settings) -> Result<Node, NodeFactsError> {
+/// The cached facts, if they are of this boot, driver and set of GPUs, and our libraries' copies are whole.
+pub(crate) fn load(node: &Node, state: &Path, programs: &Programs) -> Result<Option<Totals>, NodeFactsError> {
     let boot = boot_id()?;
-    let fitting = || {
-        let totals = Totals::load(&Totals::path(state));
-        totals.filter(|totals| totals.fits(&boot, &node.driver.version, &node.gpus))
-    };
-    let programs = &settings.programs;
     let fitted = Fitted { cache: programs.cache, libraries: programs.libraries, driver: &node.driver, state };
-    if let Some(totals) = fitting().filter(|_| fitted.is_complete()) {
-        return Ok(node.with_totals(&totals));
-    }
-    refresh(settings)?;
-    let totals = fitting().ok_or(NodeFactsError::Differs)?;
-    Ok(node.with_totals(&totals))
+    let totals = Totals::load(&Totals::path(state));
+    let current = totals.filter(|totals| totals.fits(&boot, &node.driver.version, &node.gpus));
+    Ok(current.filter(|_| fitted.is_complete()))
 }
 
 /// Runs `gpushare inventory refresh` with nothing of the caller's: no environment, no descriptors, a deadline.
@@ -114,7 +106,6 @@ mod tests {
     use gpushare_quota::Admission;
 
     use super::*;
-    use crate::plan::Programs;
 
     #[test]
     fn the_child_reads_the_settings_that_a_relative_path_names() {

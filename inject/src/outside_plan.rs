@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use gpushare_inventory::{DeviceNode, Node};
+use gpushare_inventory::DeviceNode;
 use gpushare_quota::Lease;
+
+use crate::plan_parts::PlanParts;
 
 /// The parts of the node that a plan does not give.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -20,20 +22,25 @@ pub struct OutsidePlan {
 }
 
 impl OutsidePlan {
-    /// What of `node` the lease leaves out, and where its plans mount from besides the folders `ours`.
-    pub(crate) fn of(lease: &Lease, node: &Node, ours: [&Path; 2]) -> Self {
+    /// What the lease leaves out of the node.
+    pub(crate) fn of(lease: &Lease, parts: PlanParts) -> Self {
+        let PlanParts { gpus, nodes, files, programs, .. } = parts;
         let granted = |uuid| lease.grants.iter().any(|grant| grant.gpu == uuid);
-        let cards = node.gpus.iter().map(|gpu| (gpu.uuid, &gpu.node));
-        let render = node.render.iter().map(|(uuid, node)| (*uuid, node));
+        let cards = gpus.iter().map(|gpu| (gpu.uuid, &gpu.node));
+        let render = nodes.render.iter().map(|(uuid, node)| (*uuid, node));
         let others = cards.chain(render).filter(|(uuid, _)| !granted(*uuid));
         let number = |node: &DeviceNode| (node.major, node.minor);
-        let card = |uuid| node.gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.node.minor);
-        let display = node.render.iter().filter_map(|(uuid, node)| Some((card(*uuid)?, number(node))));
+        let card = |uuid| gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.node.minor);
+        let display = nodes.render.iter().filter_map(|(uuid, node)| Some((card(*uuid)?, number(node))));
         Self {
             display_nodes: display.collect(),
             other_nodes: others.map(|(_, node)| number(node)).collect(),
-            mig_major: node.capabilities_major,
-            sources: ours.map(Path::to_path_buf).into_iter().chain(node.driver.sources()).collect(),
+            mig_major: nodes.capabilities_major,
+            sources: [programs.cache, programs.state]
+                .map(Path::to_path_buf)
+                .into_iter()
+                .chain(files.sources.iter().cloned())
+                .collect(),
         }
     }
 }

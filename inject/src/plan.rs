@@ -1,15 +1,14 @@
-//! The plan: what must change in a container, as OCI parts. A pure value; who consumes it decides how.
+//! The plan: what must change in a container, as OCI parts. A pure value, made of values: nothing here looks at the disk.
+//! Who consumes it decides how.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use gpushare_inventory::{Capability, DeviceNode, DriverError, Extent, Gpu, Node};
-use gpushare_quota::Lease;
+use gpushare_inventory::{Capability, DeviceNode, Extent, Gpu};
+use gpushare_quota::{Enforcement, Lease};
 use gpushare_region::path as inner;
-use gpushare_request::{InterceptorPolicy, Kept, Mode, Request};
+use gpushare_request::{Kept, Request};
 use oci_spec::OciSpecError;
 use oci_spec::runtime::{
     Hook, HookBuilder, LinuxDevice, LinuxDeviceBuilder, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder,
@@ -17,10 +16,12 @@ use oci_spec::runtime::{
 };
 use serde::Serialize;
 
-use crate::fitted;
+use crate::host_files::HostFiles;
 use crate::image::Image;
 use crate::outside_plan::OutsidePlan;
+use crate::plan_parts::PlanParts;
 use crate::region::Region;
+use crate::settings::{ExtraMount, Programs};
 
 /// Everything that one container needs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -50,75 +51,17 @@ pub struct Plan {
     /// Minors of the GPUs that a bundle that is run again was handed.
     #[serde(skip)]
     pub handed: BTreeSet<u64>,
+    /// Those targets of its mounts that are folders.
+    #[serde(skip)]
+    pub folders: BTreeSet<PathBuf>,
     /// What the plan leaves out.
     #[serde(skip)]
     pub outside: OutsidePlan,
 }
 
-/// Where our own programs and libraries are, and what they are told.
-#[derive(Clone, Debug)]
-pub struct Programs<'a> {
-    /// The hook's binary.
-    pub hook: &'a Path,
-    /// The folder with the interception libraries.
-    pub libraries: &'a Path,
-    /// The folder with their copies for this driver.
-    pub cache: &'a Path,
-    /// The state folder.
-    pub state: &'a Path,
-    /// The administrator's own mounts.
-    pub extra_mounts: &'a [ExtraMount],
-    /// Whether containers with a share may make no user namespaces.
-    pub denies_user_namespaces: bool,
-    /// What the hooks are told of the log, as arguments.
-    pub log: Vec<String>,
-}
-
-/// A mount that the administrator adds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExtraMount {
-    /// On the host.
-    pub source: PathBuf,
-    /// In the container.
-    pub destination: PathBuf,
-    /// Whether the container may write there.
-    pub writable: bool,
-}
-
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// A driver file is missing or not to be trusted.
-    #[error(transparent)]
-    Driver(#[from] DriverError),
-    /// A file of ours is not where it was installed.
-    #[error("{path} is missing; install gpushare completely, or set paths.{key}")]
-    NotInstalled {
-        /// The file.
-        path: PathBuf,
-        /// The setting that names its folder.
-        key: &'static str,
-    },
-    /// Our library was not fitted to this driver.
-    #[error("{path} is not fitted to this node's driver; run `gpushare inventory refresh`")]
-    NotFitted {
-        /// Our library as it was built.
-        path: PathBuf,
-    },
-    /// A file of ours that somebody else could change: root would run it, or every container would.
-    #[error(
-        "{path} must belong to root and be writable by nobody else; install gpushare with `make install` as root"
-    )]
-    Untrusted {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A mount of the settings has no source.
-    #[error("{path} is missing, which inject.mounts of the settings names; make it, or take the mount out")]
-    NoSource {
-        /// The source.
-        path: PathBuf,
-    },
     /// A volume with a driver: ours cannot lie over its files, which are the host's.
     #[error(
         "the volume over {folder} brings a driver of its own, which the container would find beside its share; mount it \
@@ -150,24 +93,16 @@ impl Plan {
     ///
     /// # Errors
     /// When a driver file, a device node or a file of ours is missing.
-    pub fn new(
-        request: &Request,
-        lease: &Lease,
-        node: &Node,
-        programs: &Programs,
-        image: &Image,
-    ) -> Result<Self, PlanError> {
-        let nodes = device_nodes(request, lease, node)?;
-        let extent = extent(lease.mode, request);
-        let mut mounts = match extent {
-            Extent::Share => interception(request, lease, node, programs, image)?,
-            Extent::Whole => whole_card(request, node, image)?,
+    pub fn new(request: &Request, lease: &Lease, parts: PlanParts) -> Result<Self, PlanError> {
+        let PlanParts { files, image, programs, .. } = parts;
+        let nodes = device_nodes(request, lease, parts)?;
+        let terms = Enforcement::of(request).terms();
+        let mut mounts = match terms.is_intercepted {
+            true => interception(lease, programs, image, files)?,
+            false => drivers_own(image, files)?,
         };
-        mounts.extend(companions(request, extent, node, image)?);
-        for extra in programs.extra_mounts {
-            if !extra.source.exists() {
-                return Err(PlanError::NoSource { path: extra.source.clone() });
-            }
+        mounts.extend(companions(terms.extent, image, files)?);
+        for (extra, _) in &files.extra_mounts {
             let access = if extra.writable { "rw" } else { "ro" };
             mounts.push(bind(&extra.source, &extra.destination, &[access, "nosuid", "nodev", "noexec"])?);
         }
@@ -183,53 +118,50 @@ impl Plan {
             device_mounts: nodes.iter().map(|node| device_mount(node)).collect::<Result<_, _>>()?,
             device_rules: nodes.iter().map(|node| rule(node)).collect::<Result<_, _>>()?,
             mounts,
-            prestart: hook("prestart", lease, programs)?,
-            poststop: hook("poststop", lease, programs)?,
+            prestart: hook("prestart", lease, programs, files)?,
+            poststop: hook("poststop", lease, programs, files)?,
             additional_gids: groups(&nodes),
             variables: request.variables.clone(),
             denies_user_namespaces: programs.denies_user_namespaces,
             kept: request.kept(),
             handed: request.handed.iter().map(|minor| u64::from(*minor)).collect(),
-            outside: OutsidePlan::of(lease, node, [programs.cache, programs.state]),
+            folders: files.extra_mounts.iter().filter(|(_, is_folder)| *is_folder).map(destination).collect(),
+            outside: OutsidePlan::of(lease, parts),
         })
     }
 
     /// Where the plan puts something in the container, and whether that is a folder.
     pub fn targets(&self) -> impl Iterator<Item = (&Path, bool)> {
-        self.mounts.iter().map(|mount| {
-            let is_folder = mount.source().as_ref().is_some_and(|source| source.is_dir());
-            (mount.destination().as_path(), is_folder)
-        })
+        self.mounts
+            .iter()
+            .map(|mount| (mount.destination().as_path(), self.folders.contains(mount.destination())))
     }
 }
 
-/// How much of the driver the container gets. Another system's library holds the limit in our place only where the request
-/// proved it to be there.
-fn extent(mode: Mode, request: &Request) -> Extent {
-    let theirs = matches!(request.interceptor, Some((_, InterceptorPolicy::StandDown)));
-    if mode == Mode::Share && !theirs { Extent::Share } else { Extent::Whole }
+fn destination((extra, _): &(ExtraMount, bool)) -> PathBuf {
+    extra.destination.clone()
 }
 
 /// The nodes of the granted GPUs, in the lease's order, and those that every client or a capability needs.
 fn device_nodes<'a>(
     request: &Request,
     lease: &Lease,
-    node: &'a Node,
+    parts: PlanParts<'a>,
 ) -> Result<Vec<&'a DeviceNode>, PlanError> {
-    let mut nodes = Vec::new();
+    let (shared, mut nodes) = (parts.nodes, Vec::new());
     for grant in &lease.grants {
-        let gpu: Option<&Gpu> = node.gpus.iter().find(|gpu| gpu.uuid == grant.gpu);
+        let gpu: Option<&Gpu> = parts.gpus.iter().find(|gpu| gpu.uuid == grant.gpu);
         nodes.push(&gpu.ok_or_else(|| PlanError::GpuGone(grant.gpu.to_string()))?.node);
     }
-    nodes.push(&node.control);
+    nodes.push(&shared.control);
     if request.capabilities.has(Capability::Compute) {
-        nodes.push(node.uvm.as_ref().ok_or(PlanError::NoUvm)?);
+        nodes.push(shared.uvm.as_ref().ok_or(PlanError::NoUvm)?);
     }
     let shows = [Capability::Graphics, Capability::Display].iter().any(|c| request.capabilities.has(*c));
     if shows {
         let granted = |uuid| lease.grants.iter().any(|grant| grant.gpu == uuid);
-        nodes.extend(&node.modeset);
-        nodes.extend(node.render.iter().filter(|(uuid, _)| granted(*uuid)).map(|(_, node)| node));
+        nodes.extend(&shared.modeset);
+        nodes.extend(shared.render.iter().filter(|(uuid, _)| granted(*uuid)).map(|(_, node)| node));
     }
     Ok(nodes)
 }
@@ -252,30 +184,24 @@ fn groups(nodes: &[&DeviceNode]) -> Vec<u32> {
 }
 
 /// Our libraries under every name of the driver's, the driver's own under the private one, and the region files. A copy that
-/// the image brings along is covered whatever was asked: it needs no capability to reach the nodes.
+/// the image brings along is covered too.
 fn interception(
-    request: &Request,
     lease: &Lease,
-    node: &Node,
     programs: &Programs,
     image: &Image,
+    files: &HostFiles,
 ) -> Result<Vec<Mount>, PlanError> {
     if let Some(folder) = &image.driver_volume {
         return Err(PlanError::DriverVolume { folder: folder.clone() });
     }
     let mut mounts = Vec::new();
-    for (capability, stem, private) in LIBRARIES {
-        let asked = request.capabilities.has(capability);
-        if !asked && copies(image, stem).next().is_none() {
-            continue;
+    for library in &files.libraries {
+        let Some(ours) = &library.fitted else { continue };
+        mounts.push(read_only(&library.driver, Path::new(library.kind.private))?);
+        for name in names(library.kind.stem).iter().filter(|_| library.requested) {
+            mounts.push(read_only(ours, &image.library_folder.join(name))?);
         }
-        let real = real_library(node, capability)?;
-        let ours = fitted_library(programs, stem, &real)?;
-        mounts.push(read_only(&real, Path::new(private))?);
-        for name in names(stem).iter().filter(|_| asked) {
-            mounts.push(read_only(&ours, &image.library_folder.join(name))?);
-        }
-        mounts.extend(covers(image, stem, &ours)?);
+        mounts.extend(covers(image, library.kind.stem, ours)?);
     }
     let region = Region::of(programs.state, lease.id);
     mounts.push(bind(&region.limits(), &c_path(inner::LIMITS), &["ro", "nosuid", "nodev", "noexec"])?);
@@ -283,74 +209,38 @@ fn interception(
     Ok(mounts)
 }
 
-/// What else of the driver the capabilities bring.
-fn companions(
-    request: &Request,
-    extent: Extent,
-    node: &Node,
-    image: &Image,
-) -> Result<Vec<Mount>, PlanError> {
+/// The driver's libraries under their own names, where nothing is intercepted.
+fn drivers_own(image: &Image, files: &HostFiles) -> Result<Vec<Mount>, PlanError> {
     let mut mounts = Vec::new();
-    for library in node.driver.companions(&request.capabilities, extent)? {
+    for library in &files.libraries {
+        for name in names(library.kind.stem) {
+            mounts.push(read_only(&library.driver, &image.library_folder.join(name))?);
+        }
+    }
+    Ok(mounts)
+}
+
+/// What else of the driver the capabilities bring.
+fn companions(extent: Extent, image: &Image, files: &HostFiles) -> Result<Vec<Mount>, PlanError> {
+    let mut mounts = Vec::new();
+    for library in &files.companions {
         for name in &library.names {
             mounts.push(read_only(&library.host_path, &image.library_folder.join(name))?);
         }
-        // A whole card may be used by a newer driver of the image's own (cuda-compat), with its own companions.
+        // A whole GPU may be used by a newer driver of the image's own (cuda-compat), with its own companions.
         let name = library.names.first().filter(|_| extent == Extent::Share);
         let stem = name.and_then(|name| name.split(".so").next());
         mounts.extend(stem.map_or(Ok(Vec::new()), |stem| covers(image, stem, &library.host_path))?);
     }
-    for file in node.driver.files(&request.capabilities, extent)? {
+    for file in &files.driver_files {
         mounts.push(read_only(&file.host_path, &file.container_path)?);
     }
     Ok(mounts)
 }
 
-/// Our library, as it was made for the driver's file `real`.
-fn fitted_library(programs: &Programs, stem: &str, real: &Path) -> Result<PathBuf, PlanError> {
-    let ours = installed(programs.libraries.join(format!("{stem}.so.1")), "libraries")?;
-    let copy = fitted::copy_of(programs.cache, &ours, real).ok().filter(|copy| fitted::is_sound(copy));
-    copy.ok_or(PlanError::NotFitted { path: ours })
-}
-
 /// `file` over each copy of the library that the image brings along, wherever its loader may look first.
 fn covers(image: &Image, stem: &str, file: &Path) -> Result<Vec<Mount>, OciSpecError> {
-    copies(image, stem).map(|copy| read_only(file, copy)).collect()
-}
-
-/// The image's own copies of one library.
-fn copies<'a>(image: &'a Image, stem: &'a str) -> impl Iterator<Item = &'a PathBuf> {
-    image.driver_copies.iter().filter(move |copy| {
-        let name = copy.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        name.strip_prefix(stem).is_some_and(|rest| rest == ".so" || rest.starts_with(".so."))
-    })
-}
-
-/// A whole card has nothing to intercept: the driver's libraries under their own names.
-fn whole_card(request: &Request, node: &Node, image: &Image) -> Result<Vec<Mount>, PlanError> {
-    let mut mounts = Vec::new();
-    for (capability, stem, _) in LIBRARIES {
-        if !request.capabilities.has(capability) {
-            continue;
-        }
-        let real = real_library(node, capability)?;
-        for name in names(stem) {
-            mounts.push(read_only(&real, &image.library_folder.join(name))?);
-        }
-    }
-    Ok(mounts)
-}
-
-const LIBRARIES: [(Capability, &str, &str); 2] = [
-    (Capability::Compute, "libcuda", inner::DRIVER_CUDA),
-    (Capability::Utility, "libnvidia-ml", inner::DRIVER_NVML),
-];
-
-fn real_library(node: &Node, capability: Capability) -> Result<PathBuf, DriverError> {
-    match capability {
-        Capability::Compute => node.driver.libcuda(),
-        _ => node.driver.libnvidia_ml(),
-    }
+    image.copies_of(stem).map(|copy| read_only(file, copy)).collect()
 }
 
 /// The names that programs open: the development name and the SONAME. A versioned one exists in a container only if
@@ -361,15 +251,6 @@ fn names(stem: &str) -> [String; 2] {
 
 fn c_path(path: &std::ffi::CStr) -> PathBuf {
     PathBuf::from(path.to_string_lossy().into_owned())
-}
-
-/// `path`, once it is known to be there and to be nobody's but root's.
-pub(crate) fn installed(path: PathBuf, key: &'static str) -> Result<PathBuf, PlanError> {
-    match fs::metadata(&path) {
-        Ok(metadata) if metadata.uid() == 0 && metadata.mode() & 0o022 == 0 => Ok(path),
-        Ok(_) => Err(PlanError::Untrusted { path }),
-        Err(_) => Err(PlanError::NotInstalled { path, key }),
-    }
 }
 
 /// How files of the driver's and ours are mounted.
@@ -420,8 +301,7 @@ fn rule(node: &DeviceNode) -> Result<LinuxDeviceCgroup, OciSpecError> {
 }
 
 /// A hook with a complete environment: without one, low-level runtimes hand over their own, or the image's.
-fn hook(stage: &str, lease: &Lease, programs: &Programs) -> Result<Hook, PlanError> {
-    let path = installed(programs.hook.to_path_buf(), "hook")?;
+fn hook(stage: &str, lease: &Lease, programs: &Programs, files: &HostFiles) -> Result<Hook, PlanError> {
     let state = programs.state.to_string_lossy().into_owned();
     let key = &lease.member.key;
     let lease = lease.id.to_string();
@@ -438,7 +318,7 @@ fn hook(stage: &str, lease: &Lease, programs: &Programs) -> Result<Hook, PlanErr
         &key.container,
     ];
     Ok(HookBuilder::default()
-        .path(path)
+        .path(&files.hook)
         .args([&arguments.map(str::to_owned)[..], &programs.log].concat())
         .env(HOOK_ENVIRONMENT.map(str::to_owned).to_vec())
         .timeout(HOOK_TIMEOUT_SECONDS)
@@ -451,70 +331,4 @@ pub(crate) const HOOK_ENVIRONMENT: [&str; 2] = ["PATH=/usr/sbin:/usr/bin:/sbin:/
 pub(crate) const HOOK_TIMEOUT_SECONDS: i64 = 10;
 
 #[cfg(test)]
-mod tests {
-    use gpushare_inventory::{DeviceMemory, GpuUuid};
-    use gpushare_request::{Container, Policy, read};
-    use serde_json::json;
-
-    use super::*;
-
-    fn node(mode: u32, gid: u32) -> DeviceNode {
-        DeviceNode {
-            path: "/dev/nvidia0".into(),
-            host_path: "/dev/nvidia0".into(),
-            major: 195,
-            minor: 0,
-            mode,
-            uid: 0,
-            gid,
-        }
-    }
-
-    #[test]
-    fn a_group_is_given_where_it_opens_a_node_and_never_roots() {
-        for (mode, gid, want) in [
-            (0o666, 44, &[][..]),
-            (0o660, 44, &[44]),
-            (0o660, 0, &[]),
-            (0o600, 44, &[]),
-            (0o640, 44, &[]),
-            (0o664, 44, &[44]),
-        ] {
-            assert_eq!(groups(&[&node(mode, gid)]), want, "mode {mode:o}, group {gid}");
-        }
-        assert_eq!(groups(&[&node(0o660, 44), &node(0o660, 7), &node(0o660, 44)]), [7, 44]);
-    }
-
-    #[test]
-    fn the_whole_driver_is_only_for_a_whole_card_or_for_a_library_that_is_proved() {
-        let gpu = Gpu {
-            uuid: GpuUuid::from_bytes([1; 16]),
-            index: 0,
-            memory: Some(DeviceMemory::from_bytes(8 << 30)),
-            model: String::new(),
-            minor: 0,
-            node: node(0o666, 0),
-        };
-        let library =
-            json!({"source": "/usr/local/vgpu/libvgpu.so", "destination": "/usr/local/vgpu/libvgpu.so"});
-        let file = json!({"source": "/usr/local/vgpu/ld.so.preload", "destination": "/etc/ld.so.preload"});
-        let elsewhere = json!({"source": "/x/libvgpu.so", "destination": "/data/libvgpu.so"});
-        for (mounts, mode, want) in [
-            (json!([library, file]), Mode::Share, Extent::Whole),
-            (json!([library]), Mode::Share, Extent::Share),
-            (json!([elsewhere, file]), Mode::Share, Extent::Share),
-            (json!([]), Mode::Share, Extent::Share),
-            (json!([]), Mode::Exclusive, Extent::Whole),
-        ] {
-            let env = ["NVIDIA_VISIBLE_DEVICES=0", "CUDA_DEVICE_MEMORY_LIMIT=1g"];
-            let mut json = json!({"mounts": mounts, "process": {"env": env}});
-            let policy = Policy { interceptor: InterceptorPolicy::StandDown, ..Policy::default() };
-            let container = Container::from_json(&json);
-            let request = read(&container, &policy, std::slice::from_ref(&gpu)).unwrap().unwrap();
-            assert_eq!(extent(mode, &request), want, "{mounts} {mode:?}");
-            crate::grant::clear(&mut json, &request, false).unwrap();
-            let stays = want == Extent::Whole;
-            assert_eq!(json["mounts"] == mounts, stays || mounts == json!([]), "{json}");
-        }
-    }
-}
+mod tests;

@@ -23,7 +23,7 @@ use gpushare_region::{
     ComputePolicy, DeviceLimits, LIMITS_VERSION, TooManyDevices, USAGE_LEN, USAGE_VERSION,
     empty_usage_header, encode_limits,
 };
-use gpushare_request::{self as request, Mode};
+use gpushare_request as request;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 pub use live::{Measuring, UsageError};
@@ -127,7 +127,7 @@ impl Region {
         let io = |source| self.io(source);
         // A folder that is there already is somebody else's: it is not taken away.
         self.make_folder().map_err(io)?;
-        if lease.mode == Mode::Exclusive {
+        if !lease.enforcement.terms().has_region {
             return Ok(());
         }
         self.fill(&limits).map_err(|source| {

@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use gpushare_claims::{Container, shortened};
+use gpushare_inventory::{GpuTotals, Node};
+use gpushare_quota::{Grant, Lease};
 
 const PREFIX: &str = "NVIDIA_REQUIRE_";
 const CUDA: &str = "NVIDIA_REQUIRE_CUDA";
@@ -52,6 +54,30 @@ pub struct Offer {
     pub gpus: Vec<(String, String)>,
     /// Whether the image's own newer libcuda (forward compatibility) may serve. In a share it may not.
     pub forward_compatible: bool,
+}
+
+impl Offer {
+    /// What the container of `lease` finds on `node`.
+    pub fn of(node: &Node, lease: &Lease) -> Self {
+        let totals = node.totals.as_ref();
+        let cuda = totals.map(|totals| totals.cuda_version.clone()).filter(|cuda| !cuda.is_empty());
+        let known = |grant: &Grant| -> Option<&GpuTotals> {
+            let uuid = grant.gpu.to_string();
+            totals?.gpus.iter().find(|gpu| gpu.uuid == uuid)
+        };
+        let gpus = lease.grants.iter().map(|grant| {
+            known(grant).map_or_else(
+                || ("unknown".to_owned(), String::new()),
+                |gpu| (gpu.brand.clone(), gpu.architecture.clone()),
+            )
+        });
+        Self {
+            driver: node.driver.version.clone(),
+            cuda,
+            gpus: gpus.collect(),
+            forward_compatible: lease.enforcement.terms().forward_compatible,
+        }
+    }
 }
 
 impl fmt::Display for Offer {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use gpushare_inventory::Node;
 use serde_json::Value;
 
-use crate::plan::Programs;
+use crate::settings::Programs;
 
 mod devices;
 mod mounts;

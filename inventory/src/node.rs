@@ -15,15 +15,9 @@ use crate::roots::Roots;
 use crate::totals::Totals;
 use crate::uuid::GpuUuid;
 
-/// GPUs, driver and control nodes of this host.
-#[derive(Debug)]
-pub struct Node {
-    /// All usable GPUs, by index.
-    pub gpus: Vec<Gpu>,
-    /// The GPUs that cannot be given, by index.
-    pub sick: Vec<SickGpu>,
-    /// The driver's version and files.
-    pub driver: Driver,
+/// The device nodes that do not belong to one GPU, and those of graphics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedNodes {
     /// `/dev/nvidiactl`, which every client needs.
     pub control: DeviceNode,
     /// `/dev/nvidia-uvm`, which CUDA needs.
@@ -34,6 +28,19 @@ pub struct Node {
     pub render: Vec<(GpuUuid, DeviceNode)>,
     /// The major number of MIG's nodes below `/dev/nvidia-caps`; `None` while no module has it.
     pub capabilities_major: Option<u32>,
+}
+
+/// GPUs, driver and device nodes of this host.
+#[derive(Debug)]
+pub struct Node {
+    /// All usable GPUs, by index.
+    pub gpus: Vec<Gpu>,
+    /// The GPUs that cannot be given, by index.
+    pub sick: Vec<SickGpu>,
+    /// The driver's version and files.
+    pub driver: Driver,
+    /// The device nodes beside the GPUs' own.
+    pub nodes: SharedNodes,
     /// What NVML told of driver and GPUs; `None` while nobody asked it.
     pub totals: Option<Totals>,
 }
@@ -62,14 +69,16 @@ impl Node {
             gpus: whole,
             sick,
             driver,
-            control,
-            uvm: match majors.get("nvidia-uvm") {
-                Some(major) => where_made(nvidias_node(&roots.dev, "nvidia-uvm", (*major, 0)))?,
-                None => None, // without its module, a node of this name is of another boot
+            nodes: SharedNodes {
+                control,
+                uvm: match majors.get("nvidia-uvm") {
+                    Some(major) => where_made(nvidias_node(&roots.dev, "nvidia-uvm", (*major, 0)))?,
+                    None => None, // without its module, a node of this name is of another boot
+                },
+                modeset: where_made(nvidias_node(&roots.dev, "nvidia-modeset", (MAJOR, MODESET_MINOR)))?,
+                render,
+                capabilities_major: majors.get("nvidia-caps").copied(),
             },
-            modeset: where_made(nvidias_node(&roots.dev, "nvidia-modeset", (MAJOR, MODESET_MINOR)))?,
-            render,
-            capabilities_major: majors.get("nvidia-caps").copied(),
             totals: None,
         })
     }

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::iter;
 
-use gpushare_claims::{ComputePolicy, Cores, Mode, Priority};
+use gpushare_claims::{ComputePolicy, Cores, Priority};
 use gpushare_inventory::{DeviceMemory, GpuUuid};
 
+use crate::enforcement::Enforcement;
 use crate::holder::Holder;
 
 /// A container that may hold a lease: a container id is unique only below its runtime root.
@@ -106,8 +107,8 @@ pub struct Lease {
     pub others: Vec<Member>,
     /// One grant per GPU, in the order the container counts them.
     pub grants: Vec<Grant>,
-    /// How the GPUs are given.
-    pub mode: Mode,
+    /// How it is held.
+    pub enforcement: Enforcement,
     /// How the compute share is held.
     pub compute_policy: ComputePolicy,
     /// The most compute that [`ComputePolicy::Burst`] may use of each GPU.

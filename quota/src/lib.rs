@@ -6,6 +6,7 @@
 //! ends with the last of them. [`place`] is pure: requests and loads in, grants or a refusal out.
 #![forbid(unsafe_code)]
 
+mod enforcement;
 mod error;
 mod holder;
 mod lease;
@@ -22,6 +23,7 @@ mod store;
 mod update;
 mod write_queue;
 
+pub use enforcement::{Enforcement, Terms};
 pub use error::{ReserveError, StoreError};
 pub use holder::{Holder, HolderError, cgroup_of};
 pub use lease::{

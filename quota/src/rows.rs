@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use gpushare_claims::{Cores, Mode, Priority};
+use gpushare_claims::{Cores, Priority};
 use gpushare_inventory::GpuUuid;
-use rusqlite::Row;
+use rusqlite::{Row, ffi};
 
+use crate::enforcement::Enforcement;
 use crate::holder::Holder;
 use crate::lease::{Grant, Lease, LeaseKey, LeaseState, Member};
 
@@ -19,12 +20,19 @@ pub(crate) fn lease(row: &Row) -> rusqlite::Result<Lease> {
         member: member(row)?,
         others: Vec::new(),
         grants: Vec::new(),
-        mode: if row.get(1)? { Mode::Exclusive } else { Mode::Share },
+        enforcement: enforcement(row)?,
         compute_policy: policy.parse().unwrap_or_default(),
         ceiling: Cores::new(row.get(3)?).unwrap_or(Cores::ALL),
         priority: priority.to_string().parse::<Priority>().unwrap_or_default(),
         granted_at: unsigned(row.get(5)?),
     })
+}
+
+fn enforcement(row: &Row) -> rusqlite::Result<Enforcement> {
+    let name: String = row.get(1)?;
+    // Another version's word must not pass for one that grants more.
+    Enforcement::named(&name)
+        .ok_or_else(|| rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_CORRUPT), None))
 }
 
 /// From the columns behind those of the lease.

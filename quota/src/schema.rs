@@ -20,7 +20,7 @@ use crate::write_queue::Turn;
 /// "gpsh": tells our database from any other SQLite file.
 const APPLICATION_ID: i32 = 0x6770_7368;
 /// Of the tables below; raised with every change to them.
-const VERSION: i32 = 4;
+const VERSION: i32 = 5;
 
 const TABLES: &str = "
 CREATE TABLE boot (id TEXT NOT NULL, namespaces TEXT NOT NULL) STRICT;
@@ -31,7 +31,7 @@ CREATE TABLE lease (
     sandbox TEXT,
     pod_request TEXT,
     former TEXT NOT NULL,
-    exclusive INTEGER NOT NULL CHECK (exclusive IN (0, 1)),
+    enforcement TEXT NOT NULL CHECK (enforcement IN ('intercepted', 'foreign', 'whole-gpu')),
     compute_policy TEXT NOT NULL CHECK (compute_policy IN ('fixed', 'burst', 'none')),
     ceiling INTEGER NOT NULL CHECK (ceiling BETWEEN 1 AND 100),
     priority INTEGER NOT NULL CHECK (priority BETWEEN 0 AND 9),
@@ -75,7 +75,7 @@ CREATE TABLE past (
 
 /// What brings a database of an earlier version to a later one in place, since containers are running on what it says. Ids
 /// go on, and stay those that the hooks of running containers name.
-const STEPS: [(i32, &[&str], i32); 3] = [
+const STEPS: [(i32, &[&str], i32); 4] = [
     (
         1,
         &[
@@ -92,6 +92,17 @@ const STEPS: [(i32, &[&str], i32); 3] = [
             "CREATE UNIQUE INDEX boot_by_id ON boot (id);",
             "ALTER TABLE member ADD COLUMN leads INTEGER NOT NULL DEFAULT 0 CHECK (leads IN (0, 1));",
         ],
+        4,
+    ),
+    // A lease said only whether it was of whole GPUs.
+    (
+        4,
+        &[
+            "ALTER TABLE lease ADD COLUMN enforcement TEXT NOT NULL DEFAULT 'intercepted' \
+             CHECK (enforcement IN ('intercepted', 'foreign', 'whole-gpu'));",
+            "UPDATE lease SET enforcement = 'whole-gpu' WHERE exclusive;",
+            "ALTER TABLE lease DROP COLUMN exclusive;",
+        ],
         VERSION,
     ),
 ];
@@ -107,9 +118,10 @@ DROP INDEX granted_by_gpu;
 /// After [`TABLES`].
 const TAKE_OVER: &str = "
 INSERT INTO boot SELECT id, '' FROM boot_2;
-INSERT INTO lease (id, root, sandbox, pod_request, former, exclusive, compute_policy, ceiling, priority,
+INSERT INTO lease (id, root, sandbox, pod_request, former, enforcement, compute_policy, ceiling, priority,
                    granted_at)
-    SELECT id, root, NULL, NULL, '', exclusive, compute_policy, ceiling, priority, granted_at FROM lease_2;
+    SELECT id, root, NULL, NULL, '', iif(exclusive, 'whole-gpu', 'intercepted'), compute_policy, ceiling, priority,
+           granted_at FROM lease_2;
 INSERT INTO member (lease, root, container, state, pid, start_time, cgroup)
     SELECT id, root, container, state, pid, start_time, cgroup FROM lease_2 ORDER BY id;
 INSERT INTO granted SELECT lease, position, gpu, memory, cores, exclusive FROM granted_2;

@@ -11,10 +11,11 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use gpushare_claims::{Cores, Mode, Request, Scope};
+use gpushare_claims::{Cores, Request, Scope};
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
+use crate::enforcement::Enforcement;
 use crate::error::{ReserveError, StoreError};
 use crate::holder::Holder;
 use crate::lease::{Grant, Lease, LeaseKey, Member, PastLease, Release, ReleaseReason};
@@ -142,7 +143,7 @@ impl Store {
             member: member.clone(),
             others: Vec::new(),
             grants,
-            mode: request.mode,
+            enforcement: Enforcement::of(request),
             compute_policy: request.compute_policy,
             ceiling: request.burst.unwrap_or(Cores::ALL),
             priority: request.priority,
@@ -151,7 +152,7 @@ impl Store {
         let id = self.insert(&tx, &lease, pod, of_pod.as_deref())?;
         self.commit(tx)?;
         for grant in &lease.grants {
-            loads.entry(grant.gpu).or_default().add(grant, lease.mode == Mode::Exclusive);
+            loads.entry(grant.gpu).or_default().add(grant, !lease.enforcement.terms().has_neighbours);
         }
         self.sums.replace(Some((version, loads)));
         Ok(Lease { id, ..lease })
@@ -403,9 +404,9 @@ impl Store {
         pod: Option<&Pod>,
         pod_request: Option<&str>,
     ) -> Result<i64, StoreError> {
-        let exclusive = lease.mode == Mode::Exclusive;
+        let terms = lease.enforcement.terms();
         self.sql(tx.prepare_cached(
-            "INSERT INTO lease (root, sandbox, pod_request, former, exclusive, compute_policy, ceiling, priority,
+            "INSERT INTO lease (root, sandbox, pod_request, former, enforcement, compute_policy, ceiling, priority,
                                 granted_at)
              VALUES (?1, ?2, ?3, '', ?4, ?5, ?6, ?7, ?8)",
         ))
@@ -414,7 +415,7 @@ impl Store {
                 lease.member.key.root,
                 pod.map(|pod| &pod.sandbox),
                 pod_request,
-                exclusive,
+                terms.name,
                 lease.compute_policy.name(),
                 lease.ceiling.percent(),
                 lease.priority.level(),
@@ -428,6 +429,7 @@ impl Store {
         for (position, grant) in (0_i64..).zip(&lease.grants) {
             let cores = grant.cores.map(Cores::percent);
             let memory = signed(grant.memory.bytes());
+            let exclusive = !terms.has_neighbours;
             self.sql(insert.execute(params![id, position, grant.gpu.to_string(), memory, cores, exclusive]))?;
         }
         self.insert_member(tx, id, &lease.member)?;
@@ -439,7 +441,7 @@ impl Store {
         rest: &'static str,
         arguments: &[&dyn rusqlite::ToSql],
     ) -> Result<Vec<Lease>, StoreError> {
-        const LEASES: &str = "SELECT lease.id, exclusive, compute_policy, ceiling, priority, granted_at, \
+        const LEASES: &str = "SELECT lease.id, enforcement, compute_policy, ceiling, priority, granted_at, \
                               member.root, container, state, pid, start_time, cgroup, leads \
                               FROM lease JOIN member ON member.lease = lease.id ";
         const ORDER: &str = " ORDER BY lease.id, member.id";

@@ -86,7 +86,7 @@ fn least(one: Option<Cores>, other: Option<Cores>) -> Option<Cores> {
 
 #[cfg(test)]
 mod tests {
-    use gpushare_claims::Mode;
+    use crate::enforcement::Enforcement;
     use gpushare_inventory::DeviceMemory;
 
     use super::*;
@@ -112,7 +112,7 @@ mod tests {
             grants: (0..2)
                 .map(|index| Grant { gpu: gpu(index, 80).uuid, memory: gib(memory), cores })
                 .collect(),
-            mode: Mode::Share,
+            enforcement: Enforcement::Intercepted,
             compute_policy,
             ceiling: Cores::ALL,
             priority: Priority::default(),

@@ -7,7 +7,7 @@ use std::convert::Infallible;
 
 use anyhow::{Result, bail};
 use gpushare_config::Config;
-use gpushare_inject::forget;
+use gpushare_inject::{Whose, give_back};
 use gpushare_quota::{LeaseKey, ReleaseReason, StateFolder, Store};
 
 use crate::args::Args;
@@ -41,8 +41,7 @@ fn release(key: &LeaseKey, args: &Args, config: &Config) -> Result<()> {
     if args.force {
         orphan::end(&lease.member, args, exec::find(config)?);
     }
-    let left = store.release_if_gone(lease.id, key, ReleaseReason::Ended)?;
-    forget(&state, lease.id, key, left);
+    give_back(&state, &store, lease.id, key, ReleaseReason::Ended, Whose::GoneOnes)?;
     Ok(())
 }
 

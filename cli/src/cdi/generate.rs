@@ -8,7 +8,7 @@ use std::path::{self, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use gpushare_config::Config;
-use gpushare_inject::{CdiDevice, CdiSpec, Image, Plan};
+use gpushare_inject::{CdiDevice, CdiSpec, HostFiles, Image, Plan, PlanParts};
 use gpushare_inventory::{DeviceMemory, Gpu, Node};
 use gpushare_quota::{Grant, StateFolder};
 use gpushare_request::{Devices, MemoryRequest, Request, ShareName};
@@ -118,7 +118,12 @@ fn whole(gpus: &[&Gpu], config: &Config, node: &Node, state: &StateFolder) -> Re
     let grant =
         |gpu: &&Gpu| Grant { gpu: gpu.uuid, memory: gpu.memory.unwrap_or(DeviceMemory::ZERO), cores: None };
     let lease = plan::lease(&request, gpus.iter().map(grant).collect())?;
-    Ok(Plan::new(&request, &lease, node, &plan::programs(config, state.path()), &Image::default())?)
+    let (programs, image) = (plan::programs(config, state.path()), Image::default());
+    let extent = lease.enforcement.terms().extent;
+    let files = HostFiles::gather(&request, extent, &node.driver, &programs, &image)?;
+    let parts =
+        PlanParts { gpus: &node.gpus, nodes: &node.nodes, files: &files, image: &image, programs: &programs };
+    Ok(Plan::new(&request, &lease, parts)?)
 }
 
 /// By rename: engines watch the folder. The temporary name has no ending that they read.

@@ -85,8 +85,8 @@ mod tests {
     use std::path::PathBuf;
     use std::process::{Command, id};
 
-    use gpushare_quota::{LeaseKey, LeaseState, Member};
-    use gpushare_request::{ComputePolicy, Cores, Mode, Priority};
+    use gpushare_quota::{Enforcement, LeaseKey, LeaseState, Member};
+    use gpushare_request::{ComputePolicy, Cores, Priority};
 
     use super::*;
 
@@ -116,7 +116,7 @@ mod tests {
             member: member("web", cgroup_of(pid)),
             others: Vec::new(),
             grants: Vec::new(),
-            mode: Mode::Share,
+            enforcement: Enforcement::Intercepted,
             compute_policy: ComputePolicy::Fixed,
             ceiling: Cores::ALL,
             priority: Priority::default(),

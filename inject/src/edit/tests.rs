@@ -52,6 +52,7 @@ fn plan() -> Plan {
         kept: Kept::default(),
         handed: BTreeSet::new(),
         denies_user_namespaces: false,
+        folders: BTreeSet::new(),
         outside: OutsidePlan::default(),
     }
 }

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use gpushare_quota::{Lease, LeaseState, Member};
 use gpushare_region::LIMITS_LEN;
-use gpushare_request::Mode;
 
 use super::{Region, RegionError};
 
@@ -37,7 +36,7 @@ impl Region {
         if self.is_foreign() {
             return Err(RegionError::Foreign { path: self.folder.clone() });
         }
-        if !self.is_whole(lease.mode).map_err(io)? {
+        if !self.is_whole(lease.enforcement.terms().has_region).map_err(io)? {
             if self.was_whole(lease).map_err(io)? {
                 return Err(RegionError::Hidden { path: self.folder.clone() });
             }
@@ -79,13 +78,10 @@ impl Region {
     }
 
     /// `limits` is the last part to be written, and no container can change it.
-    fn is_whole(&self, mode: Mode) -> io::Result<bool> {
-        let path = match mode {
-            Mode::Share => self.limits(),
-            Mode::Exclusive => self.folder.clone(),
-        };
+    fn is_whole(&self, has_limits: bool) -> io::Result<bool> {
+        let path = if has_limits { self.limits() } else { self.folder.clone() };
         match fs::symlink_metadata(path) {
-            Ok(found) => Ok(mode == Mode::Exclusive || usize::try_from(found.len()) == Ok(LIMITS_LEN)),
+            Ok(found) => Ok(!has_limits || usize::try_from(found.len()) == Ok(LIMITS_LEN)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
         }

@@ -18,8 +18,8 @@ use serde_json::Value;
 
 use super::{devices, has_namespace_of_its_own};
 use crate::image::is_bind;
-use crate::plan::Programs;
 use crate::region::LIMITS;
+use crate::settings::Programs;
 
 /// What of the host a mount can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

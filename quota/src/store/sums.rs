@@ -1,6 +1,5 @@
 //! What is granted on each GPU: sums over the living leases.
 
-use gpushare_claims::Mode;
 use gpushare_inventory::{DeviceMemory, GpuUuid};
 use rusqlite::{Connection, Transaction};
 
@@ -27,7 +26,7 @@ impl Store {
         let mut loads = Loads::new();
         for lease in self.leases()?.iter().filter(|lease| !lease.is_gone()) {
             for grant in &lease.grants {
-                loads.entry(grant.gpu).or_default().add(grant, lease.mode == Mode::Exclusive);
+                loads.entry(grant.gpu).or_default().add(grant, !lease.enforcement.terms().has_neighbours);
             }
         }
         Ok(loads)

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use gpushare_claims::{Cores, Mode};
+use gpushare_claims::Cores;
 use gpushare_inventory::Gpu;
 use rusqlite::{Transaction, params};
 
@@ -65,10 +65,11 @@ impl Store {
         let writing = self.begin()?;
         let old = self.find(key)?.filter(|lease| lease.id == id);
         let old = old.ok_or_else(|| UpdateError::NoLease(key.clone()))?;
-        match (old.mode, old.state()) {
-            (Mode::Exclusive, _) => return Err(UpdateError::Exclusive(key.clone())),
-            (_, LeaseState::Reserved) => return Err(UpdateError::Reserved(key.clone())),
-            _ => {}
+        if !old.enforcement.terms().has_region {
+            return Err(UpdateError::Exclusive(key.clone()));
+        }
+        if old.state() == LeaseState::Reserved {
+            return Err(UpdateError::Reserved(key.clone()));
         }
         let loads = self.loads_in(&writing)?;
         let load = |gpu| loads.get(&gpu).copied().unwrap_or_default();

@@ -1,6 +1,6 @@
 use gpushare_inventory::{DeviceMemory, GpuUuid};
-use gpushare_quota::{Holder, LeaseKey, LeaseState, Member};
-use gpushare_request::{Cores, Mode, Priority};
+use gpushare_quota::{Enforcement, Holder, LeaseKey, LeaseState, Member};
+use gpushare_request::{Cores, Priority};
 
 use super::*;
 use crate::meter::windows::PERIOD;
@@ -30,7 +30,7 @@ fn lease(id: i64, cores: Option<u8>, compute_policy: ComputePolicy) -> Lease {
         },
         others: Vec::new(),
         grants: vec![grant],
-        mode: Mode::Share,
+        enforcement: Enforcement::Intercepted,
         compute_policy,
         ceiling: Cores::ALL,
         priority: Priority::default(),

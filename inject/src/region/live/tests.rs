@@ -2,9 +2,9 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use gpushare_inventory::{DeviceMemory, GpuUuid};
-use gpushare_quota::{Grant, Holder, LeaseKey, LeaseState, Member};
+use gpushare_quota::{Enforcement, Grant, Holder, LeaseKey, LeaseState, Member};
 use gpushare_region::{DeviceUsage, SLOT_LIVE, UsageFile, UsageHeader, empty_usage_header};
-use gpushare_request::{ComputePolicy, Cores, Mode, Priority};
+use gpushare_request::{ComputePolicy, Cores, Priority};
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn lease(memory: u64, cores: Option<u8>) -> Lease {
         },
         others: Vec::new(),
         grants: vec![grant(1), grant(2)],
-        mode: Mode::Share,
+        enforcement: Enforcement::Intercepted,
         compute_policy: ComputePolicy::Burst,
         ceiling: Cores::ALL,
         priority: Priority::default(),

@@ -2,7 +2,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Barrier;
 
 use gpushare_inventory::{DeviceMemory, GpuUuid};
-use gpushare_quota::{Grant, Holder, LeaseKey, REGIONS};
+use gpushare_quota::{Enforcement, Grant, Holder, LeaseKey, REGIONS};
 use gpushare_request::{ComputePolicy, Cores, Priority};
 
 use super::*;
@@ -12,7 +12,7 @@ fn member(container: &str, state: LeaseState) -> Member {
     Member { key, state, holder: Holder::this_process().unwrap() }
 }
 
-fn lease(container: &str, others: Vec<Member>, mode: Mode) -> Lease {
+fn lease(container: &str, others: Vec<Member>, enforcement: Enforcement) -> Lease {
     Lease {
         id: 7,
         member: member(container, LeaseState::Reserved),
@@ -22,7 +22,7 @@ fn lease(container: &str, others: Vec<Member>, mode: Mode) -> Lease {
             memory: DeviceMemory::from_bytes(1 << 30),
             cores: None,
         }],
-        mode,
+        enforcement,
         compute_policy: ComputePolicy::Fixed,
         ceiling: Cores::ALL,
         priority: Priority::default(),
@@ -31,7 +31,7 @@ fn lease(container: &str, others: Vec<Member>, mode: Mode) -> Lease {
 }
 
 fn alone(container: &str) -> Lease {
-    lease(container, Vec::new(), Mode::Share)
+    lease(container, Vec::new(), Enforcement::Intercepted)
 }
 
 /// A state folder whose regions are taken away with it.
@@ -148,7 +148,7 @@ fn a_region_that_is_hidden_from_this_process_is_not_made_once_more() {
         fs::create_dir(state.0.path().join(REGIONS)).unwrap();
         known.iter().try_for_each(|id| region.enter(&member(id, LeaseState::Active))).unwrap();
         let before = state.entries();
-        let refused = region.join(&lease("b", others, Mode::Share));
+        let refused = region.join(&lease("b", others, Enforcement::Intercepted));
         assert!(matches!(refused, Err(RegionError::Hidden { .. })), "{refused:?}");
         assert_eq!(state.entries(), before);
     }
@@ -158,11 +158,11 @@ fn a_region_that_is_hidden_from_this_process_is_not_made_once_more() {
 fn the_entries_of_a_pods_containers_go_one_by_one_and_the_rest_with_the_region() {
     let (state, region) = State::new();
     // Whole GPUs: their region is a folder alone, and needs no mount.
-    let first = lease("a", Vec::new(), Mode::Exclusive);
+    let first = lease("a", Vec::new(), Enforcement::WholeGpu);
     region.make(&first).unwrap();
     assert!(!region.is_shared(), "a container that is alone has no entry");
     let others = vec![member("a", LeaseState::Active)];
-    region.join(&lease("b", others, Mode::Exclusive)).unwrap();
+    region.join(&lease("b", others, Enforcement::WholeGpu)).unwrap();
     for (leaves, shared) in [("c", true), ("", true), ("a", true), ("b", false)] {
         region.leave(leaves);
         assert_eq!(region.is_shared(), shared, "{leaves:?} left");

@@ -3,8 +3,12 @@
 use super::*;
 
 /// Stores of each earlier version, in which leases 7 and 8 stand.
-const EARLIER: [&str; 3] =
-    [include_str!("schemas/1.sql"), include_str!("schemas/2.sql"), include_str!("schemas/3.sql")];
+const EARLIER: [&str; 4] = [
+    include_str!("schemas/1.sql"),
+    include_str!("schemas/2.sql"),
+    include_str!("schemas/3.sql"),
+    include_str!("schemas/4.sql"),
+];
 
 /// A store of an earlier version in which `leases` leases were granted, of which two stand.
 fn earlier(text: &str, leases: i64) -> TempDir {
@@ -15,6 +19,7 @@ fn earlier(text: &str, leases: i64) -> TempDir {
         ("{PID}", here().pid.to_string()),
         ("{START}", here().start_time.to_string()),
         ("{GPU}", gpu(0, 80).uuid.to_string()),
+        ("{NAMESPACES}", crate::schema::Boot::here().unwrap().namespaces),
     ]
     .iter()
     .fold(text.to_owned(), |text, (mark, value)| text.replace(mark, value));
@@ -29,7 +34,7 @@ fn version(folder: &TempDir) -> i32 {
 
 #[test]
 fn running_containers_keep_their_leases_when_gpushare_is_updated() {
-    for (text, ceiling) in EARLIER.into_iter().zip([100, 60, 60]) {
+    for (text, ceiling) in EARLIER.into_iter().zip([100, 60, 60, 60]) {
         keep_their_leases(text, ceiling);
     }
 }
@@ -57,7 +62,7 @@ fn keep_their_leases(text: &str, ceiling: u8) {
     assert_eq!(store.history().unwrap()[0].key, key("running"));
     let new = keep(&store, "new", &["GPUSHARE_MEMORY=76GiB"], &here()).unwrap();
     assert_eq!(new.id, 101, "no number is given twice");
-    assert_eq!((version(&folder), Store::open(folder.path()).unwrap().leases().unwrap().len()), (4, 2));
+    assert_eq!((version(&folder), Store::open(folder.path()).unwrap().leases().unwrap().len()), (5, 2));
 }
 
 #[test]

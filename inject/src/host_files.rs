@@ -1,0 +1,158 @@
+//! The host's files that a container gets. They are looked for and checked here, so that a plan is a pure value.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use gpushare_inventory::{Capability, Driver, DriverError, DriverFile, DriverLibrary, Extent};
+use gpushare_region::path as inner;
+use gpushare_request::Request;
+
+use crate::fitted;
+use crate::image::Image;
+use crate::settings::{ExtraMount, Programs};
+
+/// What the host has for one container. Every file was there, and was root's alone, when it was looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostFiles {
+    /// The hook's program.
+    pub hook: PathBuf,
+    /// libcuda and libnvidia-ml, as far as the container gets them.
+    pub libraries: Vec<HostLibrary>,
+    /// The driver's further libraries for the capabilities.
+    pub companions: Vec<DriverLibrary>,
+    /// The driver's programs and data for the capabilities.
+    pub driver_files: Vec<DriverFile>,
+    /// The administrator's mounts, and whether each is a folder.
+    pub extra_mounts: Vec<(ExtraMount, bool)>,
+    /// The folders that plans mount the driver's files from.
+    pub sources: Vec<PathBuf>,
+}
+
+/// One of the two libraries that can be intercepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostLibrary {
+    /// Which of the two.
+    pub kind: &'static LibraryKind,
+    /// Whether the container's capabilities ask for it. It also gets one that its image has a copy of: a copy needs no
+    /// capability to reach the device nodes.
+    pub requested: bool,
+    /// The driver's own file.
+    pub driver: PathBuf,
+    /// Our library, fitted to the driver's; `None` where nothing is intercepted.
+    pub fitted: Option<PathBuf>,
+}
+
+/// A library by which programs reach the GPU.
+#[derive(Debug, PartialEq, Eq)]
+pub struct LibraryKind {
+    /// The capability that brings it.
+    pub capability: Capability,
+    /// The file's name before `.so`.
+    pub stem: &'static str,
+    /// Where the driver's own file lies in a container whose calls are intercepted.
+    pub private: &'static str,
+}
+
+pub(crate) const KINDS: [LibraryKind; 2] = [
+    LibraryKind { capability: Capability::Compute, stem: "libcuda", private: inner::DRIVER_CUDA },
+    LibraryKind { capability: Capability::Utility, stem: "libnvidia-ml", private: inner::DRIVER_NVML },
+];
+
+/// Why a file of the host's cannot be given to a container.
+#[derive(Debug, thiserror::Error)]
+pub enum HostFileError {
+    /// A driver file is missing or not to be trusted.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// A file of ours is not where it was installed.
+    #[error("{path} is missing; install gpushare completely, or set paths.{key}")]
+    NotInstalled {
+        /// The file.
+        path: PathBuf,
+        /// The setting that names its folder.
+        key: &'static str,
+    },
+    /// Our library was not fitted to this driver.
+    #[error("{path} is not fitted to this node's driver; run `gpushare inventory refresh`")]
+    NotFitted {
+        /// Our library as it was built.
+        path: PathBuf,
+    },
+    /// A file of ours that somebody else could change: root would run it, or every container would.
+    #[error(
+        "{path} must belong to root and be writable by nobody else; install gpushare with `make install` as root"
+    )]
+    Untrusted {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A mount of the settings has no source.
+    #[error("{path} is missing, which inject.mounts of the settings names; make it, or take the mount out")]
+    NoSource {
+        /// The source.
+        path: PathBuf,
+    },
+}
+
+impl HostFiles {
+    /// Looks for the files of a container with this image: those of `driver` to the given extent, and our own.
+    ///
+    /// # Errors
+    /// When one is missing, or somebody else than root could change it.
+    pub fn gather(
+        request: &Request,
+        extent: Extent,
+        driver: &Driver,
+        programs: &Programs,
+        image: &Image,
+    ) -> Result<Self, HostFileError> {
+        let mut libraries = Vec::new();
+        for kind in &KINDS {
+            let requested = request.capabilities.has(kind.capability);
+            let covered = extent == Extent::Share && image.copies_of(kind.stem).next().is_some();
+            if !requested && !covered {
+                continue;
+            }
+            let of_driver = match kind.capability {
+                Capability::Compute => driver.libcuda()?,
+                _ => driver.libnvidia_ml()?,
+            };
+            let fitted = match extent {
+                Extent::Share => Some(fitted_library(programs, kind.stem, &of_driver)?),
+                Extent::Whole => None,
+            };
+            libraries.push(HostLibrary { kind, requested, driver: of_driver, fitted });
+        }
+        Ok(Self {
+            libraries,
+            companions: driver.companions(&request.capabilities, extent)?,
+            driver_files: driver.files(&request.capabilities, extent)?,
+            extra_mounts: programs.extra_mounts.iter().map(extra_mount).collect::<Result<_, _>>()?,
+            hook: installed(programs.hook.to_path_buf(), "hook")?,
+            sources: driver.sources(),
+        })
+    }
+}
+
+fn extra_mount(extra: &ExtraMount) -> Result<(ExtraMount, bool), HostFileError> {
+    let found = fs::metadata(&extra.source);
+    let found = found.map_err(|_| HostFileError::NoSource { path: extra.source.clone() })?;
+    Ok((extra.clone(), found.is_dir()))
+}
+
+/// Our library, as it was made for the driver's file `real`.
+fn fitted_library(programs: &Programs, stem: &str, real: &Path) -> Result<PathBuf, HostFileError> {
+    let ours = installed(programs.libraries.join(format!("{stem}.so.1")), "libraries")?;
+    let copy = fitted::copy_of(programs.cache, &ours, real).ok().filter(|copy| fitted::is_sound(copy));
+    copy.ok_or(HostFileError::NotFitted { path: ours })
+}
+
+/// `path`, once it is known to be there and to be nobody's but root's.
+pub(crate) fn installed(path: PathBuf, key: &'static str) -> Result<PathBuf, HostFileError> {
+    match fs::metadata(&path) {
+        Ok(metadata) if metadata.uid() == 0 && metadata.mode() & 0o022 == 0 => Ok(path),
+        Ok(_) => Err(HostFileError::Untrusted { path }),
+        Err(_) => Err(HostFileError::NotInstalled { path, key }),
+    }
+}

@@ -1,0 +1,112 @@
+//! How a lease is held: one row for each way, of what it allows and needs.
+
+use gpushare_claims::{InterceptorPolicy, Mode, Request};
+use gpushare_inventory::Extent;
+
+/// Who keeps a container within what it was granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Enforcement {
+    /// gpushare's libraries, which intercept the driver's.
+    Intercepted,
+    /// Another system's interception library. The request proved that the bundle brings it.
+    Foreign,
+    /// Nobody: no other container gets a share of these GPUs.
+    WholeGpu,
+}
+
+/// What one way of holding a lease allows and needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// The word in the quota store.
+    pub name: &'static str,
+    /// Whether other leases may stand on the same GPUs, so that memory and compute have limits.
+    pub has_neighbours: bool,
+    /// Whether it has a region with limits, which `update` writes and the meter measures into.
+    pub has_region: bool,
+    /// Whether each GPU process of the container must have loaded our libraries, and books its memory by them.
+    pub is_intercepted: bool,
+    /// How much of the driver the container gets.
+    pub extent: Extent,
+    /// Whether a newer libcuda of the image's own (CUDA's forward compatibility) may serve.
+    pub forward_compatible: bool,
+}
+
+impl Enforcement {
+    /// Every way.
+    pub const ALL: [Self; 3] = [Self::Intercepted, Self::Foreign, Self::WholeGpu];
+
+    /// How a lease for this request is held. Another system's library holds it only where the request proved that it is
+    /// in the bundle, and the settings let it.
+    pub fn of(request: &Request) -> Self {
+        match (request.mode, &request.interceptor) {
+            (Mode::Exclusive, _) => Self::WholeGpu,
+            (Mode::Share, Some((_, InterceptorPolicy::StandDown))) => Self::Foreign,
+            (Mode::Share, _) => Self::Intercepted,
+        }
+    }
+
+    /// Its row.
+    pub const fn terms(self) -> Terms {
+        match self {
+            Self::Intercepted => Terms {
+                name: "intercepted",
+                has_neighbours: true,
+                has_region: true,
+                is_intercepted: true,
+                extent: Extent::Share,
+                forward_compatible: false,
+            },
+            Self::Foreign => Terms {
+                name: "foreign",
+                has_neighbours: true,
+                has_region: true,
+                is_intercepted: false,
+                extent: Extent::Whole,
+                forward_compatible: false,
+            },
+            Self::WholeGpu => Terms {
+                name: "whole-gpu",
+                has_neighbours: false,
+                has_region: false,
+                is_intercepted: false,
+                extent: Extent::Whole,
+                forward_compatible: true,
+            },
+        }
+    }
+
+    /// The way of this name.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.terms().name == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpushare_claims::{Devices, Interceptor};
+
+    use super::*;
+
+    #[test]
+    fn another_systems_library_holds_a_share_only_where_it_is_proved_and_let() {
+        let share = crate::place::tests::request_on(&[], &["GPUSHARE_MEMORY=1GiB"]);
+        let beside =
+            |policy| Request { interceptor: Some((Interceptor::default(), policy)), ..share.clone() };
+        for (request, want) in [
+            (share.clone(), Enforcement::Intercepted),
+            (beside(InterceptorPolicy::Replace), Enforcement::Intercepted),
+            (beside(InterceptorPolicy::StandDown), Enforcement::Foreign),
+            (Request::whole(Devices::All), Enforcement::WholeGpu),
+        ] {
+            assert_eq!(Enforcement::of(&request), want, "{request:?}");
+        }
+    }
+
+    #[test]
+    fn every_way_has_a_name_of_its_own() {
+        for one in Enforcement::ALL {
+            assert_eq!(Enforcement::named(one.terms().name), Some(one));
+        }
+        assert_eq!(Enforcement::named("Intercepted"), None);
+    }
+}
