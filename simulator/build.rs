@@ -2,7 +2,7 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // The driver libraries need libm. With it among the program's own needs, a root file system that is made of the
-    // program and what it needs can hold the driver as well.
+    // The driver libraries need libm. The program names it among its own needs, so that a root file system
+    // made of the program and its needs can hold the driver as well.
     println!("cargo:rustc-link-arg-bins=-Wl,--no-as-needed,-lm");
 }

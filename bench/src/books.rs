@@ -1,5 +1,5 @@
-//! The simulated GPU's own books, read beside the processes that use it: what living processes hold, and whose work kept
-//! it busy when. Nothing here comes from gpushare.
+//! Reads the simulated GPU's own books beside the processes that use it: what living processes hold, and
+//! whose work kept the GPU busy when. Nothing here comes from gpushare.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use gpushare_simulator::session::{Life, Reader, Session};
 use gpushare_simulator::{clock, timeline};
 
-/// How often is looked: far shorter than for what time a program holds what it has.
+/// Time between two looks: far shorter than the time for which a program holds its memory.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Bytes that living processes hold on the first GPU, contexts included.
@@ -24,7 +24,7 @@ fn held(reader: &Reader) -> u64 {
     bytes.filter(|(slot, bytes)| *bytes > 0 && reader.life(*slot) != Life::Dead).map(|(_, bytes)| bytes).sum()
 }
 
-/// Watches how much is held at most.
+/// Watches the first GPU's memory and keeps the highest sum that living processes held.
 pub struct Peak {
     over: Arc<AtomicBool>,
     most: Arc<Mutex<u64>>,
@@ -32,7 +32,7 @@ pub struct Peak {
 }
 
 impl Peak {
-    /// Begins to watch the first GPU of the node whose state is in `shared`.
+    /// Starts to watch the first GPU of the node whose state is in `shared`.
     ///
     /// # Errors
     /// When there is no such node.
@@ -46,7 +46,8 @@ impl Peak {
                 std::thread::sleep(LOOK);
                 let now = held(reader);
                 let mut highest = highest.lock().unwrap_or_else(PoisonError::into_inner);
-                // A process that takes a dead one's slot is seen with its bytes for a moment: twice must it be there.
+                // A process that takes a dead one's slot is seen with that one's bytes for a moment, so only
+                // a value seen twice counts.
                 *highest = now.min(before).max(*highest);
                 before = now;
             }
@@ -54,7 +55,7 @@ impl Peak {
         Ok(Self { over, most, watcher: Some(watcher) })
     }
 
-    /// The most that was held until now, in bytes.
+    /// Highest number of bytes held so far.
     pub fn bytes(&self) -> u64 {
         *self.most.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -64,7 +65,7 @@ impl Drop for Peak {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         if let Some(watcher) = self.watcher.take() {
-            // It ends within a millisecond and holds nothing.
+            // The thread ends within a millisecond and holds nothing.
             let _ = watcher.join();
         }
     }
@@ -72,25 +73,25 @@ impl Drop for Peak {
 
 /// Length of a bin of a [`Course`], nanoseconds.
 pub const BIN: u64 = 10_000_000;
-/// A bin is read when it is this old: until then a death could still cut work out of it. Nanoseconds.
+/// Age at which a bin is read, nanoseconds. Before that, a death could still cut work out of it.
 const SETTLED: u64 = 200_000_000;
 
 /// How long each container kept the first GPU busy, bin by bin.
 pub struct Course {
-    /// At the state as a process of the node: only such a one may move the simulated GPU on.
+    /// Our own slot in the state: only a process with a slot may advance the simulated GPU.
     session: Session,
-    /// Ids of the containers.
+    /// Ids of the containers, which processes' cgroups contain.
     containers: Vec<String>,
-    /// Container of each process that was seen, by slot and generation.
+    /// Container of each process that was seen, by slot and generation; `None` for a process of no container.
     owners: HashMap<(u32, u32), Option<usize>>,
-    /// End of the last bin read, nanoseconds of the device clock.
+    /// End of the last bin that was read, in nanoseconds of the device clock.
     read_until: u64,
     /// Nanoseconds of work by container and bin.
     bins: Vec<Vec<u64>>,
 }
 
 impl Course {
-    /// Begins now, on the node whose state is in `shared`.
+    /// Starts now, on the node whose state is in `shared`.
     ///
     /// # Errors
     /// When there is no such node.
@@ -100,7 +101,8 @@ impl Course {
         Ok(Self { session, containers, owners: HashMap::new(), read_until: clock::now(), bins })
     }
 
-    /// Reads what has happened; to be called a few times a second, since the simulator forgets.
+    /// Reads the bins that have settled. The caller must call it a few times a second, because the simulator
+    /// forgets runs.
     pub fn follow(&mut self) {
         self.meet();
         while self.read_until + BIN + SETTLED < clock::now() {
@@ -116,7 +118,7 @@ impl Course {
         }
     }
 
-    /// Finds out to which container each new process belongs, as long as it lives.
+    /// Finds the container of each new process while the process lives.
     fn meet(&mut self) {
         for slot in 0..self.session.state().used_slots() {
             let generation = self.session.state().slots[slot].generation.load(Ordering::Acquire);
@@ -132,12 +134,12 @@ impl Course {
         }
     }
 
-    /// Gives the place among the node's processes back.
+    /// Gives the slot back.
     pub fn end(self) {
         self.session.close();
     }
 
-    /// Nanoseconds of work in each bin, from the first in which container `index` worked.
+    /// Nanoseconds of work in each bin, from the first bin in which container `index` worked.
     pub fn since_first_work(&self, index: usize) -> &[u64] {
         let bins = &self.bins[index];
         let first = bins.iter().position(|busy| *busy > 0).unwrap_or(bins.len());

@@ -1,5 +1,5 @@
-//! What the interception library costs a program and what it holds: against the bare simulated driver, which the same
-//! program meets in the same run.
+//! What the interception library costs a program, and what it lets a container hold. The same program meets
+//! the bare simulated driver in the same run, for comparison.
 
 mod cost;
 mod kills;
@@ -13,7 +13,7 @@ use gpushare_tests::runtime::Container;
 use crate::place::{self, Limited, OnHost};
 use crate::table::{Row, Table};
 
-/// All figures of the section.
+/// Measures the section.
 ///
 /// # Errors
 /// When a program fails.
@@ -30,7 +30,7 @@ pub fn section() -> Result<Table> {
     Ok(table)
 }
 
-/// Whether a program that never opens CUDA has us in its memory.
+/// Whether a program that never opens CUDA has the interception library in its memory.
 fn without_cuda(table: &mut Table) -> Result<()> {
     let node = place::node(&[]);
     let limited = Limited::new(&node, &[("GPUSHARE_MEMORY", "8GiB")]);

@@ -1,7 +1,7 @@
-//! `gpushare-bench [FILTER]`: the figures that gpushare is measured by, each beside its target.
+//! `gpushare-bench [FILTER]`: measures gpushare and prints each figure beside its target.
 //!
-//! Everything is measured in one run, alternating with what it is compared with: machines differ and drift. A run
-//! reports, it never fails because a figure is over its target.
+//! Everything is measured in one run, in turns with what it is compared with, because machines differ and
+//! drift. A run only reports: it never fails because a figure misses its target.
 #![forbid(unsafe_code)]
 
 mod books;
@@ -26,7 +26,7 @@ use gpushare_tests::artifacts;
 use gpushare_tests::runtime::RUNC;
 use table::Table;
 
-/// A section's name, which FILTER selects by, and what measures it.
+/// A section's name, by which FILTER selects it, and the function that measures it.
 type Section = (&'static str, fn() -> Result<Table>);
 
 const SECTIONS: [Section; 8] = [
@@ -79,7 +79,7 @@ fn run(filter: &str) -> Result<()> {
     Ok(())
 }
 
-/// The no-op low-level runtime, which is built together with this program.
+/// Path of the no-op low-level runtime, which is built together with this program.
 fn noop() -> Result<std::path::PathBuf> {
     let path = env::current_exe()?.with_file_name("gpushare-bench-noop");
     if !path.is_file() {
@@ -88,7 +88,7 @@ fn noop() -> Result<std::path::PathBuf> {
     Ok(path)
 }
 
-/// Says what is missing before anything is measured.
+/// Fails before anything is measured if a program that the sections need is missing.
 fn need_runtime() -> Result<()> {
     for path in [RUNC, gpushare_tests::image::BUSYBOX] {
         if !std::path::Path::new(path).exists() {

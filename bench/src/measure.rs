@@ -1,4 +1,4 @@
-//! Samples of a duration, in nanoseconds: order statistics, differences of pairs, and how they are written.
+//! Samples of a duration in nanoseconds: order statistics, and the ways in which figures are written.
 
 use std::fs;
 use std::process::Command;
@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// Measurements of one thing, sorted. Never empty.
+/// Measurements of one thing, sorted; never empty.
 #[derive(Clone, Debug)]
 pub struct Sample(Vec<i64>);
 
 impl Sample {
-    /// From durations or differences in nanoseconds.
+    /// A sample of durations or differences, in nanoseconds.
     ///
     /// # Errors
     /// When there are none.
@@ -23,7 +23,7 @@ impl Sample {
         Ok(Self(nanoseconds))
     }
 
-    /// How many runs.
+    /// Number of runs.
     pub fn runs(&self) -> usize {
         self.0.len()
     }
@@ -40,7 +40,7 @@ impl Sample {
     }
 }
 
-/// How long `command` takes from its start to its end.
+/// Nanoseconds that `command` takes from its start to its end.
 ///
 /// # Errors
 /// When it cannot be started, or fails.
@@ -54,25 +54,26 @@ pub fn timed(command: &mut Command) -> Result<i64> {
     Ok(elapsed)
 }
 
-/// A duration as a number that can be subtracted.
+/// A duration in nanoseconds, as a number that can be subtracted.
 pub fn nanoseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// Milliseconds with three digits, or with one from 20 ms on.
+/// Nanoseconds written as milliseconds: with three decimals, or with one from 20 ms on.
 pub fn milliseconds(nanoseconds: i64) -> String {
     let value = Duration::from_nanos(nanoseconds.unsigned_abs()).as_secs_f64() * 1e3;
     let sign = if nanoseconds < 0 { "-" } else { "" };
     if value < 20.0 { format!("{sign}{value:.3}") } else { format!("{sign}{value:.1}") }
 }
 
-/// As [`milliseconds`], with the sign of a difference.
+/// A difference in nanoseconds, written like [`milliseconds`] with its sign.
 pub fn difference(nanoseconds: i64) -> String {
     let sign = if nanoseconds < 0 { "" } else { "+" };
     format!("{sign}{}", milliseconds(nanoseconds))
 }
 
-/// A difference in picoseconds as nanoseconds: with one digit, or none from 100 ns on.
+/// A difference in picoseconds, written as nanoseconds with its sign: with one decimal, or none from 100 ns
+/// on.
 pub fn added(picoseconds: i64) -> String {
     let tenths = (picoseconds.unsigned_abs() + 50) / 100;
     let sign = if picoseconds < 0 && tenths > 0 { "-" } else { "+" };
@@ -80,7 +81,7 @@ pub fn added(picoseconds: i64) -> String {
     if tenths < 1000 { format!("{sign}{whole}.{}", tenths % 10) } else { format!("{sign}{whole}") }
 }
 
-/// What the figures were measured on, as far as it matters: processors, kernel, load.
+/// The machine that was measured on: processors, kernel and load.
 pub fn machine() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let processors = std::thread::available_parallelism().map_or(0, usize::from);

@@ -1,11 +1,11 @@
-//! Where everything of a run lies: one tmpfs, as `/run` is, where engines keep bundles, runtimes their state and
-//! gpushare its own. On a disk, its write-back would be part of every figure.
+//! Puts all files of a run onto one tmpfs. Engines keep bundles, runtimes their state and gpushare its own on
+//! `/run`, which is a tmpfs too. On a disk, write-back would be part of every figure.
 
 use anyhow::{Context, Result};
 use gpushare_tests::scratch::Scratch;
 use nix::mount::{MsFlags, mount};
 
-/// Puts all temporary folders that this program makes from now on onto a tmpfs; unmounted on drop.
+/// Puts all temporary folders that this program makes from now on onto a tmpfs, which is unmounted on drop.
 ///
 /// # Errors
 /// When it cannot be mounted.

@@ -1,4 +1,5 @@
-//! The host's meter, `gpushare meter`, beside the containers of a node: for the sections that need one, and what it costs.
+//! `gpushare meter` on the node: starts it for the sections that need one, and measures the processor time
+//! that it takes.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -16,7 +17,7 @@ use crate::table::{Row, Table};
 const SHARES: usize = 50;
 const WATCHED: Duration = Duration::from_secs(20);
 
-/// All figures of the section.
+/// Measures the section.
 ///
 /// # Errors
 /// When a container or the meter fails.
@@ -56,11 +57,11 @@ pub fn section() -> Result<Table> {
     Ok(table)
 }
 
-/// A running meter; ends with this value.
+/// A running meter, which is killed on drop.
 pub struct Meter(Child);
 
 impl Meter {
-    /// Starts it under the settings of `node`.
+    /// Starts the meter under the settings of `node`.
     ///
     /// # Errors
     /// When it cannot be started, or ends at once.
@@ -75,7 +76,7 @@ impl Meter {
         Ok(Self(child))
     }
 
-    /// Processor time that it has used so far.
+    /// Processor time that the meter has used so far.
     ///
     /// # Errors
     /// When it has ended.
@@ -88,7 +89,7 @@ impl Meter {
 
 impl Drop for Meter {
     fn drop(&mut self) {
-        // It may have ended.
+        // It may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,4 +1,5 @@
-//! What one that takes every file lease that it gets costs the others on the node.
+//! The delay that a container causes on its node when it takes every kernel file lease (F_SETLEASE) that it
+//! gets.
 
 use std::process::Command;
 use std::thread::sleep;
@@ -16,17 +17,17 @@ use crate::meter::Meter;
 use crate::table::{Row, Table};
 
 const ROUNDS: usize = 20;
-/// Beyond the same without the attacker.
+/// Most nanoseconds that a call may take beyond the same call without the attacker.
 const MOST: i64 = 10_000_000;
 const CLIENT: &str = "/bin/gpushare-tests-client";
-/// All that a container has of ours, and of the driver's.
+/// All files of gpushare that a container has; [`DRIVERS`] are those of the driver.
 const OURS: &str = "/usr/lib/gpushare/limits /usr/lib/gpushare/usage /usr/lib/x86_64-linux-gnu/libcuda.so.1 \
                     /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1";
 const DRIVERS: &str = "/usr/lib/gpushare/driver/cuda /usr/lib/gpushare/driver/nvidia-ml";
-/// The owner of our files, which a container may become.
+/// Uid that owns gpushare's files; a process in a container can change to it.
 const NOBODYS: &str = "2147483600";
 
-/// All figures of the section.
+/// Measures the section.
 ///
 /// # Errors
 /// When a container or the meter fails.
@@ -37,7 +38,7 @@ pub fn section() -> Result<Table> {
     Ok(table)
 }
 
-/// What is timed, in this order.
+/// The calls that are timed, in this order.
 const CALLS: [&str; 7] = [
     "create and start",
     "a CUDA program: dlopen, first allocation",
@@ -69,7 +70,7 @@ fn beside_leases(table: &mut Table) -> Result<()> {
                 }
             }
             let all = calls(&runtime, &victim)?;
-            // The first round makes what later ones find.
+            // The first round makes files and caches that later rounds find, so it does not count.
             for (times, time) in times.iter_mut().zip(all).filter(|_| round > 0) {
                 times[usize::from(attacked)].push(time);
             }
@@ -90,7 +91,7 @@ fn beside_leases(table: &mut Table) -> Result<()> {
     Ok(())
 }
 
-/// One of each call, in the order of [`CALLS`].
+/// Times one of each call, in the order of [`CALLS`].
 fn calls(runtime: &Runtime, victim: &Bundle) -> Result<[i64; CALLS.len()]> {
     let cli = |args: &[&str]| {
         let mut command = Command::new(artifacts::cli());

@@ -1,5 +1,5 @@
-//! Where a client program runs: in a container with a share, on the same node with the bare driver, or there with a
-//! peer's library preloaded.
+//! Places where a client program runs: in a container with a share, on the same node with the bare driver, or
+//! on the node with a peer's library preloaded.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -12,50 +12,52 @@ use gpushare_tests::runtime::{Container, LowLevel, Runtime};
 use gpushare_tests::scratch::Scratch;
 use gpushare_tests::{artifacts, command};
 
-/// A peer's library to preload: HAMi-core's `libvgpu.so`.
+/// Variable with the path of a peer's library to preload: HAMi-core's `libvgpu.so`.
 pub const PEER: &str = "HAMI_CORE";
 
-/// A node on which a context costs what the interception library takes it for, so that books and limit can be compared
-/// to the byte.
+/// A node on which a context costs as much as the interception library assumes. Books and limit can then be
+/// compared to the byte. `more` are further arguments for `gpushare-simulator create`.
 pub fn node(more: &[&str]) -> SimulatedNode {
     SimulatedNode::with(1, MODEL, "80GiB", &[&["--context", "320MiB"], more].concat())
 }
 
-/// A container that sleeps on a share, and the runtime that made it.
+/// A container that sleeps and has a share, with the runtime that makes it.
 pub struct Limited {
     runtime: Runtime,
     bundle: Bundle,
 }
 
 impl Limited {
-    /// On `node`, with this environment beside `GPUSHARE_SIMULATOR_RUN=0`: kernels take time and compute nothing.
+    /// On `node`, with `environment` and with `GPUSHARE_SIMULATOR_RUN=0`, under which kernels take time and
+    /// compute nothing.
     pub fn new(node: &SimulatedNode, environment: &[(&str, &str)]) -> Self {
         let bundle = Bundle::host_root().env("GPUSHARE_SIMULATOR_RUN", "0");
         let bundle = environment.iter().fold(bundle, |bundle, (name, value)| bundle.env(name, value));
         Self { runtime: Runtime::wrapped(LowLevel::Runc, node), bundle }
     }
 
-    /// Starts it.
+    /// Starts the container.
     pub fn start(&self) -> Container<'_> {
         self.runtime.run(&self.bundle)
     }
 }
 
-/// Where a container has the driver's own libcuda.
+/// Path of the driver's own libcuda in a container.
 pub const DRIVER: &str = "/usr/lib/gpushare/driver/cuda";
 
-/// What the client said in `container`.
+/// Standard output of the client in `container`.
 ///
 /// # Errors
-/// With its own words, when it failed.
+/// When the client fails, with its standard error.
 pub fn inside(container: &Container<'_>, words: &[&str]) -> Result<String> {
     exec(container, &[], words)
 }
 
-/// The same, where the driver's own file is loaded first and so answers to the library's name: bare, in the same cgroup.
+/// Like [`inside`], but past the interception library: the driver's own file is loaded first and so answers
+/// to the library's name. The cgroup is the same.
 ///
 /// # Errors
-/// With its own words, when it failed.
+/// When the client fails, with its standard error.
 pub fn inside_bare(container: &Container<'_>, words: &[&str]) -> Result<String> {
     let preload = format!("LD_PRELOAD={DRIVER}");
     exec(container, &["/usr/bin/env", &preload], words)
@@ -70,7 +72,7 @@ fn exec(container: &Container<'_>, before: &[&str], words: &[&str]) -> Result<St
     Ok(outcome.stdout)
 }
 
-/// A program on the host that meets the node's driver, in an environment of its own.
+/// A place on the host where a program meets the node's driver, with an environment of its own.
 #[derive(Debug)]
 pub struct OnHost {
     environment: Vec<(String, String)>,
@@ -78,7 +80,7 @@ pub struct OnHost {
 }
 
 impl OnHost {
-    /// The bare driver of `node`.
+    /// With the bare driver of `node`.
     pub fn bare(node: &SimulatedNode) -> Self {
         let text = |path: PathBuf| path.to_string_lossy().into_owned();
         let environment = vec![
@@ -89,7 +91,8 @@ impl OnHost {
         Self { environment, scratch: Scratch::new("host") }
     }
 
-    /// The same below the peer's library, if there is one, with a limit of `mib` MiB and `cores` percent.
+    /// With the bare driver below the peer's library, under a limit of `mib` MiB and `cores` percent. `None`
+    /// without a peer.
     pub fn peer(node: &SimulatedNode, mib: u64, cores: u32) -> Option<Self> {
         let library = env::var_os(PEER).filter(|path| !path.is_empty())?;
         Some(Self::preloaded(node, Path::new(&library), mib, cores))
@@ -108,25 +111,25 @@ impl OnHost {
         place
     }
 
-    /// With one more variable.
+    /// Adds a variable to the environment.
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// What the client says here.
+    /// Standard output of the client in this place.
     ///
     /// # Errors
-    /// With its own words, when it failed.
+    /// When the client fails, with its standard error.
     pub fn run(&self, words: &[&str]) -> Result<String> {
         let client = artifacts::client();
         self.program(&client.to_string_lossy(), words)
     }
 
-    /// What any program says here.
+    /// Standard output of any program in this place.
     ///
     /// # Errors
-    /// With its own words, when it failed.
+    /// When the program fails, with its standard error.
     pub fn program(&self, program: &str, words: &[&str]) -> Result<String> {
         let environment = self.environment.iter().map(|(name, value)| (name, value));
         let outcome = command::run(Command::new(program).args(words).envs(environment));
@@ -141,7 +144,8 @@ impl OnHost {
 mod tests {
     use super::*;
 
-    /// What a preloaded library does that finds its functions through dlsym, and no more than that.
+    /// A preloaded library that finds its functions through dlsym, reduced to the least that limits
+    /// cuMemAlloc.
     const STAND_IN: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>

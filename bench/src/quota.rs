@@ -1,4 +1,4 @@
-//! The quota store: what one reservation costs alone, among 64 processes at once, and among many leases.
+//! The quota store: the cost of one reservation alone, among 64 processes at once, and among many leases.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write, pipe};
@@ -19,19 +19,19 @@ use crate::table::{Row, Table};
 pub const CHILD: &str = "--child-reserve";
 
 const GIB: u64 = 1 << 30;
-/// The node has room for 56 shares, and 64 processes want one.
+/// Shares that the node of a round has room for; 64 processes ask for one each.
 const ROOM: u64 = 56;
 const PROCESSES: usize = 64;
 const ROUNDS: usize = 30;
 const SINGLE_RUNS: usize = 1000;
 const RATIO_RUNS: usize = 1500;
-/// Longer than any child waits for its turn; a child that outlives its parent ends by itself.
+/// Longer than any child waits for its turn. A child that outlives its parent ends by itself after it.
 const CHILD_LIVES: Duration = Duration::from_secs(120);
 
-/// All figures of the section.
+/// Measures the section.
 ///
 /// # Errors
-/// When anything but a refusal goes wrong.
+/// When something other than a refusal goes wrong.
 pub fn section() -> Result<Table> {
     let mut table = Table::default();
     let [alone, beside_many] = [single(10)?, single(1000)?];
@@ -65,7 +65,7 @@ pub fn section() -> Result<Table> {
     Ok(table)
 }
 
-/// A state folder of its own, removed on drop.
+/// A state folder that is removed on drop.
 #[derive(Debug)]
 pub struct State {
     folder: StateFolder,
@@ -73,7 +73,7 @@ pub struct State {
 }
 
 impl State {
-    /// An empty one.
+    /// An empty state folder.
     ///
     /// # Errors
     /// When it cannot be made.
@@ -82,13 +82,13 @@ impl State {
         Ok(Self { folder: StateFolder::open(&scratch.path().join("run"))?, _scratch: scratch })
     }
 
-    /// Its path.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 }
 
-/// What the store takes from one process beside `held` leases: folder, store, holder, reservation; then closing it.
+/// Times of one process that opens folder and store, reserves beside `held` leases, and closes the store.
 fn single(held: usize) -> Result<Sample> {
     let state = State::new()?;
     let (request, gpus) = (request()?, gpus(8, 128));
@@ -104,7 +104,7 @@ fn single(held: usize) -> Result<Sample> {
     Sample::new(times)
 }
 
-/// A store in which `count` leases are held by this process, on 8 GPUs with room for 128 each.
+/// A store in which this process holds `count` leases, on 8 GPUs with room for 128 each.
 fn holding(state: &Path, count: usize) -> Result<Store> {
     let store = Store::open(state)?;
     let (request, gpus, holder) = (request()?, gpus(8, 128), Holder::this_process()?);
@@ -116,17 +116,17 @@ fn holding(state: &Path, count: usize) -> Result<Store> {
     Ok(store)
 }
 
-/// How one process's reservation went.
+/// Result of one process's reservation.
 #[derive(Clone, Copy, Debug)]
 struct Reserved {
     granted: bool,
-    /// Nanoseconds until the answer; an execve would follow.
+    /// Nanoseconds until the answer, after which the wrapper would call execve.
     answered: i64,
-    /// Nanoseconds until the store was closed too.
+    /// Nanoseconds until the store was closed as well.
     closed: i64,
 }
 
-/// The lease stays, as it would after an execve.
+/// Opens the store, reserves, and closes it. The lease stays, as it would after an execve.
 fn reserve_once(state: &Path, key: &LeaseKey, request: &Request, gpus: &[Gpu]) -> Result<Reserved> {
     let start = Instant::now();
     let folder = StateFolder::open(state)?;
@@ -152,11 +152,11 @@ fn release(store: &Store, key: &LeaseKey) -> Result<()> {
     Ok(())
 }
 
-/// One process that reserves. It says that it is ready, waits until its standard input ends, reserves, says how that
-/// went, and stays: the lease of a process that is gone would be swept and granted again.
+/// Runs one process that reserves. It prints that it is ready, waits until its standard input ends, reserves,
+/// prints the result, and stays alive. The lease of a process that is gone would be swept and granted again.
 ///
 /// # Errors
-/// When anything but a refusal goes wrong.
+/// When something other than a refusal goes wrong.
 pub fn child(state: &str, name: &str) -> Result<()> {
     let (key, request, gpus) = (key(name), request()?, gpus(1, ROOM));
     let mut output = std::io::stdout();
@@ -168,14 +168,14 @@ pub fn child(state: &str, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// A child of this program, killed and waited for on drop.
+/// A child of this program that is killed and waited for on drop.
 struct Process {
     child: Child,
     answers: BufReader<ChildStdout>,
 }
 
 impl Process {
-    /// Starts it; it reserves once `input` has ended.
+    /// Starts the child, which reserves once `input` has ended.
     fn start(state: &Path, name: &str, input: std::io::PipeReader) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg(CHILD).arg(state).arg(name).stdin(input).stdout(Stdio::piped());
@@ -212,10 +212,10 @@ impl Drop for Process {
     }
 }
 
-/// Nanoseconds that a new process spends on the quota store until it has its lease, as the wrapper does.
+/// Nanoseconds that a new process, like the wrapper, spends on the quota store until it has its lease.
 ///
 /// # Errors
-/// When it gets none.
+/// When it gets no lease.
 pub fn in_a_new_process(state: &Path) -> Result<i64> {
     let (input, go) = pipe()?;
     let mut process = Process::start(state, "new", input)?;
@@ -228,7 +228,7 @@ pub fn in_a_new_process(state: &Path) -> Result<i64> {
     Ok(reserved.answered)
 }
 
-/// What became of all rounds.
+/// Results of all rounds.
 struct Crowd {
     times: Sample,
     /// Leases and refusals of each round.
@@ -237,7 +237,7 @@ struct Crowd {
 
 fn crowd() -> Result<Crowd> {
     let state = State::new()?;
-    // The database exists before the first round, as on a node that has run a container.
+    // The database is made before the first round, as on a node that has run a container.
     let names: Vec<String> = (0..PROCESSES).map(|number| format!("crowd-{number}")).collect();
     drop(Store::open(state.path())?);
     let (mut times, mut outcomes) = (Vec::new(), Vec::new());
@@ -256,7 +256,7 @@ fn crowd() -> Result<Crowd> {
     Ok(Crowd { times: Sample::new(times)?, outcomes })
 }
 
-/// All processes wait at one pipe, and its end lets them go together.
+/// One round. All processes wait at one pipe; its end releases them together.
 fn round(state: &Path, names: &[String]) -> Result<Vec<Reserved>> {
     let (input, go) = pipe()?;
     let started = names.iter().map(|name| Process::start(state, name, input.try_clone()?));
@@ -265,7 +265,7 @@ fn round(state: &Path, names: &[String]) -> Result<Vec<Reserved>> {
     processes.iter_mut().map(Process::reserved).collect()
 }
 
-/// Reserving in an open store beside 10 and beside 1,000 leases, in turns.
+/// Times of reservations in open stores with 10 and with 1,000 leases, measured in turns.
 fn few_and_many() -> Result<(Sample, Sample)> {
     let folders = [State::new()?, State::new()?];
     let (request, gpus, holder) = (request()?, gpus(8, 128), Holder::this_process()?);
@@ -293,13 +293,13 @@ fn key(container: &str) -> LeaseKey {
     LeaseKey { root: "/run/runc".to_owned(), container: container.to_owned() }
 }
 
-/// A share of 1 GiB.
+/// A request for a share of 1 GiB.
 fn request() -> Result<Request> {
     let container = Container::new(BTreeMap::new(), vec!["GPUSHARE_MEMORY=1GiB".to_owned()]);
     gpushare_request::read(&container, &Policy::default(), &[])?.context("the request is none")
 }
 
-/// `count` GPUs of `gib` GiB each.
+/// `count` GPUs with `gib` GiB each.
 pub fn gpus(count: u8, gib: u64) -> Vec<Gpu> {
     (0..count)
         .map(|index| {

@@ -1,4 +1,5 @@
-//! Reading a request: from config.json as a value to the request on this node, for bundles of several systems.
+//! Reading a request: the time from config.json as a value to the request on this node, for bundles of
+//! several systems.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -13,10 +14,10 @@ use crate::quota::gpus;
 use crate::table::{Row, Table};
 
 const RUNS: usize = 5000;
-/// Nanoseconds.
+/// Target in nanoseconds.
 const TARGET: i64 = 50_000;
 
-/// All figures of the section.
+/// Measures the section.
 ///
 /// # Errors
 /// When a bundle is refused.
@@ -43,7 +44,7 @@ fn reading(bundle: &Value, node: &[Gpu], asks: bool) -> Result<Sample> {
     Sample::new(times)
 }
 
-/// What the bundle is, itself, and whether it asks for anything.
+/// Name of each bundle, the bundle, and whether it asks for a share.
 fn bundles() -> Vec<(&'static str, Value, bool)> {
     let env = |more: &[&str]| {
         let usual = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "CUDA_VERSION=12.4.1"];

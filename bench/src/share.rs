@@ -1,5 +1,5 @@
-//! Whether programs get the share of a GPU's time that their container was given: real processes in real containers, on
-//! a simulated GPU that works in real time, judged by the GPU's own books.
+//! Whether programs get the share of a GPU's time that their container was given. Real processes run in real
+//! containers on a simulated GPU that works in real time; the GPU's own books judge them.
 
 mod cases;
 mod verdict;
@@ -20,19 +20,19 @@ use crate::meter::Meter;
 use crate::place;
 use crate::table::{Row, Table};
 
-/// Seconds of a case after its first; the targets are stated for 10.
+/// Variable: seconds of a case after its first one. The targets are stated for 10.
 const SECONDS: &str = "GPUSHARE_BENCH_SECONDS";
-/// Selects cases by a part of their name.
+/// Variable: selects cases by a part of their name.
 const CASES: &str = "GPUSHARE_BENCH_CASES";
-/// How often the books are read.
+/// Time between two looks at the books.
 const FOLLOW: Duration = Duration::from_millis(50);
-/// A program that has not begun after this time will not.
+/// A program that has not used the GPU after this time will not do so.
 const BEGIN: Duration = Duration::from_secs(20);
 
-/// All figures of the section.
+/// Measures the section.
 ///
 /// # Errors
-/// When a program fails, or does not use the GPU at all.
+/// When a program fails or does not use the GPU at all.
 pub fn section() -> Result<Table> {
     crate::need_runtime()?;
     let seconds = env::var(SECONDS).map_or(Ok(10), |text| text.parse()).context(SECONDS)?;
@@ -94,10 +94,10 @@ fn run(node: &SimulatedNode, case: &Case, seconds: u64) -> Result<Row> {
     Ok(row(case, &figures))
 }
 
-/// A container whose program is the client.
+/// The bundle of a container whose program is the client.
 fn bundle(tenant: &Tenant, seconds: u64) -> Bundle {
     let client = artifacts::client();
-    // The first second, the rest, and until the last container has started.
+    // The first second, `seconds` more, and 3 s until the last container has started.
     let lasts = (seconds + 4).to_string();
     let mut words = vec![client.to_string_lossy().into_owned(), "launch".to_owned()];
     words.extend(tenant.words.iter().map(|word| (*word).to_owned()));

@@ -1,5 +1,5 @@
-//! What a share costs where a container starts: the whole way beside plain runc, and the wrapper alone in front of a
-//! low-level runtime that does nothing.
+//! What a share costs at the start of a container: the whole start beside plain runc, and the wrapper alone
+//! in front of a low-level runtime that does nothing.
 
 mod alone;
 mod cycle;
@@ -16,17 +16,17 @@ use gpushare_tests::scratch::Scratch;
 use crate::measure::{self, Sample};
 use crate::table::{Row, Table};
 
-/// A peer's wrapper: any program that is called as runc is.
+/// Variable with the path of a peer's wrapper: any program that is called like runc.
 const PEER: &str = "NVIDIA_CONTAINER_RUNTIME";
 const SHARE: (&str, &str) = ("GPUSHARE_MEMORY", "4GiB");
-/// runc itself varies by ten milliseconds from run to run: fewer pairs would not show a difference of two.
+/// runc varies by ten milliseconds from run to run, so fewer pairs would not show a difference of two.
 const LAPS: usize = 200;
 const MS: i64 = 1_000_000;
 
-/// Which of a lap's calls is looked at.
+/// The calls of a lap that a figure is about.
 type Part = fn(Lap) -> i64;
 
-/// All figures of the section.
+/// Measures the section.
 ///
 /// # Errors
 /// When a runtime fails.
@@ -52,7 +52,8 @@ fn peer_program() -> Option<Program> {
     peer().map(|path| Program::Peer { path, scratch: Scratch::new("peer") })
 }
 
-/// Plain runc, the wrapper, and the peer if there is one; all with the same bundle but for what asks for a GPU.
+/// Plain runc, the wrapper, and the peer if there is one. All have the same bundle except for what asks for a
+/// GPU.
 fn contenders(node: &SimulatedNode, share: bool) -> Vec<Contender> {
     let env = share.then_some(SHARE);
     let bare = Contender::new(Program::Ours(Runtime::bare(LowLevel::Runc)), env);
@@ -62,7 +63,7 @@ fn contenders(node: &SimulatedNode, share: bool) -> Vec<Contender> {
     [bare, ours].into_iter().chain(peer).collect()
 }
 
-/// Laps of each contender, one of each in turn; who comes first changes from turn to turn.
+/// Laps of each contender. Each turn has one lap of each; the first in a turn changes from turn to turn.
 fn race(contenders: &[Contender]) -> Result<Vec<Vec<Lap>>> {
     let mut laps = vec![Vec::new(); contenders.len()];
     for turn in 0..LAPS {
@@ -74,12 +75,12 @@ fn race(contenders: &[Contender]) -> Result<Vec<Vec<Lap>>> {
     Ok(laps)
 }
 
-/// The differences of `laps` to `base`, turn by turn.
+/// The differences between `laps` and `base`, turn by turn.
 fn differences(laps: &[Lap], base: &[Lap], part: Part) -> Result<Sample> {
     Sample::new(laps.iter().zip(base).map(|(lap, base)| part(*lap) - part(*base)).collect())
 }
 
-/// The peer's median difference to plain runc.
+/// The peer's median difference to plain runc, as a cell; `None` without a peer.
 fn peer_cell(laps: &[Vec<Lap>], part: Part) -> Result<Option<String>> {
     let Some(peer) = laps.get(2) else { return Ok(None) };
     Ok(Some(format!("{} ms", measure::difference(differences(peer, &laps[0], part)?.median()))))
@@ -90,7 +91,8 @@ fn with_share(node: &SimulatedNode, table: &mut Table) -> Result<()> {
     let files = |contenders: &[Contender]| -> Result<Vec<usize>> {
         contenders.iter().map(Contender::files_in_image).collect()
     };
-    // The first start makes mount targets, the quota store and the inventory's cache; it is none of the laps.
+    // The first start makes mount targets, the quota store and the inventory's cache, so it does not count as
+    // a lap.
     let fresh = files(&contenders)?;
     contenders.iter().try_for_each(|contender| contender.lap().map(drop))?;
     let first = files(&contenders)?;

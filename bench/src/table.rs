@@ -1,13 +1,13 @@
-//! Figures in rows, each with its target, as a Markdown table that is aligned for the terminal too.
+//! Writes figures as a Markdown table, one row for each figure with its target, aligned for the terminal too.
 
 use std::fmt;
 
 use crate::measure::{self, Sample};
 
-/// Stands where nothing was measured.
+/// Written where nothing was measured.
 const NONE: &str = "-";
 
-/// One section's figures.
+/// The figures of one section, and the notes below them.
 #[derive(Debug, Default)]
 pub struct Table {
     rows: Vec<Row>,
@@ -27,29 +27,29 @@ pub struct Row {
 }
 
 impl Row {
-    /// A figure in words: a count, a size, a ratio.
+    /// A row with a figure in words: a count, a size, a ratio.
     pub fn plain(what: &str, value: impl Into<String>) -> Self {
         let none = || NONE.to_owned();
         let (what, value) = (what.to_owned(), value.into());
         Self { what, value, spread: none(), runs: none(), target: none(), met: None, peer: None }
     }
 
-    /// A duration: median and quartiles, in milliseconds.
+    /// A row with a duration: its median and quartiles, in milliseconds.
     pub fn duration(what: &str, sample: &Sample) -> Self {
         Self::of(what, sample, sample.median(), measure::milliseconds)
     }
 
-    /// A difference of pairs, with its sign.
+    /// A row with the difference of pairs: its median and quartiles with their signs, in milliseconds.
     pub fn difference(what: &str, sample: &Sample) -> Self {
         Self::of(what, sample, sample.median(), measure::difference)
     }
 
-    /// The slowest of a hundred, in milliseconds.
+    /// A row with the 99th percentile of a duration, in milliseconds.
     pub fn slowest_of_hundred(what: &str, sample: &Sample) -> Self {
         Self::of(what, sample, sample.percentile(99), measure::milliseconds)
     }
 
-    /// What was added to a call: the median of a sample of picoseconds, in nanoseconds.
+    /// A row with the time added to a call: the median of a sample of picoseconds, written in nanoseconds.
     pub fn added(what: &str, sample: &Sample) -> Self {
         let row = Self::of(what, sample, sample.median(), measure::added);
         Self { value: format!("{} ns", measure::added(sample.median())), ..row }
@@ -60,22 +60,22 @@ impl Row {
         Self { spread, ..Self::plain(what, format!("{} ms", write(value))) }.runs(sample.runs())
     }
 
-    /// What the figures lie between.
+    /// Sets the spread: the values between which the figure lies, or other words beside it.
     pub fn spread(self, words: impl Into<String>) -> Self {
         Self { spread: words.into(), ..self }
     }
 
-    /// How often it was measured.
+    /// Sets how often the figure was measured.
     pub fn runs(self, runs: usize) -> Self {
         Self { runs: runs.to_string(), ..self }
     }
 
-    /// What the figure should be, and whether it is.
+    /// Sets the target in words, and whether it is met.
     pub fn target(self, target: &str, met: bool) -> Self {
         Self { target: target.to_owned(), met: Some(met), ..self }
     }
 
-    /// The same figure of the peer.
+    /// Sets the same figure of the peer; `None` leaves the cell empty.
     pub fn peer(self, value: Option<String>) -> Self {
         Self { peer: value, ..self }
     }
@@ -90,12 +90,12 @@ impl Row {
 }
 
 impl Table {
-    /// Adds a figure.
+    /// Adds a row.
     pub fn push(&mut self, row: Row) {
         self.rows.push(row);
     }
 
-    /// Adds a line below the table.
+    /// Adds a line of text below the table.
     pub fn note(&mut self, text: impl Into<String>) {
         self.notes.push(text.into());
     }

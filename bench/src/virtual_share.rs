@@ -1,5 +1,5 @@
-//! Shares of compute in virtual time: the limiter itself, with the clock and the GPU of a simulation, in many more cases
-//! than real time allows. Every run of ten seconds takes milliseconds.
+//! Shares of compute in virtual time: the limiter itself, with the clock and the GPU of a simulation. A run
+//! of ten seconds takes milliseconds, so there are many more cases than real time allows.
 
 use std::env;
 use std::thread;
@@ -11,16 +11,16 @@ use gpushare_intercept_trial::{
 
 use crate::table::{Row, Table};
 
-/// How often each case is run, with other random numbers each time.
+/// Variable that says how often each case is run, each time with other random numbers.
 const SEEDS: &str = "GPUSHARE_BENCH_SEEDS";
 const DEFAULT: u64 = 3;
-/// Seeds that no constant of the limiter was chosen by.
+/// First seed; no constant of the limiter was chosen with it or with later ones.
 const FIRST: u64 = 1000;
 
 const DEVICES: [(&str, Discipline); 2] =
     [("FIFO", Discipline::Submission), ("slices", Discipline::Slices(2 * MILLISECOND))];
 
-/// All figures of the section.
+/// Measures the section.
 ///
 /// # Errors
 /// When a simulation panics.
@@ -40,7 +40,7 @@ pub fn section() -> Result<Table> {
     Ok(table)
 }
 
-/// One simulation on each processor.
+/// Runs a case on both devices, each in a thread of its own.
 fn both(case: &Case, seeds: u64) -> Result<Vec<Summary>> {
     thread::scope(|scope| {
         let run = |(_, device)| scope.spawn(move || case.run(device, FIRST..FIRST + seeds, 1));
@@ -58,7 +58,7 @@ fn summary(what: &str, told: &Summary) -> Row {
         .target("0; 1.5, 4, 110 %", told.misses == 0)
 }
 
-/// What a limiter that learns nothing reads: without it the other rows would show nothing.
+/// Figures of a limiter that learns nothing. If these were good, the other rows would show nothing.
 fn control() -> Row {
     let container = Container::fixed(25, 1, Load::steady(10 * MILLISECOND, 0));
     let trial = Trial::new(vec![container], DEVICES[1].1, FIRST);

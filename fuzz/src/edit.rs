@@ -1,4 +1,4 @@
-//! A plan put into a config.json that an engine may have written of an image's and a user's strings.
+//! Applies a plan to a config.json, which an engine may have written from strings of an image and a user.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 const BUILDS: &str = "every field that must be set is set";
 
-/// Edits the configuration `data`, which is JSON or nothing happens.
+/// Edits the configuration `data`. Does nothing if `data` is not JSON.
 pub fn edit(data: &[u8]) {
     let Ok(before) = serde_json::from_slice::<Value>(data) else { return };
     let plan = plan();
@@ -33,7 +33,7 @@ pub fn edit(data: &[u8]) {
     }
 }
 
-/// `after` is what the plan made.
+/// Checks that a second edit of `after`, which the plan made, changes nothing.
 fn twice_is_once(plan: &Plan, after: &Value) {
     let text = after.to_string();
     let mut again: Value = serde_json::from_str(&text).expect("what is written can be read");
@@ -41,7 +41,7 @@ fn twice_is_once(plan: &Plan, after: &Value) {
     assert_eq!(text, again.to_string(), "twice is once");
 }
 
-/// Whatever the plan has no business with is there as it was, in its order.
+/// Checks that every part which the plan does not own is unchanged and in its order.
 fn kept(before: &Value, after: &Value) {
     let ours = ["/hooks", "/mounts", "/linux/devices", "/linux/resources/devices", "/process/env"];
     let groups = "/process/user/additionalGids";
@@ -53,7 +53,7 @@ fn kept(before: &Value, after: &Value) {
             }
         }
         if let Some(annotations) = value.get_mut("annotations").and_then(Value::as_object_mut) {
-            annotations.shift_remove(GRANTED_LIST); // whose it is tells the hook beside it
+            annotations.shift_remove(GRANTED_LIST); // the hook beside it tells who wrote it
         }
         value
     };
@@ -70,7 +70,8 @@ fn kept(before: &Value, after: &Value) {
     assert_eq!(variables(before), variables(after), "foreign variables");
 }
 
-/// The kept list, which is believed beside our hook from now on, is the plan's own word or that of an earlier one.
+/// Checks that the kept list is this plan's own or that of an earlier one, because it is believed from now on
+/// beside our hook.
 fn believed(before: &Value, after: &Value) {
     let kept = |value: &Value| value.get("annotations").and_then(|all| all.get(GRANTED_LIST)).cloned();
     let list = before.pointer("/process/env").and_then(Value::as_array).into_iter().flatten();
@@ -83,7 +84,7 @@ fn believed(before: &Value, after: &Value) {
     }
 }
 
-/// `after` is `before` with further fields behind those that were there.
+/// Checks that `after` is `before`, with new fields only behind those that were there.
 fn assert_grown(before: &Value, after: &Value, place: &str) {
     match (before, after) {
         (Value::Object(before), Value::Object(after)) => {
@@ -100,7 +101,8 @@ fn assert_grown(before: &Value, after: &Value, place: &str) {
     }
 }
 
-/// No GPU but the granted one, and everything denied first, unless the engine gave the container every device.
+/// Checks that only the granted GPU is open and that everything is denied first. A container to which the
+/// engine gave every device is exempt.
 fn closed(before: &Value, after: &Value) {
     if is_privileged(before) {
         return;
@@ -110,7 +112,7 @@ fn closed(before: &Value, after: &Value) {
     let denies = first.is_some_and(|rule| rule["allow"] == json!(false) && rule.get("major").is_none_or(any));
     assert!(denies, "{first:?}");
     let is_gpu = |device: &Value| device["major"].as_u64() == Some(195);
-    // A node without a number is none: the low-level runtime says what it thinks of it.
+    // A node without a number is not counted; the low-level runtime reports it.
     let nodes = list("/linux/devices").filter(|node| is_gpu(node) && node["minor"].is_u64());
     for node in nodes.filter(|node| node["minor"].as_u64() < Some(254)) {
         assert_eq!(node["minor"].as_u64(), Some(0), "{node}");
@@ -130,7 +132,8 @@ fn opens(rule: &&Value) -> bool {
     rule["allow"] == json!(true) && (access.is_empty() || access.contains(['r', 'w']))
 }
 
-/// The plan's entries are the last ones of their list, in the plan's order: later ones win.
+/// Checks that the plan's entries are the last ones of their list, in the plan's order, because later ones
+/// win.
 fn last(after: &Value, pointer: &str, ours: impl Iterator<Item = Value>) {
     let ours: Vec<Value> = ours.collect();
     let list = after.pointer(pointer).and_then(Value::as_array).expect("the plan wrote it");
@@ -141,7 +144,7 @@ fn value(part: &impl serde::Serialize) -> Value {
     serde_json::to_value(part).expect("a part of a plan can be written")
 }
 
-/// One GPU, its control node, two mounts.
+/// A plan with one GPU, its control node, and two mounts.
 fn plan() -> Plan {
     Plan {
         devices: vec![device("/dev/nvidia0", 0), device("/dev/nvidiactl", 255)],

@@ -1,8 +1,9 @@
-//! What holds of every reader of foreign bytes, whatever the bytes: one function per reader, which takes them and panics
-//! when a promise is broken.
+//! Properties that every reader of foreign bytes has, whatever the bytes are. There is one function for each
+//! reader; it takes the bytes and panics if a property is broken.
 //!
-//! Two programs call these functions: the test beside them replays the corpus and many small changes of it with the
-//! ordinary compiler, in every `make test`; `make fuzz` hands them to libFuzzer for as long as one likes.
+//! Two programs call these functions. The test beside them runs the corpus and many small changes of it,
+//! built by the ordinary compiler, in every `make test`. `make fuzz` hands the functions to libFuzzer for as
+//! long as the caller wants.
 
 mod edit;
 mod elf;
@@ -20,10 +21,10 @@ pub use request::request;
 pub use settings::settings;
 pub use state::state;
 
-/// A reader under test, by the name of its folder in the corpus.
+/// Name of the reader's folder in the corpus, and the function that checks the reader.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All of them.
+/// All readers.
 pub const TARGETS: [Target; 8] = [
     ("edit", edit),
     ("elf", elf),

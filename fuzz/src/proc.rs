@@ -1,4 +1,4 @@
-//! The driver's `/proc` files.
+//! The readers of the driver's `/proc` files.
 
 use gpushare_inventory::{driver_version, information, pci_address};
 
@@ -6,7 +6,7 @@ use gpushare_inventory::{driver_version, information, pci_address};
 pub fn proc(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     if let Some(version) = driver_version(&text) {
-        // It becomes a part of file names.
+        // The version becomes a part of file names.
         assert!(version.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.'), "{version:?}");
         assert!(version.starts_with(|first: char| first.is_ascii_digit()), "{version:?}");
     }

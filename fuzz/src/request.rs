@@ -1,11 +1,11 @@
-//! What a container asks for: annotations and environment of anybody's.
+//! The reader of requests: annotations and environment, which anybody may have written.
 
 use std::collections::BTreeMap;
 
 use gpushare_inventory::{DeviceMemory, DeviceNode, Gpu, GpuUuid};
 use gpushare_request::{Container, Cores, MemoryRequest, NvidiaPolicy, Policy, Request, read};
 
-/// Reads a container whose annotations are the lines `@NAME=VALUE` of `data` and whose environment is all others.
+/// Reads a container. The lines `@NAME=VALUE` of `data` are its annotations, all others its environment.
 pub fn request(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut annotations = BTreeMap::new();
@@ -40,7 +40,7 @@ pub fn request(data: &[u8]) {
     }
 }
 
-/// Three GPUs whose minors are not their indexes.
+/// Three GPUs whose minor numbers differ from their indexes.
 fn gpus() -> Vec<Gpu> {
     [(0, 1), (1, 0), (2, 2)].map(|(index, minor)| gpu(index, minor)).to_vec()
 }
@@ -70,7 +70,8 @@ fn bounded(request: &Request, policy: &Policy) {
     match request.memory {
         MemoryRequest::Bytes(memory) => assert!(memory.bytes() >= 1 << 20, "{request:?}"),
         MemoryRequest::Percent(percent) => assert!((1..=100).contains(&percent), "{request:?}"),
-        // Nobody but the administrator and a container that names no size leaves it open.
+        // Only a container that names no size has this, and only without a default size from the
+        // administrator.
         MemoryRequest::Rest => assert!(policy.default_memory.is_none(), "{request:?}"),
     }
     assert!(request.cores.map(Cores::percent).is_none_or(|cores| (1..=100).contains(&cores)), "{request:?}");

@@ -1,4 +1,4 @@
-//! The administrator's settings, which may hold slips.
+//! The reader of the administrator's settings, which may hold mistakes.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! The container's state on a hook's standard input, which the low-level runtime writes of an image's strings.
+//! The reader of the container's state on a hook's standard input, which the low-level runtime writes from an
+//! image's strings.
 
 use oci_spec::runtime::State;
 

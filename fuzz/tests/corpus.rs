@@ -1,19 +1,19 @@
-//! The corpus, and many small changes of it, through every reader: bounded and the same in every run. `make fuzz` looks
-//! longer.
+//! Runs every reader on the corpus and on many small changes of it. The run is bounded and the same every
+//! time; `make fuzz` runs longer.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use gpushare_fuzz::TARGETS;
 
-/// How often each seed is changed.
+/// Number of changes that are made of each seed.
 const CHANGES: usize = 300;
 
 fn folder(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// The seeds of a reader: its own, and for what is edited the bundles as engines wrote them.
+/// The seeds of a reader. The edit also gets the bundles that engines wrote.
 fn seeds(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let mut folders = vec![folder("corpus").join(target)];
     folders.extend((target == "edit").then(|| folder("../tests/fixtures")));
@@ -42,7 +42,7 @@ fn every_reader_keeps_its_promises_on_the_corpus_and_on_changes_of_it() {
     }
 }
 
-/// A few bytes put in, taken out or replaced, as libFuzzer's first steps do it.
+/// The seed with a few bytes inserted, removed or replaced, as libFuzzer's first steps do it.
 fn changed(seed: &[u8], random: &mut Random) -> Vec<u8> {
     let mut bytes = seed.to_vec();
     for _ in 0..1 + random.below(4) {
@@ -62,7 +62,7 @@ fn changed(seed: &[u8], random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// A 64-bit xorshift.
+/// A 64-bit xorshift generator.
 struct Random(u64);
 
 impl Random {
@@ -77,7 +77,7 @@ impl Random {
         usize::try_from(self.next() % end as u64).expect("it is below a usize")
     }
 
-    /// Often one that means something somewhere.
+    /// A random byte; in half of the cases one that has a meaning in some format.
     fn byte(&mut self) -> u8 {
         const SPECIAL: &[u8] = b"0129-.,:;=%\"\\[]{}/@\n\0\x01\x7f\xff ";
         match self.next() % 2 {

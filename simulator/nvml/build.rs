@@ -1,4 +1,4 @@
-//! Makes the functions of `names.txt` that `src` does not define; they answer "not supported".
+//! Makes the functions that `names.txt` lists and `src` does not define. They answer "not supported".
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -8,7 +8,7 @@ use std::{env, fs};
 fn main() {
     println!("cargo:rerun-if-changed=names.txt");
     println!("cargo:rerun-if-changed=src");
-    // As the real library: no -Bsymbolic, and the old hash table alone.
+    // Like the real library: without -Bsymbolic, and with the old hash table only.
     for argument in ["-Wl,-soname,libnvidia-ml.so.1", "-Wl,--hash-style=sysv", "-Wl,-z,nodelete"] {
         println!("cargo:rustc-cdylib-link-arg={argument}");
     }

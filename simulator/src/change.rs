@@ -1,4 +1,4 @@
-//! What happens to the cards of a node that exists: one is replaced, or excluded.
+//! Changes the GPUs of a node that exists: replaces one, or excludes one.
 
 use std::sync::atomic::Ordering;
 
@@ -7,7 +7,7 @@ use gpushare_simulator::state::{Gpu, State};
 
 use crate::{Change, node};
 
-/// Another card of the same kind in the place of a GPU: it has another UUID. What runs on it is not disturbed.
+/// Replaces a GPU by another of the same kind, which has another UUID. Work that runs on it is not disturbed.
 pub fn replace(change: &Change) -> Result<()> {
     let gpu = gpu(change)?;
     node::draw_uuid(gpu)?;
@@ -16,7 +16,7 @@ pub fn replace(change: &Change) -> Result<()> {
     Ok(())
 }
 
-/// The kernel module leaves a GPU alone, as its parameter NVreg_ExcludedGpus makes it: no new process gets it.
+/// Excludes a GPU, as the kernel module's parameter NVreg_ExcludedGpus does: no new process gets it.
 pub fn exclude(change: &Change) -> Result<()> {
     let gpu = gpu(change)?;
     gpu.excluded.store(1, Ordering::Relaxed);

@@ -1,13 +1,14 @@
-//! Calls that fail, and calls in which the process dies, as the environment of a client asks for them.
+//! Makes calls fail, or kills the process in a call, as a client's environment asks.
 //!
-//! `GPUSHARE_SIMULATOR_FAIL=cuMemAlloc_v2:3:2` makes the third call of cuMemAlloc_v2 answer 2 and do nothing. In place of
-//! the number, `kill` kills the process before the call does anything, `kill-after` before it returns. Several are
-//! separated by commas. A name stands for its synonyms and its form for the per-thread default stream as well.
+//! `GPUSHARE_SIMULATOR_FAIL=cuMemAlloc_v2:3:2` makes the third call of cuMemAlloc_v2 return 2 and do nothing.
+//! In place of the result, `kill` kills the process before the call does anything, and `kill-after` kills it
+//! before the call returns. Several faults are separated by commas. A name also stands for its synonyms and
+//! for its form for the per-thread default stream.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Variable that names the faults.
+/// Environment variable that lists the faults.
 pub const VARIABLE: &str = "GPUSHARE_SIMULATOR_FAIL";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +26,7 @@ struct Fault {
     calls: AtomicU64,
 }
 
-/// Faults of a process.
+/// The faults that a process's environment asks for.
 #[derive(Debug)]
 pub struct Faults(Vec<Fault>);
 
@@ -51,12 +52,12 @@ impl Faults {
         text.split(',').map(Fault::parse).collect::<Option<Vec<_>>>().map(Self)
     }
 
-    /// Counts a call of `name`; says what is to happen in it.
+    /// Counts a call of `name`, and says which fault is due in it.
     fn next(&self, name: &str) -> Option<What> {
         let of_name = self.0.iter().filter(|fault| fault.name == name);
         let mut due = of_name.filter(|fault| fault.calls.fetch_add(1, Ordering::Relaxed) + 1 == fault.call);
         let first = due.next().map(|fault| fault.what);
-        // The others count this call as well.
+        // Advances the iterator to its end, so that the other faults of this name count the call as well.
         due.for_each(drop);
         first
     }
@@ -65,7 +66,7 @@ impl Faults {
         let text = std::env::var(VARIABLE).ok()?;
         let faults = Self::parse(&text);
         if faults.is_none() {
-            // A test that asks for a fault and gets none would prove nothing.
+            // Without this, a test that asks for a fault and gets none would pass and prove nothing.
             eprintln!("gpushare-simulator: {VARIABLE}={text:?} is no list of NAME:CALL:RESULT");
             std::process::abort();
         }
@@ -73,7 +74,7 @@ impl Faults {
     }
 }
 
-/// Does `call`, the function `name` of the driver's interface, with the faults that are due.
+/// Runs `call`, which is the driver's function `name`, with the fault that is due in it.
 pub fn around(name: &str, call: impl FnOnce() -> u32) -> u32 {
     let Some(faults) = FAULTS.get_or_init(Faults::of_environment) else { return call() };
     match faults.next(name) {
@@ -88,7 +89,7 @@ pub fn around(name: &str, call: impl FnOnce() -> u32) -> u32 {
 }
 
 fn die() -> ! {
-    // SAFETY: a signal to ourselves; nothing runs after it.
+    // SAFETY: sends a signal to this process; nothing runs after it.
     unsafe { libc::raise(libc::SIGKILL) };
     std::process::abort()
 }

@@ -1,10 +1,10 @@
-//! A library opened at run time: the one place of this program that calls foreign code.
+//! A library opened at run time. No other module of this program calls foreign code.
 
 use std::ffi::{CStr, CString, c_void};
 
 use anyhow::{Context, Result, bail};
 
-/// An open library; stays open until the program ends.
+/// An open library, which stays open until the program ends.
 pub struct Library {
     handle: *mut c_void,
     name: &'static str,
@@ -14,7 +14,7 @@ impl Library {
     /// Opens `name` by the loader's ordinary search.
     ///
     /// # Errors
-    /// The loader's own words.
+    /// When the library cannot be opened; the text is the loader's.
     pub fn open(name: &'static str) -> Result<Self> {
         let text = CString::new(name).context("a name with a zero byte")?;
         // SAFETY: the driver's initialisers are what every program that links it runs.
@@ -76,7 +76,8 @@ impl Library {
         let mut text = None;
         match (self.with_error_name(c"cuGetErrorName", code, &mut text), text) {
             (Ok(0), Some(text)) => {
-                // SAFETY: the driver answers with a terminated text of its own that lives as long as it is loaded.
+                // SAFETY: the driver answers with a terminated text of its own that lives as long as the
+                // driver is loaded.
                 let text = unsafe { CStr::from_ptr(text) };
                 text.to_string_lossy().into_owned()
             }

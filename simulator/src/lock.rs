@@ -1,16 +1,17 @@
 //! Locks between processes that may be killed at any instruction.
 //!
-//! A lock word names its holder's slot and that slot's generation. A waiter takes the lock from a holder whose byte
-//! lock is gone: what the locks guard is always consistent, because sums are computed and never stored.
+//! A lock word names its holder's slot and that slot's generation. A waiter takes the lock from a holder
+//! whose byte lock is gone. That is safe because what the locks guard is always consistent: sums are computed
+//! and never stored.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Names the holder of a lock word; never zero.
+/// The holder of a lock word, packed as generation (upper 32 bits) and slot + 1 (lower 32 bits); never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Slot of the process.
+    /// Index of the process's slot in the state.
     pub slot: u32,
-    /// Generation of the slot.
+    /// Generation of the slot when the process claimed it.
     pub generation: u32,
 }
 
@@ -34,12 +35,13 @@ pub struct Guard<'word> {
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
-        // Fails when the word was taken from us, which happens only to the dead.
+        // Fails only when a waiter took the word because it held this process to be dead.
         let _ = self.word.compare_exchange(self.mine, 0, Ordering::Release, Ordering::Relaxed);
     }
 }
 
-/// Takes `word` for `me`. `dead` says whether the process of another owner is gone.
+/// Takes `word` for `me`, and waits as long as another process holds it. `dead` says whether the process of
+/// another owner is gone.
 pub fn take<'word>(word: &'word AtomicU64, me: Owner, dead: impl Fn(Owner) -> bool) -> Guard<'word> {
     let mine = me.word();
     let mut turns = 0_u32;

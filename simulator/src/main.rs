@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use gpushare_inventory::GpuUuid;
 
-// The unwinder comes from the static library, so that the program runs where only glibc is.
+// The unwinder comes from the static library, so that the program runs where only glibc is installed.
 #[link(name = "gcc_eh", kind = "static", modifiers = "+whole-archive,-bundle")]
 unsafe extern "C" {}
 
@@ -29,7 +29,7 @@ enum Command {
     Create(Create),
     /// Ask the installed driver what GPUs it shows and what memory it gives
     Probe(Probe),
-    /// Put another card of the same kind, with another UUID, in the place of a GPU
+    /// Replace a GPU by another of the same kind, with another UUID
     Replace(Change),
     /// Exclude a GPU, as a parameter of the kernel module does
     Exclude(Change),
@@ -90,7 +90,8 @@ struct Create {
     /// A real nvidia-smi to put into the node
     #[arg(long)]
     nvidia_smi: Option<PathBuf>,
-    /// Make ordinary files in place of device nodes, which only root can make; containers cannot use such a node
+    /// Make ordinary files in place of device nodes, which only root can make; containers cannot use such a
+    /// node
     #[arg(long)]
     plain_nodes: bool,
 }

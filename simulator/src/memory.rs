@@ -1,25 +1,25 @@
-//! The books of a GPU's memory: what each process holds, never more in sum than the GPU has.
+//! The books of a GPU's memory: the bytes that each process holds. Their sum never exceeds the GPU's memory.
 
 use std::sync::atomic::Ordering;
 
 use crate::session::Session;
 use crate::state::{Gpu, SLOTS};
 
-/// Allocations below this size are rounded to [`SMALL`], others to [`LARGE`].
+/// Allocations below this size in bytes are rounded up to [`SMALL`], others to [`LARGE`].
 pub const SMALL_LIMIT: u64 = 1 << 20;
-/// Rounding of small allocations, bytes.
+/// Unit to which small allocations are rounded up, bytes.
 pub const SMALL: u64 = 512;
-/// Rounding of all others, bytes: the device's page.
+/// Unit to which all other allocations are rounded up, bytes: the device's page size.
 pub const LARGE: u64 = 2 << 20;
 
-/// What an allocation of `bytes` takes from the GPU; `None` beyond 64 bits.
+/// Bytes that an allocation of `bytes` takes from the GPU; `None` if they exceed 64 bits.
 #[must_use]
 pub fn rounded(bytes: u64) -> Option<u64> {
     bytes.checked_next_multiple_of(if bytes < SMALL_LIMIT { SMALL } else { LARGE })
 }
 
 impl Gpu {
-    /// Bytes held by the first `slots` slots.
+    /// Sum of the bytes held by the first `slots` slots.
     #[must_use]
     pub fn used(&self, slots: usize) -> u64 {
         self.bytes[..slots.min(SLOTS)].iter().map(|cell| cell.load(Ordering::Acquire)).sum()
@@ -35,7 +35,8 @@ impl Gpu {
         fits
     }
 
-    /// Takes `bytes` for `session`'s process; false when the GPU has less.
+    /// Takes `bytes` for `session`'s process; false when the GPU has less, even without what dead processes
+    /// held.
     #[must_use]
     pub fn take(&self, session: &Session, bytes: u64) -> bool {
         if self.try_take(session, bytes) {

@@ -1,11 +1,11 @@
-//! What a GPU of a given model name can do. Figures are of the order of the real cards; nothing depends on them.
+//! Properties of GPU models by name. The figures are of the order of the real GPUs; nothing depends on them.
 
-/// Properties of a model.
+/// Properties of a GPU model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// Compute capability.
+    /// Compute capability, major and minor.
     pub capability: (i32, i32),
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub cores: u32,
     /// Highest core clock, MHz.
     pub core_clock: u32,
@@ -15,9 +15,9 @@ pub struct Model {
     pub bus_width: u32,
     /// Power limit, watts.
     pub power: u32,
-    /// PCI device number, vendor in the low half.
+    /// PCI device number in the upper 16 bits, vendor number in the lower 16.
     pub pci_device: u32,
-    /// NVML's architecture number.
+    /// NVML's number of the architecture (nvmlDeviceArchitecture_t).
     pub architecture: u32,
 }
 
@@ -32,7 +32,7 @@ const A100: Model = Model {
     architecture: 7,
 };
 
-/// The model that fits `name` best; an A100 where the name says nothing.
+/// The model whose mark stands in `name`; an A100 where none does.
 #[must_use]
 pub fn of(name: &str) -> Model {
     let known = [

@@ -1,4 +1,5 @@
-//! Makes a node: driver files, device nodes, `/proc` files, the GPUs' state, and the settings that lead gpushare to them.
+//! Makes a node: driver files, device nodes, `/proc` files, the state of the GPUs, and settings that point
+//! gpushare to them.
 
 use std::fs::{self, Permissions};
 use std::io::Read;
@@ -16,20 +17,21 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use crate::{Create, Device, Nvml, Pids, Rounding};
 
 const UVM_MAJOR: u64 = 511;
-/// Exported names by the driver's CUDA version.
+/// Exported names, each with the CUDA version of the driver that first had it.
 const CUDA_NAMES: &str = include_str!("../cuda/names.txt");
 const NVML_NAMES: &str = include_str!("../nvml/names.txt");
 
 /// Library folder of a driver root, as Debian and Ubuntu have it.
 const LIBRARIES: &str = "driver/usr/lib/x86_64-linux-gnu";
 
-/// What a node has in its folder.
+/// Entries that a node has in its folder.
 const ENTRIES: [&str; 5] = ["driver", "dev", "proc", "shared", "gpushare.toml"];
 
-/// Makes the node, and prints the path of its settings. Of one that cannot be made nothing is left.
+/// Makes the node, and prints its GPUs and the path of its settings. If that fails, nothing is left behind.
 pub fn create(create: &Create) -> Result<()> {
     let dir = std::path::absolute(&create.dir)?;
-    // All of them: below a folder such as / they would be the machine's own.
+    // Every entry is checked, because cleaning up removes them all: below a folder such as / they would be
+    // the machine's own.
     if ENTRIES.iter().any(|entry| dir.join(entry).symlink_metadata().is_ok()) {
         bail!("{} holds a node already; name another folder or remove this one", dir.display());
     }
@@ -51,7 +53,7 @@ pub fn create(create: &Create) -> Result<()> {
     })
 }
 
-/// Whether nobody but this user changes what is in the folder.
+/// Whether only this user can change the folder's entries.
 fn is_private(dir: &Path) -> Result<bool> {
     let folder = fs::metadata(dir).with_context(|| format!("cannot look at {}", dir.display()))?;
     let this_user = fs::metadata("/proc/self").context("cannot look at /proc/self")?.uid();
@@ -79,7 +81,7 @@ fn make(dir: &Path, create: &Create) -> Result<()> {
     Ok(())
 }
 
-/// CUDA version of a driver, as cuDriverGetVersion tells it.
+/// CUDA version of a driver, as cuDriverGetVersion reports it.
 fn cuda_version(driver: &str) -> Result<u32> {
     let branch: u32 = driver
         .split('.')
@@ -119,7 +121,7 @@ struct Libraries {
 }
 
 impl Libraries {
-    /// Beside this program, or in the folder where a package puts them.
+    /// Finds the libraries beside this program, or in the folder where a package puts them.
     fn find() -> Result<Self> {
         let program = std::env::current_exe().context("cannot find this program's folder")?;
         let own = program.parent().context("this program has no folder")?;
@@ -160,7 +162,7 @@ fn fill(state: &State, create: &Create, cuda: u32) -> Result<()> {
     Ok(())
 }
 
-/// Gives `gpu` a random UUID.
+/// Gives `gpu` a random UUID of version 4.
 pub fn draw_uuid(gpu: &Gpu) -> Result<()> {
     let mut uuid = [0_u8; 16];
     let mut random = fs::File::open("/dev/urandom").context("cannot draw a UUID")?;
@@ -275,7 +277,7 @@ fn proc_files(proc: &Path, gpus: &[Gpu], driver: &str) -> Result<()> {
     Ok(())
 }
 
-/// Writes what the folder `proc` tells of `gpu`.
+/// Writes the `information` file of `gpu` below the folder `proc`.
 pub fn write_information(proc: &Path, gpu: &Gpu) -> Result<()> {
     let folder = proc.join("driver/nvidia/gpus").join(gpu.address());
     fs::create_dir_all(&folder)?;

@@ -1,4 +1,4 @@
-//! Where a simulated driver finds its state and device nodes, and which GPUs its process may use.
+//! Finds the folders of a simulated driver's node, and the GPUs that its process may use.
 
 use std::ffi::CStr;
 use std::fs::OpenOptions;
@@ -10,20 +10,21 @@ use crate::state::{STATE_FILE, State};
 
 /// Variable that names the shared folder.
 pub const VARIABLE: &str = "GPUSHARE_SIMULATOR";
-/// Where containers have the shared folder.
+/// Path at which containers have the shared folder.
 pub const CONTAINER: &str = "/run/gpushare-simulator";
 
 /// The folders of a node, as this process sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Holds the state file.
+    /// Folder that holds the state file.
     pub shared: PathBuf,
-    /// Holds the device nodes.
+    /// Folder that holds the device nodes.
     pub dev: PathBuf,
 }
 
 impl Place {
-    /// The node by variable, by the container's folder, or by the place of the library that asks; in that order.
+    /// Finds the node by the variable [`VARIABLE`], else by the container's folder, else by the place of the
+    /// library that holds this code.
     #[must_use]
     pub fn find() -> Option<Self> {
         if let Some(folder) = std::env::var_os(VARIABLE) {
@@ -36,7 +37,8 @@ impl Place {
         library.ancestors().find_map(|folder| Self::beside(&folder.join("shared")))
     }
 
-    /// The node whose shared folder is `shared`: with its own nodes, if it has some.
+    /// The node whose shared folder is `shared`. Its device nodes are in `dev` beside it if they are there,
+    /// else in `/dev`.
     fn beside(shared: &Path) -> Option<Self> {
         if !shared.join(STATE_FILE).exists() {
             return None;
@@ -45,8 +47,8 @@ impl Place {
         Some(Self { shared: shared.to_owned(), dev: own.unwrap_or_else(|| "/dev".into()) })
     }
 
-    /// Indexes of the GPUs whose node this process may open and which are not excluded. The control node must be open to
-    /// it as well.
+    /// Indexes of the GPUs whose device node this process may open and which are not excluded. Empty if the
+    /// process may not open the control node `nvidiactl`.
     #[must_use]
     pub fn granted(&self, state: &State) -> Vec<usize> {
         if !self.opens("nvidiactl") {
@@ -60,9 +62,9 @@ impl Place {
         (0..state.gpus().len()).filter(node).collect()
     }
 
-    /// Whether the kernel lets us at this node. Without a real driver behind the number, the answer of a node that the
-    /// device rules allow is ENXIO. A node tree outside /dev may lie on a file system mounted `nodev`, which says
-    /// EACCES.
+    /// Whether the kernel lets this process open the device node `name`. Where the device rules allow it but
+    /// no real driver serves the number, the kernel answers ENXIO. Device nodes outside /dev may lie on a
+    /// file system mounted `nodev`, which answers EACCES.
     fn opens(&self, name: &str) -> bool {
         match OpenOptions::new().read(true).write(true).open(self.dev.join(name)) {
             Ok(_) => true,
@@ -75,7 +77,8 @@ impl Place {
     }
 }
 
-/// The GPUs of `granted` that CUDA_VISIBLE_DEVICES leaves, in its order. A name that fits none ends the list.
+/// The GPUs of `granted` that CUDA_VISIBLE_DEVICES (`variable`) selects, in its order. A name that fits no
+/// GPU ends the list.
 #[must_use]
 pub fn visible(state: &State, granted: &[usize], variable: Option<&str>) -> Vec<usize> {
     let Some(text) = variable else { return granted.to_vec() };
@@ -86,7 +89,7 @@ pub fn visible(state: &State, granted: &[usize], variable: Option<&str>) -> Vec<
             Err(_) => unique(state, granted, name),
         };
         match found {
-            // A GPU named twice makes the whole list void.
+            // A GPU that is named twice makes the whole list empty.
             Some(index) if chosen.contains(&index) => return Vec::new(),
             Some(index) => chosen.push(index),
             None => break,

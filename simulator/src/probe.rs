@@ -1,4 +1,4 @@
-//! `probe`: an ordinary client of libcuda and libnvidia-ml that prints what the two show it.
+//! `probe`: an ordinary client of libcuda and libnvidia-ml that prints what they show it.
 
 use anyhow::{Result, bail};
 use serde_json::{Map, Value, json};
@@ -6,10 +6,10 @@ use serde_json::{Map, Value, json};
 use crate::Probe;
 use crate::library::Library;
 
-/// Prints every answer, allocates what is asked, and keeps it as long as asked.
+/// Prints every answer, allocates the sizes asked for, and holds them for the time asked for.
 ///
 /// # Errors
-/// When the driver cannot be loaded or does not answer. A refused allocation is an answer.
+/// When the driver cannot be loaded or does not answer. A refused allocation is an answer, not an error.
 pub fn run(probe: &Probe) -> Result<()> {
     let mut answers = Map::new();
     let cuda = Library::open("libcuda.so.1")?;
@@ -34,7 +34,7 @@ fn print(answers: &Map<String, Value>, json: bool) {
             }
         }
     }
-    // The reader of a pipe waits for these lines while we hold the memory.
+    // The reader of a pipe waits for these lines while this process holds the memory.
     let _ = std::io::stdout().flush();
 }
 
@@ -86,7 +86,7 @@ fn ask_cuda(cuda: &Library, answers: &mut Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
-/// The memory of each device, in the order in which CUDA counts them.
+/// Memory of each device in bytes, in the order of CUDA's ordinals.
 fn totals(cuda: &Library, count: i32) -> Result<Value> {
     let mut totals = Vec::new();
     for ordinal in 0..count {
@@ -98,7 +98,7 @@ fn totals(cuda: &Library, count: i32) -> Result<Value> {
     Ok(totals.into())
 }
 
-/// NVML is not needed to compute, so its absence is an answer as well.
+/// Asks NVML. Computing does not need it, so its absence is an answer and not an error.
 fn ask_nvml(answers: &mut Map<String, Value>) {
     let outcome = nvml(answers);
     let told = outcome.map_or_else(|error| format!("{error:#}"), |()| "NVML_SUCCESS".to_owned());

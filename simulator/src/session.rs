@@ -1,7 +1,8 @@
-//! A process at the state: its slot, and which other slots live.
+//! A process's connection to the state: its slot, and which other slots are alive.
 //!
-//! A slot lives as long as its process holds a POSIX lock on the slot's byte. The kernel drops the lock on any death,
-//! a forked child does not inherit it, and `F_GETLK` names the holder's pid in the reader's own pid namespace.
+//! A slot is alive as long as its process holds a POSIX lock on the slot's byte. The kernel drops the lock
+//! however the process dies, a forked child does not inherit it, and `F_GETLK` names the holder's pid in the
+//! reader's own pid namespace.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,9 +16,10 @@ use crate::lock::{self, Guard, Owner};
 use crate::state::{Gpu, SLOTS, SLOTS_FILE, Slot, State};
 use crate::timeline;
 
-/// The slots' lock file. Closing any descriptor of it would drop the process's lock, so it is never dropped.
+/// The mapped state and the slots' lock file, without a slot. Closing any descriptor of that file would drop
+/// the process's lock, so a reader is never dropped.
 pub struct Reader {
-    /// The mapped state.
+    /// The mapped state file.
     pub state: &'static State,
     shared: PathBuf,
     locks: File,
@@ -25,7 +27,8 @@ pub struct Reader {
     namespace: u64,
 }
 
-/// What tells a process from all others, those before it with the same pid and the program before an exec included.
+/// Tells a process from all others. The random number of its program tells it from an earlier process with
+/// the same pid, and from the program before an exec.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Identity {
     pid: u32,
@@ -34,10 +37,11 @@ struct Identity {
 
 impl Identity {
     fn own() -> Self {
-        // SAFETY: asks for a word that the kernel gave this program.
+        // SAFETY: asks for a word of the auxiliary vector that the kernel gave this program.
         let random = unsafe { libc::getauxval(libc::AT_RANDOM) };
         let place: *const [u8; 8] = std::ptr::with_exposed_provenance(usize::try_from(random).unwrap_or(0));
-        // SAFETY: null, or 16 random bytes that the kernel placed above the stack and nobody moves.
+        // SAFETY: null, or 16 random bytes that the kernel placed above the stack; nothing moves or frees
+        // them.
         let image = unsafe { place.as_ref() }.map_or(0, |bytes| u64::from_ne_bytes(*bytes));
         Self { pid: std::process::id(), image }
     }
@@ -56,9 +60,10 @@ impl Identity {
 /// Who owns a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
-    /// Nobody.
+    /// No living process.
     Dead,
-    /// A process with this pid in our namespace; `None` when it has none there.
+    /// A process with this pid in our pid namespace; `None` when it has no pid there or the kernel refused to
+    /// say.
     Alive(Option<u32>),
 }
 
@@ -66,7 +71,7 @@ impl Reader {
     /// Maps the state in the folder `shared`, without a slot of its own.
     ///
     /// # Errors
-    /// When a file is absent or cannot be mapped.
+    /// When a file is absent or cannot be opened or mapped.
     pub fn open(shared: &Path) -> io::Result<&'static Self> {
         let state = State::open(shared)?;
         let locks = OpenOptions::new().read(true).write(true).open(shared.join(SLOTS_FILE))?;
@@ -82,13 +87,14 @@ impl Reader {
         &self.shared
     }
 
-    /// Whether this process lives in the node's own pid namespace.
+    /// Whether this process is in the node's own pid namespace.
     #[must_use]
     pub fn is_host(&self) -> bool {
         self.state.sampling.namespace.load(Ordering::Relaxed) == self.namespace
     }
 
-    /// Notes the pids of all processes in the node's own pid namespace, if that is ours as well.
+    /// Notes the pid of every process in the node's own pid namespace. Does nothing if this process is in
+    /// another.
     pub fn note_pids(&self) {
         if self.is_host() {
             for index in 0..self.state.used_slots() {
@@ -97,7 +103,8 @@ impl Reader {
         }
     }
 
-    /// Whether the owner of slot `index` lives, with its pid noted for those who cannot see it.
+    /// Whether the owner of slot `index` is alive. Notes its pid for readers in other pid namespaces, if this
+    /// process is in the node's own.
     fn noted(&self, index: usize) -> Life {
         let slot = &self.state.slots[index];
         let generation = slot.generation.load(Ordering::Acquire);
@@ -111,7 +118,8 @@ impl Reader {
         life
     }
 
-    /// The pid by which NVML tells the process of slot `index`; `None` if it is dead or has no pid there.
+    /// The pid that NVML reports for the process of slot `index`; `None` if it is dead or no such pid is
+    /// known.
     #[must_use]
     pub fn told_pid(&self, index: usize) -> Option<u32> {
         let Life::Alive(pid) = self.noted(index) else { return None };
@@ -121,7 +129,7 @@ impl Reader {
         Some(self.state.slots[index].host_pid.load(Ordering::Relaxed)).filter(|&pid| pid != 0)
     }
 
-    /// Path of the file behind a piece of `owner`'s memory that other processes may open.
+    /// Path of the file that backs a piece of `owner`'s memory which other processes may open.
     #[must_use]
     pub fn shared_memory(&self, owner: Owner, id: u64) -> PathBuf {
         self.shared.join(format!("{}{id}", prefix(owner)))
@@ -137,7 +145,7 @@ impl Reader {
         }
     }
 
-    /// Whether the owner of slot `index` lives.
+    /// Whether the owner of slot `index` is alive.
     #[must_use]
     pub fn life(&self, index: usize) -> Life {
         let slot = &self.state.slots[index];
@@ -159,9 +167,9 @@ impl Reader {
 
 /// A process with a slot of its own.
 pub struct Session {
-    /// What it reads by.
+    /// The state and the lock file.
     pub reader: &'static Reader,
-    /// Its slot.
+    /// Its slot and that slot's generation.
     pub owner: Owner,
 }
 
@@ -174,7 +182,8 @@ impl Session {
         let reader = Reader::open(shared)?;
         let state = reader.state;
         for (index, slot) in state.slots.iter().enumerate() {
-            // Another copy of this library in our process, as dlmopen makes them, has a lock that does not stop us.
+            // Another copy of this library in our process, as dlmopen makes, holds a lock that does not keep
+            // us out.
             let ours = slot.live.load(Ordering::Acquire) != 0 && Identity::of(slot) == reader.identity;
             if ours || fcntl(&reader.locks, FcntlArg::F_SETLK(&byte(F_WRLCK, index))).is_err() {
                 continue;
@@ -197,25 +206,25 @@ impl Session {
         Err(io::Error::other(format!("all {SLOTS} process slots are taken")))
     }
 
-    /// Gives the slot back.
+    /// Gives the slot and all its memory back.
     pub fn close(self) {
         clear(self.state(), self.index());
         let _ = fcntl(&self.reader.locks, FcntlArg::F_SETLK(&byte(F_UNLCK, self.index())));
     }
 
-    /// The state.
+    /// The mapped state file.
     #[must_use]
     pub fn state(&self) -> &'static State {
         self.reader.state
     }
 
-    /// Index of our own slot.
+    /// Index of this process's own slot.
     #[must_use]
     pub fn index(&self) -> usize {
         self.owner.slot as usize
     }
 
-    /// Takes a lock of a GPU.
+    /// Takes a lock word of a GPU; takes it from a dead holder too.
     pub fn lock<'word>(&self, word: &'word std::sync::atomic::AtomicU64) -> Guard<'word> {
         lock::take(word, self.owner, |other| {
             let index = other.slot as usize;
@@ -225,8 +234,8 @@ impl Session {
         })
     }
 
-    /// Gives back what dead processes held: memory, and work that had not run. Notes the pids of the others, as
-    /// [`Reader::note_pids`] does: each look at a slot costs a call of the kernel's.
+    /// Gives back what dead processes held: memory, and work that had not run. It notes the pids of the
+    /// others as [`Reader::note_pids`] does, because each look at a slot costs a system call.
     pub fn sweep(&self) {
         let state = self.state();
         for index in 0..state.used_slots() {
@@ -239,10 +248,11 @@ impl Session {
         }
     }
 
-    /// Only the holder of the byte lock may clear a slot: a newcomer could have taken it since the test.
+    /// Gives back what the dead owner of slot `index` held. Only the holder of the byte lock may clear a
+    /// slot, because a new process could have taken it since the test.
     fn reclaim(&self, index: usize) {
         let state = self.state();
-        // One thread of ours at a time: threads of a process do not exclude each other by byte locks.
+        // One thread of this process at a time: byte locks do not exclude threads of one process.
         let _one = self.lock(&state.gpus[0].memory_lock);
         if state.slots[index].live.load(Ordering::Acquire) == 0
             || fcntl(&self.reader.locks, FcntlArg::F_SETLK(&byte(F_WRLCK, index))).is_err()
@@ -256,7 +266,7 @@ impl Session {
         let _ = fcntl(&self.reader.locks, FcntlArg::F_SETLK(&byte(F_UNLCK, index)));
     }
 
-    /// Drops a dead process's queued work and the files of its memory.
+    /// Drops a dead process's queued work and removes the files of its memory.
     fn bury(&self, dead: Owner) {
         for gpu in self.state().gpus() {
             let _time = self.lock(&gpu.time_lock);
@@ -265,7 +275,7 @@ impl Session {
         self.reader.remove_files(dead);
     }
 
-    /// What the GPU `gpu` has left, after dead processes gave theirs back.
+    /// Bytes that `gpu` has left, after dead processes' memory was given back.
     #[must_use]
     pub fn free_memory(&self, gpu: &Gpu) -> u64 {
         self.sweep();
@@ -294,7 +304,7 @@ fn c_int_of(value: c_short) -> i32 {
     i32::from(value)
 }
 
-/// Inode of this process's pid namespace; 0 where that cannot be told.
+/// Inode of this process's pid namespace; 0 if it cannot be read.
 #[must_use]
 pub fn pid_namespace() -> u64 {
     use std::os::unix::fs::MetadataExt;

@@ -1,8 +1,8 @@
-//! Sizes of memory as people write them.
+//! Reads sizes of memory as people write them.
 
 use std::fmt;
 
-/// A size that cannot be read.
+/// The text that could not be read as a size.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SizeError(String);
 
@@ -14,7 +14,7 @@ impl fmt::Display for SizeError {
 
 impl std::error::Error for SizeError {}
 
-/// Reads `80GiB`, `512MiB`, `64KiB`, `4096B` into bytes.
+/// Reads `1TiB`, `80GiB`, `512MiB`, `64KiB`, `4096B` into bytes.
 ///
 /// # Errors
 /// When `text` has another form, or exceeds 64 bits.

@@ -1,8 +1,8 @@
-//! Spans of time as people write them.
+//! Reads spans of time as people write them.
 
 use std::fmt;
 
-/// A span that cannot be read.
+/// The text that could not be read as a span.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SpanError(String);
 
@@ -14,7 +14,7 @@ impl fmt::Display for SpanError {
 
 impl std::error::Error for SpanError {}
 
-/// Reads `1s`, `2ms`, `0.5ms`, `250us`, `100ns` into nanoseconds. Digits below a nanosecond are refused.
+/// Reads `1s`, `2ms`, `0.5ms`, `250us`, `100ns` into nanoseconds. Fractions of a nanosecond are refused.
 ///
 /// # Errors
 /// When `text` has another form, is zero, or exceeds 64 bits.

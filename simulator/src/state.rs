@@ -1,7 +1,7 @@
 //! Layout of the mapped state file, and the mapping itself.
 //!
-//! Every field is an atomic, so that any process may read or write at any time and be killed at any instruction. A
-//! file of zeros is a valid state without GPUs.
+//! Every field is an atomic, because any process may read or write at any time and may be killed at any
+//! instruction. A file of zeros is a valid state without GPUs.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,24 +10,24 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// First word of a state file: the layout's name and version.
+/// First word of a state file; it stands for the layout's name and version.
 pub const MAGIC: u64 = 0x6770_7573_696d_0004;
-/// GPUs that a node can have.
+/// Most GPUs that a node can have.
 pub const GPUS: usize = 16;
-/// Processes that can use a node's GPUs at one time.
+/// Most processes that can use a node's GPUs at one time.
 pub const SLOTS: usize = 512;
-/// Runs that a GPU's time line remembers.
+/// Number of runs that a GPU's time line remembers; older ones are overwritten.
 pub const RUNS: usize = 65536;
-/// Cancelled pieces of the time line that are remembered.
+/// Number of cancelled pieces of the time line that are remembered; older ones are overwritten.
 pub const CUTS: usize = 4096;
-/// Stamps that a process can have asked a GPU for at one time.
+/// Most stamps that a process can wait for on one GPU at one time.
 pub const STAMPS: usize = 256;
 /// Name of the mapped file in the shared folder.
 pub const STATE_FILE: &str = "state";
-/// Name of the file whose byte locks tell which slots live.
+/// Name of the file whose byte locks tell which slots are alive.
 pub const SLOTS_FILE: &str = "slots";
 
-/// A short text, padded with zeros.
+/// A short text, padded with zeros to `N` bytes.
 #[repr(C)]
 pub struct Text<const N: usize>([AtomicU8; N]);
 
@@ -49,12 +49,12 @@ impl<const N: usize> Text<N> {
     }
 }
 
-/// One uninterrupted piece of work on a GPU; neighbours of one process are joined.
+/// One piece of work on a GPU. Neighbouring pieces of one process are joined, with short gaps between them.
 #[repr(C)]
 pub struct Run {
-    /// Begin, nanoseconds of the device clock.
+    /// Begin, in nanoseconds of the device clock.
     pub start: AtomicU64,
-    /// End, nanoseconds of the device clock.
+    /// End, in nanoseconds of the device clock.
     pub end: AtomicU64,
     /// Nanoseconds between begin and end in which the GPU worked.
     pub busy: AtomicU64,
@@ -73,172 +73,176 @@ pub struct Cut {
     pub end: AtomicU64,
 }
 
-/// One process's work on a GPU that slices: positions on a line of nanoseconds of GPU time.
+/// One process's work on a GPU that slices. Positions on the line are nanoseconds of GPU time.
 #[repr(C)]
 pub struct Line {
-    /// Generation of the slot whose work this is; that of a dead process until the next owner queues work.
+    /// Generation of the slot whose work this is. A dead process's generation stays until the next owner
+    /// queues work.
     pub generation: AtomicU32,
     /// Padding, zero.
     pub reserved: AtomicU32,
-    /// End of the work that was ever queued.
+    /// Position of the end of all work that was ever queued.
     pub queued: AtomicU64,
-    /// Up to where it has run.
+    /// Position up to which the work has run.
     pub ran: AtomicU64,
-    /// Stamps ever asked for.
+    /// Number of stamps ever asked for.
     pub asked: AtomicU64,
-    /// Stamps ever given.
+    /// Number of stamps ever given.
     pub given: AtomicU64,
 }
 
-/// A place on a line whose moment is asked for.
+/// A request to note the moment at which the GPU reaches a position on a line.
 #[repr(C)]
 pub struct Stamp {
-    /// The place.
+    /// Position on the process's line, nanoseconds of GPU time.
     pub position: AtomicU64,
-    /// When the GPU came there, nanoseconds of the device clock.
+    /// When the GPU reached the position, in nanoseconds of the device clock.
     pub time: AtomicU64,
 }
 
 /// The turns that processes take on a GPU that slices.
 #[repr(C)]
 pub struct Turns {
-    /// Length of a turn, nanoseconds; 0 for a GPU that works in the order of submission.
+    /// Length of a turn in nanoseconds; 0 for a GPU that works in the order of submission.
     pub slice: AtomicU64,
-    /// Up to this moment the GPU's work is written down.
+    /// Moment up to which the GPU's work is written down, in nanoseconds of the device clock.
     pub time: AtomicU64,
-    /// When the turn ends at the latest.
+    /// When the turn ends at the latest, in nanoseconds of the device clock.
     pub end: AtomicU64,
     /// Slot of the process whose turn it is.
     pub holder: AtomicU32,
     /// 1 while `step` is to be carried out.
     pub pending: AtomicU32,
-    /// The step under way.
+    /// The step being carried out.
     pub step: Step,
 }
 
-/// What a piece of work changes, as values and not as differences: carried out twice, it has happened once. Whoever
-/// takes the time lock from a dead process finishes its step.
+/// What a piece of work changes, as values and not as differences, so that a step carried out twice has the
+/// effect of one. The next holder of the time lock finishes the step of a process that died.
 #[repr(C)]
 pub struct Step {
     /// Slot of the process that works.
     pub slot: AtomicU32,
     /// Generation of that slot.
     pub generation: AtomicU32,
-    /// When the work stops.
+    /// When the work stops, in nanoseconds of the device clock.
     pub time: AtomicU64,
-    /// When the turn ends at the latest.
+    /// When the turn ends at the latest, in nanoseconds of the device clock.
     pub turn: AtomicU64,
-    /// Position at which the work stops.
+    /// Position on the process's line at which the work stops.
     pub ran: AtomicU64,
     /// Number of the run that holds the work.
     pub run: AtomicU64,
-    /// Begin of that run.
+    /// Begin of that run, in nanoseconds of the device clock.
     pub start: AtomicU64,
     /// Nanoseconds of work in that run.
     pub busy: AtomicU64,
 }
 
-/// One GPU.
+/// One GPU: its properties, its memory books and its time line.
 #[repr(C)]
 pub struct Gpu {
-    /// The UUID's 16 bytes.
+    /// The 16 bytes of the UUID.
     pub uuid: [AtomicU8; 16],
-    /// Model name.
+    /// Model name as the driver tells it.
     pub model: Text<96>,
     /// PCI bus number; domain, device and function are 0.
     pub bus: AtomicU32,
-    /// Number of the device node.
+    /// Minor number of the device node.
     pub minor: AtomicU32,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub cores: AtomicU32,
-    /// 1: no new process gets the GPU.
+    /// 1 if the GPU is excluded: no new process gets it.
     pub excluded: AtomicU32,
     /// Memory in bytes.
     pub memory: AtomicU64,
-    /// Guards the sum of `bytes`.
+    /// Lock word that guards the sum of `bytes`.
     pub memory_lock: AtomicU64,
-    /// Guards everything below but `bytes`.
+    /// Lock word that guards every field below it except `bytes`.
     pub time_lock: AtomicU64,
-    /// When the last queued work ends.
+    /// When the last queued work ends, in nanoseconds of the device clock; used in the order of submission
+    /// only.
     pub tail: AtomicU64,
-    /// Runs ever written.
+    /// Number of runs ever written; a run's place in `runs` is its number modulo [`RUNS`].
     pub run_count: AtomicU64,
-    /// Cuts ever written.
+    /// Number of cuts ever written; a cut's place in `cuts` is its number modulo [`CUTS`].
     pub cut_count: AtomicU64,
     /// Bytes held by each slot.
     pub bytes: [AtomicU64; SLOTS],
-    /// Whose turn it is.
+    /// Whose turn it is, on a GPU that slices.
     pub turns: Turns,
-    /// Each slot's work.
+    /// Each slot's work, on a GPU that slices.
     pub lines: [Line; SLOTS],
-    /// The last stamps that each slot asked for.
+    /// The last stamps that each slot asked for; a ring for each slot.
     pub stamps: [[Stamp; STAMPS]; SLOTS],
-    /// The last runs.
+    /// The last runs, as a ring.
     pub runs: [Run; RUNS],
-    /// The last cuts.
+    /// The last cuts, as a ring.
     pub cuts: [Cut; CUTS],
 }
 
-/// One process.
+/// One process that uses the node's GPUs, or used them until it died.
 #[repr(C)]
 pub struct Slot {
     /// 1 while a process owns the slot.
     pub live: AtomicU32,
-    /// Counts the owners of this slot.
+    /// Counts the owners of this slot, so that a later owner is told from an earlier one.
     pub generation: AtomicU32,
-    /// Owner's pid in its own namespace.
+    /// Owner's pid in its own pid namespace.
     pub pid: AtomicU32,
-    /// Owner's pid in the node's own namespace; 0 while no process there has seen it.
+    /// Owner's pid in the node's own pid namespace; 0 until a process there has seen the owner.
     pub host_pid: AtomicU32,
-    /// A number that the kernel drew when the owner's program was started.
+    /// Random number that the kernel gave the owner's program at its start; tells a program from the one
+    /// before an exec.
     pub image: AtomicU64,
-    /// Owner's program.
+    /// Path of the owner's program.
     pub program: Text<104>,
 }
 
-/// How NVML measures utilisation, and what it tells of processes.
+/// How NVML measures utilisation, and what it tells about processes.
 #[repr(C)]
 pub struct Sampling {
     /// Length of a window, nanoseconds.
     pub period: AtomicU64,
-    /// How long after its end a window can be read, nanoseconds.
+    /// How long after its end a window becomes readable, nanoseconds.
     pub delay: AtomicU64,
-    /// 1: percents are rounded to the nearest; 0: down.
+    /// 1 if percents are rounded to the nearest; 0 if they are rounded down.
     pub nearest: AtomicU32,
-    /// 1: nothing is told of single processes.
+    /// 1 if NVML tells nothing about single processes.
     pub no_processes: AtomicU32,
-    /// 1: pids are always those of the node's own pid namespace; 0: those of the caller's.
+    /// 1 if NVML always tells pids of the node's own pid namespace; 0 if it tells those of the caller's.
     pub host_pids: AtomicU32,
     /// Padding, zero.
     pub reserved: AtomicU32,
-    /// Inode of the node's own pid namespace.
+    /// Inode of the node's own pid namespace, in which the node was made.
     pub namespace: AtomicU64,
 }
 
-/// The state of a node.
+/// The whole state file.
 #[repr(C)]
 pub struct State {
-    /// [`MAGIC`].
+    /// [`MAGIC`] in a valid state file.
     pub magic: AtomicU64,
-    /// Number of GPUs.
+    /// Number of entries of `gpus` that are in use.
     pub gpu_count: AtomicU32,
-    /// CUDA version of the driver, for example 12020.
+    /// CUDA version of the driver, for example 12020 for 12.2.
     pub cuda: AtomicU32,
-    /// Driver version.
+    /// Driver version, for example 535.309.01.
     pub driver: Text<32>,
-    /// Bytes that a context costs.
+    /// Bytes of device memory that a context costs.
     pub context: AtomicU64,
-    /// Wall clock less device clock, nanoseconds, as at creation: makes NVML's time stamps steady.
+    /// Wall clock less device clock when the node was made, in nanoseconds. NVML's time stamps use it, so
+    /// that they never jump.
     pub wall_offset: AtomicU64,
-    /// How NVML measures.
+    /// How NVML measures utilisation.
     pub sampling: Sampling,
-    /// One more than the highest slot ever used.
+    /// Highest slot ever used plus one.
     pub slots_used: AtomicU32,
     /// Padding, zero.
     pub reserved: AtomicU32,
-    /// The processes.
+    /// One slot for each process.
     pub slots: [Slot; SLOTS],
-    /// The GPUs.
+    /// The GPUs; only the first `gpu_count` are in use.
     pub gpus: [Gpu; GPUS],
 }
 
@@ -246,14 +250,15 @@ const _: () =
     assert!(size_of::<Run>() == 32 && size_of::<Slot>() == 128 && size_of::<Gpu>().is_multiple_of(8));
 
 impl State {
-    /// Makes a state file in the folder `shared`, empty but for its magic, and maps it.
+    /// Makes the state file and the slots' lock file in the folder `shared`, and maps the state. Everything
+    /// in it but the magic is zero.
     ///
     /// # Errors
     /// When a file cannot be made or mapped.
     pub fn create(shared: &Path) -> io::Result<&'static Self> {
         for name in [STATE_FILE, SLOTS_FILE] {
             let file = OpenOptions::new().read(true).write(true).create_new(true).open(shared.join(name))?;
-            // The processes of every container write here, under whatever user they run.
+            // The processes of every container write here, whatever user they run as.
             file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))?;
             if name == STATE_FILE {
                 file.set_len(size_of::<Self>() as u64)?;
@@ -264,10 +269,10 @@ impl State {
         Ok(state)
     }
 
-    /// Maps the state file of the folder `shared`.
+    /// Maps the state file of the folder `shared`, which must exist.
     ///
     /// # Errors
-    /// When the file is absent, of another size or another layout.
+    /// When the file is absent, or has another size or another layout.
     pub fn open(shared: &Path) -> io::Result<&'static Self> {
         let file = OpenOptions::new().read(true).write(true).open(shared.join(STATE_FILE))?;
         if file.metadata()?.len() != size_of::<Self>() as u64 {
@@ -288,7 +293,8 @@ impl State {
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the mapping has the size of `Self`, is page-aligned, is never unmapped, and any bits are valid atomics.
+        // SAFETY: the mapping has the size of `Self`, is page-aligned and is never unmapped; any bits are
+        // valid atomics.
         Ok(unsafe { &*address.cast::<Self>() })
     }
 
@@ -299,7 +305,7 @@ impl State {
         &self.gpus[..count.min(GPUS)]
     }
 
-    /// The slots that were ever in use.
+    /// Number of slots, from the first, that were ever in use.
     #[must_use]
     pub fn used_slots(&self) -> usize {
         (self.slots_used.load(Ordering::Acquire) as usize).min(SLOTS)
@@ -307,7 +313,7 @@ impl State {
 }
 
 impl Gpu {
-    /// The UUID's bytes.
+    /// The 16 bytes of the UUID.
     #[must_use]
     pub fn uuid_bytes(&self) -> [u8; 16] {
         std::array::from_fn(|index| self.uuid[index].load(Ordering::Relaxed))

@@ -1,6 +1,7 @@
-//! A GPU's time: the work of all processes, in the order of submission or in turns.
+//! A GPU's time line: when the work of all processes runs, and how long each process kept the GPU busy.
 //!
-//! [`fifo`] is the first kind of GPU, [`slices`] the second; `runs` is what both have done, from which busy time is told.
+//! [`fifo`] is a GPU that works in the order of submission, [`slices`] one whose processes take turns. `runs`
+//! keeps what either has done; busy time is computed from it.
 
 mod fifo;
 mod runs;
@@ -16,33 +17,34 @@ use crate::state::Gpu;
 
 pub use slices::Asked;
 
-/// A sleeper looks again after this time, for the work of dead processes; nanoseconds.
+/// A waiter sleeps at most this long, nanoseconds. Then it gives back what dead processes held and looks
+/// again.
 const NAP: u64 = 4_000_000;
-/// Shorter waits are spent awake, nanoseconds.
+/// Waits shorter than this are spent awake, nanoseconds.
 const SPIN: u64 = 60_000;
 
 /// The end of a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// In the order of submission: a moment.
+    /// On a GPU that works in the order of submission: a moment.
     End(fifo::End),
-    /// In turns: a place in the process's work.
+    /// On a GPU that slices: a place on the process's line.
     Place(slices::Place),
 }
 
 impl Default for Mark {
-    /// The end of no work.
+    /// The end of no work, which has always passed.
     fn default() -> Self {
         Self::End(fifo::End::default())
     }
 }
 
-/// The end of a piece of work, together with the moment that it will be.
+/// The end of a piece of work, and the moment at which it ends.
 #[derive(Clone)]
 pub struct Stamp {
-    /// The end.
+    /// The end itself.
     pub mark: Mark,
-    /// Where the GPU stamps the moment, if it is not known at submission.
+    /// Set on a GPU that slices, where the moment is not known at submission.
     moment: Option<slices::Moment>,
 }
 
@@ -50,7 +52,8 @@ fn in_turns(gpu: &Gpu) -> bool {
     gpu.turns.slice.load(Ordering::Relaxed) != 0
 }
 
-/// Queues `length` nanoseconds of work. On a GPU that works in the order of submission it starts not before `after`.
+/// Queues `length` nanoseconds of work. On a GPU that works in the order of submission it starts at `after`
+/// or later.
 pub fn submit(gpu: &Gpu, session: &Session, length: u64, after: u64) -> Mark {
     if in_turns(gpu) {
         return Mark::Place(slices::submit(gpu, session, length));
@@ -59,7 +62,8 @@ pub fn submit(gpu: &Gpu, session: &Session, length: u64, after: u64) -> Mark {
     Mark::End(fifo::submit(gpu, session.owner, length, after))
 }
 
-/// Queues a stamp; `asked` is the process's list for this GPU.
+/// Queues a stamp of the moment at which the work queued so far has ended. `asked` is the process's list for
+/// this GPU.
 pub fn stamp(gpu: &Gpu, session: &Session, asked: &Asked, after: u64) -> Stamp {
     if in_turns(gpu) {
         let (place, moment) = asked.ask(gpu, session);
@@ -78,7 +82,7 @@ pub fn cancel(gpu: &Gpu, session: &Session, dead: Owner) {
 }
 
 impl Mark {
-    /// The mark as numbers, for other processes of the node.
+    /// The mark as numbers, so that other processes of the node can read it.
     #[must_use]
     pub fn words(self) -> [u64; 4] {
         match self {
@@ -87,7 +91,7 @@ impl Mark {
         }
     }
 
-    /// What [`Mark::words`] made numbers of.
+    /// The mark from the numbers that [`Mark::words`] made.
     #[must_use]
     pub fn of_words([kind, first, second, third]: [u64; 4]) -> Self {
         let number = |word| u32::try_from(word).unwrap_or(u32::MAX);
@@ -98,13 +102,14 @@ impl Mark {
         Self::Place(slices::Place { owner, position: third })
     }
 
-    /// Whether work that `session`'s process queues from now on comes after this without a wait.
+    /// Whether work that `session`'s process queues from now on follows this work without waiting for it:
+    /// true on a GPU that slices, for work of the same process.
     #[must_use]
     pub fn precedes(&self, session: &Session) -> bool {
         matches!(self, Self::Place(place) if place.owner == session.owner)
     }
 
-    /// When the marked work ends, where that is known before.
+    /// When the marked work ends, if that is known before it has run.
     #[must_use]
     pub fn end(&self, gpu: &Gpu) -> Option<u64> {
         match self {
@@ -147,7 +152,7 @@ impl Mark {
 }
 
 impl Stamp {
-    /// The moment, once it has come.
+    /// The moment in nanoseconds of the device clock, once it has come.
     #[must_use]
     pub fn time(&self, gpu: &Gpu, session: &Session, asked: &Asked) -> Option<u64> {
         match (self.mark, &self.moment) {
@@ -158,16 +163,16 @@ impl Stamp {
     }
 }
 
-/// Busy nanoseconds of one process.
+/// Busy time of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Busy {
-    /// Whose.
+    /// The process.
     pub owner: Owner,
-    /// Nanoseconds.
+    /// Busy time in nanoseconds.
     pub time: u64,
 }
 
-/// How long each process kept `gpu` busy between two moments of the device clock.
+/// How long each process kept `gpu` busy between the moments `from` and `to` of the device clock.
 #[must_use]
 pub fn busy(gpu: &Gpu, session: &Session, from: u64, to: u64) -> Vec<Busy> {
     let _guard = session.lock(&gpu.time_lock);

@@ -1,8 +1,9 @@
-//! A GPU in virtual time: work of several processes that takes time and does nothing, on a clock that its caller moves.
+//! A GPU in virtual time: work of several processes that takes time and computes nothing, on a clock that the
+//! caller moves.
 //!
-//! A run of eleven seconds takes milliseconds, is the same every time, and is disturbed by nobody. It owns the order in
-//! which work runs, the stamps of events and the busy time of each process; programs, limits and samples are its
-//! caller's.
+//! A run of eleven seconds takes milliseconds, gives the same result every time, and is not disturbed by
+//! other work on the machine. The module owns the order in which work runs, the stamps of events and the busy
+//! time of each process. Programs, limits and samples belong to its caller.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -12,9 +13,10 @@ pub const BIN: u64 = 1_000_000;
 /// Whose work runs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Discipline {
-    /// Whoever submitted first; nothing is ever cut.
+    /// In the order of submission; nothing is ever cut.
     Submission,
-    /// Processes with work take turns of so many nanoseconds. Kernels are cut; an empty queue ends a turn at once.
+    /// Processes with work take turns of this many nanoseconds. Kernels are cut; a process whose queue is
+    /// empty loses its turn at once.
     Slices(u64),
 }
 
@@ -35,7 +37,7 @@ struct Queue {
     busy: u64,
 }
 
-/// The device.
+/// The device; its clock starts at 0 and counts nanoseconds.
 #[derive(Debug)]
 pub struct VirtualGpu {
     discipline: Discipline,
@@ -43,9 +45,9 @@ pub struct VirtualGpu {
     queues: Vec<Queue>,
     /// Owners of the pending work in the order of submission.
     order: VecDeque<usize>,
-    /// Whose turn it is.
+    /// Process whose turn it is.
     turn: usize,
-    /// When the turn ends.
+    /// When the turn ends at the latest.
     turn_end: u64,
 }
 
@@ -57,12 +59,13 @@ impl VirtualGpu {
         Self { discipline, now: 0, queues, order: VecDeque::new(), turn: 0, turn_end: 0 }
     }
 
-    /// Queues a kernel of `length` nanoseconds; its number among the process's submissions, from 1.
+    /// Queues a kernel of `length` nanoseconds, at least 1. Returns its number among the process's
+    /// submissions, from 1.
     pub fn launch(&mut self, process: usize, length: u64) -> u64 {
         self.submit(process, Work { left: length.max(1), is_event: false })
     }
 
-    /// Queues an event.
+    /// Queues an event. Returns its number among the process's submissions, from 1.
     pub fn record(&mut self, process: usize) -> u64 {
         self.submit(process, Work { left: 0, is_event: true })
     }
@@ -96,24 +99,24 @@ impl VirtualGpu {
         self.queues[process].pending.len()
     }
 
-    /// Takes the stamp of the event that was submission `number`; `None`: it has not ended.
+    /// Takes the stamp of the event that was submission `number`; `None` if it has not ended.
     pub fn take_stamp(&mut self, process: usize, number: u64) -> Option<u64> {
         self.queues[process].stamps.remove(&number)
     }
 
-    /// Nanoseconds for which `process` kept the device busy so far.
+    /// Nanoseconds for which `process` has kept the device busy.
     #[must_use]
     pub fn busy(&self, process: usize) -> u64 {
         self.queues[process].busy
     }
 
-    /// The same by bins of [`BIN`] nanoseconds.
+    /// Busy nanoseconds of `process` in each bin of [`BIN`] nanoseconds.
     #[must_use]
     pub fn bins(&self, process: usize) -> &[u64] {
         &self.queues[process].bins
     }
 
-    /// When something on the device changes next; `None`: nothing is queued.
+    /// When the next piece of work or the next turn ends; `None` if nothing is queued.
     #[must_use]
     pub fn next_change(&mut self) -> Option<u64> {
         self.choose()?;
@@ -122,7 +125,7 @@ impl VirtualGpu {
         Some(if matches!(self.discipline, Discipline::Slices(_)) { end.min(self.turn_end) } else { end })
     }
 
-    /// Moves the clock to `to`.
+    /// Moves the clock to `to`, and runs the work until then.
     pub fn advance(&mut self, to: u64) {
         while self.now <= to {
             if self.choose().is_none() {
@@ -162,7 +165,7 @@ impl VirtualGpu {
         }
     }
 
-    /// Sets `turn` to the process that runs now.
+    /// Sets `turn` to the process that runs now; `None` if no process has work.
     fn choose(&mut self) -> Option<()> {
         match self.discipline {
             Discipline::Submission => self.turn = *self.order.front()?,

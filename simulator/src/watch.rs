@@ -1,4 +1,4 @@
-//! `watch`: notes the pids of a node's processes, for NVML in a pid namespace that is told the host's.
+//! `watch`: notes the host's pids of a node's processes, so that NVML can tell them in another pid namespace.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use gpushare_simulator::session::Reader;
 
 use crate::Watch;
 
-/// Never returns but for an error.
+/// Returns only on an error.
 ///
 /// # Errors
 /// When there is no node, or it was made in another pid namespace.

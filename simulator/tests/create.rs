@@ -1,4 +1,4 @@
-//! What `create` makes.
+//! The node that `create` makes, and the folders that it refuses.
 
 mod support;
 
@@ -66,7 +66,7 @@ fn a_create_that_fails_leaves_nothing_and_can_be_tried_again() {
     let node = folder.path().join("node");
     assert!(!create(&node, &["--nvidia-smi", "/no/such"]).status.success());
     assert!(!node.exists(), "a part of the node was left");
-    // A folder with something of somebody else's in it keeps that.
+    // A folder that holds somebody else's file keeps it.
     fs::create_dir_all(node.join("mine")).expect("a folder");
     assert!(!create(&node, &["--nvidia-smi", "/no/such"]).status.success());
     assert_eq!(fs::read_dir(&node).expect("the folder is there").count(), 1);

@@ -1,4 +1,4 @@
-//! What a simulated driver does for the processes that use it at one time.
+//! What a simulated driver does for several processes that use it at one time.
 
 mod support;
 
@@ -33,7 +33,7 @@ fn racing_processes_get_exactly_the_memory_that_there_is() {
         .iter_mut()
         .map(|client| (0..20).filter(|_| client.number("allocate") == 0).count())
         .sum::<usize>();
-    // What eight contexts leave, in pieces of 128 MiB.
+    // The memory that eight contexts leave, in pieces of 128 MiB.
     assert_eq!(granted, (10240 - 8 * 64) / 128);
     clients.into_iter().for_each(Running::finish);
     assert_eq!(free(&node), (10240 - 64) * MIB);

@@ -1,4 +1,4 @@
-//! Calls that few programs make: the oldest and the newest.
+//! Calls that few programs make: the oldest forms and the newest ones.
 
 #[macro_use]
 mod support;
@@ -11,7 +11,8 @@ use support::{Node, Running};
 
 const MIB: usize = 1 << 20;
 
-/// The body of the client processes; see [`support::Node::run`]. Each prints `done` after its last assertion.
+/// The body of the client processes; see [`support::Node::run`]. Each script prints `done` after its last
+/// assertion.
 #[test]
 #[ignore = "not a test: the client that the tests start"]
 fn client() {
@@ -39,7 +40,7 @@ const PTX: &CStr = c"
 .visible .entry busy_300ms() { ret; }
 ";
 
-/// The driver with a current context that `cuCtxCreate` made.
+/// The driver, with a current context that `cuCtxCreate` made.
 struct Cuda {
     library: Library,
     context: usize,
@@ -119,7 +120,7 @@ impl Cuda {
         );
         assert_eq!((pitched, pitch), (0, 1024));
         assert_eq!(before - self.free(), 8 * MIB);
-        // Both forms free what either made.
+        // Each form frees what either of them allocated.
         assert_eq!(cu!(self, c"cuMemFree", start => u32), 0);
         assert_eq!(cu!(self, c"cuMemFree_v2", second.into() => u64), 0);
         assert_eq!(cu!(self, c"cuMemFree", start => u32), 1);
@@ -166,7 +167,7 @@ impl Cuda {
         }
         assert_eq!(self.limit(0, (512 << 10) + 1), 1);
         assert_eq!(self.limit(8, 1), 1);
-        // Nothing changes when there is no room.
+        // A limit for which there is no room changes nothing.
         assert_eq!(self.limit(2, 100 << 30), 2);
         assert_eq!(before - self.free(), 1024 * MIB);
         assert_eq!(cu!(self, c"cuCtxDestroy_v2", self.context => usize), 0);
@@ -215,11 +216,12 @@ impl Cuda {
             (0, 0)
         );
         assert_eq!(owner, green);
-        // A quarter of the multiprocessors: 1056 blocks take more than four rounds of 256.
+        // The stream's context has a quarter of the multiprocessors, so 1056 blocks take more than four
+        // rounds of 256.
         let plain = self.function(c"plain");
         assert_eq!(self.time_in(plain, 0), 1_000);
         assert_eq!(self.time_in(plain, stream), 5_000);
-        // Memory is the primary context's, and outlives the green one.
+        // Memory belongs to the primary context and outlives the green one.
         let (mut primary, mut start) = (0_usize, 0_u64);
         cu!(self, c"cuDevicePrimaryCtxRetain", &mut primary => &mut usize, 0 => i32);
         cu!(self, c"cuCtxPushCurrent_v2", context => usize);
@@ -232,7 +234,8 @@ impl Cuda {
         assert_eq!(before, self.free());
     }
 
-    /// Microseconds of a launch of 1056 blocks, behind one that keeps the GPU from waiting for us.
+    /// Microseconds of a launch of 1056 blocks. Another launch runs before, so that the GPU never waits for
+    /// the client.
     fn time_in(&self, function: usize, stream: usize) -> u64 {
         let (begin, end) = (self.event(0), self.event(0));
         let record = |event| cu!(self, c"cuEventRecord", event => usize, stream => usize);
@@ -247,7 +250,7 @@ impl Cuda {
         Duration::from_secs_f32(milliseconds / 1000.0).as_micros().try_into().expect("a short time")
     }
 
-    /// A handle of so many bytes on a GPU.
+    /// An allocation handle of `bytes` bytes on the GPU `ordinal`.
     fn memory(&self, ordinal: i32, bytes: usize) -> usize {
         let properties = [1_u32, 1, 1, ordinal.cast_unsigned(), 0, 0, 0, 0];
         let mut handle = 0;
@@ -286,7 +289,7 @@ impl Cuda {
         };
         assert_eq!([unbind(), unbind()], [0, 1]);
         assert_eq!(before, self.free());
-        // What is still bound goes with the object.
+        // Memory that is still bound goes with the object.
         let memory = self.memory(1, 2 * MIB);
         let bound = cu!(
             self, c"cuMulticastBindMem",
@@ -317,7 +320,7 @@ impl Cuda {
         assert_eq!(before, self.free());
     }
 
-    /// Shares an event, records it behind a long kernel, and keeps all until it is killed.
+    /// Shares an event, records it after a long kernel, and keeps everything until the process is killed.
     fn own_event(&self) {
         let mut handle = [0_u8; 64];
         let mut timed = 0_usize;
@@ -341,7 +344,7 @@ impl Cuda {
         let bytes: Vec<u8> = bytes.map(|byte| byte.expect("a byte")).collect();
         let handle: [u8; 64] = bytes.try_into().expect("64 bytes");
         let mut event = 0_usize;
-        // A structure of this size travels on the stack.
+        // A structure of this size is passed on the stack.
         #[repr(C)]
         #[derive(Clone, Copy)]
         struct Ipc([u8; 64]);

@@ -1,4 +1,4 @@
-//! What goes wrong when a client or a test asks for it, and how long kernels take.
+//! Faults that a client or a test asks for, and how long kernels take.
 
 mod support;
 
@@ -83,7 +83,8 @@ fn an_excluded_card_is_listed_and_cannot_be_used() {
     assert_eq!(node.run("count").number("count"), 1);
 }
 
-/// Microseconds that `work` takes on the GPU, after one kernel that keeps it from waiting for us.
+/// Microseconds that `work` takes on the GPU. One kernel runs before, so that the GPU never waits for the
+/// client.
 fn time(node: &Node, work: &str, variables: &[(&str, &str)]) -> u64 {
     let script = format!("context\nlaunch busy_10ms 2\nevent a\n{work}\nevent b\nbetween a b");
     node.run_with(&script, variables).number("between")
@@ -93,7 +94,7 @@ fn time(node: &Node, work: &str, variables: &[(&str, &str)]) -> u64 {
 fn a_kernel_takes_the_time_of_its_name_or_of_its_grid_and_a_graph_that_of_its_nodes() {
     let round = [("GPUSHARE_SIMULATOR_KERNEL_NS", "1000000")];
     for device in ["fifo", "slices"] {
-        // 132 multiprocessors with 8 blocks each.
+        // The GPU has 132 multiprocessors with 8 blocks each.
         let node = Node::new(&["--device", device, "--cores", "132"]);
         for (work, want) in [
             ("launch busy_1ms 3", 3_000),
@@ -117,7 +118,7 @@ fn the_time_that_a_name_promises_changes_by_the_shape() {
     assert_eq!(shaped("steps:2.5:1s"), 100_000);
     let jitter = shaped("jitter:0.5");
     assert!(jitter != 40_000 && (30_000..50_000).contains(&jitter), "{jitter}");
-    // All are launched within a small part of one of these waves, at one height of it.
+    // All kernels are launched within a small part of one wave, at nearly the same height of it.
     let sine = shaped("sine:0.9:1000s");
     assert!((4_000..=76_000).contains(&sine) && sine != 40_000, "{sine}");
 }

@@ -1,4 +1,4 @@
-//! Which functions a driver of a version has, and how they are found.
+//! Which functions a driver of each version has, and how programs find them.
 
 mod support;
 
@@ -100,7 +100,7 @@ fn an_older_driver_lacks_newer_names() {
     }
 }
 
-/// The functions that a shared library exports.
+/// Names of the functions that a shared library exports.
 fn functions(library: &Path) -> BTreeSet<String> {
     let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library).output().expect("nm runs");
     assert!(output.status.success(), "nm reads {}", library.display());

@@ -1,4 +1,4 @@
-//! What NVML tells of the processes that use a GPU.
+//! What NVML tells about a GPU and the processes that use it.
 
 #[macro_use]
 mod support;
@@ -30,7 +30,7 @@ struct Nvml {
     device: usize,
 }
 
-/// nvmlProcessUtilizationSample_t.
+/// nvmlProcessUtilizationSample_t of NVML's header.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Sample {
@@ -40,7 +40,7 @@ struct Sample {
     others: [u32; 3],
 }
 
-/// nvmlProcessUtilizationInfo_v1_t.
+/// nvmlProcessUtilizationInfo_v1_t of NVML's header.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Entry {
@@ -50,7 +50,7 @@ struct Entry {
     others: [u32; 5],
 }
 
-/// nvmlProcessesUtilizationInfo_v1_t.
+/// nvmlProcessesUtilizationInfo_v1_t of NVML's header.
 #[repr(C)]
 struct Entries {
     version: u32,
@@ -77,7 +77,7 @@ impl Nvml {
         rates[0]
     }
 
-    /// Result and entries: pid and memory.
+    /// Result, and the pid and memory of each process.
     fn processes(&self) -> (u32, Vec<[u64; 2]>) {
         let (mut entries, mut count) = ([[0_u64; 2]; 8], 8_u32);
         let code = call!(
@@ -96,7 +96,7 @@ impl Nvml {
         (code, if code == 0 { samples[..count as usize].to_vec() } else { Vec::new() })
     }
 
-    /// The same by the newer call.
+    /// The processes' samples by the newer call.
     fn entries(&self, last_seen: u64, version: u32) -> (u32, Vec<Entry>) {
         let mut list = [Entry::default(); 64];
         let mut entries = Entries { version, count: 64, last_seen, list: list.as_mut_ptr() };
@@ -107,7 +107,7 @@ impl Nvml {
         (code, if code == 0 { list[..entries.count as usize].to_vec() } else { Vec::new() })
     }
 
-    /// Time stamps and percents of the whole GPU.
+    /// Time stamp and percent of each sample of the whole GPU.
     fn device_samples(&self, last_seen: u64) -> Vec<[u64; 2]> {
         let (mut samples, mut count, mut kind) = ([[0_u64; 2]; 16], 16_u32, 0_u32);
         let code = call!(
@@ -119,7 +119,7 @@ impl Nvml {
     }
 }
 
-/// Prints utilisation, the processes and their samples.
+/// Prints utilisation, the processes, and their samples.
 fn observe() {
     let nvml = Nvml::open();
     println!("utilisation: {}", nvml.utilisation());
@@ -139,7 +139,8 @@ fn observe() {
     println!("mismatch: {}", nvml.entries(0, 0x0200_0018).0);
 }
 
-/// Reads every sample as it comes, until a line comes; prints the sums of percents, of the whole GPU and by pid.
+/// Reads every sample as it comes, until a line arrives on standard input. Prints the sums of percents: of
+/// the whole GPU, and by pid.
 fn collect() {
     let nvml = Nvml::open();
     let (mut sums, mut whole, mut windows) = (BTreeMap::<u32, u32>::new(), 0, 0);
@@ -166,7 +167,7 @@ fn collect() {
     }
 }
 
-/// Waits for the next window; tells how long after its end it could be read, milliseconds.
+/// Waits for the next window, and prints how many milliseconds after its end it could be read.
 fn delay() {
     let nvml = Nvml::open();
     let last = |seen| nvml.device_samples(seen).last().map(|sample| sample[0]);
@@ -211,8 +212,8 @@ fn an_idle_gpu_has_no_samples() {
     assert!(samples.starts_with("6 ") && entries.starts_with("6 "), "{samples} {entries}");
 }
 
-/// What `collect` saw of three processes that kept the GPU busy for 700, 400 and 200 ms: windows with work, sum of the
-/// whole GPU, and of each; percents of a window.
+/// What `collect` saw of three processes that kept the GPU busy for 700, 400 and 200 ms: the number of
+/// windows with work, the sum of percents of the whole GPU, and that of each process.
 fn sums_of_three(arguments: &[&str]) -> (u64, u64, [u64; 3]) {
     let node = Node::new(arguments);
     let mut collector = node.run("collect");
@@ -220,7 +221,7 @@ fn sums_of_three(arguments: &[&str]) -> (u64, u64, [u64; 3]) {
     let work = |count| format!("context\nlaunch busy_10ms {count}\nsynchronize\nsleep 60000");
     let mut clients: Vec<Running> = [70, 40, 20].map(|count| node.run(&work(count))).into_iter().collect();
     clients.iter_mut().for_each(|client| assert_eq!(client.number("synchronize"), 0));
-    // The last window ends, and is read.
+    // Wait until the last window has ended and was read.
     std::thread::sleep(Duration::from_millis(500));
     collector.send();
     let windows = collector.number("windows");
@@ -244,7 +245,8 @@ fn samples_add_up_to_the_time_that_was_worked() {
         let near = arguments.contains(&"nearest");
         let fits = |sum: u64, ms: f64| {
             let wrong = sum as f64 - percents(ms);
-            // Each window with work loses less than a percent, or at most half of one either way.
+            // Each window with work loses less than one percent, or if rounded to the nearest, at most half
+            // of one either way.
             let most = windows as f64;
             if near { wrong.abs() <= most / 2.0 } else { (-most..=0.01).contains(&wrong) }
         };
@@ -261,7 +263,7 @@ fn samples_add_up_to_the_time_that_was_worked() {
 fn a_window_can_be_read_after_its_delay() {
     for (delay, late) in [("0", 0..40), ("150", 150..190)] {
         let node = Node::new(&["--sample-period", "200", "--sample-delay", delay]);
-        // None is early; a busy machine may tell one late, but not most of them.
+        // No window is early. A busy machine may tell one late, but not most of them.
         let mut told = [(); 5].map(|()| node.run("delay").number("delay"));
         told.sort_unstable();
         assert!(
@@ -275,7 +277,7 @@ fn a_window_can_be_read_after_its_delay() {
 fn percents_are_rounded_as_the_node_was_made() {
     for (rounding, want) in [("down", "0"), ("nearest", "1")] {
         let node = Node::new(&["--sample-period", "1500", "--sample-rounding", rounding]);
-        // At the begin of a window, so that the work lies in that one alone and is read in the next.
+        // Start at the begin of a window: the work then lies in that window alone and is read in the next.
         node.run("delay").number("delay");
         let mut busy = node.run("context\nlaunch busy_10ms 1\nsynchronize\nsleep 60000");
         busy.number("synchronize");
@@ -290,9 +292,10 @@ fn percents_are_rounded_as_the_node_was_made() {
 fn the_time_of_a_dead_process_counts_and_its_pid_is_gone() {
     for device in ["fifo", "slices"] {
         let node = Node::new(&["--device", device, "--sample-period", "1000"]);
-        // At the begin of a window.
+        // Start at the begin of a window.
         node.run("delay").number("delay");
-        // Its slot is the one that the observer takes, so that the other's death is only found by looking.
+        // It holds the slot that the observer takes later, so the other's death is found only by a look at
+        // its slot.
         let mut early = node.run("context\nfree\nsleep 60000");
         early.number("free");
         let mut busy = node.run("context\nlaunch busy_50ms 100\nfree\nsleep 60000");
@@ -339,7 +342,7 @@ fn in_a_pid_namespace_pids_are_those_of_the_node_if_it_was_made_so() {
                 node.run_under(&["unshare", "--pid", "--fork", "--kill-child"], "observe", &[]);
             ["processes", "samples"].map(|key| observer.value(key))
         };
-        // Nobody in the node's own namespace has seen the process.
+        // No process in the node's own pid namespace has seen the client yet.
         assert_eq!(inside(), ["0 0 0 0", "6 0 0"], "{pids}");
         observed(&node);
         let [processes, samples] = inside();
@@ -364,7 +367,7 @@ fn nvidia_smi_watches_processes() {
     let node = Node::new(&["--driver", &version, "--nvidia-smi", &program.display().to_string()]);
     let mut busy = node.run("context\nlaunch busy_50ms 100\nfree\nsleep 60000");
     busy.number("free");
-    // Longer than pmon looks back, and than the windows that are kept.
+    // Longer than pmon looks back, and longer than windows are kept.
     std::thread::sleep(Duration::from_millis(1400));
     let run = |what: &str| {
         let mut command = node.client(Command::new(node.path("driver/usr/bin/nvidia-smi")));

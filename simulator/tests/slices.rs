@@ -19,14 +19,15 @@ fn slicing(slice: &str) -> Node {
     Node::new(&["--device", "slices", "--slice", slice])
 }
 
-/// A process with work for longer than any test runs.
+/// A process with more work than any test takes time for.
 fn hog(node: &Node) -> Running {
     let mut hog = node.run("context\nlaunch busy_50ms 1000\nelapsed\nsleep 60000");
     hog.number("elapsed");
     hog
 }
 
-/// `between` tells how long 20 kernels of 10 ms took. One more goes before, so that the GPU never waits for us.
+/// `between` tells how long 20 kernels of 10 ms took. One more kernel runs before, so that the GPU never
+/// waits for the client.
 const TWENTY: &str = "context\nlaunch busy_10ms 1\nevent a\nlaunch busy_10ms 20\nevent b\nbetween a b";
 
 #[test]
@@ -67,7 +68,7 @@ fn a_process_that_pauses_leaves_its_turns_to_the_others() {
     let node = slicing("2ms");
     let mut pausing = node.run("context\nlaunch busy_10ms 10\nelapsed\nsleep 60000");
     pausing.number("elapsed");
-    // At least 90 ms of the other's 100 come between, if it started at once.
+    // At least 90 ms of the other process's 100 ms come between, if it started at once.
     let between = node.run(TWENTY).number("between");
     assert!((250_000..=305_000).contains(&between), "{between} us");
 }
@@ -82,7 +83,7 @@ fn more_events_than_the_gpu_keeps_are_all_stamped() {
     let mut client = node.run(&format!("{script}between first 0\nbetween 99 199\nbetween first 699"));
     for want in [1_000, 100_000, 700_000] {
         let between = client.number("between");
-        // The stamps are work of a nanosecond each.
+        // Each stamp is a nanosecond of work.
         assert!((want..=want + 1).contains(&between), "{between} for {want} us");
     }
 }
@@ -101,7 +102,7 @@ fn what_a_killed_process_had_queued_gets_no_more_turns() {
 #[test]
 fn a_slot_that_nobody_swept_starts_empty() {
     for node in [slicing("2ms"), Node::new(&[])] {
-        // Nobody else is there to notice the death, so the next process takes the slot as it was left.
+        // No other process is there to notice the death, so the next process takes the slot as it was left.
         for _ in 0..3 {
             hog(&node).kill();
             let begin = Instant::now();

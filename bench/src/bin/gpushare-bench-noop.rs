@@ -1,8 +1,8 @@
-//! A low-level runtime that does nothing and succeeds: behind it the wrapper's own cost is all there is.
+//! A low-level runtime that does nothing and succeeds, so that only the wrapper's own cost remains.
 //!
-//! As `--peak PROGRAM ARGS...` it runs the program and prints the peak of its resident memory in KiB. A small program
-//! must do that: a child counts the pages of whoever started it until its execve. As `--become PROGRAM` it becomes the
-//! program at once: what no wrapper can cost less than.
+//! Called as `--peak PROGRAM ARGS...` it runs the program and prints the peak of its resident memory in KiB.
+//! A small program must do that, because until its execve a child counts the pages of its parent. Called as
+//! `--become PROGRAM` it becomes the program at once, which is the least that any wrapper can cost.
 #![forbid(unsafe_code)]
 
 use std::env;
@@ -16,7 +16,7 @@ fn main() -> ExitCode {
     let (Some(mode), Some(program)) = (words.next(), words.next()) else { return ExitCode::SUCCESS };
     let mut command = Command::new(program);
     if mode == "--become" {
-        // It returns on failure only.
+        // exec returns only on failure.
         let _ = command.exec();
         return ExitCode::FAILURE;
     }

@@ -1,5 +1,6 @@
-//! Nanoseconds that are added to a call. Each program times rounds of calls through the library and, in turns, through
-//! the driver's own file in the same process; the figure is the median of the paired differences.
+//! Nanoseconds that the library adds to a call. Each program times rounds of calls through the library and,
+//! in turns, through the driver's own file in the same process. The figure is the median of the paired
+//! differences.
 
 use anyhow::{Context, Result};
 use gpushare_tests::runtime::Container;
@@ -8,18 +9,18 @@ use crate::measure::Sample;
 use crate::place::{self, Limited, OnHost};
 use crate::table::{Row, Table};
 
-/// 64 processes with a context of 320 MiB, and room for allocations.
+/// Enough for 64 processes with a context of 320 MiB each, and for allocations.
 const MEMORY: &str = "40GiB";
 const MEMORY_MIB: u64 = 40 << 10;
 /// A compute limit that these loops never reach.
 const CORES: u32 = 90;
 const NS: i64 = 1000;
-/// Processes of a peer, each beside one of the bare driver.
+/// Number of processes of a peer, each beside one of the bare driver.
 const PEER_TURNS: usize = 3;
-/// Processes that only look names up, each beside one of the bare driver.
+/// Number of processes that only look names up, each beside one of the bare driver.
 const LOOKUP_TURNS: usize = 15;
 
-/// One row: what is called, how often, and what may be added at most.
+/// One row: what is called, the client's words for it, and the most nanoseconds that may be added.
 struct Figure {
     what: &'static str,
     words: &'static [&'static str],
@@ -51,7 +52,7 @@ const FIGURES: [Figure; 10] = [
     with_cores("  limit 90, budget left", GRAPH, None),
 ];
 
-/// Adds the rows.
+/// Adds the rows of calls.
 ///
 /// # Errors
 /// When a program fails.
@@ -62,7 +63,7 @@ pub fn rows(table: &mut Table) -> Result<()> {
     let limited = Limited::new(&node, &[("GPUSHARE_MEMORY", MEMORY), ("GPUSHARE_CORES", &cores)]);
     let bare = OnHost::bare(&node);
     let mut rows = Vec::new();
-    // One after the other: two shares of 40 GiB fill the GPU.
+    // One after the other, because two shares of 40 GiB fill the GPU.
     for with_cores in [false, true] {
         let container = if with_cores { limited.start() } else { unlimited.start() };
         for (place, figure) in FIGURES.iter().enumerate().filter(|(_, figure)| figure.limited == with_cores) {
@@ -96,13 +97,14 @@ fn row(container: &Container<'_>, figure: &Figure) -> Result<Row> {
     })
 }
 
-/// Median picoseconds of a call in one process of its own.
+/// Median picoseconds of a call in a process that calls only one driver.
 fn alone(told: &str) -> Result<i64> {
     let rounds = told.lines().map(|line| line.parse::<i64>().context("one figure a round"));
     Ok(Sample::new(rounds.collect::<Result<_>>()?)?.median())
 }
 
-/// What a peer adds: it is in every library of its process, so the bare driver is timed in processes beside it.
+/// Nanoseconds that a peer adds. A peer is in every library of its process, so the bare driver is timed in
+/// processes of its own.
 fn peer_cell(peer: &OnHost, bare: &OnHost, words: &[&str]) -> Result<String> {
     let words = [&["cost"], words].concat();
     let turn = |_| Ok(alone(&peer.run(&words)?)? - alone(&bare.run(&words)?)?);
@@ -110,7 +112,8 @@ fn peer_cell(peer: &OnHost, bare: &OnHost, words: &[&str]) -> Result<String> {
     Ok(format!("{} ns", crate::measure::added(added.median())))
 }
 
-/// dlsym is not ours, so there is nothing to pair in one process: processes that have the library, and others.
+/// Time that dlsym takes in processes with the library, less that in others. dlsym is not hooked, so one
+/// process has nothing to pair.
 fn lookup(container: &Container<'_>, bare: &OnHost, peer: Option<&OnHost>) -> Result<Row> {
     let words = ["cost", "lookup", "--rounds", "51", "--calls", "5000"];
     let mut added = Vec::new();
@@ -122,7 +125,8 @@ fn lookup(container: &Container<'_>, bare: &OnHost, peer: Option<&OnHost>) -> Re
     let peer = peer.map(|peer| peer_cell(peer, bare, &words[1..])).transpose()?;
     let added = Sample::new(added)?;
     let row = Row::added("dlsym of a function of another library", &added).peer(peer);
-    // Two processes are never equal to the nanosecond. The spread has no say: noise would meet any target.
+    // Two processes are never equal to the nanosecond, so 2 ns are allowed. The spread does not count,
+    // because noise would meet any target.
     let is_none = added.median().abs() <= 2 * NS;
     Ok(row.target("0: not hooked", is_none))
 }

@@ -1,4 +1,4 @@
-//! Whether a container ever holds more than its limit: the simulated GPU's books say it, in bytes.
+//! Whether a container ever holds more than its limit, in bytes by the simulated GPU's books.
 
 use anyhow::{Context, Result, bail};
 use gpushare_tests::node::SimulatedNode;
@@ -10,14 +10,16 @@ use crate::table::{Row, Table};
 const LIMIT: &str = "8GiB";
 const LIMIT_MIB: u64 = 8 << 10;
 const MIB: u64 = 1 << 20;
-/// What a context costs on the node and in the books.
+/// Bytes that a context costs on the node and in the interception library's books.
 const CONTEXT: u64 = 320 * MIB;
-/// The driver takes so long for an allocation, nanoseconds: a race between check and use would show.
+/// Time that the driver takes for an allocation, nanoseconds; so long that a race between check and use would
+/// show.
 const SLOW: &str = "200000";
 const RACES: usize = 20;
 const DEATHS: usize = 10;
 
-/// What is tried, the client's words for it, and how far below the limit it has to come at least, or it shows nothing.
+/// One attempt: its name, the client's words for it, and how many bytes short of the limit it may stay. An
+/// attempt that stays further below shows nothing.
 struct Try {
     what: &'static str,
     words: Vec<String>,
@@ -30,12 +32,12 @@ fn tried(what: &'static str, family: &str, processes: u64, rounds: usize, more: 
     let numbers = [processes.to_string(), rounds.to_string()];
     let words = ["fill", family, "--processes", &numbers[0], "--rounds", &numbers[1]];
     let words = words.iter().chain(more).map(|word| (*word).to_owned()).collect();
-    // Pools grow by 32 MiB for each process; a page of 2 MiB is the least that anything else leaves.
+    // A pool grows by 32 MiB in each process. Anything else leaves at least a page of 2 MiB.
     let step = if matches!(family, "pool" | "async" | "graph") { 32 } else { 2 };
     Try { what, words, rounds, processes, short_of: processes * step * MIB }
 }
 
-/// Adds the rows.
+/// Adds the rows of memory over the limit.
 ///
 /// # Errors
 /// When a program fails, or fills so little that it shows nothing.
@@ -82,7 +84,7 @@ fn row(node: &SimulatedNode, environment: &[(&str, &str)], attempt: &Try) -> Res
         .spread(format!("peak {:.1} of {LIMIT_MIB} MiB", in_mib(most)))
         .runs(attempt.rounds)
         .target("0 bytes", most <= limit)
-        // A peer that cannot run this says so in its cell, and the row stays.
+        // A peer that cannot run this has its error in the cell; the row stays.
         .peer(peer.map(|told| told.unwrap_or_else(|error| error.to_string()))))
 }
 
@@ -92,7 +94,8 @@ fn peak(node: &SimulatedNode, run: impl FnOnce() -> Result<String>) -> Result<(u
     Ok((peak.bytes(), told))
 }
 
-/// A row shows something only if the limit was met, and if every round, also one after a death, got its due.
+/// Fails if the row would show nothing: the limit must have been reached, and every round, also one after a
+/// death, must have been granted its due.
 fn reached(attempt: &Try, most: u64, told: &str, limit: u64) -> Result<()> {
     if most < limit - attempt.short_of {
         bail!("{}: only {most} bytes were ever held", attempt.what);

@@ -1,17 +1,17 @@
-//! What is run: one thing varied at a time around a limit of 50 % and kernels of 1 ms; then containers beside each other.
-//! About 40 cases of 12 s each.
+//! The cases. First one thing at a time is varied around a limit of 50 % and kernels of 1 ms; then containers
+//! run beside each other. There are about 40 cases of 12 s each.
 
 /// How the simulated GPU divides its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
-    /// One piece of work after the other, in the order of submission.
+    /// Work runs to its end in the order of submission.
     Fifo,
     /// Processes take turns of 2 ms.
     Slices,
 }
 
 impl Device {
-    /// For `gpushare-simulator create`.
+    /// Arguments for `gpushare-simulator create`.
     pub fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::Fifo => &[],
@@ -20,23 +20,23 @@ impl Device {
     }
 }
 
-/// What should come of a case.
+/// The expected result of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
-    /// Every container has its share, no more and no less.
+    /// Every container gets its share, no more and no less.
     Shares,
-    /// Every container has its share at least, and nothing is left unused.
+    /// Every container gets its share or more, and no time of the GPU is left unused.
     Everything,
 }
 
 /// One container and its program.
 #[derive(Clone, Debug)]
 pub struct Tenant {
-    /// Percent of the GPU.
+    /// Share in percent of the GPU.
     pub cores: u32,
-    /// `fixed` or `burst`.
+    /// Compute policy: `fixed` or `burst`.
     pub policy: &'static str,
-    /// Words for `launch`.
+    /// Arguments of the client's `launch`.
     pub words: Vec<&'static str>,
 }
 
@@ -44,18 +44,18 @@ pub struct Tenant {
 #[derive(Clone, Debug)]
 pub struct Case {
     what: String,
-    /// The device that it runs on.
+    /// The device that the case runs on.
     pub device: Device,
-    /// With the host's meter.
+    /// Whether the host's meter runs.
     pub meter: bool,
-    /// The containers.
+    /// The containers that run at the same time.
     pub tenants: Vec<Tenant>,
-    /// What should come of it.
+    /// The expected result.
     pub expect: Expect,
 }
 
 impl Case {
-    /// What a table calls it.
+    /// Name of the case in a table.
     pub fn name(&self) -> String {
         let device = if self.device == Device::Fifo { "FIFO" } else { "slices" };
         let meter = if self.meter { ", meter" } else { "" };
@@ -67,14 +67,14 @@ fn tenant(cores: u32, words: &[&'static str]) -> Tenant {
     Tenant { cores, policy: "fixed", words: words.to_vec() }
 }
 
-/// One container.
+/// A case with one container.
 fn single(what: &str, cores: u32, words: &[&'static str]) -> Case {
     let what = format!("limit {cores}, {what}");
     let tenants = vec![tenant(cores, words)];
     Case { what, device: Device::Fifo, meter: false, tenants, expect: Expect::Shares }
 }
 
-/// Several containers with the same program, each in its own way of counting.
+/// A case with several containers that run the same program under one policy.
 fn several(policy: &'static str, kernel: &'static str, shares: &[u32]) -> Case {
     let tenants = shares.iter().map(|cores| Tenant { policy, ..tenant(*cores, &[kernel]) }).collect();
     let words = shares.iter().map(u32::to_string).collect::<Vec<_>>().join("/");
@@ -82,7 +82,7 @@ fn several(policy: &'static str, kernel: &'static str, shares: &[u32]) -> Case {
     Case { what, device: Device::Fifo, meter: false, tenants, expect: Expect::Shares }
 }
 
-/// Every case.
+/// All cases, in the order in which they are defined.
 pub fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     for cores in [25, 50, 75] {
@@ -105,7 +105,7 @@ pub fn all() -> Vec<Case> {
     }
     cases.extend(["1ms", "10ms"].map(|kernel| several("fixed", kernel, &[30, 70])));
     cases.push(several("fixed", "1ms", &[25, 25, 50]));
-    // What time slices make hard, and what needs the host's measurements.
+    // Cases that time slices make hard, and cases that need the host's measurements.
     for meter in [false, true] {
         let sliced = |case: Case| Case { device: Device::Slices, meter, ..case };
         cases.push(sliced(single("1ms", 50, &["1ms"])));

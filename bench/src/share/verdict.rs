@@ -1,34 +1,34 @@
-//! Figures of one container's course.
+//! Figures of the time that one container had.
 
 use crate::books::BIN;
 
-/// Bins of a second.
+/// Number of bins in a second.
 const SECOND: usize = 100;
-/// Bins by which a window moves.
+/// Number of bins by which a window moves.
 const STEP: usize = 5;
 
-/// How a container fared, percent of the GPU.
+/// How much time a container had, in percent of the GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
-    /// Its share.
+    /// The share that it was given.
     pub limit: f64,
-    /// What it had from the first second on.
+    /// What it had after the first second.
     pub mean: f64,
-    /// The least of all 1-s windows from the first second on.
+    /// What it had in the 1-s window with the least, after the first second.
     pub least: f64,
-    /// The most of them.
+    /// What it had in the 1-s window with the most, after the first second.
     pub most: f64,
     /// What it had in the first second.
     pub first_second: f64,
 }
 
 impl Figures {
-    /// Whether `bins` hold a first second and `seconds` more.
+    /// Whether `bins` hold a first second and at least `seconds` more.
     pub fn enough(bins: &[u64], seconds: u64) -> bool {
         bins.len() >= length(seconds)
     }
 
-    /// The figures of `bins`, which must be [enough](Self::enough).
+    /// The figures of `bins`. There must be [enough](Self::enough) of them.
     pub fn of(bins: &[u64], limit: f64, seconds: u64) -> Self {
         let bins = &bins[..length(seconds).min(bins.len())];
         let (first, rest) = bins.split_at(SECOND.min(bins.len()));
@@ -42,17 +42,17 @@ impl Figures {
         }
     }
 
-    /// Points by which the mean misses the share.
+    /// Points between the mean and the share.
     pub fn mean_error(&self) -> f64 {
         (self.mean - self.limit).abs()
     }
 
-    /// Points by which the worst window misses it.
+    /// Points between the worst window and the share.
     pub fn window_error(&self) -> f64 {
         (self.most - self.limit).abs().max((self.least - self.limit).abs())
     }
 
-    /// The first second in percent of the share.
+    /// Time in the first second, in percent of the share.
     pub fn first(&self) -> f64 {
         self.first_second * 100.0 / self.limit
     }
@@ -62,7 +62,7 @@ fn length(seconds: u64) -> usize {
     usize::try_from(seconds + 1).unwrap_or(usize::MAX).saturating_mul(SECOND)
 }
 
-/// Percent of their time for which `bins` were busy.
+/// Percent of their length for which `bins` were busy.
 fn percent(bins: &[u64]) -> f64 {
     let shares = bins.iter().map(|busy| std::time::Duration::from_nanos(*busy).as_secs_f64());
     let whole = std::time::Duration::from_nanos(BIN).as_secs_f64();

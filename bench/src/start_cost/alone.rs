@@ -1,4 +1,5 @@
-//! The wrapper by itself, in front of a low-level runtime that does nothing: time, memory, and what it writes.
+//! The wrapper alone, in front of a low-level runtime that does nothing: its time, its memory, and the hooks
+//! that it adds.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -18,10 +19,10 @@ const RUNS: usize = 500;
 /// The first runs make the quota store and fill the caches.
 const UNCOUNTED: usize = 5;
 
-/// What is measured in turns, in this order.
+/// Number of figures that are measured in turns.
 const FIGURES: usize = 6;
 
-/// Adds the section's rows.
+/// Adds the rows of the wrapper alone.
 ///
 /// # Errors
 /// When a call fails.
@@ -82,7 +83,7 @@ fn turns(noop: &Path, share: &Contender, plain: &Contender) -> Result<[Sample; F
     samples.try_into().map_err(|_| anyhow::anyhow!("a figure is missing"))
 }
 
-/// How many hooks the wrapper puts into config.json.
+/// Number of hooks that the wrapper puts into config.json.
 fn hooks(share: &Contender) -> Result<usize> {
     share.create()?;
     let hooks = share.hooks();
@@ -90,7 +91,7 @@ fn hooks(share: &Contender) -> Result<usize> {
     hooks
 }
 
-/// The wrapper's peak of resident memory in KiB, the pages of its program included.
+/// Peak of the wrapper's resident memory in KiB, including the pages of its program.
 fn peak(noop: &Path, share: &Contender) -> Result<i64> {
     let create = share.create_command();
     let mut command = Command::new(noop);

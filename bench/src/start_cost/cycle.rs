@@ -1,4 +1,4 @@
-//! One container from `create` to `delete`, through any runtime that is called as runc is.
+//! One container from `create` to `delete`, through any runtime that is called like runc.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -14,16 +14,16 @@ use nix::unistd::Pid;
 
 use crate::measure::timed;
 
-/// A program that is called as runc is.
+/// A program that is called like runc.
 #[derive(Debug)]
 pub enum Program {
     /// runc, or the wrapper in front of it.
     Ours(Runtime),
-    /// Somebody else's, in this program's own environment, where its settings are.
+    /// A peer's runtime, in this program's own environment, where its settings are.
     Peer {
-        /// The program.
+        /// Path of the program.
         path: PathBuf,
-        /// Its runtime root.
+        /// Folder for its runtime root.
         scratch: Scratch,
     },
 }
@@ -49,7 +49,7 @@ pub struct Contender {
     bundle: Bundle,
 }
 
-/// Nanoseconds of each call.
+/// Nanoseconds that each call of a container took.
 #[derive(Clone, Copy, Debug)]
 pub struct Lap {
     pub create: i64,
@@ -58,14 +58,14 @@ pub struct Lap {
 }
 
 impl Lap {
-    /// All three calls; the container's program itself is not counted.
+    /// Nanoseconds of all three calls; the container's program itself is not counted.
     pub fn whole(self) -> i64 {
         self.create + self.start + self.delete
     }
 }
 
 impl Contender {
-    /// `program` with a small image and `env` in the container's environment.
+    /// `program` with a bundle of a small image, and with `env` in the container's environment.
     pub fn new(program: Program, env: Option<(&str, &str)>) -> Self {
         let bundle = Bundle::small().args(&["/bin/true"]);
         let bundle = match env {
@@ -75,15 +75,15 @@ impl Contender {
         Self { program, bundle }
     }
 
-    /// `create`, `start` and `delete` from a config.json written anew, as engines do. This process must reap orphans
-    /// (`PR_SET_CHILD_SUBREAPER`), as containerd's shim does.
+    /// Runs `create`, `start` and `delete` from a config.json that is written anew, as engines do. This
+    /// process must reap orphans (`PR_SET_CHILD_SUBREAPER`), as containerd's shim does.
     ///
     /// # Errors
-    /// When a call fails, with what the runtime said.
+    /// When a call fails, with the runtime's standard error.
     pub fn lap(&self) -> Result<Lap> {
         let lap = self.calls();
         if lap.is_err() {
-            // The first failure is the one to tell.
+            // The first failure is reported, not that of this call.
             let _ = self.delete(&["--force"]);
         }
         lap
@@ -97,7 +97,7 @@ impl Contender {
         Ok(Lap { create, start, delete: self.delete(&[])? })
     }
 
-    /// `create` alone.
+    /// Runs `create` only, and returns its nanoseconds.
     ///
     /// # Errors
     /// When it fails.
@@ -106,7 +106,7 @@ impl Contender {
         self.call(&self.create_args().each_ref().map(AsRef::as_ref))
     }
 
-    /// The arguments of `create`.
+    /// Arguments of `create`.
     fn create_args(&self) -> [PathBuf; 6] {
         let bundle = self.bundle.path().to_owned();
         let words = ["create".into(), "--bundle".into(), bundle, "--pid-file".into()];
@@ -114,13 +114,13 @@ impl Contender {
         [create, flag, bundle, pid_flag, self.pid_file(), self.bundle.id().into()]
     }
 
-    /// `create`, not yet started: for a program that runs it and looks.
+    /// The command of `create`, not started yet, for a program that runs and watches it.
     pub fn create_command(&self) -> Command {
         self.bundle.write();
         self.program.command(&self.log(), &self.create_args().each_ref().map(AsRef::as_ref))
     }
 
-    /// `delete FLAGS... ID`.
+    /// Runs `delete FLAGS... ID`, and returns its nanoseconds.
     ///
     /// # Errors
     /// When it fails.
@@ -129,7 +129,7 @@ impl Contender {
         self.call(&words.map(OsStr::new).collect::<Vec<_>>())
     }
 
-    /// Any other call about the container.
+    /// Runs any other call with `args`, and returns its nanoseconds.
     ///
     /// # Errors
     /// When it fails.
@@ -146,18 +146,18 @@ impl Contender {
         self.bundle.id()
     }
 
-    /// How many entries the image has.
+    /// Number of entries in the image.
     ///
     /// # Errors
-    /// When a folder of it cannot be read.
+    /// When a folder of the image cannot be read.
     pub fn files_in_image(&self) -> Result<usize> {
         entries_below(&self.bundle.root())
     }
 
-    /// How many hooks config.json has as it is now.
+    /// Number of hooks that config.json has now.
     ///
     /// # Errors
-    /// When it is no JSON.
+    /// When config.json is not JSON.
     pub fn hooks(&self) -> Result<usize> {
         let config: serde_json::Value = serde_json::from_slice(&self.bundle.config_bytes())?;
         let stages = config["hooks"].as_object().into_iter().flatten();

@@ -1,7 +1,7 @@
-//! The C interface's parameters as Rust sees them, and the results of its functions.
+//! The parameters of the C interface as Rust types, and the results of its functions.
 //!
-//! Values of these types are made by C callers alone, who promise what CUDA's documentation asks of them: a pointer
-//! is null, or valid for what the function does with it. Everything above this module is safe code.
+//! Only C callers make values of these types. They promise what CUDA's documentation asks of them: a pointer
+//! is null, or valid for what the function does with it. Everything that uses this module is safe code.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char};
@@ -10,16 +10,16 @@ use std::ffi::{CStr, c_char};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code(pub u32);
 
-/// What every operation gives.
+/// Result of every operation of the driver.
 pub type Result<T = ()> = std::result::Result<T, Code>;
 
 macro_rules! codes {
     ($($name:ident = $value:literal),* $(,)?) => {
         impl Code {
-            // The list also serves to name results, so not every one of them is given by this library.
+            // The list also serves to name results, so this library does not return every one of them.
             $(#[allow(dead_code)] pub const $name: Code = Code($value);)*
         }
-        /// Name of a result; `None` for a number that is none.
+        /// Name of a result; `None` for a number that is not in the list.
         pub fn code_name(code: u32) -> Option<&'static CStr> {
             let name: &'static [u8] = match code {
                 0 => b"CUDA_SUCCESS\0",
@@ -79,12 +79,12 @@ codes! {
     UNKNOWN = 999,
 }
 
-/// The number that C sees.
+/// The CUresult of an operation as C sees it; 0 for success.
 pub fn number(result: Result) -> u32 {
     result.err().map_or(0, |code| code.0)
 }
 
-/// Where a function writes one value.
+/// Pointer to the place where a function writes one value or an array.
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
 
@@ -96,7 +96,7 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
-    /// Writes `value`; null is an invalid value.
+    /// Writes `value`; INVALID_VALUE if the caller gave null.
     pub fn set(self, value: T) -> Result {
         self.given()?;
         self.set_if_given(value);
@@ -111,7 +111,7 @@ impl<T> Out<T> {
         }
     }
 
-    /// Refuses null, before a function has any effect.
+    /// INVALID_VALUE if the caller gave null. Functions call it before they have any effect.
     pub fn given(self) -> Result {
         if self.0.is_null() { Err(Code::INVALID_VALUE) } else { Ok(()) }
     }
@@ -121,7 +121,7 @@ impl<T> Out<T> {
         self.0.is_null()
     }
 
-    /// The value that stands there now; for parameters that go both ways.
+    /// The value that stands there now, for parameters that are read and written.
     pub fn get(self) -> Result<T>
     where
         T: Copy,
@@ -142,12 +142,12 @@ impl<T> Out<T> {
         Out(self.0.cast())
     }
 
-    /// A pointer that the caller once gave.
+    /// The place behind a pointer that the caller gave.
     pub fn from_pointer(pointer: *mut T) -> Self {
         Self(pointer)
     }
 
-    /// The place `bytes` further, for a value of another type.
+    /// The place `bytes` further on, for a value of another type; null stays null.
     pub fn offset<U>(self, bytes: usize) -> Out<U> {
         if self.0.is_null() { Out(std::ptr::null_mut()) } else { Out(self.0.wrapping_byte_add(bytes).cast()) }
     }
@@ -158,7 +158,7 @@ impl<T> Out<T> {
     }
 }
 
-/// Where a function reads one value or an array.
+/// Pointer to one value or an array that a function reads.
 #[repr(transparent)]
 pub struct In<T>(*const T);
 
@@ -170,12 +170,12 @@ impl<T> Clone for In<T> {
 impl<T> Copy for In<T> {}
 
 impl<T: Copy> In<T> {
-    /// The value; null is an invalid value.
+    /// The value; INVALID_VALUE if the caller gave null.
     pub fn get(self) -> Result<T> {
         self.at(0)
     }
 
-    /// Element `index`.
+    /// Element `index`; INVALID_VALUE if the caller gave null.
     pub fn at(self, index: usize) -> Result<T> {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
@@ -185,7 +185,7 @@ impl<T: Copy> In<T> {
         Ok(unsafe { element.read_unaligned() })
     }
 
-    /// The first `count` elements; null is an empty array only where `count` is 0.
+    /// The first `count` elements; null is allowed only where `count` is 0.
     pub fn list(self, count: usize) -> Result<Vec<T>> {
         (0..count).map(|index| self.at(index)).collect()
     }
@@ -195,19 +195,19 @@ impl<T: Copy> In<T> {
         self.0.is_null()
     }
 
-    /// The address.
+    /// The address as a number.
     pub fn address(self) -> u64 {
         self.0.addr() as u64
     }
 
-    /// What stands at `address`, which a structure of the caller names.
+    /// Pointer to what stands at `address`, which a structure of the caller names.
     pub fn from_address(address: u64) -> Self {
         Self(std::ptr::with_exposed_provenance(usize::try_from(address).unwrap_or(0)))
     }
 }
 
 impl In<c_char> {
-    /// The text; null is an invalid value.
+    /// The text; INVALID_VALUE if the caller gave null.
     pub fn text(self) -> Result<String> {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
@@ -218,12 +218,12 @@ impl In<c_char> {
     }
 }
 
-/// Bytes at an address that the caller vouches for.
+/// `length` bytes at an address that the caller promised to be valid.
 pub fn bytes_at(address: u64, length: usize) -> Result<Vec<u8>> {
     In::<u8>::from_address(address).list(length)
 }
 
-/// Writes a terminated text, cut to `length` bytes.
+/// Writes `text` with a zero at its end, cut to `length` bytes in all.
 pub fn set_text(out: Out<u8>, length: usize, text: &str) -> Result {
     let room = length.checked_sub(1).ok_or(Code::INVALID_VALUE)?;
     out.given()?;
@@ -234,16 +234,17 @@ pub fn set_text(out: Out<u8>, length: usize, text: &str) -> Result {
     Ok(())
 }
 
-/// An object of the driver as C holds it.
+/// An object of the driver as C holds it; see `registry`.
 pub type Handle = usize;
-/// An address in the memory of a GPU.
+/// An address in a GPU's memory, which is also its address in this process.
 pub type DevicePointer = u64;
 
 thread_local! {
     static PER_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `call` with the per-thread default stream in place of the legacy one, as the `_ptsz` forms do.
+/// Runs `call` with stream 0 as the per-thread default stream in place of the legacy one, as the `_ptsz`
+/// forms do.
 pub fn with_thread_stream<T>(call: impl FnOnce() -> T) -> T {
     let before = PER_THREAD.replace(true);
     let result = call();
@@ -256,8 +257,8 @@ pub fn thread_stream() -> bool {
     PER_THREAD.get()
 }
 
-/// Defines functions of the C interface. `also` names take the same parameters and do the same; `thread` names are
-/// the forms for the per-thread default stream.
+/// Defines functions of the C interface. The `also` names take the same parameters and do the same. The
+/// `thread` names are the forms for the per-thread default stream.
 macro_rules! exports {
     ($(
         $(#[$meta:meta])*

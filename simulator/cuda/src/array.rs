@@ -1,4 +1,4 @@
-//! Arrays and mipmapped arrays: linear memory of a size that format and extents give.
+//! Arrays and mipmapped arrays: linear memory whose size follows from format and extents.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,7 +8,7 @@ use crate::driver::{Driver, driver, locked};
 use crate::heap::Kind;
 use crate::registry::Registry;
 
-/// CUDA_ARRAY3D_DESCRIPTOR.
+/// CUDA_ARRAY3D_DESCRIPTOR of the driver's interface.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Description {
@@ -20,7 +20,7 @@ pub struct Description {
     flags: u32,
 }
 
-/// CUDA_ARRAY_DESCRIPTOR.
+/// CUDA_ARRAY_DESCRIPTOR of the driver's interface.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Flat {
@@ -30,12 +30,12 @@ pub struct Flat {
     channels: u32,
 }
 
-/// An array.
+/// An array, or one level of a mipmapped array.
 pub struct Array {
-    /// First address of its memory; 0 where it has none of its own yet.
+    /// First address of its memory; 0 while it has none.
     pub start: u64,
     description: Description,
-    /// Belongs to a mipmapped array, which holds the memory.
+    /// Whether it is a level of a mipmapped array, which holds the memory.
     part: bool,
 }
 
@@ -49,14 +49,14 @@ struct Mipmapped {
 pub struct Arrays {
     arrays: Registry<Array>,
     mipmapped: Registry<Mipmapped>,
-    /// Keeps level arrays and their owner consistent.
+    /// Held while level arrays are made or removed together with their mipmapped array.
     change: Mutex<()>,
 }
 
-/// Sparse arrays and those whose memory is mapped later have none at creation.
+/// Flags of sparse and deferred arrays, which have no memory at creation.
 const UNBACKED: u32 = 0x40 | 0x80;
 
-/// Bits of one element, all channels; block-compressed formats by their bits per texel.
+/// Bits of one element with all its channels; for block-compressed formats, bits per texel.
 fn bits(format: u32, channels: u32) -> Result<usize> {
     let single = match format {
         0x01 | 0x08 => 8,
@@ -99,30 +99,30 @@ impl Description {
 }
 
 impl Array {
-    /// Bytes of a row.
+    /// Bytes of one row.
     pub fn row_bytes(&self) -> usize {
         bits(self.description.format, self.description.channels)
             .map_or(0, |bits| self.description.width * bits / 8)
     }
 
-    /// Rows of a plane.
+    /// Rows of one plane.
     pub fn rows(&self) -> usize {
         self.description.height.max(1)
     }
 }
 
 impl Arrays {
-    /// The array of a handle.
+    /// The array of a handle; INVALID_HANDLE if there is none.
     pub fn get(&self, handle: Handle) -> Result<Arc<Array>> {
         self.arrays.get(handle)
     }
 
-    /// Whether memory is to be mapped to the array.
+    /// Whether the array's memory is mapped to it after creation.
     pub fn is_unbacked(&self, handle: Handle) -> Result<bool> {
         Ok(self.arrays.get(handle)?.description.flags & UNBACKED != 0)
     }
 
-    /// The same of a mipmapped array.
+    /// Whether a mipmapped array's memory is mapped to it after creation.
     pub fn is_unbacked_mipmapped(&self, handle: Handle) -> Result<bool> {
         let owner = self.mipmapped.get(handle)?;
         owner.levels.first().map_or(Ok(false), |level| self.is_unbacked(*level))
@@ -164,7 +164,7 @@ fn create_mipmapped(out: Out<Handle>, description: Description, levels: u32) -> 
 }
 
 fn free(driver: &Driver, start: u64) -> Result {
-    // A context that died took its memory along.
+    // If the context died, its memory was freed with it.
     if start != 0 && locked(&driver.heap).at(start).is_some() {
         driver.release(start)?;
     }

@@ -1,4 +1,5 @@
-//! Functions of the host program that streams call: one thread runs them in the order of their streams' ends.
+//! Functions of the host program that streams call. One thread calls them in the order in which they were
+//! queued.
 
 use std::ffi::c_void;
 use std::sync::mpsc::{Sender, channel};
@@ -29,7 +30,7 @@ impl HostCall {
     }
 }
 
-/// Calls of one stream that have not returned.
+/// Count of a stream's calls that have not returned.
 #[derive(Default)]
 pub struct Pending {
     count: Mutex<u32>,
@@ -45,7 +46,7 @@ impl Pending {
         }
     }
 
-    /// Whether none is left.
+    /// Whether every call has returned.
     pub fn done(&self) -> bool {
         *locked(&self.count) == 0
     }
@@ -58,7 +59,7 @@ struct Queued {
     pending: Arc<Pending>,
 }
 
-/// The thread, once there is something to call.
+/// Queue to the calling thread, which starts with the first call.
 #[derive(Default)]
 pub struct Callbacks {
     sender: Mutex<Option<Sender<Queued>>>,
@@ -76,7 +77,7 @@ fn serve(queued: &Queued) {
 }
 
 impl Callbacks {
-    /// Calls `call` after what is in `stream` now.
+    /// Queues `call`, to be made after the work that is in `stream` now.
     pub fn queue(&self, driver: &Driver, stream: &Stream, call: HostCall) {
         let _ = driver;
         *locked(&stream.pending.count) += 1;

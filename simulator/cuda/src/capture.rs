@@ -1,4 +1,4 @@
-//! Stream capture: streams that record into a graph, and the calls that are forbidden meanwhile.
+//! Stream capture: streams that record into a graph, and the calls that are forbidden while they do.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ const GLOBAL: u32 = 0;
 const THREAD_LOCAL: u32 = 1;
 const RELAXED: u32 = 2;
 
-/// One capture, shared by the streams that take part.
+/// One capture, shared by the streams that take part in it.
 pub struct Capture {
     id: u64,
     mode: u32,
@@ -26,7 +26,7 @@ pub struct Capture {
     invalid: AtomicBool,
 }
 
-/// A stream's place in a capture.
+/// A stream's part in a capture: the capture, and the nodes that its next node depends on.
 #[derive(Clone)]
 pub struct Capturing {
     capture: Arc<Capture>,
@@ -46,7 +46,7 @@ thread_local! {
 }
 
 impl Capturing {
-    /// Adds `work` to the graph, after what the stream did last.
+    /// Adds `work` to the graph after the stream's last nodes, and returns its node.
     pub fn record(&mut self, driver: &Driver, work: Work) -> Result<Handle> {
         self.check()?;
         let graph = driver.graphs.get(self.capture.graph)?;
@@ -55,7 +55,7 @@ impl Capturing {
         Ok(node)
     }
 
-    /// Refuses a capture that was spoiled.
+    /// STREAM_CAPTURE_INVALIDATED if the capture was invalidated.
     pub fn check(&self) -> Result {
         if self.capture.invalid.load(Ordering::Acquire) {
             Err(Code::STREAM_CAPTURE_INVALIDATED)
@@ -64,12 +64,13 @@ impl Capturing {
         }
     }
 
-    /// Spoils the capture.
+    /// Marks the capture as invalid, so that it cannot end in a graph.
     pub fn invalidate(&self) {
         self.capture.invalid.store(true, Ordering::Release);
     }
 
-    /// Waits for another stream of the same capture.
+    /// Lets the stream's next node depend on `other`'s last nodes too. A stream of another capture
+    /// invalidates this one.
     pub fn join(&mut self, other: &Self) -> Result {
         self.check()?;
         if !Arc::ptr_eq(&self.capture, &other.capture) {
@@ -90,7 +91,8 @@ impl Captures {
         self.count.load(Ordering::Acquire) > 0
     }
 
-    /// A call that would wait for, or ask about, a captured stream spoils the capture.
+    /// Invalidates the capture of a stream that a call would wait for or ask about. Returns the call's
+    /// result.
     pub fn spoil(&self, stream: &Stream) -> Code {
         if let Some(capturing) = &*locked(&stream.capture) {
             capturing.invalidate();
@@ -98,7 +100,7 @@ impl Captures {
         Code::STREAM_CAPTURE_UNSUPPORTED
     }
 
-    /// Work in the legacy stream would wait for a captured one of the same context.
+    /// Refuses work in the legacy stream, which would wait for a captured stream of the same context.
     pub fn refuse_implicit(&self, stream: &Stream) -> Result {
         if !self.any() {
             return Ok(());
@@ -119,7 +121,8 @@ impl Captures {
 }
 
 impl Driver {
-    /// Calls that may act at once, such as cuMemAlloc, are forbidden during captures, by the thread's mode.
+    /// Refuses calls that may act at once, such as cuMemAlloc, during captures that the thread's mode does
+    /// not exempt.
     pub fn refuse_unsafe_while_capturing(&self) -> Result {
         if !self.captures.any() || MODE.get() == RELAXED {
             return Ok(());
@@ -137,7 +140,7 @@ impl Driver {
         })
     }
 
-    /// A context with a captured stream cannot be waited for.
+    /// Refuses to wait for a context with a captured stream.
     pub fn refuse_while_capturing(&self, context: &Context) -> Result {
         let active = locked(&self.captures.active);
         active.iter().find(|capture| capture.context == context.handle).map_or(Ok(()), |capture| {
@@ -202,7 +205,8 @@ fn end(handle: Handle, out: Out<Handle>) -> Result {
     out.set(capture.graph)
 }
 
-/// Status, id, graph and last nodes of a stream's capture.
+/// Status, id, graph and last nodes of a stream's capture. The status is 0 for none, 1 for active, 2 for
+/// invalidated.
 fn info(handle: Handle) -> Result<(u32, u64, Handle, Vec<Handle>)> {
     let driver = driver()?;
     let stream = driver.stream(handle)?;
@@ -217,7 +221,7 @@ fn info(handle: Handle) -> Result<(u32, u64, Handle, Vec<Handle>)> {
 }
 
 thread_local! {
-    /// The list that the last answer of cuStreamGetCaptureInfo points to.
+    /// The list that the last result of cuStreamGetCaptureInfo in this thread points to.
     static LISTED: std::cell::RefCell<Vec<Handle>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
@@ -262,7 +266,7 @@ exports! {
         begin(stream, mode, None, Vec::new())
     }
 
-    /// The oldest form has no mode.
+    /// The oldest form takes no mode and means the global one.
     fn cuStreamBeginCapture thread cuStreamBeginCapture_ptsz (stream: Handle) {
         begin(stream, GLOBAL, None, Vec::new())
     }

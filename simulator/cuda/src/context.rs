@@ -1,6 +1,7 @@
-//! Contexts: one primary context per GPU and any number of others, and each thread's stack of them.
+//! Contexts: one primary context for each GPU, any number of others, and each thread's stack of contexts.
 //!
-//! The first live context of the process on a GPU takes the node's context memory, the last one gives it back.
+//! The process's first live context on a GPU takes the node's context memory; its last one gives that memory
+//! back.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,21 +17,21 @@ use crate::registry::Registry;
 
 /// A context.
 pub struct Context {
-    /// Its handle.
+    /// Handle by which C knows it.
     pub handle: Handle,
     /// CUDA ordinal of its GPU.
     pub ordinal: i32,
-    /// Context that its memory belongs to: itself, or the primary context under a green one.
+    /// Context that its memory belongs to: itself, or for a green context the primary one.
     pub home: Handle,
-    /// Multiprocessors, if it has a part of them.
+    /// Number of multiprocessors of a green context; `None` for all of the GPU's.
     pub cores: Option<u32>,
-    /// Its limits.
+    /// Limits that cuCtxSetLimit changed.
     pub limits: Mutex<Limits>,
-    /// End of the last work queued in it.
+    /// End of the last work queued in the context.
     pub last: Mutex<Mark>,
-    /// Only cuCtxCreate's contexts end by cuCtxDestroy.
+    /// Whether cuCtxCreate made it. Only such a context ends by cuCtxDestroy.
     own: bool,
-    /// cuCtxCreate and each cuCtxAttach count one.
+    /// One for cuCtxCreate and one for each cuCtxAttach.
     users: AtomicU32,
     flags: AtomicU32,
     alive: AtomicBool,
@@ -45,7 +46,7 @@ struct OnDevice {
     live: u32,
 }
 
-/// All contexts of the process.
+/// All contexts of the process, and the references to each GPU's primary one.
 pub struct Contexts {
     registry: Registry<Context>,
     devices: Vec<Mutex<OnDevice>>,
@@ -56,7 +57,7 @@ thread_local! {
 }
 
 impl Contexts {
-    /// None yet, on `devices` GPUs.
+    /// A table without contexts for `devices` GPUs.
     pub fn new(devices: usize) -> Self {
         let devices = (0..devices).map(|_| Mutex::default()).collect();
         Self { registry: Registry::default(), devices }
@@ -66,7 +67,7 @@ impl Contexts {
         usize::try_from(ordinal).ok().and_then(|index| self.devices.get(index)).ok_or(Code::INVALID_DEVICE)
     }
 
-    /// The context of a handle.
+    /// The context of a handle; INVALID_CONTEXT if there is none.
     pub fn get(&self, handle: Handle) -> Result<Arc<Context>> {
         self.registry.get(handle).map_err(|_| Code::INVALID_CONTEXT)
     }
@@ -78,17 +79,17 @@ pub fn current() -> Result<Arc<Context>> {
     if top.alive.load(Ordering::Acquire) { Ok(top) } else { Err(Code::CONTEXT_IS_DESTROYED) }
 }
 
-/// The context of `handle`, or the current one for 0.
+/// The context of `handle`; 0 stands for the current one.
 fn given_or_current(handle: Handle) -> Result<Arc<Context>> {
     if handle == 0 { current() } else { driver()?.contexts.get(handle) }
 }
 
-/// What a new context is.
+/// Kind of a new context.
 #[derive(Clone, Copy)]
 enum Form {
     Own,
     Primary,
-    /// Part of the multiprocessors, over the primary context.
+    /// A green context with this many multiprocessors, over the primary context with this handle.
     Green(u32, Handle),
 }
 
@@ -164,7 +165,7 @@ fn retain(driver: &Driver, ordinal: i32, on: &mut OnDevice) -> Result<Handle> {
     Ok(on.primary)
 }
 
-/// A context with `cores` multiprocessors, which retains the primary one.
+/// Makes a context with `cores` multiprocessors, which holds a reference to the primary context.
 pub fn retain_green(ordinal: i32, cores: u32) -> Result<Arc<Context>> {
     let driver = driver()?;
     let mut on = locked(driver.contexts.on(ordinal)?);
@@ -173,7 +174,7 @@ pub fn retain_green(ordinal: i32, cores: u32) -> Result<Arc<Context>> {
     driver.contexts.get(handle)
 }
 
-/// One reference less to the primary context, after the end of the green context that held it, if one did.
+/// Drops a reference to the primary context. Closes the green context that held it first, if one did.
 pub fn release_primary(ordinal: i32, green: Option<Handle>) -> Result {
     let driver = driver()?;
     let mut on = locked(driver.contexts.on(ordinal)?);
@@ -188,7 +189,7 @@ pub fn release_primary(ordinal: i32, green: Option<Handle>) -> Result {
     Ok(())
 }
 
-/// One user less; the last takes the context along. It must be current.
+/// Drops a user of the current context. The last one destroys the context.
 fn detach(handle: Handle) -> Result {
     let top = current()?;
     if top.handle != handle || !top.own {

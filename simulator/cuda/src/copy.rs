@@ -1,30 +1,30 @@
-//! Copies and memsets, really done, on memory that the process has.
+//! Copies and memsets. They really move the bytes, after a check that the process has the memory.
 
 use crate::abi::{Code, DevicePointer, Handle, In, Out, Result};
 use crate::driver::{Driver, driver};
 use crate::work::Work;
 
-/// One side of a copy: rows and planes from a first address.
+/// One side of a copy: a first address, and the steps from row to row and plane to plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Side {
-    /// First byte.
+    /// Address of the first byte.
     pub start: u64,
     /// Bytes from row to row.
     pub pitch: u64,
     /// Bytes from plane to plane.
     pub plane: u64,
-    /// Whether the memory must be the device's.
+    /// Whether the memory must be known to the driver: a device allocation or page-locked host memory.
     pub device: bool,
 }
 
 /// A copy of up to three dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Where it goes.
+    /// Destination of the copy.
     pub to: Side,
-    /// Where it comes from.
+    /// Source of the copy.
     pub from: Side,
-    /// Bytes of a row, rows, planes.
+    /// Bytes of a row, number of rows, number of planes.
     pub size: [u64; 3],
 }
 
@@ -33,7 +33,7 @@ impl Side {
         Self { start, pitch: 0, plane: 0, device }
     }
 
-    /// Bytes from the first to the last that `size` covers.
+    /// Bytes from the first to the last byte that `size` covers.
     fn span(&self, [width, rows, planes]: [u64; 3]) -> Result<u64> {
         let rows_before = rows.saturating_sub(1).checked_mul(self.pitch).ok_or(Code::INVALID_VALUE)?;
         let planes_before = planes.saturating_sub(1).checked_mul(self.plane).ok_or(Code::INVALID_VALUE)?;
@@ -63,7 +63,7 @@ impl Shape {
         self.from.check(driver, self.size)
     }
 
-    /// Copies.
+    /// Checks both sides and copies at once.
     pub fn perform(&self, driver: &Driver) -> Result {
         self.check(driver)?;
         let [width, rows, planes] = self.size;
@@ -96,17 +96,17 @@ fn move_bytes(to: u64, from: u64, length: u64) -> Result {
 /// A memset of up to two dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fill {
-    /// First byte.
+    /// Address of the first byte.
     pub start: u64,
     /// Bytes from row to row.
     pub pitch: u64,
-    /// The value, in the low bytes.
+    /// The value, in the low bytes of the word.
     pub value: u32,
     /// Bytes of an element: 1, 2 or 4.
     pub element: u64,
-    /// Elements of a row.
+    /// Elements in a row.
     pub width: u64,
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
 }
 
@@ -115,7 +115,7 @@ impl Fill {
         self.width.checked_mul(self.element).ok_or(Code::INVALID_VALUE)
     }
 
-    /// Refuses what lies outside device memory.
+    /// Refuses a range outside memory that the driver knows, and a start that is not aligned to the element.
     pub fn check(&self, driver: &Driver) -> Result {
         if !matches!(self.element, 1 | 2 | 4) || !self.start.is_multiple_of(self.element) {
             return Err(Code::INVALID_VALUE);
@@ -125,7 +125,7 @@ impl Fill {
         if size.contains(&0) { Ok(()) } else { side.check(driver, size) }
     }
 
-    /// Writes the value.
+    /// Checks the range and writes the value at once.
     pub fn perform(&self, driver: &Driver) -> Result {
         self.check(driver)?;
         let width = usize::try_from(self.row_bytes()?).map_err(|_| Code::INVALID_VALUE)?;
@@ -138,7 +138,8 @@ impl Fill {
     fn fill_row(&self, start: u64, width: usize) -> Result {
         let address = usize::try_from(start).map_err(|_| Code::INVALID_VALUE)?;
         let target: *mut u8 = std::ptr::with_exposed_provenance_mut(address);
-        // SAFETY: the range was looked up; it is device memory of this process, which Rust has no references into.
+        // SAFETY: the range was looked up. It is device memory of this process, to which Rust has no
+        // references.
         let bytes = unsafe { std::slice::from_raw_parts_mut(target, width) };
         let value = self.value.to_le_bytes();
         let element = usize::try_from(self.element).map_err(|_| Code::INVALID_VALUE)?;
@@ -151,7 +152,7 @@ impl Fill {
     }
 }
 
-/// CUDA_MEMCPY2D.
+/// CUDA_MEMCPY2D of the driver's interface.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Copy2d {
@@ -190,7 +191,7 @@ struct Side3d {
     rows: usize,
 }
 
-/// CUDA_MEMCPY3D and CUDA_MEMCPY3D_PEER, which has contexts where the other has nothing.
+/// CUDA_MEMCPY3D, and CUDA_MEMCPY3D_PEER, which has contexts where the other has reserved fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Copy3d {
@@ -225,7 +226,7 @@ impl Side3d {
 }
 
 impl Copy3d {
-    /// The copy by addresses.
+    /// The copy in terms of addresses.
     pub fn shape(&self, driver: &Driver) -> Result<Shape> {
         Ok(Shape {
             to: self.to.side(driver, self.width)?,
@@ -280,7 +281,8 @@ impl Copy2d {
 const DEVICE: bool = true;
 const HOST: bool = false;
 
-/// Copies in `stream`; a synchronous copy is one in the default stream that has ended when it returns.
+/// Copies in `stream`. Without one it is a synchronous copy: a copy in the default stream that has ended when
+/// it returns.
 fn copy(stream: Option<Handle>, to: (u64, bool), from: (u64, bool), length: usize) -> Result {
     run(stream, Shape::flat(Side::flat(to.0, to.1), Side::flat(from.0, from.1), length))
 }
@@ -381,7 +383,7 @@ exports! {
             copy(Some(stream), (to.at(index)?, HOST), (from.at(index)?, HOST), lengths.at(index)?)
         })
     }
-    /// The first form also tells which copy failed.
+    /// The first form also reports the index of the copy that failed.
     fn cuMemcpyBatchAsync thread cuMemcpyBatchAsync_ptsz (
         to: In<u64>, from: In<u64>, lengths: In<usize>, count: usize, _attributes: In<u8>, _indexes: In<usize>,
         _attribute_count: usize, failed: Out<usize>, stream: Handle,

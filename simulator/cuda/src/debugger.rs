@@ -1,4 +1,5 @@
-//! The data objects that the real library exports for debuggers. Nothing reads or writes them here.
+//! The data objects that the real library exports for debuggers. Nothing in this library reads or writes
+//! them.
 
 use std::sync::atomic::AtomicU8;
 

@@ -1,4 +1,4 @@
-//! The GPUs and what they can do.
+//! Properties of the GPUs: attributes, names, addresses and peers.
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::Ordering;
@@ -14,7 +14,8 @@ fn model_of(gpu: &Gpu) -> Model {
     Model { cores: gpu.cores.load(Ordering::Relaxed), ..model::of(&gpu.model.get()) }
 }
 
-/// Numbers as in CUDA's list of device attributes. What is not here is a feature that a simulated GPU lacks: 0.
+/// Value of a device attribute, by its number in CUDA's list. A number that is not here is a feature that a
+/// simulated GPU lacks: 0.
 fn attribute(gpu: &Gpu, ordinal: i32, number: u32) -> i32 {
     let model = model_of(gpu);
     let of = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
@@ -37,10 +38,11 @@ fn attribute(gpu: &Gpu, ordinal: i32, number: u32) -> i32 {
         12 | 82 => 65536,
         13 => of(model.core_clock * 1000),
         14 => 512,
-        // Overlap, mapped host memory, concurrent kernels, unified addresses, stream priorities, managed memory.
+        // Among them overlap, mapped host memory, concurrent kernels, unified addresses, stream priorities,
+        // managed memory and memory pools.
         15 | 19 | 31 | 41 | 78 | 83 | 89 | 90 | 115 | 116 => 1,
         16 => of(model.cores),
-        // Virtual memory, file handles, memory pools, host virtual memory.
+        // Virtual memory management, and its export as file descriptors.
         102 | 103 => 1,
         // Sparse and deferred arrays, events between processes, multicast.
         112 | 121 | 125 => 1,
@@ -131,7 +133,7 @@ exports! {
         out.set(usize::try_from(total(ordinal)?).unwrap_or(usize::MAX))
     }
 
-    /// The oldest form, with 32 bits.
+    /// The oldest form tells the size in 32 bits.
     fn cuDeviceTotalMem(out: Out<u32>, ordinal: i32) {
         out.set(u32::try_from(total(ordinal)?).unwrap_or(u32::MAX))
     }

@@ -1,4 +1,5 @@
-//! The driver in this process: the session at the node's state, the visible GPUs, and every object that C holds.
+//! The driver's state in this process: the session at the node's state, the visible GPUs, and every object
+//! that C holds.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -30,60 +31,61 @@ use crate::sparse::Sparse;
 use crate::stream::Streams;
 use crate::vmm::Virtual;
 
-/// A round of blocks takes this long by default, nanoseconds.
+/// Time that a round of blocks takes by default, nanoseconds.
 const KERNEL_TIME: u64 = 2_000;
 
-/// Everything of one initialised process.
+/// All state of a process after cuInit.
 pub struct Driver {
-    /// Our slot at the node.
+    /// Our slot in the node's state.
     pub session: Session,
-    /// GPUs in the order of CUDA's ordinals, as indexes into the state.
+    /// The visible GPUs in the order of CUDA's ordinals, as indexes into the state.
     pub devices: Vec<usize>,
-    /// Contexts.
+    /// All contexts, by GPU and by handle.
     pub contexts: Contexts,
     /// Device memory of all GPUs.
     pub heap: Mutex<Heap>,
-    /// Page-locked host memory.
+    /// Page-locked host memory, allocated or registered.
     pub host: HostMemory,
-    /// Streams.
+    /// Streams, the default ones included.
     pub streams: Streams,
-    /// Events.
+    /// Events, those of other processes included.
     pub events: Events,
-    /// Captures under way.
+    /// Stream captures under way.
     pub captures: Captures,
-    /// Graphs.
+    /// Graphs and executable graphs.
     pub graphs: Graphs,
-    /// Memory of graphs.
+    /// Memory of graphs' allocation nodes.
     pub graph_memory: GraphMemory,
     /// Green contexts.
     pub greens: Greens,
-    /// Memory pools.
+    /// Memory pools, of which each GPU has a default one.
     pub pools: Pools,
-    /// Virtual memory management.
+    /// Virtual memory management: reservations, allocation handles and mappings.
     pub memory: Virtual,
-    /// Arrays.
+    /// Arrays and mipmapped arrays.
     pub arrays: Arrays,
-    /// Memory mapped to arrays.
+    /// Memory mapped to sparse and deferred arrays.
     pub sparse: Sparse,
-    /// Memory shared with other processes.
+    /// Memory shared with other processes or other interfaces.
     pub sharing: Shared,
     /// Modules and libraries.
     pub modules: Modules,
-    /// Functions and kernels.
+    /// Functions of modules and kernels of libraries.
     pub functions: Registry<Function>,
-    /// Links under way.
+    /// Links that cuLinkCreate began.
     pub links: Links,
-    /// Host functions of streams.
+    /// The thread that calls streams' host functions.
     pub callbacks: Callbacks,
-    /// Launches under way, by CUDA ordinal.
+    /// Launches that may not have ended, by CUDA ordinal.
     pub queues: Vec<Queue>,
-    /// Whether kernels that can run do so; otherwise they only take time.
+    /// Whether kernels whose image is PTX really run; otherwise they only take time.
+    /// `GPUSHARE_SIMULATOR_RUN=0` turns it off.
     pub runs_kernels: bool,
     /// Nanoseconds that one round of blocks takes.
     pub kernel_time: u64,
-    /// How the times that names promise change.
+    /// How the times that kernels' names promise change.
     pub shape: Shape,
-    /// Every allocation of device memory takes this long.
+    /// Sleep at every allocation of device memory, from `GPUSHARE_SIMULATOR_ALLOCATION_NS`.
     pub delay: Duration,
 }
 
@@ -91,7 +93,8 @@ static DRIVER: AtomicPtr<Driver> = AtomicPtr::new(std::ptr::null_mut());
 static STARTING: Mutex<()> = Mutex::new(());
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// The lock, also after a panic elsewhere: an answer is better than an abort in somebody else's process.
+/// Takes the lock, also after a panic in another thread: an answer is better than an abort in the client's
+/// process.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -99,18 +102,18 @@ pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The driver, once cuInit has succeeded in this process.
 pub fn driver() -> Result<&'static Driver> {
     let pointer = DRIVER.load(Ordering::Acquire);
-    // SAFETY: null, or made from a leaked box below.
+    // SAFETY: null, or a pointer from the box that `initialise` leaked.
     unsafe { pointer.as_ref() }.ok_or(Code::NOT_INITIALIZED)
 }
 
-/// A child of an initialised process cannot use the driver, as with the real one.
+/// A child of an initialised process cannot use the driver; the real one refuses it too.
 extern "C" fn after_fork_in_child() {
     if !DRIVER.swap(std::ptr::null_mut(), Ordering::AcqRel).is_null() {
         FORKED.store(true, Ordering::Release);
     }
 }
 
-/// The number in an environment variable.
+/// The number in an environment variable; `None` if it is unset or no number.
 pub fn number_of(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
@@ -158,7 +161,7 @@ fn start() -> Result<Driver> {
     })
 }
 
-/// Initialises the process; a second time does nothing.
+/// Initialises the process. A second call does nothing; a child of an initialised process is refused.
 pub fn initialise() -> Result {
     let _one = locked(&STARTING);
     if FORKED.load(Ordering::Acquire) {
@@ -175,13 +178,13 @@ pub fn initialise() -> Result {
 }
 
 impl Driver {
-    /// The GPU of a CUDA ordinal.
+    /// The GPU with a CUDA ordinal.
     pub fn gpu(&self, ordinal: i32) -> Result<&'static Gpu> {
         let index = usize::try_from(ordinal).ok().and_then(|ordinal| self.devices.get(ordinal));
         index.and_then(|&index| self.session.state().gpus().get(index)).ok_or(Code::INVALID_DEVICE)
     }
 
-    /// Frees what a dying context holds.
+    /// Frees the modules, memory, streams and events of a dying context.
     pub fn forget_context(&self, context: &Context) {
         self.modules.forget(self, context.handle);
         let held = locked(&self.heap).select(|allocation| allocation.context == context.handle);
@@ -195,13 +198,13 @@ impl Driver {
         self.events.forget(context.handle);
     }
 
-    /// The last context of a GPU is gone.
+    /// Gives back the pools and graph memory of a GPU whose last context is gone.
     pub fn forget_device(&self, ordinal: i32) {
         self.forget_pools(ordinal);
         self.graph_memory.forget(self, ordinal);
     }
 
-    /// The launches that a GPU has not finished.
+    /// The launches on a GPU that may not have ended.
     pub fn queue(&self, ordinal: i32) -> Result<&Queue> {
         usize::try_from(ordinal).ok().and_then(|index| self.queues.get(index)).ok_or(Code::INVALID_DEVICE)
     }

@@ -1,23 +1,24 @@
-//! cuGetProcAddress: names, versions and flags, by a table of our own.
+//! cuGetProcAddress: looks names up by version and flags in a table of our own.
 //!
-//! The table holds addresses that the linker bound inside this library, so that a library put in front of it never
-//! gets its own functions back from here.
+//! The table holds addresses that the linker bound inside this library. A library that is loaded in front of
+//! this one therefore never gets its own functions back from here.
 
 use std::ffi::{c_char, c_void};
 
 use crate::abi::{Code, In, Out, Result};
 use crate::driver::driver;
 
-/// A function of the table.
+/// What a row of the table leads to.
 #[derive(Clone, Copy)]
 pub enum Address {
-    /// Defined here.
+    /// A function that this library defines.
     Live(unsafe extern "C" fn()),
-    /// Answers "not supported".
+    /// A function that answers "not supported".
     Absent(extern "C" fn() -> u32),
 }
 
-/// A row of `names.txt`.
+/// A row of `names.txt`: its name without version suffix, the first CUDA version that has it, and whether it
+/// is the form for the per-thread default stream.
 pub struct Name {
     base: &'static str,
     version: u32,
@@ -32,7 +33,7 @@ mod table {
     include!(concat!(env!("OUT_DIR"), "/names.rs"));
 }
 
-/// Answer of every name that is not simulated.
+/// Result of every name that is not simulated.
 pub fn not_simulated() -> u32 {
     if driver().is_err() { Code::NOT_INITIALIZED.0 } else { Code::NOT_SUPPORTED.0 }
 }
@@ -69,11 +70,13 @@ fn search(base: &str, version: u32, flags: u64, driver_version: u32) -> Found {
 }
 
 fn version_of_driver() -> u32 {
-    // The real driver answers before cuInit; without a node, as the oldest driver that has this function's newer form.
+    // The real driver answers before cuInit too. Without a node, answer as the oldest driver that has this
+    // function's newer form.
     driver().map_or_else(|_| driver_version_on_disk().unwrap_or(12000), |driver| driver.cuda_version())
 }
 
-/// CUDA version of the node's driver, read without taking a slot.
+/// CUDA version of the node's driver, read from the state file without taking a slot. Read once for each
+/// process.
 pub fn driver_version_on_disk() -> Option<u32> {
     static VERSION: std::sync::OnceLock<Option<u32>> = std::sync::OnceLock::new();
     *VERSION.get_or_init(|| {
@@ -92,7 +95,7 @@ fn named(symbol: In<c_char>, version: i32, flags: u64) -> Result<Found> {
 }
 
 exports! {
-    /// Unknown and too new names are an error, and the pointer stays as it was.
+    /// A name that is unknown or too new is an error, and the pointer stays as it was.
     fn cuGetProcAddress(symbol: In<c_char>, out: Out<*mut c_void>, version: i32, flags: u64) {
         out.given()?;
         match named(symbol, version, flags)? {
@@ -101,7 +104,7 @@ exports! {
         }
     }
 
-    /// Unknown and too new names are told by the status alone.
+    /// A name that is unknown or too new is no error: the status tells it and the pointer is null.
     fn cuGetProcAddress_v2(symbol: In<c_char>, out: Out<*mut c_void>, version: i32, flags: u64, status: Out<u32>) {
         out.given()?;
         let (pointer, told) = match named(symbol, version, flags)? {
@@ -113,7 +116,7 @@ exports! {
         out.set(pointer)
     }
 
-    /// No private table is offered: what asks for one must do without.
+    /// There is no private table, so every request for one is refused.
     fn cuGetExportTable(table: Out<*const c_void>, id: In<[u8; 16]>) {
         id.get()?;
         table.set(std::ptr::null())?;

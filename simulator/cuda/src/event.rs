@@ -1,4 +1,4 @@
-//! Events: moments in the order of a GPU's work, stamped by the device clock.
+//! Events: moments in the order of a GPU's work, stamped with the device clock.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -19,18 +19,18 @@ enum Moment {
     #[default]
     Never,
     At(i32, Stamp, Tail),
-    /// Inside a capture: joins another stream to it.
+    /// Recorded in a capture: a stream that waits for it joins the capture.
     Captured(Capturing),
 }
 
-/// An event.
+/// An event, of this process or of another.
 pub struct Event {
     handle: Handle,
     context: Handle,
     ordinal: i32,
     flags: u32,
     moment: Mutex<Moment>,
-    /// What other processes see of it, or what it is another process's event by.
+    /// For an event between processes: the file through which they share where it stands.
     shared: OnceLock<SharedMark>,
 }
 
@@ -44,12 +44,12 @@ const DISABLE_TIMING: u32 = 2;
 const INTERPROCESS: u32 = 4;
 
 impl Events {
-    /// The event of a handle.
+    /// The event of a handle; INVALID_HANDLE if there is none.
     pub fn get(&self, handle: Handle) -> Result<Arc<Event>> {
         self.registry.get(handle)
     }
 
-    /// Another process's event.
+    /// Adds another process's event, known through `shared`. Returns its handle here.
     pub fn adopt(&self, context: &Context, shared: SharedMark) -> Handle {
         self.registry.add_with(|handle| Event {
             shared: OnceLock::from(shared),
@@ -75,7 +75,8 @@ impl Event {
         }
     }
 
-    /// What other processes see of the event, which `make` makes by its number and GPU if there is nothing yet.
+    /// The file through which other processes see the event. `make` makes it from the event's handle and GPU
+    /// if there is none.
     pub fn shared(&self, make: impl FnOnce(Handle, i32) -> Result<SharedMark>) -> Result<&SharedMark> {
         if self.flags & INTERPROCESS == 0 {
             return Err(Code::INVALID_HANDLE);
@@ -95,7 +96,7 @@ impl Event {
         self.shared.get().map_or(Ok(()), |shared| shared.write(tail.mark))
     }
 
-    /// Stamps the event at its place in the GPU's queue.
+    /// Stamps the event at the end of `stream`, in the GPU's queue.
     pub fn record(&self, driver: &Driver, stream: &Stream) -> Result {
         let gpu = driver.gpu(stream.context.ordinal)?;
         let mut tail = locked(&stream.tail);
@@ -117,22 +118,23 @@ impl Event {
         self.set(context.ordinal, stamp, tail)
     }
 
-    /// Lets `stream` wait for the event.
+    /// Makes later work in `stream` start after the event.
     pub fn hold(&self, driver: &Driver, stream: &Stream) -> Result {
-        // Copied out first: recording takes the two locks in the other order.
+        // The tail is copied out first, because recording takes the two locks in the other order.
         let Ok(Some((ordinal, moment))) = self.tail() else { return Ok(()) };
         let gpu = driver.gpu(ordinal)?;
         if let Some(end) = moment.end(gpu) {
             let mut tail = locked(&stream.tail);
             tail.floor = tail.floor.max(end);
         } else if ordinal != stream.context.ordinal || !moment.mark.precedes(&driver.session) {
-            // On one slicing GPU a process's work keeps its order anyway; nothing else is known before it happens.
+            // On one slicing GPU, work of one process keeps its order anyway. In all other cases the end is
+            // not known before it happens.
             moment.wait(gpu, &driver.session);
         }
         Ok(())
     }
 
-    /// GPU and end of what the event stands for; `None` before the first record.
+    /// GPU of the event, and the end of the work before it; `None` before the first record.
     fn tail(&self) -> Result<Option<(i32, Tail)>> {
         if let Some(shared) = self.shared.get() {
             return Ok(Some((self.ordinal, Tail { mark: shared.read()?, floor: 0 })));
@@ -144,7 +146,7 @@ impl Event {
         }
     }
 
-    /// When the GPU came to the event.
+    /// When the GPU reached the event, in nanoseconds of the device clock; NOT_READY before that.
     fn time(&self, driver: &Driver) -> Result<u64> {
         let (ordinal, stamp, tail) = match &*locked(&self.moment) {
             Moment::Never => return Err(Code::INVALID_HANDLE),
@@ -173,7 +175,7 @@ impl Driver {
         event.record(self, stream)
     }
 
-    /// Lets `stream` wait for `event`; a captured event pulls the stream into its capture.
+    /// Lets `stream` wait for `event`. An event recorded in a capture draws the stream into that capture.
     pub fn wait_in(&self, stream: &Stream, event: &Event) -> Result {
         let other = match &*locked(&event.moment) {
             Moment::Captured(other) => Some(other.clone()),

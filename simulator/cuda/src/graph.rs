@@ -1,4 +1,4 @@
-//! Graphs: work recorded once, launched many times.
+//! Graphs: work that is recorded once and launched many times.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use crate::driver::{Driver, driver, locked};
 use crate::registry::{Registry, new_handle};
 use crate::work::Work;
 
-/// A node: what it does, and after which others.
+/// A node: its work, and the nodes after which it runs.
 #[derive(Clone)]
 pub struct Node {
     handle: Handle,
@@ -16,25 +16,25 @@ pub struct Node {
     depends: Vec<Handle>,
 }
 
-/// A graph.
+/// A graph, whose nodes can still change.
 pub struct Graph {
     handle: Handle,
     nodes: Mutex<Vec<Node>>,
     index: Arc<Mutex<HashMap<Handle, Handle>>>,
 }
 
-/// A graph made ready to launch, its nodes in an order that respects the edges.
+/// A graph made ready to launch. Its nodes stand in an order that respects the edges.
 pub struct Executable {
     nodes: Mutex<Vec<Node>>,
     flags: u64,
 }
 
-/// All graphs of the process.
+/// All graphs and executable graphs of the process.
 #[derive(Default)]
 pub struct Graphs {
     registry: Registry<Graph>,
     executables: Registry<Executable>,
-    /// Graph of each node.
+    /// Handle of the graph that each node belongs to.
     owners: Arc<Mutex<HashMap<Handle, Handle>>>,
 }
 
@@ -42,7 +42,7 @@ const UPDATE_FAILURE: Code = Code(910);
 const FREE_ON_LAUNCH: u64 = 1;
 
 impl Graph {
-    /// Adds a node after `depends`.
+    /// Adds a node that runs after `depends`; INVALID_VALUE if one of those is not in the graph.
     pub fn add(&self, work: Work, depends: Vec<Handle>) -> Result<Handle> {
         let handle = new_handle();
         let mut nodes = locked(&self.nodes);
@@ -54,7 +54,7 @@ impl Graph {
         Ok(handle)
     }
 
-    /// The nodes, each after those it depends on.
+    /// The nodes, each after those it depends on; INVALID_VALUE if they form a cycle.
     fn ordered(&self) -> Result<Vec<Node>> {
         let mut left = locked(&self.nodes).clone();
         let mut done = HashSet::new();
@@ -78,13 +78,13 @@ impl Graph {
 }
 
 impl Graphs {
-    /// A new, empty graph.
+    /// Makes an empty graph.
     pub fn create(&self) -> Handle {
         let index = Arc::clone(&self.owners);
         self.registry.add_with(|handle| Graph { handle, nodes: Mutex::default(), index })
     }
 
-    /// The graph of a handle.
+    /// The graph of a handle; INVALID_HANDLE if there is none.
     pub fn get(&self, handle: Handle) -> Result<Arc<Graph>> {
         self.registry.get(handle)
     }
@@ -94,7 +94,7 @@ impl Graphs {
         self.get(owner)
     }
 
-    /// The nodes of a graph in order, with what their own graphs do at this moment.
+    /// The nodes of a graph in order. A child graph node holds the works that its graph has now.
     fn resolved(&self, graph: Handle) -> Result<Vec<Node>> {
         let mut nodes = self.get(graph)?.ordered()?;
         for node in &mut nodes {
@@ -105,7 +105,7 @@ impl Graphs {
         Ok(nodes)
     }
 
-    /// What the nodes of a graph do, in order.
+    /// The works of a graph's nodes, in order.
     pub fn works(&self, graph: Handle) -> Result<Vec<Work>> {
         Ok(self.resolved(graph)?.into_iter().map(|node| node.work).collect())
     }
@@ -125,7 +125,8 @@ impl Graphs {
         Ok(copy)
     }
 
-    /// The graph of a child graph node. A launch that was captured has none before somebody asks.
+    /// The graph of a child graph node. For a launch that was captured, it is made when it is first asked
+    /// for.
     pub fn child(&self, node: Handle) -> Result<Handle> {
         let mut graph = None;
         self.change(node, |found| {
@@ -144,7 +145,7 @@ impl Graphs {
         graph.ok_or(Code::INVALID_VALUE)
     }
 
-    /// Ends a graph and the graphs of its nodes.
+    /// Destroys a graph and the graphs of its child graph nodes.
     fn destroy(&self, graph: Handle) -> Result {
         let ended = self.registry.remove(graph)?;
         locked(&self.owners).retain(|_, owner| *owner != graph);
@@ -156,14 +157,14 @@ impl Graphs {
         Ok(())
     }
 
-    /// Changes a node of a graph.
+    /// Calls `change` with a node of a graph.
     pub fn change(&self, node: Handle, change: impl FnOnce(&mut Node) -> Result) -> Result {
         let graph = self.of_node(node)?;
         let mut nodes = locked(&graph.nodes);
         change(nodes.iter_mut().find(|other| other.handle == node).ok_or(Code::INVALID_VALUE)?)
     }
 
-    /// Replaces what a node of an executable graph does; its type stays.
+    /// Replaces the work of a node of an executable graph; its type must stay the same.
     pub fn replace(&self, executable: Handle, node: Handle, work: Work) -> Result {
         let executable = self.executables.get(executable)?;
         let mut nodes = locked(&executable.nodes);
@@ -183,7 +184,7 @@ impl Node {
     }
 }
 
-/// Adds a node with the given dependencies.
+/// Adds a node with `work` after the given dependencies, and writes its handle.
 pub fn add(out: Out<Handle>, graph: Handle, depends: In<Handle>, count: usize, work: Work) -> Result {
     out.given()?;
     let graph = driver()?.graphs.get(graph)?;
@@ -209,7 +210,8 @@ fn launch(driver: &Driver, executable: Handle, stream: Handle) -> Result {
     driver.stream(stream)?.enqueue(driver, Work::Child(Arc::new(works)))
 }
 
-/// Result and error node of an update.
+/// Updates an executable graph from `graph`. Returns the result (CUgraphExecUpdateResult) and the node that
+/// does not fit.
 fn update(executable: Handle, graph: Handle) -> Result<(u32, Handle)> {
     let driver = driver()?;
     let executable = driver.graphs.executables.get(executable)?;
@@ -228,7 +230,7 @@ fn update(executable: Handle, graph: Handle) -> Result<(u32, Handle)> {
     Ok((0, 0))
 }
 
-/// Writes a list by the protocol of two calls: without a list, its length alone.
+/// Writes a list by the protocol of two calls: the first, without a list, gets the length only.
 fn write_list(list: &[Handle], out: Out<Handle>, count: Out<usize>) -> Result {
     if out.is_null() {
         return count.set(list.len());
@@ -306,7 +308,7 @@ exports! {
         out.set(instantiate(graph, flags)?)
     }
 
-    /// Flags, upload stream, error node, result.
+    /// The parameters are flags, upload stream, error node and result.
     fn cuGraphInstantiateWithParams thread cuGraphInstantiateWithParams_ptsz
     (out: Out<Handle>, graph: Handle, parameters: Out<[u64; 4]>) {
         let [flags, stream, ..] = parameters.get()?;
@@ -339,7 +341,7 @@ exports! {
         if told == 0 { Ok(()) } else { Err(UPDATE_FAILURE) }
     }
 
-    /// Result, error node, and the node before it.
+    /// The result is made of the result's number, the error node, and the node before it.
     fn cuGraphExecUpdate_v2(executable: Handle, graph: Handle, result: Out<[u64; 3]>) {
         let (told, wrong) = update(executable, graph)?;
         result.set_if_given([u64::from(told), wrong as u64, 0]);

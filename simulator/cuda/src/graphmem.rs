@@ -1,6 +1,7 @@
-//! Memory of graphs: addresses are fixed when a node is made, the GPU is charged when the node runs.
+//! Memory of graphs. An allocation node's address is fixed when the node is made; the GPU is charged when the
+//! node runs.
 //!
-//! What was charged once stays reserved for later launches until it is trimmed or the process ends.
+//! Memory that was charged stays reserved for later launches until it is trimmed or the process ends.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -25,20 +26,20 @@ struct State {
     taken: HashSet<u64>,
 }
 
-/// All graph memory of the process.
+/// All graph memory of the process, by GPU.
 #[derive(Default)]
 pub struct GraphMemory {
     state: Mutex<State>,
 }
 
 impl GraphMemory {
-    /// Finds addresses.
+    /// Finds addresses for an allocation node, without charging the GPU.
     pub fn place(&self, driver: &Driver, ordinal: i32, length: u64) -> Result<u64> {
         rounded(length).ok_or(Code::OUT_OF_MEMORY)?;
         Ok(driver.allocate(ordinal, 0, Kind::Graph, length)?.start)
     }
 
-    /// Takes the memory of an allocation node. Launching it again before it is freed is an error.
+    /// Takes the memory of an allocation node. Taking it again before it is freed is an error.
     pub fn take(&self, driver: &Driver, start: u64) -> Result {
         let found = *locked(&driver.heap).at(start).ok_or(Code::INVALID_VALUE)?;
         let mut state = locked(&self.state);
@@ -73,7 +74,7 @@ impl GraphMemory {
         Ok(())
     }
 
-    /// Gives back to the GPU what no allocation uses.
+    /// Gives back to the GPU the reserved memory that no allocation uses.
     pub fn trim(&self, driver: &Driver, ordinal: i32) -> Result {
         let mut state = locked(&self.state);
         let books = state.books.entry(ordinal).or_default();
@@ -83,7 +84,7 @@ impl GraphMemory {
         Ok(())
     }
 
-    /// The GPU has no context any more.
+    /// Frees and gives back everything on a GPU that has no context any more.
     pub fn forget(&self, driver: &Driver, ordinal: i32) {
         let held = locked(&driver.heap).select(|found| found.kind == Kind::Graph && found.ordinal == ordinal);
         for allocation in &held {

@@ -1,6 +1,7 @@
 //! Green contexts: a part of a GPU's multiprocessors, as a context over the GPU's primary one.
 //!
-//! Kernels in one have fewer multiprocessors for their blocks. Parts may overlap; memory belongs to the primary context.
+//! A kernel in a green context has fewer multiprocessors for its blocks. Parts may overlap. Memory belongs to
+//! the primary context.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,7 +13,7 @@ use crate::context::{Context, current, release_primary, retain_green};
 use crate::driver::driver;
 use crate::registry::Registry;
 
-/// CUdevResource: what kind it is, and of multiprocessors their count and how they can be cut.
+/// CUdevResource: its kind, and for multiprocessors their count and the sizes into which they can be split.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Resource {
@@ -28,24 +29,24 @@ pub struct Resource {
 const _: () = assert!(size_of::<Resource>() == 144);
 
 const CORES: u32 = 1;
-/// CU_GREEN_CTX_DEFAULT_STREAM, which must be given.
+/// CU_GREEN_CTX_DEFAULT_STREAM, a flag that must be given.
 const DEFAULT_STREAM: u32 = 1;
-/// CU_STREAM_NON_BLOCKING, which must be given.
+/// CU_STREAM_NON_BLOCKING, a flag that must be given.
 const NON_BLOCKING: u32 = 1;
 
-/// A green context.
+/// A green context, which holds a reference to the primary one.
 pub struct Green {
     context: Arc<Context>,
 }
 
-/// All of the process, and the descriptions that they are made from.
+/// All green contexts of the process, and the descriptions that they are made from.
 #[derive(Default)]
 pub struct Greens {
     contexts: Registry<Green>,
     descriptions: Registry<u32>,
 }
 
-/// Least part of the multiprocessors, and the steps above it, by compute capability.
+/// Fewest multiprocessors of a part, and the step to larger parts, by compute capability.
 fn parts(gpu: &Gpu) -> (u32, u32) {
     match gpushare_simulator::model::of(&gpu.model.get()).capability.0 {
         ..=6 => (1, 1),
@@ -68,7 +69,7 @@ fn of_context(context: &Context, kind: u32) -> Result<Resource> {
     Ok(resource(gpu, context.cores.unwrap_or(gpu.cores.load(Ordering::Relaxed))))
 }
 
-/// How many groups of at least `least` multiprocessors there are room for, and how large each is.
+/// Number of groups of at least `least` multiprocessors that fit, and the size of each.
 fn groups(input: &Resource, least: u32) -> (u32, u32) {
     let step = input.step.max(1);
     let size = least.max(input.least).div_ceil(step).saturating_mul(step).max(1);
@@ -106,7 +107,8 @@ exports! {
         out.set(of_context(&*context_of(green)?, kind)?)
     }
 
-    /// Without a list, the count alone. The rest holds what no group got.
+    /// Without a list, writes the number of groups only. `rest` gets the multiprocessors that are in no
+    /// group.
     fn cuDevSmResourceSplitByCount (
         list: Out<Resource>, count: Out<u32>, input: In<Resource>, rest: Out<Resource>, _flags: u32, least: u32,
     ) {
@@ -165,7 +167,7 @@ exports! {
         out.set(driver()?.streams.add(context_of(green)?, flags, priority))
     }
 
-    /// 0 for a stream of an ordinary context.
+    /// Writes 0 for a stream of an ordinary context.
     fn cuStreamGetGreenCtx(stream: Handle, out: Out<Handle>) {
         let driver = driver()?;
         let context = driver.stream(stream)?.context.handle;

@@ -1,7 +1,8 @@
-//! Addresses of device memory: which allocation lies where, on which GPU, and what it was charged.
+//! The table of device memory: where each allocation lies, on which GPU, and how much it was charged.
 //!
-//! Each GPU has one range of addresses, reserved without memory behind it; the kernel adds pages as they are touched.
-//! The books of how much a GPU has are the node's (`gpushare_simulator::memory`), not this table's.
+//! Each GPU has one range of addresses, reserved without memory behind it; the kernel adds pages when they
+//! are touched. The node's books (`gpushare_simulator::memory`), not this table, say how much memory a GPU
+//! has left.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,15 +13,15 @@ use crate::abi::{Code, Handle, Result};
 /// What an allocation is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// cuMemAlloc and its like.
+    /// Memory of cuMemAlloc and its like.
     Device,
-    /// cuMemAllocManaged.
+    /// Memory of cuMemAllocManaged.
     Managed,
-    /// From the memory pool of this handle, which holds the charge.
+    /// Memory from the pool with this handle, which holds the charge.
     Pool(Handle),
-    /// Of a graph's memory node; the device's graph pool holds the charge.
+    /// Memory of a graph's allocation node; the GPU's graph memory holds the charge.
     Graph,
-    /// An array or one level set of a mipmapped array.
+    /// Memory of an array or of all levels of a mipmapped array.
     Array,
     /// Memory of another process; its owner holds the charge.
     Imported,
@@ -33,19 +34,20 @@ pub enum Kind {
 pub struct Allocation {
     /// First address.
     pub start: u64,
-    /// Bytes that were asked.
+    /// Bytes that were asked for.
     pub length: u64,
-    /// Bytes of addresses that it occupies.
+    /// Bytes of addresses that it occupies, which is the length rounded up.
     pub extent: u64,
-    /// Bytes charged to the GPU; 0 where a pool or another process holds the charge.
+    /// Bytes charged to the GPU; 0 where the kind says who holds the charge, or for managed memory that did
+    /// not fit.
     pub charged: u64,
     /// CUDA ordinal of its GPU.
     pub ordinal: i32,
-    /// Context it belongs to; 0 for none.
+    /// Context that it belongs to; 0 for none.
     pub context: Handle,
     /// What it is for.
     pub kind: Kind,
-    /// Number of the allocation in this process.
+    /// Number of the allocation in this process, from 1.
     pub id: u64,
     touched: bool,
 }
@@ -58,19 +60,20 @@ struct Arena {
     free: HashMap<u64, Vec<u64>>,
 }
 
-/// All device memory of the process.
+/// All device memory of the process, and the addresses that are free on each GPU.
 #[derive(Default)]
 pub struct Heap {
     arenas: HashMap<i32, Arena>,
     live: BTreeMap<u64, Allocation>,
     count: u64,
-    /// Allocations up to this number may hold data, whatever their own mark says.
+    /// Allocations up to this number may hold data, whatever their own `touched` says.
     all_touched: u64,
 }
 
 impl Arena {
     fn new(bytes: u64) -> Result<Self> {
-        // Four times the memory: freed pieces are reused by size, and need room beside them.
+        // Four times the memory: freed pieces are reused by size, so pieces of other sizes need room beside
+        // them.
         let length = bytes.max(1 << 30).checked_mul(4).ok_or(Code::OUT_OF_MEMORY)?;
         let base = reserve(length + LARGE)?;
         let start = base.next_multiple_of(LARGE);
@@ -97,7 +100,7 @@ impl Arena {
         Ok(start)
     }
 
-    /// Joins neighbouring free pieces, and gives those at the end back to it.
+    /// Joins neighbouring free pieces, and gives the last one back to the unused end of the range.
     fn merge(&mut self) {
         let lists = std::mem::take(&mut self.free);
         let mut pieces: Vec<(u64, u64)> = lists
@@ -142,7 +145,7 @@ impl Arena {
 }
 
 impl Heap {
-    /// Finds addresses for `extent` bytes on the GPU `ordinal`, which has `memory` bytes in all.
+    /// Finds addresses for `new` on its GPU, which has `memory` bytes in all, and adds it to the table.
     pub fn place(&mut self, memory: u64, mut new: Allocation) -> Result<Allocation> {
         if let std::collections::hash_map::Entry::Vacant(entry) = self.arenas.entry(new.ordinal) {
             entry.insert(Arena::new(memory)?);
@@ -155,14 +158,14 @@ impl Heap {
         Ok(new)
     }
 
-    /// Adds memory that lies elsewhere, such as another process's.
+    /// Adds memory at an address outside the GPU's range, such as another process's.
     pub fn adopt(&mut self, mut new: Allocation) {
         self.count += 1;
         new.id = self.count;
         self.live.insert(new.start, new);
     }
 
-    /// Takes the allocation that starts at `start` out, and gives its addresses back.
+    /// Removes the allocation that starts at `start`, and frees its addresses.
     pub fn remove(&mut self, start: u64) -> Result<Allocation> {
         let gone = self.live.remove(&start).ok_or(Code::INVALID_VALUE)?;
         if gone.touched || gone.id <= self.all_touched {
@@ -176,7 +179,7 @@ impl Heap {
         Ok(gone)
     }
 
-    /// The allocation that `address` lies in.
+    /// The allocation that contains `address`.
     pub fn find(&self, address: u64) -> Option<&Allocation> {
         let found = self.live.range(..=address).next_back().map(|(_, allocation)| allocation);
         found.filter(|allocation| address - allocation.start < allocation.length.max(1))
@@ -187,14 +190,15 @@ impl Heap {
         self.live.get(&start)
     }
 
-    /// Says that the allocation's pages may hold data, so that they are dropped when it is freed.
+    /// Notes that the pages of the allocation at or before `address` may hold data. They are dropped when it
+    /// is freed.
     pub fn touch(&mut self, address: u64) {
         if let Some((_, allocation)) = self.live.range_mut(..=address).next_back() {
             allocation.touched = true;
         }
     }
 
-    /// Says the same of every allocation: a kernel may have written anywhere.
+    /// Notes that every allocation may hold data, because a kernel may have written anywhere.
     pub fn touch_all(&mut self) {
         self.all_touched = self.count;
     }
@@ -211,18 +215,18 @@ impl Allocation {
         Self { start: 0, length, extent, charged, ordinal, context, kind, id: 0, touched: false }
     }
 
-    /// The same at an address that is known.
+    /// The allocation at an address that is already known.
     pub fn starting(self, start: u64) -> Self {
         Self { start, ..self }
     }
 }
 
-/// Reserves `length` bytes of addresses that read as zeros and take memory only when written.
+/// Reserves `length` bytes of addresses, which read as zeros and take memory only when written.
 pub fn reserve(length: u64) -> Result<u64> {
     reserve_where(length, 0)
 }
 
-/// The same below 4 GiB.
+/// Reserves like [`reserve`], below 4 GiB.
 pub fn reserve_low(length: u64) -> Result<u32> {
     u32::try_from(reserve_where(length, libc::MAP_32BIT)?).map_err(|_| Code::OUT_OF_MEMORY)
 }
@@ -240,14 +244,14 @@ fn reserve_where(length: u64, place: i32) -> Result<u64> {
     }
 }
 
-/// Gives the addresses of [`reserve`] back.
+/// Gives back addresses that [`reserve`] gave.
 pub fn unreserve(start: u64, length: u64) {
     let (Ok(address), Ok(size)) = (usize::try_from(start), usize::try_from(length)) else { return };
     // SAFETY: the caller owns this mapping, and no allocation lies in it any more.
     unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(address), size) };
 }
 
-/// Drops the pages of a range; it reads as zeros afterwards. Only whole pages go.
+/// Drops the whole pages in a range, which read as zeros afterwards. Partial pages at both ends stay.
 fn discard(start: u64, length: u64) {
     const PAGE: u64 = 4096;
     let (from, to) = (start.next_multiple_of(PAGE), (start + length) / PAGE * PAGE);

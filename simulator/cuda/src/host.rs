@@ -1,4 +1,4 @@
-//! Page-locked host memory. It is ordinary memory here, and the device sees it under the same address.
+//! Page-locked host memory. Here it is ordinary memory, which the device sees at the same address.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -13,9 +13,9 @@ use crate::heap::{reserve, unreserve};
 pub struct HostRange {
     /// First address.
     pub start: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Context in which it was made.
+    /// Context that was current when it was made.
     pub context: Handle,
     /// Flags of cuMemHostAlloc or cuMemHostRegister.
     pub flags: u32,

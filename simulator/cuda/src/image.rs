@@ -1,28 +1,29 @@
-//! Code images: what a program gives to cuModuleLoadData and its like.
+//! Code images: the bytes that a program gives to cuModuleLoadData and its like.
 
 use gpushare_simulator_ptx::{Fault, Global, Module, Parameter, PtxError};
 
 use crate::abi::{Code, In, Result};
 use crate::launch::Kernel;
 
-/// An image.
+/// An image, by what can be known of its kernels.
 pub enum Image {
-    /// PTX that can be run.
+    /// PTX that the interpreter can run.
     Program(Program),
-    /// Kernels of these names that only take time.
+    /// PTX that the interpreter cannot read. It has kernels of these names, which only take time.
     Named(Vec<String>),
-    /// Any name is a kernel that only takes time.
+    /// Machine code. Any name is a kernel, which only takes time.
     Opaque,
 }
 
 const ELF: [u8; 4] = *b"\x7fELF";
 const FAT: u32 = 0xba55_ed50;
 const FAT_WRAPPER: u32 = 0x4662_43b1;
-/// Longer texts are not taken for PTX.
+/// Longest text in bytes that is read as PTX.
 const MOST: usize = 64 << 20;
 
 impl Image {
-    /// Reads an image from memory. PTX is a terminated text; the others tell their own size and are not looked into.
+    /// Reads an image from memory. PTX is a text that ends with a zero. Other images are recognised by their
+    /// first word and not looked into.
     pub fn read(data: In<u8>) -> Result<Self> {
         let head: Vec<u8> =
             (0..4).map_while(|index| data.at(index).ok().filter(|&byte| index < 1 || byte != 0)).collect();
@@ -61,7 +62,7 @@ impl Image {
         matches!(self, Self::Opaque) || self.names().iter().any(|known| known == name)
     }
 
-    /// Names of the kernels, where they can be told.
+    /// Names of the kernels; empty where they cannot be known.
     pub fn names(&self) -> Vec<String> {
         match self {
             Self::Program(program) => program.names(),
@@ -70,12 +71,12 @@ impl Image {
         }
     }
 
-    /// Layout of a kernel's parameters, where it can be told.
+    /// Layout of a kernel's parameters, if it is known.
     pub fn parameters(&self, kernel: &str) -> Option<Vec<Parameter>> {
         if let Self::Program(program) = self { program.parameters(kernel) } else { None }
     }
 
-    /// The variables, where they can be told.
+    /// Variables of the module; empty where they cannot be known.
     pub fn globals(&self) -> Vec<Global> {
         if let Self::Program(program) = self { program.0.globals() } else { Vec::new() }
     }
@@ -104,11 +105,12 @@ impl Program {
         self.0.parameters(kernel)
     }
 
-    /// Runs `kernel`'s program over its whole grid. `address` says where a variable of the module lies.
+    /// Runs the kernel `name` over its whole grid. `address` says where a variable of the module lies.
     pub fn run(&self, name: &str, kernel: &Kernel, address: &dyn Fn(&str) -> Option<u64>) -> Result {
         let Kernel { grid, block, shared, parameters, .. } = kernel;
-        // SAFETY: device memory stays mapped for the life of the process. That the kernel keeps to it is what every
-        // CUDA program owes its driver; a real GPU would fault, and so do we.
+        // SAFETY: device memory stays mapped for the life of the process. Every CUDA program owes its driver
+        // that its kernels keep to that memory; on a real GPU the kernel would fault, and here the process
+        // does.
         let result = unsafe { self.0.run(name, *grid, *block, *shared, parameters, address) };
         result.map_err(|error| {
             if let PtxError::Fault { fault, .. } = error { code_of(fault) } else { Code::LAUNCH_FAILED }
@@ -116,13 +118,13 @@ impl Program {
     }
 }
 
-/// What CUDA calls a fault.
+/// The CUDA result for a fault of a kernel.
 fn code_of(fault: Fault) -> Code {
     match fault {
         Fault::IllegalAddress(_) | Fault::OutsideShared(_) => Code::ILLEGAL_ADDRESS,
         Fault::MisalignedAddress(_) => Code::MISALIGNED_ADDRESS,
         Fault::Assertion => Code::ASSERT,
-        // A GPU with such a kernel hangs until its watchdog ends it.
+        // On a real GPU such a kernel hangs until the watchdog ends it.
         Fault::StepLimit(_) | Fault::Deadlock => Code::LAUNCH_TIMEOUT,
         Fault::StackOverflow => Code::HARDWARE_STACK_ERROR,
         Fault::NoFunction(_) | Fault::NoLabel(_) => Code::INVALID_PC,

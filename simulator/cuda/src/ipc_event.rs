@@ -1,4 +1,5 @@
-//! Events between processes: a file in the node's shared folder holds where the last record stands.
+//! Events between processes. A file in the node's shared folder holds the end of the work before the last
+//! record.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -11,7 +12,8 @@ use crate::abi::{Code, Handle, Out, Result};
 use crate::context::current;
 use crate::driver::{Driver, driver};
 
-/// CUipcEventHandle: owner's slot and generation, number of the event, its GPU.
+/// CUipcEventHandle as this driver fills it: the owner's slot and generation, the event's handle, the UUID of
+/// its GPU.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct IpcHandle {
@@ -27,19 +29,20 @@ const _: () = assert!(size_of::<IpcHandle>() == 64);
 
 const MAGIC: u64 = 0x6770_7573_6970_6532;
 
-/// The file of an event that several processes know.
+/// The file of an event that several processes use.
 pub struct SharedMark {
     file: File,
-    /// Where the owner made it.
+    /// Path of the file, in the process that made it.
     own: Option<PathBuf>,
     handle: IpcHandle,
 }
 
-/// A mark between two equal counts: a reader that sees them differ has met a writer.
+/// Length of the file in words: a mark between two equal counts. A reader that sees the counts differ has met
+/// a writer, and reads again.
 const WORDS: usize = 6;
 
 impl SharedMark {
-    /// Writes where the event stands now.
+    /// Writes the end of the work before the event's last record.
     pub fn write(&self, mark: Mark) -> Result {
         let [a, b, c, d] = mark.words();
         let count = self.read_words()?[0].wrapping_add(1);
@@ -47,7 +50,7 @@ impl SharedMark {
         self.file.write_all_at(&bytes, 0).map_err(|_| Code::OPERATING_SYSTEM)
     }
 
-    /// Where the event stands; the end of no work before the first record.
+    /// Reads what the last record wrote; the end of no work before the first record.
     pub fn read(&self) -> Result<Mark> {
         loop {
             let [before, a, b, c, d, after] = self.read_words()?;
@@ -98,7 +101,7 @@ impl SharedMark {
 impl Drop for SharedMark {
     fn drop(&mut self) {
         if let Some(path) = &self.own {
-            // The sweep after our death removes it as well.
+            // If this process dies first, the sweep for dead processes removes the file.
             let _ = std::fs::remove_file(path);
         }
     }

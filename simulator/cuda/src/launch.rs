@@ -1,4 +1,4 @@
-//! Launches: kernels with their parameters, the time they take, and the depth of a GPU's queue.
+//! Launches: a kernel with its parameters, the time that it takes, and the length of a GPU's queue.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -14,28 +14,28 @@ use crate::driver::{Driver, driver, locked};
 use crate::module::Function;
 use crate::work::Work;
 
-/// Launches of a process that a GPU holds at one time; one more waits.
+/// Launches of a process that a GPU holds at one time; the next one waits.
 const DEPTH: usize = 1024;
-/// A multiprocessor holds this many blocks at one time.
+/// Blocks that a multiprocessor runs at one time.
 const BLOCKS_PER_CORE: u64 = 8;
 
 /// A function with everything that a launch needs.
 #[derive(Clone)]
 pub struct Kernel {
-    /// What runs.
+    /// The function to run.
     pub function: Arc<Function>,
-    /// Blocks in three dimensions.
+    /// Number of blocks in three dimensions.
     pub grid: [u32; 3],
-    /// Threads of a block in three dimensions.
+    /// Number of threads of a block in three dimensions.
     pub block: [u32; 3],
     /// Dynamic shared memory, bytes.
     pub shared: u32,
-    /// The parameters in the layout that the function's image gives.
+    /// The parameters, in the layout that the function's image describes.
     pub parameters: Arc<[u8]>,
 }
 
 impl Kernel {
-    /// Checks the extents and reads the parameters.
+    /// Checks grid and block, and reads the parameters.
     pub fn new(
         function: Arc<Function>,
         grid: [u32; 3],
@@ -57,8 +57,9 @@ impl Kernel {
         self.function.run(driver, self)
     }
 
-    /// How long the launch keeps the GPU busy, in nanoseconds: what the function's name says, or a base time for
-    /// every round in which the grid fills the multiprocessors of its context.
+    /// How long the launch keeps the GPU busy, in nanoseconds. It is what the function's name promises.
+    /// Without such a name it is a base time for each round in which the grid fills the multiprocessors of
+    /// its context.
     pub fn duration(&self, driver: &Driver, gpu: &Gpu, cores: Option<u32>) -> u64 {
         if let Some(length) = self.function.length {
             return driver.shape.shaped(length);
@@ -84,7 +85,7 @@ fn read_parameters(function: &Function, parameters: In<In<u8>>, extra: In<usize>
     Ok(bytes.into())
 }
 
-/// The other way to give parameters: a list of keys and values that ends with 0.
+/// Reads parameters given in `extra`, a list of keys and values that ends with 0.
 fn read_extra(extra: In<usize>) -> Result<Arc<[u8]>> {
     const BUFFER: usize = 1;
     const LENGTH: usize = 2;
@@ -104,12 +105,12 @@ fn read_extra(extra: In<usize>) -> Result<Arc<[u8]>> {
 #[derive(Default)]
 pub struct Queue {
     marks: Mutex<VecDeque<Mark>>,
-    /// Events whose moment is not known.
+    /// Stamps whose moment is not known yet.
     pub asked: Asked,
 }
 
 impl Queue {
-    /// Waits while the queue is full.
+    /// Waits for the oldest launch while the queue is full.
     pub fn make_room(&self, gpu: &Gpu, session: &Session) {
         let mut marks = locked(&self.marks);
         if marks.len() < DEPTH {
@@ -126,13 +127,13 @@ impl Queue {
         }
     }
 
-    /// One more launch.
+    /// Adds a launch that ends at `mark`.
     pub fn add(&self, mark: Mark) {
         locked(&self.marks).push_back(mark);
     }
 }
 
-/// CUlaunchConfig.
+/// CUlaunchConfig of the driver's interface.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Configuration {
@@ -144,7 +145,7 @@ pub struct Configuration {
     attribute_count: u32,
 }
 
-/// CUDA_LAUNCH_PARAMS.
+/// CUDA_LAUNCH_PARAMS of the driver's interface.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct OneOfMany {

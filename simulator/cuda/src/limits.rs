@@ -1,7 +1,8 @@
-//! Limits of a context: the stacks of its threads, the buffer of printf, the heap of malloc in kernels.
+//! Limits of a context: the stack of each thread, the buffer of printf, and the heap of malloc in kernels.
 //!
-//! The driver's own values are part of what a context costs. What is above them takes memory of the GPU from the call
-//! on until the context ends: heap and buffer their bytes, stacks theirs for every thread that the GPU can hold.
+//! The driver's own values are part of a context's cost. A higher value takes memory of the GPU from the call
+//! until the context ends: heap and buffer their bytes, the stack its bytes for every thread that the GPU can
+//! hold.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -13,16 +14,16 @@ use crate::abi::{Code, Out, Result};
 use crate::context::{Context, current};
 use crate::driver::{Driver, driver, locked};
 
-/// A context's limits by CUDA's numbers, where they were set.
+/// Limits of a context that were set, by CUDA's numbers.
 pub type Limits = HashMap<u32, usize>;
 
 const STACK: u32 = 0;
 const PRINTF: u32 = 1;
 const HEAP: u32 = 2;
 const COUNT: u32 = 8;
-/// Local memory of a thread is at most this large on every GPU there is.
+/// Largest stack of a thread in bytes: every GPU allows at most this much local memory.
 const MOST_STACK: usize = 512 << 10;
-/// Threads that a multiprocessor holds.
+/// Threads that a multiprocessor holds at one time.
 const THREADS_PER_CORE: u64 = 2048;
 
 fn default(limit: u32) -> usize {
@@ -36,7 +37,7 @@ fn default(limit: u32) -> usize {
     }
 }
 
-/// Bytes of `gpu` that a limit costs beyond the driver's own value.
+/// Bytes of `gpu` that a limit costs beyond the driver's own value, rounded up to pages.
 fn cost(gpu: &Gpu, limit: u32, value: usize) -> u64 {
     let above = value.saturating_sub(default(limit)) as u64;
     let bytes = match limit {

@@ -1,4 +1,4 @@
-//! Linear device memory: allocation, sizes, and what is known of an address.
+//! Linear device memory: allocation, free, sizes, and the attributes of an address.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ use crate::driver::{Driver, driver, locked};
 use crate::heap::{Allocation, Kind, unreserve};
 
 impl Driver {
-    /// Charges the GPU `ordinal` and finds addresses for `length` bytes.
+    /// Charges the GPU `ordinal` if the kind says so, and finds addresses for `length` bytes.
     pub fn allocate(&self, ordinal: i32, context: Handle, kind: Kind, length: u64) -> Result<Allocation> {
         let gpu = self.gpu(ordinal)?;
         let extent = rounded(length).ok_or(Code::OUT_OF_MEMORY)?;
@@ -23,7 +23,7 @@ impl Driver {
         let charged = match kind {
             Kind::Pool(_) | Kind::Graph | Kind::Imported | Kind::Mapped => 0,
             _ if gpu.take(&self.session, extent) => extent,
-            // Managed memory may exceed the GPU: the rest stays in the host's.
+            // Managed memory may exceed the GPU's; the whole allocation is then left to the host's memory.
             Kind::Managed => 0,
             _ => return Err(Code::OUT_OF_MEMORY),
         };
@@ -40,14 +40,15 @@ impl Driver {
         self.unshare(start);
         let gone = locked(&self.heap).remove(start)?;
         if u32::try_from(start).is_ok() {
-            // Of the oldest forms: it lies in no range of a GPU.
+            // Memory below 4 GiB comes from the oldest forms and lies in no GPU's range.
             unreserve(start, gone.extent.next_multiple_of(4096));
         }
         self.gpu(gone.ordinal)?.give(&self.session, gone.charged);
         Ok(gone)
     }
 
-    /// Refuses a range that does not lie in one allocation.
+    /// Refuses a range that lies neither in one allocation nor, by its first byte, in page-locked host
+    /// memory.
     pub fn check(&self, address: u64, length: u64) -> Result {
         if length == 0 {
             return Ok(());
@@ -74,7 +75,7 @@ fn allocate(length: usize, kind: Kind) -> Result<u64> {
 
 const PITCH: usize = 512;
 
-/// Bytes of a row and of all rows.
+/// Bytes of a row, and bytes of all rows.
 pub fn pitch_of(width: usize, height: usize, element: u32) -> Result<(usize, usize)> {
     if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
         return Err(Code::INVALID_VALUE);
@@ -83,7 +84,7 @@ pub fn pitch_of(width: usize, height: usize, element: u32) -> Result<(usize, usi
     Ok((row, row.checked_mul(height).ok_or(Code::OUT_OF_MEMORY)?))
 }
 
-/// cuMemFree.
+/// cuMemFree: frees memory of any kind that may be freed by address.
 pub fn free(start: u64) -> Result {
     let driver = driver()?;
     current()?;
@@ -110,7 +111,7 @@ fn size(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
-/// Numbers as in CUDA's list of pointer attributes.
+/// Writes a pointer attribute, by its number in CUDA's list.
 fn write_attribute(number: u32, address: u64, out: Out<u8>) -> Result {
     let driver = driver()?;
     let known = locked(&driver.heap).find(address).copied();
@@ -156,7 +157,7 @@ exports! {
         Ok(())
     }
 
-    /// The oldest form, with 32 bits.
+    /// The oldest form tells the sizes in 32 bits.
     fn cuMemGetInfo(free: Out<u32>, total: Out<u32>) {
         let (left, all) = free_and_total()?;
         free.set_if_given(u32::try_from(left).unwrap_or(u32::MAX));
@@ -202,7 +203,7 @@ exports! {
         write_attribute(number, address, out)
     }
 
-    /// Unknown addresses are no error here: their attributes are zeros.
+    /// An address that is unknown is no error here: its attributes are zeros.
     fn cuPointerGetAttributes(count: u32, numbers: In<u32>, out: In<u64>, address: DevicePointer) {
         for index in 0..count as usize {
             let place = Out::<u8>::from_address(out.at(index)?);

@@ -1,5 +1,5 @@
-//! The linker of the driver. It joins the PTX among its inputs. Machine code cannot be looked into: it is kept only when
-//! there is no PTX, and libraries, which a linker merely searches, are left out.
+//! The driver's linker. It joins the PTX among its inputs. It cannot look into machine code and keeps it only
+//! when there is no PTX. It leaves libraries out.
 
 use std::ffi::c_char;
 use std::sync::Mutex;
@@ -8,16 +8,16 @@ use crate::abi::{Code, Handle, In, Out, Result, bytes_at};
 use crate::driver::{driver, locked};
 use crate::registry::Registry;
 
-/// CUjitInputType.
+/// CUjitInputType: PTX.
 const PTX: u32 = 1;
 const LIBRARY: u32 = 4;
 const KINDS: u32 = 6;
 
 #[derive(Default)]
 struct Inputs {
-    /// All PTX so far; the image, once the link is complete.
+    /// All PTX so far, and the image once the link is complete.
     text: Vec<u8>,
-    /// The first input of machine code.
+    /// The first input of machine code, used when there is no PTX.
     code: Vec<u8>,
 }
 
@@ -26,7 +26,7 @@ struct Linking {
     inputs: Mutex<Inputs>,
 }
 
-/// All links under way.
+/// All links that were begun and not destroyed.
 #[derive(Default)]
 pub struct Links {
     registry: Registry<Linking>,
@@ -44,7 +44,7 @@ impl Inputs {
         Ok(())
     }
 
-    /// Texts come with their end marks; the joined one gets a single mark at completion.
+    /// Adds PTX without the zeros at its end; `complete` adds one zero for all.
     fn join(&mut self, text: &[u8]) {
         let end = text.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
         if !self.text.is_empty() {

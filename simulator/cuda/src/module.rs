@@ -1,7 +1,8 @@
 //! Modules, libraries, kernels and functions.
 //!
-//! An image of PTX text that can be read gives kernels that really run. Any other image (a cubin, a fat binary, PTX
-//! beyond the interpreter) gives functions that only take time; if its names cannot be told, any name is a function.
+//! An image of PTX that the interpreter can read gives kernels that really run. Any other image (a cubin, a
+//! fat binary, other PTX) gives functions that only take time. If its names cannot be known, any name is a
+//! function.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char};
@@ -17,36 +18,36 @@ use crate::image::Image;
 use crate::launch::Kernel;
 use crate::registry::Registry;
 
-/// What the old launch functions set before a launch.
+/// What the old launch functions (cuFuncSetBlockShape and others) set before a launch.
 #[derive(Clone)]
 pub struct OldLaunch {
-    /// Threads of a block.
+    /// Number of threads of a block in three dimensions.
     pub block: [u32; 3],
     /// Shared memory, bytes.
     pub shared: u32,
-    /// Parameters.
+    /// Parameters as cuParamSetv and its like wrote them, at most 4096 bytes.
     pub parameters: Vec<u8>,
 }
 
-/// A function, or a kernel of a library.
+/// A function of a module, or a kernel of a library.
 pub struct Function {
-    /// Time of a launch in nanoseconds, if the name tells it.
+    /// Nanoseconds that a launch takes, if the name promises them.
     pub length: Option<u64>,
-    /// Time of one round of blocks otherwise.
+    /// Nanoseconds that one round of blocks takes otherwise.
     pub base: u64,
-    /// Where the parameters lie, if the image tells it.
+    /// Layout of the parameters, if the image tells it.
     pub parameters: Option<Vec<Parameter>>,
-    /// For the old launch functions.
+    /// Settings for the old launch functions.
     pub old: Mutex<OldLaunch>,
     name: CString,
     module: Arc<Module>,
     settings: Mutex<HashMap<u32, i32>>,
 }
 
-/// A loaded image.
+/// A loaded module or library.
 pub struct Module {
     handle: Handle,
-    /// 0 for a library, which belongs to no context.
+    /// Context that it belongs to; 0 for a library, which belongs to none.
     context: Handle,
     image: Image,
     globals: HashMap<String, (u64, usize)>,
@@ -60,7 +61,7 @@ pub struct Modules {
 }
 
 impl Function {
-    /// Runs the program, if there is one.
+    /// Runs the kernel's program, if its image has one and kernels are to run.
     pub fn run(&self, driver: &Driver, kernel: &Kernel) -> Result {
         let Image::Program(program) = &self.module.image else { return Ok(()) };
         if !driver.runs_kernels {
@@ -73,7 +74,7 @@ impl Function {
     }
 }
 
-/// Nanoseconds that a name promises: `…_20us`, `…_5ms`, `…_100ns`, also inside a mangled name.
+/// Nanoseconds that a name promises, as in `…_20us`, `…_5ms` or `…_100ns`, also inside a mangled name.
 fn length_of(name: &str) -> Option<u64> {
     let mut found = None;
     for part in name.split('_').skip(1) {
@@ -94,7 +95,7 @@ fn length_of(name: &str) -> Option<u64> {
 }
 
 impl Modules {
-    /// Forgets the modules of a dying context.
+    /// Unloads the modules of a dying context.
     pub fn forget(&self, driver: &Driver, context: Handle) {
         for module in self.registry.all().iter().filter(|module| module.context == context) {
             let _ = unload(driver, module.handle);

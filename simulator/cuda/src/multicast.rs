@@ -1,8 +1,8 @@
 //! Multicast objects: handles that stand for the same memory on several GPUs.
 //!
-//! An object is created and mapped like memory of its own and costs none; what is bound to it stays charged until it is
-//! unbound or the object is gone. Its mappings show memory of the object's own: to write to all GPUs at once takes
-//! instructions that no kernel has here.
+//! An object is created and mapped like memory of its own, and costs none. Memory that is bound to it stays
+//! charged until it is unbound or the object is gone. Its mappings show memory of the object's own, because a
+//! write to all GPUs at once takes instructions that no kernel has here.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use crate::abi::{Code, DevicePointer, Handle, In, Out, Result};
 use crate::driver::{Driver, driver, locked};
 use crate::vmm::{GRANULARITY, Properties};
 
-/// CUmulticastObjectProp.
+/// CUmulticastObjectProp of the driver's interface.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Wanted {
@@ -21,7 +21,7 @@ pub struct Wanted {
     flags: u64,
 }
 
-/// What a multicast object is, beside its memory.
+/// A multicast object's GPUs and bindings; `vmm` holds its memory.
 pub struct Multicast {
     length: u64,
     devices: u32,
@@ -31,12 +31,12 @@ pub struct Multicast {
 #[derive(Default)]
 struct State {
     added: Vec<i32>,
-    /// By GPU and place in the object: length and memory.
+    /// Length and memory of each binding, by GPU and offset in the object.
     bound: BTreeMap<(i32, u64), (u64, Handle)>,
 }
 
 impl Multicast {
-    /// Lets go of everything that is bound.
+    /// Unbinds all memory.
     pub fn unbind_all(&self, driver: &Driver) {
         for (_, memory) in std::mem::take(&mut locked(&self.state).bound).into_values() {
             let _ = driver.memory.let_go(driver, memory);
@@ -54,7 +54,7 @@ impl Multicast {
 
     fn bind(&self, driver: &Driver, place: u64, memory: Handle, offset: u64, length: u64) -> Result {
         let mut state = locked(&self.state);
-        // CUDA's documentation: every device must have been added before anything is bound.
+        // CUDA's documentation requires that every device is added before anything is bound.
         if state.added.len() < self.devices as usize {
             return Err(Code::INVALID_VALUE);
         }

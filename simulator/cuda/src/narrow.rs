@@ -1,6 +1,7 @@
-//! The oldest forms of the memory calls, with sizes and addresses of 32 bits.
+//! The oldest forms of the memory calls, whose sizes and addresses have 32 bits.
 //!
-//! Their memory lies in the lower 4 GiB of addresses, of which the kernel gives out half, outside of the GPUs' ranges.
+//! Their memory lies in the lower 4 GiB of addresses, outside the GPUs' ranges. The kernel gives out half of
+//! those.
 
 use gpushare_simulator::memory::rounded;
 

@@ -1,4 +1,4 @@
-//! Graph nodes that are made by hand, each from the structure that CUDA gives it.
+//! Graph nodes that the program adds itself, each from CUDA's parameter structure for its type.
 
 use crate::abi::{Code, DevicePointer, Handle, In, Out, Result};
 use crate::callback::HostCall;
@@ -9,7 +9,7 @@ use crate::launch::Kernel;
 use crate::pool::PoolProperties;
 use crate::work::{Opaque, Work};
 
-/// CUDA_KERNEL_NODE_PARAMS in its first form.
+/// CUDA_KERNEL_NODE_PARAMS, first form.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct KernelV1 {
@@ -21,7 +21,7 @@ pub struct KernelV1 {
     extra: In<usize>,
 }
 
-/// CUDA_KERNEL_NODE_PARAMS in its later forms.
+/// CUDA_KERNEL_NODE_PARAMS, later forms.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct KernelV2 {
@@ -30,7 +30,7 @@ pub struct KernelV2 {
     context: Handle,
 }
 
-/// CUDA_MEMSET_NODE_PARAMS.
+/// CUDA_MEMSET_NODE_PARAMS of the driver's interface.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct FillNode {
@@ -42,7 +42,7 @@ pub struct FillNode {
     rows: usize,
 }
 
-/// CUDA_HOST_NODE_PARAMS.
+/// CUDA_HOST_NODE_PARAMS of the driver's interface.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct HostNode {
@@ -50,7 +50,7 @@ pub struct HostNode {
     data: *mut std::ffi::c_void,
 }
 
-/// CUDA_MEM_ALLOC_NODE_PARAMS.
+/// CUDA_MEM_ALLOC_NODE_PARAMS of the driver's interface.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct AllocateNode {
@@ -61,7 +61,7 @@ pub struct AllocateNode {
     start: DevicePointer,
 }
 
-/// Flags, padding and context that stand before a copy in CUgraphNodeParams.
+/// A copy in CUgraphNodeParams: flags, padding and context stand before it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct CopyNode {
@@ -113,7 +113,7 @@ fn copy_work(copy: In<Copy3d>) -> Result<Work> {
     Ok(Work::Copy(copy.get()?.shape(driver()?)?))
 }
 
-/// The address is known when the node is made; its memory is taken at each launch.
+/// An allocation node's work. Its address is fixed now; its memory is taken at each launch.
 fn allocate_work(parameters: Out<AllocateNode>) -> Result<Work> {
     let driver = driver()?;
     let mut wanted = parameters.get()?;
@@ -125,7 +125,7 @@ fn allocate_work(parameters: Out<AllocateNode>) -> Result<Work> {
     Ok(Work::Allocate(wanted.start))
 }
 
-/// What an allocation node was made with, and its address.
+/// Parameters of an allocation node that was made, with its address.
 fn allocation_of(node: Handle) -> Result<AllocateNode> {
     let driver = driver()?;
     let mut start = None;

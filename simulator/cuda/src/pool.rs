@@ -1,7 +1,7 @@
-//! Stream-ordered memory: pools that reserve memory in chunks and hand pieces of it out.
+//! Stream-ordered memory: pools that reserve memory in chunks and hand out pieces of it.
 //!
-//! The GPU is charged for what a pool has reserved. A pool gives back what exceeds its release threshold when a stream,
-//! an event or a context is waited for, or when it is trimmed.
+//! The GPU is charged for what a pool has reserved. A pool gives back what exceeds its release threshold when
+//! the program waits for a stream, an event or a context, or trims the pool.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use crate::registry::Registry;
 use crate::stream::Stream;
 use crate::work::Work;
 
-/// A pool reserves at least this much at a time, bytes.
+/// Bytes that a pool reserves at least at a time, if the GPU has them.
 const CHUNK: u64 = 32 << 20;
 /// CU_MEM_ALLOCATION_TYPE_MANAGED.
 const MANAGED: u32 = 2;
@@ -29,9 +29,9 @@ struct Books {
     used: u64,
     used_high: u64,
     threshold: u64,
-    /// Destroyed with live allocations, which stay valid.
+    /// Whether it was destroyed. Its live allocations stay valid.
     destroyed: bool,
-    /// Reuse settings, by attribute number.
+    /// Reuse attributes, by attribute number.
     reuse: [u32; 4],
 }
 
@@ -48,19 +48,19 @@ pub struct Pool {
 #[derive(Default)]
 pub struct Pools {
     registry: Registry<Pool>,
-    /// Default and current pool by CUDA ordinal.
+    /// Default and current pool of each GPU, by CUDA ordinal.
     chosen: Mutex<HashMap<i32, (Handle, Handle)>>,
 }
 
-/// CUmemPoolProps, and where it lies in other structures.
+/// CUmemPoolProps, which other structures contain too.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct PoolProperties {
     kind: u32,
     handle_types: u32,
-    /// 1 = a GPU; others are of the host.
+    /// 1 for a GPU; other values stand for the host.
     pub location_kind: u32,
-    /// CUDA ordinal.
+    /// CUDA ordinal of that GPU.
     pub location: i32,
     security: u64,
     most: usize,
@@ -69,7 +69,7 @@ pub struct PoolProperties {
 }
 
 impl PoolProperties {
-    /// Ordinary memory of a GPU.
+    /// Properties of ordinary memory of a GPU.
     pub fn of_gpu(ordinal: i32) -> Self {
         Self {
             kind: 1,
@@ -129,7 +129,7 @@ impl Pool {
 }
 
 impl Pools {
-    /// The pool of a handle, unless it was destroyed.
+    /// The pool of a handle; INVALID_HANDLE if there is none or it was destroyed.
     fn get(&self, handle: Handle) -> Result<Arc<Pool>> {
         let pool = self.registry.get(handle)?;
         if locked(&pool.books).destroyed { Err(Code::INVALID_HANDLE) } else { Ok(pool) }
@@ -145,7 +145,7 @@ impl Pools {
 }
 
 impl Driver {
-    /// Lets the pools of a GPU give back what exceeds their thresholds.
+    /// Makes the pools of a GPU give back what exceeds their thresholds.
     pub fn settle_pools(&self, ordinal: i32) {
         for pool in self.pools.registry.all().iter().filter(|pool| pool.ordinal == ordinal) {
             let threshold = locked(&pool.books).threshold;
@@ -154,7 +154,7 @@ impl Driver {
         }
     }
 
-    /// Removes a destroyed pool in which nothing lives.
+    /// Removes a destroyed pool that has no live allocations.
     fn end_pool(&self, pool: &Pool) {
         let books = *locked(&pool.books);
         if books.destroyed && books.used == 0 {
@@ -163,7 +163,7 @@ impl Driver {
         }
     }
 
-    /// Frees memory of a pool or of a graph, in a stream or not.
+    /// Frees an allocation, as cuMemFreeAsync and graphs do: memory of a pool, of a graph or of cuMemAlloc.
     pub fn free_ordered(&self, start: u64) -> Result {
         let found = *locked(&self.heap).at(start).ok_or(Code::INVALID_VALUE)?;
         match found.kind {
@@ -180,7 +180,7 @@ impl Driver {
         }
     }
 
-    /// The GPU has no context any more: what its pools hold goes.
+    /// Frees all allocations from a GPU's pools, because the GPU has no context any more.
     pub fn forget_pools(&self, ordinal: i32) {
         for pool in self.pools.registry.all().iter().filter(|pool| pool.ordinal == ordinal) {
             let held = locked(&self.heap).select(|allocation| allocation.kind == Kind::Pool(pool.handle));
@@ -248,7 +248,8 @@ exports! {
         out.set(driver.pools.registry.add_with(make))
     }
 
-    /// Live allocations stay, and with them what the pool has reserved until they are freed and waited for.
+    /// Live allocations stay valid. The pool keeps its reserved memory until they are freed and the program
+    /// waits for work.
     fn cuMemPoolDestroy(handle: Handle) {
         let driver = driver()?;
         let pool = driver.pools.get(handle)?;

@@ -1,4 +1,4 @@
-//! Objects that C holds by handle. A handle that names nothing is an error, never a crash.
+//! Tables of the objects that C holds by handle. A handle without an object is an error, never a crash.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,15 +6,15 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::abi::{Code, Handle, Result};
 
-/// Handles look like addresses, are never reused, and differ between kinds of objects.
+/// The next handle. Handles look like addresses, are never reused, and differ between kinds of objects.
 static NEXT: AtomicUsize = AtomicUsize::new(0x5600_0000_0040);
 
-/// A new handle.
+/// A handle that no object has.
 pub fn new_handle() -> Handle {
     NEXT.fetch_add(0x40, Ordering::Relaxed)
 }
 
-/// All objects of one kind.
+/// All objects of one kind, by handle.
 pub struct Registry<T> {
     objects: RwLock<HashMap<Handle, Arc<T>>>,
 }
@@ -26,40 +26,40 @@ impl<T> Default for Registry<T> {
 }
 
 impl<T> Registry<T> {
-    /// Adds an object under a handle of its own.
+    /// Adds an object and returns its handle.
     pub fn add(&self, object: T) -> Handle {
         self.add_with(|_| object)
     }
 
-    /// Adds an object that knows its handle.
+    /// Adds the object that `make` makes from its handle, and returns the handle.
     pub fn add_with(&self, make: impl FnOnce(Handle) -> T) -> Handle {
         let handle = new_handle();
         self.write().insert(handle, Arc::new(make(handle)));
         handle
     }
 
-    /// The object, or an invalid handle.
+    /// The object of a handle; INVALID_HANDLE if there is none.
     pub fn get(&self, handle: Handle) -> Result<Arc<T>> {
         let objects = self.objects.read().unwrap_or_else(PoisonError::into_inner);
         objects.get(&handle).cloned().ok_or(Code::INVALID_HANDLE)
     }
 
-    /// Takes the object out.
+    /// Removes an object and returns it; INVALID_HANDLE if there is none.
     pub fn remove(&self, handle: Handle) -> Result<Arc<T>> {
         self.write().remove(&handle).ok_or(Code::INVALID_HANDLE)
     }
 
-    /// Takes out every object for which `gone` holds.
+    /// Removes every object for which `gone` holds.
     pub fn remove_all(&self, gone: impl Fn(&T) -> bool) {
         self.write().retain(|_, object| !gone(object));
     }
 
-    /// All objects.
+    /// All objects, in no order.
     pub fn all(&self) -> Vec<Arc<T>> {
         self.objects.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// Handle of an object for which `wanted` holds.
+    /// Handle of some object for which `wanted` holds.
     pub fn find(&self, wanted: impl Fn(&T) -> bool) -> Option<Handle> {
         let objects = self.objects.read().unwrap_or_else(PoisonError::into_inner);
         objects.iter().find(|(_, object)| wanted(object)).map(|(handle, _)| *handle)

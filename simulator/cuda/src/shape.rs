@@ -1,15 +1,16 @@
-//! How the time of kernels changes while a program runs, as `GPUSHARE_SIMULATOR_KERNEL_SHAPE` says.
+//! Changes the time of kernels while a program runs, as `GPUSHARE_SIMULATOR_KERNEL_SHAPE` says.
 //!
-//! Terms, joined by `+`, each multiply the time that a kernel's name promises, as of the moment of its launch:
-//! `sine:0.8:700ms` by 0.2 to 1.8 in waves of 700 ms, `steps:1,4,0.5:1500ms` by each of the numbers in turn, for 1.5 s
-//! each, `jitter:0.1` by a random 0.9 to 1.1. Waves and steps go by the device clock, so that they are the same in all
-//! processes; the random numbers are drawn from `GPUSHARE_SIMULATOR_SEED`, or else from the pid.
+//! The variable holds terms joined by `+`. At a kernel's launch, each term multiplies the time that the
+//! kernel's name promises. `sine:0.8:700ms` multiplies by 0.2 to 1.8, in waves of 700 ms.
+//! `steps:1,4,0.5:1500ms` multiplies by each of the numbers in turn, for 1.5 s each. `jitter:0.1` multiplies
+//! by a random number from 0.9 to 1.1. Waves and steps follow the device clock, so they are the same in all
+//! processes. The random numbers are drawn from `GPUSHARE_SIMULATOR_SEED`, or else from the pid.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use gpushare_simulator::{clock, span};
 
-/// Variable that holds the terms.
+/// Environment variable that holds the terms.
 pub const VARIABLE: &str = "GPUSHARE_SIMULATOR_KERNEL_SHAPE";
 
 #[derive(Clone, Debug, PartialEq)]
@@ -19,7 +20,7 @@ enum Term {
     Jitter { width: f64 },
 }
 
-/// The terms, and the random numbers drawn so far.
+/// The terms, and the count of random numbers drawn.
 #[derive(Debug, Default)]
 pub struct Shape {
     terms: Vec<Term>,
@@ -27,7 +28,7 @@ pub struct Shape {
     drawn: AtomicU64,
 }
 
-/// A number that leaves a time above zero.
+/// A part of a time, from 0 to below 1, so that a time reduced by it stays above zero.
 fn part(text: &str) -> Option<f64> {
     text.parse().ok().filter(|value| (0.0..1.0).contains(value))
 }
@@ -52,7 +53,7 @@ impl Term {
         }
     }
 
-    /// The factor at `now`; `random` is from 0 to 1.
+    /// The factor at `now` in nanoseconds of the device clock; `random` gives a number from 0 to 1.
     #[allow(clippy::cast_precision_loss)]
     fn at(&self, now: u64, random: impl FnOnce() -> f64) -> f64 {
         match self {
@@ -70,23 +71,23 @@ impl Term {
 }
 
 impl Shape {
-    /// Reads the terms; `None` for what is none.
+    /// Reads the terms; `None` if one of them cannot be read.
     fn parse(text: &str, seed: u64) -> Option<Self> {
         let terms = text.split('+').map(Term::parse).collect::<Option<_>>()?;
         Some(Self { terms, seed, drawn: AtomicU64::new(0) })
     }
 
-    /// The shape that the environment asks for; without one, times stay as they are.
+    /// The shape that the environment asks for. Without the variable, times stay as they are.
     ///
     /// # Errors
-    /// The variable's text, when it has another form.
+    /// The variable's text, when it cannot be read.
     pub fn of_environment() -> Result<Self, String> {
         let Ok(text) = std::env::var(VARIABLE) else { return Ok(Self::default()) };
         let seed = crate::driver::number_of("GPUSHARE_SIMULATOR_SEED");
         Self::parse(&text, seed.unwrap_or_else(|| std::process::id().into())).ok_or(text)
     }
 
-    /// What a kernel of `length` nanoseconds takes when it is launched now.
+    /// Nanoseconds that a kernel of `length` nanoseconds takes if it is launched now.
     pub fn shaped(&self, length: u64) -> u64 {
         if self.terms.is_empty() { length } else { self.shaped_at(length, clock::now()) }
     }

@@ -1,7 +1,7 @@
-//! Memory shared between processes: IPC handles, and memory imported from other interfaces.
+//! Memory shared between processes through IPC handles, and memory imported from other interfaces.
 //!
-//! An exported allocation moves to a file in the node's shared folder, which its owner and every importer map. The
-//! owner alone is charged.
+//! An exported allocation moves to a file in the node's shared folder, which its owner and every importer
+//! map. Only the owner is charged.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, Permissions};
@@ -20,7 +20,8 @@ use crate::heap::{Allocation, Kind, reserve, unreserve};
 use crate::registry::Registry;
 use crate::vmm::{map_file, unmap_file};
 
-/// CUipcMemHandle: owner's slot and generation, number of the allocation, its length, where it begins in the file.
+/// CUipcMemHandle as this driver fills it: the owner's slot and generation, the allocation's number, the
+/// length of the file, the allocation's offset in it, and the UUID of its GPU.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct IpcHandle {
@@ -39,12 +40,12 @@ const _: () = assert!(size_of::<IpcHandle>() == 64);
 const MAGIC: u64 = 0x6770_7573_6970_6331;
 const PAGE: u64 = 4096;
 
-/// What is shared.
+/// Memory that this process exported or imported.
 #[derive(Default)]
 pub struct Shared {
-    /// Files of exported allocations, by first address.
+    /// Handles and files of exported allocations, by first address.
     exported: Mutex<HashMap<u64, (IpcHandle, PathBuf)>>,
-    /// Opened handles: first address to base and length of the mapping.
+    /// Base and length of the mappings of imported memory, by first address.
     opened: Mutex<HashMap<u64, (u64, u64)>>,
     external: Registry<External>,
 }
@@ -92,7 +93,8 @@ fn export(driver: &Driver, start: u64) -> Result<IpcHandle> {
     Ok(handle)
 }
 
-/// Shows `length` bytes of `file` at new addresses; says where.
+/// Maps `length` bytes of `file` at new addresses. The memory starts `inner` bytes into them; returns that
+/// address.
 fn show(driver: &Driver, file: &File, length: u64, offset: u64, inner: u64, ordinal: i32) -> Result<u64> {
     let whole = length.next_multiple_of(PAGE);
     let base = reserve(whole + LARGE)?;
@@ -107,7 +109,7 @@ fn show(driver: &Driver, file: &File, length: u64, offset: u64, inner: u64, ordi
 }
 
 impl Driver {
-    /// An exported allocation is freed: its file goes, and fresh memory takes its place.
+    /// Removes the file of an exported allocation that is freed, and puts fresh memory in its place.
     pub fn unshare(&self, start: u64) {
         let gone = locked(&self.sharing.exported).remove(&start);
         if let Some((handle, path)) = gone {
@@ -116,7 +118,7 @@ impl Driver {
         }
     }
 
-    /// Ends the view of imported memory that starts at `start`.
+    /// Unmaps the imported memory that starts at `start`.
     pub fn close_import(&self, start: u64) -> Result {
         let (base, length) = locked(&self.sharing.opened).remove(&start).ok_or(Code::INVALID_VALUE)?;
         locked(&self.heap).remove(start)?;
@@ -141,7 +143,7 @@ fn open(handle: &IpcHandle) -> Result<u64> {
     show(driver, &file, handle.length, 0, handle.offset, same.ok_or(Code::INVALID_DEVICE)?.0)
 }
 
-/// CUDA_EXTERNAL_MEMORY_HANDLE_DESC up to its flags.
+/// CUDA_EXTERNAL_MEMORY_HANDLE_DESC, up to its flags.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ExternalDescription {
@@ -167,7 +169,7 @@ exports! {
         driver()?.close_import(start)
     }
 
-    /// Memory that another interface made; nobody is charged for it here.
+    /// Imports memory that another interface made. No process is charged for it here.
     fn cuImportExternalMemory(out: Out<Handle>, description: In<ExternalDescription>) {
         out.given()?;
         let driver = driver()?;
@@ -178,12 +180,12 @@ exports! {
         if wanted.descriptor < 0 || wanted.length == 0 {
             return Err(Code::INVALID_VALUE);
         }
-        // SAFETY: the caller gives its descriptor to the driver, as CUDA's documentation says of this type.
+        // SAFETY: CUDA's documentation says of this type that the caller gives its descriptor to the driver.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(wanted.descriptor) });
         out.set(driver.sharing.external.add(External { file, length: wanted.length }))
     }
 
-    /// Offset, length, flags.
+    /// The buffer holds offset, length and flags.
     fn cuExternalMemoryGetMappedBuffer(out: Out<DevicePointer>, memory: Handle, buffer: In<[u64; 3]>) {
         out.given()?;
         let driver = driver()?;

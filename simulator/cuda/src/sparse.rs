@@ -1,7 +1,8 @@
-//! Memory of arrays that have none of their own: handles mapped to pieces of sparse and deferred arrays.
+//! Memory of arrays that have none of their own: allocation handles mapped to pieces of sparse and deferred
+//! arrays.
 //!
-//! A mapping keeps its memory charged, as one to addresses does. The bytes themselves are not shown: there is no way to
-//! read a sparse array here but through textures, which are not simulated.
+//! A mapping keeps its memory charged, as a mapping to addresses does. The bytes are not shown: only textures
+//! could read a sparse array, and they are not simulated.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -9,14 +10,14 @@ use std::sync::Mutex;
 use crate::abi::{Code, Handle, In, Result};
 use crate::driver::{Driver, driver, locked};
 
-/// CUarrayMapInfo.
+/// CUarrayMapInfo of the driver's interface.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Piece {
     resource_kind: u32,
     resource: Handle,
     piece_kind: u32,
-    /// Level, layer, offsets and extents of a level; layer, offset and size of the tail of small levels.
+    /// For a level: level, layer, offsets and extents. For the tail of small levels: layer, offset and size.
     piece: [u64; 4],
     operation: u32,
     handle_kind: u32,
@@ -36,14 +37,14 @@ const UNMAP: u32 = 2;
 
 type Key = (Handle, u32, [u64; 4]);
 
-/// The memory under the pieces of all arrays.
+/// The memory that is mapped to pieces of all arrays.
 #[derive(Default)]
 pub struct Sparse {
     pieces: Mutex<HashMap<Key, Handle>>,
 }
 
 impl Sparse {
-    /// Lets go of what lies under a dying array.
+    /// Unmaps the memory of a dying array.
     pub fn forget(&self, driver: &Driver, array: Handle) {
         let mut pieces = locked(&self.pieces);
         let gone: Vec<Key> = pieces.keys().filter(|key| key.0 == array).copied().collect();
@@ -71,7 +72,7 @@ impl Sparse {
             UNMAP => pieces.remove(&key),
             _ => return Err(Code::INVALID_VALUE),
         };
-        // What was mapped there before goes, whichever of both this is.
+        // Either operation ends the mapping that was there before.
         before.map_or(Ok(()), |memory| driver.memory.let_go(driver, memory))
     }
 }

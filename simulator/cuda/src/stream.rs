@@ -1,4 +1,4 @@
-//! Streams: the order of work in a context.
+//! Streams: the order of work in a context, and each stream's end.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,22 +23,23 @@ use crate::work::{Opaque, Work};
 pub struct Tail {
     /// End of the last work on the stream's own GPU.
     pub mark: Mark,
-    /// Nothing starts before this moment: an event of another GPU.
+    /// Moment before which nothing starts, in nanoseconds of the device clock; set by events whose moment is
+    /// known.
     pub floor: u64,
 }
 
 impl Tail {
-    /// When everything has ended, where that is known before.
+    /// When all work has ended, if that is known before it has run.
     pub fn end(&self, gpu: &Gpu) -> Option<u64> {
         Some(self.mark.end(gpu)?.max(self.floor))
     }
 
-    /// Whether everything has ended.
+    /// Whether all work has ended.
     pub fn done(&self, gpu: &Gpu, session: &Session) -> bool {
         self.mark.done(gpu, session) && self.floor <= clock::now()
     }
 
-    /// Waits until everything has ended.
+    /// Waits until all work has ended.
     pub fn wait(&self, gpu: &Gpu, session: &Session) {
         self.mark.wait(gpu, session);
         let left = self.floor.saturating_sub(clock::now());
@@ -50,21 +51,21 @@ impl Tail {
 
 /// A stream.
 pub struct Stream {
-    /// Its handle.
+    /// Handle by which C knows it.
     pub handle: Handle,
-    /// Its context.
+    /// Context in which its work runs.
     pub context: Arc<Context>,
-    /// The context's legacy default stream, which may not be captured.
+    /// Whether it is the context's legacy default stream, which may not be captured.
     pub legacy: bool,
-    /// Its end.
+    /// End of the work that is queued in it.
     pub tail: Mutex<Tail>,
-    /// Host functions that have not returned.
+    /// Its host functions that have not returned.
     pub pending: Arc<Pending>,
-    /// Whether `capture` holds something: asked on every launch.
+    /// Whether `capture` holds something. It is an atomic because every launch reads it.
     pub captured: AtomicBool,
-    /// The capture it takes part in.
+    /// The capture in which it takes part.
     pub capture: Mutex<Option<Capturing>>,
-    /// Flags of cuStreamCreate: 1 = independent of the legacy stream.
+    /// Flags of cuStreamCreate: 1 for a stream that does not wait for the legacy stream.
     pub flags: u32,
     priority: i32,
 }
@@ -75,7 +76,7 @@ type DefaultKey = (Handle, Option<ThreadId>);
 #[derive(Default)]
 pub struct Streams {
     registry: Registry<Stream>,
-    /// By context and, for per-thread streams, thread.
+    /// Default streams by context, and per-thread ones by thread too.
     defaults: Mutex<HashMap<DefaultKey, Arc<Stream>>>,
 }
 
@@ -110,7 +111,8 @@ impl Stream {
         driver.perform(self, &work)
     }
 
-    /// The stream's end; work in the legacy stream waits for all blocking streams, so it ends with the context.
+    /// End of the stream's work. The legacy stream waits for all blocking streams, so its end is that of the
+    /// context.
     pub fn end(&self) -> Tail {
         let tail = *locked(&self.tail);
         if self.legacy { Tail { mark: *locked(&self.context.last), floor: tail.floor } } else { tail }
@@ -128,13 +130,13 @@ impl Stream {
 }
 
 impl Streams {
-    /// A new stream of `context`.
+    /// Makes a stream in `context` and returns its handle.
     pub fn add(&self, context: Arc<Context>, flags: u32, priority: i32) -> Handle {
         let make = |handle| Stream::new(handle, context, false, flags, priority.clamp(-5, 0));
         self.registry.add_with(make)
     }
 
-    /// All streams of `context`.
+    /// All streams of `context`, its default streams included.
     pub fn of(&self, context: Handle) -> Vec<Arc<Stream>> {
         let defaults: Vec<Arc<Stream>> = locked(&self.defaults).values().cloned().collect();
         let all = self.registry.all().into_iter().chain(defaults);
@@ -155,7 +157,8 @@ impl Streams {
 }
 
 impl Driver {
-    /// The stream of a handle; 0 is the default stream that the caller's entry point means.
+    /// The stream of a handle; 0 stands for the default stream of the caller's entry point, legacy or
+    /// per-thread.
     pub fn stream(&self, handle: Handle) -> Result<Arc<Stream>> {
         match handle {
             0 => Ok(self.streams.default_of(current()?, !thread_stream())),
@@ -251,7 +254,7 @@ exports! {
         value.set([0; 64])
     }
 
-    /// Attributes are hints to the hardware.
+    /// Attributes are hints to the hardware, so they are accepted and ignored.
     fn cuStreamSetAttribute thread cuStreamSetAttribute_ptsz (handle: Handle, _number: u32, value: In<u8>) {
         ordinal_of(handle)?;
         value.get().map(|_| ())

@@ -1,7 +1,8 @@
-//! Virtual memory management: addresses, allocation handles, and mappings of one onto the other.
+//! Virtual memory management: reserved addresses, allocation handles, and mappings of handles to addresses.
 //!
-//! A handle's memory is a file without a name, so that every mapping of it, also in another process that imported it,
-//! shows the same bytes. The GPU is charged until the last handle reference and the last mapping are gone.
+//! A handle's memory is a file without a name. Every mapping of it therefore shows the same bytes, also in
+//! another process that imported it. The GPU is charged until the last reference and the last mapping are
+//! gone.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,7 +17,7 @@ use crate::heap::{Allocation, Kind, reserve, unreserve};
 use crate::multicast::Multicast;
 use crate::registry::Registry;
 
-/// CUmemAllocationProp.
+/// CUmemAllocationProp of the driver's interface.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Properties {
@@ -34,21 +35,21 @@ struct Physical {
     length: u64,
     charged: u64,
     properties: Properties,
-    /// Handle references and mappings.
+    /// Counts of handle references and of mappings.
     uses: Mutex<(u32, u32)>,
-    /// Set for a multicast object.
+    /// The multicast object, if it is one.
     multicast: Option<Multicast>,
 }
 
 #[derive(Clone)]
 struct Mapping {
     length: u64,
-    /// Where in the memory it begins.
+    /// Offset of the mapping in the handle's memory.
     offset: u64,
     physical: Handle,
 }
 
-/// All of it.
+/// All allocation handles, reservations and mappings of the process.
 #[derive(Default)]
 pub struct Virtual {
     handles: Registry<Physical>,
@@ -57,11 +58,11 @@ pub struct Virtual {
 }
 
 const DEVICE: u32 = 1;
-/// Sizes and places are multiples of this.
+/// Sizes and offsets are multiples of this, in bytes.
 pub const GRANULARITY: u64 = LARGE;
 
 impl Properties {
-    /// Of memory that belongs to no one GPU.
+    /// Properties of memory that belongs to no single GPU.
     pub fn shared(handle_types: u64) -> Self {
         let handle_types = u32::try_from(handle_types).unwrap_or(0);
         Self { kind: 1, handle_types, location_kind: DEVICE, location: 0, security: 0, flags: [0; 8] }
@@ -74,35 +75,35 @@ fn new_file(length: u64) -> Result<File> {
     if descriptor < 0 {
         return Err(Code::OPERATING_SYSTEM);
     }
-    // SAFETY: the descriptor is new, and nobody else's.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(descriptor) });
     file.set_len(length).map_err(|_| Code::OUT_OF_MEMORY)?;
     Ok(file)
 }
 
-/// Shows `length` bytes of `file` at `start`, in the place of what is there now.
+/// Maps `length` bytes of `file` at `start`, in place of what is mapped there now.
 pub fn map_file(file: &File, start: u64, length: u64, offset: u64) -> Result {
     let convert = |value: u64| usize::try_from(value).map_err(|_| Code::INVALID_VALUE);
     let (address, size) = (convert(start)?, convert(length)?);
     let offset = libc::off_t::try_from(offset).map_err(|_| Code::INVALID_VALUE)?;
     let place = std::ptr::with_exposed_provenance_mut(address);
     let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
-    // SAFETY: the range lies in addresses that we reserved and gave out for this use.
+    // SAFETY: the range lies in addresses that this process reserved and gave out for this use.
     let got = unsafe { libc::mmap(place, size, access, kind, file.as_raw_fd(), offset) };
     if got == libc::MAP_FAILED { Err(Code::MAP_FAILED) } else { Ok(()) }
 }
 
-/// Puts fresh memory in the place of a mapping.
+/// Puts fresh memory in place of a mapping.
 pub fn unmap_file(start: u64, length: u64) {
     let (Ok(address), Ok(size)) = (usize::try_from(start), usize::try_from(length)) else { return };
     let place = std::ptr::with_exposed_provenance_mut(address);
     let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: the range is a mapping of ours that nothing uses any more.
+    // SAFETY: the range is a mapping of this process that nothing uses any more.
     unsafe { libc::mmap(place, size, libc::PROT_READ | libc::PROT_WRITE, kind, -1, 0) };
 }
 
 impl Virtual {
-    /// Drops the charge when nothing is left of the memory.
+    /// Removes the memory and gives its charge back, if no reference and no mapping is left.
     fn settle(&self, driver: &Driver, handle: Handle) -> Result {
         let physical = self.handles.get(handle)?;
         if *locked(&physical.uses) == (0, 0) {
@@ -129,7 +130,7 @@ impl Virtual {
         found.map(|(_, mapping)| mapping.physical).ok_or(Code::INVALID_VALUE)
     }
 
-    /// The memory at a mapped address, and the distance from its begin.
+    /// The memory handle at a mapped address, and the address's offset in that memory.
     pub fn mapped_at(&self, address: u64) -> Result<(Handle, u64)> {
         let handle = self.mapping_of(address)?;
         let mappings = locked(&self.mappings);
@@ -137,12 +138,12 @@ impl Virtual {
         Ok((handle, mapping.offset + (address - start)))
     }
 
-    /// CUDA ordinal of the GPU that has the memory of a handle.
+    /// CUDA ordinal of the GPU that holds a handle's memory.
     pub fn gpu_of(&self, handle: Handle) -> Result<i32> {
         Ok(self.live(handle)?.properties.location)
     }
 
-    /// One more mapping of the `length` bytes at `offset`, other than to addresses.
+    /// Counts one more mapping of the `length` bytes at `offset`, to something other than addresses.
     pub fn hold(&self, handle: Handle, offset: u64, length: u64) -> Result {
         let physical = self.live(handle)?;
         if physical.multicast.is_some() || offset.checked_add(length).is_none_or(|end| end > physical.length)
@@ -153,13 +154,13 @@ impl Virtual {
         Ok(())
     }
 
-    /// Ends what [`Virtual::hold`] began.
+    /// Ends a mapping that [`Virtual::hold`] counted.
     pub fn let_go(&self, driver: &Driver, handle: Handle) -> Result {
         locked(&self.handles.get(handle)?.uses).1 -= 1;
         self.settle(driver, handle)
     }
 
-    /// A handle for a multicast object.
+    /// Makes a handle for a multicast object.
     pub fn add_multicast(&self, length: u64, properties: Properties, multicast: Multicast) -> Result<Handle> {
         let uses = Mutex::new((1, 0));
         let file = new_file(length)?;
@@ -167,7 +168,7 @@ impl Virtual {
         Ok(self.handles.add(Physical { file, length, charged: 0, properties, uses, multicast }))
     }
 
-    /// Does something with the multicast object of a handle.
+    /// Calls `act` with the multicast object of a handle; INVALID_VALUE if it is none.
     pub fn with_multicast(&self, handle: Handle, act: impl FnOnce(&Multicast) -> Result) -> Result {
         act(self.live(handle)?.multicast.as_ref().ok_or(Code::INVALID_VALUE)?)
     }
@@ -307,7 +308,7 @@ exports! {
         unmap(driver()?, start, length as u64)
     }
 
-    /// Every mapping can be read and written from the start.
+    /// Every mapping can be read and written from the start, so access rights are not kept.
     fn cuMemSetAccess(start: DevicePointer, _length: usize, _access: In<u8>, _count: usize) {
         driver()?.memory.mapping_of(start).map(|_| ())
     }
@@ -331,7 +332,7 @@ exports! {
         out.set(copy.into_raw_fd())
     }
 
-    /// The exporter pays for the memory.
+    /// The exporter is charged for the memory, not the importer.
     fn cuMemImportFromShareableHandle(out: Out<Handle>, descriptor: usize, kind: u32) {
         out.given()?;
         let driver = driver()?;
@@ -339,7 +340,7 @@ exports! {
             return Err(Code::NOT_SUPPORTED);
         }
         let number = i32::try_from(descriptor).map_err(|_| Code::INVALID_VALUE)?;
-        // SAFETY: the caller names an open descriptor of its own, which stays its own.
+        // SAFETY: the caller names an open descriptor, which the caller keeps.
         let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
         let file = File::from(borrowed.try_clone_to_owned().map_err(|_| Code::INVALID_VALUE)?);
         let length = file.metadata().map_err(|_| Code::INVALID_VALUE)?.len();

@@ -1,7 +1,7 @@
-//! Work for a GPU: what a stream performs at once, or records into a graph while it is captured.
+//! Work for a GPU: a stream performs it at once, or records it into a graph while the stream is captured.
 //!
-//! Effects on memory happen when the work is queued; its time passes on the GPU's time line afterwards. In one stream,
-//! and between streams joined by events, the order of effects is therefore the order of the calls.
+//! Its effects on memory happen when it is queued; its time passes on the GPU's time line afterwards. In one
+//! stream, and between streams joined by events, effects therefore happen in the order of the calls.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::stream::Stream;
 /// A piece of work.
 #[derive(Clone)]
 pub enum Work {
-    /// Nothing: joins what comes before with what comes after.
+    /// Does nothing, and joins the work before it with the work after it.
     Empty,
     /// A kernel.
     Kernel(Kernel),
@@ -28,22 +28,22 @@ pub enum Work {
     Fill(Fill),
     /// A function of the host program.
     Host(HostCall),
-    /// Memory of a graph: its address is fixed, its charge is taken now.
+    /// Takes the memory of a graph's allocation node, whose address is fixed.
     Allocate(u64),
-    /// Memory of a graph or a pool goes back.
+    /// Frees memory of a graph or a pool.
     Free(u64),
     /// Stamps an event.
     Record(Handle),
     /// Waits for an event.
     Wait(Handle),
-    /// The nodes of another graph, in order.
+    /// The works of another graph's nodes, in order.
     Child(Arc<Vec<Work>>),
-    /// A graph that belongs to a node; an executable graph holds what its nodes did.
+    /// The graph of a child graph node. An executable graph holds [`Work::Child`] in its place.
     Graph(Handle),
 }
 
 impl Work {
-    /// CUDA's number for the type of graph node.
+    /// CUDA's number for this type of graph node (CUgraphNodeType).
     pub fn node_type(&self) -> u32 {
         match self {
             Self::Kernel(_) => 0,
@@ -98,17 +98,17 @@ impl Driver {
     }
 }
 
-/// A pointer of the host program that only it looks through.
+/// A pointer of the host program, which this driver never reads through.
 #[derive(Clone, Copy)]
 pub struct Opaque(usize);
 
 impl Opaque {
-    /// Keeps the address.
+    /// Keeps the pointer's address.
     pub fn new(pointer: *mut c_void) -> Self {
         Self(pointer.expose_provenance())
     }
 
-    /// The pointer again.
+    /// The pointer as it was given.
     pub fn pointer(self) -> *mut c_void {
         std::ptr::with_exposed_provenance_mut(self.0)
     }

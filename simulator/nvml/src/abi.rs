@@ -1,7 +1,7 @@
-//! The C interface's parameters as Rust sees them, and the results of its functions.
+//! The parameters of the C interface as Rust types, and the results of its functions.
 //!
-//! Values of these types are made by C callers alone, who promise what NVML's documentation asks of them: a pointer
-//! is null, or valid for what the function does with it. Everything above this module is safe code.
+//! Only C callers make values of these types. They promise what NVML's documentation asks of them: a pointer
+//! is null, or valid for what the function does with it. Everything that uses this module is safe code.
 
 use std::ffi::{CStr, c_char};
 
@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code(pub u32);
 
-/// What every operation gives.
+/// Result of every operation of the library.
 pub type Result<T = ()> = std::result::Result<T, Code>;
 
 impl Code {
@@ -24,7 +24,7 @@ impl Code {
     pub const UNKNOWN: Self = Self(999);
 }
 
-/// The words of nvmlErrorString.
+/// The text of nvmlErrorString for a result.
 pub fn words(code: u32) -> &'static CStr {
     match code {
         0 => c"Success",
@@ -42,12 +42,12 @@ pub fn words(code: u32) -> &'static CStr {
     }
 }
 
-/// The number that C sees.
+/// The nvmlReturn_t of an operation as C sees it; 0 for success.
 pub fn number(result: Result) -> u32 {
     result.err().map_or(0, |code| code.0)
 }
 
-/// Where a function writes one value or an array.
+/// Pointer to the place where a function writes one value or an array.
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
 
@@ -59,12 +59,12 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
-    /// Writes `value`; null is an invalid argument.
+    /// Writes `value`; INVALID_ARGUMENT if the caller gave null.
     pub fn set(self, value: T) -> Result {
         self.set_at(0, value)
     }
 
-    /// Writes element `index` of the caller's array.
+    /// Writes `value` as element `index` of the caller's array; INVALID_ARGUMENT if the caller gave null.
     pub fn set_at(self, index: usize, value: T) -> Result {
         if self.0.is_null() {
             return Err(Code::INVALID_ARGUMENT);
@@ -75,7 +75,7 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// The value that stands there now; for parameters that go both ways.
+    /// The value that stands there now, for parameters that are read and written.
     pub fn get(self) -> Result<T>
     where
         T: Copy,
@@ -97,7 +97,7 @@ impl<T> Out<T> {
         Self(std::ptr::with_exposed_provenance_mut(address))
     }
 
-    /// The place `bytes` further, for a value of another type.
+    /// The place `bytes` further on, for a value of another type.
     pub fn offset<U>(self, bytes: usize) -> Out<U> {
         Out(self.0.wrapping_byte_add(bytes).cast())
     }
@@ -109,7 +109,7 @@ impl<T> Out<T> {
 pub struct Text(*const c_char);
 
 impl Text {
-    /// The text; null is an invalid argument.
+    /// The text; INVALID_ARGUMENT if the caller gave null.
     pub fn get(self) -> Result<String> {
         if self.0.is_null() {
             return Err(Code::INVALID_ARGUMENT);
@@ -120,7 +120,8 @@ impl Text {
     }
 }
 
-/// Writes a terminated text into a buffer of `length` bytes.
+/// Writes `text` with a zero at its end into a buffer of `length` bytes; INSUFFICIENT_SIZE if it does not
+/// fit.
 pub fn set_text(out: Out<u8>, length: u32, text: &str) -> Result {
     if text.len() >= length as usize {
         return Err(Code::INSUFFICIENT_SIZE);
@@ -131,7 +132,7 @@ pub fn set_text(out: Out<u8>, length: u32, text: &str) -> Result {
     Ok(())
 }
 
-/// `text` as an array padded with zeros.
+/// `text` as an array padded with zeros, cut so that at least one zero remains.
 pub fn padded<const N: usize>(text: &str) -> [u8; N] {
     let mut bytes = [0; N];
     let length = text.len().min(N - 1);
@@ -139,11 +140,11 @@ pub fn padded<const N: usize>(text: &str) -> [u8; N] {
     bytes
 }
 
-/// A device as C holds it.
+/// A device as C holds it; see [`crate::node`].
 pub type Handle = usize;
 
-/// Defines functions of the C interface; `also` names take the same parameters and do the same. Each has the body to
-/// itself: none may need the exported name of another, which a driver of an older version lacks.
+/// Defines functions of the C interface. The `also` names take the same parameters and do the same. Each name
+/// gets a body of its own: it must not call another exported name, which a driver of an older version lacks.
 macro_rules! exports {
     ($(
         $(#[$meta:meta])*

@@ -1,4 +1,5 @@
-//! Clocks, power, temperature and the like: constants of a healthy card, some of which follow its load.
+//! Clocks, power, temperature and the like: constants of a healthy GPU, of which power and temperature follow
+//! its load.
 
 use crate::abi::{Code, Handle, Out, set_text};
 use crate::node::{gpu, model_of};
@@ -9,7 +10,7 @@ fn milliwatts(device: Handle) -> crate::abi::Result<u32> {
     Ok(limit / 8 + limit / 100 * utilisation(gpu(device)?)? * 3 / 4)
 }
 
-/// Clock domains: graphics, multiprocessors, memory, video.
+/// Highest clock of a domain in MHz. Domains: 0 graphics, 1 multiprocessors, 2 memory, 3 video.
 fn clock(device: Handle, domain: u32) -> crate::abi::Result<u32> {
     let model = model_of(device)?;
     match domain {
@@ -228,7 +229,8 @@ exports! {
 
     fn nvmlDeviceGetFieldValues(device: Handle, count: i32, values: Out<[u8; 40]>) {
         gpu(device)?;
-        // Each entry ends its fixed head with its own result, at byte 28: none of the fields is simulated.
+        // Each entry has its own result at byte 28, at the end of its fixed head. None of the fields is
+        // simulated.
         (0..usize::try_from(count).unwrap_or(0)).try_for_each(|index| {
             let result: Out<u32> = values.offset(index * 40 + 28);
             result.set(Code::NOT_SUPPORTED.0)

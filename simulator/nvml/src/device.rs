@@ -7,7 +7,7 @@ use gpushare_simulator::state::Gpu;
 use crate::abi::{Code, Handle, Out, Result, Text, padded, set_text};
 use crate::node::{gpu, model_of, node};
 
-/// PCI identity; the old form has the short address alone.
+/// nvmlPciInfo_t. The oldest form has the short address only.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Pci {
@@ -38,7 +38,8 @@ fn pci(device: Handle) -> Result<Pci> {
     })
 }
 
-/// Compares by value: the domain has four or eight digits, letters of either case, or is left out.
+/// Whether `text` is the PCI address of `gpu`, by value: the domain may have four or eight digits or be left
+/// out, and letters may be of either case.
 fn same_address(text: &str, gpu: &Gpu) -> bool {
     let mut parts = text.rsplit(':');
     let slot = parts.next() == Some("00.0");
@@ -96,7 +97,7 @@ exports! {
         out.set(pci(device)?)
     }
 
-    /// The oldest form ends before the long address; four reserved words stand there.
+    /// The oldest form ends before the long address; four reserved words stand in its place.
     fn nvmlDeviceGetPciInfo(device: Handle, out: Out<[u32; 13]>) {
         let pci = pci(device)?;
         let place: Out<[u8; 16]> = out.offset(0);
@@ -133,7 +134,7 @@ exports! {
         out.set(0)
     }
 
-    /// No card is cut into instances.
+    /// No GPU is split into MIG instances.
     fn nvmlDeviceGetMigMode(device: Handle, current: Out<u32>, pending: Out<u32>) {
         gpu(device)?;
         current.set(0)?;
@@ -175,14 +176,14 @@ exports! {
         out.set(i32::from(first == second))
     }
 
-    /// All GPUs of a node hang on one host bridge.
+    /// All GPUs of a node are on one host bridge: level 30.
     fn nvmlDeviceGetTopologyCommonAncestor(first: Handle, second: Handle, out: Out<u32>) {
         gpu(second)?;
         gpu(first)?;
         out.set(if first == second { 0 } else { 30 })
     }
 
-    /// The other GPUs: all are one host bridge away, level 30.
+    /// At level 30 all other GPUs, which are one host bridge away; at other levels none.
     fn nvmlDeviceGetTopologyNearestGpus(device: Handle, level: u32, count: Out<u32>, out: Out<Handle>) {
         let node = node()?;
         let own = node.index(device)?;
@@ -190,7 +191,7 @@ exports! {
         write_handles(others.map(|index| node.handle(index)).collect::<Result<Vec<_>>>()?, count, out)
     }
 
-    /// The GPUs near a processor: all of them.
+    /// The GPUs near a processor: always all of them.
     fn nvmlSystemGetTopologyGpuSet(_processor: u32, count: Out<u32>, out: Out<Handle>) {
         let node = node()?;
         let all = (0..node.devices.len()).map(|index| node.handle(index));
@@ -204,7 +205,7 @@ exports! {
     }
 }
 
-/// Writes a list, or its length alone where the caller has no room.
+/// Writes a list by NVML's protocol of two calls: with a null list, its length only.
 fn write_handles(list: Vec<Handle>, count: Out<u32>, out: Out<Handle>) -> Result {
     let room = count.get()? as usize;
     count.set(u32::try_from(list.len()).unwrap_or(u32::MAX))?;

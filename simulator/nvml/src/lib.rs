@@ -1,12 +1,13 @@
 //! A libnvidia-ml without a GPU: NVML's own interface over the state of a simulated node.
 //!
-//! Figures that clients act on (memory, processes, utilisation, identities) come from the state; others, such as
-//! temperatures, are constants of a healthy card. What `names.txt` lists and no module defines answers
-//! NVML_ERROR_NOT_SUPPORTED.
+//! Figures that clients act on (memory, processes, utilisation, identities) come from the state. Others, such
+//! as clocks and fan speeds, are constants of a healthy GPU; temperature and power follow its load. A name
+//! that `names.txt` lists and no module defines answers NVML_ERROR_NOT_SUPPORTED.
 // The functions have the names of the C interface.
 #![allow(non_snake_case)]
 
-// The unwinder comes from the static library, so that the library can be loaded where only glibc is.
+// The unwinder comes from the static library, so that the library can be loaded where only glibc is
+// installed.
 #[link(name = "gcc_eh", kind = "static", modifiers = "+whole-archive,-bundle")]
 unsafe extern "C" {}
 
@@ -27,7 +28,8 @@ mod names {
     include!(concat!(env!("OUT_DIR"), "/names.rs"));
 }
 
-/// Answer of every name that is not simulated.
+/// Result of every name that is not simulated: NVML_ERROR_UNINITIALIZED before nvmlInit, else
+/// NVML_ERROR_NOT_SUPPORTED.
 fn not_simulated() -> u32 {
     abi::number(node::node().and(Err(abi::Code::NOT_SUPPORTED)))
 }

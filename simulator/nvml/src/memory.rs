@@ -1,4 +1,4 @@
-//! Memory of a GPU, as the books of all processes give it.
+//! Memory of a GPU, as the sum of all processes' books.
 
 use std::sync::atomic::Ordering;
 
@@ -33,7 +33,7 @@ exports! {
         out.set([total, total - used, used])
     }
 
-    /// Version, total, reserved, free, used.
+    /// The five words are version, total, reserved, free and used.
     fn nvmlDeviceGetMemoryInfo_v2(device: Handle, out: Out<[u64; 5]>) {
         let version: Out<u32> = out.offset(0);
         if version.get()? != MEMORY_V2 {

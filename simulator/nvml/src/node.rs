@@ -1,4 +1,4 @@
-//! The node as NVML sees it in this process: which GPUs it may look at.
+//! The node as NVML in this process sees it: the state, the GPUs that it may show, and their handles.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -12,19 +12,20 @@ use crate::abi::{Code, Handle, Result};
 
 /// The mapped state and the granted GPUs, in the order of NVML's indexes.
 pub struct Node {
-    /// What the state is read by.
+    /// The mapped state and the slots' lock file.
     pub reader: &'static Reader,
-    /// Indexes into the state.
+    /// The GPUs as indexes into the state; a GPU's place in the list is NVML's index.
     pub devices: Vec<usize>,
 }
 
 static USERS: AtomicU32 = AtomicU32::new(0);
 static NODE: OnceLock<Node> = OnceLock::new();
 static STARTING: Mutex<()> = Mutex::new(());
-/// Our own slot, by the pid that it is of: a forked child needs one of its own.
+/// This process's slot with the pid that owns it, because a forked child needs a slot of its own.
 static SESSION: Mutex<Option<(u32, &'static Session)>> = Mutex::new(None);
 
-/// A slot at the node: what asks a GPU for its work must let it come to now, and takes a lock for that.
+/// The session of this process, made at first use. Reading a GPU's work advances the GPU to now under a lock,
+/// and a lock needs an owner.
 pub fn session() -> Result<&'static Session> {
     let mut known = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
     let pid = std::process::id();
@@ -37,7 +38,7 @@ pub fn session() -> Result<&'static Session> {
     Ok(session)
 }
 
-/// The node, between nvmlInit and nvmlShutdown.
+/// The node between nvmlInit and nvmlShutdown; UNINITIALIZED at other times.
 pub fn node() -> Result<&'static Node> {
     if USERS.load(Ordering::Acquire) == 0 {
         return Err(Code::UNINITIALIZED);
@@ -45,7 +46,7 @@ pub fn node() -> Result<&'static Node> {
     NODE.get().ok_or(Code::UNINITIALIZED)
 }
 
-/// The node, also before nvmlInit, for what the real library answers then.
+/// The node, also before nvmlInit, for functions that the real library answers then too.
 pub fn any_node() -> Result<&'static Node> {
     let _one = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(node) = NODE.get() {
@@ -60,14 +61,14 @@ pub fn any_node() -> Result<&'static Node> {
     Ok(NODE.get_or_init(|| Node { reader, devices }))
 }
 
-/// One more user.
+/// Counts one more user: nvmlInit.
 pub fn enter() -> Result {
     any_node()?;
     USERS.fetch_add(1, Ordering::AcqRel);
     Ok(())
 }
 
-/// One user less.
+/// Counts one user less: nvmlShutdown.
 pub fn leave() -> Result {
     let fewer = |users: u32| users.checked_sub(1);
     USERS
@@ -86,7 +87,7 @@ impl Node {
         if index < self.devices.len() { Ok(FIRST + index * STEP) } else { Err(Code::INVALID_ARGUMENT) }
     }
 
-    /// NVML's index of a handle.
+    /// NVML's index of the GPU with this handle.
     pub fn index(&self, handle: Handle) -> Result<usize> {
         let distance = handle.checked_sub(FIRST).ok_or(Code::INVALID_ARGUMENT)?;
         let index = distance / STEP;
@@ -97,13 +98,13 @@ impl Node {
         }
     }
 
-    /// The GPU of NVML's index.
+    /// The GPU with NVML's index `index`.
     pub fn gpu_at(&self, index: usize) -> Result<&'static Gpu> {
         let gpus = self.reader.state.gpus();
         self.devices.get(index).and_then(|&device| gpus.get(device)).ok_or(Code::INVALID_ARGUMENT)
     }
 
-    /// The first GPU for which `wanted` holds.
+    /// Handle of the first GPU for which `wanted` holds.
     pub fn find(&self, wanted: impl Fn(&Gpu) -> bool) -> Result<Handle> {
         let found = (0..self.devices.len()).find(|&index| self.gpu_at(index).is_ok_and(&wanted));
         self.handle(found.ok_or(Code::NOT_FOUND)?)
@@ -116,7 +117,7 @@ pub fn gpu(handle: Handle) -> Result<&'static Gpu> {
     node.gpu_at(node.index(handle)?)
 }
 
-/// What the GPU of a handle can do.
+/// Model of the GPU with this handle, with its own number of multiprocessors.
 pub fn model_of(handle: Handle) -> Result<Model> {
     let gpu = gpu(handle)?;
     Ok(Model { cores: gpu.cores.load(Ordering::Relaxed), ..model::of(&gpu.model.get()) })

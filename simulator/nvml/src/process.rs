@@ -1,7 +1,7 @@
-//! Who uses a GPU.
+//! The processes that use a GPU.
 //!
-//! Pids are those of the reader's own pid namespace, as the kernel tells them for the holder of a slot's byte lock, or
-//! always those of the node's. A process that has no such pid is not listed.
+//! Pids are those of the reader's own pid namespace, as the kernel names the holder of a slot's byte lock; or
+//! always those of the node's, if the node was made so. A process without such a pid is not listed.
 
 use std::sync::atomic::Ordering;
 
@@ -10,16 +10,16 @@ use gpushare_simulator::state::Gpu;
 use crate::abi::{Code, Handle, Out, Result};
 use crate::node::{Node, gpu, node};
 
-/// A process that holds memory.
+/// A process that holds memory of a GPU.
 pub struct User {
-    /// Its pid.
+    /// Its pid as NVML tells it.
     pub pid: u32,
-    /// Bytes it holds.
+    /// Bytes that it holds on the GPU.
     pub memory: u64,
 }
 
 impl Node {
-    /// The processes on `gpu`.
+    /// The processes that hold memory on `gpu` and have a pid to tell.
     pub fn users(&self, gpu: &Gpu) -> Vec<User> {
         let state = self.reader.state;
         let user = |slot: usize| {
@@ -30,7 +30,8 @@ impl Node {
     }
 }
 
-/// Writes as many entries as the caller has room for, by NVML's protocol of two calls.
+/// Writes the list of processes by NVML's protocol of two calls: INSUFFICIENT_SIZE and the count if there is
+/// too little room.
 fn list(device: Handle, count: Out<u32>, write: impl Fn(usize, &User) -> Result, no_room: bool) -> Result {
     node()?.tells_processes()?;
     let users = node()?.users(gpu(device)?);
@@ -42,7 +43,7 @@ fn list(device: Handle, count: Out<u32>, write: impl Fn(usize, &User) -> Result,
     users.iter().enumerate().try_for_each(|(index, user)| write(index, user))
 }
 
-/// The form of `_v2` and `_v3`.
+/// Entry of the process list in the forms `_v2` and `_v3`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Entry {
@@ -76,7 +77,7 @@ exports! {
         entries(device, count, out)
     }
 
-    /// Pid and memory alone.
+    /// The oldest form has pid and memory only.
     fn nvmlDeviceGetComputeRunningProcesses(device: Handle, count: Out<u32>, out: Out<[u64; 2]>) {
         let write = |index, user: &User| out.set_at(index, [u64::from(user.pid), user.memory]);
         list(device, count, write, out.is_null())

@@ -1,4 +1,5 @@
-//! How much of a GPU's time was used: whole windows of fixed length, as the node was made with, in whole percents.
+//! Utilisation: the used part of a GPU's time in windows of fixed length, in whole percents. The node's
+//! settings give length, delay and rounding.
 
 use std::sync::atomic::Ordering;
 
@@ -10,22 +11,22 @@ use gpushare_simulator::timeline::{Busy, busy};
 use crate::abi::{Code, Handle, Out, Result};
 use crate::node::{Node, gpu, node, session};
 
-/// Samples are kept for this many windows.
+/// Number of windows whose samples are kept.
 const KEPT: u64 = 6;
 
 /// A window that can be read.
 struct Window {
-    /// Its length, nanoseconds.
+    /// Length in nanoseconds.
     length: u64,
-    /// Whether percents are rounded to the nearest, and not down.
+    /// Whether percents are rounded to the nearest; otherwise they are rounded down.
     nearest: bool,
-    /// Its end, nanoseconds of the device clock.
+    /// End in nanoseconds of the device clock.
     end: u64,
-    /// Its end, microseconds since 1970.
+    /// End in microseconds since 1970.
     time: u64,
 }
 
-/// The last windows that can be read, the newest last.
+/// The last windows that can be read now, the newest at the end.
 fn windows(node: &Node) -> impl Iterator<Item = Window> {
     let Sampling { period, delay, nearest, .. } = &node.reader.state.sampling;
     let length = period.load(Ordering::Relaxed).max(1);
@@ -44,25 +45,25 @@ impl Window {
         u32::try_from((time * 100 + half) / self.length).unwrap_or(100).min(100)
     }
 
-    /// What each process used.
+    /// Busy time of each process in the window.
     fn busy(&self, gpu: &Gpu) -> Result<Vec<Busy>> {
         Ok(busy(gpu, session()?, self.end - self.length, self.end))
     }
 
-    /// What all used, those that have died since among them.
+    /// Percent of the window that all processes used, dead ones included.
     fn utilisation(&self, gpu: &Gpu) -> Result<u32> {
         Ok(self.percent(self.busy(gpu)?.iter().map(|one| one.time).sum()))
     }
 }
 
-/// Percent of the last whole window in which the GPU worked.
+/// Percent of the last readable window in which the GPU worked.
 pub fn utilisation(gpu: &Gpu) -> Result<u32> {
     session()?.sweep();
     windows(node()?).last().map_or(Ok(0), |window| window.utilisation(gpu))
 }
 
 impl Node {
-    /// Refuses what tells of single processes, where the node was made so.
+    /// Refuses questions about single processes, if the node was made to.
     pub fn tells_processes(&self) -> Result {
         let refused = self.reader.state.sampling.no_processes.load(Ordering::Relaxed) != 0;
         if refused { Err(Code::NOT_SUPPORTED) } else { Ok(()) }
@@ -75,15 +76,15 @@ impl Node {
     }
 }
 
-/// A process's share of one window.
+/// Use of one window by one process.
 struct Share {
     pid: u32,
     time: u64,
     cores: u32,
 }
 
-/// A share for every process that worked in a window which ended after `last_seen`, in microseconds since 1970. One
-/// that did not work has none, and neither has a dead one.
+/// A share for every living process and every window that it worked in, of the windows that ended after
+/// `last_seen` (microseconds since 1970).
 fn shares(device: Handle, last_seen: u64) -> Result<Vec<Share>> {
     let (node, gpu) = (node()?, gpu(device)?);
     node.tells_processes()?;
@@ -98,7 +99,7 @@ fn shares(device: Handle, last_seen: u64) -> Result<Vec<Share>> {
     Ok(all)
 }
 
-/// Writes the shares by NVML's protocol of two calls.
+/// Writes the shares by NVML's protocol of two calls; NOT_FOUND if there are none.
 fn list(
     device: Handle,
     last_seen: u64,
@@ -118,7 +119,7 @@ fn list(
     found.iter().enumerate().try_for_each(|(index, share)| write(index, share))
 }
 
-/// nvmlProcessUtilizationSample_t.
+/// nvmlProcessUtilizationSample_t of NVML's header.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Sample {
@@ -131,7 +132,7 @@ pub struct Sample {
     decoder: u32,
 }
 
-/// nvmlProcessUtilizationInfo_v1_t.
+/// nvmlProcessUtilizationInfo_v1_t of NVML's header.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Entry {
@@ -145,7 +146,7 @@ pub struct Entry {
     flow: u32,
 }
 
-/// nvmlProcessesUtilizationInfo_v1_t.
+/// nvmlProcessesUtilizationInfo_v1_t of NVML's header.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Entries {
@@ -157,8 +158,9 @@ pub struct Entries {
 
 const ENTRIES_V1: u32 = 0x0100_0018;
 
-/// An entry of the list that `pmon` reads by the private table: a moment, and for each of four engines how much which
-/// process used it, in 80 bytes of which it reads two words. It divides the sum of a process by the number of entries.
+/// An entry of the list that `nvidia-smi pmon` reads through the private table: a moment, and 80 bytes for
+/// each of four engines. It reads two words of those: how much of the engine was used, and the pid that used
+/// it. It divides the sum for a process by the number of entries.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Glance {
@@ -170,7 +172,8 @@ const _: () = assert!(size_of::<Glance>() == 328);
 
 const NOBODY: u32 = u32::MAX;
 
-/// Fills `pmon`'s list: as many entries for each window as the fullest has processes, each weighted by that number.
+/// Fills `pmon`'s list. Each window gets as many entries as the fullest window has processes, and each use is
+/// multiplied by that number, because `pmon` divides by it.
 pub fn glances(device: Handle, last_seen: u64, count: Out<u32>, out: Out<u8>) -> Result {
     let found = shares(device, last_seen)?;
     let fullest = found.iter().map(|share| found.iter().filter(|other| other.time == share.time).count());
@@ -198,7 +201,8 @@ pub fn glances(device: Handle, last_seen: u64, count: Out<u32>, out: Out<u8>) ->
     if written == 0 { Err(Code::NOT_FOUND) } else { Ok(()) }
 }
 
-/// Samples of the whole GPU: type 1 is the multiprocessors, 2 the memory.
+/// Samples of the whole GPU, each a time and a percent: of the multiprocessors for type 1, of the memory for
+/// type 2.
 fn device_samples(device: Handle, kind: u32, last_seen: u64) -> Result<Vec<[u64; 2]>> {
     let gpu = gpu(device)?;
     if !matches!(kind, 1 | 2) {

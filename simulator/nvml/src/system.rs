@@ -1,4 +1,4 @@
-//! Initialisation, versions, error texts, events.
+//! Initialisation, versions, error texts and events.
 
 use std::ffi::c_char;
 use std::sync::atomic::Ordering;
@@ -23,7 +23,7 @@ exports! {
         set_text(out, length, &node()?.reader.state.driver.get())
     }
 
-    /// NVML counts by CUDA's major version and the driver's.
+    /// NVML's version is made of CUDA's major version and the driver's version.
     fn nvmlSystemGetNVMLVersion(out: Out<u8>, length: u32) {
         let state = any_node()?.reader.state;
         let major = state.cuda.load(Ordering::Relaxed) / 1000;
@@ -69,7 +69,7 @@ exports! {
         gpu(device).map(|_| ())
     }
 
-    /// Nothing ever happens to a simulated GPU.
+    /// No event ever happens to a simulated GPU, so this waits for the whole timeout.
     fn nvmlEventSetWait_v2 also nvmlEventSetWait (_set: Handle, _data: Out<u8>, timeout: u32) {
         node()?;
         std::thread::sleep(std::time::Duration::from_millis(u64::from(timeout)));
@@ -77,7 +77,7 @@ exports! {
     }
 }
 
-/// The words for a result.
+/// The text for a result.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlErrorString(code: u32) -> *const c_char {
     words(code).as_ptr()

@@ -1,6 +1,7 @@
-//! The private table that nvidia-smi asks for. Its first word is its size in bytes; functions follow by slot.
+//! The private table of functions that nvidia-smi asks for. Its first word is its size in bytes; a function
+//! stands in each other slot.
 //!
-//! Slots that nvidia-smi needs answer from the state; all others answer NVML_ERROR_NOT_SUPPORTED.
+//! Slots that nvidia-smi needs answer from the state. All others answer NVML_ERROR_NOT_SUPPORTED.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -9,7 +10,7 @@ use crate::abi::{Code, Handle, Out, Result, number, padded};
 use crate::node::{gpu, node};
 use crate::samples;
 
-/// Size of the table of driver 535.
+/// Size of the table of driver 535, bytes.
 const SIZE: usize = 0x7a8;
 const SLOTS: usize = SIZE / 8;
 const ID: [u8; 16] = 0xc4fe_3e6c_c98f_6c4e_a327_ee69_6e12_f7c4_u128.to_be_bytes();
@@ -24,9 +25,9 @@ const PROCESS_LISTS: [usize; 3] = [213, 214, 215];
 #[repr(C)]
 struct Table([*const c_void; SLOTS]);
 
-// SAFETY: the table is written once, before anyone has it, and holds addresses of functions and one number.
+// SAFETY: the table is written once, before it is shared, and holds addresses of functions and one number.
 unsafe impl Send for Table {}
-// SAFETY: as above; nobody writes it afterwards.
+// SAFETY: as above; it is never written afterwards.
 unsafe impl Sync for Table {}
 
 static TABLE: OnceLock<Box<Table>> = OnceLock::new();
@@ -35,13 +36,13 @@ extern "C" fn absent() -> u32 {
     Code::NOT_SUPPORTED.0
 }
 
-/// Takes any message and drops it.
+/// Accepts any message and drops it.
 extern "C" fn logger() -> u32 {
     0
 }
 
-/// How far two GPUs, given by their PCI identities, are from each other: one host bridge, which is 2
-/// in this table's own count.
+/// Distance of two GPUs, given by their PCI identities: always one host bridge, which is 2 in this table's
+/// own numbering.
 extern "C" fn topology_level(_first: Out<u8>, _second: Out<u8>, out: Out<u32>) -> u32 {
     number(out.set(2))
 }
@@ -59,7 +60,7 @@ extern "C" fn handle_by_index(index: u32, out: Out<Handle>) -> u32 {
     number(node().and_then(|node| out.set(node.handle(index as usize)?)))
 }
 
-/// An entry of the process lists: pid, memory, instances, and the program's name.
+/// Bytes of an entry of the process lists: pid, memory, instances, and the program's name.
 const STRIDE: usize = 4128;
 
 fn list(device: Handle, count: Out<u32>, out: Out<u8>) -> Result {
@@ -107,7 +108,7 @@ fn table() -> &'static Table {
     })
 }
 
-/// Gives the table to who knows its id. Answers before nvmlInit, as the real library does.
+/// Gives the table to a caller that knows its id. Like the real library, it answers before nvmlInit too.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlInternalGetExportTable(out: Out<*const c_void>, id: Out<[u8; 16]>) -> u32 {
     number(match id.get() {

@@ -1,5 +1,5 @@
-//! The form in which functions run: every operand is a slot of the frame, constants and addresses included, so that an
-//! instruction never asks what kind of operand it has.
+//! The form in which functions run. Every operand is a slot of the frame, constants and addresses included,
+//! so an instruction never asks what kind of operand it has.
 
 use crate::alu::{Alu, Alu4};
 
@@ -21,7 +21,7 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Slot 0 of every frame is a constant zero: without a guard it is compared with zero.
+    /// No guard: slot 0 of every frame is a constant zero, and this compares it with zero.
     pub(crate) const ALWAYS: Self = Self { slot: 0, wanted: 0 };
 
     pub(crate) fn new(slot: Slot, negated: bool) -> Self {
@@ -34,16 +34,16 @@ impl Guard {
     }
 }
 
-/// How many bytes an access moves and where.
+/// How many bytes a load, store or atomic operation moves, and where.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Access {
-    /// 1, 2, 4 or 8.
+    /// Bytes that are moved: 1, 2, 4 or 8.
     pub(crate) size: u8,
-    /// The address must be a multiple of it: the size of the whole vector.
+    /// The address must be a multiple of this many bytes: the size of the whole vector.
     pub(crate) align: u8,
-    /// The address is an offset into the block's shared memory, not an address of this process.
+    /// Whether the address is an offset into the block's shared memory, and not an address of this process.
     pub(crate) shared: bool,
-    /// Signed loads fill the register above the loaded bytes; these are the register's bytes, or 0.
+    /// Bytes of the register that a signed load fills with the sign; 0 for other loads.
     pub(crate) extend: u8,
 }
 
@@ -98,16 +98,16 @@ pub(crate) enum Op {
     Trap,
     Barrier(Box<Barrier>),
     Warp(Box<Warp>),
-    /// Nanoseconds: of a monotonic clock, or of the day.
+    /// Writes nanoseconds: since 1970 with `wall`, else of a monotonic clock.
     Clock {
         d: Slot,
         wall: bool,
     },
-    /// Lets other threads run.
+    /// Lets other threads run first.
     Yield,
 }
 
-/// Read, compute, write as one step: `f(old, b, c)` is the new value.
+/// Reads, computes and writes as one step. `f(old, b, c)` is the new value.
 #[derive(Debug)]
 pub(crate) struct Atomic {
     pub(crate) f: Alu,
@@ -119,12 +119,12 @@ pub(crate) struct Atomic {
     pub(crate) access: Access,
 }
 
-/// Where a function's formal or a call's actual value lies.
+/// Where a formal of a function, or the actual value of a call, lies.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Place {
-    /// Bytes of the frame's memory: `.param` variables.
+    /// In the frame's memory: a `.param` variable of `size` bytes.
     Memory { offset: u32, size: u32 },
-    /// A register.
+    /// In a register.
     Slot(Slot),
 }
 
@@ -138,7 +138,7 @@ pub(crate) struct Call {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Target {
     Function(u32),
-    /// The value made by taking a function's address.
+    /// A slot with the value that was made by taking a function's address.
     Value(Slot),
     Host(HostFunction),
 }
@@ -149,15 +149,15 @@ pub(crate) enum HostFunction {
     Print,
     AssertFail,
     GridHandle,
-    /// Waits until every thread of the grid is here.
+    /// Waits until every thread of the grid has arrived.
     GridBarrier,
 }
 
-/// `bar`, `barrier`.
+/// `bar` and `barrier`.
 #[derive(Debug)]
 pub(crate) struct Barrier {
     pub(crate) number: Slot,
-    /// Threads to wait for; all that have not exited if absent.
+    /// Slot with the number of threads to wait for; without it, all threads that have not exited.
     pub(crate) threads: Option<Slot>,
     pub(crate) kind: BarrierKind,
 }
@@ -166,7 +166,7 @@ pub(crate) struct Barrier {
 pub(crate) enum BarrierKind {
     Sync,
     Arrive,
-    /// Also reduces a predicate over the threads, into `d`.
+    /// Waits, and reduces a predicate over the threads into `d`.
     Reduce {
         reduction: Reduction,
         d: Slot,
@@ -188,7 +188,7 @@ pub(crate) struct Warp {
     /// Slot of the mask of lanes that take part.
     pub(crate) mask: Slot,
     pub(crate) d: Slot,
-    /// Second result: a predicate.
+    /// Second result, a predicate.
     pub(crate) p: Option<Slot>,
     pub(crate) a: Slot,
     pub(crate) b: Slot,
@@ -199,19 +199,19 @@ pub(crate) struct Warp {
 pub(crate) enum WarpKind {
     Sync,
     Shuffle(Shuffle),
-    /// Lanes whose predicate is set, as a mask.
+    /// Mask of the lanes whose predicate is set.
     Ballot,
     All,
     Any,
     Uniform,
-    /// Lanes with the same value.
+    /// Mask of the lanes with the same value.
     MatchAny,
     MatchAll,
-    /// Lowest lane of the mask.
+    /// The lowest lane of the mask.
     Elect,
-    /// Folds the values of all lanes by the function.
+    /// Folds the values of all lanes with the function.
     Reduce(Alu),
-    /// Lanes that arrive here together; has no mask.
+    /// Mask of the lanes that arrive here together; the instruction has no mask operand.
     ActiveMask,
 }
 
@@ -223,12 +223,12 @@ pub(crate) enum Shuffle {
     Index,
 }
 
-/// What a slot holds when a frame is entered, where that is known only then.
+/// A value of a slot that is known only when a frame is entered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Link {
     /// Address of a `.global` or `.const` variable, by its number in the module.
     Variable(u32),
-    /// Offset of a `.shared` variable in the window, by its number in the module.
+    /// Offset of a `.shared` variable in the block's shared memory, by the variable's number in the module.
     Shared(u32),
     /// Address of a byte of the kernel's parameters.
     Parameter(u32),
@@ -237,7 +237,7 @@ pub(crate) enum Link {
     Special(Special),
 }
 
-/// Registers that the machine sets.
+/// Read-only registers that the machine sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Special {
     ThreadIndex(u8),
@@ -248,14 +248,14 @@ pub(crate) enum Special {
     Warp,
     Warps,
     LaneMask(LaneMask),
-    /// Address of this block's shared memory, and one past its end.
+    /// Start of this block's shared memory, and one past its end.
     SharedStart,
     SharedEnd,
-    /// Address of this thread's stack, and one past its end.
+    /// Start of this thread's stack, and one past its end.
     LocalStart,
     LocalEnd,
     SharedDynamic,
-    /// Halves of the address of the memory in which cooperative groups count the blocks of a grid.
+    /// Halves of the address of the workspace in which cooperative groups count the blocks of a grid.
     WorkspaceLow,
     WorkspaceHigh,
     SharedTotal,
@@ -270,20 +270,20 @@ pub(crate) enum LaneMask {
     GreaterEqual,
 }
 
-/// A function or kernel, ready to run.
+/// A function or kernel that is ready to run.
 #[derive(Debug, Default)]
 pub(crate) struct Function {
     pub(crate) code: Vec<Instruction>,
     /// Line of the text for each instruction.
     pub(crate) lines: Vec<u32>,
-    /// What the slots hold on entry; links replace some.
+    /// Values of the slots on entry; links replace some of them.
     pub(crate) slots: Vec<u64>,
     pub(crate) links: Vec<(Slot, Link)>,
     /// Bytes of the frame's memory, a multiple of 16.
     pub(crate) memory: u32,
     pub(crate) formals: Vec<Place>,
     pub(crate) results: Vec<Place>,
-    /// Functions called by name; `indirect` says that others may be called too.
+    /// Numbers of the functions that are called by name; `indirect` says that others may be called too.
     pub(crate) calls: Vec<u32>,
     pub(crate) indirect: bool,
 }

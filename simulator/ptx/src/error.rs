@@ -1,4 +1,4 @@
-//! What can go wrong, while reading a module and while running a kernel.
+//! Errors of reading a module and of running a kernel.
 
 /// Why a module was not accepted, or a kernel did not finish.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -9,7 +9,7 @@ pub enum PtxError {
     Syntax {
         /// Line of the text, from 1.
         line: u32,
-        /// What was found or missed.
+        /// What was found, or what was expected and missing.
         what: String,
     },
     /// The instruction, or one of its modifiers, is not simulated.
@@ -20,7 +20,7 @@ pub enum PtxError {
         /// The instruction with its modifiers, as written.
         name: String,
     },
-    /// A register, label, variable or function that nothing declares.
+    /// The text uses a register, label, variable or function that nothing declares.
     #[error("line {line}: {name} is not declared")]
     UnknownSymbol {
         /// Line of the text, from 1.
@@ -34,7 +34,7 @@ pub enum PtxError {
     /// Grid, block, shared memory or parameters do not fit the kernel.
     #[error("kernel {kernel}: {what}")]
     BadLaunch {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: String,
         /// What does not fit.
         what: String,
@@ -45,7 +45,7 @@ pub enum PtxError {
     /// A thread of the kernel failed; the launch ended there.
     #[error("kernel {kernel}, block {block:?}, thread {thread:?}, line {line}: {fault}")]
     Fault {
-        /// The kernel that was launched.
+        /// Name of the kernel that was launched.
         kernel: String,
         /// Line of the text, from 1.
         line: u32,
@@ -53,7 +53,7 @@ pub enum PtxError {
         block: [u32; 3],
         /// Index of the thread in the block (x, y, z).
         thread: [u32; 3],
-        /// What the thread did.
+        /// What the thread did wrong.
         fault: Fault,
     },
 }
@@ -68,7 +68,7 @@ pub enum Fault {
     /// An assertion of the program failed.
     #[error("assertion failed")]
     Assertion,
-    /// An address that no allocation can have: the first page, or above 2^56.
+    /// An address that no allocation can have: below 4096, or from 2^56 on.
     #[error("illegal address {0:#x}")]
     IllegalAddress(u64),
     /// An address that is not a multiple of the access's size.
@@ -80,7 +80,7 @@ pub enum Fault {
     /// Calls nested deeper than the thread's stack.
     #[error("stack overflow")]
     StackOverflow,
-    /// A call through a value that is no function of this module.
+    /// A call through a value that is not a function of this module.
     #[error("call of {0:#x}, which is no function")]
     NoFunction(u64),
     /// A branch through a list of labels that has no such entry.
@@ -89,7 +89,7 @@ pub enum Fault {
     /// The thread executed more instructions than the limit.
     #[error("more than {0} instructions in one thread")]
     StepLimit(u64),
-    /// Every thread waits for one that will not come.
+    /// Every thread waits for another one that will not arrive.
     #[error("deadlock at a barrier or a warp instruction")]
     Deadlock,
     /// A barrier number above 15.

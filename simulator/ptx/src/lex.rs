@@ -1,5 +1,6 @@
-//! Text to words: identifiers, numbers and dotted names are one word each, everything else is a sign.
-//! Comments and white space end here; lines are kept, for messages and for directives that end with their line.
+//! Splits the text into words: an identifier, number or dotted name is one word, and every other character is
+//! a sign. Comments and white space are dropped. Each word keeps its line, for messages and for directives
+//! that end with their line.
 
 use crate::error::PtxError;
 
@@ -21,7 +22,7 @@ pub(crate) struct Lexeme<'t> {
     pub(crate) line: u32,
 }
 
-/// Splits `text`.
+/// Splits `text` into lexemes.
 pub(crate) fn lex(text: &str) -> Result<Vec<Lexeme<'_>>, PtxError> {
     let mut lexemes = Vec::with_capacity(text.len() / 4);
     let (mut rest, mut line) = (text, 1_u32);
@@ -67,8 +68,8 @@ fn is_word(character: char) -> bool {
     character.is_ascii_alphanumeric() || matches!(character, '_' | '$' | '%' | '.')
 }
 
-/// Bytes of the word that `text` begins with. `::` belongs to a modifier (`ld.shared::cta`), a sign after `e` to a
-/// decimal number (`1.5e-3`).
+/// Bytes of the word that `text` begins with. `::` belongs to a modifier (`ld.shared::cta`). A sign after `e`
+/// belongs to a decimal number (`1.5e-3`).
 fn word_length(text: &str) -> usize {
     let bytes = text.as_bytes();
     let decimal = bytes[0].is_ascii_digit() && !text.starts_with("0x") && !text.starts_with("0X");
@@ -91,7 +92,7 @@ fn word_length(text: &str) -> usize {
     at
 }
 
-/// A place in the list of lexemes, with what a reader asks of it.
+/// A position in the list of lexemes, with the methods by which readers move on.
 #[derive(Clone)]
 pub(crate) struct Cursor<'a, 't> {
     lexemes: &'a [Lexeme<'t>],

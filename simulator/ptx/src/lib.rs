@@ -1,9 +1,10 @@
-//! A PTX interpreter: reads the text that compilers hand to the CUDA driver and runs its kernels on the host, where a
-//! device pointer is an ordinary address of this process.
+//! A PTX interpreter: reads the text that compilers hand to the CUDA driver and runs its kernels on the host.
+//! A device pointer is an ordinary address of this process.
 //!
-//! It serves the simulated GPU: results are right, time is not modelled. Threads are resumable states of one host
-//! thread, so barriers, shuffles and blocks that wait for each other work; textures, tensor cores and clusters are
-//! refused when the module is read, by [`PtxError::UnknownInstruction`].
+//! It serves the simulated GPU: results are right, time is not modelled. The threads of a kernel are
+//! resumable states that one host thread runs in turns, so barriers, shuffles and blocks that wait for each
+//! other work. Textures, tensor cores and clusters are refused when the module is read, by
+//! [`PtxError::UnknownInstruction`].
 
 mod alu;
 mod code;
@@ -31,23 +32,24 @@ pub const STEP_LIMIT: u64 = 1 << 30;
 /// Where a kernel's parameter lies in the buffer of its parameters, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parameter {
-    /// From the start of the buffer.
+    /// Bytes from the start of the buffer.
     pub offset: usize,
-    /// Of the parameter.
+    /// Bytes of the parameter.
     pub size: usize,
 }
 
 /// A `.global` or `.const` variable: memory that exists before a kernel runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Global {
-    /// As in the text; unique in the module.
+    /// Name as in the text; unique in the module.
     pub name: String,
-    /// Bytes; 0 for an array without a length.
+    /// Length in bytes; 0 for an array without a length.
     pub size: usize,
-    /// Bytes, a power of two.
+    /// Alignment in bytes, a power of two.
     pub align: usize,
-    /// The initial value, `size` bytes, zeros where the text gives none. Addresses of other variables are marks here;
-    /// [`Module::run`] replaces them in memory, so a loader copies these bytes as they are.
+    /// The initial value, `size` bytes, with zeros where the text gives none. Addresses of other variables
+    /// are marks here. [`Module::run`] replaces the marks in memory, so a loader copies these bytes as they
+    /// are.
     pub init: Vec<u8>,
 }
 
@@ -55,13 +57,13 @@ pub struct Global {
 struct Kernel {
     function: u32,
     parameters: Vec<Parameter>,
-    /// Numbers of the functions that it may call, and its own.
+    /// Numbers of the functions that it may call, and of itself.
     reachable: Vec<u32>,
-    /// Whether a function may call itself, directly or not.
+    /// Whether any function that it reaches may call itself, directly or not.
     recursive: bool,
 }
 
-/// A module that was read, with every instruction known.
+/// A module that was read; every instruction in it can be run.
 #[derive(Debug)]
 pub struct Module {
     functions: Vec<Function>,
@@ -71,8 +73,9 @@ pub struct Module {
 }
 
 impl Module {
-    /// Reads a module. Several texts in a row, as a linker collects them, are one module: a name that is declared in one
-    /// and defined in another is the same thing, and the first of two definitions counts.
+    /// Reads a module. Several texts in a row, as a linker collects them, are one module. A name that is
+    /// declared in one text and defined in another is the same thing. Of two definitions of a function the
+    /// first counts.
     ///
     /// # Errors
     /// [`PtxError::Syntax`], [`PtxError::UnknownInstruction`] or [`PtxError::UnknownSymbol`], with the line.
@@ -132,23 +135,24 @@ impl Module {
         self.variables.globals.clone()
     }
 
-    /// Ends a thread with [`Fault::StepLimit`] after about `steps` instructions. The limit is checked every few thousand.
+    /// Ends a thread with [`Fault::StepLimit`] after about `steps` instructions. The limit is checked only
+    /// every few thousand instructions.
     pub fn set_step_limit(&mut self, steps: u64) {
         self.step_limit = steps;
     }
 
-    /// Runs a kernel over a whole grid and returns when it has ended. `grid` counts blocks and `block` threads, each as
-    /// x, y, z; `shared_bytes` is the dynamic shared memory; `params` the buffer that [`Self::parameters`] describes;
-    /// `global_addresses` says where the loader put a variable.
+    /// Runs a kernel over a whole grid and returns when it has ended. `grid` counts blocks and `block` counts
+    /// threads, each as x, y, z. `shared_bytes` is the size of dynamic shared memory. `params` is the buffer
+    /// that [`Self::parameters`] describes. `global_addresses` says where the loader put a variable.
     ///
     /// # Errors
     /// [`PtxError::NoKernel`], [`PtxError::BadLaunch`] and [`PtxError::NoAddress`] before anything ran;
     /// [`PtxError::Fault`] in the middle of it, with memory as it was then.
     ///
     /// # Safety
-    /// Every address that the kernel reads or writes, from its parameters, its variables and memory they lead to, is
-    /// mapped with that permission until this returns, apart from obviously wrong ones, which are a fault. Nobody else
-    /// relies on the bytes that the kernel writes.
+    /// Until this returns, every address that the kernel reads or writes is mapped with that permission. That
+    /// holds for addresses from its parameters, its variables and memory that they lead to; obviously wrong
+    /// ones are a fault instead. Nobody else relies on the bytes that the kernel writes.
     pub unsafe fn run(
         &self,
         kernel: &str,
@@ -164,7 +168,8 @@ impl Module {
     }
 }
 
-/// The functions that `from` may call, with itself, and whether a cycle is among them.
+/// Numbers of the functions that `from` may call, with its own, and whether there is a cycle of calls among
+/// them.
 fn reach(functions: &[Function], from: u32) -> (Vec<u32>, bool) {
     let mut seen = BTreeSet::new();
     let mut open = vec![from];
@@ -175,7 +180,7 @@ fn reach(functions: &[Function], from: u32) -> (Vec<u32>, bool) {
         let function = &functions[number as usize];
         open.extend(&function.calls);
         if function.indirect {
-            // Whatever has a number may be meant.
+            // An indirect call may mean every function, since each has a number.
             open.extend((0_u32..).zip(functions).map(|(number, _)| number));
         }
     }

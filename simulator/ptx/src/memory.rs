@@ -1,15 +1,17 @@
-//! Access to device memory, which is memory of this process. The only place of this crate that dereferences an address.
+//! Access to device memory, which is memory of this process. No other module of this crate dereferences an
+//! address.
 
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::alu::Alu;
 use crate::error::Fault;
 
-/// Below: the null page, which no allocation has. Above: nothing that user space can map.
+/// Addresses that an access may have. Below is the null page, which no allocation has; above is nothing that
+/// user space can map.
 const LOWEST: u64 = 4096;
 const HIGHEST: u64 = 1 << 56;
 
-/// The pointer of `address`, if an access of `align` bytes may go there.
+/// The pointer to `address`, if an access aligned to `align` bytes may go there.
 #[inline]
 fn pointer<T>(address: u64, align: u8) -> Result<*mut T, Fault> {
     if address & u64::from(align - 1) != 0 {
@@ -75,8 +77,8 @@ pub(crate) unsafe fn store(address: u64, size: u8, align: u8, value: u64) -> Res
     }
 }
 
-/// Replaces the 2, 4 or 8 bytes at `address` by `f(old, b, c)` in one step, and gives the old value.
-/// Other threads and processes that use the same memory see one order.
+/// Replaces the 2, 4 or 8 bytes at `address` by `f(old, b, c)` in one step, and returns the old value. All
+/// threads and processes that use the same memory see one order.
 ///
 /// # Safety
 /// The bytes at `address` are mapped and writable, unless the address is refused.
@@ -98,7 +100,7 @@ pub(crate) unsafe fn update(address: u64, size: u8, f: Alu, b: u64, c: u64) -> R
     })
 }
 
-/// Copies bytes; the places may overlap.
+/// Copies `bytes` bytes; the two places may overlap.
 ///
 /// # Safety
 /// `from` is readable and `to` writable over `bytes` bytes.

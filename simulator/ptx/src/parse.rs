@@ -1,4 +1,5 @@
-//! The module level: variables, and functions up to their bodies, which stay lists of words until every name is known.
+//! Reads the module level: variables, and functions without their bodies. Bodies stay lists of words until
+//! every name is known.
 
 use std::ops::Range;
 
@@ -6,7 +7,7 @@ use crate::error::PtxError;
 use crate::lex::{Cursor, Token};
 use crate::types::{Literal, Ty};
 
-/// Bytes of the largest variable: nobody writes more into a text.
+/// Bytes of the largest variable that is accepted.
 const LARGEST: usize = 1 << 30;
 
 /// State space of a variable.
@@ -43,9 +44,9 @@ pub(crate) struct Variable<'t> {
     /// Elements of a vector: 1, 2 or 4.
     pub(crate) lanes: u8,
     pub(crate) align: usize,
-    /// Bytes; 0 for an array without a length.
+    /// Length in bytes; 0 for an array without a length.
     pub(crate) size: usize,
-    /// `name<count>`: the names `name0` … for registers.
+    /// The count in `name<count>`, which declares the registers `name0`, `name1` and so on.
     pub(crate) count: Option<u32>,
     pub(crate) external: bool,
     pub(crate) initial: Vec<Initial<'t>>,
@@ -66,11 +67,11 @@ pub(crate) struct Header<'t> {
     pub(crate) entry: bool,
     pub(crate) results: Vec<Variable<'t>>,
     pub(crate) formals: Vec<Variable<'t>>,
-    /// The lexemes between the braces; absent from a declaration.
+    /// Range of the lexemes between the braces; absent from a declaration.
     pub(crate) body: Option<Range<usize>>,
 }
 
-/// What a module declares.
+/// What a module declares at its top level.
 #[derive(Debug, Default)]
 pub(crate) struct Declarations<'t> {
     pub(crate) headers: Vec<Header<'t>>,
@@ -155,7 +156,7 @@ fn formals<'t>(cursor: &mut Cursor<'_, 't>) -> Result<Vec<Variable<'t>>, PtxErro
     }
 }
 
-/// The variables of a declaration whose directive was read, up to its `;`.
+/// Reads the variables of a declaration up to its `;`. The directive was read before.
 pub(crate) fn variables<'t>(
     cursor: &mut Cursor<'_, 't>,
     directive: &str,
@@ -177,7 +178,7 @@ pub(crate) fn variables<'t>(
     }
 }
 
-/// What stands before the names of a declaration.
+/// The part of a declaration before its names.
 struct Shape {
     space: Space,
     ty: Ty,
@@ -258,7 +259,7 @@ fn number(cursor: &mut Cursor<'_, '_>) -> Result<usize, PtxError> {
     }
 }
 
-/// One value, or braces around values.
+/// Reads one value, or braces around values, into `into`.
 fn initial<'t>(cursor: &mut Cursor<'_, 't>, into: &mut Vec<Initial<'t>>) -> Result<(), PtxError> {
     if cursor.accept('{') {
         while !cursor.accept('}') {

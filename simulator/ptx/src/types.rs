@@ -2,7 +2,7 @@
 
 use crate::alu::half::{BF16, F16, Rounding};
 
-/// A fundamental type; `B` types carry bits, the others say how an instruction reads them.
+/// A fundamental type. `B` types carry bits; the others say how an instruction reads the bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Ty {
     Pred,
@@ -87,7 +87,7 @@ pub(crate) fn mask(bytes: u8) -> u64 {
     u64::MAX >> (64 - 8 * u32::from(bytes))
 }
 
-/// A number as written; the type comes from where it stands.
+/// A number as written. Its type follows from where it stands.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Literal {
     /// Two's complement.
@@ -99,7 +99,7 @@ pub(crate) enum Literal {
 }
 
 impl Literal {
-    /// The literal that `word` spells, if it does.
+    /// The literal that `word` spells; `None` if it spells none.
     pub(crate) fn of(word: &str) -> Option<Self> {
         if !word.strip_prefix('.').unwrap_or(word).starts_with(|first: char| first.is_ascii_digit()) {
             return None;
@@ -151,7 +151,7 @@ impl Literal {
     }
 }
 
-/// An integer literal where a real number stands; `-1` arrives here as two's complement.
+/// The value of an integer literal where a real number stands; `-1` comes here as two's complement.
 fn real(value: u64) -> f64 {
     let signed = i64::from_ne_bytes(value.to_ne_bytes());
     signed as f64

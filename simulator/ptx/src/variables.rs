@@ -1,4 +1,5 @@
-//! Variables of the module: bytes that a loader places in device memory, and the block's shared window.
+//! Variables of the module: those that a loader places in device memory, and those in the block's shared
+//! memory.
 
 use std::collections::HashMap;
 
@@ -6,11 +7,11 @@ use crate::Global;
 use crate::error::PtxError;
 use crate::parse::{Initial, Space, Variable};
 
-/// An address of a function, as taken by `mov` or an initialiser: this tag and the function's number. No address of
-/// user space looks like it.
+/// Tag of a function's address, as `mov` or an initialiser takes it: the tag and the function's number. No
+/// address of user space looks like it.
 const FUNCTION: u64 = 0xfab0_0000_0000_0000;
 
-/// An address in an initialiser that the first launch replaces: this tag and the number of the [`Pending`].
+/// Tag of a mark that the first launch replaces by an address: the tag and the number of the [`Pending`].
 const PENDING: u64 = 0xfab1_0000_0000_0000;
 
 /// The value of function `number`'s address.
@@ -30,13 +31,13 @@ pub(crate) fn function_of(value: u64) -> Option<u32> {
 /// An address of a variable inside another variable's initial value.
 #[derive(Debug, Clone)]
 pub(crate) struct Pending {
-    /// Number of the variable that holds it, and where.
+    /// Number of the variable that holds the address, and the byte at which it stands.
     pub(crate) holder: u32,
     pub(crate) at: usize,
-    /// What it points to.
+    /// Number of the variable that it points to, and the distance from that variable's start.
     pub(crate) target: u32,
     pub(crate) offset: u64,
-    /// The eight bytes that stand there until then.
+    /// The mark: the eight bytes that stand there until then.
     pub(crate) mark: u64,
 }
 
@@ -45,11 +46,11 @@ pub(crate) struct Pending {
 pub(crate) struct SharedVariable {
     pub(crate) size: usize,
     pub(crate) align: usize,
-    /// Declared without a size: it begins where the launch's dynamic shared memory does.
+    /// Whether it has no size of its own. It then begins where the launch's dynamic shared memory does.
     pub(crate) dynamic: bool,
 }
 
-/// Variables and what refers to them.
+/// The module's variables, and the addresses in their initial values.
 #[derive(Debug, Default)]
 pub(crate) struct Variables {
     pub(crate) globals: Vec<Global>,
@@ -65,13 +66,14 @@ pub(crate) enum Name {
     Function(u32),
 }
 
-/// Numbers of names; `usize` never exceeds the number of words of a text below 4 GiB.
+/// `index` as a 32-bit number. A text below 4 GiB never has too many names for it.
 pub(crate) fn number(index: usize, line: u32) -> Result<u32, PtxError> {
     u32::try_from(index).map_err(|_| crate::parse::syntax(line, "the module is too large"))
 }
 
 impl Variables {
-    /// Adds a `.global`, `.const` or `.shared` variable; its initialiser comes later, when all names are known.
+    /// Adds a `.global`, `.const` or `.shared` variable. Its initialiser is read later, when all names are
+    /// known.
     pub(crate) fn declare(&mut self, variable: &Variable<'_>) -> Result<Name, PtxError> {
         if variable.space == Space::Shared {
             let name = Name::Shared(number(self.shared.len(), variable.line)?);
@@ -89,7 +91,7 @@ impl Variables {
         Ok(name)
     }
 
-    /// Fills in the initial value of the variable declared as `number`.
+    /// Writes the initial value of the variable that was declared as `number_of`.
     pub(crate) fn initialise(
         &mut self,
         number_of: u32,

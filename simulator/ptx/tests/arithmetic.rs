@@ -1,4 +1,4 @@
-//! What single instructions compute, bit for bit.
+//! Results of single instructions, bit for bit.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the failure of the test")]
 
@@ -6,7 +6,7 @@ mod support;
 
 use support::evaluate;
 
-/// (instructions, inputs, result)
+/// Instructions, their inputs, and the expected result.
 type Row<'a> = (&'a str, &'a [u64], u64);
 
 fn check(rows: &[Row<'_>]) {

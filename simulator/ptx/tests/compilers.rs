@@ -1,4 +1,5 @@
-//! Kernels as NVRTC and numba-cuda compile them, with results computed here. Sources: fixtures/kernels.cu, kernels.py.
+//! Kernels as NVRTC and numba-cuda compile them, with expected results computed here. The sources are
+//! fixtures/kernels.cu and kernels.py.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the failure of the test")]
 

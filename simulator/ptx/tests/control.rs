@@ -1,4 +1,4 @@
-//! Branches, calls and the ends that a thread can come to.
+//! Branches, calls, and the ways in which a thread can end.
 
 mod support;
 
@@ -27,7 +27,7 @@ fn loops_and_jump_tables_go_where_they_should() {
 
 #[test]
 fn names_in_braces_hide_those_outside() {
-    // Inlined assembly repeats labels and registers in braces of its own.
+    // Inlined assembly repeats labels and registers, each time in braces of its own.
     let twice = "{ .reg .b64 %t1; mov.u64 %t1, %a; bra $l; mov.u64 %t1, 0; $l: add.u64 %o, %o, %t1; }
         { .reg .b64 %t1; mov.u64 %t1, %b; bra $l; mov.u64 %t1, 0; $l: add.u64 %o, %o, %t1; }";
     assert_eq!(evaluate(twice, &[3, 4]), 7);

@@ -15,7 +15,7 @@ fn loads_and_stores_have_their_width_and_sign() {
     assert_eq!(evaluate(each, &[0x8000]), 0xffff_ffff_ffff_8000);
     let each = "ld.volatile.global.v2.u32 {%s, %s2}, [%in]; mov.b64 %o, {%s2, %s};";
     assert_eq!(evaluate(each, &[0x1_0000_0002]), 0x2_0000_0001);
-    // The first element takes the address's own register.
+    // The first element is loaded into the address's own register.
     let each = "mov.u64 %o, %in; ld.global.v2.u64 {%o, %o2}, [%o+16]; add.u64 %o, %o, %o2;";
     assert_eq!(evaluate(each, &[0, 0, 30, 12]), 42);
 }

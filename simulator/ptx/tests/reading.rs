@@ -1,4 +1,5 @@
-//! What is said of a module before anything runs: names, places, and errors with their line.
+//! What is known of a module before it runs: names, places of parameters and variables, and errors with their
+//! line.
 
 mod support;
 
@@ -58,7 +59,7 @@ fn an_unknown_instruction_is_named_with_its_line() {
         let error = Module::parse(&text).unwrap_err();
         match error {
             PtxError::UnknownInstruction { line: 6, name: found } => assert_eq!(found, name),
-            // Operands of an unknown kind may be met first; the line is what counts then.
+            // The reader may meet operands of an unknown kind first; then only the line counts.
             PtxError::Syntax { line: 6, .. } => {}
             other => panic!("{line}: {other}"),
         }

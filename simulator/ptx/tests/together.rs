@@ -40,14 +40,14 @@ fn barriers_reduce_and_count_only_those_who_are_there() {
         [1; 50]
     );
     assert_eq!(per_thread(&format!("{odd} bar.red.and.pred %q, 1, %p; selp.u32 %s, 1, 0, %q;"), 50), [0; 50]);
-    // Threads that have ended are not waited for.
+    // Barriers do not wait for threads that have ended.
     let rest = per_thread(
         "setp.ge.u32 %p, %t, 40; @%p exit; setp.lt.u32 %p, %t, 3; bar.red.popc.u32 %s, 0, %p;",
         64,
     );
     assert_eq!(rest[..40], [3; 40]);
     assert_eq!(rest[40..], [0; 24]);
-    // The first warp arrives, the second waits for it.
+    // The first warp arrives; the second one waits for it.
     let handed = "setp.lt.u32 %p, %t, 32; @%p bra $first; bar.sync 1, 64; ld.shared.u32 %s, [sh]; bra $end;
         $first: st.shared.u32 [sh], 77; bar.arrive 1, 64; $end:";
     assert_eq!(per_thread(handed, 64)[32..], [77; 32]);
@@ -61,7 +61,7 @@ fn shuffles_follow_their_definition() {
         ("shfl.sync.up.b32 %s, %t, 4, 0, -1;", |t| if t >= 4 { t - 4 } else { t }),
         ("shfl.sync.bfly.b32 %s, %t, 5, 31, -1;", |t| t ^ 5),
         ("shfl.sync.idx.b32 %s, %t, 9, 31, -1;", |_| 9),
-        // Sub-warps of eight.
+        // Sub-warps of eight lanes.
         ("shfl.sync.idx.b32 %s, %t, 1, 0x181f, -1;", |t| t / 8 * 8 + 1),
         ("shfl.sync.down.b32 %s, %t, 4, 0x181f, -1;", |t| if t % 8 < 4 { t + 4 } else { t }),
         ("shfl.sync.down.b32 %u|%p, %t, 4, 31, -1; selp.u32 %s, 1, 0, %p;", |t| u32::from(t < 28)),
@@ -99,7 +99,7 @@ fn votes_matches_and_reductions_see_all_lanes_of_the_mask() {
 
 #[test]
 fn diverged_lanes_meet_only_those_of_their_mask() {
-    // Each half of the warp shuffles among itself, on its own side of a branch.
+    // Each half of the warp shuffles among its own lanes, on its own side of a branch.
     let halves =
         "setp.lt.u32 %p, %t, 16; @%p bra $low; shfl.sync.bfly.b32 %s, %t, 1, 31, 0xffff0000; bra $end;
         $low: shfl.sync.bfly.b32 %s, %t, 2, 31, 0x0000ffff; $end: bar.warp.sync -1;";
@@ -128,7 +128,7 @@ fn waiting_for_nobody_is_a_deadlock() {
 
 #[test]
 fn threads_may_spin_for_one_another() {
-    // A lock in global memory, taken by every thread of every block, with a sum under it that is not atomic.
+    // A lock in global memory that every thread of every block takes. The sum under it is not atomic.
     let module = module(
         ".entry k(.param .u64 p) { .reg .b32 %r<5>; .reg .b64 %d<2>; .reg .pred %p; ld.param.u64 %d1, [p];
             $try: atom.global.cas.b32 %r1, [%d1], 0, 1; setp.ne.u32 %p, %r1, 0; @%p bra $try;
@@ -151,7 +151,7 @@ fn every_launch_brings_zeros_for_the_barrier_of_cooperative_groups() {
 
 #[test]
 fn blocks_may_wait_for_later_blocks() {
-    // Every block counts itself in and waits until all are there, as cooperative groups do.
+    // Every block counts itself and waits until all are there, as cooperative groups do.
     let text = |wait: &str| {
         module(&format!(
             ".extern .func (.param .b64 r) cudaCGGetIntrinsicHandle(.param .b32 scope);

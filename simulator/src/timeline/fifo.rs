@@ -1,7 +1,7 @@
-//! A GPU that works in the order of submission: an end is known at submission.
+//! A GPU that works in the order of submission, so that an end is known at submission.
 //!
-//! Work of a killed process is cut out, and what stood behind it moves forward; an [`End`] remembers how many cuts it
-//! has seen, and finds its place again.
+//! The work of a killed process is cut out, and the work behind it moves forward. An [`End`] keeps the number
+//! of cuts made before it, and applies the later ones when it is asked for its moment.
 
 use std::sync::atomic::Ordering;
 
@@ -13,13 +13,13 @@ use crate::state::{CUTS, Cut, Gpu};
 /// When a piece of work ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct End {
-    /// On the time line as it was when the work was queued.
+    /// Nanoseconds of the device clock, on the time line as it was when the work was queued.
     pub time: u64,
-    /// Cuts made before.
+    /// Number of cuts made before the work was queued.
     pub cuts: u64,
 }
 
-/// Queues `length` nanoseconds that start not before `after`. The caller holds the time lock.
+/// Queues `length` nanoseconds of work that starts at `after` or later. The caller holds the time lock.
 pub fn submit(gpu: &Gpu, owner: Owner, length: u64, after: u64) -> End {
     let start = clock::now().max(after).max(gpu.tail.load(Ordering::Relaxed));
     let end = start.saturating_add(length);
@@ -49,7 +49,7 @@ fn cut(gpu: &Gpu, index: u64) -> &Cut {
     &gpu.cuts[usize::try_from(index).unwrap_or(0) % CUTS]
 }
 
-/// Cuts the work of a dead process that has not run yet. The caller holds the time lock.
+/// Cuts out the work of a dead process that has not run yet. The caller holds the time lock.
 pub fn cancel(gpu: &Gpu, dead: Owner) {
     let now = clock::now();
     let mut pending = newest(gpu, |run| run.end.load(Ordering::Acquire) > now);
@@ -71,7 +71,7 @@ pub fn cancel(gpu: &Gpu, dead: Owner) {
             run.end.store(end - shift, Ordering::Release);
         }
     }
-    // From the last to the first, so that each cut is told in the time line that the next one sees.
+    // From the last to the first, because each cut must be in the time line that the next one sees.
     for (start, end) in cuts.into_iter().rev() {
         let count = gpu.cut_count.load(Ordering::Relaxed);
         cut(gpu, count).start.store(start, Ordering::Relaxed);
@@ -82,7 +82,7 @@ pub fn cancel(gpu: &Gpu, dead: Owner) {
 }
 
 impl End {
-    /// The moment, on the time line with all its cuts.
+    /// The moment of the end, on the time line with all its cuts, in nanoseconds of the device clock.
     pub fn time(&self, gpu: &Gpu) -> u64 {
         let cuts = gpu.cut_count.load(Ordering::Acquire);
         if cuts == self.cuts {
@@ -98,10 +98,10 @@ impl End {
         })
     }
 
-    /// Whether it has come.
+    /// Whether the end has come.
     pub fn passed(&self, gpu: &Gpu) -> bool {
         let now = clock::now();
-        // Cuts only move an end forward, so an end that has passed needs no look at them.
+        // Cuts only make an end earlier, so an end that has passed needs no look at them.
         self.time <= now || self.time(gpu) <= now
     }
 }

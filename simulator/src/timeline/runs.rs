@@ -1,26 +1,26 @@
-//! What a GPU has done and, in the order of submission, will do: the ring of runs.
+//! The ring of runs: what a GPU has done and, in the order of submission, what it will do.
 
 use std::sync::atomic::Ordering;
 
 use crate::lock::Owner;
 use crate::state::{Gpu, RUNS, Run};
 
-/// Runs are joined up to this length, so that short kernels do not fill the ring; nanoseconds.
+/// Runs are joined up to this length in nanoseconds, so that short kernels do not fill the ring.
 const JOIN: u64 = 1_000_000;
-/// Gaps up to this length are joined, nanoseconds.
+/// Gaps up to this length between runs are joined, nanoseconds.
 const GAP: u64 = 100_000;
 
-/// The run with this number.
+/// The run with number `index`, counted from the GPU's first.
 pub fn run(gpu: &Gpu, index: u64) -> &Run {
     &gpu.runs[usize::try_from(index).unwrap_or(0) % RUNS]
 }
 
-/// Whose run it is.
+/// The process whose run it is.
 pub fn owner(run: &Run) -> Owner {
     Owner { slot: run.slot.load(Ordering::Relaxed), generation: run.generation.load(Ordering::Relaxed) }
 }
 
-/// Number of the newest run, if `owner`'s work from `start` to `end` can be added to it.
+/// Number of the newest run, if the work of `owned` from `start` to `end` can be added to it.
 pub fn extensible(gpu: &Gpu, owned: Owner, start: u64, end: u64) -> Option<u64> {
     let index = gpu.run_count.load(Ordering::Relaxed).checked_sub(1)?;
     let last = run(gpu, index);
@@ -29,14 +29,14 @@ pub fn extensible(gpu: &Gpu, owned: Owner, start: u64, end: u64) -> Option<u64> 
     (owner(last) == owned && near && short).then_some(index)
 }
 
-/// Runs that are still remembered and satisfy `wanted`, walking back from the newest until one does not.
+/// The newest runs that satisfy `wanted`, newest first, up to the first that does not.
 pub fn newest(gpu: &Gpu, wanted: impl Fn(&Run) -> bool) -> Vec<&Run> {
     let count = gpu.run_count.load(Ordering::Acquire);
     let oldest = count.saturating_sub(RUNS as u64);
     (oldest..count).rev().map(|index| run(gpu, index)).take_while(|run| wanted(run)).collect()
 }
 
-/// `busy` times `part` / `whole`.
+/// `busy` * `part` / `whole`; 0 if `whole` is 0.
 pub fn share(busy: u64, part: u64, whole: u64) -> u64 {
     let product = u128::from(busy) * u128::from(part);
     product.checked_div(u128::from(whole)).and_then(|ns| u64::try_from(ns).ok()).unwrap_or(0)

@@ -1,7 +1,7 @@
-//! A GPU that slices: the processes with work take turns, and a kernel is cut where its turn ends.
+//! A GPU that slices: processes with work take turns, and a kernel is cut where its turn ends.
 //!
-//! A process's work is a line of nanoseconds of GPU time, in the order of submission. How far the GPU has come on it is
-//! written down whenever somebody asks, from the last time to now. No end is known at submission.
+//! A process's work is a line of nanoseconds of GPU time, in the order of submission. Whenever a process
+//! asks, the GPU's progress since the last time is computed and written down. No end is known at submission.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,16 +16,16 @@ use crate::state::{Gpu, Line, SLOTS, STAMPS, Stamp};
 /// A place on a process's line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Whose line.
+    /// The process whose line it is.
     pub owner: Owner,
-    /// Nanoseconds from its begin.
+    /// Nanoseconds of GPU time from the line's begin.
     pub position: u64,
 }
 
-/// A moment that the GPU stamps: 0 until it came there.
+/// Moment that the GPU stamps, in nanoseconds of the device clock; 0 until the GPU has reached its place.
 pub type Moment = Arc<AtomicU64>;
 
-/// The moments that this process has asked one GPU for and does not know yet, in the order of its line.
+/// The moments that this process has asked one GPU for and has not read yet, in the order of its line.
 #[derive(Default)]
 pub struct Asked(Mutex<VecDeque<Moment>>);
 
@@ -42,21 +42,22 @@ impl Line {
         self.queued.load(Ordering::Acquire).saturating_sub(self.ran.load(Ordering::Acquire))
     }
 
-    /// Drops what has not run.
+    /// Drops the work that has not run, and the stamps that were not given.
     fn drop_rest(&self) {
         self.queued.store(self.ran.load(Ordering::Relaxed), Ordering::Relaxed);
         self.asked.store(self.given.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 }
 
-/// Queues `length` nanoseconds.
+/// Queues `length` nanoseconds of work, and returns the place of its end.
 pub fn submit(gpu: &Gpu, session: &Session, length: u64) -> Place {
     let _guard = session.lock(&gpu.time_lock);
     advance(gpu, session);
     place(gpu, session.owner, length)
 }
 
-/// Adds to the owner's line. The caller holds the time lock and has let the GPU come to now.
+/// Adds `length` nanoseconds to the owner's line. The caller holds the time lock and has advanced the GPU to
+/// now.
 fn place(gpu: &Gpu, owner: Owner, length: u64) -> Place {
     let line = line(gpu, owner.slot);
     if line.generation.load(Ordering::Relaxed) != owner.generation {
@@ -68,7 +69,7 @@ fn place(gpu: &Gpu, owner: Owner, length: u64) -> Place {
     Place { owner, position }
 }
 
-/// Drops what a dead process has queued and not got. The caller holds the time lock.
+/// Drops the queued work of a dead process that has not run. The caller holds the time lock.
 pub fn cancel(gpu: &Gpu, session: &Session, dead: Owner) {
     advance(gpu, session);
     let line = line(gpu, dead.slot);
@@ -77,7 +78,7 @@ pub fn cancel(gpu: &Gpu, session: &Session, dead: Owner) {
     }
 }
 
-/// Lets the GPU work until now. The caller holds the time lock.
+/// Computes the GPU's work until now. The caller holds the time lock.
 pub fn advance(gpu: &Gpu, session: &Session) {
     advance_to(gpu, session.state().used_slots(), clock::now());
 }
@@ -98,7 +99,7 @@ fn advance_to(gpu: &Gpu, used: usize, now: u64) {
     turns.time.fetch_max(now, Ordering::Release);
 }
 
-/// Slot and end of the turn at `time`: the old one, or that of the next process with work.
+/// Slot and end of the turn at `time`: the current turn, or a new one for the next process with work.
 fn turn(gpu: &Gpu, used: usize, time: u64) -> Option<(u32, u64)> {
     let turns = &gpu.turns;
     let (holder, end) = (turns.holder.load(Ordering::Relaxed), turns.end.load(Ordering::Relaxed));
@@ -109,13 +110,13 @@ fn turn(gpu: &Gpu, used: usize, time: u64) -> Option<(u32, u64)> {
     Some((next, time.saturating_add(turns.slice.load(Ordering::Relaxed).max(1))))
 }
 
-/// All slots in the order of turns, `holder` the last.
+/// All slots in the order of turns; `holder` comes last.
 fn after(holder: u32, used: usize) -> impl Iterator<Item = u32> {
     let used = u32::try_from(used).unwrap_or(u32::MAX);
     (holder.saturating_add(1)..used).chain(0..holder.saturating_add(1).min(used))
 }
 
-/// Writes down that `slot` works for `length` until `time` in a turn that ends at `turn`.
+/// Writes down the step: `slot` works for `length` nanoseconds until `time`, in a turn that ends at `turn`.
 fn write_down(gpu: &Gpu, slot: u32, length: u64, time: u64, turn: u64) {
     let line = line(gpu, slot);
     let owner = Owner { slot, generation: line.generation.load(Ordering::Relaxed) };
@@ -139,7 +140,7 @@ fn write_down(gpu: &Gpu, slot: u32, length: u64, time: u64, turn: u64) {
     gpu.turns.pending.store(1, Ordering::Release);
 }
 
-/// Does what is written down.
+/// Carries out the step that is written down.
 fn carry_out(gpu: &Gpu) {
     let (turns, step) = (&gpu.turns, &gpu.turns.step);
     let (slot, time) = (step.slot.load(Ordering::Relaxed), step.time.load(Ordering::Relaxed));
@@ -160,7 +161,7 @@ fn carry_out(gpu: &Gpu) {
     turns.pending.store(0, Ordering::Release);
 }
 
-/// Stamps the places up to `ran`, where the GPU came at `time`.
+/// Gives the stamps of all places up to `ran`, which the GPU reached at `time`.
 fn give_stamps(gpu: &Gpu, slot: u32, ran: u64, time: u64) {
     let line = line(gpu, slot);
     let asked = line.asked.load(Ordering::Relaxed);
@@ -179,7 +180,7 @@ impl Place {
         line(gpu, self.owner.slot)
     }
 
-    /// Nanoseconds of work before the place; none once its process is dead and forgotten.
+    /// Nanoseconds of work before the place; 0 once its process is dead and another owner uses the line.
     fn before(&self, gpu: &Gpu) -> u64 {
         let line = self.line(gpu);
         if line.generation.load(Ordering::Acquire) != self.owner.generation {
@@ -190,13 +191,13 @@ impl Place {
             .saturating_sub(line.ran.load(Ordering::Acquire))
     }
 
-    /// Whether the GPU came there.
+    /// Whether the GPU has reached the place.
     pub fn passed(&self, gpu: &Gpu, session: &Session) -> bool {
         let before = self.before(gpu);
         if before == 0 {
             return true;
         }
-        // Since it was last asked, the GPU has worked for no longer than has passed.
+        // The GPU cannot have worked for longer than has passed since its work was last written down.
         if clock::now().saturating_sub(gpu.turns.time.load(Ordering::Acquire)) < before {
             return false;
         }
@@ -205,8 +206,8 @@ impl Place {
         self.before(gpu) == 0
     }
 
-    /// The GPU comes there after this many nanoseconds at the earliest: others who are before it in this round, and its
-    /// own work.
+    /// Fewest nanoseconds until the GPU reaches the place: the process's own work before it, and the turns of
+    /// processes that come before it in this round.
     pub fn left(&self, gpu: &Gpu, session: &Session) -> u64 {
         let before = self.before(gpu);
         let turns = &gpu.turns;
@@ -223,8 +224,9 @@ impl Place {
 }
 
 impl Asked {
-    /// Asks for the moment at which the GPU comes to the end of what is queued. A stamp is work of a nanosecond, so
-    /// that it waits for its process's turn as all work does.
+    /// Asks for the moment at which the GPU reaches the end of what is queued. A stamp is a nanosecond of
+    /// work, so that it waits for its process's turn as all work does. Sleeps while the process has
+    /// [`STAMPS`] stamps under way.
     pub fn ask(&self, gpu: &Gpu, session: &Session) -> (Place, Moment) {
         let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -238,7 +240,7 @@ impl Asked {
                     return self.ask_now(gpu, session.owner, &mut list);
                 }
             }
-            // The GPU works on without us: one of its 256 stamps comes free.
+            // The GPU works on in the meantime, so one of the process's 256 stamps comes free.
             std::thread::sleep(std::time::Duration::from_micros(100));
         }
     }
@@ -255,7 +257,7 @@ impl Asked {
         (place, moment)
     }
 
-    /// The time of `moment`, once the GPU came there.
+    /// The time of `moment`, once the GPU has reached it.
     pub fn time(&self, gpu: &Gpu, session: &Session, place: Place, moment: &Moment) -> Option<u64> {
         if moment.load(Ordering::Acquire) == 0 && place.passed(gpu, session) {
             read(gpu, session.owner, &mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
@@ -264,7 +266,7 @@ impl Asked {
     }
 }
 
-/// Takes the stamps that were given out of the ring.
+/// Reads the stamps that were given, and removes them from `list`.
 fn read(gpu: &Gpu, owner: Owner, list: &mut VecDeque<Moment>) {
     let line = line(gpu, owner.slot);
     let asked = line.asked.load(Ordering::Acquire);
@@ -291,7 +293,7 @@ mod tests {
         Owner { slot: 2, generation: 1 },
     ];
 
-    /// A GPU that slices by 2 ms, idle until 1 s; the first process is the next.
+    /// A GPU with turns of 2 ms, idle until 1 s; the first process gets the next turn.
     fn gpu() -> &'static Gpu {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let gpu = &State::create(folder.path()).expect("a state").gpus[0];
@@ -367,12 +369,12 @@ mod tests {
         let (end_place, end) = asked.ask_now(gpu, a, &mut list);
         advance_to(gpu, 3, 1006 * MS);
         read(gpu, a, &mut list);
-        // The begin waits for the second turn of all; the end has not come.
+        // The begin waits for the process's first turn, which starts at 1002 ms; the end has not come.
         assert_eq!(begin.load(Ordering::Relaxed), 1002 * MS + 1);
         assert_eq!((end.load(Ordering::Relaxed), end_place.before(gpu)), (0, MS + 2));
         advance_to(gpu, 3, 1100 * MS);
         read(gpu, a, &mut list);
-        // Its two turns have the other's turn between them.
+        // The other process's turn lies between its two turns.
         assert_eq!(end.load(Ordering::Relaxed), 1007 * MS + 2);
     }
 
@@ -384,7 +386,7 @@ mod tests {
         place(gpu, a, 5 * MS);
         let (_, moment) = Asked::default().ask_now(gpu, a, &mut list);
         for (length, time) in [(MS, 1001 * MS), (4 * MS + 1, 1005 * MS + 1)] {
-            // Killed after it wrote down what it does, and did a part of it.
+            // The process was killed after it wrote down its step and carried out a part of it.
             write_down(gpu, a.slot, length, time, 1010 * MS);
             let until = gpu.turns.step.ran.load(Ordering::Relaxed);
             give_stamps(gpu, a.slot, until, time);

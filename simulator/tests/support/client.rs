@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::time::{Duration, Instant};
 
-/// Calls a function of an open library by name; its form is that of CUDA's or NVML's documentation.
+/// Calls a function of an open library by name, in the form that CUDA's or NVML's documentation gives.
 #[macro_export]
 macro_rules! call {
     ($library:expr, $name:expr, $($value:expr => $kind:ty),* $(,)?) => {{
@@ -15,7 +15,7 @@ macro_rules! call {
     }};
 }
 
-/// An open library.
+/// An open library, which is never closed.
 pub struct Library(*mut c_void);
 
 impl Library {
@@ -27,7 +27,7 @@ impl Library {
         Self(handle)
     }
 
-    /// Address of a name.
+    /// Address of a symbol; `None` if the library has none of this name.
     pub fn address(&self, name: &CStr) -> Option<*mut c_void> {
         // SAFETY: an open handle and a terminated name.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
@@ -35,7 +35,7 @@ impl Library {
     }
 }
 
-/// Kernels that only take time, and one that writes its argument.
+/// Kernels that only take time, one that writes its argument, and two that fail.
 const PTX: &CStr = c"
 .version 8.0
 .target sm_80
@@ -69,7 +69,7 @@ struct Client {
     started: Instant,
     /// Events by name.
     events: BTreeMap<String, usize>,
-    /// Blocks of a launch.
+    /// Number of blocks of a launch.
     grid: u32,
 }
 
@@ -176,7 +176,7 @@ impl Client {
         assert_eq!(self.submit(name, parameters), 0, "launch of {name}");
     }
 
-    /// Captures so many launches into a graph, and launches that twice.
+    /// Captures `count` launches into a graph, and launches the graph twice.
     fn graph(&self, name: &str, count: u32) {
         let (mut stream, mut graph, mut executable) = (0_usize, 0_usize, 0_usize);
         let mut codes = vec![
@@ -192,7 +192,7 @@ impl Client {
         assert!(codes.iter().all(|code| *code == 0), "graph: {codes:?}");
     }
 
-    /// Records an event of this name.
+    /// Records the event of this name, and creates it first if it is new.
     fn record(&mut self, name: &str) {
         let mut event = self.events.get(name).copied().unwrap_or(0);
         if event == 0 {
@@ -214,7 +214,7 @@ impl Client {
         (milliseconds * 1000.0_f32).round()
     }
 
-    /// Launches and waits, again and again for this long; says how often.
+    /// Launches a kernel and waits for it, again and again for this many milliseconds. Prints how often.
     fn keep(&self, name: &str, milliseconds: u64) {
         let end = Instant::now() + Duration::from_millis(milliseconds);
         let mut count = 0;
@@ -261,7 +261,8 @@ impl Client {
         println!("entry: {code} {status} {}", self.export_at(name, pointer));
     }
 
-    /// The same by the first form, which knows no status and leaves the pointer alone if there is nothing to give.
+    /// Looks the name up by the first form, which has no status and leaves the pointer alone if there is
+    /// nothing to give.
     fn old_entry(&self, name: &str, version: i32, flags: u64) {
         let text = CString::new(name).expect("a name");
         let mut pointer = 1_usize;
@@ -272,7 +273,7 @@ impl Client {
         println!("old-entry: {code} {}", self.export_at(name, pointer));
     }
 
-    /// The export of this base name that lies at an address.
+    /// Name of the export with this base name that lies at `address`.
     fn export_at(&self, name: &str, address: usize) -> String {
         let mut forms = ["", "_v2", "_v3", "_v4", "_ptsz", "_v2_ptsz", "_v2_ptds", "_v3_ptsz"].into_iter();
         let same = forms.find(|form| {
@@ -287,7 +288,7 @@ impl Client {
         }
     }
 
-    /// Allocates and frees until the count is reached, or until this process is killed.
+    /// Allocates and frees until `count` is reached or this process is killed.
     fn pairs(&self, count: u64) {
         for _ in 0..count {
             let mut pointer = 0;

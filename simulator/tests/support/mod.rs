@@ -1,6 +1,8 @@
-//! What the tests of simulated nodes share: nodes in a folder of their own, and a CUDA client in a child process.
+//! What the tests of simulated nodes share: nodes in a folder of their own, and a CUDA client in a child
+//! process.
 //!
-//! A client is this test program again, run with a script of one word per step; it prints one line per answer.
+//! A client is this test program again, run with a script that has one step on each line. It prints one line
+//! for each answer.
 
 // Each test program uses a part of this.
 #![allow(dead_code)]
@@ -12,7 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 
-/// The program under test, with both libraries beside it: cargo builds only the program for these tests.
+/// The program under test, with both libraries beside it. They are built here, because cargo builds only the
+/// program for these tests.
 pub fn program() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -29,8 +32,7 @@ pub fn program() -> &'static Path {
     })
 }
 
-/// NVIDIA's own driver of one version, where `tests/setup/driver-libraries.sh` could fetch it: the version, and the folder
-/// of the libraries.
+/// Version and library folder of NVIDIA's own driver, if `tests/setup/driver-libraries.sh` has fetched it.
 pub fn real_driver() -> Option<(String, PathBuf)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cache/driver-libraries/root");
     let folder = root.join("usr/lib/x86_64-linux-gnu/nvidia/current");
@@ -41,13 +43,13 @@ pub fn real_driver() -> Option<(String, PathBuf)> {
     Some((version, folder))
 }
 
-/// A node that goes when the test ends.
+/// A node that is removed when the test ends.
 pub struct Node {
     folder: tempfile::TempDir,
 }
 
 impl Node {
-    /// A node with ordinary files in place of device nodes, so that no root is needed.
+    /// A node with ordinary files in place of device nodes, so that root is not needed.
     pub fn new(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let node = Self { folder };
@@ -67,7 +69,7 @@ impl Node {
         self.folder.path().join("node").join(name)
     }
 
-    /// `command` as a client of this node's driver.
+    /// `command` with the environment of a client of this node's driver.
     pub fn client(&self, mut command: Command) -> Command {
         command
             .env("GPUSHARE_SIMULATOR", self.path("shared"))
@@ -82,17 +84,17 @@ impl Node {
         command
     }
 
-    /// A client process with this script.
+    /// Starts a client process with this script.
     pub fn run(&self, script: &str) -> Running {
         self.run_with(script, &[])
     }
 
-    /// A client process with this script and these variables.
+    /// Starts a client process with this script and these environment variables.
     pub fn run_with(&self, script: &str, variables: &[(&str, &str)]) -> Running {
         self.run_under(&[], script, variables)
     }
 
-    /// The same, started by another program.
+    /// Starts a client process through another program, `starter`.
     pub fn run_under(&self, starter: &[&str], script: &str, variables: &[(&str, &str)]) -> Running {
         let own = std::env::current_exe().expect("a test has a path");
         let words: Vec<_> = starter.iter().map(std::ffi::OsString::from).chain([own.into()]).collect();
@@ -106,7 +108,7 @@ impl Node {
     }
 }
 
-/// A client at work.
+/// A running client, which is killed on drop.
 pub struct Running {
     child: Child,
     lines: std::io::Lines<BufReader<ChildStdout>>,
@@ -121,7 +123,7 @@ impl Running {
         Self { child, lines: BufReader::new(output).lines() }
     }
 
-    /// The value of the next line `key: value`, skipping others.
+    /// The value of the next line `key: value`; other lines are skipped.
     pub fn value(&mut self, key: &str) -> String {
         let prefix = format!("{key}: ");
         for line in self.lines.by_ref() {
@@ -132,12 +134,12 @@ impl Running {
         panic!("the client ended without {key}");
     }
 
-    /// The same as a number.
+    /// The value of the next line `key: value`, as a number.
     pub fn number(&mut self, key: &str) -> u64 {
         self.value(key).parse().expect("a number")
     }
 
-    /// Lets a client go on that waits for a line.
+    /// Lets a client go on that waits for a line on its standard input.
     pub fn send(&mut self) {
         use std::io::Write;
         let input = self.child.stdin.as_mut().expect("the input is a pipe");
@@ -154,13 +156,13 @@ impl Running {
         drop(self);
     }
 
-    /// Waits until it has killed itself.
+    /// Waits for a client that kills itself, and checks that it did.
     pub fn killed(mut self) {
         use std::os::unix::process::ExitStatusExt;
         assert_eq!(self.child.wait().expect("the client is ours").signal(), Some(libc::SIGKILL));
     }
 
-    /// Waits for its end.
+    /// Waits until the client ends, and checks that it succeeded.
     pub fn finish(mut self) {
         assert!(self.child.wait().expect("the client is ours").success());
     }
@@ -168,7 +170,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // One that has ended cannot be killed; both are as we want it.
+        // A client that has ended cannot be killed; that is no failure.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! Our libraries fitted to a driver's.
+//! Fuzzes the fitting of our libraries to a driver's.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| gpushare_fuzz::elf(data));

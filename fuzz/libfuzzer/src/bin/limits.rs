@@ -1,4 +1,4 @@
-//! The host's readers of a limits file.
+//! Fuzzes the host's readers of a limits file.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| gpushare_fuzz::limits(data));

@@ -5,7 +5,7 @@ use super::scalar::Scalar;
 use super::{Alu, alu, alu_by_integer};
 use crate::types::Ty;
 
-/// The comparison `name` of two values of `ty`; its result is 0 or 1.
+/// The comparison `name` of two values of `ty`, whose result is 0 or 1; `None` if there is none.
 pub(crate) fn comparison(name: &str, ty: Ty) -> Option<Alu> {
     match ty {
         Ty::F32 => real::<f32>(name),
@@ -29,7 +29,7 @@ fn integer(name: &str, ty: Ty) -> Option<Alu> {
     }
 }
 
-/// A value that compares as a double does.
+/// A value that compares like the double of the same value.
 trait Number: Scalar {
     fn number(self) -> f64;
 }

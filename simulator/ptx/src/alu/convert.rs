@@ -5,7 +5,7 @@ use super::scalar::{Integer, Scalar};
 use super::{Alu, alu, alu_by_integer};
 use crate::types::Ty;
 
-/// Selects the constant parameter of a function by a direction.
+/// Calls a function with a rounding direction as its constant parameter.
 macro_rules! by_direction {
     ($rounding:expr, $function:ident($($argument:expr),*)) => {
         match $rounding {
@@ -17,7 +17,7 @@ macro_rules! by_direction {
     };
 }
 
-/// To an integer from an integer: the low bits, or the nearest value with `saturate`.
+/// Conversion from an integer to an integer: the low bits, or with `saturate` the nearest value.
 pub(crate) fn integer(to: Ty, from: Ty, saturate: bool) -> Option<Alu> {
     macro_rules! from {
         ($target:ty) => {
@@ -43,7 +43,7 @@ pub(crate) fn integer(to: Ty, from: Ty, saturate: bool) -> Option<Alu> {
     }
 }
 
-/// The low 64 bits of the value's two's complement.
+/// The low 64 bits of the value in two's complement.
 fn sign_extended<T: Integer>(value: T) -> u64 {
     i64::clamp_from(value.wide()).bits()
 }
@@ -58,7 +58,7 @@ pub(crate) fn sign_extend(from: Ty) -> Option<Alu> {
     })
 }
 
-/// To a floating point type from an integer.
+/// Conversion from an integer to a floating-point type.
 pub(crate) fn to_real(to: Ty, from: Ty, rounding: Rounding) -> Option<Alu> {
     by_direction!(rounding, to_real_in(to, from))
 }
@@ -73,7 +73,7 @@ fn to_real_in<const D: u8>(to: Ty, from: Ty) -> Option<Alu> {
     }
 }
 
-/// The integer as a double in a direction.
+/// The integer as a double, rounded in a direction.
 fn double(value: i128, rounding: Rounding) -> f64 {
     let nearest = value as f64;
     let lost = value - exact(nearest);
@@ -85,20 +85,20 @@ fn double(value: i128, rounding: Rounding) -> f64 {
     }
 }
 
-/// The integer as a double that is odd if inexact, so that a second rounding is right.
+/// The integer as a double that is odd if it is inexact, so that a second rounding gives the right result.
 fn odd(value: i128) -> f64 {
     let truncated = double(value, Rounding::Zero);
     if exact(truncated) == value { truncated } else { f64::from_bits(truncated.to_bits() | 1) }
 }
 
-/// A whole double below 2^127.
+/// The integer that a whole double below 2^127 stands for.
 #[expect(clippy::cast_possible_truncation, reason = "the value is whole and came from a 64-bit integer")]
 fn exact(value: f64) -> i128 {
     value as i128
 }
 
-/// Conversions from a floating point type take two steps, because the pair of types is free:
-/// any format to a double, then the double to its target.
+/// Conversion from a floating-point type, in two steps because all pairs of types occur: from the format to a
+/// double, then from the double to the target.
 pub(crate) fn from_real(to: Ty, from: Ty, whole: Option<Rounding>, rounding: Rounding) -> Option<(Alu, Alu)> {
     let first: Alu = match from {
         Ty::F64 => |a, _, _| a,
@@ -129,7 +129,7 @@ fn to_format_in<const D: u8>(to: Ty) -> Option<Alu> {
     })
 }
 
-/// To a whole number of the same format (`cvt.rzi.f32.f32`).
+/// Conversion to a whole number of the same format (`cvt.rzi.f32.f32`).
 fn to_whole(to: Ty, rounding: Rounding) -> Option<Alu> {
     by_direction!(rounding, to_whole_in(to))
 }
@@ -154,7 +154,8 @@ fn whole<const D: u8>(slot: u64) -> f64 {
     }
 }
 
-/// To an integer, clamped to its range. A NaN gives zero, or only the top bit where source or target has 64 bits.
+/// Conversion to an integer, clamped to its range. A NaN gives zero, or only the top bit where source or
+/// target has 64 bits.
 fn to_integer(to: Ty, from: Ty, rounding: Rounding) -> Option<Alu> {
     let top = from == Ty::F64 || to.size() == 8;
     by_direction!(rounding, to_integer_in(to, top))

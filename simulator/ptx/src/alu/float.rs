@@ -1,5 +1,5 @@
-//! Floating point instructions, of singles, doubles and the 16-bit formats.
-//! The approximate ones are computed exactly where the host can: PTX bounds their error from above only.
+//! Floating-point instructions on singles, doubles and the 16-bit formats. Approximate instructions are
+//! computed exactly where the host can, because PTX only limits their error.
 
 use super::half::{BF16, F16, Rounding, SINGLE, narrow};
 use super::real::Real;
@@ -7,7 +7,7 @@ use super::scalar::Scalar;
 use super::{Alu, alu};
 use crate::types::Ty;
 
-/// `add`, `sub`, `mul`, `fma`, `div`, `sqrt`, `rcp` in a rounding direction.
+/// `add`, `sub`, `mul`, `fma`, `div`, `sqrt` and `rcp`, rounded in a direction.
 pub(crate) fn rounded(name: &str, ty: Ty, rounding: Rounding) -> Option<Alu> {
     match rounding {
         Rounding::Nearest => directed::<0>(name, ty).or_else(|| short(name, ty)),
@@ -37,7 +37,7 @@ fn directed<const D: u8>(name: &str, ty: Ty) -> Option<Alu> {
     })
 }
 
-/// The 16-bit formats: a double holds their sums and products, so one rounding at the end is the only one.
+/// The same for the 16-bit formats: computed in double precision, then rounded to the format.
 fn short(name: &str, ty: Ty) -> Option<Alu> {
     macro_rules! near {
         ($format:ident, $value:expr) => {
@@ -62,7 +62,7 @@ fn short(name: &str, ty: Ty) -> Option<Alu> {
     }
 }
 
-/// Instructions that round nothing or only approximate.
+/// Instructions that do not round, or that only approximate.
 pub(crate) fn plain(name: &str, ty: Ty) -> Option<Alu> {
     match ty {
         Ty::F32 => plain_single(name),
@@ -134,7 +134,7 @@ fn plain_brain(name: &str) -> Option<Alu> {
     })
 }
 
-/// The smaller or larger one; a NaN loses, −0 is below +0.
+/// The smaller or larger of two numbers. A NaN loses; −0 is below +0.
 fn pick(a: f64, b: f64, smaller: bool) -> f64 {
     let (low, high) = if b < a || (a == b && b.is_sign_negative()) { (b, a) } else { (a, b) };
     match (a.is_nan(), b.is_nan()) {
@@ -145,12 +145,12 @@ fn pick(a: f64, b: f64, smaller: bool) -> f64 {
     }
 }
 
-/// [`pick`] of the smaller one, in single precision.
+/// The smaller of two numbers like [`pick`], in single precision.
 fn minimum(a: f32, b: f32) -> f32 {
     if a.is_nan() || b < a || (a == b && b.is_sign_negative()) { b } else { a }
 }
 
-/// Zero in place of a subnormal number (`.ftz`).
+/// `.ftz`: puts zero in place of a subnormal number.
 pub(crate) fn flush(ty: Ty) -> Option<Alu> {
     Some(match ty {
         Ty::F32 => |a, _, _| if a & 0x7f80_0000 == 0 { a & 0x8000_0000 } else { a },
@@ -160,7 +160,7 @@ pub(crate) fn flush(ty: Ty) -> Option<Alu> {
     })
 }
 
-/// Between 0 and 1; NaN becomes 0 (`.sat`).
+/// `.sat`: limits to the range from 0 to 1; NaN becomes 0.
 pub(crate) fn saturate(ty: Ty) -> Option<Alu> {
     Some(match ty {
         Ty::F32 => alu!(f32, |a, _, _| if a > 0.0 { a.min(1.0) } else { 0.0 }),
@@ -173,7 +173,7 @@ pub(crate) fn saturate(ty: Ty) -> Option<Alu> {
     })
 }
 
-/// Not below zero; NaN stays (`.relu`).
+/// `.relu`: limits to 0 and above; NaN stays.
 pub(crate) fn rectify(ty: Ty) -> Option<Alu> {
     Some(match ty {
         Ty::F16 => alu!(F16, |a, _, _| if a.widen() < 0.0 { F16(0) } else { a }),
@@ -183,7 +183,7 @@ pub(crate) fn rectify(ty: Ty) -> Option<Alu> {
     })
 }
 
-/// NaN if b or c, the operands, is one, else a, the result (`.NaN`).
+/// `.NaN`: NaN if one of the operands b and c is NaN, else the result a.
 pub(crate) fn keep_nan(ty: Ty) -> Option<Alu> {
     Some(match ty {
         Ty::F32 => |a, b, c| if f32::of(b).is_nan() || f32::of(c).is_nan() { 0x7fff_ffff } else { a },
@@ -197,7 +197,7 @@ pub(crate) fn keep_nan(ty: Ty) -> Option<Alu> {
     })
 }
 
-/// `testp`: the class of a number.
+/// `testp`: whether a number is of the class.
 pub(crate) fn test(class: &str, ty: Ty) -> Option<Alu> {
     macro_rules! test {
         ($ty:ty) => {

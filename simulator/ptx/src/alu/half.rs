@@ -1,4 +1,4 @@
-//! Rounding of a double to a shorter format in each of the four directions, and the two 16-bit formats built on it.
+//! Rounds a double to a shorter format in each of four directions, and builds the two 16-bit formats on that.
 
 use super::scalar::Scalar;
 
@@ -12,7 +12,8 @@ pub(crate) enum Rounding {
 }
 
 impl Rounding {
-    /// The direction of `code`, its discriminant: a constant parameter of functions, since those cannot be enums.
+    /// The direction with the discriminant `code`. Functions take the code as a constant parameter, which
+    /// cannot be an enum.
     pub(crate) const fn of(code: u8) -> Self {
         match code {
             1 => Self::Zero,
@@ -23,7 +24,7 @@ impl Rounding {
     }
 }
 
-/// Bits of the exponent and of the stored fraction.
+/// Number of bits of the exponent and of the stored fraction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Format {
     exponent: u32,
@@ -34,7 +35,7 @@ pub(crate) const SINGLE: Format = Format { exponent: 8, fraction: 23 };
 const HALF: Format = Format { exponent: 5, fraction: 10 };
 const BRAIN: Format = Format { exponent: 8, fraction: 7 };
 
-/// `value` in `format`, as bits.
+/// Bits of `value` rounded to `format`.
 pub(crate) fn narrow(value: f64, format: Format, rounding: Rounding) -> u64 {
     let negative = value.is_sign_negative();
     let sign = u64::from(negative) << (format.exponent + format.fraction);
@@ -83,7 +84,7 @@ fn narrow_magnitude(bits: u64, format: Format, rounding: Rounding, away: bool) -
     (base << format.fraction) + kept
 }
 
-/// Value of `bits` in `format`; every short format fits a double.
+/// Value of `bits` in `format`. A double holds every value of the short formats.
 fn widen(bits: u16, format: Format) -> f64 {
     let bits = u64::from(bits);
     let fraction = bits & ((1 << format.fraction) - 1);
@@ -129,6 +130,6 @@ macro_rules! short_float {
 short_float! {
     /// IEEE half precision.
     F16, HALF;
-    /// The upper half of a single.
+    /// The upper half of a single-precision number.
     BF16, BRAIN;
 }

@@ -1,10 +1,10 @@
-//! Integer and bit instructions.
+//! Integer instructions and bit instructions.
 
 use super::scalar::{Integer, Scalar};
 use super::{Alu, Alu4, alu, alu_by_integer};
 use crate::types::Ty;
 
-/// Two or three operands of one type: arithmetic, logic, shifts (whose amount is a `u32` in the second operand).
+/// Arithmetic on one to three operands of one type.
 pub(crate) fn arithmetic(name: &str, ty: Ty) -> Option<Alu> {
     match name {
         "add" => alu_by_integer!(ty, |a, b, _| a.wrapping_add(b)),
@@ -49,7 +49,7 @@ pub(crate) fn logic(name: &str, ty: Ty) -> Option<Alu> {
     })
 }
 
-/// `shl`, `shr`: an amount beyond the width shifts everything out.
+/// `shl` and `shr`. An amount beyond the width shifts everything out.
 pub(crate) fn shift(name: &str, ty: Ty) -> Option<Alu> {
     macro_rules! shifts {
         ($($ty:ident => $int:ty),*) => {
@@ -71,7 +71,7 @@ pub(crate) fn shift(name: &str, ty: Ty) -> Option<Alu> {
                  B64 => u64, U64 => u64, S64 => i64))
 }
 
-/// `mul.wide`, `mad.wide`, `mul24`, `mad24`: the product is wider than the operands.
+/// `mul.wide`, `mad.wide`, `mul24` and `mad24`, whose product is wider than the operands.
 pub(crate) fn wide(name: &str, ty: Ty) -> Option<Alu> {
     Some(match (name, ty) {
         ("mul.wide", Ty::U16) => |a, b, _| (u32::from(u16::of(a)) * u32::from(u16::of(b))).bits(),
@@ -112,7 +112,7 @@ fn signed24(slot: u64) -> i64 {
     i64::from(i32::of(slot << 8) >> 8)
 }
 
-/// Counting and rearranging bits.
+/// Instructions that count and rearrange bits.
 pub(crate) fn bits(name: &str, ty: Ty) -> Option<Alu> {
     Some(match (name, ty) {
         ("popc", _) => |a, _, _| u64::from(a.count_ones()),
@@ -157,7 +157,7 @@ fn funnel(low: u64, high: u64) -> u64 {
     (high << 32) | (low & 0xffff_ffff)
 }
 
-/// `length` bits from `start`; position and length are their operands' low bytes.
+/// `length` bits from bit `start`; both are the low bytes of their operands.
 fn extract(value: u64, start: u64, length: u64, width: u64, signed: bool) -> u64 {
     let (start, length) = (start & 0xff, length & 0xff);
     if length == 0 {
@@ -171,7 +171,7 @@ fn extract(value: u64, start: u64, length: u64, width: u64, signed: bool) -> u64
     if negative { shifted | !mask } else { shifted & mask }
 }
 
-/// Position of the `offset`-th set bit at or above `base` (below, for a negative offset).
+/// Position of the `offset`-th set bit at or above `base`; below it for a negative offset.
 fn nth_set(value: u64, base: u64, offset: u64) -> u64 {
     let (value, base, offset) = (u32::of(value), u32::of(base) & 31, i32::of(offset));
     let set = |&bit: &u32| value >> bit & 1 == 1;
@@ -184,7 +184,7 @@ fn nth_set(value: u64, base: u64, offset: u64) -> u64 {
     found.map_or(0xffff_ffff, u64::from)
 }
 
-/// Four operands: `bfi` (insert a into b at c, d bits) and `lop3` (truth table in d).
+/// Instructions with four operands: `bfi` (inserts a into b at bit c, d bits) and `lop3` (truth table in d).
 pub(crate) fn four(name: &str, ty: Ty) -> Option<Alu4> {
     Some(match (name, ty) {
         ("bfi", Ty::B32) => |a, b, c, d| insert(a, b, c, d, 32) & 0xffff_ffff,
@@ -211,7 +211,8 @@ fn insert(from: u64, into: u64, start: u64, length: u64, width: u64) -> u64 {
     (into & !mask) | (from << start & mask)
 }
 
-/// `prmt` in its default mode: each selector nibble names a byte of b:a, its top bit asks for that byte's sign.
+/// `prmt` in its default mode. Each nibble of the selector names a byte of b:a; its top bit asks for that
+/// byte's sign.
 pub(crate) fn permute(a: u64, b: u64, selector: u64) -> u64 {
     let bytes = funnel(a, b).to_le_bytes();
     let mut result = [0_u8; 8];
@@ -245,7 +246,7 @@ pub(crate) fn dot4(a: Ty, b: Ty) -> Option<Alu> {
     })
 }
 
-/// `add.cc` and its kin for one operand type: (sum, carry) of a + b + the carry in c.
+/// `add.cc` and the like: the functions for the sum and the carry of a + b + the carry in c.
 pub(crate) fn add_with_carry(ty: Ty) -> Option<(Alu, Alu)> {
     Some(match ty.size() {
         4 => {
@@ -259,7 +260,7 @@ pub(crate) fn add_with_carry(ty: Ty) -> Option<(Alu, Alu)> {
     })
 }
 
-/// `sub.cc` and its kin: (difference, borrow) of a − b − the borrow in c.
+/// `sub.cc` and the like: the functions for the difference and the borrow of a − b − the borrow in c.
 pub(crate) fn subtract_with_borrow(ty: Ty) -> Option<(Alu, Alu)> {
     Some(match ty.size() {
         4 => (

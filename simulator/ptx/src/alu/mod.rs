@@ -1,5 +1,5 @@
-//! What instructions compute: pure functions from slots to a slot, chosen once when a module is read.
-//! Nothing here knows registers, memory or threads.
+//! What instructions compute: pure functions from slots to a slot, chosen once when a module is read. This
+//! module knows no registers, memory or threads.
 
 pub(crate) mod compare;
 pub(crate) mod convert;
@@ -10,13 +10,13 @@ pub(crate) mod packed;
 pub(crate) mod real;
 pub(crate) mod scalar;
 
-/// Up to three operands to one result; unused operands are ignored.
+/// A function of up to three operands; it ignores unused operands.
 pub(crate) type Alu = fn(u64, u64, u64) -> u64;
 
-/// Four operands to one result.
+/// A function of four operands.
 pub(crate) type Alu4 = fn(u64, u64, u64, u64) -> u64;
 
-/// An [`Alu`] whose operands are all of one type.
+/// Makes an [`Alu`] whose operands are all of one type.
 macro_rules! alu {
     ($ty:ty, |$a:tt, $b:tt, $c:tt| $body:expr) => {
         (|a: u64, b: u64, c: u64| -> u64 {
@@ -26,7 +26,7 @@ macro_rules! alu {
     };
 }
 
-/// The same for whichever integer type of 16, 32 or 64 bits `$selected` is; `None` for another type.
+/// Makes an [`Alu`] for whichever integer type `$selected` is; `None` for another type.
 macro_rules! alu_by_integer {
     ($selected:expr, |$a:tt, $b:tt, $c:tt| $body:expr) => {
         match $selected {

@@ -1,4 +1,4 @@
-//! Instructions on two 16-bit halves of a 32-bit register: each half by the scalar instruction.
+//! Instructions on the two 16-bit halves of a 32-bit register, each done by the scalar instruction.
 
 use super::Alu;
 use super::half::{BF16, F16, Rounding};
@@ -21,7 +21,7 @@ pub(crate) fn upper(a: u64, _: u64, _: u64) -> u64 {
     a >> 16 & 0xffff
 }
 
-/// The halves a (low) and b (high) as one.
+/// Joins the halves a (low) and b (high) into one value.
 pub(crate) fn join(a: u64, b: u64, _: u64) -> u64 {
     a & 0xffff | (b & 0xffff) << 16
 }

@@ -1,5 +1,5 @@
-//! The four basic operations and the square root of singles and doubles in all four rounding directions.
-//! The host rounds to nearest; the other directions follow from the sign of what that rounding lost.
+//! The basic operations and the square root of singles and doubles in all four rounding directions. The host
+//! rounds to nearest. The other directions follow from the sign of what that rounding lost.
 
 use super::half::{Rounding, SINGLE, narrow};
 use super::scalar::Scalar;
@@ -13,7 +13,7 @@ pub(crate) trait Real: Scalar {
     fn root(self, rounding: Rounding) -> Self;
 }
 
-/// What `sum`, the rounded a + b, lost.
+/// What rounding a + b to `sum` lost.
 fn lost_by_sum(a: f64, b: f64, sum: f64) -> f64 {
     let from_b = sum - a;
     (a - (sum - from_b)) + (b - from_b)
@@ -79,8 +79,8 @@ impl Real for f32 {
     }
 }
 
-/// `nearest`, moved by one step if the exact value lies on the other side of it. An infinity that no operand caused is
-/// an overflow, which directions towards zero make finite.
+/// `nearest`, moved by one step if the exact value lies on the other side of it. An infinity from finite
+/// operands is an overflow, which directions towards zero turn into the largest finite number.
 fn directed(nearest: f64, lost: f64, operands: &[f64], rounding: Rounding) -> f64 {
     if nearest.is_infinite() {
         let away = matches!((rounding, nearest > 0.0), (Rounding::Up, true) | (Rounding::Down, false));

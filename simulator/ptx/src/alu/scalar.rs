@@ -1,4 +1,5 @@
-//! A register slot is 64 bits; a value is its low part. `of` reads one, `bits` writes one with zeros above it.
+//! Values in register slots. A slot has 64 bits and a value is its low part; `of` reads a value, `bits`
+//! writes one with zeros above it.
 
 /// A value that lives in the low bits of a slot.
 pub(crate) trait Scalar: Copy {
@@ -12,12 +13,12 @@ pub(crate) trait Scalar: Copy {
 pub(crate) trait Integer: Scalar {
     /// Upper half of the product.
     fn mul_high(self, other: Self) -> Self;
-    /// The nearest value of the type.
+    /// The value of the type that is nearest to `wide`.
     fn clamp_from(wide: i128) -> Self;
     fn wide(self) -> i128;
-    /// Division as GPUs do it: by zero gives all ones.
+    /// Division as GPUs do it: a division by zero gives all ones.
     fn quotient(self, other: Self) -> Self;
-    /// Remainder as GPUs do it: by zero gives the dividend.
+    /// Remainder as GPUs do it: a division by zero gives the dividend.
     fn remainder(self, other: Self) -> Self;
 }
 

@@ -50,14 +50,14 @@ impl<'t> Lowering<'_, 't> {
         self.whole(m, ty, operands)
     }
 
-    /// An instruction that is one operation on operands of one type.
+    /// Emits an instruction that is one operation on operands of one type.
     fn simple(&mut self, f: Alu, ty: Ty, operands: &[Operand<'t>]) -> Result<(), PtxError> {
         let (d, sources) = self.destination_and_sources(ty, operands)?;
         self.alu(f, d, sources);
         Ok(())
     }
 
-    /// The first operand as destination, up to three more as sources.
+    /// The first operand as destination, and one to three more as sources.
     fn destination_and_sources(
         &mut self,
         ty: Ty,
@@ -103,7 +103,7 @@ impl<'t> Lowering<'_, 't> {
         Ok(())
     }
 
-    /// Integer arithmetic without carry.
+    /// Emits integer arithmetic without carry.
     fn whole(&mut self, m: &mut Modifiers<'t>, ty: Ty, operands: &[Operand<'t>]) -> Result<(), PtxError> {
         if let Some(lane) = packed::lane(ty) {
             let f = integer::arithmetic(m.name, lane).ok_or_else(|| m.unknown())?;
@@ -135,7 +135,7 @@ impl<'t> Lowering<'_, 't> {
         Ok(())
     }
 
-    /// Both halves of packed operands by `f`.
+    /// Emits `f` on each half of packed operands.
     fn packed(&mut self, f: Alu, ty: Ty, operands: &[Operand<'t>]) -> Result<(), PtxError> {
         let (d, sources) = self.destination_and_sources(ty, operands)?;
         self.packed_slots(f, d, sources)
@@ -152,7 +152,7 @@ impl<'t> Lowering<'_, 't> {
         Ok(())
     }
 
-    /// Floating point arithmetic, with flushing before and after it and saturation at the end.
+    /// Emits floating-point arithmetic. Flushing comes before and after it; saturation comes last.
     fn float(
         &mut self,
         m: &mut Modifiers<'t>,
@@ -195,7 +195,7 @@ impl<'t> Lowering<'_, 't> {
         Ok(())
     }
 
-    /// `f`, on both halves if the type is packed, into a temporary.
+    /// Emits `f` into a temporary, on both halves if the type is packed.
     pub(super) fn each(&mut self, f: Alu, ty: Ty, sources: [Slot; 3]) -> Result<Slot, PtxError> {
         let d = self.temporary()?;
         self.each_into(f, ty, d, sources)?;
@@ -210,7 +210,7 @@ impl<'t> Lowering<'_, 't> {
         Ok(())
     }
 
-    /// `add.cc`, `addc`, `sub.cc`, `subc`, `mad.cc`, `madc`: the carry is a slot of the function.
+    /// `add.cc`, `addc`, `sub.cc`, `subc`, `mad.cc` and `madc`. The carry is a slot of the function.
     fn with_carry(
         &mut self,
         m: &mut Modifiers<'t>,

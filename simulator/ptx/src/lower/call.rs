@@ -1,4 +1,5 @@
-//! Calls: of functions of the module, through a function's address, and of the few that CUDA provides itself.
+//! Calls: of the module's functions, through a function's address, and of the few functions that CUDA
+//! provides.
 
 use crate::code::{Call, HostFunction, Op, Place, Target};
 use crate::error::PtxError;
@@ -10,7 +11,7 @@ use crate::types::Ty;
 use crate::variables::Name;
 
 impl<'t> Lowering<'_, 't> {
-    /// `call (results), function, (arguments), prototype;` where all but the function may be absent.
+    /// Reads `call (results), function, (arguments), prototype;`, of which only the function must be present.
     pub(super) fn call(&mut self, m: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
         m.ignore(&["uni"]);
         let (results, operands) = match operands {

@@ -21,7 +21,7 @@ impl<'t> Lowering<'_, 't> {
         }
     }
 
-    /// The operands of a comparison, flushed if asked.
+    /// The value of an operand of a comparison, with subnormal numbers set to zero if `flush` asks for it.
     fn compared(&mut self, operand: &Operand<'t>, ty: Ty, flush: bool) -> Result<Slot, PtxError> {
         let value = self.source(operand, ty)?;
         match float::flush(packed::lane(ty).unwrap_or(ty)) {
@@ -48,7 +48,8 @@ impl<'t> Lowering<'_, 't> {
             return Ok(());
         }
         let holds = self.alu_temporary(f, sources)?;
-        // Of one pair of values the second predicate is the opposite, of packed ones the upper half's.
+        // For single values, the second predicate is the opposite of the first. For packed values, it is the
+        // result of the upper halves.
         let other = match packed::lane(ty) {
             Some(_) => self.upper_halves(f, sources)?,
             None => self.alu_temporary(|a, _, _| a ^ 1, [holds, 0, 0])?,
@@ -75,7 +76,7 @@ impl<'t> Lowering<'_, 't> {
         Ok(())
     }
 
-    /// `set`: all ones or 1.0 where the comparison holds.
+    /// `set`: writes all ones or 1.0 where the comparison holds, else 0.
     fn set(&mut self, m: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
         let comparison = m.take_first().unwrap_or_default();
         let join = m.take_one(&["and", "or", "xor"]);
@@ -118,7 +119,7 @@ impl<'t> Lowering<'_, 't> {
         Ok(())
     }
 
-    /// `f` of the upper halves of packed values.
+    /// `f` applied to the upper halves of packed values.
     fn upper_halves(&mut self, f: Alu, [a, b, _]: [Slot; 3]) -> Result<Slot, PtxError> {
         let a = self.alu_temporary(packed::upper, [a, 0, 0])?;
         let b = self.alu_temporary(packed::upper, [b, 0, 0])?;

@@ -1,4 +1,4 @@
-//! Branches, ends, fences and hints.
+//! Branches, ends of threads and functions, fences, and hints.
 
 use crate::code::Op;
 use crate::error::PtxError;
@@ -31,7 +31,7 @@ impl<'t> Lowering<'_, 't> {
                 self.emit(Op::Yield);
                 Ok(())
             }
-            // Everything runs in order, and caches do not exist.
+            // Fences and hints do nothing: everything runs in order, and there are no caches.
             _ => {
                 while m.take_first().is_some() {}
                 Ok(())

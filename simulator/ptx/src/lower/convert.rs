@@ -1,4 +1,4 @@
-//! Moves, address and type conversions.
+//! Moves, conversions of addresses, and conversions of types.
 
 use crate::alu::half::Rounding;
 use crate::alu::{Alu, convert, float, packed};
@@ -28,7 +28,7 @@ impl<'t> Lowering<'_, 't> {
         Err(syntax(self.line, "the operands do not fit the instruction"))
     }
 
-    /// `mov`, also between a register and the parts of `{a, b}`.
+    /// `mov`, also between a register and the parts in `{a, b}`.
     fn mov(&mut self, m: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
         m.lanes();
         let ty = m.ty()?;
@@ -58,7 +58,7 @@ impl<'t> Lowering<'_, 't> {
         Ok(())
     }
 
-    /// Bits of each of `count` parts of a `ty`.
+    /// Bits of each part, if a value of `ty` is split into `count` parts.
     fn part_bits(&self, ty: Ty, count: usize) -> Result<u64, PtxError> {
         match (ty.size(), count) {
             (size @ (2 | 4 | 8), 2) => Ok(u64::from(size) * 4),
@@ -106,7 +106,8 @@ impl<'t> Lowering<'_, 't> {
         Ok(())
     }
 
-    /// Shared addresses are offsets in the block's window; all other spaces are the generic one.
+    /// `cvta`: shared addresses are offsets in the block's shared memory; all other spaces are the generic
+    /// one.
     fn cvta(&mut self, m: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
         let to_space = m.take("to");
         let shared = m.take("shared") || m.take("shared::cta") || m.take("shared::cluster");
@@ -196,7 +197,7 @@ impl<'t> Lowering<'_, 't> {
         self.alu_temporary(f.ok_or_else(|| m.unknown())?, [a, 0, 0])
     }
 
-    /// Writes a value of type `ty` to a register that may be wider: signed values keep their sign.
+    /// Writes a value of type `ty` to a register that may be wider. Signed values keep their sign.
     fn extend(&mut self, value: Slot, ty: Ty, d: Slot, register: Ty) -> Result<(), PtxError> {
         match convert::sign_extend(ty) {
             Some(f) if register.size() > ty.size() => {

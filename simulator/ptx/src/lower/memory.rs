@@ -1,4 +1,4 @@
-//! Loads, stores, atomic operations and asynchronous copies (which are done at once).
+//! Loads, stores, atomic operations, and asynchronous copies, which are done at once.
 
 use crate::alu::scalar::Scalar;
 use crate::alu::{Alu, alu, float, integer, packed};
@@ -10,13 +10,13 @@ use crate::lower::operand::Operand;
 use crate::parse::syntax;
 use crate::types::{Literal, Ty};
 
-/// Order, scope and cache: one interpreter executes everything in order.
+/// Order, scope and cache modifiers. They are ignored, because one interpreter executes everything in order.
 const HINTS: &[&str] = &[
     "volatile", "weak", "relaxed", "acquire", "release", "acq_rel", "mmio", "cta", "cluster", "gpu", "sys",
     "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "noftz", "aligned", "unified",
 ];
 
-/// Where an address points.
+/// Place that an address operand points to.
 struct Target {
     base: Slot,
     offset: i64,
@@ -90,7 +90,7 @@ impl<'t> Lowering<'_, 't> {
         Ok(())
     }
 
-    /// The accesses of a vector's elements: the first answers for the alignment of the whole.
+    /// The accesses of a vector's elements. The first one checks the alignment of the whole vector.
     fn lanes_of(&self, access: Access) -> impl Iterator<Item = Access> + use<> {
         let rest = Access { align: access.size, ..access };
         std::iter::once(access).chain(std::iter::repeat(rest))
@@ -124,7 +124,7 @@ impl<'t> Lowering<'_, 't> {
         Ok(())
     }
 
-    /// `cp.async` from global to shared memory, and the waits for it.
+    /// `cp.async` from global to shared memory, and the waits for it, which do nothing.
     fn copy(&mut self, m: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
         if !m.take("async") {
             return Err(m.unknown());
@@ -159,7 +159,7 @@ impl<'t> Lowering<'_, 't> {
     }
 }
 
-/// The new value from the old one and the operands.
+/// The function that gives the new value from the old one and the operands.
 fn operation(name: &str, ty: Ty) -> Option<Alu> {
     Some(match (name, ty) {
         ("exch", _) => |_, b, _| b,

@@ -1,7 +1,8 @@
-//! A function's body to code. One pass over the words; branches are patched at the end, when every label is known.
+//! Turns a function's body into code, in one pass over the words. Branches are patched at the end, when every
+//! label is known.
 //!
-//! An instruction that the simulator has no single operation for (carry, `.ftz`, `.sat`, packed halves) becomes several,
-//! through temporaries that live only within it, all under the same guard.
+//! Some instructions (carry, `.ftz`, `.sat`, packed halves) have no single operation. They become several,
+//! all under the same guard, with temporaries that are free again after the instruction.
 
 mod arithmetic;
 mod call;
@@ -27,7 +28,7 @@ use modifiers::Modifiers;
 use operand::Operand;
 use scope::{Memory, Register, Scopes};
 
-/// Bytes of local memory that a GPU gives to a thread at most.
+/// Most local memory in bytes that a GPU gives to a thread.
 const LARGEST_FRAME: u32 = 512 << 10;
 
 /// A function under construction.
@@ -41,7 +42,8 @@ pub(crate) struct Lowering<'m, 't> {
     temporaries: Vec<Slot>,
     /// Temporaries taken by the current instruction.
     taken: usize,
-    /// Bytes of frame memory in use in the current scope; the function's `memory` is the most that was.
+    /// Bytes of frame memory in use in the current scope. The function's `memory` is the highest value that
+    /// this had.
     memory_top: u32,
     carry: Option<Slot>,
     guard: Guard,
@@ -49,7 +51,7 @@ pub(crate) struct Lowering<'m, 't> {
     patches: Vec<Patch<'t>>,
 }
 
-/// A branch whose label was not resolved yet.
+/// A branch whose label is not resolved yet.
 struct Patch<'t> {
     instruction: usize,
     /// Position in the list of an indexed branch.
@@ -59,7 +61,7 @@ struct Patch<'t> {
     line: u32,
 }
 
-/// The code of `header`'s `body`.
+/// The code of the function with `header` and `body`.
 pub(crate) fn lower<'t>(
     header: &Header<'t>,
     body: Cursor<'_, 't>,
@@ -214,7 +216,8 @@ impl<'t> Lowering<'_, 't> {
     /// Places a `.local` or `.param` variable in the frame's memory.
     fn frame_memory(&mut self, variable: &Variable<'t>) -> Result<Place, PtxError> {
         let large = || syntax(variable.line, "the frame is too large");
-        // A scalar parameter is passed as a whole slot between the two kinds of places.
+        // A multiple of 8, because a scalar parameter is passed as a whole slot between memory and a
+        // register.
         let align = u32::try_from(variable.align.clamp(8, 16)).map_err(|_| large())?;
         let size = number(variable.size, variable.line)?;
         let offset = self.memory_top.checked_next_multiple_of(align).ok_or_else(large)?;
@@ -273,7 +276,7 @@ impl<'t> Lowering<'_, 't> {
         self.emit(Op::Alu { f, d, a, b, c });
     }
 
-    /// An operation into a fresh temporary.
+    /// Appends an operation whose result goes into a new temporary.
     fn alu_temporary(&mut self, f: Alu, operands: [Slot; 3]) -> Result<Slot, PtxError> {
         let d = self.temporary()?;
         self.alu(f, d, operands);
@@ -286,7 +289,7 @@ impl<'t> Lowering<'_, 't> {
         Ok(slot)
     }
 
-    /// A slot that is free until the next instruction of the text.
+    /// A slot that stays taken until the next instruction of the text.
     fn temporary(&mut self) -> Result<Slot, PtxError> {
         if self.taken == self.temporaries.len() {
             let slot = self.slot(0)?;
@@ -338,7 +341,7 @@ impl<'t> Lowering<'_, 't> {
         }
     }
 
-    /// The slot of a register, or one with the address of a variable or function.
+    /// The slot of a register, or a slot with the address of a variable or function.
     fn named(&mut self, name: &'t str) -> Result<Slot, PtxError> {
         if let Some(register) = self.register(name)? {
             return match register.slots[..] {
@@ -363,7 +366,7 @@ impl<'t> Lowering<'_, 't> {
         }
     }
 
-    /// The register that an instruction writes, with its type; `_` is one that nobody reads.
+    /// The slot and type of the register that an instruction writes; `_` gets one that nothing reads.
     fn destination(&mut self, operand: &Operand<'t>) -> Result<(Slot, Ty), PtxError> {
         let name = match operand {
             Operand::Element(slot, ty) => return Ok((*slot, *ty)),

@@ -1,11 +1,11 @@
-//! The modifiers of an instruction. Each is taken by the code that honours it; one that is left over makes the
-//! instruction unknown, so nothing is ignored by accident.
+//! The modifiers of an instruction. The code that honours a modifier takes it. A modifier that is left over
+//! makes the instruction unknown, so none is ignored by accident.
 
 use crate::alu::half::Rounding;
 use crate::error::PtxError;
 use crate::types::Ty;
 
-/// `name.modifier.modifier…`, less what was taken.
+/// `name.modifier.modifier…`, without the modifiers that were taken.
 pub(crate) struct Modifiers<'t> {
     whole: &'t str,
     pub(crate) name: &'t str,
@@ -20,23 +20,23 @@ impl<'t> Modifiers<'t> {
         Self { whole, name, rest: parts.collect(), line }
     }
 
-    /// Whether `modifier` is there; it is then taken.
+    /// Whether `modifier` is there. If it is, it is taken.
     pub(crate) fn take(&mut self, modifier: &str) -> bool {
         self.take_one(&[modifier]).is_some()
     }
 
-    /// The first of `modifiers` that is there, taken.
+    /// Takes and returns the first modifier that is one of `modifiers`.
     pub(crate) fn take_one(&mut self, modifiers: &[&str]) -> Option<&'t str> {
         let at = self.rest.iter().position(|part| modifiers.contains(part))?;
         Some(self.rest.remove(at))
     }
 
-    /// The first modifier, whatever it is.
+    /// Takes and returns the first modifier, whatever it is.
     pub(crate) fn take_first(&mut self) -> Option<&'t str> {
         if self.rest.is_empty() { None } else { Some(self.rest.remove(0)) }
     }
 
-    /// Takes modifiers that do not change what a simulation computes.
+    /// Takes modifiers that do not change what a simulation computes, if they are there.
     pub(crate) fn ignore(&mut self, modifiers: &[&str]) {
         self.rest.retain(|part| !modifiers.contains(part));
     }
@@ -46,7 +46,7 @@ impl<'t> Modifiers<'t> {
         self.rest.retain(|part| !(part.starts_with("L1::") || part.starts_with("L2::")));
     }
 
-    /// The first type.
+    /// Takes and returns the first modifier that is a type.
     pub(crate) fn ty(&mut self) -> Result<Ty, PtxError> {
         let found = self.rest.iter().enumerate().find_map(|(at, part)| Some((at, Ty::of(part)?)));
         let (at, ty) = found.ok_or_else(|| self.unknown())?;
@@ -54,7 +54,7 @@ impl<'t> Modifiers<'t> {
         Ok(ty)
     }
 
-    /// `.v2` or `.v4`, as a number; 1 without.
+    /// Takes `.v2` or `.v4` and returns its number; 1 if there is none.
     pub(crate) fn lanes(&mut self) -> u8 {
         match self.take_one(&["v2", "v4"]) {
             Some("v2") => 2,
@@ -63,7 +63,7 @@ impl<'t> Modifiers<'t> {
         }
     }
 
-    /// `.rn`, `.rz`, `.rm`, `.rp`.
+    /// Takes `.rn`, `.rz`, `.rm` or `.rp`.
     pub(crate) fn rounding(&mut self) -> Option<Rounding> {
         self.take_one(&["rn", "rz", "rm", "rp"]).map(|name| match name {
             "rn" => Rounding::Nearest,
@@ -73,7 +73,7 @@ impl<'t> Modifiers<'t> {
         })
     }
 
-    /// `.rni`, `.rzi`, `.rmi`, `.rpi`: to a whole number.
+    /// Takes `.rni`, `.rzi`, `.rmi` or `.rpi`: rounding to a whole number.
     pub(crate) fn whole_rounding(&mut self) -> Option<Rounding> {
         self.take_one(&["rni", "rzi", "rmi", "rpi"]).map(|name| match name {
             "rni" => Rounding::Nearest,
@@ -83,7 +83,7 @@ impl<'t> Modifiers<'t> {
         })
     }
 
-    /// An error if a modifier was not taken.
+    /// An error if a modifier is left over.
     pub(crate) fn finish(&self) -> Result<(), PtxError> {
         if self.rest.is_empty() { Ok(()) } else { Err(self.unknown()) }
     }

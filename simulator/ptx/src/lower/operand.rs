@@ -1,4 +1,4 @@
-//! Operands as written, before anything knows what they name.
+//! Operands as they are written, before their names are looked up.
 
 use crate::code::Slot;
 use crate::error::PtxError;
@@ -13,11 +13,11 @@ pub(crate) enum Operand<'t> {
     Name(&'t str),
     /// One element of a vector register.
     Element(Slot, Ty),
-    /// `name + number` outside of brackets: an address.
+    /// `name + number` outside of brackets, which is an address.
     Sum(&'t str, i64),
     /// `!p`
     Not(Box<Operand<'t>>),
-    /// `p|q`: two destinations.
+    /// `p|q`, two destinations.
     Pair(&'t str, &'t str),
     /// `[base + offset]`
     Address(Box<Operand<'t>>, i64),
@@ -27,7 +27,7 @@ pub(crate) enum Operand<'t> {
     Group(Vec<Operand<'t>>),
 }
 
-/// The operands up to the `;`.
+/// Reads the operands up to the `;`.
 pub(crate) fn operands<'t>(cursor: &mut Cursor<'_, 't>) -> Result<Vec<Operand<'t>>, PtxError> {
     let mut operands = Vec::new();
     if cursor.accept(';') {

@@ -1,5 +1,5 @@
-//! Names inside a body. Braces open a scope; a name means its innermost declaration, and labels in sibling scopes
-//! do not collide, which inlined assembly relies on.
+//! Names inside a body. Braces open a scope, and a name means its innermost declaration. Labels in sibling
+//! scopes do not collide, which inlined assembly relies on.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ pub(super) struct Register {
     pub(super) slots: Vec<Slot>,
 }
 
-/// A variable in memory: how its address is found, and where in the frame it lies if it does.
+/// A variable in memory: how its address is found, and its place if it lies in the frame.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Memory {
     pub(super) link: Link,
@@ -39,7 +39,7 @@ struct Scope<'t> {
     memory: HashMap<&'t str, Memory>,
     labels: HashMap<&'t str, u32>,
     tables: HashMap<&'t str, Vec<&'t str>>,
-    /// Frame memory in use when the scope began.
+    /// Bytes of frame memory in use when the scope began.
     memory_start: u32,
 }
 
@@ -105,14 +105,14 @@ impl<'t> Scopes<'t> {
         self.outwards(scope).find_map(|scope| self.scopes[scope].labels.get(name).copied())
     }
 
-    /// The scope and those around it, innermost first.
+    /// The scope and all scopes around it, innermost first.
     fn outwards(&self, from: usize) -> impl Iterator<Item = usize> + '_ {
         std::iter::successors(Some(from), |&scope| self.scopes[scope].parent)
     }
 }
 
 impl<'t> Lowering<'_, 't> {
-    /// The register `name`, or the element that `name.x` names.
+    /// The register `name`, or the element of a vector that `name.x` names.
     pub(super) fn register(&mut self, name: &'t str) -> Result<Option<Register>, PtxError> {
         if let Some(register) = self.whole_register(name)? {
             return Ok(Some(register));
@@ -149,7 +149,7 @@ impl<'t> Lowering<'_, 't> {
         Ok(None)
     }
 
-    /// The slot of a register that the machine sets.
+    /// The slot of a read-only register that the machine sets; `None` if `name` is none.
     pub(super) fn special_register(&mut self, name: &str) -> Result<Option<Slot>, PtxError> {
         let axis = match name.rsplit_once('.') {
             Some((_, "x")) => 0,
@@ -159,7 +159,7 @@ impl<'t> Lowering<'_, 't> {
         let special = match name {
             "%tid.x" | "%tid.y" | "%tid.z" => Special::ThreadIndex(axis),
             "%ntid.x" | "%ntid.y" | "%ntid.z" => Special::BlockSize(axis),
-            // A block is a cluster of its own.
+            // Each block is a cluster of its own.
             "%ctaid.x" | "%ctaid.y" | "%ctaid.z" | "%clusterid.x" | "%clusterid.y" | "%clusterid.z" => {
                 Special::BlockIndex(axis)
             }

@@ -1,4 +1,4 @@
-//! Instructions that several threads execute together: barriers, shuffles, votes.
+//! Instructions that several threads execute together: barriers, shuffles, votes and the like.
 
 use crate::alu::integer;
 use crate::code::{Barrier, BarrierKind, Op, Reduction, Shuffle, Slot, Warp, WarpKind};
@@ -48,7 +48,7 @@ impl<'t> Lowering<'_, 't> {
         self.emit(Op::Warp(Box::new(Warp { kind, mask, d, p, a, b, c })));
     }
 
-    /// `d` or `d|p`.
+    /// Destinations of `d` or `d|p`.
     fn two_destinations(&mut self, operand: &Operand<'t>) -> Result<(Slot, Option<Slot>), PtxError> {
         match operand {
             Operand::Pair(d, p) => {
@@ -96,7 +96,7 @@ impl<'t> Lowering<'_, 't> {
         Ok(())
     }
 
-    /// The mask operand where there is one.
+    /// The mask operand if there is one, else all lanes.
     fn mask(&mut self, operand: Option<&Operand<'t>>) -> Result<Slot, PtxError> {
         match operand {
             Some(mask) => self.source(mask, Ty::B32),

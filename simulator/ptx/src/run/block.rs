@@ -1,4 +1,4 @@
-//! A block of threads: takes turns between its threads and lets them through barriers.
+//! A block of threads: runs its threads in turns and lets them through barriers.
 
 use super::thread::{Place, Stop, Thread, Wait};
 use super::{Failure, Launch, address_of, warp};
@@ -6,31 +6,31 @@ use crate::alu::scalar::Scalar;
 use crate::code::{Barrier, BarrierKind, Op, Reduction};
 use crate::error::Fault;
 
-/// Instructions that a thread executes before another one of its block may.
+/// Instructions that a thread executes before another thread of its block may run.
 const SLICE: u64 = 4096;
 
-/// Rounds over its threads that a block gets before another block may run.
+/// Rounds over its threads that a block runs before another block may run.
 const ROUNDS: usize = 16;
 
-/// Alignment of shared memory, in bytes: bulk copies ask for that much.
+/// Alignment of shared memory in bytes; bulk copies need this much.
 const SHARED_ALIGN: u16 = 128;
 
 /// How a block's turn ended.
 pub(super) enum Turn {
     Ended,
-    /// Threads still run.
+    /// Threads still have work.
     Busy,
-    /// All threads wait for the rest of the grid.
+    /// All threads that have not exited wait for the rest of the grid.
     AtGridBarrier,
 }
 
-/// Threads that arrived at one of a block's sixteen barriers.
+/// Arrivals at one of a block's sixteen barriers.
 #[derive(Clone, Copy, Default)]
 struct Arrivals {
     threads: u32,
-    /// What a count operand asked for.
+    /// Number of threads to wait for, if the instruction gives one.
     wanted: Option<u32>,
-    /// Threads whose predicate was set, of those that gave one.
+    /// How many threads gave a predicate that was set; `predicates` counts those that gave one.
     set: u32,
     predicates: u32,
 }
@@ -42,7 +42,8 @@ pub(super) struct Block {
     barriers: [Arrivals; 16],
     /// Threads that have not exited.
     live: u32,
-    /// Shared memory and the threads' stacks: reached by address only, and kept in place by this field.
+    /// Shared memory and the threads' stacks. They are reached by address only; this field keeps them
+    /// allocated.
     _memory: [Vec<u64>; 2],
 }
 
@@ -75,7 +76,7 @@ impl Block {
         block
     }
 
-    /// Begins block `index`; the memory of an earlier block serves again.
+    /// Begins block `index`, and uses the memory of an earlier block again.
     pub(super) fn start(&mut self, launch: &Launch<'_>, index: [u32; 3]) -> Result<(), Box<Failure>> {
         self.place.index = index;
         self.barriers = [Arrivals::default(); 16];
@@ -118,7 +119,7 @@ impl Block {
         Ok(Turn::Busy)
     }
 
-    /// Runs the ready threads of a warp once; says whether warp instructions made more of them ready.
+    /// Runs the ready threads of a warp once. Returns whether warp instructions made more of them ready.
     ///
     /// # Safety
     /// The contract of [`crate::Module::run`].
@@ -173,7 +174,7 @@ impl Block {
         Ok(())
     }
 
-    /// Lets threads through the barriers that all of theirs have reached; says whether there was one.
+    /// Releases the barriers that all of their threads have reached. Returns whether there was one.
     fn release_barriers(&mut self, launch: &Launch<'_>) -> bool {
         let mut released = false;
         for id in 0..self.barriers.len() {

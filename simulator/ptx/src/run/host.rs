@@ -1,4 +1,4 @@
-//! What CUDA provides to a kernel outside its module: text output, failed assertions, clocks.
+//! Functions that CUDA provides to a kernel outside its module: text output, failed assertions, clocks.
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use crate::error::Fault;
 use crate::memory;
 
-/// Nanoseconds since 1970, or since the first question.
+/// Nanoseconds since 1970 with `wall`, else since the first call in this process.
 pub(super) fn nanoseconds(wall: bool) -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     let since = match wall {
@@ -17,10 +17,10 @@ pub(super) fn nanoseconds(wall: bool) -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The device's `vprintf`: the format's text and the address of its values. Gives the number of values.
+/// The device's `vprintf`: prints a format with the values at `values`. Returns the number of values.
 ///
 /// # Safety
-/// `format` is a text that ends with a zero; `values` holds what it asks for.
+/// `format` is the address of a text that ends with a zero; `values` holds what it asks for.
 pub(super) unsafe fn print(format: u64, values: u64) -> Result<u64, Fault> {
     // SAFETY: the caller vouches for the text.
     let format = unsafe { memory::text(format) }?;
@@ -28,15 +28,15 @@ pub(super) unsafe fn print(format: u64, values: u64) -> Result<u64, Fault> {
     // SAFETY: the caller vouches for the values.
     let (text, count) = unsafe { formatted(&format, values) }?;
     let mut out = std::io::stdout().lock();
-    // A closed standard output is no error of the kernel's.
+    // A closed standard output is not an error of the kernel.
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     Ok(count)
 }
 
-/// Says on standard error what failed, as the device does.
+/// Prints on standard error which assertion failed, as the device does.
 ///
 /// # Safety
-/// Both are texts that end with a zero.
+/// Both are addresses of texts that end with a zero.
 pub(super) unsafe fn report_assertion(message: u64, file: u64) {
     // SAFETY: the caller vouches for the text.
     let message = unsafe { memory::text(message) }.unwrap_or_default();
@@ -106,7 +106,7 @@ unsafe fn shown(specification: &str, conversion: u8, value: u64, size: u8) -> Re
     })
 }
 
-/// C's `%e`: at least two digits of exponent, with a sign.
+/// Formats as C's `%e`: an exponent of at least two digits, with a sign.
 fn exponential(value: f64, precision: usize) -> String {
     let text = format!("{value:.precision$e}");
     match text.split_once('e') {
@@ -119,7 +119,7 @@ fn exponential(value: f64, precision: usize) -> String {
     }
 }
 
-/// C's `%g`: the shorter of the two notations, without zeros at the end.
+/// Formats as C's `%g`: the shorter of the two notations, without zeros at its end.
 fn general(value: f64, precision: usize) -> String {
     let scientific = exponential(value, precision - 1);
     let exponent: i32 =
@@ -137,7 +137,7 @@ fn general(value: f64, precision: usize) -> String {
     trim(&format!("{value:.decimals$}"))
 }
 
-/// Fills up to the specification's width.
+/// Pads `shown` to the specification's width.
 fn padded(specification: &str, shown: &str) -> String {
     let flags = specification.trim_start_matches(['+', ' ', '#']);
     let left = flags.starts_with('-');

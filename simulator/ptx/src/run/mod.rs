@@ -1,7 +1,7 @@
-//! A launch: what is fixed for all its threads, and which block runs next.
+//! A launch: what is fixed for all its threads, and the order in which blocks run.
 //!
-//! Blocks run one after the other. One that does not end within its turn is set aside for the next, so that blocks
-//! which wait for each other (cooperative launches, flags in memory) still come to an end.
+//! Blocks run one after the other. A block that does not end within its turn is set aside and runs again
+//! later. Blocks that wait for each other (cooperative launches, flags in memory) therefore end too.
 
 mod block;
 mod host;
@@ -15,29 +15,29 @@ use crate::error::{Fault, PtxError};
 use crate::{Kernel, Module, memory};
 use block::{Block, Turn};
 
-/// Blocks set aside at a time; as on a GPU, more cannot wait for each other.
+/// Most blocks that are set aside at a time. On a GPU too, only resident blocks can wait for each other.
 const RESIDENT: usize = 1024;
 
-/// Most threads of a block, and most bytes of shared memory, that any GPU of today takes.
+/// Most threads of a block, and most bytes of its shared memory, that any current GPU allows.
 const MAX_THREADS: u64 = 1024;
 const MAX_SHARED: usize = 228 << 10;
 
 /// Eight-byte words that a cooperative grid gets for its barrier; CUDA's headers use the first.
 const WORKSPACE: usize = 64;
 
-/// Stack of a thread where calls are recursive or through addresses, so that their depth is unknown.
+/// Bytes of a thread's stack where calls are recursive or through addresses, so that their depth is unknown.
 const DEEP_STACK: usize = 64 << 10;
 
-/// A function's slots as far as a launch knows them, and those that each frame fills in.
+/// A function's slots with the values that a launch knows, and lists of those that each frame fills in.
 #[derive(Debug, Default)]
 struct Prepared {
     slots: Vec<u64>,
-    /// Slots that hold addresses of the frame's memory.
+    /// Slots that hold addresses in the frame's memory, with their offsets there.
     frame: Vec<(Slot, u32)>,
     special: Vec<(Slot, Special)>,
 }
 
-/// What all threads of a launch share.
+/// What is the same for all threads of a launch.
 struct Launch<'m> {
     functions: &'m [Function],
     prepared: Vec<Option<Prepared>>,
@@ -46,14 +46,14 @@ struct Launch<'m> {
     block: [u32; 3],
     shared_static: usize,
     shared_dynamic: u32,
-    /// Bytes of each thread's stack.
+    /// Size of each thread's stack, bytes.
     stack: usize,
     step_limit: u64,
-    /// Address of zeros for [`Special::WorkspaceLow`].
+    /// Address of the workspace for [`Special::WorkspaceLow`], zeros at first.
     workspace: u64,
 }
 
-/// Why a thread ended, and where.
+/// Why a thread failed, and where.
 struct Failure {
     function: u32,
     at: u32,
@@ -104,7 +104,7 @@ pub(crate) unsafe fn run(module: &Module, request: &Request<'_>) -> Result<(), P
     })
 }
 
-/// The address behind a pointer, for threads that will make a pointer of it again.
+/// A pointer's address, exposed because threads make a pointer of it again.
 fn address_of(pointer: *mut u64) -> u64 {
     u64::try_from(pointer.expose_provenance()).unwrap_or(u64::MAX)
 }
@@ -125,7 +125,7 @@ fn check(kernel: &Kernel, request: &Request<'_>) -> Result<(), PtxError> {
     Ok(())
 }
 
-/// Puts addresses into initial values that hold some, where that has not happened since they were loaded.
+/// Replaces marks in initial values by addresses, where that has not happened since the values were loaded.
 ///
 /// # Safety
 /// The addresses of variables are mapped.
@@ -198,7 +198,8 @@ fn prepare<'m>(
     })
 }
 
-/// Offsets of the shared variables that the kernel reaches, and where dynamic shared memory begins.
+/// Offsets of the shared variables that the kernel uses, and the offset at which dynamic shared memory
+/// begins.
 fn layout(module: &Module, kernel: &Kernel) -> (HashMap<u32, u64>, usize) {
     let links = kernel.reachable.iter().flat_map(|&number| &module.functions[number as usize].links);
     let mut used: Vec<u32> = links
@@ -227,7 +228,7 @@ fn layout(module: &Module, kernel: &Kernel) -> (HashMap<u32, u64>, usize) {
     (offsets, end)
 }
 
-/// Bytes of stack that a thread needs: exact where calls form a tree.
+/// Bytes of stack that a thread gets: the sum of all frames, and more where calls may nest deeper.
 fn stack(module: &Module, kernel: &Kernel) -> usize {
     let all: usize =
         kernel.reachable.iter().map(|&number| module.functions[number as usize].memory as usize).sum();

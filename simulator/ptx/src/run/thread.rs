@@ -1,4 +1,5 @@
-//! A thread: frames, and the loop that executes instructions until something outside the thread must happen.
+//! A thread: its frames, and the loop that executes instructions until the thread has to wait or has had its
+//! turn.
 
 use super::{Launch, host};
 use crate::code::{self, Access, Call, HostFunction, Instruction, LaneMask, Op, Slot, Special, Target};
@@ -6,7 +7,7 @@ use crate::error::Fault;
 use crate::types::mask;
 use crate::{memory, variables};
 
-/// Calls nested at most.
+/// Deepest nesting of calls.
 const DEPTH: usize = 4096;
 
 /// What the threads of a block share.
@@ -18,7 +19,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The address of `offset` in shared memory.
+    /// The address of `offset` in shared memory; a fault if the `bytes` there are not all inside it.
     #[inline]
     fn shared(&self, offset: u64, bytes: u8) -> Result<u64, Fault> {
         match offset.checked_add(u64::from(bytes)) {
@@ -63,7 +64,7 @@ enum Flow {
     Warp,
 }
 
-/// A caller, to return to.
+/// A caller's state, to which a function returns.
 #[derive(Debug)]
 struct Frame {
     function: u32,
@@ -77,15 +78,15 @@ pub(super) struct Thread {
     pub(super) index: [u32; 3],
     pub(super) wait: Wait,
     slots: Vec<u64>,
-    /// First slot, and address of the memory, of the current frame.
+    /// First slot of the current frame, and address of its memory.
     base: usize,
     memory: u64,
     function: u32,
-    /// The next instruction.
+    /// Index of the next instruction.
     at: u32,
     callers: Vec<Frame>,
     steps: u64,
-    /// Number within the block.
+    /// Number of the thread within its block.
     number: usize,
     stack: u64,
     stack_top: u64,
@@ -118,7 +119,7 @@ impl Thread {
         self.enter(launch, place, launch.entry)
     }
 
-    /// The instruction executed last.
+    /// Function and index of the instruction that was executed last.
     pub(super) fn position(&self) -> (u32, u32) {
         (self.function, self.at.saturating_sub(1))
     }
@@ -131,7 +132,7 @@ impl Thread {
         self.slots[self.base + slot as usize] = value;
     }
 
-    /// A new frame on top.
+    /// Puts a new frame for `function` on top.
     fn enter(&mut self, launch: &Launch<'_>, place: &Place, function: u32) -> Result<(), Fault> {
         let prepared = launch.prepared.get(function as usize).and_then(Option::as_ref);
         let prepared = prepared.ok_or(Fault::NoFunction(variables::function_value(function)))?;
@@ -224,7 +225,7 @@ impl Thread {
         }
     }
 
-    /// Executes the call before `at`; says whether the thread must wait for the grid.
+    /// Executes the call before `at`. Returns whether the thread must wait for the grid.
     ///
     /// # Safety
     /// The contract of [`crate::Module::run`].
@@ -292,7 +293,7 @@ impl Thread {
         Ok(function == HostFunction::GridBarrier)
     }
 
-    /// Returns to the caller, with results; false if there is none.
+    /// Returns to the caller and passes the results; false if there is no caller.
     ///
     /// # Safety
     /// The contract of [`crate::Module::run`].
@@ -315,7 +316,8 @@ impl Thread {
         Ok(true)
     }
 
-    /// Copies a value between places of two frames, each given by its first slot and its memory.
+    /// Copies a value between places of two frames, each given by its first slot and the address of its
+    /// memory.
     ///
     /// # Safety
     /// The frames are frames of this thread.
@@ -352,7 +354,8 @@ impl Thread {
     }
 }
 
-/// Executes instructions of one frame until the flow leaves it. `at` is past the last one executed.
+/// Executes instructions of one frame until control leaves it. `at` is then one past the instruction executed
+/// last.
 ///
 /// # Safety
 /// The contract of [`crate::Module::run`].
@@ -420,7 +423,7 @@ unsafe fn straight(
     Ok(Flow::Slice)
 }
 
-/// A loaded signed value in a wider register.
+/// A loaded signed value, extended to a wider register.
 fn extended(value: u64, access: Access) -> u64 {
     let unused = 64 - 8 * u32::from(access.size);
     let signed = i64::from_ne_bytes((value << unused).to_ne_bytes()) >> unused;

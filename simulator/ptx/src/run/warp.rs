@@ -1,5 +1,5 @@
-//! Instructions of a warp: when all lanes of the mask have arrived, each gets its result.
-//! Lanes that exited, or that the block does not have, count as arrived and give nothing.
+//! Instructions of a warp. When all lanes of the mask have arrived, each lane gets its result. Lanes that
+//! exited, or that the block does not have, count as arrived and give no value.
 
 use super::thread::{Thread, Wait};
 use crate::alu::scalar::Scalar;
@@ -14,7 +14,8 @@ struct Lane {
     c: u64,
 }
 
-/// Completes what can be completed among the threads of one warp; says whether there was something.
+/// Completes an instruction that can be completed among the threads of one warp. Returns whether there was
+/// one.
 pub(super) fn resolve(functions: &[Function], threads: &mut [Thread]) -> bool {
     for lane in 0..threads.len() {
         let Some(warp) = waiting(functions, &threads[lane]) else { continue };
@@ -26,7 +27,8 @@ pub(super) fn resolve(functions: &[Function], threads: &mut [Thread]) -> bool {
             return true;
         }
     }
-    // All lanes have run as far as they can: those that meet at one `activemask` are active together.
+    // All lanes have run as far as they can. The lanes that wait at the same `activemask` are active
+    // together.
     let active = |thread: &Thread| {
         waiting(functions, thread).is_some_and(|warp| matches!(warp.kind, WarpKind::ActiveMask))
     };
@@ -50,7 +52,7 @@ fn waiting<'m>(functions: &'m [Function], thread: &Thread) -> Option<&'m Warp> {
     }
 }
 
-/// The lanes that execute `lane`'s instruction with it, if all of them are here.
+/// The lanes that execute `lane`'s instruction with it; `None` if one of them has not arrived.
 fn group(functions: &[Function], threads: &[Thread], lane: usize, warp: &Warp) -> Option<Vec<usize>> {
     let mask = u32::of(threads[lane].value(warp.mask)) | 1 << lane;
     let mut lanes = Vec::with_capacity(32);
@@ -88,7 +90,7 @@ fn complete(functions: &[Function], threads: &mut [Thread], group: &[usize]) {
     }
 }
 
-/// The lanes for which `holds`, as a mask.
+/// Mask of the lanes for which `holds` is true.
 fn mask_of(lanes: &[Lane], holds: impl Fn(&Lane) -> bool) -> u64 {
     lanes.iter().filter(|lane| holds(lane)).fold(0, |mask, lane| mask | 1 << lane.lane)
 }
@@ -116,7 +118,7 @@ fn result(kind: WarpKind, lanes: &[Lane], own: &Lane) -> (u64, bool) {
     }
 }
 
-/// PTX's `shfl`: c holds the clamp (low five bits) and the mask of sub-warps (bits 8 to 12).
+/// `shfl`: c holds the clamp in its low five bits and the mask of sub-warps in bits 8 to 12.
 fn shuffled(shuffle: Shuffle, lanes: &[Lane], own: &Lane) -> (u64, bool) {
     let lane = i64::try_from(own.lane).unwrap_or(0);
     let (distance, clamp, segment) = (own.b & 31, own.c & 31, own.c >> 8 & 31);

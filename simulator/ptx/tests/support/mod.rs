@@ -1,4 +1,4 @@
-//! A kernel launch in one call, and a kernel around a few instructions.
+//! Launches a kernel in one call, and wraps a few instructions into a kernel.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a panic is the failure of the test")]
@@ -7,15 +7,15 @@ use std::collections::HashMap;
 
 use gpushare_simulator_ptx::{Module, PtxError};
 
-/// What every module begins with.
+/// The first lines of every module.
 pub const HEAD: &str = ".version 8.0\n.target sm_80\n.address_size 64\n";
 
-/// Reads a module whose text lacks the usual first lines.
+/// Reads a module whose text lacks the first lines.
 pub fn module(text: &str) -> Module {
     Module::parse(&format!("{HEAD}{text}")).unwrap()
 }
 
-/// Kernel parameters in their buffer.
+/// A buffer of kernel parameters.
 #[derive(Default)]
 pub struct Params(Vec<u8>);
 
@@ -60,7 +60,7 @@ pub fn launch(
     launch_with(module, kernel, (grid, block, 0), params, &Loaded::default())
 }
 
-/// The same with dynamic shared memory and variables.
+/// Runs a kernel with dynamic shared memory and variables.
 pub fn launch_with(
     module: &Module,
     kernel: &str,
@@ -75,7 +75,7 @@ pub fn launch_with(
 /// A module's variables in memory, as a loader places them.
 #[derive(Default)]
 pub struct Loaded {
-    /// Reached by address only, once placed.
+    /// Memory of the variables. It is reached by address only, once they are placed.
     _memory: Vec<Vec<u64>>,
     addresses: HashMap<String, u64>,
 }
@@ -109,9 +109,10 @@ impl Loaded {
     }
 }
 
-/// Runs `instructions` in one thread: %a, %b, %c, %d are 64-bit inputs, %w, %x, %y, %z their low halves,
-/// %g, %h the singles and %e, %f the doubles of %a and %b; %o is the result, as are %s (32 bits), %v (single),
-/// %t (double) and %p (predicate) when written to it by the last lines.
+/// Runs `instructions` in one thread and returns %o. The 64-bit inputs are %a, %b, %c and %d; %w, %x, %y and
+/// %z are their low halves. %g and %h are the low halves of %a and %b as singles, %e and %f are %a and %b as
+/// doubles. Results in %s (32 bits), %v (single), %t (double) or %p (predicate) must be moved to %o by the
+/// last instructions.
 pub fn evaluate(instructions: &str, inputs: &[u64]) -> u64 {
     let text = format!(
         "{HEAD}.visible .entry k(.param .u64 in) {{
