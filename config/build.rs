@@ -1,5 +1,6 @@
-//! The shipped settings as code: a `Default` for each section of `gpushare.toml`, which stays the one place of every
-//! default. A key that is missing there, or that no section has, does not compile.
+//! Turns the shipped settings into code: a `Default` for each section of `gpushare.toml`. That file is the
+//! only place where defaults are written. If it lacks a key of a section, or has a key that no section has,
+//! the crate does not compile.
 
 use std::error::Error;
 use std::path::Path;
@@ -25,7 +26,7 @@ fn default(section: &str, keys: &Value) -> String {
         keys().filter(|(_, value)| value.is_table()).map(|(key, value)| default(key, value)).collect();
     let (first, rest) = section.split_at(1);
     let name = format!("{}{rest}Section", first.to_uppercase());
-    // A section whose values are all empty says so too.
+    // The lint would complain about a section whose values are all empty.
     let allow = "#[allow(clippy::derivable_impls)]";
     format!(
         "{inner}{allow}\nimpl Default for {name} {{\nfn default() -> Self {{\nSelf {{\n{fields}}}\n}}\n}}\n"

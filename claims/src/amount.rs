@@ -1,20 +1,20 @@
-//! How much of a GPU a word states.
+//! How much memory and compute of one GPU a word states.
 
 use gpushare_inventory::DeviceMemory;
 
 use crate::grammar::{Cores, MemoryRequest};
 
-/// A limit on compute as it was stated. Its order is that of what may be used.
+/// A limit on compute as it was stated. The more compute it allows, the greater it is in the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cap {
-    /// This much of a GPU.
+    /// This percentage of a GPU's compute.
     Percent(Cores),
-    /// Stated in so many words that there is none.
+    /// Someone stated that there is no limit. This differs from saying nothing.
     Unlimited,
 }
 
 impl Cap {
-    /// `percent` of a GPU, of which 100 are no limit; `None` outside 1 to 100.
+    /// `percent` of a GPU; 100 becomes [`Cap::Unlimited`]. `None` outside 1 to 100.
     pub fn of(percent: u64) -> Option<Self> {
         u8::try_from(percent).ok().and_then(Cores::new).map(Self::from)
     }
@@ -26,22 +26,22 @@ impl From<Cores> for Cap {
     }
 }
 
-/// What is said of one GPU; `None` is nothing.
+/// What a claim states about one GPU; `None` means that it states nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
-    /// Of its memory.
+    /// The share of the GPU's memory.
     pub memory: Option<MemoryRequest>,
-    /// Of its compute.
+    /// The share of the GPU's compute.
     pub cores: Option<Cap>,
 }
 
 impl Amount {
-    /// This much memory.
+    /// States this much memory and no compute.
     pub fn memory(memory: DeviceMemory) -> Self {
         Self { memory: Some(MemoryRequest::Bytes(memory)), cores: None }
     }
 
-    /// This much compute.
+    /// States this compute limit and no memory.
     pub fn cores(cap: Cap) -> Self {
         Self { memory: None, cores: Some(cap) }
     }

@@ -1,4 +1,4 @@
-//! What one source says of the share, in values of this node: which GPUs, how many, and how much of each.
+//! What one source says about the share, resolved for this node: which GPUs, how many, and how much of each.
 
 use gpushare_inventory::{Capabilities, Gpu, GpuUuid};
 
@@ -9,59 +9,60 @@ use crate::model::ModelFilter;
 use crate::rank::Rank;
 use crate::words::Word;
 
-/// What a source means that names no GPU and no number of them.
+/// How many GPUs a claim means when it gives neither names nor a number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Span {
     /// One GPU, which placement chooses.
     One,
-    /// Every GPU that the others leave.
+    /// Every GPU that the other claims allow.
     #[default]
     All,
 }
 
-/// What one word says.
+/// What one word of a bundle says about the share.
 #[derive(Clone, Debug)]
 pub struct Claim {
-    /// The word that says it, for messages.
+    /// The word as `key="value"`, shortened, for messages.
     pub by: String,
-    /// Who can have written it.
+    /// How far the word is believed.
     pub rank: Rank,
-    /// Name and value, where the word is a variable.
+    /// Name and full value where the word is an environment variable.
     pub variable: Option<(String, String)>,
-    /// Whether it asks for a share; else it only bounds what another asks for.
+    /// Whether it asks for a share. If not, it only bounds what another claim asks for.
     pub asks: bool,
-    /// The GPUs, in the container's order; `None` where it names none.
+    /// The GPUs in the container's order; `None` where it names none.
     pub gpus: Option<Vec<GpuUuid>>,
-    /// How many, where it says a number.
+    /// The number of GPUs, where it states one.
     pub count: Option<usize>,
-    /// What it means where it names no GPU and no number.
+    /// Counts only where both `gpus` and `count` are `None`.
     pub span: Span,
-    /// Of every GPU that `particular` does not have.
+    /// The amount on every GPU that `particular` does not list.
     pub each: Amount,
-    /// Of single GPUs.
+    /// Amounts that hold for single GPUs only.
     pub particular: Vec<(GpuUuid, Amount)>,
-    /// How the GPUs are given, where it says so.
+    /// `None` where the word does not choose between a share and whole GPUs.
     pub mode: Option<Mode>,
-    /// How much of idle time may be used beyond the cap.
+    /// The most compute that may be used while the GPU is otherwise idle, in percent of the GPU.
     pub burst: Option<Cores>,
-    /// The share's priority.
+    /// The share's priority, 0 (low) to 9; the lowest that any claim states counts.
     pub priority: Option<Priority>,
-    /// How its compute is held.
+    /// How the compute limit is enforced; the most trusted claim's policy counts.
     pub compute_policy: Option<ComputePolicy>,
-    /// Which models will do. Two claims that differ are a contradiction.
+    /// The GPU models that the container accepts. Two claims with different filters are a contradiction.
     pub model: Option<ModelFilter>,
-    /// Parts of the driver.
+    /// The parts of the driver (compute, video and so on) that the container asks for.
     pub capabilities: Option<Capabilities>,
-    /// Whose the share is.
+    /// Whether the container or its whole pod holds the share.
     pub scope: Option<Scope>,
-    /// Whether its writer knows gpushare, and takes the node's default for what is left out.
+    /// Whether its writer knows gpushare and so accepts the node's default for what is left out. False for
+    /// another system's words.
     pub takes_defaults: bool,
-    /// What whoever asked, or the administrator, should know.
+    /// Messages for the person who asked and for the administrator.
     pub notes: Vec<String>,
 }
 
 impl Claim {
-    /// What `word` says, so far nothing.
+    /// A claim by `word` that asks for a share and states nothing else yet.
     pub fn by(word: Word) -> Self {
         Self {
             by: word.to_string(),
@@ -85,7 +86,8 @@ impl Claim {
         }
     }
 
-    /// A claim for each of `words`, of the same amount of each GPU.
+    /// One claim for each of `words`, with the amount that `amount` reads from the word, the same on every
+    /// GPU.
     pub fn each_of<'a>(
         words: impl Iterator<Item = Word<'a>>,
         amount: impl Fn(Word<'a>) -> Result<Amount, RequestError>,
@@ -93,18 +95,18 @@ impl Claim {
         words.map(|word| Ok(Self::by(word).each(amount(word)?))).collect()
     }
 
-    /// The same as a bound of what others ask for.
+    /// Makes it a bound on what other claims ask for.
     pub fn bounding(self) -> Self {
         Self { asks: false, ..self }
     }
 
-    /// The same, and a note.
+    /// Adds a note.
     pub fn noting(mut self, note: impl Into<String>) -> Self {
         self.notes.push(note.into());
         self
     }
 
-    /// The same of these GPUs, each once.
+    /// Names these GPUs; doubles are dropped.
     pub fn naming(mut self, gpus: &[&Gpu]) -> Self {
         let mut named = Vec::new();
         for gpu in gpus {
@@ -116,12 +118,13 @@ impl Claim {
         self
     }
 
-    /// The same amount of each GPU.
+    /// States this amount for every GPU that has no amount of its own.
     pub fn each(self, amount: Amount) -> Self {
         Self { each: amount, ..self }
     }
 
-    /// Of each of these GPUs what `amount` makes of its position and of it. Which GPUs the container has is not said.
+    /// States an amount for each of these GPUs, computed by `amount` from its position and the GPU. This does
+    /// not say which GPUs the container gets.
     pub fn on(
         self,
         gpus: &[&Gpu],
@@ -132,34 +135,34 @@ impl Claim {
         Ok(Self { particular, ..self })
     }
 
-    /// The same for whole cards, which nobody else has a share of.
+    /// Asks for whole GPUs, of which no other container gets a share.
     pub fn exclusive(self) -> Self {
         Self { mode: Some(Mode::Exclusive), ..self }
     }
 
-    /// Whether it is for whole cards.
+    /// Whether it asks for whole GPUs.
     pub fn is_exclusive(&self) -> bool {
         self.mode == Some(Mode::Exclusive)
     }
 
-    /// Whether another system wrote it.
+    /// Whether the word belongs to another system than gpushare.
     pub fn is_foreign(&self) -> bool {
         !self.takes_defaults
     }
 
-    /// Whether it speaks of amounts at all.
+    /// Whether it states a mode or an amount of memory or compute.
     pub fn states_amounts(&self) -> bool {
         let states = |amount: &Amount| amount.memory.is_some() || amount.cores.is_some();
         self.mode.is_some() || states(&self.each) || self.particular.iter().any(|(_, amount)| states(amount))
     }
 
-    /// What it says of one GPU; of none known, what it says of each.
+    /// The amount that it states for `gpu`; with `None`, the amount for every GPU.
     pub fn amount_on(&self, gpu: Option<GpuUuid>) -> Amount {
         let particular = self.particular.iter().find(|(other, _)| Some(*other) == gpu);
         particular.map_or(self.each, |(_, amount)| *amount)
     }
 
-    /// The most compute that may be used of one GPU, idle time included; `None` where it states no cap.
+    /// The most compute of one GPU that may be used, idle time included; `None` where it states no cap.
     pub fn most_compute_on(&self, gpu: Option<GpuUuid>) -> Option<Cap> {
         let burst = self.burst.map(Cap::from);
         match self.amount_on(gpu).cores {
@@ -168,13 +171,14 @@ impl Claim {
         }
     }
 
-    /// Whether it speaks of every GPU that `other` does.
+    /// Whether its amounts apply to every GPU for which `other` states one.
     pub fn covers(&self, other: &Self) -> bool {
         let speaks = |gpu: &GpuUuid| self.particular.iter().any(|(own, _)| own == gpu);
         self.particular.is_empty() || other.particular.iter().all(|(gpu, _)| speaks(gpu))
     }
 
-    /// What it states, for an order among words for one thing: the more, the later.
+    /// Sort key for claims that state the same thing: the more memory, then compute, the greater. Memory
+    /// counts only in bytes; a percentage or nothing sorts as the most.
     pub fn size(&self) -> (u64, Cap) {
         let amounts = self.particular.iter().map(|(_, amount)| amount).chain([&self.each]);
         let memory = amounts.clone().filter_map(|amount| match amount.memory {

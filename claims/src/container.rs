@@ -1,7 +1,7 @@
 //! The part of a bundle's config.json that requests are read from.
 //!
-//! Not `oci-spec`'s `Spec`: that refuses a whole file for one enumeration value newer than itself, and a container
-//! that asks for nothing must start whatever its file holds.
+//! It does not use the `Spec` of the crate `oci-spec`. That type rejects the whole file for one enumeration
+//! value that it does not know, and a container that asks for no GPU must start whatever its file holds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -13,37 +13,38 @@ use serde_json::Value;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Container {
     annotations: BTreeMap<String, String>,
-    /// Of a container of CRI-O's its own annotations, once somebody asked.
+    /// See [`Container::cri_o_annotations`]; parsed on first use.
     cri_o: OnceLock<BTreeMap<String, String>>,
     env: Vec<Variable>,
     mounts: Vec<Mount>,
     nodes: Vec<Node>,
-    /// What the node's specifications say of the CDI devices that it names.
+    /// What the node's CDI files say about the CDI devices that the bundle names, by qualified name.
     cdi: BTreeMap<String, CdiDevice>,
-    /// Whether the wrapper granted the bundle a lease before.
+    /// See [`Container::ran_before()`].
     ran_before: bool,
-    /// Whether the engine gave it every device of the host: a node alone says nothing then.
+    /// Whether the engine gave it every device of the host. A GPU's node then does not mean that the GPU was
+    /// handed over.
     has_hosts_nodes: bool,
-    /// The minors of GPUs that a device rule names: who hands over a single device writes one for it.
+    /// Minors of NVIDIA devices that have a device rule of their own. CDI writes such a rule for each device
+    /// that it adds.
     ruled: BTreeSet<i64>,
 }
 
-/// An entry of the environment, split once: every dialect looks at all of them.
+/// An entry of the environment. The position of `=` is kept because every dialect scans all entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Variable {
     entry: String,
-    /// Bytes before the `=`.
+    /// Length of the name: bytes before the `=`.
     name: usize,
 }
 
 impl Variable {
-    /// `None` for an entry without a `=`.
+    /// Returns `None` for an entry without `=`.
     fn of(entry: &str) -> Option<Self> {
         let name = entry.find('=')?;
         Some(Self { entry: entry.to_owned(), name })
     }
 
-    /// Name and value.
     fn split(&self) -> (&str, &str) {
         (&self.entry[..self.name], &self.entry[self.name + 1..])
     }
@@ -52,26 +53,26 @@ impl Variable {
 /// A mount of the bundle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mount {
-    /// On the host; empty for a mount that has none.
+    /// Path on the host; empty where the mount has no source.
     pub source: String,
-    /// In the container, as written.
+    /// Path in the container, as the bundle has it: not normalised.
     pub target: String,
 }
 
 /// A device node of the bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// In the container.
+    /// Path in the container.
     pub path: String,
-    /// As written.
+    /// Major number as written, not checked: it may be negative.
     pub major: i64,
-    /// As written.
+    /// Minor number as written, not checked: it may be negative.
     pub minor: i64,
-    /// Whether it is one of a block device.
+    /// Whether its type is `b`.
     pub is_block: bool,
 }
 
-/// Where a CRI engine writes what a container is.
+/// The annotations in which one CRI engine writes what a container is.
 struct CriKeys {
     kind: &'static str,
     name: &'static str,
@@ -94,7 +95,7 @@ const CRI_KEYS: [CriKeys; 2] = [
     },
 ];
 
-/// The family of the engine, as far as it changes what a key means.
+/// The engine's family, as far as the meaning of a key depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
     /// containerd's CRI or CRI-O: a pod's container.
@@ -103,31 +104,31 @@ pub enum Engine {
     Other,
 }
 
-/// Who wrote the bundle, as far as it changes who may have written an annotation.
+/// The engine that wrote the bundle, as far as it decides who may have written an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writer {
     /// containerd's CRI: a pod's container.
     Containerd,
     /// CRI-O: a pod's container.
     CriO,
-    /// podman.
+    /// podman: its annotations may come from the image.
     Podman,
-    /// docker, ctr, or nobody but a caller.
+    /// docker, ctr, or a bundle run by hand.
     Other,
 }
 
-/// podman's mark, which it sets last: neither an image nor a caller can take it away.
+/// The annotation that podman sets last, so that neither an image nor a caller can remove it.
 const PODMAN: (&str, &str) = ("io.container.manager", "libpod");
 
 impl Container {
-    /// A container with these annotations and `NAME=value` entries, and without mounts.
+    /// A container with these annotations and `NAME=value` entries, without mounts and device nodes.
     pub fn new(annotations: BTreeMap<String, String>, env: Vec<String>) -> Self {
         let env = env.iter().filter_map(|entry| Variable::of(entry)).collect();
         Self { annotations, env, ..Self::default() }
     }
 
-    /// The container of this config.json. A part of an unexpected kind holds no request; the low-level runtime will
-    /// say what it thinks of it.
+    /// Reads the container from a config.json. A part of an unexpected JSON type is skipped; the low-level
+    /// runtime reports it.
     pub fn from_json(json: &Value) -> Self {
         let annotations = json.get("annotations").and_then(Value::as_object).into_iter().flatten();
         let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
@@ -147,33 +148,33 @@ impl Container {
         }
     }
 
-    /// The same, where the node's specifications say this of CDI devices.
+    /// Adds what the node's CDI files say about CDI devices, by qualified name.
     pub fn specified(self, cdi: BTreeMap<String, CdiDevice>) -> Self {
         Self { cdi, ..self }
     }
 
-    /// What the node's specifications say of the CDI device `name`, where somebody looked.
+    /// What the node's CDI files say about the CDI device `name`; `None` where it was not looked up.
     pub fn cdi_device(&self, name: &str) -> Option<&CdiDevice> {
         self.cdi.get(name)
     }
 
-    /// The minors of all GPUs that the specifications told of its devices.
+    /// The minors of all GPUs that the node's CDI files list for the container's CDI devices.
     pub fn specified_minors(&self) -> impl Iterator<Item = u32> {
         self.cdi.values().flat_map(|device| &device.minors).copied()
     }
 
-    /// The annotations.
+    /// All annotations, whoever wrote them; see [`crate::rank_of_annotation`].
     pub fn annotations(&self) -> &BTreeMap<String, String> {
         &self.annotations
     }
 
-    /// Which family of engines wrote the file. podman sets other `io.kubernetes.cri-o.*` keys, so the prefix proves
-    /// nothing.
+    /// The family of the engine that wrote the file. The whole key counts, not its prefix: podman sets other
+    /// `io.kubernetes.cri-o.*` keys.
     pub fn engine(&self) -> Engine {
         if self.cri().is_some() { Engine::Cri } else { Engine::Other }
     }
 
-    /// Who wrote the file.
+    /// The engine that wrote the file.
     pub fn writer(&self) -> Writer {
         let (key, value) = PODMAN;
         match self.cri() {
@@ -184,15 +185,16 @@ impl Container {
         }
     }
 
-    /// The keys of the CRI engine that wrote the file. CRI-O's count first: it passes every annotation of a pod, those under
-    /// containerd's names included, where containerd passes none but the patterns that its settings list.
+    /// The keys of the CRI engine that wrote the file. CRI-O is checked first because it passes every
+    /// annotation of a pod, also those under containerd's names. containerd passes only those that match
+    /// patterns in its settings.
     fn cri(&self) -> Option<&'static CriKeys> {
         CRI_KEYS.iter().find(|keys| self.annotations.contains_key(keys.kind))
     }
 
-    /// The container's own annotations under CRI-O, which puts those of pod, container and labels into one map, and keeps the
-    /// container's, which only kubelet writes, as JSON under a key of its own. Read once: every key may ask, and there may be
-    /// a hundred thousand.
+    /// The container's own annotations under CRI-O. CRI-O puts those of pod, container and labels into one
+    /// map. It keeps the container's, which only kubelet writes, as JSON under a key of its own. The JSON is
+    /// parsed once, because every key may ask for it and there may be a hundred thousand keys.
     pub fn cri_o_annotations(&self) -> &BTreeMap<String, String> {
         self.cri_o.get_or_init(|| {
             let own = self.annotations.get("io.kubernetes.cri-o.Annotations");
@@ -200,8 +202,8 @@ impl Container {
         })
     }
 
-    /// Whether this is a pod's pause container, which passes unread. podman writes none of the marks by itself, so under it
-    /// they are a pod author's words.
+    /// Whether this is a pod's pause container; its request is not read. podman sets none of these marks
+    /// itself, so in a bundle of podman's they are the pod author's words and do not count.
     pub fn is_sandbox(&self) -> bool {
         let kind = self.cri().and_then(|keys| self.annotations.get(keys.kind));
         kind.is_some_and(|kind| kind == "sandbox")
@@ -209,8 +211,9 @@ impl Container {
             && self.engines().len() < 2
     }
 
-    /// A key of each engine whose marks the bundle has. Each engine writes its own last; another's are the pod's words (CRI-O
-    /// passes all of a pod's annotations, containerd those that its settings list).
+    /// For each CRI engine whose marks the bundle has, one of its keys. An engine writes its own marks last.
+    /// A second engine's marks come from the pod: CRI-O passes all of a pod's annotations, containerd those
+    /// that its settings list.
     pub fn engines(&self) -> Vec<&'static str> {
         let mark = |keys: &CriKeys| {
             [keys.kind, keys.sandbox].into_iter().find(|key| self.annotations.contains_key(*key))
@@ -222,25 +225,26 @@ impl Container {
         self.cri().and_then(|keys| self.annotations.get(key(keys))).map(String::as_str)
     }
 
-    /// The id of the sandbox of the container's pod: the same for all containers of a pod, and for no
-    /// other's. A bundle with the keys of two engines names no pod. podman's annotations may be the image's.
+    /// The sandbox id of the container's pod: the same for all containers of the pod, and unique to it. It is
+    /// `None` for a bundle with the keys of two engines, and for one of podman's, whose annotations may be
+    /// the image's.
     pub fn sandbox(&self) -> Option<&str> {
         let is_pods = self.engines().len() == 1 && !self.is_sandbox();
         self.of_pod(|keys| keys.sandbox).filter(|id| is_pods && !id.is_empty())
     }
 
-    /// The container's name inside its pod.
+    /// The container's name inside its pod; `None` outside a CRI engine.
     pub fn name_in_pod(&self) -> Option<&str> {
         self.of_pod(|keys| keys.name)
     }
 
-    /// The pod's namespace.
+    /// The pod's Kubernetes namespace; `None` outside a CRI engine.
     pub fn pod_namespace(&self) -> Option<&str> {
         self.of_pod(|keys| keys.namespace)
     }
 
-    /// Whether the bundle holds the hook of an earlier lease: it was edited then, and not written anew since. Neither image
-    /// nor pod can write a hook.
+    /// Whether the bundle holds the hook of an earlier lease: the wrapper edited it then, and no engine has
+    /// rewritten it since. Neither image nor pod can write a hook.
     pub fn ran_before(&self) -> bool {
         self.ran_before
     }
@@ -250,8 +254,8 @@ impl Container {
         self.env.iter().map(Variable::split)
     }
 
-    /// The entries of this name, in order. Compares lengths first: a pod has a variable for each port of each service around
-    /// it, and dialects ask for a hundred names.
+    /// The entries of this name, in order. It compares lengths first for speed: a pod has a variable for each
+    /// port of each service around it, and dialects ask for a hundred names.
     pub fn named<'a>(&'a self, name: &str) -> impl DoubleEndedIterator<Item = (&'a str, &'a str)> {
         let is_one = move |variable: &&Variable| {
             variable.name == name.len() && variable.entry.as_bytes().starts_with(name.as_bytes())
@@ -259,19 +263,21 @@ impl Container {
         self.env.iter().filter(is_one).map(Variable::split)
     }
 
-    /// The mounts.
+    /// The mounts in the order of the bundle; a later one lies over an earlier one.
     pub fn mounts(&self) -> &[Mount] {
         &self.mounts
     }
 
-    /// The device nodes.
+    /// The device nodes of `linux.devices`, doubles included.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// The GPUs' nodes that the engine was handed for this container, by path and minor number. A bundle that
-    /// ran before holds those of its lease as well, so its own note tells. Of one with every device of the
-    /// host, those have a rule of their own that CDI brought, and those stand twice that a device plugin brought.
+    /// The GPU device nodes that the engine was handed for this container, as path and minor number.
+    ///
+    /// A bundle that ran before also holds the nodes of its lease, so the annotation [`HANDED`] tells which
+    /// were handed over. In a bundle with every device of the host, a node counts if it has a device rule of
+    /// its own, which CDI writes, or if it is listed twice, which a device plugin causes.
     pub fn handed(&self) -> Vec<(&str, u32)> {
         let note = self.annotations.get(HANDED).filter(|_| self.ran_before);
         if self.ran_before {
@@ -291,29 +297,29 @@ impl Container {
 }
 
 impl Node {
-    /// Whether it is /dev/null (1:3). A runtime makes that by itself: only who adds all of the host's nodes
-    /// adds it.
+    /// Whether it is /dev/null (1:3). The runtime always creates that node itself. A bundle lists it only
+    /// where the engine added all nodes of the host.
     fn is_null(&self) -> bool {
         (self.major, self.minor, self.is_block) == (1, 3, false)
     }
 }
 
-/// The annotation that keeps the minor numbers of the GPUs that a bundle was handed, for when it is run again without being
-/// written anew. A pod can write it, so it counts only beside the hook of an earlier lease.
+/// The annotation that keeps the minors of the GPUs that a bundle was handed, for a later run of the same
+/// bundle. A pod can write it too, so it counts only beside the hook of an earlier lease.
 pub const HANDED: &str = "granted.gpushare.io/handed";
 
-/// The driver's major number; from 254 up its minors are control nodes.
+/// The NVIDIA driver's major number. Its minors from 254 up are control nodes.
 const MAJOR: i64 = 195;
 const FIRST_CONTROL_MINOR: i64 = 254;
 
-/// The minor of a GPU's node; `None` for any other node.
+/// The minor of a GPU's device node; `None` for any other node.
 pub fn gpu_minor(node: &Node) -> Option<u32> {
     let is_gpu = node.major == MAJOR && (0..FIRST_CONTROL_MINOR).contains(&node.minor) && !node.is_block;
     u32::try_from(node.minor).ok().filter(|_| is_gpu)
 }
 
-/// Whether the bundle allows every character device: it was given those of the whole host. The last rule
-/// for all of them counts.
+/// Whether the bundle allows every character device, so that it has those of the whole host. Of several rules
+/// for all devices the last one counts.
 pub fn is_privileged(json: &Value) -> bool {
     rules(json).filter(|rule| is_for_all(rule)).fold(false, |before, rule| match rule.get("allow") {
         _ if lets_use(rule) => true,
@@ -322,13 +328,13 @@ pub fn is_privileged(json: &Value) -> bool {
     })
 }
 
-/// Whether a device rule is for all character devices.
+/// Whether a device rule applies to all character devices.
 fn is_for_all(rule: &Value) -> bool {
     let kind = rule.get("type").and_then(Value::as_str).unwrap_or("a");
     matches!(kind, "a" | "" | "c") && number(rule, "major").is_none() && number(rule, "minor").is_none()
 }
 
-/// Whether a rule that denies leaves nobody reading or writing.
+/// Whether a denying rule takes away both reading and writing.
 fn takes_use(rule: &Value) -> bool {
     let access = rule.get("access").and_then(Value::as_str).unwrap_or("rwm");
     access.contains('r') && access.contains('w')
@@ -338,18 +344,18 @@ fn rules(json: &Value) -> impl Iterator<Item = &Value> {
     json.pointer("/linux/resources/devices").and_then(Value::as_array).into_iter().flatten()
 }
 
-/// Whether a device rule allows more than making a node.
+/// Whether a device rule allows reading or writing, not only `mknod`.
 pub fn lets_use(rule: &Value) -> bool {
     let access = rule.get("access").and_then(Value::as_str).unwrap_or("rwm");
     rule.get("allow") == Some(&Value::Bool(true)) && access.contains(['r', 'w'])
 }
 
-/// A number of a device rule; none and -1 are every one.
+/// A number of a device rule. `None` stands for every number: the field is absent or -1.
 fn number(rule: &Value, field: &str) -> Option<i64> {
     rule.get(field).and_then(Value::as_i64).filter(|number| *number >= 0)
 }
 
-/// The minor of the single NVIDIA device that a rule is for.
+/// The minor of the single NVIDIA device that a rule names.
 fn ruled_gpu(rule: &Value) -> Option<i64> {
     let is_block = rule.get("type").and_then(Value::as_str) == Some("b");
     number(rule, "minor").filter(|_| number(rule, "major") == Some(MAJOR) && !is_block)
@@ -367,13 +373,14 @@ fn node(json: &Value) -> Option<Node> {
     Some(Node { path, major: number("major")?, minor: number("minor")?, is_block })
 }
 
-/// Whether this config.json holds the hook of an earlier lease: the wrapper edited it then, and nobody wrote it anew since.
+/// Whether this config.json holds the hook of an earlier lease: the wrapper edited it then, and no engine has
+/// rewritten it since.
 pub fn ran_before(json: &Value) -> bool {
     let hooks = json.pointer("/hooks/prestart").and_then(Value::as_array);
     hooks.into_iter().flatten().any(is_of_a_lease)
 }
 
-/// Ours as the wrapper writes it; the one of hook-only mode names no lease.
+/// Whether it is gpushare's hook as the wrapper writes it. The hook of hook-only mode names no lease.
 fn is_of_a_lease(hook: &Value) -> bool {
     let words: Vec<_> = hook.get("args").and_then(Value::as_array).into_iter().flatten().collect();
     words.first().is_some_and(|name| *name == "gpushare-hook") && words.iter().any(|word| *word == "--lease")
@@ -421,9 +428,9 @@ mod tests {
             (vec![gpu(1), gpu(3)], vec![none.clone(), rule(1), rule(3)], &[1, 3][..]),
             (vec![gpu(1), gpu(3), null.clone()], vec![every.clone()], &[]),
             (vec![gpu(1), gpu(3), null.clone()], vec![every.clone(), rule(3)], &[3]),
-            // A device plugin's node, and then all of the host's.
+            // A device plugin's node, followed by all nodes of the host.
             (vec![gpu(3), gpu(1), gpu(3), null.clone()], vec![every.clone()], &[3, 3]),
-            // Every right, and no node of the host's (containerd's privileged_without_host_devices).
+            // Every right, but no node of the host (containerd's privileged_without_host_devices).
             (vec![gpu(3)], vec![every.clone()], &[3]),
             // The last rule for all devices counts.
             (vec![gpu(1), gpu(3), null.clone()], vec![every.clone(), none.clone(), rule(1)], &[1, 3]),

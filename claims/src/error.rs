@@ -1,154 +1,155 @@
-//! Why a request is refused, each with the remedy, in words that fit an engine's one-line message.
+//! Why a request is refused. Each message names the remedy and fits an engine's one-line message.
 
 use crate::grammar::GrammarError;
 use crate::model::ModelError;
 use crate::selector::SelectorError;
 use gpushare_inventory::{CapabilityError, GpuUuid};
 
-/// Why a container's request cannot be read.
+/// Why a container's request is refused before placement.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// A value is not in its key's grammar.
+    /// The key does not accept this value.
     #[error("{key}={value:?}: {source}")]
     Malformed {
-        /// The annotation or variable.
+        /// Name of the annotation or variable.
         key: String,
-        /// The value, shortened.
+        /// The value, cut by [`shortened`].
         value: String,
-        /// What is wrong with it.
+        /// Why the key does not accept it.
         source: ValueError,
     },
-    /// A key that gpushare does not know, under its own prefix.
+    /// A key under gpushare's own prefix that gpushare does not know.
     #[error(
         "{key} is no key of gpushare; {}known are {known}",
         meant.as_ref().map(|key| format!("did you mean {key}? ")).unwrap_or_default()
     )]
     UnknownKey {
-        /// The annotation or variable.
+        /// Name of the annotation or variable.
         key: String,
-        /// The key that was probably meant.
+        /// The known key nearest to it, if one is near enough.
         meant: Option<String>,
-        /// The names that exist.
+        /// All names that exist, for the message.
         known: String,
     },
-    /// A kind of CDI device that gpushare does not have.
+    /// A CDI device of a kind that gpushare does not have.
     #[error(
         "{name} is no CDI device of gpushare; known are gpushare.io/share=MEMORY and gpushare.io/gpu=DEVICE"
     )]
     UnknownCdiDevice {
-        /// The qualified name, escaped.
+        /// Qualified name (vendor/class=device), escaped.
         name: String,
     },
-    /// A CDI device of gpushare's, where the settings have nobody look for it.
+    /// A CDI device of gpushare's in a place where the settings forbid reading it.
     #[error(
         "NVIDIA_VISIBLE_DEVICES names CDI device {name}, but this node does not read it there ({setting}); ask by \
          annotation, or have the administrator change {setting}"
     )]
     UnreadCdiDevice {
-        /// The qualified name, escaped.
+        /// Qualified name (vendor/class=device), escaped.
         name: String,
-        /// The setting that says so.
+        /// Name of the setting that forbids it.
         setting: &'static str,
     },
-    /// One key, or two names of one thing, with different values.
+    /// One key twice, or two keys for the same thing, with different values.
     #[error("{first} and {second} contradict each other: remove one of them")]
     Conflict {
-        /// Key and value.
+        /// One of the words, as key and value.
         first: String,
-        /// Key and value.
+        /// What contradicts it: mostly another word, as key and value.
         second: String,
     },
-    /// A channel that may not grant asked for a GPU.
+    /// Only channels that may not grant ask for a GPU (strict nodes).
     #[error(
         "{key} asks for a GPU, but only trusted annotations, handed devices and channels with a ceiling grant here \
          (request.strict): ask through alloc.gpushare.io annotations, or have the administrator set {setting}"
     )]
     Untrusted {
-        /// The annotation or variable.
+        /// The most trusted of the words that ask, as key and value.
         key: String,
-        /// The ceiling of its channel.
+        /// The setting that would give its channel a ceiling.
         setting: &'static str,
     },
-    /// A channel that may only lower stated more than the node's default, of which nobody else speaks.
+    /// A channel that may only lower states more than the node's default, and no trusted channel states that
+    /// amount.
     #[error(
         "{key} asks for more than this node gives beside the trusted words, which leave it out (request.strict): remove it, or \
          have them say it"
     )]
     AboveDefault {
-        /// The key and value.
+        /// The word that asks, as key and value.
         key: String,
     },
-    /// A less trusted channel asked for more than a trusted one granted.
+    /// A less trusted channel asks for more than a trusted one granted.
     #[error(
         "{key} asks for more than the trusted {trusted}: this node lets it only lower the share (request.strict)"
     )]
     Raised {
-        /// The less trusted key and value.
+        /// The less trusted word, as key and value.
         key: String,
-        /// The trusted key and value.
+        /// The more trusted word, as key and value.
         trusted: String,
     },
-    /// A channel granted more than the settings let it.
+    /// A channel asks for more than the ceiling that the settings give it.
     #[error(
         "{by} asks for more than {ceiling}, the most that this node grants by that channel; ask for less, or have the \
              administrator change {setting}"
     )]
     AboveCeiling {
-        /// The key and value.
+        /// The word that asks, as key and value.
         by: String,
-        /// The most.
+        /// The most that the channel may grant, with its unit.
         ceiling: String,
-        /// The setting that says so.
+        /// Name of the setting that holds the ceiling.
         setting: &'static str,
     },
-    /// gpushare's own variables alone, where they are not read.
+    /// The container asks by gpushare's own variables alone, and this node does not read them.
     #[error(
         "its GPUSHARE_ variables are no request on this node (request.env); ask by annotation as gpushare.io/memory (docker \
          run --annotation, from docker 24 on), leave them and gpushare's CDI devices out, or have the administrator change \
          request.env"
     )]
     UnreadVariables,
-    /// Variables where nobody's count.
+    /// The container asks by variables alone, and no variable counts on this node.
     #[error(
         "{by} asks by variables, which are no request on this node (request.env and request.nvidia); ask by annotation, or have \
          the administrator change these settings"
     )]
     Unread {
-        /// The key and value.
+        /// The word that asks, as key and value.
         by: String,
     },
-    /// A limit, and nobody says of which GPU.
+    /// The bundle states a limit, but no word says for which GPU.
     #[error("{by} is a limit without a GPU: name GPUs in NVIDIA_VISIBLE_DEVICES, or remove it")]
     LimitWithoutGpu {
-        /// The key and value.
+        /// The word that states the limit, as key and value.
         by: String,
     },
-    /// So little that nothing fits.
+    /// Another system's memory limit comes to less than 1 MiB.
     #[error("{by} comes to less than 1 MiB: ask for more")]
     TooSmall {
-        /// The key and value.
+        /// The word that states the limit, as key and value.
         by: String,
     },
-    /// A GPU that is not there.
+    /// The name of a GPU fits none of the node's GPUs, or several.
     #[error("{key}: {source}")]
     NoSuchGpu {
-        /// The annotation or variable.
+        /// Name of the annotation or variable.
         key: String,
-        /// What is wrong with the name.
+        /// Whether no GPU or several GPUs fit the name.
         source: SelectorError,
     },
-    /// Nobody could tell how much memory a GPU has.
+    /// The inventory does not know how much memory the GPU has.
     #[error(
         "the memory size of {gpu} is unknown; run `gpushare inventory refresh` and see `gpushare doctor`"
     )]
     UnknownSize {
-        /// The GPU.
+        /// The GPU without a known size.
         gpu: GpuUuid,
     },
-    /// Parts of the driver that this node does not give.
+    /// Unknown driver capabilities, or ones that this node does not give.
     #[error(transparent)]
     Capabilities(#[from] CapabilityError),
-    /// GPUs and no share, where the node wants one.
+    /// The container names GPUs but no share, and this node requires a share.
     #[error(
         "the container names GPUs but no share (by NVIDIA_VISIBLE_DEVICES, a CDI device or a device node): set GPUSHARE_MEMORY \
          (as 4GiB or 25%) or annotate gpushare.io/memory, or have the administrator change request.nvidia"
@@ -156,24 +157,25 @@ pub enum RequestError {
     NoShare,
 }
 
-/// What is wrong with a value.
+/// What is wrong with the value of a key.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
-    /// Not in the key's grammar.
+    /// The value breaks the grammar of gpushare's own key.
     #[error(transparent)]
     Grammar(#[from] GrammarError),
-    /// Not what another system's key holds.
+    /// The value is not one that another system's key can hold; the text says why.
     #[error("{0}")]
     Foreign(String),
-    /// Not a model filter.
+    /// The value is not a model filter.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Not a list of capabilities, or more than can be had.
+    /// The value is not a list of driver capabilities, or it has more than this node gives.
     #[error(transparent)]
     Capability(#[from] CapabilityError),
 }
 
-/// A value for a message: bounded, since a bundle may hold a megabyte of it. Escaping is the formatter's (`{:?}`).
+/// Cuts a value to 80 characters for a message, since a bundle may hold a megabyte of it. The formatter
+/// escapes it (`{:?}`).
 pub fn shortened(value: &str) -> String {
     const LONGEST: usize = 80;
     if value.chars().count() <= LONGEST {

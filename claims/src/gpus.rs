@@ -1,4 +1,4 @@
-//! The GPUs of the node, as a request may name them.
+//! Lookup of the node's GPUs by the names that a request uses.
 
 #[cfg(any(test, feature = "testing"))]
 use gpushare_inventory::GpuUuid;
@@ -8,23 +8,23 @@ use crate::error::{RequestError, shortened};
 use crate::grammar::DeviceSelector;
 use crate::selector::find_gpu;
 
-/// The node's GPUs.
+/// The node's GPUs, in the order of their indexes.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeGpus<'a>(pub &'a [Gpu]);
 
 impl<'a> NodeGpus<'a> {
-    /// All of them, by index.
+    /// Every GPU of the node, in the order of the indexes.
     pub fn all(self) -> Vec<&'a Gpu> {
         self.0.iter().collect()
     }
 
-    /// The GPU that `selector` names, which `key` did.
+    /// The GPU that `selector` names; `key` is where it was written, for the error.
     pub fn find(self, key: &str, selector: &DeviceSelector) -> Result<&'a Gpu, RequestError> {
         let named = |source| RequestError::NoSuchGpu { key: shortened(key), source };
         find_gpu(selector, self.0).map_err(named)
     }
 
-    /// The GPUs that `selectors` name, each once.
+    /// The GPUs that `selectors` name, in their order, doubles dropped; `key` is for the error.
     pub fn find_each(self, key: &str, selectors: &[DeviceSelector]) -> Result<Vec<&'a Gpu>, RequestError> {
         let mut gpus: Vec<&Gpu> = Vec::new();
         for selector in selectors {
@@ -37,22 +37,22 @@ impl<'a> NodeGpus<'a> {
     }
 }
 
-/// Whether `gpu` is one of `gpus`.
+/// Whether `gpus` has `gpu`, by UUID.
 pub fn contains(gpus: &[&Gpu], gpu: &Gpu) -> bool {
     gpus.iter().any(|other| other.uuid == gpu.uuid)
 }
 
-/// Whether one of the GPUs is named twice.
+/// Whether the list holds the same GPU twice.
 pub fn has_double(gpus: &[&Gpu]) -> bool {
     gpus.iter().enumerate().any(|(place, gpu)| contains(&gpus[..place], gpu))
 }
 
-/// All of a GPU's memory.
+/// The GPU's whole memory, or an error where the inventory does not know it.
 pub fn total(gpu: &Gpu) -> Result<DeviceMemory, RequestError> {
     gpu.memory.ok_or(RequestError::UnknownSize { gpu: gpu.uuid })
 }
 
-/// Four GPUs of 15360 MiB, whose minors are not their indexes.
+/// Four GPUs of 15360 MiB whose minors differ from their indexes, for tests.
 #[cfg(any(test, feature = "testing"))]
 pub fn four() -> Vec<Gpu> {
     let gpu = |(index, minor): (u8, u32)| {

@@ -1,23 +1,23 @@
-//! The values of gpushare's own dialect: each a type, parsed once.
+//! The values of gpushare's own keys. Each has a type and is parsed once, by `FromStr`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use gpushare_inventory::{DeviceMemory, GpuUuid};
 
-/// What is wrong with a value, and which forms exist.
+/// Why a value is refused; the message lists the accepted forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
-    /// A size without a unit says nothing: other systems read it as bytes, MiB or GiB.
+    /// A size without a unit. It is refused because other systems read such a number as bytes, MiB or GiB.
     #[error("a size needs a unit: write 4GiB, 4Gi, 4096MiB, 4G (10^9 bytes) or 25%")]
     NoUnit,
-    /// Not a size at all.
+    /// The text does not begin with a number, or the number is badly formed.
     #[error("not a size: write 4GiB, 4Gi, 4096MiB, 4G (10^9 bytes) or 25%")]
     NotASize,
-    /// A number and its unit apart, or blanks around them.
+    /// Blanks in or around a size.
     #[error("a size has no blanks in it: write 4GiB")]
     Blanks,
-    /// A unit nobody knows.
+    /// A unit that is not in the list below.
     #[error(
         "unknown unit, whose case counts: known are Ki, Mi, Gi, Ti, KiB, MiB, GiB, TiB, K, M, G, T, KB, MB, GB, TB, docker's k, m, g, t and %"
     )]
@@ -25,57 +25,57 @@ pub enum GrammarError {
     /// More than fits into 64 bits.
     #[error("larger than any GPU: at most 16777215 TiB can be written")]
     TooLarge,
-    /// Zero, or so little that nothing fits.
+    /// Less than 1 MiB.
     #[error("a share is at least 1 MiB; to start without a GPU leave the request out")]
     TooSmall,
     /// A percentage outside 1 to 100.
     #[error("a percentage is a whole number from 1 to 100")]
     NotAPercentage,
-    /// Not a count.
+    /// A count of GPUs outside 1 to 16.
     #[error("a count of GPUs is a whole number from 1 to 16")]
     NotACount,
-    /// Not a device list.
+    /// The text is not a device list, or it names a device twice or more than 16 devices.
     #[error(
         "a device list holds indexes, UUIDs or unique beginnings of UUIDs (GPU-…), or is `all`, each device once"
     )]
     NotDevices,
-    /// Not the name of a share.
+    /// The name of a CDI device of the kind gpushare.io/share is not of the form MEMORY or MEMORY-PERCENT.
     #[error(
         "a share's CDI name is its memory (4GiB, or 25pct of the GPU), and after a dash perhaps its compute in percent \
          (4GiB-30)"
     )]
     NotAShareName,
-    /// Not a mode.
+    /// A mode that does not exist.
     #[error("unknown mode: known are share and exclusive")]
     UnknownMode,
-    /// A mode of the design that this version does not enforce yet.
+    /// A planned mode (`mps`, `time-slice`) that this version cannot enforce.
     #[error("this mode is not available in this version: use share or exclusive")]
     UnavailableMode,
-    /// Not a scope.
+    /// A scope that does not exist.
     #[error("unknown scope: known are container and pod")]
     UnknownScope,
-    /// Not a compute policy.
+    /// A compute policy that does not exist.
     #[error("unknown compute policy: known are fixed, burst and none")]
     UnknownPolicy,
-    /// Not a priority.
+    /// A priority outside 0 to 9.
     #[error("a priority is a whole number from 0 (low) to 9")]
     NotAPriority,
 }
 
-/// How a container's compute share is held.
+/// How a container's compute share is enforced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ComputePolicy {
-    /// A hard cap, also on an idle GPU.
+    /// A hard limit, also while the GPU is otherwise idle.
     #[default]
     Fixed,
-    /// The share is guaranteed; idle time may be used.
+    /// The share is guaranteed, and the container may also use time that others leave idle.
     Burst,
     /// No compute limit.
     None,
 }
 
 impl ComputePolicy {
-    /// The word in requests, in the store and in listings.
+    /// The word for it in requests, in the quota store and in listings.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fixed => "fixed",
@@ -85,13 +85,13 @@ impl ComputePolicy {
     }
 }
 
-/// Whose a share is.
+/// Who holds a share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
-    /// The container's own.
+    /// The container alone.
     #[default]
     Container,
-    /// The pod's: its containers have one share together, which ends with the last of them.
+    /// The pod: all its containers hold one share together. The lease ends with the last of them.
     Pod,
 }
 
@@ -110,16 +110,16 @@ impl FromStr for Scope {
 /// How much memory is asked for on each GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryRequest {
-    /// Exactly this much.
+    /// An amount in bytes.
     Bytes(DeviceMemory),
-    /// Hundredths of the GPU's whole memory, 1 to 100.
+    /// Percent of the GPU's whole memory, 1 to 100.
     Percent(u8),
-    /// All that is left on the GPU.
+    /// All memory that is left on the GPU at placement.
     Rest,
 }
 
 impl MemoryRequest {
-    /// The amount, where it is one of bytes.
+    /// The amount if it was given in bytes, else `None`.
     pub const fn bytes(self) -> Option<DeviceMemory> {
         match self {
             Self::Bytes(memory) => Some(memory),
@@ -176,9 +176,10 @@ const UNITS: [(&str, u64); 20] = [
     ("TB", 1_000_000_000_000),
 ];
 
-/// Digits without a leading zero (some read 010 as eight), perhaps a point and up to nine more digits, and a unit. Units
-/// are the Kubernetes ones (Gi is 2^30, G is 10^9), each also with a B, and docker's: one lower-case letter, `4g` for 2^32.
-/// Kubernetes' `m` for a thousandth has no use here.
+/// Reads a size in bytes: digits, perhaps a point and up to nine more digits, and a unit. A leading zero is
+/// refused, since some programs read 010 as eight. Units are those of Kubernetes (Gi is 2^30, G is 10^9),
+/// each also with a B, and docker's single lower-case letters (`4g` is 2^32). Kubernetes' `m` for a
+/// thousandth has no use here; `m` is docker's 2^20.
 fn size(text: &str) -> Result<u64, GrammarError> {
     if text.contains(char::is_whitespace) {
         return Err(GrammarError::Blanks);
@@ -208,7 +209,7 @@ fn percentage(text: &str) -> Result<u8, GrammarError> {
     whole(text, 1..=100).ok_or(GrammarError::NotAPercentage)
 }
 
-/// A number written in plain digits, no sign, no leading zero, inside `range`.
+/// Reads a number in `range`, written in digits without a sign and without a leading zero.
 fn whole(text: &str, range: std::ops::RangeInclusive<u8>) -> Option<u8> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     let number = text.parse().ok().filter(|_| plain)?;
@@ -220,7 +221,7 @@ fn whole(text: &str, range: std::ops::RangeInclusive<u8>) -> Option<u8> {
 pub struct Cores(u8);
 
 impl Cores {
-    /// `percent` of a GPU; `None` outside 1 to 100.
+    /// Returns `None` outside 1 to 100.
     pub const fn new(percent: u8) -> Option<Self> {
         match percent {
             1..=100 => Some(Self(percent)),
@@ -228,10 +229,10 @@ impl Cores {
         }
     }
 
-    /// A whole GPU.
+    /// All of a GPU's compute time.
     pub const ALL: Self = Self(100);
 
-    /// Percent, 1 to 100.
+    /// The percentage, 1 to 100.
     pub const fn percent(self) -> u8 {
         self.0
     }
@@ -254,10 +255,10 @@ impl fmt::Display for Cores {
 /// How GPUs are given to a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// A share, limited by the interception library.
+    /// A part of each GPU; the interception library enforces the limit.
     #[default]
     Share,
-    /// Whole cards, which nobody else gets a share of.
+    /// Whole GPUs, of which no other container gets a share.
     Exclusive,
 }
 
@@ -287,20 +288,20 @@ impl FromStr for ComputePolicy {
     }
 }
 
-/// 0 (low) to 9.
+/// A share's priority, 0 (low) to 9; 5 is the default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Priority(u8);
 
 impl Priority {
-    /// The highest.
+    /// The highest priority, 9.
     pub const HIGHEST: Self = Self(9);
 
-    /// `level`, or the highest where that is more.
+    /// Makes a priority of `level`; more than 9 becomes 9.
     pub const fn at_most(level: u8) -> Self {
         if level < Self::HIGHEST.0 { Self(level) } else { Self::HIGHEST }
     }
 
-    /// 0 to 9.
+    /// The number, 0 to 9.
     pub const fn level(self) -> u8 {
         self.0
     }
@@ -320,29 +321,29 @@ impl FromStr for Priority {
     }
 }
 
-/// Which GPUs a container asks for.
+/// The GPUs that a container asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Devices {
-    /// So many, chosen by placement; 1 to 16.
+    /// This number of GPUs, 1 to 16, chosen by placement.
     Any(u8),
-    /// Exactly these.
+    /// All of these GPUs.
     These(Vec<DeviceSelector>),
-    /// So many of these, chosen by placement.
+    /// This number of GPUs out of these, chosen by placement.
     Among(u8, Vec<GpuUuid>),
     /// Every GPU of the node.
     All,
 }
 
-/// One GPU, as users name it.
+/// A name for one GPU, as users write it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceSelector {
-    /// NVML's index: PCI order.
+    /// The index that NVML gives, in the order of PCI addresses.
     Index(u32),
-    /// The N of `/dev/nvidiaN`; not in gpushare's own grammar.
+    /// The N of `/dev/nvidiaN`. Only other systems' dialects make this; gpushare's own keys cannot write it.
     Minor(u32),
-    /// The whole UUID.
+    /// A whole UUID.
     Uuid(GpuUuid),
-    /// A beginning of a UUID, `GPU-` and at least one more character.
+    /// The beginning of a UUID: `GPU-` and at least one more character.
     Prefix(String),
 }
 
@@ -377,7 +378,7 @@ impl fmt::Display for DeviceSelector {
 impl FromStr for Devices {
     type Err = GrammarError;
 
-    /// A comma list, or `all`. The count of GPUs has a key of its own: see [`count`].
+    /// Reads a comma list or `all`. The number of GPUs has a key of its own: see [`count`].
     fn from_str(text: &str) -> Result<Self, GrammarError> {
         if text == "all" {
             return Ok(Self::All);
@@ -394,7 +395,7 @@ impl FromStr for Devices {
     }
 }
 
-/// How many GPUs a share spans, 1 to 16.
+/// Reads the number of GPUs that a share spans, 1 to 16.
 pub fn count(text: &str) -> Result<u8, GrammarError> {
     whole(text, 1..=16).ok_or(GrammarError::NotACount)
 }

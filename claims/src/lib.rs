@@ -1,9 +1,9 @@
-//! What a share's request is made of: the words of a bundle, each with the rank of who can have written it; claims,
-//! which sources make of words; and the one merge of all claims into a [`Request`].
+//! Turns what a bundle says about GPUs into one [`Request`]. A [`Word`] is one variable, annotation or
+//! device, with the [`Rank`] of who can have written it. Sources make [`Claim`]s of words. [`merge()`] makes
+//! one request of all claims.
 //!
-//! Pure, and without a vendor: no system's key stands here. Sources are the crate above, `gpushare-request`; all that
-//! one of them can say is a [`Claim`], of which the merge takes the meet by rank. docs/trust.md says who is believed
-//! how far.
+//! This crate only computes: it reads no file and knows no other system's keys. The sources live in the crate
+//! above, `gpushare-request`. docs/trust.md says who is believed how far.
 #![forbid(unsafe_code)]
 
 mod amount;

@@ -1,68 +1,69 @@
-//! Other systems' interception libraries in a bundle. Two of them, or one and ours, hook the same calls and count twice.
+//! Finds other systems' interception libraries in a bundle. Where two such libraries are loaded, or one
+//! besides gpushare's, both hook the same calls and count each allocation twice.
 //!
-//! What a library looks like stands in its dialect's file.
+//! Each dialect's file says what its library looks like.
 
 use std::path::Path;
 
 use crate::container::Container;
 use crate::error::shortened;
 
-/// One system's library, as a bundle shows it.
+/// How a bundle shows one system's library.
 #[derive(Clone, Copy, Debug)]
 pub struct Library {
-    /// Targets that its owner mounts itself at, or below.
+    /// Mount targets of the library's owner. A mount at or below one of them belongs to the library.
     pub folders: &'static [&'static str],
-    /// File names of the library.
+    /// File names of the library, without folders.
     pub files: &'static [&'static str],
-    /// What proves that its owner brought it, where it limits memory by itself.
+    /// What proves that its owner brought it. `None` for a library that does not limit memory by itself.
     pub owner: Option<Owner>,
 }
 
-/// What proves a library that limits memory by itself.
+/// What proves that the owner of a memory-limiting library brought it.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner {
-    /// The variables that it reads the memory limit from; some end in a position.
+    /// Prefix of the variables that it reads the memory limit from; some end in a GPU's position.
     pub limit: &'static str,
-    /// Where it is mounted.
+    /// The library's path in the container.
     pub library: &'static str,
     /// The owner's folder on the host.
     pub folder: &'static str,
 }
 
-/// Another system's library, as far as a bundle shows it.
+/// What was found of other systems' libraries in one bundle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interceptor {
-    /// Targets of its mounts.
+    /// Mount targets of the libraries and of /etc/ld.so.preload.
     pub mounts: Vec<String>,
-    /// Its items in `LD_PRELOAD`.
+    /// The libraries' items in `LD_PRELOAD`.
     pub preloads: Vec<String>,
 }
 
-/// A file that names libraries for every program; HAMi's plugin mounts one.
+/// A file whose libraries the dynamic loader loads into every program. HAMi's plugin mounts one.
 const PRELOAD_FILE: &str = "/etc/ld.so.preload";
-/// The dynamic loader's list; items are split at colons and blanks.
+/// The variable with the dynamic loader's list. Colons and blanks separate its items.
 const PRELOAD: &str = "LD_PRELOAD";
-/// Why an administrator's stand-down does not count.
+/// The note where the setting `StandDown` does not apply because the library is not proved.
 pub const UNPROVED: &str = "what looks like another system's interception library is not proved to hold this limit \
      (owner's mounts, its own dialect alone): it is taken out, and gpushare holds the limit";
 
 impl Owner {
-    /// Whether the owner's library is loaded into every program, and is told a limit.
+    /// Whether the owner's library is mounted, is loaded into every program, and is told a limit.
     pub fn holds(&self, container: &Container) -> bool {
         let last = container.named(PRELOAD).next_back();
         let in_variable = last.is_some_and(|(_, list)| items(list).any(|item| item == self.library));
         let is_loaded = in_variable || self.mounts(PRELOAD_FILE, container);
-        // 0 is no limit to it, and the plugins write variables without a value.
+        // The library takes 0 for no limit. The plugins also write variables with an empty value.
         let mut limits =
             container.env().filter(|(key, value)| key.starts_with(self.limit) && !value.is_empty());
         let states = limits.next().is_some_and(is_limit) && limits.all(is_limit);
         self.mounts(self.library, container) && is_loaded && states
     }
 
-    /// Whether the owner's file is at `target`, and no later mount, such as a pod's volume, lies over it.
+    /// Whether the owner's file is at `target` and no later mount, such as a pod's volume, lies over it.
     fn mounts(&self, target: &str, container: &Container) -> bool {
         let over = |target_of_mount: &str| {
-            // A target that is not plain may be any.
+            // A relative target or one with `..` can resolve to any path.
             let plain = target_of_mount.starts_with('/') && !target_of_mount.contains("..");
             !plain || Path::new(target).starts_with(target_of_mount)
         };
@@ -92,17 +93,17 @@ impl Library {
 }
 
 impl Interceptor {
-    /// Its mounts and its items in the loader's list.
+    /// The number of its mounts and items in `LD_PRELOAD`.
     pub fn count(&self) -> usize {
         self.mounts.len() + self.preloads.len()
     }
 
-    /// The first of them, cut to what a line can hold.
+    /// The first mount target or item, shortened for a message.
     pub fn first(&self) -> Option<String> {
         self.mounts.iter().chain(&self.preloads).next().map(|what| shortened(what))
     }
 
-    /// What of the `known` libraries is in the bundle; `None` when there is nothing.
+    /// What the bundle holds of the `known` libraries; `None` where it holds nothing of them.
     pub fn of(container: &Container, known: &[Library]) -> Option<Self> {
         let is_known = |target: &str| known.iter().any(|library| library.is_at(target));
         let targets = container.mounts().iter().map(|mount| mount.target.as_str());

@@ -1,9 +1,10 @@
-//! Several sources' claims made one request: of each bound the meet of all that speak of it.
+//! Merges the claims of all sources into one request. The smallest statement of each limit counts.
 //!
-//! Claims are taken by rank. A less trusted one may say less, and counts then; what it says more is refused on a strict
-//! node, and cut and noted elsewhere. Who grants is held to the ceilings of its channel, and a strict node wants
-//! somebody who may grant for whatever is more than the node's default. What nobody states is that default, never
-//! "no limit". Nothing here knows a vendor.
+//! Claims are compared by rank. A less trusted claim may ask for less, and then counts. One that asks for
+//! more is refused on a strict node; elsewhere it is cut, with a note. Claims that grant are held to the
+//! ceilings of their channel. On a strict node whatever exceeds the node's default needs a claim that may
+//! grant. What no claim states is the node's default, never "no limit". Nothing here knows another system's
+//! keys.
 
 use std::cmp::Ordering;
 
@@ -19,10 +20,10 @@ use crate::rank::Rank;
 use crate::request::{Request, Share};
 use crate::words::conflict;
 
-/// The request that `claims` make together on a node with these GPUs.
+/// Merges `claims` into the request that they make together on a node with these GPUs.
 ///
 /// # Errors
-/// When they contradict each other, name nothing that the node has, or none of them may grant.
+/// When claims contradict each other, name no GPU of the node, or when none of them may grant.
 pub fn merge(claims: &[Claim], policy: &Policy, node: NodeGpus) -> Result<Request, RequestError> {
     let mut by_rank: Vec<&Claim> = claims.iter().collect();
     by_rank.sort_by_key(|claim| std::cmp::Reverse(claim.rank));
@@ -38,30 +39,31 @@ pub fn merge(claims: &[Claim], policy: &Policy, node: NodeGpus) -> Result<Reques
     merge.request(&spread, shares, exclusive)
 }
 
-/// A bundle may hold a hundred thousand entries that differ.
+/// Bounds the notes, since a bundle may hold a hundred thousand entries that differ.
 const MOST_NOTES: usize = 32;
 
 struct Merge<'a> {
-    /// The most trusted first.
+    /// Sorted by rank, the most trusted first.
     claims: Vec<&'a Claim>,
     policy: &'a Policy,
     node: NodeGpus<'a>,
     notes: Vec<String>,
 }
 
-/// Which GPUs the request is about.
+/// The GPUs that the container gets or may get.
 struct Spread<'a> {
     gpus: Vec<&'a Gpu>,
-    /// How many of them it gets.
+    /// How many of `gpus` the container gets.
     wanted: usize,
-    /// Whether it gets all of them; else placement chooses.
+    /// Whether the container gets exactly `gpus`. If not, placement chooses `wanted` of them.
     named: bool,
-    /// Who makes them more than the more trusted count: it is held to what it may grant, too.
+    /// The claim that raises the number of GPUs above what more trusted claims state. Every amount is also
+    /// held to the ceilings of this claim.
     multiplying: Option<&'a Claim>,
 }
 
 impl<'a> Spread<'a> {
-    /// Each GPU that it may get; where none of the node's is known, one that nobody knows.
+    /// Each GPU that the container may get. A node without known GPUs has one candidate, `None`.
     fn candidates(&self) -> Vec<Option<&'a Gpu>> {
         match self.gpus.is_empty() {
             true => vec![None],
@@ -78,21 +80,21 @@ impl<'a> Spread<'a> {
     }
 }
 
-/// The least of what several claims state.
+/// The smallest value that several claims state.
 struct Least<'a, T> {
     value: T,
-    /// The most trusted claim that states it.
+    /// The most trusted claim that states any value.
     first: &'a Claim,
-    /// The one that made it the least.
+    /// The claim that states the smallest value.
     bounding: &'a Claim,
 }
 
-/// What is granted of one GPU.
+/// What the container gets on one GPU.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Granted {
     gpu: Option<GpuUuid>,
     share: Share,
-    /// The most compute that may be used, where it is stated: more than the share for a burst.
+    /// The most compute that may be used, where a claim states it. It is more than the share for a burst.
     most: Option<Cap>,
 }
 
@@ -105,7 +107,8 @@ impl<'a> Merge<'a> {
         self.claims.iter().copied().filter(|claim| claim.asks)
     }
 
-    /// Somebody who may grant has to ask; words of images that nobody checked are no request where lists are none.
+    /// Refuses claims of which none that asks may grant. Where lists of GPUs in variables are no request,
+    /// words of unchecked images alone are refused too.
     fn refuse_without_grantor(&self) -> Result<(), RequestError> {
         let first = self.asking().next().ok_or(RequestError::NoShare)?;
         let mut granting = self.asking().filter(|claim| self.may_grant(claim)).peekable();
@@ -142,7 +145,7 @@ impl<'a> Merge<'a> {
         Ok(Spread { gpus, wanted, named, multiplying })
     }
 
-    /// How many of the GPUs that are named it gets.
+    /// How many of the named GPUs the container gets.
     fn wanted_of(
         &mut self,
         named: &Least<'a, Vec<&Gpu>>,
@@ -164,7 +167,7 @@ impl<'a> Merge<'a> {
         Ok(count.value)
     }
 
-    /// More than one GPU is more than the default: somebody who may grant has to say so many.
+    /// More than one GPU exceeds the default: a claim that may grant has to ask for that many.
     fn refuse_multiplied(&self, wanted: usize, by: Option<&Claim>) -> Result<(), RequestError> {
         let says = |claim: &Claim| {
             let named = claim.gpus.as_ref().map(Vec::len);
@@ -178,19 +181,21 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// Whether somebody who names GPUs may make several of what others ask for on one.
+    /// Whether a claim that names several GPUs may multiply an amount that others asked for on one GPU.
     fn may_multiply(&self) -> bool {
         let naming = self.claims.iter().filter(|claim| claim.gpus.is_some());
         naming.into_iter().any(|claim| self.may_grant(claim) && !self.policy.is_unchecked(claim.rank))
     }
 
-    /// How many GPUs those that are believed more than `by` count.
+    /// The largest number of GPUs that claims state which are more trusted than `by` and may grant; 1 where
+    /// none does.
     fn counted_above(&self, by: &Claim) -> usize {
         let above = self.claims.iter().filter(|claim| claim.rank > by.rank && self.may_grant(claim));
         above.filter_map(|claim| claim.count).max().unwrap_or(1)
     }
 
-    /// The GPUs that all name who name any, in the order of the most trusted.
+    /// The GPUs that are in every claim's list, in the order of the most trusted list. `None` where no claim
+    /// has a list.
     fn named(&mut self) -> Result<Option<Least<'a, Vec<&'a Gpu>>>, RequestError> {
         let mut found: Option<Least<Vec<GpuUuid>>> = None;
         for claim in self.claims.clone() {
@@ -220,7 +225,7 @@ impl<'a> Merge<'a> {
         }))
     }
 
-    /// The least of what the claims state.
+    /// The smallest value that claims state, compared by `compare`; `None` where none states one.
     fn least<T: Copy>(
         &mut self,
         value: impl Fn(&Claim) -> Option<T>,
@@ -244,8 +249,9 @@ impl<'a> Merge<'a> {
         Ok(found)
     }
 
-    /// Two claims of which the second says more, or another thing at the same rank. Two words of gpushare's own are a
-    /// person's: these are told on every node.
+    /// Handles a second claim that states more than the first, or something else at the same rank. A strict
+    /// node refuses it. Two words in gpushare's own keys come from a person who can mend them, so every node
+    /// refuses those. Elsewhere a note says what counts.
     fn differ(&mut self, first: &Claim, second: &Claim, outcome: &str) -> Result<(), RequestError> {
         if self.policy.strict || !first.is_foreign() && !second.is_foreign() {
             return Err(self.refused(first, second));
@@ -261,15 +267,15 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// Says it once: sources are compared for each GPU.
+    /// Adds a note unless it is there already: claims are compared once for each GPU.
     fn note(&mut self, note: String) {
         if self.notes.len() < MOST_NOTES && !self.notes.contains(&note) {
             self.notes.push(note);
         }
     }
 
-    /// Whether the GPUs are given whole: where the most trusted source that speaks of amounts says so, and no other
-    /// states a share.
+    /// Whether the container gets whole GPUs. It does where the most trusted claim with amounts says so and
+    /// no other claim states a share.
     fn exclusive(&mut self, spread: &Spread) -> Result<bool, RequestError> {
         let stating: Vec<&Claim> =
             self.claims.iter().copied().filter(|claim| claim.states_amounts()).collect();
@@ -284,14 +290,15 @@ impl<'a> Merge<'a> {
         Ok(stating.iter().all(|claim| claim.is_exclusive()))
     }
 
-    /// Whether the node gives whole cards to whoever names GPUs and no amount, as far as ceilings leave them whole.
+    /// Whether the node gives whole GPUs to a container that names GPUs without an amount, and no ceiling is
+    /// below a whole GPU.
     fn is_whole_by_policy(&self, spread: &Spread) -> bool {
         let knows_shares = self.asking().any(|claim| claim.takes_defaults);
         let wanted = self.policy.nvidia == NvidiaPolicy::Whole && !knows_shares;
         wanted && spread.gpus.iter().all(|gpu| matches!(self.ceiling_of_default(Some(gpu), spread), Ok(None)))
     }
 
-    /// What is granted of one GPU.
+    /// Computes what the container gets on one GPU.
     fn share(
         &mut self,
         gpu: Option<&'a Gpu>,
@@ -341,7 +348,8 @@ impl<'a> Merge<'a> {
         Ok(value)
     }
 
-    /// Limits of single GPUs say that the container has no other: one that nobody speaks of is no default's.
+    /// Refuses a GPU without a limit where claims state limits for single GPUs only. Such limits say that the
+    /// container has no other GPU, so the node's default does not apply to one.
     fn refuse_beyond(&self, gpu: Option<GpuUuid>, spread: &Spread) -> Result<(), RequestError> {
         let speaks = |claim: &Claim| claim.particular.iter().any(|(other, _)| Some(*other) == gpu);
         let mut limiting = self.claims.iter().filter(|claim| !claim.particular.is_empty()).peekable();
@@ -354,7 +362,8 @@ impl<'a> Merge<'a> {
         Err(conflict(&first.by, format!("{gpu}, of which it says nothing")))
     }
 
-    /// Another system's limit as it can be granted: whole MiB, at least one, and where the node is lenient at most the card's.
+    /// Rounds another system's limit to what can be granted: down to whole MiB, at least one. A lenient node
+    /// also cuts it to the GPU's memory.
     fn whole_mebibytes(
         &mut self,
         memory: DeviceMemory,
@@ -392,7 +401,8 @@ impl<'a> Merge<'a> {
         Ok(Some(least.value))
     }
 
-    /// Whole cards are more than any ceiling below them, and than any default.
+    /// Holds a request for whole GPUs to the ceilings. It exceeds every ceiling below a whole GPU, and every
+    /// default.
     fn hold_exclusive(&self, gpu: Option<&Gpu>, spread: &Spread) -> Result<(), RequestError> {
         let held = |claim: &Claim| {
             let ceilings = self.policy.authority(claim.rank)?;
@@ -408,7 +418,7 @@ impl<'a> Merge<'a> {
         spread.multiplying.and_then(held).unwrap_or(Ok(()))
     }
 
-    /// The node's default for a container that names no size.
+    /// The node's default memory for a container that names no size, as far as the node's policy gives one.
     fn default_memory(
         &mut self,
         gpu: Option<&'a Gpu>,
@@ -431,7 +441,7 @@ impl<'a> Merge<'a> {
         Ok(memory)
     }
 
-    /// The same, and the setting that bounds it.
+    /// The node's default memory on this GPU, and the setting whose ceiling lowered it, if one did.
     fn default_memory_of(
         &self,
         gpu: Option<&Gpu>,
@@ -447,8 +457,8 @@ impl<'a> Merge<'a> {
         })
     }
 
-    /// The most that those may grant on a GPU who ask for it. A ceiling of the whole card is none: all that is left may
-    /// be less, and is what there is to give.
+    /// The lowest ceiling of the claims that grant the default on this GPU, with its setting. A ceiling of at
+    /// least the whole GPU counts as none: it cannot lower "all that is left".
     fn ceiling_of_default(
         &self,
         gpu: Option<&Gpu>,
@@ -465,7 +475,7 @@ impl<'a> Merge<'a> {
         Ok(least)
     }
 
-    /// How much of idle time may be used, where that is more than the share on every GPU.
+    /// The most compute that a burst may use; `None` where it is not more than the share on every GPU.
     fn burst(shares: &[Granted]) -> Option<Cores> {
         let least = shares.iter().map(|granted| granted.most).min()??;
         let held = shares.iter().map(|granted| granted.share.cores).max()??;
@@ -476,7 +486,7 @@ impl<'a> Merge<'a> {
         (burst > held).then_some(burst)
     }
 
-    /// The compute policy; a word for it counts as far as nobody's cap is lifted by it.
+    /// The compute policy. A stated policy counts only where it lifts no claim's compute limit.
     fn compute_policy(&self, burst: Option<Cores>, shares: &[Granted]) -> ComputePolicy {
         let stated = self.claims.iter().find_map(|claim| claim.compute_policy).unwrap_or_default();
         let is_free = shares.iter().all(|granted| granted.share.cores.is_none());
@@ -536,7 +546,8 @@ impl<'a> Merge<'a> {
     }
 }
 
-/// Whether one of those that state a value may grant it. Without any, no more than the node's default is granted.
+/// Whether one of the claims that state a value may grant it; `held` has the result for each. Where no claim
+/// may grant at all, only the node's default or less is granted.
 fn granted_by(
     held: impl Iterator<Item = Result<(), RequestError>>,
     by: &str,
@@ -556,7 +567,8 @@ fn granted_by(
     }
 }
 
-/// Which of two amounts is less, on a GPU where they are not of one kind. All that is left is the most.
+/// Compares two amounts; amounts in different units are compared in bytes on `gpu`. All that is left counts
+/// as the most.
 fn compare(a: MemoryRequest, b: MemoryRequest, gpu: Option<&Gpu>) -> Result<Ordering, RequestError> {
     Ok(match (a, b, gpu) {
         (MemoryRequest::Bytes(a), MemoryRequest::Bytes(b), _) => a.cmp(&b),
@@ -569,7 +581,7 @@ fn compare(a: MemoryRequest, b: MemoryRequest, gpu: Option<&Gpu>) -> Result<Orde
     })
 }
 
-/// An amount in bytes on this GPU.
+/// The amount in bytes on this GPU; all that is left counts as the whole GPU.
 fn on(memory: MemoryRequest, gpu: &Gpu) -> Result<DeviceMemory, RequestError> {
     Ok(match memory {
         MemoryRequest::Bytes(memory) => memory,

@@ -1,13 +1,13 @@
-//! Filters over a GPU's model name: `A100*,!*40GB*`.
+//! Filters over a GPU's model name, such as `A100*,!*40GB*`.
 
-/// Globs over model names; an empty filter takes every model.
+/// Globs over model names; a filter without patterns accepts every model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelFilter {
     wanted: Vec<String>,
     unwanted: Vec<String>,
 }
 
-/// Why a text is no model filter.
+/// The text is not a model filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a model filter is a comma list of patterns with * and ?, each perhaps after !, as A100*,!*40GB*")]
 pub struct ModelError;
@@ -40,8 +40,8 @@ impl std::fmt::Display for ModelFilter {
 }
 
 impl ModelFilter {
-    /// Whether `model` will do: some wanted pattern fits (if there is one) and no unwanted one. Case is ignored and a
-    /// leading "NVIDIA " may be left out.
+    /// Whether `model` fits a wanted pattern, if there is one, and no unwanted pattern. Case is ignored, and
+    /// a leading "NVIDIA " may be left out.
     pub fn takes(&self, model: &str) -> bool {
         let model = model.to_ascii_lowercase();
         let short = model.strip_prefix("nvidia ").unwrap_or(&model);
@@ -53,7 +53,8 @@ impl ModelFilter {
     }
 }
 
-/// `*` is any run of characters, `?` any one. Linear in the text for each star: no pattern blows up.
+/// Glob match: `*` is any run of characters, `?` any one. Each star costs at most time linear in the text, so
+/// no pattern takes exponential time.
 fn glob(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;

@@ -1,11 +1,12 @@
-//! Patterns over the names of annotations.
+//! Patterns over the names of annotations, in containerd's syntax.
 
-/// Patterns as containerd has them: `*` is any run of characters but `/`.
+/// A list of patterns in containerd's syntax: `*` is any run of characters except `/`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyPatterns(Vec<String>);
 
 impl KeyPatterns {
-    /// What device plugins write; the same list stands in containerd's `container_annotations`.
+    /// The annotations that device plugins write. containerd's setting `container_annotations` needs the same
+    /// list.
     pub const SHIPPED: [&'static str; 6] = [
         "alloc.gpushare.io/*",
         "cdi.k8s.io/nvidia-device-plugin_*",
@@ -15,12 +16,12 @@ impl KeyPatterns {
         "tencent.com/vcuda-device",
     ];
 
-    /// These patterns.
+    /// A list of these patterns, without the shipped ones.
     pub fn new(patterns: Vec<String>) -> Self {
         Self(patterns)
     }
 
-    /// Whether one of the patterns fits `key`.
+    /// Whether `key` fits one of the patterns as a whole.
     pub fn has(&self, key: &str) -> bool {
         self.0.iter().any(|pattern| matches(pattern, key))
     }

@@ -1,4 +1,4 @@
-//! The node's rules for requests, as its settings have them.
+//! The node's rules for requests, as the settings file states them.
 
 use gpushare_inventory::{Capabilities, DeviceMemory, Gpu};
 
@@ -10,89 +10,94 @@ use crate::patterns::KeyPatterns;
 use crate::rank::Rank;
 use crate::selector::IndexMeaning;
 
-/// The administrator's rules for requests.
+/// The administrator's rules for requests. The default is a node without settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Only trusted channels grant; env and pod annotations may lower what one of them granted.
+    /// Only trusted channels grant. Variables and pod annotations may lower what a trusted channel granted.
     pub strict: bool,
-    /// The annotations that only a device plugin writes, or whoever calls the engine.
+    /// The annotations that only a device plugin or the engine's caller can write.
     pub trusted_annotations: KeyPatterns,
-    /// Whether the engine is CRI-O, whose word counts then for which annotations are the container's own.
+    /// Whether the engine is CRI-O. Only then is CRI-O's list of the container's own annotations believed.
     pub crio: bool,
-    /// What other channels may grant under `strict`.
+    /// The most that less trusted channels may grant.
     pub ceilings: Ceilings,
-    /// Whether GPUs that mounts name are a request (the device plugin's strategy `volume-mounts`).
+    /// Whether mounts that name GPUs are a request (the device plugin's strategy `volume-mounts`).
     pub volume_mounts: bool,
-    /// Dialects that are not read, by their names.
+    /// Names of the dialects that are not read.
     pub unread_dialects: Vec<String>,
-    /// What becomes of another system's interception library.
+    /// What happens to another system's interception library in a bundle.
     pub interceptor: InterceptorPolicy,
-    /// What single dialects leave to the node.
+    /// Values that single dialects cannot tell from the bundle.
     pub dialects: DialectSettings,
-    /// Switches of other systems that turn their limits off, and do so here too, by their keys
-    /// ([`switch_names`](crate::switch_names)): such a container asks for whole cards.
+    /// Keys of other systems' off switches that count here too (`switch_names` of gpushare-request lists
+    /// them). A container that sets one of them asks for whole GPUs.
     pub switches: Vec<String>,
-    /// Whether the environment is read for gpushare's own keys at all.
+    /// Whether gpushare's own keys in the environment are ignored.
     pub ignore_env: bool,
-    /// Memory for a container that names no size, a size or a part of each GPU; `None` is all that is left on the GPU.
+    /// Memory on each GPU for a container that names no size, in bytes or percent. `None` gives all that is
+    /// left on the GPU.
     pub default_memory: Option<MemoryRequest>,
-    /// Compute for a container that names none; `None` is no limit.
+    /// Compute on each GPU for a container that names none; `None` is no limit.
     pub default_cores: Option<Cores>,
-    /// What a container gets that names GPUs by NVIDIA's variables and no limit.
+    /// What a container gets that names GPUs, but no share of them.
     pub nvidia: NvidiaPolicy,
-    /// The driver capabilities that containers may have; `None` is every one.
+    /// The driver capabilities that containers may have; `None` allows all of them.
     pub capabilities: Option<Capabilities>,
 }
 
-/// What other systems' requests leave open.
+/// The node's answers to what other systems' requests leave open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DialectSettings {
-    /// What the numbers of Aliyun's device plugin mean; it writes minors.
+    /// How to read the GPU numbers of Aliyun's device plugin. The plugin itself writes minors.
     pub aliyun_index: IndexMeaning,
-    /// What Aliyun's plugin counts memory in, in bytes; `None` is found out by the GPUs' sizes.
+    /// The unit in which Aliyun's plugin counts memory, in bytes. `None`: it is inferred from the GPUs'
+    /// sizes.
     pub aliyun_unit: Option<u64>,
-    /// Whether a limit of 0 in HAMi's keys says nothing, as in some forks; else it is an error.
+    /// Whether a limit of 0 in HAMi's keys means that none is stated, as in some forks. If not, it is an
+    /// error.
     pub hami_zero_unstated: bool,
-    /// How many shards Slurm has on each GPU; the environment of a job does not tell.
+    /// The number of shards that Slurm has on each GPU. A job's environment does not tell it.
     pub slurm_shards_per_gpu: Option<u32>,
-    /// Whether Slurm's percentage under MPS is one of memory, too.
+    /// Whether Slurm's percentage under MPS limits memory too, not only compute.
     pub slurm_mps_memory: bool,
 }
 
-/// The most that channels of little trust may grant on a GPU by themselves; `None` is nothing under [`Policy::strict`],
-/// and no bound elsewhere.
+/// The most that less trusted channels may grant on each GPU by themselves. `None` means under
+/// [`Policy::strict`] that the channel may grant nothing, and elsewhere that it has no bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ceilings {
-    /// Annotations of pods.
+    /// For annotations that the pod's author can write.
     pub pod: Option<MemoryRequest>,
-    /// Variables: the image's author can use it, too.
+    /// For variables, which the image's author can set too.
     pub env: Option<MemoryRequest>,
 }
 
-/// What naming GPUs without a share means. The bundle does not tell the image's environment from the user's, so an
-/// image can set `NVIDIA_VISIBLE_DEVICES`: its list of GPUs never grants more than the node's default share. A name of
-/// gpushare's own CDI devices in it is as much as a variable of gpushare's, for which [`Policy::ignore_env`] and
-/// [`Policy::strict`] are the rules; where it is not read, it is an error.
+/// What it means to name GPUs without a share. The bundle does not tell the image's environment from the
+/// user's, so an image can set `NVIDIA_VISIBLE_DEVICES`. Its list of GPUs therefore never grants more than
+/// the node's default share. The name of one of gpushare's own CDI devices in that variable counts like a
+/// variable of gpushare's: [`Policy::ignore_env`] and [`Policy::strict`] apply, and where it is not read it
+/// is an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NvidiaPolicy {
-    /// The default share on the GPUs it names.
+    /// The default share on the GPUs that it names.
     #[default]
     DefaultShare,
-    /// The whole cards, which nobody else gets a share of.
+    /// The whole GPUs, of which no other container gets a share.
     Whole,
-    /// `create` fails and names the keys to set.
+    /// `create` fails, and the message names the keys to set.
     Refuse,
-    /// A list in a variable is no request. GPUs that kubelet or the engine's caller handed over are one all the same.
+    /// A list in a variable is no request. GPUs that kubelet or the engine's caller handed over still are
+    /// one.
     Ignore,
 }
 
-/// What an administrator wants where another system's library is in the bundle.
+/// What happens to another system's interception library in a bundle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InterceptorPolicy {
-    /// It is taken out, and gpushare's holds the limit.
+    /// The library is removed from the bundle, and gpushare's library enforces the limit.
     #[default]
     Replace,
-    /// It stays and holds the limit; gpushare only keeps the books.
+    /// The library stays and enforces the limit; gpushare only accounts for it in the quota store.
     StandDown,
 }
 
@@ -101,19 +106,20 @@ pub enum InterceptorPolicy {
 pub struct Ceiling {
     memory: MemoryRequest,
     cores: Cap,
-    /// What an administrator would change.
+    /// Name of the setting that holds it, for the message.
     setting: &'static str,
 }
 
 impl Policy {
-    /// What holds the sources of this rank; `None` where they may only lower what others grant.
+    /// The ceilings of words of this rank, all of which apply. `None` where such words may only lower what
+    /// others grant.
     pub fn authority(&self, rank: Rank) -> Option<Vec<Ceiling>> {
         let named = self.ceiling(rank);
         let grants = named.is_some() || !self.strict || rank >= Rank::Granted;
         grants.then(|| named.into_iter().chain(self.of_unchecked_images(rank)).collect())
     }
 
-    /// What the settings let the sources of this rank grant at most; `None` where they name nothing.
+    /// The ceiling that the settings name for words of this rank; `None` where they name none.
     pub fn ceiling(&self, rank: Rank) -> Option<Ceiling> {
         let (memory, setting) = match rank {
             Rank::Environment => (self.ceilings.env, "request.env_ceiling"),
@@ -123,7 +129,7 @@ impl Policy {
         Some(Ceiling { memory: memory?, cores: Cap::Unlimited, setting })
     }
 
-    /// What every container may have is the most for words of images that nobody checked.
+    /// The ceilings of words that may come from an unchecked image: the node's default memory and compute.
     fn of_unchecked_images(&self, rank: Rank) -> impl Iterator<Item = Ceiling> {
         let is_unchecked = self.is_unchecked(rank);
         let memory = self.default_memory.filter(|_| is_unchecked);
@@ -138,14 +144,14 @@ impl Policy {
         memory.into_iter().chain(cores)
     }
 
-    /// Whether a word of this rank may be that of an image which nobody checked.
+    /// Whether a word of this rank may come from an image that nobody checked.
     pub fn is_unchecked(&self, rank: Rank) -> bool {
         self.ignore_env && rank == Rank::Environment
     }
 }
 
 impl Ceiling {
-    /// In memory of this GPU; `None` is no bound.
+    /// The bound in bytes on this GPU; `None` is no bound.
     pub fn on(self, gpu: &Gpu) -> Result<Option<DeviceMemory>, RequestError> {
         Ok(match self.memory {
             MemoryRequest::Bytes(memory) => Some(memory),
@@ -154,12 +160,12 @@ impl Ceiling {
         })
     }
 
-    /// What an administrator would change.
+    /// Name of the setting that holds it.
     pub fn setting(self) -> &'static str {
         self.setting
     }
 
-    /// Refuses more memory than this, which `by` states.
+    /// Refuses `memory` where it is above this ceiling; `by` is the word that asks.
     pub fn hold_memory(self, by: &str, memory: DeviceMemory, gpu: &Gpu) -> Result<(), RequestError> {
         match self.on(gpu)? {
             Some(most) if memory > most => Err(self.passed(by, most.to_string())),
@@ -167,7 +173,7 @@ impl Ceiling {
         }
     }
 
-    /// Refuses more compute than this, which `by` states.
+    /// Refuses `most` where it is above this ceiling; `by` is the word that asks.
     pub fn hold_compute(self, by: &str, most: Cap) -> Result<(), RequestError> {
         match self.cores {
             Cap::Percent(cores) if most > self.cores => Err(self.passed(by, format!("{cores} of compute"))),

@@ -1,15 +1,16 @@
-//! How far a word of a bundle is believed, which is decided by who can write it.
+//! How far a word of a bundle is believed: this depends on who can have written it.
 
-/// Who can write a word; a later rank is believed more.
+/// Who can have written a word. The later in this list, the more it is believed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
-    /// A variable: entries of the image, the pod and the plugin stand in one list.
+    /// An environment variable. The bundle has the entries of image, pod and device plugin in one list and
+    /// does not tell them apart.
     #[default]
     Environment,
     /// An annotation that the pod's author can write.
     Pod,
-    /// An annotation that only a device plugin can write, or the engine's caller.
+    /// An annotation that only a device plugin or the engine's caller can write.
     Granted,
-    /// A device node or mount that is in the bundle already: kubelet or the engine's caller put it there.
+    /// A device node or mount that is already in the bundle: kubelet or the engine's caller put it there.
     Handed,
 }

@@ -1,4 +1,5 @@
-//! What one container asks for, dialect forgotten.
+//! What one container asks for, in gpushare's own terms. From here on it does not matter which dialect said
+//! it.
 
 use gpushare_inventory::{Capabilities, GpuUuid};
 
@@ -7,70 +8,72 @@ use crate::library::Interceptor;
 use crate::model::ModelFilter;
 use crate::policy::InterceptorPolicy;
 
-/// What one container asks for, dialect forgotten.
+/// What one container asks for, after all claims are merged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Memory on each GPU.
+    /// Memory on each GPU that `particular` does not list.
     pub memory: MemoryRequest,
-    /// Compute on each GPU; `None` is no limit.
+    /// Compute on each GPU that `particular` does not list; `None` is no limit.
     pub cores: Option<Cores>,
-    /// What differs from these two, by GPU.
+    /// GPUs whose share differs from `memory` and `cores`.
     pub particular: Vec<(GpuUuid, Share)>,
     /// Which GPUs, or how many.
     pub devices: Devices,
-    /// Which models will do.
+    /// The GPU models that the container accepts.
     pub model: ModelFilter,
-    /// How GPUs are given.
+    /// Whether it gets a share of each GPU or whole GPUs.
     pub mode: Mode,
-    /// How the compute share is held.
+    /// How the compute share is enforced.
     pub compute_policy: ComputePolicy,
-    /// The most compute that [`ComputePolicy::Burst`] may use; `None` is all that is idle.
+    /// The most compute that [`ComputePolicy::Burst`] may use; `None` allows all idle time.
     pub burst: Option<Cores>,
-    /// Parts of the driver.
+    /// The parts of the driver (compute, video and so on) that the container gets.
     pub capabilities: Capabilities,
-    /// 0 (low) to 9.
+    /// The share's priority, 0 (low) to 9.
     pub priority: Priority,
-    /// Whose the share is.
+    /// Whether the container or its whole pod holds the share.
     pub scope: Scope,
-    /// The other systems whose words these are, by the names of their dialects.
+    /// Names of the dialects in which other systems wrote the request; empty for gpushare's own keys.
     pub dialects: Vec<&'static str>,
-    /// Variables of theirs, each as it shall stand once in the container: with what was granted.
+    /// Variables of other systems, with the value that each must have in the container so that it states what
+    /// was granted.
     pub variables: Vec<(String, String)>,
-    /// Whether its GPUs are others than the list names, or in another order, beside limits that may count by position.
+    /// Whether the granted GPUs differ from the container's list, or are in another order, while the bundle
+    /// has limits that may count by position.
     pub moves_limits: bool,
-    /// The minor numbers of the GPUs whose nodes the engine was handed, or that CDI specifications told where it was handed
-    /// none: [`crate::HANDED`] keeps them, since a specification may be gone when the bundle is run again.
+    /// Minors of the GPUs whose nodes the engine was handed, or of those in CDI files where it was handed
+    /// none. [`crate::HANDED`] keeps them, since a CDI file may be gone when the bundle is run again.
     pub handed: Vec<u32>,
-    /// Another system's interception library in the bundle, and what becomes of it.
+    /// Another system's interception library in the bundle, and what happens to it.
     pub interceptor: Option<(Interceptor, InterceptorPolicy)>,
-    /// What was decided on the way that whoever asked may not expect, in words.
+    /// Messages about decisions that the person who asked may not expect.
     pub notes: Vec<String>,
 }
 
-/// What a request wants of one GPU.
+/// What a request asks for on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Memory.
+    /// Memory, in bytes, in percent of the GPU, or all that is left.
     pub memory: MemoryRequest,
-    /// Compute; `None` is no limit.
+    /// Percent of compute; `None` is no limit.
     pub cores: Option<Cores>,
 }
 
-/// What a granted bundle keeps of its list of GPUs, for when it is run again without being written anew.
+/// What the wrapper leaves of the list of GPUs in a granted bundle, for a later run of the same bundle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Kept {
-    /// The list as it was written.
+    /// The list as the engine wrote it.
     #[default]
     AsWritten,
-    /// The GPUs that were granted. Other sources had a say in it, and the numbers may have been minors by a mark that is
-    /// gone: alone the list could mean more than was granted, or another GPU.
+    /// The GPUs that were granted. The old list alone could mean more than was granted, or another GPU: other
+    /// sources also decided, and its numbers may have been minors because of a mark that is gone.
     Granted(Vec<GpuUuid>),
-    /// Nothing: limits that count by the list's positions would be another GPU's.
+    /// No list: limits that count by the list's positions would apply to the wrong GPU.
     Nothing,
 }
 
 impl Request {
-    /// This much memory on each of these GPUs, and everything else as it is when nobody says anything.
+    /// Asks for this memory on each of these GPUs, with the default for everything else.
     pub fn new(devices: Devices, memory: MemoryRequest) -> Self {
         Self {
             memory,
@@ -93,12 +96,12 @@ impl Request {
         }
     }
 
-    /// These GPUs whole, which nobody else gets a share of.
+    /// Asks for these GPUs whole, of which no other container gets a share.
     pub fn whole(devices: Devices) -> Self {
         Self { mode: Mode::Exclusive, ..Self::new(devices, MemoryRequest::Percent(100)) }
     }
 
-    /// What a bundle that is run again has for its list of GPUs.
+    /// What the bundle keeps of its list of GPUs for a later run.
     pub fn kept(&self) -> Kept {
         let Devices::These(list) = &self.devices else { return Kept::AsWritten };
         let uuid = |selector: &DeviceSelector| match selector {
@@ -112,7 +115,7 @@ impl Request {
         }
     }
 
-    /// What is wanted of this GPU.
+    /// What the request asks for on this GPU.
     pub fn on(&self, gpu: GpuUuid) -> Share {
         let particular = self.particular.iter().find(|(other, _)| *other == gpu);
         particular.map_or(Share { memory: self.memory, cores: self.cores }, |(_, share)| *share)

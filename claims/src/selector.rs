@@ -1,28 +1,28 @@
-//! Names of single GPUs, as a request writes them.
+//! Finds the GPU that a name in a request means.
 
 use gpushare_inventory::Gpu;
 
 use crate::grammar::DeviceSelector;
 
-/// Why a name is not one GPU's.
+/// Why a name does not mean exactly one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
-    /// No GPU by that name.
+    /// No GPU of the node has that name.
     #[error("this node has no GPU {selector}: see `gpushare devices`; it has {here}")]
     Unknown {
-        /// As the user named it.
+        /// The name as the user wrote it.
         selector: String,
-        /// Index and UUID of each.
+        /// Index and UUID of every GPU of the node.
         here: String,
     },
-    /// Several GPUs by that name.
+    /// The name is the beginning of several GPUs' UUIDs.
     #[error(
         "{selector} is the beginning of several GPUs' UUIDs; write more of it (`gpushare devices`): {here}"
     )]
     Ambiguous {
-        /// As the user named it.
+        /// The name as the user wrote it.
         selector: String,
-        /// Index and UUID of each that it may mean.
+        /// Index and UUID of every GPU that it may mean.
         here: String,
     },
 }
@@ -52,10 +52,11 @@ fn names<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> String {
     gpus.map(|gpu| format!("GPU {} ({})", gpu.index, gpu.uuid)).collect::<Vec<_>>().join(", ")
 }
 
-/// How a bare number names a GPU: systems differ, and a wrong guess is somebody else's GPU.
+/// How a bare number names a GPU. Systems differ in this, and a wrong guess gives the container somebody
+/// else's GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IndexMeaning {
-    /// NVML's index: PCI order.
+    /// The index that NVML gives, in the order of PCI addresses.
     Pci,
     /// The N of `/dev/nvidiaN`.
     #[default]

@@ -1,4 +1,4 @@
-//! The words of a bundle as sources read them: each occurrence, with the rank of its channel.
+//! The words of a bundle as sources read them. Each occurrence has the rank of its channel.
 
 use std::fmt;
 
@@ -7,16 +7,17 @@ use crate::error::{RequestError, ValueError, shortened};
 use crate::policy::Policy;
 use crate::rank::Rank;
 
-/// One word of a bundle.
+/// One word of a bundle: a variable, an annotation, or something that the engine was handed.
 #[derive(Clone, Copy, Debug)]
 pub struct Word<'a> {
-    /// The name of the variable or annotation, or the kind of what was handed over.
+    /// Name of the variable or annotation, or the kind of thing that was handed over.
     pub key: &'a str,
-    /// As it was written.
+    /// The value as written, without any change.
     pub value: &'a str,
-    /// Who can have written it.
+    /// Who can have written it, and so how far it is believed.
     pub rank: Rank,
-    /// Whether it is a variable: podman's annotations have the rank of one, and are none.
+    /// Whether it is a variable. The rank does not tell: annotations of podman's bundles have the rank of
+    /// variables.
     pub is_variable: bool,
 }
 
@@ -27,17 +28,17 @@ impl fmt::Display for Word<'_> {
 }
 
 impl<'a> Word<'a> {
-    /// A variable of the bundle's.
+    /// A variable of the bundle, with the lowest rank.
     pub fn variable(key: &'a str, value: &'a str) -> Self {
         Self { key, value, rank: Rank::Environment, is_variable: true }
     }
 
-    /// A part of the bundle that its engine was handed: a device node or a mount.
+    /// A device node or mount that the engine was handed, with the highest rank.
     pub fn handed(key: &'a str, value: &'a str) -> Self {
         Self { key, value, rank: Rank::Handed, is_variable: false }
     }
 
-    /// The error that says what is wrong with the value and what to write.
+    /// The error for a value that this dialect cannot hold. `why` says what is wrong and what to write.
     pub fn wrong(&self, why: impl Into<String>) -> RequestError {
         RequestError::Malformed {
             key: shortened(self.key).escape_debug().to_string(),
@@ -47,28 +48,28 @@ impl<'a> Word<'a> {
     }
 }
 
-/// The error of two words that contradict each other.
+/// The error for two words that contradict each other.
 pub fn conflict(first: impl fmt::Display, second: impl fmt::Display) -> RequestError {
     RequestError::Conflict { first: first.to_string(), second: second.to_string() }
 }
 
-/// A bundle under the node's rules, less the keys that another dialect has for its own.
+/// A bundle's words under the node's rules, without the keys that another dialect owns.
 #[derive(Clone, Debug)]
 pub struct Words<'a> {
-    /// Its annotations, environment, mounts and nodes, as the engine wrote them.
+    /// The bundle's content as the engine wrote it, hidden keys included.
     pub container: &'a Container,
-    /// The node's rules.
+    /// The node's rules, which decide the rank of annotations.
     pub policy: &'a Policy,
     hidden: Vec<fn(&str) -> bool>,
 }
 
 impl<'a> Words<'a> {
-    /// All words of the bundle.
+    /// All words of the bundle, with no key hidden.
     pub fn new(container: &'a Container, policy: &'a Policy) -> Self {
         Self { container, policy, hidden: Vec::new() }
     }
 
-    /// The same without the keys that `owns` is true of.
+    /// Hides the keys for which `owns` returns true.
     pub fn without(mut self, owns: fn(&str) -> bool) -> Self {
         self.hidden.push(owns);
         self
@@ -78,13 +79,13 @@ impl<'a> Words<'a> {
         !self.hidden.iter().any(|owns| owns(key))
     }
 
-    /// Every variable, doubles included, in order.
+    /// Every variable that is not hidden, in order, doubles included.
     pub fn variables(&self) -> impl Iterator<Item = Word<'a>> {
         let all = self.container.env().filter(|(key, _)| self.shows(key));
         all.map(|(key, value)| Word::variable(key, value))
     }
 
-    /// Every annotation.
+    /// Every annotation that is not hidden, in the order of the keys.
     pub fn annotations(&self) -> impl Iterator<Item = Word<'a>> {
         let all = self.container.annotations().iter().filter(|(key, _)| self.shows(key));
         all.map(|(key, value)| self.annotated(key, value))
@@ -94,24 +95,25 @@ impl<'a> Words<'a> {
         Word { key, value, rank: rank_of_annotation(key, self.container, self.policy), is_variable: false }
     }
 
-    /// The variables of this name, in order.
+    /// The variables of this name, in order; none where the key is hidden.
     pub fn named(&self, key: &str) -> impl DoubleEndedIterator<Item = Word<'a>> + use<'a> {
         let all = if self.shows(key) { self.container.named(key).collect() } else { Vec::new() };
         all.into_iter().map(|(key, value)| Word::variable(key, value))
     }
 
-    /// Whether there is a variable of this name.
+    /// Whether there is a variable of this name that is not hidden.
     pub fn has(&self, key: &str) -> bool {
         self.shows(key) && self.container.named(key).next().is_some()
     }
 
-    /// The annotation of this name.
+    /// The annotation of this name; `None` where the key is hidden.
     pub fn annotation(&self, key: &str) -> Option<Word<'a>> {
         let (key, value) = self.container.annotations().get_key_value(key)?;
         self.shows(key).then(|| self.annotated(key, value))
     }
 
-    /// The one value of a variable that is no amount: different ones are a conflict on every node.
+    /// The value of a variable that states no amount. Two different values are a conflict on every node,
+    /// strict or not.
     pub fn one(&self, key: &str) -> Result<Option<Word<'a>>, RequestError> {
         let mut all = self.named(key);
         let Some(first) = all.next() else { return Ok(None) };
@@ -122,8 +124,9 @@ impl<'a> Words<'a> {
     }
 }
 
-/// The rank of the annotation `key`. A bundle tells which annotations a device plugin wrote only by their names. podman
-/// passes the annotations of an image, too, so below it no annotation is worth more than a variable.
+/// The rank of the annotation `key`. A bundle tells only by the name of an annotation whether a device plugin
+/// wrote it. podman also passes an image's annotations, so in its bundles an annotation is worth no more than
+/// a variable.
 pub fn rank_of_annotation(key: &str, container: &Container, policy: &Policy) -> Rank {
     let is_listed = || policy.trusted_annotations.has(key);
     match container.writer() {
@@ -135,7 +138,8 @@ pub fn rank_of_annotation(key: &str, container: &Container, policy: &Policy) -> 
     }
 }
 
-/// Whether kubelet wrote it for the container itself.
+/// Whether kubelet wrote the annotation for the container itself, by CRI-O's list of the container's own
+/// annotations.
 fn is_of_container(key: &str, container: &Container) -> bool {
     let own = container.cri_o_annotations().get(key);
     own.is_some_and(|value| container.annotations().get(key) == Some(value))
@@ -159,7 +163,7 @@ mod tests {
         assert_eq!(rank(pod.clone(), key, false), Rank::Granted);
         assert_eq!(rank(pod, "gpushare.io/memory", false), Rank::Pod);
         assert_eq!(rank(json!({key: "4GiB"}), key, false), Rank::Granted);
-        // podman passes what the image's author wrote into the image's manifest, and marks its bundles last.
+        // podman passes the annotations of the image's manifest, and sets its own mark last.
         let podman = json!({key: "80GiB", "io.container.manager": "libpod", "io.kubernetes.cri.container-type": "container"});
         assert_eq!(rank(podman, key, true), Rank::Environment);
     }

@@ -1,70 +1,70 @@
-//! Why settings cannot be used.
+//! Why settings cannot be used. Each message names the file or key and, where there is one, the remedy.
 
 use std::path::PathBuf;
 
-/// Why the settings cannot be used.
+/// The reason for which the settings are refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// `GPUSHARE_CONFIG` or `--config` names a file that is not there.
     #[error("the settings file {path} does not exist; correct or unset GPUSHARE_CONFIG (a hook's --config)")]
     NoSuchFile {
-        /// The file.
+        /// Absolute or relative path, as it was named.
         path: PathBuf,
     },
-    /// `GPUSHARE_CONFIG` is set to nothing.
+    /// `GPUSHARE_CONFIG` is set to an empty text.
     #[error("GPUSHARE_CONFIG is empty; let it name a settings file, or unset it")]
     NoName,
     /// A file could not be read.
     #[error("cannot read the settings file {path}")]
     Read {
-        /// The file.
+        /// Path of the settings file or drop-in.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system call.
         source: std::io::Error,
     },
-    /// Somebody else than root could change a file.
+    /// A file is not a regular file of root or the running user, or others may write to it.
     #[error(
         "the settings file {path} must be a regular file of root, not writable by others (chown root, chmod 644)"
     )]
     Unsafe {
-        /// The file.
+        /// Path of the settings file or drop-in.
         path: PathBuf,
     },
-    /// Somebody else than root could put files there.
+    /// A folder of settings does not belong to root or the running user, or others may write to it.
     #[error("the settings folder {path} must be root's, and not writable by others (chown root, chmod 755)")]
     UnsafeFolder {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
     },
-    /// A mistake, at a line.
+    /// A syntax error, an unknown key or a wrong value, at a known line.
     #[error("{path}:{line}: {message}")]
     Mistake {
-        /// The file.
+        /// Path of the file with the mistake.
         path: PathBuf,
-        /// Counted from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong there.
+        /// The reason, in one line.
         message: String,
     },
-    /// A value that is of the right kind but means nothing.
+    /// A value that has the right type but no meaning.
     #[error("{key} = {value:?}: {message}")]
     Value {
-        /// Section and key.
+        /// Section and key, as `quota.placement`.
         key: &'static str,
-        /// The value.
+        /// The value as written.
         value: String,
-        /// What is wrong with it.
+        /// The reason, or the known values.
         message: String,
     },
-    /// The running program's own path is not known.
+    /// The path of the running program cannot be read.
     #[error("cannot tell where this program lies (is /proc mounted?)")]
     Program {
-        /// What the system said.
+        /// Error of the system call.
         source: std::io::Error,
     },
 }
 
-/// What is wrong with a value.
+/// Makes [`ConfigError::Value`].
 pub(crate) fn value(key: &'static str, value: &str, message: impl ToString) -> ConfigError {
     ConfigError::Value { key, value: value.to_owned(), message: message.to_string() }
 }

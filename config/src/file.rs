@@ -1,4 +1,4 @@
-//! The TOML files as they are written, their checks, and the way from text to values.
+//! Reads the TOML files, checks them, and turns their texts into values.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -19,7 +19,7 @@ use crate::request::{
 };
 use crate::{Config, Level, Log, Meter, OnCheating, Paths, SHIPPED};
 
-/// A settings file. What is missing in it is as shipped.
+/// A settings file. A missing key has the shipped value.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct File {
@@ -107,21 +107,22 @@ struct LogSection {
     level: String,
 }
 
-// Each section as gpushare.toml has it, put into code by the build script: every call of a runtime would read it anew.
+// The shipped values of each section. The build script writes them as code, so that no call of a runtime has
+// to parse gpushare.toml.
 include!(concat!(env!("OUT_DIR"), "/shipped.rs"));
 
-/// The shipped settings with `files` over them; `base` is the program's folder.
+/// The shipped settings with `files` laid over them. `base` is the program's folder.
 pub(crate) fn config(files: &[PathBuf], base: &Path) -> Result<Config, ConfigError> {
     merge(files)?.into_config(base).map_err(|error| located(error, files))
 }
 
-/// The shipped settings with `files` over them, later ones first to count.
+/// The shipped settings with `files` laid over them. A later file counts before an earlier one.
 fn merge(files: &[PathBuf]) -> Result<File, ConfigError> {
     match files {
         [] => Ok(File::default()),
         [path] => merge_text(path, &read(path)?),
         _ => {
-            // Every part is checked with its line; together they only have more keys.
+            // Each file was checked alone, with its lines; together they only have more keys.
             let merged = over(Table::new(), files)?;
             File::deserialize(merged).map_err(|error| mistake(Path::new(SHIPPED_NAME), SHIPPED, &error))
         }
@@ -134,14 +135,14 @@ pub(crate) fn show(files: &[PathBuf]) -> Result<String, ConfigError> {
     Ok(toml::to_string_pretty(&over(shipped, files)?).unwrap_or_else(|error| format!("# {error}\n")))
 }
 
-/// The shipped settings with `text` over them, which is called `name` in messages.
+/// The shipped settings with `text` laid over them; `name` stands for the text in messages.
 pub(crate) fn merge_text(name: &Path, text: &str) -> Result<File, ConfigError> {
     toml::from_str(text).map_err(|error| mistake(name, text, &error))
 }
 
 const SHIPPED_NAME: &str = "gpushare.toml (shipped)";
 
-/// `files`, each without mistakes, over `base`.
+/// Checks each of `files` and lays it over `base`.
 fn over(mut base: Table, files: &[PathBuf]) -> Result<Table, ConfigError> {
     for path in files {
         let text = read(path)?;
@@ -151,7 +152,8 @@ fn over(mut base: Table, files: &[PathBuf]) -> Result<Table, ConfigError> {
     Ok(base)
 }
 
-/// The shipped settings with the runtimes and the state folder of `files` over them, whatever else is wrong there.
+/// The shipped settings with the low-level runtimes and the state folder of `files`, whatever other mistakes
+/// these have. `None` if a file is not TOML or cannot be read.
 pub(crate) fn salvage(files: &[PathBuf]) -> Option<File> {
     let mut saved = File::default();
     for path in files {
@@ -182,12 +184,12 @@ fn mistake(path: &Path, text: &str, error: &toml::de::Error) -> ConfigError {
     ConfigError::Mistake { path: path.into(), line, message: error.message().replace('\n', ", ") }
 }
 
-/// Counted from 1, of the byte at `place`.
+/// The line number, from 1, of the byte at `place`.
 fn line(text: &str, place: usize) -> usize {
     text.bytes().take(place).filter(|byte| *byte == b'\n').count() + 1
 }
 
-/// `error`, with the line of the value that means nothing: of several files with its key the last one counts.
+/// Adds file and line to an error about a value. If several files have the key, the last one is named.
 fn located(error: ConfigError, files: &[PathBuf]) -> ConfigError {
     let ConfigError::Value { key, .. } = &error else { return error };
     let place = files.iter().rev().find_map(|path| Some((path, line_of(&read(path).ok()?, key)?)));
@@ -197,7 +199,7 @@ fn located(error: ConfigError, files: &[PathBuf]) -> ConfigError {
     }
 }
 
-/// Where `text` has `key`, or the list of tables in which the key is.
+/// The line in `text` of `key`, or of the list of tables that has the key.
 fn line_of(text: &str, key: &str) -> Option<usize> {
     let document = DeTable::parse(text).ok()?;
     let (mut table, mut words) = (document.get_ref(), key.split('.'));
@@ -222,7 +224,8 @@ fn overlay(base: &mut Table, over: Table) {
 }
 
 impl File {
-    /// The values; paths that are empty lie beside the program in `base`.
+    /// Checks the texts and makes values of them. An empty path means the default place relative to the
+    /// program's folder `base`.
     pub fn into_config(self, base: &Path) -> Result<Config, ConfigError> {
         let beside =
             |path: PathBuf, default: PathBuf| if path.as_os_str().is_empty() { default } else { path };
@@ -275,7 +278,7 @@ impl File {
     }
 }
 
-/// PREFIX/lib/gpushare for a program in PREFIX/bin, without `..`: the path is written into bundles.
+/// PREFIX/lib/gpushare for a program in PREFIX/bin. It has no `..`, because the path is written into bundles.
 fn libraries(base: &Path) -> PathBuf {
     base.parent().unwrap_or(base).join("lib/gpushare")
 }

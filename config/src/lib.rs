@@ -1,7 +1,7 @@
-//! The administrator's settings: read from TOML, checked, and handed down as values.
+//! Reads the administrator's settings from TOML, checks them and hands them on as values.
 //!
-//! The shipped `gpushare.toml` is embedded and is the one place of every default. A file is refused as a whole, with
-//! its name and line, when it has a key that does not exist or a value of the wrong kind.
+//! The shipped `gpushare.toml` is embedded and is the only place where defaults are written. A file with an
+//! unknown key or a wrong value is refused as a whole; the error names file and line.
 #![forbid(unsafe_code)]
 
 mod error;
@@ -23,106 +23,110 @@ pub use locate::{DEFAULT_PATH, ENVIRONMENT};
 /// The shipped settings file, with every key and its default.
 pub const SHIPPED: &str = include_str!("../gpushare.toml");
 
-/// All settings.
+/// All settings, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Where driver, devices and /proc are.
+    /// Roots of the driver's files, of /dev and of /proc.
     pub roots: Roots,
-    /// Our own files.
+    /// Where gpushare's own files are.
     pub paths: Paths,
-    /// Low-level runtimes by absolute path, in order of choice.
+    /// Absolute paths of low-level runtimes; the first that exists is used.
     pub runtimes: Vec<PathBuf>,
-    /// Rules for requests.
+    /// Rules for requests: sections `request` and `dialects`.
     pub request: Policy,
-    /// Rules for admission.
+    /// Rules for admission: placement, reserve and overcommitment (section `quota`).
     pub quota: Admission,
-    /// Further mounts for containers with a share.
+    /// Mounts that every container with a share gets besides the driver's files.
     pub mounts: Vec<gpushare_inject::ExtraMount>,
-    /// Whether containers with a share may make no user namespaces.
+    /// Whether containers with a share are kept from creating user namespaces.
     pub denies_user_namespaces: bool,
-    /// Folders with CDI specifications, those of later ones counting first: what names of devices mean that tell no GPU.
+    /// Absolute paths of folders with CDI files; later folders count first. They are read for CDI names that
+    /// tell no GPU.
     pub cdi_folders: Vec<PathBuf>,
-    /// Names of the shares that CDI specifications offer, each as [`gpushare_request::ShareName`] reads it.
+    /// Names of the shares that gpushare's CDI files offer, each in the form of
+    /// [`gpushare_request::ShareName`].
     pub cdi_shares: Vec<String>,
-    /// The node's meter.
+    /// Settings of the node's meter.
     pub meter: Meter,
-    /// The log.
+    /// Settings of the log file.
     pub log: Log,
 }
 
-/// Where our own files are, all absolute.
+/// Absolute paths of gpushare's own files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Paths {
-    /// The state folder.
+    /// The state folder: quota store, regions and the inventory's cache.
     pub state: PathBuf,
-    /// The folder of the injected libraries' copies for this driver.
+    /// The folder with copies of the injected libraries that are fitted to this driver.
     pub cache: PathBuf,
-    /// The hook's binary.
+    /// The program `gpushare-hook`.
     pub hook: PathBuf,
-    /// The CLI's binary.
+    /// The program `gpushare`.
     pub cli: PathBuf,
-    /// The folder of the injected libraries.
+    /// The folder of the injected libraries as installed.
     pub libraries: PathBuf,
 }
 
 /// The settings of `gpushare meter`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meter {
-    /// Device memory per process that a container's books may leave unexplained.
+    /// Device memory per process, in bytes, that may be in use beyond what the container's region accounts
+    /// for.
     pub tolerance: DeviceMemory,
-    /// What becomes of a container that breaks its share.
+    /// What happens to a container that breaks its share.
     pub on_cheating: OnCheating,
 }
 
-/// What the meter does about a container that breaks its share: one that spoils its limits, or uses more than they give.
+/// What the meter does about a container that breaks its share: it damages its limits, or uses more than they
+/// allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnCheating {
-    /// It is told: in the log, by `gpushare ps` and `gpushare doctor`.
+    /// Reports it in the log, in `gpushare ps` and in `gpushare doctor`.
     Report,
-    /// Its processes are stopped for as long as it lasts.
+    /// Stops the container's processes until it keeps to its share.
     Cap,
-    /// Its processes are killed.
+    /// Kills the container's processes.
     End,
 }
 
 /// The log's settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Log {
-    /// `None` is no log.
+    /// Absolute path; `None` writes no log.
     pub file: Option<PathBuf>,
     /// One JSON object per line instead of text.
     pub json: bool,
-    /// Least level to write.
+    /// The least severe level that is written.
     pub level: Level,
 }
 
-/// Levels of log lines.
+/// How severe a log line is, the most severe first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// Only what failed.
+    /// Something failed.
     Error,
-    /// What a person may act on.
+    /// Someone may have to act.
     Warn,
-    /// One line per lease granted, refused, released.
+    /// A lease was granted, refused or released: one line each.
     Info,
-    /// Decisions.
+    /// Single decisions, for finding errors.
     Debug,
 }
 
 impl Config {
-    /// Reads the settings: the shipped ones, the file (by `GPUSHARE_CONFIG`, else the default path if it exists), and
-    /// the drop-ins in the folder beside it whose name ends in `.d`.
+    /// Reads the settings: the shipped ones, then the file that `GPUSHARE_CONFIG` names (else the default
+    /// path, if it exists), then the drop-ins in the folder of the same name with `.d` at its end.
     ///
     /// # Errors
-    /// When a file cannot be read, could be written by others, or has a mistake.
+    /// When a file is missing or cannot be read, others may write to it, or it has a mistake.
     pub fn load() -> Result<Self, ConfigError> {
         Self::merged(&locate::files()?)
     }
 
-    /// As [`Config::load`], with the settings file `path`.
+    /// Like [`Config::load`], with the settings file `path`.
     ///
     /// # Errors
-    /// As [`Config::load`].
+    /// The same as those of [`Config::load`].
     pub fn load_from(path: &Path) -> Result<Self, ConfigError> {
         Self::merged(&locate::files_of(path)?)
     }
@@ -132,7 +136,7 @@ impl Config {
         file::config(files, &base)
     }
 
-    /// What a grant depends on; `file` is the settings file where it is not the default one.
+    /// The part of the settings that a grant needs. `file` is the settings file if it is not the default one.
     pub fn settings(&self, file: Option<PathBuf>) -> Settings<'_> {
         Settings {
             roots: &self.roots,
@@ -152,8 +156,8 @@ impl Config {
         }
     }
 
-    /// The container of this config.json. The node's CDI specifications are read where it names a device of which nothing else
-    /// tells the GPU.
+    /// Reads the container from a config.json. It also reads the node's CDI files if the container names a
+    /// CDI device whose name does not tell the GPU.
     pub fn container(&self, json: &serde_json::Value) -> Container {
         let container = Container::from_json(json);
         let names = cdi_names(&container);
@@ -164,8 +168,8 @@ impl Config {
         container.specified(devices)
     }
 
-    /// The settings that a single file with the contents `text` would give; `name` is what messages call it, and companions
-    /// lie beside a program in `programs`.
+    /// The settings that a single file with the contents `text` would give. `name` stands for it in messages,
+    /// and `programs` is the folder of gpushare's programs.
     ///
     /// # Errors
     /// When the text has a mistake.
@@ -173,27 +177,29 @@ impl Config {
         file::merge_text(name, text)?.into_config(programs)
     }
 
-    /// What can be saved of settings that [`Config::load`] or, with the settings file `named`, [`Config::load_from`] refuses,
-    /// for calls that must go through all the same: the low-level runtimes and the state folder, everything else as shipped.
-    /// `None` when a file is not even TOML: then nobody can tell which runtime made the containers, and another one's
-    /// `delete` would destroy their state.
+    /// The usable part of settings that [`Config::load`] refuses, or [`Config::load_from`] for the settings
+    /// file `named`. It is for calls that must not fail: low-level runtimes and state folder are those of the
+    /// files, everything else is as shipped.
+    ///
+    /// `None` if a file is not TOML. Then it is not known which runtime made the containers, and another
+    /// runtime's `delete` would destroy their state.
     pub fn salvaged(named: Option<&Path>) -> Option<Self> {
         let files = named.map_or_else(locate::files, locate::files_of).ok()?;
         file::salvage(&files)?.into_config(&locate::program_folder().ok()?).ok()
     }
 
-    /// The files that [`Config::load`] reads, in order.
+    /// The files that [`Config::load`] reads, in order; only those that exist.
     ///
     /// # Errors
-    /// When the named file does not exist.
+    /// When the named file does not exist, or a folder is unsafe or cannot be read.
     pub fn files() -> Result<Vec<PathBuf>, ConfigError> {
         locate::files()
     }
 
-    /// The settings in force, as TOML.
+    /// The settings in force, as the text of a TOML file.
     ///
     /// # Errors
-    /// As [`Config::load`].
+    /// When a file is missing, unsafe, unreadable or has a mistake.
     pub fn show() -> Result<String, ConfigError> {
         file::show(&locate::files()?)
     }

@@ -1,4 +1,5 @@
-//! Which files hold the settings, and where the program was installed.
+//! Finds the files that hold the settings and the folder of the running program, and checks who could change
+//! them.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,17 +10,17 @@ use std::path::{Path, PathBuf};
 
 use crate::error::ConfigError;
 
-/// The settings file when the environment names none.
+/// The settings file if the environment names no other.
 pub const DEFAULT_PATH: &str = "/etc/gpushare/gpushare.toml";
-/// The variable that names another settings file.
+/// The environment variable that names another settings file.
 pub const ENVIRONMENT: &str = "GPUSHARE_CONFIG";
 
 pub(crate) fn files() -> Result<Vec<PathBuf>, ConfigError> {
     named(env::var_os(ENVIRONMENT))
 }
 
-/// By the variable's value. One that is set to nothing is a mistake, as of a command that failed: the settings of the
-/// real node are not what was meant.
+/// The files for this value of the variable. An empty value is an error, as from a command that failed: the
+/// settings of the real node were not meant then.
 fn named(variable: Option<OsString>) -> Result<Vec<PathBuf>, ConfigError> {
     match variable {
         Some(path) if path.is_empty() => Err(ConfigError::NoName),
@@ -35,18 +36,20 @@ pub(crate) fn files_of(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     with_drop_ins(path)
 }
 
-/// A folder of drop-ins that is there and cannot be read may hold what the administrator relies on.
+/// The file and its drop-ins, in order. A folder of drop-ins that exists and cannot be read is an error,
+/// because the administrator may rely on what it holds.
 fn with_drop_ins(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let mut folder = path.as_os_str().to_owned();
     folder.push(".d");
     let folder = PathBuf::from(folder);
     let unread = |source| ConfigError::Read { path: folder.clone(), source };
     let mut drop_ins = Vec::new();
-    // Others could put another file into its place; in a folder such as /tmp only its owner can.
+    // Who may write to the parent folder could replace the file. In a sticky folder such as /tmp only the
+    // owner can.
     check_folder(path.parent().unwrap_or(Path::new("/")), true)?;
     match fs::read_dir(&folder) {
         Ok(entries) => {
-            // A link there would be somebody's choice of what is read.
+            // Whoever owns a link there chooses what is read.
             let link = fs::symlink_metadata(&folder).and_then(|found| is_ours(&found)).map_err(unread)?;
             if !link {
                 return Err(ConfigError::UnsafeFolder { path: folder });
@@ -64,8 +67,8 @@ fn with_drop_ins(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     Ok(path.exists().then(|| path.to_path_buf()).into_iter().chain(drop_ins).collect())
 }
 
-/// Whether nobody but root, or who runs this, puts files into this folder; one that is not there needs no
-/// look.
+/// Refuses a folder into which users other than root and the running user can put files. A missing folder
+/// passes.
 fn check_folder(path: &Path, may_be_sticky: bool) -> Result<(), ConfigError> {
     let read = |source| ConfigError::Read { path: path.into(), source };
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
@@ -80,19 +83,20 @@ fn check_folder(path: &Path, may_be_sticky: bool) -> Result<(), ConfigError> {
     }
 }
 
-/// The owner that the kernel shows for a file whose owner a user namespace lacks, unless
-/// /proc/sys/kernel/overflowuid was changed.
+/// The owner that the kernel shows for a file whose owner does not exist in the user namespace. It is another
+/// number if /proc/sys/kernel/overflowuid was changed.
 const OVERFLOW_UID: u32 = 65534;
 
-/// Whether a file or folder is root's or this user's. Below a rootless engine root's shows as nobody's; the
-/// process there can do no more than the engine's user.
+/// Whether a file or folder belongs to root or to the running user. Under a rootless engine root's files show
+/// the overflow owner. They are accepted there: the process can do no more than the engine's user.
 pub(crate) fn is_ours(metadata: &Metadata) -> io::Result<bool> {
     let this_user = fs::metadata("/proc/self")?.uid();
     let owner = metadata.uid();
     Ok(owner == 0 || owner == this_user || owner == OVERFLOW_UID && gpushare_quota::is_rootless())
 }
 
-/// The folder of the running program: its companions are found from there, in the build tree as after installation.
+/// The folder of the running program. gpushare's other programs are found relative to it, in the build tree
+/// and after installation.
 pub(crate) fn program_folder() -> Result<PathBuf, ConfigError> {
     let program = env::current_exe().map_err(|source| ConfigError::Program { source })?;
     Ok(program.parent().unwrap_or(Path::new("/")).to_path_buf())

@@ -1,4 +1,5 @@
-//! The log file of the settings. Nothing is ever logged to stdout or stderr: they are the container's.
+//! Writes the log file that the settings name. Nothing is logged to stdout or stderr: they belong to the
+//! container.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
@@ -15,7 +16,7 @@ const FLAGS: [&str; 3] = ["--log", "--log-format", "--log-level"];
 impl Level {
     const ALL: [Self; 4] = [Self::Error, Self::Warn, Self::Info, Self::Debug];
 
-    /// The word in the settings.
+    /// The name in the settings.
     const fn name(self) -> &'static str {
         match self {
             Self::Error => "error",
@@ -31,14 +32,15 @@ impl Level {
 }
 
 impl Log {
-    /// The log as arguments of the wrapper's hooks, which read no settings; none where there is no log.
+    /// The log settings as command-line arguments for the wrapper's hooks, which read no settings. Empty
+    /// without a log.
     pub fn arguments(&self) -> Vec<String> {
         let Some(file) = self.file.as_ref().and_then(|file| file.to_str()) else { return Vec::new() };
         let values = [file, if self.json { "json" } else { "text" }, self.level.name()];
         FLAGS.iter().zip(values).flat_map(|(flag, value)| [(*flag).to_owned(), value.to_owned()]).collect()
     }
 
-    /// What [`Log::arguments`] made `words` of; `None` when it did not.
+    /// Reads what [`Log::arguments`] wrote; `None` for any other words.
     pub fn from_arguments(words: &[String]) -> Option<Self> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let [log, file, format, kind, least, level] = words[..] else {
@@ -54,10 +56,11 @@ impl Log {
         Level::named(level).filter(|_| sound).map(|level| Self { file: Some(file), json, level })
     }
 
-    /// Starts logging if the settings name a file; one that cannot be written is no reason to fail a container.
+    /// Starts logging if the settings name a file. A file that cannot be opened is ignored: no container
+    /// fails for its log.
     pub fn start(&self) {
         let Some(path) = &self.file else { return };
-        // O_NONBLOCK: a FIFO without a reader must not hang the engine.
+        // O_NONBLOCK: a FIFO without a reader must not block the engine.
         let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
         let file =
             OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags.bits()).open(path);

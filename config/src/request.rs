@@ -1,4 +1,4 @@
-//! The sections of requests: which channels and dialects count for how much.
+//! The sections `request` and `dialects`: which channels and dialects are read, and how much they may grant.
 
 use gpushare_inventory::{CapabilityError, DeviceMemory};
 use gpushare_request::{
@@ -56,7 +56,7 @@ pub(crate) struct SlurmSection {
     pub mps_memory: String,
 }
 
-/// The rules that both sections make.
+/// Checks both sections and makes the rules for requests.
 pub(crate) fn policy(section: &RequestSection, dialects: &DialectsSection) -> Result<Policy, ConfigError> {
     let nvidia = match section.nvidia.as_str() {
         "default-share" => NvidiaPolicy::DefaultShare,
@@ -100,7 +100,7 @@ pub(crate) fn policy(section: &RequestSection, dialects: &DialectsSection) -> Re
     })
 }
 
-/// A size of memory; nothing for an empty text.
+/// Parses a size of memory; `None` for an empty text. A percentage is an error.
 pub(crate) fn size(key: &'static str, text: &str) -> Result<Option<DeviceMemory>, ConfigError> {
     match text.parse::<MemoryRequest>() {
         _ if text.is_empty() => Ok(None),
@@ -143,7 +143,7 @@ fn settings(section: &DialectsSection) -> Result<DialectSettings, ConfigError> {
     })
 }
 
-/// A size, or percent of each GPU; nothing for an empty text.
+/// Parses a size or a percentage of each GPU; `None` for an empty text.
 fn ceiling(key: &'static str, text: &str) -> Result<Option<MemoryRequest>, ConfigError> {
     let parsed = || text.parse().map(Some).map_err(|error| value(key, text, error));
     if text.is_empty() { Ok(None) } else { parsed() }

@@ -1,6 +1,6 @@
-//! The hook's arguments. Written into a bundle by the wrapper, they are all that the hook acts on: the state on its
-//! standard input names no runtime root, and may be unusable at poststop. A hook that an administrator configured has a
-//! stage alone, and works without the wrapper.
+//! Reads the hook's arguments. The wrapper writes them into the bundle, and the hook acts on nothing else:
+//! the state on its standard input does not name the runtime root and may be unusable at poststop. A hook
+//! that an administrator configured has only a stage, and works without the wrapper.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,27 +9,27 @@ use anyhow::{Context, Result, bail};
 use gpushare_config::Log;
 use gpushare_quota::LeaseKey;
 
-/// When the hook runs.
+/// The point in the container's life at which the hook runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Before the container's program.
+    /// Before the container's program starts.
     Prestart,
-    /// After the container is gone.
+    /// After the container was deleted.
     Poststop,
 }
 
-/// Who configured this call.
+/// Who configured this hook.
 #[derive(Debug)]
 pub enum Call {
-    /// The wrapper, for a lease that it made.
+    /// The wrapper, for a lease that it granted.
     Wrapper(Args),
     /// An administrator, in the engine's hooks: hook-only mode.
     HookOnly {
-        /// When the hook runs.
+        /// The point in the container's life at which the hook runs.
         stage: Stage,
-        /// The settings file, where it is not the default one.
+        /// Path of the settings file if it is not the default one.
         config: Option<PathBuf>,
-        /// Whether the hook came with a CDI device of gpushare's, which may have brought a GPU's nodes.
+        /// Whether a CDI device of gpushare's brought the hook. It may also have brought a GPU's nodes.
         cdi: bool,
     },
 }
@@ -57,7 +57,7 @@ impl Call {
         }
     }
 
-    /// When the hook runs.
+    /// The point in the container's life at which the hook runs.
     pub fn stage(&self) -> Stage {
         match self {
             Self::Wrapper(args) => args.stage,
@@ -66,18 +66,18 @@ impl Call {
     }
 }
 
-/// The wrapper's command line.
+/// The arguments that the wrapper wrote.
 #[derive(Debug)]
 pub struct Args {
-    /// When the hook runs.
+    /// The point in the container's life at which the hook runs.
     pub stage: Stage,
-    /// The state folder.
+    /// Absolute path of the state folder.
     pub state: PathBuf,
-    /// The lease, which a later one of the same container is not.
+    /// Number of the lease. A later lease of the same container has another number.
     pub lease: i64,
-    /// Whose lease it is.
+    /// Runtime root and id of the container that holds the lease.
     pub key: LeaseKey,
-    /// Where a line goes when it is released.
+    /// The log that gets a line when the lease is released.
     pub log: Log,
 }
 
@@ -85,7 +85,7 @@ impl Args {
     /// Reads `STAGE --state DIR --lease NUMBER --root ROOT --id ID`, and what [`Log::arguments`] adds.
     ///
     /// # Errors
-    /// On anything else: a wrapper of another version wrote it.
+    /// On anything else; then a wrapper of another version wrote it.
     pub fn parse(mut words: impl Iterator<Item = OsString>) -> Result<Self> {
         let stage = words.next().unwrap_or_default();
         let stage = match stage.to_str() {

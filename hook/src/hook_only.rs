@@ -1,8 +1,8 @@
-//! Hook-only mode: the wrapper's work, done by a hook on a container that its runtime has made already.
+//! Hook-only mode: a hook does the wrapper's work on a container that its runtime has already created.
 //!
-//! The state names the container, its init and its bundle, and nothing else of it is used. A hook's state names no
-//! runtime root, so the lease's key has a mark of its own in that place. What stands in the bundle about hooks is not
-//! believed: the store tells whether this container holds a share.
+//! The hook uses only the container's id, its init process and its bundle from the state on standard input.
+//! That state does not name the runtime root, so the lease's key has a fixed mark in its place. Hooks in the
+//! bundle prove nothing here; the quota store tells whether the container holds a share.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -18,25 +18,27 @@ use serde_json::Value;
 
 use crate::sanitise;
 
-/// How long poststop waits for the last processes of a container that was killed.
+/// How long poststop waits for the last processes of a killed container.
 const END: Duration = Duration::from_secs(2);
 
-/// A device of ours without its request: the container is a pod's sandbox.
+/// The error for a CDI device of gpushare's in a container without a request, such as a pod's sandbox.
 const NO_REQUEST: &str = "it has a CDI device of gpushare's, and no request of it is read: leave the device out for a pod's \
      sandbox (annotation container-type), or ask by annotation";
 
-/// A container as its runtime describes it.
+/// The container as its runtime describes it on the hook's standard input.
 struct State {
     id: String,
     pid: i32,
     bundle: PathBuf,
 }
 
-/// Grants what the bundle asks for, and puts it into the container. A bundle that asks for nothing is left alone, unless
-/// the hook came with a CDI device (`cdi`): its nodes, which the engine has put in by now, would stand without a lease.
+/// Grants what the bundle asks for and puts it into the created container. A bundle that asks for nothing is
+/// left alone. But if the hook came with a CDI device (`cdi`), that is an error: the engine has already added
+/// the device's nodes, and no lease would cover them.
 ///
 /// # Errors
-/// When the request cannot be read or met, or the container cannot be changed: it must not start then.
+/// When the request cannot be read or met, or the container cannot be changed. The container must not start
+/// then.
 pub fn create(state: &[u8], file: Option<&Path>, cdi: bool) -> Result<()> {
     let state = State::parse(state)?;
     let config = load(file)?;
@@ -53,7 +55,7 @@ pub fn create(state: &[u8], file: Option<&Path>, cdi: bool) -> Result<()> {
     if let Err(error) = &done {
         let reason = one_line(error.as_ref());
         tracing::info!(container = %state.id, reason, "lease refused");
-        // crun keeps to itself what a hook says.
+        // crun does not pass on what a hook prints.
         if let Ok(folder) = StateFolder::open(&config.paths.state) {
             folder.note_refusal(&state.id, &reason);
         }
@@ -86,8 +88,8 @@ fn give(
     })
 }
 
-/// Whether this very container holds a share, or is about to get it: from the wrapper, which became the runtime that is
-/// our parent, or from this hook, configured twice.
+/// Whether this same container already holds a share or is about to get it: from the wrapper, which has
+/// become the hook's parent, the runtime, or from this hook, configured twice.
 fn holds_already(id: &str, init: &Holder, config: &Config) -> Result<bool> {
     let folder = StateFolder::open(&config.paths.state)?;
     let store = Store::open(folder.path())?;
@@ -100,8 +102,8 @@ fn holds_already(id: &str, init: &Holder, config: &Config) -> Result<bool> {
         if same(holder, init) || by_wrapper {
             return Ok(true);
         }
-        // An engine that restarts a container gives it the same cgroup, where the new init lives by now; hooks that stand
-        // in for others have no poststop.
+        // An engine that restarts a container gives the new init the same cgroup. The earlier life's lease
+        // may still be there, because hooks that stand in for others have no poststop.
         let is_earlier_life =
             key.root == LeaseKey::HOOK_ONLY && holder.cgroup == init.cgroup && holder.is_gone_before(init);
         if is_earlier_life {
@@ -117,14 +119,14 @@ fn holds_already(id: &str, init: &Holder, config: &Config) -> Result<bool> {
     Ok(false)
 }
 
-/// Gives the lease back once the container is proved gone. A container of the same id below another runtime root may live,
-/// so its end is not taken on trust.
+/// Gives the lease back once the container is proved to have ended. The call of this hook is no proof: it may
+/// be for a container of the same id below another runtime root.
 ///
 /// # Errors
-/// When the store fails; the sweep then finds the lease.
+/// When the quota store fails; the sweep then releases the lease.
 pub fn poststop(state: &[u8], file: Option<&Path>) -> Result<()> {
     let id = text(&value(state)?, "id")?;
-    // A slip in the settings must not keep the lease.
+    // A mistake in the settings must not keep the lease from being released.
     let config = load(file).or_else(|error| Config::salvaged(file).ok_or(error))?;
     config.log.start();
     let quota = config.paths.state.join("quota.db");

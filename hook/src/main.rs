@@ -1,10 +1,11 @@
-//! The two hooks of a container with a share: `prestart` names the container's init as the lease's holder,
-//! `poststop` gives the lease back. In hook-only mode, without the wrapper, `createRuntime` does all of the wrapper's
-//! work on the container that exists already ([`hook_only`]).
+//! The hooks of a container with a share: `prestart` makes the container's init the lease's holder, and
+//! `poststop` gives the lease back. In hook-only mode there is no wrapper, and `createRuntime` does all its
+//! work on the created container ([`hook_only`]).
 //!
-//! Started by the low-level runtime as root, in the host's namespaces, once for each. It first gives up whatever it
-//! was handed and does not need ([`sanitise`]), and prints nothing on success. It starts no other program, but in
-//! hook-only mode a copy of itself that attaches mounts, and gpushare's CLI where the node's GPUs are not known yet.
+//! The low-level runtime starts each hook once, as root, in the host's namespaces. The hook first gives up
+//! everything that it inherited and does not need ([`sanitise`]), and prints nothing on success. It starts
+//! other programs only in hook-only mode: a copy of itself that attaches mounts, and gpushare's CLI if the
+//! inventory is not cached yet.
 
 mod args;
 mod hook_only;
@@ -23,7 +24,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // A stderr that nobody can write to is no second failure.
+            // If stderr cannot be written to, the exit status has to do.
             let _ = writeln!(io::stderr(), "gpushare-hook: {}", gpushare_inject::one_line(error.as_ref()));
             ExitCode::FAILURE
         }

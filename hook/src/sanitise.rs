@@ -1,5 +1,6 @@
-//! The first acts of a root process that somebody else started: give up descriptors, folder, environment, core
-//! dumps and capabilities, in this order, before anything is opened or parsed.
+//! Removes what a root process inherits from whoever started it: descriptors, folder, environment, core dumps
+//! and capabilities, in this order. Only the arguments are parsed before; no file is opened and the state is
+//! not parsed yet.
 
 use std::env;
 use std::io::{ErrorKind, Read, stdin};
@@ -12,20 +13,21 @@ use nix::sys::stat::{Mode, umask};
 
 use crate::args::{Call, Stage};
 
-/// As much of the state as is kept; the rest is read and dropped, since crun fails on a pipe that is closed early.
+/// How much of the state is kept. The rest is read and dropped, since crun fails on a pipe that is closed
+/// early.
 const MAX_STATE_BYTES: usize = 1 << 20;
-/// Where reading ends all the same: no runtime writes as much, and what has no end must not hold the runtime up.
+/// Where reading stops. No runtime writes as much, and endless input must not block the runtime.
 const MAX_READ_BYTES: usize = 64 << 20;
 
-/// The environment that the wrapper gives its hooks, by name.
+/// Names of the variables that the wrapper gives its hooks.
 const ENVIRONMENT: [&str; 2] = ["GPUSHARE_HOOK", "PATH"];
 
-/// Enters the state in which the hook works, and returns what stood on standard input.
+/// Drops what was inherited, and returns what was on standard input.
 ///
 /// # Errors
-/// When the environment of the wrapper's `prestart` is not the one it wrote: then somebody else did. `poststop` goes on
-/// whatever it finds, since refusing would keep the lease. Engines give hook-only mode their own environment, of which
-/// nothing is read.
+/// When the environment of the wrapper's `prestart` has a variable that the wrapper does not write: then
+/// somebody else wrote the hook. `poststop` continues in that case, since a refusal would keep the lease. In
+/// hook-only mode engines give the hook their own environment, of which nothing is read.
 pub fn enter(call: &Call) -> Result<Vec<u8>> {
     close_descriptors();
     let state = read_state();
@@ -50,7 +52,7 @@ fn is_known(name: &std::ffi::OsStr) -> bool {
     ENVIRONMENT.iter().any(|known| name == *known)
 }
 
-/// Everything above the standard three: runtimes hand over what they happen to have open.
+/// Closes every descriptor above 2. Runtimes pass on whatever they have open.
 fn close_descriptors() {
     // SAFETY: nothing of this process owns a descriptor above 2 yet.
     let closed = unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32) };
@@ -93,9 +95,9 @@ fn clear_environment() {
     }
 }
 
-/// What hook-only mode does to a container: mounts, programs and rules of the cgroup (SYS_ADMIN), another's namespace
-/// (SYS_CHROOT, and SYS_PTRACE since a runtime's init is undumpable), nodes with their owners (MKNOD, CHOWN), and files
-/// as the root user of a user namespace (SETUID, SETGID, DAC_OVERRIDE).
+/// What hook-only mode needs to change a container: mounts, programs and rules of the cgroup (SYS_ADMIN),
+/// another namespace (SYS_CHROOT, and SYS_PTRACE since a runtime's init is undumpable), nodes with their
+/// owners (MKNOD, CHOWN), and files as the root user of a user namespace (SETUID, SETGID, DAC_OVERRIDE).
 const FOR_A_CONTAINER: [Capability; 8] = [
     Capability::CAP_SYS_ADMIN,
     Capability::CAP_SYS_CHROOT,
@@ -106,27 +108,29 @@ const FOR_A_CONTAINER: [Capability; 8] = [
     Capability::CAP_SETGID,
     Capability::CAP_DAC_OVERRIDE,
 ];
-/// Of these, what is in force from the start: with a user namespace, podman's bundle belongs to that one's root user.
+/// The one that is effective from the start: with a user namespace, podman's bundle belongs to that
+/// namespace's root user.
 const FOR_THE_BUNDLE: Capability = Capability::CAP_DAC_OVERRIDE;
-/// What the child needs that attaches the mounts. It is another program, so it must inherit them.
+/// What the child that attaches the mounts needs. The child executes a program, so it has to inherit them.
 const FOR_THE_CHILD: [Capability; 2] = [Capability::CAP_SYS_ADMIN, Capability::CAP_SYS_CHROOT];
 
-/// Registration needs no capability at all: root's own files in root's own folder. Unmounting a region needs one. For a
-/// container without the wrapper they are kept, but all but one not in force before it is known to ask for something.
+/// Drops all capabilities that this call does not need. The wrapper's `prestart` needs none, as it only
+/// writes root's files in root's folder. `poststop` unmounts a region and needs one. Hook-only mode keeps
+/// several as permitted, but only one is effective before the container is known to ask for something.
 fn drop_capabilities(call: &Call) -> Result<(), caps::errors::CapsError> {
     let (kept, inherited): (&[Capability], &[Capability]) = match (call, call.stage()) {
         (Call::HookOnly { .. }, Stage::Prestart) => (&FOR_A_CONTAINER, &FOR_THE_CHILD),
         (_, Stage::Poststop) => (&FOR_THE_CHILD[..1], &[]),
         (Call::Wrapper(_), Stage::Prestart) => (&[], &[]),
     };
-    // An engine may have taken some away.
+    // An engine may have removed some of them.
     let held = caps::read(None, CapSet::Permitted)?;
     let of = |names: &[Capability]| -> CapsHashSet {
         names.iter().copied().filter(|one| held.contains(one)).collect()
     };
     caps::clear(None, CapSet::Ambient)?;
     caps::set(None, CapSet::Inheritable, &of(inherited))?;
-    // The bounding set while there is still the capability to do so.
+    // Must come before SETPCAP is dropped, which this needs.
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)? {
         caps::clear(None, CapSet::Bounding)?;
     }
@@ -135,10 +139,10 @@ fn drop_capabilities(call: &Call) -> Result<(), caps::errors::CapsError> {
     caps::set(None, CapSet::Permitted, &of(kept))
 }
 
-/// Puts what was kept in force.
+/// Makes the permitted capabilities effective.
 ///
 /// # Errors
-/// When the kernel refuses.
+/// When the kernel refuses to read or set them.
 pub fn use_capabilities() -> Result<()> {
     let kept = caps::read(None, CapSet::Permitted).context("cannot read capabilities")?;
     caps::set(None, CapSet::Effective, &kept).context("cannot use capabilities")

@@ -1,4 +1,4 @@
-//! What each hook does with the lease.
+//! What the wrapper's two hooks do with the lease.
 
 use anyhow::{Context, Result, bail};
 use gpushare_inject::give_back_ended;
@@ -7,10 +7,10 @@ use oci_spec::runtime::State;
 
 use crate::args::Args;
 
-/// Hands the lease from the runtime's process to the container's init.
+/// Makes the container's init the holder of the lease, in place of the runtime's process.
 ///
 /// # Errors
-/// When the state is not this container's, or the lease is gone: the container must not start without one.
+/// When the state is another container's, or the lease is gone. The container must not start without one.
 pub fn prestart(args: &Args, state: &[u8]) -> Result<()> {
     let container = &args.key.container;
     let state: State = serde_json::from_slice(state).context("the runtime handed over no container state")?;
@@ -26,17 +26,17 @@ pub fn prestart(args: &Args, state: &[u8]) -> Result<()> {
     let store = Store::open(folder.path())?;
     if !store.activate(args.lease, &args.key, &holder)? {
         let reason = format!("container {container} holds no share (any more); start it anew");
-        // crun keeps to itself what a hook says.
+        // crun does not pass on what a hook prints.
         folder.note_refusal(container, &reason);
         bail!(reason);
     }
     Ok(())
 }
 
-/// Gives the lease back. One that is gone already is success: `delete` may have been here first.
+/// Gives the lease back. A lease that is already gone is no error: `delete` may have released it.
 ///
 /// # Errors
-/// When the store fails; the sweep then finds the lease.
+/// When the quota store fails; the sweep then releases the lease.
 pub fn poststop(args: &Args) -> Result<()> {
     args.log.start();
     let folder = StateFolder::open(&args.state)?;

@@ -6,17 +6,17 @@ use std::str::FromStr;
 /// One part of the driver, by the name that `NVIDIA_DRIVER_CAPABILITIES` uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Capability {
-    /// CUDA.
+    /// `compute`: CUDA.
     Compute,
-    /// nvidia-smi and NVML.
+    /// `utility`: nvidia-smi and NVML.
     Utility,
-    /// Video decode and encode.
+    /// `video`: decoding and encoding.
     Video,
-    /// OpenGL, EGL and Vulkan.
+    /// `graphics`: OpenGL, EGL and Vulkan.
     Graphics,
-    /// X11 display.
+    /// `display`: X11.
     Display,
-    /// NGX.
+    /// `ngx`: NVIDIA's NGX libraries.
     Ngx,
 }
 
@@ -29,14 +29,15 @@ const NAMES: [(&str, Capability); 6] = [
     ("ngx", Capability::Ngx),
 ];
 
-/// NVIDIA's name for the 32-bit builds of the driver's libraries. They are not given: no limit would hold in them.
+/// NVIDIA's name for the 32-bit builds of the driver's libraries. They are not given, because gpushare's
+/// limits would not hold in them.
 const COMPAT32: &str = "compat32";
 
-/// A set of capabilities.
+/// A set of driver capabilities.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     members: Vec<Capability>,
-    /// Whether it was written as `all`, which means as much as may be had.
+    /// Whether it was written as `all`, which asks for as many as the node gives.
     all: bool,
 }
 
@@ -48,20 +49,21 @@ pub enum CapabilityError {
         "{0:?} is no driver capability; known are all, compute, utility, video, graphics, display and ngx"
     )]
     Unknown(String),
-    /// 32-bit libraries by name. Within `all` they are left out, as CUDA images ask for that without a need of them.
+    /// The 32-bit libraries, by name. Within `all` the name is ignored, because CUDA images write it without
+    /// a need.
     #[error(
         "the driver's 32-bit libraries (compat32) are not given, as no limit would hold in them; leave it out"
     )]
     Compat32,
-    /// Known, and not given on this node.
+    /// A known capability that this node does not give.
     #[error(
         "this node gives the driver capabilities {allowed}, not {asked} (request.capabilities); ask for fewer with \
          GPUSHARE_CAPABILITIES"
     )]
     NotAllowed {
-        /// What was asked beyond them.
+        /// The capabilities that were asked for and are not allowed.
         asked: Capabilities,
-        /// What the settings allow.
+        /// The capabilities that the settings allow.
         allowed: Capabilities,
     },
 }
@@ -77,15 +79,16 @@ impl Capabilities {
         self.members.contains(&capability)
     }
 
-    /// The members, each once, in a fixed order.
+    /// The members in the order of [`Capability`], each once.
     pub fn iter(&self) -> impl Iterator<Item = Capability> + '_ {
         self.members.iter().copied()
     }
 
-    /// The set on a node that gives no more than `allowed`: `all` is cut to that, a name beyond it is refused.
+    /// Limits the set to what a node gives: `all` is cut to `allowed`, a single name beyond it is refused. It
+    /// is for a set that a person chose.
     ///
     /// # Errors
-    /// Names what was asked beyond `allowed`.
+    /// When the set has a name beyond `allowed`; the error lists them.
     pub fn within(&self, allowed: &Self) -> Result<Self, CapabilityError> {
         let (members, beyond): (Vec<_>, Vec<_>) = self.iter().partition(|member| allowed.has(*member));
         if beyond.is_empty() || self.all {
@@ -95,7 +98,7 @@ impl Capabilities {
         Err(CapabilityError::NotAllowed { asked, allowed: allowed.clone() })
     }
 
-    /// What of the set a node gives that gives no more than `allowed`: for a set that an image, or nobody, chose.
+    /// Cuts the set to what a node gives. It is for a set that an image chose, or for the default.
     ///
     /// # Errors
     /// When nothing of it is left.
@@ -109,7 +112,7 @@ impl Capabilities {
 }
 
 impl Default for Capabilities {
-    /// NVIDIA's own default: compute and utility.
+    /// NVIDIA's own default, compute and utility.
     fn default() -> Self {
         Self { members: vec![Capability::Compute, Capability::Utility], all: false }
     }
@@ -118,7 +121,7 @@ impl Default for Capabilities {
 impl FromStr for Capabilities {
     type Err = CapabilityError;
 
-    /// A comma list of names; `all` is every one of them, an empty list the default.
+    /// Reads a comma list of names. `all` stands for all of them, and an empty list for the default.
     fn from_str(text: &str) -> Result<Self, CapabilityError> {
         let names: Vec<&str> = text.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
         let all = names.contains(&"all");

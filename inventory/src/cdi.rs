@@ -1,8 +1,8 @@
-//! GPUs behind the names of CDI devices, from the specification files in which engines look such names up
+//! Finds the GPUs behind the names of CDI devices, in the CDI files in which engines look such names up
 //! (Container Device Interface 1.1, SPEC.md: JSON or YAML, `/etc/cdi` and `/var/run/cdi`).
 //!
-//! Only who may write those folders decides what a name means; they are root's. A file that cannot be read or is no
-//! specification counts for nothing, as it does for engines.
+//! Those folders are root's, so only root decides what a name means. A file that cannot be read, or is no CDI
+//! file, is ignored, as engines do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions};
@@ -16,24 +16,25 @@ use serde_json::Value;
 
 use crate::yaml;
 
-/// What a specification says of one device.
+/// What the CDI files say about one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CdiDevice {
-    /// The minor numbers of the GPUs whose nodes it brings, each once, in the specification's order.
+    /// Minors of the GPUs whose device nodes it brings, doubles dropped, in the order of the file.
     pub minors: Vec<u32>,
-    /// Whether it brings a part of a GPU: a MIG instance's node of its own.
+    /// Whether it brings a MIG instance's own node.
     pub is_part: bool,
 }
 
-/// A driver's own specification of eight GPUs has some 40 KB.
+/// Bound on the size of a file. The driver's own CDI file for eight GPUs has about 40 KB.
 const MOST_BYTES: u64 = 4 << 20;
-/// The driver's major number (Linux, Documentation/admin-guide/devices.txt); from 254 up its minors are control nodes.
+/// The NVIDIA driver's major number (Linux, Documentation/admin-guide/devices.txt). Its minors from 254 up
+/// are control nodes.
 const MAJOR: u64 = 195;
 const FIRST_CONTROL_MINOR: u64 = 254;
 
-/// The devices with NVIDIA nodes among `names` (`vendor/class=name`). What a later folder says replaces what an earlier
-/// one does, and a name that two files of one folder give different GPUs means none, as for engines. A name that no file
-/// has, of a kind of which some file has GPUs, is there without any.
+/// The devices with NVIDIA nodes among `names` (`vendor/class=name`). As with engines, a later folder
+/// replaces what an earlier one says, and a name for which two files of one folder differ means nothing. A
+/// name that no file has is returned without GPUs if some file has GPUs under its kind (`vendor/class`).
 pub fn cdi_devices(folders: &[PathBuf], names: &BTreeSet<&str>) -> BTreeMap<String, CdiDevice> {
     let mut all = BTreeMap::new();
     let (mut kinds, mut met) = (BTreeSet::new(), BTreeSet::new());
@@ -80,11 +81,11 @@ fn read(file: &Path) -> Option<Value> {
     let length = opened.metadata().ok().filter(|metadata| metadata.is_file())?.len();
     let mut text = String::new();
     opened.take(MOST_BYTES).read_to_string(&mut text).ok().filter(|_| length < MOST_BYTES)?;
-    // Engines read both with a reader of YAML.
+    // Engines read JSON and YAML with the same YAML reader.
     serde_json::from_str(&text).ok().or_else(|| yaml::first_document(&text))
 }
 
-/// The devices of a specification, each with the nodes that all of its devices bring.
+/// The devices of a CDI file. Each also has the nodes that the file gives to all of its devices.
 fn devices(spec: &Value) -> Vec<(String, CdiDevice)> {
     let Some(kind) = spec["kind"].as_str() else { return Vec::new() };
     let device = |device: &Value| {
@@ -102,18 +103,18 @@ fn devices(spec: &Value) -> Vec<(String, CdiDevice)> {
     spec["devices"].as_array().into_iter().flatten().map(device).collect()
 }
 
-/// The nodes of a device, or of all.
+/// The device nodes of one device, or those of the whole file.
 fn nodes(part: &Value) -> impl Iterator<Item = &Value> {
     part["containerEdits"]["deviceNodes"].as_array().into_iter().flatten()
 }
 
-/// Where a node is on the host.
+/// A node's path on the host.
 fn host_path(node: &Value) -> Option<&str> {
     node["hostPath"].as_str().filter(|path| !path.is_empty()).or(node["path"].as_str())
 }
 
-/// The minor number of a GPU's node: as stated, where a major number is; else as the node on the host has it; else as its
-/// name tells. A minor of 0 is left out by writers in Go.
+/// The minor of a GPU's node. The stated number counts if there is a major; else that of the node on the
+/// host; else the number in the node's name. Writers in Go leave out a minor of 0.
 fn gpu_minor(node: &Value) -> Option<u32> {
     if let Some(stated) = number(&node["major"]).filter(|major| *major > 0) {
         return of_gpu(stated, number(&node["minor"]).unwrap_or(0));
@@ -125,7 +126,7 @@ fn gpu_minor(node: &Value) -> Option<u32> {
     }
 }
 
-/// JSON has numbers, and what was YAML texts.
+/// A number, which is a JSON number or, from YAML, a text.
 fn number(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| value.as_str()?.parse().ok())
 }
@@ -134,7 +135,7 @@ fn of_gpu(major: u64, minor: u64) -> Option<u32> {
     u32::try_from(minor).ok().filter(|_| major == MAJOR && minor < FIRST_CONTROL_MINOR)
 }
 
-/// The N of `/dev/nvidiaN`, below whichever root.
+/// The N of `/dev/nvidiaN`, below any root.
 fn named(path: &str) -> Option<u32> {
     let (folder, file) = path.rsplit_once('/')?;
     let number = file.strip_prefix("nvidia").filter(|_| folder.ends_with("/dev"))?;
@@ -145,7 +146,7 @@ fn named(path: &str) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// The devices of two folders with these files, of the names that are asked for.
+    /// Writes these files into two folders and looks `names` up.
     fn found(files: &[(&str, &str)], names: &[&str]) -> Vec<(String, Vec<u32>, bool)> {
         let root = tempfile::tempdir().unwrap();
         let folders = ["etc", "run"].map(|folder| root.path().join(folder));

@@ -1,8 +1,9 @@
-//! The device nodes that the loaded kernel modules want, with the numbers, owners and modes that `nvidia-modprobe` would
-//! give them; and the nodes that there are.
+//! Computes the device nodes that the loaded kernel modules need, with the numbers, owners and modes that
+//! `nvidia-modprobe` would give them, and lists the nodes that exist.
 //!
-//! The driver does not tell udev of its devices. Whoever first needs a node runs `nvidia-modprobe`, where that is installed,
-//! and after a boot without it CUDA finds no `/dev/nvidia-uvm`. Nothing is made here: [`DeviceFiles`] is a value.
+//! The driver does not announce its devices to udev. Programs that need a node run `nvidia-modprobe` if it is
+//! installed; without it, CUDA finds no `/dev/nvidia-uvm` after a boot. This module creates nothing:
+//! [`DeviceFiles`] is a value.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,52 +16,53 @@ use crate::gpu::pci_folders;
 use crate::proc::{self, ProcError};
 use crate::roots::Roots;
 
-/// The nodes of this boot's kernel modules.
+/// The device nodes that this boot's kernel modules need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFiles {
     /// Every node that should exist.
     pub nodes: Vec<DeviceFile>,
-    /// Devices that GPUs are used with and that no kernel module has registered, so that their numbers are not known.
+    /// Devices that GPUs need but that no kernel module has registered, so that their numbers are unknown.
     pub unregistered: Vec<Unregistered>,
 }
 
-/// A character device that is missing in `/proc/devices`.
+/// A character device that is not in `/proc/devices`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unregistered {
-    /// Its name there.
+    /// The name that `/proc/devices` would show.
     pub name: &'static str,
     /// The kernel module that registers it.
     pub module: &'static str,
 }
 
-/// A node as the driver wants it.
+/// A device node as the driver wants it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFile {
-    /// Where and what it should be.
+    /// Path, numbers, mode and owner that it should have.
     pub node: DeviceNode,
-    /// False where the driver is told to leave its device files alone (`ModifyDeviceFiles: 0`): whoever said so makes them.
+    /// False if the driver was told not to manage its device files (`ModifyDeviceFiles: 0`). Whoever set that
+    /// creates them.
     pub modify: bool,
 }
 
-/// How the node that is there differs from the one that should be.
+/// How an existing node differs from the one that should be there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileState {
-    /// Not at all.
+    /// It does not differ.
     Right,
-    /// Nothing has this name.
+    /// Nothing exists at the path.
     Missing,
-    /// Mode or owner.
+    /// Mode or owner differ.
     Rights,
-    /// A character device of another number: one of an earlier boot, or of another driver.
+    /// A character device with another number, of an earlier boot or of another driver.
     Number,
-    /// No character device at all.
+    /// Something other than a character device.
     Foreign,
 }
 
-/// `capabilities/gpuN/mig/giN/ciN/access` is the deepest file there is.
+/// Depth of the deepest file, `capabilities/gpuN/mig/giN/ciN/access`.
 const CAPABILITY_DEPTH: u32 = 6;
 
-/// Owner and mode of device files, as the driver's `/proc` files tell them.
+/// Owner and mode of device files, as the driver's files in `/proc` state them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rights {
     mode: u32,
@@ -70,8 +72,8 @@ struct Rights {
 }
 
 impl Rights {
-    /// Of the driver's parameters. All four are there in every driver: what is missing is not guessed, or a file that
-    /// came back empty would open nodes to everybody.
+    /// Reads the driver's parameters. Every driver has all four. A missing one is an error and is not
+    /// guessed: an empty file would otherwise open the nodes to everybody.
     fn of_parameters(text: &str) -> Result<Self, &'static str> {
         let want = |name: &'static str| number(text, name).ok_or(name);
         Ok(Self {
@@ -82,7 +84,7 @@ impl Rights {
         })
     }
 
-    /// Of one capability, whose file names no owner: root's.
+    /// Reads one capability's file. It names no owner, so the node is root's.
     fn of_capability(text: &str) -> Result<Self, &'static str> {
         let mode = number(text, "DeviceFileMode").ok_or("DeviceFileMode")? & 0o777;
         Ok(Self {
@@ -94,17 +96,18 @@ impl Rights {
     }
 }
 
-/// The number in the line `Name: number`.
+/// Reads the number in a line `Name: number`.
 fn number(text: &str, name: &str) -> Option<u32> {
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));
     lines.find(|(found, _)| found.trim() == name).and_then(|(_, value)| value.trim().parse().ok())
 }
 
 impl DeviceFiles {
-    /// What the kernel modules below `roots` want.
+    /// Reads what the kernel modules below `roots` want.
     ///
     /// # Errors
-    /// When there is no driver, or a file of it is empty or unreadable: a node is never left out for that.
+    /// When there is no driver, or one of its files is empty or unreadable. A node is never left out for that
+    /// reason.
     pub fn read(roots: &Roots) -> Result<Self, NodeError> {
         let nvidia = roots.proc.join("proc/driver/nvidia");
         if !nvidia.join("version").exists() {
@@ -137,7 +140,7 @@ impl DeviceFiles {
         }
         let wanted = [
             (Unregistered { name: "nvidia-uvm", module: "nvidia-uvm" }, true),
-            // No module of that name: the driver registers it itself.
+            // There is no module `nvidia-caps`: the driver's main module registers the device.
             (Unregistered { name: "nvidia-caps", module: "nvidia" }, !capabilities.is_empty()),
         ];
         let missing = wanted.into_iter().filter(|(device, used)| *used && !majors.contains_key(device.name));
@@ -145,10 +148,10 @@ impl DeviceFiles {
         Ok(files)
     }
 
-    /// The nodes of NVIDIA's that there are below `roots`: named like them, and with a number of theirs.
+    /// The existing NVIDIA nodes below `roots`: those with both a name and a major number of NVIDIA's.
     ///
     /// # Errors
-    /// When the majors cannot be read.
+    /// When `/proc/devices` cannot be read.
     pub fn existing(roots: &Roots) -> Result<Vec<DeviceNode>, NodeError> {
         let majors = majors(&roots.proc)?;
         let dev = roots.dev.join("dev");
@@ -172,7 +175,7 @@ impl DeviceFile {
         Self { node: DeviceNode { path, host_path, major, minor, mode, uid, gid }, modify }
     }
 
-    /// What is at the node's place now.
+    /// What exists at the node's path now.
     pub fn state(&self) -> FileState {
         let Ok(metadata) = fs::symlink_metadata(&self.node.host_path) else { return FileState::Missing };
         if !metadata.file_type().is_char_device() {
@@ -195,8 +198,8 @@ fn is_loaded(proc_root: &Path, module: &str) -> bool {
     modules.lines().any(|line| line.split(' ').next() == Some(module))
 }
 
-/// The minors of the GPUs that are in use, in order. One that does not tell its own is out of service, and keeps nobody from
-/// the others' nodes.
+/// The minors of the GPUs that are in service, in order. A GPU whose file does not tell its minor is skipped,
+/// so that the others still get their nodes.
 fn gpu_minors(folder: &Path) -> Result<Vec<u32>, NodeError> {
     let mut minors = Vec::new();
     for (_, path) in pci_folders(folder)? {
@@ -209,7 +212,7 @@ fn gpu_minors(folder: &Path) -> Result<Vec<u32>, NodeError> {
     Ok(minors)
 }
 
-/// Minor and rights of every capability below `folder`, of which there is none without MIG.
+/// Minor and rights of every capability below `folder`. There are none without MIG.
 fn capabilities(folder: &Path, depth: u32) -> Result<BTreeMap<u32, Rights>, NodeError> {
     let mut found = BTreeMap::new();
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
@@ -244,7 +247,7 @@ mod tests {
 
     const OPEN: Rights = Rights { mode: 0o666, uid: 0, gid: 0, modify: true };
 
-    /// A node's `/proc` tree with these files below `proc`.
+    /// A root folder with these files below `proc`.
     fn roots(files: &[(&str, &str)]) -> (tempfile::TempDir, Roots) {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -264,7 +267,7 @@ mod tests {
         ("driver/nvidia/gpus/0000:02:00.0/information", "Device Minor: \t 0\nGPU Excluded:\t No\n"),
     ];
 
-    /// Path, major, minor, mode, group.
+    /// One node as path, major, minor, mode and group.
     type Row = (String, u32, u32, u32, u32);
 
     fn wanted(more: &[(&str, &str)]) -> (Vec<Row>, Vec<&'static str>) {

@@ -1,4 +1,5 @@
-//! Character devices: a node's path, number and rights, and what the kernel says that its number should be.
+//! Character device nodes: path, number and rights of a node, and the number that the kernel says it should
+//! have.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -10,7 +11,7 @@ use crate::error::NodeError;
 use crate::proc;
 use crate::roots::Roots;
 
-/// NVIDIA's own major number.
+/// The NVIDIA driver's fixed major number.
 pub(crate) const MAJOR: u32 = 195;
 pub(crate) const CONTROL_MINOR: u32 = 255;
 pub(crate) const MODESET_MINOR: u32 = 254;
@@ -18,23 +19,23 @@ pub(crate) const MODESET_MINOR: u32 = 254;
 /// A character device of the host, as a container gets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceNode {
-    /// The path in the container, and on an ordinary host (`/dev/nvidia0`).
+    /// Path in the container, which is also that on an ordinary host (`/dev/nvidia0`).
     pub path: PathBuf,
-    /// The path on this host, below the dev root.
+    /// Path on this host, below the dev root.
     pub host_path: PathBuf,
-    /// Major number.
+    /// Major number of the device.
     pub major: u32,
-    /// Minor number.
+    /// Minor number of the device.
     pub minor: u32,
-    /// Permission bits.
+    /// Permission bits, without the file type.
     pub mode: u32,
-    /// Owner.
+    /// User id of the owner.
     pub uid: u32,
-    /// Group.
+    /// Id of the group.
     pub gid: u32,
 }
 
-/// No node is no error where not every node has it.
+/// Turns a missing node into `None`, for devices that not every host has.
 pub(crate) fn where_made(node: Result<DeviceNode, NodeError>) -> Result<Option<DeviceNode>, NodeError> {
     match node {
         Ok(node) => Ok(Some(node)),
@@ -43,7 +44,8 @@ pub(crate) fn where_made(node: Result<DeviceNode, NodeError>) -> Result<Option<D
     }
 }
 
-/// A node of the driver's, which must have the numbers that this boot's driver has: a container gets a rule for them.
+/// Reads a node of the driver's. Its numbers must be those of this boot's driver, because a container gets a
+/// device rule for them.
 pub(crate) fn nvidias_node(
     dev_root: &Path,
     name: &str,
@@ -54,21 +56,21 @@ pub(crate) fn nvidias_node(
 }
 
 impl DeviceNode {
-    /// Whether `path`, a link or not, leads to a character device of this node's number.
+    /// Whether `path`, links followed, is a character device with this node's number.
     pub fn is_at(&self, path: &Path) -> bool {
         let found = fs::metadata(path).ok().filter(|metadata| metadata.file_type().is_char_device());
         found.is_some_and(|metadata| numbers(metadata.rdev()) == (self.major, self.minor))
     }
 
-    /// The link by the node's number (`/dev/char/195:255` on an ordinary host), by which systemd finds it, and what it
-    /// should say.
+    /// The link by which systemd finds the node (`/dev/char/195:255` on an ordinary host), and the target
+    /// that it should have.
     pub fn char_link(&self, roots: &Roots) -> (PathBuf, PathBuf) {
         let link = roots.dev.join(format!("dev/char/{}:{}", self.major, self.minor));
         let below = self.path.strip_prefix("/dev").unwrap_or(&self.path);
         (link, Path::new("..").join(below))
     }
 
-    /// The node, if its number is `wanted` (`MAJOR:MINOR`).
+    /// Returns the node if its number is `wanted` (`MAJOR:MINOR`), else an error with `remedy`.
     pub(crate) fn numbered(self, wanted: &str, remedy: &'static str) -> Result<Self, NodeError> {
         let found = format!("{}:{}", self.major, self.minor);
         if found == wanted {
@@ -78,7 +80,8 @@ impl DeviceNode {
     }
 }
 
-/// The character devices of `/proc/devices`, by their whole names: one name begins another.
+/// Major numbers of the character devices in `/proc/devices`, by whole names: some names are the beginning of
+/// others.
 pub(crate) fn majors(proc_root: &Path) -> Result<BTreeMap<String, u32>, NodeError> {
     let text = proc::read(&proc_root.join("proc/devices"))?;
     let lines = text.lines().skip_while(|line| *line != "Character devices:").skip(1);
@@ -108,12 +111,12 @@ pub(crate) fn device_node(dev_root: &Path, name: &str) -> Result<DeviceNode, Nod
     })
 }
 
-/// Major and minor of a device number.
+/// Splits a device number into major and minor.
 pub(crate) fn numbers(device: u64) -> (u32, u32) {
     (major(device), minor(device))
 }
 
-/// The major number in Linux's 64-bit device number: bits 8 to 19, and 32 and above.
+/// The major number in Linux's 64-bit device number: bits 8 to 19, and 44 to 63.
 fn major(device: u64) -> u32 {
     let high = (device >> 32) & 0xffff_f000;
     let low = (device >> 8) & 0xfff;
@@ -133,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_node_has_the_number_that_the_kernel_says_or_is_none() {
-        // Any character device that is everywhere: /dev/null is 1:3.
+        // /dev/null exists everywhere and is 1:3.
         let root = tempfile::tempdir().unwrap();
         fs::create_dir(root.path().join("dev")).unwrap();
         let null = |wanted: &str| device_node(Path::new("/"), "null").unwrap().numbered(wanted, "do it");

@@ -1,7 +1,8 @@
-//! The driver's user-space files: which version, which folder, which files a capability needs.
+//! Finds the driver's user-space files: the version, the folders, and the files that a capability needs.
 //!
-//! Files are looked up at each creation, never from a stored list: a list goes stale when the driver is upgraded.
-//! All of one container's files have the version of the kernel module. Nothing here trusts `ld.so.cache`.
+//! Files are looked up for each container and never from a stored list, which would be wrong after an upgrade
+//! of the driver. All files of one container have the version of the kernel module. `ld.so.cache` is never
+//! trusted; it only names more folders to search.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -25,82 +26,85 @@ use sets::Library;
 /// A shared library of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverLibrary {
-    /// The names that programs open, relative to the container's library folder; the SONAME first.
+    /// Names that programs open, relative to the container's library folder; the SONAME comes first.
     pub names: Vec<String>,
-    /// The real file on this host, links followed.
+    /// Path of the real file on this host, links followed.
     pub host_path: PathBuf,
 }
 
-/// A program of the driver, or a file that tells others where the driver is.
+/// A program of the driver, or a file by which other programs find the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverFile {
-    /// Where it appears in the container.
+    /// Absolute path in the container.
     pub container_path: PathBuf,
-    /// The real file on this host, links followed.
+    /// Path of the real file on this host, links followed.
     pub host_path: PathBuf,
 }
 
-/// The driver's version and the folders its files were found in.
+/// The driver's version and the folders in which its files were found.
 #[derive(Clone, Debug)]
 pub struct Driver {
-    /// The version of kernel module and libraries, as `535.309.01`.
+    /// Version of both kernel module and libraries, as `535.309.01`.
     pub version: String,
     root: Root,
-    /// Folders to take libraries from: the one that holds libcuda or libnvidia-ml first, then those around it.
+    /// Folders from which libraries are taken: first the one with libcuda or libnvidia-ml, then those around
+    /// it.
     folders: Vec<PathBuf>,
-    /// The real files of [`STEMS`], once they were found and checked: one creation asks for them several times.
+    /// The real files of [`STEMS`], kept once they were found and checked, since one container needs them
+    /// several times.
     required: [OnceLock<PathBuf>; 2],
 }
 
 /// Why the driver's files cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
-    /// No library of the kernel module's version anywhere.
+    /// No folder has a library of the kernel module's version.
     #[error(
         "no libcuda.so.{version} or libnvidia-ml.so.{version} below {root}{others}; install the driver's libraries of \
          that version, or set node.driver_root"
     )]
     NotFound {
-        /// The kernel module's version.
+        /// Version of the kernel module.
         version: String,
-        /// The driver root.
+        /// The driver root that was searched.
         root: PathBuf,
-        /// Other versions that were met, as text for the message.
+        /// Another version that was found, as text for the message; may be empty.
         others: String,
     },
-    /// A library that the request cannot do without is missing.
+    /// libcuda or libnvidia-ml is missing.
     #[error("the driver's {library} is missing in {folder}; reinstall the driver's libraries")]
     Missing {
-        /// The file's name.
+        /// File name of the library.
         library: String,
-        /// The folder where it should be.
+        /// The folder in which it should be.
         folder: PathBuf,
     },
-    /// The name that programs open leads to another version than the kernel module's: half an upgrade.
+    /// The link that programs open leads to another version than the kernel module's: an upgrade is
+    /// incomplete.
     #[error(
         "{link} leads to version {found}, and the kernel module has {version}: libraries of two drivers are mixed; reinstall \
          the driver's libraries of one version, and reboot if the module is the older one"
     )]
     Mixed {
-        /// The link.
+        /// Path of the link.
         link: PathBuf,
-        /// The version that it leads to.
+        /// Version of the file to which the link leads.
         found: String,
-        /// The kernel module's version.
+        /// Version of the kernel module.
         version: String,
     },
-    /// A file that everybody may write is no part of a driver.
+    /// A file or folder of the driver does not belong to root, or others may write to it.
     #[error("{path} is not owned by root or writable by others; correct its owner and mode")]
     Untrusted {
-        /// The file or folder.
+        /// Path of the unsafe file or folder.
         path: PathBuf,
     },
 }
 
-/// The two libraries by which a driver is known.
+/// The two libraries that identify a driver's folder.
 const STEMS: [&str; 2] = ["libcuda", "libnvidia-ml"];
 
-/// Where a driver's data files lie below its root, and the folder that they appear in.
+/// Folders of the driver's data files below its root, and the folder in the container for each.
 const DATA_PLACES: [(&str, &str); 3] =
     [("etc", "/etc"), ("usr/share", "/usr/share"), ("run/opengl-driver/share", "/usr/share")];
 
@@ -108,7 +112,7 @@ impl Driver {
     /// Finds the folder with the libraries of `version`.
     ///
     /// # Errors
-    /// When no folder has them, or their files could be written by somebody else than root.
+    /// When no folder has them, versions are mixed, or others than root may write to the files.
     pub(crate) fn locate(roots: &Roots, version: &str) -> Result<Self, DriverError> {
         let root = Root::open(&roots.driver);
         let mut others = BTreeMap::new();
@@ -145,27 +149,27 @@ impl Driver {
         })
     }
 
-    /// The real libcuda.
+    /// Path of the real libcuda.
     ///
     /// # Errors
-    /// When it is missing or not to be trusted.
+    /// When it is missing, or others than root may write to it.
     pub fn libcuda(&self) -> Result<PathBuf, DriverError> {
         self.required(0)
     }
 
-    /// The real libnvidia-ml.
+    /// Path of the real libnvidia-ml.
     ///
     /// # Errors
-    /// When it is missing or not to be trusted.
+    /// When it is missing, or others than root may write to it.
     pub fn libnvidia_ml(&self) -> Result<PathBuf, DriverError> {
         self.required(1)
     }
 
-    /// The libraries beside libcuda and libnvidia-ml that `capabilities` need and that this driver has. Which ones a
-    /// driver has differs between versions, so an absent one is no error.
+    /// The libraries besides libcuda and libnvidia-ml that `capabilities` need and this driver has. Versions
+    /// of the driver differ in which they have, so a missing one is no error.
     ///
     /// # Errors
-    /// When one could be written by somebody else than root.
+    /// When others than root may write to one of them.
     pub fn companions(
         &self,
         capabilities: &Capabilities,
@@ -184,7 +188,7 @@ impl Driver {
         Ok(found)
     }
 
-    /// Every file of the driver's that a container may have mounted, whatever it asks for; none that cannot be trusted.
+    /// Every driver file that some container may have mounted. Files that cannot be trusted are left out.
     pub fn mounted(&self) -> Vec<PathBuf> {
         let all = Capabilities::all();
         let libraries = self.companions(&all, Extent::Whole).unwrap_or_default();
@@ -194,10 +198,10 @@ impl Driver {
         both.chain(libraries).chain(files.into_iter().map(|file| file.host_path)).collect()
     }
 
-    /// The programs and further files that `capabilities` bring, where the host has them.
+    /// The programs and data files that belong to `capabilities`, as far as the host has them.
     ///
     /// # Errors
-    /// When one could be written by somebody else than root.
+    /// When others than root may write to one of them.
     pub fn files(&self, capabilities: &Capabilities, extent: Extent) -> Result<Vec<DriverFile>, DriverError> {
         let mut found: Vec<DriverFile> = Vec::new();
         let libraries = self.folders.first().map(PathBuf::as_path).unwrap_or(Path::new("/"));
@@ -221,7 +225,7 @@ impl Driver {
         Ok(found)
     }
 
-    /// The folders that all of these files lie in, or below.
+    /// The folders in or below which all of the driver's files are.
     pub fn sources(&self) -> Vec<PathBuf> {
         let libraries = self.folders.first().map(PathBuf::as_path).unwrap_or(Path::new("/"));
         let root = self.root.real().unwrap_or(self.root.path());
@@ -230,7 +234,7 @@ impl Driver {
         self.folders.iter().cloned().chain(programs).chain(data).collect()
     }
 
-    /// A file below `/etc` or `/usr/share`, or one that Debian keeps beside the libraries.
+    /// A data file below `/etc` or `/usr/share`, or one that Debian keeps next to the libraries.
     fn data(&self, name: &str, libraries: &Path) -> Option<DriverFile> {
         for (place, folder) in DATA_PLACES {
             if let Some(host_path) = self.root.file(&self.root.path().join(place).join(name)) {
@@ -242,7 +246,7 @@ impl Driver {
         Some(DriverFile { container_path: Path::new("/usr/share").join(name), host_path })
     }
 
-    /// The file of a library here, and its names in a container.
+    /// A library's file name on the host, and its names in a container.
     fn names(&self, library: Library) -> (String, Vec<String>) {
         let versioned = |stem: &str| format!("{stem}.so.{}", self.version);
         match library {
@@ -272,8 +276,8 @@ impl Driver {
     }
 }
 
-/// The real file of a library at `path`, if it is one for this machine: 32-bit builds have the same names. One on which a
-/// container holds a lease is taken by its name: nobody waits for it.
+/// The real file of the library at `path` if it is for this machine; 32-bit builds have the same names. A
+/// file on which a container holds a file lease cannot be read without waiting, so its name alone decides.
 fn library(root: &Root, path: &Path) -> Option<PathBuf> {
     let file = root.file(path)?;
     let mut header = [0; elf::HEADER_BYTES];
@@ -283,8 +287,9 @@ fn library(root: &Root, path: &Path) -> Option<PathBuf> {
     }
 }
 
-/// Folders that together hold a driver's libraries: where `file` was found and where it really lies, `vdpau` and `gbm`
-/// within, and the folders above, in which Debian has a part of the set. Those that are not there need no look at each name.
+/// The folders that together hold a driver's libraries: where `file` was found and where it really is,
+/// `vdpau` and `gbm` in them, and the folders above, where Debian keeps a part of the libraries. Missing
+/// folders are dropped here, so that no library is looked up in them.
 fn around(root: &Root, folder: &Path, file: &Path) -> Vec<PathBuf> {
     let real = file.parent().unwrap_or(folder);
     let mut folders = vec![real.to_path_buf(), folder.to_path_buf()];
@@ -299,7 +304,7 @@ fn around(root: &Root, folder: &Path, file: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// A name in `folder` that programs would open, and that leads to another version.
+/// The error for a link in `folder` that programs open and that leads to another version.
 fn mixed_link(root: &Root, folder: &Path, version: &str) -> Option<DriverError> {
     STEMS.iter().find_map(|stem| {
         let link = folder.join(format!("{stem}.so.1"));
@@ -310,10 +315,11 @@ fn mixed_link(root: &Root, folder: &Path, version: &str) -> Option<DriverError> 
     })
 }
 
-/// Which files of a driver root can be relied on. Many lie in one folder, so each folder is looked at once.
+/// Checks which files of a driver root are safe from other users. Each folder is checked only once, since it
+/// holds many files.
 struct Trust<'a> {
     root: &'a Root,
-    /// Paths that were found safe, and what nobody but root has there.
+    /// Paths that were found safe, each with the write bits that were checked.
     safe: BTreeSet<(PathBuf, u32)>,
 }
 
@@ -322,9 +328,10 @@ impl<'a> Trust<'a> {
         Self { root, safe: BTreeSet::new() }
     }
 
-    /// A driver file belongs to root and is writable by nobody else, and so is its folder: containers will run it. No folder
-    /// up to the driver root may be everybody's either, in which the next one could be replaced. Groups are let pass there:
-    /// Debian's `/usr/local` is its group's.
+    /// Refuses a driver file that others than root could change or replace, since containers will run it. The
+    /// file and every folder up to the driver root must be root's. The file and its own folder may be
+    /// writable by root only. The folders above may also be writable by their group, as Debian's `/usr/local`
+    /// is, but not by everybody.
     fn check(&mut self, file: &Path) -> Result<(), DriverError> {
         let root = self.root.real();
         let above = file.ancestors().take_while(|path| root.is_some_and(|root| path.starts_with(root)));
@@ -345,7 +352,8 @@ impl<'a> Trust<'a> {
     }
 }
 
-/// Remembers versions of libcuda that lie in `folder`, to tell a mismatch from a missing driver.
+/// Notes the versions of libcuda in `folder`, so that the error can tell a wrong version from a missing
+/// driver.
 fn note_other_versions(folder: &Path, others: &mut BTreeMap<String, PathBuf>) {
     for entry in fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok) {
         let name = entry.file_name();

@@ -1,8 +1,9 @@
-//! The names of a shared library: taking some away, and telling linkers of more than the loader finds.
+//! Edits the symbol names of a shared library: removes some, and shows linkers more than the loader finds.
 //!
-//! The loader looks names up through the program headers, a linker reads the section headers and nothing else. One
-//! file can therefore offer a program that is *linked* every name of the driver, while a program that *runs* finds only
-//! what is intercepted, and everything else in the driver itself: under its own address, or not at all.
+//! The loader finds names through the program headers, while a linker reads only the section headers. So one
+//! file can offer every name of the driver to a program that is being *linked*. A program that *runs* finds
+//! in it only the intercepted names. It finds all others in the driver itself, at the driver's own address,
+//! or not at all.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,10 +21,10 @@ type Header = FileHeader64<LittleEndian>;
 type Symbol = Sym64<LittleEndian>;
 type Section = SectionHeader64<LittleEndian>;
 
-/// How much of a file [`is_for_this_machine`] wants to see.
+/// Bytes from the beginning of a file that [`is_for_this_machine`] needs.
 pub const HEADER_BYTES: usize = 20;
 
-/// Whether a file that begins with `header` is an ELF file for this kind of machine.
+/// Whether a file that begins with `header` is a 64-bit little-endian ELF file for this processor.
 pub fn is_for_this_machine(header: &[u8; HEADER_BYTES]) -> bool {
     let machine = if cfg!(target_arch = "aarch64") { EM_AARCH64 } else { EM_X86_64 };
     let [magic @ .., low, high] = header;
@@ -36,11 +37,11 @@ pub fn is_for_this_machine(header: &[u8; HEADER_BYTES]) -> bool {
 const EI_CLASS: usize = 4;
 const EI_DATA: usize = 5;
 
-/// How much of a file [`build_id`] wants to see: linkers put the notes first.
+/// Bytes from the beginning of a file that [`build_id`] needs. Linkers put the notes first.
 pub const BUILD_ID_BYTES: usize = 4096;
 
-/// What the linker named an ELF file that begins with `head` by its contents; `None` where it did not, or not so early in
-/// the file.
+/// The build id that the linker derived from the contents of an ELF file; `head` is the file's beginning.
+/// `None` if the file has none, or has it later in the file.
 pub fn build_id(head: &[u8]) -> Option<Vec<u8>> {
     let segments = Header::parse(head).ok()?.program_headers(LE, head).ok()?;
     let mut notes = segments.iter().filter_map(|segment| segment.notes(LE, head).ok()?);
@@ -57,18 +58,18 @@ pub fn build_id(head: &[u8]) -> Option<Vec<u8>> {
 /// Why a library's names cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ElfError {
-    /// No 64-bit little-endian ELF file, or one that is cut off.
+    /// The file is no 64-bit little-endian ELF file, or it is truncated.
     #[error("not a readable shared library of a 64-bit machine")]
     Format(#[from] object::read::Error),
-    /// Section headers or the table of dynamic symbols were stripped.
+    /// The section headers or the dynamic symbol table were stripped.
     #[error("no dynamic symbol table")]
     NoSymbols,
-    /// No code, or more of something than the format can count.
+    /// The library has no code, or more names or sections than the format can count.
     #[error("no code, or more names or sections than fit")]
     Shape,
 }
 
-/// What the section headers of a library tell.
+/// A library's sections and dynamic symbols, found through its section headers.
 struct View<'a> {
     elf: &'a [u8],
     sections: SectionTable<'a, Header>,
@@ -89,7 +90,7 @@ impl<'a> View<'a> {
         Ok(symbol.name(LE, self.symbols.strings())?)
     }
 
-    /// Every name that others can link, and its symbol.
+    /// Every exported name with its symbol.
     fn exports(&self) -> Result<BTreeMap<&'a [u8], &'a Symbol>, ElfError> {
         let exported = self.symbols.iter().filter(|symbol| is_export(symbol));
         exported.map(|symbol| Ok((self.name(symbol)?, symbol))).collect()
@@ -104,8 +105,8 @@ fn is_function(symbol: &Symbol) -> bool {
     matches!(symbol.st_type(), STT_FUNC | STT_GNU_IFUNC)
 }
 
-/// Makes every name of the shared library `elf` for which `absent` holds undefined; says how many. The loader passes over
-/// an undefined name, so its hash tables need no change.
+/// Makes every name of the shared library `elf` undefined for which `absent` is true, and returns their
+/// number. The loader skips an undefined name, so the hash tables need no change.
 ///
 /// # Errors
 /// When `elf` has no readable dynamic symbol table.
@@ -135,9 +136,9 @@ fn undefined(symbol: &Symbol) -> Symbol {
     }
 }
 
-/// The interception library `ours` as it must look in front of `driver`. A name of ours that the driver lacks is
-/// undefined; a linker sees all functions of the driver, and binds a program to them that finds them at run time in
-/// the driver itself.
+/// Fits the interception library `ours` to `driver`. A name of `ours` that the driver lacks becomes
+/// undefined. A linker sees all functions of the driver; at run time a program finds them in the driver
+/// itself.
 ///
 /// # Errors
 /// When one of the two has no readable dynamic symbol table.
@@ -151,8 +152,8 @@ pub fn fit(ours: &[u8], driver: &[u8]) -> Result<Vec<u8>, ElfError> {
     Ok(fitted)
 }
 
-/// The symbols that a linker shall see, and their strings: what `view` needs, what it defines and `driver` has, and the
-/// other functions of `driver`.
+/// The symbols for linkers, and their strings: what `view` needs, what both `view` and `driver` define, and
+/// the other functions of `driver`.
 fn for_linkers(
     view: &View<'_>,
     driver: &BTreeMap<&[u8], &Symbol>,
@@ -164,7 +165,8 @@ fn for_linkers(
             symbols.push(*symbol);
         }
     }
-    // The old strings stay in front: linkers look SONAME and NEEDED up in the strings of whatever symbols they read.
+    // The old strings stay at the front: linkers look SONAME and NEEDED up in the same string table as the
+    // symbols.
     let strings = view.sections.section(view.symbols.string_section())?;
     let mut strings = strings.data(LE, view.elf)?.to_vec();
     let (code, address) = code(view)?;
@@ -185,7 +187,8 @@ fn for_linkers(
     Ok((symbols, strings))
 }
 
-/// The first section with code, where linkers are told that the driver's functions lie: they only ask whether it exists.
+/// The first section with code. The driver's functions are shown as part of it: linkers only check that the
+/// section exists.
 fn code(view: &View<'_>) -> Result<(U16<LittleEndian>, U64<LittleEndian>), ElfError> {
     let mut sections = view.sections.enumerate();
     let code = sections.find(|(_, section)| section.sh_flags(LE) & u64::from(SHF_EXECINSTR) != 0);
@@ -194,7 +197,8 @@ fn code(view: &View<'_>) -> Result<(U16<LittleEndian>, U64<LittleEndian>), ElfEr
     Ok((U16::new(LE, index), section.sh_addr))
 }
 
-/// Appends `symbols` to the library `elf`, which has the sections of `view`, and section headers that lead to them.
+/// Appends `symbols` to the library `elf`, and section headers that lead to them. `view` has the library's
+/// sections.
 fn show(elf: &mut Vec<u8>, view: &View<'_>, symbols: &[Symbol], strings: &[u8]) -> Result<(), ElfError> {
     let mut sections: Vec<Section> = view.sections.iter().copied().collect();
     let count = u16::try_from(sections.len() + 1).map_err(|_| ElfError::Shape)?;
@@ -210,7 +214,7 @@ fn show(elf: &mut Vec<u8>, view: &View<'_>, symbols: &[Symbol], strings: &[u8]) 
     Ok(())
 }
 
-/// Puts `bytes` behind the library, where a table may begin; where they are.
+/// Appends `bytes` at an offset where a table may begin, and returns their range in the file.
 fn append(elf: &mut Vec<u8>, bytes: &[u8]) -> Range<u64> {
     elf.resize(elf.len().next_multiple_of(8), 0);
     let start = elf.len() as u64;
@@ -218,7 +222,7 @@ fn append(elf: &mut Vec<u8>, bytes: &[u8]) -> Range<u64> {
     start..elf.len() as u64
 }
 
-/// `section` at another place of the file, which no program header loads.
+/// The header of `section` for another place in the file, which no program header loads.
 fn moved(section: &Section, place: Range<u64>) -> Section {
     let none = U64::new(LE, 0);
     let (at, size) = (U64::new(LE, place.start), U64::new(LE, place.end - place.start));

@@ -1,18 +1,19 @@
-//! Why a node, or one of its GPUs, cannot be given to containers.
+//! Why a node or one of its GPUs cannot be used.
 
 use std::path::PathBuf;
 
 use crate::driver::DriverError;
 use crate::proc::ProcError;
 
-/// A GPU that the driver shows and that cannot be given to a container. It keeps its index, so the others keep theirs.
+/// A GPU that the driver shows but that cannot be given to a container. It keeps its index, so that the
+/// others keep theirs.
 #[derive(Debug)]
 pub struct SickGpu {
-    /// The index that users and NVML count by.
+    /// Index as NVML counts, in the order of PCI addresses.
     pub index: u32,
-    /// `DOMAIN:BUS:DEVICE.FUNCTION`, as the driver names its folder.
+    /// PCI address as the driver names the GPU's folder, `DOMAIN:BUS:DEVICE.FUNCTION`.
     pub address: String,
-    /// What is wrong.
+    /// Why it cannot be given.
     pub why: NodeError,
 }
 
@@ -24,48 +25,49 @@ pub enum NodeError {
         "this node has no NVIDIA driver ({path} is missing); install it and load the nvidia module, or set node.proc_root"
     )]
     NoDriver {
-        /// The file that a loaded module shows.
+        /// The file that a loaded module would show.
         path: PathBuf,
     },
-    /// The kernel module is there, a GPU is not.
+    /// The kernel module is loaded, but shows no GPU.
     #[error("the NVIDIA driver shows no usable GPU below {path}; see the kernel log and `gpushare doctor`")]
     NoGpu {
         /// The folder with one entry per GPU.
         path: PathBuf,
     },
-    /// There are GPUs, and none that could be given.
+    /// There are GPUs, but none of them can be given to a container.
     #[error("no GPU of this node is in service: {}", told(.sick))]
     NoneInService {
-        /// All of them.
+        /// All GPUs, each with its reason.
         sick: Vec<SickGpu>,
     },
-    /// A GPU's file is empty or partial, which the driver does when it could not wake the GPU.
+    /// A GPU's file is empty or incomplete. The driver does this when it could not wake the GPU.
     #[error(
         "{path} does not tell {what}; the GPU may have fallen off the bus: look for Xid in the kernel log (dmesg), and reset the \
          GPU (nvidia-smi -r) or reboot"
     )]
     UnknownGpu {
-        /// The file.
+        /// Path of the GPU's `information` file.
         path: PathBuf,
-        /// The label that is missing.
+        /// The missing label.
         what: &'static str,
     },
-    /// A device node is missing or no character device.
+    /// A device node is missing or is no character device.
     #[error("device node {path} is missing or of another kind; create it with `gpushare system nodes`")]
     NoDeviceNode {
-        /// The node.
+        /// Path of the node on this host.
         path: PathBuf,
     },
-    /// A device node of another boot's driver, or of no driver: it would give a container some other device.
+    /// A device node with a wrong number, such as one of an earlier boot: it would give a container another
+    /// device.
     #[error("device node {path} has the number {found}, and the kernel says {wanted}; {remedy}")]
     Number {
-        /// The node.
+        /// Path of the node on this host.
         path: PathBuf,
-        /// `MAJOR:MINOR` as it is.
+        /// The node's number as `MAJOR:MINOR`.
         found: String,
-        /// `MAJOR:MINOR` as it should be.
+        /// The number that the kernel says, as `MAJOR:MINOR`.
         wanted: String,
-        /// Who makes it anew.
+        /// How to create the node again.
         remedy: &'static str,
     },
     /// A `/proc` file could not be used.

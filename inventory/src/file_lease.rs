@@ -1,9 +1,12 @@
-//! File leases (`fcntl(F_SETLEASE)`, fcntl(2)): whoever's user id owns a file may take one without any right, and who
-//! opens the file against it waits up to `/proc/sys/fs/lease-break-time`, 45 seconds, again and again. Containers have
-//! files of the host mounted, so nothing of the host opens such a file in a way that waits.
+//! Opens files on which a container may hold a file lease (`fcntl(F_SETLEASE)`, fcntl(2)) without waiting,
+//! and tells who holds leases and locks. These leases are the kernel's and have nothing to do with
+//! gpushare's.
 //!
-//! Nobody gets a lease on a file that is owned by [`NOBODYS`], unless it may take that user id (CAP_SETUID), nor one for
-//! writing on a file that others hold open.
+//! The owner of a file may take a lease on it without any privilege. Whoever then opens the file waits up to
+//! `/proc/sys/fs/lease-break-time`, 45 seconds, and may have to wait again. Containers have files of the host
+//! mounted, so no program of gpushare's opens such a file in a way that waits. Nobody gets a lease on a file
+//! owned by [`NOBODYS`], unless it may take that user id (CAP_SETUID), nor a write lease on a file that
+//! others hold open.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -13,12 +16,12 @@ use std::path::Path;
 use nix::fcntl::OFlag;
 use nix::sys::stat::makedev;
 
-/// The owner of files that containers are given: a user id of no range that systems hand out (systemd's UIDS-GIDS.md
-/// has it below the foreign ones and above all that are allocated).
+/// The owner of files that containers get: a user id outside every range that systems assign (in systemd's
+/// UIDS-GIDS.md it is below the foreign ones and above all that are allocated).
 pub const NOBODYS: u32 = 2_147_483_600;
 
-/// Opens a regular file for reading without waiting for anybody. A container's lease on it, which the kernel is told to
-/// end by this, is the error `WouldBlock`.
+/// Opens a regular file for reading without waiting for a lease. If a container holds a lease on it, the
+/// error is `WouldBlock`, and the kernel starts to end that lease.
 ///
 /// # Errors
 /// When it cannot be opened now, or is no regular file.
@@ -31,39 +34,39 @@ pub fn open_now(path: &Path) -> io::Result<File> {
     }
 }
 
-/// How often `/proc/locks` is looked through for one lock.
+/// How often `/proc/locks` is read to find one lock: a single read can miss a line.
 const LOOKS: usize = 5;
 
-/// All of such a file, as [`open_now`] opens it.
+/// Reads a whole file, opened by [`open_now`].
 ///
 /// # Errors
-/// As [`open_now`], or when it cannot be read.
+/// Those of [`open_now`], or when reading fails.
 pub fn read_now(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open_now(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// A file as the kernel's list of locks names it.
+/// A file as `/proc/locks` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
-    /// The file system's device number.
+    /// Device number of the file system.
     pub device: u64,
-    /// The inode's number.
+    /// Inode number.
     pub inode: u64,
 }
 
 impl FileIdentity {
-    /// Of the file at `path`, links followed. A look opens nothing, so no lease makes it wait.
+    /// The identity of the file at `path`, links followed. This opens nothing, so no lease makes it wait.
     ///
     /// # Errors
-    /// When there is none.
+    /// When the file does not exist or cannot be looked up.
     pub fn of(path: &Path) -> io::Result<Self> {
         fs::metadata(path).map(|found| Self { device: found.dev(), inode: found.ino() })
     }
 }
 
-/// Who holds a lease on which file: pids as /proc shows them here, for every lease of the machine.
+/// All file leases of the machine: the pid of each holder, as /proc shows it here, and the file.
 ///
 /// # Errors
 /// When `/proc/locks` cannot be read.
@@ -71,31 +74,32 @@ pub fn file_leases(proc: &Path) -> io::Result<Vec<(u32, FileIdentity)>> {
     Ok(locks(proc)?.lines().filter_map(|line| held(line, "LEASE")).collect())
 }
 
-/// `/proc/locks` in as few reads as the kernel allows: it goes on by the number of the line, so that between two
-/// reads a lock that ends takes the next line away (3 of 1,000 looks in small reads beside 90 other locks).
+/// Reads `/proc/locks` in as few reads as the kernel allows. The kernel continues at the number of the next
+/// line, so a lock that ends between two reads hides one line (in 3 of 1,000 attempts with small reads and 90
+/// other locks).
 fn locks(proc: &Path) -> io::Result<String> {
     let mut text = String::with_capacity(64 << 10);
     File::open(proc.join("locks"))?.read_to_string(&mut text)?;
     Ok(text)
 }
 
-/// The process that took the `flock` of this file; `None` when nobody has it, or the kernel does not tell.
+/// The process that took the `flock` of this file; `None` if nobody holds it or the kernel does not show it.
 pub fn flock_holder(file: &File) -> Option<u32> {
     let metadata = file.metadata().ok()?;
     let identity = FileIdentity { device: metadata.dev(), inode: metadata.ino() };
-    // One look alone can miss a line.
+    // A single read can miss a line.
     (0..LOOKS).find_map(|_| {
         let locks = locks(Path::new("/proc")).ok()?;
         let all: Vec<(u32, FileIdentity)> = locks.lines().filter_map(|line| held(line, "FLOCK")).collect();
         let exactly = all.iter().find(|(_, held)| *held == identity);
-        // Some file systems show another device number there than to who looks at the file.
+        // For some file systems `/proc/locks` shows another device number than `stat` does.
         let found = exactly.or_else(|| all.iter().find(|(_, held)| held.inode == identity.inode));
         found.map(|(pid, _)| *pid)
     })
 }
 
-/// Who holds which file in a line of this kind, as `3: LEASE  ACTIVE    WRITE 4711 08:01:2359299 0 EOF` (Linux,
-/// fs/locks.c). Those who wait have an arrow before the kind.
+/// Holder and file in a line of this kind, as `3: LEASE  ACTIVE    WRITE 4711 08:01:2359299 0 EOF` (Linux,
+/// fs/locks.c). Lines of waiting processes have an arrow before the kind and do not match.
 fn held(line: &str, kind: &str) -> Option<(u32, FileIdentity)> {
     let mut words = line.split_ascii_whitespace().skip(1);
     (words.next()? == kind).then_some(())?;

@@ -1,4 +1,4 @@
-//! One GPU, and the folders in which the driver shows all of them.
+//! One GPU of the inventory, and the folders in which the driver lists all GPUs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,28 +9,28 @@ use crate::memory::DeviceMemory;
 use crate::proc;
 use crate::uuid::GpuUuid;
 
-/// One GPU.
+/// One GPU as the driver's `/proc` files describe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// The index that users and NVML count by: PCI order.
+    /// Index as NVML counts, in the order of PCI addresses.
     pub index: u32,
-    /// The identity.
+    /// UUID, the GPU's identity.
     pub uuid: GpuUuid,
-    /// The N of `/dev/nvidiaN`.
+    /// The N of `/dev/nvidiaN`; it may differ from the index.
     pub minor: u32,
-    /// The model's name.
+    /// Model name as the driver states it; `unknown` if it does not.
     pub model: String,
-    /// The whole memory; `None` while nobody asked NVML.
+    /// The whole memory; `None` if it is not in [`Totals`](crate::Totals) yet.
     pub memory: Option<DeviceMemory>,
-    /// The device node.
+    /// The GPU's device node.
     pub node: DeviceNode,
 }
 
-/// Domain, bus, device and function.
+/// PCI domain, bus, device and function.
 pub(crate) type PciAddress = (u32, u8, u8, u8);
 pub(crate) type PciFolder = (PciAddress, PathBuf);
 
-/// The folders of the GPUs below `folder`, in no order.
+/// The folder of each GPU below `folder`, unsorted.
 pub(crate) fn pci_folders(folder: &Path) -> Result<Vec<PciFolder>, NodeError> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,

@@ -1,7 +1,8 @@
-//! What this node has: its GPUs, their device nodes and the driver's files, read from `/proc` and the file system.
+//! The inventory of this node: its GPUs, their device nodes and the driver's files, read from `/proc` and the
+//! file system.
 //!
-//! NVML is never loaded here: starting it costs a tenth of a second or more without persistence mode, and a static
-//! program cannot load it at all. The one thing `/proc` does not tell, the size of a GPU's memory, comes from
+//! NVML is never loaded here. Without persistence mode its start takes a tenth of a second or more, and a
+//! static program cannot load it. `/proc` tells everything except the size of a GPU's memory. That comes from
 //! [`Totals`], a cache that `gpushare inventory refresh` fills from NVML once per boot and driver version.
 #![forbid(unsafe_code)]
 

@@ -7,30 +7,30 @@ use std::fmt;
 pub struct DeviceMemory(u64);
 
 impl DeviceMemory {
-    /// No memory.
+    /// Zero bytes.
     pub const ZERO: Self = Self(0);
 
-    /// `bytes` bytes.
+    /// Makes a size of this many bytes.
     pub const fn from_bytes(bytes: u64) -> Self {
         Self(bytes)
     }
 
-    /// The number of bytes.
+    /// The size in bytes.
     pub const fn bytes(self) -> u64 {
         self.0
     }
 
-    /// The sum; one that exceeds `u64` saturates, and can only be refused by whoever compares it with a capacity.
+    /// The sum. It saturates at `u64::MAX`, which is more than any capacity, so it can only be refused.
     pub const fn saturating_add(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
     }
 
-    /// The difference, or nothing when `other` is larger.
+    /// The difference, or zero if `other` is larger.
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// `percent` hundredths of this size, rounded down to whole bytes.
+    /// This percentage of the size, rounded down to whole bytes.
     pub fn percent(self, percent: u8) -> Self {
         let bytes = u128::from(self.0) * u128::from(percent) / 100;
         Self(u64::try_from(bytes).unwrap_or(u64::MAX))
@@ -38,7 +38,8 @@ impl DeviceMemory {
 }
 
 impl fmt::Display for DeviceMemory {
-    /// The largest binary unit that shows the size exactly, else MiB with one decimal (`30 GiB`, `1536 MiB`, `0.5 MiB`).
+    /// Writes GiB or MiB, whichever is the larger exact unit, else MiB with one decimal (`30 GiB`, `1536
+    /// MiB`, `0.5 MiB`).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const GIB: u64 = 1 << 30;
         const MIB: u64 = 1 << 20;

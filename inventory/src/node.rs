@@ -1,4 +1,5 @@
-//! The node as a value: GPUs in the order users count them, with the device nodes that a container needs.
+//! Reads the whole node as a value: GPUs in the order in which users count them, and the device nodes that
+//! containers need.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -20,28 +21,28 @@ use crate::uuid::GpuUuid;
 pub struct SharedNodes {
     /// `/dev/nvidiactl`, which every client needs.
     pub control: DeviceNode,
-    /// `/dev/nvidia-uvm`, which CUDA needs.
+    /// `/dev/nvidia-uvm`, which CUDA needs; `None` without its kernel module or node.
     pub uvm: Option<DeviceNode>,
-    /// `/dev/nvidia-modeset`, for graphics and display.
+    /// `/dev/nvidia-modeset`, for graphics and display; `None` where it does not exist.
     pub modeset: Option<DeviceNode>,
-    /// The nodes below `/dev/dri` by the GPU that they belong to, for graphics and display; none without nvidia-drm.
+    /// The nodes below `/dev/dri`, each with its GPU, for graphics and display; empty without nvidia-drm.
     pub render: Vec<(GpuUuid, DeviceNode)>,
-    /// The major number of MIG's nodes below `/dev/nvidia-caps`; `None` while no module has it.
+    /// Major number of MIG's nodes below `/dev/nvidia-caps`; `None` if no module has registered it.
     pub capabilities_major: Option<u32>,
 }
 
 /// GPUs, driver and device nodes of this host.
 #[derive(Debug)]
 pub struct Node {
-    /// All usable GPUs, by index.
+    /// All usable GPUs, sorted by index.
     pub gpus: Vec<Gpu>,
-    /// The GPUs that cannot be given, by index.
+    /// The GPUs that cannot be given to containers, sorted by index.
     pub sick: Vec<SickGpu>,
     /// The driver's version and files.
     pub driver: Driver,
     /// The device nodes beside the GPUs' own.
     pub nodes: SharedNodes,
-    /// What NVML told of driver and GPUs; `None` while nobody asked it.
+    /// What NVML told about driver and GPUs; `None` before [`Node::with_totals`].
     pub totals: Option<Totals>,
 }
 
@@ -49,7 +50,7 @@ impl Node {
     /// Reads the node. GPU memory stays unknown until [`Node::with_totals`].
     ///
     /// # Errors
-    /// When there is no driver, no GPU that could be given, or user-space files of another version.
+    /// When there is no driver, no GPU that can be given, or only user-space files of another version.
     pub fn open(roots: &Roots) -> Result<Self, NodeError> {
         let nvidia = roots.proc.join("proc/driver/nvidia");
         let path = nvidia.join("version");
@@ -83,7 +84,7 @@ impl Node {
         })
     }
 
-    /// The same node with what `totals` knows.
+    /// Adds the memory sizes that `totals` has.
     #[must_use]
     pub fn with_totals(mut self, totals: &Totals) -> Self {
         for gpu in &mut self.gpus {
@@ -94,15 +95,15 @@ impl Node {
     }
 }
 
-/// What stands below the driver's folder of GPUs.
+/// The GPUs that the driver shows.
 struct Gpus {
     whole: Vec<Gpu>,
     render: Vec<(GpuUuid, DeviceNode)>,
     sick: Vec<SickGpu>,
 }
 
-/// All GPUs below `folder`, in PCI order. An excluded GPU has no index (NVML skips it); a sick one keeps its own, and fails
-/// the node only where there is no other.
+/// All GPUs below `folder`, in the order of PCI addresses. An excluded GPU gets no index, since NVML skips
+/// it. A GPU that cannot be given keeps its index; it is an error only if there is no other GPU.
 fn gpus(folder: &Path, roots: &Roots) -> Result<Gpus, NodeError> {
     let mut folders = pci_folders(folder)?;
     folders.sort_by_key(|(address, _)| *address);
@@ -132,7 +133,7 @@ fn gpus(folder: &Path, roots: &Roots) -> Result<Gpus, NodeError> {
     Ok(found)
 }
 
-/// The GPU of the folder `path`; `None` for one that is excluded.
+/// The GPU of the folder `path`; `None` if the driver excludes it.
 fn gpu(index: u32, path: &Path, dev_root: &Path) -> Result<Option<Gpu>, NodeError> {
     let path = path.join("information");
     let information = proc::information(&proc::read(&path)?);
@@ -147,7 +148,7 @@ fn gpu(index: u32, path: &Path, dev_root: &Path) -> Result<Option<Gpu>, NodeErro
     Ok(Some(Gpu { index, uuid, minor, model, memory: None, node }))
 }
 
-/// The DRM nodes of the GPU at `address`, by the names and numbers that the kernel gave them.
+/// The DRM nodes of the GPU at `address`. Each must have the number that the kernel gave it.
 fn render_nodes(
     roots: &Roots,
     (domain, bus, device, function): PciAddress,
@@ -181,7 +182,7 @@ mod tests {
         assert!(matches!(error, NodeError::NoDriver { .. }), "{error}");
     }
 
-    /// A driver's folder with one GPU for each text of `information`.
+    /// A folder as the driver's, with one GPU for each text of `information`.
     fn shown(texts: &[&str]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (bus, text) in texts.iter().enumerate() {

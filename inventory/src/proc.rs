@@ -1,7 +1,7 @@
-//! Readers for the driver's `/proc` files, in every format seen from driver 384 to 580.
+//! Reads the driver's `/proc` files, in every format seen from driver 384 to 580.
 //!
-//! Labels may be missing, new ones may appear, dates may be localised and spacing varies: each reader takes what it
-//! knows by whole words and ignores the rest.
+//! Labels may be missing, new ones may appear, dates may be localised, and spacing varies. So each reader
+//! looks for whole words that it knows and ignores the rest.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,27 +16,27 @@ pub enum ProcError {
     /// The file could not be read.
     #[error("cannot read {path}")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system call.
         source: std::io::Error,
     },
-    /// The file is there, but not in the driver's format.
+    /// The file was read, but lacks what the driver always writes there.
     #[error(
         "{path} does not name {what}; the NVIDIA kernel module is not working properly: reload it or reboot"
     )]
     Format {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What was looked for.
+        /// The text or label that was looked for.
         what: &'static str,
     },
 }
 
-/// More than most of the driver's files have.
+/// First size of the read buffer, in bytes: more than most of the driver's files have.
 const PROC_FILE: usize = 1024;
 
-/// A whole file of `/proc` in few reads: such a file has no size that says how much to read at once.
+/// Reads a whole file of `/proc` in few reads. Such a file shows no size that a buffer could be made for.
 pub(crate) fn read(path: &Path) -> Result<String, ProcError> {
     let mut bytes = Vec::with_capacity(PROC_FILE);
     let read = File::open(path).and_then(|mut file| file.read_to_end(&mut bytes));
@@ -57,8 +57,8 @@ pub fn boot_id() -> Result<String, ProcError> {
     Ok(ID.get_or_init(|| id).clone())
 }
 
-/// The driver's version from the text of `/proc/driver/nvidia/version`: the first word of digits and dots behind
-/// `Kernel Module` or `Open Kernel Module for ARCH`.
+/// The driver's version in the text of `/proc/driver/nvidia/version`: the word of digits and dots after
+/// `Kernel Module`, or after `Open Kernel Module for ARCH`.
 pub fn driver_version(text: &str) -> Option<&str> {
     let line = text.lines().find(|line| line.starts_with("NVRM version:"))?;
     let (_, behind) = line.split_once("Kernel Module")?;
@@ -70,20 +70,20 @@ pub fn driver_version(text: &str) -> Option<&str> {
     whole.then_some(version)
 }
 
-/// What `/proc/driver/nvidia/gpus/ADDRESS/information` tells; every label may be missing.
+/// The content of `/proc/driver/nvidia/gpus/ADDRESS/information`. Every label may be missing.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Information {
-    /// The model's name.
+    /// Model name.
     pub model: Option<String>,
-    /// The identity; missing too while the driver shows question marks.
+    /// UUID; also missing while the driver shows question marks for it.
     pub uuid: Option<GpuUuid>,
     /// The N of `/dev/nvidiaN`.
     pub minor: Option<u32>,
-    /// Whether the driver was told to leave this GPU out.
+    /// Whether the driver was told to exclude this GPU.
     pub excluded: bool,
 }
 
-/// What the text of a GPU's `information` tells.
+/// Reads the text of a GPU's `information` file.
 pub fn information(text: &str) -> Information {
     let mut found = Information::default();
     for (label, value) in text.lines().filter_map(|line| line.split_once(':')) {
@@ -99,8 +99,8 @@ pub fn information(text: &str) -> Information {
     found
 }
 
-/// A PCI address (domain, bus, device, function) as a value: folder names differ in the number of domain digits and in
-/// case.
+/// Reads a PCI address as domain, bus, device and function. Folder names differ in case and in the number of
+/// domain digits, so addresses are compared as numbers.
 pub fn pci_address(name: &str) -> Option<(u32, u8, u8, u8)> {
     let (rest, function) = name.rsplit_once('.')?;
     let mut fields = rest.split(':');

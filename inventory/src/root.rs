@@ -1,4 +1,5 @@
-//! A folder that paths are resolved in as if it were `/`, by the kernel: no link leads out of it.
+//! Resolves paths inside a folder as if it were `/`. The kernel does it (`openat2`), so no link leads out of
+//! the folder.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -8,11 +9,12 @@ use std::sync::Arc;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{SFlag, fstat};
 
-/// The driver root, held open.
+/// The driver root, as an open descriptor.
 #[derive(Clone, Debug)]
 pub(crate) struct Root {
     path: PathBuf,
-    /// The folder, and its path without links; `None` when it cannot be opened, and then nothing is in it.
+    /// The open folder and its path without links. `None` if it cannot be opened; then no file is found in
+    /// it.
     folder: Option<Arc<(File, PathBuf)>>,
 }
 
@@ -25,24 +27,24 @@ impl Root {
         Self { path: path.into(), folder }
     }
 
-    /// The folder as it was named.
+    /// The folder's path as it was given.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The folder without links; `None` when it cannot be opened.
+    /// The folder's path without links; `None` if it cannot be opened.
     pub fn real(&self) -> Option<&Path> {
         self.folder.as_ref().map(|folder| folder.1.as_path())
     }
 
-    /// The real path of the regular file at `path`, which begins with this root's; `None` when there is none.
+    /// The real path of the regular file at `path`, a path below this root; `None` if there is none.
     pub fn file(&self, path: &Path) -> Option<PathBuf> {
         let (_, real) = &**self.folder.as_ref()?;
         let (fd, kind) = self.open_inside(path)?;
         path_of(&fd).filter(|found| kind == SFlag::S_IFREG && found.starts_with(real))
     }
 
-    /// Whether there is a folder at `path`, which begins with this root's.
+    /// Whether there is a folder at `path`, a path below this root.
     pub fn has_folder(&self, path: &Path) -> bool {
         self.open_inside(path).is_some_and(|(_, kind)| kind == SFlag::S_IFDIR)
     }

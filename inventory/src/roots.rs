@@ -1,18 +1,18 @@
-//! Where a node's trees begin.
+//! The root folders below which a node's files are looked up.
 
 use std::path::PathBuf;
 
-/// Where the driver's files, device nodes and `/proc` tree begin. All are `/` on an ordinary node; a driver
-/// container, NixOS or a simulated node has its own.
+/// The root folders of the driver's files, of device nodes and of `/proc`. All are `/` on an ordinary node. A
+/// driver container, NixOS or a simulated node has others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roots {
-    /// Root of the driver's libraries and programs.
+    /// Absolute path below which the driver's libraries and programs are.
     pub driver: PathBuf,
-    /// Root of the `/dev` tree.
+    /// Absolute path of the folder with `dev`.
     pub dev: PathBuf,
-    /// Root of the `/proc` tree.
+    /// Absolute path of the folder with `proc`, and `sys` for DRM nodes.
     pub proc: PathBuf,
-    /// Folders below the driver root to look for libraries in before all others.
+    /// Folders below the driver root that are searched for libraries before all others.
     pub library_folders: Vec<PathBuf>,
 }
 

@@ -1,7 +1,8 @@
-//! The cache of what only NVML knows: how much memory each GPU has, and what images may require of it.
+//! Reads and writes the cache of what only NVML tells: each GPU's memory size, and what images may require of
+//! a GPU.
 //!
-//! It is valid for one boot, one driver version and the GPUs that it names; anything else makes it stale, and a GPU
-//! without a known size takes no leases.
+//! The cache is valid for one boot, one driver version and the GPUs in it. With anything else it is stale,
+//! and a GPU without a known size gets no leases.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,27 +17,27 @@ use crate::memory::DeviceMemory;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Totals {
-    /// The boot in which NVML was asked.
+    /// Boot id of the boot in which NVML was asked.
     pub boot_id: String,
-    /// The driver version that answered.
+    /// Driver version of that NVML.
     pub driver_version: String,
-    /// The highest CUDA version that the driver serves, as `12.2`; empty when NVML does not tell.
+    /// The highest CUDA version that the driver supports, as `12.2`; empty if NVML does not tell.
     pub cuda_version: String,
-    /// One entry per GPU.
+    /// One entry for each GPU that NVML reported.
     pub gpus: Vec<GpuTotals>,
 }
 
-/// One GPU's figures.
+/// What NVML told about one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuTotals {
-    /// The UUID in text.
+    /// UUID as text, `GPU-…`.
     pub uuid: String,
-    /// The whole memory in bytes.
+    /// The whole memory in bytes; 0 is unknown.
     pub memory_bytes: u64,
-    /// NVML's brand in lower case, as `tesla`; `unknown` when it does not tell.
+    /// NVML's brand in lower case, as `tesla`; `unknown` if NVML does not tell.
     pub brand: String,
-    /// The compute capability, as `9.0`; empty when NVML does not tell.
+    /// The compute capability, as `9.0`; empty if NVML does not tell.
     pub architecture: String,
 }
 
@@ -49,21 +50,21 @@ pub struct TotalsError {
 }
 
 impl Totals {
-    /// The cache's file below the state folder.
+    /// Path of the cache below the state folder.
     pub fn path(state: &Path) -> PathBuf {
         state.join("inventory.json")
     }
 
-    /// Reads the cache; `None` when there is none yet, or one that nobody can read: it is only a cache, and is made
-    /// anew then.
+    /// Reads the cache; `None` if it does not exist or is not readable. It is only a cache and can be filled
+    /// again.
     pub fn load(path: &Path) -> Option<Self> {
         fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok())
     }
 
-    /// Writes the cache by rename, so that no reader sees half of it.
+    /// Writes the cache to another file and renames it, so that no reader sees half of it.
     ///
     /// # Errors
-    /// When the state folder cannot be written.
+    /// When the state folder cannot be written to.
     pub fn store(&self, path: &Path) -> Result<(), TotalsError> {
         let io = |source| TotalsError { path: path.into(), source };
         let text = serde_json::to_vec_pretty(self).map_err(|error| io(error.into()))?;
@@ -75,8 +76,8 @@ impl Totals {
         })
     }
 
-    /// Whether the cache speaks of this boot, this driver and all these GPUs. It may know more: one that fell sick since
-    /// takes nothing from what is known of the others.
+    /// Whether the cache is of this boot and this driver and has all these GPUs. It may have more: a GPU that
+    /// failed since does not make the others' entries wrong.
     pub fn fits(&self, boot_id: &str, driver_version: &str, gpus: &[Gpu]) -> bool {
         let known: BTreeSet<&str> = self.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         self.boot_id == boot_id
@@ -84,7 +85,7 @@ impl Totals {
             && gpus.iter().all(|gpu| known.contains(gpu.uuid.to_string().as_str()))
     }
 
-    /// The memory of one GPU; `None` for a GPU that NVML did not report, or reported without a size.
+    /// The whole memory of one GPU; `None` if NVML did not report the GPU or its size.
     pub fn memory(&self, gpu: &Gpu) -> Option<DeviceMemory> {
         let uuid = gpu.uuid.to_string();
         let totals = self.gpus.iter().find(|totals| totals.uuid == uuid)?;

@@ -1,4 +1,4 @@
-//! The identity of a GPU: the UUID that driver, NVML and CUDA agree on.
+//! The UUID of a GPU, which is the same for driver, NVML and CUDA.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuUuid([u8; 16]);
 
-/// Why a text is not a GPU UUID.
+/// The text is not a GPU UUID; it is kept, cut to 64 characters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a GPU UUID of the form GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx: {0:?}")]
 pub struct GpuUuidError(String);

@@ -1,17 +1,18 @@
-//! YAML documents as JSON values, within bounds: no file that somebody left in a folder makes a creation use up its stack or
-//! memory.
+//! Reads YAML documents as JSON values, within bounds, so that no file in a CDI folder can use up the stack
+//! or memory of a container's start.
 
 use std::collections::HashMap;
 
 use saphyr_parser::{Event, Parser};
 use serde_json::{Map, Value};
 
-/// Lists and mappings within each other.
+/// The most lists and mappings inside each other.
 const MOST_DEPTH: usize = 64;
-/// Values of a document, copies by aliases included.
+/// The most values of a document, copies by aliases included.
 const MOST_VALUES: usize = 200_000;
 
-/// The first document; scalars are texts, whatever they look like. `None` for what is no YAML, and beyond the bounds.
+/// Reads the first document. All scalars become texts, numbers too. `None` if the text is no YAML or exceeds
+/// the bounds.
 pub(crate) fn first_document(text: &str) -> Option<Value> {
     let mut builder = Builder::default();
     for event in Parser::new_from_str(text) {
@@ -32,20 +33,21 @@ pub(crate) fn first_document(text: &str) -> Option<Value> {
     builder.done
 }
 
-/// A value that is being read.
+/// A list or mapping whose end has not been read yet.
 struct Open {
     value: Value,
     anchor: usize,
-    /// Of a mapping the key that waits for its value; a key that is no text is nobody's.
+    /// In a mapping, the key whose value comes next; `Some(None)` if that key is no text, and its value is
+    /// dropped.
     key: Option<Option<String>>,
-    /// The count of values when it began.
+    /// The number of values when it began.
     since: usize,
 }
 
 #[derive(Default)]
 struct Builder {
     open: Vec<Open>,
-    /// What anchors name, and how many values each is.
+    /// The value of each anchor, and the number of values in it.
     anchors: HashMap<usize, (Value, usize)>,
     values: usize,
     done: Option<Value>,
@@ -93,7 +95,7 @@ impl Builder {
     }
 }
 
-/// The merge key (yaml.org/type/merge): what a mapping has by itself counts.
+/// Handles the merge key `<<` (yaml.org/type/merge). The mapping's own entries count before merged ones.
 fn merge(entries: &mut Map<String, Value>, value: Value) {
     match value {
         Value::Object(others) => {

@@ -1,53 +1,57 @@
-//! What a dialect is: one system's way to write a request. Each has a file below `dialects`, and a line in their table.
+//! Defines what a dialect is: one system's way to write a request. Each dialect has a file below `dialects`
+//! and an entry in the table there.
 
 use gpushare_claims::{Claim, IndexMeaning, Library, NodeGpus, RequestError, Words};
 
-/// Whether a bundle holds a dialect's words, and what they are about.
+/// Whether a bundle holds words of a dialect, and what those words do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Speech {
-    /// It holds none.
+    /// The bundle holds no word of the dialect.
     Silent,
-    /// They bound what others ask for.
+    /// The words only bound what others ask for.
     Bounds,
-    /// They ask for a share.
+    /// The words ask for a share.
     Asks,
-    /// They say that another container of the pod has the share, and this one has none.
+    /// The words say that another container of the pod has the share and this one has none.
     Spares,
 }
 
 impl Speech {
-    /// A dialect that asks where `asks`, else is silent.
+    /// [`Speech::Asks`] where `asks` is true, else [`Speech::Silent`].
     pub fn asking(asks: bool) -> Self {
         if asks { Self::Asks } else { Self::Silent }
     }
 }
 
-/// One way to write a request.
+/// One system's way to write a request.
 pub(crate) struct Dialect {
-    /// Its name in settings and listings.
+    /// The name in settings and listings.
     pub name: &'static str,
-    /// Whether the bundle speaks it. Looks at nothing but the bundle: most containers ask for nothing.
+    /// Whether the bundle has the dialect's words. It is called for every container, and most ask for
+    /// nothing, so it reads only the bundle.
     pub speech: fn(&Words) -> Speech,
-    /// What it says.
+    /// The claims that the words make.
     pub read: for<'a> fn(&Words<'a>, NodeGpus<'a>) -> Result<Vec<Claim>, RequestError>,
-    /// The keys, of variables and annotations, that are its own.
+    /// Whether a variable or annotation of this name belongs to the dialect.
     pub owns: fn(&str) -> bool,
-    /// Other dialects that do not see these keys where this one asks: it writes them in another sense.
+    /// Names of the dialects from which this one's keys are hidden where this one asks, because it gives the
+    /// keys another meaning.
     pub over: &'static [&'static str],
-    /// What numbers mean in the list of GPUs beside its words.
+    /// What a number in the list of GPUs means where this dialect asks.
     pub numbers: fn(&Words) -> IndexMeaning,
-    /// Whether its limits may count by a GPU's place in the list.
+    /// Whether its limits may belong to GPUs by their position in the list.
     pub by_position: bool,
-    /// Variables by which its system turns limits off.
+    /// Variables with which its system turns limits off.
     pub switches: &'static [Switch],
-    /// Its system's interception library.
+    /// How to recognise its system's interception library.
     pub library: Option<Library>,
-    /// Keys that look like a request of its system and are none, each with what to write.
+    /// Keys that look like a request of its system but are none, each with the text of a note that says what
+    /// to write.
     pub near_misses: &'static [(&'static str, &'static str)],
 }
 
 impl Dialect {
-    /// A dialect with nothing beside its words.
+    /// Defaults for the optional fields: a dialect without switches, library and exceptions.
     pub const PLAIN: Self = Self {
         name: "",
         speech: |_| Speech::Silent,
@@ -68,10 +72,11 @@ impl std::fmt::Debug for Dialect {
     }
 }
 
-/// A variable by which a system turns its limits off, or lets memory spill to the host. It is anybody's word.
+/// A variable with which a system turns its limits off, or lets memory spill to the host. Image and pod can
+/// set it too, so it is not trusted.
 pub(crate) struct Switch {
     pub key: &'static str,
-    /// Whether this value of it means on, in a container with these words.
+    /// Whether its own system would take this value for on, in a container with these words.
     pub is_on: fn(&str, &Words) -> bool,
     pub turns_off: Off,
 }
@@ -83,16 +88,17 @@ pub(crate) enum Off {
     Limits,
     /// The limit on compute.
     Compute,
-    /// The limit's hardness: what is too much lies in the host's memory. There is no such memory here to be honoured.
+    /// The hard memory limit: with the switch on, more memory is taken from the host. gpushare does not offer
+    /// this, so such a switch is never honoured.
     Hardness,
 }
 
-/// Go's strconv.ParseBool.
+/// The values for which Go's strconv.ParseBool returns true.
 pub(crate) fn is_go_true(value: &str) -> bool {
     matches!(value, "1" | "t" | "T" | "TRUE" | "true" | "True")
 }
 
-/// The word that vgpu-manager takes for on.
+/// The values that vgpu-manager takes for on.
 pub(crate) fn is_enabled(value: &str) -> bool {
     ["1", "true", "enabled"].iter().any(|on| value.eq_ignore_ascii_case(on))
 }

@@ -1,6 +1,6 @@
-//! Other systems' ways to write a request, one file and one line each. None decides over another: each says which words
-//! are its own and what they mean, and the merge compares what they said. A dialect that writes another's keys in a sense
-//! of its own names that one in `over`.
+//! Other systems' dialects, each with a file and a line in the table. No dialect decides over another: each
+//! says which keys it owns and what they mean, and the merge compares the claims. A dialect that gives
+//! another's keys a meaning of its own names that other one in `over`.
 
 use crate::dialect::{Dialect, Off, Speech, Switch};
 use gpushare_claims::{Library, Words};
@@ -46,17 +46,17 @@ static DIALECTS: [&Dialect; 17] = [
     &xgpu::DIALECT,
 ];
 
-/// In [`Dialect::over`]: the list of GPUs, which is no dialect of one system.
+/// The name for the plain list of GPUs in [`Dialect::over`]. The list belongs to no single system.
 pub(crate) const PLAIN_LIST: &str = "nvidia-plain";
 
-/// A dialect that the bundle speaks, and the words that it sees.
+/// A dialect whose words the bundle has, and the words that are visible to it.
 pub(crate) struct Spoken<'a> {
     pub dialect: &'static Dialect,
     pub speech: Speech,
     pub words: Words<'a>,
 }
 
-/// The dialects that the bundle speaks, less those that the settings leave out.
+/// The dialects whose words the bundle has, without those that the settings turn off.
 pub(crate) fn spoken<'a>(words: &Words<'a>) -> Vec<Spoken<'a>> {
     let mut known = [const { None }; DIALECTS.len()];
     for place in 0..DIALECTS.len() {
@@ -65,7 +65,7 @@ pub(crate) fn spoken<'a>(words: &Words<'a>) -> Vec<Spoken<'a>> {
     known.into_iter().flatten().filter(|spoken| spoken.speech != Speech::Silent).collect()
 }
 
-/// Looks for one dialect, after those that take keys from it.
+/// Fills in one dialect's entry of `known`. The dialects that hide keys from it are looked up first.
 fn look<'a>(place: usize, words: &Words<'a>, known: &mut [Option<Spoken<'a>>; DIALECTS.len()]) {
     if known[place].is_some() {
         return;
@@ -84,17 +84,17 @@ fn look<'a>(place: usize, words: &Words<'a>, known: &mut [Option<Spoken<'a>>; DI
     known[place] = Some(Spoken { dialect, speech, words: seen });
 }
 
-/// The names of all dialects, for settings.
+/// The names of all dialects, as the settings write them.
 pub fn names() -> impl Iterator<Item = &'static str> {
     DIALECTS.iter().map(|dialect| dialect.name)
 }
 
-/// The names of the switches that settings can have honoured.
+/// The names of the switches that settings may honour.
 pub fn switch_names() -> impl Iterator<Item = &'static str> {
     switches().filter(|switch| switch.turns_off != Off::Hardness).map(|switch| switch.key)
 }
 
-/// The switches of all systems.
+/// The off switches of all systems.
 pub(crate) fn switches() -> impl Iterator<Item = &'static Switch> {
     DIALECTS.iter().flat_map(|dialect| dialect.switches)
 }
@@ -104,7 +104,7 @@ pub(crate) fn libraries() -> impl Iterator<Item = Library> {
     DIALECTS.iter().filter_map(|dialect| dialect.library)
 }
 
-/// Keys that look like a request and are none.
+/// Keys that look like a request but are none, each with the text of its note.
 pub(crate) fn near_misses() -> impl Iterator<Item = (&'static str, &'static str)> {
     DIALECTS.iter().flat_map(|dialect| dialect.near_misses).copied()
 }

@@ -1,10 +1,11 @@
-//! What a container asks for: its bundle's annotations, environment, device nodes and mounts in, a [`Request`] out.
+//! Reads what a container asks for: annotations, environment, device nodes and mounts of its bundle in, a
+//! [`Request`] out.
 //!
-//! Pure: no file and no store is looked at, and of the node only the GPUs that the caller hands over. Each source turns
-//! the words that it knows into claims, which say who can have written them; one merge makes a request of the claims.
-//! gpushare's own keys, lists of GPUs, CDI names and handed nodes are below `sources`, other systems' words below
-//! `dialects`, a file each. docs/trust.md says who is believed how far. Nothing here falls back: a malformed or
-//! contradictory request is an error that names the words, where they come from and the remedy.
+//! It reads no file and no store; it knows only the GPUs that the caller passes. Each source turns the words
+//! that it knows into claims, and one merge makes a request of them. `sources` has gpushare's own keys, lists
+//! of GPUs, CDI names and handed nodes; `dialects` has a file for each other system. There is no fallback: a
+//! malformed or contradictory request is an error that names the words, their origin and the remedy.
+//! docs/trust.md says who is believed how far.
 #![forbid(unsafe_code)]
 
 mod dialect;

@@ -1,14 +1,14 @@
-//! Numbers as other systems write them. Each is stricter than its writer's own reader where that one takes garbage for
-//! "no limit": a sign, a leading zero, a blank or a letter too many is no number.
+//! Reads numbers as other systems write them. These readers are stricter than the systems' own, which take
+//! garbage for "no limit": a sign, a leading zero, a blank or an extra letter is an error (`None`).
 
-/// Digits without a sign and without a leading zero (some read 010 as eight).
+/// Reads digits without a sign and without a leading zero, since some programs read 010 as eight.
 pub(crate) fn whole(text: &str) -> Option<u64> {
     let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let padded = text.len() > 1 && text.starts_with('0');
     text.parse().ok().filter(|_| plain && !padded)
 }
 
-/// A whole number of bytes, or of the binary unit of one last letter k, m, g or t in either case.
+/// Reads a whole number in bytes, or in the binary unit of a last letter k, m, g or t, in either case.
 pub(crate) fn binary(text: &str) -> Option<u64> {
     let power = match text.bytes().last()?.to_ascii_lowercase() {
         b'k' => 10,
@@ -20,7 +20,7 @@ pub(crate) fn binary(text: &str) -> Option<u64> {
     whole(&text[..text.len() - 1])?.checked_mul(1 << power)
 }
 
-/// A fraction written with a point, exactly.
+/// A number with a decimal point, held exactly as a fraction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decimal {
     pub numerator: u64,
@@ -28,14 +28,14 @@ pub(crate) struct Decimal {
 }
 
 impl Decimal {
-    /// `whole × this`, rounded down.
+    /// `whole` times this fraction, rounded down.
     pub fn of(self, whole: u64) -> u64 {
         let part = u128::from(whole) * u128::from(self.numerator) / u128::from(self.denominator);
         u64::try_from(part).unwrap_or(u64::MAX)
     }
 }
 
-/// Digits, perhaps a point and up to nine more digits: no sign, no exponent.
+/// Reads digits, perhaps a point and up to nine more digits. There is no sign and no exponent.
 pub(crate) fn decimal(text: &str) -> Option<Decimal> {
     let (head, tail) = text.split_once('.').unwrap_or((text, "0"));
     let digits = !tail.is_empty() && tail.len() <= 9 && tail.bytes().all(|byte| byte.is_ascii_digit());
@@ -44,8 +44,9 @@ pub(crate) fn decimal(text: &str) -> Option<Decimal> {
     Some(Decimal { numerator, denominator })
 }
 
-/// A Kubernetes quantity in whole units, rounded up as Kubernetes does (k8s.io/apimachinery, resource.Quantity): digits,
-/// perhaps a fraction, and a suffix: binary Ki to Pi, decimal m, k, M, G, T, P, or none.
+/// Reads a Kubernetes quantity in whole units, rounded up as Kubernetes does (k8s.io/apimachinery,
+/// resource.Quantity): digits, perhaps a fraction, and perhaps a suffix: binary Ki to Pi, or decimal m, k, M,
+/// G, T, P.
 pub(crate) fn kubernetes(text: &str) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);

@@ -1,4 +1,4 @@
-//! From a bundle to its request: every source's claims, and the merge of them.
+//! Makes a bundle's request: collects the claims of every source and merges them.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +15,8 @@ use gpushare_claims::{
 
 const CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
 
-/// Whether `container` asks for anything. One that does not (or is a pod's sandbox) must reach the low-level runtime as it
-/// came. Looks at the bundle alone: most containers ask for nothing.
+/// Whether `container` asks for anything. One that does not, and a pod's sandbox, must reach the low-level
+/// runtime unchanged. It reads only the bundle, because most containers ask for nothing.
 pub fn is_request(container: &Container, policy: &Policy) -> bool {
     if container.is_sandbox() {
         return false;
@@ -25,11 +25,12 @@ pub fn is_request(container: &Container, policy: &Policy) -> bool {
     asks(&words, &dialects::spoken(&words))
 }
 
-/// What `container` asks for on a node with these GPUs; `None` where [`is_request`] says that it asks for nothing.
+/// Reads what `container` asks for on a node with these GPUs; `None` where [`is_request`] says that it asks
+/// for nothing.
 ///
 /// # Errors
-/// When the request is malformed or contradictory, names what the node does not have, or comes by channels that the policy
-/// does not let grant.
+/// When the request is malformed or contradictory, names what the node does not have, or comes only by
+/// channels that may not grant under the policy.
 pub fn read(container: &Container, policy: &Policy, gpus: &[Gpu]) -> Result<Option<Request>, RequestError> {
     let words = Words::new(container, policy);
     let spoken = dialects::spoken(&words);
@@ -73,8 +74,8 @@ fn asking<'s, 'a>(spoken: &'s [Spoken<'a>]) -> impl Iterator<Item = &'s Spoken<'
     spoken.iter().filter(|spoken| spoken.speech == Speech::Asks)
 }
 
-/// Whether any source asks. A list of all GPUs, which images set, is nobody's wish in a container of which a more trusted
-/// word says that another one has the share.
+/// Whether any source asks. Images set a list of all GPUs. It is no request where a more trusted word says
+/// that another container of the pod has the share.
 fn asks(words: &Words, spoken: &[Spoken]) -> bool {
     let by_list = || {
         let spares = spoken.iter().any(|spoken| spoken.speech == Speech::Spares);
@@ -87,7 +88,8 @@ fn asks_otherwise(words: &Words) -> bool {
     own::asks(words) || cdi::is_named(words) || qualified::asks(words) || handed::is_handed(words)
 }
 
-/// Who asks by variables where these are not read gets a word, and no container without a GPU.
+/// Refuses a container that asks only by gpushare's variables on a node that does not read them. It must not
+/// start without its GPU.
 fn refuse_unread(words: &Words, spoken: &[Spoken]) -> Result<(), RequestError> {
     match own::unread(words) {
         Some(_) if asking(spoken).next().is_none() && !asks_otherwise(words) => {
@@ -97,14 +99,14 @@ fn refuse_unread(words: &Words, spoken: &[Spoken]) -> Result<(), RequestError> {
     }
 }
 
-/// The words in which the list of GPUs is looked for: a dialect may have it for its own.
+/// The words in which the list of GPUs is searched. Keys of a dialect that owns the list are hidden.
 fn listing<'a>(words: &Words<'a>, spoken: &[Spoken]) -> Words<'a> {
     let over = asking(spoken).filter(|spoken| spoken.dialect.over.contains(&dialects::PLAIN_LIST));
     over.fold(words.clone(), |words, spoken| words.without(spoken.dialect.owns))
 }
 
-/// An amount that a plugin wrote, a whole card too, and of which nobody who is believed as much says on which GPUs or on how many, is one GPU's:
-/// no list of a pod's multiplies it.
+/// Binds an amount that a plugin wrote to one GPU, unless a word of at least the same trust names GPUs or
+/// their number. So no list that the pod wrote can multiply the amount. A whole GPU counts as an amount.
 fn bind_to_one(claims: &mut [Claim]) {
     let mut granted = claims.iter().filter(|claim| claim.rank >= Rank::Granted);
     if granted.any(|claim| claim.gpus.is_some() || claim.count.is_some()) {
@@ -117,7 +119,7 @@ fn bind_to_one(claims: &mut [Claim]) {
     }
 }
 
-/// What every source says.
+/// The claims of every source.
 fn claims<'a>(
     words: &Words<'a>,
     spoken: &[Spoken<'a>],
@@ -142,7 +144,8 @@ fn claims<'a>(
     Ok(claims)
 }
 
-/// What numbers in the list mean: what the dialects say that ask. Where they differ, each reading is a claim.
+/// What numbers in the list of GPUs mean by the dialects that ask. Where they differ, each meaning makes a
+/// claim of its own, and the text is added to the word in messages.
 fn meanings(spoken: &[Spoken]) -> Vec<(IndexMeaning, String)> {
     let mut meanings: Vec<(IndexMeaning, String)> = Vec::new();
     for spoken in asking(spoken) {
@@ -161,7 +164,8 @@ fn meanings(spoken: &[Spoken]) -> Vec<(IndexMeaning, String)> {
     }
 }
 
-/// Words that look like a request and are none, where no dialect has them for its own.
+/// Notes about words that look like a request but are none. Keys that belong to an asking dialect are left
+/// out.
 fn near_misses(words: &Words, spoken: &[Spoken]) -> Vec<String> {
     let is_owned = |key: &str| asking(spoken).any(|spoken| (spoken.dialect.owns)(key));
     let mut notes = Vec::new();
@@ -172,7 +176,8 @@ fn near_misses(words: &Words, spoken: &[Spoken]) -> Vec<String> {
     notes
 }
 
-/// The parts of the driver: gpushare's own word for them, else NVIDIA's variable where variables may grant.
+/// The driver capabilities: those of gpushare's own key, else those of NVIDIA's variable where variables may
+/// grant.
 fn capabilities(words: &Words, claims: &[Claim]) -> Result<Capabilities, RequestError> {
     let policy = words.policy;
     let within = |all: &Capabilities, part: &Capabilities| part.iter().all(|capability| all.has(capability));
@@ -201,7 +206,7 @@ fn capabilities(words: &Words, claims: &[Claim]) -> Result<Capabilities, Request
     }
 }
 
-/// What the variable says; the last entry counts outside CRI, as with the list.
+/// The capabilities in NVIDIA's variable. Outside CRI the last entry counts, as with the list of GPUs.
 fn nvidia_capabilities(words: &Words) -> Option<Result<Capabilities, RequestError>> {
     let mut all = words.named(CAPABILITIES);
     let last = all.next_back()?;
@@ -217,9 +222,9 @@ fn nvidia_capabilities(words: &Words) -> Option<Result<Capabilities, RequestErro
     Some(last.value.parse().map_err(malformed))
 }
 
-/// Another system's library in the bundle, and what becomes of it: it is left the limit only where its owner's mounts and
-/// the one dialect that the bundle speaks prove whose it is, and variables tell it all that was granted. Beside a plain
-/// list the same mounts are the user's own.
+/// Another system's library in the bundle, and what happens to it. It keeps the limit only where the owner's
+/// mounts and a single dialect in the bundle prove whose it is, and variables tell it all that was granted.
+/// Beside a plain list of GPUs no owner is proved: the same mounts may be the user's own.
 fn interceptor(
     words: &Words,
     spoken: &[Spoken],
@@ -243,8 +248,8 @@ fn interceptor(
     Some((found, ruled))
 }
 
-/// Whether variables alone, which other systems' libraries read, state all of the request, and no switch turns such a
-/// library off.
+/// Whether the variables alone, which other systems' libraries read, state the whole request, and no switch
+/// turns such a library off.
 fn is_told(words: &Words, claims: &[Claim], request: &Request, node: NodeGpus) -> bool {
     let mut switches = dialects::switches();
     if words.container.writer() == Writer::Podman || switches::any_is_on(&mut switches, words) {
@@ -263,8 +268,9 @@ fn is_told(words: &Words, claims: &[Claim], request: &Request, node: NodeGpus) -
     !is_ours && merge(&told, words.policy, node).is_ok_and(same)
 }
 
-/// The dialects' variables, each as it shall stand once: with the value that states the least of what it and others of its
-/// name, up to a position behind it, state of its GPUs.
+/// The dialects' variables as the container gets them, each once. A variable that states an amount gets the
+/// smallest value among the words for it: those of its own name, and those that differ only by a position at
+/// the end and cover its GPUs.
 fn standing(words: &Words, spoken: &[Spoken], claims: &[Claim]) -> Vec<(String, String)> {
     let owned = |key: &str| asking(spoken).any(|spoken| (spoken.dialect.owns)(key));
     let mut standing: BTreeMap<&str, &str> = words.container.env().filter(|(key, _)| owned(key)).collect();
@@ -286,19 +292,19 @@ fn standing(words: &Words, spoken: &[Spoken], claims: &[Claim]) -> Vec<(String, 
     standing.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-/// The name of a variable without a position behind it.
+/// The name of a variable without a position (`_N`) at the end.
 fn stem(name: &str) -> &str {
     name.rsplit_once('_')
         .filter(|(_, rest)| rest.bytes().all(|byte| byte.is_ascii_digit()))
         .map_or(name, |(stem, _)| stem)
 }
 
-/// Whether limits that count by position would be another GPU's when the bundle is run again with what was granted for its
-/// list.
+/// Whether limits that count by position would apply to another GPU when the bundle is run again with the
+/// granted GPUs as its list.
 fn moves_limits(words: &Words, spoken: &[Spoken], request: &Request, node: NodeGpus) -> bool {
     let Kept::Granted(gpus) = request.kept() else { return false };
     let lists = list::lists(words);
-    // The mounts that a list names say nothing of another list beside it.
+    // One list names the folder of mounts, and another list next to it narrowed what was granted.
     let narrowed = lists.len() > 1 && lists.iter().any(|list| list::is_volumes(list.value));
     let by_position = asking(spoken).any(|spoken| spoken.dialect.by_position);
     narrowed || by_position && !list::is_in_order(words, node, &gpus)

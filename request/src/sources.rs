@@ -1,5 +1,5 @@
-//! What every bundle is read for, whichever system scheduled it: gpushare's own keys, lists of GPUs, CDI names, and what
-//! the engine was handed.
+//! The sources that are read in every bundle, whichever system scheduled it: gpushare's own keys, lists of
+//! GPUs, CDI names, and what the engine was handed.
 
 pub(crate) mod cdi;
 pub(crate) mod entry;

@@ -1,13 +1,14 @@
-//! Other systems' switches that turn their limits off.
+//! Handles other systems' switches that turn their limits off.
 //!
-//! They are anybody's words, so they switch nothing off here unless the settings list them; then the container asks for
-//! whole cards and passes admission as such. Each is on for the values that its own system takes for on.
+//! Image and pod can set them, so they turn nothing off here unless the settings list them. A listed switch
+//! makes the container ask for whole GPUs, which are granted like any other request. A switch is on for the
+//! values that its own system takes for on.
 
 use crate::dialect::{Off, Switch};
 use gpushare_claims::{Amount, Cap, Claim, Mode, Rank, Word, Words};
 
-/// Does to the claims of other systems' variables what the honoured switches say, and tells of every switch that is on. A
-/// switch is a variable: it takes nothing from what a more trusted channel says.
+/// Applies the switches that the settings list to the claims of other systems' variables. It returns a note
+/// for every switch that is on. A switch is a variable, so it changes no claim of a more trusted channel.
 pub(crate) fn apply(
     switches: impl Iterator<Item = &'static Switch>,
     words: &Words,
@@ -37,7 +38,7 @@ pub(crate) fn apply(
     notes
 }
 
-/// Whether one of them is on in any of its entries, honoured or not.
+/// Whether any switch is on in any of its entries, honoured or not.
 pub(crate) fn any_is_on(mut switches: impl Iterator<Item = &'static Switch>, words: &Words) -> bool {
     switches.any(|switch| words.container.named(switch.key).any(|(_, value)| (switch.is_on)(value, words)))
 }
@@ -53,7 +54,7 @@ fn ignored(switch: &Switch, word: Word) -> String {
     }
 }
 
-/// The switches that are on, each once, in every entry that there is of it.
+/// The switches that are on in all of their entries, each once, with the first entry.
 fn on<'a>(
     switches: impl Iterator<Item = &'static Switch>,
     words: &Words<'a>,

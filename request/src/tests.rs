@@ -1,4 +1,4 @@
-//! Rules that hold whichever systems' words stand beside each other.
+//! Tests of rules that hold for any combination of dialects.
 
 use gpushare_inventory::DeviceMemory;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ fn strict(env: &str, pod: &str) -> Policy {
     Policy { strict: true, ceilings, ..Policy::default() }
 }
 
-/// A node that gives each container 1 GiB and a quarter of compute, and whose images nobody checks.
+/// A node that gives each container 1 GiB and a quarter of compute and that does not check images.
 fn unchecked() -> Policy {
     let (default_memory, default_cores) =
         (Some(MemoryRequest::Bytes(DeviceMemory::from_bytes(GIB))), Cores::new(25));
@@ -198,7 +198,7 @@ fn named(list: &str) -> Value {
     json!(format!("NVIDIA_VISIBLE_DEVICES={list}"))
 }
 
-/// The bundle `first`, whose list was `written`, as its grant leaves it.
+/// The bundle `first` as its grant leaves it; `written` was its list of GPUs.
 fn again(first: &Value, written: &str, granted: &Request) -> Value {
     let mut again = first.clone();
     let env = again["process"]["env"].as_array_mut().unwrap();
@@ -225,7 +225,8 @@ fn a_bundle_that_is_run_again_gains_nothing_by_words_that_are_gone() {
     let told = of(&again(&first, folder, &granted), &volumes);
     assert!(told.is_err(), "the plugin's list is gone: {told:?}");
 
-    // Read as minors the list names one GPU, twice: whose the limit is at its place is not known.
+    // Read as minors, the list names one GPU twice, so it is not known to which GPU the limit at a position
+    // belongs.
     let list = format!("0,{b}");
     let env = [named(&list), json!("CUDA_DEVICE_MEMORY_LIMIT_0=8g"), json!("CUDA_DEVICE_MEMORY_LIMIT=1g")];
     let env: Vec<&str> = env.iter().filter_map(Value::as_str).collect();

@@ -1,23 +1,23 @@
-//! The command line, where runc, crun and youki all read it alike.
+//! Reads the part of the command line that runc, crun and youki all read alike.
 //!
-//! They differ in flags behind the id, short forms, abbreviations and single dashes. A call that opens a
-//! bundle or ends a container and is written so that they could differ is refused: else the wrapper would
-//! check one bundle and the low-level runtime start another. Calls that are not ours are not looked at any
-//! further.
+//! The runtimes differ in flags after the id, short forms, abbreviations and single dashes. A call that opens
+//! a bundle or ends a container is refused if they could read it differently. Otherwise the wrapper might
+//! check one bundle and the low-level runtime start another. Other calls are passed on unread.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// The flags of the whole program or of one command, as they are written in full. A flag that only one
-/// runtime knows is here too: the others end at it.
+/// The flags of the whole program or of one command, in full. A flag that only one runtime knows is listed
+/// too: the other runtimes fail on it.
 struct Flags {
-    /// Those with a value.
+    /// Flags that take a value.
     values: &'static [&'static str],
-    /// Those without.
+    /// Flags that take no value.
     switches: &'static [&'static str],
-    /// Whether the first word that is no flag ends them, and switches may be written as `--debug=true`.
+    /// True for global flags: the first word that is no flag ends them, and a switch may be written as
+    /// `--debug=true`.
     before_command: bool,
 }
 
@@ -83,31 +83,31 @@ const RESTORE: Flags = Flags {
 const DELETE: Flags =
     Flags { values: &[], switches: &["--force", "--regex", "-f", "-r"], before_command: false };
 
-/// With one of these a runtime prints and ends. `--help=false` is none of them.
+/// With one of these a runtime only prints something and exits. `--help=false` is not one of them.
 const HELP: [&str; 7] = ["--help", "--usage", "--version", "-?", "-V", "-h", "-v"];
 
 const ROOT: [&str; 2] = ["--root", "-r"];
 
-/// Which call this is.
+/// The command that the engine calls.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Command {
-    /// `create` and `run`: the container comes into being.
+    /// `create` and `run`.
     Create,
-    /// `restore`: it comes back from a checkpoint.
+    /// `restore`: the container continues from a checkpoint.
     Restore,
-    /// `delete`: it goes.
+    /// `delete`: the container is removed.
     Delete,
-    /// Everything else, help and unknown words included.
+    /// Every other command, help and unknown words.
     Other,
-    /// One of the first three, in words that runtimes could read in different ways.
+    /// One of the first three, written so that runtimes could read it in different ways.
     Unclear(Unclear),
 }
 
-/// Why a call is not passed on.
+/// Why a call is refused as unclear.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unclear {
-    /// An abbreviation, a single dash, a short flag that is joined with its value, or a flag that nobody
-    /// knows.
+    /// An abbreviation, a long flag with a single dash, a short flag joined with its value, or an unknown
+    /// flag.
     #[error(
         "runtimes could read {word} in different ways; write each flag in full and by itself, as --flag VALUE"
     )]
@@ -115,57 +115,58 @@ pub enum Unclear {
         /// The word, escaped and quoted.
         word: String,
     },
-    /// No value, an empty one, or one that looks like a flag.
+    /// A flag whose value is missing, is empty or begins with a dash.
     #[error(
         "{flag} has no value that all runtimes read alike; write {flag} VALUE, not empty, with no dash before it"
     )]
     Value {
-        /// The flag.
+        /// The flag's name as written.
         flag: String,
     },
-    /// No id, more than one, or one that is not UTF-8.
+    /// No container id, more than one, or one that is not UTF-8.
     #[error("the command line names {count} container ids where one is needed; write COMMAND [FLAGS] ID")]
     Ids {
-        /// The words that are no flags.
+        /// The number of words that are neither flags nor values.
         count: usize,
     },
-    /// crun takes it from the bundle in some calls, and from the caller's folder in others.
+    /// crun resolves it in the bundle for some calls and in the caller's folder for others.
     #[error("a relative --root is another folder in each call; write its absolute path")]
     RelativeRoot,
-    /// crun 1.8 falls from this flag into the next one of its table, which is the root.
+    /// `--rootless` without a `--root` after it. crun 1.8 falls through from this flag to the next one of its
+    /// table, which is the root, and takes the value for both.
     #[error("crun could take the value of --rootless for its root; write --root DIR behind it")]
     Rootless,
-    /// A relative path, and no folder that it starts from.
+    /// A relative path, and the working folder cannot be read.
     #[error("the working folder cannot be told; name {flag} by its absolute path")]
     Folder {
-        /// The flag.
+        /// The flag's name.
         flag: &'static str,
     },
 }
 
-/// What we need of the command line.
+/// What the wrapper needs of the command line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Args {
-    /// Which call this is.
+    /// The command that the engine calls.
     pub command: Command,
-    /// `--root` as given.
+    /// Value of `--root`; absolute in a call that is not refused.
     pub root: Option<PathBuf>,
-    /// `--log`.
+    /// Value of `--log`, the engine's log file.
     pub log: Option<PathBuf>,
-    /// Whether `--log-format` is json.
+    /// Whether `--log-format` is `json`.
     pub log_json: bool,
-    /// `--bundle`, else the working directory.
+    /// Value of `--bundle`, by default the working folder.
     pub bundle: PathBuf,
-    /// crun's `--config`: another file in place of config.json, by its absolute path.
+    /// Absolute path of crun's `--config`, a file that replaces config.json.
     pub config: Option<PathBuf>,
-    /// `--force` of `delete`.
+    /// Whether `delete` has `--force`.
     pub force: bool,
-    /// The container's id.
+    /// The container's id; `None` if the call is another command's or unclear.
     pub id: Option<String>,
 }
 
 impl Args {
-    /// Reads the words behind the program's name.
+    /// Reads the words after the program's name.
     pub fn parse(words: &[OsString]) -> Self {
         let mut global = Line::default();
         let read = global.read(words, &GLOBAL);
@@ -181,14 +182,15 @@ impl Args {
         };
         args.command = match read {
             Ok(()) => args.command(&global).unwrap_or_else(Command::Unclear),
-            // Where its command begins nobody can tell; if no word could be one of ours, it is none.
+            // It is not clear where the command begins. If no word is one of the wrapper's commands, it is
+            // another call.
             Err(why) if words.iter().any(|word| flags_of(word).is_some()) => Command::Unclear(why),
             Err(_) => Command::Other,
         };
         args
     }
 
-    /// The call behind the flags of `global`, with what it says of itself.
+    /// Reads the command after the global flags and fills in its values.
     fn command(&mut self, global: &Line) -> Result<Command, Unclear> {
         let Some((word, words)) = global.others.split_first() else { return Ok(Command::Other) };
         let Some(flags) = flags_of(word) else { return Ok(Command::Other) };
@@ -220,7 +222,7 @@ impl Args {
     }
 }
 
-/// The flags of a command that concerns us.
+/// The flags of a command that the wrapper handles; `None` for any other command.
 fn flags_of(word: &OsStr) -> Option<&'static Flags> {
     match word.as_bytes() {
         b"create" | b"run" => Some(&CREATE),
@@ -230,8 +232,8 @@ fn flags_of(word: &OsStr) -> Option<&'static Flags> {
     }
 }
 
-/// crun takes a relative file from the caller's folder, but for the very name that it has by default: that
-/// one is the bundle's.
+/// The value of `--config` as crun reads it. A relative path starts in the caller's folder, but the default
+/// name `config.json` itself means the bundle's file (`None`).
 fn config(path: PathBuf) -> Result<Option<PathBuf>, Unclear> {
     if path.as_os_str() == "config.json" {
         return Ok(None);
@@ -240,19 +242,19 @@ fn config(path: PathBuf) -> Result<Option<PathBuf>, Unclear> {
     absolute.map(Some).map_err(|_| Unclear::Folder { flag: "--config" })
 }
 
-/// A command line, or the part of it that belongs to one command.
+/// The flags and words of the whole program or of one command.
 #[derive(Debug, Default)]
 struct Line<'a> {
-    /// Flags and their values, in order; a switch has an empty one.
+    /// Flags and their values in order; a switch has an empty value.
     flags: Vec<(&'a OsStr, &'a OsStr)>,
-    /// The words that are neither.
+    /// Words that are neither flags nor values.
     others: Vec<OsString>,
-    /// Whether a runtime would do nothing but print.
+    /// Whether a flag of [`HELP`] was read: the runtime would only print.
     help: bool,
 }
 
 impl<'a> Line<'a> {
-    /// Takes `words` apart. What it has read before an error stands.
+    /// Splits `words` into flags and others. What was read before an error remains.
     fn read(&mut self, words: &'a [OsString], known: &Flags) -> Result<(), Unclear> {
         let mut words = words.iter();
         while let Some(word) = words.next() {
@@ -293,7 +295,7 @@ impl<'a> Line<'a> {
         Ok(())
     }
 
-    /// The value of the last flag with one of these names.
+    /// The value of the last flag that has one of these names.
     fn last(&self, names: &[&str]) -> Option<&'a OsStr> {
         self.place(names).map(|place| self.flags[place].1)
     }
@@ -302,7 +304,8 @@ impl<'a> Line<'a> {
         self.flags.iter().rposition(|(name, _)| names.iter().any(|known| name == known))
     }
 
-    /// The same as a path. An empty one is the working folder to some and an error to others.
+    /// The value of the last such flag as a path. An empty path is refused: some runtimes take it for the
+    /// working folder, others for an error.
     fn path(&self, names: &[&str]) -> Result<Option<PathBuf>, Unclear> {
         match self.last(names) {
             Some(value) if value.is_empty() => Err(unclear_value(OsStr::new(names[0]))),
@@ -321,7 +324,7 @@ fn unclear_value(flag: &OsStr) -> Unclear {
     Unclear::Value { flag: flag.to_string_lossy().into_owned() }
 }
 
-/// A flag's name, and the value that a long one is joined with.
+/// Splits `--flag=VALUE` into name and value. A word with a single dash is not split.
 fn split(word: &OsStr) -> (&OsStr, Option<&OsStr>) {
     let bytes = word.as_bytes();
     match bytes.iter().position(|byte| *byte == b'=') {

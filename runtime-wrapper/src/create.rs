@@ -1,5 +1,5 @@
-//! `create` and `run`: request, lease, plan, edit; then the low-level runtime takes over. `restore`, which
-//! gets no share.
+//! `create` and `run`: reads the request, gets a lease, edits the bundle, then becomes the low-level runtime.
+//! `restore`: passes the call on, or refuses a container with a share.
 
 use std::convert::Infallible;
 use std::fs;
@@ -18,8 +18,8 @@ use crate::exec;
 const NO_RESTORE: &str = "a container with a share cannot be restored from a checkpoint, since its limits \
                           would not be applied; start it anew";
 
-/// Grants what the bundle asks for, and becomes the low-level runtime. A bundle that asks for nothing is not
-/// touched.
+/// Grants what the bundle asks for and becomes the low-level runtime. A bundle that asks for nothing is not
+/// changed.
 pub fn create(args: &Args, config: &Config) -> Result<Infallible> {
     let runtime = exec::find(config)?;
     let bundle = open(args)?;
@@ -32,7 +32,7 @@ pub fn create(args: &Args, config: &Config) -> Result<Infallible> {
     let key = key(args)?;
     let requester = Requester { container: &container, key: &key, bundle: &bundle, json, is_read: false };
     let settings = config.settings(std::env::var_os(ENVIRONMENT).map(PathBuf::from));
-    // The reservation lives until the process is another program; on any failure it is given back.
+    // The reservation is kept until execve replaces this process. On any failure it is given back.
     grant(requester, &settings, |plan, _reservation, json| {
         bundle.apply(plan, json)?;
         exec::low_level(runtime)
@@ -40,7 +40,8 @@ pub fn create(args: &Args, config: &Config) -> Result<Infallible> {
     .context(REFUSAL)
 }
 
-/// `restore`: from a checkpoint, without the hooks and mounts that a share needs.
+/// Becomes the low-level runtime for `restore`. A container with a share is refused, because a restored one
+/// gets neither hooks nor mounts.
 pub fn restore(args: &Args, config: &Config) -> Result<Infallible> {
     let json = open(args)?.json()?;
     if is_request(&config.container(&json), &config.request) {
@@ -49,8 +50,8 @@ pub fn restore(args: &Args, config: &Config) -> Result<Infallible> {
     pass_on(&json, config, exec::find(config)?).context(REFUSAL)
 }
 
-/// `create` and `restore` where the settings cannot be read: `slip` is the answer to a bundle that asks for
-/// something, and any other needs no settings. `config` is what was saved of them.
+/// `create` and `restore` with unusable settings. A bundle that asks for something gets the error `slip`; any
+/// other needs no settings. `config` is what was salvaged of them.
 pub fn without_settings(args: &Args, config: &Config, slip: ConfigError) -> Result<Infallible> {
     let json = open(args)?.json()?;
     if may_ask(&config.container(&json)) {
@@ -59,12 +60,14 @@ pub fn without_settings(args: &Args, config: &Config, slip: ConfigError) -> Resu
     pass_on(&json, config, exec::find(config)?)
 }
 
-/// Whether some settings would find a request, or the words of one, in this container.
+/// Whether some settings would find a request, valid or not, in this container. The default ones read every
+/// source.
 fn may_ask(container: &Container) -> bool {
     is_request(container, &Policy::default())
 }
 
-/// Becomes the low-level runtime for a bundle that asks for nothing.
+/// Becomes the low-level runtime for a bundle that asks for nothing. A bundle that still has an earlier
+/// grant's edits is refused.
 fn pass_on(json: &Value, config: &Config, runtime: &Path) -> Result<Infallible> {
     refuse_previous_plan(json, &config.paths.hook)?;
     exec::low_level(runtime)
@@ -74,20 +77,22 @@ fn open(args: &Args) -> Result<Bundle, BundleError> {
     Bundle::open(&args.bundle, args.config.as_deref())
 }
 
-/// The lease's identity. The id is checked before any path or argument is built from it.
+/// The lease's key: runtime root and container id. The id is checked before any path or argument is built
+/// from it.
 pub fn key(args: &Args) -> Result<LeaseKey> {
     let container = args.id.clone().context("the command line names no container id")?;
     let root = args.root.as_deref().map(canonical).unwrap_or_default();
     Ok(LeaseKey::new(root.to_string_lossy().into_owned(), container)?)
 }
 
-/// The path with the links of its existing part followed: the same before and after the low-level runtime
-/// makes it.
+/// The absolute path with the links of its existing part resolved. It is the same before and after the
+/// low-level runtime creates the folder.
 fn canonical(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     let existing = path.ancestors().find_map(|folder| Some((folder, fs::canonicalize(folder).ok()?)));
     match existing {
-        // By components: joined with nothing, a path ends in a slash and would be another key.
+        // Collected from components, because joining an empty path adds a slash, which would make another
+        // key.
         Some((folder, real)) => {
             real.join(path.strip_prefix(folder).unwrap_or(Path::new(""))).components().collect()
         }

@@ -1,7 +1,8 @@
-//! `delete`: gives a lease back that nobody else will.
+//! `delete`: releases a lease that no hook released.
 //!
-//! In normal life the poststop hook does it. After a failed `create` engines call nothing but `delete --force`, and
-//! crun runs no hook then; a container that the runtime has forgotten is ended first ([`orphan`]). The lease of a living container is left alone: released early it would be granted twice.
+//! Normally the poststop hook releases it. After a failed `create` engines call only `delete --force`, and
+//! crun runs no hook then. A container that the runtime does not know is killed first ([`orphan`]). The lease
+//! of a running container stays: if it were released early, the same share would be granted twice.
 
 use std::convert::Infallible;
 
@@ -13,8 +14,8 @@ use gpushare_quota::{LeaseKey, ReleaseReason, StateFolder, Store};
 use crate::args::Args;
 use crate::{create, exec, orphan};
 
-/// Releases the lease if its holder is proved gone, and becomes the low-level runtime whatever comes of it. An id that is a
-/// path is refused.
+/// Releases the lease if its holder is proved to have ended, and becomes the low-level runtime in any case.
+/// An id that is a path is refused.
 pub fn delete(args: &Args, config: &Config) -> Result<Infallible> {
     if let Some(id) = args.id.as_deref().filter(|id| leads_elsewhere(id)) {
         bail!("container id {id:?} is a path, and no name of a container");
@@ -29,7 +30,8 @@ pub fn delete(args: &Args, config: &Config) -> Result<Infallible> {
     exec::low_level(exec::find(config)?)
 }
 
-/// crun 1.8 deletes the folder that such an id leads to from its root, which may be any of the host.
+/// Whether the id is a path. crun 1.8 deletes the folder to which such an id leads from its root: any folder
+/// of the host.
 fn leads_elsewhere(id: &str) -> bool {
     id.contains('/') || matches!(id, "" | "." | "..")
 }

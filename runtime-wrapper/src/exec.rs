@@ -1,4 +1,4 @@
-//! Becoming the low-level runtime.
+//! Finds the low-level runtime and replaces this process by it.
 
 use std::convert::Infallible;
 use std::env;
@@ -16,12 +16,12 @@ use nix::unistd::execv;
 
 use crate::inherited;
 
-/// The first low-level runtime of the settings that exists.
+/// The first low-level runtime in the settings that exists and is executable.
 ///
-/// Candidates are absolute: podman may hand over no PATH, and a PATH may name a false runc first.
+/// The settings name absolute paths: podman may pass no PATH, and a PATH may contain a wrong runc first.
 ///
 /// # Errors
-/// When there is none, or it is this program.
+/// When none exists, or it is the wrapper itself.
 pub fn find(config: &Config) -> Result<&Path> {
     let Some(runtime) = config.runtimes.iter().find(|path| is_program(path)) else {
         let looked: Vec<String> = config.runtimes.iter().map(|path| path.display().to_string()).collect();
@@ -39,10 +39,10 @@ pub fn find(config: &Config) -> Result<&Path> {
     Ok(runtime)
 }
 
-/// Replaces this process by `runtime`, with the same arguments, environment, working directory, descriptors and signals.
-/// Returns only on failure.
+/// Replaces this process by `runtime`, with the same arguments, environment, working directory, descriptors
+/// and signals. It returns only on failure.
 ///
-/// Not by `Command::exec`, which sets signals and their mask as Rust's programs want them.
+/// It does not use `Command::exec`, which resets signals and their mask for Rust programs.
 pub fn low_level(runtime: &Path) -> Result<Infallible> {
     let words = once(runtime.as_os_str().to_owned()).chain(env::args_os().skip(1));
     let words: Vec<CString> =

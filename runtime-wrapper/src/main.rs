@@ -1,8 +1,8 @@
-//! The OCI runtime that engines call: grants a share at `create`, then becomes the low-level runtime.
+//! The OCI runtime that engines call. It grants a share at `create`, then becomes the low-level runtime.
 //!
-//! Whatever is no `create`, `run`, `restore` or `delete` goes to the low-level runtime at once, and so does a
-//! container that asks for nothing. On success this process never exits by itself: execve keeps pid, parent
-//! and descriptors.
+//! Calls other than `create`, `run`, `restore` and `delete` go to the low-level runtime at once, and so does
+//! a container that asks for nothing. On success this process never exits by itself: execve keeps its pid,
+//! parent and descriptors.
 #![deny(unsafe_code)]
 
 mod args;
@@ -34,8 +34,8 @@ fn run(args: &Args) -> Result<Infallible> {
     if let Command::Unclear(why) = &args.command {
         return Err(why.clone().into());
     }
-    // A slip in the settings must not keep anybody from stopping containers, nor stop those that need no
-    // settings.
+    // A mistake in the settings must not keep anyone from stopping containers, nor from starting those that
+    // need no settings.
     let (config, slip) = match Config::load() {
         Ok(config) => (config, None),
         Err(error) => match Config::salvaged(None) {

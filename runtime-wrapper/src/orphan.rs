@@ -1,7 +1,8 @@
-//! A container that its low-level runtime does not know.
+//! Ends a container that its low-level runtime does not know.
 //!
-//! A runtime that is killed after it ran the hooks and before it wrote down what it had made leaves an init that waits for
-//! `start` for ever and holds its lease; the `delete --force` that engines call then finds no container and does nothing.
+//! If a runtime is killed after it ran the hooks and before it recorded the container, an init remains that
+//! waits for `start` for ever and holds its lease. The engine's `delete --force` then finds no container and
+//! does nothing.
 
 use std::env;
 use std::fs;
@@ -16,13 +17,14 @@ use nix::unistd::Pid;
 
 use crate::args::Args;
 
-/// What a runtime writes down in the container's folder below its root: crun the first, runc and youki the second.
+/// Files in which a runtime records a container, in the container's folder below its root: crun writes the
+/// first, runc and youki the second.
 const RECORDS: [&str; 2] = ["status", "state.json"];
-/// As long as the kernel may take to end what was killed.
+/// How long to wait for the killed process to end.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// Ends the container `member` if `runtime` does not know it: what `delete --force` does to those that it
-/// knows.
+/// Kills the init of `member` if `runtime` has no record of the container. `delete --force` does the same to
+/// containers that it knows.
 pub fn end(member: &Member, args: &Args, runtime: &Path) {
     let id = Path::new(&member.key.container);
     let known = roots(args, runtime).iter().any(|root| is_recorded(&root.join(id)));
@@ -30,7 +32,7 @@ pub fn end(member: &Member, args: &Args, runtime: &Path) {
         return;
     }
     tracing::warn!(container = %member.key, pid = member.holder.pid, "ending a container that its runtime does not know");
-    // It may end by itself at this moment.
+    // The process may have ended just now, so an error is ignored.
     let _ = kill(Pid::from_raw(member.holder.pid), Signal::SIGKILL);
     await_end(&member.holder);
 }
@@ -42,7 +44,8 @@ fn await_end(holder: &Holder) {
     }
 }
 
-/// The runtime roots in which the container could be: the one that the engine names, else the runtime's own choices.
+/// The runtime roots in which the container's record could be: the one that the engine names, else the
+/// runtime's defaults.
 fn roots(args: &Args, runtime: &Path) -> Vec<PathBuf> {
     if let Some(root) = &args.root {
         return vec![root.clone()];
@@ -52,7 +55,7 @@ fn roots(args: &Args, runtime: &Path) -> Vec<PathBuf> {
     folders.into_iter().flatten().map(|folder| folder.join(name)).collect()
 }
 
-/// Whether there is a record, or nobody can tell.
+/// Whether a record exists. One that cannot be looked up counts as existing.
 fn is_recorded(folder: &Path) -> bool {
     RECORDS.iter().any(|name| !is_absent(&folder.join(name)))
 }

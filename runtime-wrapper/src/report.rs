@@ -1,5 +1,5 @@
-//! A failure, where the engine's user sees it: on stderr for podman and people, and as one line of the engine's
-//! `--log` file, which is all that docker and containerd look at.
+//! Reports a failure where the engine's user sees it: on stderr, for podman and people, and as one line in
+//! the engine's `--log` file, the only place where docker and containerd look.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -13,7 +13,8 @@ use serde_json::json;
 
 use crate::args::{Args, Command};
 
-/// Tells the engine why. A log that cannot be written is no second failure.
+/// Reports the error to the engine, and to gpushare's own log and history if it refused a `create`. A log
+/// that cannot be written is ignored.
 pub fn failure(args: &Args, error: &anyhow::Error) {
     let text = format!("gpushare-runtime: {}", gpushare_inject::one_line(error.as_ref()));
     if args.command == Command::Create {
@@ -21,11 +22,11 @@ pub fn failure(args: &Args, error: &anyhow::Error) {
         note(args, &text);
     }
     to_engine(args, &text);
-    // A stderr that nobody can write to is no second failure.
+    // If stderr cannot be written to, the exit status has to do.
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// For `gpushare history`: an engine may keep its log to itself.
+/// Keeps the text for `gpushare history`, since an engine may not show its log.
 fn note(args: &Args, text: &str) {
     let Some(config) = Config::load().ok().or_else(|| Config::salvaged(None)) else { return };
     if let Ok(state) = StateFolder::open(&config.paths.state) {
@@ -35,7 +36,7 @@ fn note(args: &Args, text: &str) {
 
 fn to_engine(args: &Args, text: &str) {
     let Some(path) = &args.log else { return };
-    // O_NONBLOCK: a FIFO without a reader must not hang the engine.
+    // O_NONBLOCK: a FIFO without a reader must not block the engine.
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags.bits()).open(path);
     if let Ok(mut file) = file {

@@ -1,5 +1,6 @@
-//! Where a driver root may hold the driver's files, in the order of trust. Folders are named, never listed from a cache
-//! that could be stale; what `ld.so.conf` and `ld.so.cache` name comes last, and only as further places to look.
+//! Lists the folders below a driver root that may hold the driver's files, the most trusted first. Most are
+//! fixed names. The folders in `ld.so.conf` and `ld.so.cache`, which may be stale, come last and are only
+//! more places to search.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -8,10 +9,10 @@ use std::path::{Path, PathBuf};
 use crate::root::Root;
 use crate::roots::Roots;
 
-/// Debian's name for this machine's kind.
+/// Debian's folder name for this processor.
 const TRIPLET: &str = if cfg!(target_arch = "aarch64") { "aarch64-linux-gnu" } else { "x86_64-linux-gnu" };
 
-/// Folders of the known systems, below the driver root. Debian's own come before these.
+/// Library folders of known systems, below the driver root. Debian's own come before these.
 const FOLDERS: [&str; 9] = [
     "usr/lib64",
     "usr/local/nvidia/lib64",
@@ -33,13 +34,13 @@ const PROGRAM_FOLDERS: [&str; 8] = [
     "usr/local/bin",
     "bin",
 ];
-/// More driver packages side by side than anybody installs.
+/// Bound on Debian's driver packages side by side: more than anybody installs.
 const MAX_VARIANTS: usize = 16;
-/// A large machine's has 200 KiB.
+/// Bound on the size of `ld.so.cache`, in bytes. A large machine's has 200 KiB.
 const MAX_CACHE_BYTES: u64 = 16 << 20;
 
-/// Folders to search for libraries: the configured ones, those of the known systems, and then those that the loader's files
-/// name, which are not read before.
+/// Folders to search for libraries: first the configured ones, then those of known systems, then those in the
+/// loader's files. The loader's files are read only if the search gets that far.
 pub(super) fn library_folders(roots: &Roots, root: &Root) -> impl Iterator<Item = PathBuf> {
     let below = |folder: &Path| roots.driver.join(folder.strip_prefix("/").unwrap_or(folder));
     let mut folders: Vec<PathBuf> = roots.library_folders.iter().map(|folder| below(folder)).collect();
@@ -55,7 +56,8 @@ pub(super) fn library_folders(roots: &Roots, root: &Root) -> impl Iterator<Item 
     folders.into_iter().chain(listed.flatten())
 }
 
-/// Debian keeps drivers side by side: `current`, and packages for older cards in `tesla-470` and the like.
+/// Debian's driver folders, `current` first. Debian keeps packages for older GPUs next to it, in `tesla-470`
+/// and similar.
 fn variants(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     let mut found: Vec<PathBuf> =
@@ -64,7 +66,7 @@ fn variants(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Folders to search for programs, where the libraries lie in `libraries`.
+/// Folders to search for programs if the libraries are in `libraries`.
 pub(super) fn program_folders(root: &Path, libraries: &Path) -> Vec<PathBuf> {
     let variant = libraries.file_name().filter(|_| {
         libraries.parent().is_some_and(|folder| folder.ends_with(Path::new(TRIPLET).join("nvidia")))
@@ -73,7 +75,8 @@ pub(super) fn program_folders(root: &Path, libraries: &Path) -> Vec<PathBuf> {
     own.into_iter().chain(PROGRAM_FOLDERS.iter().map(|folder| root.join(folder))).collect()
 }
 
-/// The folders of an ld.so.conf with its `include` lines, of which only the form `FOLDER/*.conf` is in use.
+/// The folders in an ld.so.conf, `include` lines followed. Only the form `FOLDER/*.conf` is supported; no
+/// other is in use.
 fn loader_folders(conf: &Path, root: &Root, depth: u32) -> Vec<PathBuf> {
     let text = root.file(&root.path().join(conf)).and_then(|path| fs::read_to_string(path).ok());
     let mut folders = Vec::new();
@@ -98,7 +101,7 @@ fn loader_folders(conf: &Path, root: &Root, depth: u32) -> Vec<PathBuf> {
     folders
 }
 
-/// The folders in which ld.so.cache, whatever its format and age, has libcuda or libnvidia-ml: it holds their paths as
+/// The folders in which ld.so.cache has libcuda or libnvidia-ml. In every format of the cache, paths are
 /// texts that end in a zero byte.
 fn cached_folders(root: &Root) -> Vec<PathBuf> {
     let mut bytes = Vec::new();

@@ -1,28 +1,28 @@
-//! Which files belong to which driver capability: names only, of the drivers 470 to 580.
+//! Lists which files belong to which driver capability: names only, of the drivers 470 to 580.
 
 use crate::capability::Capability;
 
 /// How much of a capability a container gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// The least that it works with. What allocates beside libcuda (OpenCL, the debugger) or lets tenants reach each
-    /// other (MPS, daemons) stays out: no limit would hold there.
+    /// The least with which it works, for a share. Files that allocate without libcuda (OpenCL, the debugger)
+    /// or let containers reach each other (MPS, daemons) stay out, because no limit would hold there.
     Share,
-    /// Everything, for a container that has its GPUs alone.
+    /// Everything, for a container with whole GPUs.
     Whole,
 }
 
-/// A library by the name of its file.
+/// A library, by how its file is named.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Library {
-    /// `STEM.so.VERSION`; the second part makes the SONAME.
+    /// The file is `STEM.so.VERSION`; the SONAME is the stem and the second part.
     Short(&'static str, &'static str),
-    /// As `Short`, and programs open `STEM.so` as well.
+    /// Like `Short`, and programs also open `STEM.so`.
     Linked(&'static str, &'static str),
-    /// `STEM.so.VERSION`, which is the SONAME too.
+    /// The file is `STEM.so.VERSION`, which is also the SONAME.
     Full(&'static str),
-    /// A file with a version of its own or none, found under this name; the second part is its folder in the container,
-    /// below the loader's.
+    /// A file of exactly this name, with a version of its own or none. The second part is its folder below
+    /// the container's library folder.
     Named(&'static str, &'static str),
 }
 
@@ -91,7 +91,7 @@ pub(super) fn libraries(capability: Capability, extent: Extent) -> impl Iterator
     always.iter().chain(whole).copied()
 }
 
-/// Programs, which go to the container's `/usr/bin`.
+/// Names of programs, which appear in the container's `/usr/bin`.
 pub(super) fn programs(capability: Capability, extent: Extent) -> &'static [&'static str] {
     match (capability, extent) {
         (Capability::Compute, Extent::Whole) => &["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"],
@@ -119,8 +119,8 @@ const GRAPHICS_DATA: &[&str] = &[
 const DISPLAY_DATA: &[&str] =
     &["X11/xorg.conf.d/10-nvidia.conf", "X11/xorg.conf.d/nvidia-drm-outputclass.conf"];
 
-/// Files that programs read to find the driver: relative to `/etc` and `/usr/share`, both of which are searched for each
-/// of them, on the host as in the container.
+/// Files by which programs find the driver, relative to `/etc` or `/usr/share`. Both are searched on the
+/// host, and the file appears at the same place in the container.
 pub(super) fn data(capability: Capability, extent: Extent) -> impl Iterator<Item = &'static str> {
     let (first, second): (&[&str], &[&str]) = match (capability, extent) {
         (Capability::Compute, Extent::Whole) => (&["OpenCL/vendors/nvidia.icd"], &[]),

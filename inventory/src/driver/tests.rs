@@ -1,3 +1,5 @@
+//! Tests of the search for the driver, in folders laid out as known systems have them.
+
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 use super::*;
@@ -23,7 +25,7 @@ fn tree(files: &[&str]) -> tempfile::TempDir {
     root
 }
 
-/// The beginning of a library of this machine's kind, or, with class 1, of a 32-bit one.
+/// The first bytes of a library for this processor, or, with class 1, of a 32-bit one.
 fn elf_header(class: u8) -> [u8; 20] {
     let machine = match (class, cfg!(target_arch = "aarch64")) {
         (1, _) => 3,
@@ -54,7 +56,7 @@ fn locate(root: &Path) -> Result<Driver, DriverError> {
     Driver::locate(&Roots { driver: root.into(), ..Roots::default() }, VERSION)
 }
 
-/// System, folder of the libraries, place of nvidia-smi.
+/// System, folder of its libraries, path of its nvidia-smi.
 const LAYOUTS: [(&str, &str, &str); 9] = [
     ("Debian", "usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib/nvidia/current/nvidia-smi"),
     (

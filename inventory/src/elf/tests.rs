@@ -1,9 +1,11 @@
+//! Tests on shared libraries that the C compiler makes.
+
 use std::path::Path;
 use std::process::Command;
 
 use super::*;
 
-/// A shared library made of C text.
+/// Compiles C text to a shared library.
 fn library(folder: &Path, name: &str, text: &str) -> Vec<u8> {
     let (source, path) = (folder.join("source.c"), folder.join(name));
     std::fs::write(&source, text).unwrap();
@@ -15,7 +17,8 @@ fn library(folder: &Path, name: &str, text: &str) -> Vec<u8> {
     std::fs::read(path).unwrap()
 }
 
-/// Ours, which needs `outside` and has a name that the driver lacks; and the driver's, which has data and a private name.
+/// gpushare's library, which needs `outside` and has a name that the driver lacks; and the driver's, which
+/// has data and a private name.
 fn both() -> (Vec<u8>, Vec<u8>) {
     let folder = tempfile::tempdir().unwrap();
     let ours = "void outside(void); void hooked(void) { outside(); } void newer(void) {}";
@@ -29,7 +32,8 @@ fn exports(elf: &[u8]) -> Vec<String> {
     names.map(|name| String::from_utf8_lossy(name).into_owned()).collect()
 }
 
-/// What the loader finds: the table that the program headers lead to, which fitting leaves at its place.
+/// The exports that the loader finds, in the table to which the program headers lead. Fitting leaves that
+/// table at its place.
 fn exports_for_the_loader(fitted: &[u8], built: &[u8]) -> Vec<String> {
     let mut elf = fitted.to_vec();
     elf[..size_of::<Header>()].copy_from_slice(&built[..size_of::<Header>()]);

@@ -1,9 +1,11 @@
-//! Alibaba's gpushare and ACK device plugins and cGPU under docker: `ALIYUN_COM_GPU_MEM_CONTAINER` of
-//! `ALIYUN_COM_GPU_MEM_DEV` parts of a card (gpushare-device-plugin pkg/gpu/nvidia/allocate.go; lvmxh/cgpu README).
+//! Alibaba's gpushare and ACK device plugins, and cGPU under docker: `ALIYUN_COM_GPU_MEM_CONTAINER` of
+//! `ALIYUN_COM_GPU_MEM_DEV` parts of a GPU (gpushare-device-plugin pkg/gpu/nvidia/allocate.go; lvmxh/cgpu
+//! README).
 //!
-//! The plugin counts every card of a node by the size of the first: where that is not this card's, a part is a GiB or a MiB.
-//! The scheduler extender's pod annotation with an index is read where the plugin found no pod, as with pods of several GPU
-//! containers; elsewhere it can be wrong (gpushare-scheduler-extender issue 220).
+//! The plugin counts every GPU of a node by the size of the first. Where that is not this GPU's size, a part
+//! is a GiB or a MiB. The scheduler extender notes an index on the pod. It is read only where the plugin
+//! found no pod, as with pods of several GPU containers; elsewhere it can be wrong
+//! (gpushare-scheduler-extender issue 220).
 
 use gpushare_inventory::Gpu;
 
@@ -14,7 +16,8 @@ use crate::sources::list::{self, Named};
 use crate::sources::names::DEVICES;
 use gpushare_claims::{Claim, NodeGpus, Priority, RequestError, Word, Words, conflict, contains};
 
-/// Where the plugin found no pod, its list is a sentinel and not a list.
+/// Where the plugin found no pod, the list of GPUs holds a sentinel text; see
+/// [`crate::sources::names::is_sentinel`].
 pub(super) static DIALECT: Dialect =
     Dialect { name: "aliyun", speech, read, owns: cgpu::owns, numbers: cgpu::meaning, ..Dialect::PLAIN };
 
@@ -45,7 +48,8 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     Ok(claims)
 }
 
-/// The container's GPUs: where there is no list, those that are sliced.
+/// The container's GPUs, and a claim that names them. Where there is no list of GPUs, the sliced GPUs are the
+/// container's.
 fn given<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
@@ -68,7 +72,7 @@ fn given<'a>(
     }
 }
 
-/// Those of the container's GPUs that are sliced; the others are whole.
+/// The GPUs of the container of which it gets a part. It gets the others whole.
 fn sliced_of<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
@@ -87,7 +91,8 @@ fn sliced_of<'a>(
     Ok(cut.into_iter().filter(|gpu| contains(gpus, gpu)).collect())
 }
 
-/// cGPU's weight is 1 to 25; a scheduler that makes it of a percentage writes 0 for the smallest. High priority goes before it.
+/// Turns cGPU's weight (1 to 25) into a priority. A scheduler that computes the weight from a percentage
+/// writes 0 for the smallest. The variable for high priority counts before the weight.
 fn priorities(words: &Words) -> Result<Vec<Claim>, RequestError> {
     let mut claims = Vec::new();
     for word in words.named(HIGH) {

@@ -1,5 +1,5 @@
-//! The words of Alibaba's cGPU, which several systems write: which card, how much of it, and that cGPU be off (lvmxh/cgpu
-//! README; gpushare-device-plugin pkg/gpu/nvidia/const.go).
+//! The words of Alibaba's cGPU, which several systems write: which GPU, how much of it, and that cGPU is off
+//! (lvmxh/cgpu README; gpushare-device-plugin pkg/gpu/nvidia/const.go).
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
@@ -12,7 +12,7 @@ use gpushare_claims::{
 
 pub(crate) const OFF: &str = "CGPU_DISABLE";
 pub(crate) const INDEX: &str = "ALIYUN_COM_GPU_MEM_IDX";
-/// The cards that are sliced.
+/// The GPUs of which the container gets a part.
 pub(crate) const SLICED: &str = "ALIYUN_COM_GPU_VISIBLE_DEVICES";
 pub(crate) const PART: &str = "ALIYUN_COM_GPU_MEM_CONTAINER";
 pub(crate) const OF: &str = "ALIYUN_COM_GPU_MEM_DEV";
@@ -22,21 +22,21 @@ const PERCENT: &str = "GPU_UTIL_PER_DEVICE";
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 
-/// What the two units of the device plugin are in bytes.
+/// The two units of the device plugin, in bytes.
 const UNITS: [u64; 2] = [GIB, MIB];
 
-/// Whether `key` is one of cGPU's own.
+/// Whether `key` belongs to cGPU.
 pub(crate) fn owns(key: &str) -> bool {
     key.starts_with("ALIYUN_COM_GPU_") || key == PERCENT
 }
 
-/// How a number names a GPU: the device plugin, which alone writes the index, writes minors; whoever calls docker means what
-/// docker means.
+/// What a number in the list of GPUs means. Only the device plugin writes the index variable, and it counts
+/// by minors. Who calls docker means indexes, as docker does.
 pub(crate) fn meaning(words: &Words) -> IndexMeaning {
     if words.has(INDEX) { words.policy.dialects.aliyun_index } else { IndexMeaning::Pci }
 }
 
-/// The GPUs of a list, each once.
+/// The GPUs of a list, doubles dropped. A list without a GPU is an error.
 pub(crate) fn listed<'a>(
     node: NodeGpus<'a>,
     meaning: IndexMeaning,
@@ -53,15 +53,16 @@ pub(crate) fn listed<'a>(
     }
 }
 
-/// The GPU that the plugin chose; none where the container is not the plugin's. Where it found no pod, the scheduler
-/// extender's annotation tells, which is the pod's word.
+/// The GPU that the plugin chose; `None` in a container that is not the plugin's. Where the plugin found no
+/// pod (index -1), the scheduler extender's annotation tells the GPU, with the rank of a pod's word.
 pub(crate) fn index<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
 ) -> Result<Option<(Word<'a>, &'a Gpu)>, RequestError> {
     let Some(word) = words.one(INDEX)? else { return Ok(None) };
     if word.value != "-1" {
-        // The index of a plugin on a node with one GPU may be none of its own (issue 220): then the list counts.
+        // On a node with one GPU the plugin's index may not be one of this node (issue 220). Then the list
+        // counts.
         return Ok(node.find(INDEX, &number(words, word)?).ok().map(|gpu| (word, gpu)));
     }
     let noted = words.annotation(INDEX).ok_or_else(|| {
@@ -83,13 +84,13 @@ fn number(words: &Words, word: Word) -> Result<DeviceSelector, RequestError> {
     })
 }
 
-/// Whether the plugin found no pod, and the extender's annotation tells the GPU in its place.
+/// Whether the plugin found no pod and the extender's annotation tells the GPU instead.
 pub(crate) fn is_noted(words: &Words) -> bool {
     words.named(INDEX).any(|word| word.value == "-1") && words.annotation(INDEX).is_some()
 }
 
-/// The GPUs that the container has, by the plugin's choice of one where it wrote its index, else by the list; and a claim for
-/// the choice. Whatever else the bundle says, the plugin gives one GPU.
+/// The GPUs of the container, and a claim for the plugin's choice. Where the plugin wrote its index, the
+/// container has that one GPU, whatever else the bundle says; else it has those of the list.
 pub(crate) fn given<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
@@ -104,7 +105,7 @@ pub(crate) fn given<'a>(
         list::Named::Gpus(_, gpus) => gpus,
         list::Named::Nothing | list::Named::NoGpu => Vec::new(),
     };
-    // On a node with one GPU the plugin's own index may be another node's (issue 220).
+    // On a node with one GPU the plugin's index may be that of another node (issue 220).
     let chosen = chosen.filter(|_| node.0.len() > 1);
     match (chosen, listed) {
         (None, listed) if listed.is_empty() => Err(RequestError::LimitWithoutGpu { by: limit.to_string() }),
@@ -113,21 +114,21 @@ pub(crate) fn given<'a>(
     }
 }
 
-/// So many parts of a card.
+/// A number of parts of a GPU, in the plugin's unit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ratio<'a> {
-    /// The parts that the container gets, for messages.
+    /// The word for `part`, for messages.
     pub by: Word<'a>,
     pub part: u64,
-    /// Those that the card has, for messages.
+    /// The word for `of`, for messages.
     pub dev: Word<'a>,
     pub of: u64,
-    /// What a part is said to be, in bytes.
+    /// The size of a part in bytes, where the bundle states it.
     pub unit: Option<u64>,
 }
 
 impl<'a> Ratio<'a> {
-    /// What the variables say, one for each that states the part.
+    /// Reads the variables: one ratio for each word that states the container's part.
     pub fn read(words: &Words<'a>) -> Result<Vec<Self>, RequestError> {
         let dev = words.one(OF)?;
         let of = dev.map(parts).transpose()?;
@@ -148,14 +149,14 @@ impl<'a> Ratio<'a> {
         }
     }
 
-    /// The part of a card with this much memory.
+    /// The container's part of a GPU with this much memory.
     fn of(&self, total: DeviceMemory) -> DeviceMemory {
         let part = Decimal { numerator: self.part, denominator: self.of };
         DeviceMemory::from_bytes(part.of(total.bytes()))
     }
 }
 
-/// What a ratio says of the node's GPUs: of those that are `limited` a part, of the others nothing.
+/// The claim of a ratio: the part on each GPU that is `limited`, and no amount on the others.
 pub(crate) fn memory_claim(
     words: &Words,
     node: NodeGpus,
@@ -173,8 +174,8 @@ pub(crate) fn memory_claim(
     Ok(Claim { notes: notes.into_iter().flatten().collect(), ..claim })
 }
 
-/// The part of the card, as cGPU has it; of a card that the plugin counted by another's size, so many GiB or MiB, which is
-/// told.
+/// The container's memory on one GPU. This is the part of the GPU as cGPU computes it. If the plugin counted
+/// the GPU by another one's size, it is a number of GiB or MiB, and a note says so.
 fn memory(
     words: &Words,
     node: NodeGpus,
@@ -188,7 +189,7 @@ fn memory(
     if !words.has(INDEX) || UNITS.iter().any(is_size) {
         return Ok((ratio.of(all), None));
     }
-    // A pod can write the unit, too: it counts where the first card may have so many.
+    // A pod can write the unit too, so it counts only where it gives about the size of the first GPU.
     let first = total(node.0.first().unwrap_or(gpu))?.bytes();
     let is_near = |unit: &u64| {
         let size = ratio.of.checked_mul(*unit);
@@ -211,8 +212,8 @@ fn memory(
     Ok((memory, Some(note)))
 }
 
-/// The unit by which `count` is the size of the first card, of which the others are given the same. GiB and MiB lie a
-/// thousand apart, so between half and double there is no doubt.
+/// The unit in which `count` is about the size of the first GPU: the plugin gives all GPUs that size. GiB and
+/// MiB differ by a factor of about a thousand, so between half and double of the size only one of them fits.
 fn unit_by(count: u64, first: DeviceMemory) -> Option<u64> {
     let near = |size: u64| (first.bytes() / 2..=first.bytes().saturating_mul(2)).contains(&size);
     UNITS.into_iter().find(|unit| count.checked_mul(*unit).is_some_and(near))
@@ -223,7 +224,7 @@ fn parts(word: Word) -> Result<u64, RequestError> {
     parts.ok_or_else(|| word.wrong("a count of GiB or MiB is digits without a unit, and not 0"))
 }
 
-/// GB is not taken for GiB: of the two the smaller one never gives too much.
+/// Reads a unit, in bytes. GB is 10^9, not GiB, so that a container never gets more than was meant.
 fn unit(word: Word) -> Result<u64, RequestError> {
     match word.value {
         "GiB" => Ok(GIB),
@@ -234,7 +235,7 @@ fn unit(word: Word) -> Result<u64, RequestError> {
     }
 }
 
-/// What the variables say of the share of compute on each GPU.
+/// The claims for the share of compute on each GPU.
 pub(crate) fn caps(words: &Words) -> Result<Vec<Claim>, RequestError> {
     Claim::each_of(words.named(PERCENT), |word| {
         let cap = quantity::whole(word.value).and_then(Cap::of).ok_or_else(|| {
@@ -261,12 +262,12 @@ mod tests {
         };
         for (first, set, stated, part, of, want) in [
             (15360, None, "", "3", "17", Some(3 << 30)),
-            (15360, Some(1 << 20), "", "3", "15", Some(3 << 20)), // where the administrator says MiB, 15 is no card's size
-            (15360, Some(1 << 20), "GiB", "4", "20", Some(4 << 20)), // whom a pod's unit does not outvote
+            (15360, Some(1 << 20), "", "3", "15", Some(3 << 20)), // 15 MiB is no GPU's size
+            (15360, Some(1 << 20), "GiB", "4", "20", Some(4 << 20)), // the setting counts before a pod's unit
             (81920, None, "GB", "4", "80", Some(4 * GB)),
             (15360, None, "GB", "4", "20", Some(4 * GB)),
             (15360, None, "MB", "4000", "20000", Some(4 * GB)),
-            (15360, None, "GiB", "4000", "15109", Some(4000 << 20)), // a card of so many GiB there is not
+            (15360, None, "GiB", "4000", "15109", Some(4000 << 20)), // no GPU has 15109 GiB
             (15360, None, "GB", "4", "5", None),
             (15360, None, "GB", "4", "50", None),
         ] {

@@ -1,8 +1,9 @@
-//! Elastic GPU agent: `GPU=<hash>` beside device nodes `/host/dev/elastic-gpu-<hash>-<i>`, whose minors are the GPUs'
-//! (elastic-ai/elastic-gpu-agent pkg/plugins/gpushare.go).
+//! Elastic GPU agent: `GPU=<hash>` and device nodes `/host/dev/elastic-gpu-<hash>-<i>`, which have the GPUs'
+//! minors (elastic-ai/elastic-gpu-agent pkg/plugins/gpushare.go).
 //!
-//! The amounts are in no channel of the bundle: the container gets the node's default share, or what an annotation of
-//! gpushare's own says. The nodes are kubelet's; the pod's annotations with indexes say nothing beyond them.
+//! The bundle does not hold the amounts. The container gets the node's default share, or what an annotation
+//! of gpushare's says. kubelet hands over the nodes. The pod's annotations with indexes are not read; the
+//! nodes tell the GPUs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,20 +16,21 @@ use gpushare_claims::{
     Claim, DeviceSelector, Node, NodeGpus, RequestError, Word, Words, conflict, gpu_minor,
 };
 
-/// The list is its own: it says `none` to keep NVIDIA's runtime away.
+/// It owns the list of GPUs: the agent writes `none` there to keep NVIDIA's runtime away.
 pub(super) static DIALECT: Dialect =
     Dialect { name: "elastic", speech, read, owns, over: &["nvidia-plain"], ..Dialect::PLAIN };
 
 const HASH: &str = "GPU";
 const NODE: &str = "/host/dev/elastic-gpu-";
 
-/// All three, since other programs have a variable of that name, too.
+/// It asks only where the variable, a node with its hash and the list `none` are all there. Other programs
+/// also have a variable `GPU`.
 fn speech(words: &Words) -> Speech {
     let mut hashes = words.named(HASH).map(|word| word.value).filter(|value| is_hash(value)).peekable();
     if hashes.peek().is_none() {
         return Speech::Silent; // as with nearly every bundle
     }
-    // A bundle may hold a hundred thousand of each.
+    // A set, since a bundle may hold a hundred thousand of each.
     let of_nodes: BTreeSet<&str> =
         nodes(words).filter_map(|(_, name)| Some(name.split_once('-')?.0)).collect();
     let is_none = lists(words).iter().any(|list| list.value == "none");
@@ -43,14 +45,14 @@ fn is_hash(text: &str) -> bool {
     text.len() == 8 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// The agent's nodes, each with what is behind the common part of its path.
+/// The agent's device nodes, each with its path after the common prefix.
 fn nodes<'a>(words: &Words<'a>) -> impl Iterator<Item = (&'a Node, &'a str)> {
     let nodes = words.container.nodes().iter();
     nodes.filter_map(|node| Some((node, node.path.strip_prefix(NODE)?)))
 }
 
-/// The agent has a plugin for compute and one for memory, each with a hash of its own: the GPUs of both are the container's,
-/// and each index is one GPU.
+/// Reads the GPUs from the nodes. The agent has one plugin for compute and one for memory, each with a hash
+/// of its own. The container has the GPUs of both, and nodes with the same index must be the same GPU.
 fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
     let mut found: BTreeMap<u64, (Word, u32)> = BTreeMap::new();
     for (device, name) in nodes(words) {

@@ -1,8 +1,9 @@
-//! HAMi and Volcano's vGPU: `CUDA_DEVICE_MEMORY_LIMIT[_<i>]` and `CUDA_DEVICE_SM_LIMIT[_<i>]`, by position in the device
-//! list (HAMi pkg/device-plugin/nvidiadevice; HAMi-core src/multiprocess/multiprocess_memory_limit.c).
+//! HAMi and Volcano's vGPU: `CUDA_DEVICE_MEMORY_LIMIT[_<i>]` and `CUDA_DEVICE_SM_LIMIT[_<i>]`, by position in
+//! the device list (HAMi pkg/device-plugin/nvidiadevice; HAMi-core
+//! src/multiprocess/multiprocess_memory_limit.c).
 //!
-//! HAMi-core takes a value that it cannot read, or 0, for "no limit"; here that is an error. Its `/overrideEnv` of the image
-//! is not read.
+//! HAMi-core takes 0, or a value that it cannot read, for "no limit"; here that is an error. The image's file
+//! `/overrideEnv`, which HAMi-core reads, is not read here.
 
 mod allocated;
 
@@ -26,14 +27,15 @@ pub(super) static DIALECT: Dialect = Dialect {
     ..Dialect::PLAIN
 };
 
-/// HAMi's plugin mounts its library here; Koordinator uses the same one.
+/// Where HAMi's plugin mounts its library. Koordinator uses the same library.
 pub(super) const OWNER: Owner = Owner {
     limit: "CUDA_DEVICE_MEMORY_LIMIT",
     library: "/usr/local/vgpu/libvgpu.so",
     folder: "/usr/local/vgpu",
 };
 
-/// HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go; volcano-vgpu-device-plugin pkg/plugin/server.go.
+/// The switches of HAMi and Volcano (HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go;
+/// volcano-vgpu-device-plugin pkg/plugin/server.go).
 const SWITCHES: [Switch; 3] = [
     Switch {
         key: "CUDA_DISABLE_CONTROL",
@@ -52,12 +54,14 @@ const MEMORY: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 const CORES: &str = "CUDA_DEVICE_SM_LIMIT";
 const CACHE: &str = "CUDA_DEVICE_MEMORY_SHARED_CACHE";
 
-/// Volcano's fork of HAMi takes any value of the switch for on, and is known by the path of its cache.
+/// Whether Volcano's fork of HAMi wrote the bundle: the path of its cache tells. The fork takes any value of
+/// the switch for on.
 fn is_volcanos(words: &Words) -> bool {
     words.container.named(CACHE).any(|(_, value)| value.starts_with("/tmp/vgpu/"))
 }
 
-/// The scheduler's note alone bounds: it tells what the pod's containers have, and not which of them this one is.
+/// The scheduler's note alone is only a bound: it tells what the pod's containers have, but not which of them
+/// this one is.
 fn speech(words: &Words) -> Speech {
     match limits(words).next() {
         Some(_) => Speech::Asks,
@@ -66,7 +70,7 @@ fn speech(words: &Words) -> Speech {
     }
 }
 
-/// The limits, and what their own library reads beside them.
+/// The limits, and the path of the cache that HAMi's library reads.
 fn owns(key: &str) -> bool {
     is_limit(key, MEMORY) || is_limit(key, CORES) || key == CACHE
 }
@@ -75,7 +79,7 @@ fn limits<'a>(words: &Words<'a>) -> impl Iterator<Item = Word<'a>> {
     words.variables().filter(|word| is_limit(word.key, MEMORY) || is_limit(word.key, CORES))
 }
 
-/// `name`, or `name` and a position.
+/// Whether `key` is `name`, alone or with a position.
 fn is_limit(key: &str, name: &str) -> bool {
     key.strip_prefix(name).is_some_and(|rest| rest.is_empty() || position(rest).is_some())
 }
@@ -104,7 +108,8 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     Ok(claims)
 }
 
-/// A claim for each limit of memory; the plain key is for those GPUs that have none of their own.
+/// One claim for each memory limit. The key without a position applies to the GPUs that have no limit of
+/// their own.
 fn memory_claims(words: &Words, all: &[Word], gpus: &[&Gpu]) -> Result<Vec<Claim>, RequestError> {
     let stated = all.iter().filter(|word| is_limit(word.key, MEMORY));
     let stated = stated.map(|word| Ok((*word, memory(words, *word)?)));
@@ -122,8 +127,8 @@ fn memory_claims(words: &Words, all: &[Word], gpus: &[&Gpu]) -> Result<Vec<Claim
     Ok(claims)
 }
 
-/// The same of compute. The plugin writes the plain key alone, and a pod must not lift it by the other: it bounds that one,
-/// and may be above it.
+/// One claim for each compute limit. The plugin writes only the key without a position. A pod must not raise
+/// that limit with a position, so the plain key also applies to a GPU whose own limits are all higher.
 fn compute_claims(all: &[Word], gpus: &[&Gpu]) -> Result<Vec<Claim>, RequestError> {
     let mut caps: Vec<(Word, Cap)> = Vec::new();
     for word in all.iter().filter(|word| is_limit(word.key, CORES)) {
@@ -146,7 +151,8 @@ fn compute_claims(all: &[Word], gpus: &[&Gpu]) -> Result<Vec<Claim>, RequestErro
     Ok(claims)
 }
 
-/// Memory on some GPUs and none on others is a slip, never "no limit" there.
+/// Refuses memory limits on only some of the GPUs: this is taken for a mistake, never for "no limit" on the
+/// others.
 fn refuse_half(claims: &[Claim], limit: Word, gpus: usize) -> Result<(), RequestError> {
     let stated =
         claims.iter().flat_map(|claim| &claim.particular).filter(|(_, amount)| amount.memory.is_some());
@@ -162,7 +168,7 @@ fn refuse_half(claims: &[Claim], limit: Word, gpus: usize) -> Result<(), Request
     )))
 }
 
-/// A memory limit; nothing where 0 states none.
+/// Reads a memory limit; `None` where the node takes 0 for no statement.
 fn memory(words: &Words, word: Word) -> Result<Option<DeviceMemory>, RequestError> {
     let remedy = "memory is digits and perhaps one of k, m, g (binary), as 3000m";
     let bytes = quantity::binary(word.value).ok_or_else(|| word.wrong(remedy))?;
@@ -176,7 +182,8 @@ fn memory(words: &Words, word: Word) -> Result<Option<DeviceMemory>, RequestErro
     }
 }
 
-/// 0 is what the plugin writes where no cores were asked for (HAMi issue 636).
+/// Reads a compute limit. The plugin writes 0 where no cores were asked for (HAMi issue 636), so 0 is no
+/// limit.
 fn cores(word: Word) -> Result<Cap, RequestError> {
     match quantity::whole(word.value) {
         Some(0) => Ok(Cap::Unlimited),

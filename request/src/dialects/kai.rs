@@ -1,9 +1,11 @@
-//! KAI-Scheduler and Run:ai 2: the pod's annotations `gpu-fraction` or `gpu-memory`, and `GPU_PORTION` with
-//! `RUNAI_NUM_OF_GPUS`, which a ConfigMap holds that the binder fills (KAI-Scheduler pkg/binder/common/gpu_access.go,
-//! pkg/common/constants/constants.go). With HAMi-core, `CUDA_DEVICE_MEMORY_LIMIT` (pkg/binder/plugins/hamicore/hami_core.go).
+//! KAI-Scheduler and Run:ai 2: the pod's annotation `gpu-fraction` or `gpu-memory`, and `GPU_PORTION` with
+//! `RUNAI_NUM_OF_GPUS`, which the binder writes into a ConfigMap (KAI-Scheduler
+//! pkg/binder/common/gpu_access.go, pkg/common/constants/constants.go). With HAMi-core also
+//! `CUDA_DEVICE_MEMORY_LIMIT` (pkg/binder/plugins/hamicore/hami_core.go).
 //!
-//! The binder rounds the portion to two digits: what it was made of, the annotation, is what counts where both agree.
-//! Run:ai counts the whole GPUs of a container in `RUNAI_NUM_OF_GPUS`, too: a whole number states no portion.
+//! The binder rounds the portion to two digits. Where the annotation agrees with it, the annotation's exact
+//! amount counts. Run:ai also counts a container's whole GPUs in `RUNAI_NUM_OF_GPUS`, so a whole number there
+//! states no portion.
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
@@ -37,13 +39,14 @@ const FRACTION: &str = "gpu-fraction";
 const MEMORY: &str = "gpu-memory";
 const CONTAINER: &str = "gpu-fraction-container-name";
 const COUNT: &str = "gpu-fraction-num-devices";
-/// The namespaces of the pods that hold a GPU towards the scheduler, and use none of it.
+/// The namespaces of the schedulers' reservation pods. Such a pod holds a GPU for the scheduler and does not
+/// use it.
 const RESERVATIONS: [&str; 2] = ["kai-resource-reservation", "runai-reservation"];
-/// What such a pod gets: it asks the driver for the GPU's UUID.
+/// Bytes that a reservation pod gets. It only asks the driver for the GPU's UUID.
 const RESERVED: u64 = 1 << 20;
 
 fn speech(words: &Words) -> Speech {
-    // A container without a GPU has a count of 0.
+    // `RUNAI_NUM_OF_GPUS` is 0 in a container without a GPU.
     let is_filled = words.has(PORTION) || words.named(GPUS).any(|word| word.value != "0");
     let is_annotated = words.annotation(FRACTION).is_some() || words.annotation(MEMORY).is_some();
     match is_annotated.then(|| whose(words)) {
@@ -67,10 +70,11 @@ fn owns(key: &str) -> bool {
     matches!(key, PORTION | GPUS | LIMIT)
 }
 
-/// One container of a pod has the share: the named one, else the first, which is known by its GPUs, since the others' list is
-/// `void`, or the image's.
+/// Only one container of a pod has the share: the one that an annotation names, else the first. The bundle
+/// does not tell which is first. It is known by its list of GPUs, because the other containers' list is
+/// `void` or the image's.
 fn whose(words: &Words) -> Whose {
-    // Who is believed less than the amount cannot take it from this container.
+    // A less trusted annotation than the amount's cannot give the share to another container.
     let asked =
         [FRACTION, MEMORY].into_iter().filter_map(|key| words.annotation(key)).map(|word| word.rank).max();
     let named = words.annotation(CONTAINER).filter(|named| Some(named.rank) >= asked);
@@ -89,7 +93,7 @@ fn is_reservation(words: &Words) -> bool {
 fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
     let asked = asked(words)?;
     if speech(words) == Speech::Spares {
-        // The share that may be this container's bounds what it gets by other words.
+        // The share may be this container's, so it bounds what the container gets by other words.
         return asked.map(|(word, ask)| asked_claim(word, ask, None, node)).into_iter().collect();
     }
     let portions: Vec<(Word, u64)> = words
@@ -131,17 +135,18 @@ fn asked_claim(word: Word, ask: Ask, count: Option<usize>, node: NodeGpus) -> Re
     Ok(Claim { count, ..claim })
 }
 
-/// What a rounded portion was made of, as far as it is told.
+/// The exact amounts that a rounded portion may stand for.
 struct Exact {
     asked: Option<DeviceMemory>,
-    /// Whether who asked may grant, and not only lower.
+    /// Whether the annotation with the amount may grant, and not only lower.
     may_grant: bool,
-    /// HAMi-core's limit.
+    /// The smallest of HAMi-core's limits.
     limit: Option<DeviceMemory>,
 }
 
 impl Exact {
-    /// What a portion comes to: the exact amount that it is the rounding of, where one is told.
+    /// The amount of a portion: the exact amount where one is known that rounds to it, else the portion of
+    /// the GPU.
     fn portion(&self, word: Word, parts: u64, gpu: &Gpu) -> Result<Amount, RequestError> {
         let total = total(gpu)?;
         let rounded = part(total, parts);
@@ -166,8 +171,8 @@ fn reservation(words: &Words) -> Vec<Claim> {
     vec![claim.noting(format!("{word} reserves a GPU towards the scheduler: it gets the least share"))]
 }
 
-/// HAMi-core's limit, which is made of the rounded portion: where it is more than that, or than what was asked for, by no
-/// more than the rounding, it is no more.
+/// HAMi-core's limit on one GPU. The binder computes it from the rounded portion. Where it is above the
+/// portion or the annotation's amount by no more than rounding explains, it is lowered to that.
 fn near(
     limit: DeviceMemory,
     portions: &[(Word, u64)],
@@ -176,13 +181,14 @@ fn near(
 ) -> Result<DeviceMemory, RequestError> {
     let total = total(gpu)?;
     let parts = portions.iter().map(|(_, parts)| *parts).filter(|parts| (1..WHOLE).contains(parts)).min();
-    // Of whole MiB the last one may be the binder's.
+    // Rounded up, because the binder may have rounded to whole MiB.
     let rounded = parts.map(|parts| up(part(total, parts)));
     let bounds = rounded.into_iter().chain(asked).filter(|bound| is_near(limit, *bound, total));
     Ok(bounds.chain([limit]).min().unwrap_or(limit))
 }
 
-/// Whether the two differ by no more than rounding to hundredths, and the binder's own size of the card, explain.
+/// Whether the two differ by at most a hundredth of the GPU's memory. That covers rounding to hundredths and
+/// the binder's own idea of the GPU's size.
 fn is_near(exact: DeviceMemory, rounded: DeviceMemory, total: DeviceMemory) -> bool {
     exact.bytes().abs_diff(rounded.bytes()) <= total.bytes() / 100
 }
@@ -191,17 +197,17 @@ fn part(total: DeviceMemory, parts: u64) -> DeviceMemory {
     DeviceMemory::from_bytes(Decimal { numerator: parts, denominator: WHOLE }.of(total.bytes()))
 }
 
-/// Rounded up to whole MiB.
+/// Rounds up to whole MiB.
 fn up(memory: DeviceMemory) -> DeviceMemory {
     const MIB: u64 = 1 << 20;
     DeviceMemory::from_bytes(memory.bytes().div_ceil(MIB).saturating_mul(MIB))
 }
 
-/// What one source wants of each GPU.
+/// The amount that an annotation asks for on each GPU.
 #[derive(Clone, Copy)]
 enum Ask {
     Memory(DeviceMemory),
-    /// In parts of [`WHOLE`].
+    /// Billionths of the GPU ([`WHOLE`]).
     Portion(u64),
 }
 
@@ -216,7 +222,7 @@ impl Ask {
     }
 }
 
-/// What the pod's annotations say.
+/// The pod's annotation with the amount; `None` where another container of the pod has the share.
 fn asked<'a>(words: &Words<'a>) -> Result<Option<(Word<'a>, Ask)>, RequestError> {
     let annotations = (words.annotation(FRACTION), words.annotation(MEMORY));
     if whose(words) == Whose::Another {
@@ -237,7 +243,8 @@ fn fraction(word: Word) -> Result<u64, RequestError> {
 
 const NO_PORTION: &str = "a portion is above 0 and below 1, as 0.5; ask for a whole GPU by nvidia.com/gpu: 1";
 
-/// The binder's portion; 0.00 and 1.00 are what it rounds a very small and a very large one to.
+/// Reads the binder's portion in parts of [`WHOLE`]. The binder rounds a very small portion to 0.00 and a
+/// very large one to 1.00.
 fn portion(word: Word) -> Result<u64, RequestError> {
     if word.value.is_empty() {
         return Err(word.wrong("the binder has not filled the ConfigMap: see its log, and delete the pod"));
@@ -252,7 +259,8 @@ fn portion(word: Word) -> Result<u64, RequestError> {
     }
 }
 
-/// The number of GPUs that the annotations ask for, which is 1 where they say none; more of them are refused.
+/// The number of GPUs that the annotations ask for, 1 where they state none. A list with more GPUs is
+/// refused.
 fn count(words: &Words, asked: Word, list: Word, gpus: usize) -> Result<usize, RequestError> {
     let (word, count) = match words.annotation(COUNT) {
         Some(word) => (word, quantity::whole(word.value)),
@@ -260,6 +268,6 @@ fn count(words: &Words, asked: Word, list: Word, gpus: usize) -> Result<usize, R
     };
     let count = count.and_then(|count| usize::try_from(count).ok()).filter(|count| *count > 0);
     let count = count.ok_or_else(|| word.wrong("a number of GPUs is a whole number from 1"))?;
-    // Fewer are no contradiction: the list lowers it.
+    // A list with fewer GPUs is no contradiction: it lowers the number.
     if gpus > count { Err(conflict(word, list)) } else { Ok(count.min(gpus)) }
 }

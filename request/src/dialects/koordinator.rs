@@ -1,8 +1,10 @@
-//! Koordinator: the pod's annotation `scheduling.koordinator.sh/device-allocated` (koordinator apis/extension/device_share.go),
-//! and what its hook sets: minors in `NVIDIA_VISIBLE_DEVICES`, HAMi-core's limits without `_<i>` and its `LD_PRELOAD`
-//! (pkg/koordlet/runtimehooks/hooks/gpu/gpu.go). Without NRI the hook does not run, and the annotation alone tells.
+//! Koordinator: the pod's annotation `scheduling.koordinator.sh/device-allocated` (koordinator
+//! apis/extension/device_share.go), and what its hook sets: minors in `NVIDIA_VISIBLE_DEVICES`, HAMi-core's
+//! limits without `_<i>`, and HAMi-core's `LD_PRELOAD` (pkg/koordlet/runtimehooks/hooks/gpu/gpu.go). Without
+//! NRI the hook does not run, and the bundle has only the annotation.
 //!
-//! Both are of the whole pod and stand in each of its containers, so the share is the pod's.
+//! Annotation and variables are about the whole pod and are in each of its containers, so the pod holds the
+//! share.
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 use serde_json::Value;
@@ -32,8 +34,9 @@ const ALLOCATED: &str = "scheduling.koordinator.sh/device-allocated";
 const MEMORY: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 const CORES: &str = "CUDA_DEVICE_SM_LIMIT";
 
-/// The hook gives the annotation's GPUs to every container of the pod. Here a container whose list names none, as a webhook
-/// writes for sidecars, gets none by it; what it gets by other words the pod's share bounds.
+/// Koordinator's hook gives the annotation's GPUs to every container of the pod. Here a container whose list
+/// names no GPU, as a webhook writes it for sidecars, gets none by the annotation. What it gets by other
+/// words is bounded by the pod's share.
 fn speech(words: &Words) -> Speech {
     let wants = || names_gpus(words) || !words.has(DEVICES);
     match is_annotated(words) {
@@ -44,14 +47,15 @@ fn speech(words: &Words) -> Speech {
     }
 }
 
-/// HAMi writes a unit and preloads by a file: bytes beside `LD_PRELOAD` are the hook's.
+/// Whether Koordinator's hook wrote the limits. The hook writes bytes and `LD_PRELOAD`, while HAMi writes a
+/// unit and preloads by a file.
 fn is_hooks(words: &Words) -> bool {
     words.container.engine() == Engine::Cri
         && words.named(MEMORY).any(|word| quantity::whole(word.value).is_some())
         && words.named("LD_PRELOAD").any(|word| word.value.ends_with("/libvgpu.so"))
 }
 
-/// JSON that cannot be read is spoken to be refused.
+/// Whether the annotation names GPUs. Malformed JSON counts too, so that [`read`] refuses it.
 fn is_annotated(words: &Words) -> bool {
     let text = words.container.annotations().get(ALLOCATED);
     text.is_some_and(|text| !matches!(devices(text), Some(devices) if devices.is_empty()))
@@ -66,7 +70,7 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     claims.extend(Claim::each_of(words.named(CORES), |word| Ok(Amount::cores(limit::cores(word)?.into())))?);
     match words.annotation(ALLOCATED).filter(|_| is_annotated(words)) {
         Some(word) => claims.push(allocated(word, node)?),
-        // The hook's limits are nothing without a GPU.
+        // The hook's limits need a GPU.
         None => {
             let first = words.named(MEMORY).next().into_iter();
             for limit in first {
@@ -78,7 +82,7 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     Ok(claims.into_iter().map(|claim| Claim { scope, ..claim }).collect())
 }
 
-/// The GPUs in the annotation; nothing where it is not of its form.
+/// The GPUs in the annotation; `None` where the JSON does not have its form.
 fn devices(text: &str) -> Option<Vec<Value>> {
     let json: Value = serde_json::from_str(text).ok()?;
     match json.as_object()?.get("gpu") {
@@ -104,7 +108,7 @@ fn allocated(word: Word, node: NodeGpus) -> Result<Claim, RequestError> {
     claim.on(&gpus, |position, gpu| parts[position].amount(gpu))
 }
 
-/// The GPU's UUID counts before its minor.
+/// The GPU of an entry. Its UUID counts before its minor.
 fn gpu<'a>(word: Word, device: &Value, node: NodeGpus<'a>) -> Result<&'a Gpu, RequestError> {
     let id = device.get("id").and_then(Value::as_str).filter(|id| id.starts_with("GPU-"));
     let minor = || device.get("minor").and_then(Value::as_u64).and_then(|minor| u32::try_from(minor).ok());
@@ -118,10 +122,10 @@ fn gpu<'a>(word: Word, device: &Value, node: NodeGpus<'a>) -> Result<&'a Gpu, Re
     node.find(word.key, &selector)
 }
 
-/// What the pod has of one GPU.
+/// The pod's share of one GPU.
 struct Part {
     cores: Option<Cap>,
-    /// In percent of the GPU's.
+    /// Percent of the GPU's memory.
     ratio: Option<u8>,
     memory: Option<DeviceMemory>,
 }
@@ -153,7 +157,8 @@ impl Part {
         self.ratio == Some(100) && self.cores.is_none_or(|cores| cores == Cap::Unlimited)
     }
 
-    /// The ratio is one of what the scheduler knows of the card, the memory what it counts; all of it is all there is.
+    /// The amount on this GPU. The scheduler counted `memory` itself, so it counts before `ratio`; but a
+    /// ratio of 100 is all of the GPU's memory.
     fn amount(&self, gpu: &Gpu) -> Result<Amount, RequestError> {
         let memory = match (self.ratio, self.memory) {
             (Some(100), _) => Some(total(gpu)?),
@@ -166,7 +171,7 @@ impl Part {
     }
 }
 
-/// A resource's number, which is quoted or bare.
+/// A resource's number as text; the JSON has it quoted or bare.
 fn resource(device: &Value, name: &str) -> Option<String> {
     let value = device.get("resources")?.get(format!("koordinator.sh/{name}"))?;
     Some(value.as_str().map_or_else(|| value.to_string(), str::to_owned))

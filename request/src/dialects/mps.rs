@@ -1,5 +1,5 @@
-//! The grammar of MPS's own limits, which several systems write: `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` by position in the
-//! device list or UUID, and `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`.
+//! Reads MPS's own limits, which several systems write: `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` by position in the
+//! device list or by UUID, and `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`.
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
@@ -13,8 +13,9 @@ pub(crate) const PINNED: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 pub(crate) const PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 pub(crate) const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
-/// What the pinned limits say of each of the GPUs. Texts that differ are a conflict on every node where there are several GPUs:
-/// the least of each may be neither text's, and one of the two has to stand afterwards for what was granted.
+/// The claims of the pinned memory limits. With several GPUs, two differing texts are a conflict on every
+/// node: the least limit of each GPU could then be neither text, but one of the two must remain in the
+/// container and state what was granted.
 pub(crate) fn pinned(words: &Words, node: NodeGpus, gpus: &[&Gpu]) -> Result<Vec<Claim>, RequestError> {
     if gpus.len() > 1 {
         words.one(PINNED)?;
@@ -26,18 +27,18 @@ pub(crate) fn pinned(words: &Words, node: NodeGpus, gpus: &[&Gpu]) -> Result<Vec
     words.named(PINNED).map(claim).collect()
 }
 
-/// What the percentages say of each GPU.
+/// The claims of the percentages, for every GPU.
 pub(crate) fn percentages(words: &Words) -> Result<Vec<Claim>, RequestError> {
     Claim::each_of(words.named(PERCENTAGE), |word| Ok(Amount::cores(percentage(word)?)))
 }
 
-/// Says that a container with MPS's words gets a share of gpushare's.
+/// The note for a container with MPS's pipe directory: it gets a share of gpushare's.
 pub(crate) fn mode(words: &Words) -> Option<String> {
     let pipe = words.named(PIPE).next()?;
     Some(format!("{pipe}: the share's limits are gpushare's, those of MPS's daemon are not read"))
 }
 
-/// What one text limits each of the GPUs to. One that has none is a slip, never "no limit" there.
+/// The limit of each GPU in one text. A GPU without a limit is taken for a mistake, never for "no limit".
 fn limits(word: Word, node: NodeGpus, gpus: &[&Gpu]) -> Result<Vec<DeviceMemory>, RequestError> {
     let mut limits: Vec<Option<DeviceMemory>> = vec![None; gpus.len()];
     for item in items(word.value) {
@@ -64,7 +65,7 @@ fn limits(word: Word, node: NodeGpus, gpus: &[&Gpu]) -> Result<Vec<DeviceMemory>
     })
 }
 
-/// Where a GPU stands in the list; one that is not in it stands behind its end.
+/// The GPU's position in the list; past the list's end for a GPU that is not in it.
 fn position(word: Word, gpu: &str, node: NodeGpus, gpus: &[&Gpu]) -> Result<usize, RequestError> {
     let selector = selector(word, gpu, IndexMeaning::Pci)?;
     if let DeviceSelector::Index(position) = selector {
@@ -74,7 +75,7 @@ fn position(word: Word, gpu: &str, node: NodeGpus, gpus: &[&Gpu]) -> Result<usiz
     Ok(gpus.iter().position(|gpu| gpu.uuid == named.uuid).unwrap_or(gpus.len()))
 }
 
-/// A number with K, M or G, and perhaps a B behind it; MPS takes them for binary units.
+/// Reads a number with K, M or G, and perhaps a B. MPS takes these for binary units.
 fn bytes(word: Word, text: &str) -> Result<DeviceMemory, RequestError> {
     let number =
         text.strip_suffix(['B', 'b']).filter(|number| !number.ends_with(|c: char| c.is_ascii_digit()));
@@ -85,7 +86,7 @@ fn bytes(word: Word, text: &str) -> Result<DeviceMemory, RequestError> {
     }
 }
 
-/// The percentage, of which MPS takes parts, too.
+/// Reads the percentage, rounded down to whole percent. MPS also accepts fractions.
 fn percentage(word: Word) -> Result<Cap, RequestError> {
     let remedy = "a percentage is from 1 to 100";
     let decimal = quantity::decimal(word.value).ok_or_else(|| word.wrong(remedy))?;

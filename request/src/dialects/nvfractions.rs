@@ -1,8 +1,9 @@
-//! KAI's NvFractions and Run:ai 3: annotations `nvidia.com/container.<container>.gpu-memory.limit`, and the variables
-//! `NVIDIA_GPU_MEMORY_LIMIT` and MPS's, which an NRI plugin makes of them (kai-gpu-fractioning fractiond/internal/annotations,
-//! fractiond/internal/injection).
+//! KAI's NvFractions and Run:ai 3: annotations `nvidia.com/container.<container>.gpu-memory.limit`. An NRI
+//! plugin turns them into `NVIDIA_GPU_MEMORY_LIMIT` and MPS's variables (kai-gpu-fractioning
+//! fractiond/internal/annotations, fractiond/internal/injection).
 //!
-//! A request is memory that is guaranteed, a limit what may be used. gpushare guarantees what may be used.
+//! There, a request is guaranteed memory, and a limit is memory that may be used. gpushare guarantees the
+//! limit.
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
@@ -15,7 +16,7 @@ use gpushare_claims::{
     Amount, Cap, Claim, Container, IndexMeaning, NodeGpus, RequestError, Word, Words, conflict,
 };
 
-/// MPS's variables are its own where they stand beside its words.
+/// It owns MPS's variables too, where its own words are in the bundle.
 pub(super) static DIALECT: Dialect = Dialect {
     name: "nvfractions",
     speech,
@@ -26,15 +27,16 @@ pub(super) static DIALECT: Dialect = Dialect {
     ..Dialect::PLAIN
 };
 
-/// In MiB. Early versions have the plural.
+/// Memory limits in MiB. Early versions have the plural.
 const LIMITS: [&str; 2] = ["NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_LIMITS"];
 const REQUESTS: [&str; 2] = ["NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_REQUESTS"];
 
-/// Before the container's name in annotations. The others are those that KAI-Scheduler issue 1505 proposes.
+/// Prefixes before the container's name in annotations. The second and third are those that KAI-Scheduler
+/// issue 1505 proposes.
 const PREFIXES: [&str; 3] = ["nvidia.com/container.", "nvidia.cdi.k8s.io/container.", PROPOSED];
 const PROPOSED: &str = "nvidia.cdi.k8s.io/";
 
-/// Behind it.
+/// What follows the container's name.
 const LIMIT_PARTS: [&str; 2] = ["gpu-memory.limit", "gpu-memory.limits"];
 const REQUEST_PARTS: [&str; 2] = ["gpu-memory.request", "gpu-memory.requests"];
 const MODE: [&str; 1] = ["gpu-compute.mode"];
@@ -53,7 +55,7 @@ fn is_variable(key: &str) -> bool {
     LIMITS.contains(&key) || REQUESTS.contains(&key)
 }
 
-/// What an annotation of exactly this container's is about.
+/// The part of the key after this container's name; `None` for another container's annotation.
 fn part<'k>(key: &'k str, container: &Container) -> Option<&'k str> {
     let name = container.name_in_pod()?;
     PREFIXES.iter().find_map(|prefix| key.strip_prefix(prefix)?.strip_prefix(name)?.strip_prefix('.'))
@@ -64,8 +66,8 @@ fn annotations<'a>(words: &Words<'a>, parts: &'static [&'static str]) -> impl It
     words.annotations().filter(is_one)
 }
 
-/// A slip in a part would be no limit at all. What does not begin as the parts do may be another container's, of a pod that
-/// has one by the name of `container`.
+/// Refuses an unknown part that begins with `gpu`: a misspelt limit would be no limit at all. Other unknown
+/// parts may belong to another container, in a pod that has a container called `container`.
 fn refuse_unknown(words: &Words) -> Result<(), RequestError> {
     let is_unknown = |word: &Word| {
         let part = part(word.key, words.container).filter(|part| part.starts_with("gpu"));
@@ -87,7 +89,7 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
         Named::Gpus(_, gpus) => Some(gpus),
         Named::Nothing | Named::NoGpu => devices.as_ref().map(|(_, gpus)| gpus.clone()),
     };
-    // Without a GPU there is no position that the limit could be of.
+    // Without a GPU there is no position to which a pinned limit could belong.
     if let Some(gpus) = listed {
         claims.extend(mps::pinned(words, node, &gpus)?);
     } else if devices.is_none() {
@@ -102,7 +104,7 @@ fn of<'a>(words: &Words<'a>, keys: &[&str]) -> impl Iterator<Item = Word<'a>> {
     words.variables().filter(|word| keys.contains(&word.key))
 }
 
-/// What one channel says of memory; one of limit and request stands for the other.
+/// The memory claims of one channel. Where only a request or only a limit is stated, it counts as both.
 fn hard<'a>(
     limits: impl Iterator<Item = Word<'a>>,
     requests: impl Iterator<Item = Word<'a>>,
@@ -134,7 +136,7 @@ fn hard<'a>(
     Ok(claims)
 }
 
-/// An annotation's memory, rounded up to whole MiB as the plugin does.
+/// Reads an annotation's memory and rounds it up to whole MiB, as the plugin does.
 fn quantity(word: Word) -> Result<DeviceMemory, RequestError> {
     const MIB: u64 = 1 << 20;
     let spelt_out =
@@ -147,7 +149,8 @@ fn quantity(word: Word) -> Result<DeviceMemory, RequestError> {
     })
 }
 
-/// The caps, which there are in one mode only: time slices, the default, leave idle time to whoever wants it.
+/// The compute limits. They exist only in the mode `sm-sharing`; time slices, the default, leave idle time to
+/// everyone.
 fn portions(words: &Words) -> Result<Vec<Claim>, RequestError> {
     let mut shares = false;
     for word in annotations(words, &MODE) {
@@ -161,7 +164,7 @@ fn portions(words: &Words) -> Result<Vec<Claim>, RequestError> {
     Ok(if shares { claims } else { Vec::new() })
 }
 
-/// Rounded down to whole percents, but never to 0, which is unlimited to MPS.
+/// Reads a portion of compute, rounded down to whole percent, but never to 0, which MPS takes for unlimited.
 fn percent(word: Word) -> Result<Cap, RequestError> {
     let decimal = quantity::decimal(word.value);
     let percent = decimal
@@ -172,7 +175,7 @@ fn percent(word: Word) -> Result<Cap, RequestError> {
         .ok_or_else(|| word.wrong("a portion of compute is above 0 and at most 1, as 0.5"))
 }
 
-/// The GPUs that the scheduler's binder wrote down.
+/// The GPUs that the scheduler's binder noted.
 fn devices<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Option<(Claim, Vec<&'a Gpu>)>, RequestError> {
     let mut all = annotations(words, &DEVICES);
     let Some(word) = all.next() else { return Ok(None) };

@@ -1,12 +1,12 @@
-//! nvshare: its library and its scheduler's socket as mounts, and a list of GPUs (nvshare kubernetes/device-plugin/server.go).
-//! Its clients take turns with the whole memory, and state no amount.
+//! nvshare: mounts of its library and of its scheduler's socket, and a list of GPUs (nvshare
+//! kubernetes/device-plugin/server.go). Its clients take turns with the whole memory, so it states no amount.
 
 use crate::dialect::{Dialect, Off, Speech, Switch};
 use crate::sources::handed::is_handed;
 use crate::sources::list::{self, Named, named};
 use gpushare_claims::{Claim, IndexMeaning, Library, NodeGpus, Rank, RequestError, Word, Words};
 
-/// Its library limits no memory. The switch is its README's.
+/// nvshare's library limits no memory. The switch is documented in its README.
 pub(super) static DIALECT: Dialect = Dialect {
     name: "nvshare",
     speech,
@@ -26,7 +26,7 @@ pub(super) static DIALECT: Dialect = Dialect {
 
 const LIBRARY: &str = "/usr/lib/nvshare/libnvshare.so";
 
-/// An image that preloads a library of that name has no such mount.
+/// The mount is required: an image that only preloads a library of that name does not ask.
 fn speech(words: &Words) -> Speech {
     let has_library = words.container.mounts().iter().any(|mount| mount.target == LIBRARY);
     Speech::asking(has_library && (list::asks(words) || is_handed(words)))

@@ -1,7 +1,8 @@
-//! Alibaba PAI's eGPU: `AMP_VGPU_ENABLE=1` with bytes per GPU or a part of it, and percent (help.aliyun.com,
-//! pai/egpu-interface-usage-example).
+//! Alibaba PAI's eGPU: `AMP_VGPU_ENABLE=1`, with bytes per GPU or a part of it, and a percentage of compute
+//! (help.aliyun.com, pai/egpu-interface-usage-example).
 //!
-//! The switch is anybody's word: where Aliyun's device plugin wrote its index, the GPU and the part are as the plugin means them.
+//! Anybody can set the switch. Where Aliyun's device plugin wrote its index, GPU and part therefore mean what
+//! the plugin means by them.
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
@@ -23,7 +24,7 @@ pub(super) static DIALECT: Dialect = Dialect {
 
 const SWITCH: &str = "AMP_VGPU_ENABLE";
 const BYTES: &str = "GPU_MEM_PER_DEVICE";
-/// What eGPU keeps of the bytes for itself, in MiB, and how much that is where nobody says.
+/// The variable for the MiB that eGPU keeps of the stated bytes for itself, and its default.
 const RESERVED: &str = "ALIYUN_COM_GPU_MEM_RESERVED";
 const USUALLY_RESERVED: u64 = 10;
 
@@ -47,7 +48,7 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
         ratios.map(|ratio| cgpu::memory_claim(words, node, ratio, &node.all())).collect::<Result<_, _>>()?;
     for word in words.named(BYTES) {
         let memory = bytes(word, reserved)?;
-        // The ratio may be the words of Aliyun's plugin, which a pod's bytes must not lift.
+        // Aliyun's plugin may have written the ratio, and a pod's bytes must not raise it.
         let least = |_: usize, gpu: &Gpu| {
             let parts = ratios.iter().filter_map(|claim| claim.amount_on(Some(gpu.uuid)).memory?.bytes());
             Ok(Amount::memory(parts.fold(memory, DeviceMemory::min)))
@@ -61,7 +62,7 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     Ok(claims)
 }
 
-/// The memory in bytes, less what eGPU keeps.
+/// Reads the memory in bytes, without the `reserved` MiB that eGPU keeps.
 fn bytes(word: Word, reserved: u64) -> Result<DeviceMemory, RequestError> {
     let bytes = quantity::whole(word.value)
         .ok_or_else(|| word.wrong("memory is digits: bytes without a unit, as 2147483648"))?;

@@ -1,10 +1,11 @@
-//! What both of Slurm's ways to share GPUs have in common. Which GPUs a step has (slurm
-//! src/plugins/gres/common/gres_common.c): `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` count the node's GPUs,
-//! `CUDA_VISIBLE_DEVICES` those of the step. And which part of the step's amount a container has: each task is a container
-//! and carries the amount of the whole step.
+//! What Slurm's ways to share GPUs have in common: which GPUs a step has (slurm
+//! src/plugins/gres/common/gres_common.c), and which part of the step's amount a container has.
+//! `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` count the node's GPUs, `CUDA_VISIBLE_DEVICES` those of the step.
+//! Each task is a container and carries the amount of the whole step.
 //!
-//! The bundle's variables replace what srun sends. slurmstepd then writes its own over both: the GPUs and amounts, and last
-//! `SLURM_GTIDS` and the like (slurm src/slurmd/slurmstepd, container.c, slurmstepd.c and task.c).
+//! The bundle's variables replace what srun sends. slurmstepd then writes its own over both: the GPUs and
+//! amounts, and last `SLURM_GTIDS` and similar ones (slurm src/slurmd/slurmstepd, container.c, slurmstepd.c
+//! and task.c).
 
 use gpushare_inventory::Gpu;
 
@@ -17,25 +18,26 @@ const STEP: &str = "SLURM_STEP_GPUS";
 const JOB: &str = "SLURM_JOB_GPUS";
 const LOCAL: &str = "CUDA_VISIBLE_DEVICES";
 const STEP_ID: &str = "SLURM_STEP_ID";
-/// From here up a step's number is a kind: of a batch job's script, of salloc's shell (`SLURM_MAX_NORMAL_STEP_ID`).
+/// Step numbers from here on mean special kinds of steps, such as a batch job's script or salloc's shell
+/// (`SLURM_MAX_NORMAL_STEP_ID`).
 const FIRST_KIND: u64 = 0xffff_fff0;
-/// The numbers of the step's tasks on this node, which slurmstepd writes into each task.
+/// The numbers of the step's tasks on this node. slurmstepd writes it into each task.
 const TASKS: &str = "SLURM_GTIDS";
-/// How many tasks each node of the step has, which srun sends.
+/// The number of tasks on each node of the step. srun sends it.
 const TASKS_OF_NODES: &str = "SLURM_STEP_TASKS_PER_NODE";
 const NODE: &str = "SLURM_NODEID";
 
-/// Whether the step has no GPU, in so many words: `NoDevFiles` is Slurm's before 19.05.
+/// Whether Slurm says that the step has no GPU. It wrote `NoDevFiles` before 19.05.
 pub(super) fn has_no_gpu(words: &Words) -> bool {
     words.named(LOCAL).any(|word| matches!(word.value, "NoDevFiles" | "-1"))
 }
 
-/// The step's GPUs as Slurm counts those of the node, and the word that names them; `None` where it does not say.
+/// The step's GPUs by the node's numbering, and the word that names them; `None` where no word does.
 pub(super) fn global<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
 ) -> Result<Option<(Word<'a>, Vec<&'a Gpu>)>, RequestError> {
-    // Slurm writes one of both and leaves the other as the bundle, the user or the batch job has it.
+    // Slurm writes one of the two. The other may be left over from the bundle, the user or the batch job.
     let keys = if is_of_job(words) { [JOB, STEP] } else { [STEP, JOB] };
     for key in keys {
         if let Some(word) = words.one(key)? {
@@ -45,7 +47,7 @@ pub(super) fn global<'a>(
     Ok(None)
 }
 
-/// The step's GPUs, and the word that names them; `by` is what makes a request of them.
+/// The step's GPUs, and the word that names them. `by` is the word that asks for a share, for the error.
 pub(super) fn gpus<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
@@ -63,7 +65,7 @@ pub(super) fn gpus<'a>(
     let is_local = |selector: &&DeviceSelector| matches!(selector, DeviceSelector::Index(_));
     match list.iter().filter(is_local).count() {
         0 => Ok((word, node.find_each(word.key, &list)?)),
-        // Only where the step has every GPU that it sees does the order of the nodes not matter.
+        // With every handed GPU in the list, the order of the device nodes does not matter.
         local => match handed::gpus(words, node)? {
             Some((_, gpus)) if gpus.len() == local && local == list.len() => Ok((word, gpus)),
             _ => Err(word.wrong(
@@ -73,15 +75,15 @@ pub(super) fn gpus<'a>(
     }
 }
 
-/// Whether slurmstepd made the container for the job itself (a batch script, the shell of salloc) and not for a step of srun,
-/// whose number it writes.
+/// Whether slurmstepd made the container for the job itself (a batch script, the shell of salloc). For a step
+/// of srun it writes the step's number.
 fn is_of_job(words: &Words) -> bool {
     let is_sruns = |word: Word| quantity::whole(word.value).is_some_and(|number| number < FIRST_KIND);
     words.has(TASKS) && !words.named(STEP_ID).any(is_sruns)
 }
 
-/// The part of a GPU that this container has of the `whole` that `by` gives the step, and what is to say of it: the step's
-/// tasks on this node share it equally.
+/// This container's part of `whole`, the part of a GPU that `by` gives the step, and a note. The step's tasks
+/// on this node share it equally.
 ///
 /// # Errors
 /// When the number of tasks cannot be read, or less than a percent of compute is left for each.
@@ -106,9 +108,9 @@ pub(super) fn part_of_task(
     Ok((part, Some(note)))
 }
 
-/// How many tasks the step has on this node, at least one. `SLURM_GTIDS` is Slurm's own; only where it was taken away does
-/// the list count, which a bundle may have replaced. `SLURM_TASKS_PER_NODE` says nothing here: a batch script is one
-/// container, whatever its job may start.
+/// The number of the step's tasks on this node, at least one. `SLURM_GTIDS` is Slurm's own. The list of tasks
+/// per node counts only where that is missing, because a bundle may have replaced the list.
+/// `SLURM_TASKS_PER_NODE` is not read: a batch script is one container, whatever its job may start.
 fn tasks(words: &Words) -> Result<u64, RequestError> {
     if let Some(word) = words.one(TASKS)? {
         let is_number = |item: &str| quantity::whole(item).is_some();
@@ -118,7 +120,7 @@ fn tasks(words: &Words) -> Result<u64, RequestError> {
     words.one(TASKS_OF_NODES)?.map_or(Ok(1), |word| tasks_of_node(words, word))
 }
 
-/// This node's entry of a list as `2(x3),1`: two tasks on each of three nodes, and one on the fourth.
+/// This node's entry in a list such as `2(x3),1`: two tasks on each of three nodes, and one on the fourth.
 fn tasks_of_node(words: &Words, word: Word) -> Result<u64, RequestError> {
     let runs: Option<Vec<(u64, u64)>> = word.value.split(',').map(run).collect();
     let runs = runs.ok_or_else(|| word.wrong("Slurm's list of tasks is counts from 1, as 2(x3),1"))?;
@@ -141,7 +143,7 @@ fn tasks_of_node(words: &Words, word: Word) -> Result<u64, RequestError> {
     Err(node.wrong(format!("{word} names fewer nodes: pass both as Slurm set them")))
 }
 
-/// A count of tasks, and how many nodes in a row have it.
+/// Reads a count of tasks and the number of consecutive nodes that have it.
 fn run(text: &str) -> Option<(u64, u64)> {
     let count = |text| quantity::whole(text).filter(|count| (1..=u64::from(u32::MAX)).contains(count));
     match text.split_once("(x") {

@@ -1,5 +1,6 @@
-//! Slurm's gres `gpu`, whole GPUs of a step: `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS`. They ask for no share by themselves, and
-//! say which GPUs another word may be about: the amount may be gpushare's, the GPU is Slurm's.
+//! Slurm's gres `gpu`, whole GPUs of a step: `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS`. They do not ask for a
+//! share. They bound the GPUs of other words: gpushare's keys may state the amount, but Slurm chooses the
+//! GPU.
 
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::slurm;

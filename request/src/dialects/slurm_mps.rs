@@ -1,5 +1,5 @@
-//! Slurm's gres `mps`: `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` in a job (slurm src/plugins/gres/mps/gres_mps.c). Memory is not
-//! limited there, unless the settings take the percentage for one of memory, too.
+//! Slurm's gres `mps`: `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` in a job (slurm src/plugins/gres/mps/gres_mps.c).
+//! It does not limit memory, unless the settings apply the percentage to memory too.
 
 use gpushare_inventory::DeviceMemory;
 
@@ -22,8 +22,8 @@ fn speech(words: &Words) -> Speech {
     Speech::asking(words.has(PERCENTAGE) && words.has("SLURM_JOB_ID") && !slurm::has_no_gpu(words))
 }
 
-/// Of several GPUs the percentage is the sum, by the count of one of them, and more on each than was asked for
-/// (`MULTIPLE_SHARING_GRES_PJ`).
+/// Several GPUs are refused. Slurm then writes the sum, computed with the count of one of them, which is more
+/// on each GPU than was asked for (`MULTIPLE_SHARING_GRES_PJ`).
 fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
     let Some(first) = words.named(PERCENTAGE).next() else { return Ok(Vec::new()) };
     let (by, gpus) = slurm::gpus(words, node, first)?;
@@ -47,7 +47,8 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     Ok(claims)
 }
 
-/// Slurm makes it of the job's count and the GPU's, and gets 0 or too much where the latter is wrong.
+/// Reads the percentage. Slurm computes it from the job's count and the GPU's, and gets 0 or too much where
+/// the GPU's count is wrong.
 fn percentage(word: Word) -> Result<u8, RequestError> {
     let percent = quantity::whole(word.value).and_then(|percent| u8::try_from(percent).ok());
     percent.filter(|percent| (1..=100).contains(percent)).ok_or_else(|| {

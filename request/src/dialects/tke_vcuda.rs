@@ -1,7 +1,8 @@
-//! Tencent's gpu-manager: annotations `tencent.com/vcuda-{core,memory,device}`, which its device plugin writes (tkestack/
-//! gpu-manager pkg/services/allocator/nvidia/allocator.go, pkg/services/virtual-manager/manager.go).
+//! Tencent's gpu-manager: annotations `tencent.com/vcuda-{core,memory,device}`, which its device plugin
+//! writes (tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go,
+//! pkg/services/virtual-manager/manager.go).
 //!
-//! A container whose limits did not reach the bundle is told by the mount of `/etc/vcuda`, and refused.
+//! The mount of `/etc/vcuda` shows a container whose annotations did not reach the bundle; it is refused.
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
@@ -14,7 +15,7 @@ use gpushare_claims::{
     contains,
 };
 
-/// Its folder does not show the library, so nothing proves whose it is.
+/// The mounted folder does not show the library, so nothing proves its owner.
 pub(super) static DIALECT: Dialect = Dialect {
     name: "tke-vcuda",
     speech,
@@ -28,16 +29,17 @@ pub(super) static DIALECT: Dialect = Dialect {
     ..Dialect::PLAIN
 };
 
-/// Percent of one card; hundreds are whole cards.
+/// Percent of one GPU; 100 and its multiples are whole GPUs.
 const CORE: &str = "tencent.com/vcuda-core";
-/// Bytes.
+/// Memory in bytes.
 const MEMORY: &str = "tencent.com/vcuda-memory";
-/// As `/dev/nvidia0,/dev/nvidia1`.
+/// A list of device nodes, as `/dev/nvidia0,/dev/nvidia1`.
 const DEVICE: &str = "tencent.com/vcuda-device";
-/// Percent that idle time may be used up to. Pods have it, the other three only containers.
+/// The most compute in percent, idle time included. Pods carry this annotation, the other three only
+/// containers.
 const CORE_LIMIT: &str = "tencent.com/vcuda-core-limit";
 const MOUNT: &str = "/etc/vcuda";
-/// What a pod's specification counts memory in.
+/// The unit of memory in a pod's specification, in bytes.
 const BLOCK: u64 = 256 << 20;
 
 fn speech(words: &Words) -> Speech {
@@ -64,7 +66,7 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     Ok(vec![claim])
 }
 
-/// The annotation of this name, without which the others are no request.
+/// The annotation of this name. The others are no complete request without it, so its absence is an error.
 fn needed<'a>(words: &Words<'a>, key: &str) -> Result<Word<'a>, RequestError> {
     let known = [DEVICE, CORE, MEMORY].into_iter().find_map(|key| words.annotation(key));
     let Some(known) = known.or_else(|| mount(words)) else {
@@ -127,8 +129,8 @@ fn part(words: &Words, core: Word, percent: u64, device: Word, gpus: &[&Gpu]) ->
     Ok(Claim { burst: burst(words, core, percent)?, notes: note.into_iter().collect(), ..claim })
 }
 
-/// How much of idle time may be used. It raises what the container was granted, so a strict node takes it only of somebody
-/// who may grant there.
+/// The most compute that may be used in idle time. It raises what the container was granted, so a strict node
+/// accepts it only from a word that may grant there.
 fn burst(words: &Words, core: Word, percent: u64) -> Result<Option<Cores>, RequestError> {
     let Some(word) = words.annotation(CORE_LIMIT) else { return Ok(None) };
     let most = quantity::whole(word.value).filter(|most| *most >= percent);

@@ -1,7 +1,8 @@
-//! vgpu-manager: `CUDA_MEM_LIMIT_<h>`, `CUDA_CORE_LIMIT_<h>` and `CUDA_CORE_SOFT_LIMIT_<h>` by the host's index, for which
-//! `MANAGER_VISIBLE_DEVICES` or `MANAGER_VISIBLE_DEVICE_<h>` has the UUID (vgpu-manager pkg/deviceplugin/vgpu/vnum_plugin.go,
-//! pkg/kubeletplugin/vgpu.go), and the pod's annotations `nvidia.com/real-allocated` and `/pre-allocated`, which name the
-//! container (pkg/device/types.go). An empty variable is an unset one: the plugin writes them.
+//! vgpu-manager: `CUDA_MEM_LIMIT_<h>`, `CUDA_CORE_LIMIT_<h>` and `CUDA_CORE_SOFT_LIMIT_<h>` by the host's
+//! index h. `MANAGER_VISIBLE_DEVICES` or `MANAGER_VISIBLE_DEVICE_<h>` has the UUID of each index
+//! (vgpu-manager pkg/deviceplugin/vgpu/vnum_plugin.go, pkg/kubeletplugin/vgpu.go). The pod's annotations
+//! `nvidia.com/real-allocated` and `/pre-allocated` name the container (pkg/device/types.go). An empty
+//! variable counts as unset: the plugin writes such ones.
 
 use gpushare_inventory::Gpu;
 
@@ -35,8 +36,8 @@ pub(super) static DIALECT: Dialect = Dialect {
     ..Dialect::PLAIN
 };
 
-/// vgpu-manager pkg/util/util.go and pkg/util/consts.go. The ratio is the node's, by which it promises more memory than its
-/// cards have; a limit stays one of the card's memory here.
+/// The switches of vgpu-manager (pkg/util/util.go and pkg/util/consts.go). With the ratio a node promises
+/// more memory than its GPUs have. Here a limit is always one of the GPU's own memory.
 const SWITCHES: [Switch; 3] = [
     Switch { key: "DISABLE_VGPU_CONTROL", is_on: |value, _| is_enabled(value), turns_off: Off::Limits },
     Switch { key: "CUDA_MEM_OVERSOLD", is_on: |value, _| is_enabled(value), turns_off: Off::Hardness },
@@ -49,28 +50,28 @@ const SWITCHES: [Switch; 3] = [
 
 const MEMORY: &str = "CUDA_MEM_LIMIT";
 const CORES: &str = "CUDA_CORE_LIMIT";
-/// The most that idle time gives; above the other it makes that one a guarantee.
+/// The most compute, idle time included. If it is above `CUDA_CORE_LIMIT`, that one is a guarantee.
 const SOFT: &str = "CUDA_CORE_SOFT_LIMIT";
 const RATIO: &str = "CUDA_MEM_RATIO";
-/// UUIDs, by position.
+/// A list of UUIDs; the position is the host's index.
 const TABLE: &str = "MANAGER_VISIBLE_DEVICES";
-/// With `_<h>`, one UUID.
+/// Followed by `_<h>`: the UUID of one index.
 const ENTRY: &str = "MANAGER_VISIBLE_DEVICE";
-/// Of an index that is not the container's.
+/// The UUID at an index whose GPU the container does not have.
 const FILLER: &str = "GPU-00000000-0000-0000-0000-000000000000";
-/// The length of the table.
+/// The number of indexes in the table.
 const INDEXES: u64 = 16;
 
 fn speech(words: &Words) -> Speech {
     Speech::asking(stated(words).any(|word| asks(word.key)) || !allocated::entries(words).is_empty())
 }
 
-/// Whether the variable by itself says that its writer is this system.
+/// Whether only vgpu-manager writes this variable.
 fn asks(key: &str) -> bool {
     is_of(key, MEMORY) || key == TABLE || index(key, ENTRY).is_some()
 }
 
-/// `name`, or `name` and an index.
+/// Whether `key` is `name`, alone or with an index.
 fn is_of(key: &str, name: &str) -> bool {
     key == name || index(key, name).is_some()
 }
@@ -79,7 +80,7 @@ fn index(key: &str, name: &str) -> Option<u64> {
     quantity::whole(key.strip_prefix(name)?.strip_prefix('_')?)
 }
 
-/// Whether it says nothing. Of a table the two quotes do not, either, which earlier DRA drivers write.
+/// Whether the variable is empty. A table of two quotes counts as empty too: earlier DRA drivers write it.
 fn is_unset(word: &Word) -> bool {
     word.value.is_empty() || word.key == TABLE && word.value == "''"
 }
@@ -108,8 +109,9 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     Ok(notes.into_iter().chain(variables).collect())
 }
 
-/// What the variables say of idle time, for the note, which has no place for it: only beside the same caps, and where the
-/// variables may grant it themselves. They raise nothing of a plugin's note, nor on a strict node of one that grants there.
+/// The idle compute that the variables state, for the note, which has no field for it. It counts only where
+/// the variables state the same limits as the note and may grant by themselves. It raises no note of a
+/// plugin's. On a strict node it raises no note that may itself grant.
 fn idle_beside(words: &Words, note: &Claim, variables: &[Claim]) -> Option<Cores> {
     let policy = words.policy;
     let only_lower = policy.ignore_env
@@ -123,8 +125,9 @@ fn idle_beside(words: &Words, note: &Claim, variables: &[Claim]) -> Option<Cores
     (grants && same).then_some(burst)
 }
 
-/// The container's GPUs by the host's indexes; nothing where there is no table. The device plugin writes the list, and the DRA
-/// driver the single ones beside an empty list: both forms together are another writer's.
+/// The container's GPUs by the host's indexes; `None` where there is no table. The device plugin writes the
+/// list. The DRA driver writes the single entries and an empty list. Both forms together come from two
+/// writers and are refused.
 fn table<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Option<Vec<(u64, &'a Gpu)>>, RequestError> {
     let table = words.one(TABLE)?.filter(|word| !is_unset(word));
     let listed = table.into_iter().flat_map(|word| {
@@ -156,7 +159,7 @@ fn table<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Option<Vec<(u64, &
     Ok(found)
 }
 
-/// What the variables say, of which `first` is one: a claim for each amount.
+/// One claim for each amount in the variables, and one that names the GPUs. `first` is one of the variables.
 fn limits(words: &Words, first: Word, gpus: Vec<(u64, &Gpu)>) -> Result<Vec<Claim>, RequestError> {
     let is_beyond = |h| !gpus.iter().any(|(other, _)| *other == h);
     for word in stated(words) {
@@ -171,7 +174,7 @@ fn limits(words: &Words, first: Word, gpus: Vec<(u64, &Gpu)>) -> Result<Vec<Clai
         return Err(RequestError::LimitWithoutGpu { by: first.to_string() });
     }
     let (indexes, cards): (Vec<u64>, Vec<&Gpu>) = gpus.into_iter().unzip();
-    // The table is a word for the GPUs as well.
+    // The table also names the container's GPUs.
     let mut claims = vec![Claim::by(first).naming(&cards)];
     for (name, is_memory) in [(MEMORY, true), (CORES, false)] {
         for word in stated(words).filter(|word| is_of(word.key, name)) {
@@ -191,7 +194,8 @@ fn limits(words: &Words, first: Word, gpus: Vec<(u64, &Gpu)>) -> Result<Vec<Clai
     Ok(claims.collect())
 }
 
-/// The GPUs that a limit is of: its index's, and of the plain key those that have none of their own.
+/// The GPUs to which a limit applies: that of its index. A key without an index applies to all that have no
+/// limit of their own.
 fn of_word<'a>(words: &Words, word: Word, name: &str, indexes: &[u64], cards: &[&'a Gpu]) -> Vec<&'a Gpu> {
     let has_own = |h: u64| stated(words).any(|other| index(other.key, name) == Some(h));
     let is_its = |h: u64| index(word.key, name) == Some(h) || word.key == name && !has_own(h);
@@ -216,7 +220,7 @@ fn refuse_half(first: Word, claims: &[Claim], gpus: usize) -> Result<(), Request
         .wrong(format!("{missing} of {gpus} GPUs have no memory limit: give each its own, or set {MEMORY}")))
 }
 
-/// The least soft limit at an index; the plain key is for those that have none of their own.
+/// The smallest soft limit at an index. The key without an index applies where there is none with it.
 fn soft<'a>(words: &Words<'a>, h: u64) -> Result<Option<(Word<'a>, Cores)>, RequestError> {
     let own: Vec<Word> = stated(words).filter(|word| index(word.key, SOFT) == Some(h)).collect();
     let plain = || stated(words).filter(|word| word.key == SOFT).collect();
@@ -229,7 +233,8 @@ fn soft<'a>(words: &Words<'a>, h: u64) -> Result<Option<(Word<'a>, Cores)>, Requ
     }
 }
 
-/// The most that idle time gives: there is one bound for all GPUs, the smallest, where it is above the cap of each.
+/// The most compute that idle time gives. There is one bound for all GPUs: the smallest soft limit, where it
+/// is above the compute limit of each GPU.
 fn burst(
     words: &Words,
     indexes: &[u64],
@@ -255,7 +260,8 @@ fn burst(
     Ok(least.filter(|soft| highest.is_some_and(|highest| Cap::from(*soft) > highest)))
 }
 
-/// A ratio above 1 promises memory of the host, which nothing here limits or gives; the limits stay those of the card.
+/// Refuses a ratio that is no number. A ratio above 1 promises the host's memory, which gpushare neither
+/// limits nor gives, so the limits stay those of the GPU.
 fn refuse_unreadable_ratio(words: &Words) -> Result<(), RequestError> {
     let mut ratios = stated(words).filter(|word| is_of(word.key, RATIO));
     match ratios.find(|word| quantity::decimal(word.value).is_none()) {
@@ -272,7 +278,7 @@ mod tests {
     use crate::{Ceilings, Container, Policy, Request};
     use gpushare_claims::four;
 
-    /// The plugin's note beside the variables of policy `balance`.
+    /// Reads a bundle with the plugin's note and the variables of its policy `balance`.
     fn balanced(policy: &Policy) -> Result<Request, RequestError> {
         let gpu = four()[0].uuid;
         let container = Container::from_json(&json!({

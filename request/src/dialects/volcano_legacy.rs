@@ -1,7 +1,7 @@
-//! Volcano's first GPU sharing: `VOLCANO_GPU_ALLOCATED` beside the card's total, which nothing enforces (volcano-sh/devices
-//! pkg/plugin/nvidia/const.go, server.go).
+//! Volcano's first GPU sharing: `VOLCANO_GPU_ALLOCATED` and the GPU's total (volcano-sh/devices
+//! pkg/plugin/nvidia/const.go, server.go). Nothing in Volcano enforces it.
 //!
-//! The same keys count whole cards for `volcano.sh/gpu-number`, which has no factor.
+//! For `volcano.sh/gpu-number`, which has no factor, the same keys count whole GPUs.
 
 use gpushare_inventory::DeviceMemory;
 
@@ -20,9 +20,9 @@ pub(super) static DIALECT: Dialect = Dialect {
 
 const ALLOCATED: &str = "VOLCANO_GPU_ALLOCATED";
 const FACTOR: &str = "VOLCANO_GPU_FACTOR";
-/// Later and earlier name.
+/// The total's later and earlier name.
 const TOTALS: [&str; 2] = ["VOLCANO_GPU_MEMORY_TOTAL", "VOLCANO_GPU_TOTAL"];
-/// No node has more cards, and no share so little memory.
+/// Up to this number a value may be a count of GPUs: no node has more, and no share has so few MiB.
 const MOST_CARDS: u64 = 16;
 
 fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
@@ -49,7 +49,8 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     allocated.into_iter().map(claim).collect()
 }
 
-/// What a unit of memory is in MiB. The plugin that writes the later total has multiplied already.
+/// The unit of memory in MiB. The plugin that writes the total's later name has already multiplied by the
+/// factor.
 fn factor(words: &Words) -> Result<u64, RequestError> {
     let factor = words.one(FACTOR)?;
     if let (Some(factor), Some(total)) = (factor, words.named(TOTALS[0]).next()) {
@@ -58,8 +59,8 @@ fn factor(words: &Words) -> Result<u64, RequestError> {
     factor.map_or(Ok(1), number)
 }
 
-/// Whether whole cards are counted. Units of a factor are memory, however few, and a count that a pod puts beside a limit of
-/// memory takes none of it away.
+/// Whether the words count whole GPUs. With a factor they are memory, however few. All words must be counts:
+/// one that a pod adds does not turn off a memory limit.
 fn counts_cards(words: &Words, allocated: &[(Word, u64)], gpus: usize) -> bool {
     let gpus = u64::try_from(gpus).ok().filter(|gpus| *gpus <= MOST_CARDS);
     !words.has(FACTOR) && allocated.iter().all(|(_, number)| Some(*number) == gpus)

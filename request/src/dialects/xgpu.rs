@@ -1,5 +1,5 @@
-//! Huawei Cloud's xGPU: `GPU_IDX`, `GPU_CONTAINER_MEM` in MiB and `GPU_CONTAINER_QUOTA_PERCENT` (support.huaweicloud.com,
-//! "Installing and using xGPU"). Its device plugin writes the same variables.
+//! Huawei Cloud's xGPU: `GPU_IDX`, `GPU_CONTAINER_MEM` in MiB and `GPU_CONTAINER_QUOTA_PERCENT`
+//! (support.huaweicloud.com, "Installing and using xGPU"). Its device plugin writes the same variables.
 
 use crate::dialect::{Dialect, Speech};
 use crate::limit;
@@ -34,7 +34,7 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     Ok(claims)
 }
 
-/// 0 states no cap: xGPU then gives time slices by its policy alone.
+/// Reads a compute limit. 0 is no limit: xGPU then gives time slices by its policy alone.
 fn cores(word: Word) -> Result<Cap, RequestError> {
     match quantity::whole(word.value) {
         Some(0) => Ok(Cap::Unlimited),

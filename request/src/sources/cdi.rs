@@ -1,10 +1,10 @@
-//! CDI names as requests: `gpushare.io/share=4GiB`, `gpushare.io/gpu=0`.
+//! Reads gpushare's own CDI names as requests: `gpushare.io/share=4GiB`, `gpushare.io/gpu=0`.
 //!
-//! They are met in annotations `cdi.k8s.io/*`, as items of `NVIDIA_VISIBLE_DEVICES`, and in variables `GPUSHARE_CDI_*`,
-//! which our CDI specifications set: so an engine that has applied one has left the name behind, and an engine that
-//! passes the annotation on as well says the same thing twice. A name is another way to write keys of gpushare's own
-//! dialect, so it is read into its entries, and contradicts or agrees with them by the same rules. None is trusted:
-//! CRI-O passes every annotation of a pod, and the environment is anybody's.
+//! They appear in annotations `cdi.k8s.io/*`, in `NVIDIA_VISIBLE_DEVICES`, and in variables `GPUSHARE_CDI_*`.
+//! gpushare's CDI files set the latter, so that the name remains when an engine has applied it; the same name
+//! may then be met twice. A name is turned into entries of gpushare's own keys, and the same rules of
+//! contradiction apply. No name is trusted: CRI-O passes every annotation of a pod, and anybody can set
+//! variables.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,21 +18,21 @@ use gpushare_claims::{
     Cores, GrammarError, MemoryRequest, NvidiaPolicy, Policy, Rank, RequestError, Words, conflict, shortened,
 };
 
-/// The kind of a share.
+/// The CDI kind of a share of a GPU.
 pub const SHARE_KIND: &str = "gpushare.io/share";
-/// The kind of a whole GPU.
+/// The CDI kind of a whole GPU.
 pub const GPU_KIND: &str = "gpushare.io/gpu";
-/// Begins the variables that our CDI specifications set. Each device has its own, so that several of them add up
-/// whatever an engine does about two entries of one name.
+/// Prefix of the variables that gpushare's CDI files set. Each device has a variable of its own, so several
+/// devices add up even where an engine keeps only one entry for each name.
 pub const VARIABLE: &str = "GPUSHARE_CDI_";
 
-/// The name of a share: its memory, and after a dash its compute in percent. CDI has no `%` in names, so `25pct` is a
-/// quarter of the GPU.
+/// The name of a share: its memory, and after a dash perhaps its compute in percent. CDI allows no `%` in
+/// names, so `25pct` stands for a quarter of the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareName {
-    /// Memory on the GPU.
+    /// Memory in bytes or in percent of the GPU.
     pub memory: MemoryRequest,
-    /// Compute; `None` is the node's default.
+    /// Percent of compute; `None` takes the node's default.
     pub cores: Option<Cores>,
 }
 
@@ -50,7 +50,7 @@ impl FromStr for ShareName {
     }
 }
 
-/// The two parts of a share's name, as the own dialect writes them.
+/// Splits a share's name into memory and compute, in the grammar of gpushare's own keys.
 fn values(name: &str) -> (String, Option<&str>) {
     let (memory, cores) = match name.split_once('-') {
         Some((memory, cores)) => (memory, Some(cores)),
@@ -63,7 +63,7 @@ fn values(name: &str) -> (String, Option<&str>) {
     (memory, cores)
 }
 
-/// A name below our vendor.
+/// A CDI name of gpushare's vendor, `gpushare.io`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Name<'a> {
     Share(&'a str),
@@ -80,7 +80,7 @@ impl fmt::Display for Name<'_> {
     }
 }
 
-/// What the names of our devices mean, in the own dialect.
+/// The entries of gpushare's own keys that the names in the bundle stand for.
 pub(crate) fn entries<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestError> {
     let names = names(words)?;
     let gpus: Vec<&str> =
@@ -115,14 +115,14 @@ pub(crate) fn entries<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestEr
     Ok(entries)
 }
 
-/// Whether the bundle names one of our devices. Looks at nothing but the bundle.
+/// Whether the bundle names one of gpushare's CDI devices. It reads only the bundle.
 pub(crate) fn is_named(words: &Words) -> bool {
     qualified::annotated(words).any(|(_, name)| is_ours(name))
         || !words.policy.ignore_env && words.variables().any(|word| word.key.starts_with(VARIABLE))
         || list::lists(words).iter().any(|word| items(word.value).any(is_ours))
 }
 
-/// The names of our devices, each once, in the order in which they are met.
+/// The names of gpushare's CDI devices, each once, in the order in which they are found.
 fn names<'a>(words: &Words<'a>) -> Result<Vec<Name<'a>>, RequestError> {
     let mut texts: Vec<&str> =
         qualified::annotated(words).map(|(_, name)| name).filter(|name| is_ours(name)).collect();
@@ -152,8 +152,8 @@ fn names<'a>(words: &Words<'a>) -> Result<Vec<Name<'a>>, RequestError> {
     Ok(names)
 }
 
-/// Those in lists of GPUs. Where the settings have the list not read for them, a name is an error: a container must not start
-/// without the GPU that it names, nor with all of another's.
+/// The names in lists of GPUs. Where the settings forbid reading them there, a name is an error: the
+/// container must not start without the GPU that it names, nor with all of another one.
 fn listed<'a>(words: &Words<'a>) -> Result<Vec<&'a str>, RequestError> {
     let unread = match words.policy {
         Policy { ignore_env: true, .. } => Some("request.env"),
@@ -217,7 +217,7 @@ mod tests {
             (&[("cdi.k8s.io/a", "other.org/nic=1, gpushare.io/share=4GiB")], &[]),
             (&[], &["NVIDIA_VISIBLE_DEVICES=gpushare.io/share=4GiB"]),
             (&[], &["GPUSHARE_CDI_SHARE_4GIB=gpushare.io/share=4GiB"]),
-            // An engine that applied the device passed its annotation on too.
+            // An engine applied the device and also passed its annotation on.
             (
                 &[("cdi.k8s.io/a", "gpushare.io/share=4GiB")],
                 &["GPUSHARE_CDI_SHARE_4GIB=gpushare.io/share=4GiB", "GPUSHARE_MEMORY=4GiB"],

@@ -1,14 +1,15 @@
-//! One key of gpushare's own, as it was met: by its own name, or by the name of a CDI device that means it.
+//! One of gpushare's own keys with its value. It was written by its name, or by a CDI device that stands for
+//! it.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use gpushare_claims::{Rank, RequestError, ValueError, shortened};
 
-/// One key as it was met.
+/// One key with its value.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry<'a> {
-    /// As the user wrote it.
+    /// The key as the user wrote it, for messages; for a CDI device its kind.
     pub key: String,
     pub name: &'static str,
     pub value: Cow<'a, str>,
@@ -23,7 +24,7 @@ impl fmt::Display for Entry<'_> {
 }
 
 impl Entry<'_> {
-    /// The value.
+    /// Parses the value.
     pub fn parse<T>(&self) -> Result<T, RequestError>
     where
         T: std::str::FromStr,
@@ -32,7 +33,7 @@ impl Entry<'_> {
         self.value.parse().map_err(|error: T::Err| self.malformed(error))
     }
 
-    /// The error of a value that is not in its key's grammar.
+    /// The error for a value that the key does not accept.
     pub fn malformed(&self, error: impl Into<ValueError>) -> RequestError {
         RequestError::Malformed {
             key: shortened(&self.key),

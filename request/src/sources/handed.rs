@@ -1,7 +1,7 @@
-//! GPUs that the engine was handed for the container: device nodes in the bundle, and the mounts by which NVIDIA's device
-//! plugin names GPUs (strategy `volume-mounts`). Neither an image nor a pod's specification can write a device node. Such a
-//! mount is one of the host's /dev/null: a pod that may mount paths of the host can imitate it, and names no GPU beyond the
-//! nodes that were handed over.
+//! Finds the GPUs that the engine was handed for the container: device nodes in the bundle, and the mounts by
+//! which NVIDIA's device plugin names GPUs (strategy `volume-mounts`). Neither an image nor a pod's
+//! specification can write a device node. Such a mount has /dev/null of the host as its source. A pod that
+//! may mount paths of the host can imitate one, but where nodes were handed over it names no GPU beyond them.
 
 use gpushare_inventory::Gpu;
 
@@ -10,25 +10,26 @@ use gpushare_claims::{
     Claim, DeviceSelector, IndexMeaning, Mount, NodeGpus, RequestError, Word, Words, contains,
 };
 
-/// The key of device nodes in messages.
+/// The name for device nodes in messages: where they are in config.json.
 pub(crate) const NODES: &str = "linux.devices";
-/// Mounts below this folder name GPUs, one each: NVIDIA's toolkit and device plugin know the convention.
+/// Each mount below this folder names a GPU. This is a convention of NVIDIA's toolkit and device plugin.
 pub(crate) const VOLUMES: &str = "/var/run/nvidia-container-devices";
-/// The remedy where the settings have nobody read them.
+/// The remedy where the settings forbid such mounts.
 pub(crate) const UNREAD_VOLUMES: &str = "requests by volume mounts are not read here: have the administrator set \
      request.volume_mounts = true, or name GPUs by index or UUID (device plugin: deviceListStrategy envvar)";
 
-/// Whether there is any. Looks at nothing but the bundle.
+/// Whether the engine was handed any GPU. It reads only the bundle.
 pub(crate) fn is_handed(words: &Words) -> bool {
     !words.container.handed().is_empty() || has_volumes(words)
 }
 
-/// Whether a mount names a GPU, which is a request or an error.
+/// Whether a mount names a GPU. By the settings this is a request or an error.
 pub(crate) fn has_volumes(words: &Words) -> bool {
     words.container.mounts().iter().any(|mount| named_by(mount).is_some())
 }
 
-/// The GPUs that were handed over, and the first word for it. Their order says nothing.
+/// The GPUs that were handed over, and the first word that says so. Nodes count before mounts. The order of
+/// the GPUs has no meaning.
 pub(crate) fn gpus<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
@@ -38,7 +39,7 @@ pub(crate) fn gpus<'a>(
 
 type Named<'a> = (Word<'a>, Vec<&'a Gpu>);
 
-/// The GPUs of the nodes, and those of the mounts.
+/// The GPUs of the nodes and those of the mounts, as separate items; an empty group is left out.
 fn named<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Named<'a>>, RequestError> {
     let nodes = words.container.handed().into_iter();
     let nodes = nodes.map(|(path, minor)| (Word::handed(NODES, path), DeviceSelector::Minor(minor)));
@@ -62,7 +63,7 @@ fn together<'a>(
 /// The GPUs that mounts name.
 ///
 /// # Errors
-/// When the settings have nobody read them.
+/// When the settings forbid such mounts, or the name is malformed.
 pub(crate) fn volumes<'a>(words: &Words<'a>) -> Result<Vec<(Word<'a>, DeviceSelector)>, RequestError> {
     let mut named = Vec::new();
     for (target, name) in
@@ -78,19 +79,20 @@ pub(crate) fn volumes<'a>(words: &Words<'a>) -> Result<Vec<(Word<'a>, DeviceSele
     Ok(named)
 }
 
-/// What a mount of the plugin's names.
+/// The name of the GPU if this is one of the device plugin's mounts.
 fn named_by(mount: &Mount) -> Option<&str> {
     below(&mount.target).filter(|_| mount.source == "/dev/null")
 }
 
-/// The path below the folder, which itself is mounted by nobody; `/run` is where `/var/run` leads.
+/// The path below [`VOLUMES`]; `None` elsewhere and for the folder itself, which is never a mount. `/run` is
+/// accepted too, since `/var/run` is a link to it.
 fn below(target: &str) -> Option<&str> {
     let tail = VOLUMES.trim_start_matches("/var");
     let folder = target.strip_prefix("/var").unwrap_or(target);
     folder.strip_prefix(tail)?.strip_prefix('/').filter(|rest| !rest.is_empty())
 }
 
-/// What they say: these GPUs and no other.
+/// The claims: the container has these GPUs and no other.
 pub(crate) fn claims<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
     Ok(named(words, node)?.into_iter().map(|(word, gpus)| Claim::by(word).naming(&gpus)).collect())
 }

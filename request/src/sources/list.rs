@@ -1,9 +1,9 @@
-//! The list of GPUs in `NVIDIA_VISIBLE_DEVICES`, which nearly every system writes.
+//! Reads the list of GPUs in `NVIDIA_VISIBLE_DEVICES`, which nearly every system writes.
 //!
-//! Grammar and precedence are those of NVIDIA's toolkit (internal/config/image/cuda_image.go, devices.go): `void` anywhere
-//! wins, then the first of `all` and `none`; items are trimmed and empty ones dropped. docker appends its own entry behind
-//! the image's and the user's, so outside CRI the last one counts alone. `all`, which CUDA images set, names nothing in
-//! particular: it is what the others leave.
+//! Grammar and precedence are those of NVIDIA's toolkit (internal/config/image/cuda_image.go, devices.go):
+//! `void` anywhere wins, then the first of `all` and `none`. Items are trimmed, and empty ones are dropped.
+//! docker puts its own entry after those of image and user, so outside CRI only the last entry counts. CUDA
+//! images set `all`, so it names no GPU in particular: it means every GPU that other words allow.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use gpushare_claims::{
     Word, Words, conflict, contains,
 };
 
-/// What NVIDIA's toolkit gives beside GPUs, and a share does not.
+/// Variables for what NVIDIA's toolkit gives besides GPUs. A share does not include it.
 const UNGIVEN: [&str; 6] = [
     "NVIDIA_GDS",
     "NVIDIA_MOFED",
@@ -27,14 +27,14 @@ const UNGIVEN: [&str; 6] = [
     "NVIDIA_MIG_CONFIG_DEVICES",
 ];
 
-/// The annotation that keeps the list of a bundle whose list became `void` when its request was granted: run again without
-/// being written anew, it asks for the same.
+/// The annotation that keeps a granted bundle's list, which the wrapper replaced by `void`. A later run of
+/// the same bundle reads it and so asks for the same.
 pub const GRANTED_LIST: &str = "granted.gpushare.io/nvidia-visible-devices";
-/// Stands there for [`Kept::Nothing`].
+/// The annotation's value for [`Kept::Nothing`].
 const NOT_KEPT: &str = "write-the-bundle-anew";
 
-/// What [`GRANTED_LIST`] has for the entries as they were `written`; `None` where none says anything. Of a pod's each counts,
-/// elsewhere the last one alone.
+/// The value of [`GRANTED_LIST`] for the entries as they were `written`; `None` where no entry says anything.
+/// In a pod every entry counts, elsewhere only the last.
 pub fn kept_list(written: &[String], engine: Engine, kept: &Kept) -> Option<String> {
     let is_word = |list: &&String| !matches!(list.as_str(), "" | "void");
     let last = written.last().filter(is_word);
@@ -48,13 +48,14 @@ pub fn kept_list(written: &[String], engine: Engine, kept: &Kept) -> Option<Stri
     chosen.map(|list| kept_of(list, kept))
 }
 
-/// Names of gpushare's own CDI devices stay, which may state a limit.
+/// Names of gpushare's own CDI devices are kept in the list, since they may state a limit.
 fn kept_of(written: &str, kept: &Kept) -> String {
     match kept {
         Kept::AsWritten => written.to_owned(),
-        // It named nothing in particular, and what other words mean may depend on that.
+        // The list is a word such as `all`. It names no GPU in particular, and the meaning of other words may
+        // depend on it.
         _ if word(written).is_some() => written.to_owned(),
-        // The mounts stay, too, and name the GPUs.
+        // The mounts stay in the bundle too, and they name the GPUs.
         Kept::Granted(_) if is_volumes(written) => written.to_owned(),
         Kept::Granted(gpus) => {
             let ours = items(written).filter(|item| names::is_ours(item)).map(str::to_owned);
@@ -64,12 +65,14 @@ fn kept_of(written: &str, kept: &Kept) -> String {
     }
 }
 
-/// The list that an earlier grant kept. A pod can write the annotation, so it counts only beside the hook of that grant.
+/// The list that an earlier grant kept. A pod can write the annotation too, so it counts only beside the hook
+/// of that grant.
 fn granted_list(container: &Container) -> Option<&str> {
     container.annotations().get(GRANTED_LIST).filter(|_| container.ran_before()).map(String::as_str)
 }
 
-/// The different lists that count, each as it was before its request was granted where the bundle is run again.
+/// The distinct lists that count. In a bundle that is run again, `void` is replaced by the list from before
+/// the grant.
 pub(crate) fn lists<'a>(words: &Words<'a>) -> Vec<Word<'a>> {
     let granted = granted_list(words.container);
     let kept = |word: Word<'a>| Word {
@@ -84,32 +87,32 @@ pub(crate) fn lists<'a>(words: &Words<'a>) -> Vec<Word<'a>> {
     all.filter(|word| met.insert(word.value)).collect()
 }
 
-/// What one list says, before anybody looked at the node's GPUs.
+/// What one list says, before it is compared with the node's GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Listed {
-    /// Empty.
+    /// The list names no GPU by itself: it is empty, or other sources read what it names.
     Nothing,
-    /// `void`: CDI's mark, and a wish for nothing.
+    /// `void`: written where CDI gives the devices, or by someone who wants none.
     Void,
-    /// `none`: no GPU, in so many words.
+    /// `none`: the container wants no GPU.
     NoGpu,
     All,
-    /// These, each once.
+    /// These GPUs, doubles dropped.
     These(Vec<DeviceSelector>),
 }
 
-/// The container's GPUs by position, as limits count them.
+/// The container's GPUs, in the order by which limits count positions.
 #[derive(Clone, Debug)]
 pub(crate) enum Named<'a> {
     Nothing,
-    /// `none`, in so many words.
+    /// The list is `none`.
     NoGpu,
-    /// The word that names them, and the GPUs, each once.
+    /// The word that names the GPUs, and the GPUs, doubles dropped.
     Gpus(Word<'a>, Vec<&'a Gpu>),
 }
 
-/// The container's GPUs in the order by which limits count: those of an explicit list, else those that were handed over, else
-/// all where the list says so.
+/// The container's GPUs in the order by which limits count positions: those of an explicit list, else those
+/// that were handed over, else all where the list says `all`.
 pub(crate) fn named<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
@@ -142,7 +145,7 @@ pub(crate) fn named<'a>(
 
 type Gpus<'a> = (Word<'a>, Vec<&'a Gpu>);
 
-/// The GPUs of both lists, in the order of the first.
+/// The GPUs that are in both lists, in the order of the first.
 fn both<'a>(first: Gpus<'a>, second: Gpus<'a>) -> Result<Gpus<'a>, RequestError> {
     let (word, gpus) = first;
     let common: Vec<&Gpu> = gpus.into_iter().filter(|gpu| contains(&second.1, gpu)).collect();
@@ -153,7 +156,7 @@ fn every<'a>(word: Word, node: NodeGpus<'a>) -> Result<Vec<&'a Gpu>, RequestErro
     if node.0.is_empty() { Err(word.wrong("this node has no GPU")) } else { Ok(node.all()) }
 }
 
-/// The GPUs of a `limit`, which is nothing without one, and the word that names them.
+/// The GPUs to which `limit` applies, and the word that names them. A limit without a GPU is an error.
 pub(crate) fn limited<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
@@ -166,7 +169,8 @@ pub(crate) fn limited<'a>(
     }
 }
 
-/// Nodes that the engine was handed are in no order that tells whose a limit is: limits that differ want a list.
+/// Refuses limits that differ between GPUs where only device nodes name the GPUs. The order of nodes does not
+/// tell which limit belongs to which GPU, so a list is needed.
 pub(crate) fn refuse_order(
     claims: &[Claim],
     (list, limit): (Word, Word),
@@ -186,18 +190,18 @@ pub(crate) fn refuse_order(
     }
 }
 
-/// Whether a list or what was handed over names GPUs in particular. Looks at nothing but the bundle.
+/// Whether a list, or what was handed over, names GPUs in particular. It reads only the bundle.
 pub(crate) fn names_particular_gpus(words: &Words) -> bool {
     let names = |list: &str| word(list).is_none() && items(list).next().is_some();
     handed::is_handed(words) || lists(words).iter().any(|list| names(list.value))
 }
 
-/// Whether a list names GPUs, be it all of them, beside which an empty one of another writer says nothing.
+/// Whether a list names GPUs or `all`. An empty list of another writer then says nothing.
 pub(crate) fn names_gpus(words: &Words) -> bool {
     names_particular_gpus(words) || lists(words).iter().any(|list| word(list.value) == Some("all"))
 }
 
-/// Whether the lists ask for GPUs by themselves.
+/// Whether the lists alone are a request for GPUs.
 pub(crate) fn asks(words: &Words) -> bool {
     let foreign = |list: &str| items(list).any(|item| !names::is_ours(item));
     let asks = |list: &str| match word(list) {
@@ -207,7 +211,8 @@ pub(crate) fn asks(words: &Words) -> bool {
     words.policy.nvidia != NvidiaPolicy::Ignore && lists(words).iter().any(|list| asks(list.value))
 }
 
-/// What the lists say: of the GPUs alone. A plugin's sentinel says nothing where another source names the GPU (`is_named`).
+/// The claims of the lists: which GPUs, no amounts. A device plugin's sentinel is left out where another
+/// source names the GPU (`is_named`).
 pub(crate) fn claims<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
@@ -225,7 +230,8 @@ pub(crate) fn claims<'a>(
     for (word, listed) in &parsed {
         let claim = Claim { asks, ..Claim::by(*word) };
         match listed {
-            // Beside a list it is a pod's own word for more than the plugin's; beside CDI's mark it is the image's.
+            // Beside another list, `all` is the pod's own wish for more than the plugin gave. Beside `void`
+            // it comes from the image.
             Listed::All if naming > 1 => claims.push(claim.naming(&every(*word, node)?)),
             Listed::All => every(*word, node).map(|_| claims.push(claim))?,
             Listed::These(selectors) => claims.push(claim.naming(&node.find_each(DEVICES, selectors)?)),
@@ -241,7 +247,8 @@ pub(crate) fn claims<'a>(
     Ok(claims)
 }
 
-/// Entries of one bundle of which one wants GPUs and another none; `void` stands beside a list where its nodes are.
+/// Refuses a bundle where one entry wants GPUs and another wants none. `void` may stand beside a list if
+/// nodes were handed over.
 fn refuse_contradiction(words: &Words, lists: &[(Word, Listed)]) -> Result<(), RequestError> {
     let names = lists.iter().find(|(_, listed)| matches!(listed, Listed::These(_) | Listed::All));
     let denies = lists.iter().find(|(_, listed)| matches!(listed, Listed::NoGpu | Listed::Void));
@@ -251,31 +258,33 @@ fn refuse_contradiction(words: &Words, lists: &[(Word, Listed)]) -> Result<(), R
     }
 }
 
-/// The list that says there shall be no GPU, in so many words, where nobody handed one over.
+/// The list that says `none`, unless a GPU was handed over.
 pub(crate) fn denial<'a>(words: &Words<'a>) -> Option<Word<'a>> {
     let lists = lists(words).into_iter();
     lists.filter(|list| word(list.value) == Some("none")).find(|_| !handed::is_handed(words))
 }
 
-/// Whether `granted` are the list's GPUs in its order, whichever its numbers mean: limits may count by position.
+/// Whether `granted` are the list's GPUs in the list's order, whether its numbers are indexes or minors.
+/// Limits may count by position.
 pub(crate) fn is_in_order<'a>(words: &Words<'a>, node: NodeGpus<'a>, granted: &[GpuUuid]) -> bool {
     let list = |meaning| match named(words, node, meaning) {
         Ok(Named::Gpus(_, gpus)) => Some(gpus.iter().map(|gpu| gpu.uuid).collect::<Vec<_>>()),
         _ => None,
     };
     let lists = [IndexMeaning::Pci, IndexMeaning::Minor].map(list);
-    // Of a single GPU the position is known.
+    // A single GPU is at the first position in any case.
     let mut lengths = lists.iter().flatten().map(Vec::len).peekable();
     let single = lengths.peek().is_some() && lengths.all(|length| length == 1);
     single && granted.len() == 1 || lists.iter().all(|list| list.as_deref() == Some(granted))
 }
 
-/// Whether a list is the folder whose mounts name GPUs: no more than two spellings, since each is a look at every mount.
+/// Whether a list is the folder whose mounts name GPUs. Only two spellings count, because each match reads
+/// every mount.
 pub(crate) fn is_volumes(list: &str) -> bool {
     list.strip_suffix('/').unwrap_or(list) == VOLUMES
 }
 
-/// What the list `said` says. Names of gpushare's own CDI devices in it are read elsewhere.
+/// Parses the list `said`. Names of gpushare's own CDI devices in it are read in [`super::cdi`].
 fn parsed(words: &Words, said: Word, meaning: IndexMeaning) -> Result<Listed, RequestError> {
     refuse_sentinel(said)?;
     if said.value == NOT_KEPT {
@@ -304,7 +313,7 @@ fn parsed(words: &Words, said: Word, meaning: IndexMeaning) -> Result<Listed, Re
         said,
         others.map(|item| match qualified::specified(words, said, item)? {
             Some(nodes) => Ok(nodes),
-            // The nodes that came with it tell.
+            // The device nodes that came with the name tell which GPU it is.
             None if names::device(item).is_some_and(|device| !names::tells_gpu(device))
                 && handed::is_handed(words) =>
             {

@@ -1,20 +1,20 @@
-//! Names of GPUs in a list: the grammar that lists, mounts and other systems' keys share.
+//! Reads names of GPUs in a list. Lists, mounts and other systems' keys share this grammar.
 
 use gpushare_inventory::GpuUuid;
 
 use gpushare_claims::{DeviceSelector, IndexMeaning, RequestError, Word, shortened};
 
 const OUR_VENDOR: &str = "gpushare.io/";
-/// NVIDIA's list of GPUs, whose items may be names of CDI devices.
+/// NVIDIA's variable with the list of GPUs. Its items may also be names of CDI devices.
 pub(crate) const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// The GPUs of a container.
+/// The most GPUs that one container can have.
 const MOST: usize = 16;
 
-/// The remedy for a part of a GPU.
+/// The remedy where a name means a MIG instance.
 pub(crate) const NO_PART: &str =
     "gpushare shares whole cards, not MIG instances: name the GPU by index or UUID";
 
-/// The names of GPUs, each once.
+/// Parses names of GPUs; doubles are dropped.
 pub(crate) fn selectors<'a>(
     said: Word,
     names: impl Iterator<Item = &'a str>,
@@ -23,7 +23,7 @@ pub(crate) fn selectors<'a>(
     each_once(said, names.map(|name| Ok(vec![selector(said, name, meaning)?])))
 }
 
-/// What each item names, each once.
+/// Joins what the items name; doubles are dropped. More than [`MOST`] GPUs are an error.
 pub(crate) fn each_once(
     said: Word,
     items: impl Iterator<Item = Result<Vec<DeviceSelector>, RequestError>>,
@@ -43,7 +43,7 @@ pub(crate) fn each_once(
     Ok(list)
 }
 
-/// The name of one GPU: an index, a UUID or its beginning, or a CDI name that ends in one of these.
+/// Parses the name of one GPU: an index, a UUID or its beginning, or a CDI name that ends in one of these.
 pub(crate) fn selector(
     said: Word,
     item: &str,
@@ -67,14 +67,15 @@ pub(crate) fn selector(
     }
 }
 
-/// What Aliyun's device plugin writes where it found no pod for an allocation.
+/// The amount in the text that Aliyun's device plugin writes as the list of GPUs where it found no pod for an
+/// allocation: `no-gpu-has-8MiB-to-run`. `None` for any other list.
 pub(crate) fn is_sentinel(list: &str) -> Option<&str> {
     let amount = list.strip_prefix("no-gpu-has-").and_then(|rest| rest.strip_suffix("-to-run"));
     amount.filter(|amount| amount.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// Allocation succeeds towards kubelet all the same, and a runtime that takes the text for a list gives nothing, or
-/// everything.
+/// Refuses that text as a list of GPUs. Kubelet takes such an allocation for a success, and a runtime that
+/// reads the text as a list would give the container no GPU or every GPU.
 pub(crate) fn refuse_sentinel(said: Word) -> Result<(), RequestError> {
     match is_sentinel(said.value) {
         Some(amount) => Err(said.wrong(format!(
@@ -86,57 +87,60 @@ pub(crate) fn refuse_sentinel(said: Word) -> Result<(), RequestError> {
     }
 }
 
-/// The items of a list that are not empty.
+/// The items of a comma list, trimmed, without empty ones.
 pub(crate) fn items(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|item| !item.is_empty())
 }
 
-/// The word in a list that counts for the whole of it; a CDI name of all GPUs is one.
+/// The word (`void`, `all` or `none`) that decides what the whole list means. A CDI name of all GPUs counts
+/// as `all`.
 pub(crate) fn word(text: &str) -> Option<&str> {
     let plain = |item| device(item).filter(|device| *device == "all").unwrap_or(item);
     let void = items(text).find(|item| *item == "void");
     void.or_else(|| items(text).map(plain).find(|item| matches!(*item, "all" | "none")))
 }
 
-/// Whether an item of a list is the name of a CDI device of gpushare.
+/// Whether an item of a list is the name of one of gpushare's CDI devices.
 pub(crate) fn is_ours(item: &str) -> bool {
     item.starts_with(OUR_VENDOR)
 }
 
-/// The name of the GPU in a qualified name of NVIDIA's, by whichever of its vendor names, or the UUID in one of another
-/// vendor's; `None` for anything else. What a GPU is used with beside it (gds, mofed, gdrcopy, nvswitch, imex-channel) is none.
+/// The GPU's name in a qualified CDI name. Of NVIDIA's names, under any of its vendor names, this is the part
+/// after `=`. Of another vendor's it is only a UUID. `None` for anything else, such as gds, mofed, gdrcopy,
+/// nvswitch or imex-channel, which are used together with GPUs.
 pub(crate) fn device(item: &str) -> Option<&str> {
     let (kind, name) = item.split_once('=')?;
     let (vendor, class) = kind.split_once('/')?;
     let is_nvidias = vendor == "nvidia.com" || vendor.ends_with(".nvidia.com");
     let is_dras = vendor == "k8s.gpu.nvidia.com" && matches!(class, "device" | "claim");
-    // nvidia-ctk's strategy `type-index` says gpu0, the DRA driver gpu-0.
+    // nvidia-ctk's strategy `type-index` writes gpu0, the DRA driver gpu-0.
     let index = name.strip_prefix("gpu-").or_else(|| name.strip_prefix("gpu"));
     let index = index.filter(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()));
     match class {
-        // Of another vendor's device a UUID tells, and no number: it may be a network card's.
+        // Of another vendor's device only a UUID tells the GPU. A number may be that of a network card.
         _ if !is_nvidias => {
             Some(name).filter(|name| name.parse::<GpuUuid>().is_ok() || name.starts_with("MIG-"))
         }
         _ if class == "gpu" || is_dras => Some(index.unwrap_or(name)),
-        // A number there counts parts of GPUs.
+        // The number is that of a MIG instance, not of a GPU.
         _ if class.starts_with("mig") => Some(PART),
-        // Or GPUs that are passed through to virtual machines.
+        // These GPUs are passed through to virtual machines. The whole item is no valid name, so it is
+        // refused later.
         _ if class.starts_with("pgpu") => Some(item),
         _ => None,
     }
 }
 
-/// What begins the names of parts of GPUs.
+/// Prefix of the names of MIG instances.
 const PART: &str = "MIG-";
 
-/// Whether the name is one of a part of a GPU: `MIG-…`, or `0:1`, the second part of the first GPU.
+/// Whether the name is that of a MIG instance: `MIG-…`, or `0:1` for the second instance of the first GPU.
 fn is_part(name: &str) -> bool {
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     name.starts_with(PART) || name.split(':').filter(|part| digits(part)).count() >= 2
 }
 
-/// Whether the name of a CDI device, as [`device`] has it, tells by itself which GPU it is, or that it is none.
+/// Whether a name that [`device`] returned tells by itself which GPU it is, or that it is a MIG instance.
 pub(crate) fn tells_gpu(device: &str) -> bool {
     device == "all" || device.parse::<DeviceSelector>().is_ok() || is_part(device)
 }

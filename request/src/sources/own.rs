@@ -1,7 +1,8 @@
-//! gpushare's own dialect: annotations `alloc.gpushare.io/NAME` (trusted), `gpushare.io/NAME` and
-//! `gpushare.io/CONTAINER.NAME`, and environment `GPUSHARE_NAME`.
+//! Reads gpushare's own keys: annotations `alloc.gpushare.io/NAME` (trusted), `gpushare.io/NAME` and
+//! `gpushare.io/CONTAINER.NAME`, and variables `GPUSHARE_NAME`.
 //!
-//! All occurrences count. Differing values of one rank are a conflict on every node, also where others' are cut.
+//! All occurrences count. Differing values of one rank are a conflict on every node, also on one that cuts
+//! other systems' values.
 
 use gpushare_inventory::Gpu;
 
@@ -27,22 +28,22 @@ const NAMES: [&str; 10] = [
 const TRUSTED: &str = "alloc.gpushare.io/";
 const ANNOTATION: &str = "gpushare.io/";
 const VARIABLE: &str = "GPUSHARE_";
-/// Beginnings of variables that steer gpushare's own tools and the simulated driver, which is no request, or that hold
-/// CDI names, which are read elsewhere.
+/// Prefixes of variables that are no keys of a request: they configure gpushare's tools and the simulated
+/// driver, or they hold CDI names, which are read in [`cdi`].
 const OUR_VARIABLES: [&str; 3] = ["GPUSHARE_CONFIG", "GPUSHARE_SIMULATOR", cdi::VARIABLE];
 
-/// Whether the bundle holds a key of ours, be it a wrong one.
+/// Whether the bundle holds one of gpushare's keys, valid or not.
 pub(crate) fn asks(words: &Words) -> bool {
     entries(words).map_or(true, |entries| !entries.is_empty())
 }
 
-/// The first of our variables where the settings have them not read.
+/// The first of gpushare's variables, where the settings say that variables are not read.
 pub(crate) fn unread<'a>(words: &Words<'a>) -> Option<Word<'a>> {
     let named = |word: &Word| is_variable(word.key) || word.key.starts_with(cdi::VARIABLE);
     words.variables().find(named).filter(|_| words.policy.ignore_env)
 }
 
-/// What our keys say: a claim for each.
+/// One claim for each of gpushare's keys, most trusted first.
 pub(crate) fn claims<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
     let entries = entries(words)?;
     let mut claims = Vec::new();
@@ -53,7 +54,7 @@ pub(crate) fn claims<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Cl
     Ok(claims)
 }
 
-/// The keys of one rank, of each name the one that counts.
+/// The keys of one rank, one entry for each name.
 struct Keys<'a, 'b>(Vec<&'b Entry<'a>>);
 
 impl<'a, 'b> Keys<'a, 'b> {
@@ -66,7 +67,7 @@ impl<'a, 'b> Keys<'a, 'b> {
                 Some(first) => return Err(conflict(first, entry)),
             }
         }
-        // A count beside explicit devices must be theirs.
+        // `count` comes before `devices`, and must be the number of explicit devices.
         keys.sort_by_key(|key| NAMES.iter().position(|name| *name == key.name));
         Ok(Self(keys))
     }
@@ -93,7 +94,7 @@ impl<'a, 'b> Keys<'a, 'b> {
         Ok(match key.name {
             "memory" => claim.each(Amount { memory: Some(key.parse()?), cores: None }),
             "cores" => {
-                // All of the compute is a share of it, and takes the place of others'.
+                // 100 % stays a percentage here, so it counts before another system's word for no limit.
                 let cap = Cap::Percent(key.parse()?);
                 Claim { burst: self.lifted()?, ..claim.each(Amount::cores(cap)) }
             }
@@ -114,7 +115,7 @@ impl<'a, 'b> Keys<'a, 'b> {
         })
     }
 
-    /// The idle time that a compute policy gives.
+    /// The idle compute that the compute policy allows: all of it, unless the policy is `fixed`.
     fn lifted(&self) -> Result<Option<Cores>, RequestError> {
         let policy = self.parsed("compute-policy")?.unwrap_or(ComputePolicy::Fixed);
         Ok((policy != ComputePolicy::Fixed).then_some(Cores::ALL))
@@ -137,7 +138,7 @@ impl<'a, 'b> Keys<'a, 'b> {
         Ok(gpus)
     }
 
-    /// A whole card and a part of one contradict each other.
+    /// Refuses `mode=exclusive` beside a part of memory or compute.
     fn refuse_part_of_whole(&self) -> Result<(), RequestError> {
         let Some(mode) = self.named("mode").filter(|mode| mode.value == "exclusive") else { return Ok(()) };
         let cores = self.parsed::<Cores>("cores")?.filter(|cores| *cores != Cores::ALL);
@@ -156,7 +157,7 @@ fn blank(key: &Entry) -> Claim {
     Claim { by: key.to_string(), span: Span::One, takes_defaults: true, ..Claim::by(word) }
 }
 
-/// Whose the share is. A variable cannot say it: the image's author would speak for the pod.
+/// Reads `scope`. A variable cannot state it: the image's author would then speak for the whole pod.
 fn scope(key: &Entry, container: &Container) -> Result<Scope, RequestError> {
     let scope = key.parse()?;
     let wrong = |why: &str| Err(key.malformed(ValueError::Foreign(why.to_owned())));
@@ -171,7 +172,7 @@ fn scope(key: &Entry, container: &Container) -> Result<Scope, RequestError> {
     }
 }
 
-/// Whether two entries of one name say the same: 4Gi and 4GiB do, and 30 and 30%.
+/// Whether two entries of one key mean the same, as 4Gi and 4GiB do, or 30 and 30%.
 fn is_same(first: &Entry, second: &Entry) -> Result<bool, RequestError> {
     Ok(match first.name {
         _ if first.value == second.value => true,
@@ -181,7 +182,8 @@ fn is_same(first: &Entry, second: &Entry) -> Result<bool, RequestError> {
     })
 }
 
-/// Every entry of ours, an annotation for this container before the pod's unqualified one of the same name.
+/// Every entry of gpushare's keys. An annotation for this container replaces the pod's unqualified one of the
+/// same name.
 fn entries<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestError> {
     let container = words.container;
     let mut entries = Vec::new();
@@ -198,7 +200,7 @@ fn entries<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestError> {
         };
         let alloc = key.starts_with(TRUSTED);
         let rank = rank_of_annotation(key, container, words.policy);
-        // A list of trusted keys that reaches further does not make these a plugin's.
+        // A setting of trusted keys with too wide patterns does not make these keys a plugin's.
         let rank = if alloc { rank } else { rank.min(Rank::Pod) };
         let known = match rest.split_once('.') {
             Some((other, _)) if Some(other) != name => continue,
@@ -229,8 +231,9 @@ fn variables<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestError> {
     Ok(entries)
 }
 
-/// Whether the variable is ours, in whichever case: who writes `gpushare_memory` asks for a share. Kubernetes sets variables
-/// of every service's name, of one called gpushare as well.
+/// Whether the variable is one of gpushare's keys, in upper or lower case: who writes `gpushare_memory` asks
+/// for a share. Kubernetes sets variables named after every service; those of a service called gpushare are
+/// not counted.
 fn is_variable(key: &str) -> bool {
     const LENGTH: usize = VARIABLE.len();
     let Some(head) = key.get(..LENGTH.min(key.len())) else { return false };
@@ -239,13 +242,15 @@ fn is_variable(key: &str) -> bool {
     is_ours && !OUR_VARIABLES.iter().any(|ours| key.starts_with(ours)) && !is_of_service(rest)
 }
 
-/// Whether it is one of those that kubelet makes of a service: `_SERVICE_HOST`, `_SERVICE_PORT…`, `_PORT`, `_PORT_80_TCP…`.
+/// Whether it is a variable that kubelet makes of a service: `_SERVICE_HOST`, `_SERVICE_PORT…`, `_PORT`,
+/// `_PORT_80_TCP…`.
 fn is_of_service(rest: &str) -> bool {
     let mut parts = rest.split('_');
     rest.ends_with("SERVICE_HOST") || rest.contains("SERVICE_PORT") || parts.any(|part| part == "PORT")
 }
 
-/// Whether the annotation is one of ours but for the prefix: `gpushare/memory`, `gpushare.io.memory`, `GPUSHARE_MEMORY`.
+/// Whether the annotation is one of gpushare's keys with a wrong prefix: `gpushare/memory`,
+/// `gpushare.io.memory`, `GPUSHARE_MEMORY`.
 fn is_nearly_ours(key: &str) -> bool {
     let lower = key.get(..key.len().min(40)).map(str::to_ascii_lowercase).unwrap_or_default();
     let rest =
@@ -278,11 +283,11 @@ fn unknown(key: &str) -> RequestError {
     RequestError::UnknownKey { key: format!("{:?}", shortened(key)), meant, known: NAMES.join(", ") }
 }
 
-/// The name that somebody meant who wrote `text`: with at most two letters put in, left out, changed or swapped with their
-/// neighbours, or the beginning of one.
+/// The key name that `text` probably means: at most two letters inserted, left out, changed or swapped with a
+/// neighbour, or the beginning of a name.
 fn likely(text: &str) -> Option<&'static str> {
     let text = text.to_ascii_lowercase().replace('_', "-");
-    // A text far too long is not looked at.
+    // The length is compared first, because the distance is slow to compute for a long text.
     let near = |name: &&str| text.len() <= name.len() + 2 && strsim::osa_distance(&text, name) <= 2;
     let nearest = NAMES.into_iter().filter(near).min_by_key(|name| strsim::osa_distance(&text, name));
     let beginning = || NAMES.into_iter().find(|name| name.starts_with(&text));

@@ -1,8 +1,9 @@
-//! Qualified names of CDI devices, `vendor/class=name`: in annotations `cdi.k8s.io/*` and in lists of GPUs.
+//! Reads qualified names of CDI devices, `vendor/class=name`, in annotations `cdi.k8s.io/*` and in lists of
+//! GPUs.
 //!
-//! An engine that applied a name has left the device's nodes behind, and the annotation says the same again. Where nobody
-//! did (containerd 1.6 passes the annotations and applies none), the name is the request. Most names tell their GPU by index
-//! or UUID; of others the node's specifications do.
+//! An engine that applied a name has put the device's nodes into the bundle, and the annotation repeats it.
+//! containerd 1.6 passes the annotations and applies none; then the name is the request. Most names tell
+//! their GPU by index or UUID; for others the node's CDI files do.
 
 use std::collections::BTreeSet;
 
@@ -15,21 +16,21 @@ use gpushare_claims::{
 
 use crate::sources::{handed, names};
 
-/// What device plugins begin their annotations with; the second is the older one.
+/// Prefixes of the annotations that device plugins write; the second is the older one.
 const ANNOTATIONS: [&str; 2] = ["cdi.k8s.io/", "nvidia.cdi.k8s.io/"];
 
 fn is_of_cdi(annotation: &str) -> bool {
     ANNOTATIONS.iter().any(|prefix| annotation.starts_with(prefix))
 }
 
-/// The names in annotations, of every vendor, each with its annotation.
+/// The names in annotations, of every vendor, each with the annotation that holds it.
 pub(crate) fn annotated<'a>(words: &Words<'a>) -> impl Iterator<Item = (Word<'a>, &'a str)> {
     let annotations = words.annotations().filter(|word| is_of_cdi(word.key));
     annotations.flat_map(|word| word.value.split(',').map(move |name| (word, name.trim())))
 }
 
-/// The names of CDI devices in annotations and lists that only a specification can tell the GPUs of, each once. All of them,
-/// since one that was left out would be nobody's word.
+/// The names in annotations and lists whose GPUs only a CDI file can tell, each once. The result has no
+/// bound: a name that was left out would count for nothing.
 pub fn cdi_names(container: &Container) -> BTreeSet<&str> {
     let annotations = container.annotations().iter().map(|(key, value)| (key.as_str(), value.as_str()));
     let texts = annotations.filter(|(key, _)| is_of_cdi(key)).chain(container.named(names::DEVICES));
@@ -37,10 +38,11 @@ pub fn cdi_names(container: &Container) -> BTreeSet<&str> {
     names.filter(|name| !names::is_ours(name) && !names::device(name).is_some_and(names::tells_gpu)).collect()
 }
 
-/// The nodes that the node's specifications give the CDI device `name`; `None` where they know none.
+/// The GPUs, by minor, that the node's CDI files list for the CDI device `name`; `None` where they do not
+/// know it.
 ///
 /// # Errors
-/// When it is a part of a GPU.
+/// When the device is a MIG instance, or when it has no GPU node and none was handed over.
 pub(crate) fn specified(
     words: &Words,
     word: Word,
@@ -48,7 +50,7 @@ pub(crate) fn specified(
 ) -> Result<Option<Vec<DeviceSelector>>, RequestError> {
     match words.container.cdi_device(name) {
         Some(device) if device.is_part => Err(word.wrong(names::NO_PART)),
-        // Whoever handed over the nodes may know more.
+        // The handed device nodes tell the GPUs instead.
         Some(device) if device.minors.is_empty() && handed::is_handed(words) => Ok(None),
         Some(device) if device.minors.is_empty() => Err(untold(word, name)),
         device => Ok(device.map(|device| device.minors.iter().copied().map(DeviceSelector::Minor).collect())),
@@ -63,13 +65,15 @@ fn untold(word: Word, name: &str) -> RequestError {
     ))
 }
 
-/// Whether an annotation asks for a GPU: by NVIDIA's names, or by whichever name the node's specifications give a GPU.
+/// Whether an annotation asks for a GPU: by one of NVIDIA's names, or by a name that the node's CDI files
+/// give a GPU.
 pub(crate) fn asks(words: &Words) -> bool {
     annotated(words)
         .any(|(_, name)| names::device(name).is_some() || words.container.cdi_device(name).is_some())
 }
 
-/// What the annotations say: of the GPUs alone. Two of one rank add up, as the devices that they name do.
+/// The claims of the annotations: which GPUs, no amounts. Annotations of one rank add up, as their devices
+/// do.
 pub(crate) fn claims<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
     let mut by_rank: Vec<(Rank, Word, Vec<&Gpu>)> = Vec::new();
     for (word, name) in annotated(words) {
@@ -92,7 +96,8 @@ pub(crate) fn claims<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Cl
     Ok(by_rank.into_iter().map(|(_, word, gpus)| Claim::by(word).naming(&gpus)).collect())
 }
 
-/// The GPUs of one name; nothing for a name of the driver's own making whose nodes are there to tell.
+/// The GPUs of one name. `None` for a name that is no GPU's own, such as one that a DRA driver made, where
+/// handed nodes tell the GPU.
 fn named<'a>(
     words: &Words,
     node: NodeGpus<'a>,
@@ -132,7 +137,7 @@ mod tests {
         Container::new(owned, env.into_iter().collect())
     }
 
-    /// What is read where specifications say of `name` that it is these GPUs' nodes.
+    /// Reads a container on a node whose CDI files say that `name` has the nodes of these minors.
     fn read(
         container: Container,
         name: &str,

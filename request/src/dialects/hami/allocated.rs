@@ -1,10 +1,10 @@
-//! What the scheduler noted on the pod: `UUID,TYPE,MEMORY,PERCENT:` for each GPU, `;` after each container (HAMi
-//! pkg/device/devices.go; Volcano pkg/scheduler/api/devices/nvidia/vgpu).
+//! Reads what HAMi's or Volcano's scheduler noted on the pod: `UUID,TYPE,MEMORY,PERCENT:` for each GPU, `;`
+//! after each container (HAMi pkg/device/devices.go; Volcano pkg/scheduler/api/devices/nvidia/vgpu).
 //!
-//! The entries are in the order of the pod's containers, and a bundle does not tell its container's place. One entry is
-//! this container's where it alone has the GPUs that the container is given; else the note bounds: no container of the
-//! pod has another GPU than those of all entries, nor more of one than the largest entry.
-//! `hami.io/vgpu-devices-to-allocate` is not read: what is allocated is taken out of it before a container starts.
+//! The entries have the order of the pod's containers, and a bundle does not tell its container's place. An
+//! entry is this container's if it is the only one with exactly the container's GPUs. Otherwise the note is a
+//! bound: no container of the pod has a GPU outside all entries, nor more of a GPU than the largest entry.
+//! `hami.io/vgpu-devices-to-allocate` is not read: it is emptied before a container starts.
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
@@ -12,25 +12,25 @@ use crate::quantity;
 use crate::sources::names::selector;
 use gpushare_claims::{Amount, Cap, Claim, IndexMeaning, NodeGpus, RequestError, Word, Words, contains};
 
-/// In MiB.
+/// HAMi's annotation; its memory is in MiB.
 const HAMI: &str = "hami.io/vgpu-devices-allocated";
-/// Its memory is in units of a factor that only the scheduler's settings tell.
+/// Volcano's annotation. Its memory is not read: its unit is in the scheduler's settings only.
 const VOLCANO: &str = "volcano.sh/vgpu-ids-new";
 const REMEDY: &str =
     "an entry is UUID,TYPE,MEMORY,PERCENT with memory above 0 and 0 to 100 percent: delete the pod";
 
-/// Whether there is one. Looks at nothing but the bundle.
+/// Whether the bundle has such a note. It reads only the bundle.
 pub(super) fn is_noted(words: &Words) -> bool {
     words.annotation(HAMI).is_some() || words.annotation(VOLCANO).is_some()
 }
 
-/// One GPU of one container.
+/// One container's share of one GPU.
 struct Part<'a> {
     gpu: &'a Gpu,
     amount: Amount,
 }
 
-/// What the annotations say of this container, which has these GPUs as far as others tell.
+/// The claims of the annotations for this container. `gpus` are those that other words give it.
 pub(super) fn claims(words: &Words, gpus: &[&Gpu], node: NodeGpus) -> Result<Vec<Claim>, RequestError> {
     let notes = [HAMI, VOLCANO].into_iter().filter_map(|key| words.annotation(key));
     notes.filter_map(|word| claim(word, gpus, node).transpose()).collect()
@@ -60,7 +60,7 @@ fn claim(word: Word, gpus: &[&Gpu], node: NodeGpus) -> Result<Option<Claim>, Req
     Ok(Some(if is_told { claim } else { claim.bounding() }))
 }
 
-/// What either of two containers may have: the larger, and no bound where one of them has none.
+/// The larger of two containers' amounts. There is no bound where one of them has none.
 fn larger(first: Amount, second: Amount) -> Amount {
     let bytes = |amount: Amount| amount.memory.and_then(|memory| memory.bytes());
     let memory = first.memory.zip(second.memory);
@@ -70,7 +70,7 @@ fn larger(first: Amount, second: Amount) -> Amount {
     }
 }
 
-/// The parts of an entry, one for each GPU.
+/// Splits an entry into its parts, one for each GPU.
 fn parts_of(entry: &str) -> impl Iterator<Item = &str> {
     entry.split(':').map(str::trim).filter(|part| !part.is_empty())
 }

@@ -1,5 +1,5 @@
-//! What the scheduler or the plugin noted on the pod: `CONTAINER[INDEX_UUID_CORES_MIB,…];…` (vgpu-manager
-//! pkg/device/types.go).
+//! Reads what vgpu-manager's scheduler or plugin noted on the pod: `CONTAINER[INDEX_UUID_CORES_MIB,…];…`
+//! (vgpu-manager pkg/device/types.go).
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
@@ -7,11 +7,11 @@ use crate::quantity;
 use crate::sources::names::selector;
 use gpushare_claims::{Amount, Cap, Claim, IndexMeaning, NodeGpus, RequestError, Word, Words, has_double};
 
-/// What the plugin gave, and before it the scheduler's plan.
+/// The plugin's annotation with what it gave, and the scheduler's with what it planned.
 const KEYS: [&str; 2] = ["nvidia.com/real-allocated", "nvidia.com/pre-allocated"];
 
-/// The entries of this container, `INDEX_UUID_CORES_MIB,…` and the bracket behind them: the plan's counts where nobody who is
-/// believed as much says what came of it.
+/// The entries of this container, `INDEX_UUID_CORES_MIB,…` and the closing bracket. The plan counts only
+/// where there is no entry of the same rank in the plugin's annotation.
 pub(super) fn entries<'a>(words: &Words<'a>) -> Vec<(Word<'a>, &'a str)> {
     let name = words.container.name_in_pod();
     let ours = |entry: &'a str| entry.trim().strip_prefix(name?)?.strip_prefix('[');
@@ -24,7 +24,7 @@ pub(super) fn entries<'a>(words: &Words<'a>) -> Vec<(Word<'a>, &'a str)> {
     found
 }
 
-/// What they say: the least of them counts.
+/// One claim for each entry; the smallest amount counts.
 pub(super) fn claims(words: &Words, node: NodeGpus) -> Result<Vec<Claim>, RequestError> {
     entries(words).into_iter().map(|(word, entry)| claim(word, entry, node)).collect()
 }
@@ -49,7 +49,7 @@ fn gpu<'a>(word: Word, uuid: &str, node: NodeGpus<'a>) -> Result<&'a Gpu, Reques
     node.find(word.key, &selector(word, uuid, IndexMeaning::Pci)?)
 }
 
-/// 0 is what was not asked for.
+/// Reads one GPU's part of an entry. 0 cores or 0 MiB mean that none was asked for.
 fn amount(part: &str) -> Option<(&str, Amount)> {
     let [index, uuid, cores, mib] = part.split('_').collect::<Vec<_>>()[..] else { return None };
     quantity::whole(index)?;

@@ -1,3 +1,5 @@
+//! Tests of gpushare's own keys, read together with lists of GPUs and under the node's settings.
+
 use std::collections::BTreeMap;
 
 use gpushare_inventory::DeviceMemory;
@@ -241,7 +243,7 @@ fn nvidias_variables_fill_in_and_never_contradict_in_silence() {
         let told = devices(&["GPUSHARE_MEMORY=4GiB", &list]).unwrap_err().to_string();
         assert!(told.contains("GPUSHARE_MEMORY") && told.contains("none"), "{told}");
     }
-    // docker appends its own entry last; under CRI two differing entries may be the plugin's and the pod's.
+    // docker appends its own entry last. Under CRI two differing entries may be the plugin's and the pod's.
     let uuids = |list: &[usize]| {
         Ok(Devices::These(list.iter().map(|i| DeviceSelector::Uuid(four()[*i].uuid)).collect()))
     };
@@ -379,7 +381,7 @@ fn a_channel_with_a_ceiling_grants_up_to_it_and_the_others_only_lower() {
         let asked = crate::read::read(&container(annotations, env), policy, &cards)?.unwrap();
         Ok(asked.on(cards[0].uuid).memory)
     };
-    // Of a card of 15 GiB.
+    // The GPU has 15 GiB.
     for (annotations, env, ceilings, want) in [
         (&[][..], &["GPUSHARE_MEMORY=4GiB"][..], ("", "4GiB"), Some(gib(4))),
         (&[], &["GPUSHARE_MEMORY=5GiB"], ("", "4GiB"), None),
@@ -396,7 +398,7 @@ fn a_channel_with_a_ceiling_grants_up_to_it_and_the_others_only_lower() {
         (&[pod("2GiB")], &["GPUSHARE_MEMORY=4GiB"], ("4GiB", "8GiB"), None),
         (&[("gpushare.io/cores", "30")], &["GPUSHARE_MEMORY=8GiB"], ("4GiB", ""), None),
         (&[pod("5GiB")], &[], ("4GiB", "8GiB"), None),
-        // Only the variables may grant, and no more than the pod says.
+        // Only the variables may grant, but not more than the pod states.
         (&[pod("2GiB")], &["GPUSHARE_MEMORY=4GiB"], ("", "4GiB"), None),
         (&[pod("2GiB")], &["GPUSHARE_MEMORY=2GiB"], ("", "4GiB"), Some(gib(2))),
         (&[pod("4GiB")], &["GPUSHARE_MEMORY=2GiB"], ("", "4GiB"), Some(gib(2))),
