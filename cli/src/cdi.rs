@@ -1,4 +1,5 @@
-//! `gpushare cdi`: shares and whole GPUs as devices that engines know by name.
+//! `gpushare cdi`: writes and lists the CDI specifications by which engines know shares and whole GPUs as
+//! devices.
 
 mod generate;
 mod list;
@@ -11,7 +12,7 @@ use gpushare_request::{GPU_KIND, SHARE_KIND};
 
 use crate::Output;
 
-/// Where engines look for specifications; what lies in the second folder is gone with the boot.
+/// Where engines look for CDI specifications. The second folder is empty after a boot.
 const FOLDERS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 
 /// What to do about CDI.
@@ -58,7 +59,7 @@ impl Kind {
         }
     }
 
-    /// The file's name in its folder.
+    /// Name of the specification's file in its folder.
     const fn file(self) -> &'static str {
         match self {
             Self::Share => "gpushare-share.json",
@@ -67,7 +68,7 @@ impl Kind {
     }
 }
 
-/// Does it.
+/// Runs the command.
 pub fn cdi(command: &Cdi) -> Result<()> {
     match command {
         Cdi::Generate(generate) => generate::generate(generate),

@@ -1,4 +1,5 @@
-//! The two clocks of one instant: NVML stamps by the wall clock, the region by the monotonic one, which nobody sets.
+//! Reads two clocks at one instant and converts between them. NVML stamps by the wall clock; the region uses
+//! the monotonic clock, which nobody can set.
 
 use nix::time::{ClockId, clock_gettime};
 
@@ -12,22 +13,22 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Now.
+    /// Both clocks now.
     pub fn now() -> Self {
         Self { monotonic: read(ClockId::CLOCK_MONOTONIC), wall: read(ClockId::CLOCK_REALTIME) }
     }
 
-    /// The wall clock in microseconds, as NVML stamps.
+    /// The wall clock in microseconds since 1970, the unit of NVML's stamps.
     pub fn wall_micros(self) -> u64 {
         self.wall / 1000
     }
 
-    /// NVML's stamp of a monotonic time.
+    /// NVML's stamp of a monotonic time in nanoseconds.
     pub fn stamp(self, monotonic: u64) -> u64 {
         (self.wall + monotonic).saturating_sub(self.monotonic) / 1000
     }
 
-    /// The monotonic time of NVML's stamp, never in the future.
+    /// The monotonic time of NVML's stamp, in nanoseconds; never later than this clock's own.
     pub fn monotonic_of(self, stamp: u64) -> u64 {
         let time = i128::from(stamp) * 1000 - i128::from(self.wall) + i128::from(self.monotonic);
         u64::try_from(time.max(0)).unwrap_or(u64::MAX).min(self.monotonic)
@@ -35,7 +36,7 @@ impl Clock {
 }
 
 fn read(id: ClockId) -> u64 {
-    // Both clocks exist on every Linux and are never negative, so the fallbacks are never met.
+    // Both clocks exist on every Linux and are never negative, so the fallbacks are never used.
     clock_gettime(id).map_or(0, |time| {
         let seconds = u64::try_from(time.tv_sec()).unwrap_or(0);
         seconds * 1_000_000_000 + u64::try_from(time.tv_nsec()).unwrap_or(0)

@@ -1,7 +1,8 @@
-//! `gpushare configure`: tells an engine of the runtime, and takes it back, without harming the engine's file.
+//! `gpushare configure`: adds the runtime to an engine's settings, and removes it, without harm to the
+//! engine's file.
 //!
-//! `docker`, `containerd`, `crio` and `podman` turn text into text; `toml_text` and `json_text` are how they do so without
-//! loss; `target` finds the file, `check` asks the engine, `file` alone writes.
+//! `docker`, `containerd`, `crio` and `podman` turn text into text. `toml_text` and `json_text` edit text
+//! without loss. `target` finds the file, `check` asks the engine, and only `file` writes.
 
 mod check;
 mod containerd;
@@ -33,7 +34,7 @@ pub use known::engines;
 use target::Target;
 use toml_text::Mistake;
 
-/// The runtime's program as it is installed, beside this one.
+/// The runtime's program, which is installed beside this one.
 const WRAPPER: &str = "gpushare-runtime";
 
 /// What to write, and for which engine.
@@ -56,7 +57,8 @@ pub struct Configure {
     /// The runtime's program; else gpushare-runtime beside this program.
     #[arg(long, value_name = "PATH", conflicts_with = "remove")]
     runtime_path: Option<PathBuf>,
-    /// The engine's program, which is asked about the file; else the one that runs, else the first one installed.
+    /// The engine's program, which is asked about the file; else the one that runs, else the first one
+    /// installed.
     #[arg(long, value_name = "PATH")]
     engine_path: Option<PathBuf>,
     /// What the runtime is called.
@@ -103,7 +105,7 @@ impl std::fmt::Display for Engine {
     }
 }
 
-/// A runtime as an engine is told of it.
+/// A runtime as an engine's settings name it.
 #[derive(Clone, Debug)]
 struct Runtime {
     name: String,
@@ -111,7 +113,7 @@ struct Runtime {
     default: bool,
 }
 
-/// Names that mean the same to every engine and to a RuntimeClass: those of a DNS label.
+/// Checks a runtime's name: a DNS label, which means the same to every engine and to a RuntimeClass.
 fn name(text: &str) -> Result<String, String> {
     let letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let ends = [text.bytes().next(), text.bytes().last()];
@@ -125,7 +127,7 @@ fn name(text: &str) -> Result<String, String> {
     }
 }
 
-/// What would be written and what is to be told of it.
+/// What would be written, and what the user is told of it.
 struct Planned {
     changes: Vec<FileChange>,
     notes: Vec<String>,
@@ -160,7 +162,7 @@ pub fn configure(asked: &Configure) -> Result<()> {
     tell(asked, &target, &planned.changes, planned.checked.as_ref(), &notes)
 }
 
-/// Writes `changes`. What was written must have come into force, which `confirm` tells; else it is taken back.
+/// Writes `changes`, and takes them back if `confirm` does not find them in force.
 fn write(changes: &[FileChange], confirm: impl FnOnce() -> Result<()>) -> Result<()> {
     file::apply(changes)?;
     let Err(error) = confirm() else { return Ok(()) };
@@ -186,7 +188,7 @@ fn runtime(asked: &Configure, target: &Target) -> Result<Runtime> {
         path.display()
     );
     let Some(path) = path.to_str().map(str::to_owned) else { bail!("the runtime's path is not UTF-8") };
-    // What was made the default stays it until --remove.
+    // A runtime that is the default stays it until --remove.
     let default = asked.default || is_default(asked.engine, target, &asked.name)?;
     Ok(Runtime { name: asked.name.clone(), path, default })
 }
@@ -232,7 +234,7 @@ fn add(checker: &Checker, target: &Target, runtime: &Runtime) -> Result<Planned>
     }
     let checked = check::before(checker, target, &after, Some(runtime))
         .with_context(|| format!("{} stays as it is", target.file.display()))?;
-    // The engine's own file last: variables are off before the first image runs by default.
+    // The engine's own file is written last: variables are off before the first image runs by default.
     changes.push(FileChange { path: target.file.clone(), before, after: Some(after) });
     Ok(Planned { changes, notes, checked: Some(checked) })
 }
@@ -261,7 +263,7 @@ fn remove(asked: &Configure, checker: &Checker, target: &Target) -> Result<Plann
         ),
         _ => None,
     };
-    // The engine's own file first: variables grant again only when no image runs by default.
+    // The engine's own file is written first: variables grant again only when no image runs by default.
     changes.insert(0, FileChange { path: target.file.clone(), before, after });
     let mut notes = Vec::new();
     let grants = environment::as_before(engine)?;
@@ -272,7 +274,7 @@ fn remove(asked: &Configure, checker: &Checker, target: &Target) -> Result<Plann
     Ok(Planned { changes, notes, checked })
 }
 
-/// daemon.json and what is remembered beside it.
+/// Path and text of the file beside daemon.json, with daemon.json's `settings`.
 fn docker_files(target: &Target, settings: Option<String>) -> Result<(PathBuf, docker::Files)> {
     let mut path = OsString::from(&target.file);
     path.push(".before-gpushare");
@@ -297,7 +299,7 @@ fn tell(
     let changed: Vec<&FileChange> = changes.iter().filter(|change| change.changes()).collect();
     let restart = match (asked.engine, asked.remove) {
         _ if changed.is_empty() => None,
-        // On a reload dockerd 20.10 keeps what its file no longer names.
+        // On a reload dockerd 20.10 keeps a runtime that its file no longer names.
         (Engine::Docker, true) => Some("systemctl restart docker"),
         _ => target.restart,
     };

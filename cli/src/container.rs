@@ -3,7 +3,8 @@
 use anyhow::{Result, bail};
 use gpushare_quota::{Lease, LeaseKey, Store};
 
-/// The living lease of the container whose id is or begins with `id`, asked by that container.
+/// The living lease of the container whose id is `id` or begins with it, with that container as
+/// [`Lease::member`]. Fails if no container fits, or several do.
 pub fn find(store: &Store, id: &str, root: Option<&str>) -> Result<Lease> {
     let fits = |key: &LeaseKey| {
         !id.is_empty() && key.container.starts_with(id) && root.is_none_or(|root| key.root == root)
@@ -32,17 +33,17 @@ pub fn ids(lease: &Lease) -> Vec<&str> {
     lease.members().map(|member| member.key.container.as_str()).collect()
 }
 
-/// The same for people.
+/// The ids of all containers that hold a lease, as people read them.
 pub fn containers(lease: &Lease) -> String {
     listed(ids(lease))
 }
 
-/// These ids for people.
+/// Ids as people read them: shortened, with commas between them.
 pub fn listed<'a>(ids: impl IntoIterator<Item = &'a str>) -> String {
     ids.into_iter().map(short).collect::<Vec<_>>().join(", ")
 }
 
-/// Engines' ids have 64 digits, of which people use the first 12.
+/// Shortens an id: engines' ids have 64 digits, of which people use the first 12.
 pub fn short(id: &str) -> String {
     if id.len() == 64 { id.chars().take(12).collect() } else { id.to_owned() }
 }

@@ -1,5 +1,6 @@
-//! `gpushare demo`: two containers share one GPU through a real low-level runtime, a third is refused until one of
-//! them ends. Every claim it prints is checked, and a claim that does not hold ends it with an error.
+//! `gpushare demo`: two containers share one GPU through a real low-level runtime, and a third is refused
+//! until one of them ends. Every claim that it prints is checked. A claim that does not hold ends the demo
+//! with an error.
 
 mod container;
 mod image;
@@ -25,7 +26,7 @@ struct Stage {
     programs: PathBuf,
 }
 
-/// Plays the whole story.
+/// Runs the demo from start to end.
 pub fn demo(nvidia_smi: Option<&Path>) -> Result<()> {
     let stage = Stage::set(nvidia_smi)?;
     let total = stage.gpu_memory()?;
@@ -81,14 +82,14 @@ fn heading(text: &str) {
     println!("\n== {text}");
 }
 
-/// The lines of a foreign program, indented; nothing where the image does not have it.
+/// Prints the output of nvidia-smi, indented; prints nothing where the image does not have it.
 fn show(output: Option<&str>) {
     for line in output.unwrap_or_default().lines() {
         println!("  nvidia-smi: {line}");
     }
 }
 
-/// The container sees a GPU of exactly its size and cannot take more.
+/// Checks that the container sees a GPU of exactly its size and cannot allocate more.
 fn check(container: &Container, seen: &Seen) -> Result<()> {
     let (id, size) = (&container.id, container.size);
     println!("{id} was granted {size} and sees:");
@@ -154,7 +155,7 @@ impl Stage {
 }
 
 impl Drop for Stage {
-    /// Regions are mounts below the folder of a simulated node: they go before it does.
+    /// Unmounts the regions below the folder of a simulated node before that folder is removed.
     fn drop(&mut self) {
         if self.config.is_some() {
             let _ = self.ours(&["sweep"]);
@@ -162,7 +163,7 @@ impl Drop for Stage {
     }
 }
 
-/// A program of ours, on the node whose settings these are.
+/// One of gpushare's programs, for the node whose settings file is `config`.
 fn command(program: &Path, config: Option<&Path>) -> Command {
     let mut command = Command::new(program);
     if let Some(config) = config {

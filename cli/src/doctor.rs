@@ -17,7 +17,7 @@ use self::runc::Runc;
 use crate::violation::{self, Kind, Violation};
 use crate::{configure, inventory, meter, node, system, table};
 
-/// Sweeps every minute.
+/// The systemd timer that runs `gpushare sweep` every minute.
 const SWEEP_TIMER: &str = "gpushare-sweep.timer";
 
 /// How a check ended.
@@ -44,7 +44,7 @@ struct Finding {
     text: String,
 }
 
-/// Runs all checks, prints them, and fails if one of them is a failure.
+/// Runs all checks and prints them. The exit code is a failure if one of them is.
 pub fn doctor(as_json: bool) -> Result<ExitCode> {
     let findings = examine();
     if as_json {
@@ -126,8 +126,8 @@ fn runtime(config: &Config) -> Vec<Finding> {
     faults.iter().map(|fault| warning(check, format!("{found}; {fault}"))).collect()
 }
 
-/// What is wrong with the runtime that wrote `version`; `by_link` where rules may depend on links in /dev/char that are not
-/// all there.
+/// What is wrong with the runtime that wrote `version`. `by_link` says that its device rules may depend on
+/// links in /dev/char, of which some are missing.
 fn faults(version: &str, by_link: bool) -> Vec<&'static str> {
     const DROPS_RULES: &str = "with the systemd cgroup driver this runc drops device rules of nodes without a /dev/char link: \
                                update runc to 1.1.7, or run `gpushare system dev-char` (gpushare-system.service does at boot)";
@@ -154,7 +154,7 @@ fn installation(config: &Config) -> Vec<Finding> {
     vec![failure("installation", format!("missing: {}; install gpushare completely", missing.join(", ")))]
 }
 
-/// Engines of this machine by what their settings say. A flag of the engine's may name the runtime as well.
+/// Engines of this machine, by what their settings say. A flag of the engine may name the runtime as well.
 fn engines() -> Vec<Finding> {
     let findings = configure::engines().into_iter().map(|(engine, knows)| match knows {
         true => ok("engine", format!("{engine} knows the runtime")),
@@ -165,7 +165,7 @@ fn engines() -> Vec<Finding> {
     findings.collect()
 }
 
-/// Without the timer, what a killed engine left behind is collected when the node looks full.
+/// Without the timer, what a killed engine left behind is swept only when the node looks full.
 fn sweep_timer() -> Option<Finding> {
     let enabled =
         Path::new("/etc/systemd/system/timers.target.wants").join(SWEEP_TIMER).symlink_metadata().is_ok();
@@ -212,7 +212,8 @@ fn driver(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Without the nodes of GPUs there is no inventory; without UVM there is no CUDA; the others are of use to few.
+/// Without the nodes of GPUs there is no inventory, and without UVM no CUDA. Few containers need the other
+/// nodes.
 fn device_nodes(config: &Config, node: &Node) -> Finding {
     let check = "device nodes";
     let remedy = "run `gpushare system nodes`, or nvidia-modprobe -c 0 -u";
@@ -265,7 +266,7 @@ fn quota(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Compute shares are held without the meter too, but not as exactly, and idle time is then given to nobody.
+/// Compute shares hold without the meter too, but less exactly, and nobody gets idle time.
 fn meter(config: &Config, state: &Path, leases: &[Lease]) -> Finding {
     let limited = |lease: &&Lease| {
         lease.compute_policy != ComputePolicy::None && lease.grants.iter().any(|grant| grant.cores.is_some())
@@ -297,8 +298,9 @@ fn meter(config: &Config, state: &Path, leases: &[Lease]) -> Finding {
     }
 }
 
-/// Regions that nobody here measures or changes. They are mounts: those that an engine makes in a mount namespace
-/// of its own are not here; and another version of gpushare may have made them.
+/// Counts regions that cannot be measured or changed from here, for one of two reasons. A region is a mount,
+/// so one that an engine makes in a mount namespace of its own is not visible here. Or another version of
+/// gpushare made it.
 fn unseen(state: &Path, leases: &[Lease]) -> Vec<Finding> {
     let lives = |lease: &&Lease| {
         lease.enforcement.terms().has_region && lease.state() == LeaseState::Active && !lease.is_gone()
@@ -323,7 +325,8 @@ fn unseen(state: &Path, leases: &[Lease]) -> Vec<Finding> {
     hidden.into_iter().chain(foreign).collect()
 }
 
-/// What containers do against their shares: as the meter sees it, or, where none runs, what one look can tell.
+/// What containers do against their shares: what the meter found, or, where none runs, what a single look can
+/// tell.
 fn cheating(config: &Config, state: &Path, leases: &[Lease]) -> Vec<Finding> {
     let found = match meter::is_running(state) {
         true => violation::read(state),

@@ -1,5 +1,5 @@
-//! `gpushare inventory refresh`: the one place that loads NVML, once per boot, driver version and set of GPUs, and that
-//! fits our libraries to the driver.
+//! `gpushare inventory refresh`: asks NVML about the GPUs and fits our libraries to the driver. Only this
+//! module loads NVML, once per boot, driver version and set of GPUs.
 
 use anyhow::{Context, Result};
 use gpushare_config::{Config, Paths};
@@ -10,7 +10,7 @@ use nvml_wrapper::Nvml;
 
 use crate::table;
 
-/// Asks NVML and writes the cache.
+/// Asks NVML and writes the answer into the cache.
 pub fn refresh() -> Result<()> {
     let config = Config::load()?;
     let state = StateFolder::open(&config.paths.state)?;
@@ -33,10 +33,11 @@ pub fn fit(config: &Config, node: &Node, state: &StateFolder) -> Result<()> {
     if fitted.is_complete() { Ok(()) } else { Ok(fitted.refresh()?) }
 }
 
-/// What NVML says of the GPUs of `node`; kept for the runtime.
+/// Asks NVML about the GPUs of `node`, and keeps the answer for the runtime.
 pub fn ask(node: &Node, state: &StateFolder) -> Result<Totals> {
     let library = node.driver.libnvidia_ml()?;
-    // The loader would wait for who has a lease on it; nobody gets one while it is open here.
+    // The loader would wait for a process that has a lease (fcntl(2)) on the file, so it is opened here first
+    // without waiting. While it is open here, nobody gets a lease on it.
     let _held = open_now(&library)
         .with_context(|| format!("cannot open {} now; see `gpushare doctor`", library.display()))?;
     let nvml = Nvml::builder()
@@ -46,7 +47,7 @@ pub fn ask(node: &Node, state: &StateFolder) -> Result<Totals> {
     let cuda =
         nvml.sys_cuda_driver_version().map(|version| format!("{}.{}", version / 1000, version % 1000 / 10));
     let mut gpus = told(&nvml)?;
-    // One that NVML cannot open takes no leases, and keeps nobody from the others.
+    // A GPU that NVML cannot open gets the size 0 and takes no leases. The other GPUs still do.
     for gpu in &node.gpus {
         let uuid = gpu.uuid.to_string();
         if gpus.iter().all(|told| told.uuid != uuid) {
@@ -64,7 +65,7 @@ pub fn ask(node: &Node, state: &StateFolder) -> Result<Totals> {
     Ok(totals)
 }
 
-/// What NVML tells of each GPU that it can open.
+/// NVML's answers for each GPU that it can open.
 fn told(nvml: &Nvml) -> Result<Vec<GpuTotals>> {
     let count = nvml.device_count().context("NVML cannot count the GPUs")?;
     let mut gpus = Vec::new();
@@ -79,7 +80,7 @@ fn told(nvml: &Nvml) -> Result<Vec<GpuTotals>> {
                 continue;
             }
         };
-        // A GPU with unified memory may report none: its size stays unknown, and it takes no leases.
+        // A GPU with unified memory may report no size. Its size stays unknown, and it takes no leases.
         let memory_bytes = gpu.memory_info().map_or(0, |memory| memory.total);
         let brand =
             gpu.brand().map_or_else(|_| "unknown".to_owned(), |brand| format!("{brand:?}").to_lowercase());
@@ -88,7 +89,7 @@ fn told(nvml: &Nvml) -> Result<Vec<GpuTotals>> {
         let architecture = architecture.unwrap_or_default();
         gpus.push(GpuTotals { uuid, memory_bytes, brand, architecture });
     }
-    // That nothing could be asked is no answer to keep.
+    // If no GPU could be asked, there is no answer to keep.
     match failed {
         Some(error) if gpus.is_empty() => Err(error).context("NVML cannot open any GPU"),
         _ => Ok(gpus),

@@ -16,7 +16,7 @@ use crate::{meter, node, table};
 /// How many of the last refusals are shown.
 const REFUSALS: usize = 100;
 
-/// Prints past leases and what was refused of late.
+/// Prints past leases and the latest refusals.
 pub fn history(as_json: bool) -> Result<()> {
     let config = Config::load()?;
     let (state, store) = node::store(&config)?;
@@ -73,8 +73,8 @@ pub fn history(as_json: bool) -> Result<()> {
     Ok(table::print(["CONTAINER", "SHARE", "HELD", "ENDED AGO", "REASON"], rows)?)
 }
 
-/// Releases what nobody holds any more, takes away region folders without a lease, and mends limits files that differ from
-/// their leases.
+/// Releases the leases of containers that are gone, removes region folders without a lease, and rewrites
+/// limits files that differ from their leases.
 pub fn sweep(as_json: bool) -> Result<()> {
     let config = Config::load()?;
     config.log.start();

@@ -1,7 +1,8 @@
 //! `gpushare`: what people and scripts ask of a node that shares GPUs.
 //!
-//! One file per command. Each reads the same settings, store and inventory as the runtime; `--json` prints the
-//! values, without it a table. Exit codes: 0 done, 1 failed (one line on stderr), 2 wrong usage.
+//! One file per command. Each reads the same settings, store and inventory as the runtime. `--json` prints
+//! values, without it a command prints a table. Exit codes: 0 done, 1 failed (one line on stderr), 2 wrong
+//! usage.
 #![forbid(unsafe_code)]
 
 mod cdi;
@@ -31,8 +32,8 @@ use clap::{Parser, Subcommand};
 
 /// Shares of GPUs for containers: what this node has, who holds what, and what a request would get.
 ///
-/// Settings: /etc/gpushare/gpushare.toml and drop-ins in gpushare.toml.d, or the file that GPUSHARE_CONFIG names.
-/// Exit codes: 0 done, 1 failed, 2 wrong usage.
+/// Settings: /etc/gpushare/gpushare.toml and drop-ins in gpushare.toml.d, or the file that GPUSHARE_CONFIG
+/// names. Exit codes: 0 done, 1 failed, 2 wrong usage.
 #[derive(Parser)]
 #[command(name = "gpushare", version, max_term_width = 100)]
 struct Cli {
@@ -81,9 +82,11 @@ enum Command {
         #[arg(long)]
         force: bool,
     },
-    /// Changes the share of a living container; what does not fit on the node is refused, and nothing is ever killed.
+    /// Changes the share of a living container; what does not fit on the node is refused, and nothing is ever
+    /// killed.
     Update(update::Update),
-    /// Measures each container's GPU time and memory for the libraries inside; one process per node, in the foreground.
+    /// Measures each container's GPU time and memory for the libraries inside; one process per node, in the
+    /// foreground.
     Meter,
     /// What is known of the GPUs beyond /proc.
     #[command(subcommand)]
@@ -171,8 +174,9 @@ fn run(command: Command) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What only root may do. The state of the node is root's; `doctor` says so itself, settings are everybody's to read, and
-/// engines' settings are guarded by their own files' modes.
+/// What only root may do with this command; `None` if everybody may run it. The node's state belongs to root.
+/// `doctor` itself says when it lacks rights, everybody may read the settings, and engines' files are guarded
+/// by their own modes.
 fn roots_deed(command: &Command) -> Option<&'static str> {
     Some(match command {
         Command::Config(_) | Command::Configure(_) | Command::Doctor { .. } => return None,
@@ -189,7 +193,7 @@ fn roots_deed(command: &Command) -> Option<&'static str> {
     })
 }
 
-/// `gpushare ps | head` is no failure.
+/// Whether the reader of stdout has closed the pipe: `gpushare ps | head` is no failure.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<std::io::Error>();
     io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)

@@ -1,8 +1,10 @@
-//! `gpushare meter`: what only the node can see of its containers, written into their `limits` files.
+//! `gpushare meter`: measures what only the node can see of its containers, and writes it into their `limits`
+//! files.
 //!
-//! One process per node, in the foreground. It reads the driver's samples of GPU time by host pid, tells containers apart by
-//! cgroup, and publishes each one's time and memory and what a bursting one may use. Nothing depends on it: without it the
-//! libraries go by their own events alone. It holds the driver open only while a container holds a share.
+//! One process per node, in the foreground. It reads the driver's samples of GPU time by host pid and tells
+//! containers apart by cgroup. It publishes each container's time and memory, and what a bursting one may
+//! use. Nothing depends on it: without it the libraries use their own events alone. It holds the driver open
+//! only while a container holds a share.
 
 mod account;
 mod audit;
@@ -40,15 +42,15 @@ use self::watch::Watch;
 use crate::node;
 use crate::violation::Violation;
 
-/// How soon a new container is noticed while there is none: one look at the store's time stamp each.
+/// While there is no container, the store's time stamp is looked at this often, to notice a new one.
 const IDLE: Duration = Duration::from_millis(100);
 
-/// Measures until it is ended.
+/// Measures until the process is ended.
 pub fn meter() -> Result<()> {
     let config = Config::load()?;
     start_log(&config.log);
     let (state, store) = node::store(&config)?;
-    // A few for each container, and some for each process on a GPU.
+    // The meter needs a few open files for each container, and some for each process on a GPU.
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
     let Some(_only) = lock::take(state.path())? else { bail!("another gpushare meter runs on this node") };
@@ -57,7 +59,7 @@ pub fn meter() -> Result<()> {
         wait_for_shares(&store)?;
         let node = Node::open(&config.roots)?;
         let library = node.driver.libnvidia_ml()?;
-        // The loader would wait for a container that has a lease on it.
+        // The loader would wait for a container that has a lease (fcntl(2)) on the library.
         let _held = open_now(&library).with_context(|| format!("cannot open {} now", library.display()))?;
         let nvml = Nvml::builder().lib_path(library.as_os_str()).init();
         let nvml = nvml.with_context(|| {
@@ -67,8 +69,8 @@ pub fn meter() -> Result<()> {
     }
 }
 
-/// What a single look can tell of containers that hold `leases`, for a node where no meter runs: no figures of the
-/// driver's, and no processes on GPUs.
+/// What a single look can tell of containers that hold `leases`, for a node where no meter runs. It has no
+/// figures of the driver and knows no processes on GPUs.
 pub fn look_once(config: &Config, state: &Path, leases: &[Lease]) -> Vec<Violation> {
     let Ok(node) = Node::open(&config.roots) else { return Vec::new() };
     let Ok(libcuda) = node.driver.libcuda() else { return Vec::new() };
@@ -97,14 +99,14 @@ fn wait_for_shares(store: &Store) -> Result<()> {
     }
 }
 
-/// The leases that have limits to hold: not those of whole GPUs.
+/// The leases that have limits to hold; those of whole GPUs have none.
 fn shares(store: &Store) -> Result<Vec<Lease>> {
     let mut leases = store.leases()?;
     leases.retain(|lease| lease.enforcement.terms().has_region);
     Ok(leases)
 }
 
-/// To stderr, which is the journal's under systemd.
+/// Logs to stderr, which is the journal under systemd.
 fn start_log(log: &Log) {
     let level = match log.level {
         Level::Error => LevelFilter::ERROR,

@@ -5,7 +5,8 @@ use gpushare_config::Config;
 use gpushare_inventory::{GpuUuid, Node, Totals, boot_id};
 use gpushare_quota::{StateFolder, Store};
 
-/// The node's inventory. A cache that does not fit is renewed first, so that no command shows yesterday's GPUs.
+/// The node's inventory. A cache that does not fit is renewed first, so that no command shows the GPUs of an
+/// earlier boot or driver.
 pub fn inventory(config: &Config, state: &StateFolder) -> Result<Node> {
     let node = Node::open(&config.roots)?;
     let known = Totals::load(&Totals::path(state.path()));
@@ -17,14 +18,14 @@ pub fn inventory(config: &Config, state: &StateFolder) -> Result<Node> {
     Ok(node.with_totals(&totals))
 }
 
-/// State folder and store.
+/// Opens the state folder and the store.
 pub fn store(config: &Config) -> Result<(StateFolder, Store)> {
     let state = StateFolder::open(&config.paths.state)?;
     let store = Store::open(state.path()).context("cannot open the quota store")?;
     Ok((state, store))
 }
 
-/// How many letters of a UUID tell it from the others of a node.
+/// How many letters of a UUID tables show, which tell it from the node's other UUIDs.
 const SHORT: usize = 12;
 
 /// What GPUs are called in tables: by index and the beginning of the UUID, as `0 GPU-d6a9bc01`.
@@ -32,13 +33,13 @@ const SHORT: usize = 12;
 pub struct GpuNames(Vec<(GpuUuid, u32)>);
 
 impl GpuNames {
-    /// Of the GPUs that the driver shows now.
+    /// The names of the GPUs that the driver shows now.
     pub fn of(config: &Config) -> Self {
         let gpus = Node::open(&config.roots).map(|node| node.gpus).unwrap_or_default();
         Self(gpus.iter().map(|gpu| (gpu.uuid, gpu.index)).collect())
     }
 
-    /// One GPU's name; the UUID where the GPU is gone.
+    /// The GPU's name; its whole UUID where the driver does not show it any more.
     pub fn name(&self, uuid: GpuUuid) -> String {
         let found = self.0.iter().find(|(known, _)| *known == uuid);
         let text = uuid.to_string();
@@ -48,7 +49,7 @@ impl GpuNames {
         )
     }
 
-    /// A text with such names in place of UUIDs.
+    /// `text` with these names in place of UUIDs.
     pub fn in_text(&self, text: &str) -> String {
         let named =
             |text: String, (uuid, _): &(GpuUuid, u32)| text.replace(&uuid.to_string(), &self.name(*uuid));

@@ -1,5 +1,6 @@
-//! `gpushare ps`: the living leases, and what each container uses of its share. The store, the driver by way of the meter,
-//! and the container's own books are three sources; only the last can lie, and it is shown as what it is.
+//! `gpushare ps`: the living leases, and what each container uses of its share. There are three sources: the
+//! store, the driver by way of the meter, and the container's own books. Only the books can lie, so they are
+//! shown under a name of their own.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use crate::table::age;
 use crate::violation::{self, Violation};
 use crate::{node, table};
 
-/// Older measurements are those of a meter that has ended, nanoseconds.
+/// A measurement older than this, in nanoseconds, is of a meter that has ended.
 const STALE: u64 = 3_000_000_000;
 
 /// Prints the living leases.
@@ -52,7 +53,7 @@ pub fn ps(as_json: bool) -> Result<()> {
     Ok(())
 }
 
-/// What can be seen of a container's use.
+/// What can be seen of a container's use of its share.
 pub struct Seen {
     /// The container's own books.
     books: Result<Usage, UsageError>,
@@ -62,7 +63,8 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Of a lease whose region lies below the folder `state`; `running` tells living processes from those that ended.
+    /// Reads what can be seen of `lease`, whose region lies below the folder `state`. `running` tells living
+    /// processes from those that ended.
     pub fn of(state: &Path, lease: &Lease, running: &Running) -> Self {
         let region = Region::of(state, lease.id);
         Self {
@@ -73,19 +75,19 @@ impl Seen {
         }
     }
 
-    /// What the container's books say that its living processes hold of one line.
+    /// What the container's living processes hold on the GPU of grant `line`, by the container's books.
     pub fn used(&self, line: usize) -> Option<DeviceMemory> {
         let books = self.books.as_ref().ok()?;
         books.devices.get(line).map(|device| DeviceMemory::from_bytes(device.bytes))
     }
 
-    /// What a meter says of one line; `None` without a meter that runs.
+    /// What the meter says of the GPU of grant `line`; `None` where no meter runs.
     pub fn fresh(&self, line: usize) -> Option<&Measurement> {
         let ago = |written: u64| self.now.monotonic.checked_sub(written);
         self.measured.get(line).filter(|value| ago(value.written).is_some_and(|ago| ago < STALE))
     }
 
-    /// GPU time in nanoseconds, as far as it was ever measured.
+    /// GPU time in nanoseconds on the GPU of grant `line`; `None` if it was never measured.
     fn gpu_time(&self, line: usize) -> Option<u64> {
         self.measured.get(line).filter(|value| value.until > 0).map(|value| value.own_nanoseconds)
     }
@@ -116,7 +118,7 @@ fn rows(lease: &Lease, seen: &Seen, names: &GpuNames, cheats: bool) -> Vec<[Stri
                         format!("{cores} burst {}", lease.ceiling)
                     }
                     ComputePolicy::Burst => format!("{cores} burst"),
-                    // Granted to nobody else, and no limit.
+                    // The percent is granted to nobody else, and does not limit the container.
                     ComputePolicy::None => format!("{cores} kept"),
                 },
             },
@@ -131,7 +133,7 @@ fn entry(lease: &Lease, seen: &Seen, violations: &[&Violation]) -> Value {
     let gpus = lease.grants.iter().enumerate().map(|(line, grant)| {
         let fresh = seen.fresh(line);
         let used = seen.used(line).map(DeviceMemory::bytes);
-        // 0 is nothing, or a driver that does not tell.
+        // 0 means nothing is held, or that the driver does not tell.
         let driver = fresh.map(|value| value.memory_bytes).filter(|bytes| *bytes > 0);
         let drift = driver.zip(used).map(|(driver, used)| i128::from(driver) - i128::from(used));
         json!({
@@ -169,7 +171,7 @@ fn container(member: &Member) -> Value {
     json!({ "id": member.key.container, "state": state, "pid": member.holder.pid })
 }
 
-/// The lease's state; "gone" for one whose containers all are, until the next sweep.
+/// The lease's state; "gone" once all its containers are, until the next sweep.
 fn state(lease: &Lease) -> &'static str {
     if lease.is_gone() { "gone" } else { lease.state().name() }
 }

@@ -1,4 +1,5 @@
-//! `gpushare system`: the driver's device nodes, where nobody else makes them, and the links by which systemd finds them.
+//! `gpushare system`: the driver's device nodes, where nobody else makes them, and the links by which systemd
+//! finds them.
 //!
 //! Both commands can be run again at any time, and at every boot: what is right stays as it is.
 
@@ -37,30 +38,31 @@ pub struct Options {
     output: Output,
 }
 
-/// One thing under /dev.
+/// One device node or link under /dev.
 pub struct Item {
-    /// Where it is.
+    /// Path of the device node or link on this machine.
     pub path: PathBuf,
-    /// What it should be.
+    /// Its device number, mode and owner, or the link's target.
     pub what: String,
-    /// What is to be done, or was found.
+    /// How it was found.
     pub state: State,
 }
 
-/// How one thing under /dev is.
+/// How a device node or link was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// As it should be.
+    /// It is as it should be.
     Right,
     /// It is missing.
     Missing,
-    /// It is there and wrong.
+    /// It exists and is wrong.
     Wrong,
-    /// It can only be put right by somebody else, who is told how.
+    /// Only somebody else can put it right. The text says what is wrong and what to do.
     Stuck(String),
 }
 
-/// Looks, does what is to be done, and tells. A thing that cannot be put right does not keep the others from it.
+/// Looks at all items, mends what is missing or wrong, and tells. An item that cannot be mended does not stop
+/// the others.
 pub fn system(command: &System) -> Result<ExitCode> {
     let config = Config::load()?;
     let roots = &config.roots;
@@ -72,7 +74,8 @@ pub fn system(command: &System) -> Result<ExitCode> {
     }
 }
 
-/// One run at a time: udev starts one for each device of the driver's, beside the administrator's. Ends on drop.
+/// Takes the lock that lets one run work at a time, until it is dropped: udev starts a run for each of the
+/// driver's devices, and the administrator may start another.
 fn turn(config: &Config) -> Result<File> {
     let path = StateFolder::open(&config.paths.state)?.path().join("system.lock");
     let open = || OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
@@ -80,7 +83,7 @@ fn turn(config: &Config) -> Result<File> {
     locked.with_context(|| format!("cannot lock {}", path.display()))
 }
 
-/// What is wrong under /dev, each in a few words, for `gpushare doctor`.
+/// What is wrong with the device nodes under /dev, one short text each, for `gpushare doctor`.
 pub fn wrong_nodes(config: &Config) -> Result<Vec<String>> {
     Ok(nodes::look(&config.roots)?.iter().map(|(item, _)| item).filter_map(wrong).collect())
 }

@@ -1,5 +1,5 @@
-//! Output for people: columns as wide as their widest cell. Text from bundles is escaped: a container's name must
-//! not move somebody's cursor.
+//! Output for people: tables with columns as wide as their widest cell, lines and JSON. Text from bundles is
+//! escaped, so that a container's name cannot move the cursor.
 
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -32,7 +32,7 @@ pub fn line(text: &str) -> io::Result<()> {
 /// Prints a value as indented JSON.
 pub fn json(value: &Value) -> io::Result<()> {
     let text = format!("{value:#}");
-    // JSON leaves these as they are, inside strings, where terminals may act on them.
+    // JSON leaves these characters inside strings as they are, but a terminal may act on them.
     let shown = text.chars().map(|c| match c {
         '\u{7f}'..='\u{9f}' => format!("\\u{:04x}", u32::from(c)),
         c => c.to_string(),
@@ -40,7 +40,7 @@ pub fn json(value: &Value) -> io::Result<()> {
     writeln!(io::stdout().lock(), "{}", shown.collect::<String>())
 }
 
-/// The text with what a terminal may act on written out.
+/// `text` with control characters written out, on which a terminal may act.
 pub fn escaped(text: &str) -> String {
     text.chars()
         .flat_map(|c| {
@@ -51,7 +51,7 @@ pub fn escaped(text: &str) -> String {
         .collect()
 }
 
-/// How long ago `since`, in seconds since 1970, was.
+/// How long ago `since` was; `since` in seconds since 1970.
 pub fn age(since: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
     humantime::format_duration(Duration::from_secs(now.saturating_sub(since))).to_string()

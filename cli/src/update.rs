@@ -1,4 +1,4 @@
-//! `gpushare update`: a living container's share under new figures.
+//! `gpushare update`: changes the figures of a living container's share.
 
 use std::io::{self, Write};
 
@@ -23,7 +23,8 @@ pub struct Update {
     /// The runtime root, where the id alone is not unique.
     #[arg(long)]
     root: Option<String>,
-    /// Only the share of this GPU, by index, UUID or the beginning of one; else that of all the container's GPUs.
+    /// Only the share of this GPU, by index, UUID or the beginning of one; else that of all the container's
+    /// GPUs.
     #[arg(long, value_name = "GPU")]
     device: Option<DeviceSelector>,
     #[command(flatten)]
@@ -36,8 +37,8 @@ pub struct Update {
 #[derive(clap::Args)]
 #[group(required = true, multiple = true)]
 struct Figures {
-    /// Memory per GPU, as 6GiB or 25%. Less than the container uses takes nothing from it: it gets no more until it has
-    /// freed enough.
+    /// Memory per GPU, as 6GiB or 25%. Less than the container uses takes nothing from it: it gets no more
+    /// until it has freed enough.
     #[arg(long, value_name = "SIZE")]
     memory: Option<MemoryRequest>,
     /// Compute per GPU in percent.
@@ -51,7 +52,7 @@ struct Figures {
     priority: Option<Priority>,
 }
 
-/// Changes the lease and the container's limits, and prints what holds now.
+/// Changes the lease and the container's limits, and prints the new figures.
 pub fn update(asked: &Update) -> Result<()> {
     let config = Config::load()?;
     config.log.start();

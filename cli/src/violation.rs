@@ -1,7 +1,8 @@
-//! What containers do against their shares, as the meter last saw it: it writes them into the state folder, and `ps`,
-//! `doctor` and scripts read them there.
+//! What containers do against their shares, as the meter last saw it. The meter writes it into the state
+//! folder; `ps`, `doctor` and scripts read it there.
 //!
-//! Limits live in a container's own processes, so they cannot hold an adversary; but none stays unseen.
+//! Limits live in a container's own processes, so they cannot stop an adversary. But going past a limit is
+//! always seen.
 
 use std::fs;
 use std::io;
@@ -10,34 +11,34 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-/// Older ones are those of a meter that has ended.
+/// A file older than this is of a meter that has ended.
 const STALE: Duration = Duration::from_secs(5);
 
 /// One thing that a container does against its share.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Violation {
-    /// The lease; `None` for processes of no lease.
+    /// The lease's id; `None` for processes of no lease.
     pub lease: Option<i64>,
     /// The container's id, or the cgroup of a process of no lease.
     pub container: String,
-    /// The process on the host, where it is one's.
+    /// The process's pid on the host, where a single process does it.
     pub pid: Option<u32>,
     /// What it does, by [`Kind::name`].
     pub kind: String,
-    /// In words.
+    /// The same in words.
     pub text: String,
 }
 
-/// What can be seen.
+/// Kinds of violations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A limits file that says something else than the lease, and was mended.
+    /// A limits file said something else than the lease, and was mended.
     Limits,
     /// Another file lies where the lease's limits, books or driver should be.
     Files,
     /// A process uses a GPU and has not loaded the limits.
     Unlimited,
-    /// A lease on a file (fcntl(2)) by which others would have to wait.
+    /// A lease on a file (fcntl(2)), for which others would have to wait.
     FileLease,
     /// Limits or books that cannot be read.
     Unreadable,
@@ -45,7 +46,7 @@ pub enum Kind {
     Memory,
     /// GPU time beyond the share.
     Compute,
-    /// A process on a shared GPU that no lease explains.
+    /// A process of no lease uses a shared GPU.
     Stranger,
 }
 
@@ -69,7 +70,8 @@ fn path(state: &Path) -> PathBuf {
     state.join("violations.json")
 }
 
-/// Puts `violations`, the time, and the leases whose containers the meter has stopped in place of what stood there.
+/// Replaces the file by `violations`, the time, and the ids of the leases whose containers the meter has
+/// stopped.
 ///
 /// # Errors
 /// When the file cannot be written.
@@ -82,7 +84,7 @@ pub fn write(state: &Path, violations: &[Violation], frozen: impl Iterator<Item 
     fs::rename(unfinished, path(state))
 }
 
-/// What the meter saw within the last seconds; nothing where none runs.
+/// What the meter saw within the last 5 seconds; empty where none runs.
 pub fn read(state: &Path) -> Vec<Violation> {
     let text = fs::read(path(state)).unwrap_or_default();
     let told: Value = serde_json::from_slice(&text).unwrap_or_default();
@@ -93,13 +95,13 @@ pub fn read(state: &Path) -> Vec<Violation> {
     told["violations"].as_array().into_iter().flatten().filter_map(parse).collect()
 }
 
-/// The leases whose containers a meter has stopped, however long ago.
+/// The ids of the leases whose containers a meter has stopped, however long ago.
 pub fn frozen(state: &Path) -> Vec<i64> {
     let told: Value = serde_json::from_slice(&fs::read(path(state)).unwrap_or_default()).unwrap_or_default();
     told["frozen"].as_array().into_iter().flatten().filter_map(Value::as_i64).collect()
 }
 
-/// As `ps --json` prints it.
+/// The violation as `ps --json` prints it.
 pub fn json(violation: &Violation) -> Value {
     json!({
         "lease": violation.lease,

@@ -11,12 +11,12 @@ use crate::place::Refusal;
 /// Why the store cannot be used. Nothing is granted then.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Others held it for longer than the deadline.
+    /// Other processes kept the database locked for longer than this one waits, which is a few seconds.
     #[error("the quota store {path} has been busy for seconds{holder}")]
     Busy {
-        /// The database.
+        /// Path of the database.
         path: PathBuf,
-        /// Who holds it, and the remedy.
+        /// Who holds it and what to do about it: the end of the sentence.
         holder: String,
     },
     /// The file system is full, read-only or failing.
@@ -25,41 +25,41 @@ pub enum StoreError {
          process may write no file of that size (ulimit -f); make room there, or see the kernel log"
     )]
     Full {
-        /// The database.
+        /// Path of the database.
         path: PathBuf,
     },
-    /// The file is no database of ours, or a broken one.
+    /// The file is not a quota store, or it is damaged.
     #[error(
         "the quota store {path} is damaged, so nothing is granted; stop the containers that hold a share first, then delete \
          the file: a new one is made at the next start, unless the folder regions beside it still names such containers"
     )]
     Damaged {
-        /// The database.
+        /// Path of the database.
         path: PathBuf,
     },
-    /// Somebody took the database away from running containers, or an earlier boot's folders are left without it.
+    /// The database is gone, but regions are left: of running containers, or of an earlier boot.
     #[error(
         "the quota store {path} is gone, but {regions} names containers that hold a share, so nothing is granted; stop them, \
          then run `umount {regions}/*; rm -r {regions}`, or restart the machine if that folder is in its memory"
     )]
     Missing {
-        /// The database.
+        /// Path of the database.
         path: PathBuf,
         /// The folder of the containers' regions.
         regions: PathBuf,
     },
-    /// Its containers' processes are not to be seen from here: each would count as ended.
+    /// The containers' processes cannot be seen from this process's namespaces, so each would count as ended.
     #[error(
         "the quota store {path} is kept in the namespaces {theirs} of pids and of time, and this process runs in {ours}, to \
          which each container there would seem ended; run gpushare in those (in a pod: hostPID: true), or, if they have \
          ended, as with a node that is a container, delete the file and the folder regions beside it"
     )]
     Stranger {
-        /// The database.
+        /// Path of the database.
         path: PathBuf,
-        /// As `ls -l /proc/PID/ns/pid` shows it.
+        /// The pid and time namespaces in which the store is kept, as `ls -l /proc/PID/ns` shows them.
         theirs: String,
-        /// The same, of this process.
+        /// The same namespaces of this process.
         ours: String,
     },
     /// Written by another version of gpushare.
@@ -67,34 +67,34 @@ pub enum StoreError {
         "the quota store {path} has schema version {version}, which this gpushare does not know; update gpushare"
     )]
     Version {
-        /// The database.
+        /// Path of the database.
         path: PathBuf,
         /// Its schema version.
         version: i32,
     },
-    /// The file could not be made.
+    /// The database or its lock file could not be made.
     #[error("cannot make the quota store {path}")]
     Io {
-        /// The database.
+        /// Path of the database.
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
     },
-    /// Anything else that SQLite says.
+    /// Any other error of SQLite.
     #[error("quota store {path}")]
     Sqlite {
-        /// The database.
+        /// Path of the database.
         path: PathBuf,
         /// What SQLite said.
         source: rusqlite::Error,
     },
-    /// The running boot could not be told.
+    /// The id of the running boot could not be read.
     #[error(transparent)]
     Boot(#[from] gpushare_inventory::ProcError),
 }
 
 impl StoreError {
-    /// Nobody got at the database at `path` in time.
+    /// The error when this process did not get at the database at `path` in time.
     pub(crate) fn busy(path: &Path) -> Self {
         Self::Busy { path: path.into(), holder: lock_holder::described(path) }
     }
@@ -109,7 +109,7 @@ impl StoreError {
                 Self::Damaged { path }
             }
             Some(ErrorCode::SystemIoFailure) => Self::Full { path },
-            // Without a further number: no room for another file.
+            // A plain SQLITE_CANTOPEN, without an extended code, means that there was no room for a file.
             Some(ErrorCode::CannotOpen) if extended == Some(rusqlite::ffi::SQLITE_CANTOPEN) => {
                 Self::Full { path }
             }
@@ -121,13 +121,13 @@ impl StoreError {
 /// Why a share was not granted.
 #[derive(Debug, thiserror::Error)]
 pub enum ReserveError {
-    /// The node cannot hold it.
+    /// The node has no room for the share.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The container has a lease already.
     #[error("container {0} holds a share already; delete the old container first, or run `gpushare sweep`")]
     Held(LeaseKey),
-    /// A share of a pod for a container of none.
+    /// The container asks for its pod's share, but it belongs to no pod.
     #[error(
         "the container asks for a share of its pod, and its bundle names no pod: only containerd and CRI-O write \
          one for Kubernetes; ask for a share of its own"
@@ -147,7 +147,7 @@ pub enum ReserveError {
     /// The reservation is gone: an administrator released it.
     #[error("the share of container {0} was released while the container was made; start it anew")]
     Lost(LeaseKey),
-    /// The store.
+    /// The store cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

@@ -1,8 +1,8 @@
 //! Who holds a lease, and how to prove that nobody does any more.
 //!
-//! A bare pid proves nothing: it is reused. The kernel's start time makes it unique within a boot. With the first process
-//! of a pid namespace the kernel ends all others in it; a container without a namespace of its own can outlive its init,
-//! so its cgroup is remembered too.
+//! A bare pid proves nothing, since pids are reused. Pid and start time together are unique within a boot.
+//! When the first process of a pid namespace ends, the kernel ends all others in that namespace. A container
+//! without a pid namespace of its own can outlive its init, so its cgroup is remembered too.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -24,8 +24,8 @@ pub struct Holder {
     pub start_time: u64,
     /// The container's cgroup folder below /sys/fs/cgroup, known once the container exists.
     pub cgroup: Option<PathBuf>,
-    /// Whether it is the first process of a pid namespace that is not this process's own: all of the container's end with
-    /// it, whoever else is in the cgroup.
+    /// Whether it is the first process of a pid namespace other than this process's own. All processes of the
+    /// container then end with it, whoever else is in the cgroup.
     pub leads: bool,
 }
 
@@ -33,7 +33,7 @@ pub struct Holder {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read process {pid} in /proc")]
 pub struct HolderError {
-    /// The process.
+    /// Pid of the process; 0 stands for this process.
     pid: i32,
     /// What the reader said.
     source: procfs::ProcError,
@@ -58,7 +58,7 @@ impl Holder {
         let error = |source| HolderError { pid, source };
         let process = Process::new(pid).map_err(error)?;
         let stat = process.stat().map_err(error)?;
-        // By its numbers, one for each namespace: to look at the namespace itself takes CAP_SYS_PTRACE.
+        // Told by its pids, one for each namespace: reading the namespace itself needs CAP_SYS_PTRACE.
         let numbers = |process: &Process| process.status().ok()?.nspid;
         let its = numbers(&process).unwrap_or_default();
         let own = Process::myself().ok().as_ref().and_then(numbers);
@@ -66,12 +66,14 @@ impl Holder {
         Ok(Self { pid, start_time: stat.starttime, cgroup: cgroup(pid), leads })
     }
 
-    /// Whether holder and container are proved gone. What cannot be read counts as living.
+    /// Whether both the holding process and the rest of its container are proved gone. What cannot be read
+    /// counts as living.
     pub fn is_gone(&self) -> bool {
         self.is_gone_but_for(None)
     }
 
-    /// As [`Holder::is_gone`] of an earlier life of a container whose new first process is `init`, in the same cgroup.
+    /// As [`Holder::is_gone`], for an earlier life of a container whose new first process `init` is in the
+    /// same cgroup.
     pub fn is_gone_before(&self, init: &Self) -> bool {
         self.is_gone_but_for(Some(init.pid))
     }
@@ -81,13 +83,13 @@ impl Holder {
         self.process_is_gone() && (self.leads || !outlived())
     }
 
-    /// Whether the holding process itself, not merely one of its container, lives.
+    /// Whether the holding process itself lives; other processes of its container do not count.
     pub fn lives(&self) -> bool {
         !self.process_is_gone()
     }
 
-    /// Whether the living process `pid`, whose cgroup is `cgroup`, is one of this container. A container without a cgroup of
-    /// its own is told by its pid namespace.
+    /// Whether the living process `pid`, whose cgroup is `cgroup`, belongs to this container. A container
+    /// without a cgroup of its own is told by its pid namespace.
     pub fn contains(&self, pid: i32, cgroup: &Path) -> bool {
         match &self.cgroup {
             Some(own) => cgroup.starts_with(own),
@@ -99,12 +101,12 @@ impl Holder {
         }
     }
 
-    /// Whether the living holder is the first process of this pid namespace. In a namespace that is not its
-    /// own, as that of a pod whose containers share one, it is not.
+    /// Whether the living holder is the first process of this pid namespace. In a pod whose containers share
+    /// one pid namespace no container's holder is.
     pub fn leads_in(&self, namespace: PidNamespace) -> bool {
         let its = || PidNamespace::at(Path::new(&format!("/proc/{}/ns/pid", self.pid)));
         let numbers = || Process::new(self.pid).and_then(|process| process.status()).ok()?.nspid;
-        // Alive at last: what was read was its own.
+        // `lives` is asked last: it proves that what was read above was of this process.
         its() == Some(namespace) && numbers().is_some_and(|pids| pids.last() == Some(&1)) && self.lives()
     }
 
@@ -117,23 +119,26 @@ impl Holder {
     }
 }
 
-/// A main thread that ended while others run also shows as a zombie: dead means alone as well.
+/// A main thread that ended while other threads run also shows as a zombie, so a dead process has no other
+/// thread.
 fn is_zombie(stat: &Stat) -> bool {
     matches!(stat.state, 'Z' | 'X') && stat.num_threads <= 1
 }
 
-/// The cgroup folder of a process: the devices controller's on v1, the only one on v2. The root cgroup is nobody's.
+/// The cgroup folder of a process: that of the devices controller on v1, the only one on v2. `None` for the
+/// root cgroup, which belongs to no container.
 fn cgroup(pid: i32) -> Option<PathBuf> {
     folder(pid).filter(|(path, found)| path != "/" && found.is_dir()).map(|(_, found)| found)
 }
 
-/// The folder of the living process `pid`'s cgroup, chosen as for [`Holder::cgroup`]; `None` when the process is gone.
+/// The cgroup folder of the living process `pid`, chosen as for [`Holder::cgroup`]; `None` when the process
+/// is gone.
 pub fn cgroup_of(pid: i32) -> Option<PathBuf> {
     folder(pid).map(|(_, found)| found)
 }
 
-/// Path inside the hierarchy, and folder. Read as bytes: a container that may make cgroups names them as it likes, and
-/// procfs gives up the whole file for one name that is no UTF-8.
+/// The cgroup's path inside the hierarchy, and its folder. The file is read as bytes: a container that may
+/// make cgroups names them as it likes, and procfs rejects the whole file for one name that is not UTF-8.
 fn folder(pid: i32) -> Option<(OsString, PathBuf)> {
     let text = fs::read(format!("/proc/{pid}/cgroup")).ok()?;
     let groups = || {
@@ -152,9 +157,9 @@ fn folder(pid: i32) -> Option<(OsString, PathBuf)> {
     Some((path.to_owned(), Path::new(base).join(Path::new(path).strip_prefix("/").ok()?)))
 }
 
-/// Whether any process of a container lives in the cgroup or below it. Engines may have put it into a cgroup with
-/// processes of the host: these see the host's mounts, which no container with a share does. The process `but` is another
-/// container's.
+/// Whether any process of a container lives in the cgroup or below it. An engine may have put the container
+/// into a cgroup with processes of the host. Those see the host's mounts, which no container with a share
+/// does, and do not count. The process `but` does not count either: it belongs to another container.
 fn populated(cgroup: &Path, but: Option<i32>) -> bool {
     let mounts =
         |pid: &str| fs::metadata(format!("/proc/{pid}/ns/mnt")).map(|file| (file.dev(), file.ino())).ok();
@@ -163,7 +168,7 @@ fn populated(cgroup: &Path, but: Option<i32>) -> bool {
     let procs = match fs::read_to_string(cgroup.join("cgroup.procs")) {
         Ok(procs) => procs,
         Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-        // What cannot be read counts as living: a threaded cgroup does not tell.
+        // What cannot be read counts as living: the file of a threaded cgroup cannot be read.
         Err(_) => return true,
     };
     let is_others = |pid: &str| but.is_none_or(|but| pid.parse() != Ok(but)) && !is_hosts(pid);
@@ -224,7 +229,7 @@ mod tests {
             Holder { pid: i32::MAX, start_time: 1, cgroup: Some(folder.path().into()), leads: false };
         fs::create_dir(folder.path().join("inner")).unwrap();
         let procs = folder.path().join("inner/cgroup.procs");
-        fs::write(&procs, format!("{}\n", i32::MAX)).unwrap(); // whose mounts nobody can tell
+        fs::write(&procs, format!("{}\n", i32::MAX)).unwrap(); // no such process: its mounts cannot be read
         assert!(!holder.is_gone());
         let leader = Holder { leads: true, ..holder.clone() };
         assert!(leader.is_gone(), "none of its own can be left");
@@ -252,7 +257,8 @@ mod tests {
             fs::write(folder.path().join("cgroup.procs"), format!("{init}\n")).unwrap();
             let holder = Holder { cgroup: Some(folder.path().into()), ..Holder::init(init).unwrap() };
             assert_eq!(holder.leads, leads, "{flags:?}");
-            // As if its init had ended and this process of it, which sees other mounts than the host's, had not.
+            // As if the container's init had ended, while this process, which sees other mounts than the
+            // host's, still runs.
             let ended = Holder { start_time: holder.start_time + 1, ..holder };
             assert_eq!(ended.is_gone(), leads, "{flags:?}");
             drop(child.stdin.take());

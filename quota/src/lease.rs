@@ -9,7 +9,7 @@ use gpushare_inventory::{DeviceMemory, GpuUuid};
 use crate::enforcement::Enforcement;
 use crate::holder::Holder;
 
-/// A container that may hold a lease: a container id is unique only below its runtime root.
+/// Names a container that may hold a lease. A container id is unique only below its runtime root.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseKey {
     /// The low-level runtime's state folder, as the engine named it; empty when the engine named none.
@@ -18,19 +18,21 @@ pub struct LeaseKey {
     pub container: String,
 }
 
-/// An id that no engine gives.
+/// A refused container id, cut to its first 64 characters.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("container id {0:?} must be 1 to 255 of the characters A-Z a-z 0-9 _ . + -")]
 pub struct BadContainerId(String);
 
 impl LeaseKey {
-    /// The root in the keys of hook-only mode: a hook's state names no runtime root, and no root is a relative path.
+    /// The root in the keys of hook-only mode. A hook's state names no runtime root, and no real root is a
+    /// relative path.
     pub const HOOK_ONLY: &str = "hook-only";
 
     /// The key of a container. The id is checked before any path or argument is built from it.
     ///
     /// # Errors
-    /// When it is empty, longer than 255 bytes, begins with a dot, or has a character that is not in runc's own set.
+    /// When the id is empty, longer than 255 bytes, begins with a dot, or has a character outside of runc's
+    /// own set.
     pub fn new(root: String, container: String) -> Result<Self, BadContainerId> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "_.+-".contains(c);
         let length = 1..=255;
@@ -51,15 +53,15 @@ impl fmt::Display for LeaseKey {
 /// A share of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// The GPU.
+    /// UUID of the GPU.
     pub gpu: GpuUuid,
-    /// Memory on it.
+    /// Memory that the container may use on it.
     pub memory: DeviceMemory,
-    /// Compute on it; `None` is no limit.
+    /// Compute share on it; `None` is no limit.
     pub cores: Option<Cores>,
 }
 
-/// How far a container with a lease is.
+/// How far the creation of a container with a lease is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseState {
     /// Granted; the container is being created by the process that holds it.
@@ -81,9 +83,9 @@ impl LeaseState {
 /// A container that holds a lease, alone or with others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Which container.
+    /// Names the container.
     pub key: LeaseKey,
-    /// How far it is.
+    /// Whether the container is still being created.
     pub state: LeaseState,
     /// The process whose end proves that the container uses the lease no more.
     pub holder: Holder,
@@ -99,7 +101,7 @@ impl Member {
 /// What the node granted to one container, or to several of one pod together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// Unique within the store, never used again: names the lease's region folder.
+    /// Unique within the store and never used again. It names the lease's region folder.
     pub id: i64,
     /// The container that was asked about; in a list of leases the one that holds it longest.
     pub member: Member,
@@ -107,9 +109,9 @@ pub struct Lease {
     pub others: Vec<Member>,
     /// One grant per GPU, in the order the container counts them.
     pub grants: Vec<Grant>,
-    /// How it is held.
+    /// Who keeps its containers within it.
     pub enforcement: Enforcement,
-    /// How the compute share is held.
+    /// How the compute share is enforced.
     pub compute_policy: ComputePolicy,
     /// The most compute that [`ComputePolicy::Burst`] may use of each GPU.
     pub ceiling: Cores,
@@ -125,7 +127,7 @@ impl Lease {
         iter::once(&self.member).chain(&self.others)
     }
 
-    /// [`LeaseState::Active`] once one of its containers is.
+    /// [`LeaseState::Active`] once one of its containers is active.
     pub fn state(&self) -> LeaseState {
         let active = self.members().any(|member| member.state == LeaseState::Active);
         if active { LeaseState::Active } else { LeaseState::Reserved }
@@ -136,8 +138,8 @@ impl Lease {
         self.members().all(|member| member.holder.is_gone())
     }
 
-    /// The lease as one asks about it by the first container for which `wanted` holds; `None` where there is
-    /// none.
+    /// The lease with the first container for which `wanted` holds as [`Lease::member`]; `None` where there
+    /// is none.
     #[must_use]
     pub fn asked_by(mut self, wanted: impl Fn(&LeaseKey) -> bool) -> Option<Self> {
         if wanted(&self.member.key) {
@@ -150,14 +152,14 @@ impl Lease {
     }
 }
 
-/// What became of a lease that a container gave back.
+/// What became of a lease when a container gave it back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// The container held none.
+    /// The container held no such lease.
     Nothing,
-    /// Others hold it still.
+    /// Other containers of the pod still hold the lease.
     Left,
-    /// It ended: what is kept for it, its region, goes now.
+    /// The lease ended. Its region must be removed now.
     Ended,
 }
 
@@ -172,7 +174,7 @@ pub enum ReleaseReason {
     Swept,
     /// The node was restarted.
     Reboot,
-    /// By the administrator's hand.
+    /// The administrator released it.
     Forced,
 }
 
@@ -189,12 +191,12 @@ impl ReleaseReason {
     }
 }
 
-/// A lease of the past.
+/// A lease that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PastLease {
     /// The container that held it last.
     pub key: LeaseKey,
-    /// The last others of its pod that held it, by id.
+    /// Ids of the last other containers of its pod that held it, at most 8.
     pub others: Vec<String>,
     /// GPUs and memory as text, for display.
     pub grants: String,

@@ -1,4 +1,4 @@
-//! The file that writers of the store lock, and who has it locked.
+//! The file that writers of the store lock, and the process that holds the lock.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -8,13 +8,14 @@ use std::path::Path;
 use gpushare_inventory::flock_holder;
 use procfs::process::Process;
 
-/// The lock's file, beside the database.
+/// Opens the lock file beside the database, and makes it if it is absent.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     let name = path.with_extension("lock");
     OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(name)
 }
 
-/// Who holds the lock of the database at `path`, as the kernel tells, and what to do about it: the end of a sentence.
+/// Says which process holds the lock of the database at `path`, as the kernel tells, and what to do about it.
+/// The text is the end of a sentence.
 pub(crate) fn described(path: &Path) -> String {
     let pid = open(path).ok().and_then(|file| flock_holder(&file));
     let holder = pid.and_then(|pid| told(i32::try_from(pid).ok()?));

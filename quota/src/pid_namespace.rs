@@ -1,4 +1,4 @@
-//! Pid namespaces, told apart by what the kernel calls them.
+//! Pid namespaces, told apart by device and inode.
 
 use std::fmt;
 use std::fs;
@@ -13,25 +13,25 @@ pub struct PidNamespace {
 }
 
 impl PidNamespace {
-    /// The namespace that a file such as `/proc/PID/ns/pid` stands for; `None` when there is no such file.
+    /// The namespace that a file such as `/proc/PID/ns/pid` names; `None` when there is no such file.
     pub fn at(path: &Path) -> Option<Self> {
         let file = fs::metadata(path).ok()?;
         Some(Self { device: file.dev(), inode: file.ino() })
     }
 
-    /// Whether it is the one that the kernel began with (Linux, proc_ns.h: PROC_PID_INIT_INO).
+    /// Whether it is the machine's first pid namespace (Linux, proc_ns.h: PROC_PID_INIT_INO).
     pub(crate) fn is_first(self) -> bool {
         self.inode == 0xEFFF_FFFC
     }
 
-    /// That of this process; `None` where /proc is not there.
+    /// The namespace of this process; `None` where /proc is not mounted.
     pub fn own() -> Option<Self> {
         Self::at(Path::new("/proc/self/ns/pid"))
     }
 }
 
 impl fmt::Display for PidNamespace {
-    /// As `ls -l /proc/PID/ns/pid` shows it.
+    /// Writes it as `ls -l /proc/PID/ns/pid` shows it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "pid:[{}]", self.inode)
     }

@@ -1,4 +1,4 @@
-//! Admission and placement: which GPUs a request gets, or the reason why not. Pure.
+//! Admission and placement: which GPUs a request gets, or the reason why not. Pure functions, without I/O.
 
 use gpushare_claims::{Cores, Devices, MemoryRequest, Mode, Request, SelectorError, find_gpu};
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
@@ -10,11 +10,12 @@ use crate::lease::Grant;
 pub struct Admission {
     /// Which of several GPUs is taken.
     pub placement: Placement,
-    /// Memory per GPU that no lease gets.
+    /// Memory of each GPU, in bytes, that no lease gets.
     pub reserve: DeviceMemory,
-    /// Sum of leases in percent of a GPU's memory less the reserve; 100 is no over-commit.
+    /// The most that all leases together may hold, in percent of a GPU's memory less the reserve; 100 is no
+    /// over-commit.
     pub memory_percent: u16,
-    /// Sum of leases' compute in percent; 100 is no over-commit.
+    /// The most compute that all leases on a GPU may hold together, in percent; 100 is no over-commit.
     pub cores_percent: u16,
 }
 
@@ -45,19 +46,19 @@ impl Admission {
 /// Which GPU is taken when several fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// The fullest.
+    /// The GPU with the least free memory.
     #[default]
     Binpack,
-    /// The emptiest.
+    /// The GPU with the most free memory.
     Spread,
 }
 
 /// What is granted on one GPU already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuLoad {
-    /// Sum of memory.
+    /// Sum of the leases' memory.
     pub memory: DeviceMemory,
-    /// Sum of compute in percent.
+    /// Sum of the leases' compute in percent; a lease without a limit counts 0.
     pub cores: u64,
     /// Number of leases.
     pub leases: u64,
@@ -82,7 +83,8 @@ impl GpuLoad {
         self.exclusive |= other.exclusive;
     }
 
-    /// Takes one lease's grant away. An exclusive lease was the only one.
+    /// Takes one lease's grant away. `exclusive` becomes false, since an exclusive lease is the only one on
+    /// its GPU.
     pub(crate) fn remove(&mut self, grant: &Grant) {
         self.memory = self.memory.saturating_sub(grant.memory);
         self.cores = self.cores.saturating_sub(grant.cores.map_or(0, |cores| u64::from(cores.percent())));
@@ -104,9 +106,9 @@ pub enum Refusal {
         asked: String,
         /// The most that is free on one GPU in question.
         free: DeviceMemory,
-        /// That GPU.
+        /// That GPU's index and UUID.
         place: String,
-        /// What that GPU can grant in all.
+        /// What all leases together may hold of that GPU.
         total: DeviceMemory,
     },
     /// More memory than any GPU in question has.
@@ -114,9 +116,9 @@ pub enum Refusal {
     LargerThanGpu {
         /// What was asked for.
         asked: DeviceMemory,
-        /// The largest GPU in question.
+        /// Index and UUID of the GPU that comes nearest.
         place: String,
-        /// What it can grant in all.
+        /// What one lease may hold of it.
         total: DeviceMemory,
     },
     /// Not enough compute free now.
@@ -127,19 +129,19 @@ pub enum Refusal {
     Cores {
         /// What was asked for.
         asked: Cores,
-        /// Percent.
+        /// Free compute in percent.
         free: u64,
-        /// The GPU with the most.
+        /// Index and UUID of the GPU that comes nearest.
         place: String,
     },
-    /// Exclusive was asked for and nothing is empty, or the GPU is held exclusively.
+    /// Whole GPUs were asked for, and fewer than wanted have no lease.
     #[error(
         "{wanted} whole GPU(s) requested, {empty} without a lease; wait until other containers end (`gpushare ps`)"
     )]
     NotEmpty {
         /// How many are wanted.
         wanted: usize,
-        /// How many are empty.
+        /// How many GPUs have no lease.
         empty: usize,
     },
     /// Fewer GPUs fit than were asked for.
@@ -149,7 +151,7 @@ pub enum Refusal {
     Count {
         /// How many are wanted.
         wanted: usize,
-        /// How many would do now.
+        /// How many can hold the share now.
         fitting: usize,
         /// How many could be chosen.
         candidates: usize,
@@ -161,38 +163,38 @@ pub enum Refusal {
     TooFewGpus {
         /// How many are wanted.
         wanted: usize,
-        /// How many exist.
+        /// How many may be chosen.
         here: usize,
     },
-    /// A name that is not one GPU's.
+    /// A selector that names no GPU, or more than one.
     #[error(transparent)]
     Device(#[from] SelectorError),
-    /// The same GPU by two names.
+    /// One list names the same GPU twice.
     #[error("{selector} names a GPU that the list names already; write each GPU once")]
     NamedTwice {
-        /// As the user named it.
+        /// The second name, as the user wrote it.
         selector: String,
     },
-    /// An explicit GPU whose model is excluded, or no model fits.
+    /// A named GPU does not pass the model filter, or no GPU does.
     #[error("no GPU of this node fits the model filter {filter:?}; it has {here}")]
     Model {
-        /// As the user wrote it.
+        /// The patterns of the filter.
         filter: String,
-        /// The models there are.
+        /// The models of the GPUs that could be chosen.
         here: String,
     },
-    /// A GPU that is held and that the driver does not show, or not wholly.
+    /// An update changes a share of a GPU that the driver does not show, or does not show wholly.
     #[error("{place} is out of service or gone (`gpushare devices`), so a share of it cannot be changed now")]
     OutOfService {
-        /// The GPU.
+        /// UUID of the GPU.
         place: String,
     },
-    /// Nobody could tell how much memory a GPU has.
+    /// The inventory does not know how much memory the GPU has.
     #[error(
         "the memory size of {place} is unknown; run `gpushare inventory refresh` and see `gpushare doctor`"
     )]
     UnknownSize {
-        /// The GPU.
+        /// Index and UUID of the GPU.
         place: String,
     },
 }
@@ -202,9 +204,9 @@ pub enum Refusal {
 struct Candidate<'a> {
     gpu: &'a Gpu,
     load: GpuLoad,
-    /// All that one lease may hold: the card less the reserve.
+    /// What one lease may hold: the GPU's memory less the reserve.
     card: DeviceMemory,
-    /// All that leases may hold together: more than the card where over-commit is configured.
+    /// What all leases together may hold: more than `card` where over-commit is configured.
     total: DeviceMemory,
 }
 
@@ -226,7 +228,7 @@ impl Candidate<'_> {
 /// Chooses GPUs for `request`, given what is granted already.
 ///
 /// # Errors
-/// When the request cannot be met, now or ever, with the figures.
+/// When the request cannot be met now, or never can be. The refusal names the figures.
 pub fn place(
     request: &Request,
     gpus: &[Gpu],
@@ -244,7 +246,7 @@ pub fn place(
             Err(refusal) => unknown = unknown.or(Some(refusal)),
         }
     }
-    // One that takes no leases is no reason where others can be chosen.
+    // A GPU of unknown size is a reason to refuse only when too few other GPUs can be chosen.
     if let Some(refusal) = unknown.filter(|_| candidates.len() < wanted) {
         return Err(refusal);
     }
@@ -301,7 +303,7 @@ fn named<'a>(devices: &Devices, gpus: &'a [Gpu]) -> Result<(Vec<&'a Gpu>, usize)
 
 type Chosen<'a> = Vec<(Candidate<'a>, DeviceMemory)>;
 
-/// Whole cards without any lease.
+/// The first `wanted` GPUs without a lease, each with all that one lease may hold of it.
 fn empty(candidates: Vec<Candidate>, wanted: usize) -> Result<Chosen, Refusal> {
     let empty: Vec<_> = candidates.into_iter().filter(|candidate| candidate.load.leases == 0).collect();
     if empty.len() < wanted {
@@ -310,7 +312,8 @@ fn empty(candidates: Vec<Candidate>, wanted: usize) -> Result<Chosen, Refusal> {
     Ok(empty.into_iter().take(wanted).map(|candidate| (candidate.clone(), candidate.card)).collect())
 }
 
-/// Cards with room for the share, the order of `rules.placement` deciding among them.
+/// The GPUs with room for the share, in the order of `rules.placement`. A request for all that is left takes
+/// the emptiest first. A list of GPUs keeps its order.
 fn fitting<'a>(
     request: &Request,
     candidates: Vec<Candidate<'a>>,
@@ -327,7 +330,7 @@ fn fitting<'a>(
             _ => Refusal::Count { wanted, fitting: fit.len(), candidates: count },
         });
     }
-    // A list keeps its order: it is the order in which the container counts its GPUs.
+    // The order of a list is the order in which the container counts its GPUs.
     if !matches!(request.devices, Devices::These(_)) {
         let emptiest_first = rules.placement == Placement::Spread || request.memory == MemoryRequest::Rest;
         fit.sort_by_key(|candidate| (candidate.free(), candidate.gpu.index));
@@ -343,7 +346,7 @@ fn fitting<'a>(
         .collect())
 }
 
-/// The memory that is meant on this GPU.
+/// The memory that the request means on this GPU.
 fn asked(memory: MemoryRequest, candidate: &Candidate) -> DeviceMemory {
     match memory {
         MemoryRequest::Bytes(memory) => memory,
@@ -380,8 +383,9 @@ fn cores_misfit(asked: Cores, candidate: &Candidate, rules: &Admission) -> Optio
     misfit.then(|| Refusal::Cores { asked, free, place: candidate.name() })
 }
 
-/// The grant that a living lease has on `gpu` once it is given `memory` and `cores` (`None`: as it was), beside the `load`
-/// of all others. What does not grow is not checked: shrinking is right on a node that holds too much, too.
+/// The grant that a living lease has on `gpu` once it is given `memory` and `cores` (`None`: as it was),
+/// beside the `load` of all other leases. Only what grows is checked: a lease may shrink even on a node that
+/// has granted too much.
 pub(crate) fn resize(
     old: &Grant,
     memory: Option<MemoryRequest>,
@@ -404,7 +408,8 @@ pub(crate) fn resize(
     }
 }
 
-/// The refusal to tell: of the GPU that came nearest.
+/// The refusal to show: that of the GPU that comes nearest. A GPU that is large enough comes first, then the
+/// one with the most free memory, then the one with the most in all.
 fn refusal(request: &Request, misfits: &[Candidate], rules: &Admission) -> Option<Refusal> {
     let nearest = |candidate: &&Candidate| {
         let refusal = misfit(request, candidate, rules);

@@ -1,4 +1,4 @@
-//! The pod that a container is of: by it several containers hold one lease.
+//! The pod that a container belongs to. Containers of one pod can hold one lease together.
 
 use gpushare_claims::{Devices, Mode, Request, Share, find_gpu};
 use gpushare_inventory::{Gpu, GpuUuid};
@@ -9,16 +9,18 @@ use crate::place::Refusal;
 /// A container's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// The id of its sandbox, as the engine wrote it: a lease below the same runtime root with the same id is
+    /// The id of its sandbox, as the engine wrote it. A lease below the same runtime root with the same id is
     /// the pod's.
     pub sandbox: String,
-    /// The pid namespace that the container joins. A container that joins the one of another container of its
-    /// pod, as an ephemeral container joins its target's, holds that one's lease and none of its own.
+    /// The pid namespace that the container joins. A container that joins the namespace of another container
+    /// of its pod, as an ephemeral container joins its target's, holds that container's lease and none of its
+    /// own.
     pub joins: Option<PidNamespace>,
 }
 
-/// What a request for a pod's share asks for, in words that are the same for the same request. A restarted
-/// container asks with the words of its first start, whatever `gpushare update` made of the lease meanwhile.
+/// Describes a request for a pod's share in words. Equal requests give equal words, by which the store
+/// compares them. A restarted container asks with the words of its first start, whatever `gpushare update`
+/// made of the lease meanwhile.
 pub(crate) fn words(request: &Request, gpus: &[Gpu]) -> Result<String, Refusal> {
     let mut words = match request.mode {
         Mode::Exclusive => "whole GPUs".to_owned(),
@@ -51,7 +53,7 @@ fn share(share: &Share) -> String {
     }
 }
 
-/// Named GPUs by their UUIDs, whatever names them.
+/// Names GPUs by their UUIDs, however the request names them.
 fn devices(devices: &Devices, gpus: &[Gpu]) -> Result<String, Refusal> {
     Ok(match devices {
         Devices::Any(1) => "1 GPU".to_owned(),

@@ -1,4 +1,4 @@
-//! What was refused of late: engines may keep to themselves why a container did not start.
+//! Notes of the latest refusals, since an engine may not show why a container did not start.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -10,24 +10,24 @@ use nix::fcntl::OFlag;
 use crate::rows::now;
 use crate::state::StateFolder;
 
-/// One file is begun anew at this size, in bytes, and the one before is kept.
+/// Above this size, in bytes, a new file is begun, and the one before is kept as `refusals.old`.
 const MOST: u64 = 64 << 10;
-/// Of a reason, in characters.
+/// The most characters that are kept of an id or a reason.
 const LONGEST: usize = 2048;
 
 /// A container that did not start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// Its id.
+    /// The container's id.
     pub container: String,
     /// Seconds since 1970.
     pub at: u64,
-    /// As its engine was told.
+    /// The reason, as the engine was told.
     pub reason: String,
 }
 
 impl StateFolder {
-    /// Writes down that `container` was refused. What cannot be written is lost: it is no second failure.
+    /// Notes that `container` was refused. A failure to write the note is ignored.
     pub fn note_refusal(&self, container: &str, reason: &str) {
         let path = newest(self.path());
         if fs::symlink_metadata(&path).is_ok_and(|file| file.len() > MOST) {
@@ -43,11 +43,11 @@ impl StateFolder {
             .mode(0o600)
             .custom_flags(OFlag::O_NOFOLLOW.bits())
             .open(path);
-        // One call, so that lines of several processes do not mix.
+        // One call for one line, so that lines of several processes do not mix.
         let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
     }
 
-    /// What was refused of late, newest first.
+    /// The latest refusals, newest first.
     pub fn refusals(&self) -> Vec<Refused> {
         let texts = [older(self.path()), newest(self.path())].map(|path| fs::read(path).unwrap_or_default());
         let mut all: Vec<Refused> = Vec::new();

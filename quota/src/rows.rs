@@ -1,4 +1,4 @@
-//! Rows of the database as values, and back.
+//! Converts rows of the database into values, and values into columns.
 
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,7 +11,8 @@ use crate::enforcement::Enforcement;
 use crate::holder::Holder;
 use crate::lease::{Grant, Lease, LeaseKey, LeaseState, Member};
 
-/// A lease of one container, without its grants and others, from the columns that `Store::select` names.
+/// A lease with one container, without grants and other containers, from the columns that `Store::select`
+/// names.
 pub(crate) fn lease(row: &Row) -> rusqlite::Result<Lease> {
     let policy: String = row.get(2)?;
     let priority: u8 = row.get(4)?;
@@ -35,7 +36,7 @@ fn enforcement(row: &Row) -> rusqlite::Result<Enforcement> {
         .ok_or_else(|| rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_CORRUPT), None))
 }
 
-/// From the columns behind those of the lease.
+/// Reads the columns that follow those of the lease.
 fn member(row: &Row) -> rusqlite::Result<Member> {
     let state: String = row.get(8)?;
     Ok(Member {
@@ -50,7 +51,7 @@ fn member(row: &Row) -> rusqlite::Result<Member> {
     })
 }
 
-/// Rows of one lease, which follow each other, as one lease.
+/// Joins the rows of each lease into one lease. The rows of one lease follow each other.
 pub(crate) fn grouped(rows: Vec<Lease>) -> Vec<Lease> {
     let mut leases: Vec<Lease> = Vec::new();
     for row in rows {

@@ -1,18 +1,19 @@
-//! Which processes run, by the words that they have for themselves in their own pid namespaces.
+//! Which processes run, by the pids that they have in their own pid namespaces.
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
 
 use procfs::process::Process;
 
-/// The processes that ran when somebody first asked. A container's word about a process is compared with this list, and
-/// leads to no look-up of its own: what it says can hit nobody.
+/// The processes that ran at the first question. What a container says about a process is only compared with
+/// this list and never looked up, so that a false pid does not lead to another process.
 #[derive(Debug, Default)]
 pub struct Running(OnceCell<Option<HashSet<(u32, u64)>>>);
 
 impl Running {
-    /// Whether a process that is called `pid` in one of its pid namespaces and began at `start_time` (clock ticks after
-    /// boot) may run. Where /proc cannot be read, every one may.
+    /// Whether a process that is called `pid` in one of its pid namespaces and began at `start_time` (clock
+    /// ticks after boot) may run. A start time of 0 is unknown, and such a process may run. Where /proc
+    /// cannot be read, every process may.
     pub fn may_have(&self, pid: u32, start_time: u64) -> bool {
         match self.0.get_or_init(list) {
             Some(running) => start_time == 0 || running.contains(&(pid, start_time)),
@@ -26,7 +27,7 @@ fn list() -> Option<HashSet<(u32, u64)>> {
     Some(processes.filter_map(Result::ok).flat_map(|process| names(&process)).collect())
 }
 
-/// One that ends meanwhile has none.
+/// The process's pid in each of its pid namespaces, with its start time; empty if it has ended.
 fn names(process: &Process) -> Vec<(u32, u64)> {
     let Ok(stat) = process.stat() else { return Vec::new() };
     if matches!(stat.state, 'Z' | 'X') && stat.num_threads <= 1 {

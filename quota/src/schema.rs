@@ -1,4 +1,4 @@
-//! The database's schema and how a connection is set up.
+//! The database's schema, its migration from earlier versions, and how a connection is set up.
 
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
@@ -19,7 +19,7 @@ use crate::write_queue::Turn;
 
 /// "gpsh": tells our database from any other SQLite file.
 const APPLICATION_ID: i32 = 0x6770_7368;
-/// Of the tables below; raised with every change to them.
+/// Version of the tables below; raised with every change to them.
 const VERSION: i32 = 5;
 
 const TABLES: &str = "
@@ -73,8 +73,9 @@ CREATE TABLE past (
 ) STRICT;
 ";
 
-/// What brings a database of an earlier version to a later one in place, since containers are running on what it says. Ids
-/// go on, and stay those that the hooks of running containers name.
+/// Steps that bring a database of an earlier version to a later one in place: from, statements, to. The
+/// database is not made anew, since running containers rely on it. Lease ids stay the same, since the hooks
+/// of running containers name them.
 const STEPS: [(i32, &[&str], i32); 4] = [
     (
         1,
@@ -83,7 +84,7 @@ const STEPS: [(i32, &[&str], i32); 4] = [
         ],
         2,
     ),
-    // A lease had one container, which stood in its row.
+    // In version 2 a lease had one container, which stood in the lease's row.
     (2, &[PUT_ASIDE, TABLES, TAKE_OVER], VERSION),
     (
         3,
@@ -107,7 +108,7 @@ const STEPS: [(i32, &[&str], i32); 4] = [
     ),
 ];
 
-/// Before [`TABLES`].
+/// Runs before [`TABLES`]: renames the tables of version 2.
 const PUT_ASIDE: &str = "
 ALTER TABLE lease RENAME TO lease_2;
 ALTER TABLE granted RENAME TO granted_2;
@@ -115,7 +116,7 @@ ALTER TABLE past RENAME TO past_2;
 ALTER TABLE boot RENAME TO boot_2;
 DROP INDEX granted_by_gpu;
 ";
-/// After [`TABLES`].
+/// Runs after [`TABLES`]: copies the rows and drops the tables of version 2.
 const TAKE_OVER: &str = "
 INSERT INTO boot SELECT id, '' FROM boot_2;
 INSERT INTO lease (id, root, sandbox, pod_request, former, enforcement, compute_policy, ceiling, priority,
@@ -139,28 +140,30 @@ DROP TABLE boot_2;
 const DEADLINE: Duration = Duration::from_secs(2);
 const NAP: Duration = Duration::from_micros(250);
 
-/// A boot of this machine, and the namespaces by which its containers' processes are known.
+/// A boot of this machine, and the namespaces in which the containers' pids and start times are valid.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Boot {
     pub id: String,
-    /// That of pids, and that of time, which start times depend on: as `ls -l /proc/PID/ns` shows them.
+    /// The pid namespace, and the time namespace on which start times depend, as `ls -l /proc/PID/ns` shows
+    /// them.
     pub namespaces: String,
 }
 
 impl Boot {
-    /// This process's.
+    /// The running boot and the namespaces of this process.
     pub fn here() -> Result<Self, StoreError> {
         let unknown = || "unknown".to_owned();
         let pid = PidNamespace::own().map_or_else(unknown, |own| own.to_string());
-        // Kernels before 5.6 have none.
+        // Kernels before 5.6 have no time namespaces.
         let time =
             fs::read_link("/proc/self/ns/time").map_or_else(|_| unknown(), |link| link.display().to_string());
         Ok(Self { id: gpushare_inventory::boot_id()?, namespaces: format!("{pid} {time}") })
     }
 }
 
-/// Opens the database, making it first if there is none, and returns the boot that its leases are of. A file that
-/// exists but is not ours is an error, never replaced: containers may be running on what it says.
+/// Opens the database, and makes it first if there is none. Returns the boot that its leases belong to. A
+/// file that exists but is not a quota store is an error and is never replaced: running containers may rely
+/// on it.
 pub(crate) fn open(path: &Path) -> Result<(Connection, Option<Boot>), StoreError> {
     if is_absent(path) {
         create(path)?;
@@ -176,8 +179,8 @@ pub(crate) fn open(path: &Path) -> Result<(Connection, Option<Boot>), StoreError
     Ok((db, boot))
 }
 
-/// The boot that the leases are of. One transaction: in a journal's database each read by itself takes and
-/// drops the file's locks anew, that of the schema included.
+/// The boot that the leases belong to. All reads are one transaction: with a rollback journal each read by
+/// itself takes and drops the file's locks anew, and so does the read of the schema.
 fn read_boot(db: &Connection, path: &Path) -> Result<Option<Boot>, StoreError> {
     let wrap = |error| StoreError::sqlite(path, error);
     let tx = Transaction::new_unchecked(db, TransactionBehavior::Deferred).map_err(wrap)?;
@@ -191,7 +194,7 @@ fn read_boot(db: &Connection, path: &Path) -> Result<Option<Boot>, StoreError> {
     tx.query_row("SELECT id, namespaces FROM boot", [], boot).optional().map_err(wrap)
 }
 
-/// Whether indexes and rows say the same, which takes as long as the database is large.
+/// Whether indexes and rows agree. Reads the whole database.
 pub(crate) fn is_sound(db: &Connection) -> rusqlite::Result<bool> {
     let told: String = db.pragma_query_value(None, "integrity_check", |row| row.get(0))?;
     Ok(told == "ok")
@@ -203,8 +206,9 @@ fn numbers(db: &Connection) -> rusqlite::Result<(i32, i32)> {
     Ok((number("application_id")?, number("user_version")?))
 }
 
-/// Brings a database of an earlier version to this one's. Others who find the earlier version wait for the turn, and then
-/// find that it is done. Earlier versions did not say where they were kept: here, since here somebody updated.
+/// Brings a database of an earlier version to this version. Other processes that find the earlier version
+/// wait for their turn and then find the work done. Earlier versions did not record the namespaces of the
+/// store: it gets those of this process, since the update was made here.
 fn migrate(db: &Connection, path: &Path) -> Result<(), StoreError> {
     let boot = Boot::here()?;
     let _turn = Turn::take(path)?;
@@ -224,8 +228,8 @@ fn migrate(db: &Connection, path: &Path) -> Result<(), StoreError> {
     tx.commit().map_err(wrap)
 }
 
-/// Whether this process sees the containers of a store that does not say where it was kept: one of them lives here, or there
-/// is none, or this is the machine's first pid namespace.
+/// Whether this process can see the containers of a store that does not record its namespaces. It can if one
+/// of the containers lives here, if there is none, or if this is the machine's first pid namespace.
 fn may_adopt(db: &Connection) -> rusqlite::Result<bool> {
     if PidNamespace::own().is_some_and(PidNamespace::is_first) {
         return Ok(true);
@@ -238,13 +242,13 @@ fn may_adopt(db: &Connection) -> rusqlite::Result<bool> {
     Ok(holders.is_empty() || holders.iter().any(Holder::lives))
 }
 
-/// A link that leads nowhere is not absence: the disk of its end may be missing, with leases on it.
+/// A link that leads nowhere is not absent: the disk that it points to may be missing, with leases on it.
 fn is_absent(path: &Path) -> bool {
     fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
-/// Fails if a container's region stands beside the absent database: what was granted is unknown then, and an empty store
-/// would grant it once more.
+/// Fails if a container's region stands beside the absent database. What was granted is unknown then, and an
+/// empty store would grant it once more.
 fn forbid_regions(path: &Path) -> Result<(), StoreError> {
     let regions = path.with_file_name(REGIONS);
     match fs::read_dir(&regions).map(|mut entries| entries.next()) {
@@ -269,32 +273,35 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
     Ok(db)
 }
 
-/// Not WAL: every process here opens, writes once and goes, and the first to open a WAL rebuilds its index from the whole
-/// log, which cost 12 ms against 0.2 ms. A rollback journal that is kept costs one header per transaction.
+/// The journal is not WAL: every process here opens the database, writes once and exits, and the first to
+/// open a WAL rebuilds its index from the whole log, which cost 12 ms against 0.2 ms. A rollback journal that
+/// is kept costs one header per transaction.
 fn keep_journal(db: &Connection) -> rusqlite::Result<()> {
     db.execute_batch("PRAGMA journal_mode = PERSIST")
 }
 
-/// SQLite's own back-off sleeps up to 100 ms.
+/// Waits between two tries of SQLite, whose own back-off sleeps up to 100 ms.
 fn wait(tries: i32) -> bool {
     thread::sleep(NAP);
     NAP * u32::try_from(tries).unwrap_or(u32::MAX) < DEADLINE
 }
 
-/// Since 1970.
+/// Microseconds since 1970.
 fn microseconds() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX / 2)
 }
 
-/// Builds the database under another name and renames it, so that a database by the right name is always whole.
+/// Builds the database under another name and renames it, so that a file by the right name is always a whole
+/// database.
 fn create(path: &Path) -> Result<(), StoreError> {
     let io = |source| StoreError::Io { path: path.into(), source };
     let _turn = Turn::take(path)?;
     if !is_absent(path) {
         return Ok(());
     }
-    // Only now: whoever was faster has made the database before its first region.
+    // Checked only now that it is this process's turn: a faster process makes the database before its first
+    // region.
     forbid_regions(path)?;
     // What is left of a database that somebody deleted must not be replayed into the new one.
     for rest in ["db-journal", "db-wal", "db-shm", "new-journal"] {
@@ -304,14 +311,15 @@ fn create(path: &Path) -> Result<(), StoreError> {
         }
     }
     let building = path.with_extension("new");
-    // Closed before SQLite opens it: closing any descriptor of the file later would drop SQLite's locks.
+    // Closed before SQLite opens the file: closing any descriptor of it later would drop SQLite's locks.
     let private = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&building);
     drop(private.map_err(io)?);
     let wrap = |error| StoreError::sqlite(path, error);
     let db = connect(&building)?;
     keep_journal(&db).map_err(wrap)?;
     db.execute_batch(TABLES).map_err(wrap)?;
-    // Ids go on from the clock, so that the regions of an earlier database are never taken for those of new leases.
+    // Lease ids continue from the clock, so that regions of an earlier database are never taken for those of
+    // new leases.
     db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('lease', ?1)", [microseconds()])
         .map_err(wrap)?;
     db.pragma_update(None, "application_id", APPLICATION_ID).map_err(wrap)?;

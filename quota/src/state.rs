@@ -1,4 +1,4 @@
-//! The state folder: store, inventory cache and regions live below it, and nobody but its owner may look inside.
+//! The state folder. Store, inventory cache and regions live below it, and only its owner may look inside.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::ErrorKind;
@@ -8,59 +8,62 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::OFlag;
 use nix::sys::statfs::fstatfs;
 
-/// The folder in it that has an entry for each container which holds a lease, named by the lease's id. Whoever makes a lease
-/// makes the entry, before the container starts; a new store is made only where there is none.
+/// The folder in the state folder that has one entry for each lease, named by the lease's id. Whoever makes a
+/// lease makes the entry before the container starts. A new store is made only where there is no entry.
 pub const REGIONS: &str = "regions";
 
-/// A folder that was checked: a directory of this user on a disk or in the memory of this machine, mode 0700.
+/// A state folder that was checked: a directory of this user, mode 0700, on a disk or in the memory of this
+/// machine.
 #[derive(Clone, Debug)]
 pub struct StateFolder(PathBuf);
 
 /// Why the state folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// It could not be made or looked at.
+    /// The folder could not be made or looked at.
     #[error("cannot use the state folder {path}; run as root, or set paths.state")]
     Io {
-        /// The folder.
+        /// The state folder as configured.
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
     },
-    /// The folder around it is missing, as when a simulated node was deleted and its settings were not.
+    /// The folder above it is missing, as when a simulated node was deleted and its settings were not.
     #[error(
         "the state folder {path} cannot be made, since the folder around it does not exist; make that, or correct paths.state in \
          the settings (`gpushare config show`)"
     )]
     NoParent {
-        /// The folder.
+        /// The state folder as configured.
         path: PathBuf,
     },
-    /// It is the machine's root's, and this process is another user's, or root in a user namespace only.
+    /// It belongs to the machine's root, and this process is another user's, or root in a user namespace
+    /// only.
     #[error(
         "a rootless engine gets no share: the account of the GPUs in {path} is the machine's root's; run \
          the container by an engine of root"
     )]
     Rootless {
-        /// The folder.
+        /// The state folder as configured.
         path: PathBuf,
     },
-    /// Another machine or program serves it, and may serve it to others: their leases would meet ours.
+    /// Another machine or a program serves it and may serve it to other machines, whose leases would mix with
+    /// this node's.
     #[error(
         "the state folder {path} lies on {kind}, which is not this machine's own; set paths.state to a local folder"
     )]
     Remote {
-        /// The folder.
+        /// The state folder as configured.
         path: PathBuf,
         /// The kind of file system.
         kind: &'static str,
     },
-    /// Somebody else could read or replace what is in it.
+    /// It is not a directory of this user with mode 0700, so others could read or replace what is in it.
     #[error(
         "the state folder {path} must be a directory of root with mode 0700; move it away and let gpushare make it"
     )]
     Unsafe {
-        /// The folder.
+        /// The state folder as configured.
         path: PathBuf,
     },
 }
@@ -69,7 +72,8 @@ impl StateFolder {
     /// Makes the folder if it is absent, and checks it.
     ///
     /// # Errors
-    /// When it cannot be made, is a link, lies on no local file system, belongs to another user or is open to others.
+    /// When the folder cannot be made, is a link, lies on no local file system, belongs to another user or is
+    /// open to others.
     pub fn open(path: &Path) -> Result<Self, StateError> {
         let io = |source| StateError::Io { path: path.into(), source };
         let rootless = || StateError::Rootless { path: path.into() };
@@ -83,10 +87,10 @@ impl StateFolder {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(io(error)),
             _ => {}
         }
-        // Whatever it is, a link included; nothing of it is read.
+        // O_PATH opens whatever it is, a link included, and reads nothing of it.
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
         let folder = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path).map_err(io)?;
-        // First: a server may keep all else to itself.
+        // Asked first, because a file server may refuse everything else.
         if let Some(kind) = remote(&folder).map_err(io)? {
             return Err(StateError::Remote { path: path.into(), kind });
         }
@@ -98,7 +102,7 @@ impl StateFolder {
         if !metadata.is_dir() || metadata.uid() != this_user || metadata.mode() & 0o077 != 0 {
             return Err(StateError::Unsafe { path: path.into() });
         }
-        // SQLite refuses a path with links in it.
+        // SQLite refuses a path with links in it, so links are followed here.
         fs::canonicalize(path).map(Self).map_err(io)
     }
 
@@ -108,14 +112,15 @@ impl StateFolder {
     }
 }
 
-/// The network's file system, or another that some program serves, on which `file` lies; `None` for a local one.
+/// The kind of file system on which `file` lies if a network or a program serves it; `None` for a local one.
 fn remote(file: &File) -> std::io::Result<Option<&'static str>> {
     let kind = fstatfs(file)?.filesystem_type().0;
     Ok(REMOTE.iter().find(|(number, _)| i64::from(*number) == kind).map(|(_, name)| *name))
 }
 
-/// File systems of which several machines may see the same files, or whose locks are a program's affair, by the numbers of
-/// statfs(2). One that is not listed counts as local: there are more of those, and they become more.
+/// File systems on which several machines may see the same files, or whose locks a program decides, by their
+/// numbers in statfs(2). A file system that is not listed counts as local: there are more local ones, and new
+/// ones appear.
 const REMOTE: [(u32, &str); 18] = [
     (0x6969, "NFS"),
     (0xff53_4d42, "CIFS"),
@@ -137,13 +142,13 @@ const REMOTE: [(u32, &str); 18] = [
     (0x786f_4256, "a folder of VirtualBox"),
 ];
 
-/// Whether this process is in a user namespace in which the machine's root does not exist, as below a rootless engine. Files
-/// of root belong to nobody there.
+/// Whether this process is in a user namespace in which the machine's root does not exist, as below a
+/// rootless engine. Files of root belong to nobody there.
 pub fn is_rootless() -> bool {
     fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| !maps_root(&map))
 }
 
-/// Whether a `uid_map` (inside, outside, length) has the outer root in it.
+/// Whether a `uid_map` (columns: inside, outside, length) maps the outer root.
 fn maps_root(map: &str) -> bool {
     map.lines().any(|line| line.split_whitespace().nth(1) == Some("0"))
 }

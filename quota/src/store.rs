@@ -1,4 +1,4 @@
-//! The lease store: one SQLite database below the state folder.
+//! The lease store: one SQLite database below the state folder. It grants, changes and releases leases.
 
 mod members;
 mod sums;
@@ -35,7 +35,8 @@ const HISTORY_ROWS: u32 = 1000;
 pub struct Store {
     db: Connection,
     path: PathBuf,
-    /// The last sums, and the database's version that they are of; any other process's commit makes them stale.
+    /// The last sums, with the `data_version` of the database that they belong to. Any other process's commit
+    /// makes them stale.
     sums: RefCell<Option<(i64, Loads)>>,
 }
 
@@ -45,9 +46,9 @@ pub type Loads = BTreeMap<GpuUuid, GpuLoad>;
 /// A container that the sweep took out of its lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Swept {
-    /// The lease.
+    /// The lease's id.
     pub lease: i64,
-    /// The container.
+    /// The container that was taken out.
     pub key: LeaseKey,
     /// What became of the lease: [`Release::Left`] or [`Release::Ended`].
     pub left: Release,
@@ -57,7 +58,8 @@ impl Store {
     /// Opens the store below the state folder. Leases of an earlier boot are moved to the history.
     ///
     /// # Errors
-    /// When the database cannot be made or opened, is damaged, of another version, or missing beside containers' regions.
+    /// When the database cannot be made or opened, is damaged, of an unknown version, kept in other
+    /// namespaces, or missing while containers' regions are left.
     pub fn open(state: &Path) -> Result<Self, StoreError> {
         let path = state.join("quota.db");
         let (db, known) = schema::open(&path)?;
@@ -66,7 +68,8 @@ impl Store {
         match known {
             Some(known) if known == boot => {}
             Some(known) if known.id == boot.id => {
-                // An empty store is whoever's comes.
+                // Same boot, other namespaces: `claim` takes a store without leases over, and fails for any
+                // other.
                 let tx = store.begin_anywhere()?;
                 store.claim(&tx, &boot)?;
                 store.commit(tx)?;
@@ -76,10 +79,11 @@ impl Store {
         Ok(store)
     }
 
-    /// Grants `request` to the container `member`, which its holder keeps until it is activated, or says why
-    /// not. A container of a pod that joins another one's pid namespace, or asks for the pod's share, becomes
-    /// one more member of the lease that stands already. When the node looks full, members whose holders are
-    /// gone are swept first; `swept` is called for each, since what is kept for it has to go as well.
+    /// Grants `request` to the container `member`, or says why not. The holder of `member` keeps the share
+    /// until the container is activated. A container of a pod that joins another one's pid namespace, or that
+    /// asks for the pod's share, becomes one more member of the lease that exists already. When the node
+    /// looks full, members whose holders are gone are swept first. `swept` is called for each of them, since
+    /// the caller has to remove what it keeps for them.
     ///
     /// # Errors
     /// When the node cannot hold the share, the container holds one already, the pod holds another, or the
@@ -172,10 +176,10 @@ impl Store {
         Ok(place(request, gpus, |gpu| loads.get(&gpu).copied().unwrap_or_default(), rules)?)
     }
 
-    /// Makes `holder`, the container's init, the holder of what container `key` has reserved of the lease
+    /// Makes `holder`, the container's init process, the holder of container `key`'s reservation of the lease
     /// `id`.
     ///
-    /// Returns whether it holds it now: another one's is not taken.
+    /// Returns whether `holder` holds it now. A reservation that another process has activated is not taken.
     ///
     /// # Errors
     /// When the store fails.
@@ -187,7 +191,7 @@ impl Store {
              WHERE lease = ?1 AND root = ?2 AND container = ?3 AND state = 'reserved'",
             params![id, key.root, key.container, holder.pid, signed(holder.start_time), cgroup, holder.leads],
         ))?;
-        // Where a container has no mount namespace, runc 1.1.5 calls its hooks twice.
+        // runc 1.1.5 calls the hooks of a container without a mount namespace twice.
         let again = || {
             let same = |held: &Holder| (held.pid, held.start_time) == (holder.pid, holder.start_time);
             let its = |lease: Lease| lease.id == id && same(&lease.member.holder);
@@ -198,9 +202,9 @@ impl Store {
         Ok(holds)
     }
 
-    /// Takes container `key` out of the lease `id`, which ends with its last container; one that is not there
-    /// is success. A container that was started again under the same key has a lease of another id, which
-    /// stays.
+    /// Takes container `key` out of the lease `id`. The lease ends with its last container. It is no error if
+    /// the container does not hold it. A container that was started again under the same key has a lease of
+    /// another id, which stays.
     ///
     /// # Errors
     /// When the store fails.
@@ -221,8 +225,8 @@ impl Store {
         self.release_if(key, reason, |lease| lease.id == id && lease.member.holder.is_gone())
     }
 
-    /// Takes all containers whose holders are proved gone out of their leases, each in a transaction of its
-    /// own, and returns them.
+    /// Takes all containers whose holders are proved gone out of their leases, each in its own transaction,
+    /// and returns them.
     ///
     /// # Errors
     /// When the store fails.
@@ -230,7 +234,8 @@ impl Store {
         let mut swept = Vec::new();
         for lease in self.select("", params![])? {
             for member in lease.members().filter(|member| member.holder.is_gone()) {
-                // Looked at again inside the transaction: the hook may have activated it meanwhile.
+                // `release_if_gone` looks again inside the transaction: the hook may have activated the lease
+                // meanwhile.
                 match self.release_if_gone(lease.id, &member.key, ReleaseReason::Swept)? {
                     Release::Nothing => {}
                     left => swept.push(Swept { lease: lease.id, key: member.key.clone(), left }),
@@ -250,9 +255,10 @@ impl Store {
         self.commit(tx)
     }
 
-    /// Changes with every commit: for those who would look at the leases again and again. `None` when it cannot be told.
+    /// When the database was last written, which changes with every commit. It spares callers to read
+    /// unchanged leases again. `None` when it cannot be told.
     pub fn last_change(&self) -> Option<SystemTime> {
-        // The name alone is asked: closing a descriptor of the file would drop SQLite's locks.
+        // Asked by name: closing a descriptor of the file would drop SQLite's locks.
         fs::metadata(&self.path).and_then(|metadata| metadata.modified()).ok()
     }
 
@@ -261,7 +267,8 @@ impl Store {
     /// # Errors
     /// When the store fails.
     pub fn leases(&self) -> Result<Vec<Lease>, StoreError> {
-        // By itself each lease's grants would be another look, at what may have changed, with locks of its own.
+        // One transaction for all reads: otherwise each lease's grants would be read with locks of their own,
+        // and could have changed meanwhile.
         let _one_look = if self.db.is_autocommit() {
             Some(self.sql(Transaction::new_unchecked(&self.db, TransactionBehavior::Deferred))?)
         } else {
@@ -285,7 +292,7 @@ impl Store {
         Ok(found.into_iter().find_map(|lease| lease.asked_by(|other| other == key)))
     }
 
-    /// Whether the lease `id` stands.
+    /// Whether the lease `id` exists.
     ///
     /// # Errors
     /// When the store fails.
@@ -347,8 +354,9 @@ impl Store {
         Ok(left)
     }
 
-    /// Retires the leases of an earlier boot. Looked at again inside the transaction: of several processes that see
-    /// the new boot first, only one may do this, or it takes the others' new leases for old ones.
+    /// Retires the leases of an earlier boot. The boot is looked at again inside the transaction: when
+    /// several processes see the new boot first, only one may retire leases, or it would retire the others'
+    /// new leases.
     fn enter_boot(&self, boot: &Boot) -> Result<(), StoreError> {
         let tx = self.begin_anywhere()?;
         let known: Option<String> =
@@ -357,7 +365,7 @@ impl Store {
             self.claim(&tx, boot)?;
             return self.commit(tx);
         }
-        // A damaged name of the boot would end the leases of living containers.
+        // If the stored boot id were damaged, the code below would end the leases of living containers.
         if !self.sql(schema::is_sound(&tx))? {
             return Err(StoreError::Damaged { path: self.path.clone() });
         }
@@ -469,8 +477,8 @@ impl Store {
         self.sql(rows.and_then(Iterator::collect))
     }
 
-    /// Makes sure that the store is kept where this process is: from anywhere else each holder seems gone. One without
-    /// leases moves.
+    /// Fails if the store is kept in other namespaces than this process's: from here each holder would seem
+    /// gone. A store without leases moves to this process's namespaces.
     fn claim(&self, tx: &Transaction, boot: &Boot) -> Result<(), StoreError> {
         let known: (String, String) = self
             .sql(tx.prepare_cached("SELECT id, namespaces FROM boot"))
@@ -489,14 +497,15 @@ impl Store {
         self.sql(tx.execute("UPDATE boot SET namespaces = ?1", [&boot.namespaces])).map(drop)
     }
 
-    /// Waits for this process's turn and begins a writing transaction. Both end on drop, the transaction first.
+    /// Waits for this process's turn and begins a writing transaction. Both end on drop, the transaction
+    /// first.
     fn begin(&self) -> Result<Writing<'_>, StoreError> {
         let writing = self.begin_anywhere()?;
         self.claim(&writing, &Boot::here()?)?;
         Ok(writing)
     }
 
-    /// As [`Store::begin`], wherever the store is kept.
+    /// As [`Store::begin`], without the check that the store is kept in this process's namespaces.
     fn begin_anywhere(&self) -> Result<Writing<'_>, StoreError> {
         let turn = Turn::take(&self.path)?;
         let tx = self.sql(Transaction::new_unchecked(&self.db, TransactionBehavior::Immediate))?;
@@ -526,7 +535,7 @@ impl<'store> Deref for Writing<'store> {
     }
 }
 
-/// A share written to the store as reserved; given back on drop, which a successful execve never reaches.
+/// A share that the store holds as reserved. Drop gives it back; after a successful execve there is no drop.
 #[must_use = "dropping a reservation gives the share back"]
 #[derive(Debug)]
 pub struct Reservation<'store> {
@@ -540,10 +549,11 @@ impl Reservation<'_> {
         &self.lease
     }
 
-    /// Makes `init`, the container's first process, the holder: the lease then stands until it is released.
+    /// Makes `init`, the container's first process, the holder. The lease then stands until it is released.
     ///
     /// # Errors
-    /// When the store fails, or somebody took the reservation away; it is given back then.
+    /// When the store fails, or when somebody released the reservation meanwhile. The share is given back
+    /// then.
     pub fn hand_over(self, init: &Holder) -> Result<(), ReserveError> {
         if !self.store.activate(self.lease.id, &self.lease.member.key, init)? {
             return Err(ReserveError::Lost(self.lease.member.key.clone()));

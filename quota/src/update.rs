@@ -1,4 +1,4 @@
-//! A living lease under new figures: pure.
+//! Computes what a living lease becomes under new figures. Pure functions, without I/O.
 
 use gpushare_claims::{ComputePolicy, Cores, MemoryRequest, Priority};
 use gpushare_inventory::{Gpu, GpuUuid};
@@ -21,10 +21,11 @@ pub struct Change {
     pub gpu: Option<GpuUuid>,
 }
 
-/// The lease after `change`, if the node has room for what grows; `load` is what all leases, this one too, hold of a GPU.
+/// The lease after `change`, if the node has room for what grows. `load` is what all leases, this one
+/// included, hold of a GPU.
 ///
 /// # Errors
-/// As for a new lease: what is asked, and what is free beside the others.
+/// As for a new lease: the refusal says what is asked for and what is free beside the others.
 pub(crate) fn changed(
     lease: &Lease,
     change: &Change,
@@ -53,8 +54,8 @@ pub(crate) fn changed(
     })
 }
 
-/// The lease that grants no more than either of two states of one lease: what may stand in the container's file while
-/// the store says one or the other.
+/// The lease that grants no more than either of two states of one lease. It may stand in the container's file
+/// while the store has one state or the other.
 pub(crate) fn narrower(one: &Lease, other: &Lease) -> Lease {
     let narrow = |(a, b): (&Grant, &Grant)| Grant {
         gpu: a.gpu,
@@ -120,7 +121,8 @@ mod tests {
         }
     }
 
-    /// Of a lease of 20 GiB and 30 % on each of two GPUs of 80 GiB, where others hold this much of the first.
+    /// Changes a lease of 20 GiB and 30 % on each of two GPUs of 80 GiB. Other leases hold `others`, GiB and
+    /// percent, of the first GPU.
     fn outcome(change: &Change, others: (u64, u64)) -> Result<Vec<(u64, Option<u8>)>, String> {
         let load = |uuid| {
             let others = if uuid == gpu(0, 80).uuid { others } else { (0, 0) };

@@ -1,7 +1,7 @@
-//! Who may write: one process at a time, first come first served.
+//! The turn to write: one process at a time, first come first served.
 //!
-//! SQLite's own waiting is a sleep and another try, which lets 64 processes on two processors wake each other for
-//! nothing. The kernel keeps waiters for a file lock in a queue and wakes one (Linux 5.0 and later).
+//! SQLite itself waits by sleeping and trying again, by which 64 processes on two processors wake each other
+//! for nothing. The kernel keeps the waiters for a file lock in a queue and wakes one (Linux 5.0 and later).
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use crate::error::StoreError;
 use crate::lock_holder::open;
 
-/// How long a process waits for the others: an engine's `inspect` hangs as long as its `create`.
+/// How long a process waits for the others. An engine's `inspect` hangs as long as its `create` waits here.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Between two looks of who cannot wait in the queue.
+/// Pause between two tries of a process that cannot wait in the queue.
 const NAP: Duration = Duration::from_millis(2);
 
 /// This process's turn; ends on drop.
@@ -41,8 +41,8 @@ impl Turn {
     }
 }
 
-/// The wait itself knows no deadline, so another thread does it. One that comes too late is alone with its file: the
-/// receiver is gone, the file is dropped, and the lock with it.
+/// `File::lock` has no deadline, so another thread waits in it. If that thread gets the lock too late, the
+/// receiver is gone: the file is dropped, and the lock with it.
 fn wait(file: File, path: &Path) -> io::Result<Option<File>> {
     let (sender, receiver) = mpsc::channel();
     let waiting = thread::Builder::new().spawn(move || {
@@ -51,12 +51,12 @@ fn wait(file: File, path: &Path) -> io::Result<Option<File>> {
     });
     match waiting {
         Ok(_) => receiver.recv_timeout(DEADLINE).ok().transpose(),
-        // Where the cgroup takes no more threads.
+        // No new thread could be made, as in a cgroup that allows no more.
         Err(_) => look_again(&open(path)?),
     }
 }
 
-/// Looks until the turn comes, out of the queue.
+/// Tries until the lock is taken or the deadline has passed, without the queue.
 fn look_again(file: &File) -> io::Result<Option<File>> {
     let until = Instant::now() + DEADLINE;
     loop {

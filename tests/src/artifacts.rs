@@ -1,5 +1,5 @@
-//! Where the binaries and libraries under test are: the release build of this checkout, or an installed tree when
-//! `GPUSHARE_PREFIX` names one.
+//! Where the binaries and libraries under test are: the release build of this checkout, or an installed tree
+//! when `GPUSHARE_PREFIX` names one.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -54,7 +54,8 @@ pub fn hook() -> PathBuf {
     program("gpushare-hook")
 }
 
-/// `gpushare-simulator`. It is a tool of development and may be absent from an installed tree: then the checkout's own is taken.
+/// `gpushare-simulator`. It is a tool of development and may be absent from an installed tree: then the
+/// checkout's own is taken.
 #[must_use]
 pub fn simulator() -> PathBuf {
     prefix()

@@ -1,5 +1,5 @@
-//! OCI bundles as an engine would hand them over: a root file system and a config.json with docker's default rights, all devices
-//! denied, and a cgroup of its own.
+//! OCI bundles as an engine would hand them over: a root file system and a config.json with docker's default
+//! rights, all devices denied, and a cgroup of its own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,8 +44,8 @@ impl Bundle {
         Self::of(image::with_client)
     }
 
-    /// A bundle whose root is this machine's own, below an overlay: its whole user land without a copy, and nothing that the
-    /// container writes is left. The checkout is there, read-only; `/tmp` is empty.
+    /// A bundle whose root is this machine's own, below an overlay: its whole user land without a copy, and
+    /// nothing that the container writes is left. The checkout is there, read-only; `/tmp` is empty.
     ///
     /// # Panics
     /// When the overlay cannot be mounted.
@@ -151,7 +151,8 @@ impl Bundle {
         self.written()
     }
 
-    /// Adds a hook, as an engine's hooks.d puts it there: `path ARGS...` with the name of the program before them.
+    /// Adds a hook, as an engine's hooks.d puts it there: `path ARGS...` with the name of the program before
+    /// them.
     #[must_use]
     pub fn hook(mut self, stage: &str, path: &Path, args: &[&str]) -> Self {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -233,15 +234,15 @@ impl Bundle {
         all.map(|hierarchy| hierarchy.join(&self.id)).filter(|cgroup| cgroup.is_dir())
     }
 
-    /// Kills what still runs in the container's cgroups, and removes them. A runtime that was killed in `create` leaves both, and
-    /// its own `delete --force` does not know of them.
+    /// Kills what still runs in the container's cgroups, and removes them. A runtime that was killed in
+    /// `create` leaves both, and its own `delete --force` does not know of them.
     pub fn kill_orphans(&self) {
         let gone = || {
             for cgroup in self.cgroups() {
                 let listing = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
                 // A process of another pid namespace is listed as 0, which kill(2) takes for our own group.
                 for pid in listing.lines().filter_map(|pid| pid.parse().ok()).filter(|pid| *pid > 0) {
-                    // It may just have ended.
+                    // The process may have ended meanwhile.
                     let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
                 }
                 // Busy until the last process has gone.

@@ -1,5 +1,5 @@
-//! Running a program to its end, with its output in files: a container keeps the descriptors of `create` for its whole life, so
-//! reading a pipe to its end would wait for the container.
+//! Running a program to its end, with its output in files: a container keeps the descriptors of `create` for
+//! its whole life, so reading a pipe to its end would wait for the container.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// How long any one call may take; far more than a loaded machine needs.
 pub const DEADLINE: Duration = Duration::from_secs(90);
 
-/// What a program left behind.
+/// How a program ended, and what it printed.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// How it ended.
@@ -38,7 +38,8 @@ impl Outcome {
     }
 }
 
-/// Runs `command` with stdin closed; its output goes to the files `stdout` and `stderr` of a folder of its own.
+/// Runs `command` with stdin closed; its output goes to the files `stdout` and `stderr` of a folder of its
+/// own.
 ///
 /// # Panics
 /// When it cannot be started or does not end within [`DEADLINE`].
@@ -107,8 +108,8 @@ pub fn eventually(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Whether the process `pid` still runs. One that has ended and that nobody has waited for does not: where no init reaps, it
-/// stays in /proc for ever.
+/// Whether the process `pid` still runs. One that has ended and that nobody has waited for does not: where no
+/// init reaps, it stays in /proc for ever.
 #[must_use]
 pub fn alive(pid: u64) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

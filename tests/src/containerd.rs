@@ -26,8 +26,8 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// Starts a containerd whose runtimes work under gpushare's settings file `config` and find the cgroups of `view`.
-    /// `settings` are top-level keys of its own settings, then tables.
+    /// Starts a containerd whose runtimes work under gpushare's settings file `config` and find the cgroups
+    /// of `view`. `settings` are top-level keys of its own settings, then tables.
     ///
     /// # Panics
     /// When it does not come up; its log is in the message.

@@ -1,5 +1,5 @@
-//! Daemons that a test starts and stops again. Only what was started here is stopped; one that serves this machine is never
-//! touched.
+//! Daemons that a test starts and stops again. Only what was started here is stopped; one that serves this
+//! machine is never touched.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -77,12 +77,14 @@ impl Drop for Daemon {
     }
 }
 
-/// The environment in which a daemon or an engine's client runs: it finds its parts, and the runtime its settings.
+/// The environment in which a daemon or an engine's client runs: it finds its parts, and the runtime its
+/// settings.
 pub fn environment<'c>(command: &'c mut Command, config: &Path) -> &'c mut Command {
     command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("GPUSHARE_CONFIG", config)
 }
 
-/// The processes whose command line holds a word that begins with `path` and whose program's name contains `program`.
+/// The processes whose command line holds a word that begins with `path` and whose program's name contains
+/// `program`.
 #[must_use]
 pub fn processes_naming(path: &Path, program: &str) -> Vec<i32> {
     let wanted = path.as_os_str().as_encoded_bytes();

@@ -1,8 +1,9 @@
-//! Root file systems as distributions lay them out, made of the packages that `tests/setup/images.sh` unpacked: with this
-//! machine's distribution's own glibc, a shell where the distribution has one, and the CUDA client.
+//! Root file systems as distributions lay them out, made of the packages that `tests/setup/images.sh`
+//! unpacked: with this machine's distribution's own glibc, a shell where the distribution has one, and the
+//! CUDA client.
 //!
-//! Debian's loader searches Debian's folders. For Red Hat's layout its built-in list is written over with Red Hat's, so that
-//! it misses what is put into any other folder; the rest of that glibc is Debian's.
+//! Debian's loader searches Debian's folders. For Red Hat's layout its built-in list is written over with Red
+//! Hat's, so that it misses what is put into any other folder; the rest of that glibc is Debian's.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -24,7 +25,8 @@ pub fn packages() -> PathBuf {
     artifacts::checkout().join(".cache/images")
 }
 
-/// Debian and Ubuntu: `/bin` and `/lib` are links into `/usr`, libraries lie by architecture; no `ld.so.cache` yet.
+/// Debian and Ubuntu: `/bin` and `/lib` are links into `/usr`, libraries lie by architecture; no
+/// `ld.so.cache` yet.
 ///
 /// # Panics
 /// Like all functions of this module: when a file cannot be written, or the packages are not there.
@@ -76,7 +78,8 @@ pub fn distroless(root: &Path) {
     client(root);
 }
 
-/// Red Hat's: everything in `/usr/lib64`, and a loader that searches `/lib64` and `/usr/lib64` and nothing else.
+/// Red Hat's: everything in `/usr/lib64`, and a loader that searches `/lib64` and `/usr/lib64` and nothing
+/// else.
 pub fn red_hat(root: &Path) {
     folders(root, &["usr/lib", "usr/lib64", "usr/bin", "etc", "dev", "proc", "sys", "tmp"]);
     for name in ["bin", "sbin", "lib", "lib64"] {
@@ -102,7 +105,8 @@ pub fn plain(root: &Path) {
     client(root);
 }
 
-/// Alpine's: musl and a static busybox, and `/bin/dynamic`, a program that is linked with musl and prints one word.
+/// Alpine's: musl and a static busybox, and `/bin/dynamic`, a program that is linked with musl and prints one
+/// word.
 pub fn alpine(root: &Path) {
     folders(root, &["bin", "lib", "usr/lib", "etc", "dev", "proc", "sys", "tmp"]);
     let musl = library_folder("musl", "x86_64-linux-musl");
@@ -118,7 +122,7 @@ pub fn alpine(root: &Path) {
     let _ = command::run(&mut compiler).expect_success("cc of a program for musl");
 }
 
-/// Adds the 32-bit glibc to a Debian root, and `/bin/getconf32`, a 32-bit program that tells so.
+/// Adds the 32-bit glibc to a Debian root, and `/bin/getconf32`, a 32-bit program.
 pub fn add_32_bit(root: &Path) {
     let libraries = library_folder("glibc32", "i386-linux-gnu");
     copy_tree(&libraries, &root.join("usr/lib/i386-linux-gnu"));
@@ -156,8 +160,8 @@ fn client(root: &Path) {
     copy(&artifacts::simulator(), &root.join(CLIENT.trim_start_matches('/')));
 }
 
-/// The loader's built-in folders have lengths of their own, so each is written over with a path of the same length; Red Hat's
-/// loader has no third and fourth.
+/// The loader's built-in folders have lengths of their own, so each is written over with a path of the same
+/// length; Red Hat's loader has no third and fourth.
 fn with_red_hats_folders(mut loader: Vec<u8>) -> Vec<u8> {
     let old = b"/lib/x86_64-linux-gnu/\0/usr/lib/x86_64-linux-gnu/\0/lib/\0/usr/lib/\0";
     let new = b"/lib64//./././././././\0/usr/lib64//./././././././\0/l64/\0/usr/l64/\0";
@@ -184,7 +188,8 @@ fn copy_tree(from: &Path, to: &Path) {
     let _ = command::run(copy.arg("-a").arg(from.join(".")).arg(to)).expect_success("cp of an image's files");
 }
 
-/// Copies a file's contents and mode, links followed. Never a hard link: the container's root may write to what it finds.
+/// Copies a file's contents and mode, links followed. Never a hard link: the container's root may write to
+/// what it finds.
 pub fn copy(from: &Path, to: &Path) {
     if let Some(folder) = to.parent() {
         fs::create_dir_all(folder).expect("a folder of the image can be made");

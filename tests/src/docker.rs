@@ -18,13 +18,13 @@ use crate::view::View;
 pub const DOCKERD: &[&str] = &["/usr/sbin/dockerd", "/usr/bin/dockerd"];
 /// The host's user and group ids of a container's root under `userns-remap`.
 pub const REMAPPED: u32 = 300_000;
-/// Who owns them: a user whose group has the same name, as docker wants it, and who runs nothing.
+/// The user that owns these ids. Its group has the same name, as docker wants it, and it runs nothing.
 const REMAPPED_USER: &str = "daemon";
 
 /// The file in [`Docker::folder`] that the stand-in for NVIDIA's hook makes when it is run.
 pub const NVIDIA_HOOK_RAN: &str = "nvidia-hook-ran";
 
-/// What a private docker is told beside its runtime.
+/// What a private docker is configured with beside its runtime.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Whether gpushare is the default runtime too.
@@ -53,8 +53,9 @@ pub struct Docker {
 }
 
 impl Docker {
-    /// Starts containerd and dockerd with `wrapper` as the runtime `gpushare`, working under the settings file `config`, and loads
-    /// [`IMAGE`], which has the CUDA client. With `by_default`, that is the default runtime too.
+    /// Starts containerd and dockerd with `wrapper` as the runtime `gpushare`, working under the settings
+    /// file `config`, and loads [`IMAGE`], which has the CUDA client. With `by_default` the runtime is the
+    /// default one too.
     ///
     /// # Panics
     /// When a daemon does not come up; its log is in the message.
@@ -71,7 +72,8 @@ impl Docker {
     pub fn with(wrapper: &Path, config: &Path, settings: Settings) -> Self {
         let containerd = Containerd::start(config, settings.view, WITHOUT_CRI);
         let scratch = containerd.scratch();
-        // Containers must outlive the daemon for a test to see how it finds them again; user namespaces exclude that.
+        // Containers must outlive the daemon for a test to see how it finds them again; user namespaces
+        // exclude that.
         let mut daemon =
             json!({"runtimes": {"gpushare": {"path": wrapper}}, "live-restore": !settings.remapped});
         if settings.by_default {
@@ -87,7 +89,8 @@ impl Docker {
         docker
     }
 
-    /// Imports the root that `fill` lays out as the image `name`, with `changes` in the words of a Dockerfile.
+    /// Imports the root that `fill` lays out as the image `name`, with `changes` in the words of a
+    /// Dockerfile.
     ///
     /// # Panics
     /// When docker refuses it.
@@ -170,7 +173,7 @@ impl Docker {
     /// SIGKILL to dockerd; its containers go on, since it is told `live-restore`.
     pub fn kill_daemon(&mut self) {
         self.dockerd.kill();
-        // A dockerd that was killed leaves its file, and another process may have its number by now.
+        // A killed dockerd leaves its pid file, and another process may have that pid by now.
         let _ = fs::remove_file(self.folder().join("docker.pid"));
     }
 
@@ -200,7 +203,7 @@ fn address(containerd: &Containerd) -> String {
 fn client(containerd: &Containerd) -> Command {
     let mut docker = Command::new("/usr/bin/docker");
     docker.arg("--host").arg(address(containerd));
-    // The user's contexts and credentials are none of ours.
+    // The user's own contexts and credentials must not be used.
     docker
         .env("DOCKER_CONFIG", containerd.scratch().path())
         .env_remove("DOCKER_HOST")
@@ -229,7 +232,8 @@ fn start_dockerd(containerd: &Containerd, settings: &Settings) -> Daemon {
     Daemon::start(&mut dockerd, &scratch.folder("dockerd-log"), || command::run(&mut version).success())
 }
 
-/// The name of NVIDIA's hook: for `ours`, or for a stand-in that leaves a mark.
+/// Puts a file with the name of NVIDIA's hook into a folder: a link to `ours`, or a stand-in that leaves a
+/// mark when it runs.
 fn nvidias_hook(scratch: &Scratch, ours: Option<&Path>) {
     let hook = scratch.folder("hooks").join("nvidia-container-runtime-hook");
     if let Some(ours) = ours {
@@ -241,7 +245,8 @@ fn nvidias_hook(scratch: &Scratch, ours: Option<&Path>) {
         .expect("the mode of one's own file can be set");
 }
 
-/// A dockerd that maps the containers' users to those of [`REMAPPED_USER`]; the machine's own lists stay as they are.
+/// A dockerd that maps the containers' users to those of [`REMAPPED_USER`]; the machine's own lists stay as
+/// they are.
 fn remapped(containerd: &Containerd, program: &str) -> Command {
     let list: PathBuf = containerd.scratch().path().join("subordinate");
     let bind = format!(

@@ -1,4 +1,5 @@
-//! A low-level runtime without the wrapper, in front of bundles that bring gpushare's hook, with either version of cgroups.
+//! A low-level runtime without the wrapper, in front of bundles that bring gpushare's hook, with either
+//! version of cgroups.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -21,8 +22,8 @@ pub enum When {
     Always,
 }
 
-/// The folder for an engine's `--hooks-dir`, in `scratch`: the files of packaging/hooks.d with the program `hook` and the
-/// settings file `config` in them.
+/// The folder for an engine's `--hooks-dir`, in `scratch`: the files of packaging/hooks.d with the program
+/// `hook` and the settings file `config` in them.
 ///
 /// # Panics
 /// When a file cannot be read or written.
@@ -47,7 +48,7 @@ pub fn hooks_folder(scratch: &Scratch, hook: &Path, config: &Path, when: When) -
 /// Which cgroups a runtime sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cgroups {
-    /// The machine's.
+    /// Those that the machine has.
     Machine,
     /// Version 1.
     V1,
@@ -92,8 +93,8 @@ pub fn program_behind(low_level: LowLevel, folder: &Path, cgroups: Cgroups, chan
     script
 }
 
-/// The shell command, for [`runtime_behind`], that shows the settings file `config` at its default place: docker gives the hook
-/// no more than a stage. What it mounts is kept in `scratch`.
+/// The shell command, for [`runtime_behind`], that shows the settings file `config` at its default place:
+/// docker gives the hook no more than a stage. What it mounts is kept in `scratch`.
 ///
 /// # Panics
 /// When the settings cannot be copied.

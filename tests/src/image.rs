@@ -1,5 +1,6 @@
-//! Root file systems of containers, made from this machine's own files: a static busybox alone, or with the C library and the
-//! simulator's CUDA client, laid out like a Debian image (`/bin` and `/lib` are links into `/usr`).
+//! Root file systems of containers, made from this machine's own files: a static busybox alone, or with the C
+//! library and the simulator's CUDA client, laid out like a Debian image (`/bin` and `/lib` are links into
+//! `/usr`).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,7 +25,8 @@ pub const PAUSE: &str = "localhost/gpushare-pause:1";
 const APPLETS: &[&str] =
     &["sh", "sleep", "true", "false", "cat", "ls", "id", "echo", "dd", "mount", "env", "grep", "ps", "kill"];
 
-/// Lays out a root of busybox alone in `root`, as an image built from scratch has it: no C library, no loader.
+/// Lays out a root of busybox alone in `root`, as an image built from scratch has it: no C library, no
+/// loader.
 ///
 /// # Panics
 /// Like all functions of this module: when a file cannot be written.
@@ -45,7 +47,8 @@ pub fn static_only(root: &Path) {
         .expect("a file of the image can be written");
 }
 
-/// Adds to [`static_only`] the C library and `/bin/gpushare-simulator`, whose `probe` is the CUDA client of the tests.
+/// Adds to [`static_only`] the C library and `/bin/gpushare-simulator`, whose `probe` is the CUDA client of
+/// the tests.
 pub fn with_probe(root: &Path) {
     static_only(root);
     let client = artifacts::simulator();
@@ -65,8 +68,8 @@ pub fn with_client(root: &Path) {
     }
 }
 
-/// Writes an archive with [`IMAGE`], which is [`with_probe`], and [`PAUSE`] into `scratch`, in the form of `docker save`, which all
-/// engines load; its path.
+/// Writes an archive with [`IMAGE`], which is [`with_probe`], and [`PAUSE`] into `scratch`, in the form of
+/// `docker save`, which all engines load; its path.
 pub fn archive(scratch: &Scratch) -> PathBuf {
     let (root, parts) = (scratch.folder("image/root"), scratch.folder("image/parts"));
     with_probe(&root);
@@ -100,7 +103,8 @@ fn tar(archive: &Path, folder: &Path, names: &[&str]) {
     let _ = command::run(tar.args(["--owner=0", "--group=0"]).args(names)).expect_success("tar of the image");
 }
 
-/// Everything that `program` is linked with, and what else of the C library the driver's files are linked with.
+/// Everything that `program` is linked with, and what else of the C library the driver's files are linked
+/// with.
 fn libraries_of(program: &Path) -> BTreeSet<PathBuf> {
     let listing = command::run(Command::new("ldd").arg(program)).expect_success("ldd").stdout;
     let mut libraries: BTreeSet<PathBuf> = listing

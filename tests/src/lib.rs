@@ -1,8 +1,9 @@
-//! The harness of the scenario tests: it runs the shipped binaries against real low-level runtimes and a real docker daemon, on a
-//! node with simulated GPUs, and asks the kernel and the engines what came of it.
+//! The harness of the scenario tests: it runs the shipped binaries against real low-level runtimes and a real
+//! docker daemon, on a node with simulated GPUs, and asks the kernel and the engines what came of it.
 //!
-//! It links no other part of gpushare: what a test knows, a user can see too. The scenarios are in `tests/tests/`, the set-up of
-//! the machine in `tests/setup/`. A set-up that goes wrong panics: in a test that is the clearest report.
+//! It links no other part of gpushare: what a test knows, a user can see too. The scenarios are in
+//! `tests/tests/`, the set-up of the machine in `tests/setup/`. A set-up that goes wrong panics: in a test
+//! that is the clearest report.
 
 pub mod artifacts;
 pub mod bundle;

@@ -1,5 +1,5 @@
-//! A mount namespace for a part of a test: what is mounted there is seen by the programs that are started there, and by nobody
-//! else.
+//! A mount namespace for a part of a test: what is mounted there is seen by the programs that are started
+//! there, and by nobody else.
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};

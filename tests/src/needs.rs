@@ -1,5 +1,5 @@
-//! What a scenario needs from the machine. A missing need skips the test and says so; with `CI=true` it fails instead, unless
-//! few machines have it.
+//! What a scenario needs from the machine. A missing need skips the test and says so; with `CI=true` it fails
+//! instead, unless few machines have it.
 
 use std::io::Write;
 use std::path::Path;
@@ -78,15 +78,15 @@ impl Need {
                 .then(|| "no Python environment: run tests/setup/python.sh".to_owned()),
             Self::DriverLibraries => (!crate::artifacts::nvidia_smi().exists())
                 .then(|| "no nvidia-smi: run tests/setup/driver-libraries.sh".to_owned()),
-            // The last one that the set-up makes.
+            // The set-up makes this file last.
             Self::Images => (!crate::distribution::packages().join("musl.made-from").exists())
                 .then(|| "no packages for images: run tests/setup/images.sh".to_owned()),
         }
     }
 }
 
-/// Whether the machine has all of `needs`; if not, says on the real stderr what is missing (the test harness would hold back a
-/// line that is merely printed).
+/// Whether the machine has all of `needs`; if not, says on the real stderr what is missing (the test harness
+/// would hold back a line that is merely printed).
 ///
 /// # Panics
 /// When something is missing and `CI` is `true`: there nothing may be skipped but what few machines have.

@@ -11,7 +11,8 @@ use crate::scratch::Scratch;
 /// The GPU model that most scenarios use.
 pub const MODEL: &str = "NVIDIA H100 80GB HBM3";
 
-/// The driver version of simulated nodes: that of the nvidia-smi which the tests run, since nvidia-smi refuses any other.
+/// The driver version of simulated nodes: that of the nvidia-smi which the tests run, since nvidia-smi
+/// refuses any other.
 #[must_use]
 pub fn driver_version() -> String {
     let libraries = artifacts::nvidia_libraries();
@@ -30,8 +31,8 @@ pub struct SimulatedNode {
 }
 
 impl SimulatedNode {
-    /// Lays out a node of `gpus` GPUs called `model` with `memory` (such as `80GiB`) each. It has NVIDIA's own nvidia-smi where
-    /// that could be fetched.
+    /// Lays out a node of `gpus` GPUs called `model` with `memory` (such as `80GiB`) each. It has NVIDIA's
+    /// own nvidia-smi where that could be fetched.
     ///
     /// # Panics
     /// When the simulator fails.

@@ -1,5 +1,5 @@
-//! What a program in a container sees of its GPU: the answers of `gpushare-simulator probe`, an ordinary client of libcuda and
-//! libnvidia-ml.
+//! What a program in a container sees of its GPU: the answers of `gpushare-simulator probe`, an ordinary
+//! client of libcuda and libnvidia-ml.
 
 use serde_json::Value;
 
@@ -17,7 +17,8 @@ pub const OUT_OF_MEMORY: &str = "CUDA_ERROR_OUT_OF_MEMORY";
 pub struct Report(Value);
 
 impl Report {
-    /// Runs the client in `container`; it tries to allocate each of `sizes` (such as `29GiB`) in turn, keeping what it gets.
+    /// Runs the client in `container`; it tries to allocate each of `sizes` (such as `29GiB`) in turn,
+    /// keeping what it gets.
     ///
     /// # Panics
     /// When the driver does not answer.
@@ -40,8 +41,8 @@ impl Report {
         )
     }
 
-    /// The number called `name`: `devices`, `device_total`, `memory_free`, `memory_total`, `nvml_devices`, `nvml_total`,
-    /// `nvml_used`; memory in bytes.
+    /// The number called `name`: `devices`, `device_total`, `memory_free`, `memory_total`, `nvml_devices`,
+    /// `nvml_total`, `nvml_used`; memory in bytes.
     ///
     /// # Panics
     /// When the client gave no such answer.

@@ -1,5 +1,6 @@
-//! crun on cgroup v2 raises its limit of locked memory before it loads a device program. Where root lacks CAP_SYS_RESOURCE, as in
-//! many build containers, that fails, although kernels from 5.11 on do not need it. A preloaded `setrlimit` then says yes.
+//! crun on cgroup v2 raises its limit of locked memory before it loads a device program. Where root lacks
+//! CAP_SYS_RESOURCE, as in many build containers, that fails, although kernels from 5.11 on do not need it. A
+//! preloaded `setrlimit` then says yes.
 
 use std::fs;
 use std::path::PathBuf;
@@ -26,7 +27,7 @@ fn may_raise_limits() -> bool {
     held.unwrap_or(0) & SYS_RESOURCE != 0
 }
 
-/// Left in the temporary folder: it serves every test of this process.
+/// Builds the library. It is left in the temporary folder, since every test of this process uses it.
 fn build() -> PathBuf {
     let scratch = Scratch::new("rlimit");
     let source = scratch.file("setrlimit.c", STUB);

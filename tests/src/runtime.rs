@@ -1,4 +1,5 @@
-//! The wrapper as containerd's shim calls it, in front of a real low-level runtime; and the containers it made.
+//! The wrapper as containerd's shim calls it, in front of a real low-level runtime; and the containers it
+//! made.
 //!
 //! crun refuses a machine where cgroup v1 and v2 are mixed, so there it runs in a view that shows v1 only.
 
@@ -79,7 +80,7 @@ pub struct Runtime {
     scratch: Scratch,
     program: PathBuf,
     view: View,
-    /// Where all its calls are made, if not each in a view of its own.
+    /// The mount namespace of all its calls; `None` if each call makes a view of its own.
     namespace: Option<Namespace>,
     config: PathBuf,
     /// A folder that this runtime finds empty.
@@ -107,8 +108,8 @@ impl Runtime {
         }
     }
 
-    /// The wrapper `program` of an installed tree, in front of runc, where the checkout is an empty folder: whatever it still
-    /// needed from there is missing.
+    /// The wrapper `program` of an installed tree, in front of runc. The checkout is an empty folder for it,
+    /// so that anything it still needs from there is missing.
     #[must_use]
     pub fn installed(program: &Path, node: &SimulatedNode) -> Self {
         let runtime = Self::wrapped(LowLevel::Runc, node);
@@ -128,7 +129,8 @@ impl Runtime {
         }
     }
 
-    /// The low-level runtime alone, reached through `program`, for bundles that bring gpushare's hook; `config` is the node's.
+    /// The low-level runtime alone, reached through `program`, for bundles that bring gpushare's hook;
+    /// `config` is the node's.
     #[must_use]
     pub fn through(program: &Path, low_level: LowLevel, config: &Path) -> Self {
         Self { program: program.to_owned(), config: config.to_owned(), ..Self::bare(low_level) }
@@ -140,7 +142,8 @@ impl Runtime {
         self.scratch.path()
     }
 
-    /// This runtime, in another view of the cgroups: one mount namespace for all its calls, as an engine has it.
+    /// This runtime, in another view of the cgroups: one mount namespace for all its calls, as an engine has
+    /// it.
     #[must_use]
     pub fn in_view(self, view: View) -> Self {
         Self { view, namespace: view.keep(), ..self }
@@ -205,7 +208,8 @@ impl Runtime {
     /// `create`, from a config.json written anew.
     ///
     /// # Errors
-    /// What the runtime said when it refused. Nothing more is called then, not even the engine's `delete --force`.
+    /// What the runtime said when it refused. Nothing more is called then, not even the engine's `delete
+    /// --force`.
     ///
     /// # Panics
     /// When the call does not end.
@@ -222,7 +226,7 @@ impl Runtime {
     /// # Panics
     /// As [`Runtime::create`].
     pub fn create_as_it_is<'t>(&'t self, bundle: &'t Bundle) -> Result<Container<'t>, Refusal> {
-        // An engine's bundle is new at each start.
+        // An engine's bundle has no log of an earlier start.
         let _ = fs::remove_file(log_path(bundle));
         let outcome = command::run_with_output_in(&mut self.create_command(bundle), bundle.path());
         if outcome.success() {
@@ -274,8 +278,8 @@ impl Runtime {
         command::run(self.command(&log, ["exec", id]).args(args))
     }
 
-    /// The word that `state` gives: `created`, `running`, `paused`, `stopped`; `None` when the runtime does not know the
-    /// container.
+    /// The word that `state` gives: `created`, `running`, `paused`, `stopped`; `None` when the runtime does
+    /// not know the container.
     #[must_use]
     pub fn status(&self, id: &str) -> Option<String> {
         let outcome = self.call(&["state"], id);
@@ -306,8 +310,8 @@ fn log_path(bundle: &Bundle) -> PathBuf {
     bundle.path().join("log.json")
 }
 
-/// The text that an engine takes from the runtime's log: the last line of level `error`. `None` when the file holds none, or
-/// anything that is no JSON line.
+/// The text that an engine takes from the runtime's log: the last line of level `error`. `None` when the file
+/// holds none, or anything that is no JSON line.
 fn log_line(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let lines: Vec<Value> = text.lines().map(serde_json::from_str).collect::<Result<_, _>>().ok()?;
@@ -431,7 +435,8 @@ impl Container<'_> {
 
 impl Drop for Container<'_> {
     fn drop(&mut self) {
-        // Best effort: a test that fails must not leave a container; one that deleted it has nothing left to delete.
+        // Best effort: a test that fails must not leave a container; one that deleted it has nothing left to
+        // delete.
         let _ = self.runtime.call(&["delete", "--force"], self.id());
     }
 }

@@ -1,5 +1,5 @@
-//! Temporary folders that may hold mounts: whatever is still mounted below one is unmounted before the folder is removed, so that
-//! removal never walks into something that was only bound there.
+//! Temporary folders that may hold mounts: whatever is still mounted below one is unmounted before the folder
+//! is removed, so that removal never walks into something that was only bound there.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -25,7 +25,8 @@ impl Scratch {
             .tempdir()
             .expect("a temporary folder can be made");
         let path = folder.keep();
-        // A container whose root is nobody on the host walks through it, as it does through a machine's own folders.
+        // A container whose root is nobody on the host has to pass through it, as through a machine's own
+        // folders.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o711))
             .expect("the mode of one's own folder can be set");
         Self { path }
@@ -62,7 +63,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         for mount in mounts_below(&self.path).iter().rev() {
-            // A failure shows in the second look.
+            // A failure shows when the mounts are listed again below.
             let _ = umount2(mount, MntFlags::MNT_DETACH);
         }
         if mounts_below(&self.path).is_empty() {
@@ -74,8 +75,8 @@ impl Drop for Scratch {
     }
 }
 
-/// The mount points at or below `folder`, in the order in which they were mounted, as this thread sees them: it may have a mount
-/// namespace of its own.
+/// The mount points at or below `folder`, in the order in which they were mounted, as this thread sees them:
+/// it may have a mount namespace of its own.
 fn mounts_below(folder: &Path) -> Vec<PathBuf> {
     fs::read_to_string("/proc/thread-self/mountinfo")
         .unwrap_or_default()

@@ -1,5 +1,6 @@
-//! A private Slurm: munged, slurmctld and slurmd of this machine's packages, with all their files in a temporary folder and in a
-//! network of their own. Its one machine is a simulated node, and containers run there as `packaging/oci.conf` says.
+//! A private Slurm: munged, slurmctld and slurmd of this machine's packages, with all their files in a
+//! temporary folder and in a network of their own. Its one machine is a simulated node, and containers run
+//! there as `packaging/oci.conf` says.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -29,7 +30,7 @@ pub const PROGRAMS: &[&str] = &[MUNGED, SLURMCTLD, SLURMD, "/usr/bin/srun"];
 /// The name that the machine has in Slurm.
 pub const HOST: &str = "gpu-node";
 
-/// How the GPUs are divided: the words of gres.conf, with the parts of one GPU.
+/// How gres.conf divides the GPUs, with the number of parts of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// `mps`.
@@ -62,8 +63,8 @@ pub struct Slurm {
 }
 
 impl Slurm {
-    /// Starts the daemons on `node`. Steps with a bundle run under the gpushare that is `installed`, which works under the settings
-    /// file `config`.
+    /// Starts the daemons on `node`. Steps with a bundle run under the gpushare that is `installed`, which
+    /// works under the settings file `config`.
     ///
     /// # Panics
     /// When a daemon does not come up; its log is in the message.
@@ -106,7 +107,8 @@ impl Slurm {
         command::run(self.place.client(program).args(args))
     }
 
-    /// `srun FLAGS... --container=BUNDLE ARGS...`, not yet started; what its environment has goes to the step.
+    /// `srun FLAGS... --container=BUNDLE ARGS...`, not yet started; what its environment has goes to the
+    /// step.
     #[must_use]
     pub fn srun(&self, flags: &[&str], bundle: &Bundle, args: &[&str]) -> Command {
         let mut srun = self.place.client("srun");
@@ -133,7 +135,8 @@ impl Slurm {
         Step::start(srun.args(flags).args(["sleep", "1000"]))
     }
 
-    /// A batch job with `flags` in which `srun --container=BUNDLE ARGS...` runs, to its end; its output, errors included.
+    /// A batch job with `flags` in which `srun --container=BUNDLE ARGS...` runs, to its end; its output,
+    /// errors included.
     ///
     /// # Panics
     /// When it does not end.
@@ -153,8 +156,8 @@ impl Slurm {
         let _ = self.sbatch(flags, &srun).expect_success("sbatch");
     }
 
-    /// A batch job that is itself in the container, to its end: `sbatch FLAGS... --container=BUNDLE` with one line for the
-    /// container's shell; its output, errors included.
+    /// A batch job that is itself in the container, to its end: `sbatch FLAGS... --container=BUNDLE` with one
+    /// line for the container's shell; its output, errors included.
     ///
     /// # Panics
     /// When it does not end.
@@ -284,7 +287,8 @@ impl Place {
             .map(|gpu| format!("Name=gpu File={0}\nName={name} Count={parts} File={0}\n", gpu.display()))
             .collect();
         self.scratch.file("gres.conf", gres);
-        // The only one that touches no cgroup, whatever this machine has; Slurm loads one in any case.
+        // Slurm always loads a cgroup plugin. This is the only one that touches no cgroup, whatever this
+        // machine has.
         self.scratch.file("cgroup.conf", "CgroupPlugin=cgroup/v1\n");
         let settings = format!(
             "ClusterName=tests\nSlurmctldHost={HOST}(127.0.0.1)\nSlurmUser=root\n\
@@ -307,7 +311,7 @@ impl Place {
         fs::set_permissions(key, fs::Permissions::from_mode(0o600)).expect("the key can be made private");
     }
 
-    /// The shipped file, with the places of this test.
+    /// Writes the shipped oci.conf, with the paths of this test.
     fn write_runtime(&self, installed: &Installed) {
         let shipped = installed.root().join("usr/local/share/gpushare/oci.conf");
         let text = fs::read_to_string(shipped).expect("oci.conf is installed");
@@ -367,7 +371,7 @@ impl Network {
         for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
             let Some(pid) = entry.file_name().to_str().map(str::to_owned) else { continue };
             if let (Ok(number), true) = (pid.parse(), pid != holder && network(&pid).as_ref() == Some(&own)) {
-                // It may just have ended.
+                // The process may have ended meanwhile.
                 let _ = kill(Pid::from_raw(number), Signal::SIGKILL);
             }
         }

@@ -1,5 +1,5 @@
-//! Which cgroups a program finds at `/sys/fs/cgroup`. A machine that mixes v1 and v2 can show either alone in a private mount
-//! namespace; others have one view.
+//! Which cgroups a program finds at `/sys/fs/cgroup`. A machine that mixes v1 and v2 can show either alone in
+//! a private mount namespace; others have one view.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -30,7 +30,8 @@ fn is_unified() -> bool {
 }
 
 impl View {
-    /// The shell commands that make this view in a mount namespace of one's own; `None` where nothing has to be done.
+    /// The shell commands that make this view in a mount namespace of one's own; `None` where nothing has to
+    /// be done.
     fn script(self) -> Option<&'static str> {
         match self {
             Self::Unmixed if is_mixed() => Some("umount /sys/fs/cgroup/unified"),
@@ -41,7 +42,8 @@ impl View {
         }
     }
 
-    /// A command that runs `program` in this view. Each program on the way executes the next, so the process id stays.
+    /// A command that runs `program` in this view. Each program on the way executes the next, so the process
+    /// id stays.
     #[must_use]
     pub fn command(self, program: &OsStr) -> Command {
         match self.script() {
@@ -50,7 +52,8 @@ impl View {
         }
     }
 
-    /// Keeps one mount namespace with this view, for all calls about a container; `None` where nothing has to be changed.
+    /// Keeps one mount namespace with this view, for all calls about a container; `None` where nothing has to
+    /// be changed.
     ///
     /// # Panics
     /// When it cannot be made.
@@ -107,7 +110,8 @@ pub fn beside(pid: u32, program: &OsStr) -> Command {
     command
 }
 
-/// A command that runs `program` in a private mount namespace, once the shell commands `script` have changed it.
+/// A command that runs `program` in a private mount namespace, once the shell commands `script` have changed
+/// it.
 #[must_use]
 pub fn prepared(script: &str, program: &OsStr) -> Command {
     let mut command = Command::new("/usr/bin/unshare");

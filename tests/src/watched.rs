@@ -1,5 +1,6 @@
-//! A createRuntime hook that runs gpushare's and looks on: what it does happens at the one moment at which a container exists and
-//! its program does not, and it goes on when gpushare's hook fails, so that a test can look at what is left.
+//! A createRuntime hook that runs gpushare's hook and watches it. It acts at the one moment at which a
+//! container exists and its program does not. It goes on when gpushare's hook fails, so that a test can look
+//! at what is left.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,15 +11,15 @@ use crate::bundle::Bundle;
 use crate::node::SimulatedNode;
 use crate::runtime::Container;
 
-/// Shell commands around gpushare's hook. They find `$pid` (the container's init), `$root` (its root folder on the host), `$state`
-/// and `$out`, a folder of the bundle.
+/// Shell commands around gpushare's hook. They find `$pid` (the container's init), `$root` (its root folder
+/// on the host), `$state` and `$out`, a folder of the bundle.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Around<'a> {
-    /// Before it.
+    /// Run before gpushare's hook.
     pub before: &'a str,
-    /// A program and its arguments that runs it: strace.
+    /// A program and its arguments that run gpushare's hook, such as strace.
     pub by: &'a str,
-    /// After it.
+    /// Run after gpushare's hook.
     pub after: &'a str,
 }
 
@@ -111,7 +112,7 @@ pub struct Canary {
 }
 
 impl Canary {
-    /// A new one.
+    /// Makes the folder and its file.
     #[must_use]
     pub fn new() -> Self {
         let scratch = crate::scratch::Scratch::new("canary");
@@ -141,7 +142,7 @@ impl Canary {
         let names: Vec<_> = names.iter().map(fs::DirEntry::file_name).collect();
         assert_eq!(names, ["file"], "{when}: something was made on the host");
         assert_eq!(fs::read(self.file()).expect("the file is there"), b"host", "{when}");
-        // A file that was made and taken away again leaves its trace.
+        // A file that was made and removed again has changed the folder's time.
         assert_eq!(changed(self.path()), self.changed, "{when}: the folder was changed on the host");
     }
 }

@@ -1,4 +1,4 @@
-//! Many containers at once on one node: what is granted never exceeds what there is, and what fits is granted.
+//! Many containers ask at once on one node: no more is granted than the node has, and what fits is granted.
 
 use std::thread;
 
@@ -18,7 +18,7 @@ fn of_64_containers_at_once_exactly_the_56_that_fit_are_created() {
     if !met(&[Need::Root, Need::Runc, Need::Busybox]) {
         return;
     }
-    // Seven GPUs of 80 GiB, each of which eight shares of 10 GiB fill.
+    // Seven GPUs of 80 GiB. Eight shares of 10 GiB fill each of them.
     let node = SimulatedNode::create(7, MODEL, "80GiB");
     let runtime = Runtime::wrapped(LowLevel::Runc, &node);
     let bundles: Vec<Bundle> = (0..ASKING).map(|_| Bundle::small().env("GPUSHARE_MEMORY", "10GiB")).collect();
@@ -33,7 +33,7 @@ fn of_64_containers_at_once_exactly_the_56_that_fit_are_created() {
                 || results.iter().filter_map(|one| Some(one.as_ref().err()?.line())).collect::<Vec<_>>();
             assert_eq!(standing.len(), FITTING, "round {round}: {:?}", lines());
             assert!(standing.iter().all(|lease| lease.state == "active"), "round {round}: {standing:?}");
-            // The containers are deleted here, in parallel as well.
+            // The containers are deleted here, also in parallel.
             let (created, refused): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
             assert_eq!(created.len(), FITTING, "round {round}");
             for container in created {

@@ -1,4 +1,5 @@
-//! Programs of a limited container that have nothing to do with a GPU never meet us: no file of ours is in their memory.
+//! Programs in a limited container that have nothing to do with a GPU have no file of gpushare in their
+//! memory.
 
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::needs::{Need, met};
@@ -8,13 +9,14 @@ use gpushare_tests::runtime::{LowLevel, Runtime};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox, Need::Python, Need::Curl];
 
-/// Each prints the maps of a process while it runs: its own, or those of `ls`, which waits for a reader of its pipe.
+/// Each command prints the maps of a process while it runs: its own, or those of `ls`, which waits for a
+/// reader of its pipe.
 const CURL: &str = "curl --silent --show-error file:///proc/self/maps";
 const LS: &str = "mkfifo /tmp/pipe; ls -R /usr >/tmp/pipe & exec 3</tmp/pipe; head -c 100 <&3 >/dev/null; \
                   cat /proc/$!/maps; kill $!";
 const PYTHON: &str = "print(open('/proc/self/maps').read())";
 
-/// Case 29.
+/// Case 29 of intercept/tests/README.md.
 #[test]
 #[ignore = "needs root, runc, Python and curl: runs a container"]
 fn case_29_programs_without_cuda_never_map_a_file_of_ours() {
@@ -43,7 +45,7 @@ fn case_29_programs_without_cuda_never_map_a_file_of_ours() {
         assert!(maps.contains(program) && maps.contains("libc.so"), "{program}: {maps}");
         assert_eq!(ours(&maps), [""; 0], "{program}");
     }
-    // The same look finds us where a program does open CUDA.
+    // The same check does find our files where a program opens CUDA.
     let opens = format!("import ctypes; ctypes.CDLL('libcuda.so.1'); {PYTHON}");
     assert!(ours(&maps(&[interpreter, "-c", &opens])).len() > 4);
 }

@@ -1,9 +1,9 @@
-//! The wrapper's reading of a command line is the low-level runtime's own: random lines, and what the real
-//! runc and crun do with each of them.
+//! The wrapper reads a command line as the low-level runtime does. Random lines are shown to our reader and
+//! to the real runc and crun.
 //!
-//! Exactly one bundle of the place has a configuration, the one that our reading names, and exactly one
-//! runtime root holds a container of the id that it names. A runtime that reads the same finds that the
-//! container exists already.
+//! Only the bundle that our reading names has a configuration, and only the runtime root that it names holds
+//! a container of the id that it names. A runtime that reads the same finds that the container exists
+//! already.
 
 use std::ffi::OsString;
 use std::fs;
@@ -22,14 +22,14 @@ use gpushare_tests::scratch::Scratch;
 use nix::mount::{MntFlags, umount2};
 use serde_json::json;
 
-// The wrapper is a program and no library, and its reader is to be asked by itself.
+// The wrapper is a program and no library, so its reader is included here to be tested by itself.
 #[path = "../../runtime-wrapper/src/args.rs"]
 mod args;
 
-/// How many lines are made. Roughly half of them are refused by us and shown to nobody.
+/// How many lines are made. Our reader refuses roughly half of them, and no runtime is shown those.
 const LINES: usize = 6_000;
 
-/// Flags before the command, each with values that runtimes take; `@` is the place.
+/// Flags before the command, each with values that runtimes take; `@` stands for the scratch folder.
 const GLOBAL: [(&str, &[&str]); 7] = [
     ("root", &["@/r1", "r2"]),
     ("log", &["@/l1", "@/l2"]),
@@ -40,7 +40,7 @@ const GLOBAL: [(&str, &[&str]); 7] = [
     ("version", &[]),
 ];
 
-/// The same behind it.
+/// The same for flags after the command.
 const BEHIND: [(&str, &[&str]); 13] = [
     ("bundle", &["b1", "b2", "."]),
     ("bundle", &["b1", "@/b2"]),
@@ -57,7 +57,7 @@ const BEHIND: [(&str, &[&str]); 13] = [
     ("force", &[]),
 ];
 
-/// A 64-bit xorshift: the same lines in every run.
+/// A 64-bit xorshift, which gives the same lines in every run.
 struct Random(u64);
 
 impl Random {
@@ -77,8 +77,8 @@ impl Random {
     }
 }
 
-/// A line as an engine, a person or an attacker may write it. It begins with a root of the place: a runtime's
-/// own choice belongs to the machine.
+/// A line as an engine, a person or an attacker may write it. It begins with a root in the scratch folder,
+/// since a runtime's default root belongs to the machine.
 fn line(random: &mut Random) -> Vec<String> {
     let mut words = vec!["--root".to_owned(), "@/r0".to_owned()];
     for _ in 0..random.below(4) {
@@ -133,8 +133,8 @@ fn flag(random: &mut Random, known: &[(&str, &[&str])]) -> Vec<String> {
     }
 }
 
-/// Three bundles, of which the working folder is one, and the roots, all without a configuration or container
-/// yet.
+/// A scratch folder with three bundles, of which the working folder is one, and with the runtime roots. None
+/// has a configuration or container at first.
 struct Place {
     scratch: Scratch,
     low_level: LowLevel,
@@ -143,9 +143,9 @@ struct Place {
 /// What a low-level runtime made of a line.
 #[derive(Debug, PartialEq, Eq)]
 enum Reading {
-    /// It opened the bundle and found the container.
+    /// It opened the bundle that we read and found the container that we read.
     Ours,
-    /// It did not take the line, or printed and ended.
+    /// It refused the line, or only printed something.
     None,
     /// Anything else.
     Another(String),
@@ -170,19 +170,19 @@ impl Place {
         command::run(&mut call)
     }
 
-    /// What becomes of `words` where nothing but what `args` names is there.
+    /// What the runtime makes of `words` where only what `args` names exists.
     fn reading(&self, words: &[String], args: &Args) -> Reading {
         let root = self.at(args.root.as_deref().expect("every line has a root"));
         let container = root.join(args.id.as_deref().expect("a clear line has an id"));
         let bundle = self.at(&args.bundle);
-        // The reader takes a relative file from its own working folder.
+        // Our reader takes a relative file as one in its own working folder.
         let here = std::env::current_dir().expect("there is a working folder");
         let config = args.config.as_deref().map_or_else(
             || bundle.join("config.json"),
             |path| self.at(path.strip_prefix(&here).expect("the generator's paths are relative")),
         );
         for folder in [&bundle, &container] {
-            // A flag may have taken any other word for its value.
+            // A flag may have taken any other word as its value, so the folder may not exist.
             fs::create_dir_all(folder).expect("a folder can be made");
         }
         fs::write(&config, configuration(&self.at(Path::new("rootfs")))).expect("a file can be written");
@@ -200,7 +200,7 @@ impl Place {
         }
     }
 
-    /// The names and texts of all logs, which go.
+    /// The names and texts of all logs. The logs are removed.
     fn logged(&self) -> Vec<String> {
         let mut logged = Vec::new();
         for name in ["l1", "l2"] {
@@ -213,10 +213,10 @@ impl Place {
         logged
     }
 
-    /// The logs, if they are the one that `args` names.
+    /// The logs that should be there: only the one that `args` names.
     fn expected_log(&self, args: &Args, logged: &[String]) -> Vec<String> {
-        // A relative one starts from the bundle in crun and from the caller's folder in runc. It holds only
-        // words.
+        // A relative log lies in the bundle for crun and in the caller's folder for runc, so the comparison
+        // leaves it out.
         let Some(log) = args.log.as_ref().filter(|log| log.is_absolute()) else { return vec![] };
         let start = format!("{}: ", log.file_name().unwrap_or_default().display());
         let fits = |text: &&String| {
@@ -238,7 +238,7 @@ fn configuration(root: &Path) -> String {
     .to_string()
 }
 
-/// In the words of runc and crun: no bundle was opened.
+/// Whether runc or crun says that it opened no bundle.
 fn is_refused(told: &str) -> bool {
     let words = [
         "Incorrect Usage",
@@ -260,23 +260,24 @@ fn is_refused(told: &str) -> bool {
     words.iter().any(|word| told.contains(word))
 }
 
-/// In their words: a bundle was opened and has no configuration.
+/// Whether runc or crun says that it opened a bundle without a configuration.
 fn opened_a_bundle(told: &str) -> bool {
     told.contains("specification file config.json not found") || told.contains("error loading")
 }
 
-/// crun refuses a machine that mixes cgroup v1 and v2 before it looks whether the container exists.
+/// Compares in a view that the runtime accepts. crun refuses a machine that mixes cgroup v1 and v2 before it
+/// looks for the container.
 fn in_its_view(low_level: LowLevel) -> (usize, usize) {
     namespace::private(|| {
         if low_level == LowLevel::Crun {
-            // Where it is not mounted nothing is mixed.
+            // Where it is not mounted, nothing is mixed.
             let _ = umount2("/sys/fs/cgroup/unified", MntFlags::MNT_DETACH);
         }
         compare(low_level)
     })
 }
 
-/// How many lines a runtime took as we read them, and how many of them ours passed on unread.
+/// How many lines the runtime read as we do, and how many our reader passed on unread.
 fn compare(low_level: LowLevel) -> (usize, usize) {
     let place = Place::new(low_level);
     let mut random = Random(0x1234_5678_9ABC_DEF1);

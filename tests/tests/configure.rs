@@ -1,4 +1,5 @@
-//! `gpushare configure`: what the engines themselves make of their edited files, and that nobody is harmed on the way.
+//! `gpushare configure`: what the engines themselves make of their edited files, and that the edits harm
+//! nothing.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -36,7 +37,7 @@ impl Containerd {
 
 impl Drop for Containerd {
     fn drop(&mut self) {
-        // It may have ended since.
+        // It may have ended before.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -112,7 +113,8 @@ fn containerd_sees_the_handler_in_every_file_and_its_own_settings_unchanged() {
         let old = read(&fixture);
         let name = fixture.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let file = place.file(&name, &old);
-        // containerd 1.x does not know the plugins of version 3 and 4: it is asked for the tables of version 2 alone.
+        // containerd 1.x does not know the plugins of versions 3 and 4, so it is asked about tables of
+        // version 2 only.
         let later = ["version = 3", "version = 4"].iter().any(|line| old.contains(line));
         let known = !name.ends_with(".tmpl") && !later;
         for default in [false, true] {
@@ -120,7 +122,7 @@ fn containerd_sees_the_handler_in_every_file_and_its_own_settings_unchanged() {
             let before = known.then(|| dump(&file));
             let told = place.configure("containerd", &file, flags);
             if !known && !name.ends_with(".tmpl") {
-                // What containerd makes of it decides, and 1.x makes nothing of it.
+                // What containerd makes of the file decides, and 1.x makes nothing of it.
                 assert!(
                     told.success() || told.stderr.contains("not in what containerd makes"),
                     "{name}: {told:?}"
@@ -142,14 +144,15 @@ fn containerd_sees_the_handler_in_every_file_and_its_own_settings_unchanged() {
     assert!(asked > 24, "{asked} files were shown to containerd");
 }
 
-/// containerd's merged settings, line by line.
+/// The settings as containerd merges them, line by line.
 fn dump(file: &Path) -> Vec<String> {
     let mut containerd = Command::new("/usr/bin/containerd");
     let told = command::run(containerd.arg("--config").arg(file).args(["config", "dump"]));
     told.expect_success("containerd config dump").stdout.lines().map(str::to_owned).collect()
 }
 
-/// All but the tables of runtimes: those of gpushare and runc may appear, and the default may change.
+/// The lines except for tables of runtimes: those of gpushare and runc may appear, and the default may
+/// change.
 fn without_handlers(dump: &[String]) -> Vec<&str> {
     let mut skipped = false;
     let rest = dump.iter().map(|line| line.trim()).filter(|line| {
@@ -175,7 +178,7 @@ fn podman_sees_the_runtime_in_every_file() {
         for flags in [&[][..], &["--default"]] {
             let told = place.configure("podman", &file, flags);
             if old.starts_with('\u{feff}') && !told.success() {
-                // podman 4.3 itself does not take a byte order mark.
+                // podman 4.3 itself does not accept a byte order mark.
                 assert!(told.stderr.contains("podman would not take"), "{told:?}");
                 assert_eq!(read(&file), old, "{name}");
                 continue;
@@ -223,7 +226,7 @@ fn docker_runs_a_container_by_the_file_that_configure_wrote_and_learns_of_it_by_
     let told = docker.run(&args, &probe).expect_success("docker run --runtime=gpushare");
     Report::parse(&told.stdout).assert_size(4 * GIB);
 
-    // As the default runtime no variable grants, whoever set it.
+    // While gpushare is the default runtime, no variable grants, whoever set it.
     let _ = configure(&installed.cli(), &config, "docker", &file, &["--default"]).expect_success("--default");
     reload(&docker);
     let default = || docker.call(&["info", "--format", "{{.DefaultRuntime}}"]).stdout;

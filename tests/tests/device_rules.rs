@@ -1,5 +1,6 @@
-//! Which device nodes a container can open. The kernel tells it without a GPU: a node of the driver's major number that the
-//! rules allow is "no such device" (there is no driver behind it), one that they deny is "not permitted".
+//! Which device nodes a container can open. The kernel tells it without a GPU. A node with the driver's major
+//! number that the rules allow gives "no such device", since no driver is behind it. One that the rules deny
+//! gives "not permitted".
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -76,7 +77,7 @@ enum Cgroups {
 }
 
 impl Cgroups {
-    /// Those that this machine has for devices.
+    /// The versions that this machine has for devices.
     fn all() -> Vec<Self> {
         if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
             vec![Self::V2]
@@ -85,8 +86,8 @@ impl Cgroups {
         }
     }
 
-    /// Shows them to this mount namespace, where every runtime is shown v1 otherwise. v2 has no controllers then, where v1 has
-    /// them; devices need none.
+    /// Mounts this version for this mount namespace; otherwise every runtime is shown v1. On a machine where
+    /// v1 has the controllers, v2 has none then; devices need none.
     fn show(self) {
         if self == Self::V2 && !Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
             let all = Path::new("/sys/fs/cgroup");
@@ -105,8 +106,8 @@ impl Cgroups {
     }
 }
 
-/// crun wants to lock memory without a limit on cgroup v2, which takes a capability that roots of containers lack: it is told
-/// that it may.
+/// A library in which setting a limit always succeeds. On cgroup v2 crun wants to lock memory without a
+/// limit, which takes a capability that roots of containers lack.
 fn crun_without_a_limit(scratch: &Scratch) -> PathBuf {
     let source = scratch.file("setrlimit.c", "int setrlimit(int what, const void *limit) { return 0; }\n");
     let library = scratch.path().join("setrlimit.so");
@@ -128,7 +129,7 @@ fn runtime_on(cgroups: Cgroups, low_level: LowLevel, node: &SimulatedNode, scrat
     Runtime::with_config(low_level, &node.config_with("crun-v2", &settings))
 }
 
-/// Lets the container make every node, as docker does: only the rules keep it from opening them.
+/// Lets the container make every node, as docker does. Then only the rules keep it from opening them.
 fn allow_mknod(bundle: &Bundle) {
     let mut spec: Value = serde_json::from_slice(&bundle.write()).expect("config.json is JSON");
     spec["linux"]["resources"]["devices"] =

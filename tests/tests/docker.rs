@@ -1,4 +1,5 @@
-//! A real dockerd with gpushare as a runtime: what `docker run` prints, what it refuses, and when a share returns.
+//! A real dockerd with gpushare as a runtime: what `docker run` prints, what it refuses, and when a share is
+//! released.
 
 use std::time::Duration;
 
@@ -137,7 +138,7 @@ fn a_share_returns_however_a_docker_container_ends() {
     place.sleeper("stopped", &share);
     let _ = docker.call(&["stop", "--time", "1", "stopped"]).expect_success("docker stop");
     assert!(gone(), "stop");
-    // The same container starts again, from a config.json written anew.
+    // The same container starts again, from a config.json that docker writes anew.
     let _ = docker.call(&["start", "stopped"]).expect_success("docker start");
     assert_eq!(place.leases(), 1);
     let _ = docker

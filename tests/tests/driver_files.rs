@@ -1,4 +1,5 @@
-//! Which of the driver's files a container gets: wherever the host has them, and by the capabilities that it asks for.
+//! Which of the driver's files a container gets, wherever the host has them: by the capabilities that it asks
+//! for.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -62,8 +63,8 @@ fn full_node() -> SimulatedNode {
     node
 }
 
-/// What a created container's config.json names below the driver's usual places: libraries without their version, programs,
-/// further files, nodes.
+/// The paths below the driver's usual places that a created container's config.json names: libraries without
+/// their version, programs, other files and nodes.
 fn given(bundle: &Bundle) -> BTreeSet<String> {
     let json: Value = serde_json::from_slice(&bundle.config_bytes()).expect("config.json is JSON");
     let version = format!(".{}", driver_version());
@@ -162,7 +163,7 @@ fn a_capability_that_cannot_be_given_is_refused_in_one_line() {
     Report::of(&strict.run(&bundle), &[]).assert_size(GIB);
 }
 
-/// System, folder of the libraries, place of nvidia-smi, all below the driver root.
+/// Name of the layout, folder of the libraries, folder of nvidia-smi; both below the driver root.
 const LAYOUTS: [(&str, &str, &str); 6] = [
     ("Debian", "usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib/nvidia/current"),
     ("Ubuntu", "usr/lib/x86_64-linux-gnu", "usr/bin"),
@@ -172,7 +173,7 @@ const LAYOUTS: [(&str, &str, &str); 6] = [
     ("a store behind links", "nix/store/0-nvidia-x11/lib", "run/current-system/sw/bin"),
 ];
 
-/// Settings for `node` with its driver's files in another root.
+/// The settings of `node`, with the driver's files in another root.
 fn at(node: &SimulatedNode, name: &str, driver_root: &Path) -> PathBuf {
     let path = node.config_with(name, &LowLevel::Runc.settings());
     let text = fs::read_to_string(&path).expect("settings can be read");
@@ -216,7 +217,8 @@ fn the_driver_is_found_in_every_layout() {
     let node = SimulatedNode::one_gpu();
     let smi = node.root().join("driver/usr/bin/nvidia-smi");
     for (number, (system, folder, programs)) in LAYOUTS.into_iter().enumerate() {
-        // As a driver container's root; below the node's folder, as the simulated driver looks for its GPUs above itself.
+        // The root is like that of a driver container. It lies below the node's folder, since the simulated
+        // driver looks for its GPUs above itself.
         let root = node.root().join(format!("{number}/run/nvidia/driver"));
         lay_out(&root, &node.libraries(), &smi, folder, programs);
         let runtime = Runtime::with_config(LowLevel::Runc, &at(&node, "layout", &root));
@@ -314,7 +316,7 @@ fn mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode can be set");
 }
 
-/// NVIDIA's own files, in whose place no GPU answers: only their discovery and fitting can be seen.
+/// NVIDIA's own files. No GPU answers behind them, so only finding and fitting them can be tested.
 #[test]
 #[ignore = "needs root and NVIDIA's libraries from Debian"]
 fn nvidias_own_libraries_are_found_and_fitted_in_every_layout() {

@@ -1,4 +1,4 @@
-//! A limit needs nothing from the environment of the program that it holds: not its variables, its user or its parent.
+//! A limit holds whatever the environment of the program is: its variables, its user and its parent.
 
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::needs::{Need, met};
@@ -10,7 +10,8 @@ const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox];
 
 const PROBE: &str = "/bin/gpushare-simulator probe --json --allocate 9GiB --allocate 7GiB";
 
-/// Variables that turn such limits off elsewhere, or state them; and those by which a limit was asked for here.
+/// Variables that turn such limits off, or state them, in other products; and those by which a limit is asked
+/// for here.
 const VARIABLES: &[&str] = &[
     "CUDA_DISABLE_CONTROL=true",
     "CUDA_DEVICE_MEMORY_LIMIT=80g",
@@ -27,7 +28,8 @@ const VARIABLES: &[&str] = &[
     "NVIDIA_VISIBLE_DEVICES=all",
 ];
 
-/// Case 37: the limit is gone after ssh, `su` or `env -i`, and a variable of the tenant's turns it off.
+/// Case 37 of intercept/tests/README.md: a limit could be lost after ssh, `su` or `env -i`, or be turned off
+/// by a tenant's variable.
 #[test]
 #[ignore = "needs root and runc: runs a container"]
 fn case_37_the_limit_holds_whatever_the_environment_user_and_parent_of_a_program() {
@@ -57,7 +59,7 @@ fn case_37_the_limit_holds_whatever_the_environment_user_and_parent_of_a_program
         report.assert_size(8 * GIB);
         assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS], "{what}");
     }
-    // Nor can it be written over.
+    // The limit cannot be overwritten either.
     let write = container.exec(&["/bin/sh", "-c", "echo >/usr/lib/gpushare/limits"]);
     assert!(!write.success(), "{write:?}");
 }

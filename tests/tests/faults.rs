@@ -1,5 +1,5 @@
-//! What breaks around gpushare: a sick GPU, a stopped process, a full or limited system. Nothing is given twice, nothing is
-//! lost, and each time somebody says what is wrong and what to do.
+//! What breaks around gpushare: a sick GPU, a stopped process, a full or limited system. Nothing is granted
+//! twice, nothing is lost, and each time a message says what is wrong and what to do.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt, chown};
@@ -51,7 +51,8 @@ fn granted(config: &Path) -> String {
     told[0]["gpus"][0]["uuid"].as_str().expect("a UUID").to_owned()
 }
 
-/// As a driver shows one that fell off the bus, and as one without a node: before anybody asked NVML, and after.
+/// The GPU with index 1 looks as if it fell off the bus, and the one with index 3 has no device node. Once
+/// before NVML was asked, once after.
 #[test]
 #[ignore = "needs root and runc: runs containers"]
 fn a_sick_gpu_takes_nothing_but_itself_away() {
@@ -86,7 +87,7 @@ fn a_sick_gpu_takes_nothing_but_itself_away() {
                 assert!(line.contains(part), "{name}={value}: no {part:?} in: {line}");
             }
         }
-        // Its node is another's, whichever number it has.
+        // A bundle that brings the sick GPU's node must not get it.
         let minor = 1;
         let brings = share().edit(|json| {
             json["linux"]["devices"] = serde_json::json!([
@@ -109,7 +110,7 @@ fn a_sick_gpu_takes_nothing_but_itself_away() {
             doctor.lines().any(|line| line.starts_with("FAILURE") && line.contains("GPU 1 at")),
             "{doctor}"
         );
-        // The others' nodes are made all the same.
+        // The other GPUs' nodes are made nevertheless.
         let third = node.root().join("dev/nvidia2");
         fs::remove_file(&third).expect("the node can be removed");
         let made = cli(runtime.config(), &["system", "nodes"]);
@@ -144,7 +145,7 @@ fn a_sweep_in_another_pid_namespace_gives_nothing_away() {
         let told = command::run(inside.env("GPUSHARE_CONFIG", node.config()));
         let said = format!("{}{}", told.stdout, told.stderr);
         assert!(!told.success() && said.contains("hostPID"), "{verb}: {said}");
-        // Start times are another time namespace's own.
+        // Start times differ in another time namespace.
         let mut later = Command::new("unshare");
         later.args(["--time", "--boottime", "1000", "--fork"]).arg(artifacts::cli()).arg(verb);
         let told = command::run(later.env("GPUSHARE_CONFIG", node.config()));
@@ -156,7 +157,7 @@ fn a_sweep_in_another_pid_namespace_gives_nothing_away() {
     assert_eq!(leases(runtime.config()), []);
 }
 
-/// A process that holds the turn, or another lock of the state folder, and is stopped.
+/// A process that holds the turn to write, or another lock of the state folder, and is stopped by a signal.
 struct Stopped(Child);
 
 impl Stopped {
@@ -223,7 +224,8 @@ fn a_dead_containers_lease_ends_though_others_are_in_its_cgroup() {
         Some(path) => PathBuf::from(format!("/sys/fs/cgroup/devices{path}")),
         None => PathBuf::from(format!("/sys/fs/cgroup{}", path.stdout.trim().trim_start_matches("0::"))),
     };
-    // A stranger that sees other mounts than the host's, as a container without a cgroup of its own does.
+    // A process that sees other mounts than the host's, as a process of a container without a cgroup of its
+    // own does.
     let mut stranger =
         Command::new("unshare").args(["--mount", "sleep", "600"]).spawn().expect("unshare starts");
     fs::write(cgroup.join("cgroup.procs"), stranger.id().to_string()).expect("it can be put there");
@@ -238,7 +240,8 @@ fn a_dead_containers_lease_ends_though_others_are_in_its_cgroup() {
     assert!(gone, "{:?}", leases(runtime.config()));
 }
 
-/// In a cgroup that takes no further process or thread, with somebody else's turn for a while.
+/// The command runs in a cgroup that allows no more processes or threads, while another process has the turn
+/// for some time.
 #[test]
 #[ignore = "needs root and runc: runs containers"]
 fn a_process_that_may_start_no_thread_waits_for_its_turn_all_the_same() {
@@ -273,7 +276,7 @@ fn pids_cgroup() -> Option<PathBuf> {
     made.into_iter().find(|path| fs::create_dir(path).is_ok() && path.join("pids.max").exists())
 }
 
-/// A system that gives no room: whatever the limit, one line and no lease, and never a death by signal.
+/// Under a limit on file sizes: one line, no lease, and no death by a signal.
 #[test]
 #[ignore = "needs root and runc: would run containers"]
 fn a_limit_on_file_sizes_is_told_and_kills_nothing_of_ours() {
@@ -423,7 +426,7 @@ fn a_folder_that_others_may_write_holds_neither_settings_nor_a_node() {
     }
 }
 
-/// What the low-level runtime is started with: signals and descriptors as the engine had them.
+/// The low-level runtime is started with the signals and descriptors that the engine had set.
 #[test]
 fn signals_and_descriptors_pass_through_as_they_were() {
     let scratch = Scratch::new("inherited");
@@ -438,7 +441,7 @@ fn signals_and_descriptors_pass_through_as_they_were() {
     let settings = scratch
         .file("gpushare.toml", format!("[runtime]\ncandidates = [{:?}]\n", stand_in.display().to_string()));
     let start = |program: &Path, closed: &str, ignored: &str| {
-        // A shell that ignores a signal hands that on.
+        // A signal that a shell ignores stays ignored in the programs that it starts.
         let script = format!("trap '' {ignored} USR1; exec \"$1\" state x {closed}");
         let mut shell = Command::new("sh");
         shell.args(["-c", &script, "sh"]).arg(program).env("GPUSHARE_CONFIG", &settings);
@@ -482,7 +485,7 @@ fn a_hook_that_may_not_look_at_the_store_says_so() {
     assert!(!told.status.success() && words.contains("run as root"), "{told:?}");
 }
 
-/// Its files as a gpushare with layout 3 would have them.
+/// The container's files are changed to what a gpushare with layout 3 would have.
 #[test]
 #[ignore = "needs root and runc: runs containers"]
 fn a_container_of_another_version_keeps_its_files_as_they_are() {
@@ -521,7 +524,7 @@ fn a_container_of_another_version_keeps_its_files_as_they_are() {
     let after = [&new_limits, &new_usage].map(|file| fs::read(file).expect("it can be read"));
     assert!(before == after, "somebody wrote into them");
 
-    // Our library beside their limits: nothing is granted, and it says why.
+    // Our library finds limits of another layout: it grants nothing and says why.
     let told = container.exec(&["/bin/gpushare-simulator", "probe", "--json", "--allocate", "1GiB"]);
     assert!(told.stderr.contains("start it anew"), "{told:?}");
     drop(container);

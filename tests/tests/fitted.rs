@@ -1,4 +1,4 @@
-//! Our libraries, fitted to the node's driver: made once, looked up after that, renewed with the driver.
+//! Our libraries, fitted to the node's driver: made once, then reused, and made anew for another driver.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,7 +25,7 @@ fn copies(node: &SimulatedNode) -> BTreeSet<PathBuf> {
     fs::read_dir(cache(node)).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
-/// The driver's file of this name, written again with the same bytes.
+/// Replaces the driver's file by a new one with the same bytes.
 fn replace(file: &Path) {
     let bytes = fs::read(file).expect("the driver's file can be read");
     fs::remove_file(file).expect("the driver's file can be removed");
@@ -73,7 +73,7 @@ fn copies_are_made_once_and_again_for_a_new_driver() {
     let third = run();
     assert_eq!((third.len(), third.intersection(&second).count()), (2, 1), "{second:?} {third:?}");
 
-    // A copy that somebody else could have changed, or that is no copy at all, is made again.
+    // A copy that somebody else could have changed, or a file that is no copy at all, is made again.
     let copy = third.first().expect("there are two");
     fs::set_permissions(copy, fs::Permissions::from_mode(0o666)).expect("its mode can be set");
     assert_eq!(run(), third);
@@ -122,7 +122,7 @@ fn a_cache_folder_that_cannot_serve_is_named_with_its_setting() {
     }
 }
 
-/// Every length that a finished copy is seen with until `done`.
+/// Every length that any finished copy has until `done`.
 fn lengths(node: &SimulatedNode, done: &AtomicBool) -> BTreeSet<(PathBuf, u64)> {
     let mut seen = BTreeSet::new();
     while !done.load(Relaxed) {
@@ -133,7 +133,7 @@ fn lengths(node: &SimulatedNode, done: &AtomicBool) -> BTreeSet<(PathBuf, u64)> 
     seen
 }
 
-/// Many creations on a node that nobody has prepared: each finds whole copies.
+/// Many creations at once on a node that nobody has prepared: each finds whole copies.
 #[test]
 #[ignore = "needs root and runc: runs containers"]
 fn creations_at_once_make_the_copies_together() {
@@ -158,7 +158,8 @@ fn creations_at_once_make_the_copies_together() {
     assert_eq!((copies(&node).len(), seen.len()), (2, 2), "copies were seen unfinished: {seen:?}");
 }
 
-/// As in an image with a compiler and no stub libraries: the linker finds what is mounted, and the program the driver.
+/// An image with a compiler and without stub libraries: the linker finds what is mounted, and the program
+/// finds the driver.
 #[test]
 #[ignore = "needs root, runc and a C compiler: runs a container"]
 fn a_program_is_linked_and_run_in_a_container() {

@@ -1,4 +1,4 @@
-//! A lease ends when its container has ended and not before, whoever was killed on the way.
+//! A lease ends when its container has ended and not before, whichever process is killed meanwhile.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// As long as the kernel may take to end what was killed.
+/// The longest time that the kernel may take to end a killed process.
 const SOON: Duration = Duration::from_secs(5);
 
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Crun, Need::Busybox];
@@ -120,7 +120,8 @@ fn a_wrapper_killed_at_any_point_of_create_leaves_nothing() {
             std::thread::sleep(Duration::from_micros(round * 700));
             create.kill().expect("a child can be killed");
             create.wait().expect("a child can be waited for");
-            // A kill is not over at once: what stands after a sweep must be held by what still lives then.
+            // A kill takes a moment. A lease that exists after a sweep must be held by a process that still
+            // lives then.
             let swept = || {
                 sweep(runtime.config());
                 leases(runtime.config()).iter().all(|lease| lease.pid.is_some_and(alive))
@@ -130,8 +131,8 @@ fn a_wrapper_killed_at_any_point_of_create_leaves_nothing() {
                 assert!(held, "{low_level:?}, round {round}: {:?}", leases(runtime.config()));
             }
             runtime.delete_force(bundle.id());
-            // crun killed between its hooks and its status file leaves an init that waits for `start` for ever, of which its
-            // own `delete --force` knows nothing.
+            // crun that is killed between its hooks and its status file leaves an init that waits for `start`
+            // for ever. Its own `delete --force` does not know that init.
             let returned = eventually(SOON, || {
                 sweep(runtime.config());
                 leases(runtime.config()).is_empty()
@@ -153,7 +154,7 @@ fn a_container_that_its_runtime_has_forgotten_is_ended_by_delete_force() {
         let bundle = request();
         let container = runtime.create(&bundle).expect("the GPU is free");
         let init = u64::from(container.pid().unsigned_abs());
-        // As it is when the runtime is killed between its hooks and its own record of the container.
+        // As if the runtime was killed between its hooks and its own record of the container.
         fs::remove_dir_all(runtime.root().join(bundle.id())).expect("the record can be removed");
         let _ = runtime.call(&["delete"], bundle.id());
         assert!(alive(init), "{low_level:?}: nobody asked for force");
@@ -220,7 +221,7 @@ fn an_administrator_cannot_release_what_still_runs() {
     assert_eq!(leases(runtime.config()), []);
 }
 
-/// The log's lines about the container `id`, as `MESSAGE REASON`.
+/// The log's lines about the container `id`, each as `MESSAGE REASON`.
 fn told(log: &Path, id: &str) -> Vec<String> {
     let text = fs::read_to_string(log).expect("there is a log");
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line is an object"));
@@ -268,7 +269,7 @@ fn the_log_has_one_line_per_lease_granted_refused_and_released() {
     }
 }
 
-/// In hook-only mode it is the runtime itself, or its hook, that is killed.
+/// In hook-only mode the runtime itself or its hook is killed.
 #[test]
 #[ignore = "needs root, runc and crun: kills runtimes while they create"]
 fn a_runtime_or_its_hook_killed_at_any_point_of_create_leaves_nothing() {
@@ -292,7 +293,7 @@ fn a_runtime_or_its_hook_killed_at_any_point_of_create_leaves_nothing() {
             let bundle = hooked(request());
             let mut create = runtime.spawn_create(&bundle);
             if round % 3 == 0 {
-                // At the n-th moment of its hook.
+                // The kill comes at a different moment of the hook in each round.
                 let found = eventually(Duration::from_millis(500), || hook_of(create.id()).is_some());
                 std::thread::sleep(Duration::from_micros(round / 3 % 20 * 400));
                 if let Some(hook) = hook_of(create.id()).filter(|_| found) {
@@ -321,12 +322,12 @@ fn a_runtime_or_its_hook_killed_at_any_point_of_create_leaves_nothing() {
     }
 }
 
-/// `GPUSHARE_KILLS` says how many.
+/// The number of rounds: `GPUSHARE_KILLS`, else `usual`.
 fn rounds(usual: u64) -> u64 {
     std::env::var("GPUSHARE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
 
-/// The hook that a process below `pid` runs.
+/// The pid of the hook that a process below `pid` runs.
 fn hook_of(pid: u32) -> Option<i32> {
     let text = |path: String| std::fs::read_to_string(path).unwrap_or_default();
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();

@@ -1,5 +1,5 @@
-//! Hook-only mode: gpushare's hook in a bundle that a runtime creates by itself. The container gets what it would get from the
-//! wrapper, the kernel says so, and nothing is left behind.
+//! Hook-only mode: gpushare's hook in a bundle that a runtime creates by itself. The container gets what the
+//! wrapper would give it, the kernel confirms that, and nothing is left behind.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -158,7 +158,7 @@ fn a_container_with_a_user_namespace_gets_the_hosts_nodes() {
         let mut chown = Command::new("chown");
         let chown = chown.args(["-R", "-h", &format!("{ROOT}:{ROOT}")]).arg(bundle.root());
         let _ = command::run(chown).expect_success("chown of the root folder");
-        // Its root user has to get there.
+        // The root user of the container's user namespace must be able to enter the folder.
         std::fs::set_permissions(bundle.path(), Permissions::from_mode(0o755)).expect("the mode can be set");
         let bundle = with_hooks(bundle, &node);
         let container = runtime.run(&bundle);
@@ -272,7 +272,8 @@ fn wrapper_and_hook_together_and_a_hook_configured_twice_grant_once() {
         let node = SimulatedNode::one_gpu();
         let early = with_hooks(Bundle::with_probe().env("GPUSHARE_MEMORY", "4GiB"), &node);
         let config = node.config().to_string_lossy().into_owned();
-        // Before the wrapper's own hook, too: then its lease is still the runtime's.
+        // An early hook also runs before the wrapper's own hook, while the lease still belongs to the
+        // runtime.
         let both = early.hook("prestart", &artifacts::hook(), &["prestart", "--config", &config]);
         let wrapped = Runtime::with_config(low_level, &node.config_with("both", &low_level.settings()));
         for runtime in [wrapped, hooked::runtime(low_level, &node, Cgroups::Machine)] {
@@ -305,7 +306,7 @@ fn it_stands_in_for_nvidias_hook_under_dockers_gpus_flag() {
     let container = runtime.run(&bundle);
     Report::of(&container, &[]).assert_size(6 * GIB);
     assert_eq!(leases(runtime.config()).len(), 1);
-    // docker runs nothing afterwards: the sweep collects the lease.
+    // docker runs no hook at a container's end, so the sweep collects the lease.
     container.stop();
     assert_eq!(leases(runtime.config()).len(), 1);
     sweep(runtime.config());
@@ -321,7 +322,7 @@ fn a_container_that_is_started_again_gets_its_share_though_nothing_took_it_back(
     let node = SimulatedNode::one_gpu();
     let config = node.config().to_string_lossy().into_owned();
     let runtime = hooked::runtime(LowLevel::Runc, &node, Cgroups::Machine);
-    // As under docker's --gpus: nothing but a prestart hook.
+    // docker's --gpus gives only a prestart hook.
     let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "60GiB").hook(
         "prestart",
         &artifacts::hook(),
@@ -335,7 +336,7 @@ fn a_container_that_is_started_again_gets_its_share_though_nothing_took_it_back(
     }
 }
 
-/// Without a pid namespace of its own a container outlives its first process.
+/// Without a pid namespace of its own, a container's processes can outlive its first process.
 #[test]
 #[ignore = "needs root and runc: runs containers"]
 fn a_container_that_is_started_again_beside_processes_of_its_earlier_life_gets_no_second_share() {

@@ -1,5 +1,5 @@
-//! Hook-only mode against hostile images, volumes and cgroups: what the hook cannot do safely it refuses in one line, and a container
-//! whose hook failed has nothing of what was asked.
+//! Hook-only mode against hostile images, volumes and cgroups. What the hook cannot do safely it refuses in
+//! one line, and a container whose hook failed has nothing of what it asked for.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -26,7 +26,7 @@ fn host_mounts() -> String {
     fs::read_to_string("/proc/self/mountinfo").expect("the mount table can be read")
 }
 
-/// Ways to lead a mount target elsewhere. Each gets the root folder and the canary.
+/// A way to lead a mount target elsewhere. It gets the root folder and the canary.
 type Trap = fn(&Path, &Canary);
 
 fn link(path: &Path, target: impl AsRef<Path>) {
@@ -80,7 +80,7 @@ const TRAPS: &[(&str, Trap)] = &[
         mknod(&path, SFlag::S_IFCHR, Mode::S_IRWXU, makedev(1, 3)).expect("a device can be made");
     }),
     ("a target is another name of a host file", |root, canary| {
-        // Where the two are on one file system; elsewhere this is an ordinary file.
+        // A hard link works only within one file system; otherwise this is an ordinary file.
         let target = root.join("usr/lib64/libcuda.so.1");
         let _ = fs::hard_link(canary.file(), &target).or_else(|_| fs::write(&target, "host"));
     }),
@@ -138,7 +138,8 @@ fn a_link_that_is_swapped_with_a_folder_all_the_time_changes_nothing_outside() {
     for round in 0..ROUNDS {
         let bundle = request();
         let root = bundle.root();
-        // The image has the same path, so that a link which is followed inside works, and is tried to the end.
+        // The image has the same path too, so that a link that is followed inside the container works, and
+        // the attack is tried to the end.
         let inner = root.join(canary.path().strip_prefix("/").expect("an absolute path"));
         fs::create_dir_all(inner).expect("a folder can be made");
         let (place, folder, lead) = (root.join("usr/lib/gpushare"), root.join("folder"), root.join("lead"));
@@ -227,7 +228,7 @@ fn a_failure_at_any_step_takes_everything_back() {
                 ("a shared mount", "inside mount --make-shared $root", "shared mount"),
             ] {
                 let when = format!("{low_level:?} {cgroups:?}: {name}");
-                // What the saboteur did is none of the hook's to take back.
+                // The hook does not undo what the saboteur did, so the test does.
                 let after = "inside rm -f $root/dev/nvidiactl; inside umount $root/usr/lib/gpushare; \
                              inside mount --make-private $root";
                 let bundle =
@@ -258,7 +259,7 @@ fn device_rules_that_cannot_be_changed_take_the_mounts_back_too() {
     let node = SimulatedNode::one_gpu();
     let runtime = hooked::runtime(LowLevel::Runc, &node, Cgroups::V1);
     let bundle = request();
-    // A target that the image brings along stays, and what was mounted over it must not.
+    // A target that the image itself has must stay. What was mounted over it must not.
     let own = bundle.root().join("usr/lib/gpushare/limits");
     fs::create_dir_all(own.parent().expect("it has a folder")).expect("a folder of the image can be made");
     fs::write(&own, "").expect("a file of the image can be written");
@@ -306,7 +307,7 @@ fn a_store_that_fails_after_the_rules_were_changed_takes_them_back() {
             assert_eq!(leases(runtime.config()), [], "{when}");
             false
         });
-        // The reservation and what makes it the container's: the latter is written when all else is in place.
+        // Two transactions can fail: the reservation, and the activation once all else is in place.
         assert!(refused > Some(6), "{low_level:?} {cgroups:?}: {refused:?}");
     }
 }
@@ -319,7 +320,8 @@ fn a_container_that_ends_while_its_hook_runs_gets_no_lease() {
     }
     let node = SimulatedNode::one_gpu();
     let runtime = hooked::runtime(LowLevel::Runc, &node, Cgroups::Machine);
-    // Init is killed between the mounts and the lease: the hook sleeps whenever a child of its own has ended.
+    // Init is killed between the mounts and the lease. strace makes the hook sleep whenever a child of its
+    // own has ended.
     let before =
         "( until grep -q gpushare/limits /proc/$pid/mountinfo; do sleep 0.01; done; kill -9 $pid ) &";
     let by = "/usr/bin/strace -qq -o $out/trace -e inject=wait4,waitid:delay_exit=1000000";
@@ -340,7 +342,7 @@ fn a_cgroup_that_allows_what_its_bundle_does_not_is_refused() {
     let runtime = hooked::runtime(LowLevel::Runc, &node, Cgroups::V1);
     let cgroup = "group=/sys/fs/cgroup/devices$(sed -n 's/^[0-9]*:devices://p' /proc/$pid/cgroup)";
     let before = format!("{cgroup}; echo a >$group/devices.allow");
-    // As it was, so that the container can be looked at.
+    // Restores the rules, so that the container can be looked at.
     let after = format!(
         "{cgroup}; echo a >$group/devices.deny; \
          for rule in 'c *:* m' 'b *:* m' 'c 1:* rwm' 'c 5:* rwm'; do echo $rule >$group/devices.allow; done"

@@ -1,4 +1,5 @@
-//! Hook-only mode as podman runs it: by the files of packaging/hooks.d, for an annotation, without gpushare's runtime.
+//! Hook-only mode as podman runs it: the files of packaging/hooks.d, for an annotation, without gpushare's
+//! runtime.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -64,7 +65,7 @@ impl Podman {
 
 impl Drop for Podman {
     fn drop(&mut self) {
-        // Best effort: the folder goes next, and with it everything that podman wrote.
+        // Best effort: the folder is removed next, with everything that podman wrote.
         let _ = self.call(&["rm", "--all", "--force", "--time", "0"]);
     }
 }

@@ -1,4 +1,5 @@
-//! Whom the hook of hook-only mode takes for the container's init, what it believes of a state, and who can look into it.
+//! Which process the hook of hook-only mode takes for the container's init, what it believes of a state, and
+//! who can look into the hook.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -20,13 +21,13 @@ fn request() -> Bundle {
     Bundle::small().env("GPUSHARE_MEMORY", "4GiB")
 }
 
-/// All mounts but the node's one table of limits, which the first grant mounts and which stays.
+/// All mounts except the node's table of limits, which the first grant mounts and which stays.
 fn host_mounts() -> String {
     let all = fs::read_to_string("/proc/self/mountinfo").expect("the mount table can be read");
     all.lines().filter(|line| !line.contains("/limits ")).collect::<Vec<_>>().join("\n")
 }
 
-/// Runs the hook as a runtime would, on a state of the test's own.
+/// Runs the hook as a runtime would, with a state that the test wrote.
 fn hook(node: &SimulatedNode, stage: &str, state: &Value) -> Answer {
     let mut command = Command::new(artifacts::hook());
     command.arg(stage).arg("--config").arg(node.config());
@@ -118,7 +119,7 @@ fn the_end_of_another_container_of_the_same_id_releases_nothing() {
     assert_eq!(hook(&node, "poststop", &stopped).status, 0);
     assert_eq!(leases_of(runtime.config(), bundle.id()).len(), 1, "it lives, so its lease stands");
 
-    // A second container that calls itself the same, below another runtime root.
+    // A second container with the same name, below another runtime root.
     let renamed = format!("state=$(printf %s \"$state\" | sed s/gps-[0-9]*-[0-9]*/{}/)", bundle.id());
     let second = watched(request(), &node, Around { before: &renamed, ..Around::default() });
     let other = hooked::runtime(LowLevel::Runc, &node, Cgroups::Machine);
@@ -155,7 +156,8 @@ fn a_slip_in_the_settings_does_not_keep_the_lease_of_a_container_that_ended() {
     assert_eq!(leases(runtime.config()), []);
 }
 
-/// Looks for processes of the hook in a container that sees the host's, and tries to open what would give them away.
+/// Looks for processes of the hook in a container that sees the host's processes, and tries to open files
+/// that would reveal them.
 const SPY: &str = "while :; do for p in /proc/[0-9]*; do \
     if busybox grep -q 'gpushare-hoo[k]' $p/cmdline 2>/dev/null; then echo seen; for f in exe mem maps environ fd/0; do \
     if busybox dd if=$p/$f of=/dev/null bs=1 count=1 2>/dev/null; then echo opened $f; fi; done; fi; done; done";
@@ -170,7 +172,7 @@ fn spied(node: &SimulatedNode, capabilities: &Value) -> String {
     let spy = spy.args(&["/bin/busybox", "sh", "-c", SPY]);
     let container = runtime.run(&spy);
     {
-        // The hook waits for its turn to write the store.
+        // While the lock is held, the hook waits for its turn to write the store.
         let lock = fs::File::create(node.state().join("quota.lock")).expect("the lock file can be opened");
         lock.lock().expect("the lock is free");
         let bundle = watched(request(), node, Around::default());
@@ -209,7 +211,8 @@ fn a_container_with_the_hosts_processes_opens_nothing_of_the_hooks() {
     ];
     let told = spied(&node, &set(&usual));
     assert!(!told.contains("opened"), "{told}");
-    // With this one it would be root on the host: the spy does look in the right place.
+    // With this capability the container would be root on the host. It shows that the spy looks in the right
+    // place.
     let told = spied(&node, &set(&[&usual[..], &["CAP_SYS_PTRACE"]].concat()));
     assert!(told.contains("opened"), "the spy opens nothing at all");
     assert!(before == fs::read(artifacts::hook()).expect("the hook can be read"), "the hook was changed");

@@ -1,5 +1,5 @@
-//! Every kind of image: the limit is seen wherever there is a glibc, everything else starts, and nothing but mount targets is
-//! left behind.
+//! Every kind of image. The limit is seen wherever there is a glibc, every other image starts, and nothing
+//! but mount targets is left behind.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox, Need::Images];
 const SOON: Duration = Duration::from_secs(20);
-/// One allocation above the limit of these tests, one below it.
+/// One allocation above the limit of these tests, and one below it.
 const PROBE: [&str; 7] = [CLIENT, "probe", "--json", "--allocate", "5GiB", "--allocate", "3GiB"];
 
 type Fill = fn(&Path);
@@ -43,7 +43,7 @@ fn assert_limited(runtime: &Runtime, bundle: &Bundle, what: &str) {
     assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS], "{what}");
 }
 
-/// What is in an image: each path with its kind, and what tells a file from a changed one.
+/// What is in an image: each path with its kind and the figures that a change would alter.
 fn listing(root: &Path) -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();
     let mut folders = vec![root.to_owned()];
@@ -81,7 +81,7 @@ fn in_image(root: &Path, path: &Path) -> PathBuf {
     let mut inner = PathBuf::new();
     for part in path.components().skip(1) {
         inner.push(part);
-        // The links of these images are relative, and lead from one folder to its neighbour.
+        // The links of these images are relative and lead from one folder to its neighbour.
         while let Ok(target) = fs::read_link(root.join(&inner)) {
             inner = inner.with_file_name(target);
         }
@@ -89,7 +89,7 @@ fn in_image(root: &Path, path: &Path) -> PathBuf {
     inner
 }
 
-/// Asserts that `after` has nothing but `before` and empty files (or folders) where something was mounted.
+/// Asserts that `after` has only what `before` has, and empty files or folders where something was mounted.
 fn assert_only_targets(
     before: &BTreeMap<PathBuf, String>,
     after: &BTreeMap<PathBuf, String>,
@@ -273,7 +273,7 @@ fn a_32_bit_program_runs_beside_the_64_bit_client() {
     assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS]);
 }
 
-/// The simulated driver itself, which knows no limit, where images keep a libcuda of their own.
+/// The image has the simulated driver's own libcuda, which knows no limit, where images keep a libcuda.
 #[test]
 #[ignore = "needs root and runc: runs containers"]
 fn a_libcuda_that_the_image_brings_along_is_covered() {
@@ -410,7 +410,7 @@ fn a_volume_with_the_driver_gives_way_to_a_share_and_fits_a_whole_gpu() {
     Report::parse(&container.stdout()).assert_size(80 * GIB);
 }
 
-/// A volume of the user over the folder: a target made there would be an empty file on the host.
+/// A volume of the user covers the folder. A mount target made there would be an empty file on the host.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn a_users_volume_over_the_library_folder_stays_as_it_is() {
@@ -483,7 +483,7 @@ fn a_target_that_leads_to_the_kernels_files_or_out_of_the_image_harms_nothing() 
             let line = runtime.create(&bundle).map(drop).expect_err(link).line();
             assert!(line.contains(part) && line.contains("libcuda.so.1"), "{link} on {low_level:?}: {line}");
         }
-        // Absolute links and `..` are the container's, whatever they name on the host.
+        // Absolute links and `..` are resolved inside the container, whatever they name on the host.
         let bundle = limited(|root| {
             distribution::debian(root);
             symlink(outside.path().join("libcuda"), root.join(&target))
@@ -496,7 +496,7 @@ fn a_target_that_leads_to_the_kernels_files_or_out_of_the_image_harms_nothing() 
     }
 }
 
-/// What NVIDIA's CUDA images set, and with nothing but `--runtime=gpushare`.
+/// What NVIDIA's CUDA images set, with no other flag than `--runtime=gpushare`.
 #[test]
 #[ignore = "needs root and docker: starts a daemon"]
 fn a_cuda_image_runs_with_the_runtime_alone() {

@@ -1,4 +1,4 @@
-//! `make install` gives a tree that runs by itself, and `make uninstall` takes it away.
+//! `make install` makes a tree that works by itself, and `make uninstall` removes it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ fn an_installed_gpushare_runs_without_the_checkout() {
     assert_eq!(leases(runtime.config()), []);
 }
 
-/// `GPUSHARE_INSTALLED_STARTS` says how many.
+/// `GPUSHARE_INSTALLED_STARTS` sets the number of starts.
 #[test]
 #[ignore = "needs root and runc: runs containers"]
 fn containers_start_and_end_while_gpushare_is_installed_again_and_again() {
@@ -69,7 +69,7 @@ fn containers_start_and_end_while_gpushare_is_installed_again_and_again() {
     assert_eq!(leases(runtime.config()), []);
 }
 
-/// Ends the other thread also where a start fails.
+/// Stops the other thread, also where a start fails.
 struct OnDrop<'a>(&'a AtomicBool);
 
 impl Drop for OnDrop<'_> {

@@ -1,5 +1,5 @@
-//! A container without a request reaches the low-level runtime byte for byte as the engine wrote it, and so does every call
-//! that is not ours.
+//! A container without a request reaches the low-level runtime byte for byte as the engine wrote it. So does
+//! every call that is not gpushare's.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -74,7 +74,7 @@ fn a_slip_in_the_settings_stops_only_the_containers_that_ask_for_something() {
     }
 }
 
-/// A low-level runtime that only writes down how it was called.
+/// A low-level runtime that only records how it was called.
 struct Recorder {
     scratch: Scratch,
 }
@@ -165,8 +165,9 @@ fn bundles_of_real_engines_without_a_request_stay_as_they_came() {
     }
 }
 
-/// The fixture's own bytes; the pods of the fixtures ask for a share by annotation and environment, so that their application
-/// containers are taken with other names in place of those. The sandbox keeps its annotations: it passes all the same.
+/// The fixture's bytes without a request. The pods of the fixtures ask for a share by annotation and
+/// environment, so those names are replaced for their application containers. The sandbox keeps its
+/// annotations, since it passes anyway.
 fn without_request(bytes: &[u8]) -> Vec<u8> {
     let text = String::from_utf8(bytes.to_vec()).expect("a fixture is UTF-8");
     if text.contains("\"io.kubernetes.cri.container-type\":\"sandbox\"") {
@@ -204,7 +205,7 @@ fn calls_that_runtimes_could_read_in_different_ways_reach_none_of_them() {
         assert_eq!(recorder.calls(), [""; 0], "{args:?}: {outcome:?}");
         assert!(outcome.stderr.contains("; write"), "{args:?}: {outcome:?}");
     }
-    // Whoever asks for help gets it, wherever he stands.
+    // A call for help gets help, wherever the flag stands.
     for args in [&["create", "--help"][..], &["run", "-h"], &["delete", "-f", "--help"]] {
         let recorder = Recorder::new();
         let outcome = wrapper(&recorder, args, Path::new("/"));

@@ -25,23 +25,23 @@ fn in_pod(bundle: Bundle, sandbox: &str) -> Bundle {
     bundle.annotation("io.kubernetes.cri.sandbox-id", sandbox)
 }
 
-/// One that asks for the pod's share of 8 GiB.
+/// A container that asks for the pod's share of 8 GiB.
 fn sharing(bundle: Bundle, sandbox: &str) -> Bundle {
     in_pod(bundle, sandbox).annotation("gpushare.io/scope", "pod").annotation("gpushare.io/memory", "8GiB")
 }
 
-/// One in the pid namespace of the container `target`, as `kubectl debug --target` makes it.
+/// A container in the pid namespace of the container `target`, as `kubectl debug --target` makes it.
 fn beside(target: &Container<'_>, bundle: Bundle) -> Bundle {
     let path = format!("/proc/{}/ns/pid", target.pid());
     bundle.edit(|spec| spec["linux"]["namespaces"][0] = json!({"type": "pid", "path": path}))
 }
 
-/// One mount namespace for all calls, as an engine has it.
+/// The runtime, with one mount namespace for all calls, as an engine has it.
 fn runtime(low_level: LowLevel, node: &SimulatedNode) -> Runtime {
     Runtime::wrapped(low_level, node).in_view(low_level.view())
 }
 
-/// The containers of each lease.
+/// The containers of each lease, by id.
 fn holders(runtime: &Runtime) -> Vec<Vec<String>> {
     let told = cli(runtime.config(), &["ps", "--json"]).expect_success("gpushare ps --json").stdout;
     let leases: Vec<Value> = serde_json::from_str(&told).expect("gpushare ps --json prints a list");
@@ -82,7 +82,7 @@ fn two_containers_of_a_pod_together_cannot_pass_its_limit() {
         assert!(report.number("nvml_used") >= 5 * GIB, "{report:?}");
         assert_eq!(holders(&runtime), [[holder.id(), other.id()]]);
 
-        // Another pod has a share of its own, and there is room for 80 GiB less two of 8.
+        // Another pod has a share of its own. Two shares of 8 GiB leave 64 of 80 GiB.
         let neighbour = sharing(Bundle::with_probe(), "another pod");
         let neighbour = runtime.run(&neighbour);
         assert_eq!(Report::of(&neighbour, &["7GiB"]).allocations(), [SUCCESS]);
@@ -115,7 +115,7 @@ fn a_container_that_is_killed_leaves_the_share_to_the_others_of_its_pod() {
         let (first, second) = (runtime.run(&holder), runtime.run(&other));
         wait_until_it_holds(&first);
         first.kill_init();
-        // What it held is the others' at once, whoever tells the store of its end.
+        // The others can use what it held at once, whoever tells the store that it has ended.
         assert_eq!(Report::of(&second, &["7GiB"]).allocations(), [SUCCESS], "{low_level:?}");
         sweep(runtime.config());
         assert_eq!(holders(&runtime), [[other.id()]], "{low_level:?}");
@@ -168,8 +168,8 @@ fn a_container_that_cannot_be_created_leaves_the_share_of_its_pod_intact() {
         for part in ["8 GiB on 1 GPU", "9 GiB on 1 GPU", "write the same request"] {
             assert!(line.contains(part), "{part:?} is not in {line}");
         }
-        // One that we refuse once it has its part of the lease, and one that the low-level runtime cannot
-        // start.
+        // One container that we refuse after it has joined the lease, and one that the low-level runtime
+        // cannot start.
         let volume =
             json!({"destination": "/usr", "type": "bind", "source": "/usr", "options": ["rbind", "ro"]});
         let ours = sharing(Bundle::with_probe(), "pod").mount(volume);
@@ -205,7 +205,7 @@ fn an_update_or_a_release_by_any_container_of_a_pod_is_its_pods() {
         report.assert_size(6 * GIB);
         assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS]);
     }
-    // Once more with the words of its pod, which are those of before.
+    // It asks again with the words of its pod, which are the same as before.
     second.stop();
     let again = sharing(Bundle::with_probe(), "pod");
     let third = runtime.run(&again);
@@ -238,7 +238,7 @@ fn a_container_that_joins_another_ones_processes_uses_its_share() {
         let bundle = asking(Bundle::with_probe()).args(&holder);
         let target = runtime.run(&bundle);
         wait_until_it_holds(&target);
-        // The pod's annotations reach it too: 60 GiB more do not fit.
+        // The pod's annotations reach the debug container too, and 60 GiB more do not fit.
         let debugger = beside(&target, asking(Bundle::with_probe()));
         let container = runtime.run(&debugger);
         let report = Report::of(&container, &["11GiB", "8GiB"]);
@@ -246,7 +246,7 @@ fn a_container_that_joins_another_ones_processes_uses_its_share() {
         assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS], "{low_level:?}: 50 GiB of 60 are held");
         assert_eq!(holders(&runtime), [[bundle.id(), debugger.id()]], "{low_level:?}");
 
-        // Neither the sandbox's processes nor another pod's lend a share.
+        // Neither a sandbox's processes nor those of another pod give a share.
         let sandbox =
             in_pod(Bundle::small(), "pod").annotation("io.kubernetes.cri.container-type", "sandbox");
         let sandbox = runtime.run(&sandbox);

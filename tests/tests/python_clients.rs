@@ -1,5 +1,5 @@
-//! Programs as users write them, on the simulated GPU of a limited container: nvidia-smi, nvidia-ml-py, gpustat, nvitop,
-//! cuda-bindings and numba-cuda, none of which knows of gpushare.
+//! Programs as users write them, on the simulated GPU of a limited container: nvidia-smi, nvidia-ml-py,
+//! gpustat, nvitop, cuda-bindings and numba-cuda. None of them knows gpushare.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ fn beside_another(body: impl FnOnce(&Container<'_>)) {
     body(&ours);
 }
 
-/// What a Python package's own program says in the container.
+/// What a program of a Python package prints in the container.
 fn command(container: &Container<'_>, words: &[&str]) -> String {
     let program = python::interpreter().with_file_name(words[0]);
     let mut command = vec!["/usr/bin/env", "TERM=xterm", "COLUMNS=120", "LC_ALL=C.UTF-8"];

@@ -1,4 +1,5 @@
-//! The harness itself, on the low-level runtimes alone: what fails here is wrong in the tests or the machine, not in gpushare.
+//! Tests the harness itself on the low-level runtimes alone. What fails here is wrong in the tests or the
+//! machine, not in gpushare.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Bad input through the real wrapper: one line with the remedy on stderr and in the runtime's log, a non-zero exit, no lease
-//! left, config.json as it was.
+//! Bad input through the real wrapper: one line with the remedy on stderr and in the runtime's log, a
+//! non-zero exit, no lease left, and config.json unchanged.
 
 use std::fs;
 use std::path::Path;
@@ -75,7 +75,7 @@ fn a_request_that_cannot_be_understood_or_met_is_refused_in_one_line() {
         let missing = parts.into_iter().find(lacks);
         wrong.extend(missing.map(|part| format!("{requests:?}: no {part:?} in: {line}")));
         assert_eq!(leases(runtime.config()), [], "{requests:?}");
-        // What the engine calls next is no error.
+        // The engine's next call is no error.
         runtime.delete_force(bundle.id());
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -219,7 +219,7 @@ fn a_quota_store_without_room_grants_nothing() {
     let full = nix::mount::MsFlags::empty();
     nix::mount::mount(Some("tmpfs"), &state, Some("tmpfs"), full, Some("size=8k"))
         .expect("a tmpfs can be mounted");
-    // The file takes all the room there is, then fails: that is what is wanted.
+    // The write takes all the room there is and then fails, as the test needs it.
     let _ = fs::write(state.join("litter"), vec![0; 1 << 16]);
 
     let bundle = Bundle::small().env("GPUSHARE_MEMORY", "4GiB");
@@ -245,7 +245,7 @@ fn a_damaged_quota_store_grants_nothing_and_is_named() {
     assert_eq!(stores.len(), 1, "one database: {stores:?}");
     for garbage in [vec![0x5a; 20_000], b"SQLite format 3\0and no more".to_vec()] {
         for suffix in ["-wal", "-shm", "-journal"] {
-            // Which of these exist is the store's own affair.
+            // Which of these files exist is up to SQLite.
             let _ = fs::remove_file(format!("{}{suffix}", stores[0]));
         }
         fs::write(&stores[0], garbage).expect("the database can be overwritten");
@@ -280,7 +280,7 @@ fn a_bundle_that_is_no_bundle_is_refused() {
         let bundle = Bundle::small();
         write(&bundle.config_path(), contents);
         let refusal = runtime.create_as_it_is(&bundle).expect_err("config.json is none");
-        // What is JSON and asks for nothing is the low-level runtime's to refuse, in its own words.
+        // JSON that asks for nothing is refused by the low-level runtime, in its own words.
         let asks_nothing = contents.ends_with('}');
         assert!(asks_nothing || refusal.line().contains("config.json"), "{contents:?}: {}", refusal.line());
         assert_eq!(bundle.config_bytes(), contents.as_bytes());

@@ -1,4 +1,4 @@
-//! Two containers share one GPU, each sees a GPU of its own size and no more, and a third is told how much is free.
+//! Two containers share one GPU. Each sees a GPU of its own size, and a third is told how much is free.
 
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::leases::{cli, leases};

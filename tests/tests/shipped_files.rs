@@ -1,4 +1,5 @@
-//! Properties of the files that ship: they must run on machines and in images that are older or smaller than this one.
+//! Properties of the files that ship: they must run on machines and in images that are older or smaller than
+//! this one.
 
 use std::process::Command;
 

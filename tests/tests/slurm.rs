@@ -1,5 +1,5 @@
-//! Real Slurm with gpushare as the runtime of its containers: what a step gets, what srun prints when it is refused, and when a
-//! share returns.
+//! Real Slurm with gpushare as the runtime of its containers: what a step gets, what srun prints when it is
+//! refused, and when a share is released.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -43,7 +43,7 @@ impl Place {
         Self { slurm, config, _installed: installed, _node: node }
     }
 
-    /// The one lease that stands once a step runs.
+    /// The only lease, once a step runs.
     fn lease(&self) -> Lease {
         let active = || leases(&self.config).iter().any(|lease| lease.state == "active");
         assert!(eventually(SOON, active), "no step runs: {}", self.slurm.log());
@@ -114,7 +114,7 @@ fn a_step_of_an_ordinary_user_is_refused_in_one_line() {
         return;
     }
     let place = Place::new();
-    // A user of every machine, who may not read what root keeps.
+    // A user that every machine has, and who may not read root's files.
     let flags = ["--uid=daemon", "--gid=daemon"];
     let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "4GiB");
     let _ = command::run(&mut place.slurm.srun(&[], &bundle, &["true"])).expect_success("a step of root");
@@ -135,7 +135,7 @@ fn scancel_ends_the_container_and_gives_its_share_back() {
     }
     let place = Place::new();
     let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "70GiB");
-    // As init, sleep has no ear for SIGTERM: it is SIGKILL that ends it.
+    // As init, sleep ignores SIGTERM, so SIGKILL ends it.
     for batch in [false, true] {
         let step = (!batch).then(|| place.slurm.sleeper(&["--job-name=sleeper"], &bundle));
         if batch {
@@ -147,7 +147,7 @@ fn scancel_ends_the_container_and_gives_its_share_back() {
         assert!(alive(init) && lease.id.starts_with(&format!("{HOST}.root.")), "{lease:?}");
         let _ = place.slurm.call("scancel", &["--name=sleeper"]).expect_success("scancel");
         if place.slurm.version() >= (23, 2) {
-            // It asks about a task -1 then, and never about the one that it ran.
+            // Slurm then asks about a task -1, and never about the one that it ran.
             assert!(eventually(SOON, || !alive(init)), "{}", place.slurm.log());
             sweep(&place.config);
         }
@@ -171,7 +171,7 @@ fn the_part_of_a_gpu_that_slurm_gives_a_job_is_the_share_that_holds() {
     ] {
         let place = Place::with(2, sharing, &format!("[dialects.slurm]\n{settings}"));
         let bundle = Bundle::with_probe();
-        // In a batch job, since Slurm 22.05 tells a container nothing else.
+        // In a batch job, since Slurm 22.05 tells a container about its GPUs in no other case.
         let told = place.slurm.batch(&[gres], &bundle, &PROBE).expect_success(gres);
         Report::parse(&told.stdout).assert_size(memory);
         place.assert_given_back("the job has ended");
@@ -200,7 +200,7 @@ fn a_part_of_a_gpu_that_cannot_be_understood_is_refused_with_the_remedy() {
     let told = place.slurm.batch(&["--gres=shard:4"], &Bundle::with_probe(), &["true"]);
     assert!(!told.success() && told.stdout.contains("shards_per_gpu"), "{told:?}");
 
-    // Slurm sets neither here: the words are the bundle's, as those of a wrong gres.conf would be.
+    // Slurm sets neither variable here. The bundle does, with values as a wrong gres.conf would give.
     let of_bundle = |percent| {
         let bundle = Bundle::with_probe().env("SLURM_JOB_GPUS", "0");
         bundle.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent)

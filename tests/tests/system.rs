@@ -1,4 +1,5 @@
-//! `gpushare system`: the driver's device nodes and the links by number, made and mended; and the doctor, who names what is missing.
+//! `gpushare system`: the driver's device nodes and the links by number, made and mended. The doctor names
+//! what is missing.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -12,7 +13,7 @@ use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
 use serde_json::Value;
 
-/// The state of each path, by its end, as `gpushare system ... --json` tells it.
+/// The state of each path, by the path's end, as `gpushare system ... --json` tells it.
 fn states(outcome: &Outcome) -> Vec<(String, String)> {
     let list: Value = serde_json::from_str(&outcome.stdout).expect("gpushare system --json prints JSON");
     let text = |entry: &Value, field: &str| entry[field].as_str().unwrap_or_default().to_owned();
@@ -154,7 +155,8 @@ fn every_node_gets_its_link_by_number_and_wrong_links_are_mended() {
     }
     let node = SimulatedNode::one_gpu();
     let char = node.root().join("dev/char");
-    // What has a name of NVIDIA's and another's number, as where a test puts a null device there, is left out.
+    // A file with a name of NVIDIA's and another number is left out, as where a test puts a null device
+    // there.
     node_at(&node.root().join("dev/nvidia7"), "1:3");
     let run = |flags: &[&str]| cli(node.config(), &[&["system", "dev-char", "--json"], flags].concat());
     let every = |state: &'static str| {
@@ -182,7 +184,7 @@ fn every_node_gets_its_link_by_number_and_wrong_links_are_mended() {
     ]);
     assert_eq!(states(&outcome), want);
     assert_eq!(fs::read_link(char.join("195:0")).expect("a link"), Path::new("../nvidia0"));
-    // systemd asks where a link leads, and not how it is written; two nodes of one number have one link.
+    // systemd asks where a link leads, not how it is written. Two nodes of one number have one link.
     fs::remove_file(char.join("511:0")).expect("a file can be removed");
     fs::remove_file(char.join("195:0")).expect("a link can be removed");
     symlink(node.root().join("dev/nvidia0"), char.join("195:0")).expect("a link can be made");

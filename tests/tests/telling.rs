@@ -1,4 +1,4 @@
-//! What the command line says when there is nothing to show, and of what it did.
+//! What the command line says when there is nothing to show, and what it says about what it did.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -54,7 +54,7 @@ fn each_command_says_what_only_root_may_do() {
     if !met(&[Need::Root]) {
         return;
     }
-    // The build's folder may be closed to others.
+    // The build's folder may be closed to other users.
     let folder = Scratch::new("nobody");
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("a folder can be opened");
     let program = folder.path().join("gpushare");

@@ -1,5 +1,5 @@
-//! A share is changed while its container runs: seen inside within a second, refused where the node has no room, and nothing is
-//! ever taken from what is held.
+//! A share is changed while its container runs. The container sees it within a second, what does not fit on
+//! the node is refused, and nothing is taken from what is held.
 
 use std::fs;
 use std::process::Command;
@@ -34,7 +34,7 @@ fn a_share_grows_and_shrinks_under_a_running_container() {
         let done = cli(runtime.config(), &["update", bundle.id(), "--memory", &memory]);
         let done = done.expect_success("gpushare update");
         assert!(done.stdout.contains(&format!("{size} GiB")), "{}", done.stdout);
-        // The next question finds it: the file changed in place, behind the container's mount.
+        // The next question finds the new size: the file behind the container's mount changed in place.
         let (within, beyond) = (format!("{}MiB", (size - 1) * 1024), format!("{size}GiB"));
         let report = Report::of(&container, &[&beyond, &within]);
         report.assert_size(size * GIB);
@@ -69,7 +69,7 @@ fn a_share_smaller_than_what_is_held_takes_nothing_and_gives_nothing_more() {
     assert_eq!(container.status().as_deref(), Some("running"), "nobody is killed");
     // Another process does not even get the memory of a context.
     assert_ne!(Report::of(&container, &["1MiB"]).allocations(), [SUCCESS]);
-    // What the container gave up is there for others at once, although it still holds it.
+    // Others can have at once what the container gave up, although it still holds it.
     let neighbour = Bundle::small().env("GPUSHARE_MEMORY", "77GiB");
     let _neighbour = runtime.run(&neighbour);
 }
@@ -151,12 +151,13 @@ fn only_a_living_share_can_be_changed() {
     let dead = Bundle::small().env("GPUSHARE_MEMORY", "4GiB");
     let container = runtime.run(&dead);
     container.kill_init();
-    // The kernel takes its time to empty the cgroup of what was killed.
+    // The kernel takes a moment to empty the cgroup of a killed container.
     let gone = eventually(Duration::from_secs(5), || update(dead.id()).stderr.contains("is gone"));
     assert!(gone, "{:?}", update(dead.id()));
 }
 
-/// The memory that each container's limits file grants on its first GPU, in the order in which they were made.
+/// The memory that each container's limits file grants on its first GPU, in the order in which the containers
+/// were made.
 fn granted(node: &SimulatedNode) -> Vec<u64> {
     let regions = fs::read_dir(node.state().join("regions")).expect("there are regions").flatten();
     let mut ids: Vec<u64> = regions.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
@@ -180,7 +181,7 @@ fn an_update_killed_at_any_point_never_leaves_a_container_more_than_the_store_sa
     let _containers = [runtime.run(&bundles[0]), runtime.run(&bundles[1])];
     let mut changed = 0;
     for round in 0..80_u64 {
-        // Each wants three quarters of the GPU in turn: only one can have them.
+        // Each container in turn wants three quarters of the GPU, and only one can have them.
         let size = if round % 4 < 2 { "60GiB" } else { "20GiB" };
         let bundle = &bundles[usize::try_from(round % 2).expect("0 or 1")];
         let mut update = Command::new(artifacts::cli());
@@ -188,7 +189,7 @@ fn an_update_killed_at_any_point_never_leaves_a_container_more_than_the_store_sa
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
         let mut update = command::spawn(&mut update, folder.path());
         std::thread::sleep(Duration::from_micros(round * 150));
-        // Late ones have ended by themselves.
+        // Some have ended by themselves before.
         let _ = update.kill();
         changed += u64::from(update.wait().expect("a child can be waited for").success());
 

@@ -1,4 +1,4 @@
-//! `gpushare cdi generate`.
+//! `gpushare cdi generate`: writes the CDI specifications of this node's shares and GPUs.
 
 use std::env;
 use std::fs::{self, Permissions};
@@ -46,7 +46,7 @@ pub fn generate(asked: &Generate) -> Result<()> {
     Ok(())
 }
 
-/// CDI can leave a request in the environment only.
+/// Fails if this node reads no requests from the environment: a CDI device can leave a request nowhere else.
 fn refuse_unread(config: &Config) -> Result<()> {
     let setting = match (config.request.strict, config.request.ignore_env) {
         (true, _) => "request.strict = true",
@@ -67,13 +67,14 @@ fn spec(kind: Kind, asked: &Generate, config: &Config, node: &Node, state: &Stat
     })
 }
 
-/// The settings file that the environment names: engines do not hand that on to hooks.
+/// The settings file that the environment names. It is written into the specification, since engines do not
+/// hand the variable on to hooks.
 fn settings() -> Result<Option<PathBuf>> {
     let named = env::var_os(gpushare_config::ENVIRONMENT).filter(|path| !path.is_empty());
     Ok(named.map(path::absolute).transpose()?)
 }
 
-/// The shares that one of the node's GPUs can hold. What was asked for by name on the command line must fit.
+/// The shares that one of the node's GPUs can hold. A share that was named on the command line must fit.
 fn shares(asked: &Generate, config: &Config, node: &Node) -> Result<Vec<CdiDevice>> {
     let largest = node.gpus.iter().filter_map(|gpu| gpu.memory).map(|memory| config.quota.card(memory)).max();
     let largest = largest.unwrap_or(DeviceMemory::ZERO);
@@ -99,7 +100,7 @@ fn shares(asked: &Generate, config: &Config, node: &Node) -> Result<Vec<CdiDevic
     Ok(devices)
 }
 
-/// Every GPU by its index and its UUID, and all of them.
+/// One device for each GPU by its index, one by its UUID, and the device `all`.
 fn gpus(config: &Config, node: &Node, state: &StateFolder) -> Result<Vec<CdiDevice>> {
     let mut devices = Vec::new();
     for gpu in &node.gpus {
@@ -126,7 +127,7 @@ fn whole(gpus: &[&Gpu], config: &Config, node: &Node, state: &StateFolder) -> Re
     Ok(Plan::new(&request, &lease, parts)?)
 }
 
-/// By rename: engines watch the folder. The temporary name has no ending that they read.
+/// Written by rename, since engines watch the folder. The temporary name has no ending that they read.
 fn write(path: &Path, spec: &CdiSpec) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;

@@ -1,4 +1,4 @@
-//! `gpushare cdi list`: what engines find, and whether it still is right.
+//! `gpushare cdi list`: the devices that engines find, and whether what they name on the host still exists.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::table;
 struct Row {
     name: String,
     file: PathBuf,
-    /// What the device names that is not there (any more).
+    /// Host paths that the device names and that do not exist.
     missing: Vec<String>,
 }
 
@@ -47,7 +47,8 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The devices of a file of ours; other vendors' are none of our business, and nor is what is no specification.
+/// The devices of a specification of gpushare. Empty for other vendors' files, and for a file that is no
+/// specification.
 fn rows(file: &Path) -> Vec<Row> {
     let text = fs::read(file).unwrap_or_default();
     let spec: Value = serde_json::from_slice(&text).unwrap_or_default();
@@ -67,7 +68,7 @@ fn rows(file: &Path) -> Vec<Row> {
     devices.filter_map(row).collect()
 }
 
-/// What the edits name on the host.
+/// The host paths of the device nodes and hooks in the edits.
 fn host_paths(edits: &Value) -> Vec<String> {
     let list = |name: &str| edits[name].as_array().cloned().unwrap_or_default();
     let nodes = list("deviceNodes").into_iter().map(|node| {

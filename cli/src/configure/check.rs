@@ -1,4 +1,4 @@
-//! What the engine itself says of its settings: of a copy before they are written, and of the real ones
+//! Asks the engine itself about its settings: about a copy before they are written, and about the real ones
 //! afterwards.
 
 use std::fs;
@@ -13,20 +13,20 @@ use super::target::{self, Target};
 use super::toml_text;
 use super::{Engine, Runtime, containerd, crio};
 
-/// Where engines are installed; the caller's PATH may have others. What an administrator put there stands
-/// before what the distribution has.
+/// Where engines are installed. They are searched instead of the caller's PATH, which may name other folders.
+/// What an administrator installed comes before what the distribution has.
 const FOLDERS: [&str; 6] = ["/usr/local/bin", "/usr/local/sbin", "/opt/bin", "/usr/bin", "/usr/sbin", "/bin"];
 
-/// Who found the settings right.
+/// Who checked the settings.
 pub enum Checked {
     /// The engine, by this command.
     By(&'static str),
-    /// Nobody but us, for this reason.
+    /// No engine, for this reason: only their syntax was checked.
     ParsedOnly(String),
 }
 
 impl Checked {
-    /// For the one who typed the command.
+    /// The check in words, for the user of the command.
     pub fn text(&self) -> String {
         match self {
             Self::By(command) => (*command).to_owned(),
@@ -35,8 +35,8 @@ impl Checked {
     }
 }
 
-/// Asks the engine about `text` as its settings, with nothing written yet. `runtime` is to be found in them;
-/// `None` after it was taken out.
+/// Asks the engine about `text` as its settings, before anything is written. `runtime` has to be found in
+/// them; `None` after it was taken out.
 pub fn before(checker: &Checker, target: &Target, text: &str, runtime: Option<&Runtime>) -> Result<Checked> {
     let Checker { engine, program } = checker;
     let Some(program) = program else { return Ok(no_program(*engine)) };
@@ -77,7 +77,7 @@ pub fn after(checker: &Checker, target: &Target, runtime: &Runtime) -> Result<()
         Engine::Crio if target.usual => {
             merged_crio(program, target, &target.file, folder.path(), Some(runtime)).map(drop)
         }
-        // dockerd reads the one file that was checked.
+        // dockerd reads only the file that was checked before.
         _ => Ok(()),
     }
 }
@@ -85,7 +85,7 @@ pub fn after(checker: &Checker, target: &Target, runtime: &Runtime) -> Result<()
 /// An engine, and the program that is asked about its settings.
 pub struct Checker {
     pub engine: Engine,
-    /// `None` where there is none.
+    /// `None` where none is installed.
     pub program: Option<PathBuf>,
 }
 
@@ -104,15 +104,15 @@ impl Checker {
     }
 }
 
-/// The engine's program: of those that are installed the one that runs, since it will read the settings; else
-/// the first.
+/// The engine's program. Of several that are installed it is the one that runs, since it will read the
+/// settings; else it is the first.
 pub fn program(engine: Engine) -> Option<PathBuf> {
     let named = FOLDERS.iter().map(|folder| Path::new(folder).join(engine.program()));
     chosen(named.filter(|path| path.is_file()).collect(), running)
 }
 
-/// A process chooses among `installed` and adds nothing to them: anybody may run a program of an engine's
-/// name.
+/// Chooses one of `installed`. A running process only chooses among them and adds no program: anybody may run
+/// a program of an engine's name.
 fn chosen(installed: Vec<PathBuf>, runs: impl Fn(&Path) -> bool) -> Option<PathBuf> {
     let running = installed.iter().position(|program| installed.len() > 1 && runs(program));
     installed.into_iter().nth(running.unwrap_or(0))
@@ -139,7 +139,7 @@ fn output(command: &mut Command) -> Result<Output> {
         .with_context(|| format!("cannot run {}", Path::new(command.get_program()).display()))
 }
 
-/// The last line of what a program complained, which names the cause.
+/// The last line of a program's stderr, which names the cause.
 fn complaint(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
     let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no reason given");
@@ -240,14 +240,14 @@ fn merged_crio(
     Ok(Checked::By("crio config"))
 }
 
-/// podman has no check of its own; it reads all of its settings for `info`, which asks the runtime for its
+/// podman has no check of its own. For `info` it reads all of its settings and asks the runtime for its
 /// version.
 fn podman(program: &Path, file: Option<&Path>, scratch: &Path, runtime: Option<&Runtime>) -> Result<Checked> {
     let mut command = Command::new(program);
     if let Some(file) = file {
         command.env("CONTAINERS_CONF", file);
     }
-    // The storage of this machine is none of a check's business.
+    // The check must not touch this machine's storage.
     for (flag, name) in [("--root", "root"), ("--runroot", "run"), ("--tmpdir", "tmp")] {
         command.arg(flag).arg(scratch.join(name));
     }

@@ -1,4 +1,4 @@
-//! containerd: a runtime handler in the CRI plugin's tables, which have another name in each version of the
+//! containerd: a runtime handler in the CRI plugin's tables. Their names differ between versions of the
 //! settings.
 
 use std::path::Path;
@@ -8,8 +8,8 @@ use toml::{Table, Value};
 use super::Runtime;
 use super::toml_text::{self, Mistake, Owned, Setting, Wanted, path, quoted};
 
-/// Keys that only gpushare's own cluster parts, or a device plugin, may write: by containerd they come from
-/// the kubelet alone.
+/// Keys that only gpushare's own cluster parts or a device plugin may write. containerd takes these
+/// annotations from the kubelet alone.
 const CONTAINER_ANNOTATIONS: &[&str] = &[
     "alloc.gpushare.io/*",
     "cdi.k8s.io/nvidia-device-plugin_*",
@@ -19,7 +19,7 @@ const CONTAINER_ANNOTATIONS: &[&str] = &[
     "tencent.com/vcuda-memory",
 ];
 
-/// Keys that a pod's author, or a scheduler in his name, writes. No key may fit both lists: a pod could forge
+/// Keys that a pod's author writes, or a scheduler for him. No key may fit both lists, or a pod could forge
 /// it.
 const POD_ANNOTATIONS: &[&str] = &[
     "gpushare.io/*",
@@ -37,17 +37,17 @@ const POD_ANNOTATIONS: &[&str] = &[
     "volcano.sh/*",
 ];
 
-/// The name of the plugin by the version of the settings; version 4, the default of containerd 2.3, has the
+/// The plugin's name in each version of the settings. Version 4, the default of containerd 2.3, has the
 /// tables of version 3.
 const PLUGINS: [(i64, &str); 3] =
     [(1, "cri"), (2, "io.containerd.grpc.v1.cri"), (3, "io.containerd.cri.v1.runtime")];
 
-/// Keys whose meaning depends on the version.
+/// Keys whose meaning depends on the settings' version.
 const PLUGIN_KEYS: [&str; 3] = ["plugins", "disabled_plugins", "required_plugins"];
 
 /// What a new file begins with. Version 2 is understood by every containerd from 1.3 on, also by 2.x.
 const HEAD: &str = "# Made by `gpushare configure`; goes with the runtime.\nversion = 2\n";
-/// The same for a template of k3s or rke2, which writes its own settings first.
+/// What a new template of k3s or rke2 begins with: their own settings come first.
 const TEMPLATE_HEAD: &str =
     "# Made by `gpushare configure`; goes with the runtime.\n{{ template \"base\" . }}\n";
 
@@ -56,12 +56,12 @@ pub fn head(path: &Path) -> &'static str {
     if is_template(path) { TEMPLATE_HEAD } else { HEAD }
 }
 
-/// Whether a file is the template of one that k3s or rke2 writes at every start.
+/// Whether the file is a template, from which k3s or rke2 writes containerd's settings at every start.
 pub fn is_template(path: &Path) -> bool {
     path.extension().is_some_and(|end| end == "tmpl")
 }
 
-/// `text` with the handler in it. `file` tells a template's version.
+/// `text` with the handler in it. The name `file` tells a template's version.
 pub fn with(text: &str, file: &Path, runtime: &Runtime) -> Result<String, Mistake> {
     let plain = without(text, &runtime.name)?;
     let values = toml_text::values(&plain)?;
@@ -88,7 +88,7 @@ pub fn with(text: &str, file: &Path, runtime: &Runtime) -> Result<String, Mistak
     }
     let runc_entry = toml_text::value(&values, &runc).and_then(Value::as_table);
     if runc_entry.is_none() && !is_template(file) {
-        // A CRI section that names any runtime must name runc too: else containerd does not load it.
+        // A CRI section that names any runtime must name runc too, or containerd does not load it.
         settings.push(setting(&runc, "runtime_type", quoted("io.containerd.runc.v2")));
     }
     settings.extend(handler_settings(&handler, runc_entry, &runtime.path));
@@ -98,15 +98,16 @@ pub fn with(text: &str, file: &Path, runtime: &Runtime) -> Result<String, Mistak
     toml_text::with(text, &runtime.name, &settings, &owned(&runtime.name))
 }
 
-/// What is said of a runtime that somebody else put there.
+/// The message about a runtime that somebody else put there.
 pub fn by_hand(name: &str) -> String {
     format!(
         "the runtime {name:?} is here already, and not by gpushare configure: take it out, or choose another name (--name)"
     )
 }
 
-/// Whatever the administrator set for runc holds for ours too, but for the program itself and the lists of
-/// annotations: a list that lets everything through would let pods forge what only the device plugin may say.
+/// The settings of the handler. It gets what the administrator set for runc, except for the program and the
+/// lists of annotations: a list that lets everything through would let pods forge what only a device plugin
+/// may say.
 fn handler_settings(handler: &[String], runc: Option<&Table>, program: &str) -> Vec<Setting> {
     const OURS: [&str; 6] = [
         "runtime_type",
@@ -189,11 +190,10 @@ fn version(text: &str, values: &Table, file: &Path) -> Result<(i64, bool), Mista
             format!("settings of version {other} are not known: 1 to 4 are"),
         )),
         None if is_template(file) => Ok((if file.to_string_lossy().contains("-v3") { 3 } else { 2 }, false)),
-        // Only plugins have other names in version 1.
+        // Only keys of plugins differ in version 1.
         None if !PLUGIN_KEYS.iter().any(|key| values.contains_key(*key)) => Ok((2, true)),
         None => {
-            // containerd takes such a file for version 1 and overlooks tables with the names of later
-            // versions.
+            // containerd takes such a file for version 1 and ignores tables with the names of later versions.
             for (version, plugin) in &PLUGINS[1..] {
                 let key = path(["plugins", plugin]);
                 if toml_text::value(values, &key).is_some() {
@@ -208,7 +208,7 @@ fn version(text: &str, values: &Table, file: &Path) -> Result<(i64, bool), Mista
     }
 }
 
-/// A handler in a plugin that is off would be reported as a success that changes nothing.
+/// Fails if the CRI plugin is off: a handler in it would be reported as a success and change nothing.
 pub fn refuse_disabled_cri(text: &str, values: &Table) -> Result<(), Mistake> {
     let names = PLUGINS.iter().map(|(_, plugin)| *plugin).chain(["io.containerd.cri.v1.images"]);
     let off = values.get("disabled_plugins").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
@@ -226,7 +226,7 @@ pub fn refuse_disabled_cri(text: &str, values: &Table) -> Result<(), Mistake> {
     }
 }
 
-/// Whether settings have anything of the CRI plugin's runtimes.
+/// Whether the settings have a table of the CRI plugin.
 pub fn has_cri(values: &Table) -> bool {
     PLUGINS.iter().any(|(_, plugin)| toml_text::value(values, &path(["plugins", plugin])).is_some())
 }
@@ -273,7 +273,7 @@ pub fn is_default(text: &str, name: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Go's path.Match for patterns with stars alone: a star stops at a slash.
+    /// Go's path.Match for patterns that have only stars: a star stops at a slash.
     fn matches(pattern: &str, key: &str) -> bool {
         match pattern.split_once('*') {
             None => pattern == key,
@@ -295,7 +295,8 @@ mod tests {
             for pod in POD_ANNOTATIONS {
                 let (some, other) = (container.replace('*', "x"), pod.replace('*', "x"));
                 assert!(!matches(pod, &some) && !matches(container, &other), "{container} and {pod}");
-                // Beyond samples: two patterns meet only if one literal beginning continues the other.
+                // Beyond these samples: two patterns can meet only if the literal beginning of one continues
+                // that of the other.
                 let [a, b] = [container, pod].map(|pattern| pattern.split('*').next().unwrap_or_default());
                 let open = container.contains('*') && a.len() <= b.len() && b.starts_with(a)
                     || pod.contains('*') && b.len() <= a.len() && a.starts_with(b);

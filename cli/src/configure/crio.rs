@@ -9,8 +9,9 @@ use super::toml_text::{self, Mistake, Owned, Setting, Wanted, path, quoted};
 /// What a new drop-in begins with.
 pub const HEAD: &str = "# Made by `gpushare configure`; goes with the runtime.\n";
 
-/// `text` with the handler in it. `others` are the settings that CRI-O reads before this file, in its order: what they say of
-/// the monitor holds for ours too, since packages put conmon where CRI-O does not look for it by itself.
+/// `text` with the handler in it. `others` are the settings that CRI-O reads before this file, in its order.
+/// What they say of the monitor is copied to the handler, since packages put conmon where CRI-O does not look
+/// for it by itself.
 pub fn with(text: &str, others: &[Table], runtime: &Runtime) -> Result<String, Mistake> {
     let plain = toml_text::without(text, &runtime.name, &owned(&runtime.name))?;
     let values = toml_text::values(&plain)?;
@@ -49,7 +50,7 @@ pub fn with(text: &str, others: &[Table], runtime: &Runtime) -> Result<String, M
     toml_text::with(text, &runtime.name, &settings, &owned(&runtime.name))
 }
 
-/// What the default runtime's entry, or runc's or crun's, says.
+/// What the entry of the default runtime says for `key`, else runc's, else crun's.
 fn neighbour<'a>(all: &[&'a Table], key: &str) -> Option<&'a Value> {
     let last = |wanted: &[String]| all.iter().rev().find_map(|values| toml_text::value(values, wanted));
     let default =

@@ -31,8 +31,8 @@ fn lines(text: &str) -> Vec<&str> {
     text.split_inclusive('\n').collect()
 }
 
-/// The shortest edit script (E. W. Myers, "An O(ND) difference algorithm and its variations", 1986): configurations differ by
-/// few lines, so few rounds are needed however long they are.
+/// The shortest edit script (E. W. Myers, "An O(ND) difference algorithm and its variations", 1986). Settings
+/// differ by few lines, so few rounds are needed however long the files are.
 fn script<'a>(old: &[&'a str], new: &[&'a str]) -> Vec<Line<'a>> {
     let offset = old.len() + new.len() + 1;
     let mut furthest = vec![0_usize; 2 * offset + 1];
@@ -53,7 +53,7 @@ fn script<'a>(old: &[&'a str], new: &[&'a str]) -> Vec<Line<'a>> {
     Vec::new()
 }
 
-/// From which diagonal a round comes to `diagonal`, and the place in the old text where it arrives.
+/// The diagonal from which a round comes to `diagonal`, and the place in the old text where it arrives.
 fn step(furthest: &[usize], diagonal: usize, offset: usize, round: usize) -> (usize, usize) {
     if round == 0 {
         return (diagonal, 0);

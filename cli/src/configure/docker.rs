@@ -1,6 +1,7 @@
 //! docker: the member `runtimes` of daemon.json, and `default-runtime`.
 //!
-//! JSON has no comments, so what gave way is kept in a small file beside daemon.json, which goes with the runtime.
+//! JSON has no comments, so what was replaced is kept in a small file beside daemon.json, which goes with the
+//! runtime.
 
 use std::path::Path;
 
@@ -10,12 +11,12 @@ use super::Runtime;
 use super::json_text::Object;
 use super::toml_text::Mistake;
 
-/// daemon.json and what is remembered of it.
+/// daemon.json and the file that remembers what was replaced in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Files {
     /// daemon.json; `None` is no file.
     pub settings: Option<String>,
-    /// The file beside it: members as they were written before, and whether there was a file at all.
+    /// The file beside it: members as they were written before, and whether daemon.json was made by us.
     pub record: Option<String>,
 }
 
@@ -55,7 +56,7 @@ fn with_runtime(text: &str, runtime: &Runtime, record: &mut Value) -> Result<Str
     let written = entry.raw("path").and_then(|raw| serde_json::from_str::<String>(raw).ok());
     match written {
         Some(path) if path == runtime.path => Ok(text.to_owned()),
-        // Another installation of ours: its path is brought up to date, `runtimeArgs` and the like stay.
+        // Another installation of ours: its path is brought up to date; `runtimeArgs` and the like stay.
         Some(path) if Path::new(&path).file_name() == Path::new(&runtime.path).file_name() => {
             Ok(entry.with_value("path", &Value::from(runtime.path.as_str()).to_string()))
         }
@@ -93,7 +94,7 @@ pub fn is_default(files: &Files, name: &str) -> bool {
     Object::whole(text).is_ok_and(|whole| whole.raw(DEFAULT).is_some_and(|raw| is_string(raw, name)))
 }
 
-/// The files without the runtime: as they were before, but for what others changed since.
+/// The files without the runtime: as they were before, except for what others have changed since.
 pub fn without(files: &Files, name: &str) -> Result<Files, Mistake> {
     let Some(text) = &files.settings else { return Ok(Files::default()) };
     let record = record(files)?;
@@ -123,7 +124,7 @@ pub fn without(files: &Files, name: &str) -> Result<Files, Mistake> {
     Ok(Files { settings: (!goes).then_some(text), record: None })
 }
 
-/// What is remembered; only JSON texts are put back into daemon.json, whatever the file says.
+/// What is remembered. Only JSON texts are put back into daemon.json, so any other content is a mistake.
 fn record(files: &Files) -> Result<Value, Mistake> {
     let Some(text) = &files.record else { return Ok(json!({})) };
     let record: Value = serde_json::from_str(text).unwrap_or_default();
@@ -141,7 +142,7 @@ fn record(files: &Files) -> Result<Value, Mistake> {
     }
 }
 
-/// The edit is as promised, or is not made: nothing differs but the runtime and the default.
+/// Checks that nothing differs but the runtime and the default. Otherwise the edit is not made.
 fn check(old: &str, new: &str, runtime: &Runtime) -> Result<(), Mistake> {
     let rest = |text: &str| {
         let mut value: Value = serde_json::from_str(text.trim_start_matches('\u{feff}')).unwrap_or_default();

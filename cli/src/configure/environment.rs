@@ -1,5 +1,5 @@
-//! The node's own settings while gpushare is a default runtime: every image then runs under it, and a bundle does not say which
-//! variable came from an image and which from its user. So no variable may grant.
+//! The node's own settings while gpushare is a default runtime. Every image then runs under it, and a bundle
+//! does not say which variable came from an image and which from its user. So no variable may grant.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -10,15 +10,15 @@ use gpushare_config::{Config, DEFAULT_PATH, ENVIRONMENT};
 use super::Engine;
 use super::file::{self, FileChange};
 
-/// What `--default` and `--remove` do to the settings, and what is to be said of it.
+/// What `--default` and `--remove` change in the settings, and what the user is told of it.
 pub struct Grants {
-    /// The drop-in.
+    /// The change of the settings' drop-in.
     pub change: FileChange,
-    /// For the one who typed the command.
+    /// The message to the user.
     pub note: Option<String>,
 }
 
-/// Turns grants by environment off for as long as `engine` has gpushare as its default.
+/// Turns grants by environment off while `engine` has gpushare as its default.
 pub fn off(engine: Engine) -> Result<Grants> {
     let path = drop_in(engine);
     let before = file::read(&path)?;
@@ -65,7 +65,8 @@ fn drop_in(engine: Engine) -> PathBuf {
     PathBuf::from(folder).join(format!("90-default-runtime-of-{}.toml", engine.name()))
 }
 
-/// An image's NVIDIA_VISIBLE_DEVICES gets at most the default share that the administrator set; where none is set, nothing.
+/// The drop-in's text. An image's NVIDIA_VISIBLE_DEVICES gets at most the default share that the
+/// administrator set, and nothing where none is set.
 fn text(engine: Engine, default_share: bool) -> String {
     let nvidia = if default_share { "" } else { "nvidia = \"ignore\"\n" };
     format!(

@@ -1,5 +1,5 @@
-//! The one place of `configure` that writes: whole files, by a temporary file beside them and a rename, so that the old text
-//! stands until the new one does.
+//! Writes whole files, as the only part of `configure` that writes. It writes a temporary file beside the old
+//! one and renames it, so that the old text stands until the new one does.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use nix::unistd::{Gid, Uid};
 
-/// No configuration is longer; in bytes.
+/// The longest file that is read, in bytes; no engine's settings are longer.
 const LONGEST: u64 = 4 << 20;
 
-/// A file before and after; `None` is no file.
+/// A file's text before and after an edit; `None` is no file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileChange {
-    /// Where it is, no link.
+    /// Path of the file, which is no link.
     pub path: PathBuf,
-    /// Its text now.
+    /// The text that the file has now.
     pub before: Option<String>,
-    /// Its text then.
+    /// The text that it shall have.
     pub after: Option<String>,
 }
 
@@ -34,7 +34,7 @@ impl FileChange {
     }
 }
 
-/// The file that is meant by `path`: where it is a link, the file it leads to, since a rename would replace the link.
+/// The file that `path` names. A link is followed to its end, since a rename would replace the link.
 ///
 /// # Errors
 /// When the link leads nowhere or the path is no regular file.
@@ -75,7 +75,7 @@ pub fn read(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// Writes all of `changes`, in their order, or none of them: what was written before one that fails is written back.
+/// Writes all of `changes`, in their order, or none: if one fails, those before it are taken back.
 ///
 /// # Errors
 /// When a file cannot be written, or was changed by others since it was read.
@@ -121,7 +121,7 @@ fn write(path: &Path, text: &str, before: Option<&str>) -> Result<()> {
     if before.is_none() {
         fs::create_dir_all(folder).with_context(named)?;
     }
-    // A name that no engine's pattern of drop-ins fits.
+    // A name that no engine's pattern of drop-ins matches.
     let mut file = tempfile::Builder::new()
         .prefix(".gpushare-")
         .suffix(".tmp")
@@ -138,7 +138,8 @@ fn write(path: &Path, text: &str, before: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// The old file's mode and owner; a new file is everybody's to read, as engines' settings are.
+/// Gives the new file the old one's mode and owner. A file without an old one may be read by everybody, as
+/// engines' settings may.
 fn dress(file: &File, like: &Path) -> io::Result<()> {
     let Ok(old) = fs::metadata(like) else { return file.set_permissions(fs::Permissions::from_mode(0o644)) };
     let new = file.metadata()?;

@@ -1,5 +1,6 @@
-//! Members of an object in somebody else's JSON file, put there and taken away by splicing text: order, indentation and
-//! line endings of the rest stay as they are. JSON has no comments, so what a member held before is for the caller to keep.
+//! Adds members to an object in somebody else's JSON file and removes them, by splicing text. Order,
+//! indentation and line endings of the rest stay as they are. JSON has no comments, so the caller keeps what
+//! a member held before.
 
 use std::ops::Range;
 
@@ -17,7 +18,7 @@ struct Member {
 #[derive(Debug)]
 pub struct Object<'a> {
     text: &'a str,
-    /// Right behind the opening brace.
+    /// The byte after the opening brace.
     open: usize,
     members: Vec<Member>,
 }
@@ -31,7 +32,7 @@ impl<'a> Object<'a> {
             return Err(Mistake::at(text, 0, "the file is empty: write {} into it, or delete it"));
         }
         let value: serde_json::Value = serde_json::from_str(bare).map_err(|error| {
-            // serde_json names place and cause in one text; the place is told by `Mistake`.
+            // serde_json names place and cause in one text; `Mistake` tells the place.
             let told = error.to_string();
             let cause = told.split(" at line ").next().unwrap_or(&told).to_owned();
             let comment = bare.lines().nth(error.line().saturating_sub(1)).unwrap_or_default().trim_start();
@@ -76,12 +77,12 @@ impl<'a> Object<'a> {
         self.members.iter().find(|member| member.name == name)
     }
 
-    /// The value of a member as it is written.
+    /// The value of a member as the text writes it.
     pub fn raw(&self, name: &str) -> Option<&'a str> {
         self.member(name).map(|member| &self.text[member.value.clone()])
     }
 
-    /// Whether it has no member.
+    /// Whether the object has no member.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
@@ -100,7 +101,8 @@ impl<'a> Object<'a> {
         text
     }
 
-    /// The text with a new last member, written as its neighbours are: on a line of its own where they are, and as deep.
+    /// The text with a new last member, written as the other members are: on a line of its own if they are,
+    /// with their indentation.
     pub fn with_member(&self, name: &str, value: &serde_json::Value) -> String {
         let separator = match self.members.last() {
             Some(last) => self.whitespace_before(last.key.start),
@@ -118,7 +120,7 @@ impl<'a> Object<'a> {
         text
     }
 
-    /// The text without a member; where [`Object::with_member`] put it, exactly the text from before.
+    /// The text without a member. Where [`Object::with_member`] put it, this is exactly the text from before.
     pub fn without_member(&self, name: &str) -> String {
         let Some(number) = self.members.iter().position(|member| member.name == name) else {
             return self.text.to_owned();
@@ -139,7 +141,8 @@ impl<'a> Object<'a> {
         before[before.trim_end().len()..].to_owned()
     }
 
-    /// An empty object that spans lines gets a line of its own; `{}` stays on one line.
+    /// The whitespace before the first member of an empty object: a new line where the object spans lines,
+    /// nothing for `{}`.
     fn inside_of_empty(&self) -> String {
         let rest = &self.text[self.open..];
         let white = &rest[..rest.len() - rest.trim_start().len()];
@@ -160,7 +163,7 @@ impl<'a> Object<'a> {
     }
 }
 
-/// Nested objects on lines of their own, below a member that follows `separator`.
+/// The value as text, with nested objects on lines of their own, below a member that follows `separator`.
 fn written(value: &serde_json::Value, separator: &str, unit: &str) -> String {
     let Some(object) = value.as_object() else { return one_line(value) };
     let inner = format!("{separator}{unit}");
@@ -231,7 +234,7 @@ fn end_of_value(bytes: &[u8], start: usize) -> usize {
     at
 }
 
-/// Behind the closing quote of the string that begins at `start`.
+/// The byte after the closing quote of the string that begins at `start`.
 fn end_of_string(bytes: &[u8], start: usize) -> usize {
     let mut at = start + 1;
     while let Some(byte) = bytes.get(at) {

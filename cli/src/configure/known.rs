@@ -5,9 +5,9 @@ use serde_json::Value;
 use super::target::{self, Target};
 use super::{Engine, WRAPPER, check, file, toml_text};
 
-/// The engines that run containers on this machine, and whether their settings name the runtime. containerd is left out
-/// where it is docker's; podman, which takes a runtime by its path; and an engine whose settings cannot be read, of
-/// which `gpushare configure` tells more.
+/// The engines that run containers on this machine, and whether their settings name the runtime. Left out are
+/// containerd where docker uses it, podman, which takes a runtime by its path, and an engine whose settings
+/// cannot be read, about which `gpushare configure` says more.
 pub fn engines() -> Vec<(Engine, bool)> {
     let docker = check::program(Engine::Docker).is_some();
     let kinds = [(Engine::Docker, true), (Engine::Containerd, docker), (Engine::Crio, false)];

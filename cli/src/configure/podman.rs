@@ -10,11 +10,11 @@ use super::{Runtime, WRAPPER};
 
 /// What a new drop-in begins with.
 pub const HEAD: &str = "# Made by `gpushare configure`; goes with the runtime.\n";
-/// podman's own list (4.3): a list in a drop-in replaces it.
+/// podman's own list (4.3). It is repeated, since a list in a drop-in replaces it.
 const SUPPORT_JSON: [&str; 6] = ["crun", "runc", "kata", "runsc", "youki", "krun"];
 
-/// `text` with the runtime in it. `others` are the settings that podman reads before this file, in its order: their list of
-/// runtimes that support JSON is continued.
+/// `text` with the runtime in it. `others` are the settings that podman reads before this file, in its order.
+/// Their list of runtimes that support JSON is continued.
 pub fn with(text: &str, others: &[Table], runtime: &Runtime) -> Result<String, Mistake> {
     let owned = owned(&runtime.name);
     let plain = toml_text::without(text, &runtime.name, &owned)?;
@@ -47,7 +47,8 @@ pub fn with(text: &str, others: &[Table], runtime: &Runtime) -> Result<String, M
     toml_text::with(text, &runtime.name, &settings, &owned)
 }
 
-/// podman looks a runtime up by its name, and one that is given as a path by the file's name.
+/// The names for the list of runtimes that support JSON. podman looks a runtime up by its name, and one that
+/// is given as a path by its file's name.
 fn elements(runtime: &Runtime) -> Vec<String> {
     let shipped = Path::new(&runtime.path).ends_with(WRAPPER).then(|| WRAPPER.to_owned());
     std::iter::once(runtime.name.clone()).chain(shipped).collect()

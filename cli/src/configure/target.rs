@@ -15,10 +15,10 @@ const CRIO: &str = "/etc/crio/crio.conf";
 const CRIO_DROP_INS: &str = "/etc/crio/crio.conf.d";
 const PODMAN: [&str; 2] = ["/usr/share/containers/containers.conf", "/etc/containers/containers.conf"];
 const PODMAN_DROP_INS: &str = "/etc/containers/containers.conf.d";
-/// Read after the drop-ins of packages.
+/// Name of our drop-ins; they are read after those of packages.
 const DROP_IN: &str = "99-gpushare";
 
-/// Distributions that bring a containerd of their own: where it is, what to edit, what to restart.
+/// Distributions that bring a containerd of their own: its folder, what to edit, what to restart.
 const OWN_CONTAINERD: [(&str, &str, &str); 4] = [
     (
         "/var/lib/rancher/k3s/agent/etc/containerd",
@@ -41,19 +41,19 @@ const OWN_CONTAINERD: [(&str, &str, &str); 4] = [
 /// Where a runtime is written.
 #[derive(Debug)]
 pub struct Target {
-    /// The file to edit, no link.
+    /// The file to edit, which is no link.
     pub file: PathBuf,
-    /// The file that the engine reads first: for containerd the one whose imports count.
+    /// The file that the engine reads first. For containerd it is the one whose imports count.
     pub main: PathBuf,
-    /// Whether the engine reads `file` by itself, so that it can be asked about it by its usual settings.
+    /// Whether the engine reads `file` without being told to. It can then be asked about its usual settings.
     pub usual: bool,
-    /// What the engine reads before `file`, in its order.
+    /// The settings that the engine reads before `file`, in its order.
     pub others: Vec<Table>,
-    /// What makes the engine read it.
+    /// The command that makes the engine read it.
     pub restart: Option<&'static str>,
 }
 
-/// The target: the file that was named, else the engine's usual place.
+/// The target: the file that is named, else the engine's usual place.
 ///
 /// # Errors
 /// When several places are possible, or the one that is named is written anew by somebody else.
@@ -68,7 +68,8 @@ pub fn find(engine: Engine, named: Option<&Path>) -> Result<Target> {
 
 fn docker(named: Option<&Path>) -> Result<Target> {
     let file = file::resolve(named.unwrap_or(Path::new(DAEMON_JSON)))?;
-    // dockerd takes new runtimes and another default from its file on SIGHUP (20.10); running containers stay.
+    // On SIGHUP dockerd (20.10) takes new runtimes and another default from its file; running containers
+    // stay.
     Ok(Target {
         main: file.clone(),
         usual: named.is_none(),
@@ -86,15 +87,16 @@ fn named_containerd(path: &Path) -> Result<Target> {
         bail!("{} is written anew at every start: name the template, {folder}/{edited}", file.display());
     }
     let restart = own.map_or("systemctl restart containerd", |(.., restart)| *restart);
-    // A file that the usual one imports is judged by what containerd makes of both.
+    // What containerd makes of both files is checked if the usual file imports this one.
     let usual = Path::new(CONTAINERD);
     let imported = own.is_none() && file != usual && imports(usual)?.iter().any(|import| import.holds(&file));
     let main = if imported { usual.to_path_buf() } else { file.clone() };
     Ok(Target { file, main, usual: false, others: vec![], restart: Some(restart) })
 }
 
-/// The usual containerd, where no other is on the node. The handler goes where the tables of the CRI plugin are: containerd
-/// 1.x replaces all of a plugin's settings by those of a file that it imports, so a drop-in beside them would take them away.
+/// The usual containerd, where no other is on the node. The handler goes where the tables of the CRI plugin
+/// are: containerd 1.x replaces all of a plugin's settings by those of a file that it imports, so a drop-in
+/// beside them would remove them.
 fn usual_containerd() -> Result<Target> {
     let own: Vec<String> = OWN_CONTAINERD
         .iter()
@@ -114,7 +116,7 @@ fn usual_containerd() -> Result<Target> {
 }
 
 fn folder_in_use(folder: &str, edited: &str) -> bool {
-    // /etc/k0s and microk8s' arguments hold other things as well.
+    // The folders of k0s and microk8s hold other files as well, so a file in them is looked for.
     let sign = match folder {
         "/etc/k0s" => "/etc/k0s/containerd.toml".to_owned(),
         _ if folder.contains("rancher") => folder.to_owned(),
@@ -130,7 +132,7 @@ fn containerd_file(main: &Path) -> Result<PathBuf> {
     let imports = imports(main)?;
     let files = || std::iter::once(main.to_path_buf()).chain(imports.iter().flat_map(Import::files));
     for file in files() {
-        // Where the handler is already, it is brought up to date, or taken out.
+        // A file that has the handler already is brought up to date, or the handler is taken out.
         if file::read(&file)?.is_some_and(|text| text.contains(toml_text::BEGIN)) {
             return Ok(file);
         }
@@ -212,7 +214,7 @@ fn sorted(folder: &Path, fits: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     files
 }
 
-/// A file of its own in a folder of drop-ins, or the one that is named.
+/// A drop-in of our own in `folder`, or the file that is named.
 fn drop_in(
     named: Option<&Path>,
     mains: &[&str],

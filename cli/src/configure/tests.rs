@@ -1,4 +1,4 @@
-//! Every engine's editing over configurations as they are found in the field (`tests/configure/`).
+//! Tests each engine's editing on configurations as they are found in the field (`tests/configure/`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -78,7 +78,8 @@ fn text(files: &docker::Files) -> &str {
     files.settings.as_deref().unwrap_or_default()
 }
 
-/// The lines of `old` that are not in `new` in the same order. A line that gave way stands behind our comment's beginning.
+/// The lines of `old` that are not in `new` in the same order. A line that was replaced stands in `new` as a
+/// comment.
 fn missing_lines<'a>(old: &'a str, new: &str) -> Vec<&'a str> {
     let mut lines = new.lines();
     old.lines()
@@ -90,7 +91,8 @@ fn is_former(new: &str, old: &str) -> bool {
     new.strip_prefix("# before gpushare configure for \"gpushare\": ") == Some(old)
 }
 
-/// JSON and lists grow within a line: all of the old line is still there, in its order.
+/// Whether `new` is `old` with something added, as JSON and lists grow within a line: all letters of `old`
+/// are in it, in order.
 fn grew(new: &str, old: &str) -> bool {
     let mut letters = new.chars();
     let kept = old.chars().all(|letter| letters.any(|new| new == letter));
@@ -109,7 +111,7 @@ fn a_runtime_comes_into_every_file_and_harms_no_line() {
     });
 }
 
-/// Judged by parsers of other make than the editing, where that is possible.
+/// Whether the runtime is in `text`, by a parser other than that of the editing where that is possible.
 fn has_runtime(engine: Engine, text: &str, runtime: &Runtime) -> bool {
     if engine == Engine::Docker {
         let bare = text.trim_start_matches('\u{feff}');
@@ -243,7 +245,7 @@ fn random(state: &mut u64) -> usize {
     usize::try_from(*state >> 33).unwrap()
 }
 
-/// Where a line may be put in without getting into our block or between a line of ours and what gave way to it.
+/// Where a line may be put in: not within our block, nor between a line of ours and what it replaced.
 fn gaps(text: &str) -> Vec<usize> {
     let mut inside = false;
     let mut gaps = Vec::new();
@@ -273,7 +275,8 @@ fn comments_and_tables_of_others_stay_when_the_runtime_goes() {
         }
         let new = added(engine, file, &settings(old), runtime);
         for round in 0..20 {
-            // The same lines go into the text with us and without us, behind the same lines of the old text.
+            // The same lines go into the text with the runtime and into the one without, after the same lines
+            // of the old text.
             let (mut with, mut without) = (text(&new).to_owned(), old.to_owned());
             for number in 0..=random(&mut state) % 4 {
                 let places = gaps(&without);
@@ -331,7 +334,7 @@ fn members_of_others_stay_when_the_runtime_goes() {
         for default in [false, true] {
             let new = docker::with(&settings(&*old), &runtime(default)).unwrap();
             for _ in 0..20 {
-                // Somebody's own tool writes the file anew, with more members, in its own order and form.
+                // A tool of somebody else writes the file anew, with more members, in its own order and form.
                 let bare = |text: &str| text.trim_start_matches('\u{feff}').to_owned();
                 let (mut with, mut without): (serde_json::Value, serde_json::Value) = (
                     serde_json::from_str(&bare(text(&new))).unwrap(),
@@ -459,7 +462,7 @@ fn what_does_not_come_into_force_is_taken_back() {
     assert!(!made.exists());
     assert_eq!(fs::read_to_string(changed).unwrap(), "old");
 
-    // Where somebody else has written meanwhile, both troubles are told.
+    // If somebody else has written meanwhile, the error tells both problems.
     let error = write(&changes, || {
         fs::write(changed, "another's").unwrap();
         bail!("the engine takes another file")

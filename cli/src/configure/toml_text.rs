@@ -1,9 +1,9 @@
-//! Settings in somebody else's TOML file, put there and taken away without touching a byte of the rest.
+//! Adds settings to somebody else's TOML file and removes them, without touching a byte of the rest.
 //!
-//! What was there can be told from the text itself, so that taking away needs no memory of its own: new tables stand in one
-//! block between two comment lines at the end; a line within an existing table ends in a mark; a line that had to give way
-//! stays above it as a comment. Every edit is proved before it is handed out: the result parses, differs by the settings
-//! alone, and taking them away again gives the old bytes.
+//! The text itself tells what was there, so removing needs no other memory. New tables stand in one block
+//! between two comment lines at the end. A line within an existing table ends in a mark. A line that was
+//! replaced stays above the new one as a comment. Every edit is checked before it is returned: the result
+//! parses, differs by the settings alone, and removing them again gives the old bytes.
 
 mod insert;
 mod remove;
@@ -23,7 +23,7 @@ pub struct Setting {
     pub table: Vec<String>,
     /// The key.
     pub key: String,
-    /// What shall be there.
+    /// What shall be at the key.
     pub wanted: Wanted,
 }
 
@@ -32,27 +32,27 @@ pub struct Setting {
 pub enum Wanted {
     /// This value, as TOML text.
     Value(String),
-    /// These strings among the elements of the list that is there.
+    /// These strings, among the elements that the list has already.
     Elements(Vec<String>),
 }
 
-/// What may be ours in a file, for taking it away without knowing how it was put there.
+/// What may be ours in a file. It is taken away without knowing how it was put there.
 #[derive(Clone, Debug, Default)]
 pub struct Owned {
     /// Tables and keys that our block may hold.
     pub paths: Vec<Vec<String>>,
     /// Lists that may have elements of ours.
     pub lists: Vec<Vec<String>>,
-    /// Those elements.
+    /// The elements that are ours.
     pub elements: Vec<String>,
 }
 
-/// Why a text is not edited, and where.
+/// Why a text is not edited, and at which line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
-    /// Counted from 1.
+    /// The line, counted from 1.
     pub line: usize,
-    /// What is wrong there, and the remedy.
+    /// What is wrong there, and what to do.
     pub message: String,
 }
 
@@ -73,12 +73,12 @@ impl Mistake {
     }
 }
 
-/// `text` with `settings` in it. A text in which they hold already as we write them comes back as it is.
+/// `text` with `settings` in it. A text in which they stand already as we write them is returned as it is.
 pub fn with(text: &str, name: &str, settings: &[Setting], owned: &Owned) -> Result<String, Mistake> {
     let plain = without(text, name, owned)?;
     let new = insert(&plain, name, settings)?;
     prove(&plain, &new, name, settings, owned)?;
-    // Others may have written behind our block since: where it stands does not matter.
+    // Others may have written text after our block since. The block's place does not matter.
     Ok(if ours(text, name) == ours(&new, name) { text.to_owned() } else { new })
 }
 
@@ -89,14 +89,14 @@ pub fn without(text: &str, name: &str, owned: &Owned) -> Result<String, Mistake>
     without_elements(&text, owned)
 }
 
-/// The values of a text; Go templates in it count as blanks or numbers.
+/// The values of a text. Go templates in it count as blanks or numbers.
 pub fn values(text: &str) -> Result<Table, Mistake> {
     toml::from_str(&masked(text)).map_err(|error| {
         Mistake::at(text, error.span().map_or(0, |span| span.start), error.message().replace('\n', ", "))
     })
 }
 
-/// What is at `path`.
+/// The value at `path`.
 pub fn value<'a>(table: &'a Table, path: &[String]) -> Option<&'a Value> {
     let (last, tables) = path.split_last()?;
     let mut table = table;
@@ -119,12 +119,12 @@ pub fn place(text: &str, path: &[String]) -> Option<usize> {
     item.as_table().and_then(toml_edit::Table::span).or_else(|| key.span()).map(|span| span.start)
 }
 
-/// A string as TOML.
+/// The text as a TOML string.
 pub fn quoted(text: &str) -> String {
     Value::String(text.to_owned()).to_string()
 }
 
-/// Owned names of a path.
+/// The names of a path as owned strings.
 pub fn path<const LENGTH: usize>(names: [&str; LENGTH]) -> Vec<String> {
     names.map(str::to_owned).to_vec()
 }
@@ -140,12 +140,12 @@ fn end(name: &str) -> String {
     format!("# END gpushare \"{name}\"")
 }
 
-/// Ends a line of ours within a table of somebody else's.
+/// Ends a line of ours within a table that is not ours.
 fn mark(name: &str) -> String {
     format!("# set by gpushare configure for \"{name}\"")
 }
 
-/// Begins a line that had to give way to ours.
+/// Begins a line that was replaced by ours.
 fn former(name: &str) -> String {
     format!("# before gpushare configure for \"{name}\": ")
 }
@@ -163,7 +163,8 @@ fn parse<'a>(text: &str, masked: &'a str) -> Result<Document<&'a str>, Mistake> 
     })
 }
 
-/// The table at `path`, or `None` if it is not there. A table that is written as a value cannot be added to.
+/// The table at `path`, or `None` if it is not there. A table that is written as a value is a mistake, since
+/// it cannot be added to.
 fn find<'a>(
     text: &str,
     document: &'a Document<&str>,
@@ -188,8 +189,8 @@ fn find<'a>(
     Ok(Some(table))
 }
 
-/// Go templates (k3s, rke2) blanked out where they stand at the beginning of a line and made numbers elsewhere, byte for byte,
-/// so that what stands around them can be parsed as TOML.
+/// Replaces Go templates (k3s, rke2) byte for byte, so that the rest can be parsed as TOML: by blanks at the
+/// beginning of a line, by digits elsewhere.
 fn masked(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -202,7 +203,7 @@ fn masked(text: &str) -> String {
             out.push(match (byte, number) {
                 (b'\n' | b'\r', _) => char::from(*byte),
                 _ if first => ' ',
-                // A fraction, whose digits may be as many as they like.
+                // Digits of a fraction: there may be any number of them.
                 (_, 0) => '1',
                 (_, 1) => '.',
                 _ => '0',
@@ -213,7 +214,7 @@ fn masked(text: &str) -> String {
     out + rest
 }
 
-/// The edit is as promised, or is not made.
+/// Checks that the edit does what it should and can be undone. Otherwise it is not made.
 fn prove(old: &str, new: &str, name: &str, settings: &[Setting], owned: &Owned) -> Result<(), Mistake> {
     let unusual = |why: &str| {
         let message = format!(
@@ -252,7 +253,7 @@ fn prove(old: &str, new: &str, name: &str, settings: &[Setting], owned: &Owned) 
     Ok(())
 }
 
-/// Takes a setting out of parsed values, and the tables that are empty without it.
+/// Takes a setting out of parsed values, together with tables that are empty without it.
 fn take(table: &mut Table, path: &[String], setting: &Setting) {
     let Some((name, inner)) = path.split_first() else {
         match (&setting.wanted, table.get_mut(&setting.key)) {

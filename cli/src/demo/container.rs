@@ -14,14 +14,14 @@ use super::image;
 
 /// How long the client may take to answer: a real driver's first context takes seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// As long as the client keeps its memory unless it is ended before.
+/// Seconds for which the client keeps its memory, unless it is ended before.
 const HOLD_SECONDS: &str = "600";
 
 /// A container that runs the CUDA client.
 pub struct Container {
-    /// Its id.
+    /// The container's id.
     pub id: String,
-    /// What it asks for.
+    /// Memory that it asks for.
     pub size: DeviceMemory,
     bundle: PathBuf,
     runtime: Box<dyn Fn() -> Command>,
@@ -35,9 +35,9 @@ pub struct Seen {
     pub memory_total: DeviceMemory,
     /// NVML's total.
     pub nvml_total: DeviceMemory,
-    /// The result of allocating what fits.
+    /// Name of CUDA's result of allocating [`Container::within`].
     pub within: String,
-    /// The result of allocating what does not.
+    /// Name of CUDA's result of allocating [`Container::beyond`] as well.
     pub beyond: String,
 }
 
@@ -67,10 +67,10 @@ impl Container {
         DeviceMemory::from_bytes(self.size.bytes() / 2)
     }
 
-    /// `create` and `start`.
+    /// Calls the runtime's `create` and `start`.
     ///
     /// # Errors
-    /// With the runtime's own line.
+    /// When the runtime fails; the error is its own line.
     pub fn start(&self) -> Result<()> {
         self.write_config()?; // engines write it anew at each start
         let answer = File::create(self.answer())?;
@@ -120,7 +120,7 @@ impl Container {
         Ok(Some(text(&output.stdout)))
     }
 
-    /// `kill` and `delete`.
+    /// Calls the runtime's `kill` and `delete`.
     pub fn end(&self) -> Result<()> {
         self.call(&["kill", &self.id, "KILL"], Stdio::null())?;
         let start = Instant::now();
@@ -145,7 +145,7 @@ impl Container {
         fs::read_to_string(self.bundle.join("stderr")).unwrap_or_default().trim().to_owned()
     }
 
-    /// The low-level runtime's state goes where the bundles are, out of any engine's way.
+    /// Keeps the low-level runtime's state beside the bundles, apart from any engine's.
     fn root(&self) -> [PathBuf; 2] {
         [PathBuf::from("--root"), self.bundle.with_file_name("runtime-root")]
     }
@@ -186,7 +186,7 @@ impl Container {
 }
 
 impl Drop for Container {
-    /// After an error of the demo nothing may be left running.
+    /// Deletes the container, so that nothing is left running after an error of the demo.
     fn drop(&mut self) {
         let _ = self.call(&["delete", "--force", &self.id], Stdio::null());
     }

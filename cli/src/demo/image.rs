@@ -1,4 +1,4 @@
-//! The demo's root file system: the client, and the C library that this very program runs on.
+//! The demo's root file system: the client, and the C library that this program itself runs on.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use procfs::process::{MMapPath, Process};
 
-/// What foreign programs such as nvidia-smi need of the C library beside what we have loaded ourselves.
+/// Libraries that programs such as nvidia-smi need beside those that this process has loaded.
 const COMPANIONS: [&str; 5] = ["libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1"];
 /// Where x86-64 programs name their loader.
 const LOADER: &str = "lib64/ld-linux-x86-64.so.2";

@@ -1,4 +1,4 @@
-//! Which faults a runc has, by what it says of its version.
+//! Which faults a runc has, by the version that it prints.
 
 /// A version of runc: `1.1.5+ds1` is 1.1.5, `1.2.0-rc.2` is the second candidate for 1.2.0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub struct Runc {
 }
 
 impl Runc {
-    /// From the output of `--version`; `None` if another runtime wrote it, or its version is no number.
+    /// Parses the output of `--version`; `None` if another runtime wrote it, or if the version is no number.
     pub fn parse(output: &str) -> Option<Self> {
         let text = output.lines().find_map(|line| line.trim().strip_prefix("runc version "))?.trim();
         let text = text.strip_prefix('v').unwrap_or(text);

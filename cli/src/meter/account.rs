@@ -1,4 +1,4 @@
-//! One GPU's time and memory by container: pure but for the clock readings handed in.
+//! One GPU's time and memory by container. Pure computation: clock readings are handed in.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,19 +12,19 @@ use super::burst::{Allowance, Tenant, WHOLE, WINDOWS, allowances};
 use super::windows::{Sample, Windows};
 use crate::clock::Clock;
 
-/// A window that nobody reported is taken for idle after so many periods: drivers hand samples out late.
+/// A window without any sample counts as idle after this many periods, since drivers hand samples out late.
 const SILENCE: u64 = 3;
 
-/// The books of one GPU.
+/// The time and memory of one GPU's containers.
 #[derive(Debug)]
 pub struct Account {
     windows: Windows,
-    /// Whether the driver answered at all: without per-process samples nothing is measured.
+    /// Whether the driver has answered: without per-process samples nothing is measured.
     counted: bool,
-    /// End of the last window that use was computed of, microseconds since 1970.
+    /// End of the last window for which use was computed, in microseconds since 1970.
     closed: u64,
     members: BTreeMap<i64, Member>,
-    /// GPU time since `closed` of whoever has no compute share, in nanoseconds.
+    /// GPU time since `closed` of all that have no compute share, in nanoseconds.
     foreign_open: u64,
     foreign: [u32; WINDOWS],
 }
@@ -32,15 +32,15 @@ pub struct Account {
 /// One container on the GPU.
 #[derive(Debug, Default)]
 pub struct Member {
-    /// Its line of the limits file.
+    /// Its line in the limits file.
     pub line: usize,
-    /// Device memory of its processes by the driver's count.
+    /// Device memory of its processes, as the driver counts it.
     pub held: Held,
-    /// Part of it that its books do not explain, in bytes.
+    /// The part of it that the container's books do not explain, in bytes.
     pub unbooked: u64,
-    /// Its GPU time as far as it was ever measured, in nanoseconds.
+    /// All its GPU time that was ever measured, in nanoseconds.
     pub own: u64,
-    /// Looks that found anybody else on the GPU.
+    /// How many looks found anybody else on the GPU.
     others: u64,
     /// GPU time since the last closed window, in nanoseconds.
     open: u64,
@@ -49,7 +49,8 @@ pub struct Member {
 }
 
 impl Account {
-    /// Books that begin now, or go on where `known` measurements of this GPU's containers end.
+    /// An account that begins now, or goes on where the `known` measurements of this GPU's containers end.
+    /// `period` is the driver's sampling period in microseconds.
     pub fn new(known: &[Measurement], period: u64, clock: Clock) -> Self {
         let until = known.iter().map(|line| line.until).filter(|until| *until <= clock.monotonic).max();
         let begin = until.filter(|until| *until > 0).map_or(clock.wall_micros(), |until| clock.stamp(until));
@@ -64,8 +65,8 @@ impl Account {
         }
     }
 
-    /// Takes a container in, or its new figures. One that was measured before goes on from `known`, which only it could
-    /// have forged, and only for itself.
+    /// Adds a container, or takes its new figures. One that was measured before goes on from `known`. Only
+    /// the container itself could have forged `known`, and only to its own account.
     pub fn admit(&mut self, lease: &Lease, line: usize, grant: &Grant, known: &Measurement, clock: Clock) {
         let believable =
             known.until > 0 && known.until <= clock.monotonic && known.own_nanoseconds <= known.until;
@@ -85,40 +86,41 @@ impl Account {
         }
     }
 
-    /// Leaves out what came before `now`, microseconds since 1970: what was used while nothing was limited, and nobody
-    /// asked, is not billed to a limit.
+    /// Leaves out what came before `now`, in microseconds since 1970: use before the first limit, while
+    /// nobody asked for samples, is not counted against a limit.
     fn begin_anew(&mut self, now: u64) {
         self.windows = Windows::since(now, self.windows.period());
         self.closed = now;
     }
 
-    /// Lets go of containers that `living` does not name.
+    /// Removes the containers that `living` does not name.
     pub fn retain(&mut self, living: impl Fn(i64) -> bool) {
         self.members.retain(|lease, _| living(*lease));
     }
 
-    /// Whether a container here has a compute limit: only then is anybody waiting for samples.
+    /// Whether a container here has a compute limit. Only then does anybody wait for samples.
     pub fn is_limited(&self) -> bool {
         self.members.values().any(|member| member.tenant.is_some())
     }
 
-    /// Whether the driver tells GPU time, and until when it was counted, in microseconds since 1970.
+    /// The end of what was counted, in microseconds since 1970; `None` while the driver tells no GPU time.
     pub fn counted_until(&self) -> Option<u64> {
         self.counted.then(|| self.windows.newest())
     }
 
-    /// How long the driver's windows are.
+    /// The length of the driver's windows.
     pub fn period(&self) -> Duration {
         Duration::from_micros(self.windows.period())
     }
 
-    /// Whether nobody is left.
+    /// Whether no container is left.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
 
-    /// The stamp to ask NVML from. A wall clock that was set back would hide everything until it has caught up: then the
-    /// books begin anew from now.
+    /// The stamp to ask NVML from, in microseconds since 1970. If the wall clock is more than 2 s behind the
+    /// newest stamp, it was set back. The account then begins anew from now: otherwise no sample would count
+    /// until the clock has caught up.
     pub fn ask_from(&mut self, clock: Clock) -> u64 {
         let now = clock.wall_micros();
         if self.windows.newest() > now + 2_000_000 {
@@ -127,7 +129,7 @@ impl Account {
         self.windows.ask_from()
     }
 
-    /// Books what the driver tells; `owner` names the lease of a host pid. Returns whether a window ended.
+    /// Counts the driver's samples. `owner` names the lease of a host pid. Returns whether a window ended.
     pub fn count(
         &mut self,
         samples: Vec<Sample>,
@@ -154,11 +156,12 @@ impl Account {
         self.close(clock.wall_micros())
     }
 
-    /// Ends the windows that are over.
+    /// Ends the windows that are over; returns whether one was.
     fn close(&mut self, now: u64) -> bool {
         let (period, newest) = (self.windows.period(), self.windows.newest());
         let before = self.closed;
-        // After a suspend, or a wall clock that was set forward, the rest was idle.
+        // After a suspend, or after the wall clock was set forward, the time before `remembered` counts as
+        // idle.
         let remembered = now.saturating_sub((SILENCE + WINDOWS as u64) * period);
         if newest < remembered {
             self.closed = self.closed.max(remembered);
@@ -167,7 +170,7 @@ impl Account {
             self.end_window(period);
         }
         while newest >= self.closed + period / 2 {
-            // A late look finds several windows at once; they are told apart by nobody.
+            // A late look finds several windows at once and cannot tell them apart, so they count as one.
             let width = newest - self.closed;
             self.end_window(if width <= SILENCE * period { width } else { width - SILENCE * period });
         }
@@ -176,7 +179,7 @@ impl Account {
 
     fn end_window(&mut self, width: u64) {
         self.closed += width;
-        // Nanoseconds of microseconds, in hundredths of a percent.
+        // Turns nanoseconds used in `width` microseconds into hundredths of a percent.
         let share = |open: &mut u64| {
             let share =
                 u128::from(std::mem::take(open)) * u128::from(WHOLE) / (u128::from(width) * 1000).max(1);
@@ -191,7 +194,8 @@ impl Account {
         }
     }
 
-    /// Decides anew what each container may use; `held_back` tells whether one says that it wants more.
+    /// Decides anew what each container may use. `held_back` tells whether the container says that it wants
+    /// more.
     pub fn decide(&mut self, held_back: impl Fn(i64, usize) -> bool) {
         let mut tenants: Vec<&mut Tenant> = Vec::new();
         for (lease, member) in &mut self.members {
@@ -206,7 +210,7 @@ impl Account {
         tenants.into_iter().zip(next).for_each(|(tenant, next)| tenant.last = next);
     }
 
-    /// The containers, for their memory.
+    /// The containers, so that their memory figures can be set.
     pub fn members(&mut self) -> impl Iterator<Item = (i64, &mut Member)> {
         self.members.iter_mut().map(|(lease, member)| (*lease, member))
     }

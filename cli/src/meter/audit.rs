@@ -1,5 +1,5 @@
-//! Audits every lease once a second: limits files that a container has changed, device memory beyond the container's books
-//! or limit, and GPU time beyond its share.
+//! Audits every lease once a second: limits files that a container has changed, device memory beyond the
+//! container's books or limit, and GPU time beyond its share.
 
 use std::collections::HashMap;
 
@@ -10,15 +10,15 @@ use gpushare_quota::{Lease, Store};
 use gpushare_region::Usage;
 use gpushare_request::ComputePolicy;
 
-/// So many looks in a row must find memory beyond the books: an allocation is in the driver's books and in the
-/// container's at different instants.
+/// How many looks in a row must find memory beyond the books. The driver and the container note an allocation
+/// at different instants.
 const LOOKS: u32 = 3;
 
-/// GPU time beyond a share that is not told yet, in nanoseconds: a kernel that has begun is never cut off, and its
-/// container waits afterwards. What is longer is told, whatever it is.
+/// The most GPU time beyond a share that is not reported, in nanoseconds. A kernel that has begun is never
+/// cut off, and its container waits afterwards. More than this is reported, whatever the reason.
 const MOST_EXCESS: u64 = 1_500_000_000;
 
-/// GPU time that a share did not earn: it grows by what is used, and shrinks by what is earned, down to nothing.
+/// GPU time that a share did not earn. It grows by what is used and shrinks by what is earned, never below 0.
 #[derive(Debug)]
 struct Excess {
     used: u64,
@@ -26,7 +26,7 @@ struct Excess {
     nanoseconds: u64,
 }
 
-/// The most compute that a line of `lease` may use, in percent; `None` without a limit.
+/// The most compute that `lease` may use on the GPU of grant `line`, in percent; `None` without a limit.
 fn most_percent(lease: &Lease, line: usize) -> Option<u8> {
     let cores = lease.grants.get(line)?.cores?;
     match lease.compute_policy {
@@ -40,15 +40,15 @@ fn most_percent(lease: &Lease, line: usize) -> Option<u8> {
 /// What earlier looks found.
 #[derive(Debug, Default)]
 pub struct Audit {
-    /// By lease and line: looks in a row.
+    /// By lease and line: how many looks in a row found memory beyond the books.
     unbooked: HashMap<(i64, usize), u32>,
     /// By lease and line: GPU time beyond the share.
     excess: HashMap<(i64, usize), Excess>,
 }
 
 impl Audit {
-    /// Compares the driver's figures of one line with the container's books, and returns the bytes that these do not
-    /// explain, once they have been seen often enough.
+    /// Compares the driver's figures for one line with the container's books. Returns the bytes that the
+    /// books do not explain, once enough looks in a row have found some, else 0.
     pub fn compare(
         &mut self,
         lease: &Lease,
@@ -72,8 +72,8 @@ impl Audit {
         if *looks < LOOKS { 0 } else { bytes }
     }
 
-    /// GPU time beyond the share of one line that has come together, once it is more than a kernel's length explains;
-    /// `used` is all that the container ever used, at the time `now`, both in nanoseconds.
+    /// GPU time beyond the share of one line, in nanoseconds, once it is more than a kernel's length
+    /// explains. `used` is all that the container ever used, up to the time `now`; both in nanoseconds.
     pub fn excess(&mut self, lease: &Lease, line: usize, used: u64, now: u64) -> Option<u64> {
         let percent = most_percent(lease, line)?;
         let excess = self.excess.entry((lease.id, line)).or_insert(Excess { used, at: now, nanoseconds: 0 });
@@ -90,8 +90,8 @@ impl Audit {
     }
 }
 
-/// Makes a living limits file say what the store says, and returns whether it had to. Compared again while nobody else
-/// can change either.
+/// Makes the limits file of a living lease say what the store says. Returns whether it had to. It compares
+/// again while nobody else can change either.
 ///
 /// # Errors
 /// When the store fails, or the file cannot be written.
@@ -115,14 +115,15 @@ pub fn mend(store: &Store, region: &Region, lease: &Lease) -> Result<bool> {
 pub struct Held {
     /// Device memory in bytes.
     pub bytes: u64,
-    /// Processes that hold it.
+    /// How many processes hold it.
     pub processes: u32,
 }
 
-/// Device memory in bytes beyond the books and a slack: what modules, stacks and the context itself take differs by GPU and
-/// driver, so each process has `tolerance`; all together no more than a quarter of the limit, or one tolerance, since a tenant
-/// starts as many as it likes. Books that claim more than the limit explain no more than the limit: the container writes
-/// them. `None` when all is explained.
+/// Device memory in bytes beyond the books, if it is more than a slack; `None` when all is explained. What
+/// modules, stacks and the context itself take differs by GPU and driver, so each process has `tolerance`.
+/// All together have at most a quarter of the limit, or one tolerance if that is more, since a tenant can
+/// start any number of processes. Books that claim more than the limit explain only the limit, since the
+/// container writes them.
 fn unbooked(held: &Held, booked: u64, limit: DeviceMemory, tolerance: DeviceMemory) -> Option<u64> {
     let most = tolerance.bytes().max(limit.bytes() / 4);
     let slack = tolerance.bytes().saturating_mul(u64::from(held.processes)).min(most);

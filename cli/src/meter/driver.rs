@@ -1,4 +1,4 @@
-//! What NVML tells of the processes on one GPU.
+//! What NVML tells of the processes on one GPU: samples of their use, and their memory.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,18 +15,19 @@ use super::windows::{PERIOD, Sample};
 pub struct Gpu<'nvml> {
     device: Device<'nvml>,
     uuid: GpuUuid,
-    /// What went wrong, so that each thing is logged once.
+    /// What went wrong so far, so that each error is logged once.
     troubles: HashSet<String>,
     samples: bool,
 }
 
 impl<'nvml> Gpu<'nvml> {
-    /// The GPU `uuid`.
+    /// The GPU `uuid`, which `device` has opened.
     pub fn new(device: Device<'nvml>, uuid: GpuUuid) -> Self {
         Self { device, uuid, troubles: HashSet::new(), samples: true }
     }
 
-    /// How long its sampling windows are, in microseconds: as the stamps of its own utilisation stand apart.
+    /// Length of its sampling windows in microseconds: the median gap between the stamps of its own
+    /// utilisation.
     pub fn period(&self) -> u64 {
         let told = self.device.samples(Sampling::GpuUtilization, None).unwrap_or_default();
         let mut stamps: Vec<u64> =
@@ -38,8 +39,8 @@ impl<'nvml> Gpu<'nvml> {
         apart.get(apart.len() / 2).copied().unwrap_or(PERIOD)
     }
 
-    /// Samples of processes newer than `stamp`. `None` where the driver gives none: libraries then go by their own
-    /// events alone.
+    /// Samples of processes, newer than `stamp`. `None` where the driver gives none; the libraries then use
+    /// their own events alone.
     pub fn samples(&mut self, stamp: u64) -> Option<Vec<Sample>> {
         if !self.samples {
             return None;
@@ -52,7 +53,8 @@ impl<'nvml> Gpu<'nvml> {
         };
         match told {
             Ok(told) => Some(told.iter().map(sample).collect()),
-            // Nothing new; or more came between the question for their number and the question for them.
+            // Nothing is new, or more samples came between the question for their number and the question for
+            // them.
             Err(NvmlError::NotFound | NvmlError::InsufficientSize(_)) => Some(Vec::new()),
             Err(error) => {
                 self.samples = !is_final(&error);
@@ -62,7 +64,7 @@ impl<'nvml> Gpu<'nvml> {
         }
     }
 
-    /// Host pids of the processes that compute here now; none where the driver does not tell.
+    /// Host pids of the processes that compute on the GPU now; none where the driver does not tell.
     pub fn processes(&self) -> impl Iterator<Item = u32> + use<> {
         let told = self.device.running_compute_processes().unwrap_or_default();
         told.into_iter().map(|process| process.pid)
@@ -92,7 +94,7 @@ impl<'nvml> Gpu<'nvml> {
     }
 }
 
-/// A process may be in both lists, with the same figure.
+/// Notes a process's memory. A process may be in both lists, with the same figure.
 fn note(all: &mut HashMap<u32, u64>, process: &ProcessInfo) {
     if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory {
         let known = all.entry(process.pid).or_default();
@@ -100,7 +102,7 @@ fn note(all: &mut HashMap<u32, u64>, process: &ProcessInfo) {
     }
 }
 
-/// Whether the same call will never be answered on this GPU.
+/// Whether the same call will never succeed on this GPU.
 fn is_final(error: &NvmlError) -> bool {
     matches!(error, NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_))
 }

@@ -1,5 +1,5 @@
-//! Files that the meter keeps open, so that no container gets a lease on them by which others would wait: the
-//! driver's and our own libraries, which containers share, and the two files of each share.
+//! Files that the meter keeps open, so that no container gets a lease (fcntl(2)) on them, for which others
+//! would wait: the driver's and our own libraries, which containers share, and the two files of each region.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -10,7 +10,7 @@ use gpushare_inject::{Fitted, Region};
 use gpushare_inventory::{FileIdentity, Node, open_now};
 use gpushare_quota::Lease;
 
-/// The open files, and those that are watched.
+/// The open files, and the paths of those that are watched.
 #[derive(Debug)]
 pub struct Kept {
     libraries: Vec<PathBuf>,
@@ -20,7 +20,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// What containers of this node have mounted. Nothing is opened yet.
+    /// The files that containers of this node have mounted. Nothing is opened yet.
     pub fn of(node: &Node, config: &Config, state: &Path) -> Self {
         let (cache, libraries) = (&config.paths.cache, &config.paths.libraries);
         let fitted = Fitted { cache, libraries, driver: &node.driver, state };
@@ -29,7 +29,7 @@ impl Kept {
         Self { libraries: files, open: HashMap::new(), regions: HashMap::new(), state: state.into() }
     }
 
-    /// Opens what is not open, without waiting, and lets go of what ended.
+    /// Opens the files that are not open yet, without waiting, and closes those of leases that ended.
     pub fn hold(&mut self, state: &Path, leases: &[Lease]) {
         for path in &self.libraries {
             if !self.open.contains_key(path)
@@ -44,12 +44,12 @@ impl Kept {
         }
     }
 
-    /// The `usage` file of a lease; `None` of a container that is being created.
+    /// The `usage` file of a lease; `None` while the container is being created.
     pub fn usage(&self, lease: i64) -> Option<&File> {
         self.regions.get(&lease)?.as_ref().map(|[_, usage]| usage)
     }
 
-    /// All of them by what the kernel calls them.
+    /// All these files, by device and inode.
     pub fn watched(&self) -> HashMap<FileIdentity, PathBuf> {
         let regions = self.regions.keys().flat_map(|id| {
             let region = Region::of(&self.state, *id);

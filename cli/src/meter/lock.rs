@@ -1,4 +1,4 @@
-//! One meter per node: whoever holds the lock file.
+//! One meter per node: the process that holds the lock file.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -10,10 +10,10 @@ use gpushare_inventory::flock_holder;
 
 const NAME: &str = "meter.lock";
 
-/// Somebody who only looks holds the lock for a moment.
+/// Pause between two tries: a process that only looks holds the lock for a moment.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// The lock, held until it is dropped; `None` when another meter holds it.
+/// Takes the lock, which is held until it is dropped; `None` when another meter holds it.
 pub fn take(state: &Path) -> io::Result<Option<File>> {
     let mut options = OpenOptions::new();
     let file = options.create(true).truncate(false).write(true).mode(0o600).open(state.join(NAME))?;
@@ -33,7 +33,7 @@ pub fn is_running(state: &Path) -> bool {
     file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
-/// The meter's process where one runs and is stopped: it holds the lock and measures nothing.
+/// The meter's pid where one runs and is stopped by a signal: it holds the lock and measures nothing.
 pub fn stopped(state: &Path) -> Option<i32> {
     let pid = flock_holder(&File::open(state.join(NAME)).ok()?)?;
     let pid = i32::try_from(pid).ok()?;

@@ -1,4 +1,5 @@
-//! Whose a host process is: by its cgroup as the kernel tells it, never by anything that a container wrote.
+//! Which lease a host process belongs to: told by its cgroup as the kernel shows it, never by anything that a
+//! container wrote.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -7,12 +8,12 @@ use gpushare_quota::{Holder, Lease, cgroup_of};
 
 use super::process::{MOST_KEPT, Process};
 
-/// How long a process that has ended is remembered: its last sample comes after its end.
+/// How long a process that has ended is remembered, since its last sample comes after its end.
 const MEMORY: Duration = Duration::from_secs(2);
-/// How long a living process is taken to be in the cgroup in which it was found.
+/// How long a living process is assumed to be in the cgroup in which it was found.
 const SETTLED: Duration = Duration::from_secs(5);
 
-/// The last known owners of processes.
+/// The last known leases of processes.
 #[derive(Debug, Default)]
 pub struct Owners {
     known: HashMap<u32, Known>,
@@ -21,14 +22,14 @@ pub struct Owners {
 #[derive(Debug)]
 struct Known {
     lease: i64,
-    /// Where it was found in the cgroup that is still asked about.
+    /// The process as it was found in its cgroup; `None` once it has to be looked up anew.
     process: Option<Process>,
     found: Instant,
     seen: Instant,
 }
 
 impl Owners {
-    /// Learns whose `pid` is while it lives: its samples may come after its end.
+    /// Finds the lease of `pid` while the process lives, since its samples may come after its end.
     pub fn note(&mut self, pid: u32, leases: &[Lease]) {
         if !self.known.contains_key(&pid) {
             self.of(pid, leases);
@@ -49,12 +50,14 @@ impl Owners {
 
     fn look_up(&mut self, pid: u32, leases: &[Lease]) -> Option<i64> {
         let number = i32::try_from(pid).ok()?;
-        // Before the cgroup: one that ends in between is not known as another one that has its number.
+        // Opened before the cgroup is read: if the process ends in between, a later one with its pid is not
+        // taken for it.
         let process = (self.known.len() < MOST_KEPT).then(|| Process::open(pid)).flatten();
         let Some(cgroup) = cgroup_of(number) else {
             return self.known.get(&pid).map(|known| known.lease);
         };
-        // The innermost: a container that was started inside another one may have a share of its own.
+        // The innermost cgroup counts: a container that was started inside another one may have a share of
+        // its own.
         let members =
             leases.iter().flat_map(|lease| lease.members().map(|member| (lease.id, &member.holder)));
         let within = members.filter(|(_, holder)| holder.contains(number, &cgroup));
@@ -69,7 +72,7 @@ impl Owners {
         lease
     }
 
-    /// Looks every process up anew: other containers hold leases now.
+    /// Makes every process be looked up anew, since other containers hold leases now.
     pub fn settle_anew(&mut self) {
         self.known.values_mut().for_each(|known| known.process = None);
     }

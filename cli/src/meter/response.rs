@@ -1,4 +1,4 @@
-//! What becomes of a container that breaks its share, as the settings want it (`meter.on_cheating`).
+//! What happens to a container that breaks its share, as the settings say (`meter.on_cheating`).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,14 +14,14 @@ use super::watch::processes;
 use crate::container::ids;
 use crate::violation::{Kind, Violation};
 
-/// The leases whose containers stand still, by this meter or one before it.
+/// The leases whose containers are frozen, by this meter or one before it.
 #[derive(Debug, Default)]
 pub struct Response {
     frozen: BTreeSet<i64>,
 }
 
 impl Response {
-    /// Goes on where a meter that ended left containers frozen.
+    /// Goes on from the containers that an earlier meter left frozen.
     pub fn after(frozen: impl IntoIterator<Item = i64>) -> Self {
         Self { frozen: frozen.into_iter().collect() }
     }
@@ -31,7 +31,8 @@ impl Response {
         self.frozen.iter().copied()
     }
 
-    /// Deals with what was found: nothing but the log and the lists for `report`.
+    /// Ends or freezes containers by what was found, and lets others go on. For `report` there is only the
+    /// log and the lists.
     pub fn act(&mut self, wanted: OnCheating, leases: &[Lease], found: &[Violation]) {
         for lease in leases {
             let breaks = found.iter().any(|one| one.lease == Some(lease.id) && counts(one));
@@ -44,7 +45,7 @@ impl Response {
         self.frozen.retain(|id| leases.iter().any(|lease| lease.id == *id));
     }
 
-    /// What fails is tried again at the next look.
+    /// Freezes the containers of `lease`, or lets them go on. What fails is tried again at the next look.
     fn set(&mut self, lease: &Lease, frozen: bool) {
         if self.frozen.contains(&lease.id) == frozen {
             return;
@@ -67,20 +68,21 @@ impl Response {
     }
 }
 
-/// The containers of a lease that are made: the holder of another one is its engine's runtime.
+/// The containers of a lease that exist. While another one is being created, its holder is the engine's
+/// runtime.
 fn active(lease: &Lease) -> impl Iterator<Item = &Holder> {
     let active = lease.members().filter(|member| member.state == LeaseState::Active);
     active.map(|member| &member.holder)
 }
 
-/// Who holds others up, or what cannot be read for a moment, is told, and is no reason to stop a container: its own end may
-/// look the same.
+/// Whether a violation is a reason to stop a container. Strangers are not, and neither is what cannot be read
+/// for a moment, since the container's own end may look the same. Both are only reported.
 fn counts(found: &Violation) -> bool {
     ![Kind::Unreadable, Kind::Stranger].iter().any(|kind| kind.name() == found.kind)
 }
 
-/// Kills every process of the containers, by their cgroups and never by a pid that a container wrote. The engine finds
-/// them ended, and their share comes back as at every end.
+/// Kills every process of the containers, by their cgroups and never by a pid that a container wrote. The
+/// engine finds them ended, and their share is released as at every end.
 fn end(lease: &Lease) {
     tracing::warn!(container = %ids(lease).join(", "), "ended: it broke its share (meter.on_cheating)");
     for holder in active(lease) {
@@ -89,7 +91,7 @@ fn end(lease: &Lease) {
             continue;
         }
         for pid in processes(holder).into_iter().filter_map(|pid| i32::try_from(pid).ok()) {
-            // One that ended meanwhile needs no signal.
+            // A process that has ended meanwhile needs no signal.
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
     }
@@ -105,7 +107,7 @@ fn freeze(holder: &Holder, frozen: bool) -> io::Result<()> {
     }
 }
 
-/// The freezer's folder of a cgroup of version 1, which the store knows by its devices controller.
+/// The freezer's folder of a cgroup of version 1; the store knows the cgroup by its devices controller.
 fn version_1(cgroup: &Path) -> Option<PathBuf> {
     let below = cgroup.strip_prefix("/sys/fs/cgroup/devices").ok()?;
     Some(Path::new("/sys/fs/cgroup/freezer").join(below))

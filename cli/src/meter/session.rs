@@ -1,4 +1,4 @@
-//! The meter's work while containers hold shares.
+//! The meter's loop while containers hold shares: reads leases, measures, audits and publishes.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -25,25 +25,28 @@ use super::watch::{self, Watch};
 use crate::clock::Clock;
 use crate::violation::{self, Kind, Violation};
 
-/// How often samples are asked for while somebody has a compute share: they have to reach the libraries 50 ms after the
-/// driver has them.
+/// How often samples are asked for while anybody has a compute share. They have to reach the libraries within
+/// 50 ms after the driver has them.
 const FAST: Duration = Duration::from_millis(25);
 /// How often the store's time stamp is looked at.
 const CHANGES: Duration = Duration::from_millis(50);
-/// How often anything is looked at otherwise.
+/// The pause between two rounds while nobody has a compute share.
 const SLOW: Duration = Duration::from_millis(100);
-/// How often the processes on GPUs are noted, in ticks: a CUDA context alone takes longer to make than four.
+/// Every how many ticks the processes on GPUs are noted. Four ticks are shorter than the making of a CUDA
+/// context alone.
 const NOTED: u64 = 4;
-/// How often memory is looked at, and all that a container might have changed.
+/// How often memory is looked at, and everything that a container might have changed.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often processes are asked of the kernel, in looks: each costs ten times what the books of its container do.
+/// Every how many looks the kernel is asked about processes. One costs ten times as much as the books of its
+/// container.
 const WATCHED: u64 = 2;
-/// A line is written at least this often: libraries take one that is a second old for that of a dead meter.
+/// A line is written at least this often, since libraries take one that is a second old for that of a dead
+/// meter.
 const REFRESH: Duration = Duration::from_millis(250);
-/// A container that was held back within this time wants more, in nanoseconds.
+/// A container that was held back within this time, in nanoseconds, wants more.
 const HELD_BACK: u64 = 400_000_000;
 
-/// Measures until nobody holds a share.
+/// Measures until no container holds a share.
 pub fn run(nvml: &Nvml, node: &Node, state: &Path, store: &Store, config: &Config) -> Result<()> {
     let mut session = Session {
         nvml,
@@ -90,7 +93,8 @@ struct Session<'a> {
     kept: Kept,
     watch: Watch,
     response: Response,
-    /// What was logged of which lease and process, by kind: figures change at every look.
+    /// What was logged, by lease, process and kind. The texts are left out, since their figures change at
+    /// every look.
     told: BTreeSet<(Option<i64>, Option<u32>, String)>,
     change: Option<SystemTime>,
     reloaded: Instant,
@@ -102,13 +106,13 @@ struct Session<'a> {
     looks: u64,
     /// What the last look at the processes found.
     watched: Vec<Violation>,
-    /// How often the samples were asked for.
+    /// How many rounds there were.
     ticks: u64,
-    /// By lease: what is published stands in its container's file.
+    /// The open `limits` files by lease, in which measurements are published.
     limits: HashMap<i64, Measuring>,
 }
 
-/// One GPU that somebody holds a share of.
+/// A GPU on which somebody holds a share.
 struct Metered<'a> {
     gpu: Gpu<'a>,
     account: Account,
@@ -118,7 +122,7 @@ struct Metered<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Reads the leases if they may have changed.
+    /// Reads the leases if they may have changed, or if `anyway` is set.
     fn reload(&mut self, anyway: bool) -> Result<()> {
         if !anyway && self.reloaded.elapsed() < CHANGES {
             return Ok(());
@@ -138,7 +142,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Brings the books of all GPUs in line with the leases.
+    /// Brings the accounts of all GPUs in line with the leases.
     fn admit(&mut self) {
         let (clock, leases) = (Clock::now(), std::mem::take(&mut self.leases));
         let known: HashMap<i64, _> = leases
@@ -187,18 +191,18 @@ impl<'a> Session<'a> {
         self.leases = leases;
     }
 
-    /// Asks for new samples, decides, and publishes.
+    /// Asks for new samples, decides what each container may use, and publishes.
     fn measure(&mut self) {
         self.ticks += 1;
         for metered in self.gpus.values_mut() {
             let clock = Clock::now();
             let mut ended = false;
             if metered.account.is_limited() && self.ticks.is_multiple_of(NOTED) {
-                // A short process may have ended by the time of its first sample.
+                // A short process may have ended by the time of its first sample, so its lease is noted now.
                 metered.gpu.processes().for_each(|pid| self.owners.note(pid, &self.leases));
             }
             if metered.account.is_limited()
-                // The driver's windows end together, and none ends so soon after another.
+                // The driver's windows end together, and no window ends so soon after another.
                 && metered.ended.is_none_or(|before| before.elapsed() >= metered.account.period() / 2)
                 && let Some(samples) = metered.gpu.samples(metered.account.ask_from(clock))
             {
@@ -216,7 +220,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The slow look: memory and time by the driver's count, and what a container may have changed.
+    /// The slow look: memory and time as the driver counts them, and what a container may have changed.
     fn look(&mut self) {
         self.looked = Some(Instant::now());
         self.looks += 1;
@@ -239,7 +243,7 @@ impl<'a> Session<'a> {
         self.tell(found);
     }
 
-    /// Limits files that differ from their leases are written anew.
+    /// Writes limits files that differ from their leases anew.
     fn mend(&self) -> Vec<Violation> {
         let mut found = Vec::new();
         for lease in &self.leases {
@@ -259,8 +263,8 @@ impl<'a> Session<'a> {
         found
     }
 
-    /// The driver's figures beside the containers' books and shares. Notes the processes on GPUs by lease, and those of no
-    /// lease with their memory.
+    /// Compares the driver's figures with the containers' books and shares. Notes the processes on GPUs by
+    /// lease, and those of no lease with their memory.
     fn audit(
         &mut self,
         on_gpu: &mut HashMap<i64, HashSet<u32>>,
@@ -301,7 +305,7 @@ impl<'a> Session<'a> {
                         let text = "its usage file is damaged".to_owned();
                         found.push(watch::of(lease, None, Kind::Unreadable, text));
                     }
-                    // The container ended, or is being created.
+                    // The container has ended, or is being created.
                     Err(UsageError::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => {}
                     Err(UsageError::Io(error)) => {
                         let text = format!("its usage file cannot be read: {error}");
@@ -316,7 +320,7 @@ impl<'a> Session<'a> {
         found
     }
 
-    /// Logs what is new, does what the settings say, and leaves all of it for the commands.
+    /// Logs what is new, does what the settings say, and writes all of it down for the commands.
     fn tell(&mut self, mut found: Vec<Violation>) {
         found.sort();
         found.dedup();
@@ -346,7 +350,8 @@ fn beyond_share(lease: &Lease, excess: u64) -> Violation {
     watch::of(lease, None, Kind::Compute, text)
 }
 
-/// A process on a GPU that holds shares, which no lease explains, whole cards' included. Ours is no container's.
+/// A violation if the process `pid` belongs to no lease of the node, also none of whole GPUs, and is not this
+/// process.
 fn stranger(store: &Store, pid: u32, bytes: u64) -> Option<Violation> {
     if pid == std::process::id() || Owners::default().of(pid, &store.leases().ok()?).is_some() {
         return None;
@@ -366,11 +371,12 @@ fn stranger(store: &Store, pid: u32, bytes: u64) -> Option<Violation> {
 /// Whether the container says that it wanted more a moment ago.
 fn held_back(region: &Region, line: usize, clock: Clock) -> bool {
     let words = region.read_throttles().ok().and_then(|all| all.get(line).copied()).unwrap_or_default();
-    // A time that has not come yet is no time.
+    // A time in the future does not count.
     clock.monotonic.checked_sub(words.held_back).is_some_and(|ago| ago < HELD_BACK)
 }
 
-/// A region that is going away with its container is no trouble; the next look finds its lease gone.
+/// Publishes the measurements of a GPU's containers. A region that is going away with its container is no
+/// error: the next look finds its lease gone.
 fn publish(state: &Path, account: &Account, clock: Clock, limits: &mut HashMap<i64, Measuring>) {
     for (lease, line, value) in account.measurements(clock) {
         let opened = match limits.entry(lease) {

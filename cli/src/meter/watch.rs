@@ -1,5 +1,6 @@
-//! Looks for what a container can do against its share from inside, by what the kernel says of its processes and
-//! never by what they wrote: files put over the lease's own, GPU programs without the limits, file leases.
+//! Looks for what a container can do against its share from inside: files mounted over the lease's own, GPU
+//! programs without the limits, file leases. It uses what the kernel says of the processes, never what they
+//! wrote.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
@@ -23,28 +24,31 @@ use super::process::{MOST_KEPT, Process};
 use crate::container::ids;
 use crate::violation::{Kind, Violation};
 
-/// How long a GPU process that has loaded its limits is not asked again.
+/// How long a GPU process that has loaded its limits is not looked at again.
 const TRUSTED: Duration = Duration::from_secs(30);
-/// A process that has just begun to use a GPU is not judged before the next look.
+/// How many looks in a row must find a process without limits, so that one that has just begun to use a GPU
+/// is not judged.
 const LOOKS: u32 = 2;
 
-/// Lists of mounts that are kept open for one lease: a container may make as many mount namespaces as it likes.
+/// The most lists of mounts that are kept open for one lease, since a container may make any number of mount
+/// namespaces.
 const MOST_VIEWS: usize = 16;
 
 /// What the looks before this one found.
 #[derive(Debug, Default)]
 pub struct Watch {
-    /// GPU processes that had loaded their limits, and when.
+    /// GPU processes that had loaded their limits, and when that was found.
     limited: HashMap<u32, (Process, Instant)>,
-    /// Looks in a row that found a process without.
+    /// How many looks in a row found a process without them.
     unlimited: HashMap<u32, (Option<Process>, u32)>,
     views: HashMap<i64, Views>,
 }
 
-/// By mount namespace, and by process for those on a GPU: one may be shown less than another of its namespace.
+/// Views by mount namespace. Those of processes on a GPU are also by process: one may be shown less than
+/// another of its namespace.
 type Views = HashMap<(PathBuf, Option<u32>), View>;
 
-/// What a process is shown of the files of its lease.
+/// How a process sees the files of its lease.
 #[derive(Debug)]
 struct View {
     covered: Option<String>,
@@ -53,9 +57,9 @@ struct View {
 }
 
 impl View {
-    /// The first of the lease's files over which the process has something else mounted. The kernel's list is read, and
-    /// no path is looked up: a file system of the container's own could let that wait. One in a root of its own has no
-    /// such mount, and finds no driver there.
+    /// Finds the first of the lease's files over which the process has something else mounted. It reads the
+    /// kernel's list and looks no path up, since a file system of the container's own could make that wait. A
+    /// process in a root of its own has no such mount, and finds no driver there.
     fn of(pid: u32, expected: &Expected) -> Option<Self> {
         let (mut list, mut text) = (File::open(format!("/proc/{pid}/mountinfo")).ok()?, String::new());
         list.read_to_string(&mut text).ok()?;
@@ -63,7 +67,8 @@ impl View {
         Some(Self { covered, since: Instant::now(), list: Some(list) })
     }
 
-    /// Whether nothing was mounted since: the kernel tells by the open list (poll(2), proc_pid_mounts(5)).
+    /// Whether nothing was mounted since then. The kernel tells this by the open list (poll(2),
+    /// proc_pid_mounts(5)).
     fn is_current(&self) -> bool {
         let is_same = |list: &File| {
             matches!(poll(&mut [PollFd::new(list.as_fd(), PollFlags::POLLPRI)], PollTimeout::ZERO), Ok(0))
@@ -72,7 +77,7 @@ impl View {
     }
 }
 
-/// What the kernel calls the files that a share's processes have.
+/// The kernel's identities of the files that a share's processes have.
 struct Expected {
     /// Where each is mounted, the device number of its file system, and its path there.
     mounts: Vec<(String, u64, String)>,
@@ -95,13 +100,13 @@ impl Expected {
     }
 }
 
-/// The path on its own file system of a file that lies at the top of one.
+/// The path, on its own file system, of a file that lies at the top of that file system.
 fn below_mount(path: &Path) -> String {
     format!("/{}", path.file_name().unwrap_or_default().to_string_lossy())
 }
 
 impl Watch {
-    /// What the processes of `lease` do, of which `on_gpu` use one.
+    /// What the processes of `lease` do against the share; `on_gpu` are those that use a GPU.
     pub fn look(
         &mut self,
         state: &Path,
@@ -136,7 +141,8 @@ impl Watch {
         found
     }
 
-    /// Whether a process that uses a GPU has not mapped the lease's limits and the driver's libcuda, at two looks in a row.
+    /// Whether two looks in a row found that a process that uses a GPU has not mapped the lease's limits and
+    /// the driver's libcuda.
     fn is_unlimited(&mut self, pid: u32, expected: &Expected) -> bool {
         let (Some(limits), Some(libcuda)) = (expected.limits, expected.libcuda) else { return false };
         let is_fresh = |(process, seen): &(Process, Instant)| seen.elapsed() < TRUSTED && process.lives();
@@ -144,7 +150,7 @@ impl Watch {
             return false;
         }
         let process = Process::open(pid);
-        // One that ends meanwhile has no maps.
+        // A process that has ended meanwhile has no maps.
         let Some(maps) = fs::read(format!("/proc/{pid}/maps")).ok().filter(|maps| !maps.is_empty()) else {
             return false;
         };
@@ -160,7 +166,7 @@ impl Watch {
         *looks >= LOOKS
     }
 
-    /// Forgets what was seen long ago, and of leases that are none of `leases`.
+    /// Forgets what was seen long ago, and what belongs to none of `leases`.
     pub fn forget(&mut self, leases: &[Lease]) {
         self.views.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
         self.limited.retain(|_, (_, seen)| seen.elapsed() < TRUSTED);
@@ -168,7 +174,7 @@ impl Watch {
     }
 }
 
-/// One violation of a lease's.
+/// A violation by a container of `lease`.
 pub fn of(lease: &Lease, pid: Option<u32>, kind: Kind, text: String) -> Violation {
     Violation {
         lease: Some(lease.id),
@@ -179,7 +185,7 @@ pub fn of(lease: &Lease, pid: Option<u32>, kind: Kind, text: String) -> Violatio
     }
 }
 
-/// Leases (fcntl(2)) of containers' processes on files that others have to open.
+/// Violations by leases (fcntl(2)) that containers' processes have on files that others have to open.
 pub fn file_leases(kept: &Kept, owners: &mut Owners, leases: &[Lease]) -> Vec<Violation> {
     let all = gpushare_inventory::file_leases(Path::new("/proc")).unwrap_or_default();
     if all.is_empty() {
@@ -209,19 +215,20 @@ fn covering(mounts: &[(&str, &str, &str)], expected: &Expected) -> Option<String
     expected.mounts.iter().find(is_covered).map(|(at, ..)| at.clone())
 }
 
-/// Device number, path on the file system and mount point of one line (proc_pid_mountinfo(5)).
+/// Device number, path on the file system, and mount point in one line (proc_pid_mountinfo(5)).
 fn mounted(line: &str) -> Option<(&str, &str, &str)> {
     let mut words = line.split(' ').skip(2);
     Some((words.next()?, words.next()?, words.next()?))
 }
 
-/// Whether the maps of a process (proc_pid_maps(5)) have this file of a tmpfs.
+/// Whether this file of a tmpfs is in the maps of a process (proc_pid_maps(5)).
 fn has_mapped(maps: &[u8], file: FileIdentity) -> bool {
     let words = format!(" {:02x}:{:02x} {} ", major(file.device), minor(file.device), file.inode);
     contains(maps, &words)
 }
 
-/// The same by the inode alone: some file systems show another device number there than to who looks at the file.
+/// The same by the inode alone, since some file systems show another device number in the maps than for the
+/// file itself.
 fn has_inode(maps: &[u8], inode: u64) -> bool {
     contains(maps, &format!(" {inode} "))
 }
@@ -230,8 +237,8 @@ fn contains(text: &[u8], words: &str) -> bool {
     text.windows(words.len()).any(|window| window == words.as_bytes())
 }
 
-/// The processes in a container's cgroup and below it. Of a container without a cgroup of its own the first one, while it
-/// is the one that was recorded: its number may be another process's by now.
+/// The processes in a container's cgroup and below it. For a container without a cgroup of its own it is the
+/// first process only, while that is the recorded one: its pid may belong to another process by now.
 pub fn processes(holder: &Holder) -> Vec<u32> {
     match &holder.cgroup {
         Some(cgroup) => below(cgroup),
@@ -241,10 +248,12 @@ pub fn processes(holder: &Holder) -> Vec<u32> {
 
 fn below(cgroup: &Path) -> Vec<u32> {
     let text = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
-    // 0 is a process of a pid namespace that this one does not see; a signal to 0 would go to ourselves.
+    // 0 stands for a process of a pid namespace that this one cannot see. A signal to 0 would go to this
+    // process's own group.
     let mut all: Vec<u32> =
         text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0).collect();
-    // A cgroup has a link for each one below it (kernfs); its list is long for what it tells.
+    // A cgroup's folder has a link for each cgroup below it (kernfs). With none, the folder need not be
+    // listed, which takes long.
     if fs::metadata(cgroup).is_ok_and(|folder| folder.nlink() == 2) {
         return all;
     }

@@ -1,21 +1,23 @@
-//! NVML's samples of per-process utilisation as GPU time: none lost, none counted twice.
+//! Turns NVML's samples of per-process utilisation into GPU time: none is lost, none is counted twice.
 //!
-//! A sample says that a process used so many whole percents of a window that ended at its stamp. An idle process has no
-//! sample, so a window's beginning is the process's last stamp if that is near, else one sampling period before its end.
+//! A sample says that a process used a whole number of percents of a window that ended at its stamp. An idle
+//! process has no sample. So a window begins at the process's last stamp if that is near, else one sampling
+//! period before its end.
 
 use std::collections::{HashMap, VecDeque};
 
-/// Sampling period where the driver does not tell one, in microseconds.
+/// Sampling period where the driver tells none, in microseconds.
 pub const PERIOD: u64 = 1_000_000 / 6;
-/// Periods outside these bounds are not believed, microseconds.
+/// Periods outside these bounds are not believed; in microseconds.
 const PERIODS: std::ops::RangeInclusive<u64> = 20_000..=1_200_000;
-/// Stamps are asked for again for so many periods: processes' stamps need not come in order.
+/// For how many periods stamps are asked for again, since stamps of different processes need not come in
+/// order.
 const OVERLAP: u64 = 2;
 
-/// Gaps between windows that the period is learned from.
+/// How many gaps between windows the period is learned from.
 const GAPS: usize = 8;
 
-/// One process in one window, as NVML tells it.
+/// One process in one window, as NVML reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// Host pid.
@@ -41,9 +43,9 @@ pub struct Windows {
     begin: u64,
     newest: u64,
     period: u64,
-    /// What the driver told of the period.
+    /// The period that the driver told, in microseconds.
     told: u64,
-    /// The last gaps between two windows of one process.
+    /// The last gaps between two windows of one process, in microseconds.
     gaps: VecDeque<u64>,
     last: HashMap<u32, u64>,
 }
@@ -55,12 +57,12 @@ impl Windows {
         Self { begin, newest: begin, period, told: period, gaps: VecDeque::new(), last: HashMap::new() }
     }
 
-    /// The stamp to ask NVML from.
+    /// The stamp to ask NVML from, in microseconds since 1970.
     pub fn ask_from(&self) -> u64 {
         self.newest.saturating_sub(OVERLAP * self.period).max(self.begin)
     }
 
-    /// The newest stamp counted.
+    /// The newest stamp that was counted, in microseconds since 1970.
     pub fn newest(&self) -> u64 {
         self.newest
     }
@@ -72,7 +74,7 @@ impl Windows {
 
     /// The GPU time in those of `samples` that were not counted before.
     pub fn count(&mut self, mut samples: Vec<Sample>) -> Vec<Spent> {
-        // Drivers have been seen to hand out entries that were never filled in.
+        // Some drivers hand out entries that were never filled in.
         samples.retain(|sample| sample.stamp > self.begin && (1..=100).contains(&sample.percent));
         samples.sort_by_key(|sample| sample.stamp);
         let spent = samples.iter().filter_map(|sample| self.count_one(sample)).collect();
@@ -84,21 +86,21 @@ impl Windows {
     fn count_one(&mut self, sample: &Sample) -> Option<Spent> {
         let last = self.last.get(&sample.pid).copied();
         let since = sample.stamp.checked_sub(last.unwrap_or(self.begin)).filter(|since| *since > 0)?;
-        // The first process with a new window speaks for all.
+        // The period is learned from the first process with a new window.
         if last.is_some() && PERIODS.contains(&since) && sample.stamp >= self.newest + PERIODS.start() {
             self.learn(since);
         }
         let width = if since <= self.period * 3 / 2 { since } else { self.period };
         self.last.insert(sample.pid, sample.stamp);
         self.newest = self.newest.max(sample.stamp);
-        // Percents are rounded, as far as is known down: a quarter of a point more is the middle between rounding down
-        // and to nearest, and right enough for both. Percent × microseconds × 10 are nanoseconds.
+        // Percents seem to be rounded down. A quarter of a point more is the middle between rounding down and
+        // to nearest, and close enough for both. Percent × microseconds × 10 are nanoseconds.
         let nanoseconds = (u64::from(sample.percent) * 100 + 25) * width / 10;
         Some(Spent { pid: sample.pid, nanoseconds })
     }
 
-    /// Takes the second shortest of the last gaps for the period: one stamp that came late makes one short gap, and a
-    /// process that was idle makes long ones.
+    /// Takes the second shortest of the last gaps as the period. One stamp that came late makes one short
+    /// gap, and a process that was idle makes long ones.
     fn learn(&mut self, gap: u64) {
         if self.gaps.len() == GAPS {
             self.gaps.pop_front();
@@ -135,7 +137,7 @@ mod tests {
         let mut spent = Vec::new();
         for newest in 1..=60_u64 {
             for _poll in 0..3 {
-                // As NVML does: all it remembers that is newer than asked for.
+                // As NVML does: all that it remembers that is newer than asked for.
                 let told = (newest.saturating_sub(5)..=newest)
                     .flat_map(|window| [sample(7, window, 30), sample(8, window, 60)])
                     .filter(|sample| sample.stamp > windows.ask_from());

@@ -1,4 +1,4 @@
-//! `gpushare system dev-char`.
+//! `gpushare system dev-char`: the links /dev/char/MAJOR:MINOR to NVIDIA's device nodes.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,10 +12,10 @@ use gpushare_inventory::{DeviceFiles, DeviceNode, Roots};
 use super::nodes::beside;
 use super::{Item, State};
 
-/// The link of every NVIDIA node that there is, and how it is.
+/// The link of every NVIDIA device node that exists, and how it was found.
 pub fn look(roots: &Roots) -> Result<Vec<(Item, PathBuf)>> {
     let nodes = DeviceFiles::existing(roots)?;
-    // Two nodes of one number share a link: to the first of them, by name.
+    // Two nodes of one number share a link, which leads to the first of them by name.
     let mut numbers = BTreeSet::new();
     let nodes = nodes.iter().filter(|node| numbers.insert((node.major, node.minor)));
     let items = nodes.map(|node| {
@@ -26,7 +26,7 @@ pub fn look(roots: &Roots) -> Result<Vec<(Item, PathBuf)>> {
     Ok(items.collect())
 }
 
-/// However a link is written, it is right when it leads to a device of the number: systemd asks no more.
+/// A link is right when it leads to a device of the number, however it is written: systemd asks no more.
 fn state(path: &Path, node: &DeviceNode) -> State {
     match fs::read_link(path) {
         Ok(_) if node.is_at(path) => State::Right,
@@ -36,7 +36,7 @@ fn state(path: &Path, node: &DeviceNode) -> State {
     }
 }
 
-/// By rename, so that a link which is used all the while is never missing.
+/// Makes the link by rename, so that a link in use is never missing.
 pub fn mend(path: &Path, target: &PathBuf) -> Result<()> {
     let folder = path.parent().context("it has no folder")?;
     fs::create_dir_all(folder).context("cannot make its folder")?;

@@ -1,4 +1,4 @@
-//! `gpushare system nodes`.
+//! `gpushare system nodes`: the device nodes that the loaded driver wants.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -11,7 +11,7 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use super::{Item, State};
 
-/// Every node that the driver wants, and how it is.
+/// Every node that the driver wants, and how it was found.
 pub fn look(roots: &Roots) -> Result<Vec<(Item, Option<DeviceFile>)>> {
     let files = DeviceFiles::read(roots)?;
     let unregistered: Vec<_> = files.unregistered.iter().map(|device| (stuck(device, roots), None)).collect();
@@ -22,7 +22,7 @@ fn stuck(device: &Unregistered, roots: &Roots) -> Item {
     let Unregistered { name, module } = device;
     let why = match module == name {
         true => format!("the kernel module is not loaded: modprobe {module}"),
-        // The driver is loaded, else nothing would be known of its devices.
+        // The driver is loaded, or its devices would not be known.
         false => format!("/proc/devices lacks it: load the kernel module {module} anew, or reboot"),
     };
     let path = roots.dev.join("dev").join(name);
@@ -48,7 +48,8 @@ fn item(file: &DeviceFile) -> Item {
     Item { path: node.host_path.clone(), what, state }
 }
 
-/// Makes the node under another name and gives it its own at last: nobody meets one that is half made.
+/// Makes the node under another name and renames it at the end, so that nobody meets a node that is half
+/// made.
 pub fn mend(path: &Path, file: &Option<DeviceFile>) -> Result<()> {
     let Some(file) = file else { return Ok(()) };
     let node = &file.node;
@@ -62,23 +63,23 @@ pub fn mend(path: &Path, file: &Option<DeviceFile>) -> Result<()> {
         .and_then(|()| fs::set_permissions(&new, Permissions::from_mode(node.mode)))
         .and_then(|()| fs::rename(&new, path));
     placed.context("cannot make it").inspect_err(|_| {
-        // What is left is closed to everybody.
+        // If it cannot be removed, it is of mode 0, closed to everybody.
         let _ = fs::remove_file(&new);
     })
 }
 
-/// The folder below /dev that holds nothing but nodes of this kind; /dev itself is the machine's.
+/// The folder below /dev that holds only nodes of this kind; `None` for /dev itself.
 fn own_folder(file: &DeviceFile) -> Option<&Path> {
     let is_own = file.node.path.parent().is_some_and(|folder| folder != Path::new("/dev"));
     file.node.host_path.parent().filter(|_| is_own)
 }
 
-/// Whether everybody may enter it. One that is not there yet is made so.
+/// Whether everybody may enter and list the folder; false for one that does not exist.
 fn is_passable(folder: &Path) -> bool {
     folder.metadata().is_ok_and(|metadata| metadata.permissions().mode() & 0o555 == 0o555)
 }
 
-/// Whatever the umask is, and also where an earlier run obeyed it.
+/// Makes the folder passable whatever the umask is, also one that an earlier run made too narrow.
 fn make_passable(folder: &Path) -> io::Result<()> {
     if !folder.is_dir() {
         fs::create_dir_all(folder)?;
@@ -86,8 +87,8 @@ fn make_passable(folder: &Path) -> io::Result<()> {
     if is_passable(folder) { Ok(()) } else { fs::set_permissions(folder, Permissions::from_mode(0o755)) }
 }
 
-/// A name in the same folder that nobody looks for; one that a killed run has left is removed: one run at
-/// a time, by the lock of the caller.
+/// A temporary name in the same folder. What a killed run has left under it is removed; the caller's lock
+/// keeps other runs away.
 pub fn beside(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let new = path.with_file_name(format!(".gpushare-{name}"));

@@ -1,3 +1,5 @@
+//! Tests of placement: which GPUs are chosen, and what a refusal says.
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -38,7 +40,7 @@ pub(crate) fn request_on(gpus: &[Gpu], env: &[&str]) -> Request {
     read(env, gpus).unwrap()
 }
 
-/// On a node with these GPUs, or where none is named on any.
+/// Reads the request on a node with these GPUs, or on any node if none is named.
 fn read(env: &[&str], gpus: &[Gpu]) -> Result<Request, String> {
     let env = env.iter().map(|entry| entry.to_string()).collect();
     let container = Container::new(BTreeMap::new(), env);
@@ -50,7 +52,7 @@ fn load(memory_gib: u64, cores: u64) -> GpuLoad {
     GpuLoad { memory: DeviceMemory::from_bytes(memory_gib * GIB), cores, leases: 1, exclusive: false }
 }
 
-/// Places on GPUs of 80 GiB with these loads, and gives back indexes and GiB, or the refusal's text.
+/// Places the request on GPUs of 80 GiB with these loads. Returns indexes and GiB, or the refusal's text.
 fn placed(env: &[&str], loads: &[GpuLoad], rules: &Admission) -> Result<Vec<(u32, u64)>, String> {
     let gpus: Vec<Gpu> = (0..).zip(loads).map(|(index, _)| gpu(index, 80)).collect();
     let index = |uuid: GpuUuid| gpus.iter().position(|gpu| gpu.uuid == uuid).unwrap();

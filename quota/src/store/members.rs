@@ -1,4 +1,4 @@
-//! The containers of a lease: how they come to it and leave it.
+//! The containers of a lease: how they join it and leave it.
 
 use rusqlite::{OptionalExtension, Transaction, params};
 
@@ -8,13 +8,14 @@ use crate::pid_namespace::PidNamespace;
 use crate::pod::Pod;
 use crate::rows::signed;
 
-/// How many of the containers that left a lease the history names: one that fails and is restarted again and
-/// again beside another of its pod leaves as often.
+/// How many of the containers that left a lease the history names. It is bounded, since a container that
+/// fails and is restarted again and again beside another of its pod leaves each time.
 const REMEMBERED: usize = 8;
 
 impl Store {
-    /// The lease of `pod` that its container joins instead of getting one of its own: its target's, or that
-    /// of the pod if `asked`, the words of a request for the pod, are those that it was granted for.
+    /// The lease of `pod` that its container joins instead of getting its own: the lease of the container
+    /// whose pid namespace it joins, or the pod's, if it asks for that. `asked` is then the request in words,
+    /// and has to equal those of the pod's lease.
     pub(super) fn to_join(
         &self,
         root: &str,
@@ -41,7 +42,7 @@ impl Store {
         Ok(leases.iter().find(leads).map(|lease| lease.id))
     }
 
-    /// The lease that is the pod's, and the words of its request.
+    /// The pod's lease, and the words of its request.
     fn of_pod(&self, root: &str, pod: &Pod) -> Result<Option<(i64, String)>, StoreError> {
         let mut query = self.sql(self.db.prepare_cached(
             "SELECT id, pod_request FROM lease WHERE root = ?1 AND sandbox = ?2 AND pod_request IS NOT NULL",
@@ -80,8 +81,8 @@ impl Store {
         self.sql(tx.execute(left, params![key.root, key.container])).map(drop)
     }
 
-    /// The ids of those that left the lease `id`, and of those that leave it now; divided by spaces, which no
-    /// id has.
+    /// The ids of the last containers that left the lease `id`, and of those that leave it now, at most
+    /// [`REMEMBERED`]. They are divided by spaces, which no id has.
     pub(super) fn former<'a>(
         &self,
         tx: &Transaction,

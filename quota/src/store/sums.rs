@@ -17,8 +17,8 @@ impl Store {
         self.loads_in(&self.db)
     }
 
-    /// As [`Store::loads`], without the leases whose containers are all gone: the next creation that needs their room takes
-    /// it.
+    /// As [`Store::loads`], without the leases whose containers are all gone: the next creation that needs
+    /// their room sweeps them.
     ///
     /// # Errors
     /// When the store fails.
@@ -32,8 +32,8 @@ impl Store {
         Ok(loads)
     }
 
-    /// The sums as of the open transaction: those of this connection's last one while nobody else has committed since,
-    /// else computed from all rows.
+    /// The sums as the open transaction sees them. The last sums of this connection are used while no other
+    /// process has committed since; else the sums are computed from all rows.
     pub(super) fn current_loads(&self, tx: &Transaction) -> Result<(i64, Loads), StoreError> {
         let version = self.sql(tx.pragma_query_value(None, "data_version", |row| row.get(0)))?;
         match self.sums.take() {
@@ -56,8 +56,9 @@ impl Store {
         Ok(())
     }
 
-    /// Once by SQLite from the index, and once here from the rows: a file that was damaged in one of them grants nothing,
-    /// where SQLite reads on. In the order of its key SQLite reads the table itself: the index has all its columns.
+    /// Computes the sums twice, by SQLite from the index and here from the rows, and fails if they differ:
+    /// SQLite itself would read on in a file in which one of them is damaged. `ORDER BY` the key makes SQLite
+    /// read the table; otherwise it could read the index alone, which has all the columns.
     pub(super) fn loads_in(&self, db: &Connection) -> Result<Loads, StoreError> {
         const INDEX: &str = "SELECT gpu, sum(memory), sum(ifnull(cores, 0)), count(*), max(exclusive) \
                              FROM granted INDEXED BY granted_by_gpu GROUP BY gpu";

@@ -1,3 +1,5 @@
+//! Tests of the store: leases, sweeps, several processes, updates, and damaged or foreign databases.
+
 mod migration;
 mod pods;
 
@@ -36,7 +38,7 @@ fn open() -> (TempDir, Store) {
     (folder, store)
 }
 
-/// Reserves and keeps the lease, as an execve would.
+/// Reserves a lease and keeps it, as an execve would.
 fn keep(store: &Store, container: &str, env: &[&str], holder: &Holder) -> Result<Lease, ReserveError> {
     keep_in(store, None, &member(container, holder), &request(env))
 }
@@ -96,7 +98,7 @@ fn a_new_database_is_not_filled_by_what_a_deleted_one_left() {
     assert!(new.id > old.id, "regions are named by lease ids");
 }
 
-/// The folder that tells of a container with this lease.
+/// Makes the region folder of the lease.
 fn make_region(state: &Path, lease: &Lease) -> PathBuf {
     let region = state.join(crate::REGIONS).join(lease.id.to_string());
     fs::create_dir_all(&region).unwrap();
@@ -281,7 +283,7 @@ fn a_newer_schema_is_refused() {
     assert!(matches!(Store::open(folder.path()), Err(StoreError::Version { version: 99, .. })));
 }
 
-/// Not a test of its own: the process that `sixty_four_processes_get_exactly_what_fits` starts 64 times.
+/// Not a test of its own: `sixty_four_processes_get_exactly_what_fits` starts this process 64 times.
 #[test]
 fn helper_process_reserves_one_share() {
     let (Ok(state), Ok(name)) = (std::env::var("QUOTA_TEST_STATE"), std::env::var("QUOTA_TEST_NAME")) else {
@@ -290,7 +292,7 @@ fn helper_process_reserves_one_share() {
     let store = Store::open(Path::new(&state)).unwrap();
     let outcome = keep(&store, &name, &["GPUSHARE_MEMORY=1GiB"], &here());
     println!("outcome: {}", if outcome.is_ok() { "granted" } else { "refused" });
-    // The lease must not look stale while the others are still counting.
+    // The holder must live while the others are still counting, or the lease would be swept.
     while !Path::new(&state).join("finish").exists() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
@@ -300,7 +302,7 @@ fn helper_process_reserves_one_share() {
 fn sixty_four_processes_get_exactly_what_fits() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path()).unwrap();
-    // 80 GiB less what 24 GiB hold: room for 56 of 1 GiB.
+    // 80 GiB less 24 GiB leave room for 56 leases of 1 GiB.
     keep(&store, "other", &["GPUSHARE_MEMORY=24GiB"], &here()).unwrap();
     let program = std::env::current_exe().unwrap();
     let children: Vec<_> = (0..64)
@@ -329,7 +331,7 @@ fn sixty_four_processes_get_exactly_what_fits() {
     assert_eq!((granted, refused), (56, 8));
 }
 
-/// An active lease, and the changes that are asked of it below.
+/// Makes an active lease.
 fn active(store: &Store, container: &str, env: &[&str]) -> Lease {
     let lease = keep(store, container, env, &here()).unwrap();
     assert!(store.activate(lease.id, &lease.member.key, &Holder { cgroup: None, ..here() }).unwrap());
@@ -357,7 +359,8 @@ fn an_update_changes_the_store_and_writes_the_lesser_first() {
         let mut written = Vec::new();
         let (_, new) = update(&store, &lease, &memory(size), |lease| {
             written.push(lease.grants[0].memory.bytes() / GIB);
-            // Between the two the store has not changed yet, or has: the file never grants more.
+            // At the first call the store has not changed yet, at the second it has. The file never grants
+            // more.
             let stored =
                 Store::open(store.path.parent().unwrap()).unwrap().lease(&lease.member.key).unwrap().unwrap();
             assert!(lease.grants[0].memory <= stored.grants[0].memory);
@@ -426,14 +429,15 @@ fn a_store_that_is_kept_in_another_pid_namespace_is_left_alone() {
     assert!(matches!(&told, StoreError::Stranger { theirs, .. } if theirs == "pid:[1]"), "{told}");
     assert!(told.to_string().contains("hostPID"), "{told}");
     assert!(store.stands(lease.id).unwrap(), "its holder is not to be seen from here, and not proved gone");
-    // Nor by who has it open; and one without leases is whoever's comes.
+    // A store that is open already is not written either. One without leases is taken over.
     assert!(matches!(store.sweep(), Err(StoreError::Stranger { .. })));
     store.db.execute("DELETE FROM lease", []).unwrap();
     assert_eq!(Store::open(folder.path()).unwrap().sweep().unwrap(), []);
     assert_eq!(store.sweep().unwrap(), []);
 }
 
-/// Every byte of every page: the file of a store with leases is damaged at one place after the other.
+/// Damages one byte after the other, by one bit each, in the file of a store with leases. Bytes that are zero
+/// are left out.
 #[test]
 fn a_store_with_a_damaged_byte_never_says_that_less_is_granted() {
     let (folder, store) = open();

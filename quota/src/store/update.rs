@@ -1,5 +1,5 @@
-//! Changing a living lease, so that at no instant the containers' files together grant more than the store, or the store
-//! more than the node.
+//! Changes a living lease. At no instant do the containers' files together grant more than the store, or the
+//! store more than the node has.
 
 use std::io;
 
@@ -14,45 +14,46 @@ use crate::rows::{signed, summary};
 use crate::update::{Change, changed, narrower};
 use crate::write_queue::Turn;
 
-/// Why a lease was not changed. It stands as it was.
+/// Why a lease was not changed. The lease stands as it was.
 #[derive(Debug, thiserror::Error)]
 pub enum UpdateError {
     /// The node has no room for what grows.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// No such lease, or it ended meanwhile.
+    /// The container holds no such lease, or the lease ended meanwhile.
     #[error("container {0} holds no share (any more) (`gpushare ps`)")]
     NoLease(LeaseKey),
-    /// The container is not there yet.
+    /// The container is still being created.
     #[error("container {0} is still being created; try again when it runs")]
     Reserved(LeaseKey),
-    /// There is nothing to change of whole GPUs.
+    /// The lease is of whole GPUs, which have no limits to change.
     #[error("container {0} holds whole GPUs, which have no limits to change")]
     Exclusive(LeaseKey),
-    /// The container's file could not be written.
+    /// The container's `limits` file could not be written.
     #[error(
         "cannot write the limits of container {key}; its share is as it was (an engine in a mount namespace of its own hides \
          them: `gpushare doctor`)"
     )]
     Limits {
-        /// Whose.
+        /// The container.
         key: LeaseKey,
         /// What the system said.
         source: io::Error,
     },
-    /// The store.
+    /// The store cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl Store {
-    /// Changes the living lease `id` of container `key` and returns it as it was and as it is. `write` puts a lease's
-    /// figures into the container's `limits` file. It is called twice while this process has its turn: first with the
-    /// lesser of old and new, then, once the store says so, with the new ones. Killed in between, the container has less
-    /// than the store says, never more; [`Store::settle`] mends that.
+    /// Changes the living lease `id` of container `key` and returns the lease before and after. `write` puts
+    /// a lease's figures into the container's `limits` file. It is called twice while this process has its
+    /// turn: first with the lesser of old and new figures, then, once the store has the new ones, with the
+    /// new ones. If this process is killed in between, the container has less than the store says, never
+    /// more, and [`Store::settle`] mends that.
     ///
     /// # Errors
-    /// When the node has no room, the lease cannot be changed, or store or file fail.
+    /// When the node has no room, the lease cannot be changed, or the store or the file fails.
     pub fn update(
         &self,
         id: i64,
@@ -76,7 +77,7 @@ impl Store {
         let new = changed(&old, change, gpus, load, rules)?;
         let limits = |source| UpdateError::Limits { key: key.clone(), source };
         write(&narrower(&old, &new)).map_err(limits)?;
-        // Only the transaction ends here: the turn lasts until the file says the same.
+        // Only the transaction ends here. The turn lasts until the file has the new figures too.
         let super::Writing { tx, _turn } = writing;
         if let Err(error) = self.rewrite(&tx, &new).and_then(|()| self.sql(tx.commit())) {
             let _ = write(&old);
@@ -90,11 +91,12 @@ impl Store {
         Ok((old, new))
     }
 
-    /// Calls `act` with the lease `id` of container `key` as it stands while nobody else can change it: what `act` writes
-    /// into the container's file cannot be older than what the store says. `None` when there is no such active lease.
+    /// Calls `act` with the lease `id` of container `key` while nobody else can change the lease, so what
+    /// `act` writes into the container's file is never older than what the store says. `None` when there is
+    /// no such active lease.
     ///
     /// # Errors
-    /// When the store fails, or others kept it busy.
+    /// When the store fails, or other processes kept it busy.
     pub fn settle<T>(
         &self,
         id: i64,

@@ -106,7 +106,7 @@ fn a45_driver_files_that_others_could_change_are_not_mounted() {
                 chown(file, Some(Uid::from_raw(65534)), None).expect("it can be given away")
             }),
             ("a link that leads outside", |folder, file| {
-                // A driver's library as good as the one within: only its place is wrong.
+                // The library itself is as good as the one within the driver root. Only its place is wrong.
                 let node = folder.ancestors().nth(4).expect("the driver root has a folder");
                 fs::rename(file, node.join("elsewhere")).expect("it can be moved");
                 symlink("../../../../elsewhere", file).expect("a link can be made");
@@ -133,7 +133,7 @@ fn a46_a_key_that_runtimes_read_in_different_ways_is_refused() {
     if !met(NEEDS) {
         return;
     }
-    // What stands at the beginning of config.json, and the key that is named.
+    // The text that is put at the beginning of config.json, and the key that the refusal names.
     let node = r#"{"path":"/dev/nvidia1","type":"c","major":195,"minor":1}"#;
     let rule = r#"{"allow":true,"type":"c","major":195,"access":"rw"}"#;
     let insertions = [
@@ -197,7 +197,7 @@ fn a48_a_log_that_cannot_be_written_neither_hangs_nor_leads_elsewhere() {
             assert!(start.elapsed() < Duration::from_secs(5), "{low_level:?}: {name}");
             assert_eq!(tree(outside.path()), before, "{low_level:?}: {name}");
         }
-        // Where the low-level runtime itself starts a container, so do we.
+        // gpushare must start a container where the low-level runtime itself does.
         let bare = Runtime::bare(low_level);
         for name in ["link", "no/such/folder"] {
             let run = |runtime: &Runtime, bundle: &Bundle| {
@@ -241,7 +241,8 @@ fn a49_the_settings_alone_choose_the_program_that_runs() {
         assert!(!marker.exists(), "{path:?}");
         assert_eq!(leases(runtime.config()), []);
     }
-    // Named itself, by its own path or by another: said, and not called for ever.
+    // The wrapper is named as its own low-level runtime, by its own path or by another. It says so and does
+    // not call itself for ever.
     let link = scratch.path().join("runtime");
     symlink(artifacts::wrapper(), &link).expect("a link can be made");
     for (number, program) in [artifacts::wrapper(), link].into_iter().enumerate() {

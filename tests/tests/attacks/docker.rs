@@ -1,4 +1,4 @@
-//! A8 to A11, A13 and A18 once more, where docker writes the bundle and calls the wrapper.
+//! A8 to A11, A13 and A18 again, with a bundle that docker writes and a wrapper that docker calls.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -106,7 +106,7 @@ fn an_image_and_a_flag_get_no_more_through_docker() {
     assert!(told.contains("request.strict"), "{told}");
     assert_eq!(leases(&config), []);
 
-    // dockerd is told of one settings file, which is read at each call.
+    // dockerd names one settings file, which is read at each call.
     let _ = node.config_with("docker", &settings("env = false\ndefault_memory = \"8GiB\""));
     let told = run(&docker, "unread", &[], GREEDY).expect_err("nobody reads its variables");
     assert!(told.contains("request.env"), "{told}");

@@ -18,8 +18,6 @@ use serde_json::{Value, json};
 
 use crate::{NEEDS, on_both, rounds, share, tree};
 
-/// What a process gets that writes beyond its limit.
-
 #[test]
 #[ignore = "needs root, runc and crun: would run containers"]
 fn a46_a_config_that_is_no_plain_file_is_refused_and_kept() {
@@ -63,7 +61,7 @@ fn a46_a_config_that_is_no_plain_file_is_refused_and_kept() {
             assert!(line.contains("config.json"), "{low_level:?}: {what}: {line}");
             assert_eq!(files(&bundle), before, "{low_level:?}: {what}");
         }
-        // A bundle on a file system that takes no writes; its image lies on one that does.
+        // A bundle on a read-only file system. Its image lies on a writable one.
         let bundle = share();
         let none: Option<&str> = None;
         for folder in [bundle.path(), &bundle.root()] {
@@ -115,12 +113,12 @@ fn a47_a_config_is_whole_whenever_the_wrapper_is_killed() {
         drop(runtime.run(&share()));
         let (mut original, mut edited) = (0, 0);
         for round in 0..rounds(50) as u64 {
-            // Large, so that writing takes a while.
+            // The configuration is large, so that writing it takes a while.
             let bundle = share().env("LARGE", &"x".repeat(120_000));
             let written = bundle.write();
             let mut create = runtime.spawn_create(&bundle);
             std::thread::sleep(Duration::from_micros(1500 + round % 50 * 600));
-            // It may have ended.
+            // It may have ended before.
             let _ = create.kill();
             let _ = create.wait();
             let now = bundle.config_bytes();
@@ -151,7 +149,8 @@ fn a47_a_config_is_whole_when_its_writing_is_cut_short() {
     }
     on_both(|_, runtime, low_level| {
         drop(runtime.run(&share()));
-        // Writing ends at the limit: in the middle of the file, and nowhere else, since nothing else is as long.
+        // Only the write of config.json reaches the limit, in the middle of the file, since nothing else is
+        // as long.
         for limit in [500_000, 700_000, 1_000_000] {
             let bundle = share().env("LARGE", &"x".repeat(1 << 20));
             let written = bundle.write();
@@ -184,7 +183,7 @@ fn a47_a_bundle_without_room_keeps_its_config() {
             .expect("a tmpfs can be mounted");
         fs::create_dir(bundle.root()).expect("a folder can be made");
         fs::write(bundle.config_path(), &text).expect("config.json fits");
-        // The file takes all the room there is, then fails: that is what is wanted.
+        // The write takes all the room there is and then fails, as the test needs it.
         let _ = fs::write(bundle.path().join("litter"), vec![0; 1 << 16]);
         let scratch = Scratch::new("log");
         let mut create = runtime.command(&scratch.path().join("log.json"), ["create", "--bundle"]);

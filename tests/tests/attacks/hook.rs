@@ -1,4 +1,4 @@
-//! A35: a hook that is started as nobody should start it.
+//! A35: a hook that is started in a way in which no runtime starts it.
 
 use std::fs;
 use std::path::Path;
@@ -16,10 +16,10 @@ use crate::{NEEDS, on_both, share, tree};
 /// How long a runtime waits for our hooks.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The hook behind `shell`, a prefix of a shell's command line that ends in `exec`.
+/// The hook, started by `shell`, a prefix of a shell's command line that ends in `exec`.
 fn hook(shell: &str, stage: &str, state: &Path) -> Command {
     let mut call = Command::new("/bin/bash");
-    // The shell has variables of its own, which the hook would refuse before all else.
+    // `env -i` drops the shell's own variables, which the hook would refuse first.
     let environment = "env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin GPUSHARE_HOOK=1";
     call.arg("-c").arg(format!("{shell} /bin/busybox {environment} \"$@\"")).arg("sh").arg(artifacts::hook());
     call.args([stage, "--state"]).arg(state).args(["--lease", "1", "--root", "/r", "--id", "nobody"]);
@@ -56,7 +56,8 @@ fn a35_a_hook_survives_whatever_it_is_handed() {
             for stage in ["prestart", "poststop"] {
                 let start = Instant::now();
                 let outcome = command::run(hook(shell, stage, &node.state()).current_dir(scratch.path()));
-                // No lease of this name: poststop is content, prestart refuses. What it lacks may make either fail.
+                // There is no lease of this name, so poststop succeeds and prestart refuses. What is missing
+                // here may make either of them fail.
                 assert!(stage == "poststop" || !outcome.success(), "{low_level:?}: {what}: {outcome:?}");
                 assert!(start.elapsed() < TIMEOUT, "{low_level:?}: {what}: {stage}");
                 assert!(

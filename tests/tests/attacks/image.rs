@@ -1,4 +1,4 @@
-//! A6 to A12: what an image brings along.
+//! A6 to A12: hostile files that an image brings along.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -63,7 +63,7 @@ fn a06_an_image_that_lacks_folders_gets_mount_targets_and_nothing_else() {
                 poor(&bundle.root());
                 bundle
             };
-            // What the low-level runtime makes by itself is none of ours.
+            // What the low-level runtime makes by itself does not count.
             let plain = make();
             drop(bare.run(&plain));
             let own: BTreeSet<PathBuf> = inner(&plain, files(&plain));
@@ -82,13 +82,13 @@ fn a06_an_image_that_lacks_folders_gets_mount_targets_and_nothing_else() {
     });
 }
 
-/// The paths as the container has them.
+/// The paths of `files` as the container sees them.
 fn inner(bundle: &Bundle, files: BTreeSet<PathBuf>) -> BTreeSet<PathBuf> {
     let below = |path: PathBuf| Path::new("/").join(path.strip_prefix(bundle.root()).unwrap_or(&path));
     files.into_iter().map(below).collect()
 }
 
-/// Where the edited config.json mounts something, with the links of these images followed.
+/// The targets of the edited config.json's mounts and nodes, with the links of these images followed.
 fn targets(bundle: &Bundle) -> Vec<PathBuf> {
     let json: Value = serde_json::from_slice(&bundle.config_bytes()).expect("config.json is JSON");
     let mounts = json["mounts"].as_array().expect("a list").iter();
@@ -132,7 +132,7 @@ fn a07_loader_files_of_any_size_and_kind_cost_little() {
         }),
     ];
     let node = SimulatedNode::one_gpu();
-    drop(Runtime::wrapped(LowLevel::Runc, &node).run(&share())); // takes stock of the node
+    drop(Runtime::wrapped(LowLevel::Runc, &node).run(&share())); // reads the node's inventory
     let scratch = Scratch::new("idle");
     let config = idle_config(&node, &scratch);
     for (what, spoil) in images {
@@ -143,7 +143,7 @@ fn a07_loader_files_of_any_size_and_kind_cost_little() {
         let touched = AddWatchFlags::IN_OPEN | AddWatchFlags::IN_ACCESS;
         watch.add_watch(&outside.path().join("kept"), touched).expect("a file can be watched");
         let start = Instant::now();
-        // The wrapper becomes a program that does nothing: what it takes is its own.
+        // The wrapper becomes a runtime that does nothing, so all that is used is the wrapper's own.
         let mut create = Command::new("/usr/bin/prlimit");
         create.args(["--as=268435456", "--cpu=5"]).arg(gpushare_tests::artifacts::wrapper());
         create
@@ -161,7 +161,7 @@ fn a07_loader_files_of_any_size_and_kind_cost_little() {
     assert_eq!(leases(&config), []);
 }
 
-/// A file that claims 1 GiB.
+/// Makes a file that claims a length of 1 GiB and holds nothing.
 fn sparse(path: &Path) {
     let file = fs::File::create(path).expect("a file can be made");
     file.set_len(1 << 30).expect("a file can claim a length");
@@ -190,7 +190,7 @@ fn a08_a_library_that_the_image_preloads_is_loaded_by_no_program_of_the_host() {
         let scratch = outside();
         let marker = scratch.path().join("marker");
         let x = library(&scratch, &marker);
-        // The test's own trap works.
+        // Checks that the trap works when it is loaded.
         let _ = command::run(Command::new("/bin/true").env("LD_PRELOAD", &x))
             .expect_success("a preloaded program");
         fs::remove_file(&marker).expect("the trap left its mark");
@@ -203,12 +203,13 @@ fn a08_a_library_that_the_image_preloads_is_loaded_by_no_program_of_the_host() {
             .env("GODEBUG", "netdns=cgo")
             .env("LOCPATH", "/proc/self/cwd")
             .args(&["/bin/busybox", "sleep", "1000"]);
-        // None of the C library's names: a program that took it for its own would end before the trap is sprung.
+        // These are no names of the C library: a program that took the file for its C library would end
+        // before the trap is loaded.
         for name in ["x.so", "usr/x.so"] {
             fs::copy(&x, bundle.root().join(name)).expect("a file can be copied");
             fs::copy(&x, bundle.path().join("x.so")).expect("a file can be copied");
         }
-        // The first creation on a node also runs the command line, which is no static program.
+        // The first creation on a node also runs the command line, which is not linked statically.
         let created = runtime.create(&bundle);
         created.iter().for_each(Container::start);
         assert!(!marker.exists(), "{low_level:?}: a program of the host loaded the image's library");
@@ -220,7 +221,7 @@ fn a08_a_library_that_the_image_preloads_is_loaded_by_no_program_of_the_host() {
     });
 }
 
-/// Adds files of the driver that lie in folders of their own; their paths below the root.
+/// Adds files of the driver that lie in folders of their own. Returns their paths below the root.
 pub fn put_driver_data(node: &SimulatedNode) -> [&'static str; 2] {
     let data = ["usr/share/nvidia/nvoptix.bin", "usr/share/glvnd/egl_vendor.d/10_nvidia.json"];
     for name in data {
@@ -255,14 +256,14 @@ fn a09_driver_folders_that_link_outside_stay_empty_there() {
                     assert_eq!(told, "of the driver", "{low_level:?}: {name}");
                 }
             }
-            // crun mounts nothing behind a link that leads nowhere inside the root.
+            // crun mounts nothing at a link that leads nowhere inside the root.
             Err(refusal) => {
                 assert_eq!((low_level, refusal.outcome.stderr.lines().count()), (LowLevel::Crun, 1))
             }
         }
         runtime.delete_force(bundle.id());
         assert_eq!(tree(outside.path()), before, "{low_level:?}");
-        // The same folders, where the container has them as well.
+        // The folders that the links name exist in the container as well.
         let inner = bundle.root().join(outside.path().strip_prefix("/").expect("an absolute path"));
         fs::create_dir_all(inner).expect("a folder can be made");
         let container = runtime.run(&bundle);
@@ -321,7 +322,7 @@ fn a10_what_a_container_mounts_over_our_files_does_not_appear_on_the_host() {
         return;
     }
     on_both(|node, runtime, low_level| {
-        // As on most machines, where everything is on shared mounts.
+        // The root is a shared mount, as everything is on most machines.
         let (root, none): (_, Option<&str>) = (node.root(), None);
         mount(Some(&root), &root, none, MsFlags::MS_BIND, none).expect("a folder can be bound");
         mount(none, &root, none, MsFlags::MS_SHARED, none).expect("it can be shared");
@@ -349,7 +350,7 @@ pub fn mounts() -> Vec<String> {
     table.lines().filter_map(|line| line.split(' ').nth(4)).map(str::to_owned).collect()
 }
 
-/// Adds programs that make the file `marker`, and the library `x`, under names that a host runs and loads.
+/// Adds programs that make the file `marker`, and the library `x`, under names that a host runs or loads.
 pub fn put_programs(root: &Path, marker: &Path, x: &Path) {
     for name in
         ["ldconfig", "ldconfig.real", "gpushare", "gpushare-hook", "gpushare-runtime", "nvidia-modprobe"]
@@ -403,7 +404,7 @@ fn a12_a_hundredth_start_leaves_what_the_first_left() {
             drop(runtime.run(&bundle));
         }
         assert_eq!(files(&bundle), first, "{low_level:?}");
-        // Nor does a configuration grow that nobody writes anew.
+        // A config.json that nobody writes anew does not grow either.
         let edited: Value = serde_json::from_slice(&bundle.config_bytes()).expect("config.json is JSON");
         for _ in 0..3 {
             drop(runtime.create_as_it_is(&bundle).expect("a bundle can be run again"));

@@ -1,4 +1,4 @@
-//! A22 to A26 and A37: what a container does from inside.
+//! A22 to A26 and A37: attacks from inside a container.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::{NEEDS, asking, on_both, share, tree};
 
-/// What the kernel says when the container opens each minor number of the driver's, which it makes nodes for itself.
+/// For each minor number of the driver's, whether the container can open a device node that it makes itself.
 fn opened(container: &Container<'_>) -> Vec<(u32, bool)> {
     let script = "n=0; while [ $n -lt 256 ]; do busybox mknod /tmp/n$n c 195 $n; echo $n $(cat /tmp/n$n 2>&1); \
                   busybox rm /tmp/n$n; n=$((n+1)); done";
@@ -50,7 +50,7 @@ fn a22_of_all_minors_the_granted_ones_open() {
             let bundle = share().env("GPUSHARE_DEVICES", devices);
             assert_eq!(allowed(&runtime.run(&bundle)), want, "{low_level:?}");
         }
-        // crun denies nothing where the bundle has no rules at all.
+        // Without rules in the bundle, crun denies nothing of its own.
         let bundle = share().env("GPUSHARE_DEVICES", "2").edit(|spec| spec["linux"]["resources"] = json!({}));
         assert_eq!(allowed(&runtime.run(&bundle)), [2, 255], "{low_level:?}: without rules");
         let bundle = Bundle::small();
@@ -96,14 +96,14 @@ fn a24_a_program_in_a_root_of_its_own_meets_the_limit_or_no_driver() {
     let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "8GiB");
     let container = runtime.run(&bundle);
     let probe = "/bin/gpushare-simulator probe --json --allocate 9GiB --allocate 7GiB";
-    // The same root again: a chroot that leads to the same files.
+    // A chroot to the same root leads to the same files.
     let told = container
         .exec(&["/bin/sh", "-c", &format!("exec busybox chroot / {probe}")])
         .expect_success("chroot");
     let report = Report::parse(&told.stdout);
     report.assert_size(8 * GIB);
     assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS]);
-    // A copy of what the container sees, the simulated driver's state included.
+    // A copy of what the container sees, with the simulated driver's state.
     let jail = "busybox mkdir -p /jail/dev /jail/usr && busybox cp -a /bin /lib /lib64 /run /jail/ 2>/dev/null; \
                 busybox cp -a /usr/bin /usr/lib /usr/lib64 /jail/usr/ 2>/dev/null; \
                 busybox mknod /jail/dev/nvidiactl c 195 255 && busybox mknod /jail/dev/nvidia0 c 195 0";
@@ -112,7 +112,7 @@ fn a24_a_program_in_a_root_of_its_own_meets_the_limit_or_no_driver() {
     let report = Report::parse(&in_jail().expect_success("the copy works").stdout);
     report.assert_size(8 * GIB);
     assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS]);
-    // Without its limits our library grants nothing.
+    // Without its limits file our library grants nothing.
     let remove = ["/bin/busybox", "rm", "/jail/usr/lib/gpushare/limits"];
     let _ = container.exec(&remove).expect_success("a copy can be removed");
     let told = in_jail();
@@ -203,7 +203,7 @@ fn a37_in_a_user_namespace_nodes_are_bound_and_nothing_of_the_host_is_ours_to_ch
     });
 }
 
-/// Who is root in a user namespace may mount another file over the limits.
+/// A process that is root in a user namespace may mount another file over the limits.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn a58_no_user_namespace_is_made_inside_a_share_where_the_settings_deny_it() {
@@ -216,7 +216,7 @@ fn a58_no_user_namespace_is_made_inside_a_share_where_the_settings_deny_it() {
             Runtime::with_config(low_level, &node.config_with(word, &more))
         };
         let makes = ["/bin/busybox", "unshare", "-U", "/bin/busybox", "true"];
-        // A filter as docker writes it for a container with CAP_SYS_ADMIN, or none.
+        // A filter as docker writes it for a container with CAP_SYS_ADMIN, or no filter.
         let filter = json!({
             "defaultAction": "SCMP_ACT_LOG", "architectures": ["SCMP_ARCH_X86_64"],
             "syscalls": [{"names": ["clone", "clone3", "unshare", "read", "write"], "action": "SCMP_ACT_ALLOW"}]
@@ -237,7 +237,8 @@ fn a58_no_user_namespace_is_made_inside_a_share_where_the_settings_deny_it() {
             );
             drop(container);
         }
-        // Its hook cannot change what was read: it lets a filter be that denies them.
+        // The hook cannot change config.json, which the runtime has read. It accepts a bundle whose own
+        // filter denies user namespaces.
         let config = node.config_with("hooked", "[inject]\nuser_namespaces = \"deny\"\n");
         let args = ["createRuntime", "--config", config.to_str().expect("a plain path")];
         let hooked = || share().hook("createRuntime", &artifacts::hook(), &args);

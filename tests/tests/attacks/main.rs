@@ -1,5 +1,6 @@
-//! The attack table: what a hostile image, bundle, container or user tries, and what must come of it. A test's name begins with
-//! its row; docs/attacks.md says which rows are tested elsewhere, and what each test was seen to fail with.
+//! The attack table: what a hostile image, bundle, container or user tries, and what must come of it. A
+//! test's name begins with its row. docs/attacks.md says which rows are tested elsewhere, and how each test
+//! was seen to fail.
 
 mod config;
 mod docker;
@@ -54,13 +55,13 @@ fn rounds(usual: usize) -> usize {
 
 /// What came of a container whose image or bundle is hostile.
 enum Outcome {
-    /// It was created, started and deleted; the lines of its mountinfo meanwhile.
+    /// It was created, started and deleted. Holds the lines of its mountinfo while it ran.
     Ran(Vec<String>),
-    /// What the engine's user reads.
+    /// It was refused. Holds what the engine's user reads.
     Refused(String),
 }
 
-/// Compiles a program of `tests/programs` as one static file: for images that have nothing else.
+/// Compiles a program of `tests/programs` into one static file, for images that have no library.
 fn compile(source: &str, program: &Path) {
     let source = artifacts::checkout().join("tests/programs").join(source);
     let mut compiler = Command::new("cc");
@@ -110,7 +111,8 @@ fn tree(folder: &Path) -> BTreeMap<PathBuf, String> {
     found
 }
 
-/// A program that runs as a low-level runtime and does nothing: for what happens before one is needed.
+/// A program that is called as a low-level runtime and does nothing, for tests of what happens before one is
+/// needed.
 fn idle_runtime(scratch: &Scratch) -> PathBuf {
     let program = scratch.file("idle-runtime", "#!/bin/sh\nexit 0\n");
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("a mode can be set");

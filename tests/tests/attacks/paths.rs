@@ -1,4 +1,4 @@
-//! A1 to A5: targets of mounts that lead somewhere else.
+//! A1 to A5: mount targets that lead somewhere else.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -58,7 +58,7 @@ fn a01_a_target_that_links_to_a_host_path_changes_nothing_there() {
             link(&bundle, at, &target);
             let before = tree(outside.path());
             if let Outcome::Refused(line) = attempt(runtime, &bundle) {
-                // Ours, or the runtime's own: crun mounts nothing behind a link to nowhere.
+                // The refusal is ours or the runtime's own: crun mounts nothing at a link to nowhere.
                 assert_eq!(line.trim_end().lines().count(), 1, "{low_level:?}: {at} -> {target}: {line}");
             }
             assert_eq!(tree(outside.path()), before, "{low_level:?}: {at} -> {target}");
@@ -91,7 +91,7 @@ fn a02_nothing_is_mounted_over_the_kernels_files() {
             let bundle = share();
             link(&bundle, at, target);
             match attempt(runtime, &bundle) {
-                // The kernel's trees have the mounts that every container has there, and no more.
+                // In the kernel's file systems there are only the mounts that every container has there.
                 Outcome::Ran(mounts) => {
                     let points = mounts.iter().filter_map(|line| line.split(' ').nth(4));
                     let over = points.filter(|point| {
@@ -164,7 +164,7 @@ fn a03_what_is_no_file_where_a_file_goes_is_named_at_once() {
                 runtime.delete_force(bundle.id());
             }
         }
-        // Files that are looked into: a FIFO there has no writer.
+        // Files that gpushare reads. A FIFO in their place has no writer, so reading it would wait.
         let bundle = share();
         for name in ["etc/ld.so.conf", "etc/ld.so.cache"] {
             let path = bundle.root().join(name);
@@ -197,7 +197,7 @@ fn a04_a_target_that_is_swapped_all_the_time_never_leads_outside() {
         let mut ran = 0;
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // Each step may find what the one before, or the runtime, left there.
+                // Each step may find what the step before or the runtime left there.
                 while !stop.load(Ordering::Relaxed) {
                     let _ = fs::write(&honest, "");
                     let _ = fs::rename(&honest, &target);
@@ -225,8 +225,9 @@ fn a04_a_target_that_is_swapped_all_the_time_never_leads_outside() {
     });
 }
 
-/// runc before 1.1.14 loses this race by itself (CVE-2024-45310): without gpushare too it leaves an empty target outside, in
-/// some 1 of 300 creations. Whatever was there stays as it was, and any other runtime leaves nothing.
+/// runc before 1.1.14 loses this race by itself (CVE-2024-45310). Without gpushare too it leaves an empty
+/// target outside, in about 1 of 300 creations. Existing files stay as they were, and any other runtime
+/// leaves nothing.
 fn assert_only_empty_targets_are_new(
     before: &BTreeMap<PathBuf, String>,
     after: &BTreeMap<PathBuf, String>,
@@ -250,7 +251,7 @@ fn assert_only_empty_targets_are_new(
     assert!(before.keys().all(|path| after.contains_key(path)), "{low_level:?}: {after:?}");
 }
 
-/// `runc version 1.1.5+ds1` as numbers.
+/// The numbers in `runc version 1.1.5+ds1`.
 fn runc_version() -> Vec<u32> {
     let told = command::run(Command::new(RUNC).arg("--version")).expect_success("runc --version").stdout;
     let version = told.split_whitespace().nth(2).unwrap_or_default();

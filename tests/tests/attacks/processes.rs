@@ -1,4 +1,4 @@
-//! A34 and A38: processes that watch ours, and users who call them.
+//! A34 and A38: processes that watch gpushare's processes, and users who call its programs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,15 +15,16 @@ use serde_json::json;
 
 use crate::{NEEDS, on_both, rounds, share, tree};
 
-/// Looks for processes of the hook and says of what it can read a byte or open for writing; for ever. Of one that has ended
-/// everybody may open an empty list of mappings.
+/// Looks for processes of the hook for ever, and says which of their files it can read a byte of or open for
+/// writing. Of a process that has ended everybody may open an empty list of mappings.
 const WATCH: &str = "while :; do for p in /proc/[0-9]*; do \
     read -r name 2>/dev/null <$p/comm || continue; [ \"$name\" = gpushare-hook ] || continue; \
     echo seen; for f in exe mem maps environ fd/0 fd/3 cwd/. root/.; do \
     (busybox dd if=$p/$f bs=1 count=1 2>/dev/null | busybox grep -q .) && echo read $f; done; \
     (: >>$p/exe) 2>/dev/null && echo wrote exe; (: >>$p/mem) 2>/dev/null && echo wrote mem; done; done";
 
-/// A container without a share in the host's PID namespace, which runs [`WATCH`] with or without the right to trace.
+/// A container without a share in the host's pid namespace, which runs [`WATCH`] with or without the right to
+/// trace.
 fn watcher(traces: bool) -> Bundle {
     let program = format!("exec 2>/dev/null; {WATCH}");
     Bundle::small().args(&["/bin/busybox", "sh", "-c", &program]).edit(|spec| {
@@ -47,11 +48,11 @@ fn a34_a_container_that_sees_the_hook_opens_nothing_of_it() {
     }
     on_both(|node, runtime, low_level| {
         let program = fs::read(artifacts::hook()).expect("the hook can be read");
-        drop(runtime.run(&share())); // takes stock of the node
+        drop(runtime.run(&share())); // reads the node's inventory
         for traces in [false, true] {
             let watching = watcher(traces);
             let container = runtime.run(&watching);
-            // The hook waits for its turn at the store meanwhile, and is there to be seen.
+            // While the lock is held, the hook waits for its turn at the store and can be seen.
             let lock = fs::File::options()
                 .write(true)
                 .open(node.state().join("quota.lock"))
@@ -59,7 +60,7 @@ fn a34_a_container_that_sees_the_hook_opens_nothing_of_it() {
             for _ in 0..rounds(6) {
                 let bundle = share();
                 let mut create = runtime.spawn_create(&bundle);
-                // The wrapper's own turn comes first.
+                // The wrapper has its own turn first.
                 let seen = command::eventually(std::time::Duration::from_secs(5), || {
                     !leases(runtime.config()).is_empty()
                 });
@@ -74,7 +75,8 @@ fn a34_a_container_that_sees_the_hook_opens_nothing_of_it() {
             let lines = |word: &str| told.lines().filter(|line| line.starts_with(word)).count();
             assert!(lines("seen") > 0, "{low_level:?}: the watcher saw no hook, so nothing is shown");
             if traces {
-                // Who may trace the host's processes is the host's root: the watcher itself works.
+                // A process that may trace the host's processes is root on the host. This shows that the
+                // watcher works.
                 assert!(lines("read") > 0, "{low_level:?}: {told}");
             } else {
                 assert_eq!((lines("read"), lines("wrote")), (0, 0), "{low_level:?}: {told}");
@@ -98,7 +100,7 @@ fn a38_a_user_of_the_host_changes_and_reads_nothing() {
         let container = runtime.run(&bundle);
         let held = leases(runtime.config());
         let before = tree(&node.state());
-        // Everything on the way is open to the user but what we closed.
+        // The user may enter every folder on the way, except those that gpushare closed.
         for folder in
             [installed.root(), &node.root(), node.root().parent().expect("it has one"), bundle.path()]
         {
@@ -152,7 +154,7 @@ fn a38_a_user_of_the_host_changes_and_reads_nothing() {
     });
 }
 
-/// The names of the region folders: the leases' numbers.
+/// The names of the region folders, which are the leases' ids.
 fn regions(state: &str) -> Vec<String> {
     let entries = fs::read_dir(format!("{state}/regions")).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()

@@ -1,5 +1,5 @@
-//! A27, A28 and A51: a container that spoils the one file it may write, or starts from it. On runc alone: where crun runs in a view of its own, its
-//! regions are mounted there and not here.
+//! A27, A28 and A51: a container that spoils the one file that it may write, or attacks from there. On runc
+//! alone: where crun runs in a view of its own, its regions are mounted there and cannot be seen here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -66,7 +66,8 @@ fn a27_a_spoilt_usage_file_is_told_as_damaged_and_fills_nothing() {
             assert!(bytes < 1 << 20, "{attack}: a region of {bytes} bytes");
         }
     }
-    // No more of the host than its bound: the state folder itself takes what it always takes.
+    // The container filled no more of the host than its region. The state folder itself is as large as
+    // before.
     assert_eq!(other.exec(&["/bin/busybox", "md5sum", usage]).stdout, before);
     assert_eq!(leases(runtime.config()).len(), 2);
     drop((container, other));
@@ -76,8 +77,8 @@ fn a27_a_spoilt_usage_file_is_told_as_damaged_and_fills_nothing() {
 /// How many processes a usage file has room for.
 const SLOTS: usize = 256;
 
-/// The usage file `whole`, in which the process `pid` of the host has every slot, and in each of them holds a byte of the first
-/// GPU: true to the layout of version 2.
+/// The usage file `whole`, with the process `pid` of the host in every slot, each of which holds a byte of
+/// the first GPU. It follows the layout of version 2.
 fn naming(whole: &[u8], pid: u32) -> Vec<u8> {
     const LIVE: usize = 128;
     const OWNERS: usize = 4096;
@@ -94,7 +95,7 @@ fn naming(whole: &[u8], pid: u32) -> Vec<u8> {
     bytes
 }
 
-/// In clock ticks since boot.
+/// Start time of a process in clock ticks since boot.
 fn start_time(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process runs");
     let behind_name = stat.rsplit_once(") ").expect("a name in parentheses").1;
@@ -114,7 +115,7 @@ fn a28_a_process_that_a_usage_file_names_is_left_alone() {
     let mut bystander =
         Command::new("/bin/sleep").arg("1000").stdin(Stdio::null()).spawn().expect("it starts");
     let region = regions(&node.state()).into_iter().find(|region| {
-        // Its mount in the container shows which of the two is the first one's.
+        // The mount in the container shows which of the two regions is the first container's.
         let table = fs::read_to_string(format!("/proc/{}/mountinfo", container.pid())).unwrap_or_default();
         let device = |line: &str| line.split(' ').nth(2).map(str::to_owned);
         let ours = table.lines().find(|line| line.contains("/usr/lib/gpushare/usage ")).and_then(device);
@@ -144,7 +145,8 @@ fn a28_a_process_that_a_usage_file_names_is_left_alone() {
     bystander.wait().expect("a child can be waited for");
 }
 
-/// What the kernel answers when the container opens `file` for writing by its handle, through the mount of `through`.
+/// What the kernel answers when the container opens `file` for writing by its handle, through the mount of
+/// `through`.
 fn opened_by_handle(container: &Container<'_>, through: &str, file: &str) -> String {
     let words = ["/bin/by_handle", through, file];
     container.exec(&words).expect_success("by_handle").stdout.trim().to_owned()
@@ -175,6 +177,6 @@ fn a51_a_handle_through_the_file_that_is_written_leads_to_no_limits() {
     assert_eq!(opened_by_handle(&container, usage, limits), "Stale file handle");
     assert_eq!(opened_by_handle(&container, limits, limits), "Read-only file system");
     assert_eq!(sum(), before);
-    // The kernel itself has nothing against such an opening.
+    // Through the mount of the file itself, the kernel allows this.
     assert_eq!(opened_by_handle(&container, usage, usage), "wrote");
 }

@@ -1,4 +1,4 @@
-//! A13 to A21: what is asked for, by whom, and in what words.
+//! A13 to A21: what is asked for, by whom, and in which words.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -43,14 +43,15 @@ fn a13_the_environment_of_an_image_grants_at_most_what_the_node_gives_to_all() {
             let pairs = variables.iter().filter_map(split);
             pairs.fold(Bundle::small(), |bundle, (name, value)| bundle.env(&name, &value))
         };
-        // Where the image's variables count for nothing, they get nothing.
+        // Where an image's variables grant nothing, it gets nothing.
         let strict = with("strict", "strict = true");
         for variables in [&image()[..1], &image()[1..2], &image()[2..], &image()[..3]] {
             let refusal = strict.create(&asks(variables)).map(drop).expect_err("nobody trusted asked");
             assert!(refusal.line().contains("request.strict"), "{low_level:?}: {}", refusal.line());
             assert_eq!(leases(strict.config()), []);
         }
-        // Where they are not read, NVIDIA's list of the image gets the node's default share, and more is refused.
+        // Where variables are not read, NVIDIA's list in the image gets the node's default share, and a
+        // request for more is refused.
         let deaf = with("deaf", "env = false\ndefault_memory = \"8GiB\"");
         let bundle = asks(&image()[..1]);
         let container = deaf.run(&bundle);
@@ -80,7 +81,8 @@ fn a14_one_key_with_two_values_is_a_conflict_that_names_both() {
     }
     on_both(|_, runtime, low_level| {
         let cri = "io.kubernetes.cri.container-type";
-        // A lenient node takes the GPUs that both lists name; where there is one GPU, both name it.
+        // A node that is not strict takes the GPUs that both lists name. On a node with one GPU, both name
+        // it.
         let two = SimulatedNode::create(2, MODEL, "80GiB");
         let strict = "[request]\nstrict = true\nenv_ceiling = \"100%\"";
         let config = two.config_with("strict", &format!("{}\n{strict}", low_level.settings()));
@@ -115,7 +117,8 @@ fn a14_one_key_with_two_values_is_a_conflict_that_names_both() {
     });
 }
 
-/// The wrapper in front of a runtime that does nothing, with 256 MiB of memory and 10 seconds of time.
+/// The wrapper in front of a runtime that does nothing, with 256 MiB of memory and 10 seconds of processor
+/// time.
 fn bounded(config: &Path, bundle: &Bundle) -> Outcome {
     let mut create = Command::new("/usr/bin/prlimit");
     create.args(["--as=268435456", "--cpu=10"]).arg(artifacts::wrapper());
@@ -237,13 +240,13 @@ fn a17_what_looks_like_our_own_notes_is_not_believed() {
             assert!(line.contains(name), "{low_level:?}: {line}");
         }
         assert_eq!(leases(runtime.config()), []);
-        // Settings and simulator of the host are found by the host's environment, not by the container's.
+        // The host's environment says where settings and simulator are, not the container's.
         let elsewhere = Scratch::new("elsewhere");
         let bundle = share()
             .env("GPUSHARE_CONFIG", &elsewhere.path().to_string_lossy())
             .env("GPUSHARE_SIMULATOR", "/tmp/evil")
             .annotation("example.org/gpushare.io/memory", "80GiB");
-        // A hook that says it is ours, and acts on the lease of another container.
+        // The bundle has a hook that pretends to be ours and acts on the lease of another container.
         let neighbour = share();
         let other = runtime.run(&neighbour);
         let state = node.state().to_string_lossy().into_owned();
@@ -308,7 +311,7 @@ fn a18_a_whole_gpu_beside_a_share_is_refused_or_taken_out() {
             );
             assert_eq!(leases(runtime.config()), [], "{low_level:?}: {what}");
         }
-        // NVIDIA's hook of `--gpus all` is taken out, and `all` means no more than the share.
+        // NVIDIA's hook of `--gpus all` is removed, and `all` gives no more than the share.
         let scratch = Scratch::new("nvidia");
         let marker = scratch.path().join("marker");
         let hook =
@@ -339,12 +342,13 @@ fn a19_an_id_that_is_no_name_is_refused_before_a_path_is_built() {
     }
     on_both(|node, runtime, low_level| {
         drop(runtime.run(&share()));
-        // What was refused is written down there.
+        // The note of refusals is written there, so it is left out.
         let files = || -> Vec<_> {
             tree(&node.state()).into_keys().filter(|path| !path.ends_with("refusals")).collect()
         };
         let before = files();
-        // Behind the wrapper is a program that does nothing: without our refusal a low-level runtime would use such an id.
+        // The runtime behind the wrapper does nothing. Without our refusal a low-level runtime would use such
+        // an id.
         let scratch = Scratch::new("idle");
         let idle = Runtime::with_config(low_level, &idle_config(node, &scratch));
         let long = "a".repeat(4096);
@@ -375,14 +379,14 @@ fn a19_an_id_that_is_no_name_is_refused_before_a_path_is_built() {
             );
             assert!(!line.contains(char::is_control) && line.len() < 400, "{low_level:?}: {line:?}");
         }
-        // crun would delete the folder that such an id leads to, whatever it holds. Only a folder of this test's own may ever
-        // stand here: without our refusal it is gone.
+        // crun would delete the folder that such an id leads to, whatever it holds. Only a folder of this
+        // test may stand here, since without our refusal it is deleted.
         let victim = outside();
         let kept = tree(victim.path());
         let id = victim.path().to_str().expect("paths are UTF-8");
         let log = victim.path().with_extension("log");
         let outcome = command::run(runtime.command(&log, ["delete", "--force"]).arg(id));
-        // It may not have been made.
+        // The log may not have been made.
         let _ = fs::remove_file(&log);
         assert!(!outcome.success() && outcome.stderr.contains("container id"), "{low_level:?}: {outcome:?}");
         assert_eq!(tree(victim.path()), kept, "{low_level:?}");
@@ -430,11 +434,11 @@ fn a20_a_name_with_escapes_and_newlines_stays_one_line_wherever_it_is_shown() {
             let raw = shown.chars().find(|letter| letter.is_control() && *letter != '\n');
             assert_eq!(raw, None, "{verb:?}: {shown:?}");
         }
-        // A row for the heading, one for the container.
+        // One row for the heading, one for the container.
         assert_eq!(cli(runtime.config(), &["ps"]).stdout.lines().count(), 2);
         let _ = command::run(&mut with_root(&["delete", "--force", bundle.id()])).expect_success("delete");
         assert_eq!(leases(runtime.config()), []);
-        // A refusal that quotes what was asked.
+        // The refusal quotes what was asked for.
         let asked = "4GiB\u{1b}[2J\n\u{9b}31mforged";
         let line =
             runtime.create(&Bundle::small().env("GPUSHARE_MEMORY", asked)).map(drop).expect_err("odd").line();
@@ -453,7 +457,7 @@ fn a21_a_huge_or_deep_configuration_costs_little_and_crashes_nothing() {
         return;
     }
     let node = SimulatedNode::one_gpu();
-    drop(Runtime::wrapped(LowLevel::Runc, &node).run(&share())); // takes stock of the node
+    drop(Runtime::wrapped(LowLevel::Runc, &node).run(&share())); // reads the node's inventory
     let scratch = Scratch::new("idle");
     let config = idle_config(&node, &scratch);
     let many = |count: usize, make: &dyn Fn(usize) -> String| -> Vec<Value> {
@@ -526,7 +530,7 @@ fn a21_a_huge_or_deep_configuration_costs_little_and_crashes_nothing() {
         assert_eq!(outcome.status.code(), Some(1), "{what}: {outcome:?}");
         assert!(line.contains("config.json") && line.lines().count() == 1, "{what}: {line}");
     }
-    // Of a key that stands twice the last one counts for runc, and the first for crun.
+    // Of a key that stands twice, runc takes the last one and crun the first.
     let bundle = Bundle::small();
     let text = String::from_utf8(bundle.config_bytes()).expect("JSON is UTF-8");
     let twice = text.replacen(

@@ -35,7 +35,7 @@ fn a52_with_the_drivers_folder_in_the_loaders_path_the_limit_holds() {
     let runtime = Runtime::wrapped(LowLevel::Runc, &node);
     let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "8GiB");
     let container = runtime.run(&bundle);
-    // As by `docker exec -e`, which no runtime of ours sees.
+    // The variable is given to the program alone, as by `docker exec -e`, which calls no runtime of ours.
     let probe = ["/bin/gpushare-simulator", "probe", "--json", "--allocate", "9GiB", "--allocate", "7GiB"];
     for variable in
         [format!("LD_LIBRARY_PATH={FOLDER}"), format!("LD_LIBRARY_PATH={FOLDER}:/usr/lib/gpushare")]
@@ -45,7 +45,7 @@ fn a52_with_the_drivers_folder_in_the_loaders_path_the_limit_holds() {
         report.assert_size(8 * GIB);
         assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS], "{variable}");
     }
-    // Not even a cache of the loader's, or a link that a linker makes by it, would name them.
+    // The names are not those that a loader's cache or a linker's link would use.
     let names = container.exec(&["/bin/ls", FOLDER]).expect_success("ls").stdout;
     assert_eq!(names.split_whitespace().collect::<Vec<_>>(), ["cuda", "nvidia-ml"]);
 }
@@ -72,7 +72,7 @@ fn a52_an_environment_that_names_the_drivers_folder_is_refused() {
     });
 }
 
-/// What a bundle can name of the host.
+/// What a bundle can name on the host.
 struct Place<'a> {
     node: &'a SimulatedNode,
     scratch: &'a Scratch,
@@ -122,7 +122,7 @@ const GIVEN: [(&str, Give); 21] = [
     ("the host's pid namespace", |spec, _| without_namespace(spec, "pid")),
     ("the host's mount namespace", |spec, _| without_namespace(spec, "mount")),
     ("the state folder", |spec, place| {
-        // Behind a link of the host.
+        // The path leads through a link of the host.
         let link = place.scratch.path().join("link");
         let _ = std::os::unix::fs::symlink(place.node.state(), &link);
         bind(spec, &link, &["rbind", "rw"]);
@@ -147,7 +147,7 @@ const GIVEN: [(&str, Give); 21] = [
     ("shared propagation", |spec, place| bind(spec, place.scratch.path(), &["rbind", "ro", "rshared"])),
 ];
 
-/// The settings of `node` under `request.strict`, where variables ask for as much as they like.
+/// The settings of `node` under `request.strict`, where variables may ask for a whole GPU.
 fn strict(node: &SimulatedNode) -> PathBuf {
     let strict = "[request]\nstrict = true\nenv_ceiling = \"100%\"";
     node.config_with("strict", &format!("{}\n{strict}", LowLevel::Runc.settings()))
@@ -173,7 +173,7 @@ fn a53_a_right_over_the_limit_is_refused_under_strict_and_by_no_other_node() {
         }
         assert_eq!(leases(strict.config()), [], "{name}");
         match lenient.create(&bundle) {
-            // runc would mount on this machine.
+            // runc would mount on this machine, so this container is refused.
             created if name == "the host's mount namespace" => {
                 let line = created.map(drop).expect_err(name).line();
                 assert!(line.contains("mounted on the host"), "{line}");
@@ -184,7 +184,7 @@ fn a53_a_right_over_the_limit_is_refused_under_strict_and_by_no_other_node() {
     }
 }
 
-/// The host's root can bind its state folder elsewhere: no path leads there from the other name.
+/// Root of the host can bind the state folder elsewhere, where no path leads to it from the configured name.
 #[test]
 #[ignore = "needs root and runc: binds a folder"]
 fn a53_the_state_folder_is_known_under_another_name() {
@@ -207,7 +207,7 @@ fn a53_the_state_folder_is_known_under_another_name() {
     assert_eq!(leases(runtime.config()), []);
 }
 
-/// A process of the host's that belongs to an ordinary user; ended with this value.
+/// A process of the host that belongs to an ordinary user. It is ended on drop.
 struct OfUser(Child);
 
 impl OfUser {

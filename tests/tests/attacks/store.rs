@@ -87,7 +87,8 @@ fn a39_a_state_folder_that_is_not_local_is_refused() {
     let state = node.state();
     fs::create_dir(&state).expect("a folder can be made");
     mode(&state, 0o700);
-    // Another user's, so that the kernel answers for the server, which there is none of.
+    // The mount belongs to another user, so that the kernel refuses instead of asking a server, which does
+    // not exist.
     let server = fs::File::options().read(true).write(true).open("/dev/fuse").expect("the kernel has FUSE");
     let options = format!("fd={},rootmode=40700,user_id=65534,group_id=65534", server.as_raw_fd());
     mount(Some("nobody"), &state, Some("fuse.nobody"), MsFlags::empty(), Some(options.as_str()))
@@ -110,7 +111,7 @@ fn a40_an_end_takes_back_the_share_of_its_own_container_alone() {
         let other = Runtime::with_config(low_level, config);
         let bundle = share();
         let first = runtime.run(&bundle);
-        // The same name under another root: the engine of somebody else.
+        // A container of the same name under another root, as of somebody else's engine.
         let twin = share();
         let folder = twin.path().to_string_lossy().into_owned();
         let log = twin.path().join("log.json");
@@ -130,7 +131,7 @@ fn a40_an_end_takes_back_the_share_of_its_own_container_alone() {
         for id in [bundle.id(), "nobody", "nobody"] {
             other.delete_force(id);
         }
-        // poststop once more, and for a lease that never was: success, and nothing of others goes.
+        // poststop again, and for a lease that never existed: it succeeds and removes nothing of others.
         let root = runtime.root().to_string_lossy().into_owned();
         for (lease, id) in [("1", bundle.id()), ("1", bundle.id()), ("999999", "nobody"), ("-1", "nobody")] {
             let mut poststop = Command::new(artifacts::hook());
@@ -152,7 +153,7 @@ fn a41_who_stops_inside_its_transaction_makes_others_fail_in_time() {
     }
     on_both(|node, runtime, low_level| {
         drop(runtime.run(&share()));
-        // What a process that was stopped there holds.
+        // Holds the lock, as a process would that was stopped while it had the turn.
         let lock =
             fs::File::options().write(true).open(node.state().join("quota.lock")).expect("the lock is there");
         lock.lock().expect("a lock can be taken");
@@ -205,7 +206,7 @@ fn a42_a_store_that_is_damaged_foreign_or_newer_is_refused_and_kept() {
             );
             sweep_fails(&runtime);
         }
-        // The remedy of the message.
+        // Does what the message says.
         fs::remove_file(&database).expect("the store can be removed");
         drop(runtime.run(&bundle));
         assert_eq!(leases(runtime.config()), []);
@@ -226,7 +227,7 @@ fn a42_a_store_that_is_deleted_under_containers_is_not_made_anew() {
             let running =
                 if whole_card { Bundle::small().env("GPUSHARE_MODE", "exclusive") } else { share() };
             let container = runtime.run(&running);
-            // All that can be deleted: the regions of shares are mounts.
+            // Deletes all that can be deleted. Regions are mounts and stay.
             for entry in fs::read_dir(node.state()).expect("the state folder can be read").flatten() {
                 let _ = fs::remove_file(entry.path());
             }
@@ -240,7 +241,7 @@ fn a42_a_store_that_is_deleted_under_containers_is_not_made_anew() {
             let doctor = cli(runtime.config(), &["doctor"]).stdout;
             assert!(doctor.contains("quota.db is gone"), "{low_level:?}: {doctor}");
             drop(container);
-            // Its region went with it.
+            // Its region was removed with it.
             drop(runtime.run(&bundle));
             assert_eq!(leases(runtime.config()), [], "{low_level:?}");
         }
@@ -264,7 +265,7 @@ fn a42_the_remedy_for_a_deleted_store_works_after_a_container_that_nobody_delete
     let (_, rest) = line.split_once("run `").expect("the message has a command");
     let (remedy, _) = rest.split_once('`').expect("the command ends");
     let regions = fs::canonicalize(node.state()).expect("the state folder is there").join("regions");
-    // Compared before it is run: it deletes.
+    // The command is compared before it is run, since it deletes files.
     assert_eq!(remedy, format!("umount {0}/*; rm -r {0}", regions.display()));
     let _ = command::run(Command::new("/bin/sh").args(["-ec", remedy])).expect_success("the remedy");
     drop(runtime.run(&bundle));
@@ -284,7 +285,7 @@ fn a43_a_creation_that_runs_out_of_descriptors_at_any_step_grants_nothing() {
         return;
     }
     let node = SimulatedNode::one_gpu();
-    drop(Runtime::wrapped(LowLevel::Runc, &node).run(&share())); // takes stock of the node
+    drop(Runtime::wrapped(LowLevel::Runc, &node).run(&share())); // reads the node's inventory
     let scratch = Scratch::new("idle");
     let config = idle_config(&node, &scratch);
     let (mut refused, mut granted) = (0, 0);
@@ -304,7 +305,7 @@ fn a43_a_creation_that_runs_out_of_descriptors_at_any_step_grants_nothing() {
             assert_eq!(leases(&config), [], "{limit}: {outcome:?}");
             refused += 1;
         } else {
-            // Edited whole, and the lease ends with the runtime that did nothing.
+            // The config.json is edited as a whole, and the lease ends with the runtime that did nothing.
             assert!(serde_json::from_slice::<serde_json::Value>(&bundle.config_bytes()).is_ok(), "{limit}");
             granted += 1;
         }
@@ -316,11 +317,12 @@ fn a43_a_creation_that_runs_out_of_descriptors_at_any_step_grants_nothing() {
     assert!(refused > 2 && granted > 2, "{refused} refused, {granted} granted");
 }
 
-/// The system calls by which a creation and a sweep meet a disk.
+/// The system calls by which a creation and a sweep use a disk.
 const DISK_CALLS: &str =
     "openat read pread64 write pwrite64 fsync fdatasync ftruncate rename unlink mkdir rmdir mount umount2";
 
-/// Runs `program`, whose call of this name and number meets a disk error; whether it came to that call.
+/// Runs `program` so that the call with this name and number gets a disk error. Returns whether it made that
+/// call.
 fn failing(call: &str, number: usize, program: &Path, prepare: impl FnOnce(&mut Command)) -> (bool, Outcome) {
     let scratch = Scratch::new("trace");
     let trace = scratch.path().join("trace");
@@ -340,7 +342,7 @@ fn a43_a_disk_error_at_any_step_of_a_creation_or_of_the_sweep_grants_nothing() {
         return;
     }
     let node = SimulatedNode::one_gpu();
-    drop(Runtime::wrapped(LowLevel::Runc, &node).run(&share())); // takes stock of the node
+    drop(Runtime::wrapped(LowLevel::Runc, &node).run(&share())); // reads the node's inventory
     let scratch = Scratch::new("idle");
     let config = idle_config(&node, &scratch);
     let regions = || fs::read_dir(node.state().join("regions")).into_iter().flatten().count();
@@ -362,7 +364,7 @@ fn a43_a_disk_error_at_any_step_of_a_creation_or_of_the_sweep_grants_nothing() {
                 assert!(whole.is_ok_and(|json| json["hooks"]["poststop"].is_array()), "{when}: half edited");
                 granted += 1;
             }
-            // The disk fails the sweep as well, and then is in order again.
+            // The disk fails the sweep too, and then works again.
             let (met_again, _) = failing(call, number, &artifacts::cli(), |swept| {
                 swept.arg("sweep").env("GPUSHARE_CONFIG", &config);
             });

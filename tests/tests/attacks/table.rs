@@ -15,7 +15,7 @@ struct Row {
     tests: Vec<String>,
 }
 
-/// The rows: name, attack, required outcome, rule, tests in backticks, what they were seen to fail with.
+/// The rows: name, attack, required outcome, rule, tests in backticks, how they were seen to fail.
 fn rows() -> Vec<Row> {
     let text = fs::read_to_string(checkout().join("docs/attacks.md")).expect("docs/attacks.md can be read");
     let lines = text.lines().filter(|line| line.starts_with("| A"));

@@ -1,4 +1,5 @@
-//! Shares and whole GPUs as CDI devices: the files, podman which reads them, and what stands beside a share and may not.
+//! Shares and whole GPUs as CDI devices: the files, podman which reads them, and what may stand beside a
+//! share.
 
 mod nvidias;
 
@@ -26,7 +27,8 @@ fn spec(node: &SimulatedNode, flags: &[&str]) -> Value {
     serde_json::from_str(&text).expect("a specification is JSON")
 }
 
-/// Whether CDI lets a device have this name: letters and digits at both ends, between them also `_`, `-`, `.` and `:`.
+/// Whether CDI lets a device have this name: letters and digits at both ends, between them also `_`, `-`, `.`
+/// and `:`.
 fn is_device_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric();
     name.starts_with(plain) && name.ends_with(plain) && name.chars().all(|c| plain(c) || "_-.:".contains(c))
@@ -202,7 +204,8 @@ fn a_device_that_no_engine_applied_is_the_gpu_of_its_specification() {
         let gpus: Vec<&str> = nodes.lines().filter(|node| minor_of(node).is_some()).collect();
         assert_eq!(gpus, [format!("nvidia{gpu}")]);
     }
-    // The name's GPU stays its own when the bundle is run again, whatever has become of the specification.
+    // The device's name still means the same GPU when the bundle is run again, whatever has become of the
+    // specification.
     let again =
         annotated("k8s.gpu.nvidia.com/claim=0b5c-gpu-2").annotation("alloc.gpushare.io/memory", "4GiB");
     drop(runtime.run(&again));
@@ -223,22 +226,22 @@ fn a_device_that_no_engine_applied_is_the_gpu_of_its_specification() {
     assert_eq!(leases(&config).len(), 0);
 }
 
-/// The N of `nvidiaN`.
+/// The minor number N in `nvidiaN`.
 fn minor_of(node: &str) -> Option<u32> {
     node.strip_prefix("nvidia")?.parse().ok()
 }
 
-/// A podman with its own storage; it finds the CDI files of this mount namespace.
+/// A podman with its own storage. It finds the CDI files of this mount namespace.
 struct Podman {
     scratch: Scratch,
     runtime: PathBuf,
 }
 
 impl Podman {
-    /// Its runtime is the wrapper, under the settings file `config`.
+    /// A podman whose runtime is the wrapper, under the settings file `config`.
     fn wrapped(config: &Path) -> Self {
         let scratch = Scratch::new("podman");
-        // conmon passes no variable of ours on to the runtime.
+        // conmon does not pass our variable on to the runtime.
         let script = format!(
             "#!/bin/sh\nGPUSHARE_CONFIG='{}' exec '{}' \"$@\"\n",
             config.display(),
@@ -250,7 +253,7 @@ impl Podman {
         Self::with(scratch, runtime)
     }
 
-    /// Its runtime is runc, which knows nothing of gpushare.
+    /// A podman whose runtime is runc, without gpushare.
     fn bare() -> Self {
         Self::with(Scratch::new("podman"), LowLevel::Runc.program().into())
     }
@@ -293,7 +296,7 @@ impl Drop for Podman {
     }
 }
 
-/// The folder where engines look, empty for what is started from here.
+/// Empties the folders in which engines look, for programs that are started in this mount namespace.
 fn empty_cdi_folder() {
     let folder = Path::new("/var/run/cdi");
     fs::create_dir_all(folder).expect("the folder of CDI can be made");

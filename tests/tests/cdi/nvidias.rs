@@ -1,5 +1,5 @@
-//! GPUs that NVIDIA's own CDI specification gave: the engine has put the whole card's nodes, driver files and hooks into
-//! the bundle, and the share takes their place on the same GPU.
+//! GPUs that NVIDIA's own CDI specification gave. The engine has put the whole GPU's nodes, driver files and
+//! hooks into the bundle, and the share replaces them on the same GPU.
 
 use std::fs;
 use std::path::Path;
@@ -17,9 +17,9 @@ use crate::{PODMAN, Podman, empty_cdi_folder};
 /// The minor of each GPU's node, by index.
 const MINORS: [u32; 4] = [2, 0, 3, 1];
 
-/// What nvidia-ctk 1.20 writes for this node, by index and by UUID: nodes with a host path, among them those of
-/// profilers; hooks of a program that is not here, so that one that is left fails the start; the driver's files by
-/// version.
+/// What nvidia-ctk 1.20 writes for this node, by index and by UUID. It has nodes with a host path, those of
+/// profilers among them; hooks of a program that does not exist here, so that a hook that is left makes the
+/// start fail; and the driver's files by version.
 fn specification(node: &SimulatedNode, uuids: &[String]) -> Value {
     let nodes = |names: &[String]| -> Value {
         let host = |name: &String| node.root().join("dev").join(name);
@@ -67,7 +67,7 @@ fn uuids(config: &Path) -> Vec<String> {
     gpus.iter().map(|gpu| gpu["uuid"].as_str().expect("a GPU has a UUID").to_owned()).collect()
 }
 
-/// The GPUs of the one lease, by index.
+/// The GPUs of the only lease, by index.
 fn leased(config: &Path, uuids: &[String]) -> Vec<usize> {
     let told = cli(config, &["ps", "--json"]).expect_success("gpushare ps").stdout;
     let listing: Value = serde_json::from_str(&told).expect("gpushare ps --json prints JSON");
@@ -109,7 +109,7 @@ fn podman_gives_the_share_of_the_gpu_that_nvidias_cdi_chose() {
                 &[0, 3],
                 2 * GIB,
             ),
-            // Such a container can open every GPU; its lease is of the one that it was given all the same.
+            // Such a container can open every GPU. Its lease still has the GPU that it was given.
             (&["--privileged", "--device", "nvidia.com/gpu=3", "-e", "GPUSHARE_MEMORY=2GiB"], &[3], 2 * GIB),
             (&["--privileged", "--device", "nvidia.com/gpu=3"], &[3], 80 * GIB),
         ] {

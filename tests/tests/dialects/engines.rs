@@ -1,4 +1,5 @@
-//! Each set once through real engines, on a simulated node: what a CUDA client inside sees, and what is refused.
+//! Runs each set once through real engines, on a simulated node: what a CUDA client inside sees, and what is
+//! refused.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::sets::{DRIVER, MINORS, Set, Sets, UUIDS, all, handed, seen};
 
-/// The nodes of the sets, one for each size of GPU, and a settings file for each set.
+/// The nodes of the sets, one for each memory size of GPUs, and a settings file for each set.
 pub struct Nodes(BTreeMap<u64, SimulatedNode>);
 
 /// Where `set` runs.
@@ -54,7 +55,7 @@ fn memory(set: &Set) -> u64 {
     set.total.unwrap_or(15360)
 }
 
-/// The compute shares in the books, as a set says them.
+/// The compute shares in the store, in percent for each GPU of the first lease.
 fn cores(config: &Path) -> Vec<Option<u64>> {
     let told = cli(config, &["ps", "--json"]).expect_success("gpushare ps --json").stdout;
     let told: Value = serde_json::from_str(&told).unwrap();
@@ -103,7 +104,8 @@ fn run_through_runc(all: &[Sets]) {
     assert!(faults.is_empty(), "{}:\n{}", faults.len(), faults.join("\n"));
 }
 
-/// What goes wrong with each of `items`, each beside one other on other nodes: half of the time a single one waits.
+/// What goes wrong with each of `items`. Two run at a time, on different nodes, since a single one waits half
+/// of the time.
 fn two_at_once<T: Sync>(items: &[T], run: impl Fn(&mut Nodes, &T) -> Vec<String> + Sync) -> Vec<String> {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -145,13 +147,13 @@ fn through_runc(set: &Set, place: &Place) -> Result<(), String> {
         return Ok(());
     }
     drop(container);
-    // Nobody writes the bundle anew: what it was handed is gone from it.
+    // The bundle is not written anew, and what the engine handed over is gone from it.
     let again = runtime.create_as_it_is(&bundle).map_err(|refusal| format!("again: {}", refusal.line()))?;
     again.start();
     as_granted(set, &again, config).map_err(|fault| format!("again: {fault}"))
 }
 
-/// Whether a client in the container, its nodes and the books say what `set` does.
+/// Whether a client in the container, the container's nodes and the store agree with `set`.
 fn as_granted(set: &Set, container: &Container, config: &Path) -> Result<(), String> {
     let client = container.exec(&PROBE);
     if !client.success() {
@@ -170,7 +172,8 @@ fn as_granted(set: &Set, container: &Container, config: &Path) -> Result<(), Str
     environment(&container.exec(&["/bin/env"]).expect_success("env").stdout)
 }
 
-/// Nothing inside acts on a value that was not granted: each variable stands once, and NVIDIA's list is void.
+/// Checks that nothing inside can act on a value that was not granted: each variable stands once, and
+/// NVIDIA's list is void.
 fn environment(text: &str) -> Result<(), String> {
     let names: Vec<&str> =
         text.lines().filter_map(|line| line.split_once('=')).map(|(name, _)| name).collect();
@@ -186,7 +189,7 @@ fn environment(text: &str) -> Result<(), String> {
     }
 }
 
-/// The set as a bundle that can run: each mount has a source of the test's own, or of the node's driver.
+/// The set as a bundle that can run: the source of each mount is the test's own, or the node's driver.
 fn bundle(set: &Set, files: &Scratch, libraries: &Path) -> Bundle {
     let told = set.bundle();
     Bundle::with_probe().edit(|spec| {
@@ -248,7 +251,7 @@ fn sets_of_variables_alone_through_docker_give_their_limits_to_a_cuda_client_or_
             by_config.entry(key).or_default().push((dialect.clone(), set));
         }
     }
-    // Those of the shipped settings are the most.
+    // The largest group, which has the shipped settings, comes first.
     let mut groups: Vec<Vec<(String, Set)>> = by_config.into_values().collect();
     groups.sort_by_key(|sets| std::cmp::Reverse(sets.len()));
     let faults = two_at_once(&groups, |nodes, sets| {
@@ -264,7 +267,7 @@ fn sets_of_variables_alone_through_docker_give_their_limits_to_a_cuda_client_or_
     assert!(faults.is_empty(), "{}:\n{}", faults.len(), faults.join("\n"));
 }
 
-/// docker passes variables, each once.
+/// Whether docker can run the set: it passes variables, each once.
 pub fn is_dockers(set: &Set) -> bool {
     let names: Vec<&str> = set.env.iter().map(|entry| entry.split('=').next().unwrap()).collect();
     let once = names.iter().all(|name| names.iter().filter(|other| other == &name).count() == 1);
@@ -283,7 +286,7 @@ fn through_docker(set: &Set, docker: &Docker) -> Result<(), String> {
     let outcome = docker.run(&flags, &PROBE);
     if !outcome.success() {
         let told = outcome.stderr;
-        // docker quotes what the runtime says.
+        // docker quotes the runtime's words.
         let right = !set.refused.is_empty() && told.replace("\\\"", "\"").contains(&set.refused);
         return if right || set.passes && told.contains("libcuda") {
             Ok(())

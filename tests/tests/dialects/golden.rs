@@ -1,4 +1,4 @@
-//! What each set comes to, without an engine.
+//! What each set comes to by reading alone, without an engine.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use gpushare_request::{Container, Mode, Policy, Request, read};
 
 use super::sets::{MINORS, Set, UUIDS, all, found, handed};
 
-/// The node of the sets.
+/// The GPUs of the sets' node, each with `total` MiB.
 pub fn gpus(total: u64) -> Vec<Gpu> {
     let gpu = |(index, (uuid, minor)): (usize, (&str, u32))| {
         let path = std::path::PathBuf::from(format!("/dev/nvidia{minor}"));
@@ -25,7 +25,7 @@ pub fn gpus(total: u64) -> Vec<Gpu> {
     UUIDS.into_iter().zip(MINORS).enumerate().map(gpu).collect()
 }
 
-/// Settings, with every channel let grant the whole card where the node is strict.
+/// The settings of `set`. On a strict node every channel may grant the whole GPU.
 pub fn policy(set: &Set, strict: bool) -> Policy {
     let config = Config::from_text(Path::new("set"), &set.settings, Path::new("/opt/gpushare/bin"));
     let mut policy = config.unwrap_or_else(|error| panic!("{}: {error}", set.case)).request;
@@ -41,7 +41,7 @@ pub fn policy(set: &Set, strict: bool) -> Policy {
 pub fn granted(request: &Request) -> Vec<String> {
     let devices: Vec<gpushare_request::DeviceSelector> = match &request.devices {
         gpushare_request::Devices::These(devices) => devices.clone(),
-        // Placement chooses: on an empty node the first.
+        // Placement chooses; on an empty node it takes the first GPUs.
         gpushare_request::Devices::Among(count, of) => {
             of.iter().take((*count).into()).map(|gpu| gpushare_request::DeviceSelector::Uuid(*gpu)).collect()
         }
@@ -72,7 +72,7 @@ fn memory(memory: gpushare_request::MemoryRequest) -> String {
     }
 }
 
-/// What is wrong with the outcome of `set`; nothing where it is as the set says.
+/// What is wrong with the outcome of `set`; `None` where it is as the set says.
 fn fault(dialect: &str, set: &Set, strict: bool) -> Option<String> {
     let container = Container::from_json(&set.bundle());
     let outcome = read(&container, &policy(set, strict), &gpus(set.total.unwrap_or(15360)));

@@ -1,4 +1,4 @@
-//! Whoever scheduled a container: every dialect of requests, with the sets of `tests/dialects`.
+//! Requests of other systems: every dialect, with the sets of `tests/dialects`.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod engines;

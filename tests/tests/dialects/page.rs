@@ -1,4 +1,5 @@
-//! The conformance table: `docs/dialects.md` carries below its mark what the sets say, and `make test` prints the short one.
+//! The conformance table: below its mark `docs/dialects.md` holds what the sets say, and `make test` prints
+//! the short one.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,7 +10,7 @@ use gpushare_request::{Container, read};
 use super::golden::{gpus, granted, policy};
 use super::sets::{Set, Sets, UUIDS, all};
 
-/// What stands above it is written by hand.
+/// Everything above this mark is written by hand.
 const MARK: &str = "<!-- What follows is written by GPUSHARE_UPDATE_DOCS=1 cargo test -p gpushare-tests --test dialects -->\n";
 
 fn page() -> String {
@@ -64,14 +65,15 @@ pub fn summary(all: &[Sets]) -> String {
     table
 }
 
-/// A set that docker can ask for on the page's node, as a command.
+/// The command by which docker asks for the set on the page's node; `None` where it cannot.
 fn by_docker(set: &Set) -> Option<String> {
     let flags: Vec<String> = set.env.iter().map(|entry| format!("-e '{entry}'")).collect();
     let command = format!("    docker run --rm --runtime=gpushare {} IMAGE nvidia-smi\n", flags.join(" "));
     (is_usual(set) && super::engines::is_dockers(set)).then_some(command)
 }
 
-/// One that ctr can ask for, which passes annotations: with the same outcome as from a pod.
+/// The command by which ctr asks for the set; `None` where it cannot. ctr passes annotations, and the outcome
+/// is the same as from a pod.
 fn by_ctr(set: &Set) -> Option<String> {
     let as_ctr = Set { engine: String::new(), ..set.clone() };
     let read = read(&Container::from_json(&as_ctr.bundle()), &policy(set, false), &gpus(15360));
@@ -86,7 +88,7 @@ fn by_ctr(set: &Set) -> Option<String> {
     (is_usual(set) && same && set.mounts.is_empty() && set.nodes.is_empty()).then_some(command)
 }
 
-/// Granted under the shipped settings on the usual GPUs.
+/// Whether the set is granted under the shipped settings on the usual GPUs.
 fn is_usual(set: &Set) -> bool {
     !set.grants.is_empty() && set.settings.is_empty() && set.total.is_none()
 }
@@ -125,7 +127,7 @@ fn outcome(set: &Set) -> String {
     }
 }
 
-/// The refusal in full where it differs, for it is what users meet.
+/// The outcome on a strict node. A refusal that differs is given in full, since users meet it.
 fn strictly(set: &Set) -> String {
     if set.strictly.is_empty() {
         return "the same".to_owned();

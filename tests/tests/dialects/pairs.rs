@@ -1,4 +1,5 @@
-//! Two sources in one bundle, of every two dialects: on no node does the less trusted one raise what the other granted.
+//! Two sources in one bundle, for every two dialects: on no node does the less trusted source raise what the
+//! other granted.
 
 use gpushare_inventory::{DeviceMemory, GpuUuid};
 use gpushare_request::{
@@ -10,14 +11,14 @@ use super::sets::{Set, all};
 
 const TOTAL: u64 = 15360;
 
-/// What a request may use of each GPU: bytes, and percent of compute, idle time included.
+/// What a request may use of each GPU: bytes, and percent of compute with idle time included.
 pub fn shares(request: &Request) -> Vec<(GpuUuid, u64, u8)> {
     let gpus = gpus(TOTAL);
     let named = |selector: &DeviceSelector| gpushare_request::find_gpu(selector, &gpus).unwrap().uuid;
     let uuids: Vec<GpuUuid> = match &request.devices {
         Devices::These(list) => list.iter().map(named).collect(),
         Devices::All => gpus.iter().map(|gpu| gpu.uuid).collect(),
-        // Placement chooses: the first is as good as any.
+        // Placement chooses; here the first GPUs are taken.
         Devices::Any(count) => gpus.iter().take((*count).into()).map(|gpu| gpu.uuid).collect(),
         Devices::Among(count, of) => of.iter().take((*count).into()).copied().collect(),
     };
@@ -49,7 +50,7 @@ fn raises(request: &Request, granted: &Request) -> Option<String> {
     shares(request).iter().find(|share| above(share)).map(|share| format!("{share:?} of {most:?}"))
 }
 
-/// Both in one bundle of containerd's CRI; what the first says by annotation stays.
+/// Both sets in one bundle of containerd's CRI. What the first says by annotation stays.
 fn together(first: &Set, second: &Set) -> Set {
     let mut both = first.clone();
     both.engine = "cri".to_owned();
@@ -67,7 +68,7 @@ fn alone(set: &Set, policy: &Policy) -> Option<Request> {
     read(&Container::from_json(&set.bundle()), policy, &gpus(TOTAL)).ok().flatten()
 }
 
-/// A plugin's annotations: gpushare's own, and gpu-manager's.
+/// The annotations that plugins write: gpushare's own and gpu-manager's.
 fn plugins() -> Vec<Set> {
     let set = |pairs: &[(&str, &str)]| Set {
         annotations: pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
@@ -88,7 +89,7 @@ fn plugins() -> Vec<Set> {
     ]
 }
 
-/// gpu-manager's way for a pod to have its share be the guarantee, and idle time beyond it.
+/// Whether the set uses gpu-manager's way to make a pod's share its guarantee, with idle time beyond it.
 fn asks_for_idle_time(set: &Set) -> bool {
     set.annotations.contains_key("tencent.com/vcuda-core-limit")
 }
@@ -120,12 +121,13 @@ fn nobody_raises_what_a_plugins_annotation_granted_on_any_node() {
     assert!(pairs > 100 && granted > 0, "{granted} of {pairs} granted");
 }
 
-/// What is handed over is believed more than an annotation, and no variable.
+/// Whether the set speaks only by variables. What is handed over is trusted more than an annotation.
 fn is_of_variables(set: &Set) -> bool {
     set.annotations.is_empty() && set.nodes.is_empty() && set.mounts.is_empty()
 }
 
-/// gpushare's own note of a list that became void is a variable's word, and an annotation that no dialect speaks is nobody's.
+/// Whether the set states something by an annotation. gpushare's own note of a list that became void counts
+/// as a variable's, and an annotation that no dialect reads counts as nobody's.
 fn states_by_annotation(set: &Set) -> bool {
     let spoken = set.spoken.as_ref().is_none_or(|dialects| !dialects.is_empty());
     spoken && set.annotations.keys().any(|key| key != gpushare_request::GRANTED_LIST)

@@ -1,9 +1,10 @@
-//! What holds for every bundle: no word of little trust makes more of what a more trusted one says.
+//! What holds for every bundle: no source of little trust raises what a more trusted one says.
 //!
-//! A bundle is made as its engine makes it: the image's environment, a device plugin's and a pod's entries merged by the
-//! rules of docker, containerd or CRI-O, with annotations, device nodes and mounts. Each trusted word comes with the bounds
-//! that its own system means by it; the less trusted ones are drawn from everything that any dialect knows. The seed is
-//! fixed; `GPUSHARE_SEED` and `GPUSHARE_CASES` look further.
+//! A bundle is made as its engine makes it: the entries of the image's environment, of a device plugin and of
+//! a pod are merged by the rules of docker, containerd or CRI-O; annotations, device nodes and mounts are
+//! added. Each trusted statement comes with the bounds that its own system means by it. The less trusted ones
+//! are drawn from everything that any dialect knows. The seed is fixed; `GPUSHARE_SEED` and `GPUSHARE_CASES`
+//! try others.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -22,7 +23,7 @@ use super::sets::{MINORS, UUIDS, all};
 const CASES: u64 = 120_000;
 const TOTAL: u64 = 15360;
 
-/// SplitMix64: the same numbers everywhere.
+/// SplitMix64, which gives the same numbers on every machine.
 struct Random(u64);
 
 impl Random {
@@ -53,16 +54,16 @@ impl Random {
 struct Statement {
     rank: u8,
     annotations: Vec<(String, String)>,
-    /// Minor numbers.
+    /// Minor numbers of the device nodes.
     nodes: Vec<u32>,
-    /// GPUs by mounts.
+    /// GPUs that mounts name, by index.
     mounts: Vec<usize>,
-    /// The GPUs, by index.
+    /// The GPUs that it names, by index.
     gpus: Option<Vec<usize>>,
     count: Option<usize>,
-    /// MiB on each GPU.
+    /// Memory in MiB on each GPU.
     memory: Option<Vec<u64>>,
-    /// Percent, idle time included.
+    /// Compute in percent, idle time included.
     cores: Option<u8>,
 }
 
@@ -205,7 +206,7 @@ fn vgpu_manager(random: &mut Random) -> Statement {
     Statement {
         gpus: Some(gpus),
         memory: Some(vec![mebibytes; 4]),
-        // Variables that may grant say what of idle time is the container's.
+        // Variables that may grant say how much idle time the container may use.
         cores: None,
         ..annotated(POD, &[("nvidia.com/real-allocated", format!("trainer[{}]", entry.join(",")))])
     }
@@ -236,7 +237,7 @@ const SOURCES: [Source; 11] = [
     nvfractions,
 ];
 
-/// Every variable of every set, and what a hostile author would write.
+/// Every variable of every set, and those that a hostile author would write.
 fn variables() -> Vec<String> {
     let of_sets = all().into_iter().flat_map(|sets| sets.set).flat_map(|set| set.env);
     let mut words: Vec<String> = of_sets.filter(|entry| entry.contains('=')).collect();
@@ -303,7 +304,7 @@ fn annotations_of_pods() -> Vec<(String, String)> {
     pairs
 }
 
-/// How an engine makes one environment of three.
+/// How an engine merges three lists of variables into one environment.
 #[derive(Clone, Copy, Debug)]
 enum Merge {
     Docker,
@@ -318,7 +319,7 @@ impl Merge {
         let mut env = image.to_vec();
         for entry in plugin.iter().chain(pod) {
             let replaces = match self {
-                // Only names of the image are looked up.
+                // Only names that the image has are looked up.
                 Self::Containerd => of_image.contains(&name(entry)),
                 Self::Docker | Self::CriO => true,
             };
@@ -345,7 +346,7 @@ impl Merge {
     }
 }
 
-/// A bundle's words.
+/// What the sources of a bundle say.
 #[derive(Clone, Debug)]
 struct Words {
     engine: Merge,
@@ -356,7 +357,7 @@ struct Words {
 
 impl Words {
     fn bundle(&self) -> Value {
-        // What a plugin wrote wins over a pod's annotation of the same key.
+        // What a plugin wrote replaces a pod's annotation with the same key.
         let mut annotations: BTreeMap<String, String> = self.pods.iter().cloned().collect();
         let mut by_rank = self.trusted.clone();
         by_rank.sort_by_key(|statement| statement.rank);
@@ -393,7 +394,7 @@ fn draw(random: &mut Random, variables: &[String], pods: &[(String, String)]) ->
     if random.chance(30) {
         trusted.push(random.of(&SOURCES)(random));
     }
-    // Two of one system's are one source, and so is all that was handed over.
+    // Two statements of one system are one source, and so is everything that was handed over.
     let is_cdi =
         |statement: &Statement| statement.annotations.iter().any(|(key, _)| key.contains("cdi.k8s.io"));
     if trusted.iter().all(|statement| statement.rank == HANDED_OVER) || trusted.iter().all(is_cdi) {
@@ -407,7 +408,7 @@ fn draw(random: &mut Random, variables: &[String], pods: &[(String, String)]) ->
     {
         trusted.pop();
     }
-    // Words for a container by its name in a pod are about no other.
+    // Annotations that name a container of a pod apply to no other container.
     let text = |statement: &Statement| format!("{:?}", statement.annotations);
     if trusted.iter().any(|statement| text(statement).contains("trainer")) && matches!(engine, Merge::Docker)
     {
@@ -445,7 +446,7 @@ fn node_policy(random: &mut Random) -> Policy {
     }
 }
 
-/// The GPUs that a request may come to, and how many of them.
+/// The GPUs that a request may get, and how many of them.
 fn reach(request: &Request) -> (Vec<GpuUuid>, usize) {
     let node = gpus(TOTAL);
     let find = |selector: &DeviceSelector| gpushare_request::find_gpu(selector, &node).unwrap().uuid;
@@ -457,7 +458,7 @@ fn reach(request: &Request) -> (Vec<GpuUuid>, usize) {
     }
 }
 
-/// In what the request exceeds the statement.
+/// In which respect the request exceeds the statement; `None` where it does not.
 fn exceeds(request: &Request, said: &Statement) -> Option<String> {
     let place = |gpu: &GpuUuid| UUIDS.iter().position(|uuid| *uuid == gpu.to_string()).unwrap();
     let (reached, count) = reach(request);
@@ -514,7 +515,7 @@ fn no_word_makes_more_of_what_a_more_trusted_one_says() {
     assert!(granted > cases / 20, "{granted} of {cases} granted: the cases say little");
 }
 
-/// A bundle as a grant leaves it, for a second run.
+/// The bundle as a grant leaves it, for a second run.
 fn again(first: &Value, request: &Request) -> Value {
     let mut again = first.clone();
     let env = again["process"]["env"].as_array_mut().unwrap();
@@ -552,7 +553,7 @@ fn again(first: &Value, request: &Request) -> Value {
     again
 }
 
-/// The GPUs, how many of them, and what of each.
+/// The GPUs that the request may get with the share of each, how many of them, and the mode.
 fn came_to(request: &Request) -> (Vec<(GpuUuid, Share)>, usize, Mode) {
     let (gpus, count) = reach(request);
     let mut shares: Vec<(GpuUuid, Share)> = gpus.into_iter().map(|gpu| (gpu, request.on(gpu))).collect();
@@ -575,7 +576,8 @@ fn a_bundle_said_in_another_order_or_run_twice_comes_to_the_same() {
         let told = || format!("case {case}: {words:#?}\n{policy:?}\n{request:?}");
         let twice = read(&Container::from_json(&again(&bundle, &request)), &policy, &node);
         match &twice {
-            // Limits by position of a list that was narrowed cannot be told apart, which is said.
+            // Limits by position in a list that was narrowed cannot be told apart; this is refused with the
+            // reason.
             Err(error) => assert!(request.moves_limits, "{error}: {}", told()),
             Ok(None) => panic!("no request when it is run again: {}", told()),
             Ok(Some(twice)) => assert_eq!(came_to(twice), came_to(&request), "run twice: {}", told()),
@@ -614,7 +616,7 @@ fn what_nobody_contradicts_is_granted_exactly_in_every_image_and_by_every_engine
             let mut names: Vec<String> = set.env.iter().map(name).collect();
             names.sort();
             names.dedup();
-            // Of a set with an entry twice the engine's merge is what it is about.
+            // A set with an entry twice is about the engine's own merge.
             if names.len() != set.env.len() || !lists {
                 continue;
             }

@@ -1,4 +1,5 @@
-//! The sets of every dialect, `tests/dialects/*.toml`: what somebody's system puts into a bundle, and what must come of it.
+//! The sets of every dialect, `tests/dialects/*.toml`: what a system puts into a bundle, and what must come
+//! of it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,11 +12,11 @@ use serde_json::{Map, Value, json};
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sets {
-    /// As it is called in settings and listings.
+    /// Name of the dialect in settings and listings.
     pub dialect: String,
     /// The systems that write it, in a few words for the conformance table.
     pub writers: String,
-    /// Its sets.
+    /// The dialect's sets.
     pub set: Vec<Set>,
 }
 
@@ -23,44 +24,46 @@ pub struct Sets {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Set {
-    /// What it is, as a sentence.
+    /// What the set is about, as a sentence.
     pub case: String,
-    /// `NAME=value`, in order.
+    /// Variables as `NAME=value`, in order.
     pub env: Vec<String>,
-    /// Annotations.
+    /// Annotations, by key.
     pub annotations: BTreeMap<String, String>,
-    /// `SOURCE TARGET`; a source that ends in `/` is a folder, [`DRIVER`] begins one of the node's driver.
+    /// Mounts as `SOURCE TARGET`. A source that ends in `/` is a folder; one that begins with [`DRIVER`] is
+    /// of the node's driver.
     pub mounts: Vec<String>,
-    /// `PATH MAJOR:MINOR`.
+    /// Device nodes as `PATH MAJOR:MINOR`.
     pub nodes: Vec<String>,
-    /// GPUs whose CDI devices, as NVIDIA's parts describe them, the engine has put in.
+    /// GPUs whose CDI devices the engine has put in, as NVIDIA's parts describe them.
     pub cdi: Vec<String>,
-    /// Which engine's marks the bundle has: `cri` (containerd), `cri-o`, `podman`; else docker.
+    /// The engine whose marks the bundle has: `cri` (containerd), `cri-o`, `podman`; else docker.
     pub engine: String,
     /// Settings that differ from the shipped ones, as TOML.
     pub settings: String,
     /// Memory of each GPU in MiB, where it is not 15360.
     pub total: Option<u64>,
-    /// What is granted, in the container's order: `GPU-a 3000 MiB 30%`, perhaps with `burst 60%` or `exclusive`; `rest` is
-    /// all that is left on the GPU.
+    /// What is granted, in the container's order: `GPU-a 3000 MiB 30%`, perhaps with `burst 60%` or
+    /// `exclusive`; `rest` is all that is left on the GPU.
     pub grants: Vec<String>,
-    /// The dialects' variables as they stand in the container afterwards, by name; nobody looks where it is empty.
+    /// The dialects' variables as they stand in the container afterwards, by name. They are not checked where
+    /// this is empty.
     pub stands: Vec<String>,
-    /// A part of the refusal.
+    /// A part of the refusal's text.
     pub refused: String,
     /// The bundle is not a request.
     pub passes: bool,
-    /// The dialects that speak, where they are not the file's one alone.
+    /// The dialects that speak, where that is not the file's dialect alone.
     pub spoken: Option<Vec<String>>,
-    /// Parts of what the node says of its decisions.
+    /// Parts of what the node says about its decisions.
     pub notes: Vec<String>,
-    /// A part of the refusal on a strict node whose ceilings let every channel grant the whole card; it is granted alike there
-    /// where this is not set.
+    /// A part of the refusal on a strict node whose ceilings let every channel grant the whole GPU. Where
+    /// this is empty, the outcome there is the same.
     pub strictly: String,
 }
 
-/// Begins the source of a mount that is the node's driver: the library of that name follows, or nothing for
-/// a folder with all of it, or a folder within that one.
+/// Begins the source of a mount of the node's driver. After it comes a library's name, or nothing for a
+/// folder with all of the driver, or a folder within that one.
 pub const DRIVER: &str = "driver:";
 
 /// Every dialect's file, by name.
@@ -68,13 +71,13 @@ pub fn all() -> Vec<Sets> {
     files("dialects")
 }
 
-/// Whole bundles of programs that hand GPUs over, a file for each program: what else stands in them than
-/// the dialect's words.
+/// Whole bundles of programs that hand GPUs over, one file for each program. They show what else stands in
+/// such bundles.
 pub fn handed() -> Vec<Sets> {
     files("dialects/handed")
 }
 
-/// Bundles in which something was once found wrong, whatever system wrote them.
+/// Bundles in which a fault was once found, whatever system wrote them.
 pub fn found() -> Vec<Sets> {
     files("dialects/found")
 }
@@ -99,7 +102,8 @@ pub const UUIDS: [&str; 4] = [
     "GPU-d0000000-0000-4000-8000-000000000004",
 ];
 
-/// The N of `/dev/nvidiaN` of each GPU: never its index, so that nothing passes that mistakes one for the other.
+/// The minor number N in `/dev/nvidiaN` of each GPU. It is never the GPU's index, so that a mistake between
+/// the two shows.
 pub const MINORS: [u32; 4] = [1, 0, 3, 2];
 
 fn with_uuids(text: &str) -> String {
@@ -117,7 +121,8 @@ fn with_uuids(text: &str) -> String {
     text
 }
 
-/// What a CUDA client inside sees, by its report: UUID and memory of each GPU, sorted, since CUDA and NVML count by PCI address.
+/// What a CUDA client inside sees, by its report: UUID and memory of each GPU. Sorted, since CUDA and NVML
+/// count by PCI address.
 pub fn seen(text: &str) -> Vec<String> {
     let report: Value = serde_json::from_str(text.trim()).unwrap_or_else(|error| panic!("{error}: {text}"));
     let list = |name: &str| report[name].as_array().cloned().unwrap_or_default();
@@ -132,12 +137,12 @@ fn sorted(lines: impl Iterator<Item = String>) -> Vec<String> {
     lines
 }
 
-/// Beginnings of annotations that the shipped handler does not pass, or that containerd acts on itself.
+/// Prefixes of annotations that the shipped handler does not pass, or on which containerd acts itself.
 const UNPASSED: [&str; 3] = ["granted.gpushare.io/", "cdi.k8s.io/", "nvidia.cdi.k8s.io/"];
 
 impl Set {
-    /// Whether it is run through containerd's CRI: it says something by annotations, or is a pod's; and it has shipped
-    /// settings, usual GPUs, and nothing that a pod cannot say.
+    /// Whether the set is run through containerd's CRI. It then speaks by annotations or is a pod's, and it
+    /// has shipped settings, usual GPUs, and nothing that a pod cannot say.
     pub fn is_pods(&self) -> bool {
         let usual = self.settings.is_empty()
             && self.total.is_none()
@@ -151,7 +156,7 @@ impl Set {
         usual && plain && passed && pods
     }
 
-    /// What [`seen`] must be: `rest` and `exclusive` are the whole card where nobody else is.
+    /// What [`seen`] must return. `rest` and `exclusive` are the whole GPU where nobody else uses it.
     pub fn visible(&self) -> Vec<String> {
         let total = self.total.unwrap_or(15360).to_string();
         let line = |grant: &String| {
@@ -163,12 +168,12 @@ impl Set {
         sorted(self.grants.iter().map(line))
     }
 
-    /// Whether nodes of GPUs stand in the bundle before gpushare sees it.
+    /// Whether the bundle has device nodes of GPUs before gpushare reads it.
     pub fn was_handed_gpus(&self) -> bool {
         !self.nodes.is_empty() || !self.cdi.is_empty()
     }
 
-    /// The nodes of the GPUs that are granted, by name.
+    /// The device nodes of the granted GPUs, by name.
     pub fn granted_nodes(&self) -> Vec<String> {
         let minor = |grant: &String| {
             let gpu = grant.split(' ').next().unwrap();
@@ -227,7 +232,7 @@ impl Set {
     }
 }
 
-/// What NVIDIA's CDI devices are once an engine has applied them: the container's edits, and each GPU's.
+/// What NVIDIA's CDI devices become once an engine has applied them: the container's edits, and each GPU's.
 #[derive(Default)]
 struct Edits {
     env: Vec<String>,
@@ -263,7 +268,8 @@ impl Edits {
     }
 }
 
-/// The hooks of the container's edits. Their program is not there: a bundle that keeps one does not start.
+/// The hooks of the container's edits. Their program does not exist, so a bundle that keeps one does not
+/// start.
 const HOOKS: [&[&str]; 4] = [
     &["create-symlinks", "--link", "libcuda.so.535.309.01::/usr/lib/x86_64-linux-gnu/libcuda.so.1"],
     &["enable-cuda-compat", "--host-driver-version=535.309.01"],

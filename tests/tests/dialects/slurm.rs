@@ -1,4 +1,4 @@
-//! Bundles as Slurm itself wrote them, `tests/fixtures/slurm`: what each comes to.
+//! Bundles as Slurm itself wrote them (`tests/fixtures/slurm`), and what each comes to.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Who is believed how far: the table of `docs/trust.md` is what the code does with each channel.
+//! How far each source is trusted: the table of `docs/trust.md` is what the code does with each channel.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -10,7 +10,7 @@ use gpushare_request::{Container, Devices, MemoryRequest, Policy, Request, Reque
 use super::golden::{gpus, granted};
 use super::sets::{Set, UUIDS};
 
-/// A place where a word of a request can stand; `put` says 2 GiB there, or GPU-a.
+/// A place in which a source can state a request. `put` states 2 GiB there, or GPU-a.
 struct Channel {
     place: &'static str,
     writers: &'static str,
@@ -21,7 +21,7 @@ struct Channel {
 
 const OWN: &str = "alloc.gpushare.io/memory";
 
-/// From the most believed to the least.
+/// The channels, from the most trusted to the least.
 const CHANNELS: [Channel; 6] = [
     Channel {
         place: "device nodes, driver files and mounts that CDI or a device plugin put in",
@@ -78,7 +78,7 @@ const CHANNELS: [Channel; 6] = [
     },
 ];
 
-/// A word for more than any channel above says.
+/// Another source, which asks for more than any channel above states.
 type More = fn(&mut Set);
 
 const VARIABLE: More = |set| {
@@ -100,7 +100,7 @@ impl Channel {
         read(&Container::from_json(&set.bundle()), &policy, &gpus(15360))
     }
 
-    /// What it grants by itself on a strict node.
+    /// What the channel grants by itself on a strict node.
     fn alone(&self) -> &'static str {
         let ask = Some(MemoryRequest::Bytes(DeviceMemory::from_bytes(1 << 30)));
         let strict = Policy { strict: true, ..Policy::default() };
@@ -120,7 +120,7 @@ impl Channel {
         }
     }
 
-    /// What comes of another word, for more, beside it.
+    /// What becomes of the channel's request beside another source that asks for more.
     fn beside(&self, more: More) -> &'static str {
         let alone = self.asked(None, &Policy::default()).unwrap().unwrap();
         let strict = Policy { strict: true, ..Policy::default() };
@@ -138,7 +138,7 @@ impl Channel {
     }
 }
 
-/// Whether `request` is for no more memory, and for no other GPUs where `bound` names some.
+/// Whether `request` asks for no more memory than `bound`, and for no other GPUs where `bound` names some.
 fn is_within(request: &Request, bound: &Request) -> bool {
     let gpus = match &bound.devices {
         Devices::Any(_) | Devices::Among(..) => true,

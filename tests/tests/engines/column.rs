@@ -1,4 +1,5 @@
-//! Filling one column: each scenario alone, its failure kept, the engine cleared after it.
+//! Fills one column of the table: runs each scenario alone, keeps its failure, and clears the engine after
+//! it.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -14,7 +15,7 @@ use crate::place::Place;
 use crate::scenarios::{SCENARIOS, Scene, restricted};
 use crate::table::{self, Cell, Column, Engine, ROWS, Row};
 
-/// The columns that are full, in this process.
+/// The columns that this process has finished.
 static COLUMNS: Mutex<BTreeMap<Engine, Column>> = Mutex::new(BTreeMap::new());
 
 /// A column that is being filled.
@@ -44,7 +45,8 @@ impl Filling {
         self.check(Row::UserNamespace, engine, place, |scene| restricted(scene, With::UserNamespace));
     }
 
-    /// Fills the cell of `row` by `scenario`, unless there is none for this engine or on this machine.
+    /// Fills the cell of `row` by `scenario`, unless the engine has no such thing or this machine cannot show
+    /// it.
     pub fn check(
         &mut self,
         row: Row,
@@ -113,11 +115,11 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
 }
 
 fn say(line: &str) {
-    // Nothing is lost when stderr is closed.
+    // If stderr is closed, the lost line does not matter.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// The feature of the kernel that this machine's root lacks for a scenario.
+/// Why this machine's root cannot run a scenario: the kernel feature or right that it lacks.
 fn lacking(engine: Engine, row: Row, view: View) -> Option<String> {
     let raises_limits = may(24);
     let reason = if engine == Engine::CrunV2 && !raises_limits {

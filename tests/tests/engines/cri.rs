@@ -1,5 +1,6 @@
-//! containerd's CRI service, called as a kubelet calls it: a pod's sandbox first, then containers in it. Every container of a
-//! scenario is alone in a pod on the node's network, so that no network plugin is needed.
+//! containerd's CRI service, called as a kubelet calls it: a pod's sandbox first, then containers in it.
+//! Every container of a scenario is alone in a pod on the node's network, so that no network plugin is
+//! needed.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
@@ -23,7 +24,7 @@ use crate::engine::{Engine, LITTLE_MEMORY, USER, Wanted, With};
 
 /// A private containerd with CRI, whose handler `gpushare` is as we ship it.
 pub struct Cri {
-    // Dropped before its containerd.
+    // Declared first, so that it is dropped before its containerd.
     client: Client,
     containerd: Containerd,
     pods: BTreeMap<&'static str, Pod>,
@@ -38,7 +39,8 @@ struct Pod {
 }
 
 impl Cri {
-    /// Starts containerd with gpushare as its default runtime and as the handler `gpushare`, and loads the images.
+    /// Starts containerd with gpushare as its default runtime and as the handler `gpushare`, and loads the
+    /// images.
     pub fn start(wrapper: &Path, config: &Path) -> Self {
         let containerd = Containerd::start(config, View::AsItIs, &settings(wrapper));
         let archive = image::archive(containerd.scratch());
@@ -55,10 +57,11 @@ impl Cri {
         cri
     }
 
-    /// Runs the sandbox of a pod under the runtime handler `handler`, with `annotations` of its author; its id.
+    /// Runs the sandbox of a pod under the runtime handler `handler`, with `annotations` of the pod's author.
+    /// Returns the sandbox's id.
     ///
     /// # Errors
-    /// What the pod's event would say.
+    /// With what the pod's event would say.
     pub fn sandbox(
         &self,
         name: &str,
@@ -83,7 +86,7 @@ impl Cri {
         Ok((answer.id, config))
     }
 
-    /// The process of a sandbox on the host.
+    /// Pid of a sandbox's process on the host.
     pub fn sandbox_pid(&self, sandbox: &str) -> i32 {
         let answer: SandboxAnswer =
             self.client.done("PodSandboxStatus", Id { id: sandbox.into(), number: 1 });
@@ -100,7 +103,7 @@ impl Cri {
     /// Runs `wanted` in a pod under `handler`, whose author wrote `pod_annotations`.
     ///
     /// # Errors
-    /// What the pod's event would say.
+    /// With what the pod's event would say.
     pub fn run_under(
         &mut self,
         wanted: &Wanted,
@@ -113,11 +116,12 @@ impl Cri {
         self.start_container(wanted.name)
     }
 
-    /// Runs `wanted` in the pod of the container `other`; `among` its processes as an ephemeral container of
-    /// `kubectl debug --target` is. The pod goes with whichever of them is removed.
+    /// Runs `wanted` in the pod of the container `other`. With `among` it is in that container's pid
+    /// namespace, as an ephemeral container of `kubectl debug --target` is. The pod is removed with whichever
+    /// of them is removed first.
     ///
     /// # Errors
-    /// What the pod's event would say.
+    /// With what the pod's event would say.
     pub fn run_beside(&mut self, other: &str, wanted: &Wanted, among: bool) -> Result<(), String> {
         let pod = &self.pods[other];
         let mut container = container(wanted);
@@ -182,7 +186,8 @@ fn settings(wrapper: &Path) -> String {
     )
 }
 
-/// Whether the handler as we ship it takes this annotation from the container's own alone, which kubelet writes.
+/// Whether the shipped handler takes this annotation only from the container's own annotations, which kubelet
+/// writes.
 pub fn is_containers(annotation: &str) -> bool {
     let starts = |pattern: &str| match pattern.strip_suffix('*') {
         Some(head) => annotation.starts_with(head),
@@ -251,7 +256,7 @@ impl Engine for Cri {
         } else {
             "gpushare"
         };
-        // What a caller without trust writes comes by the pod.
+        // What a caller without trust writes comes as the pod's annotations.
         let by_pod = |(name, _): &&(&str, String)| !name.starts_with("alloc.");
         let pod: Vec<(&str, &str)> =
             wanted.annotations.iter().filter(by_pod).map(|(name, value)| (*name, value.as_str())).collect();

@@ -1,5 +1,5 @@
-//! As much of Kubernetes' Container Runtime Interface (`runtime.v1`) as the scenarios call. The numbers are the tags of its
-//! api.proto; fields that nobody here needs are left out, and a reader skips what it does not know.
+//! The part of Kubernetes' Container Runtime Interface (`runtime.v1`) that the scenarios call. The numbers
+//! are the tags of its api.proto. Fields that nobody here needs are left out; a reader skips unknown fields.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -178,7 +178,8 @@ pub struct CreateContainer {
 pub struct Id {
     #[prost(string, tag = "1")]
     pub id: String,
-    /// In StopContainer the time in seconds that the container gets, in the status calls whether to tell more.
+    /// In StopContainer the seconds that the container gets to end; in the status calls 1 for the verbose
+    /// answer.
     #[prost(int64, tag = "2")]
     pub number: i64,
 }
@@ -227,19 +228,19 @@ pub struct ContainerStatus {
 pub struct ContainerAnswer {
     #[prost(message, optional, tag = "1")]
     pub status: Option<ContainerStatus>,
-    /// JSON texts; the process id is in that of `info`.
+    /// JSON texts by name. That of `info` has the pid.
     #[prost(map = "string, string", tag = "2")]
     pub info: HashMap<String, String>,
 }
 
-/// The answer of PodSandboxStatus, but for the status itself.
+/// The answer of PodSandboxStatus, without the status itself.
 #[derive(Clone, PartialEq, Message)]
 pub struct SandboxAnswer {
     #[prost(map = "string, string", tag = "2")]
     pub info: HashMap<String, String>,
 }
 
-/// An answer that says nothing.
+/// An answer without fields.
 #[derive(Clone, PartialEq, Message)]
 pub struct Empty {}
 
@@ -250,7 +251,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to `socket` at the first call, and again whenever the other side was started anew.
+    /// Connects to `socket` at the first call, and again after the other side was restarted.
     pub fn new(socket: &Path) -> Self {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime can be made");
         let address = format!("unix://{}", socket.display());
@@ -263,7 +264,7 @@ impl Client {
     /// One call of the runtime service.
     ///
     /// # Errors
-    /// What the engine answers; the text is what a kubelet would put into an event.
+    /// With the engine's answer, the text that a kubelet would put into an event.
     pub fn call<Q, A>(&self, method: &str, request: Q) -> Result<A, Status>
     where
         Q: Message + 'static,

@@ -37,7 +37,7 @@ impl Ctr {
         let _ = self.call(args).expect_success(&format!("ctr {args:?}"));
     }
 
-    /// The line of `ctr task ls` about `name`: name, process, state.
+    /// Pid and state in the line of `ctr task ls` about `name`.
     fn task(&self, name: &str) -> Option<(i32, String)> {
         let listing = self.call(&["task", "ls"]).stdout;
         let line = listing.lines().find(|line| line.split_whitespace().next() == Some(name))?;
@@ -49,7 +49,7 @@ impl Ctr {
         self.done(&["task", "kill", "--signal", signal, name]);
         let ended = || self.task(name).is_none_or(|(_, state)| state == "STOPPED");
         assert!(eventually(Duration::from_secs(20), ended), "{name} outlived {signal}");
-        // With --detach nobody but the caller takes the ended task away.
+        // With --detach only the caller removes the ended task.
         self.done(&["task", "rm", name]);
     }
 }
@@ -60,9 +60,9 @@ fn flags(with: With) -> Vec<String> {
         With::NoCapabilities => {
             return DEFAULT_CAPABILITIES.iter().map(|name| format!("--cap-drop=CAP_{name}")).collect();
         }
-        // ctr's default.
+        // ctr has this by default.
         With::NoNewPrivileges => &[],
-        // Ours, which is the host's: not everybody's root may look at that of process 1.
+        // This process's pid namespace, which is the host's: not every root may look at that of process 1.
         With::HostPids => return vec![format!("--with-ns=pid:/proc/{}/ns/pid", std::process::id())],
         With::Privileged => &["--privileged"],
         With::LittleMemory => return vec![format!("--memory-limit={LITTLE_MEMORY}")],
@@ -133,7 +133,7 @@ impl Engine for Ctr {
     }
 
     fn remove(&mut self, name: &str) {
-        // Either may not be there.
+        // The task or the container may not exist.
         let _ = self.call(&["task", "rm", "--force", name]);
         let _ = self.call(&["container", "rm", name]);
     }

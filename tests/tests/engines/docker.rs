@@ -27,7 +27,7 @@ pub fn flags(with: With) -> Vec<String> {
         With::Privileged => &["--privileged"],
         With::LittleMemory => return vec![format!("--memory={LITTLE_MEMORY}")],
         With::Gpus => &["--gpus=all"],
-        // The daemon's or the caller's own affair.
+        // The daemon or the caller arranges these.
         With::UserNamespace | With::DefaultRuntime | With::PlainRunc => &[],
     };
     words.iter().map(|&word| word.to_owned()).collect()
@@ -96,7 +96,7 @@ impl Engine for DockerEngine {
     }
 
     fn update(&self, name: &str) {
-        // crun takes docker's zero for memory that is not named at its word, and fails.
+        // crun takes docker's zero for memory that is not named literally, and fails.
         self.done(&["update", "--cpu-shares=512", "--memory=2g", "--memory-swap=2g", name]);
     }
 

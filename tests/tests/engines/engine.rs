@@ -1,4 +1,4 @@
-//! What all engines can be asked for, in one set of words. Each engine translates it into its own flags or calls.
+//! The calls that a scenario may make of any engine. Each engine translates them into its own flags or calls.
 
 use std::fs;
 use std::path::Path;
@@ -46,17 +46,17 @@ pub enum With {
 pub struct Wanted {
     /// Its name, unique in its scenario.
     pub name: &'static str,
-    /// Variables of the caller.
+    /// Variables that the caller sets.
     pub env: Vec<(&'static str, String)>,
-    /// Annotations of the caller.
+    /// Annotations that the caller sets.
     pub annotations: Vec<(&'static str, String)>,
-    /// What differs from the ordinary.
+    /// How it differs from an ordinary container.
     pub with: Vec<With>,
-    /// What its first process runs.
+    /// Program and arguments of its first process.
     pub args: Vec<String>,
 }
 
-/// Waits for SIGTERM, as a service does; a shell that is the first process ignores it otherwise.
+/// Waits for SIGTERM, as a service does. Without the trap, a shell that is the first process ignores it.
 const WAIT: &str = "trap 'exit 0' TERM; sleep 1000 & wait";
 /// Where [`Wanted::client`] leaves its report: every engine makes this folder, and everybody may write there.
 const REPORT: &str = "dev/shm/report";
@@ -67,7 +67,8 @@ impl Wanted {
         Self::shell(name, WAIT)
     }
 
-    /// A container whose first process asks the driver for its GPU and allocates `sizes`, then waits; see [`report`].
+    /// A container whose first process asks the driver for its GPU and allocates `sizes`, then waits; see
+    /// [`report`].
     pub fn client(name: &'static str, sizes: &[&str]) -> Self {
         let allocate: String = sizes.iter().map(|size| format!(" --allocate {size}")).collect();
         Self::shell(name, &format!("gpushare-simulator probe --json{allocate} >/{REPORT} 2>&1; {WAIT}"))
@@ -113,7 +114,8 @@ impl Wanted {
     }
 }
 
-/// What the client in a container that runs as [`Wanted::client`] was told; the host looks into the container for it.
+/// What the client in a container that runs as [`Wanted::client`] reported. The host reads it from the
+/// container's files.
 pub fn report(engine: &dyn Engine, name: &str) -> Report {
     let path = format!("/proc/{}/root/{REPORT}", engine.pid(name));
     let mut text = String::new();
@@ -125,7 +127,8 @@ pub fn report(engine: &dyn Engine, name: &str) -> Report {
     Report::parse(&text)
 }
 
-/// An engine, with gpushare as one of its runtimes. A call that the engine should fulfil and does not panics with what it said.
+/// An engine, with gpushare as one of its runtimes. A call that the engine should fulfil and does not panics
+/// with the engine's message.
 pub trait Engine {
     /// The folder of all its files.
     fn folder(&self) -> &Path;
@@ -133,7 +136,7 @@ pub trait Engine {
     /// Starts a container and returns while it runs.
     ///
     /// # Errors
-    /// What the engine's user is told when it is refused.
+    /// With what the engine's user is told when the container is refused.
     fn run(&mut self, wanted: &Wanted) -> Result<(), String>;
 
     /// Runs `args` in a running container, to its end.
@@ -151,7 +154,7 @@ pub trait Engine {
     /// Kills a container as its user would.
     fn kill(&mut self, name: &str);
 
-    /// Stops a container and starts it again; what is the nearest where the engine has no such call.
+    /// Stops a container and starts it again, or does what comes nearest where the engine has no such call.
     fn restart(&mut self, name: &str);
 
     /// Removes a container, whatever its state.
@@ -171,28 +174,30 @@ pub trait Engine {
         unreachable!("the table says that this engine has no such call");
     }
 
-    /// Whether the engine says that the container was killed for memory; `None` where it does not tell. podman 4.3 calls it an
-    /// ordinary end, under runc alone too.
+    /// Whether the engine says that the container was killed for memory; `None` where it does not tell.
+    /// podman 4.3 calls it an ordinary end, under runc alone too.
     fn was_killed_for_memory(&self, _name: &str) -> Option<bool> {
         None
     }
 
-    /// Whether a start that fails is told to us. Elsewhere the share comes back when the next container needs the room.
+    /// Whether gpushare is told of a start that fails. Otherwise the share is released when the next
+    /// container needs the room.
     fn tells_of_a_failed_start(&self) -> bool {
         true
     }
 
-    /// The program of ours that signs a refusal.
+    /// Name of the program of gpushare that a refusal begins with.
     fn refuses_as(&self) -> &'static str {
         "gpushare-runtime"
     }
 
-    /// SIGKILL to the engine's daemon, `meanwhile`, and its start on the state that it left.
+    /// Kills the engine's daemon with SIGKILL, calls `meanwhile`, and starts the daemon on the state that it
+    /// left.
     fn crash(&mut self, _meanwhile: &mut dyn FnMut()) {
         unreachable!("the table says that this engine has no daemon");
     }
 
-    /// The process whose mount namespace the engine's mounts are in.
+    /// A process in the mount namespace in which the engine's mounts are made.
     fn mounts_of(&self) -> u32 {
         std::process::id()
     }

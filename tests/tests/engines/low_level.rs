@@ -1,4 +1,4 @@
-//! runc and crun themselves, called as people call them by hand: the wrapper stands in their place.
+//! runc and crun themselves, called as people call them by hand, with the wrapper in their place.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -35,7 +35,8 @@ impl Bundles {
         let _ = command::run(&mut self.runtime.command(&log, ["kill", &id, signal]));
     }
 
-    /// Signals it until it has ended: a first process that has not set its trap yet ignores every signal but SIGKILL.
+    /// Sends the signal until the container has ended: a first process that has not set its trap yet ignores
+    /// every signal but SIGKILL.
     fn end(&self, name: &str, signal: &str) {
         let id = self.id(name);
         let ended = eventually(Duration::from_secs(20), || {
@@ -53,7 +54,7 @@ impl Bundles {
             .map_err(|refusal| refusal.outcome.stderr)
             .and_then(|()| said(self.runtime.call(&["start"], bundle.id())));
         if started.is_err() {
-            // What every engine does then.
+            // Every engine makes this call after a failed create.
             self.runtime.delete_force(bundle.id());
         }
         started
@@ -132,7 +133,7 @@ fn bundle(wanted: &Wanted) -> Bundle {
         wanted.annotations.iter().fold(bundle, |bundle, (name, value)| bundle.annotation(name, value));
     let bundle = wanted.with.iter().fold(bundle, |bundle, with| differs(bundle, *with));
     if wanted.has(With::UserNamespace) {
-        // Engines hand the image to the root of the namespace.
+        // Engines give the image's files to the root of the user namespace.
         let mut chown = Command::new("chown");
         chown.arg("--recursive").arg(format!("{FIRST_MAPPED}:{FIRST_MAPPED}")).arg(bundle.root());
         let _ = command::run(&mut chown).expect_success("chown of the image");

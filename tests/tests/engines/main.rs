@@ -1,8 +1,8 @@
-//! One list of scenarios for every engine. Each test fills one column of a table, prints it, and fails if a cell does; the whole
-//! table is left in target/tmp/engines.md, which `tests/run.sh` prints at its end.
+//! One list of scenarios for every engine. Each test fills one column of a table, prints it, and fails if a
+//! cell does. The whole table is left in target/tmp/engines.md, which `tests/run.sh` prints at its end.
 //!
-//! A cell says `passed`, or why there is nothing to pass: the engine has no such thing ([`table::absent`]), or this machine lacks
-//! a feature of the kernel ([`column`]).
+//! A cell says `passed`, or why there is nothing to pass: the engine has no such thing ([`table::absent`]),
+//! or this machine lacks a feature of the kernel ([`column`]).
 
 mod column;
 mod cri;
@@ -51,7 +51,7 @@ fn fill_docker(engine: Engine, low_level: LowLevel) {
     };
     let mut filling = Filling::new(engine, settings.view);
     let mut docker = start(&settings);
-    // The engine that people restart: here the long run.
+    // docker is the engine whose containers people restart, so it gets the long run.
     filling.restarts = if engine == Engine::Docker { 100 } else { 10 };
     filling.general(&mut docker, &place);
     filling.check(Row::Gpus, &mut docker, &place, of_docker::takes_nvidias_hook_out);
@@ -62,7 +62,7 @@ fn fill_docker(engine: Engine, low_level: LowLevel) {
         let mut docker = start(&Settings { remapped: true, ..settings.clone() });
         filling.user_namespace(&mut docker, &place);
     }
-    // The low-level runtime itself, where the settings are at their place.
+    // The low-level runtime itself, with the settings at their default place.
     let etc = Scratch::new("etc");
     let shown = hooked::settings_in_place(&etc, &place.config);
     let bare = hooked::program_behind(low_level, &place.folder(), Cgroups::Machine, &shown);

@@ -1,4 +1,4 @@
-//! Scenarios of Kubernetes' own: handlers, whose annotations arrive, and the pod's sandbox.
+//! Scenarios that only Kubernetes has: runtime handlers, whose annotations arrive, and the pod's sandbox.
 
 use gpushare_tests::probe::GIB;
 
@@ -28,7 +28,7 @@ pub fn fill(filling: &mut Filling, cri: &mut Cri, place: &Place) {
 }
 
 fn grants_what_the_device_plugin_allocated(scene: &mut Scene<'_>) {
-    // Under `strict` the pod's author can only lower it.
+    // Under `strict` the pod's author can only lower the allocation.
     let wanted = Wanted::client("one", &[]).annotation("alloc.gpushare.io/memory", "4GiB").share("3GiB");
     let place = scene.place;
     place.under("[request]\nstrict = true", || scene.start(&wanted));
@@ -53,7 +53,8 @@ fn under_the_handler_alone(cri: &mut Cri, place: &Place) {
 }
 
 fn asks_for_nothing_by_what_is_not_listed(cri: &mut Cri, _place: &Place) {
-    // A container annotation of the pod's own prefix, and a pod annotation of the plugin's: neither list has it.
+    // A container annotation with the pod's prefix, and a pod annotation with the plugin's prefix: neither
+    // list has them.
     let wanted = Wanted::waiting("one").annotation("gpushare.io/memory", "4GiB");
     let forged = [("alloc.gpushare.io/memory", "4GiB")];
     cri.run_under(&wanted, "gpushare", &forged).expect("it asks for nothing");
@@ -61,7 +62,8 @@ fn asks_for_nothing_by_what_is_not_listed(cri: &mut Cri, _place: &Place) {
 }
 
 fn leaves_the_sandbox_alone(cri: &mut Cri, place: &Place) {
-    // What its containers will be refused for is no reason to refuse the sandbox: a kubelet would try for ever.
+    // A sandbox is not refused for a request for which its containers will be refused: a kubelet would try
+    // for ever.
     for asks in ["4GiB", "plenty"] {
         let annotations = [("gpushare.io/memory", asks)];
         let (sandbox, _) =
@@ -75,7 +77,7 @@ fn leaves_the_sandbox_alone(cri: &mut Cri, place: &Place) {
     assert!(said.contains("plenty"), "{said}");
     assert!(cri.message("one").contains("plenty"), "the pod's event: {}", cri.message("one"));
     cri.remove("one");
-    // One container of a pod may be meant, by its name.
+    // The pod's annotations may name one of its containers.
     let asks = [("gpushare.io/memory", "4GiB"), ("gpushare.io/main.memory", "2GiB")];
     cri.run_under(&Wanted::client("other", &[]), "gpushare", &asks).expect("the container is granted");
     report(cri, "other").assert_size(2 * GIB);

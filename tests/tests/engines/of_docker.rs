@@ -1,4 +1,4 @@
-//! Scenarios of docker's own: `--gpus`, and compose files.
+//! Scenarios that only docker has: `--gpus`, and compose files.
 
 use std::fs;
 use std::process::Command;
@@ -20,13 +20,14 @@ use crate::scenarios::Scene;
 /// Where Debian's docker-compose is.
 pub const COMPOSE: &str = "/usr/bin/docker-compose";
 
-/// docker writes NVIDIA's hook into the bundle, which would put whole GPUs beside the share.
+/// docker writes NVIDIA's hook into the bundle, which would put whole GPUs beside the share. gpushare removes
+/// it.
 pub fn takes_nvidias_hook_out(scene: &mut Scene<'_>) {
     let ran = scene.engine.folder().join(NVIDIA_HOOK_RAN);
     scene.start(&Wanted::client("one", &[]).share("4GiB").with(With::Gpus));
     scene.report("one").assert_size(4 * GIB);
     assert!(!ran.exists(), "the hook of --gpus ran beside us");
-    // Under runc it does run: the look would find it.
+    // Under runc the hook does run, so the check above would have found it.
     scene.start(&Wanted::waiting("other").with(With::Gpus).with(With::PlainRunc));
     assert!(ran.exists(), "docker's --gpus starts the hook");
     fs::remove_file(ran).expect("the mark of the hook can be removed");
@@ -65,7 +66,8 @@ pub fn takes_nvidias_place(scene: &mut Scene<'_>, low_level: LowLevel, address: 
     assert_eq!(scene.leases(), held, "what was refused holds nothing");
     scene.engine.remove("late");
 
-    // docker runs nothing at its end: who finds the node full collects what it held, or the timer does.
+    // docker runs no hook when a container ends. What it held is collected by the next container that finds
+    // the node full, or by the sweep timer.
     scene.engine.stop("one");
     let ended = scene.leases();
     assert_eq!((ended.len(), ended[0].state.as_str()), (1, "gone"));
@@ -76,15 +78,17 @@ pub fn takes_nvidias_place(scene: &mut Scene<'_>, low_level: LowLevel, address: 
     scene.assert_all_returned();
 }
 
-/// dockerd waits twice as long with each restart of a container that ran for less.
+/// dockerd doubles the wait before each restart of a container that ran for less than this.
 const DOCKERS_MEMORY: Duration = Duration::from_secs(11);
 
-/// How often the container of hook-only mode is restarted by each way: `GPUSHARE_HOOK_ONLY_RESTARTS`, else a few.
+/// How often the container of hook-only mode is restarted in each way: `GPUSHARE_HOOK_ONLY_RESTARTS`, else 3
+/// times.
 fn rounds() -> usize {
     std::env::var("GPUSHARE_HOOK_ONLY_RESTARTS").ok().and_then(|text| text.parse().ok()).unwrap_or(3)
 }
 
-/// docker runs no hook at a container's end, so each start of the container `one` finds the lease of its earlier life.
+/// docker runs no hook at a container's end, so each start of the container `one` finds the lease of its
+/// earlier life.
 fn restarts(scene: &Scene<'_>, low_level: LowLevel, address: &str) {
     let docker = |args: &[&str]| {
         let mut docker = Command::new("docker");
@@ -97,14 +101,14 @@ fn restarts(scene: &Scene<'_>, low_level: LowLevel, address: &str) {
         ("kill, start", &[&["kill", "one"], &["wait", "one"], &["start", "one"]]),
         ("--restart always", &[&["update", "--restart", "always", "one"]]),
     ];
-    // docker's update also sets limits of memory, which crun 1.8 cannot change here, with us or without.
+    // docker's update also sets memory limits, which crun 1.8 cannot change here, also without gpushare.
     let possible = |(way, _): &(&str, _)| *way != "--restart always" || low_level == LowLevel::Runc;
     for (way, calls) in ways.into_iter().filter(possible) {
         for round in 0..rounds() {
             let before = scene.engine.pid("one");
             calls.iter().for_each(|args| docker(args));
             if way == "--restart always" {
-                // Its program fails, and dockerd starts it anew.
+                // The container's program is killed, and dockerd starts it again.
                 kill(Pid::from_raw(before), Signal::SIGKILL).expect("the container's init can be killed");
             }
             let runs = || {
@@ -128,7 +132,7 @@ fn restarts(scene: &Scene<'_>, low_level: LowLevel, address: &str) {
     scene.exec_report("one").assert_size(4 * GIB);
 }
 
-/// A service with `runtime: gpushare`, up and down.
+/// A compose service with `runtime: gpushare` is started and removed.
 pub fn composes(scene: &mut Scene<'_>, address: &str) {
     let wanted = Wanted::waiting("composed");
     let services = json!({"services": {"trainer": {
@@ -139,7 +143,7 @@ pub fn composes(scene: &mut Scene<'_>, address: &str) {
         "environment": {"GPUSHARE_MEMORY": "4GiB", "GPUSHARE_CORES": "30"},
         "command": wanted.args,
     }}});
-    // JSON is YAML.
+    // JSON is valid YAML.
     let file = scene.engine.folder().join("compose.yaml");
     fs::write(&file, services.to_string()).expect("a compose file can be written");
     let compose = |verbs: &[&str]| {

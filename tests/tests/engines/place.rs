@@ -29,12 +29,12 @@ impl Place {
         self.node.root()
     }
 
-    /// How many containers have region files.
+    /// How many region folders the node has.
     pub fn regions(&self) -> usize {
         fs::read_dir(self.node.state().join("regions")).into_iter().flatten().count()
     }
 
-    /// Does `act` while the settings have `additions` (TOML) behind them.
+    /// Runs `act` while `additions` (TOML) are at the end of the settings.
     pub fn under<T>(&self, additions: &str, act: impl FnOnce() -> T) -> T {
         let before = fs::read_to_string(&self.config).expect("the settings can be read");
         let write = |text: &str| fs::write(&self.config, text).expect("the settings can be written");

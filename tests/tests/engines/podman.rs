@@ -1,4 +1,5 @@
-//! podman as root: by `--runtime`, by the default runtime of its settings, and by `--hooks-dir` over plain runc.
+//! podman as root: by `--runtime`, by the default runtime of its settings, and by `--hooks-dir` over plain
+//! runc.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -27,8 +28,8 @@ pub struct Podman {
 }
 
 impl Podman {
-    /// Sets up the storage, loads the image, and makes gpushare known: conmon gives runtimes no environment but its own, so a script
-    /// that names the settings file `config` stands before the wrapper.
+    /// Sets up the storage, loads the image, and makes gpushare known. conmon gives runtimes only its own
+    /// environment, so a script that names the settings file `config` stands before the wrapper.
     pub fn start(wrapper: &Path, config: &Path) -> Self {
         let scratch = Scratch::new("podman");
         let runtime = runtime_script(&scratch, wrapper, config);
@@ -39,7 +40,8 @@ impl Podman {
         Self::with(scratch, runtime, &settings, None)
     }
 
-    /// Sets up the storage, loads the image, and names gpushare's `hook` in a folder of hooks; no runtime is gpushare's.
+    /// Sets up the storage, loads the image, and names gpushare's `hook` in a folder of hooks. No runtime is
+    /// gpushare's.
     pub fn by_hooks(hook: &Path, config: &Path) -> Self {
         let scratch = Scratch::new("podman");
         let hooks = hooks_folder(&scratch, hook, config, When::Always);
@@ -58,7 +60,7 @@ impl Podman {
         let mut podman = Command::new(PODMAN);
         storage(&mut podman, &self.scratch);
         podman.args(self.hooks.iter().map(|hooks| format!("--hooks-dir={}", hooks.display())));
-        // conmon leaves a file called `oom` where podman was called.
+        // conmon leaves a file called `oom` in the folder in which podman was called.
         podman.env("CONTAINERS_CONF", &self.containers_conf).current_dir(self.scratch.path());
         command::run(podman.args(args))
     }
@@ -165,7 +167,7 @@ impl Engine for Podman {
         self.done(&["update", "--cpu-shares=512", name]);
     }
 
-    /// podman takes poststop hooks of the folder to itself, and runs them for what had started.
+    /// podman runs the folder's poststop hooks itself, and only for containers that have started.
     fn tells_of_a_failed_start(&self) -> bool {
         self.hooks.is_none()
     }

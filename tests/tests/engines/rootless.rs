@@ -1,5 +1,5 @@
-//! podman of an ordinary user. Its runtime is root in a user namespace only and cannot see what root granted to others, so that
-//! a request has to be refused.
+//! podman of an ordinary user. Its runtime is root in a user namespace only and cannot see what root granted
+//! to others, so that a request has to be refused.
 
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ impl Podman {
     }
 }
 
-/// The request is refused, with the reason; a container without one runs.
+/// The request is refused with the reason, and a container without a request runs.
 pub fn is_told_in_one_line(podman: &Podman, place: &Place) {
     let plain = podman.run(&[], &["id", "-u"]).expect_success("podman run without a request");
     assert_eq!(plain.stdout, "0\n");

@@ -18,7 +18,7 @@ use crate::engine::{Engine, FIRST_MAPPED, USER, Wanted, With, report};
 use crate::place::Place;
 use crate::table::Row;
 
-/// How long engines and kernel may take until a share is back.
+/// The longest time that engines and kernel may take until a share is released.
 pub const SOON: Duration = Duration::from_secs(20);
 
 /// An engine on a node.
@@ -33,10 +33,10 @@ pub struct Scene<'s> {
     pub names: Vec<&'static str>,
 }
 
-/// What a scenario does; it panics where something does not hold.
+/// A scenario. It panics where something does not hold.
 pub type Scenario = fn(&mut Scene<'_>);
 
-/// Every scenario that asks nothing particular of an engine.
+/// The scenarios that need nothing particular of an engine.
 pub const SCENARIOS: &[(Row, Scenario)] = &[
     (Row::Run, runs),
     (Row::NoRequest, touches_nothing),
@@ -64,7 +64,7 @@ pub const SCENARIOS: &[(Row, Scenario)] = &[
 ];
 
 impl Scene<'_> {
-    /// Runs `wanted`, which has to start.
+    /// Runs `wanted`, which must start.
     pub fn start(&mut self, wanted: &Wanted) {
         self.try_start(wanted).unwrap_or_else(|said| panic!("{} was refused: {said}", wanted.name));
     }
@@ -72,7 +72,7 @@ impl Scene<'_> {
     /// Runs `wanted`.
     ///
     /// # Errors
-    /// What the engine's user is told when it is refused.
+    /// With what the engine's user is told when the container is refused.
     pub fn try_start(&mut self, wanted: &Wanted) -> Result<(), String> {
         self.names.push(wanted.name);
         self.engine.run(wanted)
@@ -88,12 +88,12 @@ impl Scene<'_> {
         leases_of(&self.place.config, &self.engine.id(name))
     }
 
-    /// What the client of the container called `name` was told when it started.
+    /// What the client of the container called `name` reported when it started.
     pub fn report(&self, name: &str) -> Report {
         report(self.engine, name)
     }
 
-    /// What a client is told that runs in the container now.
+    /// What a client that runs in the container now reports.
     pub fn exec_report(&self, name: &str) -> Report {
         let told = self.engine.exec(name, &["gpushare-simulator", "probe", "--json"]);
         Report::parse(&told.expect_success("the CUDA client by exec").stdout)
@@ -204,7 +204,8 @@ fn keeps_its_rules_over_an_update(scene: &mut Scene<'_>) {
 fn grows(scene: &mut Scene<'_>) {
     scene.start(&Wanted::waiting("one").share("4GiB"));
     let id = scene.engine.id("one");
-    // The limits are mounted where the wrapper ran; an engine in a mount namespace of its own has its administrator there.
+    // The limits are mounted where the wrapper ran, so the command runs in the engine's mount namespace, as
+    // the engine's administrator would run it.
     let mut update = view::beside(scene.engine.mounts_of(), artifacts::cli().as_os_str());
     update.args(["update", &id, "--memory", "6GiB"]).env("GPUSHARE_CONFIG", &scene.place.config);
     let _ = command::run(&mut update).expect_success("gpushare update");
@@ -213,7 +214,8 @@ fn grows(scene: &mut Scene<'_>) {
 
 fn is_killed_for_memory(scene: &mut Scene<'_>) {
     let greedy = |name| {
-        // The shell outlives what is killed: an engine that hears of the end before the kernel's notice calls it another.
+        // The shell outlives the killed process by a second. An engine that hears of the end before the
+        // kernel's notice of the kill calls it another end.
         let script =
             "dd if=/dev/zero of=/dev/null bs=200M count=1 && exec sleep 1000; end=$?; sleep 1; exit $end";
         Wanted::shell(name, script).share("4GiB")
@@ -305,7 +307,7 @@ fn is_refused_privileges_where_strict(scene: &mut Scene<'_>) {
     scene.assert_all_returned();
 }
 
-/// A container with a share that differs `with`, and the kernel's word that it really does.
+/// Runs a container with a share that differs by `with`, and checks that the kernel enforces the difference.
 pub fn restricted(scene: &mut Scene<'_>, with: With) {
     scene.start(&Wanted::client("one", &["3GiB", "1GiB"]).share("2GiB").with(with));
     let report = scene.report("one");
@@ -346,7 +348,7 @@ pub fn restricted(scene: &mut Scene<'_>, with: With) {
     }
 }
 
-/// What could pile up at restarts.
+/// What must not pile up when containers are restarted.
 #[derive(Debug, PartialEq, Eq)]
 struct Footprint {
     leases: usize,
@@ -373,7 +375,7 @@ impl Footprint {
     }
 }
 
-/// Every path of the file system of `root`, without what is mounted in it.
+/// Finds every path of the file system of `root`, without what is mounted in it.
 fn walk(root: &Path, folder: &Path, found: &mut BTreeSet<PathBuf>) {
     let device = |path: &Path| fs::symlink_metadata(path).map(|metadata| metadata.dev()).ok();
     let own = fs::metadata(root).map(|metadata| metadata.dev()).ok();

@@ -1,5 +1,5 @@
-//! Requests of other schedulers through containerd's CRI: pods and containers with the annotations and variables that the
-//! systems' own node components write, under the handler as we ship it.
+//! Requests of other schedulers through containerd's CRI: pods and containers with the annotations and
+//! variables that the systems' own node components write, under the handler as we ship it.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::cri::Cri;
 use crate::engine::{Engine, Wanted};
 use crate::sets::{MINORS, Set, Sets, UUIDS, all, seen};
 
-/// GPUs of this many MiB.
+/// Memory of each GPU in MiB.
 const TOTAL: u64 = 15360;
 
 /// A node with its containerd, whose pods other systems have scheduled.
@@ -24,7 +24,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Nobody on it.
+    /// A node without containers.
     pub fn start() -> Self {
         let minors = MINORS.map(|minor| minor.to_string()).join(",");
         let more = ["--minors", &minors, "--uuids", &UUIDS.join(",")];
@@ -35,7 +35,8 @@ impl Cluster {
         Self { cri, config, _installed: installed, _node: node }
     }
 
-    /// Runs each set that says something by annotations, or is a pod's: how many, and what went wrong.
+    /// Runs each set that speaks by annotations or is a pod's. Returns how many there were, and what went
+    /// wrong.
     pub fn faults(&mut self) -> (usize, Vec<String>) {
         let (mut count, mut faults) = (0, Vec::new());
         for Sets { dialect, set: sets, .. } in all() {
@@ -88,7 +89,7 @@ impl Cluster {
         seen(&self.cri.exec(name, &probe).expect_success("the CUDA client").stdout)
     }
 
-    /// Three systems place a pod each on one GPU, the third one more than is left.
+    /// Three systems place one pod each on one GPU. The third asks for more than is left.
     pub fn three_systems_on_one_gpu(&mut self) {
         let env = |entries: &[&str]| Set {
             env: entries.iter().map(|entry| (*entry).to_owned()).collect(),
@@ -122,7 +123,7 @@ impl Cluster {
         assert_eq!(memory(self), [8000, 6144]);
         assert_eq!(self.seen("hami"), [format!("{card} 8000 MiB")]);
         assert_eq!(self.seen("aliyun"), [format!("{card} 6144 MiB")]);
-        // It was refused for the sum alone.
+        // Only the sum was the reason for the refusal.
         self.cri.remove("hami");
         self.cri.remove("tencent");
         self.run("tencent", &tencent).expect("2048 MiB of 9216");
@@ -134,7 +135,7 @@ impl Cluster {
     }
 }
 
-/// The sets call their container so; here it has another name in its pod.
+/// The sets call their container `trainer`; here the pod's container has another name.
 fn in_pod(text: &str) -> String {
     text.replace("trainer", "main")
 }

@@ -1,5 +1,5 @@
-//! The table: which scenario goes with which engine, what came of it, and how it is printed. `docs/engines.md` carries it as it
-//! is on a machine that lacks nothing.
+//! The table: which scenario goes with which engine, what came of it, and how it is printed.
+//! `docs/engines.md` carries it as it is on a machine that lacks nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -111,10 +111,10 @@ pub const ENGINES: &[(Engine, &str)] = &[
     (Engine::CrunV2, "crun, cgroup v2"),
 ];
 
-/// The columns that few machines can fill, and so none of the documentation's.
+/// Columns that few machines can fill. The documentation leaves them out.
 const RARE: &[(Engine, &str)] = &[(Engine::Youki, "youki")];
 
-/// Why a scenario is none for an engine, on any machine; `None` where it has to pass.
+/// Why an engine has no such scenario on any machine; `None` where it has to pass.
 pub fn absent(engine: Engine, row: Row) -> Option<&'static str> {
     use Engine::*;
     let dockers = matches!(engine, Docker | DockerCrun);
@@ -149,11 +149,11 @@ pub fn absent(engine: Engine, row: Row) -> Option<&'static str> {
 /// What came of one scenario with one engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cell {
-    /// It held.
+    /// The scenario held.
     Passed,
-    /// It cannot be, here or anywhere, for this reason.
+    /// The scenario is not possible, on this machine or on any, for this reason.
     Absent(String),
-    /// It did not hold.
+    /// The scenario did not hold, with the failure.
     Failed(String),
 }
 

@@ -1,4 +1,5 @@
-//! Whoever breaks its share is named within seconds, in memory and in compute, and what the settings want is done.
+//! A container that breaks its share is named within seconds, for memory and for compute, and what the
+//! settings want is done.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,11 +15,11 @@ use serde_json::{Value, json};
 
 use crate::{NEEDS, SOON};
 
-/// The driver's own file, opened first, takes the place of ours in that process.
+/// The driver's own library, loaded first, replaces ours in that process.
 const BYPASS: &str = "LD_PRELOAD=/usr/lib/gpushare/driver/cuda";
 const CLIENT: &str = "/bin/gpushare-tests-client";
 
-/// What is told of the container `id`, by kind.
+/// The violations that `ps` lists for the container `id`: kind and text.
 fn violations(config: &Path, id: &str) -> Vec<(String, String)> {
     let told = cli(config, &["ps", "--json"]).expect_success("gpushare ps --json").stdout;
     let listing: Value = serde_json::from_str(&told).expect("gpushare ps --json prints JSON");
@@ -55,7 +56,7 @@ fn each_way_past_a_limit_is_named() {
     let over_limits = "busybox mount -t tmpfs none /tmp && busybox cp /usr/lib/gpushare/limits /tmp/l && busybox mount --bind /tmp/l /usr/lib/gpushare/limits && exec busybox sleep 1000";
     let hold = "/bin/gpushare-simulator probe --json --allocate 3GiB --hold 1000";
     let more = "/bin/gpushare-simulator probe --json --allocate 1GiB --hold 1000";
-    // A context is less than what each process may leave unexplained.
+    // A context alone takes less memory than each process may leave unexplained.
     let idle = format!(
         "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do {BYPASS} /bin/gpushare-simulator probe --json --hold 1000 & done; \
          {BYPASS} {more}"
@@ -65,7 +66,7 @@ fn each_way_past_a_limit_is_named() {
         "busybox mkdir /own && busybox cp /usr/lib/gpushare/driver/cuda /own/libcuda.so.1 && LD_LIBRARY_PATH=/own {hold}"
     );
     let busy = format!("{BYPASS} {CLIENT} launch 1ms --seconds 1000");
-    // The books in a copy of the root are a second budget.
+    // The books in a copy of the root would be a second budget.
     let copied = format!(
         "busybox mkdir -p /jail/dev /jail/usr && busybox cp -a /bin /lib /lib64 /jail/ 2>/dev/null; \
          busybox cp -a /usr/bin /usr/lib /usr/lib64 /jail/usr/ 2>/dev/null; \
@@ -86,7 +87,7 @@ fn each_way_past_a_limit_is_named() {
         (share("1GiB", &["sh", "-c", &bypass]), &["memory"]),
         (share("1GiB", &["sh", "-c", &own]), &["memory", "unlimited"]),
         (share("1GiB", &["sh", "-c", &copied]).mount(state), &["unlimited"]),
-        // Idle processes beside it buy nothing.
+        // Idle processes beside it do not raise the slack.
         (share("1GiB", &["sh", "-c", &idle]), &["memory"]),
         (share("1GiB", &["sh", "-c", &busy]).env("GPUSHARE_CORES", "10"), &["compute"]),
     ];
@@ -161,7 +162,7 @@ fn a_container_that_cheats_is_stopped_or_ended_where_the_settings_say_so() {
     }
 }
 
-/// Creates, updates and deletes beside a container that takes every lease on files that the kernel gives it.
+/// Creates, updates and deletes beside a container that takes every lease on files that the kernel allows.
 #[test]
 #[ignore = "needs root and runc: runs containers"]
 fn nobody_waits_for_a_container_that_takes_leases_on_files() {
@@ -176,7 +177,7 @@ fn nobody_waits_for_a_container_that_takes_leases_on_files() {
         "/usr/lib/x86_64-linux-gnu/libcuda.so.1",
         "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
     ];
-    // 45 seconds a file, where somebody waits.
+    // Where a process waits for such a lease, it takes 45 seconds a file.
     const SOON: Duration = Duration::from_secs(5);
     let node = SimulatedNode::one_gpu();
     let runtime = runtime(&node, "report");
@@ -189,7 +190,7 @@ fn nobody_waits_for_a_container_that_takes_leases_on_files() {
         let told = node.state().join("violations.json");
         let _ = std::fs::remove_file(&told);
         let meter = has_meter.then(|| Meter::start(config));
-        // Written at the end of its first look, which opens the files.
+        // The meter writes this file at the end of its first look, which opens the files.
         assert!(!has_meter || eventually(SOON, || told.exists()));
         let mut args = vec![CLIENT, "lease"];
         args.extend(uid.into_iter().flat_map(|uid| ["--uid", uid]));
@@ -201,19 +202,20 @@ fn nobody_waits_for_a_container_that_takes_leases_on_files() {
         let begin = Instant::now();
         let container = runtime.run(&victim);
         let _ = cli(config, &["update", victim.id(), "--memory", "2GiB"]).expect_success("update");
-        let _ = cli(config, &["update", attacker.id(), "--memory", "2GiB"]); // done or refused, not waited for
+        let _ = cli(config, &["update", attacker.id(), "--memory", "2GiB"]); // done or refused, but at once
         for verb in ["sweep", "ps", "devices"] {
             let _ = cli(config, &[verb]).expect_success(verb);
         }
         if has_meter {
-            // No lease for writing on what the meter has open, so the loader of another container does not wait.
+            // No process gets a lease for writing on a file that the meter has open, so another container's
+            // loader does not wait.
             let probe = container.exec(&["/bin/gpushare-simulator", "probe", "--json"]);
             let _ = probe.expect_success("the CUDA client");
         }
         drop(container);
         assert!(begin.elapsed() < SOON, "{uid:?}, meter: {has_meter}: {:?}", begin.elapsed());
         let doctor = || cli(config, &["doctor"]).stdout;
-        // The driver's own files are root's, as the container's first user is.
+        // The driver's own files belong to root, and so does the container's first user.
         assert!(eventually(SOON, || doctor().contains("F_SETLEASE")), "{uid:?}: {}", doctor());
         drop(meter);
     }

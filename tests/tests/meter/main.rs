@@ -1,5 +1,5 @@
-//! The node's meter: it tells containers' GPU time apart, goes on after a restart, is missed by nobody who runs, and sees what
-//! goes on behind the libraries.
+//! The node's meter: it tells containers' GPU time apart, goes on after a restart, is not needed by
+//! containers that run, and sees what happens outside of the libraries.
 
 mod cheating;
 
@@ -18,10 +18,10 @@ use gpushare_tests::probe::{GIB, Report, SUCCESS};
 use gpushare_tests::runtime::{Container, LowLevel, Runtime};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox];
-/// As long as a loaded machine may take to do what is due within a second.
+/// The longest time that a loaded machine may take for what is due within a second.
 const SOON: Duration = Duration::from_secs(10);
 
-/// Launches kernels of one millisecond with pauses of some after each, and returns how long they ran, in nanoseconds.
+/// Launches kernels of one millisecond, each followed by a pause. Returns how long they ran, in nanoseconds.
 fn work(container: &Container<'_>, pause: &str, seconds: &str) -> u64 {
     let launch = ["/bin/gpushare-tests-client", "launch", "1ms", "--every", "1"];
     let outcome = container.exec(&[&launch[..], &["--pause", pause, "--seconds", seconds]].concat());
@@ -30,12 +30,13 @@ fn work(container: &Container<'_>, pause: &str, seconds: &str) -> u64 {
     count.unwrap_or_else(|| panic!("no count from the client: {outcome:?}")) * 1_000_000
 }
 
-/// GPU time of the container's processes as the meter has it, in nanoseconds.
+/// The GPU time of the container's processes that the meter measured, in nanoseconds.
 fn measured(config: &Path, id: &str) -> u64 {
     listed(config, id, 0)["gpu_nanoseconds"].as_u64().unwrap_or(0)
 }
 
-/// Whole percents of windows of 1/6 s: half a point each way, and the windows at both ends.
+/// Asserts that the two agree. The driver tells whole percents of windows of 1/6 s, so half a point each way
+/// is allowed, and the windows at both ends.
 fn assert_near(measured: u64, worked: u64, wall: Duration, what: &str) {
     let wall = u64::try_from(wall.as_nanos()).expect("a test takes less than centuries");
     let error = measured.abs_diff(worked);
@@ -62,7 +63,7 @@ fn the_gpu_time_of_each_container_is_measured_over_a_restart_of_the_meter() {
         meter.kill();
         let _meter = Meter::start(runtime.config());
         let both = (light.join().expect("it ended"), heavy.join().expect("it ended"));
-        // The last window ends later than the work.
+        // The last window ends after the work.
         thread::sleep(Duration::from_millis(600));
         both
     });
@@ -71,7 +72,7 @@ fn the_gpu_time_of_each_container_is_measured_over_a_restart_of_the_meter() {
     assert_near(measured(config, heavy.id()), heavy_time, start.elapsed(), "heavy");
     assert_eq!(measured(config, idle.id()), 0, "it did nothing");
     assert!(light_time > 100_000_000 && heavy_time > light_time, "the work was too little to tell anything");
-    // Nobody needs the meter to go on.
+    // Containers go on without the meter.
     assert_eq!(Report::of(&containers[0], &["1GiB"]).allocations(), [SUCCESS]);
     assert!(work(&containers[0], "9", "0.5") > 0);
 }
@@ -84,7 +85,8 @@ fn idle_time_is_promised_to_a_bursting_container_until_its_neighbour_comes() {
     }
     let node = SimulatedNode::one_gpu();
     let runtime = Runtime::wrapped(LowLevel::Runc, &node);
-    // Kernels that take their time and compute nothing: the simulated GPU is kept busy by a busy processor as well.
+    // The kernels take their time and compute nothing: a busy processor would keep the simulated GPU busy as
+    // well.
     let share = |cores| {
         let bundle = Bundle::with_client().env("GPUSHARE_SIMULATOR_RUN", "0");
         bundle.env("GPUSHARE_MEMORY", "4GiB").env("GPUSHARE_CORES", cores)
@@ -119,7 +121,7 @@ fn a_node_has_one_meter_and_the_doctor_misses_it_where_it_is_needed() {
     }
     let node = SimulatedNode::one_gpu();
     let runtime = Runtime::wrapped(LowLevel::Runc, &node);
-    // Whatever else this machine lacks, the doctor goes on to the meter.
+    // The doctor goes on to the meter, whatever else this machine lacks.
     let doctor = || {
         let text = cli(runtime.config(), &["doctor"]).stdout;
         let line = text.lines().find(|line| line.split_whitespace().nth(1) == Some("meter"));
@@ -145,7 +147,7 @@ fn memory_that_passes_by_the_libraries_is_seen() {
     }
     let node = SimulatedNode::one_gpu();
     let runtime = Runtime::wrapped(LowLevel::Runc, &node);
-    // The driver's own file, opened first, takes the place of ours in that process.
+    // The driver's own library, loaded first, replaces ours in that process.
     let driver = "LD_PRELOAD=/usr/lib/gpushare/driver/cuda";
     let holder = ["/bin/gpushare-simulator", "probe", "--json", "--allocate", "6GiB", "--hold", "1000"];
     let honest = Bundle::with_probe().env("GPUSHARE_MEMORY", "8GiB").args(&holder);
@@ -169,7 +171,7 @@ fn memory_that_passes_by_the_libraries_is_seen() {
     assert!(containers.iter().all(|container| container.status().as_deref() == Some("running")));
 }
 
-/// The one region folder of the node.
+/// The only region folder of the node.
 fn region(node: &SimulatedNode) -> PathBuf {
     let regions = fs::read_dir(node.state().join("regions")).expect("there are regions");
     regions.flatten().next().expect("there is a region").path()
@@ -188,7 +190,7 @@ fn files_that_a_container_spoilt_are_mended_or_told() {
     let container = runtime.run(&bundle);
     Report::of(&container, &[]).assert_size(4 * GIB);
 
-    // What a container with CAP_SYS_ADMIN on the host could do to its own file.
+    // A container with CAP_SYS_ADMIN on the host could do this to its own file.
     let limits = node.state().join("limits").join(region(&node).file_name().expect("a number"));
     let good = fs::read(&limits).expect("the limits can be read");
     let mut more = good.clone();

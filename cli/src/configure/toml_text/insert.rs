@@ -1,5 +1,5 @@
-//! Putting settings into a text: values that are there give way, lines go below their table's header, and what has no table
-//! yet goes into the block at the end.
+//! Puts settings into a text. Existing values are replaced, lines go below their table's header, and what has
+//! no table yet goes into the block at the end.
 
 use std::ops::Range;
 
@@ -39,7 +39,8 @@ pub fn insert(text: &str, name: &str, settings: &[Setting]) -> Result<String, Mi
             }
         }
     }
-    // From the end on; of two at one place the replaced line before the one that is put above it.
+    // Applied from the end on. Of two edits at one place, the replaced line comes before the one that is put
+    // above it.
     edits.sort_by_key(|(range, _)| (range.start, range.end));
     let mut new = text.to_owned();
     for (range, replacement) in edits.into_iter().rev() {
@@ -63,7 +64,8 @@ fn block_of(name: &str, tables: &[(&[String], String)]) -> String {
     block + &end(name)
 }
 
-/// The block takes over a missing line ending, so that it can be given back.
+/// Appends the block. If the last line has no line ending, the block goes without one too, so that removing
+/// it restores the text.
 fn append(text: &mut String, block: &str, newline: &str) {
     let empty = text.trim_start_matches('\u{feff}').is_empty();
     if empty || text.ends_with('\n') {
@@ -78,7 +80,7 @@ fn bare_or_quoted(name: &str) -> String {
     if !name.is_empty() && name.bytes().all(bare) { name.to_owned() } else { format!("{name:?}") }
 }
 
-/// The lines of `key = old` become comments, and our line follows.
+/// The lines of `key = old` become comments, and our line follows them.
 fn replace_line(
     text: &str,
     name: &str,
@@ -111,13 +113,13 @@ fn replace_line(
     Ok(Some((start..end, lines)))
 }
 
-/// A key of no table stands before all tables.
+/// A key of no table has to stand before all tables.
 fn first_line(text: &str, line: &str, name: &str) -> (Range<usize>, String) {
     let at = text.len() - text.trim_start_matches('\u{feff}').len();
     (at..at, format!("{line} {}{}", mark(name), newline(text)))
 }
 
-/// A line below a table's header, as deep as the header.
+/// Puts a line below a table's header, with the header's indentation.
 fn line_below(text: &str, header: &Range<usize>, line: &str, name: &str) -> (Range<usize>, String) {
     let start = text[..header.start].rfind('\n').map_or(0, |at| at + 1);
     let indent = text[start..header.start].trim_start_matches('\u{feff}');

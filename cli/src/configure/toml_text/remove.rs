@@ -1,4 +1,4 @@
-//! Telling what is ours in a text, and taking it away.
+//! Finds what is ours in a text, and takes it away.
 
 use std::ops::Range;
 
@@ -63,7 +63,7 @@ fn block(text: &str, name: &str) -> Result<Option<Range<usize>>, Mistake> {
     }
 }
 
-/// What somebody wrote into our block must not go with it.
+/// Fails if the block holds a key that is not ours: it must not be removed with the block.
 fn check_owned(text: &str, block: &Range<usize>, owned: &Owned) -> Result<(), Mistake> {
     let inside = values(&text[block.clone()]).map_err(|mistake| Mistake {
         line: mistake.line + Mistake::at(text, block.start, "").line - 1,
@@ -96,7 +96,8 @@ fn each_leaf(table: &Table, path: &mut Vec<String>, seen: &mut impl FnMut(&[Stri
     }
 }
 
-/// Our lines go and the lines that gave way come back; a line to which somebody gave another value since is his, and stays.
+/// Removes our lines and restores those that they replaced. A line whose value somebody has changed since
+/// belongs to him and stays.
 pub fn without_lines(text: &str, name: &str) -> String {
     let (mark, former) = (mark(name), former(name));
     let mut out = String::with_capacity(text.len());
@@ -124,8 +125,8 @@ pub fn without_lines(text: &str, name: &str) -> String {
     out
 }
 
-/// Whether a line that carries our mark still says what we wrote: the runtime's name as key, as value or in a list, or the
-/// version that our tables are of.
+/// Whether a line that carries our mark still says what we wrote: the runtime's name as key, as value or in a
+/// list, or the version that our tables need.
 fn is_ours(line: &str, name: &str) -> bool {
     let Ok(table) = toml::from_str::<Table>(line.trim()) else { return false };
     let mut mine = false;

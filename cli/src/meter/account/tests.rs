@@ -1,3 +1,5 @@
+//! Tests of one GPU's account: time, restarts, bursts, and clocks that jump.
+
 use gpushare_inventory::{DeviceMemory, GpuUuid};
 use gpushare_quota::{Enforcement, Holder, LeaseKey, LeaseState, Member};
 use gpushare_request::{Cores, Priority};
@@ -8,7 +10,7 @@ use crate::meter::windows::PERIOD;
 const START: u64 = 1_700_000_000_000_000_000;
 const GPU: GpuUuid = GpuUuid::from_bytes([7; 16]);
 
-/// Both clocks so many sampling periods after the start.
+/// Both clocks, this many sampling periods after the start.
 fn at(periods: u64) -> Clock {
     let past = periods * PERIOD * 1000;
     Clock { monotonic: 1_000_000_000 + past, wall: START + past }
@@ -47,7 +49,7 @@ fn account(leases: &[Lease], known: &[Measurement]) -> Account {
     account
 }
 
-/// Processes are named after their leases.
+/// The owner of a process: its pid is its lease's id.
 fn owner(pid: u32) -> Option<i64> {
     Some(i64::from(pid))
 }
@@ -56,7 +58,7 @@ fn published(account: &Account, clock: Clock) -> Vec<(i64, Measurement)> {
     account.measurements(clock).map(|(lease, _, value)| (lease, value)).collect()
 }
 
-/// GPU time in nanoseconds of so many windows.
+/// GPU time in nanoseconds of this many windows.
 fn time(windows: u64, percent: u64) -> u64 {
     windows * ((percent * 100 + 25) * PERIOD / 10)
 }

@@ -1,6 +1,8 @@
+//! Tests of how idle time is given: guarantees stand, and neighbours that come and go are followed.
+
 use super::*;
 
-/// A tenant that uses a steady share, in percent.
+/// A tenant that uses a steady share; all figures in percent.
 fn steady(guarantee: u32, ceiling: u32, used: u32) -> Tenant {
     let share = Allowance { share: guarantee * 100, claim: used * 100 };
     Tenant {
@@ -88,12 +90,14 @@ fn whatever_the_figures_say_nobody_gets_less_than_guaranteed_or_more_than_its_ce
     }
 }
 
-/// A crude GPU: whoever wants and may runs; beyond the whole, each gets an equal part of what is asked (time slices).
+/// A simple GPU: each that wants to run and may, runs. Beyond the whole, each gets an equal part of what is
+/// asked (time slices).
 fn ran(wants: &[u32]) -> Vec<u32> {
     fill(WHOLE, wants, &vec![1; wants.len()])
 }
 
-/// What each container wants in each window; returns what each got. New allowances hold from the next window on.
+/// Plays `windows` windows; `wants` is what each container wants in each window, in percent. Returns what
+/// each got. New allowances hold from the next window on.
 fn play(tenants: Vec<Tenant>, windows: usize, wants: impl Fn(usize, usize) -> u32) -> Vec<Vec<u32>> {
     let mut tenants = tenants;
     for tenant in &mut tenants {
@@ -111,7 +115,7 @@ fn play(tenants: Vec<Tenant>, windows: usize, wants: impl Fn(usize, usize) -> u3
         let got = ran(&asked);
         for (index, tenant) in tenants.iter_mut().enumerate() {
             tenant.recent.rotate_right(1);
-            // Whole percents, rounded down.
+            // The driver tells whole percents, rounded down.
             tenant.recent[0] = got[index] / 100 * 100;
             tenant.held_back = wanted[index] > tenant.last.share;
         }
@@ -170,7 +174,7 @@ fn a_neighbour_that_wants_little_gets_it_and_the_rest_is_used() {
 
 #[test]
 fn a_neighbour_that_pulses_twice_a_second_keeps_what_it_needs() {
-    // 60 % in every third window: what it is kept must not be given away and taken back all the time.
+    // 60 % in every third window. What is kept for it must not be given away and taken back all the time.
     let got = play(vec![steady(30, 100, 0), steady(70, 70, 0)], 120, |window, index| match index {
         0 => 100,
         _ => {

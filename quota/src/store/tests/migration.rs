@@ -56,7 +56,7 @@ fn keep_their_leases(text: &str, ceiling: u8) {
     );
     assert_eq!(store.loads().unwrap().values().next().unwrap().memory.bytes(), 8 * GIB);
     assert_eq!(store.history().unwrap()[0].key, key("before"));
-    // Their hooks name the lease by number and container, as they were written before.
+    // Hooks that were written before the migration name the lease by id and container.
     assert!(store.activate(8, &key("starting"), &here()).unwrap());
     assert_eq!(store.release(7, &key("running"), ReleaseReason::Ended).unwrap(), Release::Ended);
     assert_eq!(store.history().unwrap()[0].key, key("running"));
@@ -84,7 +84,7 @@ fn of_many_that_find_an_earlier_store_one_takes_it_over() {
 fn an_earlier_store_that_cannot_be_taken_over_stays_as_it_is() {
     let folder = earlier(EARLIER[1], 8);
     let path = folder.path().join("quota.db");
-    // A row that the tables of today do not take.
+    // A row that violates the tables of today.
     let db = Connection::open(&path).unwrap();
     db.execute_batch("PRAGMA ignore_check_constraints = 1; UPDATE lease SET priority = 99 WHERE id = 8")
         .unwrap();

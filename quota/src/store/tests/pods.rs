@@ -58,7 +58,7 @@ fn a_pods_lease_ends_with_the_last_of_its_containers() {
     let release = |container| store.release(lease.id, &key(container), ReleaseReason::Ended).unwrap();
     assert_eq!((release("a"), release("a")), (Release::Left, Release::Nothing));
     assert_eq!(held(&store), 4);
-    // It comes again while the other lives: the same share.
+    // A container that comes again while the other lives gets the same share.
     assert_eq!(join(&store, "a2", "pod").unwrap().id, lease.id);
     assert_eq!((release("b"), release("a2")), (Release::Left, Release::Ended));
     assert_eq!((held(&store), store.stands(lease.id).unwrap()), (0, false));
@@ -145,7 +145,8 @@ fn the_sweep_takes_the_dead_of_a_pod_and_spares_the_others() {
     assert_eq!(swept, [Swept { lease: dead.id, key: key("dead"), left: Release::Left }]);
     assert_eq!((alive.id, held(&store)), (dead.id, 4));
     assert_eq!(ids(&store.lease(&key("alive")).unwrap().unwrap()), ["alive"]);
-    // Before an engine makes the same container anew, and before another request of the same pod is refused.
+    // Dead members are swept before an engine makes the same container anew, and before another request of
+    // the pod is refused.
     keep_in(&store, Some(&pod), &member("again", &gone()), &asked).unwrap();
     assert_eq!(join(&store, "again", "pod").unwrap().id, dead.id);
     for container in ["alive", "again"] {
@@ -198,7 +199,8 @@ fn a_boot_ends_a_pods_lease_once() {
     assert_eq!((&past[0].key, &past[0].others[..]), (&key("a"), &["b".into()][..]));
 }
 
-/// A shell that is the first process of a pid namespace, another in it, and who made them.
+/// A shell that is the first process of a pid namespace, with a second process in it. `unshare` is their
+/// parent.
 struct Namespace(Child);
 
 impl Namespace {
@@ -220,7 +222,7 @@ impl Namespace {
             }
         };
         let first = child(self.0.id());
-        // Without a cgroup: that of the test lives on.
+        // Without a cgroup: the test's own cgroup stays populated.
         let holder = |pid| Holder { cgroup: None, ..Holder::init(i32::try_from(pid).unwrap()).unwrap() };
         [first, child(first)].map(holder)
     }
@@ -248,11 +250,12 @@ fn an_ephemeral_container_joins_the_share_of_its_target_and_no_other() {
     let early = grant("early", &joining("pod", of(&init)), &["GPUSHARE_MEMORY=1GiB"]);
     assert_ne!(early.id, target.id, "a container that is being created is no target yet");
     assert!(store.activate(target.id, &key("target"), &init).unwrap());
-    // One whose holder is only inside the namespace, as all are in a pod that shares one.
+    // The holder of `inside` is not the first process of its namespace, as in a pod whose containers share
+    // one.
     let inside = grant("inside", &pod("sharing"), &["GPUSHARE_MEMORY=1GiB"]);
     assert!(store.activate(inside.id, &key("inside"), &child).unwrap());
 
-    // It cannot have 60 GiB of its own.
+    // The node has no 60 GiB left for a lease of its own.
     let debugger = grant("debugger", &joining("pod", of(&init)), &["GPUSHARE_MEMORY=60GiB"]);
     assert_eq!((debugger.id, ids(&debugger)), (target.id, vec!["debugger", "target"]));
     for (name, pod) in [
