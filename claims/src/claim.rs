@@ -1,5 +1,7 @@
 //! What one source says about the share, resolved for this node: which GPUs, how many, and how much of each.
 
+use std::collections::BTreeSet;
+
 use gpushare_inventory::{Capabilities, Gpu, GpuUuid};
 
 use crate::amount::{Amount, Cap};
@@ -133,6 +135,13 @@ impl Claim {
         let of = |(position, gpu): (usize, &&Gpu)| Ok((gpu.uuid, amount(position, gpu)?));
         let particular = gpus.iter().enumerate().map(of).collect::<Result<_, RequestError>>()?;
         Ok(Self { particular, ..self })
+    }
+
+    /// For how many GPUs the claims state a memory limit of their own.
+    pub fn limited_gpus(claims: &[Self]) -> usize {
+        let stated = claims.iter().flat_map(|claim| &claim.particular);
+        let limited = stated.filter(|(_, amount)| amount.memory.is_some());
+        limited.map(|(gpu, _)| *gpu).collect::<BTreeSet<_>>().len()
     }
 
     /// Asks for whole GPUs, of which no other container gets a share.

@@ -10,10 +10,8 @@ use gpushare_inject::{
     refuse_previous_plan, take_out_driver,
 };
 use gpushare_inventory::Node;
-use gpushare_quota::{Enforcement, Grant, Holder, Lease, LeaseKey, Member};
-use gpushare_request::{
-    Cores, Devices, InterceptorPolicy, Mode, Request, RequestError, Scope, is_request, read,
-};
+use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member};
+use gpushare_request::{Devices, InterceptorPolicy, Mode, Request, RequestError, Scope, is_request, read};
 use serde_json::{Map, Value, json};
 
 use crate::{inventory, node, table};
@@ -102,17 +100,8 @@ fn nothing(as_json: bool) -> Result<()> {
 /// The lease that `create` would make; 0 is no lease's number.
 pub fn lease(request: &Request, grants: Vec<Grant>) -> Result<Lease> {
     let key = LeaseKey { root: "ROOT".to_owned(), container: "CONTAINER".to_owned() };
-    Ok(Lease {
-        id: 0,
-        member: Member::reserved(key, Holder::this_process().context("cannot plan")?),
-        others: Vec::new(),
-        grants,
-        enforcement: Enforcement::of(request),
-        compute_policy: request.compute_policy,
-        ceiling: request.burst.unwrap_or(Cores::ALL),
-        priority: request.priority,
-        granted_at: 0,
-    })
+    let member = Member::reserved(key, Holder::this_process().context("cannot plan")?);
+    Ok(Lease::new(member, request, grants))
 }
 
 /// The whole request by the keys of gpushare's own dialect, with what stands for those that were not set.

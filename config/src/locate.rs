@@ -13,7 +13,7 @@ use crate::error::ConfigError;
 /// The settings file if the environment names no other.
 pub const DEFAULT_PATH: &str = "/etc/gpushare/gpushare.toml";
 /// The environment variable that names another settings file.
-pub const ENVIRONMENT: &str = "GPUSHARE_CONFIG";
+pub use gpushare_inject::SETTINGS_VARIABLE as ENVIRONMENT;
 
 pub(crate) fn files() -> Result<Vec<PathBuf>, ConfigError> {
     named(env::var_os(ENVIRONMENT))

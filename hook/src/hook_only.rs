@@ -129,7 +129,7 @@ pub fn poststop(state: &[u8], file: Option<&Path>) -> Result<()> {
     // A mistake in the settings must not keep the lease from being released.
     let config = load(file).or_else(|error| Config::salvaged(file).ok_or(error))?;
     config.log.start();
-    let quota = config.paths.state.join("quota.db");
+    let quota = Store::path(&config.paths.state);
     if !quota.try_exists().with_context(|| format!("cannot look for {}; run as root", quota.display()))? {
         return Ok(());
     }

@@ -45,4 +45,4 @@ pub use plan_parts::PlanParts;
 pub use region::{Measuring, Region, RegionError, UsageError};
 pub use requirement::{Offer, RequirementError, Requirements};
 pub use rights::{RIGHTS, Right};
-pub use settings::{ExtraMount, Programs, Settings};
+pub use settings::{ExtraMount, Programs, SETTINGS_VARIABLE, Settings};

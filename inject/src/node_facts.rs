@@ -10,13 +10,10 @@ use std::time::{Duration, Instant};
 use gpushare_inventory::{Node, ProcError, Totals, boot_id};
 
 use crate::fitted::Fitted;
-use crate::settings::{Programs, Settings};
+use crate::settings::{Programs, SETTINGS_VARIABLE, Settings};
 
 /// NVML can take seconds without persistence mode; the engine hangs as long.
 const DEADLINE: Duration = Duration::from_secs(20);
-
-/// The variable by which the CLI learns of another settings file.
-const SETTINGS_VARIABLE: &str = "GPUSHARE_CONFIG";
 
 /// Why the node's GPUs are not known.
 #[derive(Debug, thiserror::Error)]

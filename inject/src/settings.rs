@@ -6,6 +6,9 @@ use gpushare_inventory::Roots;
 use gpushare_quota::Admission;
 use gpushare_request::Policy;
 
+/// The environment variable that names a settings file in place of the default one.
+pub const SETTINGS_VARIABLE: &str = "GPUSHARE_CONFIG";
+
 /// The administrator's settings, as far as a grant depends on them.
 #[derive(Clone, Debug)]
 pub struct Settings<'a> {

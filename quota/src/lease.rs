@@ -3,7 +3,7 @@
 use std::fmt;
 use std::iter;
 
-use gpushare_claims::{ComputePolicy, Cores, Priority};
+use gpushare_claims::{ComputePolicy, Cores, Priority, Request};
 use gpushare_inventory::{DeviceMemory, GpuUuid};
 
 use crate::enforcement::Enforcement;
@@ -122,6 +122,21 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// What `request` is granted, without a number and a time.
+    pub fn new(member: Member, request: &Request, grants: Vec<Grant>) -> Self {
+        Self {
+            id: 0,
+            member,
+            others: Vec::new(),
+            grants,
+            enforcement: Enforcement::of(request),
+            compute_policy: request.compute_policy,
+            ceiling: request.burst.unwrap_or(Cores::ALL),
+            priority: request.priority,
+            granted_at: 0,
+        }
+    }
+
     /// All containers that hold it.
     pub fn members(&self) -> impl Iterator<Item = &Member> {
         iter::once(&self.member).chain(&self.others)

@@ -15,7 +15,6 @@ use gpushare_claims::{Cores, Request, Scope};
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
-use crate::enforcement::Enforcement;
 use crate::error::{ReserveError, StoreError};
 use crate::holder::Holder;
 use crate::lease::{Grant, Lease, LeaseKey, Member, PastLease, Release, ReleaseReason};
@@ -55,13 +54,18 @@ pub struct Swept {
 }
 
 impl Store {
+    /// The database's file in the state folder `state`.
+    pub fn path(state: &Path) -> PathBuf {
+        state.join("quota.db")
+    }
+
     /// Opens the store below the state folder. Leases of an earlier boot are moved to the history.
     ///
     /// # Errors
     /// When the database cannot be made or opened, is damaged, of an unknown version, kept in other
     /// namespaces, or missing while containers' regions are left.
     pub fn open(state: &Path) -> Result<Self, StoreError> {
-        let path = state.join("quota.db");
+        let path = Self::path(state);
         let (db, known) = schema::open(&path)?;
         let store = Self { db, path, sums: RefCell::new(None) };
         let boot = Boot::here()?;
@@ -142,17 +146,7 @@ impl Store {
         }
         let (version, mut loads) = self.current_loads(&tx)?;
         let grants = place(request, gpus, |gpu| loads.get(&gpu).copied().unwrap_or_default(), rules)?;
-        let lease = Lease {
-            id: 0,
-            member: member.clone(),
-            others: Vec::new(),
-            grants,
-            enforcement: Enforcement::of(request),
-            compute_policy: request.compute_policy,
-            ceiling: request.burst.unwrap_or(Cores::ALL),
-            priority: request.priority,
-            granted_at: now(),
-        };
+        let lease = Lease { granted_at: now(), ..Lease::new(member.clone(), request, grants) };
         let id = self.insert(&tx, &lease, pod, of_pod.as_deref())?;
         self.commit(tx)?;
         for grant in &lease.grants {

@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn a_turn_comes_out_of_the_queue_too_and_its_holder_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("quota.db");
+        let path = folder.path().join("any.db");
         let first = Turn::take(&path).unwrap();
         let told = StoreError::busy(&path).to_string();
         assert!(told.contains(&format!(": process {} (", std::process::id())), "{told}");

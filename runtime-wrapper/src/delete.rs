@@ -20,7 +20,7 @@ pub fn delete(args: &Args, config: &Config) -> Result<Infallible> {
     if let Some(id) = args.id.as_deref().filter(|id| leads_elsewhere(id)) {
         bail!("container id {id:?} is a path, and no name of a container");
     }
-    let quota = config.paths.state.join("quota.db");
+    let quota = Store::path(&config.paths.state);
     if let Ok(key) = create::key(args)
         && !matches!(quota.try_exists(), Ok(false))
         && let Err(error) = release(&key, args, config)

@@ -154,17 +154,13 @@ fn compute_claims(all: &[Word], gpus: &[&Gpu]) -> Result<Vec<Claim>, RequestErro
 /// Refuses memory limits on only some of the GPUs: this is taken for a mistake, never for "no limit" on the
 /// others.
 fn refuse_half(claims: &[Claim], limit: Word, gpus: usize) -> Result<(), RequestError> {
-    let stated =
-        claims.iter().flat_map(|claim| &claim.particular).filter(|(_, amount)| amount.memory.is_some());
-    let mut limited: Vec<_> = stated.map(|(gpu, _)| *gpu).collect();
-    limited.sort_unstable();
-    limited.dedup();
-    if limited.is_empty() || limited.len() == gpus {
+    let limited = Claim::limited_gpus(claims);
+    if limited == 0 || limited == gpus {
         return Ok(());
     }
     Err(limit.wrong(format!(
         "{} of {gpus} GPUs have no memory limit: give each its own, or set {MEMORY}",
-        gpus - limited.len()
+        gpus - limited
     )))
 }
 

@@ -207,15 +207,11 @@ fn least_cap(claims: &[Claim], gpu: &Gpu) -> Option<Cap> {
 }
 
 fn refuse_half(first: Word, claims: &[Claim], gpus: usize) -> Result<(), RequestError> {
-    let stated =
-        claims.iter().flat_map(|claim| &claim.particular).filter(|(_, amount)| amount.memory.is_some());
-    let mut limited: Vec<_> = stated.map(|(gpu, _)| *gpu).collect();
-    limited.sort_unstable();
-    limited.dedup();
-    if limited.is_empty() || limited.len() == gpus {
+    let limited = Claim::limited_gpus(claims);
+    if limited == 0 || limited == gpus {
         return Ok(());
     }
-    let missing = gpus - limited.len();
+    let missing = gpus - limited;
     Err(first
         .wrong(format!("{missing} of {gpus} GPUs have no memory limit: give each its own, or set {MEMORY}")))
 }
