@@ -137,6 +137,16 @@ impl Lease {
         }
     }
 
+    /// Logs that a container gave it back.
+    pub(crate) fn log_release(&self, left: Release, reason: ReleaseReason) {
+        let (container, reason) = (&self.member.key.container, reason.name());
+        match left {
+            Release::Nothing => {}
+            Release::Left => tracing::info!(%container, reason, "lease left to the pod's other containers"),
+            Release::Ended => tracing::info!(%container, reason, "lease released"),
+        }
+    }
+
     /// All containers that hold it.
     pub fn members(&self) -> impl Iterator<Item = &Member> {
         iter::once(&self.member).chain(&self.others)

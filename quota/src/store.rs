@@ -1,28 +1,26 @@
 //! The lease store: one SQLite database below the state folder. It grants, changes and releases leases.
 
 mod members;
+mod reading;
 mod sums;
 mod update;
+mod writing;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::fs;
-use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
-use gpushare_claims::{Cores, Request, Scope};
-use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
-use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
+use gpushare_claims::{Request, Scope};
+use gpushare_inventory::{Gpu, GpuUuid};
+use rusqlite::{Connection, params};
 
 use crate::error::{ReserveError, StoreError};
 use crate::holder::Holder;
-use crate::lease::{Grant, Lease, LeaseKey, Member, PastLease, Release, ReleaseReason};
+use crate::lease::{Grant, Lease, LeaseKey, Member, Release, ReleaseReason};
 use crate::place::{Admission, GpuLoad, place};
 use crate::pod::{Pod, words};
-use crate::rows::{grouped, lease, now, signed, summary, unsigned, uuid};
+use crate::rows::{now, signed, summary};
 use crate::schema::{self, Boot};
-use crate::write_queue::Turn;
 
 pub use update::UpdateError;
 
@@ -249,85 +247,6 @@ impl Store {
         self.commit(tx)
     }
 
-    /// When the database was last written, which changes with every commit. It spares callers to read
-    /// unchanged leases again. `None` when it cannot be told.
-    pub fn last_change(&self) -> Option<SystemTime> {
-        // Asked by name: closing a descriptor of the file would drop SQLite's locks.
-        fs::metadata(&self.path).and_then(|metadata| metadata.modified()).ok()
-    }
-
-    /// All living leases, oldest first.
-    ///
-    /// # Errors
-    /// When the store fails.
-    pub fn leases(&self) -> Result<Vec<Lease>, StoreError> {
-        // One transaction for all reads: otherwise each lease's grants would be read with locks of their own,
-        // and could have changed meanwhile.
-        let _one_look = if self.db.is_autocommit() {
-            Some(self.sql(Transaction::new_unchecked(&self.db, TransactionBehavior::Deferred))?)
-        } else {
-            None
-        };
-        self.with_grants(self.select("", params![])?)
-    }
-
-    /// The lease of one container.
-    ///
-    /// # Errors
-    /// When the store fails.
-    pub fn lease(&self, key: &LeaseKey) -> Result<Option<Lease>, StoreError> {
-        let _one_look = self.sql(Transaction::new_unchecked(&self.db, TransactionBehavior::Deferred))?;
-        self.find(key)
-    }
-
-    fn find(&self, key: &LeaseKey) -> Result<Option<Lease>, StoreError> {
-        const ITS: &str = "WHERE lease.id = (SELECT lease FROM member WHERE root = ?1 AND container = ?2)";
-        let found = self.with_grants(self.select(ITS, params![key.root, key.container])?)?;
-        Ok(found.into_iter().find_map(|lease| lease.asked_by(|other| other == key)))
-    }
-
-    /// Whether the lease `id` exists.
-    ///
-    /// # Errors
-    /// When the store fails.
-    pub fn stands(&self, id: i64) -> Result<bool, StoreError> {
-        let mut query = self.sql(self.db.prepare_cached("SELECT 1 FROM lease WHERE id = ?1"))?;
-        self.sql(query.exists(params![id]))
-    }
-
-    /// The leases of all containers with this id, whatever their runtime roots.
-    ///
-    /// # Errors
-    /// When the store fails.
-    pub fn leases_by_id(&self, container: &str) -> Result<Vec<Lease>, StoreError> {
-        const THEIRS: &str = "WHERE lease.id IN (SELECT lease FROM member WHERE container = ?1)";
-        let found = self.with_grants(self.select(THEIRS, params![container])?)?;
-        let asked = |lease: Lease| lease.asked_by(|key| key.container == container);
-        Ok(found.into_iter().filter_map(asked).collect())
-    }
-
-    /// The last leases that ended, newest first.
-    ///
-    /// # Errors
-    /// When the store fails.
-    pub fn history(&self) -> Result<Vec<PastLease>, StoreError> {
-        let mut query = self.sql(self.db.prepare(
-            "SELECT root, container, grants, granted_at, released_at, reason, others FROM past
-             ORDER BY id DESC",
-        ))?;
-        let rows = query.query_map([], |row| {
-            Ok(PastLease {
-                key: LeaseKey { root: row.get(0)?, container: row.get(1)? },
-                others: row.get::<_, String>(6)?.split_whitespace().map(str::to_owned).collect(),
-                grants: row.get(2)?,
-                granted_at: unsigned(row.get(3)?),
-                released_at: unsigned(row.get(4)?),
-                reason: row.get(5)?,
-            })
-        });
-        self.sql(rows.and_then(Iterator::collect))
-    }
-
     fn release_if(
         &self,
         key: &LeaseKey,
@@ -344,188 +263,12 @@ impl Store {
             Release::Left
         };
         self.commit(tx)?;
-        tell_release(&lease, left, reason);
+        lease.log_release(left, reason);
         Ok(left)
-    }
-
-    /// Retires the leases of an earlier boot. The boot is looked at again inside the transaction: when
-    /// several processes see the new boot first, only one may retire leases, or it would retire the others'
-    /// new leases.
-    fn enter_boot(&self, boot: &Boot) -> Result<(), StoreError> {
-        let tx = self.begin_anywhere()?;
-        let known: Option<String> =
-            self.sql(tx.query_row("SELECT id FROM boot", [], |row| row.get(0)).optional())?;
-        if known.as_ref() == Some(&boot.id) {
-            self.claim(&tx, boot)?;
-            return self.commit(tx);
-        }
-        // If the stored boot id were damaged, the code below would end the leases of living containers.
-        if !self.sql(schema::is_sound(&tx))? {
-            return Err(StoreError::Damaged { path: self.path.clone() });
-        }
-        let earlier = self.leases()?;
-        for lease in &earlier {
-            self.retire(&tx, lease, ReleaseReason::Reboot)?;
-        }
-        self.sql(tx.execute("DELETE FROM boot", []))?;
-        let insert = "INSERT INTO boot (id, namespaces) VALUES (?1, ?2)";
-        self.sql(tx.execute(insert, params![boot.id, boot.namespaces]))?;
-        self.commit(tx)?;
-        earlier.iter().for_each(|lease| tell_release(lease, Release::Ended, ReleaseReason::Reboot));
-        Ok(())
-    }
-
-    /// Moves a lease into the history.
-    fn retire(&self, tx: &Transaction, lease: &Lease, reason: ReleaseReason) -> Result<(), StoreError> {
-        self.forget_grants(tx, lease)?;
-        let key = &lease.member.key;
-        let others = self.former(tx, lease.id, lease.others.iter().map(|member| &member.key))?;
-        self.sql(tx.execute(
-            "INSERT INTO past (root, container, grants, granted_at, released_at, reason, others)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-            params![
-                key.root,
-                key.container,
-                summary(&lease.grants),
-                signed(lease.granted_at),
-                signed(now()),
-                reason.name(),
-                others
-            ],
-        ))?;
-        self.sql(
-            tx.execute("DELETE FROM past WHERE id <= (SELECT max(id) FROM past) - ?1", params![HISTORY_ROWS]),
-        )?;
-        self.sql(tx.execute("DELETE FROM lease WHERE id = ?1", params![lease.id])).map(drop)
-    }
-
-    fn insert(
-        &self,
-        tx: &Transaction,
-        lease: &Lease,
-        pod: Option<&Pod>,
-        pod_request: Option<&str>,
-    ) -> Result<i64, StoreError> {
-        let terms = lease.enforcement.terms();
-        self.sql(tx.prepare_cached(
-            "INSERT INTO lease (root, sandbox, pod_request, former, enforcement, compute_policy, ceiling, priority,
-                                granted_at)
-             VALUES (?1, ?2, ?3, '', ?4, ?5, ?6, ?7, ?8)",
-        ))
-        .and_then(|mut insert| {
-            self.sql(insert.execute(params![
-                lease.member.key.root,
-                pod.map(|pod| &pod.sandbox),
-                pod_request,
-                terms.name,
-                lease.compute_policy.name(),
-                lease.ceiling.percent(),
-                lease.priority.level(),
-                signed(lease.granted_at),
-            ]))
-        })?;
-        let id = tx.last_insert_rowid();
-        let mut insert = self.sql(tx.prepare_cached(
-            "INSERT INTO granted (lease, position, gpu, memory, cores, exclusive) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-        ))?;
-        for (position, grant) in (0_i64..).zip(&lease.grants) {
-            let cores = grant.cores.map(Cores::percent);
-            let memory = signed(grant.memory.bytes());
-            let exclusive = !terms.has_neighbours;
-            self.sql(insert.execute(params![id, position, grant.gpu.to_string(), memory, cores, exclusive]))?;
-        }
-        self.insert_member(tx, id, &lease.member)?;
-        Ok(id)
-    }
-
-    fn select(
-        &self,
-        rest: &'static str,
-        arguments: &[&dyn rusqlite::ToSql],
-    ) -> Result<Vec<Lease>, StoreError> {
-        const LEASES: &str = "SELECT lease.id, enforcement, compute_policy, ceiling, priority, granted_at, \
-                              member.root, container, state, pid, start_time, cgroup, leads \
-                              FROM lease JOIN member ON member.lease = lease.id ";
-        const ORDER: &str = " ORDER BY lease.id, member.id";
-        let mut query = self.sql(self.db.prepare_cached(&[LEASES, rest, ORDER].concat()))?;
-        let rows = query.query_map(arguments, lease);
-        self.sql(rows.and_then(Iterator::collect)).map(grouped)
-    }
-
-    fn with_grants(&self, leases: Vec<Lease>) -> Result<Vec<Lease>, StoreError> {
-        leases.into_iter().map(|lease| Ok(Lease { grants: self.grants(lease.id)?, ..lease })).collect()
-    }
-
-    fn grants(&self, id: i64) -> Result<Vec<Grant>, StoreError> {
-        let mut query = self
-            .sql(self.db.prepare_cached(
-                "SELECT gpu, memory, cores FROM granted WHERE lease = ?1 ORDER BY position",
-            ))?;
-        let rows = query.query_map(params![id], |row| {
-            Ok(Grant {
-                gpu: uuid(row, 0)?,
-                memory: DeviceMemory::from_bytes(unsigned(row.get(1)?)),
-                cores: row.get::<_, Option<u8>>(2)?.and_then(Cores::new),
-            })
-        });
-        self.sql(rows.and_then(Iterator::collect))
-    }
-
-    /// Fails if the store is kept in other namespaces than this process's: from here each holder would seem
-    /// gone. A store without leases moves to this process's namespaces.
-    fn claim(&self, tx: &Transaction, boot: &Boot) -> Result<(), StoreError> {
-        let known: (String, String) = self
-            .sql(tx.prepare_cached("SELECT id, namespaces FROM boot"))
-            .and_then(|mut query| self.sql(query.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))))?;
-        let (id, theirs) = known;
-        if id == boot.id && theirs == boot.namespaces {
-            return Ok(());
-        }
-        if id != boot.id || self.sql(self.sql(tx.prepare("SELECT 1 FROM lease"))?.exists([]))? {
-            return Err(StoreError::Stranger {
-                path: self.path.clone(),
-                theirs,
-                ours: boot.namespaces.clone(),
-            });
-        }
-        self.sql(tx.execute("UPDATE boot SET namespaces = ?1", [&boot.namespaces])).map(drop)
-    }
-
-    /// Waits for this process's turn and begins a writing transaction. Both end on drop, the transaction
-    /// first.
-    fn begin(&self) -> Result<Writing<'_>, StoreError> {
-        let writing = self.begin_anywhere()?;
-        self.claim(&writing, &Boot::here()?)?;
-        Ok(writing)
-    }
-
-    /// As [`Store::begin`], without the check that the store is kept in this process's namespaces.
-    fn begin_anywhere(&self) -> Result<Writing<'_>, StoreError> {
-        let turn = Turn::take(&self.path)?;
-        let tx = self.sql(Transaction::new_unchecked(&self.db, TransactionBehavior::Immediate))?;
-        Ok(Writing { tx, _turn: turn })
-    }
-
-    fn commit(&self, writing: Writing) -> Result<(), StoreError> {
-        self.sql(writing.tx.commit())
     }
 
     fn sql<T>(&self, result: rusqlite::Result<T>) -> Result<T, StoreError> {
         result.map_err(|error| StoreError::sqlite(&self.path, error))
-    }
-}
-
-/// A writing transaction of the process whose turn it is.
-struct Writing<'store> {
-    tx: Transaction<'store>,
-    _turn: Turn,
-}
-
-impl<'store> Deref for Writing<'store> {
-    type Target = Transaction<'store>;
-
-    fn deref(&self) -> &Transaction<'store> {
-        &self.tx
     }
 }
 
@@ -554,15 +297,6 @@ impl Reservation<'_> {
         }
         std::mem::forget(self);
         Ok(())
-    }
-}
-
-fn tell_release(lease: &Lease, left: Release, reason: ReleaseReason) {
-    let (container, reason) = (&lease.member.key.container, reason.name());
-    match left {
-        Release::Nothing => {}
-        Release::Left => tracing::info!(%container, reason, "lease left to the pod's other containers"),
-        Release::Ended => tracing::info!(%container, reason, "lease released"),
     }
 }
 

@@ -13,6 +13,8 @@ use tempfile::TempDir;
 use super::*;
 use crate::lease::LeaseState;
 use crate::place::tests::{gpu, request};
+use crate::write_queue::Turn;
+use gpushare_claims::Cores;
 
 const GIB: u64 = 1 << 30;
 

@@ -78,7 +78,7 @@ impl Store {
         let limits = |source| UpdateError::Limits { key: key.clone(), source };
         write(&narrower(&old, &new)).map_err(limits)?;
         // Only the transaction ends here. The turn lasts until the file has the new figures too.
-        let super::Writing { tx, _turn } = writing;
+        let super::writing::Writing { tx, _turn } = writing;
         if let Err(error) = self.rewrite(&tx, &new).and_then(|()| self.sql(tx.commit())) {
             let _ = write(&old);
             return Err(error.into());
