@@ -11,13 +11,19 @@ VERSION := $(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\
 SHIMS := gpushare-intercept-cuda gpushare-intercept-nvml
 SIMULATOR := gpushare-simulator gpushare-simulator-cuda gpushare-simulator-nvml
 
-.PHONY: all build demo test bench gpu-bundle gpu-test check miri fuzz packages clients install uninstall dist clean
+# A target with `##` is one for people: `make help` prints it.
+.PHONY: all help build demo test bench gpu-bundle gpu-test check miri fuzz packages clients install uninstall dist clean
 
 all: build
 
+help: ## This list.
+	@echo 'make, without a target, is make build. Targets:'
+	@awk -F ':[^#]*## ' '/^[a-z-]+:[^=]*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo 'Variables: PREFIX, DESTDIR (install, uninstall), FILTER (bench), SECONDS, TARGETS (fuzz), CARGO.'
+
 # Wrapper and hook are static; the injected libraries have a profile of their own (no_std, no unwinding). All that is
 # shipped ends up in target/release and target/lib, laid out as it is installed.
-build:
+build: ## All that ships, into target/release and target/lib.
 	$(CARGO) build --release --locked -p gpushare $(SIMULATOR:%=-p %) -p gpushare-tests-client
 	$(STATIC) $(CARGO) build --release --locked --target $(TARGET) -p gpushare-runtime -p gpushare-hook
 	$(CARGO) build --profile shim --locked $(SHIMS:%=-p %)
@@ -27,11 +33,11 @@ build:
 	install -m 644 target/shim/libgpushare_intercept_nvml.so target/lib/gpushare/libnvidia-ml.so.1
 
 # What tests and demo need beside Rust: runc, crun, docker, containerd, busybox.
-packages:
+packages: ## Installs what demo and tests run, by apt: runtimes, engines, busybox, a C compiler.
 	tests/setup/packages.sh
 
 # Foreign CUDA and NVML clients: NVIDIA's nvidia-smi from Debian, Python packages.
-clients:
+clients: ## Downloads clients for the tests into .cache: nvidia-smi, Python packages, images.
 	tests/setup/driver-libraries.sh >/dev/null || test $$? = 3
 	tests/setup/python.sh
 	tests/setup/images.sh >/dev/null || test $$? = 3
@@ -39,26 +45,26 @@ clients:
 # NVIDIA's own nvidia-smi shows the share inside the containers where it can be had.
 NVIDIA_SMI := .cache/driver-libraries/root/usr/lib/nvidia/current/nvidia-smi
 
-demo: packages build
+demo: packages build ## Two containers share one GPU; a third is refused until one of them ends.
 	tests/setup/driver-libraries.sh >/dev/null || test $$? = 3
 	target/release/gpushare demo $$(test ! -x $(NVIDIA_SMI) || echo --nvidia-smi $(NVIDIA_SMI))
 
-test: packages clients build
+test: packages clients build ## All tests that this machine can run; as root, those of engines too.
 	tests/run.sh
 
 # Static like what it measures. FILTER selects a section by a part of its name.
-bench: packages build
+bench: packages build ## Prints every figure beside its target; FILTER=interception selects a section.
 	$(STATIC) $(CARGO) build --release --locked --target $(TARGET) -p gpushare-bench
 	target/$(TARGET)/release/gpushare-bench $(FILTER)
 
 # What tests/gpu needs on a machine with a GPU, in one file; and the same run here, on a simulated node.
-gpu-bundle: packages build
+gpu-bundle: packages build ## Packs tests for a machine with a GPU into one file below dist.
 	tests/gpu/bundle.sh "$(CURDIR)/dist/gpushare-gpu-tests"
 
-gpu-test: gpu-bundle
+gpu-test: gpu-bundle ## Runs those tests here, on a simulated node.
 	dist/gpushare-gpu-tests/run.sh --simulator --results dist/gpushare-gpu-results
 
-check:
+check: ## rustfmt and clippy, where a warning is an error.
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) clippy --profile shim --locked $(SHIMS:%=-p %) -- -D warnings
@@ -67,7 +73,7 @@ check:
 miri: export RUSTUP_TOOLCHAIN ?= nightly
 miri: export MIRIFLAGS = -Zmiri-permissive-provenance
 miri: export CARGO_TARGET_DIR = target/miri-build
-miri:
+miri: ## Safe modules of region and intercept under miri; needs a nightly toolchain.
 	rustup component add miri rust-src
 	$(CARGO) miri test --locked -p gpushare-region
 	$(CARGO) miri test --locked -p gpushare-intercept --lib
@@ -80,7 +86,7 @@ COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Zsanitizer=address --cfg fuzzing
 # SQLite is C, which gcc instruments: its globals have no mark that the sanitizer of Rust's LLVM would know.
-fuzz:
+fuzz: ## Readers of foreign bytes by libFuzzer; needs a nightly toolchain and a C++ compiler.
 	cd fuzz/libfuzzer && RUSTFLAGS="$(COVERAGE)" $(CARGO) +nightly build --release --locked --target $(TARGET)
 	for target in $(TARGETS); do \
 	    mkdir -p fuzz/libfuzzer/found/$$target && \
@@ -89,19 +95,19 @@ fuzz:
 	        fuzz/corpus/$$target $$(test $$target != edit || echo tests/fixtures) || exit 1; \
 	done
 
-install:
+install: ## Installs what was built, below PREFIX (/usr/local).
 	packaging/install.sh "$(DESTDIR)" "$(PREFIX)"
 
-uninstall:
+uninstall: ## Takes it away again; settings that were changed stay.
 	packaging/uninstall.sh "$(DESTDIR)" "$(PREFIX)"
 
 # A tarball with the layout of `make install`.
-dist: build
+dist: build ## Packs what is installed into a tarball below dist.
 	rm -rf dist && mkdir -p dist
 	packaging/install.sh "$(CURDIR)/dist/gpushare-$(VERSION)" "$(PREFIX)"
 	tar -C dist --owner=0 --group=0 -czf dist/gpushare-$(VERSION)-x86_64.tar.gz gpushare-$(VERSION)
 	@echo dist/gpushare-$(VERSION)-x86_64.tar.gz
 
-clean:
+clean: ## Removes what was built.
 	$(CARGO) clean
 	rm -rf dist
