@@ -50,7 +50,8 @@ put 644 "$built/release/libgpushare_simulator_cuda.so" "$built/release/libgpusha
     "$root/lib/gpushare-simulator"
 put 644 "$top/packaging/tmpfiles.conf" "$root/lib/tmpfiles.d"
 mv -f "$root/lib/tmpfiles.d/tmpfiles.conf" "$root/lib/tmpfiles.d/gpushare.conf"
-put 644 "$top/LICENSE" "$top/README.md" "$root/share/doc/gpushare"
+put 644 "$top/LICENSE" "$top/README.md" "$top/CHANGELOG.md" "$top/CONTRIBUTING.md" "$top/SECURITY.md" \
+    "$root/share/doc/gpushare"
 install -d "$root/share/doc/gpushare/docs"
 put 644 "$top"/docs/*.md "$root/share/doc/gpushare/docs"
 for snippet in docker-daemon.json containerd.toml oci.conf runtimeclass.yaml; do
