@@ -16,13 +16,13 @@ use serde_json::{Map, Value, json};
 
 use crate::{inventory, node, table};
 
-/// What a dry run cannot show.
+/// Notes on what a dry run cannot show.
 const NO_USER_NAMESPACES: &str = "its seccomp filter will deny user namespaces (inject.user_namespaces)";
 const OF_THE_POD: &str =
     "this is what the pod's first container would be granted: the others join that share, whatever is free";
 
-/// Prints what the bundle asks for, what it would be granted now and what would change in its config.json. Neither
-/// the bundle nor the store is changed.
+/// Prints what the bundle asks for, what it would be granted now and what would change in its config.json.
+/// Neither the bundle nor the store is changed.
 pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let config = Config::load()?;
     let bundle = Bundle::open(path, None)?;
@@ -77,7 +77,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     Ok(print(&request, &lease, &plan, &node)?)
 }
 
-/// Our own files, as the settings say.
+/// Our own files, from the settings.
 pub fn programs<'a>(config: &'a Config, state: &'a Path) -> Programs<'a> {
     Programs {
         hook: &config.paths.hook,
@@ -97,14 +97,15 @@ fn nothing(as_json: bool) -> Result<()> {
     Ok(writeln!(io::stdout(), "no request: the bundle reaches the low-level runtime as it is")?)
 }
 
-/// The lease that `create` would make; 0 is no lease's number.
+/// The lease that `create` would make. Its id is 0, which no real lease has.
 pub fn lease(request: &Request, grants: Vec<Grant>) -> Result<Lease> {
     let key = LeaseKey { root: "ROOT".to_owned(), container: "CONTAINER".to_owned() };
     let member = Member::reserved(key, Holder::this_process().context("cannot plan")?);
     Ok(Lease::new(member, request, grants))
 }
 
-/// The whole request by the keys of gpushare's own dialect, with what stands for those that were not set.
+/// The whole request, as keys of gpushare's own dialect and their values. Keys that were not set have their
+/// default.
 fn keys(request: &Request) -> Vec<(&'static str, String)> {
     let devices = match &request.devices {
         Devices::Any(count) => ("count", count.to_string()),

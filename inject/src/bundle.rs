@@ -1,4 +1,4 @@
-//! A bundle on disk: its config.json read with suspicion and written whole or not at all.
+//! A bundle on disk. Its config.json is not trusted when read, and is written whole or not at all.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use crate::edit::{self, EditError};
 use crate::json;
 use crate::plan::Plan;
 
-/// Larger than any engine writes; keeps a hostile file from eating the host's memory.
+/// Bytes; more than any engine writes. It keeps a hostile file from filling the host's memory.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
 /// A bundle with its config.json as the engine wrote it.
@@ -28,24 +28,24 @@ pub struct Bundle {
 /// Why a bundle cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
-    /// There is none, or it cannot be opened.
+    /// There is no config.json, it is a link, or it cannot be opened.
     #[error("{path} is no bundle: its config.json cannot be opened; see --bundle")]
     NoConfig {
-        /// The bundle.
+        /// The bundle's folder.
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
     },
-    /// A link, a device, a file with several names, or far too large.
+    /// config.json is no regular file, has several names, or is too large.
     #[error("config.json of bundle {path} must be a regular file with one name and at most 16 MiB")]
     OddConfig {
-        /// The bundle.
+        /// The bundle's folder.
         path: PathBuf,
     },
     /// Not JSON, or not of the form that the runtime specification demands.
     #[error("config.json of bundle {path} is not a valid OCI configuration")]
     Malformed {
-        /// The bundle.
+        /// The bundle's folder.
         path: PathBuf,
         /// What the parser said.
         source: serde_json::Error,
@@ -53,15 +53,15 @@ pub enum BundleError {
     /// A part that must be changed has a form that nobody writes.
     #[error("config.json of bundle {path} cannot be changed")]
     Edit {
-        /// The bundle.
+        /// The bundle's folder.
         path: PathBuf,
-        /// Which part.
+        /// The part, and what is wrong with it.
         source: EditError,
     },
     /// The new file could not be written; the old one is untouched.
     #[error("cannot write config.json into bundle {path}")]
     Write {
-        /// The bundle.
+        /// The bundle's folder.
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
@@ -69,7 +69,8 @@ pub enum BundleError {
 }
 
 impl Bundle {
-    /// Reads the configuration of the bundle at `path`: its config.json, or another file where the caller names one.
+    /// Reads the configuration of the bundle at `path`: config.json, or the file `config`, which is relative
+    /// to `path`.
     ///
     /// # Errors
     /// When there is none, or it is no regular file of a sane size.
@@ -89,7 +90,7 @@ impl Bundle {
         Ok(Self { path: path.into(), config, text, mode: metadata.mode() & 0o7777 })
     }
 
-    /// The whole file, every field and number as written.
+    /// Parses the whole file. Every field and number stays as it is written.
     ///
     /// # Errors
     /// When the file is not JSON, or runtimes could read it in different ways.
@@ -108,8 +109,8 @@ impl Bundle {
         self.path.join(root)
     }
 
-    /// Puts `plan` into `json`, this bundle's file, and writes it: by rename, so that no reader sees half of it and
-    /// the original stands on any failure.
+    /// Puts `plan` into `json`, this bundle's configuration, and writes it. The file is replaced by rename:
+    /// no reader sees half of it, and the original stays on any failure.
     ///
     /// # Errors
     /// When a part that must be changed has an unknown form, or the folder cannot be written.

@@ -1,14 +1,15 @@
-//! CDI specifications: shares and whole GPUs as devices that an engine knows by name (`--device gpushare.io/share=4GiB`).
+//! Makes CDI specifications: shares and whole GPUs as devices that an engine knows by name
+//! (`--device gpushare.io/share=4GiB`).
 //!
-//! A CDI file is static, and a share is not: which GPU it is on is decided when the container is created, and the folder
-//! that its loader searches is the image's. So a device of ours is a request, in a variable of its own, and our hook, which
-//! grants it and applies the plan. A whole GPU is known beforehand: the nodes of its plan stand in the file, so that the
-//! low-level runtime and systemd know their rules. Files of the driver are in neither: such a list is stale after the next
-//! upgrade.
+//! A CDI file is static, and a share is not. Its GPU is chosen when the container is created, and the image
+//! decides which folder the loader searches. So a device of a share is a request in a variable of its own,
+//! and our hook, which grants it and applies the plan. A whole GPU is known beforehand: the nodes of its plan
+//! are in the file, so that the low-level runtime and systemd know their rules. Neither file lists files of
+//! the driver: such a list would be stale after the next upgrade.
 //!
-//! The format is that of the Container Device Interface, specification 0.5.0 (device names may begin with a digit; nodes
-//! have a host path), or 0.7.0 where a node needs a group (`additionalGids`): engines refuse fields that are newer than
-//! the version a file names.
+//! The format is that of the Container Device Interface, specification 0.5.0 (device names may begin with a
+//! digit; nodes have a host path). Where a node needs a group (`additionalGids`), it is 0.7.0. Engines refuse
+//! fields that are newer than the version that a file names.
 
 use std::path::{Path, PathBuf};
 
@@ -26,11 +27,11 @@ pub struct CdiSpec {
     cdi_version: &'static str,
     kind: &'static str,
     devices: Vec<CdiDevice>,
-    /// What every device of the file brings, once.
+    /// What every device of the file brings, stated once.
     container_edits: Edits,
 }
 
-/// A name, and what it puts into a container.
+/// One device: its name, and what it puts into a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CdiDevice {
@@ -51,7 +52,7 @@ struct Edits {
     additional_gids: Vec<u32>,
 }
 
-/// A node by its paths: engines look up its numbers, which differ between boots, when they apply it.
+/// A node by its paths. Engines look up its numbers, which differ between boots, when they apply it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Node {
@@ -72,12 +73,12 @@ struct Hook {
 }
 
 impl CdiDevice {
-    /// A share by its name, as [`gpushare_request::ShareName`] reads it.
+    /// The device of a share, by its name as [`gpushare_request::ShareName`] reads it.
     pub fn share(name: &str) -> Self {
         Self { name: name.to_owned(), container_edits: requesting(SHARE_KIND, name) }
     }
 
-    /// The whole GPUs of `plan` under one name: an index, a UUID, or `all`.
+    /// The device of the whole GPUs of `plan`, under an index, a UUID, or `all`.
     pub fn gpu(name: &str, plan: &Plan) -> Self {
         let container_edits = Edits {
             device_nodes: plan.devices.iter().map(|device| node(device, plan)).collect(),
@@ -87,14 +88,15 @@ impl CdiDevice {
         Self { name: name.to_owned(), container_edits }
     }
 
-    /// The name, without its kind.
+    /// The device's name without its kind, such as `4GiB`.
     pub fn name(&self) -> &str {
         &self.name
     }
 }
 
 impl CdiSpec {
-    /// The file of shares. Its hook is the program `hook`, under the settings file `settings`; `None` is the default one.
+    /// The file of shares. `hook` is the path of the hook's program, `settings` that of the settings file
+    /// (`None`: the default one).
     ///
     /// # Errors
     /// When the hook is not installed.
@@ -137,7 +139,7 @@ impl CdiSpec {
         }
     }
 
-    /// `vendor/class`.
+    /// The kind of its devices, as `vendor/class`.
     pub fn kind(&self) -> &'static str {
         self.kind
     }
@@ -148,7 +150,7 @@ impl CdiSpec {
     }
 }
 
-/// The device's own name in a variable of its own.
+/// A variable that is unique to the device, with the device's qualified name as value.
 fn requesting(kind: &str, name: &str) -> Edits {
     let class = kind.rsplit('/').next().unwrap_or_default();
     let variable: String = format!("{class}_{name}")
@@ -173,7 +175,7 @@ fn node(device: &LinuxDevice, plan: &Plan) -> Node {
 
 fn hooks(hook: &Path, settings: Option<&Path>) -> Vec<Hook> {
     let file = settings.map(|path| ["--config".to_owned(), path.to_string_lossy().into_owned()]);
-    // `--cdi` tells the hook that nodes stand in the bundle already, which nothing but a lease may leave there.
+    // `--cdi` tells the hook that nodes are in the bundle already, which may stay there only with a lease.
     let args = |stage: &str| {
         ["gpushare-hook", stage, "--cdi"].map(str::to_owned).into_iter().chain(file.iter().flatten().cloned())
     };

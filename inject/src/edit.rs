@@ -1,9 +1,9 @@
-//! A plan put into config.json: lossless, ours last, and so that twice is once.
+//! Puts a plan into config.json: our entries come last, and a second time changes nothing more.
 //!
-//! What others wrote is neither reordered nor removed, but for what would be a whole GPU beside the share
-//! (the hooks of NVIDIA's programs, the node's own driver, the nodes of GPUs that were handed over), the
-//! hooks of our own CDI devices (ours stand in their place) and double entries of the request's own
-//! variables.
+//! What others wrote stays, in its order and with every number as written. There are three exceptions. What
+//! would give a whole GPU beside the share goes: the hooks of NVIDIA's programs, the node's own driver, the
+//! nodes of GPUs that were handed over. The hooks of our own CDI devices go, because the plan's hooks replace
+//! them. Of the request's own variables, duplicates go.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -29,41 +29,41 @@ pub use previous_plan::refuse_previous_plan;
 /// Why a config.json cannot take a plan.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EditError {
-    /// A field is of another kind than the runtime specification says.
+    /// A field has another JSON type than the runtime specification says.
     #[error("{field} is not {kind}")]
     Kind {
-        /// The field, dotted.
+        /// Path of the field, with dots.
         field: &'static str,
-        /// What it should be.
+        /// The type that it must have, such as `a list`.
         kind: &'static str,
     },
-    /// A whole GPU beside a share.
+    /// The bundle gives a GPU that the plan does not.
     #[error(
         "{what} is of a GPU that the container's share does not cover; leave it out, or ask for that GPU with \
          GPUSHARE_DEVICES"
     )]
     OtherGpu {
-        /// The node or rule.
+        /// The device node or device rule of the bundle, as text.
         what: String,
     },
-    /// A share of a GPU that nobody handed to the container, beside one that somebody did.
+    /// Somebody handed GPUs to the container, and the share is of another one.
     #[error(
         "the share is of {granted}, and a device plugin, CDI or --device handed over {handed}; leave that out, or ask for \
          that GPU with GPUSHARE_DEVICES"
     )]
     NotHanded {
-        /// The nodes of the granted GPUs.
+        /// Paths of the granted GPUs' nodes, separated by commas.
         granted: String,
-        /// The nodes of those that were handed over.
+        /// Paths of the nodes of the GPUs that were handed over, separated by commas.
         handed: String,
     },
-    /// A node of MIG's beside a lease: it reaches instances of any GPU.
+    /// The bundle gives a node of MIG's, which reaches instances of any GPU.
     #[error("{what} is of MIG's instances or their configuration, which no lease covers; leave it out")]
     Mig {
-        /// The node or rule.
+        /// The device node or device rule of the bundle, as text.
         what: String,
     },
-    /// The driver of a whole GPU beside a share.
+    /// A mount of the bundle brings the driver of a whole GPU beside a share.
     #[error(
         "mount {target} brings the driver of a whole GPU beside the container's share (a CDI device of NVIDIA's, or a \
          volume); leave it out, or ask for the whole GPU with GPUSHARE_MODE=exclusive"
@@ -72,36 +72,36 @@ pub enum EditError {
         /// The mount's path in the container, escaped.
         target: String,
     },
-    /// A hook that would bring whole GPUs, in a bundle that is not ours to change.
+    /// A hook would bring whole GPUs, and the bundle can no longer be changed.
     #[error(
         "the bundle's hook {path} gives whole GPUs beside the share; leave out --gpus, or its hooks.d file"
     )]
     WholeGpus {
-        /// The hook's program.
+        /// Path of the hook's program, escaped.
         path: String,
     },
-    /// A filter whose condition cannot be narrowed.
+    /// A rule of the seccomp filter has a condition that cannot be narrowed.
     #[error(
         "the bundle's seccomp filter allows {names} by a condition to which none against user namespaces can be added, since \
          runtimes take two on one argument for either (inject.user_namespaces); leave that condition out"
     )]
     Seccomp {
-        /// The system calls, as JSON.
+        /// The rule's system calls, as a JSON list.
         names: String,
     },
-    /// A bundle whose filter lets user namespaces be made, and that is not ours to change.
+    /// The seccomp filter allows new user namespaces, and the bundle can no longer be changed.
     #[error(
         "this node lets no container with a share make user namespaces (inject.user_namespaces), and a hook cannot change \
          the bundle's seccomp filter, which lets it: use gpushare-runtime, or have the engine's filter deny them"
     )]
     UserNamespaces,
-    /// A bundle that was run with a share and not written anew, and asks for none any more.
+    /// The bundle was run with a share, was not written anew, and asks for no share any more.
     #[error(
         "config.json still holds the share of an earlier start, and asks for none under the present settings; have the \
          engine write it anew, or take gpushare's hooks, mounts and devices out of it"
     )]
     PreviousPlan,
-    /// A plan's part that JSON cannot hold.
+    /// A part of the plan cannot be written as JSON.
     #[error("the plan cannot be written as JSON")]
     Plan,
 }
@@ -113,17 +113,17 @@ const DRM_MAJOR: u64 = 226;
 const FIRST_CONTROL_MINOR: u64 = 254;
 
 impl Plan {
-    /// Puts the plan into `json`, a whole config.json. Twice is once.
+    /// Puts the plan into `json`, a whole config.json. A second call changes nothing more.
     ///
     /// # Errors
-    /// When a part that must be changed has an unknown form, or the container would have a GPU beside its share; `json`
-    /// may be half changed then.
+    /// When a part that must be changed has an unknown form, or the container would have a GPU beside its
+    /// share. `json` may be half changed then.
     pub fn edit(&self, json: &mut Value) -> Result<(), EditError> {
         apply(json, self)
     }
 }
 
-/// Puts `plan` into the configuration.
+/// Puts `plan` into the configuration. On an error `json` may be half changed.
 pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     let privileged = is_privileged(json);
     let user_namespace = has_user_namespace(json);
@@ -132,7 +132,8 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     }
     let handed = handed::minors(json);
     if !ran_before(json) {
-        // A pod's own word would be believed beside the hook that comes now.
+        // Only our wrapper may write these annotations. A pod's own would be believed at the next start,
+        // since our hook is in the bundle then.
         let notes = json.get_mut("annotations").and_then(Value::as_object_mut);
         notes
             .into_iter()
@@ -147,7 +148,7 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     }
     refuse_driver(json, plan)?;
     if user_namespace {
-        // Each of these is a mount there, and one path cannot be both.
+        // In a user namespace the plan's nodes are mounts, and one path cannot be both a node and a mount.
         let path = |device: &Value| Some(PathBuf::from(device.get("path")?.as_str()?));
         let is_mounted = |path: PathBuf| plan.device_mounts.iter().any(|mount| *mount.destination() == path);
         take_out(json, "/linux/devices", |device| path(device).is_some_and(is_mounted));
@@ -160,7 +161,7 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     let resources = object_in(linux, "resources", "linux.resources")?;
     let rules = list(resources, "devices", "linux.resources.devices")?;
     if !privileged && !rules.first().is_some_and(denies_all) {
-        // Without it crun allows every device.
+        // Without this rule crun allows every device.
         rules.insert(0, json!({"allow": false, "access": "rwm"}));
     }
     for rule in &plan.device_rules {
@@ -180,7 +181,7 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     environment(json, plan)
 }
 
-/// Whether a bundle that nobody can change any more leaves the share its meaning.
+/// Checks a bundle that can no longer be changed: refuses what would give the container more than its share.
 pub(crate) fn check(json: &Value, plan: &Plan) -> Result<(), EditError> {
     let stages = json.get("hooks").and_then(Value::as_object).into_iter().flatten();
     let hooks = stages.filter_map(|(_, hooks)| hooks.as_array()).flatten();
@@ -195,15 +196,16 @@ pub(crate) fn check(json: &Value, plan: &Plan) -> Result<(), EditError> {
     if is_privileged(json) { Ok(()) } else { refuse_other_gpus(json, plan) }
 }
 
-/// Takes an earlier plan of ours out of a bundle that was run before and not written anew: its GPU may be somebody
-/// else's by now. Only what a plan adds is taken, so a bundle that merely imitates our hook loses nothing it may keep.
+/// Takes an earlier plan of ours out of a bundle that is run again and was not written anew: its GPU may be
+/// somebody else's by now. Only what a plan adds is taken out, so a bundle that merely imitates our hook
+/// loses nothing that it may keep.
 fn take_back(json: &mut Value, plan: &Plan) {
     let hooks = json.pointer("/hooks/prestart").and_then(Value::as_array).into_iter().flatten();
     let ours = value(&plan.prestart).unwrap_or_default();
     if !hooks.into_iter().any(|hook| same_hook(hook, &ours)) {
         return;
     }
-    // A container that has every device anyway keeps them: nobody can tell ours from the engine's.
+    // A privileged container keeps its nodes and rules: ours cannot be told from the engine's.
     let privileged = is_privileged(json);
     if !privileged {
         take_out(json, "/linux/devices", is_our_node);
@@ -212,7 +214,8 @@ fn take_back(json: &mut Value, plan: &Plan) {
     take_out(json, "/mounts", |mount| is_our_mount(mount) || is_of_a_plan(mount, &plan.outside.sources));
 }
 
-/// Takes the mounts of another system's interception library out, and the library from the loader's list.
+/// Takes the mounts of another system's interception library out of the bundle, and the library out of
+/// LD_PRELOAD.
 pub(crate) fn take_out_interceptor(json: &mut Value, found: &Interceptor) {
     let mounts: BTreeSet<&str> = found.mounts.iter().map(String::as_str).collect();
     let preloads: BTreeSet<&str> = found.preloads.iter().map(String::as_str).collect();
@@ -226,8 +229,8 @@ pub(crate) fn take_out_interceptor(json: &mut Value, found: &Interceptor) {
         .for_each(|env| env.retain_mut(|entry| !loses_all(entry, "LD_PRELOAD=", &[':', ' '], goes)));
 }
 
-/// Takes the paths that go out of an entry of the variable `name`, which ends in `=`; whether nothing is
-/// left of it.
+/// Removes the paths for which `goes` is true from an entry of the variable `name`, which ends in `=`.
+/// Returns true when it removed some and nothing is left.
 fn loses_all(entry: &mut Value, name: &str, separators: &[char], goes: impl Fn(&str) -> bool) -> bool {
     let Some(list) = entry.as_str().and_then(|entry| entry.strip_prefix(name)) else { return false };
     let left: Vec<&str> = list.split(separators).filter(|item| !goes(item)).collect();
@@ -254,7 +257,8 @@ fn is_drm(entry: &Value) -> bool {
     entry.get("major").and_then(Value::as_u64) == Some(DRM_MAJOR)
 }
 
-/// A GPU's node under its own name. Control nodes stay: every plan has the same ones.
+/// Whether this is a GPU's node under its own name, or one below /dev/dri. Control nodes do not count: every
+/// plan has the same ones.
 fn is_our_node(device: &Value) -> bool {
     let path = device.get("path").and_then(Value::as_str).unwrap_or_default();
     let of_gpu = gpu_minor(device).is_some_and(|minor| path == format!("/dev/nvidia{minor}"));
@@ -266,7 +270,8 @@ fn is_our_rule(rule: &Value) -> bool {
     of_gpu && rule.get("access").and_then(Value::as_str) == Some("rw")
 }
 
-/// Where we mount and nobody else does, and as we mount: what a user mounts there keeps its place.
+/// Whether target, type and options are those of our mounts, at a place where nobody else mounts. What a user
+/// mounts there in another way stays.
 fn is_our_mount(mount: &Value) -> bool {
     let target = mount.get("destination").and_then(Value::as_str).unwrap_or_default();
     let options: Vec<_> = mount.get("options").and_then(Value::as_array).into_iter().flatten().collect();
@@ -276,7 +281,8 @@ fn is_our_mount(mount: &Value) -> bool {
     ours && as_we_do && mount.get("type").and_then(Value::as_str) == Some("bind")
 }
 
-/// A file of the driver's or ours, mounted wherever an image wants it: a share must not keep those of a whole card.
+/// Whether a plan mounted this file of the driver's or ours, at whatever path the image wants it. A share
+/// must not keep the files of a whole GPU.
 fn is_of_a_plan(mount: &Value, sources: &[PathBuf]) -> bool {
     let source = Path::new(mount.get("source").and_then(Value::as_str).unwrap_or_default());
     let as_we_do =
@@ -298,14 +304,14 @@ fn hooks(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
         list.push(ours);
     }
     if let Some(list) = hooks.get_mut("createRuntime").and_then(Value::as_array_mut) {
-        // Ours comes with our CDI devices, for engines whose runtime is not gpushare's.
+        // This one comes with our CDI devices, for engines whose runtime is not gpushare's.
         let ours = value(plan.prestart.path())?;
         list.retain(|hook| hook.get("path") != Some(&ours));
     }
     Ok(())
 }
 
-/// Our own hook may stand where docker looks for NVIDIA's.
+/// Whether the hook's program is the running one: our hook may be installed where docker looks for NVIDIA's.
 fn is_this_program(hook: &Value) -> bool {
     let identity = |path: &str| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
     let path = hook.get("path").and_then(Value::as_str).unwrap_or_default();
@@ -330,9 +336,10 @@ fn groups(json: &mut Value, gids: &[u32]) -> Result<(), EditError> {
     Ok(())
 }
 
-/// The request is granted: nothing inside the container shall act on it again. Each of its keys stays once, and
-/// NVIDIA's list becomes void, so that a runtime inside the container finds nothing to inject; an annotation keeps it. Where
-/// other sources had a say in it, it keeps what was granted: without their words, which may be gone, it would mean more.
+/// Keeps anything inside the container from acting on the granted request again. Each variable of the request
+/// stays once. NVIDIA_VISIBLE_DEVICES becomes `void`, so that a runtime inside the container finds nothing to
+/// inject; an annotation keeps its list. If other sources took part in the request, the annotation keeps what
+/// was granted: those sources may be gone at the next run, and the list alone would mean more.
 fn environment(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     let engine = Container::from_json(json).engine();
     let Some(process) = json.get_mut("process").and_then(Value::as_object_mut) else { return Ok(()) };
@@ -365,7 +372,7 @@ fn environment(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     Ok(())
 }
 
-/// Puts entries last, in place of those with the same `field`: what comes later in a list of mounts lies on top.
+/// Puts entries last, in place of those with the same `field`: a later entry in a list of mounts lies on top.
 fn put(list: &mut Vec<Value>, field: &str, entries: Vec<Value>) {
     let name = |entry: &Value| entry.get(field).and_then(Value::as_str).map(str::to_owned);
     let ours: BTreeSet<_> = entries.iter().filter_map(name).collect();

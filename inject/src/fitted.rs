@@ -1,8 +1,9 @@
-//! Our libraries fitted to this node's driver: copies in the cache folder that lack what the driver lacks, and that
-//! programs can be linked with like with the driver's own (see [`gpushare_inventory::elf`]).
+//! Fits our libraries to this node's driver. The fitted copies, in the cache folder, lack what the driver
+//! lacks, and programs can be linked with them as with the driver's own (see [`gpushare_inventory::elf`]).
 //!
-//! The name of a copy tells by a hash which two files it was made of, so a creation only looks whether it is there, and a
-//! container learns nothing of the host's. It is made by `gpushare inventory refresh`, and outlives the boot.
+//! The name of a copy has a hash of the two files that it was made of. So a creation only looks whether the
+//! copy is there, and a container learns nothing of the host's files. `gpushare inventory refresh` makes the
+//! copies, and they outlive the boot.
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,7 +16,7 @@ use gpushare_inventory::elf::{self, ElfError};
 use gpushare_inventory::{Driver, NOBODYS, open_now, read_now};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
-/// Begins the name of every file that we keep in the cache folder.
+/// The beginning of the name of every file that we keep in the cache folder.
 const PREFIX: &str = "fitted-";
 
 /// How long the copies for another driver are kept.
@@ -24,10 +25,10 @@ const KEPT: Duration = Duration::from_secs(24 * 3600);
 /// Why our libraries could not be fitted.
 #[derive(Debug, thiserror::Error)]
 pub enum FitError {
-    /// The cache folder or a file in it.
+    /// The cache folder or a file in it cannot be used.
     #[error("cannot use {path}; see paths.cache")]
     Io {
-        /// The folder or file.
+        /// The folder or file that failed.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
@@ -35,21 +36,21 @@ pub enum FitError {
     /// Somebody else could change what containers run.
     #[error("the cache folder {path} must belong to root and be writable by nobody else (paths.cache)")]
     Untrusted {
-        /// The folder.
+        /// The cache folder, as configured.
         path: PathBuf,
     },
-    /// No library could be loaded from there.
+    /// A library could not be loaded from the cache folder.
     #[error("the cache folder {path} is on a file system that is mounted noexec; set paths.cache")]
     NoExec {
-        /// The folder.
+        /// The cache folder, as configured.
         path: PathBuf,
     },
-    /// A library that nobody can link.
+    /// One of the two libraries is not of a form that can be fitted.
     #[error("cannot fit {ours} to {driver}")]
     Elf {
-        /// Ours.
+        /// Path of our library as it was built.
         ours: PathBuf,
-        /// The driver's.
+        /// Path of the driver's library.
         driver: PathBuf,
         /// What is wrong with one of them.
         source: ElfError,
@@ -65,7 +66,7 @@ pub struct Fitted<'a> {
     pub libraries: &'a Path,
     /// The driver that they are for.
     pub driver: &'a Driver,
-    /// The state folder, where who makes copies locks out others: everybody may open the cache folder.
+    /// The state folder. Makers of copies take their lock in it, because everybody may open the cache folder.
     pub state: &'a Path,
 }
 
@@ -77,15 +78,16 @@ struct Copy {
 }
 
 impl Fitted<'_> {
-    /// Whether every copy is there that could be made, in a folder where it may be used.
+    /// Whether every copy that could be made is there, in a folder that may be used.
     pub fn is_complete(&self) -> bool {
         self.check_folder().is_ok() && self.copies().iter().all(|copy| is_sound(&copy.path))
     }
 
-    /// Makes the copies that are missing, and takes those of former drivers away. A container that runs keeps its own.
+    /// Makes the copies that are missing, and removes old ones of former drivers. A container that runs keeps
+    /// its own.
     ///
     /// # Errors
-    /// When the cache folder cannot be used, or a library is no library.
+    /// When the cache folder cannot be used, or a library cannot be fitted.
     pub fn refresh(&self) -> Result<(), FitError> {
         self.check_folder()?;
         let _turn = self.turn()?;
@@ -102,7 +104,7 @@ impl Fitted<'_> {
         Ok(())
     }
 
-    /// Two at once would take away each other's unfinished files.
+    /// Takes the lock of those who make copies: two at once would remove each other's unfinished files.
     fn turn(&self) -> Result<File, FitError> {
         let path = self.state.join("cache.lock");
         let open = || OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
@@ -110,12 +112,13 @@ impl Fitted<'_> {
         locked.map_err(|source| FitError::Io { path, source })
     }
 
-    /// The files that are there, for whoever keeps them open.
+    /// The copies that are there, for a caller that keeps them open.
     pub fn files(&self) -> Vec<PathBuf> {
         self.copies().into_iter().map(|copy| copy.path).filter(|path| is_sound(path)).collect()
     }
 
-    /// What is not installed needs no copy: a container that asks for it learns that in better words.
+    /// All copies that could be made. A library that is not installed needs none: a container that asks for
+    /// it gets a better error elsewhere.
     fn copies(&self) -> Vec<Copy> {
         let both =
             [("libcuda.so.1", self.driver.libcuda()), ("libnvidia-ml.so.1", self.driver.libnvidia_ml())];
@@ -128,7 +131,7 @@ impl Fitted<'_> {
         both.into_iter().filter_map(copy).collect()
     }
 
-    /// The cache folder, made if need be.
+    /// Makes the cache folder if needed, and checks that copies in it can be trusted and loaded.
     fn check_folder(&self) -> Result<(), FitError> {
         let path = || self.cache.to_path_buf();
         let io = |source| FitError::Io { path: path(), source };
@@ -146,26 +149,27 @@ impl Fitted<'_> {
     }
 }
 
-/// Whether `copy` is as [`Copy::make`] leaves it: a link, or a file that others can write, may hold anything.
+/// Whether `copy` is a file as [`Copy::make`] leaves it. A link, or a file that others can write, may hold
+/// anything.
 pub(crate) fn is_sound(copy: &Path) -> bool {
     let is_ours =
         |file: Metadata| file.is_file() && [0, NOBODYS].contains(&file.uid()) && file.mode() & 0o022 == 0;
     fs::symlink_metadata(copy).is_ok_and(is_ours)
 }
 
-/// Whether no creation can be about to mount `copy`: other settings may share the folder, and a driver may be replaced
-/// between a plan and its mount.
+/// Whether `copy` is so old that no creation can be about to mount it. Other settings may share the folder,
+/// and a driver may be replaced between a plan and its mount.
 fn is_old(copy: &Path) -> bool {
     let changed = fs::symlink_metadata(copy).and_then(|file| file.modified());
     changed.is_ok_and(|changed| changed.elapsed().is_ok_and(|age| age > KEPT))
 }
 
-/// Where the copy of our library `ours` for the library `driver` lies.
+/// Path of the copy of our library `ours` for the driver's library `driver`.
 ///
 /// # Errors
-/// When one of the two cannot be looked at.
+/// When one of the two files cannot be read.
 pub(crate) fn copy_of(cache: &Path, ours: &Path, driver: &Path) -> io::Result<PathBuf> {
-    // By what was built, so that the same build once more needs no other copies.
+    // Named by the build id, so that a reinstalled equal build needs no other copies.
     let ours_is = match build_id(ours)? {
         Some(id) => id,
         None => identity(&fs::metadata(ours)?).into_bytes(),
@@ -176,14 +180,14 @@ pub(crate) fn copy_of(cache: &Path, ours: &Path, driver: &Path) -> io::Result<Pa
     Ok(cache.join(format!("{PREFIX}{:016x}-{name}", hasher.finish())))
 }
 
-/// What the linker named a library by its contents.
+/// The build id, by which the linker names the contents of a library.
 fn build_id(library: &Path) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = [0; elf::BUILD_ID_BYTES];
     let read = open_now(library)?.read_at(&mut bytes, 0)?;
     Ok(bytes.get(..read).and_then(elf::build_id))
 }
 
-/// What changes when a file is replaced or written.
+/// A text that changes when the file is replaced or written.
 fn identity(file: &Metadata) -> String {
     let (seconds, nanoseconds) = (file.ctime(), file.ctime_nsec());
     format!("{:x}.{:x}.{:x}.{seconds:x}.{nanoseconds:x}", file.dev(), file.ino(), file.size())
@@ -208,13 +212,15 @@ impl Copy {
     }
 }
 
-/// On the disk before its name is: an empty library would be found after a power cut.
+/// Writes the file to the disk before it gets its name: else an empty library could be found after a power
+/// cut.
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let mut file = options.write(true).create(true).truncate(true).mode(0o644).open(path)?;
     file.set_permissions(fs::Permissions::from_mode(0o644))?; // whatever the umask
     file.write_all(bytes)?;
-    // A hook's child has lost the right; then the copy stays root's, and the meter alone keeps containers from leases on it.
+    // A hook's child may not change the owner. The copy then stays root's, and only the meter keeps
+    // containers from file leases on it.
     match fchown(&file, Some(NOBODYS), Some(NOBODYS)) {
         Err(error) if error.kind() != io::ErrorKind::PermissionDenied => Err(error),
         _ => file.sync_all(),

@@ -1,22 +1,24 @@
-//! How a lease is given back: the container goes out of the quota store, then what is kept for it below the state folder.
+//! Gives a lease back: takes the container out of the quota store, then removes what the state folder keeps
+//! for it.
 
 use gpushare_quota::{Lease, LeaseKey, Release, ReleaseReason, StateFolder, Store, StoreError, Swept};
 
 use crate::region::Region;
 
-/// Which containers' shares are given back.
+/// Which containers may lose their share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// Only one whose holder is proved gone: a living container's memory would be granted twice.
+    /// Only a container whose holder is proved gone. Else the memory of a living container could be granted
+    /// twice.
     GoneOnes,
-    /// Any: the caller knows that the container has ended.
+    /// Any container: the caller knows that it has ended.
     Anyones,
 }
 
-/// Takes the container `key` out of the lease with this id. A container that holds none is success.
+/// Takes the container `key` out of the lease with this id. Succeeds also when the container holds no lease.
 ///
 /// # Errors
-/// When the store fails; the sweep then finds the lease.
+/// When the store fails. The sweep then finds the lease.
 pub fn give_back(
     state: &StateFolder,
     store: &Store,
@@ -33,8 +35,8 @@ pub fn give_back(
     Ok(left)
 }
 
-/// Gives back the share of a container that has ended, whether or not the store can be asked: then its region goes,
-/// unless other containers of its pod hold the lease.
+/// Gives back the share of a container that has ended. If the store cannot be asked, the region is removed
+/// all the same, unless other containers of the pod hold the lease.
 ///
 /// # Errors
 /// As [`give_back`].
@@ -42,14 +44,15 @@ pub fn give_back_ended(state: &StateFolder, lease: i64, key: &LeaseKey) -> Resul
     let released = release_ended(state, lease, key);
     let left = match released {
         Ok(left) => left,
-        // A new store is not made beside the region of a container that might run.
+        // No new store is made while a region is left, since its container might run. This one has ended.
         Err(_) => without_store(&Region::of(state.path(), lease), &key.container),
     };
     forget(state, lease, key, left);
     released.map(drop)
 }
 
-/// What became of the lease; one that is gone has ended, since `delete` may have been first.
+/// What became of the lease. One that is not in the store has ended: the runtime's `delete` may have been
+/// first.
 fn release_ended(state: &StateFolder, lease: i64, key: &LeaseKey) -> Result<Release, StoreError> {
     let store = Store::open(state.path())?;
     match store.release(lease, key, ReleaseReason::Ended)? {
@@ -69,7 +72,7 @@ pub fn forget_swept(state: &StateFolder, swept: &Swept) {
     forget(state, swept.lease, &swept.key, swept.left);
 }
 
-/// Takes away what is kept in the state folder for a container, and the region with the lease's last one.
+/// Removes what the state folder keeps for a container, and with the lease's last container the region.
 fn forget(state: &StateFolder, lease: i64, key: &LeaseKey, left: Release) {
     let region = Region::of(state.path(), lease);
     match left {
@@ -79,8 +82,8 @@ fn forget(state: &StateFolder, lease: i64, key: &LeaseKey, left: Release) {
     }
 }
 
-/// Takes away on drop what is kept for a container that is not there yet. A successful execve never drops it. The
-/// reservation is dropped before, and takes the container out of the store.
+/// On drop, removes what is kept for a container that was not started. It is dropped after the reservation,
+/// which takes the container out of the store. A successful execve never drops it.
 pub(crate) struct Undo<'a> {
     store: &'a Store,
     state: &'a StateFolder,
@@ -89,12 +92,12 @@ pub(crate) struct Undo<'a> {
 }
 
 impl<'a> Undo<'a> {
-    /// Of the container that `lease` was just reserved for.
+    /// For the container that `lease` was just reserved for.
     pub fn of(store: &'a Store, state: &'a StateFolder, lease: &Lease) -> Self {
         Self { store, state, lease: lease.id, key: lease.member.key.clone() }
     }
 
-    /// The container is there: nothing is undone.
+    /// Keeps everything: the container has its plan.
     pub fn keep(self) {
         std::mem::forget(self);
     }
@@ -102,7 +105,7 @@ impl<'a> Undo<'a> {
 
 impl Drop for Undo<'_> {
     fn drop(&mut self) {
-        // A lease that cannot be asked for is left to the sweep, and so is its region.
+        // If the store cannot be asked, lease and region are left to the sweep.
         match self.store.stands(self.lease) {
             Ok(true) => forget(self.state, self.lease, &self.key, Release::Left),
             Ok(false) => forget(self.state, self.lease, &self.key, Release::Ended),

@@ -1,5 +1,6 @@
-//! From a request to a plan: the one way for every mode that changes a container. It reads, decides, then applies; the
-//! modes differ only in what they do with the plan.
+//! Leads from a request to a plan, in the same way for every mode that changes a container. A grant reads the
+//! facts, reserves a lease, makes the plan, then applies it. The modes differ only in how they apply the
+//! plan.
 
 use std::path::Path;
 
@@ -31,49 +32,51 @@ use crate::settings::{Programs, Settings};
 /// A container that asks for a share.
 #[derive(Debug)]
 pub struct Requester<'a> {
-    /// What it asks for, as its engine wrote it.
+    /// The request's sources (annotations, environment, mounts, nodes), as the engine wrote them.
     pub container: &'a Container,
-    /// Who it is.
+    /// Names the container in the quota store.
     pub key: &'a LeaseKey,
-    /// Its bundle.
+    /// The bundle that `json` was read from.
     pub bundle: &'a Bundle,
-    /// The bundle's configuration.
+    /// The parsed config.json of the bundle. [`grant`] takes out of it what must not stand beside a share.
     pub json: Value,
-    /// Whether the low-level runtime has read the configuration: nothing can be taken out of it any more.
+    /// Whether the low-level runtime has read the configuration already: then nothing can be taken out of it
+    /// any more.
     pub is_read: bool,
 }
 
 /// Why a container gets no share.
 #[derive(Debug, thiserror::Error)]
 pub enum GrantError {
-    /// A container that may open every device is no place for a limit that a cluster relies on.
+    /// A strict node gives no share to a privileged container: it may open every device, so no limit holds in
+    /// it.
     #[error(
         "a privileged container can open every GPU, so this node gives it no share (request.strict); drop --privileged"
     )]
     Privileged,
-    /// A container with a right of [`crate::RIGHTS`].
+    /// A strict node gives no share to a container with one of [`crate::RIGHTS`].
     #[error("a container with {found}, so this node gives it no share (request.strict); {remedy}")]
     Right {
-        /// The right, where it stands, and why it is one.
+        /// Name of the right, its place in the bundle, and why it could undo the limit.
         found: String,
-        /// What its owner can do.
+        /// What the container's owner can change.
         remedy: &'static str,
     },
-    /// What the container gets would be mounted on the host.
+    /// The container uses the host's mount namespace: what it gets would be mounted on the host.
     #[error(
         "a container in the host's mount namespace gets no share: the driver's files and the limits would be mounted on the \
          host; give it a mount namespace of its own"
     )]
     HostMounts,
-    /// A variable that takes the driver's files in place of ours.
+    /// A loader variable would load the driver's own files in place of ours.
     #[error(
         "{variable} names {DRIVER_FOLDER}, where the driver's own files are for gpushare's alone; take it out"
     )]
     Loader {
-        /// Its name.
+        /// The variable, such as `LD_LIBRARY_PATH`.
         variable: &'static str,
     },
-    /// Another system's library in a bundle that nobody can change any more.
+    /// Another system's library is in a bundle that can no longer be changed.
     #[error(
         "the bundle brings another system's interception library ({what}), which a hook cannot take out: use \
          gpushare-runtime, leave it out, or set request.interceptor to stand-down"
@@ -82,57 +85,58 @@ pub enum GrantError {
         /// A mount or a preloaded library.
         what: String,
     },
-    /// The image, or a volume over it.
+    /// The container's root folder, or a mount target in it, cannot be used.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// The state folder.
+    /// The state folder cannot be made or used.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The driver or its devices.
+    /// The driver or the device nodes cannot be read.
     #[error(transparent)]
     Node(#[from] NodeError),
-    /// The GPUs' sizes or our libraries' copies.
+    /// GPU memory sizes or the fitted copies of our libraries could not be prepared.
     #[error(transparent)]
     Stock(#[from] NodeFactsError),
-    /// The quota store.
+    /// The quota store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// This process.
+    /// This process cannot be read from /proc, so it cannot hold a lease.
     #[error(transparent)]
     Holder(#[from] HolderError),
-    /// The request on this node.
+    /// The request cannot be read, or does not fit this node.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// The request beside GPUs that are out of service: it may be one of these that it wants.
+    /// The request failed on a node with GPUs out of service: it may be one of these that it wants.
     #[error("{why}; {sick}")]
     OutOfService {
-        /// As on a whole node.
+        /// The error as on a node without such GPUs.
         why: String,
-        /// Which GPUs, and what is wrong with each.
+        /// Each GPU that is out of service, with its cause.
         sick: String,
     },
-    /// The image's requirements.
+    /// The node does not meet the image's requirements.
     #[error(transparent)]
     Requirement(#[from] RequirementError),
     /// The node cannot hold the share.
     #[error(transparent)]
     Reserve(#[from] ReserveError),
-    /// A file that the container needs.
+    /// A host file that the container needs is missing, or others than root could change it.
     #[error(transparent)]
     File(#[from] HostFileError),
-    /// What the container would get.
+    /// The plan cannot be made.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The container's two files.
+    /// The region's two files cannot be made.
     #[error(transparent)]
     Region(#[from] RegionError),
 }
 
-/// Reserves what a container asks for, makes its plan, and lets `apply` put that into the container. The reservation is
-/// `apply`'s: dropped, it gives the share back; the region goes with any failure.
+/// Reserves what a container asks for, makes its plan, and calls `apply` to put the plan into the container.
+/// `apply` owns the reservation: if it drops it, the share is given back. On any failure the region is
+/// removed.
 ///
 /// # Errors
-/// When there is no such share, or `apply` fails; nothing of this function's is left then.
+/// When there is no such share, or `apply` fails. Nothing that this function made is left then.
 pub fn grant<T, E: From<GrantError>>(
     mut requester: Requester,
     settings: &Settings,
@@ -196,7 +200,7 @@ impl<'a> Facts<'a> {
         let extent = Enforcement::of(&request).terms().extent;
         let gather = || HostFiles::gather(&request, extent, &node.driver, &programs, &image);
         let files = match gather() {
-            // gpushare itself was replaced since the node was looked at.
+            // gpushare was upgraded after the facts were loaded above.
             Err(HostFileError::NotFitted { .. }) => {
                 node_facts::refresh(settings)?;
                 gather()?
@@ -206,7 +210,8 @@ impl<'a> Facts<'a> {
         Ok(Self { state, node, programs, request, requirements, pod, root, image, files })
     }
 
-    /// Takes the share out of the store, if the image can run on it.
+    /// Reserves the share in the store, and checks that the image can run on it. If not, the reservation is
+    /// dropped.
     fn reserve<'store>(
         &self,
         requester: &Requester,
@@ -230,13 +235,13 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// Logs what the reader of the request noted, and another system's library.
+/// Logs the notes of the request's reader, and another system's library if one was found.
 fn tell(key: &LeaseKey, request: &Request) {
     for note in &request.notes {
         tracing::warn!(container = %key.container, note, "request");
     }
     if let Some((found, policy)) = &request.interceptor {
-        // A bundle may hold a hundred thousand of them.
+        // A bundle may hold a hundred thousand libraries: only their count and the first are logged.
         let (count, first) = (found.count(), found.first());
         tracing::warn!(container = %key.container, ?policy, count, ?first, "another system's library");
     }
@@ -248,7 +253,7 @@ fn make_region(state: &StateFolder, lease: &Lease, request: &Request) -> Result<
     if is_shared { region.join(lease) } else { region.make(lease) }
 }
 
-/// `error` of a request, with the GPUs that it could not have.
+/// Adds the GPUs that are out of service to the error of a request, if the node has any.
 pub fn beside_sick(error: GrantError, node: &Node) -> GrantError {
     if node.sick.is_empty() {
         return error;
@@ -257,10 +262,10 @@ pub fn beside_sick(error: GrantError, node: &Node) -> GrantError {
     GrantError::OutOfService { why: one_line(&error), sick: sick.join("; ") }
 }
 
-/// Takes another system's interception library out of the bundle, where that is the rule.
+/// Takes another system's interception library out of the bundle, if the settings say to replace it.
 ///
 /// # Errors
-/// When it must go and the low-level runtime has read the bundle (`is_read`).
+/// When it must be taken out, but the low-level runtime has read the bundle (`is_read`).
 pub fn clear(json: &mut Value, request: &Request, is_read: bool) -> Result<(), GrantError> {
     let Some((found, InterceptorPolicy::Replace)) = &request.interceptor else { return Ok(()) };
     match found.first() {
@@ -272,11 +277,11 @@ pub fn clear(json: &mut Value, request: &Request, is_read: bool) -> Result<(), G
     }
 }
 
-/// Whether a limit can hold in the container of this config.json, in the folder `bundle`. `strict` demands that it has no
-/// right to undo it.
+/// Checks that a limit can hold in the container of this config.json. `bundle` is the bundle's folder. With
+/// `strict`, the container must also have no right to undo the limit.
 ///
 /// # Errors
-/// Names what would let the container past it.
+/// Names what would let the container pass its limit.
 pub fn admit(
     json: &Value,
     bundle: &Path,

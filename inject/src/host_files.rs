@@ -1,4 +1,4 @@
-//! The host's files that a container gets. They are looked for and checked here, so that a plan is a pure value.
+//! Looks for the host's files that a container gets, and checks them, so that a plan is a pure value.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,10 +12,11 @@ use crate::fitted;
 use crate::image::Image;
 use crate::settings::{ExtraMount, Programs};
 
-/// What the host has for one container. Every file was there, and was root's alone, when it was looked at.
+/// The host's files for one container. Every file was there when it was looked at, and only root could write
+/// the driver's files and ours.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostFiles {
-    /// The hook's program.
+    /// Path of the hook's program.
     pub hook: PathBuf,
     /// libcuda and libnvidia-ml, as far as the container gets them.
     pub libraries: Vec<HostLibrary>,
@@ -34,12 +35,12 @@ pub struct HostFiles {
 pub struct HostLibrary {
     /// Which of the two.
     pub kind: &'static LibraryKind,
-    /// Whether the container's capabilities ask for it. It also gets one that its image has a copy of: a copy needs no
-    /// capability to reach the device nodes.
+    /// Whether the container's capabilities ask for it. A share also gets one of which its image has a copy,
+    /// because a copy needs no capability to reach the device nodes.
     pub requested: bool,
-    /// The driver's own file.
+    /// Path of the driver's own file on the host.
     pub driver: PathBuf,
-    /// Our library, fitted to the driver's; `None` where nothing is intercepted.
+    /// Path of our library's copy that is fitted to it; `None` where nothing is intercepted.
     pub fitted: Option<PathBuf>,
 }
 
@@ -68,7 +69,7 @@ pub enum HostFileError {
     /// A file of ours is not where it was installed.
     #[error("{path} is missing; install gpushare completely, or set paths.{key}")]
     NotInstalled {
-        /// The file.
+        /// Path of the file on the host.
         path: PathBuf,
         /// The setting that names its folder.
         key: &'static str,
@@ -79,12 +80,12 @@ pub enum HostFileError {
         /// Our library as it was built.
         path: PathBuf,
     },
-    /// A file of ours that somebody else could change: root would run it, or every container would.
+    /// Somebody else than root could change a file of ours, which root or every container would run.
     #[error(
         "{path} must belong to root and be writable by nobody else; install gpushare with `make install` as root"
     )]
     Untrusted {
-        /// The file.
+        /// Path of the file on the host.
         path: PathBuf,
     },
     /// A mount of the settings has no source.
@@ -96,7 +97,8 @@ pub enum HostFileError {
 }
 
 impl HostFiles {
-    /// Looks for the files of a container with this image: those of `driver` to the given extent, and our own.
+    /// Looks for the files of a container with this image: our own, and those of `driver` to the given
+    /// extent.
     ///
     /// # Errors
     /// When one is missing, or somebody else than root could change it.
@@ -148,7 +150,7 @@ fn fitted_library(programs: &Programs, stem: &str, real: &Path) -> Result<PathBu
     copy.ok_or(HostFileError::NotFitted { path: ours })
 }
 
-/// `path`, once it is known to be there and to be nobody's but root's.
+/// `path`, after checking that it is there and that only root can write it.
 pub(crate) fn installed(path: PathBuf, key: &'static str) -> Result<PathBuf, HostFileError> {
     match fs::metadata(&path) {
         Ok(metadata) if metadata.uid() == 0 && metadata.mode() & 0o022 == 0 => Ok(path),

@@ -1,7 +1,9 @@
-//! A look at the container's root folder: where its loader finds libraries, and whether mount targets are sane.
+//! Looks at the container's root folder: where its loader finds libraries, and whether mount targets can take
+//! a file.
 //!
-//! The runtime resolves targets inside the root and is the boundary; this look is a courtesy for good errors and a
-//! good choice of folder. Every path is resolved as inside the container, by the kernel.
+//! The low-level runtime resolves the targets inside the root, and it is the boundary for security. This look
+//! only gives good errors and a good choice of folder. The kernel resolves every path here as inside the
+//! container.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,14 +22,15 @@ mod place;
 
 use place::place;
 
-/// The image's side of the plan.
+/// What a plan must know of the image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Image {
-    /// The folder that the image's loader searches without a cache.
+    /// Path in the container of the folder that the image's loader searches without a cache.
     pub library_folder: PathBuf,
-    /// Driver libraries that the image brings along (cuda-compat, a committed container), by their paths in it.
+    /// Paths in the container of driver libraries that the image brings along (cuda-compat, a committed
+    /// container).
     pub driver_copies: Vec<PathBuf>,
-    /// A folder that its loader searches, where a volume brings a driver.
+    /// Path in the container of a folder that its loader searches and where a volume brings a driver.
     pub driver_volume: Option<PathBuf>,
 }
 
@@ -44,15 +47,15 @@ impl Image {
 /// Why nothing can be put into this container.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// No root folder.
+    /// The root folder cannot be opened.
     #[error("the container's root folder {path} cannot be opened")]
     NoRoot {
-        /// The folder on the host.
+        /// The root folder's path on the host.
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
     },
-    /// A target is no place for a file.
+    /// Something at a target cannot take a mounted file.
     #[error("the image has {what} at {target}, where a driver file must appear; remove it from the image")]
     BadTarget {
         /// The path in the container.
@@ -60,7 +63,7 @@ pub enum ImageError {
         /// What is there.
         what: &'static str,
     },
-    /// The target is not there and cannot be made.
+    /// The target does not exist and cannot be made.
     #[error(
         "the image has no {target}, where a driver file must appear, and its file system is read-only; add empty files to the \
          image at the places that `gpushare plan` lists, or mount it writable with a read-only root setting"
@@ -69,7 +72,7 @@ pub enum ImageError {
         /// The path in the container.
         target: PathBuf,
     },
-    /// A volume of the user lies over the target: the mount would leave an empty file on the host.
+    /// A volume lies over the target: to mount there would leave an empty file on the host.
     #[error(
         "the volume mounted at {volume} hides {target}, where a driver file must appear; mount it elsewhere"
     )]
@@ -81,18 +84,20 @@ pub enum ImageError {
     },
 }
 
-/// Debian's name for this machine's kind.
+/// The default library folders with Debian's name for this machine's architecture.
 const TRIPLET_FOLDERS: [&str; 4] = if cfg!(target_arch = "aarch64") {
     ["/usr/lib/aarch64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib", "/lib"]
 } else {
     ["/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib", "/lib"]
 };
 
-/// The folders that a glibc searches without a cache. Each distribution builds that list in: Debian's family, then Red
-/// Hat's and SUSE's, then those without either. The first two tell the family.
+/// The folders that a glibc searches without a cache. Each distribution builds its list into the library:
+/// Debian's family, then Red Hat's and SUSE's, then those without either. The first two folders tell the
+/// family.
 const FAMILIES: [&[&str]; 3] = [&TRIPLET_FOLDERS, &["/usr/lib64", "/lib64"], &["/usr/lib", "/lib"]];
 
-/// The C library's own file tells the family; without a glibc, the folders that are there do.
+/// The folders of the image's family. The C library's own file tells the family; without a glibc, the folders
+/// that exist do.
 fn family(root: &Root) -> &'static [&'static str] {
     let holds = |folder: &&str| {
         let file = relative(Path::new(folder)).join("libc.so.6");
@@ -103,13 +108,13 @@ fn family(root: &Root) -> &'static [&'static str] {
     with(&holds).or_else(|| with(&exists)).copied().unwrap_or_default()
 }
 
-/// Where `folder` lies in the root, if a file can be put there.
+/// Where `folder` lies in the root, if files can be put there.
 fn usable(root: &Root, folder: &Path) -> Option<PathBuf> {
     let (kind, resolved) = seen(root, relative(folder))?;
     (kind == SFlag::S_IFDIR && !is_kernel_tree(&resolved)).then_some(resolved)
 }
 
-/// The container's root folder with what its bundle mounts over it, held open for the whole creation.
+/// The container's root folder with what its bundle mounts over it. It is held open for the whole creation.
 #[derive(Debug)]
 pub struct RootFolder {
     root: Root,
@@ -117,7 +122,7 @@ pub struct RootFolder {
 }
 
 impl RootFolder {
-    /// Opens the folder `root` of the bundle with this config.json.
+    /// Opens the folder `root` (on the host) of the bundle with this config.json.
     ///
     /// # Errors
     /// When it cannot be opened.
@@ -127,18 +132,19 @@ impl RootFolder {
         Ok(Self { root, volumes })
     }
 
-    /// Looks at the image in it; `bundle` is the folder of the bundle with this config.json.
+    /// Looks at the image. `bundle` is the folder of the bundle with this config.json.
     pub fn look(&self, bundle: &Path, json: &Value) -> Image {
         let Self { root, volumes } = self;
         let folders = family(root).iter().map(Path::new);
         let found: Vec<_> = folders.filter_map(|folder| Some((folder, usable(root, folder)?))).collect();
-        // A volume over one of them leaves the others; over all of them, `check` names it.
+        // If a volume lies over one of these folders, another one is taken. If volumes lie over all, `check`
+        // names one.
         let hidden = |(folder, resolved): &(&Path, PathBuf)| {
             volumes.over(&folder.join("libcuda.so.1"), &resolved.join("libcuda.so.1")).is_some()
         };
         let open = found.iter().find(|folder| !hidden(folder));
         let library_folder = open.or(found.first()).map_or(Path::new("/usr/lib"), |(folder, _)| *folder);
-        // What a volume hides, no loader finds.
+        // A loader does not find what a volume hides.
         let seen = |copy: &PathBuf| volumes.over(copy, &led(root, copy)).is_none();
         let searched = copies::searched(root, json);
         let driver_copies = copies::find(root, &searched).into_iter().filter(seen).collect();
@@ -146,11 +152,11 @@ impl RootFolder {
         Image { library_folder: library_folder.into(), driver_copies, driver_volume }
     }
 
-    /// Checks that each target can take what is mounted there (a folder where the second part says so), and that no
-    /// volume of the bundle lies over it.
+    /// Checks that each target can take what is mounted there, and that no volume of the bundle lies over it.
+    /// The second part of a target says whether it is a folder.
     ///
     /// # Errors
-    /// Names the first target that cannot.
+    /// Names the first target that fails.
     pub fn check<'a>(&self, targets: impl Iterator<Item = (&'a Path, bool)>) -> Result<(), ImageError> {
         let Self { root, volumes } = self;
         for (target, is_folder) in targets {
@@ -177,19 +183,19 @@ impl RootFolder {
     }
 }
 
-/// Where `path` leads, or as it was written where that is nowhere.
+/// Where `path` leads once links are followed, or `path` itself if that is nowhere.
 fn led(root: &Root, path: &Path) -> PathBuf {
     place(root, path).unwrap_or_else(|| path.to_path_buf())
 }
 
-/// What the bundle mounts below its root: where each lies once links are followed, and as it was written.
+/// What the bundle mounts below its root: the path of each as it was written, and with links followed.
 #[derive(Debug)]
 struct Volumes {
-    /// Folders of the host: their places, by how they were written.
+    /// Folders of the host: from the path as written to the path with links followed.
     places: BTreeMap<PathBuf, PathBuf>,
-    /// The same, the other way round.
+    /// The same, from the followed path to the written one.
     written: BTreeMap<PathBuf, PathBuf>,
-    /// File systems of the container's own.
+    /// Followed paths of file systems of the container's own.
     others: BTreeSet<PathBuf>,
 }
 
@@ -202,8 +208,8 @@ impl Volumes {
         Self { places, written, others: others.iter().map(|written| led(root, written)).collect() }
     }
 
-    /// The folder of the host that lies over `target`, which resolves to `resolved`. One mounted exactly there is no
-    /// obstacle: our mount lies on top of it.
+    /// The path as written of a folder of the host that lies over `target`, which resolves to `resolved`. A
+    /// volume mounted exactly there is no obstacle: our mount lies on top of it.
     fn over(&self, target: &Path, resolved: &Path) -> Option<&Path> {
         let named = |folder| self.places.get_key_value(folder).filter(|(_, place)| *place != resolved);
         let by_name = target.ancestors().skip(1).find_map(named).map(|(written, _)| written);
@@ -211,7 +217,7 @@ impl Volumes {
         by_name.or_else(by_place).map(PathBuf::as_path)
     }
 
-    /// Whether targets are made in a file system of the container's own.
+    /// Whether a target is made in a file system of the container's own.
     fn on_tmpfs(&self, resolved: &Path) -> bool {
         resolved.ancestors().any(|folder| self.others.contains(folder))
     }
@@ -221,8 +227,8 @@ fn relative(path: &Path) -> &Path {
     path.strip_prefix("/").unwrap_or(path)
 }
 
-/// The root folder, held open, and its path without links. What was found at a name is remembered: driver files share few
-/// folders, and the look is a courtesy that nobody's safety hangs on.
+/// The root folder, held open, and its path without links. What was found at a name is remembered, because
+/// driver files share few folders. Nobody's safety depends on what is remembered.
 #[derive(Debug)]
 struct Root {
     folder: File,
@@ -235,15 +241,16 @@ struct Root {
 /// What is at a path whose folders are no links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Name {
-    /// Nothing, and nothing below it.
+    /// Nothing, so there is nothing below it either.
     Absent,
-    /// A link, and what it says.
+    /// A link with this target.
     Link(PathBuf),
     /// Anything else.
     Other,
 }
 
-/// As many as an ordinary image and its volumes have; a hostile one's are looked at anew.
+/// Names that are remembered at most: an ordinary image with its volumes has fewer. Further names of a
+/// hostile one are looked up each time.
 const MAX_REMEMBERED: usize = 4096;
 
 impl Root {
@@ -276,7 +283,7 @@ impl Root {
         }
     }
 
-    /// Whether nothing can be made at `path`, which is not there yet and whose folders are no links.
+    /// Whether nothing can be made at `path`, which does not exist yet and whose folders are no links.
     fn is_read_only(&self, path: &Path) -> bool {
         let exists = |folder: &&Path| self.names.borrow().get(*folder) != Some(&Name::Absent);
         path.ancestors().skip(1).filter(exists).find_map(|folder| self.has_read_only(folder)).unwrap_or(false)
@@ -305,8 +312,8 @@ fn path_of(fd: i32) -> std::io::Result<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{fd}"))
 }
 
-/// Where the bundle mounts folders of the host, and where file systems of the container's own. Those hide nothing that
-/// matters: targets are made in them.
+/// The targets of the bundle's mounts: those of folders of the host, and those of file systems of the
+/// container's own. The latter hide nothing that matters: targets are made in them.
 fn mounts(json: &Value) -> (Vec<PathBuf>, Vec<PathBuf>) {
     let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
     let (bound, others): (Vec<&Value>, Vec<&Value>) = mounts.partition(|mount| is_bind(mount));
@@ -324,7 +331,7 @@ pub(crate) fn is_bind(mount: &Value) -> bool {
         || options.any(|option| matches!(option, "bind" | "rbind"))
 }
 
-/// What `path` is inside the root, and where it lies there once links are followed.
+/// The kind of file at `path` inside the root, and its path there once links are followed.
 fn seen(root: &Root, path: &Path) -> Option<(SFlag, PathBuf)> {
     let fd = resolve(root, path).ok()?;
     let kind = SFlag::from_bits_truncate(fstat(&fd).ok()?.st_mode & SFlag::S_IFMT.bits());
@@ -339,13 +346,14 @@ fn resolve(root: &Root, path: &Path) -> Result<OwnedFd, Errno> {
     openat2(root.folder.as_fd(), path, how)
 }
 
-/// The path below the root, as the container sees it.
+/// The path of `fd` as the container sees it; `None` outside of the root.
 fn inner_path(root: &Root, fd: &OwnedFd) -> Option<PathBuf> {
     let outer = path_of(fd.as_raw_fd()).ok()?;
     Some(Path::new("/").join(outer.strip_prefix(&root.path).ok()?))
 }
 
-/// runc refuses a target inside these, crun mounts over the kernel's file.
+/// Whether the path is in a tree of the kernel: runc refuses a target there, crun mounts over the kernel's
+/// file.
 fn is_kernel_tree(path: &Path) -> bool {
     ["/proc", "/sys", "/dev"].iter().any(|tree| path.starts_with(tree))
 }
@@ -523,7 +531,7 @@ mod tests {
             assert!(matches!(check(&json!({})), Err(ImageError::BadTarget { .. })), "{target}");
             fs::remove_file(root.path().join("usr/lib/libcuda.so.1")).unwrap();
         }
-        // Nor does a link into a volume before that is mounted.
+        // A link into a volume leads nowhere before the volume is mounted.
         symlink("/data/libs/a", root.path().join("usr/lib/libcuda.so.1")).unwrap();
         let volume = json!({"mounts": [{"destination": "/data", "type": "bind"}]});
         assert!(matches!(check(&volume), Err(ImageError::Hidden { .. })));

@@ -1,8 +1,8 @@
 //! A strict reader of config.json: a file that runtimes would read in different ways is refused.
 //!
 //! Go finds a field by its name without regard to case, and of two the last one counts. crun finds it by the
-//! exact name, of two the first one counts, and a text ends at its first NUL. What stands under such a name
-//! would pass by every check here.
+//! exact name, and of two the first one counts. For crun a text ends at its first NUL. A field or text that
+//! runtimes read differently would escape every check here.
 
 use std::fmt;
 
@@ -10,13 +10,13 @@ use serde::Deserializer;
 use serde::de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// The name under which `serde_json` hands over a number with its text, where it is no integer of 64 bits.
+/// The name under which `serde_json` gives a number with its text, if it is no 64-bit integer.
 const NUMBER: &str = "$serde_json::private::Number";
 
-/// What stands at a place of config.json.
+/// What a place of config.json may hold.
 #[derive(Debug)]
 enum Shape {
-    /// Anything that nobody here decides by.
+    /// Anything that no decision depends on.
     Other,
     /// Names and texts that are the container's own: programs compare them exactly, and requests are read
     /// from them whole.
@@ -27,8 +27,8 @@ enum Shape {
 
 use Shape::{Fields, Other, Own};
 
-/// All that Go's runtimes look for at the levels where gpushare reads or writes something: version 1.2 of the
-/// specification, without those of other systems than Linux.
+/// All fields that Go's runtimes look for at the levels where gpushare reads or writes something: version 1.2
+/// of the specification, without those of systems other than Linux.
 const CONFIG: Shape = Fields(&[
     ("annotations", Own),
     ("domainname", Other),
@@ -161,7 +161,7 @@ const USER: &[(&str, Shape)] =
 /// Reads a whole config.json.
 ///
 /// # Errors
-/// When it is no JSON, or some runtime would see other fields in it than we do.
+/// When it is no JSON, or some runtime would read other fields in it than we do.
 pub(crate) fn read(text: &[u8]) -> Result<Value, serde_json::Error> {
     let mut reader = serde_json::Deserializer::from_slice(text);
     let json = Place { outer: None, name: "", shape: &CONFIG }.deserialize(&mut reader)?;
@@ -191,7 +191,7 @@ impl Place<'_> {
         }
     }
 
-    /// Of an object that stands here, the key that comes next.
+    /// The next key of an object at this place.
     fn key<'de, A: MapAccess<'de>>(
         &self,
         entries: &mut A,
@@ -207,7 +207,8 @@ impl Place<'_> {
         Ok(Some(key))
     }
 
-    /// The container's own texts have rules of their own, and messages that name the variable.
+    /// Refuses a NUL in a text that runtimes read. The container's own texts have rules of their own, with
+    /// messages that name the variable.
     fn refuse_nul<E: Error>(&self, text: &str) -> Result<(), E> {
         if matches!(self.shape, Own) || !text.contains('\0') {
             return Ok(());
@@ -216,7 +217,7 @@ impl Place<'_> {
     }
 }
 
-/// `linux.resources.devices`; the whole is `config.json`.
+/// Written as `linux.resources.devices`; the whole file is `config.json`.
 impl fmt::Display for Place<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.outer {
@@ -227,7 +228,8 @@ impl fmt::Display for Place<'_> {
     }
 }
 
-/// Whether Go takes `key` for the field `name`, whose letters are ASCII: two more letters fold to those.
+/// Whether Go takes `key` for the field `name`, whose letters are ASCII. Two other letters fold to ASCII ones
+/// too.
 fn equal_to_go(name: &str, key: &str) -> bool {
     let fold = |letter: char| match letter {
         '\u{212A}' => 'k',
@@ -294,7 +296,7 @@ impl<'de> Visitor<'de> for Place<'_> {
     }
 }
 
-/// A number, its text kept.
+/// A number, with its text kept.
 fn number<'de, A: MapAccess<'de>>(entries: &mut A) -> Result<Value, A::Error> {
     let text: String = entries.next_value()?;
     text.parse::<Number>().map(Value::Number).map_err(A::Error::custom)

@@ -1,9 +1,10 @@
-//! What must change in a container, and the change itself.
+//! Decides what must change in a container that gets GPUs, and makes the change.
 //!
-//! [`Plan`] is a value made of OCI parts: device nodes and their rules, mounts, two hooks. [`Bundle::apply`] puts it
-//! into a bundle's config.json, losslessly and so that twice is once; [`Live`] puts it into a container that exists
-//! already; [`CdiSpec`] says the same to engines as devices that they know by name; [`Region`] makes the two files that
-//! container and host share. The image decides nothing here but which of its folders the libraries appear in.
+//! [`Plan`] is a value made of OCI parts: device nodes and their rules, mounts, two hooks. [`Bundle::apply`]
+//! writes it into a bundle's config.json, without loss; a second time changes nothing more. [`Live`] puts it
+//! into a container that exists already. [`CdiSpec`] offers shares and whole GPUs to engines as CDI devices.
+//! [`Region`] makes the two files that container and host share. The container's image decides only in which
+//! of its folders the libraries appear.
 #![deny(unsafe_code)]
 
 mod bundle;

@@ -1,7 +1,8 @@
-//! A plan put into a container that exists already, by its init's pid: hook-only mode.
+//! Puts a plan into a container that exists already, by the pid of its init: hook-only mode.
 //!
-//! Everything is reached by descriptors that were opened once, resolved by the kernel inside the container's root, and
-//! checked after opening: the image, or whoever else can write to it, changes paths while this works. Needs Linux 5.14.
+//! Everything is reached by descriptors that are opened once. The kernel resolves them inside the container's
+//! root, and they are checked after opening: whoever can write to the image may change paths meanwhile. Needs
+//! Linux 5.14.
 
 mod child;
 mod filter;
@@ -31,36 +32,36 @@ use rules::Rules;
 pub use child::run_child;
 pub use sys::outlive_file_size_limit;
 
-/// Why a plan cannot be put into a living container. Nothing is left in it then.
+/// Why a plan cannot be put into a living container. Nothing of it is left there then.
 #[derive(Debug, thiserror::Error)]
 pub enum LiveError {
     /// The container's init ended while its hooks ran.
     #[error("process {pid} of the container has ended (ESRCH); start the container anew")]
     Gone {
-        /// The process.
+        /// Its pid on the host.
         pid: i32,
     },
-    /// The process is not one that is becoming this container.
+    /// The process is not the init of this container before pivot_root.
     #[error(
         "process {pid} is not this container's init: it {what}; run this hook by an OCI runtime at createRuntime or prestart"
     )]
     NotTheContainer {
-        /// The process.
+        /// Its pid on the host.
         pid: i32,
-        /// What speaks against it.
+        /// What shows this, as words after "it".
         what: &'static str,
     },
-    /// A system call that older kernels lack, or that is forbidden here.
+    /// A system call failed that older kernels lack or that is forbidden here.
     #[error(
         "cannot {act}; a hook needs Linux 5.14 and full root for this: use gpushare-runtime as the container's runtime"
     )]
     Kernel {
-        /// What was tried.
+        /// What was tried, as words after "cannot".
         act: &'static str,
         /// What the system said.
         source: std::io::Error,
     },
-    /// A place in the image that cannot take what must appear there.
+    /// Something in the image keeps a file or node from being put at a path.
     #[error("the image has {what} at {target}, where gpushare must put something; change the image")]
     BadTarget {
         /// The path in the container.
@@ -68,13 +69,13 @@ pub enum LiveError {
         /// What is there.
         what: &'static str,
     },
-    /// Something else is mounted over the place.
+    /// The path lies on a mount that is not the container's own.
     #[error("{target} lies on a volume or another mount, where a hook makes nothing; mount it elsewhere")]
     Foreign {
         /// The path in the container.
         target: PathBuf,
     },
-    /// What is mounted there would appear on the host.
+    /// The path lies on a shared mount: what is mounted there would appear on the host.
     #[error(
         "{target} lies on a shared mount, and the host would see what is mounted there; use private propagation"
     )]
@@ -85,26 +86,26 @@ pub enum LiveError {
     /// The cgroup's device rules cannot be changed by a hook.
     #[error("cannot allow the granted devices: {reason}; use gpushare-runtime as the container's runtime")]
     Rules {
-        /// Why.
+        /// The cause, as the message says it.
         reason: &'static str,
     },
-    /// A group that the container's process lacks.
+    /// The container's process lacks a group that may open a granted node.
     #[error(
         "device nodes belong to group {gid}, which a hook cannot give to the container's process; add it (--group-add {gid})"
     )]
     Group {
-        /// The group.
+        /// Number of the group.
         gid: u32,
     },
-    /// The bundle holds a GPU beside the share.
+    /// The bundle would give the container more than its share.
     #[error(transparent)]
     Bundle(#[from] EditError),
-    /// A file.
+    /// A file could not be used.
     #[error("cannot {act} {path}")]
     Io {
-        /// What was tried.
+        /// What was tried, as words after "cannot".
         act: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
@@ -132,7 +133,7 @@ pub struct Live {
     root: Root,
 }
 
-/// A plan that is in a container; taken back on drop, newest part first.
+/// A plan that was put into a container. On drop it is taken out again, newest part first.
 #[must_use = "dropping it takes the plan out of the container again"]
 #[derive(Debug)]
 pub struct Applied {
@@ -143,11 +144,12 @@ pub struct Applied {
 }
 
 impl Live {
-    /// Takes hold of the container whose init is `pid` and whose root folder is `host_root` on the host. A process that
-    /// started after `newest` (clock ticks since boot) is refused: the pid was used again.
+    /// Takes hold of the container whose init is `pid` and whose root folder on the host is `host_root`. A
+    /// process that started after `newest` (clock ticks since boot) is refused: it only has the pid that the
+    /// init once had.
     ///
     /// # Errors
-    /// When the process is gone, or is not this container's before pivot_root.
+    /// When the process has ended, or is not this container's init before pivot_root.
     pub fn open(pid: i32, newest: u64, host_root: &Path) -> Result<Self, LiveError> {
         let process = Process::open(pid, newest)?;
         let namespace = process.mount_namespace()?;
@@ -155,11 +157,11 @@ impl Live {
         Ok(Self { process, namespace, root })
     }
 
-    /// Puts `plan` into the container, whose bundle says `json`. Device rules come last: nothing can be opened before all
-    /// else is in place.
+    /// Puts `plan` into the container whose config.json is `json`. Device rules come last: no device can be
+    /// opened before all else is in place.
     ///
     /// # Errors
-    /// On any failure; what was done is undone then.
+    /// On any failure. What was done is undone then.
     pub fn apply(self, plan: &Plan, json: &Value) -> Result<Applied, LiveError> {
         edit::check(json, plan)?;
         check_groups(json, &plan.additional_gids)?;
@@ -177,7 +179,7 @@ impl Live {
 impl Applied {
     /// Leaves the plan in the container.
     pub fn keep(self) {
-        // Only Drop would do anything; the process ends soon, and its descriptors with it.
+        // Only `drop` would undo it. The process ends soon, and its descriptors with it.
         std::mem::forget(self);
     }
 
@@ -199,15 +201,15 @@ impl Applied {
 impl Drop for Applied {
     fn drop(&mut self) {
         self.rules.undo();
-        // The namespace may be gone, and everything in it with it.
+        // This fails if the namespace is gone; then so are the mounts in it.
         let _ = mounts::detach(&self.live.namespace, &self.trees);
         let root = &mut self.live.root;
         self.owner.act(|| root.undo());
     }
 }
 
-/// Who owns what is made in the container: its root user, as the host numbers it. On a file system that belongs to a
-/// user namespace nobody else can make anything.
+/// The owner of what is made in the container: its root user, by the host's numbers. On a file system that
+/// belongs to a user namespace nobody else can make anything.
 #[derive(Debug)]
 struct Owner {
     uid: Uid,
@@ -224,9 +226,9 @@ impl Owner {
     }
 
     fn act<T>(&self, act: impl FnOnce() -> T) -> T {
-        // Modes are meant as they are written; any user of the container passes through the folders.
+        // Modes must be exactly as written: any user of the container passes through the folders.
         let mask = umask(Mode::empty());
-        // The group first: only root may change it.
+        // The group is set first: only root may change it.
         let gid = setfsgid(self.gid);
         let uid = setfsuid(self.uid);
         let done = act();
@@ -237,7 +239,8 @@ impl Owner {
     }
 }
 
-/// A hook cannot change the process that is already there.
+/// Checks that the container's process has the groups `gids`, unless it is root: a hook cannot give groups to
+/// a process that exists already.
 fn check_groups(json: &Value, gids: &[u32]) -> Result<(), LiveError> {
     let Some(user) = json.pointer("/process/user") else { return Ok(()) };
     let number = |value: &Value| value.as_u64();

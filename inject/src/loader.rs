@@ -1,4 +1,4 @@
-//! Variables by which a container's loader would take the driver's own files in place of ours.
+//! Finds variables by which a container's loader would take the driver's own files in place of ours.
 
 use std::path::{Component, Path};
 
@@ -10,8 +10,8 @@ const VARIABLES: [&str; 3] = ["LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT"];
 
 /// The first of these variables in the bundle's environment that names the driver's private folder.
 ///
-/// A name of the image's own that links there is not seen: no loader finds a library by name in that folder,
-/// and who loads one by its path knows what he does.
+/// A link of the image that leads there under another name is not seen. No loader finds a library by name in
+/// that folder, and a program that loads one by its path does so on purpose.
 pub(crate) fn names_driver(json: &Value) -> Option<&'static str> {
     let env = json.pointer("/process/env").and_then(Value::as_array).into_iter().flatten();
     env.filter_map(Value::as_str).find_map(|entry| {
@@ -21,8 +21,8 @@ pub(crate) fn names_driver(json: &Value) -> Option<&'static str> {
     })
 }
 
-/// Whether `item` is the folder or lies in it: however it is spelt, from whatever folder, and with `$LIB` in
-/// it.
+/// Whether `item` is the folder or lies in it. It may be spelt in any way: relative, with `..`, or with
+/// `$LIB`.
 fn is_drivers(item: &str) -> bool {
     let mut parts = Vec::new();
     for part in Path::new(item).components() {

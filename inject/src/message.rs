@@ -6,15 +6,15 @@ use std::io;
 use gpushare_inventory::SickGpu;
 use nix::errno::Errno;
 
-/// The beginning of every refusal. The container's id stands in the log alone: engines name the container, and Kubernetes
-/// counts equal events as one.
+/// The beginning of every refusal. Only the log has the container's id: engines name the container
+/// themselves, and Kubernetes counts equal events as one.
 pub const REFUSAL: &str = "cannot lease a GPU";
 
-/// Longer lines help nobody, and rewording them takes time.
+/// Characters of a line at most. Longer lines help nobody, and rewording them takes time.
 const LONGEST: usize = 4096;
 
-/// What a user reads in place of the system's words: docker takes those for a failure of the container's own command, and
-/// answers with another exit code (126 or 127).
+/// Words of the system, and what a user reads instead. docker takes the system's words for a failure of the
+/// container's own command, and exits with another code (126 or 127).
 const WORDS: [(&str, &str); 4] = [
     ("no such file or directory", NOT_THERE),
     ("executable file not found", NOT_THERE),
@@ -25,8 +25,8 @@ const NOT_THERE: &str = "it does not exist";
 const DENIED: &str = "access is denied";
 const NO_FOLDER: &str = "a part of its path is no folder";
 
-/// The error and its causes in one line, without control characters: what went wrong, why, and behind a semicolon what to
-/// do about it.
+/// The error and its causes in one line, without control characters: what went wrong, why, and after a
+/// semicolon what to do about it.
 pub fn one_line(error: &(dyn Error + 'static)) -> String {
     let told = told(error);
     let mut line: String = told.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect();
@@ -41,7 +41,7 @@ pub fn out_of_service(gpu: &SickGpu) -> String {
     format!("GPU {} at {} is out of service: {}", gpu.index, gpu.address, one_line(&gpu.why))
 }
 
-/// An error's causes stand before the remedy that it names.
+/// The error with its causes, which stand before the remedy that its text names.
 fn told(error: &(dyn Error + 'static)) -> String {
     let text = match error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
         Some(number) => system_error(Errno::from_raw(number)),
@@ -75,7 +75,7 @@ fn system_error(error: Errno) -> String {
     plain.to_owned()
 }
 
-/// Libraries write the system's words into messages of their own.
+/// Replaces the system's words wherever they stand: libraries write them into messages of their own.
 fn reworded(line: &str) -> String {
     let lower = line.to_ascii_lowercase(); // byte for byte as long
     let mut reworded = String::new();

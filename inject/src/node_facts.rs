@@ -1,5 +1,5 @@
-//! What a creation only looks up, and the CLI prepares: GPU memory sizes, which NVML tells and a static program cannot
-//! ask, and our libraries' copies for the driver.
+//! Facts of the node that a creation only looks up, and that the CLI prepares: GPU memory sizes, and our
+//! libraries' copies for the driver. NVML tells the sizes, and a static program cannot ask NVML.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -12,38 +12,39 @@ use gpushare_inventory::{Node, ProcError, Totals, boot_id};
 use crate::fitted::Fitted;
 use crate::settings::{Programs, SETTINGS_VARIABLE, Settings};
 
-/// NVML can take seconds without persistence mode; the engine hangs as long.
+/// Without persistence mode NVML can take seconds, and the engine waits as long.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Why the node's GPUs are not known.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeFactsError {
-    /// The running boot could not be told.
+    /// The id of the running boot cannot be read.
     #[error(transparent)]
     Boot(#[from] ProcError),
     /// The CLI is not where it was installed, or cannot be run.
     #[error("cannot take stock of the node: cannot run {path}; install gpushare completely")]
     Run {
-        /// The program.
+        /// Path of the CLI's binary.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
     },
-    /// NVML hangs.
+    /// The CLI did not end before the deadline: NVML hangs.
     #[error(
         "cannot take stock of the node: NVML gave no answer for {} seconds; turn on persistence mode (nvidia-smi -pm 1)",
         DEADLINE.as_secs()
     )]
     NoAnswer,
-    /// The CLI said why not.
+    /// The CLI failed; this is the last line of its standard error.
     #[error("cannot take stock of the node: {0}")]
     Refused(String),
-    /// The cached inventory and /proc disagree about the GPUs; `gpushare inventory refresh` mends it.
+    /// The cached inventory does not fit the GPUs in /proc, not even after a refresh.
     #[error("NVML and /proc/driver/nvidia name different GPUs; see `gpushare doctor`")]
     Differs,
 }
 
-/// The cached facts, if they are of this boot, driver and set of GPUs, and our libraries' copies are whole.
+/// The cached facts, if they are of this boot, driver and set of GPUs, and all of our libraries' copies are
+/// there.
 pub(crate) fn load(node: &Node, state: &Path, programs: &Programs) -> Result<Option<Totals>, NodeFactsError> {
     let boot = boot_id()?;
     let fitted = Fitted { cache: programs.cache, libraries: programs.libraries, driver: &node.driver, state };
@@ -52,14 +53,15 @@ pub(crate) fn load(node: &Node, state: &Path, programs: &Programs) -> Result<Opt
     Ok(current.filter(|_| fitted.is_complete()))
 }
 
-/// Runs `gpushare inventory refresh` with nothing of the caller's: no environment, no descriptors, a deadline.
+/// Runs `gpushare inventory refresh` within a deadline. The CLI gets nothing of the caller's environment, and
+/// none of its descriptors.
 pub(crate) fn refresh(settings: &Settings) -> Result<(), NodeFactsError> {
     let run = |source| NodeFactsError::Run { path: settings.cli.into(), source };
     let mut command = Command::new(settings.cli);
     command.args(["inventory", "refresh"]).env_clear().current_dir("/");
     command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
     if let Some(file) = &settings.file {
-        // The child's working folder is another.
+        // The child runs in /, so a relative path would name another file.
         command.env(SETTINGS_VARIABLE, std::path::absolute(file).unwrap_or_else(|_| file.clone()));
     }
     let (answer, writer) = io::pipe().map_err(run)?;

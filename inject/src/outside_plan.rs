@@ -1,4 +1,5 @@
-//! What the node has beyond a plan, by which an edit knows what must not stand beside it, and what an earlier plan left.
+//! Parts of the node that a plan does not give. An edit refuses them in a bundle, and finds by them what an
+//! earlier plan left there.
 
 use std::path::{Path, PathBuf};
 
@@ -12,8 +13,8 @@ use crate::plan_parts::PlanParts;
 pub struct OutsidePlan {
     /// Major and minor numbers of the nodes of GPUs that the lease does not grant.
     pub other_nodes: Vec<(u32, u32)>,
-    /// The nodes below /dev/dri of every GPU: the minor of the GPU's own node, then major and minor of this
-    /// one.
+    /// The nodes below /dev/dri of every GPU. First the minor number of the GPU's own node, then major and
+    /// minor number of the node below /dev/dri.
     pub display_nodes: Vec<(u32, (u32, u32))>,
     /// The major number of MIG's nodes; `None` where the node has none.
     pub mig_major: Option<u32>,
@@ -22,7 +23,7 @@ pub struct OutsidePlan {
 }
 
 impl OutsidePlan {
-    /// What the lease leaves out of the node.
+    /// The parts of the node that `lease` does not grant.
     pub(crate) fn of(lease: &Lease, parts: PlanParts) -> Self {
         let PlanParts { gpus, nodes, files, programs, .. } = parts;
         let granted = |uuid| lease.grants.iter().any(|grant| grant.gpu == uuid);

@@ -1,5 +1,5 @@
-//! The plan: what must change in a container, as OCI parts. A pure value, made of values: nothing here looks at the disk.
-//! Who consumes it decides how.
+//! The plan: what must change in a container, as OCI parts. It is a pure value, made of values: nothing here
+//! reads the disk. Whoever uses the plan decides how to apply it.
 
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
@@ -23,7 +23,7 @@ use crate::plan_parts::PlanParts;
 use crate::region::Region;
 use crate::settings::{ExtraMount, Programs};
 
-/// Everything that one container needs.
+/// The complete change for one container.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Plan {
     /// Device nodes: the granted GPUs and the control nodes.
@@ -32,29 +32,29 @@ pub struct Plan {
     pub device_mounts: Vec<Mount>,
     /// One rule per node: read and write, never mknod.
     pub device_rules: Vec<LinuxDeviceCgroup>,
-    /// Driver files, the interception libraries, the region files, the administrator's own.
+    /// Driver files, the interception libraries, the region files, the administrator's own mounts.
     pub mounts: Vec<Mount>,
     /// Registers the container's init with the lease.
     pub prestart: Hook,
     /// Gives the lease back.
     pub poststop: Hook,
-    /// Groups of device nodes that not everybody may open.
+    /// Groups that may open a granted device node which not everybody may open.
     pub additional_gids: Vec<u32>,
-    /// Variables of other systems' requests, each as it stands once.
+    /// Environment variables of other systems' requests, with the value that each gets in the container.
     pub variables: Vec<(String, String)>,
     /// Whether the container may make no user namespaces.
     #[serde(skip)]
     pub denies_user_namespaces: bool,
-    /// What a bundle that is run again has for its list of GPUs.
+    /// What the bundle keeps of NVIDIA's list of GPUs for a later run.
     #[serde(skip)]
     pub kept: Kept,
-    /// Minors of the GPUs that a bundle that is run again was handed.
+    /// Minor numbers of the GPUs that were handed to the bundle before an earlier start.
     #[serde(skip)]
     pub handed: BTreeSet<u64>,
-    /// Those targets of its mounts that are folders.
+    /// Targets in `mounts` that are folders; all others are files.
     #[serde(skip)]
     pub folders: BTreeSet<PathBuf>,
-    /// What the plan leaves out.
+    /// Parts of the node that the plan does not give.
     #[serde(skip)]
     pub outside: OutsidePlan,
 }
@@ -62,7 +62,7 @@ pub struct Plan {
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// A volume with a driver: ours cannot lie over its files, which are the host's.
+    /// A volume brings a driver of its own. Our files cannot be mounted over its files, which are the host's.
     #[error(
         "the volume over {folder} brings a driver of its own, which the container would find beside its share; mount it \
          elsewhere, or ask for the whole GPU with GPUSHARE_MODE=exclusive"
@@ -77,22 +77,22 @@ pub enum PlanError {
     /// The lease names a GPU that the node does not have (any more).
     #[error("the granted GPU {0} is gone from this node; see the kernel log")]
     GpuGone(String),
-    /// A part that the OCI types refuse.
+    /// The builder of an OCI type refused a part.
     #[error("the plan is no valid OCI configuration")]
     Oci(#[from] OciSpecError),
 }
 
 impl Plan {
-    /// Whether it is one of a share, which has limits; else it gives whole cards, or leaves the limit to another system's
-    /// library.
+    /// Whether the plan has limits, which only an intercepted share has. Otherwise it gives whole GPUs, or
+    /// leaves the limit to another system's library.
     pub(crate) fn is_share(&self) -> bool {
         self.mounts.iter().any(|mount| mount.destination().as_os_str().as_bytes() == inner::LIMITS.to_bytes())
     }
 
-    /// What `lease` means for a container with this image on this node.
+    /// Makes the plan of `lease` for a container with this image on this node.
     ///
     /// # Errors
-    /// When a driver file, a device node or a file of ours is missing.
+    /// When a granted GPU or /dev/nvidia-uvm is missing, or a volume brings a driver of its own.
     pub fn new(request: &Request, lease: &Lease, parts: PlanParts) -> Result<Self, PlanError> {
         let PlanParts { files, image, programs, .. } = parts;
         let nodes = device_nodes(request, lease, parts)?;
@@ -108,7 +108,8 @@ impl Plan {
         }
         let mut targets: Vec<PathBuf> = Vec::new();
         mounts.retain(|mount| {
-            // An image that ran before has our targets as copies of its own.
+            // An image that ran before may have our targets as copies of its own, which gives one target two
+            // mounts.
             let first = !targets.contains(mount.destination());
             targets.push(mount.destination().clone());
             first
@@ -130,7 +131,7 @@ impl Plan {
         })
     }
 
-    /// Where the plan puts something in the container, and whether that is a folder.
+    /// The paths in the container where the plan mounts something, each with whether it is a folder.
     pub fn targets(&self) -> impl Iterator<Item = (&Path, bool)> {
         self.mounts
             .iter()
@@ -166,8 +167,8 @@ fn device_nodes<'a>(
     Ok(nodes)
 }
 
-/// The groups by which nodes are opened that not everybody may open. Root's is given to nobody, nor one that the node
-/// does not let in: such a node stays its owner's.
+/// The groups of the nodes that not everybody may open. Group 0 (root) is given to nobody, nor is a group
+/// that may not read and write its node: then only the owner can open the node.
 fn groups(nodes: &[&DeviceNode]) -> Vec<u32> {
     let mut groups = Vec::new();
     for node in nodes.iter().filter(|node| node.mode & 0o006 != 0o006) {
@@ -183,8 +184,8 @@ fn groups(nodes: &[&DeviceNode]) -> Vec<u32> {
     groups
 }
 
-/// Our libraries under every name of the driver's, the driver's own under the private one, and the region files. A copy that
-/// the image brings along is covered too.
+/// The mounts of an intercepted share: our libraries under every name of the driver's, the driver's own under
+/// the private name, and the region files. Copies that the image brings are covered by ours too.
 fn interception(
     lease: &Lease,
     programs: &Programs,
@@ -220,14 +221,15 @@ fn drivers_own(image: &Image, files: &HostFiles) -> Result<Vec<Mount>, PlanError
     Ok(mounts)
 }
 
-/// What else of the driver the capabilities bring.
+/// The driver's further libraries, programs and data files for the requested capabilities.
 fn companions(extent: Extent, image: &Image, files: &HostFiles) -> Result<Vec<Mount>, PlanError> {
     let mut mounts = Vec::new();
     for library in &files.companions {
         for name in &library.names {
             mounts.push(read_only(&library.host_path, &image.library_folder.join(name))?);
         }
-        // A whole GPU may be used by a newer driver of the image's own (cuda-compat), with its own companions.
+        // With a whole GPU the image may use a newer driver of its own (cuda-compat) and its companions:
+        // those stay visible.
         let name = library.names.first().filter(|_| extent == Extent::Share);
         let stem = name.and_then(|name| name.split(".so").next());
         mounts.extend(stem.map_or(Ok(Vec::new()), |stem| covers(image, stem, &library.host_path))?);
@@ -238,13 +240,13 @@ fn companions(extent: Extent, image: &Image, files: &HostFiles) -> Result<Vec<Mo
     Ok(mounts)
 }
 
-/// `file` over each copy of the library that the image brings along, wherever its loader may look first.
+/// Mounts `file` over each copy of the library in the image, wherever the loader may find it first.
 fn covers(image: &Image, stem: &str, file: &Path) -> Result<Vec<Mount>, OciSpecError> {
     image.copies_of(stem).map(|copy| read_only(file, copy)).collect()
 }
 
-/// The names that programs open: the development name and the SONAME. A versioned one exists in a container only if
-/// its image brought it along, and is covered then.
+/// The names that programs open: the development name and the SONAME. A versioned name exists in a container
+/// only if its image brings it; then [`covers`] handles it.
 fn names(stem: &str) -> [String; 2] {
     [format!("{stem}.so"), format!("{stem}.so.1")]
 }
@@ -253,7 +255,7 @@ fn c_path(path: &std::ffi::CStr) -> PathBuf {
     PathBuf::from(path.to_string_lossy().into_owned())
 }
 
-/// How files of the driver's and ours are mounted.
+/// Mount options of the driver's files and of ours. The last two belong to every mount of a plan.
 pub(crate) const READ_ONLY: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
 
 fn read_only(source: &Path, destination: &Path) -> Result<Mount, OciSpecError> {
@@ -286,10 +288,12 @@ fn device_mount(node: &DeviceNode) -> Result<Mount, OciSpecError> {
     bind(&node.host_path, &node.path, &["rw", "nosuid", "noexec"])
 }
 
-/// Read and write, never mknod. Run as root, the driver's libraries make the nodes of every GPU by themselves, where the
-/// container may; such a node stays closed, since only the granted numbers have a rule. What would keep them from it is not
-/// to be had in a config.json: runc takes no mount over `/proc/driver/nvidia/params` (crun does), a masked path reads as
-/// empty there, which means `ModifyDeviceFiles: 1`, and runc makes no hole in the leave to make every node that it gives.
+/// A rule allows to read and write, never mknod. Run as root, the driver's libraries make the nodes of every
+/// GPU themselves where the container may. Such a node stays closed, because only the granted numbers have a
+/// rule. A config.json cannot keep the libraries from making nodes. runc takes no mount over
+/// `/proc/driver/nvidia/params` (crun does). A masked path reads as empty there, which means
+/// `ModifyDeviceFiles: 1`. runc lets every container make any device node, and a config.json can make no
+/// exception from that.
 fn rule(node: &DeviceNode) -> Result<LinuxDeviceCgroup, OciSpecError> {
     LinuxDeviceCgroupBuilder::default()
         .allow(true)
@@ -300,7 +304,8 @@ fn rule(node: &DeviceNode) -> Result<LinuxDeviceCgroup, OciSpecError> {
         .build()
 }
 
-/// A hook with a complete environment: without one, low-level runtimes hand over their own, or the image's.
+/// A hook with a complete environment. Without one, low-level runtimes pass on their own environment, or the
+/// image's.
 fn hook(stage: &str, lease: &Lease, programs: &Programs, files: &HostFiles) -> Result<Hook, PlanError> {
     let state = programs.state.to_string_lossy().into_owned();
     let key = &lease.member.key;
@@ -325,7 +330,7 @@ fn hook(stage: &str, lease: &Lease, programs: &Programs, files: &HostFiles) -> R
         .build()?)
 }
 
-/// What the hook expects to find, and nothing else.
+/// The whole environment of the hook.
 pub(crate) const HOOK_ENVIRONMENT: [&str; 2] = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GPUSHARE_HOOK=1"];
 /// Longer than the quota store's own deadline.
 pub(crate) const HOOK_TIMEOUT_SECONDS: i64 = 10;

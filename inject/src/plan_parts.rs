@@ -1,4 +1,4 @@
-//! What a plan is made of.
+//! The inputs of a plan.
 
 use gpushare_inventory::{Gpu, SharedNodes};
 
@@ -6,17 +6,19 @@ use crate::host_files::HostFiles;
 use crate::image::Image;
 use crate::settings::Programs;
 
-/// What a plan is made of besides the request and the lease. All of it was read before.
+/// The inputs of [`crate::Plan::new`] besides the request and the lease. They were read before: making a plan
+/// reads no file.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanParts<'a> {
-    /// The node's GPUs.
+    /// Every usable GPU of the node, granted or not.
     pub gpus: &'a [Gpu],
-    /// Its other device nodes.
+    /// The node's other device nodes, such as `/dev/nvidiactl` and those below `/dev/dri`.
     pub nodes: &'a SharedNodes,
-    /// The host's files that the container gets.
+    /// Host files that the container gets, already looked up and checked.
     pub files: &'a HostFiles,
-    /// What its image has.
+    /// The container's library folder, and the driver libraries that its image brings.
     pub image: &'a Image,
-    /// Our own folders, and what the hooks are told. The state folder is the one of the lease.
+    /// Our own folders, and what the hooks are told. `state` must be the state folder whose store holds the
+    /// lease.
     pub programs: &'a Programs<'a>,
 }

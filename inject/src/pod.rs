@@ -1,4 +1,4 @@
-//! The pod of a container, by what its engine wrote into the bundle.
+//! Finds the pod of a container in what its engine wrote into the bundle.
 
 use std::path::Path;
 
@@ -6,13 +6,13 @@ use gpushare_quota::{PidNamespace, Pod};
 use gpushare_request::Container;
 use serde_json::Value;
 
-/// The pod of `container`, whose bundle says `json`; `None` where the engine names none.
+/// The pod of `container`, whose config.json is `json`. `None` where the engine names no sandbox.
 pub fn of(container: &Container, json: &Value) -> Option<Pod> {
     let sandbox = container.sandbox()?.to_owned();
     Some(Pod { sandbox, joins: joins(json) })
 }
 
-/// The pid namespace that the container joins by path. The last entry counts, as with the low-level runtimes.
+/// The pid namespace that the container joins by path. The last entry counts, as in low-level runtimes.
 fn joins(json: &Value) -> Option<PidNamespace> {
     let namespaces = json.pointer("/linux/namespaces")?.as_array()?;
     let pid = namespaces.iter().rfind(|one| one.get("type").is_some_and(|kind| kind == "pid"))?;

@@ -1,11 +1,12 @@
-//! The two files of a container, `limits` and `usage`, on two file systems.
+//! A container's region: the two files `limits` and `usage`, which lie on two file systems.
 //!
-//! A container may write `usage`: a tmpfs of its own bounds what it can take of the host's memory. All
-//! `limits` files lie on one other tmpfs, so that nothing that a container may write is on a file system with
-//! limits. Both files exist before the container does and go when its lease goes.
+//! A container may write `usage`. Each `usage` file is on a tmpfs of its own, which bounds the host memory
+//! that the container can take. All `limits` files are on one other tmpfs, so that no file that a container
+//! may write is on a file system with limits. Both files are made before the container and removed with its
+//! lease.
 //!
-//! From layout 3 on the layout's number is a part of their names: another version of gpushare, which may have been put
-//! into this one's place while the container runs, does not find what it could only spoil.
+//! From layout 3 on the file names carry the layout's number. Another version of gpushare may be installed in
+//! place of this one while the container runs: it does not find files that it could only spoil.
 
 mod live;
 mod mapped;
@@ -28,58 +29,58 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 pub use live::{Measuring, UsageError};
 
-// One number stands for both files in their names.
+// The names of both files carry this one number.
 const _: () = assert!(LIMITS_VERSION == USAGE_VERSION);
 
-/// The file, a page of slack, and the folder.
+/// Bytes of a `usage` file's tmpfs: the file, a page of slack, and the folder.
 const SIZE: usize = USAGE_LEN + 2 * 4096;
-/// The folder of all limits files, in the state folder.
+/// Name of the folder of all limits files, in the state folder.
 pub(crate) const LIMITS: &str = "limits";
 
 /// Where a container's two files are on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// Its folder, with `usage` in it. It is made first and goes last.
+    /// The lease's own folder, with `usage` in it. It is made first and removed last.
     folder: PathBuf,
-    /// Its file among all limits files.
+    /// Path of its limits file, beside those of all other leases.
     limits: PathBuf,
-    /// The lease's id.
+    /// The lease's id, as text.
     name: String,
 }
 
 /// Why a region cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
-    /// Folder, mount or file.
+    /// The folder, the mount or a file cannot be made.
     #[error("cannot make the region folder {path}")]
     Io {
-        /// The folder.
+        /// The region's folder on the host.
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
     },
-    /// Another container of the pod has it in a mount namespace of its own.
+    /// Another container of the pod has the region, in a mount namespace that this process does not see.
     #[error(
         "the pod holds a share whose limits {path} cannot be seen from here: its engine runs in another mount \
          namespace than when it started the pod's first container; start the pod anew"
     )]
     Hidden {
-        /// The folder.
+        /// The region's folder on the host.
         path: PathBuf,
     },
-    /// The pod's other containers were started by another version.
+    /// The pod's other containers were started by another version of gpushare.
     #[error(
         "the pod holds a share that another version of gpushare made ({path}), whose limits this one's libraries \
          cannot read; start the pod anew"
     )]
     Foreign {
-        /// The folder.
+        /// The region's folder on the host.
         path: PathBuf,
     },
-    /// The pod's other containers took too long.
+    /// Another process held the lock on the regions for 5 seconds.
     #[error("another container is still making its region beside {path}; try again")]
     Busy {
-        /// The folder.
+        /// The region's folder on the host.
         path: PathBuf,
     },
     /// More GPUs than the files have room for.
@@ -95,37 +96,37 @@ impl Region {
         Self { folder: state.join(REGIONS).join(&name), limits, name }
     }
 
-    /// Whether its files are of a layout that this version does not know: it leaves them as they are.
+    /// Whether its files have a layout that this version does not know. Such files are left as they are.
     pub fn is_foreign(&self) -> bool {
         self.limits.symlink_metadata().is_err() && !self.all_limits().is_empty()
     }
 
-    /// Its limits file by all names that it can have.
+    /// Paths of its limits files, of any layout.
     fn all_limits(&self) -> Vec<PathBuf> {
         let folder = self.limits.parent().and_then(|folder| fs::read_dir(folder).ok());
         let names = folder.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
         names.filter(|path| path.file_stem().is_some_and(|stem| stem == self.name.as_str())).collect()
     }
 
-    /// The read-only file.
+    /// Host path of `limits`, which the container can only read.
     pub fn limits(&self) -> PathBuf {
         self.limits.clone()
     }
 
-    /// The file that the container may write.
+    /// Host path of `usage`, which the container may write.
     pub fn usage(&self) -> PathBuf {
         self.folder.join(of_layout("usage"))
     }
 
-    /// Makes folder, tmpfs and both files for `lease`; for whole GPUs, which nobody limits, the folder alone:
-    /// it tells a quota store that was deleted of a container that runs.
+    /// Makes folder, tmpfs and both files for `lease`. Whole GPUs have no limits and get the folder alone: it
+    /// shows that a container runs, should somebody delete the quota store.
     ///
     /// # Errors
-    /// When any of it cannot be made; nothing is left then.
+    /// When any of it cannot be made. Nothing is left then.
     pub fn make(&self, lease: &Lease) -> Result<(), RegionError> {
         let limits = encode_limits(&limits(lease)).map_err(|TooManyDevices| RegionError::TooManyDevices)?;
         let io = |source| self.io(source);
-        // A folder that is there already is somebody else's: it is not taken away.
+        // A folder that is there already belongs to somebody else, so it is not removed here.
         self.make_folder().map_err(io)?;
         if !lease.enforcement.terms().has_region {
             return Ok(());
@@ -155,12 +156,12 @@ impl Region {
         let mut usage = new_file(&self.usage(), 0o666)?;
         usage.write_all(&empty_usage_header())?;
         usage.set_len(u64::try_from(USAGE_LEN).unwrap_or(u64::MAX))?;
-        // Last: a region with limits is whole.
+        // Written last: a region that has limits is complete.
         new_file(&self.limits, 0o444)?.write_all(limits)
     }
 
-    /// Takes the region away; one that is not there is success. What cannot be removed is left for the next
-    /// sweep, which finds it by its folder.
+    /// Removes the region; succeeds also if there is none. What cannot be removed is left for the next sweep,
+    /// which finds it by its folder.
     pub fn remove(&self) {
         let _ = umount2(&self.folder, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
         let _ = fs::remove_dir_all(self.members());
@@ -172,9 +173,8 @@ impl Region {
         let _ = fs::remove_dir(&self.folder);
     }
 
-    /// The regions below the state folder, by their leases' ids. Ask this before asking for the living
-    /// leases: a lease is written before its region is made, so a region of this list without a lease is
-    /// nobody's.
+    /// Lease ids of the regions below the state folder. Call this before reading the living leases: a lease
+    /// is written before its region is made, so a region of this list without a lease is nobody's.
     pub fn existing(state: &Path) -> Vec<i64> {
         let entries = fs::read_dir(state.join(REGIONS)).into_iter().flatten().filter_map(Result::ok);
         let id = |name: &str| name.strip_suffix(shared::MEMBERS).unwrap_or(name).parse().ok();
@@ -182,12 +182,13 @@ impl Region {
     }
 }
 
-/// The name of a file of the layout that is compiled here. That of layout 2, the first that ran, has no number.
+/// The name of a file in the layout that is compiled here. Names of layout 2, the first that ran, have no
+/// number.
 fn of_layout(name: &str) -> String {
     if LIMITS_VERSION == 2 { name.to_owned() } else { format!("{name}.{LIMITS_VERSION}") }
 }
 
-/// Makes a folder that nobody else may look into, if it is not there.
+/// Makes a folder that only its owner may open, if it is not there.
 fn make_private(path: &Path) -> std::io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
@@ -195,7 +196,8 @@ fn make_private(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// `mode` counts whatever the umask: container users of any id read `limits` and write `usage`. None of them owns the files.
+/// Makes a file with exactly `mode`, whatever the umask: container users of any id read `limits` and write
+/// `usage`. No container's user owns it.
 fn new_file(path: &Path, mode: u32) -> std::io::Result<File> {
     let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
     file.set_permissions(fs::Permissions::from_mode(mode))?;

@@ -1,8 +1,9 @@
 //! What an image requires of the node: `NVIDIA_REQUIRE_*`, or `CUDA_VERSION` in images older than those.
 //!
-//! Each variable is a list of alternatives, separated by spaces; each of these a comma list of conditions such as
-//! `cuda>=12.4` or `brand=tesla`. All variables must hold, and of each one alternative. NVIDIA's CUDA images state so which
-//! drivers they run on; without a look at it, their programs end with an error of CUDA's in their middle.
+//! Each variable is a list of alternatives, separated by spaces. An alternative is a comma list of conditions
+//! such as `cuda>=12.4` or `brand=tesla`. All variables must hold, and one alternative of each. NVIDIA's CUDA
+//! images state in this way which drivers they run on. If nobody checks it, their programs fail later with an
+//! error of CUDA's.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -20,7 +21,7 @@ const OLD: &str = "CUDA_VERSION";
 /// Why an image cannot run on what it was granted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequirementError {
-    /// The image's requirement is not in its grammar.
+    /// A requirement does not follow the grammar.
     #[error(
         "{key}={value:?} is no requirement as cuda>=12.4 or brand=tesla,driver>=535; correct the image, or set \
          NVIDIA_DISABLE_REQUIRE=1"
@@ -34,7 +35,7 @@ pub enum RequirementError {
     /// The image requires another driver or GPU.
     #[error("the image requires {requirement}, and this node has {offer}; {remedy}")]
     Unmet {
-        /// Variable and value.
+        /// Variable and value, shortened.
         requirement: String,
         /// What the node has.
         offer: String,
@@ -52,12 +53,12 @@ pub struct Offer {
     pub cuda: Option<String>,
     /// Brand and architecture (`tesla`, `8.0`) of each granted GPU.
     pub gpus: Vec<(String, String)>,
-    /// Whether the image's own newer libcuda (forward compatibility) may serve. In a share it may not.
+    /// Whether the image may use its own newer libcuda (forward compatibility). In a share it may not.
     pub forward_compatible: bool,
 }
 
 impl Offer {
-    /// What the container of `lease` finds on `node`.
+    /// What `node` offers the container of `lease`.
     pub fn of(node: &Node, lease: &Lease) -> Self {
         let totals = node.totals.as_ref();
         let cuda = totals.map(|totals| totals.cuda_version.clone()).filter(|cuda| !cuda.is_empty());
@@ -136,7 +137,7 @@ enum Relation {
     Is,
 }
 
-/// Those of two characters first: the others begin them.
+/// Signs of two characters come first, because the others are their beginnings.
 const RELATIONS: [(&str, Relation); 6] = [
     (">=", Relation::AtLeast),
     ("<=", Relation::AtMost),
@@ -147,13 +148,14 @@ const RELATIONS: [(&str, Relation); 6] = [
 ];
 
 impl Requirements {
-    /// What the environment of `container` states; nothing when `NVIDIA_DISABLE_REQUIRE` says so.
+    /// Reads the requirements from the environment of `container`. There are none if `NVIDIA_DISABLE_REQUIRE`
+    /// is true.
     ///
     /// # Errors
     /// When a requirement cannot be read.
     pub fn of(container: &Container) -> Result<Self, RequirementError> {
         let of_ours = |key: &str| key.starts_with(PREFIX) || [OFF, OLD].contains(&key);
-        // The last of each name counts.
+        // The last value of each name counts.
         let mut last: BTreeMap<&str, &str> = container.env().filter(|(key, _)| of_ours(key)).collect();
         if last.remove(OFF).is_some_and(|value| matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True")) {
             return Ok(Self::default());
@@ -164,10 +166,10 @@ impl Requirements {
         all.map(|(key, text)| Requirement::parse(key, text)).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Whether the node's offer will do.
+    /// Checks that the node's offer meets every requirement.
     ///
     /// # Errors
-    /// Names the first requirement that it does not meet.
+    /// Names the first requirement that is not met.
     pub fn check(&self, offer: &Offer) -> Result<(), RequirementError> {
         match self.0.iter().find(|requirement| !requirement.is_met(offer)) {
             None => Ok(()),
@@ -193,7 +195,7 @@ impl Requirements {
     }
 }
 
-/// `12.4.1` as a requirement; anything else states none.
+/// `12.4.1` becomes the requirement `cuda>=12.4`; anything else becomes none.
 fn oldest_cuda(version: &str) -> Option<String> {
     let mut numbers = version.split('.');
     let (major, minor): (u32, u32) = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
@@ -210,9 +212,11 @@ impl Requirement {
         }
     }
 
-    /// An alternative that says nothing of CUDA lets an older driver pass because the image has a newer libcuda of its own.
+    /// Whether one alternative holds. An alternative without a CUDA condition accepts an older driver because
+    /// the image has a newer libcuda of its own. Where that libcuda cannot serve and a newer CUDA is wanted,
+    /// such an alternative does not count.
     fn is_met(&self, offer: &Offer) -> bool {
-        // Once for all of them: an image may write a hundred thousand.
+        // Computed once for all alternatives: an image may write a hundred thousand.
         let needs_newer_cuda = !offer.forward_compatible && self.wants_newer_cuda(offer);
         self.alternatives.iter().any(|conditions| {
             let met = conditions.iter().all(|condition| condition.holds(offer));
@@ -220,7 +224,8 @@ impl Requirement {
         })
     }
 
-    /// Whether an alternative wants a newer major version of CUDA. Within one, CUDA needs no newer libcuda.
+    /// Whether an alternative wants a newer major version of CUDA. Within one major version CUDA needs no
+    /// newer libcuda.
     fn wants_newer_cuda(&self, offer: &Offer) -> bool {
         let Some(major) = offer.cuda.as_deref().map(|cuda| version(cuda).first().copied()) else {
             return false;
@@ -251,7 +256,8 @@ impl Condition {
         self.property == Property::Cuda
     }
 
-    /// For every granted GPU. What NVML did not tell is not held against the node.
+    /// Whether the condition holds for every granted GPU. What NVML did not tell is not held against the
+    /// node.
     fn holds(&self, offer: &Offer) -> bool {
         match self.property {
             Property::Cuda => offer.cuda.as_deref().is_none_or(|cuda| self.relates(cuda)),
@@ -264,7 +270,7 @@ impl Condition {
     }
 
     fn relates(&self, found: &str) -> bool {
-        // 12 is 12.0, and 470 is less than 470.1.
+        // 12 equals 12.0, and 470 is less than 470.1.
         let (mut found, mut wanted) = (version(found), version(&self.value));
         let length = found.len().max(wanted.len());
         found.resize(length, 0);

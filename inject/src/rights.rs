@@ -1,8 +1,8 @@
-//! The rights by which a container could undo its limit, in one table. `request.strict` refuses each of them.
+//! One table of the rights by which a container could undo its limit. `request.strict` refuses each of them.
 //!
-//! A right is refused where it reaches the limit, the GPUs' device rules, a neighbour's files or the programs
-//! of the host that hold them. In a user namespace that lacks the host's root none of them does.
-//! docs/rights.md is the same table.
+//! A right is in the table if it reaches the limit, the GPUs' device rules, a neighbour's files, or the
+//! programs of the host that hold them. In a user namespace without the host's root none of them reaches
+//! these. docs/rights.md has the same table.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -22,11 +22,11 @@ use namespaces::{has_namespace_of_its_own, is_apart};
 /// A right by which a container could undo its limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Right {
-    /// Its name in messages and on the page.
+    /// Name of the right in messages and in docs/rights.md.
     pub name: &'static str,
     /// How it undoes a limit.
     pub reason: &'static str,
-    /// What its owner can do.
+    /// What the container's owner can change.
     pub remedy: &'static str,
     sign: Sign,
 }
@@ -157,7 +157,7 @@ pub const RIGHTS: [Right; 21] = [
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
     pub(crate) right: &'static Right,
-    /// Where it stands in the bundle: a device or a mount, escaped; empty for the others.
+    /// Its place in the bundle: a device or a mount, escaped; empty for the others.
     pub(crate) place: String,
 }
 
@@ -174,14 +174,14 @@ pub(crate) fn has_mounts_of_its_own(json: &Value) -> bool {
     is_apart(json) || has_namespace_of_its_own(json, "mount")
 }
 
-/// The folders of the driver's files, and the two files that every container with a GPU loads.
+/// The folders of the driver's files, and the paths of libcuda and libnvidia-ml.
 pub(crate) fn driver_places(node: &Node) -> Vec<PathBuf> {
     let files = [node.driver.libcuda(), node.driver.libnvidia_ml()].into_iter().filter_map(Result::ok);
     node.driver.sources().into_iter().chain(files).collect()
 }
 
-/// The first right of the table that this config.json, in the folder `bundle`, gives. `driver` are the places
-/// of the driver's files.
+/// The first right of the table that this config.json gives. `bundle` is the bundle's folder, `driver` are
+/// the places of the driver's files.
 pub(crate) fn right_over_limit(
     json: &Value,
     bundle: &Path,
@@ -199,7 +199,7 @@ pub(crate) fn right_over_limit(
 }
 
 impl Sign {
-    /// Where the bundle has it.
+    /// The place where the bundle gives it; `None` if it does not.
     fn place(self, json: &Value, mounts: &Mounts) -> Option<String> {
         match self {
             Self::Capability(name) => has_capability(json, name).then(String::new),
@@ -211,8 +211,8 @@ impl Sign {
     }
 }
 
-/// Whether any set holds it: a process can raise what is inheritable, and runtimes add what is ambient.
-/// Runtimes take names in any case.
+/// Whether any set holds the capability: a process can raise what is inheritable, and runtimes add what is
+/// ambient. Upper and lower case are the same, as runtimes take them.
 fn has_capability(json: &Value, wanted: &str) -> bool {
     let sets = json.pointer("/process/capabilities").and_then(Value::as_object).into_iter().flatten();
     let mut held = sets.filter_map(|(_, set)| set.as_array()).flatten().filter_map(Value::as_str);

@@ -1,4 +1,4 @@
-//! The administrator's settings, as far as a share depends on them.
+//! The administrator's settings that a share depends on.
 
 use std::path::{Path, PathBuf};
 
@@ -9,16 +9,16 @@ use gpushare_request::Policy;
 /// The environment variable that names a settings file in place of the default one.
 pub const SETTINGS_VARIABLE: &str = "GPUSHARE_CONFIG";
 
-/// The administrator's settings, as far as a grant depends on them.
+/// Everything of the settings file that a grant reads.
 #[derive(Clone, Debug)]
 pub struct Settings<'a> {
-    /// Where driver, devices and /proc are.
+    /// Where the driver, its devices and /proc are on this node.
     pub roots: &'a Roots,
-    /// Our own files; the state folder as it is written in the settings.
+    /// Our own files. `state` is the path as it is written in the settings.
     pub programs: Programs<'a>,
-    /// The CLI's binary, which takes stock of the node.
+    /// Path of the CLI's binary, which refreshes the inventory.
     pub cli: &'a Path,
-    /// The settings file, where it is not the default one: the CLI reads the same.
+    /// Path of the settings file, if it is not the default one. The CLI is told to read the same file.
     pub file: Option<PathBuf>,
     /// Rules for admission.
     pub admission: &'a Admission,
@@ -29,28 +29,28 @@ pub struct Settings<'a> {
 /// Where our own programs and libraries are, and what they are told.
 #[derive(Clone, Debug)]
 pub struct Programs<'a> {
-    /// The hook's binary.
+    /// Path of the hook's binary.
     pub hook: &'a Path,
     /// The folder with the interception libraries.
     pub libraries: &'a Path,
-    /// The folder with their copies for this driver.
+    /// The folder with the copies of them that are fitted to this driver.
     pub cache: &'a Path,
-    /// The state folder.
+    /// The folder with quota store, regions and cached inventory.
     pub state: &'a Path,
-    /// The administrator's own mounts.
+    /// The administrator's own mounts (`inject.mounts`).
     pub extra_mounts: &'a [ExtraMount],
-    /// Whether containers with a share may make no user namespaces.
+    /// Whether containers with a share may make no user namespaces (`inject.user_namespaces`).
     pub denies_user_namespaces: bool,
-    /// What the hooks are told of the log, as arguments.
+    /// Arguments that tell the hooks where and how to log.
     pub log: Vec<String>,
 }
 
 /// A mount that the administrator adds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtraMount {
-    /// On the host.
+    /// Path on the host.
     pub source: PathBuf,
-    /// In the container.
+    /// Path in the container.
     pub destination: PathBuf,
     /// Whether the container may write there.
     pub writable: bool,

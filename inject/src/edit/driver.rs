@@ -1,6 +1,6 @@
-//! The node's own driver in a bundle: CDI devices and device plugins mount it for a whole GPU, and the plan
-//! brings the share's files instead. What is known as the node's own is taken out; another driver stays,
-//! and is refused.
+//! Takes the node's own driver out of a bundle. CDI devices and device plugins mount it for a whole GPU, and
+//! the plan brings the share's files instead. Only what is known as the node's own is taken out; another
+//! driver stays, and is refused.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -36,22 +36,22 @@ const DATA: [&str; 12] = [
     "implicit_layer.d/nvidia_layers.json",
     "nvidia/nvoptix.bin",
 ];
-/// The daemons' sockets. They and the firmware lie outside of the driver's folders, and keep their host's
-/// path.
+/// The daemons' sockets. Sockets and firmware lie outside of the driver's folders, and have the same path in
+/// the container as on the host.
 const SOCKETS: [&str; 2] = ["run/nvidia-persistenced/socket", "run/nvidia-fabricmanager/socket"];
 /// Where device plugins mount the driver as a whole; CUDA images search it.
 const TREE: &str = "/usr/local/nvidia";
-/// Where they mount a folder of that tree beside it.
+/// Where device plugins also mount one folder of that tree.
 const BESIDE_TREE: &str = "/etc/vulkan";
 /// Where a tree of the driver has its libraries.
 const LIBRARY_FOLDERS: [&str; 3] = ["", "lib64", "lib"];
-/// The two libraries that a share has ours in place of.
+/// The two libraries that ours replace in a share.
 const INTERCEPTED: [&str; 2] = ["libcuda.so", "libnvidia-ml.so"];
-/// More names than a driver has.
+/// Entries of a folder that are read at most; a driver has fewer.
 const MAX_ENTRIES: usize = 20_000;
 
-/// Takes the mounts of the node's own driver out, which lies in `folders`, and the words of the environment
-/// that lead to them. It must be done before anybody looks for volumes in the bundle.
+/// Takes out the mounts of the node's own driver, which lies in `folders`, and the parts of the environment
+/// that lead to them. It must be called before anything looks for volumes in the bundle.
 pub fn take_out_driver(json: &mut Value, folders: &[PathBuf]) {
     let trees = trees(json, folders);
     let goes = |mount: &Value| {
@@ -75,7 +75,7 @@ fn trees(json: &Value, folders: &[PathBuf]) -> Vec<PathBuf> {
     trees.filter(|(source, _)| is_own_tree(source, folders)).map(|(source, _)| real(source)).collect()
 }
 
-/// Source and target of a mount of a path of the host.
+/// Source and target of a mount whose source is an absolute path of the host.
 fn bound(mount: &Value) -> Option<(&Path, &Path)> {
     let path = |field: &str| mount.get(field).and_then(Value::as_str).map(Path::new);
     Some((path("source").filter(|source| source.is_absolute())?, path("destination")?))
@@ -86,7 +86,7 @@ fn is_of_tree(source: &Path, target: &Path, trees: &[PathBuf]) -> bool {
     is_there && !trees.is_empty() && trees.iter().any(|tree| real(source).starts_with(tree))
 }
 
-/// A folder with the driver's libraries, each of which is the node's own.
+/// Whether the folder has driver libraries, and each of them is the node's own.
 fn is_own_tree(source: &Path, folders: &[PathBuf]) -> bool {
     let mut libraries =
         LIBRARY_FOLDERS.iter().flat_map(|folder| intercepted(&source.join(folder))).peekable();
@@ -99,8 +99,9 @@ fn intercepted(folder: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).filter(is_one).collect()
 }
 
-/// A file of the driver by its name on either side, and the node's own by its place. Under another name it
-/// would be the driver as well.
+/// Whether a mount brings a file of the node's own driver. Its name on either side must be a driver's: a
+/// driver file under another name is still the driver. Its source must lie in the driver's folders, or be a
+/// socket or firmware at its usual place.
 fn is_own_file(source: &Path, target: &Path, folders: &[PathBuf]) -> bool {
     let is_drivers = is_driver_file(target) || is_driver_file(source);
     is_drivers && is_in(source, folders) || is_kept_place(target) && has_end_of(source, target)
@@ -116,7 +117,7 @@ fn is_driver_file(path: &Path) -> bool {
         || name.starts_with("nvidia_icd.") && path.parent().is_some_and(|folder| folder.ends_with("icd.d"))
 }
 
-/// A daemon's socket or the firmware of the GPU's own processor.
+/// Whether the target is a daemon's socket, or firmware of the GPU's own processor.
 fn is_kept_place(target: &Path) -> bool {
     let is_firmware = || {
         let folder = target.parent().and_then(Path::parent);
@@ -125,12 +126,12 @@ fn is_kept_place(target: &Path) -> bool {
     SOCKETS.iter().any(|socket| target.ends_with(socket)) || is_firmware()
 }
 
-/// Whether the path on the host is the one in the container, perhaps below a driver root.
+/// Whether the path on the host ends in the one in the container, as below a driver root.
 fn has_end_of(source: &Path, target: &Path) -> bool {
     target.strip_prefix("/").is_ok_and(|target| source.ends_with(target))
 }
 
-/// Whether the node's driver has the file: it lies in one of the `folders`, or it is the same file as one
+/// Whether the file is of the node's driver: it lies in one of the `folders`, or is the same file as one
 /// there.
 fn is_in(file: &Path, folders: &[PathBuf]) -> bool {
     let real = real(file);
@@ -143,7 +144,7 @@ fn is_same(one: &Path, other: &Path) -> bool {
     identity(one).is_some_and(|one| Some(one) == identity(other))
 }
 
-/// `path` without links, as far as it exists.
+/// `path` without links, or as it is if it does not exist.
 fn real(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())
 }
@@ -152,7 +153,7 @@ fn name(path: &Path) -> &str {
     path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
-/// Takes out of the environment what only the mounts `taken` gave a meaning.
+/// Takes out of the environment what had a meaning only with the mounts at `taken`.
 fn forget(json: &mut Value, taken: &[PathBuf]) {
     let leads_there = |item: &str| taken.iter().any(|target| Path::new(item).starts_with(target));
     let goes = |entry: &mut Value| {
@@ -165,8 +166,8 @@ fn forget(json: &mut Value, taken: &[PathBuf]) {
     }
 }
 
-/// A hook of NVIDIA's programs, by base name: they bring whole GPUs, or set up the driver's files that CDI
-/// mounted. `ctr --gpus` has containerd run NVIDIA's program.
+/// Whether the hook runs one of NVIDIA's programs, by base name. They bring whole GPUs, or set up the
+/// driver's files that CDI mounted. With `ctr --gpus`, containerd runs NVIDIA's program.
 pub(super) fn is_nvidias_hook(hook: &Value) -> bool {
     let path = base_name(hook.get("path")).unwrap_or_default();
     match path.strip_suffix(".real").unwrap_or(path) {
@@ -176,7 +177,7 @@ pub(super) fn is_nvidias_hook(hook: &Value) -> bool {
     }
 }
 
-/// A hook that brings the GPUs of NVIDIA's list by itself.
+/// Whether the hook by itself brings the GPUs of NVIDIA's list.
 pub(super) fn brings_gpus(hook: &Value) -> bool {
     let path = base_name(hook.get("path")).unwrap_or_default();
     let own = ["nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli"];
@@ -188,7 +189,7 @@ fn arguments(hook: &Value) -> impl Iterator<Item = &Value> {
     hook.get("args").and_then(Value::as_array).into_iter().flatten()
 }
 
-/// The first argument behind the program's name that is no option.
+/// The first argument after the program's name that is no option.
 fn verb(hook: &Value) -> Option<&str> {
     arguments(hook).skip(1).filter_map(Value::as_str).find(|argument| !argument.starts_with('-'))
 }

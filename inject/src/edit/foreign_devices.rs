@@ -1,5 +1,5 @@
-//! What a bundle brings beside a plan, by which the container would get more than its lease: other GPUs' nodes and rules, the
-//! driver of a whole GPU.
+//! Refuses what a bundle brings beside a plan, by which the container would get more than its lease: nodes
+//! and rules of other GPUs, and the driver of a whole GPU.
 
 use std::path::PathBuf;
 
@@ -13,8 +13,8 @@ fn entries<'a>(json: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value
     json.pointer(pointer).and_then(Value::as_array).into_iter().flatten()
 }
 
-/// A GPU that somebody put into the bundle beside the share (`--device`, `--device-cgroup-rule`, CDI) would be usable
-/// without a limit.
+/// Refuses a GPU that somebody put into the bundle beside the share (`--device`, `--device-cgroup-rule`,
+/// CDI): it would be usable without a limit.
 pub(super) fn refuse_other_gpus(json: &Value, plan: &Plan) -> Result<(), EditError> {
     let number = |entry: &Value, field: &str| entry.get(field).and_then(Value::as_u64);
     let is_block = |entry: &Value| entry.get("type").and_then(Value::as_str) == Some("b");
@@ -34,8 +34,8 @@ pub(super) fn refuse_other_gpus(json: &Value, plan: &Plan) -> Result<(), EditErr
     Ok(())
 }
 
-/// Refuses numbers that a node has which the plan does not give. Without a major or a minor they are all that there are,
-/// as with -1 in a bundle.
+/// Refuses numbers that cover the node of a GPU that the plan does not give, or a node of MIG's. `None`
+/// stands for every number, as -1 does in a bundle.
 fn refuse_numbers(
     plan: &Plan,
     major: Option<u64>,
@@ -58,8 +58,9 @@ fn refuse_numbers(
     Ok(())
 }
 
-/// NVIDIA's CDI edits, which engines have applied by now, bring the driver's own libraries under their own names: a share
-/// beside them would have no limit. A whole card may have them twice.
+/// Refuses the driver's own libraries under their own names, if the plan is a share: beside them it would
+/// have no limit. NVIDIA's CDI edits bring them, and engines have applied these by now. A container with
+/// whole GPUs may have them twice.
 pub(super) fn refuse_driver(json: &Value, plan: &Plan) -> Result<(), EditError> {
     if !plan.is_share() {
         return Ok(());

@@ -1,6 +1,6 @@
-//! GPUs that somebody handed to the container before the wrapper saw it: their nodes stand in
-//! `linux.devices`, put there by a device plugin, CDI or the engine's caller. The plan brings the nodes of
-//! those that were granted, and the others go.
+//! GPUs that somebody handed to the container before the wrapper saw it. A device plugin, CDI or the engine's
+//! caller put their nodes into `linux.devices`. The plan brings the nodes of the granted ones; all others are
+//! taken out.
 
 use std::collections::BTreeSet;
 
@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 use super::{EditError, FIRST_CONTROL_MINOR, NVIDIA_MAJOR, object, take_out};
 use crate::plan::Plan;
 
-/// Minors of the GPUs that were handed over.
+/// Minor numbers of the GPUs that were handed over.
 pub(super) fn minors(json: &Value) -> BTreeSet<u64> {
     Container::from_json(json).handed().into_iter().map(|(_, minor)| minor.into()).collect()
 }
 
-/// A share reaches no further than the GPUs that were handed over: whoever did that chose them.
+/// Refuses a share of a GPU that was not among those handed over: whoever handed them over chose them.
 pub(super) fn refuse_beyond(minors: &BTreeSet<u64>, plan: &Plan) -> Result<(), EditError> {
     let granted: BTreeSet<u64> = plan.devices.iter().filter_map(granted_minor).collect();
     if minors.is_empty() || granted.is_subset(minors) {
@@ -34,9 +34,9 @@ fn paths(minors: &BTreeSet<u64>) -> String {
     minors.iter().map(|minor| format!("/dev/nvidia{minor}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Takes the nodes of the GPUs with these `minors` out, those of /dev/dri as well, and the rule of each
-/// that names exactly its numbers. What reaches further stays, and is refused. A share loses the driver's
-/// control nodes that came along, too: the plan brings those that it needs, without the right to make nodes.
+/// Takes out the nodes of the GPUs with these `minors`, their nodes below /dev/dri, and each rule that names
+/// exactly their numbers. A rule that reaches further stays, and is refused. A share also loses the driver's
+/// control nodes that came along: the plan brings those that it needs, without the right to make nodes.
 pub(super) fn take_out_nodes(json: &mut Value, minors: &BTreeSet<u64>, plan: &Plan) {
     if minors.is_empty() {
         return;

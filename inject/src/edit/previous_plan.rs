@@ -1,4 +1,4 @@
-//! What an earlier start of the wrapper's has left in a bundle that nobody has written anew.
+//! Finds what an earlier start by the wrapper left in a bundle that was not written anew.
 
 use std::path::Path;
 
@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use super::EditError;
 
-/// A bundle that asks for nothing must hold no earlier plan: the low-level runtime would look for mounts that went with
-/// their lease. `hook` is our hook's program.
+/// Refuses a bundle that asks for no share and still holds an earlier plan: the low-level runtime would look
+/// for mount sources that were removed with their lease. `hook` is the path of our hook's program.
 ///
 /// # Errors
-/// When it holds one.
+/// When the bundle holds an earlier plan.
 pub fn refuse_previous_plan(json: &Value, hook: &Path) -> Result<(), EditError> {
     let hooks = json.pointer("/hooks/prestart").and_then(Value::as_array).into_iter().flatten();
     if hooks.into_iter().any(|entry| is_of_a_lease(entry, hook)) {
@@ -19,7 +19,8 @@ pub fn refuse_previous_plan(json: &Value, hook: &Path) -> Result<(), EditError> 
     Ok(())
 }
 
-/// One that an administrator configured (hook-only mode) names no lease.
+/// Whether the wrapper put this hook in. A hook that an administrator configured (hook-only mode) names no
+/// lease.
 fn is_of_a_lease(entry: &Value, hook: &Path) -> bool {
     let path = entry.get("path").and_then(Value::as_str).map(Path::new);
     let mut words = entry.get("args").and_then(Value::as_array).into_iter().flatten();

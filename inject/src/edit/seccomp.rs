@@ -1,8 +1,9 @@
-//! No user namespace inside a share: in one, anybody may mount another file over the limits. The bundle's seccomp filter
-//! is the one place of a bundle that can deny it.
+//! Denies user namespaces inside a share: in one, any user may mount another file over the limits. Only the
+//! bundle's seccomp filter can deny them.
 //!
-//! Of the three system calls that make one (clone(2), unshare(2)), two have their flags in the first argument, where a
-//! filter can see them. clone3's are in memory: the C libraries do without it where it does not exist.
+//! Three system calls make a user namespace. clone(2) and unshare(2) have their flags in the first argument,
+//! where a filter sees them. clone3(2) has them in memory, so it is answered with ENOSYS: the C libraries do
+//! without it then.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{EditError, list, object};
 
-/// In the flags (sched.h).
+/// The flag for a new user namespace (sched.h).
 const CLONE_NEWUSER: u64 = 0x1000_0000;
 const EPERM: u32 = 1;
 const ENOSYS: u32 = 38;
@@ -20,14 +21,15 @@ const IN_MEMORY: &str = "clone3";
 const DENYING: [&str; 5] =
     ["SCMP_ACT_ERRNO", "SCMP_ACT_KILL", "SCMP_ACT_KILL_PROCESS", "SCMP_ACT_KILL_THREAD", "SCMP_ACT_TRAP"];
 
-/// Makes the filter of this config.json deny user namespaces, with everything else as it was.
+/// Makes the filter of this config.json deny user namespaces, and changes nothing else in it.
 ///
 /// # Errors
-/// When it has an unknown form, or a condition that no second one can be added to.
+/// When the filter has an unknown form, or a condition to which no second one can be added.
 pub(super) fn deny_user_namespaces(json: &mut Value) -> Result<(), EditError> {
     let linux = object(json, &["linux"], "linux")?;
     if linux.get("seccomp").is_none_or(is_none) {
-        // All that a program on x86-64 can call: of an architecture that is not listed, every call is fatal.
+        // Every architecture whose calls a program on x86-64 can make. A call of one that is not listed is
+        // fatal.
         linux.insert(
             "seccomp".to_owned(),
             json!({
@@ -60,13 +62,13 @@ pub(super) fn deny_user_namespaces(json: &mut Value) -> Result<(), EditError> {
     Ok(())
 }
 
-/// Whether the filter denies them already, for a bundle that nobody can change any more.
+/// Whether the filter denies them already. Asked of a bundle that can no longer be changed.
 pub(super) fn denies_user_namespaces(json: &Value) -> bool {
     let mut denying = json.clone();
     deny_user_namespaces(&mut denying).is_ok() && denying == *json
 }
 
-/// Whether runtimes take it for no filter.
+/// Whether runtimes treat it as no filter.
 fn is_none(seccomp: &Value) -> bool {
     let empty = |field: &str, text: &str| {
         seccomp.get(field).is_none_or(|value| value.is_null() || *value == json!(text) || *value == json!([]))
@@ -74,7 +76,7 @@ fn is_none(seccomp: &Value) -> bool {
     seccomp.is_null() || (seccomp.is_object() && empty("defaultAction", "") && empty("syscalls", ""))
 }
 
-/// The rules that stand for `rule`, which may allow what makes a namespace.
+/// The rules that replace `rule`, which may allow calls that make a user namespace.
 fn without_new_users(rule: Value, default: &Value) -> Result<Vec<Value>, EditError> {
     let wrong = || EditError::Kind { field: "linux.seccomp.syscalls", kind: "a list of rules" };
     if rule.get("action").is_some_and(is_denying) {
@@ -96,7 +98,7 @@ fn without_new_users(rule: Value, default: &Value) -> Result<Vec<Value>, EditErr
     if !others.is_empty() {
         rules.push(with(&rule, "names", others.into()));
     }
-    // Runtimes pass over a rule that says what is the default.
+    // Runtimes ignore a rule whose action is the default one.
     if rule.get("action") == Some(default) {
         return Ok(rules);
     }
@@ -120,18 +122,19 @@ fn arguments(rule: &Value) -> &[Value] {
     rule.get("args").and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// A number of a condition; one that is not written is 0 to runtimes.
+/// A number of a condition. Runtimes read a missing one as 0.
 fn number(arg: &Value, name: &str) -> u64 {
     arg.get(name).and_then(Value::as_u64).unwrap_or(0)
 }
 
-/// Whether one argument has two conditions: runtimes then take all of the rule's for "either", not for "both".
+/// Whether one argument has two conditions. Runtimes then let a call pass that meets any condition of the
+/// rule, not all.
 fn is_either(args: &[Value]) -> bool {
     let indexes: BTreeSet<u64> = args.iter().map(|arg| number(arg, "index")).collect();
     indexes.len() < args.len()
 }
 
-/// Whether the rule lets only calls pass whose flags have no new user namespace.
+/// Whether the rule allows only calls whose flags ask for no new user namespace.
 fn sees_flags(rule: &Value) -> bool {
     let sees = |arg: &Value| {
         arg.get("op").and_then(Value::as_str) == Some("SCMP_CMP_MASKED_EQ")
@@ -201,13 +204,13 @@ mod tests {
         let masked =
             |value: u64| json!({"index": 0, "value": value, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"});
         let filter = |rules: Value| json!({"defaultAction": "SCMP_ACT_ERRNO", "syscalls": rules});
-        // Docker's: threads and processes, but no namespaces.
+        // Docker's filter allows threads and processes, but no namespaces.
         let dockers = json!([
             allowed(json!(["read"]), json!([])),
             allowed(json!(["clone"]), json!([masked(0x7e02_0000)]))
         ]);
         assert_eq!(denied(filter(dockers.clone())), dockers);
-        // With CAP_SYS_ADMIN it allows them all.
+        // With CAP_SYS_ADMIN docker's filter allows all of them.
         let rules = denied(filter(
             json!([{"names": ["mount", "unshare", "clone3", "clone"], "action": "SCMP_ACT_ALLOW"}]),
         ));

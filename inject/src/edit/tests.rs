@@ -68,7 +68,7 @@ fn fixtures() -> Vec<(PathBuf, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let bundles = files.filter(|path| path.extension().is_some_and(|end| end == "json"));
-    // The second one asks for all GPUs by a device rule, which a share cannot stand beside.
+    // The bundle device-cgroup-rule asks for all GPUs by a device rule, which a share refuses.
     let left_out = |path: &PathBuf| {
         ["exec-process", "device-cgroup-rule"].iter().any(|n| path.to_str().unwrap().contains(n))
     };
@@ -111,7 +111,7 @@ fn every_engines_bundle_keeps_all_its_parts_and_takes_ours() {
         let before: Value = serde_json::from_str(&text).unwrap();
         let mut places = Vec::new();
         lost(&before, &after, "", &mut places);
-        // NVIDIA's hook and double or NVIDIA variables are the parts that go.
+        // NVIDIA's hook, and duplicate or NVIDIA variables, are the parts that go.
         places.retain(|place| {
             let hook = ["nvidia-container-runtime-hook", "nvidia-container-cli"];
             !hook.iter().any(|name| place.contains(name)) && !place.contains("VISIBLE_DEVICES")
@@ -399,7 +399,7 @@ fn eighty_thousand_mounts_take_a_plan_of_many_mounts_in_no_time() {
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }
 
-/// Of which the plan's is the first.
+/// Two GPUs, of which the plan gives the first.
 fn two_gpus() -> Vec<Gpu> {
     let gpu = |index: u8| {
         let path = PathBuf::from(format!("/dev/nvidia{index}"));
@@ -467,13 +467,13 @@ fn another_systems_bundle_that_runs_again_means_no_more_than_was_granted() {
     };
     for (annotations, env) in [
         (json!({}), &["NVIDIA_VISIBLE_DEVICES=1", "CUDA_DEVICE_MEMORY_LIMIT=1g"][..]),
-        // Two lists, of which the second one alone would be wider.
+        // Two lists. The second one alone would be wider.
         (
             json!({"io.kubernetes.cri.container-type": "container"}),
             &["NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=0,1", "CUDA_DEVICE_MEMORY_LIMIT=1g"],
         ),
         (json!({}), &["NVIDIA_VISIBLE_DEVICES=gpushare.io/share=512MiB,1", "CUDA_DEVICE_MEMORY_LIMIT=1g"]),
-        // A plain list of the plugin's beside a wider one of the image's.
+        // A plain list of the plugin, and a wider one of the image.
         (
             json!({"io.kubernetes.cri.container-type": "container"}),
             &["NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=all"],

@@ -1,7 +1,9 @@
-//! Driver libraries that the image carries itself. Its loader may find them before ours, so each gets covered.
+//! Finds driver libraries that the image carries itself. Its loader may find them before ours, so a share
+//! covers each of them.
 //!
-//! Looked for where a loader looks: the default folders, cuda-compat's, LD_LIBRARY_PATH's, ld.so.conf's, and those beside
-//! the programs in PATH. A folder that only a running program knows of escapes. Everything read here is the image's and is bounded.
+//! They are looked for where a loader looks: in the default folders, cuda-compat's, LD_LIBRARY_PATH's,
+//! ld.so.conf's, and those beside the programs in PATH. A folder that only a running program knows is not
+//! found. Everything read here is the image's, and every read is bounded.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -22,7 +24,7 @@ const STEMS: [&str; 7] = [
     "libnvidia-pkcs11-openssl3",
     "libnvidia-tileiras",
 ];
-/// Those of which a share has ours in place.
+/// Those that ours replace in a share.
 const INTERCEPTED: [&str; 2] = [STEMS[0], STEMS[1]];
 const DEFAULT_FOLDERS: [&str; 8] = [
     super::TRIPLET_FOLDERS[0],
@@ -50,8 +52,8 @@ pub(super) fn searched(root: &Root, json: &Value) -> Vec<PathBuf> {
     folders
 }
 
-/// The first of the folders `searched` that a volume of the bundle brings, with a library in it that a share intercepts.
-/// Nothing of ours is mounted there: its files are the host's.
+/// The first of the folders `searched` in which a volume of the bundle brings a library that a share
+/// intercepts. Nothing of ours can be mounted there, because its files are the host's.
 pub(super) fn volume(root: &Root, bundle: &Path, json: &Value, searched: &[PathBuf]) -> Option<PathBuf> {
     let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
     let placed: Vec<(PathBuf, Option<PathBuf>)> = mounts
@@ -76,7 +78,7 @@ pub(super) fn volume(root: &Root, bundle: &Path, json: &Value, searched: &[PathB
     searched.iter().find(brings_driver).cloned()
 }
 
-/// The names in a folder of a volume, whose links are followed inside it.
+/// The names in a folder of a volume. Links are followed inside the volume.
 fn names_below(volume: &Path, folder: &Path) -> Vec<String> {
     if !volume.is_dir() {
         return Vec::new(); // to open a FIFO would block
@@ -85,7 +87,7 @@ fn names_below(volume: &Path, folder: &Path) -> Vec<String> {
     found.map(|fd| names(&fd)).unwrap_or_default()
 }
 
-/// The paths of all copies in the folders `searched`, each once, by folder.
+/// The paths of all copies in the folders `searched`, each once, in the order of the folders.
 pub(super) fn find(root: &Root, searched: &[PathBuf]) -> Vec<PathBuf> {
     let mut seen = Vec::new();
     let mut copies: Vec<PathBuf> = Vec::new();
@@ -119,14 +121,14 @@ fn names(fd: &OwnedFd) -> Vec<String> {
     entries.take(MAX_ENTRIES).filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-/// `/usr/local/cuda*/compat`.
+/// The folders `/usr/local/cuda*/compat`.
 fn compat(root: &Root) -> Vec<PathBuf> {
     let Ok(local) = resolve(root, Path::new("usr/local")) else { return Vec::new() };
     let toolkits = names(&local).into_iter().filter(|name| name.starts_with("cuda"));
     toolkits.map(|name| Path::new("/usr/local").join(name).join("compat")).collect()
 }
 
-/// The folders of a variable of the container, whose name ends in `=`.
+/// The absolute folders of a variable of the container, whose `name` ends in `=`.
 fn variable<'a>(json: &'a Value, name: &'a str) -> impl Iterator<Item = PathBuf> + 'a {
     let env = json.pointer("/process/env").and_then(Value::as_array).into_iter().flatten();
     let values = env.filter_map(Value::as_str).filter_map(move |entry| entry.strip_prefix(name));
@@ -134,7 +136,8 @@ fn variable<'a>(json: &'a Value, name: &'a str) -> impl Iterator<Item = PathBuf>
     folders.filter(|path| path.starts_with('/')).map(PathBuf::from)
 }
 
-/// `X/lib` for `X/bin`: the programs of a conda environment look there before anywhere else (DT_RPATH `$ORIGIN/../lib`).
+/// The folder `X/lib` for `X/bin`. The programs of a conda environment look there before anywhere else
+/// (DT_RPATH `$ORIGIN/../lib`).
 fn beside_programs(folder: PathBuf) -> Option<PathBuf> {
     (folder.file_name()? == "bin").then(|| folder.with_file_name("lib"))
 }
@@ -157,7 +160,7 @@ fn conf(root: &Root) -> Vec<PathBuf> {
         .collect()
 }
 
-/// A small regular file's text; anything else (a FIFO would block) has none.
+/// The text of a regular file, cut at 64 KiB. Anything else has none: to open a FIFO would block.
 fn text(root: &Root, path: &Path) -> String {
     let open = resolve(root, path).ok().and_then(|fd| {
         let path = by_descriptor(&fd);
@@ -202,7 +205,7 @@ mod tests {
         file("etc/ld.so.conf.d/x.conf", "# ours\n/opt/conf\n");
         symlink("usr/lib", root.path().join("lib")).unwrap();
         symlink("cuda-12.4", root.path().join("usr/local/cuda")).unwrap();
-        // What the host has at the end of a link is none of the image's.
+        // A link's target on the host is not part of the image.
         let host = tempfile::tempdir().unwrap();
         fs::write(host.path().join("libcuda.so.1"), "").unwrap();
         symlink(host.path(), root.path().join("opt/out")).unwrap();

@@ -1,5 +1,5 @@
-//! Where a path of the container leads once links are followed, also when it does not exist yet: the runtime makes it, and
-//! what a link to nowhere names as well.
+//! Finds where a path of the container leads once links are followed. The path need not exist yet: the
+//! runtime makes it, and also what a link to nowhere names.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -7,12 +7,13 @@ use std::path::{Component, Path, PathBuf};
 
 use super::{Name, Root};
 
-/// Names looked at for one path, those that links bring along included: an image may hold any tangle of links.
+/// Names looked at for one path, including those that links bring: an image may hold any tangle of links.
 const MAX_NAMES: usize = 1024;
-/// What the kernel takes for a path, in bytes.
+/// Bytes of a path that the kernel takes, with the closing NUL.
 const PATH_MAX: usize = 4096;
 
-/// The path below the root; `None` when it is too long or goes round in circles, so that nothing can be mounted there.
+/// The path below the root. `None` when it is too long or its links form a circle, so that nothing can be
+/// mounted there.
 pub(super) fn place(root: &Root, path: &Path) -> Option<PathBuf> {
     if path.as_os_str().len() >= PATH_MAX {
         return None;

@@ -1,6 +1,6 @@
-//! The child that enters the container's mount namespace. It is a process of its own with one thread, started from a
-//! read-only copy of this program; it gets descriptors by their numbers, looks up no path of the container, makes three
-//! kinds of system calls and ends.
+//! The child process that enters the container's mount namespace. It has one thread and is started from a
+//! read-only copy of this program. It gets descriptors by their numbers, looks up no path of the container,
+//! makes three kinds of system calls and ends.
 
 use std::ffi::{CString, OsString};
 use std::os::fd::RawFd;
@@ -11,17 +11,17 @@ use nix::sys::prctl;
 
 use super::sys;
 
-/// Attaches mounts: `attach NAMESPACE [TREE TARGET]...`
+/// Verb that attaches mounts: `attach NAMESPACE [TREE TARGET]...`
 pub(super) const ATTACH: &str = "attach";
-/// Takes them away: `detach NAMESPACE [TREE]...`
+/// Verb that takes them away: `detach NAMESPACE [TREE]...`
 pub(super) const DETACH: &str = "detach";
 
-/// What the child may still do.
+/// System calls that the child may still make.
 const CALLS: [libc::c_long; 5] =
     [libc::SYS_setns, libc::SYS_move_mount, libc::SYS_umount2, libc::SYS_exit_group, libc::SYS_rt_sigreturn];
 
-/// Becomes the child if the words behind the program's name say so; otherwise returns. A program that puts plans into
-/// living containers calls this first.
+/// Runs the child and ends the process, if the arguments after the program's name say so; otherwise returns.
+/// A program that puts plans into living containers must call this first.
 pub fn run_child(mut words: impl Iterator<Item = OsString>) {
     let verb = words.next();
     let verb = verb.as_deref().and_then(std::ffi::OsStr::to_str).unwrap_or_default();
@@ -45,7 +45,8 @@ fn attach(namespace: RawFd, pairs: &[RawFd]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Below the host's /proc, which a container before pivot_root still sees. What was not attached is refused by the kernel.
+/// Detaches by paths in the host's /proc, which a container before pivot_root still sees. The kernel refuses
+/// a tree that was not attached.
 fn detach(namespace: RawFd, trees: &[RawFd]) -> Result<(), Errno> {
     let paths: Result<Vec<CString>, _> =
         trees.iter().map(|tree| CString::new(format!("/proc/self/fd/{tree}"))).collect();

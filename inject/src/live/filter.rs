@@ -1,4 +1,5 @@
-//! The device filter of a cgroup v2: the one program that decides, read back, changed and put in its place.
+//! The device filter of a cgroup v2. Reads back the one program that decides, changes it, and puts it in its
+//! place.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -18,9 +19,9 @@ const ATTACH_TYPE_DEVICE: u32 = 6;
 const ALLOW_MULTI: u32 = 2;
 const REPLACE: u32 = 4;
 
-/// More programs than anybody attaches; their ids are asked only for being told that they are too many.
+/// More programs than anybody attaches. More than one is refused, so their ids only serve to count them.
 const MAX_PROGRAMS: usize = 64;
-/// More than the kernel loads for a program without loops.
+/// More instructions than the kernel loads for a program without loops.
 const MAX_INSTRUCTIONS: usize = 1 << 16;
 
 #[repr(C)]
@@ -51,7 +52,7 @@ struct GetInfo {
     info: u64,
 }
 
-/// The beginning of bpf_prog_info.
+/// The first fields of bpf_prog_info.
 #[repr(C)]
 #[derive(Default)]
 struct Info {
@@ -88,7 +89,7 @@ struct Attach {
     replaced: u32,
 }
 
-/// The program that decides now, and the one that shall.
+/// The program that decides now (`old`) and the one that shall replace it.
 #[derive(Debug)]
 pub(super) struct Filter {
     cgroup: OwnedFd,
@@ -97,7 +98,8 @@ pub(super) struct Filter {
 }
 
 impl Filter {
-    /// Makes the program that also lets use `devices`. `None` where no program decides, so that everything is allowed.
+    /// Loads a program that also allows `devices`. `None` where no program decides, so that everything is
+    /// allowed.
     pub fn prepare(cgroup: OwnedFd, devices: &[Device]) -> Result<Option<Self>, LiveError> {
         let rules = |reason| LiveError::Rules { reason };
         let id = match attached(&cgroup)? {
@@ -125,7 +127,7 @@ impl Filter {
         Ok(Some(Self { cgroup, old, new }))
     }
 
-    /// Puts the new program in the old one's place.
+    /// Replaces the old program by the new one.
     pub fn apply(&self) -> Result<(), LiveError> {
         self.put(&self.new, &self.old)
             .map_err(|errno| LiveError::kernel("replace the device program", errno))?;
@@ -158,7 +160,7 @@ struct Attached {
     flags: u32,
 }
 
-/// The device programs of this very cgroup, without those of the ones above.
+/// The device programs of this cgroup itself, without those of the cgroups above.
 fn attached(cgroup: &OwnedFd) -> Result<Attached, LiveError> {
     let failed = |errno| LiveError::kernel("list the cgroup's device programs", errno);
     let mut ids = [0_u32; MAX_PROGRAMS];
@@ -174,7 +176,7 @@ fn attached(cgroup: &OwnedFd) -> Result<Attached, LiveError> {
     Ok(Attached { ids: ids[..count].to_vec(), flags: query.attach_flags })
 }
 
-/// The program as the kernel keeps it; nothing but zeros where it does not tell.
+/// The program as the kernel keeps it; only zeros where the kernel hides it.
 fn instructions(program: &OwnedFd) -> Result<Vec<Instruction>, LiveError> {
     let bytes = usize::try_from(info(program, &mut [])?.translated_length).unwrap_or(0);
     let count = bytes / size_of::<Instruction>();

@@ -1,4 +1,5 @@
-//! The plan's mounts: cloned and restricted in the host's namespace, attached in the container's by a child process.
+//! The plan's mounts. They are cloned and restricted in the host's namespace, and a child process attaches
+//! them in the container's.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -26,7 +27,7 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// The mount of the plan, attached nowhere yet.
+    /// Clones the source of a mount of the plan; it is attached nowhere yet.
     pub fn of(mount: &Mount) -> Result<Self, LiveError> {
         let destination = mount.destination().clone();
         let source = mount.source().as_deref().unwrap_or(Path::new(""));
@@ -41,12 +42,12 @@ impl Tree {
         Ok(Self { fd, identity: identity(&stat), is_folder, destination })
     }
 
-    /// The place in the container, made if it is missing.
+    /// Opens the target in the container; makes it if it is missing.
     pub fn target(&self, root: &mut Root) -> Result<OwnedFd, LiveError> {
         if self.is_folder { root.folder_target(&self.destination) } else { root.file(&self.destination) }
     }
 
-    /// Whether the container sees the source at its place now.
+    /// Checks that the container sees the source at its target now.
     pub fn check(&self, root: &Root) -> Result<(), LiveError> {
         if identity(&root.look_up(&self.destination)?) == self.identity {
             return Ok(());
@@ -55,7 +56,8 @@ impl Tree {
     }
 }
 
-/// The options of a plan as mount attributes. Links below a folder are the administrator's own and are followed.
+/// The options of a plan as mount attributes. Links below a folder belong to the administrator and are
+/// followed.
 fn attributes(options: &[String], is_folder: bool) -> u64 {
     let named = options.iter().map(|option| match option.as_str() {
         "ro" => libc::MOUNT_ATTR_RDONLY,
@@ -81,7 +83,7 @@ pub(super) fn attach(namespace: &OwnedFd, trees: &[Tree], targets: &[OwnedFd]) -
     }
 }
 
-/// Takes away those of the trees that were attached, newest first.
+/// Detaches those of the trees that were attached, newest first.
 pub(super) fn detach(namespace: &OwnedFd, trees: &[Tree]) -> Result<(), LiveError> {
     run(child::DETACH, namespace, trees.iter().rev().map(|tree| &tree.fd)).map(drop)
 }
@@ -104,12 +106,12 @@ fn run<'a>(
     command.arg0("gpushare-hook").args(words).env_clear().current_dir("/");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let status = command.status().map_err(failed)?;
-    // Killed by a signal: the seccomp filter's, or somebody's.
+    // No exit status: a signal killed the child, the seccomp filter's or somebody's.
     Ok(status.code().unwrap_or(libc::EINTR))
 }
 
-/// This program on a read-only mount of its own: a process of the container that reaches the child's /proc/PID/exe
-/// cannot write to the file on the host through it (CVE-2019-5736).
+/// This program on a read-only mount of its own. A process of the container that reaches the child's
+/// /proc/PID/exe cannot write to the file on the host through it (CVE-2019-5736).
 fn own_program() -> Result<OwnedFd, Errno> {
     let file = open("/proc/self/exe", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
     let program = sys::clone_tree(file.as_fd())?;

@@ -1,5 +1,6 @@
-//! The container's init, held so that it stays the same process: by a pidfd, and by a descriptor of its folder in
-//! /proc, through which everything about it is reached. Once it ends, both say so and never mean another.
+//! The container's init, held by a pidfd and by a descriptor of its folder in /proc, so that it stays the
+//! same process. Everything about it is read through that folder. Once the process ends, both report that and
+//! never mean another process.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -14,7 +15,7 @@ use nix::sys::stat::{FileStat, Mode, fstat};
 
 use super::{LiveError, sys};
 
-/// Longer than any of the files read here.
+/// Bytes; longer than any of the files read here.
 const MAX_BYTES: u64 = 4 << 20;
 
 /// A process that is a container's init.
@@ -26,8 +27,9 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Takes hold of the process `pid`, which must have a mount namespace of its own and must not have started after
-    /// `newest` (clock ticks since boot): a younger one only has the pid that the container's init once had.
+    /// Takes hold of the process `pid`. It must have a mount namespace of its own, and must not have started
+    /// after `newest` (clock ticks since boot): a younger process only has the pid that the container's init
+    /// once had.
     pub fn open(pid: i32, newest: u64) -> Result<Self, LiveError> {
         let gone = |errno| match errno {
             Errno::ESRCH | Errno::ENOENT => LiveError::Gone { pid },
@@ -37,7 +39,8 @@ impl Process {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let folder = open(Path::new(&format!("/proc/{pid}")), flags, Mode::empty()).map_err(gone)?;
         let process = Self { pid, pidfd, folder };
-        // Alive after the folder was opened, it lived all the time, so the folder is its own.
+        // The process is alive after the folder was opened, so the pid was its own all the time, and so is
+        // the folder.
         process.check_alive()?;
         let started = start_time(&process.read("stat")?).ok_or(LiveError::Gone { pid })?;
         if started > newest {
@@ -67,22 +70,22 @@ impl Process {
         self.open_in("ns/mnt", OFlag::O_RDONLY)
     }
 
-    /// The root folder that the process sees: the host's, as long as it has not called pivot_root.
+    /// The root folder that the process sees: the host's, until it calls pivot_root.
     pub fn root(&self) -> Result<OwnedFd, LiveError> {
         self.open_in("root", OFlag::O_PATH | OFlag::O_DIRECTORY)
     }
 
-    /// Whether its user namespace is another than ours.
+    /// Whether its user namespace differs from ours.
     pub fn has_user_namespace(&self) -> Result<bool, LiveError> {
         Ok(!same(&self.open_in("ns/user", OFlag::O_RDONLY)?, "/proc/self/ns/user")?)
     }
 
-    /// A file of its folder in /proc.
+    /// Reads a file of its folder in /proc, at most [`MAX_BYTES`].
     pub fn read(&self, name: &str) -> Result<Vec<u8>, LiveError> {
         let file = File::from(self.open_in(name, OFlag::O_RDONLY)?);
         let mut bytes = Vec::new();
         let read = file.take(MAX_BYTES).read_to_end(&mut bytes);
-        // A process that ends meanwhile reads as ESRCH.
+        // If the process ends meanwhile, the read fails with ESRCH.
         read.map_err(|_| LiveError::Gone { pid: self.pid })?;
         Ok(bytes)
     }
@@ -106,14 +109,15 @@ fn same(namespace: &OwnedFd, ours: &str) -> Result<bool, LiveError> {
     Ok((theirs.st_dev, theirs.st_ino) == (ours.dev(), ours.ino()))
 }
 
-/// Field 22 of /proc/PID/stat. The name before it is in parentheses and may contain any byte.
+/// The start time in clock ticks since boot: field 22 of /proc/PID/stat. The name before it is in parentheses
+/// and may contain any byte.
 fn start_time(stat: &[u8]) -> Option<u64> {
     let behind_name = stat.iter().rposition(|byte| *byte == b')')? + 1;
     let rest = std::str::from_utf8(stat.get(behind_name..)?).ok()?;
     rest.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// The id on the host of the namespace's id 0, by /proc/PID/uid_map or gid_map.
+/// The host's id for the namespace's id 0, from /proc/PID/uid_map or gid_map.
 pub(super) fn host_id_of_root(map: &[u8]) -> Option<u32> {
     let text = std::str::from_utf8(map).ok()?;
     text.lines().find_map(|line| {
@@ -182,9 +186,9 @@ mod tests {
         let held = Process::open(pid, newest).unwrap();
         assert!(held.check_alive().is_ok() && held.mount_namespace().is_ok());
         end(first);
-        // Start times count hundredths of a second.
+        // Start times have a resolution of hundredths of a second.
         std::thread::sleep(std::time::Duration::from_millis(20));
-        // Others start processes meanwhile, so more than one try.
+        // Other programs start processes meanwhile, so it takes more than one try.
         let twin = (0..1000).find_map(|_| {
             fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).unwrap();
             let twin = apart();
@@ -199,7 +203,7 @@ mod tests {
         assert!(matches!(held.mount_namespace(), Err(LiveError::Gone { .. })));
         assert!(matches!(held.root(), Err(LiveError::Gone { .. })));
         assert!(matches!(held.read("cgroup"), Err(LiveError::Gone { .. })));
-        // And a hook that comes only now, with a state from before.
+        // A hook that comes only now, with a state from before, is refused.
         let late = Process::open(pid, newest).unwrap_err();
         assert!(late.to_string().contains("started after its hook"), "{late}");
         end(twin);

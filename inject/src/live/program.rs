@@ -1,11 +1,12 @@
-//! Device programs of cgroup v2 as instructions: what a runtime attached, with the granted devices put before it.
+//! Device programs of cgroup v2 as instructions: puts the check for the granted devices before the program
+//! that a runtime attached.
 
 /// One BPF instruction as the kernel lays it out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Instruction {
     code: u8,
-    /// Destination in the low four bits, source in the high ones.
+    /// Number of the destination register in the low four bits, of the source register in the high four.
     registers: u8,
     offset: i16,
     immediate: i32,
@@ -25,15 +26,16 @@ const CHARACTER: i32 = 2;
 /// BPF_DEVCG_ACC_READ and _WRITE.
 const READ_WRITE: i32 = 2 | 4;
 
-/// A device by its numbers.
+/// Numbers of a character device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Device {
     pub major: u32,
     pub minor: u32,
 }
 
-/// `original` with a prefix that lets read and write `devices`, and leaves every other question to it. The context (type in the
-/// low, access in the high 16 bits of the first word; major; minor) stays in register 1, as the original expects it.
+/// `original` with a prefix that allows to read and write `devices`, and leaves every other decision to it.
+/// `None` when a jump would be too long. The prefix keeps the context in register 1, where the original
+/// expects it: one word with the type in the low and the access in the high 16 bits, then major, then minor.
 pub(super) fn with_grants(devices: &[Device], original: &[Instruction]) -> Option<Vec<Instruction>> {
     let grants: Vec<Instruction> = devices.iter().map(grant).collect::<Option<Vec<_>>>()?.concat();
     let behind = |more: usize| i16::try_from(grants.len() + more).ok();
@@ -53,9 +55,10 @@ pub(super) fn with_grants(devices: &[Device], original: &[Instruction]) -> Optio
     Some(program)
 }
 
-/// Answers 1 if the device in registers 2 and 3 is this one.
+/// Instructions that return 1 if the numbers in registers 2 and 3 are this device's.
 fn grant(device: &Device) -> Option<[Instruction; 4]> {
-    // The comparison widens the number with its sign; Linux has 12 bits of major and 20 of minor.
+    // The comparison extends the number with its sign, so it must fit an i32. Linux has 12 bits of major and
+    // 20 of minor.
     let (major, minor) = (i32::try_from(device.major).ok()?, i32::try_from(device.minor).ok()?);
     Some([
         instruction(JUMP_IF_NOT_EQUAL, 2, 0, 3, major),
@@ -69,7 +72,7 @@ const fn instruction(code: u8, destination: u8, source: u8, offset: i16, immedia
     Instruction { code, registers: destination | source << 4, offset, immediate }
 }
 
-/// Whether a dump tells nothing: the kernel leaves out the instructions of a program whose constants it blinded.
+/// Whether a dump is blank: the kernel hides the instructions of a program whose constants it blinded.
 pub(super) fn is_blank(dump: &[Instruction]) -> bool {
     dump.iter().all(|instruction| *instruction == Instruction::default())
 }
@@ -81,7 +84,7 @@ pub(super) mod tests {
     pub const ALLOW: [Instruction; 2] = [instruction(MOVE, 0, 0, 0, 1), instruction(EXIT, 0, 0, 0, 0)];
     pub const DENY: [Instruction; 2] = [instruction(MOVE, 0, 0, 0, 0), instruction(EXIT, 0, 0, 0, 0)];
 
-    /// The machine, as far as these programs use it.
+    /// Runs a program on the part of the BPF machine that these programs use.
     fn run(program: &[Instruction], context: [u32; 3]) -> u64 {
         let mut registers = [0_u64; 11];
         let mut at = 0;

@@ -1,5 +1,6 @@
-//! The container's root folder by descriptor, and the places in it where something is put. The image's links are
-//! followed inside the root only, by the kernel, and nothing is made on a mount that is not the container's own.
+//! The container's root folder, held by descriptor, and the places in it where something is put. The kernel
+//! follows the image's links inside the root only. Nothing is made on a mount that is not the container's
+//! own.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -17,7 +18,7 @@ use super::LiveError;
 use super::process::Process;
 use super::table::Table;
 
-/// How often a look-up is tried again that somebody disturbs by renaming folders.
+/// How often a look-up is tried again when somebody disturbs it by renaming folders.
 const TRIES: usize = 16;
 
 /// The root folder of a container before pivot_root, in the container's mount namespace.
@@ -29,7 +30,7 @@ pub(super) struct Root {
     created: Vec<Created>,
 }
 
-/// Something that was not there before.
+/// A file, folder or node that this process made.
 #[derive(Debug)]
 struct Created {
     folder: OwnedFd,
@@ -38,7 +39,8 @@ struct Created {
 }
 
 impl Root {
-    /// The folder that the bundle calls its root (`host_root`, as the host sees it), where `process` sees it.
+    /// Opens the folder that the bundle calls its root, as `process` sees it. `host_root` is its path on the
+    /// host.
     pub fn of(process: &Process, host_root: &Path) -> Result<Self, LiveError> {
         let other = || LiveError::NotTheContainer {
             pid: process.pid(),
@@ -60,7 +62,8 @@ impl Root {
             path: host_root.clone(),
             source,
         })?;
-        // After pivot_root a path of the host would be looked up in the image.
+        // After pivot_root a path of the host would be looked up in the image, so the two folders must be the
+        // same.
         if (seen.st_dev, seen.st_ino) != (host.dev(), host.ino()) {
             return Err(other());
         }
@@ -73,14 +76,14 @@ impl Root {
         Ok(Self { folder, mounts, host: Table::parse(&own), created: Vec::new() })
     }
 
-    /// What `path` names now, mounts included.
+    /// Type, numbers and identity of what `path` names now, mounts included.
     pub fn look_up(&self, path: &Path) -> Result<FileStat, LiveError> {
         let fd =
             look_up(&self.folder, path, OFlag::O_PATH).map_err(|errno| LiveError::at("find", path, errno))?;
         fstat(fd).map_err(|errno| LiveError::at("look at", path, errno))
     }
 
-    /// The regular file at `path` to mount something over, made if it is missing.
+    /// Opens the regular file at `path` to mount something over it; makes it if it is missing.
     pub fn file(&mut self, path: &Path) -> Result<OwnedFd, LiveError> {
         let (parent, name) = split(path)?;
         let folder = self.folder(parent)?;
@@ -94,7 +97,7 @@ impl Root {
         Ok(fd)
     }
 
-    /// The folder at `path`, made with its parents where missing.
+    /// Opens the folder at `path`; makes it and its parents where missing.
     pub fn folder(&mut self, path: &Path) -> Result<OwnedFd, LiveError> {
         match look_up(&self.folder, path, OFlag::O_PATH | OFlag::O_DIRECTORY) {
             Ok(fd) => return Ok(fd),
@@ -113,14 +116,14 @@ impl Root {
         fd.map_err(|errno| made(path, errno))
     }
 
-    /// A folder at `path` to mount something over.
+    /// Opens the folder at `path` to mount something over it; makes it if it is missing.
     pub fn folder_target(&mut self, path: &Path) -> Result<OwnedFd, LiveError> {
         let fd = self.folder(path)?;
         self.check_mount(&fd, path)?;
         Ok(fd)
     }
 
-    /// The device node of the plan; one that is there already must be the same device.
+    /// Makes the device node of the plan. One that is there already must be the same device.
     pub fn node(&mut self, device: &LinuxDevice) -> Result<(), LiveError> {
         let path = device.path();
         let (parent, name) = split(path)?;
@@ -155,7 +158,8 @@ impl Root {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
         let written = below(&folder, name, flags, Some(Mode::from_bits_truncate(0o644)));
         let written = written.map_err(|errno| made(path, errno))?;
-        // Not the descriptor that may write: it would keep the runtime from making the root read-only.
+        // The descriptor that may write is not kept: it would keep the runtime from making the root
+        // read-only.
         let fd = below(&folder, name, OFlag::O_PATH, None).map_err(|errno| made(path, errno));
         self.remember(folder, name, UnlinkatFlags::NoRemoveDir);
         let fd = fd?;
@@ -170,8 +174,9 @@ impl Root {
         self.created.push(Created { folder, name: name.to_owned(), flag });
     }
 
-    /// Whether `fd` lies on the root's own mount or on a memory file system of this container alone. A volume would get
-    /// an empty file, on the host; and what is mounted on a shared mount appears there.
+    /// Checks that `fd` lies on the root's own mount or on a memory file system of this container alone. On a
+    /// volume an empty file would be made on the host. What is mounted on a shared mount would appear on the
+    /// host.
     fn check_mount(&self, fd: impl AsFd, path: &Path) -> Result<(), LiveError> {
         let foreign = || LiveError::Foreign { target: path.into() };
         let root = self.mounts.find(&self.folder)?.ok_or_else(foreign)?;
@@ -183,7 +188,7 @@ impl Root {
     }
 }
 
-/// `path` below `root`, as if `root` were `/`.
+/// Opens `path` below `root`, as if `root` were `/`.
 fn look_up(root: &OwnedFd, path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
     let path = path.strip_prefix("/").unwrap_or(path);
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
@@ -199,7 +204,7 @@ fn look_up(root: &OwnedFd, path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> 
     answer
 }
 
-/// The entry `name` of `folder` itself, no link and nothing mounted over it.
+/// Opens the entry `name` of `folder` itself: no link, and nothing mounted over it.
 fn below(folder: &OwnedFd, name: &OsStr, flags: OFlag, mode: Option<Mode>) -> Result<OwnedFd, Errno> {
     let resolve =
         ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV;

@@ -1,4 +1,5 @@
-//! The device rules of the container's cgroup: the granted nodes are let in for reading and writing, nothing else changes.
+//! The device rules of the container's cgroup: allows to read and write the granted nodes, and changes
+//! nothing else.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -23,16 +24,17 @@ const V1: &str = "/sys/fs/cgroup/devices";
 /// A change of a cgroup's rules, ready to be made.
 #[derive(Debug)]
 pub(super) enum Rules {
-    /// cgroup v1: lines for devices.allow, and the cgroup.
+    /// cgroup v1: the cgroup, and the lines for its devices.allow.
     Lines(OwnedFd, Vec<String>),
-    /// cgroup v2.
+    /// cgroup v2: the changed device program.
     Filter(Filter),
-    /// The container may open everything anyway.
+    /// Nothing to change: the container may open every device.
     None,
 }
 
 impl Rules {
-    /// Looks at the cgroup of `process`. `privileged` says that the bundle allows every device on purpose.
+    /// Prepares the change for the cgroup of `process`. `privileged` says that the bundle allows every device
+    /// on purpose.
     pub fn prepare(
         process: &Process,
         rules: &[LinuxDeviceCgroup],
@@ -86,7 +88,7 @@ fn device(rule: &LinuxDeviceCgroup) -> Option<Device> {
     Some(Device { major: number(rule.major())?, minor: number(rule.minor())? })
 }
 
-/// The path in the hierarchy that has `controller`, or in the one of version 2.
+/// The cgroup's path in the hierarchy that has `controller`; `None` stands for the hierarchy of version 2.
 fn path_of<'a>(groups: &'a [u8], controller: Option<&str>) -> Option<&'a Path> {
     groups.split(|byte| *byte == b'\n').find_map(|line| {
         let mut fields = line.splitn(3, |byte| *byte == b':'); // hierarchy, controllers, path
@@ -99,7 +101,7 @@ fn path_of<'a>(groups: &'a [u8], controller: Option<&str>) -> Option<&'a Path> {
     })
 }
 
-/// The cgroup's folder, once it is sure that the process lives in it and that it is not everybody's.
+/// Opens the cgroup's folder. The process must be in it, and it must not be the root cgroup.
 fn own_cgroup(process: &Process, base: &str, path: Option<&Path>) -> Result<OwnedFd, LiveError> {
     let none = || LiveError::Rules { reason: "the container has no cgroup of its own with device rules" };
     let path = path.ok_or_else(none)?.strip_prefix("/").map_err(|_| none())?;
@@ -126,7 +128,7 @@ fn own_cgroup(process: &Process, base: &str, path: Option<&Path>) -> Result<Owne
     Ok(cgroup)
 }
 
-/// The lines that the cgroup lacks; `None` when it allows everything.
+/// The rules that the cgroup lacks; `None` when it allows everything.
 fn lines(cgroup: OwnedFd, devices: &[Device]) -> Result<Option<Rules>, LiveError> {
     let listed = read(&cgroup, "devices.list", Path::new(V1))?;
     Ok(missing(&listed, devices).map(|lines| Rules::Lines(cgroup, lines)))
@@ -136,7 +138,7 @@ fn missing(listed: &str, devices: &[Device]) -> Option<Vec<String>> {
     if listed.lines().any(|line| line.starts_with("a ")) {
         return None;
     }
-    // One that is there already is somebody else's, and undoing must leave it.
+    // A rule that is there already is somebody else's: it is left out, so that undoing leaves it.
     let wanted = devices.iter().map(|device| format!("c {}:{} rw", device.major, device.minor));
     Some(wanted.filter(|line| !listed.lines().any(|there| there.starts_with(line.as_str()))).collect())
 }
@@ -149,7 +151,7 @@ fn read(cgroup: &OwnedFd, name: &str, whole: &Path) -> Result<String, LiveError>
     Ok(text)
 }
 
-/// One rule per write, as the kernel wants it.
+/// Writes one rule: the kernel takes one per write.
 fn write(cgroup: &OwnedFd, name: &str, line: &str) -> Result<(), LiveError> {
     let failed = |source| LiveError::Io { act: "write", path: PathBuf::from(V1).join(name), source };
     let file = openat(cgroup, name, OFlag::O_WRONLY | OFlag::O_CLOEXEC, Mode::empty());

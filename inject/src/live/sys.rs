@@ -1,4 +1,4 @@
-//! The system calls that neither nix nor the standard library has: all that is unsafe about living containers.
+//! The system calls that neither nix nor the standard library has: everything unsafe about living containers.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -7,20 +7,21 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use nix::errno::Errno;
 use nix::libc::{self, c_int, c_long, c_uint};
 
-/// Makes a write beyond RLIMIT_FSIZE an error that can be told: by itself it ends the process (setrlimit(2)).
+/// Makes a write beyond RLIMIT_FSIZE fail with an error. Without this call the signal SIGXFSZ ends the
+/// process (setrlimit(2)).
 pub fn outlive_file_size_limit() {
     // SAFETY: to ignore a signal runs no code of ours.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// A descriptor of the process `pid`, which goes on naming it after its end.
+/// A descriptor of the process `pid`. It still names this process after its end.
 pub(super) fn pidfd_open(pid: i32) -> Result<OwnedFd, Errno> {
     // SAFETY: two integers, and no memory.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     owned(fd)
 }
 
-/// A mount of its own of what `source` names, with what is mounted below, attached nowhere yet.
+/// Clones the mount of what `source` names, with all mounts below it. The clone is attached nowhere yet.
 pub(super) fn clone_tree(source: BorrowedFd) -> Result<OwnedFd, Errno> {
     let empty = i64::from(libc::AT_EMPTY_PATH | libc::AT_RECURSIVE);
     let flags = i64::from(libc::OPEN_TREE_CLONE) | i64::from(libc::O_CLOEXEC) | empty;
@@ -63,27 +64,27 @@ pub(super) fn detach(path: &CStr) -> Result<(), Errno> {
     Errno::result(unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) }).map(drop)
 }
 
-/// Ends this process without running anything of ours or Rust's.
+/// Ends this process at once; no code of ours or Rust's runs any more.
 pub(super) fn exit(status: c_int) -> ! {
     // SAFETY: nothing is left to be written or closed in order.
     unsafe { libc::_exit(status) }
 }
 
-/// One `bpf` command. `attributes` is the part of the kernel's union that the command reads and writes.
+/// Runs one `bpf` command. `attributes` is the part of the kernel's union that the command reads and writes.
 pub(super) fn bpf<T>(command: c_int, attributes: &mut T) -> Result<c_long, Errno> {
     let size = size_of::<T>();
-    // SAFETY: the structure outlives the call and `size` is its own; what it points to is the callers', who are all in
-    // the module of device programs and keep their buffers until the call returns.
+    // SAFETY: the structure outlives the call, and `size` is its own. It points to buffers of the callers,
+    // who are all in the module of device programs and keep their buffers until the call returns.
     let done = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size) };
     Errno::result(done)
 }
 
-/// As [`bpf`], for commands whose answer is a descriptor.
+/// As [`bpf`], for commands that return a descriptor.
 pub(super) fn bpf_fd<T>(command: c_int, attributes: &mut T) -> Result<OwnedFd, Errno> {
     owned(bpf(command, attributes)?)
 }
 
-/// Leaves this process the system calls of `numbers`, x86-64's; any other one ends it.
+/// Leaves this process only the system calls of `numbers` (x86-64); any other one kills it.
 pub(super) fn allow_only(numbers: &[c_long]) -> Result<(), Errno> {
     const ARCHITECTURE: u32 = 0xc000_003e; // AUDIT_ARCH_X86_64
     let load = |offset| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset);

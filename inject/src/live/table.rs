@@ -1,4 +1,4 @@
-//! A mount table as /proc tells it, and which mount a descriptor lies on.
+//! A mount table as /proc shows it, and which mount a descriptor lies on.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,13 +6,13 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use super::LiveError;
 
-/// A line of mountinfo, as far as it matters here.
+/// The fields of a mountinfo line that are needed here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mount {
     id: u64,
     /// `major:minor` of its file system.
     device: String,
-    /// Whether what is mounted on it appears in other namespaces as well.
+    /// Whether what is mounted on it also appears in other namespaces.
     shared: bool,
     kind: String,
 }
@@ -22,8 +22,8 @@ pub(super) struct Mount {
 pub(super) struct Table(Vec<Mount>);
 
 impl Table {
-    /// Reads a mountinfo file. Byte by byte: a path may be no UTF-8. A line of another form is left out, so that what
-    /// lies on it counts as unknown.
+    /// Reads a mountinfo file as bytes, because a path may be no UTF-8. A line of another form is left out,
+    /// so that what lies on it counts as unknown.
     pub fn parse(text: &[u8]) -> Self {
         Self(text.split(|byte| *byte == b'\n').filter_map(mount).collect())
     }
@@ -48,14 +48,14 @@ impl Mount {
         self.id == other.id
     }
 
-    /// Whether this is a memory file system that nobody in the namespace `others` sees: one that the runtime made for
-    /// the container, as its /dev.
+    /// Whether this is a memory file system that nobody in the namespace `others` sees, such as the /dev that
+    /// the runtime made for the container.
     pub fn is_private_tmpfs(&self, others: &Table) -> bool {
         self.kind == "tmpfs" && !others.devices().contains(self.device.as_str())
     }
 }
 
-/// `ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [TAG...] - KIND SOURCE SUPER`
+/// Reads a line `ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [TAG...] - KIND SOURCE SUPER`.
 fn mount(line: &[u8]) -> Option<Mount> {
     let text = String::from_utf8_lossy(line);
     let mut fields = text.split(' ');

@@ -26,7 +26,7 @@ fn a_group_is_given_where_it_opens_a_node_and_never_roots() {
     assert_eq!(groups(&[&node(0o660, 44), &node(0o660, 7), &node(0o660, 44)]), [7, 44]);
 }
 
-/// What a plan is made of, as values.
+/// The inputs of a plan, as values.
 struct Parts {
     gpus: Vec<Gpu>,
     nodes: SharedNodes,
@@ -36,7 +36,8 @@ struct Parts {
 }
 
 impl Parts {
-    /// Two GPUs, and the files of a container that may compute and ask NVML. `fitted` are our libraries.
+    /// Two GPUs, and the files of a container that may compute and use NVML. With `is_intercepted` they
+    /// include our libraries.
     fn new(is_intercepted: bool) -> Self {
         let gpu = |index: u8| Gpu {
             index: index.into(),
@@ -97,7 +98,7 @@ impl Parts {
     }
 }
 
-/// Of the second GPU.
+/// A lease of the second GPU.
 fn lease(request: &Request) -> Lease {
     let key = LeaseKey { root: "/run/runc".to_owned(), container: "web".to_owned() };
     let holder = Holder { pid: 1, start_time: 1, cgroup: None, leads: false };

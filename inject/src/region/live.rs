@@ -1,7 +1,7 @@
-//! The region of a living container: its grants and measurements written in place, its usage read.
+//! The region of a living container. Writes its grants and measurements in place, and reads its usage.
 //!
-//! A bind mount pins the `limits` file's inode, so it is never replaced or shortened. `usage` is the container's: it is
-//! read with a bounded `pread`, never mapped, and nothing in it is believed.
+//! A bind mount pins the `limits` file's inode, so the file is never replaced or shortened. The container may
+//! write `usage`: it is read with a bounded `pread`, never mapped, and nothing in it is believed.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -19,10 +19,10 @@ use nix::libc;
 use super::mapped::Mapped;
 use super::{Region, limits, mapped};
 
-/// Why a container's `usage` file tells nothing.
+/// Why a container's `usage` file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum UsageError {
-    /// It is not there: the container ended, or holds whole GPUs and has none.
+    /// It is not there: the container ended, or holds whole GPUs and so has none.
     #[error("no usage file")]
     Io(#[from] io::Error),
     /// The container cut or changed it.
@@ -38,10 +38,11 @@ const FOREIGN: &str = "another version of gpushare started the container, and it
 pub struct Measuring(Mapped);
 
 impl Measuring {
-    /// Writes the measurement of one line; one that the file does not have is not written.
+    /// Writes the measurement of one line (a GPU's index in the lease). A line that the file does not have is
+    /// ignored.
     ///
     /// # Errors
-    /// When the container has cut the file short; what is written from then on reaches nobody.
+    /// When the container has cut the file short. What is written from then on reaches nobody.
     pub fn set(&self, line: usize, value: &Measurement) -> io::Result<()> {
         self.0.write(|file| {
             if let Some(place) = file.measured.get(line) {
@@ -51,14 +52,15 @@ impl Measuring {
     }
 }
 
-/// How often a file that is being written is read again before the reader does without.
+/// How often a file that is being written is read again before the reader gives up.
 const TRIES: usize = 5;
-/// How long the kernel is asked for the owners of slots: a container can hold millions of locks on the file, and each
-/// question walks them all. From then on every slot counts.
+/// How long the kernel is asked for the owners of slots. A container can hold millions of locks on the file,
+/// and each question walks all of them. After this time every slot counts.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 impl Region {
-    /// Writes the lease's grants into the living `limits` file. One writer at a time: the caller holds the store's turn.
+    /// Writes the lease's grants into the living `limits` file. There must be one writer at a time: the
+    /// caller holds the store's turn.
     ///
     /// # Errors
     /// When the file is not there, or the container cuts it short at this very moment.
@@ -71,19 +73,20 @@ impl Region {
         mapped::write(&file, |file| file.set_grants(&limits(lease)))
     }
 
-    /// Whether the living `limits` file grants what the lease says: a container that may mount can change it.
+    /// Whether the living `limits` file grants what the lease says. A container that may mount can change the
+    /// file.
     ///
     /// # Errors
     /// When the file cannot be read.
     pub fn grants_are(&self, lease: &Lease) -> io::Result<bool> {
         let granted =
             encode_limits(&limits(lease)).map_err(|error: TooManyDevices| io::Error::other(error))?;
-        // A byte more than a whole file has, so that one that was made longer shows.
+        // One byte more than a whole file has: this shows that a file was made longer.
         let bytes = read(&self.open(self.limits())?, LIMITS_LEN + 1)?;
         Ok(grants_are(&bytes, &granted))
     }
 
-    /// The living `limits` file for measurements. One meter at a time.
+    /// Opens the living `limits` file for measurements. There must be one meter at a time.
     ///
     /// # Errors
     /// As [`Region::set_grants`].
@@ -91,7 +94,7 @@ impl Region {
         Mapped::of(&self.open_limits()?).map(Measuring)
     }
 
-    /// The measurements as they stand, by line.
+    /// The current measurements, by line.
     ///
     /// # Errors
     /// When the file cannot be read, is too short, or is written all the time.
@@ -106,9 +109,10 @@ impl Region {
         Err(io::Error::other("limits file written all the time"))
     }
 
-    /// What the container says that it holds on the first `lines` of its GPUs. A process that was killed leaves its slot
-    /// to the next one that needs memory: such a slot does not count, when nobody holds its lock and `running` does not
-    /// know its owner either (one that closed its descriptors has lost the lock, and not its memory).
+    /// What the container says that it holds on the first `lines` of its GPUs. A process that was killed
+    /// leaves its slot to the next process that needs memory. Such a slot does not count if nobody holds its
+    /// lock and `running` does not know its owner. The lock alone is not enough: a process that closed its
+    /// descriptors has lost the lock, but not its memory.
     ///
     /// # Errors
     /// When there is no such file, or it is damaged.
@@ -121,7 +125,8 @@ impl Region {
     /// # Errors
     /// As [`Region::read_usage`].
     pub fn usage_in(file: &File, running: &Running, lines: usize) -> Result<Usage, UsageError> {
-        // Pages that nobody reads cost nothing; a file that ends too early is damaged, and shows as such.
+        // Pages of the buffer that are not filled cost nothing. A file that ends too early is damaged, and is
+        // found so below.
         let mut bytes = vec![0; USAGE_LEN];
         if file.metadata()?.len() < USAGE_LEN as u64
             || read_into(file, &mut bytes[..usage_length(lines)])? == 0
@@ -136,7 +141,7 @@ impl Region {
         })?)
     }
 
-    /// What the container says of its compute shares, by line.
+    /// What the container says about the throttling of its compute shares, by line.
     ///
     /// # Errors
     /// As [`Region::read_usage`].
@@ -157,10 +162,10 @@ impl Region {
         OpenOptions::new().read(true).custom_flags(NOT_WAITING.bits()).open(path)
     }
 
-    /// Both files, open for writing: as long as they are, nobody gets a lease on them.
+    /// Opens both files for writing. While they are open, nobody gets a file lease (F_SETLEASE) on them.
     ///
     /// # Errors
-    /// When one is not there, or somebody has a lease already.
+    /// When one is not there, or somebody has a file lease on it already.
     pub fn hold(&self) -> io::Result<[File; 2]> {
         let open =
             |path| OpenOptions::new().read(true).write(true).custom_flags(NOT_WAITING.bits()).open(path);
@@ -168,16 +173,16 @@ impl Region {
     }
 }
 
-/// Neither a link nor a FIFO that somebody put there is followed or waited for, nor is somebody's lease on the file.
+/// Flags of an open that follows no link, and waits neither for a FIFO nor for somebody's file lease.
 const NOT_WAITING: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK);
 
-/// Whether some process holds the lock of a slot. What cannot be asked counts as held.
+/// Whether some process holds the lock of a slot. If the kernel gives no answer, it counts as held.
 fn is_locked(file: &File, slot: usize) -> bool {
     let mut lock = wanted(lock_byte(slot));
     fcntl(file, FcntlArg::F_GETLK(&mut lock)).is_err() || libc::c_int::from(lock.l_type) != libc::F_UNLCK
 }
 
-/// A lock of one byte for writing.
+/// A write lock of one byte.
 fn wanted(byte: u64) -> libc::flock {
     // SEEK_SET and the kinds of locks are smaller than any integer.
     let short = |number: libc::c_int| libc::c_short::try_from(number).unwrap_or(libc::c_short::MAX);

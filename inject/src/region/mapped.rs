@@ -1,9 +1,11 @@
-//! The `limits` file as memory, for writing: beside `live::sys` the one place of this crate with `unsafe` in it.
+//! Maps the `limits` file for writing. Besides `live::sys` this is the only module of this crate with
+//! `unsafe` in it.
 //!
-//! Mapped, not `pwrite`: libraries read single words without looking at the sequence, so each must change in one store,
-//! and the kernel promises nothing about how its copy stores bytes. The price is that a container which may mount
-//! (CAP_SYS_ADMIN on the host) can cut the file short under us, and a store beyond its end is a SIGBUS. For the page
-//! that is being written, the handler puts a page of our own in its place; the store goes there and the caller is told.
+//! The file is mapped, not written with `pwrite`. Libraries read single words without looking at the
+//! sequence, so each word must change in one store, and the kernel promises nothing about how its copy stores
+//! bytes. The price: a container that may mount (CAP_SYS_ADMIN on the host) can cut the file short under us,
+//! and a store beyond its end raises SIGBUS. The handler then puts memory of our own in place of the file
+//! that is being written. The store goes there, and the caller gets an error.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -21,15 +23,15 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction
 const LENGTH: NonZeroUsize = NonZeroUsize::new(LIMITS_LEN).unwrap();
 const WRITABLE: ProtFlags = ProtFlags::PROT_READ.union(ProtFlags::PROT_WRITE);
 
-/// The address being written, 0 for none; only the holder of [`ONE`] sets it.
+/// Address of the mapping that is being written, 0 for none. Only the holder of [`ONE`] sets it.
 static GUARDED: AtomicUsize = AtomicUsize::new(0);
-/// Whether the file ended under the writer.
+/// Whether the file was cut short under the writer.
 static LOST: AtomicBool = AtomicBool::new(false);
 /// One file is written at a time in this process.
 static ONE: Mutex<()> = Mutex::new(());
 static HANDLER: OnceLock<Result<(), nix::Error>> = OnceLock::new();
 
-/// A limits file that is mapped.
+/// A mapped limits file, unmapped on drop.
 #[derive(Debug)]
 pub(super) struct Mapped(NonNull<c_void>);
 
@@ -47,12 +49,12 @@ impl Mapped {
     /// Lets `act` write into the file.
     ///
     /// # Errors
-    /// When it was cut short: what is mapped is no file any more then.
+    /// When the file was cut short. From then on the mapping is no longer the file.
     pub(super) fn write<T>(&self, act: impl FnOnce(&LimitsFile) -> T) -> io::Result<T> {
         let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         GUARDED.store(self.0.as_ptr().addr(), Ordering::SeqCst);
-        // SAFETY: the mapping is page-aligned, as long as a `LimitsFile`, stays as long as `self`, and every byte of it
-        // belongs to an atomic integer, whoever else writes there.
+        // SAFETY: the mapping is page-aligned, as long as a `LimitsFile`, stays as long as `self`, and every
+        // byte of it belongs to an atomic integer, whoever else writes there.
         let done = act(unsafe { self.0.cast::<LimitsFile>().as_ref() });
         GUARDED.store(0, Ordering::SeqCst);
         match LOST.swap(false, Ordering::SeqCst) {
@@ -90,14 +92,14 @@ extern "C" fn on_bus_error(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
     let address = unsafe { info.si_addr() }.addr();
     let page = GUARDED.load(Ordering::SeqCst);
     if page == 0 || address.wrapping_sub(page) >= LIMITS_LEN || !replace(page) {
-        // Not ours: back to the access, which raises the signal again, and now it ends the process.
+        // Not our mapping. The access is repeated and raises the signal again, which now ends the process.
         let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
         // SAFETY: the default action runs no code of ours.
         let _ = unsafe { sigaction(Signal::SIGBUS, &default) };
     }
 }
 
-/// Puts an empty page of our own at the guarded address.
+/// Puts empty memory of our own in place of the whole mapping.
 fn replace(page: usize) -> bool {
     LOST.store(true, Ordering::SeqCst);
     let flags = MapFlags::MAP_FIXED | MapFlags::MAP_PRIVATE;

@@ -1,9 +1,9 @@
-//! A region that several containers of a pod have: one of them makes it, the others find it.
+//! A region that several containers of a pod share: one of them makes it, the others find it.
 //!
-//! Beside the region's folder another one has an entry for each of these containers, made once the region is
-//! whole. It tells whoever finds no region whether there is none yet or it is hidden, and it outlasts a quota
-//! store that somebody deletes: without it, the end of one container would take away the last mark of the
-//! others.
+//! Beside the region's folder, a second folder has an entry for each of these containers, made once the
+//! region is complete. It tells a process that finds no region whether there is none yet, or whether it is
+//! hidden. It also outlasts a quota store that somebody deletes: without it, the end of one container would
+//! take away the last trace of the others.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
@@ -16,18 +16,18 @@ use gpushare_region::LIMITS_LEN;
 
 use super::{Region, RegionError};
 
-/// Behind a lease's id in the name of the folder of entries.
+/// What follows a lease's id in the name of the folder of entries.
 pub(super) const MEMBERS: &str = ".members";
-/// How long the pod's other containers are waited for.
+/// How long to wait for the pod's other containers.
 const DEADLINE: Duration = Duration::from_secs(5);
 const NAP: Duration = Duration::from_millis(1);
 
 impl Region {
-    /// Makes the region of a lease that is its pod's, or that others hold already, or finds it whole. What a
-    /// process left half made when it was killed is made anew: nobody has mounted it.
+    /// Makes the region of a lease that is its pod's or that others hold already, or finds it complete. A
+    /// region that a killed process left half made is made anew: nobody has mounted it.
     ///
     /// # Errors
-    /// When it cannot be made, or is hidden from this process.
+    /// When it cannot be made, is hidden from this process, or is of another version.
     pub fn join(&self, lease: &Lease) -> Result<(), RegionError> {
         let io = |source| self.io(source);
         let parent = self.folder.parent().unwrap_or(&self.folder);
@@ -46,7 +46,7 @@ impl Region {
         lease.members().try_for_each(|member| self.enter(member)).map_err(io)
     }
 
-    /// Takes the entry of `container` away, if it has one.
+    /// Removes the entry of `container`, if it has one.
     pub fn leave(&self, container: &str) {
         if let Some(entry) = self.entry(container) {
             let _ = fs::remove_dir(entry);
@@ -77,7 +77,8 @@ impl Region {
         }
     }
 
-    /// `limits` is the last part to be written, and no container can change it.
+    /// Whether the region is complete: `limits` is the last part to be written, and no container can change
+    /// it.
     fn is_whole(&self, has_limits: bool) -> io::Result<bool> {
         let path = if has_limits { self.limits() } else { self.folder.clone() };
         match fs::symlink_metadata(path) {
@@ -87,8 +88,8 @@ impl Region {
         }
     }
 
-    /// Whether somebody has the region already, in a mount namespace of which this process sees nothing. A
-    /// second region would be the same share once more.
+    /// Whether somebody has the region already, in a mount namespace that this process does not see. A second
+    /// region would grant the same share once more.
     fn was_whole(&self, lease: &Lease) -> io::Result<bool> {
         let active = lease.others.iter().any(|member| member.state == LeaseState::Active);
         match fs::read_dir(self.members()) {
@@ -105,7 +106,7 @@ impl Region {
         super::make_private(&entry)
     }
 
-    /// `None` for an id that would lead out of the folder.
+    /// Path of the entry; `None` for an id that would lead out of the folder.
     fn entry(&self, container: &str) -> Option<PathBuf> {
         let plain = Path::new(container).file_name().is_some_and(|name| name == container);
         plain.then(|| self.members().join(container))

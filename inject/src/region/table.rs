@@ -1,9 +1,9 @@
 //! The one file system of all `limits` files.
 //!
 //! A container that may open files by handle (CAP_DAC_READ_SEARCH) reaches every file of a file system of
-//! which it has a mount, and may write it where that mount is writable. So containers have this one mounted
-//! read-only and in no other way, and the file that a container may write lies on another. The host's own
-//! mount stays writable.
+//! which it has a mount. It may write the file where that mount is writable. So containers get this file
+//! system only as read-only mounts, and the file that they may write lies on another. The host's own mount
+//! stays writable.
 
 use std::fs::{self, DirBuilder, File, Metadata, TryLockError};
 use std::io::{self, ErrorKind};
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use nix::mount::{MsFlags, mount};
 
-/// The host alone writes there. A file has a page, so this is room for 16,000 containers.
+/// Only the host writes there. A file takes a page, so there is room for 16,000 containers.
 const OPTIONS: &str = "size=64m,mode=0700";
 
-/// How long a creation waits for another one that mounts it.
+/// How long a creation waits for another one that mounts the file system.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Makes sure that `folder`, directly below the state folder, is a file system of its own.
@@ -25,7 +25,7 @@ pub(super) fn ensure(folder: &Path) -> io::Result<()> {
     if is_mounted(folder)? {
         return Ok(());
     }
-    // Two mounts at once would lie one over the other, and hide a limits file.
+    // Of two mounts at once one would lie over the other, and hide a limits file.
     let _turn = locked(state(folder)?)?;
     if is_mounted(folder)? { Ok(()) } else { mount_at(folder) }
 }
@@ -56,7 +56,7 @@ fn state(folder: &Path) -> io::Result<&Path> {
     folder.parent().ok_or_else(|| ErrorKind::InvalidInput.into())
 }
 
-/// Holds the lock of the state folder, which nobody but root can open, until the file is closed.
+/// Holds the lock of the state folder until the file is closed. Nobody but root can open that folder.
 fn locked(state: &Path) -> io::Result<File> {
     let file = File::open(state)?;
     let until = Instant::now() + PATIENCE;

@@ -13,7 +13,7 @@ use serde_json::Value;
 /// Numbers of a device; `None` stands for all of them, as -1 does in a bundle.
 type Numbers = (Option<u64>, Option<u64>);
 
-/// A node or a rule for a character device with one of the numbers `wanted`.
+/// The node or rule for a character device with one of the numbers `wanted`, as text.
 pub(super) fn character(json: &Value, wanted: &[(u64, Option<u64>)]) -> Option<String> {
     let is_wanted = |(major, minor): Numbers| {
         wanted.iter().any(|(of, one)| {
@@ -24,7 +24,7 @@ pub(super) fn character(json: &Value, wanted: &[(u64, Option<u64>)]) -> Option<S
     find(json, &["c", "u", "a", ""], is_wanted)
 }
 
-/// A node or a rule for a block device of the host's file systems.
+/// The node or rule for a block device of the host's file systems, as text.
 pub(super) fn disk(json: &Value) -> Option<String> {
     let mut disks = None;
     find(json, &["b", "a", ""], |(major, minor)| {
@@ -40,7 +40,8 @@ pub(super) fn is_host_disk(path: &Path) -> bool {
     file.file_type().is_block_device() && host_disks().contains(&numbers_of(file.rdev()))
 }
 
-/// A rule for every device is not looked for here: such a container is privileged.
+/// The first node or rule of one of the `kinds` whose numbers are wanted, as text. A rule for every device is
+/// not looked for here: such a container is privileged.
 fn find(json: &Value, kinds: &[&str], mut is_wanted: impl FnMut(Numbers) -> bool) -> Option<String> {
     let list = |pointer: &str| json.pointer(pointer).and_then(Value::as_array).into_iter().flatten();
     let mut of = |entry: &&Value| {
@@ -66,12 +67,13 @@ fn told(rule: &Value) -> String {
     format!("device rule {} {}:{}", kind.escape_debug(), text(major), text(minor))
 }
 
-/// The block devices under the host's mounts: those mounted, and the disks that they are parts of or lie on.
+/// The block devices under the host's mounts: the mounted ones, and the disks that they are parts of or lie
+/// on.
 fn host_disks() -> BTreeSet<(u64, u64)> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mut found = BTreeSet::new();
     for line in table.lines() {
-        // A btrfs shows a number of no device; its source is the device.
+        // A btrfs shows a number that belongs to no device; its source is the device.
         let source = line.split_once(" - ").and_then(|(_, rest)| rest.split(' ').nth(1));
         let mounted = line.split(' ').nth(2).and_then(parsed);
         let behind = source.and_then(|source| fs::metadata(source).ok()).map(|file| numbers_of(file.rdev()));

@@ -1,8 +1,8 @@
-//! What the bundle's mounts bring of the host.
+//! Tells what the bundle's mounts bring of the host.
 //!
-//! A source is followed to where its links lead on the host, and compared by device and inode: it
-//! may be a link to `/`, or a folder that is bound elsewhere. Who can change a link of the source between
-//! this look and the low-level runtime's own changes files of the host already.
+//! The links of a source are followed on the host, and the result is compared by device and inode: it may be
+//! a link to `/`, or a folder that is bound elsewhere. Whoever can change a link of the source between this
+//! look and the low-level runtime's own can change files of the host already.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -30,7 +30,7 @@ pub(super) enum Reach {
     Programs,
     /// The driver's files; writable.
     Driver,
-    /// A socket whose owner takes orders; a read-only mount does not keep from connecting.
+    /// A socket whose owner takes orders. A read-only mount does not keep the container from connecting.
     Socket,
     /// The host's processes, or writable settings of its kernel.
     Proc,
@@ -44,7 +44,7 @@ pub(super) enum Reach {
     Shared,
 }
 
-/// Sockets whose owners do what root on the host can.
+/// Sockets whose owners do what root on the host can do.
 const SOCKETS: [&str; 10] = [
     "/run/docker.sock",
     "/run/containerd/containerd.sock",
@@ -57,7 +57,7 @@ const SOCKETS: [&str; 10] = [
     "/run/systemd/private",
     "/run/dbus/system_bus_socket",
 ];
-/// Where the settings are by default.
+/// Default folder of the settings.
 const SETTINGS: &str = "/etc/gpushare";
 /// File systems of the kernel's insides, as types of mounts and as the kernel numbers them.
 const INSIDES: [&str; 5] = ["sysfs", "debugfs", "tracefs", "securityfs", "configfs"];
@@ -65,7 +65,7 @@ const INSIDES_MAGIC: [FsType; 5] =
     [SYSFS_MAGIC, DEBUGFS_MAGIC, TRACEFS_MAGIC, SECURITYFS_MAGIC, FsType(0x6265_6570)];
 const CGROUPS_MAGIC: [FsType; 2] = [CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC];
 
-/// The mounts of a bundle, and what of the host must not be in them.
+/// The mounts of a bundle, and the places of the host that they must not reach.
 pub(super) struct Mounts<'a> {
     mounts: Vec<Mount<'a>>,
     state: Vec<Place>,
@@ -77,7 +77,7 @@ pub(super) struct Mounts<'a> {
     has_cgroup_namespace: bool,
 }
 
-/// A file or folder of the host, links followed.
+/// A file or folder of the host, with links followed.
 struct Place {
     path: PathBuf,
     found: Option<Metadata>,
@@ -94,12 +94,12 @@ struct Mount<'a> {
     options: Vec<&'a str>,
     /// What it brings of the host: a bind's source, or the folder that an overlay writes to.
     source: Option<Place>,
-    /// What it mounts, where that is a file system of its own: perhaps a device.
+    /// Source of a mount that is no bind: perhaps a device.
     device: &'a str,
 }
 
 impl Place {
-    /// Follows links as far as there is something.
+    /// Follows links as far as the path exists.
     fn at(path: &Path) -> Self {
         let real = fs::canonicalize(path).ok().or_else(|| {
             let parent = fs::canonicalize(path.parent()?).ok()?;
@@ -134,13 +134,13 @@ impl<'a> Mount<'a> {
         let upper = options.iter().find_map(|option| option.strip_prefix("upperdir="));
         let is_bind = is_bind(mount);
         let source = if is_bind { Some(text("source")) } else { upper };
-        // A relative source is the bundle's.
+        // A relative source is relative to the bundle.
         let source = source.map(|source| Place::at(&bundle.join(source)));
         let device = if is_bind { "" } else { text("source") };
         Self { target: text("destination"), kind: text("type"), options, source, device }
     }
 
-    /// Escaped, for messages.
+    /// The mount's target, escaped for messages.
     fn name(&self) -> String {
         format!("mount {}", self.target.escape_debug())
     }
@@ -157,14 +157,14 @@ impl<'a> Mount<'a> {
             .is_some_and(|last| *last != "rw")
     }
 
-    /// Whether mounts below the source come along and stay writable, now or later: `ro` is for the uppermost
-    /// alone.
+    /// Whether mounts below the source come along and stay writable, now or later: `ro` covers the uppermost
+    /// mount only.
     fn leaves_lower_mounts_writable(&self) -> bool {
         let is_recursive = self.has("rbind") || !self.has("bind");
         is_recursive && !self.has("rro") || self.has("slave") || self.has("rslave")
     }
 
-    /// Whether the container can write `place` through it, which the source holds.
+    /// Whether the container can write `place`, which lies in `source`, through this mount.
     fn writes(&self, source: &Place, place: &Place) -> bool {
         let device = |place: &Place| place.found.as_ref().map(Metadata::dev);
         let is_below = device(source) != device(place);
@@ -176,21 +176,21 @@ impl<'a> Mount<'a> {
         places.iter().any(|place| source.holds(place) && self.writes(source, place))
     }
 
-    /// Whether its source is one of the folders or lies in one, and can be written.
+    /// Whether its source is one of the folders or lies in one, and the mount is writable.
     fn writes_in_one_of(&self, places: &[Place]) -> bool {
         let Some(source) = &self.source else { return false };
         !self.is_read_only() && places.iter().any(|place| place.holds(source))
     }
 
-    /// Whether it lies on a file system of the kernel's, and can be written.
+    /// Whether it lies on a file system of the kernel, and is writable.
     fn writes_kernels(&self, kinds: &[&str], systems: &[FsType]) -> bool {
         let system = self.source.as_ref().and_then(Place::file_system);
         let is_kernels = system.map_or(kinds.contains(&self.kind), |system| systems.contains(&system));
         is_kernels && !self.is_read_only()
     }
 
-    /// One of our two files, as an earlier start of the same bundle left its mount: the new plan takes its
-    /// place.
+    /// Whether it is the mount of one of our two files that an earlier start of the same bundle left: the new
+    /// plan replaces it.
     fn is_of_an_earlier_plan(&self, state: &Path) -> bool {
         let names = [(inner::LIMITS, "limits"), (inner::USAGE, "usage")];
         let Some(source) = &self.source else { return false };
@@ -225,12 +225,12 @@ impl<'a> Mounts<'a> {
         }
     }
 
-    /// The first mount that reaches it.
+    /// The first mount with this reach, as text.
     pub(super) fn reaching(&self, reach: Reach) -> Option<String> {
         self.mounts.iter().find(|mount| self.reaches(mount, reach)).map(Mount::name)
     }
 
-    /// The first mount of a disk of the host.
+    /// The first mount of a disk of the host, as text.
     pub(super) fn of_disk(&self) -> Option<String> {
         let is_disk =
             |mount: &&Mount| mount.device.starts_with('/') && devices::is_host_disk(mount.device.as_ref());
@@ -258,7 +258,8 @@ impl<'a> Mounts<'a> {
         self.sockets.iter().any(|socket| source.holds(socket) || is_socket && named(socket))
     }
 
-    /// In a cgroup namespace of its own, what a runtime mounts shows the container's own cgroup and no other.
+    /// In a cgroup namespace of its own, a mount that the runtime makes shows only the container's own
+    /// cgroup.
     fn writes_cgroups(&self, mount: &Mount) -> bool {
         let is_own = mount.source.is_none() && self.has_cgroup_namespace;
         mount.writes_one_of(&self.cgroups)
@@ -266,15 +267,15 @@ impl<'a> Mounts<'a> {
     }
 }
 
-/// Where the host has its cgroups.
+/// The folders where the host has its cgroups mounted.
 fn cgroups() -> Vec<Place> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let of_cgroups = table.lines().filter(|line| line.contains(" - cgroup"));
     of_cgroups.filter_map(|line| line.split(' ').nth(4)).map(|point| Place::at(point.as_ref())).collect()
 }
 
-/// Whether it shows the host's processes, or settings that it can write. Through `/proc/PID/root` the files
-/// of the host are reached whether the mount is read-only or not.
+/// Whether the mount shows the host's processes, or settings that it can write. `/proc/PID/root` leads to
+/// files of the host even on a read-only mount.
 fn is_hosts_proc(mount: &Mount, source: &Place) -> bool {
     let shows_process = || ["self", "root"].iter().any(|link| source.path.join(link).is_symlink());
     source.file_system() == Some(PROC_SUPER_MAGIC) && (!mount.is_read_only() || shows_process())

@@ -1,12 +1,12 @@
-//! Which of its namespaces a container has for itself.
+//! Tells which namespaces a container has for itself.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use serde_json::Value;
 
-/// Whether the container lives in a user namespace without the host's root: its capabilities then reach
-/// nothing outside, and files of the host's root are not its own.
+/// Whether the container is in a user namespace without the host's root. Its capabilities then reach nothing
+/// outside, and files of the host's root are not its own.
 pub(super) fn is_apart(json: &Value) -> bool {
     has_namespace_of_its_own(json, "user") && !maps_hosts_root(json)
 }
@@ -17,7 +17,7 @@ fn maps_hosts_root(json: &Value) -> bool {
     first.any(|host| host.is_none_or(|host| host == 0))
 }
 
-/// Whether the bundle has a namespace of this kind, and is not told to join the host's. One that cannot be
+/// Whether the bundle has a namespace of this kind, and does not join the host's. A path that cannot be
 /// looked at cannot be joined either: the low-level runtime fails.
 pub(super) fn has_namespace_of_its_own(json: &Value, kind: &str) -> bool {
     let namespaces = json.pointer("/linux/namespaces").and_then(Value::as_array).into_iter().flatten();

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 
-/// Where a test's node has its files.
+/// The folder with the files of a test's node.
 struct Host(tempfile::TempDir);
 
 impl Host {
@@ -262,7 +262,7 @@ fn the_mounts_of_an_earlier_start_of_the_same_bundle_are_no_right() {
     assert_eq!(name(&host, &with("/mounts", usage("/x"))), Some("the state folder"));
 }
 
-/// Containers as engines make them, which held a share under `request.strict` ever since.
+/// Containers as engines make them by default always held a share under `request.strict`.
 #[test]
 fn what_engines_make_without_being_told_more_stays_admitted() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");

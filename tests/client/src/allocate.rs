@@ -1,4 +1,4 @@
-//! Allocating given sizes, in the ways in which programs reach the driver.
+//! Allocates given sizes, in the ways in which programs reach the driver.
 
 use std::ffi::c_void;
 use std::io::{Write, stdout};
@@ -60,7 +60,8 @@ impl Allocate {
         Ok(())
     }
 
-    /// True in the child, which holds what it gets until its parent is done; the parent comes second and says false.
+    /// Forks. The child gets true, and holds what it allocates until its parent is done. The parent allocates
+    /// second and then returns false.
     fn first_of_two(&self) -> Result<bool> {
         // SAFETY: there is one thread, and no driver yet.
         let child = unsafe { libc::fork() };
@@ -70,7 +71,7 @@ impl Allocate {
         if child == 0 {
             return Ok(true);
         }
-        // The child has printed by then: it allocates a second earlier.
+        // The child has printed by then: it allocates at once.
         std::thread::sleep(Duration::from_secs(2));
         let second = Self {
             mib: self.mib.clone(),
@@ -105,7 +106,7 @@ impl Allocate {
     }
 }
 
-/// cuMemAlloc as cuGetProcAddress gives it.
+/// The cuMemAlloc that cuGetProcAddress returns.
 fn entry(driver: &Driver) -> Result<extern "C" fn(&mut u64, usize) -> i32> {
     let mut address = std::ptr::null_mut();
     let status = (driver.entry)(c"cuMemAlloc".as_ptr(), &mut address, 11040, 0);

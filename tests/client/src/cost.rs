@@ -1,5 +1,5 @@
-//! What one call costs: the same loop through the library that the loader finds and, in the same process and in turns,
-//! through another file of the driver.
+//! Measures what one call costs. Times the same loop through the library that the loader finds and, in turns
+//! in the same process, through another file of the driver.
 
 use std::hint::black_box;
 use std::io::{BufWriter, Write, stdout};
@@ -58,7 +58,8 @@ struct Way {
 }
 
 impl Cost {
-    /// Prints one line a round.
+    /// Prints one line a round: picoseconds a call, and after a space those of the driver's own file if there
+    /// is one.
     ///
     /// # Errors
     /// When the driver refuses anything.
@@ -73,13 +74,13 @@ impl Cost {
         let way = |driver| -> Result<Way> {
             Ok(Way { driver, kernel, graph, stream, mathematics: Library::open("libm.so.6")? })
         };
-        // Handles of the one are good for the other: behind both is one driver.
+        // Handles of one are good for the other: both lead to the same driver.
         let bare = self.bare.as_deref().map(Driver::open).transpose()?.map(way).transpose()?;
         let ours = way(driver)?;
         let mut lines = BufWriter::new(stdout().lock());
         for round in 0..=self.rounds {
             let (ours, bare) = self.round(round, &ours, bare.as_ref())?;
-            // The first fills the caches.
+            // The first round only fills the caches.
             if round > 0 {
                 writeln!(lines, "{ours}{}", bare.map(|bare| format!(" {bare}")).unwrap_or_default())?;
             }
@@ -87,7 +88,7 @@ impl Cost {
         lines.flush().context("stdout")
     }
 
-    /// Picoseconds a call by both ways; which comes first changes from round to round.
+    /// Picoseconds a call by both ways. The order changes from round to round.
     fn round(&self, number: u32, ours: &Way, bare: Option<&Way>) -> Result<(u128, Option<u128>)> {
         let Some(bare) = bare else { return Ok((self.picoseconds(ours)?, None)) };
         if number.is_multiple_of(2) {

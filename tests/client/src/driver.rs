@@ -1,19 +1,19 @@
-//! The driver's functions as this program calls them, a context, and the kernels.
+//! The driver's functions as this program calls them, a context, and the kernels that keep a GPU busy.
 
 use std::ffi::CString;
 
 use anyhow::{Context as _, Result, bail};
 
-/// `CUDA_SUCCESS`.
+/// Status `CUDA_SUCCESS`.
 pub const SUCCESS: i32 = 0;
-/// `CUDA_ERROR_OUT_OF_MEMORY`.
+/// Status `CUDA_ERROR_OUT_OF_MEMORY`.
 pub const OUT_OF_MEMORY: i32 = 2;
-/// `CUDA_ERROR_NOT_FOUND`, also for a function that the driver is too old for.
+/// Status `CUDA_ERROR_NOT_FOUND`. It also stands for a function that the driver is too old to have.
 const NOT_FOUND: i32 = 500;
-/// The loader's name of the driver.
+/// The name by which the loader finds the driver.
 pub const SONAME: &str = "libcuda.so.1";
 
-/// A kernel's launch for `cuLaunchKernelEx`: grid, block, shared bytes, stream, attributes.
+/// The launch of a kernel for `cuLaunchKernelEx`: grid, block and shared bytes, stream, attributes.
 #[repr(C)]
 pub struct Configuration {
     extents: [u32; 7],
@@ -32,7 +32,7 @@ pub struct KernelNode {
 }
 
 crate::functions! {
-    /// Functions of libcuda.
+    /// The functions of libcuda that this program calls.
     Driver, absent = NOT_FOUND;
     init = cuInit(flags: u32);
     device_get = cuDeviceGet(device: &mut i32, ordinal: i32);
@@ -85,10 +85,10 @@ crate::functions! {
     graph_launch = cuGraphLaunch(executable: usize, stream: usize);
 }
 
-/// A call that has to succeed.
+/// Makes an error of a driver's status that is not success. `name` is the function that returned it.
 ///
 /// # Errors
-/// With the name of the function, when it did not.
+/// When the status is not success; the text has the name of the function.
 pub fn done(status: i32, name: &str) -> Result<()> {
     if status == SUCCESS {
         return Ok(());
@@ -97,7 +97,7 @@ pub fn done(status: i32, name: &str) -> Result<()> {
 }
 
 impl Driver {
-    /// The driver that the loader finds, with the first GPU's primary context current.
+    /// Opens the driver `library`, with the first GPU's primary context current.
     ///
     /// # Errors
     /// When there is no driver, no GPU or no context.
@@ -105,7 +105,7 @@ impl Driver {
         Ok(Self::start_in(library)?.0)
     }
 
-    /// The same, and the context's handle, for other threads.
+    /// As [`Driver::start`], and returns the context's handle for other threads.
     ///
     /// # Errors
     /// As [`Driver::start`].
@@ -119,7 +119,7 @@ impl Driver {
         Ok((driver, context))
     }
 
-    /// A stream that does not wait for the default one.
+    /// Makes a stream that does not wait for the default one.
     ///
     /// # Errors
     /// When the driver makes none.
@@ -132,7 +132,7 @@ impl Driver {
     /// Free and total memory in bytes.
     ///
     /// # Errors
-    /// When the driver does not say.
+    /// When the driver gives no answer.
     pub fn memory(&self) -> Result<(usize, usize)> {
         let (mut free, mut total) = (0, 0);
         done((self.memory)(&mut free, &mut total), "cuMemGetInfo")?;
@@ -140,15 +140,15 @@ impl Driver {
     }
 }
 
-/// A function that keeps one block of a GPU busy.
+/// The driver's handle of a kernel that spins in each of its blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel(usize);
 
 impl Kernel {
-    /// A kernel whose every block spins for `duration`, such as `10ms`, `100us` or `1ns`.
+    /// Loads a kernel of which each block spins for `duration`, such as `10ms`, `100us` or `1ns`.
     ///
     /// # Errors
-    /// When the driver does not take it.
+    /// When `duration` cannot be read, or the driver refuses the kernel.
     pub fn spinning(driver: &Driver, duration: &str) -> Result<Self> {
         let (name, text) = spinning_text(duration)?;
         let (mut module, mut function) = (0, 0);
@@ -157,17 +157,17 @@ impl Kernel {
         Ok(Self(function))
     }
 
-    /// The number by which the driver knows it.
+    /// The driver's handle of the kernel's function.
     pub fn handle(self) -> usize {
         self.0
     }
 
-    /// Its launch with `grid` blocks of one warp, for `cuLaunchKernelEx`.
+    /// A launch of `grid` blocks of one warp, for `cuLaunchKernelEx`.
     pub fn configuration(grid: u32, stream: usize) -> Configuration {
         Configuration { extents: [grid, 1, 1, 32, 1, 1, 0], stream, attributes: 0, attribute_count: 0 }
     }
 
-    /// An executable graph of `nodes` launches, one after the other.
+    /// Makes an executable graph of `nodes` launches, one after the other.
     ///
     /// # Errors
     /// When the driver makes none.

@@ -1,7 +1,7 @@
-//! Allocating until the driver refuses: one family of functions, one or several processes at once.
+//! Allocates until the driver refuses: with one family of functions, in one or several processes at once.
 //!
-//! Each process is this program again. It says `ready` with a context, waits for a byte on its standard input, fills,
-//! says what it holds, and holds it until its standard input ends.
+//! Each process is this program again. It prints `ready` once it has a context, waits for a byte on its
+//! standard input, fills, prints what it holds, and holds that until its standard input ends.
 
 use std::env;
 use std::io::{BufRead, BufReader, Read, Write, stdin, stdout};
@@ -95,7 +95,7 @@ impl Fill {
         if stdin().read(&mut byte)? > 0 && self.largest > 0 {
             say(&format!("held {}", stores.fill(self.largest * MIB)?))?;
         }
-        // Until our parent lets go of the other end.
+        // Waits until the parent closes the other end.
         stdin().read_to_end(&mut Vec::new())?;
         Ok(())
     }
@@ -107,7 +107,7 @@ fn say(line: &str) -> Result<()> {
     out.flush().context("stdout")
 }
 
-/// One of the processes; ends with this value.
+/// One of the processes. It ends when this value is dropped.
 struct Process {
     child: Child,
     input: Option<ChildStdin>,
@@ -125,7 +125,7 @@ impl Process {
         Ok(Self { child, input, output })
     }
 
-    /// The number behind `word` on its next line.
+    /// The number after `word` on the next line that the process prints.
     fn expect(&mut self, word: &str) -> Result<usize> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
@@ -144,21 +144,21 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.input = None;
-        // It ends by itself now, or was killed.
+        // The process ends by itself now, or was killed.
         let _ = self.child.wait();
     }
 }
 
-/// Processes that have a context and do nothing; they end with this value.
+/// Processes that have a context and do nothing. They end when this value is dropped.
 pub struct Beside {
     _processes: Vec<Process>,
 }
 
 impl Beside {
-    /// Starts `count` of them.
+    /// Starts `count` processes.
     ///
     /// # Errors
-    /// When one has no context.
+    /// When one gets no context.
     pub fn start(count: u32, family: Family) -> Result<Self> {
         let started = (0..count).map(|_| Process::start(family, 0)).collect::<Result<Vec<_>>>();
         let mut processes = started?;
@@ -167,7 +167,7 @@ impl Beside {
     }
 }
 
-/// Where a family's memory comes from.
+/// What a family of functions needs to allocate.
 struct Stores<'d> {
     driver: &'d Driver,
     family: Family,
@@ -176,7 +176,7 @@ struct Stores<'d> {
     random: u64,
 }
 
-/// Address space for mapped memory, bytes: more than any GPU has.
+/// Bytes of address space for mapped memory: more than any GPU has.
 const RANGE: usize = 1 << 40;
 const PAGE: usize = 2 * MIB;
 
@@ -184,7 +184,7 @@ impl<'d> Stores<'d> {
     fn new(driver: &'d Driver, family: Family) -> Result<Self> {
         let (mut pool, mut range) = (0, 0);
         if family == Family::Pool {
-            // Pinned memory of GPU 0.
+            // Properties of pinned memory of GPU 0.
             let properties = [1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
             done((driver.pool_create)(&mut pool, &properties), "cuMemPoolCreate")?;
         }
@@ -194,7 +194,8 @@ impl<'d> Stores<'d> {
         Ok(Self { driver, family, pool, range, random: u64::from(std::process::id()) << 20 | 1 })
     }
 
-    /// Allocates sizes up to `largest` until even the smallest is refused; the bytes that were granted.
+    /// Allocates sizes up to `largest` until even the smallest is refused. Returns the bytes that were
+    /// granted.
     fn fill(&mut self, mut largest: usize) -> Result<usize> {
         let mut held = 0;
         while largest >= 512 {
@@ -207,9 +208,9 @@ impl<'d> Stores<'d> {
         Ok(held)
     }
 
-    /// Between half of `largest` and `largest`, of a size that no driver rounds up.
+    /// A size between half of `largest` and `largest`, such that no driver rounds it up.
     fn some_size(&mut self, largest: usize) -> usize {
-        // Marsaglia's xorshift: any sequence will do that differs from process to process.
+        // Marsaglia's xorshift. Any sequence will do that differs between processes.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
@@ -230,7 +231,7 @@ impl<'d> Stores<'d> {
             Family::Async => (driver.allocate_async)(&mut pointer, bytes, 0),
             Family::Pool => (driver.allocate_from_pool)(&mut pointer, bytes, self.pool, 0),
             Family::Virtual => return self.map(bytes.div_ceil(PAGE) * PAGE),
-            // Elements are one float; format and channels share a word.
+            // Each element is one float; format and channels share a word.
             Family::Array => (driver.array_create)(&mut handle, &[128, rows(512), 1 << 32 | 0x20]),
             Family::Mipmap => (driver.mipmap_create)(&mut handle, &[128, rows(512), 0, 1 << 32 | 0x20, 0], 4),
             Family::Graph => return self.launch_allocation(bytes),
@@ -238,7 +239,7 @@ impl<'d> Stores<'d> {
         granted(status)
     }
 
-    /// Physical memory that lives by its mapping alone.
+    /// Maps physical memory and releases its handle, so that only the mapping keeps it.
     fn map(&mut self, bytes: usize) -> Result<bool> {
         let mut handle = 0;
         if !granted((self.driver.physical_create)(&mut handle, bytes, &[1, 1, 0, 0], 0))? {
@@ -250,7 +251,7 @@ impl<'d> Stores<'d> {
         Ok(true)
     }
 
-    /// A graph that allocates and does not free; it is launched once.
+    /// Launches, once, a graph that allocates and does not free.
     fn launch_allocation(&mut self, bytes: usize) -> Result<bool> {
         let driver = self.driver;
         let (mut graph, mut node, mut executable) = (0, 0, 0);

@@ -1,4 +1,4 @@
-//! Keeping a GPU busy: kernels of one duration, launched in one way, as fast as the driver takes them.
+//! Keeps a GPU busy: kernels of one duration, launched in one way, as fast as the driver takes them.
 
 use std::env;
 use std::process::Command;
@@ -22,7 +22,7 @@ enum Way {
     Graph,
 }
 
-/// Kernels of a graph.
+/// Kernel nodes of a graph.
 const NODES: u32 = 4;
 
 /// What to launch.
@@ -54,7 +54,8 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Prints `kernels COUNT` and `rate KERNELS_A_SECOND` for each process: those that have run, by the time until the last had.
+    /// Prints `kernels COUNT` and `rate KERNELS_A_SECOND` for each process. The rate is over the time until
+    /// the last kernel has run.
     ///
     /// # Errors
     /// When the driver refuses a launch.
@@ -73,7 +74,8 @@ impl Launch {
         Ok(())
     }
 
-    /// One of several; they do not start in step, which no programs do.
+    /// One of several processes. Each starts 7 ms after the one before, since programs do not start in step
+    /// either.
     fn child(&self, number: u32) -> Command {
         let mut command = Command::new(env::current_exe().unwrap_or_default());
         let way = self.way.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `lease`: file leases, by which whoever opens the file afterwards has to wait.
+//! Takes file leases: whoever opens such a file afterwards has to wait.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -20,13 +20,13 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Never returns, unless the user id cannot be had.
+    /// Never returns, unless the user id cannot be changed.
     pub fn run(&self) -> Result<()> {
         if let Some(uid) = self.uid {
             // SAFETY: no pointer is passed.
             anyhow::ensure!(unsafe { libc::setuid(uid) } == 0, "{}", std::io::Error::last_os_error());
         }
-        // The break of a lease is told by a signal, which would end us.
+        // The kernel tells of the break of a lease by a signal, which would end this process.
         // SAFETY: ignoring a signal runs no code of ours.
         unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
         let mut held: Vec<Option<File>> = self.files.iter().map(|_| None).collect();

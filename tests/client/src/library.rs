@@ -4,14 +4,14 @@ use std::ffi::{CStr, CString, c_void};
 
 use anyhow::{Context, Result, bail};
 
-/// An open library; stays open until the program ends.
+/// An open library. It stays open until the program ends.
 pub struct Library(*mut c_void);
 
 impl Library {
     /// Opens `name`: a path, or a name for the loader's ordinary search.
     ///
     /// # Errors
-    /// The loader's own words.
+    /// When the loader cannot open it; the text is the loader's.
     pub fn open(name: &str) -> Result<Self> {
         let text = CString::new(name).context("a name with a zero byte")?;
         // SAFETY: a C string; the library's initialisers are what every program that links it runs.
@@ -29,7 +29,7 @@ impl Library {
         bail!("{}", error.to_string_lossy());
     }
 
-    /// Address of `name`, if the library or one that it names has it.
+    /// Address of `name`, if the library or one that it depends on has it.
     pub fn symbol(&self, name: &CStr) -> Option<*mut c_void> {
         // SAFETY: an open handle and a C string.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
@@ -37,8 +37,8 @@ impl Library {
     }
 }
 
-/// Declares a table of a library's functions, all of the form `int f(...)`. A function that the library lacks answers
-/// `absent`, as a status of its own kind.
+/// Declares a table of a library's functions, all of the form `int f(...)`. A function that the library lacks
+/// returns `absent`, a status of the library's own kind.
 #[macro_export]
 macro_rules! functions {
     (
@@ -55,7 +55,7 @@ macro_rules! functions {
             /// The functions of the library `name`.
             ///
             /// # Errors
-            /// When it cannot be opened.
+            /// When the library cannot be opened.
             pub fn open(name: &str) -> anyhow::Result<Self> {
                 let library = $crate::library::Library::open(name)?;
                 Ok(Self { $($field: {

@@ -1,8 +1,9 @@
-//! `gpushare-tests-client`: a program that uses the CUDA driver in one way per verb, for benchmarks and for tests on real
-//! GPUs. It knows nothing of gpushare; it opens libcuda by name as programs do, and prints figures, one line each.
+//! `gpushare-tests-client`: a program that uses the CUDA driver in one way per verb, for benchmarks and for
+//! tests on real GPUs. It knows nothing of gpushare. It opens libcuda by name as programs do, and prints
+//! figures, one a line.
 //!
-//! It is the same program on a simulated and on a real GPU: its kernels spin for as long as their names say, which is
-//! also what the simulated GPU goes by.
+//! The same program runs on a simulated and on a real GPU. Its kernels spin for as long as their names say,
+//! and the simulated GPU reads the time from the name.
 
 mod allocate;
 mod cost;

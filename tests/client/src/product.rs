@@ -1,4 +1,4 @@
-//! The product of two matrices: right results, and how many a second.
+//! Multiplies two matrices: checks the result, or measures how many products a second.
 
 use std::ffi::CStr;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 
 use crate::driver::{Driver, SONAME, done};
 
-/// Threads of a block in each of two dimensions.
+/// Threads of a block in each of its two dimensions.
 const TILE: u32 = 16;
 
 /// One thread computes one element of the product of two square matrices of `n` rows.
@@ -78,7 +78,7 @@ pub struct Product {
 }
 
 impl Product {
-    /// Prints `right SUM`, or `rate PRODUCTS_A_SECOND` when it goes on.
+    /// Prints `right SUM`, or `rate PRODUCTS_A_SECOND` if `seconds` is not 0.
     ///
     /// # Errors
     /// When the driver refuses a call, or an element is wrong.
@@ -88,7 +88,7 @@ impl Product {
         done((driver.module_load)(&mut module, TEXT.as_ptr()), "cuModuleLoadData")?;
         done((driver.function_get)(&mut function, module, c"product".as_ptr()), "cuModuleGetFunction")?;
         let n = usize::try_from(self.size)?;
-        // Small whole numbers: a single-precision sum of their products is exact.
+        // Small whole numbers, so that a single-precision sum of their products is exact.
         let [left, right] = [(7, 3), (5, 11)].map(|(factor, modulus)| {
             (0_u8..modulus).cycle().step_by(factor).take(n * n).map(f32::from).collect::<Vec<_>>()
         });

@@ -1,19 +1,19 @@
-//! What CUDA and NVML say of the first GPU: its size, what is used, which processes use it.
+//! Prints what CUDA and NVML say of the first GPU: its size, what is used, which processes use it.
 
 use anyhow::{Context, Result, bail};
 
 use crate::driver::{Driver, SONAME, done};
 
-/// `NVML_ERROR_FUNCTION_NOT_FOUND`.
+/// Status `NVML_ERROR_FUNCTION_NOT_FOUND`.
 const NOT_FOUND: i32 = 13;
 const NVML: &str = "libnvidia-ml.so.1";
-/// Version 2 of the memory structure, in its first word.
+/// First word of version 2 of the memory structure: version and size.
 const MEMORY_2: u64 = 2 << 24 | 40;
 /// Processes that are listed at most.
 const PROCESSES: usize = 256;
 
 crate::functions! {
-    /// Functions of NVML.
+    /// The functions of NVML that this program calls.
     Nvml, absent = NOT_FOUND;
     init = nvmlInit_v2();
     device = nvmlDeviceGetHandleByIndex_v2(index: u32, device: &mut usize);
@@ -32,7 +32,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Prints `NAME VALUE` for each answer, in bytes; the processes as `process PID BYTES`.
+    /// Prints `NAME VALUE` for each answer, sizes in bytes. Processes are printed as `process PID BYTES`.
     ///
     /// # Errors
     /// When a library does not answer.

@@ -1,8 +1,8 @@
-//! How long others are held up when a process is killed: victims and survivors allocate and free without pause; each
-//! victim is killed at a random moment, wherever it is then.
+//! Measures how long others are held up when a process is killed. Victims and survivors allocate and free
+//! without pause. Each victim is killed at a random moment, wherever it is then.
 //!
-//! A survivor that is ready to run and has no processor is not held up by anybody's death: the kernel counts that time
-//! for each thread, and it is taken off.
+//! A survivor that is ready to run and has no processor is not held up by a kill. The kernel counts that time
+//! for each thread, and it is subtracted.
 
 use std::env;
 use std::fs::File;
@@ -16,9 +16,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::driver::{Driver, SONAME, done};
 
-/// Calls that take longer are written down, nanoseconds.
+/// Nanoseconds; calls that take longer are recorded.
 const SLOW: u64 = 50_000;
-/// A call that begins later than this after a kill is not held up by it, nanoseconds.
+/// Nanoseconds; a call that begins later than this after a kill is not held up by it.
 const AFTERMATH: u64 = 50_000_000;
 
 /// What to do.
@@ -39,7 +39,8 @@ pub struct Survive {
 }
 
 impl Survive {
-    /// Prints for each kill the nanoseconds for which a survivor's call was held up, at most; 0 for less than 50 µs.
+    /// Prints for each kill the longest time in nanoseconds for which it held up a survivor's call. It prints
+    /// 0 for less than 50 µs.
     ///
     /// # Errors
     /// When a process does not start, or a survivor meets an error.
@@ -69,14 +70,15 @@ impl Survive {
 /// A call that took long.
 #[derive(Clone, Copy, Debug)]
 struct Slow {
-    /// By the monotonic clock, nanoseconds.
+    /// Nanoseconds of the monotonic clock.
     start: u64,
     end: u64,
-    /// Nanoseconds of it for which the thread was ready and had no processor.
+    /// Nanoseconds of the call in which the thread was ready and had no processor.
     queued: u64,
 }
 
-/// What the longest of the calls `slow` lost that were under way at the moment `kill` or began soon after it.
+/// Nanoseconds that the most delayed of the calls `slow` lost, of those that were under way at the moment
+/// `kill` or began soon after it.
 fn held_up(kill: u64, slow: &[Slow]) -> u64 {
     let touched = slow.iter().filter(|call| call.end > kill && call.start < kill + AFTERMATH);
     let lost = |call: &Slow| {
@@ -105,7 +107,7 @@ impl Worker {
         Ok(Self { child, output })
     }
 
-    /// Ends it; its slow calls.
+    /// Ends the process and returns its slow calls.
     fn finish(mut self) -> Result<Vec<Slow>> {
         drop(self.child.stdin.take());
         let mut text = String::new();
@@ -124,20 +126,20 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It may have ended.
+        // Both fail if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Allocates and frees until standard input ends; a survivor then tells its slow calls.
+/// Allocates and frees until standard input ends. A survivor then prints its slow calls.
 fn work(survives: bool) -> Result<()> {
     static OVER: AtomicBool = AtomicBool::new(false);
     let driver = Driver::start(SONAME)?;
     println!("ready");
     stdout().flush()?;
     std::thread::spawn(|| {
-        // Until our parent lets go of the other end.
+        // Waits until the parent closes the other end.
         let _ = stdin().read_to_end(&mut Vec::new());
         OVER.store(true, Ordering::Relaxed);
     });
@@ -155,7 +157,7 @@ fn work(survives: bool) -> Result<()> {
 
 /// Keeps a thread's slow calls.
 struct Watch {
-    /// The kernel's figures of this thread: time on a processor, time queued for one, turns.
+    /// The kernel's figures of this thread: time on a processor, time queued for one, number of turns.
     schedule: File,
     slow: Vec<Slow>,
 }
@@ -167,7 +169,7 @@ impl Watch {
         Ok(Self { schedule, slow: Vec::new() })
     }
 
-    /// Nanoseconds for which this thread has been queued since it began.
+    /// Nanoseconds for which this thread has been queued since it started.
     fn queued(&self) -> Result<u64> {
         let mut bytes = [0; 96];
         let length = self.schedule.read_at(&mut bytes, 0)?;
@@ -188,7 +190,7 @@ fn timed(watch: &mut Option<Watch>, call: impl FnOnce() -> i32) -> Result<i32> {
     Ok(status)
 }
 
-/// The machine's monotonic clock, nanoseconds: the same for all processes.
+/// Nanoseconds of the machine's monotonic clock, which is the same for all processes.
 fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes one structure of ours.

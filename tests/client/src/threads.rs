@@ -1,4 +1,5 @@
-//! Many threads and streams at once: memory, work and waits in every order; nothing may be lost or stuck.
+//! Uses many threads and streams at once, with memory, work and waits in every order. Nothing may be lost or
+//! stuck.
 
 use anyhow::{Result, bail};
 
@@ -19,7 +20,7 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Prints `leak BYTES`: free memory before less free memory after.
+    /// Prints `leak BYTES`: free memory before the second round less free memory after it.
     ///
     /// # Errors
     /// When the driver answers anything but success and out of memory.
@@ -72,7 +73,7 @@ impl Threads {
     }
 }
 
-/// Free memory once everything has run.
+/// Bytes of free memory once everything has run.
 fn settled(driver: &Driver) -> Result<usize> {
     done((driver.synchronize)(), "cuCtxSynchronize")?;
     Ok(driver.memory()?.0)

@@ -52,7 +52,7 @@ fn mount(source: &Path, target: &str) -> Value {
     json!({"destination": target, "source": source, "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"]})
 }
 
-/// The targets that stay of a bundle with these mounts.
+/// The targets of these mounts that stay in a bundle.
 fn left(driver: &Driver, mounts: &[Value]) -> Vec<String> {
     let mut json = json!({"mounts": mounts});
     take_out_driver(&mut json, &driver.folders());
@@ -80,7 +80,7 @@ fn mounts_of_the_nodes_own_driver_go_and_everything_else_stays() {
             "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
             true,
         ),
-        // Whatever its name in the container, it is the driver.
+        // Under any name in the container it is the driver.
         (library.clone(), "/opt/other.so", true),
         (linked, "/usr/lib/libcuda.so.1", true),
         ("/driver/root/run/nvidia-persistenced/socket".into(), "/run/nvidia-persistenced/socket", true),

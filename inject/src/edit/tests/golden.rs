@@ -1,6 +1,7 @@
-//! What an edit changes in each bundle that a real engine wrote, as files to read: `inject/golden/NAME.diff`, one line per
-//! entry that goes (`-`) or comes (`+`). `GPUSHARE_UPDATE_GOLDEN=1 cargo test -p gpushare-inject` writes them anew, to be
-//! looked at before they are committed.
+//! Compares what an edit changes in each bundle that a real engine wrote with a file to read,
+//! `inject/golden/NAME.diff`. It has one line per entry that goes (`-`) or comes (`+`).
+//! `GPUSHARE_UPDATE_GOLDEN=1 cargo test -p gpushare-inject` writes the files anew; look at them before you
+//! commit them.
 
 use std::fmt::Write;
 use std::fs;
@@ -13,8 +14,8 @@ use crate::edit::take_out_driver;
 use crate::outside_plan::OutsidePlan;
 use crate::plan::Plan;
 
-/// The entries of `before` and `after` that differ, by their place. Lists are compared as they stand from the first
-/// difference on, so that order counts.
+/// The entries of `before` and `after` that differ, by their place. Lists are compared as they stand from the
+/// first difference on, so that order counts.
 fn difference(place: &str, before: &Value, after: &Value, told: &mut String) {
     match (before, after) {
         (Value::Object(before), Value::Object(after)) => {
@@ -47,7 +48,7 @@ fn line(place: &str, before: Option<&Value>, after: Option<&Value>, told: &mut S
     }
 }
 
-/// Compares what was `told` with the golden file, or writes that anew.
+/// Compares what was `told` with the golden file, or writes that file anew.
 fn reviewed(golden: &Path, told: &str) {
     if std::env::var_os("GPUSHARE_UPDATE_GOLDEN").is_some() {
         fs::create_dir_all(golden.parent().unwrap()).unwrap();

@@ -29,7 +29,7 @@ fn leased_one_of_two() -> Plan {
     Plan { outside: one_of_two().outside, ..leased() }
 }
 
-/// What stands of GPUs after the edit: nodes by path, and rules as `MAJOR:MINOR ACCESS`.
+/// What the edit leaves of GPUs: nodes by path, and rules as `MAJOR:MINOR ACCESS`.
 fn of_gpus(json: &Value) -> (Vec<String>, Vec<String>) {
     let devices = json["linux"]["devices"].as_array().unwrap().iter();
     let rules = json["linux"]["resources"]["devices"].as_array().unwrap().iter();
@@ -157,7 +157,7 @@ fn a_share_takes_the_place_of_the_control_nodes_that_came_with_its_gpu() {
     let (_, rules) = of_gpus(&after);
     assert_eq!(rules, ["195:0 rw", "195:255 rw"]);
     assert!(!paths(&after).iter().any(|path| path.contains("tools") || path.contains("modeset")), "{after}");
-    // Beside no GPU they are the caller's own wish.
+    // Control nodes without a GPU are the caller's own wish.
     let after = edited(&with(&control).to_string(), &share).unwrap();
     assert!(paths(&after).iter().any(|path| path.contains("modeset")), "{after}");
 }

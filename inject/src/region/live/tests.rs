@@ -31,7 +31,7 @@ fn lease(memory: u64, cores: Option<u8>) -> Lease {
     }
 }
 
-/// A region on no tmpfs of its own: what is tested here does not depend on the file system.
+/// A region without a tmpfs of its own: these tests do not depend on the file system.
 fn region(lease: &Lease) -> (tempfile::TempDir, Region) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("limits"), encode_limits(&limits(lease)).unwrap()).unwrap();
@@ -77,7 +77,7 @@ fn a_limits_file_that_was_cut_or_changed_is_told_and_mended() {
     }
 }
 
-/// Writes that slot 0 holds a MiB, in the name of such a process.
+/// Writes that slot 0 holds 1 MiB for the process `pid` with this start time.
 fn hold(region: &Region, pid: u32, start_time: u64) {
     let mut bytes = fs::read(region.usage()).unwrap();
     let owners = std::mem::offset_of!(UsageFile, owners);
@@ -101,7 +101,7 @@ fn a_slot_counts_while_its_lock_is_held_or_its_owner_runs() {
     assert_eq!(bytes(), 1 << 20, "its owner runs, and closed its descriptors");
     hold(&region, pid, me.start_time + 1);
     assert_eq!(bytes(), 0, "its owner ended");
-    // A lock of an open file: one of this process itself would not be seen.
+    // A lock of an open file description: a lock of this process itself would not be seen.
     let file = OpenOptions::new().read(true).write(true).open(region.usage()).unwrap();
     let lock = |slot| wanted(lock_byte(slot));
     fcntl(&file, FcntlArg::F_OFD_SETLK(&lock(1))).unwrap();
@@ -128,7 +128,7 @@ fn a_damaged_usage_file_costs_bounded_time_and_says_so() {
         fs::write(&usage, bad).unwrap();
         assert!(matches!(region.read_usage(&Running::default(), 16), Err(UsageError::Damaged(_))), "{name}");
     }
-    // Sparse: it claims a terabyte and holds nothing.
+    // A sparse file claims a terabyte and holds nothing.
     fs::write(&usage, &good).unwrap();
     fs::OpenOptions::new().write(true).open(&usage).unwrap().set_len(1 << 40).unwrap();
     let start = Instant::now();

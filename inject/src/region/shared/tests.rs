@@ -34,7 +34,7 @@ fn alone(container: &str) -> Lease {
     lease(container, Vec::new(), Enforcement::Intercepted)
 }
 
-/// A state folder whose regions are taken away with it.
+/// A state folder whose regions are removed with it on drop.
 struct State(tempfile::TempDir);
 
 impl State {
@@ -72,7 +72,7 @@ fn of_twenty_containers_of_a_pod_at_once_one_makes_the_region_and_all_find_it_wh
                 let lease = alone(&format!("c{number}"));
                 region.join(&lease).unwrap();
                 assert!(region.grants_are(&lease).unwrap());
-                // Its books live from now on: nobody may write them anew.
+                // The container uses its file from now on: nobody may write it anew.
                 let usage = fs::OpenOptions::new().write(true).open(region.usage()).unwrap();
                 usage.write_all_at(&[1], 8192 + number).unwrap();
             });
@@ -95,7 +95,7 @@ fn a_container_waits_for_the_one_that_makes_the_region() {
     region.make_folder().unwrap();
     thread::scope(|scope| {
         let joined = scope.spawn(|| region.join(&alone("b")));
-        // Time to find half a region; what it does not wait for is taken away then.
+        // Gives the joining thread time to find half a region. What it does not wait for is removed then.
         thread::sleep(Duration::from_millis(200));
         assert!(!joined.is_finished() && region.folder.exists() && !region.limits().exists());
         fs::remove_dir(&region.folder).unwrap();
