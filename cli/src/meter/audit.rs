@@ -136,6 +136,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn where_another_systems_library_keeps_the_books_only_the_grant_explains_memory() {
+        use gpushare_inventory::GpuUuid;
+        use gpushare_quota::{Enforcement, Grant, Holder, LeaseKey, Member};
+        use gpushare_request::{Devices, Request};
+
+        let key = LeaseKey { root: String::new(), container: "web".to_owned() };
+        let holder = Holder { pid: 1, start_time: 1, cgroup: None, leads: false };
+        let gib = |count: u64| DeviceMemory::from_bytes(count << 30);
+        let grant = Grant { gpu: GpuUuid::from_bytes([1; 16]), memory: gib(4), cores: None };
+        let lease = Lease::new(Member::reserved(key, holder), &Request::whole(Devices::Any(1)), vec![grant]);
+        for (enforcement, held, want) in
+            [(Enforcement::Intercepted, 3, 3), (Enforcement::Foreign, 3, 0), (Enforcement::Foreign, 6, 2)]
+        {
+            let (lease, mut audit) = (Lease { enforcement, ..lease.clone() }, Audit::default());
+            let held = Held { bytes: gib(held).bytes(), processes: 1 };
+            let look = || audit.compare(&lease, 0, &held, &Usage::default(), gib(1));
+            let last = std::iter::repeat_with(look).nth(LOOKS as usize);
+            assert_eq!(last.map(DeviceMemory::from_bytes), Some(gib(want)), "{enforcement:?}, {held:?}");
+        }
+    }
+
+    #[test]
     fn memory_beyond_books_limit_and_tolerance_is_not_explained() {
         const MIB: u64 = 1 << 20;
         for (bytes, processes, booked, want) in [
