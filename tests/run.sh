@@ -9,8 +9,7 @@ cd "$(dirname "$0")/.."
 tables=${CARGO_TARGET_DIR:-target}/tmp
 rm -f "$tables"/engines.md "$tables"/dialects.md
 log=$(mktemp)
-logs=$(mktemp -d)
-trap 'rm -rf "$log" "$logs"' EXIT
+trap 'rm -f "$log"' EXIT
 failed=0
 
 run() {
@@ -24,24 +23,8 @@ everything=()
 [ "$(id -u)" -ne 0 ] || everything=(--include-ignored)
 
 run cargo test --no-fail-fast --workspace --locked --exclude gpushare-tests "${shims[@]}" -- "${everything[@]}"
-
-# Engines and nodes are heavy, and wait for each other's daemons more than they compute: two test programs at once, the
-# longest first, and one test at a time in each. A program's output comes in one piece, when it has ended.
-program() {
-    local name=$1 target=(--test "$1")
-    [ "$name" != lib ] || target=(--lib --bins)
-    cargo test --no-fail-fast --locked -p gpushare-tests "${target[@]}" -- $EVERYTHING --test-threads=1 --nocapture \
-        >"$LOGS/$name" 2>&1
-    local status=$?
-    flock "$LOGS" cat "$LOGS/$name"
-    return "$status"
-}
-export -f program
-export EVERYTHING="${everything[*]}" LOGS=$logs
-longest=(engines dialects attacks hook_only_attacks slurm admission meter images configure giving_back)
-others=$(cd tests/tests && for path in *; do echo "${path%.rs}"; done | grep -vxF "$(printf '%s\n' "${longest[@]}")")
-run cargo test --no-run --locked -p gpushare-tests
-run xargs -P 2 -I{} bash -c 'program "$1"' _ {} < <(printf '%s\n' "${longest[@]}" $others lib)
+# Engines and nodes are heavy: one after the other.
+run cargo test --no-fail-fast --locked -p gpushare-tests -- "${everything[@]}" --test-threads=1 --nocapture
 
 echo
 print() {
