@@ -182,6 +182,23 @@ crate::driver_functions! {
     }
 }
 
+/// The number of the driver's function `name`.
+pub(super) const fn number(name: &str) -> usize {
+    let mut number = 0;
+    while !is_same(NAMES[number].as_bytes(), name.as_bytes()) {
+        number += 1;
+    }
+    number
+}
+
+const fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let mut at = 0;
+    while at < one.len() && at < other.len() && one[at] == other[at] {
+        at += 1;
+    }
+    at == one.len() && at == other.len()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

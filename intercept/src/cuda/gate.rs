@@ -4,28 +4,12 @@
 
 use core::ffi::c_void;
 
+use super::functions::number;
 use super::graph::MEMORY_NODES;
 use super::graph::limited as graphs;
-use super::kinds::limited as kernels;
 use super::launch::GATE;
-use super::{DRIVER, NAMES, Status, Stream};
-
-/// The number of the driver's function `name`.
-pub(super) const fn number(name: &str) -> usize {
-    let mut number = 0;
-    while !is_same(NAMES[number].as_bytes(), name.as_bytes()) {
-        number += 1;
-    }
-    number
-}
-
-const fn is_same(one: &[u8], other: &[u8]) -> bool {
-    let mut at = 0;
-    while at < one.len() && at < other.len() && one[at] == other[at] {
-        at += 1;
-    }
-    at == one.len() && at == other.len()
-}
+use super::launch_entry::limited as kernels;
+use super::{DRIVER, Status, Stream};
 
 macro_rules! gated {
     ($($other:ident::$name:ident($($argument:ident: $type:ty),* $(,)?) $(unless $word:ident)?;)*) => { $(

@@ -8,7 +8,7 @@ pub use super::entry::hooks::*;
 pub use super::external::hooks::*;
 pub use super::gate::hooks::*;
 pub use super::graph::hooks::*;
-pub use super::kinds::hooks::*;
+pub use super::launch_entry::hooks::*;
 pub use super::linear::hooks::*;
 pub use super::pool::hooks::*;
 pub use super::pool::memory::hooks::*;

@@ -1,11 +1,11 @@
-//! Every kind of launch that the driver knows: what of its arguments makes its key, and which stream it goes to.
+//! Every launch entry of the driver: which of its arguments make its key, and which stream it goes to.
 
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
 
 use gpushare_region::MAX_DEVICES;
 
-use super::gate::number;
+use super::functions::number;
 use super::launch::{Queue, is_open, is_paid, launch_slowly, pay};
 use super::{DRIVER, SUCCESS, Status, Stream, capture, here, read, real};
 use crate::compute::Key;
