@@ -3,14 +3,12 @@
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use super::launch::{self, Queue};
+use super::stream_handle::{PER_THREAD_STREAM, StreamHandle};
 use super::{Context, Here, SUCCESS, Status, Stream, here};
 use crate::mutex::Mutex;
 
 /// Captures that are followed one by one. Further ones are only counted, and end by their own call alone.
 const FOLLOWED: usize = 64;
-/// `CU_STREAM_PER_THREAD`.
-const PER_THREAD_STREAM: Stream = 2;
 
 #[repr(C)]
 pub(super) struct Captures {
@@ -71,12 +69,16 @@ impl Captures {
     }
 }
 
+/// Whether some stream of this process is being captured.
+pub(super) fn is_any(here: Here) -> bool {
+    here.state.captures.is_any()
+}
+
 /// Begins a capture of `stream` with `call`.
 pub(super) fn begin(here: Here, stream: Stream, call: impl FnOnce() -> Status) -> Status {
-    let captures = &here.state.launches.captures;
-    let context = Queue { stream: name(stream), per_thread: false }.context().unwrap_or(0);
+    let captures = &here.state.captures;
+    let context = StreamHandle { stream: name(stream), per_thread: false }.context().unwrap_or(0);
     captures.count.fetch_add(1, Relaxed);
-    launch::close(here);
     let status = call();
     if status == SUCCESS {
         captures.follow(Capture { stream: name(stream), context });
@@ -89,11 +91,11 @@ pub(super) fn begin(here: Here, stream: Stream, call: impl FnOnce() -> Status) -
 /// Ends a capture of `stream` with `call`, which may report an error and end it all the same.
 pub(super) fn end(stream: Stream, per_thread: bool, call: impl FnOnce() -> Status) -> Status {
     let Some(here) = here() else { return call() };
-    let queue = Queue { stream, per_thread };
-    let before = queue.is_recording();
+    let handle = StreamHandle { stream, per_thread };
+    let before = handle.is_recording();
     let status = call();
-    let captures = &here.state.launches.captures;
-    if before && !queue.is_recording() && !captures.end_one(stream) {
+    let captures = &here.state.captures;
+    if before && !handle.is_recording() && !captures.end_one(stream) {
         captures.uncount(1);
     }
     status
@@ -101,7 +103,7 @@ pub(super) fn end(stream: Stream, per_thread: bool, call: impl FnOnce() -> Statu
 
 /// `stream` has ended, captured or not.
 pub(super) fn stream_ended(here: Here, stream: Stream) {
-    let captures = &here.state.launches.captures;
+    let captures = &here.state.captures;
     if captures.is_any() {
         captures.end_one(stream);
     }

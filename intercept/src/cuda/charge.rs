@@ -1,7 +1,8 @@
 //! A charge is taken before the driver allocates and kept only when it did.
 
+use super::stream_handle::relaxed;
 use super::virtual_memory::share;
-use super::{Here, context, graph, pending, pool, queue};
+use super::{Here, graph, pending, pool, queue};
 use crate::table::Entry;
 
 /// Bytes charged on one device; given back on drop.
@@ -64,7 +65,7 @@ fn give_back_unused(here: Here) -> bool {
         return false;
     }
     share::reap(here);
-    context::relaxed(|| {
+    relaxed(|| {
         pending::ask_driver(here);
         pool::trim_all(here);
         graph::trim_all(here);

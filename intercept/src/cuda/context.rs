@@ -371,18 +371,6 @@ fn settle_primary(here: Here, lines: &mut [Line], device: Device) {
     }
 }
 
-/// Runs our own driver calls so that they do not spoil a capture in progress on this thread.
-pub(super) fn relaxed(act: impl FnOnce()) {
-    let mut mode = 2; // CU_STREAM_CAPTURE_MODE_RELAXED
-    // SAFETY: the driver exchanges one integer.
-    let exchanged = unsafe { real::cuThreadExchangeStreamCaptureMode(&mut mode) };
-    act();
-    if exchanged == SUCCESS {
-        // SAFETY: restores the mode that the driver gave above.
-        unsafe { real::cuThreadExchangeStreamCaptureMode(&mut mode) };
-    }
-}
-
 /// The hooks of this family.
 #[allow(
     non_snake_case,

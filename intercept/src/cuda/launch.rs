@@ -10,10 +10,10 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use gpushare_region::MAX_DEVICES;
 
-use super::capture::Captures;
-use super::context::{current, line_of_context, relaxed};
+use super::context::{current, line_of_context};
+use super::stream_handle::{StreamHandle, is_default, owner, relaxed};
 use super::timing::Pair;
-use super::{Context, Here, SUCCESS, Status, Stream, here, real};
+use super::{Context, Here, SUCCESS, Status, Stream, here};
 use crate::compute::{Answer, Credit, Ground, Key, Limiter, Share, Shared, TIMED, Timing};
 use crate::mutex::Mutex;
 use crate::sys;
@@ -39,7 +39,6 @@ const STREAMS: usize = 256;
 #[repr(C)]
 pub(super) struct Launches {
     devices: [Launcher; MAX_DEVICES],
-    pub(super) captures: Captures,
     /// By hash of the function: the block shape that `cuFuncSetBlockShape` gave it.
     shapes: [AtomicU32; SHAPES],
     /// By hash of the stream: its handle above 8 bits of its line.
@@ -61,24 +60,11 @@ struct Asked {
     pairs: [Pair; TIMED],
 }
 
-/// A stream as the driver's function takes it.
-#[derive(Clone, Copy)]
-pub(super) struct Queue {
-    pub(super) stream: Stream,
-    /// Handle 0 is the thread's own stream.
-    pub(super) per_thread: bool,
-}
-
 /// Where a launch goes.
 #[derive(Clone, Copy)]
 struct Target {
     context: Context,
-    queue: Queue,
-}
-
-/// Whether some stream of this process is being captured.
-pub(super) fn is_capturing(here: Here) -> bool {
-    here.state.launches.captures.is_any()
+    handle: StreamHandle,
 }
 
 /// Lets the exported launches look at the limits themselves from now on.
@@ -126,19 +112,6 @@ fn line_of_stream(here: Here, stream: Stream) -> Option<u8> {
     Some(line)
 }
 
-/// Whether `stream` is none of the program's making: the legacy or the per-thread stream, by whichever name.
-const fn is_default(stream: Stream) -> bool {
-    stream <= 2
-}
-
-/// The context of a stream of the program's making.
-fn owner(stream: Stream) -> Option<Context> {
-    let mut context = 0;
-    // SAFETY: our caller's stream, which the driver checks; it writes one handle.
-    let asked = unsafe { real::cuStreamGetCtx(stream, &mut context) };
-    (asked == SUCCESS && context != 0).then_some(context)
-}
-
 /// Whether a launch may go to the driver at once: it is paid, or nothing limits it.
 #[inline(always)]
 pub(super) fn is_paid(key: Key, stream: Stream) -> bool {
@@ -160,16 +133,16 @@ fn is_paid_on_its_device(key: Key, stream: Stream) -> bool {
 /// Calls the driver, after a wait if the share asks for one.
 #[cold]
 #[inline(never)]
-pub(super) fn launch_slowly(key: Key, queue: Queue, call: &mut dyn FnMut() -> Status) -> Status {
+pub(super) fn launch_slowly(key: Key, handle: StreamHandle, call: &mut dyn FnMut() -> Status) -> Status {
     let Some(here) = here() else { return call() };
     open_gate(here);
-    let Some(line) = limited_line(here, queue.stream) else { return call() };
+    let Some(line) = limited_line(here, handle.stream) else { return call() };
     let Some(launcher) = here.state.launches.devices.get(line) else { return call() };
-    let Some(context) = queue.context().filter(|_| !queue.is_recording()) else {
+    let Some(context) = handle.context().filter(|_| !handle.is_recording()) else {
         return call(); // the driver's own error, or a launch that is only written down
     };
     match launcher.admit(here, line, key) {
-        Some(number) => launcher.launch(here, line, number, Target { context, queue }, call),
+        Some(number) => launcher.launch(here, line, number, Target { context, handle }, call),
         None => call(),
     }
 }
@@ -186,7 +159,7 @@ impl Launcher {
         }
         let mut held_back = false;
         loop {
-            let ground = Ground { capturing: here.state.launches.captures.is_any(), ..ground };
+            let ground = Ground { capturing: here.state.captures.is_any(), ..ground };
             let answer = self.asked.lock().ask(&ground, key);
             let nap = match answer {
                 Answer::Free => return None,
@@ -211,21 +184,21 @@ impl Launcher {
         here: Here,
         line: usize,
         number: usize,
-        Target { context, queue }: Target,
+        Target { context, handle }: Target,
         call: &mut dyn FnMut() -> Status,
     ) -> Status {
         let (mut lent, mut timed, mut idle) = (None, false, false);
         relaxed(|| {
             lent = self.asked.lock().lend(number, context);
-            idle = queue.is_idle();
-            timed = lent.as_ref().is_some_and(|pair| pair.begin(queue));
+            idle = handle.is_idle();
+            timed = lent.as_ref().is_some_and(|pair| pair.begin(handle));
         });
         let start = sys::now();
         let status = call();
         // An idle device takes the first event at once, and then waits as long as the launch takes here.
         let waited = if idle { sys::now().saturating_sub(start) } else { 0 };
         if status == SUCCESS && timed {
-            relaxed(|| timed = lent.as_mut().is_some_and(|pair| pair.end(queue, waited)));
+            relaxed(|| timed = lent.as_mut().is_some_and(|pair| pair.end(handle, waited)));
         }
         // What the launch itself took is known; a thread that lost the processor is late beyond that.
         let late = sys::now().saturating_sub(start).saturating_sub(waited.min(USUAL_LAUNCH));
@@ -318,38 +291,6 @@ impl Asked {
     }
 }
 
-impl Queue {
-    /// The context that a launch goes to.
-    pub(super) fn context(self) -> Option<Context> {
-        if !is_default(self.stream)
-            && let Some(context) = owner(self.stream)
-        {
-            return Some(context);
-        }
-        let mut context = 0;
-        // SAFETY: the driver writes one handle.
-        let asked = unsafe { real::cuCtxGetCurrent(&mut context) };
-        (asked == SUCCESS && context != 0).then_some(context)
-    }
-
-    /// Whether launches into the stream are only written down. Where the driver cannot tell, they are: it answers so for
-    /// the legacy stream while another stream of the context is captured.
-    pub(super) fn is_recording(&self) -> bool {
-        let mut recording = 0;
-        let mut status = SUCCESS;
-        relaxed(|| {
-            status = if self.per_thread {
-                // SAFETY: our caller's stream, which the driver checks; it writes one integer.
-                unsafe { real::cuStreamIsCapturing_ptsz(self.stream, &mut recording) }
-            } else {
-                // SAFETY: our caller's stream, which the driver checks; it writes one integer.
-                unsafe { real::cuStreamIsCapturing(self.stream, &mut recording) }
-            };
-        });
-        status != SUCCESS || recording != 0
-    }
-}
-
 /// `context` is about to end, or somebody lets go of it; [`context_ended`] or [`context_stays`] is to follow.
 pub(super) fn context_ends(here: Here, context: Context) {
     here.state.launches.each(|line, launcher| {
@@ -359,7 +300,7 @@ pub(super) fn context_ends(here: Here, context: Context) {
 
 /// `context` has ended, and its events and streams with it.
 pub(super) fn context_ended(here: Here, context: Context) {
-    here.state.launches.captures.context_ended(context);
+    here.state.captures.context_ended(context);
     here.state.launches.streams.iter().for_each(|place| place.store(0, Relaxed));
     here.state.launches.each(|line, launcher| {
         launcher.asked.lock().context_ended(launcher.ground(here, line).as_ref(), context);
@@ -430,7 +371,7 @@ pub(super) fn graph(
     if is_open() || is_paid(key, stream) {
         return call();
     }
-    launch_slowly(key, Queue { stream, per_thread }, &mut call)
+    launch_slowly(key, StreamHandle { stream, per_thread }, &mut call)
 }
 
 /// Waits until a launch that cannot be timed may go.

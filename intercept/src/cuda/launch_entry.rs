@@ -6,8 +6,9 @@ use core::sync::atomic::Ordering::Relaxed;
 use gpushare_region::MAX_DEVICES;
 
 use super::functions::number;
-use super::launch::{Queue, is_open, is_paid, launch_slowly, pay};
-use super::{DRIVER, SUCCESS, Status, Stream, capture, here, read, real};
+use super::launch::{is_open, is_paid, launch_slowly, pay};
+use super::stream_handle::StreamHandle;
+use super::{DRIVER, SUCCESS, Status, Stream, here, read, real};
 use crate::compute::Key;
 
 /// `CUlaunchConfig`, as far as it is read.
@@ -97,7 +98,7 @@ pub(super) mod limited {
                             $(, $last)?
                         )
                     };
-                    launch_slowly(key, Queue { stream, per_thread: $per_thread }, &mut call)
+                    launch_slowly(key, StreamHandle { stream, per_thread: $per_thread }, &mut call)
                 }
             )*
         } };
@@ -132,7 +133,7 @@ pub(super) mod limited {
                 if is_paid(key, wanted.stream) {
                     return call();
                 }
-                launch_slowly(key, Queue { stream: wanted.stream, per_thread: $per_thread }, &mut call)
+                launch_slowly(key, StreamHandle { stream: wanted.stream, per_thread: $per_thread }, &mut call)
             }
         )* };
     }
@@ -168,7 +169,7 @@ unsafe fn launch_many(list: *const OneOfMany, count: u32, call: &mut dyn FnMut()
         }
     }
     let Some(own) = own.filter(|own| !is_paid(own.key(), own.stream)) else { return call() };
-    launch_slowly(own.key(), Queue { stream: own.stream, per_thread: false }, call)
+    launch_slowly(own.key(), StreamHandle { stream: own.stream, per_thread: false }, call)
 }
 
 impl OneOfMany {
@@ -188,7 +189,7 @@ fn launch_old(function: usize, grid: [i32; 2], stream: Stream, mut call: impl Fn
     if is_paid(key, stream) {
         return call();
     }
-    launch_slowly(key, Queue { stream, per_thread: false }, &mut call)
+    launch_slowly(key, StreamHandle { stream, per_thread: false }, &mut call)
 }
 
 /// The hooks of this family.
@@ -243,20 +244,5 @@ pub mod hooks {
         // SAFETY: our caller's arguments, unchanged.
         let call = || unsafe { real::cuLaunchGridAsync(function, width, height, stream) };
         launch_old(function, [width, height], stream, call)
-    }
-
-    macro_rules! ends {
-        ($($name:ident, $per_thread:literal ($($graph:ident)?);)*) => { $(
-            pub unsafe extern "C" fn $name(stream: Stream $(, $graph: *mut usize)?) -> Status {
-                // SAFETY: our caller's arguments, unchanged.
-                capture::end(stream, $per_thread, || unsafe { real::$name(stream $(, $graph)?) })
-            }
-        )* };
-    }
-    ends! {
-        cuStreamEndCapture, false (graph);
-        cuStreamEndCapture_ptsz, true (graph);
-        cuStreamEndCaptureToCig, false ();
-        cuStreamEndCaptureToCig_ptsz, true ();
     }
 }

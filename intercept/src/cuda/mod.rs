@@ -22,6 +22,7 @@ mod query;
 mod queue;
 pub mod size;
 mod stream;
+mod stream_handle;
 mod timing;
 mod virtual_memory;
 
@@ -64,6 +65,7 @@ pub struct Cuda {
     graphs: graph::Graphs,
     frees: pending::Frees,
     launches: launch::Launches,
+    captures: capture::Captures,
     virtual_memory: virtual_memory::Numbers,
 }
 

@@ -3,13 +3,9 @@
 //! A free or a launch that was put into a stream is done when the stream, or its whole context, was waited for. Where
 //! it cannot be told whether work has run, it has not: memory given back late is safe, given back early it is not.
 
-use super::{Context, Here, SUCCESS, Stream, context, graph, launch, pending, pool, real};
+use super::stream_handle::{LEGACY_STREAM, PER_THREAD_STREAM, is_default, relaxed};
+use super::{Context, Here, SUCCESS, Stream, capture, context, graph, pending, pool, real};
 use crate::sys;
-
-/// `CU_STREAM_LEGACY`.
-const LEGACY_STREAM: Stream = 1;
-/// `CU_STREAM_PER_THREAD`.
-const PER_THREAD_STREAM: Stream = 2;
 
 /// Marks in `Queue::stream` what is no handle of the driver's: no address has the highest bit.
 const DEFAULT: u64 = 1 << 63;
@@ -121,7 +117,7 @@ impl Ran {
 
 /// Whether work on `stream` is being recorded: then it allocates and frees nothing now.
 pub(super) fn is_captured(here: Here, stream: Stream, per_thread: bool) -> bool {
-    if !launch::is_capturing(here) {
+    if !capture::is_any(here) {
         return false;
     }
     let mut status = 0;
@@ -138,7 +134,7 @@ pub(super) fn is_captured(here: Here, stream: Stream, per_thread: bool) -> bool 
 /// Whether all work of `stream` has run, as far as the driver may be asked: the question spoils a capture of the
 /// stream, and asked about the legacy stream one of any other stream.
 pub(super) fn is_idle(here: Here, stream: Stream) -> bool {
-    if launch::is_capturing(here) && (stream == LEGACY_STREAM || is_captured(here, stream, false)) {
+    if capture::is_any(here) && (stream == LEGACY_STREAM || is_captured(here, stream, false)) {
         return false;
     }
     // SAFETY: a stream that was not destroyed, as our caller knows.
@@ -172,8 +168,8 @@ pub(super) fn forget(here: Here, stream: Stream) {
 fn is_idle_at_its_end(here: Here, stream: Stream) -> bool {
     let mut idle = false;
     // A default stream does not end, whatever the program asks.
-    if stream > PER_THREAD_STREAM {
-        context::relaxed(|| idle = is_idle(here, stream));
+    if !is_default(stream) {
+        relaxed(|| idle = is_idle(here, stream));
     }
     idle
 }

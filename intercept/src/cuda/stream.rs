@@ -4,7 +4,7 @@
 use core::ffi::c_void;
 
 use super::queue::{self, Queue, Ran};
-use super::{Context, Here, SUCCESS, Status, Stream, capture, context, here, launch, pool, real};
+use super::{Context, Graph, Here, SUCCESS, Status, Stream, capture, context, here, launch, pool, real};
 
 /// Pools may have shrunk; after a success `work` says what has run.
 fn synchronised(status: Status, work: impl FnOnce(Here) -> Option<Ran>) {
@@ -106,7 +106,10 @@ pub mod hooks {
                 // SAFETY: our caller's arguments, unchanged.
                 let call = || unsafe { real::$name($stream $(, $argument)*) };
                 let Some(here) = here() else { return call() };
-                capture::begin(here, $stream, call)
+                capture::begin(here, $stream, || {
+                    launch::close(here);
+                    call()
+                })
             }
         )* };
     }
@@ -122,5 +125,20 @@ pub mod hooks {
         cuStreamBeginCaptureToCig_ptsz(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize);
         cuStreamBeginRecaptureToGraph(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize);
         cuStreamBeginRecaptureToGraph_ptsz(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize);
+    }
+
+    macro_rules! capture_ends {
+        ($($name:ident, $per_thread:literal ($($graph:ident)?);)*) => { $(
+            pub unsafe extern "C" fn $name(stream: Stream $(, $graph: *mut Graph)?) -> Status {
+                // SAFETY: our caller's arguments, unchanged.
+                capture::end(stream, $per_thread, || unsafe { real::$name(stream $(, $graph)?) })
+            }
+        )* };
+    }
+    capture_ends! {
+        cuStreamEndCapture, false (graph);
+        cuStreamEndCapture_ptsz, true (graph);
+        cuStreamEndCaptureToCig, false ();
+        cuStreamEndCaptureToCig_ptsz, true ();
     }
 }

@@ -2,7 +2,7 @@
 //! it. Where a launch goes to another context than the current one, that one is current while they are made, and only
 //! then.
 
-use super::launch::Queue;
+use super::stream_handle::StreamHandle;
 use super::{Context, SUCCESS, Status, real};
 use crate::compute::Timing;
 
@@ -79,9 +79,9 @@ impl Pair {
         self.begin != 0 && self.context == context
     }
 
-    /// Records the first event in `queue`.
-    pub(super) fn begin(&self, queue: Queue) -> bool {
-        record(self.begin, queue)
+    /// Records the first event in `stream`.
+    pub(super) fn begin(&self, stream: StreamHandle) -> bool {
+        record(self.begin, stream)
     }
 
     /// The context is about to end at `now`. What is between the events, as [`timing`](Self::timing) says it.
@@ -110,9 +110,9 @@ impl Pair {
     }
 
     /// Records the second event in `stream`; `idle`: how long the device waited for the launch in between.
-    pub(super) fn end(&mut self, queue: Queue, idle: u64) -> bool {
+    pub(super) fn end(&mut self, stream: StreamHandle, idle: u64) -> bool {
         self.idle = idle;
-        record(self.end, queue)
+        record(self.end, stream)
     }
 
     /// What the pair says about the launch between its events.
@@ -169,7 +169,7 @@ fn create(context: Context) -> usize {
     if made == SUCCESS { event } else { 0 }
 }
 
-fn record(event: usize, Queue { stream, per_thread }: Queue) -> bool {
+fn record(event: usize, StreamHandle { stream, per_thread }: StreamHandle) -> bool {
     let status = if per_thread {
         // SAFETY: an event of this process and the stream that our caller launches in.
         unsafe { real::cuEventRecord_ptsz(event, stream) }
@@ -178,18 +178,4 @@ fn record(event: usize, Queue { stream, per_thread }: Queue) -> bool {
         unsafe { real::cuEventRecord(event, stream) }
     };
     status == SUCCESS
-}
-
-impl Queue {
-    /// Whether all work of the stream has ended: what is put there now begins at once.
-    pub(super) fn is_idle(self) -> bool {
-        let status = if self.per_thread {
-            // SAFETY: our caller's stream, which the driver checks.
-            unsafe { real::cuStreamQuery_ptsz(self.stream) }
-        } else {
-            // SAFETY: our caller's stream, which the driver checks.
-            unsafe { real::cuStreamQuery(self.stream) }
-        };
-        status == SUCCESS
-    }
 }

@@ -3,10 +3,10 @@
 use core::sync::atomic::Ordering;
 
 use super::super::charge::Charge;
-use super::super::context;
 use super::super::pending;
 use super::super::queue::{self, Queue, Ran, is_captured};
 use super::super::size::charged;
+use super::super::stream_handle::relaxed;
 use super::super::{Here, OUT_OF_MEMORY, Pool, SUCCESS, Status, Stream, UNLISTED, here, read, real, write};
 use super::owner::{line_of_pool, pool_of_pointer, pool_of_stream};
 use super::{RESERVED, State, USED, ask, known, list, place, settle_all, settle_one};
@@ -182,7 +182,7 @@ fn undo(here: Here, key: u64, at: usize, request: &Request) {
             unsafe { real::cuMemFreeAsync(key, stream) }
         }
     });
-    context::relaxed(|| {
+    relaxed(|| {
         let status = if per_thread {
             // SAFETY: the driver checks the stream.
             unsafe { real::cuStreamSynchronize_ptsz(stream) }

@@ -1,10 +1,9 @@
 //! Which pool an allocation comes from, and which device a pool is of.
 
 use super::super::context;
+use super::super::stream_handle::is_default;
 use super::super::{Context, Device, Here, Pool, SUCCESS, Stream, UNLISTED, each_device, line_of, real};
 
-/// Stream handles up to here are the default streams of the current context.
-const LAST_DEFAULT_STREAM: Stream = 2;
 const POOL_OF_POINTER: i32 = 17; // CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
 
 /// The device of `context`; 0: of the current one.
@@ -26,7 +25,7 @@ fn device_of_context(context: Context) -> Option<Device> {
 /// The device whose pool an allocation on `stream` uses: the stream's, not the thread's.
 fn device_of_stream(stream: Stream) -> Option<Device> {
     let mut current = 0;
-    if stream > LAST_DEFAULT_STREAM {
+    if !is_default(stream) {
         let mut owner: Context = 0;
         // SAFETY: the driver checks the stream and writes one handle.
         let found = unsafe { real::cuStreamGetCtx(stream, &mut owner) };
