@@ -1,14 +1,14 @@
 //! All hooks, under the driver's names: what the exported symbols of the library jump to.
 
 pub use super::array::hooks::*;
-pub use super::context::green::hooks::*;
-pub use super::context::hooks::*;
-pub use super::context::limit::hooks::*;
+pub use super::context_limit::hooks::*;
 pub use super::entry::hooks::*;
 pub use super::external::hooks::*;
 pub use super::gate::hooks::*;
 pub use super::graph::hooks::*;
 pub use super::launch_entry::hooks::*;
+pub use super::lifetime::green::hooks::*;
+pub use super::lifetime::hooks::*;
 pub use super::linear::hooks::*;
 pub use super::pool::hooks::*;
 pub use super::pool::memory::hooks::*;

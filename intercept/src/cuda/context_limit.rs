@@ -3,13 +3,11 @@
 
 use core::sync::atomic::Ordering;
 
-use super::super::charge::Charge;
-use super::super::size::charged;
-use super::super::{OUT_OF_MEMORY, SUCCESS, Status, here, real};
-use super::current;
+use super::charge::Charge;
+use super::context::{LIMITS, current};
+use super::size::charged;
+use super::{OUT_OF_MEMORY, SUCCESS, Status, here, real};
 
-/// `CU_LIMIT_STACK_SIZE`, `CU_LIMIT_PRINTF_FIFO_SIZE` and `CU_LIMIT_MALLOC_HEAP_SIZE`, numbered from 0.
-pub(super) const LIMITS: usize = 3;
 /// The stack is per thread; the driver keeps one for every thread that the GPU can run at once.
 const STACK: usize = 0;
 const MULTIPROCESSORS: i32 = 16; // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT

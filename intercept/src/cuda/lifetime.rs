@@ -1,0 +1,257 @@
+//! Contexts come and go: the memory that the driver takes for the first one of a process on a device, and what dies with
+//! one.
+//!
+//! The driver tells nobody inside the process what a context costs, and other tenants' use makes a difference of its
+//! free figure meaningless. The estimate therefore stays charged as long as a context of this process is alive; what
+//! further contexts cost is not documented, and left to the host's audit.
+
+pub(super) mod green;
+
+use core::sync::atomic::Ordering;
+
+use super::charge::Charge;
+use super::context::{CONTEXT_BYTES, Known, Line};
+use super::queue::{self, Ran};
+use super::{
+    Context, Device, Here, OUT_OF_MEMORY, SUCCESS, Status, UNLISTED, here, launch, line_of, read, real,
+};
+use crate::table::{Entry, Kind};
+
+/// Makes a context on `device` with `call`, which writes its handle to `handle`.
+///
+/// # Safety
+/// `handle` is null or readable after `call` succeeded.
+unsafe fn make(device: Device, handle: *mut Context, primary: bool, call: impl FnOnce() -> Status) -> Status {
+    let Some(here) = here() else { return OUT_OF_MEMORY };
+    let contexts = &here.state.contexts;
+    let device_line = line_of(here, device);
+    if device_line == UNLISTED && super::uuid_of(device).is_none() {
+        return call(); // no such device, or no cuInit yet: the driver's own error
+    }
+    let is_charged = |lines: &[Line]| lines.get(usize::from(device_line)).is_some_and(|line| line.charged);
+    let _making = contexts.making.lock();
+    // Held around the call: otherwise another thread could end the last context between its answer and our note of it.
+    let mut lines = contexts.lines.lock();
+    let mut charge = None;
+    while charge.is_none() && !is_charged(&*lines) {
+        drop(lines);
+        charge = Charge::take(here, device_line, CONTEXT_BYTES);
+        lines = contexts.lines.lock();
+        if charge.is_none() && !is_charged(&*lines) {
+            return OUT_OF_MEMORY;
+        }
+    }
+    // A context was adopted meanwhile, which paid: this charge goes back.
+    let charge = charge.filter(|_| !is_charged(&*lines));
+    let status = call();
+    if status != SUCCESS {
+        return status;
+    }
+    if let (Some(charge), Some(line)) = (charge, lines.get_mut(usize::from(device_line))) {
+        charge.keep();
+        here.book().note_context(usize::from(device_line), CONTEXT_BYTES);
+        line.charged = true;
+    }
+    // SAFETY: as our caller says.
+    if let Some(handle) = unsafe { read(handle) }.filter(|handle| contexts.find(*handle).is_none()) {
+        contexts.enter(&mut *lines, handle, device_line, primary);
+    }
+    status
+}
+
+/// Drops all that lived in the context in place `number`, which the driver has ended.
+fn leave(here: Here, lines: &mut [Line], number: u8, known: &Known) {
+    let device = known.device.load(Ordering::Relaxed);
+    let book = here.book();
+    here.state.table.remove_all(
+        |entry| entry.context == number,
+        |entry| book.release(usize::from(entry.device), entry.size),
+    );
+    for bytes in &known.limits {
+        book.release(usize::from(device), bytes.swap(0, Ordering::Relaxed));
+    }
+    queue::ran(here, Ran::Context(number));
+    launch::context_ended(here, known.handle.load(Ordering::Relaxed));
+    known.handle.store(0, Ordering::Release);
+    count_out(here, lines, device);
+}
+
+/// Notes the end of a context without a place. What lived in it stays charged.
+fn leave_unplaced(here: Here, lines: &mut [Line], device: u8) {
+    if let Some(line) = lines.get_mut(usize::from(device)).filter(|line| line.unplaced > 0) {
+        line.unplaced -= 1;
+        count_out(here, lines, device);
+    }
+}
+
+/// One context less on `device`. With the last one go the estimate and all that lived in contexts, whichever it was.
+fn count_out(here: Here, lines: &mut [Line], device: u8) {
+    let Some(line) = lines.get_mut(usize::from(device)) else { return };
+    line.alive = line.alive.saturating_sub(1);
+    if line.alive > 0 {
+        return;
+    }
+    let book = here.book();
+    if !line.uncounted {
+        here.state.table.remove_all(
+            |entry| entry.device == device && lives_in_context(entry),
+            |entry| book.release(usize::from(entry.device), entry.size),
+        );
+        queue::line_ended(here, device);
+    }
+    if core::mem::take(&mut line.charged) {
+        book.release(usize::from(device), CONTEXT_BYTES);
+        book.forget_context(usize::from(device), CONTEXT_BYTES);
+    }
+}
+
+/// Pools follow the driver's figures, and physical memory needs no context.
+fn lives_in_context(entry: &Entry) -> bool {
+    matches!(entry.kind, Kind::Linear | Kind::Array | Kind::Mipmap | Kind::External)
+}
+
+/// Asks the driver for a context by making it current for a moment: its device, or why not.
+fn ask(context: Context) -> Result<Device, Status> {
+    // SAFETY: a handle that the driver checks.
+    let pushed = unsafe { real::cuCtxPushCurrent_v2(context) };
+    if pushed != SUCCESS {
+        return Err(pushed);
+    }
+    let (mut device, mut popped) = (0, 0);
+    // SAFETY: the driver writes one integer.
+    let asked = unsafe { real::cuCtxGetDevice(&mut device) };
+    // SAFETY: takes back the push above; the driver writes one handle.
+    unsafe { real::cuCtxPopCurrent_v2(&mut popped) };
+    if asked == SUCCESS { Ok(device) } else { Err(asked) }
+}
+
+/// A detach ends a context only if nobody else is attached to it.
+fn is_gone(context: Context) -> bool {
+    /// `CUDA_ERROR_INVALID_CONTEXT` and `CUDA_ERROR_CONTEXT_IS_DESTROYED`: any other error tells nothing.
+    const GONE: [Status; 2] = [201, 709];
+    ask(context).is_err_and(|status| GONE.contains(&status))
+}
+
+fn destroy(context: Context, has_ended: fn(Context) -> bool, call: impl FnOnce() -> Status) -> Status {
+    let Some(here) = here().filter(|_| context != 0) else { return call() };
+    let contexts = &here.state.contexts;
+    let mut lines = contexts.lines.lock();
+    let known = contexts.find(context);
+    // Afterwards nobody can say where it was.
+    let unplaced = known.is_none() && lines.iter().any(|line| line.unplaced > 0);
+    let device = if unplaced { ask(context).ok() } else { None };
+    launch::context_ends(here, context);
+    let status = call();
+    if status != SUCCESS || !has_ended(context) {
+        launch::context_stays(here, context);
+        return status;
+    }
+    if let Some((number, known)) = known {
+        leave(here, &mut *lines, number, known);
+        return status;
+    }
+    launch::context_ended(here, context);
+    if let Some(device) = device {
+        leave_unplaced(here, &mut *lines, line_of(here, device));
+    }
+    status
+}
+
+fn detach(context: Context, call: impl FnOnce() -> Status) -> Status {
+    destroy(context, is_gone, call)
+}
+
+fn end(context: Context, call: impl FnOnce() -> Status) -> Status {
+    destroy(context, |_| true, call)
+}
+
+/// Forwards a release or reset of the primary context and asks the driver whether it ended.
+fn end_primary(device: Device, call: impl FnOnce() -> Status) -> Status {
+    let Some(here) = here() else { return call() };
+    let mut lines = here.state.contexts.lines.lock();
+    let primary = here.state.contexts.primaries(line_of(here, device)).next();
+    let handle = primary.map_or(0, |(known, _)| known.handle.load(Ordering::Relaxed));
+    launch::context_ends(here, handle);
+    let status = call();
+    if status == SUCCESS {
+        settle_primary(here, &mut *lines, device);
+    }
+    launch::context_stays(here, handle); // unless it has left: most releases only lower a count
+    status
+}
+
+/// Drops the primary context of `device` if the driver has ended it.
+fn settle_primary(here: Here, lines: &mut [Line], device: Device) {
+    let (mut flags, mut active) = (0, 1);
+    // SAFETY: the driver writes two integers.
+    let asked = unsafe { real::cuDevicePrimaryCtxGetState(device, &mut flags, &mut active) };
+    if asked != SUCCESS || active != 0 {
+        return;
+    }
+    let line = line_of(here, device);
+    let primary = here.state.contexts.primaries(line).next();
+    if let Some((known, number)) = primary {
+        leave(here, lines, number, known);
+    } else if lines.get_mut(usize::from(line)).is_some_and(|line| core::mem::take(&mut line.primary_unplaced))
+    {
+        leave_unplaced(here, lines, line);
+    }
+}
+
+/// The hooks of this family.
+#[allow(
+    non_snake_case,
+    missing_docs,
+    clippy::missing_safety_doc,
+    reason = "the driver names and documents them"
+)]
+pub mod hooks {
+    use super::*;
+    use core::ffi::c_void;
+
+    macro_rules! makers {
+        ($($name:ident, $primary:literal ( $handle:ident; $($before:ident : $type:ty),* ; $device:ident $(; $after:ident : $after_type:ty)* );)*) => { $(
+            pub unsafe extern "C" fn $name($handle: *mut Context, $($before: $type,)* $device: Device $(, $after: $after_type)*) -> Status {
+                // SAFETY: our caller's arguments, unchanged.
+                let call = || unsafe { real::$name($handle, $($before,)* $device $(, $after)*) };
+                // SAFETY: the driver has written the handle when it succeeded.
+                unsafe { make($device, $handle, $primary, call) }
+            }
+        )* };
+    }
+
+    makers! {
+        cuDevicePrimaryCtxRetain, true (context; ; device);
+        cuCtxCreate, false (context; flags: u32; device);
+        cuCtxCreate_v2, false (context; flags: u32; device);
+        cuCtxCreate_v3, false (context; affinity: *mut c_void, count: i32, flags: u32; device);
+        cuCtxCreate_v4, false (context; parameters: *mut c_void, flags: u32; device);
+        cuGLCtxCreate, false (context; flags: u32; device);
+        cuGLCtxCreate_v2, false (context; flags: u32; device);
+        cuVDPAUCtxCreate, false (context; flags: u32; device; vdpau: u32; lookup: *mut c_void);
+        cuVDPAUCtxCreate_v2, false (context; flags: u32; device; vdpau: u32; lookup: *mut c_void);
+    }
+
+    macro_rules! endings {
+        ($end:ident: $($name:ident($argument:ident: $type:ty);)*) => { $(
+            pub unsafe extern "C" fn $name($argument: $type) -> Status {
+                // SAFETY: our caller's argument, unchanged.
+                $end($argument, || unsafe { real::$name($argument) })
+            }
+        )* };
+    }
+
+    endings! { end_primary:
+        cuDevicePrimaryCtxRelease(device: Device);
+        cuDevicePrimaryCtxRelease_v2(device: Device);
+        cuDevicePrimaryCtxReset(device: Device);
+        cuDevicePrimaryCtxReset_v2(device: Device);
+    }
+    endings! { end:
+        cuCtxDestroy(context: Context);
+        cuCtxDestroy_v2(context: Context);
+    }
+    endings! { detach:
+        cuCtxDetach(context: Context);
+    }
+}
