@@ -1,8 +1,7 @@
 //! A charge is taken before the driver allocates and kept only when it did.
 
-use super::stream_handle::relaxed;
-use super::virtual_memory::share;
-use super::{Here, graph, pending, pool, queue};
+use super::queue::Holders;
+use super::{Cuda, Here};
 use crate::table::Entry;
 
 /// Bytes charged on one device; given back on drop.
@@ -20,7 +19,7 @@ impl Charge {
         if charge.is_some() {
             return charge;
         }
-        if bytes <= here.book().limit(usize::from(device)) && give_back_unused(here) {
+        if bytes <= here.book().limit(usize::from(device)) && Cuda::give_back_unused(here) {
             let charge = Self::take_once(here, device, bytes);
             if charge.is_some() {
                 return charge;
@@ -56,19 +55,4 @@ impl Drop for Charge {
     fn drop(&mut self) {
         self.here.book().release(usize::from(self.device), self.bytes);
     }
-}
-
-/// Returns memory that this process holds unused: in pools, for graphs, by frees that have run without anybody waiting
-/// for them, by exports that were closed. False when there is none to return.
-fn give_back_unused(here: Here) -> bool {
-    if queue::is_unused(here) && share::is_unused(here) {
-        return false;
-    }
-    share::reap(here);
-    relaxed(|| {
-        pending::ask_driver(here);
-        pool::trim_all(here);
-        graph::trim_all(here);
-    });
-    true
 }

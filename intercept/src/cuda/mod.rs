@@ -13,6 +13,7 @@ mod external;
 mod functions;
 mod gate;
 mod graph;
+mod holders;
 pub mod hooks;
 mod launch;
 mod launch_entry;

@@ -4,7 +4,7 @@
 //! it cannot be told whether work has run, it has not: memory given back late is safe, given back early it is not.
 
 use super::stream_handle::{LEGACY_STREAM, PER_THREAD_STREAM, is_default, relaxed};
-use super::{Context, Here, SUCCESS, Stream, capture, context, graph, pending, pool, real};
+use super::{Context, Cuda, Here, SUCCESS, Stream, capture, context, real};
 use crate::sys;
 
 /// Marks in `Queue::stream` what is no handle of the driver's: no address has the highest bit.
@@ -141,16 +141,31 @@ pub(super) fn is_idle(here: Here, stream: Stream) -> bool {
     unsafe { real::cuStreamQuery(stream) == SUCCESS }
 }
 
+/// What the families that hold memory beyond its use have to be told and asked. Each of them needs queues and charges,
+/// so that neither may name one: [`holders`](super::holders) stands above all of them and answers for them. It is a
+/// trait of one implementation because the compiler then sees that there is one: a table would be empty until somebody
+/// filled it.
+pub(super) trait Holders {
+    /// Whether nothing waits for a stream.
+    fn await_nothing(here: Here) -> bool;
+    /// Gives back what only waited for this work.
+    fn ran(here: Here, work: Ran);
+    /// The handle of a stream may come to mean another.
+    fn forget(here: Here, stream: Stream);
+    /// The last context of this process on `line` has ended.
+    fn line_ended(here: Here, line: u8);
+    /// Returns memory that this process holds unused. False when there is none to return.
+    fn give_back_unused(here: Here) -> bool;
+}
+
 /// Whether nothing waits for a stream.
 pub(super) fn is_unused(here: Here) -> bool {
-    pool::is_unused(here) && graph::is_unused() && pending::is_unused(here)
+    Cuda::await_nothing(here)
 }
 
 /// Gives back what only waited for this work.
 pub(super) fn ran(here: Here, work: Ran) {
-    pool::ran(here, work);
-    pending::ran(here, work);
-    graph::ran(here, work);
+    Cuda::ran(here, work);
 }
 
 /// A stream ends, with or without work that has still to run; afterwards the driver may give its handle to another, and
@@ -160,9 +175,7 @@ pub(super) fn forget(here: Here, stream: Stream) {
     if is_idle_at_its_end(here, stream) {
         ran(here, Ran::Queue(Queue::of(here, stream, false)));
     }
-    pool::forget(here, stream);
-    pending::forget(here, stream);
-    graph::forget(here, stream);
+    Cuda::forget(here, stream);
 }
 
 fn is_idle_at_its_end(here: Here, stream: Stream) -> bool {
@@ -176,7 +189,5 @@ fn is_idle_at_its_end(here: Here, stream: Stream) -> bool {
 
 /// The last context of this process on `line` has ended, and all its memory with it.
 pub(super) fn line_ended(here: Here, line: u8) {
-    pool::line_ended(here, line);
-    pending::line_ended(here, line);
-    graph::line_ended(here, line);
+    Cuda::line_ended(here, line);
 }

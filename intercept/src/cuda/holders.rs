@@ -1,0 +1,44 @@
+//! The families that hold memory beyond its use: pools, frees and graphs until work has run, pools and graphs in
+//! reserve, exports until their descriptor is closed. What they have in common is told and asked here, of each in turn.
+
+use super::queue::{Holders, Ran};
+use super::stream_handle::relaxed;
+use super::virtual_memory::share;
+use super::{Cuda, Here, Stream, graph, pending, pool};
+
+impl Holders for Cuda {
+    fn await_nothing(here: Here) -> bool {
+        pool::is_unused(here) && graph::is_unused() && pending::is_unused(here)
+    }
+
+    fn ran(here: Here, work: Ran) {
+        pool::ran(here, work);
+        pending::ran(here, work);
+        graph::ran(here, work);
+    }
+
+    fn forget(here: Here, stream: Stream) {
+        pool::forget(here, stream);
+        pending::forget(here, stream);
+        graph::forget(here, stream);
+    }
+
+    fn line_ended(here: Here, line: u8) {
+        pool::line_ended(here, line);
+        pending::line_ended(here, line);
+        graph::line_ended(here, line);
+    }
+
+    fn give_back_unused(here: Here) -> bool {
+        if Self::await_nothing(here) && share::is_unused(here) {
+            return false;
+        }
+        share::reap(here);
+        relaxed(|| {
+            pending::ask_driver(here); // they may have run without anybody waiting for them
+            pool::trim_all(here);
+            graph::trim_all(here);
+        });
+        true
+    }
+}
