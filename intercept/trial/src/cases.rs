@@ -1,6 +1,11 @@
 //! The list of cases, the same for every device and seed.
 
-use crate::{Container, Discipline, Figures, Load, MILLISECOND, Shape, Trial};
+use gpushare_simulator::virtual_gpu::Discipline;
+
+use crate::container::{Container, Load, Shape};
+use crate::figures::Figures;
+use crate::run::Trial;
+use crate::time::MILLISECOND;
 
 /// A group of runs that is reported as one line.
 #[derive(Clone, Debug)]

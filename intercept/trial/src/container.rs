@@ -3,7 +3,7 @@
 use gpushare_region::ComputePolicy;
 
 use crate::chance::Chance;
-use crate::{MILLISECOND, SECOND};
+use crate::time::{MILLISECOND, SECOND};
 
 /// A container.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use gpushare_simulator::virtual_gpu::BIN;
 
-use crate::{MILLISECOND, SECOND};
+use crate::time::{MILLISECOND, SECOND};
 
 /// What counts as a miss: points of the mean, points of the worst second, percent of the share in the first second.
 pub const MISS: (f64, f64, f64) = (1.5, 4.0, 110.0);

@@ -5,6 +5,7 @@
 //! negative control in it, a limiter that never learns, fails it.
 #![forbid(unsafe_code)]
 
+mod books;
 mod cases;
 mod chance;
 mod container;
@@ -12,17 +13,13 @@ mod figures;
 mod meter;
 mod program;
 mod run;
+mod time;
 
 pub use cases::{Case, Summary, cases};
 pub use container::{Container, Load, Shape};
 pub use figures::{Figures, MISS};
 pub use gpushare_simulator::virtual_gpu::Discipline;
 pub use meter::{Meter, Rounding};
-pub use run::{Estimates, Trial};
-
-/// A microsecond in nanoseconds.
-pub const MICROSECOND: u64 = 1_000;
-/// A millisecond in nanoseconds.
-pub const MILLISECOND: u64 = 1_000_000;
-/// A second in nanoseconds.
-pub const SECOND: u64 = 1_000_000_000;
+pub use program::Estimates;
+pub use run::Trial;
+pub use time::{MICROSECOND, MILLISECOND, SECOND};

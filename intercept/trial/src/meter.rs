@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use gpushare_region::Measured;
 use gpushare_simulator::virtual_gpu::VirtualGpu;
 
-use crate::MILLISECOND;
+use crate::time::MILLISECOND;
 
 /// How the driver makes whole percents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,10 +3,10 @@
 use gpushare_intercept::compute::{Answer, Credit, Key, Limiter, TIMED, Timing};
 use gpushare_simulator::virtual_gpu::VirtualGpu;
 
-use crate::MICROSECOND;
+use crate::books::Books;
 use crate::chance::Chance;
 use crate::container::Load;
-use crate::run::{Books, Estimates};
+use crate::time::MICROSECOND;
 
 /// What a launch costs the processor.
 const LAUNCH: u64 = 3 * MICROSECOND;
@@ -18,6 +18,15 @@ const SLACK: u64 = 60 * MICROSECOND;
 const NOTICE: u64 = 5 * MICROSECOND;
 /// Launches that the driver queues.
 const QUEUE: usize = 1024;
+
+/// What the limiter learns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Estimates {
+    /// What launches cost.
+    Learned,
+    /// Nothing: the negative control.
+    Pinned,
+}
 
 /// Until when a process does nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,24 +1,15 @@
 //! One run: everything that happens, in the order of its time.
 
-use std::sync::atomic::Ordering::Relaxed;
+use gpushare_region::Measured;
+use gpushare_simulator::virtual_gpu::{Discipline, VirtualGpu};
 
-use gpushare_intercept::compute::{Credit, Ground};
-use gpushare_region::{Bucket, LimitLine, Measured, Settlement};
-use gpushare_simulator::virtual_gpu::VirtualGpu;
-
+use crate::books::Books;
 use crate::chance::Chance;
-use crate::meter::{Counts, LOOK};
-use crate::program::{Program, Sleep};
-use crate::{Container, Discipline, Figures, MILLISECOND, Meter, SECOND};
-
-/// What the limiter learns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Estimates {
-    /// What launches cost.
-    Learned,
-    /// Nothing: the negative control.
-    Pinned,
-}
+use crate::container::Container;
+use crate::figures::Figures;
+use crate::meter::{Counts, LOOK, Meter};
+use crate::program::{Estimates, Program, Sleep};
+use crate::time::{MILLISECOND, SECOND};
 
 /// A run to be made.
 #[derive(Clone, Debug)]
@@ -37,25 +28,6 @@ pub struct Trial {
     pub seconds: u64,
     /// Which of many runs.
     pub seed: u64,
-}
-
-/// The files of one container.
-#[derive(Default)]
-pub(crate) struct Books {
-    line: LimitLine,
-    measured: Measured,
-    bucket: Bucket,
-    settlement: Settlement,
-}
-
-impl Books {
-    fn new(container: &Container) -> Self {
-        let books = Self::default();
-        books.line.cores_percent.store(container.cores, Relaxed);
-        books.line.policy.store(container.policy.number(), Relaxed);
-        books.line.ceiling_percent.store(container.ceiling, Relaxed);
-        books
-    }
 }
 
 impl Trial {
@@ -132,13 +104,6 @@ impl Trial {
             Figures::new(&bins, begin, end, container.cores)
         };
         self.containers.iter().enumerate().map(figures).collect()
-    }
-}
-
-impl Books {
-    pub(crate) fn ground<'a>(&'a self, credit: &'a Credit) -> Ground<'a> {
-        let Self { line, measured, bucket, settlement } = self;
-        Ground { line, grants: 0, measured, bucket, settlement, credit, capturing: false }
     }
 }
 
