@@ -13,8 +13,16 @@
 
 use core::ffi::{c_char, c_void};
 
-use super::{Context, Device, Graph, Pool, Status, Stream};
+/// `CUresult`.
+pub type Status = i32;
+pub(super) type Device = i32;
+pub(super) type Context = usize;
+pub(super) type Stream = usize;
+pub(super) type Pool = usize;
+pub(super) type Graph = usize;
 
+pub(super) const SUCCESS: Status = 0;
+pub(super) const OUT_OF_MEMORY: Status = 2;
 /// `CUDA_ERROR_NOT_FOUND`.
 const NOT_FOUND: Status = 500;
 

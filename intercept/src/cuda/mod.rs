@@ -36,19 +36,8 @@ use gpushare_region::path;
 use crate::pointer::{read, write};
 use crate::process::{Home, Process, Zeroed};
 use crate::table::Table;
-use functions::real;
-pub use functions::{DRIVER, HOOKED, NAMES};
-
-/// `CUresult`.
-pub type Status = i32;
-type Device = i32;
-type Context = usize;
-type Stream = usize;
-type Pool = usize;
-type Graph = usize;
-
-const SUCCESS: Status = 0;
-const OUT_OF_MEMORY: Status = 2;
+use functions::{Context, Device, Graph, OUT_OF_MEMORY, Pool, SUCCESS, Stream, real};
+pub use functions::{DRIVER, HOOKED, NAMES, Status};
 
 /// Line of the limits file for a GPU that is not in it: its limit is 0 bytes.
 const UNLISTED: u8 = u8::MAX;
