@@ -5,8 +5,8 @@
 use core::ffi::c_void;
 
 use super::functions::number;
-use super::graph::MEMORY_NODES;
 use super::graph::limited as graphs;
+use super::graph::nodes::MEMORY_NODES;
 use super::launch::GATE;
 use super::launch_entry::limited as kernels;
 use super::{DRIVER, Status, Stream};

@@ -8,14 +8,14 @@
 //! captures, clones), so the functions that make them need no hook. Neither does `cuGraphExecUpdate`: it cannot change
 //! memory nodes; bodies of conditional nodes cannot hold any (CUDA driver API, graph management).
 
-mod nodes;
+pub(super) mod nodes;
 
 use core::ffi::{c_char, c_void};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 
 use gpushare_region::MAX_DEVICES;
 
-use self::nodes::Needs;
+use self::nodes::{MEMORY_NODES, Needs};
 use super::charge::Charge;
 use super::queue::{Queue, Ran};
 use super::{Device, Graph, Here, OUT_OF_MEMORY, SUCCESS, Status, Stream, here, launch, line_of, read, real};
@@ -67,10 +67,6 @@ struct Launch {
     queue: Queue,
     line: u8,
 }
-
-/// Not 0 once a graph with a memory node was instantiated: without one, launches cost nothing here. A forked child keeps
-/// it, which only makes launches ask.
-pub(super) static MEMORY_NODES: AtomicU32 = AtomicU32::new(0);
 
 pub(super) fn is_unused() -> bool {
     MEMORY_NODES.load(Ordering::Relaxed) == 0

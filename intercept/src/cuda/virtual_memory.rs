@@ -3,11 +3,13 @@
 //! unless that is this very process.
 
 pub(super) mod multicast;
+mod object;
 pub(super) mod share;
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use self::object::{add_reference, drop_reference, object_of_handle, retain};
 use super::charge::Charge;
 use super::{Device, Here, OUT_OF_MEMORY, SUCCESS, Status, Stream, here, line_of, read, real};
 use crate::mutex::Mutex;
@@ -27,26 +29,6 @@ pub(super) struct Numbers {
     /// Held while mappings change, so that one thread's unmap cannot take another's new mapping for its own.
     mapping: Mutex<()>,
     exports: share::Exports,
-}
-
-fn add_reference(here: Here, object: u64) {
-    here.state.table.change(Kind::Physical, object, |entry| entry.extra += 1);
-}
-
-fn drop_reference(here: Here, object: u64) {
-    let left = here.state.table.change(Kind::Physical, object, |entry| {
-        entry.extra = entry.extra.saturating_sub(1);
-        entry.extra
-    });
-    if left == Some(0)
-        && let Some(entry) = here.state.table.take(Kind::Physical, object)
-    {
-        here.book().release(usize::from(entry.device), entry.size);
-    }
-}
-
-fn object_of_handle(here: Here, handle: u64) -> Option<u64> {
-    here.state.table.get(Kind::Handle, handle).map(|entry| entry.extra)
 }
 
 /// The object mapped at `address`, wherever in the mapping that is.
@@ -128,21 +110,6 @@ fn release(handle: u64, call: impl FnOnce() -> Status) -> Status {
         let _ = table.put(Entry { size: 1, ..entry });
     }
     status
-}
-
-/// Counts a handle that the driver gave for memory that has others.
-fn retain(here: Here, handle: u64, object: impl FnOnce() -> Option<u64>) {
-    let known = here.state.table.change(Kind::Handle, handle, |entry| {
-        entry.size += 1;
-        entry.extra
-    });
-    if let Some(object) = known {
-        add_reference(here, object);
-    } else if let Some(object) = object() {
-        add_reference(here, object);
-        let entry = Entry { key: handle, size: 1, extra: object, kind: Kind::Handle, device: 0, context: 0 };
-        let _ = here.state.table.put(entry);
-    }
 }
 
 fn map(address: u64, bytes: u64, handle: u64, call: impl FnOnce() -> Status) -> Status {

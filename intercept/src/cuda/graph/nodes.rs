@@ -1,12 +1,11 @@
 //! What a graph's memory nodes need, those of the graphs inside it included.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use gpushare_region::MAX_DEVICES;
 
 use super::super::size::charged;
 use super::super::{Device, Graph, Here, SUCCESS, UNLISTED, line_of, real};
-use super::MEMORY_NODES;
 use crate::sys;
 
 const CHILD_GRAPH: i32 = 4; // CU_GRAPH_NODE_TYPE_GRAPH
@@ -27,6 +26,10 @@ struct AllocNode {
     pointer: u64,
     spare: [u64; 8],
 }
+
+/// Not 0 once a graph with a memory node was instantiated: without one, launches cost nothing here. A forked child keeps
+/// it, which only makes launches ask.
+pub(in super::super) static MEMORY_NODES: AtomicU32 = AtomicU32::new(0);
 
 /// What an executable graph needs on each line, and the device there.
 #[derive(Default)]

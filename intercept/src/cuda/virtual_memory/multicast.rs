@@ -1,7 +1,8 @@
 //! Multicast objects: they have no memory of their own, and keep alive what is bound to them.
 
 use super::super::{Device, Here, SUCCESS, Status, here, line_of, real};
-use super::{add_reference, drop_range, drop_reference, enter, object_at, object_of_handle};
+use super::object::{add_reference, drop_reference, object_of_handle};
+use super::{drop_range, enter, object_at};
 use crate::table::Kind;
 
 fn binding(object: u64, at: u64, device: u8) -> u64 {

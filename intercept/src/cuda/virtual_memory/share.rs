@@ -5,7 +5,7 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::{Here, SUCCESS, Status, here, read, real};
-use super::{add_reference, drop_reference, object_of_handle, retain};
+use super::object::{add_reference, drop_reference, object_of_handle, retain};
 use crate::mutex::Mutex;
 use crate::sys::{self, FileId};
 
