@@ -1,9 +1,10 @@
-//! The `limits` file: what the host grants. The host writes it whole before the container starts and may later change
-//! lines in place; every field a library reads on its own is one aligned word, so a single load is never torn, and a
-//! reader that needs several fields together reads `sequence` before and after (odd: a write is in progress).
+//! The `limits` file: what the host grants. The host writes the whole file before the container starts, and
+//! may later change lines in place. Every field that a library reads by itself is one aligned word, so a
+//! single load is never torn. A reader that needs several fields together reads `sequence` before and after
+//! them (odd: a write is in progress).
 //!
-//! Behind the grants stand the host's measurements: GPU time as the driver's own sampling tells it for the container's
-//! processes, which nobody inside the container can see for certain. They are absent (all zero) where no meter runs.
+//! The host's measurements follow the grants: the GPU time of the container's processes by the driver's own
+//! sampling, which no process inside the container can reliably see. Without a meter they are all zero.
 
 mod measured;
 mod write;
@@ -28,15 +29,15 @@ const LINE_LEN: usize = size_of::<LimitLine>();
 /// The mapped file. All fields are atomic because the host may write while we read.
 #[repr(C, align(64))]
 pub struct LimitsFile {
-    /// What the file is.
+    /// Magic number, layout version, size and counts.
     pub header: LimitsHeader,
     /// One line per GPU; the first `header.devices` of them count.
     pub devices: [LimitLine; MAX_DEVICES],
-    /// What the host measured, line by line.
+    /// What the host's meter measured, by the same lines.
     pub measured: [Measured; MAX_DEVICES],
 }
 
-/// First line of the file.
+/// Header of the file, 64 bytes.
 #[repr(C, align(64))]
 pub struct LimitsHeader {
     magic: [AtomicU32; 2],
@@ -46,7 +47,7 @@ pub struct LimitsHeader {
     pub sequence: AtomicU32,
     /// How many lines of `devices` are granted.
     pub devices: AtomicU32,
-    /// How many of these lines limit compute: launches look at nothing else while it is 0.
+    /// How many of these lines limit compute. While it is 0, a launch looks at nothing else.
     pub compute_limited: AtomicU32,
     reserved: [AtomicU32; 9],
 }
@@ -57,7 +58,7 @@ pub struct LimitsHeader {
 pub struct LimitLine {
     /// The GPU's UUID as the driver gives it, in four words of the machine's byte order.
     uuid: [AtomicU32; 4],
-    /// Device memory in bytes; 0 is never written, and read as "nothing is granted".
+    /// Device memory in bytes. The host never grants 0; a library reads 0 as "nothing is granted".
     pub memory_bytes: AtomicU64,
     /// Share of compute in percent, 1 to 100.
     pub cores_percent: AtomicU32,
@@ -74,10 +75,10 @@ const _: () = assert!(HEADER_LEN == 64);
 const _: () = assert!(LINE_LEN == 64);
 const _: () = assert!(LIMITS_LEN == 64 + 2 * 64 * MAX_DEVICES);
 
-/// How a compute limit is held.
+/// How strictly a compute limit is enforced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComputePolicy {
-    /// The limit holds on an idle GPU too.
+    /// The limit holds even while the GPU is otherwise idle.
     Fixed,
     /// The limit holds while others want the GPU.
     Burst,
@@ -86,7 +87,7 @@ pub enum ComputePolicy {
 }
 
 impl ComputePolicy {
-    /// The policy that `number` stands for in the file; an unknown one is read as the strictest.
+    /// The policy that `number` stands for in the file. An unknown number is read as the strictest policy.
     pub const fn from_number(number: u32) -> Self {
         match number {
             0 => Self::None,
@@ -114,7 +115,7 @@ pub struct DeviceLimits {
     pub memory_bytes: u64,
     /// Share of compute in percent, 1 to 100.
     pub cores_percent: u32,
-    /// How the compute share is held.
+    /// How strictly the compute share is enforced.
     pub policy: ComputePolicy,
     /// 0 (low) to 9.
     pub priority: u32,
@@ -123,7 +124,7 @@ pub struct DeviceLimits {
 }
 
 impl DeviceLimits {
-    /// Whether launches on this GPU are held to a share.
+    /// Whether launches on this GPU are limited to a share.
     pub fn limits_compute(&self) -> bool {
         self.policy != ComputePolicy::None && self.cores_percent < 100
     }
@@ -190,7 +191,7 @@ impl LimitsFile {
             && self.header.size.load(Relaxed) == FILE_SIZE
     }
 
-    /// Whether this is a limits file of a layout that is not compiled here.
+    /// Whether this is a limits file of another layout version than the one compiled here.
     pub fn is_of_another_version(&self) -> bool {
         use core::sync::atomic::Ordering::Relaxed;
         let [a, b] = [0, 1].map(|word: usize| self.header.magic[word].load(Relaxed).to_ne_bytes());

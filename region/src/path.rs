@@ -1,5 +1,5 @@
-//! Where everything stands inside a container. The linker writes the driver paths into our libraries, so they
-//! are fixed: a host that mounts elsewhere breaks every library already built.
+//! Fixed paths inside a container. The linker writes the driver's paths into our libraries: a host that
+//! mounts the files elsewhere breaks every library that is already built.
 
 /// The folder of the driver's own files in the container.
 ///

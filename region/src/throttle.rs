@@ -1,16 +1,17 @@
-//! What a container says of its compute share, as the host reads it: for display, and as a hint of who wants more.
+//! Reads what a container says about its compute share. The host shows it, and takes it as a hint which
+//! container wants more.
 
 use core::mem::offset_of;
 
 use crate::MAX_DEVICES;
 use crate::usage::{Bucket, Damaged, USAGE_HEADER_LEN, UsageHeader, check_header, long};
 
-/// A container's own word about its compute share on one device. It can write any number here.
+/// What a container says about its compute share on one device. The container can write any number here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Throttle {
-    /// The last moment at which a launch was held back, monotonic time in nanoseconds; 0: never.
+    /// When a launch was last held back, as monotonic time in nanoseconds; 0: never.
     pub held_back: u64,
-    /// How long launches were held back, in nanoseconds, all threads added up.
+    /// How long launches were held back, in nanoseconds, summed over all threads.
     pub throttled: u64,
 }
 

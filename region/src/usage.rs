@@ -1,6 +1,7 @@
-//! The `usage` file: what the container's processes hold. Fixed slots, one per process, never moved; the sum over the
-//! live ones is computed by whoever needs it and stored nowhere. A process owns its slot while it holds a POSIX record
-//! lock on [`lock_byte`] of it. The tenant can write every byte, so [`read_usage`] trusts none.
+//! The `usage` file: what the container's processes hold. It has a fixed slot per process, which never moves.
+//! Whoever needs the sum over the live slots computes it; it is stored nowhere. A process owns its slot while
+//! it holds a POSIX record lock on the slot's [`lock_byte`]. The tenant can write every byte, so
+//! [`read_usage`] trusts none.
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -11,7 +12,7 @@ const MAGIC: [u8; 8] = *b"GPUSHUSE";
 pub const USAGE_VERSION: u32 = 2;
 /// How many processes of one container can hold device memory at a time.
 pub const SLOTS: usize = 256;
-/// Size of the file in bytes. The host writes the header and makes the rest a hole.
+/// Size of the file in bytes. The host writes the header and leaves the rest as a hole.
 pub const USAGE_LEN: usize = size_of::<UsageFile>();
 /// Size of the header in bytes.
 pub const USAGE_HEADER_LEN: usize = size_of::<UsageHeader>();
@@ -25,17 +26,17 @@ pub const NO_HOLDER: u32 = 0;
 /// The mapped file.
 #[repr(C, align(64))]
 pub struct UsageFile {
-    /// What the file is, and what all processes share.
+    /// Magic number, layout version and size, and what all processes share.
     pub header: UsageHeader,
     /// Who owns each slot.
     pub owners: [Identity; SLOTS],
-    /// What each slot holds, device by device: a sum over slots then walks neighbouring lines.
+    /// What each slot holds, by device and then by slot: a sum over slots reads neighbouring lines.
     pub lines: [[DeviceLine; SLOTS]; MAX_DEVICES],
-    /// What the compute share of each device is settled by.
+    /// The records from which the compute share of each device is settled.
     pub settlements: [Settlement; MAX_DEVICES],
 }
 
-/// First page of the file; each group of fields that one writer touches has its own cache lines.
+/// First page of the file. Fields that are written together have cache lines of their own.
 #[repr(C, align(64))]
 pub struct UsageHeader {
     magic: [AtomicU32; 2],
@@ -61,7 +62,7 @@ pub struct UsageHeader {
     /// Slots of dead processes given back.
     pub reclaimed: AtomicU64,
     counter_line: [AtomicU64; 3],
-    /// Only ever locked, never read: the byte that stands for a slot.
+    /// One byte per slot, which is only ever locked and never read.
     lock_bytes: [AtomicU64; SLOTS / 8],
     /// The compute share of each device.
     pub buckets: [Bucket; MAX_DEVICES],
@@ -80,13 +81,15 @@ pub struct Bucket {
     pub charged: AtomicU64,
     /// End of the last measured window that was settled, monotonic time in nanoseconds.
     pub settled: AtomicU64,
-    /// Monotonic time of the last moment at which a launch was held back for the share, in nanoseconds.
+    /// When a launch was last held back for the share, as monotonic time in nanoseconds.
     pub held_back: AtomicU64,
-    /// How long launches were held back, in nanoseconds, all threads added up.
+    /// How long launches were held back, in nanoseconds, summed over all threads.
     pub throttled: AtomicU64,
-    /// What a nanosecond of estimated GPU time costs, in units of 2^-20 nanoseconds; 0: not known better than 1.
+    /// What a nanosecond of estimated GPU time costs, in units of 2^-20 nanoseconds; 0: not known, and taken
+    /// as one nanosecond.
     pub scale: AtomicU64,
-    /// GPU time in nanoseconds that was charged and turned out not to be used; given back as the bucket empties.
+    /// GPU time in nanoseconds that was charged and then found not to have been used. It is given back as the
+    /// bucket empties.
     pub refund: AtomicU64,
 }
 
@@ -95,12 +98,13 @@ pub const SETTLED_WINDOWS: usize = 8;
 /// How many moments of the charges are remembered.
 pub const CHARGE_MOMENTS: usize = 256;
 
-/// What was charged when, so that a measurement that arrives late is compared with the charges of its own time.
+/// What was charged at which time. A measurement arrives late and is compared with the charges of its own
+/// time.
 #[repr(C, align(64))]
 pub struct Settlement {
     /// The last settled windows, by number.
     pub windows: [SettledWindow; SETTLED_WINDOWS],
-    /// [`Bucket::charged`] at moments of the recent past, a ring by time.
+    /// [`Bucket::charged`] at moments of the recent past, as a ring indexed by time.
     pub moments: [ChargeMoment; CHARGE_MOMENTS],
 }
 
@@ -110,13 +114,13 @@ pub struct Settlement {
 pub struct SettledWindow {
     /// End of the window, as in [`Bucket::settled`].
     pub until: AtomicU64,
-    /// Measured GPU time of the container up to then, in nanoseconds.
+    /// Measured GPU time of the container up to `until`, in nanoseconds.
     pub own: AtomicU64,
-    /// Charged GPU time up to then, in nanoseconds.
+    /// Charged GPU time up to `until`, in nanoseconds.
     pub charged: AtomicU64,
     /// How many windows were settled before.
     pub number: AtomicU32,
-    /// The limits file's sequence at that time: what was used under other limits is another account.
+    /// Sequence of the limits file at that time. Use under other limits belongs to another account.
     pub grants: AtomicU32,
 }
 
@@ -144,15 +148,16 @@ impl Default for Settlement {
 pub struct Identity {
     /// [`SLOT_LIVE`] or [`SLOT_FREE`].
     pub state: AtomicU32,
-    /// The process id, in the pid namespace below. A label: never a target for a signal or a look-up by the host.
+    /// The process id, in the pid namespace that `pid_namespace` names. It is only a label: the host never
+    /// sends it a signal and never looks it up.
     pub pid: AtomicU32,
     /// Start time in clock ticks after boot, field 22 of `/proc/PID/stat`; 0 when it could not be read.
     pub start_time: AtomicU64,
     /// Inode of the owner's pid namespace; 0 when it could not be read.
     pub pid_namespace: AtomicU64,
-    /// Where the owner's stack starts, which `exec` changes; only ever compared by the owner itself.
+    /// Where the owner's stack starts, which `exec` changes. Processes of the container alone compare it.
     pub image: AtomicU64,
-    /// How often the slot was claimed.
+    /// How often the slot has been claimed.
     pub generation: AtomicU64,
     reserved: [AtomicU64; 3],
 }
@@ -194,8 +199,8 @@ const SLOTS_WORD: u32 = SLOTS as u32;
 #[expect(clippy::cast_possible_truncation, reason = "a constant of 16")]
 const DEVICES_WORD: u32 = MAX_DEVICES as u32;
 
-/// Offset in the file of the byte whose record lock says that slot `slot` has an owner. The host can ask the kernel
-/// for the owner's pid (`F_GETLK`).
+/// Offset in the file of the byte whose record lock says that `slot` has an owner. The host can ask the
+/// kernel for the owner's pid (`F_GETLK`).
 pub const fn lock_byte(slot: usize) -> u64 {
     (LOCK_BYTES + slot) as u64
 }
@@ -241,7 +246,7 @@ impl UsageFile {
     }
 }
 
-/// A usage file that cannot be read: too short, or not ours.
+/// A usage file that cannot be read: it is too short, or its header is not ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Damaged;
 
@@ -266,12 +271,12 @@ pub struct DeviceUsage {
     pub gpu_nanoseconds: u64,
 }
 
-/// What a container says that it holds.
+/// What a container says it holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// By line of the limits file.
     pub devices: [DeviceUsage; MAX_DEVICES],
-    /// Processes that hold a slot; with [`read_usage`] also dead ones that nobody has reclaimed yet.
+    /// Processes that hold a slot. [`read_usage`] also counts dead ones whose slots nobody has reclaimed yet.
     pub processes: u32,
     /// Allocations refused because of the limit.
     pub refused: u64,
@@ -285,10 +290,10 @@ pub struct Usage {
     pub reclaimed: u64,
 }
 
-/// One process of a container, in its own words.
+/// What one process of a container says about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessUsage {
-    /// Its slot, 0 to 255; `F_GETLK` on [`lock_byte`] of it names the real owner.
+    /// Its slot, 0 to 255; `F_GETLK` on the slot's [`lock_byte`] names the real owner.
     pub slot: usize,
     /// The process id as the container sees it: for display only.
     pub pid: u32,
@@ -306,7 +311,7 @@ pub fn read_usage(bytes: &[u8]) -> Result<Usage, Damaged> {
     read_usage_of(bytes, |_| true)
 }
 
-/// As [`read_usage`], with the slots of only those processes in it for which `lives` holds.
+/// As [`read_usage`], but counts only the slots of processes for which `lives` returns true.
 ///
 /// # Errors
 /// As [`read_usage`].
@@ -339,7 +344,8 @@ pub fn processes(bytes: &[u8]) -> Result<Processes<'_>, Damaged> {
     if bytes.len() >= USAGE_LEN { Ok(Processes { bytes, next: 0 }) } else { Err(Damaged) }
 }
 
-/// How many bytes from the start tell of the first `devices` GPUs; behind them stands what tells of the others.
+/// How many bytes from the start of the file describe the first `devices` GPUs. The bytes behind them
+/// describe the others.
 pub const fn usage_length(devices: usize) -> usize {
     let devices = if devices < MAX_DEVICES { devices } else { MAX_DEVICES };
     LINES + devices * SLOTS * size_of::<DeviceLine>()

@@ -1,5 +1,5 @@
-//! The host's readers against files that a container may have written: random bytes, and right files with a few bytes
-//! changed. Bounded; `make fuzz` looks longer.
+//! The host's readers over files that a container may have written: random bytes, and correct files with a
+//! few changed bytes. The number of rounds is bounded; `make fuzz` runs longer.
 
 mod properties;
 
@@ -42,7 +42,7 @@ impl Random {
     }
 }
 
-/// Under miri each round takes seconds.
+/// Number of rounds. Under miri each round takes seconds.
 const ROUNDS: usize = if cfg!(miri) { 1 } else { 400 };
 
 #[test]
@@ -53,7 +53,7 @@ fn no_usage_file_upsets_the_host() {
         let mut file = vec![0; USAGE_LEN];
         file[..USAGE_HEADER_LEN].copy_from_slice(&empty_usage_header());
         match round % 4 {
-            // The header stands, so that the reader gets to the slots.
+            // The header stays intact, so that the reader gets to the slots.
             0 | 1 => {
                 random.fill(&mut file[USAGE_HEADER_LEN..]);
                 random.fill(&mut file[128..192]);

@@ -1,4 +1,4 @@
-//! What the host's meter says, line by line: the words in the file, and the same as a value.
+//! What the host's meter says about each GPU: the words in the file, and the same as a value.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64, fence};
@@ -12,20 +12,24 @@ use crate::MAX_DEVICES;
 pub struct Measured {
     /// Odd while the host writes.
     pub sequence: AtomicU32,
-    /// Share of the GPU that a `burst` container may use now, in hundredths of a percent; 0: no word, its own share.
+    /// Share of the GPU that a `burst` container may use now, in hundredths of a percent; 0: the meter says
+    /// nothing, and the container's own share counts.
     pub burst_share: AtomicU32,
     /// End of the last sampling window that is counted, monotonic time in nanoseconds; 0: nothing was ever measured.
     pub until: AtomicU64,
     /// GPU time of the container's processes in all windows so far, in nanoseconds.
     pub own_nanoseconds: AtomicU64,
-    /// How many looks found that anybody else had used the GPU: whether they did is all that a library asks, and how much
-    /// is their own affair.
+    /// How often the meter found that others had used the GPU. A library only needs to know whether others
+    /// used it; how much they used is not told.
     pub others_windows: AtomicU64,
-    /// Device memory that the driver counts for the container's processes, in bytes; 0 where it does not tell.
+    /// Device memory that the driver counts for the container's processes, in bytes; 0 where the driver does
+    /// not tell.
     pub memory_bytes: AtomicU64,
-    /// Monotonic time at which the host wrote this line, in nanoseconds: an old line says that the meter has stopped.
+    /// Monotonic time at which the host wrote this line, in nanoseconds. An old time means that the meter has
+    /// stopped.
     pub written: AtomicU64,
-    /// Part of `memory_bytes` that the container's own books do not explain, in bytes; 0: they do.
+    /// Part of `memory_bytes` that the container's own books do not explain, in bytes; 0: the books explain
+    /// all of it.
     pub unbooked_bytes: AtomicU64,
     reserved: AtomicU64,
 }
@@ -38,13 +42,13 @@ const LINES: usize = core::mem::offset_of!(LimitsFile, measured);
 /// [`Measured`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measurement {
-    /// Hundredths of a percent that a `burst` container may use now; 0: no word.
+    /// Hundredths of a percent that a `burst` container may use now; 0: the meter says nothing.
     pub burst_share: u32,
     /// End of the last window counted, monotonic nanoseconds; 0: nothing was measured.
     pub until: u64,
     /// GPU time of the container, in nanoseconds.
     pub own_nanoseconds: u64,
-    /// Looks that found anybody else on the GPU.
+    /// How often the meter found somebody else on the GPU.
     pub others_windows: u64,
     /// Device memory by the driver's count, in bytes.
     pub memory_bytes: u64,
@@ -55,7 +59,8 @@ pub struct Measurement {
 }
 
 impl Measured {
-    /// Writes the line. One writer at a time; one that died half-way leaves an odd number, from which the next goes on.
+    /// Writes the line. Only one writer may run at a time. A writer that died half-way leaves an odd
+    /// sequence, from which the next writer continues.
     pub fn set(&self, value: &Measurement) {
         let writing = self.sequence.load(Relaxed) | 1;
         self.sequence.store(writing, Relaxed);
@@ -70,7 +75,8 @@ impl Measured {
         self.sequence.store(writing.wrapping_add(1), Release);
     }
 
-    /// The line, if no write was in progress: a reader tries again a few times, and then does without.
+    /// The line; `None` while a write is in progress. A reader tries again a few times and then does without
+    /// the line.
     pub fn get(&self) -> Option<Measurement> {
         let before = self.sequence.load(Acquire);
         let value = Measurement {
@@ -87,9 +93,9 @@ impl Measured {
     }
 }
 
-/// The measurements in the bytes of a limits file, for the host's own display and for a meter that goes on where
-/// another stopped; `None` when the bytes are too few. A line that was being written reads as nothing measured. The
-/// caller reads the file twice: bytes that are the same both times are not torn.
+/// The measurements in the bytes of a limits file, for the host's own display and for a meter that continues
+/// where another stopped; `None` when the bytes are too few. A line that was being written reads as nothing
+/// measured. The caller reads the file twice: bytes that are equal both times are not torn.
 pub fn measurements(bytes: &[u8]) -> Option<[Measurement; MAX_DEVICES]> {
     let lines = bytes.get(LINES..LINES + MAX_DEVICES * size_of::<Measured>())?;
     let mut all = [Measurement::default(); MAX_DEVICES];

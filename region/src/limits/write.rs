@@ -1,4 +1,5 @@
-//! The host's pen: grants changed in place, and the comparison that finds a file somebody else has changed.
+//! The host's writer: changes grants in place, and compares a file with what was granted to find foreign
+//! changes.
 
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::sync::atomic::fence;
@@ -11,9 +12,10 @@ const MEASURED: usize = core::mem::offset_of!(LimitsFile, measured);
 const _: () = assert!(core::mem::offset_of!(super::LimitsHeader, sequence) == SEQUENCE.start);
 
 impl LimitsFile {
-    /// Writes all that `grants` says, whatever stood there, and leaves the measurements alone. One writer at a time; one
-    /// that died half-way leaves an odd sequence, from which the next goes on. Each word is stored once, so a reader of
-    /// single words sees the old or the new value and nothing between. Lines beyond the file's are not written.
+    /// Writes all that `grants` says over whatever the file held, and leaves the measurements alone. Only one
+    /// writer may run at a time. A writer that died half-way leaves an odd sequence, from which the next
+    /// writer continues. Each word is stored once, so a reader of a single word sees the old or the new
+    /// value. Grants beyond the file's last line are not written.
     pub fn set_grants(&self, grants: &[DeviceLimits]) {
         let header = &self.header;
         let writing = header.sequence.load(Relaxed) | 1;
@@ -50,8 +52,9 @@ impl LimitLine {
     }
 }
 
-/// Whether the bytes of a limits file grant what `granted`, as [`encode_limits`](super::encode_limits) gave it, grants:
-/// equal but for the sequence, which must not say that a write is in progress, and the measurements.
+/// Whether the bytes of a limits file grant the same as `granted`, which
+/// [`encode_limits`](super::encode_limits) gave. The measurements may differ, and so may the sequence, which
+/// must not say that a write is in progress.
 pub fn grants_are(bytes: &[u8], granted: &[u8; LIMITS_LEN]) -> bool {
     let equal = |range: core::ops::Range<usize>| bytes.get(range.clone()) == granted.get(range);
     let sequence = bytes.get(SEQUENCE).and_then(|bytes| bytes.first_chunk());

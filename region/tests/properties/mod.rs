@@ -1,12 +1,12 @@
-//! What holds of the host's readers whatever bytes a container leaves behind. Shared by the bounded test beside this folder
-//! and the folder `fuzz`.
+//! What must hold for the host's readers whatever bytes a container leaves behind. The bounded test beside
+//! this folder and the folder `fuzz` share it.
 
 use gpushare_region::{
     LIMITS_LEN, MAX_DEVICES, SLOTS, USAGE_HEADER_LEN, USAGE_LEN, encode_limits, grants_are, measurements,
     processes, read_throttles, read_usage,
 };
 
-/// Of a usage file with these bytes.
+/// Checks the readers of a usage file over these bytes.
 pub fn usage(bytes: &[u8]) {
     let read = read_usage(bytes);
     assert_eq!(read.is_ok(), processes(bytes).is_ok(), "the two readers disagree about damage");
@@ -35,7 +35,7 @@ pub fn usage(bytes: &[u8]) {
     assert_eq!(read_usage(&longer), Ok(read));
 }
 
-/// Of a limits file with these bytes, which a container that may mount could have written.
+/// Checks the readers of a limits file over these bytes. A container that may mount could have written them.
 pub fn limits(bytes: &[u8]) {
     assert_eq!(measurements(bytes).is_some(), bytes.len() >= LIMITS_LEN);
     let none = encode_limits(&[]).expect("no GPU is not too many");
