@@ -15,7 +15,8 @@ pub struct Measured {
     /// Share of the GPU that a `burst` container may use now, in hundredths of a percent; 0: the meter says
     /// nothing, and the container's own share counts.
     pub burst_share: AtomicU32,
-    /// End of the last sampling window that is counted, monotonic time in nanoseconds; 0: nothing was ever measured.
+    /// End of the last sampling window that is counted, monotonic time in nanoseconds; 0: nothing was ever
+    /// measured.
     pub until: AtomicU64,
     /// GPU time of the container's processes in all windows so far, in nanoseconds.
     pub own_nanoseconds: AtomicU64,
