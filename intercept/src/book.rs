@@ -1,9 +1,10 @@
-//! The container's books: limits, and the sum of what all processes hold. Reserve before the driver allocates, release
-//! after it freed.
+//! The container's books: the limits, and the sum of what all processes hold. Memory is reserved before the
+//! driver allocates it, and released after the driver has freed it.
 //!
-//! A reservation adds to this process's own line and then sums all lines: of any adders that race, the last sees all
-//! others, so the granted sum cannot pass the limit, and a stopped process blocks nobody. Adders near the limit may
-//! refuse each other; a refusal is therefore tried again under the region lock, after dead slots were reclaimed.
+//! A reservation adds to this process's own line and then sums all lines. Among reservations that race, the
+//! last one sees all others, so the granted sum cannot exceed the limit, and a stopped process blocks nobody.
+//! Reservations near the limit may refuse each other. A refusal is therefore tried again under the region
+//! lock, after dead slots were reclaimed.
 
 use core::ffi::CStr;
 use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
@@ -15,12 +16,12 @@ use crate::identity::Who;
 use crate::mutex::Mutex;
 use crate::sys::{self, Fd, FileId};
 
-/// How long an allocation may wait for a process that is dying and for the region lock, in nanoseconds: with what a look
-/// takes and a timer is late, ten milliseconds.
+/// How long an allocation may wait for a dying process and for the region lock, in nanoseconds. Together with
+/// the time that a look takes and with late timers this makes ten milliseconds.
 const PATIENCE: u64 = 9_000_000;
 /// Longest sleep between two looks, in nanoseconds.
 const NAP: u64 = 1_000_000;
-/// Processor ticks after which a query looks for dead processes again: some ten milliseconds.
+/// Processor ticks after which a query looks for dead processes again, about ten milliseconds.
 const SWEEP_TICKS: u64 = 1 << 25;
 
 const ANOTHER_VERSION: &[u8] =
@@ -38,19 +39,21 @@ pub struct Book {
     pub(crate) fd: AtomicI32,
     pub(crate) file: Option<FileId>,
     pub(crate) me: Who,
-    /// Own slot + 1; 0: none.
+    /// This process's slot + 1; 0: it has none.
     pub(crate) slot: AtomicU32,
-    /// The claim of the own slot, as its owner word counts them.
+    /// Generation of the slot when this process claimed it.
     pub(crate) generation: AtomicU64,
-    /// Held while this process claims or reclaims a slot: record locks do not exclude its threads. Taken after `held`.
+    /// Held while this process claims or reclaims a slot: record locks do not exclude its own threads. It is
+    /// taken after `held`.
     pub(crate) claim: Mutex<()>,
     held: Mutex<Held>,
-    /// The last sum seen, by device: only a hint whether there is room.
+    /// The last sum seen, by device. It is only a hint whether there is room.
     last_sum: [AtomicU64; MAX_DEVICES],
     last_sweep: AtomicU64,
 }
 
-/// What this process holds by device, whatever became of its slot: one that was taken for dead starts a new slot with it.
+/// What this process holds, by device, independent of its slot. A process that was taken for dead fills its
+/// new slot from it.
 #[derive(Default)]
 #[repr(C)]
 pub(crate) struct Held {
@@ -58,7 +61,7 @@ pub(crate) struct Held {
     pub(crate) context_bytes: [u64; MAX_DEVICES],
 }
 
-/// A figure of [`Held`], and the same of a line.
+/// Which of the two figures of [`Held`] is meant, and which of a line.
 #[derive(Clone, Copy)]
 enum Part {
     All,
@@ -97,7 +100,7 @@ impl<T: Default> Default for Mutex<T> {
 }
 
 impl Book {
-    /// Opens the two files. What is missing, short or foreign grants nothing.
+    /// Opens the two files. A file that is missing, too short or foreign grants nothing.
     pub fn open(limits: &CStr, usage: &'static CStr) -> Self {
         let mut book = Self { usage_path: Some(usage), me: Who::this_process(), ..Self::default() };
         book.limits = map_limits(limits).filter(|file| {
@@ -129,7 +132,7 @@ impl Book {
         self.usage.map_or(0, |usage| sum(usage, device, None))
     }
 
-    /// As [`used`](Self::used), without what processes held that have ended some milliseconds ago.
+    /// As [`used`](Self::used), without the memory of processes that ended some milliseconds ago.
     pub fn used_by_living(&self, device: usize) -> u64 {
         let Some(usage) = self.usage else { return 0 };
         let alone = self.is_alone(usage);
@@ -147,14 +150,15 @@ impl Book {
         self.used(device)
     }
 
-    /// Whether no slot but this process's own counts.
+    /// Whether no other process's slot counts.
     fn is_alone(&self, usage: &UsageFile) -> bool {
         let own = self.slot.load(Relaxed).checked_sub(1).map(|slot| slot as usize);
         let words = usage.header.live.iter().enumerate();
         words.fold(0, |others, (index, word)| others | word.load(Relaxed) & !bit_in(index, own)) == 0
     }
 
-    /// Takes `bytes` on `device`, or says that they do not fit. Whoever gets `true` owes a [`release`](Self::release).
+    /// Reserves `bytes` on `device`; false: they do not fit. Whoever gets true must later call
+    /// [`release`](Self::release).
     pub fn reserve(&self, device: usize, bytes: u64) -> bool {
         let Some(usage) = self.usage else { return false };
         let limit = self.limit(device);
@@ -175,17 +179,17 @@ impl Book {
         self.change(device, Part::All, |held| held.saturating_add(bytes));
     }
 
-    /// Gives `bytes` back, after the driver has freed them. More than this process holds is what it holds.
+    /// Gives `bytes` back after the driver has freed them, but never more than this process holds.
     pub fn release(&self, device: usize, bytes: u64) {
         self.change(device, Part::All, |held| held.saturating_sub(bytes));
     }
 
-    /// Notes that `bytes` more of what this process holds stand for contexts.
+    /// Notes that `bytes` more of this process's memory stand for contexts.
     pub fn note_context(&self, device: usize, bytes: u64) {
         self.change(device, Part::Contexts, |held| held.saturating_add(bytes));
     }
 
-    /// Notes that `bytes` less stand for contexts.
+    /// Notes that `bytes` less of this process's memory stand for contexts.
     pub fn forget_context(&self, device: usize, bytes: u64) {
         self.change(device, Part::Contexts, |held| held.saturating_sub(bytes));
     }
@@ -197,14 +201,15 @@ impl Book {
         }
     }
 
-    /// Counts a driver function that looks as if it should be ours and is not.
+    /// Counts a driver function that allocates or launches by its name and is not hooked.
     pub fn count_unhooked(&self) {
         if let Some(usage) = self.usage {
             usage.header.unhooked.fetch_add(1, Relaxed);
         }
     }
 
-    /// Adds launches and GPU time on `device` to what this process shows; settling may make the time negative.
+    /// Adds launches and GPU time on `device` to this process's line. Settling may make the added time
+    /// negative.
     pub fn count_compute(&self, device: usize, launches: u64, nanoseconds: i64) {
         let Some(usage) = self.usage else { return };
         let Some(line) = self.own_slot(usage).and_then(|slot| usage.line(device, slot)) else { return };
@@ -213,7 +218,7 @@ impl Book {
         let _ = line.gpu_nanoseconds.fetch_update(Relaxed, Relaxed, add);
     }
 
-    /// Changes what this process holds and its line on `device` as one step; what it holds then.
+    /// Changes what this process holds on `device`, and its line, as one step. Returns what it then holds.
     fn change(&self, device: usize, part: Part, act: impl FnOnce(u64) -> u64) -> u64 {
         let Some(usage) = self.usage else { return 0 };
         let mut held = self.held.lock();
@@ -223,8 +228,8 @@ impl Book {
         *place = new;
         let line = self.own_slot(usage).and_then(|slot| usage.line(device, slot)).map(|line| part.of(line));
         match line {
-            // This process alone writes its line, so less needs no more than a store. More needs an exchange: the
-            // other lines must not be read before it.
+            // Only this process writes its line, so a plain store is enough to lower it. To raise it takes an
+            // exchange: the other lines must not be read before it.
             Some(line) if new <= old => line.store(new, Release),
             Some(line) if line.compare_exchange(old, new, SeqCst, Relaxed).is_ok() => {}
             _ => self.change_slowly(usage, &held, device, part, new > old),
@@ -232,11 +237,13 @@ impl Book {
         new
     }
 
-    /// The own line does not say what this process held: the slot was never claimed, or taken, or somebody wrote to it.
+    /// The line does not say what this process held: the slot was never claimed, or was taken away, or
+    /// somebody wrote to it.
     #[cold]
     fn change_slowly(&self, usage: &UsageFile, held: &Held, device: usize, part: Part, adds: bool) {
         let Some(slot) = self.own_slot(usage) else {
-            // Only what adds claims a first slot; one that was lost is replaced by whoever notices.
+            // Only an addition claims a first slot. A slot that was lost is replaced by any change that
+            // notices.
             if adds || self.slot.load(Relaxed) != 0 {
                 self.claim_slot(usage, held);
             }
@@ -256,7 +263,7 @@ impl Book {
         }
     }
 
-    /// Looks before it adds, so that a request that cannot fit disturbs nobody.
+    /// Sums before it adds, so that a request that cannot fit disturbs no other process.
     fn try_reserve(&self, usage: &UsageFile, device: usize, bytes: u64, limit: u64) -> bool {
         sum(usage, device, None).saturating_add(bytes) <= limit
             && self.add_within(usage, device, bytes, limit)
@@ -269,7 +276,7 @@ impl Book {
         if let Some(last) = self.last_sum.get(device) {
             last.store(sum, Relaxed);
         }
-        // Without the own slot others do not see what was added.
+        // Without a slot of this process, others do not see what was added.
         if sum <= limit && slot.is_some() && self.own_slot(usage) == slot {
             return true;
         }
@@ -281,7 +288,8 @@ impl Book {
     fn reserve_slowly(&self, usage: &UsageFile, device: usize, bytes: u64) -> bool {
         let deadline = sys::now().saturating_add(PATIENCE);
         loop {
-            // Not held when its holder is stopped: the sums below are right without it, only less patient.
+            // `None` when the holder is stopped. The sums below are right without the lock, but racing
+            // processes may then refuse each other.
             let lock = self.lock(usage, deadline);
             let dying = self.sweep(usage);
             for _ in 0..4 {
@@ -300,14 +308,14 @@ impl Book {
     }
 }
 
-/// Slots that are summed at once: they are claimed from the first, so live ones stand together.
+/// Slots that are summed at once. Slots are claimed from the first on, so live ones are neighbours.
 const GROUP: usize = 8;
-/// The bits of as many slots.
+/// The bits of [`GROUP`] neighbouring slots.
 const ALL: u64 = (1 << GROUP) - 1;
 /// A sum of [`SLOTS`] lines below this does not overflow.
 const MUCH: u64 = u64::MAX / SLOTS as u64;
 
-/// What all live slots hold on `device`, `but` one of them.
+/// What all live slots hold on `device`, except the slot `but`.
 #[inline]
 fn sum(usage: &UsageFile, device: usize, but: Option<usize>) -> u64 {
     let Some(lines) = usage.lines.get(device) else { return 0 };
@@ -324,7 +332,7 @@ fn sum(usage: &UsageFile, device: usize, but: Option<usize>) -> u64 {
     if largest > MUCH { u64::MAX } else { total }
 }
 
-/// What those of 64 `lines` hold that `bits` names, and all bits that occur in it.
+/// The sum over those of 64 `lines` whose bit is set in `bits`, and the OR of the summed numbers.
 #[inline]
 fn sum_of(lines: &[DeviceLine], mut bits: u64) -> (u64, u64) {
     let (mut total, mut any) = (0u64, 0);
@@ -364,7 +372,8 @@ fn map_limits(path: &CStr) -> Option<&'static LimitsFile> {
 
 fn map_usage(path: &CStr) -> Option<(i32, FileId, &'static UsageFile)> {
     let fd = Fd::open(path, true).ok()?;
-    // From here on the descriptor may not be closed: another library of this process may hold a lock on the file.
+    // From here on the descriptor must not be closed: another library of this process may hold a lock on the
+    // file.
     let fd = fd.leak();
     let file = sys::file_id(fd).ok()?;
     if file.size < USAGE_LEN as u64 {

@@ -1,4 +1,4 @@
-//! The real driver's functions, by number: the addresses are looked up once, when the library is loaded.
+//! The real driver's functions, by number. Their addresses are looked up once, when the library is loaded.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -20,7 +20,7 @@ impl<const N: usize> Addresses<N> {
         Self([const { AtomicUsize::new(0) }; N])
     }
 
-    /// Looks `names` up in the library that the loader opened as `path`. Whether there is such a library.
+    /// Looks up `names` in the library that the loader opened as `path`. False: there is no such library.
     pub fn fill(&self, path: &str, names: &[&str; N]) -> bool {
         let Some(library) = Library::loaded(path) else { return false };
         for (place, name) in self.0.iter().zip(names) {
@@ -50,7 +50,8 @@ impl<const N: usize> Addresses<N> {
     }
 }
 
-/// Declares driver functions once: their names, their callers in `real`, and, for the hooked ones, the table of hooks.
+/// Declares driver functions once: their names, their callers in `real`, and, for the hooked ones, the table
+/// of hooks.
 ///
 /// ```
 /// mod driver {

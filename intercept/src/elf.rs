@@ -1,5 +1,5 @@
-//! Real driver functions by name: finds the loaded object that stands at the private path and reads its hash tables.
-//! No `dlopen` and no `dlsym`: both could land in our own exports.
+//! Finds the real driver's functions by name: looks for the loaded object at the private path and reads its
+//! hash tables. It uses neither `dlopen` nor `dlsym`: both could find our own exports.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
@@ -39,7 +39,8 @@ const DT_HASH: usize = 4;
 const DT_STRTAB: usize = 5;
 const DT_SYMTAB: usize = 6;
 const DT_GNU_HASH: usize = 0x6fff_fef5;
-/// Function, and a function chosen by the loader, which no driver library has: it would need a call to resolve.
+/// Symbol type of a function. A function that the loader chooses (STT_GNU_IFUNC) would need a call to
+/// resolve; no driver library has one.
 const STT_FUNC: u8 = 2;
 
 type Visit = unsafe extern "C" fn(*mut Object, usize, *mut c_void) -> c_int;
@@ -63,7 +64,7 @@ struct Search<'a> {
 }
 
 impl Library {
-    /// The library that the loader opened under exactly `path`.
+    /// The library that the loader opened under exactly the name `path`.
     pub fn loaded(path: &str) -> Option<Self> {
         let mut search = Search { path: path.as_bytes(), found: None };
         // SAFETY: `visit` gets `search` back as its data, and the call ends before `search` does.
@@ -82,7 +83,7 @@ impl Library {
         unsafe { core::ptr::with_exposed_provenance::<u32>(address).read() }
     }
 
-    /// The symbol `index` when it is a function of this name that the library defines.
+    /// The symbol `index`, if the library defines it and it is a function of this name.
     fn defined(&self, index: u32, name: &str) -> Option<&'static Symbol> {
         let address = self.symbols + index as usize * size_of::<Symbol>();
         // SAFETY: the hash table gave the index, so the symbol table has the entry; it is never unmapped.
@@ -171,7 +172,7 @@ fn library(object: &Object) -> Option<Library> {
     loop {
         // SAFETY: the dynamic section is a list of pairs that ends with tag 0.
         let [tag, value] = unsafe { core::ptr::with_exposed_provenance::<[usize; 2]>(at).read() };
-        // glibc has added the base to these values already, other loaders leave them as in the file.
+        // glibc has already added the base to these values; other loaders leave them as they are in the file.
         let address = if value < object.base { object.base.wrapping_add(value) } else { value };
         match tag {
             0 => break,

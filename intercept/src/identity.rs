@@ -1,10 +1,10 @@
-//! Who a process is, and whether it still runs, as far as `/proc` tells.
+//! Tells who a process is and whether it still runs, from `/proc`.
 
 use core::ffi::CStr;
 
 use crate::sys;
 
-/// What tells one process of the container from another.
+/// What identifies a process of the container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Who {
@@ -12,9 +12,9 @@ pub struct Who {
     pub pid: u32,
     /// Start time in clock ticks after boot; 0: unknown.
     pub start_time: u64,
-    /// Inode of its pid namespace; 0: unknown, and then nobody can check on it.
+    /// Inode of its pid namespace; 0: unknown, and then no other process can check whether it runs.
     pub namespace: u64,
-    /// Where its stack starts: changed by `exec`, which keeps pid and start time.
+    /// Where its stack starts. `exec` changes it and keeps pid and start time.
     pub image: u64,
 }
 
@@ -34,14 +34,15 @@ impl Who {
         Self { pid, start_time: stat.start_time, namespace: namespace(pid), image: stat.stack }
     }
 
-    /// Whether its pid can be that of a process which `me` knows by it: containers of one pod share their
-    /// books and count their processes each from 1. A namespace that is not known may be the same.
+    /// Whether this process and `me` may count their pids in the same namespace. Containers of one pod share
+    /// their books, and each of them counts its processes from 1. A namespace that is not known may be the
+    /// same.
     pub fn is_counted_with(&self, me: &Self) -> bool {
         self.namespace == 0 || me.namespace == 0 || self.namespace == me.namespace
     }
 
-    /// Whether the process that these words name has ended, `me` asking; one that began another life by `exec` has.
-    /// `None`: it cannot be checked from here.
+    /// Whether this process has ended, asked by `me`. A process that became another program by `exec` has
+    /// ended. `None`: it cannot be checked from here.
     pub fn has_ended(&self, me: &Self) -> Option<bool> {
         if self == me {
             return Some(false); // another copy of this library in this process, with or without /proc
@@ -61,7 +62,7 @@ impl Who {
     }
 }
 
-/// The pid namespace, when `/proc` shows the namespace that `pid` counts in.
+/// Inode of the pid namespace; 0 unless `/proc` shows the namespace in which this process has the id `pid`.
 fn namespace(pid: u32) -> u64 {
     let mut buffer = [0; 64];
     let here = sys::read_link(c"/proc/self", &mut buffer).and_then(number);
@@ -145,8 +146,8 @@ mod tests {
         }
     }
 
-    /// A program that has begun. Before that, in the midst of its exec, the kernel does not show its stack, or shows it
-    /// elsewhere; its parent goes on at that moment already.
+    /// A program that has begun to run. During its exec, when its parent already goes on, the kernel does not
+    /// show its stack or shows another one.
     fn running_program() -> std::process::Child {
         use std::io::{Read, Write};
         use std::process::{Command, Stdio};

@@ -1,8 +1,9 @@
-//! What the two interception libraries do, without what makes them libraries: the books of the container, the driver's
-//! real functions, and the hooks that stand between a program and the driver.
+//! What the two interception libraries do, without what makes them libraries: the container's books, the
+//! driver's real functions, and the hooks between a program and the driver.
 //!
-//! Everything here runs in somebody else's process: it never panics, prints, ends the program or sets a handler, and it
-//! needs no C library. The cdylibs `intercept/cuda` and `intercept/nvml` add exported names and nothing else.
+//! Everything here runs in somebody else's process. It never panics, never ends the program, sets no signal
+//! handler and needs no C library. It prints one line at most: that the limits file is of another version.
+//! The cdylibs `intercept/cuda` and `intercept/nvml` only add exported names.
 
 #![cfg_attr(not(test), no_std)]
 

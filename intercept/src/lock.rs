@@ -1,6 +1,6 @@
-//! The region lock: one futex word shared by all processes of the container, {holder, waiters, generation}. It only
-//! keeps refusals fair; no sum depends on it. Nobody waits for it longer than the caller says, and a dead holder loses it
-//! to whoever looks.
+//! The region lock: one futex word {holder, waiters, generation} that all processes of the container share.
+//! It only keeps refusals fair; no sum depends on it. Nobody waits for it longer than the caller says. A dead
+//! holder loses it to the next process that looks.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -26,7 +26,8 @@ pub struct RegionLock<'a> {
 impl Drop for RegionLock<'_> {
     fn drop(&mut self) {
         let mut word = self.word.load(Relaxed);
-        // A changed holder or generation means that others took us for dead: then there is nothing to give back.
+        // A changed holder or generation means that another process took this one for dead. There is then
+        // nothing to give back.
         while word & !WAITERS == self.held {
             let free = (self.held & !HOLDER).wrapping_add(GENERATION);
             match self.word.compare_exchange_weak(word, free, Release, Relaxed) {
@@ -39,7 +40,7 @@ impl Drop for RegionLock<'_> {
 }
 
 impl Book {
-    /// The lock, or `None` when a living holder has it at `deadline`, monotonic nanoseconds.
+    /// Takes the lock; `None` when a living holder still has it at `deadline`, in monotonic nanoseconds.
     pub(crate) fn lock<'a>(&self, usage: &'a UsageFile, deadline: u64) -> Option<RegionLock<'a>> {
         let me = self.slot.load(Relaxed) & HOLDER;
         let word = &usage.header.lock;
@@ -53,7 +54,7 @@ impl Book {
             let seen = word.fetch_or(WAITERS, AcqRel) | WAITERS;
             let left = deadline.saturating_sub(sys::now());
             if seen & HOLDER != 0 {
-                // Never rely on a wake: who owes it may be dead.
+                // Never rely on a wake: the process that should send it may be dead.
                 sys::futex_wait(word, seen, left.min(LOOK) / 1_000, true);
             }
             let lock = take_free(word, me).or_else(|| self.steal(usage, seen, me));
@@ -63,7 +64,7 @@ impl Book {
         }
     }
 
-    /// Takes the lock from the holder in `seen` if that one is dead and nothing has changed.
+    /// Takes the lock from the holder in `seen`, if that holder is dead and the word has not changed.
     fn steal<'a>(&self, usage: &'a UsageFile, seen: u32, me: u32) -> Option<RegionLock<'a>> {
         let holder = (seen & HOLDER).checked_sub(1)?;
         if holder + 1 == me || !self.holder_has_ended(usage, holder as usize) {

@@ -1,4 +1,5 @@
-//! The caller's pointers, which the driver has used before us: any may be null, and a caller's structure unaligned.
+//! Reads and writes through the caller's pointers. Any of them may be null, and a caller's structure may be
+//! unaligned.
 
 /// What lies at `pointer`; `None` when the caller gave none.
 ///

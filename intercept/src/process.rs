@@ -1,5 +1,5 @@
-//! What one library keeps per process. It lies in a mapping that the kernel wipes at fork: a child starts with no slot,
-//! no table and free locks, whatever its parent's other threads were doing.
+//! What one library keeps per process. It lies in a mapping that the kernel wipes at fork. A child therefore
+//! starts with no slot, an empty table and free locks, whatever its parent's other threads were doing.
 
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
@@ -44,7 +44,8 @@ impl<T: Zeroed> Home<T> {
         Self { process: AtomicPtr::new(core::ptr::null_mut()), limits, usage }
     }
 
-    /// The process part; opens the books on the first call in a process. `None` when the kernel gives no memory.
+    /// The process part; opens the books on the first call in a process. `None` when the kernel gives no
+    /// memory.
     pub fn get(&self) -> Option<&'static Process<T>> {
         let pointer = self.process.load(Ordering::Acquire);
         if pointer.is_null() {
@@ -98,11 +99,13 @@ impl<T: Zeroed> Home<T> {
 impl<T: Zeroed> Process<T> {
     /// The container's books.
     pub fn book(&self) -> &Book {
-        // SAFETY: `Home::get` hands out a process part only when the book is written; it is not written again.
+        // SAFETY: `Home::get` hands out a process part only when the book is written; it is not written
+        // again.
         unsafe { &*self.book.get() }
     }
 
-    /// Does by hand, in a forked child that has one thread yet, what old kernels do not do.
+    /// Wipes the process part by hand, where an old kernel did not. It runs in a forked child that still has
+    /// only one thread.
     fn forget(&'static self) {
         let address = core::ptr::from_ref(self).cast_mut();
         // SAFETY: zero bytes are a valid process part; the child has a single thread at its first call.
@@ -111,5 +114,6 @@ impl<T: Zeroed> Process<T> {
     }
 }
 
-// SAFETY: the book is written once, under `opening`, before READY publishes it; all else is shareable by itself.
+// SAFETY: the book is written once, under `opening`, before READY publishes it; all else is shareable by
+// itself.
 unsafe impl<T: Zeroed> Sync for Process<T> {}

@@ -1,9 +1,11 @@
-//! This process's slot in the usage file, and the slots of the dead.
+//! This process's slot in the usage file, and the slots of dead processes.
 //!
-//! A slot belongs to the holder of the record lock on its byte. Order of a claim: byte lock, counters to zero, identity,
-//! state, bit. Order of a reclaim, under the dead slot's byte lock: state, bit, counters. A process that closed all its
-//! descriptors has lost its lock but not its memory, so a free byte alone does not prove a death. Where nothing better
-//! can be known it must do: a process that was taken for dead finds its bit or its generation changed, and moves.
+//! A slot belongs to the holder of the record lock on its byte. A claim goes in this order: byte lock,
+//! counters to zero, identity, state, bit. A reclaim goes in this order, under the dead slot's byte lock:
+//! state, bit, counters. A process that closed all its descriptors has lost its lock but not its memory, so a
+//! free byte alone does not prove a death. Where nothing else can be known, a free byte is taken as proof. A
+//! process that was wrongly taken for dead finds its bit or its generation changed, and moves to another
+//! slot.
 
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -16,33 +18,33 @@ use crate::sys::{self, ByteLock, Fd};
 /// What is known about the owner of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
-    /// It holds its lock, or nothing can be known.
+    /// It holds its lock, or nothing can be known about it.
     Lives,
-    /// It holds no lock and still runs: it closed its descriptors, or the kernel is taking it down.
+    /// It holds no lock and still runs: it closed its descriptors, or the kernel is ending it.
     Unlocked,
     /// It has ended, and the kernel has closed its device files.
     Ended,
 }
 
 impl Book {
-    /// The own slot, if it still counts.
+    /// This process's slot, if it still counts.
     pub(crate) fn own_slot(&self, usage: &UsageFile) -> Option<usize> {
         let slot = self.slot.load(Relaxed).checked_sub(1)? as usize;
-        // The bit first: whoever sets it again has counted the generation before.
+        // The bit is read first: whoever sets it again has counted the generation up before.
         let own = usage.is_live(slot)
             && usage.owners.get(slot)?.generation.load(Relaxed) == self.generation.load(Relaxed);
         own.then_some(slot)
     }
 
-    /// Takes a free slot for all that this process holds. `None`: all are taken, or there is no usage file to lock.
-    /// The caller holds the lock of `held` and has found no own slot.
+    /// Claims a free slot and enters all that this process holds. `None`: all slots are taken, or there is no
+    /// usage file to lock. The caller holds the lock of `held` and has found that this process has no slot.
     #[cold]
     pub(crate) fn claim_slot(&self, usage: &UsageFile, held: &Held) -> Option<usize> {
         self.slot.store(0, Relaxed);
         for slot in (0..SLOTS).filter(|slot| usage.is_live(*slot)) {
             let same = |who: &Who| (who.pid, who.start_time) == (self.me.pid, self.me.start_time);
             if owner(usage, slot).is_some_and(|who| same(&who) && who.has_ended(&self.me) == Some(true)) {
-                self.reclaim(usage, slot); // this process before an exec: nobody else can tell
+                self.reclaim(usage, slot); // this process before an exec; no other process can tell
             }
         }
         let slot = self.claim_free(usage, held).or_else(|| {
@@ -64,7 +66,7 @@ impl Book {
                 continue;
             }
             if usage.is_live(slot) {
-                sys::unlock_byte(fd, lock_byte(slot)); // it was claimed since we looked
+                sys::unlock_byte(fd, lock_byte(slot)); // another process claimed it since we looked
                 continue;
             }
             self.enter(usage, slot, held);
@@ -94,7 +96,7 @@ impl Book {
         }
     }
 
-    /// Reclaims the slots of the dead; whether some process is on its way out and still counts.
+    /// Reclaims the slots of dead processes. True: some process is about to end and still counts.
     pub(crate) fn sweep(&self, usage: &UsageFile) -> bool {
         self.hold_own_byte(usage);
         let own = self.own_slot(usage);
@@ -113,7 +115,7 @@ impl Book {
         let _claim = self.claim.lock();
         let Some(fd) = self.descriptor() else { return };
         if sys::lock_byte(fd, lock_byte(slot)) != Ok(true) {
-            return; // somebody else is at it
+            return; // another process is reclaiming it
         }
         // The slot may have been reclaimed and claimed again before we held its byte.
         if usage.is_live(slot) && self.life(usage, slot) == Life::Ended {
@@ -144,7 +146,7 @@ impl Book {
         });
     }
 
-    /// As [`Book::each_living`], with the processes of all namespaces.
+    /// As [`Book::each_living`], for the processes of all pid namespaces.
     fn living(&self, device: usize, mut each: impl FnMut(Who, u64)) {
         let Some(usage) = self.usage else { return };
         for slot in (0..SLOTS).filter(|slot| usage.is_live(*slot)) {
@@ -155,7 +157,8 @@ impl Book {
         }
     }
 
-    /// What living processes hold on `device`. Asks the kernel about each: for callers that are slow anyway.
+    /// What living processes hold on `device`, in bytes. It asks the kernel about each process, so it is for
+    /// callers that are slow anyway.
     pub fn held_by_living(&self, device: usize) -> u64 {
         let mut sum = 0u64;
         self.living(device, |_, bytes| sum = sum.saturating_add(bytes));
@@ -204,15 +207,15 @@ impl Book {
         self.file.is_some_and(|file| file.device == id.device && file.inode == id.inode)
     }
 
-    /// Takes the own byte again, in case that the program closed the descriptor and with it dropped the lock.
+    /// Locks this process's byte again: the program may have closed the descriptor, which drops the lock.
     fn hold_own_byte(&self, usage: &UsageFile) {
         let _claim = self.claim.lock();
         let Some(slot) = self.own_slot(usage) else { return };
         let Some(fd) = self.descriptor() else { return };
-        // Taking a lock that this process holds already changes nothing. When another process holds it, that one is
-        // reclaiming the slot, and the next charge moves to a new one.
+        // Taking a lock that this process already holds changes nothing. If another process holds it, that
+        // process is reclaiming the slot, and the next charge moves to a new slot.
         if sys::lock_byte(fd, lock_byte(slot)) == Ok(true) && self.own_slot(usage).is_none() {
-            sys::unlock_byte(fd, lock_byte(slot)); // reclaimed in between: it is anybody's
+            sys::unlock_byte(fd, lock_byte(slot)); // reclaimed meanwhile, so it is free for anybody
         }
     }
 }

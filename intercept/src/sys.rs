@@ -1,5 +1,6 @@
-//! The kernel, called directly. The interception libraries may depend on no C library (interception.md, 14.1: a libc
-//! reference can ask for a newer glibc than the image has), and a raw call leaves the program's `errno` alone.
+//! System calls, made without a C library. The interception libraries must not depend on one
+//! (interception.md, 14.1: a libc reference can ask for a newer glibc than the image has). A raw call also
+//! leaves the program's `errno` alone.
 
 #[cfg(not(miri))]
 use core::arch::asm;
@@ -59,13 +60,13 @@ fn check(result: isize) -> Result<usize, Errno> {
 
 /// An open descriptor that is closed on drop.
 ///
-/// Closing *any* descriptor of the usage file drops the record locks of the whole process, so that one is never
-/// dropped: see [`Fd::leak`].
+/// Closing *any* descriptor of the usage file drops the record locks of the whole process, so the descriptor
+/// of that file is never closed: see [`Fd::leak`].
 #[derive(Debug)]
 pub struct Fd(i32);
 
 impl Fd {
-    /// Opens `path`, close-on-exec, for reading or for both.
+    /// Opens `path` with close-on-exec, for reading, or for reading and writing.
     pub fn open(path: &CStr, writable: bool) -> Result<Self, Errno> {
         const AT_FDCWD: isize = -100;
         const O_RDWR: usize = 2;
@@ -77,7 +78,7 @@ impl Fd {
         check(result).map(|fd| Self(i32::try_from(fd).unwrap_or(-1)))
     }
 
-    /// The bare number, never closed by us.
+    /// The bare number of a descriptor that is never closed.
     pub fn leak(self) -> i32 {
         let number = self.0;
         core::mem::forget(self);
@@ -109,7 +110,7 @@ fn raw(fd: i32) -> usize {
     usize::try_from(fd).unwrap_or(usize::MAX)
 }
 
-/// Says a line where the program's own messages go; nobody hears of a failure.
+/// Writes a line to standard error. A failure is ignored.
 pub fn say(line: &[u8]) {
     const STDERR: usize = 2;
     let arguments = [STDERR, line.as_ptr().expose_provenance(), line.len(), 0, 0, 0];
@@ -117,7 +118,7 @@ pub fn say(line: &[u8]) {
     let _ = unsafe { call(WRITE, arguments) };
 }
 
-/// What `fstat` says that we ask for.
+/// The parts of `fstat`'s answer that are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     /// Device of the file system.
@@ -160,7 +161,7 @@ pub unsafe fn unmap(address: usize, length: usize) {
     let _ = unsafe { call(MUNMAP, [address, length, 0, 0, 0, 0]) };
 }
 
-/// Asks that a forked child sees zeros at `address`. False on kernels before 4.14.
+/// Asks the kernel to give a forked child zeros at `address`. False on kernels before 4.14.
 pub fn wipe_on_fork(address: usize, length: usize) -> bool {
     const MADV_WIPEONFORK: usize = 18;
     // SAFETY: the advice changes nothing in this process.
@@ -181,7 +182,7 @@ pub fn thread() -> u32 {
     u32::try_from(thread).unwrap_or(0)
 }
 
-/// Reads the link `path` into `buffer`; the bytes read.
+/// Reads the link `path` into `buffer` and returns the bytes read.
 pub fn read_link<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     let arguments =
         [path.as_ptr().expose_provenance(), buffer.as_mut_ptr().expose_provenance(), buffer.len(), 0, 0, 0];
@@ -216,11 +217,11 @@ pub fn sleep(microseconds: u64) {
 /// The state of one record-lock byte, as another process sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ByteLock {
-    /// Some process other than this one holds it; its pid in our pid namespace, 0 when it has none there.
+    /// Another process holds it. Its pid in our pid namespace; 0 when it has none there.
     Held(u32),
     /// No other process holds it.
     Free,
-    /// The descriptor does not serve.
+    /// The kernel does not answer for this descriptor.
     Unknown,
 }
 
@@ -284,14 +285,14 @@ pub fn now() -> u64 {
     time[0].wrapping_mul(1_000_000_000).wrapping_add(time[1])
 }
 
-/// What tells this thread from the others that live: its thread pointer, an address and never 0. One instruction, where
-/// the kernel's number takes a call.
+/// The thread pointer, which differs from that of every other living thread. It is an address and never 0.
+/// Reading it takes one instruction, while the kernel's thread number takes a system call.
 #[cfg(not(miri))]
 #[inline(always)]
 pub fn thread_pointer() -> usize {
     let pointer: usize;
-    // SAFETY: reads one word. Each thread's control block begins with its own address (ELF handling for thread-local
-    // storage, x86-64).
+    // SAFETY: reads one word. Each thread's control block begins with its own address (ELF handling for
+    // thread-local storage, x86-64).
     unsafe { asm!("mov {}, fs:[0]", out(reg) pointer, options(nostack, preserves_flags, readonly, pure)) };
     pointer
 }
@@ -299,7 +300,7 @@ pub fn thread_pointer() -> usize {
 #[cfg(miri)]
 pub use miri::thread_pointer;
 
-/// Processor ticks: only ever compared for "some milliseconds ago".
+/// Processor ticks. They only serve to tell whether some milliseconds have passed.
 pub fn ticks() -> u64 {
     // SAFETY: rdtsc reads a counter.
     unsafe { core::arch::x86_64::_rdtsc() }

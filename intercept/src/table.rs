@@ -1,5 +1,6 @@
-//! What each driver object of this process was charged: an open-addressing table in anonymous memory, in 16 shards.
-//! Linear probing, backward-shift deletion, multiplicative hash. All zero bytes are an empty table.
+//! What each driver object of this process was charged. It is an open-addressing hash table in anonymous
+//! memory, in 16 shards, with linear probing, backward-shift deletion and a multiplicative hash. All zero
+//! bytes are an empty table.
 
 use crate::mutex::Mutex;
 use crate::sys;
@@ -7,7 +8,7 @@ use crate::sys;
 const SHARDS: usize = 16;
 const FIRST_CAPACITY: usize = 128;
 
-/// What a key is. Each kind has a key space of its own.
+/// What a key names. Each kind has a key space of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -43,13 +44,13 @@ pub struct Entry {
     pub key: u64,
     /// Charged bytes.
     pub size: u64,
-    /// By kind.
+    /// What [`Kind`] says about `extra`; otherwise 0.
     pub extra: u64,
-    /// What the key is.
+    /// What the key names.
     pub kind: Kind,
     /// Line of the limits file.
     pub device: u8,
-    /// The context whose end frees it, by our number; 0: none.
+    /// Our number of the context whose end frees the object; 0: none.
     pub context: u8,
 }
 
@@ -85,8 +86,8 @@ impl Table {
         &self.shards[index]
     }
 
-    /// Adds `entry`; the entry of the same kind and key that it replaces, if any. `Err` when the kernel gives no
-    /// memory: the object then stays charged until the process ends.
+    /// Adds `entry` and returns the entry of the same kind and key that it replaces, if any. `Err` with
+    /// `entry` when the kernel gives no memory: the object then stays charged until the process ends.
     pub fn put(&self, entry: Entry) -> Result<Option<Entry>, Entry> {
         let hash = hash(entry.kind, entry.key);
         let mut shard = self.shard(hash).lock();
@@ -120,7 +121,7 @@ impl Table {
         shard.entries().get_mut(at).map(change)
     }
 
-    /// Removes every entry that `gone` names, and hands each to `take`.
+    /// Removes every entry for which `gone` is true, and hands each to `take`.
     pub fn remove_all(&self, gone: impl Fn(&Entry) -> bool, mut take: impl FnMut(&Entry)) {
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -137,7 +138,7 @@ impl Table {
         }
     }
 
-    /// The summed size of the entries that `wanted` names.
+    /// The summed size of the entries for which `wanted` is true.
     pub fn sum(&self, wanted: impl Fn(&Entry) -> bool) -> u64 {
         let shards = self.shards.iter().map(|shard| {
             let mut shard = shard.lock();
@@ -164,7 +165,8 @@ impl Shard {
             return &mut [];
         }
         let first = core::ptr::with_exposed_provenance_mut(self.address);
-        // SAFETY: the shard owns a mapping of `capacity` entries, each written by `grow`, and `self` is borrowed.
+        // SAFETY: the shard owns a mapping of `capacity` entries, each written by `grow`, and `self` is
+        // borrowed.
         unsafe { core::slice::from_raw_parts_mut(first, self.capacity) }
     }
 
@@ -206,7 +208,7 @@ impl Shard {
         }
     }
 
-    /// Empties `hole` and moves up what was only there because the hole was taken.
+    /// Empties `hole`, and moves up later entries that stand behind it only because it was taken.
     fn remove(&mut self, mut hole: usize) -> Option<Entry> {
         let mask = self.capacity.wrapping_sub(1);
         let removed = *self.entries().get(hole)?;
@@ -251,7 +253,7 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// miri is slow: there the tests take so many steps fewer.
+    /// miri is slow: under it the tests take this many times fewer steps.
     const SHRINK: u64 = if cfg!(miri) { 1000 } else { 1 };
 
     fn entry(kind: Kind, key: u64, size: u64) -> Entry {

@@ -1,4 +1,5 @@
-//! System calls under miri, which runs no assembly: through the C library, as far as unit tests come. Files are absent.
+//! System calls under miri, which runs no assembly. They go through the C library, as far as the unit tests
+//! need them. No file exists.
 
 use core::ffi::{c_int, c_long, c_void};
 
@@ -29,7 +30,7 @@ pub(super) unsafe fn call(number: usize, [a, b, c, d, ..]: [usize; 6]) -> isize 
     }
 }
 
-/// A thread's own address of something.
+/// An address that differs in each living thread.
 pub fn thread_pointer() -> usize {
     std::thread_local!(static HERE: u8 = const { 0 });
     HERE.with(|here| core::ptr::from_ref(here).addr())
