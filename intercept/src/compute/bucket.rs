@@ -1,8 +1,8 @@
-//! The bucket that all processes of a container share, and the memory of its charges. The tenant can write every byte
-//! of it: no value makes these functions panic, wait or overflow.
+//! The bucket that all processes of a container share, and the record of its charges. The tenant can write
+//! every byte of both, so no value makes these functions panic, wait or overflow.
 //!
-//! Each step is one atomic operation or is elected by one, so that a process may be killed or stopped between any two
-//! and blocks nobody. What can get lost then is at most what it was about to add.
+//! Each step is one atomic operation, or one atomic operation decides who makes it. A process may therefore
+//! be killed or stopped between any two steps and blocks nobody. At most what it was about to add is lost.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release};
 
@@ -10,13 +10,14 @@ use gpushare_region::{Bucket, CHARGE_MOMENTS, ChargeMoment, Settlement};
 
 use super::{CAP, Ground, MICROSECOND, MILLISECOND, NAP, REFUND_CAP, REFUND_CAP_EXACT, REFUND_STEP, STALE};
 
-/// Length of time for which one moment of the charges stands.
+/// Length of time for which one moment of the charges is kept, in nanoseconds.
 const MOMENT: u64 = 2 * MILLISECOND;
 /// Refills closer together than this are left to the next one, which keeps their rounding below 1 in 5,000.
 const LEAST_REFILL: u64 = 20 * MICROSECOND;
-/// Longest time that a refill counts.
+/// The longest time that one refill counts.
 const LONGEST_REFILL: u64 = 3_600_000 * MILLISECOND;
-/// A container begins in debt by what it earns in this time: nothing is known of its first launches.
+/// A container begins with a debt of what it earns in this time, since nothing is known about its first
+/// launches.
 const FIRST_DEBT: u64 = 20 * MILLISECOND;
 /// One in the fixed-point numbers of [`Bucket::scale`].
 const ONE: u64 = 1 << 20;
@@ -26,7 +27,7 @@ const ONE: u64 = 1 << 20;
 pub struct Shared<'a> {
     /// The bucket.
     pub bucket: &'a Bucket,
-    /// What it is settled by.
+    /// The records from which the bucket is settled.
     pub settlement: &'a Settlement,
 }
 
@@ -46,16 +47,17 @@ impl<'a> Shared<'a> {
         self.bucket.charged.load(Relaxed)
     }
 
-    /// Adds what `rate` (hundredths of a percent) has earned since the last refill, whoever did that.
+    /// Adds what `rate` (hundredths of a percent) has earned since the last refill by any process.
     pub(super) fn refill(&self, now: u64, rate: u64) {
         let last = self.bucket.refilled.load(Relaxed);
-        // One that read the clock before the last refill is late; a stamp far in the future is none.
+        // A process that read the clock before the last refill is late. A time stamp far in the future is not
+        // valid.
         let late = last > now && last - now < STALE;
         if late || now.wrapping_sub(last) < LEAST_REFILL {
             return;
         }
         if self.bucket.refilled.compare_exchange(last, now, Relaxed, Relaxed).is_err() {
-            return; // somebody else refills
+            return; // another process refills
         }
         let rate = rate.min(10_000);
         if last == 0 {
@@ -69,14 +71,15 @@ impl<'a> Shared<'a> {
         self.add(earned.cast_signed(), CAP);
     }
 
-    /// Takes `nanoseconds` of GPU time, or gives them back where negative. The bucket may be in debt afterwards.
+    /// Takes `nanoseconds` of GPU time; a negative number gives them back. The bucket may be in debt
+    /// afterwards.
     pub(super) fn charge(&self, now: u64, nanoseconds: i64) {
         self.add(nanoseconds.saturating_neg(), CAP);
         self.bucket.charged.fetch_add(nanoseconds.cast_unsigned(), Relaxed);
         self.remember(now);
     }
 
-    /// Adds to the bucket, up to `cap`; a bucket above it already stays as it is.
+    /// Adds to the bucket, up to `cap`. A bucket that is already above `cap` stays as it is.
     pub(super) fn add(&self, nanoseconds: i64, cap: u64) {
         let cap = cap.cast_signed();
         let change = |level: u64| {
@@ -88,11 +91,11 @@ impl<'a> Shared<'a> {
         let _ = self.bucket.nanoseconds.fetch_update(Relaxed, Relaxed, change);
     }
 
-    /// Puts right a difference of charged and measured time. What was charged too much is kept apart, since a bucket that
-    /// is full of it would not be filled.
+    /// Corrects a difference between charged and measured time. What was charged too much is kept apart,
+    /// since a bucket that is full of it could not be filled.
     ///
-    /// `exact`: the charges were true to the launches. The difference is then work that was charged in one window and
-    /// runs in the next, and takes itself back there: little is given back meanwhile.
+    /// `exact`: the charges matched the launches. The difference is then work that was charged in one window
+    /// and runs in the next, which corrects itself there. Little is given back meanwhile.
     pub(super) fn correct(&self, charged_too_much: i64, exact: bool) {
         let cap = if exact { REFUND_CAP_EXACT } else { REFUND_CAP };
         let refund = self.bucket.refund.load(Relaxed).min(REFUND_CAP_EXACT).cast_signed();
@@ -108,7 +111,7 @@ impl<'a> Shared<'a> {
         if refund == 0 || self.level() > 0 {
             return;
         }
-        // More may be kept from a time when the process was alone.
+        // More may have been kept while the process was alone.
         let kept = refund.min(REFUND_CAP);
         let part = kept.min(CAP / 2);
         let given = self.bucket.refund.compare_exchange(refund, kept - part, Relaxed, Relaxed);
@@ -117,13 +120,13 @@ impl<'a> Shared<'a> {
         }
     }
 
-    /// Estimated nanoseconds in nanoseconds of the bucket.
+    /// Converts estimated nanoseconds to nanoseconds of the bucket.
     pub(super) fn scaled(&self, nanoseconds: u64) -> u64 {
         let product = u128::from(nanoseconds) * u128::from(self.scale());
         u64::try_from(product >> ONE.trailing_zeros()).unwrap_or(u64::MAX).min(i64::MAX.cast_unsigned())
     }
 
-    /// The scale, within what the settlement may make of it: a tenth to four times.
+    /// The scale, within the bounds of the settlement: a tenth to four times.
     pub(super) fn scale(&self) -> u64 {
         match self.bucket.scale.load(Relaxed) {
             0 => ONE,
@@ -141,14 +144,14 @@ impl<'a> Shared<'a> {
         self.bucket.throttled.fetch_add(nanoseconds, Relaxed);
     }
 
-    /// How long it takes at `rate` until there is something to draw, in nanoseconds.
+    /// How long it takes at `rate` until there is something to draw, in nanoseconds, at most [`NAP`].
     pub(super) fn time_to_credit(&self, rate: u64) -> u64 {
         let debt = self.level().min(0).unsigned_abs().min(LONGEST_REFILL);
         let time = debt.saturating_mul(10_000) / rate.max(1);
         time.saturating_add(20 * MICROSECOND).clamp(50 * MICROSECOND, NAP)
     }
 
-    /// Notes what is charged now, once in a while.
+    /// Notes what has been charged up to now, once per [`MOMENT`].
     fn remember(&self, now: u64) {
         let place = usize::try_from(now / MOMENT).unwrap_or(0) % CHARGE_MOMENTS;
         let Some(moment) = self.settlement.moments.get(place) else { return };
@@ -156,13 +159,14 @@ impl<'a> Shared<'a> {
         if known / MOMENT == now / MOMENT {
             return;
         }
-        // Two processes may both get here; either's pair, and a mixture of the two, is right to some microseconds.
+        // Two processes may both get here. The pair of either, and a mixture of both, is right to within some
+        // microseconds.
         moment.time.store(0, Relaxed);
         moment.charged.store(self.bucket.charged.load(Relaxed), Release);
         moment.time.store(now, Release);
     }
 
-    /// What had been charged at `time`, by the remembered moments around it.
+    /// What had been charged at `time`, interpolated between the moments around it.
     pub(super) fn charged_at(&self, time: u64, now: u64) -> u64 {
         let charged = self.bucket.charged.load(Relaxed);
         let (mut before, mut after): (Option<(u64, u64)>, (u64, u64)) = (None, (now, charged));
@@ -176,12 +180,12 @@ impl<'a> Shared<'a> {
         let Some(before) = before else { return after.1 };
         let grown = after.1.wrapping_sub(before.1);
         let span = after.0.saturating_sub(before.0).max(1);
-        // A corrupted ring gives nonsense, but a number.
+        // A corrupted ring gives a wrong number and nothing worse.
         before.1.wrapping_add(part(grown, time - before.0, span))
     }
 }
 
-/// `number * part / whole`, for a number that wraps below zero. Division of 128 bits would need a library.
+/// `number * part / whole`, for a number that may wrap below zero. A 128-bit division would need a library.
 fn part(number: u64, part: u64, whole: u64) -> u64 {
     const LONGEST: u64 = 1 << 43;
     let fraction = (part.min(whole).min(LONGEST) << 20) / whole.clamp(1, LONGEST);
@@ -189,7 +193,7 @@ fn part(number: u64, part: u64, whole: u64) -> u64 {
     i64::try_from(product).unwrap_or(0).cast_unsigned()
 }
 
-/// Time and charge of a moment that is complete.
+/// Time and charge of a moment; `None` while it is being written.
 fn read(moment: &ChargeMoment) -> Option<(u64, u64)> {
     let time = load(&moment.time);
     let charged = load(&moment.charged);

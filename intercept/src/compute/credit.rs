@@ -1,11 +1,11 @@
-//! What a process has drawn from the bucket and not spent, and what each kind of launch costs: all that a launch looks
-//! at while there is credit.
+//! What a process has drawn from the bucket and not yet spent, and what each kind of launch costs. A launch
+//! looks at nothing else while there is credit.
 //!
-//! Most programs launch from one thread. As long as only one has asked, that one changes the word by plain loads and
-//! stores: a locked instruction, which first waits for all that the driver has just written, would be more than half of
-//! what a limited launch costs. The first other thread that asks ends this for good. The one it surprises between its
-//! load and its store can lose that change, once in the life of a process: half a millisecond of GPU time or one launch,
-//! which the meter then settles.
+//! Most programs launch from one thread. As long as only one thread has asked, it changes the word by plain
+//! loads and stores. A locked instruction would first wait for all that the driver has just written, and
+//! would be more than half of the cost of a limited launch. The first other thread that asks ends this for
+//! good. If the first thread is then between its load and its store, one change can be lost, once in the life
+//! of a process: half a millisecond of GPU time or one launch, which the meter then settles.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -13,21 +13,23 @@ use super::LEAST_COST;
 use super::key::{Key, PLACES};
 use crate::sys;
 
-/// One launch in the upper part of the word.
+/// One launch, counted in the upper part of the word.
 const LAUNCH: u64 = 1 << 40;
-/// In place of a thread: none has asked yet.
+/// In place of a thread: no thread has asked yet.
 const NONE: usize = 0;
-/// In place of a thread: several have asked. No thread's, which are addresses.
+/// In place of a thread: several threads have asked. No thread has this value: theirs are addresses.
 const SEVERAL: usize = 1;
 
-/// All zero: nothing to spend, so that a forked child, whose copy the kernel wipes, begins on the slow path.
+/// All zero bytes: nothing to spend. The kernel wipes a forked child's copy, so a child begins on the slow
+/// path.
 #[repr(C)]
 pub struct Credit {
-    /// Nanoseconds in the lower 40 bits, as a signed number; above them, downwards, the launches that were paid here.
+    /// Nanoseconds in the lower 40 bits, as a signed number. The upper bits count the launches that were paid
+    /// here, downwards.
     word: AtomicU64,
-    /// The only thread that has asked, by [`sys::thread_pointer`]; [`NONE`], or [`SEVERAL`].
+    /// The [`sys::thread_pointer`] of the only thread that has asked, or [`NONE`], or [`SEVERAL`].
     thread: AtomicUsize,
-    /// By place of the key: the tag above 32 bits of nanoseconds.
+    /// Costs by place of the key: the tag in the upper 32 bits, nanoseconds in the lower.
     costs: [AtomicU64; PLACES],
 }
 
@@ -54,7 +56,8 @@ const fn nanoseconds(word: u64) -> i64 {
 }
 
 impl Credit {
-    /// Pays a launch. False: its cost is not known or there is not enough; ask the [`Limiter`](super::Limiter).
+    /// Pays a launch. False: its cost is not known or there is not enough; ask the
+    /// [`Limiter`](super::Limiter).
     #[inline(always)]
     pub fn spend(&self, key: Key) -> bool {
         let Some(entry) = self.costs.get(key.place()) else { return false };
@@ -89,7 +92,7 @@ impl Credit {
         false
     }
 
-    /// This thread is about to change the word.
+    /// Notes that this thread is about to change the word.
     fn ask(&self) {
         let me = sys::thread_pointer();
         let first = self.thread.compare_exchange(NONE, me, Relaxed, Relaxed);
@@ -98,13 +101,13 @@ impl Credit {
         }
     }
 
-    /// Takes all credit back. What other threads try to spend meanwhile they put back themselves.
+    /// Takes all credit back. Other threads that try to spend meanwhile put that part back themselves.
     pub(super) fn take(&self) -> Taken {
         self.ask();
         let word = self.word.swap(0, Relaxed);
         let nanoseconds = nanoseconds(word);
         let launches = word.wrapping_sub(nanoseconds.cast_unsigned()).wrapping_neg() >> 40;
-        // A thread that is putting back has made its launch look paid: the count returns with it.
+        // While a thread puts credit back, its launch looks paid; the count is right again afterwards.
         let launches = if launches < 1 << 23 { launches } else { 0 };
         Taken { nanoseconds, launches }
     }
@@ -136,7 +139,7 @@ mod tests {
     use super::*;
 
     const KERNEL: Key = Key::kernel(0x1000, [1, 1, 1], [1, 1, 1]);
-    /// miri is slow: there the tests take so many steps fewer.
+    /// miri is slow: under it the tests take this many times fewer steps.
     const SHRINK: usize = if cfg!(miri) { 100 } else { 1 };
 
     /// Credit that several threads have asked for.

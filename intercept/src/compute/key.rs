@@ -1,14 +1,14 @@
-//! What kind of launch it is: the same kind is taken to cost the same.
+//! The kind of a launch. Launches of one kind are assumed to cost the same.
 
-/// A function with its grid and block, or an executable graph, as a hash. Two kinds that fall on the same hash share
-/// their cost: the pair of events and the meter then settle for a mixture.
+/// A function with its grid and block, or an executable graph, as a hash. Two kinds with the same hash share
+/// their cost: event pairs and meter then settle a mixture of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key(u64);
 
 /// Places in the tables of costs.
 pub(super) const PLACES: usize = 4096;
 
-/// Odd numbers without pattern: multiplication spreads handles, which differ in few bits.
+/// Odd numbers without a pattern. Multiplication by them spreads handles, which differ in few bits.
 const FACTORS: [u64; 4] =
     [0x9e37_79b9_7f4a_7c15, 0xc2b2_ae3d_27d4_eb4f, 0x1656_67b1_9e37_79f9, 0xd6e8_feb8_6659_fd93];
 
@@ -45,7 +45,7 @@ impl Key {
         (self.0 >> 52) as usize % PLACES
     }
 
-    /// What tells kinds of the same place apart; never 0, which stands for an empty place.
+    /// Distinguishes kinds that fall on the same place. It is never 0, which stands for an empty place.
     #[inline(always)]
     pub(super) const fn tag(self) -> u32 {
         ((self.0 >> 20) & 0xffff_ffff) as u32 | 1

@@ -1,5 +1,5 @@
-//! The slow path of one process on one device, as a state machine: asked before a launch that credit did not pay, told
-//! afterwards what became of it. One thread at a time.
+//! The slow path of one process on one device, as a state machine. It is asked before a launch that credit
+//! did not pay, and told afterwards what became of the launch. One thread at a time uses it.
 
 use gpushare_region::{Bucket, LimitLine, Measured, Settlement};
 
@@ -10,10 +10,10 @@ use super::samples::Samples;
 use super::share::{Reading, Share};
 use super::{DEPTH, GUESS, LEAST_COST, MICROSECOND, MILLISECOND, PATIENCE, SLICE, UNTIMED};
 
-/// Launches that may be timed at a time; each owns the pair of events of its number.
+/// How many launches may be timed at a time. Each owns the pair of events of its number.
 pub const TIMED: usize = 32;
 
-/// Delays up to this are an event's own cost, in nanoseconds.
+/// Delays up to this length are the cost of the event itself, in nanoseconds.
 const LEAST_LATE: u64 = 20 * MICROSECOND;
 
 /// What all processes of the container share on the device, and what this process may spend there.
@@ -21,17 +21,18 @@ const LEAST_LATE: u64 = 20 * MICROSECOND;
 pub struct Ground<'a> {
     /// What the host grants.
     pub line: &'a LimitLine,
-    /// The limits file's sequence: another one, other limits.
+    /// The limits file's sequence. Another number means that the limits may have changed.
     pub grants: u32,
-    /// What the host measured.
+    /// What the host's meter measured.
     pub measured: &'a Measured,
     /// The bucket.
     pub bucket: &'a Bucket,
-    /// What it is settled by.
+    /// The records from which the bucket is settled.
     pub settlement: &'a Settlement,
     /// What this process may spend.
     pub credit: &'a Credit,
-    /// Some stream of this process captures: no launch may be paid from credit, since it may be a recorded one.
+    /// Whether some stream of this process is being captured. No launch is then paid from credit, since it
+    /// may only be recorded.
     pub capturing: bool,
 }
 
@@ -43,9 +44,9 @@ pub enum Answer {
     /// Go to the driver between the two events of pair `0`, then say [`launched`](Limiter::launched) or
     /// [`refused`](Limiter::refused).
     Timed(usize),
-    /// Ask again after so many nanoseconds: too much is unfinished.
+    /// Ask again after this many nanoseconds: too much work is unfinished.
     Queued(u64),
-    /// Ask again after so many nanoseconds: the share is used up.
+    /// Ask again after this many nanoseconds: the share is used up.
     HeldBack(u64),
 }
 
@@ -54,7 +55,7 @@ pub enum Answer {
 pub enum Timing {
     /// The launch has not ended.
     Running,
-    /// It took so many nanoseconds on the device.
+    /// The launch took this many nanoseconds on the device.
     Took(u64),
     /// The events are gone, or the driver has no answer.
     Lost,
@@ -63,7 +64,7 @@ pub enum Timing {
 /// How far to look for launches that have ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reach {
-    /// Up to the first that runs: what comes after it in its stream runs, too.
+    /// Up to the first launch that still runs: what comes after it in its stream has not ended either.
     FirstThatRuns,
     /// All of them.
     All,
@@ -78,15 +79,15 @@ struct Mark {
     key: u64,
     /// What was charged for it, before scaling.
     estimate: u64,
-    /// Estimated work up to and with it.
+    /// Estimated work up to and including this launch.
     position: u64,
-    /// When a launch first waited for it.
+    /// When another launch first waited for this one, in monotonic nanoseconds; 0: never.
     waited_since: u64,
-    /// Whether nothing was known about its kind.
+    /// Whether the cost of its kind was unknown.
     untimed: bool,
     /// Nobody waits for it any more.
     overdue: bool,
-    /// Its events tell when it ended, and not how long it took.
+    /// Its events tell when the launch ended, but not how long it took.
     late: bool,
 }
 
@@ -94,7 +95,7 @@ struct Mark {
 #[derive(Default)]
 #[repr(C)]
 pub struct Limiter {
-    /// Credit that is neither spent nor handed to the fast path, before scaling; may be below zero.
+    /// Credit that is neither spent nor handed to the fast path, before scaling. It may be negative.
     purse: i64,
     /// All that was ever drawn, before scaling.
     drawn: u64,
@@ -110,7 +111,7 @@ pub struct Limiter {
     solitude: Solitude,
 }
 
-/// What this process has used since it was last asked.
+/// What this process has used since the last call of [`Limiter::count`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Counted {
@@ -120,7 +121,8 @@ pub struct Counted {
     pub nanoseconds: i64,
 }
 
-/// Whether this process was the only one on the GPU in the last measured window: its timings then contain nobody else's.
+/// Whether this process was the only one on the GPU in the last measured window. Its timings then contain no
+/// other process's work.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct Solitude {
@@ -132,7 +134,7 @@ struct Solitude {
 }
 
 impl Limiter {
-    /// What a launch of `key` is to do at `now`, monotonic nanoseconds. `timing` tells about a pair of events.
+    /// What a launch of `key` must do at `now`, in monotonic nanoseconds. `timing` reads a pair of events.
     pub fn ask(
         &mut self,
         ground: &Ground<'_>,
@@ -148,7 +150,7 @@ impl Limiter {
         shared.refill(now, share.rate);
         self.settle(&shared, reading.as_ref(), ground.grants, now);
         if self.is_too_deep(&shared, key) {
-            // A stream that stands still hides what has ended in the others.
+            // A stream that stands still hides launches that have ended in other streams.
             self.reap(&shared, ground.credit, now, Reach::All, &mut timing);
         }
         if let Some(nap) = self.wait_for_work(&shared, key, now) {
@@ -162,10 +164,10 @@ impl Limiter {
         self.mark(ground, key, estimate)
     }
 
-    /// The driver took the launch of pair `pair`. `late`: by how many nanoseconds the processor may have delayed an event,
-    /// since it did something else; `None`: the events were not recorded.
+    /// The driver accepted the launch of pair `pair`. `late`: by how many nanoseconds an event may have been
+    /// delayed because the processor did something else; `None`: the events were not recorded.
     ///
-    /// A late timing of a kind that is known teaches nothing; the first of a kind counts even so.
+    /// A late timing of a known kind is not used. The first timing of a kind is used even if it is late.
     pub fn launched(&mut self, pair: usize, late: Option<u64>) {
         self.counted.launches = self.counted.launches.saturating_add(1);
         let Some(mark) = self.marks.get_mut(pair) else { return };
@@ -187,8 +189,8 @@ impl Limiter {
         self.look(&Shared::new(ground), ground.credit, now, pair, &mut |_| timing)
     }
 
-    /// The launch of pair `pair` had the device for up to `time` nanoseconds when its context ended. That teaches
-    /// nothing about its kind.
+    /// The launch of pair `pair` had used the device for up to `time` nanoseconds when its context ended.
+    /// This says nothing about the cost of its kind.
     pub fn cut_short(&mut self, ground: &Ground<'_>, now: u64, pair: usize, time: u64) {
         let estimate = self.marks.get(pair).map_or(0, |mark| mark.estimate);
         let shared = Shared::new(ground);
@@ -201,7 +203,8 @@ impl Limiter {
         self.clear(pair);
     }
 
-    /// Takes the fast path's credit, so that every launch asks from now on: a capture begins.
+    /// Takes the fast path's credit back, so that every launch asks from now on. It is called when a capture
+    /// begins.
     pub fn close(&mut self, credit: &Credit) {
         self.collect(credit);
     }
@@ -212,7 +215,7 @@ impl Limiter {
         credit.forget_cost(key);
     }
 
-    /// What was used since the last call.
+    /// Returns what was used since the last call.
     pub fn count(&mut self) -> Counted {
         core::mem::take(&mut self.counted)
     }
@@ -223,7 +226,8 @@ impl Limiter {
         self.counted.launches = self.counted.launches.saturating_add(taken.launches);
     }
 
-    /// Settles the timed launches that have ended, in the order of their launch, and those that nobody waits for.
+    /// Settles the timed launches that have ended, in the order of their launch, and those that nobody waits
+    /// for.
     fn reap(
         &mut self,
         shared: &Shared<'_>,
@@ -300,7 +304,7 @@ impl Limiter {
         self.is_full() || unfinished > DEPTH || self.is_unsure_about(key)
     }
 
-    /// How long to wait for unfinished work before anything more is launched.
+    /// How long to wait for unfinished work before the next launch, in nanoseconds; `None`: not at all.
     fn wait_for_work(&mut self, shared: &Shared<'_>, key: Key, now: u64) -> Option<u64> {
         let pair = self.first_after(0)?;
         if !self.is_too_deep(shared, key) {
@@ -319,19 +323,19 @@ impl Limiter {
         Some(((30 * MICROSECOND) << self.naps.min(5)).min(MILLISECOND / 4))
     }
 
-    /// Whether launching `key` would queue too much of which nothing is known.
+    /// Whether launching `key` would queue too much work of unknown length.
     fn is_unsure_about(&self, key: Key) -> bool {
         let mut untimed = self.active().filter(|mark| mark.untimed);
         self.samples.cost(key).is_none()
             && (untimed.clone().count() >= UNTIMED || untimed.any(|mark| mark.key == key.bits()))
     }
 
-    /// Work that was launched and has not ended, estimated and before scaling; credit that is not spent is not in it.
+    /// Estimated work that was launched and has not ended, before scaling, without unspent credit.
     fn unfinished(&self) -> i64 {
         self.drawn.wrapping_sub(self.done).cast_signed().saturating_sub(self.purse)
     }
 
-    /// Nobody waits for what is queued now, since it may wait for what comes next.
+    /// Stops waiting for the work that is queued now: it may itself wait for the next launch.
     fn give_up_waiting(&mut self) {
         let position = self.position();
         for mark in self.marks.iter_mut().filter(|mark| mark.order != 0) {
@@ -349,7 +353,7 @@ impl Limiter {
         self.marks.iter().all(|mark| mark.order != 0)
     }
 
-    /// Makes the purse hold `estimate`. False: the bucket has nothing.
+    /// Fills the purse to at least `estimate`. False: the bucket is empty.
     fn draw(&mut self, shared: &Shared<'_>, estimate: u64, now: u64) -> bool {
         let missing = i64::try_from(estimate).unwrap_or(i64::MAX).saturating_sub(self.purse);
         if missing <= 0 {
@@ -405,13 +409,13 @@ impl Limiter {
         self.marks.iter().filter(|mark| mark.order != 0 && !mark.overdue)
     }
 
-    /// The first of the launches after number `order` that somebody may wait for.
+    /// The first launch after number `order` that a launch may wait for.
     fn first_after(&self, order: u64) -> Option<usize> {
         let marks = self.marks.iter().enumerate().filter(|(_, mark)| mark.order > order && !mark.overdue);
         marks.min_by_key(|(_, mark)| mark.order).map(|(pair, _)| pair)
     }
 
-    /// The launch of `pair` was seen to have ended, and with it what came before it.
+    /// The launch of `pair` has ended, and with it all that came before it.
     fn end(&mut self, pair: usize) {
         let Some(mark) = self.marks.get(pair) else { return };
         if mark.position.wrapping_sub(self.done).cast_signed() > 0 {
@@ -420,7 +424,7 @@ impl Limiter {
         self.clear(pair);
     }
 
-    /// Nothing will be known of the launch of `pair`: what comes after it tells when it has ended.
+    /// Nothing more will be known about the launch of `pair`. A later launch will tell when it has ended.
     fn clear(&mut self, pair: usize) {
         if let Some(mark) = self.marks.get_mut(pair) {
             *mark = Mark::default();

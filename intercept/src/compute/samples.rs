@@ -1,8 +1,8 @@
-//! What each kind of launch took lately.
+//! How long recent launches of each kind took, and what the next one is assumed to cost.
 
 use super::key::{Key, PLACES};
 
-/// Timings that the likely one is chosen among.
+/// How many last timings of a kind are kept.
 const LAST: usize = 4;
 
 #[repr(C)]
@@ -29,16 +29,18 @@ impl Default for Samples {
 }
 
 impl Samples {
-    /// What a launch of `key` is taken to cost, in nanoseconds; `None`: it was never timed.
+    /// What a launch of `key` is assumed to cost, in nanoseconds; `None`: this kind was never timed.
     pub(super) fn cost(&self, key: Key) -> Option<u64> {
         let kind = self.kinds.get(key.place())?;
         (kind.tag == key.tag() && kind.count > 0).then_some(kind.cost)
     }
 
-    /// Adds a timing of `key`; what the launch itself is likely to have taken, and what the next one will cost.
+    /// Adds a timing of `key`. Returns what the launch itself probably took, and the assumed cost of the next
+    /// one.
     ///
-    /// Other tenants' turns on the GPU only ever add to a timing, so one far above the least of the last few is cut,
-    /// unless this process is `alone`. A cost that really rises is followed within two timings.
+    /// Other tenants' turns on the GPU only ever lengthen a timing. A timing far above the least of the last
+    /// few is therefore cut, unless this process is `alone`. A cost that really rises is adopted within two
+    /// timings.
     pub(super) fn add(&mut self, key: Key, time: u64, alone: bool) -> (u64, u64) {
         let Some(kind) = self.kinds.get_mut(key.place()) else { return (time, time) };
         if kind.tag != key.tag() {

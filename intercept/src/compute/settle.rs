@@ -1,5 +1,5 @@
-//! Settling what was charged against what the host's meter measured: the integral that keeps the share exact over time,
-//! whatever the estimates do.
+//! Settles what was charged against what the host's meter measured. This keeps the share exact over time,
+//! however wrong the estimates are.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -9,18 +9,20 @@ use super::bucket::Shared;
 use super::share::Reading;
 use super::{MILLISECOND, STALE};
 
-/// Use before the first window, measured or charged, beyond which the container and the meter did not begin together.
+/// If more than this was measured or charged before the first window, the container and the meter did not
+/// begin together.
 const LONGEST_START: u64 = 2_000 * MILLISECOND;
-/// Windows are this close together while launches are held to the share. One who asks more seldom leaves longer gaps, and
-/// so does a meter that was silent.
+/// The longest distance between windows while launches are limited to the share. A process that asks more
+/// seldom leaves longer gaps, and so does a meter that was silent.
 const LONGEST_WINDOW: u64 = 2_000 * MILLISECOND;
-/// Most that is settled at once, in nanoseconds: an hour. The scale multiplies it by 2^20.
+/// The most that is settled at once, in nanoseconds: a little more than an hour. The scale multiplies it by
+/// 2^20.
 const MOST: i64 = 1 << 42;
-/// Windows that the scale is taken from: a second of the driver's samples.
+/// How many windows the scale is computed from: one second of the driver's samples.
 const SCALE_WINDOWS: u32 = 6;
-/// Charges below this say nothing about the scale.
+/// Charges below this number of nanoseconds say nothing about the scale.
 const LEAST_CHARGE: i64 = 15 * MILLISECOND.cast_signed();
-/// Percent of a deviation by which a window moves the scale.
+/// By how many percent of a deviation one window moves the scale.
 const GAIN: i64 = 15;
 /// One in the fixed-point scale.
 const ONE: i64 = 1 << 20;
@@ -36,8 +38,8 @@ struct Window {
 }
 
 impl Shared<'_> {
-    /// Puts right what the windows up to `reading` show, once for all processes: whoever moves `settled` does it. `exact`:
-    /// as for [`correct`](Self::correct).
+    /// Settles the windows up to `reading`, once for all processes: the process that moves `settled` does it.
+    /// `exact`: as for [`correct`](Self::correct).
     ///
     /// `grants`: as in [`Ground`](super::Ground).
     pub(super) fn settle(&self, reading: &Reading, grants: u32, now: u64, exact: bool) {
@@ -49,7 +51,7 @@ impl Shared<'_> {
         let last = self.last_window(settled, grants);
         let mut new = Window { until: reading.until, own: reading.own, charged, number: 0, grants };
         let known = last.filter(|last| continues(last, &new));
-        // The scale is not taken from windows of another account.
+        // The scale is not computed from windows of another account.
         let step = if known.is_some() { 1 } else { SCALE_WINDOWS + 1 };
         new.number = last.map_or(0, |last| last.number).wrapping_add(step);
         self.write(&new);
@@ -60,7 +62,8 @@ impl Shared<'_> {
         self.rescale(&new);
     }
 
-    /// The window that ended at `settled`; for a container that has only begun, the empty one before the first.
+    /// The window that ended at `settled`. For a container that has just begun, the empty window before the
+    /// first.
     fn last_window(&self, settled: u64, grants: u32) -> Option<Window> {
         if settled == 0 {
             return Some(Window { until: 0, own: 0, charged: 0, number: 0, grants });
@@ -79,8 +82,8 @@ impl Shared<'_> {
         self.settlement.windows.iter().map(read).filter(|window| window.until != 0)
     }
 
-    /// All who settle the same window write the same, to some microseconds. One who comes a window late may write over
-    /// the newer one: then the next begins a new account.
+    /// All processes that settle the same window write the same to within some microseconds. A process that
+    /// is one window late may overwrite the newer window; the next window then begins a new account.
     fn write(&self, new: &Window) {
         let place = usize::try_from(new.number).unwrap_or(0) % SETTLED_WINDOWS;
         let Some(window) = self.settlement.windows.get(place) else { return };
@@ -92,7 +95,8 @@ impl Shared<'_> {
         window.until.store(new.until, Release);
     }
 
-    /// Moves the scale towards what estimated time turned out to cost. Slowly: the bucket itself is put right at once.
+    /// Moves the scale towards what estimated time really cost. It moves slowly, since the bucket itself is
+    /// corrected at once.
     fn rescale(&self, new: &Window) {
         let oldest = new.number.saturating_sub(SCALE_WINDOWS);
         let remembered = self.windows().filter(|window| (oldest..new.number).contains(&window.number));
@@ -113,8 +117,8 @@ impl Shared<'_> {
     }
 }
 
-/// Whether `new` tells of the same account as `last`: not of a meter that began again, of other limits, or of a time in
-/// which more was launched than the meter saw.
+/// Whether `new` continues the account of `last`. It does not after a restart of the meter, after a change of
+/// limits, or after a time in which more was charged than the meter measured.
 fn continues(last: &Window, new: &Window) -> bool {
     if last.until == 0 {
         return new.own.max(new.charged) < LONGEST_START;
@@ -124,7 +128,8 @@ fn continues(last: &Window, new: &Window) -> bool {
     new.own >= last.own && new.grants == last.grants && (near || measured >= charged)
 }
 
-/// Measured and charged nanoseconds between two windows. A corrupted file gives nonsense, but within bounds.
+/// Measured and charged nanoseconds between two windows. A corrupted file gives wrong numbers, but within
+/// bounds.
 fn grown(from: &Window, to: &Window) -> (i64, i64) {
     [to.own.wrapping_sub(from.own), to.charged.wrapping_sub(from.charged)]
         .map(|grown| grown.cast_signed().clamp(-MOST, MOST))
@@ -170,7 +175,7 @@ mod tests {
         }
     }
 
-    /// The first launch of each of many short processes, or a kernel of seconds.
+    /// As with many short processes that each make one launch, or with kernels of seconds.
     #[test]
     fn one_who_asks_seldom_pays_for_all_that_was_measured() {
         let shared = shared();
@@ -186,7 +191,7 @@ mod tests {
         assert_eq!(shared.level(), -20 * apart.cast_signed());
     }
 
-    /// While nothing is limited nothing is charged, and the meter counts on.
+    /// While nothing is limited, nothing is charged, and the meter goes on counting.
     #[test]
     fn what_was_used_under_other_limits_is_not_billed() {
         let shared = shared();

@@ -1,4 +1,4 @@
-//! What the host grants and has measured, read once per slow path.
+//! What the host grants and what its meter measured, read once in each pass of the slow path.
 
 use core::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, fence};
 
@@ -13,7 +13,7 @@ pub struct Share {
     pub rate: u64,
 }
 
-/// What the host's meter said last.
+/// The last values of the host's meter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reading {
     pub(super) burst_share: u32,
@@ -40,7 +40,7 @@ impl Share {
         Some(Self { rate: rate.into() })
     }
 
-    /// Whether launches on the GPU of `line` are held to a share.
+    /// Whether launches on the GPU of `line` are limited to a share.
     #[inline(always)]
     pub fn is_limited(line: &LimitLine) -> bool {
         line.policy.load(Relaxed) != 0 && line.cores_percent.load(Relaxed) < 100
@@ -48,7 +48,7 @@ impl Share {
 }
 
 impl Reading {
-    /// The meter's last word; `None` while it has nothing to say, or has not said anything for a second.
+    /// The meter's last values; `None` while it has measured nothing, or has not written for a second.
     pub(super) fn read(measured: &Measured, now: u64) -> Option<Self> {
         for _ in 0..4 {
             let before = measured.sequence.load(Acquire);
@@ -65,7 +65,7 @@ impl Reading {
                 return (reading.until != 0 && fresh).then_some(reading);
             }
         }
-        None // a meter that died in the middle of a word
+        None // the meter died while it wrote
     }
 }
 

@@ -1,5 +1,6 @@
-//! Process lists. Inside a container the pids of the driver's own list are of another namespace or of other tenants,
-//! so the lists are written from the books: the container's processes, by the pids that it knows them by.
+//! Process lists. The driver's own list names pids of another namespace, or of other tenants. The lists are
+//! therefore written from the books: they name the container's processes, by the pids that the container
+//! knows.
 
 use core::ffi::c_void;
 
@@ -13,11 +14,11 @@ const NO_INSTANCE: [u32; 2] = [u32::MAX; 2];
 enum Layout {
     /// Pid, memory.
     V1,
-    /// And two MIG instances.
+    /// As V1, with two MIG instances.
     V2,
-    /// And confidential memory.
+    /// As V2, with confidential memory.
     Detail,
-    /// As V2, with the program's name: the table that nvidia-smi asks for.
+    /// As V2, with the program's name. The table that nvidia-smi asks for has this layout.
     Named,
 }
 
@@ -55,7 +56,8 @@ impl Layout {
     }
 }
 
-/// Writes the container's processes on `device` by NVML's protocol of two calls.
+/// Writes the container's processes on `device`. The first call of NVML's protocol asks for the number, the
+/// second for the list.
 ///
 /// # Safety
 /// `count` is readable and writable; `list` is null or has room for `*count` entries.
@@ -80,7 +82,8 @@ unsafe fn write_list(device: Device, count: *mut u32, list: *mut u8, layout: Lay
     if found > room { INSUFFICIENT_SIZE } else { SUCCESS }
 }
 
-/// A list of the `kind` that the real function `probe`, called without room, accepts.
+/// Answers with a list of `layout`, or an empty one for `None`, if the driver's function accepts the call.
+/// `probe` calls that function without room for entries.
 ///
 /// # Safety
 /// As [`write_list`], but `count` may be null.
@@ -109,7 +112,8 @@ unsafe fn processes(
     }
 }
 
-/// A process list of the table that nvidia-smi asks for: `compute`, or a list in which we know nobody.
+/// A process list of the table that nvidia-smi asks for. Only the `compute` list has entries; the books know
+/// nobody in the others.
 ///
 /// # Safety
 /// The contract of the real slot.
@@ -150,7 +154,8 @@ pub mod hooks {
         )* };
     }
 
-    // Whoever holds a slot computes; the books know of no graphics and no MPS client.
+    // Every process with a slot counts as a compute process. The books know no graphics process and no MPS
+    // client.
     lists! {
         nvmlDeviceGetComputeRunningProcesses, Some(Layout::V1);
         nvmlDeviceGetComputeRunningProcesses_v2, Some(Layout::V2);

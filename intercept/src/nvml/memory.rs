@@ -1,8 +1,8 @@
-//! Memory of a GPU: the total is the limit, and the parts add up to it.
+//! Memory of a GPU: the total is the container's limit, and used and free memory add up to it.
 
 use super::{Device, SUCCESS, Status, book, line_of, read, real, write};
 
-/// Total and used bytes to report where the driver reports `driver_total`.
+/// The total and used bytes to report, where the driver's total is `driver_total`.
 fn seen(device: Device, driver_total: u64) -> (u64, u64) {
     let Some(book) = book() else { return (driver_total, driver_total) };
     match line_of(book, device) {
@@ -10,7 +10,7 @@ fn seen(device: Device, driver_total: u64) -> (u64, u64) {
             let limit = book.limit(line);
             (limit, book.held_by_living(line).min(limit))
         }
-        None => (driver_total, driver_total), // not granted: nothing of it is free
+        None => (driver_total, driver_total), // not granted, so nothing of it is free
     }
 }
 

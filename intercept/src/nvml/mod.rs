@@ -1,7 +1,8 @@
-//! NVML as the container sees it: memory of the granted size, and no process but its own.
+//! NVML as the container sees it: memory of the granted size, and only the container's own processes.
 //!
-//! The real libnvidia-ml calls itself through its exported names, so a hook may be entered from inside another: hooks
-//! hold no lock and keep no state per call. This library holds no slot; it only reads the books.
+//! The real libnvidia-ml calls itself through its exported names, so a hook may be entered from inside
+//! another: hooks hold no lock and keep no state per call. This library holds no slot; it only reads the
+//! books.
 
 mod functions;
 pub mod hooks;

@@ -1,14 +1,15 @@
-//! Utilisation and accounting by process: the driver's own figures, less every process that is not the container's.
+//! Utilisation and accounting by process: the driver's own figures, without the processes that are not the
+//! container's.
 //!
-//! The comparison is by pid. Where the driver reports pids of the host, few will match one of the container's by
-//! number, and the rest is dropped: too little is shown rather than another tenant.
+//! Processes are compared by pid. Where the driver reports pids of the host, few of them equal a pid of the
+//! container, and the rest is dropped. Too little is shown rather than another tenant's process.
 
 use core::ffi::c_void;
 
 use super::{Device, NOT_FOUND, SUCCESS, Status, book, read, real, write};
 
-/// Keeps the entries whose pid, `pid_at` bytes inside an entry of `stride`, is one of the container's; their number.
-/// What lies behind them is cleared.
+/// Keeps the entries whose pid is one of the container's, clears the rest of the list, and returns how many
+/// were kept. The pid stands `pid_at` bytes inside an entry of `stride` bytes.
 ///
 /// # Safety
 /// `list` is null or holds `count` entries.
@@ -36,13 +37,13 @@ unsafe fn keep_own(list: *mut u8, count: u32, stride: usize, pid_at: usize) -> u
 /// Size of a moment in the list that `nvidia-smi pmon` reads: a time and four engines.
 const MOMENT: usize = 328;
 const ENGINES: usize = 4;
-/// Size of an engine's part: its use first, the process that used it as the third word.
+/// Size of an engine's part. Its first word is the use, its third the process that used the engine.
 const ENGINE: usize = 80;
 /// No process.
 const NOBODY: u32 = u32::MAX;
 
-/// Leaves in a list of moments only what the processes did that `is_own` names. Their number is part of the figures: a
-/// reader divides by it.
+/// Leaves in a list of moments only what the processes did for which `is_own` is true. The number of moments
+/// stays: a reader divides by it.
 ///
 /// # Safety
 /// `list` holds `count` moments.
@@ -60,7 +61,7 @@ unsafe fn hide_foreign(list: *mut u8, count: u32, is_own: impl Fn(u32) -> bool) 
     }
 }
 
-/// The moments that `call` wrote, less what other processes did.
+/// Makes `call`, and removes from the moments that it wrote what other processes did.
 ///
 /// # Safety
 /// `count` is null or readable, and `list` null or the list of that many moments, after `call` succeeded.

@@ -1,6 +1,7 @@
-//! The private table that nvidia-smi gets its process lists from. It lies in read-only memory, so a copy is handed out
-//! in which the three process lists are ours, and for driver 535 the samples that `pmon` reads. Where they stand depends
-//! on the driver; for a driver that we do not know the table passes through, since nvidia-smi refuses to run without it.
+//! The private table from which nvidia-smi gets its process lists. It lies in read-only memory, so programs
+//! get a copy. In the copy the three process lists are ours, and for driver 535 also the samples that `pmon`
+//! reads. Their places depend on the driver. For an unknown driver the table is passed through, since
+//! nvidia-smi refuses to run without it.
 
 use core::ffi::{c_char, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +14,7 @@ const ID: [u8; 16] =
     [0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e, 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4];
 /// Size of driver 535's table in bytes: its first word.
 const SIZE_535: usize = 0x7a8;
-/// Other drivers whose lists stand in the same slots, by major version.
+/// Major versions of other drivers whose lists stand in the same slots.
 const SAME_SLOTS: [&[u8]; 2] = [b"535.", b"580."];
 /// Words from the start of the table: compute, graphics, MPS.
 const COMPUTE: usize = 213;
@@ -69,7 +70,7 @@ unsafe extern "C" fn moments(
     unsafe { sample::moments(count, list, call) }
 }
 
-/// Whether the process lists of this driver's table stand where we know them.
+/// Whether the places of the process lists in this driver's table are known.
 fn is_known(size: usize) -> bool {
     if size == SIZE_535 {
         return true;
@@ -108,7 +109,7 @@ fn copy(address: usize) -> Option<usize> {
         // SAFETY: as above, and the copy is ours.
         unsafe { write(copied.wrapping_add(MOMENTS), (moments as Moments as *const ()).addr()) };
     }
-    // Two threads may both make one; either serves, and neither is ever unmapped.
+    // Two threads may both make a copy. Either copy serves, and neither is ever unmapped.
     COPY.store(ours, Ordering::Release);
     Some(ours)
 }

@@ -31,7 +31,7 @@ impl Bench {
         limiter.ask(&ground, key, *now, timing)
     }
 
-    /// Asks until the launch may go; its pair and how long that took.
+    /// Asks until the launch may go. Returns its pair and how long that took.
     fn admit(&mut self, key: Key, mut timing: impl FnMut(usize, u64) -> Timing) -> (usize, u64) {
         let start = self.now;
         loop {
@@ -80,7 +80,7 @@ fn a_refused_launch_costs_nothing() {
     assert_eq!(bench.level(), level);
 }
 
-/// A stream may wait for something that this very thread launches later.
+/// A stream may wait for a later launch of this same thread.
 #[test]
 #[cfg_attr(miri, ignore = "takes long, without unsafe code or threads")]
 fn work_that_never_ends_holds_launches_up_once_and_not_for_ever() {
@@ -90,7 +90,8 @@ fn work_that_never_ends_holds_launches_up_once_and_not_for_ever() {
     let (pair, waited) = bench.admit(KERNEL, |_, _| Timing::Running);
     bench.limiter.launched(pair, Some(0));
     assert!((PATIENCE..PATIENCE + 20 * MILLISECOND).contains(&waited), "{waited} ns");
-    // The second one is waited for once more. Then launches in a stream that runs wait for the share alone.
+    // The second launch is waited for once more. After that, launches in a stream that runs wait only for the
+    // share.
     let mut total = 0;
     for _ in 0..200 {
         let (pair, waited) =
@@ -102,7 +103,7 @@ fn work_that_never_ends_holds_launches_up_once_and_not_for_ever() {
     assert!(total < PATIENCE + share + 20 * MILLISECOND, "200 launches of 1 ms at 90 % waited {total} ns");
 }
 
-/// A stream may wait for the host, or for another process, as long as it likes.
+/// A stream may wait for the host or for another process for any length of time.
 #[test]
 #[cfg_attr(miri, ignore = "takes long, without unsafe code or threads")]
 fn a_stream_that_stands_still_does_not_take_the_share_from_the_others() {
@@ -166,7 +167,7 @@ fn a_launch_that_cannot_be_timed_says_nothing_about_those_before_it() {
                 Answer::Free => panic!("not limited"),
             }
         }
-        // What is refused does not count.
+        // Refused launches do not count.
         assert!((6..=11).contains(&launched), "{what}: {launched} launches of 2 ms are unfinished");
     }
 }
@@ -205,7 +206,7 @@ fn a_late_timing_of_a_known_kind_teaches_nothing() {
         let (pair, _) = bench.admit(KERNEL, |_, _| Timing::Took(5 * MILLISECOND));
         bench.limiter.launched(pair, Some(4 * MILLISECOND));
     }
-    // One that was launched before the late ones counts.
+    // A launch from before the late ones counts.
     assert!(bench.limiter.samples.cost(KERNEL) <= cost.map(|cost| cost + cost / 10));
 }
 
