@@ -1,5 +1,6 @@
-//! Captures in progress. While there is one, no launch of this process is paid from credit, since it may be one that is
-//! only written down: each has to ask the driver. A capture ends by its own call, or with its stream or context.
+//! Captures in progress. While there is one, no launch of this process is paid from credit, since it may only
+//! be recorded: each launch has to ask the driver. A capture ends by its own call, or with its stream or
+//! context.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -7,7 +8,8 @@ use super::stream_handle::{PER_THREAD_STREAM, StreamHandle};
 use super::{Context, Here, SUCCESS, Status, Stream, here};
 use crate::mutex::Mutex;
 
-/// Captures that are followed one by one. Further ones are only counted, and end by their own call alone.
+/// How many captures are followed one by one. Further captures are only counted, and end only by their own
+/// call.
 const FOLLOWED: usize = 64;
 
 #[repr(C)]
@@ -17,7 +19,7 @@ pub(super) struct Captures {
     followed: Mutex<[Capture; FOLLOWED]>,
 }
 
-/// All zero: this place is free. Two threads' own streams are two captures that look the same.
+/// All zero: this place is free. Captures of two threads' own streams look the same.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 struct Capture {
@@ -25,7 +27,8 @@ struct Capture {
     context: Context,
 }
 
-/// The stream by one name: of the two that handle 0 may mean, the legacy one cannot be captured.
+/// The stream by one name. Handle 0 means the legacy or the per-thread stream, and the legacy stream cannot
+/// be captured.
 const fn name(stream: Stream) -> Stream {
     if stream == 0 { PER_THREAD_STREAM } else { stream }
 }
@@ -101,7 +104,7 @@ pub(super) fn end(stream: Stream, per_thread: bool, call: impl FnOnce() -> Statu
     status
 }
 
-/// `stream` has ended, captured or not.
+/// Ends the capture of `stream`, if there is one: the stream has ended.
 pub(super) fn stream_ended(here: Here, stream: Stream) {
     let captures = &here.state.captures;
     if captures.is_any() {

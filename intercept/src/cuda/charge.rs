@@ -1,4 +1,4 @@
-//! A charge is taken before the driver allocates and kept only when it did.
+//! Charges: one is taken before the driver allocates, and kept only if the driver did allocate.
 
 use super::queue::Holders;
 use super::{Cuda, Here};
@@ -13,7 +13,7 @@ pub(super) struct Charge {
 }
 
 impl Charge {
-    /// Charges `bytes`; `None`: they do not fit, even after what this process holds unused went back.
+    /// Charges `bytes`; `None`: they do not fit, even after this process gave back what it holds unused.
     pub(super) fn take(here: Here, device: u8, bytes: u64) -> Option<Self> {
         let charge = Self::take_once(here, device, bytes);
         if charge.is_some() {
@@ -35,7 +35,7 @@ impl Charge {
         here.book().reserve(usize::from(device), bytes).then(|| Self { here, device, bytes })
     }
 
-    /// Keeps the charge without an owner: until the process ends, or somebody releases it by hand.
+    /// Keeps the charge without an owner, until the process ends or the caller releases the bytes.
     pub(super) fn keep(self) {
         core::mem::forget(self);
     }
@@ -44,7 +44,7 @@ impl Charge {
     pub(super) fn keep_for(self, entry: Entry) {
         // No memory for the entry: the charge stays until the process ends.
         if let Ok(Some(old)) = self.here.state.table.put(entry) {
-            // The driver gives the same name again: the old object was freed where we could not see it.
+            // The driver gave the same name again, so the old object was freed by a call that we do not see.
             self.here.book().release(usize::from(old.device), old.size);
         }
         self.keep();

@@ -1,5 +1,5 @@
-//! The contexts that this process has, by our number, and the one that the calling thread is in. Who makes and ends
-//! them stands in [`lifetime`](super::lifetime).
+//! The contexts of this process, by our number, and the current context of the calling thread. The hooks that
+//! make and end contexts are in [`lifetime`](super::lifetime).
 
 use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
@@ -10,7 +10,8 @@ use crate::mutex::Mutex;
 
 /// Device memory charged for the first context of a process on a device.
 pub const CONTEXT_BYTES: u64 = 320 << 20;
-/// Contexts whose end we can follow; the objects of further ones stay charged until they are freed one by one.
+/// How many contexts can be followed to their end. The objects of further contexts stay charged until they
+/// are freed one by one.
 const KNOWN: usize = 64;
 /// `CU_LIMIT_STACK_SIZE`, `CU_LIMIT_PRINTF_FIFO_SIZE` and `CU_LIMIT_MALLOC_HEAP_SIZE`, numbered from 0.
 pub(super) const LIMITS: usize = 3;
@@ -19,11 +20,12 @@ pub(super) const LIMITS: usize = 3;
 #[repr(C)]
 pub(super) struct Contexts {
     pub(super) known: [Known; KNOWN],
-    /// Held by the one thread that makes a context: two that pay the estimate at once would need room for it twice.
-    /// Taken before `lines`.
+    /// Held by the one thread that makes a context: two threads that pay the estimate at once would need room
+    /// for it twice. It is taken before `lines`.
     pub(super) making: Mutex<()>,
-    /// By line of the limits file; held while a context comes or goes, the driver's part of it included. Who holds it
-    /// may take the locks of the families, so nobody asks for a charge meanwhile: that looks for room in all of them.
+    /// By line of the limits file. It is held while a context is made or ended, also while the driver does
+    /// its part. Its holder may take the locks of the families, so nobody takes a charge while holding it: a
+    /// charge looks for room in all families.
     pub(super) lines: Mutex<[Line; MAX_DEVICES]>,
 }
 
@@ -31,15 +33,15 @@ pub(super) struct Contexts {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct Line {
-    /// Contexts that were entered and have not ended, whether or not there was a place for them.
+    /// Contexts that were entered and have not ended, with or without a place.
     pub(super) alive: u32,
-    /// Those among them that found no place.
+    /// How many of them found no place.
     pub(super) unplaced: u32,
     /// Whether the primary context is one of these.
     pub(super) primary_unplaced: bool,
     /// Whether the estimate is charged.
     pub(super) charged: bool,
-    /// Whether a context was met that could not be counted: nobody can say then which one is the last.
+    /// Whether a context was found that could not be counted. Nobody can then say which context is the last.
     pub(super) uncounted: bool,
 }
 
@@ -58,7 +60,7 @@ pub(super) struct Known {
 /// Where an allocation of the calling thread goes.
 #[derive(Clone, Copy)]
 pub(super) struct Current {
-    /// Number of the context; 0 when it is one too many to follow, or green.
+    /// Number of the context; 0 when there was no place for it, or when it is a green context.
     pub(super) context: u8,
     /// Line of the limits file.
     pub(super) device: u8,
@@ -108,7 +110,8 @@ impl Contexts {
     }
 }
 
-/// The calling thread's context and device; `None` when it has none, and the driver shall say so.
+/// The calling thread's context and device; `None` when it has no context, which the driver's own answer will
+/// say.
 pub(super) fn current(here: Here) -> Option<Current> {
     let mut handle = 0;
     // SAFETY: the driver writes one handle.
@@ -125,7 +128,8 @@ pub(super) fn current(here: Here) -> Option<Current> {
     }
 }
 
-/// Runs `act` in the context of `number`, which cannot end meanwhile; not at all where there is none.
+/// Runs `act` in the context of `number`, which cannot end meanwhile. It does not run `act` when there is no
+/// such context.
 pub(super) fn within(here: Here, number: u64, act: impl FnOnce()) {
     let contexts = &here.state.contexts;
     let _lines = contexts.lines.lock();
@@ -151,7 +155,8 @@ pub(super) fn line_of_context(here: Here, context: Context) -> Option<u8> {
     known.map(|(_, known)| known.device.load(Ordering::Relaxed))
 }
 
-/// Enters the current context, which was made where we could not see it: its estimate is charged, limit or not.
+/// Enters the current context, which was made by a call that we did not see. Its estimate is charged even
+/// beyond the limit.
 #[cold]
 fn adopt(here: Here, handle: Context) -> Option<Current> {
     let mut device = 0;
@@ -163,7 +168,7 @@ fn adopt(here: Here, handle: Context) -> Option<Current> {
     let contexts = &here.state.contexts;
     let mut lines = contexts.lines.lock();
     if let Some((context, _)) = contexts.find(handle) {
-        return Some(Current { context, device }); // another thread was faster
+        return Some(Current { context, device }); // another thread has entered it
     }
     if let Some(line) = lines.get_mut(usize::from(device)).filter(|line| !line.charged) {
         here.book().add(usize::from(device), CONTEXT_BYTES);
@@ -175,7 +180,7 @@ fn adopt(here: Here, handle: Context) -> Option<Current> {
         if let Some(line) = lines.get_mut(usize::from(device)) {
             line.uncounted = true;
         }
-        return Some(Current { context: 0, device }); // counted when it was made, or made where nobody counts
+        return Some(Current { context: 0, device }); // counted when it was made, or not countable
     }
     Some(Current { context: contexts.enter(&mut *lines, handle, device, false), device })
 }

@@ -1,5 +1,5 @@
-//! Limits of a context that take device memory: what they take above the driver's defaults is charged before the driver
-//! makes room for it. The other limits take none, or an amount that nobody documents.
+//! Limits of a context that take device memory. What they take above the driver's defaults is charged before
+//! the driver makes room for it. The other limits take no memory, or an amount that is not documented.
 
 use core::sync::atomic::Ordering;
 
@@ -8,12 +8,13 @@ use super::context::{LIMITS, current};
 use super::size::charged;
 use super::{OUT_OF_MEMORY, SUCCESS, Status, here, real};
 
-/// The stack is per thread; the driver keeps one for every thread that the GPU can run at once.
+/// The stack limit is per thread. The driver keeps one stack for every thread that the GPU can run at once.
 const STACK: usize = 0;
 const MULTIPROCESSORS: i32 = 16; // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 const THREADS_PER_MULTIPROCESSOR: i32 = 39; // CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR
 
-/// The device memory that a limit takes: one stack for each thread that the device can run, the size of a buffer.
+/// The device memory that a limit takes: for the stack, one stack for each thread that the device can run;
+/// else the size of the buffer.
 fn taken_by(limit: usize, value: u64) -> u64 {
     if limit != STACK {
         return charged(value);

@@ -1,11 +1,12 @@
-//! Initialisation and entry points. The driver resolves every name; only a pointer that is a hooked function's real
-//! address is replaced. Versions, flags and suffixes are therefore the driver's own business.
+//! Initialisation and entry points. The driver resolves every name. Only the real address of a hooked
+//! function is then replaced by ours, so the driver alone handles versions, flags and suffixes.
 
 use core::ffi::{CStr, c_char};
 
 use super::{DRIVER, HOOKED, SUCCESS, Status, functions, here, launch, read, real, write};
 
-/// Beginnings of names that allocate device memory or launch, with the exceptions that do not.
+/// Prefixes of the names of functions that allocate device memory or launch. [`NOT_OURS`] lists the
+/// exceptions.
 const OURS: [&str; 8] = [
     "cuMemAlloc",
     "cuMemCreate",
@@ -35,7 +36,7 @@ unsafe fn substitute(name: *const c_char, function: *mut usize) {
     }
 }
 
-/// Counts a name that looks like one of ours and is not: a driver newer than our list.
+/// Counts a name with such a prefix that we do not hook: the driver is newer than our list.
 #[cold]
 fn count_unhooked(name: &[u8]) {
     let begins = |list: &[&str]| list.iter().any(|begin| name.starts_with(begin.as_bytes()));

@@ -1,13 +1,15 @@
-//! Every driver function that we hook or call, with its signature. Above driver 535 the signatures are those of the
-//! public headers. Functions without a suffix are the 32-bit originals where a `_v2` stands beside them.
+//! Every driver function that we hook or call, with its signature. Functions newer than driver 535 have the
+//! signatures of the public headers. Where a `_v2` exists, the function without a suffix is the 32-bit
+//! original.
 //!
-//! Functions that look as if they belonged here and do not:
-//! - `cuIpcOpenMemHandle`, `cuIpcCloseMemHandle`, `cuMemPoolImportPointer`: memory of another process, which pays for it;
-//!   its pointer stays unknown, and freeing it is the driver's business.
-//! - `cuMulticastCreate`: an object without memory of its own; what is bound to it is physical memory.
+//! Functions that are not hooked, although their names suggest it:
+//! - `cuIpcOpenMemHandle`, `cuIpcCloseMemHandle`, `cuMemPoolImportPointer`: memory of another process, which
+//!   pays for it; its pointer stays unknown, and freeing it is the driver's business.
+//! - `cuMulticastCreate`: an object without memory of its own. What is bound to it is physical memory.
 //! - `cuGraphAddMemAllocNode`, `cuGraphAddNode*`, `cuGraphExecUpdate*`: see `graph`.
 //! - `cuMemGetMemPool`, `cuMemGetDefaultMemPool`: a pool is known when something is allocated from it.
-//! - `cuMemPrefetch*`, `cuMemDiscard*`, `cuMemAdvise*`: managed memory is charged whole, wherever its pages are.
+//! - `cuMemPrefetch*`, `cuMemDiscard*`, `cuMemAdvise*`: managed memory is charged in full, wherever its pages
+//!   are.
 //! - `cuCheckpointProcess*`: a process that is checkpointed keeps its charge, and may be restored.
 //! - `cuMemAllocHost`, `cuMemHostAlloc`, `cuMemHostRegister`: memory of the host.
 
@@ -211,8 +213,8 @@ const fn is_same(one: &[u8], other: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// Case 35: hooks compiled with the Rust calling convention. That cannot compile here: `hook` lists each one as an
-    /// `unsafe extern "C"` function with the arguments of the driver's own.
+    /// Case 35: hooks compiled with the Rust calling convention. This cannot compile here: `hook` lists each
+    /// hook as an `unsafe extern "C"` function with the arguments of the driver's function.
     #[test]
     fn case_35_every_hooked_name_has_a_hook_of_its_own_in_the_c_convention() {
         let mut addresses: Vec<_> = (0..HOOKED.len()).map(|number| hook(number).unwrap()).collect();

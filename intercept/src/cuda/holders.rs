@@ -1,5 +1,6 @@
-//! The families that hold memory beyond its use: pools, frees and graphs until work has run, pools and graphs in
-//! reserve, exports until their descriptor is closed. What they have in common is told and asked here, of each in turn.
+//! The families that hold memory beyond its use. Pools, pending frees and graphs hold it until work has run;
+//! pools and graphs also keep a reserve; exports hold it until their descriptor is closed. What queues and
+//! charges tell and ask reaches each family from here.
 
 use super::queue::{Holders, Ran};
 use super::stream_handle::relaxed;

@@ -1,9 +1,9 @@
-//! Contexts come and go: the memory that the driver takes for the first one of a process on a device, and what dies with
-//! one.
+//! Makes and ends contexts: charges the memory that the driver takes for the first context of a process on a
+//! device, and releases what ends with a context.
 //!
-//! The driver tells nobody inside the process what a context costs, and other tenants' use makes a difference of its
-//! free figure meaningless. The estimate therefore stays charged as long as a context of this process is alive; what
-//! further contexts cost is not documented, and left to the host's audit.
+//! The driver tells no process what a context costs, and other tenants' use makes differences of its free
+//! figure meaningless. An estimate is therefore charged as long as a context of this process is alive. What
+//! further contexts cost is not documented and is left to the host's audit.
 
 pub(super) mod green;
 
@@ -26,11 +26,12 @@ unsafe fn make(device: Device, handle: *mut Context, primary: bool, call: impl F
     let contexts = &here.state.contexts;
     let device_line = line_of(here, device);
     if device_line == UNLISTED && super::uuid_of(device).is_none() {
-        return call(); // no such device, or no cuInit yet: the driver's own error
+        return call(); // no such device, or no cuInit yet: the driver answers with its own error
     }
     let is_charged = |lines: &[Line]| lines.get(usize::from(device_line)).is_some_and(|line| line.charged);
     let _making = contexts.making.lock();
-    // Held around the call: otherwise another thread could end the last context between its answer and our note of it.
+    // The lock is held around the driver's call. Otherwise another thread could end the last context between
+    // the driver's answer and our note of it.
     let mut lines = contexts.lines.lock();
     let mut charge = None;
     while charge.is_none() && !is_charged(&*lines) {
@@ -41,7 +42,7 @@ unsafe fn make(device: Device, handle: *mut Context, primary: bool, call: impl F
             return OUT_OF_MEMORY;
         }
     }
-    // A context was adopted meanwhile, which paid: this charge goes back.
+    // If a context was adopted meanwhile, that paid the estimate, and this charge goes back.
     let charge = charge.filter(|_| !is_charged(&*lines));
     let status = call();
     if status != SUCCESS {
@@ -59,7 +60,7 @@ unsafe fn make(device: Device, handle: *mut Context, primary: bool, call: impl F
     status
 }
 
-/// Drops all that lived in the context in place `number`, which the driver has ended.
+/// Releases all that lived in the context of this number, which the driver has ended.
 fn leave(here: Here, lines: &mut [Line], number: u8, known: &Known) {
     let device = known.device.load(Ordering::Relaxed);
     let book = here.book();
@@ -76,7 +77,7 @@ fn leave(here: Here, lines: &mut [Line], number: u8, known: &Known) {
     count_out(here, lines, device);
 }
 
-/// Notes the end of a context without a place. What lived in it stays charged.
+/// Notes the end of a context without a place. What lived in that context stays charged.
 fn leave_unplaced(here: Here, lines: &mut [Line], device: u8) {
     if let Some(line) = lines.get_mut(usize::from(device)).filter(|line| line.unplaced > 0) {
         line.unplaced -= 1;
@@ -84,7 +85,8 @@ fn leave_unplaced(here: Here, lines: &mut [Line], device: u8) {
     }
 }
 
-/// One context less on `device`. With the last one go the estimate and all that lived in contexts, whichever it was.
+/// Counts one context less on `device`. With the last one, the estimate and all that lived in any context of
+/// the device are released.
 fn count_out(here: Here, lines: &mut [Line], device: u8) {
     let Some(line) = lines.get_mut(usize::from(device)) else { return };
     line.alive = line.alive.saturating_sub(1);
@@ -105,12 +107,14 @@ fn count_out(here: Here, lines: &mut [Line], device: u8) {
     }
 }
 
-/// Pools follow the driver's figures, and physical memory needs no context.
+/// Whether the object ends with its context. Pools follow the driver's figures, and physical memory needs no
+/// context.
 fn lives_in_context(entry: &Entry) -> bool {
     matches!(entry.kind, Kind::Linear | Kind::Array | Kind::Mipmap | Kind::External)
 }
 
-/// Asks the driver for a context by making it current for a moment: its device, or why not.
+/// Asks the driver about a context by making it current for a moment. Returns its device, or the driver's
+/// error.
 fn ask(context: Context) -> Result<Device, Status> {
     // SAFETY: a handle that the driver checks.
     let pushed = unsafe { real::cuCtxPushCurrent_v2(context) };
@@ -125,9 +129,10 @@ fn ask(context: Context) -> Result<Device, Status> {
     if asked == SUCCESS { Ok(device) } else { Err(asked) }
 }
 
-/// A detach ends a context only if nobody else is attached to it.
+/// Whether a detach has ended the context. It does so only when nobody else is attached to it.
 fn is_gone(context: Context) -> bool {
-    /// `CUDA_ERROR_INVALID_CONTEXT` and `CUDA_ERROR_CONTEXT_IS_DESTROYED`: any other error tells nothing.
+    /// `CUDA_ERROR_INVALID_CONTEXT` and `CUDA_ERROR_CONTEXT_IS_DESTROYED`: any other error says nothing about
+    /// it.
     const GONE: [Status; 2] = [201, 709];
     ask(context).is_err_and(|status| GONE.contains(&status))
 }
@@ -137,7 +142,7 @@ fn destroy(context: Context, has_ended: fn(Context) -> bool, call: impl FnOnce()
     let contexts = &here.state.contexts;
     let mut lines = contexts.lines.lock();
     let known = contexts.find(context);
-    // Afterwards nobody can say where it was.
+    // After its end nobody can say which device it was on.
     let unplaced = known.is_none() && lines.iter().any(|line| line.unplaced > 0);
     let device = if unplaced { ask(context).ok() } else { None };
     launch::context_ends(here, context);
@@ -165,7 +170,7 @@ fn end(context: Context, call: impl FnOnce() -> Status) -> Status {
     destroy(context, |_| true, call)
 }
 
-/// Forwards a release or reset of the primary context and asks the driver whether it ended.
+/// Forwards a release or reset of the primary context, and asks the driver whether the context has ended.
 fn end_primary(device: Device, call: impl FnOnce() -> Status) -> Status {
     let Some(here) = here() else { return call() };
     let mut lines = here.state.contexts.lines.lock();
@@ -176,11 +181,11 @@ fn end_primary(device: Device, call: impl FnOnce() -> Status) -> Status {
     if status == SUCCESS {
         settle_primary(here, &mut *lines, device);
     }
-    launch::context_stays(here, handle); // unless it has left: most releases only lower a count
+    launch::context_stays(here, handle); // no effect if it has ended; most releases only lower a count
     status
 }
 
-/// Drops the primary context of `device` if the driver has ended it.
+/// Removes the primary context of `device` if the driver has ended it.
 fn settle_primary(here: Here, lines: &mut [Line], device: Device) {
     let (mut flags, mut active) = (0, 1);
     // SAFETY: the driver writes two integers.

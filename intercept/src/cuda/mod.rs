@@ -1,7 +1,8 @@
 //! The CUDA driver as the container sees it: what is hooked, and the state that the hooks share.
 //!
-//! A hook is thin: it finds the process part, asks the books, calls the real function with the caller's own arguments
-//! and settles. What the books cannot answer (no context, a null pointer, an unknown handle) goes to the driver.
+//! A hook is thin: it finds this process's state, asks the books, calls the real function with the caller's
+//! own arguments and settles. What the books cannot answer (no context, a null pointer, an unknown handle)
+//! goes to the driver.
 
 mod array;
 mod capture;
@@ -41,15 +42,15 @@ pub use functions::{DRIVER, HOOKED, NAMES, Status};
 
 /// Line of the limits file for a GPU that is not in it: its limit is 0 bytes.
 const UNLISTED: u8 = u8::MAX;
-/// Devices whose line is remembered; the driver numbers them from 0.
+/// How many devices have their line remembered. The driver numbers devices from 0.
 const KNOWN_DEVICES: usize = 64;
 
 static HOME: Home<Cuda> = Home::new(path::LIMITS, path::USAGE);
 
-/// What this library keeps per process, beside the books.
+/// What this library keeps per process, besides the books.
 #[repr(C)]
 pub struct Cuda {
-    /// Line of the limits file + 1 by device number; 0: not asked yet.
+    /// Line of the limits file + 1, by device number; 0: not looked up yet.
     lines: [AtomicU8; KNOWN_DEVICES],
     contexts: context::Contexts,
     table: Table,

@@ -1,4 +1,4 @@
-//! Frees of ordinary memory that were put into a stream: the memory stays charged until they have run.
+//! Frees of ordinary memory that were put into a stream. The memory stays charged until the frees have run.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,14 +7,14 @@ use super::{Here, SUCCESS, Status, Stream};
 use crate::mutex::Mutex;
 use crate::table::Kind;
 
-/// Streams times devices in which frees can wait apart; further ones wait together.
+/// How many pairs of stream and device are followed separately. Frees beyond these wait together.
 const MOST: usize = 64;
 
 /// The frees that may still have to run.
 #[repr(C)]
 pub(super) struct Frees {
     list: Mutex<[Free; MOST]>,
-    /// Whether there ever was one: without it a synchronisation costs nothing here.
+    /// Whether there ever was such a free. If not, a synchronisation costs nothing here.
     any: AtomicBool,
 }
 
@@ -88,7 +88,8 @@ pub(super) fn forget(here: Here, stream: Stream) {
     }
 }
 
-/// Asks the driver about every stream that somebody waits for: before a refusal, it may have run unasked.
+/// Asks the driver about every stream with a pending free. It is called before a refusal: the frees may have
+/// run without anybody waiting for them.
 pub(super) fn ask_driver(here: Here) {
     if is_unused(here) {
         return;
@@ -99,7 +100,8 @@ pub(super) fn ask_driver(here: Here) {
         let mut idle = false;
         queue.with_handle(here, |stream| {
             let list = here.state.frees.list.lock();
-            // A stream that is still named here was not destroyed: its end passes `forget`, which waits for the list.
+            // A stream that is still in the list was not destroyed: its end calls `forget`, which waits for
+            // this lock.
             let waiting = list.get(at).is_some_and(|free| free.bytes > 0 && free.queue == queue);
             idle = waiting && queue::is_idle(here, stream);
         });

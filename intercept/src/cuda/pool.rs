@@ -1,7 +1,9 @@
 //! Stream-ordered memory: a pool is charged what the driver has reserved for it, not what is live in it.
 //!
-//! Before an allocation the largest growth of the pool is charged, or, where that does not fit, nothing, if the pool has
-//! room that is paid; afterwards the pool is settled to the driver's own figure. Freed memory returns when the pool shrinks, so pools are settled at frees, trims and synchronisations too.
+//! Before an allocation the largest possible growth of the pool is charged. Where that does not fit, nothing
+//! is charged if the pool has enough room that is already paid. After the allocation the pool is settled to
+//! the driver's own figure. Freed memory returns when the pool shrinks, so pools are also settled at frees,
+//! trims and synchronisations.
 
 pub(super) mod memory;
 mod owner;
@@ -15,13 +17,14 @@ use super::{Device, Here, Pool, SUCCESS, Status, Stream, UNLISTED, here, line_of
 use crate::mutex::{Guard, Mutex};
 use crate::table::Kind;
 
-/// Pools of one process that can be charged; an allocation from a further one is refused.
+/// How many pools of one process can be followed. An allocation from a further pool is refused.
 const MOST: usize = 1024;
 const RESERVED: i32 = 5; // CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
 const USED: i32 = 7; // CU_MEMPOOL_ATTR_USED_MEM_CURRENT
 const ON_DEVICE: i32 = 1; // CU_MEM_LOCATION_TYPE_DEVICE
 const MANAGED: i32 = 2; // CU_MEM_ALLOCATION_TYPE_MANAGED
-/// `CUDA_ERROR_INVALID_VALUE` and `CUDA_ERROR_INVALID_HANDLE`: what the driver says of a pool that is no more.
+/// `CUDA_ERROR_INVALID_VALUE` and `CUDA_ERROR_INVALID_HANDLE`: what the driver answers for a pool that has
+/// ended.
 const GONE: [Status; 2] = [1, 400];
 
 /// The pools that this process has allocated from or made.
@@ -30,7 +33,7 @@ pub(super) struct Pools {
     list: Mutex<[Known; MOST]>,
     /// Places of the list ever used.
     used: AtomicU32,
-    /// Counts the moments at which the program chose another pool for a device.
+    /// Counted up before and after each call by which the program chooses another pool for a device.
     choices: AtomicU32,
     /// Held by the one thread that allocates from the pools' free room without a charge.
     room: Mutex<()>,
@@ -41,10 +44,10 @@ pub(super) struct Pools {
 enum State {
     Free = 0,
     Charged,
-    /// Its memory is not device memory, or another process pays.
+    /// Its memory is not device memory, or another process pays for it.
     Unpaid,
-    /// Destroyed with live allocations or frees in a queue: nobody can ask any more what the driver still holds, so
-    /// all of it stays charged until the last allocation is freed and that free has run.
+    /// Destroyed while allocations were live or frees were pending. Nobody can then ask what the driver still
+    /// holds for it. All of it stays charged until the last allocation is freed and that free has run.
     Destroyed,
 }
 
@@ -55,7 +58,7 @@ struct Known {
     charged: u64,
     /// Live allocations.
     live: u64,
-    /// Where frees may still have to run.
+    /// The queue in which frees may still have to run.
     freed_on: Queue,
     device: u8,
     state: State,
@@ -71,7 +74,7 @@ fn list(here: Here) -> List<'static> {
     here.state.pools.list.lock()
 }
 
-/// How many places of the list can hold a pool.
+/// How many places of the list were ever used.
 fn used(here: Here) -> usize {
     (here.state.pools.used.load(Ordering::Relaxed) as usize).min(MOST)
 }
@@ -89,7 +92,7 @@ impl Known {
         self.handle == pool && matches!(self.state, State::Charged | State::Unpaid)
     }
 
-    /// Charges the pool `bytes`.
+    /// Sets the charge of the pool to `bytes`.
     fn charge(&mut self, here: Here, bytes: u64) {
         let device = usize::from(self.device);
         if bytes > self.charged {
@@ -109,7 +112,7 @@ impl Known {
         }
     }
 
-    /// Ends a destroyed pool in which nothing lives and for which no free has to run.
+    /// Frees the place of a destroyed pool without live allocations and pending frees.
     fn release_destroyed(&mut self, here: Here) {
         if self.state == State::Destroyed && self.live == 0 && self.freed_on.is_nowhere() {
             self.charge(here, 0);
@@ -118,7 +121,8 @@ impl Known {
     }
 }
 
-/// The place of `pool` in the list, made if it is new. What it has reserved by then is charged.
+/// The place of `pool` in the list, entered if it is new. What it has already reserved is then charged;
+/// `None`: no place is left.
 fn place(here: Here, pool: Pool, device: u8, state: State) -> Option<usize> {
     let mut list = list(here);
     let places = list.get_mut(..used(here))?;
@@ -141,7 +145,8 @@ fn known(here: Here, pool: Pool) -> Option<(usize, Known)> {
     places.find(|(_, known)| known.is(pool)).map(|(at, known)| (at, *known))
 }
 
-/// Settles the pool in place `at`. The figure is read under the lock: an older one must not follow a newer one.
+/// Settles the pool in place `at`. The driver is asked under the lock, so that an older figure cannot replace
+/// a newer one.
 fn settle_one(here: Here, at: usize) {
     if let Some(known) = list(here).get_mut(at) {
         known.settle(here);
@@ -154,7 +159,7 @@ pub(super) fn settle_all(here: Here) {
     }
 }
 
-/// Frees in the pools' queues have run.
+/// Notes that the frees in these queues have run.
 pub(super) fn ran(here: Here, work: Ran) {
     if is_unused(here) {
         return;
@@ -170,7 +175,8 @@ pub(super) fn forget(here: Here, stream: Stream) {
     list.iter_mut().take(used(here)).for_each(|known| known.freed_on = known.freed_on.without(stream));
 }
 
-/// The device has no context any more: what its pools held is gone, and the driver's word for those that remain is 0.
+/// The device has no context any more. What its pools held is gone, and the driver says 0 for the pools that
+/// remain.
 pub(super) fn line_ended(here: Here, line: u8) {
     let mut list = list(here);
     for (at, known) in list.iter_mut().enumerate().take(used(here)) {
@@ -183,7 +189,7 @@ pub(super) fn line_ended(here: Here, line: u8) {
             _ => true,
         };
         if !gone && known.charged > 0 {
-            continue; // the driver says that it holds on
+            continue; // the driver says that the pool still holds memory
         }
         here.state.table.remove_all(|entry| entry.kind == Kind::Async && entry.extra == at as u64, |_| {});
         (known.live, known.freed_on) = (0, Queue::default());
@@ -196,7 +202,7 @@ pub(super) fn line_ended(here: Here, line: u8) {
 
 /// Gives the unused memory of all pools back to the driver.
 pub(super) fn trim_all(here: Here) {
-    let _alone = here.state.pools.room.lock(); // not the room that another thread counts on
+    let _alone = here.state.pools.room.lock(); // so that no room is trimmed that another thread counts on
     for known in list(here).iter_mut().take(used(here)).filter(|known| known.state == State::Charged) {
         // SAFETY: a pool of this process that was not destroyed.
         unsafe { real::cuMemPoolTrimTo(known.handle, 0) };
@@ -228,8 +234,8 @@ fn resettle(pool: Pool) {
     }
 }
 
-/// Changes with `call` which pool `cuMemAllocAsync` takes. An allocation of another thread that overlaps it sees one of
-/// the two counts that it did not begin with.
+/// Changes with `call` which pool `cuMemAllocAsync` takes. An allocation of another thread that overlaps this
+/// call sees at least one of the two changes of the count.
 fn choose(call: impl FnOnce() -> Status) -> Status {
     let count = || {
         if let Some(here) = here() {
@@ -271,7 +277,7 @@ pub mod hooks {
             let (line, state) = if kind == ON_DEVICE {
                 (line_of(here, device), State::Charged)
             } else if memory == MANAGED {
-                // Wherever it prefers to be, its pages can move to the GPU.
+                // Whatever location it prefers, its pages can move to the GPU.
                 (context::current(here).map_or(UNLISTED, |current| current.device), State::Charged)
             } else {
                 (UNLISTED, State::Unpaid)

@@ -1,18 +1,22 @@
-//! Where work of the program runs in order, and what may only be given back once that work has run.
+//! Queues: where work of the program runs in order. Some memory may only be given back once the work of its
+//! queue has run.
 //!
-//! A free or a launch that was put into a stream is done when the stream, or its whole context, was waited for. Where
-//! it cannot be told whether work has run, it has not: memory given back late is safe, given back early it is not.
+//! A free or a launch in a stream is done when the program has waited for the stream or for its whole
+//! context. Where it is not known whether work has run, it counts as not run: giving memory back late is
+//! safe, giving it back early is not.
 
 use super::stream_handle::{LEGACY_STREAM, PER_THREAD_STREAM, is_default, relaxed};
 use super::{Context, Cuda, Here, SUCCESS, Stream, capture, context, real};
 use crate::sys;
 
-/// Marks in `Queue::stream` what is no handle of the driver's: no address has the highest bit.
+/// Bit in `Queue::stream` of a value that is no handle of the driver. A handle is an address, and no address
+/// has the highest bit.
 const DEFAULT: u64 = 1 << 63;
 /// One of several streams, or of streams that are gone.
 const ANY: u64 = u64::MAX;
 
-/// A stream by one name, however the program names it, and the context that it is of. All zero: no work anywhere.
+/// A stream and its context. A stream has one value here, however the program names it. All zero: no work
+/// anywhere.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(super) struct Queue {
@@ -73,8 +77,9 @@ impl Queue {
         Self { stream: ANY, context }
     }
 
-    /// Calls `act` with the driver's handle, which means this stream while `act` runs; not at all where the calling
-    /// thread has none for it. The caller holds no lock of a family: those come after that of the contexts.
+    /// Calls `act` with the driver's handle, which means this stream while `act` runs. It does not call `act`
+    /// where the calling thread has no handle for the stream. The caller must hold no lock of a family: those
+    /// are taken after the lock of the contexts.
     pub(super) fn with_handle(self, here: Here, act: impl FnOnce(Stream)) {
         if self.stream == ANY || self.is_nowhere() {
             return;
@@ -90,7 +95,7 @@ impl Queue {
         }
     }
 
-    /// The same work when the stream of this handle is no more.
+    /// The same work once the stream of this handle has ended.
     pub(super) fn without(self, stream: Stream) -> Self {
         if self.stream == stream as u64 { Self { stream: ANY, ..self } } else { self }
     }
@@ -99,14 +104,14 @@ impl Queue {
 /// Work that has run.
 #[derive(Clone, Copy)]
 pub(super) enum Ran {
-    /// Of one stream.
+    /// All work of one stream.
     Queue(Queue),
-    /// Of the context of this number.
+    /// All work of the context of this number.
     Context(u8),
 }
 
 impl Ran {
-    /// Whether all work of `queue` is among it.
+    /// Whether it includes all work of `queue`.
     pub(super) fn covers(self, queue: Queue) -> bool {
         match self {
             Self::Queue(ran) => ran == queue && ran.stream != ANY,
@@ -115,7 +120,7 @@ impl Ran {
     }
 }
 
-/// Whether work on `stream` is being recorded: then it allocates and frees nothing now.
+/// Whether work on `stream` is being recorded. Recorded work allocates and frees nothing now.
 pub(super) fn is_captured(here: Here, stream: Stream, per_thread: bool) -> bool {
     if !capture::is_any(here) {
         return false;
@@ -131,8 +136,8 @@ pub(super) fn is_captured(here: Here, stream: Stream, per_thread: bool) -> bool 
     asked == SUCCESS && status != 0
 }
 
-/// Whether all work of `stream` has run, as far as the driver may be asked: the question spoils a capture of the
-/// stream, and asked about the legacy stream one of any other stream.
+/// Whether all work of `stream` has run. False where the driver must not be asked: the question invalidates a
+/// capture of the stream, and a question about the legacy stream invalidates a capture of any other stream.
 pub(super) fn is_idle(here: Here, stream: Stream) -> bool {
     if capture::is_any(here) && (stream == LEGACY_STREAM || is_captured(here, stream, false)) {
         return false;
@@ -141,16 +146,16 @@ pub(super) fn is_idle(here: Here, stream: Stream) -> bool {
     unsafe { real::cuStreamQuery(stream) == SUCCESS }
 }
 
-/// What the families that hold memory beyond its use have to be told and asked. Each of them needs queues and charges,
-/// so that neither may name one: [`holders`](super::holders) stands above all of them and answers for them. It is a
-/// trait of one implementation because the compiler then sees that there is one: a table would be empty until somebody
-/// filled it.
+/// What queues and charges tell and ask the families that hold memory beyond its use. Each family uses queues
+/// and charges, so these must not name a family: [`holders`](super::holders) stands above all families and
+/// answers for them. It is a trait with one implementation, so the compiler checks that there is one and
+/// resolves the calls. A table of functions would be empty until somebody filled it.
 pub(super) trait Holders {
     /// Whether nothing waits for a stream.
     fn await_nothing(here: Here) -> bool;
     /// Gives back what only waited for this work.
     fn ran(here: Here, work: Ran);
-    /// The handle of a stream may come to mean another.
+    /// A stream ends, and its handle may come to mean another stream.
     fn forget(here: Here, stream: Stream);
     /// The last context of this process on `line` has ended.
     fn line_ended(here: Here, line: u8);
@@ -168,9 +173,10 @@ pub(super) fn ran(here: Here, work: Ran) {
     Cuda::ran(here, work);
 }
 
-/// A stream ends, with or without work that has still to run; afterwards the driver may give its handle to another, and
-/// nobody can ask any more. Only a wait for the whole context tells then. We do not wait ourselves before a refusal: the
-/// context may be running a kernel that waits for the thread that allocates.
+/// A stream ends, with or without work that has still to run. Afterwards the driver may give its handle to
+/// another stream, and nobody can ask about the old one. Then only a wait for the whole context tells that
+/// its work has run. We do not wait for the context ourselves before a refusal: it may be running a kernel
+/// that waits for the thread that allocates.
 pub(super) fn forget(here: Here, stream: Stream) {
     if is_idle_at_its_end(here, stream) {
         ran(here, Ran::Queue(Queue::of(here, stream, false)));

@@ -1,12 +1,12 @@
-//! What streams tell the families: that work has run and freed memory may be back, that a stream ends, and that some
-//! stream is captured, so that the cost of asking is paid by programs that capture.
+//! Hooks of streams. They tell that work has run, so that freed memory may return; that a stream ends; and
+//! that a capture begins or ends, so that only programs that capture pay for asking about captures.
 
 use core::ffi::c_void;
 
 use super::queue::{self, Queue, Ran};
 use super::{Context, Graph, Here, SUCCESS, Status, Stream, capture, context, here, launch, pool, real};
 
-/// Pools may have shrunk; after a success `work` says what has run.
+/// Settles the pools, which may have shrunk. After a success, `work` says what has run.
 fn synchronised(status: Status, work: impl FnOnce(Here) -> Option<Ran>) {
     let Some(here) = here().filter(|here| !queue::is_unused(here)) else { return };
     pool::settle_all(here);
@@ -120,7 +120,7 @@ pub mod hooks {
         cuStreamBeginCapture_v2_ptsz(stream: Stream, mode: i32);
         cuStreamBeginCaptureToGraph(stream: Stream, graph: usize, after: *const usize, edges: *const c_void, count: usize, mode: i32);
         cuStreamBeginCaptureToGraph_ptsz(stream: Stream, graph: usize, after: *const usize, edges: *const c_void, count: usize, mode: i32);
-        // Newer than the headers at hand: as many words as there are registers for them.
+        // Newer than the headers that we have: as many words are passed as there are registers for arguments.
         cuStreamBeginCaptureToCig(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize);
         cuStreamBeginCaptureToCig_ptsz(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize);
         cuStreamBeginRecaptureToGraph(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize);

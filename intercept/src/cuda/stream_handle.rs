@@ -1,4 +1,4 @@
-//! Streams as the driver's functions take them, and what the driver says about one.
+//! Streams as the driver's functions take them, and questions to the driver about one.
 
 use super::{Context, SUCCESS, Stream, real};
 
@@ -15,12 +15,13 @@ pub(super) struct StreamHandle {
     pub(super) per_thread: bool,
 }
 
-/// Whether `stream` is none of the program's making: the legacy or the per-thread stream, by whichever name.
+/// Whether `stream` is a default stream, which no program makes: the legacy or the per-thread stream, by any
+/// of their names.
 pub(super) const fn is_default(stream: Stream) -> bool {
     stream <= PER_THREAD_STREAM
 }
 
-/// The context of a stream of the program's making.
+/// The context of a stream that the program made; `None` when the driver does not tell.
 pub(super) fn owner(stream: Stream) -> Option<Context> {
     let mut context = 0;
     // SAFETY: our caller's stream, which the driver checks; it writes one handle.
@@ -42,8 +43,8 @@ impl StreamHandle {
         (asked == SUCCESS && context != 0).then_some(context)
     }
 
-    /// Whether launches into the stream are only written down. Where the driver cannot tell, they are: it answers so for
-    /// the legacy stream while another stream of the context is captured.
+    /// Whether launches into the stream are only recorded. An error of the driver counts as yes: it answers
+    /// with one for the legacy stream while another stream of the context is captured.
     pub(super) fn is_recording(self) -> bool {
         let mut recording = 0;
         let mut status = SUCCESS;
@@ -59,7 +60,7 @@ impl StreamHandle {
         status != SUCCESS || recording != 0
     }
 
-    /// Whether all work of the stream has ended: what is put there now begins at once.
+    /// Whether all work of the stream has ended, so that new work begins at once.
     pub(super) fn is_idle(self) -> bool {
         let status = if self.per_thread {
             // SAFETY: our caller's stream, which the driver checks.
@@ -72,7 +73,7 @@ impl StreamHandle {
     }
 }
 
-/// Runs our own driver calls so that they do not spoil a capture in progress on this thread.
+/// Runs our own driver calls so that they do not invalidate a capture in progress on this thread.
 pub(super) fn relaxed(act: impl FnOnce()) {
     let mut mode = 2; // CU_STREAM_CAPTURE_MODE_RELAXED
     // SAFETY: the driver exchanges one integer.

@@ -1,6 +1,6 @@
-//! Pairs of events around a launch, which say how long it took on the device. Events belong to a context and die with
-//! it. Where a launch goes to another context than the current one, that one is current while they are made, and only
-//! then.
+//! Pairs of events around a launch, which say how long the launch took on the device. Events belong to a
+//! context and end with it. Where a launch goes to another context than the current one, that context is made
+//! current only while its events are created.
 
 use super::stream_handle::StreamHandle;
 use super::{Context, SUCCESS, Status, real};
@@ -11,26 +11,29 @@ const NOT_READY: Status = 600;
 /// `CUDA_ERROR_NOT_FOUND`: the driver has no function of this name.
 const ABSENT: Status = 500;
 
-/// Two events of one context. All zero: there are none.
+/// Two events of one context. All zero: there are no events.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct Pair {
     context: Context,
     begin: usize,
     end: usize,
-    /// Nanoseconds between the events in which the device had nothing to do but wait for the launch.
+    /// Nanoseconds between the events in which the device only waited for the launch.
     idle: u64,
-    /// When the launch between the events went to the driver, by our clock; 0: none has, or it has ended.
+    /// When the launch between the events went to the driver, in monotonic nanoseconds; 0: no launch did, or
+    /// it has ended.
     since: u64,
-    /// Whether the context is about to end: only who ends it may name the events to the driver.
+    /// Whether the context is about to end. Only the thread that ends it may then name the events to the
+    /// driver.
     ending: bool,
-    /// Whether a thread has the events, to launch between them.
+    /// Whether a thread uses the events for a launch.
     lent: bool,
 }
 
 impl Pair {
-    /// Hands the events out for a launch into `context` at `now`, to come back by [`take_back`](Self::take_back). `None`:
-    /// a thread has them already, which is long in the driver, or the driver gives none.
+    /// Hands the events out for a launch into `context` at `now`; [`take_back`](Self::take_back) returns
+    /// them. `None`: another thread has them and has been in the driver for long, or the driver gives no
+    /// events.
     pub(super) fn lend(&mut self, context: Context, now: u64) -> Option<Self> {
         if self.lent || !self.make(context) {
             return None;
@@ -40,7 +43,7 @@ impl Pair {
         Some(*self)
     }
 
-    /// Takes the events back. False: they went with their context meanwhile.
+    /// Takes the events back. False: they ended with their context meanwhile.
     pub(super) fn take_back(&mut self, lent: Self) -> bool {
         let is_same = self.lent && self.context == lent.context && self.begin == lent.begin;
         if is_same {
@@ -49,7 +52,7 @@ impl Pair {
         is_same
     }
 
-    /// Makes the events in `context` unless they are there. False: the driver gives none.
+    /// Creates the events in `context`, unless they exist. False: the driver gives no events.
     fn make(&mut self, context: Context) -> bool {
         if self.context != context {
             self.destroy();
@@ -63,7 +66,7 @@ impl Pair {
         self.begin != 0 && self.end != 0
     }
 
-    /// Ends the events, which live in a context of this process.
+    /// Destroys the events, which live in a context of this process.
     fn destroy(&mut self) {
         for event in [&mut self.begin, &mut self.end] {
             if core::mem::take(event) != 0 {
@@ -84,7 +87,8 @@ impl Pair {
         record(self.begin, stream)
     }
 
-    /// The context is about to end at `now`. What is between the events, as [`timing`](Self::timing) says it.
+    /// The context is about to end at `now`. Returns what [`timing`](Self::timing) says about the launch
+    /// between the events.
     pub(super) fn context_ends(&mut self, now: u64) -> Timing {
         let timing = self.timing();
         self.ending = true;
@@ -92,7 +96,7 @@ impl Pair {
             self.since = 0;
         // SAFETY: an event of this pair.
         } else if unsafe { real::cuEventQuery(self.begin) } != SUCCESS {
-            self.since = now; // it waits, and can begin only while the context ends
+            self.since = now; // the launch still waits, and can only begin while the context ends
         }
         timing
     }
@@ -102,14 +106,14 @@ impl Pair {
         self.ending = false;
     }
 
-    /// The context has ended and taken the events along. Since when the launch between them had the device, if it had
-    /// not ended before.
+    /// The context has ended, and the events with it. Returns when the launch between them began to use the
+    /// device, if it had not ended before.
     pub(super) fn context_ended(&mut self) -> Option<u64> {
         let since = core::mem::take(self).since;
         (since != 0).then_some(since)
     }
 
-    /// Records the second event in `stream`; `idle`: how long the device waited for the launch in between.
+    /// Records the second event in `stream`. `idle`: how many nanoseconds the device waited for the launch.
     pub(super) fn end(&mut self, stream: StreamHandle, idle: u64) -> bool {
         self.idle = idle;
         record(self.end, stream)
@@ -145,12 +149,12 @@ impl Pair {
         )]
         #[expect(clippy::cast_sign_loss, reason = "a negative time is 0")]
         let nanoseconds = (f64::from(milliseconds) * 1e6) as u64;
-        // More than half is never taken off: a guess may shorten a timing, not make it up.
+        // At most half is subtracted: a guess may shorten a timing, but must not dominate it.
         (status == SUCCESS).then(|| nanoseconds - self.idle.min(nanoseconds / 2))
     }
 }
 
-/// An event with timing that lives in `context`; 0: the driver gives none.
+/// Creates an event with timing that lives in `context`; 0: the driver gives none.
 fn create(context: Context) -> usize {
     let (mut event, mut current, mut popped) = (0, 0, 0);
     // SAFETY: the driver writes one handle.

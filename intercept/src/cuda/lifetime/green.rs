@@ -1,5 +1,6 @@
-//! Green contexts: a part of a GPU's processors under a handle of its own. Each keeps the primary context of its device
-//! alive, and is made current by a second handle (CUDA driver API, green contexts).
+//! Green contexts: parts of a GPU's processors, each with a handle of its own. A green context keeps the
+//! primary context of its device alive, and is made current by a second handle (CUDA driver API, green
+//! contexts).
 
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
@@ -7,7 +8,7 @@ use core::sync::atomic::Ordering;
 use super::super::{Context, Device, SUCCESS, Status, each_device, here, launch, read, real};
 use super::{leave, make, settle_primary};
 
-/// The same place serves a green context and the handle by which it is made current.
+/// Enters the handle by which a green context is made current, in the place of that context.
 fn convert(green: Context, handle: *const Context, call: impl FnOnce() -> Status) -> Status {
     let status = call();
     // SAFETY: null, or written by the driver, which succeeded.
@@ -26,7 +27,7 @@ fn convert(green: Context, handle: *const Context, call: impl FnOnce() -> Status
     status
 }
 
-/// Ends a green context, which keeps the primary one of its device alive.
+/// Ends a green context. The primary context of its device, which it kept alive, may end with it.
 fn end_green(green: Context, call: impl FnOnce() -> Status) -> Status {
     let Some(here) = here().filter(|_| green != 0) else { return call() };
     let contexts = &here.state.contexts;

@@ -24,8 +24,8 @@ struct Request {
     per_thread: bool,
 }
 
-/// The place of the pool that a request takes, `None` when there is no place left. `Err`: no pool of the driver's, which
-/// will say what is wrong.
+/// The place of the pool that a request takes; `None` when there is no place left. `Err`: the driver does not
+/// know the pool, and its own answer will say so.
 fn pool_of(here: Here, request: &Request) -> Result<Option<usize>, ()> {
     let Some(pool) = request.pool else {
         let (pool, line) = pool_of_stream(here, request.stream).ok_or(())?;
@@ -38,14 +38,14 @@ fn pool_of(here: Here, request: &Request) -> Result<Option<usize>, ()> {
     Ok(place(here, pool, line_of_pool(here, pool), State::Charged))
 }
 
-/// Where a request is met.
+/// The pool that serves a request.
 #[derive(Clone, Copy)]
 struct Source {
     /// Place of the pool.
     at: usize,
     pool: Pool,
     device: u8,
-    /// How often the program had chosen a pool before we looked for this one.
+    /// The count of choices before we looked up this pool.
     choice: u32,
 }
 
@@ -71,8 +71,8 @@ unsafe fn allocate(request: &Request, pointer: *mut u64, call: impl Fn() -> Stat
     let growth = charged(request.bytes).checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX);
     let mut charge = Charge::take_once(here, known.device, growth);
     if charge.is_none() {
-        // Before the charge that looks for room everywhere: it takes the pools' own away.
-        // SAFETY: as our caller says.
+        // This comes before the charge that has all families give back unused memory, which would take the
+        // pools' own room away. SAFETY: as our caller says.
         if let Some(status) = unsafe { allocate_from_room(here, request, source, pointer, &call) } {
             return status;
         }
@@ -88,8 +88,8 @@ unsafe fn allocate(request: &Request, pointer: *mut u64, call: impl Fn() -> Stat
     }
 }
 
-/// Allocates without a charge from what the pool has reserved, and so paid, and does not use. `None`: that is too
-/// little, or it is in pieces.
+/// Allocates without a charge, from what the pool has reserved (and has paid) and does not use. `None`: that
+/// is too little, or it is in pieces.
 ///
 /// # Safety
 /// As [`allocate`].
@@ -116,14 +116,14 @@ unsafe fn allocate_from_room(
     if !has_grown_too_much(here, at, before) {
         return Some(SUCCESS);
     }
-    drop(alone); // the others need not wait for the stream
+    drop(alone); // other threads need not wait for the stream
     undo(here, key, at, request);
     // SAFETY: as our caller says.
     unsafe { write(pointer, untouched.unwrap_or(0)) };
     None
 }
 
-/// Has the driver allocate, and enters what it gave: its pointer and the place of its pool.
+/// Lets the driver allocate, and enters the result. Returns the pointer and the place of its pool.
 ///
 /// # Safety
 /// As [`allocate`].
@@ -147,7 +147,8 @@ unsafe fn give(
     Ok((key, at))
 }
 
-/// The place of the pool that gave `key`, when another thread chose one between our look and the driver's.
+/// The place of the pool that gave `key`, where another thread chose a pool between our look-up and the
+/// driver's.
 #[cold]
 fn chosen_meanwhile(here: Here, request: &Request, key: u64, seen: usize) -> usize {
     settle_all(here);
@@ -162,14 +163,16 @@ fn has_room(pool: Pool, bytes: u64) -> bool {
     matches!((reserved, used), (Ok(reserved), Ok(used)) if reserved.saturating_sub(used) >= bytes)
 }
 
-/// Whether a pool that was charged `before`, and for which no growth was, has grown beyond the limit.
+/// Whether a pool has grown above `before`, its charge at that time, so that the container is beyond its
+/// limit. No growth was charged.
 fn has_grown_too_much(here: Here, at: usize, before: u64) -> bool {
     let Some(now) = list(here).get(at).copied() else { return false };
     let line = usize::from(now.device);
     now.charged > before && here.book().used(line) > here.book().limit(line)
 }
 
-/// Takes an allocation back for which the pool grew although its free room seemed to suffice: it was in pieces.
+/// Takes an allocation back for which the pool grew, although its free room seemed to suffice: the room was
+/// in pieces.
 #[cold]
 fn undo(here: Here, key: u64, at: usize, request: &Request) {
     let Request { stream, per_thread, .. } = *request;
@@ -195,7 +198,7 @@ fn undo(here: Here, key: u64, at: usize, request: &Request) {
         }
     });
     if let Some(known) = list(here).get_mut(at) {
-        // SAFETY: a pool of this process: a destroyed one the driver refuses.
+        // SAFETY: a pool of this process; the driver refuses one that was destroyed.
         unsafe { real::cuMemPoolTrimTo(known.handle, 0) };
         known.settle(here);
     }
@@ -211,7 +214,7 @@ fn enter(here: Here, key: u64, size: u64, at: usize, device: u8) {
     }
 }
 
-/// Counts an allocation of a pool out, which is freed in `queue`.
+/// Removes an allocation, which is freed in `queue`, from the count of its pool.
 fn leave(here: Here, entry: &Entry, queue: Queue) {
     let mut list = list(here);
     let Some(known) = usize::try_from(entry.extra).ok().and_then(|at| list.get_mut(at)) else { return };
@@ -220,7 +223,7 @@ fn leave(here: Here, entry: &Entry, queue: Queue) {
     known.settle(here);
 }
 
-/// Frees stream-ordered memory with `call`, on no stream of the caller's.
+/// Frees stream-ordered memory with `call`, which names no stream.
 pub(in super::super) fn free(here: Here, pointer: u64, call: impl FnOnce() -> Status) -> Status {
     free_on(here, pointer, Queue::anywhere(here), call)
 }

@@ -1,4 +1,4 @@
-//! Which pool an allocation comes from, and which device a pool is of.
+//! Finds the pool that an allocation comes from, and the device of a pool.
 
 use super::super::context;
 use super::super::stream_handle::is_default;
@@ -22,7 +22,8 @@ fn device_of_context(context: Context) -> Option<Device> {
     (status == SUCCESS).then_some(device)
 }
 
-/// The device whose pool an allocation on `stream` uses: the stream's, not the thread's.
+/// The device whose pool an allocation on `stream` uses: the device of the stream, not of the thread's
+/// context.
 fn device_of_stream(stream: Stream) -> Option<Device> {
     let mut current = 0;
     if !is_default(stream) {
