@@ -1,4 +1,4 @@
-//! Arrays and mipmapped arrays: their size is computed, since the driver tells it only for some.
+//! Arrays and mipmapped arrays. Their size is computed, since the driver tells it only for some of them.
 
 use core::ffi::c_void;
 

@@ -1,6 +1,6 @@
-//! External memory: the importer pays the size in the description. Buffers mapped from it are parts of it, so they are
-//! not entered, and freeing one reaches the driver like any unknown pointer. Memory of another process opened by an IPC
-//! handle is paid by its exporter and needs no hook.
+//! External memory: the importer is charged the size in the description. Buffers mapped from it are parts of
+//! it. They are not entered, so freeing one goes to the driver like any unknown pointer. Memory of another
+//! process that is opened by an IPC handle is charged to its exporter and needs no hook.
 
 use core::ffi::c_void;
 

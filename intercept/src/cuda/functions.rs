@@ -4,7 +4,7 @@
 //!
 //! Functions that are not hooked, although their names suggest it:
 //! - `cuIpcOpenMemHandle`, `cuIpcCloseMemHandle`, `cuMemPoolImportPointer`: memory of another process, which
-//!   pays for it; its pointer stays unknown, and freeing it is the driver's business.
+//!   pays for it. Its pointer stays unknown, so freeing it goes to the driver.
 //! - `cuMulticastCreate`: an object without memory of its own. What is bound to it is physical memory.
 //! - `cuGraphAddMemAllocNode`, `cuGraphAddNode*`, `cuGraphExecUpdate*`: see `graph`.
 //! - `cuMemGetMemPool`, `cuMemGetDefaultMemPool`: a pool is known when something is allocated from it.

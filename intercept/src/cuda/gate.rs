@@ -1,6 +1,6 @@
-//! The launches as programs reach them: two instructions look whether any GPU of the container is limited, and if none
-//! is, the driver has the call as it came, arguments on the stack included. Graphs may need memory for their nodes: two
-//! more look whether any ever did.
+//! The launches as programs call them. Two instructions check whether any GPU of the container is limited. If
+//! none is, the driver gets the call unchanged, including arguments on the stack. For graphs, two more
+//! instructions check whether any graph ever had memory nodes.
 
 use core::ffi::c_void;
 
@@ -22,7 +22,7 @@ macro_rules! gated {
                 $(concat!("cmp dword ptr [rip + {", stringify!($word), "}], 0"), "jne 2f",)?
                 "mov rax, qword ptr [rip + {driver} + {offset}]",
                 "test rax, rax",
-                "jz 2f", // a name that the driver lacks: the other way knows the answer
+                "jz 2f", // the driver lacks this name: the other path has the answer
                 "jmp rax",
                 "2:",
                 "jmp {other}",

@@ -1,12 +1,13 @@
 //! Memory nodes of graphs: the driver keeps one reserve per device for all graphs of the process.
 //!
-//! An executable graph needs at most the sum of its nodes. What the reserve may have to grow by is charged before the
-//! graph is instantiated, uploaded or launched. It stays charged until the launch has run; then the driver's own figure
-//! counts. In between graphs may run side by side, and each then has memory of its own.
+//! An executable graph needs at most the sum of its nodes. The possible growth of the reserve is charged
+//! before the graph is instantiated, uploaded or launched. It stays charged until the launch has run; then
+//! the driver's own figure counts. Until then graphs may run side by side, each with memory of its own.
 //!
-//! Nodes are found when a graph is instantiated, wherever they come from (`cuGraphAddMemAllocNode`, `cuGraphAddNode*`,
-//! captures, clones), so the functions that make them need no hook. Neither does `cuGraphExecUpdate`: it cannot change
-//! memory nodes; bodies of conditional nodes cannot hold any (CUDA driver API, graph management).
+//! Nodes are found when a graph is instantiated, wherever they come from (`cuGraphAddMemAllocNode`,
+//! `cuGraphAddNode*`, captures, clones), so the functions that make them need no hook. Neither does
+//! `cuGraphExecUpdate`: it cannot change memory nodes; bodies of conditional nodes cannot hold any (CUDA
+//! driver API, graph management).
 
 pub(super) mod nodes;
 
@@ -24,14 +25,15 @@ use crate::table::{Entry, Kind};
 
 const USED: i32 = 0; // CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT
 const RESERVED: i32 = 2; // CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
-/// Launches that are followed apart; further ones are waited for together.
+/// How many launches are followed separately. Further launches are waited for together.
 const LAUNCHES: usize = 128;
 
-/// Memory that graphs of this process hold.
+/// Memory that the graphs of this process hold.
 #[repr(C)]
 pub(super) struct Graphs {
     books: Mutex<Books>,
-    /// Held while a graph with memory nodes is launched, so that two launches do not count on the same room.
+    /// Held while a graph with memory nodes is launched, so that two launches do not count on the same free
+    /// memory.
     launching: Mutex<()>,
 }
 
@@ -47,9 +49,9 @@ struct Books {
 #[repr(C)]
 struct Reserve {
     charged: u64,
-    /// Most that graphs can hold that have run.
+    /// The most that graphs can hold that have already run, in bytes.
     base: u64,
-    /// Most that the launched graphs need if all run at once.
+    /// The most that the launched graphs need if all run at once, in bytes.
     launched: u64,
     device: Device,
     /// Whether `device` is known.
@@ -60,7 +62,7 @@ struct Reserve {
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Launch {
-    /// The executable graph; 0: it is gone, or this place stands for several.
+    /// The executable graph; 0: it was destroyed, or this place stands for several graphs.
     executable: usize,
     /// 0: this place is free.
     bytes: u64,
@@ -82,7 +84,7 @@ fn attribute(device: Device, attribute: i32) -> Option<u64> {
 }
 
 impl Reserve {
-    /// Charges what the driver has reserved for graphs, but no less than what launched ones may still take.
+    /// Charges what the driver has reserved for graphs, but at least what launched graphs may still take.
     fn settle(&mut self, here: Here, line: usize) {
         let Some(reserved) = attribute(self.device, RESERVED).filter(|_| self.known) else { return };
         let running = if self.launched == 0 { 0 } else { self.base.saturating_add(self.launched) };
@@ -95,7 +97,8 @@ impl Reserve {
         self.charged = now;
     }
 
-    /// Launches that needed `bytes` have run. They may have left memory behind, but no more than graphs hold now.
+    /// Launches that needed `bytes` have run. They may have left memory behind, but at most what graphs hold
+    /// now.
     fn ran(&mut self, here: Here, line: usize, bytes: u64) {
         self.launched = self.launched.saturating_sub(bytes);
         let left = self.base.saturating_add(bytes);
@@ -119,7 +122,7 @@ impl Books {
         *launch = if free(launch) {
             Launch { executable, bytes, queue, line }
         } else if same(launch) {
-            // It runs again only after it has run, wherever that is.
+            // A graph runs again only after its last run has ended, in whatever stream.
             Launch { bytes: before.max(bytes), queue: launch.queue.and(queue), ..*launch }
         } else {
             let bytes = before.saturating_add(bytes);
@@ -131,14 +134,14 @@ impl Books {
         }
     }
 
-    /// What is charged for a launch of `executable` that has perhaps not run yet.
+    /// What is charged for a launch of `executable` that may not have run yet.
     fn launched(&self, executable: usize, line: u8) -> u64 {
         let mut all = self.launches.iter();
         all.find(|launch| launch.executable == executable && launch.line == line)
             .map_or(0, |launch| launch.bytes)
     }
 
-    /// Ends the launches that `has_run` names.
+    /// Ends the launches for which `has_run` is true.
     fn end(&mut self, here: Here, has_run: impl Fn(&Launch) -> bool) {
         for (line, reserve) in self.reserves.iter_mut().enumerate() {
             let mut bytes = 0u64;
@@ -186,7 +189,8 @@ pub(super) fn trim_all(here: Here) {
     books.end(here, |_| false);
 }
 
-/// Charges what the reserve may grow by when `executable`, which needs `bytes`, runs beside what was launched.
+/// Charges the possible growth of the reserve when `executable`, which needs `bytes`, runs beside what was
+/// launched.
 fn charge_growth(here: Here, executable: usize, line: u8, bytes: u64) -> Option<Charge> {
     let take = || {
         let books = here.state.graphs.books.lock();
@@ -196,7 +200,8 @@ fn charge_growth(here: Here, executable: usize, line: u8, bytes: u64) -> Option<
         let needed = reserve.base.saturating_add(reserve.launched).saturating_add(more);
         Charge::take(here, line, needed.saturating_sub(reserve.charged))
     };
-    // A refusal has trimmed the reserve and asked what has run: what must fit is another figure now.
+    // A refusal has trimmed the reserve and asked what has run, so the growth that must fit is now another
+    // figure.
     take().or_else(take)
 }
 
@@ -225,9 +230,9 @@ fn instantiate(
     for (line, device, size) in needs.each() {
         let entry =
             Entry { key: key(executable, line), size, extra: 0, kind: Kind::Graph, device: line, context: 0 };
-        // Without an entry a launch would go unpaid.
+        // Without an entry, launches would not be charged.
         if here.state.table.put(entry).is_err() {
-            // SAFETY: just made, and unknown to the caller.
+            // SAFETY: just made, and not yet known to the caller.
             unsafe { real::cuGraphExecDestroy(executable) };
             return OUT_OF_MEMORY;
         }
@@ -283,13 +288,13 @@ fn run(executable: usize, stream: Stream, per_thread: bool, call: impl FnOnce() 
 fn destroy(executable: usize, call: impl FnOnce() -> Status) -> Status {
     let Some(here) = here().filter(|_| !is_unused()) else { return call() };
     let table = &here.state.table;
-    // First: the driver may give its name to another. It may still run.
+    // The entries go first: the driver may give the handle to another graph. The graph may still run.
     let entries: [Option<Entry>; MAX_DEVICES] =
         core::array::from_fn(|line| table.take(Kind::Graph, key(executable, u8::try_from(line).ok()?)));
     let status = call();
     for entry in entries.into_iter().flatten() {
         if status != SUCCESS {
-            let _ = table.put(entry); // still there; a failed put makes its launches free of charge
+            let _ = table.put(entry); // the graph is still there; if this fails, its launches are not charged
             continue;
         }
         settle(here, entry.device, |launches, _| {
@@ -308,7 +313,7 @@ fn trim(device: Device, call: impl FnOnce() -> Status) -> Status {
     status
 }
 
-/// Launches that the [gate](super::gate) did not let pass.
+/// The launches that the [gate](super::gate) does not pass straight to the driver.
 #[allow(
     non_snake_case,
     missing_docs,
@@ -376,7 +381,7 @@ pub mod hooks {
 
     pub unsafe extern "C" fn cuGraphExecDestroy(executable: usize) -> Status {
         if let Some(here) = here() {
-            launch::graph_ends(here, executable); // first: the driver may give its handle to another
+            launch::graph_ends(here, executable); // first: the driver may give its handle to another graph
         }
         // SAFETY: our caller's argument, unchanged.
         destroy(executable, || unsafe { real::cuGraphExecDestroy(executable) })

@@ -1,10 +1,10 @@
-//! Launches: each pays for its GPU time before it goes to the driver. `crate::compute` decides; here are the driver's
-//! events, the clock and the sleep that it needs.
+//! Launches: each pays for its GPU time before it goes to the driver. `crate::compute` decides. This file
+//! adds the driver's events, the clock and the sleep.
 //!
-//! A thread that has to wait does so in the launch, holding the turn: those behind it wait for the turn, and only what
-//! credit pays passes them. The state is not locked while it sleeps, so that a context can end meanwhile. Nothing at all
-//! is locked while the driver launches: it may call back into the program, which launches, too, or wait for room in a
-//! stream.
+//! A thread that has to wait sleeps in its launch and holds the turn. Other threads wait for the turn; only
+//! launches that credit pays pass them. The state is not locked during the sleep, so that a context can end
+//! meanwhile. Nothing is locked while the driver launches: the driver may call back into the program, which
+//! may launch too, or it may wait for room in a stream.
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -18,21 +18,22 @@ use crate::compute::{Answer, Credit, Ground, Key, Limiter, Share, Shared, TIMED,
 use crate::mutex::Mutex;
 use crate::sys;
 
-/// What the exported launches look at first: the limits file's number of limited GPUs once the books are open. A word
-/// of our own that is not 0 until then.
+/// What the exported launches look at first. Once the books are open, this is the limits file's number of
+/// limited GPUs; until then it is a word of our own that is not 0.
 pub(super) static GATE: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const CLOSED).cast_mut());
 static CLOSED: AtomicU32 = AtomicU32::new(1);
-/// Without a limits file nothing is granted: no context, and so no launch to limit.
+/// The word used without a limits file. Nothing is then granted, so there is no context and no launch to
+/// limit.
 static OPEN: AtomicU32 = AtomicU32::new(0);
 
-/// The one device's launcher where only one is granted: the fast path asks nothing else.
+/// The launcher of the device where only one device is granted. The fast path then asks nothing else.
 static ONLY: AtomicPtr<Launcher> = AtomicPtr::new(core::ptr::null_mut());
 
-/// What a launch takes on the processor at most, in nanoseconds, unless something interferes.
+/// The most that a launch usually takes on the processor, in nanoseconds.
 const USUAL_LAUNCH: u64 = 20_000;
-/// Functions whose block shape is remembered for the launches that do not name one.
+/// How many functions have their block shape remembered, for the launches that do not name a shape.
 const SHAPES: usize = 256;
-/// Streams whose line is remembered.
+/// How many streams have their line remembered.
 const STREAMS: usize = 256;
 
 /// The compute side of this process.
@@ -41,7 +42,7 @@ pub(super) struct Launches {
     devices: [Launcher; MAX_DEVICES],
     /// By hash of the function: the block shape that `cuFuncSetBlockShape` gave it.
     shapes: [AtomicU32; SHAPES],
-    /// By hash of the stream: its handle above 8 bits of its line.
+    /// By hash of the stream: its handle in the upper 56 bits, its line in the lower 8.
     streams: [AtomicU64; STREAMS],
 }
 
@@ -76,12 +77,13 @@ pub(super) fn open_gate(here: Here) {
     ONLY.store(only.map_or(core::ptr::null(), core::ptr::from_ref).cast_mut(), Relaxed);
 }
 
-/// The line of the limits file that a launch of this thread into `stream` falls under, if compute is limited there.
+/// The line of the limits file for a launch of this thread into `stream`; `None` if compute is not limited
+/// there.
 #[inline(always)]
 fn limited_line(here: Here, stream: Stream) -> Option<usize> {
     let limits = here.book().limits?;
     let line = match limits.header.devices.load(Relaxed) {
-        1 => 0, // a context on another GPU is not granted
+        1 => 0, // no context can exist on another GPU
         _ => line_of_stream(here, stream)?.into(),
     };
     is_limited(here, line).then_some(line)
@@ -93,8 +95,8 @@ fn is_limited(here: Here, line: usize) -> bool {
     here.book().limits.and_then(|limits| limits.devices.get(line)).is_some_and(Share::is_limited)
 }
 
-/// The line of the GPU that `stream` is on. It need not be the current context's: a graph and a `CUkernel` run where
-/// their stream is.
+/// The line of the GPU of `stream`. It can differ from the current context's GPU: a graph and a `CUkernel`
+/// run on the GPU of their stream.
 fn line_of_stream(here: Here, stream: Stream) -> Option<u8> {
     if is_default(stream) {
         return current(here).map(|current| current.device);
@@ -117,7 +119,8 @@ fn line_of_stream(here: Here, stream: Stream) -> Option<u8> {
 pub(super) fn is_paid(key: Key, stream: Stream) -> bool {
     let only = ONLY.load(Relaxed);
     if !only.is_null() {
-        // SAFETY: a part of this process's state, which is never unmapped. A forked child finds no credit there.
+        // SAFETY: a part of this process's state, which is never unmapped. It is wiped in a forked child,
+        // which then finds no credit.
         return unsafe { &*only }.credit.spend(key);
     }
     is_paid_on_its_device(key, stream)
@@ -130,7 +133,7 @@ fn is_paid_on_its_device(key: Key, stream: Stream) -> bool {
     here.state.launches.devices.get(line).is_some_and(|launcher| launcher.credit.spend(key))
 }
 
-/// Calls the driver, after a wait if the share asks for one.
+/// Calls the driver, after a wait if the share requires one.
 #[cold]
 #[inline(never)]
 pub(super) fn launch_slowly(key: Key, handle: StreamHandle, call: &mut dyn FnMut() -> Status) -> Status {
@@ -139,7 +142,7 @@ pub(super) fn launch_slowly(key: Key, handle: StreamHandle, call: &mut dyn FnMut
     let Some(line) = limited_line(here, handle.stream) else { return call() };
     let Some(launcher) = here.state.launches.devices.get(line) else { return call() };
     let Some(context) = handle.context().filter(|_| !handle.is_recording()) else {
-        return call(); // the driver's own error, or a launch that is only written down
+        return call(); // the driver answers with its own error, or the launch is only recorded
     };
     match launcher.admit(here, line, key) {
         Some(number) => launcher.launch(here, line, number, Target { context, handle }, call),
@@ -148,14 +151,14 @@ pub(super) fn launch_slowly(key: Key, handle: StreamHandle, call: &mut dyn FnMut
 }
 
 impl Launcher {
-    /// Waits until a launch of `key` may go. What is to be timed has a pair of events of the number that is answered, and
-    /// [`launched`](Self::launched) to follow.
+    /// Waits until a launch of `key` may go. `Some`: the launch must be timed with the pair of events of this
+    /// number, and [`launched`](Self::launched) must follow. `None`: the launch needs nothing more.
     fn admit(&self, here: Here, line: usize, key: Key) -> Option<usize> {
         let ground = self.ground(here, line)?;
         let start = sys::now();
         let _turn = self.turn.lock();
         if self.credit.spend(key) {
-            return None; // whoever had the turn before has drawn enough
+            return None; // the last holder of the turn has drawn enough
         }
         let mut held_back = false;
         loop {
@@ -195,20 +198,21 @@ impl Launcher {
         });
         let start = sys::now();
         let status = call();
-        // An idle device takes the first event at once, and then waits as long as the launch takes here.
+        // An idle device handles the first event at once, and then waits while this thread makes the launch.
         let waited = if idle { sys::now().saturating_sub(start) } else { 0 };
         if status == SUCCESS && timed {
             relaxed(|| timed = lent.as_mut().is_some_and(|pair| pair.end(handle, waited)));
         }
-        // What the launch itself took is known; a thread that lost the processor is late beyond that.
+        // The usual time of a launch is known. What exceeds it means that the thread lost the processor and
+        // is late.
         let late = sys::now().saturating_sub(start).saturating_sub(waited.min(USUAL_LAUNCH));
         let late = timed.then_some(if idle { late } else { 0 });
         self.launched(here, line, number, lent, (status == SUCCESS).then_some(late));
         status
     }
 
-    /// Tells what became of the launch of pair `number`, whose events were `lent` for it. `outcome`: as
-    /// [`Limiter::launched`] has it; `None`: the driver refused the launch.
+    /// Tells the limiter what became of the launch of pair `number`, for which its events were `lent`.
+    /// `outcome`: the argument of [`Limiter::launched`]; `None`: the driver refused the launch.
     fn launched(
         &self,
         here: Here,
@@ -270,8 +274,8 @@ impl Asked {
         }
     }
 
-    /// Charges what had not ended when `context` did: the driver may let it run to its end. Kernels side by side are
-    /// charged once, for the time of the longest.
+    /// Charges launches that had not ended when `context` ended: the driver may have let them run to their
+    /// end. Kernels that ran side by side are charged once, for the time of the longest.
     fn context_ended(&mut self, ground: Option<&Ground<'_>>, context: Context) {
         let Self { limiter, pairs } = self;
         let mut first: Option<(u64, usize)> = None;
@@ -291,7 +295,8 @@ impl Asked {
     }
 }
 
-/// `context` is about to end, or somebody lets go of it; [`context_ended`] or [`context_stays`] is to follow.
+/// `context` is about to end, or one of its users releases it. [`context_ended`] or [`context_stays`] must
+/// follow.
 pub(super) fn context_ends(here: Here, context: Context) {
     here.state.launches.each(|line, launcher| {
         launcher.asked.lock().context_ends(launcher.ground(here, line).as_ref(), context);
@@ -307,7 +312,7 @@ pub(super) fn context_ended(here: Here, context: Context) {
     });
 }
 
-/// `context` lives on.
+/// `context` has not ended after all.
 pub(super) fn context_stays(here: Here, context: Context) {
     here.state.launches.each(|_, launcher| {
         let pairs = &mut launcher.asked.lock().pairs;
@@ -315,7 +320,7 @@ pub(super) fn context_stays(here: Here, context: Context) {
     });
 }
 
-/// `stream` is about to end: its handle may come to mean another.
+/// `stream` is about to end, and its handle may come to mean another stream.
 pub(super) fn forget_stream(here: Here, stream: Stream) {
     if let Some(place) = here.state.launches.place_of_stream(stream) {
         place.store(0, Relaxed);
@@ -331,7 +336,7 @@ pub(super) fn graph_ends(here: Here, executable: usize) {
     }
 }
 
-/// From now on every launch asks: a capture begins.
+/// Takes all credit back, so that every launch asks from now on. It is called when a capture begins.
 pub(super) fn close(here: Here) {
     for launcher in &here.state.launches.devices {
         launcher.asked.lock().limiter.close(&launcher.credit);
@@ -356,7 +361,8 @@ impl Launches {
 /// Whether nothing is limited for this container, and that is known.
 #[inline(always)]
 pub(super) fn is_open() -> bool {
-    // SAFETY: the gate is always one of the two words here or one of the limits mapping, which stays.
+    // SAFETY: the gate always points to one of the two words here, or to one in the limits mapping, which is
+    // never unmapped.
     unsafe { &*GATE.load(Relaxed) }.load(Relaxed) == 0
 }
 
@@ -374,7 +380,7 @@ pub(super) fn graph(
     launch_slowly(key, StreamHandle { stream, per_thread }, &mut call)
 }
 
-/// Waits until a launch that cannot be timed may go.
+/// Waits until a launch that cannot be timed may go, and charges its estimated cost.
 pub(super) fn pay(here: Here, line: usize, key: Key) {
     let limited = Some(line).filter(|line| is_limited(here, *line));
     let Some(launcher) = limited.and_then(|line| here.state.launches.devices.get(line)) else { return };

@@ -11,7 +11,7 @@ use super::stream_handle::StreamHandle;
 use super::{DRIVER, SUCCESS, Status, Stream, here, read, real};
 use crate::compute::Key;
 
-/// `CUlaunchConfig`, as far as it is read.
+/// The part of `CUlaunchConfig` that is read.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Configuration {
@@ -33,7 +33,7 @@ struct OneOfMany {
     parameters: usize,
 }
 
-/// The launches behind the gate, where something may be limited.
+/// The launches behind the gate, for containers in which a GPU may be limited.
 #[allow(
     non_snake_case,
     clippy::missing_safety_doc,
@@ -45,7 +45,8 @@ pub(super) mod limited {
 
     macro_rules! kernels {
         ($($name:ident, $per_thread:literal ($($last:ident)?);)*) => { $(
-            /// What lies on the stack is declared as whole words, so that the calls can be jumps that leave it there.
+            /// The arguments on the stack are declared as whole words, so that the calls can be jumps that
+            /// leave them in place.
             pub unsafe extern "C" fn $name(
                 function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: usize,
                 shared: usize, stream: Stream, parameters: *mut c_void $(, $last: *mut c_void)?
@@ -58,7 +59,8 @@ pub(super) mod limited {
                         usize, u32, u32, u32, u32, u32, usize, usize, Stream, *mut c_void $(, words!($last))?
                     ) -> Status;
                     let address = core::ptr::with_exposed_provenance::<()>(address);
-                    // SAFETY: the driver's function of this name, which reads the lower half of the two words.
+                    // SAFETY: the driver's function of this name, which reads the lower half of the two
+                    // words.
                     let driver = unsafe { core::mem::transmute::<*const (), Driver>(address) };
                     // SAFETY: our caller's arguments, unchanged.
                     return unsafe {
@@ -78,7 +80,7 @@ pub(super) mod limited {
             }
         )*
 
-        /// What is left to do when credit did not pay.
+        /// The rest of a launch that credit did not pay.
         mod slow {
             use super::*;
 
@@ -143,10 +145,10 @@ pub(super) mod limited {
     }
 }
 
-/// One launch on each of several devices. The one whose context is current can be timed; the others are paid at a guess,
-/// and the meter settles them.
+/// One launch on each of several devices. The launch in the current context can be timed. The others are
+/// charged an estimate, which the meter settles.
 ///
-/// Their number is the caller's to get wrong: the driver takes one launch per device, so no more are read.
+/// The caller's count may be wrong. The driver takes one launch per device, so no more are read.
 ///
 /// # Safety
 /// `list` is null or holds `count` launches, or as many as there are devices.
@@ -178,7 +180,7 @@ impl OneOfMany {
     }
 }
 
-/// A launch that names a grid and no block.
+/// A launch that names a grid but no block.
 fn launch_old(function: usize, grid: [i32; 2], stream: Stream, mut call: impl FnMut() -> Status) -> Status {
     if is_open() {
         return call();

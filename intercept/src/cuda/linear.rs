@@ -6,7 +6,7 @@ use super::size::{charged, pitched};
 use super::{Here, OUT_OF_MEMORY, SUCCESS, Status, here, pool, read, real};
 use crate::table::{Entry, Kind};
 
-/// Allocates with `call` at most `bytes`, already rounded; `key` then names the object.
+/// Allocates with `call`, which takes at most `bytes` (already rounded). `key` then names the object.
 pub(super) fn allocate(
     kind: Kind,
     bytes: u64,
@@ -28,7 +28,8 @@ pub(super) fn allocate(
     status
 }
 
-/// Frees with `call` the object of `kind` and `key`, then gives its charge back. Unknown objects are the driver's.
+/// Frees the object of `kind` and `key` with `call`, then gives its charge back. For an unknown object only
+/// the driver is called.
 pub(super) fn free(kind: Kind, key: u64, call: impl FnOnce() -> Status) -> Status {
     match here() {
         Some(here) => free_here(here, kind, key, call),
@@ -44,7 +45,8 @@ fn free_here(here: Here, kind: Kind, key: u64, call: impl FnOnce() -> Status) ->
         if status == SUCCESS {
             here.book().release(usize::from(entry.device), entry.size);
         } else {
-            // Still there; a failed put leaves the charge until the process ends.
+            // The object is still there. If the entry cannot be put back, the charge stays until the process
+            // ends.
             let _ = here.state.table.put(entry);
         }
     }
@@ -61,7 +63,7 @@ fn free_pointer(pointer: u64, call: impl FnOnce() -> Status) -> Status {
     }
 }
 
-/// Settles a pitched allocation: the driver has chosen the pitch.
+/// Settles a pitched allocation, for which the driver has chosen the pitch.
 fn settle_pitch(here: Here, pointer: u64, pitch: u64, height: u64) {
     let real = charged(pitch.saturating_mul(height));
     let change = here

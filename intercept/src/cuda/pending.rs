@@ -45,7 +45,8 @@ pub(super) fn free(
     let status = call();
     match entry {
         Some(entry) if status == SUCCESS => add(here, queue(), entry.device, entry.size),
-        // Still there; a failed put leaves the charge until the process ends.
+        // The memory is still there. If the entry cannot be put back, the charge stays until the process
+        // ends.
         Some(entry) => drop(table.put(entry)),
         None => {}
     }

@@ -1,5 +1,5 @@
-//! Sizes as the container sees them. The driver is asked first and with the caller's own pointers, so that null outputs
-//! and errors are answered as it answers them.
+//! Memory sizes as the container sees them. The driver is asked first, with the caller's own pointers, so
+//! that it answers null outputs and errors itself.
 
 use super::context::current;
 use super::virtual_memory::share;
@@ -10,13 +10,14 @@ fn seen(here: Here, line: u8, driver_free: u64, driver_total: u64) -> (u64, u64)
     if line == UNLISTED {
         return (0, driver_total); // every allocation will be refused
     }
-    share::reap(here); // what closed descriptors kept is free
+    share::reap(here); // memory whose exported descriptors were closed is free now
     let line = usize::from(line);
     let limit = here.book().limit(line);
     (limit.saturating_sub(here.book().used_by_living(line)).min(driver_free), limit)
 }
 
-/// Adjusts what the driver wrote. `L` is the width of the caller's integers; what does not fit is the widest value.
+/// Adjusts what the driver wrote. `L` is the type of the caller's integers; what does not fit becomes
+/// `widest`.
 ///
 /// # Safety
 /// The pointers are null or readable and writable.

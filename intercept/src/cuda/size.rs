@@ -1,4 +1,5 @@
-//! How much device memory a request takes. Pure arithmetic, saturating: a request too large to compute never fits.
+//! Computes how much device memory a request takes. The arithmetic saturates: a request that is too large to
+//! compute never fits.
 
 /// `CUarray_format` with the bytes of one texel of one channel.
 const CHANNEL_FORMATS: [(u32, u64); 21] = [
@@ -25,7 +26,7 @@ const CHANNEL_FORMATS: [(u32, u64); 21] = [
     (0x50, 4), // 10-10-10-2: one word for all channels, charged as one channel of four bytes
 ];
 
-/// Formats whose texel has a size of its own, whatever the number of channels: twice the bytes per texel.
+/// Formats whose texel has a fixed size for any number of channels, with twice the bytes per texel.
 const TEXEL_FORMATS: [(u32, u64); 17] = [
     (0xb0, 3),  // NV12
     (0x9f, 6),  // P010
@@ -57,13 +58,14 @@ const DEFERRED: u32 = 0x80;
 
 const MIB: u64 = 1 << 20;
 
-/// What the driver takes for a request of `bytes`: multiples of 512 below 1 MiB, of 2 MiB from there.
+/// What the driver takes for a request of `bytes`: below 1 MiB a multiple of 512 bytes, from 1 MiB on a
+/// multiple of 2 MiB.
 pub fn charged(bytes: u64) -> u64 {
     let step = if bytes < MIB { 512 } else { 2 * MIB };
     bytes.checked_next_multiple_of(step).unwrap_or(u64::MAX)
 }
 
-/// Most bytes that pitched memory of `width` bytes by `height` rows takes before rounding.
+/// The most bytes that pitched memory of `width` bytes by `height` rows takes, before rounding.
 pub fn pitched(width: u64, height: u64) -> u64 {
     width.checked_next_multiple_of(512).map_or(u64::MAX, |pitch| pitch.saturating_mul(height))
 }
@@ -119,13 +121,13 @@ impl Shape {
         texels.saturating_mul(self.twice_texel_bytes()).div_ceil(2)
     }
 
-    /// Twice the bytes of a texel: half-sampled formats have a half.
+    /// Twice the bytes of a texel, since half-sampled formats have half bytes per texel.
     fn twice_texel_bytes(&self) -> u64 {
         let find = |table: &[(u32, u64)]| table.iter().find(|row| row.0 == self.format).map(|row| row.1);
         if let Some(bytes) = find(&CHANNEL_FORMATS) {
             return 2 * bytes * u64::from(self.channels.clamp(1, 4));
         }
-        find(&TEXEL_FORMATS).unwrap_or(2 * 4 * 4) // unknown: the largest, four channels of four bytes
+        find(&TEXEL_FORMATS).unwrap_or(2 * 4 * 4) // unknown format: the largest texel, four channels of four bytes
     }
 }
 

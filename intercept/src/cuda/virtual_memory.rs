@@ -1,6 +1,6 @@
-//! Physical memory and its mappings: charged to the device in the request until its handles *and* mappings are gone,
-//! since releasing a handle keeps mapped memory alive. Imported memory is paid by its exporter and stays unknown here,
-//! unless that is this very process.
+//! Physical memory and its mappings. The memory is charged to the device in the request until all its handles
+//! *and* mappings are gone, since mapped memory outlives its handle. Imported memory is charged to its
+//! exporter and stays unknown here, unless this same process exported it.
 
 pub(super) mod multicast;
 mod object;
@@ -17,21 +17,22 @@ use crate::table::{Entry, Kind};
 
 /// Granularity of physical memory.
 const GRANULE: u64 = 2 << 20;
-/// How far below an address its mapping is searched, in granules.
+/// How far below an address the start of its mapping is searched, in granules.
 const REACH: u64 = 1 << 16;
 const ON_DEVICE: i32 = 1; // CU_MEM_LOCATION_TYPE_DEVICE
 
-/// What this family keeps beside the table.
+/// What this family keeps besides the table.
 #[repr(C)]
 pub(super) struct Numbers {
-    /// Names the next physical object: a handle can be given out again while its memory is still mapped.
+    /// Number of the next physical object. A handle cannot name an object: the driver can give it out again
+    /// while the memory is still mapped.
     next: AtomicU64,
     /// Held while mappings change, so that one thread's unmap cannot take another's new mapping for its own.
     mapping: Mutex<()>,
     exports: share::Exports,
 }
 
-/// The object mapped at `address`, wherever in the mapping that is.
+/// The object mapped at `address`, which can be anywhere inside the mapping.
 fn object_at(here: Here, address: u64) -> Option<u64> {
     let start = address / GRANULE;
     (0..REACH.min(start)).find_map(|below| {
@@ -50,7 +51,7 @@ fn enter(here: Here, kind: Kind, key: u64, size: u64, object: u64) {
     }
 }
 
-/// Drops the references of `kind` with keys in `bytes` from `at`.
+/// Drops the references of `kind` in the `bytes` from `at` on; `key` gives the table's key of an address.
 fn drop_range(here: Here, kind: Kind, at: u64, bytes: u64, key: impl Fn(u64) -> u64) {
     let end = at.saturating_add(bytes);
     let mut at = at;
@@ -86,7 +87,8 @@ fn create(
     let object = here.state.virtual_memory.next.fetch_add(1, Ordering::Relaxed);
     charge.keep_for(Entry { key: object, size, extra: 1, kind: Kind::Physical, device, context: 0 });
     let entry = Entry { key: handle, size: 1, extra: object, kind: Kind::Handle, device, context: 0 };
-    // A handle that is given out again was released where we could not see it; its object stays charged.
+    // If the handle was known, it was released by a call that we did not see, and its old object stays
+    // charged.
     let _ = here.state.table.put(entry);
     status
 }
@@ -136,7 +138,7 @@ fn unmap(address: u64, bytes: u64, call: impl FnOnce() -> Status) -> Status {
     status
 }
 
-/// `CUarrayMapInfo`, as far as we read it.
+/// The layout of `CUarrayMapInfo`. Only the operation and the handle are read.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct ArrayMapping {
@@ -149,7 +151,8 @@ struct ArrayMapping {
 
 const _: () = assert!(size_of::<ArrayMapping>() == 96);
 
-/// Memory mapped to a sparse array stays charged until the process ends: the call that unmaps it names no memory.
+/// Memory mapped to a sparse array stays charged until the process ends: the call that unmaps it names no
+/// memory.
 ///
 /// # Safety
 /// `list` is null or points to `count` mappings.

@@ -1,4 +1,4 @@
-//! What a graph's memory nodes need, those of the graphs inside it included.
+//! Computes what the memory nodes of a graph need, including those of its child graphs.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,12 +10,13 @@ use crate::sys;
 
 const CHILD_GRAPH: i32 = 4; // CU_GRAPH_NODE_TYPE_GRAPH
 const MEM_ALLOC: i32 = 10; // CU_GRAPH_NODE_TYPE_MEM_ALLOC
-/// Graphs within graphs that are searched.
+/// How many levels of child graphs are searched.
 const DEPTH: u32 = 8;
 /// Step of the driver's reserve.
 const STEP: u64 = 2 << 20;
 
-/// `CUDA_MEM_ALLOC_NODE_PARAMS`: a pool description of 88 bytes with the location at 8, access, size, pointer.
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`: a pool description of 88 bytes with the location at 8, access, size,
+/// pointer.
 #[repr(C)]
 struct AllocNode {
     kinds: [i32; 2],
@@ -27,17 +28,17 @@ struct AllocNode {
     spare: [u64; 8],
 }
 
-/// Not 0 once a graph with a memory node was instantiated: without one, launches cost nothing here. A forked child keeps
-/// it, which only makes launches ask.
+/// Not 0 once a graph with a memory node was instantiated. While it is 0, launches cost nothing here. A
+/// forked child keeps the value, which only makes its launches ask.
 pub(in super::super) static MEMORY_NODES: AtomicU32 = AtomicU32::new(0);
 
-/// What an executable graph needs on each line, and the device there.
+/// What an executable graph needs on each line of the limits file, in bytes, and the device of that line.
 #[derive(Default)]
 pub(super) struct Needs([(u64, Device); MAX_DEVICES]);
 
 impl Needs {
-    /// The memory nodes of `graph`. `None`: a node cannot be read or is on a GPU that is not granted, or the kernel
-    /// gave no memory.
+    /// The memory nodes of `graph`. `None`: a node cannot be read or is on a GPU that is not granted, or the
+    /// kernel gave no memory.
     pub(super) fn of(here: Here, graph: Graph) -> Option<Self> {
         let mut needs = Self::default();
         add_needs(here, graph, &mut needs, DEPTH).then_some(needs)
@@ -49,18 +50,18 @@ impl Needs {
         }
     }
 
-    /// Line, device and bytes wherever it needs some.
+    /// Line, device and bytes of each line on which the graph needs memory.
     pub(super) fn each(&self) -> impl Iterator<Item = (u8, Device, u64)> {
         (0u8..).zip(&self.0).filter(|(_, need)| need.0 > 0).map(|(line, need)| (line, need.1, need.0))
     }
 }
 
-/// Adds the memory nodes of `graph`; false where [`Needs::of`] says `None`.
+/// Adds the memory nodes of `graph`. False where [`Needs::of`] answers `None`.
 fn add_needs(here: Here, graph: Graph, needs: &mut Needs, depth: u32) -> bool {
     let mut count = 0;
     // SAFETY: without an array the driver writes the count alone.
     if unsafe { real::cuGraphGetNodes(graph, core::ptr::null_mut(), &mut count) } != SUCCESS {
-        return depth == DEPTH; // instantiation will say what is wrong with the caller's own graph
+        return depth == DEPTH; // for the caller's own graph the driver's instantiation tells the error
     }
     if count == 0 {
         return true;

@@ -233,7 +233,8 @@ fn free_on(here: Here, pointer: u64, queue: Queue, call: impl FnOnce() -> Status
     let status = call();
     match entry {
         Some(entry) if status == SUCCESS => leave(here, &entry, queue),
-        // Still there; a failed put leaves the pool one live allocation too many.
+        // The memory is still there. If the entry cannot be put back, the pool keeps one live allocation too
+        // many.
         Some(entry) => drop(here.state.table.put(entry)),
         None => {}
     }

@@ -1,5 +1,5 @@
-//! Physical memory that leaves the process and may come back to it. An exported descriptor keeps the memory alive as
-//! long as it is open, and an import of it in this process is one more handle of the same memory.
+//! Physical memory that leaves the process and may come back to it. An exported descriptor keeps the memory
+//! alive as long as it is open, and an import of it in this process is one more handle of the same memory.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use super::object::{add_reference, drop_reference, object_of_handle, retain};
 use crate::mutex::Mutex;
 use crate::sys::{self, FileId};
 
-/// Exports that are followed; the memory of further ones stays charged until the process ends.
+/// How many exports are followed. The memory of further exports stays charged until the process ends.
 const MOST: usize = 4096;
 const DESCRIPTOR: i32 = 1; // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
@@ -34,8 +34,8 @@ struct Export {
 }
 
 impl Export {
-    /// Whether the descriptor is still open on what was exported. Another export that took its number is told apart
-    /// where the driver gives each its own inode.
+    /// Whether the descriptor is still open on what was exported. Another export with the same number is
+    /// recognised only where the driver gives each export its own inode.
     fn is_open(&self) -> bool {
         let same = |id: FileId| (id.device, id.inode) == (self.device, self.inode);
         sys::file_id(self.descriptor).is_ok_and(same)
@@ -58,7 +58,7 @@ fn exported(here: Here, handle: u64, descriptor: i32) {
     let new = Export { live: 1, object, descriptor, device: id.device, inode: id.inode };
     let old = core::mem::replace(place, new);
     if old.live != 0 {
-        drop_reference(here, old.object); // closed, since its number was free
+        drop_reference(here, old.object); // it was closed, since the driver got its number
     }
 }
 
