@@ -1,10 +1,11 @@
-//! What makes a library of the hooks: the exported names, the act at load time, and the proof that no panic is reachable.
-//! A module of both libraries.
+//! Makes a library of the hooks: the exported names, the function that runs at load time, and the proof that
+//! no panic is reachable. Both libraries contain this module.
 
-// The names, and the module of hooks that they jump to as `library`.
+// The exported names, and the module of hooks that they jump to, as `library`.
 include!(concat!(env!("OUT_DIR"), "/exports.rs"));
 
-/// Looks up the real driver. Runs after the driver's own constructors: we depend on it.
+/// Looks up the real driver. It runs after the driver's own constructors, since our library depends on the
+/// driver's.
 extern "C" fn load() {
     library::load();
 }
@@ -14,8 +15,8 @@ extern "C" fn load() {
 static LOAD: extern "C" fn() = load;
 
 unsafe extern "C" {
-    /// Defined nowhere: a library that lists it as undefined contains a panic that can be reached, and is refused by
-    /// `intercept/check-symbols.sh`.
+    /// This is defined nowhere. A library that lists it as undefined contains a reachable panic, and
+    /// `intercept/check-symbols.sh` refuses it.
     fn gpushare_panic_is_reachable() -> !;
 }
 

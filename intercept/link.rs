@@ -1,12 +1,12 @@
-//! Build script part that both interception libraries include: everything that makes a Rust library stand where the
-//! driver's stands. Only the profile `shim` builds that library; in every other profile the crate is empty, so that
-//! `cargo test` and `cargo clippy` of the whole workspace need no linker settings.
+//! The part that both interception libraries' build scripts include. It links a Rust library so that it can
+//! take the place of the driver's. Only the profile `shim` builds that library; in every other profile the
+//! crate is empty, so that `cargo test` and `cargo clippy` of the whole workspace need no linker settings.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// What tells one library from the other.
+/// What differs between the two libraries.
 pub struct Library<'a> {
     /// Its name in the container.
     pub soname: &'a str,
@@ -24,7 +24,7 @@ pub fn build(library: &Library<'_>) {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=../link.rs");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    // <target>/<profile>/build/<package>/out: cargo tells a build script the profile in no other way.
+    // <target>/<profile>/build/<package>/out: only this path tells a build script the profile.
     if out.ancestors().nth(3).and_then(Path::file_name).is_none_or(|profile| profile != "shim") {
         return;
     }
@@ -49,7 +49,8 @@ pub fn build(library: &Library<'_>) {
     }
 }
 
-/// One jump per exported name. `#[no_mangle]` would put the names into rustc's own version script.
+/// One jump per exported name. `#[no_mangle]` is not used: it would put the names into rustc's own version
+/// script.
 fn write_exports(library: &Library<'_>, out: &Path) {
     let mut text = format!("use gpushare_intercept::{} as library;\n", library.module);
     for name in library.exports {

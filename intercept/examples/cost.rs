@@ -1,7 +1,8 @@
-//! What the interception library adds to a call, in nanoseconds. Run it where a container's files are mounted (as the
-//! tests of `tests/driver` do): calls go in turn through `libcuda.so.1` and straight to the driver's file, and the
-//! median of the paired differences is printed. The books alone are measured first, which needs no driver. A machine
-//! that does other work adds to both sides and more to ours: compare runs whose bare figures agree.
+//! Measures what the interception library adds to a call, in nanoseconds. Run it where a container's files
+//! are mounted (as the tests of `tests/driver` do). Calls go alternately through `libcuda.so.1` and straight
+//! to the driver's file, and the median of the paired differences is printed. The books alone are measured
+//! first, which needs no driver. Other work on the machine adds to both sides, and more to ours: compare only
+//! runs whose figures without the library agree.
 
 #![allow(clippy::unwrap_used, reason = "a measurement that fails shall say so")]
 
@@ -58,7 +59,7 @@ fn table() {
     }
 }
 
-/// The driver's functions, straight or through our library.
+/// The driver's functions, called directly or through our library.
 struct Driver {
     allocate: Allocate,
     free: Free,
@@ -122,7 +123,7 @@ fn driver() {
         compare("cuMemAlloc + cuMemFree, 64 processes", &ours, &bare, 200, Driver::allocate_and_free);
     }
     std::thread::sleep(std::time::Duration::from_millis(50));
-    ours.memory(); // a look that finds the slots of the dead
+    ours.memory(); // a query that finds the slots of dead processes
     let mut live = 0;
     for more in [4_000, 96_000] {
         (0..more).for_each(|_| _ = ours.allocate()); // freed with the process

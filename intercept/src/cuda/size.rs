@@ -127,7 +127,7 @@ impl Shape {
         if let Some(bytes) = find(&CHANNEL_FORMATS) {
             return 2 * bytes * u64::from(self.channels.clamp(1, 4));
         }
-        find(&TEXEL_FORMATS).unwrap_or(2 * 4 * 4) // unknown format: the largest texel, four channels of four bytes
+        find(&TEXEL_FORMATS).unwrap_or(2 * 4 * 4) // unknown: the largest, four channels of four bytes
     }
 }
 

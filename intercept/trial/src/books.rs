@@ -1,4 +1,4 @@
-//! The files of a container, as its processes and the meter share them.
+//! The parts of a container's files that its processes and the meter share.
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -21,9 +21,9 @@ pub struct Case {
 pub struct Summary {
     /// Containers of all runs.
     pub containers: usize,
-    /// Those that missed a target.
+    /// How many of them missed a target.
     pub misses: usize,
-    /// The worst figures of any of them; no seconds.
+    /// The worst figures of any of them, without seconds.
     pub worst: Figures,
 }
 
@@ -69,12 +69,13 @@ fn together(cores: &[u32], processes: usize) -> Vec<Vec<Container>> {
         .collect()
 }
 
-/// Two containers, each kernel length beside each other.
+/// Two containers, with every pair of kernel lengths.
 fn side_by_side(cores: [u32; 2]) -> Vec<Vec<Container>> {
     let pairs = LENGTHS.into_iter().flat_map(|one| LENGTHS.map(|other| [one, other]));
     pairs
         .flat_map(|lengths| {
-            // Shares that add up to 100 % need programs that always want more: none waits for each short kernel.
+            // Shares that add up to 100 % need programs that always want more: none waits for each short
+            // kernel.
             [0, 16].map(|synchronise| {
                 let container =
                     |at: usize| Container::fixed(cores[at], 1, Load::steady(lengths[at], synchronise));
@@ -84,7 +85,8 @@ fn side_by_side(cores: [u32; 2]) -> Vec<Vec<Container>> {
         .collect()
 }
 
-/// Kinds of kernels that differ by grid, function or graph: short, five times and fifty times as long, in random order.
+/// Kinds of kernels that differ by grid, function or graph: short, five times and fifty times as long, in
+/// random order.
 fn mixed(load: Load) -> Load {
     Load { kernels: [1, 5, 50].map(|factor| load.kernels[0] * factor / 5).into(), ..load }
 }

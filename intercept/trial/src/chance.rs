@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same in every run of one seed.
+//! Pseudo-random numbers, the same in every run with one seed.
 
 /// A xorshift generator.
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@ use crate::time::{MILLISECOND, SECOND};
 pub struct Container {
     /// Share of compute in percent.
     pub cores: u32,
-    /// How it is held.
+    /// How strictly the share is enforced.
     pub policy: ComputePolicy,
     /// The most that `burst` may use, in percent.
     pub ceiling: u32,
@@ -23,13 +23,13 @@ pub struct Container {
 /// What a process launches, one kernel after the other.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// Lengths of its kinds of kernels in nanoseconds; each launch is one of them by chance.
+    /// Lengths of its kinds of kernels in nanoseconds. Each launch picks one of them at random.
     pub kernels: Vec<u64>,
     /// Launches between two synchronisations; 0: it never waits.
     pub synchronise: u32,
     /// How the lengths change over time.
     pub shape: Shape,
-    /// By how much lengths vary from launch to launch, in percent.
+    /// How much lengths vary from launch to launch, in percent.
     pub jitter: u64,
     /// From when to when it launches, in nanoseconds.
     pub active: (u64, u64),
@@ -42,9 +42,9 @@ pub struct Load {
 pub enum Shape {
     /// Not at all.
     Steady,
-    /// By 80 % up and down, each 0.7 s.
+    /// By 80 % up and down, with a period of 0.7 s.
     Sine,
-    /// To 1, 4 and a half times, each for 1.5 s.
+    /// To 1, 4 and 0.5 times the length, each for 1.5 s.
     Steps,
 }
 
@@ -68,7 +68,7 @@ impl Shape {
 }
 
 impl Load {
-    /// Launches of `length` nanoseconds ±10 %, with a synchronisation each `synchronise` launches.
+    /// Launches of `length` nanoseconds ±10 %, with a synchronisation after every `synchronise` launches.
     #[must_use]
     pub fn steady(length: u64, synchronise: u32) -> Self {
         Self {

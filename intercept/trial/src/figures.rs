@@ -1,27 +1,30 @@
-//! How far a container was from its share.
+//! Measures how far a container was from its share.
 
 use gpushare_simulator::virtual_gpu::BIN;
 
 use crate::time::{MILLISECOND, SECOND};
 
-/// What counts as a miss: points of the mean, points of the worst second, percent of the share in the first second.
+/// Limits beyond which a run is a miss: percentage points of the mean, percentage points of the worst second,
+/// and percent of the share in the first second.
 pub const MISS: (f64, f64, f64) = (1.5, 4.0, 110.0);
 
 /// What one container got in a run.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
-    /// Mean after the first second, less the share; percentage points.
+    /// Mean use after the first second minus the share, in percentage points.
     pub mean: f64,
-    /// The largest difference to the share in any second after the first, by steps of 50 ms; points.
+    /// The largest difference to the share in any second after the first, in percentage points. Seconds begin
+    /// every 50 ms.
     pub worst: f64,
-    /// The first second in percent of what the share allows in a second.
+    /// Use in the first second, in percent of what the share allows in a second.
     pub first: f64,
-    /// Percent of the GPU, second by second.
+    /// Use of the GPU in each second, in percent.
     pub seconds: Vec<f64>,
 }
 
 impl Figures {
-    /// The figures of a container with a share of `cores` percent that began at `begin` and used the GPU as `bins` say.
+    /// The figures of a container with a share of `cores` percent that began at `begin` and used the GPU as
+    /// `bins` say.
     pub(crate) fn new(bins: &[u64], begin: u64, end: u64, cores: u32) -> Self {
         let mut sums = vec![0u64];
         for index in 0..usize::try_from(end / BIN).unwrap_or(0) {
@@ -46,7 +49,7 @@ impl Figures {
         }
     }
 
-    /// The worst of both, figure by figure.
+    /// The worse of the two, figure by figure; without seconds.
     #[must_use]
     pub(crate) fn worse(&self, other: &Self) -> Self {
         Self {

@@ -1,8 +1,9 @@
-//! The compute share tried in virtual time: containers with their processes, a GPU, and the host's meter, on one clock.
+//! Tries the compute share in virtual time: containers with their processes, a GPU and the host's meter share
+//! one clock.
 //!
-//! The limiter is the one that the interception library holds; the device is the simulator's. What a run shows is how
-//! far the GPU time that each container got lies from its share. A suite of runs is worth something only because the
-//! negative control in it, a limiter that never learns, fails it.
+//! The limiter is that of the interception library; the device is the simulator's. A run shows how far the
+//! GPU time of each container is from its share. The suite contains a negative control, a limiter that never
+//! learns, which must fail: without it the suite would prove nothing.
 #![forbid(unsafe_code)]
 
 mod books;

@@ -1,4 +1,5 @@
-//! The host's meter as the containers see it: whole percents of each process in windows, told late.
+//! The host's meter as the containers see it: it measures each process in whole percents per window, and
+//! reports late.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -7,12 +8,12 @@ use gpushare_simulator::virtual_gpu::VirtualGpu;
 
 use crate::time::MILLISECOND;
 
-/// How the driver makes whole percents.
+/// How the driver rounds to whole percents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rounding {
-    /// What is begun does not count; the meter adds a quarter of a point to every sample.
+    /// Down. The meter adds a quarter of a point to every sample.
     Down,
-    /// To the nearest.
+    /// To the nearest whole percent.
     Nearest,
 }
 
@@ -21,9 +22,9 @@ pub enum Rounding {
 pub struct Meter {
     /// Length of a window in nanoseconds.
     pub window: u64,
-    /// How late a window is told beyond the next look, in nanoseconds.
+    /// How much later than the next look a window is reported, in nanoseconds.
     pub delay: u64,
-    /// How percents are made.
+    /// How percents are rounded.
     pub rounding: Rounding,
 }
 
@@ -33,7 +34,7 @@ impl Default for Meter {
     }
 }
 
-/// How often the meter looks.
+/// Nanoseconds between two looks of the meter.
 pub(crate) const LOOK: u64 = 25 * MILLISECOND;
 
 /// What the meter has counted.
@@ -44,7 +45,7 @@ pub(crate) struct Counts {
     owners: Vec<usize>,
     /// Busy time of each process at the end of the last window.
     busy: Vec<u64>,
-    /// Windows that were not told yet: their end, and each container's GPU time up to then.
+    /// Windows that were not reported yet: their end, and each container's GPU time up to then.
     untold: Vec<(u64, Vec<u64>)>,
     used: Vec<u64>,
     pub(crate) next_window: u64,
@@ -63,13 +64,14 @@ impl Counts {
             let busy = gpu.busy(process);
             let used = busy - self.busy[process];
             self.busy[process] = busy;
-            // In hundredths of a percent: whole percents, and the quarter that makes up for what is cut.
+            // In hundredths of a percent: the whole percents, and the quarter that makes up for rounding
+            // down.
             let percent = match self.meter.rounding {
                 Rounding::Down if used > 0 => used * 100 / self.meter.window * 100 + 25,
                 Rounding::Down => 0,
                 Rounding::Nearest => (used * 200 / self.meter.window).div_ceil(2) * 100,
             };
-            // No sample says 0 %, and the meter knows no process without a sample.
+            // No sample says 0 %, and the meter does not know a process without a sample.
             let percent = if percent < 100 { 0 } else { percent };
             self.used[*owner] += percent * self.meter.window / 10_000;
         }
@@ -77,7 +79,8 @@ impl Counts {
         self.next_window = now + self.meter.window;
     }
 
-    /// Tells each container what can be told at `now`; `burst` is what each may use, in hundredths of a percent.
+    /// Reports to each container what is due at `now`. `burst` is what each may use, in hundredths of a
+    /// percent.
     pub(crate) fn tell(&mut self, lines: &[&Measured], now: u64, burst: &[u32]) {
         let due = self.untold.iter().take_while(|(end, _)| end + self.meter.delay <= now).count();
         let told = self.untold.drain(..due).next_back();
@@ -87,7 +90,7 @@ impl Counts {
                 let own = used[container];
                 line.until.store(*until, Relaxed);
                 line.own_nanoseconds.store(own, Relaxed);
-                // Any number that changes with what they use.
+                // Any number serves that changes when others use the GPU.
                 line.others_windows.store(used.iter().sum::<u64>() - own, Relaxed);
             }
             line.burst_share.store(burst[container], Relaxed);

@@ -1,4 +1,4 @@
-//! A process of a trial: launches through the limiter as the hooks do, sleeps where they sleep.
+//! A process of a trial. It launches through the limiter as the hooks do, and sleeps where they sleep.
 
 use gpushare_intercept::compute::{Answer, Credit, Key, Limiter, TIMED, Timing};
 use gpushare_simulator::virtual_gpu::VirtualGpu;
@@ -8,23 +8,23 @@ use crate::chance::Chance;
 use crate::container::Load;
 use crate::time::MICROSECOND;
 
-/// What a launch costs the processor.
+/// Processor time of a launch, in nanoseconds.
 const LAUNCH: u64 = 3 * MICROSECOND;
-/// What two events more cost.
+/// Additional processor time of two events, in nanoseconds.
 const EVENTS: u64 = 2 * MICROSECOND;
-/// Most by which the kernel's timers are late.
+/// The most by which the kernel's timers are late, in nanoseconds.
 const SLACK: u64 = 60 * MICROSECOND;
-/// How long a thread takes to notice that the GPU is done.
+/// How long a thread takes to notice that the GPU is done, in nanoseconds.
 const NOTICE: u64 = 5 * MICROSECOND;
-/// Launches that the driver queues.
+/// How many launches the driver queues.
 const QUEUE: usize = 1024;
 
 /// What the limiter learns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Estimates {
-    /// What launches cost.
+    /// It learns what launches cost.
     Learned,
-    /// Nothing: the negative control.
+    /// It learns nothing. This is the negative control.
     Pinned,
 }
 
@@ -32,7 +32,7 @@ pub enum Estimates {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sleep {
     Until(u64),
-    /// Until its submission of this number has ended, and so many nanoseconds more.
+    /// Until its submission of this number has ended, and for this many nanoseconds more.
     Ended(u64, u64),
     Over,
 }
@@ -77,7 +77,7 @@ impl Program {
         }
     }
 
-    /// When the process goes on; `None`: when the GPU is further, or never.
+    /// When the process goes on; `None`: when the GPU has finished some work, or never.
     pub(crate) fn wakes(&self) -> Option<u64> {
         match self.sleep {
             Sleep::Until(time) => Some(time),
@@ -94,7 +94,7 @@ impl Program {
         }
     }
 
-    /// Does what a process does between two sleeps: at most one launch.
+    /// Does what a process does between two sleeps, which is at most one launch.
     pub(crate) fn step(&mut self, gpu: &mut VirtualGpu, books: &Books, now: u64) {
         if now >= self.load.active.1 {
             self.sleep = Sleep::Over;

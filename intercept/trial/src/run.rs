@@ -1,4 +1,4 @@
-//! One run: everything that happens, in the order of its time.
+//! One run of a trial: handles all events in the order of their time.
 
 use gpushare_region::Measured;
 use gpushare_simulator::virtual_gpu::{Discipline, VirtualGpu};
@@ -16,17 +16,17 @@ use crate::time::{MILLISECOND, SECOND};
 pub struct Trial {
     /// Who shares the GPU.
     pub containers: Vec<Container>,
-    /// Whose work runs next.
+    /// How the device chooses whose work runs next.
     pub device: Discipline,
     /// The host's meter; `None`: event pairs alone decide.
     pub meter: Option<Meter>,
     /// What the limiter learns.
     pub estimates: Estimates,
-    /// Processes start within so many nanoseconds of each other.
+    /// Processes start within this many nanoseconds of each other.
     pub stagger: u64,
     /// Length in seconds, 3 at least.
     pub seconds: u64,
-    /// Which of many runs.
+    /// Seed of the pseudo-random numbers.
     pub seed: u64,
 }
 
@@ -38,7 +38,7 @@ impl Trial {
         Self { containers, device, meter, estimates, stagger: 20 * MILLISECOND, seconds: 11, seed }
     }
 
-    /// Makes the run; what each container got.
+    /// Makes the run. Returns the figures of each container.
     #[must_use]
     pub fn run(&self) -> Vec<Figures> {
         let mut chance = Chance::new(self.seed);
@@ -107,7 +107,7 @@ impl Trial {
     }
 }
 
-/// The host's side.
+/// The host's meter and the time of its next look.
 struct Host {
     counts: Counts,
     next_look: u64,

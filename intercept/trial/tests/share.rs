@@ -1,11 +1,12 @@
-//! The compute share in virtual time: a part of what `make bench` tries.
+//! Tests the compute share in virtual time, with a part of the runs of `make bench`.
 
 use gpushare_intercept_trial::{Container, Discipline, Estimates, Load, MILLISECOND, Meter, Trial, cases};
 
 const SLICES: Discipline = Discipline::Slices(2 * MILLISECOND);
 
-/// Points of the mean, points of the worst second, percent of the share in the first second. Changing kernels of 40 ms
-/// are four points of a second each, and shares that add up to 100 % leave nothing to make up a loss with.
+/// Allowed points of the mean, points of the worst second, and percent of the share in the first second. A
+/// kernel of 40 ms is four points of a second, and shares that add up to 100 % leave no time to make up for a
+/// loss.
 fn bounds(case: &str) -> (f64, f64, f64) {
     match case {
         "kernel time steps 1, 4, 0.5" => (1.5, 7.0, 110.0),
@@ -32,7 +33,8 @@ fn cases_40_to_45_a_container_gets_its_share_whatever_it_launches_and_whoever_is
     }
 }
 
-/// Without this one the others prove nothing: a device on which every limiter is right is too kind.
+/// The negative control. Without it the other tests prove nothing: they could pass on a device on which every
+/// limiter looks right.
 #[test]
 fn a_limiter_that_learns_nothing_fails_by_far() {
     let container = Container::fixed(25, 1, Load::steady(10 * MILLISECOND, 0));
@@ -51,7 +53,7 @@ fn case_39_without_a_meter_pairs_of_events_hold_the_share_of_a_container_and_nev
     for (what, containers, device, points) in [
         ("alone", alone, Discipline::Submission, 3.0),
         ("beside another, one after the other", beside.clone(), Discipline::Submission, 4.0),
-        // Kernels that outlast a slice read too long: the floor without a meter.
+        // Kernels that outlast a slice are measured too long. This is the accuracy without a meter.
         ("beside another, in turns", beside, SLICES, 25.0),
     ] {
         let trial = Trial { meter: None, ..Trial::new(containers, device, 1) };
@@ -78,8 +80,8 @@ fn a_meter_that_tells_late_or_rounds_otherwise_still_settles_the_share() {
     }
 }
 
-/// Case 46: a container is refilled by wall time, so one that wants less than its share is not slowed, and one that was
-/// idle does not burst.
+/// Case 46: a container is refilled by wall time. One that wants less than its share is not slowed down, and
+/// one that was idle does not burst.
 #[test]
 fn case_46_a_program_that_wants_less_than_its_share_is_not_slowed() {
     // One kernel of 1 ms, then 4 ms of pause: about 20 %.
