@@ -1,13 +1,13 @@
-//! The built libraries, judged by what the loader will see of them.
+//! Checks what the loader will see of the built libraries.
 
 #![allow(clippy::unwrap_used, reason = "a step that fails shall fail the test")]
 
 use std::path::Path;
 use std::process::Command;
 
-/// Cases 29, 30, 31 and 36: nothing but the driver's names is exported, nothing but the driver's file is needed, no
-/// constructor of ours can print, end the program or set a handler (it has no library to do it with), and no panic can
-/// be reached.
+/// Cases 29, 30, 31 and 36: only the driver's names are exported, and only the driver's file is needed. No
+/// constructor of ours can print, end the program or set a handler, since it has no library to do it with. No
+/// panic can be reached.
 #[test]
 #[ignore = "needs the libraries that `make build` makes"]
 fn cases_29_30_31_36_only_listed_names_are_exported_and_only_the_driver_is_needed() {

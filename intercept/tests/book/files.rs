@@ -1,10 +1,10 @@
-//! What is in the two files, and what when it is not there.
+//! What the two files grant, and what happens when one is missing.
 
 use gpushare_region::{USAGE_LEN, empty_usage_header};
 
 use crate::container::{Container, UUID, open};
 
-/// G8: what is missing, short or foreign grants nothing, and harms nobody.
+/// G8: a file that is missing, too short or foreign grants nothing and harms nobody.
 #[test]
 fn files_that_are_missing_short_or_foreign_grant_nothing() {
     type Harm<'a> = (&'a str, Option<Vec<u8>>);

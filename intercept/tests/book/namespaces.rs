@@ -1,4 +1,4 @@
-//! Processes whose pids mean something else where they are read.
+//! Processes of other pid namespaces: their pids name other processes where they are read.
 
 use std::ffi::CStr;
 use std::os::fd::AsRawFd;
@@ -19,7 +19,7 @@ fn case_26_a_process_of_another_pid_namespace_is_not_taken_for_dead() {
         // SAFETY: the next child is the first process of a new namespace.
         assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWPID) }, 0);
         let inner = fork(|| {
-            // Its number there is 1, which here is a process that lives as long as the machine.
+            // Its pid there is 1. Here pid 1 is a process that lives as long as the machine.
             let first = std::process::id() == 1;
             ready.0[0].store(1 + u64::from(first && open(files).reserve(0, 600 * MIB)), SeqCst);
             pause();
@@ -77,7 +77,8 @@ fn a_process_of_another_pid_namespace_counts_and_is_listed_to_its_own_alone() {
     wait(between);
 }
 
-/// Case 27: the host takes a container's process for another one, as it guesses which is new on the GPU.
+/// Case 27: the host mistakes a container's process for another one, since it guesses which process is new on
+/// the GPU.
 #[test]
 #[ignore = "needs root: makes a pid namespace"]
 fn case_27_the_lock_of_a_slot_names_its_owner_by_the_hosts_pid() {

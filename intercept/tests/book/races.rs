@@ -1,4 +1,4 @@
-//! Processes that race to the limit, and processes that are killed or stopped on the way.
+//! Processes that race to the limit, and processes that are killed or stopped while they do.
 
 use std::mem::offset_of;
 use std::os::unix::fs::FileExt;
@@ -11,23 +11,24 @@ use gpushare_region::{UsageFile, UsageHeader};
 use crate::container::{Container, Files, MIB, open};
 use crate::process::{Shared, fork, kill, pause, random, until, wait};
 
-/// Words of the driver: peak in MiB, grants, then by process what it holds.
+/// Words of the driver: peak in MiB, number of grants, then what each process holds.
 const PEAK: usize = 0;
 const GRANTS: usize = 1;
 const FIRST: usize = 2;
 
-/// What one process holds in MiB, with a version above it: no two states of a cell are the same word.
+/// What one process holds in MiB, with a version in the upper half. No two states of a cell are the same
+/// word.
 struct Cell<'a>(&'a AtomicU64);
 
 impl Cell<'_> {
-    /// Only the process itself calls this, or the test while that one is stopped.
+    /// Only the process itself calls this, or the test while the process is stopped.
     fn set(&self, held: impl FnOnce(u64) -> u64) {
         let old = self.0.load(SeqCst);
         self.0.store(((old >> 32) + 1) << 32 | held(old & 0xffff_ffff), SeqCst);
     }
 }
 
-/// What all hold at one moment: two equal readings in a row. 0 when they never come.
+/// What all processes hold at one moment, from two equal readings in a row. 0 when no two readings are equal.
 fn held(driver: &Shared, processes: usize) -> u64 {
     let read =
         || std::array::from_fn::<u64, 8, _>(|at| if at < processes { driver.get(FIRST + at) } else { 0 });
@@ -94,7 +95,8 @@ fn cases_22_23_24_kills_at_random_points_leave_exact_books() {
     for round in 0..1000 {
         std::thread::sleep(Duration::from_micros(random(&mut state) % 2000));
         let at = (random(&mut state) % 6) as usize;
-        // Stopped, it holds on in the books; the driver's word for it can then go before the kernel frees it.
+        // While it is stopped, the books still count it. The driver's word can then be cleared before the
+        // kernel ends the process.
         kill(children[at], libc::SIGSTOP);
         // SAFETY: a child of ours.
         unsafe { libc::waitpid(children[at], std::ptr::null_mut(), libc::WUNTRACED) };
@@ -116,7 +118,7 @@ fn cases_22_23_24_kills_at_random_points_leave_exact_books() {
     assert_eq!(container.usage().devices[0].bytes, 0);
 }
 
-/// A stopped process costs the others some ten milliseconds at most, even one that holds the lock.
+/// A stopped process delays the others by about ten milliseconds at most, even if it holds the lock.
 #[test]
 fn a_stopped_process_blocks_nobody_for_long() {
     let container = Container::new(1024 * MIB);
@@ -140,7 +142,7 @@ fn a_stopped_process_blocks_nobody_for_long() {
     assert!(slowest < Duration::from_secs(1), "{slowest:?}"); // 11 ms on a quiet machine
 }
 
-/// What the dying hold is waited for, and so is the lock, but together no longer than ten milliseconds.
+/// A refusal waits for dying processes and for the lock, together no longer than ten milliseconds.
 #[test]
 fn a_refusal_comes_within_ten_milliseconds_whomever_it_waits_for() {
     let container = Container::new(1024 * MIB);
@@ -157,7 +159,8 @@ fn a_refusal_comes_within_ten_milliseconds_whomever_it_waits_for() {
             pause();
         })
     };
-    // Slot 0 lives; slot 1 runs without its lock, as a process does that the kernel takes down.
+    // The process of slot 0 lives. That of slot 1 runs without its lock, like a process that the kernel is
+    // ending.
     let mut children = vec![hold(false)];
     until("the first to hold memory", || held.get(0) == 1);
     children.push(hold(true));
@@ -173,7 +176,7 @@ fn a_refusal_comes_within_ten_milliseconds_whomever_it_waits_for() {
             assert!(!book.reserve(0, 900 * MIB));
             start.elapsed()
         };
-        let fastest = (0..20).map(|_| refuse()).min().unwrap(); // others are a busy machine's
+        let fastest = (0..20).map(|_| refuse()).min().unwrap(); // longer ones come from a busy machine
         println!("waiting for {what}: {fastest:?}");
         assert!(
             (Duration::from_millis(8)..Duration::from_millis(10)).contains(&fastest),

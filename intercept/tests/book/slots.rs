@@ -1,4 +1,5 @@
-//! Who holds a slot, and what becomes of the slots of those who end, lose their lock or begin another life.
+//! Who holds a slot, and what becomes of the slots of processes that end, lose their lock or become another
+//! program.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::AsRawFd;
@@ -42,7 +43,7 @@ fn case_9_a_living_process_sees_the_memory_of_the_dead_come_back() {
     assert!(book.reserve(0, 1000 * MIB));
 }
 
-/// Every slot taken: the next process is refused, never unlimited, until one of the others ends.
+/// When every slot is taken, the next process is refused (never unlimited) until one of the others ends.
 #[test]
 fn the_257th_process_is_refused_and_never_unlimited() {
     let container = Container::new(1 << 40);
@@ -69,7 +70,7 @@ fn the_257th_process_is_refused_and_never_unlimited() {
     }
 }
 
-/// A program that closes every descriptor loses its lock, not its memory.
+/// A program that closes every descriptor loses its lock but not its memory.
 #[test]
 fn a_process_that_closed_all_descriptors_still_counts() {
     let container = Container::new(1024 * MIB);
@@ -90,7 +91,8 @@ fn a_process_that_closed_all_descriptors_still_counts() {
     assert!(book.reserve(0, 600 * MIB));
 }
 
-/// A process that was taken for dead, as one of another pid namespace can be, moves to a new slot with all that it holds.
+/// A process that was taken for dead moves to a new slot with all that it holds. This can happen to a process
+/// of another pid namespace.
 #[test]
 fn a_process_whose_slot_was_taken_moves_to_another_with_what_it_holds() {
     let container = Container::new(1024 * MIB);
@@ -107,7 +109,7 @@ fn a_process_whose_slot_was_taken_moves_to_another_with_what_it_holds() {
         let refused = !book.reserve(0, 500 * MIB) && book.used(0) == 900 * MIB;
         step.0[2].store(1 + u64::from(refused), SeqCst);
         book.release(0, 600 * MIB);
-        book.release(0, 600 * MIB); // a mistake that may cost nobody anything
+        book.release(0, 600 * MIB); // one release too many, which must not cost anybody anything
         step.add(0);
         pause();
     });
@@ -124,7 +126,7 @@ fn a_process_whose_slot_was_taken_moves_to_another_with_what_it_holds() {
     wait(child);
 }
 
-/// The books of many threads stay exact when the slot is lost under them.
+/// The books of many threads stay exact when their process loses its slot.
 #[test]
 fn threads_lose_nothing_when_their_slot_is_taken() {
     let container = Container::new(1 << 30);
@@ -150,10 +152,10 @@ fn threads_lose_nothing_when_their_slot_is_taken() {
     });
     assert!(book.reserve(0, MIB));
     assert_eq!((container.usage().processes, book.used(0)), (1, 16 * MIB));
-    drop(file); // not earlier: it takes the record locks with it
+    drop(file); // not earlier: closing it drops the record locks
 }
 
-/// The same, and another file takes the descriptor's number.
+/// Another file takes the number of the usage file's descriptor.
 #[test]
 fn a_descriptor_that_the_program_reused_is_not_touched() {
     let container = Container::new(1024 * MIB);
@@ -174,7 +176,7 @@ fn a_descriptor_that_the_program_reused_is_not_touched() {
     assert_eq!(outcome.get(0), 2);
 }
 
-/// `exec` keeps pid and start time; what the process held before is gone with its old image.
+/// `exec` keeps pid and start time. What the process held before ended with its old image.
 #[test]
 fn a_process_that_execs_does_not_pay_for_its_former_life() {
     let container = Container::new(1024 * MIB);
@@ -199,7 +201,8 @@ fn a_process_that_execs_does_not_pay_for_its_former_life() {
     assert!(bystander.reserve(0, 1000 * MIB));
 }
 
-/// What a process held before it became a program without CUDA, which never looks at the books, is found by others.
+/// A process becomes a program without CUDA, which never looks at the books. Other processes find what it
+/// held before.
 #[test]
 fn a_process_that_execs_into_another_program_costs_nobody_anything() {
     let container = Container::new(1024 * MIB);

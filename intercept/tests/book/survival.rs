@@ -1,5 +1,5 @@
-//! Programs that confine themselves, change who they are, start by the hundred or end in any order: none may be harmed,
-//! and none may get more than its share.
+//! Programs that confine themselves, change their user, start by the hundred or end in any order. None may be
+//! harmed, and none may get more than its share.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering::SeqCst;
@@ -26,8 +26,8 @@ fn forbid(number: libc::c_long, errno: i32) {
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_SECCOMP, 2, &raw const program) }, 0);
 }
 
-/// Every call that the library makes may be forbidden, before or after the books were opened: what cannot be charged is
-/// refused, what was granted stays counted, and the program goes on.
+/// Every system call of the library may be forbidden, before or after the books were opened. What cannot be
+/// charged is refused, what was granted stays counted, and the program goes on.
 #[test]
 fn a_confined_program_is_refused_at_worst() {
     const CALLS: [libc::c_long; 9] = [
@@ -63,7 +63,7 @@ fn a_confined_program_is_refused_at_worst() {
     }
 }
 
-/// Counts the MiB that it was granted.
+/// Returns how many MiB it was granted.
 fn confined(files: Files, outcome: &Shared, number: libc::c_long, errno: i32, moment: u32) {
     let step = |at: u32| {
         if at == moment {
@@ -92,13 +92,14 @@ fn confined(files: Files, outcome: &Shared, number: libc::c_long, errno: i32, mo
     let table = Table::default();
     for key in 0..1000 {
         let entry = Entry { key, size: 1, extra: 0, kind: Kind::Linear, device: 0, context: 0 };
-        let _ = table.put(entry); // finds no memory where mmap is forbidden
+        let _ = table.put(entry); // fails where mmap is forbidden
         table.take(Kind::Linear, key / 2);
     }
     outcome.add(0);
 }
 
-/// A program that changes its user, as setuid programs do, and may not be traced: others tell its end all the same.
+/// A program changes its user, as setuid programs do, and may not be traced. Other processes still notice its
+/// end.
 #[test]
 fn programs_of_other_users_count_like_all_others() {
     let container = Container::new(1024 * MIB);
@@ -146,7 +147,7 @@ fn programs_of_other_users_count_like_all_others() {
     wait(other);
 }
 
-/// A user who may not write the books is granted nothing.
+/// A user without write permission for the books is granted nothing.
 #[test]
 fn books_that_cannot_be_written_grant_nothing() {
     let container = Container::new(1024 * MIB);
@@ -207,7 +208,7 @@ fn case_25_a_process_starts_as_fast_beside_250_others_as_alone() {
     }
 }
 
-/// Thousands of short lives leave nothing behind.
+/// Thousands of short-lived processes leave nothing behind.
 #[test]
 fn three_thousand_short_processes_leave_no_trace() {
     let container = Container::new(1024 * MIB);
@@ -230,7 +231,7 @@ fn three_thousand_short_processes_leave_no_trace() {
     assert_eq!(container.usage().processes, 1);
 }
 
-/// Programs that others are started from, as compilers and shells are, by vfork and exec.
+/// Programs that start other programs by vfork and exec, as compilers and shells do.
 #[test]
 fn programs_started_by_vfork_and_exec_take_nothing_from_their_parent() {
     let container = Container::new(1024 * MIB);
@@ -238,7 +239,8 @@ fn programs_started_by_vfork_and_exec_take_nothing_from_their_parent() {
     let book = open(files);
     assert!(book.reserve(0, 600 * MIB));
     for _ in 0..50 {
-        // Where nothing of the child's has to be changed first, the standard library uses posix_spawn, hence vfork.
+        // The standard library uses posix_spawn, and so vfork, where it has nothing to change in the child
+        // first.
         assert!(std::process::Command::new("/bin/true").status().unwrap().success());
         let outcome = Shared::new(1);
         wait(fork(|| outcome.0[0].store(1 + u64::from(open(files).reserve(0, 600 * MIB)), SeqCst)));
@@ -248,7 +250,7 @@ fn programs_started_by_vfork_and_exec_take_nothing_from_their_parent() {
     assert_eq!(book.used_by_living(0), 600 * MIB);
 }
 
-/// Whatever the order in which processes end, what is left is what the others hold.
+/// In whatever order processes end, the books keep exactly what the others hold.
 #[test]
 fn processes_that_end_in_any_order_leave_the_others_sums() {
     const COUNT: usize = 20;
@@ -307,7 +309,7 @@ fn case_21_a_refusal_ends_nobody() {
     assert!(refused.get(0) > 0, "nobody met the limit");
 }
 
-/// Case 10: a pair of allocation and free costs more the more is live.
+/// Case 10: an allocation and its free cost more, the more allocations are live.
 #[test]
 fn case_10_a_look_up_costs_the_same_whatever_is_live() {
     let entry = |key: u64| Entry { key, size: 1, extra: 0, kind: Kind::Linear, device: 0, context: 0 };
@@ -329,7 +331,7 @@ fn case_10_a_look_up_costs_the_same_whatever_is_live() {
     assert!(probes[1] < 8 * probes[0] + 500, "{probes:?} ns per pair with 100 and 50,000 live");
 }
 
-/// Not one of the fields that a library reads may end it, whatever the tenant wrote there.
+/// No field that a library reads may end its process, whatever the tenant wrote there.
 #[test]
 fn books_full_of_anything_harm_nobody() {
     let container = Container::new(1024 * MIB);

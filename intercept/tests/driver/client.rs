@@ -46,7 +46,7 @@ pub fn call(address: usize, arguments: &[usize]) -> i32 {
     unsafe { function(a, b, c, d, e, f) }
 }
 
-/// As [`call`], with up to eleven.
+/// As [`call`], with up to eleven arguments.
 pub fn call_long(address: usize, arguments: &[usize]) -> i32 {
     type Any = unsafe extern "C" fn(
         usize,
@@ -127,7 +127,7 @@ pub fn bytes(mib: u64) -> usize {
     usize::try_from(mib * MIB).unwrap()
 }
 
-/// What the driver itself says is held on GPU `index`, in MiB: all processes, contexts included.
+/// The memory that the driver itself counts on GPU `index`, in MiB: of all processes, including contexts.
 pub fn really_held(index: usize) -> u64 {
     let nvml = Library::open(path::DRIVER_NVML);
     memory_info(&nvml, index)[2] / MIB

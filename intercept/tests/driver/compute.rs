@@ -1,4 +1,5 @@
-//! The compute share in real time. Wide bounds: exact figures are the benchmark's, in virtual time and on quiet machines.
+//! The compute share in real time. The bounds are wide: the benchmark gives exact figures, in virtual time
+//! and on quiet machines.
 
 mod survivors;
 
@@ -19,7 +20,7 @@ const PTX: &std::ffi::CStr =
     c".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry busy_1ms() { ret; }\n\
     .visible .entry busy_100us() { ret; }\n.visible .entry busy_100ms() { ret; }";
 
-/// A program with kernels whose names say how long they take.
+/// A program with kernels. Their names say how long they take.
 pub struct Program {
     pub cuda: Cuda,
     module: usize,
@@ -59,7 +60,8 @@ impl Program {
         assert_eq!(self.cuda.call("cuCtxSynchronize", &[]), 0);
     }
 
-    /// Launches with `launch` for `time`; the GPU time used, in percent of the time until it was done.
+    /// Launches with `launch` for `time`. Returns the GPU time used, in percent of the time until all work
+    /// was done.
     pub fn share_of(&self, time: Duration, length: Duration, mut launch: impl FnMut()) -> f64 {
         let start = Instant::now();
         let mut launches = 0;
@@ -77,7 +79,7 @@ fn assert_near(share: f64, want: f64, tolerance: f64, what: &str) {
     println!("{what}: {share:.1} % of {want} %");
 }
 
-/// Runs `child` in `count` forked processes at once; what each returns.
+/// Runs `child` in `count` forked processes at once. Returns the result of each.
 fn fork_all(count: usize, child: impl Fn(usize) -> f64) -> Vec<f64> {
     let mut pipe = [0; 2];
     // SAFETY: two descriptors are written.
@@ -183,7 +185,7 @@ fn cases_41_43_44_every_kind_of_launch_is_held_to_the_share() {
     }
 }
 
-/// Cases 19 and 43: what is only written down costs nothing and is not timed, and the limit is back afterwards.
+/// Cases 19 and 43: recorded launches cost nothing and are not timed, and the limit holds again afterwards.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn cases_19_43_launches_into_a_captured_stream_cost_nothing() {
@@ -196,7 +198,7 @@ fn cases_19_43_launches_into_a_captured_stream_cost_nothing() {
     let mut stream = 0usize;
     assert_eq!(program.cuda.call("cuStreamCreate", &[out(&mut stream), 1]), 0);
     program.share_of(SECOND / 5, MILLISECOND, || program.launch(kernel));
-    program.launch(long); // known, and half a second of debt
+    program.launch(long); // its cost becomes known, and the debt is half a second
     program.synchronize();
     let start = Instant::now();
     let mut graph = 0usize;
@@ -209,7 +211,7 @@ fn cases_19_43_launches_into_a_captured_stream_cost_nothing() {
     std::thread::sleep(SECOND / 2);
     let share = program.share_of(SECOND, MILLISECOND, || program.launch(kernel));
     assert_near(share, 25.0, 5.0, "after the capture");
-    // Nor is a recorded launch paid from the credit that a real one has left.
+    // A recorded launch is not paid from the credit that a real launch has left.
     let short = program.kernel(c"busy_100us");
     let share = program.share_of(SECOND, MILLISECOND / 10, || {
         program.launch(short);
@@ -221,7 +223,7 @@ fn cases_19_43_launches_into_a_captured_stream_cost_nothing() {
         assert_eq!(program.cuda.call("cuGraphDestroy", &[graph]), 0);
     });
     assert_near(share, 25.0, 6.0, "between captures");
-    // Nor from what one in another stream leaves meanwhile.
+    // It is not paid from the credit that a launch in another stream leaves meanwhile either.
     let mut other = 0usize;
     assert_eq!(program.cuda.call("cuStreamCreate", &[out(&mut other), 1]), 0);
     assert_eq!(program.cuda.call("cuStreamBeginCapture_v2", &[stream, 2]), 0); // relaxed
@@ -283,7 +285,7 @@ fn processes_threads_and_forked_children_share_one_share() {
         })
     });
     assert_near(threads[0], 50.0, 6.0, "4 threads");
-    // A child that was forked by a program that had launched, and starts over.
+    // A program that launched and then forked. The child cannot launch, and the program keeps its share.
     let forked = fork_all(1, |_| {
         let program = Program::start();
         let kernel = program.kernel(c"busy_1ms");
@@ -318,7 +320,7 @@ fn case_20_new_limits_are_obeyed_at_once_in_a_running_program() {
         let share = program.share_of(SECOND, MILLISECOND, || program.launch(kernel));
         assert_near(share, want, 6.0, what);
     }
-    // One that waits sees the change, too: ten seconds of debt at one percent.
+    // A launch that already waits also sees the change: it has ten seconds of debt at one percent.
     set_limit(CORES, 1);
     program.launch(program.kernel(c"busy_100ms"));
     let start = Instant::now();
@@ -333,7 +335,7 @@ fn case_20_new_limits_are_obeyed_at_once_in_a_running_program() {
     });
 }
 
-/// Events die with their context.
+/// Events end with their context.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn a_context_that_ends_takes_its_events_and_not_the_share() {
@@ -350,12 +352,13 @@ fn a_context_that_ends_takes_its_events_and_not_the_share() {
         assert_eq!(program.cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
         program = Program::start();
     }
-    // Work that is queued when its context ends is lost, and was paid.
+    // Work that is still queued when its context ends is lost, but was charged.
     let most = 100.0 * f64::from(launches) * 0.001 / start.elapsed().as_secs_f64();
     assert!((30.0..56.0).contains(&most), "{most:.1} % launched");
 }
 
-/// Also what a context ends in the midst of. A release that only lowers a count is what libraries do all the time.
+/// This includes work that runs when its context ends. Libraries often make a release that only lowers a
+/// count.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn work_whose_context_is_let_go_of_is_paid() {
@@ -387,13 +390,13 @@ fn work_whose_context_is_let_go_of_is_paid() {
             used += runs * MILLISECOND;
             program = Program::start();
         }
-        program.launch(program.kernel(c"busy_1ms")); // waits for what the last one owes
+        program.launch(program.kernel(c"busy_1ms")); // waits until the debt of the last kernel is paid
         let share = 100.0 * used.as_secs_f64() / start.elapsed().as_secs_f64();
         assert_near(share, 25.0, 8.0, what);
     }
 }
 
-/// Not that of the context that happens to be current.
+/// The GPU of the current context does not pay for it.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn the_gpu_of_the_stream_pays_for_a_launch() {

@@ -1,4 +1,5 @@
-//! When memory is given back: not before the driver has really freed it, and never later than anybody could know it.
+//! When memory is given back: not before the driver has really freed it, and no later than anybody can know
+//! that it has.
 
 use crate::OUT_OF_MEMORY;
 use crate::client::{Cuda, MIB, bytes, out, really_held};
@@ -80,7 +81,7 @@ fn a_graph_that_its_stream_was_waited_for_costs_what_the_driver_keeps() {
     assert_eq!((charged(), really_held(0)), (320, 300));
 }
 
-/// Work of a stream that has not run when the stream ends.
+/// A host function that keeps a stream busy for 300 ms.
 extern "C" fn nap(_: usize) {
     std::thread::sleep(std::time::Duration::from_millis(300));
 }
@@ -114,7 +115,7 @@ fn memory_freed_in_a_stream_is_paid_until_that_stream_has_run() {
     free_in(first);
     assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
     assert_eq!(charged(), 320);
-    // A stream that ends takes its name with it, not its work.
+    // A stream that ends loses its handle, but its work still runs.
     assert_eq!(cuda.call("cuLaunchHostFunc", &[second, nap as *const () as usize, 0]), 0);
     free_in(second);
     assert_eq!(cuda.call("cuStreamDestroy_v2", &[second]), 0);
@@ -123,7 +124,7 @@ fn memory_freed_in_a_stream_is_paid_until_that_stream_has_run() {
     assert_eq!(charged(), 920);
     assert_eq!(cuda.call("cuCtxSynchronize_v2", &[0]), 0);
     assert_eq!(charged(), 320);
-    // Before a refusal the driver is asked what has run.
+    // Before a refusal, the driver is asked what has run.
     for stream in [first, 0] {
         free_in(stream);
         let other = cuda.allocate(1024).unwrap();
@@ -225,7 +226,8 @@ fn memory_that_left_the_process_and_came_back_is_paid_until_the_last_way_to_it_i
     assert_eq!(charged(), 832, "the import holds it");
     release(second);
     assert_eq!(charged(), 320);
-    // The descriptor alone keeps it, and hundreds of them would be free memory.
+    // The descriptor alone keeps the memory alive. If it were not charged, programs could hold memory free of
+    // charge by descriptors.
     let (_, third) = create(&cuda, 512);
     let descriptor = export(third);
     release(third);

@@ -1,5 +1,5 @@
-//! What the simulated driver does not do by itself: functions of a driver that exists only here stand behind the hooks,
-//! called in this very process.
+//! What the simulated driver does not do by itself. Functions of a fake driver, which exists only here, stand
+//! behind the hooks, and the tests call the hooks in their own process.
 
 use core::ffi::c_void;
 use std::sync::atomic::Ordering::SeqCst;
@@ -15,22 +15,22 @@ use crate::client::{MIB, bytes};
 use crate::place::{Share, books, charged, inside};
 use crate::processes::{fork, wait};
 
-/// Reserved bytes of the pools 1 and 2.
+/// Reserved bytes of pools 1 and 2.
 static RESERVED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
-/// The pool of the device.
+/// The current pool of the device.
 static CHOSEN: AtomicUsize = AtomicUsize::new(1);
 /// The current context.
 static CURRENT: AtomicUsize = AtomicUsize::new(0x1000);
 static FREED_ON: AtomicUsize = AtomicUsize::new(0);
 static SYNCHRONISED: AtomicI32 = AtomicI32::new(0);
-/// How often it was asked whether a stream is captured: once per launch that credit did not pay.
+/// How often the driver was asked whether a stream is captured: once per launch that credit did not pay.
 static ASKED: AtomicUsize = AtomicUsize::new(0);
 
 fn reserved(pool: usize) -> &'static AtomicU64 {
     &RESERVED[pool - 1]
 }
 
-/// Writes `value` where a driver function's caller wants it.
+/// Writes `value` to the place that the caller of a driver function gave.
 unsafe fn give<T>(to: *mut T, value: T) -> i32 {
     // SAFETY: the hooks and these tests pass places.
     unsafe { to.write(value) };
@@ -102,7 +102,7 @@ unsafe extern "C" fn allocate(pointer: *mut u64, _: usize) -> i32 {
     unsafe { give(pointer, 0x70_0000) }
 }
 
-/// Another thread chooses pool 2 before the driver looks.
+/// Allocates as if another thread had chosen pool 2 before the driver looked.
 unsafe extern "C" fn allocate_from_another(pointer: *mut u64, _: usize, _: usize) -> i32 {
     // SAFETY: plain numbers.
     unsafe { hooks::cuDeviceSetMemPool(0, 2) };
@@ -111,7 +111,7 @@ unsafe extern "C" fn allocate_from_another(pointer: *mut u64, _: usize, _: usize
     unsafe { give(pointer, 0x80_0000) }
 }
 
-/// The pool's free room is in pieces, so that it grows.
+/// Allocates from a pool whose free room is in pieces, so that the pool grows.
 unsafe extern "C" fn allocate_in_pieces(pointer: *mut u64, _: usize, pool: usize, _: usize) -> i32 {
     reserved(pool).fetch_add(64 * MIB, SeqCst);
     // SAFETY: a place of the caller's.
@@ -147,7 +147,7 @@ unsafe extern "C" fn end(_: usize) -> i32 {
     0
 }
 
-/// Puts these functions behind the hooks, and none else.
+/// Puts these functions behind the hooks, and no others.
 fn install() {
     for (name, address) in [
         ("cuCtxGetCurrent", current as *const () as usize),
@@ -243,7 +243,7 @@ fn a_green_context_costs_one_context_and_only_while_it_lives() {
     }
 }
 
-/// The simulated driver refuses what a forked child asks; another may not.
+/// The simulated driver refuses all calls of a forked child. Another driver may serve them.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn a_forked_child_whose_driver_serves_it_has_a_slot_of_its_own() {
@@ -264,13 +264,13 @@ fn a_forked_child_whose_driver_serves_it_has_a_slot_of_its_own() {
         assert_eq!(books().processes, 2, "the parent's slot and the child's");
     });
     assert_eq!(wait(child), 0);
-    allocate(4096 - own); // what is left once the child's is reclaimed
+    allocate(4096 - own); // all that is left once the child's memory is reclaimed
     assert_eq!(books().processes, 1);
 }
 
-/// How many launches are in the driver.
+/// How many launches are in the driver now.
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
-/// How many there have been.
+/// How many launches the driver has had.
 static LAUNCHES: AtomicUsize = AtomicUsize::new(0);
 
 fn launch(function: usize) -> i32 {
@@ -279,7 +279,7 @@ fn launch(function: usize) -> i32 {
     unsafe { hooks::cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, null, null) }
 }
 
-/// Calls a profiler back, which launches a kernel of its own and destroys a graph.
+/// Launches as if the driver called a profiler back, which launches a kernel of its own and destroys a graph.
 unsafe extern "C" fn launch_and_call_back(_: usize, _: u32, _: u32, _: u32) -> i32 {
     LAUNCHES.fetch_add(1, SeqCst);
     if INSIDE.fetch_add(1, SeqCst) == 0 {
@@ -327,7 +327,7 @@ unsafe extern "C" fn retain(context: *mut usize, _: i32) -> i32 {
     unsafe { give(context, 0x1000) }
 }
 
-/// Launches that credit did not pay, of a hundred.
+/// How many of a hundred launches credit did not pay.
 fn unpaid() -> usize {
     (0..20).for_each(|_| assert_eq!(launch(0x1111), 0)); // its kind becomes known
     let before = ASKED.load(SeqCst);

@@ -1,4 +1,4 @@
-//! Every family of allocation meets the limit, and gives back what it took.
+//! Every family of allocations obeys the limit, and gives back what it took.
 
 use gpushare_region::path;
 
@@ -48,7 +48,7 @@ fn case_11_pitched_managed_and_virtual_memory_is_charged_before_the_driver() {
     assert_eq!(charged(), 1344);
     assert_eq!(cuda.free(pointer), 0);
     assert_eq!(charged(), 320);
-    // The driver refuses what fits the limit: the charge is taken back.
+    // The driver refuses an allocation that fits the limit: the charge is given back.
     assert_eq!(cuda.call("cuMemAllocManaged", &[out(&mut pointer), bytes(8), 77]), INVALID_VALUE);
     assert_eq!(cuda.allocate(0), Err(INVALID_VALUE));
     assert_eq!(charged(), 320);
@@ -87,7 +87,7 @@ fn case_14_pointers_are_what_the_driver_says_they_are() {
         [("linear", &mut linear, 0), ("managed", &mut managed, 1), ("ordered", &mut ordered, 0)]
     {
         let place = usize::try_from(*pointer).unwrap();
-        // CU_POINTER_ATTRIBUTE_IS_MANAGED, and all that one word holds.
+        // CU_POINTER_ATTRIBUTE_IS_MANAGED, and all attributes that one word holds.
         let mut word = 7u32;
         assert_eq!(cuda.call("cuPointerGetAttribute", &[out(&mut word), 8, place]), 0, "{what}");
         assert_eq!(word & 0xff, is_managed, "{what}");
@@ -100,7 +100,8 @@ fn case_14_pointers_are_what_the_driver_says_they_are() {
     }
 }
 
-/// Case 50: out of memory after a resize under managed memory, because the new size was charged before the old was freed.
+/// Case 50: out of memory after a resize under managed memory, because the new size was charged before the
+/// old was freed.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn case_50_memory_that_was_freed_makes_room_for_a_larger_piece() {
@@ -148,7 +149,7 @@ fn case_48_calls_between_gpus_reach_the_driver() {
     assert_eq!((charged(), books().devices[1].bytes / MIB), (328, 328), "a copy is no allocation");
 }
 
-/// What programs over several GPUs call; each name of which its driver has one of its own.
+/// Functions that programs for several GPUs call. Each must be the driver's own.
 const BETWEEN_GPUS: [&str; 11] = [
     "cuDeviceCanAccessPeer",
     "cuDeviceGetP2PAttribute",
@@ -202,7 +203,7 @@ fn cases_5_6_7_arrays_and_mipmaps_meet_the_limit() {
     assert_eq!((charged(), really_held(0)), (320, 300));
 }
 
-/// Physical memory of `mib`, on the GPU; the status and the handle.
+/// Makes physical memory of `mib` on the GPU. Returns the status and the handle.
 pub fn create(cuda: &Cuda, mib: u64) -> (i32, usize) {
     let (mut handle, mut properties) = (0usize, [1u32, 0, 1, 0, 0, 0, 0, 0]);
     (cuda.call("cuMemCreate", &[out(&mut handle), bytes(mib), out(&mut properties), 0]), handle)
@@ -249,7 +250,7 @@ fn case_51_create_map_release_again_and_again_meets_the_limit() {
     }
     assert_eq!((charged(), really_held(0)), (1344, 1324));
     assert_eq!(create(&cuda, 256).0, OUT_OF_MEMORY);
-    // A handle from the middle of a mapping keeps it alive beyond the unmapping.
+    // A handle from the middle of a mapping keeps the memory alive after it is unmapped.
     let mut handle = 0usize;
     assert_eq!(cuda.call("cuMemRetainAllocationHandle", &[out(&mut handle), range + step / 2]), 0);
     assert_eq!(cuda.call("cuMemUnmap", &[range, 2 * step]), 0);

@@ -1,4 +1,5 @@
-//! Frees in stream order that have run without anybody waiting for them: before a refusal the driver is asked.
+//! Frees in stream order that have run without anybody waiting for them. Before a refusal, the driver is
+//! asked about them.
 
 use crate::OUT_OF_MEMORY;
 use crate::client::{Cuda, bytes, out};
@@ -96,8 +97,8 @@ fn a_stream_is_asked_before_it_ends() {
     cuda.allocate(900).expect("the stream was idle");
 }
 
-/// The first context of a GPU looks for room in all families, one of which waits for a context that nobody has a place
-/// for: each look at it wants the lock of the contexts.
+/// The first context of a GPU looks for room in all families. A pending free waits in a context without a
+/// place, and each look at that free takes the lock of the contexts.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn a_context_that_does_not_fit_is_refused_while_frees_wait_in_a_context_without_a_place() {

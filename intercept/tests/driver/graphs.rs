@@ -1,4 +1,4 @@
-//! Memory nodes of graphs meet the limit.
+//! Memory nodes of graphs obey the limit.
 
 use crate::OUT_OF_MEMORY;
 use crate::client::{Cuda, MIB, out, really_held};
@@ -34,7 +34,7 @@ fn memory_nodes_of_graphs_meet_the_limit() {
         assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
         assert!(charged() >= really_held(0) && charged() <= 320 + 600, "{} {}", charged(), really_held(0));
     }
-    let whole = cuda.allocate(1024).unwrap(); // takes back what the idle graph holds
+    let whole = cuda.allocate(1024).unwrap(); // takes what the idle graph held
     assert_eq!(cuda.call("cuGraphLaunch", &[executable, 0]), OUT_OF_MEMORY);
     assert_eq!(cuda.free(whole), 0);
     assert_eq!(cuda.call("cuGraphLaunch", &[executable, 0]), 0);
@@ -62,7 +62,7 @@ fn memory_nodes_in_child_graphs_meet_the_limit() {
             *graph = parent;
         }
         assert_eq!(instantiate(large), OUT_OF_MEMORY, "depth {depth}");
-        // Deeper than is searched nothing is known to be paid.
+        // Graphs that are nested deeper than is searched are refused: their nodes would not be charged.
         assert_eq!(instantiate(small), if depth <= 8 { 0 } else { OUT_OF_MEMORY }, "depth {depth}");
     }
     let mut copy = 0usize;

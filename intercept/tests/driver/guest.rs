@@ -1,4 +1,4 @@
-//! The library is a guest in somebody else's program: what that program set is left as it is.
+//! The library is a guest in somebody else's program: it leaves the program's settings as they are.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::AsRawFd;
@@ -9,7 +9,8 @@ use crate::client::{Library, bytes, memory_info, out};
 use crate::compute::Program;
 use crate::place::{Share, inside};
 
-/// What a program has set of itself: handlers of all signals and which of them it blocks, umask, locale, environment.
+/// The settings of a program: handlers of all signals and which of them it blocks, umask, locale,
+/// environment.
 #[derive(Debug, PartialEq, Eq)]
 struct Settings {
     handlers: Vec<(usize, i32)>,
@@ -76,7 +77,7 @@ fn written(act: impl FnOnce()) -> String {
     text
 }
 
-/// Case 36, and the output of case 47: refusals and waits are told to the program alone.
+/// Case 36, and the output of case 47: only the program is told about refusals and waits.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn cases_36_47_signals_umask_environment_and_output_stay_the_programs_own() {
@@ -96,7 +97,7 @@ fn cases_36_47_signals_umask_environment_and_output_stay_the_programs_own() {
     assert_eq!((Settings::now(), text.as_str()), (before, ""));
 }
 
-/// Case 19: sizes that change while a graph is captured upset programs that measure what a graph takes.
+/// Case 19: sizes that change during a capture mislead programs that measure what a graph takes.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn case_19_the_size_of_free_memory_stays_the_same_while_a_graph_is_captured() {
@@ -108,11 +109,11 @@ fn case_19_the_size_of_free_memory_stays_the_same_while_a_graph_is_captured() {
     let (kernel, cuda) = (program.kernel(c"busy_100us"), &program.cuda);
     let (mut stream, mut graph, mut executable, mut pointer) = (0usize, 0usize, 0usize, 0usize);
     assert_eq!(cuda.call("cuStreamCreate", &[out(&mut stream), 1]), 0);
-    // Something in a pool that could be given back, and a free that has not run.
+    // Memory in a pool that could be given back, and a free that has not run.
     assert_eq!(cuda.call("cuMemAllocAsync", &[out(&mut pointer), bytes(64), stream]), 0);
     assert_eq!(cuda.call("cuMemFreeAsync", &[pointer, stream]), 0);
     let before = cuda.memory();
-    assert_eq!(cuda.call("cuStreamBeginCapture_v2", &[stream, 0]), 0); // global: careless calls spoil it
+    assert_eq!(cuda.call("cuStreamBeginCapture_v2", &[stream, 0]), 0); // global: unsafe calls invalidate it
     for _ in 0..20 {
         assert_eq!(program.launch_in(kernel, stream), 0);
         assert_eq!(cuda.call("cuMemAllocAsync", &[out(&mut pointer), bytes(8), stream]), 0);

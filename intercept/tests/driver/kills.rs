@@ -1,8 +1,8 @@
-//! SIGKILL at random moments among processes that launch, and allocate in every way. KILLS says how often (300; 10,000 take
-//! some minutes).
+//! SIGKILL at random moments among processes that launch, and that allocate in every way. KILLS says how many
+//! kills (default 300; 10,000 take some minutes).
 //!
-//! The simulated GPU has exactly as much memory as the limit grants, and counts under a lock of its own. Whatever the
-//! books grant beyond the limit, it must therefore refuse: no sum has to be read while it changes.
+//! The simulated GPU has exactly as much memory as the limit grants, and counts under a lock of its own. It
+//! therefore refuses whatever the books grant beyond the limit, and no sum has to be read while it changes.
 
 mod client;
 mod ways;
@@ -21,9 +21,9 @@ use crate::place::{Share, books, inside};
 use crate::processes::{fork, wait};
 
 const PROCESSES: usize = 8;
-/// Eight contexts, and 1 GiB for all.
+/// Eight contexts, and 1 GiB for all processes together.
 const LIMIT: u64 = PROCESSES as u64 * 320 + 1024;
-/// Percent of the GPU. The processes ask for less, so that none waits for its turn: what they wait for is something else.
+/// Percent of the GPU. The processes use less, so none waits for the share: any wait has another cause.
 const CORES: u32 = 80;
 
 fn kills() -> u64 {
@@ -39,25 +39,25 @@ struct Shared {
     kills: AtomicU64,
 }
 
-/// What one process tells.
+/// What one process reports.
 struct Own {
-    /// 1 once the driver has taken it in.
+    /// 1 once the driver has accepted the process.
     joined: AtomicU64,
-    /// What it has done since it started.
+    /// How many rounds it has done since it started.
     done: AtomicU64,
-    /// Of the longest calls since the last kill: nanoseconds in all, and without those for which a thread that could
-    /// have run had no processor. The second is what a kill can be blamed for.
+    /// The longest calls since the last kill, by kind: nanoseconds in all, and nanoseconds without the time
+    /// in which a runnable thread had no processor. Only the second can be caused by a kill.
     longest: [[AtomicU64; 2]; KINDS.len()],
 }
 
 /// Calls that may be blocked.
 #[derive(Clone, Copy)]
 enum Blocked {
-    /// Memory is granted or freed.
+    /// Calls that got or freed memory.
     Memory,
-    /// A refusal comes when what the dying hold was waited for, ten milliseconds at most.
+    /// Refusals, which first wait for the memory of dying processes, ten milliseconds at most.
     Refusal,
-    /// A launch is held back when the share is used up, too.
+    /// Launches, which also wait when the share is used up.
     Launch,
 }
 const KINDS: [&str; 3] = ["memory calls", "refusals", "launches"];
@@ -136,7 +136,7 @@ fn churn(shared: &'static Shared, at: usize, seed: u64) {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn processes_killed_at_random_moments_cost_the_others_nothing() {
-    // The driver's contexts cost what the books charge for them, so that the two sums can be compared.
+    // The driver's contexts cost as much as the books charge for them, so that the two sums can be compared.
     let share = Share { limits: &[LIMIT], memory: LIMIT, context: 320, cores: &[CORES], ..Share::default() };
     if !inside("kills::processes_killed_at_random_moments_cost_the_others_nothing", &share) {
         return;
@@ -154,7 +154,8 @@ fn processes_killed_at_random_moments_cost_the_others_nothing() {
     assert_eq!(shared.granted_too_much.load(SeqCst), 0, "beyond the limit, and nobody was killed yet");
     assert!(books().devices[0].launches > 100, "no launch was paid: {:?}", books());
     shared.take_longest(PROCESSES);
-    // The same without kills, in windows of the same length: what a busy machine and the share do.
+    // The same measurement without kills, in windows of similar length. It shows the effect of a busy machine
+    // and of the share.
     let quiet: Vec<_> = (0..kills().clamp(100, 1000))
         .map(|_| {
             std::thread::sleep(Duration::from_millis(3));
@@ -165,15 +166,15 @@ fn processes_killed_at_random_moments_cost_the_others_nothing() {
     for kill in 0..kills() {
         std::thread::sleep(Duration::from_micros(random(&mut state) % 3000));
         let victim = usize::try_from(random(&mut state)).unwrap() % PROCESSES;
-        // A process that joins takes over what the simulated driver has on a dead one: until it has thrown that away, the
-        // memory is held. So nobody joins while somebody is dead.
+        // A process that joins takes over the simulated driver's entry of a dead one, whose memory is held
+        // until that entry is cleared. So no process may join while another is dead.
         shared.wait_until("all have joined", |at| at == victim || shared.own[at].joined.load(SeqCst) == 1);
         longest.push(shared.take_longest(victim));
         let before = shared.done();
         shared.kills.fetch_add(1, SeqCst);
         // SAFETY: a child of ours that was not waited for.
         assert_eq!(unsafe { libc::kill(children[victim], libc::SIGKILL) }, 0);
-        // One that was started just now has its own reasons to be slow.
+        // A process that was only just started may be slow for other reasons.
         shared.wait_until("the others go on", |at| {
             at == victim || before[at] == 0 || shared.done()[at] > before[at]
         });
@@ -198,7 +199,7 @@ fn processes_killed_at_random_moments_cost_the_others_nothing() {
     println!("{} refused, {} slots reclaimed, {} locks stolen", books.refused, books.reclaimed, books.stolen);
 }
 
-/// What the dead held is there again, memory and time.
+/// Checks that all that dead processes held is available again, memory and time.
 fn afterwards() {
     let program = Program::start();
     program.cuda.allocate(LIMIT - 320).unwrap();
@@ -209,7 +210,7 @@ fn afterwards() {
     assert!((share - f64::from(CORES)).abs() < 6.0, "{share:.1} % of {CORES} %");
 }
 
-/// Prints the distribution of one kind; for how long one was blocked at most.
+/// Prints the distribution of one kind of call. Returns the longest time for which one was blocked.
 fn print(what: &str, longest: &[Longest], kind: usize) -> Duration {
     let [took, blocked] = [0, 1].map(|which| {
         let mut times: Vec<_> = longest.iter().map(|times| times[kind][which]).collect();

@@ -1,5 +1,6 @@
-//! The two libraries over the simulated driver. A test is named after the case of the peers' failures that it covers;
-//! in each, 320 MiB of the limit stand for the first context of a process.
+//! The two libraries over the simulated driver. A test is named after the case of another library's failure
+//! that it covers (see `intercept/tests/README.md`). In each test, 320 MiB of the limit are charged for the
+//! first context of a process.
 
 #![allow(clippy::unwrap_used, reason = "a step that fails shall fail the test")]
 

@@ -1,4 +1,4 @@
-//! Whoever asks for a hooked function by name gets ours, in its newest form too.
+//! A program that asks for a hooked function by name gets ours, also for its newest version.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
@@ -20,7 +20,7 @@ fn library_of(address: usize) -> String {
     unsafe { CStr::from_ptr(found.dli_fname) }.to_string_lossy().into_owned()
 }
 
-/// The name by which programs ask for `export`: without its version and the default stream's mark.
+/// The name by which programs ask for `export`: without its version and the suffix of the default stream.
 fn base_name(export: &str) -> &str {
     let name = export.strip_suffix("_ptsz").unwrap_or(export);
     match name.rsplit_once("_v") {

@@ -1,5 +1,5 @@
-//! A container's view of a simulated GPU: a private mount namespace in which `/usr/lib/gpushare` holds the driver, the
-//! two interception libraries, `limits` and `usage`.
+//! A container's view of a simulated GPU: a private mount namespace in which `/usr/lib/gpushare` holds the
+//! driver, the two interception libraries, `limits` and `usage`.
 
 use std::env;
 use std::fs::File;
@@ -17,7 +17,7 @@ use gpushare_region::{
 
 const INSIDE: &str = "GPUSHARE_TEST_INSIDE";
 const HOME: &str = "/usr/lib/gpushare";
-/// The driver's libraries and ours by the names they are built under.
+/// Names of the driver's libraries, and the names under which ours are built.
 const LIBRARIES: [(&str, &str); 2] =
     [("libcuda.so", "libgpushare_intercept_cuda.so"), ("libnvidia-ml.so", "libgpushare_intercept_nvml.so")];
 /// Where the libraries look for the driver's.
@@ -28,17 +28,18 @@ const MIB: u64 = 1 << 20;
 pub struct Share<'a> {
     /// GPUs of the node.
     pub gpus: u32,
-    /// What each has, in MiB.
+    /// Memory of each GPU, in MiB.
     pub memory: u64,
     /// The limit in MiB by GPU of the node; GPUs beyond the list are not granted.
     pub limits: &'a [u64],
-    /// The compute share in percent by GPU of the node, held as `fixed`; GPUs beyond the list are not limited.
+    /// The compute share in percent by GPU of the node, held as `fixed`; GPUs beyond the list are not
+    /// limited.
     pub cores: &'a [u32],
     /// Version of the driver.
     pub driver: &'a str,
     /// What a context costs in MiB.
     pub context: u64,
-    /// Variables of the program.
+    /// Additional environment variables of the program.
     pub variables: &'a [(&'a str, &'a str)],
 }
 
@@ -56,7 +57,8 @@ impl Default for Share<'_> {
     }
 }
 
-/// True inside the container: the test's body follows. Outside, runs the test again inside and says false.
+/// True inside the container: the body of the test follows. Outside, it runs the test again inside and
+/// returns false.
 pub fn inside(test: &str, share: &Share<'_>) -> bool {
     if env::var_os(INSIDE).is_some() {
         return true;
@@ -73,8 +75,8 @@ pub fn inside(test: &str, share: &Share<'_>) -> bool {
     false
 }
 
-/// The same over the libraries that `driver` makes in a folder of its own, libcuda first. They see an empty `/dev`: NVIDIA's
-/// own make device nodes. `None` skips the test.
+/// The same over the libraries that `driver` makes in a folder of its own, libcuda first. They see an empty
+/// `/dev`, since NVIDIA's own libraries make device nodes. `None` skips the test.
 pub fn inside_over(test: &str, driver: impl FnOnce(&Path) -> Option<[PathBuf; 2]>) -> bool {
     if env::var_os(INSIDE).is_some() {
         return true;
@@ -115,16 +117,16 @@ fn enter(test: &str, home: &Path, prepare: &str, variables: Vec<(&str, String)>)
     print!("{}", text(&output.stdout));
 }
 
-/// The mount point on the machine itself, which is to look the same afterwards: a folder that these tests made goes with
-/// the last of them. Not earlier, since the removal of a folder ends the mounts on it in all namespaces; so the tests of
-/// other checkouts count, by a shared lock on one file.
+/// The mount point on the machine itself, which must look the same afterwards. A folder that these tests made
+/// is removed by the last of them. It is not removed earlier, since the removal of a folder ends the mounts
+/// on it in all namespaces. The tests of other checkouts count too, by a shared lock on one file.
 struct MountPoint;
 
-/// How many tests of this process hold the mount point, and the file that they have locked; it is not empty while a
-/// folder is there that tests made.
+/// How many tests of this process hold the mount point, and the file that they have locked. The file is not
+/// empty while there is a folder that tests made.
 static MOUNT_POINT: Mutex<(u32, Option<File>)> = Mutex::new((0, None));
 
-/// Taken by all that make or remove the folder.
+/// Locks the file. Everybody who makes or removes the folder takes this lock.
 fn lock(file: &File, how: i32) -> bool {
     // SAFETY: an open descriptor.
     unsafe { libc::flock(file.as_raw_fd(), how) == 0 }
@@ -157,7 +159,7 @@ impl Drop for MountPoint {
         let Some(file) = point.1.take() else { return };
         let last = lock(&file, libc::LOCK_EX | libc::LOCK_NB);
         if last && file.metadata().is_ok_and(|file| file.len() > 0) {
-            // One that somebody filled meanwhile stays: it is theirs now.
+            // A folder that somebody else has filled meanwhile stays.
             let _ = std::fs::remove_dir(HOME);
             let _ = file.set_len(0);
         }
@@ -174,8 +176,8 @@ pub fn charged() -> u64 {
     books().devices[0].bytes / MIB
 }
 
-/// A build result of `make build`. Another build of the simulator can be named by its folder in GPUSHARE_TEST_SIMULATOR;
-/// program and libraries must be of one build.
+/// A build result of `make build`. GPUSHARE_TEST_SIMULATOR can name the folder of another build of the
+/// simulator. Its program and libraries must come from the same build.
 fn built(name: &str, profile: &str) -> PathBuf {
     if let Some(folder) = env::var_os("GPUSHARE_TEST_SIMULATOR").filter(|_| name == "gpushare-simulator") {
         return Path::new(&folder).join(name);

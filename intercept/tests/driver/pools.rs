@@ -1,4 +1,4 @@
-//! Stream-ordered memory meets the limit pool by pool.
+//! Stream-ordered memory obeys the limit, pool by pool.
 
 use std::time::{Duration, Instant};
 
@@ -212,7 +212,7 @@ fn a_pool_whose_room_is_in_pieces_gives_it_back_before_a_refusal() {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn two_threads_do_not_count_on_the_same_room() {
-    // One chunk, and what is left of a chunk that was given back around the first allocation.
+    // One chunk, and the rest of a chunk that was given back around the first allocation.
     let full = Share { limits: &[320 + 32 + 2], ..Share::default() };
     if !inside("pools::two_threads_do_not_count_on_the_same_room", &full) {
         return;

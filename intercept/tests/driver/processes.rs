@@ -8,7 +8,7 @@ use crate::OUT_OF_MEMORY;
 use crate::client::{Cuda, Library, MIB, bytes, call, out, really_held};
 use crate::place::{Share, books, inside};
 
-/// Runs `child` in a forked process that ends when it returns, or when this test does.
+/// Runs `child` in a forked process, which ends when `child` returns or when this test ends.
 pub fn fork(child: impl FnOnce()) -> libc::pid_t {
     // SAFETY: this test has a process of its own in which no other thread works.
     let pid = unsafe { libc::fork() };
@@ -23,7 +23,7 @@ pub fn fork(child: impl FnOnce()) -> libc::pid_t {
     pid
 }
 
-/// The kernel's figures of one thread: time on a processor, time queued for one, turns.
+/// The kernel's figures of one thread: time on a processor, time queued for a processor, number of turns.
 pub struct Schedule(File);
 
 impl Schedule {
@@ -31,7 +31,8 @@ impl Schedule {
         Self(File::open("/proc/thread-self/schedstat").unwrap())
     }
 
-    /// What `act` returns, how long it took, and how much of that the thread had a processor or waited for something else.
+    /// Returns what `act` returns, how long it took, and how much of that time the thread had a processor or
+    /// waited for something else than a processor.
     pub fn time<T>(&self, act: impl FnOnce() -> T) -> (T, Duration, Duration) {
         let (queued, start) = (self.queued(), Instant::now());
         let outcome = act();
@@ -68,7 +69,7 @@ fn case_8_processes_that_race_in_a_slow_driver_never_pass_the_limit() {
     }
     let churn = || {
         let cuda = Cuda::start();
-        // All have their contexts first: a late one would meet a limit that the others have filled.
+        // All processes make their contexts first: a late one would find the limit used up by the others.
         while books().processes < 8 {
             std::thread::yield_now();
         }
@@ -127,7 +128,7 @@ fn memory_of_a_killed_process_is_there_within_ten_milliseconds() {
         };
         let after = killed.elapsed();
         child.wait().unwrap();
-        assert!(after < Duration::from_secs(1), "round {round}: {after:?}"); // some milliseconds on a quiet machine
+        assert!(after < Duration::from_secs(1), "round {round}: {after:?}"); // some ms on a quiet machine
         assert_eq!(cuda.free(pointer), 0);
     }
     assert_eq!(books().processes, 1);
@@ -153,7 +154,7 @@ fn a_forked_child_leaves_its_parents_books_alone() {
     let cuda = Cuda::start();
     let pointer = cuda.allocate(500).unwrap();
     for _ in 0..10 {
-        // Whatever the driver says to a forked child, it is the driver that says it.
+        // Whatever the answer to a forked child is, it comes from the driver.
         let child = fork(|| {
             let _ = (cuda.allocate(100), cuda.free(pointer));
         });

@@ -33,7 +33,7 @@ fn cases_1_2_17_every_size_is_the_limit_and_null_outputs_are_the_drivers_busines
         assert_eq!(cuda.call("cuDeviceTotalMem_v2", &[out(&mut total), device]), 0);
         assert_eq!((total / MIB, memory_info(&nvml, device)[0] / MIB), (limit, limit));
     }
-    // One without a limit, since it is not granted: its own size, of which nothing is free.
+    // A GPU that is not granted has no limit: it shows its own size, of which nothing is free.
     for library in [&cuda.library, &bare] {
         let (mut total, mut half) = (0u64, 0u32);
         assert_eq!(library.call("cuDeviceTotalMem_v2", &[out(&mut total), 2]), 0);
@@ -73,8 +73,8 @@ fn case_2_use_above_a_limit_that_was_lowered_saturates() {
     assert_eq!(memory_info(&nvml, 0).map(|bytes| bytes / MIB), [512, 0, 512]);
 }
 
-/// Gives line 0 of the limits file a limit of `mib`, in place and under its sequence counter, as the host does: a new file
-/// would not reach the container.
+/// Gives line 0 of the limits file a limit of `mib`, in place and under its sequence counter, as the host
+/// does: a new file would not reach the container.
 fn change_limit(mib: u64) {
     let file = std::fs::File::options().read(true).write(true).open("/usr/lib/gpushare/limits").unwrap();
     let write = |bytes: &[u8], at: u64| std::os::unix::fs::FileExt::write_all_at(&file, bytes, at).unwrap();
@@ -86,7 +86,8 @@ fn change_limit(mib: u64) {
     write(&(sequence + 2).to_ne_bytes(), 16);
 }
 
-/// Cases 20 and 21: a new limit ignored because of a stale file, and processes killed because of it.
+/// Cases 20 and 21: a new limit was ignored because of a stale file, and processes were killed because of a
+/// new limit.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn cases_20_21_a_limit_changed_in_place_counts_at_once_in_every_process_and_view() {
@@ -142,8 +143,8 @@ fn cases_20_21_a_limit_changed_in_place_counts_at_once_in_every_process_and_view
     assert_eq!(wait(child), 0);
 }
 
-/// Case 18: the figure of use comes from a program of the host every 100 ms, and stays as it is when that one dies. Here
-/// no such program runs.
+/// Case 18: the figure of used memory came from a program of the host every 100 ms, and did not change any
+/// more when that program died. Here no such program runs.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn case_18_what_another_process_takes_is_seen_and_refused_at_once() {
@@ -152,7 +153,7 @@ fn case_18_what_another_process_takes_is_seen_and_refused_at_once() {
         return;
     }
     let step = shared_word();
-    // Even steps are this process's turn.
+    // In even steps it is this process's turn.
     step.store(1, SeqCst);
     let child = fork(|| {
         let cuda = Cuda::start();
@@ -201,7 +202,7 @@ pub fn shared_word() -> &'static AtomicU32 {
     unsafe { &*address.cast() }
 }
 
-/// Whether a child of ours has not ended.
+/// Whether a child of this process has not ended.
 fn is_running(pid: libc::pid_t) -> bool {
     let mut found = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
@@ -309,7 +310,7 @@ fn case_32_entry_points_are_replaced_by_pointer_whatever_name_version_and_flags(
             "{name} {version} {flags}"
         );
     }
-    // The functions so found charge as the exported ones do.
+    // The functions found in this way charge like the exported ones.
     let (_, allocate, _) = ask(ours, "cuMemAllocAsync", 11020, 2);
     let mut pointer = 0u64;
     assert_eq!(call(allocate, &[out(&mut pointer), bytes(2048), 0]), OUT_OF_MEMORY);
@@ -331,7 +332,7 @@ fn case_49_process_lists_hold_the_containers_own_processes() {
     ) {
         return;
     }
-    // A process of another container: on the same GPU, and in no book of this one.
+    // A process of another container: it uses the same GPU and is not in the books of this container.
     let step = shared_word();
     let other = fork(|| {
         let bare = Library::open(path::DRIVER_CUDA);

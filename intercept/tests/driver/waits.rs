@@ -1,4 +1,4 @@
-//! What a launch that is held back does meanwhile.
+//! What a held-back launch does while it waits.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use gpushare_region::ComputePolicy;
 use crate::compute::{CORES, POLICY, Program, set_limit};
 use crate::place::{Share, inside};
 
-/// Time on a processor that this process has used.
+/// Processor time that this process has used.
 fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes one structure of ours.
@@ -15,7 +15,7 @@ fn processor_time() -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap(), u32::try_from(time.tv_nsec).unwrap())
 }
 
-/// Case 47: priority by a second's sleep, and waits in sleeps that end late.
+/// Case 47: priority by sleeping a second, and waits by sleeps that end late.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn case_47_a_launch_that_waits_goes_on_soon_and_does_not_spin() {
@@ -38,7 +38,8 @@ fn case_47_a_launch_that_waits_goes_on_soon_and_does_not_spin() {
                 set_limit(POLICY, ComputePolicy::None.number());
                 released
             });
-            // The share pays for ten of these in a second: the last launch before the release is held back.
+            // The share pays for ten such launches in a second, so the last launch before the release is held
+            // back.
             let mut launches = Vec::new();
             while !release.is_finished() {
                 let began = Instant::now();

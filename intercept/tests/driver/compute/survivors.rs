@@ -1,4 +1,4 @@
-//! Launches of a process beside which others begin and end.
+//! Launches of a process while other processes begin and are killed.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -8,9 +8,9 @@ use crate::place::{Share, inside};
 use crate::processes::{Schedule, fork, wait};
 use crate::views::shared_word;
 
-/// A process that launches for three seconds while others beside it begin and are killed, all with a `pause` after each
-/// kernel of a millisecond: its share, and for how long one launch of its own was blocked at most, without the wait for
-/// a processor.
+/// Runs a process that launches for three seconds while others begin and are killed. All of them make a
+/// `pause` after each kernel of a millisecond. Returns its share, and the longest time for which one of its
+/// launches was blocked, without the wait for a processor.
 fn beside_the_killed(pause: Duration) -> (f64, Duration) {
     let longest = shared_word();
     let survivor = |_| {
@@ -51,7 +51,7 @@ fn beside_the_killed(pause: Duration) -> (f64, Duration) {
     (share, longest)
 }
 
-/// Cases 24 and 39, too: nobody who dies takes the limit or the others with him.
+/// Cases 24 and 39: a process that dies neither removes the limit nor stops the others.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn cases_24_39_killed_processes_neither_block_nor_free_the_others() {
@@ -59,11 +59,12 @@ fn cases_24_39_killed_processes_neither_block_nor_free_the_others() {
     if !inside("compute::survivors::cases_24_39_killed_processes_neither_block_nor_free_the_others", &share) {
         return;
     }
-    // While the share suffices for all, nothing but a kill can hold a launch up.
+    // While the share suffices for all, only a kill can delay a launch.
     let (share, longest) = beside_the_killed(6 * MILLISECOND);
     assert!(share > 10.0 && longest < 10 * MILLISECOND, "{share:.1} %, blocked for {longest:?}");
-    // Else it waits for its turn as well: what the others drew and have queued has to be earned first, and a machine that
-    // stands still for a moment lets them queue more. Its share tells that it gets on.
+    // Otherwise a launch also waits for its turn: what the others drew and queued has to be earned first. A
+    // machine that stands still for a moment lets them queue more. The share shows that the process still
+    // makes progress.
     let (share, longest) = beside_the_killed(Duration::ZERO);
     assert!((15.0..53.0).contains(&share) && longest < SECOND, "{share:.1} %, blocked for {longest:?}");
     let alone = fork_all(1, |_| {

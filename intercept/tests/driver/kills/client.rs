@@ -1,4 +1,5 @@
-//! A program of which the hooks are a part, so that a watch can stand between them and the driver; and a clock on its calls.
+//! A program that contains the hooks, so that the test can watch the calls between hooks and driver, and can
+//! time the program's calls.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
@@ -13,8 +14,8 @@ use crate::OUT_OF_MEMORY;
 use crate::client::{Library, call, call_long, out};
 use crate::processes::Schedule;
 
-/// Times that a refusal of the driver is looked into once there are dead processes: while one process gives back what
-/// they held, the simulated driver refuses others for some microseconds.
+/// How often a call that the driver refuses is tried again, once there are dead processes. While one process
+/// gives back what those held, the simulated driver refuses others for some microseconds.
 const PATIENCE: u32 = 10;
 
 /// The driver's functions that allocate, and their addresses.
@@ -35,7 +36,7 @@ static REAL: [AtomicUsize; WATCHED.len()] = [const { AtomicUsize::new(0) }; WATC
 /// Address of [`Shared`].
 static SHARED: AtomicUsize = AtomicUsize::new(0);
 
-/// The driver's function number `AT`, behind the hook.
+/// Stands between a hook and the driver's function number `AT`.
 extern "C" fn watched<const AT: usize>(a: usize, b: usize, c: usize, d: usize, e: usize) -> i32 {
     let pointer = std::ptr::with_exposed_provenance::<Shared>(SHARED.load(SeqCst));
     // SAFETY: the shared mapping is never unmapped.
@@ -101,7 +102,7 @@ impl Client {
         assert_eq!(self.call("cuInit", &[0]), 0);
         self.own.joined.store(1, SeqCst);
         let (mut context, mut module, mut properties) = (0usize, 0usize, [0u32; 22]);
-        // A context that finds no room: somebody took it who was faster than this one's restart.
+        // If the context finds no room, another process took it before this one had restarted.
         while self.call("cuDevicePrimaryCtxRetain", &[out(&mut context), 0]) != 0 {
             self.own.done.fetch_add(1, SeqCst);
             std::thread::sleep(Duration::from_micros(500));
@@ -137,7 +138,7 @@ impl Client {
         call(self.address(name), arguments)
     }
 
-    /// As [`call`](Self::call); the time that it took is one in which this process may have been blocked.
+    /// As [`call`](Self::call), and notes its time: the process may have been blocked meanwhile.
     pub fn timed(&self, name: &str, arguments: &[usize]) -> i32 {
         let address = self.address(name);
         let of = |status| match status {
@@ -155,7 +156,7 @@ impl Client {
         assert_eq!(self.time(|_| Blocked::Launch, call), 0);
     }
 
-    /// Keeps the longest times of `act`: as the clock has it, and without the wait for a processor.
+    /// Keeps the longest times of `act`: by the clock, and without the wait for a processor.
     fn time(&self, of: impl FnOnce(i32) -> Blocked, act: impl FnOnce() -> i32) -> i32 {
         let (status, took, blocked) = self.schedule.time(act);
         if took > Duration::from_millis(1) {

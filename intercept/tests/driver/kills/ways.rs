@@ -1,4 +1,4 @@
-//! The ways in which memory is taken, and what gives it back.
+//! The ways to allocate memory, and the calls that give it back.
 
 use super::client::Client;
 use crate::client::{MIB, bytes, out};
@@ -9,8 +9,8 @@ pub type Held = Vec<(&'static str, Vec<usize>)>;
 /// How many ways there are.
 pub const WAYS: u64 = 9;
 
-/// Allocates `mib`, an even number, in one of nine ways; what frees it, or the driver's status and what frees the half of it
-/// that was done.
+/// Allocates `mib`, an even number, in one of nine ways. Returns the calls that free it. `Err`: the driver's
+/// status, and the calls that free what was done before the error.
 pub fn allocate(cuda: &Client, way: u64, mib: u64) -> Result<Held, (i32, Held)> {
     let (mut place, size) = (0usize, bytes(mib));
     let (name, status, free) = match way {
@@ -78,7 +78,7 @@ fn graph(cuda: &Client) -> Result<Held, (i32, Held)> {
     if status == 0 { Ok(held) } else { Err((status, held)) }
 }
 
-/// A graph that takes `mib` and gives them back.
+/// A graph that allocates `mib` and frees them again.
 pub fn graph_of(cuda: &Client, mib: u64) -> usize {
     let (mut graph, mut first, mut last, mut parameters) = (0usize, 0usize, 0usize, [0u64; 16]);
     (parameters[0], parameters[1], parameters[13]) = (1, 1, mib * MIB);
