@@ -62,7 +62,7 @@ impl Program {
 
     /// Launches with `launch` for `time`. Returns the GPU time used, in percent of the time until all work
     /// was done.
-    pub fn share_of(&self, time: Duration, length: Duration, mut launch: impl FnMut()) -> f64 {
+    pub fn share_once(&self, time: Duration, length: Duration, mut launch: impl FnMut()) -> f64 {
         let start = Instant::now();
         let mut launches = 0;
         while start.elapsed() < time {
@@ -72,6 +72,28 @@ impl Program {
         self.synchronize();
         100.0 * (length * launches).as_secs_f64() / start.elapsed().as_secs_f64()
     }
+
+    /// As [`Program::share_once`], for one that uses the GPU alone. A measurement in which this thread waited
+    /// for a processor says nothing of the share, and is made again.
+    pub fn share_of(&self, time: Duration, length: Duration, mut launch: impl FnMut()) -> f64 {
+        for _ in 1..ATTEMPTS {
+            let (start, before) = (Instant::now(), waited());
+            let share = self.share_once(time, length, &mut launch);
+            if waited().saturating_sub(before) < start.elapsed() / 50 {
+                return share;
+            }
+        }
+        self.share_once(time, length, launch)
+    }
+}
+
+/// Measurements on a machine that never has a processor free; the last one counts.
+const ATTEMPTS: usize = 5;
+
+/// How long this thread has waited on a run queue (Linux, sched-stats.rst).
+fn waited() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    Duration::from_nanos(text.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or(0))
 }
 
 fn assert_near(share: f64, want: f64, tolerance: f64, what: &str) {
@@ -268,7 +290,7 @@ fn processes_threads_and_forked_children_share_one_share() {
     let measure = |_| {
         let program = Program::start();
         let kernel = program.kernel(c"busy_1ms");
-        program.share_of(3 * SECOND / 2, MILLISECOND, || program.launch(kernel))
+        program.share_once(3 * SECOND / 2, MILLISECOND, || program.launch(kernel))
     };
     let shares = fork_all(4, measure);
     assert_near(shares.iter().sum(), 50.0, 6.0, "4 processes");
@@ -278,7 +300,7 @@ fn processes_threads_and_forked_children_share_one_share() {
         std::thread::scope(|scope| {
             let run = || {
                 assert_eq!(program.cuda.call("cuCtxSetCurrent", &[program.cuda.context]), 0);
-                program.share_of(3 * SECOND / 2, MILLISECOND, || program.launch(kernel))
+                program.share_once(3 * SECOND / 2, MILLISECOND, || program.launch(kernel))
             };
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(run)).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).sum()
