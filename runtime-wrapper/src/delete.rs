@@ -1,7 +1,7 @@
-//! `delete`: releases a lease that no hook released.
+//! `delete`: releases the lease of a container that has ended, before the low-level runtime deletes it.
 //!
-//! Normally the poststop hook releases it. After a failed `create` engines call only `delete --force`, and
-//! crun runs no hook then. A container that the runtime does not know is killed first ([`orphan`]). The lease
+//! The poststop hook, which that runtime runs next, then finds nothing to release. After a failed `create`
+//! engines call only `delete --force`, and crun runs no hook then. A container that the runtime does not know is killed first ([`orphan`]). The lease
 //! of a running container stays: if it were released early, the same share would be granted twice.
 
 use std::convert::Infallible;
