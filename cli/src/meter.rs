@@ -51,8 +51,11 @@ pub fn meter() -> Result<()> {
     start_log(&config.log);
     let (state, store) = node::store(&config)?;
     // The meter needs a few open files for each container, and some for each process on a GPU.
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "the limit of open files cannot be raised");
+    }
     let Some(_only) = lock::take(state.path())? else { bail!("another gpushare meter runs on this node") };
     tracing::info!("meter started");
     loop {

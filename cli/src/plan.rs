@@ -53,7 +53,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     Requirements::of(&container)?.check(&Offer::of(&node, &lease))?;
     let root = RootFolder::open(&bundle.root(&json), &json)?;
     let image = root.look(bundle.path(), &json);
-    let extent = lease.enforcement.terms().extent;
+    let extent = lease.enforcement_for(&request).terms().extent;
     let files = HostFiles::gather(&request, extent, &node.driver, &programs, &image)?;
     let parts =
         PlanParts { gpus: &node.gpus, nodes: &node.nodes, files: &files, image: &image, programs: &programs };

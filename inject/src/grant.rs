@@ -6,8 +6,8 @@ use std::path::Path;
 
 use gpushare_inventory::{Node, NodeError};
 use gpushare_quota::{
-    Enforcement, Holder, HolderError, Lease, LeaseKey, Member, Pod, Reservation, ReserveError, StateError,
-    StateFolder, Store, StoreError, Swept,
+    Holder, HolderError, Lease, LeaseKey, Member, Pod, Reservation, ReserveError, StateError, StateFolder,
+    Store, StoreError, Swept,
 };
 use gpushare_region::path::DRIVER_FOLDER;
 use gpushare_request::{Container, InterceptorPolicy, Request, RequestError, Scope, read};
@@ -147,7 +147,8 @@ pub fn grant<T, E: From<GrantError>>(
     let reservation = facts.reserve(&requester, &store, settings)?;
     let undo = Undo::of(&store, &facts.state, reservation.lease());
     let reservation = reservation; // dropped before `undo`, which asks what became of the lease
-    let plan = facts.plan(reservation.lease())?;
+    let files = facts.files(reservation.lease(), settings)?;
+    let plan = facts.plan(reservation.lease(), &files)?;
     make_region(&facts.state, reservation.lease(), &facts.request).map_err(GrantError::from)?;
     facts.root.check(plan.targets()).map_err(GrantError::from)?;
     let done = apply(&plan, reservation, requester.json)?;
@@ -165,7 +166,6 @@ struct Facts<'a> {
     pod: Option<Pod>,
     root: RootFolder,
     image: Image,
-    files: HostFiles,
 }
 
 impl<'a> Facts<'a> {
@@ -197,17 +197,7 @@ impl<'a> Facts<'a> {
         let root = RootFolder::open(&requester.bundle.root(&requester.json), &requester.json)?;
         let image = root.look(requester.bundle.path(), &requester.json);
         let pod = pod::of(requester.container, &requester.json);
-        let extent = Enforcement::of(&request).terms().extent;
-        let gather = || HostFiles::gather(&request, extent, &node.driver, &programs, &image);
-        let files = match gather() {
-            // gpushare was upgraded after the facts were loaded above.
-            Err(HostFileError::NotFitted { .. }) => {
-                node_facts::refresh(settings)?;
-                gather()?
-            }
-            other => other?,
-        };
-        Ok(Self { state, node, programs, request, requirements, pod, root, image, files })
+        Ok(Self { state, node, programs, request, requirements, pod, root, image })
     }
 
     /// Reserves the share in the store, and checks that the image can run on it. If not, the reservation is
@@ -227,10 +217,26 @@ impl<'a> Facts<'a> {
         Ok(reservation)
     }
 
-    fn plan(&self, lease: &Lease) -> Result<Plan, GrantError> {
+    /// Looks for the host's files that a container of `lease` gets.
+    fn files(&self, lease: &Lease, settings: &Settings) -> Result<HostFiles, GrantError> {
+        let extent = lease.enforcement_for(&self.request).terms().extent;
+        let driver = &self.node.driver;
+        let gather = || HostFiles::gather(&self.request, extent, driver, &self.programs, &self.image);
+        Ok(match gather() {
+            // gpushare itself was replaced since the inventory was read.
+            Err(HostFileError::NotFitted { .. }) => {
+                node_facts::refresh(settings)?;
+                gather()?
+            }
+            other => other?,
+        })
+    }
+
+    /// The plan of this container of `lease`.
+    fn plan(&self, lease: &Lease, files: &HostFiles) -> Result<Plan, GrantError> {
         let programs = Programs { state: self.state.path(), ..self.programs.clone() };
         let (gpus, nodes) = (&self.node.gpus, &self.node.nodes);
-        let parts = PlanParts { gpus, nodes, files: &self.files, image: &self.image, programs: &programs };
+        let parts = PlanParts { gpus, nodes, files, image: &self.image, programs: &programs };
         Ok(Plan::new(&self.request, lease, parts)?)
     }
 }
@@ -343,7 +349,7 @@ mod tests {
             let policy = Policy { interceptor: InterceptorPolicy::StandDown, ..Policy::default() };
             let container = Container::from_json(&json);
             let request = read(&container, &policy, std::slice::from_ref(&gpu)).unwrap().unwrap();
-            assert_eq!(Enforcement::of(&request).terms().extent, want, "{mounts}");
+            assert_eq!(gpushare_quota::Enforcement::of(&request).terms().extent, want, "{mounts}");
             clear(&mut json, &request, false).unwrap();
             let stays = want == Extent::Whole;
             assert_eq!(json["mounts"] == mounts, stays || mounts == json!([]), "{json}");

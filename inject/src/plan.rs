@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use gpushare_inventory::{Capability, DeviceNode, Extent, Gpu};
-use gpushare_quota::{Enforcement, Lease};
+use gpushare_quota::Lease;
 use gpushare_region::path as inner;
 use gpushare_request::{Kept, Request};
 use oci_spec::OciSpecError;
@@ -96,7 +96,7 @@ impl Plan {
     pub fn new(request: &Request, lease: &Lease, parts: PlanParts) -> Result<Self, PlanError> {
         let PlanParts { files, image, programs, .. } = parts;
         let nodes = device_nodes(request, lease, parts)?;
-        let terms = Enforcement::of(request).terms();
+        let terms = lease.enforcement_for(request).terms();
         let mut mounts = match terms.is_intercepted {
             true => interception(lease, programs, image, files)?,
             false => drivers_own(image, files)?,

@@ -137,6 +137,17 @@ impl Lease {
         }
     }
 
+    /// How a container of the lease with this request is held. A container that joins the lease of another one, as
+    /// an ephemeral container joins its target's, gets no more of the GPU than the lease gives, whatever it
+    /// requests.
+    pub fn enforcement_for(&self, request: &Request) -> Enforcement {
+        match (self.enforcement, Enforcement::of(request)) {
+            (Enforcement::WholeGpu, _) => Enforcement::WholeGpu,
+            (_, Enforcement::Foreign) => Enforcement::Foreign,
+            (_, Enforcement::Intercepted | Enforcement::WholeGpu) => Enforcement::Intercepted,
+        }
+    }
+
     /// Logs that a container gave it back.
     pub(crate) fn log_release(&self, left: Release, reason: ReleaseReason) {
         let (container, reason) = (&self.member.key.container, reason.name());

@@ -3,6 +3,7 @@
 use gpushare_claims::{Devices, Mode, Request, Share, find_gpu};
 use gpushare_inventory::{Gpu, GpuUuid};
 
+use crate::enforcement::Enforcement;
 use crate::pid_namespace::PidNamespace;
 use crate::place::Refusal;
 
@@ -38,6 +39,9 @@ pub(crate) fn words(request: &Request, gpus: &[Gpu]) -> Result<String, Refusal> 
     }
     if let Some(most) = request.burst {
         words += &format!(", at most {most}");
+    }
+    if Enforcement::of(request) == Enforcement::Foreign {
+        words += ", held by another system's library";
     }
     Ok(format!(
         "{words}, compute policy {}, priority {}",

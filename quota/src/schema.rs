@@ -220,7 +220,9 @@ fn migrate(db: &Connection, path: &Path) -> Result<(), StoreError> {
             tx.pragma_update(None, "user_version", to).map_err(wrap)?;
         }
     }
-    if !may_adopt(&tx).map_err(wrap)? {
+    let of_nowhere = "SELECT 1 FROM boot WHERE namespaces = ''";
+    let is_of_nowhere = tx.prepare(of_nowhere).and_then(|mut query| query.exists([])).map_err(wrap)?;
+    if is_of_nowhere && !may_adopt(&tx).map_err(wrap)? {
         let (theirs, ours) = ("the one before the update".to_owned(), boot.namespaces);
         return Err(StoreError::Stranger { path: path.into(), theirs, ours });
     }

@@ -246,6 +246,13 @@ fn a_container_that_joins_another_ones_processes_uses_its_share() {
         assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS], "{low_level:?}: 50 GiB of 60 are held");
         assert_eq!(holders(&runtime), [[bundle.id(), debugger.id()]], "{low_level:?}");
 
+        // Nor does a request for whole GPUs get it more of them than the share has.
+        let whole = in_pod(Bundle::with_probe(), "pod").annotation("gpushare.io/mode", "exclusive");
+        let whole = beside(&target, whole);
+        let report = Report::of(&runtime.run(&whole), &["11GiB", "8GiB"]);
+        report.assert_size(60 * GIB);
+        assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS], "{low_level:?}: it asked for whole GPUs");
+
         // Neither a sandbox's processes nor those of another pod give a share.
         let sandbox =
             in_pod(Bundle::small(), "pod").annotation("io.kubernetes.cri.container-type", "sandbox");

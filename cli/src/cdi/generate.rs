@@ -120,7 +120,7 @@ fn whole(gpus: &[&Gpu], config: &Config, node: &Node, state: &StateFolder) -> Re
         |gpu: &&Gpu| Grant { gpu: gpu.uuid, memory: gpu.memory.unwrap_or(DeviceMemory::ZERO), cores: None };
     let lease = plan::lease(&request, gpus.iter().map(grant).collect())?;
     let (programs, image) = (plan::programs(config, state.path()), Image::default());
-    let extent = lease.enforcement.terms().extent;
+    let extent = lease.enforcement_for(&request).terms().extent;
     let files = HostFiles::gather(&request, extent, &node.driver, &programs, &image)?;
     let parts =
         PlanParts { gpus: &node.gpus, nodes: &node.nodes, files: &files, image: &image, programs: &programs };

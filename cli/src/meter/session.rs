@@ -186,6 +186,7 @@ impl<'a> Session<'a> {
         self.gpus.iter_mut().for_each(|(gpu, metered)| metered.account.retain(holds(*gpu)));
         self.gpus.retain(|_, metered| !metered.account.is_empty());
         self.audit.retain(|id| leases.iter().any(|lease| lease.id == id));
+        self.watch.retain(&leases);
         self.watched.retain(|one| leases.iter().any(|lease| Some(lease.id) == one.lease));
         self.limits.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
         self.leases = leases;
@@ -230,7 +231,7 @@ impl<'a> Session<'a> {
         let (mut on_gpu, mut strangers) = (HashMap::new(), BTreeMap::new());
         found.extend(self.audit(&mut on_gpu, &mut strangers));
         if self.looks % WATCHED == 1 {
-            self.watch.forget(&self.leases);
+            self.watch.forget();
             self.watched.clear();
             for lease in self.leases.iter().filter(|lease| lease.enforcement.terms().is_intercepted) {
                 let pids = on_gpu.remove(&lease.id).unwrap_or_default();

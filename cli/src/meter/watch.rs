@@ -2,7 +2,7 @@
 //! programs without the limits, file leases. It uses what the kernel says of the processes, never what they
 //! wrote.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::CStr;
 use std::fs::{self, File};
 use std::io::Read;
@@ -33,6 +33,8 @@ const LOOKS: u32 = 2;
 /// The most lists of mounts that are kept open for one lease, since a container may make any number of mount
 /// namespaces.
 const MOST_VIEWS: usize = 16;
+/// The most bytes of a list of mounts that are read: some thousand mounts.
+const LONGEST_LIST: u64 = 1 << 20;
 
 /// What the looks before this one found.
 #[derive(Debug, Default)]
@@ -40,8 +42,18 @@ pub struct Watch {
     /// GPU processes that had loaded their limits, and when that was found.
     limited: HashMap<u32, (Process, Instant)>,
     /// How many looks in a row found a process without them.
-    unlimited: HashMap<u32, (Option<Process>, u32)>,
+    unlimited: HashMap<u32, Unlimited>,
     views: HashMap<i64, Views>,
+}
+
+/// A GPU process without its limits.
+#[derive(Debug)]
+struct Unlimited {
+    /// `None` where too many are kept open.
+    process: Option<Process>,
+    looks: u32,
+    /// Whether the look under way, or the last one, found it.
+    is_seen: bool,
 }
 
 /// Views by mount namespace. Those of processes on a GPU are also by process: one may be shown less than
@@ -51,7 +63,7 @@ type Views = HashMap<(PathBuf, Option<u32>), View>;
 /// How a process sees the files of its lease.
 #[derive(Debug)]
 struct View {
-    covered: Option<String>,
+    wrong: Option<String>,
     since: Instant,
     list: Option<File>,
 }
@@ -60,11 +72,21 @@ impl View {
     /// Finds the first of the lease's files over which the process has something else mounted. It reads the
     /// kernel's list and looks no path up, since a file system of the container's own could make that wait. A
     /// process in a root of its own has no such mount, and finds no driver there.
-    fn of(pid: u32, expected: &Expected) -> Option<Self> {
-        let (mut list, mut text) = (File::open(format!("/proc/{pid}/mountinfo")).ok()?, String::new());
-        list.read_to_string(&mut text).ok()?;
-        let covered = covering(&text.lines().filter_map(mounted).collect::<Vec<_>>(), expected);
-        Some(Self { covered, since: Instant::now(), list: Some(list) })
+    fn of(pid: u32, expected: &Expected) -> Self {
+        let (mut list, mut text) = (File::open(format!("/proc/{pid}/mountinfo")).ok(), Vec::new());
+        let read = list.as_mut().map(|list| list.take(LONGEST_LIST + 1).read_to_end(&mut text));
+        // A container names its folders as it likes, in UTF-8 or not.
+        let text = String::from_utf8_lossy(&text);
+        let wrong = match read {
+            Some(Ok(bytes)) if bytes as u64 > LONGEST_LIST => {
+                Some("its list of mounts is too long to be searched for what lies over its limits".to_owned())
+            }
+            Some(Ok(_)) => covering(&text.lines().filter_map(mounted).collect::<Vec<_>>(), expected)
+                .map(|path| format!("something else is mounted over {path}")),
+            // It has ended.
+            Some(Err(_)) | None => None,
+        };
+        Self { wrong, since: Instant::now(), list }
     }
 
     /// Whether nothing was mounted since then. The kernel tells this by the open list (poll(2),
@@ -119,19 +141,21 @@ impl Watch {
         let mut before = self.views.remove(&lease.id).unwrap_or_default();
         let mut views = Views::new();
         let others = lease.members().flat_map(|member| processes(&member.holder));
-        let others: HashSet<u32> = others.filter(|pid| !on_gpu.contains(pid)).collect();
+        // In an order, so that the same processes have a view of their own at each look.
+        let others: BTreeSet<u32> = others.filter(|pid| !on_gpu.contains(pid)).collect();
+        let on_gpu: BTreeSet<u32> = on_gpu.iter().copied().collect();
         for &pid in on_gpu.iter().chain(&others) {
             let namespace = fs::read_link(format!("/proc/{pid}/ns/mnt")).unwrap_or_default();
-            let key = (namespace, on_gpu.contains(&pid).then_some(pid));
+            let has_its_own = on_gpu.contains(&pid) && views.len() < MOST_VIEWS;
+            let key = (namespace, has_its_own.then_some(pid));
             if !views.contains_key(&key) {
                 let known = before.remove(&key).filter(View::is_current);
-                let Some(mut view) = known.or_else(|| View::of(pid, &expected)) else { continue };
+                let mut view = known.unwrap_or_else(|| View::of(pid, &expected));
                 view.list = view.list.filter(|_| views.len() < MOST_VIEWS);
                 views.insert(key.clone(), view);
             }
-            if let Some(path) = &views[&key].covered {
-                let text = format!("something else is mounted over {path}");
-                found.push(of(lease, Some(pid), Kind::Files, text));
+            if let Some(text) = &views[&key].wrong {
+                found.push(of(lease, Some(pid), Kind::Files, text.clone()));
             } else if on_gpu.contains(&pid) && self.is_unlimited(pid, &expected) {
                 let text = "it uses a GPU without having loaded the share's limits: it speaks to the driver by itself";
                 found.push(of(lease, Some(pid), Kind::Unlimited, text.to_owned()));
@@ -149,7 +173,7 @@ impl Watch {
         if self.limited.get(&pid).is_some_and(is_fresh) {
             return false;
         }
-        let process = Process::open(pid);
+        let process = Process::open(pid).filter(|_| self.unlimited.len() < MOST_KEPT);
         // A process that has ended meanwhile has no maps.
         let Some(maps) = fs::read(format!("/proc/{pid}/maps")).ok().filter(|maps| !maps.is_empty()) else {
             return false;
@@ -161,16 +185,23 @@ impl Watch {
             self.unlimited.remove(&pid);
             return false;
         }
-        let (_, looks) = self.unlimited.entry(pid).or_insert((process, 0));
-        *looks += 1;
-        *looks >= LOOKS
+        let seen = self.unlimited.entry(pid).or_insert(Unlimited { process, looks: 0, is_seen: true });
+        seen.is_seen = true;
+        seen.looks += 1;
+        seen.looks >= LOOKS
     }
 
-    /// Forgets what was seen long ago, and what belongs to none of `leases`.
-    pub fn forget(&mut self, leases: &[Lease]) {
+    /// Lets go of what the kernel holds for containers without a lease: an open list keeps their volumes mounted.
+    pub fn retain(&mut self, leases: &[Lease]) {
         self.views.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
+    }
+
+    /// Forgets what was seen long ago. Call it before each round of looks.
+    pub fn forget(&mut self) {
         self.limited.retain(|_, (_, seen)| seen.elapsed() < TRUSTED);
-        self.unlimited.retain(|_, (process, _)| process.as_ref().is_none_or(Process::lives));
+        self.unlimited.retain(|_, one| {
+            std::mem::take(&mut one.is_seen) && one.process.as_ref().is_none_or(Process::lives)
+        });
     }
 }
 

@@ -1,5 +1,5 @@
 use gpushare_inventory::{DriverFile, DriverLibrary, GpuUuid, SharedNodes};
-use gpushare_quota::{Grant, Holder, LeaseKey, Member};
+use gpushare_quota::{Enforcement, Grant, Holder, LeaseKey, Member};
 use gpushare_request::{Container, Cores, Devices, Interceptor, InterceptorPolicy, Policy, Priority, read};
 
 use super::*;
@@ -33,6 +33,8 @@ struct Parts {
     files: HostFiles,
     image: Image,
     extra: Vec<ExtraMount>,
+    /// The lease of another container, which this one joins.
+    lease: Option<Lease>,
 }
 
 impl Parts {
@@ -66,7 +68,7 @@ impl Parts {
             ..HostFiles::default()
         };
         let image = Image { library_folder: "/usr/lib64".into(), ..Image::default() };
-        Self { gpus: vec![gpu(0), gpu(1)], nodes, files, image, extra: Vec::new() }
+        Self { gpus: vec![gpu(0), gpu(1)], nodes, files, image, extra: Vec::new(), lease: None }
     }
 
     fn plan(&self, request: &Request) -> Result<Plan, PlanError> {
@@ -86,7 +88,7 @@ impl Parts {
             image: &self.image,
             programs: &programs,
         };
-        Plan::new(request, &lease(request), parts)
+        Plan::new(request, &self.lease.clone().unwrap_or_else(|| lease(request)), parts)
     }
 
     /// Each mount as `destination <- source`.
@@ -231,4 +233,17 @@ fn what_a_plan_cannot_give_is_refused_by_name() {
     let refused = volume(true).plan(&share()).unwrap_err().to_string();
     assert!(refused.contains("/usr/lib64") && refused.contains("GPUSHARE_MODE=exclusive"), "{refused}");
     assert!(volume(false).plan(&Request::whole(Devices::Any(1))).is_ok());
+}
+
+#[test]
+fn a_container_that_joins_a_lease_gets_no_more_of_the_gpu_than_the_lease_gives() {
+    let whole = Request::whole(Devices::Any(1));
+    let joined = |request: &Request, is_intercepted| Parts {
+        lease: Some(lease(request)),
+        ..Parts::new(is_intercepted)
+    };
+    let plan = joined(&share(), true).plan(&whole).unwrap();
+    assert!(plan.is_share(), "the whole driver beside others' shares");
+    let plan = joined(&whole, false).plan(&share()).unwrap();
+    assert!(!plan.is_share(), "a whole GPU has no region");
 }

@@ -53,7 +53,8 @@ fn each_way_past_a_limit_is_named() {
     let runtime = runtime(&node, "report");
     let config = runtime.config();
     let _meter = Meter::start(config);
-    let over_limits = "busybox mount -t tmpfs none /tmp && busybox cp /usr/lib/gpushare/limits /tmp/l && busybox mount --bind /tmp/l /usr/lib/gpushare/limits && exec busybox sleep 1000";
+    // A mount whose path is no UTF-8 hides nothing.
+    let over_limits = "busybox mount -t tmpfs none /tmp && busybox mkdir -p /tmp/a/m && busybox mount -t tmpfs none /tmp/a/m && busybox mv /tmp/a /tmp/$(busybox printf '\\377') && busybox cp /usr/lib/gpushare/limits /tmp/l && busybox mount --bind /tmp/l /usr/lib/gpushare/limits && exec busybox sleep 1000";
     let hold = "/bin/gpushare-simulator probe --json --allocate 3GiB --hold 1000";
     let more = "/bin/gpushare-simulator probe --json --allocate 1GiB --hold 1000";
     // A context alone takes less memory than each process may leave unexplained.
