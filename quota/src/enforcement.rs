@@ -45,6 +45,16 @@ impl Enforcement {
         }
     }
 
+    /// How a container with this request is held that joins a lease held in this way: it gets no more than the lease
+    /// gives.
+    pub(crate) fn joined_by(self, request: &Request) -> Self {
+        match (self, Self::of(request)) {
+            (Self::WholeGpu, _) => Self::WholeGpu,
+            (_, Self::Foreign) => Self::Foreign,
+            (_, Self::Intercepted | Self::WholeGpu) => Self::Intercepted,
+        }
+    }
+
     /// Its row.
     pub const fn terms(self) -> Terms {
         match self {

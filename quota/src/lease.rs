@@ -141,11 +141,7 @@ impl Lease {
     /// an ephemeral container joins its target's, gets no more of the GPU than the lease gives, whatever it
     /// requests.
     pub fn enforcement_for(&self, request: &Request) -> Enforcement {
-        match (self.enforcement, Enforcement::of(request)) {
-            (Enforcement::WholeGpu, _) => Enforcement::WholeGpu,
-            (_, Enforcement::Foreign) => Enforcement::Foreign,
-            (_, Enforcement::Intercepted | Enforcement::WholeGpu) => Enforcement::Intercepted,
-        }
+        self.enforcement.joined_by(request)
     }
 
     /// Logs that a container gave it back.
