@@ -5,7 +5,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::CStr;
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use gpushare_inject::Region;
 use gpushare_inventory::FileIdentity;
 use gpushare_quota::{Holder, Lease};
 use gpushare_region::path as inner;
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::{major, minor};
 
@@ -63,7 +64,7 @@ type Views = HashMap<(PathBuf, Option<u32>), View>;
 /// How a process sees the files of its lease.
 #[derive(Debug)]
 struct View {
-    wrong: Option<String>,
+    wrong: Option<(Kind, String)>,
     since: Instant,
     list: Option<File>,
 }
@@ -73,18 +74,22 @@ impl View {
     /// kernel's list and looks no path up, since a file system of the container's own could make that wait. A
     /// process in a root of its own has no such mount, and finds no driver there.
     fn of(pid: u32, expected: &Expected) -> Self {
-        let (mut list, mut text) = (File::open(format!("/proc/{pid}/mountinfo")).ok(), Vec::new());
-        let read = list.as_mut().map(|list| list.take(LONGEST_LIST + 1).read_to_end(&mut text));
-        // A container names its folders as it likes, in UTF-8 or not.
-        let text = String::from_utf8_lossy(&text);
-        let wrong = match read {
-            Some(Ok(bytes)) if bytes as u64 > LONGEST_LIST => {
-                Some("its list of mounts is too long to be searched for what lies over its limits".to_owned())
+        let (list, wrong) = match read_mounts(pid) {
+            Ok((list, text)) if text.len() as u64 > LONGEST_LIST => {
+                let text = "its list of mounts is too long to be searched for what lies over its limits";
+                (Some(list), Some((Kind::Files, text.to_owned())))
             }
-            Some(Ok(_)) => covering(&text.lines().filter_map(mounted).collect::<Vec<_>>(), expected)
-                .map(|path| format!("something else is mounted over {path}")),
-            // It has ended.
-            Some(Err(_)) | None => None,
+            Ok((list, text)) => {
+                // A container names its folders as it likes, in UTF-8 or not.
+                let text = String::from_utf8_lossy(&text);
+                let covered = covering(&text.lines().filter_map(mounted).collect::<Vec<_>>(), expected);
+                let told = |path| (Kind::Files, format!("something else is mounted over {path}"));
+                (Some(list), covered.map(told))
+            }
+            Err(error) if has_ended(&error) => (None, None),
+            Err(error) => {
+                (None, Some((Kind::Unreadable, format!("its list of mounts cannot be read: {error}"))))
+            }
         };
         Self { wrong, since: Instant::now(), list }
     }
@@ -97,6 +102,20 @@ impl View {
         };
         self.since.elapsed() < TRUSTED && self.list.as_ref().is_some_and(is_same)
     }
+}
+
+/// The kernel's list of what a process has mounted: open, and its text up to one byte beyond the longest.
+fn read_mounts(pid: u32) -> io::Result<(File, Vec<u8>)> {
+    let (mut list, mut text) = (File::open(format!("/proc/{pid}/mountinfo"))?, Vec::new());
+    list.by_ref().take(LONGEST_LIST + 1).read_to_end(&mut text)?;
+    Ok((list, text))
+}
+
+/// Whether a file of /proc says that its process has ended, or has let go of its mounts on the way (`EINVAL`;
+/// Linux, fs/proc_namespace.c).
+fn has_ended(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::ENOENT | Errno::ESRCH | Errno::EINVAL))
 }
 
 /// The kernel's identities of the files that a share's processes have.
@@ -154,9 +173,10 @@ impl Watch {
                 view.list = view.list.filter(|_| views.len() < MOST_VIEWS);
                 views.insert(key.clone(), view);
             }
-            if let Some(text) = &views[&key].wrong {
-                found.push(of(lease, Some(pid), Kind::Files, text.clone()));
-            } else if on_gpu.contains(&pid) && self.is_unlimited(pid, &expected) {
+            let wrong = views[&key].wrong.clone();
+            let is_judged = matches!(wrong, Some((Kind::Files, _)));
+            found.extend(wrong.map(|(kind, text)| of(lease, Some(pid), kind, text)));
+            if !is_judged && on_gpu.contains(&pid) && self.is_unlimited(pid, &expected) {
                 let text = "it uses a GPU without having loaded the share's limits: it speaks to the driver by itself";
                 found.push(of(lease, Some(pid), Kind::Unlimited, text.to_owned()));
             }
@@ -191,7 +211,8 @@ impl Watch {
         seen.looks >= LOOKS
     }
 
-    /// Lets go of what the kernel holds for containers without a lease: an open list keeps their volumes mounted.
+    /// Lets go of what the kernel holds for containers without a lease: an open list keeps their volumes
+    /// mounted.
     pub fn retain(&mut self, leases: &[Lease]) {
         self.views.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
     }
