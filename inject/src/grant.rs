@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use gpushare_inventory::{Node, NodeError};
+use gpushare_inventory::{Node, NodeError, Totals};
 use gpushare_quota::{
     Holder, HolderError, Lease, LeaseKey, Member, Pod, Reservation, ReserveError, StateError, StateFolder,
     Store, StoreError, Swept,
@@ -175,12 +175,13 @@ impl<'a> Facts<'a> {
         let state = StateFolder::open(settings.programs.state)?;
         let mut node = Node::open(settings.roots)?;
         let programs = settings.programs.clone();
-        let totals = match node_facts::load(&node, state.path(), &programs)? {
+        let current = node_facts::load(&node, state.path())?;
+        let fitted = |_: &Totals| node_facts::are_libraries_fitted(&node, state.path(), &programs);
+        let totals = match current.filter(fitted) {
             Some(totals) => totals,
             None => {
                 node_facts::refresh(settings)?;
-                let found = node_facts::load(&node, state.path(), &programs)?;
-                found.ok_or(NodeFactsError::Differs)?
+                node_facts::load(&node, state.path())?.ok_or(NodeFactsError::Differs)?
             }
         };
         node = node.with_totals(&totals);

@@ -43,14 +43,17 @@ pub enum NodeFactsError {
     Differs,
 }
 
-/// The cached facts, if they are of this boot, driver and set of GPUs, and all of our libraries' copies are
-/// there.
-pub(crate) fn load(node: &Node, state: &Path, programs: &Programs) -> Result<Option<Totals>, NodeFactsError> {
+/// The cached facts, if they are of this boot, driver and set of GPUs.
+pub(crate) fn load(node: &Node, state: &Path) -> Result<Option<Totals>, NodeFactsError> {
     let boot = boot_id()?;
-    let fitted = Fitted { cache: programs.cache, libraries: programs.libraries, driver: &node.driver, state };
     let totals = Totals::load(&Totals::path(state));
-    let current = totals.filter(|totals| totals.fits(&boot, &node.driver.version, &node.gpus));
-    Ok(current.filter(|_| fitted.is_complete()))
+    Ok(totals.filter(|totals| totals.fits(&boot, &node.driver.version, &node.gpus)))
+}
+
+/// Whether each of our libraries has a copy that is fitted to this driver.
+pub(crate) fn are_libraries_fitted(node: &Node, state: &Path, programs: &Programs) -> bool {
+    let Programs { cache, libraries, .. } = *programs;
+    Fitted { cache, libraries, driver: &node.driver, state }.is_complete()
 }
 
 /// Runs `gpushare inventory refresh` within a deadline. The CLI gets nothing of the caller's environment, and
