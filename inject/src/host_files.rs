@@ -91,7 +91,7 @@ pub enum HostFileError {
     /// A mount of the settings has no source.
     #[error("{path} is missing, which inject.mounts of the settings names; make it, or take the mount out")]
     NoSource {
-        /// The source.
+        /// Path of the source on the host, as the settings write it.
         path: PathBuf,
     },
 }

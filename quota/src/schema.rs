@@ -220,14 +220,17 @@ fn migrate(db: &Connection, path: &Path) -> Result<(), StoreError> {
             tx.pragma_update(None, "user_version", to).map_err(wrap)?;
         }
     }
-    let of_nowhere = "SELECT 1 FROM boot WHERE namespaces = ''";
-    let is_of_nowhere = tx.prepare(of_nowhere).and_then(|mut query| query.exists([])).map_err(wrap)?;
-    if is_of_nowhere && !may_adopt(&tx).map_err(wrap)? {
+    if is_of_nowhere(&tx).map_err(wrap)? && !may_adopt(&tx).map_err(wrap)? {
         let (theirs, ours) = ("the one before the update".to_owned(), boot.namespaces);
         return Err(StoreError::Stranger { path: path.into(), theirs, ours });
     }
     tx.execute("UPDATE boot SET namespaces = ?1 WHERE namespaces = ''", [boot.namespaces]).map_err(wrap)?;
     tx.commit().map_err(wrap)
+}
+
+/// Whether the store has leases of a boot and does not say in which namespaces it was kept.
+fn is_of_nowhere(db: &Connection) -> rusqlite::Result<bool> {
+    db.prepare("SELECT 1 FROM boot WHERE namespaces = ''")?.exists([])
 }
 
 /// Whether this process can see the containers of a store that does not record its namespaces. It can if one
@@ -329,4 +332,21 @@ fn create(path: &Path) -> Result<(), StoreError> {
     db.close().map_err(|(_, error)| StoreError::sqlite(path, error))?;
     let _ = fs::remove_file(path.with_extension("new-journal"));
     fs::rename(&building, path).map_err(io)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_store_that_does_not_say_where_it_was_kept_has_to_be_adopted() {
+        let db = Connection::open_in_memory().unwrap();
+        db.execute_batch(TABLES).unwrap();
+        assert!(!is_of_nowhere(&db).unwrap(), "no boot yet");
+        for (namespaces, want) in [("pid:[1] time:[2]", false), ("", true)] {
+            db.execute("DELETE FROM boot", []).unwrap();
+            db.execute("INSERT INTO boot VALUES ('boot', ?1)", [namespaces]).unwrap();
+            assert_eq!(is_of_nowhere(&db).unwrap(), want, "{namespaces:?}");
+        }
+    }
 }

@@ -166,7 +166,7 @@ impl Stamp {
 /// Busy time of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Busy {
-    /// The process.
+    /// Slot and generation of the process: a slot is used again.
     pub owner: Owner,
     /// Busy time in nanoseconds.
     pub time: u64,

@@ -35,7 +35,7 @@ pub enum UpdateError {
          them: `gpushare doctor`)"
     )]
     Limits {
-        /// The container.
+        /// The container whose limits file could not be written.
         key: LeaseKey,
         /// What the system said.
         source: io::Error,
