@@ -8,4 +8,5 @@ mod pairs;
 mod properties;
 mod sets;
 mod slurm;
+mod statements;
 mod trust;
