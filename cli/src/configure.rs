@@ -7,7 +7,6 @@
 mod check;
 mod containerd;
 mod crio;
-mod diff;
 mod docker;
 mod environment;
 mod file;
@@ -26,6 +25,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
+use similar::TextDiff;
 
 use crate::{Output, table};
 use check::{Checked, Checker};
@@ -351,5 +351,8 @@ fn difference(change: &FileChange) -> String {
         None => "/dev/null".to_owned(),
     };
     let [before, after] = [&change.before, &change.after].map(|text| text.as_deref().unwrap_or_default());
-    diff::unified(&name(&change.before), &name(&change.after), before, after)
+    TextDiff::from_lines(before, after)
+        .unified_diff()
+        .header(&name(&change.before), &name(&change.after))
+        .to_string()
 }

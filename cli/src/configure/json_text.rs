@@ -2,7 +2,11 @@
 //! indentation and line endings of the rest stay as they are. JSON has no comments, so the caller keeps what
 //! a member held before.
 
+use std::fmt;
 use std::ops::Range;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
 
 use super::toml_text::Mistake;
 
@@ -60,7 +64,7 @@ impl<'a> Object<'a> {
     }
 
     fn at(text: &'a str, brace: usize) -> Result<Self, Mistake> {
-        let members = members(text, brace + 1);
+        let members = members(text, brace);
         for (number, member) in members.iter().enumerate() {
             if members[..number].iter().any(|other| other.name == member.name) {
                 return Err(Mistake::at(
@@ -185,64 +189,45 @@ fn one_line(value: &serde_json::Value) -> String {
     format!("{{{}}}", members.join(", "))
 }
 
-/// The members of an object whose inside begins at `at`. The text is known to be JSON.
-fn members(text: &str, mut at: usize) -> Vec<Member> {
-    let bytes = text.as_bytes();
-    let skip_white = |mut at: usize| {
-        while bytes.get(at).is_some_and(u8::is_ascii_whitespace) {
-            at += 1;
-        }
-        at
+/// The members of the object whose brace is at `brace`, in the order of the text. serde_json lends keys and
+/// values as slices of the text, so their places are known.
+fn members(text: &str, brace: usize) -> Vec<Member> {
+    let range = |raw: &RawValue| {
+        let start = raw.get().as_ptr().addr() - text.as_ptr().addr();
+        start..start + raw.get().len()
     };
-    let mut members = Vec::new();
-    loop {
-        at = skip_white(at);
-        if bytes.get(at) == Some(&b',') {
-            at = skip_white(at + 1);
-        }
-        if bytes.get(at) != Some(&b'"') {
-            return members;
-        }
-        let key = at..end_of_value(bytes, at);
-        let colon = skip_white(key.end);
-        let start = skip_white(colon + 1);
-        let value = start..end_of_value(bytes, start);
-        at = value.end;
-        let name = serde_json::from_str(&text[key.clone()]).unwrap_or_default();
-        members.push(Member { name, key, value });
-    }
+    // Text follows the object, so the end is not asked for.
+    let read = RawMembers::deserialize(&mut serde_json::Deserializer::from_str(&text[brace..]));
+    let members = read.map(|read| read.0).unwrap_or_default();
+    members
+        .into_iter()
+        .map(|(key, value)| Member {
+            name: serde_json::from_str(key.get()).unwrap_or_default(),
+            key: range(key),
+            value: range(value),
+        })
+        .collect()
 }
 
-fn end_of_value(bytes: &[u8], start: usize) -> usize {
-    let mut depth = 0_usize;
-    let mut at = start;
-    while let Some(byte) = bytes.get(at) {
-        match byte {
-            b'"' => at = end_of_string(bytes, at) - 1,
-            b'{' | b'[' => depth += 1,
-            b'}' | b']' if depth == 0 => return at,
-            b'}' | b']' => depth -= 1,
-            b',' | b':' if depth == 0 => return at,
-            byte if depth == 0 && byte.is_ascii_whitespace() => return at,
-            _ => {}
-        }
-        at += 1;
-        if depth == 0 && matches!(bytes.get(at - 1), Some(b'"' | b'}' | b']')) {
-            return at;
-        }
-    }
-    at
-}
+/// Keys and values as the text writes them. A map would join two members of one name.
+struct RawMembers<'a>(Vec<(&'a RawValue, &'a RawValue)>);
 
-/// The byte after the closing quote of the string that begins at `start`.
-fn end_of_string(bytes: &[u8], start: usize) -> usize {
-    let mut at = start + 1;
-    while let Some(byte) = bytes.get(at) {
-        match byte {
-            b'\\' => at += 2,
-            b'"' => return at + 1,
-            _ => at += 1,
+impl<'a> Deserialize<'a> for RawMembers<'a> {
+    fn deserialize<D: Deserializer<'a>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members;
+        impl<'a> Visitor<'a> for Members {
+            type Value = RawMembers<'a>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(RawMembers(members))
+            }
         }
+        deserializer.deserialize_map(Members)
     }
-    at
 }
