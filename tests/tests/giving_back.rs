@@ -133,11 +133,7 @@ fn a_wrapper_killed_at_any_point_of_create_leaves_nothing() {
             runtime.delete_force(bundle.id());
             // crun that is killed between its hooks and its status file leaves an init that waits for `start`
             // for ever. Its own `delete --force` does not know that init.
-            let returned = eventually(SOON, || {
-                sweep(runtime.config());
-                leases(runtime.config()).is_empty()
-            });
-            assert!(returned, "{low_level:?}, round {round}: {:?}", leases(runtime.config()));
+            assert_returns(runtime.config(), &format!("{low_level:?}, round {round}"));
         }
     }
 }
@@ -192,11 +188,7 @@ fn a_wrapper_killed_at_any_point_of_start_or_delete_leaves_nothing() {
                 );
             }
             runtime.delete_force(bundle.id());
-            let returned = eventually(SOON, || {
-                sweep(runtime.config());
-                leases(runtime.config()).is_empty()
-            });
-            assert!(returned, "{low_level:?}, round {round}: {:?}", leases(runtime.config()));
+            assert_returns(runtime.config(), &format!("{low_level:?}, round {round}"));
         }
     }
 }
@@ -219,6 +211,15 @@ fn an_administrator_cannot_release_what_still_runs() {
     let _ =
         cli(runtime.config(), &["release", "--root", &root, bundle.id()]).expect_success("gpushare release");
     assert_eq!(leases(runtime.config()), []);
+}
+
+/// Fails unless the sweep soon takes back every share.
+fn assert_returns(config: &Path, context: &str) {
+    let returned = eventually(SOON, || {
+        sweep(config);
+        leases(config).is_empty()
+    });
+    assert!(returned, "{context}: {:?}", leases(config));
 }
 
 /// The log's lines about the container `id`, each as `MESSAGE REASON`.
@@ -313,11 +314,7 @@ fn a_runtime_or_its_hook_killed_at_any_point_of_create_leaves_nothing() {
             );
             runtime.delete_force(bundle.id());
             bundle.kill_orphans();
-            let returned = eventually(SOON, || {
-                sweep(node.config());
-                leases(node.config()).is_empty()
-            });
-            assert!(returned, "{low_level:?}, round {round}: {:?}", leases(node.config()));
+            assert_returns(node.config(), &format!("{low_level:?}, round {round}"));
         }
     }
 }
