@@ -87,12 +87,12 @@ COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Zsanitizer=address --cfg fuzzing
 # SQLite is C, which gcc instruments: its globals have no mark that the sanitizer of Rust's LLVM would know.
 fuzz: ## Readers of foreign bytes by libFuzzer; needs a nightly toolchain and a C++ compiler.
-	cd fuzz/libfuzzer && RUSTFLAGS="$(COVERAGE)" $(CARGO) +nightly build --release --locked --target $(TARGET)
+	cd testbed/fuzz/libfuzzer && RUSTFLAGS="$(COVERAGE)" $(CARGO) +nightly build --release --locked --target $(TARGET)
 	for target in $(TARGETS); do \
-	    mkdir -p fuzz/libfuzzer/found/$$target && \
-	    ASAN_OPTIONS=detect_odr_violation=0 fuzz/libfuzzer/target/$(TARGET)/release/$$target -max_total_time=$(SECONDS) -max_len=65536 -timeout=10 \
-	        -print_final_stats=1 -artifact_prefix=fuzz/libfuzzer/found/$$target- fuzz/libfuzzer/found/$$target \
-	        fuzz/corpus/$$target $$(test $$target != edit || echo tests/fixtures) || exit 1; \
+	    mkdir -p testbed/fuzz/libfuzzer/found/$$target && \
+	    ASAN_OPTIONS=detect_odr_violation=0 testbed/fuzz/libfuzzer/target/$(TARGET)/release/$$target -max_total_time=$(SECONDS) -max_len=65536 -timeout=10 \
+	        -print_final_stats=1 -artifact_prefix=testbed/fuzz/libfuzzer/found/$$target- testbed/fuzz/libfuzzer/found/$$target \
+	        testbed/fuzz/corpus/$$target $$(test $$target != edit || echo tests/fixtures) || exit 1; \
 	done
 
 install: ## Installs what was built, below PREFIX (/usr/local).

@@ -1,5 +1,5 @@
 //! What must hold for the host's readers whatever bytes a container leaves behind. The bounded test beside
-//! this folder and the folder `fuzz` share it.
+//! this folder and `testbed/fuzz` share it.
 
 use gpushare_region::{
     LIMITS_LEN, MAX_DEVICES, SLOTS, USAGE_HEADER_LEN, USAGE_LEN, encode_limits, grants_are, measurements,

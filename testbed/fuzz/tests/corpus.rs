@@ -16,9 +16,9 @@ fn folder(path: &str) -> PathBuf {
 /// The seeds of a reader. The edit also gets the bundles that engines wrote.
 fn seeds(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let mut folders = vec![folder("corpus").join(target)];
-    folders.extend((target == "edit").then(|| folder("../tests/fixtures")));
-    let files = folders.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
-    let paths = files.map(|entry| entry.path()).filter(|path| path.is_file());
+    folders.extend((target == "edit").then(|| folder("../../tests/fixtures")));
+    let files = folders.iter().flat_map(|folder| fs::read_dir(folder).expect("a folder of seeds"));
+    let paths = files.map(|entry| entry.expect("an entry").path()).filter(|path| path.is_file());
     let mut read: Vec<_> =
         paths.map(|path| (path.clone(), fs::read(&path).expect("a seed can be read"))).collect();
     read.sort();

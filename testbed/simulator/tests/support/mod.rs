@@ -34,7 +34,7 @@ pub fn program() -> &'static Path {
 
 /// Version and library folder of NVIDIA's own driver, if `tests/setup/driver-libraries.sh` has fetched it.
 pub fn real_driver() -> Option<(String, PathBuf)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cache/driver-libraries/root");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/driver-libraries/root");
     let folder = root.join("usr/lib/x86_64-linux-gnu/nvidia/current");
     let names = std::fs::read_dir(&folder).ok()?.flatten().map(|entry| entry.file_name());
     let version = names

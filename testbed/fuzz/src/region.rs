@@ -2,7 +2,7 @@
 
 use gpushare_region::{LIMITS_LEN, USAGE_HEADER_LEN, USAGE_LEN, empty_usage_header, encode_limits};
 
-#[path = "../../region/tests/properties/mod.rs"]
+#[path = "../../../region/tests/properties/mod.rs"]
 mod properties;
 
 /// Runs the host's readers of a limits file on `data`, and on a valid file that begins with `data`.
