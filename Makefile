@@ -64,10 +64,11 @@ gpu-bundle: packages build ## Packs tests for a machine with a GPU into one file
 gpu-test: gpu-bundle ## Runs those tests here, on a simulated node.
 	dist/gpushare-gpu-tests/run.sh --simulator --results dist/gpushare-gpu-results
 
-check: ## rustfmt and clippy, where a warning is an error.
+check: ## rustfmt, clippy with warnings as errors, and the lock file of the fuzzing programs.
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) clippy --profile shim --locked $(SHIMS:%=-p %) -- -D warnings
+	cd testbed/fuzz/libfuzzer && $(CARGO) update --quiet --workspace --locked
 
 # The safe modules of region and intercept under miri, which only nightly has. RUSTUP_TOOLCHAIN names another nightly.
 miri: export RUSTUP_TOOLCHAIN ?= nightly
