@@ -9,7 +9,8 @@ cd "$(dirname "$0")/.."
 tables=${CARGO_TARGET_DIR:-target}/tmp
 rm -f "$tables"/engines.md "$tables"/dialects.md
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+logs=$(mktemp -d)
+trap 'rm -rf "$log" "$logs"' EXIT
 failed=0
 
 run() {
@@ -23,8 +24,28 @@ everything=()
 [ "$(id -u)" -ne 0 ] || everything=(--include-ignored)
 
 run cargo test --no-fail-fast --workspace --locked --exclude gpushare-tests "${shims[@]}" -- "${everything[@]}"
-# Engines and nodes are heavy: one after the other.
-run cargo test --no-fail-fast --locked -p gpushare-tests -- "${everything[@]}" --test-threads=1 --nocapture
+
+# Engines and nodes wait for each other's daemons more than they compute: two test programs at once, the longest first, and
+# one test at a time in each. As root each has mounts of its own, since some tests count the mounts that they see. A
+# program's output comes in one piece, when it has ended.
+program() {
+    local name=$1 target=(--test "$1") own_mounts=()
+    [ "$name" != lib ] || target=(--lib --bins)
+    [ "$(id -u)" -ne 0 ] || own_mounts=(unshare --mount)
+    # shellcheck disable=SC2086
+    "${own_mounts[@]}" cargo test --no-fail-fast --locked -p gpushare-tests "${target[@]}" -- $EVERYTHING \
+        --test-threads=1 --nocapture >"$LOGS/$name" 2>&1
+    local status=$?
+    flock "$LOGS" cat "$LOGS/$name"
+    return "$status"
+}
+export -f program
+export LOGS=$logs EVERYTHING="${everything[*]}"
+longest=(engines dialects attacks hook_only_attacks slurm admission meter images configure giving_back)
+all=$(cd tests/tests && printf '%s\n' * | sed 's/\.rs$//')
+others=$(grep -vxF "$(printf '%s\n' "${longest[@]}")" <<<"$all")
+run cargo test --no-run --locked -p gpushare-tests
+run xargs -P 2 -I{} bash -c 'program "$1"' _ {} < <(printf '%s\n' "${longest[@]}" $others lib)
 
 echo
 print() {
