@@ -184,6 +184,15 @@ impl Book {
         self.change(device, Part::All, |held| held.saturating_sub(bytes));
     }
 
+    /// Replaces a charge of `old` bytes by one of `new` bytes, limit or not.
+    pub fn settle(&self, device: usize, old: u64, new: u64) {
+        if new > old {
+            self.add(device, new - old);
+        } else {
+            self.release(device, old - new);
+        }
+    }
+
     /// Notes that `bytes` more of this process's memory stand for contexts.
     pub fn note_context(&self, device: usize, bytes: u64) {
         self.change(device, Part::Contexts, |held| held.saturating_add(bytes));

@@ -50,6 +50,31 @@ impl<const N: usize> Addresses<N> {
     }
 }
 
+/// The hooks of a family, in a module of their own. Each is a function of the driver with its arguments, and
+/// what the hook answers. `call`, which the macro's user names, makes the driver's call there.
+macro_rules! hooks {
+    (|$call:ident| $($name:ident($($argument:ident: $type:ty),* $(,)?) => $answer:expr;)*) => {
+        /// The hooks of this family.
+        #[allow(
+            non_snake_case,
+            missing_docs,
+            clippy::missing_safety_doc,
+            reason = "the driver's library names and documents them"
+        )]
+        pub mod hooks {
+            use super::*;
+
+            $(
+                pub unsafe extern "C" fn $name($($argument: $type),*) -> Status {
+                    // SAFETY: our caller's arguments, unchanged.
+                    let $call = || unsafe { real::$name($($argument),*) };
+                    $answer
+                }
+            )*
+        }
+    };
+}
+
 /// Declares driver functions once: their names, their callers in `real`, and, for the hooked ones, the table
 /// of hooks.
 ///

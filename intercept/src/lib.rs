@@ -7,10 +7,12 @@
 
 #![cfg_attr(not(test), no_std)]
 
+#[macro_use]
+pub mod driver; // the first: its macros are used in the others
+
 pub mod book;
 pub mod compute;
 pub mod cuda;
-pub mod driver;
 pub mod elf;
 pub mod identity;
 mod lock;

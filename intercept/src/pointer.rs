@@ -10,6 +10,15 @@ pub(crate) unsafe fn read<T: Copy>(pointer: *const T) -> Option<T> {
     (!pointer.is_null()).then(|| unsafe { pointer.read_unaligned() })
 }
 
+/// The number that lies at `pointer`, whatever its width; `None` when the caller gave none.
+///
+/// # Safety
+/// `pointer` is null or readable.
+pub(crate) unsafe fn read_number<N: Copy + TryInto<u64>>(pointer: *const N) -> Option<u64> {
+    // SAFETY: as our caller says.
+    unsafe { read(pointer) }.and_then(|number| number.try_into().ok())
+}
+
 /// Replaces what lies at `pointer`, if the caller gave one.
 ///
 /// # Safety

@@ -47,56 +47,41 @@ unsafe fn solid<L: Copy + Into<u64>>(pointer: *const c_void) -> Shape {
     Shape { width: width.into(), height: height.into(), depth: depth.into(), format, channels, flags }
 }
 
-/// The hooks of this family.
-#[allow(
-    non_snake_case,
-    missing_docs,
-    clippy::missing_safety_doc,
-    reason = "the driver names and documents them"
-)]
-pub mod hooks {
-    use super::*;
+/// Makes an array with `call`. `describe` reads the description at `shape`.
+///
+/// # Safety
+/// `shape` is null or what `describe` reads. `array` is null, or readable after `call` succeeded.
+unsafe fn make(
+    array: *const usize,
+    shape: *const c_void,
+    describe: unsafe fn(*const c_void) -> Shape,
+    call: impl FnOnce() -> Status,
+) -> Status {
+    // SAFETY: as our caller says.
+    let bytes = unsafe { describe(shape) }.bytes();
+    // SAFETY: as our caller says.
+    unsafe { allocate(Kind::Array, charged(bytes), array, call) }
+}
 
-    macro_rules! makers {
-        ($($name:ident, $shape:ident :: $length:ty;)*) => { $(
-            pub unsafe extern "C" fn $name(array: *mut usize, shape: *const c_void) -> Status {
-                // SAFETY: our caller passes the description that this function takes.
-                let bytes = unsafe { $shape::<$length>(shape) }.bytes();
-                // SAFETY: our caller's arguments, unchanged.
-                let call = || unsafe { real::$name(array, shape) };
-                // SAFETY: written by the driver when it succeeded.
-                allocate(Kind::Array, charged(bytes), call, || unsafe { read(array) }.map(|array| array as u64))
-            }
-        )* };
-    }
-
-    makers! {
-        cuArrayCreate, flat::u32;
-        cuArrayCreate_v2, flat::u64;
-        cuArray3DCreate, solid::u32;
-        cuArray3DCreate_v2, solid::u64;
-    }
-
-    pub unsafe extern "C" fn cuArrayDestroy(array: usize) -> Status {
-        // SAFETY: our caller's argument, unchanged.
-        free(Kind::Array, array as u64, || unsafe { real::cuArrayDestroy(array) })
-    }
-
-    pub unsafe extern "C" fn cuMipmappedArrayCreate(
-        array: *mut usize,
-        shape: *const c_void,
-        levels: u32,
-    ) -> Status {
+hooks! { |call|
+    cuArrayCreate(array: *mut usize, shape: *const c_void) =>
+        // SAFETY: the description that this function takes, and what the driver writes when it succeeds.
+        unsafe { make(array, shape, flat::<u32>, call) };
+    cuArrayCreate_v2(array: *mut usize, shape: *const c_void) =>
+        // SAFETY: as above.
+        unsafe { make(array, shape, flat::<u64>, call) };
+    cuArray3DCreate(array: *mut usize, shape: *const c_void) =>
+        // SAFETY: as above.
+        unsafe { make(array, shape, solid::<u32>, call) };
+    cuArray3DCreate_v2(array: *mut usize, shape: *const c_void) =>
+        // SAFETY: as above.
+        unsafe { make(array, shape, solid::<u64>, call) };
+    cuArrayDestroy(array: usize) => free(Kind::Array, array as u64, call);
+    cuMipmappedArrayCreate(array: *mut usize, shape: *const c_void, levels: u32) => {
         // SAFETY: our caller passes the description that this function takes.
         let bytes = unsafe { solid::<u64>(shape) }.mipmap_bytes(levels);
-        // SAFETY: our caller's arguments, unchanged.
-        let call = || unsafe { real::cuMipmappedArrayCreate(array, shape, levels) };
         // SAFETY: written by the driver when it succeeded.
-        allocate(Kind::Mipmap, charged(bytes), call, || unsafe { read(array) }.map(|array| array as u64))
-    }
-
-    pub unsafe extern "C" fn cuMipmappedArrayDestroy(array: usize) -> Status {
-        // SAFETY: our caller's argument, unchanged.
-        free(Kind::Mipmap, array as u64, || unsafe { real::cuMipmappedArrayDestroy(array) })
-    }
+        unsafe { allocate(Kind::Mipmap, charged(bytes), array, call) }
+    };
+    cuMipmappedArrayDestroy(array: usize) => free(Kind::Mipmap, array as u64, call);
 }

@@ -58,18 +58,6 @@ fn set_limit(limit: i32, value: usize, call: impl FnOnce() -> Status) -> Status 
     status
 }
 
-/// The hooks of this family.
-#[allow(
-    non_snake_case,
-    missing_docs,
-    clippy::missing_safety_doc,
-    reason = "the driver names and documents them"
-)]
-pub mod hooks {
-    use super::*;
-
-    pub unsafe extern "C" fn cuCtxSetLimit(limit: i32, value: usize) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        set_limit(limit, value, || unsafe { real::cuCtxSetLimit(limit, value) })
-    }
+hooks! { |call|
+    cuCtxSetLimit(limit: i32, value: usize) => set_limit(limit, value, call);
 }

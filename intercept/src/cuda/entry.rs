@@ -3,7 +3,7 @@
 
 use core::ffi::{CStr, c_char};
 
-use super::{DRIVER, HOOKED, SUCCESS, Status, functions, here, launch, read, real, write};
+use super::{DRIVER, HOOKED, Status, after_success, functions, here, launch, read, real, write};
 
 /// Prefixes of the names of functions that allocate device memory or launch. [`NOT_OURS`] lists the
 /// exceptions.
@@ -48,56 +48,19 @@ fn count_unhooked(name: &[u8]) {
     }
 }
 
-/// The hooks of this family.
-#[allow(
-    non_snake_case,
-    missing_docs,
-    clippy::missing_safety_doc,
-    reason = "the driver names and documents them"
-)]
-pub mod hooks {
-    use super::*;
-
-    pub unsafe extern "C" fn cuInit(flags: u32) -> Status {
-        // SAFETY: our caller's argument, unchanged.
-        let status = unsafe { real::cuInit(flags) };
-        if status == SUCCESS {
-            // Opens the books now rather than in the first allocation.
-            if let Some(here) = here() {
-                launch::open_gate(here);
-            }
+hooks! { |call|
+    cuInit(flags: u32) => after_success(call, || {
+        // Opens the books now rather than in the first allocation.
+        if let Some(here) = here() {
+            launch::open_gate(here);
         }
-        status
-    }
-
-    pub unsafe extern "C" fn cuGetProcAddress(
-        name: *const c_char,
-        function: *mut usize,
-        version: i32,
-        flags: u64,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::cuGetProcAddress(name, function, version, flags) };
-        if status == SUCCESS {
-            // SAFETY: the driver has accepted them.
-            unsafe { substitute(name, function) };
-        }
-        status
-    }
-
-    pub unsafe extern "C" fn cuGetProcAddress_v2(
-        name: *const c_char,
-        function: *mut usize,
-        version: i32,
-        flags: u64,
-        found: *mut i32,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::cuGetProcAddress_v2(name, function, version, flags, found) };
-        if status == SUCCESS {
-            // SAFETY: the driver has accepted them.
-            unsafe { substitute(name, function) };
-        }
-        status
-    }
+    });
+    cuGetProcAddress(name: *const c_char, function: *mut usize, version: i32, flags: u64) =>
+        // SAFETY: the driver has accepted them.
+        after_success(call, || unsafe { substitute(name, function) });
+    cuGetProcAddress_v2(
+        name: *const c_char, function: *mut usize, version: i32, flags: u64, found: *mut i32,
+    ) =>
+        // SAFETY: the driver has accepted them.
+        after_success(call, || unsafe { substitute(name, function) });
 }

@@ -12,31 +12,13 @@ use crate::table::Kind;
 /// Offset of `size` in `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`: behind the type and a union of two pointers.
 const SIZE_AT: usize = 24;
 
-/// The hooks of this family.
-#[allow(
-    non_snake_case,
-    missing_docs,
-    clippy::missing_safety_doc,
-    reason = "the driver names and documents them"
-)]
-pub mod hooks {
-    use super::*;
-
-    pub unsafe extern "C" fn cuImportExternalMemory(
-        memory: *mut usize,
-        description: *const c_void,
-    ) -> Status {
+hooks! { |call|
+    cuImportExternalMemory(memory: *mut usize, description: *const c_void) => {
         let at = if description.is_null() { description } else { description.wrapping_byte_add(SIZE_AT) };
         // SAFETY: null, or the size field of our caller's description.
         let bytes = unsafe { read(at.cast::<u64>()) }.unwrap_or(0);
-        // SAFETY: our caller's arguments, unchanged.
-        let call = || unsafe { real::cuImportExternalMemory(memory, description) };
         // SAFETY: written by the driver when it succeeded.
-        allocate(Kind::External, charged(bytes), call, || unsafe { read(memory) }.map(|memory| memory as u64))
-    }
-
-    pub unsafe extern "C" fn cuDestroyExternalMemory(memory: usize) -> Status {
-        // SAFETY: our caller's argument, unchanged.
-        free(Kind::External, memory as u64, || unsafe { real::cuDestroyExternalMemory(memory) })
-    }
+        unsafe { allocate(Kind::External, charged(bytes), memory, call) }
+    };
+    cuDestroyExternalMemory(memory: usize) => free(Kind::External, memory as u64, call);
 }

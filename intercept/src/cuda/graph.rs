@@ -89,11 +89,7 @@ impl Reserve {
         let Some(reserved) = attribute(self.device, RESERVED).filter(|_| self.known) else { return };
         let running = if self.launched == 0 { 0 } else { self.base.saturating_add(self.launched) };
         let now = reserved.max(running);
-        if now > self.charged {
-            here.book().add(line, now - self.charged);
-        } else {
-            here.book().release(line, self.charged - now);
-        }
+        here.book().settle(line, self.charged, now);
         self.charged = now;
     }
 
@@ -286,7 +282,11 @@ fn run(executable: usize, stream: Stream, per_thread: bool, call: impl FnOnce() 
 }
 
 fn destroy(executable: usize, call: impl FnOnce() -> Status) -> Status {
-    let Some(here) = here().filter(|_| !is_unused()) else { return call() };
+    let Some(here) = here() else { return call() };
+    launch::graph_ends(here, executable); // first: the driver may give its handle to another graph
+    if is_unused() {
+        return call();
+    }
     let table = &here.state.table;
     // The entries go first: the driver may give the handle to another graph. The graph may still run.
     let entries: [Option<Entry>; MAX_DEVICES] =
@@ -314,12 +314,7 @@ fn trim(device: Device, call: impl FnOnce() -> Status) -> Status {
 }
 
 /// The launches that the [gate](super::gate) does not pass straight to the driver.
-#[allow(
-    non_snake_case,
-    missing_docs,
-    clippy::missing_safety_doc,
-    reason = "the driver names and documents them"
-)]
+#[allow(non_snake_case, reason = "the driver's names")]
 pub(super) mod limited {
     use super::*;
 
@@ -338,57 +333,28 @@ pub(super) mod limited {
     }
 }
 
-/// The hooks of this family.
-#[allow(
-    non_snake_case,
-    missing_docs,
-    clippy::missing_safety_doc,
-    reason = "the driver names and documents them"
-)]
-pub mod hooks {
-    use super::*;
-
-    macro_rules! instantiators {
-        ($($name:ident($($argument:ident: $type:ty),*);)*) => { $(
-            pub unsafe extern "C" fn $name(executable: *mut usize, graph: Graph, $($argument: $type),*) -> Status {
-                // SAFETY: our caller's arguments, unchanged.
-                let call = || unsafe { real::$name(executable, graph, $($argument),*) };
-                // SAFETY: written by the driver when it succeeded.
-                instantiate(graph, || unsafe { read(executable) }, call)
-            }
-        )* };
-    }
-    instantiators! {
-        cuGraphInstantiate(bad: *mut usize, text: *mut c_char, length: usize);
-        cuGraphInstantiate_v2(bad: *mut usize, text: *mut c_char, length: usize);
-        cuGraphInstantiateWithFlags(flags: u64);
-        cuGraphInstantiateWithParams(parameters: *mut c_void);
-        cuGraphInstantiateWithParams_ptsz(parameters: *mut c_void);
-    }
-
-    macro_rules! runners {
-        ($($name:ident, $per_thread:literal;)*) => { $(
-            pub unsafe extern "C" fn $name(executable: usize, stream: Stream) -> Status {
-                // SAFETY: our caller's arguments, unchanged.
-                run(executable, stream, $per_thread, || unsafe { real::$name(executable, stream) })
-            }
-        )* };
-    }
-    runners! {
-        cuGraphUpload, false;
-        cuGraphUpload_ptsz, true;
-    }
-
-    pub unsafe extern "C" fn cuGraphExecDestroy(executable: usize) -> Status {
-        if let Some(here) = here() {
-            launch::graph_ends(here, executable); // first: the driver may give its handle to another graph
-        }
-        // SAFETY: our caller's argument, unchanged.
-        destroy(executable, || unsafe { real::cuGraphExecDestroy(executable) })
-    }
-
-    pub unsafe extern "C" fn cuDeviceGraphMemTrim(device: Device) -> Status {
-        // SAFETY: our caller's argument, unchanged.
-        trim(device, || unsafe { real::cuDeviceGraphMemTrim(device) })
-    }
+hooks! { |call|
+    cuGraphInstantiate(
+        executable: *mut usize, graph: Graph, bad: *mut usize, text: *mut c_char, length: usize,
+    ) =>
+        // SAFETY: written by the driver when it succeeded.
+        instantiate(graph, || unsafe { read(executable) }, call);
+    cuGraphInstantiate_v2(
+        executable: *mut usize, graph: Graph, bad: *mut usize, text: *mut c_char, length: usize,
+    ) =>
+        // SAFETY: as above.
+        instantiate(graph, || unsafe { read(executable) }, call);
+    cuGraphInstantiateWithFlags(executable: *mut usize, graph: Graph, flags: u64) =>
+        // SAFETY: as above.
+        instantiate(graph, || unsafe { read(executable) }, call);
+    cuGraphInstantiateWithParams(executable: *mut usize, graph: Graph, parameters: *mut c_void) =>
+        // SAFETY: as above.
+        instantiate(graph, || unsafe { read(executable) }, call);
+    cuGraphInstantiateWithParams_ptsz(executable: *mut usize, graph: Graph, parameters: *mut c_void) =>
+        // SAFETY: as above.
+        instantiate(graph, || unsafe { read(executable) }, call);
+    cuGraphUpload(executable: usize, stream: Stream) => run(executable, stream, false, call);
+    cuGraphUpload_ptsz(executable: usize, stream: Stream) => run(executable, stream, true, call);
+    cuGraphExecDestroy(executable: usize) => destroy(executable, call);
+    cuDeviceGraphMemTrim(device: Device) => trim(device, call);
 }

@@ -8,7 +8,7 @@ use gpushare_region::MAX_DEVICES;
 use super::functions::number;
 use super::launch::{is_open, is_paid, launch_slowly, pay};
 use super::stream_handle::StreamHandle;
-use super::{DRIVER, SUCCESS, Status, Stream, here, read, real};
+use super::{DRIVER, SUCCESS, Status, Stream, after_success, here, read, real};
 use crate::compute::Key;
 
 /// The part of `CUlaunchConfig` that is read.
@@ -34,12 +34,7 @@ struct OneOfMany {
 }
 
 /// The launches behind the gate, for containers in which a GPU may be limited.
-#[allow(
-    non_snake_case,
-    clippy::missing_safety_doc,
-    clippy::too_many_arguments,
-    reason = "the driver names and documents them"
-)]
+#[allow(non_snake_case, clippy::too_many_arguments, reason = "the driver's names and arguments")]
 pub(super) mod limited {
     use super::*;
 
@@ -152,7 +147,7 @@ pub(super) mod limited {
 ///
 /// # Safety
 /// `list` is null or holds `count` launches, or as many as there are devices.
-unsafe fn launch_many(list: *const OneOfMany, count: u32, call: &mut dyn FnMut() -> Status) -> Status {
+unsafe fn launch_many(list: *const OneOfMany, count: u32, mut call: impl FnMut() -> Status) -> Status {
     let Some(here) = here().filter(|_| !is_open() && !list.is_null()) else { return call() };
     let mut context = 0;
     // SAFETY: the driver writes one handle.
@@ -171,7 +166,7 @@ unsafe fn launch_many(list: *const OneOfMany, count: u32, call: &mut dyn FnMut()
         }
     }
     let Some(own) = own.filter(|own| !is_paid(own.key(), own.stream)) else { return call() };
-    launch_slowly(own.key(), StreamHandle { stream: own.stream, per_thread: false }, call)
+    launch_slowly(own.key(), StreamHandle { stream: own.stream, per_thread: false }, &mut call)
 }
 
 impl OneOfMany {
@@ -194,57 +189,22 @@ fn launch_old(function: usize, grid: [i32; 2], stream: Stream, mut call: impl Fn
     launch_slowly(key, StreamHandle { stream, per_thread: false }, &mut call)
 }
 
-/// The hooks of this family.
-#[allow(
-    non_snake_case,
-    missing_docs,
-    clippy::missing_safety_doc,
-    reason = "the driver names and documents them"
-)]
-pub mod hooks {
-    use super::*;
+/// Remembers the block shape of `function`, for the launches that do not name it.
+fn remember_shape(function: usize, shape: [i32; 3]) {
+    if let Some(word) = here().and_then(|here| here.state.launches.shape(function)) {
+        let [x, y, z] = shape.map(i32::cast_unsigned); // at most 1024, 1024 and 64
+        word.store(x | y << 11 | z << 22, Relaxed);
+    }
+}
 
-    pub unsafe extern "C" fn cuLaunchCooperativeKernelMultiDevice(
-        list: *mut c_void,
-        count: u32,
-        flags: u32,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let mut call = || unsafe { real::cuLaunchCooperativeKernelMultiDevice(list, count, flags) };
+hooks! { |call|
+    cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, count: u32, flags: u32) =>
         // SAFETY: as the driver reads it.
-        unsafe { launch_many(list.cast(), count, &mut call) }
-    }
-
-    pub unsafe extern "C" fn cuFuncSetBlockShape(function: usize, x: i32, y: i32, z: i32) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::cuFuncSetBlockShape(function, x, y, z) };
-        if status == SUCCESS
-            && let Some(word) = here().and_then(|here| here.state.launches.shape(function))
-        {
-            let [x, y, z] = [x, y, z].map(i32::cast_unsigned); // at most 1024, 1024 and 64
-            word.store(x | y << 11 | z << 22, Relaxed);
-        }
-        status
-    }
-
-    pub unsafe extern "C" fn cuLaunch(function: usize) -> Status {
-        // SAFETY: our caller's argument, unchanged.
-        launch_old(function, [1, 1], 0, || unsafe { real::cuLaunch(function) })
-    }
-
-    pub unsafe extern "C" fn cuLaunchGrid(function: usize, width: i32, height: i32) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        launch_old(function, [width, height], 0, || unsafe { real::cuLaunchGrid(function, width, height) })
-    }
-
-    pub unsafe extern "C" fn cuLaunchGridAsync(
-        function: usize,
-        width: i32,
-        height: i32,
-        stream: Stream,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let call = || unsafe { real::cuLaunchGridAsync(function, width, height, stream) };
-        launch_old(function, [width, height], stream, call)
-    }
+        unsafe { launch_many(list.cast(), count, call) };
+    cuFuncSetBlockShape(function: usize, x: i32, y: i32, z: i32) =>
+        after_success(call, || remember_shape(function, [x, y, z]));
+    cuLaunch(function: usize) => launch_old(function, [1, 1], 0, call);
+    cuLaunchGrid(function: usize, width: i32, height: i32) => launch_old(function, [width, height], 0, call);
+    cuLaunchGridAsync(function: usize, width: i32, height: i32, stream: Stream) =>
+        launch_old(function, [width, height], stream, call);
 }

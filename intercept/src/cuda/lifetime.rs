@@ -7,6 +7,7 @@
 
 pub(super) mod green;
 
+use core::ffi::c_void;
 use core::sync::atomic::Ordering;
 
 use super::charge::Charge;
@@ -137,6 +138,7 @@ fn is_gone(context: Context) -> bool {
     ask(context).is_err_and(|status| GONE.contains(&status))
 }
 
+/// Ends the use of a context with `call`. `has_ended` then says whether this has ended the context itself.
 fn destroy(context: Context, has_ended: fn(Context) -> bool, call: impl FnOnce() -> Status) -> Status {
     let Some(here) = here().filter(|_| context != 0) else { return call() };
     let contexts = &here.state.contexts;
@@ -160,14 +162,6 @@ fn destroy(context: Context, has_ended: fn(Context) -> bool, call: impl FnOnce()
         leave_unplaced(here, &mut *lines, line_of(here, device));
     }
     status
-}
-
-fn detach(context: Context, call: impl FnOnce() -> Status) -> Status {
-    destroy(context, is_gone, call)
-}
-
-fn end(context: Context, call: impl FnOnce() -> Status) -> Status {
-    destroy(context, |_| true, call)
 }
 
 /// Forwards a release or reset of the primary context, and asks the driver whether the context has ended.
@@ -203,60 +197,40 @@ fn settle_primary(here: Here, lines: &mut [Line], device: Device) {
     }
 }
 
-/// The hooks of this family.
-#[allow(
-    non_snake_case,
-    missing_docs,
-    clippy::missing_safety_doc,
-    reason = "the driver names and documents them"
-)]
-pub mod hooks {
-    use super::*;
-    use core::ffi::c_void;
+hooks! { |call|
+    cuDevicePrimaryCtxRetain(context: *mut Context, device: Device) =>
+        // SAFETY: the driver has written the handle when it succeeded.
+        unsafe { make(device, context, true, call) };
+    cuCtxCreate(context: *mut Context, flags: u32, device: Device) =>
+        // SAFETY: as above.
+        unsafe { make(device, context, false, call) };
+    cuCtxCreate_v2(context: *mut Context, flags: u32, device: Device) =>
+        // SAFETY: as above.
+        unsafe { make(device, context, false, call) };
+    cuCtxCreate_v3(context: *mut Context, affinity: *mut c_void, count: i32, flags: u32, device: Device) =>
+        // SAFETY: as above.
+        unsafe { make(device, context, false, call) };
+    cuCtxCreate_v4(context: *mut Context, parameters: *mut c_void, flags: u32, device: Device) =>
+        // SAFETY: as above.
+        unsafe { make(device, context, false, call) };
+    cuGLCtxCreate(context: *mut Context, flags: u32, device: Device) =>
+        // SAFETY: as above.
+        unsafe { make(device, context, false, call) };
+    cuGLCtxCreate_v2(context: *mut Context, flags: u32, device: Device) =>
+        // SAFETY: as above.
+        unsafe { make(device, context, false, call) };
+    cuVDPAUCtxCreate(context: *mut Context, flags: u32, device: Device, vdpau: u32, lookup: *mut c_void) =>
+        // SAFETY: as above.
+        unsafe { make(device, context, false, call) };
+    cuVDPAUCtxCreate_v2(context: *mut Context, flags: u32, device: Device, vdpau: u32, lookup: *mut c_void) =>
+        // SAFETY: as above.
+        unsafe { make(device, context, false, call) };
 
-    macro_rules! makers {
-        ($($name:ident, $primary:literal ( $handle:ident; $($before:ident : $type:ty),* ; $device:ident $(; $after:ident : $after_type:ty)* );)*) => { $(
-            pub unsafe extern "C" fn $name($handle: *mut Context, $($before: $type,)* $device: Device $(, $after: $after_type)*) -> Status {
-                // SAFETY: our caller's arguments, unchanged.
-                let call = || unsafe { real::$name($handle, $($before,)* $device $(, $after)*) };
-                // SAFETY: the driver has written the handle when it succeeded.
-                unsafe { make($device, $handle, $primary, call) }
-            }
-        )* };
-    }
-
-    makers! {
-        cuDevicePrimaryCtxRetain, true (context; ; device);
-        cuCtxCreate, false (context; flags: u32; device);
-        cuCtxCreate_v2, false (context; flags: u32; device);
-        cuCtxCreate_v3, false (context; affinity: *mut c_void, count: i32, flags: u32; device);
-        cuCtxCreate_v4, false (context; parameters: *mut c_void, flags: u32; device);
-        cuGLCtxCreate, false (context; flags: u32; device);
-        cuGLCtxCreate_v2, false (context; flags: u32; device);
-        cuVDPAUCtxCreate, false (context; flags: u32; device; vdpau: u32; lookup: *mut c_void);
-        cuVDPAUCtxCreate_v2, false (context; flags: u32; device; vdpau: u32; lookup: *mut c_void);
-    }
-
-    macro_rules! endings {
-        ($end:ident: $($name:ident($argument:ident: $type:ty);)*) => { $(
-            pub unsafe extern "C" fn $name($argument: $type) -> Status {
-                // SAFETY: our caller's argument, unchanged.
-                $end($argument, || unsafe { real::$name($argument) })
-            }
-        )* };
-    }
-
-    endings! { end_primary:
-        cuDevicePrimaryCtxRelease(device: Device);
-        cuDevicePrimaryCtxRelease_v2(device: Device);
-        cuDevicePrimaryCtxReset(device: Device);
-        cuDevicePrimaryCtxReset_v2(device: Device);
-    }
-    endings! { end:
-        cuCtxDestroy(context: Context);
-        cuCtxDestroy_v2(context: Context);
-    }
-    endings! { detach:
-        cuCtxDetach(context: Context);
-    }
+    cuDevicePrimaryCtxRelease(device: Device) => end_primary(device, call);
+    cuDevicePrimaryCtxRelease_v2(device: Device) => end_primary(device, call);
+    cuDevicePrimaryCtxReset(device: Device) => end_primary(device, call);
+    cuDevicePrimaryCtxReset_v2(device: Device) => end_primary(device, call);
+    cuCtxDestroy(context: Context) => destroy(context, |_| true, call);
+    cuCtxDestroy_v2(context: Context) => destroy(context, |_| true, call);
+    cuCtxDetach(context: Context) => destroy(context, is_gone, call);
 }

@@ -3,15 +3,19 @@
 use super::charge::Charge;
 use super::context::{Current, current};
 use super::size::{charged, pitched};
-use super::{Here, OUT_OF_MEMORY, SUCCESS, Status, here, pool, read, real};
+use super::{Here, OUT_OF_MEMORY, SUCCESS, Status, here, pool, read_number, real};
 use crate::table::{Entry, Kind};
 
-/// Allocates with `call`, which takes at most `bytes` (already rounded). `key` then names the object.
-pub(super) fn allocate(
+/// Allocates with `call`, which takes at most `bytes` (already rounded) and writes the object's name to
+/// `key`.
+///
+/// # Safety
+/// `key` is null, or readable after `call` succeeded.
+pub(super) unsafe fn allocate<N: Copy + TryInto<u64>>(
     kind: Kind,
     bytes: u64,
+    key: *const N,
     call: impl FnOnce() -> Status,
-    key: impl FnOnce() -> Option<u64>,
 ) -> Status {
     let Some(here) = here() else { return OUT_OF_MEMORY };
     let Some(current) = current(here) else { return call() };
@@ -21,7 +25,8 @@ pub(super) fn allocate(
         return status;
     }
     let Current { context, device } = current;
-    match key() {
+    // SAFETY: as our caller says.
+    match unsafe { read_number(key) } {
         Some(key) => charge.keep_for(Entry { key, size: bytes, extra: 0, kind, device, context }),
         None => charge.keep(),
     }
@@ -63,106 +68,58 @@ fn free_pointer(pointer: u64, call: impl FnOnce() -> Status) -> Status {
     }
 }
 
+/// As [`allocate`], for `height` rows of `width` bytes. The driver chooses the pitch and writes it to
+/// `pitch`.
+///
+/// # Safety
+/// `pointer` and `pitch` are each null, or readable after `call` succeeded.
+unsafe fn allocate_pitched<P: Copy + TryInto<u64>, N: Copy + TryInto<u64>>(
+    pointer: *const P,
+    pitch: *const N,
+    width: u64,
+    height: u64,
+    call: impl FnOnce() -> Status,
+) -> Status {
+    let bound = charged(pitched(width, height));
+    // SAFETY: as our caller says.
+    let status = unsafe { allocate(Kind::Linear, bound, pointer, call) };
+    if status == SUCCESS
+        && let Some(here) = here()
+        // SAFETY: as our caller says.
+        && let Some(pointer) = unsafe { read_number(pointer) }
+        // SAFETY: as our caller says.
+        && let Some(pitch) = unsafe { read_number(pitch) }
+    {
+        settle_pitch(here, pointer, pitch, height);
+    }
+    status
+}
+
 /// Settles a pitched allocation, for which the driver has chosen the pitch.
 fn settle_pitch(here: Here, pointer: u64, pitch: u64, height: u64) {
     let real = charged(pitch.saturating_mul(height));
-    let change = here
-        .state
-        .table
-        .change(Kind::Linear, pointer, |entry| (entry.device, core::mem::replace(&mut entry.size, real)));
-    let Some((device, bound)) = change else { return };
-    let device = usize::from(device);
-    if real > bound {
-        here.book().add(device, real - bound);
-    } else {
-        here.book().release(device, bound - real);
+    let exchange = |entry: &mut Entry| (entry.device, core::mem::replace(&mut entry.size, real));
+    if let Some((device, bound)) = here.state.table.change(Kind::Linear, pointer, exchange) {
+        here.book().settle(usize::from(device), bound, real);
     }
 }
 
-/// The hooks of this family.
-#[allow(
-    non_snake_case,
-    missing_docs,
-    clippy::missing_safety_doc,
-    reason = "the driver names and documents them"
-)]
-pub mod hooks {
-    use super::*;
-
-    pub unsafe extern "C" fn cuMemAlloc(pointer: *mut u32, bytes: u32) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let call = || unsafe { real::cuMemAlloc(pointer, bytes) };
+hooks! { |call|
+    cuMemAlloc(pointer: *mut u32, bytes: u32) =>
         // SAFETY: written by the driver when it succeeded.
-        allocate(Kind::Linear, charged(bytes.into()), call, || unsafe { read(pointer) }.map(u64::from))
-    }
-
-    pub unsafe extern "C" fn cuMemAlloc_v2(pointer: *mut u64, bytes: usize) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let call = || unsafe { real::cuMemAlloc_v2(pointer, bytes) };
+        unsafe { allocate(Kind::Linear, charged(bytes.into()), pointer, call) };
+    cuMemAlloc_v2(pointer: *mut u64, bytes: usize) =>
         // SAFETY: written by the driver when it succeeded.
-        allocate(Kind::Linear, charged(bytes as u64), call, || unsafe { read(pointer) })
-    }
-
-    pub unsafe extern "C" fn cuMemAllocManaged(pointer: *mut u64, bytes: usize, flags: u32) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let call = || unsafe { real::cuMemAllocManaged(pointer, bytes, flags) };
+        unsafe { allocate(Kind::Linear, charged(bytes as u64), pointer, call) };
+    cuMemAllocManaged(pointer: *mut u64, bytes: usize, flags: u32) =>
         // SAFETY: written by the driver when it succeeded.
-        allocate(Kind::Linear, charged(bytes as u64), call, || unsafe { read(pointer) })
-    }
-
-    pub unsafe extern "C" fn cuMemAllocPitch(
-        pointer: *mut u32,
-        pitch: *mut u32,
-        width: u32,
-        height: u32,
-        element: u32,
-    ) -> Status {
-        let bound = charged(pitched(width.into(), height.into()));
-        // SAFETY: our caller's arguments, unchanged.
-        let call = || unsafe { real::cuMemAllocPitch(pointer, pitch, width, height, element) };
+        unsafe { allocate(Kind::Linear, charged(bytes as u64), pointer, call) };
+    cuMemAllocPitch(pointer: *mut u32, pitch: *mut u32, width: u32, height: u32, element: u32) =>
         // SAFETY: written by the driver when it succeeded.
-        let key = || unsafe { read(pointer) }.map(u64::from);
-        let status = allocate(Kind::Linear, bound, call, key);
-        if status == SUCCESS
-            && let (Some(here), Some(pointer)) = (here(), key())
-            // SAFETY: written by the driver, which succeeded.
-            && let Some(pitch) = unsafe { read(pitch) }
-        {
-            settle_pitch(here, pointer, pitch.into(), height.into());
-        }
-        status
-    }
-
-    pub unsafe extern "C" fn cuMemAllocPitch_v2(
-        pointer: *mut u64,
-        pitch: *mut usize,
-        width: usize,
-        height: usize,
-        element: u32,
-    ) -> Status {
-        let bound = charged(pitched(width as u64, height as u64));
-        // SAFETY: our caller's arguments, unchanged.
-        let call = || unsafe { real::cuMemAllocPitch_v2(pointer, pitch, width, height, element) };
+        unsafe { allocate_pitched(pointer, pitch, width.into(), height.into(), call) };
+    cuMemAllocPitch_v2(pointer: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32) =>
         // SAFETY: written by the driver when it succeeded.
-        let key = || unsafe { read(pointer) };
-        let status = allocate(Kind::Linear, bound, call, key);
-        if status == SUCCESS
-            && let (Some(here), Some(pointer)) = (here(), key())
-            // SAFETY: written by the driver, which succeeded.
-            && let Some(pitch) = unsafe { read(pitch) }
-        {
-            settle_pitch(here, pointer, pitch as u64, height as u64);
-        }
-        status
-    }
-
-    pub unsafe extern "C" fn cuMemFree(pointer: u32) -> Status {
-        // SAFETY: our caller's argument, unchanged.
-        free_pointer(pointer.into(), || unsafe { real::cuMemFree(pointer) })
-    }
-
-    pub unsafe extern "C" fn cuMemFree_v2(pointer: u64) -> Status {
-        // SAFETY: our caller's argument, unchanged.
-        free_pointer(pointer, || unsafe { real::cuMemFree_v2(pointer) })
-    }
+        unsafe { allocate_pitched(pointer, pitch, width as u64, height as u64, call) };
+    cuMemFree(pointer: u32) => free_pointer(pointer.into(), call);
+    cuMemFree_v2(pointer: u64) => free_pointer(pointer, call);
 }

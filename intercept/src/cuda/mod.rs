@@ -34,7 +34,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 
 use gpushare_region::path;
 
-use crate::pointer::{read, write};
+use crate::pointer::{read, read_number, write};
 use crate::process::{Home, Process, Zeroed};
 use crate::table::Table;
 use functions::{Context, Device, Graph, OUT_OF_MEMORY, Pool, SUCCESS, Stream, real};
@@ -69,6 +69,34 @@ type Here = &'static Process<Cuda>;
 
 fn here() -> Option<Here> {
     HOME.get()
+}
+
+/// Does `then` if `call` succeeds, and returns what `call` says.
+fn after_success(call: impl FnOnce() -> Status, then: impl FnOnce()) -> Status {
+    let status = call();
+    if status == SUCCESS {
+        then();
+    }
+    status
+}
+
+/// As [`after_success`], with what `call` has written to `place`.
+///
+/// # Safety
+/// `place` is null, or readable after `call` succeeded.
+unsafe fn after_writing<T: Copy>(
+    place: *const T,
+    call: impl FnOnce() -> Status,
+    then: impl FnOnce(Here, T),
+) -> Status {
+    after_success(call, || {
+        if let Some(here) = here()
+            // SAFETY: as our caller says.
+            && let Some(written) = unsafe { read(place) }
+        {
+            then(here, written);
+        }
+    })
 }
 
 /// Looks up the real functions. Called once, when the library is loaded and before any of its hooks.

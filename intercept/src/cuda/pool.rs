@@ -13,7 +13,9 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::context;
 use super::queue::{Queue, Ran};
-use super::{Device, Here, Pool, SUCCESS, Status, Stream, UNLISTED, here, line_of, read, real};
+use super::{
+    Device, Here, Pool, SUCCESS, Status, Stream, UNLISTED, after_writing, here, line_of, read, real,
+};
 use crate::mutex::{Guard, Mutex};
 use crate::table::Kind;
 
@@ -94,12 +96,7 @@ impl Known {
 
     /// Sets the charge of the pool to `bytes`.
     fn charge(&mut self, here: Here, bytes: u64) {
-        let device = usize::from(self.device);
-        if bytes > self.charged {
-            here.book().add(device, bytes - self.charged);
-        } else {
-            here.book().release(device, self.charged - bytes);
-        }
+        here.book().settle(self.device.into(), self.charged, bytes);
         self.charged = bytes;
     }
 
@@ -225,13 +222,15 @@ fn destroy(pool: Pool, call: impl FnOnce() -> Status) -> Status {
     status
 }
 
-/// Settles a pool after a call that may have shrunk it.
-fn resettle(pool: Pool) {
+/// Settles a pool after `call`, which may have shrunk it.
+fn resettle(pool: Pool, call: impl FnOnce() -> Status) -> Status {
+    let status = call();
     if let Some(here) = here()
         && let Some((at, _)) = known(here, pool)
     {
         settle_one(here, at);
     }
+    status
 }
 
 /// Changes with `call` which pool `cuMemAllocAsync` takes. An allocation of another thread that overlaps this
@@ -248,90 +247,37 @@ fn choose(call: impl FnOnce() -> Status) -> Status {
     status
 }
 
-/// The hooks of this family.
-#[allow(
-    non_snake_case,
-    missing_docs,
-    clippy::missing_safety_doc,
-    reason = "the driver names and documents them"
-)]
-pub mod hooks {
-    use super::*;
+/// Enters a pool that the program has made. `memory`, `kind` and `device` are the type of its allocations and
+/// where they lie.
+fn made(here: Here, pool: Pool, memory: i32, kind: i32, device: Device) {
+    let (line, state) = if kind == ON_DEVICE {
+        (line_of(here, device), State::Charged)
+    } else if memory == MANAGED {
+        // Whatever location it prefers, its pages can move to the GPU.
+        (context::current(here).map_or(UNLISTED, |current| current.device), State::Charged)
+    } else {
+        (UNLISTED, State::Unpaid)
+    };
+    // No place left: allocations from it will be refused.
+    let _ = place(here, pool, line, state);
+}
 
-    pub unsafe extern "C" fn cuMemPoolCreate(pool: *mut Pool, properties: *const c_void) -> Status {
-        let at =
-            |offset| if properties.is_null() { properties } else { properties.wrapping_byte_add(offset) };
-        // SAFETY: null, or the allocation type in our caller's CUmemPoolProps.
-        let memory = unsafe { read(at(0).cast::<i32>()) }.unwrap_or(0);
-        // SAFETY: null, or the location type behind it.
-        let kind = unsafe { read(at(8).cast::<i32>()) }.unwrap_or(ON_DEVICE);
-        // SAFETY: null, or the location id beside it.
-        let device = unsafe { read(at(12).cast::<Device>()) }.unwrap_or(0);
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::cuMemPoolCreate(pool, properties) };
-        if status == SUCCESS
-            && let Some(here) = here()
-            // SAFETY: written by the driver, which succeeded.
-            && let Some(pool) = unsafe { read(pool) }
-        {
-            let (line, state) = if kind == ON_DEVICE {
-                (line_of(here, device), State::Charged)
-            } else if memory == MANAGED {
-                // Whatever location it prefers, its pages can move to the GPU.
-                (context::current(here).map_or(UNLISTED, |current| current.device), State::Charged)
-            } else {
-                (UNLISTED, State::Unpaid)
-            };
-            // No place left: allocations from it will be refused.
-            let _ = place(here, pool, line, state);
-        }
-        status
-    }
-
-    pub unsafe extern "C" fn cuMemPoolImportFromShareableHandle(
-        pool: *mut Pool,
-        handle: *mut c_void,
-        kind: i32,
-        flags: u64,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::cuMemPoolImportFromShareableHandle(pool, handle, kind, flags) };
-        if status == SUCCESS
-            && let Some(here) = here()
-            // SAFETY: written by the driver, which succeeded.
-            && let Some(pool) = unsafe { read(pool) }
-        {
-            let _ = place(here, pool, UNLISTED, State::Unpaid);
-        }
-        status
-    }
-
-    pub unsafe extern "C" fn cuMemPoolDestroy(pool: Pool) -> Status {
-        // SAFETY: our caller's argument, unchanged.
-        destroy(pool, || unsafe { real::cuMemPoolDestroy(pool) })
-    }
-
-    pub unsafe extern "C" fn cuMemPoolTrimTo(pool: Pool, bytes: usize) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::cuMemPoolTrimTo(pool, bytes) };
-        resettle(pool);
-        status
-    }
-
-    pub unsafe extern "C" fn cuMemPoolSetAttribute(pool: Pool, attribute: i32, value: *mut c_void) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::cuMemPoolSetAttribute(pool, attribute, value) };
-        resettle(pool);
-        status
-    }
-
-    pub unsafe extern "C" fn cuDeviceSetMemPool(device: Device, pool: Pool) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        choose(|| unsafe { real::cuDeviceSetMemPool(device, pool) })
-    }
-
-    pub unsafe extern "C" fn cuMemSetMemPool(location: *mut c_void, kind: i32, pool: Pool) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        choose(|| unsafe { real::cuMemSetMemPool(location, kind, pool) })
-    }
+hooks! { |call|
+    cuMemPoolCreate(pool: *mut Pool, properties: *const c_void) => {
+        // SAFETY: null, or our caller's CUmemPoolProps: allocation type, handle types, location type and id.
+        let properties = unsafe { read(properties.cast::<[i32; 4]>()) };
+        let [memory, _, kind, device] = properties.unwrap_or([0, 0, ON_DEVICE, 0]);
+        // SAFETY: written by the driver when it succeeded.
+        unsafe { after_writing(pool, call, |here, pool| made(here, pool, memory, kind, device)) }
+    };
+    cuMemPoolImportFromShareableHandle(pool: *mut Pool, handle: *mut c_void, kind: i32, flags: u64) => {
+        let enter = |here, pool| _ = place(here, pool, UNLISTED, State::Unpaid);
+        // SAFETY: written by the driver when it succeeded.
+        unsafe { after_writing(pool, call, enter) }
+    };
+    cuMemPoolDestroy(pool: Pool) => destroy(pool, call);
+    cuMemPoolTrimTo(pool: Pool, bytes: usize) => resettle(pool, call);
+    cuMemPoolSetAttribute(pool: Pool, attribute: i32, value: *mut c_void) => resettle(pool, call);
+    cuDeviceSetMemPool(device: Device, pool: Pool) => choose(call);
+    cuMemSetMemPool(location: *mut c_void, kind: i32, pool: Pool) => choose(call);
 }

@@ -3,7 +3,7 @@
 
 use super::context::current;
 use super::virtual_memory::share;
-use super::{Device, Here, SUCCESS, Status, UNLISTED, here, line_of, read, real, write};
+use super::{Device, Here, Status, UNLISTED, after_success, here, line_of, read_number, real, write};
 
 /// The free and total bytes to report.
 fn seen(here: Here, line: u8, driver_free: u64, driver_total: u64) -> (u64, u64) {
@@ -25,11 +25,10 @@ unsafe fn memory_info<L: Copy + TryFrom<u64> + TryInto<u64>>(free: *mut L, total
     let Some(here) = here() else { return };
     let Some(current) = current(here) else { return };
     // SAFETY: as our caller says.
-    let driver_free = unsafe { read(free) }.and_then(|bytes| bytes.try_into().ok());
+    let driver_free = unsafe { read_number(free) }.unwrap_or(u64::MAX);
     // SAFETY: as our caller says.
-    let driver_total = unsafe { read(total) }.and_then(|bytes| bytes.try_into().ok());
-    let (seen_free, seen_total) =
-        seen(here, current.device, driver_free.unwrap_or(u64::MAX), driver_total.unwrap_or(u64::MAX));
+    let driver_total = unsafe { read_number(total) }.unwrap_or(u64::MAX);
+    let (seen_free, seen_total) = seen(here, current.device, driver_free, driver_total);
     // SAFETY: as our caller says.
     unsafe { write(free, L::try_from(seen_free).unwrap_or(widest)) };
     // SAFETY: as our caller says.
@@ -50,53 +49,17 @@ unsafe fn total_memory<L: Copy + TryFrom<u64>>(bytes: *mut L, device: Device, wi
     }
 }
 
-/// The hooks of this family.
-#[allow(
-    non_snake_case,
-    missing_docs,
-    clippy::missing_safety_doc,
-    reason = "the driver names and documents them"
-)]
-pub mod hooks {
-    use super::*;
-
-    pub unsafe extern "C" fn cuMemGetInfo(free: *mut u32, total: *mut u32) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::cuMemGetInfo(free, total) };
-        if status == SUCCESS {
-            // SAFETY: the driver has accepted them.
-            unsafe { memory_info(free, total, u32::MAX) };
-        }
-        status
-    }
-
-    pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::cuMemGetInfo_v2(free, total) };
-        if status == SUCCESS {
-            // SAFETY: the driver has accepted them.
-            unsafe { memory_info(free, total, usize::MAX) };
-        }
-        status
-    }
-
-    pub unsafe extern "C" fn cuDeviceTotalMem(bytes: *mut u32, device: Device) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::cuDeviceTotalMem(bytes, device) };
-        if status == SUCCESS {
-            // SAFETY: the driver has accepted it.
-            unsafe { total_memory(bytes, device, u32::MAX) };
-        }
-        status
-    }
-
-    pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: Device) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::cuDeviceTotalMem_v2(bytes, device) };
-        if status == SUCCESS {
-            // SAFETY: the driver has accepted it.
-            unsafe { total_memory(bytes, device, usize::MAX) };
-        }
-        status
-    }
+hooks! { |call|
+    cuMemGetInfo(free: *mut u32, total: *mut u32) =>
+        // SAFETY: the driver has accepted them.
+        after_success(call, || unsafe { memory_info(free, total, u32::MAX) });
+    cuMemGetInfo_v2(free: *mut usize, total: *mut usize) =>
+        // SAFETY: the driver has accepted them.
+        after_success(call, || unsafe { memory_info(free, total, usize::MAX) });
+    cuDeviceTotalMem(bytes: *mut u32, device: Device) =>
+        // SAFETY: the driver has accepted it.
+        after_success(call, || unsafe { total_memory(bytes, device, u32::MAX) });
+    cuDeviceTotalMem_v2(bytes: *mut usize, device: Device) =>
+        // SAFETY: the driver has accepted it.
+        after_success(call, || unsafe { total_memory(bytes, device, usize::MAX) });
 }

@@ -11,7 +11,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use self::object::{add_reference, drop_reference, object_of_handle, retain};
 use super::charge::Charge;
-use super::{Device, Here, OUT_OF_MEMORY, SUCCESS, Status, Stream, here, line_of, read, real};
+use super::{
+    Device, Here, OUT_OF_MEMORY, SUCCESS, Status, Stream, after_success, after_writing, here, line_of, read,
+    real,
+};
 use crate::mutex::Mutex;
 use crate::table::{Entry, Kind};
 
@@ -170,89 +173,27 @@ unsafe fn map_array(list: *const ArrayMapping, count: u32) {
     }
 }
 
-/// The hooks of this family.
-#[allow(
-    non_snake_case,
-    missing_docs,
-    clippy::missing_safety_doc,
-    reason = "the driver names and documents them"
-)]
-pub mod hooks {
-    use super::*;
-
-    pub unsafe extern "C" fn cuMemCreate(
-        handle: *mut u64,
-        bytes: usize,
-        properties: *const c_void,
-        flags: u64,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let call = || unsafe { real::cuMemCreate(handle, bytes, properties, flags) };
-        if properties.is_null() {
-            return call();
-        }
-        // SAFETY: the location type in our caller's CUmemAllocationProp.
-        let kind = unsafe { read(properties.wrapping_byte_add(8).cast::<i32>()) };
-        // SAFETY: the location id beside it.
-        let device = unsafe { read(properties.wrapping_byte_add(12).cast::<Device>()) };
-        match (kind, device) {
+hooks! { |call|
+    cuMemCreate(handle: *mut u64, bytes: usize, properties: *const c_void, flags: u64) =>
+        // SAFETY: null, or our caller's CUmemAllocationProp, which has location type and id at 8.
+        match unsafe { read(properties.cast::<[i32; 4]>()) } {
             // SAFETY: written by the driver when it succeeded.
-            (Some(ON_DEVICE), Some(device)) => create(bytes as u64, device, call, || unsafe { read(handle) }),
+            Some([_, _, ON_DEVICE, device]) => create(bytes as u64, device, call, || unsafe { read(handle) }),
             _ => call(),
-        }
-    }
-
-    pub unsafe extern "C" fn cuMemRelease(handle: u64) -> Status {
-        // SAFETY: our caller's argument, unchanged.
-        release(handle, || unsafe { real::cuMemRelease(handle) })
-    }
-
-    pub unsafe extern "C" fn cuMemRetainAllocationHandle(handle: *mut u64, address: u64) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::cuMemRetainAllocationHandle(handle, address) };
-        if status == SUCCESS
-            && let Some(here) = here()
-            // SAFETY: written by the driver, which succeeded.
-            && let Some(handle) = unsafe { read(handle) }
-        {
-            retain(here, handle, || object_at(here, address));
-        }
-        status
-    }
-
-    pub unsafe extern "C" fn cuMemMap(
-        address: u64,
-        bytes: usize,
-        offset: usize,
-        handle: u64,
-        flags: u64,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        map(address, bytes as u64, handle, || unsafe {
-            real::cuMemMap(address, bytes, offset, handle, flags)
-        })
-    }
-
-    pub unsafe extern "C" fn cuMemUnmap(address: u64, bytes: usize) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        unmap(address, bytes as u64, || unsafe { real::cuMemUnmap(address, bytes) })
-    }
-
-    macro_rules! array_mappers {
-        ($($name:ident;)*) => { $(
-            pub unsafe extern "C" fn $name(list: *mut c_void, count: u32, stream: Stream) -> Status {
-                // SAFETY: our caller's arguments, unchanged.
-                let status = unsafe { real::$name(list, count, stream) };
-                if status == SUCCESS {
-                    // SAFETY: the driver has accepted the list.
-                    unsafe { map_array(list.cast(), count) };
-                }
-                status
-            }
-        )* };
-    }
-    array_mappers! {
-        cuMemMapArrayAsync;
-        cuMemMapArrayAsync_ptsz;
-    }
+        };
+    cuMemRelease(handle: u64) => release(handle, call);
+    cuMemRetainAllocationHandle(handle: *mut u64, address: u64) => {
+        let count = |here, handle| retain(here, handle, || object_at(here, address));
+        // SAFETY: written by the driver when it succeeded.
+        unsafe { after_writing(handle, call, count) }
+    };
+    cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) =>
+        map(address, bytes as u64, handle, call);
+    cuMemUnmap(address: u64, bytes: usize) => unmap(address, bytes as u64, call);
+    cuMemMapArrayAsync(list: *mut c_void, count: u32, stream: Stream) =>
+        // SAFETY: the driver has accepted the list.
+        after_success(call, || unsafe { map_array(list.cast(), count) });
+    cuMemMapArrayAsync_ptsz(list: *mut c_void, count: u32, stream: Stream) =>
+        // SAFETY: the driver has accepted the list.
+        after_success(call, || unsafe { map_array(list.cast(), count) });
 }

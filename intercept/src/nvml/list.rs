@@ -11,7 +11,7 @@ const NO_INSTANCE: [u32; 2] = [u32::MAX; 2];
 
 /// Layouts of one list entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Layout {
+pub(super) enum Layout {
     /// Pid, memory.
     V1,
     /// As V1, with two MIG instances.
@@ -87,7 +87,7 @@ unsafe fn write_list(device: Device, count: *mut u32, list: *mut u8, layout: Lay
 ///
 /// # Safety
 /// As [`write_list`], but `count` may be null.
-unsafe fn processes(
+pub(super) unsafe fn processes(
     device: Device,
     count: *mut u32,
     list: *mut c_void,
@@ -110,22 +110,6 @@ unsafe fn processes(
             SUCCESS
         }
     }
-}
-
-/// A process list of the table that nvidia-smi asks for. Only the `compute` list has entries; the books know
-/// nobody in the others.
-///
-/// # Safety
-/// The contract of the real slot.
-pub(super) unsafe fn slot(
-    device: Device,
-    count: *mut u32,
-    list: *mut c_void,
-    compute: bool,
-    probe: impl Fn(*mut u32) -> Status,
-) -> Status {
-    // SAFETY: as our caller says.
-    unsafe { processes(device, count, list, compute.then_some(Layout::Named), probe) }
 }
 
 /// `nvmlProcessDetailList_t`.
@@ -187,13 +171,12 @@ pub mod hooks {
         if status != SUCCESS && status != INSUFFICIENT_SIZE {
             return status;
         }
-        let mut count = if asked.mode == COMPUTE { asked.count } else { 0 };
-        let status = if asked.mode == COMPUTE {
+        let (mut count, mut status) = (0, SUCCESS);
+        if asked.mode == COMPUTE {
+            count = asked.count;
             // SAFETY: our caller's array has room for as many entries as it says.
-            unsafe { write_list(device, &mut count, asked.list, Layout::Detail) }
-        } else {
-            SUCCESS
-        };
+            status = unsafe { write_list(device, &mut count, asked.list, Layout::Detail) };
+        }
         // SAFETY: not null, so writable.
         unsafe { write(list, DetailList { count, ..asked }) };
         status

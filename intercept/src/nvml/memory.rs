@@ -1,6 +1,6 @@
 //! Memory of a GPU: the total is the container's limit, and used and free memory add up to it.
 
-use super::{Device, SUCCESS, Status, book, line_of, read, real, write};
+use super::{Device, Status, book, line_of, real, rewrite};
 
 /// The total and used bytes to report, where the driver's total is `driver_total`.
 fn seen(device: Device, driver_total: u64) -> (u64, u64) {
@@ -14,32 +14,21 @@ fn seen(device: Device, driver_total: u64) -> (u64, u64) {
     }
 }
 
-/// The hooks of this family.
-#[allow(non_snake_case, missing_docs, clippy::missing_safety_doc, reason = "NVML names and documents them")]
-pub mod hooks {
-    use super::*;
-
-    pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: Device, memory: *mut [u64; 3]) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::nvmlDeviceGetMemoryInfo(device, memory) };
+hooks! { |call|
+    nvmlDeviceGetMemoryInfo(device: Device, memory: *mut [u64; 3]) => {
+        let change = |[driver_total, ..]: [u64; 3]| {
+            let (total, used) = seen(device, driver_total);
+            [total, total - used, used] // total, free, used
+        };
         // SAFETY: written by the driver when it succeeded.
-        if let Some([total, ..]) = unsafe { read(memory) }.filter(|_| status == SUCCESS) {
-            let (total, used) = seen(device, total);
-            // SAFETY: as above; total, free, used.
-            unsafe { write(memory, [total, total - used, used]) };
-        }
-        status
-    }
-
-    pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Device, memory: *mut [u64; 5]) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::nvmlDeviceGetMemoryInfo_v2(device, memory) };
+        unsafe { rewrite(memory, call, change) }
+    };
+    nvmlDeviceGetMemoryInfo_v2(device: Device, memory: *mut [u64; 5]) => {
+        let change = |[version, driver_total, ..]: [u64; 5]| {
+            let (total, used) = seen(device, driver_total);
+            [version, total, 0, total - used, used] // version, total, reserved, free, used
+        };
         // SAFETY: written by the driver when it succeeded.
-        if let Some([version, total, ..]) = unsafe { read(memory) }.filter(|_| status == SUCCESS) {
-            let (total, used) = seen(device, total);
-            // SAFETY: as above; version, total, reserved, free, used.
-            unsafe { write(memory, [version, total, 0, total - used, used]) };
-        }
-        status
-    }
+        unsafe { rewrite(memory, call, change) }
+    };
 }

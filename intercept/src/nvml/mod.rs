@@ -40,6 +40,26 @@ pub fn load() {
     DRIVER.fill(path::DRIVER_NVML, &NAMES);
 }
 
+/// Makes `call`. After a success, what it has written to `place` is replaced by what `change` makes of it.
+///
+/// # Safety
+/// `place` is null, or readable and writable after `call` succeeded.
+unsafe fn rewrite<T: Copy>(
+    place: *mut T,
+    call: impl FnOnce() -> Status,
+    change: impl FnOnce(T) -> T,
+) -> Status {
+    let status = call();
+    if status == SUCCESS
+        // SAFETY: as our caller says.
+        && let Some(written) = unsafe { read(place) }
+    {
+        // SAFETY: as our caller says.
+        unsafe { write(place, change(written)) };
+    }
+    status
+}
+
 fn book() -> Option<&'static Book> {
     HOME.get().map(crate::process::Process::book)
 }

@@ -6,7 +6,12 @@
 
 use core::ffi::c_void;
 
-use super::{Device, NOT_FOUND, SUCCESS, Status, book, read, real, write};
+use super::{Device, NOT_FOUND, SUCCESS, Status, book, read, real, rewrite, write};
+
+/// Whether `pid` is one of the container's.
+fn is_own(pid: u32) -> bool {
+    book().is_some_and(|book| book.is_own_pid(pid))
+}
 
 /// Keeps the entries whose pid is one of the container's, clears the rest of the list, and returns how many
 /// were kept. The pid stands `pid_at` bytes inside an entry of `stride` bytes.
@@ -22,7 +27,7 @@ unsafe fn keep_own(list: *mut u8, count: u32, stride: usize, pid_at: usize) -> u
         let entry = list.wrapping_add(index as usize * stride);
         // SAFETY: below the number of entries.
         let pid = unsafe { read(entry.wrapping_add(pid_at).cast::<u32>()) };
-        if pid.is_some_and(|pid| book().is_some_and(|book| book.is_own_pid(pid))) {
+        if pid.is_some_and(is_own) {
             // SAFETY: both lie in the list; the target is the same entry or one before it.
             unsafe { core::ptr::copy(entry, list.wrapping_add(kept as usize * stride), stride) };
             kept += 1;
@@ -69,7 +74,6 @@ pub(super) unsafe fn moments(count: *mut u32, list: *mut u8, call: impl FnOnce()
     let status = call();
     // SAFETY: as our caller says.
     if let Some(found) = unsafe { read(count) }.filter(|_| status == SUCCESS && !list.is_null()) {
-        let is_own = |pid| book().is_some_and(|book| book.is_own_pid(pid));
         // SAFETY: as our caller says.
         unsafe { hide_foreign(list, found, is_own) };
     }
@@ -86,19 +90,9 @@ struct Utilization {
     list: *mut u8,
 }
 
-/// The hooks of this family.
-#[allow(non_snake_case, missing_docs, clippy::missing_safety_doc, reason = "NVML names and documents them")]
-pub mod hooks {
-    use super::*;
-
-    pub unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
-        device: Device,
-        samples: *mut c_void,
-        count: *mut u32,
-        last: u64,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::nvmlDeviceGetProcessUtilization(device, samples, count, last) };
+hooks! { |call|
+    nvmlDeviceGetProcessUtilization(device: Device, samples: *mut c_void, count: *mut u32, last: u64) => {
+        let status = call();
         // SAFETY: written by the driver when it succeeded.
         let Some(found) = (unsafe { read(count) }).filter(|_| status == SUCCESS) else { return status };
         // SAFETY: the driver has written `found` samples of 32 bytes, with the pid first.
@@ -106,14 +100,9 @@ pub mod hooks {
         // SAFETY: as above.
         unsafe { write(count, kept) };
         if kept == 0 { NOT_FOUND } else { SUCCESS }
-    }
-
-    pub unsafe extern "C" fn nvmlDeviceGetProcessesUtilizationInfo(
-        device: Device,
-        samples: *mut c_void,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::nvmlDeviceGetProcessesUtilizationInfo(device, samples) };
+    };
+    nvmlDeviceGetProcessesUtilizationInfo(device: Device, samples: *mut c_void) => {
+        let status = call();
         let samples: *mut Utilization = samples.cast();
         // SAFETY: accepted by the driver when it succeeded.
         let Some(found) = (unsafe { read(samples) }).filter(|_| status == SUCCESS) else { return status };
@@ -122,46 +111,21 @@ pub mod hooks {
         // SAFETY: as above.
         unsafe { write(samples, Utilization { count, ..found }) };
         if count == 0 { NOT_FOUND } else { SUCCESS }
-    }
-
-    pub unsafe extern "C" fn nvmlDeviceGetAccountingPids(
-        device: Device,
-        count: *mut u32,
-        pids: *mut u32,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::nvmlDeviceGetAccountingPids(device, count, pids) };
+    };
+    nvmlDeviceGetAccountingPids(device: Device, count: *mut u32, pids: *mut u32) => {
+        // SAFETY: the driver has written as many pids as it says.
+        let keep = |found| unsafe { keep_own(pids.cast(), found, 4, 0) };
         // SAFETY: written by the driver when it succeeded.
-        if let Some(found) = unsafe { read(count) }.filter(|_| status == SUCCESS) {
-            // SAFETY: the driver has written `found` pids.
-            let kept = unsafe { keep_own(pids.cast(), found, 4, 0) };
-            // SAFETY: as above.
-            unsafe { write(count, kept) };
-        }
-        status
-    }
-
-    pub unsafe extern "C" fn nvmlDeviceGetAccountingStats(
-        device: Device,
-        pid: u32,
-        stats: *mut c_void,
-    ) -> Status {
-        if !book().is_some_and(|book| book.is_own_pid(pid)) {
-            return NOT_FOUND;
-        }
-        // SAFETY: our caller's arguments, unchanged.
-        unsafe { real::nvmlDeviceGetAccountingStats(device, pid, stats) }
-    }
-
-    pub unsafe extern "C" fn nvmlDeviceGetAccountingStats_v2(device: Device, stats: *mut c_void) -> Status {
+        unsafe { rewrite(count, call, keep) }
+    };
+    nvmlDeviceGetAccountingStats(device: Device, pid: u32, stats: *mut c_void) =>
+        if is_own(pid) { call() } else { NOT_FOUND };
+    nvmlDeviceGetAccountingStats_v2(device: Device, stats: *mut c_void) =>
         // SAFETY: null, or our caller's structure, which begins with the pid that it asks about.
-        let pid = unsafe { read(stats.cast::<u32>()) };
-        if pid.is_some_and(|pid| !book().is_some_and(|book| book.is_own_pid(pid))) {
-            return NOT_FOUND;
-        }
-        // SAFETY: our caller's arguments, unchanged.
-        unsafe { real::nvmlDeviceGetAccountingStats_v2(device, stats) }
-    }
+        match unsafe { read(stats.cast::<u32>()) } {
+            Some(pid) if !is_own(pid) => NOT_FOUND,
+            _ => call(),
+        };
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use core::ffi::{c_char, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{Device, SUCCESS, Status, book, list, read, real, sample, write};
+use crate::book::Book;
 use crate::sys;
 
 /// The table's name.
@@ -34,6 +35,9 @@ static REAL_MOMENTS: AtomicUsize = AtomicUsize::new(0);
 type Moments = unsafe extern "C" fn(Device, u64, *mut u32, *mut u32, *mut u8) -> Status;
 type Slot = unsafe extern "C" fn(Device, *mut u32, *mut c_void) -> Status;
 
+/// A process list. Only the first of them, that of compute processes, has entries: the books know nobody in
+/// the others.
+///
 /// # Safety
 /// The contract of the driver's function in slot `COMPUTE + AT`.
 unsafe extern "C" fn slot<const AT: usize>(
@@ -47,8 +51,9 @@ unsafe extern "C" fn slot<const AT: usize>(
     let real: Slot = unsafe { core::mem::transmute::<*const (), Slot>(pointer) };
     // SAFETY: without room the driver writes the count alone.
     let probe = |count| unsafe { real(device, count, core::ptr::null_mut()) };
+    let layout = (AT == 0).then_some(list::Layout::Named);
     // SAFETY: our caller's arguments.
-    unsafe { list::slot(device, count, processes, AT == 0, probe) }
+    unsafe { list::processes(device, count, processes, layout, probe) }
 }
 
 /// # Safety
@@ -114,29 +119,19 @@ fn copy(address: usize) -> Option<usize> {
     Some(ours)
 }
 
-/// The hooks of this family.
-#[allow(non_snake_case, missing_docs, clippy::missing_safety_doc, reason = "NVML names and documents them")]
-pub mod hooks {
-    use super::*;
-
-    pub unsafe extern "C" fn nvmlInternalGetExportTable(table: *mut usize, id: *const c_void) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::nvmlInternalGetExportTable(table, id) };
+hooks! { |call|
+    nvmlInternalGetExportTable(table: *mut usize, id: *const c_void) => {
+        let status = call();
         // SAFETY: null or 16 bytes, which the driver has read.
         let wanted = unsafe { read(id.cast::<[u8; 16]>()) } == Some(ID);
         // SAFETY: written by the driver when it succeeded.
-        let Some(address) = (unsafe { read(table) }).filter(|_| status == SUCCESS && wanted) else {
-            return status;
-        };
-        match copy(address) {
+        let found = unsafe { read(table) }.filter(|_| status == SUCCESS && wanted);
+        match found.map(copy) {
             // SAFETY: as above.
-            Some(ours) => unsafe { write(table, ours) },
-            None => {
-                if let Some(book) = book() {
-                    book.count_unhooked();
-                }
-            }
+            Some(Some(ours)) => unsafe { write(table, ours) },
+            Some(None) => book().map_or((), Book::count_unhooked),
+            None => {}
         }
         status
-    }
+    };
 }

@@ -5,26 +5,19 @@
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
 
-use super::super::{Context, Device, SUCCESS, Status, each_device, here, launch, read, real};
+use super::super::{Context, Device, Here, SUCCESS, Status, after_writing, each_device, here, launch, real};
 use super::{leave, make, settle_primary};
 
 /// Enters the handle by which a green context is made current, in the place of that context.
-fn convert(green: Context, handle: *const Context, call: impl FnOnce() -> Status) -> Status {
-    let status = call();
-    // SAFETY: null, or written by the driver, which succeeded.
-    if let Some(context) = unsafe { read(handle) }.filter(|_| status == SUCCESS)
-        && let Some(here) = here()
+fn convert(here: Here, green: Context, context: Context) {
+    let contexts = &here.state.contexts;
+    let _lines = contexts.lines.lock();
+    if let Some((_, known)) = contexts.find(green)
+        && contexts.find(context).is_none()
     {
-        let contexts = &here.state.contexts;
-        let _lines = contexts.lines.lock();
-        if let Some((_, known)) = contexts.find(green)
-            && contexts.find(context).is_none()
-        {
-            known.green.store(green, Ordering::Relaxed);
-            known.handle.store(context, Ordering::Release);
-        }
+        known.green.store(green, Ordering::Relaxed);
+        known.handle.store(context, Ordering::Release);
     }
-    status
 }
 
 /// Ends a green context. The primary context of its device, which it kept alive, may end with it.
@@ -53,35 +46,12 @@ fn end_green(green: Context, call: impl FnOnce() -> Status) -> Status {
     status
 }
 
-/// The hooks of this family.
-#[allow(
-    non_snake_case,
-    missing_docs,
-    clippy::missing_safety_doc,
-    reason = "the driver names and documents them"
-)]
-pub mod hooks {
-    use super::*;
-
-    pub unsafe extern "C" fn cuGreenCtxCreate(
-        green: *mut Context,
-        resources: *mut c_void,
-        device: Device,
-        flags: u32,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let call = || unsafe { real::cuGreenCtxCreate(green, resources, device, flags) };
+hooks! { |call|
+    cuGreenCtxCreate(green: *mut Context, resources: *mut c_void, device: Device, flags: u32) =>
         // SAFETY: the driver has written the handle when it succeeded.
-        unsafe { make(device, green, false, call) }
-    }
-
-    pub unsafe extern "C" fn cuCtxFromGreenCtx(context: *mut Context, green: Context) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        convert(green, context, || unsafe { real::cuCtxFromGreenCtx(context, green) })
-    }
-
-    pub unsafe extern "C" fn cuGreenCtxDestroy(green: Context) -> Status {
-        // SAFETY: our caller's argument, unchanged.
-        end_green(green, || unsafe { real::cuGreenCtxDestroy(green) })
-    }
+        unsafe { make(device, green, false, call) };
+    cuCtxFromGreenCtx(context: *mut Context, green: Context) =>
+        // SAFETY: the driver has written the handle when it succeeded.
+        unsafe { after_writing(context, call, |here, context| convert(here, green, context)) };
+    cuGreenCtxDestroy(green: Context) => end_green(green, call);
 }

@@ -24,6 +24,12 @@ struct Request {
     per_thread: bool,
 }
 
+impl Request {
+    fn new(pool: Option<Pool>, bytes: usize, stream: Stream, per_thread: bool) -> Self {
+        Self { pool, bytes: bytes as u64, stream, per_thread }
+    }
+}
+
 /// The place of the pool that a request takes; `None` when there is no place left. `Err`: the driver does not
 /// know the pool, and its own answer will say so.
 fn pool_of(here: Here, request: &Request) -> Result<Option<usize>, ()> {
@@ -254,55 +260,19 @@ fn free_async(pointer: u64, stream: Stream, per_thread: bool, call: impl FnOnce(
     }
 }
 
-/// The hooks of this family.
-#[allow(
-    non_snake_case,
-    missing_docs,
-    clippy::missing_safety_doc,
-    reason = "the driver names and documents them"
-)]
-pub mod hooks {
-    use super::*;
-
-    macro_rules! allocators {
-        ($($name:ident, $per_thread:literal;)*) => { $(
-            pub unsafe extern "C" fn $name(pointer: *mut u64, bytes: usize, stream: Stream) -> Status {
-                let request = Request { pool: None, bytes: bytes as u64, stream, per_thread: $per_thread };
-                // SAFETY: our caller's arguments, unchanged.
-                let call = || unsafe { real::$name(pointer, bytes, stream) };
-                // SAFETY: the driver has written the pointer when it succeeded.
-                unsafe { allocate(&request, pointer, call) }
-            }
-        )* };
-    }
-    allocators! {
-        cuMemAllocAsync, false;
-        cuMemAllocAsync_ptsz, true;
-    }
-
-    macro_rules! pool_allocators {
-        ($($name:ident, $per_thread:literal;)*) => { $(
-            pub unsafe extern "C" fn $name(pointer: *mut u64, bytes: usize, pool: Pool, stream: Stream) -> Status {
-                let request = Request { pool: Some(pool), bytes: bytes as u64, stream, per_thread: $per_thread };
-                // SAFETY: our caller's arguments, unchanged.
-                let call = || unsafe { real::$name(pointer, bytes, pool, stream) };
-                // SAFETY: the driver has written the pointer when it succeeded.
-                unsafe { allocate(&request, pointer, call) }
-            }
-        )* };
-    }
-    pool_allocators! {
-        cuMemAllocFromPoolAsync, false;
-        cuMemAllocFromPoolAsync_ptsz, true;
-    }
-
-    pub unsafe extern "C" fn cuMemFreeAsync(pointer: u64, stream: Stream) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        free_async(pointer, stream, false, || unsafe { real::cuMemFreeAsync(pointer, stream) })
-    }
-
-    pub unsafe extern "C" fn cuMemFreeAsync_ptsz(pointer: u64, stream: Stream) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        free_async(pointer, stream, true, || unsafe { real::cuMemFreeAsync_ptsz(pointer, stream) })
-    }
+hooks! { |call|
+    cuMemAllocAsync(pointer: *mut u64, bytes: usize, stream: Stream) =>
+        // SAFETY: the driver has written the pointer when it succeeded.
+        unsafe { allocate(&Request::new(None, bytes, stream, false), pointer, call) };
+    cuMemAllocAsync_ptsz(pointer: *mut u64, bytes: usize, stream: Stream) =>
+        // SAFETY: as above.
+        unsafe { allocate(&Request::new(None, bytes, stream, true), pointer, call) };
+    cuMemAllocFromPoolAsync(pointer: *mut u64, bytes: usize, pool: Pool, stream: Stream) =>
+        // SAFETY: as above.
+        unsafe { allocate(&Request::new(Some(pool), bytes, stream, false), pointer, call) };
+    cuMemAllocFromPoolAsync_ptsz(pointer: *mut u64, bytes: usize, pool: Pool, stream: Stream) =>
+        // SAFETY: as above.
+        unsafe { allocate(&Request::new(Some(pool), bytes, stream, true), pointer, call) };
+    cuMemFreeAsync(pointer: u64, stream: Stream) => free_async(pointer, stream, false, call);
+    cuMemFreeAsync_ptsz(pointer: u64, stream: Stream) => free_async(pointer, stream, true, call);
 }

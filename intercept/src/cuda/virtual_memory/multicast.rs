@@ -1,6 +1,6 @@
 //! Multicast objects: they have no memory of their own, and keep alive what is bound to them.
 
-use super::super::{Device, Here, SUCCESS, Status, here, line_of, real};
+use super::super::{Device, Here, SUCCESS, Status, after_success, here, line_of, real};
 use super::object::{add_reference, drop_reference, object_of_handle};
 use super::{drop_range, enter, object_at};
 use crate::table::Kind;
@@ -32,83 +32,23 @@ fn bind(
     status
 }
 
-/// The hooks of this family.
-#[allow(
-    non_snake_case,
-    missing_docs,
-    clippy::missing_safety_doc,
-    reason = "the driver names and documents them"
-)]
-pub mod hooks {
-    use super::*;
+/// Drops what was bound at `at` for `device`, which no longer keeps its memory alive.
+fn unbind(object: u64, device: Device, at: u64, bytes: u64) {
+    let Some(here) = here() else { return };
+    let line = line_of(here, device);
+    drop_range(here, Kind::Binding, at, bytes, |at| binding(object, at, line));
+}
 
-    pub unsafe extern "C" fn cuMulticastBindMem(
-        object: u64,
-        at: usize,
-        handle: u64,
-        offset: usize,
-        bytes: usize,
-        flags: u64,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let call = || unsafe { real::cuMulticastBindMem(object, at, handle, offset, bytes, flags) };
-        bind(object, at, bytes, |here| object_of_handle(here, handle), call)
-    }
-
-    pub unsafe extern "C" fn cuMulticastBindMem_v2(
-        object: u64,
-        device: Device,
-        at: usize,
-        handle: u64,
-        offset: usize,
-        bytes: usize,
-        flags: u64,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let call =
-            || unsafe { real::cuMulticastBindMem_v2(object, device, at, handle, offset, bytes, flags) };
-        bind(object, at, bytes, |here| object_of_handle(here, handle), call)
-    }
-
-    pub unsafe extern "C" fn cuMulticastBindAddr(
-        object: u64,
-        at: usize,
-        address: u64,
-        bytes: usize,
-        flags: u64,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let call = || unsafe { real::cuMulticastBindAddr(object, at, address, bytes, flags) };
-        bind(object, at, bytes, |here| object_at(here, address), call)
-    }
-
-    pub unsafe extern "C" fn cuMulticastBindAddr_v2(
-        object: u64,
-        device: Device,
-        at: usize,
-        address: u64,
-        bytes: usize,
-        flags: u64,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let call = || unsafe { real::cuMulticastBindAddr_v2(object, device, at, address, bytes, flags) };
-        bind(object, at, bytes, |here| object_at(here, address), call)
-    }
-
-    pub unsafe extern "C" fn cuMulticastUnbind(
-        object: u64,
-        device: Device,
-        at: usize,
-        bytes: usize,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::cuMulticastUnbind(object, device, at, bytes) };
-        if status == SUCCESS
-            && let Some(here) = here()
-        {
-            let line = line_of(here, device);
-            drop_range(here, Kind::Binding, at as u64, bytes as u64, |at| binding(object, at, line));
-        }
-        status
-    }
+hooks! { |call|
+    cuMulticastBindMem(object: u64, at: usize, handle: u64, offset: usize, bytes: usize, flags: u64) =>
+        bind(object, at, bytes, |here| object_of_handle(here, handle), call);
+    cuMulticastBindMem_v2(
+        object: u64, device: Device, at: usize, handle: u64, offset: usize, bytes: usize, flags: u64,
+    ) => bind(object, at, bytes, |here| object_of_handle(here, handle), call);
+    cuMulticastBindAddr(object: u64, at: usize, address: u64, bytes: usize, flags: u64) =>
+        bind(object, at, bytes, |here| object_at(here, address), call);
+    cuMulticastBindAddr_v2(object: u64, device: Device, at: usize, address: u64, bytes: usize, flags: u64) =>
+        bind(object, at, bytes, |here| object_at(here, address), call);
+    cuMulticastUnbind(object: u64, device: Device, at: usize, bytes: usize) =>
+        after_success(call, || unbind(object, device, at as u64, bytes as u64));
 }

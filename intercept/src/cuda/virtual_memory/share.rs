@@ -4,7 +4,7 @@
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use super::super::{Here, SUCCESS, Status, here, read, real};
+use super::super::{Here, Status, after_writing, real};
 use super::object::{add_reference, drop_reference, object_of_handle, retain};
 use crate::mutex::Mutex;
 use crate::sys::{self, FileId};
@@ -97,51 +97,29 @@ fn object_of_descriptor(here: Here, descriptor: i32) -> Option<u64> {
     live.find(|export| export.descriptor == descriptor && export.is_open()).map(|export| export.object)
 }
 
-/// The hooks of this family.
-#[allow(
-    non_snake_case,
-    missing_docs,
-    clippy::missing_safety_doc,
-    reason = "the driver names and documents them"
-)]
-pub mod hooks {
-    use super::*;
-
-    pub unsafe extern "C" fn cuMemExportToShareableHandle(
-        shared: *mut c_void,
-        handle: u64,
-        kind: i32,
-        flags: u64,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::cuMemExportToShareableHandle(shared, handle, kind, flags) };
-        if status == SUCCESS
-            && kind == DESCRIPTOR
-            && let Some(here) = here()
-            // SAFETY: written by the driver, which succeeded.
-            && let Some(descriptor) = unsafe { read(shared.cast::<i32>()) }
-        {
-            exported(here, handle, descriptor);
-        }
-        status
+/// Counts the handle that the driver has made of `descriptor`.
+fn imported(here: Here, handle: u64, descriptor: i32) {
+    if !is_unused(here) {
+        retain(here, handle, || object_of_descriptor(here, descriptor));
     }
+}
 
-    pub unsafe extern "C" fn cuMemImportFromShareableHandle(
-        handle: *mut u64,
-        shared: *mut c_void,
-        kind: i32,
-    ) -> Status {
-        // SAFETY: our caller's arguments, unchanged.
-        let status = unsafe { real::cuMemImportFromShareableHandle(handle, shared, kind) };
-        if status == SUCCESS
-            && kind == DESCRIPTOR
-            && let Some(here) = here().filter(|here| !is_unused(here))
-            && let Ok(descriptor) = i32::try_from(shared.addr()) // the number itself, not a place
-            // SAFETY: written by the driver, which succeeded.
-            && let Some(handle) = unsafe { read(handle) }
-        {
-            retain(here, handle, || object_of_descriptor(here, descriptor));
+hooks! { |call|
+    cuMemExportToShareableHandle(shared: *mut c_void, handle: u64, kind: i32, flags: u64) => {
+        if kind != DESCRIPTOR {
+            return call();
         }
-        status
-    }
+        let count = |here, descriptor| exported(here, handle, descriptor);
+        // SAFETY: written by the driver when it succeeded.
+        unsafe { after_writing(shared.cast::<i32>(), call, count) }
+    };
+    cuMemImportFromShareableHandle(handle: *mut u64, shared: *mut c_void, kind: i32) => {
+        // For a descriptor, `shared` is the number itself and not a place.
+        let Some(descriptor) = i32::try_from(shared.addr()).ok().filter(|_| kind == DESCRIPTOR) else {
+            return call();
+        };
+        let count = |here, handle| imported(here, handle, descriptor);
+        // SAFETY: written by the driver when it succeeded.
+        unsafe { after_writing(handle, call, count) }
+    };
 }
