@@ -1,8 +1,8 @@
 //! Charges: one is taken before the driver allocates, and kept only if the driver did allocate.
 
 use super::queue::Holders;
-use super::{Cuda, Here};
-use crate::table::Entry;
+use super::{Cuda, Here, SUCCESS, Status};
+use crate::table::{Entry, Kind};
 
 /// Bytes charged on one device; given back on drop.
 #[must_use = "dropping a charge gives it back"]
@@ -15,18 +15,14 @@ pub(super) struct Charge {
 impl Charge {
     /// Charges `bytes`; `None`: they do not fit, even after this process gave back what it holds unused.
     pub(super) fn take(here: Here, device: u8, bytes: u64) -> Option<Self> {
-        let charge = Self::take_once(here, device, bytes);
-        if charge.is_some() {
-            return charge;
+        let mut charge = Self::take_once(here, device, bytes);
+        if charge.is_none() && bytes <= here.book().limit(device.into()) && Cuda::give_back_unused(here) {
+            charge = Self::take_once(here, device, bytes);
         }
-        if bytes <= here.book().limit(usize::from(device)) && Cuda::give_back_unused(here) {
-            let charge = Self::take_once(here, device, bytes);
-            if charge.is_some() {
-                return charge;
-            }
+        if charge.is_none() {
+            here.book().count_refusal();
         }
-        here.book().count_refusal();
-        None
+        charge
     }
 
     /// As [`Charge::take`], without looking for memory to give back, and without counting a refusal.
@@ -45,7 +41,7 @@ impl Charge {
         // No memory for the entry: the charge stays until the process ends.
         if let Ok(Some(old)) = self.here.state.table.put(entry) {
             // The driver gave the same name again, so the old object was freed by a call that we do not see.
-            self.here.book().release(usize::from(old.device), old.size);
+            release(self.here, &old);
         }
         self.keep();
     }
@@ -55,4 +51,31 @@ impl Drop for Charge {
     fn drop(&mut self) {
         self.here.book().release(usize::from(self.device), self.bytes);
     }
+}
+
+/// Gives back what was charged for the object of `entry`.
+pub(super) fn release(here: Here, entry: &Entry) {
+    here.book().release(entry.device.into(), entry.size);
+}
+
+/// Frees the object of `kind` and `key` with `call`, then gives its entry to `freed`. For an unknown object
+/// only the driver is called.
+pub(super) fn free(
+    here: Here,
+    kind: Kind,
+    key: u64,
+    call: impl FnOnce() -> Status,
+    freed: impl FnOnce(&Entry),
+) -> Status {
+    // The entry goes first: once freed, the driver may give another thread the same name.
+    let entry = here.state.table.take(kind, key);
+    let status = call();
+    match entry {
+        Some(entry) if status == SUCCESS => freed(&entry),
+        // The object is still there. If the entry cannot be put back, its charge stays until the process
+        // ends.
+        Some(entry) => drop(here.state.table.put(entry)),
+        None => {}
+    }
+    status
 }

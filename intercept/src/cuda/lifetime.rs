@@ -10,7 +10,7 @@ pub(super) mod green;
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
 
-use super::charge::Charge;
+use super::charge::{self, Charge};
 use super::context::{CONTEXT_BYTES, Known, Line};
 use super::queue::{self, Ran};
 use super::{
@@ -65,10 +65,7 @@ unsafe fn make(device: Device, handle: *mut Context, primary: bool, call: impl F
 fn leave(here: Here, lines: &mut [Line], number: u8, known: &Known) {
     let device = known.device.load(Ordering::Relaxed);
     let book = here.book();
-    here.state.table.remove_all(
-        |entry| entry.context == number,
-        |entry| book.release(usize::from(entry.device), entry.size),
-    );
+    here.state.table.remove_all(|entry| entry.context == number, |entry| charge::release(here, entry));
     for bytes in &known.limits {
         book.release(usize::from(device), bytes.swap(0, Ordering::Relaxed));
     }
@@ -96,10 +93,8 @@ fn count_out(here: Here, lines: &mut [Line], device: u8) {
     }
     let book = here.book();
     if !line.uncounted {
-        here.state.table.remove_all(
-            |entry| entry.device == device && lives_in_context(entry),
-            |entry| book.release(usize::from(entry.device), entry.size),
-        );
+        let ended = |entry: &Entry| entry.device == device && lives_in_context(entry);
+        here.state.table.remove_all(ended, |entry| charge::release(here, entry));
         queue::line_ended(here, device);
     }
     if core::mem::take(&mut line.charged) {

@@ -1,6 +1,6 @@
 //! Linear, pitched and managed memory: charged against the device of the current context.
 
-use super::charge::Charge;
+use super::charge::{self, Charge};
 use super::context::{Current, current};
 use super::size::{charged, pitched};
 use super::{Here, OUT_OF_MEMORY, SUCCESS, Status, here, pool, read_number, real};
@@ -33,8 +33,7 @@ pub(super) unsafe fn allocate<N: Copy + TryInto<u64>>(
     status
 }
 
-/// Frees the object of `kind` and `key` with `call`, then gives its charge back. For an unknown object only
-/// the driver is called.
+/// Frees the object of `kind` and `key` with `call`, then gives its charge back.
 pub(super) fn free(kind: Kind, key: u64, call: impl FnOnce() -> Status) -> Status {
     match here() {
         Some(here) => free_here(here, kind, key, call),
@@ -43,19 +42,7 @@ pub(super) fn free(kind: Kind, key: u64, call: impl FnOnce() -> Status) -> Statu
 }
 
 fn free_here(here: Here, kind: Kind, key: u64, call: impl FnOnce() -> Status) -> Status {
-    // The entry goes first: once freed, the driver may give another thread the same name.
-    let entry = here.state.table.take(kind, key);
-    let status = call();
-    if let Some(entry) = entry {
-        if status == SUCCESS {
-            here.book().release(usize::from(entry.device), entry.size);
-        } else {
-            // The object is still there. If the entry cannot be put back, the charge stays until the process
-            // ends.
-            let _ = here.state.table.put(entry);
-        }
-    }
-    status
+    charge::free(here, kind, key, call, |entry| charge::release(here, entry))
 }
 
 fn free_pointer(pointer: u64, call: impl FnOnce() -> Status) -> Status {

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::queue::{self, Queue, Ran};
-use super::{Here, SUCCESS, Status, Stream};
+use super::{Here, Status, Stream, charge};
 use crate::mutex::Mutex;
 use crate::table::Kind;
 
@@ -39,18 +39,7 @@ pub(super) fn free(
     queue: impl FnOnce() -> Queue,
     call: impl FnOnce() -> Status,
 ) -> Status {
-    let table = &here.state.table;
-    // The entry goes first: once freed, the driver may give another thread the same name.
-    let entry = table.take(Kind::Linear, pointer);
-    let status = call();
-    match entry {
-        Some(entry) if status == SUCCESS => add(here, queue(), entry.device, entry.size),
-        // The memory is still there. If the entry cannot be put back, the charge stays until the process
-        // ends.
-        Some(entry) => drop(table.put(entry)),
-        None => {}
-    }
-    status
+    charge::free(here, Kind::Linear, pointer, call, |entry| add(here, queue(), entry.device, entry.size))
 }
 
 fn add(here: Here, queue: Queue, device: u8, bytes: u64) {

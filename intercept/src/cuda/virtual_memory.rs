@@ -45,13 +45,20 @@ fn object_at(here: Here, address: u64) -> Option<u64> {
     })
 }
 
-/// Enters a reference by a mapping or binding, which the caller has counted.
-fn enter(here: Here, kind: Kind, key: u64, size: u64, object: u64) {
-    let entry = Entry { key, size, extra: object, kind, device: 0, context: 0 };
+/// Makes `call`, which maps or binds `bytes` of `object`, and enters this reference as `key`.
+fn refer(here: Here, kind: Kind, key: u64, bytes: u64, object: u64, call: impl FnOnce() -> Status) -> Status {
+    add_reference(here, object); // first: another thread may release the handle meanwhile
+    let status = call();
+    if status != SUCCESS {
+        drop_reference(here, object);
+        return status;
+    }
+    let entry = Entry { key, size: bytes, extra: object, kind, device: 0, context: 0 };
     // No memory for the entry: the object stays charged until the process ends.
     if let Ok(Some(old)) = here.state.table.put(entry) {
         drop_reference(here, old.extra);
     }
+    status
 }
 
 /// Drops the references of `kind` in the `bytes` from `at` on; `key` gives the table's key of an address.
@@ -121,14 +128,7 @@ fn map(address: u64, bytes: u64, handle: u64, call: impl FnOnce() -> Status) -> 
     let Some(here) = here() else { return call() };
     let _mapping = here.state.virtual_memory.mapping.lock();
     let Some(object) = object_of_handle(here, handle) else { return call() };
-    add_reference(here, object); // first: another thread may release the handle meanwhile
-    let status = call();
-    if status == SUCCESS {
-        enter(here, Kind::Mapping, address, bytes, object);
-    } else {
-        drop_reference(here, object);
-    }
-    status
+    refer(here, Kind::Mapping, address, bytes, object, call)
 }
 
 fn unmap(address: u64, bytes: u64, call: impl FnOnce() -> Status) -> Status {

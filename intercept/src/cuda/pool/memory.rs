@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use super::super::charge::Charge;
+use super::super::charge::{self, Charge};
 use super::super::pending;
 use super::super::queue::{self, Queue, Ran, is_captured};
 use super::super::size::charged;
@@ -235,16 +235,7 @@ pub(in super::super) fn free(here: Here, pointer: u64, call: impl FnOnce() -> St
 }
 
 fn free_on(here: Here, pointer: u64, queue: Queue, call: impl FnOnce() -> Status) -> Status {
-    let entry = here.state.table.take(Kind::Async, pointer);
-    let status = call();
-    match entry {
-        Some(entry) if status == SUCCESS => leave(here, &entry, queue),
-        // The memory is still there. If the entry cannot be put back, the pool keeps one live allocation too
-        // many.
-        Some(entry) => drop(here.state.table.put(entry)),
-        None => {}
-    }
-    status
+    charge::free(here, Kind::Async, pointer, call, |entry| leave(here, entry, queue))
 }
 
 fn free_async(pointer: u64, stream: Stream, per_thread: bool, call: impl FnOnce() -> Status) -> Status {

@@ -1,8 +1,8 @@
 //! Multicast objects: they have no memory of their own, and keep alive what is bound to them.
 
-use super::super::{Device, Here, SUCCESS, Status, after_success, here, line_of, real};
-use super::object::{add_reference, drop_reference, object_of_handle};
-use super::{drop_range, enter, object_at};
+use super::super::{Device, Here, Status, after_success, here, line_of, real};
+use super::object::object_of_handle;
+use super::{drop_range, object_at, refer};
 use crate::table::Kind;
 
 fn binding(object: u64, at: u64, device: u8) -> u64 {
@@ -19,17 +19,9 @@ fn bind(
 ) -> Status {
     let Some(here) = here() else { return call() };
     let Some(object) = find(here) else { return call() };
-    let Some(device) = here.state.table.get(Kind::Physical, object).map(|entry| entry.device) else {
-        return call();
-    };
-    add_reference(here, object);
-    let status = call();
-    if status == SUCCESS {
-        enter(here, Kind::Binding, binding(target, at as u64, device), bytes as u64, object);
-    } else {
-        drop_reference(here, object);
-    }
-    status
+    let Some(memory) = here.state.table.get(Kind::Physical, object) else { return call() };
+    let key = binding(target, at as u64, memory.device);
+    refer(here, Kind::Binding, key, bytes as u64, object, call)
 }
 
 /// Drops what was bound at `at` for `device`, which no longer keeps its memory alive.

@@ -2,6 +2,7 @@
 //! refers to it.
 
 use super::super::Here;
+use super::super::charge::release;
 use crate::table::{Entry, Kind};
 
 pub(super) fn add_reference(here: Here, object: u64) {
@@ -16,7 +17,7 @@ pub(super) fn drop_reference(here: Here, object: u64) {
     if left == Some(0)
         && let Some(entry) = here.state.table.take(Kind::Physical, object)
     {
-        here.book().release(usize::from(entry.device), entry.size);
+        release(here, &entry);
     }
 }
 
