@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use gpushare_region::MAX_DEVICES;
 
-use super::{Context, Here, SUCCESS, line_of, real};
+use super::{Context, Device, Here, SUCCESS, Status, line_of, real};
 use crate::mutex::Mutex;
 
 /// Device memory charged for the first context of a process on a device.
@@ -113,11 +113,7 @@ impl Contexts {
 /// The calling thread's context and device; `None` when it has no context, which the driver's own answer will
 /// say.
 pub(super) fn current(here: Here) -> Option<Current> {
-    let mut handle = 0;
-    // SAFETY: the driver writes one handle.
-    if unsafe { real::cuCtxGetCurrent(&mut handle) } != SUCCESS || handle == 0 {
-        return None;
-    }
+    let handle = current_handle()?;
     match here.state.contexts.find(handle) {
         Some((number, known)) => {
             // What is allocated under a green context is the primary one's, and outlives it.
@@ -128,20 +124,53 @@ pub(super) fn current(here: Here) -> Option<Current> {
     }
 }
 
+/// The driver's handle of the calling thread's context.
+#[inline]
+pub(super) fn current_handle() -> Option<Context> {
+    let mut handle = 0;
+    // SAFETY: the driver writes one handle.
+    let asked = unsafe { real::cuCtxGetCurrent(&mut handle) };
+    (asked == SUCCESS && handle != 0).then_some(handle)
+}
+
+/// The device of the calling thread's context, or the driver's error.
+pub(super) fn current_device() -> Result<Device, Status> {
+    let mut device = 0;
+    // SAFETY: the driver writes one integer.
+    match unsafe { real::cuCtxGetDevice(&mut device) } {
+        SUCCESS => Ok(device),
+        status => Err(status),
+    }
+}
+
+/// The device of `context`, or the driver's error.
+pub(super) fn device_of(context: Context) -> Result<Device, Status> {
+    within(context, current_device)?
+}
+
+/// Makes `context` current while `act` runs. It does not run `act` where the driver refuses that.
+pub(super) fn within<T>(context: Context, act: impl FnOnce() -> T) -> Result<T, Status> {
+    // SAFETY: a handle that the driver checks.
+    let pushed = unsafe { real::cuCtxPushCurrent_v2(context) };
+    if pushed != SUCCESS {
+        return Err(pushed);
+    }
+    let result = act();
+    // SAFETY: takes back the push above; the driver writes one handle.
+    unsafe { real::cuCtxPopCurrent_v2(&mut 0) };
+    Ok(result)
+}
+
 /// Runs `act` in the context of `number`, which cannot end meanwhile. It does not run `act` when there is no
 /// such context.
-pub(super) fn within(here: Here, number: u64, act: impl FnOnce()) {
+pub(super) fn within_number(here: Here, number: u64, act: impl FnOnce()) {
     let contexts = &here.state.contexts;
     let _lines = contexts.lines.lock();
     let place = usize::try_from(number).ok().and_then(|number| contexts.known.get(number.checked_sub(1)?));
     let handle = place.map_or(0, |known| known.handle.load(Ordering::Acquire));
-    // SAFETY: a context that has not ended: its end would need the lock.
-    if handle == 0 || unsafe { real::cuCtxPushCurrent_v2(handle) } != SUCCESS {
-        return;
+    if handle != 0 {
+        let _ = within(handle, act); // it has not ended: its end would need the lock
     }
-    act();
-    // SAFETY: takes back the push above; the driver writes one handle.
-    unsafe { real::cuCtxPopCurrent_v2(&mut 0) };
 }
 
 /// The number of `context`; 0 when it is none that we follow.
@@ -159,12 +188,7 @@ pub(super) fn line_of_context(here: Here, context: Context) -> Option<u8> {
 /// beyond the limit.
 #[cold]
 fn adopt(here: Here, handle: Context) -> Option<Current> {
-    let mut device = 0;
-    // SAFETY: the driver writes one integer.
-    if unsafe { real::cuCtxGetDevice(&mut device) } != SUCCESS {
-        return None;
-    }
-    let device = line_of(here, device);
+    let device = line_of(here, current_device().ok()?);
     let contexts = &here.state.contexts;
     let mut lines = contexts.lines.lock();
     if let Some((context, _)) = contexts.find(handle) {

@@ -4,7 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use super::charge::Charge;
-use super::context::{LIMITS, current};
+use super::context::{LIMITS, current, current_device};
 use super::size::charged;
 use super::{OUT_OF_MEMORY, SUCCESS, Status, here, real};
 
@@ -19,9 +19,8 @@ fn taken_by(limit: usize, value: u64) -> u64 {
     if limit != STACK {
         return charged(value);
     }
-    let mut device = 0;
-    // SAFETY: the driver writes one integer.
-    let mut known = unsafe { real::cuCtxGetDevice(&mut device) } == SUCCESS;
+    let Ok(device) = current_device() else { return u64::MAX };
+    let mut known = true;
     let threads = [MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR].map(|attribute| {
         let mut value = 0;
         // SAFETY: the driver writes one integer.

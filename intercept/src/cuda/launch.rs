@@ -133,6 +133,12 @@ fn is_paid_on_its_device(key: Key, stream: Stream) -> bool {
     here.state.launches.devices.get(line).is_some_and(|launcher| launcher.credit.spend(key))
 }
 
+/// Launches with `call`, after a wait if nothing has paid for it and the share requires one.
+#[inline(always)]
+pub(super) fn launch(key: Key, handle: StreamHandle, call: &mut impl FnMut() -> Status) -> Status {
+    if is_paid(key, handle.stream) { call() } else { launch_slowly(key, handle, call) }
+}
+
 /// Calls the driver, after a wait if the share requires one.
 #[cold]
 #[inline(never)]
@@ -190,18 +196,18 @@ impl Launcher {
         Target { context, handle }: Target,
         call: &mut dyn FnMut() -> Status,
     ) -> Status {
-        let (mut lent, mut timed, mut idle) = (None, false, false);
-        relaxed(|| {
-            lent = self.asked.lock().lend(number, context);
-            idle = handle.is_idle();
-            timed = lent.as_ref().is_some_and(|pair| pair.begin(handle));
+        let (mut lent, idle, mut timed) = relaxed(|| {
+            let lent = self.asked.lock().lend(number, context);
+            let idle = handle.is_idle();
+            let timed = lent.as_ref().is_some_and(|pair| pair.begin(handle));
+            (lent, idle, timed)
         });
         let start = sys::now();
         let status = call();
         // An idle device handles the first event at once, and then waits while this thread makes the launch.
         let waited = if idle { sys::now().saturating_sub(start) } else { 0 };
         if status == SUCCESS && timed {
-            relaxed(|| timed = lent.as_mut().is_some_and(|pair| pair.end(handle, waited)));
+            timed = relaxed(|| lent.as_mut().is_some_and(|pair| pair.end(handle, waited)));
         }
         // The usual time of a launch is known. What exceeds it means that the thread lost the processor and
         // is late.
@@ -249,12 +255,8 @@ impl Launcher {
 impl Asked {
     fn ask(&mut self, ground: &Ground<'_>, key: Key) -> Answer {
         let Self { limiter, pairs } = self;
-        let mut answer = Answer::Free;
-        relaxed(|| {
-            let timing = |pair| pairs.get(pair).map_or(Timing::Lost, Pair::timing);
-            answer = limiter.ask(ground, key, sys::now(), timing);
-        });
-        answer
+        let timing = |pair| pairs.get(pair).map_or(Timing::Lost, Pair::timing);
+        relaxed(|| limiter.ask(ground, key, sys::now(), timing))
     }
 
     /// Hands out the events of pair `number`, if there are any.

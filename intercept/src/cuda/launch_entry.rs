@@ -5,10 +5,11 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use gpushare_region::MAX_DEVICES;
 
+use super::context::{current_handle, line_of_context};
 use super::functions::number;
-use super::launch::{is_open, is_paid, launch_slowly, pay};
-use super::stream_handle::StreamHandle;
-use super::{DRIVER, SUCCESS, Status, Stream, after_success, here, read, real};
+use super::launch::{is_open, is_paid, launch, launch_slowly, pay};
+use super::stream_handle::{StreamHandle, owner};
+use super::{DRIVER, Status, Stream, after_success, here, read, real};
 use crate::compute::Key;
 
 /// The part of `CUlaunchConfig` that is read.
@@ -127,10 +128,7 @@ pub(super) mod limited {
                 // SAFETY: null, or a configuration as the driver reads it.
                 let Some(wanted) = (unsafe { read(configuration.cast::<Configuration>()) }) else { return call() };
                 let key = Key::kernel(function, wanted.grid, wanted.block);
-                if is_paid(key, wanted.stream) {
-                    return call();
-                }
-                launch_slowly(key, StreamHandle { stream: wanted.stream, per_thread: $per_thread }, &mut call)
+                launch(key, StreamHandle { stream: wanted.stream, per_thread: $per_thread }, &mut call)
             }
         )* };
     }
@@ -149,24 +147,20 @@ pub(super) mod limited {
 /// `list` is null or holds `count` launches, or as many as there are devices.
 unsafe fn launch_many(list: *const OneOfMany, count: u32, mut call: impl FnMut() -> Status) -> Status {
     let Some(here) = here().filter(|_| !is_open() && !list.is_null()) else { return call() };
-    let mut context = 0;
-    // SAFETY: the driver writes one handle.
-    unsafe { real::cuCtxGetCurrent(&mut context) };
+    let current = current_handle();
     let mut own = None;
     for index in 0..(count as usize).min(MAX_DEVICES) {
         // SAFETY: `index` is below the length of the list, as our caller says.
         let launch = unsafe { list.wrapping_add(index).read_unaligned() };
-        let mut owner = 0;
-        // SAFETY: the caller's stream, which the driver checks; it writes one handle.
-        let asked = unsafe { real::cuStreamGetCtx(launch.stream, &mut owner) };
-        if asked == SUCCESS && owner == context {
+        let owner = owner(launch.stream);
+        if owner.is_some() && owner == current {
             own = Some(launch);
-        } else if let Some(line) = super::context::line_of_context(here, owner) {
+        } else if let Some(line) = owner.and_then(|owner| line_of_context(here, owner)) {
             pay(here, line.into(), launch.key());
         }
     }
-    let Some(own) = own.filter(|own| !is_paid(own.key(), own.stream)) else { return call() };
-    launch_slowly(own.key(), StreamHandle { stream: own.stream, per_thread: false }, &mut call)
+    let Some(own) = own else { return call() };
+    launch(own.key(), StreamHandle { stream: own.stream, per_thread: false }, &mut call)
 }
 
 impl OneOfMany {
@@ -183,10 +177,7 @@ fn launch_old(function: usize, grid: [i32; 2], stream: Stream, mut call: impl Fn
     let shape =
         here().and_then(|here| here.state.launches.shape(function)).map_or(0, |word| word.load(Relaxed));
     let key = Key::kernel(function, [grid[0].cast_unsigned(), grid[1].cast_unsigned(), 1], [shape, 1, 1]);
-    if is_paid(key, stream) {
-        return call();
-    }
-    launch_slowly(key, StreamHandle { stream, per_thread: false }, &mut call)
+    launch(key, StreamHandle { stream, per_thread: false }, &mut call)
 }
 
 /// Remembers the block shape of `function`, for the launches that do not name it.

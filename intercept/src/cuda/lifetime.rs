@@ -11,7 +11,7 @@ use core::ffi::c_void;
 use core::sync::atomic::Ordering;
 
 use super::charge::{self, Charge};
-use super::context::{CONTEXT_BYTES, Known, Line};
+use super::context::{CONTEXT_BYTES, Known, Line, device_of};
 use super::queue::{self, Ran};
 use super::{
     Context, Device, Here, OUT_OF_MEMORY, SUCCESS, Status, UNLISTED, here, launch, line_of, read, real,
@@ -109,28 +109,12 @@ fn lives_in_context(entry: &Entry) -> bool {
     matches!(entry.kind, Kind::Linear | Kind::Array | Kind::Mipmap | Kind::External)
 }
 
-/// Asks the driver about a context by making it current for a moment. Returns its device, or the driver's
-/// error.
-fn ask(context: Context) -> Result<Device, Status> {
-    // SAFETY: a handle that the driver checks.
-    let pushed = unsafe { real::cuCtxPushCurrent_v2(context) };
-    if pushed != SUCCESS {
-        return Err(pushed);
-    }
-    let (mut device, mut popped) = (0, 0);
-    // SAFETY: the driver writes one integer.
-    let asked = unsafe { real::cuCtxGetDevice(&mut device) };
-    // SAFETY: takes back the push above; the driver writes one handle.
-    unsafe { real::cuCtxPopCurrent_v2(&mut popped) };
-    if asked == SUCCESS { Ok(device) } else { Err(asked) }
-}
-
 /// Whether a detach has ended the context. It does so only when nobody else is attached to it.
 fn is_gone(context: Context) -> bool {
     /// `CUDA_ERROR_INVALID_CONTEXT` and `CUDA_ERROR_CONTEXT_IS_DESTROYED`: any other error says nothing about
     /// it.
     const GONE: [Status; 2] = [201, 709];
-    ask(context).is_err_and(|status| GONE.contains(&status))
+    device_of(context).is_err_and(|status| GONE.contains(&status))
 }
 
 /// Ends the use of a context with `call`. `has_ended` then says whether this has ended the context itself.
@@ -141,7 +125,7 @@ fn destroy(context: Context, has_ended: fn(Context) -> bool, call: impl FnOnce()
     let known = contexts.find(context);
     // After its end nobody can say which device it was on.
     let unplaced = known.is_none() && lines.iter().any(|line| line.unplaced > 0);
-    let device = if unplaced { ask(context).ok() } else { None };
+    let device = if unplaced { device_of(context).ok() } else { None };
     launch::context_ends(here, context);
     let status = call();
     if status != SUCCESS || !has_ended(context) {

@@ -5,8 +5,8 @@
 //! context. Where it is not known whether work has run, it counts as not run: giving memory back late is
 //! safe, giving it back early is not.
 
-use super::stream_handle::{LEGACY_STREAM, PER_THREAD_STREAM, is_default, relaxed};
-use super::{Context, Cuda, Here, SUCCESS, Stream, capture, context, real};
+use super::stream_handle::{LEGACY_STREAM, PER_THREAD_STREAM, StreamHandle, is_default, owner, relaxed};
+use super::{Cuda, Here, SUCCESS, Stream, capture, context, real};
 use crate::sys;
 
 /// Bit in `Queue::stream` of a value that is no handle of the driver. A handle is an address, and no address
@@ -38,10 +38,7 @@ impl Queue {
             LEGACY_STREAM => Self::default_of(here, 0),
             PER_THREAD_STREAM => Self::default_of(here, u64::from(sys::thread())),
             _ => {
-                let mut owner: Context = 0;
-                // SAFETY: the driver checks the stream and writes one handle.
-                let found = unsafe { real::cuStreamGetCtx(stream, &mut owner) } == SUCCESS;
-                let context = if found { context::number(here, owner) } else { 0 };
+                let context = owner(stream).map_or(0, |owner| context::number(here, owner));
                 Self { stream: stream as u64, context: context.into() }
             }
         }
@@ -89,9 +86,9 @@ impl Queue {
         }
         let thread = self.stream & !DEFAULT;
         if thread == 0 {
-            context::within(here, self.context, || act(LEGACY_STREAM));
+            context::within_number(here, self.context, || act(LEGACY_STREAM));
         } else if thread == u64::from(sys::thread()) {
-            context::within(here, self.context, || act(PER_THREAD_STREAM));
+            context::within_number(here, self.context, || act(PER_THREAD_STREAM));
         }
     }
 
@@ -122,18 +119,10 @@ impl Ran {
 
 /// Whether work on `stream` is being recorded. Recorded work allocates and frees nothing now.
 pub(super) fn is_captured(here: Here, stream: Stream, per_thread: bool) -> bool {
-    if !capture::is_any(here) {
-        return false;
+    capture::is_any(here) && {
+        let (asked, capturing) = StreamHandle { stream, per_thread }.capture_status();
+        asked == SUCCESS && capturing != 0
     }
-    let mut status = 0;
-    let asked = if per_thread {
-        // SAFETY: the driver checks the stream and writes one integer.
-        unsafe { real::cuStreamIsCapturing_ptsz(stream, &mut status) }
-    } else {
-        // SAFETY: the driver checks the stream and writes one integer.
-        unsafe { real::cuStreamIsCapturing(stream, &mut status) }
-    };
-    asked == SUCCESS && status != 0
 }
 
 /// Whether all work of `stream` has run. False where the driver must not be asked: the question invalidates a
@@ -185,12 +174,8 @@ pub(super) fn forget(here: Here, stream: Stream) {
 }
 
 fn is_idle_at_its_end(here: Here, stream: Stream) -> bool {
-    let mut idle = false;
     // A default stream does not end, whatever the program asks.
-    if !is_default(stream) {
-        relaxed(|| idle = is_idle(here, stream));
-    }
-    idle
+    !is_default(stream) && relaxed(|| is_idle(here, stream))
 }
 
 /// The last context of this process on `line` has ended, and all its memory with it.

@@ -1,6 +1,7 @@
 //! Streams as the driver's functions take them, and questions to the driver about one.
 
-use super::{Context, SUCCESS, Stream, real};
+use super::context::current_handle;
+use super::{Context, SUCCESS, Status, Stream, real};
 
 /// `CU_STREAM_LEGACY`.
 pub(super) const LEGACY_STREAM: Stream = 1;
@@ -29,58 +30,72 @@ pub(super) fn owner(stream: Stream) -> Option<Context> {
     (asked == SUCCESS && context != 0).then_some(context)
 }
 
+/// Calls of the driver for which handle 0 means what it means for this [`StreamHandle`].
+macro_rules! stream_calls {
+    ($($name:ident($($argument:ident: $type:ty)?): $legacy:ident, $per_thread:ident;)*) => { $(
+        /// # Safety
+        /// The driver's contract for these arguments.
+        pub(super) unsafe fn $name(self $(, $argument: $type)?) -> Status {
+            if self.per_thread {
+                // SAFETY: as our caller says.
+                unsafe { real::$per_thread($($argument,)? self.stream) }
+            } else {
+                // SAFETY: as our caller says.
+                unsafe { real::$legacy($($argument,)? self.stream) }
+            }
+        }
+    )* };
+}
+
 impl StreamHandle {
+    stream_calls! {
+        query(): cuStreamQuery, cuStreamQuery_ptsz;
+        synchronise(): cuStreamSynchronize, cuStreamSynchronize_ptsz;
+        record(event: usize): cuEventRecord, cuEventRecord_ptsz;
+        free(pointer: u64): cuMemFreeAsync, cuMemFreeAsync_ptsz;
+    }
+
     /// The context that a launch into the stream goes to.
     pub(super) fn context(self) -> Option<Context> {
-        if !is_default(self.stream)
-            && let Some(context) = owner(self.stream)
-        {
-            return Some(context);
-        }
-        let mut context = 0;
-        // SAFETY: the driver writes one handle.
-        let asked = unsafe { real::cuCtxGetCurrent(&mut context) };
-        (asked == SUCCESS && context != 0).then_some(context)
+        let owner = if is_default(self.stream) { None } else { owner(self.stream) };
+        owner.or_else(current_handle)
+    }
+
+    /// The driver's answer and, after a success, whether the stream is being captured (0: it is not).
+    pub(super) fn capture_status(self) -> (Status, i32) {
+        let mut capturing = 0;
+        let status = if self.per_thread {
+            // SAFETY: our caller's stream, which the driver checks; it writes one integer.
+            unsafe { real::cuStreamIsCapturing_ptsz(self.stream, &mut capturing) }
+        } else {
+            // SAFETY: our caller's stream, which the driver checks; it writes one integer.
+            unsafe { real::cuStreamIsCapturing(self.stream, &mut capturing) }
+        };
+        (status, capturing)
     }
 
     /// Whether launches into the stream are only recorded. An error of the driver counts as yes: it answers
     /// with one for the legacy stream while another stream of the context is captured.
     pub(super) fn is_recording(self) -> bool {
-        let mut recording = 0;
-        let mut status = SUCCESS;
-        relaxed(|| {
-            status = if self.per_thread {
-                // SAFETY: our caller's stream, which the driver checks; it writes one integer.
-                unsafe { real::cuStreamIsCapturing_ptsz(self.stream, &mut recording) }
-            } else {
-                // SAFETY: our caller's stream, which the driver checks; it writes one integer.
-                unsafe { real::cuStreamIsCapturing(self.stream, &mut recording) }
-            };
-        });
-        status != SUCCESS || recording != 0
+        relaxed(|| self.capture_status()) != (SUCCESS, 0)
     }
 
     /// Whether all work of the stream has ended, so that new work begins at once.
     pub(super) fn is_idle(self) -> bool {
-        let status = if self.per_thread {
-            // SAFETY: our caller's stream, which the driver checks.
-            unsafe { real::cuStreamQuery_ptsz(self.stream) }
-        } else {
-            // SAFETY: our caller's stream, which the driver checks.
-            unsafe { real::cuStreamQuery(self.stream) }
-        };
-        status == SUCCESS
+        // SAFETY: our caller's stream, which the driver checks.
+        unsafe { self.query() == SUCCESS }
     }
 }
 
 /// Runs our own driver calls so that they do not invalidate a capture in progress on this thread.
-pub(super) fn relaxed(act: impl FnOnce()) {
+pub(super) fn relaxed<T>(act: impl FnOnce() -> T) -> T {
     let mut mode = 2; // CU_STREAM_CAPTURE_MODE_RELAXED
     // SAFETY: the driver exchanges one integer.
     let exchanged = unsafe { real::cuThreadExchangeStreamCaptureMode(&mut mode) };
-    act();
+    let result = act();
     if exchanged == SUCCESS {
         // SAFETY: restores the mode that the driver gave above.
         unsafe { real::cuThreadExchangeStreamCaptureMode(&mut mode) };
     }
+    result
 }

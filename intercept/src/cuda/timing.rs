@@ -2,6 +2,7 @@
 //! context and end with it. Where a launch goes to another context than the current one, that context is made
 //! current only while its events are created.
 
+use super::context::{current_handle, within};
 use super::stream_handle::StreamHandle;
 use super::{Context, SUCCESS, Status, real};
 use crate::compute::Timing;
@@ -84,7 +85,8 @@ impl Pair {
 
     /// Records the first event in `stream`.
     pub(super) fn begin(&self, stream: StreamHandle) -> bool {
-        record(self.begin, stream)
+        // SAFETY: an event of this pair and the stream that our caller launches in.
+        unsafe { stream.record(self.begin) == SUCCESS }
     }
 
     /// The context is about to end at `now`. Returns what [`timing`](Self::timing) says about the launch
@@ -116,7 +118,8 @@ impl Pair {
     /// Records the second event in `stream`. `idle`: how many nanoseconds the device waited for the launch.
     pub(super) fn end(&mut self, stream: StreamHandle, idle: u64) -> bool {
         self.idle = idle;
-        record(self.end, stream)
+        // SAFETY: an event of this pair and the stream that our caller launches in.
+        unsafe { stream.record(self.end) == SUCCESS }
     }
 
     /// What the pair says about the launch between its events.
@@ -156,30 +159,11 @@ impl Pair {
 
 /// Creates an event with timing that lives in `context`; 0: the driver gives none.
 fn create(context: Context) -> usize {
-    let (mut event, mut current, mut popped) = (0, 0, 0);
-    // SAFETY: the driver writes one handle.
-    unsafe { real::cuCtxGetCurrent(&mut current) };
-    let is_elsewhere = current != context;
-    // SAFETY: a context of the program's, which the driver checks.
-    if is_elsewhere && unsafe { real::cuCtxPushCurrent_v2(context) } != SUCCESS {
-        return 0;
-    }
-    // SAFETY: the driver writes one handle.
-    let made = unsafe { real::cuEventCreate(&mut event, 0) };
-    if is_elsewhere {
-        // SAFETY: takes back the push above; the driver writes one handle.
-        unsafe { real::cuCtxPopCurrent_v2(&mut popped) };
-    }
-    if made == SUCCESS { event } else { 0 }
-}
-
-fn record(event: usize, StreamHandle { stream, per_thread }: StreamHandle) -> bool {
-    let status = if per_thread {
-        // SAFETY: an event of this process and the stream that our caller launches in.
-        unsafe { real::cuEventRecord_ptsz(event, stream) }
-    } else {
-        // SAFETY: an event of this process and the stream that our caller launches in.
-        unsafe { real::cuEventRecord(event, stream) }
+    let create = || {
+        let mut event = 0;
+        // SAFETY: the driver writes one handle.
+        let made = unsafe { real::cuEventCreate(&mut event, 0) };
+        if made == SUCCESS { event } else { 0 }
     };
-    status == SUCCESS
+    if current_handle() == Some(context) { create() } else { within(context, create).unwrap_or(0) }
 }

@@ -6,7 +6,7 @@ use super::super::charge::{self, Charge};
 use super::super::pending;
 use super::super::queue::{self, Queue, Ran, is_captured};
 use super::super::size::charged;
-use super::super::stream_handle::relaxed;
+use super::super::stream_handle::{StreamHandle, relaxed};
 use super::super::{Here, OUT_OF_MEMORY, Pool, SUCCESS, Status, Stream, UNLISTED, here, read, real, write};
 use super::owner::{line_of_pool, pool_of_pointer, pool_of_stream};
 use super::{RESERVED, State, USED, ask, known, list, place, settle_all, settle_one};
@@ -182,25 +182,13 @@ fn has_grown_too_much(here: Here, at: usize, before: u64) -> bool {
 #[cold]
 fn undo(here: Here, key: u64, at: usize, request: &Request) {
     let Request { stream, per_thread, .. } = *request;
-    free_on(here, key, Queue::of(here, stream, per_thread), || {
-        if per_thread {
-            // SAFETY: the driver has just given the pointer on this stream, and the caller has not seen it.
-            unsafe { real::cuMemFreeAsync_ptsz(key, stream) }
-        } else {
-            // SAFETY: as above.
-            unsafe { real::cuMemFreeAsync(key, stream) }
-        }
-    });
+    let (handle, queue) = (StreamHandle { stream, per_thread }, Queue::of(here, stream, per_thread));
+    // SAFETY: the driver has just given the pointer on this stream, and the caller has not seen it.
+    free_on(here, key, queue, || unsafe { handle.free(key) });
     relaxed(|| {
-        let status = if per_thread {
-            // SAFETY: the driver checks the stream.
-            unsafe { real::cuStreamSynchronize_ptsz(stream) }
-        } else {
-            // SAFETY: as above.
-            unsafe { real::cuStreamSynchronize(stream) }
-        };
-        if status == SUCCESS {
-            queue::ran(here, Ran::Queue(Queue::of(here, stream, per_thread)));
+        // SAFETY: the driver checks the stream.
+        if unsafe { handle.synchronise() } == SUCCESS {
+            queue::ran(here, Ran::Queue(queue));
         }
     });
     if let Some(known) = list(here).get_mut(at) {

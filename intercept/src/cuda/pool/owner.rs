@@ -1,42 +1,19 @@
 //! Finds the pool that an allocation comes from, and the device of a pool.
 
-use super::super::context;
-use super::super::stream_handle::is_default;
-use super::super::{Context, Device, Here, Pool, SUCCESS, Stream, UNLISTED, each_device, line_of, real};
+use super::super::context::{current, current_device, current_handle, device_of};
+use super::super::stream_handle::{is_default, owner};
+use super::super::{Device, Here, Pool, SUCCESS, Stream, UNLISTED, each_device, line_of, real};
 
 const POOL_OF_POINTER: i32 = 17; // CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
-
-/// The device of `context`; 0: of the current one.
-fn device_of_context(context: Context) -> Option<Device> {
-    let mut device = 0;
-    // SAFETY: the driver checks the handle.
-    if context != 0 && unsafe { real::cuCtxPushCurrent_v2(context) } != SUCCESS {
-        return None;
-    }
-    // SAFETY: the driver writes one integer.
-    let status = unsafe { real::cuCtxGetDevice(&mut device) };
-    if context != 0 {
-        // SAFETY: pops what was pushed above; the driver writes one handle.
-        unsafe { real::cuCtxPopCurrent_v2(&mut 0) };
-    }
-    (status == SUCCESS).then_some(device)
-}
 
 /// The device whose pool an allocation on `stream` uses: the device of the stream, not of the thread's
 /// context.
 fn device_of_stream(stream: Stream) -> Option<Device> {
-    let mut current = 0;
-    if !is_default(stream) {
-        let mut owner: Context = 0;
-        // SAFETY: the driver checks the stream and writes one handle.
-        let found = unsafe { real::cuStreamGetCtx(stream, &mut owner) };
-        // SAFETY: the driver writes one handle.
-        let asked = unsafe { real::cuCtxGetCurrent(&mut current) };
-        if found == SUCCESS && asked == SUCCESS && owner != current {
-            return device_of_context(owner);
-        }
+    let owner = if is_default(stream) { None } else { owner(stream) };
+    match owner.filter(|owner| current_handle() != Some(*owner)) {
+        Some(elsewhere) => device_of(elsewhere).ok(),
+        None => current_device().ok(),
     }
-    device_of_context(0)
 }
 
 /// The current pool of the stream's device.
@@ -58,7 +35,7 @@ pub(super) fn line_of_pool(here: Here, pool: Pool) -> u8 {
             found = Some(line);
         }
     });
-    found.or_else(|| context::current(here).map(|current| current.device)).unwrap_or(UNLISTED)
+    found.or_else(|| current(here).map(|current| current.device)).unwrap_or(UNLISTED)
 }
 
 /// The pool in which `pointer` lies.
