@@ -75,13 +75,6 @@ impl Part {
             Self::Contexts => &line.context_bytes,
         }
     }
-
-    fn of_held(self, held: &Held) -> &[u64; MAX_DEVICES] {
-        match self {
-            Self::All => &held.bytes,
-            Self::Contexts => &held.context_bytes,
-        }
-    }
 }
 
 impl Held {
@@ -241,7 +234,7 @@ impl Book {
             // exchange: the other lines must not be read before it.
             Some(line) if new <= old => line.store(new, Release),
             Some(line) if line.compare_exchange(old, new, SeqCst, Relaxed).is_ok() => {}
-            _ => self.change_slowly(usage, &held, device, part, new > old),
+            _ => self.change_slowly(usage, &held, device, part, old, new),
         }
         new
     }
@@ -249,17 +242,17 @@ impl Book {
     /// The line does not say what this process held: the slot was never claimed, or was taken away, or
     /// somebody wrote to it.
     #[cold]
-    fn change_slowly(&self, usage: &UsageFile, held: &Held, device: usize, part: Part, adds: bool) {
+    fn change_slowly(&self, usage: &UsageFile, held: &Held, device: usize, part: Part, old: u64, new: u64) {
         let Some(slot) = self.own_slot(usage) else {
             // Only an addition claims a first slot. A slot that was lost is replaced by any change that
             // notices.
-            if adds || self.slot.load(Relaxed) != 0 {
+            if new > old || self.slot.load(Relaxed) != 0 {
                 self.claim_slot(usage, held);
             }
             return;
         };
-        if let (Some(line), Some(bytes)) = (usage.line(device, slot), part.of_held(held).get(device)) {
-            part.of(line).store(*bytes, SeqCst);
+        if let Some(line) = usage.line(device, slot) {
+            part.of(line).store(new, SeqCst);
         }
     }
 

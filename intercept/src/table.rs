@@ -99,26 +99,25 @@ impl Table {
 
     /// Removes and returns the entry of `kind` and `key`.
     pub fn take(&self, kind: Kind, key: u64) -> Option<Entry> {
-        let hash = hash(kind, key);
-        let mut shard = self.shard(hash).lock();
-        let at = shard.find(hash, kind, key)?;
-        shard.remove(at)
+        self.at(kind, key, Shard::remove)
     }
 
     /// A copy of the entry of `kind` and `key`.
     pub fn get(&self, kind: Kind, key: u64) -> Option<Entry> {
-        let hash = hash(kind, key);
-        let mut shard = self.shard(hash).lock();
-        let at = shard.find(hash, kind, key)?;
-        shard.entries().get(at).copied()
+        self.change(kind, key, |entry| *entry)
     }
 
     /// Changes the entry of `kind` and `key` in place and returns what `change` makes of it.
     pub fn change<T>(&self, kind: Kind, key: u64, change: impl FnOnce(&mut Entry) -> T) -> Option<T> {
+        self.at(kind, key, |shard, at| shard.entries().get_mut(at).map(change))
+    }
+
+    /// Finds the entry of `kind` and `key`, and does `act` with its shard and its place in it.
+    fn at<T>(&self, kind: Kind, key: u64, act: impl FnOnce(&mut Shard, usize) -> Option<T>) -> Option<T> {
         let hash = hash(kind, key);
         let mut shard = self.shard(hash).lock();
         let at = shard.find(hash, kind, key)?;
-        shard.entries().get_mut(at).map(change)
+        act(&mut shard, at)
     }
 
     /// Removes every entry for which `gone` is true, and hands each to `take`.

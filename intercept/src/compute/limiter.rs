@@ -381,10 +381,8 @@ impl Limiter {
             key: key.bits(),
             estimate,
             position: self.position(),
-            waited_since: 0,
             untimed: self.samples.cost(key).is_none(),
-            overdue: false,
-            late: false,
+            ..Mark::default()
         };
         let free = self.marks.iter_mut().enumerate().find(|(_, place)| place.order == 0);
         let Some((pair, place)) = free else { return Answer::Queued(MILLISECOND) };
