@@ -20,18 +20,16 @@ mod watch;
 mod windows;
 
 use std::collections::HashSet;
-use std::io::stderr;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use gpushare_config::{Config, Level, Log};
+use gpushare_config::Config;
 use gpushare_inventory::{Node, open_now};
 use gpushare_quota::{Lease, Store};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nvml_wrapper::Nvml;
-use tracing::level_filters::LevelFilter;
 
 pub use audit::mend;
 pub use lock::{is_running, stopped};
@@ -48,7 +46,8 @@ const IDLE: Duration = Duration::from_millis(100);
 /// Measures until the process is ended.
 pub fn meter() -> Result<()> {
     let config = Config::load()?;
-    start_log(&config.log);
+    // Under systemd this is the journal.
+    config.log.start_on(std::io::stderr);
     let (state, store) = node::store(&config)?;
     // The meter needs a few open files for each container, and some for each process on a GPU.
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
@@ -107,16 +106,4 @@ fn shares(store: &Store) -> Result<Vec<Lease>> {
     let mut leases = store.leases()?;
     leases.retain(|lease| lease.enforcement.terms().has_region);
     Ok(leases)
-}
-
-/// Logs to stderr, which is the journal under systemd.
-fn start_log(log: &Log) {
-    let level = match log.level {
-        Level::Error => LevelFilter::ERROR,
-        Level::Warn => LevelFilter::WARN,
-        Level::Info => LevelFilter::INFO,
-        Level::Debug => LevelFilter::DEBUG,
-    };
-    let lines = tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_writer(stderr);
-    let _ = if log.json { lines.json().try_init() } else { lines.try_init() };
 }

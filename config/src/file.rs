@@ -14,10 +14,18 @@ use toml::{Table, Value};
 
 use crate::error::{ConfigError, value};
 use crate::locate::is_ours;
+use crate::log::{FORMATS, LEVELS};
 use crate::request::{
     AliyunSection, DialectsSection, HamiSection, RequestSection, SlurmSection, policy, size,
 };
-use crate::{Config, Level, Log, Meter, OnCheating, Paths, SHIPPED};
+use crate::word::checked;
+use crate::{Config, Log, Meter, OnCheating, Paths, SHIPPED};
+
+const PLACEMENTS: [(&str, Placement); 2] = [("binpack", Placement::Binpack), ("spread", Placement::Spread)];
+/// Whether containers are kept from creating user namespaces.
+const USER_NAMESPACES: [(&str, bool); 2] = [("allow", false), ("deny", true)];
+const ON_CHEATING: [(&str, OnCheating); 3] =
+    [("report", OnCheating::Report), ("cap", OnCheating::Cap), ("end", OnCheating::End)];
 
 /// A settings file. A missing key has the shipped value.
 #[derive(Debug, Default, Deserialize)]
@@ -232,47 +240,32 @@ impl File {
         Ok(Config {
             request: policy(&self.request, &self.dialects)?,
             quota: admission(&self.quota)?,
-            denies_user_namespaces: match self.inject.user_namespaces.as_str() {
-                "allow" => false,
-                "deny" => true,
-                other => return Err(value("inject.user_namespaces", other, "known are allow and deny")),
-            },
+            denies_user_namespaces: checked(
+                "inject.user_namespaces",
+                &self.inject.user_namespaces,
+                &USER_NAMESPACES,
+            )?,
             mounts: self.inject.mounts.into_iter().map(extra_mount).collect::<Result<_, _>>()?,
-            cdi_folders: self
-                .cdi
-                .spec_dirs
-                .into_iter()
-                .map(absolute("cdi.spec_dirs"))
-                .collect::<Result<_, _>>()?,
+            cdi_folders: all_absolute("cdi.spec_dirs", self.cdi.spec_dirs)?,
             cdi_shares: self.cdi.shares.into_iter().map(share_name).collect::<Result<_, _>>()?,
             meter: Meter {
-                tolerance: size("meter.tolerance", &self.meter.tolerance)?.unwrap_or_default(),
-                on_cheating: match self.meter.on_cheating.as_str() {
-                    "report" => OnCheating::Report,
-                    "cap" => OnCheating::Cap,
-                    "end" => OnCheating::End,
-                    other => return Err(value("meter.on_cheating", other, "known are report, cap and end")),
-                },
+                tolerance: size("meter.tolerance", &self.meter.tolerance)?,
+                on_cheating: checked("meter.on_cheating", &self.meter.on_cheating, &ON_CHEATING)?,
             },
-            log: log(&self.log)?,
-            runtimes: self
-                .runtime
-                .candidates
-                .into_iter()
-                .map(absolute("runtime.candidates"))
-                .collect::<Result<_, _>>()?,
+            log: log(self.log)?,
+            runtimes: all_absolute("runtime.candidates", self.runtime.candidates)?,
             roots: Roots {
-                driver: absolute("node.driver_root")(self.node.driver_root)?,
-                dev: absolute("node.dev_root")(self.node.dev_root)?,
-                proc: absolute("node.proc_root")(self.node.proc_root)?,
+                driver: absolute("node.driver_root", self.node.driver_root)?,
+                dev: absolute("node.dev_root", self.node.dev_root)?,
+                proc: absolute("node.proc_root", self.node.proc_root)?,
                 library_folders: self.node.library_folders,
             },
             paths: Paths {
-                state: absolute("paths.state")(self.paths.state)?,
-                cache: absolute("paths.cache")(self.paths.cache)?,
-                hook: absolute("paths.hook")(beside(self.paths.hook, base.join("gpushare-hook")))?,
-                cli: absolute("paths.cli")(beside(self.paths.cli, base.join("gpushare")))?,
-                libraries: absolute("paths.libraries")(beside(self.paths.libraries, libraries(base)))?,
+                state: absolute("paths.state", self.paths.state)?,
+                cache: absolute("paths.cache", self.paths.cache)?,
+                hook: absolute("paths.hook", beside(self.paths.hook, base.join("gpushare-hook")))?,
+                cli: absolute("paths.cli", beside(self.paths.cli, base.join("gpushare")))?,
+                libraries: absolute("paths.libraries", beside(self.paths.libraries, libraries(base)))?,
             },
         })
     }
@@ -283,19 +276,19 @@ fn libraries(base: &Path) -> PathBuf {
     base.parent().unwrap_or(base).join("lib/gpushare")
 }
 
-fn absolute(key: &'static str) -> impl Fn(PathBuf) -> Result<PathBuf, ConfigError> {
-    move |path| match path.is_absolute() {
+fn absolute(key: &'static str, path: PathBuf) -> Result<PathBuf, ConfigError> {
+    match path.is_absolute() {
         true => Ok(path),
         false => Err(value(key, &path.to_string_lossy(), "must be an absolute path")),
     }
 }
 
+fn all_absolute(key: &'static str, paths: Vec<PathBuf>) -> Result<Vec<PathBuf>, ConfigError> {
+    paths.into_iter().map(|path| absolute(key, path)).collect()
+}
+
 fn admission(section: &QuotaSection) -> Result<Admission, ConfigError> {
-    let placement = match section.placement.as_str() {
-        "binpack" => Placement::Binpack,
-        "spread" => Placement::Spread,
-        other => return Err(value("quota.placement", other, "known are binpack and spread")),
-    };
+    let placement = checked("quota.placement", &section.placement, &PLACEMENTS)?;
     for (key, percent) in
         [("quota.memory_percent", section.memory_percent), ("quota.cores_percent", section.cores_percent)]
     {
@@ -305,7 +298,7 @@ fn admission(section: &QuotaSection) -> Result<Admission, ConfigError> {
     }
     Ok(Admission {
         placement,
-        reserve: size("quota.reserve", &section.reserve)?.unwrap_or_default(),
+        reserve: size("quota.reserve", &section.reserve)?,
         memory_percent: section.memory_percent,
         cores_percent: section.cores_percent,
     })
@@ -313,8 +306,8 @@ fn admission(section: &QuotaSection) -> Result<Admission, ConfigError> {
 
 fn extra_mount(entry: MountEntry) -> Result<ExtraMount, ConfigError> {
     Ok(ExtraMount {
-        source: absolute("inject.mounts.source")(entry.source)?,
-        destination: absolute("inject.mounts.destination")(entry.destination)?,
+        source: absolute("inject.mounts.source", entry.source)?,
+        destination: absolute("inject.mounts.destination", entry.destination)?,
         writable: entry.writable,
     })
 }
@@ -326,19 +319,13 @@ fn share_name(name: String) -> Result<String, ConfigError> {
     }
 }
 
-fn log(section: &LogSection) -> Result<Log, ConfigError> {
-    let file = match section.file.as_os_str().is_empty() {
-        true => None,
-        false => Some(absolute("log.file")(section.file.clone())?),
-    };
-    let json = match section.format.as_str() {
-        "text" => false,
-        "json" => true,
-        other => return Err(value("log.format", other, "known are text and json")),
-    };
-    let unknown = || value("log.level", &section.level, "known are error, warn, info and debug");
-    let level = Level::named(&section.level).ok_or_else(unknown)?;
-    Ok(Log { file, json, level })
+fn log(section: LogSection) -> Result<Log, ConfigError> {
+    let file = Some(section.file).filter(|path| !path.as_os_str().is_empty());
+    Ok(Log {
+        file: file.map(|path| absolute("log.file", path)).transpose()?,
+        json: checked("log.format", &section.format, &FORMATS)?,
+        level: checked("log.level", &section.level, &LEVELS)?,
+    })
 }
 
 #[cfg(test)]

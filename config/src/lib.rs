@@ -9,6 +9,7 @@ mod file;
 mod locate;
 mod log;
 mod request;
+mod word;
 
 use std::path::{Path, PathBuf};
 
@@ -16,6 +17,7 @@ use gpushare_inject::{Programs, Settings};
 use gpushare_inventory::{DeviceMemory, Roots, cdi_devices};
 use gpushare_quota::Admission;
 use gpushare_request::{Container, Policy, cdi_names};
+use tracing_subscriber::filter::LevelFilter;
 
 pub use error::ConfigError;
 pub use locate::{DEFAULT_PATH, ENVIRONMENT};
@@ -96,21 +98,10 @@ pub struct Log {
     pub file: Option<PathBuf>,
     /// One JSON object per line instead of text.
     pub json: bool,
-    /// The least severe level that is written.
-    pub level: Level,
-}
-
-/// How severe a log line is, the most severe first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
-    /// Something failed.
-    Error,
-    /// Someone may have to act.
-    Warn,
-    /// A lease was granted, refused or released: one line each.
-    Info,
-    /// Single decisions, for finding errors.
-    Debug,
+    /// The least severe level that is written. An error: something failed. A warning: someone may have to
+    /// act. Info: a lease was granted, refused or released, one line each. Debug: single decisions, for
+    /// finding errors.
+    pub level: LevelFilter,
 }
 
 impl Config {
@@ -140,19 +131,24 @@ impl Config {
     pub fn settings(&self, file: Option<PathBuf>) -> Settings<'_> {
         Settings {
             roots: &self.roots,
-            programs: Programs {
-                hook: &self.paths.hook,
-                libraries: &self.paths.libraries,
-                cache: &self.paths.cache,
-                state: &self.paths.state,
-                extra_mounts: &self.mounts,
-                denies_user_namespaces: self.denies_user_namespaces,
-                log: self.log.arguments(),
-            },
+            programs: self.programs(&self.paths.state),
             cli: &self.paths.cli,
             file,
             admission: &self.quota,
             policy: &self.request,
+        }
+    }
+
+    /// Our own files, with `state` as the state folder.
+    pub fn programs<'a>(&'a self, state: &'a Path) -> Programs<'a> {
+        Programs {
+            hook: &self.paths.hook,
+            libraries: &self.paths.libraries,
+            cache: &self.paths.cache,
+            state,
+            extra_mounts: &self.mounts,
+            denies_user_namespaces: self.denies_user_namespaces,
+            log: self.log.arguments(),
         }
     }
 

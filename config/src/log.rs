@@ -1,5 +1,5 @@
-//! Writes the log file that the settings name. Nothing is logged to stdout or stderr: they belong to the
-//! container.
+//! Writes the log file that the settings name. Only the meter logs to stderr: elsewhere stdout and stderr
+//! belong to the container.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
@@ -8,52 +8,44 @@ use std::sync::Mutex;
 
 use nix::fcntl::OFlag;
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::MakeWriter;
 
-use crate::{Level, Log};
+use crate::Log;
+use crate::word::meaning;
 
 const FLAGS: [&str; 3] = ["--log", "--log-format", "--log-level"];
 
-impl Level {
-    const ALL: [Self; 4] = [Self::Error, Self::Warn, Self::Info, Self::Debug];
+/// Whether a format of the settings is JSON.
+pub(crate) const FORMATS: [(&str, bool); 2] = [("text", false), ("json", true)];
 
-    /// The name in the settings.
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Warn => "warn",
-            Self::Info => "info",
-            Self::Debug => "debug",
-        }
-    }
-
-    pub(crate) fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|level| level.name() == name)
-    }
-}
+/// The levels of the settings, the most severe first. A [`LevelFilter`] shows itself by the same word.
+pub(crate) const LEVELS: [(&str, LevelFilter); 4] = [
+    ("error", LevelFilter::ERROR),
+    ("warn", LevelFilter::WARN),
+    ("info", LevelFilter::INFO),
+    ("debug", LevelFilter::DEBUG),
+];
 
 impl Log {
     /// The log settings as command-line arguments for the wrapper's hooks, which read no settings. Empty
     /// without a log.
     pub fn arguments(&self) -> Vec<String> {
         let Some(file) = self.file.as_ref().and_then(|file| file.to_str()) else { return Vec::new() };
-        let values = [file, if self.json { "json" } else { "text" }, self.level.name()];
-        FLAGS.iter().zip(values).flat_map(|(flag, value)| [(*flag).to_owned(), value.to_owned()]).collect()
+        let format = if self.json { "json" } else { "text" };
+        let values = [file.to_owned(), format.to_owned(), self.level.to_string()];
+        FLAGS.iter().zip(values).flat_map(|(flag, value)| [(*flag).to_owned(), value]).collect()
     }
 
     /// Reads what [`Log::arguments`] wrote; `None` for any other words.
     pub fn from_arguments(words: &[String]) -> Option<Self> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let [log, file, format, kind, least, level] = words[..] else {
-            return words.is_empty().then_some(Self { file: None, json: false, level: Level::Info });
+            return words.is_empty().then_some(Self { file: None, json: false, level: LevelFilter::INFO });
         };
-        let json = match kind {
-            "text" => false,
-            "json" => true,
-            _ => return None,
-        };
+        let (json, level) = (meaning(kind, &FORMATS)?, meaning(level, &LEVELS)?);
         let file = PathBuf::from(file);
         let sound = [log, format, least] == FLAGS && file.is_absolute();
-        Level::named(level).filter(|_| sound).map(|level| Self { file: Some(file), json, level })
+        sound.then_some(Self { file: Some(file), json, level })
     }
 
     /// Starts logging if the settings name a file. A file that cannot be opened is ignored: no container
@@ -64,20 +56,15 @@ impl Log {
         let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
         let file =
             OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags.bits()).open(path);
-        let Ok(file) = file else { return };
-        let level = match self.level {
-            Level::Error => LevelFilter::ERROR,
-            Level::Warn => LevelFilter::WARN,
-            Level::Info => LevelFilter::INFO,
-            Level::Debug => LevelFilter::DEBUG,
-        };
-        let lines =
-            tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_writer(Mutex::new(file));
-        if self.json {
-            let _ = lines.json().try_init();
-        } else {
-            let _ = lines.try_init();
+        if let Ok(file) = file {
+            self.start_on(Mutex::new(file));
         }
+    }
+
+    /// Starts logging to `writer`, whatever file the settings name.
+    pub fn start_on(&self, writer: impl for<'a> MakeWriter<'a> + Send + Sync + 'static) {
+        let lines = tracing_subscriber::fmt().with_max_level(self.level).with_ansi(false).with_writer(writer);
+        let _ = if self.json { lines.json().try_init() } else { lines.try_init() };
     }
 }
 
@@ -87,10 +74,10 @@ mod tests {
 
     #[test]
     fn arguments_tell_the_whole_log_and_nothing_else_is_taken_for_them() {
-        let none = Log { file: None, json: false, level: Level::Info };
+        let none = Log { file: None, json: false, level: LevelFilter::INFO };
         assert!(none.arguments().is_empty());
         assert_eq!(Log::from_arguments(&[]), Some(none));
-        for level in Level::ALL {
+        for (_, level) in LEVELS {
             for json in [false, true] {
                 let log = Log { file: Some("/var/log/a b".into()), json, level };
                 assert_eq!(Log::from_arguments(&log.arguments()), Some(log));

@@ -1,13 +1,30 @@
 //! The sections `request` and `dialects`: which channels and dialects are read, and how much they may grant.
 
-use gpushare_inventory::{CapabilityError, DeviceMemory};
+use std::str::FromStr;
+
+use gpushare_inventory::DeviceMemory;
 use gpushare_request::{
-    Ceilings, Cores, DialectSettings, IndexMeaning, InterceptorPolicy, KeyPatterns, MemoryRequest,
-    NvidiaPolicy, Policy, dialect_names, switch_names,
+    Ceilings, DialectSettings, IndexMeaning, InterceptorPolicy, KeyPatterns, MemoryRequest, NvidiaPolicy,
+    Policy, dialect_names, switch_names,
 };
 use serde::Deserialize;
 
 use crate::error::{ConfigError, value};
+use crate::word::checked;
+
+const NVIDIA: [(&str, NvidiaPolicy); 4] = [
+    ("default-share", NvidiaPolicy::DefaultShare),
+    ("whole", NvidiaPolicy::Whole),
+    ("refuse", NvidiaPolicy::Refuse),
+    ("ignore", NvidiaPolicy::Ignore),
+];
+const INTERCEPTOR: [(&str, InterceptorPolicy); 2] =
+    [("replace", InterceptorPolicy::Replace), ("stand-down", InterceptorPolicy::StandDown)];
+const ALIYUN_INDEX: [(&str, IndexMeaning); 2] = [("minor", IndexMeaning::Minor), ("pci", IndexMeaning::Pci)];
+/// Whether a zero of HAMi counts as unstated.
+const HAMI_ZERO: [(&str, bool); 2] = [("refuse", false), ("unstated", true)];
+/// Whether Slurm's percentage under MPS limits memory too.
+const SLURM_MPS_MEMORY: [(&str, bool); 2] = [("none", false), ("percent", true)];
 
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -58,65 +75,40 @@ pub(crate) struct SlurmSection {
 
 /// Checks both sections and makes the rules for requests.
 pub(crate) fn policy(section: &RequestSection, dialects: &DialectsSection) -> Result<Policy, ConfigError> {
-    let nvidia = match section.nvidia.as_str() {
-        "default-share" => NvidiaPolicy::DefaultShare,
-        "whole" => NvidiaPolicy::Whole,
-        "refuse" => NvidiaPolicy::Refuse,
-        "ignore" => NvidiaPolicy::Ignore,
-        other => {
-            return Err(value("request.nvidia", other, "known are default-share, whole, refuse and ignore"));
-        }
-    };
+    let nvidia = checked("request.nvidia", &section.nvidia, &NVIDIA)?;
     Ok(Policy {
         strict: section.strict,
         trusted_annotations: KeyPatterns::new(section.trusted_annotations.clone()),
         crio: section.crio,
         ceilings: Ceilings {
-            pod: ceiling("request.pod_ceiling", &section.pod_ceiling)?,
-            env: ceiling("request.env_ceiling", &section.env_ceiling)?,
+            pod: parsed("request.pod_ceiling", &section.pod_ceiling, "")?,
+            env: parsed("request.env_ceiling", &section.env_ceiling, "")?,
         },
         volume_mounts: section.volume_mounts,
-        interceptor: match section.interceptor.as_str() {
-            "replace" => InterceptorPolicy::Replace,
-            "stand-down" => InterceptorPolicy::StandDown,
-            other => return Err(value("request.interceptor", other, "known are replace and stand-down")),
-        },
+        interceptor: checked("request.interceptor", &section.interceptor, &INTERCEPTOR)?,
         unread_dialects: known("request.unread_dialects", &section.unread_dialects, &mut dialect_names())?,
         switches: known("request.honoured_switches", &section.honoured_switches, &mut switch_names())?,
         dialects: settings(dialects)?,
         ignore_env: !section.env,
-        default_memory: ceiling("request.default_memory", &section.default_memory)?,
-        default_cores: match section.default_cores.as_str() {
-            "" => None,
-            text => Some(text.parse::<Cores>().map_err(|error| value("request.default_cores", text, error))?),
-        },
+        default_memory: parsed("request.default_memory", &section.default_memory, "")?,
+        default_cores: parsed("request.default_cores", &section.default_cores, "")?,
         nvidia,
-        capabilities: match section.capabilities.as_str() {
-            "all" => None,
-            text => Some(
-                text.parse().map_err(|error: CapabilityError| value("request.capabilities", text, error))?,
-            ),
-        },
+        capabilities: parsed("request.capabilities", &section.capabilities, "all")?,
     })
 }
 
-/// Parses a size of memory; `None` for an empty text. A percentage is an error.
-pub(crate) fn size(key: &'static str, text: &str) -> Result<Option<DeviceMemory>, ConfigError> {
-    match text.parse::<MemoryRequest>() {
-        _ if text.is_empty() => Ok(None),
-        Ok(MemoryRequest::Bytes(memory)) => Ok(Some(memory)),
-        Ok(_) => Err(value(key, text, "a percentage has no meaning here; write a size as 8GiB")),
-        Err(error) => Err(value(key, text, error)),
+/// Parses a size of memory; an empty text is 0. A percentage is an error.
+pub(crate) fn size(key: &'static str, text: &str) -> Result<DeviceMemory, ConfigError> {
+    match parsed(key, text, "")? {
+        None => Ok(DeviceMemory::ZERO),
+        Some(MemoryRequest::Bytes(memory)) => Ok(memory),
+        Some(_) => Err(value(key, text, "a percentage has no meaning here; write a size as 8GiB")),
     }
 }
 
 fn settings(section: &DialectsSection) -> Result<DialectSettings, ConfigError> {
     Ok(DialectSettings {
-        aliyun_index: match section.aliyun.index.as_str() {
-            "minor" => IndexMeaning::Minor,
-            "pci" => IndexMeaning::Pci,
-            other => return Err(value("dialects.aliyun.index", other, "known are minor and pci")),
-        },
+        aliyun_index: checked("dialects.aliyun.index", &section.aliyun.index, &ALIYUN_INDEX)?,
         aliyun_unit: match section.aliyun.unit.as_str() {
             "" => None,
             "GiB" => Some(1 << 30),
@@ -129,24 +121,21 @@ fn settings(section: &DialectsSection) -> Result<DialectSettings, ConfigError> {
                 ));
             }
         },
-        hami_zero_unstated: match section.hami.zero.as_str() {
-            "refuse" => false,
-            "unstated" => true,
-            other => return Err(value("dialects.hami.zero", other, "known are refuse and unstated")),
-        },
+        hami_zero_unstated: checked("dialects.hami.zero", &section.hami.zero, &HAMI_ZERO)?,
         slurm_shards_per_gpu: Some(section.slurm.shards_per_gpu).filter(|shards| *shards > 0),
-        slurm_mps_memory: match section.slurm.mps_memory.as_str() {
-            "none" => false,
-            "percent" => true,
-            other => return Err(value("dialects.slurm.mps_memory", other, "known are none and percent")),
-        },
+        slurm_mps_memory: checked("dialects.slurm.mps_memory", &section.slurm.mps_memory, &SLURM_MPS_MEMORY)?,
     })
 }
 
-/// Parses a size or a percentage of each GPU; `None` for an empty text.
-fn ceiling(key: &'static str, text: &str) -> Result<Option<MemoryRequest>, ConfigError> {
-    let parsed = || text.parse().map(Some).map_err(|error| value(key, text, error));
-    if text.is_empty() { Ok(None) } else { parsed() }
+/// Parses the value of `key`; `None` for the text that stands for nothing.
+fn parsed<T: FromStr>(key: &'static str, text: &str, nothing: &str) -> Result<Option<T>, ConfigError>
+where
+    T::Err: ToString,
+{
+    if text == nothing {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|error: T::Err| value(key, text, error))
 }
 
 fn known(
