@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use gpushare_config::Config;
 use gpushare_inject::{
-    Bundle, HostFiles, Offer, Plan, PlanParts, Programs, Requirements, RootFolder, admit, beside_sick, clear,
-    refuse_previous_plan, take_out_driver,
+    Bundle, HostFiles, Image, Offer, Plan, PlanParts, Programs, Requirements, RootFolder, admit, beside_sick,
+    clear, refuse_previous_plan, take_out_driver,
 };
 use gpushare_inventory::Node;
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member};
@@ -34,7 +34,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     }
     let (state, store) = node::store(&config)?;
     let node = node::inventory(&config, &state)?;
-    let programs = programs(&config, state.path());
+    let programs = config.programs(state.path());
     admit(&json, bundle.path(), &programs, &node, config.request.strict)?;
     inventory::fit(&config, &node, &state)?;
     let request = read(&container, &config.request, &node.gpus);
@@ -53,11 +53,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     Requirements::of(&container)?.check(&Offer::of(&node, &lease))?;
     let root = RootFolder::open(&bundle.root(&json), &json)?;
     let image = root.look(bundle.path(), &json);
-    let extent = lease.enforcement_for(&request).terms().extent;
-    let files = HostFiles::gather(&request, extent, &node.driver, &programs, &image)?;
-    let parts =
-        PlanParts { gpus: &node.gpus, nodes: &node.nodes, files: &files, image: &image, programs: &programs };
-    let plan = Plan::new(&request, &lease, parts)?;
+    let plan = of(&request, &lease, &node, &programs, &image)?;
     root.check(plan.targets())?;
     plan.edit(&mut json.clone()).context("config.json cannot be changed")?;
     if as_json {
@@ -77,17 +73,12 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     Ok(print(&request, &lease, &plan, &node)?)
 }
 
-/// Our own files, from the settings.
-pub fn programs<'a>(config: &'a Config, state: &'a Path) -> Programs<'a> {
-    Programs {
-        hook: &config.paths.hook,
-        libraries: &config.paths.libraries,
-        cache: &config.paths.cache,
-        state,
-        extra_mounts: &config.mounts,
-        denies_user_namespaces: config.denies_user_namespaces,
-        log: config.log.arguments(),
-    }
+/// The plan for `lease`, with the host's files that it needs.
+pub fn of(request: &Request, lease: &Lease, node: &Node, programs: &Programs, image: &Image) -> Result<Plan> {
+    let extent = lease.enforcement_for(request).terms().extent;
+    let files = HostFiles::gather(request, extent, &node.driver, programs, image)?;
+    let parts = PlanParts { gpus: &node.gpus, nodes: &node.nodes, files: &files, image, programs };
+    Ok(Plan::new(request, lease, parts)?)
 }
 
 fn nothing(as_json: bool) -> Result<()> {
@@ -109,13 +100,8 @@ pub fn lease(request: &Request, grants: Vec<Grant>) -> Result<Lease> {
 fn keys(request: &Request) -> Vec<(&'static str, String)> {
     let devices = match &request.devices {
         Devices::Any(count) => ("count", count.to_string()),
-        Devices::These(list) => {
-            ("devices", list.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
-        }
-        Devices::Among(count, of) => {
-            let of: Vec<String> = of.iter().map(ToString::to_string).collect();
-            ("count", format!("{count} of {}", of.join(",")))
-        }
+        Devices::These(list) => ("devices", joined(list)),
+        Devices::Among(count, of) => ("count", format!("{count} of {}", joined(of))),
         Devices::All => ("devices", "all".to_owned()),
     };
     let model = match request.model.to_string() {
@@ -135,6 +121,10 @@ fn keys(request: &Request) -> Vec<(&'static str, String)> {
         ("priority", request.priority.level().to_string()),
     ];
     rest.into_iter().chain(scope).collect()
+}
+
+fn joined(items: &[impl ToString]) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 fn grant(grant: &Grant) -> Value {

@@ -8,7 +8,7 @@ use std::path::{self, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use gpushare_config::Config;
-use gpushare_inject::{CdiDevice, CdiSpec, HostFiles, Image, Plan, PlanParts};
+use gpushare_inject::{CdiDevice, CdiSpec, Image, Plan};
 use gpushare_inventory::{DeviceMemory, Gpu, Node};
 use gpushare_quota::{Grant, StateFolder};
 use gpushare_request::{Devices, MemoryRequest, Request, ShareName};
@@ -76,8 +76,8 @@ fn settings() -> Result<Option<PathBuf>> {
 
 /// The shares that one of the node's GPUs can hold. A share that was named on the command line must fit.
 fn shares(asked: &Generate, config: &Config, node: &Node) -> Result<Vec<CdiDevice>> {
-    let largest = node.gpus.iter().filter_map(|gpu| gpu.memory).map(|memory| config.quota.card(memory)).max();
-    let largest = largest.unwrap_or(DeviceMemory::ZERO);
+    let sizes = node.gpus.iter().filter_map(|gpu| gpu.memory);
+    let largest = sizes.map(|memory| config.quota.card(memory)).max().unwrap_or(DeviceMemory::ZERO);
     let fits = |name: &str| -> Result<bool> {
         let share: ShareName = name.parse().with_context(|| format!("{name:?}"))?;
         Ok(!matches!(share.memory, MemoryRequest::Bytes(memory) if memory > largest))
@@ -119,12 +119,7 @@ fn whole(gpus: &[&Gpu], config: &Config, node: &Node, state: &StateFolder) -> Re
     let grant =
         |gpu: &&Gpu| Grant { gpu: gpu.uuid, memory: gpu.memory.unwrap_or(DeviceMemory::ZERO), cores: None };
     let lease = plan::lease(&request, gpus.iter().map(grant).collect())?;
-    let (programs, image) = (plan::programs(config, state.path()), Image::default());
-    let extent = lease.enforcement_for(&request).terms().extent;
-    let files = HostFiles::gather(&request, extent, &node.driver, &programs, &image)?;
-    let parts =
-        PlanParts { gpus: &node.gpus, nodes: &node.nodes, files: &files, image: &image, programs: &programs };
-    Ok(Plan::new(&request, &lease, parts)?)
+    plan::of(&request, &lease, node, &config.programs(state.path()), &Image::default())
 }
 
 /// Written by rename, since engines watch the folder. The temporary name has no ending that they read.
