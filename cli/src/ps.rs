@@ -161,7 +161,7 @@ fn entry(lease: &Lease, seen: &Seen, violations: &[&Violation]) -> Value {
         "burst_ceiling": lease.ceiling.percent(),
         "granted_at": lease.granted_at,
         "books": if seen.is_damaged() { "damaged" } else { "ok" },
-        "violations": violations.iter().map(|violation| violation::json(violation)).collect::<Vec<_>>(),
+        "violations": violations,
         "gpus": gpus.collect::<Vec<_>>(),
     })
 }

@@ -2,9 +2,11 @@
 //! escaped, so that a container's name cannot move the cursor.
 
 use std::io::{self, Write};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde_json::Value;
+
+use crate::clock::Clock;
 
 /// Prints a table; a heading alone when there is no row.
 pub fn print<const COLUMNS: usize>(
@@ -42,17 +44,12 @@ pub fn json(value: &Value) -> io::Result<()> {
 
 /// `text` with control characters written out, on which a terminal may act.
 pub fn escaped(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| {
-            if c.is_control() { c.escape_default().to_string() } else { c.to_string() }
-                .chars()
-                .collect::<Vec<_>>()
-        })
-        .collect()
+    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect()
 }
 
 /// How long ago `since` was; `since` in seconds since 1970.
 pub fn age(since: u64) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    let now = Clock::now().wall / 1_000_000_000;
     humantime::format_duration(Duration::from_secs(now.saturating_sub(since))).to_string()
 }

@@ -7,15 +7,18 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+
+use crate::clock::Clock;
 
 /// A file older than this is of a meter that has ended.
 const STALE: Duration = Duration::from_secs(5);
 
-/// One thing that a container does against its share.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// One thing that a container does against its share, as it stands in the file and in `ps --json`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Violation {
     /// The lease's id; `None` for processes of no lease.
     pub lease: Option<i64>,
@@ -76,9 +79,8 @@ fn path(state: &Path) -> PathBuf {
 /// # Errors
 /// When the file cannot be written.
 pub fn write(state: &Path, violations: &[Violation], frozen: impl Iterator<Item = i64>) -> io::Result<()> {
-    let list: Vec<Value> = violations.iter().map(json).collect();
     let frozen: Vec<i64> = frozen.collect();
-    let text = json!({"seconds": now().as_secs(), "violations": list, "frozen": frozen}).to_string();
+    let text = json!({"seconds": now().as_secs(), "violations": violations, "frozen": frozen}).to_string();
     let unfinished = state.join("violations.new");
     fs::write(&unfinished, text)?;
     fs::rename(unfinished, path(state))
@@ -86,40 +88,23 @@ pub fn write(state: &Path, violations: &[Violation], frozen: impl Iterator<Item 
 
 /// What the meter saw within the last 5 seconds; empty where none runs.
 pub fn read(state: &Path) -> Vec<Violation> {
-    let text = fs::read(path(state)).unwrap_or_default();
-    let told: Value = serde_json::from_slice(&text).unwrap_or_default();
+    let told = told(state);
     let seconds = Duration::from_secs(told["seconds"].as_u64().unwrap_or(0));
     if now().saturating_sub(seconds) > STALE {
         return Vec::new();
     }
-    told["violations"].as_array().into_iter().flatten().filter_map(parse).collect()
+    let all = told["violations"].as_array().into_iter().flatten();
+    all.filter_map(|violation| Violation::deserialize(violation).ok()).collect()
 }
 
 /// The ids of the leases whose containers a meter has stopped, however long ago.
 pub fn frozen(state: &Path) -> Vec<i64> {
-    let told: Value = serde_json::from_slice(&fs::read(path(state)).unwrap_or_default()).unwrap_or_default();
-    told["frozen"].as_array().into_iter().flatten().filter_map(Value::as_i64).collect()
+    told(state)["frozen"].as_array().into_iter().flatten().filter_map(Value::as_i64).collect()
 }
 
-/// The violation as `ps --json` prints it.
-pub fn json(violation: &Violation) -> Value {
-    json!({
-        "lease": violation.lease,
-        "container": violation.container,
-        "pid": violation.pid,
-        "kind": violation.kind,
-        "text": violation.text,
-    })
-}
-
-fn parse(told: &Value) -> Option<Violation> {
-    Some(Violation {
-        lease: told["lease"].as_i64(),
-        container: told["container"].as_str()?.to_owned(),
-        pid: told["pid"].as_u64().and_then(|pid| pid.try_into().ok()),
-        kind: told["kind"].as_str()?.to_owned(),
-        text: told["text"].as_str()?.to_owned(),
-    })
+/// What the file says; null where there is none.
+fn told(state: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path(state)).unwrap_or_default()).unwrap_or_default()
 }
 
 impl std::fmt::Display for Violation {
@@ -133,7 +118,7 @@ impl std::fmt::Display for Violation {
 }
 
 fn now() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+    Duration::from_nanos(Clock::now().wall)
 }
 
 #[cfg(test)]

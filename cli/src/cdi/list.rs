@@ -4,14 +4,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{FOLDERS, Kind};
 use crate::table;
 
 /// One device of a file.
+#[derive(Serialize)]
 struct Row {
-    name: String,
+    /// Kind and name, as engines are asked for it.
+    device: String,
     file: PathBuf,
     /// Host paths that the device names and that do not exist.
     missing: Vec<String>,
@@ -23,20 +26,16 @@ pub fn list(folders: &[PathBuf], as_json: bool) -> Result<()> {
     let folders = if folders.is_empty() { &shipped[..] } else { folders };
     let rows = folders.iter().flat_map(|folder| files(folder)).flat_map(|file| rows(&file));
     if as_json {
-        return Ok(table::json(&rows.map(|row| entry(&row)).collect())?);
+        return Ok(table::json(&json!(rows.collect::<Vec<_>>()))?);
     }
     let cells = rows.map(|row| {
         let state = match row.missing.is_empty() {
             true => "ok".to_owned(),
             false => format!("{} missing: run gpushare cdi generate", row.missing.join(", ")),
         };
-        [row.name, row.file.display().to_string(), state]
+        [row.device, row.file.display().to_string(), state]
     });
     Ok(table::print(["DEVICE", "FILE", "STATE"], cells)?)
-}
-
-fn entry(row: &Row) -> Value {
-    json!({ "device": row.name, "file": row.file, "missing": row.missing })
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -63,7 +62,7 @@ fn rows(file: &Path) -> Vec<Row> {
         let mut missing: Vec<String> = edits.into_iter().flat_map(host_paths).collect();
         missing.retain(|path| !Path::new(path).exists());
         missing.dedup();
-        Some(Row { name: format!("{kind}={name}"), file: file.to_path_buf(), missing })
+        Some(Row { device: format!("{kind}={name}"), file: file.to_path_buf(), missing })
     };
     devices.filter_map(row).collect()
 }
