@@ -1,5 +1,7 @@
-//! `gpushare inventory refresh`: asks NVML about the GPUs and fits our libraries to the driver. Only this
-//! module loads NVML, once per boot, driver version and set of GPUs.
+//! `gpushare inventory refresh`: asks NVML about the GPUs and fits our libraries to the driver, once per
+//! boot, driver version and set of GPUs.
+
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use gpushare_config::{Config, Paths};
@@ -40,10 +42,7 @@ pub fn ask(node: &Node, state: &StateFolder) -> Result<Totals> {
     // without waiting. While it is open here, nobody gets a lease on it.
     let _held = open_now(&library)
         .with_context(|| format!("cannot open {} now; see `gpushare doctor`", library.display()))?;
-    let nvml = Nvml::builder()
-        .lib_path(library.as_os_str())
-        .init()
-        .with_context(|| format!("cannot start NVML from {}; see `gpushare doctor`", library.display()))?;
+    let nvml = nvml(&library)?;
     let cuda =
         nvml.sys_cuda_driver_version().map(|version| format!("{}.{}", version / 1000, version % 1000 / 10));
     let mut gpus = told(&nvml)?;
@@ -63,6 +62,12 @@ pub fn ask(node: &Node, state: &StateFolder) -> Result<Totals> {
     };
     totals.store(&Totals::path(state.path()))?;
     Ok(totals)
+}
+
+/// Starts NVML from the driver's own `library`.
+pub fn nvml(library: &Path) -> Result<Nvml> {
+    let nvml = Nvml::builder().lib_path(library.as_os_str()).init();
+    nvml.with_context(|| format!("cannot start NVML from {}; see `gpushare doctor`", library.display()))
 }
 
 /// NVML's answers for each GPU that it can open.

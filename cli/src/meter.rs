@@ -29,7 +29,6 @@ use gpushare_config::Config;
 use gpushare_inventory::{Node, open_now};
 use gpushare_quota::{Lease, Store};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nvml_wrapper::Nvml;
 
 pub use audit::mend;
 pub use lock::{is_running, stopped};
@@ -37,8 +36,8 @@ pub use lock::{is_running, stopped};
 use self::kept::Kept;
 use self::owner::Owners;
 use self::watch::Watch;
-use crate::node;
 use crate::violation::Violation;
+use crate::{inventory, node};
 
 /// While there is no container, the store's time stamp is looked at this often, to notice a new one.
 const IDLE: Duration = Duration::from_millis(100);
@@ -63,10 +62,7 @@ pub fn meter() -> Result<()> {
         let library = node.driver.libnvidia_ml()?;
         // The loader would wait for a container that has a lease (fcntl(2)) on the library.
         let _held = open_now(&library).with_context(|| format!("cannot open {} now", library.display()))?;
-        let nvml = Nvml::builder().lib_path(library.as_os_str()).init();
-        let nvml = nvml.with_context(|| {
-            format!("cannot start NVML from {}; see `gpushare doctor`", library.display())
-        })?;
+        let nvml = inventory::nvml(&library)?;
         session::run(&nvml, &node, state.path(), &store, &config)?;
     }
 }
@@ -79,7 +75,7 @@ pub fn look_once(config: &Config, state: &Path, leases: &[Lease]) -> Vec<Violati
     let shares: Vec<Lease> =
         leases.iter().filter(|lease| lease.enforcement.terms().has_region).cloned().collect();
     let mut kept = Kept::of(&node, config, state);
-    kept.hold(state, &shares);
+    kept.hold(&shares);
     let mut watch = Watch::default();
     let intercepted = shares.iter().filter(|lease| lease.enforcement.terms().is_intercepted);
     let mut found: Vec<Violation> =

@@ -7,7 +7,7 @@ use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::Sampling;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::struct_wrappers::device::ProcessInfo;
+use nvml_wrapper::struct_wrappers::device::ProcessUtilizationSample;
 
 use super::windows::{PERIOD, Sample};
 
@@ -45,13 +45,7 @@ impl<'nvml> Gpu<'nvml> {
         if !self.samples {
             return None;
         }
-        let told = self.device.process_utilization_stats(stamp);
-        let sample = |told: &nvml_wrapper::struct_wrappers::device::ProcessUtilizationSample| Sample {
-            pid: told.pid,
-            stamp: told.timestamp,
-            percent: told.sm_util,
-        };
-        match told {
+        match self.device.process_utilization_stats(stamp) {
             Ok(told) => Some(told.iter().map(sample).collect()),
             // Nothing is new, or more samples came between the question for their number and the question for
             // them.
@@ -73,13 +67,14 @@ impl<'nvml> Gpu<'nvml> {
     /// Device memory in bytes by host pid. `None` where the driver does not tell.
     pub fn memory(&mut self) -> Option<HashMap<u32, u64>> {
         let told = self.device.running_compute_processes();
+        let told = told.inspect_err(|error| self.say("per-process memory", error)).ok()?;
         let graphics = self.device.running_graphics_processes().unwrap_or_default();
         let mut all = HashMap::new();
-        match told {
-            Ok(told) => told.iter().chain(&graphics).for_each(|process| note(&mut all, process)),
-            Err(error) => {
-                self.say("per-process memory", &error);
-                return None;
+        for process in told.iter().chain(&graphics) {
+            if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory {
+                // A process may be in both lists, with the same figure.
+                let known = all.entry(process.pid).or_default();
+                *known = bytes.max(*known);
             }
         }
         Some(all)
@@ -87,19 +82,14 @@ impl<'nvml> Gpu<'nvml> {
 
     fn say(&mut self, what: &str, error: &NvmlError) {
         let text = format!("{what}: {error}");
-        if !self.troubles.contains(&text) {
+        if self.troubles.insert(text.clone()) {
             tracing::warn!(gpu = %self.uuid, trouble = %text, "the driver does not tell");
-            self.troubles.insert(text);
         }
     }
 }
 
-/// Notes a process's memory. A process may be in both lists, with the same figure.
-fn note(all: &mut HashMap<u32, u64>, process: &ProcessInfo) {
-    if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory {
-        let known = all.entry(process.pid).or_default();
-        *known = bytes.max(*known);
-    }
+fn sample(told: &ProcessUtilizationSample) -> Sample {
+    Sample { pid: told.pid, stamp: told.timestamp, percent: told.sm_util }
 }
 
 /// Whether the same call will never succeed on this GPU.

@@ -10,11 +10,11 @@ use gpushare_inject::{Fitted, Region};
 use gpushare_inventory::{FileIdentity, Node, open_now};
 use gpushare_quota::Lease;
 
-/// The open files, and the paths of those that are watched.
+/// The open files with their paths.
 #[derive(Debug)]
 pub struct Kept {
-    libraries: Vec<PathBuf>,
-    open: HashMap<PathBuf, File>,
+    /// `None` where a library could not be opened yet.
+    libraries: Vec<(PathBuf, Option<File>)>,
     regions: HashMap<i64, Option<[File; 2]>>,
     state: PathBuf,
 }
@@ -24,23 +24,19 @@ impl Kept {
     pub fn of(node: &Node, config: &Config, state: &Path) -> Self {
         let (cache, libraries) = (&config.paths.cache, &config.paths.libraries);
         let fitted = Fitted { cache, libraries, driver: &node.driver, state };
-        let mut files = node.driver.mounted();
-        files.extend(fitted.files());
-        Self { libraries: files, open: HashMap::new(), regions: HashMap::new(), state: state.into() }
+        let files = node.driver.mounted().into_iter().chain(fitted.files());
+        let libraries = files.map(|path| (path, None)).collect();
+        Self { libraries, regions: HashMap::new(), state: state.into() }
     }
 
     /// Opens the files that are not open yet, without waiting, and closes those of leases that ended.
-    pub fn hold(&mut self, state: &Path, leases: &[Lease]) {
-        for path in &self.libraries {
-            if !self.open.contains_key(path)
-                && let Ok(file) = open_now(path)
-            {
-                self.open.insert(path.clone(), file);
-            }
+    pub fn hold(&mut self, leases: &[Lease]) {
+        for (path, file) in self.libraries.iter_mut().filter(|(_, file)| file.is_none()) {
+            *file = open_now(path).ok();
         }
         self.regions.retain(|id, files| files.is_some() && leases.iter().any(|lease| lease.id == *id));
         for lease in leases {
-            self.regions.entry(lease.id).or_insert_with(|| Region::of(state, lease.id).hold().ok());
+            self.regions.entry(lease.id).or_insert_with(|| Region::of(&self.state, lease.id).hold().ok());
         }
     }
 
@@ -55,7 +51,7 @@ impl Kept {
             let region = Region::of(&self.state, *id);
             [region.limits(), region.usage()]
         });
-        let all = self.libraries.iter().cloned().chain(regions);
+        let all = self.libraries.iter().map(|(path, _)| path.clone()).chain(regions);
         all.filter_map(|path| Some((FileIdentity::of(&path).ok()?, path))).collect()
     }
 }

@@ -177,13 +177,11 @@ impl<'a> Session<'a> {
                 metered.written = None;
             }
         }
-        let holds = |gpu: GpuUuid| {
-            let leases = &leases;
-            move |id: i64| {
-                leases.iter().any(|lease| lease.id == id && lease.grants.iter().any(|g| g.gpu == gpu))
-            }
-        };
-        self.gpus.iter_mut().for_each(|(gpu, metered)| metered.account.retain(holds(*gpu)));
+        for (gpu, metered) in &mut self.gpus {
+            metered
+                .account
+                .retain(|id| grants().any(|(lease, _, grant)| lease.id == id && grant.gpu == *gpu));
+        }
         self.gpus.retain(|_, metered| !metered.account.is_empty());
         self.audit.retain(|id| leases.iter().any(|lease| lease.id == id));
         self.watch.retain(&leases);
@@ -226,7 +224,7 @@ impl<'a> Session<'a> {
         self.looked = Some(Instant::now());
         self.looks += 1;
         self.owners.forget();
-        self.kept.hold(self.state, &self.leases);
+        self.kept.hold(&self.leases);
         let mut found = self.mend();
         let (mut on_gpu, mut strangers) = (HashMap::new(), BTreeMap::new());
         found.extend(self.audit(&mut on_gpu, &mut strangers));
@@ -302,15 +300,8 @@ impl<'a> Session<'a> {
                             self.audit.compare(lease, member.line, &member.held, &books, tolerance);
                         found.extend((member.unbooked > 0).then(|| beyond_books(lease, member)));
                     }
-                    Err(UsageError::Damaged(_)) => {
-                        let text = "its usage file is damaged".to_owned();
-                        found.push(watch::of(lease, None, Kind::Unreadable, text));
-                    }
-                    // The container has ended, or is being created.
-                    Err(UsageError::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => {}
-                    Err(UsageError::Io(error)) => {
-                        let text = format!("its usage file cannot be read: {error}");
-                        found.push(watch::of(lease, None, Kind::Unreadable, text));
+                    Err(error) => {
+                        found.extend(fault(&error).map(|text| watch::of(lease, None, Kind::Unreadable, text)))
                     }
                 }
                 let until = until.map(|micros| micros.saturating_mul(1000));
@@ -339,6 +330,15 @@ impl<'a> Session<'a> {
     }
 }
 
+/// What is wrong with a usage file; `None` for one of a container that has ended or is being created.
+fn fault(error: &UsageError) -> Option<String> {
+    match error {
+        UsageError::Damaged(_) => Some("its usage file is damaged".to_owned()),
+        UsageError::Io(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        UsageError::Io(error) => Some(format!("its usage file cannot be read: {error}")),
+    }
+}
+
 fn beyond_books(lease: &Lease, member: &Member) -> Violation {
     let [held, beyond] = [member.held.bytes, member.unbooked].map(DeviceMemory::from_bytes);
     let text = format!("its processes hold {held} of device memory, {beyond} more than its books explain");
@@ -357,16 +357,10 @@ fn stranger(store: &Store, pid: u32, bytes: u64) -> Option<Violation> {
     if pid == std::process::id() || Owners::default().of(pid, &store.leases().ok()?).is_some() {
         return None;
     }
-    let cgroup = cgroup_of(i32::try_from(pid).ok()?)?.display().to_string();
+    let container = cgroup_of(i32::try_from(pid).ok()?)?.display().to_string();
     let bytes = DeviceMemory::from_bytes(bytes);
     let text = format!("no share explains the {bytes} of device memory that it holds");
-    Some(Violation {
-        lease: None,
-        container: cgroup,
-        pid: Some(pid),
-        kind: Kind::Stranger.name().to_owned(),
-        text,
-    })
+    Some(Violation { lease: None, container, pid: Some(pid), kind: Kind::Stranger.name().to_owned(), text })
 }
 
 /// Whether the container says that it wanted more a moment ago.

@@ -244,14 +244,14 @@ pub fn file_leases(kept: &Kept, owners: &mut Owners, leases: &[Lease]) -> Vec<Vi
         return Vec::new();
     }
     let watched = kept.watched();
-    let mut found = Vec::new();
-    for (pid, path) in all.into_iter().filter_map(|(pid, file)| Some((pid, watched.get(&file)?))) {
-        let owner = owners.of(pid, leases);
-        let text = format!("it has a lease (F_SETLEASE) on {}: others would wait for it", path.display());
-        let lease = leases.iter().find(|lease| Some(lease.id) == owner);
-        found.extend(lease.map(|lease| of(lease, Some(pid), Kind::FileLease, text)));
-    }
-    found
+    let found = all.into_iter().filter_map(|(pid, file)| {
+        let path = watched.get(&file)?.display();
+        let owner = owners.of(pid, leases)?;
+        let lease = leases.iter().find(|lease| lease.id == owner)?;
+        let text = format!("it has a lease (F_SETLEASE) on {path}: others would wait for it");
+        Some(of(lease, Some(pid), Kind::FileLease, text))
+    });
+    found.collect()
 }
 
 fn covering(mounts: &[(&str, &str, &str)], expected: &Expected) -> Option<String> {
