@@ -32,24 +32,18 @@ pub fn demo(nvidia_smi: Option<&Path>) -> Result<()> {
     let total = stage.gpu_memory()?;
     let sizes = EIGHTHS.map(|eighths| mebibytes(total.bytes() / 8 * eighths));
     heading("Two containers share the GPU");
-    let first = stage.container("demo-a", sizes[0])?;
-    let second = stage.container("demo-b", sizes[1])?;
+    let first = Container::make(&stage, "demo-a", sizes[0])?;
+    let second = Container::make(&stage, "demo-b", sizes[1])?;
     first.start()?;
     check(&first, &first.seen()?)?;
     second.start()?;
     check(&second, &second.seen()?)?;
-    show(
-        first
-            .run_inside(&[
-                "/usr/bin/nvidia-smi",
-                "--query-gpu=name,memory.total,memory.used",
-                "--format=csv",
-            ])?
-            .as_deref(),
-    );
+    for line in first.nvidia_smi()?.lines() {
+        println!("  nvidia-smi: {line}");
+    }
     stage.list()?;
     heading(&format!("A third container asks for {}", sizes[2]));
-    let third = stage.container("demo-c", sizes[2])?;
+    let third = Container::make(&stage, "demo-c", sizes[2])?;
     match third.start() {
         Ok(()) => bail!("the third container was granted {} that nobody has", sizes[2]),
         Err(refusal) => {
@@ -82,16 +76,9 @@ fn heading(text: &str) {
     println!("\n== {text}");
 }
 
-/// Prints the output of nvidia-smi, indented; prints nothing where the image does not have it.
-fn show(output: Option<&str>) {
-    for line in output.unwrap_or_default().lines() {
-        println!("  nvidia-smi: {line}");
-    }
-}
-
 /// Checks that the container sees a GPU of exactly its size and cannot allocate more.
 fn check(container: &Container, seen: &Seen) -> Result<()> {
-    let (id, size) = (&container.id, container.size);
+    let (id, size) = (container.id, container.size);
     println!("{id} was granted {size} and sees:");
     println!(
         "  cuDeviceTotalMem {}, cuMemGetInfo total {}, NVML {}",
@@ -111,16 +98,13 @@ impl Stage {
         let folder = tempfile::Builder::new().prefix("gpushare-demo-").tempdir()?;
         let programs = std::env::current_exe()?.parent().map(Path::to_path_buf).unwrap_or_default();
         let version = Config::load()?.roots.proc.join("proc/driver/nvidia/version");
-        let config = match version.exists() {
-            true => None,
-            false => Some(simulate(&programs, folder.path(), nvidia_smi)?),
-        };
+        let simulated = (!version.exists()).then(|| simulate(&programs, folder.path(), nvidia_smi));
+        let config = simulated.transpose()?;
         Ok(Self { folder, config, programs })
     }
 
     fn ours(&self, arguments: &[&str]) -> Result<String> {
-        let gpushare = self.programs.join("gpushare");
-        let output = command(&gpushare, self.config.as_deref()).args(arguments).output()?;
+        let output = self.command("gpushare").args(arguments).output()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
         Ok(text)
@@ -146,11 +130,13 @@ impl Stage {
         Ok(leases.len())
     }
 
-    fn container(&self, id: &str, size: DeviceMemory) -> Result<Container> {
-        let client = self.programs.join("gpushare-simulator");
-        let (program, config) = (self.programs.join("gpushare-runtime"), self.config.clone());
-        let runtime = Box::new(move || command(&program, config.as_deref()));
-        Container::make(self.folder.path(), id, size, &client, runtime)
+    /// One of gpushare's programs, which looks at this stage's node.
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(self.programs.join(program));
+        if let Some(config) = &self.config {
+            command.env(ENVIRONMENT, config);
+        }
+        command
     }
 }
 
@@ -163,30 +149,11 @@ impl Drop for Stage {
     }
 }
 
-/// One of gpushare's programs, for the node whose settings file is `config`.
-fn command(program: &Path, config: Option<&Path>) -> Command {
-    let mut command = Command::new(program);
-    if let Some(config) = config {
-        command.env(ENVIRONMENT, config);
-    }
-    command
-}
-
-/// Makes a node with one simulated GPU and returns its settings file.
+/// Makes a node with one simulated GPU, by default an H100 of 80 GiB, and returns its settings file.
 fn simulate(programs: &Path, folder: &Path, nvidia_smi: Option<&Path>) -> Result<PathBuf> {
     println!("This node has no NVIDIA driver: simulating one GPU.");
     let mut command = Command::new(programs.join("gpushare-simulator"));
     command.arg("create").arg(folder.join("node"));
-    command.args([
-        "--gpus",
-        "1",
-        "--model",
-        "NVIDIA H100 80GB HBM3",
-        "--memory",
-        "80GiB",
-        "--driver",
-        "535.309.01",
-    ]);
     if let Some(path) = nvidia_smi {
         command.arg("--nvidia-smi").arg(path);
     }

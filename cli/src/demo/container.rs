@@ -1,7 +1,7 @@
 //! One container of the demo: a bundle as an engine would write it, driven through gpushare-runtime.
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use gpushare_inventory::DeviceMemory;
 use serde_json::{Value, json};
 
-use super::image;
+use super::{Stage, image};
 
 /// How long the client may take to answer: a real driver's first context takes seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -18,13 +18,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const HOLD_SECONDS: &str = "600";
 
 /// A container that runs the CUDA client.
-pub struct Container {
+pub struct Container<'a> {
+    stage: &'a Stage,
     /// The container's id.
-    pub id: String,
+    pub id: &'a str,
     /// Memory that it asks for.
     pub size: DeviceMemory,
     bundle: PathBuf,
-    runtime: Box<dyn Fn() -> Command>,
 }
 
 /// What the client inside reported.
@@ -41,18 +41,12 @@ pub struct Seen {
     pub beyond: String,
 }
 
-impl Container {
+impl<'a> Container<'a> {
     /// Writes the bundle; nothing runs yet.
-    pub fn make(
-        folder: &Path,
-        id: &str,
-        size: DeviceMemory,
-        client: &Path,
-        runtime: Box<dyn Fn() -> Command>,
-    ) -> Result<Self> {
-        let bundle = folder.join(id);
-        image::fill(&bundle.join("rootfs"), client)?;
-        let container = Self { id: id.to_owned(), size, bundle, runtime };
+    pub fn make(stage: &'a Stage, id: &'a str, size: DeviceMemory) -> Result<Self> {
+        let bundle = stage.folder.path().join(id);
+        image::fill(&bundle.join("rootfs"), &stage.programs.join("gpushare-simulator"))?;
+        let container = Self { stage, id, size, bundle };
         container.write_config()?;
         Ok(container)
     }
@@ -75,8 +69,8 @@ impl Container {
         self.write_config()?; // engines write it anew at each start
         let answer = File::create(self.answer())?;
         let bundle = self.bundle.to_string_lossy();
-        self.call(&["create", "--bundle", &bundle, &self.id], Stdio::from(answer))?;
-        self.call(&["start", &self.id], Stdio::null())
+        self.call(&["create", "--bundle", &bundle, self.id], Stdio::from(answer))?;
+        self.call(&["start", self.id], Stdio::null())
     }
 
     /// Waits for the client's answer.
@@ -108,23 +102,24 @@ impl Container {
         })
     }
 
-    /// Runs a program inside; `None` where the container does not have it.
-    pub fn run_inside(&self, command: &[&str]) -> Result<Option<String>> {
-        let target = self.bundle.join("rootfs").join(command[0].trim_start_matches('/'));
-        if !target.exists() {
-            return Ok(None);
+    /// What nvidia-smi prints inside; nothing where the image does not have it.
+    pub fn nvidia_smi(&self) -> Result<String> {
+        const PROGRAM: &str = "/usr/bin/nvidia-smi";
+        if !self.bundle.join(format!("rootfs{PROGRAM}")).exists() {
+            return Ok(String::new());
         }
-        let output = (self.runtime)().args(self.root()).args(["exec", &self.id]).args(command).output()?;
+        let query = [PROGRAM, "--query-gpu=name,memory.total,memory.used", "--format=csv"];
+        let output = self.runtime().args(["exec", self.id]).args(query).output()?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-        ensure!(output.status.success(), "{}: {} {}", command[0], text(&output.stdout), text(&output.stderr));
-        Ok(Some(text(&output.stdout)))
+        ensure!(output.status.success(), "{PROGRAM}: {} {}", text(&output.stdout), text(&output.stderr));
+        Ok(text(&output.stdout))
     }
 
     /// Calls the runtime's `kill` and `delete`.
     pub fn end(&self) -> Result<()> {
-        self.call(&["kill", &self.id, "KILL"], Stdio::null())?;
+        self.call(&["kill", self.id, "KILL"], Stdio::null())?;
         let start = Instant::now();
-        while self.call(&["delete", &self.id], Stdio::null()).is_err() {
+        while self.call(&["delete", self.id], Stdio::null()).is_err() {
             ensure!(start.elapsed() < PATIENCE, "container {} does not end", self.id);
             thread::sleep(Duration::from_millis(20)); // the kill takes a moment
         }
@@ -133,8 +128,8 @@ impl Container {
 
     fn call(&self, arguments: &[&str], stdout: Stdio) -> Result<()> {
         let complaint = File::create(self.bundle.join("stderr"))?;
-        let mut command = (self.runtime)();
-        command.args(self.root()).args(arguments).stdin(Stdio::null()).stdout(stdout).stderr(complaint);
+        let mut command = self.runtime();
+        command.args(arguments).stdin(Stdio::null()).stdout(stdout).stderr(complaint);
         let status =
             command.status().context("cannot run gpushare-runtime; is it installed beside gpushare?")?;
         ensure!(status.success(), "{}", self.complaint());
@@ -145,9 +140,11 @@ impl Container {
         fs::read_to_string(self.bundle.join("stderr")).unwrap_or_default().trim().to_owned()
     }
 
-    /// Keeps the low-level runtime's state beside the bundles, apart from any engine's.
-    fn root(&self) -> [PathBuf; 2] {
-        [PathBuf::from("--root"), self.bundle.with_file_name("runtime-root")]
+    /// The runtime. The low-level runtime's state is beside the bundles, apart from any engine's.
+    fn runtime(&self) -> Command {
+        let mut command = self.stage.command("gpushare-runtime");
+        command.arg("--root").arg(self.bundle.with_file_name("runtime-root"));
+        command
     }
 
     fn answer(&self) -> PathBuf {
@@ -185,9 +182,9 @@ impl Container {
     }
 }
 
-impl Drop for Container {
+impl Drop for Container<'_> {
     /// Deletes the container, so that nothing is left running after an error of the demo.
     fn drop(&mut self) {
-        let _ = self.call(&["delete", "--force", &self.id], Stdio::null());
+        let _ = self.call(&["delete", "--force", self.id], Stdio::null());
     }
 }

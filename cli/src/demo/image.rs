@@ -20,14 +20,11 @@ pub fn fill(root: &Path, client: &Path) -> Result<()> {
     copy(client, &root.join("bin/client"))?;
     for library in libraries()? {
         let name = library.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let target = if name.starts_with("ld-linux") { PathBuf::from(LOADER) } else { relative(&library) };
+        let is_loader = name.starts_with("ld-linux");
+        let target = if is_loader { Path::new(LOADER) } else { library.strip_prefix("/")? };
         copy(&library, &root.join(target))?;
     }
     Ok(())
-}
-
-fn relative(path: &Path) -> PathBuf {
-    path.strip_prefix("/").unwrap_or(path).to_path_buf()
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
