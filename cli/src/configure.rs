@@ -28,7 +28,7 @@ use serde_json::json;
 use similar::TextDiff;
 
 use crate::{Output, table};
-use check::{Checked, Checker};
+use check::Checker;
 use file::FileChange;
 pub use known::engines;
 use target::Target;
@@ -116,10 +116,9 @@ struct Runtime {
 /// Checks a runtime's name: a DNS label, which means the same to every engine and to a RuntimeClass.
 fn name(text: &str) -> Result<String, String> {
     let letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let ends = [text.bytes().next(), text.bytes().last()];
-    let sound = text.bytes().all(letter)
-        && text.len() <= 63
-        && ends.iter().all(|end| end.is_some_and(|byte| byte != b'-'));
+    let sound = (1..=63).contains(&text.len())
+        && text.bytes().all(letter)
+        && !(text.starts_with('-') || text.ends_with('-'));
     match (sound, text) {
         (true, "runc" | "crun") => Err("this name is taken by the low-level runtime".to_owned()),
         (true, _) => Ok(text.to_owned()),
@@ -131,7 +130,8 @@ fn name(text: &str) -> Result<String, String> {
 struct Planned {
     changes: Vec<FileChange>,
     notes: Vec<String>,
-    checked: Option<Checked>,
+    /// How the settings were checked; `None` where they did not change.
+    checked: Option<String>,
 }
 
 /// Edits the engine's file, or prints how it would be edited.
@@ -159,7 +159,7 @@ pub fn configure(asked: &Configure) -> Result<()> {
             );
         }
     }
-    tell(asked, &target, &planned.changes, planned.checked.as_ref(), &notes)
+    tell(asked, &target, &planned.changes, planned.checked.as_deref(), &notes)
 }
 
 /// Writes `changes`, and takes them back if `confirm` does not find them in force.
@@ -204,38 +204,31 @@ fn is_default(engine: Engine, target: &Target, name: &str) -> Result<bool> {
 }
 
 fn add(checker: &Checker, target: &Target, runtime: &Runtime) -> Result<Planned> {
-    let engine = checker.engine;
-    let before = file::read(&target.file)?;
+    let (file, others) = (&target.file, &target.others);
+    let before = file::read(file)?;
+    let text_or = |head| before.as_deref().unwrap_or(head);
     let mut changes = Vec::new();
     let mut notes = Vec::new();
-    let after = match engine {
+    let after = match checker.engine {
         Engine::Docker => {
             let (record, files) = docker_files(target, before.clone())?;
-            let new = at(&target.file, docker::with(&files, runtime))?;
+            let new = at(file, docker::with(&files, runtime))?;
             changes.push(FileChange { path: record, before: files.record, after: new.record });
             new.settings.unwrap_or_default()
         }
-        Engine::Containerd => {
-            let text = before.as_deref().unwrap_or(containerd::head(&target.file));
-            at(&target.file, containerd::with(text, &target.file, runtime))?
-        }
-        Engine::Crio => {
-            at(&target.file, crio::with(before.as_deref().unwrap_or(crio::HEAD), &target.others, runtime))?
-        }
-        Engine::Podman => at(
-            &target.file,
-            podman::with(before.as_deref().unwrap_or(podman::HEAD), &target.others, runtime),
-        )?,
+        Engine::Containerd => at(file, containerd::with(text_or(containerd::head(file)), file, runtime))?,
+        Engine::Crio => at(file, crio::with(text_or(crio::HEAD), others, runtime))?,
+        Engine::Podman => at(file, podman::with(text_or(podman::HEAD), others, runtime))?,
     };
     if runtime.default {
-        let grants = environment::off(engine)?;
+        let grants = environment::off(checker.engine)?;
         changes.push(grants.change);
         notes.extend(grants.note);
     }
     let checked = check::before(checker, target, &after, Some(runtime))
-        .with_context(|| format!("{} stays as it is", target.file.display()))?;
+        .with_context(|| format!("{} stays as it is", file.display()))?;
     // The engine's own file is written last: variables are off before the first image runs by default.
-    changes.push(FileChange { path: target.file.clone(), before, after: Some(after) });
+    changes.push(FileChange { path: file.clone(), before, after: Some(after) });
     Ok(Planned { changes, notes, checked: Some(checked) })
 }
 
@@ -293,7 +286,7 @@ fn tell(
     asked: &Configure,
     target: &Target,
     changes: &[FileChange],
-    checked: Option<&Checked>,
+    checked: Option<&str>,
     notes: &[String],
 ) -> Result<()> {
     let changed: Vec<&FileChange> = changes.iter().filter(|change| change.changes()).collect();
@@ -315,7 +308,7 @@ fn tell(
             "changed": !changed.is_empty(),
             "dry_run": asked.dry_run,
             "files": files,
-            "checked_by": checked.map(Checked::text),
+            "checked_by": checked,
             "restart": restart,
             "notes": notes,
         }))?);
@@ -334,7 +327,7 @@ fn tell(
         writeln!(out, "{deed:<9} {}", change.path.display())?;
     }
     if let Some(checked) = checked {
-        writeln!(out, "{:<9} {}", "checked", checked.text())?;
+        writeln!(out, "{:<9} {checked}", "checked")?;
     }
     if let Some(restart) = restart {
         writeln!(out, "{:<9} {restart}", "next")?;

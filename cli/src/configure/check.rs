@@ -17,31 +17,16 @@ use super::{Engine, Runtime, containerd, crio};
 /// What an administrator installed comes before what the distribution has.
 const FOLDERS: [&str; 6] = ["/usr/local/bin", "/usr/local/sbin", "/opt/bin", "/usr/bin", "/usr/sbin", "/bin"];
 
-/// Who checked the settings.
-pub enum Checked {
-    /// The engine, by this command.
-    By(&'static str),
-    /// No engine, for this reason: only their syntax was checked.
-    ParsedOnly(String),
-}
-
-impl Checked {
-    /// The check in words, for the user of the command.
-    pub fn text(&self) -> String {
-        match self {
-            Self::By(command) => (*command).to_owned(),
-            Self::ParsedOnly(reason) => format!("syntax only: {reason}"),
-        }
-    }
-}
-
 /// Asks the engine about `text` as its settings, before anything is written. `runtime` has to be found in
-/// them; `None` after it was taken out.
-pub fn before(checker: &Checker, target: &Target, text: &str, runtime: Option<&Runtime>) -> Result<Checked> {
+/// them; `None` after it was taken out. Returns by which command the engine checked them, or why only their
+/// syntax was checked, in words for the user.
+pub fn before(checker: &Checker, target: &Target, text: &str, runtime: Option<&Runtime>) -> Result<String> {
     let Checker { engine, program } = checker;
-    let Some(program) = program else { return Ok(no_program(*engine)) };
+    let Some(program) = program else {
+        return Ok(format!("syntax only: no {} here to ask", engine.program()));
+    };
     if containerd::is_template(&target.file) {
-        return Ok(Checked::ParsedOnly("the file is a template".to_owned()));
+        return Ok("syntax only: the file is a template".to_owned());
     }
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
     let staged = |name: &str, text: &str| -> Result<PathBuf> {
@@ -126,10 +111,6 @@ fn running(program: &Path) -> bool {
     ours.is_some() && processes.map(|process| process.path().join("exe")).any(|exe| identity(&exe) == ours)
 }
 
-fn no_program(engine: Engine) -> Checked {
-    Checked::ParsedOnly(format!("no {} here to ask", engine.program()))
-}
-
 fn output(command: &mut Command) -> Result<Output> {
     let path = FOLDERS.join(":");
     command
@@ -146,15 +127,13 @@ fn complaint(output: &Output) -> String {
     line.trim().to_owned()
 }
 
-fn docker(program: &Path, file: &Path) -> Result<Checked> {
+fn docker(program: &Path, file: &Path) -> Result<String> {
     let output = output(Command::new(program).arg("--validate").arg("--config-file").arg(file))?;
     if output.status.success() {
-        return Ok(Checked::By("dockerd --validate"));
+        return Ok("dockerd --validate".to_owned());
     }
     if String::from_utf8_lossy(&output.stderr).contains("unknown flag: --validate") {
-        return Ok(Checked::ParsedOnly(
-            "this dockerd has no --validate (docker 23 and later have it)".to_owned(),
-        ));
+        return Ok("syntax only: this dockerd has no --validate (docker 23 and later have it)".to_owned());
     }
     bail!("dockerd would not take the new settings: {}", complaint(&output))
 }
@@ -179,7 +158,7 @@ fn with_imports(target: &Target, file: &Path) -> Result<String> {
     Ok(document.to_string())
 }
 
-fn merged_containerd(program: &Path, main: &Path, runtime: Option<&Runtime>) -> Result<Checked> {
+fn merged_containerd(program: &Path, main: &Path, runtime: Option<&Runtime>) -> Result<String> {
     let output = output(Command::new(program).arg("--config").arg(main).args(["config", "dump"]))?;
     ensure!(output.status.success(), "containerd would not take the new settings: {}", complaint(&output));
     let merged = merged(&output)?;
@@ -187,7 +166,7 @@ fn merged_containerd(program: &Path, main: &Path, runtime: Option<&Runtime>) -> 
         containerd::refuse_disabled_cri("", &merged).map_err(|mistake| anyhow::anyhow!(mistake.message))?;
         refuse(containerd::fault(&merged, runtime))?;
     }
-    Ok(Checked::By("containerd config dump"))
+    Ok("containerd config dump".to_owned())
 }
 
 fn merged(output: &Output) -> Result<Table> {
@@ -210,7 +189,7 @@ fn merged_crio(
     file: &Path,
     scratch: &Path,
     runtime: Option<&Runtime>,
-) -> Result<Checked> {
+) -> Result<String> {
     let folder = target
         .file
         .parent()
@@ -237,12 +216,12 @@ fn merged_crio(
     if let Some(runtime) = runtime {
         refuse(crio::fault(&merged(&output)?, runtime))?;
     }
-    Ok(Checked::By("crio config"))
+    Ok("crio config".to_owned())
 }
 
 /// podman has no check of its own. For `info` it reads all of its settings and asks the runtime for its
 /// version.
-fn podman(program: &Path, file: Option<&Path>, scratch: &Path, runtime: Option<&Runtime>) -> Result<Checked> {
+fn podman(program: &Path, file: Option<&Path>, scratch: &Path, runtime: Option<&Runtime>) -> Result<String> {
     let mut command = Command::new(program);
     if let Some(file) = file {
         command.env("CONTAINERS_CONF", file);
@@ -261,7 +240,7 @@ fn podman(program: &Path, file: Option<&Path>, scratch: &Path, runtime: Option<&
     if let Some(runtime) = runtime.filter(|runtime| runtime.path != path) {
         refuse(Some(format!("podman would run {path:?} for {:?}", runtime.name)))?;
     }
-    Ok(Checked::By("podman info"))
+    Ok("podman info".to_owned())
 }
 
 #[cfg(test)]

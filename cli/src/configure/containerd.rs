@@ -6,7 +6,7 @@ use std::path::Path;
 use toml::{Table, Value};
 
 use super::Runtime;
-use super::toml_text::{self, Mistake, Owned, Setting, Wanted, path, quoted};
+use super::toml_text::{self, Mistake, Owned, Setting, path, quoted};
 
 /// Keys that only gpushare's own cluster parts or a device plugin may write. containerd takes these
 /// annotations from the kubelet alone.
@@ -67,42 +67,23 @@ pub fn with(text: &str, file: &Path, runtime: &Runtime) -> Result<String, Mistak
     let values = toml_text::values(&plain)?;
     let (version, unversioned) = version(&plain, &values, file)?;
     refuse_disabled_cri(&plain, &values)?;
-    let base = base(version);
-    let handlers = [&base[..], &path(["runtimes"])].concat();
-    let handler = [&handlers[..], std::slice::from_ref(&runtime.name)].concat();
-    if toml_text::value(&values, &handler).is_some() {
-        return Err(Mistake::at(
-            &plain,
-            toml_text::place(&plain, &handler).unwrap_or(0),
-            by_hand(&runtime.name),
-        ));
-    }
-    let runc = [&handlers[..], &path(["runc"])].concat();
+    let handler = below(version, ["runtimes", &runtime.name]);
+    toml_text::refuse_foreign(&plain, &values, &runtime.name, &handler)?;
+    let runc = below(version, ["runtimes", "runc"]);
     let mut settings = Vec::new();
     if unversioned {
-        settings.push(Setting {
-            table: vec![],
-            key: "version".into(),
-            wanted: Wanted::Value(version.to_string()),
-        });
+        settings.push(Setting::value(&[], "version", version.to_string()));
     }
     let runc_entry = toml_text::value(&values, &runc).and_then(Value::as_table);
     if runc_entry.is_none() && !is_template(file) {
         // A CRI section that names any runtime must name runc too, or containerd does not load it.
-        settings.push(setting(&runc, "runtime_type", quoted("io.containerd.runc.v2")));
+        settings.push(Setting::value(&runc, "runtime_type", quoted("io.containerd.runc.v2")));
     }
     settings.extend(handler_settings(&handler, runc_entry, &runtime.path));
     if runtime.default {
-        settings.push(setting(&base, "default_runtime_name", quoted(&runtime.name)));
+        settings.push(Setting::value(&base(version), "default_runtime_name", quoted(&runtime.name)));
     }
     toml_text::with(text, &runtime.name, &settings, &owned(&runtime.name))
-}
-
-/// The message about a runtime that somebody else put there.
-pub fn by_hand(name: &str) -> String {
-    format!(
-        "the runtime {name:?} is here already, and not by gpushare configure: take it out, or choose another name (--name)"
-    )
 }
 
 /// The settings of the handler. It gets what the administrator set for runc, except for the program and the
@@ -118,19 +99,19 @@ fn handler_settings(handler: &[String], runc: Option<&Table>, program: &str) -> 
         "runtime_engine",
     ];
     let scalar = |value: &Value| !matches!(value, Value::Table(_) | Value::Array(_));
-    let mut settings = vec![setting(handler, "runtime_type", quoted("io.containerd.runc.v2"))];
+    let mut settings = vec![Setting::value(handler, "runtime_type", quoted("io.containerd.runc.v2"))];
     for (key, value) in runc.into_iter().flatten() {
         if scalar(value) && !OURS.contains(&key.as_str()) {
-            settings.push(setting(handler, key, value.to_string()));
+            settings.push(Setting::value(handler, key, value.to_string()));
         }
     }
-    settings.push(setting(handler, "pod_annotations", list(POD_ANNOTATIONS)));
-    settings.push(setting(handler, "container_annotations", list(CONTAINER_ANNOTATIONS)));
+    settings.push(Setting::value(handler, "pod_annotations", list(POD_ANNOTATIONS)));
+    settings.push(Setting::value(handler, "container_annotations", list(CONTAINER_ANNOTATIONS)));
     let options = [handler, &path(["options"])].concat();
-    settings.push(setting(&options, "BinaryName", quoted(program)));
+    settings.push(Setting::value(&options, "BinaryName", quoted(program)));
     for (key, value) in runc.and_then(|runc| runc.get("options")?.as_table()).into_iter().flatten() {
         if scalar(value) && key != "BinaryName" {
-            settings.push(setting(&options, key, value.to_string()));
+            settings.push(Setting::value(&options, key, value.to_string()));
         }
     }
     settings
@@ -141,20 +122,15 @@ fn list(patterns: &[&str]) -> String {
     format!("[\n{lines}]")
 }
 
-fn setting(table: &[String], key: &str, value: String) -> Setting {
-    Setting { table: table.to_vec(), key: key.to_owned(), wanted: Wanted::Value(value) }
-}
-
 /// `text` without the handler; `None` where the file was made for it alone.
 pub fn removed(text: &str, name: &str) -> Result<Option<String>, Mistake> {
     let rest = without(text, name)?;
     let (before, after) = (toml_text::values(text)?, toml_text::values(&rest)?);
     let needed = PLUGIN_KEYS.iter().any(|key| after.contains_key(*key));
     if needed && before.contains_key("version") && !after.contains_key("version") {
-        let line = toml_text::place(text, &path(["version"])).unwrap_or(0);
         let message =
             "the rest of this file needs its `version`: move this line above the line BEGIN gpushare";
-        return Err(Mistake::at(text, line, message));
+        return Err(Mistake::at_key(text, &path(["version"]), message));
     }
     Ok((rest != HEAD && rest != TEMPLATE_HEAD).then_some(rest))
 }
@@ -166,10 +142,9 @@ fn without(text: &str, name: &str) -> Result<String, Mistake> {
 fn owned(name: &str) -> Owned {
     let mut paths = Vec::new();
     for (version, _) in PLUGINS {
-        let base = base(version);
-        paths.push([&base[..], &path(["runtimes", name])].concat());
-        paths.push([&base[..], &path(["runtimes", "runc"])].concat());
-        paths.push([&base[..], &path(["default_runtime_name"])].concat());
+        paths.push(below(version, ["runtimes", name]));
+        paths.push(below(version, ["runtimes", "runc"]));
+        paths.push(below(version, ["default_runtime_name"]));
     }
     Owned { paths, ..Owned::default() }
 }
@@ -179,16 +154,19 @@ fn base(version: i64) -> Vec<String> {
     path(["plugins", plugin, "containerd"])
 }
 
+/// The path of `names` in the plugin's table of this version.
+fn below<const LENGTH: usize>(version: i64, names: [&str; LENGTH]) -> Vec<String> {
+    [base(version), path(names)].concat()
+}
+
 /// The version of the settings, and whether it has to be written.
 fn version(text: &str, values: &Table, file: &Path) -> Result<(i64, bool), Mistake> {
-    let place = |key: &[String]| toml_text::place(text, key).unwrap_or(0);
     match values.get("version") {
         Some(Value::Integer(version @ 1..=4)) => Ok((*version, false)),
-        Some(other) => Err(Mistake::at(
-            text,
-            place(&path(["version"])),
-            format!("settings of version {other} are not known: 1 to 4 are"),
-        )),
+        Some(other) => {
+            let message = format!("settings of version {other} are not known: 1 to 4 are");
+            Err(Mistake::at_key(text, &path(["version"]), message))
+        }
         None if is_template(file) => Ok((if file.to_string_lossy().contains("-v3") { 3 } else { 2 }, false)),
         // Only keys of plugins differ in version 1.
         None if !PLUGIN_KEYS.iter().any(|key| values.contains_key(*key)) => Ok((2, true)),
@@ -200,7 +178,7 @@ fn version(text: &str, values: &Table, file: &Path) -> Result<(i64, bool), Mista
                     let message = format!(
                         "this table is of version {version}, and the file does not say `version = {version}`"
                     );
-                    return Err(Mistake::at(text, place(&key), message));
+                    return Err(Mistake::at_key(text, &key, message));
                 }
             }
             Ok((1, false))
@@ -210,14 +188,13 @@ fn version(text: &str, values: &Table, file: &Path) -> Result<(i64, bool), Mista
 
 /// Fails if the CRI plugin is off: a handler in it would be reported as a success and change nothing.
 pub fn refuse_disabled_cri(text: &str, values: &Table) -> Result<(), Mistake> {
-    let names = PLUGINS.iter().map(|(_, plugin)| *plugin).chain(["io.containerd.cri.v1.images"]);
-    let off = values.get("disabled_plugins").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let found = names.into_iter().find(|name| off.iter().any(|plugin| plugin.as_str() == Some(name)));
-    match found {
+    let mut names = PLUGINS.iter().map(|(_, plugin)| *plugin).chain(["io.containerd.cri.v1.images"]);
+    let off = path(["disabled_plugins"]);
+    match names.find(|name| toml_text::strings(values, &off).any(|plugin| plugin == *name)) {
         None => Ok(()),
-        Some(name) => Err(Mistake::at(
+        Some(name) => Err(Mistake::at_key(
             text,
-            toml_text::place(text, &path(["disabled_plugins"])).unwrap_or(0),
+            &off,
             format!(
                 "the CRI plugin is off, so no runtime of Kubernetes would work: take {name:?} out of disabled_plugins \
                  (docker needs no handler here: gpushare configure docker)"
@@ -256,17 +233,12 @@ pub fn fault(merged: &Table, runtime: &Runtime) -> Option<String> {
 
 /// The entries of `imports`.
 pub fn imports(values: &Table) -> Vec<String> {
-    let list = values.get("imports").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    list.iter().filter_map(Value::as_str).map(str::to_owned).collect()
+    toml_text::strings(values, &path(["imports"])).map(str::to_owned).collect()
 }
 
 /// Whether the runtime is the default one in this file.
 pub fn is_default(text: &str, name: &str) -> bool {
-    let Ok(values) = toml_text::values(text) else { return false };
-    PLUGINS.iter().any(|(version, _)| {
-        let key = [&base(*version)[..], &path(["default_runtime_name"])].concat();
-        toml_text::value(&values, &key).and_then(Value::as_str) == Some(name)
-    })
+    PLUGINS.iter().any(|(version, _)| toml_text::says(text, &below(*version, ["default_runtime_name"]), name))
 }
 
 #[cfg(test)]

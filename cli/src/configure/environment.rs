@@ -23,20 +23,15 @@ pub fn off(engine: Engine) -> Result<Grants> {
     let path = drop_in(engine);
     let before = file::read(&path)?;
     let text = text(engine, Config::load()?.request.default_memory.is_some());
-    let note = match &before {
-        Some(there) if *there != text => {
-            return Ok(Grants {
-                change: FileChange { path: path.clone(), before: before.clone(), after: before },
-                note: Some(format!("{} was changed by hand and stays as it is", path.display())),
-            });
-        }
-        _ => format!(
-            "variables grant no GPU while gpushare is the default runtime, since an image may set them, and a container with \
-             GPUSHARE_* is refused: ask by annotation (docker run --annotation, from docker 24 on), or set [request] env in a \
-             settings file read after {}",
-            path.display()
-        ),
-    };
+    if before.as_ref().is_some_and(|there| *there != text) {
+        return Ok(kept(path, before, "stays as it is"));
+    }
+    let note = format!(
+        "variables grant no GPU while gpushare is the default runtime, since an image may set them, and a container with \
+         GPUSHARE_* is refused: ask by annotation (docker run --annotation, from docker 24 on), or set [request] env in a \
+         settings file read after {}",
+        path.display()
+    );
     Ok(Grants { change: FileChange { path, before, after: Some(text) }, note: Some(note) })
 }
 
@@ -44,13 +39,16 @@ pub fn off(engine: Engine) -> Result<Grants> {
 pub fn as_before(engine: Engine) -> Result<Grants> {
     let path = drop_in(engine);
     let before = file::read(&path)?;
-    let ours =
-        before.as_ref().is_none_or(|there| [true, false].map(|share| text(engine, share)).contains(there));
-    if ours {
+    if before.as_ref().is_none_or(|there| [true, false].map(|share| text(engine, share)).contains(there)) {
         return Ok(Grants { change: FileChange { path, before, after: None }, note: None });
     }
-    let note = format!("{} was changed by hand and stays: delete it if nothing needs it", path.display());
-    Ok(Grants { change: FileChange { path, before: before.clone(), after: before }, note: Some(note) })
+    Ok(kept(path, before, "stays: delete it if nothing needs it"))
+}
+
+/// A drop-in that somebody changed stays; `what` tells the user so.
+fn kept(path: PathBuf, before: Option<String>, what: &str) -> Grants {
+    let note = format!("{} was changed by hand and {what}", path.display());
+    Grants { change: FileChange { path, before: before.clone(), after: before }, note: Some(note) }
 }
 
 /// Whether the settings, as they are read now, let variables grant.

@@ -9,16 +9,14 @@ use super::{Engine, WRAPPER, check, file, toml_text};
 /// containerd where docker uses it, podman, which takes a runtime by its path, and an engine whose settings
 /// cannot be read, about which `gpushare configure` says more.
 pub fn engines() -> Vec<(Engine, bool)> {
-    let docker = check::program(Engine::Docker).is_some();
-    let kinds = [(Engine::Docker, true), (Engine::Containerd, docker), (Engine::Crio, false)];
-    let found = kinds.into_iter().filter(|(engine, _)| check::program(*engine).is_some()).filter_map(
-        |(engine, may_lack)| {
-            let target = target::find(engine, None).ok()?;
-            let knows = knows(engine, &target)?;
-            (knows || engine == Engine::Docker || !may_lack).then_some((engine, knows))
-        },
-    );
-    found.collect()
+    let mut here = vec![Engine::Docker, Engine::Containerd, Engine::Crio];
+    here.retain(|engine| check::program(*engine).is_some());
+    let known = here.iter().filter_map(|engine| {
+        let knows = knows(*engine, &target::find(*engine, None).ok()?)?;
+        let is_dockers = *engine == Engine::Containerd && here.contains(&Engine::Docker);
+        (knows || !is_dockers).then_some((*engine, knows))
+    });
+    known.collect()
 }
 
 /// Whether the settings name our program as a runtime; `None` when they cannot be read.

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::containerd::by_hand;
 use super::toml_text::{self, Mistake, Owned, Setting, Wanted, path, quoted};
 use super::{Runtime, WRAPPER};
 
@@ -17,33 +16,20 @@ const SUPPORT_JSON: [&str; 6] = ["crun", "runc", "kata", "runsc", "youki", "krun
 /// Their list of runtimes that support JSON is continued.
 pub fn with(text: &str, others: &[Table], runtime: &Runtime) -> Result<String, Mistake> {
     let owned = owned(&runtime.name);
-    let plain = toml_text::without(text, &runtime.name, &owned)?;
-    let values = toml_text::values(&plain)?;
     let (engine, runtimes) = (path(["engine"]), path(["engine", "runtimes"]));
-    let entry = [&runtimes[..], std::slice::from_ref(&runtime.name)].concat();
-    if toml_text::value(&values, &entry).is_some() {
-        return Err(Mistake::at(
-            &plain,
-            toml_text::place(&plain, &entry).unwrap_or(0),
-            by_hand(&runtime.name),
-        ));
-    }
-    let setting = |table: &[String], key: &str, wanted: Wanted| Setting {
-        table: table.to_vec(),
-        key: key.to_owned(),
-        wanted,
-    };
+    let entry = path(["engine", "runtimes", &runtime.name]);
+    let values = toml_text::values_of_others(text, &runtime.name, &owned, &entry)?;
     let mut settings = Vec::new();
     if runtime.default {
-        settings.push(setting(&engine, "runtime", Wanted::Value(quoted(&runtime.name))));
+        settings.push(Setting::value(&engine, "runtime", quoted(&runtime.name)));
     }
     let supports = path(["engine", "runtime_supports_json"]);
     let wanted = match toml_text::value(&values, &supports) {
         Some(_) => Wanted::Elements(elements(runtime)),
         None => Wanted::Value(json_list(others, &supports, runtime)),
     };
-    settings.push(setting(&engine, "runtime_supports_json", wanted));
-    settings.push(setting(&runtimes, &runtime.name, Wanted::Value(format!("[{}]", quoted(&runtime.path)))));
+    settings.push(Setting { table: engine, key: "runtime_supports_json".to_owned(), wanted });
+    settings.push(Setting::value(&runtimes, &runtime.name, format!("[{}]", quoted(&runtime.path))));
     toml_text::with(text, &runtime.name, &settings, &owned)
 }
 
@@ -87,7 +73,5 @@ fn owned(name: &str) -> Owned {
 
 /// Whether the runtime is the default one in this file.
 pub fn is_default(text: &str, name: &str) -> bool {
-    let key = path(["engine", "runtime"]);
-    toml_text::values(text)
-        .is_ok_and(|values| toml_text::value(&values, &key).and_then(Value::as_str) == Some(name))
+    toml_text::says(text, &path(["engine", "runtime"]), name)
 }

@@ -137,9 +137,9 @@ fn containerd_file(main: &Path) -> Result<PathBuf> {
             return Ok(file);
         }
     }
-    let mut found = has_cri(main)?.unwrap_or(false).then(|| main.to_path_buf());
-    for file in imports.iter().flat_map(Import::files) {
-        if has_cri(&file)?.unwrap_or(false) {
+    let mut found = None;
+    for file in files() {
+        if has_cri(&file)? == Some(true) {
             found = Some(file);
         }
     }

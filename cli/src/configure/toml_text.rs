@@ -9,6 +9,7 @@ mod insert;
 mod remove;
 
 use std::fmt;
+use std::ops::Range;
 
 use toml::{Table, Value};
 use toml_edit::{Document, Item, TableLike};
@@ -25,6 +26,13 @@ pub struct Setting {
     pub key: String,
     /// What shall be at the key.
     pub wanted: Wanted,
+}
+
+impl Setting {
+    /// The `value`, as TOML text, at `key` of `table`.
+    pub fn value(table: &[String], key: &str, value: String) -> Self {
+        Self { table: table.to_vec(), key: key.to_owned(), wanted: Wanted::Value(value) }
+    }
 }
 
 /// What shall be at a key.
@@ -71,6 +79,16 @@ impl Mistake {
         let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
         Self { line, message: message.into() }
     }
+
+    /// A mistake at the key or table header at `path`.
+    pub fn at_key(text: &str, path: &[String], message: impl Into<String>) -> Self {
+        Self::at(text, place(text, path).unwrap_or(0), message)
+    }
+
+    /// A mistake that a parser of TOML found in `text`.
+    fn of_parser(text: &str, span: Option<Range<usize>>, message: &str) -> Self {
+        Self::at(text, span.map_or(0, |span| span.start), message.replace('\n', ", "))
+    }
 }
 
 /// `text` with `settings` in it. A text in which they stand already as we write them is returned as it is.
@@ -91,30 +109,56 @@ pub fn without(text: &str, name: &str, owned: &Owned) -> Result<String, Mistake>
 
 /// The values of a text. Go templates in it count as blanks or numbers.
 pub fn values(text: &str) -> Result<Table, Mistake> {
-    toml::from_str(&masked(text)).map_err(|error| {
-        Mistake::at(text, error.span().map_or(0, |span| span.start), error.message().replace('\n', ", "))
-    })
+    toml::from_str(&masked(text)).map_err(|error| Mistake::of_parser(text, error.span(), error.message()))
+}
+
+/// The values of a text without what is ours. Nobody else may have put something at the runtime's `entry`.
+pub fn values_of_others(text: &str, name: &str, owned: &Owned, entry: &[String]) -> Result<Table, Mistake> {
+    let plain = without(text, name, owned)?;
+    let values = values(&plain)?;
+    refuse_foreign(&plain, &values, name, entry)?;
+    Ok(values)
+}
+
+/// Fails if something is at the runtime's `entry` in a text without what is ours.
+pub fn refuse_foreign(plain: &str, values: &Table, name: &str, entry: &[String]) -> Result<(), Mistake> {
+    if value(values, entry).is_none() {
+        return Ok(());
+    }
+    let message = format!(
+        "the runtime {name:?} is here already, and not by gpushare configure: take it out, or choose another name (--name)"
+    );
+    Err(Mistake::at_key(plain, entry, message))
 }
 
 /// The value at `path`.
 pub fn value<'a>(table: &'a Table, path: &[String]) -> Option<&'a Value> {
     let (last, tables) = path.split_last()?;
-    let mut table = table;
-    for name in tables {
-        table = table.get(name)?.as_table()?;
-    }
-    table.get(last)
+    tables.iter().try_fold(table, |table, name| table.get(name)?.as_table())?.get(last)
+}
+
+/// The string at `path`.
+pub fn string<'a>(table: &'a Table, path: &[String]) -> Option<&'a str> {
+    value(table, path)?.as_str()
+}
+
+/// The strings in the list at `path`.
+pub fn strings<'a>(table: &'a Table, path: &[String]) -> impl Iterator<Item = &'a str> {
+    value(table, path).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
+}
+
+/// Whether `text` is TOML with the string `wanted` at `path`.
+pub fn says(text: &str, path: &[String], wanted: &str) -> bool {
+    values(text).is_ok_and(|values| string(&values, path) == Some(wanted))
 }
 
 /// The byte at which the key or table header at `path` begins.
-pub fn place(text: &str, path: &[String]) -> Option<usize> {
+fn place(text: &str, path: &[String]) -> Option<usize> {
     let masked = masked(text);
     let document = Document::parse(masked.as_str()).ok()?;
     let (last, tables) = path.split_last()?;
-    let mut table: &dyn TableLike = document.as_table();
-    for name in tables {
-        table = table.get(name)?.as_table_like()?;
-    }
+    let whole: &dyn TableLike = document.as_table();
+    let table = tables.iter().try_fold(whole, |table, name| table.get(name)?.as_table_like())?;
     let (key, item) = table.get_key_value(last)?;
     item.as_table().and_then(toml_edit::Table::span).or_else(|| key.span()).map(|span| span.start)
 }
@@ -158,9 +202,7 @@ fn newline(text: &str) -> &'static str {
 }
 
 fn parse<'a>(text: &str, masked: &'a str) -> Result<Document<&'a str>, Mistake> {
-    Document::parse(masked).map_err(|error| {
-        Mistake::at(text, error.span().map_or(0, |span| span.start), error.message().replace('\n', ", "))
-    })
+    Document::parse(masked).map_err(|error| Mistake::of_parser(text, error.span(), error.message()))
 }
 
 /// The table at `path`, or `None` if it is not there. A table that is written as a value is a mistake, since
@@ -225,15 +267,14 @@ fn prove(old: &str, new: &str, name: &str, settings: &[Setting], owned: &Owned) 
     let new_values = values(new).map_err(|mistake| unusual(&mistake.message))?;
     let holds = settings.iter().all(|setting| {
         let path = [&setting.table[..], std::slice::from_ref(&setting.key)].concat();
-        let found = value(&new_values, &path);
         match &setting.wanted {
             Wanted::Value(text) => {
+                let found = value(&new_values, &path);
                 let wanted: Option<Table> = toml::from_str(&format!("x = {text}")).ok();
                 found.is_some() && found == wanted.as_ref().and_then(|table| table.get("x"))
             }
             Wanted::Elements(elements) => {
-                let list = found.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-                elements.iter().all(|element| list.iter().any(|value| value.as_str() == Some(element)))
+                elements.iter().all(|element| strings(&new_values, &path).any(|value| value == element))
             }
         }
     });

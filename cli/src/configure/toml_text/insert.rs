@@ -64,14 +64,14 @@ fn block_of(name: &str, tables: &[(&[String], String)]) -> String {
     block + &end(name)
 }
 
-/// Appends the block. If the last line has no line ending, the block goes without one too, so that removing
-/// it restores the text.
-fn append(text: &mut String, block: &str, newline: &str) {
+/// Appends lines of ours. If the last line has no line ending, ours go without one too, so that removing them
+/// restores the text.
+fn append(text: &mut String, ours: &str, newline: &str) {
     let empty = text.trim_start_matches('\u{feff}').is_empty();
     if empty || text.ends_with('\n') {
-        *text += &format!("{block}{newline}");
+        *text += &format!("{ours}{newline}");
     } else {
-        *text += &format!("{newline}{block}");
+        *text += &format!("{newline}{ours}");
     }
 }
 
@@ -97,19 +97,9 @@ fn replace_line(
     }
     let start = text[..key.start].rfind('\n').map_or(0, |at| at + 1);
     let end = text[span.end..].find('\n').map_or(text.len(), |at| span.end + at + 1);
-    let newline = newline(text);
-    let mut lines: String = String::new();
-    for line in text[start..end].split_inclusive('\n') {
-        lines += &format!("{}{line}", former(name));
-    }
-    let ended = lines.ends_with('\n');
-    if !ended {
-        lines += newline;
-    }
-    lines += &format!("{}{value} {}", &text[start..span.start], mark(name));
-    if ended {
-        lines += newline;
-    }
+    let mut lines: String = text[start..end].split_inclusive('\n').map(|line| former(name) + line).collect();
+    let ours = format!("{}{value} {}", &text[start..span.start], mark(name));
+    append(&mut lines, &ours, newline(text));
     Ok(Some((start..end, lines)))
 }
 
@@ -157,9 +147,6 @@ fn add_elements(
 
 /// The bytes of the header `[path]`, if the table has one.
 fn header(document: &Document<&str>, path: &[String]) -> Option<Range<usize>> {
-    let mut table = document.as_table();
-    for name in path {
-        table = table.get(name)?.as_table()?;
-    }
+    let table = path.iter().try_fold(document.as_table(), |table, name| table.get(name)?.as_table())?;
     (!path.is_empty() && !table.is_implicit() && !table.is_dotted()).then(|| table.span())?
 }
