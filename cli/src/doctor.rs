@@ -195,8 +195,7 @@ fn driver(config: &Config) -> Vec<Finding> {
     }
     findings.push(device_nodes(config, &node));
     findings.push(device_links(config));
-    let state = StateFolder::open(&config.paths.state);
-    if let Ok(state) = state {
+    if let Ok(state) = StateFolder::open(&config.paths.state) {
         findings.push(match inventory::fit(config, &node, &state) {
             Ok(()) => ok("fitted libraries", config.paths.cache.display().to_string()),
             Err(error) => failure("fitted libraries", one_line(error.as_ref())),

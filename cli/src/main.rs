@@ -44,20 +44,11 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// GPUs of this node and what is free on them.
-    Devices {
-        #[command(flatten)]
-        output: Output,
-    },
+    Devices(Output),
     /// Containers that hold a share, and what they use of it.
-    Ps {
-        #[command(flatten)]
-        output: Output,
-    },
+    Ps(Output),
     /// Shares that were given back, and containers that were refused.
-    History {
-        #[command(flatten)]
-        output: Output,
-    },
+    History(Output),
     /// What a bundle would get and what would change in it; changes nothing.
     Plan {
         /// The OCI bundle.
@@ -67,10 +58,7 @@ enum Command {
         output: Output,
     },
     /// Gives back the shares of containers that are gone.
-    Sweep {
-        #[command(flatten)]
-        output: Output,
-    },
+    Sweep(Output),
     /// Gives back one container's share, also while it lives (--force).
     Release {
         /// The container's id.
@@ -103,10 +91,7 @@ enum Command {
     /// Tells an engine of the runtime: docker, containerd, crio or podman; or takes it out again (--remove).
     Configure(configure::Configure),
     /// What is wrong with this node, and what to do.
-    Doctor {
-        #[command(flatten)]
-        output: Output,
-    },
+    Doctor(Output),
     /// Two containers share one GPU (a simulated one where there is none): a tour in a minute.
     Demo {
         /// An nvidia-smi to run inside the containers on a simulated node.
@@ -154,11 +139,11 @@ fn run(command: Command) -> Result<ExitCode> {
         anyhow::ensure!(nix::unistd::geteuid().is_root(), "only root may {deed}: use sudo");
     }
     match command {
-        Command::Devices { output } => devices::devices(output.json)?,
-        Command::Ps { output } => ps::ps(output.json)?,
-        Command::History { output } => leases::history(output.json)?,
+        Command::Devices(output) => devices::devices(output.json)?,
+        Command::Ps(output) => ps::ps(output.json)?,
+        Command::History(output) => leases::history(output.json)?,
         Command::Plan { bundle, output } => plan::plan(&bundle, output.json)?,
-        Command::Sweep { output } => leases::sweep(output.json)?,
+        Command::Sweep(output) => leases::sweep(output.json)?,
         Command::Release { id, root, force } => leases::release(&id, root.as_deref(), force)?,
         Command::Update(update) => update::update(&update)?,
         Command::Meter => meter::meter()?,
@@ -168,7 +153,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Config(ConfigCommand::Check) => config::check()?,
         Command::Config(ConfigCommand::Show) => config::show()?,
         Command::Configure(asked) => configure::configure(&asked)?,
-        Command::Doctor { output } => return doctor::doctor(output.json),
+        Command::Doctor(output) => return doctor::doctor(output.json),
         Command::Demo { nvidia_smi } => demo::demo(nvidia_smi.as_deref())?,
     }
     Ok(ExitCode::SUCCESS)
@@ -179,11 +164,11 @@ fn run(command: Command) -> Result<ExitCode> {
 /// by their own modes.
 fn roots_deed(command: &Command) -> Option<&'static str> {
     Some(match command {
-        Command::Config(_) | Command::Configure(_) | Command::Doctor { .. } => return None,
-        Command::Devices { .. } | Command::Ps { .. } | Command::History { .. } | Command::Plan { .. } => {
+        Command::Config(_) | Command::Configure(_) | Command::Doctor(_) => return None,
+        Command::Devices(_) | Command::Ps(_) | Command::History(_) | Command::Plan { .. } => {
             "look at the node's shares"
         }
-        Command::Sweep { .. } | Command::Release { .. } => "give back shares",
+        Command::Sweep(_) | Command::Release { .. } => "give back shares",
         Command::Update(_) => "change a share",
         Command::Meter => "measure containers",
         Command::Inventory(Inventory::Refresh) => "renew what is known of the GPUs",

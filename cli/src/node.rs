@@ -41,12 +41,11 @@ impl GpuNames {
 
     /// The GPU's name; its whole UUID where the driver does not show it any more.
     pub fn name(&self, uuid: GpuUuid) -> String {
-        let found = self.0.iter().find(|(known, _)| *known == uuid);
         let text = uuid.to_string();
-        found.map_or_else(
-            || text.clone(),
-            |(_, index)| format!("{index} {}", text.get(..SHORT).unwrap_or(&text)),
-        )
+        match self.0.iter().find(|(known, _)| *known == uuid) {
+            Some((_, index)) => format!("{index} {}", text.get(..SHORT).unwrap_or(&text)),
+            None => text,
+        }
     }
 
     /// `text` with these names in place of UUIDs.

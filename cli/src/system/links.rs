@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use gpushare_inventory::{DeviceFiles, DeviceNode, Roots};
 
-use super::nodes::beside;
+use super::nodes::place;
 use super::{Item, State};
 
 /// The link of every NVIDIA device node that exists, and how it was found.
@@ -36,13 +36,9 @@ fn state(path: &Path, node: &DeviceNode) -> State {
     }
 }
 
-/// Makes the link by rename, so that a link in use is never missing.
+/// Makes the link, and its folder where that is missing.
 pub fn mend(path: &Path, target: &PathBuf) -> Result<()> {
     let folder = path.parent().context("it has no folder")?;
     fs::create_dir_all(folder).context("cannot make its folder")?;
-    let new = beside(path);
-    let placed = symlink(target, &new).and_then(|()| fs::rename(&new, path));
-    placed.context("cannot make it").inspect_err(|_| {
-        let _ = fs::remove_file(&new); // it may never have been made
-    })
+    place(path, |new| Ok(symlink(target, new)?))
 }

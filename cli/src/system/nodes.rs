@@ -3,7 +3,7 @@
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use gpushare_inventory::{DeviceFile, DeviceFiles, FileState, Roots, Unregistered};
@@ -48,23 +48,19 @@ fn item(file: &DeviceFile) -> Item {
     Item { path: node.host_path.clone(), what, state }
 }
 
-/// Makes the node under another name and renames it at the end, so that nobody meets a node that is half
-/// made.
+/// Makes the node, in a folder that everybody can enter.
 pub fn mend(path: &Path, file: &Option<DeviceFile>) -> Result<()> {
     let Some(file) = file else { return Ok(()) };
     let node = &file.node;
     if let Some(folder) = own_folder(file) {
         make_passable(folder).context("cannot make its folder")?;
     }
-    let new = beside(path);
     let number = makedev(node.major.into(), node.minor.into());
-    mknod(&new, SFlag::S_IFCHR, Mode::empty(), number).context("cannot make it")?;
-    let placed = std::os::unix::fs::chown(&new, Some(node.uid), Some(node.gid))
-        .and_then(|()| fs::set_permissions(&new, Permissions::from_mode(node.mode)))
-        .and_then(|()| fs::rename(&new, path));
-    placed.context("cannot make it").inspect_err(|_| {
-        // If it cannot be removed, it is of mode 0, closed to everybody.
-        let _ = fs::remove_file(&new);
+    place(path, |new| {
+        // It has mode 0 at first, so that nobody can open it if it stays behind after a failure.
+        mknod(new, SFlag::S_IFCHR, Mode::empty(), number)?;
+        std::os::unix::fs::chown(new, Some(node.uid), Some(node.gid))?;
+        Ok(fs::set_permissions(new, Permissions::from_mode(node.mode))?)
     })
 }
 
@@ -87,11 +83,15 @@ fn make_passable(folder: &Path) -> io::Result<()> {
     if is_passable(folder) { Ok(()) } else { fs::set_permissions(folder, Permissions::from_mode(0o755)) }
 }
 
-/// A temporary name in the same folder. What a killed run has left under it is removed; the caller's lock
+/// Makes `path` under another name and renames it at the end, so that nobody meets what is half made, and
+/// what is in use is never missing. What a killed run has left under that name is removed; the caller's lock
 /// keeps other runs away.
-pub fn beside(path: &Path) -> PathBuf {
+pub fn place(path: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let new = path.with_file_name(format!(".gpushare-{name}"));
     let _ = fs::remove_file(&new);
-    new
+    let placed = make(&new).and_then(|()| Ok(fs::rename(&new, path)?));
+    placed.context("cannot make it").inspect_err(|_| {
+        let _ = fs::remove_file(&new); // it may never have been made
+    })
 }
