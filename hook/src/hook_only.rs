@@ -5,8 +5,7 @@
 //! bundle prove nothing here; the quota store tells whether the container holds a share.
 
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use gpushare_config::Config;
@@ -137,10 +136,7 @@ pub fn poststop(state: &[u8], file: Option<&Path>) -> Result<()> {
     let folder = StateFolder::open(&config.paths.state)?;
     let store = Store::open(folder.path())?;
     let Some(lease) = store.lease(&key)? else { return Ok(()) };
-    let start = Instant::now();
-    while !lease.member.holder.is_gone() && start.elapsed() < END {
-        thread::sleep(Duration::from_millis(5));
-    }
+    lease.member.holder.await_end(END);
     let left = give_back(&folder, &store, lease.id, &key, ReleaseReason::Ended, Whose::GoneOnes)?;
     if left == Release::Nothing {
         tracing::warn!(container = %key.container, "it still lives: its lease is left for the sweep");
@@ -149,10 +145,7 @@ pub fn poststop(state: &[u8], file: Option<&Path>) -> Result<()> {
 }
 
 fn load(file: Option<&Path>) -> Result<Config> {
-    Ok(match file {
-        Some(file) => Config::load_from(file)?,
-        None => Config::load()?,
-    })
+    Ok(file.map_or_else(Config::load, Config::load_from)?)
 }
 
 impl State {

@@ -8,9 +8,11 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use gpushare_inventory::FileIdentity;
 use procfs::process::{Process, Stat};
 
 use crate::pid_namespace::PidNamespace;
@@ -58,10 +60,9 @@ impl Holder {
         let error = |source| HolderError { pid, source };
         let process = Process::new(pid).map_err(error)?;
         let stat = process.stat().map_err(error)?;
-        // Told by its pids, one for each namespace: reading the namespace itself needs CAP_SYS_PTRACE.
-        let numbers = |process: &Process| process.status().ok()?.nspid;
-        let its = numbers(&process).unwrap_or_default();
-        let own = Process::myself().ok().as_ref().and_then(numbers);
+        // Told by its pids: reading the namespace itself needs CAP_SYS_PTRACE.
+        let its = pids(&process).unwrap_or_default();
+        let own = Process::myself().ok().as_ref().and_then(pids);
         let leads = its.last() == Some(&1) && own.is_some_and(|own| its.len() > own.len());
         Ok(Self { pid, start_time: stat.starttime, cgroup: cgroup(pid), leads })
     }
@@ -88,6 +89,14 @@ impl Holder {
         !self.process_is_gone()
     }
 
+    /// Waits until it is gone, but no longer than `most`.
+    pub fn await_end(&self, most: Duration) {
+        let start = Instant::now();
+        while !self.is_gone() && start.elapsed() < most {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     /// Whether the living process `pid`, whose cgroup is `cgroup`, belongs to this container. A container
     /// without a cgroup of its own is told by its pid namespace.
     pub fn contains(&self, pid: i32, cgroup: &Path) -> bool {
@@ -105,9 +114,9 @@ impl Holder {
     /// one pid namespace no container's holder is.
     pub fn leads_in(&self, namespace: PidNamespace) -> bool {
         let its = || PidNamespace::at(Path::new(&format!("/proc/{}/ns/pid", self.pid)));
-        let numbers = || Process::new(self.pid).and_then(|process| process.status()).ok()?.nspid;
+        let is_first = || pids(&Process::new(self.pid).ok()?)?.last().map(|pid| *pid == 1);
         // `lives` is asked last: it proves that what was read above was of this process.
-        its() == Some(namespace) && numbers().is_some_and(|pids| pids.last() == Some(&1)) && self.lives()
+        its() == Some(namespace) && is_first() == Some(true) && self.lives()
     }
 
     fn process_is_gone(&self) -> bool {
@@ -121,8 +130,13 @@ impl Holder {
 
 /// A main thread that ended while other threads run also shows as a zombie, so a dead process has no other
 /// thread.
-fn is_zombie(stat: &Stat) -> bool {
+pub(crate) fn is_zombie(stat: &Stat) -> bool {
     matches!(stat.state, 'Z' | 'X') && stat.num_threads <= 1
+}
+
+/// The process's pid in each of its pid namespaces, the innermost last.
+pub(crate) fn pids(process: &Process) -> Option<Vec<i32>> {
+    process.status().ok()?.nspid
 }
 
 /// The cgroup folder of a process: that of the devices controller on v1, the only one on v2. `None` for the
@@ -137,32 +151,36 @@ pub fn cgroup_of(pid: i32) -> Option<PathBuf> {
     folder(pid).map(|(_, found)| found)
 }
 
-/// The cgroup's path inside the hierarchy, and its folder. The file is read as bytes: a container that may
-/// make cgroups names them as it likes, and procfs rejects the whole file for one name that is not UTF-8.
+/// The cgroup's path inside the hierarchy, and its folder.
 fn folder(pid: i32) -> Option<(OsString, PathBuf)> {
-    let text = fs::read(format!("/proc/{pid}/cgroup")).ok()?;
-    let groups = || {
-        text.split(|byte| *byte == b'\n').filter_map(|line| {
-            let mut fields = line.splitn(3, |byte| *byte == b':'); // hierarchy, controllers, path
-            Some((fields.next()?, fields.next()?, fields.next()?))
-        })
+    let groups = fs::read(format!("/proc/{pid}/cgroup")).ok()?;
+    let (base, path) = match cgroup_path(&groups, Some("devices")) {
+        Some(path) => ("/sys/fs/cgroup/devices", path),
+        None => ("/sys/fs/cgroup", cgroup_path(&groups, None)?),
     };
-    let has_devices =
-        |controllers: &[u8]| controllers.split(|byte| *byte == b',').any(|name| name == b"devices");
-    let (base, path) = match groups().find(|(_, controllers, _)| has_devices(controllers)) {
-        Some((_, _, path)) => ("/sys/fs/cgroup/devices", path),
-        None => ("/sys/fs/cgroup", groups().find(|(hierarchy, ..)| *hierarchy == b"0")?.2),
-    };
-    let path = OsStr::from_bytes(path);
-    Some((path.to_owned(), Path::new(base).join(Path::new(path).strip_prefix("/").ok()?)))
+    Some((path.into(), Path::new(base).join(path.strip_prefix("/").ok()?)))
+}
+
+/// The cgroup's path in the hierarchy that has `controller`; `None` stands for the hierarchy of version 2.
+/// `groups` is a file /proc/PID/cgroup as bytes: a container that may make cgroups names them as it likes,
+/// and procfs rejects the whole file for one name that is not UTF-8.
+pub fn cgroup_path<'a>(groups: &'a [u8], controller: Option<&str>) -> Option<&'a Path> {
+    groups.split(|byte| *byte == b'\n').find_map(|line| {
+        let mut fields = line.splitn(3, |byte| *byte == b':'); // hierarchy, controllers, path
+        let (hierarchy, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        let wanted = match controller {
+            None => hierarchy == b"0",
+            Some(name) => controllers.split(|byte| *byte == b',').any(|found| found == name.as_bytes()),
+        };
+        wanted.then(|| Path::new(OsStr::from_bytes(path)))
+    })
 }
 
 /// Whether any process of a container lives in the cgroup or below it. An engine may have put the container
 /// into a cgroup with processes of the host. Those see the host's mounts, which no container with a share
 /// does, and do not count. The process `but` does not count either: it belongs to another container.
 fn populated(cgroup: &Path, but: Option<i32>) -> bool {
-    let mounts =
-        |pid: &str| fs::metadata(format!("/proc/{pid}/ns/mnt")).map(|file| (file.dev(), file.ino())).ok();
+    let mounts = |pid: &str| FileIdentity::of(format!("/proc/{pid}/ns/mnt").as_ref()).ok();
     let ours = mounts("self");
     let is_hosts = |pid: &str| ours.is_some() && mounts(pid) == ours;
     let procs = match fs::read_to_string(cgroup.join("cgroup.procs")) {
@@ -175,11 +193,8 @@ fn populated(cgroup: &Path, but: Option<i32>) -> bool {
     if procs.split_whitespace().any(is_others) {
         return true;
     }
-    let Ok(entries) = fs::read_dir(cgroup) else { return false };
-    entries
-        .filter_map(Result::ok)
-        .map(|entry| entry.path())
-        .any(|path| path.is_dir() && populated(&path, but))
+    let mut inner = fs::read_dir(cgroup).into_iter().flatten().flatten().map(|entry| entry.path());
+    inner.any(|path| path.is_dir() && populated(&path, but))
 }
 
 #[cfg(test)]
@@ -187,6 +202,14 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+
+    #[test]
+    fn the_cgroup_is_that_of_the_hierarchy_with_the_rules() {
+        let groups = b"9:name=systemd:/s\n5:cpu,devices:/a/b\n3:mydevices:/x\n0::/two\n";
+        assert_eq!(cgroup_path(groups, Some("devices")), Some(Path::new("/a/b")));
+        assert_eq!(cgroup_path(groups, None), Some(Path::new("/two")));
+        assert_eq!(cgroup_path(b"0::/two\n", Some("devices")), None);
+    }
 
     #[test]
     fn a_living_process_is_not_gone_and_a_dead_one_is() {

@@ -25,7 +25,7 @@ mod write_queue;
 
 pub use enforcement::{Enforcement, Terms};
 pub use error::{ReserveError, StoreError};
-pub use holder::{Holder, HolderError, cgroup_of};
+pub use holder::{Holder, HolderError, cgroup_of, cgroup_path};
 pub use lease::{
     BadContainerId, Grant, Lease, LeaseKey, LeaseState, Member, PastLease, Release, ReleaseReason,
 };

@@ -1,27 +1,23 @@
 //! Pid namespaces, told apart by device and inode.
 
 use std::fmt;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+use gpushare_inventory::FileIdentity;
 
 /// A pid namespace of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PidNamespace {
-    device: u64,
-    inode: u64,
-}
+pub struct PidNamespace(FileIdentity);
 
 impl PidNamespace {
     /// The namespace that a file such as `/proc/PID/ns/pid` names; `None` when there is no such file.
     pub fn at(path: &Path) -> Option<Self> {
-        let file = fs::metadata(path).ok()?;
-        Some(Self { device: file.dev(), inode: file.ino() })
+        FileIdentity::of(path).ok().map(Self)
     }
 
     /// Whether it is the machine's first pid namespace (Linux, proc_ns.h: PROC_PID_INIT_INO).
     pub(crate) fn is_first(self) -> bool {
-        self.inode == 0xEFFF_FFFC
+        self.0.inode == 0xEFFF_FFFC
     }
 
     /// The namespace of this process; `None` where /proc is not mounted.
@@ -33,6 +29,6 @@ impl PidNamespace {
 impl fmt::Display for PidNamespace {
     /// Writes it as `ls -l /proc/PID/ns/pid` shows it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "pid:[{}]", self.inode)
+        write!(f, "pid:[{}]", self.0.inode)
     }
 }

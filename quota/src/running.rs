@@ -5,6 +5,8 @@ use std::collections::HashSet;
 
 use procfs::process::Process;
 
+use crate::holder::{is_zombie, pids};
+
 /// The processes that ran at the first question. What a container says about a process is only compared with
 /// this list and never looked up, so that a false pid does not lead to another process.
 #[derive(Debug, Default)]
@@ -30,10 +32,10 @@ fn list() -> Option<HashSet<(u32, u64)>> {
 /// The process's pid in each of its pid namespaces, with its start time; empty if it has ended.
 fn names(process: &Process) -> Vec<(u32, u64)> {
     let Ok(stat) = process.stat() else { return Vec::new() };
-    if matches!(stat.state, 'Z' | 'X') && stat.num_threads <= 1 {
+    if is_zombie(&stat) {
         return Vec::new();
     }
-    let pids = process.status().ok().and_then(|status| status.nspid).unwrap_or_else(|| vec![stat.pid]);
+    let pids = pids(process).unwrap_or_else(|| vec![stat.pid]);
     pids.into_iter().filter_map(|pid| Some((u32::try_from(pid).ok()?, stat.starttime))).collect()
 }
 

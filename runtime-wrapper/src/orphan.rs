@@ -6,12 +6,11 @@
 
 use std::env;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use gpushare_quota::{Holder, LeaseState, Member};
+use gpushare_quota::{LeaseState, Member};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -34,14 +33,7 @@ pub fn end(member: &Member, args: &Args, runtime: &Path) {
     tracing::warn!(container = %member.key, pid = member.holder.pid, "ending a container that its runtime does not know");
     // The process may have ended just now, so an error is ignored.
     let _ = kill(Pid::from_raw(member.holder.pid), Signal::SIGKILL);
-    await_end(&member.holder);
-}
-
-fn await_end(holder: &Holder) {
-    let start = Instant::now();
-    while !holder.is_gone() && start.elapsed() < DEADLINE {
-        thread::sleep(Duration::from_millis(2));
-    }
+    member.holder.await_end(DEADLINE);
 }
 
 /// The runtime roots in which the container's record could be: the one that the engine names, else the
@@ -57,9 +49,6 @@ fn roots(args: &Args, runtime: &Path) -> Vec<PathBuf> {
 
 /// Whether a record exists. One that cannot be looked up counts as existing.
 fn is_recorded(folder: &Path) -> bool {
-    RECORDS.iter().any(|name| !is_absent(&folder.join(name)))
-}
-
-fn is_absent(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    let is_absent = |error: io::Error| error.kind() == ErrorKind::NotFound;
+    RECORDS.iter().any(|name| !fs::symlink_metadata(folder.join(name)).is_err_and(is_absent))
 }
