@@ -19,7 +19,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use gpushare_inventory::NOBODYS;
-use gpushare_quota::{Lease, REGIONS};
+use gpushare_quota::{Lease, REGIONS, lock_without_queue};
 use gpushare_region::{
     ComputePolicy, DeviceLimits, LIMITS_VERSION, TooManyDevices, USAGE_LEN, USAGE_VERSION,
     empty_usage_header, encode_limits,
@@ -193,6 +193,20 @@ fn make_private(path: &Path) -> std::io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
         _ => Ok(()),
+    }
+}
+
+/// Holds the lock of a folder, which only root can open, until the file is closed. `None` where others hold
+/// it for seconds.
+fn locked(folder: &Path) -> std::io::Result<Option<File>> {
+    lock_without_queue(File::open(folder)?)
+}
+
+/// What was looked for; `None` where it does not exist.
+fn if_there<T>(found: std::io::Result<T>) -> std::io::Result<Option<T>> {
+    match found {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        found => found.map(Some),
     }
 }
 

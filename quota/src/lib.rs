@@ -37,3 +37,4 @@ pub use running::Running;
 pub use state::{REGIONS, StateError, StateFolder, is_rootless};
 pub use store::{Loads, Reservation, Store, Swept, UpdateError};
 pub use update::Change;
+pub use write_queue::lock_without_queue;

@@ -52,16 +52,20 @@ fn wait(file: File, path: &Path) -> io::Result<Option<File>> {
     match waiting {
         Ok(_) => receiver.recv_timeout(DEADLINE).ok().transpose(),
         // No new thread could be made, as in a cgroup that allows no more.
-        Err(_) => look_again(&open(path)?),
+        Err(_) => lock_without_queue(open(path)?),
     }
 }
 
-/// Tries until the lock is taken or the deadline has passed, without the queue.
-fn look_again(file: &File) -> io::Result<Option<File>> {
+/// Locks `file`, and returns it once it is locked; `None` where others held the lock for as long as the
+/// queue's deadline.
+///
+/// # Errors
+/// When it cannot be locked.
+pub fn lock_without_queue(file: File) -> io::Result<Option<File>> {
     let until = Instant::now() + DEADLINE;
     loop {
         match file.try_lock() {
-            Ok(()) => return file.try_clone().map(Some),
+            Ok(()) => return Ok(Some(file)),
             Err(TryLockError::Error(source)) => return Err(source),
             Err(TryLockError::WouldBlock) if Instant::now() >= until => return Ok(None),
             Err(TryLockError::WouldBlock) => thread::sleep(NAP),
@@ -82,7 +86,7 @@ mod tests {
         assert!(told.contains(&format!(": process {} (", std::process::id())), "{told}");
         let other = open(&path).unwrap();
         thread::scope(|scope| {
-            let looking = scope.spawn(|| look_again(&other).unwrap().is_some());
+            let looking = scope.spawn(|| lock_without_queue(other).unwrap().is_some());
             thread::sleep(NAP * 5);
             assert!(!looking.is_finished());
             drop(first);

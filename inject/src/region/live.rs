@@ -6,12 +6,13 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use gpushare_quota::{Lease, Running};
 use gpushare_region::{
-    Damaged, LIMITS_LEN, MAX_DEVICES, Measurement, Throttle, TooManyDevices, USAGE_HEADER_LEN, USAGE_LEN,
-    Usage, encode_limits, grants_are, lock_byte, measurements, read_throttles, read_usage_of, usage_length,
+    Damaged, LIMITS_LEN, MAX_DEVICES, Measurement, Throttle, USAGE_HEADER_LEN, USAGE_LEN, Usage,
+    encode_limits, grants_are, lock_byte, measurements, read_throttles, read_usage_of, usage_length,
 };
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
@@ -79,10 +80,9 @@ impl Region {
     /// # Errors
     /// When the file cannot be read.
     pub fn grants_are(&self, lease: &Lease) -> io::Result<bool> {
-        let granted =
-            encode_limits(&limits(lease)).map_err(|error: TooManyDevices| io::Error::other(error))?;
+        let granted = encode_limits(&limits(lease)).map_err(io::Error::other)?;
         // One byte more than a whole file has: this shows that a file was made longer.
-        let bytes = read(&self.open(self.limits())?, LIMITS_LEN + 1)?;
+        let bytes = read(&open(&self.limits, false)?, LIMITS_LEN + 1)?;
         Ok(grants_are(&bytes, &granted))
     }
 
@@ -99,7 +99,7 @@ impl Region {
     /// # Errors
     /// When the file cannot be read, is too short, or is written all the time.
     pub fn measured(&self) -> io::Result<[Measurement; MAX_DEVICES]> {
-        let file = self.open(self.limits())?;
+        let file = open(&self.limits, false)?;
         for _ in 0..TRIES {
             let bytes = read(&file, LIMITS_LEN)?;
             if bytes == read(&file, LIMITS_LEN)? {
@@ -117,7 +117,7 @@ impl Region {
     /// # Errors
     /// When there is no such file, or it is damaged.
     pub fn read_usage(&self, running: &Running, lines: usize) -> Result<Usage, UsageError> {
-        Self::usage_in(&self.open(self.usage())?, running, lines)
+        Self::usage_in(&open(&self.usage(), false)?, running, lines)
     }
 
     /// As [`Region::read_usage`], of a `usage` file that [`Region::hold`] keeps open.
@@ -146,20 +146,14 @@ impl Region {
     /// # Errors
     /// As [`Region::read_usage`].
     pub fn read_throttles(&self) -> Result<[Throttle; MAX_DEVICES], UsageError> {
-        Ok(read_throttles(&read(&self.open(self.usage())?, USAGE_HEADER_LEN)?)?)
+        Ok(read_throttles(&read(&open(&self.usage(), false)?, USAGE_HEADER_LEN)?)?)
     }
 
     fn open_limits(&self) -> io::Result<File> {
-        let flags = NOT_WAITING.bits();
-        let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(self.limits());
-        file.map_err(|error| match error.kind() {
+        open(&self.limits, true).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound if self.is_foreign() => io::Error::other(FOREIGN),
             _ => error,
         })
-    }
-
-    fn open(&self, path: std::path::PathBuf) -> io::Result<File> {
-        OpenOptions::new().read(true).custom_flags(NOT_WAITING.bits()).open(path)
     }
 
     /// Opens both files for writing. While they are open, nobody gets a file lease (F_SETLEASE) on them.
@@ -167,14 +161,16 @@ impl Region {
     /// # Errors
     /// When one is not there, or somebody has a file lease on it already.
     pub fn hold(&self) -> io::Result<[File; 2]> {
-        let open =
-            |path| OpenOptions::new().read(true).write(true).custom_flags(NOT_WAITING.bits()).open(path);
-        Ok([open(self.limits())?, open(self.usage())?])
+        Ok([open(&self.limits, true)?, open(&self.usage(), true)?])
     }
 }
 
-/// Flags of an open that follows no link, and waits neither for a FIFO nor for somebody's file lease.
-const NOT_WAITING: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK);
+/// Opens a file for reading, and for writing too. This follows no link, and waits neither for a FIFO nor for
+/// somebody's file lease.
+fn open(path: &Path, for_writing: bool) -> io::Result<File> {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    OpenOptions::new().read(true).write(for_writing).custom_flags(flags.bits()).open(path)
+}
 
 /// Whether some process holds the lock of a slot. If the kernel gives no answer, it counts as held.
 fn is_locked(file: &File, slot: usize) -> bool {

@@ -5,11 +5,9 @@
 //! hidden. It also outlasts a quota store that somebody deletes: without it, the end of one container would
 //! take away the last trace of the others.
 
-use std::fs::{self, File, TryLockError};
-use std::io::{self, ErrorKind};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use gpushare_quota::{Lease, LeaseState, Member};
 use gpushare_region::LIMITS_LEN;
@@ -18,9 +16,6 @@ use super::{Region, RegionError};
 
 /// What follows a lease's id in the name of the folder of entries.
 pub(super) const MEMBERS: &str = ".members";
-/// How long to wait for the pod's other containers.
-const DEADLINE: Duration = Duration::from_secs(5);
-const NAP: Duration = Duration::from_millis(1);
 
 impl Region {
     /// Makes the region of a lease that is its pod's or that others hold already, or finds it complete. A
@@ -32,7 +27,8 @@ impl Region {
         let io = |source| self.io(source);
         let parent = self.folder.parent().unwrap_or(&self.folder);
         super::make_private(parent).map_err(io)?;
-        let _turn = self.turn(parent)?;
+        let busy = || RegionError::Busy { path: self.folder.clone() };
+        let _turn = super::locked(parent).map_err(io)?.ok_or_else(busy)?;
         if self.is_foreign() {
             return Err(RegionError::Foreign { path: self.folder.clone() });
         }
@@ -64,39 +60,20 @@ impl Region {
         name.into()
     }
 
-    fn turn(&self, parent: &Path) -> Result<File, RegionError> {
-        let folder = File::open(parent).map_err(|source| self.io(source))?;
-        let start = Instant::now();
-        loop {
-            match folder.try_lock() {
-                Ok(()) => return Ok(folder),
-                Err(TryLockError::WouldBlock) if start.elapsed() < DEADLINE => thread::sleep(NAP),
-                Err(TryLockError::WouldBlock) => return Err(RegionError::Busy { path: self.folder.clone() }),
-                Err(TryLockError::Error(source)) => return Err(self.io(source)),
-            }
-        }
-    }
-
     /// Whether the region is complete: `limits` is the last part to be written, and no container can change
     /// it.
     fn is_whole(&self, has_limits: bool) -> io::Result<bool> {
         let path = if has_limits { self.limits() } else { self.folder.clone() };
-        match fs::symlink_metadata(path) {
-            Ok(found) => Ok(!has_limits || usize::try_from(found.len()) == Ok(LIMITS_LEN)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(error),
-        }
+        let found = super::if_there(fs::symlink_metadata(path))?;
+        Ok(found.is_some_and(|found| !has_limits || usize::try_from(found.len()) == Ok(LIMITS_LEN)))
     }
 
     /// Whether somebody has the region already, in a mount namespace that this process does not see. A second
     /// region would grant the same share once more.
     fn was_whole(&self, lease: &Lease) -> io::Result<bool> {
         let active = lease.others.iter().any(|member| member.state == LeaseState::Active);
-        match fs::read_dir(self.members()) {
-            Ok(mut entries) => Ok(active || entries.next().is_some()),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(active),
-            Err(error) => Err(error),
-        }
+        let mut entries = super::if_there(fs::read_dir(self.members()))?.into_iter().flatten();
+        Ok(active || entries.next().is_some())
     }
 
     fn enter(&self, member: &Member) -> io::Result<()> {

@@ -1,5 +1,8 @@
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
 
 use gpushare_inventory::{DeviceMemory, GpuUuid};
 use gpushare_quota::{Enforcement, Grant, Holder, LeaseKey, REGIONS};
