@@ -159,6 +159,12 @@ impl Boot {
             fs::read_link("/proc/self/ns/time").map_or_else(|_| unknown(), |link| link.display().to_string());
         Ok(Self { id: gpushare_inventory::boot_id()?, namespaces: format!("{pid} {time}") })
     }
+
+    /// The boot that the database names.
+    pub fn known(db: &Connection) -> rusqlite::Result<Self> {
+        let boot = |row: &Row| Ok(Self { id: row.get(0)?, namespaces: row.get(1)? });
+        db.prepare_cached("SELECT id, namespaces FROM boot")?.query_row([], boot)
+    }
 }
 
 /// Opens the database, and makes it first if there is none. Returns the boot that its leases belong to. A
@@ -190,8 +196,7 @@ fn read_boot(db: &Connection, path: &Path) -> Result<Option<Boot>, StoreError> {
         _ => return Err(StoreError::Damaged { path: path.into() }),
     }
     keep_journal(&tx).map_err(wrap)?;
-    let boot = |row: &Row| Ok(Boot { id: row.get(0)?, namespaces: row.get(1)? });
-    tx.query_row("SELECT id, namespaces FROM boot", [], boot).optional().map_err(wrap)
+    Boot::known(&tx).optional().map_err(wrap)
 }
 
 /// Whether indexes and rows agree. Reads the whole database.
@@ -329,7 +334,7 @@ fn create(path: &Path) -> Result<(), StoreError> {
         .map_err(wrap)?;
     db.pragma_update(None, "application_id", APPLICATION_ID).map_err(wrap)?;
     db.pragma_update(None, "user_version", VERSION).map_err(wrap)?;
-    db.close().map_err(|(_, error)| StoreError::sqlite(path, error))?;
+    db.close().map_err(|(_, error)| wrap(error))?;
     let _ = fs::remove_file(path.with_extension("new-journal"));
     fs::rename(&building, path).map_err(io)
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use gpushare_claims::{Request, Scope};
 use gpushare_inventory::{Gpu, GpuUuid};
-use rusqlite::{Connection, params};
+use rusqlite::{CachedStatement, Connection, Row, ToSql, Transaction, params};
 
 use crate::error::{ReserveError, StoreError};
 use crate::holder::Holder;
@@ -67,16 +67,8 @@ impl Store {
         let (db, known) = schema::open(&path)?;
         let store = Self { db, path, sums: RefCell::new(None) };
         let boot = Boot::here()?;
-        match known {
-            Some(known) if known == boot => {}
-            Some(known) if known.id == boot.id => {
-                // Same boot, other namespaces: `claim` takes a store without leases over, and fails for any
-                // other.
-                let tx = store.begin_anywhere()?;
-                store.claim(&tx, &boot)?;
-                store.commit(tx)?;
-            }
-            _ => store.enter_boot(&boot)?,
+        if known.as_ref() != Some(&boot) {
+            store.enter_boot(&boot)?;
         }
         Ok(store)
     }
@@ -147,9 +139,7 @@ impl Store {
         let lease = Lease { granted_at: now(), ..Lease::new(member.clone(), request, grants) };
         let id = self.insert(&tx, &lease, pod, of_pod.as_deref())?;
         self.commit(tx)?;
-        for grant in &lease.grants {
-            loads.entry(grant.gpu).or_default().add(grant, !lease.enforcement.terms().has_neighbours);
-        }
+        sums::add(&mut loads, &lease);
         self.sums.replace(Some((version, loads)));
         Ok(Lease { id, ..lease })
     }
@@ -269,6 +259,27 @@ impl Store {
 
     fn sql<T>(&self, result: rusqlite::Result<T>) -> Result<T, StoreError> {
         result.map_err(|error| StoreError::sqlite(&self.path, error))
+    }
+
+    /// Runs a statement that is kept prepared.
+    fn run(&self, tx: &Transaction, statement: &str, values: &[&dyn ToSql]) -> Result<(), StoreError> {
+        self.sql(tx.prepare_cached(statement).and_then(|mut statement| statement.execute(values)).map(drop))
+    }
+
+    /// Whether a query finds anything.
+    fn finds(&self, query: &str, values: &[&dyn ToSql]) -> Result<bool, StoreError> {
+        self.sql(self.db.prepare_cached(query).and_then(|mut query| query.exists(values)))
+    }
+
+    /// The values of all rows that a query finds.
+    fn rows<T>(
+        &self,
+        query: &str,
+        values: &[&dyn ToSql],
+        value: impl FnMut(&Row) -> rusqlite::Result<T>,
+    ) -> Result<Vec<T>, StoreError> {
+        let all = |mut query: CachedStatement| query.query_map(values, value)?.collect();
+        self.sql(self.db.prepare_cached(query).and_then(all))
     }
 }
 

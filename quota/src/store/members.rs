@@ -1,6 +1,6 @@
 //! The containers of a lease: how they join it and leave it.
 
-use rusqlite::{OptionalExtension, Transaction, params};
+use rusqlite::{Transaction, params};
 
 use super::{ReserveError, Store, StoreError};
 use crate::lease::{Lease, LeaseKey, Member};
@@ -44,11 +44,10 @@ impl Store {
 
     /// The pod's lease, and the words of its request.
     fn of_pod(&self, root: &str, pod: &Pod) -> Result<Option<(i64, String)>, StoreError> {
-        let mut query = self.sql(self.db.prepare_cached(
-            "SELECT id, pod_request FROM lease WHERE root = ?1 AND sandbox = ?2 AND pod_request IS NOT NULL",
-        ))?;
-        let row = query.query_row(params![root, pod.sandbox], |row| Ok((row.get(0)?, row.get(1)?)));
-        self.sql(row.optional())
+        const ITS: &str =
+            "SELECT id, pod_request FROM lease WHERE root = ?1 AND sandbox = ?2 AND pod_request IS NOT NULL";
+        let found = self.rows(ITS, params![root, pod.sandbox], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        Ok(found.into_iter().next())
     }
 
     pub(super) fn insert_member(
@@ -57,19 +56,13 @@ impl Store {
         lease: i64,
         member: &Member,
     ) -> Result<(), StoreError> {
-        let mut insert = self.sql(tx.prepare_cached(
+        let (Member { key, state, holder }, start_time) = (member, signed(member.holder.start_time));
+        self.run(
+            tx,
             "INSERT INTO member (lease, root, container, state, pid, start_time)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-        ))?;
-        self.sql(insert.execute(params![
-            lease,
-            member.key.root,
-            member.key.container,
-            member.state.name(),
-            member.holder.pid,
-            signed(member.holder.start_time),
-        ]))
-        .map(drop)
+            params![lease, key.root, key.container, state.name(), holder.pid, start_time],
+        )
     }
 
     /// Takes the container `key` out of a lease that others hold.

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use gpushare_claims::Cores;
 use gpushare_inventory::DeviceMemory;
-use rusqlite::{Transaction, TransactionBehavior, params};
+use rusqlite::{ToSql, Transaction, TransactionBehavior, params};
 
 use super::Store;
 use crate::error::StoreError;
@@ -55,8 +55,7 @@ impl Store {
     /// # Errors
     /// When the store fails.
     pub fn stands(&self, id: i64) -> Result<bool, StoreError> {
-        let mut query = self.sql(self.db.prepare_cached("SELECT 1 FROM lease WHERE id = ?1"))?;
-        self.sql(query.exists(params![id]))
+        self.finds("SELECT 1 FROM lease WHERE id = ?1", params![id])
     }
 
     /// The leases of all containers with this id, whatever their runtime roots.
@@ -75,11 +74,9 @@ impl Store {
     /// # Errors
     /// When the store fails.
     pub fn history(&self) -> Result<Vec<PastLease>, StoreError> {
-        let mut query = self.sql(self.db.prepare(
-            "SELECT root, container, grants, granted_at, released_at, reason, others FROM past
-             ORDER BY id DESC",
-        ))?;
-        let rows = query.query_map([], |row| {
+        const PAST: &str = "SELECT root, container, grants, granted_at, released_at, reason, others FROM past
+                            ORDER BY id DESC";
+        self.rows(PAST, params![], |row| {
             Ok(PastLease {
                 key: LeaseKey { root: row.get(0)?, container: row.get(1)? },
                 others: row.get::<_, String>(6)?.split_whitespace().map(str::to_owned).collect(),
@@ -88,22 +85,15 @@ impl Store {
                 released_at: unsigned(row.get(4)?),
                 reason: row.get(5)?,
             })
-        });
-        self.sql(rows.and_then(Iterator::collect))
+        })
     }
 
-    pub(super) fn select(
-        &self,
-        rest: &'static str,
-        arguments: &[&dyn rusqlite::ToSql],
-    ) -> Result<Vec<Lease>, StoreError> {
+    pub(super) fn select(&self, rest: &'static str, values: &[&dyn ToSql]) -> Result<Vec<Lease>, StoreError> {
         const LEASES: &str = "SELECT lease.id, enforcement, compute_policy, ceiling, priority, granted_at, \
                               member.root, container, state, pid, start_time, cgroup, leads \
                               FROM lease JOIN member ON member.lease = lease.id ";
         const ORDER: &str = " ORDER BY lease.id, member.id";
-        let mut query = self.sql(self.db.prepare_cached(&[LEASES, rest, ORDER].concat()))?;
-        let rows = query.query_map(arguments, lease);
-        self.sql(rows.and_then(Iterator::collect)).map(grouped)
+        self.rows(&[LEASES, rest, ORDER].concat(), values, lease).map(grouped)
     }
 
     pub(super) fn with_grants(&self, leases: Vec<Lease>) -> Result<Vec<Lease>, StoreError> {
@@ -111,17 +101,13 @@ impl Store {
     }
 
     pub(super) fn grants(&self, id: i64) -> Result<Vec<Grant>, StoreError> {
-        let mut query = self
-            .sql(self.db.prepare_cached(
-                "SELECT gpu, memory, cores FROM granted WHERE lease = ?1 ORDER BY position",
-            ))?;
-        let rows = query.query_map(params![id], |row| {
+        const GRANTS: &str = "SELECT gpu, memory, cores FROM granted WHERE lease = ?1 ORDER BY position";
+        self.rows(GRANTS, params![id], |row| {
             Ok(Grant {
                 gpu: uuid(row, 0)?,
                 memory: DeviceMemory::from_bytes(unsigned(row.get(1)?)),
                 cores: row.get::<_, Option<u8>>(2)?.and_then(Cores::new),
             })
-        });
-        self.sql(rows.and_then(Iterator::collect))
+        })
     }
 }

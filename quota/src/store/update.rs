@@ -72,7 +72,7 @@ impl Store {
         if old.state() == LeaseState::Reserved {
             return Err(UpdateError::Reserved(key.clone()));
         }
-        let loads = self.loads_in(&writing)?;
+        let loads = self.loads()?;
         let load = |gpu| loads.get(&gpu).copied().unwrap_or_default();
         let new = changed(&old, change, gpus, load, rules)?;
         let limits = |source| UpdateError::Limits { key: key.clone(), source };

@@ -14,14 +14,13 @@ use crate::schema::{self, Boot};
 use crate::write_queue::Turn;
 
 impl Store {
-    /// Retires the leases of an earlier boot. The boot is looked at again inside the transaction: when
-    /// several processes see the new boot first, only one may retire leases, or it would retire the others'
-    /// new leases.
+    /// Retires the leases of an earlier boot. In the same boot the store was kept in other namespaces, and
+    /// has to be claimed. The boot is looked at again inside the transaction: when several processes see the
+    /// new boot first, only one may retire leases, or it would retire the others' new leases.
     pub(super) fn enter_boot(&self, boot: &Boot) -> Result<(), StoreError> {
         let tx = self.begin_anywhere()?;
-        let known: Option<String> =
-            self.sql(tx.query_row("SELECT id FROM boot", [], |row| row.get(0)).optional())?;
-        if known.as_ref() == Some(&boot.id) {
+        let known = self.sql(Boot::known(&tx).optional())?;
+        if known.is_some_and(|known| known.id == boot.id) {
             self.claim(&tx, boot)?;
             return self.commit(tx);
         }
@@ -44,19 +43,14 @@ impl Store {
     /// Fails if the store is kept in other namespaces than this process's: from here each holder would seem
     /// gone. A store without leases moves to this process's namespaces.
     pub(super) fn claim(&self, tx: &Transaction, boot: &Boot) -> Result<(), StoreError> {
-        let known: (String, String) = self
-            .sql(tx.prepare_cached("SELECT id, namespaces FROM boot"))
-            .and_then(|mut query| self.sql(query.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))))?;
-        let (id, theirs) = known;
-        if id == boot.id && theirs == boot.namespaces {
+        let known = self.sql(Boot::known(tx))?;
+        if known == *boot {
             return Ok(());
         }
-        if id != boot.id || self.sql(self.sql(tx.prepare("SELECT 1 FROM lease"))?.exists([]))? {
-            return Err(StoreError::Stranger {
-                path: self.path.clone(),
-                theirs,
-                ours: boot.namespaces.clone(),
-            });
+        let Boot { id, namespaces: theirs } = known;
+        if id != boot.id || self.finds("SELECT 1 FROM lease", params![])? {
+            let (path, ours) = (self.path.clone(), boot.namespaces.clone());
+            return Err(StoreError::Stranger { path, theirs, ours });
         }
         self.sql(tx.execute("UPDATE boot SET namespaces = ?1", [&boot.namespaces])).map(drop)
     }
@@ -87,14 +81,15 @@ impl Store {
         pod: Option<&Pod>,
         pod_request: Option<&str>,
     ) -> Result<i64, StoreError> {
+        const GRANT: &str = "INSERT INTO granted (lease, position, gpu, memory, cores, exclusive)
+                             VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
         let terms = lease.enforcement.terms();
-        self.sql(tx.prepare_cached(
+        self.run(
+            tx,
             "INSERT INTO lease (root, sandbox, pod_request, former, enforcement, compute_policy, ceiling, priority,
                                 granted_at)
              VALUES (?1, ?2, ?3, '', ?4, ?5, ?6, ?7, ?8)",
-        ))
-        .and_then(|mut insert| {
-            self.sql(insert.execute(params![
+            params![
                 lease.member.key.root,
                 pod.map(|pod| &pod.sandbox),
                 pod_request,
@@ -103,17 +98,13 @@ impl Store {
                 lease.ceiling.percent(),
                 lease.priority.level(),
                 signed(lease.granted_at),
-            ]))
-        })?;
+            ],
+        )?;
         let id = tx.last_insert_rowid();
-        let mut insert = self.sql(tx.prepare_cached(
-            "INSERT INTO granted (lease, position, gpu, memory, cores, exclusive) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-        ))?;
         for (position, grant) in (0_i64..).zip(&lease.grants) {
-            let cores = grant.cores.map(Cores::percent);
-            let memory = signed(grant.memory.bytes());
-            let exclusive = !terms.has_neighbours;
-            self.sql(insert.execute(params![id, position, grant.gpu.to_string(), memory, cores, exclusive]))?;
+            let (memory, cores) = (signed(grant.memory.bytes()), grant.cores.map(Cores::percent));
+            let values = params![id, position, grant.gpu.to_string(), memory, cores, !terms.has_neighbours];
+            self.run(tx, GRANT, values)?;
         }
         self.insert_member(tx, id, &lease.member)?;
         Ok(id)
@@ -142,9 +133,8 @@ impl Store {
                 others
             ],
         ))?;
-        self.sql(
-            tx.execute("DELETE FROM past WHERE id <= (SELECT max(id) FROM past) - ?1", params![HISTORY_ROWS]),
-        )?;
+        let oldest = "DELETE FROM past WHERE id <= (SELECT max(id) FROM past) - ?1";
+        self.sql(tx.execute(oldest, params![HISTORY_ROWS]))?;
         self.sql(tx.execute("DELETE FROM lease WHERE id = ?1", params![lease.id])).map(drop)
     }
 }
