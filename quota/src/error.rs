@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use rusqlite::ErrorCode;
+use rusqlite::ffi::SQLITE_CANTOPEN;
 
 use crate::lease::LeaseKey;
 use crate::lock_holder;
@@ -104,15 +105,14 @@ impl StoreError {
         let extended = source.sqlite_error().map(|error| error.extended_code);
         match source.sqlite_error_code() {
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::busy(&path),
-            Some(ErrorCode::DiskFull | ErrorCode::ReadOnly) => Self::Full { path },
+            Some(ErrorCode::DiskFull | ErrorCode::ReadOnly | ErrorCode::SystemIoFailure) => {
+                Self::Full { path }
+            }
             Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt | ErrorCode::TypeMismatch) => {
                 Self::Damaged { path }
             }
-            Some(ErrorCode::SystemIoFailure) => Self::Full { path },
             // A plain SQLITE_CANTOPEN, without an extended code, means that there was no room for a file.
-            Some(ErrorCode::CannotOpen) if extended == Some(rusqlite::ffi::SQLITE_CANTOPEN) => {
-                Self::Full { path }
-            }
+            Some(ErrorCode::CannotOpen) if extended == Some(SQLITE_CANTOPEN) => Self::Full { path },
             _ => Self::Sqlite { path, source },
         }
     }

@@ -1,5 +1,7 @@
 //! Admission and placement: which GPUs a request gets, or the reason why not. Pure functions, without I/O.
 
+use std::cmp::Reverse;
+
 use gpushare_claims::{Cores, Devices, MemoryRequest, Mode, Request, SelectorError, find_gpu};
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 
@@ -212,17 +214,15 @@ struct Candidate<'a> {
 
 impl Candidate<'_> {
     fn free(&self) -> DeviceMemory {
-        let free = if self.load.exclusive {
-            DeviceMemory::ZERO
-        } else {
-            self.total.saturating_sub(self.load.memory)
-        };
-        free.min(self.card)
+        match self.load.exclusive {
+            true => DeviceMemory::ZERO,
+            false => self.total.saturating_sub(self.load.memory).min(self.card),
+        }
     }
+}
 
-    fn name(&self) -> String {
-        format!("GPU {} ({})", self.gpu.index, self.gpu.uuid)
-    }
+fn name(gpu: &Gpu) -> String {
+    format!("GPU {} ({})", gpu.index, gpu.uuid)
 }
 
 /// Chooses GPUs for `request`, given what is granted already.
@@ -270,9 +270,7 @@ fn grant(request: &Request, candidate: &Candidate, memory: DeviceMemory) -> Gran
 }
 
 fn candidate<'a>(gpu: &'a Gpu, load: GpuLoad, rules: &Admission) -> Result<Candidate<'a>, Refusal> {
-    let memory = gpu
-        .memory
-        .ok_or_else(|| Refusal::UnknownSize { place: format!("GPU {} ({})", gpu.index, gpu.uuid) })?;
+    let memory = gpu.memory.ok_or_else(|| Refusal::UnknownSize { place: name(gpu) })?;
     let (card, total) = (rules.card(memory), rules.total(memory));
     Ok(Candidate { gpu, load, card, total })
 }
@@ -332,18 +330,15 @@ fn fitting<'a>(
     }
     // The order of a list is the order in which the container counts its GPUs.
     if !matches!(request.devices, Devices::These(_)) {
-        let emptiest_first = rules.placement == Placement::Spread || request.memory == MemoryRequest::Rest;
-        fit.sort_by_key(|candidate| (candidate.free(), candidate.gpu.index));
-        if emptiest_first {
-            fit.sort_by_key(|candidate| (std::cmp::Reverse(candidate.free()), candidate.gpu.index));
+        match rules.placement == Placement::Spread || request.memory == MemoryRequest::Rest {
+            true => fit.sort_by_key(|candidate| (Reverse(candidate.free()), candidate.gpu.index)),
+            false => fit.sort_by_key(|candidate| (candidate.free(), candidate.gpu.index)),
         }
         fit.truncate(wanted);
         fit.sort_by_key(|candidate| candidate.gpu.index);
     }
-    Ok(fit
-        .into_iter()
-        .map(|candidate| (candidate.clone(), asked(request.on(candidate.gpu.uuid).memory, &candidate)))
-        .collect())
+    let memory = |candidate: &Candidate| asked(request.on(candidate.gpu.uuid).memory, candidate);
+    Ok(fit.into_iter().map(|candidate| (candidate.clone(), memory(&candidate))).collect())
 }
 
 /// The memory that the request means on this GPU.
@@ -363,7 +358,7 @@ fn misfit(request: &Request, candidate: &Candidate, rules: &Admission) -> Option
 
 fn memory_misfit(memory: MemoryRequest, candidate: &Candidate) -> Option<Refusal> {
     let (asked, free, total) = (asked(memory, candidate), candidate.free(), candidate.total);
-    let place = candidate.name();
+    let place = name(candidate.gpu);
     if asked > candidate.card {
         return Some(Refusal::LargerThanGpu { asked, place, total: candidate.card });
     }
@@ -380,7 +375,7 @@ fn memory_misfit(memory: MemoryRequest, candidate: &Candidate) -> Option<Refusal
 fn cores_misfit(asked: Cores, candidate: &Candidate, rules: &Admission) -> Option<Refusal> {
     let free = u64::from(rules.cores_percent).saturating_sub(candidate.load.cores);
     let misfit = u64::from(asked.percent()) > free;
-    misfit.then(|| Refusal::Cores { asked, free, place: candidate.name() })
+    misfit.then(|| Refusal::Cores { asked, free, place: name(candidate.gpu) })
 }
 
 /// The grant that a living lease has on `gpu` once it is given `memory` and `cores` (`None`: as it was),

@@ -34,17 +34,15 @@ pub(crate) fn changed(
     rules: &Admission,
 ) -> Result<Lease, Refusal> {
     let grants = lease.grants.iter().map(|grant| {
-        let gpu = gpus.iter().find(|gpu| gpu.uuid == grant.gpu);
         let meant = change.gpu.is_none_or(|wanted| wanted == grant.gpu);
-        match gpu {
-            _ if !meant || (change.memory.is_none() && change.cores.is_none()) => Ok(grant.clone()),
-            Some(gpu) => {
-                let mut others = load(grant.gpu);
-                others.remove(grant);
-                resize(grant, change.memory, change.cores, gpu, others, rules)
-            }
-            None => Err(Refusal::OutOfService { place: grant.gpu.to_string() }),
+        if !meant || (change.memory.is_none() && change.cores.is_none()) {
+            return Ok(grant.clone());
         }
+        let gpu = gpus.iter().find(|gpu| gpu.uuid == grant.gpu);
+        let gpu = gpu.ok_or_else(|| Refusal::OutOfService { place: grant.gpu.to_string() })?;
+        let mut others = load(grant.gpu);
+        others.remove(grant);
+        resize(grant, change.memory, change.cores, gpu, others, rules)
     });
     Ok(Lease {
         grants: grants.collect::<Result<_, _>>()?,
@@ -60,7 +58,7 @@ pub(crate) fn narrower(one: &Lease, other: &Lease) -> Lease {
     let narrow = |(a, b): (&Grant, &Grant)| Grant {
         gpu: a.gpu,
         memory: a.memory.min(b.memory),
-        cores: least(cores(one, a), cores(other, b)),
+        cores: cores(one, a).into_iter().chain(cores(other, b)).min(),
     };
     Lease {
         grants: one.grants.iter().zip(&other.grants).map(narrow).collect(),
@@ -76,13 +74,6 @@ pub(crate) fn narrower(one: &Lease, other: &Lease) -> Lease {
 /// The compute that a grant limits a container to; `None` is no limit.
 fn cores(lease: &Lease, grant: &Grant) -> Option<Cores> {
     grant.cores.filter(|_| lease.compute_policy != ComputePolicy::None)
-}
-
-fn least(one: Option<Cores>, other: Option<Cores>) -> Option<Cores> {
-    match (one, other) {
-        (Some(a), Some(b)) => Some(if a.percent() <= b.percent() { a } else { b }),
-        (limit, None) | (None, limit) => limit,
-    }
 }
 
 #[cfg(test)]
