@@ -6,13 +6,13 @@
 //! them. Of the request's own variables, duplicates go.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use gpushare_request::{Container, GRANTED_LIST, HANDED, Interceptor, is_privileged, kept_list, ran_before};
 use serde_json::{Map, Value, json};
 
+use crate::host_files::is_same_file;
+use crate::parts::{device_numbers, entries, number, text, texts};
 use crate::plan::{Plan, READ_ONLY};
 
 mod driver;
@@ -127,9 +127,7 @@ impl Plan {
 pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     let privileged = is_privileged(json);
     let user_namespace = has_user_namespace(json);
-    if !json.is_object() {
-        return Err(EditError::Kind { field: "config.json", kind: "an object" });
-    }
+    object(json, &[], "config.json")?;
     let handed = handed::minors(json);
     if !ran_before(json) {
         // Only our wrapper may write these annotations. A pod's own would be believed at the next start,
@@ -149,9 +147,8 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     refuse_driver(json, plan)?;
     if user_namespace {
         // In a user namespace the plan's nodes are mounts, and one path cannot be both a node and a mount.
-        let path = |device: &Value| Some(PathBuf::from(device.get("path")?.as_str()?));
-        let is_mounted = |path: PathBuf| plan.device_mounts.iter().any(|mount| *mount.destination() == path);
-        take_out(json, "/linux/devices", |device| path(device).is_some_and(is_mounted));
+        let is_mounted = |path: &Path| plan.device_mounts.iter().any(|mount| *mount.destination() == path);
+        take_out(json, "/linux/devices", |device| is_mounted(Path::new(text(device, "path"))));
     }
     let linux = object(json, &["linux"], "linux")?;
     if !user_namespace {
@@ -169,7 +166,7 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
         rules.retain(|other| *other != rule); // later rules win: ours come last, each once
         rules.push(rule);
     }
-    let root = json.as_object_mut().ok_or(EditError::Kind { field: "config.json", kind: "an object" })?;
+    let root = object(json, &[], "config.json")?;
     let mounts = list(root, "mounts", "mounts")?;
     let nodes = plan.device_mounts.iter().filter(|_| user_namespace);
     put(mounts, "destination", plan.mounts.iter().chain(nodes).map(value).collect::<Result<_, _>>()?);
@@ -186,8 +183,7 @@ pub(crate) fn check(json: &Value, plan: &Plan) -> Result<(), EditError> {
     let stages = json.get("hooks").and_then(Value::as_object).into_iter().flatten();
     let hooks = stages.filter_map(|(_, hooks)| hooks.as_array()).flatten();
     if let Some(hook) = hooks.filter(|hook| brings_gpus(hook)).find(|hook| !is_this_program(hook)) {
-        let path = hook.get("path").and_then(Value::as_str).unwrap_or_default();
-        return Err(EditError::WholeGpus { path: path.escape_debug().to_string() });
+        return Err(EditError::WholeGpus { path: text(hook, "path").escape_debug().to_string() });
     }
     if plan.denies_user_namespaces && !seccomp::denies_user_namespaces(json) {
         return Err(EditError::UserNamespaces);
@@ -200,14 +196,12 @@ pub(crate) fn check(json: &Value, plan: &Plan) -> Result<(), EditError> {
 /// somebody else's by now. Only what a plan adds is taken out, so a bundle that merely imitates our hook
 /// loses nothing that it may keep.
 fn take_back(json: &mut Value, plan: &Plan) {
-    let hooks = json.pointer("/hooks/prestart").and_then(Value::as_array).into_iter().flatten();
     let ours = value(&plan.prestart).unwrap_or_default();
-    if !hooks.into_iter().any(|hook| same_hook(hook, &ours)) {
+    if !entries(json, "/hooks/prestart").any(|hook| same_hook(hook, &ours)) {
         return;
     }
     // A privileged container keeps its nodes and rules: ours cannot be told from the engine's.
-    let privileged = is_privileged(json);
-    if !privileged {
+    if !is_privileged(json) {
         take_out(json, "/linux/devices", is_our_node);
         take_out(json, "/linux/resources/devices", is_our_rule);
     }
@@ -219,14 +213,9 @@ fn take_back(json: &mut Value, plan: &Plan) {
 pub(crate) fn take_out_interceptor(json: &mut Value, found: &Interceptor) {
     let mounts: BTreeSet<&str> = found.mounts.iter().map(String::as_str).collect();
     let preloads: BTreeSet<&str> = found.preloads.iter().map(String::as_str).collect();
-    take_out(json, "/mounts", |mount| {
-        let target = mount.get("destination").and_then(Value::as_str);
-        target.is_some_and(|target| mounts.contains(target))
-    });
-    let env = json.pointer_mut("/process/env").and_then(Value::as_array_mut);
+    take_out(json, "/mounts", |mount| mounts.contains(text(mount, "destination")));
     let goes = |item: &str| preloads.contains(item);
-    env.into_iter()
-        .for_each(|env| env.retain_mut(|entry| !loses_all(entry, "LD_PRELOAD=", &[':', ' '], goes)));
+    take_out_mut(json, "/process/env", |entry| loses_all(entry, "LD_PRELOAD=", &[':', ' '], goes));
 }
 
 /// Removes the paths for which `goes` is true from an entry of the variable `name`, which ends in `=`.
@@ -242,51 +231,54 @@ fn loses_all(entry: &mut Value, name: &str, separators: &[char], goes: impl Fn(&
     none
 }
 
-fn take_out(json: &mut Value, pointer: &str, is_ours: impl Fn(&Value) -> bool) {
+fn take_out(json: &mut Value, pointer: &str, goes: impl Fn(&Value) -> bool) {
+    take_out_mut(json, pointer, |entry| goes(entry));
+}
+
+/// As [`take_out`], where `goes` may change the entries that stay.
+fn take_out_mut(json: &mut Value, pointer: &str, goes: impl Fn(&mut Value) -> bool) {
     if let Some(list) = json.pointer_mut(pointer).and_then(Value::as_array_mut) {
-        list.retain(|entry| !is_ours(entry));
+        list.retain_mut(|entry| !goes(entry));
     }
 }
 
 fn gpu_minor(entry: &Value) -> Option<u64> {
-    let is_nvidias = entry.get("major").and_then(Value::as_u64) == Some(NVIDIA_MAJOR);
-    entry.get("minor").and_then(Value::as_u64).filter(|minor| is_nvidias && *minor < FIRST_CONTROL_MINOR)
+    let (major, minor) = device_numbers(entry);
+    minor.filter(|minor| major == Some(NVIDIA_MAJOR) && *minor < FIRST_CONTROL_MINOR)
 }
 
 fn is_drm(entry: &Value) -> bool {
-    entry.get("major").and_then(Value::as_u64) == Some(DRM_MAJOR)
+    number(entry, "major") == Some(DRM_MAJOR)
 }
 
 /// Whether this is a GPU's node under its own name, or one below /dev/dri. Control nodes do not count: every
 /// plan has the same ones.
 fn is_our_node(device: &Value) -> bool {
-    let path = device.get("path").and_then(Value::as_str).unwrap_or_default();
+    let path = text(device, "path");
     let of_gpu = gpu_minor(device).is_some_and(|minor| path == format!("/dev/nvidia{minor}"));
     of_gpu || is_drm(device) && path.starts_with("/dev/dri/")
 }
 
 fn is_our_rule(rule: &Value) -> bool {
     let of_gpu = gpu_minor(rule).is_some() || is_drm(rule);
-    of_gpu && rule.get("access").and_then(Value::as_str) == Some("rw")
+    of_gpu && text(rule, "access") == "rw"
 }
 
 /// Whether target, type and options are those of our mounts, at a place where nobody else mounts. What a user
 /// mounts there in another way stays.
 fn is_our_mount(mount: &Value) -> bool {
-    let target = mount.get("destination").and_then(Value::as_str).unwrap_or_default();
-    let options: Vec<_> = mount.get("options").and_then(Value::as_array).into_iter().flatten().collect();
-    let as_we_do =
-        ["nosuid", "rbind", "rprivate"].iter().all(|option| options.iter().any(|other| *other == option));
+    let options = texts(mount, "/options");
+    let as_we_do = ["nosuid", "rbind", "rprivate"].iter().all(|option| options.clone().any(|o| o == *option));
+    let target = text(mount, "destination");
     let ours = ["/usr/lib/gpushare/", "/dev/nvidia", "/dev/dri/"].iter().any(|ours| target.starts_with(ours));
-    ours && as_we_do && mount.get("type").and_then(Value::as_str) == Some("bind")
+    ours && as_we_do && text(mount, "type") == "bind"
 }
 
 /// Whether a plan mounted this file of the driver's or ours, at whatever path the image wants it. A share
 /// must not keep the files of a whole GPU.
 fn is_of_a_plan(mount: &Value, sources: &[PathBuf]) -> bool {
-    let source = Path::new(mount.get("source").and_then(Value::as_str).unwrap_or_default());
-    let as_we_do =
-        mount.get("options") == Some(&json!(READ_ONLY)) && mount.get("type") == Some(&json!("bind"));
+    let source = Path::new(text(mount, "source"));
+    let as_we_do = mount.get("options") == Some(&json!(READ_ONLY)) && text(mount, "type") == "bind";
     as_we_do && sources.iter().any(|folder| source.starts_with(folder))
 }
 
@@ -313,9 +305,7 @@ fn hooks(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
 
 /// Whether the hook's program is the running one: our hook may be installed where docker looks for NVIDIA's.
 fn is_this_program(hook: &Value) -> bool {
-    let identity = |path: &str| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
-    let path = hook.get("path").and_then(Value::as_str).unwrap_or_default();
-    identity(path).is_some() && identity(path) == identity("/proc/self/exe")
+    is_same_file(text(hook, "path").as_ref(), "/proc/self/exe".as_ref())
 }
 
 fn same_hook(hook: &Value, ours: &Value) -> bool {
@@ -344,22 +334,21 @@ fn environment(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     let engine = Container::from_json(json).engine();
     let Some(process) = json.get_mut("process").and_then(Value::as_object_mut) else { return Ok(()) };
     let env = list(process, "env", "process.env")?;
-    let name = |entry: &Value| {
-        entry.as_str().and_then(|entry| entry.split_once('=')).map(|(name, _)| name.to_owned())
-    };
     let variables: BTreeMap<&str, &str> =
         plan.variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
     let granted = |name: &str| variables.get(name).copied();
-    let ours = |name: &String| {
+    let ours = |name: &str| {
         name.starts_with("GPUSHARE_") || name == "NVIDIA_VISIBLE_DEVICES" || granted(name).is_some()
     };
     let mut seen = BTreeSet::new(); // an image may set a hundred thousand of them
     let mut lists = Vec::new();
     env.retain_mut(|entry| {
-        let Some(name) = name(entry).filter(ours) else { return true };
+        let written = entry.as_str().and_then(|entry| entry.split_once('=')).filter(|(name, _)| ours(name));
+        let Some((name, list)) = written.map(|(name, list)| (name.to_owned(), list.to_owned())) else {
+            return true;
+        };
         if name == "NVIDIA_VISIBLE_DEVICES" {
-            let written = entry.as_str().and_then(|entry| entry.split_once('='));
-            lists.extend(written.map(|(_, list)| list.to_owned()));
+            lists.push(list);
             *entry = json!("NVIDIA_VISIBLE_DEVICES=void");
         } else if let Some(value) = granted(&name) {
             *entry = json!(format!("{name}={value}"));
@@ -384,46 +373,29 @@ fn value(part: &impl serde::Serialize) -> Result<Value, EditError> {
     serde_json::to_value(part).map_err(|_| EditError::Plan)
 }
 
-fn object<'a>(
-    json: &'a mut Value,
-    path: &[&str],
-    field: &'static str,
-) -> Result<&'a mut Map<String, Value>, EditError> {
-    let wrong = EditError::Kind { field, kind: "an object" };
-    let mut map = json.as_object_mut().ok_or(EditError::Kind { field: "config.json", kind: "an object" })?;
-    for name in path {
-        let entry = map.entry(*name).or_insert_with(|| json!({}));
-        if entry.is_null() {
-            *entry = json!({});
-        }
-        let Some(inner) = entry.as_object_mut() else { return Err(wrong) };
-        map = inner;
-    }
-    Ok(map)
+type Object = Map<String, Value>;
+
+/// The object at `path`, which messages call `field`. What is absent on the way is made.
+fn object<'a>(json: &'a mut Value, path: &[&str], field: &'static str) -> Result<&'a mut Object, EditError> {
+    let map = json.as_object_mut().ok_or(EditError::Kind { field: "config.json", kind: "an object" })?;
+    path.iter().try_fold(map, |map, name| object_in(map, name, field))
 }
 
-fn object_in<'a>(
-    map: &'a mut Map<String, Value>,
-    name: &str,
-    field: &'static str,
-) -> Result<&'a mut Map<String, Value>, EditError> {
-    let entry = map.entry(name).or_insert_with(|| json!({}));
-    if entry.is_null() {
-        *entry = json!({});
-    }
-    entry.as_object_mut().ok_or(EditError::Kind { field, kind: "an object" })
+fn object_in<'a>(map: &'a mut Object, name: &str, field: &'static str) -> Result<&'a mut Object, EditError> {
+    entry(map, name, json!({})).as_object_mut().ok_or(EditError::Kind { field, kind: "an object" })
 }
 
-fn list<'a>(
-    map: &'a mut Map<String, Value>,
-    name: &str,
-    field: &'static str,
-) -> Result<&'a mut Vec<Value>, EditError> {
-    let entry = map.entry(name).or_insert_with(|| json!([]));
+fn list<'a>(map: &'a mut Object, name: &str, field: &'static str) -> Result<&'a mut Vec<Value>, EditError> {
+    entry(map, name, json!([])).as_array_mut().ok_or(EditError::Kind { field, kind: "a list" })
+}
+
+/// The entry `name`, which becomes `empty` where it is absent or null.
+fn entry<'a>(map: &'a mut Object, name: &str, empty: Value) -> &'a mut Value {
+    let entry = map.entry(name).or_insert(Value::Null);
     if entry.is_null() {
-        *entry = json!([]);
+        *entry = empty;
     }
-    entry.as_array_mut().ok_or(EditError::Kind { field, kind: "a list" })
+    entry
 }
 
 #[cfg(test)]

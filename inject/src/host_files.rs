@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use gpushare_inventory::{Capability, Driver, DriverError, DriverFile, DriverLibrary, Extent};
+use gpushare_inventory::{Capability, Driver, DriverError, DriverFile, DriverLibrary, Extent, FileIdentity};
 use gpushare_region::path as inner;
 use gpushare_request::Request;
 
@@ -148,6 +148,11 @@ fn fitted_library(programs: &Programs, stem: &str, real: &Path) -> Result<PathBu
     let ours = installed(programs.libraries.join(format!("{stem}.so.1")), "libraries")?;
     let copy = fitted::copy_of(programs.cache, &ours, real).ok().filter(|copy| fitted::is_sound(copy));
     copy.ok_or(HostFileError::NotFitted { path: ours })
+}
+
+/// Whether both paths lead to one file that exists.
+pub fn is_same_file(one: &Path, other: &Path) -> bool {
+    FileIdentity::of(one).is_ok_and(|one| FileIdentity::of(other).is_ok_and(|other| one == other))
 }
 
 /// `path`, after checking that it is there and that only root can write it.

@@ -13,9 +13,11 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, readlinkat};
-use nix::sys::stat::{SFlag, fstat};
+use nix::sys::stat::{FileStat, SFlag, fstat};
 use nix::sys::statvfs::{FsFlags, fstatvfs};
 use serde_json::Value;
+
+use crate::parts::{entries, text, texts};
 
 mod copies;
 mod place;
@@ -39,7 +41,7 @@ impl Image {
     pub(crate) fn copies_of<'a>(&'a self, stem: &'a str) -> impl Iterator<Item = &'a PathBuf> {
         self.driver_copies.iter().filter(move |copy| {
             let name = copy.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            name.strip_prefix(stem).is_some_and(|rest| rest == ".so" || rest.starts_with(".so."))
+            copies::is_of(&[stem], name)
         })
     }
 }
@@ -100,7 +102,7 @@ const FAMILIES: [&[&str]; 3] = [&TRIPLET_FOLDERS, &["/usr/lib64", "/lib64"], &["
 /// that exist do.
 fn family(root: &Root) -> &'static [&'static str] {
     let holds = |folder: &&str| {
-        let file = relative(Path::new(folder)).join("libc.so.6");
+        let file = Path::new(folder).join("libc.so.6");
         seen(root, &file).is_some_and(|(kind, _)| kind == SFlag::S_IFREG)
     };
     let exists = |folder: &&str| usable(root, Path::new(folder)).is_some();
@@ -110,7 +112,7 @@ fn family(root: &Root) -> &'static [&'static str] {
 
 /// Where `folder` lies in the root, if files can be put there.
 fn usable(root: &Root, folder: &Path) -> Option<PathBuf> {
-    let (kind, resolved) = seen(root, relative(folder))?;
+    let (kind, resolved) = seen(root, folder)?;
     (kind == SFlag::S_IFDIR && !is_kernel_tree(&resolved)).then_some(resolved)
 }
 
@@ -161,7 +163,7 @@ impl RootFolder {
         let Self { root, volumes } = self;
         for (target, is_folder) in targets {
             let bad = |what| ImageError::BadTarget { target: target.into(), what };
-            let found = seen(root, relative(target));
+            let found = seen(root, target);
             let resolved = match &found {
                 None => place(root, target).ok_or_else(|| bad("links that lead nowhere"))?,
                 Some((SFlag::S_IFDIR, resolved)) if is_folder => resolved.clone(),
@@ -223,8 +225,10 @@ impl Volumes {
     }
 }
 
-fn relative(path: &Path) -> &Path {
-    path.strip_prefix("/").unwrap_or(path)
+/// A path of the container for a look-up that begins at the root folder.
+pub(crate) fn relative(path: &Path) -> &Path {
+    let path = path.strip_prefix("/").unwrap_or(path);
+    if path.as_os_str().is_empty() { Path::new(".") } else { path }
 }
 
 /// The root folder, held open, and its path without links. What was found at a name is remembered, because
@@ -273,14 +277,19 @@ impl Root {
     }
 
     fn look_up(&self, path: &Path) -> Name {
-        let how = OpenHow::new()
-            .flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
-            .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-        match openat2(self.folder.as_fd(), relative(path), how) {
+        match self.open(path, OFlag::O_NOFOLLOW) {
             Ok(found) => readlinkat(&found, "").map_or(Name::Other, |target| Name::Link(target.into())),
             Err(Errno::ENOENT) => Name::Absent,
             Err(_) => Name::Other,
         }
+    }
+
+    /// What is at `path` inside the root, for looking only.
+    fn open(&self, path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
+        let how = OpenHow::new()
+            .flags(flags | OFlag::O_PATH | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        openat2(self.folder.as_fd(), relative(path), how)
     }
 
     /// Whether nothing can be made at `path`, which does not exist yet and whose folders are no links.
@@ -294,7 +303,7 @@ impl Root {
         if let Some(known) = self.read_only.borrow().get(folder) {
             return Some(*known);
         }
-        let system = fstatvfs(&resolve(self, relative(folder)).ok()?).ok();
+        let system = fstatvfs(&resolve(self, folder).ok()?).ok();
         let read_only = system.is_some_and(|system| system.flags().contains(FsFlags::ST_RDONLY));
         self.read_only.borrow_mut().insert(folder.to_path_buf(), read_only);
         Some(read_only)
@@ -315,8 +324,8 @@ fn path_of(fd: i32) -> std::io::Result<PathBuf> {
 /// The targets of the bundle's mounts: those of folders of the host, and those of file systems of the
 /// container's own. The latter hide nothing that matters: targets are made in them.
 fn mounts(json: &Value) -> (Vec<PathBuf>, Vec<PathBuf>) {
-    let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
-    let (bound, others): (Vec<&Value>, Vec<&Value>) = mounts.partition(|mount| is_bind(mount));
+    let (bound, others): (Vec<&Value>, Vec<&Value>) =
+        entries(json, "/mounts").partition(|mount| is_bind(mount));
     let paths = |mounts: Vec<&Value>| -> Vec<PathBuf> {
         let written = mounts.into_iter().filter_map(|mount| mount.get("destination")?.as_str());
         written.map(PathBuf::from).filter(|path| path != Path::new("/")).collect()
@@ -325,25 +334,22 @@ fn mounts(json: &Value) -> (Vec<PathBuf>, Vec<PathBuf>) {
 }
 
 pub(crate) fn is_bind(mount: &Value) -> bool {
-    let options = mount.get("options").and_then(Value::as_array).into_iter().flatten();
-    let mut options = options.filter_map(Value::as_str);
-    mount.get("type").and_then(Value::as_str) == Some("bind")
-        || options.any(|option| matches!(option, "bind" | "rbind"))
+    text(mount, "type") == "bind" || texts(mount, "/options").any(|option| matches!(option, "bind" | "rbind"))
 }
 
 /// The kind of file at `path` inside the root, and its path there once links are followed.
 fn seen(root: &Root, path: &Path) -> Option<(SFlag, PathBuf)> {
     let fd = resolve(root, path).ok()?;
-    let kind = SFlag::from_bits_truncate(fstat(&fd).ok()?.st_mode & SFlag::S_IFMT.bits());
-    Some((kind, inner_path(root, &fd)?))
+    Some((kind(&fstat(&fd).ok()?), inner_path(root, &fd)?))
+}
+
+/// What kind of file it is.
+pub(crate) fn kind(stat: &FileStat) -> SFlag {
+    SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits())
 }
 
 fn resolve(root: &Root, path: &Path) -> Result<OwnedFd, Errno> {
-    let how = OpenHow::new()
-        .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
-        .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    openat2(root.folder.as_fd(), path, how)
+    root.open(path, OFlag::empty())
 }
 
 /// The path of `fd` as the container sees it; `None` outside of the root.

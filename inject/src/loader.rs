@@ -5,6 +5,8 @@ use std::path::{Component, Path};
 use gpushare_region::path::DRIVER_FOLDER;
 use serde_json::Value;
 
+use crate::parts::texts;
+
 /// The loader's variables that hold lists of folders or libraries.
 const VARIABLES: [&str; 3] = ["LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT"];
 
@@ -13,8 +15,7 @@ const VARIABLES: [&str; 3] = ["LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT"];
 /// A link of the image that leads there under another name is not seen. No loader finds a library by name in
 /// that folder, and a program that loads one by its path does so on purpose.
 pub(crate) fn names_driver(json: &Value) -> Option<&'static str> {
-    let env = json.pointer("/process/env").and_then(Value::as_array).into_iter().flatten();
-    env.filter_map(Value::as_str).find_map(|entry| {
+    texts(json, "/process/env").find_map(|entry| {
         let (name, list) = entry.split_once('=')?;
         let variable = VARIABLES.into_iter().find(|variable| *variable == name)?;
         list.split([':', ';', ' ', '\t', '\n']).any(is_drivers).then_some(variable)

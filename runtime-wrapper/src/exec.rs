@@ -12,6 +12,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use gpushare_config::Config;
+use gpushare_inject::is_same_file;
 use nix::unistd::execv;
 
 use crate::inherited;
@@ -30,7 +31,7 @@ pub fn find(config: &Config) -> Result<&Path> {
             looked.join(", ")
         );
     };
-    if is_this_program(runtime) {
+    if is_same_file(runtime, Path::new("/proc/self/exe")) {
         bail!(
             "runtime.candidates names gpushare-runtime itself ({}); name runc or crun there",
             runtime.display()
@@ -56,9 +57,4 @@ pub fn low_level(runtime: &Path) -> Result<Infallible> {
 
 fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.mode() & 0o111 != 0)
-}
-
-fn is_this_program(path: &Path) -> bool {
-    let identity = |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
-    identity(path).is_some() && identity(path) == identity(Path::new("/proc/self/exe"))
 }

@@ -3,12 +3,13 @@
 //! driver stays, and is refused.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::{loses_all, take_out};
+use super::{loses_all, take_out, take_out_mut};
+use crate::host_files::is_same_file;
+use crate::parts::{entries, text, texts};
 
 /// Libraries of the driver whose names do not say NVIDIA.
 const LIBRARIES: [&str; 4] = ["libcuda.so", "libcudadebugger.so", "libnvcuvid.so", "libnvoptix.so"];
@@ -46,7 +47,7 @@ const BESIDE_TREE: &str = "/etc/vulkan";
 /// Where a tree of the driver has its libraries.
 const LIBRARY_FOLDERS: [&str; 3] = ["", "lib64", "lib"];
 /// The two libraries that ours replace in a share.
-const INTERCEPTED: [&str; 2] = ["libcuda.so", "libnvidia-ml.so"];
+pub(super) const INTERCEPTED: [&str; 2] = ["libcuda.so", "libnvidia-ml.so"];
 /// Entries of a folder that are read at most; a driver has fewer.
 const MAX_ENTRIES: usize = 20_000;
 
@@ -59,9 +60,8 @@ pub fn take_out_driver(json: &mut Value, folders: &[PathBuf]) {
             is_own_file(source, target, folders) || is_of_tree(source, target, &trees)
         })
     };
-    let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
-    let taken: Vec<PathBuf> =
-        mounts.filter(|mount| goes(mount)).filter_map(|mount| Some(bound(mount)?.1.to_path_buf())).collect();
+    let mounts = entries(json, "/mounts").filter(|mount| goes(mount));
+    let taken: Vec<PathBuf> = mounts.map(|mount| PathBuf::from(text(mount, "destination"))).collect();
     if !taken.is_empty() {
         take_out(json, "/mounts", goes);
     }
@@ -70,8 +70,7 @@ pub fn take_out_driver(json: &mut Value, folders: &[PathBuf]) {
 
 /// The folders of the host that are mounted as the driver's tree, links followed.
 fn trees(json: &Value, folders: &[PathBuf]) -> Vec<PathBuf> {
-    let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten().filter_map(bound);
-    let trees = mounts.filter(|(_, target)| target.starts_with(TREE));
+    let trees = entries(json, "/mounts").filter_map(bound).filter(|(_, target)| target.starts_with(TREE));
     trees.filter(|(source, _)| is_own_tree(source, folders)).map(|(source, _)| real(source)).collect()
 }
 
@@ -136,12 +135,7 @@ fn has_end_of(source: &Path, target: &Path) -> bool {
 fn is_in(file: &Path, folders: &[PathBuf]) -> bool {
     let real = real(file);
     let holds = |folder: &PathBuf| file.starts_with(folder) || real.starts_with(folder);
-    folders.iter().any(|folder| holds(folder) || is_same(&real, &folder.join(name(&real))))
-}
-
-fn is_same(one: &Path, other: &Path) -> bool {
-    let identity = |path: &Path| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
-    identity(one).is_some_and(|one| Some(one) == identity(other))
+    folders.iter().any(|folder| holds(folder) || is_same_file(&real, &folder.join(name(&real))))
 }
 
 /// `path` without links, or as it is if it does not exist.
@@ -149,7 +143,7 @@ fn real(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())
 }
 
-fn name(path: &Path) -> &str {
+pub(super) fn name(path: &Path) -> &str {
     path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
@@ -161,16 +155,13 @@ fn forget(json: &mut Value, taken: &[PathBuf]) {
             || loses_all(entry, "LD_LIBRARY_PATH=", &[':', ';'], leads_there)
             || loses_all(entry, "LD_PRELOAD=", &[':', ' '], leads_there)
     };
-    if let Some(env) = json.pointer_mut("/process/env").and_then(Value::as_array_mut) {
-        env.retain_mut(|entry| !goes(entry));
-    }
+    take_out_mut(json, "/process/env", goes);
 }
 
 /// Whether the hook runs one of NVIDIA's programs, by base name. They bring whole GPUs, or set up the
 /// driver's files that CDI mounted. With `ctr --gpus`, containerd runs NVIDIA's program.
 pub(super) fn is_nvidias_hook(hook: &Value) -> bool {
-    let path = base_name(hook.get("path")).unwrap_or_default();
-    match path.strip_suffix(".real").unwrap_or(path) {
+    match program(hook) {
         "nvidia-cdi-hook" => true,
         "nvidia-ctk" => matches!(verb(hook), Some("hook" | "cdi")),
         _ => brings_gpus(hook),
@@ -179,21 +170,21 @@ pub(super) fn is_nvidias_hook(hook: &Value) -> bool {
 
 /// Whether the hook by itself brings the GPUs of NVIDIA's list.
 pub(super) fn brings_gpus(hook: &Value) -> bool {
-    let path = base_name(hook.get("path")).unwrap_or_default();
     let own = ["nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli"];
-    own.contains(&path.strip_suffix(".real").unwrap_or(path))
-        || arguments(hook).any(|argument| base_name(Some(argument)) == Some(own[2]))
+    own.contains(&program(hook)) || texts(hook, "/args").any(|argument| base_name(argument) == own[2])
 }
 
-fn arguments(hook: &Value) -> impl Iterator<Item = &Value> {
-    hook.get("args").and_then(Value::as_array).into_iter().flatten()
+/// The base name of the hook's program, without the `.real` that NVIDIA's installer for clusters appends.
+fn program(hook: &Value) -> &str {
+    let name = base_name(text(hook, "path"));
+    name.strip_suffix(".real").unwrap_or(name)
 }
 
 /// The first argument after the program's name that is no option.
 fn verb(hook: &Value) -> Option<&str> {
-    arguments(hook).skip(1).filter_map(Value::as_str).find(|argument| !argument.starts_with('-'))
+    entries(hook, "/args").skip(1).filter_map(Value::as_str).find(|argument| !argument.starts_with('-'))
 }
 
-fn base_name(text: Option<&Value>) -> Option<&str> {
-    text?.as_str()?.rsplit('/').next()
+fn base_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or_default()
 }

@@ -9,6 +9,7 @@ use oci_spec::runtime::LinuxDevice;
 use serde_json::{Value, json};
 
 use super::{EditError, FIRST_CONTROL_MINOR, NVIDIA_MAJOR, object, take_out};
+use crate::parts::{device_numbers, entries, is_block};
 use crate::plan::Plan;
 
 /// Minor numbers of the GPUs that were handed over.
@@ -25,7 +26,8 @@ pub(super) fn refuse_beyond(minors: &BTreeSet<u64>, plan: &Plan) -> Result<(), E
     Err(EditError::NotHanded { granted: paths(&granted), handed: paths(minors) })
 }
 
-fn granted_minor(device: &LinuxDevice) -> Option<u64> {
+/// The minor number of a node of the plan, if it is a GPU's.
+pub(super) fn granted_minor(device: &LinuxDevice) -> Option<u64> {
     let minor = u64::try_from(device.minor()).ok()?;
     (u64::try_from(device.major()) == Ok(NVIDIA_MAJOR) && minor < FIRST_CONTROL_MINOR).then_some(minor)
 }
@@ -52,8 +54,8 @@ pub(super) fn take_out_nodes(json: &mut Value, minors: &BTreeSet<u64>, plan: &Pl
     let is_handed = |device: &Value| {
         !is_block(device) && number(device).is_some_and(|one| nodes.contains(&one) || is_control(one))
     };
-    let devices = json.pointer("/linux/devices").and_then(Value::as_array).into_iter().flatten();
-    let taken: BTreeSet<(u64, u64)> = devices.filter(|device| is_handed(device)).filter_map(number).collect();
+    let devices = entries(json, "/linux/devices").filter(|device| is_handed(device));
+    let taken: BTreeSet<(u64, u64)> = devices.filter_map(number).collect();
     let is_theirs = |entry: &Value| !is_block(entry) && number(entry).is_some_and(|one| taken.contains(&one));
     take_out(json, "/linux/devices", is_theirs);
     take_out(json, "/linux/resources/devices", |rule| lets_use(rule) && is_theirs(rule));
@@ -76,10 +78,6 @@ pub(super) fn note(json: &mut Value, minors: &BTreeSet<u64>) -> Result<(), EditE
 }
 
 fn number(entry: &Value) -> Option<(u64, u64)> {
-    let part = |field: &str| entry.get(field).and_then(Value::as_u64);
-    Some((part("major")?, part("minor")?))
-}
-
-fn is_block(entry: &Value) -> bool {
-    entry.get("type").and_then(Value::as_str) == Some("b")
+    let (major, minor) = device_numbers(entry);
+    major.zip(minor)
 }

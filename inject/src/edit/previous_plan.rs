@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::EditError;
+use crate::parts::{entries, text, texts};
 
 /// Refuses a bundle that asks for no share and still holds an earlier plan: the low-level runtime would look
 /// for mount sources that were removed with their lease. `hook` is the path of our hook's program.
@@ -12,19 +13,16 @@ use super::EditError;
 /// # Errors
 /// When the bundle holds an earlier plan.
 pub fn refuse_previous_plan(json: &Value, hook: &Path) -> Result<(), EditError> {
-    let hooks = json.pointer("/hooks/prestart").and_then(Value::as_array).into_iter().flatten();
-    if hooks.into_iter().any(|entry| is_of_a_lease(entry, hook)) {
-        return Err(EditError::PreviousPlan);
+    match entries(json, "/hooks/prestart").any(|entry| is_of_a_lease(entry, hook)) {
+        true => Err(EditError::PreviousPlan),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 /// Whether the wrapper put this hook in. A hook that an administrator configured (hook-only mode) names no
 /// lease.
 fn is_of_a_lease(entry: &Value, hook: &Path) -> bool {
-    let path = entry.get("path").and_then(Value::as_str).map(Path::new);
-    let mut words = entry.get("args").and_then(Value::as_array).into_iter().flatten();
-    path == Some(hook) && words.any(|word| word == "--lease")
+    Path::new(text(entry, "path")) == hook && texts(entry, "/args").any(|word| word == "--lease")
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::{EditError, list, object};
+use crate::parts::{self, text};
 
 /// The flag for a new user namespace (sched.h).
 const CLONE_NEWUSER: u64 = 0x1000_0000;
@@ -40,13 +41,12 @@ pub(super) fn deny_user_namespaces(json: &mut Value) -> Result<(), EditError> {
     }
     let seccomp = object(json, &["linux", "seccomp"], "linux.seccomp")?;
     let default = seccomp.get("defaultAction").cloned().unwrap_or_default();
-    let default_denies = is_denying(&default);
     let rules = list(seccomp, "syscalls", "linux.seccomp.syscalls")?;
     let mut changed = Vec::with_capacity(rules.len());
     for rule in rules.drain(..) {
         changed.extend(without_new_users(rule, &default)?);
     }
-    if !default_denies {
+    if !is_denying(&default) {
         for rule in [
             json!({
                 "names": BY_FLAGS, "action": "SCMP_ACT_ERRNO", "errnoRet": EPERM,
@@ -124,7 +124,7 @@ fn arguments(rule: &Value) -> &[Value] {
 
 /// A number of a condition. Runtimes read a missing one as 0.
 fn number(arg: &Value, name: &str) -> u64 {
-    arg.get(name).and_then(Value::as_u64).unwrap_or(0)
+    parts::number(arg, name).unwrap_or(0)
 }
 
 /// Whether one argument has two conditions. Runtimes then let a call pass that meets any condition of the
@@ -137,7 +137,7 @@ fn is_either(args: &[Value]) -> bool {
 /// Whether the rule allows only calls whose flags ask for no new user namespace.
 fn sees_flags(rule: &Value) -> bool {
     let sees = |arg: &Value| {
-        arg.get("op").and_then(Value::as_str) == Some("SCMP_CMP_MASKED_EQ")
+        text(arg, "op") == "SCMP_CMP_MASKED_EQ"
             && number(arg, "index") == 0
             && number(arg, "value") & CLONE_NEWUSER != 0
             && number(arg, "valueTwo") & CLONE_NEWUSER == 0

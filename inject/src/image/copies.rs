@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::{Root, relative, resolve};
+use super::{Root, resolve};
+use crate::parts::{entries, texts};
 
 /// File stems of libraries of which only the host's version fits its kernel module.
 const STEMS: [&str; 7] = [
@@ -55,14 +56,12 @@ pub(super) fn searched(root: &Root, json: &Value) -> Vec<PathBuf> {
 /// The first of the folders `searched` in which a volume of the bundle brings a library that a share
 /// intercepts. Nothing of ours can be mounted there, because its files are the host's.
 pub(super) fn volume(root: &Root, bundle: &Path, json: &Value, searched: &[PathBuf]) -> Option<PathBuf> {
-    let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
-    let placed: Vec<(PathBuf, Option<PathBuf>)> = mounts
-        .filter_map(|mount| {
-            let source = mount.get("source").and_then(Value::as_str).filter(|_| super::is_bind(mount));
-            let place = super::led(root, Path::new(mount.get("destination")?.as_str()?));
-            Some((place, source.map(|source| bundle.join(source))))
-        })
-        .collect();
+    let placed = entries(json, "/mounts").filter_map(|mount| {
+        let source = mount.get("source").and_then(Value::as_str).filter(|_| super::is_bind(mount));
+        let place = super::led(root, Path::new(mount.get("destination")?.as_str()?));
+        Some((place, source.map(|source| bundle.join(source))))
+    });
+    let placed: Vec<(PathBuf, Option<PathBuf>)> = placed.collect();
     if placed.iter().all(|(_, source)| source.is_none()) {
         return None;
     }
@@ -92,24 +91,23 @@ pub(super) fn find(root: &Root, searched: &[PathBuf]) -> Vec<PathBuf> {
     let mut seen = Vec::new();
     let mut copies: Vec<PathBuf> = Vec::new();
     for folder in searched {
-        let Ok(fd) = resolve(root, relative(folder)) else { continue };
+        let Ok(fd) = resolve(root, folder) else { continue };
         let Ok(real) = fs::read_link(by_descriptor(&fd)) else { continue };
         if seen.contains(&real) {
             continue; // another name of the same folder: a mount covers the file under all of them
         }
         seen.push(real);
-        copies
-            .extend(names(&fd).into_iter().filter(|name| is_of(&STEMS, name)).map(|name| folder.join(name)));
+        let found = names(&fd).into_iter().filter(|name| is_of(&STEMS, name));
+        copies.extend(found.map(|name| folder.join(name)));
     }
     copies.truncate(MAX_COPIES);
     copies
 }
 
-fn is_of(stems: &[&str], name: &str) -> bool {
-    stems.iter().any(|stem| {
-        let rest = name.strip_prefix(stem);
-        rest.is_some_and(|rest| rest == ".so" || rest.starts_with(".so."))
-    })
+/// Whether `name` is that of a library of one of these stems, of any version.
+pub(super) fn is_of(stems: &[&str], name: &str) -> bool {
+    let mut rests = stems.iter().filter_map(|stem| name.strip_prefix(stem));
+    rests.any(|rest| rest == ".so" || rest.starts_with(".so."))
 }
 
 fn by_descriptor(fd: &OwnedFd) -> PathBuf {
@@ -130,8 +128,7 @@ fn compat(root: &Root) -> Vec<PathBuf> {
 
 /// The absolute folders of a variable of the container, whose `name` ends in `=`.
 fn variable<'a>(json: &'a Value, name: &'a str) -> impl Iterator<Item = PathBuf> + 'a {
-    let env = json.pointer("/process/env").and_then(Value::as_array).into_iter().flatten();
-    let values = env.filter_map(Value::as_str).filter_map(move |entry| entry.strip_prefix(name));
+    let values = texts(json, "/process/env").filter_map(move |entry| entry.strip_prefix(name));
     let folders = values.flat_map(|value| value.split([':', ';']));
     folders.filter(|path| path.starts_with('/')).map(PathBuf::from)
 }
@@ -146,18 +143,14 @@ fn beside_programs(folder: PathBuf) -> Option<PathBuf> {
 fn conf(root: &Root) -> Vec<PathBuf> {
     let drop_ins = resolve(root, Path::new("etc/ld.so.conf.d")).map(|fd| names(&fd)).unwrap_or_default();
     let drop_ins = drop_ins.iter().filter(|name| name.ends_with(".conf")).take(MAX_FOLDERS);
-    let files = drop_ins.map(|name| Path::new("etc/ld.so.conf.d").join(name));
-    let files = std::iter::once(PathBuf::from("etc/ld.so.conf")).chain(files);
-    files
-        .flat_map(|file| {
-            text(root, &file)
-                .lines()
-                .map(str::trim)
-                .filter(|l| l.starts_with('/'))
-                .map(PathBuf::from)
-                .collect::<Vec<_>>()
-        })
-        .collect()
+    let drop_ins = drop_ins.map(|name| Path::new("etc/ld.so.conf.d").join(name));
+    let mut folders = Vec::new();
+    for file in std::iter::once(PathBuf::from("etc/ld.so.conf")).chain(drop_ins) {
+        let text = text(root, &file);
+        let lines = text.lines().map(str::trim).filter(|line| line.starts_with('/'));
+        folders.extend(lines.map(PathBuf::from));
+    }
+    folders
 }
 
 /// The text of a regular file, cut at 64 KiB. Anything else has none: to open a FIFO would block.

@@ -10,12 +10,11 @@ use gpushare_claims::lets_use;
 use nix::sys::stat::{major, minor};
 use serde_json::Value;
 
-/// Numbers of a device; `None` stands for all of them, as -1 does in a bundle.
-type Numbers = (Option<u64>, Option<u64>);
+use crate::parts::{DeviceNumbers, device_numbers, entries, numbers_text, text};
 
 /// The node or rule for a character device with one of the numbers `wanted`, as text.
 pub(super) fn character(json: &Value, wanted: &[(u64, Option<u64>)]) -> Option<String> {
-    let is_wanted = |(major, minor): Numbers| {
+    let is_wanted = |(major, minor): DeviceNumbers| {
         wanted.iter().any(|(of, one)| {
             let is_minor = minor.is_none() || one.is_none() || minor == *one;
             major.is_none_or(|major| major == *of) && is_minor
@@ -42,29 +41,18 @@ pub(super) fn is_host_disk(path: &Path) -> bool {
 
 /// The first node or rule of one of the `kinds` whose numbers are wanted, as text. A rule for every device is
 /// not looked for here: such a container is privileged.
-fn find(json: &Value, kinds: &[&str], mut is_wanted: impl FnMut(Numbers) -> bool) -> Option<String> {
-    let list = |pointer: &str| json.pointer(pointer).and_then(Value::as_array).into_iter().flatten();
-    let mut of = |entry: &&Value| {
-        let kind = entry.get("type").and_then(Value::as_str).unwrap_or_default();
-        kinds.contains(&kind) && is_wanted(numbers(entry))
-    };
-    if let Some(node) = list("/linux/devices").find(&mut of) {
-        let path = node.get("path").and_then(Value::as_str).unwrap_or_default();
-        return Some(format!("device {}", path.escape_debug()));
+fn find(json: &Value, kinds: &[&str], mut is_wanted: impl FnMut(DeviceNumbers) -> bool) -> Option<String> {
+    let mut of = |entry: &&Value| kinds.contains(&text(entry, "type")) && is_wanted(device_numbers(entry));
+    if let Some(node) = entries(json, "/linux/devices").find(&mut of) {
+        return Some(format!("device {}", text(node, "path").escape_debug()));
     }
-    list("/linux/resources/devices").filter(|rule| lets_use(rule)).find(&mut of).map(told)
-}
-
-fn numbers(entry: &Value) -> Numbers {
-    let number = |field: &str| entry.get(field).and_then(Value::as_u64);
-    (number("major"), number("minor"))
+    let mut rules = entries(json, "/linux/resources/devices").filter(|rule| lets_use(rule));
+    rules.find(&mut of).map(told)
 }
 
 fn told(rule: &Value) -> String {
-    let text = |number: Option<u64>| number.map_or_else(|| "*".to_owned(), |number| number.to_string());
-    let (major, minor) = numbers(rule);
     let kind = rule.get("type").and_then(Value::as_str).unwrap_or("a");
-    format!("device rule {} {}:{}", kind.escape_debug(), text(major), text(minor))
+    format!("device rule {} {}", kind.escape_debug(), numbers_text(device_numbers(rule)))
 }
 
 /// The block devices under the host's mounts: the mounted ones, and the disks that they are parts of or lie

@@ -18,6 +18,7 @@ use serde_json::Value;
 
 use super::{devices, has_namespace_of_its_own};
 use crate::image::is_bind;
+use crate::parts::{entries, text, texts};
 use crate::region::LIMITS;
 use crate::settings::Programs;
 
@@ -128,16 +129,13 @@ fn identity(found: &Metadata) -> Identity {
 
 impl<'a> Mount<'a> {
     fn of(mount: &'a Value, bundle: &Path) -> Self {
-        let text = |field: &str| mount.get(field).and_then(Value::as_str).unwrap_or_default();
-        let options = mount.get("options").and_then(Value::as_array).into_iter().flatten();
-        let options: Vec<&str> = options.filter_map(Value::as_str).collect();
+        let options: Vec<&str> = texts(mount, "/options").collect();
         let upper = options.iter().find_map(|option| option.strip_prefix("upperdir="));
-        let is_bind = is_bind(mount);
-        let source = if is_bind { Some(text("source")) } else { upper };
+        let source = text(mount, "source");
+        let (source, device) = if is_bind(mount) { (Some(source), "") } else { (upper, source) };
         // A relative source is relative to the bundle.
         let source = source.map(|source| Place::at(&bundle.join(source)));
-        let device = if is_bind { "" } else { text("source") };
-        Self { target: text("destination"), kind: text("type"), options, source, device }
+        Self { target: text(mount, "destination"), kind: text(mount, "type"), options, source, device }
     }
 
     /// The mount's target, escaped for messages.
@@ -151,10 +149,8 @@ impl<'a> Mount<'a> {
 
     /// Later options win.
     fn is_read_only(&self) -> bool {
-        self.options
-            .iter()
-            .rfind(|option| matches!(**option, "ro" | "rw" | "rro"))
-            .is_some_and(|last| *last != "rw")
+        let last = self.options.iter().rfind(|option| matches!(**option, "ro" | "rw" | "rro"));
+        last.is_some_and(|last| *last != "rw")
     }
 
     /// Whether mounts below the source come along and stay writable, now or later: `ro` covers the uppermost
@@ -172,14 +168,15 @@ impl<'a> Mount<'a> {
     }
 
     fn writes_one_of(&self, places: &[Place]) -> bool {
-        let Some(source) = &self.source else { return false };
-        places.iter().any(|place| source.holds(place) && self.writes(source, place))
+        let writes =
+            |source: &Place| places.iter().any(|place| source.holds(place) && self.writes(source, place));
+        self.source.as_ref().is_some_and(writes)
     }
 
-    /// Whether its source is one of the folders or lies in one, and the mount is writable.
-    fn writes_in_one_of(&self, places: &[Place]) -> bool {
-        let Some(source) = &self.source else { return false };
-        !self.is_read_only() && places.iter().any(|place| place.holds(source))
+    /// Whether it can write one of the folders, anything in them, or a folder around them.
+    fn writes_around(&self, places: &[Place]) -> bool {
+        let lies_in = |source: &Place| places.iter().any(|place| place.holds(source));
+        self.writes_one_of(places) || !self.is_read_only() && self.source.as_ref().is_some_and(lies_in)
     }
 
     /// Whether it lies on a file system of the kernel, and is writable.
@@ -205,22 +202,20 @@ impl<'a> Mount<'a> {
 
 impl<'a> Mounts<'a> {
     pub(super) fn of(json: &'a Value, bundle: &Path, programs: &Programs, driver: &[PathBuf]) -> Self {
-        let list = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
         let state = Place::at(programs.state);
-        let mounts = list.map(|mount| Mount::of(mount, bundle));
+        let mounts = entries(json, "/mounts").map(|mount| Mount::of(mount, bundle));
         let mounts = mounts.filter(|mount| !mount.is_of_an_earlier_plan(&state.path)).collect();
-        let places = |paths: &[&Path]| paths.iter().map(|path| Place::at(path)).collect::<Vec<_>>();
         let [limits, regions] = [LIMITS, REGIONS].map(|name| Place::at(&programs.state.join(name)));
-        let (dev, us) = (Path::new("/dev"), Path::new("/proc/self/exe"));
+        let us = Path::new("/proc/self/exe");
         let ours = [programs.hook, programs.libraries, programs.cache, us, Path::new(SETTINGS)];
         Self {
             mounts,
-            state: vec![state, limits, regions],
-            programs: places(&ours),
+            state: [state, limits, regions].into(),
+            programs: ours.map(Place::at).into(),
             driver: driver.iter().map(|path| Place::at(path)).collect(),
-            sockets: places(&SOCKETS.map(Path::new)),
+            sockets: SOCKETS.map(|socket| Place::at(socket.as_ref())).into(),
             cgroups: cgroups(),
-            dev: places(&[dev]),
+            dev: [Place::at("/dev".as_ref())].into(),
             has_cgroup_namespace: has_namespace_of_its_own(json, "cgroup"),
         }
     }
@@ -240,8 +235,8 @@ impl<'a> Mounts<'a> {
     fn reaches(&self, mount: &Mount, reach: Reach) -> bool {
         let source = mount.source.as_ref();
         match reach {
-            Reach::State => mount.writes_one_of(&self.state) || mount.writes_in_one_of(&self.state),
-            Reach::Programs => mount.writes_one_of(&self.programs) || mount.writes_in_one_of(&self.programs),
+            Reach::State => mount.writes_around(&self.state),
+            Reach::Programs => mount.writes_around(&self.programs),
             Reach::Driver => mount.writes_one_of(&self.driver),
             Reach::Socket => source.is_some_and(|source| self.brings_socket(source)),
             Reach::Proc => source.is_some_and(|source| is_hosts_proc(mount, source)),
