@@ -23,6 +23,7 @@ use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use serde_json::Value;
 
 use crate::edit::{self, EditError};
+use crate::parts::{entries, number};
 use crate::plan::Plan;
 use mounts::Tree;
 use process::Process;
@@ -118,10 +119,14 @@ impl LiveError {
     }
 
     fn at(act: &'static str, path: impl AsRef<Path>, errno: Errno) -> Self {
-        if errno == Errno::ENOSYS {
-            return Self::kernel(act, errno);
+        match errno {
+            Errno::ENOSYS => Self::kernel(act, errno),
+            errno => Self::io(act, path, errno.into()),
         }
-        Self::Io { act, path: path.as_ref().into(), source: errno.into() }
+    }
+
+    fn io(act: &'static str, path: impl AsRef<Path>, source: std::io::Error) -> Self {
+        Self::Io { act, path: path.as_ref().into(), source }
     }
 }
 
@@ -219,8 +224,7 @@ struct Owner {
 impl Owner {
     fn of(process: &Process) -> Result<Self, LiveError> {
         let id = |map| -> Result<u32, LiveError> {
-            let none = LiveError::NotTheContainer { pid: process.pid(), what: "has no root user" };
-            process::host_id_of_root(&process.read(map)?).ok_or(none)
+            process::host_id_of_root(&process.read(map)?).ok_or(process.is_not_it("has no root user"))
         };
         Ok(Self { uid: Uid::from_raw(id("uid_map")?), gid: Gid::from_raw(id("gid_map")?) })
     }
@@ -243,12 +247,11 @@ impl Owner {
 /// a process that exists already.
 fn check_groups(json: &Value, gids: &[u32]) -> Result<(), LiveError> {
     let Some(user) = json.pointer("/process/user") else { return Ok(()) };
-    let number = |value: &Value| value.as_u64();
-    if user.get("uid").and_then(number) == Some(0) {
+    if number(user, "uid") == Some(0) {
         return Ok(());
     }
-    let more = user.get("additionalGids").and_then(Value::as_array).into_iter().flatten();
-    let has: Vec<u64> = user.get("gid").into_iter().chain(more).filter_map(number).collect();
+    let groups = user.get("gid").into_iter().chain(entries(user, "/additionalGids"));
+    let has: Vec<u64> = groups.filter_map(Value::as_u64).collect();
     match gids.iter().find(|gid| !has.contains(&u64::from(**gid))) {
         Some(gid) => Err(LiveError::Group { gid: *gid }),
         None => Ok(()),

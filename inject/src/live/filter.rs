@@ -102,17 +102,13 @@ impl Filter {
     /// allowed.
     pub fn prepare(cgroup: OwnedFd, devices: &[Device]) -> Result<Option<Self>, LiveError> {
         let rules = |reason| LiveError::Rules { reason };
-        let id = match attached(&cgroup)? {
-            Attached { ids, .. } if ids.is_empty() => return Ok(None),
-            Attached { flags, .. } if flags & ALLOW_MULTI == 0 => {
-                return Err(rules(
-                    "the cgroup's device program does not let others replace it (no ALLOW_MULTI)",
-                ));
-            }
-            Attached { ids, .. } => match ids[..] {
-                [id] => id,
-                _ => return Err(rules("more than one device program is attached to the cgroup")),
-            },
+        let no_multi = "the cgroup's device program does not let others replace it (no ALLOW_MULTI)";
+        let Attached { ids, flags } = attached(&cgroup)?;
+        let id = match ids[..] {
+            [] => return Ok(None),
+            _ if flags & ALLOW_MULTI == 0 => return Err(rules(no_multi)),
+            [id] => id,
+            _ => return Err(rules("more than one device program is attached to the cgroup")),
         };
         let old = sys::bpf_fd(PROG_GET_FD_BY_ID, &mut ById { id, ..ById::default() })
             .map_err(|errno| LiveError::kernel("open the device program", errno))?;

@@ -10,11 +10,13 @@ use std::process::{Command, Stdio};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::libc;
-use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
+use nix::sys::stat::{Mode, SFlag, fstat};
 use oci_spec::runtime::Mount;
 
+use super::process::identity;
 use super::root::Root;
 use super::{LiveError, child, sys};
+use crate::image::kind;
 
 /// A mount that is ready to be attached.
 #[derive(Debug)]
@@ -34,7 +36,7 @@ impl Tree {
         let at = |errno| LiveError::at("open", source, errno);
         let file = open(source, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(at)?;
         let stat = fstat(&file).map_err(at)?;
-        let is_folder = SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) == SFlag::S_IFDIR;
+        let is_folder = kind(&stat) == SFlag::S_IFDIR;
         let fd = sys::clone_tree(file.as_fd()).map_err(|errno| LiveError::kernel("clone a mount", errno))?;
         let options = mount.options().as_deref().unwrap_or_default();
         sys::set_attributes(fd.as_fd(), attributes(options, is_folder))
@@ -70,10 +72,6 @@ fn attributes(options: &[String], is_folder: bool) -> u64 {
     named.fold(links, |all, one| all | one)
 }
 
-fn identity(stat: &FileStat) -> (u64, u64) {
-    (stat.st_dev, stat.st_ino)
-}
-
 /// Attaches each tree at its target, in the container's mount namespace.
 pub(super) fn attach(namespace: &OwnedFd, trees: &[Tree], targets: &[OwnedFd]) -> Result<(), LiveError> {
     let pairs = trees.iter().zip(targets).flat_map(|(tree, target)| [&tree.fd, target]);
@@ -94,8 +92,7 @@ fn run<'a>(
     namespace: &'a OwnedFd,
     descriptors: impl Iterator<Item = &'a OwnedFd>,
 ) -> Result<i32, LiveError> {
-    let failed =
-        |source| LiveError::Io { act: "run", path: "the child that enters the container".into(), source };
+    let failed = |source| LiveError::io("run", "the child that enters the container", source);
     let program = own_program().map_err(|errno| LiveError::kernel("bind this program read-only", errno))?;
     let mut words = vec![OsString::from(verb)];
     for fd in [namespace].into_iter().chain(descriptors) {

@@ -44,12 +44,17 @@ impl Process {
         process.check_alive()?;
         let started = start_time(&process.read("stat")?).ok_or(LiveError::Gone { pid })?;
         if started > newest {
-            return Err(LiveError::NotTheContainer { pid, what: "started after its hook" });
+            return Err(process.is_not_it("started after its hook"));
         }
         if same(&process.mount_namespace()?, "/proc/self/ns/mnt")? {
-            return Err(LiveError::NotTheContainer { pid, what: "lives in this hook's own mount namespace" });
+            return Err(process.is_not_it("lives in this hook's own mount namespace"));
         }
         Ok(process)
+    }
+
+    /// The error for a process that is no container's init; `what` shows this, as words after "it".
+    pub fn is_not_it(&self, what: &'static str) -> LiveError {
+        LiveError::NotTheContainer { pid: self.pid, what }
     }
 
     pub fn pid(&self) -> i32 {
@@ -99,14 +104,14 @@ impl Process {
 }
 
 fn same(namespace: &OwnedFd, ours: &str) -> Result<bool, LiveError> {
-    let theirs: FileStat =
-        fstat(namespace).map_err(|errno| LiveError::at("look at a namespace", ours, errno))?;
-    let ours = fs::metadata(ours).map_err(|source| LiveError::Io {
-        act: "look at the namespace",
-        path: ours.into(),
-        source,
-    })?;
-    Ok((theirs.st_dev, theirs.st_ino) == (ours.dev(), ours.ino()))
+    let theirs = fstat(namespace).map_err(|errno| LiveError::at("look at a namespace", ours, errno))?;
+    let ours = fs::metadata(ours).map_err(|source| LiveError::io("look at the namespace", ours, source))?;
+    Ok(identity(&theirs) == (ours.dev(), ours.ino()))
+}
+
+/// Device and inode.
+pub(super) fn identity(stat: &FileStat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
 }
 
 /// The start time in clock ticks since boot: field 22 of /proc/PID/stat. The name before it is in parentheses
@@ -119,12 +124,9 @@ fn start_time(stat: &[u8]) -> Option<u64> {
 
 /// The host's id for the namespace's id 0, from /proc/PID/uid_map or gid_map.
 pub(super) fn host_id_of_root(map: &[u8]) -> Option<u32> {
-    let text = std::str::from_utf8(map).ok()?;
-    text.lines().find_map(|line| {
-        let mut fields = line.split_ascii_whitespace();
-        let inside = fields.next()?;
-        (inside == "0").then(|| fields.next()?.parse().ok()).flatten()
-    })
+    let mut lines = std::str::from_utf8(map).ok()?.lines().map(str::split_ascii_whitespace);
+    let mut of_root = lines.find(|fields| fields.clone().next() == Some("0"))?;
+    of_root.nth(1)?.parse().ok()
 }
 
 #[cfg(test)]

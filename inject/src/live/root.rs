@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat2};
@@ -15,8 +15,9 @@ use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, unlinkat};
 use oci_spec::runtime::LinuxDevice;
 
 use super::LiveError;
-use super::process::Process;
+use super::process::{Process, identity};
 use super::table::Table;
+use crate::image::{kind, relative};
 
 /// How often a look-up is tried again when somebody disturbs it by renaming folders.
 const TRIES: usize = 16;
@@ -42,45 +43,31 @@ impl Root {
     /// Opens the folder that the bundle calls its root, as `process` sees it. `host_root` is its path on the
     /// host.
     pub fn of(process: &Process, host_root: &Path) -> Result<Self, LiveError> {
-        let other = || LiveError::NotTheContainer {
-            pid: process.pid(),
-            what: "does not see the bundle's root folder",
-        };
-        let host_root = std::path::absolute(host_root).map_err(|source| LiveError::Io {
-            act: "find",
-            path: host_root.into(),
-            source,
-        })?;
+        let other = || process.is_not_it("does not see the bundle's root folder");
+        let host_root =
+            std::path::absolute(host_root).map_err(|source| LiveError::io("find", host_root, source))?;
         let folder = look_up(&process.root()?, &host_root, OFlag::O_PATH | OFlag::O_DIRECTORY);
         let folder = folder.map_err(|errno| match errno {
             Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP => other(),
             errno => LiveError::at("find", &host_root, errno),
         })?;
-        let seen = fstat(&folder).map_err(|errno| LiveError::at("look at", &host_root, errno))?;
-        let host = fs::metadata(&host_root).map_err(|source| LiveError::Io {
-            act: "look at",
-            path: host_root.clone(),
-            source,
-        })?;
+        let seen = stat(&folder, &host_root)?;
+        let host = fs::metadata(&host_root).map_err(|source| LiveError::io("look at", &host_root, source))?;
         // After pivot_root a path of the host would be looked up in the image, so the two folders must be the
         // same.
-        if (seen.st_dev, seen.st_ino) != (host.dev(), host.ino()) {
+        if identity(&seen) != (host.dev(), host.ino()) {
             return Err(other());
         }
-        let own = fs::read("/proc/self/mountinfo").map_err(|source| LiveError::Io {
-            act: "read",
-            path: "/proc/self/mountinfo".into(),
-            source,
-        })?;
+        let own = "/proc/self/mountinfo";
+        let own = fs::read(own).map_err(|source| LiveError::io("read", own, source))?;
         let mounts = Table::parse(&process.read("mountinfo")?);
         Ok(Self { folder, mounts, host: Table::parse(&own), created: Vec::new() })
     }
 
     /// Type, numbers and identity of what `path` names now, mounts included.
     pub fn look_up(&self, path: &Path) -> Result<FileStat, LiveError> {
-        let fd =
-            look_up(&self.folder, path, OFlag::O_PATH).map_err(|errno| LiveError::at("find", path, errno))?;
-        fstat(fd).map_err(|errno| LiveError::at("look at", path, errno))
+        let fd = look_up(&self.folder, path, OFlag::O_PATH);
+        stat(fd.map_err(|errno| LiveError::at("find", path, errno))?, path)
     }
 
     /// Opens the regular file at `path` to mount something over it; makes it if it is missing.
@@ -92,7 +79,7 @@ impl Root {
             Err(Errno::ENOENT) => self.make_file(folder, name, path)?,
             Err(errno) => return Err(LiveError::at("find", path, errno)),
         };
-        expect(&fd, SFlag::S_IFREG, path)?;
+        expect_file(&fd, path)?;
         self.check_mount(&fd, path)?;
         Ok(fd)
     }
@@ -102,18 +89,14 @@ impl Root {
         match look_up(&self.folder, path, OFlag::O_PATH | OFlag::O_DIRECTORY) {
             Ok(fd) => return Ok(fd),
             Err(Errno::ENOENT) => {}
-            Err(Errno::ENOTDIR | Errno::ELOOP) => {
-                return Err(LiveError::BadTarget { target: path.into(), what: "no folder" });
-            }
+            Err(Errno::ENOTDIR | Errno::ELOOP) => return Err(bad(path, "no folder")),
             Err(errno) => return Err(LiveError::at("find", path, errno)),
         }
         let (parent, name) = split(path)?;
         let folder = self.folder(parent)?;
         self.check_mount(&folder, path)?;
         mkdirat(&folder, name, Mode::from_bits_truncate(0o755)).map_err(|errno| made(path, errno))?;
-        let fd = below(&folder, name, OFlag::O_PATH | OFlag::O_DIRECTORY, None);
-        self.remember(folder, name, UnlinkatFlags::RemoveDir);
-        fd.map_err(|errno| made(path, errno))
+        self.open_made(folder, name, path, OFlag::O_DIRECTORY, UnlinkatFlags::RemoveDir)
     }
 
     /// Opens the folder at `path` to mount something over it; makes it if it is missing.
@@ -138,9 +121,7 @@ impl Root {
         self.check_mount(&folder, path)?;
         let mode = Mode::from_bits_truncate(device.file_mode().unwrap_or(0o600) & 0o7777);
         mknodat(&folder, name, SFlag::S_IFCHR, mode, wanted).map_err(|errno| made(path, errno))?;
-        let node = below(&folder, name, OFlag::O_PATH, None).map_err(|errno| made(path, errno));
-        self.remember(folder, name, UnlinkatFlags::NoRemoveDir);
-        let node = node?;
+        let node = self.open_made(folder, name, path, OFlag::empty(), UnlinkatFlags::NoRemoveDir)?;
         expect_device(&node, wanted, path)?;
         let owner = (device.uid().map(Uid::from_raw), device.gid().map(Gid::from_raw));
         fchownat(&node, "", owner.0, owner.1, AtFlags::AT_EMPTY_PATH).map_err(|errno| made(path, errno))
@@ -160,18 +141,27 @@ impl Root {
         let written = written.map_err(|errno| made(path, errno))?;
         // The descriptor that may write is not kept: it would keep the runtime from making the root
         // read-only.
-        let fd = below(&folder, name, OFlag::O_PATH, None).map_err(|errno| made(path, errno));
-        self.remember(folder, name, UnlinkatFlags::NoRemoveDir);
-        let fd = fd?;
-        let identity = |fd: &OwnedFd| fstat(fd).map(|stat| (stat.st_dev, stat.st_ino)).ok();
-        if identity(&fd).is_none() || identity(&fd) != identity(&written) {
-            return Err(LiveError::BadTarget { target: path.into(), what: "a file that is being replaced" });
+        let fd = self.open_made(folder, name, path, OFlag::empty(), UnlinkatFlags::NoRemoveDir)?;
+        let file = |fd: &OwnedFd| fstat(fd).map(|stat| identity(&stat)).ok();
+        if file(&fd).is_none() || file(&fd) != file(&written) {
+            return Err(bad(path, "a file that is being replaced"));
         }
         Ok(fd)
     }
 
-    fn remember(&mut self, folder: OwnedFd, name: &OsStr, flag: UnlinkatFlags) {
+    /// Opens `name`, which this process just made in `folder` for `path`, and remembers it for
+    /// [`Root::undo`].
+    fn open_made(
+        &mut self,
+        folder: OwnedFd,
+        name: &OsStr,
+        path: &Path,
+        flags: OFlag,
+        flag: UnlinkatFlags,
+    ) -> Result<OwnedFd, LiveError> {
+        let fd = below(&folder, name, flags | OFlag::O_PATH, None);
         self.created.push(Created { folder, name: name.to_owned(), flag });
+        fd.map_err(|errno| made(path, errno))
     }
 
     /// Checks that `fd` lies on the root's own mount or on a memory file system of this container alone. On a
@@ -181,27 +171,19 @@ impl Root {
         let foreign = || LiveError::Foreign { target: path.into() };
         let root = self.mounts.find(&self.folder)?.ok_or_else(foreign)?;
         let mount = self.mounts.find(fd)?.ok_or_else(foreign)?;
-        if mount.is_shared() {
+        if mount.shared {
             return Err(LiveError::Shared { target: path.into() });
         }
-        if mount.is(root) || mount.is_private_tmpfs(&self.host) { Ok(()) } else { Err(foreign()) }
+        if mount.id == root.id || mount.is_private_tmpfs(&self.host) { Ok(()) } else { Err(foreign()) }
     }
 }
 
 /// Opens `path` below `root`, as if `root` were `/`.
 fn look_up(root: &OwnedFd, path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
-    let path = path.strip_prefix("/").unwrap_or(path);
-    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let resolve = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
     let how = OpenHow::new().flags(flags | OFlag::O_CLOEXEC).resolve(resolve);
-    let mut answer = Err(Errno::EAGAIN);
-    for _ in 0..TRIES {
-        answer = openat2(root, path, how);
-        if !matches!(answer, Err(Errno::EAGAIN)) {
-            break;
-        }
-    }
-    answer
+    let mut answers = (0..TRIES).map(|_| openat2(root, relative(path), how));
+    answers.find(|answer| !matches!(answer, Err(Errno::EAGAIN))).unwrap_or(Err(Errno::EAGAIN))
 }
 
 /// Opens the entry `name` of `folder` itself: no link, and nothing mounted over it.
@@ -213,32 +195,39 @@ fn below(folder: &OwnedFd, name: &OsStr, flags: OFlag, mode: Option<Mode>) -> Re
 }
 
 fn split(path: &Path) -> Result<(&Path, &OsStr), LiveError> {
-    let bad = || LiveError::BadTarget { target: path.into(), what: "no name for a file" };
-    Ok((path.parent().ok_or_else(bad)?, path.file_name().ok_or_else(bad)?))
+    let nameless = || bad(path, "no name for a file");
+    Ok((path.parent().ok_or_else(nameless)?, path.file_name().ok_or_else(nameless)?))
+}
+
+fn bad(path: &Path, what: &'static str) -> LiveError {
+    LiveError::BadTarget { target: path.into(), what }
 }
 
 fn made(path: &Path, errno: Errno) -> LiveError {
-    let target = PathBuf::from(path);
     match errno {
-        Errno::EEXIST | Errno::ELOOP => LiveError::BadTarget { target, what: "a link that leads nowhere" },
-        Errno::EXDEV => LiveError::Foreign { target },
-        Errno::EROFS => LiveError::BadTarget { target, what: "a read-only file system and no such file" },
+        Errno::EEXIST | Errno::ELOOP => bad(path, "a link that leads nowhere"),
+        Errno::EXDEV => LiveError::Foreign { target: path.into() },
+        Errno::EROFS => bad(path, "a read-only file system and no such file"),
         errno => LiveError::at("make", path, errno),
     }
 }
 
-fn expect(fd: &OwnedFd, kind: SFlag, path: &Path) -> Result<(), LiveError> {
-    let stat = fstat(fd).map_err(|errno| LiveError::at("look at", path, errno))?;
-    let found = SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits());
-    let what = if found == SFlag::S_IFDIR { "a folder" } else { "a special file" };
-    if found == kind { Ok(()) } else { Err(LiveError::BadTarget { target: path.into(), what }) }
+fn expect_file(fd: &OwnedFd, path: &Path) -> Result<(), LiveError> {
+    match kind(&stat(fd, path)?) {
+        SFlag::S_IFREG => Ok(()),
+        SFlag::S_IFDIR => Err(bad(path, "a folder")),
+        _ => Err(bad(path, "a special file")),
+    }
 }
 
 fn expect_device(fd: &OwnedFd, wanted: u64, path: &Path) -> Result<(), LiveError> {
-    let stat = fstat(fd).map_err(|errno| LiveError::at("look at", path, errno))?;
-    let kind = SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits());
-    if kind == SFlag::S_IFCHR && stat.st_rdev == wanted {
+    let stat = stat(fd, path)?;
+    if kind(&stat) == SFlag::S_IFCHR && stat.st_rdev == wanted {
         return Ok(());
     }
-    Err(LiveError::BadTarget { target: path.into(), what: "something else than the granted device" })
+    Err(bad(path, "something else than the granted device"))
+}
+
+fn stat(fd: impl AsFd, path: &Path) -> Result<FileStat, LiveError> {
+    fstat(fd).map_err(|errno| LiveError::at("look at", path, errno))
 }

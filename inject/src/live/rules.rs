@@ -4,9 +4,9 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use gpushare_quota::cgroup_path;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
 use nix::sys::stat::Mode;
@@ -45,10 +45,10 @@ impl Rules {
         let is_v2 = statfs(V2).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC);
         let groups = process.read("cgroup")?;
         let found = if is_v2 {
-            let cgroup = own_cgroup(process, V2, path_of(&groups, None))?;
+            let cgroup = own_cgroup(process, V2, cgroup_path(&groups, None))?;
             Filter::prepare(cgroup, &devices)?.map(Self::Filter)
         } else {
-            let cgroup = own_cgroup(process, V1, path_of(&groups, Some("devices")))?;
+            let cgroup = own_cgroup(process, V1, cgroup_path(&groups, Some("devices")))?;
             lines(cgroup, &devices)?
         };
         match found {
@@ -74,9 +74,7 @@ impl Rules {
         match self {
             Self::Filter(filter) => filter.undo(),
             Self::Lines(cgroup, lines) => {
-                for line in lines {
-                    let _ = write(cgroup, "devices.deny", line);
-                }
+                lines.iter().for_each(|line| drop(write(cgroup, "devices.deny", line)))
             }
             Self::None => {}
         }
@@ -86,19 +84,6 @@ impl Rules {
 fn device(rule: &LinuxDeviceCgroup) -> Option<Device> {
     let number = |number: Option<i64>| u32::try_from(number?).ok();
     Some(Device { major: number(rule.major())?, minor: number(rule.minor())? })
-}
-
-/// The cgroup's path in the hierarchy that has `controller`; `None` stands for the hierarchy of version 2.
-fn path_of<'a>(groups: &'a [u8], controller: Option<&str>) -> Option<&'a Path> {
-    groups.split(|byte| *byte == b'\n').find_map(|line| {
-        let mut fields = line.splitn(3, |byte| *byte == b':'); // hierarchy, controllers, path
-        let (hierarchy, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-        let wanted = match controller {
-            None => hierarchy == b"0",
-            Some(name) => controllers.split(|byte| *byte == b',').any(|found| found == name.as_bytes()),
-        };
-        wanted.then(|| Path::new(std::ffi::OsStr::from_bytes(path)))
-    })
 }
 
 /// Opens the cgroup's folder. The process must be in it, and it must not be the root cgroup.
@@ -120,10 +105,7 @@ fn own_cgroup(process: &Process, base: &str, path: Option<&Path>) -> Result<Owne
     }
     let pid = process.pid().to_string();
     if !read(&cgroup, "cgroup.procs", &whole)?.lines().any(|line| line == pid) {
-        return Err(LiveError::NotTheContainer {
-            pid: process.pid(),
-            what: "is not in the cgroup that it names",
-        });
+        return Err(process.is_not_it("is not in the cgroup that it names"));
     }
     Ok(cgroup)
 }
@@ -153,7 +135,7 @@ fn read(cgroup: &OwnedFd, name: &str, whole: &Path) -> Result<String, LiveError>
 
 /// Writes one rule: the kernel takes one per write.
 fn write(cgroup: &OwnedFd, name: &str, line: &str) -> Result<(), LiveError> {
-    let failed = |source| LiveError::Io { act: "write", path: PathBuf::from(V1).join(name), source };
+    let failed = |source| LiveError::io("write", Path::new(V1).join(name), source);
     let file = openat(cgroup, name, OFlag::O_WRONLY | OFlag::O_CLOEXEC, Mode::empty());
     let mut file = File::from(file.map_err(|errno| failed(errno.into()))?);
     file.write_all(line.as_bytes()).map_err(failed)
@@ -162,14 +144,6 @@ fn write(cgroup: &OwnedFd, name: &str, line: &str) -> Result<(), LiveError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_cgroup_is_that_of_the_hierarchy_with_the_rules() {
-        let groups = b"9:name=systemd:/s\n5:cpu,devices:/a/b\n3:mydevices:/x\n0::/two\n";
-        assert_eq!(path_of(groups, Some("devices")), Some(Path::new("/a/b")));
-        assert_eq!(path_of(groups, None), Some(Path::new("/two")));
-        assert_eq!(path_of(b"0::/two\n", Some("devices")), None);
-    }
 
     #[test]
     fn only_missing_rules_are_written_and_none_where_everything_is_allowed() {

@@ -89,10 +89,10 @@ pub(super) fn allow_only(numbers: &[c_long]) -> Result<(), Errno> {
     const ARCHITECTURE: u32 = 0xc000_003e; // AUDIT_ARCH_X86_64
     let load = |offset| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset);
     let end = |answer| statement(libc::BPF_RET | libc::BPF_K, answer);
-    let mut program = vec![load(4), jump_if(ARCHITECTURE, 1), end(libc::SECCOMP_RET_KILL_PROCESS), load(0)];
+    let mut program = vec![load(4), jump(ARCHITECTURE, 1, 0), end(libc::SECCOMP_RET_KILL_PROCESS), load(0)];
     for number in numbers {
         let number = u32::try_from(*number).map_err(|_| Errno::EINVAL)?;
-        program.extend([jump_if_not(number, 1), end(libc::SECCOMP_RET_ALLOW)]);
+        program.extend([jump(number, 0, 1), end(libc::SECCOMP_RET_ALLOW)]);
     }
     program.push(end(libc::SECCOMP_RET_KILL_PROCESS));
     let length = u16::try_from(program.len()).map_err(|_| Errno::EINVAL)?;
@@ -106,13 +106,9 @@ fn statement(code: c_uint, k: u32) -> libc::sock_filter {
     libc::sock_filter { code: u16::try_from(code).unwrap_or(u16::MAX), jt: 0, jf: 0, k }
 }
 
-/// Skips `over` instructions if the loaded word is `word`.
-fn jump_if(word: u32, over: u8) -> libc::sock_filter {
-    libc::sock_filter { jt: over, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, word) }
-}
-
-fn jump_if_not(word: u32, over: u8) -> libc::sock_filter {
-    libc::sock_filter { jf: over, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, word) }
+/// Skips `jt` instructions if the loaded word is `word`, else `jf`.
+fn jump(word: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter { jt, jf, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, word) }
 }
 
 /// Lets a program that this process starts inherit the descriptor.

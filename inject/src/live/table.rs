@@ -1,6 +1,5 @@
 //! A mount table as /proc shows it, and which mount a descriptor lies on.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -9,11 +8,11 @@ use super::LiveError;
 /// The fields of a mountinfo line that are needed here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mount {
-    id: u64,
+    pub id: u64,
     /// `major:minor` of its file system.
     device: String,
     /// Whether what is mounted on it also appears in other namespaces.
-    shared: bool,
+    pub shared: bool,
     kind: String,
 }
 
@@ -33,25 +32,13 @@ impl Table {
         let id = mount_id(fd)?;
         Ok(self.0.iter().find(|mount| mount.id == id))
     }
-
-    fn devices(&self) -> BTreeSet<&str> {
-        self.0.iter().map(|mount| mount.device.as_str()).collect()
-    }
 }
 
 impl Mount {
-    pub fn is_shared(&self) -> bool {
-        self.shared
-    }
-
-    pub fn is(&self, other: &Self) -> bool {
-        self.id == other.id
-    }
-
     /// Whether this is a memory file system that nobody in the namespace `others` sees, such as the /dev that
     /// the runtime made for the container.
     pub fn is_private_tmpfs(&self, others: &Table) -> bool {
-        self.kind == "tmpfs" && !others.devices().contains(self.device.as_str())
+        self.kind == "tmpfs" && others.0.iter().all(|other| other.device != self.device)
     }
 }
 
@@ -70,17 +57,9 @@ fn mount(line: &[u8]) -> Option<Mount> {
 
 fn mount_id(fd: impl AsFd) -> Result<u64, LiveError> {
     let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
-    let text = fs::read_to_string(&path).map_err(|source| LiveError::Io {
-        act: "read",
-        path: path.clone().into(),
-        source,
-    })?;
+    let text = fs::read_to_string(&path).map_err(|source| LiveError::io("read", &path, source))?;
     let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
-    id.ok_or_else(|| LiveError::Io {
-        act: "understand",
-        path: path.into(),
-        source: std::io::Error::other("no mnt_id"),
-    })
+    id.ok_or_else(|| LiveError::io("understand", &path, std::io::Error::other("no mnt_id")))
 }
 
 #[cfg(test)]
