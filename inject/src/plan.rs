@@ -9,19 +9,15 @@ use gpushare_inventory::{Capability, DeviceNode, Extent, Gpu};
 use gpushare_quota::Lease;
 use gpushare_region::path as inner;
 use gpushare_request::{Kept, Request};
-use oci_spec::OciSpecError;
-use oci_spec::runtime::{
-    Hook, HookBuilder, LinuxDevice, LinuxDeviceBuilder, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder,
-    LinuxDeviceType, Mount, MountBuilder,
-};
+use oci_spec::runtime::{Hook, LinuxDevice, LinuxDeviceCgroup, LinuxDeviceType, Mount};
 use serde::Serialize;
 
-use crate::host_files::HostFiles;
+use crate::host_files::{HostFiles, LibraryKind};
 use crate::image::Image;
 use crate::outside_plan::OutsidePlan;
 use crate::plan_parts::PlanParts;
 use crate::region::Region;
-use crate::settings::{ExtraMount, Programs};
+use crate::settings::Programs;
 
 /// The complete change for one container.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -77,9 +73,6 @@ pub enum PlanError {
     /// The lease names a GPU that the node does not have (any more).
     #[error("the granted GPU {0} is gone from this node; see the kernel log")]
     GpuGone(String),
-    /// The builder of an OCI type refused a part.
-    #[error("the plan is no valid OCI configuration")]
-    Oci(#[from] OciSpecError),
 }
 
 impl Plan {
@@ -99,34 +92,31 @@ impl Plan {
         let terms = lease.enforcement_for(request).terms();
         let mut mounts = match terms.is_intercepted {
             true => interception(lease, programs, image, files)?,
-            false => drivers_own(image, files)?,
+            false => drivers_own(image, files),
         };
-        mounts.extend(companions(terms.extent, image, files)?);
+        mounts.extend(companions(terms.extent, image, files));
         for (extra, _) in &files.extra_mounts {
             let access = if extra.writable { "rw" } else { "ro" };
-            mounts.push(bind(&extra.source, &extra.destination, &[access, "nosuid", "nodev", "noexec"])?);
+            mounts.push(bind(&extra.source, &extra.destination, &[access, "nosuid", "nodev", "noexec"]));
         }
-        let mut targets: Vec<PathBuf> = Vec::new();
-        mounts.retain(|mount| {
-            // An image that ran before may have our targets as copies of its own, which gives one target two
-            // mounts.
-            let first = !targets.contains(mount.destination());
-            targets.push(mount.destination().clone());
-            first
-        });
+        // An image that ran before may have our targets as copies of its own, which gives one target two
+        // mounts: the first counts.
+        let mut targets = BTreeSet::new();
+        mounts.retain(|mount| targets.insert(mount.destination().clone()));
+        let folders = files.extra_mounts.iter().filter(|(_, is_folder)| *is_folder);
         Ok(Self {
-            devices: nodes.iter().map(|node| device(node)).collect::<Result<_, _>>()?,
-            device_mounts: nodes.iter().map(|node| device_mount(node)).collect::<Result<_, _>>()?,
-            device_rules: nodes.iter().map(|node| rule(node)).collect::<Result<_, _>>()?,
+            devices: nodes.iter().map(|node| device(node)).collect(),
+            device_mounts: nodes.iter().map(|node| device_mount(node)).collect(),
+            device_rules: nodes.iter().map(|node| rule(node)).collect(),
             mounts,
-            prestart: hook("prestart", lease, programs, files)?,
-            poststop: hook("poststop", lease, programs, files)?,
+            prestart: hook("prestart", lease, programs, files),
+            poststop: hook("poststop", lease, programs, files),
             additional_gids: groups(&nodes),
             variables: request.variables.clone(),
             denies_user_namespaces: programs.denies_user_namespaces,
             kept: request.kept(),
             handed: request.handed.iter().map(|minor| u64::from(*minor)).collect(),
-            folders: files.extra_mounts.iter().filter(|(_, is_folder)| *is_folder).map(destination).collect(),
+            folders: folders.map(|(extra, _)| extra.destination.clone()).collect(),
             outside: OutsidePlan::of(lease, parts),
         })
     }
@@ -137,10 +127,6 @@ impl Plan {
             .iter()
             .map(|mount| (mount.destination().as_path(), self.folders.contains(mount.destination())))
     }
-}
-
-fn destination((extra, _): &(ExtraMount, bool)) -> PathBuf {
-    extra.destination.clone()
 }
 
 /// The nodes of the granted GPUs, in the lease's order, and those that every client or a capability needs.
@@ -198,57 +184,49 @@ fn interception(
     let mut mounts = Vec::new();
     for library in &files.libraries {
         let Some(ours) = &library.fitted else { continue };
-        mounts.push(read_only(&library.driver, Path::new(library.kind.private))?);
-        for name in names(library.kind.stem).iter().filter(|_| library.requested) {
-            mounts.push(read_only(ours, &image.library_folder.join(name))?);
+        mounts.push(read_only(&library.driver, Path::new(library.kind.private)));
+        if library.requested {
+            mounts.extend(under_its_names(ours, library.kind, image));
         }
-        mounts.extend(covers(image, library.kind.stem, ours)?);
+        mounts.extend(covers(image, library.kind.stem, ours));
     }
     let region = Region::of(programs.state, lease.id);
-    mounts.push(bind(&region.limits(), &c_path(inner::LIMITS), &["ro", "nosuid", "nodev", "noexec"])?);
-    mounts.push(bind(&region.usage(), &c_path(inner::USAGE), &["rw", "nosuid", "nodev", "noexec"])?);
+    mounts.push(bind(&region.limits(), &c_path(inner::LIMITS), &["ro", "nosuid", "nodev", "noexec"]));
+    mounts.push(bind(&region.usage(), &c_path(inner::USAGE), &["rw", "nosuid", "nodev", "noexec"]));
     Ok(mounts)
 }
 
 /// The driver's libraries under their own names, where nothing is intercepted.
-fn drivers_own(image: &Image, files: &HostFiles) -> Result<Vec<Mount>, PlanError> {
-    let mut mounts = Vec::new();
-    for library in &files.libraries {
-        for name in names(library.kind.stem) {
-            mounts.push(read_only(&library.driver, &image.library_folder.join(name))?);
-        }
-    }
-    Ok(mounts)
+fn drivers_own(image: &Image, files: &HostFiles) -> Vec<Mount> {
+    files.libraries.iter().flat_map(|library| under_its_names(&library.driver, library.kind, image)).collect()
 }
 
 /// The driver's further libraries, programs and data files for the requested capabilities.
-fn companions(extent: Extent, image: &Image, files: &HostFiles) -> Result<Vec<Mount>, PlanError> {
+fn companions(extent: Extent, image: &Image, files: &HostFiles) -> Vec<Mount> {
     let mut mounts = Vec::new();
     for library in &files.companions {
-        for name in &library.names {
-            mounts.push(read_only(&library.host_path, &image.library_folder.join(name))?);
-        }
+        let in_folder = |name| read_only(&library.host_path, &image.library_folder.join(name));
+        mounts.extend(library.names.iter().map(in_folder));
         // With a whole GPU the image may use a newer driver of its own (cuda-compat) and its companions:
         // those stay visible.
         let name = library.names.first().filter(|_| extent == Extent::Share);
-        let stem = name.and_then(|name| name.split(".so").next());
-        mounts.extend(stem.map_or(Ok(Vec::new()), |stem| covers(image, stem, &library.host_path))?);
+        if let Some(stem) = name.and_then(|name| name.split(".so").next()) {
+            mounts.extend(covers(image, stem, &library.host_path));
+        }
     }
-    for file in &files.driver_files {
-        mounts.push(read_only(&file.host_path, &file.container_path)?);
-    }
-    Ok(mounts)
+    mounts.extend(files.driver_files.iter().map(|file| read_only(&file.host_path, &file.container_path)));
+    mounts
 }
 
 /// Mounts `file` over each copy of the library in the image, wherever the loader may find it first.
-fn covers(image: &Image, stem: &str, file: &Path) -> Result<Vec<Mount>, OciSpecError> {
+fn covers(image: &Image, stem: &str, file: &Path) -> Vec<Mount> {
     image.copies_of(stem).map(|copy| read_only(file, copy)).collect()
 }
 
-/// The names that programs open: the development name and the SONAME. A versioned name exists in a container
-/// only if its image brings it; then [`covers`] handles it.
-fn names(stem: &str) -> [String; 2] {
-    [format!("{stem}.so"), format!("{stem}.so.1")]
+/// Mounts `file` under the names that programs open: the development name and the SONAME. A versioned name
+/// exists in a container only if its image brings it; then [`covers`] handles it.
+fn under_its_names(file: &Path, library: &LibraryKind, image: &Image) -> [Mount; 2] {
+    [".so", ".so.1"].map(|end| read_only(file, &image.library_folder.join(format!("{}{end}", library.stem))))
 }
 
 fn c_path(path: &std::ffi::CStr) -> PathBuf {
@@ -258,33 +236,27 @@ fn c_path(path: &std::ffi::CStr) -> PathBuf {
 /// Mount options of the driver's files and of ours. The last two belong to every mount of a plan.
 pub(crate) const READ_ONLY: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
 
-fn read_only(source: &Path, destination: &Path) -> Result<Mount, OciSpecError> {
+fn read_only(source: &Path, destination: &Path) -> Mount {
     bind(source, destination, &READ_ONLY[..3])
 }
 
-fn bind(source: &Path, destination: &Path, options: &[&str]) -> Result<Mount, OciSpecError> {
+fn bind(source: &Path, destination: &Path, options: &[&str]) -> Mount {
     let options = options.iter().chain(&READ_ONLY[3..]).map(|option| (*option).to_owned());
-    MountBuilder::default()
-        .destination(destination)
-        .source(source)
-        .typ("bind")
-        .options(options.collect::<Vec<_>>())
-        .build()
+    let mut mount = Mount::default();
+    mount.set_destination(destination.into()).set_source(Some(source.into()));
+    mount.set_typ(Some("bind".into())).set_options(Some(options.collect()));
+    mount
 }
 
-fn device(node: &DeviceNode) -> Result<LinuxDevice, OciSpecError> {
-    LinuxDeviceBuilder::default()
-        .path(&node.path)
-        .typ(LinuxDeviceType::C)
-        .major(i64::from(node.major))
-        .minor(i64::from(node.minor))
-        .file_mode(node.mode)
-        .uid(node.uid)
-        .gid(node.gid)
-        .build()
+fn device(node: &DeviceNode) -> LinuxDevice {
+    let mut device = LinuxDevice::default();
+    device.set_path(node.path.clone()).set_typ(LinuxDeviceType::C);
+    device.set_major(node.major.into()).set_minor(node.minor.into());
+    device.set_file_mode(Some(node.mode)).set_uid(Some(node.uid)).set_gid(Some(node.gid));
+    device
 }
 
-fn device_mount(node: &DeviceNode) -> Result<Mount, OciSpecError> {
+fn device_mount(node: &DeviceNode) -> Mount {
     bind(&node.host_path, &node.path, &["rw", "nosuid", "noexec"])
 }
 
@@ -294,19 +266,16 @@ fn device_mount(node: &DeviceNode) -> Result<Mount, OciSpecError> {
 /// `/proc/driver/nvidia/params` (crun does). A masked path reads as empty there, which means
 /// `ModifyDeviceFiles: 1`. runc lets every container make any device node, and a config.json can make no
 /// exception from that.
-fn rule(node: &DeviceNode) -> Result<LinuxDeviceCgroup, OciSpecError> {
-    LinuxDeviceCgroupBuilder::default()
-        .allow(true)
-        .typ(LinuxDeviceType::C)
-        .major(i64::from(node.major))
-        .minor(i64::from(node.minor))
-        .access("rw")
-        .build()
+fn rule(node: &DeviceNode) -> LinuxDeviceCgroup {
+    let mut rule = LinuxDeviceCgroup::default();
+    rule.set_allow(true).set_typ(Some(LinuxDeviceType::C)).set_access(Some("rw".into()));
+    rule.set_major(Some(node.major.into())).set_minor(Some(node.minor.into()));
+    rule
 }
 
 /// A hook with a complete environment. Without one, low-level runtimes pass on their own environment, or the
 /// image's.
-fn hook(stage: &str, lease: &Lease, programs: &Programs, files: &HostFiles) -> Result<Hook, PlanError> {
+fn hook(stage: &str, lease: &Lease, programs: &Programs, files: &HostFiles) -> Hook {
     let state = programs.state.to_string_lossy().into_owned();
     let key = &lease.member.key;
     let lease = lease.id.to_string();
@@ -322,12 +291,11 @@ fn hook(stage: &str, lease: &Lease, programs: &Programs, files: &HostFiles) -> R
         "--id",
         &key.container,
     ];
-    Ok(HookBuilder::default()
-        .path(&files.hook)
-        .args([&arguments.map(str::to_owned)[..], &programs.log].concat())
-        .env(HOOK_ENVIRONMENT.map(str::to_owned).to_vec())
-        .timeout(HOOK_TIMEOUT_SECONDS)
-        .build()?)
+    let mut hook = Hook::default();
+    hook.set_path(files.hook.clone()).set_env(Some(HOOK_ENVIRONMENT.map(str::to_owned).into()));
+    hook.set_args(Some([&arguments.map(str::to_owned)[..], &programs.log].concat()));
+    hook.set_timeout(Some(HOOK_TIMEOUT_SECONDS));
+    hook
 }
 
 /// The whole environment of the hook.

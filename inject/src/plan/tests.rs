@@ -4,6 +4,7 @@ use gpushare_request::{Container, Cores, Devices, Interceptor, InterceptorPolicy
 
 use super::*;
 use crate::host_files::KINDS;
+use crate::settings::ExtraMount;
 
 fn node(name: &str, minor: u32, mode: u32, gid: u32) -> DeviceNode {
     let path = Path::new("/dev").join(name);
