@@ -66,11 +66,9 @@ impl Offer {
             let uuid = grant.gpu.to_string();
             totals?.gpus.iter().find(|gpu| gpu.uuid == uuid)
         };
-        let gpus = lease.grants.iter().map(|grant| {
-            known(grant).map_or_else(
-                || ("unknown".to_owned(), String::new()),
-                |gpu| (gpu.brand.clone(), gpu.architecture.clone()),
-            )
+        let gpus = lease.grants.iter().map(|grant| match known(grant) {
+            Some(gpu) => (gpu.brand.clone(), gpu.architecture.clone()),
+            None => ("unknown".to_owned(), String::new()),
         });
         Self {
             driver: node.driver.version.clone(),
@@ -112,6 +110,11 @@ struct Condition {
     value: String,
 }
 
+/// What may be found, in comparison with what is wanted.
+type Relation = &'static [Ordering];
+
+const AT_LEAST: Relation = &[Ordering::Greater, Ordering::Equal];
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Property {
     Cuda,
@@ -127,24 +130,14 @@ const PROPERTIES: [(&str, Property); 4] = [
     ("brand", Property::Brand),
 ];
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Relation {
-    AtLeast,
-    AtMost,
-    Not,
-    Less,
-    More,
-    Is,
-}
-
 /// Signs of two characters come first, because the others are their beginnings.
 const RELATIONS: [(&str, Relation); 6] = [
-    (">=", Relation::AtLeast),
-    ("<=", Relation::AtMost),
-    ("!=", Relation::Not),
-    ("<", Relation::Less),
-    (">", Relation::More),
-    ("=", Relation::Is),
+    (">=", AT_LEAST),
+    ("<=", &[Ordering::Less, Ordering::Equal]),
+    ("!=", &[Ordering::Less, Ordering::Greater]),
+    ("<", &[Ordering::Less]),
+    (">", &[Ordering::Greater]),
+    ("=", &[Ordering::Equal]),
 ];
 
 impl Requirements {
@@ -171,27 +164,16 @@ impl Requirements {
     /// # Errors
     /// Names the first requirement that is not met.
     pub fn check(&self, offer: &Offer) -> Result<(), RequirementError> {
-        match self.0.iter().find(|requirement| !requirement.is_met(offer)) {
-            None => Ok(()),
-            Some(requirement) => {
-                let newer = Offer { forward_compatible: true, ..offer.clone() };
-                let remedy = match requirement.is_met(&newer) {
-                    true => {
-                        "no share has forward compatibility: update the driver, or ask for GPUSHARE_MODE=exclusive"
-                    }
-                    false => "update the driver, take an image that fits, or set NVIDIA_DISABLE_REQUIRE=1",
-                };
-                Err(RequirementError::Unmet {
-                    requirement: format!(
-                        "{}={:?}",
-                        shortened(&requirement.key),
-                        shortened(&requirement.text)
-                    ),
-                    offer: offer.to_string(),
-                    remedy,
-                })
+        let Some(unmet) = self.0.iter().find(|requirement| !requirement.is_met(offer)) else { return Ok(()) };
+        let newer = Offer { forward_compatible: true, ..offer.clone() };
+        let remedy = match unmet.is_met(&newer) {
+            true => {
+                "no share has forward compatibility: update the driver, or ask for GPUSHARE_MODE=exclusive"
             }
-        }
+            false => "update the driver, take an image that fits, or set NVIDIA_DISABLE_REQUIRE=1",
+        };
+        let requirement = format!("{}={:?}", shortened(&unmet.key), shortened(&unmet.text));
+        Err(RequirementError::Unmet { requirement, offer: offer.to_string(), remedy })
     }
 }
 
@@ -227,12 +209,11 @@ impl Requirement {
     /// Whether an alternative wants a newer major version of CUDA. Within one major version CUDA needs no
     /// newer libcuda.
     fn wants_newer_cuda(&self, offer: &Offer) -> bool {
-        let Some(major) = offer.cuda.as_deref().map(|cuda| version(cuda).first().copied()) else {
-            return false;
-        };
-        self.alternatives.iter().flatten().filter(|condition| condition.is_of_cuda()).any(|condition| {
-            condition.relation == Relation::AtLeast && version(&condition.value).first().copied() > major
-        })
+        let Some(cuda) = offer.cuda.as_deref() else { return false };
+        let major = |text: &str| version(text).first().copied();
+        let driver = major(cuda);
+        let is_newer = |wanted: &Condition| wanted.relation == AT_LEAST && major(&wanted.value) > driver;
+        self.alternatives.iter().flatten().any(|wanted| wanted.is_of_cuda() && is_newer(wanted))
     }
 }
 
@@ -242,14 +223,12 @@ impl Condition {
         let rest = text.strip_prefix(name)?;
         let (sign, relation) = RELATIONS.iter().find(|(sign, _)| rest.starts_with(sign))?;
         let value = rest.strip_prefix(sign)?;
-        let ordered = *property != Property::Brand;
-        let number = value.split('.').all(|part| part.parse::<u32>().is_ok());
-        let fits = if ordered { number } else { matches!(relation, Relation::Is | Relation::Not) };
-        (fits && !value.is_empty()).then(|| Self {
-            property: *property,
-            relation: *relation,
-            value: value.to_owned(),
-        })
+        let fits = match property {
+            Property::Brand => matches!(*sign, "=" | "!="),
+            _ => value.split('.').all(|part| part.parse::<u32>().is_ok()),
+        };
+        let condition = Self { property: *property, relation: *relation, value: value.to_owned() };
+        Some(condition).filter(|_| fits && !value.is_empty())
     }
 
     fn is_of_cuda(&self) -> bool {
@@ -264,7 +243,7 @@ impl Condition {
             Property::Driver => self.relates(&offer.driver),
             Property::Arch => offer.gpus.iter().all(|(_, arch)| arch.is_empty() || self.relates(arch)),
             Property::Brand => {
-                offer.gpus.iter().all(|(brand, _)| (*brand == self.value) == (self.relation == Relation::Is))
+                offer.gpus.iter().all(|(brand, _)| self.relation.contains(&brand.cmp(&self.value)))
             }
         }
     }
@@ -275,15 +254,7 @@ impl Condition {
         let length = found.len().max(wanted.len());
         found.resize(length, 0);
         wanted.resize(length, 0);
-        let order = found.cmp(&wanted);
-        match self.relation {
-            Relation::AtLeast => order != Ordering::Less,
-            Relation::AtMost => order != Ordering::Greater,
-            Relation::Not => order != Ordering::Equal,
-            Relation::Less => order == Ordering::Less,
-            Relation::More => order == Ordering::Greater,
-            Relation::Is => order == Ordering::Equal,
-        }
+        self.relation.contains(&found.cmp(&wanted))
     }
 }
 
