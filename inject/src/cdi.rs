@@ -105,7 +105,7 @@ impl CdiSpec {
         hook: &Path,
         settings: Option<&Path>,
     ) -> Result<Self, HostFileError> {
-        Self::new(SHARE_KIND, devices, hook, settings)
+        Ok(Self::of(SHARE_KIND, devices, installed_hooks(hook, settings)?))
     }
 
     /// The file of whole GPUs, with the hook of [`CdiSpec::shares`].
@@ -117,16 +117,7 @@ impl CdiSpec {
         hook: &Path,
         settings: Option<&Path>,
     ) -> Result<Self, HostFileError> {
-        Self::new(GPU_KIND, devices, hook, settings)
-    }
-
-    fn new(
-        kind: &'static str,
-        devices: Vec<CdiDevice>,
-        hook: &Path,
-        settings: Option<&Path>,
-    ) -> Result<Self, HostFileError> {
-        Ok(Self::of(kind, devices, hooks(&installed(hook.to_path_buf(), "hook")?, settings)))
+        Ok(Self::of(GPU_KIND, devices, installed_hooks(hook, settings)?))
     }
 
     fn of(kind: &'static str, devices: Vec<CdiDevice>, hooks: Vec<Hook>) -> Self {
@@ -164,25 +155,25 @@ fn node(device: &LinuxDevice, plan: &Plan) -> Node {
     let path = device.path().clone();
     let mount = plan.device_mounts.iter().find(|mount| *mount.destination() == path);
     let host_path = mount.and_then(|mount| mount.source().clone()).filter(|source| *source != path);
-    let same = |rule: &&oci_spec::runtime::LinuxDeviceCgroup| {
-        (rule.major(), rule.minor()) == (Some(device.major()), Some(device.minor()))
-    };
-    let rule = plan.device_rules.iter().find(same);
+    let numbers = (Some(device.major()), Some(device.minor()));
+    let rule = plan.device_rules.iter().find(|rule| (rule.major(), rule.minor()) == numbers);
     // Without permissions a node would get all of them.
     let permissions = rule.and_then(|rule| rule.access().clone()).unwrap_or_else(|| "r".to_owned());
     Node { path, host_path, permissions }
 }
 
+fn installed_hooks(hook: &Path, settings: Option<&Path>) -> Result<Vec<Hook>, HostFileError> {
+    Ok(hooks(&installed(hook.to_path_buf(), "hook")?, settings))
+}
+
 fn hooks(hook: &Path, settings: Option<&Path>) -> Vec<Hook> {
     let file = settings.map(|path| ["--config".to_owned(), path.to_string_lossy().into_owned()]);
-    // `--cdi` tells the hook that nodes are in the bundle already, which may stay there only with a lease.
-    let args = |stage: &str| {
-        ["gpushare-hook", stage, "--cdi"].map(str::to_owned).into_iter().chain(file.iter().flatten().cloned())
-    };
     let stage = |stage: &'static str| Hook {
         hook_name: stage,
         path: hook.to_path_buf(),
-        args: args(stage).collect(),
+        // `--cdi` tells the hook that nodes are in the bundle already, which may stay only with a lease.
+        args: [&["gpushare-hook", stage, "--cdi"].map(str::to_owned)[..], file.as_slice().as_flattened()]
+            .concat(),
         env: HOOK_ENVIRONMENT.map(str::to_owned).to_vec(),
         timeout: HOOK_TIMEOUT_SECONDS,
     };

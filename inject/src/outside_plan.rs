@@ -32,16 +32,13 @@ impl OutsidePlan {
         let others = cards.chain(render).filter(|(uuid, _)| !granted(*uuid));
         let number = |node: &DeviceNode| (node.major, node.minor);
         let card = |uuid| gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.node.minor);
+        let ours = [programs.cache, programs.state].map(Path::to_path_buf);
         let display = nodes.render.iter().filter_map(|(uuid, node)| Some((card(*uuid)?, number(node))));
         Self {
             display_nodes: display.collect(),
             other_nodes: others.map(|(_, node)| number(node)).collect(),
             mig_major: nodes.capabilities_major,
-            sources: [programs.cache, programs.state]
-                .map(Path::to_path_buf)
-                .into_iter()
-                .chain(files.sources.iter().cloned())
-                .collect(),
+            sources: [&ours[..], &files.sources].concat(),
         }
     }
 }
