@@ -48,13 +48,12 @@ impl Call {
             _ => return Args::parse(words.into_iter()).map(Self::Wrapper),
         };
         let cdi = word(1) == Some("--cdi");
-        match &words[1 + usize::from(cdi)..] {
-            [] => Ok(Self::HookOnly { stage, config: None, cdi }),
-            [flag, file] if flag == "--config" => {
-                Ok(Self::HookOnly { stage, config: Some(PathBuf::from(file)), cdi })
-            }
-            _ => Args::parse(words.into_iter()).map(Self::Wrapper),
-        }
+        let config = match &words[1 + usize::from(cdi)..] {
+            [] => None,
+            [flag, file] if flag == "--config" => Some(PathBuf::from(file)),
+            _ => return Args::parse(words.into_iter()).map(Self::Wrapper),
+        };
+        Ok(Self::HookOnly { stage, config, cdi })
     }
 
     /// The point in the container's life at which the hook runs.

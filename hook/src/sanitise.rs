@@ -3,7 +3,7 @@
 //! not parsed yet.
 
 use std::env;
-use std::io::{ErrorKind, Read, stdin};
+use std::io::{self, Read, stdin};
 
 use anyhow::{Context, Result, bail};
 use caps::{CapSet, Capability, CapsHashSet};
@@ -15,9 +15,9 @@ use crate::args::{Call, Stage};
 
 /// How much of the state is kept. The rest is read and dropped, since crun fails on a pipe that is closed
 /// early.
-const MAX_STATE_BYTES: usize = 1 << 20;
+const MAX_STATE_BYTES: u64 = 1 << 20;
 /// Where reading stops. No runtime writes as much, and endless input must not block the runtime.
-const MAX_READ_BYTES: usize = 64 << 20;
+const MAX_READ_BYTES: u64 = 64 << 20;
 
 /// Names of the variables that the wrapper gives its hooks.
 const ENVIRONMENT: [&str; 2] = ["GPUSHARE_HOOK", "PATH"];
@@ -33,10 +33,14 @@ pub fn enter(call: &Call) -> Result<Vec<u8>> {
     let state = read_state();
     env::set_current_dir("/").context("cannot enter /")?;
     umask(Mode::from_bits_truncate(0o077));
-    let foreign: Vec<_> = env::vars_os().map(|(name, _)| name).filter(|name| !is_known(name)).collect();
-    clear_environment();
+    let names: Vec<_> = env::vars_os().map(|(name, _)| name).collect();
+    for name in &names {
+        // SAFETY: this process has one thread.
+        unsafe { env::remove_var(name) };
+    }
     let is_wrappers = matches!(call, Call::Wrapper(_)) && call.stage() == Stage::Prestart;
-    if let (true, Some(name)) = (is_wrappers, foreign.first()) {
+    let foreign = names.iter().find(|name| ENVIRONMENT.iter().all(|known| name.as_os_str() != *known));
+    if let (true, Some(name)) = (is_wrappers, foreign) {
         bail!(
             "unexpected variable {name:?} in the hook's environment; the bundle's hooks were changed by somebody else"
         );
@@ -46,10 +50,6 @@ pub fn enter(call: &Call) -> Result<Vec<u8>> {
     setrlimit(Resource::RLIMIT_CORE, 0, 0).context("cannot forbid core dumps")?;
     drop_capabilities(call).context("cannot drop capabilities")?;
     Ok(state)
-}
-
-fn is_known(name: &std::ffi::OsStr) -> bool {
-    ENVIRONMENT.iter().any(|known| name == *known)
 }
 
 /// Closes every descriptor above 2. Runtimes pass on whatever they have open.
@@ -70,29 +70,11 @@ fn close_descriptors() {
 
 fn read_state() -> Vec<u8> {
     let mut kept = Vec::new();
-    let mut read = 0;
-    let mut buffer = [0; 8192];
-    while read < MAX_READ_BYTES {
-        match stdin().lock().read(&mut buffer) {
-            Ok(0) => return kept,
-            Ok(count) => {
-                read += count;
-                let room = MAX_STATE_BYTES.saturating_sub(kept.len());
-                kept.extend_from_slice(&buffer[..count.min(room)]);
-            }
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(_) => return kept,
-        }
-    }
+    let mut input = stdin().lock().take(MAX_READ_BYTES);
+    // What was read before an error counts.
+    let _ = input.by_ref().take(MAX_STATE_BYTES).read_to_end(&mut kept);
+    let _ = io::copy(&mut input, &mut io::sink());
     kept
-}
-
-fn clear_environment() {
-    let names: Vec<_> = env::vars_os().map(|(name, _)| name).collect();
-    for name in names {
-        // SAFETY: this process has one thread.
-        unsafe { env::remove_var(name) };
-    }
 }
 
 /// What hook-only mode needs to change a container: mounts, programs and rules of the cgroup (SYS_ADMIN),
