@@ -1,5 +1,6 @@
 //! Driver capabilities: NVIDIA's names for the parts of the driver that a container can ask for.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -36,7 +37,7 @@ const COMPAT32: &str = "compat32";
 /// A set of driver capabilities.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    members: Vec<Capability>,
+    members: BTreeSet<Capability>,
     /// Whether it was written as `all`, which asks for as many as the node gives.
     all: bool,
 }
@@ -71,7 +72,7 @@ pub enum CapabilityError {
 impl Capabilities {
     /// Every capability.
     pub fn all() -> Self {
-        Self { members: NAMES.map(|(_, capability)| capability).to_vec(), all: true }
+        Self { members: NAMES.map(|(_, capability)| capability).into(), all: true }
     }
 
     /// Whether `capability` is in the set.
@@ -90,7 +91,7 @@ impl Capabilities {
     /// # Errors
     /// When the set has a name beyond `allowed`; the error lists them.
     pub fn within(&self, allowed: &Self) -> Result<Self, CapabilityError> {
-        let (members, beyond): (Vec<_>, Vec<_>) = self.iter().partition(|member| allowed.has(*member));
+        let (members, beyond): (BTreeSet<_>, _) = self.iter().partition(|member| allowed.has(*member));
         if beyond.is_empty() || self.all {
             return Ok(Self { members, all: self.all });
         }
@@ -103,7 +104,7 @@ impl Capabilities {
     /// # Errors
     /// When nothing of it is left.
     pub fn cut(&self, allowed: &Self) -> Result<Self, CapabilityError> {
-        let members: Vec<_> = self.iter().filter(|member| allowed.has(*member)).collect();
+        let members: BTreeSet<_> = self.iter().filter(|member| allowed.has(*member)).collect();
         if members.is_empty() {
             return Err(CapabilityError::NotAllowed { asked: self.clone(), allowed: allowed.clone() });
         }
@@ -114,7 +115,7 @@ impl Capabilities {
 impl Default for Capabilities {
     /// NVIDIA's own default, compute and utility.
     fn default() -> Self {
-        Self { members: vec![Capability::Compute, Capability::Utility], all: false }
+        Self { members: [Capability::Compute, Capability::Utility].into(), all: false }
     }
 }
 
@@ -125,24 +126,20 @@ impl FromStr for Capabilities {
     fn from_str(text: &str) -> Result<Self, CapabilityError> {
         let names: Vec<&str> = text.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
         let all = names.contains(&"all");
-        let mut members = Vec::new();
+        let mut members = BTreeSet::new();
         for name in names.into_iter().filter(|name| *name != "all") {
             match NAMES.iter().find(|(known, _)| *known == name) {
-                Some((_, capability)) => members.push(*capability),
+                Some((_, capability)) => members.extend([*capability]),
                 None if name == COMPAT32 && all => {}
                 None if name == COMPAT32 => return Err(CapabilityError::Compat32),
                 None => return Err(CapabilityError::Unknown(name.chars().take(64).collect())),
             }
         }
-        if all {
-            return Ok(Self::all());
-        }
-        if members.is_empty() {
-            return Ok(Self::default());
-        }
-        members.sort_unstable();
-        members.dedup();
-        Ok(Self { members, all })
+        Ok(match (all, members.is_empty()) {
+            (true, _) => Self::all(),
+            (false, true) => Self::default(),
+            (false, false) => Self { members, all },
+        })
     }
 }
 

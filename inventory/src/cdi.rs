@@ -5,15 +5,16 @@
 //! file, is ignored, as engines do.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::Read;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::OFlag;
 use nix::sys::stat::{major, minor};
 use serde_json::Value;
 
+use crate::file_lease::open_now;
+use crate::folder;
 use crate::yaml;
 
 /// What the CDI files say about one device.
@@ -67,18 +68,14 @@ pub fn cdi_devices(folders: &[PathBuf], names: &BTreeSet<&str>) -> BTreeMap<Stri
 }
 
 fn specifications(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten();
-    let files = entries.filter_map(|entry| Some(entry.ok()?.path()));
-    let is_specification = |file: &PathBuf| {
-        file.extension().is_some_and(|extension| ["json", "yaml"].map(AsRef::as_ref).contains(&extension))
-    };
-    files.filter(is_specification).collect()
+    let is_specification =
+        |file: &PathBuf| file.extension().is_some_and(|extension| extension == "json" || extension == "yaml");
+    folder::paths(folder).filter(is_specification).collect()
 }
 
 fn read(file: &Path) -> Option<Value> {
-    let mut options = OpenOptions::new();
-    let opened = options.read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(file).ok()?;
-    let length = opened.metadata().ok().filter(|metadata| metadata.is_file())?.len();
+    let opened = open_now(file).ok()?;
+    let length = opened.metadata().ok()?.len();
     let mut text = String::new();
     opened.take(MOST_BYTES).read_to_string(&mut text).ok().filter(|_| length < MOST_BYTES)?;
     // Engines read JSON and YAML with the same YAML reader.

@@ -12,6 +12,7 @@ use std::path::Path;
 
 use crate::device_node::{CONTROL_MINOR, DeviceNode, MAJOR, MODESET_MINOR, device_node, majors, numbers};
 use crate::error::NodeError;
+use crate::folder;
 use crate::gpu::pci_folders;
 use crate::proc::{self, ProcError};
 use crate::roots::Roots;
@@ -87,12 +88,8 @@ impl Rights {
     /// Reads one capability's file. It names no owner, so the node is root's.
     fn of_capability(text: &str) -> Result<Self, &'static str> {
         let mode = number(text, "DeviceFileMode").ok_or("DeviceFileMode")? & 0o777;
-        Ok(Self {
-            mode,
-            uid: 0,
-            gid: 0,
-            modify: number(text, "DeviceFileModify").is_none_or(|word| word == 1),
-        })
+        let modify = number(text, "DeviceFileModify").is_none_or(|word| word == 1);
+        Ok(Self { mode, uid: 0, gid: 0, modify })
     }
 }
 
@@ -155,9 +152,9 @@ impl DeviceFiles {
     pub fn existing(roots: &Roots) -> Result<Vec<DeviceNode>, NodeError> {
         let majors = majors(&roots.proc)?;
         let dev = roots.dev.join("dev");
-        let mut names: Vec<String> = names_in(&dev).filter(|name| name.starts_with("nvidia")).collect();
-        for folder in ["nvidia-caps", "nvidia-caps-imex-channels"] {
-            names.extend(names_in(&dev.join(folder)).map(|name| format!("{folder}/{name}")));
+        let mut names: Vec<String> = folder::names(&dev).filter(|name| name.starts_with("nvidia")).collect();
+        for inner in ["nvidia-caps", "nvidia-caps-imex-channels"] {
+            names.extend(folder::names(&dev.join(inner)).map(|name| format!("{inner}/{name}")));
         }
         names.sort();
         let nodes = names.iter().filter_map(|name| device_node(&roots.dev, name).ok());
@@ -215,8 +212,7 @@ fn gpu_minors(folder: &Path) -> Result<Vec<u32>, NodeError> {
 /// Minor and rights of every capability below `folder`. There are none without MIG.
 fn capabilities(folder: &Path, depth: u32) -> Result<BTreeMap<u32, Rights>, NodeError> {
     let mut found = BTreeMap::new();
-    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
-    for entry in entries.filter(|_| depth > 0) {
+    for entry in folder::entries(folder).filter(|_| depth > 0) {
         let path = entry.path();
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             found.extend(capabilities(&path, depth - 1)?);
@@ -229,11 +225,6 @@ fn capabilities(folder: &Path, depth: u32) -> Result<BTreeMap<u32, Rights>, Node
         }
     }
     Ok(found)
-}
-
-fn names_in(folder: &Path) -> impl Iterator<Item = String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
-    entries.filter_map(|entry| entry.file_name().into_string().ok())
 }
 
 #[cfg(test)]

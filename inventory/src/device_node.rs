@@ -7,6 +7,8 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use nix::sys::stat::{major, minor};
+
 use crate::error::NodeError;
 use crate::proc;
 use crate::roots::Roots;
@@ -113,21 +115,8 @@ pub(crate) fn device_node(dev_root: &Path, name: &str) -> Result<DeviceNode, Nod
 
 /// Splits a device number into major and minor.
 pub(crate) fn numbers(device: u64) -> (u32, u32) {
-    (major(device), minor(device))
-}
-
-/// The major number in Linux's 64-bit device number: bits 8 to 19, and 44 to 63.
-fn major(device: u64) -> u32 {
-    let high = (device >> 32) & 0xffff_f000;
-    let low = (device >> 8) & 0xfff;
-    u32::try_from(high | low).unwrap_or(u32::MAX)
-}
-
-/// The minor number in Linux's 64-bit device number: bits 0 to 7, and 20 to 43.
-fn minor(device: u64) -> u32 {
-    let high = (device >> 12) & 0xffff_ff00;
-    let low = device & 0xff;
-    u32::try_from(high | low).unwrap_or(u32::MAX)
+    let number = |number| u32::try_from(number).unwrap_or(u32::MAX);
+    (number(major(device)), number(minor(device)))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! trusted; it only names more folders to search.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,7 @@ use std::sync::OnceLock;
 use crate::capability::Capabilities;
 use crate::elf;
 use crate::file_lease::open_now;
+use crate::folder;
 use crate::root::Root;
 use crate::roots::Roots;
 
@@ -204,7 +205,7 @@ impl Driver {
     /// When others than root may write to one of them.
     pub fn files(&self, capabilities: &Capabilities, extent: Extent) -> Result<Vec<DriverFile>, DriverError> {
         let mut found: Vec<DriverFile> = Vec::new();
-        let libraries = self.folders.first().map(PathBuf::as_path).unwrap_or(Path::new("/"));
+        let libraries = self.libraries();
         let folders = search::program_folders(self.root.path(), libraries);
         for capability in capabilities.iter() {
             for name in sets::programs(capability, extent) {
@@ -227,23 +228,25 @@ impl Driver {
 
     /// The folders in or below which all of the driver's files are.
     pub fn sources(&self) -> Vec<PathBuf> {
-        let libraries = self.folders.first().map(PathBuf::as_path).unwrap_or(Path::new("/"));
         let root = self.root.real().unwrap_or(self.root.path());
         let data = DATA_PLACES.map(|(place, _)| root.join(place));
-        let programs = search::program_folders(self.root.path(), libraries);
+        let programs = search::program_folders(self.root.path(), self.libraries());
         self.folders.iter().cloned().chain(programs).chain(data).collect()
+    }
+
+    /// The folder with libcuda or libnvidia-ml.
+    fn libraries(&self) -> &Path {
+        self.folders.first().map_or(Path::new("/"), PathBuf::as_path)
     }
 
     /// A data file below `/etc` or `/usr/share`, or one that Debian keeps next to the libraries.
     fn data(&self, name: &str, libraries: &Path) -> Option<DriverFile> {
-        for (place, folder) in DATA_PLACES {
-            if let Some(host_path) = self.root.file(&self.root.path().join(place).join(name)) {
-                return Some(DriverFile { container_path: Path::new(folder).join(name), host_path });
-            }
-        }
-        let file = Path::new(name).file_name()?;
-        let host_path = self.root.file(&libraries.join(file))?;
-        Some(DriverFile { container_path: Path::new("/usr/share").join(name), host_path })
+        let places = DATA_PLACES.map(|(place, folder)| (self.root.path().join(place).join(name), folder));
+        let beside = (libraries.join(Path::new(name).file_name()?), "/usr/share");
+        places.into_iter().chain([beside]).find_map(|(path, folder)| {
+            let container_path = Path::new(folder).join(name);
+            Some(DriverFile { container_path, host_path: self.root.file(&path)? })
+        })
     }
 
     /// A library's file name on the host, and its names in a container.
@@ -336,14 +339,13 @@ impl<'a> Trust<'a> {
         let root = self.root.real();
         let above = file.ancestors().take_while(|path| root.is_some_and(|root| path.starts_with(root)));
         for (depth, path) in above.enumerate() {
-            let looked_at = (path.to_path_buf(), if depth < 2 { 0o022 } else { 0o002 });
+            let writers = if depth < 2 { 0o022 } else { 0o002 };
+            let looked_at = (path.to_path_buf(), writers);
             if self.safe.contains(&looked_at) {
                 continue;
             }
-            let writers = looked_at.1;
-            let is_safe = fs::metadata(path)
-                .is_ok_and(|metadata| metadata.uid() == 0 && metadata.mode() & writers == 0);
-            if !is_safe {
+            let is_safe = |metadata: Metadata| metadata.uid() == 0 && metadata.mode() & writers == 0;
+            if !fs::metadata(path).is_ok_and(is_safe) {
                 return Err(DriverError::Untrusted { path: path.into() });
             }
             self.safe.insert(looked_at);
@@ -355,12 +357,9 @@ impl<'a> Trust<'a> {
 /// Notes the versions of libcuda in `folder`, so that the error can tell a wrong version from a missing
 /// driver.
 fn note_other_versions(folder: &Path, others: &mut BTreeMap<String, PathBuf>) {
-    for entry in fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok) {
-        let name = entry.file_name();
-        let version = name.to_str().and_then(|name| name.strip_prefix("libcuda.so."));
-        if let Some(version) = version.filter(|version| version.contains('.')) {
-            others.insert(version.to_owned(), folder.to_path_buf());
-        }
+    for name in folder::names(folder) {
+        let version = name.strip_prefix("libcuda.so.").filter(|version| version.contains('.'));
+        others.extend(version.map(|version| (version.to_owned(), folder.to_path_buf())));
     }
 }
 

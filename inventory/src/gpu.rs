@@ -32,10 +32,7 @@ pub(crate) type PciFolder = (PciAddress, PathBuf);
 
 /// The folder of each GPU below `folder`, unsorted.
 pub(crate) fn pci_folders(folder: &Path) -> Result<Vec<PciFolder>, NodeError> {
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(_) => return Err(NodeError::NoGpu { path: folder.into() }),
-    };
+    let entries = fs::read_dir(folder).map_err(|_| NodeError::NoGpu { path: folder.into() })?;
     let named = entries.filter_map(Result::ok).filter_map(|entry| {
         let address = entry.file_name().to_str().and_then(proc::pci_address)?;
         Some((address, entry.path()))

@@ -14,6 +14,7 @@ mod driver;
 pub mod elf;
 mod error;
 mod file_lease;
+mod folder;
 mod gpu;
 mod memory;
 mod node;

@@ -1,7 +1,6 @@
 //! Reads the whole node as a value: GPUs in the order in which users count them, and the device nodes that
 //! containers need.
 
-use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -10,6 +9,7 @@ use crate::device_node::{
 };
 use crate::driver::Driver;
 use crate::error::{NodeError, SickGpu};
+use crate::folder;
 use crate::gpu::{Gpu, PciAddress, pci_folders};
 use crate::proc::{self, ProcError};
 use crate::roots::Roots;
@@ -155,11 +155,8 @@ fn render_nodes(
 ) -> Result<Vec<DeviceNode>, NodeError> {
     let address = format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}");
     let folder = roots.proc.join("sys/bus/pci/devices").join(address).join("drm");
-    let entries = fs::read_dir(&folder).into_iter().flatten().filter_map(Result::ok);
-    let mut names: Vec<String> = entries
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .filter(|name| name.starts_with("card") || name.starts_with("renderD"))
-        .collect();
+    let is_drms = |name: &String| name.starts_with("card") || name.starts_with("renderD");
+    let mut names: Vec<String> = folder::names(&folder).filter(is_drms).collect();
     names.sort();
     let mut nodes = Vec::new();
     for name in names {
@@ -172,6 +169,8 @@ fn render_nodes(
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use crate::folder;
 use crate::root::Root;
 use crate::roots::Roots;
 
@@ -59,9 +60,8 @@ pub(super) fn library_folders(roots: &Roots, root: &Root) -> impl Iterator<Item 
 /// Debian's driver folders, `current` first. Debian keeps packages for older GPUs next to it, in `tesla-470`
 /// and similar.
 fn variants(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     let mut found: Vec<PathBuf> =
-        entries.map(|entry| entry.path()).filter(|path| path.is_dir()).take(MAX_VARIANTS).collect();
+        folder::paths(folder).filter(|path| path.is_dir()).take(MAX_VARIANTS).collect();
     found.sort_by_key(|path| (!path.ends_with("current"), path.clone()));
     found
 }
@@ -80,9 +80,8 @@ pub(super) fn program_folders(root: &Path, libraries: &Path) -> Vec<PathBuf> {
 fn loader_folders(conf: &Path, root: &Root, depth: u32) -> Vec<PathBuf> {
     let text = root.file(&root.path().join(conf)).and_then(|path| fs::read_to_string(path).ok());
     let mut folders = Vec::new();
-    for line in
-        text.iter().flat_map(|text| text.lines()).map(|line| line.split('#').next().unwrap_or("").trim())
-    {
+    for line in text.unwrap_or_default().lines() {
+        let line = line.split('#').next().unwrap_or("").trim();
         let Some(pattern) = line.strip_prefix("include ").map(str::trim) else {
             folders.extend((line.starts_with('/')).then(|| PathBuf::from(line)));
             continue;
@@ -92,7 +91,7 @@ fn loader_folders(conf: &Path, root: &Root, depth: u32) -> Vec<PathBuf> {
             continue;
         };
         let folder = Path::new(folder.trim_start_matches('/'));
-        let entries = fs::read_dir(root.path().join(folder)).into_iter().flatten().filter_map(Result::ok);
+        let entries = folder::entries(&root.path().join(folder));
         let mut files: Vec<PathBuf> = entries.map(|entry| folder.join(entry.file_name())).collect();
         files.sort();
         let included = files.iter().filter(|file| file.extension().is_some_and(|end| end == "conf"));
