@@ -130,21 +130,18 @@ impl Container {
     /// Reads the container from a config.json. A part of an unexpected JSON type is skipped; the low-level
     /// runtime reports it.
     pub fn from_json(json: &Value) -> Self {
-        let annotations = json.get("annotations").and_then(Value::as_object).into_iter().flatten();
+        let annotations = json["annotations"].as_object().into_iter().flatten();
         let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
-        let env = json.pointer("/process/env").and_then(Value::as_array).into_iter().flatten();
-        let mounts = json.get("mounts").and_then(Value::as_array).into_iter().flatten();
-        let nodes = || json.pointer("/linux/devices").and_then(Value::as_array).into_iter().flatten();
+        let nodes: Vec<Node> = list(&json["linux"]["devices"]).filter_map(node).collect();
         Self {
             annotations: annotations.filter_map(text).collect(),
-            cri_o: OnceLock::new(),
-            env: env.filter_map(Value::as_str).filter_map(Variable::of).collect(),
-            mounts: mounts.filter_map(mount).collect(),
-            nodes: nodes().filter_map(node).collect(),
-            cdi: BTreeMap::new(),
+            env: list(&json["process"]["env"]).filter_map(Value::as_str).filter_map(Variable::of).collect(),
+            mounts: list(&json["mounts"]).filter_map(mount).collect(),
             ran_before: ran_before(json),
-            has_hosts_nodes: is_privileged(json) && nodes().filter_map(node).any(|node| node.is_null()),
+            has_hosts_nodes: is_privileged(json) && nodes.iter().any(Node::is_null),
             ruled: rules(json).filter(|rule| lets_use(rule)).filter_map(ruled_gpu).collect(),
+            nodes,
+            ..Self::default()
         }
     }
 
@@ -205,8 +202,7 @@ impl Container {
     /// Whether this is a pod's pause container; its request is not read. podman sets none of these marks
     /// itself, so in a bundle of podman's they are the pod author's words and do not count.
     pub fn is_sandbox(&self) -> bool {
-        let kind = self.cri().and_then(|keys| self.annotations.get(keys.kind));
-        kind.is_some_and(|kind| kind == "sandbox")
+        self.of_pod(|keys| keys.kind) == Some("sandbox")
             && self.writer() != Writer::Podman
             && self.engines().len() < 2
     }
@@ -279,9 +275,8 @@ impl Container {
     /// were handed over. In a bundle with every device of the host, a node counts if it has a device rule of
     /// its own, which CDI writes, or if it is listed twice, which a device plugin causes.
     pub fn handed(&self) -> Vec<(&str, u32)> {
-        let note = self.annotations.get(HANDED).filter(|_| self.ran_before);
         if self.ran_before {
-            let minors = note.into_iter().flat_map(|note| note.split(','));
+            let minors = self.annotations.get(HANDED).into_iter().flat_map(|note| note.split(','));
             return minors.filter_map(|minor| Some((HANDED, minor.parse().ok()?))).collect();
         }
         let gpus: Vec<(&str, u32)> =
@@ -321,69 +316,71 @@ pub fn gpu_minor(node: &Node) -> Option<u32> {
 /// Whether the bundle allows every character device, so that it has those of the whole host. Of several rules
 /// for all devices the last one counts.
 pub fn is_privileged(json: &Value) -> bool {
-    rules(json).filter(|rule| is_for_all(rule)).fold(false, |before, rule| match rule.get("allow") {
-        _ if lets_use(rule) => true,
-        Some(Value::Bool(true)) => before,
-        _ => before && !takes_use(rule),
-    })
+    rules(json)
+        .filter(|rule| is_for_all(rule))
+        .fold(false, |before, rule| lets_use(rule) || before && (rule["allow"] == true || !takes_use(rule)))
 }
 
 /// Whether a device rule applies to all character devices.
 fn is_for_all(rule: &Value) -> bool {
-    let kind = rule.get("type").and_then(Value::as_str).unwrap_or("a");
+    let kind = rule["type"].as_str().unwrap_or("a");
     matches!(kind, "a" | "" | "c") && number(rule, "major").is_none() && number(rule, "minor").is_none()
 }
 
 /// Whether a denying rule takes away both reading and writing.
 fn takes_use(rule: &Value) -> bool {
-    let access = rule.get("access").and_then(Value::as_str).unwrap_or("rwm");
-    access.contains('r') && access.contains('w')
+    access(rule).contains('r') && access(rule).contains('w')
+}
+
+/// What a device rule is about: reading, writing and `mknod`.
+fn access(rule: &Value) -> &str {
+    rule["access"].as_str().unwrap_or("rwm")
 }
 
 fn rules(json: &Value) -> impl Iterator<Item = &Value> {
-    json.pointer("/linux/resources/devices").and_then(Value::as_array).into_iter().flatten()
+    list(&json["linux"]["resources"]["devices"])
+}
+
+/// The items of a JSON list; none where the value is no list.
+fn list(json: &Value) -> impl Iterator<Item = &Value> {
+    json.as_array().into_iter().flatten()
 }
 
 /// Whether a device rule allows reading or writing, not only `mknod`.
 pub fn lets_use(rule: &Value) -> bool {
-    let access = rule.get("access").and_then(Value::as_str).unwrap_or("rwm");
-    rule.get("allow") == Some(&Value::Bool(true)) && access.contains(['r', 'w'])
+    rule["allow"] == true && access(rule).contains(['r', 'w'])
 }
 
 /// A number of a device rule. `None` stands for every number: the field is absent or -1.
 fn number(rule: &Value, field: &str) -> Option<i64> {
-    rule.get(field).and_then(Value::as_i64).filter(|number| *number >= 0)
+    rule[field].as_i64().filter(|number| *number >= 0)
 }
 
 /// The minor of the single NVIDIA device that a rule names.
 fn ruled_gpu(rule: &Value) -> Option<i64> {
-    let is_block = rule.get("type").and_then(Value::as_str) == Some("b");
-    number(rule, "minor").filter(|_| number(rule, "major") == Some(MAJOR) && !is_block)
+    number(rule, "minor").filter(|_| number(rule, "major") == Some(MAJOR) && rule["type"] != "b")
 }
 
 fn mount(json: &Value) -> Option<Mount> {
-    let text = |field| json.get(field).and_then(Value::as_str).map(str::to_owned);
+    let text = |field: &str| json[field].as_str().map(str::to_owned);
     Some(Mount { source: text("source").unwrap_or_default(), target: text("destination")? })
 }
 
 fn node(json: &Value) -> Option<Node> {
-    let number = |field| json.get(field).and_then(Value::as_i64);
-    let path = json.get("path").and_then(Value::as_str)?.to_owned();
-    let is_block = json.get("type").and_then(Value::as_str) == Some("b");
-    Some(Node { path, major: number("major")?, minor: number("minor")?, is_block })
+    let number = |field: &str| json[field].as_i64();
+    let path = json["path"].as_str()?.to_owned();
+    Some(Node { path, major: number("major")?, minor: number("minor")?, is_block: json["type"] == "b" })
 }
 
 /// Whether this config.json holds the hook of an earlier lease: the wrapper edited it then, and no engine has
 /// rewritten it since.
 pub fn ran_before(json: &Value) -> bool {
-    let hooks = json.pointer("/hooks/prestart").and_then(Value::as_array);
-    hooks.into_iter().flatten().any(is_of_a_lease)
+    list(&json["hooks"]["prestart"]).any(is_of_a_lease)
 }
 
 /// Whether it is gpushare's hook as the wrapper writes it. The hook of hook-only mode names no lease.
 fn is_of_a_lease(hook: &Value) -> bool {
-    let words: Vec<_> = hook.get("args").and_then(Value::as_array).into_iter().flatten().collect();
-    words.first().is_some_and(|name| *name == "gpushare-hook") && words.iter().any(|word| *word == "--lease")
+    hook["args"][0] == "gpushare-hook" && list(&hook["args"]).any(|word| word == "--lease")
 }
 
 #[cfg(test)]
