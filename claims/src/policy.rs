@@ -107,7 +107,7 @@ pub struct Ceiling {
     memory: MemoryRequest,
     cores: Cap,
     /// Name of the setting that holds it, for the message.
-    setting: &'static str,
+    pub setting: &'static str,
 }
 
 impl Policy {
@@ -131,17 +131,14 @@ impl Policy {
 
     /// The ceilings of words that may come from an unchecked image: the node's default memory and compute.
     fn of_unchecked_images(&self, rank: Rank) -> impl Iterator<Item = Ceiling> {
-        let is_unchecked = self.is_unchecked(rank);
-        let memory = self.default_memory.filter(|_| is_unchecked);
-        let memory =
-            memory.map(|memory| Ceiling { memory, cores: Cap::Unlimited, setting: "request.default_memory" });
-        let cores = self.default_cores.filter(|_| is_unchecked).map(Cap::from);
-        let cores = cores.map(|cores| Ceiling {
+        let of_memory = |memory| Ceiling { memory, cores: Cap::Unlimited, setting: "request.default_memory" };
+        let of_cores = |cores: Cores| Ceiling {
             memory: MemoryRequest::Rest,
-            cores,
+            cores: cores.into(),
             setting: "request.default_cores",
-        });
-        memory.into_iter().chain(cores)
+        };
+        let ceilings = [self.default_memory.map(of_memory), self.default_cores.map(of_cores)];
+        ceilings.into_iter().flatten().filter(move |_| self.is_unchecked(rank))
     }
 
     /// Whether a word of this rank may come from an image that nobody checked.
@@ -158,11 +155,6 @@ impl Ceiling {
             MemoryRequest::Percent(percent) => Some(total(gpu)?.percent(percent)),
             MemoryRequest::Rest => None,
         })
-    }
-
-    /// Name of the setting that holds it.
-    pub fn setting(self) -> &'static str {
-        self.setting
     }
 
     /// Refuses `memory` where it is above this ceiling; `by` is the word that asks.

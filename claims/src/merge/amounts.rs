@@ -11,7 +11,7 @@ use crate::claim::Claim;
 use crate::error::RequestError;
 use crate::gpus::total;
 use crate::grammar::{ComputePolicy, Cores, MemoryRequest};
-use crate::policy::NvidiaPolicy;
+use crate::policy::{Ceiling, NvidiaPolicy};
 use crate::rank::Rank;
 use crate::request::Share;
 use crate::words::conflict;
@@ -63,16 +63,11 @@ impl<'a> Merge<'a> {
             false => least.value,
         };
         let bytes = on(value, gpu)?;
-        let held = |claim: &Claim| {
-            let ceilings = self.policy.authority(claim.rank)?;
-            Some(ceilings.iter().try_for_each(|ceiling| ceiling.hold_memory(&claim.by, bytes, gpu)))
-        };
         let within_card = bytes <= total(gpu)?;
-        let grants = |claim: &&&Claim| stated(claim).is_some() || claim.is_exclusive() && within_card;
-        let stating = self.claims.iter().filter(|claim| claim.asks).filter(grants);
+        let grants = |claim: &Claim| stated(claim).is_some() || claim.is_exclusive() && within_card;
         let is_default = || Ok(bytes <= on(self.default_memory_of(Some(gpu), spread)?.0, gpu)?);
-        granted_by(stating.filter_map(|claim| held(claim)), &least.bounding.by, is_default)?;
-        spread.multiplying.and_then(held).unwrap_or(Ok(()))?;
+        let hold = |by: &str, ceiling: Ceiling| ceiling.hold_memory(by, bytes, gpu);
+        self.hold(spread, grants, hold, &least.bounding.by, is_default)?;
         Ok(value)
     }
 
@@ -118,30 +113,45 @@ impl<'a> Merge<'a> {
     ) -> Result<Option<Cap>, RequestError> {
         let stated = |claim: &Claim| claim.most_compute_on(gpu);
         let Some(least) = self.least(stated, |a, b| Ok(a.cmp(b)))? else { return Ok(None) };
-        let held = |claim: &Claim| {
-            let ceilings = self.policy.authority(claim.rank)?;
-            Some(ceilings.iter().try_for_each(|ceiling| ceiling.hold_compute(&claim.by, least.value)))
-        };
-        let stating = self.claims.iter().filter(|claim| claim.asks && stated(claim).is_some());
         let is_default = || Ok(self.policy.default_cores.is_none_or(|cores| least.value <= cores.into()));
-        granted_by(stating.filter_map(|claim| held(claim)), &least.bounding.by, is_default)?;
-        spread.multiplying.and_then(held).unwrap_or(Ok(()))?;
+        let hold = |by: &str, ceiling: Ceiling| ceiling.hold_compute(by, least.value);
+        self.hold(spread, |claim| stated(claim).is_some(), hold, &least.bounding.by, is_default)?;
         Ok(Some(least.value))
     }
 
     /// Holds a request for whole GPUs to the ceilings. It exceeds every ceiling below a whole GPU, and every
     /// default.
     fn hold_exclusive(&self, gpu: Option<&Gpu>, spread: &Spread) -> Result<(), RequestError> {
+        let hold = |by: &str, ceiling: Ceiling| {
+            ceiling.hold_compute(by, Cap::Unlimited)?;
+            gpu.map_or(Ok(()), |gpu| ceiling.hold_memory(by, total(gpu)?, gpu))
+        };
+        let stating = self.asking().find(|claim| claim.is_exclusive());
+        let by = stating.map_or("", |claim| &claim.by);
+        // Where no claim asks for whole GPUs, the policy gives them.
+        self.hold(spread, Claim::is_exclusive, hold, by, || Ok(stating.is_none()))
+    }
+
+    /// Holds an amount to the ceilings of the claims that ask for it: one of those that `grants` chooses must
+    /// be allowed it. Where none of them may grant at all, only the node's default or less is granted; `by`
+    /// is the word for the error. The claim that multiplies the amount is held, too.
+    fn hold(
+        &self,
+        spread: &Spread,
+        grants: impl Fn(&Claim) -> bool,
+        hold: impl Fn(&str, Ceiling) -> Result<(), RequestError>,
+        by: &str,
+        is_default: impl FnOnce() -> Result<bool, RequestError>,
+    ) -> Result<(), RequestError> {
         let held = |claim: &Claim| {
             let ceilings = self.policy.authority(claim.rank)?;
-            Some(ceilings.iter().try_for_each(|ceiling| {
-                ceiling.hold_compute(&claim.by, Cap::Unlimited)?;
-                gpu.map_or(Ok(()), |gpu| ceiling.hold_memory(&claim.by, total(gpu)?, gpu))
-            }))
+            Some(ceilings.into_iter().try_for_each(|ceiling| hold(&claim.by, ceiling)))
         };
-        let stating = self.claims.iter().filter(|claim| claim.is_exclusive() && claim.asks);
-        if let Some(first) = stating.clone().next() {
-            granted_by(stating.filter_map(|claim| held(claim)), &first.by, || Ok(false))?;
+        let mut granting = self.asking().filter(|claim| grants(claim)).filter_map(held);
+        match granting.next() {
+            Some(first) => first.or_else(|error| granting.find(Result::is_ok).unwrap_or(Err(error)))?,
+            None if is_default()? => {}
+            None => return Err(RequestError::AboveDefault { key: by.to_owned() }),
         }
         spread.multiplying.and_then(held).unwrap_or(Ok(()))
     }
@@ -198,7 +208,7 @@ impl<'a> Merge<'a> {
         let mut least = None;
         for ceiling in granting.filter_map(|claim| self.policy.ceiling(claim.rank)) {
             let most = ceiling.on(gpu)?.filter(|most| gpu.memory.is_none_or(|memory| *most < memory));
-            least = [least, most.map(|most| (most, ceiling.setting()))].into_iter().flatten().min();
+            least = [least, most.map(|most| (most, ceiling.setting))].into_iter().flatten().min();
         }
         Ok(least)
     }
@@ -224,27 +234,6 @@ impl<'a> Merge<'a> {
             None if is_free => stated,
             None => ComputePolicy::Fixed,
         }
-    }
-}
-
-/// Whether one of the claims that state a value may grant it; `held` has the result for each. Where no claim
-/// may grant at all, only the node's default or less is granted.
-fn granted_by(
-    held: impl Iterator<Item = Result<(), RequestError>>,
-    by: &str,
-    is_default: impl FnOnce() -> Result<bool, RequestError>,
-) -> Result<(), RequestError> {
-    let mut first = None;
-    for held in held {
-        match held {
-            Ok(()) => return Ok(()),
-            Err(error) => first = first.or(Some(error)),
-        }
-    }
-    match first {
-        Some(error) => Err(error),
-        None if is_default()? => Ok(()),
-        None => Err(RequestError::AboveDefault { key: by.to_owned() }),
     }
 }
 
