@@ -178,9 +178,8 @@ pub enum ValueError {
 /// escapes it (`{:?}`).
 pub fn shortened(value: &str) -> String {
     const LONGEST: usize = 80;
-    if value.chars().count() <= LONGEST {
-        return value.to_owned();
+    match value.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}…", &value[..end]),
+        None => value.to_owned(),
     }
-    let head: String = value.chars().take(LONGEST).collect();
-    format!("{head}…")
 }

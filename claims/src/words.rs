@@ -117,10 +117,8 @@ impl<'a> Words<'a> {
     pub fn one(&self, key: &str) -> Result<Option<Word<'a>>, RequestError> {
         let mut all = self.named(key);
         let Some(first) = all.next() else { return Ok(None) };
-        match all.find(|word| word.value != first.value) {
-            Some(other) => Err(conflict(first, other)),
-            None => Ok(Some(first)),
-        }
+        let other = all.find(|word| word.value != first.value);
+        other.map_or(Ok(Some(first)), |other| Err(conflict(first, other)))
     }
 }
 
