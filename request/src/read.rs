@@ -51,7 +51,7 @@ pub fn read(container: &Container, policy: &Policy, gpus: &[Gpu]) -> Result<Opti
     if let (Some(denial), Some(claim)) = (denial, claims.iter().find(|claim| claim.asks)) {
         return Err(conflict(&claim.by, denial));
     }
-    let mut notes = switches::apply(dialects::switches(), &words, &mut claims);
+    let mut notes = switches::apply(&words, &mut claims);
     notes.extend(near_misses(&words, &spoken));
     let mut request = merge(&claims, policy, node)?;
     request.capabilities = capabilities(&words, &claims)?;
@@ -181,45 +181,44 @@ fn near_misses(words: &Words, spoken: &[Spoken]) -> Vec<String> {
 fn capabilities(words: &Words, claims: &[Claim]) -> Result<Capabilities, RequestError> {
     let policy = words.policy;
     let within = |all: &Capabilities, part: &Capabilities| part.iter().all(|capability| all.has(capability));
-    let mut own: Vec<&Claim> = claims.iter().filter(|claim| claim.capabilities.is_some()).collect();
-    own.sort_by_key(|claim| std::cmp::Reverse(claim.rank));
-    let mut chosen: Option<Capabilities> = None;
-    for claim in own {
-        let Some(wanted) = &claim.capabilities else { continue };
-        let default = Capabilities::default();
-        let bound = chosen.as_ref().or((policy.authority(claim.rank).is_none()).then_some(&default));
+    let stated = claims.iter().filter_map(|claim| Some((claim, claim.capabilities.as_ref()?)));
+    let mut own: Vec<(&Claim, &Capabilities)> = stated.collect();
+    own.sort_by_key(|(claim, _)| std::cmp::Reverse(claim.rank));
+    let default = Capabilities::default();
+    let mut chosen: Option<&Capabilities> = None;
+    for (claim, wanted) in own {
+        let bound = chosen.or((policy.authority(claim.rank).is_none()).then_some(&default));
         if bound.is_some_and(|bound| !within(bound, wanted)) {
             return Err(RequestError::AboveDefault { key: claim.by.clone() });
         }
-        chosen = Some(wanted.clone());
+        chosen = Some(wanted);
     }
-    let by_key = chosen.is_some();
-    let variable = || nvidia_capabilities(words).filter(|_| policy.authority(Rank::Environment).is_some());
     let wanted = match chosen {
-        Some(wanted) => wanted,
-        None => variable().transpose()?.unwrap_or_default(),
+        Some(wanted) => wanted.clone(),
+        None if policy.authority(Rank::Environment).is_some() => nvidia_capabilities(words)?,
+        None => default,
     };
     match &policy.capabilities {
-        Some(allowed) if by_key => Ok(wanted.within(allowed)?),
+        Some(allowed) if chosen.is_some() => Ok(wanted.within(allowed)?),
         Some(allowed) => Ok(wanted.cut(allowed)?),
         None => Ok(wanted),
     }
 }
 
-/// The capabilities in NVIDIA's variable. Outside CRI the last entry counts, as with the list of GPUs.
-fn nvidia_capabilities(words: &Words) -> Option<Result<Capabilities, RequestError>> {
+/// The capabilities in NVIDIA's variable, or the default. Outside CRI the last entry counts, as with the list
+/// of GPUs.
+fn nvidia_capabilities(words: &Words) -> Result<Capabilities, RequestError> {
     let mut all = words.named(CAPABILITIES);
-    let last = all.next_back()?;
-    match all.find(|word| word.value != last.value) {
-        Some(other) if words.container.engine() == Engine::Cri => return Some(Err(conflict(other, last))),
-        _ => {}
+    let Some(last) = all.next_back() else { return Ok(Capabilities::default()) };
+    let other = all.find(|word| word.value != last.value);
+    if let Some(other) = other.filter(|_| words.container.engine() == Engine::Cri) {
+        return Err(conflict(other, last));
     }
-    let malformed = |source: CapabilityError| RequestError::Malformed {
+    last.value.parse().map_err(|source: CapabilityError| RequestError::Malformed {
         key: CAPABILITIES.to_owned(),
         value: shortened(last.value),
         source: source.into(),
-    };
-    Some(last.value.parse().map_err(malformed))
+    })
 }
 
 /// Another system's library in the bundle, and what happens to it. It keeps the limit only where the owner's
@@ -251,8 +250,7 @@ fn interceptor(
 /// Whether the variables alone, which other systems' libraries read, state the whole request, and no switch
 /// turns such a library off.
 fn is_told(words: &Words, claims: &[Claim], request: &Request, node: NodeGpus) -> bool {
-    let mut switches = dialects::switches();
-    if words.container.writer() == Writer::Podman || switches::any_is_on(&mut switches, words) {
+    if words.container.writer() == Writer::Podman || switches::any_is_on(words) {
         return false;
     }
     let told: Vec<Claim> =

@@ -5,61 +5,46 @@
 //! values that its own system takes for on.
 
 use crate::dialect::{Off, Switch};
+use crate::dialects;
 use gpushare_claims::{Amount, Cap, Claim, Mode, Rank, Word, Words};
 
 /// Applies the switches that the settings list to the claims of other systems' variables. It returns a note
 /// for every switch that is on. A switch is a variable, so it changes no claim of a more trusted channel.
-pub(crate) fn apply(
-    switches: impl Iterator<Item = &'static Switch>,
-    words: &Words,
-    claims: &mut [Claim],
-) -> Vec<String> {
-    let mut notes = Vec::new();
-    for (switch, word) in on(switches, words) {
-        let is_listed = words.policy.switches.iter().any(|key| key == switch.key);
-        if switch.turns_off == Off::Hardness || !is_listed {
-            notes.push(ignored(switch, word));
-            continue;
+pub(crate) fn apply(words: &Words, claims: &mut [Claim]) -> Vec<String> {
+    on(words).map(|(switch, word)| apply_one(switch, word, words, claims)).collect()
+}
+
+fn apply_one(switch: &Switch, word: Word, words: &Words, claims: &mut [Claim]) -> String {
+    let turn_off: fn(&mut Claim) = match switch.turns_off {
+        Off::Limits => make_whole,
+        Off::Compute => free_compute,
+        Off::Hardness => {
+            return format!("{word} is ignored: a limit is hard, and no memory of the host stands behind it");
         }
-        let before = notes.len();
+    };
+    let mut is_honoured = false;
+    if words.policy.switches.iter().any(|key| key == switch.key) {
         for claim in claims.iter_mut().filter(|claim| claim.rank == Rank::Environment && claim.is_foreign()) {
-            match switch.turns_off {
-                Off::Limits => make_whole(claim),
-                Off::Compute => free_compute(claim),
-                Off::Hardness => {}
-            }
-            notes.truncate(before);
-            notes.push(format!("{word} is honoured (request.honoured_switches)"));
-        }
-        if notes.len() == before {
-            notes.push(ignored(switch, word));
+            turn_off(claim);
+            is_honoured = true;
         }
     }
-    notes
+    match is_honoured {
+        true => format!("{word} is honoured (request.honoured_switches)"),
+        false => format!("{word} is ignored: the limits stay (request.honoured_switches)"),
+    }
 }
 
 /// Whether any switch is on in any of its entries, honoured or not.
-pub(crate) fn any_is_on(mut switches: impl Iterator<Item = &'static Switch>, words: &Words) -> bool {
-    switches.any(|switch| words.container.named(switch.key).any(|(_, value)| (switch.is_on)(value, words)))
-}
-
-fn ignored(switch: &Switch, word: Word) -> String {
-    match switch.turns_off {
-        Off::Hardness => {
-            format!("{word} is ignored: a limit is hard, and no memory of the host stands behind it")
-        }
-        Off::Limits | Off::Compute => {
-            format!("{word} is ignored: the limits stay (request.honoured_switches)")
-        }
-    }
+pub(crate) fn any_is_on(words: &Words) -> bool {
+    let is_on =
+        |switch: &Switch| words.container.named(switch.key).any(|(_, value)| (switch.is_on)(value, words));
+    dialects::switches().any(is_on)
 }
 
 /// The switches that are on in all of their entries, each once, with the first entry.
-fn on<'a>(
-    switches: impl Iterator<Item = &'static Switch>,
-    words: &Words<'a>,
-) -> impl Iterator<Item = (&'static Switch, Word<'a>)> {
-    switches.filter_map(|switch| {
+fn on<'a>(words: &Words<'a>) -> impl Iterator<Item = (&'static Switch, Word<'a>)> {
+    dialects::switches().filter_map(|switch| {
         let mut all = words.container.named(switch.key);
         let (key, value) = all.next()?;
         let is_on = |value: &str| (switch.is_on)(value, words);
@@ -89,7 +74,6 @@ mod tests {
     use gpushare_inventory::DeviceMemory;
 
     use super::*;
-    use crate::dialects;
     use crate::{Ceilings, Container, Cores, MemoryRequest, Mode, Policy, Request, RequestError};
     use gpushare_claims::four;
 
@@ -205,7 +189,7 @@ mod tests {
                 for value in values {
                     let container = Container::new(BTreeMap::new(), vec![format!("{key}={value}")]);
                     let policy = Policy::default();
-                    let told = apply(dialects::switches(), &Words::new(&container, &policy), &mut []);
+                    let told = apply(&Words::new(&container, &policy), &mut []);
                     assert_eq!(told.len(), want, "{key}={value}: {told:?}");
                 }
             }
@@ -217,7 +201,7 @@ mod tests {
         let env = ["CGPU_DISABLE=1", "CGPU_DISABLE=0"].map(str::to_owned).to_vec();
         let container = Container::new(BTreeMap::new(), env);
         let policy = Policy::default();
-        let told = apply(dialects::switches(), &Words::new(&container, &policy), &mut []);
+        let told = apply(&Words::new(&container, &policy), &mut []);
         assert_eq!(told, Vec::<String>::new());
     }
 }
