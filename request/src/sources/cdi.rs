@@ -41,21 +41,15 @@ impl FromStr for ShareName {
 
     fn from_str(text: &str) -> Result<Self, GrammarError> {
         let (memory, cores) = values(text);
-        if text.contains('%') {
-            return Err(GrammarError::NotAShareName);
-        }
-        let memory = memory.parse().map_err(|_| GrammarError::NotAShareName)?;
-        let cores = cores.map(|cores| cores.parse().map_err(|_| GrammarError::NotAShareName)).transpose()?;
-        Ok(Self { memory, cores })
+        let memory = memory.parse().ok().filter(|_| !text.contains('%'));
+        let cores = cores.map(str::parse).transpose().map_err(|_| GrammarError::NotAShareName)?;
+        Ok(Self { memory: memory.ok_or(GrammarError::NotAShareName)?, cores })
     }
 }
 
 /// Splits a share's name into memory and compute, in the grammar of gpushare's own keys.
 fn values(name: &str) -> (String, Option<&str>) {
-    let (memory, cores) = match name.split_once('-') {
-        Some((memory, cores)) => (memory, Some(cores)),
-        None => (name, None),
-    };
+    let (memory, cores) = name.split_once('-').map_or((name, None), |(memory, cores)| (memory, Some(cores)));
     let memory = match memory.strip_suffix("pct") {
         Some(number) => format!("{number}%"),
         None => memory.to_owned(),
@@ -65,53 +59,48 @@ fn values(name: &str) -> (String, Option<&str>) {
 
 /// A CDI name of gpushare's vendor, `gpushare.io`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Name<'a> {
-    Share(&'a str),
-    Gpu(&'a str),
+struct Name<'a> {
+    /// [`SHARE_KIND`] or [`GPU_KIND`].
+    kind: &'static str,
+    name: &'a str,
 }
 
 impl fmt::Display for Name<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (kind, name) = match self {
-            Self::Share(name) => (SHARE_KIND, name),
-            Self::Gpu(name) => (GPU_KIND, name),
-        };
-        write!(f, "CDI device {kind}={}", shortened(name).escape_debug())
+        write!(f, "CDI device {}={}", self.kind, shortened(self.name).escape_debug())
     }
 }
 
 /// The entries of gpushare's own keys that the names in the bundle stand for.
 pub(crate) fn entries<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestError> {
     let names = names(words)?;
-    let gpus: Vec<&str> =
-        names.iter().filter_map(|name| if let Name::Gpu(gpu) = name { Some(*gpu) } else { None }).collect();
-    let contradiction = names.iter().skip(1).find(|name| match (names[0], name) {
-        (Name::Gpu(first), Name::Gpu(other)) => first == "all" || *other == "all",
-        (first, other) => first != **other,
+    let Some(first) = names.first() else { return Ok(Vec::new()) };
+    let contradiction = names.iter().skip(1).find(|name| match (first.kind, name.kind) {
+        (GPU_KIND, GPU_KIND) => first.name == "all" || name.name == "all",
+        _ => first != *name,
     });
     if let Some(second) = contradiction {
-        return Err(conflict(names[0], second));
+        return Err(conflict(first, second));
     }
-    let entry = |kind: &str, name, value| Entry {
-        key: kind.to_owned(),
+    let entry = |name, value| Entry {
+        key: first.kind.to_owned(),
         name,
         value,
         rank: Rank::Environment,
         is_variable: false,
     };
-    if !gpus.is_empty() {
-        let devices = gpus.join(",").into();
-        return Ok(vec![entry(GPU_KIND, "devices", devices), entry(GPU_KIND, "mode", "exclusive".into())]);
+    if first.kind == GPU_KIND {
+        let gpus: Vec<&str> = names.iter().map(|name| name.name).collect();
+        return Ok(vec![entry("devices", gpus.join(",").into()), entry("mode", "exclusive".into())]);
     }
-    let Some(Name::Share(name)) = names.first() else { return Ok(Vec::new()) };
-    name.parse::<ShareName>().map_err(|source| RequestError::Malformed {
+    first.name.parse::<ShareName>().map_err(|source| RequestError::Malformed {
         key: SHARE_KIND.to_owned(),
-        value: shortened(name),
+        value: shortened(first.name),
         source: source.into(),
     })?;
-    let (memory, cores) = values(name);
-    let mut entries = vec![entry(SHARE_KIND, "memory", memory.into())];
-    entries.extend(cores.map(|cores| entry(SHARE_KIND, "cores", cores.into())));
+    let (memory, cores) = values(first.name);
+    let mut entries = vec![entry("memory", memory.into())];
+    entries.extend(cores.map(|cores| entry("cores", cores.into())));
     Ok(entries)
 }
 
@@ -138,8 +127,8 @@ fn names<'a>(words: &Words<'a>) -> Result<Vec<Name<'a>>, RequestError> {
     let mut met = BTreeSet::new(); // a bundle may hold a hundred thousand
     for text in texts {
         let name = match text.split_once('=') {
-            Some((SHARE_KIND, name)) => Name::Share(name),
-            Some((GPU_KIND, name)) => Name::Gpu(name),
+            Some((SHARE_KIND, name)) => Name { kind: SHARE_KIND, name },
+            Some((GPU_KIND, name)) => Name { kind: GPU_KIND, name },
             _ => {
                 let name = shortened(text).escape_debug().to_string();
                 return Err(RequestError::UnknownCdiDevice { name });
