@@ -1,7 +1,5 @@
 //! What one source says about the share, resolved for this node: which GPUs, how many, and how much of each.
 
-use std::collections::BTreeSet;
-
 use gpushare_inventory::{Capabilities, Gpu, GpuUuid};
 
 use crate::amount::{Amount, Cap};
@@ -22,7 +20,7 @@ pub enum Span {
 }
 
 /// What one word of a bundle says about the share.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Claim {
     /// The word as `key="value"`, shortened, for messages.
     pub by: String,
@@ -71,20 +69,7 @@ impl Claim {
             rank: word.rank,
             variable: word.is_variable.then(|| (word.key.to_owned(), word.value.to_owned())),
             asks: true,
-            gpus: None,
-            count: None,
-            span: Span::All,
-            each: Amount::default(),
-            particular: Vec::new(),
-            mode: None,
-            burst: None,
-            priority: None,
-            compute_policy: None,
-            model: None,
-            capabilities: None,
-            scope: None,
-            takes_defaults: false,
-            notes: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -102,9 +87,9 @@ impl Claim {
         Self { asks: false, ..self }
     }
 
-    /// Adds a note.
-    pub fn noting(mut self, note: impl Into<String>) -> Self {
-        self.notes.push(note.into());
+    /// Adds these notes.
+    pub fn noting(mut self, notes: impl IntoIterator<Item = String>) -> Self {
+        self.notes.extend(notes);
         self
     }
 
@@ -137,11 +122,9 @@ impl Claim {
         Ok(Self { particular, ..self })
     }
 
-    /// For how many GPUs the claims state a memory limit of their own.
-    pub fn limited_gpus(claims: &[Self]) -> usize {
-        let stated = claims.iter().flat_map(|claim| &claim.particular);
-        let limited = stated.filter(|(_, amount)| amount.memory.is_some());
-        limited.map(|(gpu, _)| *gpu).collect::<BTreeSet<_>>().len()
+    /// States this amount for each of these GPUs, like [`Claim::on`].
+    pub fn on_each<'a>(self, gpus: impl IntoIterator<Item = &'a Gpu>, amount: Amount) -> Self {
+        Self { particular: gpus.into_iter().map(|gpu| (gpu.uuid, amount)).collect(), ..self }
     }
 
     /// Asks for whole GPUs, of which no other container gets a share.

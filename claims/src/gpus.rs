@@ -26,15 +26,22 @@ impl<'a> NodeGpus<'a> {
 
     /// The GPUs that `selectors` name, in their order, doubles dropped; `key` is for the error.
     pub fn find_each(self, key: &str, selectors: &[DeviceSelector]) -> Result<Vec<&'a Gpu>, RequestError> {
-        let mut gpus: Vec<&Gpu> = Vec::new();
-        for selector in selectors {
-            let gpu = self.find(key, selector)?;
-            if !contains(&gpus, gpu) {
-                gpus.push(gpu);
-            }
-        }
-        Ok(gpus)
+        each_once(selectors.iter().map(|selector| self.find(key, selector)))
     }
+}
+
+/// The GPUs in their order, doubles dropped.
+pub fn each_once<'a>(
+    gpus: impl Iterator<Item = Result<&'a Gpu, RequestError>>,
+) -> Result<Vec<&'a Gpu>, RequestError> {
+    let mut known = Vec::new();
+    for gpu in gpus {
+        let gpu = gpu?;
+        if !contains(&known, gpu) {
+            known.push(gpu);
+        }
+    }
+    Ok(known)
 }
 
 /// Whether `gpus` has `gpu`, by UUID.

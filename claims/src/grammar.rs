@@ -206,14 +206,15 @@ fn size(text: &str) -> Result<u64, GrammarError> {
 }
 
 fn percentage(text: &str) -> Result<u8, GrammarError> {
-    whole(text, 1..=100).ok_or(GrammarError::NotAPercentage)
+    whole::<u8>(text).filter(|percent| (1..=100).contains(percent)).ok_or(GrammarError::NotAPercentage)
 }
 
-/// Reads a number in `range`, written in digits without a sign and without a leading zero.
-fn whole(text: &str, range: std::ops::RangeInclusive<u8>) -> Option<u8> {
-    let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
-    let number = text.parse().ok().filter(|_| plain)?;
-    range.contains(&number).then_some(number)
+/// Reads digits without a sign and without a leading zero, since some programs read 010 as eight. `None` for
+/// a number that the type cannot hold.
+pub fn whole<T: FromStr>(text: &str) -> Option<T> {
+    let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let padded = text.len() > 1 && text.starts_with('0');
+    text.parse().ok().filter(|_| plain && !padded)
 }
 
 /// A share of a GPU's compute time in percent, 1 to 100.
@@ -279,12 +280,8 @@ impl FromStr for ComputePolicy {
     type Err = GrammarError;
 
     fn from_str(text: &str) -> Result<Self, GrammarError> {
-        match text {
-            "fixed" => Ok(Self::Fixed),
-            "burst" => Ok(Self::Burst),
-            "none" => Ok(Self::None),
-            _ => Err(GrammarError::UnknownPolicy),
-        }
+        let mut all = [Self::Fixed, Self::Burst, Self::None].into_iter();
+        all.find(|policy| policy.name() == text).ok_or(GrammarError::UnknownPolicy)
     }
 }
 
@@ -317,7 +314,7 @@ impl FromStr for Priority {
     type Err = GrammarError;
 
     fn from_str(text: &str) -> Result<Self, GrammarError> {
-        whole(text, 0..=9).map(Self).ok_or(GrammarError::NotAPriority)
+        whole::<u8>(text).filter(|level| *level <= 9).map(Self).ok_or(GrammarError::NotAPriority)
     }
 }
 
@@ -352,8 +349,7 @@ impl FromStr for DeviceSelector {
 
     fn from_str(text: &str) -> Result<Self, GrammarError> {
         if text.bytes().all(|byte| byte.is_ascii_digit()) {
-            let plain = text == "0" || !text.starts_with('0');
-            return text.parse().ok().filter(|_| plain).map(Self::Index).ok_or(GrammarError::NotDevices);
+            return whole(text).map(Self::Index).ok_or(GrammarError::NotDevices);
         }
         if let Ok(uuid) = text.parse() {
             return Ok(Self::Uuid(uuid));
@@ -397,7 +393,7 @@ impl FromStr for Devices {
 
 /// Reads the number of GPUs that a share spans, 1 to 16.
 pub fn count(text: &str) -> Result<u8, GrammarError> {
-    whole(text, 1..=16).ok_or(GrammarError::NotACount)
+    whole::<u8>(text).filter(|count| (1..=16).contains(count)).ok_or(GrammarError::NotACount)
 }
 
 #[cfg(test)]

@@ -30,9 +30,10 @@ pub use container::{
 pub use error::{RequestError, ValueError, shortened};
 #[cfg(any(test, feature = "testing"))]
 pub use gpus::four;
-pub use gpus::{NodeGpus, contains, has_double, total};
+pub use gpus::{NodeGpus, contains, each_once, has_double, total};
 pub use grammar::{
     ComputePolicy, Cores, DeviceSelector, Devices, GrammarError, MemoryRequest, Mode, Priority, Scope, count,
+    whole,
 };
 pub use library::{Interceptor, Library, Owner, UNPROVED};
 pub use merge::merge;

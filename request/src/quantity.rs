@@ -1,12 +1,8 @@
 //! Reads numbers as other systems write them. These readers are stricter than the systems' own, which take
 //! garbage for "no limit": a sign, a leading zero, a blank or an extra letter is an error (`None`).
 
-/// Reads digits without a sign and without a leading zero, since some programs read 010 as eight.
-pub(crate) fn whole(text: &str) -> Option<u64> {
-    let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let padded = text.len() > 1 && text.starts_with('0');
-    text.parse().ok().filter(|_| plain && !padded)
-}
+pub(crate) use gpushare_claims::whole;
+use gpushare_inventory::DeviceMemory;
 
 /// Reads a whole number in bytes, or in the binary unit of a last letter k, m, g or t, in either case.
 pub(crate) fn binary(text: &str) -> Option<u64> {
@@ -17,7 +13,7 @@ pub(crate) fn binary(text: &str) -> Option<u64> {
         b't' => 40,
         _ => return whole(text),
     };
-    whole(&text[..text.len() - 1])?.checked_mul(1 << power)
+    whole::<u64>(&text[..text.len() - 1])?.checked_mul(1 << power)
 }
 
 /// A number with a decimal point, held exactly as a fraction.
@@ -33,6 +29,11 @@ impl Decimal {
         let part = u128::from(whole) * u128::from(self.numerator) / u128::from(self.denominator);
         u64::try_from(part).unwrap_or(u64::MAX)
     }
+
+    /// This fraction of a GPU's memory, rounded down to bytes.
+    pub fn of_memory(self, total: DeviceMemory) -> DeviceMemory {
+        DeviceMemory::from_bytes(self.of(total.bytes()))
+    }
 }
 
 /// Reads digits, perhaps a point and up to nine more digits. There is no sign and no exponent.
@@ -40,7 +41,7 @@ pub(crate) fn decimal(text: &str) -> Option<Decimal> {
     let (head, tail) = text.split_once('.').unwrap_or((text, "0"));
     let digits = !tail.is_empty() && tail.len() <= 9 && tail.bytes().all(|byte| byte.is_ascii_digit());
     let denominator = 10_u64.pow(u32::try_from(tail.len()).ok().filter(|_| digits)?);
-    let numerator = whole(head)?.checked_mul(denominator)?.checked_add(tail.parse().ok()?)?;
+    let numerator = whole::<u64>(head)?.checked_mul(denominator)?.checked_add(tail.parse().ok()?)?;
     Some(Decimal { numerator, denominator })
 }
 
@@ -77,9 +78,9 @@ mod tests {
     #[test]
     fn a_number_is_plain_digits() {
         for text in ["", "-1", "+1", " 1", "1 ", "010", "0x10", "1e3", "1.0", "٤", "18446744073709551616"] {
-            assert_eq!(whole(text), None, "{text:?}");
+            assert_eq!(whole::<u64>(text), None, "{text:?}");
         }
-        assert_eq!((whole("0"), whole("18446744073709551615")), (Some(0), Some(u64::MAX)));
+        assert_eq!((whole("0"), whole("18446744073709551615")), (Some(0_u64), Some(u64::MAX)));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use gpushare_inventory::Gpu;
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::cgpu::{self, INDEX, OF, PART, Ratio, SLICED};
 use crate::quantity;
-use crate::sources::list::{self, Named};
+use crate::sources::list;
 use crate::sources::names::DEVICES;
 use gpushare_claims::{Claim, NodeGpus, Priority, RequestError, Word, Words, conflict, contains};
 
@@ -57,19 +57,15 @@ fn given<'a>(
     sliced: Option<Word<'a>>,
 ) -> Result<(Vec<&'a Gpu>, Option<Claim>), RequestError> {
     let meaning = cgpu::meaning(words);
-    let is_listed = cgpu::is_noted(words) || !matches!(list::named(words, node, meaning)?, Named::Nothing);
-    match sliced.filter(|_| !is_listed) {
-        Some(word) => {
-            let gpus = cgpu::listed(node, meaning, word)?;
-            let claim = Claim::by(word).naming(&gpus);
-            let index = cgpu::index(words, node)?.filter(|(_, gpu)| gpus.len() > 1 && contains(&gpus, gpu));
-            Ok(match index {
-                Some((word, gpu)) => (vec![gpu], Some(Claim::by(word).naming(&[gpu]))),
-                None => (gpus, Some(claim)),
-            })
-        }
-        None => cgpu::given(words, node, limit),
-    }
+    let is_listed = cgpu::is_noted(words)
+        || list::named(words, node, meaning)?.is_some()
+        || list::denial(words).is_some();
+    let Some(word) = sliced.filter(|_| !is_listed) else { return cgpu::given(words, node, limit) };
+    let gpus = cgpu::listed(node, meaning, word)?;
+    let index = cgpu::index(words, node)?.filter(|(_, gpu)| gpus.len() > 1 && contains(&gpus, gpu));
+    let (word, gpus) = index.map_or((word, gpus), |(word, gpu)| (word, vec![gpu]));
+    let claim = Claim::by(word).naming(&gpus);
+    Ok((gpus, Some(claim)))
 }
 
 /// The GPUs of the container of which it gets a part. It gets the others whole.
@@ -104,9 +100,9 @@ fn priorities(words: &Words) -> Result<Vec<Claim>, RequestError> {
     }
     let is_high = !claims.is_empty();
     for word in words.named(WEIGHT) {
-        let weight = quantity::whole(word.value).filter(|weight| *weight <= 25);
+        let weight = quantity::whole::<u8>(word.value).filter(|weight| *weight <= 25);
         let weight = weight.ok_or_else(|| word.wrong("a weight is a whole number from 1 to 25"))?;
-        let priority = Some(Priority::at_most(u8::try_from(weight).unwrap_or(u8::MAX)));
+        let priority = Some(Priority::at_most(weight));
         claims.extend((!is_high).then(|| Claim { priority, ..Claim::by(word) }));
     }
     Ok(claims)

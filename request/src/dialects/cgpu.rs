@@ -5,7 +5,7 @@ use gpushare_inventory::{DeviceMemory, Gpu};
 
 use crate::quantity::{self, Decimal};
 use crate::sources::list;
-use crate::sources::names::{items, selectors, word as word_of};
+use crate::sources::names::{gpus, word as word_of};
 use gpushare_claims::{
     Amount, Cap, Claim, DeviceSelector, IndexMeaning, NodeGpus, RequestError, Word, Words, contains, total,
 };
@@ -45,11 +45,10 @@ pub(crate) fn listed<'a>(
     if word_of(word.value) == Some("all") {
         return Ok(node.all());
     }
-    let gpus = node.find_each(word.key, &selectors(word, items(word.value), meaning)?)?;
-    if gpus.is_empty() {
-        Err(word.wrong("names no GPU: write indexes or UUIDs, or remove it"))
-    } else {
-        Ok(gpus)
+    let gpus = gpus(word, node, meaning)?;
+    match gpus.is_empty() {
+        true => Err(word.wrong("names no GPU: write indexes or UUIDs, or remove it")),
+        false => Ok(gpus),
     }
 }
 
@@ -75,7 +74,7 @@ pub(crate) fn index<'a>(
 }
 
 fn number(words: &Words, word: Word) -> Result<DeviceSelector, RequestError> {
-    let number = quantity::whole(word.value).and_then(|number| u32::try_from(number).ok());
+    let number = quantity::whole(word.value);
     let number =
         number.ok_or_else(|| word.wrong("the index is digits, or -1 where the plugin found no pod"))?;
     Ok(match meaning(words) {
@@ -96,21 +95,17 @@ pub(crate) fn given<'a>(
     node: NodeGpus<'a>,
     limit: Word,
 ) -> Result<(Vec<&'a Gpu>, Option<Claim>), RequestError> {
+    let of_plugin = |(word, gpu)| (vec![gpu], Some(Claim::by(word).naming(&[gpu])));
     let chosen = index(words, node)?;
     if is_noted(words) {
-        let chosen = chosen.map(|(word, gpu)| (vec![gpu], Some(Claim::by(word).naming(&[gpu]))));
-        return Ok(chosen.unwrap_or_default());
+        return Ok(chosen.map(of_plugin).unwrap_or_default());
     }
-    let listed = match list::named(words, node, meaning(words))? {
-        list::Named::Gpus(_, gpus) => gpus,
-        list::Named::Nothing | list::Named::NoGpu => Vec::new(),
-    };
+    let listed = list::named(words, node, meaning(words))?;
     // On a node with one GPU the plugin's index may be that of another node (issue 220).
-    let chosen = chosen.filter(|_| node.0.len() > 1);
-    match (chosen, listed) {
-        (None, listed) if listed.is_empty() => Err(RequestError::LimitWithoutGpu { by: limit.to_string() }),
-        (None, listed) => Ok((listed, None)),
-        (Some((word, gpu)), _) => Ok((vec![gpu], Some(Claim::by(word).naming(&[gpu])))),
+    match (chosen.filter(|_| node.0.len() > 1), listed) {
+        (Some(chosen), _) => Ok(of_plugin(chosen)),
+        (None, Some((_, gpus))) => Ok((gpus, None)),
+        (None, None) => Err(RequestError::LimitWithoutGpu { by: limit.to_string() }),
     }
 }
 
@@ -151,8 +146,7 @@ impl<'a> Ratio<'a> {
 
     /// The container's part of a GPU with this much memory.
     fn of(&self, total: DeviceMemory) -> DeviceMemory {
-        let part = Decimal { numerator: self.part, denominator: self.of };
-        DeviceMemory::from_bytes(part.of(total.bytes()))
+        Decimal { numerator: self.part, denominator: self.of }.of_memory(total)
     }
 }
 
@@ -168,10 +162,9 @@ pub(crate) fn memory_claim(
         false => Ok((Amount::default(), None)),
     };
     let gpus = node.all();
-    let notes: Vec<Option<String>> =
-        gpus.iter().map(|gpu| Ok(of(gpu)?.1)).collect::<Result<_, RequestError>>()?;
-    let claim = Claim::by(ratio.by).on(&gpus, |_, gpu| Ok(of(gpu)?.0))?;
-    Ok(Claim { notes: notes.into_iter().flatten().collect(), ..claim })
+    let amounts = gpus.iter().map(|gpu| of(gpu)).collect::<Result<Vec<_>, RequestError>>()?;
+    let claim = Claim::by(ratio.by).on(&gpus, |place, _| Ok(amounts[place].0))?;
+    Ok(claim.noting(amounts.into_iter().filter_map(|(_, note)| note)))
 }
 
 /// The container's memory on one GPU. This is the part of the GPU as cGPU computes it. If the plugin counted
@@ -189,20 +182,19 @@ fn memory(
     if !words.has(INDEX) || UNITS.iter().any(is_size) {
         return Ok((ratio.of(all), None));
     }
-    // A pod can write the unit too, so it counts only where it gives about the size of the first GPU.
+    // The plugin gives all GPUs the size of the first. GiB and MiB differ by a factor of about a thousand, so
+    // between half and double of the size only one of them fits. A pod can write the unit too, so that counts
+    // only where it gives about this size.
     let first = total(node.0.first().unwrap_or(gpu))?.bytes();
     let is_near = |unit: &u64| {
         let size = ratio.of.checked_mul(*unit);
         size.is_some_and(|size| (first / 2..=first.saturating_mul(2)).contains(&size))
     };
-    let unit = match set.or(ratio.unit.filter(is_near)) {
-        Some(unit) => unit,
-        None => unit_by(ratio.of, total(node.0.first().unwrap_or(gpu))?).ok_or_else(|| {
-            ratio.dev.wrong(
-                "no GPU of this node has so many GiB or MiB: have the administrator set dialects.aliyun.unit",
-            )
-        })?,
-    };
+    let unit = set.or(ratio.unit.filter(is_near)).or(UNITS.into_iter().find(is_near)).ok_or_else(|| {
+        let remedy =
+            "no GPU of this node has so many GiB or MiB: have the administrator set dialects.aliyun.unit";
+        ratio.dev.wrong(remedy)
+    })?;
     let memory = ratio.part.checked_mul(unit).map(DeviceMemory::from_bytes);
     let memory = memory.ok_or_else(|| ratio.by.wrong("more than any GPU has"))?;
     let note = format!(
@@ -212,15 +204,8 @@ fn memory(
     Ok((memory, Some(note)))
 }
 
-/// The unit in which `count` is about the size of the first GPU: the plugin gives all GPUs that size. GiB and
-/// MiB differ by a factor of about a thousand, so between half and double of the size only one of them fits.
-fn unit_by(count: u64, first: DeviceMemory) -> Option<u64> {
-    let near = |size: u64| (first.bytes() / 2..=first.bytes().saturating_mul(2)).contains(&size);
-    UNITS.into_iter().find(|unit| count.checked_mul(*unit).is_some_and(near))
-}
-
 fn parts(word: Word) -> Result<u64, RequestError> {
-    let parts = quantity::whole(word.value).filter(|parts| *parts > 0);
+    let parts = quantity::whole::<u64>(word.value).filter(|parts| *parts > 0);
     parts.ok_or_else(|| word.wrong("a count of GiB or MiB is digits without a unit, and not 0"))
 }
 

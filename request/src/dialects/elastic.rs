@@ -78,7 +78,7 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     let find = |(word, minor): &(Word, u32)| node.find(word.value, &DeviceSelector::Minor(*minor));
     let gpus = found.values().map(find).collect::<Result<Vec<_>, _>>()?;
     let note = "Elastic GPU's amounts are not in the bundle: the node's default share counts where nothing else states one";
-    Ok(vec![Claim::by(word).naming(&gpus).noting(note)])
+    Ok(vec![Claim::by(word).naming(&gpus).noting([note.to_owned()])])
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ mod allocated;
 use gpushare_inventory::{DeviceMemory, Gpu};
 
 use crate::dialect::{Dialect, Off, Speech, Switch, is_go_true};
-use crate::quantity;
 use crate::sources::list::{limited, refuse_order};
+use crate::{limit, quantity};
 use gpushare_claims::{
     Amount, Cap, Claim, IndexMeaning, Library, MemoryRequest, NodeGpus, Owner, RequestError, Word, Words,
 };
@@ -51,6 +51,7 @@ const SWITCHES: [Switch; 3] = [
 ];
 
 const MEMORY: &str = "CUDA_DEVICE_MEMORY_LIMIT";
+/// The plugin writes 0 where no cores were asked for (HAMi issue 636), so 0 is no limit.
 const CORES: &str = "CUDA_DEVICE_SM_LIMIT";
 const CACHE: &str = "CUDA_DEVICE_MEMORY_SHARED_CACHE";
 
@@ -85,13 +86,12 @@ fn is_limit(key: &str, name: &str) -> bool {
 }
 
 fn position(rest: &str) -> Option<usize> {
-    let number = quantity::whole(rest.strip_prefix('_')?)?;
-    usize::try_from(number).ok()
+    quantity::whole(rest.strip_prefix('_')?)
 }
 
 fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
-    let Some(limit) = limits(words).next() else { return allocated::claims(words, &[], node) };
-    let (list, gpus) = limited(words, node, IndexMeaning::Pci, limit)?;
+    let Some(first) = limits(words).next() else { return allocated::claims(words, &[], node) };
+    let (list, gpus) = limited(words, node, IndexMeaning::Pci, first)?;
     let all: Vec<Word> = limits(words).collect();
     let beyond = all.iter().find(|word| {
         let position = [MEMORY, CORES].iter().find_map(|name| position(word.key.strip_prefix(name)?));
@@ -101,9 +101,9 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
         return Err(word.wrong(format!("{} names only {} GPU(s): remove it", list.key, gpus.len())));
     }
     let mut claims = memory_claims(words, &all, &gpus)?;
-    refuse_half(&claims, limit, gpus.len())?;
+    limit::refuse_half(&claims, first, gpus.len(), MEMORY)?;
     claims.extend(compute_claims(&all, &gpus)?);
-    refuse_order(&claims, (list, limit), &gpus)?;
+    refuse_order(&claims, (list, first), &gpus)?;
     claims.extend(allocated::claims(words, &gpus, node)?);
     Ok(claims)
 }
@@ -111,79 +111,43 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
 /// One claim for each memory limit. The key without a position applies to the GPUs that have no limit of
 /// their own.
 fn memory_claims(words: &Words, all: &[Word], gpus: &[&Gpu]) -> Result<Vec<Claim>, RequestError> {
-    let stated = all.iter().filter(|word| is_limit(word.key, MEMORY));
-    let stated = stated.map(|word| Ok((*word, memory(words, *word)?)));
-    let stated: Vec<(Word, Option<DeviceMemory>)> = stated.collect::<Result<_, RequestError>>()?;
+    let stated = all.iter().copied().filter(|word| is_limit(word.key, MEMORY));
+    let stated = limit::each(stated, |word| memory(words, word))?;
     let of = |place: usize| format!("{MEMORY}_{place}");
     let has_own = |place: usize| stated.iter().any(|(word, limit)| word.key == of(place) && limit.is_some());
-    let mut claims = Vec::new();
-    for (word, memory) in &stated {
-        let memory = memory.map(MemoryRequest::Bytes);
+    let claim = |(word, memory): &(Word, Option<DeviceMemory>)| {
         let is_its = |place: usize| word.key == of(place) || word.key == MEMORY && !has_own(place);
-        let its: Vec<&Gpu> =
-            gpus.iter().enumerate().filter(|(place, _)| is_its(*place)).map(|(_, gpu)| *gpu).collect();
-        claims.push(Claim::by(*word).on(&its, |_, _| Ok(Amount { memory, cores: None }))?);
-    }
-    Ok(claims)
+        let amount = Amount { memory: memory.map(MemoryRequest::Bytes), cores: None };
+        Claim::by(*word).on_each(at(gpus, is_its), amount)
+    };
+    Ok(stated.iter().map(claim).collect())
+}
+
+/// The GPUs at the places for which `is_its` is true.
+fn at<'a>(gpus: &[&'a Gpu], is_its: impl Fn(usize) -> bool) -> impl Iterator<Item = &'a Gpu> {
+    gpus.iter().enumerate().filter(move |(place, _)| is_its(*place)).map(|(_, gpu)| *gpu)
 }
 
 /// One claim for each compute limit. The plugin writes only the key without a position. A pod must not raise
 /// that limit with a position, so the plain key also applies to a GPU whose own limits are all higher.
 fn compute_claims(all: &[Word], gpus: &[&Gpu]) -> Result<Vec<Claim>, RequestError> {
-    let mut caps: Vec<(Word, Cap)> = Vec::new();
-    for word in all.iter().filter(|word| is_limit(word.key, CORES)) {
-        caps.push((*word, cores(*word)?));
-    }
-    let mut claims = Vec::new();
-    for (word, cap) in &caps {
-        let its = |place: usize| {
-            let own: Vec<Cap> = caps
-                .iter()
-                .filter(|(other, _)| other.key == format!("{CORES}_{place}"))
-                .map(|(_, cap)| *cap)
-                .collect();
-            word.key == format!("{CORES}_{place}") || word.key == CORES && own.iter().all(|own| cap < own)
-        };
-        let its: Vec<&Gpu> =
-            gpus.iter().enumerate().filter(|(place, _)| its(*place)).map(|(_, gpu)| *gpu).collect();
-        claims.push(Claim::by(*word).on(&its, |_, _| Ok(Amount::cores(*cap)))?);
-    }
-    Ok(claims)
-}
-
-/// Refuses memory limits on only some of the GPUs: this is taken for a mistake, never for "no limit" on the
-/// others.
-fn refuse_half(claims: &[Claim], limit: Word, gpus: usize) -> Result<(), RequestError> {
-    let limited = Claim::limited_gpus(claims);
-    if limited == 0 || limited == gpus {
-        return Ok(());
-    }
-    Err(limit.wrong(format!(
-        "{} of {gpus} GPUs have no memory limit: give each its own, or set {MEMORY}",
-        gpus - limited
-    )))
+    let caps = all.iter().copied().filter(|word| is_limit(word.key, CORES));
+    let caps = limit::each(caps, limit::cores_or_all)?;
+    let of = |place: usize| format!("{CORES}_{place}");
+    let claim = |(word, cap): &(Word, Cap)| {
+        let is_least = |place| caps.iter().all(|(other, own)| other.key != of(place) || cap < own);
+        let is_its = |place| word.key == of(place) || word.key == CORES && is_least(place);
+        Claim::by(*word).on_each(at(gpus, is_its), Amount::cores(*cap))
+    };
+    Ok(caps.iter().map(claim).collect())
 }
 
 /// Reads a memory limit; `None` where the node takes 0 for no statement.
 fn memory(words: &Words, word: Word) -> Result<Option<DeviceMemory>, RequestError> {
-    let remedy = "memory is digits and perhaps one of k, m, g (binary), as 3000m";
-    let bytes = quantity::binary(word.value).ok_or_else(|| word.wrong(remedy))?;
-    match bytes {
-        0 if words.policy.dialects.hami_zero_unstated => Ok(None),
-        0 => Err(word.wrong("0 states no limit: write the limit, as 3000m (or see dialects.hami.zero)")),
-        1..=0xf_ffff => {
-            Err(word.wrong(format!("below 1 MiB; without a letter it is bytes: did you mean {bytes}m?")))
-        }
-        bytes => Ok(Some(DeviceMemory::from_bytes(bytes))),
+    match quantity::binary(word.value) {
+        Some(0) if words.policy.dialects.hami_zero_unstated => Ok(None),
+        _ => limit::memory_or(word, ZERO).map(Some),
     }
 }
 
-/// Reads a compute limit. The plugin writes 0 where no cores were asked for (HAMi issue 636), so 0 is no
-/// limit.
-fn cores(word: Word) -> Result<Cap, RequestError> {
-    match quantity::whole(word.value) {
-        Some(0) => Ok(Cap::Unlimited),
-        Some(percent) => Cap::of(percent).ok_or_else(|| word.wrong("a percentage is from 0 (no cap) to 100")),
-        None => Err(word.wrong("a percentage is a whole number from 0 (no cap) to 100")),
-    }
-}
+const ZERO: &str = "0 states no limit: write the limit, as 3000m (or see dialects.hami.zero)";

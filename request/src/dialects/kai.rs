@@ -96,11 +96,7 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
         // The share may be this container's, so it bounds what the container gets by other words.
         return asked.map(|(word, ask)| asked_claim(word, ask, None, node)).into_iter().collect();
     }
-    let portions: Vec<(Word, u64)> = words
-        .named(PORTION)
-        .chain(words.named(GPUS))
-        .map(|word| Ok((word, portion(word)?)))
-        .collect::<Result<_, RequestError>>()?;
+    let portions = limit::each(words.named(PORTION).chain(words.named(GPUS)), portion)?;
     let Some(first) = portions.first().map(|(word, _)| *word).or(asked.map(|(word, _)| word)) else {
         return Ok(reservation(words));
     };
@@ -168,7 +164,7 @@ fn reservation(words: &Words) -> Vec<Claim> {
     let namespace = words.container.pod_namespace().unwrap_or_default();
     let word = Word { key: "namespace", value: namespace, rank: Rank::Granted, is_variable: false };
     let claim = Claim::by(word).each(Amount::memory(DeviceMemory::from_bytes(RESERVED)));
-    vec![claim.noting(format!("{word} reserves a GPU towards the scheduler: it gets the least share"))]
+    vec![claim.noting([format!("{word} reserves a GPU towards the scheduler: it gets the least share")])]
 }
 
 /// HAMi-core's limit on one GPU. The binder computes it from the rounded portion. Where it is above the
@@ -194,7 +190,7 @@ fn is_near(exact: DeviceMemory, rounded: DeviceMemory, total: DeviceMemory) -> b
 }
 
 fn part(total: DeviceMemory, parts: u64) -> DeviceMemory {
-    DeviceMemory::from_bytes(Decimal { numerator: parts, denominator: WHOLE }.of(total.bytes()))
+    Decimal { numerator: parts, denominator: WHOLE }.of_memory(total)
 }
 
 /// Rounds up to whole MiB.
@@ -224,11 +220,8 @@ impl Ask {
 
 /// The pod's annotation with the amount; `None` where another container of the pod has the share.
 fn asked<'a>(words: &Words<'a>) -> Result<Option<(Word<'a>, Ask)>, RequestError> {
-    let annotations = (words.annotation(FRACTION), words.annotation(MEMORY));
-    if whose(words) == Whose::Another {
-        return Ok(None);
-    }
-    match annotations {
+    match (words.annotation(FRACTION), words.annotation(MEMORY)) {
+        _ if whose(words) == Whose::Another => Ok(None),
         (Some(fraction), Some(memory)) => Err(conflict(fraction, memory)),
         (Some(word), None) => Ok(Some((word, Ask::Portion(fraction(word)?)))),
         (None, Some(word)) => Ok(Some((word, Ask::Memory(limit::mebibytes(word)?)))),
@@ -263,10 +256,9 @@ fn portion(word: Word) -> Result<u64, RequestError> {
 /// refused.
 fn count(words: &Words, asked: Word, list: Word, gpus: usize) -> Result<usize, RequestError> {
     let (word, count) = match words.annotation(COUNT) {
-        Some(word) => (word, quantity::whole(word.value)),
+        Some(word) => (word, quantity::whole::<usize>(word.value).filter(|count| *count > 0)),
         None => (asked, Some(1)),
     };
-    let count = count.and_then(|count| usize::try_from(count).ok()).filter(|count| *count > 0);
     let count = count.ok_or_else(|| word.wrong("a number of GPUs is a whole number from 1"))?;
     // A list with fewer GPUs is no contradiction: it lowers the number.
     if gpus > count { Err(conflict(word, list)) } else { Ok(count.min(gpus)) }

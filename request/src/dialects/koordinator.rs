@@ -15,8 +15,8 @@ use crate::sources::list::{limited, names_gpus};
 use crate::sources::names::DEVICES;
 use crate::{limit, quantity};
 use gpushare_claims::{
-    Amount, Cap, Claim, DeviceSelector, Engine, IndexMeaning, Library, NodeGpus, RequestError, Scope, Word,
-    Words, has_double, total,
+    Amount, Cap, Claim, DeviceSelector, Engine, IndexMeaning, Library, MemoryRequest, NodeGpus, RequestError,
+    Scope, Word, Words, has_double, total,
 };
 
 pub(super) static DIALECT: Dialect = Dialect {
@@ -51,7 +51,7 @@ fn speech(words: &Words) -> Speech {
 /// unit and preloads by a file.
 fn is_hooks(words: &Words) -> bool {
     words.container.engine() == Engine::Cri
-        && words.named(MEMORY).any(|word| quantity::whole(word.value).is_some())
+        && words.named(MEMORY).any(|word| quantity::whole::<u64>(word.value).is_some())
         && words.named("LD_PRELOAD").any(|word| word.value.ends_with("/libvgpu.so"))
 }
 
@@ -72,10 +72,8 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
         Some(word) => claims.push(allocated(word, node)?),
         // The hook's limits need a GPU.
         None => {
-            let first = words.named(MEMORY).next().into_iter();
-            for limit in first {
-                limited(words, node, IndexMeaning::Minor, limit)?;
-            }
+            let limit = words.named(MEMORY).next();
+            limit.map(|limit| limited(words, node, IndexMeaning::Minor, limit)).transpose()?;
         }
     }
     let scope = words.container.sandbox().map(|_| Scope::Pod);
@@ -110,9 +108,8 @@ fn allocated(word: Word, node: NodeGpus) -> Result<Claim, RequestError> {
 
 /// The GPU of an entry. Its UUID counts before its minor.
 fn gpu<'a>(word: Word, device: &Value, node: NodeGpus<'a>) -> Result<&'a Gpu, RequestError> {
-    let id = device.get("id").and_then(Value::as_str).filter(|id| id.starts_with("GPU-"));
-    let minor = || device.get("minor").and_then(Value::as_u64).and_then(|minor| u32::try_from(minor).ok());
-    let selector = match id {
+    let minor = || device["minor"].as_u64().and_then(|minor| u32::try_from(minor).ok());
+    let selector = match device["id"].as_str().filter(|id| id.starts_with("GPU-")) {
         Some(id) => id.parse().ok(),
         None => minor().map(DeviceSelector::Minor),
     };
@@ -134,8 +131,7 @@ impl Part {
     fn of(word: Word, device: &Value) -> Result<Self, RequestError> {
         let percent = |name| {
             let Some(text) = resource(device, name) else { return Ok(None) };
-            let percent = quantity::whole(&text).and_then(|percent| u8::try_from(percent).ok());
-            let percent = percent.filter(|percent| (1..=100).contains(percent));
+            let percent = quantity::whole::<u8>(&text).filter(|percent| (1..=100).contains(percent));
             percent.map(Some).ok_or_else(|| {
                 word.wrong(format!("{name} is a percentage from 1 to 100: correct the pod's requests"))
             })
@@ -166,8 +162,7 @@ impl Part {
             (Some(ratio), None) => Some(total(gpu)?.percent(ratio)),
             (None, None) => None,
         };
-        let amount = memory.map(Amount::memory).unwrap_or_default();
-        Ok(Amount { cores: self.cores, ..amount })
+        Ok(Amount { memory: memory.map(MemoryRequest::Bytes), cores: self.cores })
     }
 }
 

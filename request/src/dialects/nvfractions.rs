@@ -5,12 +5,12 @@
 //! There, a request is guaranteed memory, and a limit is memory that may be used. gpushare guarantees the
 //! limit.
 
-use gpushare_inventory::{DeviceMemory, Gpu};
+use gpushare_inventory::DeviceMemory;
 
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::mps;
-use crate::sources::list::{Named, named};
-use crate::sources::names::{items, selectors};
+use crate::sources::list::{Gpus, named};
+use crate::sources::names::gpus;
 use crate::{limit, quantity};
 use gpushare_claims::{
     Amount, Cap, Claim, Container, IndexMeaning, NodeGpus, RequestError, Word, Words, conflict,
@@ -85,18 +85,15 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     claims.extend(portions(words)?);
     claims.extend(mps::percentages(words)?);
     let devices = devices(words, node)?;
-    let listed = match named(words, node, IndexMeaning::Pci)? {
-        Named::Gpus(_, gpus) => Some(gpus),
-        Named::Nothing | Named::NoGpu => devices.as_ref().map(|(_, gpus)| gpus.clone()),
-    };
+    let listed = named(words, node, IndexMeaning::Pci)?.or_else(|| devices.clone());
     // Without a GPU there is no position to which a pinned limit could belong.
-    if let Some(gpus) = listed {
+    if let Some((_, gpus)) = listed {
         claims.extend(mps::pinned(words, node, &gpus)?);
     } else if devices.is_none() {
         let by = claims.first().map(|claim| claim.by.clone()).unwrap_or_default();
         return Err(RequestError::LimitWithoutGpu { by });
     }
-    claims.extend(devices.map(|(claim, _)| claim));
+    claims.extend(devices.map(|(word, gpus)| Claim::by(word).naming(&gpus)));
     Ok(claims)
 }
 
@@ -110,28 +107,22 @@ fn hard<'a>(
     requests: impl Iterator<Item = Word<'a>>,
     parse: impl Fn(Word<'a>) -> Result<DeviceMemory, RequestError>,
 ) -> Result<Vec<Claim>, RequestError> {
-    let parsed = |word| Ok((word, parse(word)?));
-    let limits: Vec<_> = limits.map(parsed).collect::<Result<_, RequestError>>()?;
-    let requests: Vec<_> = requests.map(parsed).collect::<Result<_, RequestError>>()?;
-    let mut notes = Vec::new();
-    for ((limit, hard), (request, soft)) in
-        limits.iter().min_by_key(|(_, memory)| *memory).into_iter().zip(&requests)
-    {
+    let (limits, requests) = (limit::each(limits, &parse)?, limit::each(requests, &parse)?);
+    let mut note = None;
+    let least = limits.iter().min_by_key(|(_, memory)| *memory);
+    if let (Some((limit, hard)), Some((request, soft))) = (least, requests.first()) {
         if soft > hard {
             let why = format!("more than the limit of {hard}: lower it, or raise {}", limit.key);
             return Err(request.wrong(why));
         }
-        if soft < hard {
-            notes.push(format!(
-                "{request} is less than {limit}: there are no soft limits here, the whole limit is granted"
-            ));
-        }
+        let why = "there are no soft limits here, the whole limit is granted";
+        note = (soft < hard).then(|| format!("{request} is less than {limit}: {why}"));
     }
     let stated = if limits.is_empty() { requests } else { limits };
     let mut claims: Vec<Claim> =
         stated.into_iter().map(|(word, memory)| Claim::by(word).each(Amount::memory(memory))).collect();
     if let Some(first) = claims.first_mut() {
-        first.notes = notes;
+        first.notes.extend(note);
     }
     Ok(claims)
 }
@@ -176,14 +167,14 @@ fn percent(word: Word) -> Result<Cap, RequestError> {
 }
 
 /// The GPUs that the scheduler's binder noted.
-fn devices<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Option<(Claim, Vec<&'a Gpu>)>, RequestError> {
+fn devices<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Option<Gpus<'a>>, RequestError> {
     let mut all = annotations(words, &DEVICES);
     let Some(word) = all.next() else { return Ok(None) };
     if let Some(other) = all.find(|other| other.value != word.value) {
         return Err(conflict(word, other));
     }
-    let gpus = node.find_each(word.key, &selectors(word, items(word.value), IndexMeaning::Pci)?)?;
-    Ok((!gpus.is_empty()).then(|| (Claim::by(word).naming(&gpus), gpus)))
+    let gpus = gpus(word, node, IndexMeaning::Pci)?;
+    Ok((!gpus.is_empty()).then_some((word, gpus)))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::mps::{PERCENTAGE, PINNED, PIPE, mode, percentages, pinned};
 use crate::sources::handed::is_handed;
-use crate::sources::list::{self, Named, named};
+use crate::sources::list;
 use gpushare_claims::{Claim, IndexMeaning, NodeGpus, RequestError, Words};
 
 pub(super) static DIALECT: Dialect = Dialect {
@@ -30,11 +30,10 @@ fn speech(words: &Words) -> Speech {
 
 fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
     let Some(limit) = words.named(PINNED).chain(words.named(PIPE)).next() else { return Ok(Vec::new()) };
-    let Named::Gpus(list, gpus) = named(words, node, IndexMeaning::Pci)? else {
+    let Some((list, gpus)) = list::named(words, node, IndexMeaning::Pci)? else {
         return Err(limit.wrong("a limit without a GPU: name GPUs in NVIDIA_VISIBLE_DEVICES"));
     };
-    let first = Claim { notes: mode(words).into_iter().collect(), ..Claim::by(limit) };
-    let mut claims = vec![first];
+    let mut claims = vec![Claim::by(limit).noting(mode(words))];
     claims.extend(pinned(words, node, &gpus)?);
     list::refuse_order(&claims, (list, limit), &gpus)?;
     claims.extend(percentages(words)?);

@@ -3,7 +3,7 @@
 
 use crate::dialect::{Dialect, Off, Speech, Switch};
 use crate::sources::handed::is_handed;
-use crate::sources::list::{self, Named, named};
+use crate::sources::list;
 use gpushare_claims::{Claim, IndexMeaning, Library, NodeGpus, Rank, RequestError, Word, Words};
 
 /// nvshare's library limits no memory. The switch is documented in its README.
@@ -34,9 +34,9 @@ fn speech(words: &Words) -> Speech {
 
 fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
     let mount = Word { key: "mount", value: LIBRARY, rank: Rank::Environment, is_variable: false };
-    let Named::Gpus(word, _) = named(words, node, IndexMeaning::Pci)? else {
+    let Some((word, _)) = list::named(words, node, IndexMeaning::Pci)? else {
         return Err(mount.wrong("nvshare's library without a GPU: name one in NVIDIA_VISIBLE_DEVICES"));
     };
     let note = format!("{mount}: gpushare gives a share in place of nvshare's turns with the whole memory");
-    Ok(vec![Claim::by(word).noting(note)])
+    Ok(vec![Claim::by(word).noting([note])])
 }

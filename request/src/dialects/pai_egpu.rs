@@ -64,7 +64,7 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
 
 /// Reads the memory in bytes, without the `reserved` MiB that eGPU keeps.
 fn bytes(word: Word, reserved: u64) -> Result<DeviceMemory, RequestError> {
-    let bytes = quantity::whole(word.value)
+    let bytes: u64 = quantity::whole(word.value)
         .ok_or_else(|| word.wrong("memory is digits: bytes without a unit, as 2147483648"))?;
     if bytes < 1 << 20 {
         let meant = if bytes == 0 { "2147483648".to_owned() } else { format!("{}", bytes << 20) };

@@ -11,8 +11,9 @@ use gpushare_inventory::Gpu;
 
 use crate::quantity::{self, Decimal};
 use crate::sources::handed;
+use crate::sources::list::Gpus;
 use crate::sources::names::{items, selectors};
-use gpushare_claims::{DeviceSelector, IndexMeaning, NodeGpus, RequestError, Word, Words};
+use gpushare_claims::{Amount, Claim, DeviceSelector, IndexMeaning, NodeGpus, RequestError, Word, Words};
 
 const STEP: &str = "SLURM_STEP_GPUS";
 const JOB: &str = "SLURM_JOB_GPUS";
@@ -33,10 +34,7 @@ pub(super) fn has_no_gpu(words: &Words) -> bool {
 }
 
 /// The step's GPUs by the node's numbering, and the word that names them; `None` where no word does.
-pub(super) fn global<'a>(
-    words: &Words<'a>,
-    node: NodeGpus<'a>,
-) -> Result<Option<(Word<'a>, Vec<&'a Gpu>)>, RequestError> {
+pub(super) fn global<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Option<Gpus<'a>>, RequestError> {
     // Slurm writes one of the two. The other may be left over from the bundle, the user or the batch job.
     let keys = if is_of_job(words) { [JOB, STEP] } else { [STEP, JOB] };
     for key in keys {
@@ -48,11 +46,7 @@ pub(super) fn global<'a>(
 }
 
 /// The step's GPUs, and the word that names them. `by` is the word that asks for a share, for the error.
-pub(super) fn gpus<'a>(
-    words: &Words<'a>,
-    node: NodeGpus<'a>,
-    by: Word,
-) -> Result<(Word<'a>, Vec<&'a Gpu>), RequestError> {
+fn gpus<'a>(words: &Words<'a>, node: NodeGpus<'a>, by: Word) -> Result<Gpus<'a>, RequestError> {
     if let Some(global) = global(words, node)? {
         return Ok(global);
     }
@@ -78,20 +72,36 @@ pub(super) fn gpus<'a>(
 /// Whether slurmstepd made the container for the job itself (a batch script, the shell of salloc). For a step
 /// of srun it writes the step's number.
 fn is_of_job(words: &Words) -> bool {
-    let is_sruns = |word: Word| quantity::whole(word.value).is_some_and(|number| number < FIRST_KIND);
+    let is_sruns = |word: Word| quantity::whole::<u64>(word.value).is_some_and(|number| number < FIRST_KIND);
     words.has(TASKS) && !words.named(STEP_ID).any(is_sruns)
 }
 
+/// The claims of a share of one GPU: one names the GPU, and one for each variable `key` states the amount that
+/// `amount` makes of the container's part of a GPU. `whole` reads the step's part, and `several` is the error's
+/// text for several GPUs.
+pub(super) fn claims<'a>(
+    words: &Words<'a>,
+    node: NodeGpus<'a>,
+    (key, several): (&str, &str),
+    whole: impl Fn(Word) -> Result<Decimal, RequestError>,
+    amount: impl Fn(Decimal, &Gpu) -> Result<Amount, RequestError>,
+) -> Result<Vec<Claim>, RequestError> {
+    let Some(first) = words.named(key).next() else { return Ok(Vec::new()) };
+    let (by, gpus) = gpus(words, node, first)?;
+    if gpus.len() > 1 {
+        return Err(first.wrong(several));
+    }
+    let mut claims = vec![Claim::by(by).naming(&gpus)];
+    for word in words.named(key) {
+        let (part, note) = part_of_task(words, word, whole(word)?)?;
+        claims.push(Claim::by(word).on(&node.all(), |_, gpu| amount(part, gpu))?.noting(note));
+    }
+    Ok(claims)
+}
+
 /// This container's part of `whole`, the part of a GPU that `by` gives the step, and a note. The step's tasks
-/// on this node share it equally.
-///
-/// # Errors
-/// When the number of tasks cannot be read, or less than a percent of compute is left for each.
-pub(super) fn part_of_task(
-    words: &Words,
-    by: Word,
-    whole: Decimal,
-) -> Result<(Decimal, Option<String>), RequestError> {
+/// on this node share it equally. Less than a percent of compute for each is an error.
+fn part_of_task(words: &Words, by: Word, whole: Decimal) -> Result<(Decimal, Option<String>), RequestError> {
     let tasks = tasks(words)?;
     if tasks == 1 {
         return Ok((whole, None));
@@ -113,7 +123,7 @@ pub(super) fn part_of_task(
 /// `SLURM_TASKS_PER_NODE` is not read: a batch script is one container, whatever its job may start.
 fn tasks(words: &Words) -> Result<u64, RequestError> {
     if let Some(word) = words.one(TASKS)? {
-        let is_number = |item: &str| quantity::whole(item).is_some();
+        let is_number = |item: &str| quantity::whole::<u64>(item).is_some();
         let count = word.value.split(',').try_fold(0, |count, item| is_number(item).then_some(count + 1));
         return count.ok_or_else(|| word.wrong("Slurm's list of a step's tasks holds whole numbers, as 0,1"));
     }
@@ -132,7 +142,7 @@ fn tasks_of_node(words: &Words, word: Word) -> Result<u64, RequestError> {
             word.wrong("it is not said which node this is: Slurm sets SLURM_NODEID, which is missing here")
         );
     };
-    let mut before =
+    let mut before: u64 =
         quantity::whole(node.value).ok_or_else(|| node.wrong("a node's number is a whole number"))?;
     for (tasks, nodes) in runs {
         match before.checked_sub(nodes) {
@@ -145,7 +155,7 @@ fn tasks_of_node(words: &Words, word: Word) -> Result<u64, RequestError> {
 
 /// Reads a count of tasks and the number of consecutive nodes that have it.
 fn run(text: &str) -> Option<(u64, u64)> {
-    let count = |text| quantity::whole(text).filter(|count| (1..=u64::from(u32::MAX)).contains(count));
+    let count = |text| quantity::whole::<u32>(text).filter(|count| *count > 0).map(u64::from);
     match text.split_once("(x") {
         Some((tasks, nodes)) => Some((count(tasks)?, count(nodes.strip_suffix(')')?)?)),
         None => Some((count(text)?, 1)),

@@ -1,7 +1,7 @@
 //! Slurm's gres `shard`: `SLURM_SHARDS_ON_NODE` (slurm src/plugins/gres/shard/gres_shard.c). The number of
 //! shards of a GPU is in gres.conf and not in the environment, so gpushare's settings have to state it.
 
-use gpushare_inventory::DeviceMemory;
+use gpushare_inventory::Gpu;
 
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::slurm;
@@ -25,28 +25,17 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
             "how many shards a GPU has is not set: have the administrator set dialects.slurm.shards_per_gpu",
         ));
     };
-    let (by, gpus) = slurm::gpus(words, node, first)?;
-    if gpus.len() > 1 {
-        return Err(
-            first.wrong("how the shards are split over several GPUs is unknown: ask for shards of one GPU")
-        );
-    }
-    let mut claims = vec![Claim::by(by).naming(&gpus)];
-    for word in words.named(SHARDS) {
-        let shards = shards(word, all)?;
-        let whole = Decimal { numerator: shards, denominator: all };
-        let (part, note) = slurm::part_of_task(words, word, whole)?;
-        let claim = Claim::by(word).on(&node.all(), |_, gpu| {
-            let memory = DeviceMemory::from_bytes(part.of(total(gpu)?.bytes()));
-            Ok(Amount { cores: Cap::of(part.of(100).max(1)), ..Amount::memory(memory) })
-        })?;
-        claims.push(Claim { notes: note.into_iter().collect(), ..claim });
-    }
-    Ok(claims)
+    let whole = |word: Word| Ok(Decimal { numerator: shards(word, all)?, denominator: all });
+    let amount = |part: Decimal, gpu: &Gpu| {
+        let memory = part.of_memory(total(gpu)?);
+        Ok(Amount { cores: Cap::of(part.of(100).max(1)), ..Amount::memory(memory) })
+    };
+    let several = "how the shards are split over several GPUs is unknown: ask for shards of one GPU";
+    slurm::claims(words, node, (SHARDS, several), whole, amount)
 }
 
 fn shards(word: Word, all: u64) -> Result<u64, RequestError> {
-    let shards = quantity::whole(word.value).filter(|shards| *shards > 0);
+    let shards = quantity::whole::<u64>(word.value).filter(|shards| *shards > 0);
     let shards = shards.ok_or_else(|| word.wrong("a count of shards is a whole number from 1"))?;
     match shards <= all {
         true => Ok(shards),

@@ -12,7 +12,7 @@ use crate::sources::list::denial;
 use crate::sources::names::items;
 use gpushare_claims::{
     Amount, Cap, Claim, Cores, DeviceSelector, Library, NodeGpus, RequestError, Word, Words, conflict,
-    contains,
+    each_once,
 };
 
 /// The mounted folder does not show the library, so nothing proves its owner.
@@ -81,21 +81,17 @@ fn needed<'a>(words: &Words<'a>, key: &str) -> Result<Word<'a>, RequestError> {
 }
 
 fn gpus<'a>(node: NodeGpus<'a>, word: Word) -> Result<Vec<&'a Gpu>, RequestError> {
-    let mut gpus: Vec<&Gpu> = Vec::new();
-    for item in items(word.value) {
+    let gpu = |item: &str| {
         let minor = item.strip_prefix("/dev/nvidia").and_then(quantity::whole);
-        let minor = minor.and_then(|minor| u32::try_from(minor).ok());
         let minor = minor.ok_or_else(|| word.wrong("devices are a list as /dev/nvidia0,/dev/nvidia1"))?;
-        let gpu = node.find(DEVICE, &DeviceSelector::Minor(minor))?;
-        if !contains(&gpus, gpu) {
-            gpus.push(gpu);
-        }
-    }
+        node.find(DEVICE, &DeviceSelector::Minor(minor))
+    };
+    let gpus = each_once(items(word.value).map(gpu))?;
     if gpus.is_empty() { Err(word.wrong("no device: name one, as /dev/nvidia0")) } else { Ok(gpus) }
 }
 
 fn percent(word: Word) -> Result<u64, RequestError> {
-    let percent = quantity::whole(word.value).filter(|percent| *percent > 0);
+    let percent = quantity::whole::<u64>(word.value).filter(|percent| *percent > 0);
     percent
         .filter(|percent| *percent < 100 || percent % 100 == 0)
         .ok_or_else(|| word.wrong("compute is 1 to 99 percent of one card, or whole cards: 100 for each"))
@@ -114,7 +110,7 @@ fn part(words: &Words, core: Word, percent: u64, device: Word, gpus: &[&Gpu]) ->
         return Err(conflict(core, device));
     }
     let word = needed(words, MEMORY)?;
-    let bytes = quantity::whole(word.value).filter(|bytes| *bytes >= 1 << 20);
+    let bytes = quantity::whole::<u64>(word.value).filter(|bytes| *bytes >= 1 << 20);
     let bytes = bytes.ok_or_else(|| {
         word.wrong("memory is digits: bytes, at least 1 MiB (a pod's 256 MiB blocks times 268435456)")
     })?;
@@ -125,15 +121,15 @@ fn part(words: &Words, core: Word, percent: u64, device: Word, gpus: &[&Gpu]) ->
     });
     let amount = Amount { cores: Cap::of(percent), ..Amount::memory(DeviceMemory::from_bytes(bytes)) };
     let by = Word { rank: core.rank.min(device.rank).min(word.rank), ..word };
-    let claim = Claim::by(by).naming(gpus).on(gpus, |_, _| Ok(amount))?;
-    Ok(Claim { burst: burst(words, core, percent)?, notes: note.into_iter().collect(), ..claim })
+    let claim = Claim::by(by).naming(gpus).on_each(gpus.iter().copied(), amount).noting(note);
+    Ok(Claim { burst: burst(words, core, percent)?, ..claim })
 }
 
 /// The most compute that may be used in idle time. It raises what the container was granted, so a strict node
 /// accepts it only from a word that may grant there.
 fn burst(words: &Words, core: Word, percent: u64) -> Result<Option<Cores>, RequestError> {
     let Some(word) = words.annotation(CORE_LIMIT) else { return Ok(None) };
-    let most = quantity::whole(word.value).filter(|most| *most >= percent);
+    let most = quantity::whole::<u64>(word.value).filter(|most| *most >= percent);
     let most = most.ok_or_else(|| {
         word.wrong(format!("the most is a whole number, at least {percent} as {core} says"))
     })?;

@@ -7,8 +7,8 @@
 use gpushare_inventory::Gpu;
 
 use crate::dialect::{Dialect, Off, Speech, Switch, is_enabled};
-use crate::sources::list::{Named, named};
-use crate::sources::names::selector;
+use crate::sources::list::named;
+use crate::sources::names;
 use crate::{limit, quantity};
 use gpushare_claims::{
     Amount, Cap, Claim, Cores, IndexMeaning, Library, NodeGpus, Owner, Rank, RequestError, Word, Words,
@@ -96,12 +96,12 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     if let Some(first) = stated(words).find(|word| asks(word.key)) {
         let gpus = match table(words, node)? {
             Some(table) => table,
-            None => match named(words, node, IndexMeaning::Pci)? {
-                Named::Gpus(_, gpus) => (0..).zip(gpus).collect(),
-                Named::Nothing | Named::NoGpu => Vec::new(),
-            },
+            None => {
+                let listed = named(words, node, IndexMeaning::Pci)?.map(|(_, gpus)| gpus);
+                (0..).zip(listed.unwrap_or_default()).collect()
+            }
         };
-        variables = limits(words, first, gpus)?;
+        variables = limits(words, first, &gpus)?;
     }
     for note in &mut notes {
         note.burst = idle_beside(words, note, &variables);
@@ -147,7 +147,7 @@ fn table<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Option<Vec<(u64, &
         if h >= INDEXES {
             return Err(word.wrong(format!("there are {INDEXES} indexes, from 0: remove the others")));
         }
-        let gpu = node.find(word.key, &selector(word, uuid, IndexMeaning::Pci)?)?;
+        let gpu = names::gpu(word, uuid, node)?;
         match found.iter().find(|(other, before)| *other == h || before.uuid == gpu.uuid) {
             Some((other, before)) if *other != h || before.uuid != gpu.uuid => {
                 return Err(conflict(word, format!("{before} at index {other}", before = before.uuid)));
@@ -160,20 +160,18 @@ fn table<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Option<Vec<(u64, &
 }
 
 /// One claim for each amount in the variables, and one that names the GPUs. `first` is one of the variables.
-fn limits(words: &Words, first: Word, gpus: Vec<(u64, &Gpu)>) -> Result<Vec<Claim>, RequestError> {
+fn limits(words: &Words, first: Word, gpus: &[(u64, &Gpu)]) -> Result<Vec<Claim>, RequestError> {
     let is_beyond = |h| !gpus.iter().any(|(other, _)| *other == h);
     for word in stated(words) {
         let h = [MEMORY, CORES, SOFT].iter().find_map(|name| index(word.key, name));
-        if h.is_some_and(is_beyond) {
-            let why =
-                format!("no GPU of the container has index {} in {TABLE}: remove it", h.unwrap_or_default());
-            return Err(word.wrong(why));
+        if let Some(h) = h.filter(|h| is_beyond(*h)) {
+            return Err(word.wrong(format!("no GPU of the container has index {h} in {TABLE}: remove it")));
         }
     }
     if gpus.is_empty() {
         return Err(RequestError::LimitWithoutGpu { by: first.to_string() });
     }
-    let (indexes, cards): (Vec<u64>, Vec<&Gpu>) = gpus.into_iter().unzip();
+    let cards: Vec<&Gpu> = gpus.iter().map(|(_, gpu)| *gpu).collect();
     // The table also names the container's GPUs.
     let mut claims = vec![Claim::by(first).naming(&cards)];
     for (name, is_memory) in [(MEMORY, true), (CORES, false)] {
@@ -182,13 +180,11 @@ fn limits(words: &Words, first: Word, gpus: Vec<(u64, &Gpu)>) -> Result<Vec<Clai
                 true => Amount::memory(limit::memory(word)?),
                 false => Amount::cores(limit::cores(word)?.into()),
             };
-            let its: Vec<&Gpu> = of_word(words, word, name, &indexes, &cards);
-            claims.push(Claim::by(word).on(&its, |_, _| Ok(amount))?);
+            claims.push(Claim::by(word).on_each(of_word(words, word, name, gpus), amount));
         }
     }
-    refuse_half(first, &claims, cards.len())?;
-    let caps: Vec<Option<Cap>> = cards.iter().map(|gpu| least_cap(&claims, gpu)).collect();
-    let burst = burst(words, &indexes, caps.into_iter())?;
+    limit::refuse_half(&claims, first, cards.len(), MEMORY)?;
+    let burst = burst(words, gpus, &claims)?;
     let capped = |claim: &Claim| claim.particular.iter().any(|(_, amount)| amount.cores.is_some());
     let claims = claims.into_iter().map(|claim| Claim { burst: burst.filter(|_| capped(&claim)), ..claim });
     Ok(claims.collect())
@@ -196,24 +192,10 @@ fn limits(words: &Words, first: Word, gpus: Vec<(u64, &Gpu)>) -> Result<Vec<Clai
 
 /// The GPUs to which a limit applies: that of its index. A key without an index applies to all that have no
 /// limit of their own.
-fn of_word<'a>(words: &Words, word: Word, name: &str, indexes: &[u64], cards: &[&'a Gpu]) -> Vec<&'a Gpu> {
+fn of_word<'a>(words: &Words, word: Word, name: &str, gpus: &[(u64, &'a Gpu)]) -> Vec<&'a Gpu> {
     let has_own = |h: u64| stated(words).any(|other| index(other.key, name) == Some(h));
     let is_its = |h: u64| index(word.key, name) == Some(h) || word.key == name && !has_own(h);
-    indexes.iter().zip(cards).filter(|(h, _)| is_its(**h)).map(|(_, gpu)| *gpu).collect()
-}
-
-fn least_cap(claims: &[Claim], gpu: &Gpu) -> Option<Cap> {
-    claims.iter().filter_map(|claim| claim.amount_on(Some(gpu.uuid)).cores).min()
-}
-
-fn refuse_half(first: Word, claims: &[Claim], gpus: usize) -> Result<(), RequestError> {
-    let limited = Claim::limited_gpus(claims);
-    if limited == 0 || limited == gpus {
-        return Ok(());
-    }
-    let missing = gpus - limited;
-    Err(first
-        .wrong(format!("{missing} of {gpus} GPUs have no memory limit: give each its own, or set {MEMORY}")))
+    gpus.iter().filter(|(h, _)| is_its(*h)).map(|(_, gpu)| *gpu).collect()
 }
 
 /// The smallest soft limit at an index. The key without an index applies where there is none with it.
@@ -221,8 +203,7 @@ fn soft<'a>(words: &Words<'a>, h: u64) -> Result<Option<(Word<'a>, Cores)>, Requ
     let own: Vec<Word> = stated(words).filter(|word| index(word.key, SOFT) == Some(h)).collect();
     let plain = || stated(words).filter(|word| word.key == SOFT).collect();
     let all = if own.is_empty() { plain() } else { own };
-    let parsed = all.into_iter().map(|word| Ok((word, limit::cores(word)?)));
-    let parsed: Vec<(Word, Cores)> = parsed.collect::<Result<_, RequestError>>()?;
+    let parsed = limit::each(all.into_iter(), limit::cores)?;
     match parsed.iter().find(|(_, cores)| *cores != parsed[0].1) {
         Some((other, _)) if words.policy.strict => Err(conflict(parsed[0].0, other)),
         _ => Ok(parsed.into_iter().min_by_key(|(_, cores)| *cores)),
@@ -231,14 +212,11 @@ fn soft<'a>(words: &Words<'a>, h: u64) -> Result<Option<(Word<'a>, Cores)>, Requ
 
 /// The most compute that idle time gives. There is one bound for all GPUs: the smallest soft limit, where it
 /// is above the compute limit of each GPU.
-fn burst(
-    words: &Words,
-    indexes: &[u64],
-    caps: impl Iterator<Item = Option<Cap>>,
-) -> Result<Option<Cores>, RequestError> {
+fn burst(words: &Words, gpus: &[(u64, &Gpu)], claims: &[Claim]) -> Result<Option<Cores>, RequestError> {
     let mut softs = Vec::new();
     let mut highest: Option<Cap> = None;
-    for (h, cap) in indexes.iter().zip(caps) {
+    for (h, gpu) in gpus {
+        let cap = claims.iter().filter_map(|claim| claim.amount_on(Some(gpu.uuid)).cores).min();
         let soft = soft(words, *h)?;
         match (soft, cap) {
             (Some((word, _)), None) => {
@@ -260,10 +238,8 @@ fn burst(
 /// limits nor gives, so the limits stay those of the GPU.
 fn refuse_unreadable_ratio(words: &Words) -> Result<(), RequestError> {
     let mut ratios = stated(words).filter(|word| is_of(word.key, RATIO));
-    match ratios.find(|word| quantity::decimal(word.value).is_none()) {
-        Some(word) => Err(word.wrong("a ratio is a number, as 1.00")),
-        None => Ok(()),
-    }
+    let unreadable = ratios.find(|word| quantity::decimal(word.value).is_none());
+    unreadable.map_or(Ok(()), |word| Err(word.wrong("a ratio is a number, as 1.00")))
 }
 
 #[cfg(test)]

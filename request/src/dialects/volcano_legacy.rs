@@ -6,8 +6,8 @@
 use gpushare_inventory::DeviceMemory;
 
 use crate::dialect::{Dialect, Speech};
-use crate::quantity;
 use crate::sources::list::limited;
+use crate::{limit, quantity};
 use gpushare_claims::{Amount, Claim, IndexMeaning, NodeGpus, RequestError, Word, Words, conflict};
 
 pub(super) static DIALECT: Dialect = Dialect {
@@ -27,17 +27,17 @@ const MOST_CARDS: u64 = 16;
 
 fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
     let Some(first) = words.named(ALLOCATED).next() else { return Ok(Vec::new()) };
-    let allocated: Vec<(Word, u64)> = numbers(words, ALLOCATED)?;
+    let allocated = limit::each(words.named(ALLOCATED), number)?;
     let (_, gpus) = limited(words, node, IndexMeaning::Pci, first)?;
     if counts_cards(words, &allocated, gpus.len()) {
         let note =
             format!("{first} counts whole cards (volcano.sh/gpu-number), not MiB: no memory limit is stated");
-        return Ok(vec![Claim::by(first).noting(note)]);
+        return Ok(vec![Claim::by(first).noting([note])]);
     }
-    let totals = TOTALS.into_iter().map(|total| numbers(words, total)).collect::<Result<Vec<_>, _>>()?;
+    let totals = limit::each(TOTALS.into_iter().flat_map(|total| words.named(total)), number)?;
     let factor = factor(words)?;
     let claim = |(word, allocated): (Word, u64)| {
-        if let Some((total, _)) = totals.iter().flatten().find(|(_, most)| allocated > *most) {
+        if let Some((total, _)) = totals.iter().find(|(_, most)| allocated > *most) {
             return Err(word.wrong(format!("more than the whole card has, {total}: ask for less")));
         }
         let bytes = allocated.checked_mul(factor).and_then(|mebibytes| mebibytes.checked_mul(1 << 20));
@@ -66,12 +66,8 @@ fn counts_cards(words: &Words, allocated: &[(Word, u64)], gpus: usize) -> bool {
     !words.has(FACTOR) && allocated.iter().all(|(_, number)| Some(*number) == gpus)
 }
 
-fn numbers<'a>(words: &Words<'a>, key: &str) -> Result<Vec<(Word<'a>, u64)>, RequestError> {
-    words.named(key).map(|word| Ok((word, number(word)?))).collect()
-}
-
 fn number(word: Word) -> Result<u64, RequestError> {
-    let number = quantity::whole(word.value).filter(|number| *number > 0);
+    let number = quantity::whole::<u64>(word.value).filter(|number| *number > 0);
     number.ok_or_else(|| {
         word.wrong("Volcano writes digits without a unit, and not 0: MiB, or units of its memory factor")
     })

@@ -3,9 +3,8 @@
 
 use crate::dialect::{Dialect, Speech};
 use crate::limit;
-use crate::quantity;
-use crate::sources::names::{items, selectors};
-use gpushare_claims::{Amount, Cap, Claim, IndexMeaning, NodeGpus, RequestError, Word, Words};
+use crate::sources::names::gpus;
+use gpushare_claims::{Amount, Claim, IndexMeaning, NodeGpus, RequestError, Words};
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "xgpu",
@@ -17,6 +16,7 @@ pub(super) static DIALECT: Dialect = Dialect {
 
 const INDEX: &str = "GPU_IDX";
 const MEMORY: &str = "GPU_CONTAINER_MEM";
+/// 0 is no limit: xGPU then gives time slices by its policy alone.
 const PERCENT: &str = "GPU_CONTAINER_QUOTA_PERCENT";
 
 fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
@@ -24,21 +24,13 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     let Some(index) = words.one(INDEX)? else {
         return Err(first.wrong("a limit without a GPU: set GPU_IDX to the index of its GPU, too"));
     };
-    let list = selectors(index, items(index.value), IndexMeaning::Pci)?;
-    if list.is_empty() {
+    let gpus = gpus(index, node, IndexMeaning::Pci)?;
+    if gpus.is_empty() {
         return Err(index.wrong("it names no GPU: write its index, as 0"));
     }
-    let mut claims = vec![Claim::by(index).naming(&node.find_each(INDEX, &list)?)];
+    let mut claims = vec![Claim::by(index).naming(&gpus)];
     claims.extend(Claim::each_of(words.named(MEMORY), |word| Ok(Amount::memory(limit::mebibytes(word)?)))?);
-    claims.extend(Claim::each_of(words.named(PERCENT), |word| Ok(Amount::cores(cores(word)?)))?);
+    claims
+        .extend(Claim::each_of(words.named(PERCENT), |word| Ok(Amount::cores(limit::cores_or_all(word)?)))?);
     Ok(claims)
-}
-
-/// Reads a compute limit. 0 is no limit: xGPU then gives time slices by its policy alone.
-fn cores(word: Word) -> Result<Cap, RequestError> {
-    match quantity::whole(word.value) {
-        Some(0) => Ok(Cap::Unlimited),
-        Some(percent) => Cap::of(percent).ok_or_else(|| word.wrong("a percentage is from 0 (no cap) to 100")),
-        None => Err(word.wrong("a percentage is a whole number from 0 (no cap) to 100")),
-    }
 }

@@ -92,37 +92,27 @@ pub(crate) fn lists<'a>(words: &Words<'a>) -> Vec<Word<'a>> {
 enum Listed {
     /// The list names no GPU by itself: it is empty, or other sources read what it names.
     Nothing,
-    /// `void`: written where CDI gives the devices, or by someone who wants none.
-    Void,
-    /// `none`: the container wants no GPU.
+    /// `none`, or `void`, which is written where CDI gives the devices or by someone who wants none.
     NoGpu,
     All,
     /// These GPUs, doubles dropped.
     These(Vec<DeviceSelector>),
 }
 
-/// The container's GPUs, in the order by which limits count positions.
-#[derive(Clone, Debug)]
-pub(crate) enum Named<'a> {
-    Nothing,
-    /// The list is `none`.
-    NoGpu,
-    /// The word that names the GPUs, and the GPUs, doubles dropped.
-    Gpus(Word<'a>, Vec<&'a Gpu>),
-}
+/// A word that names GPUs, and the GPUs, doubles dropped.
+pub(crate) type Gpus<'a> = (Word<'a>, Vec<&'a Gpu>);
 
 /// The container's GPUs in the order by which limits count positions: those of an explicit list, else those
-/// that were handed over, else all where the list says `all`.
+/// that were handed over, else all where the list says `all`. `None` where nothing names a GPU.
 pub(crate) fn named<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
     meaning: IndexMeaning,
-) -> Result<Named<'a>, RequestError> {
-    let (mut found, mut all, mut none) = (None, None, None);
+) -> Result<Option<Gpus<'a>>, RequestError> {
+    let (mut found, mut all) = (None, None);
     for word in lists(words) {
         match parsed(words, word, meaning)? {
-            Listed::Nothing | Listed::Void => {}
-            Listed::NoGpu => none = Some(()),
+            Listed::Nothing | Listed::NoGpu => {}
             Listed::All => all = all.or(Some(word)),
             Listed::These(selectors) => {
                 let next = node.find_each(DEVICES, &selectors)?;
@@ -134,16 +124,11 @@ pub(crate) fn named<'a>(
         }
     }
     let handed = handed::gpus(words, node)?;
-    Ok(match (found, handed, all, none) {
-        (Some((word, gpus)), ..) => Named::Gpus(word, gpus),
-        (None, Some((word, gpus)), ..) => Named::Gpus(word, gpus),
-        (None, None, Some(word), _) => Named::Gpus(word, every(word, node)?),
-        (None, None, None, Some(())) => Named::NoGpu,
-        (None, None, None, None) => Named::Nothing,
-    })
+    match (found.or(handed), all) {
+        (None, Some(word)) => Ok(Some((word, every(word, node)?))),
+        (found, _) => Ok(found),
+    }
 }
-
-type Gpus<'a> = (Word<'a>, Vec<&'a Gpu>);
 
 /// The GPUs that are in both lists, in the order of the first.
 fn both<'a>(first: Gpus<'a>, second: Gpus<'a>) -> Result<Gpus<'a>, RequestError> {
@@ -162,11 +147,9 @@ pub(crate) fn limited<'a>(
     node: NodeGpus<'a>,
     meaning: IndexMeaning,
     limit: Word,
-) -> Result<(Word<'a>, Vec<&'a Gpu>), RequestError> {
-    match named(words, node, meaning)? {
-        Named::Gpus(list, gpus) => Ok((list, gpus)),
-        Named::Nothing | Named::NoGpu => Err(RequestError::LimitWithoutGpu { by: limit.to_string() }),
-    }
+) -> Result<Gpus<'a>, RequestError> {
+    let named = named(words, node, meaning)?;
+    named.ok_or_else(|| RequestError::LimitWithoutGpu { by: limit.to_string() })
 }
 
 /// Refuses limits that differ between GPUs where only device nodes name the GPUs. The order of nodes does not
@@ -181,13 +164,13 @@ pub(crate) fn refuse_order(
         let memory = stated.clone().filter_map(|amount| amount.memory?.bytes()).min();
         (memory, stated.filter_map(|amount| amount.cores).min())
     };
-    match list.rank != Rank::Handed || gpus.windows(2).all(|pair| amounts(pair[0]) == amounts(pair[1])) {
-        true => Ok(()),
-        false => Err(limit.wrong(
-            "only device nodes name the GPUs, and their order does not tell whose limit this is: give all the same limits, \
-             or name the GPUs in NVIDIA_VISIBLE_DEVICES",
-        )),
+    if list.rank != Rank::Handed || gpus.windows(2).all(|pair| amounts(pair[0]) == amounts(pair[1])) {
+        return Ok(());
     }
+    Err(limit.wrong(
+        "only device nodes name the GPUs, and their order does not tell whose limit this is: give all the same limits, \
+         or name the GPUs in NVIDIA_VISIBLE_DEVICES",
+    ))
 }
 
 /// Whether a list, or what was handed over, names GPUs in particular. It reads only the bundle.
@@ -235,14 +218,12 @@ pub(crate) fn claims<'a>(
             Listed::All if naming > 1 => claims.push(claim.naming(&every(*word, node)?)),
             Listed::All => every(*word, node).map(|_| claims.push(claim))?,
             Listed::These(selectors) => claims.push(claim.naming(&node.find_each(DEVICES, selectors)?)),
-            Listed::Nothing | Listed::Void | Listed::NoGpu => {}
+            Listed::Nothing | Listed::NoGpu => {}
         }
     }
     let ungiven = UNGIVEN.iter().filter_map(|key| words.named(key).next());
-    let ungiven: Vec<String> =
-        ungiven.map(|word| format!("{word} is ignored: a share brings GPUs alone")).collect();
     if let Some(first) = claims.first_mut() {
-        first.notes.extend(ungiven);
+        first.notes.extend(ungiven.map(|word| format!("{word} is ignored: a share brings GPUs alone")));
     }
     Ok(claims)
 }
@@ -251,7 +232,7 @@ pub(crate) fn claims<'a>(
 /// nodes were handed over.
 fn refuse_contradiction(words: &Words, lists: &[(Word, Listed)]) -> Result<(), RequestError> {
     let names = lists.iter().find(|(_, listed)| matches!(listed, Listed::These(_) | Listed::All));
-    let denies = lists.iter().find(|(_, listed)| matches!(listed, Listed::NoGpu | Listed::Void));
+    let denies = lists.iter().find(|(_, listed)| *listed == Listed::NoGpu);
     match (names, denies) {
         (Some((named, _)), Some((denied, _))) if !handed::is_handed(words) => Err(conflict(named, denied)),
         _ => Ok(()),
@@ -267,9 +248,9 @@ pub(crate) fn denial<'a>(words: &Words<'a>) -> Option<Word<'a>> {
 /// Whether `granted` are the list's GPUs in the list's order, whether its numbers are indexes or minors.
 /// Limits may count by position.
 pub(crate) fn is_in_order<'a>(words: &Words<'a>, node: NodeGpus<'a>, granted: &[GpuUuid]) -> bool {
-    let list = |meaning| match named(words, node, meaning) {
-        Ok(Named::Gpus(_, gpus)) => Some(gpus.iter().map(|gpu| gpu.uuid).collect::<Vec<_>>()),
-        _ => None,
+    let list = |meaning| {
+        let (_, gpus) = named(words, node, meaning).ok()??;
+        Some(gpus.iter().map(|gpu| gpu.uuid).collect::<Vec<_>>())
     };
     let lists = [IndexMeaning::Pci, IndexMeaning::Minor].map(list);
     // A single GPU is at the first position in any case.
@@ -295,8 +276,7 @@ fn parsed(words: &Words, said: Word, meaning: IndexMeaning) -> Result<Listed, Re
     }
     match word(said.value) {
         Some("all") => return Ok(Listed::All),
-        Some("none") => return Ok(Listed::NoGpu),
-        Some(_) => return Ok(Listed::Void),
+        Some(_) => return Ok(Listed::NoGpu),
         None => {}
     }
     if is_volumes(said.value) {

@@ -1,8 +1,8 @@
 //! Reads names of GPUs in a list. Lists, mounts and other systems' keys share this grammar.
 
-use gpushare_inventory::GpuUuid;
+use gpushare_inventory::{Gpu, GpuUuid};
 
-use gpushare_claims::{DeviceSelector, IndexMeaning, RequestError, Word, shortened};
+use gpushare_claims::{DeviceSelector, IndexMeaning, NodeGpus, RequestError, Word, shortened};
 
 const OUR_VENDOR: &str = "gpushare.io/";
 /// NVIDIA's variable with the list of GPUs. Its items may also be names of CDI devices.
@@ -21,6 +21,20 @@ pub(crate) fn selectors<'a>(
     meaning: IndexMeaning,
 ) -> Result<Vec<DeviceSelector>, RequestError> {
     each_once(said, names.map(|name| Ok(vec![selector(said, name, meaning)?])))
+}
+
+/// The GPU of this name, by index where it is a number.
+pub(crate) fn gpu<'a>(said: Word, name: &str, node: NodeGpus<'a>) -> Result<&'a Gpu, RequestError> {
+    node.find(said.key, &selector(said, name, IndexMeaning::Pci)?)
+}
+
+/// The GPUs in the word's list, doubles dropped.
+pub(crate) fn gpus<'a>(
+    said: Word,
+    node: NodeGpus<'a>,
+    meaning: IndexMeaning,
+) -> Result<Vec<&'a Gpu>, RequestError> {
+    node.find_each(said.key, &selectors(said, items(said.value), meaning)?)
 }
 
 /// Joins what the items name; doubles are dropped. More than [`MOST`] GPUs are an error.

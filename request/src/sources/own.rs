@@ -145,10 +145,8 @@ impl<'a, 'b> Keys<'a, 'b> {
         let memory =
             self.parsed::<MemoryRequest>("memory")?.filter(|memory| *memory != MemoryRequest::Percent(100));
         let cores = cores.and_then(|_| self.named("cores"));
-        match cores.or_else(|| memory.and_then(|_| self.named("memory"))) {
-            Some(part) => Err(conflict(mode, part)),
-            None => Ok(()),
-        }
+        let part = cores.or_else(|| memory.and_then(|_| self.named("memory")));
+        part.map_or(Ok(()), |part| Err(conflict(mode, part)))
     }
 }
 

@@ -10,10 +10,10 @@ use std::collections::BTreeSet;
 use gpushare_inventory::Gpu;
 
 use gpushare_claims::{
-    Claim, Container, DeviceSelector, IndexMeaning, NodeGpus, Rank, RequestError, Word, Words, contains,
-    shortened,
+    Claim, Container, DeviceSelector, IndexMeaning, NodeGpus, RequestError, Word, Words, contains, shortened,
 };
 
+use crate::sources::list::Gpus;
 use crate::sources::{handed, names};
 
 /// Prefixes of the annotations that device plugins write; the second is the older one.
@@ -75,7 +75,7 @@ pub(crate) fn asks(words: &Words) -> bool {
 /// The claims of the annotations: which GPUs, no amounts. Annotations of one rank add up, as their devices
 /// do.
 pub(crate) fn claims<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
-    let mut by_rank: Vec<(Rank, Word, Vec<&Gpu>)> = Vec::new();
+    let mut by_rank: Vec<Gpus> = Vec::new();
     for (word, name) in annotated(words) {
         let gpus = match (specified(words, word, name)?, names::device(name)) {
             (Some(selectors), _) => node.find_each(word.key, &selectors)?,
@@ -85,15 +85,15 @@ pub(crate) fn claims<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Cl
             },
             (None, None) => continue,
         };
-        match by_rank.iter_mut().find(|(rank, ..)| *rank == word.rank) {
-            Some((_, _, known)) => {
+        match by_rank.iter_mut().find(|(known, _)| known.rank == word.rank) {
+            Some((_, known)) => {
                 let new: Vec<_> = gpus.into_iter().filter(|gpu| !contains(known, gpu)).collect();
                 known.extend(new);
             }
-            None => by_rank.push((word.rank, word, gpus)),
+            None => by_rank.push((word, gpus)),
         }
     }
-    Ok(by_rank.into_iter().map(|(_, word, gpus)| Claim::by(word).naming(&gpus)).collect())
+    Ok(by_rank.into_iter().map(|(word, gpus)| Claim::by(word).naming(&gpus)).collect())
 }
 
 /// The GPUs of one name. `None` for a name that is no GPU's own, such as one that a DRA driver made, where
@@ -110,9 +110,7 @@ fn named<'a>(
     }
     let selector = match names::selector(word, device, IndexMeaning::Pci) {
         Err(_) if handed::is_handed(words) => return Ok(None),
-        Err(_) if !names::tells_gpu(device) => {
-            return Err(untold(word, name));
-        }
+        Err(_) if !names::tells_gpu(device) => return Err(untold(word, name)),
         other => other?,
     };
     Ok(Some(vec![node.find(word.key, &selector)?]))

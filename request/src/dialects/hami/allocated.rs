@@ -9,8 +9,8 @@
 use gpushare_inventory::{DeviceMemory, Gpu};
 
 use crate::quantity;
-use crate::sources::names::selector;
-use gpushare_claims::{Amount, Cap, Claim, IndexMeaning, NodeGpus, RequestError, Word, Words, contains};
+use crate::sources::names;
+use gpushare_claims::{Amount, Cap, Claim, MemoryRequest, NodeGpus, RequestError, Word, Words, contains};
 
 /// HAMi's annotation; its memory is in MiB.
 const HAMI: &str = "hami.io/vgpu-devices-allocated";
@@ -78,8 +78,7 @@ fn parts_of(entry: &str) -> impl Iterator<Item = &str> {
 fn parts<'a>(word: Word, entry: &str, node: NodeGpus<'a>) -> Result<Vec<Part<'a>>, RequestError> {
     let part = |text: &str| {
         let (uuid, amount) = amount(word.key, text).ok_or_else(|| word.wrong(REMEDY))?;
-        let gpu = node.find(word.key, &selector(word, uuid, IndexMeaning::Pci)?)?;
-        Ok(Part { gpu, amount })
+        Ok(Part { gpu: names::gpu(word, uuid, node)?, amount })
     };
     parts_of(entry).map(part).collect()
 }
@@ -87,12 +86,11 @@ fn parts<'a>(word: Word, entry: &str, node: NodeGpus<'a>) -> Result<Vec<Part<'a>
 fn amount<'a>(key: &str, part: &'a str) -> Option<(&'a str, Amount)> {
     let [uuid, _, memory, percent] = part.split(',').collect::<Vec<_>>()[..] else { return None };
     let (uuid, _instance) = uuid.split_once('[').unwrap_or((uuid, "")); // of MIG
-    let bytes = quantity::whole(memory).filter(|memory| *memory > 0)?.checked_mul(1 << 20)?;
+    let bytes = quantity::whole::<u64>(memory).filter(|memory| *memory > 0)?.checked_mul(1 << 20)?;
     let cores = match quantity::whole(percent)? {
         0 => Cap::Unlimited,
         percent => Cap::of(percent)?,
     };
-    let memory = (key == HAMI).then_some(DeviceMemory::from_bytes(bytes));
-    let amount = memory.map(Amount::memory).unwrap_or_default();
-    Some((uuid, Amount { cores: Some(cores), ..amount }))
+    let memory = (key == HAMI).then_some(MemoryRequest::Bytes(DeviceMemory::from_bytes(bytes)));
+    Some((uuid, Amount { memory, cores: Some(cores) }))
 }

@@ -4,8 +4,8 @@
 use gpushare_inventory::{DeviceMemory, Gpu};
 
 use crate::quantity;
-use crate::sources::names::selector;
-use gpushare_claims::{Amount, Cap, Claim, IndexMeaning, NodeGpus, RequestError, Word, Words, has_double};
+use crate::sources::names;
+use gpushare_claims::{Amount, Cap, Claim, MemoryRequest, NodeGpus, RequestError, Word, Words, has_double};
 
 /// The plugin's annotation with what it gave, and the scheduler's with what it planned.
 const KEYS: [&str; 2] = ["nvidia.com/real-allocated", "nvidia.com/pre-allocated"];
@@ -36,7 +36,7 @@ fn claim(word: Word, entry: &str, node: NodeGpus) -> Result<Claim, RequestError>
     let mut amounts = Vec::new();
     for part in parts.split(',').map(str::trim) {
         let (uuid, amount) = amount(part).ok_or_else(|| word.wrong(remedy))?;
-        gpus.push(gpu(word, uuid, node)?);
+        gpus.push(names::gpu(word, uuid, node)?);
         amounts.push(amount);
     }
     if has_double(&gpus) {
@@ -45,22 +45,17 @@ fn claim(word: Word, entry: &str, node: NodeGpus) -> Result<Claim, RequestError>
     Claim::by(word).naming(&gpus).on(&gpus, |position, _| Ok(amounts[position]))
 }
 
-fn gpu<'a>(word: Word, uuid: &str, node: NodeGpus<'a>) -> Result<&'a Gpu, RequestError> {
-    node.find(word.key, &selector(word, uuid, IndexMeaning::Pci)?)
-}
-
 /// Reads one GPU's part of an entry. 0 cores or 0 MiB mean that none was asked for.
 fn amount(part: &str) -> Option<(&str, Amount)> {
     let [index, uuid, cores, mib] = part.split('_').collect::<Vec<_>>()[..] else { return None };
-    quantity::whole(index)?;
+    quantity::whole::<u64>(index)?;
     let cores = match quantity::whole(cores)? {
         0 => None,
         percent => Some(Cap::of(percent)?),
     };
-    let bytes = quantity::whole(mib)?.checked_mul(1 << 20)?;
-    let memory = (bytes > 0).then(|| DeviceMemory::from_bytes(bytes));
-    let amount = memory.map(Amount::memory).unwrap_or_default();
-    Some((uuid, Amount { cores, ..amount }))
+    let bytes = quantity::whole::<u64>(mib)?.checked_mul(1 << 20)?;
+    let memory = (bytes > 0).then(|| MemoryRequest::Bytes(DeviceMemory::from_bytes(bytes)));
+    Some((uuid, Amount { memory, cores }))
 }
 
 #[cfg(test)]
