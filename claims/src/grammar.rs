@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use gpushare_inventory::{DeviceMemory, GpuUuid};
+use serde::{Deserialize, Serialize};
 
 /// Why a value is refused; the message lists the accepted forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,7 +64,8 @@ pub enum GrammarError {
 }
 
 /// How a container's compute share is enforced.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ComputePolicy {
     /// A hard limit, also while the GPU is otherwise idle.
     #[default]
@@ -218,7 +220,8 @@ pub fn whole<T: FromStr>(text: &str) -> Option<T> {
 }
 
 /// A share of a GPU's compute time in percent, 1 to 100.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
 pub struct Cores(u8);
 
 impl Cores {
@@ -236,6 +239,20 @@ impl Cores {
     /// The percentage, 1 to 100.
     pub const fn percent(self) -> u8 {
         self.0
+    }
+}
+
+impl TryFrom<u8> for Cores {
+    type Error = GrammarError;
+
+    fn try_from(percent: u8) -> Result<Self, GrammarError> {
+        Self::new(percent).ok_or(GrammarError::NotAPercentage)
+    }
+}
+
+impl From<Cores> for u8 {
+    fn from(cores: Cores) -> Self {
+        cores.percent()
     }
 }
 
@@ -286,7 +303,8 @@ impl FromStr for ComputePolicy {
 }
 
 /// A share's priority, 0 (low) to 9; 5 is the default.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
 pub struct Priority(u8);
 
 impl Priority {
@@ -307,6 +325,20 @@ impl Priority {
 impl Default for Priority {
     fn default() -> Self {
         Self(5)
+    }
+}
+
+impl TryFrom<u8> for Priority {
+    type Error = GrammarError;
+
+    fn try_from(level: u8) -> Result<Self, GrammarError> {
+        (0..=9).contains(&level).then_some(Self(level)).ok_or(GrammarError::NotAPriority)
+    }
+}
+
+impl From<Priority> for u8 {
+    fn from(priority: Priority) -> Self {
+        priority.level()
     }
 }
 

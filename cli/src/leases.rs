@@ -20,7 +20,7 @@ const REFUSALS: usize = 100;
 pub fn history(as_json: bool) -> Result<()> {
     let config = Config::load()?;
     let (state, store) = node::store(&config)?;
-    let past = store.history()?;
+    let past = store.history();
     let mut refusals = state.refusals();
     refusals.truncate(REFUSALS);
     if as_json {

@@ -21,6 +21,7 @@ mod plan;
 mod ps;
 mod system;
 mod table;
+mod takeover;
 mod update;
 mod violation;
 

@@ -5,6 +5,8 @@ use gpushare_config::Config;
 use gpushare_inventory::{GpuUuid, Node, Totals, boot_id};
 use gpushare_quota::{StateFolder, Store};
 
+use crate::takeover::take_over;
+
 /// The node's inventory. A cache that does not fit is renewed first, so that no command shows the GPUs of an
 /// earlier boot or driver.
 pub fn inventory(config: &Config, state: &StateFolder) -> Result<Node> {
@@ -21,6 +23,7 @@ pub fn inventory(config: &Config, state: &StateFolder) -> Result<Node> {
 /// Opens the state folder and the store.
 pub fn store(config: &Config) -> Result<(StateFolder, Store)> {
     let state = StateFolder::open(&config.paths.state)?;
+    take_over(state.path())?;
     let store = Store::open(state.path()).context("cannot open the quota store")?;
     Ok((state, store))
 }

@@ -128,13 +128,11 @@ pub fn poststop(state: &[u8], file: Option<&Path>) -> Result<()> {
     // A mistake in the settings must not keep the lease from being released.
     let config = load(file).or_else(|error| Config::salvaged(file).ok_or(error))?;
     config.log.start();
-    let quota = Store::path(&config.paths.state);
-    if !quota.try_exists().with_context(|| format!("cannot look for {}; run as root", quota.display()))? {
-        return Ok(());
-    }
+    let path = &config.paths.state;
+    let named = || format!("cannot look for shares in {}; run as root", path.display());
+    let Some(store) = Store::find(path).with_context(named)? else { return Ok(()) };
     let key = LeaseKey::new(LeaseKey::HOOK_ONLY.to_owned(), id)?;
-    let folder = StateFolder::open(&config.paths.state)?;
-    let store = Store::open(folder.path())?;
+    let folder = StateFolder::open(path)?;
     let Some(lease) = store.lease(&key)? else { return Ok(()) };
     lease.member.holder.await_end(END);
     let left = give_back(&folder, &store, lease.id, &key, ReleaseReason::Ended, Whose::GoneOnes)?;

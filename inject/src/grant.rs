@@ -143,7 +143,7 @@ pub fn grant<T, E: From<GrantError>>(
     apply: impl FnOnce(&Plan, Reservation<'_>, Value) -> Result<T, E>,
 ) -> Result<T, E> {
     let facts = Facts::read(&mut requester, settings)?;
-    let store = Store::open(facts.state.path()).map_err(GrantError::from)?;
+    let store = open_store(&facts.state, settings)?;
     let reservation = facts.reserve(&requester, &store, settings)?;
     let undo = Undo::of(&store, &facts.state, reservation.lease());
     let reservation = reservation; // dropped before `undo`, which asks what became of the lease
@@ -154,6 +154,18 @@ pub fn grant<T, E: From<GrantError>>(
     let done = apply(&plan, reservation, requester.json)?;
     undo.keep();
     Ok(done)
+}
+
+/// Opens the quota store. The leases of an earlier version are taken over first, by the CLI, which alone reads its
+/// database.
+fn open_store(state: &StateFolder, settings: &Settings) -> Result<Store, GrantError> {
+    match Store::open(state.path()) {
+        Err(StoreError::Earlier { .. }) => {
+            node_facts::refresh(settings)?;
+            Ok(Store::open(state.path())?)
+        }
+        other => Ok(other?),
+    }
 }
 
 /// All that a grant depends on besides the quota store: the container's request, its image, and the node.

@@ -2,9 +2,11 @@
 
 use gpushare_claims::{InterceptorPolicy, Mode, Request};
 use gpushare_inventory::Extent;
+use serde::{Deserialize, Serialize};
 
 /// Who keeps a container within what it was granted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Enforcement {
     /// gpushare's libraries, which intercept the driver's.
     Intercepted,
@@ -86,7 +88,7 @@ impl Enforcement {
     }
 
     /// The way of this name.
-    pub(crate) fn named(name: &str) -> Option<Self> {
+    pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|one| one.terms().name == name)
     }
 }

@@ -2,8 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rusqlite::ErrorCode;
-use rusqlite::ffi::SQLITE_CANTOPEN;
+use nix::errno::Errno;
 
 use crate::lease::LeaseKey;
 use crate::lock_holder;
@@ -12,10 +11,10 @@ use crate::place::Refusal;
 /// Why the store cannot be used. Nothing is granted then.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Other processes kept the database locked for longer than this one waits, which is a few seconds.
+    /// Another process had the turn to write for longer than this one waits, which is a few seconds.
     #[error("the quota store {path} has been busy for seconds{holder}")]
     Busy {
-        /// Path of the database.
+        /// The state folder.
         path: PathBuf,
         /// Who holds it and what to do about it: the end of the sentence.
         holder: String,
@@ -26,7 +25,7 @@ pub enum StoreError {
          process may write no file of that size (ulimit -f); make room there, or see the kernel log"
     )]
     Full {
-        /// Path of the database.
+        /// Path of the ledger.
         path: PathBuf,
     },
     /// The file is not a quota store, or it is damaged.
@@ -35,16 +34,16 @@ pub enum StoreError {
          the file: a new one is made at the next start, unless the folder regions beside it still names such containers"
     )]
     Damaged {
-        /// Path of the database.
+        /// Path of the ledger.
         path: PathBuf,
     },
-    /// The database is gone, but regions are left: of running containers, or of an earlier boot.
+    /// The ledger is gone, but regions are left: of running containers, or of an earlier boot.
     #[error(
         "the quota store {path} is gone, but {regions} names containers that hold a share, so nothing is granted; stop them, \
          then run `umount {regions}/*; rm -r {regions}`, or restart the machine if that folder is in its memory"
     )]
     Missing {
-        /// Path of the database.
+        /// Path of the ledger.
         path: PathBuf,
         /// The folder of the containers' regions.
         regions: PathBuf,
@@ -56,7 +55,7 @@ pub enum StoreError {
          ended, as with a node that is a container, delete the file and the folder regions beside it"
     )]
     Stranger {
-        /// Path of the database.
+        /// Path of the ledger.
         path: PathBuf,
         /// The pid and time namespaces in which the store is kept, as `ls -l /proc/PID/ns` shows them.
         theirs: String,
@@ -65,29 +64,29 @@ pub enum StoreError {
     },
     /// Written by another version of gpushare.
     #[error(
-        "the quota store {path} has schema version {version}, which this gpushare does not know; update gpushare"
+        "the quota store {path} has version {version}, which this gpushare does not know; update gpushare"
     )]
     Version {
+        /// Path of the ledger.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+    },
+    /// An earlier version of gpushare kept the leases in this database. `gpushare sweep` takes them over.
+    #[error(
+        "the quota store {path} is of an earlier version; run `gpushare sweep`, which takes its leases over"
+    )]
+    Earlier {
         /// Path of the database.
         path: PathBuf,
-        /// Its schema version.
-        version: i32,
     },
-    /// The database or its lock file could not be made.
-    #[error("cannot make the quota store {path}")]
+    /// The ledger or the lock file could not be opened, read or made.
+    #[error("cannot use the quota store {path}")]
     Io {
-        /// Path of the database.
+        /// Path of the file.
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
-    },
-    /// Any other error of SQLite.
-    #[error("quota store {path}")]
-    Sqlite {
-        /// Path of the database.
-        path: PathBuf,
-        /// What SQLite said.
-        source: rusqlite::Error,
     },
     /// The id of the running boot could not be read.
     #[error(transparent)]
@@ -95,25 +94,18 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// The error when this process did not get at the database at `path` in time.
-    pub(crate) fn busy(path: &Path) -> Self {
-        Self::Busy { path: path.into(), holder: lock_holder::described(path) }
+    /// The error when this process did not get its turn in time.
+    pub(crate) fn busy(state: &Path) -> Self {
+        Self::Busy { path: state.into(), holder: lock_holder::described(state) }
     }
 
-    pub(crate) fn sqlite(path: &Path, source: rusqlite::Error) -> Self {
+    /// The error for what the system said of the file at `path`.
+    pub(crate) fn io(path: &Path, source: std::io::Error) -> Self {
+        const FULL: [Errno; 5] = [Errno::ENOSPC, Errno::EDQUOT, Errno::EROFS, Errno::EFBIG, Errno::EIO];
         let path = path.to_path_buf();
-        let extended = source.sqlite_error().map(|error| error.extended_code);
-        match source.sqlite_error_code() {
-            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::busy(&path),
-            Some(ErrorCode::DiskFull | ErrorCode::ReadOnly | ErrorCode::SystemIoFailure) => {
-                Self::Full { path }
-            }
-            Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt | ErrorCode::TypeMismatch) => {
-                Self::Damaged { path }
-            }
-            // A plain SQLITE_CANTOPEN, without an extended code, means that there was no room for a file.
-            Some(ErrorCode::CannotOpen) if extended == Some(SQLITE_CANTOPEN) => Self::Full { path },
-            _ => Self::Sqlite { path, source },
+        match source.raw_os_error() {
+            Some(code) if FULL.contains(&Errno::from_raw(code)) => Self::Full { path },
+            _ => Self::Io { path, source },
         }
     }
 }

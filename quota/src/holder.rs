@@ -14,17 +14,20 @@ use std::time::{Duration, Instant};
 
 use gpushare_inventory::FileIdentity;
 use procfs::process::{Process, Stat};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::pid_namespace::PidNamespace;
 
 /// A process by pid and start time, and the cgroup of its container.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Holder {
     /// The pid in the host's pid namespace.
     pub pid: i32,
     /// The kernel's start time in clock ticks since boot.
     pub start_time: u64,
     /// The container's cgroup folder below /sys/fs/cgroup, known once the container exists.
+    #[serde(serialize_with = "lossy")]
     pub cgroup: Option<PathBuf>,
     /// Whether it is the first process of a pid namespace other than this process's own. All processes of the
     /// container then end with it, whoever else is in the cgroup.
@@ -126,6 +129,12 @@ impl Holder {
             Err(_) => false,
         }
     }
+}
+
+/// JSON has no other text than UTF-8. A runtime makes a container's cgroup by a name in config.json, which has
+/// none either.
+fn lossy<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
 }
 
 /// A main thread that ended while other threads run also shows as a zombie, so a dead process has no other

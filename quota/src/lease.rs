@@ -2,15 +2,18 @@
 
 use std::fmt;
 use std::iter;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use gpushare_claims::{ComputePolicy, Cores, Priority, Request};
 use gpushare_inventory::{DeviceMemory, GpuUuid};
+use serde::{Deserialize, Serialize};
 
 use crate::enforcement::Enforcement;
 use crate::holder::Holder;
 
 /// Names a container that may hold a lease. A container id is unique only below its runtime root.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LeaseKey {
     /// The low-level runtime's state folder, as the engine named it; empty when the engine named none.
     pub root: String,
@@ -51,7 +54,8 @@ impl fmt::Display for LeaseKey {
 }
 
 /// A share of one GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Grant {
     /// UUID of the GPU.
     pub gpu: GpuUuid,
@@ -62,7 +66,8 @@ pub struct Grant {
 }
 
 /// How far the creation of a container with a lease is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum LeaseState {
     /// Granted; the container is being created by the process that holds it.
     Reserved,
@@ -81,7 +86,8 @@ impl LeaseState {
 }
 
 /// A container that holds a lease, alone or with others.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Member {
     /// Names the container.
     pub key: LeaseKey,
@@ -99,7 +105,8 @@ impl Member {
 }
 
 /// What the node granted to one container, or to several of one pod together.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Lease {
     /// Unique within the store and never used again. It names the lease's region folder.
     pub id: i64,
@@ -152,6 +159,18 @@ impl Lease {
             Release::Left => tracing::info!(%container, reason, "lease left to the pod's other containers"),
             Release::Ended => tracing::info!(%container, reason, "lease released"),
         }
+    }
+
+    /// The lease without the container `key`; `None` if no other holds it.
+    pub(crate) fn without(&self, key: &LeaseKey) -> Option<Self> {
+        let mut left = self.members().filter(|member| member.key != *key).cloned();
+        let member = left.next()?;
+        Some(Self { member, others: left.collect(), ..self.clone() })
+    }
+
+    /// Its member with this key.
+    pub(crate) fn member_mut(&mut self, key: &LeaseKey) -> Option<&mut Member> {
+        iter::once(&mut self.member).chain(&mut self.others).find(|member| member.key == *key)
     }
 
     /// All containers that hold it.
@@ -223,8 +242,23 @@ impl ReleaseReason {
     }
 }
 
+/// The grants in words, for display.
+pub(crate) fn summary(grants: &[Grant]) -> String {
+    let grants = grants.iter().map(|grant| match grant.cores {
+        Some(cores) => format!("{}: {}, {cores}", grant.gpu, grant.memory),
+        None => format!("{}: {}", grant.gpu, grant.memory),
+    });
+    grants.collect::<Vec<_>>().join("; ")
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
 /// A lease that has ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct PastLease {
     /// The container that held it last.
     pub key: LeaseKey,
@@ -238,4 +272,29 @@ pub struct PastLease {
     pub released_at: u64,
     /// Why it ended, by [`ReleaseReason::name`].
     pub reason: String,
+}
+
+impl PastLease {
+    /// `lease`, which ends now. `former` are the ids of containers that left it before, oldest first.
+    pub(crate) fn of(lease: &Lease, former: &[String], reason: ReleaseReason) -> Self {
+        let others = lease.others.iter().map(|member| &member.key.container);
+        Self {
+            key: lease.member.key.clone(),
+            others: last(former.iter().chain(others)),
+            grants: summary(&lease.grants),
+            granted_at: lease.granted_at,
+            released_at: now(),
+            reason: reason.name().to_owned(),
+        }
+    }
+}
+
+/// How many of the containers that left a lease the history names. It is bounded, since a container that
+/// fails and is restarted again and again beside another of its pod leaves each time.
+const REMEMBERED: usize = 8;
+
+/// The last of these ids, at most [`REMEMBERED`].
+pub(crate) fn last<'a>(ids: impl Iterator<Item = &'a String>) -> Vec<String> {
+    let mut ids: Vec<String> = ids.cloned().collect();
+    ids.split_off(ids.len().saturating_sub(REMEMBERED))
 }

@@ -1,27 +1,29 @@
 //! What the node grants: the lease store, admission, placement and the ways a lease comes back.
 //!
-//! [`Store`] is one SQLite database. Check and insertion are one transaction, sums are computed from rows,
+//! [`Store`] is one text file, the ledger. Who grants has the turn to write, sums are computed from the leases,
 //! and a lease is released only when its holder is proved gone: by the hook, by `delete`, by the sweep, or by
 //! the [`Reservation`] that was never used. The containers of a [`Pod`] may hold one lease together, which
 //! ends with the last of them. [`place`] is pure: requests and loads in, grants or a refusal out.
 #![forbid(unsafe_code)]
 
+mod boot;
+mod ended;
 mod enforcement;
 mod error;
 mod holder;
 mod lease;
+mod ledger;
 mod lock_holder;
 mod pid_namespace;
 mod place;
 mod pod;
 mod refusals;
-mod rows;
 mod running;
-mod schema;
 mod state;
 mod store;
+mod takeover;
+mod turn;
 mod update;
-mod write_queue;
 
 pub use enforcement::{Enforcement, Terms};
 pub use error::{ReserveError, StoreError};
@@ -29,6 +31,7 @@ pub use holder::{Holder, HolderError, cgroup_of, cgroup_path};
 pub use lease::{
     BadContainerId, Grant, Lease, LeaseKey, LeaseState, Member, PastLease, Release, ReleaseReason,
 };
+pub use ledger::Entry;
 pub use pid_namespace::PidNamespace;
 pub use place::{Admission, GpuLoad, Placement, Refusal, place};
 pub use pod::Pod;
@@ -36,5 +39,6 @@ pub use refusals::Refused;
 pub use running::Running;
 pub use state::{REGIONS, StateError, StateFolder, is_rootless};
 pub use store::{Loads, Reservation, Store, Swept, UpdateError};
+pub use takeover::{Kept, TAKEN, Takeover};
+pub use turn::lock_without_queue;
 pub use update::Change;
-pub use write_queue::lock_without_queue;

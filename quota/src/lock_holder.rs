@@ -3,21 +3,25 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gpushare_inventory::flock_holder;
 use procfs::process::Process;
 
-/// Opens the lock file beside the database, and makes it if it is absent.
-pub(crate) fn open(path: &Path) -> io::Result<File> {
-    let name = path.with_extension("lock");
-    OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(name)
+/// The lock file in the state folder. Versions that kept the leases in a database locked it too.
+pub(crate) fn path(state: &Path) -> PathBuf {
+    state.join("quota.lock")
 }
 
-/// Says which process holds the lock of the database at `path`, as the kernel tells, and what to do about it.
+/// Opens the lock file, and makes it if it is absent.
+pub(crate) fn open(state: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path(state))
+}
+
+/// Says which process holds the lock in the state folder `state`, as the kernel tells, and what to do about it.
 /// The text is the end of a sentence.
-pub(crate) fn described(path: &Path) -> String {
-    let pid = open(path).ok().and_then(|file| flock_holder(&file));
+pub(crate) fn described(state: &Path) -> String {
+    let pid = open(state).ok().and_then(|file| flock_holder(&file));
     let holder = pid.and_then(|pid| told(i32::try_from(pid).ok()?));
     holder.unwrap_or_else(|| "; try again".to_owned())
 }

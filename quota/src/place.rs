@@ -77,14 +77,6 @@ impl GpuLoad {
         self.exclusive |= exclusive;
     }
 
-    /// Adds what others granted on the same GPU.
-    pub(crate) fn join(&mut self, other: &Self) {
-        self.memory = self.memory.saturating_add(other.memory);
-        self.cores += other.cores;
-        self.leases += other.leases;
-        self.exclusive |= other.exclusive;
-    }
-
     /// Takes one lease's grant away. `exclusive` becomes false, since an exclusive lease is the only one on
     /// its GPU.
     pub(crate) fn remove(&mut self, grant: &Grant) {

@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use nix::fcntl::OFlag;
 
-use crate::rows::now;
+use crate::lease::now;
 use crate::state::StateFolder;
 
 /// The file of the latest notes, and the one before it.

@@ -1,40 +1,35 @@
-//! The lease store: one SQLite database below the state folder. It grants, changes and releases leases.
+//! The lease store: grants, changes and releases leases in the ledger.
 
-mod members;
-mod reading;
-mod sums;
+mod pods;
 mod update;
-mod writing;
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::time::SystemTime;
 
 use gpushare_claims::{Request, Scope};
 use gpushare_inventory::{Gpu, GpuUuid};
-use rusqlite::{CachedStatement, Connection, Row, ToSql, Transaction, params};
 
+use crate::boot::Boot;
+use crate::ended;
 use crate::error::{ReserveError, StoreError};
 use crate::holder::Holder;
-use crate::lease::{Grant, Lease, LeaseKey, Member, Release, ReleaseReason};
+use crate::lease::{
+    Grant, Lease, LeaseKey, LeaseState, Member, PastLease, Release, ReleaseReason, last, now, summary,
+};
+use crate::ledger::{Entry, Ledger};
 use crate::place::{Admission, GpuLoad, place};
 use crate::pod::{Pod, words};
-use crate::rows::{now, signed, summary};
-use crate::schema::{self, Boot};
+use crate::takeover::{database, holds_leases};
 
 pub use update::UpdateError;
-
-/// How many past leases are kept.
-const HISTORY_ROWS: u32 = 1000;
 
 /// An open lease store.
 #[derive(Debug)]
 pub struct Store {
-    db: Connection,
-    path: PathBuf,
-    /// The last sums, with the `data_version` of the database that they belong to. Any other process's commit
-    /// makes them stale.
-    sums: RefCell<Option<(i64, Loads)>>,
+    ledger: Ledger,
 }
 
 /// Sums over all living leases, by GPU.
@@ -52,25 +47,26 @@ pub struct Swept {
 }
 
 impl Store {
-    /// The database's file in the state folder `state`.
-    pub fn path(state: &Path) -> PathBuf {
-        state.join("quota.db")
-    }
-
-    /// Opens the store below the state folder. Leases of an earlier boot are moved to the history.
+    /// Opens the store below the state folder, and makes it if this boot has none.
     ///
     /// # Errors
-    /// When the database cannot be made or opened, is damaged, of an unknown version, kept in other
-    /// namespaces, or missing while containers' regions are left.
+    /// When it cannot be made, is of an earlier version, or is missing while containers' regions are left.
     pub fn open(state: &Path) -> Result<Self, StoreError> {
-        let path = Self::path(state);
-        let (db, known) = schema::open(&path)?;
-        let store = Self { db, path, sums: RefCell::new(None) };
-        let boot = Boot::here()?;
-        if known.as_ref() != Some(&boot) {
-            store.enter_boot(&boot)?;
+        Ok(Self { ledger: Ledger::open(state)? })
+    }
+
+    /// Opens the store below the state folder if there is one. Makes none.
+    ///
+    /// # Errors
+    /// When it cannot be looked for, or is of an earlier version.
+    pub fn find(state: &Path) -> Result<Option<Self>, StoreError> {
+        let ledger = Ledger::at(state, Boot::here()?);
+        match fs::symlink_metadata(ledger.path()) {
+            Ok(_) => Ok(Some(Self { ledger })),
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(StoreError::io(ledger.path(), error)),
+            Err(_) if holds_leases(&database(state)) => Err(StoreError::Earlier { path: database(state) }),
+            Err(_) => Ok(None),
         }
-        Ok(store)
     }
 
     /// Grants `request` to the container `member`, or says why not. The holder of `member` keeps the share
@@ -92,14 +88,9 @@ impl Store {
         swept: impl FnMut(&Swept),
     ) -> Result<Reservation<'_>, ReserveError> {
         let lease = match self.try_reserve(member, pod, request, gpus, rules) {
-            Err(
-                refusal @ (ReserveError::Refused(_) | ReserveError::Held(_) | ReserveError::Differs { .. }),
-            ) => {
-                let gone = self.sweep()?;
-                if gone.is_empty() {
-                    return Err(refusal);
-                }
-                gone.iter().for_each(swept);
+            Err(ReserveError::Refused(_) | ReserveError::Held(_) | ReserveError::Differs { .. }) => {
+                self.sweep()?.iter().for_each(swept);
+                // Asked again even if nothing was found: another process may have swept meanwhile.
                 self.try_reserve(member, pod, request, gpus, rules)?
             }
             other => other?,
@@ -117,8 +108,9 @@ impl Store {
         gpus: &[Gpu],
         rules: &Admission,
     ) -> Result<Lease, ReserveError> {
-        let tx = self.begin()?;
-        if self.find(&member.key)?.is_some() {
+        let mut writing = self.ledger.write()?;
+        let page = &mut writing.page;
+        if page.of(&member.key).is_some() {
             return Err(ReserveError::Held(member.key.clone()));
         }
         let of_pod = match (request.scope, pod) {
@@ -126,22 +118,28 @@ impl Store {
             (Scope::Pod, Some(_)) => Some(words(request, gpus)?),
             (Scope::Pod, None) => return Err(ReserveError::NoPod(member.key.clone())),
         };
-        let join =
-            pod.map(|pod| self.to_join(&member.key.root, pod, of_pod.as_deref())).transpose()?.flatten();
-        if let Some(id) = join {
-            self.insert_member(&tx, id, member)?;
-            let lease = self.find(&member.key)?;
-            self.commit(tx)?;
+        let root = &member.key.root;
+        let joined = pod.map(|pod| page.joined(root, pod, of_pod.as_deref())).transpose()?.flatten();
+        if let Some(entry) = joined {
+            entry.lease.others.push(member.clone());
+            let lease = entry.lease.clone().asked_by(|key| *key == member.key);
+            writing.commit()?;
             return lease.ok_or_else(|| ReserveError::Lost(member.key.clone()));
         }
-        let (version, mut loads) = self.current_loads(&tx)?;
+        let loads = loads(page.entries.iter().map(|entry| &entry.lease));
         let grants = place(request, gpus, |gpu| loads.get(&gpu).copied().unwrap_or_default(), rules)?;
-        let lease = Lease { granted_at: now(), ..Lease::new(member.clone(), request, grants) };
-        let id = self.insert(&tx, &lease, pod, of_pod.as_deref())?;
-        self.commit(tx)?;
-        sums::add(&mut loads, &lease);
-        self.sums.replace(Some((version, loads)));
-        Ok(Lease { id, ..lease })
+        let id = page.head.next;
+        page.head.next += 1;
+        let lease = Lease { id, granted_at: now(), ..Lease::new(member.clone(), request, grants) };
+        page.entries.push(Entry {
+            lease: lease.clone(),
+            root: root.clone(),
+            sandbox: pod.map(|pod| pod.sandbox.clone()),
+            pod_request: of_pod,
+            former: Vec::new(),
+        });
+        writing.commit()?;
+        Ok(lease)
     }
 
     /// What would be granted now, without granting it: for `gpushare plan`.
@@ -166,22 +164,15 @@ impl Store {
     /// # Errors
     /// When the store fails.
     pub fn activate(&self, id: i64, key: &LeaseKey, holder: &Holder) -> Result<bool, StoreError> {
-        let cgroup = holder.cgroup.as_ref().map(|path| path.to_string_lossy().into_owned());
-        let tx = self.begin()?;
-        let changed = self.sql(tx.execute(
-            "UPDATE member SET state = 'active', pid = ?4, start_time = ?5, cgroup = ?6, leads = ?7
-             WHERE lease = ?1 AND root = ?2 AND container = ?3 AND state = 'reserved'",
-            params![id, key.root, key.container, holder.pid, signed(holder.start_time), cgroup, holder.leads],
-        ))?;
-        // runc 1.1.5 calls the hooks of a container without a mount namespace twice.
-        let again = || {
-            let same = |held: &Holder| (held.pid, held.start_time) == (holder.pid, holder.start_time);
-            let its = |lease: Lease| lease.id == id && same(&lease.member.holder);
-            self.find(key).map(|lease| lease.is_some_and(its))
-        };
-        let holds = changed == 1 || again()?;
-        self.commit(tx)?;
-        Ok(holds)
+        let mut writing = self.ledger.write()?;
+        let entry = writing.page.lease(id);
+        let Some(member) = entry.and_then(|entry| entry.lease.member_mut(key)) else { return Ok(false) };
+        if member.state == LeaseState::Active {
+            // runc 1.1.5 calls the hooks of a container without a mount namespace twice.
+            return Ok((member.holder.pid, member.holder.start_time) == (holder.pid, holder.start_time));
+        }
+        (member.state, member.holder) = (LeaseState::Active, holder.clone());
+        writing.commit().map(|_| true)
     }
 
     /// Takes container `key` out of the lease `id`. The lease ends with its last container. It is no error if
@@ -214,7 +205,7 @@ impl Store {
     /// When the store fails.
     pub fn sweep(&self) -> Result<Vec<Swept>, StoreError> {
         let mut swept = Vec::new();
-        for lease in self.select("", params![])? {
+        for lease in self.leases()? {
             for member in lease.members().filter(|member| member.holder.is_gone()) {
                 // `release_if_gone` looks again inside the transaction: the hook may have activated the lease
                 // meanwhile.
@@ -232,9 +223,68 @@ impl Store {
     /// # Errors
     /// When the store is busy, read-only or full.
     pub fn check_writable(&self) -> Result<(), StoreError> {
-        let tx = self.begin()?;
-        self.sql(tx.execute("UPDATE boot SET id = id", []))?;
-        self.commit(tx)
+        self.ledger.write()?.commit().map(drop)
+    }
+
+    /// When the ledger was last written, which changes with every commit. It spares callers to read unchanged
+    /// leases again. `None` when it cannot be told.
+    pub fn last_change(&self) -> Option<SystemTime> {
+        fs::metadata(self.ledger.path()).and_then(|metadata| metadata.modified()).ok()
+    }
+
+    /// All living leases, oldest first.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn leases(&self) -> Result<Vec<Lease>, StoreError> {
+        Ok(self.ledger.read()?.entries.into_iter().map(|entry| entry.lease).collect())
+    }
+
+    /// The lease of one container.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn lease(&self, key: &LeaseKey) -> Result<Option<Lease>, StoreError> {
+        Ok(self.leases()?.into_iter().find_map(|lease| lease.asked_by(|other| other == key)))
+    }
+
+    /// Whether the lease `id` exists.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn stands(&self, id: i64) -> Result<bool, StoreError> {
+        Ok(self.ledger.read()?.lease(id).is_some())
+    }
+
+    /// The leases of all containers with this id, whatever their runtime roots.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn leases_by_id(&self, container: &str) -> Result<Vec<Lease>, StoreError> {
+        let asked = |lease: Lease| lease.asked_by(|key| key.container == container);
+        Ok(self.leases()?.into_iter().filter_map(asked).collect())
+    }
+
+    /// The last leases that ended, newest first.
+    pub fn history(&self) -> Vec<PastLease> {
+        ended::list(self.ledger.state())
+    }
+
+    /// Sums per GPU over all living leases.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn loads(&self) -> Result<Loads, StoreError> {
+        Ok(loads(&self.leases()?))
+    }
+
+    /// As [`Store::loads`], without the leases whose containers are all gone: the next creation that needs
+    /// their room sweeps them.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn living_loads(&self) -> Result<Loads, StoreError> {
+        Ok(loads(self.leases()?.iter().filter(|lease| !lease.is_gone())))
     }
 
     fn release_if(
@@ -243,44 +293,43 @@ impl Store {
         reason: ReleaseReason,
         wanted: impl Fn(&Lease) -> bool,
     ) -> Result<Release, StoreError> {
-        let tx = self.begin()?;
-        let Some(lease) = self.find(key)?.filter(wanted) else { return Ok(Release::Nothing) };
-        let left = if lease.others.is_empty() {
-            self.retire(&tx, &lease, reason)?;
-            Release::Ended
-        } else {
-            self.leave(&tx, &lease)?;
-            Release::Left
+        // Usually another way of giving back was faster. To see that needs no turn.
+        if self.lease(key)?.filter(&wanted).is_none() {
+            return Ok(Release::Nothing);
+        }
+        let mut writing = self.ledger.write()?;
+        let Some(entry) = writing.page.of(key) else { return Ok(Release::Nothing) };
+        let lease = entry.lease.clone().asked_by(|other| other == key).filter(wanted);
+        let Some(lease) = lease else { return Ok(Release::Nothing) };
+        let left = match entry.lease.without(key) {
+            Some(others) => {
+                entry.former = last(entry.former.iter().chain([&key.container]));
+                entry.lease = others;
+                writing.commit()?;
+                Release::Left
+            }
+            None => {
+                let past = PastLease::of(&lease, &entry.former, reason);
+                writing.page.entries.retain(|entry| entry.lease.id != lease.id);
+                let _turn = writing.commit()?;
+                ended::note(self.ledger.state(), &past);
+                Release::Ended
+            }
         };
-        self.commit(tx)?;
         lease.log_release(left, reason);
         Ok(left)
     }
+}
 
-    fn sql<T>(&self, result: rusqlite::Result<T>) -> Result<T, StoreError> {
-        result.map_err(|error| StoreError::sqlite(&self.path, error))
+/// Sums over these leases, by GPU.
+fn loads<'a>(leases: impl IntoIterator<Item = &'a Lease>) -> Loads {
+    let mut loads = Loads::new();
+    for lease in leases {
+        for grant in &lease.grants {
+            loads.entry(grant.gpu).or_default().add(grant, !lease.enforcement.terms().has_neighbours);
+        }
     }
-
-    /// Runs a statement that is kept prepared.
-    fn run(&self, tx: &Transaction, statement: &str, values: &[&dyn ToSql]) -> Result<(), StoreError> {
-        self.sql(tx.prepare_cached(statement).and_then(|mut statement| statement.execute(values)).map(drop))
-    }
-
-    /// Whether a query finds anything.
-    fn finds(&self, query: &str, values: &[&dyn ToSql]) -> Result<bool, StoreError> {
-        self.sql(self.db.prepare_cached(query).and_then(|mut query| query.exists(values)))
-    }
-
-    /// The values of all rows that a query finds.
-    fn rows<T>(
-        &self,
-        query: &str,
-        values: &[&dyn ToSql],
-        value: impl FnMut(&Row) -> rusqlite::Result<T>,
-    ) -> Result<Vec<T>, StoreError> {
-        let all = |mut query: CachedStatement| query.query_map(values, value)?.collect();
-        self.sql(self.db.prepare_cached(query).and_then(all))
-    }
+    loads
 }
 
 /// A share that the store holds as reserved. Drop gives it back; after a successful execve there is no drop.

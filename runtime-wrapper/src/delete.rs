@@ -20,9 +20,7 @@ pub fn delete(args: &Args, config: &Config) -> Result<Infallible> {
     if let Some(id) = args.id.as_deref().filter(|id| leads_elsewhere(id)) {
         bail!("container id {id:?} is a path, and no name of a container");
     }
-    let quota = Store::path(&config.paths.state);
     if let Ok(key) = create::key(args)
-        && !matches!(quota.try_exists(), Ok(false))
         && let Err(error) = release(&key, args, config)
     {
         tracing::warn!(container = %key.container, error = %format!("{error:#}"), "lease left for the sweep");
@@ -37,8 +35,8 @@ fn leads_elsewhere(id: &str) -> bool {
 }
 
 fn release(key: &LeaseKey, args: &Args, config: &Config) -> Result<()> {
+    let Some(store) = Store::find(&config.paths.state)? else { return Ok(()) };
     let state = StateFolder::open(&config.paths.state)?;
-    let store = Store::open(state.path())?;
     let Some(lease) = store.lease(key)? else { return Ok(()) };
     if args.force {
         orphan::end(&lease.member, args, exec::find(config)?);

@@ -30,6 +30,13 @@ pub struct SimulatedNode {
     config: PathBuf,
 }
 
+/// The file with the leases in a state folder.
+#[must_use]
+pub fn ledger_in(state: &Path) -> PathBuf {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("the kernel tells it");
+    state.join(format!("leases-{}", boot.trim()))
+}
+
 impl SimulatedNode {
     /// Lays out a node of `gpus` GPUs called `model` with `memory` (such as `80GiB`) each. It has NVIDIA's
     /// own nvidia-smi where that could be fetched.
@@ -105,6 +112,12 @@ impl SimulatedNode {
     #[must_use]
     pub fn state(&self) -> PathBuf {
         self.root().join("run")
+    }
+
+    /// The file with the node's leases.
+    #[must_use]
+    pub fn ledger(&self) -> PathBuf {
+        ledger_in(&self.state())
     }
 
     /// The kernel's list of GPUs, one folder each.

@@ -412,13 +412,18 @@ impl Container<'_> {
         command::eventually(limit, || self.status().as_deref() == Some("stopped"))
     }
 
-    /// SIGKILL to init, from outside the runtime, and waits for its end.
+    /// SIGKILL to init, from outside the runtime, and waits for its end. Killed so early that it is still runc's
+    /// own program, its threads may end a moment after its first one, which is all that runc asks about.
     ///
     /// # Panics
     /// When init does not die.
     pub fn kill_init(&self) {
-        kill(Pid::from_raw(self.pid()), Signal::SIGKILL).expect("init can be killed");
-        assert!(self.wait_stopped(Duration::from_secs(20)), "init outlived SIGKILL");
+        let limit = Duration::from_secs(20);
+        let pid = self.pid();
+        kill(Pid::from_raw(pid), Signal::SIGKILL).expect("init can be killed");
+        assert!(self.wait_stopped(limit), "init outlived SIGKILL");
+        let threads = || fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().count();
+        assert!(command::eventually(limit, || threads() <= 1), "init's threads outlived SIGKILL");
     }
 
     /// `kill ID 9`, then `delete` once it has ended, as an engine stops a container.

@@ -204,7 +204,7 @@ fn a_container_without_a_request_is_left_alone() {
             );
             let told = opened(&container, "busybox mknod /tmp/gpu c 195 0 && cat /tmp/gpu");
             assert!(told.contains(DENIED), "{low_level:?} {cgroups:?}: {told}");
-            assert!(!node.state().join("quota.db").exists(), "the store was opened");
+            assert!(!node.ledger().exists(), "the store was opened");
         }
     }
 }

@@ -314,11 +314,11 @@ fn a_deleted_store_is_not_made_anew_while_a_container_of_a_pod_lives() {
         let runtime = runtime(LowLevel::Runc, &node);
         let bundles = [(); 2].map(|()| sharing(Bundle::small(), "pod"));
         let containers = [&bundles[0], &bundles[1]].map(|bundle| runtime.run(bundle));
-        fs::remove_file(node.state().join("quota.db")).expect("the store is there");
+        fs::remove_file(node.ledger()).expect("the store is there");
         let other = Bundle::small().annotation("gpushare.io/memory", "80GiB");
         for at in order {
             let line = runtime.create(&other).expect_err("a container lives").line();
-            assert!(line.contains("quota.db is gone"), "{order:?}, before {at}: {line}");
+            assert!(line.contains("is gone"), "{order:?}, before {at}: {line}");
             containers[at].stop();
         }
         drop(runtime.run(&other));

@@ -3,16 +3,12 @@
 
 use std::io;
 
-use gpushare_claims::Cores;
 use gpushare_inventory::Gpu;
-use rusqlite::{Transaction, params};
 
-use super::{Store, StoreError};
-use crate::lease::{Lease, LeaseKey, LeaseState};
+use super::{Store, StoreError, loads};
+use crate::lease::{Lease, LeaseKey, LeaseState, summary};
 use crate::place::{Admission, Refusal};
-use crate::rows::{signed, summary};
 use crate::update::{Change, changed, narrower};
-use crate::write_queue::Turn;
 
 /// Why a lease was not changed. The lease stands as it was.
 #[derive(Debug, thiserror::Error)]
@@ -63,8 +59,10 @@ impl Store {
         rules: &Admission,
         mut write: impl FnMut(&Lease) -> io::Result<()>,
     ) -> Result<(Lease, Lease), UpdateError> {
-        let writing = self.begin()?;
-        let old = self.find(key)?.filter(|lease| lease.id == id);
+        let mut writing = self.ledger.write()?;
+        let loads = loads(writing.page.entries.iter().map(|entry| &entry.lease));
+        let entry = writing.page.lease(id).ok_or_else(|| UpdateError::NoLease(key.clone()))?;
+        let old = entry.lease.clone().asked_by(|other| other == key);
         let old = old.ok_or_else(|| UpdateError::NoLease(key.clone()))?;
         if !old.enforcement.terms().has_region {
             return Err(UpdateError::Exclusive(key.clone()));
@@ -72,17 +70,20 @@ impl Store {
         if old.state() == LeaseState::Reserved {
             return Err(UpdateError::Reserved(key.clone()));
         }
-        let loads = self.loads()?;
         let load = |gpu| loads.get(&gpu).copied().unwrap_or_default();
         let new = changed(&old, change, gpus, load, rules)?;
         let limits = |source| UpdateError::Limits { key: key.clone(), source };
         write(&narrower(&old, &new)).map_err(limits)?;
-        // Only the transaction ends here. The turn lasts until the file has the new figures too.
-        let super::writing::Writing { tx, _turn } = writing;
-        if let Err(error) = self.rewrite(&tx, &new).and_then(|()| self.sql(tx.commit())) {
-            let _ = write(&old);
-            return Err(error.into());
-        }
+        entry.lease =
+            Lease { member: entry.lease.member.clone(), others: entry.lease.others.clone(), ..new.clone() };
+        // The turn lasts until the file has the new figures too.
+        let _turn = match writing.commit() {
+            Ok(turn) => turn,
+            Err(error) => {
+                let _ = write(&old);
+                return Err(error.into());
+            }
+        };
         let (container, with) = (&key.container, new.others.len());
         tracing::info!(%container, with, grants = %summary(&new.grants), "lease changed");
         if let Err(error) = write(&new) {
@@ -103,23 +104,10 @@ impl Store {
         key: &LeaseKey,
         act: impl FnOnce(&Lease) -> T,
     ) -> Result<Option<T>, StoreError> {
-        let _turn = Turn::take(&self.path)?;
-        let lease = self.lease(key)?.filter(|lease| lease.id == id && lease.state() == LeaseState::Active);
+        let mut writing = self.ledger.write()?;
+        let lease =
+            writing.page.lease(id).and_then(|entry| entry.lease.clone().asked_by(|other| other == key));
+        let lease = lease.filter(|lease| lease.state() == LeaseState::Active);
         Ok(lease.as_ref().map(act))
-    }
-
-    fn rewrite(&self, tx: &Transaction, lease: &Lease) -> Result<(), StoreError> {
-        self.sums.take();
-        self.sql(tx.execute(
-            "UPDATE lease SET compute_policy = ?2, priority = ?3 WHERE id = ?1",
-            params![lease.id, lease.compute_policy.name(), lease.priority.level()],
-        ))?;
-        for (position, grant) in (0_i64..).zip(&lease.grants) {
-            self.sql(tx.execute(
-                "UPDATE granted SET memory = ?3, cores = ?4 WHERE lease = ?1 AND position = ?2",
-                params![lease.id, position, signed(grant.memory.bytes()), grant.cores.map(Cores::percent)],
-            ))?;
-        }
-        Ok(())
     }
 }

@@ -142,7 +142,7 @@ fn a38_a_user_of_the_host_changes_and_reads_nothing() {
             assert!(!outcome.stderr.is_empty(), "{low_level:?}: {program} {args:?} says nothing");
         }
         let mut look = Command::new("/bin/cat");
-        let look = command::run(look.arg(node.state().join("quota.db")).uid(65534).gid(65534));
+        let look = command::run(look.arg(node.ledger()).uid(65534).gid(65534));
         assert!(!look.success() && look.stdout.is_empty(), "{look:?}");
         assert_eq!(leases(runtime.config()), held, "{low_level:?}");
         let names = |tree: &std::collections::BTreeMap<_, _>| {

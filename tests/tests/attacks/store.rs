@@ -12,7 +12,7 @@ use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::{self, Outcome};
 use gpushare_tests::leases::{cli, leases, sweep};
 use gpushare_tests::needs::{Need, met};
-use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::node::{SimulatedNode, ledger_in};
 use gpushare_tests::runtime::{LowLevel, Runtime};
 use gpushare_tests::scratch::Scratch;
 use nix::mount::{MsFlags, mount, umount};
@@ -47,25 +47,25 @@ fn a39_a_state_folder_that_somebody_else_prepared_is_refused() {
             mode(state, 0o755);
         }),
         ("a file", |state, _| fs::write(state, "").expect("a file can be written")),
-        ("a database that is a link", |state, other| {
+        ("a ledger that is a link", |state, other| {
             fs::create_dir(state).expect("a folder can be made");
             mode(state, 0o700);
-            symlink(other.join("quota.db"), state.join("quota.db")).expect("a link can be made");
+            symlink(other.join("ledger"), ledger_in(state)).expect("a link can be made");
         }),
-        ("a database that is a link which leads nowhere", |state, other| {
+        ("a ledger that is a link which leads nowhere", |state, other| {
             fs::create_dir(state).expect("a folder can be made");
             mode(state, 0o700);
-            symlink(other.join("new"), state.join("quota.db")).expect("a link can be made");
+            symlink(other.join("new"), ledger_in(state)).expect("a link can be made");
         }),
     ];
     on_both(|sound, runtime, low_level| {
         drop(runtime.run(&share())); // makes a store that gpushare would take for its own
-        let store = fs::read(sound.state().join("quota.db")).expect("the store can be read");
+        let store = fs::read(sound.ledger()).expect("the store can be read");
         for (what, prepare) in prepared {
             let node = SimulatedNode::one_gpu();
             let runtime = Runtime::wrapped(low_level, &node);
             let other = Scratch::new("other");
-            fs::write(other.path().join("quota.db"), &store).expect("a file can be written");
+            fs::write(other.path().join("ledger"), &store).expect("a file can be written");
             prepare(&node.state(), other.path());
             let before = tree(other.path());
             let bundle = share();
@@ -159,7 +159,10 @@ fn a41_who_stops_inside_its_transaction_makes_others_fail_in_time() {
         lock.lock().expect("a lock can be taken");
         let (bundle, start) = (share(), Instant::now());
         let line = runtime.create(&bundle).map(drop).expect_err("the store is busy").line();
-        assert!(line.contains("busy") && line.contains("quota.db"), "{low_level:?}: {line}");
+        assert!(
+            line.contains("busy") && line.contains(&*node.state().to_string_lossy()),
+            "{low_level:?}: {line}"
+        );
         assert!(start.elapsed() < Duration::from_secs(9), "{low_level:?}: {:?}", start.elapsed());
         lock.unlock().expect("a lock can be given back");
         assert_eq!(leases(runtime.config()), [], "{low_level:?}");
@@ -178,36 +181,34 @@ fn a42_a_store_that_is_damaged_foreign_or_newer_is_refused_and_kept() {
         let runtime = Runtime::wrapped(low_level, &node);
         let bundle = share();
         drop(runtime.run(&bundle));
-        let database = node.state().join("quota.db");
-        let whole = fs::read(&database).expect("the store can be read");
-        let with = |at: usize, bytes: &[u8]| {
-            let mut text = whole.clone();
-            text[at..at + bytes.len()].copy_from_slice(bytes);
-            text
-        };
+        let ledger = node.ledger();
+        let whole = fs::read(&ledger).expect("the store can be read");
+        let text = String::from_utf8(whole.clone()).expect("it is a text");
+        let with = |old: &str, new: &str| text.replacen(old, new, 1).into_bytes();
         for (what, bytes) in [
-            ("cut", whole[..whole.len() / 2].to_vec()),
-            ("cut after its header", whole[..100].to_vec()),
+            ("cut", whole[..text.trim_end().len() - 1].to_vec()),
+            ("cut after its first line", whole[..=text.find('\n').expect("there is a line")].to_vec()),
             ("empty", Vec::new()),
             (
                 "random",
                 (0..20_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24).to_ne_bytes()[0]).collect(),
             ),
-            ("of another program", with(68, b"abcd")),
-            ("newer", with(60, &7_u32.to_be_bytes())),
-            ("of no version", with(60, &[0; 4])),
+            ("of another program", with("gpushare leases", "something else")),
+            ("newer", with("version 1", "version 7")),
+            ("of no version", with("version 1", "version 0")),
+            ("edited by hand", with("\"next\":1", "\"next\":2")),
         ] {
-            fs::write(&database, &bytes).expect("the store can be overwritten");
+            fs::write(&ledger, &bytes).expect("the store can be overwritten");
             let line = runtime.create(&bundle).map(drop).expect_err(what).line();
-            assert!(line.contains("quota.db"), "{low_level:?}: {what}: {line}");
+            assert!(line.contains(&*ledger.to_string_lossy()), "{low_level:?}: {what}: {line}");
             assert!(
-                fs::read(&database).is_ok_and(|now| now == bytes),
+                fs::read(&ledger).is_ok_and(|now| now == bytes),
                 "{low_level:?}: {what}: it was replaced"
             );
             sweep_fails(&runtime);
         }
         // Does what the message says.
-        fs::remove_file(&database).expect("the store can be removed");
+        fs::remove_file(&ledger).expect("the store can be removed");
         drop(runtime.run(&bundle));
         assert_eq!(leases(runtime.config()), []);
     });
@@ -223,7 +224,7 @@ fn a42_a_store_that_is_deleted_under_containers_is_not_made_anew() {
         for whole_card in [false, true] {
             let node = SimulatedNode::one_gpu();
             let runtime = Runtime::wrapped(low_level, &node);
-            let database = node.state().join("quota.db");
+            let ledger = node.ledger();
             let running =
                 if whole_card { Bundle::small().env("GPUSHARE_MODE", "exclusive") } else { share() };
             let container = runtime.run(&running);
@@ -234,12 +235,12 @@ fn a42_a_store_that_is_deleted_under_containers_is_not_made_anew() {
             let bundle = share();
             for call in ["the first", "the next"] {
                 let line = runtime.create(&bundle).map(drop).expect_err("the store was deleted").line();
-                assert!(line.contains("quota.db is gone"), "{low_level:?}: {call}: {line}");
+                assert!(line.contains("is gone"), "{low_level:?}: {call}: {line}");
                 sweep_fails(&runtime);
-                assert!(!database.exists(), "{low_level:?}: {call}: a store was made");
+                assert!(!ledger.exists(), "{low_level:?}: {call}: a store was made");
             }
             let doctor = cli(runtime.config(), &["doctor"]).stdout;
-            assert!(doctor.contains("quota.db is gone"), "{low_level:?}: {doctor}");
+            assert!(doctor.contains("is gone"), "{low_level:?}: {doctor}");
             drop(container);
             // Its region was removed with it.
             drop(runtime.run(&bundle));
@@ -259,7 +260,7 @@ fn a42_the_remedy_for_a_deleted_store_works_after_a_container_that_nobody_delete
     let killed = share();
     let container = runtime.run(&killed);
     container.kill_init();
-    fs::remove_file(node.state().join("quota.db")).expect("the store can be removed");
+    fs::remove_file(node.ledger()).expect("the store can be removed");
     let bundle = share();
     let line = runtime.create(&bundle).map(drop).expect_err("the store was deleted").line();
     let (_, rest) = line.split_once("run `").expect("the message has a command");
@@ -376,7 +377,7 @@ fn a43_a_disk_error_at_any_step_of_a_creation_or_of_the_sweep_grants_nothing() {
         }
     }
     println!("{refused} creations were refused, {granted} went on");
-    assert!(refused > 60 && granted > 10, "{refused} refused, {granted} granted");
+    assert!(refused > 30 && granted > 10, "{refused} refused, {granted} granted");
 }
 
 #[test]

@@ -62,7 +62,7 @@ fn a_pods_lease_ends_with_the_last_of_its_containers() {
     assert_eq!(join(&store, "a2", "pod").unwrap().id, lease.id);
     assert_eq!((release("b"), release("a2")), (Release::Left, Release::Ended));
     assert_eq!((held(&store), store.stands(lease.id).unwrap()), (0, false));
-    let past = &store.history().unwrap()[..];
+    let past = &store.history()[..];
     assert_eq!(
         (past.len(), &past[0].key, &past[0].others[..]),
         (1, &key("a2"), &["a".into(), "b".into()][..])
@@ -79,7 +79,7 @@ fn of_a_container_that_fails_without_end_the_history_keeps_a_few_names() {
         store.release(lease.id, &failing.member.key, ReleaseReason::Ended).unwrap();
     }
     store.release(lease.id, &key("sidecar"), ReleaseReason::Ended).unwrap();
-    let others = store.history().unwrap().remove(0).others;
+    let others = store.history().remove(0).others;
     assert_eq!((others.len(), others.last().unwrap().as_str()), (8, "c19"));
 }
 
@@ -190,11 +190,11 @@ fn a_lease_is_found_by_each_of_its_containers() {
 
 #[test]
 fn a_boot_ends_a_pods_lease_once() {
-    let (_folder, store) = open();
+    let (folder, store) = open();
     join(&store, "a", "pod").unwrap();
     join(&store, "b", "pod").unwrap();
-    store.enter_boot(&another_boot()).unwrap();
-    let past = store.history().unwrap();
+    let store = restart(&folder);
+    let past = store.history();
     assert_eq!((store.leases().unwrap().len(), past.len()), (0, 1));
     assert_eq!((&past[0].key, &past[0].others[..]), (&key("a"), &["b".into()][..]));
 }

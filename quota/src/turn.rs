@@ -1,7 +1,7 @@
 //! The turn to write: one process at a time, first come first served.
 //!
-//! SQLite itself waits by sleeping and trying again, by which 64 processes on two processors wake each other
-//! for nothing. The kernel keeps the waiters for a file lock in a queue and wakes one (Linux 5.0 and later).
+//! The kernel keeps the waiters for a file lock in a queue and wakes one (Linux 5.0 and later). The lock goes
+//! with the process that holds it.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::StoreError;
-use crate::lock_holder::open;
+use crate::lock_holder::{self, open};
 
 /// How long a process waits for the others. An engine's `inspect` hangs as long as its `create` waits here.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -25,25 +25,25 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// Waits for the turn to write to the database at `path`.
+    /// Waits for the turn to write in the state folder `state`.
     ///
     /// # Errors
     /// When others took longer than the deadline, or the lock file cannot be opened.
-    pub fn take(path: &Path) -> Result<Self, StoreError> {
-        let io = |source| StoreError::Io { path: path.into(), source };
-        let file = open(path).map_err(io)?;
+    pub fn take(state: &Path) -> Result<Self, StoreError> {
+        let io = |source| StoreError::io(&lock_holder::path(state), source);
+        let file = open(state).map_err(io)?;
         let taken = match file.try_lock() {
             Ok(()) => Some(file),
-            Err(TryLockError::WouldBlock) => wait(file, path).map_err(io)?,
+            Err(TryLockError::WouldBlock) => wait(file, state).map_err(io)?,
             Err(TryLockError::Error(source)) => return Err(io(source)),
         };
-        taken.map(|file| Self { _lock: file }).ok_or_else(|| StoreError::busy(path))
+        taken.map(|file| Self { _lock: file }).ok_or_else(|| StoreError::busy(state))
     }
 }
 
 /// `File::lock` has no deadline, so another thread waits in it. If that thread gets the lock too late, the
 /// receiver is gone: the file is dropped, and the lock with it.
-fn wait(file: File, path: &Path) -> io::Result<Option<File>> {
+fn wait(file: File, state: &Path) -> io::Result<Option<File>> {
     let (sender, receiver) = mpsc::channel();
     let waiting = thread::Builder::new().spawn(move || {
         let locked = file.lock().map(|()| file);
@@ -52,7 +52,7 @@ fn wait(file: File, path: &Path) -> io::Result<Option<File>> {
     match waiting {
         Ok(_) => receiver.recv_timeout(DEADLINE).ok().transpose(),
         // No new thread could be made, as in a cgroup that allows no more.
-        Err(_) => lock_without_queue(open(path)?),
+        Err(_) => lock_without_queue(open(state)?),
     }
 }
 
@@ -80,11 +80,10 @@ mod tests {
     #[test]
     fn a_turn_comes_out_of_the_queue_too_and_its_holder_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("any.db");
-        let first = Turn::take(&path).unwrap();
-        let told = StoreError::busy(&path).to_string();
+        let first = Turn::take(folder.path()).unwrap();
+        let told = StoreError::busy(folder.path()).to_string();
         assert!(told.contains(&format!(": process {} (", std::process::id())), "{told}");
-        let other = open(&path).unwrap();
+        let other = open(folder.path()).unwrap();
         thread::scope(|scope| {
             let looking = scope.spawn(|| lock_without_queue(other).unwrap().is_some());
             thread::sleep(NAP * 5);

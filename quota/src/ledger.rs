@@ -1,0 +1,328 @@
+//! The ledger: one text file with all living leases. It stands in the state folder and is named by the boot.
+//!
+//! Who writes has the turn: it reads the file, writes the whole text into a second file, and lets the two change
+//! places. So the file by the ledger's name is always whole, and a process that is killed leaves it as it was.
+//! Leases do not outlive a boot, so nothing waits for a disk: after a power cut the file is another boot's.
+
+mod text;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, FallocateFlags, OFlag, RenameFlags, fallocate, renameat2};
+use serde::{Deserialize, Serialize};
+
+use crate::boot::Boot;
+use crate::ended;
+use crate::error::StoreError;
+use crate::lease::{Lease, LeaseKey, PastLease, ReleaseReason};
+use crate::state::REGIONS;
+use crate::takeover::{database, holds_leases};
+use crate::turn::Turn;
+use text::Fault;
+
+/// How every ledger's name begins. The id of its boot follows.
+const NAME: &str = "leases-";
+/// How often a reader tries without the turn. Each time a writer has to be faster twice to spoil it.
+const LOOKS: usize = 3;
+/// Both files grow by whole pages of the kernel's, in bytes.
+const PAGE: usize = 4096;
+
+/// The ledger of one boot in one state folder.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    state: PathBuf,
+    path: PathBuf,
+    boot: Boot,
+}
+
+/// What the ledger says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Page {
+    pub head: Head,
+    /// Oldest first.
+    pub entries: Vec<Entry>,
+}
+
+/// What holds for the whole ledger.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Head {
+    /// The namespaces in which the leases' holders are valid, as [`Boot::namespaces`].
+    pub namespaces: String,
+    /// The id of the next lease. Ids are never used again, since they name regions.
+    pub next: i64,
+}
+
+/// A lease and what only the store knows of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// The lease; its members are in the order in which they came.
+    pub lease: Lease,
+    /// The runtime root below which the lease was made.
+    pub root: String,
+    /// The pod of its containers, by the id of its sandbox.
+    pub sandbox: Option<String>,
+    /// The pod's request in words, where the lease is of the whole pod.
+    pub pod_request: Option<String>,
+    /// Ids of the last containers that left it.
+    pub former: Vec<String>,
+}
+
+impl Page {
+    /// The entry of the lease that a container holds.
+    pub fn of(&mut self, key: &LeaseKey) -> Option<&mut Entry> {
+        self.entries.iter_mut().find(|entry| entry.lease.members().any(|member| member.key == *key))
+    }
+
+    /// The entry of the lease with this id.
+    pub fn lease(&mut self, id: i64) -> Option<&mut Entry> {
+        self.entries.iter_mut().find(|entry| entry.lease.id == id)
+    }
+}
+
+impl Ledger {
+    /// The ledger of the running boot below the state folder. It is made if this boot has none; leases of an
+    /// earlier boot are moved to the history then.
+    ///
+    /// # Errors
+    /// When it cannot be made, leases may be in a database of an earlier version, or regions of containers are
+    /// left whose leases are not known.
+    pub fn open(state: &Path) -> Result<Self, StoreError> {
+        let ledger = Self::at(state, Boot::here()?);
+        if ledger.is_absent() {
+            ledger.begin_boot()?;
+        }
+        Ok(ledger)
+    }
+
+    /// The ledger of the boot, whether the file exists or not.
+    pub fn at(state: &Path, boot: Boot) -> Self {
+        Self { state: state.into(), path: state.join(format!("{NAME}{}", boot.id)), boot }
+    }
+
+    /// Whether this boot has none yet.
+    pub fn is_absent(&self) -> bool {
+        is_absent(&self.path)
+    }
+
+    /// Path of the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The state folder.
+    pub fn state(&self) -> &Path {
+        &self.state
+    }
+
+    /// What the ledger says now. Waits for nobody, unless writers are faster than this process each time.
+    ///
+    /// # Errors
+    /// When the file is gone, damaged, of another version or kept in other namespaces.
+    pub fn read(&self) -> Result<Page, StoreError> {
+        for _ in 0..LOOKS {
+            match self.look(&self.file(false)?)? {
+                Err(Fault::Torn) => {}
+                found => return self.checked(found),
+            }
+        }
+        self.write().map(|writing| writing.page)
+    }
+
+    /// Waits for this process's turn to write.
+    ///
+    /// # Errors
+    /// As [`Ledger::read`], and when others take longer than the deadline.
+    pub fn write(&self) -> Result<Writing<'_>, StoreError> {
+        let turn = Turn::take(&self.state)?;
+        let file = self.file(true)?;
+        let mut page = self.look(&file).and_then(|found| self.checked(found))?;
+        page.head.namespaces.clone_from(&self.boot.namespaces);
+        Ok(Writing { ledger: self, file, page, turn })
+    }
+
+    /// A page that this process may rely on. Seen from other namespaces each holder would seem gone; a ledger
+    /// without leases moves with who writes next.
+    fn checked(&self, found: Result<Page, Fault>) -> Result<Page, StoreError> {
+        let page = found.map_err(|fault| match fault {
+            Fault::Torn => StoreError::Damaged { path: self.path.clone() },
+            Fault::Version(version) => StoreError::Version { path: self.path.clone(), version },
+        })?;
+        match page.head.namespaces == self.boot.namespaces || page.entries.is_empty() {
+            true => Ok(page),
+            false => Err(StoreError::Stranger {
+                path: self.path.clone(),
+                theirs: page.head.namespaces,
+                ours: self.boot.namespaces.clone(),
+            }),
+        }
+    }
+
+    fn look(&self, mut file: &File) -> Result<Result<Page, Fault>, StoreError> {
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(|error| StoreError::io(&self.path, error))?;
+        Ok(text::read(&bytes))
+    }
+
+    fn file(&self, writable: bool) -> Result<File, StoreError> {
+        open(&self.path, writable).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => self.missing(),
+            _ => StoreError::io(&self.path, error),
+        })
+    }
+
+    fn missing(&self) -> StoreError {
+        StoreError::Missing { path: self.path.clone(), regions: self.state.join(REGIONS) }
+    }
+
+    /// Makes the ledger of this boot, unless a faster process did.
+    fn begin_boot(&self) -> Result<(), StoreError> {
+        let turn = Turn::take(&self.state)?;
+        if !self.is_absent() {
+            return Ok(());
+        }
+        let database = database(&self.state);
+        if holds_leases(&database) {
+            return Err(StoreError::Earlier { path: database });
+        }
+        let earlier = self.earlier_boots()?;
+        if earlier.is_empty() {
+            self.forbid_regions()?;
+        }
+        earlier.iter().for_each(|path| self.retire(path));
+        self.make(&turn, Vec::new(), 0)?;
+        // Only now: until the new ledger stands, an earlier one proves that regions are an earlier boot's.
+        earlier.iter().try_for_each(fs::remove_file).map_err(|error| StoreError::io(&self.state, error))
+    }
+
+    /// Makes the file with these leases. Ids continue from the clock in microseconds, so that regions of an
+    /// earlier ledger are never taken for those of new leases, and after `last_id`.
+    pub fn make(&self, _turn: &Turn, entries: Vec<Entry>, last_id: i64) -> Result<(), StoreError> {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let clock = i64::try_from(since.as_micros()).unwrap_or(i64::MAX / 2);
+        let head = Head { namespaces: self.boot.namespaces.clone(), next: clock.max(last_id + 1) };
+        let io = |error| StoreError::io(&self.path, error);
+        let spare = self.spare();
+        let file = open_new(&spare).map_err(io)?;
+        file.write_all_at(&text::of(&Page { head, entries }, PAGE), 0).map_err(io)?;
+        fs::rename(&spare, &self.path).map_err(io)
+    }
+
+    /// Ledgers of earlier boots, and their second files.
+    fn earlier_boots(&self) -> Result<Vec<PathBuf>, StoreError> {
+        let io = |error| StoreError::io(&self.state, error);
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.state).map_err(io)? {
+            let path = entry.map_err(io)?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if name.starts_with(NAME) && path != self.spare() {
+                found.push(path);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Notes the leases of an earlier boot as ended. A file that a power cut has spoiled says nothing, and
+    /// harms nobody: its containers ended with their boot.
+    fn retire(&self, path: &Path) {
+        let text = open(path, false).and_then(|mut file| {
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes).map(|_| bytes)
+        });
+        let is_spare = path.extension().is_some_and(|end| end == SPARE);
+        let page = text.ok().filter(|_| !is_spare).and_then(|bytes| text::read(&bytes).ok());
+        for entry in page.into_iter().flat_map(|page| page.entries) {
+            ended::note(&self.state, &PastLease::of(&entry.lease, &entry.former, ReleaseReason::Reboot));
+        }
+    }
+
+    /// Fails if a container's region stands beside the absent ledger. What was granted is unknown then, and an
+    /// empty ledger would grant it once more.
+    fn forbid_regions(&self) -> Result<(), StoreError> {
+        match fs::read_dir(self.state.join(REGIONS)).map(|mut entries| entries.next()) {
+            Ok(None) => Ok(()),
+            Ok(Some(_)) => Err(self.missing()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(StoreError::io(&self.state, error)),
+        }
+    }
+
+    /// The second file, which changes places with the first.
+    fn spare(&self) -> PathBuf {
+        self.path.with_extension(SPARE)
+    }
+}
+
+const SPARE: &str = "spare";
+
+/// The turn to write, and what the ledger said when it began. Dropped without [`Writing::commit`], it changes
+/// nothing.
+pub(crate) struct Writing<'ledger> {
+    ledger: &'ledger Ledger,
+    file: File,
+    pub page: Page,
+    turn: Turn,
+}
+
+impl Writing<'_> {
+    /// Writes [`Writing::page`]. The turn lasts as long as what is returned.
+    ///
+    /// # Errors
+    /// When there is no room for it. The ledger is as it was then. A page that is no longer than one that was
+    /// written before always has room.
+    pub fn commit(self) -> Result<Turn, StoreError> {
+        self.put().map_err(|error| StoreError::io(&self.ledger.path, error))?;
+        Ok(self.turn)
+    }
+
+    fn put(&self) -> io::Result<()> {
+        let (path, spare) = (&self.ledger.path, self.ledger.spare());
+        let text = text::of(&self.page, PAGE);
+        let file = open_new(&spare)?;
+        // Both files get room for the text: then a lease can end on a full disk, whichever file comes next.
+        let room = [&file, &self.file].map(|file| reserve(file, text.len()));
+        let room = room.into_iter().collect::<io::Result<Vec<u64>>>()?[0];
+        file.write_all_at(&text, 0)?;
+        // Old text below the new would be harmless, and look wrong to people.
+        let rest = usize::try_from(room).unwrap_or(0).saturating_sub(text.len());
+        file.write_all_at(&vec![b'\n'; rest], text.len() as u64)?;
+        match renameat2(AT_FDCWD, &spare, AT_FDCWD, path, RenameFlags::RENAME_EXCHANGE) {
+            // This file system cannot exchange two files.
+            Err(Errno::EINVAL | Errno::ENOSYS) => fs::rename(&spare, path),
+            done => done.map_err(io::Error::from),
+        }
+    }
+}
+
+/// Gives the file room for `length` bytes, and returns how long it is then.
+fn reserve(file: &File, length: usize) -> io::Result<u64> {
+    let (old, new) = (file.metadata()?.len(), length as u64);
+    if old >= new {
+        return Ok(old);
+    }
+    match fallocate(file, FallocateFlags::empty(), 0, i64::try_from(new).unwrap_or(i64::MAX)) {
+        // Without it there is room or not when the text is written.
+        Err(Errno::EOPNOTSUPP) => Ok(new),
+        done => done.map(|()| new).map_err(io::Error::from),
+    }
+}
+
+fn open(path: &Path, writable: bool) -> io::Result<File> {
+    OpenOptions::new().read(true).write(writable).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
+}
+
+fn open_new(path: &Path) -> io::Result<File> {
+    let flags = OFlag::O_NOFOLLOW.bits();
+    OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).custom_flags(flags).open(path)
+}
+
+/// A link that leads nowhere is not absent: the disk that it points to may be missing, with leases on it.
+fn is_absent(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+}

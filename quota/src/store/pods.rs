@@ -1,0 +1,34 @@
+//! Which lease a container of a pod joins.
+
+use crate::error::ReserveError;
+use crate::ledger::{Entry, Page};
+use crate::pod::Pod;
+
+impl Page {
+    /// The lease of `pod` that its container joins instead of getting its own: the lease of the container
+    /// whose pid namespace it joins, or the pod's, if it asks for that. `asked` is then the request in words,
+    /// and has to equal those of the pod's lease.
+    pub(super) fn joined(
+        &mut self,
+        root: &str,
+        pod: &Pod,
+        asked: Option<&str>,
+    ) -> Result<Option<&mut Entry>, ReserveError> {
+        let of_pod = |entry: &Entry| entry.root == root && entry.sandbox.as_ref() == Some(&pod.sandbox);
+        let is_target = |entry: &Entry| {
+            let leads = |namespace| entry.lease.members().any(|member| member.holder.leads_in(namespace));
+            of_pod(entry) && pod.joins.is_some_and(leads)
+        };
+        if let Some(target) = self.entries.iter().position(is_target) {
+            return Ok(self.entries.get_mut(target));
+        }
+        let Some(asked) = asked else { return Ok(None) };
+        let shared = self.entries.iter_mut().find(|entry| of_pod(entry) && entry.pod_request.is_some());
+        match shared.as_ref().and_then(|entry| entry.pod_request.as_deref()) {
+            Some(held) if held != asked => {
+                Err(ReserveError::Differs { held: held.to_owned(), asked: asked.to_owned() })
+            }
+            _ => Ok(shared),
+        }
+    }
+}
