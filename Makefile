@@ -4,8 +4,12 @@ TARGET  := x86_64-unknown-linux-gnu
 CARGO   ?= cargo
 PREFIX  ?= /usr/local
 DESTDIR ?=
-# Smaller by a tenth, which every start of a container pays for in page faults.
-STATIC  := CARGO_PROFILE_RELEASE_LTO=fat CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1 RUSTFLAGS="-C target-feature=+crt-static"
+WHOLE   := CARGO_PROFILE_RELEASE_LTO=fat CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1
+STATIC  := $(WHOLE) RUSTFLAGS="-C target-feature=+crt-static"
+# What every start of a container pays for in page faults and relocations: small code at fixed addresses, that needs no
+# tables for unwinding. SECURITY.md says what that gives up.
+SMALL   := $(WHOLE) CARGO_PROFILE_RELEASE_OPT_LEVEL=s CARGO_PROFILE_RELEASE_PANIC=abort \
+    RUSTFLAGS="-C target-feature=+crt-static -C relocation-model=static"
 VERSION := $(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 
 SHIMS := gpushare-intercept-cuda gpushare-intercept-nvml
@@ -25,7 +29,7 @@ help: ## This list.
 # shipped ends up in target/release and target/lib, laid out as it is installed.
 build: ## All that ships, into target/release and target/lib.
 	$(CARGO) build --release --locked -p gpushare $(SIMULATOR:%=-p %) -p gpushare-tests-client
-	$(STATIC) $(CARGO) build --release --locked --target $(TARGET) -p gpushare-runtime -p gpushare-hook
+	$(SMALL) $(CARGO) build --release --locked --target $(TARGET) -p gpushare-runtime -p gpushare-hook
 	$(CARGO) build --profile shim --locked $(SHIMS:%=-p %)
 	install -m 755 target/$(TARGET)/release/gpushare-runtime target/$(TARGET)/release/gpushare-hook target/release/
 	install -d target/lib/gpushare
