@@ -11,6 +11,7 @@ mod ended;
 mod enforcement;
 mod error;
 mod holder;
+mod journal;
 mod lease;
 mod ledger;
 mod lock_holder;

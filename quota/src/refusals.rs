@@ -1,19 +1,9 @@
 //! Notes of the latest refusals, since an engine may not show why a container did not start.
 
-use std::fs::{self, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
-
-use nix::fcntl::OFlag;
-
+use crate::journal::Journal;
 use crate::lease::now;
 use crate::state::StateFolder;
 
-/// The file of the latest notes, and the one before it.
-const NEWEST: &str = "refusals";
-const OLDER: &str = "refusals.old";
-/// Above this size, in bytes, a new file is begun.
-const MOST: u64 = 64 << 10;
 /// The most characters that are kept of an id or a reason.
 const LONGEST: usize = 2048;
 
@@ -31,27 +21,19 @@ pub struct Refused {
 impl StateFolder {
     /// Notes that `container` was refused. A failure to write the note is ignored.
     pub fn note_refusal(&self, container: &str, reason: &str) {
-        let path = self.path().join(NEWEST);
-        if fs::symlink_metadata(&path).is_ok_and(|file| file.len() > MOST) {
-            let _ = fs::rename(&path, self.path().join(OLDER));
-        }
         let plain = |text: &str| -> String {
             text.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect()
         };
-        let line = format!("{}\t{}\t{}\n", now(), plain(container), plain(reason));
-        let (mut options, flags) = (OpenOptions::new(), OFlag::O_NOFOLLOW.bits());
-        let file = options.append(true).create(true).mode(0o600).custom_flags(flags).open(path);
-        // One call for one line, so that lines of several processes do not mix.
-        let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
+        let _ = self.journal().add(&format!("{}\t{}\t{}", now(), plain(container), plain(reason)));
     }
 
     /// The latest refusals, newest first.
     pub fn refusals(&self) -> Vec<Refused> {
-        let texts = [OLDER, NEWEST].map(|name| fs::read(self.path().join(name)).unwrap_or_default());
-        let text = texts.join(&b'\n');
-        let mut all: Vec<Refused> = String::from_utf8_lossy(&text).lines().filter_map(refused).collect();
-        all.reverse();
-        all
+        self.journal().lines(refused)
+    }
+
+    fn journal(&self) -> Journal<'_> {
+        Journal { state: self.path(), name: "refusals", most: 64 << 10 }
     }
 }
 
