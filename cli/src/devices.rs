@@ -35,7 +35,8 @@ pub fn devices(as_json: bool) -> Result<()> {
 /// The most memory that a new share can get now; `None` where the GPU's memory size is unknown.
 fn free(gpu: &Gpu, load: &GpuLoad, rules: &Admission) -> Option<DeviceMemory> {
     let memory = gpu.memory.filter(|_| !load.exclusive);
-    let free = memory.map(|memory| rules.total(memory).saturating_sub(load.memory).min(rules.card(memory)));
+    let free =
+        memory.map(|memory| rules.total(memory).saturating_sub(load.memory).min(rules.per_lease(memory)));
     free.or(gpu.memory.map(|_| DeviceMemory::ZERO))
 }
 

@@ -96,7 +96,7 @@ pub enum GrantError {
     Node(#[from] NodeError),
     /// GPU memory sizes or the fitted copies of our libraries could not be prepared.
     #[error(transparent)]
-    Stock(#[from] NodeFactsError),
+    NodeFacts(#[from] NodeFactsError),
     /// The quota store failed.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -27,13 +27,13 @@ impl OutsidePlan {
     pub(crate) fn of(lease: &Lease, parts: PlanParts) -> Self {
         let PlanParts { gpus, nodes, files, programs, .. } = parts;
         let granted = |uuid| lease.grants.iter().any(|grant| grant.gpu == uuid);
-        let cards = gpus.iter().map(|gpu| (gpu.uuid, &gpu.node));
+        let nodes_of_gpus = gpus.iter().map(|gpu| (gpu.uuid, &gpu.node));
         let render = nodes.render.iter().map(|(uuid, node)| (*uuid, node));
-        let others = cards.chain(render).filter(|(uuid, _)| !granted(*uuid));
+        let others = nodes_of_gpus.chain(render).filter(|(uuid, _)| !granted(*uuid));
         let number = |node: &DeviceNode| (node.major, node.minor);
-        let card = |uuid| gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.node.minor);
+        let minor = |uuid| gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.node.minor);
         let ours = [programs.cache, programs.state].map(Path::to_path_buf);
-        let display = nodes.render.iter().filter_map(|(uuid, node)| Some((card(*uuid)?, number(node))));
+        let display = nodes.render.iter().filter_map(|(uuid, node)| Some((minor(*uuid)?, number(node))));
         Self {
             display_nodes: display.collect(),
             other_nodes: others.map(|(_, node)| number(node)).collect(),

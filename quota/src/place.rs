@@ -34,13 +34,13 @@ impl Default for Admission {
 
 impl Admission {
     /// What one lease may hold of a GPU with this much memory.
-    pub fn card(&self, memory: DeviceMemory) -> DeviceMemory {
+    pub fn per_lease(&self, memory: DeviceMemory) -> DeviceMemory {
         memory.saturating_sub(self.reserve)
     }
 
     /// What all leases together may hold of a GPU with this much memory.
     pub fn total(&self, memory: DeviceMemory) -> DeviceMemory {
-        let bytes = u128::from(self.card(memory).bytes()) * u128::from(self.memory_percent) / 100;
+        let bytes = u128::from(self.per_lease(memory).bytes()) * u128::from(self.memory_percent) / 100;
         DeviceMemory::from_bytes(u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 }
@@ -199,8 +199,8 @@ struct Candidate<'a> {
     gpu: &'a Gpu,
     load: GpuLoad,
     /// What one lease may hold: the GPU's memory less the reserve.
-    card: DeviceMemory,
-    /// What all leases together may hold: more than `card` where over-commit is configured.
+    per_lease: DeviceMemory,
+    /// What all leases together may hold: more than `per_lease` where over-commit is configured.
     total: DeviceMemory,
 }
 
@@ -208,7 +208,7 @@ impl Candidate<'_> {
     fn free(&self) -> DeviceMemory {
         match self.load.exclusive {
             true => DeviceMemory::ZERO,
-            false => self.total.saturating_sub(self.load.memory).min(self.card),
+            false => self.total.saturating_sub(self.load.memory).min(self.per_lease),
         }
     }
 }
@@ -263,8 +263,8 @@ fn grant(request: &Request, candidate: &Candidate, memory: DeviceMemory) -> Gran
 
 fn candidate<'a>(gpu: &'a Gpu, load: GpuLoad, rules: &Admission) -> Result<Candidate<'a>, Refusal> {
     let memory = gpu.memory.ok_or_else(|| Refusal::UnknownSize { place: name(gpu) })?;
-    let (card, total) = (rules.card(memory), rules.total(memory));
-    Ok(Candidate { gpu, load, card, total })
+    let (per_lease, total) = (rules.per_lease(memory), rules.total(memory));
+    Ok(Candidate { gpu, load, per_lease, total })
 }
 
 /// The GPUs that the request names (all of them, for a count), and how many of them it wants.
@@ -299,7 +299,7 @@ fn empty(candidates: Vec<Candidate>, wanted: usize) -> Result<Chosen, Refusal> {
     if empty.len() < wanted {
         return Err(Refusal::NotEmpty { wanted, empty: empty.len() });
     }
-    Ok(empty.into_iter().take(wanted).map(|candidate| (candidate.clone(), candidate.card)).collect())
+    Ok(empty.into_iter().take(wanted).map(|candidate| (candidate.clone(), candidate.per_lease)).collect())
 }
 
 /// The GPUs with room for the share, in the order of `rules.placement`. A request for all that is left takes
@@ -337,7 +337,7 @@ fn fitting<'a>(
 fn asked(memory: MemoryRequest, candidate: &Candidate) -> DeviceMemory {
     match memory {
         MemoryRequest::Bytes(memory) => memory,
-        MemoryRequest::Percent(percent) => candidate.card.percent(percent),
+        MemoryRequest::Percent(percent) => candidate.per_lease.percent(percent),
         MemoryRequest::Rest => candidate.free(),
     }
 }
@@ -351,8 +351,8 @@ fn misfit(request: &Request, candidate: &Candidate, rules: &Admission) -> Option
 fn memory_misfit(memory: MemoryRequest, candidate: &Candidate) -> Option<Refusal> {
     let (asked, free, total) = (asked(memory, candidate), candidate.free(), candidate.total);
     let place = name(candidate.gpu);
-    if asked > candidate.card {
-        return Some(Refusal::LargerThanGpu { asked, place, total: candidate.card });
+    if asked > candidate.per_lease {
+        return Some(Refusal::LargerThanGpu { asked, place, total: candidate.per_lease });
     }
     if asked > free || free == DeviceMemory::ZERO || asked == DeviceMemory::ZERO {
         let asked = match memory {

@@ -63,8 +63,8 @@ impl<'a> Merge<'a> {
             false => least.value,
         };
         let bytes = on(value, gpu)?;
-        let within_card = bytes <= total(gpu)?;
-        let grants = |claim: &Claim| stated(claim).is_some() || claim.is_exclusive() && within_card;
+        let fits_gpu = bytes <= total(gpu)?;
+        let grants = |claim: &Claim| stated(claim).is_some() || claim.is_exclusive() && fits_gpu;
         let is_default = || Ok(bytes <= on(self.default_memory_of(Some(gpu), spread)?.0, gpu)?);
         let hold = |by: &str, ceiling: Ceiling| ceiling.hold_memory(by, bytes, gpu);
         self.hold(spread, grants, hold, &least.bounding.by, is_default)?;

@@ -77,7 +77,7 @@ fn settings() -> Result<Option<PathBuf>> {
 /// The shares that one of the node's GPUs can hold. A share that was named on the command line must fit.
 fn shares(asked: &Generate, config: &Config, node: &Node) -> Result<Vec<CdiDevice>> {
     let sizes = node.gpus.iter().filter_map(|gpu| gpu.memory);
-    let largest = sizes.map(|memory| config.quota.card(memory)).max().unwrap_or(DeviceMemory::ZERO);
+    let largest = sizes.map(|memory| config.quota.per_lease(memory)).max().unwrap_or(DeviceMemory::ZERO);
     let fits = |name: &str| -> Result<bool> {
         let share: ShareName = name.parse().with_context(|| format!("{name:?}"))?;
         Ok(!matches!(share.memory, MemoryRequest::Bytes(memory) if memory > largest))

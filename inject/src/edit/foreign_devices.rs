@@ -34,9 +34,9 @@ fn refuse_numbers(
 ) -> Result<(), EditError> {
     let is = |part: Option<u64>, number: u64| part.is_none_or(|part| part == number);
     let granted = |minor: u64| plan.devices.iter().any(|device| granted_minor(device) == Some(minor));
-    let card = is(major, NVIDIA_MAJOR) && minor.is_none_or(|m| m < FIRST_CONTROL_MINOR && !granted(m));
+    let is_gpu = is(major, NVIDIA_MAJOR) && minor.is_none_or(|m| m < FIRST_CONTROL_MINOR && !granted(m));
     let mut others = plan.outside.other_nodes.iter();
-    if card || others.any(|(other, m)| is(major, (*other).into()) && is(minor, (*m).into())) {
+    if is_gpu || others.any(|(other, m)| is(major, (*other).into()) && is(minor, (*m).into())) {
         return Err(EditError::OtherGpu { what: what() });
     }
     if plan.outside.mig_major.is_some_and(|mig| is(major, mig.into())) {

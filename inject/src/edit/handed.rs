@@ -43,10 +43,10 @@ pub(super) fn take_out_nodes(json: &mut Value, minors: &BTreeSet<u64>, plan: &Pl
     if minors.is_empty() {
         return;
     }
-    let cards = minors.iter().map(|minor| (NVIDIA_MAJOR, *minor));
-    let display = plan.outside.display_nodes.iter().filter(|(card, _)| minors.contains(&u64::from(*card)));
+    let gpus = minors.iter().map(|minor| (NVIDIA_MAJOR, *minor));
+    let display = plan.outside.display_nodes.iter().filter(|(minor, _)| minors.contains(&u64::from(*minor)));
     let nodes: BTreeSet<(u64, u64)> =
-        cards.chain(display.map(|(_, (major, minor))| (u64::from(*major), u64::from(*minor)))).collect();
+        gpus.chain(display.map(|(_, (major, minor))| (u64::from(*major), u64::from(*minor)))).collect();
     let is_control = |(major, minor): (u64, u64)| {
         let is_fixed = major == NVIDIA_MAJOR && minor >= FIRST_CONTROL_MINOR;
         plan.is_share() && (is_fixed || Some(major) == uvm_major(plan))

@@ -60,7 +60,7 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     }
     let gpus = gpus(node, device)?;
     let claim = match percent(core)? {
-        whole if whole >= 100 => whole_cards(core, whole, device, &gpus)?,
+        whole if whole >= 100 => whole_gpus(core, whole, device, &gpus)?,
         share => part(words, core, share, device, &gpus)?,
     };
     Ok(vec![claim])
@@ -97,7 +97,7 @@ fn percent(word: Word) -> Result<u64, RequestError> {
         .ok_or_else(|| word.wrong("compute is 1 to 99 percent of one card, or whole cards: 100 for each"))
 }
 
-fn whole_cards(core: Word, percent: u64, device: Word, gpus: &[&Gpu]) -> Result<Claim, RequestError> {
+fn whole_gpus(core: Word, percent: u64, device: Word, gpus: &[&Gpu]) -> Result<Claim, RequestError> {
     if u64::try_from(gpus.len()).ok() != Some(percent / 100) {
         return Err(conflict(core, device));
     }

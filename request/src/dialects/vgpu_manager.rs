@@ -171,9 +171,9 @@ fn limits(words: &Words, first: Word, gpus: &[(u64, &Gpu)]) -> Result<Vec<Claim>
     if gpus.is_empty() {
         return Err(RequestError::LimitWithoutGpu { by: first.to_string() });
     }
-    let cards: Vec<&Gpu> = gpus.iter().map(|(_, gpu)| *gpu).collect();
+    let named: Vec<&Gpu> = gpus.iter().map(|(_, gpu)| *gpu).collect();
     // The table also names the container's GPUs.
-    let mut claims = vec![Claim::by(first).naming(&cards)];
+    let mut claims = vec![Claim::by(first).naming(&named)];
     for (name, is_memory) in [(MEMORY, true), (CORES, false)] {
         for word in stated(words).filter(|word| is_of(word.key, name)) {
             let amount = match is_memory {
@@ -183,7 +183,7 @@ fn limits(words: &Words, first: Word, gpus: &[(u64, &Gpu)]) -> Result<Vec<Claim>
             claims.push(Claim::by(word).on_each(of_word(words, word, name, gpus), amount));
         }
     }
-    limit::refuse_half(&claims, first, cards.len(), MEMORY)?;
+    limit::refuse_half(&claims, first, named.len(), MEMORY)?;
     let burst = burst(words, gpus, &claims)?;
     let capped = |claim: &Claim| claim.particular.iter().any(|(_, amount)| amount.cores.is_some());
     let claims = claims.into_iter().map(|claim| Claim { burst: burst.filter(|_| capped(&claim)), ..claim });

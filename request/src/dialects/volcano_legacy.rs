@@ -29,7 +29,7 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     let Some(first) = words.named(ALLOCATED).next() else { return Ok(Vec::new()) };
     let allocated = limit::each(words.named(ALLOCATED), number)?;
     let (_, gpus) = limited(words, node, IndexMeaning::Pci, first)?;
-    if counts_cards(words, &allocated, gpus.len()) {
+    if counts_gpus(words, &allocated, gpus.len()) {
         let note =
             format!("{first} counts whole cards (volcano.sh/gpu-number), not MiB: no memory limit is stated");
         return Ok(vec![Claim::by(first).noting([note])]);
@@ -61,7 +61,7 @@ fn factor(words: &Words) -> Result<u64, RequestError> {
 
 /// Whether the words count whole GPUs. With a factor they are memory, however few. All words must be counts:
 /// one that a pod adds does not turn off a memory limit.
-fn counts_cards(words: &Words, allocated: &[(Word, u64)], gpus: usize) -> bool {
+fn counts_gpus(words: &Words, allocated: &[(Word, u64)], gpus: usize) -> bool {
     let gpus = u64::try_from(gpus).ok().filter(|gpus| *gpus <= MOST_CARDS);
     !words.has(FACTOR) && allocated.iter().all(|(_, number)| Some(*number) == gpus)
 }
