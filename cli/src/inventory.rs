@@ -13,8 +13,8 @@ use nvml_wrapper::Nvml;
 use crate::table;
 use crate::takeover::take_over;
 
-/// Asks NVML and writes the answer into the cache. A creation that finds an earlier version's quota store calls
-/// this too.
+/// Asks NVML and writes the answer into the cache. A creation that finds an earlier version's quota store
+/// calls this too.
 pub fn refresh() -> Result<()> {
     let config = Config::load()?;
     let state = StateFolder::open(&config.paths.state)?;

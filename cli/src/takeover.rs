@@ -12,8 +12,8 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Row, Transac
 
 /// "gpsh": told our database from any other SQLite file.
 const APPLICATION_ID: u32 = 0x6770_7368;
-/// Added to the version of a database whose leases are being taken over. Programs of earlier versions refuse it,
-/// and those that have it open find no table `boot` any more, which each of their transactions reads.
+/// Added to the version of a database whose leases are being taken over. Programs of earlier versions refuse
+/// it, and those that have it open find no table `boot` any more, which each of their transactions reads.
 const FENCED: u32 = 100;
 
 /// What differs between the versions: how a lease with one container, its last columns in the order of
@@ -54,8 +54,8 @@ const VERSIONS: [(&str, &str, &str); 5] = [
     ),
 ];
 
-/// Takes the leases of an earlier version over, if there are any and no other process does. Running containers
-/// keep them, and their hooks, which name leases by number, find them.
+/// Takes the leases of an earlier version over, if there are any and no other process does. Running
+/// containers keep them, and their hooks, which name leases by number, find them.
 pub fn take_over(state: &Path) -> Result<()> {
     let Some(takeover) = Takeover::begin(state)? else { return Ok(()) };
     let path = takeover.database();
@@ -65,8 +65,8 @@ pub fn take_over(state: &Path) -> Result<()> {
     let version = fenced(&db, &takeover).with_context(named)?;
     let kept = read(&db, version).with_context(named)?;
     takeover.finish(kept)?;
-    // The leases stand in the ledger now. If this process is killed here, nobody reads the database again until
-    // the next boot, and then its leases are of an earlier one.
+    // The leases stand in the ledger now. If this process is killed here, nobody reads the database again
+    // until the next boot, and then its leases are of an earlier one.
     db.pragma_update(None, "user_version", TAKEN).with_context(named)
 }
 

@@ -156,8 +156,8 @@ pub fn grant<T, E: From<GrantError>>(
     Ok(done)
 }
 
-/// Opens the quota store. The leases of an earlier version are taken over first, by the CLI, which alone reads its
-/// database.
+/// Opens the quota store. The leases of an earlier version are taken over first, by the CLI, which alone
+/// reads its database.
 fn open_store(state: &StateFolder, settings: &Settings) -> Result<Store, GrantError> {
     match Store::open(state.path()) {
         Err(StoreError::Earlier { .. }) => {

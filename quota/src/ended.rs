@@ -5,8 +5,8 @@ use std::path::Path;
 use crate::journal::Journal;
 use crate::lease::PastLease;
 
-/// Notes that a lease has ended. A failure is logged and hinders nothing: a share comes back on a full disk too.
-/// The caller has the turn.
+/// Notes that a lease has ended. A failure is logged and hinders nothing: a share comes back on a full disk
+/// too. The caller has the turn.
 pub(crate) fn note(state: &Path, past: &PastLease) {
     let line = serde_json::to_string(past).unwrap_or_default();
     if let Err(error) = journal(state).add(&line) {

@@ -25,7 +25,8 @@ pub struct Terms {
     pub has_neighbours: bool,
     /// Whether it has a region with limits, which `update` writes and the meter measures into.
     pub has_region: bool,
-    /// Whether each GPU process of the container must have loaded our libraries, and books its memory by them.
+    /// Whether each GPU process of the container must have loaded our libraries, and books its memory by
+    /// them.
     pub is_intercepted: bool,
     /// How much of the driver the container gets.
     pub extent: Extent,
@@ -37,8 +38,8 @@ impl Enforcement {
     /// Every way.
     pub const ALL: [Self; 3] = [Self::Intercepted, Self::Foreign, Self::WholeGpu];
 
-    /// How a lease for this request is held. Another system's library holds it only where the request proved that it is
-    /// in the bundle, and the settings let it.
+    /// How a lease for this request is held. Another system's library holds it only where the request proved
+    /// that it is in the bundle, and the settings let it.
     pub fn of(request: &Request) -> Self {
         match (request.mode, &request.interceptor) {
             (Mode::Exclusive, _) => Self::WholeGpu,
@@ -47,8 +48,8 @@ impl Enforcement {
         }
     }
 
-    /// How a container with this request is held that joins a lease held in this way: it gets no more than the lease
-    /// gives.
+    /// How a container with this request is held that joins a lease held in this way: it gets no more than
+    /// the lease gives.
     pub(crate) fn joined_by(self, request: &Request) -> Self {
         match (self, Self::of(request)) {
             (Self::WholeGpu, _) => Self::WholeGpu,

@@ -131,8 +131,8 @@ impl Holder {
     }
 }
 
-/// JSON has no other text than UTF-8. A runtime makes a container's cgroup by a name in config.json, which has
-/// none either.
+/// JSON has no other text than UTF-8. A runtime makes a container's cgroup by a name in config.json, which
+/// has none either.
 fn lossy<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
     path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
 }

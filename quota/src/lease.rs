@@ -144,9 +144,9 @@ impl Lease {
         }
     }
 
-    /// How a container of the lease with this request is held. A container that joins the lease of another one, as
-    /// an ephemeral container joins its target's, gets no more of the GPU than the lease gives, whatever it
-    /// requests.
+    /// How a container of the lease with this request is held. A container that joins the lease of another
+    /// one, as an ephemeral container joins its target's, gets no more of the GPU than the lease gives,
+    /// whatever it requests.
     pub fn enforcement_for(&self, request: &Request) -> Enforcement {
         self.enforcement.joined_by(request)
     }

@@ -1,8 +1,9 @@
 //! The ledger: one text file with all living leases. It stands in the state folder and is named by the boot.
 //!
-//! Who writes has the turn: it reads the file, writes the whole text into a second file, and lets the two change
-//! places. So the file by the ledger's name is always whole, and a process that is killed leaves it as it was.
-//! Leases do not outlive a boot, so nothing waits for a disk: after a power cut the file is another boot's.
+//! Who writes has the turn: it reads the file, writes the whole text into a second file, and lets the two
+//! change places. So the file by the ledger's name is always whole, and a process that is killed leaves it as
+//! it was. Leases do not outlive a boot, so nothing waits for a disk: after a power cut the file is another
+//! boot's.
 
 mod text;
 
@@ -91,8 +92,8 @@ impl Ledger {
     /// earlier boot are moved to the history then.
     ///
     /// # Errors
-    /// When it cannot be made, leases may be in a database of an earlier version, or regions of containers are
-    /// left whose leases are not known.
+    /// When it cannot be made, leases may be in a database of an earlier version, or regions of containers
+    /// are left whose leases are not known.
     pub fn open(state: &Path) -> Result<Self, StoreError> {
         let ledger = Self::at(state, Boot::here()?);
         if ledger.is_absent() {
@@ -242,8 +243,8 @@ impl Ledger {
         }
     }
 
-    /// Fails if a container's region stands beside the absent ledger. What was granted is unknown then, and an
-    /// empty ledger would grant it once more.
+    /// Fails if a container's region stands beside the absent ledger. What was granted is unknown then, and
+    /// an empty ledger would grant it once more.
     fn forbid_regions(&self) -> Result<(), StoreError> {
         match fs::read_dir(self.state.join(REGIONS)).map(|mut entries| entries.next()) {
             Ok(None) => Ok(()),

@@ -1,9 +1,10 @@
 //! What the node grants: the lease store, admission, placement and the ways a lease comes back.
 //!
-//! [`Store`] is one text file, the ledger. Who grants has the turn to write, sums are computed from the leases,
-//! and a lease is released only when its holder is proved gone: by the hook, by `delete`, by the sweep, or by
-//! the [`Reservation`] that was never used. The containers of a [`Pod`] may hold one lease together, which
-//! ends with the last of them. [`place`] is pure: requests and loads in, grants or a refusal out.
+//! [`Store`] is one text file, the ledger. Who grants has the turn to write, sums are computed from the
+//! leases, and a lease is released only when its holder is proved gone: by the hook, by `delete`, by the
+//! sweep, or by the [`Reservation`] that was never used. The containers of a [`Pod`] may hold one lease
+//! together, which ends with the last of them. [`place`] is pure: requests and loads in, grants or a refusal
+//! out.
 #![forbid(unsafe_code)]
 
 mod boot;

@@ -18,8 +18,8 @@ pub(crate) fn open(state: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path(state))
 }
 
-/// Says which process holds the lock in the state folder `state`, as the kernel tells, and what to do about it.
-/// The text is the end of a sentence.
+/// Says which process holds the lock in the state folder `state`, as the kernel tells, and what to do about
+/// it. The text is the end of a sentence.
 pub(crate) fn described(state: &Path) -> String {
     let pid = open(state).ok().and_then(|file| flock_holder(&file));
     let holder = pid.and_then(|pid| told(i32::try_from(pid).ok()?));

@@ -1,5 +1,5 @@
-//! Takes over the leases of versions that kept them in a SQLite database, `quota.db`. This crate knows only the
-//! database's version number, since the programs on the way of a container hold no SQLite.
+//! Takes over the leases of versions that kept them in a SQLite database, `quota.db`. This crate knows only
+//! the database's version number, since the programs on the way of a container hold no SQLite.
 
 use std::fs::File;
 use std::io::Read;
@@ -87,8 +87,8 @@ impl Takeover {
         }
     }
 
-    /// Writes the ledger of this boot, with the leases if they are of this boot. From then on the database does
-    /// not count; the caller gives it the version [`TAKEN`].
+    /// Writes the ledger of this boot, with the leases if they are of this boot. From then on the database
+    /// does not count; the caller gives it the version [`TAKEN`].
     ///
     /// # Errors
     /// When the ledger cannot be written.
@@ -111,10 +111,11 @@ pub(crate) fn database(state: &Path) -> PathBuf {
     state.join("quota.db")
 }
 
-/// Whether there is a database whose leases may not stand in a ledger yet. What is no database counts too: who
-/// takes it over says what is wrong with it.
+/// Whether there is a database whose leases may not stand in a ledger yet. What is no database counts too:
+/// who takes it over says what is wrong with it.
 pub(crate) fn holds_leases(database: &Path) -> bool {
-    // The database file format: the user version is the big-endian number at byte 60 (sqlite.org, fileformat2).
+    // The database file format: the user version is the big-endian number at byte 60 (sqlite.org,
+    // fileformat2).
     let mut header = [0; 64];
     let read = File::open(database).and_then(|mut file| file.read_exact(&mut header));
     let version = header.last_chunk().copied().map(u32::from_be_bytes);

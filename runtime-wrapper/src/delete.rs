@@ -1,8 +1,9 @@
 //! `delete`: releases the lease of a container that has ended, before the low-level runtime deletes it.
 //!
 //! The poststop hook, which that runtime runs next, then finds nothing to release. After a failed `create`
-//! engines call only `delete --force`, and crun runs no hook then. A container that the runtime does not know is killed first ([`orphan`]). The lease
-//! of a running container stays: if it were released early, the same share would be granted twice.
+//! engines call only `delete --force`, and crun runs no hook then. A container that the runtime does not know
+//! is killed first ([`orphan`]). The lease of a running container stays: if it were released early, the same
+//! share would be granted twice.
 
 use std::convert::Infallible;
 

@@ -412,8 +412,9 @@ impl Container<'_> {
         command::eventually(limit, || self.status().as_deref() == Some("stopped"))
     }
 
-    /// SIGKILL to init, from outside the runtime, and waits for its end. Killed so early that it is still runc's
-    /// own program, its threads may end a moment after its first one, which is all that runc asks about.
+    /// SIGKILL to init, from outside the runtime, and waits for its end. Killed so early that it is still
+    /// runc's own program, its threads may end a moment after its first one, which is all that runc asks
+    /// about.
     ///
     /// # Panics
     /// When init does not die.

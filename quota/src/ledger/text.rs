@@ -1,5 +1,5 @@
-//! The ledger as text: a line with length and checksum of what follows, the head, and one line for each lease.
-//! Blank lines may follow.
+//! The ledger as text: a line with length and checksum of what follows, the head, and one line for each
+//! lease. Blank lines may follow.
 
 use std::io::Write;
 

@@ -76,9 +76,9 @@ fn is_of_job(words: &Words) -> bool {
     words.has(TASKS) && !words.named(STEP_ID).any(is_sruns)
 }
 
-/// The claims of a share of one GPU: one names the GPU, and one for each variable `key` states the amount that
-/// `amount` makes of the container's part of a GPU. `whole` reads the step's part, and `several` is the error's
-/// text for several GPUs.
+/// The claims of a share of one GPU: one names the GPU, and one for each variable `key` states the amount
+/// that `amount` makes of the container's part of a GPU. `whole` reads the step's part, and `several` is the
+/// error's text for several GPUs.
 pub(super) fn claims<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
