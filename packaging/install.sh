@@ -73,3 +73,8 @@ put 644 "$top/config/gpushare.toml" "$root/share/gpushare"
 for program in gpushare-simulator gpushare gpushare-hook gpushare-runtime; do
     put 755 "$built/release/$program" "$root/bin"
 done
+
+# Versions that kept the leases in a database left them there. Whoever needs them next would take them over, but a hook.
+if [ -z "$destdir" ] && [ -e /run/gpushare/quota.db ]; then
+    "$root/bin/gpushare" sweep >/dev/null || echo "run \`gpushare sweep\`, which takes over the leases of the version before"
+fi

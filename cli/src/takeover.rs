@@ -5,50 +5,49 @@ use std::path::Path;
 use anyhow::{Context, Error, Result, ensure};
 use gpushare_inventory::DeviceMemory;
 use gpushare_quota::{
-    Enforcement, Entry, Grant, Holder, Kept, Lease, LeaseKey, LeaseState, Member, PastLease, StoreError,
-    TAKEN, Takeover,
+    Enforcement, Entry, FENCED, Grant, Holder, Kept, Lease, LeaseKey, LeaseState, Member, PastLease,
+    StoreError, TAKEN, Takeover,
 };
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior};
 
 /// "gpsh": told our database from any other SQLite file.
 const APPLICATION_ID: u32 = 0x6770_7368;
-/// Added to the version of a database whose leases are being taken over. Programs of earlier versions refuse
-/// it, and those that have it open find no table `boot` any more, which each of their transactions reads.
-const FENCED: u32 = 100;
+/// Makes each statement about leases fail in a program of an earlier version that has the database open.
+const FENCE: &str = "ALTER TABLE boot RENAME TO boot_taken; ALTER TABLE lease RENAME TO lease_taken;";
 
 /// What differs between the versions: how a lease with one container, its last columns in the order of
 /// [`lease`], is read, whether the history names other containers, and whether the namespaces are recorded.
 const VERSIONS: [(&str, &str, &str); 5] = [
     (
         "id, root, NULL, NULL, '', iif(exclusive, 'whole-gpu', 'intercepted'), compute_policy, 100, priority, granted_at, \
-         root, container, state, pid, start_time, cgroup, 0 FROM lease ORDER BY id",
+         root, container, state, pid, start_time, cgroup, 0 FROM lease_taken ORDER BY id",
         "''",
         "''",
     ),
     (
         "id, root, NULL, NULL, '', iif(exclusive, 'whole-gpu', 'intercepted'), compute_policy, ceiling, priority, granted_at, \
-         root, container, state, pid, start_time, cgroup, 0 FROM lease ORDER BY id",
+         root, container, state, pid, start_time, cgroup, 0 FROM lease_taken ORDER BY id",
         "''",
         "''",
     ),
     (
         "lease.id, lease.root, sandbox, pod_request, former, iif(exclusive, 'whole-gpu', 'intercepted'), compute_policy, \
          ceiling, priority, granted_at, member.root, container, state, pid, start_time, cgroup, 0 \
-         FROM lease JOIN member ON member.lease = lease.id ORDER BY lease.id, member.id",
+         FROM lease_taken AS lease JOIN member ON member.lease = lease.id ORDER BY lease.id, member.id",
         "others",
         "''",
     ),
     (
         "lease.id, lease.root, sandbox, pod_request, former, iif(exclusive, 'whole-gpu', 'intercepted'), compute_policy, \
          ceiling, priority, granted_at, member.root, container, state, pid, start_time, cgroup, leads \
-         FROM lease JOIN member ON member.lease = lease.id ORDER BY lease.id, member.id",
+         FROM lease_taken AS lease JOIN member ON member.lease = lease.id ORDER BY lease.id, member.id",
         "others",
         "namespaces",
     ),
     (
         "lease.id, lease.root, sandbox, pod_request, former, enforcement, compute_policy, ceiling, priority, granted_at, \
          member.root, container, state, pid, start_time, cgroup, leads \
-         FROM lease JOIN member ON member.lease = lease.id ORDER BY lease.id, member.id",
+         FROM lease_taken AS lease JOIN member ON member.lease = lease.id ORDER BY lease.id, member.id",
         "others",
         "namespaces",
     ),
@@ -64,6 +63,8 @@ pub fn take_over(state: &Path) -> Result<()> {
     let db = Connection::open_with_flags(&path, flags).with_context(named)?;
     let version = fenced(&db, &takeover).with_context(named)?;
     let kept = read(&db, version).with_context(named)?;
+    // Asked again: the process that fenced it may have been killed, and have seen other containers.
+    takeover.check(&kept)?;
     takeover.finish(kept)?;
     // The leases stand in the ledger now. If this process is killed here, nobody reads the database again
     // until the next boot, and then its leases are of an earlier one.
@@ -90,7 +91,7 @@ fn fenced(db: &Connection, takeover: &Takeover) -> Result<u32> {
     ensure!(known, StoreError::Version { path: takeover.database(), version });
     let sound: String = db.pragma_query_value(None, "integrity_check", |row| row.get(0))?;
     ensure!(sound == "ok", damaged());
-    tx.execute_batch("ALTER TABLE boot RENAME TO boot_taken")?;
+    tx.execute_batch(FENCE)?;
     takeover.check(&read(&tx, version)?)?;
     tx.pragma_update(None, "user_version", FENCED + version)?;
     tx.commit()?;
@@ -117,7 +118,7 @@ fn read(db: &Connection, version: u32) -> Result<Kept> {
         entry.lease.grants = grants(db, entry.lease.id)?;
         ensure!(!entry.lease.grants.is_empty(), "lease {} is of no GPU", entry.lease.id);
     }
-    let last_id = "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'lease'), 0)";
+    let last_id = "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'lease_taken'), 0)";
     Ok(Kept {
         boot,
         namespaces,

@@ -129,7 +129,7 @@ pub fn poststop(state: &[u8], file: Option<&Path>) -> Result<()> {
     let config = load(file).or_else(|error| Config::salvaged(file).ok_or(error))?;
     config.log.start();
     let path = &config.paths.state;
-    let named = || format!("cannot look for shares in {}; run as root", path.display());
+    let named = || format!("cannot look for shares in {}; a hook runs as root", path.display());
     let Some(store) = Store::find(path).with_context(named)? else { return Ok(()) };
     let key = LeaseKey::new(LeaseKey::HOOK_ONLY.to_owned(), id)?;
     let folder = StateFolder::open(path)?;

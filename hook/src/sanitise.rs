@@ -99,8 +99,7 @@ const FOR_THE_CHILD: [Capability; 2] = [Capability::CAP_SYS_ADMIN, Capability::C
 /// Drops all capabilities that this call does not need. The wrapper's `prestart` needs none, as it only
 /// writes root's files in root's folder. `poststop` unmounts a region and needs one. Hook-only mode keeps
 /// several as permitted, but only one is effective before the container is known to ask for something. The
-/// bounding set can stay: with `no_new_privs` a program that this one executes gets nothing that was not
-/// permitted here (capabilities(7), prctl(2)).
+/// bounding set is cleared where a program is executed: elsewhere it bounds nothing.
 fn drop_capabilities(call: &Call) -> Result<(), caps::errors::CapsError> {
     let (kept, inherited): (&[Capability], &[Capability]) = match (call, call.stage()) {
         (Call::HookOnly { .. }, Stage::Prestart) => (&FOR_A_CONTAINER, &FOR_THE_CHILD),
@@ -114,6 +113,11 @@ fn drop_capabilities(call: &Call) -> Result<(), caps::errors::CapsError> {
     };
     caps::clear(None, CapSet::Ambient)?;
     caps::set(None, CapSet::Inheritable, &of(inherited))?;
+    // A child of root's gets what is permitted here and in the bounding set. Must come before SETPCAP is
+    // dropped, which this needs.
+    if !inherited.is_empty() && caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)? {
+        caps::clear(None, CapSet::Bounding)?;
+    }
     let in_force = if inherited.is_empty() { of(kept) } else { of(&[FOR_THE_BUNDLE]) };
     caps::set(None, CapSet::Effective, &in_force)?;
     caps::set(None, CapSet::Permitted, &of(kept))

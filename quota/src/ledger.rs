@@ -23,13 +23,13 @@ use crate::error::StoreError;
 use crate::lease::{Lease, LeaseKey, PastLease, ReleaseReason};
 use crate::state::REGIONS;
 use crate::takeover::{database, holds_leases};
-use crate::turn::Turn;
+use crate::turn::{Turn, is_at};
 use text::Fault;
 
 /// How every ledger's name begins. The id of its boot follows.
 const NAME: &str = "leases-";
-/// How often a reader tries without the turn. Each time a writer has to be faster twice to spoil it.
-const LOOKS: usize = 3;
+/// How often a reader tries without the turn. Each time a writer has to be faster to spoil it.
+const LOOKS: usize = 16;
 /// Both files grow by whole pages of the kernel's, in bytes.
 const PAGE: usize = 4096;
 
@@ -96,10 +96,11 @@ impl Ledger {
     /// are left whose leases are not known.
     pub fn open(state: &Path) -> Result<Self, StoreError> {
         let ledger = Self::at(state, Boot::here()?);
-        if ledger.is_absent() {
-            ledger.begin_boot()?;
+        match holds_leases(&ledger) {
+            true => Err(StoreError::Earlier { path: database(state) }),
+            false if ledger.is_absent() => ledger.begin_boot().map(|()| ledger),
+            false => Ok(ledger),
         }
-        Ok(ledger)
     }
 
     /// The ledger of the boot, whether the file exists or not.
@@ -128,9 +129,8 @@ impl Ledger {
     /// When the file is gone, damaged, of another version or kept in other namespaces.
     pub fn read(&self) -> Result<Page, StoreError> {
         for _ in 0..LOOKS {
-            match self.look(&self.file(false)?)? {
-                Err(Fault::Torn) => {}
-                found => return self.checked(found),
+            if let Some(found) = self.in_force(&self.file(false)?)? {
+                return self.checked(found);
             }
         }
         self.write().map(|writing| writing.page)
@@ -141,7 +141,11 @@ impl Ledger {
     /// # Errors
     /// As [`Ledger::read`], and when others take longer than the deadline.
     pub fn write(&self) -> Result<Writing<'_>, StoreError> {
-        let turn = Turn::take(&self.state)?;
+        self.write_in(Turn::take(&self.state)?)
+    }
+
+    /// As [`Ledger::write`], with the turn.
+    pub fn write_in(&self, turn: Turn) -> Result<Writing<'_>, StoreError> {
         let file = self.file(true)?;
         let mut page = self.look(&file).and_then(|found| self.checked(found))?;
         page.head.namespaces.clone_from(&self.boot.namespaces);
@@ -163,6 +167,14 @@ impl Ledger {
                 ours: self.boot.namespaces.clone(),
             }),
         }
+    }
+
+    /// What the open file says, if it is still the ledger after it was read. Else it may have been read while it
+    /// was written: in part, or with a text that is whole and was never put in force.
+    pub fn in_force(&self, file: &File) -> Result<Option<Result<Page, Fault>>, StoreError> {
+        let found = self.look(file)?;
+        let is_ledger = is_at(file, &self.path).map_err(|error| StoreError::io(&self.path, error))?;
+        Ok(Some(found).filter(|found| is_ledger && !matches!(found, Err(Fault::Torn))))
     }
 
     fn look(&self, mut file: &File) -> Result<Result<Page, Fault>, StoreError> {
@@ -188,18 +200,27 @@ impl Ledger {
         if !self.is_absent() {
             return Ok(());
         }
-        let database = database(&self.state);
-        if holds_leases(&database) {
-            return Err(StoreError::Earlier { path: database });
+        if holds_leases(self) {
+            return Err(StoreError::Earlier { path: database(&self.state) });
         }
-        let earlier = self.earlier_boots()?;
-        if earlier.is_empty() {
+        if self.earlier_boots()?.is_empty() {
             self.forbid_regions()?;
         }
-        earlier.iter().for_each(|path| self.retire(path));
         self.make(&turn, Vec::new(), 0)?;
         // Only now: until the new ledger stands, an earlier one proves that regions are an earlier boot's.
-        earlier.iter().try_for_each(fs::remove_file).map_err(|error| StoreError::io(&self.state, error))
+        self.retire_earlier(&turn)
+    }
+
+    /// Moves what earlier boots left to the history.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn retire_earlier(&self, _turn: &Turn) -> Result<(), StoreError> {
+        for path in self.earlier_boots()? {
+            self.retire(&path);
+            fs::remove_file(&path).map_err(|error| StoreError::io(&path, error))?;
+        }
+        Ok(())
     }
 
     /// Makes the file with these leases. Ids continue from the clock in microseconds, so that regions of an
@@ -211,8 +232,10 @@ impl Ledger {
         let io = |error| StoreError::io(&self.path, error);
         let spare = self.spare();
         let file = open_new(&spare).map_err(io)?;
-        file.write_all_at(&text::of(&Page { head, entries }, PAGE), 0).map_err(io)?;
-        fs::rename(&spare, &self.path).map_err(io)
+        let text = text::of(&Page { head, entries }, PAGE);
+        file.write_all_at(&text, 0).map_err(io)?;
+        fs::rename(&spare, &self.path).map_err(io)?;
+        reserve(&open_new(&spare).map_err(io)?, text.len()).map_err(io).map(drop)
     }
 
     /// Ledgers of earlier boots, and their second files.
@@ -221,8 +244,13 @@ impl Ledger {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.state).map_err(io)? {
             let path = entry.map_err(io)?.path();
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            if name.starts_with(NAME) && path != self.spare() {
+            let name =
+                path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix(NAME));
+            let boot = name.map(|name| name.strip_suffix(SPARE).unwrap_or(name));
+            // A copy that an editor made is no ledger.
+            let is_boot =
+                |id: &str| id.len() == self.boot.id.len() && id != self.boot.id && !id.contains('.');
+            if boot.is_some_and(is_boot) {
                 found.push(path);
             }
         }
@@ -236,7 +264,7 @@ impl Ledger {
             let mut bytes = Vec::new();
             file.read_to_end(&mut bytes).map(|_| bytes)
         });
-        let is_spare = path.extension().is_some_and(|end| end == SPARE);
+        let is_spare = path.to_string_lossy().ends_with(SPARE);
         let page = text.ok().filter(|_| !is_spare).and_then(|bytes| text::read(&bytes).ok());
         for entry in page.into_iter().flat_map(|page| page.entries) {
             ended::note(&self.state, &PastLease::of(&entry.lease, &entry.former, ReleaseReason::Reboot));
@@ -256,11 +284,14 @@ impl Ledger {
 
     /// The second file, which changes places with the first.
     fn spare(&self) -> PathBuf {
-        self.path.with_extension(SPARE)
+        let mut path = self.path.clone().into_os_string();
+        path.push(SPARE);
+        path.into()
     }
 }
 
-const SPARE: &str = "spare";
+/// How the second file's name ends.
+const SPARE: &str = ".spare";
 
 /// The turn to write, and what the ledger said when it began. Dropped without [`Writing::commit`], it changes
 /// nothing.

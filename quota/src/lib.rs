@@ -41,6 +41,6 @@ pub use refusals::Refused;
 pub use running::Running;
 pub use state::{REGIONS, StateError, StateFolder, is_rootless};
 pub use store::{Loads, Reservation, Store, Swept, UpdateError};
-pub use takeover::{Kept, TAKEN, Takeover};
+pub use takeover::{FENCED, Kept, TAKEN, Takeover};
 pub use turn::lock_without_queue;
 pub use update::Change;

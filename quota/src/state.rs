@@ -102,7 +102,7 @@ impl StateFolder {
         if !metadata.is_dir() || metadata.uid() != this_user || metadata.mode() & 0o077 != 0 {
             return Err(StateError::Unsafe { path: path.into() });
         }
-        // SQLite refuses a path with links in it, so links are followed here.
+        // Links above the folder are followed once, here.
         fs::canonicalize(path).map(Self).map_err(io)
     }
 

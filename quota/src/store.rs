@@ -19,7 +19,7 @@ use crate::holder::Holder;
 use crate::lease::{
     Grant, Lease, LeaseKey, LeaseState, Member, PastLease, Release, ReleaseReason, last, now, summary,
 };
-use crate::ledger::{Entry, Ledger};
+use crate::ledger::{Entry, Ledger, Page, Writing};
 use crate::place::{Admission, GpuLoad, place};
 use crate::pod::{Pod, words};
 use crate::takeover::{database, holds_leases};
@@ -62,10 +62,9 @@ impl Store {
     pub fn find(state: &Path) -> Result<Option<Self>, StoreError> {
         let ledger = Ledger::at(state, Boot::here()?);
         match fs::symlink_metadata(ledger.path()) {
-            Ok(_) => Ok(Some(Self { ledger })),
             Err(error) if error.kind() != ErrorKind::NotFound => Err(StoreError::io(ledger.path(), error)),
-            Err(_) if holds_leases(&database(state)) => Err(StoreError::Earlier { path: database(state) }),
-            Err(_) => Ok(None),
+            _ if holds_leases(&ledger) => Err(StoreError::Earlier { path: database(state) }),
+            found => Ok(found.is_ok().then_some(Self { ledger })),
         }
     }
 
@@ -198,24 +197,24 @@ impl Store {
         self.release_if(key, reason, |lease| lease.id == id && lease.member.holder.is_gone())
     }
 
-    /// Takes all containers whose holders are proved gone out of their leases, each in its own transaction,
-    /// and returns them.
+    /// Takes all containers whose holders are proved gone out of their leases, and returns them.
     ///
     /// # Errors
     /// When the store fails.
     pub fn sweep(&self) -> Result<Vec<Swept>, StoreError> {
-        let mut swept = Vec::new();
-        for lease in self.leases()? {
-            for member in lease.members().filter(|member| member.holder.is_gone()) {
-                // `release_if_gone` looks again inside the transaction: the hook may have activated the lease
-                // meanwhile.
-                match self.release_if_gone(lease.id, &member.key, ReleaseReason::Swept)? {
-                    Release::Nothing => {}
-                    left => swept.push(Swept { lease: lease.id, key: member.key.clone(), left }),
-                }
-            }
+        let gone = |lease: &Lease| -> Vec<LeaseKey> {
+            let gone = lease.members().filter(|member| member.holder.is_gone());
+            gone.map(|member| member.key.clone()).collect()
+        };
+        // Usually there is nothing to do, which needs no turn.
+        if self.leases()?.iter().all(|lease| gone(lease).is_empty()) {
+            return Ok(Vec::new());
         }
-        Ok(swept)
+        // Looked at again with the turn: the hook may have activated a lease meanwhile.
+        let mut writing = self.ledger.write()?;
+        let found: Vec<LeaseKey> = writing.page.entries.iter().flat_map(|entry| gone(&entry.lease)).collect();
+        let left = found.iter().filter_map(|key| writing.page.take_out(key, ReleaseReason::Swept)).collect();
+        self.settle_releases(writing, left, ReleaseReason::Swept)
     }
 
     /// Whether a lease could be written now: for `gpushare doctor`.
@@ -298,26 +297,50 @@ impl Store {
             return Ok(Release::Nothing);
         }
         let mut writing = self.ledger.write()?;
-        let Some(entry) = writing.page.of(key) else { return Ok(Release::Nothing) };
-        let lease = entry.lease.clone().asked_by(|other| other == key).filter(wanted);
-        let Some(lease) = lease else { return Ok(Release::Nothing) };
-        let left = match entry.lease.without(key) {
-            Some(others) => {
-                entry.former = last(entry.former.iter().chain([&key.container]));
-                entry.lease = others;
-                writing.commit()?;
-                Release::Left
-            }
-            None => {
-                let past = PastLease::of(&lease, &entry.former, reason);
-                writing.page.entries.retain(|entry| entry.lease.id != lease.id);
-                let _turn = writing.commit()?;
-                ended::note(self.ledger.state(), &past);
-                Release::Ended
-            }
+        let lease = writing.page.of(key).and_then(|entry| entry.lease.clone().asked_by(|other| other == key));
+        if lease.filter(&wanted).is_none() {
+            return Ok(Release::Nothing);
+        }
+        let left = writing.page.take_out(key, reason).into_iter().collect();
+        let swept = self.settle_releases(writing, left, reason)?;
+        Ok(swept.first().map_or(Release::Nothing, |swept| swept.left))
+    }
+
+    /// Writes a ledger from which containers were taken out, and notes the leases that ended.
+    fn settle_releases(
+        &self,
+        writing: Writing,
+        left: Vec<(Lease, Option<PastLease>)>,
+        reason: ReleaseReason,
+    ) -> Result<Vec<Swept>, StoreError> {
+        if left.is_empty() {
+            return Ok(Vec::new());
+        }
+        let _turn = writing.commit()?;
+        let settle = |(lease, past): (Lease, Option<PastLease>)| {
+            past.iter().for_each(|past| ended::note(self.ledger.state(), past));
+            let left = if past.is_some() { Release::Ended } else { Release::Left };
+            lease.log_release(left, reason);
+            Swept { lease: lease.id, key: lease.member.key, left }
         };
-        lease.log_release(left, reason);
-        Ok(left)
+        Ok(left.into_iter().map(settle).collect())
+    }
+}
+
+impl Page {
+    /// Takes the container `key` out of its lease. Returns the lease as the container held it, and what the
+    /// history keeps of it if it ended.
+    fn take_out(&mut self, key: &LeaseKey, reason: ReleaseReason) -> Option<(Lease, Option<PastLease>)> {
+        let entry = self.of(key)?;
+        let lease = entry.lease.clone().asked_by(|other| other == key)?;
+        if let Some(others) = entry.lease.without(key) {
+            entry.former = last(entry.former.iter().chain([&key.container]));
+            entry.lease = others;
+            return Some((lease, None));
+        }
+        let past = PastLease::of(&lease, &entry.former, reason);
+        self.entries.retain(|entry| entry.lease.id != lease.id);
+        Some((lease, Some(past)))
     }
 }
 

@@ -1,9 +1,12 @@
 //! Takes over the leases of versions that kept them in a SQLite database, `quota.db`. This crate knows only
 //! the database's version number, since the programs on the way of a container hold no SQLite.
 
-use std::fs::File;
-use std::io::Read;
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use nix::fcntl::OFlag;
 
 use crate::boot::Boot;
 use crate::ended;
@@ -15,6 +18,9 @@ use crate::turn::Turn;
 
 /// The `user_version` of a database whose leases stand in a ledger. Programs of earlier versions refuse it.
 pub const TAKEN: u32 = 200;
+/// Added to the version of a database whose leases are being taken over. Programs of earlier versions refuse
+/// that too.
+pub const FENCED: u32 = 100;
 
 /// What a database says.
 #[derive(Clone, Debug)]
@@ -48,8 +54,12 @@ impl Takeover {
     pub fn begin(state: &Path) -> Result<Option<Self>, StoreError> {
         let here = Boot::here()?;
         let ledger = Ledger::at(state, here.clone());
+        // Every command asks, and must not wait for writers when there is nothing to do.
+        if !holds_leases(&ledger) {
+            return Ok(None);
+        }
         let turn = Turn::take(state)?;
-        Ok((ledger.is_absent() && holds_leases(&database(state))).then_some(Self { ledger, here, turn }))
+        Ok(holds_leases(&ledger).then_some(Self { ledger, here, turn }))
     }
 
     /// The database's path.
@@ -87,22 +97,37 @@ impl Takeover {
         }
     }
 
-    /// Writes the ledger of this boot, with the leases if they are of this boot. From then on the database
-    /// does not count; the caller gives it the version [`TAKEN`].
+    /// Writes the leases into the ledger of this boot, if they are of this boot, and makes the ledger if there
+    /// is none. One may be there if a program of an earlier version was run beside this one. From then on the
+    /// database does not count; the caller gives it the version [`TAKEN`].
     ///
     /// # Errors
     /// When the ledger cannot be written.
     pub fn finish(self, kept: Kept) -> Result<(), StoreError> {
-        let note = |past: &PastLease| ended::note(self.ledger.state(), past);
-        kept.past.iter().for_each(note);
+        let state = self.ledger.state();
         let (living, ended) = match kept.boot == self.here.id {
             true => (kept.leases, Vec::new()),
             false => (Vec::new(), kept.leases),
         };
+        let turn = match self.ledger.is_absent() {
+            true => {
+                self.ledger.make(&self.turn, living, kept.last_id)?;
+                self.ledger.retire_earlier(&self.turn)?;
+                self.turn
+            }
+            false => {
+                let mut writing = self.ledger.write_in(self.turn)?;
+                writing.page.head.next = writing.page.head.next.max(kept.last_id + 1);
+                writing.page.entries.extend(living);
+                writing.commit()?
+            }
+        };
+        kept.past.iter().for_each(|past| ended::note(state, past));
         for entry in ended {
-            note(&PastLease::of(&entry.lease, &entry.former, ReleaseReason::Reboot));
+            ended::note(state, &PastLease::of(&entry.lease, &entry.former, ReleaseReason::Reboot));
         }
-        self.ledger.make(&self.turn, living, kept.last_id)
+        drop(turn);
+        Ok(())
     }
 }
 
@@ -111,16 +136,21 @@ pub(crate) fn database(state: &Path) -> PathBuf {
     state.join("quota.db")
 }
 
-/// Whether there is a database whose leases may not stand in a ledger yet. What is no database counts too:
+/// Whether there is a database whose leases may not stand in the ledger yet. What is no database counts too:
 /// who takes it over says what is wrong with it.
-pub(crate) fn holds_leases(database: &Path) -> bool {
+pub(crate) fn holds_leases(ledger: &Ledger) -> bool {
     // The database file format: the user version is the big-endian number at byte 60 (sqlite.org,
-    // fileformat2).
+    // fileformat2). A pipe in its place must not be waited for.
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let mut header = [0; 64];
-    let read = File::open(database).and_then(|mut file| file.read_exact(&mut header));
-    let version = header.last_chunk().copied().map(u32::from_be_bytes);
-    match read {
-        Ok(()) => version != Some(TAKEN),
-        Err(_) => database.symlink_metadata().is_ok(),
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(database(ledger.state()));
+    match file.and_then(|mut file| file.read_exact(&mut header)) {
+        Ok(()) => match header.last_chunk().copied().map(u32::from_be_bytes) {
+            Some(TAKEN) => false,
+            // Its leases stand in the ledger as soon as there is one.
+            Some(FENCED..TAKEN) => ledger.is_absent(),
+            _ => true,
+        },
+        Err(error) => error.kind() != ErrorKind::NotFound,
     }
 }

@@ -3,8 +3,9 @@
 //! The kernel keeps the waiters for a file lock in a queue and wakes one (Linux 5.0 and later). The lock goes
 //! with the process that holds it.
 
-use std::fs::{File, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
@@ -31,13 +32,29 @@ impl Turn {
     /// When others took longer than the deadline, or the lock file cannot be opened.
     pub fn take(state: &Path) -> Result<Self, StoreError> {
         let io = |source| StoreError::io(&lock_holder::path(state), source);
-        let file = open(state).map_err(io)?;
-        let taken = match file.try_lock() {
-            Ok(()) => Some(file),
-            Err(TryLockError::WouldBlock) => wait(file, state).map_err(io)?,
-            Err(TryLockError::Error(source)) => return Err(io(source)),
-        };
-        taken.map(|file| Self { _lock: file }).ok_or_else(|| StoreError::busy(state))
+        loop {
+            let file = open(state).map_err(io)?;
+            let taken = match file.try_lock() {
+                Ok(()) => Some(file),
+                Err(TryLockError::WouldBlock) => wait(file, state).map_err(io)?,
+                Err(TryLockError::Error(source)) => return Err(io(source)),
+            };
+            let lock = taken.ok_or_else(|| StoreError::busy(state))?;
+            // Somebody may have deleted the file meanwhile: the next process would lock another one.
+            if is_at(&lock, &lock_holder::path(state)).map_err(io)? {
+                return Ok(Self { _lock: lock });
+            }
+        }
+    }
+}
+
+/// Whether the open file is the one at `path` now.
+pub(crate) fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let file = file.metadata()?;
+    match fs::symlink_metadata(path) {
+        Ok(there) => Ok((there.dev(), there.ino()) == (file.dev(), file.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

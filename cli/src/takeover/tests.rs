@@ -134,15 +134,41 @@ fn what_is_no_store_of_ours_is_refused_and_kept() {
     }
 }
 
-/// A program of an earlier version that has the store open writes no lease into it any more.
 #[test]
-fn a_process_of_the_earlier_version_that_still_runs_grants_nothing() {
+fn a_process_of_an_earlier_version_that_still_runs_finds_and_grants_nothing() {
+    for text in EARLIER {
+        let folder = of_this_boot(text);
+        let theirs = database(&folder);
+        let statements = [
+            "UPDATE lease SET priority = 1",
+            "DELETE FROM lease",
+            "INSERT INTO lease SELECT * FROM lease WHERE id < 0",
+        ];
+        for statement in statements {
+            theirs.prepare(statement).unwrap();
+        }
+        take_over(folder.path()).unwrap();
+        for statement in statements {
+            assert!(theirs.execute(statement, []).is_err(), "{statement}");
+        }
+        assert!(theirs.query_row("SELECT count(*) FROM lease", [], |_| Ok(())).is_err());
+    }
+}
+
+/// As when somebody went back to an earlier version, with the database deleted, and then forth again.
+#[test]
+fn leases_of_an_earlier_version_beside_a_ledger_are_added_to_it() {
     let folder = of_this_boot(EARLIER[4]);
-    let theirs = database(&folder);
-    let look = "SELECT id, namespaces FROM boot"; // with which each of its transactions begins
-    theirs.query_row(look, [], |_| Ok(())).unwrap();
     take_over(folder.path()).unwrap();
-    assert!(theirs.query_row(look, [], |_| Ok(())).is_err());
+    let store = Store::open(folder.path()).unwrap();
+    store.release(8, &key("starting"), ReleaseReason::Ended).unwrap();
+    store.release(7, &key("running"), ReleaseReason::Ended).unwrap();
+    fs::remove_file(folder.path().join("quota.db")).unwrap();
+    let again = of_this_boot(EARLIER[4]);
+    fs::rename(again.path().join("quota.db"), folder.path().join("quota.db")).unwrap();
+    assert!(matches!(Store::open(folder.path()), Err(StoreError::Earlier { .. })), "nothing is granted");
+    take_over(folder.path()).unwrap();
+    assert_eq!(Store::open(folder.path()).unwrap().leases().unwrap().len(), 2);
 }
 
 #[test]
@@ -154,6 +180,14 @@ fn who_is_killed_between_the_two_stores_leaves_the_rest_to_the_next() {
     assert!(matches!(Store::open(folder.path()), Err(StoreError::Earlier { .. })), "nothing is granted");
     take_over(folder.path()).unwrap();
     assert_eq!(Store::open(folder.path()).unwrap().leases().unwrap().len(), 2);
+    // The next one may be in other namespaces, to which the containers seem gone.
+    let folder = of_this_boot(EARLIER[4]);
+    let takeover = Takeover::begin(folder.path()).unwrap().unwrap();
+    fenced(&database(&folder), &takeover).unwrap();
+    drop(takeover);
+    database(&folder).execute("UPDATE boot_taken SET namespaces = 'pid:[1] time:[2]'", []).unwrap();
+    assert!(take_over(folder.path()).is_err());
+    assert!(matches!(Store::open(folder.path()), Err(StoreError::Earlier { .. })), "nothing is granted");
 }
 
 #[test]

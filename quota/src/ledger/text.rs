@@ -12,7 +12,7 @@ const TITLE: &str = "gpushare leases, version ";
 
 /// Why a text says nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// It is not whole, or not ours.
     Torn,
     /// Another version of gpushare wrote it.

@@ -237,7 +237,7 @@ struct Crowd {
 
 fn crowd() -> Result<Crowd> {
     let state = State::new()?;
-    // The database is made before the first round, as on a node that has run a container.
+    // The ledger is made before the first round, as on a node that has run a container.
     let names: Vec<String> = (0..PROCESSES).map(|number| format!("crowd-{number}")).collect();
     drop(Store::open(state.path())?);
     let (mut times, mut outcomes) = (Vec::new(), Vec::new());

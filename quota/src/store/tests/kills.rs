@@ -107,23 +107,57 @@ fn a_process_that_is_killed_loses_no_lease_and_leaves_none_behind() {
     }
 }
 
-/// The second file at any point of a write: the ledger says what it said before.
+/// The second file at any point of a write, read by name and by a reader who opened it when it was the first.
 #[test]
-fn a_text_that_was_written_in_part_does_not_count() {
+fn a_text_that_was_not_put_in_force_does_not_count() {
     let (folder, store) = open();
-    for name in ["a", "b", "c"] {
-        keep(&store, name, &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
+    let grant = |name: &str| keep(&store, name, &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
+    let first = grant("a");
+    let early = || fs::File::open(file(&folder).with_extension("spare")).unwrap();
+    let second = grant("b");
+    let old = fs::read(file(&folder).with_extension("spare")).unwrap();
+    let third = grant("c");
+    let next = fs::read(file(&folder)).unwrap();
+    store.release(third.id, &third.member.key, ReleaseReason::Ended).unwrap();
+    for end in 0..=next.len() {
+        let written = [&next[..end], &old[end.min(old.len())..]].concat();
+        fs::write(file(&folder).with_extension("spare"), written).unwrap();
+        assert!(store.ledger.in_force(&early()).unwrap().is_none());
+        assert_eq!(store.leases().unwrap(), [first.clone(), second.clone()]);
     }
-    let before = store.leases().unwrap();
-    let spare = file(&folder).with_extension("spare");
-    let (old, next) = (fs::read(&spare).unwrap(), fs::read(file(&folder)).unwrap());
-    for end in 0..next.len() {
-        let torn = [&next[..end], &old[end.min(old.len())..]].concat();
-        fs::write(&spare, torn).unwrap();
-        assert_eq!(store.leases().unwrap(), before);
+    let fourth = grant("d");
+    assert_eq!(store.leases().unwrap(), [first, second, fourth]);
+}
+
+#[test]
+fn who_locked_a_file_that_was_deleted_has_no_turn() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = Turn::take(folder.path()).unwrap();
+    thread::scope(|scope| {
+        let second = scope.spawn(|| Turn::take(folder.path()).unwrap());
+        thread::sleep(Duration::from_millis(100));
+        fs::remove_file(folder.path().join("quota.lock")).unwrap();
+        let third = Turn::take(folder.path()).unwrap();
+        drop(first);
+        thread::sleep(Duration::from_millis(100));
+        assert!(!second.is_finished(), "it waited for a file that nobody locks any more");
+        drop(third);
+        drop(second.join().unwrap());
+    });
+}
+
+#[test]
+fn a_sweep_is_one_commit_however_many_are_gone() {
+    let (folder, store) = open();
+    for number in 0..40 {
+        keep(&store, &format!("c{number}"), &["GPUSHARE_MEMORY=1GiB"], &gone()).unwrap();
     }
-    let next = keep(&store, "d", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
-    assert_eq!(store.leases().unwrap(), [before, vec![next]].concat());
+    let kept = keep(&store, "living", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
+    let inode = || std::os::unix::fs::MetadataExt::ino(&fs::metadata(file(&folder)).unwrap());
+    let before = inode();
+    assert_eq!(store.sweep().unwrap().len(), 40);
+    assert_ne!(inode(), before, "two files change places with each commit");
+    assert_eq!((store.leases().unwrap(), store.history().len()), (vec![kept], 40));
 }
 
 #[test]
