@@ -69,12 +69,13 @@ fn a_process_that_is_killed_loses_no_lease_and_leaves_none_behind() {
         let mut children = [0, 1].map(|number| start(format!("r{round}-{number}")));
         let mut said = [(); 2].map(|()| Said::default());
         let mut outputs = children.each_mut().map(|child| BufReader::new(child.stdout.take().unwrap()));
-        for output in &mut outputs {
-            while {
-                let mut line = String::new();
-                output.read_line(&mut line).unwrap();
-                !line.starts_with('+')
-            } {}
+        for (said, output) in said.iter_mut().zip(&mut outputs) {
+            let mut line = String::new();
+            while !line.starts_with('+') {
+                line.clear();
+                assert!(output.read_line(&mut line).unwrap() > 0, "round {round}: it ended by itself");
+                said.hear(line.trim_end());
+            }
         }
         thread::sleep(Duration::from_micros(round * 37 % 1500));
         for child in &mut children {
@@ -95,8 +96,8 @@ fn a_process_that_is_killed_loses_no_lease_and_leaves_none_behind() {
         }
         expected.extend(said.iter().filter_map(|said| said.open));
         let unknown = standing.iter().filter(|id| !expected.contains(id)).count();
-        // The first lease of each was not heard, and one each may have been made and not said.
-        assert!(unknown <= 4, "round {round}: {unknown} leases that nobody made");
+        // One each may have been made and not said.
+        assert!(unknown <= 2, "round {round}: {unknown} leases that nobody made");
         assert_eq!(
             store.loads().unwrap().values().map(|load| load.leases).sum::<u64>(),
             standing.len() as u64
