@@ -39,20 +39,20 @@ pub fn rows(node: &SimulatedNode, table: &mut Table) -> Result<()> {
     table.push(Row::duration("an empty static process that becomes another", &twice));
     table.push(
         Row::duration("wrapper alone at create, no-op runtime", &create)
-            .target("<= 1.5 ms", create.median() <= MS * 3 / 2),
+            .target("<= 1.3 ms", create.median() <= MS * 13 / 10),
     );
     table.push(
         Row::duration("  of it the quota store (in a new process)", &store)
-            .target("<= 0.5 ms", store.median() <= MS / 2),
+            .target("<= 0.15 ms", store.median() <= MS * 15 / 100),
     );
     table.push(Row::duration("the same, container without a request", &nothing));
     table.push(
         Row::duration("pass-through of `state`, no-op runtime", &pass)
-            .target("<= 1.0 ms", pass.median() <= MS),
+            .target("<= 0.5 ms", pass.median() <= MS / 2),
     );
     let peak = peak(&noop, &share)?;
     let words = format!("{}.{} MiB", peak / 1024, peak % 1024 * 10 / 1024);
-    table.push(Row::plain("peak memory of the wrapper at create", words).target("<= 4 MiB", peak <= 4096));
+    table.push(Row::plain("peak memory of the wrapper at create", words).target("<= 3.5 MiB", peak <= 3584));
     let hooks = hooks(&share)?;
     table.push(Row::plain("hooks run", hooks.to_string()).target("2", hooks == 2));
     Ok(())

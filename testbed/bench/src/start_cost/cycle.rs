@@ -9,6 +9,8 @@ use anyhow::{Context, Result};
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::runtime::Runtime;
 use gpushare_tests::scratch::Scratch;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 
@@ -55,6 +57,8 @@ pub struct Lap {
     pub create: i64,
     pub start: i64,
     pub delete: i64,
+    /// Nanoseconds of processor time, of user and kernel: the calls, their hooks and the container's init.
+    pub cpu: i64,
 }
 
 impl Lap {
@@ -90,11 +94,13 @@ impl Contender {
     }
 
     fn calls(&self) -> Result<Lap> {
+        let before = cpu_of_children()?;
         let create = self.create()?;
         let start = self.call(&["start".as_ref(), self.bundle.id().as_ref()])?;
         let pid = fs::read_to_string(self.pid_file()).context("create wrote no pid file")?;
         waitpid(Pid::from_raw(pid.trim().parse()?), None).context("the container's init is no child")?;
-        Ok(Lap { create, start, delete: self.delete(&[])? })
+        let delete = self.delete(&[])?;
+        Ok(Lap { create, start, delete, cpu: cpu_of_children()? - before })
     }
 
     /// Runs `create` only, and returns its nanoseconds.
@@ -171,6 +177,12 @@ impl Contender {
     fn log(&self) -> PathBuf {
         self.bundle.path().join("log.json")
     }
+}
+
+/// Nanoseconds of processor time of all descendants that were waited for.
+fn cpu_of_children() -> Result<i64> {
+    let used = getrusage(UsageWho::RUSAGE_CHILDREN)?;
+    Ok((used.user_time() + used.system_time()).num_nanoseconds())
 }
 
 fn entries_below(folder: &Path) -> Result<usize> {
