@@ -291,20 +291,26 @@ fn library(root: &Root, path: &Path) -> Option<PathBuf> {
 }
 
 /// The folders that together hold a driver's libraries: where `file` was found and where it really is,
-/// `vdpau` and `gbm` in them, and the folders above, where Debian keeps a part of the libraries. Missing
-/// folders are dropped here, so that no library is looked up in them.
+/// `vdpau` and `gbm` in them, and the library folders above, where Debian keeps a part of the libraries.
+/// Missing folders are dropped here, so that no library is looked up in them.
 fn around(root: &Root, folder: &Path, file: &Path) -> Vec<PathBuf> {
     let real = file.parent().unwrap_or(folder);
     let mut folders = vec![real.to_path_buf(), folder.to_path_buf()];
     for folder in [real, folder] {
         folders.extend(["vdpau", "gbm"].map(|inner| folder.join(inner)));
     }
-    for above in [real.parent(), real.parent().and_then(Path::parent)].into_iter().flatten() {
+    for above in real.ancestors().skip(1).take(2).take_while(|above| is_of_libraries(root, above)) {
         folders.extend([above.to_path_buf(), above.join("vdpau"), above.join("gbm")]);
     }
     let mut seen = BTreeSet::new();
     folders.retain(|folder| seen.insert(folder.clone()) && root.has_folder(folder));
     folders
+}
+
+/// Whether it is a folder `lib…` or lies in one.
+fn is_of_libraries(root: &Root, folder: &Path) -> bool {
+    let below = folder.strip_prefix(root.path()).unwrap_or(folder);
+    below.iter().any(|name| name.as_encoded_bytes().starts_with(b"lib"))
 }
 
 /// The error for a link in `folder` that programs open and that leads to another version.
