@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use gpushare_config::Config;
-use gpushare_inject::{Bundle, Live, REFUSAL, Requester, Whose, give_back, grant, one_line};
+use gpushare_inject::{
+    Bundle, Live, REFUSAL, Requester, Settings, Whose, give_back, grant, one_line, open_store,
+};
 use gpushare_quota::{Holder, LeaseKey, LeaseState, Member, Release, ReleaseReason, StateFolder, Store};
 use gpushare_request::{Container, is_request};
 use nix::unistd::getppid;
@@ -75,11 +77,12 @@ fn give(
     let newest = Holder::this_process()?.start_time;
     let live = Live::open(state.pid, newest, &bundle.root(&json))?;
     let init = Holder::init(state.pid)?;
-    if holds_already(&key.container, &init, config)? {
+    let settings = config.settings(file.map(Path::to_path_buf));
+    if holds_already(&key.container, &init, &settings)? {
         return Ok(());
     }
     let requester = Requester { container, key: &key, bundle, json, is_read: true };
-    grant(requester, &config.settings(file.map(Path::to_path_buf)), |plan, reservation, json| {
+    grant(requester, &settings, |plan, reservation, json| {
         let applied = live.apply(plan, &json)?;
         reservation.hand_over(&init)?;
         applied.keep();
@@ -89,9 +92,9 @@ fn give(
 
 /// Whether this same container already holds a share or is about to get it: from the wrapper, which has
 /// become the hook's parent, the runtime, or from this hook, configured twice.
-fn holds_already(id: &str, init: &Holder, config: &Config) -> Result<bool> {
-    let folder = StateFolder::open(&config.paths.state)?;
-    let store = Store::open(folder.path())?;
+fn holds_already(id: &str, init: &Holder, settings: &Settings) -> Result<bool> {
+    let folder = StateFolder::open(settings.programs.state)?;
+    let store = open_store(&folder, settings)?;
     let parent = Holder::init(getppid().as_raw()).ok();
     let same = |one: &Holder, other: &Holder| (one.pid, one.start_time) == (other.pid, other.start_time);
     for lease in store.leases_by_id(id)? {

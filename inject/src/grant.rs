@@ -158,7 +158,10 @@ pub fn grant<T, E: From<GrantError>>(
 
 /// Opens the quota store. The leases of an earlier version are taken over first, by the CLI, which alone
 /// reads its database.
-fn open_store(state: &StateFolder, settings: &Settings) -> Result<Store, GrantError> {
+///
+/// # Errors
+/// When the store cannot be used, or the CLI fails.
+pub fn open_store(state: &StateFolder, settings: &Settings) -> Result<Store, GrantError> {
     match Store::open(state.path()) {
         Err(StoreError::Earlier { .. }) => {
             node_facts::refresh(settings)?;

@@ -35,7 +35,7 @@ pub use cdi::{CdiDevice, CdiSpec};
 pub use edit::{EditError, refuse_previous_plan, take_out_driver};
 pub use fitted::{FitError, Fitted};
 pub use give_back::{Whose, forget_swept, give_back, give_back_ended};
-pub use grant::{GrantError, Requester, admit, beside_sick, clear, grant};
+pub use grant::{GrantError, Requester, admit, beside_sick, clear, grant, open_store};
 pub use host_files::{HostFileError, HostFiles, HostLibrary, LibraryKind, is_same_file};
 pub use image::{Image, ImageError, RootFolder};
 pub use live::{Applied, Live, LiveError, outlive_file_size_limit, run_child};
