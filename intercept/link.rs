@@ -41,7 +41,9 @@ pub fn build(library: &Library<'_>) {
         "-nodefaultlibs".to_owned(),
         format!("-Wl,-soname,{}", library.soname),
         "-Wl,-z,nodelete,-z,now,-z,relro,-z,noexecstack".to_owned(),
-        format!("-Wl,--version-script={}", script.display()),
+        // -Wl would divide a path at a comma.
+        "-Xlinker".to_owned(),
+        format!("--version-script={}", script.display()),
         "-Wl,--no-as-needed,--build-id=sha1".to_owned(),
         stub.display().to_string(),
     ] {
