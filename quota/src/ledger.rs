@@ -18,11 +18,11 @@ use nix::fcntl::{AT_FDCWD, FallocateFlags, OFlag, RenameFlags, fallocate, rename
 use serde::{Deserialize, Serialize};
 
 use crate::boot::Boot;
+use crate::database::{database, holds_leases};
 use crate::ended;
 use crate::error::StoreError;
 use crate::lease::{Lease, LeaseKey, PastLease, ReleaseReason};
 use crate::state::REGIONS;
-use crate::takeover::{database, holds_leases};
 use crate::turn::{Turn, is_at};
 use text::Fault;
 
@@ -96,7 +96,7 @@ impl Ledger {
     /// are left whose leases are not known.
     pub fn open(state: &Path) -> Result<Self, StoreError> {
         let ledger = Self::at(state, Boot::here()?);
-        match holds_leases(&ledger) {
+        match ledger.is_behind() {
             true => Err(StoreError::Earlier { path: database(state) }),
             false if ledger.is_absent() => ledger.begin_boot().map(|()| ledger),
             false => Ok(ledger),
@@ -111,6 +111,11 @@ impl Ledger {
     /// Whether this boot has none yet.
     pub fn is_absent(&self) -> bool {
         is_absent(&self.path)
+    }
+
+    /// Whether there are leases in a database of an earlier version that do not stand in it yet.
+    pub fn is_behind(&self) -> bool {
+        holds_leases(&self.state, !self.is_absent())
     }
 
     /// Path of the file.
@@ -200,7 +205,7 @@ impl Ledger {
         if !self.is_absent() {
             return Ok(());
         }
-        if holds_leases(self) {
+        if self.is_behind() {
             return Err(StoreError::Earlier { path: database(&self.state) });
         }
         if self.earlier_boots()?.is_empty() {

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod boot;
+mod database;
 mod ended;
 mod enforcement;
 mod error;
@@ -27,6 +28,7 @@ mod takeover;
 mod turn;
 mod update;
 
+pub use database::{FENCED, TAKEN};
 pub use enforcement::{Enforcement, Terms};
 pub use error::{ReserveError, StoreError};
 pub use holder::{Holder, HolderError, cgroup_of, cgroup_path};
@@ -41,6 +43,6 @@ pub use refusals::Refused;
 pub use running::Running;
 pub use state::{REGIONS, StateError, StateFolder, is_rootless};
 pub use store::{Loads, Reservation, Store, Swept, UpdateError};
-pub use takeover::{FENCED, Kept, TAKEN, Takeover};
+pub use takeover::{Kept, Takeover};
 pub use turn::lock_without_queue;
 pub use update::Change;

@@ -13,6 +13,7 @@ use gpushare_claims::{Request, Scope};
 use gpushare_inventory::{Gpu, GpuUuid};
 
 use crate::boot::Boot;
+use crate::database::database;
 use crate::ended;
 use crate::error::{ReserveError, StoreError};
 use crate::holder::Holder;
@@ -22,7 +23,6 @@ use crate::lease::{
 use crate::ledger::{Entry, Ledger, Page, Writing};
 use crate::place::{Admission, GpuLoad, place};
 use crate::pod::{Pod, words};
-use crate::takeover::{database, holds_leases};
 
 pub use update::UpdateError;
 
@@ -63,7 +63,7 @@ impl Store {
         let ledger = Ledger::at(state, Boot::here()?);
         match fs::symlink_metadata(ledger.path()) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(StoreError::io(ledger.path(), error)),
-            _ if holds_leases(&ledger) => Err(StoreError::Earlier { path: database(state) }),
+            _ if ledger.is_behind() => Err(StoreError::Earlier { path: database(state) }),
             found => Ok(found.is_ok().then_some(Self { ledger })),
         }
     }

@@ -1,26 +1,15 @@
-//! Takes over the leases of versions that kept them in a SQLite database, `quota.db`. This crate knows only
-//! the database's version number, since the programs on the way of a container hold no SQLite.
+//! Takes over the leases of versions that kept them in a SQLite database.
 
-use std::fs::OpenOptions;
-use std::io::{ErrorKind, Read};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::OFlag;
-
 use crate::boot::Boot;
+use crate::database::database;
 use crate::ended;
 use crate::error::StoreError;
 use crate::lease::{PastLease, ReleaseReason};
 use crate::ledger::{Entry, Ledger};
 use crate::pid_namespace::PidNamespace;
 use crate::turn::Turn;
-
-/// The `user_version` of a database whose leases stand in a ledger. Programs of earlier versions refuse it.
-pub const TAKEN: u32 = 200;
-/// Added to the version of a database whose leases are being taken over. Programs of earlier versions refuse
-/// that too.
-pub const FENCED: u32 = 100;
 
 /// What a database says.
 #[derive(Clone, Debug)]
@@ -55,11 +44,11 @@ impl Takeover {
         let here = Boot::here()?;
         let ledger = Ledger::at(state, here.clone());
         // Every command asks, and must not wait for writers when there is nothing to do.
-        if !holds_leases(&ledger) {
+        if !ledger.is_behind() {
             return Ok(None);
         }
         let turn = Turn::take(state)?;
-        Ok(holds_leases(&ledger).then_some(Self { ledger, here, turn }))
+        Ok(ledger.is_behind().then_some(Self { ledger, here, turn }))
     }
 
     /// The database's path.
@@ -128,29 +117,5 @@ impl Takeover {
         }
         drop(turn);
         Ok(())
-    }
-}
-
-/// Where earlier versions kept the leases.
-pub(crate) fn database(state: &Path) -> PathBuf {
-    state.join("quota.db")
-}
-
-/// Whether there is a database whose leases may not stand in the ledger yet. What is no database counts too:
-/// who takes it over says what is wrong with it.
-pub(crate) fn holds_leases(ledger: &Ledger) -> bool {
-    // The database file format: the user version is the big-endian number at byte 60 (sqlite.org,
-    // fileformat2). A pipe in its place must not be waited for.
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let mut header = [0; 64];
-    let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(database(ledger.state()));
-    match file.and_then(|mut file| file.read_exact(&mut header)) {
-        Ok(()) => match header.last_chunk().copied().map(u32::from_be_bytes) {
-            Some(TAKEN) => false,
-            // Its leases stand in the ledger as soon as there is one.
-            Some(FENCED..TAKEN) => ledger.is_absent(),
-            _ => true,
-        },
-        Err(error) => error.kind() != ErrorKind::NotFound,
     }
 }

@@ -9,7 +9,8 @@ use gpushare_inventory::DeviceMemory;
 
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::mps;
-use crate::sources::list::{Gpus, named};
+use crate::sources::list::named;
+use crate::sources::names::Gpus;
 use crate::sources::names::gpus;
 use crate::{limit, quantity};
 use gpushare_claims::{

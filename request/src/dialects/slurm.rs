@@ -11,7 +11,7 @@ use gpushare_inventory::Gpu;
 
 use crate::quantity::{self, Decimal};
 use crate::sources::handed;
-use crate::sources::list::Gpus;
+use crate::sources::names::Gpus;
 use crate::sources::names::{items, selectors};
 use gpushare_claims::{Amount, Claim, DeviceSelector, IndexMeaning, NodeGpus, RequestError, Word, Words};
 

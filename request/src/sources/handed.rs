@@ -3,8 +3,7 @@
 //! specification can write a device node. Such a mount has /dev/null of the host as its source. A pod that
 //! may mount paths of the host can imitate one, but where nodes were handed over it names no GPU beyond them.
 
-use crate::sources::list::Gpus;
-use crate::sources::names::selector;
+use crate::sources::names::{Gpus, selector};
 use gpushare_claims::{
     Claim, DeviceSelector, IndexMeaning, Mount, NodeGpus, RequestError, Word, Words, each_once,
 };

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use gpushare_inventory::{Gpu, GpuUuid};
 
 use crate::sources::handed::{self, UNREAD_VOLUMES, VOLUMES};
-use crate::sources::names::{self, DEVICES, each_once, items, refuse_sentinel, selector, word};
+use crate::sources::names::{self, DEVICES, Gpus, each_once, items, refuse_sentinel, selector, word};
 use crate::sources::qualified;
 use gpushare_claims::{
     Claim, Container, DeviceSelector, Engine, IndexMeaning, Kept, NodeGpus, NvidiaPolicy, Rank, RequestError,
@@ -98,9 +98,6 @@ enum Listed {
     /// These GPUs, doubles dropped.
     These(Vec<DeviceSelector>),
 }
-
-/// A word that names GPUs, and the GPUs, doubles dropped.
-pub(crate) type Gpus<'a> = (Word<'a>, Vec<&'a Gpu>);
 
 /// The container's GPUs in the order by which limits count positions: those of an explicit list, else those
 /// that were handed over, else all where the list says `all`. `None` where nothing names a GPU.

@@ -5,6 +5,9 @@ use gpushare_inventory::{Gpu, GpuUuid};
 use gpushare_claims::{DeviceSelector, IndexMeaning, NodeGpus, RequestError, Word, shortened};
 
 const OUR_VENDOR: &str = "gpushare.io/";
+/// A word that names GPUs, and the GPUs, doubles dropped.
+pub(crate) type Gpus<'a> = (Word<'a>, Vec<&'a Gpu>);
+
 /// NVIDIA's variable with the list of GPUs. Its items may also be names of CDI devices.
 pub(crate) const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// The most GPUs that one container can have.

@@ -13,8 +13,8 @@ use gpushare_claims::{
     Claim, Container, DeviceSelector, IndexMeaning, NodeGpus, RequestError, Word, Words, contains, shortened,
 };
 
-use crate::sources::list::Gpus;
-use crate::sources::{handed, names};
+use crate::sources::handed;
+use crate::sources::names::{self, Gpus};
 
 /// Prefixes of the annotations that device plugins write; the second is the older one.
 const ANNOTATIONS: [&str; 2] = ["cdi.k8s.io/", "nvidia.cdi.k8s.io/"];
