@@ -1,5 +1,5 @@
-//! The SQLite database in which earlier versions kept the leases, `quota.db`. This crate knows only its version
-//! number, since the programs on the way of a container hold no SQLite.
+//! The SQLite database in which earlier versions kept the leases, `quota.db`. This crate knows only its
+//! version number, since the programs on the way of a container hold no SQLite.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read};

@@ -174,8 +174,8 @@ impl Ledger {
         }
     }
 
-    /// What the open file says, if it is still the ledger after it was read. Else it may have been read while it
-    /// was written: in part, or with a text that is whole and was never put in force.
+    /// What the open file says, if it is still the ledger after it was read. Else it may have been read while
+    /// it was written: in part, or with a text that is whole and was never put in force.
     pub fn in_force(&self, file: &File) -> Result<Option<Result<Page, Fault>>, StoreError> {
         let found = self.look(file)?;
         let is_ledger = is_at(file, &self.path).map_err(|error| StoreError::io(&self.path, error))?;

@@ -86,9 +86,9 @@ impl Takeover {
         }
     }
 
-    /// Writes the leases into the ledger of this boot, if they are of this boot, and makes the ledger if there
-    /// is none. One may be there if a program of an earlier version was run beside this one. From then on the
-    /// database does not count; the caller gives it the version [`TAKEN`].
+    /// Writes the leases into the ledger of this boot, if they are of this boot, and makes the ledger if
+    /// there is none. One may be there if a program of an earlier version was run beside this one. From then
+    /// on the database does not count; the caller gives it the version [`TAKEN`].
     ///
     /// # Errors
     /// When the ledger cannot be written.

@@ -1,5 +1,5 @@
-//! What the shares of a node cost its other containers: plain runc beside many regions, each of which is a mount
-//! that every new mount namespace copies.
+//! What the shares of a node cost its other containers: plain runc beside many regions, each of which is a
+//! mount that every new mount namespace copies.
 
 use anyhow::Result;
 use gpushare_inject::Region;
