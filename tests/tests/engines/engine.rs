@@ -58,8 +58,10 @@ pub struct Wanted {
 
 /// Waits for SIGTERM, as a service does. Without the trap, a shell that is the first process ignores it.
 const WAIT: &str = "trap 'exit 0' TERM; sleep 1000 & wait";
-/// Where [`Wanted::client`] leaves its report: every engine makes this folder, and everybody may write there.
-const REPORT: &str = "dev/shm/report";
+/// Where the client of a container writes its report. The containers of a pod share the folder.
+fn report_file(name: &str) -> String {
+    format!("dev/shm/report-of-{name}")
+}
 
 impl Wanted {
     /// A container that waits until it is stopped.
@@ -71,7 +73,10 @@ impl Wanted {
     /// [`report`].
     pub fn client(name: &'static str, sizes: &[&str]) -> Self {
         let allocate: String = sizes.iter().map(|size| format!(" --allocate {size}")).collect();
-        Self::shell(name, &format!("gpushare-simulator probe --json{allocate} >/{REPORT} 2>&1; {WAIT}"))
+        Self::shell(
+            name,
+            &format!("gpushare-simulator probe --json{allocate} >/{} 2>&1; {WAIT}", report_file(name)),
+        )
     }
 
     /// A container that runs `script`.
@@ -117,13 +122,15 @@ impl Wanted {
 /// What the client in a container that runs as [`Wanted::client`] reported. The host reads it from the
 /// container's files.
 pub fn report(engine: &dyn Engine, name: &str) -> Report {
-    let path = format!("/proc/{}/root/{REPORT}", engine.pid(name));
+    let path = format!("/proc/{}/root/{}", engine.pid(name), report_file(name));
     let mut text = String::new();
     let told = eventually(Duration::from_secs(20), || {
         text = fs::read_to_string(&path).unwrap_or_default();
         text.ends_with('\n')
     });
     assert!(told, "the client of {name} told nothing: {text:?}");
+    // In a pod the file outlives the container, and must not pass for what its next life reports.
+    fs::remove_file(&path).expect("the report can be removed");
     Report::parse(&text)
 }
 
