@@ -39,15 +39,18 @@ pub struct Answer {
 #[must_use]
 pub fn watched(bundle: Bundle, node: &SimulatedNode, around: Around) -> Bundle {
     let text = |path: &Path| path.to_str().expect("paths of tests are UTF-8").to_owned();
+    // The checkout's path may have blanks.
+    let word = |path: &Path| format!("'{}'", text(path).replace('\'', "'\\''"));
     let (hook, config) = (text(&artifacts::hook()), text(node.config()));
-    let (root, out) = (text(&bundle.root()), text(bundle.path()));
+    let (root, out) = (word(&bundle.root()), word(bundle.path()));
+    let (called, settings) = (word(&artifacts::hook()), word(node.config()));
     let Around { before, by, after } = around;
     let script = format!(
         "root={root}; out={out}; state=$(cat)\n\
          pid=$(printf %s \"$state\" | sed -n 's/.*\"pid\": *\\([0-9]*\\).*/\\1/p')\n\
          inside() {{ nsenter --mount=/proc/$pid/ns/mnt \"$@\"; }}\n\
          {before}\n\
-         printf %s \"$state\" | {by} {hook} createRuntime --config {config} 2>$out/said\n\
+         printf %s \"$state\" | {by} {called} createRuntime --config {settings} 2>$out/said\n\
          echo $? >$out/status\n\
          {after}\n\
          exit 0\n"

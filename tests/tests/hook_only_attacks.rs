@@ -292,7 +292,7 @@ fn a_store_that_fails_after_the_rules_were_changed_takes_them_back() {
         let node = SimulatedNode::one_gpu();
         let runtime = hooked::runtime(low_level, &node, cgroups);
         drop(runtime.run(&watched(request(), &node, Around::default()))); // makes the store
-        let refused = (1..).find(|number| {
+        let refused = (1..100).find(|number| {
             let when = format!("{low_level:?} {cgroups:?}: write {number}");
             let by =
                 format!("/usr/bin/strace -f -qq -o $out/trace -e inject=pwrite64:error=EIO:when={number}");
