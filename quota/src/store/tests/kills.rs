@@ -182,6 +182,27 @@ fn who_reads_beside_writers_sees_whole_states() {
     });
 }
 
+/// The first file is long, the second one is still short, and the disk is full: what is written next is shorter
+/// than the first and longer than the second.
+#[test]
+#[ignore = "needs root: mounts a small file system"]
+fn on_a_full_disk_a_short_lease_ends_beside_a_long_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let mount =
+        Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(folder.path()).status();
+    assert!(mount.unwrap().success());
+    let store = Store::open(folder.path()).unwrap();
+    let long = keep(&store, "long", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
+    let short = keep(&store, "short", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
+    let init = Holder { cgroup: Some("/c".repeat(5000).into()), ..here() };
+    assert!(store.activate(long.id, &long.member.key, &init).unwrap());
+    let _ = fs::write(folder.path().join("filler"), vec![0; 64 << 10]);
+    let ended = store.release(short.id, &short.member.key, ReleaseReason::Ended);
+    let left = store.leases().map(|leases| leases.len());
+    assert!(Command::new("umount").arg(folder.path()).status().unwrap().success());
+    assert_eq!((ended.unwrap(), left.unwrap()), (Release::Ended, 1));
+}
+
 #[test]
 #[ignore = "needs root: mounts a small file system"]
 fn on_a_full_disk_nothing_is_granted_and_every_share_comes_back() {
