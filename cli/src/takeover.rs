@@ -19,34 +19,34 @@ const FENCE: &str = "ALTER TABLE boot RENAME TO boot_taken; ALTER TABLE lease RE
 /// [`lease`], is read, whether the history names other containers, and whether the namespaces are recorded.
 const VERSIONS: [(&str, &str, &str); 5] = [
     (
-        "id, root, NULL, NULL, '', iif(exclusive, 'whole-gpu', 'intercepted'), compute_policy, 100, priority, granted_at, \
-         root, container, state, pid, start_time, cgroup, 0 FROM lease_taken ORDER BY id",
+        "id, root, NULL, NULL, '', iif(exclusive, 'whole-gpu', 'intercepted'), compute_policy, 100, priority, \
+         granted_at, root, container, state, pid, start_time, cgroup, 0 FROM lease_taken ORDER BY id",
         "''",
         "''",
     ),
     (
-        "id, root, NULL, NULL, '', iif(exclusive, 'whole-gpu', 'intercepted'), compute_policy, ceiling, priority, granted_at, \
-         root, container, state, pid, start_time, cgroup, 0 FROM lease_taken ORDER BY id",
+        "id, root, NULL, NULL, '', iif(exclusive, 'whole-gpu', 'intercepted'), compute_policy, ceiling, \
+         priority, granted_at, root, container, state, pid, start_time, cgroup, 0 FROM lease_taken ORDER BY id",
         "''",
         "''",
     ),
     (
-        "lease.id, lease.root, sandbox, pod_request, former, iif(exclusive, 'whole-gpu', 'intercepted'), compute_policy, \
-         ceiling, priority, granted_at, member.root, container, state, pid, start_time, cgroup, 0 \
+        "lease.id, lease.root, sandbox, pod_request, former, iif(exclusive, 'whole-gpu', 'intercepted'), \
+         compute_policy, ceiling, priority, granted_at, member.root, container, state, pid, start_time, cgroup, 0 \
          FROM lease_taken AS lease JOIN member ON member.lease = lease.id ORDER BY lease.id, member.id",
         "others",
         "''",
     ),
     (
-        "lease.id, lease.root, sandbox, pod_request, former, iif(exclusive, 'whole-gpu', 'intercepted'), compute_policy, \
-         ceiling, priority, granted_at, member.root, container, state, pid, start_time, cgroup, leads \
+        "lease.id, lease.root, sandbox, pod_request, former, iif(exclusive, 'whole-gpu', 'intercepted'), \
+         compute_policy, ceiling, priority, granted_at, member.root, container, state, pid, start_time, cgroup, leads \
          FROM lease_taken AS lease JOIN member ON member.lease = lease.id ORDER BY lease.id, member.id",
         "others",
         "namespaces",
     ),
     (
-        "lease.id, lease.root, sandbox, pod_request, former, enforcement, compute_policy, ceiling, priority, granted_at, \
-         member.root, container, state, pid, start_time, cgroup, leads \
+        "lease.id, lease.root, sandbox, pod_request, former, enforcement, compute_policy, ceiling, priority, \
+         granted_at, member.root, container, state, pid, start_time, cgroup, leads \
          FROM lease_taken AS lease JOIN member ON member.lease = lease.id ORDER BY lease.id, member.id",
         "others",
         "namespaces",
@@ -65,9 +65,7 @@ pub fn take_over(state: &Path) -> Result<()> {
     let kept = read(&db, version).with_context(named)?;
     // Asked again: the process that fenced it may have been killed, and have seen other containers.
     takeover.check(&kept)?;
-    takeover.finish(kept)?;
-    // The leases stand in the ledger now. If this process is killed here, nobody reads the database again
-    // until the next boot, and then its leases are of an earlier one.
+    let _turn = takeover.finish(kept)?;
     db.pragma_update(None, "user_version", TAKEN).with_context(named)
 }
 

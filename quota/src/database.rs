@@ -21,19 +21,14 @@ pub(crate) fn database(state: &Path) -> PathBuf {
 
 /// Whether there is a database whose leases may not stand in the ledger yet. What is no database counts too:
 /// who takes it over says what is wrong with it.
-pub(crate) fn holds_leases(state: &Path, has_ledger: bool) -> bool {
+pub(crate) fn holds_leases(state: &Path) -> bool {
     // The database file format: the user version is the big-endian number at byte 60 (sqlite.org,
     // fileformat2). A pipe in its place must not be waited for.
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let mut header = [0; 64];
     let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(database(state));
     match file.and_then(|mut file| file.read_exact(&mut header)) {
-        Ok(()) => match header.last_chunk().copied().map(u32::from_be_bytes) {
-            Some(TAKEN) => false,
-            // Its leases stand in the ledger as soon as there is one.
-            Some(FENCED..TAKEN) => !has_ledger,
-            _ => true,
-        },
+        Ok(()) => header.last_chunk().copied().map(u32::from_be_bytes) != Some(TAKEN),
         Err(error) => error.kind() != ErrorKind::NotFound,
     }
 }

@@ -115,7 +115,7 @@ impl Ledger {
 
     /// Whether there are leases in a database of an earlier version that do not stand in it yet.
     pub fn is_behind(&self) -> bool {
-        holds_leases(&self.state, !self.is_absent())
+        holds_leases(&self.state)
     }
 
     /// Path of the file.

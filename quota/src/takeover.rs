@@ -87,27 +87,33 @@ impl Takeover {
     }
 
     /// Writes the leases into the ledger of this boot, if they are of this boot, and makes the ledger if
-    /// there is none. One may be there if a program of an earlier version was run beside this one. From then
-    /// on the database does not count; the caller gives it the version [`TAKEN`].
+    /// there is none. One may be there if a program of an earlier version was run beside this one, or if who
+    /// began this was killed; what stands in it already is not added again. The caller gives the database the
+    /// version [`TAKEN`] while it has the turn, which is returned.
     ///
     /// # Errors
     /// When the ledger cannot be written.
-    pub fn finish(self, kept: Kept) -> Result<(), StoreError> {
-        let state = self.ledger.state();
-        let (living, ended) = match kept.boot == self.here.id {
+    pub fn finish(self, kept: Kept) -> Result<Self, StoreError> {
+        let Self { ledger, here, turn } = self;
+        let state = ledger.state();
+        let (mut living, ended) = match kept.boot == here.id {
             true => (kept.leases, Vec::new()),
             false => (Vec::new(), kept.leases),
         };
-        let turn = match self.ledger.is_absent() {
+        let turn = match ledger.is_absent() {
             true => {
-                self.ledger.make(&self.turn, living, kept.last_id)?;
-                self.ledger.retire_earlier(&self.turn)?;
-                self.turn
+                ledger.make(&turn, living, kept.last_id)?;
+                ledger.retire_earlier(&turn)?;
+                turn
             }
             false => {
-                let mut writing = self.ledger.write_in(self.turn)?;
-                writing.page.head.next = writing.page.head.next.max(kept.last_id + 1);
-                writing.page.entries.extend(living);
+                let mut writing = ledger.write_in(turn)?;
+                let page = &mut writing.page;
+                living.retain(|Entry { lease, .. }| {
+                    page.lease(lease.id).is_none_or(|known| known.lease.granted_at != lease.granted_at)
+                });
+                page.head.next = page.head.next.max(kept.last_id + 1);
+                page.entries.append(&mut living);
                 writing.commit()?
             }
         };
@@ -115,7 +121,6 @@ impl Takeover {
         for entry in ended {
             ended::note(state, &PastLease::of(&entry.lease, &entry.former, ReleaseReason::Reboot));
         }
-        drop(turn);
-        Ok(())
+        Ok(Self { ledger, here, turn })
     }
 }

@@ -180,6 +180,25 @@ fn who_is_killed_between_the_two_stores_leaves_the_rest_to_the_next() {
     assert!(matches!(Store::open(folder.path()), Err(StoreError::Earlier { .. })), "nothing is granted");
     take_over(folder.path()).unwrap();
     assert_eq!(Store::open(folder.path()).unwrap().leases().unwrap().len(), 2);
+    // So too beside a ledger, and after the leases stand in it.
+    for is_noted in [false, true] {
+        let folder = of_this_boot(EARLIER[4]);
+        let before = tempfile::tempdir().unwrap();
+        let database_in = |folder: &TempDir| folder.path().join("quota.db");
+        fs::rename(database_in(&folder), database_in(&before)).unwrap();
+        Store::open(folder.path()).unwrap();
+        fs::rename(database_in(&before), database_in(&folder)).unwrap();
+        let takeover = Takeover::begin(folder.path()).unwrap().unwrap();
+        let version = fenced(&database(&folder), &takeover).unwrap();
+        if is_noted {
+            takeover.finish(read(&database(&folder), version).unwrap()).unwrap();
+        } else {
+            drop(takeover);
+        }
+        assert!(matches!(Store::open(folder.path()), Err(StoreError::Earlier { .. })), "nothing is granted");
+        take_over(folder.path()).unwrap();
+        assert_eq!(Store::open(folder.path()).unwrap().leases().unwrap().len(), 2, "{is_noted}");
+    }
     // The next one may be in other namespaces, to which the containers seem gone.
     let folder = of_this_boot(EARLIER[4]);
     let takeover = Takeover::begin(folder.path()).unwrap().unwrap();
