@@ -27,8 +27,8 @@ pub fn off(engine: Engine) -> Result<Grants> {
         return Ok(kept(path, before, "stays as it is"));
     }
     let note = format!(
-        "variables grant no GPU while gpushare is the default runtime, since an image may set them, and a container with \
-         GPUSHARE_* is refused: ask by annotation (docker run --annotation, from docker 24 on), or set [request] env in a \
+        "variables grant no GPU while gpushare is the default runtime, since an image may set them, and a container \
+         with GPUSHARE_* is refused: ask by annotation (docker run --annotation, from docker 24 on), or set [request] env in a \
          settings file read after {}",
         path.display()
     );

@@ -64,7 +64,7 @@ impl<'a> Object<'a> {
     }
 
     fn at(text: &'a str, brace: usize) -> Result<Self, Mistake> {
-        let members = members(text, brace);
+        let members = members(text, brace)?;
         for (number, member) in members.iter().enumerate() {
             if members[..number].iter().any(|other| other.name == member.name) {
                 return Err(Mistake::at(
@@ -191,22 +191,19 @@ fn one_line(value: &serde_json::Value) -> String {
 
 /// The members of the object whose brace is at `brace`, in the order of the text. serde_json lends keys and
 /// values as slices of the text, so their places are known.
-fn members(text: &str, brace: usize) -> Vec<Member> {
+fn members(text: &str, brace: usize) -> Result<Vec<Member>, Mistake> {
     let range = |raw: &RawValue| {
         let start = raw.get().as_ptr().addr() - text.as_ptr().addr();
         start..start + raw.get().len()
     };
     // Text follows the object, so the end is not asked for.
     let read = RawMembers::deserialize(&mut serde_json::Deserializer::from_str(&text[brace..]));
-    let members = read.map(|read| read.0).unwrap_or_default();
-    members
-        .into_iter()
-        .map(|(key, value)| Member {
-            name: serde_json::from_str(key.get()).unwrap_or_default(),
-            key: range(key),
-            value: range(value),
-        })
-        .collect()
+    let mistake = |error| Mistake::at(text, brace, format!("cannot be read: {error}"));
+    let members = read.map_err(mistake)?.0.into_iter().map(|(key, value)| {
+        let name = serde_json::from_str(key.get()).map_err(mistake)?;
+        Ok(Member { name, key: range(key), value: range(value) })
+    });
+    members.collect()
 }
 
 /// Keys and values as the text writes them. A map would join two members of one name.

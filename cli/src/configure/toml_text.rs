@@ -126,7 +126,8 @@ pub fn refuse_foreign(plain: &str, values: &Table, name: &str, entry: &[String])
         return Ok(());
     }
     let message = format!(
-        "the runtime {name:?} is here already, and not by gpushare configure: take it out, or choose another name (--name)"
+        "the runtime {name:?} is here already, and not by gpushare configure: take it out, or choose another name \
+         (--name)"
     );
     Err(Mistake::at_key(plain, entry, message))
 }
