@@ -7,12 +7,14 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use gpushare_config::Config;
 use gpushare_inject::{
     Bundle, Live, REFUSAL, Requester, Settings, Whose, give_back, grant, one_line, open_store,
 };
-use gpushare_quota::{Holder, LeaseKey, LeaseState, Member, Release, ReleaseReason, StateFolder, Store};
+use gpushare_quota::{
+    Holder, LeaseKey, LeaseState, Member, Release, ReleaseReason, StateFolder, Store, StoreError,
+};
 use gpushare_request::{Container, is_request};
 use nix::unistd::getppid;
 use serde_json::Value;
@@ -132,8 +134,13 @@ pub fn poststop(state: &[u8], file: Option<&Path>) -> Result<()> {
     let config = load(file).or_else(|error| Config::salvaged(file).ok_or(error))?;
     config.log.start();
     let path = &config.paths.state;
-    let named = || format!("cannot look for shares in {}; a hook runs as root", path.display());
-    let Some(store) = Store::find(path).with_context(named)? else { return Ok(()) };
+    let found = Store::find(path).map_err(|error| match error {
+        StoreError::Io { .. } => {
+            Error::new(error).context(format!("cannot look for shares in {}; run as root", path.display()))
+        }
+        error => error.into(),
+    });
+    let Some(store) = found? else { return Ok(()) };
     let key = LeaseKey::new(LeaseKey::HOOK_ONLY.to_owned(), id)?;
     let folder = StateFolder::open(path)?;
     let Some(lease) = store.lease(&key)? else { return Ok(()) };

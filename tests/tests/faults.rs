@@ -195,6 +195,7 @@ fn who_is_stopped_with_the_turn_or_as_the_meter_is_named_with_the_remedy() {
     let remedy = format!("kill -CONT {}", holder.0.id());
     let line = runtime.create(&share()).map(drop).expect_err("nobody gets the turn").line();
     assert!(line.contains("stopped") && line.contains(&remedy), "{line}");
+    assert!(line.contains(&*node.state().to_string_lossy()), "{line}");
     let doctor = cli(runtime.config(), &["doctor"]).stdout;
     assert!(doctor.contains(&remedy), "{doctor}");
     drop(holder);
@@ -342,6 +343,7 @@ fn a_file_system_without_inodes_is_told_in_our_words() {
                 line.contains("state folder") || line.contains("quota store") || line.contains("run/"),
                 "{line}"
             );
+            assert!(!line.contains("os error"), "{line}");
         }
         let unmounted = command::run(Command::new("umount").args(["--recursive"]).arg(&state));
         assert!(unmounted.success(), "{unmounted:?}");
@@ -478,7 +480,7 @@ fn a_hook_that_may_not_look_at_the_store_says_so() {
     assert!(call("0").status.success(), "{:?}", call("0"));
     let told = call("1000");
     let words = String::from_utf8_lossy(&told.stderr);
-    assert!(!told.status.success() && words.contains("runs as root"), "{told:?}");
+    assert!(!told.status.success() && words.contains("run as root"), "{told:?}");
 }
 
 /// The container's files are changed to what a gpushare with layout 3 would have.
