@@ -234,14 +234,25 @@ impl Bundle {
         all.map(|hierarchy| hierarchy.join(&self.id)).filter(|cgroup| cgroup.is_dir())
     }
 
+    /// The processes in a cgroup, by their ids; 0 for one of another pid namespace.
+    fn pids(cgroup: &Path) -> Vec<i32> {
+        let listing = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+        listing.lines().filter_map(|pid| pid.parse().ok()).collect()
+    }
+
+    /// How many processes are in the container's cgroup.
+    #[must_use]
+    pub fn processes(&self) -> usize {
+        self.cgroups().map(|cgroup| Self::pids(&cgroup).len()).max().unwrap_or(0)
+    }
+
     /// Kills what still runs in the container's cgroups, and removes them. A runtime that was killed in
     /// `create` leaves both, and its own `delete --force` does not know of them.
     pub fn kill_orphans(&self) {
         let gone = || {
             for cgroup in self.cgroups() {
-                let listing = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
-                // A process of another pid namespace is listed as 0, which kill(2) takes for our own group.
-                for pid in listing.lines().filter_map(|pid| pid.parse().ok()).filter(|pid| *pid > 0) {
+                // kill(2) takes 0 for our own group.
+                for pid in Self::pids(&cgroup).into_iter().filter(|pid| *pid > 0) {
                     // The process may have ended meanwhile.
                     let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
                 }

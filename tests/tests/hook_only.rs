@@ -355,6 +355,7 @@ fn a_container_that_is_started_again_beside_processes_of_its_earlier_life_gets_n
             namespaces.retain(|one| one["type"] != "pid");
         });
     let container = earlier.run(&bundle);
+    assert!(eventually(Duration::from_secs(20), || bundle.processes() == 2), "it has no second process");
     container.kill_init();
     let another = hooked::runtime(LowLevel::Runc, &node, Cgroups::Machine);
     let refused = format!("{:?}", another.create(&bundle).map(drop).expect_err("its first life still runs"));
