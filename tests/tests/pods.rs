@@ -318,7 +318,10 @@ fn a_deleted_store_is_not_made_anew_while_a_container_of_a_pod_lives() {
         let other = Bundle::small().annotation("gpushare.io/memory", "80GiB");
         for at in order {
             let line = runtime.create(&other).expect_err("a container lives").line();
-            assert!(line.contains("is gone"), "{order:?}, before {at}: {line}");
+            assert!(
+                line.contains(&format!("{} is gone", node.ledger().display())),
+                "{order:?}, before {at}: {line}"
+            );
             containers[at].stop();
         }
         drop(runtime.run(&other));

@@ -225,6 +225,7 @@ fn a42_a_store_that_is_deleted_under_containers_is_not_made_anew() {
             let node = SimulatedNode::one_gpu();
             let runtime = Runtime::wrapped(low_level, &node);
             let ledger = node.ledger();
+            let gone = format!("{} is gone", ledger.display());
             let running =
                 if whole_card { Bundle::small().env("GPUSHARE_MODE", "exclusive") } else { share() };
             let container = runtime.run(&running);
@@ -235,12 +236,12 @@ fn a42_a_store_that_is_deleted_under_containers_is_not_made_anew() {
             let bundle = share();
             for call in ["the first", "the next"] {
                 let line = runtime.create(&bundle).map(drop).expect_err("the store was deleted").line();
-                assert!(line.contains("is gone"), "{low_level:?}: {call}: {line}");
+                assert!(line.contains(&gone), "{low_level:?}: {call}: {line}");
                 sweep_fails(&runtime);
                 assert!(!ledger.exists(), "{low_level:?}: {call}: a store was made");
             }
             let doctor = cli(runtime.config(), &["doctor"]).stdout;
-            assert!(doctor.contains("is gone"), "{low_level:?}: {doctor}");
+            assert!(doctor.contains(&gone), "{low_level:?}: {doctor}");
             drop(container);
             // Its region was removed with it.
             drop(runtime.run(&bundle));
@@ -319,8 +320,8 @@ fn a43_a_creation_that_runs_out_of_descriptors_at_any_step_grants_nothing() {
 }
 
 /// The system calls by which a creation and a sweep use a disk.
-const DISK_CALLS: &str =
-    "openat read pread64 write pwrite64 fsync fdatasync ftruncate rename unlink mkdir rmdir mount umount2";
+const DISK_CALLS: &str = "openat read pread64 write pwrite64 fsync fdatasync ftruncate fallocate rename renameat2 unlink mkdir rmdir \
+     mount umount2";
 
 /// Runs `program` so that the call with this name and number gets a disk error. Returns whether it made that
 /// call.
@@ -377,7 +378,7 @@ fn a43_a_disk_error_at_any_step_of_a_creation_or_of_the_sweep_grants_nothing() {
         }
     }
     println!("{refused} creations were refused, {granted} went on");
-    assert!(refused > 30 && granted > 10, "{refused} refused, {granted} granted");
+    assert!(refused > 40 && granted > 50, "{refused} refused, {granted} granted");
 }
 
 #[test]
