@@ -1,5 +1,6 @@
 //! The history: leases that have ended.
 
+use std::io;
 use std::path::Path;
 
 use crate::journal::Journal;
@@ -8,8 +9,8 @@ use crate::lease::PastLease;
 /// Notes that a lease has ended. A failure is logged and hinders nothing: a share comes back on a full disk
 /// too. The caller has the turn.
 pub(crate) fn note(state: &Path, past: &PastLease) {
-    let line = serde_json::to_string(past).unwrap_or_default();
-    if let Err(error) = journal(state).add(&line) {
+    let line = serde_json::to_string(past).map_err(io::Error::from);
+    if let Err(error) = line.and_then(|line| journal(state).add(&line)) {
         tracing::warn!(container = %past.key.container, %error, "lease left out of the history");
     }
 }

@@ -5,6 +5,7 @@
 //! it was. Leases do not outlive a boot, so nothing waits for a disk: after a power cut the file is another
 //! boot's.
 
+mod page;
 mod text;
 
 use std::fs::{self, File, OpenOptions};
@@ -21,9 +22,10 @@ use crate::boot::Boot;
 use crate::database::{database, holds_leases};
 use crate::ended;
 use crate::error::StoreError;
-use crate::lease::{Lease, LeaseKey, PastLease, ReleaseReason};
+use crate::lease::{Lease, PastLease, ReleaseReason};
 use crate::state::REGIONS;
 use crate::turn::{Turn, is_at};
+pub(crate) use page::{Held, Page, quoted};
 use text::Fault;
 
 /// How every ledger's name begins. The id of its boot follows.
@@ -39,14 +41,6 @@ pub(crate) struct Ledger {
     state: PathBuf,
     path: PathBuf,
     boot: Boot,
-}
-
-/// What the ledger says.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Page {
-    pub head: Head,
-    /// Oldest first.
-    pub entries: Vec<Entry>,
 }
 
 /// What holds for the whole ledger.
@@ -73,18 +67,6 @@ pub struct Entry {
     pub pod_request: Option<String>,
     /// Ids of the last containers that left it.
     pub former: Vec<String>,
-}
-
-impl Page {
-    /// The entry of the lease that a container holds.
-    pub fn of(&mut self, key: &LeaseKey) -> Option<&mut Entry> {
-        self.entries.iter_mut().find(|entry| entry.lease.members().any(|member| member.key == *key))
-    }
-
-    /// The entry of the lease with this id.
-    pub fn lease(&mut self, id: i64) -> Option<&mut Entry> {
-        self.entries.iter_mut().find(|entry| entry.lease.id == id)
-    }
 }
 
 impl Ledger {
@@ -164,7 +146,7 @@ impl Ledger {
             Fault::Torn => StoreError::Damaged { path: self.path.clone() },
             Fault::Version(version) => StoreError::Version { path: self.path.clone(), version },
         })?;
-        match page.head.namespaces == self.boot.namespaces || page.entries.is_empty() {
+        match page.head.namespaces == self.boot.namespaces || page.is_empty() {
             true => Ok(page),
             false => Err(StoreError::Stranger {
                 path: self.path.clone(),
@@ -185,7 +167,7 @@ impl Ledger {
     fn look(&self, mut file: &File) -> Result<Result<Page, Fault>, StoreError> {
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(|error| StoreError::io(&self.path, error))?;
-        Ok(text::read(&bytes))
+        Ok(text::read(&self.path, bytes))
     }
 
     fn file(&self, writable: bool) -> Result<File, StoreError> {
@@ -237,7 +219,7 @@ impl Ledger {
         let io = |error| StoreError::io(&self.path, error);
         let spare = self.spare();
         let file = open_new(&spare).map_err(io)?;
-        let text = text::of(&Page { head, entries }, PAGE);
+        let text = text::of(&Page::new(&self.path, head, entries), PAGE);
         file.write_all_at(&text, 0).map_err(io)?;
         fs::rename(&spare, &self.path).map_err(io)?;
         reserve(&open_new(&spare).map_err(io)?, text.len()).map_err(io).map(drop)
@@ -270,8 +252,8 @@ impl Ledger {
             file.read_to_end(&mut bytes).map(|_| bytes)
         });
         let is_spare = path.to_string_lossy().ends_with(SPARE);
-        let page = text.ok().filter(|_| !is_spare).and_then(|bytes| text::read(&bytes).ok());
-        for entry in page.into_iter().flat_map(|page| page.entries) {
+        let page = text.ok().filter(|_| !is_spare).and_then(|bytes| text::read(path, bytes).ok());
+        for entry in page.and_then(|page| page.entries().ok()).into_iter().flatten() {
             ended::note(&self.state, &PastLease::of(&entry.lease, &entry.former, ReleaseReason::Reboot));
         }
     }

@@ -20,7 +20,7 @@ use crate::holder::Holder;
 use crate::lease::{
     Grant, Lease, LeaseKey, LeaseState, Member, PastLease, Release, ReleaseReason, last, now, summary,
 };
-use crate::ledger::{Entry, Ledger, Page, Writing};
+use crate::ledger::{Entry, Held, Ledger, Page, Writing};
 use crate::place::{Admission, GpuLoad, place};
 use crate::pod::{Pod, words};
 
@@ -109,7 +109,7 @@ impl Store {
     ) -> Result<Lease, ReserveError> {
         let mut writing = self.ledger.write()?;
         let page = &mut writing.page;
-        if page.of(&member.key).is_some() {
+        if page.of(&member.key)?.is_some() {
             return Err(ReserveError::Held(member.key.clone()));
         }
         let of_pod = match (request.scope, pod) {
@@ -125,12 +125,12 @@ impl Store {
             writing.commit()?;
             return lease.ok_or_else(|| ReserveError::Lost(member.key.clone()));
         }
-        let loads = loads(page.entries.iter().map(|entry| &entry.lease));
+        let loads = page.loads()?;
         let grants = place(request, gpus, |gpu| loads.get(&gpu).copied().unwrap_or_default(), rules)?;
         let id = page.head.next;
         page.head.next += 1;
         let lease = Lease { id, granted_at: now(), ..Lease::new(member.clone(), request, grants) };
-        page.entries.push(Entry {
+        page.push(Entry {
             lease: lease.clone(),
             root: root.clone(),
             sandbox: pod.map(|pod| pod.sandbox.clone()),
@@ -164,7 +164,7 @@ impl Store {
     /// When the store fails.
     pub fn activate(&self, id: i64, key: &LeaseKey, holder: &Holder) -> Result<bool, StoreError> {
         let mut writing = self.ledger.write()?;
-        let entry = writing.page.lease(id);
+        let entry = writing.page.lease(id)?;
         let Some(member) = entry.and_then(|entry| entry.lease.member_mut(key)) else { return Ok(false) };
         if member.state == LeaseState::Active {
             // runc 1.1.5 calls the hooks of a container without a mount namespace twice.
@@ -212,8 +212,10 @@ impl Store {
         }
         // Looked at again with the turn: the hook may have activated a lease meanwhile.
         let mut writing = self.ledger.write()?;
-        let found: Vec<LeaseKey> = writing.page.entries.iter().flat_map(|entry| gone(&entry.lease)).collect();
-        let left = found.iter().filter_map(|key| writing.page.take_out(key, ReleaseReason::Swept)).collect();
+        let mut left = Vec::new();
+        for key in writing.page.entries()?.iter().flat_map(|entry| gone(&entry.lease)) {
+            left.extend(writing.page.take_out(&key, ReleaseReason::Swept)?);
+        }
         self.settle_releases(writing, left, ReleaseReason::Swept)
     }
 
@@ -236,7 +238,7 @@ impl Store {
     /// # Errors
     /// When the store fails.
     pub fn leases(&self) -> Result<Vec<Lease>, StoreError> {
-        Ok(self.ledger.read()?.entries.into_iter().map(|entry| entry.lease).collect())
+        Ok(self.ledger.read()?.entries()?.into_iter().map(|entry| entry.lease).collect())
     }
 
     /// The lease of one container.
@@ -244,7 +246,7 @@ impl Store {
     /// # Errors
     /// When the store fails.
     pub fn lease(&self, key: &LeaseKey) -> Result<Option<Lease>, StoreError> {
-        Ok(self.leases()?.into_iter().find_map(|lease| lease.asked_by(|other| other == key)))
+        self.ledger.read()?.asked_by(key)
     }
 
     /// Whether the lease `id` exists.
@@ -252,7 +254,7 @@ impl Store {
     /// # Errors
     /// When the store fails.
     pub fn stands(&self, id: i64) -> Result<bool, StoreError> {
-        Ok(self.ledger.read()?.lease(id).is_some())
+        Ok(self.ledger.read()?.lease(id)?.is_some())
     }
 
     /// The leases of all containers with this id, whatever their runtime roots.
@@ -274,7 +276,7 @@ impl Store {
     /// # Errors
     /// When the store fails.
     pub fn loads(&self) -> Result<Loads, StoreError> {
-        Ok(loads(&self.leases()?))
+        self.ledger.read()?.loads()
     }
 
     /// As [`Store::loads`], without the leases whose containers are all gone: the next creation that needs
@@ -283,7 +285,9 @@ impl Store {
     /// # Errors
     /// When the store fails.
     pub fn living_loads(&self) -> Result<Loads, StoreError> {
-        Ok(loads(self.leases()?.iter().filter(|lease| !lease.is_gone())))
+        let living = self.leases()?.into_iter().filter(|lease| !lease.is_gone());
+        let held = living.map(|lease| Held { grants: lease.grants, enforcement: lease.enforcement });
+        Ok(sum(held))
     }
 
     fn release_if(
@@ -297,11 +301,10 @@ impl Store {
             return Ok(Release::Nothing);
         }
         let mut writing = self.ledger.write()?;
-        let lease = writing.page.of(key).and_then(|entry| entry.lease.clone().asked_by(|other| other == key));
-        if lease.filter(&wanted).is_none() {
+        if writing.page.asked_by(key)?.filter(&wanted).is_none() {
             return Ok(Release::Nothing);
         }
-        let left = writing.page.take_out(key, reason).into_iter().collect();
+        let left = writing.page.take_out(key, reason)?.into_iter().collect();
         let swept = self.settle_releases(writing, left, reason)?;
         Ok(swept.first().map_or(Release::Nothing, |swept| swept.left))
     }
@@ -330,26 +333,40 @@ impl Store {
 impl Page {
     /// Takes the container `key` out of its lease. Returns the lease as the container held it, and what the
     /// history keeps of it if it ended.
-    fn take_out(&mut self, key: &LeaseKey, reason: ReleaseReason) -> Option<(Lease, Option<PastLease>)> {
-        let entry = self.of(key)?;
-        let lease = entry.lease.clone().asked_by(|other| other == key)?;
+    fn take_out(
+        &mut self,
+        key: &LeaseKey,
+        reason: ReleaseReason,
+    ) -> Result<Option<(Lease, Option<PastLease>)>, StoreError> {
+        let Some(entry) = self.of(key)? else { return Ok(None) };
+        let Some(lease) = entry.lease.clone().asked_by(|other| other == key) else { return Ok(None) };
         if let Some(others) = entry.lease.without(key) {
             entry.former = last(entry.former.iter().chain([&key.container]));
             entry.lease = others;
-            return Some((lease, None));
+            return Ok(Some((lease, None)));
         }
         let past = PastLease::of(&lease, &entry.former, reason);
-        self.entries.retain(|entry| entry.lease.id != lease.id);
-        Some((lease, Some(past)))
+        self.remove(lease.id)?;
+        Ok(Some((lease, Some(past))))
+    }
+
+    /// The lease that a container holds, with that container as its member.
+    fn asked_by(&mut self, key: &LeaseKey) -> Result<Option<Lease>, StoreError> {
+        Ok(self.of(key)?.and_then(|entry| entry.lease.clone().asked_by(|other| other == key)))
+    }
+
+    /// Sums over all leases, by GPU.
+    fn loads(&self) -> Result<Loads, StoreError> {
+        Ok(sum(self.held().collect::<Result<Vec<_>, _>>()?))
     }
 }
 
-/// Sums over these leases, by GPU.
-fn loads<'a>(leases: impl IntoIterator<Item = &'a Lease>) -> Loads {
+/// Sums by GPU.
+fn sum(held: impl IntoIterator<Item = Held>) -> Loads {
     let mut loads = Loads::new();
-    for lease in leases {
-        for grant in &lease.grants {
-            loads.entry(grant.gpu).or_default().add(grant, !lease.enforcement.terms().has_neighbours);
+    for Held { grants, enforcement } in held {
+        for grant in &grants {
+            loads.entry(grant.gpu).or_default().add(grant, !enforcement.terms().has_neighbours);
         }
     }
     loads

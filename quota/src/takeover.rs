@@ -96,7 +96,7 @@ impl Takeover {
     pub fn finish(self, kept: Kept) -> Result<Self, StoreError> {
         let Self { ledger, here, turn } = self;
         let state = ledger.state();
-        let (mut living, ended) = match kept.boot == here.id {
+        let (living, ended) = match kept.boot == here.id {
             true => (kept.leases, Vec::new()),
             false => (Vec::new(), kept.leases),
         };
@@ -109,11 +109,13 @@ impl Takeover {
             false => {
                 let mut writing = ledger.write_in(turn)?;
                 let page = &mut writing.page;
-                living.retain(|Entry { lease, .. }| {
-                    page.lease(lease.id).is_none_or(|known| known.lease.granted_at != lease.granted_at)
-                });
                 page.head.next = page.head.next.max(kept.last_id + 1);
-                page.entries.append(&mut living);
+                for entry in living {
+                    let known = page.lease(entry.lease.id)?;
+                    if known.is_none_or(|known| known.lease.granted_at != entry.lease.granted_at) {
+                        page.push(entry);
+                    }
+                }
                 writing.commit()?
             }
         };

@@ -2,8 +2,13 @@
 //! lease. Blank lines may follow.
 
 use std::io::Write;
+use std::ops::Range;
+use std::path::Path;
 
-use crate::ledger::{Entry, Head, Page};
+use memchr::memchr;
+
+use super::page::Line;
+use super::{Head, Page};
 
 /// Raised with every change to what follows it.
 const VERSION: u32 = 1;
@@ -23,8 +28,14 @@ pub(crate) enum Fault {
 pub(super) fn of(page: &Page, unit: usize) -> Vec<u8> {
     let mut body = Vec::new();
     line(&mut body, &page.head);
-    for entry in &page.entries {
-        line(&mut body, entry);
+    for old_or_new in page.lines() {
+        match old_or_new {
+            Line::Old(text) => {
+                body.extend_from_slice(text);
+                body.push(b'\n');
+            }
+            Line::New(entry) => line(&mut body, entry),
+        }
     }
     let sum = crc32fast::hash(&body);
     let mut text = format!("{TITLE}{VERSION}: {} bytes, crc32 {sum:08x}\n", body.len()).into_bytes();
@@ -39,27 +50,28 @@ fn line(body: &mut Vec<u8>, value: &impl serde::Serialize) {
     let _ = body.write(b"\n");
 }
 
-pub(super) fn read(text: &[u8]) -> Result<Page, Fault> {
-    let end = text.iter().position(|byte| *byte == b'\n').ok_or(Fault::Torn)?;
-    let (first, rest) = text.split_at(end + 1);
-    let first = str::from_utf8(&first[..end]).ok().and_then(|first| first.strip_prefix(TITLE));
+/// Reads the text of the ledger at `path`.
+pub(super) fn read(path: &Path, text: Vec<u8>) -> Result<Page, Fault> {
+    let end = memchr(b'\n', &text).ok_or(Fault::Torn)?;
+    let first = str::from_utf8(&text[..end]).ok().and_then(|first| first.strip_prefix(TITLE));
     let (version, first) = first.and_then(|first| first.split_once(": ")).ok_or(Fault::Torn)?;
     match version.parse::<u32>() {
         Ok(version) if version == VERSION => {}
         Ok(version) => return Err(Fault::Version(version)),
         Err(_) => return Err(Fault::Torn),
     }
-    page(first, rest).ok_or(Fault::Torn)
+    let (head, lines) = body(first, &text, end + 1).ok_or(Fault::Torn)?;
+    Ok(Page::in_text(path, head, text, lines))
 }
 
-fn page(first: &str, rest: &[u8]) -> Option<Page> {
+/// The head, and the place of the leases' lines. `first` tells the length and sum of what begins at `start`.
+fn body(first: &str, text: &[u8], start: usize) -> Option<(Head, Range<usize>)> {
     let (length, sum) = first.split_once(" bytes, crc32 ")?;
-    let body = rest.get(..length.parse().ok()?)?;
-    if format!("{:08x}", crc32fast::hash(body)) != sum {
+    let end = start.checked_add(length.parse().ok()?)?;
+    let body = text.get(start..end)?;
+    if format!("{:08x}", crc32fast::hash(body)) != sum || body.last() != Some(&b'\n') {
         return None;
     }
-    let mut lines = body.split_inclusive(|byte| *byte == b'\n');
-    let head: Head = serde_json::from_slice(lines.next()?).ok()?;
-    let entries: Result<Vec<Entry>, _> = lines.map(serde_json::from_slice).collect();
-    Some(Page { head, entries: entries.ok()? })
+    let head = memchr(b'\n', body)?;
+    Some((serde_json::from_slice(&body[..head]).ok()?, start + head + 1..end))
 }

@@ -1,7 +1,7 @@
 //! Which lease a container of a pod joins.
 
 use crate::error::ReserveError;
-use crate::ledger::{Entry, Page};
+use crate::ledger::{Entry, Page, quoted};
 use crate::pod::Pod;
 
 impl Page {
@@ -19,11 +19,12 @@ impl Page {
             let leads = |namespace| entry.lease.members().any(|member| member.holder.leads_in(namespace));
             of_pod(entry) && pod.joins.is_some_and(leads)
         };
-        if let Some(target) = self.entries.iter().position(is_target) {
-            return Ok(self.entries.get_mut(target));
+        let mark = quoted(&pod.sandbox);
+        if let Some(target) = self.find(&mark, is_target)?.map(|entry| entry.lease.id) {
+            return Ok(self.lease(target)?);
         }
         let Some(asked) = asked else { return Ok(None) };
-        let shared = self.entries.iter_mut().find(|entry| of_pod(entry) && entry.pod_request.is_some());
+        let shared = self.find(&mark, |entry| of_pod(entry) && entry.pod_request.is_some())?;
         match shared.as_ref().and_then(|entry| entry.pod_request.as_deref()) {
             Some(held) if held != asked => {
                 Err(ReserveError::Differs { held: held.to_owned(), asked: asked.to_owned() })

@@ -5,7 +5,7 @@ use std::io;
 
 use gpushare_inventory::Gpu;
 
-use super::{Store, StoreError, loads};
+use super::{Store, StoreError};
 use crate::lease::{Lease, LeaseKey, LeaseState, summary};
 use crate::place::{Admission, Refusal};
 use crate::update::{Change, changed, narrower};
@@ -60,8 +60,8 @@ impl Store {
         mut write: impl FnMut(&Lease) -> io::Result<()>,
     ) -> Result<(Lease, Lease), UpdateError> {
         let mut writing = self.ledger.write()?;
-        let loads = loads(writing.page.entries.iter().map(|entry| &entry.lease));
-        let entry = writing.page.lease(id).ok_or_else(|| UpdateError::NoLease(key.clone()))?;
+        let loads = writing.page.loads()?;
+        let entry = writing.page.lease(id)?.ok_or_else(|| UpdateError::NoLease(key.clone()))?;
         let old = entry.lease.clone().asked_by(|other| other == key);
         let old = old.ok_or_else(|| UpdateError::NoLease(key.clone()))?;
         if !old.enforcement.terms().has_region {
@@ -105,8 +105,8 @@ impl Store {
         act: impl FnOnce(&Lease) -> T,
     ) -> Result<Option<T>, StoreError> {
         let mut writing = self.ledger.write()?;
-        let lease =
-            writing.page.lease(id).and_then(|entry| entry.lease.clone().asked_by(|other| other == key));
+        let entry = writing.page.lease(id)?;
+        let lease = entry.and_then(|entry| entry.lease.clone().asked_by(|other| other == key));
         let lease = lease.filter(|lease| lease.state() == LeaseState::Active);
         Ok(lease.as_ref().map(act))
     }

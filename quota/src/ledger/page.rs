@@ -1,0 +1,192 @@
+//! What a ledger says. A lease's line is read when somebody asks for it, since most turns are about one
+//! lease.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use memchr::{memchr_iter, memmem};
+use serde::Deserialize;
+use serde_json::to_string;
+
+use crate::enforcement::Enforcement;
+use crate::error::StoreError;
+use crate::lease::{Grant, LeaseKey};
+use crate::ledger::{Entry, Head};
+
+/// What the ledger says.
+#[derive(Clone, Debug)]
+pub(crate) struct Page {
+    pub head: Head,
+    /// The ledger's path, for errors.
+    path: PathBuf,
+    /// The text in which the lines of [`Row::Read`] stand.
+    text: Vec<u8>,
+    /// Oldest first.
+    rows: Vec<Row>,
+}
+
+/// One lease.
+#[derive(Clone, Debug)]
+enum Row {
+    /// As the text says, in this range.
+    Read(Range<usize>),
+    /// New, or perhaps changed.
+    Written(Box<Entry>),
+}
+
+/// What a lease takes from the node.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Held {
+    pub grants: Vec<Grant>,
+    pub enforcement: Enforcement,
+}
+
+/// The part of an entry that counts for others. The rest of its line is passed over.
+#[derive(Deserialize)]
+struct Brief {
+    lease: Held,
+}
+
+impl Page {
+    /// A page with these leases.
+    pub fn new(path: &Path, head: Head, entries: Vec<Entry>) -> Self {
+        let rows = entries.into_iter().map(|entry| Row::Written(Box::new(entry))).collect();
+        Self { head, path: path.into(), text: Vec::new(), rows }
+    }
+
+    /// A page whose leases stand in `body` of `text`, a line each.
+    pub fn in_text(path: &Path, head: Head, text: Vec<u8>, body: Range<usize>) -> Self {
+        let mut start = body.start;
+        let lines = memchr_iter(b'\n', &text[body.clone()]).map(|end| {
+            let end = body.start + end;
+            let line = start..end;
+            start = end + 1;
+            Row::Read(line)
+        });
+        let rows = lines.collect();
+        Self { head, path: path.into(), text, rows }
+    }
+
+    /// Whether it has no lease.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// All leases, oldest first.
+    ///
+    /// # Errors
+    /// When a line is none of ours.
+    pub fn entries(&self) -> Result<Vec<Entry>, StoreError> {
+        self.rows.iter().map(|row| self.entry(row)).collect()
+    }
+
+    /// What each lease takes from the node.
+    ///
+    /// # Errors
+    /// When a line is none of ours.
+    pub fn held(&self) -> impl Iterator<Item = Result<Held, StoreError>> {
+        self.rows.iter().map(|row| match row {
+            Row::Read(line) => self.parsed(line).map(|brief: Brief| brief.lease),
+            Row::Written(entry) => {
+                let lease = &entry.lease;
+                Ok(Held { grants: lease.grants.clone(), enforcement: lease.enforcement })
+            }
+        })
+    }
+
+    /// The entry of the lease that a container holds.
+    ///
+    /// # Errors
+    /// When its line is none of ours.
+    pub fn of(&mut self, key: &LeaseKey) -> Result<Option<&mut Entry>, StoreError> {
+        self.find(&quoted(&key.container), |entry| entry.lease.members().any(|member| member.key == *key))
+    }
+
+    /// The entry of the lease with this id.
+    ///
+    /// # Errors
+    /// When its line is none of ours.
+    pub fn lease(&mut self, id: i64) -> Result<Option<&mut Entry>, StoreError> {
+        self.find(&format!("\"id\":{id},"), |entry| entry.lease.id == id)
+    }
+
+    /// The first entry for which `wanted` holds, of those in whose line the text `mark` stands.
+    ///
+    /// # Errors
+    /// When a line with the mark is none of ours.
+    pub fn find(
+        &mut self,
+        mark: &str,
+        wanted: impl Fn(&Entry) -> bool,
+    ) -> Result<Option<&mut Entry>, StoreError> {
+        let mark = memmem::Finder::new(mark);
+        for at in 0..self.rows.len() {
+            let row = &self.rows[at];
+            let is_marked = match row {
+                Row::Read(line) => mark.find(&self.text[line.clone()]).is_some(),
+                Row::Written(_) => true,
+            };
+            if !is_marked {
+                continue;
+            }
+            let entry = self.entry(row)?;
+            if wanted(&entry) {
+                self.rows[at] = Row::Written(Box::new(entry));
+                let Row::Written(entry) = &mut self.rows[at] else { return Ok(None) };
+                return Ok(Some(entry));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Adds a lease.
+    pub fn push(&mut self, entry: Entry) {
+        self.rows.push(Row::Written(Box::new(entry)));
+    }
+
+    /// Removes the lease with this id.
+    ///
+    /// # Errors
+    /// When its line is none of ours.
+    pub fn remove(&mut self, id: i64) -> Result<(), StoreError> {
+        // It is found as an entry, which tells it from the other rows.
+        self.lease(id)?;
+        self.rows.retain(|row| !matches!(row, Row::Written(entry) if entry.lease.id == id));
+        Ok(())
+    }
+
+    /// Each lease's line without its end, as it is written.
+    pub(super) fn lines(&self) -> impl Iterator<Item = Line<'_>> {
+        self.rows.iter().map(|row| match row {
+            Row::Read(line) => Line::Old(&self.text[line.clone()]),
+            Row::Written(entry) => Line::New(entry),
+        })
+    }
+
+    fn entry(&self, row: &Row) -> Result<Entry, StoreError> {
+        match row {
+            Row::Read(line) => self.parsed(line),
+            Row::Written(entry) => Ok(Entry::clone(entry)),
+        }
+    }
+
+    /// The checksum holds, so a line that cannot be read was never written by this version.
+    fn parsed<'a, T: Deserialize<'a>>(&'a self, line: &Range<usize>) -> Result<T, StoreError> {
+        let line = &self.text[line.clone()];
+        serde_json::from_slice(line).map_err(|_| StoreError::Damaged { path: self.path.clone() })
+    }
+}
+
+/// A line to write.
+pub(super) enum Line<'a> {
+    /// The same as before.
+    Old(&'a [u8]),
+    /// What serde makes of it.
+    New(&'a Entry),
+}
+
+/// A text as it stands in a line.
+pub(crate) fn quoted(text: &str) -> String {
+    // Text always is JSON.
+    to_string(text).unwrap_or_default()
+}
