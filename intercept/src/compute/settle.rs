@@ -1,13 +1,16 @@
 //! Settles what was charged against what the host's meter measured. This keeps the share exact over time,
 //! however wrong the estimates are.
+//!
+//! The driver measures in whole percents, so where event pairs are right, the meter knows less than they do.
+//! While both agree to within the meter's rounding and the work that is queued, nothing is settled.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use gpushare_region::{SETTLED_WINDOWS, SettledWindow};
+use gpushare_region::SETTLED_WINDOWS;
 
 use super::bucket::Shared;
 use super::share::Reading;
-use super::{MILLISECOND, STALE};
+use super::{DEPTH, MILLISECOND, STALE};
 
 /// If more than this was measured or charged before the first window, the container and the meter did not
 /// begin together.
@@ -22,8 +25,18 @@ const MOST: i64 = 1 << 42;
 const SCALE_WINDOWS: u32 = 6;
 /// Charges below this number of nanoseconds say nothing about the scale.
 const LEAST_CHARGE: i64 = 15 * MILLISECOND.cast_signed();
+/// The place of the window up to which everything is settled. The windows before it in the list are the last
+/// ones.
+const UNSETTLED: usize = SETTLED_WINDOWS - 1;
+/// For how many windows differences that rounding explains are added up. One that lasts is noticed in this
+/// time, ten seconds, and what was found until then is forgotten after it.
+const LONGEST_TRUST: u32 = 60;
+/// How far the scale may be from one for the pairs to be right again.
+const NEAR_ONE: i64 = ONE / 32;
 /// By how many percent of a deviation one window moves the scale.
 const GAIN: i64 = 15;
+/// The same for the first window in which pairs and meter disagree.
+const FIRST_GAIN: i64 = 40;
 /// One in the fixed-point scale.
 const ONE: i64 = 1 << 20;
 
@@ -54,12 +67,30 @@ impl Shared<'_> {
         // The scale is not computed from windows of another account.
         let step = if known.is_some() { 1 } else { SCALE_WINDOWS + 1 };
         new.number = last.map_or(0, |last| last.number).wrapping_add(step);
-        self.write(&new);
-        let moved = self.bucket.settled.compare_exchange(settled, new.until, Release, Relaxed);
-        let Some(last) = known.filter(|_| moved.is_ok()) else { return };
-        let (measured, charged) = grown(&last, &new);
+        let trusted = self.is_trusted();
+        let first = self.first_before(&new).or(known);
+        let base = self.read(UNSETTLED).filter(|base| known.is_some() && continues(base, &new));
+        let unsettled = base.or(known);
+        let agrees = [first, unsettled].iter().flatten().all(|base| agree(base, &new, reading));
+        self.write(usize::try_from(new.number).unwrap_or(0) % UNSETTLED, &new);
+        let moved = self.bucket.settled.compare_exchange(settled, new.until, Release, Relaxed).is_ok();
+        if !moved {
+            return;
+        }
+        let old = base.is_none_or(|base| new.number.wrapping_sub(base.number) > LONGEST_TRUST);
+        if !(trusted && agrees) || old {
+            self.write(UNSETTLED, &new);
+        }
+        let (Some(first), Some(unsettled)) = (first, unsettled) else { return };
+        if trusted && agrees {
+            return;
+        }
+        let (measured, charged) = grown(&unsettled, &new);
         self.correct(charged.saturating_sub(measured), exact);
-        self.rescale(&new);
+        match agrees && (self.scale().cast_signed() - ONE).abs() < NEAR_ONE {
+            true => self.bucket.scale.store(ONE.cast_unsigned(), Relaxed),
+            false => self.rescale(&first, &new),
+        }
     }
 
     /// The window that ended at `settled`. For a container that has just begun, the empty window before the
@@ -72,20 +103,25 @@ impl Shared<'_> {
     }
 
     fn windows(&self) -> impl Iterator<Item = Window> {
-        let read = |window: &SettledWindow| Window {
+        (0..UNSETTLED).filter_map(|place| self.read(place))
+    }
+
+    /// The window in `place`; `None` while there is none.
+    fn read(&self, place: usize) -> Option<Window> {
+        let window = self.settlement.windows.get(place)?;
+        let window = Window {
             until: window.until.load(Acquire),
             own: window.own.load(Relaxed),
             charged: window.charged.load(Relaxed),
             number: window.number.load(Relaxed),
             grants: window.grants.load(Relaxed),
         };
-        self.settlement.windows.iter().map(read).filter(|window| window.until != 0)
+        (window.until != 0).then_some(window)
     }
 
     /// All processes that settle the same window write the same to within some microseconds. A process that
     /// is one window late may overwrite the newer window; the next window then begins a new account.
-    fn write(&self, new: &Window) {
-        let place = usize::try_from(new.number).unwrap_or(0) % SETTLED_WINDOWS;
+    fn write(&self, place: usize, new: &Window) {
         let Some(window) = self.settlement.windows.get(place) else { return };
         window.until.store(0, Relaxed);
         window.own.store(new.own, Release);
@@ -95,23 +131,29 @@ impl Shared<'_> {
         window.until.store(new.until, Release);
     }
 
-    /// Moves the scale towards what estimated time really cost. It moves slowly, since the bucket itself is
-    /// corrected at once.
-    fn rescale(&self, new: &Window) {
+    /// Whether the event pairs alone decide.
+    fn is_trusted(&self) -> bool {
+        self.scale() == ONE.cast_unsigned()
+    }
+
+    /// The first of the last windows of the account, up to [`SCALE_WINDOWS`] before `new`.
+    fn first_before(&self, new: &Window) -> Option<Window> {
         let oldest = new.number.saturating_sub(SCALE_WINDOWS);
         let remembered = self.windows().filter(|window| (oldest..new.number).contains(&window.number));
-        let Some(first) =
-            remembered.min_by_key(|window| window.number).filter(|first| first.until < new.until)
-        else {
-            return;
-        };
-        let (measured, charged) = grown(&first, new);
+        remembered.min_by_key(|window| window.number).filter(|first| first.until < new.until)
+    }
+
+    /// Moves the scale towards what estimated time really cost between two windows. It moves slowly, since
+    /// the bucket itself is corrected at once.
+    fn rescale(&self, first: &Window, new: &Window) {
+        let (measured, charged) = grown(first, new);
         if charged < LEAST_CHARGE {
             return;
         }
         // Bounded by `grown`: nothing here overflows.
         let ratio = (measured * ONE / charged.max(1)).clamp(ONE / 2, 2 * ONE);
-        let gain = ONE + (ratio - ONE) * GAIN / 100;
+        let gain = if self.is_trusted() { FIRST_GAIN } else { GAIN };
+        let gain = ONE + (ratio - ONE) * gain / 100;
         let scale = self.scale().cast_signed() * gain / ONE;
         self.bucket.scale.store(scale.clamp(ONE / 10, 4 * ONE).cast_unsigned(), Relaxed);
     }
@@ -126,6 +168,18 @@ fn continues(last: &Window, new: &Window) -> bool {
     let (measured, charged) = grown(last, new);
     let near = new.until.wrapping_sub(last.until) <= LONGEST_WINDOW;
     new.own >= last.own && new.grants == last.grants && (near || measured >= charged)
+}
+
+/// Whether charges and measurements differ between two windows by no more than what rounding and queued work
+/// explain. Queued work is charged, and runs later.
+fn agree(first: &Window, new: &Window, reading: &Reading) -> bool {
+    let (measured, charged) = grown(first, new);
+    // The samples of these windows were told in percents as large as those of all windows so far.
+    let part = (reading.percents / (reading.own >> 20).max(1)).min(1 << 20);
+    let percents = (i128::from(measured) * i128::from(part)) >> 20;
+    // The meter has added a quarter of a percent to each sample, so half a percent is the most that is left.
+    let rounding = i64::try_from(percents / 2).unwrap_or(MOST).clamp(0, MOST);
+    (measured - charged).abs() <= rounding + DEPTH.cast_signed()
 }
 
 /// Measured and charged nanoseconds between two windows. A corrupted file gives wrong numbers, but within
@@ -146,13 +200,20 @@ mod tests {
         Shared { bucket: Box::leak(Box::default()), settlement: Box::leak(Box::default()) }
     }
 
+    /// Books whose scale says that pairs and meter have disagreed: each difference is settled.
+    fn doubted() -> Shared<'static> {
+        let shared = shared();
+        shared.bucket.scale.store(2 * ONE.cast_unsigned(), Relaxed);
+        shared
+    }
+
     fn reading(until: u64, own: u64) -> Reading {
         Reading { until, own, ..Reading::default() }
     }
 
     #[test]
     fn the_difference_between_measured_and_charged_time_is_settled_once() {
-        let shared = shared();
+        let shared = doubted();
         let start = 1_000 * WINDOW;
         shared.charge(start - 1, 0);
         for (what, windows, charge, own, level) in [
@@ -175,6 +236,46 @@ mod tests {
         }
     }
 
+    /// Estimates and measurements in milliseconds by window, of one process that has a sample in each.
+    fn follow(shared: &Shared<'_>, first: u64, windows: &[(u64, u64)]) {
+        let (mut own, start) = (first * 30 * MILLISECOND, 1_000 * WINDOW);
+        for (number, (estimated, measured)) in (first..).zip(windows) {
+            let until = start + number * WINDOW;
+            own += measured * MILLISECOND;
+            shared.charge(until - 1, shared.scaled(estimated * MILLISECOND).cast_signed());
+            let reading = Reading { percents: (number + 1) * WINDOW / 100, ..reading(until, own) };
+            shared.settle(&reading, 2, until + 30 * MILLISECOND, false);
+        }
+    }
+
+    #[test]
+    fn what_rounding_and_queued_work_explain_is_not_settled() {
+        let (same, more) = ([(30, 30); 20], [(30, 32); 20]);
+        for (what, windows, settled) in [
+            ("as charged", &same[..], 0),
+            ("rounded", &[(30, 31), (30, 29), (30, 31), (30, 30), (30, 31)], 0),
+            ("charged in one window, run in the next", &[(30, 30), (42, 30), (18, 30), (30, 30)], 0),
+            ("far more than charged", &[(30, 31), (30, 31), (30, 50)], 21),
+            ("far more, and then as charged", &[(30, 30), (30, 60), (30, 30), (30, 30)], 30),
+            ("a little more all the time", &more, 23),
+        ] {
+            let shared = shared();
+            follow(&shared, 0, windows);
+            let taken = shared.level() + shared.charged().cast_signed();
+            let taken = -taken / MILLISECOND.cast_signed();
+            assert_eq!(taken, settled, "{what}");
+        }
+    }
+
+    #[test]
+    fn pairs_are_trusted_again_once_they_agree_for_a_second() {
+        let shared = shared();
+        follow(&shared, 0, &[(30, 30), (30, 60), (30, 30)]);
+        assert!(!shared.is_trusted());
+        follow(&shared, 4, &[(30, 30); 40]);
+        assert!(shared.is_trusted(), "{}", shared.scale());
+    }
+
     /// As with many short processes that each make one launch, or with kernels of seconds.
     #[test]
     fn one_who_asks_seldom_pays_for_all_that_was_measured() {
@@ -194,7 +295,7 @@ mod tests {
     /// While nothing is limited, nothing is charged, and the meter goes on counting.
     #[test]
     fn what_was_used_under_other_limits_is_not_billed() {
-        let shared = shared();
+        let shared = doubted();
         let start = 1_000 * WINDOW;
         for (what, grants, windows, own, level) in [
             ("limited", 2, 1, 1_000_000, -1_000_000),
@@ -239,7 +340,7 @@ mod tests {
 
     #[test]
     fn racing_processes_settle_a_window_once() {
-        let shared = shared();
+        let shared = doubted();
         let start = 1_000 * WINDOW;
         // miri is slow.
         let windows = if cfg!(miri) { 20 } else { 5_000 };

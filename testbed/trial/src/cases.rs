@@ -3,7 +3,8 @@
 use gpushare_simulator::virtual_gpu::Discipline;
 
 use crate::container::{Container, Load, Shape};
-use crate::figures::Figures;
+use crate::figures::{Bounds, Figures};
+use crate::meter::Meter;
 use crate::run::Trial;
 use crate::time::MILLISECOND;
 
@@ -21,22 +22,35 @@ pub struct Case {
 pub struct Summary {
     /// Containers of all runs.
     pub containers: usize,
-    /// How many of them missed a target.
+    /// How many of them were out of bounds.
     pub misses: usize,
     /// The worst figures of any of them, without seconds.
     pub worst: Figures,
 }
 
+/// On what a case is run.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// How the device chooses whose work runs next.
+    pub device: Discipline,
+    /// The host's meter; `None`: event pairs alone decide.
+    pub meter: Option<Meter>,
+    /// What a container that comes near to its share stays within.
+    pub bounds: Bounds,
+}
+
 impl Case {
     /// Makes every `step`-th run of the case with each of `seeds`.
     #[must_use]
-    pub fn run(&self, device: Discipline, seeds: std::ops::Range<u64>, step: usize) -> Summary {
-        let mut summary = Summary::default();
+    pub fn run(&self, setting: &Setting, seeds: std::ops::Range<u64>, step: usize) -> Summary {
+        let nothing = Figures { least_first: f64::INFINITY, ..Figures::default() };
+        let mut summary = Summary { worst: nothing, ..Summary::default() };
         for seed in seeds {
             for containers in self.runs.iter().step_by(step) {
-                for figures in Trial::new(containers.clone(), device, seed).run() {
+                let trial = Trial::new(containers.clone(), setting.device, seed);
+                for figures in (Trial { meter: setting.meter, ..trial }).run() {
                     summary.containers += 1;
-                    summary.misses += usize::from(figures.is_miss());
+                    summary.misses += usize::from(!figures.is_within(&setting.bounds));
                     summary.worst = summary.worst.worse(&figures);
                 }
             }

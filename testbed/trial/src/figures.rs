@@ -1,12 +1,21 @@
 //! Measures how far a container was from its share.
 
+use std::ops::RangeInclusive;
+
 use gpushare_simulator::virtual_gpu::BIN;
 
 use crate::time::{MILLISECOND, SECOND};
 
-/// Limits beyond which a run is a miss: percentage points of the mean, percentage points of the worst second,
-/// and percent of the share in the first second.
-pub const MISS: (f64, f64, f64) = (1.5, 4.0, 110.0);
+/// How near to its share a container must come.
+#[derive(Clone, Debug)]
+pub struct Bounds {
+    /// Percentage points between the mean and the share.
+    pub mean: f64,
+    /// Percentage points between any second and the share.
+    pub second: f64,
+    /// Percent of the share in the first second.
+    pub first: RangeInclusive<f64>,
+}
 
 /// What one container got in a run.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +27,8 @@ pub struct Figures {
     pub worst: f64,
     /// Use in the first second, in percent of what the share allows in a second.
     pub first: f64,
+    /// The same of the container of a summary that had the least.
+    pub least_first: f64,
     /// Use of the GPU in each second, in percent.
     pub seconds: Vec<f64>,
 }
@@ -39,10 +50,12 @@ impl Figures {
         let want = f64::from(cores);
         let windows = (begin + SECOND..=end - SECOND).step_by(50 * usize::try_from(MILLISECOND).unwrap_or(1));
         let worst = windows.map(|from| (percent(from, from + SECOND) - want).abs()).fold(0.0, f64::max);
+        let first = percent(begin, begin + SECOND) / want * 100.0;
         Self {
             mean: percent(begin + SECOND, end) - want,
             worst,
-            first: percent(begin, begin + SECOND) / want * 100.0,
+            first,
+            least_first: first,
             seconds: (0..end / SECOND)
                 .map(|second| percent(second * SECOND, (second + 1) * SECOND))
                 .collect(),
@@ -56,13 +69,17 @@ impl Figures {
             mean: if other.mean.abs() > self.mean.abs() { other.mean } else { self.mean },
             worst: self.worst.max(other.worst),
             first: self.first.max(other.first),
+            least_first: self.least_first.min(other.least_first),
             seconds: Vec::new(),
         }
     }
 
-    /// Whether the run missed a target of [`MISS`].
+    /// Whether they are within `bounds`.
     #[must_use]
-    pub fn is_miss(&self) -> bool {
-        self.mean.abs() > MISS.0 || self.worst > MISS.1 || self.first > MISS.2
+    pub fn is_within(&self, bounds: &Bounds) -> bool {
+        self.mean.abs() <= bounds.mean
+            && self.worst <= bounds.second
+            && bounds.first.contains(&self.first)
+            && bounds.first.contains(&self.least_first)
     }
 }

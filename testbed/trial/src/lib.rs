@@ -16,9 +16,9 @@ mod program;
 mod run;
 mod time;
 
-pub use cases::{Case, Summary, cases};
+pub use cases::{Case, Setting, Summary, cases};
 pub use container::{Container, Load, Shape};
-pub use figures::{Figures, MISS};
+pub use figures::{Bounds, Figures};
 pub use gpushare_simulator::virtual_gpu::Discipline;
 pub use meter::{Meter, Rounding};
 pub use program::Estimates;
