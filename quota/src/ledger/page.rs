@@ -67,6 +67,14 @@ impl Page {
         Self { head, path: path.into(), text, rows }
     }
 
+    /// About how many bytes it takes as text.
+    pub(super) fn length(&self) -> usize {
+        /// More than a lease of eight GPUs takes.
+        const ENTRY: usize = 2048;
+        let new = self.rows.iter().filter(|row| matches!(row, Row::Written(_))).count();
+        self.text.len() + new * ENTRY
+    }
+
     /// Whether it has no lease.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()

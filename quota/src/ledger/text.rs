@@ -26,22 +26,30 @@ pub(crate) enum Fault {
 
 /// The text of a page, filled up with blank lines to a multiple of `unit` bytes.
 pub(super) fn of(page: &Page, unit: usize) -> Vec<u8> {
-    let mut body = Vec::new();
-    line(&mut body, &page.head);
+    // One buffer that need not grow: a large one is made of fresh pages of the kernel's each time.
+    let mut text = Vec::with_capacity((page.length() + unit).next_multiple_of(unit));
+    text.extend_from_slice(first_line(0, 0).as_bytes());
+    let start = text.len();
+    line(&mut text, &page.head);
     for old_or_new in page.lines() {
         match old_or_new {
-            Line::Old(text) => {
-                body.extend_from_slice(text);
-                body.push(b'\n');
+            Line::Old(old) => {
+                text.extend_from_slice(old);
+                text.push(b'\n');
             }
-            Line::New(entry) => line(&mut body, entry),
+            Line::New(entry) => line(&mut text, entry),
         }
     }
-    let sum = crc32fast::hash(&body);
-    let mut text = format!("{TITLE}{VERSION}: {} bytes, crc32 {sum:08x}\n", body.len()).into_bytes();
-    text.append(&mut body);
+    let body = &text[start..];
+    let first = first_line(body.len(), crc32fast::hash(body));
+    text[..start].copy_from_slice(first.as_bytes());
     text.resize(text.len().next_multiple_of(unit), b'\n');
     text
+}
+
+/// The first line, always of the same length: no ledger has ten digits of bytes.
+fn first_line(length: usize, sum: u32) -> String {
+    format!("{TITLE}{VERSION}: {length:010} bytes, crc32 {sum:08x}\n")
 }
 
 fn line(body: &mut Vec<u8>, value: &impl serde::Serialize) {
