@@ -4,7 +4,6 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use memchr::{memchr_iter, memmem};
 use serde::Deserialize;
 use serde_json::to_string;
 
@@ -20,7 +19,7 @@ pub(crate) struct Page {
     /// The ledger's path, for errors.
     path: PathBuf,
     /// The text in which the lines of [`Row::Read`] stand.
-    text: Vec<u8>,
+    text: String,
     /// Oldest first.
     rows: Vec<Row>,
 }
@@ -51,17 +50,17 @@ impl Page {
     /// A page with these leases.
     pub fn new(path: &Path, head: Head, entries: Vec<Entry>) -> Self {
         let rows = entries.into_iter().map(|entry| Row::Written(Box::new(entry))).collect();
-        Self { head, path: path.into(), text: Vec::new(), rows }
+        Self { head, path: path.into(), text: String::new(), rows }
     }
 
     /// A page whose leases stand in `body` of `text`, a line each.
-    pub fn in_text(path: &Path, head: Head, text: Vec<u8>, body: Range<usize>) -> Self {
+    pub fn in_text(path: &Path, head: Head, text: String, body: Range<usize>) -> Self {
         let mut start = body.start;
-        let lines = memchr_iter(b'\n', &text[body.clone()]).map(|end| {
-            let end = body.start + end;
-            let line = start..end;
+        let lines = text[body].lines().map(|line| {
+            let end = start + line.len();
+            let range = start..end;
             start = end + 1;
-            Row::Read(line)
+            Row::Read(range)
         });
         let rows = lines.collect();
         Self { head, path: path.into(), text, rows }
@@ -127,11 +126,10 @@ impl Page {
         mark: &str,
         wanted: impl Fn(&Entry) -> bool,
     ) -> Result<Option<&mut Entry>, StoreError> {
-        let mark = memmem::Finder::new(mark);
         for at in 0..self.rows.len() {
             let row = &self.rows[at];
             let is_marked = match row {
-                Row::Read(line) => mark.find(&self.text[line.clone()]).is_some(),
+                Row::Read(line) => self.text[line.clone()].contains(mark),
                 Row::Written(_) => true,
             };
             if !is_marked {
@@ -181,14 +179,14 @@ impl Page {
     /// The checksum holds, so a line that cannot be read was never written by this version.
     fn parsed<'a, T: Deserialize<'a>>(&'a self, line: &Range<usize>) -> Result<T, StoreError> {
         let line = &self.text[line.clone()];
-        serde_json::from_slice(line).map_err(|_| StoreError::Damaged { path: self.path.clone() })
+        serde_json::from_str(line).map_err(|_| StoreError::Damaged { path: self.path.clone() })
     }
 }
 
 /// A line to write.
 pub(super) enum Line<'a> {
     /// The same as before.
-    Old(&'a [u8]),
+    Old(&'a str),
     /// What serde makes of it.
     New(&'a Entry),
 }

@@ -5,8 +5,6 @@ use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
 
-use memchr::memchr;
-
 use super::page::Line;
 use super::{Head, Page};
 
@@ -34,7 +32,7 @@ pub(super) fn of(page: &Page, unit: usize) -> Vec<u8> {
     for old_or_new in page.lines() {
         match old_or_new {
             Line::Old(old) => {
-                text.extend_from_slice(old);
+                text.extend_from_slice(old.as_bytes());
                 text.push(b'\n');
             }
             Line::New(entry) => line(&mut text, entry),
@@ -60,8 +58,9 @@ fn line(body: &mut Vec<u8>, value: &impl serde::Serialize) {
 
 /// Reads the text of the ledger at `path`.
 pub(super) fn read(path: &Path, text: Vec<u8>) -> Result<Page, Fault> {
-    let end = memchr(b'\n', &text).ok_or(Fault::Torn)?;
-    let first = str::from_utf8(&text[..end]).ok().and_then(|first| first.strip_prefix(TITLE));
+    let text = String::from_utf8(text).map_err(|_| Fault::Torn)?;
+    let end = text.find('\n').ok_or(Fault::Torn)?;
+    let first = text[..end].strip_prefix(TITLE);
     let (version, first) = first.and_then(|first| first.split_once(": ")).ok_or(Fault::Torn)?;
     match version.parse::<u32>() {
         Ok(version) if version == VERSION => {}
@@ -73,13 +72,13 @@ pub(super) fn read(path: &Path, text: Vec<u8>) -> Result<Page, Fault> {
 }
 
 /// The head, and the place of the leases' lines. `first` tells the length and sum of what begins at `start`.
-fn body(first: &str, text: &[u8], start: usize) -> Option<(Head, Range<usize>)> {
+fn body(first: &str, text: &str, start: usize) -> Option<(Head, Range<usize>)> {
     let (length, sum) = first.split_once(" bytes, crc32 ")?;
     let end = start.checked_add(length.parse().ok()?)?;
     let body = text.get(start..end)?;
-    if format!("{:08x}", crc32fast::hash(body)) != sum || body.last() != Some(&b'\n') {
+    if format!("{:08x}", crc32fast::hash(body.as_bytes())) != sum || !body.ends_with('\n') {
         return None;
     }
-    let head = memchr(b'\n', body)?;
-    Some((serde_json::from_slice(&body[..head]).ok()?, start + head + 1..end))
+    let head = body.find('\n')?;
+    Some((serde_json::from_str(&body[..head]).ok()?, start + head + 1..end))
 }
