@@ -1,6 +1,7 @@
 //! Measures what one call costs. Times the same loop through the library that the loader finds and, in turns
 //! in the same process, through another file of the driver.
 
+use std::cell::RefCell;
 use std::hint::black_box;
 use std::io::{BufWriter, Write, stdout};
 use std::time::Instant;
@@ -11,6 +12,7 @@ use clap::ValueEnum;
 use crate::driver::{Driver, Kernel, SONAME, done};
 use crate::fill::{Beside, Family};
 use crate::library::Library;
+use crate::sizes::{self, NVML, Nvml};
 
 /// What is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -19,6 +21,8 @@ enum Call {
     Allocate,
     /// cuMemGetInfo
     Memory,
+    /// nvmlDeviceGetMemoryInfo
+    DeviceMemory,
     /// cuLaunchKernel of a kernel of one nanosecond
     Launch,
     /// cuGraphLaunch of such a kernel
@@ -40,12 +44,18 @@ pub struct Cost {
     /// Allocations that live meanwhile
     #[arg(long, default_value_t = 0)]
     live: u32,
+    /// Free a random one of them instead of the newest
+    #[arg(long)]
+    random: bool,
     /// Processes with a context that live meanwhile
     #[arg(long, default_value_t = 0)]
     beside: u32,
     /// The driver's own file: timed in turns, second on each line
     #[arg(long)]
     bare: Option<String>,
+    /// The driver's own file for NVML
+    #[arg(long, default_value = NVML)]
+    bare_nvml: String,
 }
 
 /// One way to the driver, and what a call needs.
@@ -55,6 +65,9 @@ struct Way {
     graph: usize,
     stream: usize,
     mathematics: Library,
+    nvml: Option<(Nvml, usize)>,
+    /// Allocations of which a random one is freed, and the number that chooses it.
+    pool: RefCell<(Vec<u64>, u64)>,
 }
 
 impl Cost {
@@ -68,15 +81,19 @@ impl Cost {
         let kernel = Kernel::spinning(&driver, "1ns")?;
         let (graph, stream) = (kernel.graph(&driver, 1, 1)?, driver.stream()?);
         let _beside = Beside::start(self.beside, Family::Linear)?;
-        for _ in 0..self.live {
-            done((driver.allocate)(&mut 0, 512), "cuMemAlloc")?;
-        }
-        let way = |driver| -> Result<Way> {
-            Ok(Way { driver, kernel, graph, stream, mathematics: Library::open("libm.so.6")? })
+        let way = |driver, nvml| -> Result<Way> {
+            let mathematics = Library::open("libm.so.6")?;
+            let nvml = (self.call == Call::DeviceMemory).then(|| sizes::first_gpu(nvml)).transpose()?;
+            Ok(Way { driver, kernel, graph, stream, mathematics, nvml, pool: RefCell::new((Vec::new(), 1)) })
         };
         // Handles of one are good for the other: both lead to the same driver.
-        let bare = self.bare.as_deref().map(Driver::open).transpose()?.map(way).transpose()?;
-        let ours = way(driver)?;
+        let bare = self.bare.as_deref().map(Driver::open).transpose()?;
+        let bare = bare.map(|driver| way(driver, &self.bare_nvml)).transpose()?;
+        let ours = way(driver, NVML)?;
+        // What one way allocates, it has to free too.
+        for way in [Some(&ours), bare.as_ref().filter(|_| self.random)].into_iter().flatten() {
+            way.fill(self.live)?;
+        }
         let mut lines = BufWriter::new(stdout().lock());
         for round in 0..=self.rounds {
             let (ours, bare) = self.round(round, &ours, bare.as_ref())?;
@@ -102,7 +119,9 @@ impl Cost {
     #[inline]
     fn call(&self, way: &Way) -> Result<()> {
         match self.call {
+            Call::Allocate if self.random => way.free_one_and_allocate(),
             Call::Allocate => way.allocate_and_free(),
+            Call::DeviceMemory => way.device_memory(),
             Call::Memory => way.driver.memory().map(|told| {
                 black_box(told);
             }),
@@ -127,6 +146,36 @@ impl Way {
         let mut pointer = 0;
         done((self.driver.allocate)(&mut pointer, 512), "cuMemAlloc")?;
         done((self.driver.free)(pointer), "cuMemFree")
+    }
+
+    fn fill(&self, live: u32) -> Result<()> {
+        let mut pool = self.pool.borrow_mut();
+        for _ in 0..live {
+            let mut pointer = 0;
+            done((self.driver.allocate)(&mut pointer, 512), "cuMemAlloc")?;
+            pool.0.push(pointer);
+        }
+        Ok(())
+    }
+
+    fn free_one_and_allocate(&self) -> Result<()> {
+        let mut pool = self.pool.borrow_mut();
+        let (pool, state) = &mut *pool;
+        // The multiplier and addend of Knuth's MMIX: any order will do that caches cannot foresee.
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let length = pool.len().max(1) as u64;
+        let place = usize::try_from((*state >> 33) % length)?;
+        let pointer = pool.get_mut(place).context("--random needs --live")?;
+        done((self.driver.free)(*pointer), "cuMemFree")?;
+        done((self.driver.allocate)(pointer, 512), "cuMemAlloc")
+    }
+
+    fn device_memory(&self) -> Result<()> {
+        let (nvml, device) = self.nvml.as_ref().context("NVML is not open")?;
+        let mut memory = [0; 3];
+        done((nvml.memory)(*device, &mut memory), "nvmlDeviceGetMemoryInfo")?;
+        black_box(memory);
+        Ok(())
     }
 
     fn launch(&self) -> Result<()> {

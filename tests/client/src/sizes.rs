@@ -6,7 +6,8 @@ use crate::driver::{Driver, SONAME, done};
 
 /// Status `NVML_ERROR_FUNCTION_NOT_FOUND`.
 const NOT_FOUND: i32 = 13;
-const NVML: &str = "libnvidia-ml.so.1";
+/// The name by which programs load NVML.
+pub const NVML: &str = "libnvidia-ml.so.1";
 /// First word of version 2 of the memory structure: version and size.
 const MEMORY_2: u64 = 2 << 24 | 40;
 /// Processes that are listed at most.
@@ -54,11 +55,20 @@ fn answered(status: i32, name: &str) -> Result<()> {
     if status == 0 { Ok(()) } else { bail!("{name} answered {status}") }
 }
 
-fn nvml() -> Result<()> {
-    let nvml = Nvml::open(NVML)?;
+/// NVML in the file `name`, initialised, and its first GPU.
+///
+/// # Errors
+/// When it cannot be opened or does not answer.
+pub fn first_gpu(name: &str) -> Result<(Nvml, usize)> {
+    let (nvml, mut device) = (Nvml::open(name)?, 0);
     answered((nvml.init)(), "nvmlInit")?;
-    let (mut device, mut memory, mut newer) = (0, [0; 3], [MEMORY_2, 0, 0, 0, 0]);
     answered((nvml.device)(0, &mut device), "nvmlDeviceGetHandleByIndex")?;
+    Ok((nvml, device))
+}
+
+fn nvml() -> Result<()> {
+    let (nvml, device) = first_gpu(NVML)?;
+    let (mut memory, mut newer) = ([0; 3], [MEMORY_2, 0, 0, 0, 0]);
     answered((nvml.memory)(device, &mut memory), "nvmlDeviceGetMemoryInfo")?;
     println!("nvml_total {}\nnvml_free {}\nnvml_used {}", memory[0], memory[1], memory[2]);
     if (nvml.memory_2)(device, &mut newer) == 0 {

@@ -39,17 +39,26 @@ const fn with_cores(what: &'static str, words: &'static [&'static str], target: 
 const SHORT: &[&str] = &["launch", "--rounds", "2001", "--calls", "100"];
 const GRAPH: &[&str] = &["graph", "--rounds", "2001", "--calls", "100"];
 
-const FIGURES: [Figure; 10] = [
-    figure("cuMemAlloc + cuMemFree", &["allocate", "--rounds", "801"], 40),
-    figure("  4,000 live allocations", &["allocate", "--rounds", "801", "--live", "4000"], 40),
+const NVML: &[&str] =
+    &["device-memory", "--rounds", "801", "--bare-nvml", "/usr/lib/gpushare/driver/nvidia-ml"];
+
+const FIGURES: [Figure; 12] = [
+    figure("cuMemAlloc + cuMemFree", &["allocate", "--rounds", "801"], 60),
+    figure("  4,000 live allocations", &["allocate", "--rounds", "801", "--live", "4000"], 60),
     figure("  100,000 live allocations", &["allocate", "--rounds", "801", "--live", "100000"], 100),
-    figure("  64 live processes", &["allocate", "--rounds", "401", "--beside", "63"], 80),
-    figure("cuMemGetInfo", &["memory", "--rounds", "801"], 15),
-    figure("  64 live processes", &["memory", "--rounds", "2001", "--calls", "10", "--beside", "63"], 40),
+    figure(
+        "  100,000, a random one is freed",
+        &["allocate", "--rounds", "801", "--live", "100000", "--random"],
+        130,
+    ),
+    figure("  64 live processes", &["allocate", "--rounds", "401", "--beside", "63"], 75),
+    figure("cuMemGetInfo", &["memory", "--rounds", "801"], 12),
+    figure("  64 live processes", &["memory", "--rounds", "2001", "--calls", "10", "--beside", "63"], 30),
+    figure("nvmlDeviceGetMemoryInfo", NVML, 60),
     figure("cuLaunchKernel, no compute limit", SHORT, 1),
     with_cores("  limit 90, budget left", SHORT, Some(8)),
     figure("cuGraphLaunch, no compute limit", GRAPH, 1),
-    with_cores("  limit 90, budget left", GRAPH, None),
+    with_cores("  limit 90, budget left", GRAPH, Some(8)),
 ];
 
 /// Adds the rows of calls.
