@@ -40,8 +40,6 @@ pub struct Member {
     pub unbooked: u64,
     /// All its GPU time that was ever measured, in nanoseconds.
     pub own: u64,
-    /// One percent of the windows that `own` was measured in, in nanoseconds.
-    percents: u64,
     /// How many looks found anybody else on the GPU.
     others: u64,
     /// GPU time since the last closed window, in nanoseconds.
@@ -74,12 +72,7 @@ impl Account {
             known.until > 0 && known.until <= clock.monotonic && known.own_nanoseconds <= known.until;
         let was_limited = self.is_limited();
         let member = self.members.entry(lease.id).or_insert_with(|| match believable {
-            true => Member {
-                own: known.own_nanoseconds,
-                percents: known.percents_nanoseconds,
-                others: known.others_windows,
-                ..Member::default()
-            },
+            true => Member { own: known.own_nanoseconds, others: known.others_windows, ..Member::default() },
             false => Member::default(),
         });
         member.line = line;
@@ -152,7 +145,6 @@ impl Account {
             }
             if let Some(member) = mine.and_then(|lease| self.members.get_mut(&lease)) {
                 member.own = member.own.saturating_add(spent.nanoseconds);
-                member.percents = member.percents.saturating_add(spent.percent);
             }
             let limited = mine.and_then(|lease| self.members.get_mut(&lease)).filter(|m| m.tenant.is_some());
             let open = limited.map_or(&mut self.foreign_open, |member| &mut member.open);
@@ -236,7 +228,6 @@ impl Account {
                 memory_bytes: member.held.bytes,
                 written: clock.monotonic,
                 unbooked_bytes: member.unbooked,
-                percents_nanoseconds: member.percents,
             };
             (*lease, member.line, value)
         })

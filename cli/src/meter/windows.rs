@@ -35,8 +35,6 @@ pub struct Spent {
     pub pid: u32,
     /// GPU time in nanoseconds.
     pub nanoseconds: u64,
-    /// One percent of the window's length, in nanoseconds: the driver tells whole percents.
-    pub percent: u64,
 }
 
 /// Which samples of one GPU were counted.
@@ -98,7 +96,7 @@ impl Windows {
         // Percents seem to be rounded down. A quarter of a point more is the middle between rounding down and
         // to nearest, and close enough for both. Percent × microseconds × 10 are nanoseconds.
         let nanoseconds = (u64::from(sample.percent) * 100 + 25) * width / 10;
-        Some(Spent { pid: sample.pid, nanoseconds, percent: width * 10 })
+        Some(Spent { pid: sample.pid, nanoseconds })
     }
 
     /// Takes the second shortest of the last gaps as the period. One stamp that came late makes one short

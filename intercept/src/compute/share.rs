@@ -20,7 +20,6 @@ pub(super) struct Reading {
     pub(super) until: u64,
     pub(super) own: u64,
     pub(super) others: u64,
-    pub(super) percents: u64,
 }
 
 impl Share {
@@ -58,7 +57,6 @@ impl Reading {
                 until: measured.until.load(Relaxed),
                 own: measured.own_nanoseconds.load(Relaxed),
                 others: measured.others_windows.load(Relaxed),
-                percents: measured.percents_nanoseconds.load(Relaxed),
             };
             let written = measured.written.load(Relaxed);
             fence(Acquire);

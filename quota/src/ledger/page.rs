@@ -53,10 +53,9 @@ impl Page {
         Self { head, path: path.into(), text: String::new(), rows }
     }
 
-    /// A page whose leases stand in `body` of `text`, a line each.
-    pub fn in_text(path: &Path, head: Head, text: String, body: Range<usize>) -> Self {
-        let mut start = body.start;
-        let lines = text[body].lines().map(|line| {
+    /// A page whose leases stand in `text` from `start` on, a line each.
+    pub fn in_text(path: &Path, head: Head, text: String, mut start: usize) -> Self {
+        let lines = text[start..].lines().map(|line| {
             let end = start + line.len();
             let range = start..end;
             start = end + 1;

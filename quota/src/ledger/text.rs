@@ -2,11 +2,10 @@
 //! lease. Blank lines may follow.
 
 use std::io::Write;
-use std::ops::Range;
 use std::path::Path;
 
+use super::Page;
 use super::page::Line;
-use super::{Head, Page};
 
 /// Raised with every change to what follows it.
 const VERSION: u32 = 1;
@@ -58,27 +57,27 @@ fn line(body: &mut Vec<u8>, value: &impl serde::Serialize) {
 
 /// Reads the text of the ledger at `path`.
 pub(super) fn read(path: &Path, text: Vec<u8>) -> Result<Page, Fault> {
-    let text = String::from_utf8(text).map_err(|_| Fault::Torn)?;
-    let end = text.find('\n').ok_or(Fault::Torn)?;
-    let first = text[..end].strip_prefix(TITLE);
+    let end = text.iter().position(|byte| *byte == b'\n').ok_or(Fault::Torn)?;
+    let first = str::from_utf8(&text[..end]).ok().and_then(|first| first.strip_prefix(TITLE));
     let (version, first) = first.and_then(|first| first.split_once(": ")).ok_or(Fault::Torn)?;
     match version.parse::<u32>() {
         Ok(version) if version == VERSION => {}
         Ok(version) => return Err(Fault::Version(version)),
         Err(_) => return Err(Fault::Torn),
     }
-    let (head, lines) = body(first, &text, end + 1).ok_or(Fault::Torn)?;
-    Ok(Page::in_text(path, head, text, lines))
+    let (length, sum) = first.split_once(" bytes, crc32 ").ok_or(Fault::Torn)?;
+    let (length, sum) = (length.parse().map_err(|_| Fault::Torn)?, sum.to_owned());
+    page(path, text, end + 1, length, &sum).ok_or(Fault::Torn)
 }
 
-/// The head, and the place of the leases' lines. `first` tells the length and sum of what begins at `start`.
-fn body(first: &str, text: &str, start: usize) -> Option<(Head, Range<usize>)> {
-    let (length, sum) = first.split_once(" bytes, crc32 ")?;
-    let end = start.checked_add(length.parse().ok()?)?;
-    let body = text.get(start..end)?;
-    if format!("{:08x}", crc32fast::hash(body.as_bytes())) != sum || !body.ends_with('\n') {
+/// The page whose body begins at `start`. What follows the body is left of an earlier text.
+fn page(path: &Path, mut text: Vec<u8>, start: usize, length: usize, sum: &str) -> Option<Page> {
+    let body = text.get(start..start.checked_add(length)?)?;
+    if format!("{:08x}", crc32fast::hash(body)) != sum || body.last() != Some(&b'\n') {
         return None;
     }
-    let head = body.find('\n')?;
-    Some((serde_json::from_str(&body[..head]).ok()?, start + head + 1..end))
+    text.truncate(start + length);
+    let text = String::from_utf8(text).ok()?;
+    let head = start + text[start..].find('\n')?;
+    Some(Page::in_text(path, serde_json::from_str(&text[start..head]).ok()?, text, head + 1))
 }

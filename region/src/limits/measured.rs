@@ -32,9 +32,7 @@ pub struct Measured {
     /// Part of `memory_bytes` that the container's own books do not explain, in bytes; 0: the books explain
     /// all of it.
     pub unbooked_bytes: AtomicU64,
-    /// One percent of the length of each sample in `own_nanoseconds`, in nanoseconds: the driver tells whole
-    /// percents. 0: a meter that does not tell it.
-    pub percents_nanoseconds: AtomicU64,
+    reserved: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Measured>() == 64);
@@ -59,8 +57,6 @@ pub struct Measurement {
     pub written: u64,
     /// Device memory that the container's own books do not explain, in bytes.
     pub unbooked_bytes: u64,
-    /// One percent of the length of each sample in `own_nanoseconds`, in nanoseconds.
-    pub percents_nanoseconds: u64,
 }
 
 impl Measured {
@@ -77,7 +73,6 @@ impl Measured {
         self.memory_bytes.store(value.memory_bytes, Relaxed);
         self.written.store(value.written, Relaxed);
         self.unbooked_bytes.store(value.unbooked_bytes, Relaxed);
-        self.percents_nanoseconds.store(value.percents_nanoseconds, Relaxed);
         self.sequence.store(writing.wrapping_add(1), Release);
     }
 
@@ -93,7 +88,6 @@ impl Measured {
             memory_bytes: self.memory_bytes.load(Relaxed),
             written: self.written.load(Relaxed),
             unbooked_bytes: self.unbooked_bytes.load(Relaxed),
-            percents_nanoseconds: self.percents_nanoseconds.load(Relaxed),
         };
         fence(Acquire);
         (before.is_multiple_of(2) && self.sequence.load(Relaxed) == before).then_some(value)
@@ -116,7 +110,6 @@ pub fn measurements(bytes: &[u8]) -> Option<[Measurement; MAX_DEVICES]> {
                 memory_bytes: long(line, 32),
                 written: long(line, 40),
                 unbooked_bytes: long(line, 48),
-                percents_nanoseconds: long(line, 56),
             };
         }
     }
@@ -138,7 +131,6 @@ const _: () = assert!(core::mem::offset_of!(Measured, others_windows) == 24);
 const _: () = assert!(core::mem::offset_of!(Measured, memory_bytes) == 32);
 const _: () = assert!(core::mem::offset_of!(Measured, written) == 40);
 const _: () = assert!(core::mem::offset_of!(Measured, unbooked_bytes) == 48);
-const _: () = assert!(core::mem::offset_of!(Measured, percents_nanoseconds) == 56);
 
 #[cfg(test)]
 mod tests {
@@ -154,7 +146,6 @@ mod tests {
         memory_bytes: 5 << 30,
         written: 6,
         unbooked_bytes: 7,
-        percents_nanoseconds: 8,
     };
 
     #[test]

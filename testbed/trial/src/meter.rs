@@ -48,8 +48,6 @@ pub(crate) struct Counts {
     /// Windows that were not reported yet: their end, and each container's GPU time up to then.
     untold: Vec<(u64, Vec<u64>)>,
     used: Vec<u64>,
-    /// One percent of the windows in which its processes were busy, by container.
-    percents: Vec<u64>,
     pub(crate) next_window: u64,
 }
 
@@ -57,15 +55,7 @@ impl Counts {
     pub(crate) fn new(meter: Meter, owners: Vec<usize>, containers: usize, phase: u64) -> Self {
         let busy = vec![0; owners.len()];
         let next_window = meter.window - phase % meter.window;
-        Self {
-            meter,
-            owners,
-            busy,
-            untold: Vec::new(),
-            used: vec![0; containers],
-            percents: vec![0; containers],
-            next_window,
-        }
+        Self { meter, owners, busy, untold: Vec::new(), used: vec![0; containers], next_window }
     }
 
     /// Ends a window at `now`.
@@ -84,9 +74,6 @@ impl Counts {
             // No sample says 0 %, and the meter does not know a process without a sample.
             let percent = if percent < 100 { 0 } else { percent };
             self.used[*owner] += percent * self.meter.window / 10_000;
-            if percent > 0 {
-                self.percents[*owner] += self.meter.window / 100;
-            }
         }
         self.untold.push((now, self.used.clone()));
         self.next_window = now + self.meter.window;
@@ -103,7 +90,6 @@ impl Counts {
                 let own = used[container];
                 line.until.store(*until, Relaxed);
                 line.own_nanoseconds.store(own, Relaxed);
-                line.percents_nanoseconds.store(self.percents[container], Relaxed);
                 // Any number serves that changes when others use the GPU.
                 line.others_windows.store(used.iter().sum::<u64>() - own, Relaxed);
             }
