@@ -12,7 +12,7 @@ fn bounds(case: &str, device: Discipline) -> Bounds {
     let (mean, second, least) = match (case, device == SLICES) {
         ("kernel time steps 1, 4, 0.5", _) => (0.6, 7.0, 95.0),
         ("kernel time sine +-80 %", _) => (0.5, 3.0, 90.0),
-        ("25/25/50", true) => (1.5, 5.0, 75.0),
+        ("25/25/50", true) => (2.0, 6.0, 75.0),
         (_, true) => (1.2, 4.0, 80.0),
         ("25/25/50", false) => (0.8, 3.0, 95.0),
         (_, false) => (0.5, 3.0, 95.0),
