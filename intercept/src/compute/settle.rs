@@ -31,8 +31,8 @@ const UNSETTLED: usize = SETTLED_WINDOWS - 1;
 /// For how many windows differences that rounding explains are added up. One that lasts is noticed in this
 /// time, ten seconds, and what was found until then is forgotten after it.
 const LONGEST_TRUST: u32 = 60;
-/// What rounding may hide, in thousandths of the elapsed time: a point. The driver tells whole percents of each
-/// process, so of four processes it hides more, and of one less.
+/// What rounding may hide, in thousandths of the elapsed time: a point. The driver tells whole percents of
+/// each process, so of four processes it hides more, and of one less.
 const ROUNDING: u64 = 10;
 /// How far the scale may be from one for the pairs to be right again.
 const NEAR_ONE: i64 = ONE / 32;

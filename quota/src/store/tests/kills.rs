@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 
-/// Not a test of its own: it makes and ends leases without pause, and says each before and after.
+/// Not a test of its own: it makes and ends leases without pause, and says each before and after. It ends by
+/// itself if it is told after how many.
 #[test]
 fn helper_process_reserves_and_releases() {
     let (Ok(state), Ok(name)) = (std::env::var("QUOTA_KILL_STATE"), std::env::var("QUOTA_KILL_NAME")) else {
@@ -15,7 +16,8 @@ fn helper_process_reserves_and_releases() {
     let store = Store::open(Path::new(&state)).unwrap();
     // A holder that lives on, so that no sweep takes what must stand.
     let parent = Holder::init(i32::try_from(std::os::unix::process::parent_id()).unwrap()).unwrap();
-    for number in 0.. {
+    let most = std::env::var("QUOTA_KILL_MOST").map_or(u64::MAX, |most| most.parse().unwrap());
+    for number in 0..most {
         let container = format!("{name}-{number}");
         let lease = keep(&store, &container, &["GPUSHARE_MEMORY=1GiB"], &parent).unwrap();
         println!("\n+{}", lease.id);
@@ -50,20 +52,25 @@ impl Said {
     }
 }
 
+/// The helper as a command, under `name`.
+fn helper(command: &mut Command, state: &TempDir, name: &str) {
+    command
+        .args(["--exact", "store::tests::kills::helper_process_reserves_and_releases", "--nocapture"])
+        .env("QUOTA_KILL_STATE", state.path())
+        .env("QUOTA_KILL_NAME", name)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+}
+
 /// `GPUSHARE_KILLS` rounds, else 60: two processes write, and one of them is killed at any point.
 #[test]
 fn a_process_that_is_killed_loses_no_lease_and_leaves_none_behind() {
     let rounds = std::env::var("GPUSHARE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(60_u64);
     let (folder, store) = open();
     let start = |name: String| {
-        Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "store::tests::kills::helper_process_reserves_and_releases", "--nocapture"])
-            .env("QUOTA_KILL_STATE", folder.path())
-            .env("QUOTA_KILL_NAME", name)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap()
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        helper(&mut command, &folder, &name);
+        command.spawn().unwrap()
     };
     for round in 0..rounds {
         let mut children = [0, 1].map(|number| start(format!("r{round}-{number}")));
@@ -106,6 +113,47 @@ fn a_process_that_is_killed_loses_no_lease_and_leaves_none_behind() {
             store.release(lease.id, &lease.member.key, ReleaseReason::Swept).unwrap();
         }
     }
+}
+
+/// Each call by which a turn touches the files, one after the other: the process is killed when it makes it.
+#[test]
+#[ignore = "needs strace: kills processes at each of their calls"]
+fn who_is_killed_at_any_call_leaves_a_whole_ledger() {
+    let (folder, store) = open();
+    let mut kills = 0;
+    for call in ["openat", "flock", "statx", "read", "pwrite64", "fallocate", "renameat2", "write", "close"] {
+        for number in 1.. {
+            let mut strace = Command::new("strace");
+            strace.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={call}")]);
+            strace.args(["-e", &format!("inject={call}:signal=KILL:when={number}")]);
+            strace.arg(std::env::current_exe().unwrap());
+            helper(strace.env("QUOTA_KILL_MOST", "3"), &folder, &format!("{call}-{number}"));
+            let output = strace.output().expect("strace starts");
+            let mut said = Said::default();
+            let text = String::from_utf8_lossy(&output.stdout);
+            text[..text.rfind('\n').unwrap_or(0)].lines().for_each(|line| said.hear(line));
+            let when = format!("{call} number {number}");
+            let standing: Vec<i64> = store.leases().unwrap().iter().map(|lease| lease.id).collect();
+            for id in &said.standing {
+                assert!(standing.contains(id), "{when}: lease {id} is lost");
+            }
+            let known = |id: &&i64| said.standing.contains(id) || said.open.as_ref() == Some(*id);
+            let unknown = standing.iter().filter(|id| !known(id)).count();
+            assert!(unknown <= 1, "{when}: {unknown} leases that nobody made");
+            // Whoever comes next has the turn, and room.
+            let next = keep(&store, "next", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
+            store.release(next.id, &next.member.key, ReleaseReason::Ended).unwrap();
+            for lease in store.leases().unwrap() {
+                store.release(lease.id, &lease.member.key, ReleaseReason::Swept).unwrap();
+            }
+            if output.status.success() {
+                break;
+            }
+            kills += 1;
+        }
+    }
+    println!("{kills} kills");
+    assert!(kills > 120, "{kills}");
 }
 
 /// The second file at any point of a write, read by name and by a reader who opened it when it was the first.
@@ -182,8 +230,8 @@ fn who_reads_beside_writers_sees_whole_states() {
     });
 }
 
-/// The first file is long, the second one is still short, and the disk is full: what is written next is shorter
-/// than the first and longer than the second.
+/// The first file is long, the second one is still short, and the disk is full: what is written next is
+/// shorter than the first and longer than the second.
 #[test]
 #[ignore = "needs root: mounts a small file system"]
 fn on_a_full_disk_a_short_lease_ends_beside_a_long_one() {
