@@ -19,7 +19,8 @@ fn helper_process_reserves_and_releases() {
     let most = std::env::var("QUOTA_KILL_MOST").map_or(u64::MAX, |most| most.parse().unwrap());
     for number in 0..most {
         let container = format!("{name}-{number}");
-        let lease = keep(&store, &container, &["GPUSHARE_MEMORY=1GiB"], &parent).unwrap();
+        // Small, so that one process does not fill the node before the other has begun.
+        let lease = keep(&store, &container, &["GPUSHARE_MEMORY=16MiB"], &parent).unwrap();
         println!("\n+{}", lease.id);
         // Every second one stays.
         if number % 2 == 0 {
