@@ -58,7 +58,13 @@ const VERSIONS: [(&str, &str, &str); 5] = [
 pub fn take_over(state: &Path) -> Result<()> {
     let Some(takeover) = Takeover::begin(state)? else { return Ok(()) };
     let path = takeover.database();
-    let named = || format!("cannot take over the leases of the earlier version in {}", path.display());
+    let named = || {
+        format!(
+            "cannot take over the leases of the earlier version in {}; if none of its containers runs any more, \
+             delete that file",
+            path.display()
+        )
+    };
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let db = Connection::open_with_flags(&path, flags).with_context(named)?;
     let version = fenced(&db, &takeover).with_context(named)?;
