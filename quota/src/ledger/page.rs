@@ -126,20 +126,19 @@ impl Page {
         wanted: impl Fn(&Entry) -> bool,
     ) -> Result<Option<&mut Entry>, StoreError> {
         for at in 0..self.rows.len() {
-            let row = &self.rows[at];
-            let is_marked = match row {
-                Row::Read(line) => self.text[line.clone()].contains(mark),
-                Row::Written(_) => true,
+            let newly_read: Option<Entry> = match &self.rows[at] {
+                Row::Written(entry) if wanted(entry) => None,
+                Row::Read(line) if self.text[line.clone()].contains(mark) => Some(self.parsed(line)?),
+                _ => continue,
             };
-            if !is_marked {
-                continue;
-            }
-            let entry = self.entry(row)?;
-            if wanted(&entry) {
+            if let Some(entry) = newly_read {
+                if !wanted(&entry) {
+                    continue;
+                }
                 self.rows[at] = Row::Written(Box::new(entry));
-                let Row::Written(entry) = &mut self.rows[at] else { return Ok(None) };
-                return Ok(Some(entry));
             }
+            let Row::Written(entry) = &mut self.rows[at] else { return Ok(None) };
+            return Ok(Some(entry));
         }
         Ok(None)
     }
