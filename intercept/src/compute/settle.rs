@@ -27,7 +27,7 @@ const SCALE_WINDOWS: u32 = 6;
 const LEAST_CHARGE: i64 = 15 * MILLISECOND.cast_signed();
 /// The place of the window up to which everything is settled. The windows before it in the list are the last
 /// ones.
-const UNSETTLED: usize = SETTLED_WINDOWS - 1;
+const BASE: usize = SETTLED_WINDOWS - 1;
 /// For how many windows differences that rounding explains are added up. One that lasts is noticed in this
 /// time, ten seconds, and what was found until then is forgotten after it.
 const LONGEST_TRUST: u32 = 60;
@@ -72,10 +72,10 @@ impl Shared<'_> {
         new.number = last.map_or(0, |last| last.number).wrapping_add(step);
         let trusted = self.is_trusted();
         let first = self.first_before(&new).or(known);
-        let base = self.read(UNSETTLED).filter(|base| known.is_some() && is_same_account(base, &new));
+        let base = self.read(BASE).filter(|base| known.is_some() && is_same_account(base, &new));
         let unsettled = base.or(known);
         let agrees = [first, unsettled].iter().flatten().all(|base| agree(base, &new));
-        self.write(usize::try_from(new.number).unwrap_or(0) % UNSETTLED, &new);
+        self.write(usize::try_from(new.number).unwrap_or(0) % BASE, &new);
         let moved = self.bucket.settled.compare_exchange(settled, new.until, Release, Relaxed).is_ok();
         // Who was stopped here leaves the rest to the next window.
         if !moved || self.bucket.settled.load(Acquire) != new.until {
@@ -83,7 +83,7 @@ impl Shared<'_> {
         }
         let old = base.is_none_or(|base| new.number.wrapping_sub(base.number) > LONGEST_TRUST);
         if !(trusted && agrees) || old {
-            self.write(UNSETTLED, &new);
+            self.write(BASE, &new);
         }
         let (Some(first), Some(unsettled)) = (first, unsettled) else { return };
         if trusted && agrees {
@@ -107,7 +107,7 @@ impl Shared<'_> {
     }
 
     fn windows(&self) -> impl Iterator<Item = Window> {
-        (0..UNSETTLED).filter_map(|place| self.read(place))
+        (0..BASE).filter_map(|place| self.read(place))
     }
 
     /// The window in `place`; `None` while there is none.
@@ -318,17 +318,18 @@ mod tests {
     /// While nothing is limited, nothing is charged, and the meter goes on counting.
     #[test]
     fn what_was_used_under_other_limits_is_not_billed() {
-        let shared = doubted();
         let start = 1_000 * WINDOW;
-        for (what, grants, windows, own, level) in [
-            ("limited", 2, 1, 1_000_000, -1_000_000),
-            ("limited again after a minute without", 6, 360, 60_000_000_000, -2_000_000),
-            ("and goes on", 6, 361, 60_003_000_000, -5_000_000),
-        ] {
-            let until = start + windows * WINDOW;
-            shared.charge(until - 1, 1_000_000);
-            shared.settle(&reading(until, own), grants, until + 30 * MILLISECOND, false);
-            assert_eq!(shared.level(), level, "{what}");
+        for shared in [shared(), doubted()] {
+            for (what, grants, windows, own, level) in [
+                ("limited", 2, 1, 1_000_000, -1_000_000),
+                ("limited again after a minute without", 6, 360, 60_000_000_000, -2_000_000),
+                ("and goes on", 6, 361, 60_030_000_000, -32_000_000),
+            ] {
+                let until = start + windows * WINDOW;
+                shared.charge(until - 1, 1_000_000);
+                shared.settle(&reading(until, own), grants, until + 30 * MILLISECOND, false);
+                assert_eq!(shared.level(), level, "{what}");
+            }
         }
     }
 
