@@ -1,6 +1,7 @@
 //! `gpushare plan`: a dry run of `create`.
 
 use std::io::{self, Write};
+use std::iter;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -77,7 +78,14 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
 pub fn of(request: &Request, lease: &Lease, node: &Node, programs: &Programs, image: &Image) -> Result<Plan> {
     let extent = lease.enforcement_for(request).terms().extent;
     let files = HostFiles::gather(request, extent, &node.driver, programs, image)?;
-    let parts = PlanParts { gpus: &node.gpus, nodes: &node.nodes, files: &files, image, programs };
+    let parts = PlanParts {
+        gpus: &node.gpus,
+        nodes: &node.nodes,
+        files: &files,
+        image,
+        programs,
+        needs_poststop: false,
+    };
     Ok(Plan::new(request, lease, parts)?)
 }
 
@@ -171,7 +179,7 @@ fn print(request: &Request, lease: &Lease, plan: &Plan, node: &Node) -> io::Resu
         let options = mount.options().as_deref().unwrap_or_default().join(",");
         writeln!(out, "mount     {} <- {} ({options})", mount.destination().display(), source.display())?;
     }
-    for hook in [&plan.prestart, &plan.poststop] {
+    for hook in iter::once(&plan.prestart).chain(&plan.poststop) {
         let arguments = hook.args().as_deref().unwrap_or_default();
         writeln!(
             out,

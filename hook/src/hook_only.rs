@@ -83,7 +83,7 @@ fn give(
     if holds_already(&key.container, &init, &settings)? {
         return Ok(());
     }
-    let requester = Requester { container, key: &key, bundle, json, is_read: true };
+    let requester = Requester { container, key: &key, bundle, json, is_read: true, needs_poststop: true };
     grant(requester, &settings, |plan, reservation, json| {
         let applied = live.apply(plan, &json)?;
         reservation.hand_over(&init)?;

@@ -204,7 +204,7 @@ mod tests {
             device_rules: vec![rule.minor(0).access("rw").build().unwrap()],
             mounts: Vec::new(),
             prestart: hook.clone(),
-            poststop: hook,
+            poststop: Some(hook),
             additional_gids: gids.to_vec(),
             variables: Vec::new(),
             kept: gpushare_request::Kept::default(),

@@ -196,8 +196,7 @@ pub(crate) fn check(json: &Value, plan: &Plan) -> Result<(), EditError> {
 /// somebody else's by now. Only what a plan adds is taken out, so a bundle that merely imitates our hook
 /// loses nothing that it may keep.
 fn take_back(json: &mut Value, plan: &Plan) {
-    let ours = value(&plan.prestart).unwrap_or_default();
-    if !entries(json, "/hooks/prestart").any(|hook| same_hook(hook, &ours)) {
+    if !entries(json, "/hooks/prestart").any(|hook| is_hook_of(hook, plan.prestart.path(), "prestart")) {
         return;
     }
     // A privileged container keeps its nodes and rules: ours cannot be told from the engine's.
@@ -287,13 +286,19 @@ fn hooks(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     for (_, stage) in hooks.iter_mut() {
         stage.as_array_mut().into_iter().for_each(|list| list.retain(|hook| !is_nvidias_hook(hook)));
     }
-    for (stage, field, ours) in
-        [("prestart", "hooks.prestart", &plan.prestart), ("poststop", "hooks.poststop", &plan.poststop)]
-    {
+    // An earlier start in this bundle may have left its poststop hook.
+    for (stage, field, ours) in [
+        ("prestart", "hooks.prestart", Some(&plan.prestart)),
+        ("poststop", "hooks.poststop", plan.poststop.as_ref()),
+    ] {
+        if ours.is_none() && hooks.get(stage).is_none_or(Value::is_null) {
+            continue;
+        }
         let list = list(hooks, stage, field)?;
-        let ours = value(ours)?;
-        list.retain(|hook| !same_hook(hook, &ours));
-        list.push(ours);
+        list.retain(|hook| !is_hook_of(hook, plan.prestart.path(), stage));
+        if let Some(ours) = ours {
+            list.push(value(ours)?);
+        }
     }
     if let Some(list) = hooks.get_mut("createRuntime").and_then(Value::as_array_mut) {
         // This one comes with our CDI devices, for engines whose runtime is not gpushare's.
@@ -308,8 +313,8 @@ fn is_this_program(hook: &Value) -> bool {
     is_same_file(text(hook, "path").as_ref(), "/proc/self/exe".as_ref())
 }
 
-fn same_hook(hook: &Value, ours: &Value) -> bool {
-    hook.get("path") == ours.get("path") && hook.pointer("/args/1") == ours.pointer("/args/1")
+fn is_hook_of(hook: &Value, program: &Path, stage: &str) -> bool {
+    Path::new(text(hook, "path")) == program && hook.pointer("/args/1").and_then(Value::as_str) == Some(stage)
 }
 
 fn groups(json: &mut Value, gids: &[u32]) -> Result<(), EditError> {

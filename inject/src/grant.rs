@@ -43,6 +43,9 @@ pub struct Requester<'a> {
     /// Whether the low-level runtime has read the configuration already: then nothing can be taken out of it
     /// any more.
     pub is_read: bool,
+    /// Whether the share must be given back by a hook, because the engine does not delete the container
+    /// through gpushare.
+    pub needs_poststop: bool,
 }
 
 /// Why a container gets no share.
@@ -148,7 +151,7 @@ pub fn grant<T, E: From<GrantError>>(
     let undo = Undo::of(&store, &facts.state, reservation.lease());
     let reservation = reservation; // dropped before `undo`, which asks what became of the lease
     let files = facts.files(reservation.lease(), settings)?;
-    let plan = facts.plan(reservation.lease(), &files)?;
+    let plan = facts.plan(reservation.lease(), &files, requester.needs_poststop)?;
     make_region(&facts.state, reservation.lease(), &facts.request).map_err(GrantError::from)?;
     facts.root.check(plan.targets()).map_err(GrantError::from)?;
     let done = apply(&plan, reservation, requester.json)?;
@@ -249,10 +252,10 @@ impl<'a> Facts<'a> {
     }
 
     /// The plan of this container of `lease`.
-    fn plan(&self, lease: &Lease, files: &HostFiles) -> Result<Plan, GrantError> {
+    fn plan(&self, lease: &Lease, files: &HostFiles, needs_poststop: bool) -> Result<Plan, GrantError> {
         let programs = Programs { state: self.state.path(), ..self.programs.clone() };
         let (gpus, nodes) = (&self.node.gpus, &self.node.nodes);
-        let parts = PlanParts { gpus, nodes, files, image: &self.image, programs: &programs };
+        let parts = PlanParts { gpus, nodes, files, image: &self.image, programs: &programs, needs_poststop };
         Ok(Plan::new(&self.request, lease, parts)?)
     }
 }

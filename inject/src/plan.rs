@@ -32,8 +32,8 @@ pub struct Plan {
     pub mounts: Vec<Mount>,
     /// Registers the container's init with the lease.
     pub prestart: Hook,
-    /// Gives the lease back.
-    pub poststop: Hook,
+    /// Gives the lease back, where only the low-level runtime knows when the container has ended.
+    pub poststop: Option<Hook>,
     /// Groups that may open a granted device node which not everybody may open.
     pub additional_gids: Vec<u32>,
     /// Environment variables of other systems' requests, with the value that each gets in the container.
@@ -110,7 +110,7 @@ impl Plan {
             device_rules: nodes.iter().map(|node| rule(node)).collect(),
             mounts,
             prestart: hook("prestart", lease, programs, files),
-            poststop: hook("poststop", lease, programs, files),
+            poststop: parts.needs_poststop.then(|| hook("poststop", lease, programs, files)),
             additional_gids: groups(&nodes),
             variables: request.variables.clone(),
             denies_user_namespaces: programs.denies_user_namespaces,

@@ -21,4 +21,6 @@ pub struct PlanParts<'a> {
     /// Our own folders, and what the hooks are told. `state` must be the state folder whose store holds the
     /// lease.
     pub programs: &'a Programs<'a>,
+    /// As [`crate::Requester::needs_poststop`].
+    pub needs_poststop: bool,
 }

@@ -91,8 +91,10 @@ const ROOT: [&str; 2] = ["--root", "-r"];
 /// The command that the engine calls.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Command {
-    /// `create` and `run`.
+    /// `create`: the engine deletes the container later, by another call.
     Create,
+    /// `run`: one call for the container's whole life.
+    Run,
     /// `restore`: the container continues from a checkpoint.
     Restore,
     /// `delete`: the container is removed.
@@ -216,7 +218,7 @@ impl Args {
             }
             _ => {
                 self.config = line.path(&["--config", "-f"])?.map(config).transpose()?.flatten();
-                Command::Create
+                if word == "run" { Command::Run } else { Command::Create }
             }
         })
     }
@@ -372,7 +374,8 @@ mod tests {
             ("--cgroup-manager systemd run --preserve-fds 3 abc", "."),
         ] {
             let args = parse(line);
-            assert_eq!((args.command, args.bundle), (Command::Create, PathBuf::from(bundle)), "{line}");
+            let command = if line.contains(" run ") { Command::Run } else { Command::Create };
+            assert_eq!((args.command, args.bundle), (command, PathBuf::from(bundle)), "{line}");
             assert_eq!(args.id.as_deref(), Some("abc"), "{line}");
         }
         let restore = parse("restore --image-path /i --work-path /w --bundle /b --detach abc");

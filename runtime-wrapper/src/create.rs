@@ -12,7 +12,7 @@ use gpushare_quota::LeaseKey;
 use gpushare_request::{Container, Policy, is_request};
 use serde_json::Value;
 
-use crate::args::Args;
+use crate::args::{Args, Command};
 use crate::exec;
 
 const NO_RESTORE: &str = "a container with a share cannot be restored from a checkpoint, since its limits \
@@ -30,7 +30,11 @@ pub fn create(args: &Args, config: &Config) -> Result<Infallible> {
         return pass_on(&json, config, runtime).context(REFUSAL);
     }
     let key = key(args)?;
-    let requester = Requester { container: &container, key: &key, bundle: &bundle, json, is_read: false };
+    // After `create` the engine calls `delete`, which gives the share back. A hook would be one more process
+    // in the life of every container.
+    let needs_poststop = args.command == Command::Run;
+    let requester =
+        Requester { container: &container, key: &key, bundle: &bundle, json, is_read: false, needs_poststop };
     let settings = config.settings(std::env::var_os(ENVIRONMENT).map(PathBuf::from));
     // The reservation is kept until execve replaces this process. On any failure it is given back.
     grant(requester, &settings, |plan, _reservation, json| {

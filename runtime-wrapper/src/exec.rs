@@ -1,4 +1,4 @@
-//! Finds the low-level runtime and replaces this process by it.
+//! Finds the low-level runtime, and replaces this process by it or runs it as a child.
 
 use std::convert::Infallible;
 use std::env;
@@ -9,6 +9,7 @@ use std::iter::once;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::process::{Command, ExitStatus};
 
 use anyhow::{Context, Result, bail};
 use gpushare_config::Config;
@@ -51,8 +52,22 @@ pub fn low_level(runtime: &Path) -> Result<Infallible> {
     let program = words.first().context("no program")?;
     inherited::restore();
     let error = execv(program, &words).unwrap_err();
-    Err(io::Error::from(error))
-        .with_context(|| format!("cannot run the low-level runtime {}", runtime.display()))
+    Err(io::Error::from(error)).with_context(|| cannot_run(runtime))
+}
+
+/// Runs `runtime` to its end with the same arguments, environment, working directory and standard
+/// descriptors. It ignores SIGXFSZ, as this process does, and no other signal.
+///
+/// # Errors
+/// When it cannot be started.
+pub fn low_level_to_its_end(runtime: &Path) -> Result<ExitStatus> {
+    inherited::close_again();
+    let ended = Command::new(runtime).args(env::args_os().skip(1)).status();
+    ended.with_context(|| cannot_run(runtime))
+}
+
+fn cannot_run(runtime: &Path) -> String {
+    format!("cannot run the low-level runtime {}", runtime.display())
 }
 
 fn is_program(path: &Path) -> bool {

@@ -35,18 +35,22 @@ extern "C" fn remember() {
     }
 }
 
-/// Restores the signals, and marks the descriptors that were closed at the start so that the next execve
-/// closes them.
+/// Restores the signals and the descriptors for the program that this process becomes.
 pub fn restore() {
+    close_again();
+    for (signal, ignored) in SIGNALS.into_iter().zip(&WAS_IGNORED) {
+        let action = if ignored.load(Ordering::Relaxed) { libc::SIG_IGN } else { libc::SIG_DFL };
+        // SAFETY: neither action runs a handler of this program.
+        unsafe { libc::signal(signal, action) };
+    }
+}
+
+/// Marks the descriptors that were closed at the start so that the next execve closes them.
+pub fn close_again() {
     for (fd, closed) in (0 as RawFd..).zip(&WERE_CLOSED) {
         if closed.load(Ordering::Relaxed) {
             // SAFETY: the call gets three integers and touches no memory.
             unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
         }
-    }
-    for (signal, ignored) in SIGNALS.into_iter().zip(&WAS_IGNORED) {
-        let action = if ignored.load(Ordering::Relaxed) { libc::SIG_IGN } else { libc::SIG_DFL };
-        // SAFETY: neither action runs a handler of this program.
-        unsafe { libc::signal(signal, action) };
     }
 }

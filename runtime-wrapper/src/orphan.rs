@@ -19,8 +19,8 @@ use crate::args::Args;
 /// Files in which a runtime records a container, in the container's folder below its root: crun writes the
 /// first, runc and youki the second.
 const RECORDS: [&str; 2] = ["status", "state.json"];
-/// How long to wait for the killed process to end.
-const DEADLINE: Duration = Duration::from_secs(2);
+/// How long to wait for a killed container to end.
+pub const DEADLINE: Duration = Duration::from_secs(2);
 
 /// Kills the init of `member` if `runtime` has no record of the container. `delete --force` does the same to
 /// containers that it knows.

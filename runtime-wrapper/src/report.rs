@@ -17,7 +17,7 @@ use crate::args::{Args, Command};
 /// that cannot be written is ignored.
 pub fn failure(args: &Args, error: &anyhow::Error) {
     let text = format!("gpushare-runtime: {}", gpushare_inject::one_line(error.as_ref()));
-    if args.command == Command::Create {
+    if matches!(args.command, Command::Create | Command::Run) {
         tracing::info!(container = args.id.as_deref(), reason = %text, "lease refused");
         note(args, &text);
     }

@@ -87,6 +87,53 @@ fn a_killed_init_gives_back_by_delete_or_by_the_sweep() {
 }
 
 #[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_call_that_ends_a_container_gives_its_share_back_before_it_returns() {
+    if !met(NEEDS) {
+        return;
+    }
+    for low_level in LowLevel::ALL {
+        let node = SimulatedNode::one_gpu();
+        let runtime = Runtime::wrapped(low_level, &node);
+        let (running, created, whole, failing) = (request(), request(), request(), request());
+
+        runtime.run(&running).leave();
+        runtime.delete_force(running.id());
+        assert_eq!(leases(runtime.config()), [], "{low_level:?}: delete --force of a running container");
+        assert!(!has_poststop(&running), "{low_level:?}: `delete` needs no help");
+
+        runtime.create(&created).expect("the GPU is free").leave();
+        let deleted = runtime.call(&["delete"], created.id()).success(); // runc does that, crun does not
+        assert_eq!(leases(runtime.config()).is_empty(), deleted, "{low_level:?}: delete of a created one");
+        runtime.delete_force(created.id());
+        assert_eq!(leases(runtime.config()), [], "{low_level:?}: delete --force of a created one");
+
+        for (bundle, script, status) in [(whole, "exit 0", 0), (failing, "exit 7", 7)] {
+            let bundle = bundle.args(&["/bin/sh", "-c", script]);
+            bundle.write();
+            let folder = bundle.path().to_str().expect("paths of tests are UTF-8");
+            let ran = runtime.call(&["run", "--bundle", folder], bundle.id());
+            assert_eq!(
+                (ran.status.code(), leases(runtime.config())),
+                (Some(status), Vec::new()),
+                "{low_level:?}"
+            );
+            assert!(has_poststop(&bundle), "{low_level:?}: nobody calls `delete` after `run`");
+        }
+        let unknown = runtime.call(&["delete"], "unknown");
+        assert!(!unknown.success(), "{low_level:?}: {unknown:?}");
+    }
+}
+
+/// Whether the bundle's configuration has a poststop hook of gpushare's.
+fn has_poststop(bundle: &Bundle) -> bool {
+    let json: Value = serde_json::from_slice(&bundle.config_bytes()).expect("a configuration is JSON");
+    let hooks = json["hooks"]["poststop"].as_array().map_or(&[][..], Vec::as_slice);
+    let ours = artifacts::hook().display().to_string();
+    hooks.iter().any(|hook| hook["path"] == ours)
+}
+
+#[test]
 #[ignore = "needs root and runc: runs containers"]
 fn a_full_node_looks_for_dead_leases_before_it_refuses() {
     if !met(NEEDS) {

@@ -46,7 +46,7 @@ fn plan() -> Plan {
         device_rules: vec![rule(0), rule(255)],
         mounts: vec![mount("/host/libcuda.so.1", "/usr/lib/libcuda.so.1")],
         prestart: hook("prestart"),
-        poststop: hook("poststop"),
+        poststop: Some(hook("poststop")),
         additional_gids: vec![],
         variables: Vec::new(),
         kept: Kept::default(),
@@ -332,7 +332,21 @@ fn the_hooks_of_a_cdi_device_of_ours_give_way_to_the_wrappers() {
         json!({"hooks": {"createRuntime": [ours("createRuntime"), other], "poststop": [ours("poststop")]}});
     let after = edited(&text.to_string(), &plan()).unwrap();
     assert_eq!(after["hooks"]["createRuntime"], json!([other]));
-    assert_eq!(after["hooks"]["poststop"], value(&[plan().poststop]).unwrap());
+    assert_eq!(after["hooks"]["poststop"], value(&[plan().poststop.unwrap()]).unwrap());
+}
+
+#[test]
+fn a_container_that_is_deleted_through_us_has_no_poststop_hook_of_ours() {
+    let deleted = Plan { poststop: None, ..plan() };
+    let other = json!({"path": "/x/hook", "args": ["hook", "poststop"]});
+    let imitated = json!({"path": "/x/gpushare-hook", "args": ["gpushare-hook", "poststop"]});
+    // As an earlier `run` in the same bundle left it.
+    let first = edited(&json!({"hooks": {"poststop": [other, imitated]}}).to_string(), &plan()).unwrap();
+    assert_eq!(first["hooks"]["poststop"].as_array().unwrap().len(), 3);
+    let second = edited(&first.to_string(), &deleted).unwrap();
+    assert_eq!(second["hooks"]["poststop"], json!([other, imitated]));
+    assert_eq!(second["hooks"]["prestart"], first["hooks"]["prestart"]);
+    assert_eq!(edited("{}", &deleted).unwrap()["hooks"].get("poststop"), None);
 }
 
 #[test]

@@ -88,6 +88,7 @@ impl Parts {
             files: &self.files,
             image: &self.image,
             programs: &programs,
+            needs_poststop: true,
         };
         Plan::new(request, &self.lease.clone().unwrap_or_else(|| lease(request)), parts)
     }

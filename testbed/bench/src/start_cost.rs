@@ -113,7 +113,7 @@ fn with_share(node: &SimulatedNode, table: &mut Table) -> Result<()> {
     let calls: [(&str, Part); 3] = [
         ("  of it create (wrapper, mounts, prestart hook)", |lap| lap.create),
         ("  of it start", |lap| lap.start),
-        ("  of it delete (wrapper, poststop hook)", |lap| lap.delete),
+        ("  of it delete (wrapper)", |lap| lap.delete),
     ];
     for (what, part) in calls {
         let part_of = differences(&laps[1], &laps[0], part)?;

@@ -152,7 +152,7 @@ fn plan() -> Plan {
         device_rules: vec![rule(0), rule(255)],
         mounts: vec![mount("/usr/lib/libcuda.so.1"), mount("/usr/lib/gpushare/limits")],
         prestart: hook("prestart"),
-        poststop: hook("poststop"),
+        poststop: Some(hook("poststop")),
         additional_gids: vec![44],
         variables: Vec::new(),
         kept: gpushare_request::Kept::default(),

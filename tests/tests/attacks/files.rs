@@ -127,7 +127,7 @@ fn a47_a_config_is_whole_whenever_the_wrapper_is_killed() {
             } else {
                 let json: Value = serde_json::from_slice(&now)
                     .unwrap_or_else(|error| panic!("{low_level:?}: half a file: {error}"));
-                assert!(json["hooks"]["poststop"].is_array(), "{low_level:?}: edited by halves");
+                assert!(json["hooks"]["prestart"].is_array(), "{low_level:?}: edited by halves");
                 edited += 1;
             }
             runtime.delete_force(bundle.id());

@@ -363,7 +363,7 @@ fn a43_a_disk_error_at_any_step_of_a_creation_or_of_the_sweep_grants_nothing() {
                 refused += 1;
             } else {
                 let whole = serde_json::from_slice::<serde_json::Value>(&bundle.config_bytes());
-                assert!(whole.is_ok_and(|json| json["hooks"]["poststop"].is_array()), "{when}: half edited");
+                assert!(whole.is_ok_and(|json| json["hooks"]["prestart"].is_array()), "{when}: half edited");
                 granted += 1;
             }
             // The disk fails the sweep too, and then works again.
