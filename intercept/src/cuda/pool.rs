@@ -35,10 +35,38 @@ pub(super) struct Pools {
     list: Mutex<[Known; MOST]>,
     /// Places of the list ever used.
     used: AtomicU32,
-    /// Counted up before and after each call by which the program chooses another pool for a device.
-    choices: AtomicU32,
+    choices: Choices,
     /// Held by the one thread that allocates from the pools' free room without a charge.
     room: Mutex<()>,
+}
+
+/// Counts the calls that change which pool `cuMemAllocAsync` takes for a device: by choosing another one, or
+/// by destroying the chosen one, after which it is the device's default pool.
+#[repr(C)]
+struct Choices {
+    begun: AtomicU32,
+    ended: AtomicU32,
+}
+
+impl Choices {
+    /// Changes with `call` which pool is taken. A thread that ends within it leaves the counts apart: then
+    /// the driver is asked at every allocation, which is slow and right.
+    fn change(&self, call: impl FnOnce() -> Status) -> Status {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        let status = call();
+        self.ended.fetch_add(1, Ordering::SeqCst);
+        status
+    }
+
+    /// The changes that have ended, to be asked before a pool is looked up.
+    fn made(&self) -> u32 {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    /// Whether no change has run since `made` was told: none had begun without an end, and none began since.
+    fn is_still(&self, made: u32) -> bool {
+        self.begun.load(Ordering::SeqCst) == made
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -58,7 +86,7 @@ enum State {
 struct Known {
     handle: Pool,
     charged: u64,
-    /// Live allocations.
+    /// Live allocations, and those that the driver is just making.
     live: u64,
     /// The queue in which frees may still have to run.
     freed_on: Queue,
@@ -233,18 +261,12 @@ fn resettle(pool: Pool, call: impl FnOnce() -> Status) -> Status {
     status
 }
 
-/// Changes with `call` which pool `cuMemAllocAsync` takes. An allocation of another thread that overlaps this
-/// call sees at least one of the two changes of the count.
+/// Changes with `call` which pool `cuMemAllocAsync` takes.
 fn choose(call: impl FnOnce() -> Status) -> Status {
-    let count = || {
-        if let Some(here) = here() {
-            here.state.pools.choices.fetch_add(1, Ordering::SeqCst);
-        }
-    };
-    count();
-    let status = call();
-    count();
-    status
+    match here() {
+        Some(here) => here.state.pools.choices.change(call),
+        None => call(),
+    }
 }
 
 /// Enters a pool that the program has made. `memory`, `kind` and `device` are the type of its allocations and
@@ -275,7 +297,7 @@ hooks! { |call|
         // SAFETY: written by the driver when it succeeded.
         unsafe { after_writing(pool, call, enter) }
     };
-    cuMemPoolDestroy(pool: Pool) => destroy(pool, call);
+    cuMemPoolDestroy(pool: Pool) => choose(|| destroy(pool, call));
     cuMemPoolTrimTo(pool: Pool, bytes: usize) => resettle(pool, call);
     cuMemPoolSetAttribute(pool: Pool, attribute: i32, value: *mut c_void) => resettle(pool, call);
     cuDeviceSetMemPool(device: Device, pool: Pool) => choose(call);

@@ -18,7 +18,7 @@ use crate::processes::{fork, wait};
 /// Reserved bytes of pools 1 and 2.
 static RESERVED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 /// The current pool of the device.
-static CHOSEN: AtomicUsize = AtomicUsize::new(1);
+pub static CHOSEN: AtomicUsize = AtomicUsize::new(1);
 /// The current context.
 static CURRENT: AtomicUsize = AtomicUsize::new(0x1000);
 static FREED_ON: AtomicUsize = AtomicUsize::new(0);
@@ -26,12 +26,12 @@ static SYNCHRONISED: AtomicI32 = AtomicI32::new(0);
 /// How often the driver was asked whether a stream is captured: once per launch that credit did not pay.
 static ASKED: AtomicUsize = AtomicUsize::new(0);
 
-fn reserved(pool: usize) -> &'static AtomicU64 {
+pub fn reserved(pool: usize) -> &'static AtomicU64 {
     &RESERVED[pool - 1]
 }
 
 /// Writes `value` to the place that the caller of a driver function gave.
-unsafe fn give<T>(to: *mut T, value: T) -> i32 {
+pub unsafe fn give<T>(to: *mut T, value: T) -> i32 {
     // SAFETY: the hooks and these tests pass places.
     unsafe { to.write(value) };
     0
@@ -103,7 +103,7 @@ unsafe extern "C" fn allocate(pointer: *mut u64, _: usize) -> i32 {
 }
 
 /// Allocates as if another thread had chosen pool 2 before the driver looked.
-unsafe extern "C" fn allocate_from_another(pointer: *mut u64, _: usize, _: usize) -> i32 {
+pub unsafe extern "C" fn allocate_from_another(pointer: *mut u64, _: usize, _: usize) -> i32 {
     // SAFETY: plain numbers.
     unsafe { hooks::cuDeviceSetMemPool(0, 2) };
     reserved(2).fetch_add(32 * MIB, SeqCst);
@@ -118,7 +118,7 @@ unsafe extern "C" fn allocate_in_pieces(pointer: *mut u64, _: usize, pool: usize
     unsafe { give(pointer, 0x90_0000) }
 }
 
-unsafe extern "C" fn free_on_thread(_: u64, stream: usize) -> i32 {
+pub unsafe extern "C" fn free_on_thread(_: u64, stream: usize) -> i32 {
     FREED_ON.store(stream + 1, SeqCst);
     0
 }
@@ -143,12 +143,12 @@ unsafe extern "C" fn convert(context: *mut usize, _: usize) -> i32 {
     unsafe { give(context, 0x3000) }
 }
 
-unsafe extern "C" fn end(_: usize) -> i32 {
+pub unsafe extern "C" fn end(_: usize) -> i32 {
     0
 }
 
 /// Puts these functions behind the hooks, and no others.
-fn install() {
+pub fn install() {
     for (name, address) in [
         ("cuCtxGetCurrent", current as *const () as usize),
         ("cuCtxGetDevice", zero as *const () as usize),
@@ -172,8 +172,13 @@ fn install() {
         ("cuCtxFromGreenCtx", convert as *const () as usize),
         ("cuGreenCtxDestroy", end as *const () as usize),
     ] {
-        DRIVER.set(NAMES.iter().position(|known| *known == name).unwrap(), address);
+        install_as(name, address);
     }
+}
+
+/// Puts one function behind the hook of this name.
+pub fn install_as(name: &str, address: usize) {
+    DRIVER.set(NAMES.iter().position(|known| *known == name).unwrap(), address);
 }
 
 #[test]
@@ -303,7 +308,7 @@ fn a_profiler_may_launch_from_within_a_launch() {
         ("cuLaunchKernel", launch_and_call_back as *const () as usize),
         ("cuGraphExecDestroy", end as *const () as usize),
     ] {
-        DRIVER.set(NAMES.iter().position(|known| *known == name).unwrap(), address);
+        install_as(name, address);
     }
     let (done, is_done) = mpsc::channel();
     std::thread::spawn(move || done.send((0..5).map(|_| launch(0x1111)).sum::<i32>()).unwrap());
@@ -354,7 +359,7 @@ fn a_capture_that_goes_with_its_stream_or_context_leaves_launches_fast() {
         ("cuDevicePrimaryCtxRetain", retain as *const () as usize),
         ("cuDevicePrimaryCtxReset_v2", end as *const () as usize),
     ] {
-        DRIVER.set(NAMES.iter().position(|known| *known == name).unwrap(), address);
+        install_as(name, address);
     }
     let mut context = 0usize;
     // SAFETY: a place for the handle.

@@ -8,6 +8,7 @@ mod client;
 mod compute;
 mod endings;
 mod fake;
+mod fake_pools;
 mod families;
 mod frees;
 mod graphs;

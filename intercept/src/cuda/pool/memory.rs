@@ -1,13 +1,11 @@
 //! Allocations from pools, and frees in stream order.
 
-use core::sync::atomic::Ordering;
-
 use super::super::charge::{self, Charge};
 use super::super::pending;
 use super::super::queue::{self, Queue, Ran, is_captured};
 use super::super::size::charged;
 use super::super::stream_handle::{StreamHandle, relaxed};
-use super::super::{Here, OUT_OF_MEMORY, Pool, SUCCESS, Status, Stream, UNLISTED, here, read, real, write};
+use super::super::{Here, OUT_OF_MEMORY, Pool, SUCCESS, Status, Stream, here, read, real, write};
 use super::owner::{line_of_pool, pool_of_pointer, pool_of_stream};
 use super::{RESERVED, State, USED, ask, known, list, place, settle_all, settle_one};
 use crate::table::{Entry, Kind};
@@ -51,12 +49,18 @@ struct Source {
     at: usize,
     pool: Pool,
     device: u8,
-    /// The count of choices before we looked up this pool.
-    choice: u32,
+    /// The changes of choice that had ended before we looked up this pool.
+    changes: u32,
 }
 
-fn choices(here: Here) -> u32 {
-    here.state.pools.choices.load(Ordering::SeqCst)
+/// An allocation that the driver has made.
+#[derive(Clone, Copy)]
+struct Given {
+    key: u64,
+    /// Place of its pool.
+    at: usize,
+    /// The pool was destroyed meanwhile, so that nobody can ask any more how much it grew.
+    is_of_destroyed: bool,
 }
 
 /// # Safety
@@ -66,14 +70,14 @@ unsafe fn allocate(request: &Request, pointer: *mut u64, call: impl Fn() -> Stat
     if is_captured(here, request.stream, request.per_thread) {
         return call();
     }
-    let choice = choices(here);
+    let changes = here.state.pools.choices.made();
     let Ok(found) = pool_of(here, request) else { return call() };
     let Some(at) = found else { return OUT_OF_MEMORY };
     let Some(known) = list(here).get(at).copied() else { return OUT_OF_MEMORY };
     if known.state == State::Unpaid {
         return call();
     }
-    let source = Source { at, pool: known.handle, device: known.device, choice };
+    let source = Source { at, pool: known.handle, device: known.device, changes };
     let growth = charged(request.bytes).checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX);
     let mut charge = Charge::take_once(here, known.device, growth);
     if charge.is_none() {
@@ -84,12 +88,18 @@ unsafe fn allocate(request: &Request, pointer: *mut u64, call: impl Fn() -> Stat
         }
         charge = Charge::take(here, known.device, growth);
     }
-    if charge.is_none() {
-        return OUT_OF_MEMORY;
-    }
+    let Some(charge) = charge else { return OUT_OF_MEMORY };
     // SAFETY: as our caller says.
     match unsafe { give(here, request, source, pointer, &call) } {
-        Ok(_) => SUCCESS,
+        Ok(given) => {
+            if given.is_of_destroyed
+                && let Some(known) = list(here).get_mut(given.at)
+            {
+                known.charged = known.charged.saturating_add(growth);
+                charge.keep();
+            }
+            SUCCESS
+        }
         Err(status) => status,
     }
 }
@@ -115,21 +125,25 @@ unsafe fn allocate_from_room(
     // SAFETY: as our caller says.
     let untouched = unsafe { read(pointer) };
     // SAFETY: as our caller says.
-    let (key, at) = match unsafe { give(here, request, source, pointer, call) } {
+    let given = match unsafe { give(here, request, source, pointer, call) } {
         Ok(given) => given,
         Err(status) => return Some(status),
     };
-    if !has_grown_too_much(here, at, before) {
+    // Another pool than the one that we asked may have grown from nothing.
+    let before = if given.at == source.at { before } else { 0 };
+    if !given.is_of_destroyed && !has_grown_too_much(here, given.at, before) {
         return Some(SUCCESS);
     }
     drop(alone); // other threads need not wait for the stream
-    undo(here, key, at, request);
+    let pool = list(here).get(given.at).map_or(0, |known| known.handle);
+    undo(here, given.key, pool, request);
+    settle_one(here, given.at);
     // SAFETY: as our caller says.
     unsafe { write(pointer, untouched.unwrap_or(0)) };
     None
 }
 
-/// Lets the driver allocate, and enters the result. Returns the pointer and the place of its pool.
+/// Lets the driver allocate, and enters the result.
 ///
 /// # Safety
 /// As [`allocate`].
@@ -139,28 +153,61 @@ unsafe fn give(
     source: Source,
     pointer: *mut u64,
     call: &impl Fn() -> Status,
-) -> Result<(u64, usize), Status> {
-    let Source { at, device, choice, .. } = source;
+) -> Result<Given, Status> {
+    // SAFETY: as our caller says.
+    let untouched = unsafe { read(pointer) };
+    hold(here, source.at);
     let status = call();
     // SAFETY: as our caller says.
     let Some(key) = unsafe { read(pointer) }.filter(|_| status == SUCCESS) else {
-        settle_one(here, at);
+        settle_one(here, source.at);
+        let_go(here, source.at);
         return Err(status);
     };
-    let at = if choices(here) == choice { at } else { chosen_meanwhile(here, request, key, at) };
-    enter(here, key, charged(request.bytes), at, device);
+    let pool = match here.state.pools.choices.is_still(source.changes) {
+        true => source.pool,
+        false => chosen_meanwhile(here, request, key).unwrap_or(source.pool),
+    };
+    let mut at = source.at;
+    if pool != source.pool {
+        let place = place(here, pool, source.device, State::Charged);
+        if let Some(place) = place {
+            hold(here, place);
+        }
+        let_go(here, source.at);
+        let Some(place) = place else {
+            undo(here, key, pool, request);
+            // SAFETY: as our caller says.
+            unsafe { write(pointer, untouched.unwrap_or(0)) };
+            return Err(OUT_OF_MEMORY);
+        };
+        at = place;
+    }
+    enter(here, key, charged(request.bytes), at, source.device);
     settle_one(here, at); // before the charge goes
-    Ok((key, at))
+    let is_of_destroyed = list(here).get(at).is_some_and(|known| known.state == State::Destroyed);
+    Ok(Given { key, at, is_of_destroyed })
 }
 
-/// The place of the pool that gave `key`, where another thread chose a pool between our look-up and the
-/// driver's.
+/// The pool that gave `key`, where another one may have been chosen between our look-up and the driver's.
 #[cold]
-fn chosen_meanwhile(here: Here, request: &Request, key: u64, seen: usize) -> usize {
+fn chosen_meanwhile(here: Here, request: &Request, key: u64) -> Option<Pool> {
     settle_all(here);
-    let pool = pool_of_pointer(key).filter(|_| request.pool.is_none());
-    let line = list(here).get(seen).map_or(UNLISTED, |known| known.device);
-    pool.and_then(|pool| place(here, pool, line, State::Charged)).unwrap_or(seen)
+    pool_of_pointer(key).filter(|_| request.pool.is_none())
+}
+
+/// Counts an allocation into the pool in place `at`, whose place then stays even if the pool is destroyed.
+fn hold(here: Here, at: usize) {
+    if let Some(known) = list(here).get_mut(at) {
+        known.live += 1;
+    }
+}
+
+fn let_go(here: Here, at: usize) {
+    if let Some(known) = list(here).get_mut(at) {
+        known.live = known.live.saturating_sub(1);
+        known.release_destroyed(here);
+    }
 }
 
 /// Whether `bytes` fit into what the pool has reserved and does not use.
@@ -177,10 +224,10 @@ fn has_grown_too_much(here: Here, at: usize, before: u64) -> bool {
     now.charged > before && here.book().used(line) > here.book().limit(line)
 }
 
-/// Takes an allocation back for which the pool grew, although its free room seemed to suffice: the room was
-/// in pieces.
+/// Takes an allocation back that nobody has paid for: the pool grew, although its free room seemed to suffice
+/// (the room was in pieces), or the pool cannot be followed.
 #[cold]
-fn undo(here: Here, key: u64, at: usize, request: &Request) {
+fn undo(here: Here, key: u64, pool: Pool, request: &Request) {
     let Request { stream, per_thread, .. } = *request;
     let (handle, queue) = (StreamHandle { stream, per_thread }, Queue::of(here, stream, per_thread));
     // SAFETY: the driver has just given the pointer on this stream, and the caller has not seen it.
@@ -191,17 +238,11 @@ fn undo(here: Here, key: u64, at: usize, request: &Request) {
             queue::ran(here, Ran::Queue(queue));
         }
     });
-    if let Some(known) = list(here).get_mut(at) {
-        // SAFETY: a pool of this process; the driver refuses one that was destroyed.
-        unsafe { real::cuMemPoolTrimTo(known.handle, 0) };
-        known.settle(here);
-    }
+    // SAFETY: a pool of this process; the driver refuses one that was destroyed.
+    unsafe { real::cuMemPoolTrimTo(pool, 0) };
 }
 
 fn enter(here: Here, key: u64, size: u64, at: usize, device: u8) {
-    if let Some(known) = list(here).get_mut(at) {
-        known.live += 1;
-    }
     let entry = Entry { key, size, extra: at as u64, kind: Kind::Async, device, context: 0 };
     if let Ok(Some(old)) = here.state.table.put(entry) {
         leave(here, &old, Queue::anywhere(here)); // freed inside a graph

@@ -1,0 +1,148 @@
+//! The pool that an allocation takes changes while the allocation runs: the fake driver lets another thread be
+//! just there.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use gpushare_intercept::cuda::hooks;
+
+use crate::OUT_OF_MEMORY;
+use crate::client::{MIB, bytes};
+use crate::fake::{CHOSEN, allocate_from_another, end, free_on_thread, give, install, install_as, reserved};
+use crate::place::{Share, charged, inside};
+
+const POINTER: u64 = 0xa0_0000;
+
+/// The other thread's driver has chosen pool 2 by now, but its call has not returned.
+unsafe extern "C" fn allocate_from_pool_2(pointer: *mut u64, _: usize, _: usize) -> i32 {
+    CHOSEN.store(2, SeqCst);
+    reserved(2).fetch_add(32 * MIB, SeqCst);
+    // SAFETY: a place of the caller's.
+    unsafe { give(pointer, POINTER) }
+}
+
+unsafe extern "C" fn choose_while_another_thread_allocates(_: i32, _: usize) -> i32 {
+    std::thread::spawn(|| {
+        let mut pointer = 0u64;
+        // SAFETY: a place for the pointer.
+        assert_eq!(unsafe { hooks::cuMemAllocAsync(&mut pointer, bytes(1), 0) }, 0);
+    })
+    .join()
+    .map_or(1, |()| 0)
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn an_allocation_within_a_choice_of_another_thread_is_paid() {
+    if !inside("fake_pools::an_allocation_within_a_choice_of_another_thread_is_paid", &Share::default()) {
+        return;
+    }
+    install();
+    install_as("cuDeviceSetMemPool", choose_while_another_thread_allocates as *const () as usize);
+    install_as("cuMemAllocAsync", allocate_from_pool_2 as *const () as usize);
+    // SAFETY: plain numbers.
+    assert_eq!(unsafe { hooks::cuDeviceSetMemPool(0, 2) }, 0);
+    assert_eq!(charged(), 32);
+}
+
+/// Pool 1 has its room between allocations, pool 2 has no other.
+unsafe extern "C" fn trim_pool_2(pool: usize, _: usize) -> i32 {
+    if pool == 2 {
+        reserved(pool).store(0, SeqCst);
+    }
+    0
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn room_of_one_pool_lets_no_other_pool_grow_past_the_limit() {
+    let share = Share { limits: &[320 + 64 + 10], ..Share::default() };
+    if !inside("fake_pools::room_of_one_pool_lets_no_other_pool_grow_past_the_limit", &share) {
+        return;
+    }
+    install();
+    install_as("cuMemAllocAsync", allocate_from_another as *const () as usize);
+    install_as("cuMemFreeAsync", free_on_thread as *const () as usize);
+    install_as("cuStreamSynchronize", end as *const () as usize);
+    install_as("cuMemPoolTrimTo", trim_pool_2 as *const () as usize);
+    reserved(1).store(64 * MIB, SeqCst);
+    let mut pointer = 0u64;
+    // SAFETY: a place for the pointer.
+    assert_eq!(unsafe { hooks::cuMemAlloc_v2(&mut pointer, bytes(10)) }, 0);
+    pointer = 0x5a5a;
+    // SAFETY: a place for the pointer.
+    let status = unsafe { hooks::cuMemAllocAsync(&mut pointer, bytes(40), 0) };
+    assert_eq!((status, pointer), (OUT_OF_MEMORY, 0x5a5a));
+    assert_eq!((reserved(2).load(SeqCst), charged() <= 320 + 64 + 10), (0, true), "{} MiB", charged());
+}
+
+/// Without its own choice a device goes back to its default pool, number 2 here.
+unsafe extern "C" fn destroy_pool(_: usize) -> i32 {
+    CHOSEN.store(2, SeqCst);
+    0
+}
+
+unsafe extern "C" fn allocate_after_the_chosen_pool_ended(
+    pointer: *mut u64,
+    size: usize,
+    stream: usize,
+) -> i32 {
+    // SAFETY: a plain number.
+    assert_eq!(unsafe { hooks::cuMemPoolDestroy(1) }, 0);
+    // SAFETY: as our caller's.
+    unsafe { allocate_from_pool_2(pointer, size, stream) }
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn the_default_pool_pays_when_the_chosen_one_is_destroyed_meanwhile() {
+    let name = "fake_pools::the_default_pool_pays_when_the_chosen_one_is_destroyed_meanwhile";
+    if !inside(name, &Share::default()) {
+        return;
+    }
+    install();
+    install_as("cuMemPoolDestroy", destroy_pool as *const () as usize);
+    install_as("cuMemAllocAsync", allocate_after_the_chosen_pool_ended as *const () as usize);
+    let mut pointer = 0u64;
+    // SAFETY: a place for the pointer.
+    assert_eq!(unsafe { hooks::cuMemAllocAsync(&mut pointer, bytes(1), 0) }, 0);
+    assert_eq!((pointer, charged()), (POINTER, 32));
+    reserved(2).store(0, SeqCst);
+    // SAFETY: a plain number.
+    assert_eq!(unsafe { hooks::cuMemPoolTrimTo(2, 0) }, 0);
+    assert_eq!(charged(), 0, "and it is pool 2 that is asked afterwards");
+}
+
+unsafe extern "C" fn allocate_and_destroy(pointer: *mut u64, _: usize, pool: usize, _: usize) -> i32 {
+    // SAFETY: a plain number.
+    assert_eq!(unsafe { hooks::cuMemPoolDestroy(pool) }, 0);
+    // The pool grows now, and nobody can ask how much.
+    // SAFETY: a place of the caller's.
+    unsafe { give(pointer, POINTER) }
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn an_allocation_that_outlives_its_pool_is_paid_until_its_free_has_run() {
+    let name = "fake_pools::an_allocation_that_outlives_its_pool_is_paid_until_its_free_has_run";
+    if !inside(name, &Share::default()) {
+        return;
+    }
+    install();
+    install_as("cuMemPoolDestroy", end as *const () as usize);
+    install_as("cuMemAllocFromPoolAsync", allocate_and_destroy as *const () as usize);
+    install_as("cuMemFreeAsync", free_on_thread as *const () as usize);
+    install_as("cuStreamSynchronize", end as *const () as usize);
+    const STREAM: usize = 0x7777;
+    let mut pointer = 0u64;
+    // SAFETY: a place for the pointer.
+    assert_eq!(unsafe { hooks::cuMemAlloc_v2(&mut pointer, bytes(10)) }, 0);
+    // SAFETY: a place for the pointer.
+    assert_eq!(unsafe { hooks::cuMemAllocFromPoolAsync(&mut pointer, bytes(1), 1, STREAM) }, 0);
+    assert_eq!(charged(), 320 + 10 + 32);
+    // SAFETY: plain numbers.
+    assert_eq!(unsafe { hooks::cuMemFreeAsync(pointer, STREAM) }, 0);
+    assert_eq!(charged(), 320 + 10 + 32, "the free may still have to run");
+    // SAFETY: a plain number.
+    assert_eq!(unsafe { hooks::cuStreamSynchronize(STREAM) }, 0);
+    assert_eq!(charged(), 320 + 10);
+}
