@@ -32,7 +32,7 @@ mod settings;
 
 pub use bundle::{Bundle, BundleError};
 pub use cdi::{CdiDevice, CdiSpec};
-pub use edit::{EditError, refuse_previous_plan, take_out_driver};
+pub use edit::{EditError, lease_of_previous_plan, refuse_previous_plan, take_out_driver};
 pub use fitted::{FitError, Fitted};
 pub use give_back::{Whose, forget_swept, give_back, give_back_ended};
 pub use grant::{GrantError, Requester, admit, beside_sick, clear, grant, open_store};

@@ -13,10 +13,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gpushare_inventory::FileIdentity;
-use procfs::process::{Process, Stat};
+use procfs::process::Stat;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::pid_namespace::PidNamespace;
+use crate::process::{own_pid, pids, stat};
 
 /// A process by pid and start time, and the cgroup of its container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,7 +52,7 @@ impl Holder {
     /// When /proc is not readable.
     pub fn this_process() -> Result<Self, HolderError> {
         let error = |source| HolderError { pid: 0, source };
-        let stat = Process::myself().and_then(|process| process.stat()).map_err(error)?;
+        let stat = own_pid().and_then(stat).map_err(error)?;
         Ok(Self { pid: stat.pid, start_time: stat.starttime, cgroup: None, leads: false })
     }
 
@@ -61,11 +62,10 @@ impl Holder {
     /// When there is no such process.
     pub fn init(pid: i32) -> Result<Self, HolderError> {
         let error = |source| HolderError { pid, source };
-        let process = Process::new(pid).map_err(error)?;
-        let stat = process.stat().map_err(error)?;
+        let stat = stat(pid).map_err(error)?;
         // Told by its pids: reading the namespace itself needs CAP_SYS_PTRACE.
-        let its = pids(&process).unwrap_or_default();
-        let own = Process::myself().ok().as_ref().and_then(pids);
+        let its = pids(pid).unwrap_or_default();
+        let own = own_pid().ok().and_then(pids);
         let leads = its.last() == Some(&1) && own.is_some_and(|own| its.len() > own.len());
         Ok(Self { pid, start_time: stat.starttime, cgroup: cgroup(pid), leads })
     }
@@ -117,13 +117,13 @@ impl Holder {
     /// one pid namespace no container's holder is.
     pub fn leads_in(&self, namespace: PidNamespace) -> bool {
         let its = || PidNamespace::at(Path::new(&format!("/proc/{}/ns/pid", self.pid)));
-        let is_first = || pids(&Process::new(self.pid).ok()?)?.last().map(|pid| *pid == 1);
+        let is_first = || pids(self.pid)?.last().map(|pid| *pid == 1);
         // `lives` is asked last: it proves that what was read above was of this process.
         its() == Some(namespace) && is_first() == Some(true) && self.lives()
     }
 
     fn process_is_gone(&self) -> bool {
-        match Process::new(self.pid).and_then(|process| process.stat()) {
+        match stat(self.pid) {
             Ok(stat) => stat.starttime != self.start_time || is_zombie(&stat),
             Err(procfs::ProcError::NotFound(_)) => true,
             Err(_) => false,
@@ -141,11 +141,6 @@ fn lossy<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, 
 /// thread.
 pub(crate) fn is_zombie(stat: &Stat) -> bool {
     matches!(stat.state, 'Z' | 'X') && stat.num_threads <= 1
-}
-
-/// The process's pid in each of its pid namespaces, the innermost last.
-pub(crate) fn pids(process: &Process) -> Option<Vec<i32>> {
-    process.status().ok()?.nspid
 }
 
 /// The cgroup folder of a process: that of the devices controller on v1, the only one on v2. `None` for the

@@ -260,7 +260,10 @@ impl Ledger {
 
     /// Fails if a container's region stands beside the absent ledger. What was granted is unknown then, and
     /// an empty ledger would grant it once more.
-    fn forbid_regions(&self) -> Result<(), StoreError> {
+    ///
+    /// # Errors
+    /// When there is a region, or that cannot be told.
+    pub fn forbid_regions(&self) -> Result<(), StoreError> {
         match fs::read_dir(self.state.join(REGIONS)).map(|mut entries| entries.next()) {
             Ok(None) => Ok(()),
             Ok(Some(_)) => Err(self.missing()),

@@ -20,6 +20,7 @@ mod lock_holder;
 mod pid_namespace;
 mod place;
 mod pod;
+mod process;
 mod refusals;
 mod running;
 mod state;

@@ -6,7 +6,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use gpushare_inventory::flock_holder;
-use procfs::process::Process;
+
+use crate::process::stat;
 
 /// The lock file in the state folder. Versions that kept the leases in a database locked it too.
 pub(crate) fn path(state: &Path) -> PathBuf {
@@ -27,7 +28,7 @@ pub(crate) fn described(state: &Path) -> String {
 }
 
 fn told(pid: i32) -> Option<String> {
-    let stat = Process::new(pid).and_then(|process| process.stat()).ok()?;
+    let stat = stat(pid).ok()?;
     let name = stat.comm.escape_debug();
     Some(match stat.state {
         'T' | 't' => format!(

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use procfs::process::Process;
 
-use crate::holder::{is_zombie, pids};
+use crate::holder::is_zombie;
 
 /// The processes that ran at the first question. What a container says about a process is only compared with
 /// this list and never looked up, so that a false pid does not lead to another process.
@@ -35,7 +35,7 @@ fn names(process: &Process) -> Vec<(u32, u64)> {
     if is_zombie(&stat) {
         return Vec::new();
     }
-    let pids = pids(process).unwrap_or_else(|| vec![stat.pid]);
+    let pids = process.status().ok().and_then(|status| status.nspid).unwrap_or_else(|| vec![stat.pid]);
     pids.into_iter().filter_map(|pid| Some((u32::try_from(pid).ok()?, stat.starttime))).collect()
 }
 

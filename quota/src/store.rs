@@ -58,13 +58,15 @@ impl Store {
     /// Opens the store below the state folder if there is one. Makes none.
     ///
     /// # Errors
-    /// When it cannot be looked for, or is of an earlier version.
+    /// When it cannot be looked for, is of an earlier version, or is missing while containers' regions are
+    /// left.
     pub fn find(state: &Path) -> Result<Option<Self>, StoreError> {
         let ledger = Ledger::at(state, Boot::here()?);
         match fs::symlink_metadata(ledger.path()) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(StoreError::io(ledger.path(), error)),
             _ if ledger.is_behind() => Err(StoreError::Earlier { path: database(state) }),
-            found => Ok(found.is_ok().then_some(Self { ledger })),
+            Err(_) => ledger.forbid_regions().map(|()| None),
+            Ok(_) => Ok(Some(Self { ledger })),
         }
     }
 

@@ -11,8 +11,8 @@ use std::process::exit;
 
 use anyhow::{Result, bail};
 use gpushare_config::Config;
-use gpushare_inject::{Whose, give_back};
-use gpushare_quota::{Lease, LeaseKey, Release, ReleaseReason, StateFolder, Store};
+use gpushare_inject::{Bundle, Whose, give_back, give_back_ended, lease_of_previous_plan};
+use gpushare_quota::{Lease, LeaseKey, Release, ReleaseReason, StateFolder, Store, StoreError};
 
 use crate::args::Args;
 use crate::{create, exec, orphan};
@@ -23,14 +23,14 @@ pub fn delete(args: &Args, config: &Config) -> Result<Infallible> {
     if let Some(id) = args.id.as_deref().filter(|id| leads_elsewhere(id)) {
         bail!("container id {id:?} is a path, and no name of a container");
     }
-    let held = create::key(args).ok().and_then(|key| Held::find(&key, args, config));
+    let key = create::key(args).ok();
+    let share = key.as_ref().and_then(|key| Share::find(key, args, config));
     let runtime = exec::find(config)?;
-    let Some(held) = held else { return exec::low_level(runtime) };
+    let (Some(key), Some(share)) = (key, share) else { return exec::low_level(runtime) };
     let ended = exec::low_level_to_its_end(runtime)?;
     if ended.success() {
-        held.lease.member.holder.await_end(orphan::DEADLINE);
+        share.give_back(&key);
     }
-    held.give_back();
     exit(ended.code().or_else(|| ended.signal().map(|signal| 128 + signal)).unwrap_or(1))
 }
 
@@ -40,48 +40,83 @@ fn leads_elsewhere(id: &str) -> bool {
     id.contains('/') || matches!(id, "" | "." | "..")
 }
 
-/// The share of a container that may still live.
+/// The share of a container that the low-level runtime may be about to end.
+enum Share {
+    /// Its holder may still live.
+    Held(Box<Held>),
+    /// The store is gone or cannot be read, and the bundle names the lease.
+    Told { state: StateFolder, lease: i64 },
+}
+
 struct Held {
     state: StateFolder,
     store: Store,
     lease: Lease,
 }
 
-impl Held {
+impl Share {
     /// The container's share, unless it holds none, or could be given back at once.
     fn find(key: &LeaseKey, args: &Args, config: &Config) -> Option<Self> {
-        let held = Self::open(key, config).unwrap_or_else(|error| {
-            left_for_the_sweep(key, &error);
-            None
-        })?;
-        if args.force
-            && let Ok(runtime) = exec::find(config)
-        {
-            orphan::end(&held.lease.member, args, runtime);
+        match Held::find(key, config) {
+            Ok(None) => None,
+            Ok(Some(held)) => {
+                if let Ok(runtime) = exec::find(config)
+                    && args.force
+                {
+                    orphan::end(&held.lease.member, args, runtime);
+                }
+                (held.give_back(key) == Release::Nothing).then(|| Self::Held(held.into()))
+            }
+            Err(error) => {
+                tracing::warn!(container = %key.container, error = %format!("{error:#}"), "the store cannot be asked");
+                Self::told(args, config)
+            }
         }
-        (held.give_back() == Release::Nothing).then_some(held)
     }
 
-    fn open(key: &LeaseKey, config: &Config) -> Result<Option<Self>> {
-        let Some(store) = Store::find(&config.paths.state)? else { return Ok(None) };
-        let state = StateFolder::open(&config.paths.state)?;
-        Ok(store.lease(key)?.map(|lease| Self { state, store, lease }))
+    fn told(args: &Args, config: &Config) -> Option<Self> {
+        let bundle = exec::bundle_of(exec::find(config).ok()?, args)?;
+        let json = Bundle::open(&bundle, None).ok()?.json().ok()?;
+        let lease = lease_of_previous_plan(&json, &config.paths.hook)?;
+        Some(Self::Told { state: StateFolder::open(&config.paths.state).ok()?, lease })
     }
 
-    /// Gives it back if the container is proved gone.
-    fn give_back(&self) -> Release {
-        let (lease, key) = (self.lease.id, &self.lease.member.key);
-        give_back(&self.state, &self.store, lease, key, ReleaseReason::Ended, Whose::GoneOnes).unwrap_or_else(
-            |error| {
-                left_for_the_sweep(key, &error.into());
-                Release::Nothing
-            },
-        )
+    /// Gives it back after the low-level runtime has deleted the container.
+    fn give_back(&self, key: &LeaseKey) {
+        match self {
+            Self::Held(held) => {
+                held.lease.member.holder.await_end(orphan::DEADLINE);
+                held.give_back(key);
+            }
+            Self::Told { state, lease } => {
+                give_back_ended(state, *lease, key).unwrap_or_else(|error| left_for_the_sweep(key, &error));
+            }
+        }
     }
 }
 
-fn left_for_the_sweep(key: &LeaseKey, error: &anyhow::Error) {
-    tracing::warn!(container = %key.container, error = %format!("{error:#}"), "lease left for the sweep");
+impl Held {
+    /// # Errors
+    /// When the store cannot be asked, or was deleted while containers held shares.
+    fn find(key: &LeaseKey, config: &Config) -> Result<Option<Self>> {
+        let Some(store) = Store::find(&config.paths.state)? else { return Ok(None) };
+        let Some(lease) = store.lease(key)? else { return Ok(None) };
+        Ok(Some(Self { state: StateFolder::open(&config.paths.state)?, store, lease }))
+    }
+
+    /// Gives it back if the container is proved gone.
+    fn give_back(&self, key: &LeaseKey) -> Release {
+        let given =
+            give_back(&self.state, &self.store, self.lease.id, key, ReleaseReason::Ended, Whose::GoneOnes);
+        given.unwrap_or_else(|error| {
+            left_for_the_sweep(key, &error);
+            Release::Nothing
+        })
+    }
+}
+
+fn left_for_the_sweep(key: &LeaseKey, error: &StoreError) {
+    tracing::warn!(container = %key.container, %error, "lease left for the sweep");
 }
 
 #[cfg(test)]

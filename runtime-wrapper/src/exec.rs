@@ -8,14 +8,16 @@ use std::io;
 use std::iter::once;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::process::{Command, ExitStatus};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail};
 use gpushare_config::Config;
 use gpushare_inject::is_same_file;
 use nix::unistd::execv;
+use serde_json::Value;
 
+use crate::args::Args;
 use crate::inherited;
 
 /// The first low-level runtime in the settings that exists and is executable.
@@ -64,6 +66,17 @@ pub fn low_level_to_its_end(runtime: &Path) -> Result<ExitStatus> {
     inherited::close_again();
     let ended = Command::new(runtime).args(env::args_os().skip(1)).status();
     ended.with_context(|| cannot_run(runtime))
+}
+
+/// The bundle of the container `args.id`, as `runtime` tells it; `None` if it does not know the container.
+pub fn bundle_of(runtime: &Path, args: &Args) -> Option<PathBuf> {
+    let mut state = Command::new(runtime);
+    if let Some(root) = &args.root {
+        state.arg("--root").arg(root);
+    }
+    let told = state.arg("state").arg(args.id.as_ref()?).stderr(Stdio::null()).output().ok()?;
+    let state: Value = serde_json::from_slice(&told.stdout).ok()?;
+    state["bundle"].as_str().map(PathBuf::from)
 }
 
 fn cannot_run(runtime: &Path) -> String {

@@ -19,6 +19,12 @@ pub fn refuse_previous_plan(json: &Value, hook: &Path) -> Result<(), EditError> 
     }
 }
 
+/// The lease of the earlier plan that the bundle holds. `hook` is the path of our hook's program.
+pub fn lease_of_previous_plan(json: &Value, hook: &Path) -> Option<i64> {
+    let ours = entries(json, "/hooks/prestart").find(|entry| is_of_a_lease(entry, hook))?;
+    texts(ours, "/args").skip_while(|word| *word != "--lease").nth(1)?.parse().ok()
+}
+
 /// Whether the wrapper put this hook in. A hook that an administrator configured (hook-only mode) names no
 /// lease.
 fn is_of_a_lease(entry: &Value, hook: &Path) -> bool {
@@ -41,6 +47,7 @@ mod tests {
         ] {
             let json = json!({"hooks": {"prestart": [{"path": "/x"}, {"path": path, "args": args}]}});
             assert_eq!(refuse_previous_plan(&json, hook).is_err(), earlier, "{path} {args:?}");
+            assert_eq!(lease_of_previous_plan(&json, hook), earlier.then_some(7), "{path} {args:?}");
         }
         assert_eq!(refuse_previous_plan(&json!({"hooks": 7}), hook), Ok(()));
     }
