@@ -11,7 +11,7 @@ use gpushare_config::{Config, Meter};
 use gpushare_inject::{Measuring, Region, UsageError, one_line};
 use gpushare_inventory::{DeviceMemory, GpuUuid, Node};
 use gpushare_quota::{Lease, Running, Store, cgroup_of};
-use gpushare_region::Measurement;
+use gpushare_region::{Measurement, Usage};
 use nvml_wrapper::Nvml;
 
 use super::account::{Account, Member};
@@ -293,16 +293,18 @@ impl<'a> Session<'a> {
                     Some(file) => Region::usage_in(file, &running, lines),
                     None => Region::of(self.state, id).read_usage(&running, lines),
                 };
-                match books {
-                    Ok(books) => {
-                        let tolerance = self.settings.tolerance;
-                        member.unbooked =
-                            self.audit.compare(lease, member.line, &member.held, &books, tolerance);
-                        found.extend((member.unbooked > 0).then(|| beyond_books(lease, member)));
+                let books = books.or_else(|error| {
+                    found.extend(fault(&error).map(|text| watch::of(lease, None, Kind::Unreadable, text)));
+                    match error {
+                        // Who spoils the books has none, and explains nothing by them.
+                        UsageError::Damaged(_) => Ok(Usage::default()),
+                        UsageError::Io(_) => Err(()),
                     }
-                    Err(error) => {
-                        found.extend(fault(&error).map(|text| watch::of(lease, None, Kind::Unreadable, text)))
-                    }
+                });
+                if let Ok(books) = books {
+                    let tolerance = self.settings.tolerance;
+                    member.unbooked = self.audit.compare(lease, member.line, &member.held, &books, tolerance);
+                    found.extend((member.unbooked > 0).then(|| beyond_books(lease, member)));
                 }
                 let until = until.map(|micros| micros.saturating_mul(1000));
                 let excess = until.and_then(|now| self.audit.excess(lease, member.line, member.own, now));

@@ -78,6 +78,7 @@ fn each_way_past_a_limit_is_named() {
         "destination": "/jail/run/gpushare-simulator", "type": "bind", "source": node.shared(),
         "options": ["rbind", "rw"]
     });
+    let spoilt = format!("busybox printf noise > /usr/lib/gpushare/usage; {bypass}");
     let honest = share("4GiB", &["sh", "-c", hold]).env("GPUSHARE_CORES", "50");
     let cheats = [
         (
@@ -86,6 +87,7 @@ fn each_way_past_a_limit_is_named() {
             &["files"][..],
         ),
         (share("1GiB", &["sh", "-c", &bypass]), &["memory"]),
+        (share("1GiB", &["sh", "-c", &spoilt]), &["memory", "unreadable"]),
         (share("1GiB", &["sh", "-c", &own]), &["memory", "unlimited"]),
         (share("1GiB", &["sh", "-c", &copied]).mount(state), &["unlimited"]),
         // Idle processes beside it do not raise the slack.
