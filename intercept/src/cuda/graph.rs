@@ -18,7 +18,7 @@ use gpushare_region::MAX_DEVICES;
 
 use self::nodes::{MEMORY_NODES, Needs};
 use super::charge::Charge;
-use super::queue::{Queue, Ran};
+use super::queue::{self, Queue, Ran};
 use super::{Device, Graph, Here, OUT_OF_MEMORY, SUCCESS, Status, Stream, here, launch, line_of, read, real};
 use crate::mutex::Mutex;
 use crate::table::{Entry, Kind};
@@ -172,6 +172,18 @@ pub(super) fn forget(here: Here, stream: Stream) {
     }
 }
 
+/// Asks the driver which launches have run.
+pub(super) fn ask_driver(here: Here) {
+    if !is_unused() {
+        queue::ask_driver(here, LAUNCHES, |at, found| {
+            let books = here.state.graphs.books.lock();
+            if let Some(launch) = books.launches.get(at).filter(|launch| launch.bytes > 0) {
+                found(launch.queue);
+            }
+        });
+    }
+}
+
 /// Gives the driver's unused reserves back.
 pub(super) fn trim_all(here: Here) {
     if is_unused() {
@@ -272,7 +284,7 @@ fn run(executable: usize, stream: Stream, per_thread: bool, call: impl FnOnce() 
     for (line, charge) in lines().zip(charges).filter(|(_, charge)| charge.is_some()) {
         let Some(entry) = find(line).filter(|_| status == SUCCESS) else { continue };
         let books = &mut *graphs.books.lock();
-        books.launch(executable, entry.size, queue, line);
+        books.launch(executable, entry.size, queue.noted(here), line);
         if let Some(reserve) = books.reserves.get_mut(usize::from(line)) {
             reserve.settle(here, usize::from(line)); // before the charge goes
         }

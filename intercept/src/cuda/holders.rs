@@ -36,7 +36,9 @@ impl Holders for Cuda {
         }
         share::reap(here);
         relaxed(|| {
-            pending::ask_driver(here); // they may have run without anybody waiting for them
+            pending::ask_driver(here);
+            pool::ask_driver(here);
+            graph::ask_driver(here);
             pool::trim_all(here);
             graph::trim_all(here);
         });

@@ -69,7 +69,7 @@ fn leave(here: Here, lines: &mut [Line], number: u8, known: &Known) {
     for bytes in &known.limits {
         book.release(usize::from(device), bytes.swap(0, Ordering::Relaxed));
     }
-    queue::ran(here, Ran::Context(number));
+    queue::ran(here, Ran::ended(number));
     launch::context_ended(here, known.handle.load(Ordering::Relaxed));
     known.handle.store(0, Ordering::Release);
     count_out(here, lines, device);

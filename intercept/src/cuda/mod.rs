@@ -57,6 +57,7 @@ pub struct Cuda {
     pools: pool::Pools,
     graphs: graph::Graphs,
     frees: pending::Frees,
+    notes: queue::Notes,
     launches: launch::Launches,
     captures: capture::Captures,
     virtual_memory: virtual_memory::Numbers,

@@ -51,7 +51,7 @@ fn add(here: Here, queue: Queue, device: u8, bytes: u64) {
     // No place even among those of the device: it stays charged until the process ends.
     let Some(free) = at.and_then(|at| list.get_mut(at)) else { return };
     let before = if free.bytes == 0 { Queue::default() } else { free.queue };
-    *free = Free { queue: before.and(queue), bytes: free.bytes.saturating_add(bytes), device };
+    *free = Free { queue: before.and(queue.noted(here)), bytes: free.bytes.saturating_add(bytes), device };
 }
 
 fn release(here: Here, gone: impl Fn(&Free) -> bool) {
@@ -78,25 +78,14 @@ pub(super) fn forget(here: Here, stream: Stream) {
     }
 }
 
-/// Asks the driver about every stream with a pending free. It is called before a refusal: the frees may have
-/// run without anybody waiting for them.
+/// Asks the driver which frees have run.
 pub(super) fn ask_driver(here: Here) {
-    if is_unused(here) {
-        return;
-    }
-    for at in 0..MOST {
-        let place = here.state.frees.list.lock().get(at).copied();
-        let Some(queue) = place.filter(|free| free.bytes > 0).map(|free| free.queue) else { continue };
-        let mut idle = false;
-        queue.with_handle(here, |stream| {
+    if !is_unused(here) {
+        queue::ask_driver(here, MOST, |at, found| {
             let list = here.state.frees.list.lock();
-            // A stream that is still in the list was not destroyed: its end calls `forget`, which waits for
-            // this lock.
-            let waiting = list.get(at).is_some_and(|free| free.bytes > 0 && free.queue == queue);
-            idle = waiting && queue::is_idle(here, stream);
+            if let Some(free) = list.get(at).filter(|free| free.bytes > 0) {
+                found(free.queue);
+            }
         });
-        if idle {
-            queue::ran(here, Ran::Queue(queue));
-        }
     }
 }

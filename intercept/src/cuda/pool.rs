@@ -12,7 +12,7 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::context;
-use super::queue::{Queue, Ran};
+use super::queue::{self, Queue, Ran};
 use super::{
     Device, Here, Pool, SUCCESS, Status, Stream, UNLISTED, after_writing, here, line_of, read, real,
 };
@@ -223,6 +223,17 @@ pub(super) fn line_ended(here: Here, line: u8) {
             known.state = State::Free;
         }
     }
+}
+
+/// Asks the driver which frees of destroyed pools have run.
+pub(super) fn ask_driver(here: Here) {
+    queue::ask_driver(here, used(here), |at, found| {
+        let list = list(here);
+        let waits = |known: &&Known| known.state == State::Destroyed && known.live == 0;
+        if let Some(known) = list.get(at).filter(waits) {
+            found(known.freed_on);
+        }
+    });
 }
 
 /// Gives the unused memory of all pools back to the driver.

@@ -5,6 +5,8 @@
 //! context. Where it is not known whether work has run, it counts as not run: giving memory back late is
 //! safe, giving it back early is not.
 
+use core::sync::atomic::{AtomicU64, Ordering};
+
 use super::stream_handle::{LEGACY_STREAM, PER_THREAD_STREAM, StreamHandle, is_default, owner, relaxed};
 use super::{Cuda, Here, SUCCESS, Stream, capture, context, real};
 use crate::sys;
@@ -17,12 +19,32 @@ const ANY: u64 = u64::MAX;
 
 /// A stream and its context. A stream has one value here, however the program names it. All zero: no work
 /// anywhere.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct Queue {
     stream: u64,
     /// Number of the context; 0: not known.
     context: u64,
+    /// When work in it was last noted, as [`Notes`] counts; 0: it only names the queue.
+    noted: u64,
+}
+
+impl PartialEq for Queue {
+    fn eq(&self, other: &Self) -> bool {
+        (self.stream, self.context) == (other.stream, other.context)
+    }
+}
+
+/// Counts the notes of work that may still have to run. Work that another thread notes while a wait runs was
+/// put into its queue too late for that wait.
+#[repr(C)]
+pub(super) struct Notes(AtomicU64);
+
+impl Notes {
+    /// The number of the last note, to be asked before a wait begins.
+    pub(super) fn last(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
 }
 
 impl Queue {
@@ -39,22 +61,27 @@ impl Queue {
             PER_THREAD_STREAM => Self::default_of(here, u64::from(sys::thread())),
             _ => {
                 let context = owner(stream).map_or(0, |owner| context::number(here, owner));
-                Self { stream: stream as u64, context: context.into() }
+                Self { stream: stream as u64, context: context.into(), noted: 0 }
             }
         }
     }
 
     fn default_of(here: Here, thread: u64) -> Self {
         match context::current(here).map_or(0, |current| current.context) {
-            0 => Self { stream: ANY, context: 0 },
-            context => Self { stream: DEFAULT | thread, context: context.into() },
+            0 => Self { stream: ANY, context: 0, noted: 0 },
+            context => Self { stream: DEFAULT | thread, context: context.into(), noted: 0 },
         }
     }
 
     /// Some stream of the current context.
     pub(super) fn anywhere(here: Here) -> Self {
         let context = context::current(here).map_or(0, |current| current.context);
-        Self { stream: ANY, context: context.into() }
+        Self { stream: ANY, context: context.into(), noted: 0 }
+    }
+
+    /// The queue with work that the driver has just taken.
+    pub(super) fn noted(self, here: Here) -> Self {
+        Self { noted: here.state.notes.0.fetch_add(1, Ordering::SeqCst) + 1, ..self }
     }
 
     /// No stream at all.
@@ -64,14 +91,15 @@ impl Queue {
 
     /// Work of both queues.
     pub(super) fn and(self, other: Self) -> Self {
+        let noted = self.noted.max(other.noted);
         if self == other || other.is_nowhere() {
-            return self;
+            return Self { noted, ..self };
         }
         if self.is_nowhere() {
-            return other;
+            return Self { noted, ..other };
         }
         let context = if self.context == other.context { self.context } else { 0 };
-        Self { stream: ANY, context }
+        Self { stream: ANY, context, noted }
     }
 
     /// Calls `act` with the driver's handle, which means this stream while `act` runs. It does not call `act`
@@ -98,21 +126,58 @@ impl Queue {
     }
 }
 
-/// Work that has run.
+/// Where work has run.
 #[derive(Clone, Copy)]
-pub(super) enum Ran {
-    /// All work of one stream.
+pub(super) enum Place {
+    /// In one stream.
     Queue(Queue),
-    /// All work of the context of this number.
+    /// In the context of this number.
     Context(u8),
 }
 
+/// Work that has run: all in one place that was noted in time.
+#[derive(Clone, Copy)]
+pub(super) struct Ran {
+    place: Place,
+    last: u64,
+}
+
 impl Ran {
+    /// All work of `place` up to the note with the number `last`.
+    pub(super) const fn until(last: u64, place: Place) -> Self {
+        Self { place, last }
+    }
+
+    /// All work of the context of this number, which has ended.
+    pub(super) const fn ended(number: u8) -> Self {
+        Self::until(u64::MAX, Place::Context(number))
+    }
+
     /// Whether it includes all work of `queue`.
     pub(super) fn covers(self, queue: Queue) -> bool {
-        match self {
-            Self::Queue(ran) => ran == queue && ran.stream != ANY,
-            Self::Context(number) => number != 0 && queue.context == u64::from(number),
+        let is_there = match self.place {
+            Place::Queue(ran) => ran == queue && ran.stream != ANY,
+            Place::Context(number) => number != 0 && queue.context == u64::from(number),
+        };
+        is_there && queue.noted <= self.last
+    }
+}
+
+/// Asks the driver about the queue in each of the `most` places of a family's list, and tells which have run.
+/// `look` hands it the queue of a place, if work waits there, while it holds the list's lock. It is called
+/// before a refusal: the work may have run without anybody waiting for it.
+pub(super) fn ask_driver(here: Here, most: usize, look: impl Fn(usize, &mut dyn FnMut(Queue))) {
+    for at in 0..most {
+        let mut queue = Queue::default();
+        look(at, &mut |found| queue = found);
+        let (mut idle, last) = (false, here.state.notes.last());
+        // A stream that is still in the list was not destroyed: its end calls `forget`, which waits for the
+        // list's lock.
+        queue.with_handle(here, |stream| {
+            look(at, &mut |found| idle = found == queue && is_idle(here, stream));
+        });
+        if idle {
+            ran(here, Ran::until(last, Place::Queue(queue)));
         }
     }
 }
@@ -167,8 +232,9 @@ pub(super) fn ran(here: Here, work: Ran) {
 /// its work has run. We do not wait for the context ourselves before a refusal: it may be running a kernel
 /// that waits for the thread that allocates.
 pub(super) fn forget(here: Here, stream: Stream) {
+    let last = here.state.notes.last();
     if is_idle_at_its_end(here, stream) {
-        ran(here, Ran::Queue(Queue::of(here, stream, false)));
+        ran(here, Ran::until(last, Place::Queue(Queue::of(here, stream, false))));
     }
     Cuda::forget(here, stream);
 }

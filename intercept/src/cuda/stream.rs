@@ -3,18 +3,19 @@
 
 use core::ffi::c_void;
 
-use super::queue::{self, Queue, Ran};
+use super::queue::{self, Place, Queue, Ran};
 use super::{Context, Graph, Here, SUCCESS, Status, Stream, capture, context, here, launch, pool, real};
 
 /// Waits with `call` and settles the pools, which may have shrunk. After a success, `work` says what has run.
-fn synchronise(call: impl FnOnce() -> Status, work: impl FnOnce(Here) -> Option<Ran>) -> Status {
+fn synchronise(call: impl FnOnce() -> Status, work: impl FnOnce(Here) -> Option<Place>) -> Status {
+    let last = here().map_or(0, |here| here.state.notes.last());
     let status = call();
     let Some(here) = here().filter(|here| !queue::is_unused(here)) else { return status };
     pool::settle_all(here);
     if status == SUCCESS
-        && let Some(work) = work(here)
+        && let Some(place) = work(here)
     {
-        queue::ran(here, work);
+        queue::ran(here, Ran::until(last, place));
     }
     status
 }
@@ -26,12 +27,12 @@ fn synchronise_context(context: Context, call: impl FnOnce() -> Status) -> Statu
             0 => context::current(here)?.context,
             _ => context::number(here, context),
         };
-        Some(Ran::Context(number))
+        Some(Place::Context(number))
     })
 }
 
 fn synchronise_stream(stream: Stream, per_thread: bool, call: impl FnOnce() -> Status) -> Status {
-    synchronise(call, |here| Some(Ran::Queue(Queue::of(here, stream, per_thread))))
+    synchronise(call, |here| Some(Place::Queue(Queue::of(here, stream, per_thread))))
 }
 
 fn destroy(stream: Stream, call: impl FnOnce() -> Status) -> Status {

@@ -81,6 +81,45 @@ fn a_graph_that_its_stream_was_waited_for_costs_what_the_driver_keeps() {
     assert_eq!((charged(), really_held(0)), (320, 300));
 }
 
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn what_nobody_waited_for_by_its_stream_is_there_before_a_refusal() {
+    let name = "endings::what_nobody_waited_for_by_its_stream_is_there_before_a_refusal";
+    if !inside(name, &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let stream = stream(&cuda);
+    let mut event = 0usize;
+    assert_eq!(cuda.call("cuEventCreate", &[out(&mut event), 0]), 0);
+    let await_event = || {
+        assert_eq!(cuda.call("cuEventRecord", &[event, stream]), 0);
+        assert_eq!(cuda.call("cuEventSynchronize", &[event]), 0);
+    };
+    let whole = |what: &str| {
+        let pointer = cuda.allocate(1024);
+        let pointer = pointer.unwrap_or_else(|_| panic!("{what}: beside a context nothing is held"));
+        assert_eq!(cuda.free(pointer), 0);
+    };
+    whole("at first");
+    let executable = instantiate(&cuda, 600);
+    assert_eq!(cuda.call("cuGraphLaunch", &[executable, stream]), 0);
+    await_event();
+    assert_eq!(charged(), 320 + 600, "an event says nothing");
+    whole("a graph");
+    assert_eq!(charged(), 320);
+
+    let (pool, mut pointer) = (pool_of(&cuda, 1), 0u64);
+    let allocated = cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(600), pool, stream]);
+    assert_eq!(allocated, 0);
+    assert_eq!(cuda.call("cuMemPoolDestroy", &[pool]), 0);
+    assert_eq!(cuda.call("cuMemFreeAsync", &[usize::try_from(pointer).unwrap(), stream]), 0);
+    await_event();
+    assert!(charged() >= 320 + 600, "{} MiB", charged());
+    whole("a destroyed pool");
+    assert_eq!(charged(), 320);
+}
+
 /// A host function that keeps a stream busy for 300 ms.
 extern "C" fn nap(_: usize) {
     std::thread::sleep(std::time::Duration::from_millis(300));

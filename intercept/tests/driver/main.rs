@@ -8,7 +8,7 @@ mod client;
 mod compute;
 mod endings;
 mod fake;
-mod fake_pools;
+mod fake_races;
 mod families;
 mod frees;
 mod graphs;

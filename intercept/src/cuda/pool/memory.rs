@@ -2,7 +2,7 @@
 
 use super::super::charge::{self, Charge};
 use super::super::pending;
-use super::super::queue::{self, Queue, Ran, is_captured};
+use super::super::queue::{self, Place, Queue, Ran, is_captured};
 use super::super::size::charged;
 use super::super::stream_handle::{StreamHandle, relaxed};
 use super::super::{Here, OUT_OF_MEMORY, Pool, SUCCESS, Status, Stream, here, read, real, write};
@@ -232,10 +232,11 @@ fn undo(here: Here, key: u64, pool: Pool, request: &Request) {
     let (handle, queue) = (StreamHandle { stream, per_thread }, Queue::of(here, stream, per_thread));
     // SAFETY: the driver has just given the pointer on this stream, and the caller has not seen it.
     free_on(here, key, queue, || unsafe { handle.free(key) });
+    let last = here.state.notes.last();
     relaxed(|| {
         // SAFETY: the driver checks the stream.
         if unsafe { handle.synchronise() } == SUCCESS {
-            queue::ran(here, Ran::Queue(queue));
+            queue::ran(here, Ran::until(last, Place::Queue(queue)));
         }
     });
     // SAFETY: a pool of this process; the driver refuses one that was destroyed.
@@ -254,7 +255,7 @@ fn leave(here: Here, entry: &Entry, queue: Queue) {
     let mut list = list(here);
     let Some(known) = usize::try_from(entry.extra).ok().and_then(|at| list.get_mut(at)) else { return };
     known.live = known.live.saturating_sub(1);
-    known.freed_on = known.freed_on.and(queue);
+    known.freed_on = known.freed_on.and(queue.noted(here));
     known.settle(here);
 }
 

@@ -1,5 +1,4 @@
-//! The pool that an allocation takes changes while the allocation runs: the fake driver lets another thread be
-//! just there.
+//! What another thread does while a call runs: the fake driver lets it be just there.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -33,7 +32,7 @@ unsafe extern "C" fn choose_while_another_thread_allocates(_: i32, _: usize) -> 
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn an_allocation_within_a_choice_of_another_thread_is_paid() {
-    if !inside("fake_pools::an_allocation_within_a_choice_of_another_thread_is_paid", &Share::default()) {
+    if !inside("fake_races::an_allocation_within_a_choice_of_another_thread_is_paid", &Share::default()) {
         return;
     }
     install();
@@ -56,7 +55,7 @@ unsafe extern "C" fn trim_pool_2(pool: usize, _: usize) -> i32 {
 #[ignore = "needs root: makes a mount namespace"]
 fn room_of_one_pool_lets_no_other_pool_grow_past_the_limit() {
     let share = Share { limits: &[320 + 64 + 10], ..Share::default() };
-    if !inside("fake_pools::room_of_one_pool_lets_no_other_pool_grow_past_the_limit", &share) {
+    if !inside("fake_races::room_of_one_pool_lets_no_other_pool_grow_past_the_limit", &share) {
         return;
     }
     install();
@@ -95,7 +94,7 @@ unsafe extern "C" fn allocate_after_the_chosen_pool_ended(
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn the_default_pool_pays_when_the_chosen_one_is_destroyed_meanwhile() {
-    let name = "fake_pools::the_default_pool_pays_when_the_chosen_one_is_destroyed_meanwhile";
+    let name = "fake_races::the_default_pool_pays_when_the_chosen_one_is_destroyed_meanwhile";
     if !inside(name, &Share::default()) {
         return;
     }
@@ -123,7 +122,7 @@ unsafe extern "C" fn allocate_and_destroy(pointer: *mut u64, _: usize, pool: usi
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn an_allocation_that_outlives_its_pool_is_paid_until_its_free_has_run() {
-    let name = "fake_pools::an_allocation_that_outlives_its_pool_is_paid_until_its_free_has_run";
+    let name = "fake_races::an_allocation_that_outlives_its_pool_is_paid_until_its_free_has_run";
     if !inside(name, &Share::default()) {
         return;
     }
@@ -132,7 +131,6 @@ fn an_allocation_that_outlives_its_pool_is_paid_until_its_free_has_run() {
     install_as("cuMemAllocFromPoolAsync", allocate_and_destroy as *const () as usize);
     install_as("cuMemFreeAsync", free_on_thread as *const () as usize);
     install_as("cuStreamSynchronize", end as *const () as usize);
-    const STREAM: usize = 0x7777;
     let mut pointer = 0u64;
     // SAFETY: a place for the pointer.
     assert_eq!(unsafe { hooks::cuMemAlloc_v2(&mut pointer, bytes(10)) }, 0);
@@ -145,4 +143,43 @@ fn an_allocation_that_outlives_its_pool_is_paid_until_its_free_has_run() {
     // SAFETY: a plain number.
     assert_eq!(unsafe { hooks::cuStreamSynchronize(STREAM) }, 0);
     assert_eq!(charged(), 320 + 10);
+}
+
+const STREAM: usize = 0x7777;
+
+unsafe extern "C" fn wait_while_another_thread_frees(_: usize) -> i32 {
+    // SAFETY: plain numbers.
+    std::thread::spawn(|| assert_eq!(unsafe { hooks::cuMemFreeAsync(0x70_0000, STREAM) }, 0))
+        .join()
+        .map_or(1, |()| 0)
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn a_wait_says_nothing_about_what_came_into_the_stream_meanwhile() {
+    if !inside("fake_races::a_wait_says_nothing_about_what_came_into_the_stream_meanwhile", &Share::default())
+    {
+        return;
+    }
+    install();
+    install_as("cuMemFreeAsync", free_on_thread as *const () as usize);
+    install_as("cuStreamSynchronize", wait_while_another_thread_frees as *const () as usize);
+    let mut pointer = 0u64;
+    // A free that waits already, so that a wait is looked at.
+    for _ in 0..2 {
+        // SAFETY: a place for the pointer.
+        assert_eq!(unsafe { hooks::cuMemAlloc_v2(&mut pointer, bytes(10)) }, 0);
+        // SAFETY: plain numbers.
+        assert_eq!(unsafe { hooks::cuMemFreeAsync(pointer, STREAM) }, 0);
+    }
+    // SAFETY: a place for the pointer.
+    assert_eq!(unsafe { hooks::cuMemAlloc_v2(&mut pointer, bytes(10)) }, 0);
+    assert_eq!(charged(), 320 + 30);
+    // SAFETY: a plain number.
+    assert_eq!(unsafe { hooks::cuStreamSynchronize(STREAM) }, 0);
+    assert_eq!(charged(), 320 + 30, "the last free may have come later than the wait");
+    install_as("cuStreamSynchronize", end as *const () as usize);
+    // SAFETY: a plain number.
+    assert_eq!(unsafe { hooks::cuStreamSynchronize(STREAM) }, 0);
+    assert_eq!(charged(), 320);
 }
