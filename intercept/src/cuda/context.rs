@@ -60,8 +60,11 @@ pub(super) struct Known {
 /// Where an allocation of the calling thread goes.
 #[derive(Clone, Copy)]
 pub(super) struct Current {
-    /// Number of the context; 0 when there was no place for it, or when it is a green context.
+    /// Number of the context with whose end the allocation ends; 0 when there was no place for it, or when it
+    /// is a green context.
     pub(super) context: u8,
+    /// Number of the context whose streams the default streams are; 0 when there was no place for it.
+    pub(super) queues: u8,
     /// Line of the limits file.
     pub(super) device: u8,
 }
@@ -118,7 +121,7 @@ pub(super) fn current(here: Here) -> Option<Current> {
         Some((number, known)) => {
             // What is allocated under a green context is the primary one's, and outlives it.
             let context = if known.green.load(Ordering::Relaxed) == 0 { number } else { 0 };
-            Some(Current { context, device: known.device.load(Ordering::Relaxed) })
+            Some(Current { context, queues: number, device: known.device.load(Ordering::Relaxed) })
         }
         None => adopt(here, handle),
     }
@@ -192,7 +195,7 @@ fn adopt(here: Here, handle: Context) -> Option<Current> {
     let contexts = &here.state.contexts;
     let mut lines = contexts.lines.lock();
     if let Some((context, _)) = contexts.find(handle) {
-        return Some(Current { context, device }); // another thread has entered it
+        return Some(Current { context, queues: context, device }); // another thread has entered it
     }
     if let Some(line) = lines.get_mut(usize::from(device)).filter(|line| !line.charged) {
         here.book().add(usize::from(device), CONTEXT_BYTES);
@@ -204,7 +207,8 @@ fn adopt(here: Here, handle: Context) -> Option<Current> {
         if let Some(line) = lines.get_mut(usize::from(device)) {
             line.uncounted = true;
         }
-        return Some(Current { context: 0, device }); // counted when it was made, or not countable
+        return Some(Current { context: 0, queues: 0, device }); // counted when it was made, or not countable
     }
-    Some(Current { context: contexts.enter(&mut *lines, handle, device, false), device })
+    let context = contexts.enter(&mut *lines, handle, device, false);
+    Some(Current { context, queues: context, device })
 }

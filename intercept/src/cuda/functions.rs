@@ -183,6 +183,7 @@ crate::driver_functions! {
         cuStreamIsCapturing(stream: Stream, capturing: *mut i32);
         cuStreamIsCapturing_ptsz(stream: Stream, capturing: *mut i32);
         cuStreamGetCtx(stream: Stream, context: *mut Context);
+        cuStreamGetGreenCtx(stream: Stream, green: *mut Context);
         cuThreadExchangeStreamCaptureMode(mode: *mut i32);
         cuGraphGetNodes(graph: Graph, nodes: *mut usize, count: *mut usize);
         cuGraphNodeGetType(node: usize, kind: *mut i32);

@@ -10,10 +10,10 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use gpushare_region::MAX_DEVICES;
 
-use super::context::{current, line_of_context};
+use super::context::{current, device_of, line_of_context};
 use super::stream_handle::{StreamHandle, is_default, owner, relaxed};
 use super::timing::Pair;
-use super::{Context, Here, SUCCESS, Status, Stream, here};
+use super::{Context, Here, SUCCESS, Status, Stream, here, line_of};
 use crate::compute::{Answer, Credit, Ground, Key, Limiter, Share, Shared, TIMED, Timing};
 use crate::mutex::Mutex;
 use crate::sys;
@@ -107,8 +107,10 @@ fn line_of_stream(here: Here, stream: Stream) -> Option<u8> {
         let [line, ..] = known.to_le_bytes();
         return Some(line);
     }
-    let Some(line) = owner(stream).and_then(|context| line_of_context(here, context)) else {
-        return current(here).map(|current| current.device);
+    let Some(owner) = owner(stream) else { return current(here).map(|current| current.device) };
+    let line = match line_of_context(here, owner) {
+        Some(line) => line,
+        None => line_of(here, device_of(owner).ok()?), // a context for which there was no place
     };
     place.store((stream as u64) << 8 | u64::from(line), Relaxed);
     Some(line)

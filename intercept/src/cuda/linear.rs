@@ -24,7 +24,7 @@ pub(super) unsafe fn allocate<N: Copy + TryInto<u64>>(
     if status != SUCCESS {
         return status;
     }
-    let Current { context, device } = current;
+    let Current { context, device, .. } = current;
     // SAFETY: as our caller says.
     match unsafe { read_number(key) } {
         Some(key) => charge.keep_for(Entry { key, size: bytes, extra: 0, kind, device, context }),

@@ -67,7 +67,7 @@ impl Queue {
     }
 
     fn default_of(here: Here, thread: u64) -> Self {
-        match context::current(here).map_or(0, |current| current.context) {
+        match context::current(here).map_or(0, |current| current.queues) {
             0 => Self { stream: ANY, context: 0, noted: 0 },
             context => Self { stream: DEFAULT | thread, context: context.into(), noted: 0 },
         }
@@ -75,7 +75,7 @@ impl Queue {
 
     /// Some stream of the current context.
     pub(super) fn anywhere(here: Here) -> Self {
-        let context = context::current(here).map_or(0, |current| current.context);
+        let context = context::current(here).map_or(0, |current| current.queues);
         Self { stream: ANY, context: context.into(), noted: 0 }
     }
 

@@ -24,7 +24,7 @@ fn synchronise(call: impl FnOnce() -> Status, work: impl FnOnce(Here) -> Option<
 fn synchronise_context(context: Context, call: impl FnOnce() -> Status) -> Status {
     synchronise(call, |here| {
         let number = match context {
-            0 => context::current(here)?.context,
+            0 => context::current(here)?.queues,
             _ => context::number(here, context),
         };
         Some(Place::Context(number))

@@ -27,6 +27,20 @@ pub(super) fn owner(stream: Stream) -> Option<Context> {
     let mut context = 0;
     // SAFETY: our caller's stream, which the driver checks; it writes one handle.
     let asked = unsafe { real::cuStreamGetCtx(stream, &mut context) };
+    if asked == SUCCESS && context != 0 { Some(context) } else { green_owner(stream) }
+}
+
+/// The context of a stream that a green context made, for drivers that tell it by no other function.
+#[cold]
+fn green_owner(stream: Stream) -> Option<Context> {
+    let (mut green, mut context) = (0, 0);
+    // SAFETY: our caller's stream, which the driver checks; it writes one handle.
+    let asked = unsafe { real::cuStreamGetGreenCtx(stream, &mut green) };
+    if asked != SUCCESS || green == 0 {
+        return None;
+    }
+    // SAFETY: the driver gave the handle; it writes another one.
+    let asked = unsafe { real::cuCtxFromGreenCtx(&mut context, green) };
     (asked == SUCCESS && context != 0).then_some(context)
 }
 

@@ -419,6 +419,16 @@ fn work_whose_context_is_let_go_of_is_paid() {
 }
 
 /// The GPU of the current context does not pay for it.
+/// A kernel of a millisecond that runs on the GPU of its stream.
+fn kernel_of_no_context(cuda: &Cuda) -> usize {
+    let (mut library, mut kernel) = (0usize, 0usize);
+    let name = c"busy_1ms".as_ptr().expose_provenance();
+    let image = PTX.as_ptr().expose_provenance();
+    assert_eq!(cuda.call("cuLibraryLoadData", &[out(&mut library), image, 0, 0, 0, 0]), 0);
+    assert_eq!(cuda.call("cuLibraryGetKernel", &[out(&mut kernel), library, name]), 0);
+    kernel
+}
+
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn the_gpu_of_the_stream_pays_for_a_launch() {
@@ -429,11 +439,7 @@ fn the_gpu_of_the_stream_pays_for_a_launch() {
     let program = Program::start_on(0);
     let cuda = &program.cuda;
     let function = program.kernel(c"busy_1ms");
-    let (mut library, mut kernel) = (0usize, 0usize);
-    let name = c"busy_1ms".as_ptr().expose_provenance();
-    let image = PTX.as_ptr().expose_provenance();
-    assert_eq!(cuda.call("cuLibraryLoadData", &[out(&mut library), image, 0, 0, 0, 0]), 0);
-    assert_eq!(cuda.call("cuLibraryGetKernel", &[out(&mut kernel), library, name]), 0);
+    let kernel = kernel_of_no_context(cuda);
     let (mut stream, mut graph, mut executable, mut other) = (0usize, 0usize, 0usize, 0usize);
     assert_eq!(cuda.call("cuStreamCreate", &[out(&mut stream), 1]), 0);
     assert_eq!(cuda.call("cuStreamBeginCapture_v2", &[stream, 0]), 0);
@@ -462,6 +468,42 @@ fn the_gpu_of_the_stream_pays_for_a_launch() {
                 &format!("{name}, its own GPU current: {}", current == cuda.context),
             );
         }
+    }
+}
+
+/// A green context with all processors of GPU 0, and a stream of it.
+pub fn green_stream(cuda: &Cuda) -> (usize, usize) {
+    let (mut resource, mut description, mut green, mut stream) = ([0u32; 36], 0usize, 0usize, 0usize);
+    assert_eq!(cuda.call("cuDeviceGetDevResource", &[0, out(&mut resource), 1]), 0);
+    assert_eq!(cuda.call("cuDevResourceGenerateDesc", &[out(&mut description), out(&mut resource), 1]), 0);
+    assert_eq!(cuda.call("cuGreenCtxCreate", &[out(&mut green), description, 0, 1]), 0);
+    assert_eq!(cuda.call("cuGreenCtxStreamCreate", &[out(&mut stream), green, 1, 0]), 0);
+    (green, stream)
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn launches_into_a_stream_of_a_green_context_are_paid_by_its_gpu() {
+    let share = Share { gpus: 2, limits: &[4096; 2], cores: &[25], ..Share::default() };
+    if !inside("compute::launches_into_a_stream_of_a_green_context_are_paid_by_its_gpu", &share) {
+        return;
+    }
+    let program = Program::start_on(0);
+    let cuda = &program.cuda;
+    let kernel = kernel_of_no_context(cuda);
+    let (_, stream) = green_stream(cuda);
+    let mut other = 0usize;
+    assert_eq!(cuda.call("cuDevicePrimaryCtxRetain", &[out(&mut other), 1]), 0);
+    for (current, what) in [(cuda.context, "GPU 0 current"), (other, "GPU 1 current"), (0, "no context")] {
+        assert_eq!(cuda.call("cuCtxSetCurrent", &[current]), 0);
+        let (start, mut launches) = (Instant::now(), 0);
+        while start.elapsed() < SECOND {
+            assert_eq!(call_long(program.launch, &[kernel, 1, 1, 1, 1, 1, 1, 0, stream]), 0, "{what}");
+            launches += 1;
+        }
+        assert_eq!(cuda.call("cuStreamSynchronize", &[stream]), 0);
+        let share = 0.1 * f64::from(launches) / start.elapsed().as_secs_f64();
+        assert_near(share, 25.0, 5.0, what);
     }
 }
 

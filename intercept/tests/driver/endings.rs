@@ -3,6 +3,7 @@
 
 use crate::OUT_OF_MEMORY;
 use crate::client::{Cuda, MIB, bytes, out, really_held};
+use crate::compute::green_stream;
 use crate::families::create;
 use crate::graphs::graph_of;
 use crate::place::{Share, books, charged, inside};
@@ -117,6 +118,30 @@ fn what_nobody_waited_for_by_its_stream_is_there_before_a_refusal() {
     await_event();
     assert!(charged() >= 320 + 600, "{} MiB", charged());
     whole("a destroyed pool");
+    assert_eq!(charged(), 320);
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn what_was_freed_under_a_green_context_is_there_after_its_synchronisation() {
+    let name = "endings::what_was_freed_under_a_green_context_is_there_after_its_synchronisation";
+    if !inside(name, &Share::default()) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let (green, _) = green_stream(&cuda);
+    let mut context = 0usize;
+    assert_eq!(cuda.call("cuCtxFromGreenCtx", &[out(&mut context), green]), 0);
+    assert_eq!(cuda.call("cuCtxSetCurrent", &[context]), 0);
+    for stream in [0, 1] {
+        let pointer = usize::try_from(cuda.allocate(600).unwrap()).unwrap();
+        assert_eq!(cuda.call("cuMemFreeAsync", &[pointer, stream]), 0);
+        assert_eq!(charged(), 920);
+        assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
+        assert_eq!(charged(), 320, "stream {stream}");
+    }
+    assert_eq!(cuda.call("cuCtxSetCurrent", &[cuda.context]), 0);
+    assert_eq!(cuda.call("cuGreenCtxDestroy", &[green]), 0);
     assert_eq!(charged(), 320);
 }
 

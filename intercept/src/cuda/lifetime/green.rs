@@ -1,6 +1,6 @@
 //! Green contexts: parts of a GPU's processors, each with a handle of its own. A green context keeps the
-//! primary context of its device alive, and is made current by a second handle (CUDA driver API, green
-//! contexts).
+//! primary context of its device alive, and is made current by a second handle, by which its streams are known
+//! too (CUDA driver API, green contexts).
 
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
@@ -17,6 +17,16 @@ fn convert(here: Here, green: Context, context: Context) {
     {
         known.green.store(green, Ordering::Relaxed);
         known.handle.store(context, Ordering::Release);
+    }
+}
+
+/// Enters both handles of a green context that was just made: the program need not ask for the second one to
+/// put work into its streams.
+fn made(here: Here, green: Context) {
+    let mut context = 0;
+    // SAFETY: just made; the driver writes one handle.
+    if unsafe { real::cuCtxFromGreenCtx(&mut context, green) } == SUCCESS {
+        convert(here, green, context);
     }
 }
 
@@ -48,8 +58,12 @@ fn end_green(green: Context, call: impl FnOnce() -> Status) -> Status {
 
 hooks! { |call|
     cuGreenCtxCreate(green: *mut Context, resources: *mut c_void, device: Device, flags: u32) =>
+    {
         // SAFETY: the driver has written the handle when it succeeded.
-        unsafe { make(device, green, false, call) };
+        let make = || unsafe { make(device, green, false, call) };
+        // SAFETY: as above.
+        unsafe { after_writing(green, make, made) }
+    };
     cuCtxFromGreenCtx(context: *mut Context, green: Context) =>
         // SAFETY: the driver has written the handle when it succeeded.
         unsafe { after_writing(context, call, |here, context| convert(here, green, context)) };
