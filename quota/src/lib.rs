@@ -5,8 +5,9 @@
 //! sweep, or by the [`Reservation`] that was never used. The containers of a [`Pod`] may hold one lease
 //! together, which ends with the last of them. [`place`] is pure: requests and loads in, grants or a refusal
 //! out.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod alarm;
 mod boot;
 mod database;
 mod ended;

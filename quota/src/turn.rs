@@ -7,10 +7,10 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::alarm::Alarm;
 use crate::error::StoreError;
 use crate::lock_holder::{self, open};
 
@@ -36,7 +36,7 @@ impl Turn {
             let file = open(state).map_err(io)?;
             let taken = match file.try_lock() {
                 Ok(()) => Some(file),
-                Err(TryLockError::WouldBlock) => wait(file, state).map_err(io)?,
+                Err(TryLockError::WouldBlock) => wait(file).map_err(io)?,
                 Err(TryLockError::Error(source)) => return Err(io(source)),
             };
             let lock = taken.ok_or_else(|| StoreError::busy(state))?;
@@ -58,18 +58,18 @@ pub(crate) fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// `File::lock` has no deadline, so another thread waits in it. If that thread gets the lock too late, the
-/// receiver is gone: the file is dropped, and the lock with it.
-fn wait(file: File, state: &Path) -> io::Result<Option<File>> {
-    let (sender, receiver) = mpsc::channel();
-    let waiting = thread::Builder::new().spawn(move || {
-        let locked = file.lock().map(|()| file);
-        let _ = sender.send(locked);
-    });
-    match waiting {
-        Ok(_) => receiver.recv_timeout(DEADLINE).ok().transpose(),
-        // No new thread could be made, as in a cgroup that allows no more.
-        Err(_) => lock_without_queue(open(state)?),
+/// Waits in the kernel's queue; `None` when others held the lock until the deadline.
+fn wait(file: File) -> io::Result<Option<File>> {
+    let until = Instant::now() + DEADLINE;
+    // No timer could be made: this process cannot wait in the queue, which has no deadline of its own.
+    let Ok(_alarm) = Alarm::set(DEADLINE) else { return lock_without_queue(file) };
+    loop {
+        match file.lock() {
+            Ok(()) => return Ok(Some(file)),
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+            Err(_) if Instant::now() >= until => return Ok(None),
+            Err(_) => {} // by another signal
+        }
     }
 }
 

@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::libc::{self, c_int};
 
 static WERE_CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
-static WAS_IGNORED: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
-/// The signals that are changed: SIGPIPE by Rust, SIGXFSZ by the wrapper.
-const SIGNALS: [c_int; 2] = [libc::SIGPIPE, libc::SIGXFSZ];
+static WAS_IGNORED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
+/// The signals that are changed: SIGPIPE by Rust, SIGXFSZ by the wrapper, SIGALRM by a wait for the quota
+/// store.
+const SIGNALS: [c_int; 3] = [libc::SIGPIPE, libc::SIGXFSZ, libc::SIGALRM];
 
 #[used]
 #[unsafe(link_section = ".init_array")]
