@@ -2,7 +2,7 @@
 //! sweep waits for this, and the kernel's text about one process has some sixty lines.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 
 use procfs::process::Stat;
 use procfs::{FromRead, ProcError, ProcResult};
@@ -27,7 +27,8 @@ pub fn stat(pid: i32) -> ProcResult<Stat> {
 /// The pid of the process `pid` in each of its pid namespaces, the innermost last; `None` if it cannot be
 /// told.
 pub fn pids(pid: i32) -> Option<Vec<i32>> {
-    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
+    let mut status = Vec::with_capacity(4096); // all of it by one read
+    File::open(format!("/proc/{pid}/status")).and_then(|mut file| file.read_to_end(&mut status)).ok()?;
     let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"NSpid:"))?;
     std::str::from_utf8(line).ok()?.split_whitespace().map(|pid| pid.parse().ok()).collect()
 }
