@@ -13,6 +13,7 @@ mod mapped;
 mod shared;
 mod table;
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, fchown};
@@ -173,12 +174,14 @@ impl Region {
         let _ = fs::remove_dir(&self.folder);
     }
 
-    /// Lease ids of the regions below the state folder. Call this before reading the living leases: a lease
-    /// is written before its region is made, so a region of this list without a lease is nobody's.
-    pub fn existing(state: &Path) -> Vec<i64> {
-        let entries = fs::read_dir(state.join(REGIONS)).into_iter().flatten().filter_map(Result::ok);
-        let id = |name: &str| name.strip_suffix(shared::MEMBERS).unwrap_or(name).parse().ok();
-        entries.filter_map(|entry| id(entry.file_name().to_str()?)).collect()
+    /// Lease ids of the regions below the state folder, and of what is left of one. Call this before reading
+    /// the living leases: a lease is written before its region is made, so a region of this set without a
+    /// lease is nobody's.
+    pub fn existing(state: &Path) -> BTreeSet<i64> {
+        let entries = [REGIONS, LIMITS].into_iter().flat_map(|folder| fs::read_dir(state.join(folder)));
+        let names = entries.flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        // The number may be followed by a layout's, or by what else a pod's region has.
+        names.filter_map(|name| name.split('.').next()?.parse().ok()).collect()
     }
 }
 

@@ -153,8 +153,12 @@ impl Store {
         gpus: &[Gpu],
         rules: &Admission,
     ) -> Result<Vec<Grant>, ReserveError> {
-        let loads = self.loads()?;
-        Ok(place(request, gpus, |gpu| loads.get(&gpu).copied().unwrap_or_default(), rules)?)
+        let placed =
+            |loads: Loads| place(request, gpus, |gpu| loads.get(&gpu).copied().unwrap_or_default(), rules);
+        match placed(self.loads()?) {
+            Ok(grants) => Ok(grants),
+            Err(_) => Ok(placed(self.living_loads()?)?), // what is gone would be swept
+        }
     }
 
     /// Makes `holder`, the container's init process, the holder of container `key`'s reservation of the lease

@@ -146,6 +146,10 @@ fn a_full_node_looks_for_dead_leases_before_it_refuses() {
     let first = runtime.run(&dead);
     assert!(runtime.create(&next).is_err(), "the first one runs");
     first.kill_init();
+    next.write();
+    let plan = || cli(runtime.config(), &["plan", "--bundle", next.path().to_str().expect("it is UTF-8")]);
+    let planned = eventually(SOON, || plan().success()); // the kernel may take a moment to end it
+    assert!(planned, "{:?}", plan());
     assert_eq!(runtime.run(&next).status().as_deref(), Some("running"));
 }
 

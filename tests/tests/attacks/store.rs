@@ -273,6 +273,9 @@ fn a42_the_remedy_for_a_deleted_store_works_after_a_container_that_nobody_delete
     drop(runtime.run(&bundle));
     drop(container);
     assert_eq!(leases(runtime.config()), []);
+    sweep(runtime.config());
+    let left: Vec<_> = fs::read_dir(node.state().join("limits")).into_iter().flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 fn sweep_fails(runtime: &Runtime) {
