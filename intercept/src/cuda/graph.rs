@@ -18,8 +18,10 @@ use gpushare_region::MAX_DEVICES;
 
 use self::nodes::{MEMORY_NODES, Needs};
 use super::charge::Charge;
-use super::queue::{self, Queue, Ran};
-use super::{Device, Graph, Here, OUT_OF_MEMORY, SUCCESS, Status, Stream, here, launch, line_of, read, real};
+use super::queue::{self, Holders, Queue, Ran};
+use super::{
+    Cuda, Device, Graph, Here, OUT_OF_MEMORY, SUCCESS, Status, Stream, here, launch, line_of, read, real,
+};
 use crate::mutex::Mutex;
 use crate::table::{Entry, Kind};
 
@@ -104,7 +106,7 @@ impl Reserve {
 }
 
 impl Books {
-    /// Notes a launch for which room was charged.
+    /// Notes a launch for which room is charged.
     fn launch(&mut self, executable: usize, bytes: u64, queue: Queue, line: u8) {
         let same =
             |launch: &Launch| launch.bytes > 0 && launch.executable == executable && launch.line == line;
@@ -197,20 +199,45 @@ pub(super) fn trim_all(here: Here) {
     books.end(here, |_| false);
 }
 
-/// Charges the possible growth of the reserve when `executable`, which needs `bytes`, runs beside what was
+/// Charges the possible growth of the reserve when a new graph, which needs `bytes`, runs beside what was
 /// launched.
-fn charge_growth(here: Here, executable: usize, line: u8, bytes: u64) -> Option<Charge> {
+fn charge_growth(here: Here, line: u8, bytes: u64) -> Option<Charge> {
     let take = || {
-        let books = here.state.graphs.books.lock();
-        let reserve = books.reserves.get(usize::from(line)).copied()?;
-        let more = bytes.saturating_sub(books.launched(executable, line));
-        drop(books);
-        let needed = reserve.base.saturating_add(reserve.launched).saturating_add(more);
+        let reserve = here.state.graphs.books.lock().reserves.get(usize::from(line)).copied()?;
+        let needed = reserve.base.saturating_add(reserve.launched).saturating_add(bytes);
         Charge::take(here, line, needed.saturating_sub(reserve.charged))
     };
     // A refusal has trimmed the reserve and asked what has run, so the growth that must fit is now another
     // figure.
     take().or_else(take)
+}
+
+/// Charges a launch and notes it before the driver takes it. The room that it counts on, of its last run or of
+/// the reserve, cannot be given back by another thread meanwhile.
+fn admit(here: Here, executable: usize, line: u8, bytes: u64, queue: Queue) -> bool {
+    let admitted = || {
+        let books = &mut *here.state.graphs.books.lock();
+        let Some(reserve) = books.reserves.get(usize::from(line)).copied() else { return false };
+        let more = bytes.saturating_sub(books.launched(executable, line));
+        let needed = reserve.base.saturating_add(reserve.launched).saturating_add(more);
+        let growth = needed.saturating_sub(reserve.charged);
+        let Some(_charge) = Charge::take_once(here, line, growth) else { return false };
+        books.launch(executable, bytes, queue.being_taken(), line);
+        if let Some(reserve) = books.reserves.get_mut(usize::from(line)) {
+            reserve.settle(here, usize::from(line)); // before the charge goes
+        }
+        true
+    };
+    let fits = admitted() || Cuda::give_back_unused(here) && admitted();
+    if !fits {
+        here.book().count_refusal();
+    }
+    fits
+}
+
+/// Ends the notes of [`admit`]: the driver has taken the launch, or never will.
+fn taken(here: Here) {
+    here.state.graphs.books.lock().launches.iter_mut().for_each(|launch| launch.queue.taken(here));
 }
 
 fn key(executable: usize, line: u8) -> u64 {
@@ -228,7 +255,7 @@ fn instantiate(
     let Some(needs) = Needs::of(here, graph) else { return OUT_OF_MEMORY };
     let mut charges: Charges = Default::default();
     for ((line, _, bytes), place) in needs.each().zip(&mut charges) {
-        *place = charge_growth(here, 0, line, bytes);
+        *place = charge_growth(here, line, bytes);
         if place.is_none() {
             return OUT_OF_MEMORY;
         }
@@ -272,23 +299,12 @@ fn run(executable: usize, stream: Stream, per_thread: bool, call: impl FnOnce() 
     }
     let queue = Queue::of(here, stream, per_thread);
     let _launching = graphs.launching.lock();
-    let mut charges: Charges = Default::default();
-    for (line, place) in lines().zip(&mut charges) {
-        let Some(entry) = find(line) else { continue };
-        *place = charge_growth(here, executable, line, entry.size);
-        if place.is_none() {
-            return OUT_OF_MEMORY;
-        }
-    }
-    let status = call();
-    for (line, charge) in lines().zip(charges).filter(|(_, charge)| charge.is_some()) {
-        let Some(entry) = find(line).filter(|_| status == SUCCESS) else { continue };
-        let books = &mut *graphs.books.lock();
-        books.launch(executable, entry.size, queue.noted(here), line);
-        if let Some(reserve) = books.reserves.get_mut(usize::from(line)) {
-            reserve.settle(here, usize::from(line)); // before the charge goes
-        }
-        drop(charge);
+    let fits =
+        lines().all(|line| find(line).is_none_or(|entry| admit(here, executable, line, entry.size, queue)));
+    let status = if fits { call() } else { OUT_OF_MEMORY };
+    taken(here);
+    for line in lines().filter(|line| find(*line).is_some()) {
+        settle(here, line, |_, _| {}); // the reserve may have grown
     }
     status
 }

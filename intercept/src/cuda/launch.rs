@@ -108,10 +108,14 @@ fn line_of_stream(here: Here, stream: Stream) -> Option<u8> {
         return Some(line);
     }
     let Some(owner) = owner(stream) else { return current(here).map(|current| current.device) };
-    let line = match line_of_context(here, owner) {
-        Some(line) => line,
-        None => line_of(here, device_of(owner).ok()?), // a context for which there was no place
+    // A context for which there was no place is on the GPU that the driver tells.
+    let told = || {
+        device_of(owner).map_or_else(
+            |_| current(here).map(|current| current.device),
+            |device| Some(line_of(here, device)),
+        )
     };
+    let line = line_of_context(here, owner).or_else(told)?;
     place.store((stream as u64) << 8 | u64::from(line), Relaxed);
     Some(line)
 }

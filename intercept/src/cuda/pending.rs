@@ -7,8 +7,9 @@ use super::{Here, Status, Stream, charge};
 use crate::mutex::Mutex;
 use crate::table::Kind;
 
-/// How many pairs of stream and device are followed separately. Frees beyond these wait together.
-const MOST: usize = 64;
+/// Places for frees: two for each pair of stream and device that is followed separately. Frees beyond these
+/// wait together.
+const MOST: usize = 128;
 
 /// The frees that may still have to run.
 #[repr(C)]
@@ -18,7 +19,7 @@ pub(super) struct Frees {
     any: AtomicBool,
 }
 
-/// All frees in one queue on one device.
+/// Frees in one queue on one device.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Free {
@@ -45,8 +46,19 @@ pub(super) fn free(
 fn add(here: Here, queue: Queue, device: u8, bytes: u64) {
     here.state.frees.any.store(true, Ordering::Relaxed);
     let mut list = here.state.frees.list.lock();
-    let same = |free: &Free| free.bytes > 0 && free.queue == queue && free.device == device;
-    let at = list.iter().position(same).or_else(|| list.iter().position(|free| free.bytes == 0));
+    let mut newest: Option<(usize, u64)> = None;
+    let mut places = 0;
+    for (at, free) in list.iter().enumerate() {
+        if free.bytes > 0 && free.queue == queue && free.device == device {
+            places += 1;
+            let note = free.queue.last_note();
+            newest = newest.filter(|(_, newest)| *newest > note).or(Some((at, note)));
+        }
+    }
+    // Two places: a wait ends the older frees, whatever comes into the queue while it runs.
+    let empty = || list.iter().position(|free| free.bytes == 0);
+    let at = if places < 2 { empty() } else { None };
+    let at = at.or(newest.map(|(at, _)| at)).or_else(empty);
     let at = at.or_else(|| list.iter().position(|free| free.device == device));
     // No place even among those of the device: it stays charged until the process ends.
     let Some(free) = at.and_then(|at| list.get_mut(at)) else { return };

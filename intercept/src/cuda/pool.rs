@@ -128,12 +128,18 @@ impl Known {
         self.charged = bytes;
     }
 
-    /// Charges the pool what the driver has reserved for it.
-    fn settle(&mut self, here: Here) {
-        if self.state == State::Charged
-            && let Ok(reserved) = ask(self.handle, RESERVED)
-        {
-            self.charge(here, reserved);
+    /// Charges the pool what the driver has reserved for it. Whether the driver knows the pool: between its
+    /// part of a destruction and our note of it, the state says nothing yet.
+    fn settle(&mut self, here: Here) -> bool {
+        if self.state != State::Charged {
+            return self.state != State::Destroyed;
+        }
+        match ask(self.handle, RESERVED) {
+            Ok(reserved) => {
+                self.charge(here, reserved);
+                true
+            }
+            Err(status) => !GONE.contains(&status),
         }
     }
 
@@ -172,15 +178,15 @@ fn known(here: Here, pool: Pool) -> Option<(usize, Known)> {
 
 /// Settles the pool in place `at`. The driver is asked under the lock, so that an older figure cannot replace
 /// a newer one.
-fn settle_one(here: Here, at: usize) {
-    if let Some(known) = list(here).get_mut(at) {
-        known.settle(here);
-    }
+///
+/// Returns whether the driver knows the pool.
+fn settle_one(here: Here, at: usize) -> bool {
+    list(here).get_mut(at).is_some_and(|known| known.settle(here))
 }
 
 pub(super) fn settle_all(here: Here) {
     if !is_unused(here) {
-        list(here).iter_mut().take(used(here)).for_each(|known| known.settle(here));
+        list(here).iter_mut().take(used(here)).for_each(|known| _ = known.settle(here));
     }
 }
 

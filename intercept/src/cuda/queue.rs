@@ -17,6 +17,9 @@ const DEFAULT: u64 = 1 << 63;
 /// One of several streams, or of streams that are gone.
 const ANY: u64 = u64::MAX;
 
+/// The note of work that the driver is about to take.
+const BEING_TAKEN: u64 = u64::MAX;
+
 /// A stream and its context. A stream has one value here, however the program names it. All zero: no work
 /// anywhere.
 #[derive(Clone, Copy, Default)]
@@ -82,6 +85,23 @@ impl Queue {
     /// The queue with work that the driver has just taken.
     pub(super) fn noted(self, here: Here) -> Self {
         Self { noted: here.state.notes.0.fetch_add(1, Ordering::SeqCst) + 1, ..self }
+    }
+
+    /// The queue with work that the driver is about to take. No wait covers it before [`Queue::taken`].
+    pub(super) const fn being_taken(self) -> Self {
+        Self { noted: BEING_TAKEN, ..self }
+    }
+
+    /// Notes work that was being taken.
+    pub(super) fn taken(&mut self, here: Here) {
+        if self.noted == BEING_TAKEN {
+            *self = self.noted(here);
+        }
+    }
+
+    /// When work in it was last noted.
+    pub(super) const fn last_note(self) -> u64 {
+        self.noted
     }
 
     /// No stream at all.

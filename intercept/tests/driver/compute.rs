@@ -418,7 +418,6 @@ fn work_whose_context_is_let_go_of_is_paid() {
     }
 }
 
-/// The GPU of the current context does not pay for it.
 /// A kernel of a millisecond that runs on the GPU of its stream.
 fn kernel_of_no_context(cuda: &Cuda) -> usize {
     let (mut library, mut kernel) = (0usize, 0usize);
@@ -429,6 +428,7 @@ fn kernel_of_no_context(cuda: &Cuda) -> usize {
     kernel
 }
 
+/// The GPU of the current context does not pay for it.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn the_gpu_of_the_stream_pays_for_a_launch() {

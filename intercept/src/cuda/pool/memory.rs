@@ -184,9 +184,8 @@ unsafe fn give(
         at = place;
     }
     enter(here, key, charged(request.bytes), at, source.device);
-    settle_one(here, at); // before the charge goes
-    let is_of_destroyed = list(here).get(at).is_some_and(|known| known.state == State::Destroyed);
-    Ok(Given { key, at, is_of_destroyed })
+    let is_known = settle_one(here, at); // before the charge goes
+    Ok(Given { key, at, is_of_destroyed: !is_known })
 }
 
 /// The pool that gave `key`, where another one may have been chosen between our look-up and the driver's.
