@@ -190,9 +190,7 @@ impl Ledger {
         if self.is_behind() {
             return Err(StoreError::Earlier { path: database(&self.state) });
         }
-        if self.earlier_boots()?.is_empty() {
-            self.forbid_regions()?;
-        }
+        self.forbid_regions()?;
         self.make(&turn, Vec::new(), 0)?;
         // Only now: until the new ledger stands, an earlier one proves that regions are an earlier boot's.
         self.retire_earlier(&turn)
@@ -259,13 +257,14 @@ impl Ledger {
     }
 
     /// Fails if a container's region stands beside the absent ledger. What was granted is unknown then, and
-    /// an empty ledger would grant it once more.
+    /// an empty ledger would grant it once more. Beside an earlier boot's ledger regions are that boot's.
     ///
     /// # Errors
     /// When there is a region, or that cannot be told.
     pub fn forbid_regions(&self) -> Result<(), StoreError> {
         match fs::read_dir(self.state.join(REGIONS)).map(|mut entries| entries.next()) {
             Ok(None) => Ok(()),
+            Ok(Some(_)) if !self.earlier_boots()?.is_empty() => Ok(()),
             Ok(Some(_)) => Err(self.missing()),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             Err(error) => Err(StoreError::io(&self.state, error)),

@@ -8,6 +8,8 @@
 use std::convert::Infallible;
 use std::os::unix::process::ExitStatusExt;
 use std::process::exit;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use gpushare_config::Config;
@@ -28,9 +30,7 @@ pub fn delete(args: &Args, config: &Config) -> Result<Infallible> {
     let runtime = exec::find(config)?;
     let (Some(key), Some(share)) = (key, share) else { return exec::low_level(runtime) };
     let ended = exec::low_level_to_its_end(runtime)?;
-    if ended.success() {
-        share.give_back(&key);
-    }
+    share.give_back(&key, ended.success());
     exit(ended.code().or_else(|| ended.signal().map(|signal| 128 + signal)).unwrap_or(1))
 }
 
@@ -65,7 +65,7 @@ impl Share {
                 {
                     orphan::end(&held.lease.member, args, runtime);
                 }
-                (held.give_back(key) == Release::Nothing).then(|| Self::Held(held.into()))
+                (held.give_back(key, Whose::GoneOnes) == Release::Nothing).then(|| Self::Held(held.into()))
             }
             Err(error) => {
                 tracing::warn!(container = %key.container, error = %format!("{error:#}"), "the store cannot be asked");
@@ -81,16 +81,24 @@ impl Share {
         Some(Self::Told { state: StateFolder::open(&config.paths.state).ok()?, lease })
     }
 
-    /// Gives it back after the low-level runtime has deleted the container.
-    fn give_back(&self, key: &LeaseKey) {
+    /// Gives it back after the low-level runtime's work. `deleted`: that runtime says that there is no such
+    /// container any more.
+    fn give_back(&self, key: &LeaseKey, deleted: bool) {
         match self {
             Self::Held(held) => {
-                held.lease.member.holder.await_end(orphan::DEADLINE);
-                held.give_back(key);
+                let holder = &held.lease.member.holder;
+                let start = Instant::now();
+                while deleted && holder.lives() && start.elapsed() < orphan::DEADLINE {
+                    sleep(Duration::from_millis(2));
+                }
+                // Others in the container's cgroup are not its own: it is deleted, and its first process ended.
+                let whose = if deleted && !holder.lives() { Whose::Anyones } else { Whose::GoneOnes };
+                held.give_back(key, whose);
             }
-            Self::Told { state, lease } => {
+            Self::Told { state, lease } if deleted => {
                 give_back_ended(state, *lease, key).unwrap_or_else(|error| left_for_the_sweep(key, &error));
             }
+            Self::Told { .. } => {}
         }
     }
 }
@@ -104,10 +112,8 @@ impl Held {
         Ok(Some(Self { state: StateFolder::open(&config.paths.state)?, store, lease }))
     }
 
-    /// Gives it back if the container is proved gone.
-    fn give_back(&self, key: &LeaseKey) -> Release {
-        let given =
-            give_back(&self.state, &self.store, self.lease.id, key, ReleaseReason::Ended, Whose::GoneOnes);
+    fn give_back(&self, key: &LeaseKey, whose: Whose) -> Release {
+        let given = give_back(&self.state, &self.store, self.lease.id, key, ReleaseReason::Ended, whose);
         given.unwrap_or_else(|error| {
             left_for_the_sweep(key, &error);
             Release::Nothing

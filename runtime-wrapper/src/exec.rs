@@ -58,18 +58,20 @@ pub fn low_level(runtime: &Path) -> Result<Infallible> {
 }
 
 /// Runs `runtime` to its end with the same arguments, environment, working directory and standard
-/// descriptors. It ignores SIGXFSZ, as this process does, and no other signal.
+/// descriptors. Of the signals it ignores SIGXFSZ, as this process does, and none that the engine had ignored.
 ///
 /// # Errors
 /// When it cannot be started.
 pub fn low_level_to_its_end(runtime: &Path) -> Result<ExitStatus> {
     inherited::close_again();
+    inherited::await_children();
     let ended = Command::new(runtime).args(env::args_os().skip(1)).status();
     ended.with_context(|| cannot_run(runtime))
 }
 
 /// The bundle of the container `args.id`, as `runtime` tells it; `None` if it does not know the container.
 pub fn bundle_of(runtime: &Path, args: &Args) -> Option<PathBuf> {
+    inherited::await_children();
     let mut state = Command::new(runtime);
     if let Some(root) = &args.root {
         state.arg("--root").arg(root);

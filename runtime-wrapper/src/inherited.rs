@@ -46,6 +46,12 @@ pub fn restore() {
     }
 }
 
+/// Lets this process wait for children: one that inherited SIGCHLD as ignored would not hear how they end.
+pub fn await_children() {
+    // SAFETY: the default action runs no handler of this program.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
+
 /// Marks the descriptors that were closed at the start so that the next execve closes them.
 pub fn close_again() {
     for (fd, closed) in (0 as RawFd..).zip(&WERE_CLOSED) {

@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
-use gpushare_tests::command::{alive, eventually};
+use gpushare_tests::command::{alive, eventually, run};
 use gpushare_tests::leases::{cli, leases, leases_of, sweep};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
@@ -120,6 +121,17 @@ fn a_call_that_ends_a_container_gives_its_share_back_before_it_returns() {
             );
             assert!(has_poststop(&bundle), "{low_level:?}: nobody calls `delete` after `run`");
         }
+        // An engine that never waits for its children, whose disposition the wrapper inherits.
+        let deaf = request();
+        runtime.run(&deaf).leave();
+        let log = deaf.path().join("deaf.json");
+        let call = runtime.command(&log, ["delete", "--force", deaf.id()]);
+        let mut deafly = Command::new("/bin/sh");
+        deafly.args(["-c", "trap '' CHLD; exec \"$@\"", "sh"]).arg(call.get_program()).args(call.get_args());
+        deafly.env_clear().envs(call.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let _ = run(&mut deafly).expect_success("delete --force with SIGCHLD ignored");
+        assert_eq!(leases(runtime.config()), [], "{low_level:?}: SIGCHLD ignored");
+
         let unknown = runtime.call(&["delete"], "unknown");
         assert!(!unknown.success(), "{low_level:?}: {unknown:?}");
     }

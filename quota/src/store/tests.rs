@@ -154,6 +154,18 @@ fn a_copy_of_the_ledger_does_not_stand_for_an_earlier_boots() {
 }
 
 #[test]
+fn a_store_that_a_reboot_left_behind_is_not_one_that_was_deleted() {
+    let (folder, store) = open();
+    make_region(folder.path(), &keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap());
+    fs::rename(file(&folder), folder.path().join(EARLIER)).unwrap();
+    assert!(Store::find(folder.path()).unwrap().is_none(), "this boot has granted nothing yet");
+    fs::remove_file(folder.path().join(EARLIER)).unwrap();
+    let spare = file(&folder).to_string_lossy().into_owned() + ".spare";
+    let _ = fs::remove_file(spare);
+    assert!(matches!(Store::find(folder.path()), Err(StoreError::Missing { .. })));
+}
+
+#[test]
 fn of_two_first_containers_the_slower_opens_the_store_of_the_faster() {
     let (made, store) = open();
     let lease = keep(&store, "faster", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
