@@ -29,8 +29,10 @@ pub fn delete(args: &Args, config: &Config) -> Result<Infallible> {
     let share = key.as_ref().and_then(|key| Share::find(key, args, config));
     let runtime = exec::find(config)?;
     let (Some(key), Some(share)) = (key, share) else { return exec::low_level(runtime) };
+    // `delete --force` succeeds for what the runtime does not know, too.
+    let is_known = orphan::is_known(&key, args, runtime);
     let ended = exec::low_level_to_its_end(runtime)?;
-    share.give_back(&key, ended.success());
+    share.give_back(&key, is_known && ended.success());
     exit(ended.code().or_else(|| ended.signal().map(|signal| 128 + signal)).unwrap_or(1))
 }
 
@@ -81,8 +83,8 @@ impl Share {
         Some(Self::Told { state: StateFolder::open(&config.paths.state).ok()?, lease })
     }
 
-    /// Gives it back after the low-level runtime's work. `deleted`: that runtime says that there is no such
-    /// container any more.
+    /// Gives it back after the low-level runtime's work. `deleted`: that runtime knew the container and has
+    /// deleted it.
     fn give_back(&self, key: &LeaseKey, deleted: bool) {
         match self {
             Self::Held(held) => {

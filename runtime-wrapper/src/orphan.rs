@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gpushare_quota::{LeaseState, Member};
+use gpushare_quota::{LeaseKey, LeaseState, Member};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -25,15 +25,18 @@ pub const DEADLINE: Duration = Duration::from_secs(2);
 /// Kills the init of `member` if `runtime` has no record of the container. `delete --force` does the same to
 /// containers that it knows.
 pub fn end(member: &Member, args: &Args, runtime: &Path) {
-    let id = Path::new(&member.key.container);
-    let known = roots(args, runtime).iter().any(|root| is_recorded(&root.join(id)));
-    if member.state != LeaseState::Active || known || !member.holder.lives() {
+    if member.state != LeaseState::Active || is_known(&member.key, args, runtime) || !member.holder.lives() {
         return;
     }
     tracing::warn!(container = %member.key, pid = member.holder.pid, "ending a container that its runtime does not know");
     // The process may have ended just now, so an error is ignored.
     let _ = kill(Pid::from_raw(member.holder.pid), Signal::SIGKILL);
     member.holder.await_end(DEADLINE);
+}
+
+/// Whether `runtime` has a record of the container `key`.
+pub fn is_known(key: &LeaseKey, args: &Args, runtime: &Path) -> bool {
+    roots(args, runtime).iter().any(|root| is_recorded(&root.join(&key.container)))
 }
 
 /// The runtime roots in which the container's record could be: the one that the engine names, else the
