@@ -70,7 +70,8 @@ impl Share {
                 (held.give_back(key, Whose::GoneOnes) == Release::Nothing).then(|| Self::Held(held.into()))
             }
             Err(error) => {
-                tracing::warn!(container = %key.container, error = %format!("{error:#}"), "the store cannot be asked");
+                let (container, error) = (&key.container, format!("{error:#}"));
+                tracing::warn!(%container, %error, "the store cannot be asked");
                 Self::told(args, config)
             }
         }
@@ -93,7 +94,8 @@ impl Share {
                 while deleted && holder.lives() && start.elapsed() < orphan::DEADLINE {
                     sleep(Duration::from_millis(2));
                 }
-                // Others in the container's cgroup are not its own: it is deleted, and its first process ended.
+                // Others in the container's cgroup are not its own: it is deleted, and its first process has
+                // ended.
                 let whose = if deleted && !holder.lives() { Whose::Anyones } else { Whose::GoneOnes };
                 held.give_back(key, whose);
             }

@@ -68,8 +68,8 @@ fn case_8_processes_that_race_in_a_slow_driver_never_pass_the_limit() {
     if !inside("processes::case_8_processes_that_race_in_a_slow_driver_never_pass_the_limit", &share) {
         return;
     }
-    // Nobody ends while this process looks: the books take 20 MiB more for a context than the GPU does, and what
-    // the context of an ended process leaves there is room for the others.
+    // Nobody ends while this process looks: the books take 20 MiB more for a context than the GPU does, and
+    // what the context of an ended process leaves there is room for the others.
     let (end, mut ended) = std::io::pipe().unwrap();
     let churn = || {
         let cuda = Cuda::start();
