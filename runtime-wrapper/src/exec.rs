@@ -58,7 +58,8 @@ pub fn low_level(runtime: &Path) -> Result<Infallible> {
 }
 
 /// Runs `runtime` to its end with the same arguments, environment, working directory and standard
-/// descriptors. Of the signals it ignores SIGXFSZ, as this process does, and none that the engine had ignored.
+/// descriptors. Of the signals it ignores SIGXFSZ, as this process does, and none that the engine had
+/// ignored.
 ///
 /// # Errors
 /// When it cannot be started.

@@ -212,8 +212,8 @@ fn charge_growth(here: Here, line: u8, bytes: u64) -> Option<Charge> {
     take().or_else(take)
 }
 
-/// Charges a launch and notes it before the driver takes it. The room that it counts on, of its last run or of
-/// the reserve, cannot be given back by another thread meanwhile.
+/// Charges a launch and notes it before the driver takes it. The room that it counts on, of its last run or
+/// of the reserve, cannot be given back by another thread meanwhile.
 fn admit(here: Here, executable: usize, line: u8, bytes: u64, queue: Queue) -> bool {
     let admitted = || {
         let books = &mut *here.state.graphs.books.lock();

@@ -1,6 +1,6 @@
 //! Green contexts: parts of a GPU's processors, each with a handle of its own. A green context keeps the
-//! primary context of its device alive, and is made current by a second handle, by which its streams are known
-//! too (CUDA driver API, green contexts).
+//! primary context of its device alive, and is made current by a second handle, by which its streams are
+//! known too (CUDA driver API, green contexts).
 
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
