@@ -53,7 +53,7 @@ rm -f "$root/lib/tmpfiles.d/gpushare.conf" "$root/lib/systemd/system/gpushare-me
     "$root/lib/systemd/system/gpushare-system.service" "$root/lib/udev/rules.d/71-gpushare.rules"
 rmdir "$destdir/etc/gpushare/gpushare.toml.d" "$destdir/etc/gpushare" "$root/lib/systemd/system" "$root/lib/systemd" \
     "$root/lib/udev/rules.d" "$root/lib/udev" "$root/lib/tmpfiles.d" "$root/share/doc" 2>/dev/null || true
-[ -n "$destdir" ] || umount /run/gpushare/limits 2>/dev/null || true
+[ -n "$destdir" ] || umount -R /run/gpushare/limits 2>/dev/null || true
 [ -n "$destdir" ] || rm -rf /run/gpushare /var/cache/gpushare 2>/dev/null || true
 # Engines would offer devices whose hook is gone.
 for kind in share gpu; do

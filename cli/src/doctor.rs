@@ -297,16 +297,16 @@ fn meter(config: &Config, state: &Path, leases: &[Lease]) -> Finding {
     }
 }
 
-/// Counts regions that cannot be measured or changed from here, for one of two reasons. A region is a mount,
-/// so one that an engine makes in a mount namespace of its own is not visible here. Or another version of
+/// Counts regions that cannot be measured or changed from here, for one of two reasons. An engine
+/// with a mount namespace of its own makes them where they are not visible here. Or another version of
 /// gpushare made it.
 fn unseen(state: &Path, leases: &[Lease]) -> Vec<Finding> {
     let lives = |lease: &&Lease| {
         lease.enforcement.terms().has_region && lease.state() == LeaseState::Active && !lease.is_gone()
     };
     let unseen = leases.iter().filter(lives).map(|lease| Region::of(state, lease.id));
-    let (foreign, hidden): (Vec<_>, Vec<_>) =
-        unseen.filter(|region| region.measured().is_err()).partition(Region::is_foreign);
+    let is_unseen = |region: &Region| region.measured().is_err() || region.identities()[1].is_none();
+    let (foreign, hidden): (Vec<_>, Vec<_>) = unseen.filter(is_unseen).partition(Region::is_foreign);
     let finding = |count: usize, why: &str| {
         let text = format!(
             "the limits of {count} container(s) are not to be seen from here, so they are neither measured nor changed: {why}"

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use gpushare_config::Config;
 use gpushare_inject::{
-    Bundle, Live, REFUSAL, Requester, Settings, Whose, give_back, grant, one_line, open_store,
+    Bundle, Live, REFUSAL, Region, Requester, Settings, Whose, give_back, grant, one_line, open_store,
 };
 use gpushare_quota::{
     Holder, LeaseKey, LeaseState, Member, Release, ReleaseReason, StateFolder, Store, StoreError,
@@ -85,9 +85,12 @@ fn give(
     }
     let requester = Requester { container, key: &key, bundle, json, is_read: true, needs_poststop: true };
     grant(requester, &settings, |plan, reservation, json| {
+        let region = Region::of(settings.programs.state, reservation.lease().id);
         let applied = live.apply(plan, &json)?;
         reservation.hand_over(&init)?;
         applied.keep();
+        // While it stays, each new container copies one mount more.
+        let _ = region.hide(&key.container, state.pid);
         Ok(())
     })
 }

@@ -96,15 +96,18 @@ const FOR_THE_BUNDLE: Capability = Capability::CAP_DAC_OVERRIDE;
 /// What the child that attaches the mounts needs. The child executes a program, so it has to inherit them.
 const FOR_THE_CHILD: [Capability; 2] = [Capability::CAP_SYS_ADMIN, Capability::CAP_SYS_CHROOT];
 
-/// Drops all capabilities that this call does not need. The wrapper's `prestart` needs none, as it only
-/// writes root's files in root's folder. `poststop` unmounts a region and needs one. Hook-only mode keeps
+/// What a region's mounts take: unmounting (SYS_ADMIN), also in another namespace (SYS_CHROOT).
+const FOR_THE_REGION: [Capability; 2] = [Capability::CAP_SYS_ADMIN, Capability::CAP_SYS_CHROOT];
+
+/// Drops all capabilities that this call does not need. The wrapper's `prestart` unmounts on the host, after
+/// all else; before that none is effective. `poststop` removes a region. Hook-only mode keeps
 /// several as permitted, but only one is effective before the container is known to ask for something. The
 /// bounding set is cleared where a program is executed: elsewhere it bounds nothing.
 fn drop_capabilities(call: &Call) -> Result<(), caps::errors::CapsError> {
     let (kept, inherited): (&[Capability], &[Capability]) = match (call, call.stage()) {
         (Call::HookOnly { .. }, Stage::Prestart) => (&FOR_A_CONTAINER, &FOR_THE_CHILD),
-        (_, Stage::Poststop) => (&FOR_THE_CHILD[..1], &[]),
-        (Call::Wrapper(_), Stage::Prestart) => (&[], &[]),
+        (_, Stage::Poststop) => (&FOR_THE_REGION, &[]),
+        (Call::Wrapper(_), Stage::Prestart) => (&FOR_THE_REGION[..1], &[]),
     };
     // An engine may have removed some of them.
     let held = caps::read(None, CapSet::Permitted)?;
@@ -118,7 +121,11 @@ fn drop_capabilities(call: &Call) -> Result<(), caps::errors::CapsError> {
     if !inherited.is_empty() && caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)? {
         caps::clear(None, CapSet::Bounding)?;
     }
-    let in_force = if inherited.is_empty() { of(kept) } else { of(&[FOR_THE_BUNDLE]) };
+    let in_force = match (call, call.stage()) {
+        (_, Stage::Poststop) => of(kept),
+        (Call::HookOnly { .. }, Stage::Prestart) => of(&[FOR_THE_BUNDLE]),
+        (Call::Wrapper(_), Stage::Prestart) => of(&[]),
+    };
     caps::set(None, CapSet::Effective, &in_force)?;
     caps::set(None, CapSet::Permitted, &of(kept))
 }

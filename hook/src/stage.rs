@@ -1,11 +1,12 @@
 //! What the wrapper's two hooks do with the lease.
 
 use anyhow::{Context, Result, bail};
-use gpushare_inject::give_back_ended;
+use gpushare_inject::{Region, give_back_ended};
 use gpushare_quota::{Holder, StateFolder, Store};
 use oci_spec::runtime::State;
 
 use crate::args::Args;
+use crate::sanitise;
 
 /// Makes the container's init the holder of the lease, in place of the runtime's process.
 ///
@@ -30,6 +31,9 @@ pub fn prestart(args: &Args, state: &[u8]) -> Result<()> {
         folder.note_refusal(container, &reason);
         bail!(reason);
     }
+    // While it stays, each new container copies one mount more; `delete` takes it away at the latest.
+    let region = Region::of(folder.path(), args.lease);
+    let _ = sanitise::use_capabilities().and_then(|()| Ok(region.hide(container, pid)?));
     Ok(())
 }
 

@@ -11,7 +11,6 @@ mod process;
 mod program;
 mod root;
 mod rules;
-mod sys;
 mod table;
 
 use std::os::fd::OwnedFd;
@@ -31,7 +30,6 @@ use root::Root;
 use rules::Rules;
 
 pub use child::run_child;
-pub use sys::outlive_file_size_limit;
 
 /// Why a plan cannot be put into a living container. Nothing of it is left there then.
 #[derive(Debug, thiserror::Error)]

@@ -192,7 +192,11 @@ fn interception(
     }
     let region = Region::of(programs.state, lease.id);
     mounts.push(bind(&region.limits(), &c_path(inner::LIMITS), &["ro", "nosuid", "nodev", "noexec"]));
-    mounts.push(bind(&region.usage(), &c_path(inner::USAGE), &["rw", "nosuid", "nodev", "noexec"]));
+    mounts.push(bind(
+        &region.staged(&lease.member.key.container),
+        &c_path(inner::USAGE),
+        &["rw", "nosuid", "nodev", "noexec"],
+    ));
     Ok(mounts)
 }
 

@@ -1,16 +1,18 @@
 //! A container's region: the two files `limits` and `usage`, which lie on two file systems.
 //!
 //! A container may write `usage`. Each `usage` file is on a tmpfs of its own, which bounds the host memory
-//! that the container can take. All `limits` files are on one other tmpfs, so that no file that a container
-//! may write is on a file system with limits. Both files are made before the container and removed with its
-//! lease.
+//! that the container can take. These are mounted in a [`namespace`] of their own. All `limits` files are on
+//! one other tmpfs, so that no file that a container may write is on a file system with limits. Both files
+//! are made before the container and removed with its lease.
 //!
 //! From layout 3 on the file names carry the layout's number. Another version of gpushare may be installed in
 //! place of this one while the container runs: it does not find files that it could only spoil.
 
 mod live;
 mod mapped;
+mod namespace;
 mod shared;
+mod stage;
 mod table;
 
 use std::collections::BTreeSet;
@@ -26,6 +28,7 @@ use gpushare_region::{
     empty_usage_header, encode_limits,
 };
 use gpushare_request as request;
+use namespace::Namespace;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 pub use live::{Measuring, UsageError};
@@ -37,16 +40,20 @@ const _: () = assert!(LIMITS_VERSION == USAGE_VERSION);
 const SIZE: usize = USAGE_LEN + 2 * 4096;
 /// Name of the folder of all limits files, in the state folder.
 pub(crate) const LIMITS: &str = "limits";
+/// Takes away a mount that some process may still use, and never where a link leads.
+const AWAY: MntFlags = MntFlags::MNT_DETACH.union(MntFlags::UMOUNT_NOFOLLOW);
 
 /// Where a container's two files are on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// The lease's own folder, with `usage` in it. It is made first and removed last.
+    /// The lease's own folder, which is made first and removed last. Earlier versions mounted the region there.
     folder: PathBuf,
     /// Path of its limits file, beside those of all other leases.
     limits: PathBuf,
     /// The lease's id, as text.
     name: String,
+    /// Where it is mounted, below `/` and its name.
+    namespace: Namespace,
 }
 
 /// Why a region cannot be made.
@@ -93,8 +100,9 @@ impl Region {
     /// The region of a lease, whether it exists or not.
     pub fn of(state: &Path, lease_id: i64) -> Self {
         let name = lease_id.to_string();
-        let limits = state.join(LIMITS).join(of_layout(&name));
-        Self { folder: state.join(REGIONS).join(&name), limits, name }
+        let all_limits = state.join(LIMITS);
+        let (limits, namespace) = (all_limits.join(of_layout(&name)), Namespace::beside(&all_limits));
+        Self { folder: state.join(REGIONS).join(&name), limits, name, namespace }
     }
 
     /// Whether its files have a layout that this version does not know. Such files are left as they are.
@@ -114,13 +122,9 @@ impl Region {
         self.limits.clone()
     }
 
-    /// Host path of `usage`, which the container may write.
-    pub fn usage(&self) -> PathBuf {
-        self.folder.join(of_layout("usage"))
-    }
-
-    /// Makes folder, tmpfs and both files for `lease`. Whole GPUs have no limits and get the folder alone: it
-    /// shows that a container runs, should somebody delete the quota store.
+    /// Makes folder, tmpfs and both files for `lease`, and shows `usage` to the low-level runtime. Whole GPUs
+    /// have no limits and get the folder alone: it shows that a container runs, should somebody delete the
+    /// quota store.
     ///
     /// # Errors
     /// When any of it cannot be made. Nothing is left then.
@@ -132,7 +136,7 @@ impl Region {
         if !lease.enforcement.terms().has_region {
             return Ok(());
         }
-        self.fill(&limits).map_err(|source| {
+        self.fill(&lease.member.key.container, &limits).map_err(|source| {
             self.remove();
             io(source)
         })
@@ -147,25 +151,46 @@ impl Region {
         DirBuilder::new().mode(0o700).create(&self.folder)
     }
 
-    fn fill(&self, limits: &[u8]) -> std::io::Result<()> {
+    fn fill(&self, container: &str, limits: &[u8]) -> std::io::Result<()> {
         if let Some(folder) = self.limits.parent() {
             table::ensure(folder)?;
         }
+        self.namespace.ensure()?;
+        let tree = self.namespace.enter(|| {
+            self.mount()?;
+            self.copy()
+        })?;
+        // A region that has limits is complete.
+        new_file(&self.limits, 0o444)?.write_all(limits)?;
+        self.attach(&tree, container)
+    }
+
+    /// Where the region lies in the namespace of all regions.
+    fn place(&self) -> PathBuf {
+        Path::new("/").join(&self.name)
+    }
+
+    /// Mounts the tmpfs with `usage`, in the namespace of all regions.
+    fn mount(&self) -> std::io::Result<()> {
+        let place = self.place();
+        DirBuilder::new().mode(0o700).create(&place)?;
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
         let options = format!("size={SIZE},nr_inodes=3,mode=0700");
-        mount(Some("gpushare"), &self.folder, Some("tmpfs"), flags, Some(options.as_str()))?;
-        let mut usage = new_file(&self.usage(), 0o666)?;
+        mount(Some("gpushare"), &place, Some("tmpfs"), flags, Some(options.as_str()))?;
+        let mut usage = new_file(&place.join(usage_name()), 0o666)?;
         usage.write_all(&empty_usage_header())?;
-        usage.set_len(u64::try_from(USAGE_LEN).unwrap_or(u64::MAX))?;
-        // Written last: a region that has limits is complete.
-        new_file(&self.limits, 0o444)?.write_all(limits)
+        usage.set_len(u64::try_from(USAGE_LEN).unwrap_or(u64::MAX))
     }
 
     /// Removes the region; succeeds also if there is none. What cannot be removed is left for the next sweep,
     /// which finds it by its folder.
     pub fn remove(&self) {
-        let _ = umount2(&self.folder, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
-        let _ = fs::remove_dir_all(self.members());
+        self.leave_all();
+        let _ = umount2(&self.folder, AWAY);
+        match if_there(self.namespace.enter(|| self.unmount())) {
+            Ok(_) => {}
+            Err(_) => return,
+        }
         match fs::remove_file(&self.limits) {
             Err(error) if error.kind() != ErrorKind::NotFound => return,
             Err(_) => self.all_limits().into_iter().for_each(|path| drop(fs::remove_file(path))),
@@ -174,13 +199,24 @@ impl Region {
         let _ = fs::remove_dir(&self.folder);
     }
 
+    fn unmount(&self) -> std::io::Result<()> {
+        let place = self.place();
+        let _ = umount2(&place, AWAY);
+        fs::remove_dir(place)
+    }
+
     /// Lease ids of the regions below the state folder, and of what is left of one. Call this before reading
     /// the living leases: a lease is written before its region is made, so a region of this set without a
     /// lease is nobody's.
     pub fn existing(state: &Path) -> BTreeSet<i64> {
-        let entries = [REGIONS, LIMITS].into_iter().flat_map(|folder| fs::read_dir(state.join(folder)));
-        let names = entries.flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        // The number may be followed by a layout's, or by what else a pod's region has.
+        let names_in = |folder: &Path| {
+            let entries = fs::read_dir(folder).into_iter().flatten();
+            entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
+        };
+        let mounted = Namespace::beside(&state.join(LIMITS)).enter(|| Ok(names_in(Path::new("/"))));
+        let folders = [REGIONS, LIMITS].into_iter().map(|folder| names_in(&state.join(folder)));
+        let names = folders.chain(mounted).flat_map(|names: Vec<String>| names);
+        // The number may be followed by a layout's, or by what else a region has.
         names.filter_map(|name| name.split('.').next()?.parse().ok()).collect()
     }
 }
@@ -189,6 +225,16 @@ impl Region {
 /// number.
 fn of_layout(name: &str) -> String {
     if LIMITS_VERSION == 2 { name.to_owned() } else { format!("{name}.{LIMITS_VERSION}") }
+}
+
+/// The name of the file that the container may write.
+fn usage_name() -> String {
+    of_layout("usage")
+}
+
+/// The state folder around the folder of limits files.
+fn state(limits: &Path) -> std::io::Result<&Path> {
+    limits.parent().ok_or_else(|| ErrorKind::InvalidInput.into())
 }
 
 /// Makes a folder that only its owner may open, if it is not there.

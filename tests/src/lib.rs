@@ -21,6 +21,7 @@ pub mod needs;
 pub mod node;
 pub mod probe;
 pub mod python;
+pub mod regions;
 mod rlimit;
 pub mod runtime;
 pub mod scratch;

@@ -14,6 +14,7 @@ use gpushare_tests::leases::{cli, leases, sweep};
 use gpushare_tests::meter::Meter;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
+use gpushare_tests::regions;
 use gpushare_tests::runtime::{LowLevel, Runtime};
 use gpushare_tests::scratch::Scratch;
 use nix::sys::signal::{Signal, kill};
@@ -483,6 +484,36 @@ fn a_hook_that_may_not_look_at_the_store_says_so() {
     assert!(!told.status.success() && words.contains("run as root"), "{told:?}");
 }
 
+/// A command looks from a mount namespace that is younger than the regions'. The node is one whose init is in
+/// the older namespace, as on any machine.
+#[test]
+#[ignore = "needs root and runc: runs a container"]
+fn who_looks_from_a_younger_mount_namespace_finds_what_containers_use() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let bundle = Bundle::small().env("GPUSHARE_MEMORY", "4GiB");
+    bundle.write();
+    let script = r#"
+        root=$1 bundle=$2 id=$3 wrapper=$4 cli=$5
+        $wrapper --root $root run --detach --bundle $bundle $id </dev/null >/dev/null 2>$root.log || cat $root.log >&2
+        unshare --mount $cli ps --json
+        $wrapper --root $root delete --force $id
+    "#;
+    let mut init = Command::new("unshare");
+    init.args(["--pid", "--mount", "--fork", "--mount-proc", "--kill-child", "/bin/sh", "-c", script, "sh"])
+        .arg(runtime.root())
+        .arg(bundle.path())
+        .arg(bundle.id())
+        .args([artifacts::wrapper(), artifacts::cli()])
+        .env("GPUSHARE_CONFIG", runtime.config());
+    let seen = command::run(&mut init).expect_success("a node in a pid namespace of its own").stdout;
+    let list: Value = serde_json::from_str(&seen).expect("JSON");
+    assert_eq!(list[0]["gpus"][0]["used_bytes"], 0, "{seen}");
+}
+
 /// The container's files are changed to what a gpushare with layout 3 would have.
 #[test]
 #[ignore = "needs root and runc: runs containers"]
@@ -494,11 +525,14 @@ fn a_container_of_another_version_keeps_its_files_as_they_are() {
     let runtime = Runtime::wrapped(LowLevel::Runc, &node);
     let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "4GiB").env("GPUSHARE_CORES", "30");
     let container = runtime.run(&bundle);
-    let limits = only_file(&node.state().join("limits"));
-    let region = only_file(&node.state().join("regions"));
-    let (new_limits, new_usage) = (limits.with_extension("3"), region.join("usage.3"));
+    let lease = regions::ids(&node.state()).pop().expect("there is a region");
+    let limits = node.state().join("limits").join(&lease);
+    let new_limits = limits.with_extension("3");
     fs::rename(&limits, &new_limits).expect("it can be renamed");
-    fs::rename(region.join("usage"), &new_usage).expect("it can be renamed");
+    let region = PathBuf::from("/").join(&lease);
+    let renamed = regions::within(&node.state(), || fs::rename(region.join("usage"), region.join("usage.3")));
+    renamed.expect("it can be renamed");
+    let new_usage = PathBuf::from(format!("/proc/{}/root{}", container.pid(), regions::USAGE));
     for file in [&new_limits, &new_usage] {
         let file = fs::File::options().write(true).open(file).expect("it can be opened");
         file.write_all_at(&3_u32.to_ne_bytes(), 8).expect("it can be written");
@@ -527,16 +561,7 @@ fn a_container_of_another_version_keeps_its_files_as_they_are() {
     assert!(told.stderr.contains("start it anew"), "{told:?}");
     drop(container);
     assert_eq!(leases(runtime.config()), []);
-    for folder in ["limits", "regions"] {
-        let left = fs::read_dir(node.state().join(folder)).expect("it can be read").count();
-        assert_eq!(left, 0, "{folder}");
-    }
-}
-
-fn only_file(folder: &Path) -> PathBuf {
-    let mut entries =
-        fs::read_dir(folder).expect("it can be read").map(|entry| entry.expect("an entry").path());
-    entries.next().expect("there is one")
+    assert_eq!(regions::left(&node.state()), Vec::<PathBuf>::new());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Hook-only mode: gpushare's hook in a bundle that a runtime creates by itself. The container gets what the
 //! wrapper would give it, the kernel confirms that, and nothing is left behind.
 
-use std::fs::{self, Permissions};
+use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Command;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use gpushare_tests::leases::{leases, sweep};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
+use gpushare_tests::regions;
 use gpushare_tests::runtime::{Container, LowLevel, Runtime};
 use gpushare_tests::scratch::Scratch;
 use serde_json::json;
@@ -113,8 +114,8 @@ fn a_program_sees_a_gpu_of_the_shares_size_and_nothing_is_left_behind() {
         container.stop();
         assert_eq!(leases(runtime.config()), [], "{low_level:?} {cgroups:?}");
         assert_eq!(host_mounts(), before, "{low_level:?} {cgroups:?}");
-        let regions = fs::read_dir(node.state().join("regions")).expect("there was a region");
-        assert_eq!(regions.count(), 0, "{low_level:?} {cgroups:?}: its files are left");
+        let left = regions::left(&node.state());
+        assert!(left.is_empty(), "{low_level:?} {cgroups:?}: {left:?}");
     }
 }
 

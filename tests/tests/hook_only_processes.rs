@@ -21,10 +21,11 @@ fn request() -> Bundle {
     Bundle::small().env("GPUSHARE_MEMORY", "4GiB")
 }
 
-/// All mounts except the node's table of limits, which the first grant mounts and which stays.
+/// All mounts except the node's table of limits and what lies in it, which the first grant mounts and which
+/// stays.
 fn host_mounts() -> String {
     let all = fs::read_to_string("/proc/self/mountinfo").expect("the mount table can be read");
-    all.lines().filter(|line| !line.contains("/limits ")).collect::<Vec<_>>().join("\n")
+    all.lines().filter(|line| !line.contains("/run/limits")).collect::<Vec<_>>().join("\n")
 }
 
 /// Runs the hook as a runtime would, with a state that the test wrote.

@@ -11,6 +11,7 @@ use gpushare_tests::leases::{cli, leases, sweep};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
+use gpushare_tests::regions;
 use gpushare_tests::runtime::{Container, LowLevel, RUNC, Runtime};
 use serde_json::{Value, json};
 
@@ -54,7 +55,7 @@ fn holders(runtime: &Runtime) -> Vec<Vec<String>> {
 }
 
 fn regions(node: &SimulatedNode) -> usize {
-    fs::read_dir(node.state().join("regions")).map_or(0, Iterator::count)
+    regions::left(&node.state()).len()
 }
 
 fn wait_until_it_holds(container: &Container<'_>) {

@@ -12,6 +12,7 @@ use gpushare_tests::leases::{cli, leases_of, sweep};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
+use gpushare_tests::regions;
 use gpushare_tests::runtime::{LowLevel, Runtime};
 use serde_json::Value;
 
@@ -159,14 +160,11 @@ fn only_a_living_share_can_be_changed() {
 /// The memory that each container's limits file grants on its first GPU, in the order in which the containers
 /// were made.
 fn granted(node: &SimulatedNode) -> Vec<u64> {
-    let regions = fs::read_dir(node.state().join("regions")).expect("there are regions").flatten();
-    let mut ids: Vec<u64> = regions.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    ids.sort_unstable();
-    let memory = |id: u64| {
+    let memory = |id: String| {
         let bytes = fs::read(node.state().join(format!("limits/{id}"))).expect("the limits can be read");
         u64::from_ne_bytes(bytes[80..88].try_into().expect("eight bytes"))
     };
-    ids.into_iter().map(memory).collect()
+    regions::ids(&node.state()).into_iter().map(memory).collect()
 }
 
 #[test]

@@ -9,6 +9,7 @@ use gpushare_config::Config;
 use gpushare_inject::{Fitted, Region};
 use gpushare_inventory::{FileIdentity, Node, open_now};
 use gpushare_quota::Lease;
+use gpushare_region::path as inner;
 
 /// The open files with their paths.
 #[derive(Debug)]
@@ -47,11 +48,12 @@ impl Kept {
 
     /// All these files, by device and inode.
     pub fn watched(&self) -> HashMap<FileIdentity, PathBuf> {
+        let libraries = self.libraries.iter().map(|(path, _)| (FileIdentity::of(path).ok(), path.clone()));
         let regions = self.regions.keys().flat_map(|id| {
             let region = Region::of(&self.state, *id);
-            [region.limits(), region.usage()]
+            let usage = PathBuf::from(inner::USAGE.to_string_lossy().into_owned());
+            region.identities().into_iter().zip([region.limits(), usage])
         });
-        let all = self.libraries.iter().map(|(path, _)| path.clone()).chain(regions);
-        all.filter_map(|path| Some((FileIdentity::of(&path).ok()?, path))).collect()
+        libraries.chain(regions).filter_map(|(identity, path)| Some((identity?, path))).collect()
     }
 }

@@ -129,12 +129,11 @@ struct Expected {
 impl Expected {
     fn of(state: &Path, lease: &Lease, libcuda: &Path) -> Self {
         let region = Region::of(state, lease.id);
-        let limits = FileIdentity::of(&region.limits()).ok();
-        let usage = FileIdentity::of(&region.usage()).ok();
+        let [limits, usage] = region.identities();
         let text = |path: &CStr| path.to_string_lossy().into_owned();
         let mounts = [
             (text(inner::LIMITS), limits, below_mount(&region.limits())),
-            (text(inner::USAGE), usage, below_mount(&region.usage())),
+            (text(inner::USAGE), usage, below_mount(&region.staged(&lease.member.key.container))),
         ];
         let mounts = mounts.into_iter().filter_map(|(at, file, path)| Some((at, file?.device, path)));
         Self { mounts: mounts.collect(), limits, libcuda: FileIdentity::of(libcuda).ok() }

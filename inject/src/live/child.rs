@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sys::prctl;
 
-use super::sys;
+use crate::sys;
 
 /// Verb that attaches mounts: `attach NAMESPACE [TREE TARGET]...`
 pub(super) const ATTACH: &str = "attach";

@@ -5,8 +5,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
 
+use super::LiveError;
 use super::program::{Device, Instruction, is_blank, with_grants};
-use super::{LiveError, sys};
+use crate::sys;
 
 // Commands, types and flags of linux/bpf.h.
 const PROG_LOAD: i32 = 5;

@@ -15,8 +15,9 @@ use oci_spec::runtime::Mount;
 
 use super::process::identity;
 use super::root::Root;
-use super::{LiveError, child, sys};
+use super::{LiveError, child};
 use crate::image::kind;
+use crate::sys;
 
 /// A mount that is ready to be attached.
 #[derive(Debug)]

@@ -13,7 +13,8 @@ use nix::fcntl::{OFlag, open, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::{FileStat, Mode, fstat};
 
-use super::{LiveError, sys};
+use super::LiveError;
+use crate::sys;
 
 /// Bytes; longer than any of the files read here.
 const MAX_BYTES: u64 = 4 << 20;

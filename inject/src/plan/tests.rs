@@ -136,7 +136,7 @@ fn a_share_has_our_libraries_over_the_drivers_names_and_its_region() {
     let at = |path: PathBuf| path.display().to_string();
     let region = [
         format!("{} <- {}", c_path(inner::LIMITS).display(), at(limits.limits())),
-        format!("{} <- {}", c_path(inner::USAGE).display(), at(limits.usage())),
+        format!("{} <- {}", c_path(inner::USAGE).display(), at(limits.staged("web"))),
     ];
     let library = |kind: &crate::host_files::LibraryKind| {
         let stem = kind.stem;

@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use gpushare_inventory::FileIdentity;
 use gpushare_quota::{Lease, Running};
 use gpushare_region::{
     Damaged, LIMITS_LEN, MAX_DEVICES, Measurement, Throttle, USAGE_HEADER_LEN, USAGE_LEN, Usage,
@@ -18,7 +19,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 
 use super::mapped::Mapped;
-use super::{Region, limits, mapped};
+use super::{Region, limits, mapped, usage_name};
 
 /// Why a container's `usage` file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -117,7 +118,7 @@ impl Region {
     /// # Errors
     /// When there is no such file, or it is damaged.
     pub fn read_usage(&self, running: &Running, lines: usize) -> Result<Usage, UsageError> {
-        Self::usage_in(&open(&self.usage(), false)?, running, lines)
+        Self::usage_in(&self.open_usage(false)?, running, lines)
     }
 
     /// As [`Region::read_usage`], of a `usage` file that [`Region::hold`] keeps open.
@@ -146,7 +147,7 @@ impl Region {
     /// # Errors
     /// As [`Region::read_usage`].
     pub fn read_throttles(&self) -> Result<[Throttle; MAX_DEVICES], UsageError> {
-        Ok(read_throttles(&read(&open(&self.usage(), false)?, USAGE_HEADER_LEN)?)?)
+        Ok(read_throttles(&read(&self.open_usage(false)?, USAGE_HEADER_LEN)?)?)
     }
 
     fn open_limits(&self) -> io::Result<File> {
@@ -156,12 +157,31 @@ impl Region {
         })
     }
 
+    /// Opens `usage` as [`open`] does, wherever it is mounted.
+    pub(super) fn open_usage(&self, for_writing: bool) -> io::Result<File> {
+        self.at_usage(|path| open(path, for_writing))
+    }
+
+    /// Device and inode of `limits` and `usage`. This opens neither, so no file lease makes it wait.
+    pub fn identities(&self) -> [Option<FileIdentity>; 2] {
+        [FileIdentity::of(&self.limits).ok(), self.at_usage(FileIdentity::of).ok()]
+    }
+
+    /// What `look` finds at the path of `usage`. Earlier versions mounted it on the host.
+    fn at_usage<T: Send>(&self, look: impl Fn(&Path) -> io::Result<T> + Sync) -> io::Result<T> {
+        let name = usage_name();
+        self.namespace.enter(|| look(&self.place().join(&name))).or_else(|error| match error.kind() {
+            io::ErrorKind::NotFound => look(&self.folder.join(&name)),
+            _ => Err(error),
+        })
+    }
+
     /// Opens both files for writing. While they are open, nobody gets a file lease (F_SETLEASE) on them.
     ///
     /// # Errors
     /// When one is not there, or somebody has a file lease on it already.
     pub fn hold(&self) -> io::Result<[File; 2]> {
-        Ok([open(&self.limits, true)?, open(&self.usage(), true)?])
+        Ok([open(&self.limits, true)?, self.open_usage(true)?])
     }
 }
 

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use nix::mount::{MsFlags, mount};
 
-use super::{if_there, locked, make_private};
+use super::{if_there, locked, make_private, state};
 
 /// Only the host writes there. A file takes a page, so there is room for 16,000 containers.
 const OPTIONS: &str = "size=64m,mode=0700";
@@ -40,8 +40,4 @@ fn is_mounted(folder: &Path) -> io::Result<bool> {
         true => Ok(found.dev() != fs::metadata(state(folder)?)?.dev()),
         false => Err(ErrorKind::NotADirectory.into()),
     }
-}
-
-fn state(folder: &Path) -> io::Result<&Path> {
-    folder.parent().ok_or_else(|| ErrorKind::InvalidInput.into())
 }

@@ -192,9 +192,11 @@ impl<'a> Mount<'a> {
         let names = [(inner::LIMITS, "limits"), (inner::USAGE, "usage")];
         let Some(source) = &self.source else { return false };
         names.iter().any(|(target, name)| {
-            let regions = source.path.ancestors().nth(2);
+            // regions/LEASE.members/CONTAINER/usage; earlier versions had regions/LEASE/usage.
+            let is_region =
+                source.path.ancestors().skip(2).take(2).any(|folder| folder == state.join(REGIONS));
             target.to_str() == Ok(self.target)
-                && (regions == Some(&*state.join(REGIONS)) && source.path.ends_with(name)
+                && (is_region && source.path.ends_with(name)
                     || source.path.parent() == Some(&*state.join(LIMITS)))
         })
     }

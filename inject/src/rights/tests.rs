@@ -253,13 +253,17 @@ fn file_systems_that_are_mounted_anew_are_judged_as_well() {
 #[test]
 fn the_mounts_of_an_earlier_start_of_the_same_bundle_are_no_right() {
     let host = Host::new();
-    let usage = |target: &str| {
-        let source = host.path("state/regions/7/usage");
+    fs::create_dir_all(host.path("state/regions/7.members/a")).unwrap();
+    fs::write(host.path("state/regions/7.members/a/usage"), "").unwrap();
+    let usage = |source: &str, target: &str| {
+        let source = host.path(source);
         let options = ["rw", "rbind", "rprivate"];
         json!({"destination": target, "type": "bind", "source": source, "options": options})
     };
-    assert_eq!(name(&host, &with("/mounts", usage("/usr/lib/gpushare/usage"))), None);
-    assert_eq!(name(&host, &with("/mounts", usage("/x"))), Some("the state folder"));
+    for source in ["state/regions/7.members/a/usage", "state/regions/7/usage"] {
+        assert_eq!(name(&host, &with("/mounts", usage(source, "/usr/lib/gpushare/usage"))), None);
+        assert_eq!(name(&host, &with("/mounts", usage(source, "/x"))), Some("the state folder"));
+    }
 }
 
 /// Containers as engines make them by default always held a share under `request.strict`.

@@ -10,6 +10,7 @@ use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command;
 use gpushare_tests::leases::leases;
 use gpushare_tests::needs::met;
+use gpushare_tests::regions;
 use gpushare_tests::scratch::Scratch;
 use serde_json::json;
 
@@ -108,7 +109,7 @@ fn a38_a_user_of_the_host_changes_and_reads_nothing() {
         }
         let (root, state) =
             (runtime.root().to_string_lossy().into_owned(), node.state().to_string_lossy().into_owned());
-        let lease = regions(&state).first().cloned().expect("a region");
+        let lease = regions::ids(state.as_ref()).first().cloned().expect("a region");
         let folder = bundle.path().to_string_lossy().into_owned();
         let key = ["--state", &state, "--lease", &lease, "--root", &root, "--id", bundle.id()];
         let forged =
@@ -152,10 +153,4 @@ fn a38_a_user_of_the_host_changes_and_reads_nothing() {
         assert_eq!(container.status().as_deref(), Some("running"));
         drop(container);
     });
-}
-
-/// The names of the region folders, which are the leases' ids.
-fn regions(state: &str) -> Vec<String> {
-    let entries = fs::read_dir(format!("{state}/regions")).into_iter().flatten().flatten();
-    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }

@@ -11,16 +11,12 @@ use gpushare_tests::leases::{cli, leases, sweep};
 use gpushare_tests::meter::{Meter, listed};
 use gpushare_tests::needs::met;
 use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::regions;
 use gpushare_tests::runtime::{Container, LowLevel, Runtime};
 use nix::sys::statvfs::statvfs;
 use serde_json::{Value, json};
 
 use crate::{NEEDS, compile, share};
-
-/// The region folders below the state folder.
-fn regions(state: &Path) -> Vec<PathBuf> {
-    fs::read_dir(state.join("regions")).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
-}
 
 fn books(config: &Path) -> Vec<(String, String)> {
     let start = Instant::now();
@@ -60,8 +56,9 @@ fn a27_a_spoilt_usage_file_is_told_as_damaged_and_fills_nothing() {
         for (id, books) in books(runtime.config()) {
             assert_eq!(books, want(&id), "{attack}");
         }
-        for region in regions(&node.state()) {
-            let room = statvfs(&region).expect("a region is a file system");
+        for id in regions::ids(&node.state()) {
+            let region = Path::new("/").join(id);
+            let room = regions::within(&node.state(), || Ok(statvfs(&region)?)).expect("it is a file system");
             let bytes = room.blocks() * room.fragment_size();
             assert!(bytes < 1 << 20, "{attack}: a region of {bytes} bytes");
         }
@@ -71,7 +68,7 @@ fn a27_a_spoilt_usage_file_is_told_as_damaged_and_fills_nothing() {
     assert_eq!(other.exec(&["/bin/busybox", "md5sum", usage]).stdout, before);
     assert_eq!(leases(runtime.config()).len(), 2);
     drop((container, other));
-    assert_eq!(regions(&node.state()), Vec::<PathBuf>::new());
+    assert_eq!(regions::left(&node.state()), Vec::<PathBuf>::new());
 }
 
 /// How many processes a usage file has room for.
@@ -114,16 +111,7 @@ fn a28_a_process_that_a_usage_file_names_is_left_alone() {
     let (container, neighbour) = (runtime.run(&bundle), runtime.run(&other));
     let mut bystander =
         Command::new("/bin/sleep").arg("1000").stdin(Stdio::null()).spawn().expect("it starts");
-    let region = regions(&node.state()).into_iter().find(|region| {
-        // The mount in the container shows which of the two regions is the first container's.
-        let table = fs::read_to_string(format!("/proc/{}/mountinfo", container.pid())).unwrap_or_default();
-        let device = |line: &str| line.split(' ').nth(2).map(str::to_owned);
-        let ours = table.lines().find(|line| line.contains("/usr/lib/gpushare/usage ")).and_then(device);
-        let host = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let name = region.to_string_lossy().into_owned();
-        ours.is_some() && host.lines().any(|line| line.contains(&name) && device(line) == ours)
-    });
-    let usage = region.expect("the container has a region").join("usage");
+    let usage = format!("/proc/{}/root{}", container.pid(), regions::USAGE);
     let whole = fs::read(&usage).expect("the file can be read");
     let meter = Meter::start(runtime.config());
     for pid in [1, bystander.id(), neighbour.pid().unsigned_abs()] {

@@ -12,6 +12,7 @@ use gpushare_tests::command::{self, Outcome};
 use gpushare_tests::leases::{cli, leases, leases_of, sweep};
 use gpushare_tests::needs::met;
 use gpushare_tests::node::{MODEL, SimulatedNode};
+use gpushare_tests::regions;
 use gpushare_tests::runtime::{LowLevel, Runtime};
 use gpushare_tests::scratch::Scratch;
 use serde_json::{Value, json};
@@ -250,9 +251,7 @@ fn a17_what_looks_like_our_own_notes_is_not_believed() {
         let neighbour = share();
         let other = runtime.run(&neighbour);
         let state = node.state().to_string_lossy().into_owned();
-        let regions = fs::read_dir(node.state().join("regions")).expect("there are regions");
-        let lease = regions.flatten().next().expect("the neighbour has one").file_name();
-        let lease = lease.to_string_lossy();
+        let lease = regions::ids(&node.state()).pop().expect("the neighbour has one");
         let root = fs::canonicalize(runtime.root()).expect("the runtime made its root");
         let imitation = |stage: &str| {
             json!({

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use gpushare_tests::artifacts::Installed;
 use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::regions;
 use gpushare_tests::runtime::LowLevel;
 
 /// The node and what is installed on it.
@@ -31,7 +32,7 @@ impl Place {
 
     /// How many region folders the node has.
     pub fn regions(&self) -> usize {
-        fs::read_dir(self.node.state().join("regions")).into_iter().flatten().count()
+        regions::ids(&self.node.state()).len()
     }
 
     /// Runs `act` while `additions` (TOML) are at the end of the settings.

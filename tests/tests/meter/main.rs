@@ -4,7 +4,7 @@
 mod cheating;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use gpushare_tests::meter::{Meter, listed};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::probe::{GIB, Report, SUCCESS};
+use gpushare_tests::regions;
 use gpushare_tests::runtime::{Container, LowLevel, Runtime};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox];
@@ -171,12 +172,6 @@ fn memory_that_passes_by_the_libraries_is_seen() {
     assert!(containers.iter().all(|container| container.status().as_deref() == Some("running")));
 }
 
-/// The only region folder of the node.
-fn region(node: &SimulatedNode) -> PathBuf {
-    let regions = fs::read_dir(node.state().join("regions")).expect("there are regions");
-    regions.flatten().next().expect("there is a region").path()
-}
-
 #[test]
 #[ignore = "needs root and runc: runs a container"]
 fn files_that_a_container_spoilt_are_mended_or_told() {
@@ -191,7 +186,8 @@ fn files_that_a_container_spoilt_are_mended_or_told() {
     Report::of(&container, &[]).assert_size(4 * GIB);
 
     // A container with CAP_SYS_ADMIN on the host could do this to its own file.
-    let limits = node.state().join("limits").join(region(&node).file_name().expect("a number"));
+    let lease = regions::ids(&node.state()).pop().expect("there is a region");
+    let limits = node.state().join("limits").join(lease);
     let good = fs::read(&limits).expect("the limits can be read");
     let mut more = good.clone();
     more[64 + 16..64 + 24].copy_from_slice(&(70 * GIB).to_ne_bytes());
@@ -206,7 +202,7 @@ fn files_that_a_container_spoilt_are_mended_or_told() {
 
     fs::OpenOptions::new()
         .write(true)
-        .open(region(&node).join("usage"))
+        .open(format!("/proc/{}/root{}", container.pid(), regions::USAGE))
         .and_then(|f| f.set_len(0))
         .expect("cut");
     assert!(eventually(SOON, || meter.log().contains("damaged")), "{}", meter.log());

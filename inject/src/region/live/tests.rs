@@ -6,6 +6,7 @@ use gpushare_quota::{Enforcement, Grant, Holder, LeaseKey, LeaseState, Member};
 use gpushare_region::{DeviceUsage, SLOT_LIVE, UsageFile, UsageHeader, empty_usage_header};
 use gpushare_request::{ComputePolicy, Cores, Priority};
 
+use super::super::namespace::Namespace;
 use super::*;
 
 fn lease(memory: u64, cores: Option<u8>) -> Lease {
@@ -31,7 +32,8 @@ fn lease(memory: u64, cores: Option<u8>) -> Lease {
     }
 }
 
-/// A region without a tmpfs of its own: these tests do not depend on the file system.
+/// A region without a tmpfs of its own, where earlier versions had it: these tests do not depend on the file
+/// system.
 fn region(lease: &Lease) -> (tempfile::TempDir, Region) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("limits"), encode_limits(&limits(lease)).unwrap()).unwrap();
@@ -39,7 +41,8 @@ fn region(lease: &Lease) -> (tempfile::TempDir, Region) {
     usage[..USAGE_HEADER_LEN].copy_from_slice(&empty_usage_header());
     fs::write(folder.path().join("usage"), usage).unwrap();
     let limits = folder.path().join("limits");
-    let region = Region { folder: folder.path().to_owned(), limits, name: "limits".to_owned() };
+    let namespace = Namespace::beside(folder.path());
+    let region = Region { folder: folder.path().to_owned(), limits, name: "limits".to_owned(), namespace };
     (folder, region)
 }
 
@@ -79,7 +82,7 @@ fn a_limits_file_that_was_cut_or_changed_is_told_and_mended() {
 
 /// Writes that slot 0 holds 1 MiB for the process `pid` with this start time.
 fn hold(region: &Region, pid: u32, start_time: u64) {
-    let mut bytes = fs::read(region.usage()).unwrap();
+    let mut bytes = fs::read(region.folder.join("usage")).unwrap();
     let owners = std::mem::offset_of!(UsageFile, owners);
     let lines = std::mem::offset_of!(UsageFile, lines);
     let mut put = |at: usize, word: &[u8]| bytes[at..at + word.len()].copy_from_slice(word);
@@ -88,7 +91,7 @@ fn hold(region: &Region, pid: u32, start_time: u64) {
     put(owners + 4, &pid.to_ne_bytes());
     put(owners + 8, &start_time.to_ne_bytes());
     put(lines, &(1_u64 << 20).to_ne_bytes());
-    fs::write(region.usage(), bytes).unwrap();
+    fs::write(region.folder.join("usage"), bytes).unwrap();
 }
 
 #[test]
@@ -102,7 +105,7 @@ fn a_slot_counts_while_its_lock_is_held_or_its_owner_runs() {
     hold(&region, pid, me.start_time + 1);
     assert_eq!(bytes(), 0, "its owner ended");
     // A lock of an open file description: a lock of this process itself would not be seen.
-    let file = OpenOptions::new().read(true).write(true).open(region.usage()).unwrap();
+    let file = region.open_usage(true).unwrap();
     let lock = |slot| wanted(lock_byte(slot));
     fcntl(&file, FcntlArg::F_OFD_SETLK(&lock(1))).unwrap();
     assert_eq!(bytes(), 0, "the lock is another slot's");

@@ -1,12 +1,17 @@
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::io::Read;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
-use gpushare_inventory::{DeviceMemory, GpuUuid};
-use gpushare_quota::{Enforcement, Grant, Holder, LeaseKey, REGIONS};
+use gpushare_inventory::{DeviceMemory, FileIdentity, GpuUuid};
+use gpushare_quota::{Enforcement, Grant, Holder, LeaseKey, Member, REGIONS};
+use gpushare_region::{USAGE_LEN, empty_usage_header};
 use gpushare_request::{ComputePolicy, Cores, Priority};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use super::*;
 
@@ -59,6 +64,8 @@ impl State {
 impl Drop for State {
     fn drop(&mut self) {
         Region::of(self.0.path(), 7).remove();
+        let limits = self.0.path().join(super::super::LIMITS);
+        let _ = umount2(&limits, MntFlags::MNT_DETACH);
     }
 }
 
@@ -76,12 +83,13 @@ fn of_twenty_containers_of_a_pod_at_once_one_makes_the_region_and_all_find_it_wh
                 region.join(&lease).unwrap();
                 assert!(region.grants_are(&lease).unwrap());
                 // The container uses its file from now on: nobody may write it anew.
-                let usage = fs::OpenOptions::new().write(true).open(region.usage()).unwrap();
+                let usage =
+                    fs::OpenOptions::new().write(true).open(region.staged(&format!("c{number}"))).unwrap();
                 usage.write_all_at(&[1], 8192 + number).unwrap();
             });
         }
     });
-    let usage = fs::read(region.usage()).unwrap();
+    let usage = fs::read(region.staged("c3")).unwrap();
     assert_eq!(usage[8192..8212], [1; 20]);
     assert_eq!(state.entries(), ["7", "7.members"]);
     assert_eq!(fs::read_dir(region.members()).unwrap().count(), 20);
@@ -103,11 +111,11 @@ fn a_container_waits_for_the_one_that_makes_the_region() {
         assert!(!joined.is_finished() && region.folder.exists() && !region.limits().exists());
         fs::remove_dir(&region.folder).unwrap();
         region.make(&alone("a")).unwrap();
-        fs::write(region.usage(), "alive").unwrap();
+        fs::write(region.staged("a"), "alive").unwrap();
         drop(other);
         joined.join().unwrap().unwrap();
     });
-    assert_eq!(fs::read(region.usage()).unwrap(), b"alive", "its books go on");
+    assert_eq!(fs::read(region.staged("b")).unwrap(), b"alive", "its books go on");
 }
 
 #[test]
@@ -115,20 +123,27 @@ fn a_container_waits_for_the_one_that_makes_the_region() {
 fn what_a_killed_process_left_of_a_region_is_made_anew() {
     let whole = alone("a");
     type Leave = (&'static str, fn(&Region));
-    let leave: [Leave; 4] = [
+    let leave: [Leave; 5] = [
         ("a folder", |region| region.make_folder().unwrap()),
         ("an empty tmpfs", |region| {
             region.make(&alone("a")).unwrap();
             fs::remove_file(region.limits()).unwrap();
-            fs::remove_file(region.usage()).unwrap();
+            fs::remove_file(region.staged("a")).unwrap();
+            region.leave_all();
         }),
         ("usage alone", |region| {
             region.make(&alone("a")).unwrap();
             fs::remove_file(region.limits()).unwrap();
+            region.leave_all();
         }),
         ("empty limits", |region| {
             region.make(&alone("a")).unwrap();
             fs::write(region.limits(), "").unwrap();
+            region.leave_all();
+        }),
+        ("no entry", |region| {
+            region.make(&alone("a")).unwrap();
+            region.leave_all();
         }),
     ];
     for (name, leave) in leave {
@@ -149,7 +164,7 @@ fn a_region_that_is_hidden_from_this_process_is_not_made_once_more() {
     ] {
         let (state, region) = State::new();
         fs::create_dir(state.0.path().join(REGIONS)).unwrap();
-        known.iter().try_for_each(|id| region.enter(&member(id, LeaseState::Active))).unwrap();
+        known.iter().try_for_each(|id| region.make_entry(id).map(drop)).unwrap();
         let before = state.entries();
         let refused = region.join(&lease("b", others, Enforcement::Intercepted));
         assert!(matches!(refused, Err(RegionError::Hidden { .. })), "{refused:?}");
@@ -192,4 +207,69 @@ fn nobody_waits_for_ever_for_the_pods_other_containers() {
     other.lock().unwrap();
     assert!(matches!(region.join(&alone("a")), Err(RegionError::Busy { .. })));
     drop(other);
+}
+
+/// The mounts at or below `folder` in the mount namespace of this thread.
+fn mounts_below(folder: &Path) -> usize {
+    let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4));
+    points.filter(|point| Path::new(point).starts_with(folder)).count()
+}
+
+#[test]
+#[ignore = "needs root: mounts a tmpfs"]
+fn a_region_that_an_earlier_version_mounted_on_the_host_is_found_shown_and_removed() {
+    let (state, region) = State::new();
+    // As that version left it, with the namespace made since.
+    region.make(&alone("a")).unwrap();
+    region.leave_all();
+    region.namespace.enter(|| region.unmount()).unwrap();
+    mount(Some("gpushare"), &region.folder, Some("tmpfs"), MsFlags::empty(), Some("size=1m,nr_inodes=3"))
+        .unwrap();
+    fs::write(region.folder.join("usage"), empty_usage_header()).unwrap();
+    fs::create_dir_all(region.members().join("a")).unwrap();
+
+    region.join(&alone("b")).unwrap();
+    fs::OpenOptions::new().append(true).open(region.staged("b")).unwrap().set_len(USAGE_LEN as u64).unwrap();
+    assert!(region.read_usage(&gpushare_quota::Running::default(), 16).is_ok(), "b's file is a's");
+    region.leave("b");
+    assert!(region.is_shared());
+    region.remove();
+    assert_eq!(state.entries(), [""; 0]);
+    assert_eq!(mounts_below(&state.0.path().join(REGIONS)), 0);
+}
+
+#[test]
+#[ignore = "needs root: mounts a tmpfs"]
+fn a_region_is_on_the_host_only_until_its_container_has_it() {
+    let (state, region) = State::new();
+    region.make(&alone("a")).unwrap();
+    let mut other = Command::new("/usr/bin/unshare");
+    other.args(["--mount", "/bin/sh", "-c", "mount --bind \"$1\" \"$2\" && echo && exec sleep 60", "sh"]);
+    let target = state.0.path().join("target");
+    fs::write(&target, "").unwrap();
+    other.arg(region.staged("a")).arg(&target).stdout(Stdio::piped());
+    let regions = state.0.path().join(REGIONS);
+
+    let before = Command::new("/bin/sleep").arg("60").spawn().unwrap();
+    region.hide("a", i32::try_from(before.id()).unwrap()).unwrap();
+    assert_eq!(mounts_below(&regions), 1, "its process has no mount of the file");
+    let mut container = other.spawn().unwrap();
+    container.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+    region.hide("a", i32::try_from(container.id()).unwrap()).unwrap();
+    assert_eq!(mounts_below(&regions), 0);
+    let inside = fs::metadata(format!("/proc/{}/root{}", container.id(), target.display())).unwrap();
+    let identity = FileIdentity { device: inside.dev(), inode: inside.ino() };
+    assert_eq!(region.identities()[1], Some(identity), "container and host have one file");
+    assert!(region.read_usage(&gpushare_quota::Running::default(), 16).is_ok());
+    for mut process in [before, container] {
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+    // A container more of the pod finds it all the same.
+    region.join(&lease("b", vec![member("a", LeaseState::Active)], Enforcement::Intercepted)).unwrap();
+    assert_eq!(mounts_below(&regions), 1);
+    region.remove();
+    assert_eq!(mounts_below(&regions), 0);
+    assert!(region.identities().iter().all(Option::is_none));
 }

@@ -1,5 +1,5 @@
-//! What the shares of a node cost its other containers: plain runc beside many regions, each of which is a
-//! mount that every new mount namespace copies.
+//! What the shares of a node cost its other containers: plain runc beside many regions. Each is a mount, and a
+//! new container copies all mounts of the host.
 
 use anyhow::Result;
 use gpushare_inject::Region;
@@ -56,11 +56,13 @@ impl Regions {
         let mut made = Self(Vec::new());
         for id in 1..=count {
             let key = LeaseKey { root: String::new(), container: format!("c{id}") };
-            let member = Member::reserved(key, Holder::this_process()?);
+            let member = Member::reserved(key.clone(), Holder::this_process()?);
             let grant = Grant { gpu: gpus[0].uuid, memory: DeviceMemory::from_bytes(1 << 30), cores: None };
             let region = Region::of(state.path(), id);
             made.0.push(region.clone());
             region.make(&Lease { id, ..Lease::new(member, &request, vec![grant]) })?;
+            // As the hook leaves it, once the container has the files.
+            region.leave(&key.container);
         }
         Ok(made)
     }

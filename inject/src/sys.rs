@@ -15,14 +15,14 @@ pub fn outlive_file_size_limit() {
 }
 
 /// A descriptor of the process `pid`. It still names this process after its end.
-pub(super) fn pidfd_open(pid: i32) -> Result<OwnedFd, Errno> {
+pub(crate) fn pidfd_open(pid: i32) -> Result<OwnedFd, Errno> {
     // SAFETY: two integers, and no memory.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     owned(fd)
 }
 
 /// Clones the mount of what `source` names, with all mounts below it. The clone is attached nowhere yet.
-pub(super) fn clone_tree(source: BorrowedFd) -> Result<OwnedFd, Errno> {
+pub(crate) fn clone_tree(source: BorrowedFd) -> Result<OwnedFd, Errno> {
     let empty = i64::from(libc::AT_EMPTY_PATH | libc::AT_RECURSIVE);
     let flags = i64::from(libc::OPEN_TREE_CLONE) | i64::from(libc::O_CLOEXEC) | empty;
     // SAFETY: the path is a C string that outlives the call.
@@ -31,7 +31,7 @@ pub(super) fn clone_tree(source: BorrowedFd) -> Result<OwnedFd, Errno> {
 }
 
 /// Sets mount attributes (`MOUNT_ATTR_*`) on an unattached tree, and makes it private.
-pub(super) fn set_attributes(tree: BorrowedFd, set: u64) -> Result<(), Errno> {
+pub(crate) fn set_attributes(tree: BorrowedFd, set: u64) -> Result<(), Errno> {
     let attributes =
         libc::mount_attr { attr_set: set, attr_clr: 0, propagation: libc::MS_PRIVATE, userns_fd: 0 };
     let flags = libc::AT_EMPTY_PATH | libc::AT_RECURSIVE;
@@ -44,7 +44,7 @@ pub(super) fn set_attributes(tree: BorrowedFd, set: u64) -> Result<(), Errno> {
 }
 
 /// Attaches `tree` over what `target` names, in this process's mount namespace. No path is looked up.
-pub(super) fn move_mount(tree: RawFd, target: RawFd) -> Result<(), Errno> {
+pub(crate) fn move_mount(tree: RawFd, target: RawFd) -> Result<(), Errno> {
     let empty: *const libc::c_char = c"".as_ptr();
     let flags = libc::MOVE_MOUNT_F_EMPTY_PATH | libc::MOVE_MOUNT_T_EMPTY_PATH;
     // SAFETY: the path outlives the call; numbers that are no descriptors are refused by the kernel.
@@ -53,25 +53,25 @@ pub(super) fn move_mount(tree: RawFd, target: RawFd) -> Result<(), Errno> {
 }
 
 /// Joins the mount namespace that the descriptor number `namespace` names.
-pub(super) fn join_mount_namespace(namespace: RawFd) -> Result<(), Errno> {
+pub(crate) fn join_mount_namespace(namespace: RawFd) -> Result<(), Errno> {
     // SAFETY: two integers, and no memory.
     Errno::result(unsafe { libc::setns(namespace, libc::CLONE_NEWNS) }).map(drop)
 }
 
 /// Detaches the mount at `path`.
-pub(super) fn detach(path: &CStr) -> Result<(), Errno> {
+pub(crate) fn detach(path: &CStr) -> Result<(), Errno> {
     // SAFETY: the path is a C string that outlives the call.
     Errno::result(unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) }).map(drop)
 }
 
 /// Ends this process at once; no code of ours or Rust's runs any more.
-pub(super) fn exit(status: c_int) -> ! {
+pub(crate) fn exit(status: c_int) -> ! {
     // SAFETY: nothing is left to be written or closed in order.
     unsafe { libc::_exit(status) }
 }
 
 /// Runs one `bpf` command. `attributes` is the part of the kernel's union that the command reads and writes.
-pub(super) fn bpf<T>(command: c_int, attributes: &mut T) -> Result<c_long, Errno> {
+pub(crate) fn bpf<T>(command: c_int, attributes: &mut T) -> Result<c_long, Errno> {
     let size = size_of::<T>();
     // SAFETY: the structure outlives the call, and `size` is its own. It points to buffers of the callers,
     // who are all in the module of device programs and keep their buffers until the call returns.
@@ -80,12 +80,12 @@ pub(super) fn bpf<T>(command: c_int, attributes: &mut T) -> Result<c_long, Errno
 }
 
 /// As [`bpf`], for commands that return a descriptor.
-pub(super) fn bpf_fd<T>(command: c_int, attributes: &mut T) -> Result<OwnedFd, Errno> {
+pub(crate) fn bpf_fd<T>(command: c_int, attributes: &mut T) -> Result<OwnedFd, Errno> {
     owned(bpf(command, attributes)?)
 }
 
 /// Leaves this process only the system calls of `numbers` (x86-64); any other one kills it.
-pub(super) fn allow_only(numbers: &[c_long]) -> Result<(), Errno> {
+pub(crate) fn allow_only(numbers: &[c_long]) -> Result<(), Errno> {
     const ARCHITECTURE: u32 = 0xc000_003e; // AUDIT_ARCH_X86_64
     let load = |offset| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset);
     let end = |answer| statement(libc::BPF_RET | libc::BPF_K, answer);
@@ -112,7 +112,7 @@ fn jump(word: u32, jt: u8, jf: u8) -> libc::sock_filter {
 }
 
 /// Lets a program that this process starts inherit the descriptor.
-pub(super) fn inherit(fd: impl AsFd) -> Result<(), Errno> {
+pub(crate) fn inherit(fd: impl AsFd) -> Result<(), Errno> {
     nix::fcntl::fcntl(fd, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).map(drop)
 }
 
