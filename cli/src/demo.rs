@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use container::{Container, Seen};
 use gpushare_config::{Config, ENVIRONMENT};
 use gpushare_inventory::DeviceMemory;
+use nix::mount::{MntFlags, umount2};
 use tempfile::TempDir;
 
 /// What the three containers ask for, in eighths of the GPU: 30, 40 and 20 GiB of 80.
@@ -141,10 +142,11 @@ impl Stage {
 }
 
 impl Drop for Stage {
-    /// Unmounts the regions below the folder of a simulated node before that folder is removed.
+    /// Unmounts what is below the folder of a simulated node before that folder is removed.
     fn drop(&mut self) {
         if self.config.is_some() {
             let _ = self.ours(&["sweep"]);
+            let _ = umount2(&self.folder.path().join("node/run/limits"), MntFlags::MNT_DETACH);
         }
     }
 }

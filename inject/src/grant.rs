@@ -275,7 +275,11 @@ fn tell(key: &LeaseKey, request: &Request) {
 fn make_region(state: &StateFolder, lease: &Lease, request: &Request) -> Result<(), RegionError> {
     let region = Region::of(state.path(), lease.id);
     let is_shared = request.scope == Scope::Pod || !lease.others.is_empty();
-    if is_shared { region.join(lease) } else { region.make(lease) }
+    if is_shared { region.join(lease) } else { region.make(lease) }?;
+    if !lease.enforcement_for(request).terms().is_intercepted {
+        region.hide_from_all(&lease.member.key.container);
+    }
+    Ok(())
 }
 
 /// Adds the GPUs that are out of service to the error of a request, if the node has any.

@@ -29,6 +29,7 @@ use gpushare_region::{
 };
 use gpushare_request as request;
 use namespace::Namespace;
+use nix::libc;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 pub use live::{Measuring, UsageError};
@@ -46,7 +47,8 @@ const AWAY: MntFlags = MntFlags::MNT_DETACH.union(MntFlags::UMOUNT_NOFOLLOW);
 /// Where a container's two files are on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// The lease's own folder, which is made first and removed last. Earlier versions mounted the region there.
+    /// The lease's own folder, which is made first and removed last. Earlier versions mounted the region
+    /// there.
     folder: PathBuf,
     /// Path of its limits file, beside those of all other leases.
     limits: PathBuf,
@@ -67,6 +69,9 @@ pub enum RegionError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The kernel has no mounts that are attached nowhere (open_tree(2), move_mount(2)).
+    #[error("a share needs Linux 5.2 or newer: this kernel cannot copy a mount (open_tree)")]
+    Kernel,
     /// Another container of the pod has the region, in a mount namespace that this process does not see.
     #[error(
         "the pod holds a share whose limits {path} cannot be seen from here: its engine runs in another mount \
@@ -143,7 +148,10 @@ impl Region {
     }
 
     fn io(&self, source: std::io::Error) -> RegionError {
-        RegionError::Io { path: self.folder.clone(), source }
+        match source.raw_os_error() {
+            Some(libc::ENOSYS) => RegionError::Kernel,
+            _ => RegionError::Io { path: self.folder.clone(), source },
+        }
     }
 
     fn make_folder(&self) -> std::io::Result<()> {

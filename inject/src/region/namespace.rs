@@ -2,8 +2,8 @@
 //!
 //! Each container that the node starts copies the mounts of the namespace that it comes from (unshare(2)):
 //! with a region among them for each share, plain runc took two thirds more processor time beside 1,000
-//! shares. So regions have a namespace of their own, in which no process lives. The file `namespace` among the
-//! limits files names it, as namespaces(7) describes.
+//! shares. So regions have a namespace of their own, in which no process lives. The file `namespace` among
+//! the limits files names it, as namespaces(7) describes.
 //!
 //! The kernel does not copy the mount of such a file into a namespace that is made later (Linux,
 //! fs/namespace.c, `copy_tree`). A process there finds it by way of init's root.
@@ -17,11 +17,11 @@ use std::thread::{Builder, scope};
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, CpuSet, sched_getaffinity, sched_setaffinity, setns, unshare};
+use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::statfs::{FsType, fstatfs};
-use nix::unistd::{Pid, chdir, chroot, pivot_root};
+use nix::unistd::{chdir, chroot, pivot_root};
 
-use super::{if_there, locked, state};
+use super::{AWAY, if_there, locked, state};
 
 /// `NSFS_MAGIC` (linux/magic.h).
 const NSFS: FsType = FsType(0x6e73_6673);
@@ -56,29 +56,29 @@ impl Namespace {
 
     /// Makes the namespace, if it is not there. The folder of limits must be mounted.
     pub fn ensure(&self) -> io::Result<()> {
-        if self.open()?.is_some() {
+        // Who may not look at init's root makes one of its own.
+        let is_there = || self.open().map(|found| found.is_some()).or_else(no_leave);
+        if is_there()? {
             return Ok(());
         }
         let limits = self.file.parent().ok_or(ErrorKind::InvalidInput)?;
         let _turn = locked(state(limits)?)?.ok_or(ErrorKind::TimedOut)?;
-        if self.open()?.is_some() { Ok(()) } else { self.make(limits) }
+        if is_there()? { Ok(()) } else { self.make(limits) }
     }
 
     fn make(&self, limits: &Path) -> io::Result<()> {
         // A file that names a namespace cannot be mounted where the mount would be passed on to others.
         mount(NONE, limits, NONE, MsFlags::MS_PRIVATE, NONE)?;
         OpenOptions::new().write(true).create(true).truncate(false).mode(0o400).open(&self.file)?;
-        let mut made = self.name(&empty_namespace(limits, None)?);
-        // The kernel mounts the name only of a younger namespace than this process's, and 6.18 tells their
-        // age by numbers that rise on each processor by itself (kernel/nstree.c, `ns_tree_gen_id`).
-        let here = sched_getaffinity(Pid::from_raw(0))?;
-        for processor in (0..CpuSet::count()).filter(|processor| here.is_set(*processor) == Ok(true)) {
-            if made != Err(Errno::EINVAL) {
-                break;
+        for _ in 0..TRIES {
+            match self.name(&empty_namespace()?) {
+                Err(Errno::EINVAL) => apart(use_up_numbers)?,
+                named => return Ok(named?),
             }
-            made = self.name(&empty_namespace(limits, Some(processor))?);
         }
-        Ok(made?)
+        Err(io::Error::other(
+            "the kernel takes every new mount namespace for an older one than this process's",
+        ))
     }
 
     fn name(&self, namespace: &File) -> nix::Result<()> {
@@ -87,38 +87,65 @@ impl Namespace {
     }
 
     fn open(&self) -> io::Result<Option<File>> {
-        if let Some(found) = named(&self.file)? {
-            return Ok(Some(found));
+        let Some(here) = if_there(File::open(&self.file))? else { return Ok(None) };
+        if names_one(&here)? {
+            return Ok(Some(here));
         }
-        let limits = self.file.parent().unwrap_or(&self.file);
+        // It was named in another mount namespace, which may be init's.
+        let inits = Path::new("/proc/1/root").join(self.file.strip_prefix("/").unwrap_or(&self.file));
+        match if_there(File::open(inits))? {
+            Some(found) if names_one(&found)? && self.is_inits()? => Ok(Some(found)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether init sees the same folder of limits.
+    fn is_inits(&self) -> io::Result<bool> {
+        let limits = self.file.parent().ok_or(ErrorKind::InvalidInput)?;
         let of_init = Path::new("/proc/1/root").join(limits.strip_prefix("/").unwrap_or(limits));
-        let is_same = match (fs::metadata(limits), fs::metadata(&of_init)) {
-            (Ok(ours), Ok(inits)) => (ours.dev(), ours.ino()) == (inits.dev(), inits.ino()),
-            _ => false,
-        };
-        if is_same { named(&of_init.join("namespace")) } else { Ok(None) }
+        let (ours, inits) = (fs::metadata(limits)?, fs::metadata(of_init)?);
+        Ok((ours.dev(), ours.ino()) == (inits.dev(), inits.ino()))
     }
 }
 
-/// A namespace with an empty root, made on this processor. `mount_point` is any folder.
-fn empty_namespace(mount_point: &Path, processor: Option<usize>) -> io::Result<File> {
-    apart(|| {
-        if let Some(processor) = processor {
-            let mut only = CpuSet::new();
-            only.set(processor)?;
-            sched_setaffinity(Pid::from_raw(0), &only)?;
-        }
-        unshare(CloneFlags::CLONE_NEWNS)?;
-        let namespace = File::open("/proc/thread-self/ns/mnt")?;
-        become_empty(mount_point)?;
-        Ok(namespace)
-    })
+/// How many new namespaces are tried, each after [`use_up_numbers`].
+const TRIES: usize = 8;
+/// How many numbers a processor takes at once (Linux, `COOKIE_LOCAL_BATCH`).
+const NUMBERS: usize = 4096;
+
+/// Makes namespaces that end with this thread. The kernel mounts the name only of a younger namespace than
+/// this process's, and since 6.18 it tells their age by numbers that rise on each processor by itself
+/// (kernel/nstree.c, `ns_tree_gen_id`): one with old numbers left has to take new ones.
+fn use_up_numbers() -> io::Result<()> {
+    (0..NUMBERS).try_for_each(|_| Ok(unshare(CloneFlags::CLONE_NEWUTS)?))
 }
 
-/// The namespace that the file at `path` names; `None` if it names none.
-fn named(path: &Path) -> io::Result<Option<File>> {
-    let Some(file) = if_there(File::open(path))? else { return Ok(None) };
-    Ok((fstatfs(&file)?.filesystem_type() == NSFS).then_some(file))
+fn empty_namespace() -> io::Result<File> {
+    let (namespace, root) = apart(|| {
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        let namespace = File::open("/proc/thread-self/ns/mnt")?;
+        // Its own root, from which a chroot of this process may differ.
+        setns(&namespace, CloneFlags::CLONE_NEWNS)?;
+        become_empty()?;
+        Ok((namespace, fs::metadata("/")?.dev()))
+    })?;
+    let seen = apart(|| {
+        setns(&namespace, CloneFlags::CLONE_NEWNS)?;
+        Ok(fs::metadata("/")?.dev())
+    })?;
+    match seen == root {
+        true => Ok(namespace),
+        false => Err(io::Error::other("a new mount namespace has kept the root of this one")),
+    }
+}
+
+fn no_leave(error: io::Error) -> io::Result<bool> {
+    if error.kind() == ErrorKind::PermissionDenied { Ok(false) } else { Err(error) }
+}
+
+/// Whether the open file is a namespace, and not the plain one below.
+fn names_one(file: &File) -> io::Result<bool> {
+    Ok(fstatfs(file)?.filesystem_type() == NSFS)
 }
 
 /// Runs `work` in a thread with a root, folder and, if it wants one, mount namespace of its own.
@@ -133,18 +160,41 @@ fn apart<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> 
 }
 
 /// Replaces all mounts of this thread's new namespace by one empty root.
-fn become_empty(mount_point: &Path) -> io::Result<()> {
+fn become_empty() -> io::Result<()> {
     mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE)?;
-    mount(Some("gpushare"), mount_point, Some("tmpfs"), FLAGS, Some(OPTIONS))?;
-    chdir(mount_point)?;
+    // Any folder serves that every root has.
+    mount(Some("gpushare"), "/sys", Some("tmpfs"), FLAGS, Some(OPTIONS))?;
+    chdir("/sys")?;
     // The old root comes to lie over the new one, and is taken away from there (pivot_root(2)).
     match pivot_root(".", ".") {
         Ok(()) => Ok(umount2(".", MntFlags::MNT_DETACH)?),
-        // A node that runs from its initial RAM disk cannot give up that root, which stays below.
+        // A node that runs from its initial RAM disk cannot give up that root, which stays below. No mount
+        // may stay on it, which the node could not end any more.
         Err(Errno::EINVAL) => {
+            let table = fs::read("/proc/thread-self/mountinfo")?;
             mount(Some("."), "/", NONE, MsFlags::MS_MOVE, NONE)?;
+            for point in table.split(|byte| *byte == b'\n').filter_map(mount_point).filter(|at| at != b"/") {
+                let _ = umount2(&*point, AWAY);
+            }
             Ok(chroot(".")?)
         }
         Err(error) => Err(error.into()),
     }
 }
+
+/// The mount point in a line of mountinfo, with `\040` and the like as the bytes they stand for
+/// (proc_pid_mountinfo(5)).
+fn mount_point(line: &[u8]) -> Option<Vec<u8>> {
+    let mut rest = line.split(|byte| *byte == b' ').nth(4)?;
+    let mut point = Vec::with_capacity(rest.len());
+    while let Some((first, after)) = rest.split_first() {
+        let code = after.get(..3).filter(|_| *first == b'\\').and_then(|code| std::str::from_utf8(code).ok());
+        let escaped = code.and_then(|code| u8::from_str_radix(code, 8).ok());
+        point.push(escaped.unwrap_or(*first));
+        rest = &after[if escaped.is_some() { 3 } else { 0 }..];
+    }
+    Some(point)
+}
+
+#[cfg(test)]
+mod tests;

@@ -4,12 +4,12 @@
 //! the region is mounted there too; once the container has the mount, the host's goes, so that other
 //! containers do not copy it.
 //!
-//! The entries are made once the region is complete. To a process that finds no region they tell whether there is none yet, or
-//! whether it is hidden. They also outlast a quota store that somebody deletes: without them, the end of one
-//! container would take away the last trace of its pod's others.
+//! The entries are made once the region is complete. To a process that finds no region they tell whether
+//! there is none yet, or whether it is hidden. They also outlast a quota store that somebody deletes: without
+//! them, the end of one container would take away the last trace of its pod's others.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,9 @@ use crate::sys;
 
 /// What follows a lease's id in the name of the folder of entries.
 const MEMBERS: &str = ".members";
+/// How much of a container's mount table is read. A line has some hundred bytes, and a container with more
+/// than the kernel's 100,000 mounts there is none.
+const LONGEST_TABLE: u64 = 32 << 20;
 
 impl Region {
     /// Path of `usage` on the host, for the low-level runtime alone: it is gone once the container has it.
@@ -54,8 +57,8 @@ impl Region {
         Ok(sys::move_mount(tree.as_raw_fd(), entry.as_raw_fd())?)
     }
 
-    /// Takes the region out of the host's mounts again, if the container whose first process is `init` has it.
-    /// Some low-level runtimes may run their hooks before they mount; then it stays for as long as the
+    /// Takes the region out of the host's mounts again, if the container whose first process is `init` has
+    /// it. Some low-level runtimes may run their hooks before they mount; then it stays for as long as the
     /// container.
     ///
     /// # Errors
@@ -65,15 +68,23 @@ impl Region {
         let shown = fs::metadata(&entry)?.dev();
         let device = format!("{}:{}", major(shown), minor(shown));
         let file = format!("/{}", usage_name());
-        // Device and the path on it (proc_pid_mountinfo(5)). The host's own mount is of the whole file system.
-        let has_it = |line: &str| {
-            let mut fields = line.split(' ').skip(2);
-            fields.next() == Some(&device) && fields.next() == Some(&file)
+        // Device and the path on it (proc_pid_mountinfo(5)). The host's own mount is of the whole file
+        // system.
+        let has_it = |line: &[u8]| {
+            let mut fields = line.split(|byte| *byte == b' ').skip(2);
+            fields.next() == Some(device.as_bytes()) && fields.next() == Some(file.as_bytes())
         };
-        match fs::read_to_string(format!("/proc/{init}/mountinfo"))?.lines().any(has_it) {
+        let mut table = Vec::new();
+        File::open(format!("/proc/{init}/mountinfo"))?.take(LONGEST_TABLE).read_to_end(&mut table)?;
+        match table.split(|byte| *byte == b'\n').any(has_it) {
             true => Ok(umount2(&entry, AWAY)?),
             false => Ok(()),
         }
+    }
+
+    /// As [`Region::hide`], for a container that does not get `usage`.
+    pub(crate) fn hide_from_all(&self, container: &str) {
+        let _ = self.entry(container).map(|entry| umount2(&entry, AWAY));
     }
 
     /// Removes the entry of `container`, if it has one.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
-use gpushare_tests::command::{self, Outcome};
+use gpushare_tests::command::{self, Outcome, eventually};
 use gpushare_tests::leases::{cli, leases, sweep};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{SimulatedNode, ledger_in};
@@ -17,6 +17,7 @@ use gpushare_tests::regions;
 use gpushare_tests::runtime::{LowLevel, Runtime};
 use gpushare_tests::scratch::Scratch;
 use nix::mount::{MsFlags, mount, umount};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::unistd::{Uid, chown};
 
 use crate::{NEEDS, idle_config, on_both, share, tree};
@@ -269,7 +270,7 @@ fn a42_the_remedy_for_a_deleted_store_works_after_a_container_that_nobody_delete
     let (remedy, _) = rest.split_once('`').expect("the command ends");
     let regions = fs::canonicalize(node.state()).expect("the state folder is there").join("regions");
     // The command is compared before it is run, since it deletes files.
-    assert_eq!(remedy, format!("umount -q {0}/*/*; rm -r {0}", regions.display()));
+    assert_eq!(remedy, format!("umount {0}/* {0}/*/* 2>/dev/null; rm -r {0}", regions.display()));
     let _ = command::run(Command::new("/bin/sh").args(["-c", remedy])).expect_success("the remedy");
     drop(runtime.run(&bundle));
     drop(container);
@@ -337,6 +338,47 @@ fn failing(call: &str, number: usize, program: &Path, prepare: impl FnOnce(&mut 
     let outcome = command::run(&mut strace);
     let met = fs::read_to_string(&trace).is_ok_and(|text| text.contains("(INJECTED)"));
     (met, outcome)
+}
+
+/// As on a node that runs from its initial RAM disk. What it unmounts later must be free.
+#[test]
+#[ignore = "needs root, runc and strace: lets a system call fail"]
+fn where_the_root_cannot_be_changed_the_regions_hold_no_mount_of_the_host() {
+    if !met(NEEDS) || !met(&[Need::Strace]) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let scratch = Scratch::new("idle");
+    let config = idle_config(&node, &scratch);
+    let _ = cli(&config, &["inventory", "refresh"]).expect_success("gpushare inventory refresh");
+    let (volume, none) = (scratch.folder("a volume"), None::<&str>);
+    mount(none, &volume, Some("tmpfs"), MsFlags::empty(), none).expect("a tmpfs can be mounted");
+    let events = Inotify::init(InitFlags::IN_NONBLOCK).expect("inotify");
+    events.add_watch(&volume, AddWatchFlags::IN_DELETE_SELF).expect("the volume can be watched");
+
+    let bundle = share();
+    bundle.write();
+    let strace =
+        ["-f", "-qq", "-o", "/dev/null", "-e", "inject=pivot_root:error=EINVAL", "-e", "trace=pivot_root"];
+    let mut create = Command::new("/usr/bin/strace");
+    create.args(strace).arg(artifacts::wrapper()).args(["create", "--bundle"]).arg(bundle.path());
+    create.arg(bundle.id()).env("GPUSHARE_CONFIG", &config);
+    let _ = command::run(&mut create).expect_success("create");
+    let lease = regions::ids(&node.state()).pop().expect("it has a region");
+    let names = regions::within(&node.state(), || {
+        Ok(fs::read_dir("/")?.flatten().map(|one| one.file_name()).collect::<Vec<_>>())
+    });
+    assert_eq!(names.expect("it can be entered"), [std::ffi::OsString::from(lease)]);
+
+    umount(&volume).expect("the volume is not in use");
+    let ended = || {
+        events
+            .read_events()
+            .is_ok_and(|all| all.iter().any(|one| one.mask.contains(AddWatchFlags::IN_UNMOUNT)))
+    };
+    assert!(eventually(Duration::from_secs(5), ended), "its file system goes on somewhere");
+    sweep(&config);
+    assert_eq!(regions::left(&node.state()), Vec::<std::path::PathBuf>::new());
 }
 
 #[test]

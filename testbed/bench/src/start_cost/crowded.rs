@@ -1,5 +1,5 @@
-//! What the shares of a node cost its other containers: plain runc beside many regions. Each is a mount, and a
-//! new container copies all mounts of the host.
+//! What the shares of a node cost its other containers: plain runc beside many regions. Each is a mount, and
+//! a new container copies all mounts of the host.
 
 use anyhow::Result;
 use gpushare_inject::Region;
