@@ -5,6 +5,8 @@
 set -eu
 
 top=$(cd "$(dirname "$0")/../.." && pwd)
+# shellcheck source=tests/setup/cache.sh
+. "$top/tests/setup/cache.sh"
 base=$top/.cache/images
 
 # FOLDER ARCHITECTURE PACKAGE...

@@ -4,6 +4,8 @@
 set -eu
 
 top=$(cd "$(dirname "$0")/../.." && pwd)
+# shellcheck source=tests/setup/cache.sh
+. "$top/tests/setup/cache.sh"
 requirements=$top/tests/setup/requirements.txt
 venv=$top/.cache/python
 
@@ -21,7 +23,6 @@ if [ "$(cat "$venv/made-from" 2>/dev/null)" = "$wanted" ]; then
 fi
 
 rm -rf "$venv"
-mkdir -p "$top/.cache"
 "$python" -m venv "$venv" || {
     echo "python.sh: no virtual environment could be made: is python3-venv installed?" >&2
     exit 3
