@@ -244,8 +244,11 @@ fn a_region_that_an_earlier_version_mounted_on_the_host_is_found_shown_and_remov
 fn a_region_is_on_the_host_only_until_its_container_has_it() {
     let (state, region) = State::new();
     region.make(&alone("a")).unwrap();
+    // The container also has a mount whose path is no UTF-8.
+    let script = r#"odd=$2$(printf '\377') && mkdir "$odd" && mount -t tmpfs none "$odd" &&
+        mount --bind "$1" "$2" && echo && exec sleep 60"#;
     let mut other = Command::new("/usr/bin/unshare");
-    other.args(["--mount", "/bin/sh", "-c", "mount --bind \"$1\" \"$2\" && echo && exec sleep 60", "sh"]);
+    other.args(["--mount", "/bin/sh", "-c", script, "sh"]);
     let target = state.0.path().join("target");
     fs::write(&target, "").unwrap();
     other.arg(region.staged("a")).arg(&target).stdout(Stdio::piped());
@@ -269,6 +272,8 @@ fn a_region_is_on_the_host_only_until_its_container_has_it() {
     // A container more of the pod finds it all the same.
     region.join(&lease("b", vec![member("a", LeaseState::Active)], Enforcement::Intercepted)).unwrap();
     assert_eq!(mounts_below(&regions), 1);
+    region.hide_from_all("b");
+    assert_eq!(mounts_below(&regions), 0, "b has no use for it");
     region.remove();
     assert_eq!(mounts_below(&regions), 0);
     assert!(region.identities().iter().all(Option::is_none));
