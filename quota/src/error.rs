@@ -40,7 +40,8 @@ pub enum StoreError {
     /// The ledger is gone, but regions are left: of running containers, or of an earlier boot.
     #[error(
         "the quota store {path} is gone, but {regions} names containers that hold a share, so nothing is granted; stop them, \
-         then run `umount {regions}/* {regions}/*/* 2>/dev/null; rm -r {regions}`, or restart the machine if that folder is in its memory"
+         then run `umount {regions}/* {regions}/*/* 2>/dev/null; rm -r {regions}`, or restart the machine if that \
+         folder is in its memory"
     )]
     Missing {
         /// Path of the ledger.

@@ -498,7 +498,8 @@ fn who_looks_from_a_younger_mount_namespace_finds_what_containers_use() {
     bundle.write();
     let script = r#"
         root=$1 bundle=$2 id=$3 wrapper=$4 cli=$5
-        $wrapper --root $root run --detach --bundle $bundle $id </dev/null >/dev/null 2>$root.log || cat $root.log >&2
+        $wrapper --root $root run --detach --bundle $bundle $id </dev/null >/dev/null 2>$root.log ||
+            cat $root.log >&2
         unshare --mount $cli ps --json
         $wrapper --root $root delete --force $id
     "#;
