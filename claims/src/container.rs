@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 use gpushare_inventory::CdiDevice;
 use serde_json::Value;
 
+use crate::reserved::Reserved;
+
 /// Annotations, environment, mounts and device nodes of one container, as its engine wrote them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Container {
@@ -20,6 +22,8 @@ pub struct Container {
     nodes: Vec<Node>,
     /// What the node's CDI files say about the CDI devices that the bundle names, by qualified name.
     cdi: BTreeMap<String, CdiDevice>,
+    /// What the node reserved for the resource claim that the bundle names.
+    reserved: Option<Reserved>,
     /// See [`Container::ran_before()`].
     ran_before: bool,
     /// Whether the engine gave it every device of the host. A GPU's node then does not mean that the GPU was
@@ -148,6 +152,17 @@ impl Container {
     /// Adds what the node's CDI files say about CDI devices, by qualified name.
     pub fn specified(self, cdi: BTreeMap<String, CdiDevice>) -> Self {
         Self { cdi, ..self }
+    }
+
+    /// Adds what the node reserved for the resource claim that the bundle names.
+    pub fn with_reserved(self, reserved: Reserved) -> Self {
+        Self { reserved: Some(reserved), ..self }
+    }
+
+    /// What the node reserved for the container; `None` where its bundle names no claim, or it was not looked
+    /// up.
+    pub fn reserved(&self) -> Option<&Reserved> {
+        self.reserved.as_ref()
     }
 
     /// What the node's CDI files say about the CDI device `name`; `None` where it was not looked up.

@@ -19,6 +19,7 @@ mod patterns;
 mod policy;
 mod rank;
 mod request;
+mod reserved;
 mod selector;
 mod words;
 
@@ -42,5 +43,6 @@ pub use patterns::KeyPatterns;
 pub use policy::{Ceilings, DialectSettings, InterceptorPolicy, NvidiaPolicy, Policy};
 pub use rank::Rank;
 pub use request::{Kept, Request, Share};
+pub use reserved::{Reserved, ReservedShare};
 pub use selector::{IndexMeaning, SelectorError, find_gpu};
 pub use words::{Word, Words, conflict, rank_of_annotation};

@@ -33,6 +33,9 @@ pub struct Request {
     pub priority: Priority,
     /// Whether the container or its whole pod holds the share.
     pub scope: Scope,
+    /// The lease that the node reserved for the container's resource claim: the container joins it and gets
+    /// none of its own.
+    pub reserved: Option<i64>,
     /// Names of the dialects in which other systems wrote the request; empty for gpushare's own keys.
     pub dialects: Vec<&'static str>,
     /// Variables of other systems, with the value that each must have in the container so that it states what
@@ -87,6 +90,7 @@ impl Request {
             capabilities: Capabilities::default(),
             priority: Priority::default(),
             scope: Scope::Container,
+            reserved: None,
             dialects: Vec::new(),
             variables: Vec::new(),
             moves_limits: false,

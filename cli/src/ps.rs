@@ -9,7 +9,7 @@ use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::{Region, UsageError};
 use gpushare_inventory::DeviceMemory;
-use gpushare_quota::{Enforcement, Lease, Member, Running};
+use gpushare_quota::{Enforcement, Holder, Lease, Member, Running};
 use gpushare_region::{MAX_DEVICES, Measurement, Throttle, Usage};
 use gpushare_request::{ComputePolicy, Cores};
 use serde_json::{Value, json};
@@ -105,7 +105,7 @@ fn rows(lease: &Lease, seen: &Seen, names: &GpuNames, cheats: bool) -> Vec<[Stri
         [
             containers(lease),
             if cheats { "CHEATING".to_owned() } else { state(lease).to_owned() },
-            lease.member.holder.pid.to_string(),
+            or_dash(first_pid(lease).map(|pid| pid.to_string())),
             names.name(grant.gpu),
             grant.memory.to_string(),
             if seen.is_damaged() { "damaged".to_owned() } else { or_dash(used) },
@@ -155,7 +155,7 @@ fn entry(lease: &Lease, seen: &Seen, violations: &[&Violation]) -> Value {
         "containers": lease.members().map(container).collect::<Vec<_>>(),
         "state": state(lease),
         "mode": if lease.enforcement == Enforcement::WholeGpu { "exclusive" } else { "share" },
-        "pid": lease.member.holder.pid,
+        "pid": first_pid(lease),
         "priority": lease.priority.level(),
         "compute_policy": lease.compute_policy.name(),
         "burst_ceiling": lease.ceiling.percent(),
@@ -168,7 +168,16 @@ fn entry(lease: &Lease, seen: &Seen, violations: &[&Violation]) -> Value {
 
 fn container(member: &Member) -> Value {
     let state = if member.holder.is_gone() { "gone" } else { member.state.name() };
-    json!({ "id": member.key.container, "state": state, "pid": member.holder.pid })
+    json!({ "id": member.key.container, "state": state, "pid": pid(&member.holder) })
+}
+
+/// The first process of the container that holds the lease longest; `None` for a claim without containers.
+fn first_pid(lease: &Lease) -> Option<i32> {
+    lease.members().find_map(|member| pid(&member.holder))
+}
+
+fn pid(holder: &Holder) -> Option<i32> {
+    Some(holder.pid).filter(|_| !holder.is_agent())
 }
 
 /// The lease's state; "gone" once all its containers are, until the next sweep.

@@ -141,6 +141,7 @@ fn entry(row: &Row) -> Result<Entry> {
         root: word(1)?,
         sandbox: row.get(2)?,
         pod_request: row.get(3)?,
+        claim: None,
         former: former.split_whitespace().map(str::to_owned).collect(),
         lease: Lease {
             id: row.get(0)?,

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
-use crate::lease::LeaseKey;
+use crate::claim::ClaimName;
+use crate::lease::{BadContainerId, LeaseKey};
 use crate::lock_holder;
 use crate::place::Refusal;
 
@@ -137,6 +138,19 @@ pub enum ReserveError {
         /// What this container asks for.
         asked: String,
     },
+    /// The claim's lease is for another request, and containers hold it.
+    #[error(
+        "claim {name} holds {held} on this node, with containers that run; delete their pods before it is allocated anew"
+    )]
+    ClaimInUse {
+        /// The claim.
+        name: ClaimName,
+        /// What its lease was made for.
+        held: String,
+    },
+    /// The claim's UID cannot name a lease.
+    #[error(transparent)]
+    BadUid(#[from] BadContainerId),
     /// The reservation is gone: an administrator released it.
     #[error("the share of container {0} was released while the container was made; start it anew")]
     Lost(LeaseKey),

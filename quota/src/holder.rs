@@ -23,7 +23,7 @@ use crate::process::{own_pid, pids, stat};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Holder {
-    /// The pid in the host's pid namespace.
+    /// The pid in the host's pid namespace; 0 where no process holds the lease ([`Holder::agent`]).
     pub pid: i32,
     /// The kernel's start time in clock ticks since boot.
     pub start_time: u64,
@@ -34,6 +34,9 @@ pub struct Holder {
     /// container then end with it, whoever else is in the cgroup.
     pub leads: bool,
 }
+
+/// The pid of [`Holder::agent`]. No process has it.
+const AGENT: i32 = 0;
 
 /// Why a process cannot hold a lease.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +57,17 @@ impl Holder {
         let error = |source| HolderError { pid: 0, source };
         let stat = own_pid().and_then(stat).map_err(error)?;
         Ok(Self { pid: stat.pid, start_time: stat.starttime, cgroup: None, leads: false })
+    }
+
+    /// The node's agent, for a lease whose containers do not exist yet. It is no process: the lease stands
+    /// whether the agent runs or not, until it is released.
+    pub fn agent() -> Self {
+        Self { pid: AGENT, start_time: 0, cgroup: None, leads: false }
+    }
+
+    /// Whether it is [`Holder::agent`].
+    pub fn is_agent(&self) -> bool {
+        self.pid == AGENT
     }
 
     /// The init process of a container, with its cgroup.
@@ -123,6 +137,9 @@ impl Holder {
     }
 
     fn process_is_gone(&self) -> bool {
+        if self.is_agent() {
+            return false;
+        }
         match stat(self.pid) {
             Ok(stat) => stat.starttime != self.start_time || is_zombie(&stat),
             Err(procfs::ProcError::NotFound(_)) => true,

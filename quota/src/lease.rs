@@ -4,7 +4,7 @@ use std::fmt;
 use std::iter;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use gpushare_claims::{ComputePolicy, Cores, Priority, Request};
+use gpushare_claims::{ComputePolicy, Cores, Priority, Request, ReservedShare};
 use gpushare_inventory::{DeviceMemory, GpuUuid};
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +30,16 @@ impl LeaseKey {
     /// The root in the keys of hook-only mode. A hook's state names no runtime root, and no real root is a
     /// relative path.
     pub const HOOK_ONLY: &str = "hook-only";
+    /// The root in the keys of resource claims. A claim is no container, and no real root is a relative path.
+    pub const CLAIM: &str = "claim";
+
+    /// The key of a resource claim with this UID.
+    ///
+    /// # Errors
+    /// As [`LeaseKey::new`].
+    pub fn of_claim(uid: &str) -> Result<Self, BadContainerId> {
+        Self::new(Self::CLAIM.to_owned(), uid.to_owned())
+    }
 
     /// The key of a container. The id is checked before any path or argument is built from it.
     ///
@@ -65,6 +75,12 @@ pub struct Grant {
     pub cores: Option<Cores>,
 }
 
+impl From<&ReservedShare> for Grant {
+    fn from(share: &ReservedShare) -> Self {
+        Self { gpu: share.gpu, memory: share.memory, cores: share.cores }
+    }
+}
+
 /// How far the creation of a container with a lease is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -85,7 +101,7 @@ impl LeaseState {
     }
 }
 
-/// A container that holds a lease, alone or with others.
+/// A container or a resource claim that holds a lease, alone or with others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Member {
@@ -101,6 +117,11 @@ impl Member {
     /// A container that is being created by `holder`.
     pub fn reserved(key: LeaseKey, holder: Holder) -> Self {
         Self { key, state: LeaseState::Reserved, holder }
+    }
+
+    /// Whether it is the resource claim with this UID, and no container.
+    pub(crate) fn is_claim(&self, uid: &str) -> bool {
+        self.key.root == LeaseKey::CLAIM && self.key.container == uid
     }
 }
 

@@ -19,6 +19,7 @@ use nix::fcntl::{AT_FDCWD, FallocateFlags, OFlag, RenameFlags, fallocate, rename
 use serde::{Deserialize, Serialize};
 
 use crate::boot::Boot;
+use crate::claim::ResourceClaim;
 use crate::database::{database, holds_leases};
 use crate::ended;
 use crate::error::StoreError;
@@ -65,6 +66,9 @@ pub struct Entry {
     pub sandbox: Option<String>,
     /// The pod's request in words, where the lease is of the whole pod.
     pub pod_request: Option<String>,
+    /// The resource claim that the lease was made for. Version 1 had none.
+    #[serde(default)]
+    pub claim: Option<ResourceClaim>,
     /// Ids of the last containers that left it.
     pub former: Vec<String>,
 }

@@ -3,12 +3,14 @@
 //! [`Store`] is one text file, the ledger. Who grants has the turn to write, sums are computed from the
 //! leases, and a lease is released only when its holder is proved gone: by the hook, by `delete`, by the
 //! sweep, or by the [`Reservation`] that was never used. The containers of a [`Pod`] may hold one lease
-//! together, which ends with the last of them. [`place`] is pure: requests and loads in, grants or a refusal
+//! together, which ends with the last of them. A [`ResourceClaim`] holds one before its containers exist.
+//! [`place`] is pure: requests and loads in, grants or a refusal
 //! out.
 #![deny(unsafe_code)]
 
 mod alarm;
 mod boot;
+mod claim;
 mod database;
 mod ended;
 mod enforcement;
@@ -30,6 +32,7 @@ mod takeover;
 mod turn;
 mod update;
 
+pub use claim::{BadToken, ClaimName, ClaimToken, ResourceClaim};
 pub use database::{FENCED, TAKEN};
 pub use enforcement::{Enforcement, Terms};
 pub use error::{ReserveError, StoreError};

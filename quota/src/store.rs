@@ -1,5 +1,6 @@
 //! The lease store: grants, changes and releases leases in the ledger.
 
+mod claims;
 mod pods;
 mod update;
 
@@ -120,7 +121,10 @@ impl Store {
             (Scope::Pod, None) => return Err(ReserveError::NoPod(member.key.clone())),
         };
         let root = &member.key.root;
-        let joined = pod.map(|pod| page.joined(root, pod, of_pod.as_deref())).transpose()?.flatten();
+        let joined = match request.reserved {
+            Some(id) => Some(page.claimed(id)?.ok_or_else(|| ReserveError::Lost(member.key.clone()))?),
+            None => pod.map(|pod| page.joined(root, pod, of_pod.as_deref())).transpose()?.flatten(),
+        };
         if let Some(entry) = joined {
             entry.lease.others.push(member.clone());
             let lease = entry.lease.clone().asked_by(|key| *key == member.key);
@@ -137,6 +141,7 @@ impl Store {
             root: root.clone(),
             sandbox: pod.map(|pod| pod.sandbox.clone()),
             pod_request: of_pod,
+            claim: None,
             former: Vec::new(),
         });
         writing.commit()?;

@@ -7,8 +7,10 @@ use std::path::Path;
 use super::Page;
 use super::page::Line;
 
-/// Raised with every change to what follows it.
-const VERSION: u32 = 1;
+/// Raised with every change to what follows it. 2: leases of resource claims.
+const VERSION: u32 = 2;
+/// Earlier versions whose lines are also lines of this one. A running node has such a ledger after an upgrade.
+const READABLE: u32 = 1;
 /// What the first line says before the version.
 const TITLE: &str = "gpushare leases, version ";
 
@@ -61,7 +63,7 @@ pub(super) fn read(path: &Path, text: Vec<u8>) -> Result<Page, Fault> {
     let first = str::from_utf8(&text[..end]).ok().and_then(|first| first.strip_prefix(TITLE));
     let (version, first) = first.and_then(|first| first.split_once(": ")).ok_or(Fault::Torn)?;
     match version.parse::<u32>() {
-        Ok(version) if version == VERSION => {}
+        Ok(READABLE | VERSION) => {}
         Ok(version) => return Err(Fault::Version(version)),
         Err(_) => return Err(Fault::Torn),
     }

@@ -1,5 +1,6 @@
 //! Tests of the store: leases, sweeps, several processes, updates, and damaged or foreign ledgers.
 
+mod claims;
 mod kills;
 mod pods;
 
@@ -266,7 +267,7 @@ fn a_spoiled_ledger_of_an_earlier_boot_hinders_nobody() {
 
 #[test]
 fn a_ledger_that_is_not_ours_is_refused_and_kept() {
-    for content in [&b""[..], &[0; 4096], b"gpushare leases, version 1: 0 bytes\n", &[0xff; 8192]] {
+    for content in [&b""[..], &[0; 4096], b"gpushare leases, version 2: 0 bytes\n", &[0xff; 8192]] {
         let folder = tempfile::tempdir().unwrap();
         fs::write(file(&folder), content).unwrap();
         let store = Store::open(folder.path()).unwrap();
@@ -322,7 +323,7 @@ fn sums_are_those_of_all_leases_whoever_writes() {
 fn a_newer_version_is_refused() {
     let (folder, store) = open();
     let text = fs::read_to_string(file(&folder)).unwrap();
-    fs::write(file(&folder), text.replacen("version 1", "version 99", 1)).unwrap();
+    fs::write(file(&folder), text.replacen("version 2", "version 99", 1)).unwrap();
     assert!(matches!(store.leases(), Err(StoreError::Version { version: 99, .. })));
 }
 

@@ -196,8 +196,8 @@ fn a42_a_store_that_is_damaged_foreign_or_newer_is_refused_and_kept() {
                 (0..20_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24).to_ne_bytes()[0]).collect(),
             ),
             ("of another program", with("gpushare leases", "something else")),
-            ("newer", with("version 1", "version 7")),
-            ("of no version", with("version 1", "version 0")),
+            ("newer", with("version 2", "version 7")),
+            ("of no version", with("version 2", "version 0")),
             ("edited by hand", with("\"next\":1", "\"next\":2")),
         ] {
             fs::write(&ledger, &bytes).expect("the store can be overwritten");

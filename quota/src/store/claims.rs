@@ -1,0 +1,133 @@
+//! Leases of resource claims: reserved by the node's agent before their containers exist.
+
+use gpushare_claims::Request;
+use gpushare_inventory::Gpu;
+
+use super::{Store, Swept};
+use crate::claim::{ClaimName, ClaimToken, ResourceClaim};
+use crate::error::{ReserveError, StoreError};
+use crate::holder::Holder;
+use crate::lease::{Lease, LeaseKey, Member, Release, ReleaseReason, now};
+use crate::ledger::{Entry, Page};
+use crate::place::{Admission, place};
+use crate::pod::words;
+
+impl Store {
+    /// Grants `request` to a claim. A claim that has a lease for an equal request keeps it, with its token.
+    /// One that asks for something else gets a new lease, if no container holds the old one.
+    ///
+    /// # Errors
+    /// As [`Store::reserve`]; also when containers hold the claim's lease for another request, or its UID is
+    /// no name of a lease.
+    pub fn reserve_claim(
+        &self,
+        name: &ClaimName,
+        request: &Request,
+        gpus: &[Gpu],
+        rules: &Admission,
+        swept: impl FnMut(&Swept),
+    ) -> Result<(ResourceClaim, Lease), ReserveError> {
+        match self.try_reserve_claim(name, request, gpus, rules) {
+            Err(ReserveError::Refused(_) | ReserveError::ClaimInUse { .. }) => {
+                self.sweep()?.iter().for_each(swept);
+                self.try_reserve_claim(name, request, gpus, rules)
+            }
+            other => other,
+        }
+    }
+
+    fn try_reserve_claim(
+        &self,
+        name: &ClaimName,
+        request: &Request,
+        gpus: &[Gpu],
+        rules: &Admission,
+    ) -> Result<(ResourceClaim, Lease), ReserveError> {
+        let key = LeaseKey::of_claim(&name.uid)?;
+        let request_words = words(request, gpus)?;
+        let mut writing = self.ledger.write()?;
+        let page = &mut writing.page;
+        let mut released = Vec::new();
+        if let Some(Entry { claim: Some(claim), lease, .. }) = page.of(&key)? {
+            if claim.request == request_words && claim.name == *name {
+                return Ok((claim.clone(), lease.clone()));
+            }
+            if !lease.others.is_empty() {
+                return Err(ReserveError::ClaimInUse { name: name.clone(), held: claim.request.clone() });
+            }
+            released.extend(page.take_out(&key, ReleaseReason::Ended)?);
+        }
+        let loads = page.loads()?;
+        let grants = place(request, gpus, |gpu| loads.get(&gpu).copied().unwrap_or_default(), rules)?;
+        let id = page.head.next;
+        page.head.next += 1;
+        let member = Member::reserved(key, Holder::agent());
+        let lease = Lease { id, granted_at: now(), ..Lease::new(member, request, grants) };
+        let token = ClaimToken::random().map_err(|error| StoreError::io(self.ledger.path(), error))?;
+        let claim = ResourceClaim { name: name.clone(), token, request: request_words };
+        page.push(Entry {
+            lease: lease.clone(),
+            root: LeaseKey::CLAIM.to_owned(),
+            sandbox: None,
+            pod_request: None,
+            claim: Some(claim.clone()),
+            former: Vec::new(),
+        });
+        match released.is_empty() {
+            true => writing.commit().map(drop)?,
+            // Its old lease never had a container, or none is left: there is a region to remove at most.
+            false => self.settle_releases(writing, released, ReleaseReason::Ended).map(drop)?,
+        }
+        tracing::info!(claim = %name, uid = name.uid, lease = id, "lease granted to a claim");
+        Ok((claim, lease))
+    }
+
+    /// Ends a claim's part in its lease. Containers that still hold the lease keep it until they end. It is no
+    /// error if there is no such claim.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn release_claim(&self, uid: &str) -> Result<Option<Swept>, StoreError> {
+        let Ok(key) = LeaseKey::of_claim(uid) else { return Ok(None) };
+        let Some(lease) = self.lease(&key)?.map(|lease| lease.id) else { return Ok(None) };
+        let left = self.release(lease, &key, ReleaseReason::Ended)?;
+        Ok(Some(Swept { lease, key, left }).filter(|swept| swept.left != Release::Nothing))
+    }
+
+    /// All claims with their leases, oldest first.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn claims(&self) -> Result<Vec<(ResourceClaim, Lease)>, StoreError> {
+        let entries = self.ledger.read()?.entries()?.into_iter();
+        Ok(entries.filter_map(|entry| Some((entry.claim?, entry.lease))).collect())
+    }
+
+    /// The claim whose token this is, with its lease. A claim that was released has none, even while its
+    /// containers hold the lease.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn claim_of(&self, token: &ClaimToken) -> Result<Option<(ResourceClaim, Lease)>, StoreError> {
+        let is_its = |entry: &Entry| entry.held_by_claim().is_some_and(|claim| claim.token == *token);
+        let mut page = self.ledger.read()?;
+        let found = page.find(token.as_str(), is_its)?;
+        Ok(found.and_then(|entry| Some((entry.claim.clone()?, entry.lease.clone()))))
+    }
+}
+
+impl Entry {
+    /// The claim that it was made for, while that was not released.
+    fn held_by_claim(&self) -> Option<&ResourceClaim> {
+        let holds =
+            |claim: &&ResourceClaim| self.lease.members().any(|member| member.is_claim(&claim.name.uid));
+        self.claim.as_ref().filter(holds)
+    }
+}
+
+impl Page {
+    /// The lease `id`, which a container of its claim joins; `None` once the claim was released.
+    pub(super) fn claimed(&mut self, id: i64) -> Result<Option<&mut Entry>, StoreError> {
+        Ok(self.lease(id)?.filter(|entry| entry.held_by_claim().is_some()))
+    }
+}

@@ -1,0 +1,139 @@
+//! Leases of resource claims.
+
+use super::*;
+use crate::claim::{ClaimName, ResourceClaim};
+
+const UID: &str = "0b5c1f6e-8e0f-4c7d-9a51-3f6f2b8f1a10";
+
+fn name(uid: &str) -> ClaimName {
+    ClaimName { uid: uid.into(), namespace: "team".into(), name: "training".into() }
+}
+
+fn claim(store: &Store, uid: &str, env: &[&str]) -> Result<(ResourceClaim, Lease), ReserveError> {
+    store.reserve_claim(&name(uid), &request(env), &[gpu(0, 80)], &Admission::default(), |_| ())
+}
+
+/// A container of the claim whose lease is `id`.
+fn join(store: &Store, container: &str, id: i64) -> Result<Lease, ReserveError> {
+    let request = Request { reserved: Some(id), ..request(&["GPUSHARE_MEMORY=30GiB"]) };
+    keep_in(store, None, &member(container, &here()), &request)
+}
+
+fn held(store: &Store) -> u64 {
+    store.loads().unwrap().values().map(|load| load.memory.bytes() / GIB).sum()
+}
+
+const THIRTY: &[&str] = &["GPUSHARE_MEMORY=30GiB"];
+
+#[test]
+fn a_claim_keeps_its_lease_and_token_however_often_it_is_reserved() {
+    let (folder, store) = open();
+    let (first, lease) = claim(&store, UID, THIRTY).unwrap();
+    assert_eq!((held(&store), lease.member.holder.is_agent()), (30, true));
+    let (again, same) = claim(&Store::open(folder.path()).unwrap(), UID, THIRTY).unwrap();
+    assert_eq!((&again, same.id), (&first, lease.id));
+    assert_eq!(held(&store), 30, "capacity is taken once");
+    assert_eq!(store.claims().unwrap(), [(first.clone(), lease.clone())]);
+    assert_eq!(store.claim_of(&first.token).unwrap(), Some((first, lease)));
+    assert_eq!(store.claim_of(&"0".repeat(32).parse().unwrap()).unwrap(), None);
+}
+
+#[test]
+fn nobody_sweeps_a_claim_and_two_do_not_fit_where_one_does() {
+    let (_folder, store) = open();
+    let (_, lease) = claim(&store, UID, &["GPUSHARE_MEMORY=50GiB"]).unwrap();
+    assert_eq!(store.sweep().unwrap(), []);
+    let told = claim(&store, "other", &["GPUSHARE_MEMORY=50GiB"]).unwrap_err();
+    assert!(matches!(told, ReserveError::Refused(_)), "{told}");
+    assert!(matches!(keep(&store, "a", &["GPUSHARE_MEMORY=50GiB"], &here()), Err(ReserveError::Refused(_))));
+    assert_eq!(
+        store.release_claim(UID).unwrap().map(|swept| (swept.lease, swept.left)),
+        Some((lease.id, Release::Ended))
+    );
+    assert_eq!(store.release_claim(UID).unwrap(), None, "twice is once");
+    claim(&store, "other", &["GPUSHARE_MEMORY=50GiB"]).unwrap();
+}
+
+#[test]
+fn containers_of_a_claim_hold_its_lease_and_leave_it_to_the_claim() {
+    let (_folder, store) = open();
+    let (told, lease) = claim(&store, UID, THIRTY).unwrap();
+    let (a, b) = (join(&store, "a", lease.id).unwrap(), join(&store, "b", lease.id).unwrap());
+    assert_eq!((a.id, b.id, held(&store)), (lease.id, lease.id, 30));
+    assert_eq!(a.member.key, key("a"));
+    let release = |container| store.release(lease.id, &key(container), ReleaseReason::Ended).unwrap();
+    assert_eq!((release("a"), release("b")), (Release::Left, Release::Left));
+    assert_eq!(held(&store), 30, "the claim still holds it");
+    join(&store, "a", lease.id).unwrap();
+    assert_eq!(store.claim_of(&told.token).unwrap().map(|(_, lease)| lease.id), Some(lease.id));
+}
+
+#[test]
+fn containers_that_outlive_their_claim_keep_its_lease_and_no_other_joins() {
+    let (_folder, store) = open();
+    let (told, lease) = claim(&store, UID, THIRTY).unwrap();
+    join(&store, "a", lease.id).unwrap();
+    assert_eq!(store.release_claim(UID).unwrap().map(|swept| swept.left), Some(Release::Left));
+    assert_eq!(held(&store), 30, "a container that lives keeps what it holds");
+    assert_eq!(store.claim_of(&told.token).unwrap(), None);
+    assert!(matches!(join(&store, "b", lease.id), Err(ReserveError::Lost(_))));
+    assert_eq!(store.release(lease.id, &key("a"), ReleaseReason::Ended).unwrap(), Release::Ended);
+    assert!(matches!(join(&store, "b", lease.id), Err(ReserveError::Lost(_))));
+}
+
+#[test]
+fn a_claim_for_something_else_gets_a_new_lease_once_no_container_holds_the_old_one() {
+    let (_folder, store) = open();
+    let (old, lease) = claim(&store, UID, THIRTY).unwrap();
+    join(&store, "a", lease.id).unwrap();
+    let told = claim(&store, UID, &["GPUSHARE_MEMORY=60GiB"]).unwrap_err().to_string();
+    assert!(told.contains("team/training") && told.contains("30 GiB"), "{told}");
+    store.release(lease.id, &key("a"), ReleaseReason::Ended).unwrap();
+    let (new, other) = claim(&store, UID, &["GPUSHARE_MEMORY=60GiB"]).unwrap();
+    assert_ne!((&old.token, lease.id), (&new.token, other.id));
+    assert_eq!((held(&store), store.leases().unwrap().len()), (60, 1));
+}
+
+#[test]
+fn a_refused_change_of_a_claim_leaves_its_lease() {
+    let (_folder, store) = open();
+    let (_, lease) = claim(&store, UID, THIRTY).unwrap();
+    keep(&store, "other", THIRTY, &here()).unwrap();
+    assert!(matches!(claim(&store, UID, &["GPUSHARE_MEMORY=60GiB"]), Err(ReserveError::Refused(_))));
+    assert_eq!(store.claims().unwrap()[0].1.id, lease.id);
+    assert_eq!(held(&store), 60);
+}
+
+#[test]
+fn a_uid_that_is_no_name_is_refused() {
+    let (_folder, store) = open();
+    for uid in ["", "../x", "a b", &"x".repeat(256)] {
+        assert!(matches!(claim(&store, uid, THIRTY), Err(ReserveError::BadUid(_))), "{uid:?}");
+        assert_eq!(store.release_claim(uid).unwrap(), None);
+    }
+}
+
+#[test]
+fn claims_do_not_outlive_a_boot() {
+    let (folder, store) = open();
+    claim(&store, UID, THIRTY).unwrap();
+    let store = restart(&folder);
+    assert_eq!(store.claims().unwrap(), []);
+    assert_eq!(store.history()[0].key, LeaseKey::of_claim(UID).unwrap());
+}
+
+#[test]
+fn a_ledger_of_version_1_is_read_and_goes_on_as_version_2() {
+    let (folder, store) = open();
+    let lease = keep(&store, "a", THIRTY, &here()).unwrap();
+    let text = fs::read_to_string(file(&folder)).unwrap();
+    let (_, body) = text.trim_end().split_once('\n').unwrap();
+    let body = format!("{}\n", body.replace(",\"claim\":null", ""));
+    let sum = crc32fast::hash(body.as_bytes());
+    let first = format!("gpushare leases, version 1: {:010} bytes, crc32 {sum:08x}\n", body.len());
+    fs::write(file(&folder), first + &body).unwrap();
+    assert_eq!(store.leases().unwrap(), [lease]);
+    claim(&store, UID, THIRTY).unwrap();
+    assert!(fs::read_to_string(file(&folder)).unwrap().starts_with("gpushare leases, version 2:"));
+    assert_eq!(held(&store), 60);
+}
