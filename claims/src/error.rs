@@ -58,6 +58,40 @@ pub enum RequestError {
         /// What contradicts it: mostly another word, as key and value.
         second: String,
     },
+    /// A variable for resource claims that none of this node's CDI files has written.
+    #[error("{key} names no resource claim: only gpushare's CDI files set it; take it out of pod and image")]
+    MalformedClaim {
+        /// Name of the variable, escaped.
+        key: String,
+    },
+    /// A container names two resource claims.
+    #[error(
+        "the container names several resource claims of gpushare's; put their requests into one claim, whose shares it          gets together"
+    )]
+    SeveralClaims,
+    /// The claim that the bundle names holds nothing on this node.
+    #[error(
+        "its resource claim holds nothing on this node: it was not prepared here, or was released already; delete the pod, so          that it is prepared anew"
+    )]
+    UnpreparedClaim,
+    /// The driver shows a claim's GPU no more.
+    #[error(
+        "{claim} holds a share of {gpu}, which this node has no more (`gpushare devices`); delete its pods"
+    )]
+    ClaimedGpuGone {
+        /// Namespace and name of the claim.
+        claim: String,
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// Other words of the bundle ask for less than the claim's share.
+    #[error(
+        "the container has a share by claim {claim}, and asks for less of it by other words; the containers of a claim hold          one share together: remove the other words, or let the claim ask for less"
+    )]
+    BelowClaim {
+        /// Namespace and name of the claim.
+        claim: String,
+    },
     /// Only channels that may not grant ask for a GPU (strict nodes).
     #[error(
         "{key} asks for a GPU, but only trusted annotations, handed devices and channels with a ceiling grant here \

@@ -124,7 +124,7 @@ impl Policy {
         let (memory, setting) = match rank {
             Rank::Environment => (self.ceilings.env, "request.env_ceiling"),
             Rank::Pod => (self.ceilings.pod, "request.pod_ceiling"),
-            Rank::Granted | Rank::Handed => return None,
+            Rank::Granted | Rank::Handed | Rank::Node => return None,
         };
         Some(Ceiling { memory: memory?, cores: Cap::Unlimited, setting })
     }

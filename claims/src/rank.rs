@@ -13,4 +13,6 @@ pub enum Rank {
     Granted,
     /// A device node or mount that is already in the bundle: kubelet or the engine's caller put it there.
     Handed,
+    /// What the node reserved: its own agent wrote it, and the bundle shows a secret of the node's.
+    Node,
 }

@@ -8,11 +8,13 @@ use anyhow::{Context, Result};
 use gpushare_config::Config;
 use gpushare_inject::{
     Bundle, HostFiles, Image, Offer, Plan, PlanParts, Programs, Requirements, RootFolder, admit, beside_sick,
-    clear, refuse_previous_plan, take_out_driver,
+    clear, look_up_claim, refuse_previous_plan, take_out_driver,
 };
 use gpushare_inventory::Node;
-use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member};
-use gpushare_request::{Devices, InterceptorPolicy, Mode, Request, RequestError, Scope, is_request, read};
+use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member, Store};
+use gpushare_request::{
+    Container, Devices, InterceptorPolicy, Mode, Request, RequestError, Scope, is_request, read,
+};
 use serde_json::{Map, Value, json};
 
 use crate::{inventory, node, table};
@@ -38,7 +40,8 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let programs = config.programs(state.path());
     admit(&json, bundle.path(), &programs, &node, config.request.strict)?;
     inventory::fit(&config, &node, &state)?;
-    let request = read(&container, &config.request, &node.gpus);
+    let claimed = look_up_claim(&container, || Ok(Store::open(state.path())?))?;
+    let request = read(claimed.as_ref().unwrap_or(&container), &config.request, &node.gpus);
     let request = request.map_err(|error| beside_sick(error.into(), &node))?;
     let mut request = request.ok_or(RequestError::NoShare)?;
     if config.denies_user_namespaces {
@@ -49,8 +52,14 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     }
     clear(&mut json, &request, false)?;
     take_out_driver(&mut json, &node.driver.sources());
-    let grants = store.preview(&request, &node.gpus, &config.quota);
-    let lease = lease(&request, grants.map_err(|error| beside_sick(error.into(), &node))?)?;
+    let grants = match claimed.as_ref().and_then(Container::reserved) {
+        Some(reserved) => reserved.shares.iter().map(Grant::from).collect(),
+        None => {
+            let grants = store.preview(&request, &node.gpus, &config.quota);
+            grants.map_err(|error| beside_sick(error.into(), &node))?
+        }
+    };
+    let lease = lease(&request, grants)?;
     Requirements::of(&container)?.check(&Offer::of(&node, &lease))?;
     let root = RootFolder::open(&bundle.root(&json), &json)?;
     let image = root.look(bundle.path(), &json);

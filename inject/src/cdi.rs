@@ -11,9 +11,14 @@
 //! digit; nodes have a host path). Where a node needs a group (`additionalGids`), it is 0.7.0. Engines refuse
 //! fields that are newer than the version that a file names.
 
+use std::fs::{self, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use gpushare_request::{CDI_VARIABLE, GPU_KIND, SHARE_KIND};
+use gpushare_inventory::GpuUuid;
+use gpushare_quota::{Lease, ResourceClaim};
+use gpushare_request::{CDI_VARIABLE, CLAIM_KIND, GPU_KIND, SHARE_KIND, claim_value};
 use oci_spec::runtime::LinuxDevice;
 use serde::Serialize;
 
@@ -88,6 +93,20 @@ impl CdiDevice {
         Self { name: name.to_owned(), container_edits }
     }
 
+    /// The device of a resource claim's share on one GPU. The container joins the lease that was reserved for
+    /// the claim, if it shows the claim's token.
+    pub fn claim(claim: &ResourceClaim, gpu: GpuUuid) -> Self {
+        let name = Self::claim_name(&claim.name.uid, gpu);
+        let value = claim_value(claim.token.as_str(), gpu);
+        let container_edits = Edits { env: vec![variable(CLAIM_KIND, &name, &value)], ..Edits::default() };
+        Self { name, container_edits }
+    }
+
+    /// The name of a claim's device, by the claim's UID.
+    pub fn claim_name(uid: &str, gpu: GpuUuid) -> String {
+        format!("{uid}_{gpu}")
+    }
+
     /// The device's name without its kind, such as `4GiB`.
     pub fn name(&self) -> &str {
         &self.name
@@ -120,6 +139,43 @@ impl CdiSpec {
         Ok(Self::of(GPU_KIND, devices, installed_hooks(hook, settings)?))
     }
 
+    /// The file of a resource claim's shares, with the hook of [`CdiSpec::shares`]. Only root may read it: it
+    /// holds the claim's token.
+    ///
+    /// # Errors
+    /// As [`CdiSpec::shares`].
+    pub fn claim(
+        claim: &ResourceClaim,
+        lease: &Lease,
+        hook: &Path,
+        settings: Option<&Path>,
+    ) -> Result<Self, HostFileError> {
+        let devices = lease.grants.iter().map(|grant| CdiDevice::claim(claim, grant.gpu)).collect();
+        Ok(Self::of(CLAIM_KIND, devices, installed_hooks(hook, settings)?))
+    }
+
+    /// Writes the file by rename, since engines watch its folder. The temporary name has no ending that they
+    /// read.
+    ///
+    /// # Errors
+    /// When the folder cannot be made or written to.
+    pub fn write(&self, path: &Path, mode: u32) -> io::Result<()> {
+        let folder = path.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(folder)?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let temporary = folder.join(format!(".{name}.{}.new", std::process::id()));
+        let _ = fs::remove_file(&temporary); // of a killed process that had our pid
+        let mut text = serde_json::to_vec_pretty(self)?;
+        text.push(b'\n');
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
+        let filled = file.write_all(&text).and_then(|()| file.set_permissions(Permissions::from_mode(mode)));
+        let written = filled.and_then(|()| fs::rename(&temporary, path));
+        if written.is_err() {
+            let _ = fs::remove_file(&temporary);
+        }
+        written
+    }
+
     fn of(kind: &'static str, devices: Vec<CdiDevice>, hooks: Vec<Hook>) -> Self {
         let has_groups = devices.iter().any(|device| !device.container_edits.additional_gids.is_empty());
         Self {
@@ -143,12 +199,16 @@ impl CdiSpec {
 
 /// A variable that is unique to the device, with the device's qualified name as value.
 fn requesting(kind: &str, name: &str) -> Edits {
+    Edits { env: vec![variable(kind, name, &format!("{kind}={name}"))], ..Edits::default() }
+}
+
+/// The variable of the device `name`, with this value.
+fn variable(kind: &str, name: &str, value: &str) -> String {
     let class = kind.rsplit('/').next().unwrap_or_default();
-    let variable: String = format!("{class}_{name}")
-        .chars()
-        .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' })
-        .collect();
-    Edits { env: vec![format!("{CDI_VARIABLE}{variable}={kind}={name}")], ..Edits::default() }
+    let letters = format!("{class}_{name}");
+    let letters =
+        letters.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' });
+    format!("{CDI_VARIABLE}{}={value}", letters.collect::<String>())
 }
 
 fn node(device: &LinuxDevice, plan: &Plan) -> Node {

@@ -14,6 +14,7 @@ use gpushare_request::{Container, InterceptorPolicy, Request, RequestError, Scop
 use serde_json::Value;
 
 use crate::bundle::Bundle;
+use crate::claim::{look_up_claim, part_of};
 use crate::edit;
 use crate::give_back::{Undo, forget_swept};
 use crate::host_files::{HostFileError, HostFiles};
@@ -78,6 +79,14 @@ pub enum GrantError {
     Loader {
         /// The variable, such as `LD_LIBRARY_PATH`.
         variable: &'static str,
+    },
+    /// The claim belongs to another Kubernetes namespace than the container's pod.
+    #[error("claim {claim} is not of the pod's namespace {namespace:?}")]
+    ForeignClaim {
+        /// Namespace and name of the claim.
+        claim: String,
+        /// The pod's namespace.
+        namespace: String,
     },
     /// Another system's library is in a bundle that can no longer be changed.
     #[error(
@@ -174,6 +183,24 @@ pub fn open_store(state: &StateFolder, settings: &Settings) -> Result<Store, Gra
     }
 }
 
+/// The node with its GPUs' sizes. What is not known yet of this boot and driver is found out by the CLI.
+///
+/// # Errors
+/// When there is no driver or GPU, or the CLI fails.
+pub fn known_node(state: &StateFolder, settings: &Settings) -> Result<Node, GrantError> {
+    let node = Node::open(settings.roots)?;
+    let current = node_facts::load(&node, state.path())?;
+    let fitted = |_: &Totals| node_facts::are_libraries_fitted(&node, state.path(), &settings.programs);
+    let totals = match current.filter(fitted) {
+        Some(totals) => totals,
+        None => {
+            node_facts::refresh(settings)?;
+            node_facts::load(&node, state.path())?.ok_or(NodeFactsError::Differs)?
+        }
+    };
+    Ok(node.with_totals(&totals))
+}
+
 /// All that a grant depends on besides the quota store: the container's request, its image, and the node.
 struct Facts<'a> {
     state: StateFolder,
@@ -191,21 +218,13 @@ impl<'a> Facts<'a> {
     fn read(requester: &mut Requester, settings: &Settings<'a>) -> Result<Self, GrantError> {
         let requirements = Requirements::of(requester.container)?;
         let state = StateFolder::open(settings.programs.state)?;
-        let mut node = Node::open(settings.roots)?;
+        let node = known_node(&state, settings)?;
         let programs = settings.programs.clone();
-        let current = node_facts::load(&node, state.path())?;
-        let fitted = |_: &Totals| node_facts::are_libraries_fitted(&node, state.path(), &programs);
-        let totals = match current.filter(fitted) {
-            Some(totals) => totals,
-            None => {
-                node_facts::refresh(settings)?;
-                node_facts::load(&node, state.path())?.ok_or(NodeFactsError::Differs)?
-            }
-        };
-        node = node.with_totals(&totals);
         let here = Programs { state: state.path(), ..programs.clone() };
         admit(&requester.json, requester.bundle.path(), &here, &node, settings.policy.strict)?;
-        let request = read(requester.container, settings.policy, &node.gpus);
+        let claimed = look_up_claim(requester.container, || open_store(&state, settings))?;
+        let container = claimed.as_ref().unwrap_or(requester.container);
+        let request = read(container, settings.policy, &node.gpus);
         let request = request.map_err(|error| beside_sick(error.into(), &node))?;
         let request = request.ok_or(RequestError::NoShare)?;
         tell(requester.key, &request);
@@ -232,7 +251,7 @@ impl<'a> Facts<'a> {
         let (gpus, rules) = (&self.node.gpus, settings.admission);
         let reserved = store.reserve(&member, self.pod.as_ref(), &self.request, gpus, rules, forget);
         let reservation = reserved.map_err(|error| beside_sick(error.into(), &self.node))?;
-        self.requirements.check(&Offer::of(&self.node, reservation.lease()))?;
+        self.requirements.check(&Offer::of(&self.node, &part_of(reservation.lease(), &self.request)))?;
         Ok(reservation)
     }
 
@@ -256,7 +275,7 @@ impl<'a> Facts<'a> {
         let programs = Programs { state: self.state.path(), ..self.programs.clone() };
         let (gpus, nodes) = (&self.node.gpus, &self.node.nodes);
         let parts = PlanParts { gpus, nodes, files, image: &self.image, programs: &programs, needs_poststop };
-        Ok(Plan::new(&self.request, lease, parts)?)
+        Ok(Plan::new(&self.request, &part_of(lease, &self.request), parts)?)
     }
 }
 

@@ -21,13 +21,15 @@ pub use dialects::switch_names;
 pub use gpushare_claims::{
     Ceilings, ComputePolicy, Container, Cores, DeviceSelector, Devices, DialectSettings, Engine,
     GrammarError, HANDED, IndexMeaning, Interceptor, InterceptorPolicy, Kept, KeyPatterns, MemoryRequest,
-    Mode, ModelFilter, NvidiaPolicy, Policy, Priority, Request, RequestError, Scope, SelectorError, Share,
-    find_gpu, is_privileged, ran_before,
+    Mode, ModelFilter, NvidiaPolicy, Policy, Priority, Request, RequestError, Reserved, ReservedShare, Scope,
+    SelectorError, Share, find_gpu, is_privileged, ran_before,
 };
+pub use quantity::kubernetes as kubernetes_quantity;
 pub use read::{is_request, read};
 pub use sources::cdi::{GPU_KIND, SHARE_KIND, ShareName, VARIABLE as CDI_VARIABLE};
 pub use sources::list::{GRANTED_LIST, kept_list};
 pub use sources::qualified::cdi_names;
+pub use sources::reserved::{CLAIM_KIND, NamedClaim, claim_value, named_claim};
 
 #[cfg(test)]
 mod tests;

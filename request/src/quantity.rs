@@ -48,7 +48,7 @@ pub(crate) fn decimal(text: &str) -> Option<Decimal> {
 /// Reads a Kubernetes quantity in whole units, rounded up as Kubernetes does (k8s.io/apimachinery,
 /// resource.Quantity): digits, perhaps a fraction, and perhaps a suffix: binary Ki to Pi, or decimal m, k, M,
 /// G, T, P.
-pub(crate) fn kubernetes(text: &str) -> Option<u64> {
+pub fn kubernetes(text: &str) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);
     let (times, over): (u64, u64) = match suffix {

@@ -6,7 +6,7 @@ use gpushare_inventory::{Capabilities, CapabilityError, Gpu};
 
 use crate::dialect::Speech;
 use crate::dialects::{self, Spoken};
-use crate::sources::{cdi, handed, list, own, qualified};
+use crate::sources::{cdi, handed, list, own, qualified, reserved};
 use crate::switches;
 use gpushare_claims::{
     Amount, Claim, Container, Engine, IndexMeaning, Interceptor, InterceptorPolicy, Kept, Library, NodeGpus,
@@ -54,6 +54,7 @@ pub fn read(container: &Container, policy: &Policy, gpus: &[Gpu]) -> Result<Opti
     let mut notes = switches::apply(&words, &mut claims);
     notes.extend(near_misses(&words, &spoken));
     let mut request = merge(&claims, policy, node)?;
+    reserved::join(&mut request, container)?;
     request.capabilities = capabilities(&words, &claims)?;
     request.interceptor = interceptor(&words, &spoken, &claims, &request, node);
     if matches!(request.interceptor, Some((_, ruled)) if ruled != policy.interceptor) {
@@ -85,7 +86,8 @@ fn asks(words: &Words, spoken: &[Spoken]) -> bool {
 }
 
 fn asks_otherwise(words: &Words) -> bool {
-    own::asks(words) || cdi::is_named(words) || qualified::asks(words) || handed::is_handed(words)
+    let by_name = cdi::is_named(words) || reserved::is_named(words) || qualified::asks(words);
+    own::asks(words) || by_name || handed::is_handed(words)
 }
 
 /// Refuses a container that asks only by gpushare's variables on a node that does not read them. It must not
@@ -134,6 +136,7 @@ fn claims<'a>(
     claims.extend(own::claims(words, node)?);
     claims.extend(qualified::claims(words, node)?);
     claims.extend(handed::claims(words, node)?);
+    claims.extend(reserved::claims(words, node)?);
     bind_to_one(&mut claims);
     let words = listing(words, spoken);
     let is_named = claims.iter().any(|claim| claim.gpus.is_some() && claim.rank > Rank::Environment);

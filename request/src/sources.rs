@@ -1,5 +1,5 @@
 //! The sources that are read in every bundle, whichever system scheduled it: gpushare's own keys, lists of
-//! GPUs, CDI names, and what the engine was handed.
+//! GPUs, CDI names, what the engine was handed, and what the node reserved.
 
 pub(crate) mod cdi;
 pub(crate) mod entry;
@@ -8,3 +8,4 @@ pub(crate) mod list;
 pub(crate) mod names;
 pub(crate) mod own;
 pub(crate) mod qualified;
+pub(crate) mod reserved;

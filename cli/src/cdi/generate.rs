@@ -1,9 +1,7 @@
 //! `gpushare cdi generate`: writes the CDI specifications of this node's shares and GPUs.
 
 use std::env;
-use std::fs::{self, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{self, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -34,7 +32,7 @@ pub fn generate(asked: &Generate) -> Result<()> {
     for kind in kinds {
         let spec = spec(kind, asked, &config, &node, &state)?;
         let path = asked.output.join(kind.file());
-        write(&path, &spec).with_context(|| format!("cannot write {}", path.display()))?;
+        spec.write(&path, 0o644).with_context(|| format!("cannot write {}", path.display()))?;
         writeln!(
             io::stdout().lock(),
             "{}: {} devices of {}",
@@ -120,16 +118,4 @@ fn whole(gpus: &[&Gpu], config: &Config, node: &Node, state: &StateFolder) -> Re
         |gpu: &&Gpu| Grant { gpu: gpu.uuid, memory: gpu.memory.unwrap_or(DeviceMemory::ZERO), cores: None };
     let lease = plan::lease(&request, gpus.iter().map(grant).collect())?;
     plan::of(&request, &lease, node, &config.programs(state.path()), &Image::default())
-}
-
-/// Written by rename, since engines watch the folder. The temporary name has no ending that they read.
-fn write(path: &Path, spec: &CdiSpec) -> Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(folder)?;
-    let mut file = tempfile::Builder::new().prefix(".gpushare-").suffix(".new").tempfile_in(folder)?;
-    file.write_all(serde_json::to_string_pretty(spec)?.as_bytes())?;
-    file.write_all(b"\n")?;
-    file.as_file().set_permissions(Permissions::from_mode(0o644))?;
-    file.persist(path)?;
-    Ok(())
 }

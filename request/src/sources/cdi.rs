@@ -13,7 +13,7 @@ use std::str::FromStr;
 use crate::sources::entry::Entry;
 use crate::sources::list;
 use crate::sources::names::{DEVICES, is_ours, items, word};
-use crate::sources::qualified;
+use crate::sources::{qualified, reserved};
 use gpushare_claims::{
     Cores, GrammarError, MemoryRequest, NvidiaPolicy, Policy, Rank, RequestError, Words, conflict, shortened,
 };
@@ -107,8 +107,13 @@ pub(crate) fn entries<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestEr
 /// Whether the bundle names one of gpushare's CDI devices. It reads only the bundle.
 pub(crate) fn is_named(words: &Words) -> bool {
     qualified::annotated(words).any(|(_, name)| is_ours(name))
-        || !words.policy.ignore_env && words.variables().any(|word| word.key.starts_with(VARIABLE))
+        || !words.policy.ignore_env && words.variables().any(|word| is_its(word.key))
         || list::lists(words).iter().any(|word| items(word.value).any(is_ours))
+}
+
+/// Whether a variable is one of these devices'. Those of claims are read elsewhere, under other rules.
+fn is_its(variable: &str) -> bool {
+    variable.starts_with(VARIABLE) && !variable.starts_with(reserved::VARIABLE)
 }
 
 /// The names of gpushare's CDI devices, each once, in the order in which they are found.
@@ -116,7 +121,7 @@ fn names<'a>(words: &Words<'a>) -> Result<Vec<Name<'a>>, RequestError> {
     let mut texts: Vec<&str> =
         qualified::annotated(words).map(|(_, name)| name).filter(|name| is_ours(name)).collect();
     let is_read = !words.policy.ignore_env;
-    for word in words.variables().filter(|word| is_read && word.key.starts_with(VARIABLE)) {
+    for word in words.variables().filter(|word| is_read && is_its(word.key)) {
         if !is_ours(word.value) {
             return Err(RequestError::UnknownCdiDevice { name: word.to_string() });
         }

@@ -1,0 +1,47 @@
+//! Looks up in the quota store what the node reserved for a container's resource claim.
+
+use std::borrow::Cow;
+
+use gpushare_quota::{Grant, Lease, Store};
+use gpushare_request::{Container, DeviceSelector, Devices, Request, Reserved, ReservedShare, named_claim};
+
+use crate::grant::GrantError;
+
+/// The container with what is reserved for the claim that its bundle names; `None` where it names none, or
+/// one that holds nothing here. The store is opened only for a claim.
+///
+/// # Errors
+/// When the bundle's words for it are malformed, the claim is another namespace's, or the store fails.
+pub fn look_up_claim(
+    container: &Container,
+    store: impl FnOnce() -> Result<Store, GrantError>,
+) -> Result<Option<Container>, GrantError> {
+    let Some(named) = named_claim(container)? else { return Ok(None) };
+    let Ok(token) = named.token.parse() else { return Ok(None) };
+    let Some((claim, lease)) = store()?.claim_of(&token)? else { return Ok(None) };
+    // Outside Kubernetes no engine writes a namespace, and its caller is root's equal.
+    if let Some(namespace) = container.pod_namespace().filter(|namespace| *namespace != claim.name.namespace)
+    {
+        return Err(GrantError::ForeignClaim {
+            claim: claim.name.to_string(),
+            namespace: namespace.escape_debug().to_string(),
+        });
+    }
+    let share = |grant: &Grant| ReservedShare { gpu: grant.gpu, memory: grant.memory, cores: grant.cores };
+    let of_gpu = |gpu| lease.grants.iter().find(|grant| grant.gpu == gpu).map(share);
+    let Some(shares) = named.gpus.iter().map(|gpu| of_gpu(*gpu)).collect() else { return Ok(None) };
+    let reserved = Reserved { claim: claim.name.to_string(), lease: lease.id, shares };
+    Ok(Some(container.clone().with_reserved(reserved)))
+}
+
+/// The part of a claim's lease that the container gets: it may use only some of the claim's GPUs. Any other
+/// lease is its container's whole.
+pub fn part_of<'a>(lease: &'a Lease, request: &Request) -> Cow<'a, Lease> {
+    let (Some(_), Devices::These(list)) = (request.reserved, &request.devices) else {
+        return Cow::Borrowed(lease);
+    };
+    let of = |selector: &DeviceSelector| {
+        lease.grants.iter().find(|grant| matches!(selector, DeviceSelector::Uuid(uuid) if *uuid == grant.gpu))
+    };
+    Cow::Owned(Lease { grants: list.iter().filter_map(of).cloned().collect(), ..lease.clone() })
+}
