@@ -16,7 +16,7 @@ SHIMS := gpushare-intercept-cuda gpushare-intercept-nvml
 SIMULATOR := gpushare-simulator gpushare-simulator-cuda gpushare-simulator-nvml
 
 # A target with `##` is one for people: `make help` prints it.
-.PHONY: all help build demo test bench gpu-bundle gpu-test check miri fuzz packages clients install uninstall dist clean
+.PHONY: all help build kube demo test bench gpu-bundle gpu-test check miri fuzz packages clients install uninstall dist clean
 
 all: build
 
@@ -35,6 +35,10 @@ build: ## All that ships, into target/release and target/lib.
 	install -d target/lib/gpushare
 	install -m 644 target/shim/libgpushare_intercept_cuda.so target/lib/gpushare/libcuda.so.1
 	install -m 644 target/shim/libgpushare_intercept_nvml.so target/lib/gpushare/libnvidia-ml.so.1
+
+# Apart from `build`: a hundred crates that a single machine has no use for.
+kube: ## The agent for Kubernetes, into target/release.
+	$(CARGO) build --release --locked -p gpushare-kube
 
 # What tests and demo need beside Rust: runc, crun, docker, containerd, busybox.
 packages: ## Installs what demo and tests run, by apt: runtimes, engines, busybox, a C compiler.

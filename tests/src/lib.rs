@@ -12,6 +12,7 @@ pub mod containerd;
 pub mod daemon;
 pub mod distribution;
 pub mod docker;
+pub mod grpc;
 pub mod hooked;
 pub mod image;
 pub mod leases;

@@ -3,14 +3,10 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::time::Duration;
 
+use gpushare_tests::grpc;
 use prost::Message;
-use tokio::runtime::{Builder, Runtime};
-use tonic::client::Grpc;
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Request, Status};
-use tonic_prost::ProstCodec;
+use tonic::Status;
 
 /// Whose namespace a container gets.
 pub mod namespace {
@@ -245,20 +241,12 @@ pub struct SandboxAnswer {
 pub struct Empty {}
 
 /// A connection to a CRI socket, for one thread.
-pub struct Client {
-    runtime: Runtime,
-    grpc: std::cell::RefCell<Grpc<Channel>>,
-}
+pub struct Client(grpc::Client);
 
 impl Client {
     /// Connects to `socket` at the first call, and again after the other side was restarted.
     pub fn new(socket: &Path) -> Self {
-        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime can be made");
-        let address = format!("unix://{}", socket.display());
-        let endpoint =
-            Endpoint::from_shared(address).expect("a path is an address").timeout(Duration::from_secs(60));
-        let channel = runtime.block_on(async { endpoint.connect_lazy() });
-        Self { runtime, grpc: std::cell::RefCell::new(Grpc::new(channel)) }
+        Self(grpc::Client::new(socket))
     }
 
     /// One call of the runtime service.
@@ -270,13 +258,7 @@ impl Client {
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
-        let path = format!("/runtime.v1.RuntimeService/{method}").parse().expect("a method's name is a path");
-        let mut grpc = self.grpc.borrow_mut();
-        self.runtime.block_on(async {
-            grpc.ready().await.map_err(|error| Status::unavailable(format!("{error:?}")))?;
-            let codec: ProstCodec<Q, A> = ProstCodec::default();
-            grpc.unary(Request::new(request), path, codec).await.map(tonic::Response::into_inner)
-        })
+        self.0.call(&format!("/runtime.v1.RuntimeService/{method}"), request)
     }
 
     /// As [`Client::call`], of a call that the engine has to fulfil.

@@ -1,0 +1,204 @@
+//! The driver `gpu.gpushare.io` for dynamic resource allocation, on one node.
+//!
+//! [`slice`] shows GPUs to the scheduler, [`registration`] names the driver to kubelet, [`driver`] answers
+//! kubelet's calls, and [`reconcile`] gives back what nobody will ask for any more. A claim's share is a value
+//! ([`allotment`]) before anything is reserved.
+
+mod allotment;
+mod cdi;
+mod driver;
+mod parameters;
+mod reconcile;
+mod registration;
+mod slice;
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use gpushare_config::{Config, ENVIRONMENT};
+use gpushare_inject::Settings;
+use gpushare_quota::StateFolder;
+use kube::Client;
+use tokio::runtime;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Mutex, watch};
+
+use crate::rpc;
+
+/// The driver's name in the cluster. Device classes select by it.
+pub const DRIVER: &str = "gpu.gpushare.io";
+
+/// Where kubelet, engine and API server are.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Options {
+    /// The name of this node in the cluster.
+    #[arg(long, value_name = "NAME")]
+    node_name: String,
+    /// kubelet's folder, as its option --root-dir says.
+    #[arg(long, value_name = "FOLDER", default_value = "/var/lib/kubelet")]
+    kubelet_dir: PathBuf,
+    /// The folder in which engines look for CDI files; one that is emptied when the node starts.
+    #[arg(long, value_name = "FOLDER", default_value = "/var/run/cdi")]
+    cdi_dir: PathBuf,
+    /// The folder with the pod's service account (token, ca.crt), where it is not at the usual place: in a pod
+    /// that runs in the node's mount namespace. Else KUBECONFIG or the usual place names the API server.
+    #[arg(long, value_name = "FOLDER")]
+    service_account: Option<PathBuf>,
+    /// Seconds between two looks at this node's GPUs and at claims that nobody needs any more.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    period: u64,
+}
+
+/// All that the driver works with.
+pub struct Agent {
+    config: Config,
+    /// The settings file, if it is not the default one.
+    settings_file: Option<PathBuf>,
+    state: StateFolder,
+    api: Client,
+    options: Options,
+    /// Held while a claim's lease and its CDI file change: the two change together.
+    turn: Mutex<()>,
+}
+
+impl Agent {
+    /// The settings that a grant reads.
+    fn settings(&self) -> Settings<'_> {
+        self.config.settings(self.settings_file.clone())
+    }
+
+    /// The folder of the driver's own sockets.
+    fn folder(&self) -> PathBuf {
+        self.options.kubelet_dir.join("plugins").join(DRIVER)
+    }
+
+    /// The socket on which kubelet calls the driver.
+    fn socket(&self) -> PathBuf {
+        self.folder().join("dra.sock")
+    }
+
+    /// The socket by which kubelet finds the driver.
+    fn registration(&self) -> PathBuf {
+        self.options.kubelet_dir.join("plugins_registry").join(format!("{DRIVER}-reg.sock"))
+    }
+}
+
+/// Runs the driver until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When the settings cannot be used, no API server is named, or a socket cannot be made.
+pub fn run(options: Options) -> Result<()> {
+    let config = Config::load()?;
+    config.log.start_on(std::io::stderr);
+    let state = StateFolder::open(&config.paths.state)?;
+    let settings_file = std::env::var_os(ENVIRONMENT).map(PathBuf::from);
+    runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+        let api = client(options.service_account.as_deref()).await;
+        let api = api.context("cannot find the cluster's API server")?;
+        let turn = Mutex::new(());
+        serve(Arc::new(Agent { config, settings_file, state, api, options, turn })).await
+    })
+}
+
+/// The client of the cluster's API server.
+async fn client(service_account: Option<&Path>) -> Result<Client> {
+    let mut connection = match service_account {
+        None => kube::Config::infer().await?,
+        Some(folder) => {
+            let variable = |name: &str| std::env::var(name).with_context(|| format!("{name} is not set"));
+            connection(folder, &variable("KUBERNETES_SERVICE_HOST")?, &variable("KUBERNETES_SERVICE_PORT")?)?
+        }
+    };
+    connection.read_timeout = Some(ANSWER);
+    Ok(Client::try_from(connection)?)
+}
+
+/// How long the API server may take for an answer. kubelet waits longer, and then calls again.
+const ANSWER: Duration = Duration::from_secs(20);
+
+/// How to reach the API server as the service account in `folder`. The client reads its files again when they
+/// change.
+fn connection(folder: &Path, host: &str, port: &str) -> Result<kube::Config> {
+    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+    let mut config = kube::Config::new(format!("https://{host}:{port}").parse()?);
+    config.root_cert_file = Some(folder.join("ca.crt"));
+    config.auth_info.token_file = Some(folder.join("token").to_string_lossy().into_owned());
+    Ok(config)
+}
+
+async fn serve(agent: Arc<Agent>) -> Result<()> {
+    let (stop, stopped) = watch::channel(false);
+    let until_stopped = || {
+        let mut stopped = stopped.clone();
+        async move {
+            let _ = stopped.wait_for(|stopped| *stopped).await;
+        }
+    };
+    let calls = driver::Driver::of(Arc::clone(&agent));
+    let socket = agent.socket();
+    let driver = rpc::serve(&socket, calls, until_stopped());
+    // kubelet calls the driver as soon as it finds this socket.
+    let registration = async {
+        let info = registration::Registration::of(&agent);
+        rpc::serve(&agent.registration(), info, until_stopped()).await
+    };
+    let periodic =
+        repeat(Duration::from_secs(agent.options.period.max(1)), || periodic(&agent), until_stopped());
+    let signalled = async {
+        ended().await?;
+        let _ = stop.send(true);
+        anyhow::Ok(())
+    };
+    let periodic = async {
+        periodic.await;
+        anyhow::Ok(())
+    };
+    tokio::try_join!(driver, registration, periodic, signalled).map(drop)
+}
+
+/// What is done again and again: a failure is told, and the next time may succeed.
+async fn periodic(agent: &Arc<Agent>) {
+    if let Err(error) = slice::publish(agent).await {
+        tracing::warn!(error = format!("{error:#}"), "the node's GPUs are not shown to the scheduler");
+    }
+    if let Err(error) = reconcile::reconcile(agent).await {
+        tracing::warn!(error = format!("{error:#}"), "cannot look for claims that nobody needs");
+    }
+}
+
+async fn repeat<A: Future>(period: Duration, mut act: impl FnMut() -> A, end: impl Future) {
+    tokio::pin!(end);
+    loop {
+        tokio::select! {
+            _ = async { act().await; tokio::time::sleep(period).await } => {}
+            _ = &mut end => return,
+        }
+    }
+}
+
+async fn ended() -> Result<()> {
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_account_is_where_the_pod_has_it_on_the_node() {
+        for (host, want) in [("10.0.0.1", "https://10.0.0.1:443/"), ("fd00::1", "https://[fd00::1]:443/")] {
+            let config = connection(Path::new("/a"), host, "443").unwrap();
+            assert_eq!(config.cluster_url.to_string(), want);
+            assert_eq!(config.root_cert_file.as_deref(), Some(Path::new("/a/ca.crt")));
+            assert_eq!(config.auth_info.token_file.as_deref(), Some("/a/token"));
+        }
+    }
+}

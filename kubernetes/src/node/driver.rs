@@ -1,0 +1,190 @@
+//! Answers kubelet's calls for claims (pkg/apis/dra/v1/api.proto). Both calls may come again at any time, after
+//! a restart of kubelet, of this agent or of the node; the second does what the first did.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use gpushare_inject::{forget_swept, known_node, one_line, open_store};
+use gpushare_quota::ClaimName;
+use http::Request;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::Api;
+use tokio::task::spawn_blocking;
+use tonic::body::Body;
+
+use super::allotment::Allotment;
+use super::{Agent, cdi};
+use crate::rpc::{self, Answer, Calls};
+
+/// The driver, as kubelet calls it.
+#[derive(Clone)]
+pub struct Driver(Arc<Agent>);
+
+impl Driver {
+    /// The driver of this agent.
+    pub fn of(agent: Arc<Agent>) -> Self {
+        Self(agent)
+    }
+}
+
+impl Calls for Driver {
+    const NAME: &'static str = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin";
+
+    fn call(self, method: &str, request: Request<Body>) -> Answer {
+        match method {
+            "NodePrepareResources" => rpc::answer(request, |asked: Claims| async move {
+                let mut claims = HashMap::new();
+                for claim in asked.claims {
+                    let prepared = match prepare(&self.0, &claim).await {
+                        Ok(devices) => Prepared { devices, error: String::new() },
+                        Err(error) => {
+                            Prepared { devices: Vec::new(), error: told("prepare", &claim, &error) }
+                        }
+                    };
+                    claims.insert(claim.uid, prepared);
+                }
+                Ok(PreparedClaims { claims })
+            }),
+            "NodeUnprepareResources" => rpc::answer(request, |asked: Claims| async move {
+                let mut claims = HashMap::new();
+                for claim in asked.claims {
+                    let done = release(&self.0, &claim.uid).await;
+                    let error = done.err().map(|error| told("unprepare", &claim, &error)).unwrap_or_default();
+                    claims.insert(claim.uid, Unprepared { error });
+                }
+                Ok(UnpreparedClaims { claims })
+            }),
+            _ => rpc::unknown(),
+        }
+    }
+}
+
+/// Logs the error, and returns it in one line: kubelet shows it in the pod's events.
+fn told(what: &str, claim: &Claim, error: &anyhow::Error) -> String {
+    let text = one_line(error.as_ref());
+    tracing::warn!(
+        namespace = claim.namespace,
+        name = claim.name,
+        uid = claim.uid,
+        error = text,
+        "cannot {what}"
+    );
+    text
+}
+
+/// Reserves what the scheduler placed here, and writes the claim's CDI file.
+async fn prepare(agent: &Arc<Agent>, asked: &Claim) -> Result<Vec<Device>> {
+    let found =
+        Api::<ResourceClaim>::namespaced(agent.api.clone(), &asked.namespace).get_opt(&asked.name).await;
+    let claim = found.context("the API server cannot be asked for the claim")?;
+    let claim = claim.filter(|claim| claim.metadata.uid.as_deref() == Some(&asked.uid));
+    let claim = claim.context("the claim is gone, or was made anew under the same name; delete the pod")?;
+    let agent = Arc::clone(agent);
+    let name =
+        ClaimName { uid: asked.uid.clone(), namespace: asked.namespace.clone(), name: asked.name.clone() };
+    let turn = Arc::clone(&agent);
+    let _turn = turn.turn.lock().await;
+    spawn_blocking(move || reserve(&agent, &name, &claim)).await?
+}
+
+/// The part of [`prepare`] that waits for the disk.
+fn reserve(agent: &Agent, name: &ClaimName, claim: &ResourceClaim) -> Result<Vec<Device>> {
+    let settings = agent.settings();
+    let node = known_node(&agent.state, &settings)?;
+    let allotment = Allotment::of(claim, &agent.options.node_name, &node.gpus)?;
+    if allotment.devices.is_empty() {
+        bail!("the claim has no device of this driver on node {}", agent.options.node_name);
+    }
+    let store = open_store(&agent.state, &settings)?;
+    let forget = |swept: &_| forget_swept(&agent.state, swept);
+    let (reserved, lease) =
+        store.reserve_claim(name, &allotment.request, &node.gpus, settings.admission, forget)?;
+    cdi::write(agent, &reserved, &lease)?;
+    Ok(allotment
+        .devices
+        .into_iter()
+        .map(|device| device.named(&name.uid, &agent.options.node_name))
+        .collect())
+}
+
+/// Gives a claim's share back, and removes its CDI file. Containers that hold the share keep it until they end.
+pub async fn release(agent: &Arc<Agent>, uid: &str) -> Result<()> {
+    let turn = Arc::clone(agent);
+    let _turn = turn.turn.lock().await;
+    let (agent, uid) = (Arc::clone(agent), uid.to_owned());
+    spawn_blocking(move || {
+        // The file goes first: no container may be created with a token that holds nothing.
+        cdi::remove(&agent, &uid)?;
+        let store = open_store(&agent.state, &agent.settings())?;
+        // Its containers have ended; whoever was killed before it could tell is swept now.
+        store.sweep()?.iter().for_each(|swept| forget_swept(&agent.state, swept));
+        if let Some(swept) = store.release_claim(&uid)? {
+            forget_swept(&agent.state, &swept);
+        }
+        Ok(())
+    })
+    .await?
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Claims {
+    #[prost(message, repeated, tag = "1")]
+    claims: Vec<Claim>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Claim {
+    #[prost(string, tag = "1")]
+    namespace: String,
+    #[prost(string, tag = "2")]
+    uid: String,
+    #[prost(string, tag = "3")]
+    name: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct PreparedClaims {
+    #[prost(map = "string, message", tag = "1")]
+    claims: HashMap<String, Prepared>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Prepared {
+    #[prost(message, repeated, tag = "1")]
+    devices: Vec<Device>,
+    #[prost(string, tag = "2")]
+    error: String,
+}
+
+/// A share that a container may name.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Device {
+    /// The claim's requests that it is for.
+    #[prost(string, repeated, tag = "1")]
+    pub request_names: Vec<String>,
+    /// The pool of the device, as in the claim's allocation.
+    #[prost(string, tag = "2")]
+    pub pool_name: String,
+    /// The device's name in the pool.
+    #[prost(string, tag = "3")]
+    pub device_name: String,
+    /// Qualified names of the CDI devices that a container of these requests gets.
+    #[prost(string, repeated, tag = "4")]
+    pub cdi_device_ids: Vec<String>,
+    /// Tells several shares of one device apart (Kubernetes 1.34).
+    #[prost(string, optional, tag = "5")]
+    pub share_id: Option<String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct UnpreparedClaims {
+    #[prost(map = "string, message", tag = "1")]
+    claims: HashMap<String, Unprepared>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Unprepared {
+    #[prost(string, tag = "1")]
+    error: String,
+}

@@ -1,0 +1,120 @@
+//! gRPC over unix sockets, for the few calls that kubelet makes. The messages are written by hand after
+//! Kubernetes' .proto files, so that a build needs no protocol compiler.
+
+use std::convert::Infallible;
+use std::fs;
+use std::future::Future;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
+use prost::Message;
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::body::Body;
+use tonic::server::{Grpc, NamedService, UnaryService};
+use tonic::transport::Server;
+use tonic::{Code, Status};
+use tonic_prost::ProstCodec;
+use tower_service::Service;
+
+/// A service whose calls each have one request and one answer.
+pub trait Calls: Clone + Send + Sync + 'static {
+    /// The service's name, as in paths: `PACKAGE.SERVICE`.
+    const NAME: &'static str;
+
+    /// Answers a call of this method; [`unknown`] for a method that the service does not have.
+    fn call(self, method: &str, request: Request<Body>) -> Answer;
+}
+
+/// What a call will answer.
+pub type Answer = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+
+/// Answers with what `handle` makes of the request.
+pub fn answer<Q, R, F, A>(request: Request<Body>, handle: F) -> Answer
+where
+    Q: Message + Default + Send + 'static,
+    R: Message + Default + Send + 'static,
+    F: FnOnce(Q) -> A + Clone + Send + 'static,
+    A: Future<Output = Result<R, Status>> + Send + 'static,
+{
+    Box::pin(async move { Grpc::new(ProstCodec::<R, Q>::default()).unary(Unary(handle), request).await })
+}
+
+/// Says that there is no such method.
+pub fn unknown() -> Answer {
+    Box::pin(async { Status::new(Code::Unimplemented, "no such method").into_http() })
+}
+
+/// A function as the service that answers one method.
+struct Unary<F>(F);
+
+impl<Q, R, F, A> UnaryService<Q> for Unary<F>
+where
+    R: Message,
+    F: FnOnce(Q) -> A + Clone,
+    A: Future<Output = Result<R, Status>> + Send + 'static,
+{
+    type Response = R;
+    type Future = Pin<Box<dyn Future<Output = Result<tonic::Response<R>, Status>> + Send>>;
+
+    fn call(&mut self, request: tonic::Request<Q>) -> Self::Future {
+        let answer = self.0.clone()(request.into_inner());
+        Box::pin(async move { answer.await.map(tonic::Response::new) })
+    }
+}
+
+/// Routes calls by the last part of their path.
+#[derive(Clone)]
+struct Routed<C>(C);
+
+impl<C: Calls> NamedService for Routed<C> {
+    const NAME: &'static str = C::NAME;
+}
+
+impl<C: Calls> Service<Request<Body>> for Routed<C> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
+        let answer = self.0.clone().call(&method, request);
+        Box::pin(async move { Ok(answer.await) })
+    }
+}
+
+/// Serves `calls` on the socket until `end` is over. Only root may connect. What an earlier process left at the
+/// path is removed first.
+///
+/// # Errors
+/// When the socket cannot be made.
+pub async fn serve<C: Calls>(
+    socket: &Path,
+    calls: C,
+    end: impl Future<Output = ()> + Send + 'static,
+) -> anyhow::Result<()> {
+    let listener = listen(socket)?;
+    let server = Server::builder().add_service(Routed(calls));
+    Ok(server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), end).await?)
+}
+
+fn listen(socket: &Path) -> io::Result<UnixListener> {
+    if let Some(folder) = socket.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    match fs::remove_file(socket) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(socket)?;
+    fs::set_permissions(socket, fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}

@@ -1,0 +1,198 @@
+//! A simulated API server: objects by their paths, over real HTTP. It checks resource versions as the real one
+//! does, and can be away.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+
+use gpushare_tests::scratch::Scratch;
+use serde_json::{Value, json};
+
+/// The path below which the API's group of claims and slices is.
+const GROUP: &str = "/apis/resource.k8s.io/v1";
+
+/// The server, until it is dropped.
+pub struct Api {
+    state: Arc<Mutex<State>>,
+    address: String,
+    scratch: Scratch,
+}
+
+#[derive(Default)]
+struct State {
+    objects: BTreeMap<String, Value>,
+    version: u64,
+    /// Whether it takes no calls.
+    is_away: bool,
+    connections: Vec<TcpStream>,
+}
+
+impl Api {
+    /// A server that knows the node `node`.
+    pub fn start(node: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let address = listener.local_addr().expect("it is bound").to_string();
+        let state = Arc::new(Mutex::new(State::default()));
+        let serving = Arc::clone(&state);
+        thread::spawn(move || {
+            for connection in listener.incoming().flatten() {
+                let state = Arc::clone(&serving);
+                thread::spawn(move || serve(connection, &state));
+            }
+        });
+        let api = Self { state, address, scratch: Scratch::new("api") };
+        let of_node =
+            json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "uid": "uid-of-node"}});
+        api.put(&format!("/api/v1/nodes/{node}"), of_node);
+        api
+    }
+
+    /// A file by which clients find it.
+    pub fn kubeconfig(&self) -> std::path::PathBuf {
+        let text = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "it",
+            "clusters": [{"name": "it", "cluster": {"server": format!("http://{}", self.address)}}],
+            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+            "users": [{"name": "it", "user": {}}],
+        });
+        self.scratch.file("kubeconfig", text.to_string())
+    }
+
+    /// Makes it go away, or come back. Connections break.
+    pub fn set_away(&self, is_away: bool) {
+        let mut state = self.state();
+        state.is_away = is_away;
+        state.connections.drain(..).for_each(|connection| drop(connection.shutdown(Shutdown::Both)));
+    }
+
+    /// Makes the claim `name` in the namespace `team`, with this allocation.
+    pub fn claim(&self, name: &str, uid: &str, results: &[Value], config: &[Value]) {
+        self.put(
+            &format!("{GROUP}/namespaces/team/resourceclaims/{name}"),
+            json!({
+                "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+                "metadata": {"name": name, "namespace": "team", "uid": uid},
+                "spec": {},
+                "status": {"allocation": {"devices": {"results": results, "config": config}}},
+            }),
+        );
+    }
+
+    /// Changes the claim `name`.
+    pub fn change_claim(&self, name: &str, change: impl FnOnce(&mut Value)) {
+        let path = format!("{GROUP}/namespaces/team/resourceclaims/{name}");
+        change(self.state().objects.get_mut(&path).expect("the claim is there"));
+    }
+
+    /// Deletes the claim `name`.
+    pub fn forget_claim(&self, name: &str) {
+        self.state().objects.remove(&format!("{GROUP}/namespaces/team/resourceclaims/{name}"));
+    }
+
+    /// All slices.
+    pub fn slices(&self) -> Vec<Value> {
+        let prefix = format!("{GROUP}/resourceslices/");
+        let state = self.state();
+        state
+            .objects
+            .iter()
+            .filter(|(path, _)| path.starts_with(&prefix))
+            .map(|(_, slice)| slice.clone())
+            .collect()
+    }
+
+    fn put(&self, path: &str, object: Value) {
+        self.state().store(path, object);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nobody panics while it is locked")
+    }
+}
+
+impl State {
+    fn store(&mut self, path: &str, mut object: Value) -> Value {
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        self.objects.insert(path.to_owned(), object.clone());
+        object
+    }
+
+    /// Status and body of the answer to a call.
+    fn answer(&mut self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
+        let path = path.split('?').next().unwrap_or(path);
+        let sent = || serde_json::from_slice::<Value>(body).expect("clients send JSON");
+        match (method, self.objects.get(path)) {
+            ("GET", Some(object)) => (200, object.clone()),
+            ("PUT", Some(object)) => {
+                let sent = sent();
+                if sent["metadata"]["resourceVersion"] != object["metadata"]["resourceVersion"] {
+                    return (409, failure("Conflict", 409));
+                }
+                (200, self.store(path, sent))
+            }
+            ("POST", None) => {
+                let sent = sent();
+                let name = sent["metadata"]["name"].as_str().expect("objects have names").to_owned();
+                (201, self.store(&format!("{path}/{name}"), sent))
+            }
+            _ => (404, failure("NotFound", 404)),
+        }
+    }
+}
+
+fn failure(reason: &str, code: u16) -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": reason, "reason": reason, "code": code})
+}
+
+fn serve(connection: TcpStream, state: &Mutex<State>) {
+    let Ok(mut writer) = connection.try_clone() else { return };
+    {
+        let mut state = state.lock().expect("nobody panics while it is locked");
+        if state.is_away {
+            return;
+        }
+        state.connections.extend(connection.try_clone());
+    }
+    let mut reader = BufReader::new(connection);
+    while let Some((method, path, body)) = read(&mut reader) {
+        let mut state = state.lock().expect("nobody panics while it is locked");
+        if state.is_away {
+            return;
+        }
+        let (status, body) = state.answer(&method, &path, &body);
+        let body = body.to_string();
+        let head = format!(
+            "HTTP/1.1 {status} it\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        if writer.write_all(format!("{head}{body}").as_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+/// Method, path and body of the next call; `None` at the end.
+fn read(reader: &mut BufReader<TcpStream>) -> Option<(String, String, Vec<u8>)> {
+    let mut line = || {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok().filter(|bytes| *bytes > 0).map(|_| line.trim_end().to_owned())
+    };
+    let first = line()?;
+    let mut length = 0;
+    loop {
+        let header = line()?.to_lowercase();
+        if header.is_empty() {
+            break;
+        }
+        if let Some(value) = header.strip_prefix("content-length:") {
+            length = value.trim().parse().ok()?;
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    let mut words = first.split(' ').map(str::to_owned);
+    Some((words.next()?, words.next()?, body))
+}

@@ -1,0 +1,199 @@
+//! A simulated kubelet: finds the driver by its socket, calls it for claims, and hands CDI devices to an engine,
+//! which puts them into bundles as the Container Device Interface says.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::grpc::Client;
+use prost::Message;
+use serde_json::Value;
+use tonic::Status;
+
+/// The node's name in the cluster.
+pub const NODE: &str = "node-a";
+
+/// kubelet, with its folder and that of CDI files.
+pub struct Kubelet {
+    /// Its folder.
+    pub root: PathBuf,
+    /// The folder of CDI files.
+    pub cdi: PathBuf,
+}
+
+impl Kubelet {
+    /// What the driver says of itself.
+    pub fn driver(&self) -> Result<PluginInfo, Status> {
+        let socket = self.root.join("plugins_registry/gpu.gpushare.io-reg.sock");
+        let client = Client::new(&socket);
+        let info = client.call("/pluginregistration.Registration/GetInfo", Empty {})?;
+        let status = RegistrationStatus { registered: true, error: String::new() };
+        let _: Empty = client.call("/pluginregistration.Registration/NotifyRegistrationStatus", status)?;
+        Ok(info)
+    }
+
+    fn call<A: Message + Default + 'static>(&self, method: &str, name: &str, uid: &str) -> Result<A, Status> {
+        let socket = self.root.join("plugins/gpu.gpushare.io/dra.sock");
+        let claim = Claim { namespace: "team".into(), uid: uid.into(), name: name.into() };
+        let path = format!("/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/{method}");
+        Client::new(&socket).call(&path, Claims { claims: vec![claim] })
+    }
+
+    /// Has the claim prepared.
+    ///
+    /// # Errors
+    /// With the text of the pod's event.
+    pub fn prepare(&self, name: &str, uid: &str) -> Result<Vec<Device>, String> {
+        let answer: Prepared =
+            self.call("NodePrepareResources", name, uid).map_err(|status| status.to_string())?;
+        let claim =
+            answer.claims.into_iter().find(|(known, _)| known == uid).expect("each claim is answered").1;
+        if claim.error.is_empty() { Ok(claim.devices) } else { Err(claim.error) }
+    }
+
+    /// Has the claim unprepared.
+    ///
+    /// # Errors
+    /// As [`Kubelet::prepare`].
+    pub fn unprepare(&self, name: &str, uid: &str) -> Result<(), String> {
+        let answer: Unprepared =
+            self.call("NodeUnprepareResources", name, uid).map_err(|status| status.to_string())?;
+        let claim =
+            answer.claims.into_iter().find(|(known, _)| known == uid).expect("each claim is answered").1;
+        if claim.error.is_empty() { Ok(()) } else { Err(claim.error) }
+    }
+
+    /// The CDI files that are there.
+    pub fn cdi_files(&self) -> Vec<PathBuf> {
+        fs::read_dir(&self.cdi).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    }
+
+    /// The bundle of a container of the pod `pod` that gets these devices, as an engine with CDI writes it.
+    /// `with_hooks`: also with the devices' hooks.
+    pub fn bundle(&self, bundle: Bundle, pod: &str, devices: &[Device], with_hooks: bool) -> Bundle {
+        let mut bundle = in_pod(bundle, pod, "team");
+        for id in devices.iter().flat_map(|device| &device.cdi_device_ids) {
+            let (kind, name) = id.split_once('=').expect("a qualified name");
+            let (spec, device) = self.find(kind, name);
+            for variable in
+                device["containerEdits"]["env"].as_array().expect("a claim's device has a variable")
+            {
+                let variable = variable.as_str().expect("it is text");
+                let (key, value) = variable.split_once('=').expect("it has a value");
+                bundle = bundle.env(key, value);
+            }
+            for hook in
+                spec["containerEdits"]["hooks"].as_array().into_iter().flatten().filter(|_| with_hooks)
+            {
+                let text = |key: &str| hook[key].as_str().expect("it is text");
+                let args: Vec<&str> = hook["args"]
+                    .as_array()
+                    .expect("a list")
+                    .iter()
+                    .skip(1)
+                    .filter_map(Value::as_str)
+                    .collect();
+                bundle = bundle.hook(text("hookName"), Path::new(text("path")), &args);
+            }
+        }
+        bundle
+    }
+
+    fn find(&self, kind: &str, name: &str) -> (Value, Value) {
+        let specs = self.cdi_files().into_iter().map(|path| fs::read(path).expect("root reads it"));
+        let specs = specs.map(|text| serde_json::from_slice::<Value>(&text).expect("it is JSON"));
+        let mut found = specs.filter(|spec| spec["kind"] == kind).filter_map(|spec| {
+            let device = spec["devices"].as_array()?.iter().find(|device| device["name"] == name)?.clone();
+            Some((spec, device))
+        });
+        found.next().unwrap_or_else(|| panic!("no CDI device {kind}={name}"))
+    }
+}
+
+/// A container of the pod `pod`, as containerd's CRI marks it.
+pub fn in_pod(bundle: Bundle, pod: &str, namespace: &str) -> Bundle {
+    bundle
+        .annotation("io.kubernetes.cri.container-type", "container")
+        .annotation("io.kubernetes.cri.sandbox-id", pod)
+        .annotation("io.kubernetes.cri.sandbox-namespace", namespace)
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Empty {}
+
+/// The driver's name, socket and versions.
+#[derive(Clone, PartialEq, Message)]
+pub struct PluginInfo {
+    #[prost(string, tag = "1")]
+    pub kind: String,
+    #[prost(string, tag = "2")]
+    pub name: String,
+    #[prost(string, tag = "3")]
+    pub endpoint: String,
+    #[prost(string, repeated, tag = "4")]
+    pub supported_versions: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RegistrationStatus {
+    #[prost(bool, tag = "1")]
+    registered: bool,
+    #[prost(string, tag = "2")]
+    error: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Claims {
+    #[prost(message, repeated, tag = "1")]
+    claims: Vec<Claim>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Claim {
+    #[prost(string, tag = "1")]
+    namespace: String,
+    #[prost(string, tag = "2")]
+    uid: String,
+    #[prost(string, tag = "3")]
+    name: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Prepared {
+    #[prost(map = "string, message", tag = "1")]
+    claims: HashMap<String, PreparedClaim>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PreparedClaim {
+    #[prost(message, repeated, tag = "1")]
+    devices: Vec<Device>,
+    #[prost(string, tag = "2")]
+    error: String,
+}
+
+/// A share that containers of the claim may get.
+#[derive(Clone, PartialEq, Message)]
+pub struct Device {
+    #[prost(string, repeated, tag = "1")]
+    pub request_names: Vec<String>,
+    #[prost(string, tag = "2")]
+    pub pool_name: String,
+    #[prost(string, tag = "3")]
+    pub device_name: String,
+    #[prost(string, repeated, tag = "4")]
+    pub cdi_device_ids: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Unprepared {
+    #[prost(map = "string, message", tag = "1")]
+    claims: HashMap<String, UnpreparedClaim>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct UnpreparedClaim {
+    #[prost(string, tag = "1")]
+    error: String,
+}

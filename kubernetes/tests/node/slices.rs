@@ -1,0 +1,84 @@
+//! What the scheduler sees of a node's GPUs.
+
+use gpushare_tests::command::eventually;
+use gpushare_tests::needs::met;
+use serde_json::{Value, json};
+
+use crate::agent::{ClusterNode, NEEDS, SOON};
+
+/// The one slice of the node, once there is one.
+fn slice(node: &ClusterNode) -> Value {
+    assert!(eventually(SOON, || node.api.slices().len() == 1), "{:?}", node.api.slices());
+    node.api.slices().remove(0)
+}
+
+#[test]
+#[ignore = "needs root: keeps a quota store"]
+fn the_scheduler_sees_each_gpu_with_memory_and_compute_to_hand_out_in_parts() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = ClusterNode::start(2);
+    let slice = slice(&node);
+    assert_eq!(slice["metadata"]["name"], "node-a-gpu.gpushare.io");
+    assert_eq!(slice["metadata"]["ownerReferences"][0]["uid"], "uid-of-node");
+    let spec = &slice["spec"];
+    assert_eq!((&spec["driver"], &spec["nodeName"]), (&json!("gpu.gpushare.io"), &json!("node-a")));
+    assert_eq!(spec["pool"], json!({"name": "node-a", "generation": 0, "resourceSliceCount": 1}));
+    let devices = spec["devices"].as_array().expect("it is a list");
+    for (index, (device, uuid)) in devices.iter().zip(node.gpus()).enumerate() {
+        assert_eq!(device["name"], uuid.to_lowercase());
+        assert_eq!(device["allowMultipleAllocations"], true);
+        assert_eq!(device["attributes"]["uuid"]["string"], uuid);
+        assert_eq!(device["attributes"]["index"]["int"], index);
+        assert_eq!(device["attributes"]["model"]["string"], "NVIDIA H100 80GB HBM3");
+        let memory = json!({"value": "80Gi", "requestPolicy": {
+            "default": "20Gi", "validRange": {"min": "1Mi", "max": "80Gi", "step": "1Mi"}}});
+        let cores = json!({"value": "100", "requestPolicy": {
+            "default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}}});
+        assert_eq!(device["capacity"], json!({"memory": memory, "cores": cores}));
+    }
+    assert_eq!(devices.len(), 2);
+}
+
+#[test]
+#[ignore = "needs root: keeps a quota store"]
+fn a_slice_changes_its_generation_with_its_content_and_not_without() {
+    if !met(NEEDS) {
+        return;
+    }
+    let mut node = ClusterNode::start(1);
+    let first = slice(&node);
+    node.start_agent();
+    let settings = "[request]\ndefault_memory = \"10%\"\n[quota]\nreserve = \"1GiB\"\nmemory_percent = 150";
+    let other = node.node.config_with("other", settings);
+    assert_eq!(slice(&node), first, "nothing has changed");
+    node.configure(&other);
+    let generation = |slice: &Value| slice["spec"]["pool"]["generation"].clone();
+    assert!(eventually(SOON, || generation(&slice(&node)) == 1), "{}", slice(&node));
+    let memory = slice(&node)["spec"]["devices"][0]["capacity"]["memory"].clone();
+    // 79 GiB half over-committed, of which one share has at most what is on the GPU.
+    let range = json!({"min": "1Mi", "max": "79Gi", "step": "1Mi"});
+    assert_eq!(
+        memory,
+        json!({"value": "121344Mi", "requestPolicy": {"default": "8Gi", "validRange": range}})
+    );
+}
+
+#[test]
+#[ignore = "needs root: keeps a quota store"]
+fn kubelet_learns_the_drivers_name_and_socket_also_while_the_api_server_is_away() {
+    if !met(NEEDS) {
+        return;
+    }
+    let mut node = ClusterNode::start(1);
+    node.api.set_away(true);
+    node.start_agent();
+    let info = node.kubelet.driver().expect("it answers");
+    assert_eq!((info.kind.as_str(), info.name.as_str()), ("DRAPlugin", "gpu.gpushare.io"));
+    assert_eq!(info.supported_versions, ["v1.DRAPlugin"]);
+    assert_eq!(info.endpoint, node.kubelet.root.join("plugins/gpu.gpushare.io/dra.sock").to_string_lossy());
+    node.api.set_away(false);
+    let _ = slice(&node);
+    assert!(node.end_agent(), "it ends in order");
+}
