@@ -229,6 +229,7 @@ mod tests {
             ("5 ms more than charged", 2, 40_000_000, 85_000_000, -85_000_000),
             ("the same window again", 2, 0, 85_000_000, -85_000_000),
             ("5 ms less than charged", 3, 40_000_000, 120_000_000, -120_000_000),
+            ("an older window, by a process that was stopped", 2, 0, 85_000_000, -120_000_000),
             ("nothing charged, 30 ms used elsewhere", 4, 0, 150_000_000, -150_000_000),
             ("a meter that began again", 5, 40_000_000, 1_000_000, -190_000_000),
             ("and goes on", 6, 40_000_000, 42_000_000, -231_000_000),

@@ -282,6 +282,30 @@ fn case_45_each_device_has_a_share_of_its_own() {
 
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
+fn case_45_a_thread_that_uses_two_devices_spends_nothing_of_one_on_the_other() {
+    let share = Share { gpus: 2, limits: &[1344; 2], cores: &[90, 10], ..Share::default() };
+    if !inside("compute::case_45_a_thread_that_uses_two_devices_spends_nothing_of_one_on_the_other", &share) {
+        return;
+    }
+    let shares = fork_all(1, |_| {
+        let programs = [Program::start_on(0), Program::start_on(1)];
+        // A kernel of a library is one handle on all devices, so its launches are of one kind.
+        let (cuda, mut library, mut kernel) = (&programs[0].cuda, 0usize, 0usize);
+        let (image, name) = (PTX.as_ptr().expose_provenance(), c"busy_100us".as_ptr().expose_provenance());
+        assert_eq!(cuda.call("cuLibraryLoadData", &[out(&mut library), image, 0, 0, 0, 0]), 0);
+        assert_eq!(cuda.call("cuLibraryGetKernel", &[out(&mut kernel), library, name]), 0);
+        let launch = |device: usize| {
+            assert_eq!(cuda.call("cuCtxSetCurrent", &[programs[device].cuda.context]), 0);
+            programs[device].launch(kernel);
+        };
+        // The first device could have nine times as much: the second one holds both back.
+        programs[0].share_of(SECOND, MILLISECOND / 10, || [0, 1].into_iter().for_each(launch))
+    });
+    assert_near(shares[0], 10.0, 6.0, "the second of two devices by turns");
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
 fn processes_threads_and_forked_children_share_one_share() {
     let share = Share { limits: &[4096], cores: &[50], ..Share::default() };
     if !inside("compute::processes_threads_and_forked_children_share_one_share", &share) {

@@ -209,6 +209,12 @@ fn the_same_id_under_another_root_is_another_lease() {
     let other = LeaseKey { root: "/other".into(), container: "a".into() };
     assert_eq!(store.release(mine.id, &other, ReleaseReason::Ended).unwrap(), Release::Nothing);
     assert_eq!(store.leases().unwrap().len(), 1);
+    let theirs =
+        keep_in(&store, None, &Member::reserved(other.clone(), here()), &request(&["GPUSHARE_MEMORY=1GiB"]))
+            .unwrap();
+    assert_ne!(theirs.id, mine.id);
+    assert_eq!(store.release(theirs.id, &other, ReleaseReason::Ended).unwrap(), Release::Ended);
+    assert_eq!(store.leases().unwrap(), [mine]);
 }
 
 #[test]
