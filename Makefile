@@ -61,7 +61,7 @@ test: packages clients build ## All tests that this machine can run; as root, th
 	tests/run.sh
 
 # Static like what it measures. FILTER selects a section by a part of its name.
-bench: packages build ## Prints every figure beside its target; FILTER=interception selects a section.
+bench: packages build kube ## Prints every figure beside its target; FILTER=interception selects a section.
 	$(STATIC) $(CARGO) build --release --locked --target $(TARGET) -p gpushare-bench
 	target/$(TARGET)/release/gpushare-bench $(FILTER)
 

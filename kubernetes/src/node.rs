@@ -7,6 +7,7 @@
 mod allotment;
 mod cdi;
 mod driver;
+mod engine;
 mod parameters;
 mod reconcile;
 mod registration;
@@ -43,6 +44,13 @@ pub struct Options {
     /// The folder in which engines look for CDI files; one that is emptied when the node starts.
     #[arg(long, value_name = "FOLDER", default_value = "/var/run/cdi")]
     cdi_dir: PathBuf,
+    /// The engine's socket, as kubelet's option --container-runtime-endpoint names it. The engine is asked whether
+    /// it applies CDI devices.
+    #[arg(long, value_name = "SOCKET")]
+    engine_socket: Option<PathBuf>,
+    /// Do not ask the engine: it is known to apply CDI devices.
+    #[arg(long, conflicts_with = "engine_socket")]
+    assume_cdi: bool,
     /// The folder with the pod's service account (token, ca.crt), where it is not at the usual place: in a pod
     /// that runs in the node's mount namespace. Else KUBECONFIG or the usual place names the API server.
     #[arg(long, value_name = "FOLDER")]

@@ -1,4 +1,4 @@
-//! gRPC over unix sockets, for the few calls that kubelet makes. The messages are written by hand after
+//! gRPC over unix sockets, for the few calls that kubelet makes and the two that the engine answers. The messages are written by hand after
 //! Kubernetes' .proto files, so that a build needs no protocol compiler.
 
 use std::convert::Infallible;
@@ -10,13 +10,15 @@ use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use http::uri::PathAndQuery;
 use http::{Request, Response};
 use prost::Message;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::body::Body;
+use tonic::client::Grpc as Client;
 use tonic::server::{Grpc, NamedService, UnaryService};
-use tonic::transport::Server;
+use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 use tower_service::Service;
@@ -104,6 +106,31 @@ pub async fn serve<C: Calls>(
     let listener = listen(socket)?;
     let server = Server::builder().add_service(Routed(calls));
     Ok(server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), end).await?)
+}
+
+/// A client of the service on `socket`, which is connected to at the first call.
+///
+/// # Errors
+/// When the path is no address.
+pub fn client(socket: &Path) -> Result<Client<Channel>, Status> {
+    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));
+    let endpoint = endpoint.map_err(|error| Status::invalid_argument(error.to_string()))?;
+    Ok(Client::new(endpoint.connect_lazy()))
+}
+
+/// One call of the method at `path`, as `/PACKAGE.SERVICE/METHOD`.
+///
+/// # Errors
+/// With the other side's answer, or why there was none.
+pub async fn call<Q, R>(client: &mut Client<Channel>, path: &'static str, request: Q) -> Result<R, Status>
+where
+    Q: Message + 'static,
+    R: Message + Default + 'static,
+{
+    client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+    let codec = ProstCodec::<Q, R>::default();
+    let path = PathAndQuery::from_static(path);
+    client.unary(tonic::Request::new(request), path, codec).await.map(tonic::Response::into_inner)
 }
 
 fn listen(socket: &Path) -> io::Result<UnixListener> {

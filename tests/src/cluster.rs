@@ -1,23 +1,27 @@
-//! The agent under test, with everything around it.
+//! A node of a Kubernetes cluster: a simulated kubelet and API server around the agent under test.
 
+pub mod api;
+pub mod kubelet;
+
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use gpushare_tests::artifacts;
-use gpushare_tests::command::eventually;
-use gpushare_tests::leases::cli;
-use gpushare_tests::needs::Need;
-use gpushare_tests::node::{MODEL, SimulatedNode};
-use gpushare_tests::regions;
-use gpushare_tests::scratch::Scratch;
+use crate::artifacts;
+use crate::command::eventually;
+use crate::leases::{self, cli};
+use crate::needs::Need;
+use crate::node::{MODEL, SimulatedNode};
+use crate::regions;
+use crate::scratch::Scratch;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::api::Api;
-use crate::kubelet::{Kubelet, NODE};
+use api::Api;
+use kubelet::{Kubelet, NODE};
 
 /// What tests of the agent need that run no container.
 pub const NEEDS: &[Need] = &[Need::Root];
@@ -25,30 +29,59 @@ pub const NEEDS: &[Need] = &[Need::Root];
 /// How long anything may take that the agent does by itself.
 pub const SOON: Duration = Duration::from_secs(20);
 
+/// How the agent is called.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Seconds between its looks at GPUs and claims.
+    pub period: u64,
+    /// The engine's socket; `None` for an engine that is known to apply CDI devices.
+    pub engine: Option<PathBuf>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { period: 1, engine: None }
+    }
+}
+
 /// A node of a cluster: simulated GPUs, kubelet and API server, and the real agent.
 pub struct ClusterNode {
+    /// Its GPUs and settings.
     pub node: SimulatedNode,
+    /// The cluster's API server.
     pub api: Api,
+    /// Its kubelet.
     pub kubelet: Kubelet,
+    program: PathBuf,
     config: PathBuf,
+    /// How the agent is called.
+    pub settings: Settings,
     agent: Option<Child>,
     _scratch: Scratch,
 }
 
 impl ClusterNode {
-    /// A node of `gpus` GPUs of 80 GiB whose agent is up.
-    pub fn start(gpus: usize) -> Self {
+    /// A node of `gpus` GPUs of 80 GiB whose agent, `program`, is up.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    #[must_use]
+    pub fn start(program: &Path, gpus: usize, settings: Settings) -> Self {
         let node = SimulatedNode::create(gpus, MODEL, "80GiB");
         let config = node.config().to_owned();
-        Self::with(node, config)
-    }
-
-    /// The same of `node`, whose agent has the settings file `config`.
-    pub fn with(node: SimulatedNode, config: PathBuf) -> Self {
         let scratch = Scratch::new("kubelet");
         let config = beside_the_release(&config);
         let kubelet = Kubelet { root: scratch.folder("kubelet"), cdi: scratch.folder("cdi") };
-        let mut this = Self { node, api: Api::start(NODE), kubelet, config, agent: None, _scratch: scratch };
+        let mut this = Self {
+            node,
+            api: Api::start(NODE),
+            kubelet,
+            program: program.to_owned(),
+            config,
+            settings,
+            agent: None,
+            _scratch: scratch,
+        };
         this.start_agent();
         this
     }
@@ -62,8 +95,9 @@ impl ClusterNode {
     /// Starts the agent.
     pub fn spawn_agent(&mut self) {
         self.kill_agent();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_gpushare-kube"));
-        command.args(["node", "--node-name", NODE, "--period", "1"]);
+        let mut command = Command::new(&self.program);
+        command.args(["node", "--node-name", NODE, "--period", &self.settings.period.to_string()]);
+        command.args(engine_arguments(self.settings.engine.as_deref()));
         command.arg("--kubelet-dir").arg(&self.kubelet.root).arg("--cdi-dir").arg(&self.kubelet.cdi);
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         command.env("GPUSHARE_CONFIG", &self.config).env("KUBECONFIG", self.api.kubeconfig());
@@ -108,18 +142,32 @@ impl ClusterNode {
     }
 
     /// One share of an allocation: `memory` (as `30Gi`) and `cores` of the GPU number `gpu`, for `request`.
+    #[must_use]
     pub fn share(&self, request: &str, gpu: usize, memory: &str, cores: &str) -> Value {
+        Self::share_of(request, &self.gpus()[gpu], memory, cores)
+    }
+
+    /// The same, of the GPU with this UUID.
+    #[must_use]
+    pub fn share_of(request: &str, gpu: &str, memory: &str, cores: &str) -> Value {
         json!({
             "request": request, "driver": "gpu.gpushare.io", "pool": NODE,
-            "device": self.gpus()[gpu].to_lowercase(), "shareID": format!("share-of-{request}"),
+            "device": gpu.to_lowercase(), "shareID": format!("share-of-{request}"),
             "consumedCapacity": {"memory": memory, "cores": cores},
         })
     }
 
     /// All that the agent and its claims have left: leases, CDI files and regions.
     pub fn left(&self) -> (usize, usize, usize) {
-        let leases = gpushare_tests::leases::leases(&self.config).len();
+        let leases = leases::leases(&self.config).len();
         (leases, self.kubelet.cdi_files().len(), regions::left(&self.node.state()).len())
+    }
+}
+
+fn engine_arguments(socket: Option<&Path>) -> Vec<OsString> {
+    match socket {
+        Some(socket) => vec!["--engine-socket".into(), socket.into()],
+        None => vec!["--assume-cdi".into()],
     }
 }
 

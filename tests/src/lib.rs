@@ -7,6 +7,7 @@
 
 pub mod artifacts;
 pub mod bundle;
+pub mod cluster;
 pub mod command;
 pub mod containerd;
 pub mod daemon;

@@ -14,7 +14,7 @@ use tokio::task::spawn_blocking;
 use tonic::body::Body;
 
 use super::allotment::Allotment;
-use super::{Agent, cdi};
+use super::{Agent, cdi, engine};
 use crate::rpc::{self, Answer, Calls};
 
 /// The driver, as kubelet calls it.
@@ -75,6 +75,9 @@ fn told(what: &str, claim: &Claim, error: &anyhow::Error) -> String {
 
 /// Reserves what the scheduler placed here, and writes the claim's CDI file.
 async fn prepare(agent: &Arc<Agent>, asked: &Claim) -> Result<Vec<Device>> {
+    if !agent.options.assume_cdi {
+        engine::check(agent.options.engine_socket.as_deref()).await?;
+    }
     let found =
         Api::<ResourceClaim>::namespaced(agent.api.clone(), &asked.namespace).get_opt(&asked.name).await;
     let claim = found.context("the API server cannot be asked for the claim")?;

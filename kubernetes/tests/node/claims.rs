@@ -3,16 +3,17 @@
 use std::time::Duration;
 
 use gpushare_tests::bundle::Bundle;
+use gpushare_tests::cluster::kubelet::in_pod;
+use gpushare_tests::cluster::{ClusterNode, NEEDS, SOON};
 use gpushare_tests::command::eventually;
+use gpushare_tests::containerd::Containerd;
 use gpushare_tests::hooked::{self, Cgroups};
 use gpushare_tests::leases::leases;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
 use gpushare_tests::runtime::{Container, LowLevel, Runtime};
+use gpushare_tests::view::View;
 use serde_json::{Value, json};
-
-use crate::agent::{ClusterNode, NEEDS, SOON};
-use crate::kubelet::in_pod;
 
 const CONTAINERS: &[Need] = &[Need::Root, Need::Runc, Need::Crun, Need::Busybox];
 
@@ -37,7 +38,7 @@ fn the_containers_of_a_claim_share_one_budget_that_ends_with_the_claim() {
     if !met(CONTAINERS) {
         return;
     }
-    let node = ClusterNode::start(1);
+    let node = crate::node(1);
     for low_level in LowLevel::ALL {
         let runtime = runtime(low_level, &node);
         node.api.claim("training", UID, &[node.share("gpu", 0, "30Gi", "0")], &[]);
@@ -71,7 +72,7 @@ fn a_container_gets_the_gpus_of_the_requests_that_it_names() {
         return;
     }
     for low_level in LowLevel::ALL {
-        let node = ClusterNode::start(2);
+        let node = crate::node(2);
         let shares = [node.share("small", 1, "10Gi", "25"), node.share("large", 0, "60Gi", "0")];
         node.api.claim("pair", UID, &shares, &[]);
         let devices = node.kubelet.prepare("pair", UID).expect("it fits");
@@ -98,7 +99,7 @@ fn a_claim_is_enforced_by_its_cdi_hook_alone() {
     if !met(CONTAINERS) {
         return;
     }
-    let node = ClusterNode::start(1);
+    let node = crate::node(1);
     node.api.claim("training", UID, &[node.share("gpu", 0, "30Gi", "0")], &[]);
     let devices = node.kubelet.prepare("training", UID).expect("it fits");
     let bundle = node.kubelet.bundle(Bundle::with_probe(), "pod", &devices, true);
@@ -118,7 +119,7 @@ fn a_claim_is_prepared_once_however_often_kubelet_and_agent_begin_anew() {
     if !met(NEEDS) {
         return;
     }
-    let mut node = ClusterNode::start(1);
+    let mut node = crate::node(1);
     node.api.claim("training", UID, &[node.share("gpu", 0, "30Gi", "40")], &[]);
     let files = |node: &ClusterNode| {
         let texts = node
@@ -150,7 +151,7 @@ fn a_claim_that_cannot_be_served_is_refused_in_words_and_leaves_nothing() {
     if !met(NEEDS) {
         return;
     }
-    let node = ClusterNode::start(1);
+    let node = crate::node(1);
     let share = node.share("gpu", 0, "30Gi", "0");
     let with = |change: &dyn Fn(&mut Value)| {
         let mut share = share.clone();
@@ -207,7 +208,7 @@ fn a_claim_has_no_room_that_the_nodes_own_containers_took() {
     if !met(CONTAINERS) {
         return;
     }
-    let node = ClusterNode::start(1);
+    let node = crate::node(1);
     let runtime = runtime(LowLevel::Runc, &node);
     let bundle = Bundle::small().env("GPUSHARE_MEMORY", "60GiB");
     let container = runtime.run(&bundle);
@@ -224,7 +225,7 @@ fn a_token_opens_a_claim_to_its_namespace_and_a_guess_opens_none() {
     if !met(CONTAINERS) {
         return;
     }
-    let node = ClusterNode::start(1);
+    let node = crate::node(1);
     let runtime = runtime(LowLevel::Runc, &node);
     node.api.claim("training", UID, &[node.share("gpu", 0, "30Gi", "0")], &[]);
     let devices = node.kubelet.prepare("training", UID).expect("it fits");
@@ -255,7 +256,7 @@ fn a_claim_that_nobody_gives_back_is_given_back_once_its_containers_have_ended()
     if !met(CONTAINERS) {
         return;
     }
-    let mut node = ClusterNode::start(1);
+    let mut node = crate::node(1);
     let runtime = runtime(LowLevel::Runc, &node);
     node.api.claim("training", UID, &[node.share("gpu", 0, "30Gi", "0")], &[]);
     node.api.claim("kept", "uid-of-kept", &[node.share("gpu", 0, "10Gi", "0")], &[]);
@@ -277,4 +278,26 @@ fn a_claim_that_nobody_gives_back_is_given_back_once_its_containers_have_ended()
     assert!(eventually(SOON, || node.kubelet.cdi_files().len() == 2), "{:?}", node.kubelet.cdi_files());
     node.kubelet.unprepare("kept", "uid-of-kept").expect("it is given back");
     assert_eq!(node.left(), (0, 1, 0), "a file of somebody else's stays");
+}
+
+#[test]
+#[ignore = "needs root and containerd: starts a daemon"]
+fn an_engine_that_applies_no_cdi_devices_is_refused_in_words() {
+    if !met(&[Need::Root, Need::Containerd]) {
+        return;
+    }
+    let mut node = crate::node(1);
+    node.api.claim("training", UID, &[node.share("gpu", 0, "30Gi", "0")], &[]);
+    // Debian's containerd 1.6: it takes kubelet's CDI devices, and passes them over.
+    let containerd = Containerd::start(node.node.config(), View::AsItIs, "");
+    for (socket, part) in [
+        (containerd.socket(), "containerd 1.6"),
+        (node.kubelet.root.join("no-such.sock"), "cannot be asked whether it applies CDI devices"),
+    ] {
+        node.settings.engine = Some(socket);
+        node.start_agent();
+        let told = node.kubelet.prepare("training", UID).expect_err(part);
+        assert!(told.contains(part), "{told}");
+        assert_eq!(node.left(), (0, 0, 0));
+    }
 }

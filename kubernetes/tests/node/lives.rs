@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use gpushare_tests::bundle::Bundle;
+use gpushare_tests::cluster::{ClusterNode, SOON};
 use gpushare_tests::command::eventually;
 use gpushare_tests::leases::leases;
 use gpushare_tests::needs::{Need, met};
@@ -16,8 +17,6 @@ use gpushare_tests::probe::GIB;
 use gpushare_tests::runtime::{LowLevel, Runtime};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-
-use crate::agent::{ClusterNode, SOON};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox];
 
@@ -111,7 +110,7 @@ fn nothing_is_left_of_many_pods_whatever_is_killed_meanwhile() {
         return;
     }
     let (kills, pods) = (wanted("GPUSHARE_KUBE_KILLS", 40), wanted("GPUSHARE_KUBE_PODS", 24));
-    let mut trial = Trial { node: ClusterNode::start(2), numbers: Numbers(7), kills, done: 0 };
+    let mut trial = Trial { node: crate::node(2), numbers: Numbers(7), kills, done: 0 };
     let runtime = Runtime::wrapped(LowLevel::Runc, &trial.node.node);
     let config = runtime.config().to_owned();
     // What the scheduler allotted: pod to GPU and GiB.

@@ -1,10 +1,15 @@
 //! `gpushare-kube node` between a simulated kubelet and a simulated API server, on a simulated node with real
 //! low-level runtimes.
 
-mod agent;
-mod api;
-mod kubelet;
-
 mod claims;
 mod lives;
 mod slices;
+
+use std::path::Path;
+
+use gpushare_tests::cluster::{ClusterNode, Settings};
+
+/// A node of `gpus` GPUs of 80 GiB.
+fn node(gpus: usize) -> ClusterNode {
+    ClusterNode::start(Path::new(env!("CARGO_BIN_EXE_gpushare-kube")), gpus, Settings::default())
+}

@@ -1,10 +1,9 @@
 //! What the scheduler sees of a node's GPUs.
 
+use gpushare_tests::cluster::{ClusterNode, NEEDS, SOON};
 use gpushare_tests::command::eventually;
 use gpushare_tests::needs::met;
 use serde_json::{Value, json};
-
-use crate::agent::{ClusterNode, NEEDS, SOON};
 
 /// The one slice of the node, once there is one.
 fn slice(node: &ClusterNode) -> Value {
@@ -18,7 +17,7 @@ fn the_scheduler_sees_each_gpu_with_memory_and_compute_to_hand_out_in_parts() {
     if !met(NEEDS) {
         return;
     }
-    let node = ClusterNode::start(2);
+    let node = crate::node(2);
     let slice = slice(&node);
     assert_eq!(slice["metadata"]["name"], "node-a-gpu.gpushare.io");
     assert_eq!(slice["metadata"]["ownerReferences"][0]["uid"], "uid-of-node");
@@ -47,7 +46,7 @@ fn a_slice_changes_its_generation_with_its_content_and_not_without() {
     if !met(NEEDS) {
         return;
     }
-    let mut node = ClusterNode::start(1);
+    let mut node = crate::node(1);
     let first = slice(&node);
     node.start_agent();
     let settings = "[request]\ndefault_memory = \"10%\"\n[quota]\nreserve = \"1GiB\"\nmemory_percent = 150";
@@ -71,7 +70,7 @@ fn kubelet_learns_the_drivers_name_and_socket_also_while_the_api_server_is_away(
     if !met(NEEDS) {
         return;
     }
-    let mut node = ClusterNode::start(1);
+    let mut node = crate::node(1);
     node.api.set_away(true);
     node.start_agent();
     let info = node.kubelet.driver().expect("it answers");

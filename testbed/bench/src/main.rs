@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod books;
+mod claims;
 mod interception;
 mod measure;
 mod memory_disk;
@@ -29,13 +30,14 @@ use table::Table;
 /// A section's name, by which FILTER selects it, and the function that measures it.
 type Section = (&'static str, fn() -> Result<Table>);
 
-const SECTIONS: [Section; 8] = [
+const SECTIONS: [Section; 9] = [
     ("starting a container", start_cost::section),
     ("quota store", quota::section),
     ("reading a request", request::section),
     ("interception", interception::section),
     ("beside others", neighbours::section),
     ("the meter beside many", meter::section),
+    ("claims of Kubernetes", claims::section),
     ("compute share, virtual time", virtual_share::section),
     ("compute share, real time", share::section),
 ];

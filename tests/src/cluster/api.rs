@@ -7,7 +7,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
-use gpushare_tests::scratch::Scratch;
+use crate::scratch::Scratch;
 use serde_json::{Value, json};
 
 /// The path below which the API's group of claims and slices is.

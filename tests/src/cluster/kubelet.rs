@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gpushare_tests::bundle::Bundle;
-use gpushare_tests::grpc::Client;
+use crate::bundle::Bundle;
+use crate::grpc::Client;
 use prost::Message;
 use serde_json::Value;
 use tonic::Status;
@@ -125,12 +125,16 @@ struct Empty {}
 /// The driver's name, socket and versions.
 #[derive(Clone, PartialEq, Message)]
 pub struct PluginInfo {
+    /// `DRAPlugin`.
     #[prost(string, tag = "1")]
     pub kind: String,
+    /// The driver's name.
     #[prost(string, tag = "2")]
     pub name: String,
+    /// The socket on which it is called.
     #[prost(string, tag = "3")]
     pub endpoint: String,
+    /// The services that it offers, with their versions.
     #[prost(string, repeated, tag = "4")]
     pub supported_versions: Vec<String>,
 }
@@ -176,12 +180,16 @@ struct PreparedClaim {
 /// A share that containers of the claim may get.
 #[derive(Clone, PartialEq, Message)]
 pub struct Device {
+    /// The claim's requests that it is for.
     #[prost(string, repeated, tag = "1")]
     pub request_names: Vec<String>,
+    /// The device's pool.
     #[prost(string, tag = "2")]
     pub pool_name: String,
+    /// The device's name in the pool.
     #[prost(string, tag = "3")]
     pub device_name: String,
+    /// Qualified names of its CDI devices.
     #[prost(string, repeated, tag = "4")]
     pub cdi_device_ids: Vec<String>,
 }

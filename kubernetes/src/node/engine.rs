@@ -1,0 +1,146 @@
+//! Asks the node's engine whether it applies CDI devices. One that does not starts a claim's containers without a
+//! GPU and without a word.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use prost::Message;
+use serde_json::Value;
+
+use crate::rpc;
+
+/// Where engines listen for kubelet. The first that exists is asked.
+const SOCKETS: [&str; 3] =
+    ["/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k3s/containerd/containerd.sock"];
+/// How long an engine may take for an answer.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// Why it is not known that the engine applies CDI devices.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// No engine listens where engines do.
+    #[error("no engine listens at {}; name its socket by --engine-socket", SOCKETS.join(" or "))]
+    NoSocket,
+    /// It did not answer.
+    #[error("the engine at {path} cannot be asked whether it applies CDI devices: {why}")]
+    Silent {
+        /// The engine's socket.
+        path: PathBuf,
+        /// What gRPC said.
+        why: String,
+    },
+    /// It is too old.
+    #[error(
+        "{engine} applies no CDI devices, so a pod with a claim would start without its GPU; update it to containerd 1.7 or later"
+    )]
+    TooOld {
+        /// Name and version.
+        engine: String,
+    },
+    /// It is told not to.
+    #[error(
+        "{engine} is told to apply no CDI devices, so a pod with a claim would start without its GPU; set enable_cdi = true in its \
+         settings of CRI, and restart it"
+    )]
+    TurnedOff {
+        /// Name and version.
+        engine: String,
+    },
+}
+
+/// Asks the engine at `socket`, or the one that is found.
+///
+/// # Errors
+/// When it applies no CDI devices, or that cannot be found out.
+pub async fn check(socket: Option<&Path>) -> Result<(), EngineError> {
+    let found = || SOCKETS.iter().map(Path::new).find(|path| path.exists());
+    let path = socket.or_else(found).ok_or(EngineError::NoSocket)?;
+    let asked = tokio::time::timeout(ANSWER, ask(path)).await;
+    let silent = |why: String| EngineError::Silent { path: path.to_owned(), why };
+    let (version, status) = asked
+        .map_err(|_| silent("no answer".to_owned()))?
+        .map_err(|status| silent(status.message().to_owned()))?;
+    judge(&version, &status)
+}
+
+async fn ask(path: &Path) -> Result<(Version, Status), tonic::Status> {
+    let mut client = rpc::client(path)?;
+    let version = rpc::call(&mut client, "/runtime.v1.RuntimeService/Version", Empty {}).await?;
+    let verbose = StatusRequest { verbose: true };
+    let status = rpc::call(&mut client, "/runtime.v1.RuntimeService/Status", verbose).await?;
+    Ok((version, status))
+}
+
+/// containerd 1.7 knows CDI devices of kubelet's if it is told to, and containerd 2 unless it is told not to. Its
+/// settings stand in its status, in JSON. Every version of CRI-O with this interface applies them.
+fn judge(version: &Version, status: &Status) -> Result<(), EngineError> {
+    if version.name != "containerd" {
+        return Ok(());
+    }
+    let engine = format!("containerd {}", version.version);
+    let mut parts = version.version.trim_start_matches('v').split('.');
+    let mut number = || parts.next().and_then(|part| part.parse::<u32>().ok()).unwrap_or(0);
+    let release = (number(), number());
+    if release < (1, 7) {
+        return Err(EngineError::TooOld { engine });
+    }
+    let settings = status.info.get("config").and_then(|text| serde_json::from_str::<Value>(text).ok());
+    match settings.as_ref().and_then(|settings| settings["enableCDI"].as_bool()) {
+        Some(true) => Ok(()),
+        None if release >= (2, 0) => Ok(()),
+        _ => Err(EngineError::TurnedOff { engine }),
+    }
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Empty {}
+
+#[derive(Clone, PartialEq, Message)]
+struct Version {
+    #[prost(string, tag = "2")]
+    name: String,
+    #[prost(string, tag = "3")]
+    version: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct StatusRequest {
+    #[prost(bool, tag = "1")]
+    verbose: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Status {
+    #[prost(map = "string, string", tag = "2")]
+    info: HashMap<String, String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_applies_cdi_devices_by_its_version_and_settings() {
+        let (on, off, none) = (r#"{"enableCDI":true}"#, r#"{"enableCDI":false}"#, "{}");
+        for (name, version, config, want) in [
+            ("containerd", "1.6.20~ds1", none, Some("update it")),
+            ("containerd", "1.6.20~ds1", on, Some("update it")),
+            ("containerd", "v1.7.24", none, Some("enable_cdi")),
+            ("containerd", "1.7.24", off, Some("enable_cdi")),
+            ("containerd", "1.7.24", on, None),
+            ("containerd", "v2.0.0", none, None),
+            ("containerd", "2.3.1", on, None),
+            ("containerd", "2.3.1", off, Some("enable_cdi")),
+            ("containerd", "2.3.1", "not JSON", None),
+            ("containerd", "", none, Some("update it")),
+            ("cri-o", "1.34.0", none, None),
+        ] {
+            let version = Version { name: name.into(), version: version.into() };
+            let info = HashMap::from([("config".to_owned(), config.to_owned())]);
+            let told = judge(&version, &Status { info }).err().map(|error| error.to_string());
+            assert_eq!(told.is_some(), want.is_some(), "{version:?} {config}: {told:?}");
+            assert!(want.is_none_or(|want| told.unwrap().contains(want)), "{version:?} {config}");
+        }
+    }
+}
