@@ -82,6 +82,7 @@ struct CriKeys {
     name: &'static str,
     sandbox: &'static str,
     namespace: &'static str,
+    uid: &'static str,
 }
 
 const CRI_KEYS: [CriKeys; 2] = [
@@ -90,12 +91,14 @@ const CRI_KEYS: [CriKeys; 2] = [
         name: "io.kubernetes.container.name",
         sandbox: "io.kubernetes.cri-o.SandboxID",
         namespace: "io.kubernetes.pod.namespace",
+        uid: "io.kubernetes.pod.uid",
     },
     CriKeys {
         kind: "io.kubernetes.cri.container-type",
         name: "io.kubernetes.cri.container-name",
         sandbox: "io.kubernetes.cri.sandbox-id",
         namespace: "io.kubernetes.cri.sandbox-namespace",
+        uid: "io.kubernetes.cri.sandbox-uid",
     },
 ];
 
@@ -252,6 +255,11 @@ impl Container {
     /// The pod's Kubernetes namespace; `None` outside a CRI engine.
     pub fn pod_namespace(&self) -> Option<&str> {
         self.of_pod(|keys| keys.namespace)
+    }
+
+    /// The UID of the container's pod in the cluster; `None` outside a CRI engine.
+    pub fn pod_uid(&self) -> Option<&str> {
+        self.of_pod(|keys| keys.uid)
     }
 
     /// Whether the bundle holds the hook of an earlier lease: the wrapper edited it then, and no engine has

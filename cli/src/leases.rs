@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use gpushare_config::Config;
-use gpushare_inject::{Region, Whose, forget_swept, give_back, one_line};
+use gpushare_inject::{Region, Whose, forget_ended, forget_swept, give_back, one_line};
 use gpushare_quota::{Release, ReleaseReason};
 use serde_json::{Value, json};
 
@@ -81,11 +81,8 @@ pub fn sweep(as_json: bool) -> Result<()> {
     let (state, store) = node::store(&config)?;
     let swept = store.sweep()?;
     swept.iter().for_each(|swept| forget_swept(&state, swept));
-    let regions = Region::existing(state.path());
+    forget_ended(&state, &store)?;
     let living = store.leases()?;
-    for id in regions.into_iter().filter(|id| !living.iter().any(|lease| lease.id == *id)) {
-        Region::of(state.path(), id).remove();
-    }
     for lease in living.iter().filter(|lease| lease.enforcement.terms().has_region) {
         let container = containers(lease);
         match meter::mend(&store, &Region::of(state.path(), lease.id), lease) {
@@ -114,6 +111,13 @@ pub fn release(id: &str, root: Option<&str>, force: bool) -> Result<()> {
     let (state, store) = node::store(&config)?;
     let lease = find(&store, id, root)?;
     let key = &lease.member.key;
+    if !force && lease.member.holder.is_agent() {
+        bail!(
+            "{} is a resource claim of Kubernetes: it is given back when its pods are deleted; without the cluster's agent use \
+             --force, after which no container joins it any more",
+            short(id)
+        );
+    }
     if !force && !lease.member.holder.is_gone() {
         bail!(
             "container {} lives: end it, or use --force, after which its memory may be granted twice",

@@ -25,6 +25,9 @@ use serde::Serialize;
 use crate::host_files::{HostFileError, installed};
 use crate::plan::{HOOK_ENVIRONMENT, HOOK_TIMEOUT_SECONDS, Plan};
 
+/// How the name of a file ends that is being written. It begins with a dot and the file's name.
+pub const UNFINISHED: &str = ".new";
+
 /// One CDI file: all devices of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -163,7 +166,7 @@ impl CdiSpec {
         let folder = path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let temporary = folder.join(format!(".{name}.{}.new", std::process::id()));
+        let temporary = folder.join(format!(".{name}.{}{UNFINISHED}", std::process::id()));
         let _ = fs::remove_file(&temporary); // of a killed process that had our pid
         let mut text = serde_json::to_vec_pretty(self)?;
         text.push(b'\n');

@@ -11,7 +11,8 @@ use crate::grant::GrantError;
 /// one that holds nothing here. The store is opened only for a claim.
 ///
 /// # Errors
-/// When the bundle's words for it are malformed, the claim is another namespace's, or the store fails.
+/// When the bundle's words for it are malformed, the claim is another namespace's or not for this pod, or the
+/// store fails.
 pub fn look_up_claim(
     container: &Container,
     store: impl FnOnce() -> Result<Store, GrantError>,
@@ -26,6 +27,13 @@ pub fn look_up_claim(
             claim: claim.name.to_string(),
             namespace: namespace.escape_debug().to_string(),
         });
+    }
+    if let (Some(pods), true) = (&claim.pods, container.pod_namespace().is_some()) {
+        let uid = container.pod_uid().unwrap_or_default();
+        if !pods.iter().any(|pod| pod == uid) {
+            let uid = uid.escape_debug().to_string();
+            return Err(GrantError::ForeignPod { claim: claim.name.to_string(), uid });
+        }
     }
     let share = |grant: &Grant| ReservedShare { gpu: grant.gpu, memory: grant.memory, cores: grant.cores };
     let of_gpu = |gpu| lease.grants.iter().find(|grant| grant.gpu == gpu).map(share);

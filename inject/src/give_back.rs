@@ -67,6 +67,21 @@ fn without_store(region: &Region, container: &str) -> Release {
     if region.is_shared() { Release::Left } else { Release::Ended }
 }
 
+/// Removes the regions of leases that do not stand: whoever ended such a lease was killed before its region
+/// went.
+///
+/// # Errors
+/// When the store fails.
+pub fn forget_ended(state: &StateFolder, store: &Store) -> Result<(), StoreError> {
+    // Listed before the leases: a region that is made meanwhile belongs to a lease that stands by then.
+    let regions = Region::existing(state.path());
+    let living = store.leases()?;
+    for id in regions.into_iter().filter(|id| !living.iter().any(|lease| lease.id == *id)) {
+        Region::of(state.path(), id).remove();
+    }
+    Ok(())
+}
+
 /// Takes away what is kept for a container that the store's sweep took out of its lease.
 pub fn forget_swept(state: &StateFolder, swept: &Swept) {
     forget(state, swept.lease, &swept.key, swept.left);

@@ -88,6 +88,16 @@ pub enum GrantError {
         /// The pod's namespace.
         namespace: String,
     },
+    /// The cluster does not let the container's pod use the claim.
+    #[error(
+        "claim {claim} is not reserved for this pod (UID {uid:?}), as far as the node knows; a pod that shares it is told to the          node within a minute, and is started then"
+    )]
+    ForeignPod {
+        /// Namespace and name of the claim.
+        claim: String,
+        /// The pod's UID.
+        uid: String,
+    },
     /// Another system's library is in a bundle that can no longer be changed.
     #[error(
         "the bundle brings another system's interception library ({what}), which a hook cannot take out: use \

@@ -33,11 +33,11 @@ mod settings;
 mod sys;
 
 pub use bundle::{Bundle, BundleError};
-pub use cdi::{CdiDevice, CdiSpec};
+pub use cdi::{CdiDevice, CdiSpec, UNFINISHED};
 pub use claim::look_up_claim;
 pub use edit::{EditError, lease_of_previous_plan, refuse_previous_plan, take_out_driver};
 pub use fitted::{FitError, Fitted};
-pub use give_back::{Whose, forget_swept, give_back, give_back_ended};
+pub use give_back::{Whose, forget_ended, forget_swept, give_back, give_back_ended};
 pub use grant::{GrantError, Requester, admit, beside_sick, clear, grant, known_node, open_store};
 pub use host_files::{HostFileError, HostFiles, HostLibrary, LibraryKind, is_same_file};
 pub use image::{Image, ImageError, RootFolder};

@@ -6,6 +6,7 @@
 
 mod allotment;
 mod cdi;
+mod claim;
 mod driver;
 mod engine;
 mod parameters;
@@ -13,6 +14,7 @@ mod reconcile;
 mod registration;
 mod slice;
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,13 +23,16 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use gpushare_config::{Config, ENVIRONMENT};
 use gpushare_inject::Settings;
-use gpushare_quota::StateFolder;
+use gpushare_quota::{ClaimName, StateFolder};
 use kube::Client;
 use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Mutex, watch};
 
 use crate::rpc;
+use driver::Turn;
+use reconcile::Which;
+use slice::Published;
 
 /// The driver's name in the cluster. Device classes select by it.
 pub const DRIVER: &str = "gpu.gpushare.io";
@@ -69,10 +74,22 @@ pub struct Agent {
     api: Client,
     options: Options,
     /// Held while a claim's lease and its CDI file change: the two change together.
-    turn: Mutex<()>,
+    turn: Arc<Mutex<()>>,
+    /// The claims that were gone from the cluster at the last look, by UID.
+    suspects: Mutex<BTreeSet<String>>,
+    /// The claims that further pods may come to share.
+    shareable: Mutex<Vec<ClaimName>>,
+    /// What was last written to the API server, and what it made of it.
+    published: Mutex<Option<Published>>,
 }
 
 impl Agent {
+    /// Waits for the turn to change claims. It goes into the work that it is for, since a call of kubelet's may be
+    /// given up before that has ended.
+    async fn turn(&self) -> Turn {
+        Arc::clone(&self.turn).lock_owned().await
+    }
+
     /// The settings that a grant reads.
     fn settings(&self) -> Settings<'_> {
         self.config.settings(self.settings_file.clone())
@@ -106,8 +123,19 @@ pub fn run(options: Options) -> Result<()> {
     runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
         let api = client(options.service_account.as_deref()).await;
         let api = api.context("cannot find the cluster's API server")?;
-        let turn = Mutex::new(());
-        serve(Arc::new(Agent { config, settings_file, state, api, options, turn })).await
+        let (turn, suspects, shareable, published) = Default::default();
+        serve(Arc::new(Agent {
+            config,
+            settings_file,
+            state,
+            api,
+            options,
+            turn,
+            suspects,
+            shareable,
+            published,
+        }))
+        .await
     })
 }
 
@@ -153,18 +181,28 @@ async fn serve(agent: Arc<Agent>) -> Result<()> {
         let info = registration::Registration::of(&agent);
         rpc::serve(&agent.registration(), info, until_stopped()).await
     };
-    let periodic =
-        repeat(Duration::from_secs(agent.options.period.max(1)), || periodic(&agent), until_stopped());
+    let period = Duration::from_secs(agent.options.period.max(1));
+    let periodic = repeat(period, || periodic(&agent), until_stopped());
+    let consumers = repeat(period.min(CONSUMERS), || consumers(&agent), until_stopped());
     let signalled = async {
         ended().await?;
         let _ = stop.send(true);
         anyhow::Ok(())
     };
-    let periodic = async {
-        periodic.await;
+    let repeated = async {
+        tokio::join!(periodic, consumers);
         anyhow::Ok(())
     };
-    tokio::try_join!(driver, registration, periodic, signalled).map(drop)
+    tokio::try_join!(driver, registration, repeated, signalled).map(drop)
+}
+
+/// How often it is looked who may use the claims that further pods may come to share: such a pod waits as long.
+const CONSUMERS: Duration = Duration::from_secs(2);
+
+async fn consumers(agent: &Arc<Agent>) {
+    if let Err(error) = reconcile::reconcile(agent, Which::Shareable).await {
+        tracing::warn!(error = format!("{error:#}"), "cannot look for pods that share claims");
+    }
 }
 
 /// What is done again and again: a failure is told, and the next time may succeed.
@@ -172,7 +210,7 @@ async fn periodic(agent: &Arc<Agent>) {
     if let Err(error) = slice::publish(agent).await {
         tracing::warn!(error = format!("{error:#}"), "the node's GPUs are not shown to the scheduler");
     }
-    if let Err(error) = reconcile::reconcile(agent).await {
+    if let Err(error) = reconcile::reconcile(agent, Which::All).await {
         tracing::warn!(error = format!("{error:#}"), "cannot look for claims that nobody needs");
     }
 }

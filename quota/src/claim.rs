@@ -17,6 +17,8 @@ pub struct ResourceClaim {
     pub name: ClaimName,
     /// What a container must show to join the lease.
     pub token: ClaimToken,
+    /// UIDs of the pods that the cluster lets use it. `None`: pods are not told apart.
+    pub pods: Option<Vec<String>>,
     /// The request in words. A claim that is reserved again with the same words keeps its lease.
     pub(crate) request: String,
 }

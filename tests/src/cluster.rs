@@ -133,6 +133,12 @@ impl ClusterNode {
         self.start_agent();
     }
 
+    /// Whether the agent has the settings file `config`.
+    #[must_use]
+    pub fn is_configured(&self, config: &Path) -> bool {
+        self.config == agents(config)
+    }
+
     /// The UUIDs of the node's GPUs, by index.
     pub fn gpus(&self) -> Vec<String> {
         let told = cli(&self.config, &["devices", "--json"]).expect_success("gpushare devices").stdout;
@@ -171,6 +177,11 @@ fn engine_arguments(socket: Option<&Path>) -> Vec<OsString> {
     }
 }
 
+/// Where the agent's copy of a settings file is.
+fn agents(config: &Path) -> PathBuf {
+    config.with_extension("agent.toml")
+}
+
 /// A copy of the settings that says where gpushare's programs are: not beside the agent of a test build.
 fn beside_the_release(config: &Path) -> PathBuf {
     let text = fs::read_to_string(config).expect("the settings can be read");
@@ -181,7 +192,7 @@ fn beside_the_release(config: &Path) -> PathBuf {
         artifacts::hook(),
         artifacts::cli()
     );
-    let copy = config.with_extension("agent.toml");
+    let copy = agents(config);
     fs::write(&copy, text.replacen("[paths]\n", &programs, 1)).expect("the settings can be written");
     copy
 }

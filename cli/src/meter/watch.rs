@@ -293,6 +293,7 @@ fn contains(text: &[u8], words: &str) -> bool {
 pub fn processes(holder: &Holder) -> Vec<u32> {
     match &holder.cgroup {
         Some(cgroup) => below(cgroup),
+        None if holder.is_agent() => Vec::new(), // its pid, 0, is nobody's
         None => u32::try_from(holder.pid).into_iter().filter(|_| holder.lives()).collect(),
     }
 }

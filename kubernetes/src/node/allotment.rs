@@ -82,11 +82,12 @@ pub enum AllotmentError {
 
 impl Allotment {
     /// The shares that `claim` has of this driver's devices in the pool `pool`, on a node with these GPUs.
+    /// `strict`: whether the node lets claims only lower its defaults.
     ///
     /// # Errors
     /// When the claim is not allocated, names a device or an amount that cannot be, or has parameters that are
     /// malformed.
-    pub fn of(claim: &ResourceClaim, pool: &str, gpus: &[Gpu]) -> Result<Self, AllotmentError> {
+    pub fn of(claim: &ResourceClaim, pool: &str, gpus: &[Gpu], strict: bool) -> Result<Self, AllotmentError> {
         let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
         let allocated = allocation.and_then(|allocation| allocation.devices.as_ref());
         let allocated = allocated.ok_or(AllotmentError::NotAllocated)?;
@@ -109,8 +110,8 @@ impl Allotment {
                 share_id: result.share_id.clone(),
             });
         }
-        let parameters =
-            Parameters::of(allocated, &devices.iter().map(AllottedDevice::request).collect::<Vec<_>>())?;
+        let requests: Vec<&str> = devices.iter().map(AllottedDevice::request).collect();
+        let parameters = Parameters::of(allocated, &requests, strict)?;
         let first = order.first().map(|gpu| shares[gpu]);
         let named = order.iter().map(|gpu| DeviceSelector::Uuid(*gpu)).collect();
         let memory = first.map_or(MemoryRequest::Rest, |share| share.memory);
@@ -228,7 +229,7 @@ mod tests {
             "status": {"allocation": {"devices": {"results": results, "config": config}}},
         });
         let claim = serde_json::from_value(claim).expect("it is a claim");
-        Allotment::of(&claim, "node", &[gpu(0), gpu(1)])
+        Allotment::of(&claim, "node", &[gpu(0), gpu(1)], false)
             .unwrap_or_else(|error| panic!("{results:?}: {error}"))
     }
 
@@ -292,8 +293,9 @@ mod tests {
         for (configs, want) in [
             (vec![], (ComputePolicy::Fixed, Priority::default().level())),
             (vec![class.clone()], (ComputePolicy::Burst, 2)),
-            (vec![class.clone(), config("FromClaim", &["r"], "none", 7)], (ComputePolicy::None, 7)),
-            (vec![class.clone(), config("FromClaim", &["r/small"], "none", 7)], (ComputePolicy::None, 7)),
+            (vec![config("FromClaim", &["r"], "none", 7)], (ComputePolicy::None, 7)),
+            (vec![class.clone(), config("FromClaim", &["r"], "fixed", 1)], (ComputePolicy::Fixed, 1)),
+            (vec![class.clone(), config("FromClaim", &["r/small"], "fixed", 1)], (ComputePolicy::Fixed, 1)),
             (vec![class, config("FromClaim", &["another"], "none", 7)], (ComputePolicy::Burst, 2)),
         ] {
             let request = of(&[result("r", 0, "30Gi", "40")], &configs).request;

@@ -3,10 +3,10 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use gpushare_inject::CdiSpec;
+use gpushare_inject::{CdiSpec, UNFINISHED};
 use gpushare_quota::{Lease, ResourceClaim};
 
 use super::Agent;
@@ -37,18 +37,30 @@ pub fn remove(agent: &Agent, uid: &str) -> Result<()> {
     if uid.contains('/') {
         return Ok(());
     }
-    let path = path(agent, uid);
-    match fs::remove_file(&path) {
+    gone(&path(agent, uid))
+}
+
+/// Removes the files of claims that `is_known` does not know, and what killed agents have not finished.
+///
+/// # Errors
+/// When a file stays.
+pub fn remove_others(agent: &Agent, is_known: impl Fn(&str) -> bool) -> Result<()> {
+    let entries = fs::read_dir(&agent.options.cdi_dir).into_iter().flatten().flatten();
+    for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
+        let is_unfinished = || name.starts_with(&format!(".{PREFIX}")) && name.ends_with(UNFINISHED);
+        let uid = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(SUFFIX));
+        if uid.is_some_and(|uid| !is_known(uid)) || is_unfinished() {
+            gone(&agent.options.cdi_dir.join(&name))?;
+        }
+    }
+    Ok(())
+}
+
+fn gone(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             Err(error).with_context(|| format!("cannot remove {}", path.display()))
         }
         _ => Ok(()),
     }
-}
-
-/// The UIDs of all claims that have a file.
-pub fn existing(agent: &Agent) -> Vec<String> {
-    let entries = fs::read_dir(&agent.options.cdi_dir).into_iter().flatten().flatten();
-    let uid = |name: &str| Some(name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.to_owned());
-    entries.filter_map(|entry| uid(entry.file_name().to_str()?)).collect()
 }

@@ -6,15 +6,16 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use gpushare_inject::{forget_swept, known_node, one_line, open_store};
-use gpushare_quota::ClaimName;
+use gpushare_quota::{ClaimName, Release};
 use http::Request;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::Api;
+use tokio::sync::OwnedMutexGuard;
 use tokio::task::spawn_blocking;
 use tonic::body::Body;
 
 use super::allotment::Allotment;
-use super::{Agent, cdi, engine};
+use super::reconcile::note_consumers;
+use super::{Agent, cdi, claim, engine};
 use crate::rpc::{self, Answer, Calls};
 
 /// The driver, as kubelet calls it.
@@ -78,31 +79,34 @@ async fn prepare(agent: &Arc<Agent>, asked: &Claim) -> Result<Vec<Device>> {
     if !agent.options.assume_cdi {
         engine::check(agent.options.engine_socket.as_deref()).await?;
     }
-    let found =
-        Api::<ResourceClaim>::namespaced(agent.api.clone(), &asked.namespace).get_opt(&asked.name).await;
-    let claim = found.context("the API server cannot be asked for the claim")?;
-    let claim = claim.filter(|claim| claim.metadata.uid.as_deref() == Some(&asked.uid));
-    let claim = claim.context("the claim is gone, or was made anew under the same name; delete the pod")?;
-    let agent = Arc::clone(agent);
     let name =
         ClaimName { uid: asked.uid.clone(), namespace: asked.namespace.clone(), name: asked.name.clone() };
-    let turn = Arc::clone(&agent);
-    let _turn = turn.turn.lock().await;
-    spawn_blocking(move || reserve(&agent, &name, &claim)).await?
+    let claim = claim::find(&agent.api, &name).await?;
+    let claim = claim.context("the claim is gone, or was made anew under the same name; delete the pod")?;
+    let (reserving, turn) = (Arc::clone(agent), agent.turn().await);
+    let (its, of_it) = (name.clone(), claim.clone());
+    let devices = spawn_blocking(move || reserve(&reserving, &its, &of_it, &turn)).await??;
+    note_consumers(agent, &name, &claim).await?;
+    Ok(devices)
 }
 
+/// The turn to change claims. Held by the work itself, not by whoever waits for it.
+pub type Turn = OwnedMutexGuard<()>;
+
 /// The part of [`prepare`] that waits for the disk.
-fn reserve(agent: &Agent, name: &ClaimName, claim: &ResourceClaim) -> Result<Vec<Device>> {
+fn reserve(agent: &Agent, name: &ClaimName, claim: &ResourceClaim, _turn: &Turn) -> Result<Vec<Device>> {
     let settings = agent.settings();
     let node = known_node(&agent.state, &settings)?;
-    let allotment = Allotment::of(claim, &agent.options.node_name, &node.gpus)?;
+    let strict = settings.policy.strict;
+    let allotment = Allotment::of(claim, &agent.options.node_name, &node.gpus, strict)?;
     if allotment.devices.is_empty() {
         bail!("the claim has no device of this driver on node {}", agent.options.node_name);
     }
     let store = open_store(&agent.state, &settings)?;
     let forget = |swept: &_| forget_swept(&agent.state, swept);
+    let (pods, request) = (claim::pods(claim), &allotment.request);
     let (reserved, lease) =
-        store.reserve_claim(name, &allotment.request, &node.gpus, settings.admission, forget)?;
+        store.reserve_claim(name, pods.as_deref(), request, &node.gpus, settings.admission, forget)?;
     cdi::write(agent, &reserved, &lease)?;
     Ok(allotment
         .devices
@@ -112,22 +116,33 @@ fn reserve(agent: &Agent, name: &ClaimName, claim: &ResourceClaim) -> Result<Vec
 }
 
 /// Gives a claim's share back, and removes its CDI file. Containers that hold the share keep it until they end.
-pub async fn release(agent: &Arc<Agent>, uid: &str) -> Result<()> {
-    let turn = Arc::clone(agent);
-    let _turn = turn.turn.lock().await;
-    let (agent, uid) = (Arc::clone(agent), uid.to_owned());
-    spawn_blocking(move || {
-        // The file goes first: no container may be created with a token that holds nothing.
-        cdi::remove(&agent, &uid)?;
-        let store = open_store(&agent.state, &agent.settings())?;
-        // Its containers have ended; whoever was killed before it could tell is swept now.
-        store.sweep()?.iter().for_each(|swept| forget_swept(&agent.state, swept));
-        if let Some(swept) = store.release_claim(&uid)? {
-            forget_swept(&agent.state, &swept);
+async fn release(agent: &Arc<Agent>, uid: &str) -> Result<()> {
+    let (turn, agent, uid) = (agent.turn().await, Arc::clone(agent), uid.to_owned());
+    agent.shareable.lock().await.retain(|name| name.uid != uid);
+    spawn_blocking(move || give_back(&agent, &uid, &turn)).await?
+}
+
+/// The part of [`release`] that waits for the disk.
+///
+/// # Errors
+/// When the store fails. The next call does what is left.
+pub fn give_back(agent: &Agent, uid: &str, _turn: &Turn) -> Result<()> {
+    // The file goes first: no container may be created with a token that holds nothing.
+    cdi::remove(agent, uid)?;
+    let store = open_store(&agent.state, &agent.settings())?;
+    // Its containers have ended; whoever was killed before it could tell is swept now.
+    store.sweep()?.iter().for_each(|swept| forget_swept(&agent.state, swept));
+    if let Some(swept) = store.release_claim(uid)? {
+        forget_swept(&agent.state, &swept);
+        if swept.left == Release::Left {
+            tracing::warn!(
+                uid,
+                lease = swept.lease,
+                "containers hold the share of a claim that was given back (gpushare ps)"
+            );
         }
-        Ok(())
-    })
-    .await?
+    }
+    Ok(())
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

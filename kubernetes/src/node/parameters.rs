@@ -43,13 +43,23 @@ struct Written {
 impl Parameters {
     /// The parameters for the shares of these requests. All shares of a claim are one lease, so what is stated
     /// for one of them holds for all. Of several statements the last one counts; a class's come first.
-    pub fn of(allocated: &DeviceAllocationResult, requests: &[&str]) -> Result<Self, ParametersError> {
+    ///
+    /// A class is the administrator's. What a claim says may only be less than what its class says, and on a
+    /// strict node less than the node's default: a lower priority, a stricter policy.
+    pub fn of(
+        allocated: &DeviceAllocationResult,
+        requests: &[&str],
+        strict: bool,
+    ) -> Result<Self, ParametersError> {
         let mut found = Self::default();
+        let (mut most_policy, mut most_priority) =
+            (strict.then_some(found.compute_policy), strict.then_some(found.priority));
         for config in allocated.config.iter().flatten().filter(|config| is_for(config, requests)) {
             let Some(opaque) = config.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER) else {
                 continue;
             };
-            let origin = if config.source == "FromClass" { "of its device class" } else { "of the claim" };
+            let is_class = config.source == "FromClass";
+            let origin = if is_class { "of its device class" } else { "of the claim" };
             let error = |why: String| ParametersError { origin, why };
             let written: Written =
                 serde_json::from_value(opaque.parameters.0.clone()).map_err(|why| error(why.to_string()))?;
@@ -57,15 +67,38 @@ impl Parameters {
                 return Err(error(format!("{} {:?} is unknown", written.api_version, written.kind)));
             }
             if let Some(policy) = written.compute_policy {
-                found.compute_policy =
+                let policy: ComputePolicy =
                     policy.parse().map_err(|why| error(format!("computePolicy: {why}")))?;
+                if is_class {
+                    most_policy = Some(policy);
+                } else if most_policy.is_some_and(|most| looseness(policy) > looseness(most)) {
+                    return Err(error(format!("computePolicy: {} {ABOVE}", policy.name())));
+                }
+                found.compute_policy = policy;
             }
             if let Some(level) = written.priority {
-                found.priority =
+                let priority: Priority =
                     level.to_string().parse().map_err(|why| error(format!("priority: {why}")))?;
+                if is_class {
+                    most_priority = Some(priority);
+                } else if most_priority.is_some_and(|most| priority > most) {
+                    return Err(error(format!("priority: {level} {ABOVE}")));
+                }
+                found.priority = priority;
             }
         }
         Ok(found)
+    }
+}
+
+const ABOVE: &str = "is more than the device class, or this node (request.strict), gives";
+
+/// The less a policy limits, the more it is.
+fn looseness(policy: ComputePolicy) -> u8 {
+    match policy {
+        ComputePolicy::Fixed => 0,
+        ComputePolicy::Burst => 1,
+        ComputePolicy::None => 2,
     }
 }
 

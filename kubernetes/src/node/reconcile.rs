@@ -1,56 +1,117 @@
-//! Gives back what no call of kubelet's will give back: claims that are gone from the cluster while kubelet had
-//! lost its notes, and CDI files without a lease.
+//! Keeps claims as the cluster has them: which pods may use them, and that those are given back which no call of
+//! kubelet's will give back. A claim is gone when the cluster has no such claim, or has it on another node.
 
 use std::sync::Arc;
 
 use anyhow::Result;
-use gpushare_inject::open_store;
-use gpushare_quota::{ClaimName, Holder};
-use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::Api;
+use gpushare_inject::{forget_ended, open_store};
+use gpushare_quota::{ClaimName, Holder, Lease, ResourceClaim};
 use tokio::task::spawn_blocking;
 
-use super::driver::release;
-use super::{Agent, cdi};
+use super::driver::{Turn, give_back};
+use super::{Agent, cdi, claim};
 
-/// Looks at each claim that holds a share here.
+/// Which claims are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// All that hold a share here.
+    All,
+    /// Those that further pods may come to share.
+    Shareable,
+}
+
+/// Looks at claims that hold a share here. What the API server does not tell stays as it is.
 ///
 /// # Errors
-/// When the store or the API server cannot be asked. What cannot be asked for stays as it is.
-pub async fn reconcile(agent: &Arc<Agent>) -> Result<()> {
-    for name in unused(agent).await? {
-        if is_gone(agent, &name).await? {
-            tracing::warn!(claim = %name, uid = name.uid, "the claim is gone from the cluster: its share is given back");
-            release(agent, &name.uid).await?;
+/// When the store cannot be asked.
+pub async fn reconcile(agent: &Arc<Agent>, which: Which) -> Result<()> {
+    for name in held(agent, which).await? {
+        if let Err(error) = look(agent, &name, which).await {
+            let error = format!("{error:#}");
+            tracing::warn!(claim = %name, uid = name.uid, error, "it is not known whether the claim is still needed");
         }
     }
     Ok(())
 }
 
-/// The claims without a living container. CDI files that no claim has are removed on the way.
-async fn unused(agent: &Arc<Agent>) -> Result<Vec<ClaimName>> {
-    let looking = Arc::clone(agent);
-    let _turn = agent.turn.lock().await;
-    spawn_blocking(move || {
+/// The claims that hold a share. What killed processes left (CDI files, regions) is removed on the way.
+async fn held(agent: &Arc<Agent>, which: Which) -> Result<Vec<ClaimName>> {
+    if which == Which::Shareable {
+        let shareable = agent.shareable.lock().await.clone();
+        return Ok(shareable);
+    }
+    let (looking, turn) = (Arc::clone(agent), agent.turn().await);
+    let claims = spawn_blocking(move || {
+        let _turn = turn;
         let store = open_store(&looking.state, &looking.settings())?;
         let claims = store.claims()?;
-        for uid in cdi::existing(&looking) {
-            if !claims.iter().any(|(claim, _)| claim.name.uid == uid) {
-                cdi::remove(&looking, &uid)?;
-            }
+        cdi::remove_others(&looking, |uid| claims.iter().any(|(claim, _)| claim.name.uid == uid))?;
+        forget_ended(&looking.state, &store)?;
+        anyhow::Ok(claims)
+    });
+    Ok(claims.await??.into_iter().map(|(claim, _)| claim.name).collect())
+}
+
+async fn look(agent: &Arc<Agent>, name: &ClaimName, which: Which) -> Result<()> {
+    let found = claim::find(&agent.api, name).await?;
+    let found = found.filter(|found| claim::is_on(found, &agent.options.node_name));
+    let mut suspects = agent.suspects.lock().await;
+    if let Some(found) = found {
+        suspects.remove(&name.uid);
+        drop(suspects);
+        note_consumers(agent, name, &found).await
+    } else if which == Which::Shareable || suspects.insert(name.uid.clone()) {
+        Ok(()) // asked once more at the next look
+    } else {
+        drop(suspects);
+        give_back_unused(agent, name).await
+    }
+}
+
+/// Notes which pods may use the claim.
+pub async fn note_consumers(
+    agent: &Arc<Agent>,
+    name: &ClaimName,
+    found: &k8s_openapi::api::resource::v1::ResourceClaim,
+) -> Result<()> {
+    let mut shareable = agent.shareable.lock().await;
+    shareable.retain(|known| known != name);
+    if claim::is_shareable(found) {
+        shareable.push(name.clone());
+    }
+    drop(shareable);
+    let (pods, uid, agent) = (claim::pods(found), name.uid.clone(), Arc::clone(agent));
+    spawn_blocking(move || {
+        let store = open_store(&agent.state, &agent.settings())?;
+        if store.set_claim_pods(&uid, pods.as_deref())? {
+            tracing::info!(uid, count = pods.map(|pods| pods.len()), "pods of the claim");
         }
-        let lives = |holder: &Holder| !holder.is_agent() && !holder.is_gone();
-        let unused =
-            claims.into_iter().filter(|(_, lease)| !lease.members().any(|member| lives(&member.holder)));
-        Ok(unused.map(|(claim, _)| claim.name).collect())
+        Ok(())
     })
     .await?
 }
 
-/// Whether the cluster has no such claim, or one without an allocation. A claim that a pod uses can be neither.
-async fn is_gone(agent: &Agent, name: &ClaimName) -> Result<bool> {
-    let api = Api::<ResourceClaim>::namespaced(agent.api.clone(), &name.namespace);
-    let claim =
-        api.get_opt(&name.name).await?.filter(|claim| claim.metadata.uid.as_deref() == Some(&name.uid));
-    Ok(claim.and_then(|claim| claim.status).and_then(|status| status.allocation).is_none())
+/// Gives the claim back if it is still gone and no container of it lives. The API server is asked once more with
+/// the turn, since kubelet may have had the claim prepared meanwhile.
+async fn give_back_unused(agent: &Arc<Agent>, name: &ClaimName) -> Result<()> {
+    let turn = agent.turn().await;
+    let found = claim::find(&agent.api, name).await?;
+    if found.is_some_and(|found| claim::is_on(&found, &agent.options.node_name)) {
+        return Ok(());
+    }
+    let (agent, name) = (Arc::clone(agent), name.clone());
+    spawn_blocking(move || {
+        let turn: Turn = turn;
+        let store = open_store(&agent.state, &agent.settings())?;
+        let its = |(claim, _): &(ResourceClaim, Lease)| claim.name.uid == name.uid;
+        let Some((_, lease)) = store.claims()?.into_iter().find(its) else { return Ok(()) };
+        let lives = |holder: &Holder| !holder.is_agent() && !holder.is_gone();
+        if lease.members().any(|member| lives(&member.holder)) {
+            tracing::warn!(claim = %name, uid = name.uid, "the claim is gone from the cluster, and containers hold its share");
+            return Ok(());
+        }
+        tracing::warn!(claim = %name, uid = name.uid, "the claim is gone from the cluster: its share is given back");
+        give_back(&agent, &name.uid, &turn)
+    })
+    .await?
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use gpushare_inject::known_node;
-use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid, Node};
+use gpushare_inject::{GrantError, known_node};
+use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid, Node, NodeError};
 use gpushare_quota::Admission;
 use gpushare_request::{MemoryRequest, Policy};
 use k8s_openapi::api::core::v1::Node as ClusterNode;
@@ -36,41 +36,69 @@ pub fn device_name(gpu: GpuUuid) -> String {
     gpu.to_string().to_lowercase()
 }
 
+/// What was last written to the API server, and what it made of it. A server that does not know consumable
+/// capacity drops those fields.
+pub struct Published {
+    sent: Vec<Device>,
+    stored: Vec<Device>,
+}
+
 /// Writes the node's slice if the API server has another one. The scheduler counts no slice of an older
-/// generation than the newest that it sees.
+/// generation than the newest that it sees. A node that has no GPU any more shows none.
 ///
 /// # Errors
 /// When the node cannot be read, or the API server refuses.
 pub async fn publish(agent: &Arc<Agent>) -> Result<()> {
     let read = Arc::clone(agent);
-    let devices = spawn_blocking(move || {
-        let node = known_node(&read.state, &read.settings())?;
-        anyhow::Ok(devices(&node, &read.config.quota, &read.config.request))
-    })
-    .await??;
+    let sent = spawn_blocking(move || devices_of(&read)).await??;
     let node = &agent.options.node_name;
     let api = Api::<ResourceSlice>::all(agent.api.clone());
     let name = format!("{node}-{DRIVER}");
     let known = api.get_opt(&name).await.context("cannot read the ResourceSlice")?;
-    match known {
-        Some(known) if known.spec.devices.as_deref() == Some(&devices) => return Ok(()),
+    let mut published = agent.published.lock().await;
+    let last = published.as_ref().filter(|last| last.sent == sent).map_or(&sent, |last| &last.stored);
+    let written = match known {
+        Some(known) if known.spec.devices.as_ref().unwrap_or(&Vec::new()) == last => return Ok(()),
         Some(known) => {
             let generation = known.spec.pool.generation + 1;
-            let slice = ResourceSlice { metadata: known.metadata, spec: spec(node, generation, devices) };
+            let slice =
+                ResourceSlice { metadata: known.metadata, spec: spec(node, generation, sent.clone()) };
             api.replace(&name, &PostParams::default(), &slice)
                 .await
-                .context("cannot write the ResourceSlice")?;
+                .context("cannot write the ResourceSlice")?
         }
         None => {
             let owner = owner(agent).await.context("cannot read the cluster's node")?;
             let metadata =
                 ObjectMeta { name: Some(name), owner_references: Some(vec![owner]), ..ObjectMeta::default() };
-            let slice = ResourceSlice { metadata, spec: spec(node, 0, devices) };
-            api.create(&PostParams::default(), &slice).await.context("cannot make the ResourceSlice")?;
+            let slice = ResourceSlice { metadata, spec: spec(node, 0, sent.clone()) };
+            api.create(&PostParams::default(), &slice).await.context("cannot make the ResourceSlice")?
         }
+    };
+    let stored = written.spec.devices.unwrap_or_default();
+    match stored == sent {
+        true => tracing::info!(gpus = sent.len(), "the node's GPUs are shown to the scheduler"),
+        false => tracing::error!(
+            "the API server drops what a share of a GPU is: turn on the feature DRAConsumableCapacity of API server, \
+             scheduler and kubelet (on by default from Kubernetes 1.36)"
+        ),
     }
-    tracing::info!("the node's GPUs are shown to the scheduler");
+    *published = Some(Published { sent, stored });
     Ok(())
+}
+
+/// The devices of this node; none where it has no GPU to give.
+fn devices_of(agent: &Agent) -> Result<Vec<Device>> {
+    match known_node(&agent.state, &agent.settings()) {
+        Ok(node) => Ok(devices(&node, &agent.config.quota, &agent.config.request)),
+        Err(GrantError::Node(
+            why @ (NodeError::NoDriver { .. } | NodeError::NoGpu { .. } | NodeError::NoneInService { .. }),
+        )) => {
+            tracing::warn!(%why, "the node has no GPU to show");
+            Ok(Vec::new())
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The node as the slice's owner: the slice goes with the node.
@@ -121,7 +149,7 @@ fn device(gpu: &Gpu, memory: DeviceMemory, node: &Node, rules: &Admission, polic
     let attributes = attributes.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
     let capacity = [
         (MEMORY.to_owned(), memory_capacity(memory, rules, policy)),
-        (CORES.to_owned(), cores_capacity(rules)),
+        (CORES.to_owned(), cores_capacity(rules, policy)),
     ];
     Device {
         name: device_name(gpu.uuid),
@@ -146,11 +174,13 @@ fn memory_capacity(memory: DeviceMemory, rules: &Admission, policy: &Policy) -> 
     capacity(bytes(all), bytes(default), bytes(MIB), Some(bytes(most.max(MIB))), bytes(MIB))
 }
 
-/// Compute in percent. A share that states none has no limit and takes nothing of it.
-fn cores_capacity(rules: &Admission) -> DeviceCapacity {
+/// Compute in percent. A share that states none gets the node's default. Where that is none, it has no limit and
+/// takes nothing of it.
+fn cores_capacity(rules: &Admission, policy: &Policy) -> DeviceCapacity {
     let percent = |percent: u16| Quantity(percent.to_string());
     let most = rules.cores_percent.min(100);
-    capacity(percent(rules.cores_percent), percent(0), percent(0), Some(percent(most)), percent(1))
+    let default = policy.default_cores.map_or(0, |cores| u16::from(cores.percent()).min(most));
+    capacity(percent(rules.cores_percent), percent(default), percent(0), Some(percent(most)), percent(1))
 }
 
 fn capacity(

@@ -230,9 +230,18 @@ fn a_token_opens_a_claim_to_its_namespace_and_a_guess_opens_none() {
     node.api.claim("training", UID, &[node.share("gpu", 0, "30Gi", "0")], &[]);
     let devices = node.kubelet.prepare("training", UID).expect("it fits");
     let refused = |bundle: Bundle| runtime.create(&bundle).expect_err("nothing is granted").line();
-    let stolen = in_pod(node.kubelet.bundle(Bundle::small(), "pod", &devices, false), "pod", "others");
-    let told = refused(stolen);
+    let stolen = |pod: &str, namespace: &str| {
+        in_pod(node.kubelet.bundle(Bundle::small(), "pod", &devices, false), pod, namespace)
+    };
+    let told = refused(stolen("pod", "others"));
     assert!(told.contains("team/training") && told.contains("others"), "{told}");
+    let told = refused(stolen("another-pod", "team"));
+    assert!(told.contains("team/training") && told.contains("uid-of-another-pod"), "{told}");
+    let nameless = stolen("pod", "team").edit(|spec| {
+        let annotations = spec["annotations"].as_object_mut().expect("it has some");
+        annotations.remove("io.kubernetes.cri.sandbox-uid");
+    });
+    assert!(refused(nameless).contains("not reserved for this pod"));
     let gpu = node.gpus().remove(0);
     let guess = |token: &str| format!("gpushare.io/claim={token}/{gpu}");
     for (value, part) in [
@@ -267,15 +276,26 @@ fn a_claim_that_nobody_gives_back_is_given_back_once_its_containers_have_ended()
     node.kill_agent();
     // The pod was deleted by force, and kubelet's notes are gone.
     node.api.forget_claim("training");
-    std::fs::write(node.kubelet.cdi.join("gpushare.io-claim_of-nobody.json"), "{}")
-        .expect("it can be written");
-    std::fs::write(node.kubelet.cdi.join("other.json"), "{}").expect("it can be written");
+    let left = |name: &str| std::fs::write(node.kubelet.cdi.join(name), "{}").expect("it can be written");
+    ["gpushare.io-claim_of-nobody.json", ".gpushare.io-claim_x.json.1.new", "other.json"]
+        .into_iter()
+        .for_each(left);
     node.start_agent();
-    assert!(eventually(SOON, || node.kubelet.cdi_files().len() == 3), "{:?}", node.kubelet.cdi_files());
+    let names = |node: &ClusterNode| {
+        let files = node.kubelet.cdi_files();
+        let names = files.iter().filter_map(|path| path.file_name()?.to_str()).map(str::to_owned);
+        names.collect::<std::collections::BTreeSet<_>>()
+    };
+    let file = |uid: &str| format!("gpushare.io-claim_{uid}.json");
+    let kept = [file(UID), file("uid-of-kept"), "other.json".to_owned()];
+    assert!(eventually(SOON, || names(&node) == kept.clone().into()), "{:?}", names(&node));
+    let asked = node.api.asked("training");
+    assert!(eventually(SOON, || node.api.asked("training") > asked + 4));
     assert_eq!(node.left().0, 2, "a container that runs keeps its claim's share");
+    assert_eq!(names(&node), kept.clone().into(), "and its claim");
     drop(container);
     assert!(eventually(SOON, || node.left().0 == 1), "{:?}", node.left());
-    assert!(eventually(SOON, || node.kubelet.cdi_files().len() == 2), "{:?}", node.kubelet.cdi_files());
+    assert!(eventually(SOON, || names(&node) == kept[1..].iter().cloned().collect()), "{:?}", names(&node));
     node.kubelet.unprepare("kept", "uid-of-kept").expect("it is given back");
     assert_eq!(node.left(), (0, 1, 0), "a file of somebody else's stays");
 }
@@ -299,5 +319,89 @@ fn an_engine_that_applies_no_cdi_devices_is_refused_in_words() {
         let told = node.kubelet.prepare("training", UID).expect_err(part);
         assert!(told.contains(part), "{told}");
         assert_eq!(node.left(), (0, 0, 0));
+    }
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn a_pod_that_comes_to_share_a_claim_is_let_in_soon() {
+    if !met(CONTAINERS) {
+        return;
+    }
+    let node = crate::node(1);
+    let runtime = runtime(LowLevel::Runc, &node);
+    node.api.claim("together", UID, &[node.share("gpu", 0, "30Gi", "0")], &[]);
+    let devices = node.kubelet.prepare("together", UID).expect("it fits");
+    let bundle = node.kubelet.bundle(Bundle::small(), "second", &devices, false);
+    assert!(
+        runtime.create(&bundle).expect_err("it is not told yet").line().contains("not reserved for this pod")
+    );
+    // kubelet has the claim prepared already, and calls nobody for the second pod.
+    node.api.change_claim("together", |claim| {
+        let consumers = claim["status"]["reservedFor"].as_array_mut().expect("it is a list");
+        consumers.push(json!({"resource": "pods", "name": "second", "uid": "uid-of-second"}));
+    });
+    assert!(eventually(SOON, || runtime.create(&bundle).map(drop).is_ok()));
+    assert_eq!(node.left().0, 1);
+}
+
+#[test]
+#[ignore = "needs root: keeps a quota store"]
+fn what_is_no_word_of_the_api_server_ends_no_claim() {
+    if !met(NEEDS) {
+        return;
+    }
+    let mut node = crate::node(1);
+    node.api.claim("training", UID, &[node.share("gpu", 0, "30Gi", "0")], &[]);
+    node.kubelet.prepare("training", UID).expect("it fits");
+    node.api.set_proxy(true);
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(node.left(), (1, 1, 0));
+    assert!(node.kubelet.prepare("training", UID).expect_err("nobody tells").contains("API server"));
+    node.api.set_proxy(false);
+    node.start_agent();
+    node.kubelet.prepare("training", UID).expect("it holds it");
+    // The claim went to another node while kubelet had lost its notes.
+    node.api.change_claim("training", |claim| {
+        claim["status"]["allocation"]["devices"]["results"][0]["pool"] = json!("node-b");
+    });
+    assert!(eventually(SOON, || node.left() == (0, 0, 0)), "{:?}", node.left());
+}
+
+#[test]
+#[ignore = "needs root: keeps a quota store"]
+fn a_claims_parameters_ask_for_no_more_than_its_class_and_a_strict_node_give() {
+    if !met(NEEDS) {
+        return;
+    }
+    let mut node = crate::node(1);
+    let config = |source: &str, key: &str, value: Value| {
+        let mut parameters = json!({"apiVersion": "gpu.gpushare.io/v1", "kind": "ShareParameters"});
+        parameters[key] = value;
+        json!({"source": source, "opaque": {"driver": "gpu.gpushare.io", "parameters": parameters}})
+    };
+    let class = |key: &str, value: Value| config("FromClass", key, value);
+    let claim = |key: &str, value: Value| config("FromClaim", key, value);
+    let strict = node.node.config_with("strict", "[request]\nstrict = true");
+    for (is_strict, configs, is_granted) in [
+        (false, vec![claim("priority", json!(9))], true),
+        (false, vec![claim("computePolicy", json!("none"))], true),
+        (false, vec![class("priority", json!(3)), claim("priority", json!(4))], false),
+        (false, vec![class("computePolicy", json!("burst")), claim("computePolicy", json!("none"))], false),
+        (false, vec![class("computePolicy", json!("burst")), claim("computePolicy", json!("fixed"))], true),
+        (true, vec![claim("priority", json!(9))], false),
+        (true, vec![claim("priority", json!(1))], true),
+        (true, vec![claim("computePolicy", json!("burst"))], false),
+        (true, vec![class("computePolicy", json!("burst")), claim("computePolicy", json!("burst"))], true),
+        (true, vec![class("priority", json!(9))], true),
+    ] {
+        if is_strict && !node.is_configured(&strict) {
+            node.configure(&strict);
+        }
+        node.api.claim("training", UID, &[node.share("gpu", 0, "30Gi", "40")], &configs);
+        let prepared = node.kubelet.prepare("training", UID);
+        assert_eq!(prepared.is_ok(), is_granted, "strict: {is_strict}, {configs:?}: {prepared:?}");
+        assert!(prepared.err().is_none_or(|told| told.contains("is more than the device class")));
+        node.kubelet.unprepare("training", UID).expect("it is given back");
     }
 }

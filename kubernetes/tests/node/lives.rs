@@ -1,10 +1,11 @@
-//! Many pods' lives, while the agent is killed and the API server goes away at random moments. At the end nothing
-//! is left, and at no time was more granted than a GPU has.
+//! Many pods' lives, while the agent is killed and the API server goes away at random moments. Each claim
+//! holds what the scheduler allotted and no more, and at the end nothing is left.
 //!
 //! `GPUSHARE_KUBE_KILLS=2000` and `GPUSHARE_KUBE_PODS=500` make the long run.
 
 use std::collections::BTreeMap;
 use std::env;
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -97,9 +98,12 @@ impl Trial {
         }
     }
 
-    fn check_sums(&self, config: &std::path::Path) {
-        let held: u64 = leases(config).iter().flat_map(|lease| &lease.memory).sum();
-        assert!(held <= 160 * GIB, "{held} bytes are granted of two GPUs of 80 GiB");
+    /// Each claim that was prepared, and no other, holds exactly what the scheduler allotted: pod to GPU and GiB.
+    fn check(&self, config: &Path, allotted: &BTreeMap<u64, (usize, u64)>) {
+        let held: BTreeMap<String, Vec<u64>> =
+            leases(config).into_iter().map(|lease| (lease.id, lease.memory)).collect();
+        let want = allotted.iter().map(|(pod, (_, size))| (format!("uid-{pod}"), vec![size * GIB]));
+        assert_eq!(held, want.collect());
     }
 }
 
@@ -126,9 +130,9 @@ fn nothing_is_left_of_many_pods_whatever_is_killed_meanwhile() {
             trial.node.api.claim(&name, &uid, &[share], &[]);
             let devices = trial.insist(|node| node.kubelet.prepare(&name, &uid));
             allotted.insert(begun, (gpu, size));
-            trial.check_sums(&config);
+            trial.check(&config, &allotted);
             if begun % 8 == 0 {
-                let bundle = trial.node.kubelet.bundle(Bundle::small(), &name, &devices, false);
+                let bundle = trial.node.kubelet.bundle(Bundle::small(), "pod", &devices, false);
                 drop(runtime.run(&bundle));
             }
             continue;
@@ -145,7 +149,7 @@ fn nothing_is_left_of_many_pods_whatever_is_killed_meanwhile() {
             let is_gone = || !leases(&config).iter().any(|lease| lease.id == uid);
             assert!(eventually(SOON, is_gone), "{uid} stays");
         }
-        trial.check_sums(&config);
+        trial.check(&config, &allotted);
     }
     assert!(eventually(SOON, || trial.node.left() == (0, 0, 0)), "{:?}", trial.node.left());
     println!("{begun} pods, {} kills: nothing is left", trial.done);

@@ -51,6 +51,8 @@ fn a_slice_changes_its_generation_with_its_content_and_not_without() {
     node.start_agent();
     let settings = "[request]\ndefault_memory = \"10%\"\n[quota]\nreserve = \"1GiB\"\nmemory_percent = 150";
     let other = node.node.config_with("other", settings);
+    let asked = node.api.asked("node-a-gpu.gpushare.io");
+    assert!(eventually(SOON, || node.api.asked("node-a-gpu.gpushare.io") > asked + 1));
     assert_eq!(slice(&node), first, "nothing has changed");
     node.configure(&other);
     let generation = |slice: &Value| slice["spec"]["pool"]["generation"].clone();
@@ -80,4 +82,20 @@ fn kubelet_learns_the_drivers_name_and_socket_also_while_the_api_server_is_away(
     node.api.set_away(false);
     let _ = slice(&node);
     assert!(node.end_agent(), "it ends in order");
+}
+
+#[test]
+#[ignore = "needs root: keeps a quota store"]
+fn a_node_that_lost_its_gpus_shows_none() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = crate::node(1);
+    assert_eq!(slice(&node)["spec"]["devices"].as_array().map(Vec::len), Some(1));
+    let driver = node.node.proc_driver();
+    std::fs::rename(&driver, driver.with_extension("gone")).expect("the module can be unloaded");
+    let has_none = || slice(&node)["spec"]["devices"].as_array().is_none_or(Vec::is_empty);
+    assert!(eventually(SOON, has_none), "{}", slice(&node));
+    std::fs::rename(driver.with_extension("gone"), &driver).expect("the module can be loaded");
+    assert!(eventually(SOON, || !has_none()), "{}", slice(&node));
 }

@@ -13,8 +13,9 @@ use crate::place::{Admission, place};
 use crate::pod::words;
 
 impl Store {
-    /// Grants `request` to a claim. A claim that has a lease for an equal request keeps it, with its token.
-    /// One that asks for something else gets a new lease, if no container holds the old one.
+    /// Grants `request` to a claim, for the pods with these UIDs. A claim that has a lease for an equal request
+    /// keeps it, with its token. One that asks for something else gets a new lease, if no container holds the
+    /// old one, for which `swept` is called then.
     ///
     /// # Errors
     /// As [`Store::reserve`]; also when containers hold the claim's lease for another request, or its UID is
@@ -22,27 +23,31 @@ impl Store {
     pub fn reserve_claim(
         &self,
         name: &ClaimName,
+        pods: Option<&[String]>,
         request: &Request,
         gpus: &[Gpu],
         rules: &Admission,
-        swept: impl FnMut(&Swept),
+        mut swept: impl FnMut(&Swept),
     ) -> Result<(ResourceClaim, Lease), ReserveError> {
-        match self.try_reserve_claim(name, request, gpus, rules) {
+        let (claim, lease, replaced) = match self.try_reserve_claim(name, pods, request, gpus, rules) {
             Err(ReserveError::Refused(_) | ReserveError::ClaimInUse { .. }) => {
-                self.sweep()?.iter().for_each(swept);
-                self.try_reserve_claim(name, request, gpus, rules)
+                self.sweep()?.iter().for_each(&mut swept);
+                self.try_reserve_claim(name, pods, request, gpus, rules)?
             }
-            other => other,
-        }
+            other => other?,
+        };
+        replaced.iter().for_each(swept);
+        Ok((claim, lease))
     }
 
     fn try_reserve_claim(
         &self,
         name: &ClaimName,
+        pods: Option<&[String]>,
         request: &Request,
         gpus: &[Gpu],
         rules: &Admission,
-    ) -> Result<(ResourceClaim, Lease), ReserveError> {
+    ) -> Result<(ResourceClaim, Lease, Vec<Swept>), ReserveError> {
         let key = LeaseKey::of_claim(&name.uid)?;
         let request_words = words(request, gpus)?;
         let mut writing = self.ledger.write()?;
@@ -50,7 +55,13 @@ impl Store {
         let mut released = Vec::new();
         if let Some(Entry { claim: Some(claim), lease, .. }) = page.of(&key)? {
             if claim.request == request_words && claim.name == *name {
-                return Ok((claim.clone(), lease.clone()));
+                let same = claim.pods.as_deref() == pods;
+                claim.pods = pods.map(<[String]>::to_vec);
+                let (claim, lease) = (claim.clone(), lease.clone());
+                if !same {
+                    writing.commit()?;
+                }
+                return Ok((claim, lease, Vec::new()));
             }
             if !lease.others.is_empty() {
                 return Err(ReserveError::ClaimInUse { name: name.clone(), held: claim.request.clone() });
@@ -64,7 +75,8 @@ impl Store {
         let member = Member::reserved(key, Holder::agent());
         let lease = Lease { id, granted_at: now(), ..Lease::new(member, request, grants) };
         let token = ClaimToken::random().map_err(|error| StoreError::io(self.ledger.path(), error))?;
-        let claim = ResourceClaim { name: name.clone(), token, request: request_words };
+        let pods = pods.map(<[String]>::to_vec);
+        let claim = ResourceClaim { name: name.clone(), token, pods, request: request_words };
         page.push(Entry {
             lease: lease.clone(),
             root: LeaseKey::CLAIM.to_owned(),
@@ -73,13 +85,32 @@ impl Store {
             claim: Some(claim.clone()),
             former: Vec::new(),
         });
-        match released.is_empty() {
-            true => writing.commit().map(drop)?,
-            // Its old lease never had a container, or none is left: there is a region to remove at most.
-            false => self.settle_releases(writing, released, ReleaseReason::Ended).map(drop)?,
-        }
+        let replaced = match released.is_empty() {
+            true => writing.commit().map(|_| Vec::new())?,
+            false => self.settle_releases(writing, released, ReleaseReason::Ended)?,
+        };
         tracing::info!(claim = %name, uid = name.uid, lease = id, "lease granted to a claim");
-        Ok((claim, lease))
+        Ok((claim, lease, replaced))
+    }
+
+    /// Lets the pods with these UIDs use the claim, and no others any more. Returns whether that is news. It is
+    /// no error if there is no such claim.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn set_claim_pods(&self, uid: &str, pods: Option<&[String]>) -> Result<bool, StoreError> {
+        let Ok(key) = LeaseKey::of_claim(uid) else { return Ok(false) };
+        let differs = |entry: &Entry| entry.claim.as_ref().is_some_and(|claim| claim.pods.as_deref() != pods);
+        // Usually there is no news, and to see that needs no turn.
+        if !self.ledger.read()?.of(&key)?.is_some_and(|entry| differs(entry)) {
+            return Ok(false);
+        }
+        let mut writing = self.ledger.write()?;
+        let Some(entry) = writing.page.of(&key)?.filter(|entry| differs(entry)) else { return Ok(false) };
+        if let Some(claim) = &mut entry.claim {
+            claim.pods = pods.map(<[String]>::to_vec);
+        }
+        writing.commit().map(|_| true)
     }
 
     /// Ends a claim's part in its lease. Containers that still hold the lease keep it until they end. It is no

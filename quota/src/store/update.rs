@@ -22,6 +22,9 @@ pub enum UpdateError {
     /// The container is still being created.
     #[error("container {0} is still being created; try again when it runs")]
     Reserved(LeaseKey),
+    /// It is a resource claim without a container, which has no limits yet.
+    #[error("claim {0} has no container yet; try again when one of its pods runs")]
+    Claim(LeaseKey),
     /// The lease is of whole GPUs, which have no limits to change.
     #[error("container {0} holds whole GPUs, which have no limits to change")]
     Exclusive(LeaseKey),
@@ -66,6 +69,9 @@ impl Store {
         let old = old.ok_or_else(|| UpdateError::NoLease(key.clone()))?;
         if !old.enforcement.terms().has_region {
             return Err(UpdateError::Exclusive(key.clone()));
+        }
+        if old.members().all(|member| member.holder.is_agent()) {
+            return Err(UpdateError::Claim(key.clone()));
         }
         if old.state() == LeaseState::Reserved {
             return Err(UpdateError::Reserved(key.clone()));

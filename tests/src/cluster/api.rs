@@ -26,6 +26,10 @@ struct State {
     version: u64,
     /// Whether it takes no calls.
     is_away: bool,
+    /// Whether it answers as a proxy does that knows no such path.
+    is_proxy: bool,
+    /// Calls of GET by path.
+    asked: BTreeMap<String, usize>,
     connections: Vec<TcpStream>,
 }
 
@@ -67,7 +71,20 @@ impl Api {
         state.connections.drain(..).for_each(|connection| drop(connection.shutdown(Shutdown::Both)));
     }
 
-    /// Makes the claim `name` in the namespace `team`, with this allocation.
+    /// Makes it answer 404 to everything, as a proxy does, or no more.
+    pub fn set_proxy(&self, is_proxy: bool) {
+        self.state().is_proxy = is_proxy;
+    }
+
+    /// How often the object at the end of a path was asked for.
+    #[must_use]
+    pub fn asked(&self, name: &str) -> usize {
+        let state = self.state();
+        let its = state.asked.iter().filter(|(path, _)| path.ends_with(&format!("/{name}")));
+        its.map(|(_, count)| count).sum()
+    }
+
+    /// Makes the claim `name` in the namespace `team`, with this allocation, for the pod with the UID `uid-of-pod`.
     pub fn claim(&self, name: &str, uid: &str, results: &[Value], config: &[Value]) {
         self.put(
             &format!("{GROUP}/namespaces/team/resourceclaims/{name}"),
@@ -75,7 +92,10 @@ impl Api {
                 "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
                 "metadata": {"name": name, "namespace": "team", "uid": uid},
                 "spec": {},
-                "status": {"allocation": {"devices": {"results": results, "config": config}}},
+                "status": {
+                    "allocation": {"devices": {"results": results, "config": config}},
+                    "reservedFor": [{"resource": "pods", "name": "pod", "uid": "uid-of-pod"}],
+                },
             }),
         );
     }
@@ -123,6 +143,12 @@ impl State {
     /// Status and body of the answer to a call.
     fn answer(&mut self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
         let path = path.split('?').next().unwrap_or(path);
+        if self.is_proxy {
+            return (404, json!("404 page not found"));
+        }
+        if method == "GET" {
+            *self.asked.entry(path.to_owned()).or_default() += 1;
+        }
         let sent = || serde_json::from_slice::<Value>(body).expect("clients send JSON");
         match (method, self.objects.get(path)) {
             ("GET", Some(object)) => (200, object.clone()),
@@ -138,7 +164,11 @@ impl State {
                 let name = sent["metadata"]["name"].as_str().expect("objects have names").to_owned();
                 (201, self.store(&format!("{path}/{name}"), sent))
             }
-            _ => (404, failure("NotFound", 404)),
+            _ => {
+                let mut failure = failure("NotFound", 404);
+                failure["details"] = json!({"name": path.rsplit('/').next()});
+                (404, failure)
+            }
         }
     }
 }

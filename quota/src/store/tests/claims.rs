@@ -10,7 +10,7 @@ fn name(uid: &str) -> ClaimName {
 }
 
 fn claim(store: &Store, uid: &str, env: &[&str]) -> Result<(ResourceClaim, Lease), ReserveError> {
-    store.reserve_claim(&name(uid), &request(env), &[gpu(0, 80)], &Admission::default(), |_| ())
+    store.reserve_claim(&name(uid), None, &request(env), &[gpu(0, 80)], &Admission::default(), |_| ())
 }
 
 /// A container of the claim whose lease is `id`.
@@ -89,7 +89,13 @@ fn a_claim_for_something_else_gets_a_new_lease_once_no_container_holds_the_old_o
     let told = claim(&store, UID, &["GPUSHARE_MEMORY=60GiB"]).unwrap_err().to_string();
     assert!(told.contains("team/training") && told.contains("30 GiB"), "{told}");
     store.release(lease.id, &key("a"), ReleaseReason::Ended).unwrap();
-    let (new, other) = claim(&store, UID, &["GPUSHARE_MEMORY=60GiB"]).unwrap();
+    let mut replaced = Vec::new();
+    let (new, other) = {
+        let (asked, gpus) = (request(&["GPUSHARE_MEMORY=60GiB"]), [gpu(0, 80)]);
+        let swept = |swept: &Swept| replaced.push((swept.lease, swept.left));
+        store.reserve_claim(&name(UID), None, &asked, &gpus, &Admission::default(), swept).unwrap()
+    };
+    assert_eq!(replaced, [(lease.id, Release::Ended)], "the caller removes what it keeps for the old lease");
     assert_ne!((&old.token, lease.id), (&new.token, other.id));
     assert_eq!((held(&store), store.leases().unwrap().len()), (60, 1));
 }
@@ -136,4 +142,27 @@ fn a_ledger_of_version_1_is_read_and_goes_on_as_version_2() {
     claim(&store, UID, THIRTY).unwrap();
     assert!(fs::read_to_string(file(&folder)).unwrap().starts_with("gpushare leases, version 2:"));
     assert_eq!(held(&store), 60);
+}
+
+#[test]
+fn the_pods_of_a_claim_are_those_that_were_told_last() {
+    let (_folder, store) = open();
+    let pods = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let told = |store: &Store| store.claims().unwrap()[0].0.pods.clone();
+    let (one, two) = (pods(&["a"]), pods(&["a", "b"]));
+    let reserve = |pods: &[String]| {
+        let (asked, gpus) = (request(THIRTY), [gpu(0, 80)]);
+        store
+            .reserve_claim(&name(UID), Some(pods), &asked, &gpus, &Admission::default(), |_| ())
+            .unwrap()
+            .1
+            .id
+    };
+    let lease = reserve(&one);
+    assert_eq!(told(&store), Some(one.clone()));
+    assert!(!store.set_claim_pods(UID, Some(&one)).unwrap());
+    assert!(store.set_claim_pods(UID, Some(&two)).unwrap());
+    assert_eq!(told(&store), Some(two));
+    assert_eq!((reserve(&one), told(&store)), (lease, Some(one)));
+    assert!(!store.set_claim_pods("no-such", None).unwrap());
 }

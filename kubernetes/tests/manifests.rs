@@ -1,0 +1,112 @@
+//! The manifests and examples are objects of the API without a misspelt field, and call the agent as it is.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests")
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("the folder is there").flatten().map(|entry| entry.path());
+    entries.filter(|path| path.extension().is_some_and(|end| end == "yaml")).collect()
+}
+
+fn objects(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).expect("it can be read");
+    let read =
+        |document: &str| serde_saphyr::from_str(document).unwrap_or_else(|why| panic!("{path:?}: {why}"));
+    text.split("\n---\n").map(read).collect()
+}
+
+/// Reads the object by its type and writes it again: a field that the type does not have is lost then.
+fn again<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
+    let typed: T = serde_json::from_value(object.clone()).unwrap_or_else(|why| panic!("{object}: {why}"));
+    serde_json::to_value(typed).expect("it can be written")
+}
+
+/// The first field of `written` that `read` lacks.
+fn lost(written: &Value, read: &Value, path: &str) -> Option<String> {
+    match (written, read) {
+        (Value::Object(written), Value::Object(read)) => written.iter().find_map(|(key, value)| {
+            let path = format!("{path}.{key}");
+            read.get(key).map_or(Some(path.clone()), |read| lost(value, read, &path))
+        }),
+        (Value::Array(written), Value::Array(read)) if written.len() == read.len() => {
+            written.iter().zip(read).find_map(|(written, read)| lost(written, read, &format!("{path}[]")))
+        }
+        // A quantity.
+        (Value::Number(written), Value::String(read)) if written.to_string() == *read => None,
+        _ => (written != read).then(|| path.to_owned()),
+    }
+}
+
+fn lost_of(object: &Value) -> Option<String> {
+    let read = match object["kind"].as_str() {
+        Some("ClusterRole") => again::<ClusterRole>(object),
+        Some("ClusterRoleBinding") => again::<ClusterRoleBinding>(object),
+        Some("DaemonSet") => again::<DaemonSet>(object),
+        Some("DeviceClass") => again::<DeviceClass>(object),
+        Some("Namespace") => again::<Namespace>(object),
+        Some("Pod") => again::<Pod>(object),
+        Some("ResourceClaim") => again::<ResourceClaim>(object),
+        Some("ResourceClaimTemplate") => again::<ResourceClaimTemplate>(object),
+        Some("ServiceAccount") => again::<ServiceAccount>(object),
+        Some("ValidatingAdmissionPolicy") => again::<ValidatingAdmissionPolicy>(object),
+        Some("ValidatingAdmissionPolicyBinding") => again::<ValidatingAdmissionPolicyBinding>(object),
+        other => panic!("an object of kind {other:?}"),
+    };
+    lost(object, &read, "")
+}
+
+#[test]
+fn every_object_is_of_the_api_and_has_no_field_that_it_does_not_know() {
+    let all = [files(&folder()), files(&folder().join("examples"))].concat();
+    let all = all.iter().filter(|path| !path.ends_with("kustomization.yaml"));
+    let mut count = 0;
+    for (path, object) in all.flat_map(|path| objects(path).into_iter().map(move |object| (path, object))) {
+        assert_eq!(lost_of(&object), None, "{path:?}");
+        count += 1;
+    }
+    assert!(count >= 15, "{count} objects");
+    let misspelt = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": {
+        "containers": [{"name": "a", "resources": {"claims": [{"name": "b", "requests": "c"}]}}]}});
+    assert_eq!(lost_of(&misspelt).as_deref(), Some(".spec.containers[].resources.claims[].requests"));
+}
+
+#[test]
+fn the_kustomization_names_every_file() {
+    let listed = &objects(&folder().join("kustomization.yaml"))[0]["resources"];
+    let mut listed: Vec<_> = listed.as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+    let files = files(&folder());
+    let mut names: Vec<_> = files.iter().filter_map(|path| path.file_name()?.to_str()).collect();
+    names.retain(|name| *name != "kustomization.yaml");
+    listed.sort_unstable();
+    names.sort_unstable();
+    assert_eq!(listed, names);
+}
+
+#[test]
+fn the_daemon_set_calls_the_agent_by_options_that_it_has() {
+    let daemon_set = objects(&folder().join("node.yaml")).remove(0);
+    let command = daemon_set["spec"]["template"]["spec"]["containers"][0]["command"].clone();
+    let words: Vec<String> = serde_json::from_value(command).expect("a list of words");
+    let agent = words.iter().position(|word| word.ends_with("/gpushare-kube")).expect("it calls the agent");
+    // With a name of no command behind them: all options are read first.
+    let told =
+        Command::new(env!("CARGO_BIN_EXE_gpushare-kube")).args(&words[agent + 1..]).arg("--no-such").output();
+    let told = String::from_utf8(told.expect("it runs").stderr).expect("it is text");
+    assert!(told.contains("unexpected argument '--no-such'"), "{told}");
+}
