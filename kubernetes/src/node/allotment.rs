@@ -296,6 +296,7 @@ mod tests {
             (vec![config("FromClaim", &["r"], "none", 7)], (ComputePolicy::None, 7)),
             (vec![class.clone(), config("FromClaim", &["r"], "fixed", 1)], (ComputePolicy::Fixed, 1)),
             (vec![class.clone(), config("FromClaim", &["r/small"], "fixed", 1)], (ComputePolicy::Fixed, 1)),
+            (vec![config("FromClaim", &["r"], "fixed", 1), class.clone()], (ComputePolicy::Fixed, 1)),
             (vec![class, config("FromClaim", &["another"], "none", 7)], (ComputePolicy::Burst, 2)),
         ] {
             let request = of(&[result("r", 0, "30Gi", "40")], &configs).request;

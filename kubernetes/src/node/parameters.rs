@@ -15,10 +15,10 @@ pub struct Parameters {
     pub priority: Priority,
 }
 
-/// Parameters that cannot be read.
+/// Parameters that cannot be read, or that ask for too much.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "its parameters for driver {DRIVER} ({origin}) cannot be read: {why}; write apiVersion: {API_VERSION}, kind: {KIND} and \
+    "its parameters for driver {DRIVER} ({origin}) cannot be taken: {why}; write apiVersion: {API_VERSION}, kind: {KIND} and \
      computePolicy (fixed, burst or none) or priority (0 to 9)"
 )]
 pub struct ParametersError {
@@ -54,11 +54,13 @@ impl Parameters {
         let mut found = Self::default();
         let (mut most_policy, mut most_priority) =
             (strict.then_some(found.compute_policy), strict.then_some(found.priority));
-        for config in allocated.config.iter().flatten().filter(|config| is_for(config, requests)) {
+        let is_of_class = |config: &&DeviceAllocationConfiguration| config.source == "FromClass";
+        let all = || allocated.config.iter().flatten().filter(|config| is_for(config, requests));
+        for config in all().filter(is_of_class).chain(all().filter(|config| !is_of_class(config))) {
             let Some(opaque) = config.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER) else {
                 continue;
             };
-            let is_class = config.source == "FromClass";
+            let is_class = is_of_class(&config);
             let origin = if is_class { "of its device class" } else { "of the claim" };
             let error = |why: String| ParametersError { origin, why };
             let written: Written =

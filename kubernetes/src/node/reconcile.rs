@@ -6,9 +6,10 @@ use std::sync::Arc;
 use anyhow::Result;
 use gpushare_inject::{forget_ended, open_store};
 use gpushare_quota::{ClaimName, Holder, Lease, ResourceClaim};
+use k8s_openapi::api::resource::v1::ResourceClaim as ClusterClaim;
 use tokio::task::spawn_blocking;
 
-use super::driver::{Turn, give_back};
+use super::driver::give_back;
 use super::{Agent, cdi, claim};
 
 /// Which claims are looked at.
@@ -49,7 +50,11 @@ async fn held(agent: &Arc<Agent>, which: Which) -> Result<Vec<ClaimName>> {
         forget_ended(&looking.state, &store)?;
         anyhow::Ok(claims)
     });
-    Ok(claims.await??.into_iter().map(|(claim, _)| claim.name).collect())
+    let names: Vec<ClaimName> = claims.await??.into_iter().map(|(claim, _)| claim.name).collect();
+    // What is noted of claims that were given back goes.
+    agent.shareable.lock().await.retain(|name| names.contains(name));
+    agent.suspects.lock().await.retain(|uid| names.iter().any(|name| name.uid == *uid));
+    Ok(names)
 }
 
 async fn look(agent: &Arc<Agent>, name: &ClaimName, which: Which) -> Result<()> {
@@ -69,11 +74,10 @@ async fn look(agent: &Arc<Agent>, name: &ClaimName, which: Which) -> Result<()> 
 }
 
 /// Notes which pods may use the claim.
-pub async fn note_consumers(
-    agent: &Arc<Agent>,
-    name: &ClaimName,
-    found: &k8s_openapi::api::resource::v1::ResourceClaim,
-) -> Result<()> {
+///
+/// # Errors
+/// When the store fails. The next look does it then.
+pub async fn note_consumers(agent: &Arc<Agent>, name: &ClaimName, found: &ClusterClaim) -> Result<()> {
     let mut shareable = agent.shareable.lock().await;
     shareable.retain(|known| known != name);
     if claim::is_shareable(found) {
@@ -101,7 +105,6 @@ async fn give_back_unused(agent: &Arc<Agent>, name: &ClaimName) -> Result<()> {
     }
     let (agent, name) = (Arc::clone(agent), name.clone());
     spawn_blocking(move || {
-        let turn: Turn = turn;
         let store = open_store(&agent.state, &agent.settings())?;
         let its = |(claim, _): &(ResourceClaim, Lease)| claim.name.uid == name.uid;
         let Some((_, lease)) = store.claims()?.into_iter().find(its) else { return Ok(()) };

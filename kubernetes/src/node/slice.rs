@@ -76,7 +76,7 @@ pub async fn publish(agent: &Arc<Agent>) -> Result<()> {
         }
     };
     let stored = written.spec.devices.unwrap_or_default();
-    match stored == sent {
+    match stored.iter().all(|device| device.allow_multiple_allocations == Some(true)) {
         true => tracing::info!(gpus = sent.len(), "the node's GPUs are shown to the scheduler"),
         false => tracing::error!(
             "the API server drops what a share of a GPU is: turn on the feature DRAConsumableCapacity of API server, \

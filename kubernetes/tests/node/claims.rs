@@ -184,7 +184,7 @@ fn a_claim_that_cannot_be_served_is_refused_in_words_and_leaves_nothing() {
         (vec![share.clone()], beside("priority", json!(10)), "priority"),
         (vec![share.clone()], beside("memory", json!("40Gi")), "unknown field `memory`"),
         (vec![share.clone()], beside("apiVersion", json!("v2")), "v2 \"ShareParameters\" is unknown"),
-        (vec![share.clone()], vec![parameters(json!("burst"))], "cannot be read"),
+        (vec![share.clone()], vec![parameters(json!("burst"))], "cannot be taken"),
     ] {
         node.api.claim("training", UID, &results, &config);
         let told = node.kubelet.prepare("training", UID).expect_err(part);
