@@ -197,7 +197,7 @@ async fn serve(agent: Arc<Agent>) -> Result<()> {
 }
 
 /// How often it is looked who may use the claims that further pods may come to share: such a pod waits as long.
-const CONSUMERS: Duration = Duration::from_secs(2);
+const CONSUMERS: Duration = Duration::from_secs(3);
 
 async fn consumers(agent: &Arc<Agent>) {
     if let Err(error) = reconcile::reconcile(agent, Which::Shareable).await {

@@ -69,9 +69,10 @@ impl ClusterNode {
     pub fn start(program: &Path, gpus: usize, settings: Settings) -> Self {
         let node = SimulatedNode::create(gpus, MODEL, "80GiB");
         let config = node.config().to_owned();
-        let scratch = Scratch::new("kubelet");
+        // Short names: a socket's path has at most 107 bytes.
+        let scratch = Scratch::new("k");
         let config = beside_the_release(&config);
-        let kubelet = Kubelet { root: scratch.folder("kubelet"), cdi: scratch.folder("cdi") };
+        let kubelet = Kubelet { root: scratch.folder("k"), cdi: scratch.folder("cdi") };
         let mut this = Self {
             node,
             api: Api::start(NODE),
