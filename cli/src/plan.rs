@@ -40,7 +40,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let programs = config.programs(state.path());
     admit(&json, bundle.path(), &programs, &node, config.request.strict)?;
     inventory::fit(&config, &node, &state)?;
-    let claimed = look_up_claim(&container, || Ok(Store::open(state.path())?))?;
+    let claimed = look_up_claim(&container, || anyhow::Ok(Store::open(state.path())?))?;
     let request = read(claimed.as_ref().unwrap_or(&container), &config.request, &node.gpus);
     let request = request.map_err(|error| beside_sick(error.into(), &node))?;
     let mut request = request.ok_or(RequestError::NoShare)?;

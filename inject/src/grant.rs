@@ -14,7 +14,7 @@ use gpushare_request::{Container, InterceptorPolicy, Request, RequestError, Scop
 use serde_json::Value;
 
 use crate::bundle::Bundle;
-use crate::claim::{look_up_claim, part_of};
+use crate::claim::{ClaimError, look_up_claim, part_of};
 use crate::edit;
 use crate::give_back::{Undo, forget_swept};
 use crate::host_files::{HostFileError, HostFiles};
@@ -80,24 +80,9 @@ pub enum GrantError {
         /// The variable, such as `LD_LIBRARY_PATH`.
         variable: &'static str,
     },
-    /// The claim belongs to another Kubernetes namespace than the container's pod.
-    #[error("claim {claim} is not of the pod's namespace {namespace:?}")]
-    ForeignClaim {
-        /// Namespace and name of the claim.
-        claim: String,
-        /// The pod's namespace.
-        namespace: String,
-    },
-    /// The cluster does not let the container's pod use the claim.
-    #[error(
-        "claim {claim} is not reserved for this pod (UID {uid:?}), as far as the node knows; a pod that shares it is told to the          node within a minute, and is started then"
-    )]
-    ForeignPod {
-        /// Namespace and name of the claim.
-        claim: String,
-        /// The pod's UID.
-        uid: String,
-    },
+    /// The container may not join the lease of the claim that its bundle names.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
     /// Another system's library is in a bundle that can no longer be changed.
     #[error(
         "the bundle brings another system's interception library ({what}), which a hook cannot take out: use \

@@ -34,7 +34,7 @@ mod sys;
 
 pub use bundle::{Bundle, BundleError};
 pub use cdi::{CdiDevice, CdiSpec, UNFINISHED};
-pub use claim::look_up_claim;
+pub use claim::{ClaimError, look_up_claim};
 pub use edit::{EditError, lease_of_previous_plan, refuse_previous_plan, take_out_driver};
 pub use fitted::{FitError, Fitted};
 pub use give_back::{Whose, forget_ended, forget_swept, give_back, give_back_ended};

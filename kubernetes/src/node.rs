@@ -7,8 +7,10 @@
 mod allotment;
 mod cdi;
 mod claim;
+mod consumers;
 mod driver;
 mod engine;
+mod messages;
 mod parameters;
 mod reconcile;
 mod registration;

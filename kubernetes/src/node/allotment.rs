@@ -11,7 +11,7 @@ use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClai
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::DRIVER;
-use super::driver::Device;
+use super::messages::Device;
 use super::parameters::{Parameters, ParametersError};
 use super::slice::{CORES, MEMORY, device_name};
 

@@ -14,7 +14,8 @@ use tokio::task::spawn_blocking;
 use tonic::body::Body;
 
 use super::allotment::Allotment;
-use super::reconcile::note_consumers;
+use super::consumers::note_consumers;
+use super::messages::{Claim, Claims, Device, Prepared, PreparedClaims, Unprepared, UnpreparedClaims};
 use super::{Agent, cdi, claim, engine};
 use crate::rpc::{self, Answer, Calls};
 
@@ -143,66 +144,4 @@ pub fn give_back(agent: &Agent, uid: &str, _turn: &Turn) -> Result<()> {
         }
     }
     Ok(())
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Claims {
-    #[prost(message, repeated, tag = "1")]
-    claims: Vec<Claim>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Claim {
-    #[prost(string, tag = "1")]
-    namespace: String,
-    #[prost(string, tag = "2")]
-    uid: String,
-    #[prost(string, tag = "3")]
-    name: String,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct PreparedClaims {
-    #[prost(map = "string, message", tag = "1")]
-    claims: HashMap<String, Prepared>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Prepared {
-    #[prost(message, repeated, tag = "1")]
-    devices: Vec<Device>,
-    #[prost(string, tag = "2")]
-    error: String,
-}
-
-/// A share that a container may name.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct Device {
-    /// The claim's requests that it is for.
-    #[prost(string, repeated, tag = "1")]
-    pub request_names: Vec<String>,
-    /// The pool of the device, as in the claim's allocation.
-    #[prost(string, tag = "2")]
-    pub pool_name: String,
-    /// The device's name in the pool.
-    #[prost(string, tag = "3")]
-    pub device_name: String,
-    /// Qualified names of the CDI devices that a container of these requests gets.
-    #[prost(string, repeated, tag = "4")]
-    pub cdi_device_ids: Vec<String>,
-    /// Tells several shares of one device apart (Kubernetes 1.34).
-    #[prost(string, optional, tag = "5")]
-    pub share_id: Option<String>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct UnpreparedClaims {
-    #[prost(map = "string, message", tag = "1")]
-    claims: HashMap<String, Unprepared>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Unprepared {
-    #[prost(string, tag = "1")]
-    error: String,
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use anyhow::Result;
 use gpushare_inject::{forget_ended, open_store};
 use gpushare_quota::{ClaimName, Holder, Lease, ResourceClaim};
-use k8s_openapi::api::resource::v1::ResourceClaim as ClusterClaim;
 use tokio::task::spawn_blocking;
 
+use super::consumers::note_consumers;
 use super::driver::give_back;
 use super::{Agent, cdi, claim};
 
@@ -71,28 +71,6 @@ async fn look(agent: &Arc<Agent>, name: &ClaimName, which: Which) -> Result<()> 
         drop(suspects);
         give_back_unused(agent, name).await
     }
-}
-
-/// Notes which pods may use the claim.
-///
-/// # Errors
-/// When the store fails. The next look does it then.
-pub async fn note_consumers(agent: &Arc<Agent>, name: &ClaimName, found: &ClusterClaim) -> Result<()> {
-    let mut shareable = agent.shareable.lock().await;
-    shareable.retain(|known| known != name);
-    if claim::is_shareable(found) {
-        shareable.push(name.clone());
-    }
-    drop(shareable);
-    let (pods, uid, agent) = (claim::pods(found), name.uid.clone(), Arc::clone(agent));
-    spawn_blocking(move || {
-        let store = open_store(&agent.state, &agent.settings())?;
-        if store.set_claim_pods(&uid, pods.as_deref())? {
-            tracing::info!(uid, count = pods.map(|pods| pods.len()), "pods of the claim");
-        }
-        Ok(())
-    })
-    .await?
 }
 
 /// Gives the claim back if it is still gone and no container of it lives. The API server is asked once more with
