@@ -1,5 +1,5 @@
-//! Asks the node's engine whether it applies CDI devices. One that does not starts a claim's containers without a
-//! GPU and without a word.
+//! Asks the node's engine whether it applies CDI devices. One that does not starts a claim's containers
+//! without a GPU and without a word.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -38,6 +38,15 @@ pub enum EngineError {
         /// Name and version.
         engine: String,
     },
+    /// Whether it applies them is not known.
+    #[error(
+        "it is not known whether {engine} applies CDI devices; without it a pod with a claim would start without its GPU: if it \
+         does, call the agent with --assume-cdi"
+    )]
+    Unknown {
+        /// Name and version.
+        engine: String,
+    },
     /// It is told not to.
     #[error(
         "{engine} is told to apply no CDI devices, so a pod with a claim would start without its GPU; set enable_cdi = true in its \
@@ -72,13 +81,15 @@ async fn ask(path: &Path) -> Result<(Version, Status), tonic::Status> {
     Ok((version, status))
 }
 
-/// containerd 1.7 knows CDI devices of kubelet's if it is told to, and containerd 2 unless it is told not to. Its
-/// settings stand in its status, in JSON. Every version of CRI-O with this interface applies them.
+/// containerd 1.7 knows CDI devices of kubelet's if it is told to, and containerd 2 unless it is told not to.
+/// Its settings stand in its status, in JSON. Every version of CRI-O with this interface applies them.
 fn judge(version: &Version, status: &Status) -> Result<(), EngineError> {
-    if version.name != "containerd" {
-        return Ok(());
+    let engine = format!("{} {}", version.name, version.version);
+    match version.name.as_str() {
+        "containerd" => {}
+        "cri-o" => return Ok(()),
+        _ => return Err(EngineError::Unknown { engine }),
     }
-    let engine = format!("containerd {}", version.version);
     let mut parts = version.version.trim_start_matches('v').split('.');
     let mut number = || parts.next().and_then(|part| part.parse::<u32>().ok()).unwrap_or(0);
     let release = (number(), number());
@@ -135,6 +146,8 @@ mod tests {
             ("containerd", "2.3.1", "not JSON", None),
             ("containerd", "", none, Some("update it")),
             ("cri-o", "1.34.0", none, None),
+            ("docker", "28.0.0", on, Some("--assume-cdi")),
+            ("", "", on, Some("--assume-cdi")),
         ] {
             let version = Version { name: name.into(), version: version.into() };
             let info = HashMap::from([("config".to_owned(), config.to_owned())]);
