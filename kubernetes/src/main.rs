@@ -1,8 +1,8 @@
-//! `gpushare-kube`: gpushare's part in a Kubernetes cluster. `gpushare-kube node` runs on each node with GPUs,
-//! as root, in the namespaces of pids and mounts of the node.
+//! `gpushare-kube`: gpushare's part in a Kubernetes cluster. `gpushare-kube node` runs on each node with
+//! GPUs, as root, in the namespaces of pids and mounts of the node.
 //!
-//! It shows GPUs to the cluster's scheduler, reserves in the node's quota store what the scheduler placed, and
-//! hands the containers over by CDI. It enforces nothing itself: `gpushare-runtime` or the hook do.
+//! It shows GPUs to the cluster's scheduler, reserves in the node's quota store what the scheduler placed,
+//! and hands the containers over by CDI. It enforces nothing itself: `gpushare-runtime` or the hook do.
 #![forbid(unsafe_code)]
 
 mod node;

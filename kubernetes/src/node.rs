@@ -1,8 +1,8 @@
 //! The driver `gpu.gpushare.io` for dynamic resource allocation, on one node.
 //!
 //! [`slice`] shows GPUs to the scheduler, [`registration`] names the driver to kubelet, [`driver`] answers
-//! kubelet's calls, and [`reconcile`] gives back what nobody will ask for any more. A claim's share is a value
-//! ([`allotment`]) before anything is reserved.
+//! kubelet's calls, and [`reconcile`] gives back what nobody will ask for any more. A claim's share is a
+//! value ([`allotment`]) before anything is reserved.
 
 mod allotment;
 mod cdi;
@@ -51,15 +51,15 @@ pub struct Options {
     /// The folder in which engines look for CDI files; one that is emptied when the node starts.
     #[arg(long, value_name = "FOLDER", default_value = "/var/run/cdi")]
     cdi_dir: PathBuf,
-    /// The engine's socket, as kubelet's option --container-runtime-endpoint names it. The engine is asked whether
-    /// it applies CDI devices.
+    /// The engine's socket, as kubelet's option --container-runtime-endpoint names it. The engine is asked
+    /// whether it applies CDI devices.
     #[arg(long, value_name = "SOCKET")]
     engine_socket: Option<PathBuf>,
     /// Do not ask the engine: it is known to apply CDI devices.
     #[arg(long, conflicts_with = "engine_socket")]
     assume_cdi: bool,
-    /// The folder with the pod's service account (token, ca.crt), where it is not at the usual place: in a pod
-    /// that runs in the node's mount namespace. Else KUBECONFIG or the usual place names the API server.
+    /// The folder with the pod's service account (token, ca.crt), where it is not at the usual place: in a
+    /// pod that runs in the node's mount namespace. Else KUBECONFIG or the usual place names the API server.
     #[arg(long, value_name = "FOLDER")]
     service_account: Option<PathBuf>,
     /// Seconds between two looks at this node's GPUs and at claims that nobody needs any more.
@@ -86,8 +86,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Waits for the turn to change claims. It goes into the work that it is for, since a call of kubelet's may be
-    /// given up before that has ended.
+    /// Waits for the turn to change claims. It goes into the work that it is for, since a call of kubelet's
+    /// may be given up before that has ended.
     async fn turn(&self) -> Turn {
         Arc::clone(&self.turn).lock_owned().await
     }
@@ -198,7 +198,8 @@ async fn serve(agent: Arc<Agent>) -> Result<()> {
     tokio::try_join!(driver, registration, repeated, signalled).map(drop)
 }
 
-/// How often it is looked who may use the claims that further pods may come to share: such a pod waits as long.
+/// How often it is looked who may use the claims that further pods may come to share: such a pod waits as
+/// long.
 const CONSUMERS: Duration = Duration::from_secs(3);
 
 async fn consumers(agent: &Arc<Agent>) {

@@ -1,5 +1,5 @@
-//! gRPC over unix sockets, for the few calls that kubelet makes and the two that the engine answers. The messages are written by hand after
-//! Kubernetes' .proto files, so that a build needs no protocol compiler.
+//! gRPC over unix sockets, for the few calls that kubelet makes and the two that the engine answers. The
+//! messages are written by hand after Kubernetes' .proto files, so that a build needs no protocol compiler.
 
 use std::convert::Infallible;
 use std::fs;
@@ -93,8 +93,8 @@ impl<C: Calls> Service<Request<Body>> for Routed<C> {
     }
 }
 
-/// Serves `calls` on the socket until `end` is over. Only root may connect. What an earlier process left at the
-/// path is removed first.
+/// Serves `calls` on the socket until `end` is over. Only root may connect. What an earlier process left at
+/// the path is removed first.
 ///
 /// # Errors
 /// When the socket cannot be made.

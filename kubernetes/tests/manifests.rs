@@ -47,7 +47,7 @@ fn lost(written: &Value, read: &Value, path: &str) -> Option<String> {
         (Value::Array(written), Value::Array(read)) if written.len() == read.len() => {
             written.iter().zip(read).find_map(|(written, read)| lost(written, read, &format!("{path}[]")))
         }
-        // A quantity.
+        // A quantity may be written as a number, and is read as text.
         (Value::Number(written), Value::String(read)) if written.to_string() == *read => None,
         _ => (written != read).then(|| path.to_owned()),
     }

@@ -143,7 +143,7 @@ pub enum ReserveError {
         "claim {name} holds {held} on this node, with containers that run; delete their pods before it is allocated anew"
     )]
     ClaimInUse {
-        /// The claim.
+        /// Namespace, name and UID of the claim.
         name: ClaimName,
         /// What its lease was made for.
         held: String,

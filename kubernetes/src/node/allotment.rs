@@ -85,8 +85,8 @@ impl Allotment {
     /// `strict`: whether the node lets claims only lower its defaults.
     ///
     /// # Errors
-    /// When the claim is not allocated, names a device or an amount that cannot be, or has parameters that are
-    /// malformed.
+    /// When the claim is not allocated, names a device or an amount that cannot be, or has parameters that
+    /// are malformed.
     pub fn of(claim: &ResourceClaim, pool: &str, gpus: &[Gpu], strict: bool) -> Result<Self, AllotmentError> {
         let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
         let allocated = allocation.and_then(|allocation| allocation.devices.as_ref());

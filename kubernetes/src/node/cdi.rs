@@ -1,5 +1,5 @@
-//! The CDI files of claims, by which engines bring a claim's token into its containers. They lie in memory, as
-//! leases do: after a restart of the node kubelet has every claim prepared anew.
+//! The CDI files of claims, by which engines bring a claim's token into its containers. They lie in memory,
+//! as leases do: after a restart of the node kubelet has every claim prepared anew.
 
 use std::fs;
 use std::io::ErrorKind;

@@ -10,8 +10,8 @@ use gpushare_quota::ClaimName;
 /// The claim of this name and UID; `None` if the cluster has it no more.
 ///
 /// # Errors
-/// When that is not told. An answer that only looks like it, as of a proxy or of a server without this API, is
-/// none.
+/// When that is not told. An answer that only looks like it, as of a proxy or of a server without this API,
+/// is none.
 pub async fn find(api: &Client, name: &ClaimName) -> Result<Option<ResourceClaim>> {
     let claims = Api::<ResourceClaim>::namespaced(api.clone(), &name.namespace);
     let found = match claims.get(&name.name).await {

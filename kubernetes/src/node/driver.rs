@@ -1,5 +1,5 @@
-//! Answers kubelet's calls for claims (pkg/apis/dra/v1/api.proto). Both calls may come again at any time, after
-//! a restart of kubelet, of this agent or of the node; the second does what the first did.
+//! Answers kubelet's calls for claims (pkg/apis/dra/v1/api.proto). Both calls may come again at any time,
+//! after a restart of kubelet, of this agent or of the node; the second does what the first did.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -116,7 +116,8 @@ fn reserve(agent: &Agent, name: &ClaimName, claim: &ResourceClaim, _turn: &Turn)
         .collect())
 }
 
-/// Gives a claim's share back, and removes its CDI file. Containers that hold the share keep it until they end.
+/// Gives a claim's share back, and removes its CDI file. Containers that hold the share keep it until they
+/// end.
 async fn release(agent: &Arc<Agent>, uid: &str) -> Result<()> {
     let (turn, agent, uid) = (agent.turn().await, Arc::clone(agent), uid.to_owned());
     agent.shareable.lock().await.retain(|name| name.uid != uid);

@@ -41,8 +41,8 @@ struct Written {
 }
 
 impl Parameters {
-    /// The parameters for the shares of these requests. All shares of a claim are one lease, so what is stated
-    /// for one of them holds for all. Of several statements the last one counts; a class's come first.
+    /// The parameters for the shares of these requests. All shares of a claim are one lease, so what is
+    /// stated for one of them holds for all. Of several statements the last one counts; a class's come first.
     ///
     /// A class is the administrator's. What a claim says may only be less than what its class says, and on a
     /// strict node less than the node's default: a lower priority, a stricter policy.

@@ -1,5 +1,6 @@
-//! Keeps claims as the cluster has them: which pods may use them, and that those are given back which no call of
-//! kubelet's will give back. A claim is gone when the cluster has no such claim, or has it on another node.
+//! Keeps claims as the cluster has them: which pods may use them, and that those are given back which no call
+//! of kubelet's will give back. A claim is gone when the cluster has no such claim, or has it on another
+//! node.
 
 use std::sync::Arc;
 
@@ -73,8 +74,8 @@ async fn look(agent: &Arc<Agent>, name: &ClaimName, which: Which) -> Result<()> 
     }
 }
 
-/// Gives the claim back if it is still gone and no container of it lives. The API server is asked once more with
-/// the turn, since kubelet may have had the claim prepared meanwhile.
+/// Gives the claim back if it is still gone and no container of it lives. The API server is asked once more
+/// with the turn, since kubelet may have had the claim prepared meanwhile.
 async fn give_back_unused(agent: &Arc<Agent>, name: &ClaimName) -> Result<()> {
     let turn = agent.turn().await;
     let found = claim::find(&agent.api, name).await?;

@@ -1,4 +1,5 @@
-//! Shows this node's GPUs to the cluster's scheduler, as devices whose memory and compute it hands out in parts.
+//! Shows this node's GPUs to the cluster's scheduler, as devices whose memory and compute it hands out in
+//! parts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -174,8 +175,8 @@ fn memory_capacity(memory: DeviceMemory, rules: &Admission, policy: &Policy) -> 
     capacity(bytes(all), bytes(default), bytes(MIB), Some(bytes(most.max(MIB))), bytes(MIB))
 }
 
-/// Compute in percent. A share that states none gets the node's default. Where that is none, it has no limit and
-/// takes nothing of it.
+/// Compute in percent. A share that states none gets the node's default. Where that is none, it has no limit
+/// and takes nothing of it.
 fn cores_capacity(rules: &Admission, policy: &Policy) -> DeviceCapacity {
     let percent = |percent: u16| Quantity(percent.to_string());
     let most = rules.cores_percent.min(100);

@@ -54,8 +54,8 @@ struct Trial {
 }
 
 impl Trial {
-    /// Makes a call of kubelet's until it succeeds, as kubelet does. While kills are left the agent may be killed
-    /// during it, or the API server go away.
+    /// Makes a call of kubelet's until it succeeds, as kubelet does. While kills are left the agent may be
+    /// killed during it, or the API server go away.
     fn insist<T>(&mut self, call: impl Fn(&ClusterNode) -> Result<T, String>) -> T {
         for _ in 0..200 {
             let blow = self.blow();
@@ -98,7 +98,8 @@ impl Trial {
         }
     }
 
-    /// Each claim that was prepared, and no other, holds exactly what the scheduler allotted: pod to GPU and GiB.
+    /// Each claim that was prepared, and no other, holds exactly what the scheduler allotted: pod to GPU and
+    /// GiB.
     fn check(&self, config: &Path, allotted: &BTreeMap<u64, (usize, u64)>) {
         let held: BTreeMap<String, Vec<u64>> =
             leases(config).into_iter().map(|lease| (lease.id, lease.memory)).collect();

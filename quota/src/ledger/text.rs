@@ -9,7 +9,8 @@ use super::page::Line;
 
 /// Raised with every change to what follows it. 2: leases of resource claims.
 const VERSION: u32 = 2;
-/// Earlier versions whose lines are also lines of this one. A running node has such a ledger after an upgrade.
+/// Earlier versions whose lines are also lines of this one. A running node has such a ledger after an
+/// upgrade.
 const READABLE: u32 = 1;
 /// What the first line says before the version.
 const TITLE: &str = "gpushare leases, version ";

@@ -13,9 +13,9 @@ use crate::place::{Admission, place};
 use crate::pod::words;
 
 impl Store {
-    /// Grants `request` to a claim, for the pods with these UIDs. A claim that has a lease for an equal request
-    /// keeps it, with its token. One that asks for something else gets a new lease, if no container holds the
-    /// old one, for which `swept` is called then.
+    /// Grants `request` to a claim, for the pods with these UIDs. A claim that has a lease for an equal
+    /// request keeps it, with its token. One that asks for something else gets a new lease, if no container
+    /// holds the old one, for which `swept` is called then.
     ///
     /// # Errors
     /// As [`Store::reserve`]; also when containers hold the claim's lease for another request, or its UID is
@@ -93,8 +93,8 @@ impl Store {
         Ok((claim, lease, replaced))
     }
 
-    /// Lets the pods with these UIDs use the claim, and no others any more. Returns whether that is news. It is
-    /// no error if there is no such claim.
+    /// Lets the pods with these UIDs use the claim, and no others any more. Returns whether that is news. It
+    /// is no error if there is no such claim.
     ///
     /// # Errors
     /// When the store fails.
@@ -113,8 +113,8 @@ impl Store {
         writing.commit().map(|_| true)
     }
 
-    /// Ends a claim's part in its lease. Containers that still hold the lease keep it until they end. It is no
-    /// error if there is no such claim.
+    /// Ends a claim's part in its lease. Containers that still hold the lease keep it until they end. It is
+    /// no error if there is no such claim.
     ///
     /// # Errors
     /// When the store fails.

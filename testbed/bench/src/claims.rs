@@ -16,7 +16,8 @@ use crate::table::{Row, Table};
 const CLAIMS: usize = 100;
 const GPUS: usize = 8;
 const WATCHED: Duration = Duration::from_secs(20);
-/// Seconds between the agent's looks at its claims, in place of 30: so one falls into the time that is watched.
+/// Seconds between the agent's looks at its claims, in place of 30: so one falls into the time that is
+/// watched.
 const PERIOD: u64 = 10;
 
 /// Measures the section.

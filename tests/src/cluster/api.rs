@@ -1,5 +1,5 @@
-//! A simulated API server: objects by their paths, over real HTTP. It checks resource versions as the real one
-//! does, and can be away.
+//! A simulated API server: objects by their paths, over real HTTP. It checks resource versions as the real
+//! one does, and can be away.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -84,7 +84,8 @@ impl Api {
         its.map(|(_, count)| count).sum()
     }
 
-    /// Makes the claim `name` in the namespace `team`, with this allocation, for the pod with the UID `uid-of-pod`.
+    /// Makes the claim `name` in the namespace `team`, with this allocation, for the pod with the UID
+    /// `uid-of-pod`.
     pub fn claim(&self, name: &str, uid: &str, results: &[Value], config: &[Value]) {
         self.put(
             &format!("{GROUP}/namespaces/team/resourceclaims/{name}"),

@@ -1,5 +1,5 @@
-//! A simulated kubelet: finds the driver by its socket, calls it for claims, and hands CDI devices to an engine,
-//! which puts them into bundles as the Container Device Interface says.
+//! A simulated kubelet: finds the driver by its socket, calls it for claims, and hands CDI devices to an
+//! engine, which puts them into bundles as the Container Device Interface says.
 
 use std::collections::HashMap;
 use std::fs;
