@@ -7,7 +7,8 @@ top=$(cd "$(dirname "$0")/../.." && pwd)
 # shellcheck source=tests/setup/cache.sh
 . "$top/tests/setup/cache.sh"
 requirements=$top/tests/setup/requirements.txt
-venv=$top/.cache/python
+# By its own path, since a program of the environment names its interpreter so: other checkouts use it too.
+venv=$(cd "$top/.cache" && pwd -P)/python
 
 # The distribution's own interpreter: its files are found in a container whose root is this machine's.
 python=/usr/bin/python3
@@ -16,7 +17,7 @@ python=/usr/bin/python3
     exit 3
 }
 
-wanted=$(cat "$requirements" "$0" | cksum)-$("$python" --version)
+wanted=$(cat "$requirements" "$0" | cksum)-$("$python" --version)-$venv
 if [ "$(cat "$venv/made-from" 2>/dev/null)" = "$wanted" ]; then
     echo "$venv"
     exit 0
