@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use gpushare_inventory::CdiDevice;
 use serde_json::Value;
 
+use crate::allocated::Allocated;
 use crate::reserved::Reserved;
 
 /// Annotations, environment, mounts and device nodes of one container, as its engine wrote them.
@@ -24,6 +25,8 @@ pub struct Container {
     cdi: BTreeMap<String, CdiDevice>,
     /// What the node reserved for the resource claim that the bundle names.
     reserved: Option<Reserved>,
+    /// What kubelet allocated to it; `None` where nobody said.
+    allocated: Option<Allocated>,
     /// See [`Container::ran_before()`].
     ran_before: bool,
     /// Whether the engine gave it every device of the host. A GPU's node then does not mean that the GPU was
@@ -168,6 +171,16 @@ impl Container {
         self.reserved.as_ref()
     }
 
+    /// Adds what kubelet allocated to it.
+    pub fn with_allocated(self, allocated: Allocated) -> Self {
+        Self { allocated: Some(allocated), ..self }
+    }
+
+    /// What kubelet allocated to the container; `None` where it is no pod's, or it was not looked up.
+    pub fn allocated(&self) -> Option<&Allocated> {
+        self.allocated.as_ref()
+    }
+
     /// What the node's CDI files say about the CDI device `name`; `None` where it was not looked up.
     pub fn cdi_device(&self, name: &str) -> Option<&CdiDevice> {
         self.cdi.get(name)
@@ -260,6 +273,13 @@ impl Container {
     /// The UID of the container's pod in the cluster; `None` outside a CRI engine.
     pub fn pod_uid(&self) -> Option<&str> {
         self.of_pod(|keys| keys.uid)
+    }
+
+    /// The UID of the pod and the container's name in it, where an engine of Kubernetes wrote them. An image
+    /// could write podman's annotations.
+    pub fn in_cluster(&self) -> Option<(&str, &str)> {
+        let is_clusters = self.engines().len() == 1 && !self.is_sandbox();
+        is_clusters.then(|| Some((self.pod_uid()?, self.name_in_pod()?))).flatten()
     }
 
     /// Whether the bundle holds the hook of an earlier lease: the wrapper edited it then, and no engine has

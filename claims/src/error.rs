@@ -103,6 +103,15 @@ pub enum RequestError {
         /// The setting that would give its channel a ceiling.
         setting: &'static str,
     },
+    /// Variables alone ask for a GPU in a container to which kubelet allocated none.
+    #[error(
+        "{key} asks for a GPU, but kubelet allocated none to this container, and variables grant nothing without \
+         (request.kubelet): ask for one in its resources, or set NVIDIA_VISIBLE_DEVICES=void if it wants none"
+    )]
+    NotAllocated {
+        /// The word that asks, as key and value.
+        key: String,
+    },
     /// A channel that may only lower states more than the node's default, and no trusted channel states that
     /// amount.
     #[error(

@@ -6,6 +6,7 @@
 //! above, `gpushare-request`. docs/trust.md says who is believed how far.
 #![forbid(unsafe_code)]
 
+mod allocated;
 mod amount;
 mod claim;
 mod container;
@@ -23,6 +24,7 @@ mod reserved;
 mod selector;
 mod words;
 
+pub use allocated::{Allocated, AllocatedPart};
 pub use amount::{Amount, Cap};
 pub use claim::{Claim, Span};
 pub use container::{
@@ -40,7 +42,7 @@ pub use library::{Interceptor, Library, Owner, UNPROVED};
 pub use merge::merge;
 pub use model::ModelFilter;
 pub use patterns::KeyPatterns;
-pub use policy::{Ceilings, DialectSettings, InterceptorPolicy, NvidiaPolicy, Policy};
+pub use policy::{Ceilings, DialectSettings, InterceptorPolicy, KubeletPolicy, NvidiaPolicy, Policy};
 pub use rank::Rank;
 pub use request::{Kept, Request, Share};
 pub use reserved::{Reserved, ReservedShare};

@@ -1,7 +1,10 @@
 //! The node's rules for requests, as the settings file states them.
 
+use std::borrow::Cow;
+
 use gpushare_inventory::{Capabilities, DeviceMemory, Gpu};
 
+use crate::allocated::Allocated;
 use crate::amount::Cap;
 use crate::error::RequestError;
 use crate::gpus::total;
@@ -43,6 +46,20 @@ pub struct Policy {
     pub nvidia: NvidiaPolicy,
     /// The driver capabilities that containers may have; `None` allows all of them.
     pub capabilities: Option<Capabilities>,
+    /// Whether what kubelet allocated to a pod's container is asked for.
+    pub kubelet: KubeletPolicy,
+}
+
+/// Whether what kubelet allocated bounds the requests of pods. The node's agent notes it for each pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KubeletPolicy {
+    /// It is not looked up.
+    #[default]
+    Off,
+    /// It is, and where the agent is away and noted nothing, `create` fails.
+    Refuse,
+    /// It is, and where the agent is away and noted nothing, the bundle's words are believed as without it.
+    Believe,
 }
 
 /// The node's answers to what other systems' requests leave open.
@@ -111,6 +128,15 @@ pub struct Ceiling {
 }
 
 impl Policy {
+    /// The rules for a container to which kubelet allocated this; `None` where nobody said. On a strict node
+    /// its variables then grant what was allocated, and without an allocation nothing.
+    pub fn within(&self, allocated: Option<&Allocated>) -> Cow<'_, Self> {
+        let Some(allocated) = allocated.filter(|_| self.strict) else { return Cow::Borrowed(self) };
+        let whole = || self.ceilings.env.or(Some(MemoryRequest::Percent(100)));
+        let env = if allocated.is_empty() { None } else { whole() };
+        Cow::Owned(Self { ceilings: Ceilings { env, ..self.ceilings }, ..self.clone() })
+    }
+
     /// The ceilings of words of this rank, all of which apply. `None` where such words may only lower what
     /// others grant.
     pub fn authority(&self, rank: Rank) -> Option<Vec<Ceiling>> {

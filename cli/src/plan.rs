@@ -8,13 +8,11 @@ use anyhow::{Context, Result};
 use gpushare_config::Config;
 use gpushare_inject::{
     Bundle, HostFiles, Image, Offer, Plan, PlanParts, Programs, Requirements, RootFolder, admit, beside_sick,
-    clear, look_up_claim, refuse_previous_plan, take_out_driver,
+    clear, look_up_allocation, look_up_claim, refuse_previous_plan, take_out_driver,
 };
 use gpushare_inventory::Node;
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member, Store};
-use gpushare_request::{
-    Container, Devices, InterceptorPolicy, Mode, Request, RequestError, Scope, is_request, read,
-};
+use gpushare_request::{Devices, InterceptorPolicy, Mode, Request, RequestError, Scope, is_request, read};
 use serde_json::{Map, Value, json};
 
 use crate::{inventory, node, table};
@@ -41,7 +39,9 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     admit(&json, bundle.path(), &programs, &node, config.request.strict)?;
     inventory::fit(&config, &node, &state)?;
     let claimed = look_up_claim(&container, || anyhow::Ok(Store::open(state.path())?))?;
-    let request = read(claimed.as_ref().unwrap_or(&container), &config.request, &node.gpus);
+    let container = claimed.unwrap_or(container);
+    let container = look_up_allocation(&container, &state, config.request.kubelet)?.unwrap_or(container);
+    let request = read(&container, &config.request, &node.gpus);
     let request = request.map_err(|error| beside_sick(error.into(), &node))?;
     let mut request = request.ok_or(RequestError::NoShare)?;
     if config.denies_user_namespaces {
@@ -52,7 +52,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     }
     clear(&mut json, &request, false)?;
     take_out_driver(&mut json, &node.driver.sources());
-    let grants = match claimed.as_ref().and_then(Container::reserved) {
+    let grants = match container.reserved() {
         Some(reserved) => reserved.shares.iter().map(Grant::from).collect(),
         None => {
             let grants = store.preview(&request, &node.gpus, &config.quota);

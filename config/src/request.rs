@@ -4,8 +4,8 @@ use std::str::FromStr;
 
 use gpushare_inventory::DeviceMemory;
 use gpushare_request::{
-    Ceilings, DialectSettings, IndexMeaning, InterceptorPolicy, KeyPatterns, MemoryRequest, NvidiaPolicy,
-    Policy, dialect_names, switch_names,
+    Ceilings, DialectSettings, IndexMeaning, InterceptorPolicy, KeyPatterns, KubeletPolicy, MemoryRequest,
+    NvidiaPolicy, Policy, dialect_names, switch_names,
 };
 use serde::Deserialize;
 
@@ -20,6 +20,8 @@ const NVIDIA: [(&str, NvidiaPolicy); 4] = [
 ];
 const INTERCEPTOR: [(&str, InterceptorPolicy); 2] =
     [("replace", InterceptorPolicy::Replace), ("stand-down", InterceptorPolicy::StandDown)];
+const KUBELET: [(&str, KubeletPolicy); 3] =
+    [("off", KubeletPolicy::Off), ("refuse", KubeletPolicy::Refuse), ("believe", KubeletPolicy::Believe)];
 const ALIYUN_INDEX: [(&str, IndexMeaning); 2] = [("minor", IndexMeaning::Minor), ("pci", IndexMeaning::Pci)];
 /// Whether a zero of HAMi counts as unstated.
 const HAMI_ZERO: [(&str, bool); 2] = [("refuse", false), ("unstated", true)];
@@ -41,6 +43,7 @@ pub(crate) struct RequestSection {
     pub env_ceiling: String,
     pub volume_mounts: bool,
     pub interceptor: String,
+    pub kubelet: String,
     pub unread_dialects: Vec<String>,
     pub honoured_switches: Vec<String>,
 }
@@ -92,6 +95,7 @@ pub(crate) fn policy(section: &RequestSection, dialects: &DialectsSection) -> Re
         ignore_env: !section.env,
         default_memory: parsed("request.default_memory", &section.default_memory, "")?,
         default_cores: parsed("request.default_cores", &section.default_cores, "")?,
+        kubelet: checked("request.kubelet", &section.kubelet, &KUBELET)?,
         nvidia,
         capabilities: parsed("request.capabilities", &section.capabilities, "all")?,
     })

@@ -13,6 +13,7 @@ use gpushare_region::path::DRIVER_FOLDER;
 use gpushare_request::{Container, InterceptorPolicy, Request, RequestError, Scope, read};
 use serde_json::Value;
 
+use crate::allocation::{AllocationError, look_up_allocation};
 use crate::bundle::Bundle;
 use crate::claim::{ClaimError, look_up_claim, part_of};
 use crate::edit;
@@ -83,6 +84,9 @@ pub enum GrantError {
     /// The container may not join the lease of the claim that its bundle names.
     #[error(transparent)]
     Claim(#[from] ClaimError),
+    /// It is not known what kubelet allocated to the container.
+    #[error(transparent)]
+    Allocation(#[from] AllocationError),
     /// Another system's library is in a bundle that can no longer be changed.
     #[error(
         "the bundle brings another system's interception library ({what}), which a hook cannot take out: use \
@@ -219,6 +223,8 @@ impl<'a> Facts<'a> {
         admit(&requester.json, requester.bundle.path(), &here, &node, settings.policy.strict)?;
         let claimed = look_up_claim(requester.container, || open_store(&state, settings))?;
         let container = claimed.as_ref().unwrap_or(requester.container);
+        let allocated = look_up_allocation(container, &state, settings.policy.kubelet)?;
+        let container = allocated.as_ref().unwrap_or(container);
         let request = read(container, settings.policy, &node.gpus);
         let request = request.map_err(|error| beside_sick(error.into(), &node))?;
         let request = request.ok_or(RequestError::NoShare)?;

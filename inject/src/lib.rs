@@ -7,6 +7,7 @@
 //! of its folders the libraries appear.
 #![deny(unsafe_code)]
 
+mod allocation;
 mod bundle;
 mod cdi;
 mod claim;
@@ -32,6 +33,7 @@ mod rights;
 mod settings;
 mod sys;
 
+pub use allocation::{AllocationError, Allocations, PodAllocation, Presence, look_up_allocation};
 pub use bundle::{Bundle, BundleError};
 pub use cdi::{CdiDevice, CdiSpec, UNFINISHED};
 pub use claim::{ClaimError, look_up_claim};

@@ -19,10 +19,10 @@ mod switches;
 pub use dialects::names as dialect_names;
 pub use dialects::switch_names;
 pub use gpushare_claims::{
-    Ceilings, ComputePolicy, Container, Cores, DeviceSelector, Devices, DialectSettings, Engine,
-    GrammarError, HANDED, IndexMeaning, Interceptor, InterceptorPolicy, Kept, KeyPatterns, MemoryRequest,
-    Mode, ModelFilter, NvidiaPolicy, Policy, Priority, Request, RequestError, Reserved, ReservedShare, Scope,
-    SelectorError, Share, find_gpu, is_privileged, ran_before,
+    Allocated, AllocatedPart, Ceilings, ComputePolicy, Container, Cores, DeviceSelector, Devices,
+    DialectSettings, Engine, GrammarError, HANDED, IndexMeaning, Interceptor, InterceptorPolicy, Kept,
+    KeyPatterns, KubeletPolicy, MemoryRequest, Mode, ModelFilter, NvidiaPolicy, Policy, Priority, Request,
+    RequestError, Reserved, ReservedShare, Scope, SelectorError, Share, find_gpu, is_privileged, ran_before,
 };
 pub use quantity::kubernetes as kubernetes_quantity;
 pub use read::{is_request, read};

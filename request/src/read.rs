@@ -6,11 +6,11 @@ use gpushare_inventory::{Capabilities, CapabilityError, Gpu};
 
 use crate::dialect::Speech;
 use crate::dialects::{self, Spoken};
-use crate::sources::{cdi, handed, list, own, qualified, reserved};
+use crate::sources::{allocated, cdi, handed, list, own, qualified, reserved};
 use crate::switches;
 use gpushare_claims::{
-    Amount, Claim, Container, Engine, IndexMeaning, Interceptor, InterceptorPolicy, Kept, Library, NodeGpus,
-    Policy, Rank, Request, RequestError, UNPROVED, Words, Writer, conflict, merge, shortened,
+    Allocated, Amount, Claim, Container, Engine, IndexMeaning, Interceptor, InterceptorPolicy, Kept, Library,
+    NodeGpus, Policy, Rank, Request, RequestError, UNPROVED, Words, Writer, conflict, merge, shortened,
 };
 
 const CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
@@ -32,6 +32,7 @@ pub fn is_request(container: &Container, policy: &Policy) -> bool {
 /// When the request is malformed or contradictory, names what the node does not have, or comes only by
 /// channels that may not grant under the policy.
 pub fn read(container: &Container, policy: &Policy, gpus: &[Gpu]) -> Result<Option<Request>, RequestError> {
+    let policy = &*policy.within(container.allocated());
     let words = Words::new(container, policy);
     let spoken = dialects::spoken(&words);
     if container.is_sandbox() || !asks(&words, &spoken) {
@@ -51,6 +52,7 @@ pub fn read(container: &Container, policy: &Policy, gpus: &[Gpu]) -> Result<Opti
     if let (Some(denial), Some(claim)) = (denial, claims.iter().find(|claim| claim.asks)) {
         return Err(conflict(&claim.by, denial));
     }
+    refuse_without_allocation(&words, &claims)?;
     let mut notes = switches::apply(&words, &mut claims);
     notes.extend(near_misses(&words, &spoken));
     let mut request = merge(&claims, policy, node)?;
@@ -101,6 +103,17 @@ fn refuse_unread(words: &Words, spoken: &[Spoken]) -> Result<(), RequestError> {
     }
 }
 
+/// Refuses variables that alone ask for a GPU where kubelet allocated none (strict nodes).
+fn refuse_without_allocation(words: &Words, claims: &[Claim]) -> Result<(), RequestError> {
+    let is_empty = words.container.allocated().is_some_and(Allocated::is_empty);
+    let mut asking = claims.iter().filter(|claim| claim.asks);
+    let Some(first) = asking.clone().next() else { return Ok(()) };
+    match words.policy.strict && is_empty && asking.all(|claim| claim.rank == Rank::Environment) {
+        true => Err(RequestError::NotAllocated { key: first.by.clone() }),
+        false => Ok(()),
+    }
+}
+
 /// The words in which the list of GPUs is searched. Keys of a dialect that owns the list are hidden.
 fn listing<'a>(words: &Words<'a>, spoken: &[Spoken]) -> Words<'a> {
     let over = asking(spoken).filter(|spoken| spoken.dialect.over.contains(&dialects::PLAIN_LIST));
@@ -137,6 +150,7 @@ fn claims<'a>(
     claims.extend(qualified::claims(words, node)?);
     claims.extend(handed::claims(words, node)?);
     claims.extend(reserved::claims(words, node)?);
+    claims.extend(allocated::claims(words, node)?);
     bind_to_one(&mut claims);
     let words = listing(words, spoken);
     let is_named = claims.iter().any(|claim| claim.gpus.is_some() && claim.rank > Rank::Environment);

@@ -1,6 +1,7 @@
 //! The sources that are read in every bundle, whichever system scheduled it: gpushare's own keys, lists of
-//! GPUs, CDI names, what the engine was handed, and what the node reserved.
+//! GPUs, CDI names, what the engine was handed, what kubelet allocated, and what the node reserved.
 
+pub(crate) mod allocated;
 pub(crate) mod cdi;
 pub(crate) mod entry;
 pub(crate) mod handed;
