@@ -6,7 +6,6 @@
 #![forbid(unsafe_code)]
 
 mod node;
-mod rpc;
 
 use std::process::ExitCode;
 

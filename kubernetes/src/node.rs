@@ -2,8 +2,10 @@
 //!
 //! [`slice`] shows GPUs to the scheduler, [`registration`] names the driver to kubelet, [`driver`] answers
 //! kubelet's calls, and [`reconcile`] gives back what nobody will ask for any more. A claim's share is a
-//! value ([`allotment`]) before anything is reserved.
+//! value ([`allotment`]) before anything is reserved. [`allocation`] notes what kubelet and other drivers gave
+//! to the pods.
 
+mod allocation;
 mod allotment;
 mod cdi;
 mod claim;
@@ -12,6 +14,7 @@ mod driver;
 mod engine;
 mod messages;
 mod parameters;
+mod podresources;
 mod reconcile;
 mod registration;
 mod slice;
@@ -31,8 +34,8 @@ use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Mutex, watch};
 
-use crate::rpc;
 use driver::Turn;
+use gpushare_rpc as rpc;
 use reconcile::Which;
 use slice::Published;
 
@@ -186,13 +189,19 @@ async fn serve(agent: Arc<Agent>) -> Result<()> {
     let period = Duration::from_secs(agent.options.period.max(1));
     let periodic = repeat(period, || periodic(&agent), until_stopped());
     let consumers = repeat(period.min(CONSUMERS), || consumers(&agent), until_stopped());
+    let allocations = async {
+        tokio::select! {
+            () = allocation::keep(&agent) => {}
+            () = until_stopped() => {}
+        }
+    };
     let signalled = async {
         ended().await?;
         let _ = stop.send(true);
         anyhow::Ok(())
     };
     let repeated = async {
-        tokio::join!(periodic, consumers);
+        tokio::join!(periodic, consumers, allocations);
         anyhow::Ok(())
     };
     tokio::try_join!(driver, registration, repeated, signalled).map(drop)

@@ -2,6 +2,7 @@
 
 pub mod api;
 pub mod kubelet;
+pub mod podresources;
 
 use std::ffi::OsString;
 use std::fs;
@@ -22,6 +23,7 @@ use serde_json::{Value, json};
 
 use api::Api;
 use kubelet::{Kubelet, NODE};
+use podresources::PodResources;
 
 /// What tests of the agent need that run no container.
 pub const NEEDS: &[Need] = &[Need::Root];
@@ -72,7 +74,9 @@ impl ClusterNode {
         // Short names: a socket's path has at most 107 bytes.
         let scratch = Scratch::new("k");
         let config = beside_the_release(&config);
-        let kubelet = Kubelet { root: scratch.folder("k"), cdi: scratch.folder("cdi") };
+        let root = scratch.folder("k");
+        let devices = PodResources::start(&root);
+        let kubelet = Kubelet { root, cdi: scratch.folder("cdi"), devices };
         let mut this = Self {
             node,
             api: Api::start(NODE),

@@ -19,6 +19,8 @@ pub struct Lease {
     pub pid: Option<u64>,
     /// Bytes of each GPU.
     pub memory: Vec<u64>,
+    /// UUIDs of the GPUs.
+    pub gpus: Vec<String>,
 }
 
 /// Runs `gpushare ARGS...` under the settings file `config`.
@@ -62,5 +64,6 @@ fn lease(value: &Value) -> Lease {
         state: word("state"),
         pid: value["pid"].as_u64(),
         memory: gpus.iter().map(memory).collect(),
+        gpus: gpus.iter().filter_map(|gpu| gpu["uuid"].as_str()).map(str::to_owned).collect(),
     }
 }

@@ -190,14 +190,15 @@ fn sum(one: Share, other: Share) -> Share {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use gpushare_inventory::DeviceNode;
     use gpushare_request::{ComputePolicy, Priority};
     use serde_json::{Value, json};
 
     use super::*;
 
-    fn gpu(number: u8) -> Gpu {
+    /// A GPU of 80 GiB.
+    pub fn gpu(number: u8) -> Gpu {
         Gpu {
             index: number.into(),
             uuid: GpuUuid::from_bytes([number; 16]),

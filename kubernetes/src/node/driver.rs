@@ -17,7 +17,7 @@ use super::allotment::Allotment;
 use super::consumers::note_consumers;
 use super::messages::{Claim, Claims, Device, Prepared, PreparedClaims, Unprepared, UnpreparedClaims};
 use super::{Agent, cdi, claim, engine};
-use crate::rpc::{self, Answer, Calls};
+use gpushare_rpc::{self as rpc, Answer, Calls};
 
 /// The driver, as kubelet calls it.
 #[derive(Clone)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use prost::Message;
 use serde_json::Value;
 
-use crate::rpc;
+use gpushare_rpc as rpc;
 
 /// Where engines listen for kubelet. The first that exists is asked.
 const SOCKETS: [&str; 3] =

@@ -5,7 +5,7 @@ use http::Request;
 use tonic::body::Body;
 
 use super::{Agent, DRIVER};
-use crate::rpc::{self, Answer, Calls};
+use gpushare_rpc::{self as rpc, Answer, Calls};
 
 /// The driver's name, socket and versions.
 #[derive(Clone)]

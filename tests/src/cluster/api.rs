@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::scratch::Scratch;
 use serde_json::{Value, json};
@@ -31,7 +32,21 @@ struct State {
     /// Calls of GET by path.
     asked: BTreeMap<String, usize>,
     connections: Vec<TcpStream>,
+    /// What has changed, the oldest first.
+    changes: Vec<Change>,
 }
+
+/// One change of an object.
+#[derive(Clone)]
+struct Change {
+    version: u64,
+    kind: &'static str,
+    path: String,
+    object: Value,
+}
+
+/// Where pods are: below their namespaces.
+const PODS: &str = "/api/v1/namespaces/team/pods";
 
 impl Api {
     /// A server that knows the node `node`.
@@ -84,6 +99,27 @@ impl Api {
         its.map(|(_, count)| count).sum()
     }
 
+    /// Makes the pod `name` in the namespace `team`, bound to the node, with the UID `uid-of-NAME`.
+    pub fn pod(&self, name: &str, spec: &Value, status: &Value) {
+        let metadata = json!({"name": name, "namespace": "team", "uid": format!("uid-of-{name}")});
+        let pod =
+            json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status});
+        self.put(&format!("{PODS}/{name}"), pod);
+    }
+
+    /// Deletes the pod `name`.
+    pub fn forget_pod(&self, name: &str) {
+        self.state().remove(&format!("{PODS}/{name}"));
+    }
+
+    /// Makes a slice of another driver.
+    pub fn slice(&self, name: &str, spec: &Value) {
+        let slice = json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": spec,
+        });
+        self.put(&format!("{GROUP}/resourceslices/{name}"), slice);
+    }
+
     /// Makes the claim `name` in the namespace `team`, with this allocation, for the pod with the UID
     /// `uid-of-pod`.
     pub fn claim(&self, name: &str, uid: &str, results: &[Value], config: &[Value]) {
@@ -109,7 +145,7 @@ impl Api {
 
     /// Deletes the claim `name`.
     pub fn forget_claim(&self, name: &str) {
-        self.state().objects.remove(&format!("{GROUP}/namespaces/team/resourceclaims/{name}"));
+        self.state().remove(&format!("{GROUP}/namespaces/team/resourceclaims/{name}"));
     }
 
     /// All slices.
@@ -137,8 +173,32 @@ impl State {
     fn store(&mut self, path: &str, mut object: Value) -> Value {
         self.version += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        self.objects.insert(path.to_owned(), object.clone());
+        let old = self.objects.insert(path.to_owned(), object.clone());
+        self.note(if old.is_some() { "MODIFIED" } else { "ADDED" }, path, &object);
         object
+    }
+
+    fn remove(&mut self, path: &str) {
+        let Some(mut object) = self.objects.remove(path) else { return };
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        self.note("DELETED", path, &object);
+    }
+
+    fn note(&mut self, kind: &'static str, path: &str, object: &Value) {
+        let (version, path, object) = (self.version, path.to_owned(), object.clone());
+        self.changes.push(Change { version, kind, path, object });
+    }
+
+    /// The list of pods or slices, as their path asks for all of them.
+    fn list(&self, path: &str) -> Option<Value> {
+        let (kind, folder) = collection(path)?;
+        let of = self.objects.iter().filter(|(path, _)| path.starts_with(folder));
+        let items: Vec<&Value> = of.map(|(_, object)| object).collect();
+        Some(json!({
+            "apiVersion": "v1", "kind": kind, "metadata": {"resourceVersion": self.version.to_string()},
+            "items": items,
+        }))
     }
 
     /// Status and body of the answer to a call.
@@ -151,6 +211,9 @@ impl State {
             *self.asked.entry(path.to_owned()).or_default() += 1;
         }
         let sent = || serde_json::from_slice::<Value>(body).expect("clients send JSON");
+        if let ("GET", Some(list)) = (method, self.list(path)) {
+            return (200, list);
+        }
         match (method, self.objects.get(path)) {
             ("GET", Some(object)) => (200, object.clone()),
             ("PUT", Some(object)) => {
@@ -174,6 +237,47 @@ impl State {
     }
 }
 
+/// The kind of the list at a path, and the folder of its objects.
+fn collection(path: &str) -> Option<(&'static str, &'static str)> {
+    match path.split('?').next()? {
+        "/api/v1/pods" => Some(("PodList", PODS)),
+        "/apis/resource.k8s.io/v1/resourceslices" => {
+            Some(("ResourceSliceList", "/apis/resource.k8s.io/v1/resourceslices/"))
+        }
+        _ => None,
+    }
+}
+
+/// Sends changes as they come, until the seconds that the client asked for are over, or the server goes away.
+fn watch(writer: &mut TcpStream, state: &Mutex<State>, path: &str) -> Option<()> {
+    let parameter = |name: &str| {
+        let all = path.split_once('?')?.1.split('&');
+        all.filter_map(|one| one.split_once('=')).find(|(key, _)| *key == name)?.1.parse::<u64>().ok()
+    };
+    let (_, folder) = collection(path)?;
+    let mut version = parameter("resourceVersion")?;
+    let end = Instant::now() + Duration::from_secs(parameter("timeoutSeconds")?);
+    let head = "HTTP/1.1 200 it\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+    writer.write_all(head.as_bytes()).ok()?;
+    while Instant::now() < end {
+        let changes: Vec<Change> = {
+            let state = state.lock().expect("nobody panics while it is locked");
+            let new = |change: &&Change| change.version > version && change.path.starts_with(folder);
+            if state.is_away {
+                return None;
+            }
+            state.changes.iter().filter(new).cloned().collect()
+        };
+        for change in changes {
+            version = change.version;
+            let text = format!("{}\n", json!({"type": change.kind, "object": change.object}));
+            writer.write_all(format!("{:x}\r\n{text}\r\n", text.len()).as_bytes()).ok()?;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    writer.write_all(b"0\r\n\r\n").ok()
+}
+
 fn failure(reason: &str, code: u16) -> Value {
     json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": reason, "reason": reason, "code": code})
 }
@@ -189,6 +293,12 @@ fn serve(connection: TcpStream, state: &Mutex<State>) {
     }
     let mut reader = BufReader::new(connection);
     while let Some((method, path, body)) = read(&mut reader) {
+        if path.contains("watch=true") {
+            match watch(&mut writer, state, &path) {
+                Some(()) => continue,
+                None => return,
+            }
+        }
         let mut state = state.lock().expect("nobody panics while it is locked");
         if state.is_away {
             return;

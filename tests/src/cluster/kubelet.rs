@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::podresources::PodResources;
 use crate::bundle::Bundle;
 use crate::grpc::Client;
 use prost::Message;
@@ -20,6 +21,8 @@ pub struct Kubelet {
     pub root: PathBuf,
     /// The folder of CDI files.
     pub cdi: PathBuf,
+    /// What its device plugins gave.
+    pub devices: PodResources,
 }
 
 impl Kubelet {
@@ -111,10 +114,11 @@ impl Kubelet {
     }
 }
 
-/// A container of the pod `pod`, as containerd's CRI marks it.
+/// The container `main` of the pod `pod`, as containerd's CRI marks it.
 pub fn in_pod(bundle: Bundle, pod: &str, namespace: &str) -> Bundle {
     bundle
         .annotation("io.kubernetes.cri.container-type", "container")
+        .annotation("io.kubernetes.cri.container-name", "main")
         .annotation("io.kubernetes.cri.sandbox-id", pod)
         .annotation("io.kubernetes.cri.sandbox-namespace", namespace)
         .annotation("io.kubernetes.cri.sandbox-uid", &format!("uid-of-{pod}"))

@@ -1,5 +1,6 @@
-//! gRPC over unix sockets, for the few calls that kubelet makes and the two that the engine answers. The
-//! messages are written by hand after Kubernetes' .proto files, so that a build needs no protocol compiler.
+//! gRPC over unix sockets, for the few calls that kubelet and engine make and answer. Messages are written by
+//! hand after Kubernetes' .proto files, so that a build needs no protocol compiler.
+#![forbid(unsafe_code)]
 
 use std::convert::Infallible;
 use std::fs;
@@ -122,14 +123,14 @@ pub fn client(socket: &Path) -> Result<Client<Channel>, Status> {
 ///
 /// # Errors
 /// With the other side's answer, or why there was none.
-pub async fn call<Q, R>(client: &mut Client<Channel>, path: &'static str, request: Q) -> Result<R, Status>
+pub async fn call<Q, R>(client: &mut Client<Channel>, path: &str, request: Q) -> Result<R, Status>
 where
     Q: Message + 'static,
     R: Message + Default + 'static,
 {
     client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
     let codec = ProstCodec::<Q, R>::default();
-    let path = PathAndQuery::from_static(path);
+    let path: PathAndQuery = path.parse().map_err(|_| Status::invalid_argument("no such method's name"))?;
     client.unary(tonic::Request::new(request), path, codec).await.map(tonic::Response::into_inner)
 }
 
