@@ -4,6 +4,7 @@ pub mod api;
 pub mod kubelet;
 pub mod podresources;
 
+use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,33 @@ use podresources::PodResources;
 /// What tests of the agent need that run no container.
 pub const NEEDS: &[Need] = &[Need::Root];
 
+/// Kubernetes' programs that a real control plane needs.
+const PROGRAMS: [&str; 3] = ["kube-apiserver", "kube-scheduler", "kube-controller-manager"];
+
+/// The folder with Kubernetes' own programs; `None` where `KUBE_BIN` names none.
+#[must_use]
+pub fn programs() -> Option<PathBuf> {
+    env::var_os("KUBE_BIN").filter(|folder| !folder.is_empty()).map(PathBuf::from)
+}
+
+/// Why there is no real control plane on this machine; `None` where there is.
+pub(crate) fn missing_programs() -> Option<String> {
+    let Some(folder) = programs() else {
+        return Some(format!("KUBE_BIN names no folder with {}", PROGRAMS.join(", ")));
+    };
+    let absent = |program: &&&str| !folder.join(program).exists();
+    let missing = PROGRAMS.iter().find(absent).map(|program| format!("{program} is not in KUBE_BIN"));
+    let others = [ETCD, OPENSSL].into_iter().find(|program| !Path::new(program).exists());
+    missing.or_else(|| {
+        others.map(|program| format!("{program} is missing: apt-get install etcd-server openssl"))
+    })
+}
+
+/// etcd, as Debian has it.
+pub const ETCD: &str = "/usr/bin/etcd";
+/// openssl, as Debian has it.
+pub const OPENSSL: &str = "/usr/bin/openssl";
+
 /// How long anything may take that the agent does by itself.
 pub const SOON: Duration = Duration::from_secs(20);
 
@@ -38,11 +66,13 @@ pub struct Settings {
     pub period: u64,
     /// The engine's socket; `None` for an engine that is known to apply CDI devices.
     pub engine: Option<PathBuf>,
+    /// By which file it finds the API server, if it is not the simulated one.
+    pub kubeconfig: Option<PathBuf>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { period: 1, engine: None }
+        Self { period: 1, engine: None, kubeconfig: None }
     }
 }
 
@@ -104,8 +134,9 @@ impl ClusterNode {
         command.args(["node", "--node-name", NODE, "--period", &self.settings.period.to_string()]);
         command.args(engine_arguments(self.settings.engine.as_deref()));
         command.arg("--kubelet-dir").arg(&self.kubelet.root).arg("--cdi-dir").arg(&self.kubelet.cdi);
+        let kubeconfig = self.settings.kubeconfig.clone().unwrap_or_else(|| self.api.kubeconfig());
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-        command.env("GPUSHARE_CONFIG", &self.config).env("KUBECONFIG", self.api.kubeconfig());
+        command.env("GPUSHARE_CONFIG", &self.config).env("KUBECONFIG", kubeconfig);
         command.stdin(Stdio::null());
         self.agent = Some(command.spawn().expect("the agent can be started"));
     }
@@ -142,6 +173,12 @@ impl ClusterNode {
     #[must_use]
     pub fn is_configured(&self, config: &Path) -> bool {
         self.config == agents(config)
+    }
+
+    /// The settings file.
+    #[must_use]
+    pub fn config(&self) -> &Path {
+        &self.config
     }
 
     /// The UUIDs of the node's GPUs, by index.

@@ -39,12 +39,15 @@ pub enum Need {
     DriverLibraries,
     /// The packages of `tests/setup/images.sh`.
     Images,
+    /// Kubernetes' own programs in the folder that `KUBE_BIN` names, etcd and openssl; no machine has to have
+    /// them.
+    Kubernetes,
 }
 
 impl Need {
     /// Whether no machine has to have it.
     fn is_rare(self) -> bool {
-        matches!(self, Self::Youki)
+        matches!(self, Self::Youki | Self::Kubernetes)
     }
 
     /// Why this need is not met, or `None`.
@@ -81,6 +84,7 @@ impl Need {
             // The set-up makes this file last.
             Self::Images => (!crate::distribution::packages().join("musl.made-from").exists())
                 .then(|| "no packages for images: run tests/setup/images.sh".to_owned()),
+            Self::Kubernetes => crate::cluster::missing_programs(),
         }
     }
 }

@@ -1,0 +1,201 @@
+//! A real control plane on loopback: Debian's etcd, and API server, scheduler and the controllers of claims
+//! from the folder that `KUBE_BIN` names.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use gpushare_tests::cluster::kubelet::NODE;
+use gpushare_tests::cluster::{ETCD, OPENSSL};
+use gpushare_tests::command::eventually;
+use gpushare_tests::scratch::Scratch;
+use http::Request;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use serde_json::{Value, json};
+use tokio::runtime::{Builder, Runtime};
+
+/// How long a part may take to come up.
+const UP: Duration = Duration::from_secs(60);
+/// The path of the API's group of claims and slices.
+pub const GROUP: &str = "/apis/resource.k8s.io/v1";
+
+/// The control plane, until it is dropped, as its administrator sees it.
+pub struct ControlPlane {
+    runtime: Runtime,
+    client: Client,
+    address: String,
+    scratch: Scratch,
+    children: Vec<Child>,
+}
+
+impl ControlPlane {
+    /// Starts it from the programs in `folder`.
+    pub fn start(folder: &Path) -> Self {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime can be made");
+        let scratch = Scratch::new("kube");
+        let [etcd, peer, api, scheduler] = ports();
+        let address = format!("https://127.0.0.1:{api}");
+        scratch.file("tokens.csv", "of-the-administrator,admin,1,system:masters\n");
+        let kubeconfig = kubeconfig(&scratch, "admin", &address, "of-the-administrator");
+        let client = client(&runtime, &kubeconfig);
+        let mut this = Self { runtime, client, address: address.clone(), scratch, children: Vec::new() };
+        let certificates = this.scratch.folder("certificates");
+        let key = this.key();
+        let etcd_address = format!("http://127.0.0.1:{etcd}");
+        let mut command = Command::new(ETCD);
+        command.arg("--data-dir").arg(this.scratch.folder("etcd"));
+        command.args(["--listen-client-urls", &etcd_address, "--advertise-client-urls", &etcd_address]);
+        command.args(["--listen-peer-urls", &format!("http://127.0.0.1:{peer}")]);
+        this.spawn("etcd", command);
+        let mut command = Command::new(folder.join("kube-apiserver"));
+        command.args([
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            "--authorization-mode=RBAC",
+        ]);
+        command.args([format!("--etcd-servers={etcd_address}"), format!("--secure-port={api}")]);
+        command.args(["--service-cluster-ip-range=10.0.0.0/24", "--endpoint-reconciler-type=none"]);
+        command.args(["--disable-admission-plugins=ServiceAccount,TaintNodesByCondition"]);
+        command.arg(format!("--service-account-issuer={address}"));
+        command.arg(option("--cert-dir=", &certificates));
+        command.arg(option("--token-auth-file=", &this.scratch.path().join("tokens.csv")));
+        command.arg(option("--service-account-key-file=", &key));
+        command.arg(option("--service-account-signing-key-file=", &key));
+        this.spawn("kube-apiserver", command);
+        assert!(
+            eventually(UP, || this.try_call("GET", "/readyz", None).is_ok()),
+            "{}",
+            this.log("kube-apiserver")
+        );
+        for (name, more) in [
+            ("kube-scheduler", vec![format!("--secure-port={scheduler}")]),
+            (
+                "kube-controller-manager",
+                vec![
+                    "--secure-port=0".to_owned(),
+                    "--controllers=resourceclaim-controller,garbage-collector-controller".to_owned(),
+                ],
+            ),
+        ] {
+            let mut command = Command::new(folder.join(name));
+            command.arg(option("--kubeconfig=", &kubeconfig)).arg("--leader-elect=false");
+            command.args(["--bind-address=127.0.0.1", "--authentication-skip-lookup=true"]).args(more);
+            command.arg(option("--cert-dir=", &certificates));
+            this.spawn(name, command);
+        }
+        this.add_node();
+        this
+    }
+
+    /// A file by which the agent finds the API server, with a token of its own service account that is bound
+    /// to the node.
+    pub fn kubeconfig_of_agent(&self) -> PathBuf {
+        let uid = self.get(&format!("/api/v1/nodes/{NODE}"))["metadata"]["uid"].clone();
+        let node = json!({"kind": "Node", "apiVersion": "v1", "name": NODE, "uid": uid});
+        let asked = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+            "spec": {"audiences": [self.address], "boundObjectRef": node}});
+        let path = "/api/v1/namespaces/gpushare/serviceaccounts/gpushare-node/token";
+        let token = self.post(path, &asked)["status"]["token"].as_str().expect("it is made").to_owned();
+        kubeconfig(&self.scratch, "agent", &self.address, &token)
+    }
+
+    /// The object at `path`.
+    pub fn get(&self, path: &str) -> Value {
+        self.try_call("GET", path, None).unwrap_or_else(|why| panic!("GET {path}: {why}"))
+    }
+
+    /// Makes an object.
+    pub fn post(&self, path: &str, object: &Value) -> Value {
+        self.try_call("POST", path, Some(object)).unwrap_or_else(|why| panic!("POST {path}: {why}"))
+    }
+
+    /// Deletes an object at once.
+    pub fn delete(&self, path: &str) {
+        let now = json!({"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0});
+        self.try_call("DELETE", path, Some(&now)).unwrap_or_else(|why| panic!("DELETE {path}: {why}"));
+    }
+
+    /// One call as the administrator.
+    pub fn try_call(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, String> {
+        let body = body.map(|body| serde_json::to_vec(body).expect("it is JSON")).unwrap_or_default();
+        let request = Request::builder().method(method).uri(path).header("Content-Type", "application/json");
+        let request = request.body(body).expect("it is a request");
+        let text = self.runtime.block_on(self.client.request_text(request)).map_err(|why| why.to_string())?;
+        Ok(serde_json::from_str(&text).unwrap_or(Value::String(text)))
+    }
+
+    /// The node, as kubelet would have registered it.
+    fn add_node(&self) {
+        let metadata = json!({"name": NODE, "labels": {"gpushare.io/node": "true"}});
+        let mut node =
+            self.post("/api/v1/nodes", &json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata}));
+        let room = json!({"cpu": "64", "memory": "256Gi", "pods": "1000"});
+        let ready = json!([{"type": "Ready", "status": "True"}]);
+        node["status"] = json!({"capacity": room, "allocatable": room, "conditions": ready});
+        let path = format!("/api/v1/nodes/{NODE}/status");
+        self.try_call("PUT", &path, Some(&node)).expect("the node is ready");
+    }
+
+    /// A key for service accounts' tokens.
+    fn key(&self) -> PathBuf {
+        let key = self.scratch.path().join("service-accounts.key");
+        let mut command = Command::new(OPENSSL);
+        command.args(["genrsa", "-out"]).arg(&key).arg("2048").stderr(Stdio::null());
+        assert!(command.status().expect("openssl is there").success());
+        key
+    }
+
+    fn spawn(&mut self, name: &str, mut command: Command) {
+        let log =
+            || File::create(self.scratch.path().join(format!("{name}.log"))).expect("a log can be made");
+        command.stdin(Stdio::null()).stdout(log()).stderr(log());
+        self.children.push(command.spawn().unwrap_or_else(|why| panic!("{name}: {why}")));
+    }
+
+    fn log(&self, name: &str) -> String {
+        fs::read_to_string(self.scratch.path().join(format!("{name}.log"))).unwrap_or_default()
+    }
+}
+
+impl Drop for ControlPlane {
+    fn drop(&mut self) {
+        for child in self.children.iter_mut().rev() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Ports of loopback that are free now.
+fn ports() -> [u16; 4] {
+    let listeners = [(); 4].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port is free"));
+    listeners.map(|listener| listener.local_addr().expect("it is bound").port())
+}
+
+fn option(name: &str, path: &Path) -> std::ffi::OsString {
+    let mut option = std::ffi::OsString::from(name);
+    option.push::<&OsStr>(path.as_ref());
+    option
+}
+
+fn kubeconfig(scratch: &Scratch, name: &str, address: &str, token: &str) -> PathBuf {
+    let text = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "it",
+        "clusters": [{"name": "it", "cluster": {"server": address, "insecure-skip-tls-verify": true}}],
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+        "users": [{"name": "it", "user": {"token": token}}],
+    });
+    scratch.file(&format!("{name}.kubeconfig"), text.to_string())
+}
+
+fn client(runtime: &Runtime, kubeconfig: &Path) -> Client {
+    let read = Kubeconfig::read_from(kubeconfig).expect("it was written so");
+    runtime.block_on(async {
+        let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await;
+        Client::try_from(config.expect("it is a configuration")).expect("a client can be made")
+    })
+}

@@ -1,0 +1,259 @@
+//! `gpushare-kube node` under Kubernetes' own API server and scheduler, on a simulated node. `KUBE_BIN` names
+//! the folder of their programs; few machines have them.
+
+mod control_plane;
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::cluster::kubelet::{NODE, in_pod};
+use gpushare_tests::cluster::{ClusterNode, Settings, programs};
+use gpushare_tests::command::eventually;
+use gpushare_tests::leases::leases;
+use gpushare_tests::needs::{Need, met};
+use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
+use gpushare_tests::runtime::{LowLevel, Runtime};
+use serde_json::{Value, json};
+
+use control_plane::{ControlPlane, GROUP};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox, Need::Kubernetes];
+const SOON: Duration = Duration::from_secs(20);
+const CLAIMS: &str = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims";
+const PODS: &str = "/api/v1/namespaces/team/pods";
+
+/// A cluster with one node of `gpus` GPUs of 80 GiB, and the node's runtime; `None` where no programs are
+/// named.
+fn cluster(gpus: usize, is_strict: bool) -> Option<(ControlPlane, ClusterNode, Runtime)> {
+    if !met(NEEDS) {
+        return None;
+    }
+    let folder = programs()?;
+    let cluster = ControlPlane::start(&folder);
+    for file in ["namespace", "rbac", "policy", "device-class"] {
+        apply(&cluster, &format!("{file}.yaml"));
+    }
+    cluster.post("/api/v1/namespaces", &json!({"metadata": {"name": "team"}}));
+    let settings = Settings { kubeconfig: Some(cluster.kubeconfig_of_agent()), ..Settings::default() };
+    let mut node = ClusterNode::start(Path::new(env!("CARGO_BIN_EXE_gpushare-kube")), gpus, settings);
+    let policy = format!("[request]\nstrict = {is_strict}\nenv_ceiling = \"100%\"\nkubelet = \"refuse\"\n");
+    let config = node.node.config_with("cluster", &format!("{}\n{policy}", LowLevel::Runc.settings()));
+    node.configure(&config);
+    let slices = format!("{GROUP}/resourceslices");
+    let shown = || {
+        let slices = cluster.get(&slices);
+        slices["items"][0]["spec"]["devices"].as_array().is_some_and(|devices| devices.len() == gpus)
+    };
+    assert!(eventually(SOON, shown), "{}", cluster.get(&slices));
+    let runtime = Runtime::with_config(LowLevel::Runc, &config).in_view(LowLevel::Runc.view());
+    Some((cluster, node, runtime))
+}
+
+/// Makes the objects of one of the manifests, as `kubectl apply` does.
+fn apply(cluster: &ControlPlane, file: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests").join(file);
+    let text = fs::read_to_string(&path).expect("it can be read");
+    for document in text.split("\n---\n") {
+        let object: Value = serde_saphyr::from_str(document).expect("it is YAML");
+        cluster.post(&collection(&object), &object);
+    }
+}
+
+/// The path of the collection that an object belongs to.
+fn collection(object: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]).to_lowercase());
+    let root = if version == "v1" { "/api/v1".to_owned() } else { format!("/apis/{version}") };
+    let plural = match kind.strip_suffix('y') {
+        Some(stem) => format!("{stem}ies"),
+        None if kind.ends_with('s') => format!("{kind}es"),
+        None => format!("{kind}s"),
+    };
+    match object["metadata"]["namespace"].as_str() {
+        Some(namespace) => format!("{root}/namespaces/{namespace}/{plural}"),
+        None => format!("{root}/{plural}"),
+    }
+}
+
+/// A claim for `memory` on one GPU.
+fn claim(name: &str, memory: &str) -> Value {
+    let capacity = json!({"requests": {"memory": memory}});
+    let exactly = json!({"deviceClassName": "gpu.gpushare.io", "capacity": capacity});
+    json!({"metadata": {"name": name}, "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}})
+}
+
+/// A pod of the claim of its own name.
+fn pod(name: &str) -> Value {
+    let container = json!({"name": "main", "image": "none", "resources": {"claims": [{"name": "share"}]}});
+    let claims = json!([{"name": "share", "resourceClaimName": name}]);
+    json!({"metadata": {"name": name}, "spec": {"containers": [container], "resourceClaims": claims}})
+}
+
+/// Whether the scheduler has bound the pod to the node.
+fn is_bound(cluster: &ControlPlane, name: &str) -> bool {
+    cluster.get(&format!("{PODS}/{name}"))["spec"]["nodeName"] == NODE
+}
+
+/// What the scheduler says of a pod.
+fn why(cluster: &ControlPlane, name: &str) -> String {
+    let pod = cluster.get(&format!("{PODS}/{name}"));
+    let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    conditions.iter().filter_map(|it| it["message"].as_str()).collect::<Vec<_>>().join("; ")
+}
+
+/// The UID of an object.
+fn uid(cluster: &ControlPlane, path: &str) -> String {
+    cluster.get(path)["metadata"]["uid"].as_str().expect("it has one").to_owned()
+}
+
+/// The container `main` of a pod, as the engine writes its bundle.
+fn container_of(cluster: &ControlPlane, pod: &str) -> Bundle {
+    let uid = uid(cluster, &format!("{PODS}/{pod}"));
+    in_pod(Bundle::with_probe(), pod, "team").annotation("io.kubernetes.cri.sandbox-uid", &uid)
+}
+
+/// Has kubelet prepare a claim, and returns its UID.
+fn prepare(cluster: &ControlPlane, node: &ClusterNode, claim: &str) -> String {
+    let uid = uid(cluster, &format!("{CLAIMS}/{claim}"));
+    node.kubelet.prepare(claim, &uid).unwrap_or_else(|why| panic!("{claim}: {why}"));
+    uid
+}
+
+/// The devices that the scheduler allotted to a claim.
+fn allotted(cluster: &ControlPlane, claim: &str) -> Vec<String> {
+    let claim = cluster.get(&format!("{CLAIMS}/{claim}"));
+    let results = claim["status"]["allocation"]["devices"]["results"].as_array().cloned().unwrap_or_default();
+    results.iter().map(|result| result["device"].as_str().expect("it has one").to_owned()).collect()
+}
+
+#[test]
+#[ignore = "needs root, and Kubernetes' programs in KUBE_BIN"]
+fn what_does_not_fit_stays_pending_until_there_is_room() {
+    let Some((cluster, node, _)) = cluster(2, true) else { return };
+    let names = ["a", "b", "c", "d", "e"];
+    for name in names {
+        cluster.post(CLAIMS, &claim(name, "30Gi"));
+        cluster.post(PODS, &pod(name));
+        let placed = || is_bound(&cluster, name);
+        assert!(name == "e" || eventually(SOON, placed), "{name}: {}", why(&cluster, name));
+    }
+    let uids: Vec<String> = names[..4].iter().map(|name| prepare(&cluster, &node, name)).collect();
+    let mut devices: Vec<String> = names[..4].iter().flat_map(|name| allotted(&cluster, name)).collect();
+    devices.sort();
+    assert_eq!(
+        (devices[0] == devices[1], devices[2] == devices[3]),
+        (true, true),
+        "two on each: {devices:?}"
+    );
+    assert_eq!(leases(node.config()).len(), 4);
+    assert!(
+        eventually(SOON, || why(&cluster, "e").contains("cannot allocate all claims")),
+        "{}",
+        why(&cluster, "e")
+    );
+    println!("the fifth: {}", why(&cluster, "e"));
+    assert!(!is_bound(&cluster, "e"));
+    // One ends.
+    node.kubelet.unprepare("b", &uids[1]).expect("it is given back");
+    cluster.delete(&format!("{PODS}/b"));
+    cluster.delete(&format!("{CLAIMS}/b"));
+    let ended = Instant::now();
+    assert!(eventually(Duration::from_secs(5), || is_bound(&cluster, "e")), "{}", why(&cluster, "e"));
+    println!("bound after {:?}", ended.elapsed());
+    prepare(&cluster, &node, "e");
+    let held: u64 = leases(node.config()).iter().flat_map(|lease| lease.memory.clone()).sum();
+    assert_eq!(held, 120 * GIB);
+}
+
+#[test]
+#[ignore = "needs root, and Kubernetes' programs in KUBE_BIN"]
+fn the_examples_get_what_they_say() {
+    // Three GPUs: the scheduler may fill one before it looks for two.
+    let Some((cluster, node, runtime)) = cluster(3, false) else { return };
+    let files = ["claim-template", "shared-claim", "two-gpus", "extended-resource"];
+    for file in files {
+        example(&cluster, file);
+    }
+    let pods = ["training", "pair", "two-gpus", "default-share"];
+    for name in pods {
+        assert!(eventually(SOON, || is_bound(&cluster, name)), "{name}: {}", why(&cluster, name));
+    }
+    let claims = cluster.get(CLAIMS)["items"].as_array().cloned().unwrap_or_default();
+    assert_eq!(claims.len(), 4, "one for each");
+    let name_of = |pod: &str| {
+        let status = cluster.get(&format!("{PODS}/{pod}"))["status"].clone();
+        let made = &status["resourceClaimStatuses"][0]["resourceClaimName"];
+        let made =
+            if made.is_null() { &status["extendedResourceClaimStatus"]["resourceClaimName"] } else { made };
+        made.as_str().unwrap_or("together").to_owned()
+    };
+    for (pod, devices, memory) in
+        [("training", 1, 30), ("pair", 1, 30), ("two-gpus", 2, 20), ("default-share", 1, 20)]
+    {
+        let claim = name_of(pod);
+        let prepared = node.kubelet.prepare(&claim, &uid(&cluster, &format!("{CLAIMS}/{claim}")));
+        let prepared = prepared.unwrap_or_else(|why| panic!("{pod}: {why}"));
+        let mut on = allotted(&cluster, &claim);
+        on.sort();
+        on.dedup();
+        assert_eq!((prepared.len(), on.len()), (devices, devices), "{pod}");
+        let its_uid = uid(&cluster, &format!("{PODS}/{pod}"));
+        let bundle = node.kubelet.bundle(Bundle::with_probe(), pod, &prepared, false);
+        let bundle = bundle.annotation("io.kubernetes.cri.sandbox-uid", &its_uid);
+        let container = runtime.run(&bundle);
+        let report = Report::of(&container, &[&format!("{}GiB", memory + 1), &format!("{}GiB", memory - 1)]);
+        report.assert_size(memory * GIB);
+        assert_eq!(report.number("devices"), devices as u64, "{pod}");
+        assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS], "{pod}");
+    }
+}
+
+#[test]
+#[ignore = "needs root, and Kubernetes' programs in KUBE_BIN"]
+fn a_share_of_another_driver_is_held_and_a_pod_without_any_gets_nothing() {
+    let Some((cluster, node, runtime)) = cluster(1, true) else { return };
+    let class = json!({"metadata": {"name": "gpu.nvidia.com"},
+        "spec": {"selectors": [{"cel": {"expression": "device.driver == 'gpu.nvidia.com'"}}]}});
+    cluster.post(&format!("{GROUP}/deviceclasses"), &class);
+    let memory = json!({"value": "80Gi", "requestPolicy": {"default": "1Mi", "validRange": {"min": "1Mi", "step": "1Mi"}}});
+    let device = json!({"name": "gpu-0", "allowMultipleAllocations": true,
+        "attributes": {"uuid": {"string": node.gpus()[0]}}, "capacity": {"memory": memory}});
+    let pool = json!({"name": NODE, "generation": 1, "resourceSliceCount": 1});
+    let spec = json!({"driver": "gpu.nvidia.com", "nodeName": NODE, "pool": pool, "devices": [device]});
+    cluster.post(&format!("{GROUP}/resourceslices"), &json!({"metadata": {"name": "nvidias"}, "spec": spec}));
+    example(&cluster, "nvidia-share");
+    assert!(eventually(SOON, || is_bound(&cluster, "nvidia-share")), "{}", why(&cluster, "nvidia-share"));
+    let bundle = container_of(&cluster, "nvidia-share")
+        .env("NVIDIA_VISIBLE_DEVICES", "void")
+        .set("/linux/devices", json!([{"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}]));
+    let container = runtime.run(&bundle);
+    let report = Report::of(&container, &["31GiB", "29GiB"]);
+    report.assert_size(30 * GIB);
+    assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS]);
+    // A pod that the scheduler gave nothing, and that asks by variables alone.
+    let thief =
+        json!({"metadata": {"name": "thief"}, "spec": {"containers": [{"name": "main", "image": "none"}]}});
+    cluster.post(PODS, &thief);
+    assert!(eventually(SOON, || is_bound(&cluster, "thief")));
+    let bundle = container_of(&cluster, "thief");
+    let bundle = bundle.env("NVIDIA_VISIBLE_DEVICES", "all").env("GPUSHARE_MEMORY", "60GiB");
+    let refused = runtime.create(&bundle).expect_err("it has no GPU");
+    assert!(refused.line().contains("kubelet allocated none"), "{}", refused.line());
+}
+
+/// Makes the objects of an example in the namespace `team`.
+fn example(cluster: &ControlPlane, file: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/examples").join(format!("{file}.yaml"));
+    let text = fs::read_to_string(&path).expect("it can be read");
+    for document in text.split("\n---\n") {
+        let mut object: Value = serde_saphyr::from_str(document).expect("it is YAML");
+        object["metadata"]["namespace"] = json!("team");
+        // The class is a matter of the node; no such object is made here.
+        if let Some(spec) = object["spec"].as_object_mut() {
+            spec.remove("runtimeClassName");
+        }
+        cluster.post(&collection(&object), &object);
+    }
+}
