@@ -37,7 +37,7 @@ build: ## All that ships, into target/release and target/lib.
 	install -m 644 target/shim/libgpushare_intercept_nvml.so target/lib/gpushare/libnvidia-ml.so.1
 
 # Apart from `build`: a hundred crates that a single machine has no use for.
-kube: ## The agent for Kubernetes, into target/release.
+kube: ## The agent for Kubernetes, kubectl's plugin too, into target/release.
 	$(CARGO) build --release --locked -p gpushare-kube
 
 # What tests and demo need beside Rust: runc, crun, docker, containerd, busybox.

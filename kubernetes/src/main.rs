@@ -6,7 +6,10 @@
 #![forbid(unsafe_code)]
 
 mod node;
+mod plugin;
 
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -23,15 +26,33 @@ struct Args {
 enum Command {
     /// Serves this node's GPUs to kubelet and the cluster's scheduler, until it is told to end.
     Node(node::Options),
+    /// What `kubectl gpushare` shows: GPUs, shares, and why a pod waits.
+    Kubectl(plugin::Options),
 }
 
+/// The name under which kubectl finds the program as its plugin.
+const PLUGIN: &str = "kubectl-gpushare";
+
 fn main() -> ExitCode {
-    let Args { command: Command::Node(options) } = Args::parse();
-    match node::run(options) {
+    let done = match Args::parse_from(arguments()).command {
+        Command::Node(options) => node::run(options),
+        Command::Kubectl(options) => plugin::run(&options),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("gpushare-kube: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// The arguments. Called as kubectl's plugin, the program is its subcommand `kubectl`.
+fn arguments() -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    let name = arguments.first().map(Path::new).and_then(Path::file_name);
+    if name == Some(OsStr::new(PLUGIN)) {
+        arguments.insert(1, "kubectl".into());
+    }
+    arguments
 }

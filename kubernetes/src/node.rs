@@ -39,6 +39,9 @@ use gpushare_rpc as rpc;
 use reconcile::Which;
 use slice::Published;
 
+pub use allocation::claims_of_pod;
+pub use slice::{CORES, MEMORY};
+
 /// The driver's name in the cluster. Device classes select by it.
 pub const DRIVER: &str = "gpu.gpushare.io";
 

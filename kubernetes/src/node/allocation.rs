@@ -27,6 +27,7 @@ use tokio_stream::StreamExt;
 use super::Agent;
 use super::podresources::Devices;
 use pod::Found;
+pub use pod::claims as claims_of_pod;
 
 /// Seconds after which the API server ends a watch, and another one begins: less than it may be silent.
 const WATCH: u32 = 15;

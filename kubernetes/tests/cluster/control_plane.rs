@@ -91,6 +91,11 @@ impl ControlPlane {
         this
     }
 
+    /// A file by which the administrator finds the API server.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.scratch.path().join("admin.kubeconfig")
+    }
+
     /// A file by which the agent finds the API server, with a token of its own service account that is bound
     /// to the node.
     pub fn kubeconfig_of_agent(&self) -> PathBuf {

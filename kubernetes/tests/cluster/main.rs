@@ -4,13 +4,15 @@
 mod control_plane;
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::cluster::kubelet::{NODE, in_pod};
 use gpushare_tests::cluster::{ClusterNode, Settings, programs};
-use gpushare_tests::command::eventually;
+use gpushare_tests::command::{self, eventually};
 use gpushare_tests::leases::leases;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
@@ -96,6 +98,13 @@ fn is_bound(cluster: &ControlPlane, name: &str) -> bool {
     cluster.get(&format!("{PODS}/{name}"))["spec"]["nodeName"] == NODE
 }
 
+/// What `kubectl gpushare` prints to the administrator.
+fn plugin(cluster: &ControlPlane, arguments: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpushare-kube"));
+    command.arg0("kubectl-gpushare").args(arguments).env("KUBECONFIG", cluster.kubeconfig());
+    command::run(&mut command).expect_success("kubectl gpushare").stdout
+}
+
 /// What the scheduler says of a pod.
 fn why(cluster: &ControlPlane, name: &str) -> String {
     let pod = cluster.get(&format!("{PODS}/{name}"));
@@ -155,6 +164,14 @@ fn what_does_not_fit_stays_pending_until_there_is_room() {
     );
     println!("the fifth: {}", why(&cluster, "e"));
     assert!(!is_bound(&cluster, "e"));
+    let told = plugin(&cluster, &["why", "e", "--namespace", "team"]);
+    assert!(told.contains("30 GiB of a GPU, and no GPU has that free: the freest has 20 GiB"), "{told}");
+    let gpus: Value = serde_json::from_str(&plugin(&cluster, &["gpus", "--json"])).expect("it is JSON");
+    let given: Vec<_> =
+        gpus.as_array().expect("a list").iter().map(|gpu| &gpu["memory_given_bytes"]).collect();
+    assert_eq!(given, [60 * GIB, 60 * GIB]);
+    let shares = plugin(&cluster, &["shares", "--namespace", "team"]);
+    assert_eq!(shares.lines().count(), 5, "{shares}");
     // One ends.
     node.kubelet.unprepare("b", &uids[1]).expect("it is given back");
     cluster.delete(&format!("{PODS}/b"));
