@@ -73,7 +73,7 @@ fn two_containers_of_a_pod_together_cannot_pass_its_limit() {
         let node = SimulatedNode::one_gpu();
         let runtime = runtime(low_level, &node);
         let holder = sharing(Bundle::with_probe(), "pod").args(&HOLDER);
-        let other = sharing(Bundle::with_probe(), "pod");
+        let other = in_pod(Bundle::with_probe(), "pod").annotation("gpushare.io/pod-memory", "8GiB");
         let (first, second) = (runtime.run(&holder), runtime.run(&other));
         wait_until_it_holds(&first);
         let report = Report::of(&second, &["3GiB", "2GiB"]);

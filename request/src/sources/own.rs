@@ -13,8 +13,9 @@ use gpushare_claims::{
     RequestError, Scope, Span, ValueError, Word, Words, conflict, count, rank_of_annotation, shortened,
 };
 
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     "memory",
+    POD_MEMORY,
     "cores",
     "count",
     "devices",
@@ -25,6 +26,8 @@ const NAMES: [&str; 10] = [
     "priority",
     "scope",
 ];
+/// Memory of one share that the whole pod holds: `memory` and `scope` in one key.
+const POD_MEMORY: &str = "pod-memory";
 const TRUSTED: &str = "alloc.gpushare.io/";
 const ANNOTATION: &str = "gpushare.io/";
 const VARIABLE: &str = "GPUSHARE_";
@@ -86,6 +89,11 @@ impl<'a, 'b> Keys<'a, 'b> {
 
     fn claims(&self, words: &Words, node: NodeGpus) -> Result<Vec<Claim>, RequestError> {
         self.refuse_part_of_whole()?;
+        if let (Some(memory), Some(scope)) = (self.named(POD_MEMORY), self.named("scope"))
+            && scope.value != "pod"
+        {
+            return Err(conflict(memory, scope));
+        }
         self.0.iter().map(|key| self.claim(key, words, node)).collect()
     }
 
@@ -110,7 +118,16 @@ impl<'a, 'b> Keys<'a, 'b> {
                 let count = count(&key.value).map_err(|error| key.malformed(error))?;
                 Claim { count: Some(count.into()), ..claim }
             }
-            "scope" => Claim { scope: Some(scope(key, words.container)?), ..claim },
+            "scope" => {
+                let scope = key.parse()?;
+                of_pod(key, scope, words.container)?;
+                Claim { scope: Some(scope), ..claim }
+            }
+            POD_MEMORY => {
+                of_pod(key, Scope::Pod, words.container)?;
+                let claim = claim.each(Amount { memory: Some(key.parse()?), cores: None });
+                Claim { scope: Some(Scope::Pod), ..claim }
+            }
             _ => claim.naming(&self.devices(key, node)?),
         })
     }
@@ -145,7 +162,7 @@ impl<'a, 'b> Keys<'a, 'b> {
         let memory =
             self.parsed::<MemoryRequest>("memory")?.filter(|memory| *memory != MemoryRequest::Percent(100));
         let cores = cores.and_then(|_| self.named("cores"));
-        let part = cores.or_else(|| memory.and_then(|_| self.named("memory")));
+        let part = cores.or_else(|| memory.and_then(|_| self.named("memory"))).or(self.named(POD_MEMORY));
         part.map_or(Ok(()), |part| Err(conflict(mode, part)))
     }
 }
@@ -155,18 +172,19 @@ fn blank(key: &Entry) -> Claim {
     Claim { by: key.to_string(), span: Span::One, takes_defaults: true, ..Claim::by(word) }
 }
 
-/// Reads `scope`. A variable cannot state it: the image's author would then speak for the whole pod.
-fn scope(key: &Entry, container: &Container) -> Result<Scope, RequestError> {
-    let scope = key.parse()?;
-    let wrong = |why: &str| Err(key.malformed(ValueError::Foreign(why.to_owned())));
+/// Refuses a key that speaks for the whole pod in a variable, since the image's author could write it, and in
+/// a bundle that names no pod.
+fn of_pod(key: &Entry, scope: Scope, container: &Container) -> Result<(), RequestError> {
+    let wrong = |why: String| Err(key.malformed(ValueError::Foreign(why)));
     match (scope, container.sandbox()) {
         _ if key.is_variable => {
-            wrong("a variable cannot speak for the pod: annotate it with gpushare.io/scope")
+            wrong(format!("a variable cannot speak for the pod: annotate it with gpushare.io/{}", key.name))
         }
         (Scope::Pod, None) => wrong(
-            "the bundle names no pod: only containerd and CRI-O write one, each under keys of its own; leave it out",
+            "the bundle names no pod: only containerd and CRI-O write one, each under keys of its own; leave it out"
+                .to_owned(),
         ),
-        (scope, _) => Ok(scope),
+        _ => Ok(()),
     }
 }
 
@@ -174,7 +192,7 @@ fn scope(key: &Entry, container: &Container) -> Result<Scope, RequestError> {
 fn is_same(first: &Entry, second: &Entry) -> Result<bool, RequestError> {
     Ok(match first.name {
         _ if first.value == second.value => true,
-        "memory" => first.parse::<MemoryRequest>()? == second.parse()?,
+        "memory" | POD_MEMORY => first.parse::<MemoryRequest>()? == second.parse()?,
         "cores" => first.parse::<Cores>()? == second.parse()?,
         _ => false,
     })

@@ -6,7 +6,7 @@ use gpushare_inventory::DeviceMemory;
 
 use gpushare_claims::{
     Ceilings, Container, DeviceSelector, Devices, MemoryRequest, NvidiaPolicy, Policy, Request, RequestError,
-    four,
+    Scope, four,
 };
 
 fn container(annotations: &[(&str, &str)], env: &[&str]) -> Container {
@@ -459,4 +459,27 @@ fn no_variable_lifts_the_cap_of_a_plugin() {
         assert!(read(&plugins, &[]).is_ok(), "{policy}");
     }
     assert!(read(&granted, &["GPUSHARE_COMPUTE_POLICY=fixed"]).is_ok());
+}
+
+#[test]
+fn a_pods_memory_is_the_pods_share_in_one_key() {
+    let pod = [("io.kubernetes.cri.container-type", "container"), ("io.kubernetes.cri.sandbox-id", "pod")];
+    let with = |keys: &[(&str, &str)]| read(&[&pod[..], keys].concat(), &[]);
+    let one = with(&[("gpushare.io/pod-memory", "8GiB")]);
+    assert_eq!(one, with(&[("gpushare.io/memory", "8GiB"), ("gpushare.io/scope", "pod")]));
+    assert_eq!(one, with(&[("gpushare.io/pod-memory", "8Gi"), ("gpushare.io/scope", "pod")]));
+    let request = one.unwrap().unwrap();
+    assert_eq!((request.memory, request.scope), (gib(8), Scope::Pod));
+    for other in [
+        ("gpushare.io/memory", "4GiB"),
+        ("gpushare.io/scope", "container"),
+        ("gpushare.io/mode", "exclusive"),
+        ("alloc.gpushare.io/pod-memory", "4GiB"),
+    ] {
+        let told = with(&[("gpushare.io/pod-memory", "8GiB"), other]).unwrap_err();
+        assert!(told.to_string().contains(other.0), "{other:?}: {told}");
+    }
+    assert!(read(&[("gpushare.io/pod-memory", "8GiB")], &[]).is_err(), "no pod");
+    let told = read(&pod, &["GPUSHARE_POD_MEMORY=8GiB"]).unwrap_err().to_string();
+    assert!(told.contains("annotate it with gpushare.io/pod-memory"), "{told}");
 }
