@@ -13,6 +13,7 @@ mod consumers;
 mod driver;
 mod engine;
 mod messages;
+mod metrics;
 mod parameters;
 mod podresources;
 mod reconcile;
@@ -21,6 +22,7 @@ mod slice;
 
 use std::collections::BTreeSet;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +38,7 @@ use tokio::sync::{Mutex, watch};
 
 use driver::Turn;
 use gpushare_rpc as rpc;
+use metrics::Metrics;
 use reconcile::Which;
 use slice::Published;
 
@@ -71,6 +74,9 @@ pub struct Options {
     /// Seconds between two looks at this node's GPUs and at claims that nobody needs any more.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     period: u64,
+    /// Where Prometheus may ask for /metrics, as 127.0.0.1:9846; nowhere without it.
+    #[arg(long, value_name = "ADDRESS")]
+    metrics_address: Option<SocketAddr>,
 }
 
 /// All that the driver works with.
@@ -89,6 +95,7 @@ pub struct Agent {
     shareable: Mutex<Vec<ClaimName>>,
     /// What was last written to the API server, and what it made of it.
     published: Mutex<Option<Published>>,
+    metrics: Arc<Metrics>,
 }
 
 impl Agent {
@@ -131,7 +138,7 @@ pub fn run(options: Options) -> Result<()> {
     runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
         let api = client(options.service_account.as_deref()).await;
         let api = api.context("cannot find the cluster's API server")?;
-        let (turn, suspects, shareable, published) = Default::default();
+        let (turn, suspects, shareable, published, metrics) = Default::default();
         serve(Arc::new(Agent {
             config,
             settings_file,
@@ -142,6 +149,7 @@ pub fn run(options: Options) -> Result<()> {
             suspects,
             shareable,
             published,
+            metrics,
         }))
         .await
     })
@@ -198,6 +206,8 @@ async fn serve(agent: Arc<Agent>) -> Result<()> {
             () = until_stopped() => {}
         }
     };
+    let metrics = Arc::clone(&agent.metrics);
+    let metrics = metrics::serve(agent.options.metrics_address, metrics, until_stopped());
     let signalled = async {
         ended().await?;
         let _ = stop.send(true);
@@ -207,7 +217,7 @@ async fn serve(agent: Arc<Agent>) -> Result<()> {
         tokio::join!(periodic, consumers, allocations);
         anyhow::Ok(())
     };
-    tokio::try_join!(driver, registration, repeated, signalled).map(drop)
+    tokio::try_join!(driver, registration, metrics, repeated, signalled).map(drop)
 }
 
 /// How often it is looked who may use the claims that further pods may come to share: such a pod waits as

@@ -7,6 +7,7 @@ pub mod podresources;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -66,13 +67,15 @@ pub struct Settings {
     pub period: u64,
     /// The engine's socket; `None` for an engine that is known to apply CDI devices.
     pub engine: Option<PathBuf>,
+    /// The address of its metrics.
+    pub metrics: Option<SocketAddr>,
     /// By which file it finds the API server, if it is not the simulated one.
     pub kubeconfig: Option<PathBuf>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { period: 1, engine: None, kubeconfig: None }
+        Self { period: 1, engine: None, metrics: None, kubeconfig: None }
     }
 }
 
@@ -133,6 +136,9 @@ impl ClusterNode {
         let mut command = Command::new(&self.program);
         command.args(["node", "--node-name", NODE, "--period", &self.settings.period.to_string()]);
         command.args(engine_arguments(self.settings.engine.as_deref()));
+        if let Some(address) = self.settings.metrics {
+            command.arg(format!("--metrics-address={address}"));
+        }
         command.arg("--kubelet-dir").arg(&self.kubelet.root).arg("--cdi-dir").arg(&self.kubelet.cdi);
         let kubeconfig = self.settings.kubeconfig.clone().unwrap_or_else(|| self.api.kubeconfig());
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");

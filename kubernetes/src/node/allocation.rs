@@ -25,6 +25,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_stream::StreamExt;
 
 use super::Agent;
+use super::metrics::number;
 use super::podresources::Devices;
 use pod::Found;
 pub use pod::claims as claims_of_pod;
@@ -175,6 +176,9 @@ impl Pods {
                 }
             }
         }
+        let noted = self.by_uid.values().filter(|known| known.noted.is_some()).count();
+        self.agent.metrics.noted.set(number(noted));
+        self.agent.metrics.waiting.set(number(waiting.len()));
         if let Some((pod, why)) = waiting.first() {
             let longest = PAUSES.1;
             if pause >= longest {

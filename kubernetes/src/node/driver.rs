@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use gpushare_inject::{forget_swept, known_node, one_line, open_store};
@@ -38,7 +39,10 @@ impl Calls for Driver {
             "NodePrepareResources" => rpc::answer(request, |asked: Claims| async move {
                 let mut claims = HashMap::new();
                 for claim in asked.claims {
-                    let prepared = match prepare(&self.0, &claim).await {
+                    let since = Instant::now();
+                    let done = prepare(&self.0, &claim).await;
+                    self.0.metrics.prepared(done.is_ok(), since.elapsed());
+                    let prepared = match done {
                         Ok(devices) => Prepared { devices, error: String::new() },
                         Err(error) => {
                             Prepared { devices: Vec::new(), error: told("prepare", &claim, &error) }
@@ -52,6 +56,7 @@ impl Calls for Driver {
                 let mut claims = HashMap::new();
                 for claim in asked.claims {
                     let done = release(&self.0, &claim.uid).await;
+                    self.0.metrics.unprepared(done.is_ok());
                     let error = done.err().map(|error| told("unprepare", &claim, &error)).unwrap_or_default();
                     claims.insert(claim.uid, Unprepared { error });
                 }

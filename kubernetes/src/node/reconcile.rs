@@ -11,6 +11,7 @@ use tokio::task::spawn_blocking;
 
 use super::consumers::note_consumers;
 use super::driver::give_back;
+use super::metrics::number;
 use super::{Agent, cdi, claim};
 
 /// Which claims are looked at.
@@ -52,6 +53,7 @@ async fn held(agent: &Arc<Agent>, which: Which) -> Result<Vec<ClaimName>> {
         anyhow::Ok(claims)
     });
     let names: Vec<ClaimName> = claims.await??.into_iter().map(|(claim, _)| claim.name).collect();
+    agent.metrics.claims.set(number(names.len()));
     // What is noted of claims that were given back goes.
     agent.shareable.lock().await.retain(|name| names.contains(name));
     agent.suspects.lock().await.retain(|uid| names.iter().any(|name| name.uid == *uid));

@@ -20,6 +20,7 @@ use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
 use tokio::task::spawn_blocking;
 
+use super::metrics::number;
 use super::{Agent, DRIVER};
 
 /// The capacity of device memory.
@@ -52,6 +53,7 @@ pub struct Published {
 pub async fn publish(agent: &Arc<Agent>) -> Result<()> {
     let read = Arc::clone(agent);
     let sent = spawn_blocking(move || devices_of(&read)).await??;
+    agent.metrics.gpus.set(number(sent.len()));
     let node = &agent.options.node_name;
     let api = Api::<ResourceSlice>::all(agent.api.clone());
     let name = format!("{node}-{DRIVER}");

@@ -1,4 +1,7 @@
-//! What the scheduler sees of a node's GPUs.
+//! What the scheduler sees of a node's GPUs, and Prometheus of its agent.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 
 use gpushare_tests::cluster::{ClusterNode, NEEDS, SOON};
 use gpushare_tests::command::eventually;
@@ -98,4 +101,38 @@ fn a_node_that_lost_its_gpus_shows_none() {
     assert!(eventually(SOON, has_none), "{}", slice(&node));
     std::fs::rename(driver.with_extension("gone"), &driver).expect("the module can be loaded");
     assert!(eventually(SOON, || !has_none()), "{}", slice(&node));
+}
+
+#[test]
+#[ignore = "needs root: keeps a quota store"]
+fn prometheus_reads_what_the_agent_did() {
+    if !met(NEEDS) {
+        return;
+    }
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port is free");
+    let mut node = crate::node(2);
+    node.settings.metrics = Some(port);
+    node.start_agent();
+    let uid = "0b5c1f6e-8e0f-4c7d-9a51-3f6f2b8f1a10";
+    node.api.claim("training", uid, &[node.share("gpu", 0, "30Gi", "0")], &[]);
+    node.kubelet.prepare("training", uid).expect("it fits");
+    node.kubelet.prepare("missing", "another").expect_err("there is no such claim");
+    let answer = |path: &str| {
+        let mut stream = TcpStream::connect(port).expect("the agent listens");
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: it\r\n\r\n").as_bytes()).expect("it is sent");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("it is answered, and closed");
+        text
+    };
+    let has = |line: &str| answer("/metrics").lines().any(|told| told == line);
+    for line in [
+        "gpushare_agent_claims_prepared_total{result=\"done\"} 1",
+        "gpushare_agent_claims_prepared_total{result=\"refused\"} 1",
+        "gpushare_agent_prepare_seconds_count 2",
+        "gpushare_agent_gpus 2",
+        "gpushare_agent_claims 1",
+    ] {
+        assert!(eventually(SOON, || has(line)), "{line}: {}", answer("/metrics"));
+    }
+    assert!(answer("/").starts_with("HTTP/1.1 404"), "{}", answer("/"));
 }

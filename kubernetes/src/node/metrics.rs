@@ -1,0 +1,178 @@
+//! What the agent tells Prometheus, in the OpenMetrics text format.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+use tokio::net::TcpListener;
+
+/// Labels of a counter, by name and value.
+type Labels = [(&'static str, &'static str); 1];
+
+/// The figures, and how they are written.
+pub struct Metrics {
+    registry: Registry,
+    prepared: Family<Labels, Counter>,
+    unprepared: Family<Labels, Counter>,
+    /// Seconds of a call that prepares a claim.
+    preparing: Histogram,
+    /// Claims that hold a share here.
+    pub claims: Gauge,
+    /// Pods of which is noted what kubelet allocated.
+    pub noted: Gauge,
+    /// Pods of which it is not known yet.
+    pub waiting: Gauge,
+    /// GPUs that are shown to the scheduler.
+    pub gpus: Gauge,
+}
+
+/// Upper bounds of the histogram's buckets, in seconds.
+const SECONDS: [f64; 9] = [0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 2.0, 10.0];
+/// How long a client may take for its question.
+const ASKING: Duration = Duration::from_secs(5);
+/// The type of the answer, as the format's specification names it.
+const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("gpushare_agent");
+        let (prepared, unprepared) = (Family::default(), Family::default());
+        let preparing = Histogram::new(SECONDS);
+        let (claims, noted, waiting, gpus) = Default::default();
+        registry.register("claims_prepared", "Claims that kubelet had prepared", Family::clone(&prepared));
+        registry.register(
+            "claims_unprepared",
+            "Claims that kubelet had unprepared",
+            Family::clone(&unprepared),
+        );
+        let help = "Time of a call that prepares a claim";
+        registry.register_with_unit("prepare", help, Unit::Seconds, preparing.clone());
+        for (name, help, gauge) in [
+            ("claims", "Claims that hold a share here", &claims),
+            ("pods_noted", "Pods of which is noted what kubelet allocated", &noted),
+            ("pods_waiting", "Pods of which it is not known yet what kubelet allocated", &waiting),
+            ("gpus", "GPUs that are shown to the scheduler", &gpus),
+        ] {
+            registry.register(name, help, Gauge::clone(gauge));
+        }
+        Self { registry, prepared, unprepared, preparing, claims, noted, waiting, gpus }
+    }
+}
+
+impl Metrics {
+    /// Counts a claim that kubelet had prepared, and the time that it took.
+    pub fn prepared(&self, is_done: bool, took: Duration) {
+        self.prepared.get_or_create(&result(is_done)).inc();
+        self.preparing.observe(took.as_secs_f64());
+    }
+
+    /// Counts a claim that kubelet had unprepared.
+    pub fn unprepared(&self, is_done: bool) {
+        self.unprepared.get_or_create(&result(is_done)).inc();
+    }
+
+    fn text(&self) -> Result<String, std::fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry).map(|()| text)
+    }
+}
+
+fn result(is_done: bool) -> Labels {
+    [("result", if is_done { "done" } else { "refused" })]
+}
+
+/// A number for a gauge.
+pub fn number(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// Answers `GET /metrics` at the address until `end` is over; does nothing without an address. It is plain
+/// HTTP: the figures name no pod.
+///
+/// # Errors
+/// When nothing can listen there.
+pub async fn serve(
+    address: Option<SocketAddr>,
+    metrics: Arc<Metrics>,
+    end: impl Future<Output = ()>,
+) -> Result<()> {
+    tokio::pin!(end);
+    let Some(address) = address else {
+        end.await;
+        return Ok(());
+    };
+    let listener = TcpListener::bind(address).await;
+    let listener = listener.with_context(|| format!("cannot listen on {address} (--metrics-address)"))?;
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = &mut end => return Ok(()),
+        };
+        let Ok((connection, _)) = accepted else {
+            tokio::time::sleep(Duration::from_millis(100)).await; // out of descriptors
+            continue;
+        };
+        let metrics = Arc::clone(&metrics);
+        tokio::spawn(async move {
+            let answers = service_fn(move |request| {
+                let answer = answer(&request, &metrics);
+                async move { answer }
+            });
+            let mut builder = http1::Builder::new();
+            builder.timer(TokioTimer::new()).header_read_timeout(ASKING).keep_alive(false);
+            let _ = builder.serve_connection(TokioIo::new(connection), answers).await;
+        });
+    }
+}
+
+fn answer(request: &Request<Incoming>, metrics: &Metrics) -> Result<Response<Full<Bytes>>, http::Error> {
+    let (status, text) = match request.uri().path() {
+        "/metrics" => metrics
+            .text()
+            .map_or((StatusCode::INTERNAL_SERVER_ERROR, String::new()), |text| (StatusCode::OK, text)),
+        _ => (StatusCode::NOT_FOUND, "there is /metrics alone\n".to_owned()),
+    };
+    Response::builder().status(status).header("Content-Type", TYPE).body(Full::from(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_written_with_their_names_and_results() {
+        let metrics = Metrics::default();
+        metrics.prepared(true, Duration::from_millis(3));
+        metrics.prepared(false, Duration::from_secs(60));
+        metrics.unprepared(true);
+        metrics.claims.set(7);
+        let text = metrics.text().unwrap();
+        for line in [
+            "gpushare_agent_claims_prepared_total{result=\"done\"} 1",
+            "gpushare_agent_claims_prepared_total{result=\"refused\"} 1",
+            "gpushare_agent_claims_unprepared_total{result=\"done\"} 1",
+            "gpushare_agent_prepare_seconds_bucket{le=\"0.002\"} 0",
+            "gpushare_agent_prepare_seconds_bucket{le=\"0.005\"} 1",
+            "gpushare_agent_prepare_seconds_bucket{le=\"+Inf\"} 2",
+            "gpushare_agent_claims 7",
+            "gpushare_agent_pods_noted 0",
+            "# EOF",
+        ] {
+            assert!(text.lines().any(|written| written == line), "{line}: {text}");
+        }
+    }
+}
