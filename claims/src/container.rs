@@ -275,11 +275,15 @@ impl Container {
         self.of_pod(|keys| keys.uid)
     }
 
-    /// The UID of the pod and the container's name in it, where an engine of Kubernetes wrote them. An image
-    /// could write podman's annotations.
+    /// Whether an engine of Kubernetes wrote the bundle of a pod's container. An image could write podman's
+    /// annotations.
+    pub fn is_in_cluster(&self) -> bool {
+        self.engines().len() == 1 && !self.is_sandbox()
+    }
+
+    /// The UID of the pod, and the container's name in it; `None` where the bundle lacks one of them.
     pub fn in_cluster(&self) -> Option<(&str, &str)> {
-        let is_clusters = self.engines().len() == 1 && !self.is_sandbox();
-        is_clusters.then(|| Some((self.pod_uid()?, self.name_in_pod()?))).flatten()
+        self.pod_uid().zip(self.name_in_pod()).filter(|_| self.is_in_cluster())
     }
 
     /// Whether the bundle holds the hook of an earlier lease: the wrapper edited it then, and no engine has

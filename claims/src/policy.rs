@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use gpushare_inventory::{Capabilities, DeviceMemory, Gpu};
 
-use crate::allocated::Allocated;
 use crate::amount::Cap;
+use crate::container::Container;
 use crate::error::RequestError;
 use crate::gpus::total;
 use crate::grammar::{Cores, MemoryRequest};
@@ -128,12 +128,19 @@ pub struct Ceiling {
 }
 
 impl Policy {
-    /// The rules for a container to which kubelet allocated this; `None` where nobody said. On a strict node
-    /// its variables then grant what was allocated, and without an allocation nothing.
-    pub fn within(&self, allocated: Option<&Allocated>) -> Cow<'_, Self> {
-        let Some(allocated) = allocated.filter(|_| self.strict) else { return Cow::Borrowed(self) };
-        let whole = || self.ceilings.env.or(Some(MemoryRequest::Percent(100)));
-        let env = if allocated.is_empty() { None } else { whole() };
+    /// The rules for this container. On a strict node its variables grant what kubelet allocated to it, whatever
+    /// the ceiling of variables is, and nothing where it got nothing in any way.
+    pub fn within(&self, container: &Container) -> Cow<'_, Self> {
+        let Some(allocated) = container.allocated().filter(|_| self.strict) else {
+            return Cow::Borrowed(self);
+        };
+        let env = match allocated.is_empty() {
+            true if container.reserved().is_some() || !container.handed().is_empty() => {
+                return Cow::Borrowed(self);
+            }
+            true => None,
+            false => Some(MemoryRequest::Percent(100)),
+        };
         Cow::Owned(Self { ceilings: Ceilings { env, ..self.ceilings }, ..self.clone() })
     }
 

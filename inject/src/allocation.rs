@@ -38,6 +38,8 @@ pub struct PodAllocation {
     pub pod: String,
     /// By the container's name. A container that is not here got nothing.
     pub containers: BTreeMap<String, Allocated>,
+    /// Why what a container got cannot be held, by the container's name.
+    pub refused: BTreeMap<String, String>,
 }
 
 /// Why it is not known what was allocated to a container.
@@ -56,6 +58,15 @@ pub enum AllocationError {
          (request.kubelet); start it (gpushare-kube node), or have the administrator set request.kubelet"
     )]
     Away,
+    /// What the container got cannot be held.
+    #[error("what this pod was allocated cannot be held (request.kubelet): {0}")]
+    Refused(String),
+    /// The bundle is a pod's, and does not say which one's.
+    #[error(
+        "the engine does not name this container's pod and its name in it (request.kubelet): use containerd 1.6 or later, \
+         or CRI-O"
+    )]
+    NoPod,
     /// The engine wrote something else in place of a pod's UID.
     #[error("the engine names no UID of a pod but {0:?}")]
     Uid(String),
@@ -90,24 +101,39 @@ pub fn look_up_allocation(
     state: &StateFolder,
     policy: KubeletPolicy,
 ) -> Result<Option<Container>, AllocationError> {
-    let Some((uid, name)) = container.in_cluster().filter(|_| policy != KubeletPolicy::Off) else {
+    look_up_within(container, state, policy, WAIT)
+}
+
+fn look_up_within(
+    container: &Container,
+    state: &StateFolder,
+    policy: KubeletPolicy,
+    wait: Duration,
+) -> Result<Option<Container>, AllocationError> {
+    if policy == KubeletPolicy::Off || !container.is_in_cluster() {
         return Ok(None);
-    };
+    }
+    let (uid, name) = container.in_cluster().ok_or(AllocationError::NoPod)?;
     let allocations = Allocations::of(state)?;
     let since = Instant::now();
     loop {
         if let Some(pod) = allocations.read(uid)? {
+            if let Some(why) = pod.refused.get(name) {
+                return Err(AllocationError::Refused(why.clone()));
+            }
             let allocated = pod.containers.get(name).cloned().unwrap_or_default();
             return Ok(Some(container.clone().with_allocated(allocated)));
         }
+        let is_late = since.elapsed() >= wait;
         match allocations.has_agent()? {
-            true if since.elapsed() < WAIT => sleep(PAUSE),
-            true => return Err(AllocationError::Untold),
-            false if policy == KubeletPolicy::Refuse => return Err(AllocationError::Away),
-            false => {
+            false if policy == KubeletPolicy::Believe => {
                 tracing::warn!(pod = uid, "gpushare's agent is away: the container's own words are believed");
                 return Ok(None);
             }
+            // It may be on its way, as after an update.
+            _ if !is_late => sleep(PAUSE),
+            true => return Err(AllocationError::Untold),
+            false => return Err(AllocationError::Away),
         }
     }
 }
@@ -147,19 +173,14 @@ impl Allocations {
         Ok((pod.boot == self.boot).then_some(pod))
     }
 
-    /// Notes what was allocated to the pod, in place of what was noted before.
+    /// Notes what was allocated to the pod in this boot, in place of what was noted before.
     ///
     /// # Errors
     /// When `uid` is none, or the file cannot be written.
-    pub fn write(
-        &self,
-        uid: &str,
-        pod: String,
-        containers: BTreeMap<String, Allocated>,
-    ) -> Result<(), AllocationError> {
+    pub fn write(&self, uid: &str, pod: PodAllocation) -> Result<(), AllocationError> {
         let path = self.path(uid)?;
         self.make_folder()?;
-        let pod = PodAllocation { boot: self.boot.clone(), pod, containers };
+        let pod = PodAllocation { boot: self.boot.clone(), ..pod };
         let text = serde_json::to_vec(&pod)
             .map_err(|source| AllocationError::Damaged { path: path.clone(), source })?;
         // Readers see the file whole or not at all. What a crash of the machine leaves is of an earlier boot.
@@ -281,8 +302,9 @@ mod tests {
         Allocated(vec![AllocatedPart { by, gpu: None, count: 1, memory: None, cores: None, is_pods: false }])
     }
 
-    fn noted(name: &str) -> BTreeMap<String, Allocated> {
-        BTreeMap::from([(name.to_owned(), whole())])
+    fn noted(name: &str) -> PodAllocation {
+        let containers = BTreeMap::from([(name.to_owned(), whole())]);
+        PodAllocation { pod: "team/pod".into(), containers, ..PodAllocation::default() }
     }
 
     #[test]
@@ -291,12 +313,16 @@ mod tests {
         let allocations = Allocations::of(&state).unwrap();
         let look = |policy| look_up_allocation(&container(UID), &state, policy);
         for (name, want) in [("main", whole()), ("other", Allocated::default())] {
-            allocations.write(UID, "team/pod".into(), noted(name)).unwrap();
+            allocations.write(UID, noted(name)).unwrap();
             for policy in [KubeletPolicy::Refuse, KubeletPolicy::Believe] {
                 assert_eq!(look(policy).unwrap().unwrap().allocated(), Some(&want), "{name}");
             }
         }
         assert_eq!(look(KubeletPolicy::Off).unwrap(), None);
+        let refused = BTreeMap::from([("main".to_owned(), "it is shared".to_owned())]);
+        allocations.write(UID, PodAllocation { refused, ..noted("main") }).unwrap();
+        let told = look(KubeletPolicy::Refuse).unwrap_err().to_string();
+        assert!(told.ends_with("it is shared"), "{told}");
         assert_eq!(allocations.pods().unwrap(), [UID]);
         allocations.forget(UID).unwrap();
         allocations.forget(UID).unwrap();
@@ -306,7 +332,8 @@ mod tests {
     #[test]
     fn without_an_agent_the_setting_says_what_happens() {
         let (_scratch, state) = state();
-        let look = |policy| look_up_allocation(&container(UID), &state, policy);
+        let wait = Duration::from_millis(30);
+        let look = |policy| look_up_within(&container(UID), &state, policy, wait);
         let is_away = |policy| matches!(look(policy), Err(AllocationError::Away));
         assert!(is_away(KubeletPolicy::Refuse), "none was ever there");
         assert_eq!(look(KubeletPolicy::Believe).unwrap(), None);
@@ -315,7 +342,7 @@ mod tests {
         assert!(is_away(KubeletPolicy::Refuse), "it has ended");
         // What an agent of an earlier boot noted does not count.
         let earlier = Allocations { boot: "earlier".into(), ..Allocations::of(&state).unwrap() };
-        earlier.write(UID, "team/pod".into(), noted("main")).unwrap();
+        earlier.write(UID, noted("main")).unwrap();
         assert!(is_away(KubeletPolicy::Refuse), "the boot is another");
     }
 
@@ -328,7 +355,7 @@ mod tests {
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| look_up_allocation(&container(UID), &state, KubeletPolicy::Refuse));
             std::thread::sleep(Duration::from_millis(50));
-            allocations.write(UID, "team/pod".into(), noted("main")).unwrap();
+            allocations.write(UID, noted("main")).unwrap();
             let found = waiting.join().unwrap().unwrap().unwrap();
             assert_eq!(found.allocated(), Some(&whole()));
         });
@@ -339,11 +366,14 @@ mod tests {
     fn a_uid_that_is_none_and_a_damaged_file_are_refused() {
         let (_scratch, state) = state();
         let allocations = Allocations::of(&state).unwrap();
-        allocations.write(UID, "team/pod".into(), noted("main")).unwrap();
+        allocations.write(UID, noted("main")).unwrap();
         for uid in ["../leases", "", ".agent", "a/b", &"a".repeat(65)] {
             let told = look_up_allocation(&container(uid), &state, KubeletPolicy::Believe);
             assert!(matches!(told, Err(AllocationError::Uid(_))), "{uid:?}: {told:?}");
         }
+        let nameless = json!({"annotations": {"io.kubernetes.cri.container-type": "container"}});
+        let told = look_up_allocation(&Container::from_json(&nameless), &state, KubeletPolicy::Refuse);
+        assert!(matches!(told, Err(AllocationError::NoPod)), "{told:?}");
         fs::write(state.path().join(FOLDER).join(UID), "{").unwrap();
         let told = look_up_allocation(&container(UID), &state, KubeletPolicy::Believe);
         assert!(matches!(told, Err(AllocationError::Damaged { .. })), "{told:?}");

@@ -32,7 +32,7 @@ pub fn is_request(container: &Container, policy: &Policy) -> bool {
 /// When the request is malformed or contradictory, names what the node does not have, or comes only by
 /// channels that may not grant under the policy.
 pub fn read(container: &Container, policy: &Policy, gpus: &[Gpu]) -> Result<Option<Request>, RequestError> {
-    let policy = &*policy.within(container.allocated());
+    let policy = &*policy.within(container);
     let words = Words::new(container, policy);
     let spoken = dialects::spoken(&words);
     if container.is_sandbox() || !asks(&words, &spoken) {

@@ -109,6 +109,9 @@ pub async fn serve<C: Calls>(
     Ok(server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), end).await?)
 }
 
+/// Bytes of an answer at most: plugins with an id for each MiB of a GPU make many of them.
+const LARGEST: usize = 64 << 20;
+
 /// A client of the service on `socket`, which is connected to at the first call.
 ///
 /// # Errors
@@ -116,7 +119,7 @@ pub async fn serve<C: Calls>(
 pub fn client(socket: &Path) -> Result<Client<Channel>, Status> {
     let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));
     let endpoint = endpoint.map_err(|error| Status::invalid_argument(error.to_string()))?;
-    Ok(Client::new(endpoint.connect_lazy()))
+    Ok(Client::new(endpoint.connect_lazy()).max_decoding_message_size(LARGEST))
 }
 
 /// One call of the method at `path`, as `/PACKAGE.SERVICE/METHOD`.

@@ -8,48 +8,49 @@ mod claims;
 mod devices;
 mod pod;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use gpushare_inject::{Allocations, Presence, known_node};
+use gpushare_inject::{Allocations, PodAllocation, Presence, known_node};
 use gpushare_inventory::Gpu;
-use gpushare_request::{Allocated, KubeletPolicy};
+use gpushare_request::KubeletPolicy;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::StreamExt;
 
 use super::Agent;
 use super::metrics::number;
 use super::podresources::Devices;
-use pod::Found;
+use claims::Claims;
 pub use pod::claims as claims_of_pod;
+use pod::{Found, Noted};
 
 /// Seconds after which the API server ends a watch, and another one begins: less than it may be silent.
 const WATCH: u32 = 15;
-/// Time between two looks for a pod that kubelet has just got, at first and at most.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// Time between two looks at a pod that is not noted yet, at first and at most.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(4));
+/// How long the claims of one pod may take to be read: others wait meanwhile.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// The pods of the node, as far as they are known.
 struct Pods {
     agent: Arc<Agent>,
     allocations: Arc<Allocations>,
     by_uid: HashMap<String, Known>,
-    /// When the next look is due, if pods are to be looked at, and the pause after it.
-    next: Option<(Instant, Duration)>,
 }
 
 struct Known {
     pod: Pod,
     /// What was noted; `None` before.
-    noted: Option<BTreeMap<String, Allocated>>,
-    /// Whether it is to be looked at.
-    is_due: bool,
+    noted: Option<Noted>,
+    /// When it is to be looked at next, and the pause after that; `None` where nothing is to be found out.
+    due: Option<(Instant, Duration)>,
 }
 
 /// Notes allocations until it is dropped, where the settings ask for it.
@@ -76,8 +77,10 @@ async fn follow(agent: &Arc<Agent>, presence: &mut Option<Presence>) -> Result<I
         *presence = Some(allocations.appear()?);
     }
     let api = Api::<Pod>::all(agent.api.clone());
-    let mut pods = Pods { agent: Arc::clone(agent), allocations, by_uid: HashMap::new(), next: None };
-    let field = format!("spec.nodeName={}", agent.options.node_name);
+    let mut pods = Pods { agent: Arc::clone(agent), allocations, by_uid: HashMap::new() };
+    // Pods that have ended hold nothing; one that ends is told as deleted.
+    let field =
+        format!("spec.nodeName={},status.phase!=Succeeded,status.phase!=Failed", agent.options.node_name);
     let listed = api.list(&ListParams::default().fields(&field)).await;
     let listed = listed.context("the API server does not list this node's pods")?;
     let mut version = listed.metadata.resource_version.unwrap_or_default();
@@ -88,7 +91,7 @@ async fn follow(agent: &Arc<Agent>, presence: &mut Option<Presence>) -> Result<I
         let events = api.watch(&params, &version).await.context("the API server cannot be watched")?;
         tokio::pin!(events);
         loop {
-            let due = pods.next.map(|(at, _)| at);
+            let due = pods.next();
             let event = tokio::select! {
                 event = events.next() => event,
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
@@ -115,32 +118,39 @@ async fn follow(agent: &Arc<Agent>, presence: &mut Option<Presence>) -> Result<I
 }
 
 impl Pods {
+    /// When a pod is to be looked at next.
+    fn next(&self) -> Option<Instant> {
+        self.by_uid.values().filter_map(|known| Some(known.due?.0)).min()
+    }
+
     fn learn(&mut self, pod: Pod) {
-        let Some(uid) = pod::uid(&pod) else { return };
-        let known = self.by_uid.remove(&uid);
-        let is_same = known.as_ref().is_some_and(|known| pod::is_same(&known.pod, &pod) && !known.is_due);
-        let noted = match known {
-            Some(known) => known.noted,
-            // By an agent before this one; it stays until it is looked at.
-            None => self.allocations.read(&uid).ok().flatten().map(|noted| noted.containers),
+        let Some(uid) = pod.metadata.uid.clone() else { return };
+        let pod = pod::trimmed(pod);
+        let known = match self.by_uid.remove(&uid) {
+            // Whoever changes anything else about a pod has it looked at no sooner.
+            Some(known) if pod::is_same(&known.pod, &pod) => Known { pod, ..known },
+            Some(known) => Known { pod, due: Some((Instant::now(), PAUSES.0)), ..known },
+            None => {
+                // By an agent before this one; it stays until it is looked at.
+                let noted = self.allocations.read(&uid).ok().flatten();
+                let noted = noted.map(|noted| Noted { containers: noted.containers, refused: noted.refused });
+                Known { pod, noted, due: Some((Instant::now(), PAUSES.0)) }
+            }
         };
-        self.by_uid.insert(uid, Known { pod, noted, is_due: !is_same });
-        if !is_same {
-            self.next = Some((Instant::now(), PAUSES.0));
-        }
+        self.by_uid.insert(uid, known);
     }
 
     fn forget(&mut self, pod: &Pod) -> Result<()> {
-        let Some(uid) = pod::uid(pod) else { return Ok(()) };
-        self.by_uid.remove(&uid);
-        Ok(self.allocations.forget(&uid)?)
+        let Some(uid) = pod.metadata.uid.as_deref() else { return Ok(()) };
+        self.by_uid.remove(uid);
+        Ok(self.allocations.forget(uid)?)
     }
 
     /// Has the pods with devices looked at again: kubelet may have moved them, as after its restart.
     fn distrust_devices(&mut self) {
-        for known in self.by_uid.values_mut().filter(|known| pod::has_devices(&known.pod)) {
-            known.is_due = true;
-            self.next = Some((Instant::now(), PAUSES.0));
+        let settled = self.by_uid.values_mut().filter(|known| known.due.is_none());
+        for known in settled.filter(|known| pod::has_devices(&known.pod)) {
+            known.due = Some((Instant::now(), PAUSES.0));
         }
     }
 
@@ -154,70 +164,87 @@ impl Pods {
         Ok(())
     }
 
-    /// Looks at the pods that are due, and notes what has changed.
+    /// Looks at the pods that are due, and notes what has changed. Those of which the API server has said all
+    /// come first.
     async fn look(&mut self) -> Result<()> {
-        let pause = self.next.take().map_or(PAUSES.0, |(_, pause)| pause);
-        let due = self.by_uid.values().filter(|known| known.is_due).map(|known| &known.pod);
-        let facts = Facts::of(&self.agent, due).await;
-        let mut waiting = BTreeSet::new();
-        for (uid, known) in self.by_uid.iter_mut().filter(|(_, known)| known.is_due) {
+        let now = Instant::now();
+        let is_due = |known: &Known| known.due.is_some_and(|(at, _)| at <= now);
+        let mut due: Vec<(bool, String)> = Vec::new();
+        for (uid, known) in self.by_uid.iter().filter(|(_, known)| is_due(known)) {
+            let has_claims = !pod::claims(&known.pod).is_empty();
+            due.push((has_claims || pod::has_devices(&known.pod), uid.clone()));
+        }
+        due.sort();
+        let node = Node::of(&self.agent, self.by_uid.values().filter(|known| is_due(known))).await;
+        for (_, uid) in due {
+            let Some(known) = self.by_uid.get_mut(&uid) else { continue };
             let name = pod::name(&known.pod);
-            match facts.found(&known.pod) {
-                Found::NotYet(why) => drop(waiting.insert((name, why))),
-                Found::All(containers) => {
-                    known.is_due = false;
-                    if known.noted.as_ref() != Some(&containers) {
-                        let gpus = containers.values().map(|its| its.0.len()).sum::<usize>();
-                        tracing::info!(pod = name, uid, gpus, "noted what kubelet allocated");
-                        let (allocations, uid) = (Arc::clone(&self.allocations), uid.clone());
-                        known.noted = Some(containers.clone());
-                        spawn_blocking(move || allocations.write(&uid, name, containers)).await??;
+            let found = timeout(LOOK, node.found(&self.agent, &known.pod)).await;
+            let found =
+                found.unwrap_or_else(|_| Found::NotYet("its claims take too long to read".to_owned()));
+            match found {
+                Found::All(noted) => {
+                    known.due = None;
+                    if known.noted.as_ref() != Some(&noted) {
+                        known.noted = Some(noted.clone());
+                        if let Err(error) = self.note(uid.clone(), name.clone(), noted).await {
+                            tracing::error!(pod = name, uid, error = format!("{error:#}"), "cannot note");
+                            self.by_uid.remove(&uid);
+                        }
                     }
+                }
+                Found::NotYet(why) => {
+                    let pause = known.due.map_or(PAUSES.0, |(_, pause)| pause);
+                    if pause >= PAUSES.1 && known.noted.is_none() {
+                        tracing::warn!(pod = name, why, "it is not known what kubelet allocated");
+                    }
+                    known.due = Some((Instant::now() + pause, (pause * 2).min(PAUSES.1)));
                 }
             }
         }
         let noted = self.by_uid.values().filter(|known| known.noted.is_some()).count();
         self.agent.metrics.noted.set(number(noted));
-        self.agent.metrics.waiting.set(number(waiting.len()));
-        if let Some((pod, why)) = waiting.first() {
-            let longest = PAUSES.1;
-            if pause >= longest {
-                tracing::warn!(pod, why, count = waiting.len(), "it is not known what kubelet allocated");
-            }
-            self.next = Some((Instant::now() + pause, (pause * 2).min(longest)));
-        }
+        self.agent.metrics.waiting.set(number(self.by_uid.len() - noted));
         Ok(())
+    }
+
+    async fn note(&self, uid: String, pod: String, noted: Noted) -> Result<()> {
+        let gpus = noted.containers.values().map(|its| its.0.len()).sum::<usize>();
+        tracing::info!(pod, uid, gpus, "noted what kubelet allocated");
+        let allocations = Arc::clone(&self.allocations);
+        let Noted { containers, refused } = noted;
+        let noted = PodAllocation { boot: String::new(), pod, containers, refused };
+        Ok(spawn_blocking(move || allocations.write(&uid, noted)).await??)
     }
 }
 
-/// All that says what was allocated, besides the pods.
-struct Facts {
+/// What the node and kubelet say, besides the pods.
+struct Node {
     gpus: Result<Vec<Gpu>, String>,
     /// Asked only if a pod has resources of a device plugin.
     devices: Result<Devices, String>,
-    claims: claims::Claims,
 }
 
-impl Facts {
-    async fn of(agent: &Arc<Agent>, pods: impl Iterator<Item = &Pod> + Clone) -> Self {
+impl Node {
+    async fn of(agent: &Arc<Agent>, mut pods: impl Iterator<Item = &Known>) -> Self {
         let line = |error: anyhow::Error| format!("{error:#}");
         let reading = Arc::clone(agent);
         let gpus =
             spawn_blocking(move || Ok(known_node(&reading.state, &reading.settings())?.gpus) as Result<_>);
         let gpus = gpus.await.map_err(anyhow::Error::from).and_then(|gpus| gpus).map_err(line);
-        let devices = match pods.clone().any(pod::has_devices) {
+        let devices = match pods.any(|known| pod::has_devices(&known.pod)) {
             true => Devices::asked(&agent.options.kubelet_dir).await.map_err(line),
             false => Ok(Devices::default()),
         };
-        let claims = claims::Claims::of(agent, pods).await;
-        Self { gpus, devices, claims }
+        Self { gpus, devices }
     }
 
-    fn found(&self, pod: &Pod) -> Found {
-        match &self.gpus {
-            Ok(gpus) => pod::found(pod, self.devices.as_ref(), &self.claims, gpus),
+    async fn found(&self, agent: &Arc<Agent>, pod: &Pod) -> Found {
+        match (&self.gpus, Claims::of(agent, pod).await) {
+            (Ok(gpus), Ok(claims)) => pod::found(pod, self.devices.as_ref(), &claims, gpus),
             // A node without a GPU has nothing to allocate.
-            Err(why) => Found::NotYet(why.clone()),
+            (Err(why), _) => Found::NotYet(why.clone()),
+            (_, Err(why)) => Found::NotYet(why),
         }
     }
 }

@@ -74,7 +74,8 @@ impl Devices {
             let mut client = rpc::client(&socket)?;
             let listed: Listed = rpc::call(&mut client, "/v1.PodResourcesLister/List", Nothing {}).await?;
             let all = "/v1.PodResourcesLister/GetAllocatableResources";
-            let allocatable: Allocatable = rpc::call(&mut client, all, Nothing {}).await?;
+            // Without it, only what is counted in parts of a GPU is not known.
+            let allocatable: Allocatable = rpc::call(&mut client, all, Nothing {}).await.unwrap_or_default();
             anyhow::Ok(Self { pods: listed.pod_resources, allocatable: allocatable.devices })
         };
         let told = timeout(ANSWER, asking).await.map_err(anyhow::Error::from).and_then(|told| told);

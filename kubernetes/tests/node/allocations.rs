@@ -20,7 +20,7 @@ fn node(gpus: usize, low_level: LowLevel, away: &str, strict: bool) -> (ClusterN
     let mut node = crate::node(gpus);
     let settings = format!("strict = {strict}\nenv_ceiling = \"100%\"\nkubelet = {away:?}");
     let config = format!("{}\n[request]\n{settings}\n", low_level.settings());
-    let config = node.node.config_with(&format!("{}-{away}-{strict}", low_level.program()), &config);
+    let config = node.node.config_with(&format!("{low_level:?}-{away}-{strict}"), &config);
     node.configure(&config);
     (node, Runtime::with_config(low_level, &config).in_view(low_level.view()))
 }
@@ -28,6 +28,11 @@ fn node(gpus: usize, low_level: LowLevel, away: &str, strict: bool) -> (ClusterN
 fn asking(pod: &str, variables: &[(&str, &str)]) -> Bundle {
     let bundle = in_pod(Bundle::with_probe(), pod, "team");
     variables.iter().fold(bundle, |bundle, (key, value)| bundle.env(key, value))
+}
+
+/// The status of a pod that kubelet has admitted.
+fn admitted() -> Value {
+    json!({"startTime": "2026-11-23T00:00:00Z"})
 }
 
 fn limits(limits: &Value) -> Value {
@@ -49,10 +54,11 @@ fn variables_of_a_pod_grant_only_what_kubelet_gave_it() {
         node.api.pod("thief", &limits(&json!({"cpu": "1"})), &json!({}));
         let refused = runtime.create(&asking("thief", THIEF)).expect_err("it has no GPU");
         assert!(refused.line().contains("kubelet allocated none to this container"), "{}", refused.line());
-        assert!(leases(runtime.config()).is_empty());
+        let held = leases(runtime.config());
+        assert!(held.is_empty(), "{held:?}");
         // A container of an honest pod, which is created before kubelet says what it has.
         node.kubelet.devices.set_allocatable("nvidia.com/gpu", &node.gpus());
-        node.api.pod("honest", &limits(&json!({"nvidia.com/gpu": 1})), &json!({}));
+        node.api.pod("honest", &limits(&json!({"nvidia.com/gpu": 1})), &admitted());
         let honest = asking("honest", &[("NVIDIA_VISIBLE_DEVICES", &second), ("GPUSHARE_MEMORY", "60GiB")]);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -71,7 +77,7 @@ fn variables_of_a_pod_grant_only_what_kubelet_gave_it() {
         let replicas: Vec<String> = (0..4).map(|number| format!("{second}::{number}")).collect();
         node.kubelet.devices.set_allocatable("nvidia.com/gpu.shared", &replicas);
         node.kubelet.devices.give("quarter", "main", "nvidia.com/gpu.shared", &[&replicas[2]]);
-        node.api.pod("quarter", &limits(&json!({"nvidia.com/gpu.shared": 1})), &json!({}));
+        node.api.pod("quarter", &limits(&json!({"nvidia.com/gpu.shared": 1})), &admitted());
         let quarter = asking("quarter", &[("NVIDIA_VISIBLE_DEVICES", &second)]);
         let container = runtime.run(&quarter);
         let report = Report::of(&container, &["21GiB", "19GiB"]);
@@ -147,7 +153,7 @@ fn without_an_answer_nothing_is_granted_unless_the_settings_say_so() {
     let asks = [("NVIDIA_VISIBLE_DEVICES", gpu.as_str()), ("GPUSHARE_MEMORY", "1GiB")];
     // PodResources does not answer: the container waits, and is refused in words.
     cluster.kubelet.devices.set_silent(true);
-    cluster.api.pod("pod", &limits(&json!({"nvidia.com/gpu": 1})), &json!({}));
+    cluster.api.pod("pod", &limits(&json!({"nvidia.com/gpu": 1})), &admitted());
     let began = Instant::now();
     let refused = runtime.create(&asking("pod", &asks)).expect_err("nobody knows");
     assert!(refused.line().contains("is not known after 8 seconds"), "{}", refused.line());

@@ -14,8 +14,7 @@ pub(crate) fn claims(words: &Words, node: NodeGpus) -> Result<Vec<Claim>, Reques
     let Some(Allocated(parts)) = words.container.allocated() else { return Ok(Vec::new()) };
     let (named, counted): (Vec<_>, Vec<_>) = parts.iter().partition(|part| part.gpu.is_some());
     let mut claims: Vec<Claim> = counted.iter().map(|part| of_count(part)).collect();
-    // Beside amounts whose GPU another scheduler chooses, the names say no more than those.
-    if counted.is_empty() && !named.is_empty() {
+    if !named.is_empty() {
         claims.push(of_gpus(&named, node)?);
     }
     Ok(claims)
@@ -44,26 +43,31 @@ fn of_count(part: &AllocatedPart) -> Claim {
 
 /// One claim for all of them: the container gets each.
 fn of_gpus(parts: &[&AllocatedPart], node: NodeGpus) -> Result<Claim, RequestError> {
+    let is_counted = parts.iter().any(|part| amount(part) != Amount::default());
+    // Beside a part of one GPU, another that is given whole is all of it.
+    let whole = || Amount { memory: Some(MemoryRequest::Percent(100)), cores: None };
     let mut gpus = Vec::new();
     let mut particular = Vec::new();
     for (part, uuid) in parts.iter().filter_map(|part| Some((part, part.gpu?))) {
         let found = node.0.iter().find(|gpu| gpu.uuid == uuid);
         gpus.push(found.ok_or_else(|| RequestError::ClaimedGpuGone { claim: part.by.clone(), gpu: uuid })?);
-        if amount(part) != Amount::default() {
-            particular.push((uuid, amount(part)));
+        if is_counted {
+            let stated = amount(part);
+            particular.push((uuid, if stated == Amount::default() { whole() } else { stated }));
         }
     }
-    let asks = !particular.is_empty();
     let is_pods = parts.iter().any(|part| part.is_pods);
     let scope = is_pods.then_some(Scope::Pod);
-    Ok(Claim { asks, particular, scope, ..by(parts[0]) }.naming(&gpus))
+    Ok(Claim { asks: is_counted, particular, scope, ..by(parts[0]) }.naming(&gpus))
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
-    use gpushare_claims::{Ceilings, Container, Cores, DeviceSelector, Devices, Policy, Request, four};
+    use gpushare_claims::{
+        Ceilings, Container, Cores, DeviceSelector, Devices, Policy, Request, Reserved, four,
+    };
     use gpushare_inventory::DeviceMemory;
 
     use super::*;
@@ -156,6 +160,32 @@ mod tests {
         assert!(told.to_string().contains("nvidia.com/gpumem"), "{told}");
         let two = format!("NVIDIA_VISIBLE_DEVICES={},{}", four()[3].uuid, four()[1].uuid);
         assert!(asked(&amount, &[&two, "CUDA_DEVICE_MEMORY_LIMIT=1024m"], &strict()).is_err());
+    }
+
+    #[test]
+    fn a_part_beside_a_whole_gpu_and_beside_a_count_lose_no_bound() {
+        let both = [part(Some(0), Some(4)), part(Some(1), None)];
+        let request = asked(&both, &["NVIDIA_VISIBLE_DEVICES=all"], &strict()).unwrap();
+        assert_eq!(request.on(four()[0].uuid).memory, bytes(4));
+        assert_eq!(request.on(four()[1].uuid).memory, MemoryRequest::Percent(100));
+        // A count of another system beside it widens nothing.
+        let counted = AllocatedPart { by: "example.com/slots".into(), ..part(None, Some(60)) };
+        for env in ["GPUSHARE_MEMORY=10GiB", "GPUSHARE_DEVICES=1"] {
+            let told = asked(&[part(Some(0), Some(4)), counted.clone()], &[env], &strict());
+            assert!(told.is_err(), "{env}: {told:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_given_otherwise_keeps_the_ceiling_of_variables() {
+        let ceilings = Ceilings { env: "100%".parse().ok(), ..Ceilings::default() };
+        let policy = Policy { ceilings, ..strict() };
+        let env = vec!["NVIDIA_VISIBLE_DEVICES=all".to_owned()];
+        let bare = Container::new(BTreeMap::new(), env).with_allocated(Allocated::default());
+        assert_eq!(policy.within(&bare).ceilings.env, None);
+        let reserved = Reserved { claim: "team/training".into(), lease: 7, shares: Vec::new() };
+        let with_claim = bare.clone().with_reserved(reserved);
+        assert_eq!(policy.within(&with_claim).ceilings.env, policy.ceilings.env);
     }
 
     #[test]

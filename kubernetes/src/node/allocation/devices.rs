@@ -1,7 +1,7 @@
 //! What the ids and amounts of a device plugin's resources mean. Plugins name their devices after GPUs, and
 //! kubelet chooses among them by id; where a scheduler of their own chooses the GPU, the id's does not count.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 use gpushare_request::{AllocatedPart, Cores};
@@ -22,21 +22,40 @@ enum Id {
     Slot,
 }
 
-/// Resources that are counted in the pod's own words and handed over by the plugin of another resource: what
-/// one of it is, on each GPU.
-const AMOUNTS: [(&str, Unit); 12] = [
-    ("nvidia.com/gpumem", Unit::Mebibytes(1)),
-    ("nvidia.com/gpumem-percentage", Unit::MemoryPercent),
-    ("nvidia.com/gpucores", Unit::Cores),
-    ("nvidia.com/vgpu-memory", Unit::Mebibytes(1)),
-    ("nvidia.com/vgpu-cores", Unit::Cores),
-    ("volcano.sh/vgpu-memory", Unit::Mebibytes(1)),
-    ("volcano.sh/vgpu-memory-percentage", Unit::MemoryPercent),
-    ("volcano.sh/vgpu-cores", Unit::Cores),
-    ("volcano.sh/gpu-memory", Unit::Mebibytes(1)),
-    ("aliyun.com/gpu-core.percentage", Unit::Cores),
-    ("tencent.com/vcuda-memory", Unit::Mebibytes(256)),
-    ("tencent.com/vcuda-core", Unit::Cores),
+/// A resource whose scheduler chooses the GPU, and the amounts that a pod states beside it: what one of each
+/// is, on each GPU. They count only where the plugin of that resource gave the container something.
+struct System {
+    devices: &'static str,
+    amounts: &'static [(&'static str, Unit)],
+}
+
+const SYSTEMS: [System; 6] = [
+    System {
+        devices: "nvidia.com/gpu",
+        amounts: &[
+            ("nvidia.com/gpumem", Unit::Mebibytes(1)),
+            ("nvidia.com/gpumem-percentage", Unit::MemoryPercent),
+            ("nvidia.com/gpucores", Unit::Cores),
+        ],
+    },
+    System {
+        devices: "nvidia.com/vgpu-number",
+        amounts: &[("nvidia.com/vgpu-memory", Unit::Mebibytes(1)), ("nvidia.com/vgpu-cores", Unit::Cores)],
+    },
+    System {
+        devices: "volcano.sh/vgpu-number",
+        amounts: &[
+            ("volcano.sh/vgpu-memory", Unit::Mebibytes(1)),
+            ("volcano.sh/vgpu-memory-percentage", Unit::MemoryPercent),
+            ("volcano.sh/vgpu-cores", Unit::Cores),
+        ],
+    },
+    System { devices: "volcano.sh/gpu-memory", amounts: &[("volcano.sh/gpu-memory", Unit::Mebibytes(1))] },
+    System { devices: "aliyun.com/gpu-mem", amounts: &[("aliyun.com/gpu-core.percentage", Unit::Cores)] },
+    System {
+        devices: HUNDREDTHS,
+        amounts: &[("tencent.com/vcuda-memory", Unit::Mebibytes(256)), (HUNDREDTHS, Unit::Cores)],
+    },
 ];
 
 /// The resource of gpu-manager whose ids name no GPU: each is one hundredth of one.
@@ -50,7 +69,10 @@ enum Unit {
 }
 
 /// What a container's devices of one resource are; empty where they are no GPUs of this node.
-pub fn parts(its: &ContainerDevices, all: &Devices, gpus: &[Gpu]) -> Vec<AllocatedPart> {
+///
+/// # Errors
+/// When it is not known how many parts a GPU has, as while its plugin is away.
+pub fn parts(its: &ContainerDevices, all: &Devices, gpus: &[Gpu]) -> Result<Vec<AllocatedPart>, String> {
     let resource = &its.resource_name;
     let part = |gpu, count, memory| AllocatedPart {
         by: resource.clone(),
@@ -60,34 +82,40 @@ pub fn parts(its: &ContainerDevices, all: &Devices, gpus: &[Gpu]) -> Vec<Allocat
         cores: None,
         is_pods: false,
     };
-    if resource == HUNDREDTHS && !its.device_ids.is_empty() {
-        return vec![part(None, (its.device_ids.len() / 100).max(1), None)];
+    if is_amount_alone(resource) || its.device_ids.is_empty() {
+        return Ok(Vec::new());
     }
-    let ids: Vec<Id> = its.device_ids.iter().filter_map(|id| read(id, gpus)).collect();
-    let mut by_gpu: BTreeMap<GpuUuid, (u64, bool)> = BTreeMap::new();
-    let (mut slots, mut units) = (0, BTreeMap::<GpuUuid, u64>::new());
-    for id in ids {
-        match id {
-            Id::Whole(gpu) => by_gpu.entry(gpu).or_default().1 = true,
-            Id::Replica(gpu) => by_gpu.entry(gpu).or_default().0 += 1,
-            Id::Unit(gpu) => *units.entry(gpu).or_default() += 1,
-            Id::Slot => slots += 1,
+    if resource == HUNDREDTHS {
+        return Ok(vec![part(None, (its.device_ids.len() / 100).max(1), None)]);
+    }
+    let (mut wholes, mut replicas) = (BTreeSet::new(), BTreeMap::<GpuUuid, Vec<&str>>::new());
+    let (mut units, mut slots) = (BTreeMap::<GpuUuid, Vec<&str>>::new(), 0);
+    for id in &its.device_ids {
+        match read(resource, id, gpus) {
+            Some(Id::Whole(gpu)) => drop(wholes.insert(gpu)),
+            Some(Id::Replica(gpu)) => replicas.entry(gpu).or_default().push(id),
+            Some(Id::Unit(gpu)) => units.entry(gpu).or_default().push(id),
+            Some(Id::Slot) => slots += 1,
+            None => {}
         }
     }
-    let of = |gpu: GpuUuid, mine: u64| {
-        let like =
-            all.allocatable(resource).filter_map(|id| read(id, gpus)).filter(|id| id.gpu() == Some(gpu));
-        let every = u64::try_from(like.count()).unwrap_or(u64::MAX).max(mine);
+    let share = |gpu: GpuUuid, mine: &[&str]| {
+        let like = |id: &&str| read(resource, id, gpus).and_then(Id::gpu) == Some(gpu);
+        let every: BTreeSet<&str> = all.allocatable(resource).filter(like).collect();
+        if !mine.iter().all(|id| every.contains(id)) {
+            return Err(format!("kubelet does not list all of {resource}: its plugin may be away"));
+        }
         let total = gpus.iter().find(|known| known.uuid == gpu).and_then(|gpu| gpu.memory);
-        total.map(|total| whole_mebibytes(u128::from(total.bytes()) * u128::from(mine) / u128::from(every)))
+        let total = total.ok_or_else(|| format!("the size of {gpu} is not known"))?;
+        let (mine, every) = (mine.len() as u128, every.len() as u128);
+        Ok(whole_mebibytes(u128::from(total.bytes()) * mine / every))
     };
-    let mut parts: Vec<AllocatedPart> = Vec::new();
-    for (gpu, (replicas, is_whole)) in by_gpu {
-        let memory = if is_whole { None } else { of(gpu, replicas) };
-        parts.push(part(Some(gpu), 1, memory));
+    let mut parts: Vec<AllocatedPart> = wholes.iter().map(|gpu| part(Some(*gpu), 1, None)).collect();
+    for (gpu, mine) in replicas.iter().filter(|(gpu, _)| !wholes.contains(gpu)) {
+        parts.push(part(Some(*gpu), 1, Some(share(*gpu, mine)?)));
     }
     // The ids of units may be of several GPUs; the share is one GPU's.
-    let units: Vec<DeviceMemory> = units.into_iter().filter_map(|(gpu, mine)| of(gpu, mine)).collect();
+    let units = units.iter().map(|(gpu, mine)| share(*gpu, mine)).collect::<Result<Vec<_>, String>>()?;
     if !units.is_empty() {
         let memory = units.iter().fold(DeviceMemory::ZERO, |sum, memory| sum.saturating_add(*memory));
         parts.push(part(None, 1, Some(memory)));
@@ -95,39 +123,53 @@ pub fn parts(its: &ContainerDevices, all: &Devices, gpus: &[Gpu]) -> Vec<Allocat
     if slots > 0 {
         parts.push(part(None, slots, None));
     }
-    parts
+    Ok(parts)
 }
 
-/// The amounts that a container's resources state besides its devices: `limits` has their numbers. `count` is
-/// the number of GPUs that the devices are for.
+/// The amounts that a container's resources state beside the devices in `given`: `limits` has their numbers.
 pub fn amounts<'a>(
     limits: impl Iterator<Item = (&'a str, u64)> + Clone,
-    count: usize,
+    given: &[AllocatedPart],
     gpus: &[Gpu],
 ) -> Vec<AllocatedPart> {
     // Of whole GPUs, gpu-manager leaves the rest unread.
     let is_whole = limits.clone().any(|(name, number)| name == HUNDREDTHS && number >= 100);
-    let is_read = |name: &str| !(is_whole && name.starts_with("tencent.com/"));
+    let systems = SYSTEMS.iter().filter(|system| !(is_whole && system.devices == HUNDREDTHS));
     let mut parts = Vec::new();
-    for (name, number) in limits.filter(|(name, number)| *number > 0 && is_read(name)) {
-        let Some((_, unit)) = AMOUNTS.iter().find(|(known, _)| *known == name) else { continue };
-        // The smallest GPU's, since it is not told which one it is.
-        let least = gpus.iter().filter_map(|gpu| gpu.memory).min();
-        let memory = match unit {
-            Unit::Mebibytes(each) => Some(DeviceMemory::from_bytes(number.saturating_mul(each << 20))),
-            Unit::MemoryPercent => least
-                .map(|least| whole_mebibytes(u128::from(least.bytes()) * u128::from(number.min(100)) / 100)),
-            Unit::Cores => None,
-        };
-        let cores = match unit {
-            Unit::Cores => u8::try_from(number).ok().and_then(Cores::new),
-            _ => None,
-        };
-        if memory.is_some() || cores.is_some() {
-            parts.push(AllocatedPart { by: name.into(), gpu: None, count, memory, cores, is_pods: false });
+    for system in systems {
+        let its = given.iter().find(|part| part.by == system.devices && part.gpu.is_none());
+        let Some(count) = its.map(|part| part.count) else { continue };
+        for (name, unit) in system.amounts {
+            let Some((_, number)) = limits.clone().find(|(known, number)| known == name && *number > 0)
+            else {
+                continue;
+            };
+            // The smallest GPU's, since it is not told which one it is.
+            let least = gpus.iter().filter_map(|gpu| gpu.memory).min();
+            let memory = match unit {
+                Unit::Mebibytes(each) => Some(DeviceMemory::from_bytes(number.saturating_mul(each << 20))),
+                Unit::MemoryPercent => least.map(|least| {
+                    whole_mebibytes(u128::from(least.bytes()) * u128::from(number.min(100)) / 100)
+                }),
+                Unit::Cores => None,
+            };
+            let cores = match unit {
+                Unit::Cores => u8::try_from(number).ok().and_then(Cores::new),
+                _ => None,
+            };
+            if memory.is_some() || cores.is_some() {
+                let by = (*name).to_owned();
+                parts.push(AllocatedPart { by, gpu: None, count, memory, cores, is_pods: false });
+            }
         }
     }
     parts
+}
+
+/// Whether the resource only states an amount of another's devices. Some plugins list an id for each MiB.
+fn is_amount_alone(resource: &str) -> bool {
+    let is_devices = SYSTEMS.iter().any(|system| system.devices == resource);
+    !is_devices && SYSTEMS.iter().any(|system| system.amounts.iter().any(|(name, _)| *name == resource))
 }
 
 impl Id {
@@ -139,17 +181,22 @@ impl Id {
     }
 }
 
-/// What the id says; `None` where it names no GPU of this node.
-fn read(id: &str, gpus: &[Gpu]) -> Option<Id> {
+/// What the id says; `None` where it names no GPU of this node. Of a system with a scheduler of its own only
+/// the bare UUID is NVIDIA's, whose plugin has one of the names, too.
+fn read(resource: &str, id: &str, gpus: &[Gpu]) -> Option<Id> {
     /// `GPU-` and a UUID.
     const LENGTH: usize = 40;
+    /// Where NVIDIA's plugin gives GPUs and replicas of them under the name of another system.
+    const NVIDIA: &str = "nvidia.com/gpu";
     let uuid: GpuUuid = id.get(..LENGTH)?.parse().ok()?;
     gpus.iter().find(|gpu| gpu.uuid == uuid)?;
     let rest = &id[LENGTH..];
+    let is_systems = resource != NVIDIA && SYSTEMS.iter().any(|system| system.devices == resource);
     Some(match rest {
+        _ if rest.starts_with("-_-") => Id::Unit(uuid),
+        _ if is_systems => Id::Slot,
         "" => Id::Whole(uuid),
         _ if rest.starts_with("::") => Id::Replica(uuid),
-        _ if rest.starts_with("-_-") => Id::Unit(uuid),
         _ => Id::Slot,
     })
 }
@@ -170,7 +217,7 @@ mod tests {
         let all: Vec<&str> = all.iter().map(String::as_str).collect();
         let devices = Devices::told(&[], &[(resource, &all)]);
         let its = ContainerDevices { resource_name: resource.into(), device_ids: ids.to_vec() };
-        let parts = parts(&its, &devices, &gpus());
+        let parts = parts(&its, &devices, &gpus()).unwrap();
         parts.iter().map(|part| (part.gpu, part.count, part.memory.map(DeviceMemory::bytes))).collect()
     }
 
@@ -204,26 +251,48 @@ mod tests {
         );
         let others = ["eth0".to_owned(), "GPU-00000000-0000-0000-0000-0000000000ff".to_owned()];
         assert!(told("example.com/nic", &others, &others).is_empty());
+        // Systems with schedulers of their own, whatever their ids look like, and their amounts.
+        assert_eq!(told("nvidia.com/vgpu-number", &replicas[..1], &replicas), [(None, 1, None)]);
+        assert!(told("volcano.sh/vgpu-memory", &slots, &slots).is_empty());
     }
 
     #[test]
-    fn amounts_are_read_in_the_units_of_their_systems() {
+    fn parts_of_an_absent_plugin_are_not_known() {
+        let replica = format!("{}::1", gpus()[0].uuid);
+        let its = ContainerDevices { resource_name: "nvidia.com/gpu".into(), device_ids: vec![replica] };
+        assert!(parts(&its, &Devices::default(), &gpus()).unwrap_err().contains("plugin may be away"));
+    }
+
+    #[test]
+    fn amounts_are_read_in_the_units_of_their_systems_and_beside_their_devices_alone() {
         let gpus = gpus();
-        let read = |limits: &[(&str, u64)], count| -> Vec<(usize, Option<u64>, Option<u8>)> {
-            let parts = amounts(limits.iter().copied(), count, &gpus);
+        let given = |by: &str, gpu: Option<GpuUuid>, count: usize| AllocatedPart {
+            by: by.into(),
+            gpu,
+            count,
+            memory: None,
+            cores: None,
+            is_pods: false,
+        };
+        let read = |devices: &str, count, limits: &[(&str, u64)]| -> Vec<(usize, Option<u64>, Option<u8>)> {
+            let parts = amounts(limits.iter().copied(), &[given(devices, None, count)], &gpus);
             let cores = |part: &AllocatedPart| part.cores.map(Cores::percent);
             parts.iter().map(|part| (part.count, part.memory.map(DeviceMemory::bytes), cores(part))).collect()
         };
+        let hami = [("nvidia.com/gpumem", 3000), ("nvidia.com/gpucores", 30)];
+        assert_eq!(read("nvidia.com/gpu", 2, &hami), [(2, Some(3000 << 20), None), (2, None, Some(30))]);
+        let percent = [("volcano.sh/vgpu-memory-percentage", 25)];
+        assert_eq!(read("volcano.sh/vgpu-number", 1, &percent), [(1, Some(20 * GIB), None)]);
+        let vcuda = |cores| [("tencent.com/vcuda-core", cores), ("tencent.com/vcuda-memory", 8)];
         assert_eq!(
-            read(&[("nvidia.com/gpumem", 3000), ("nvidia.com/gpucores", 30)], 2),
-            [(2, Some(3000 << 20), None), (2, None, Some(30))]
+            read("tencent.com/vcuda-core", 1, &vcuda(30)),
+            [(1, Some(2 * GIB), None), (1, None, Some(30))]
         );
-        assert_eq!(read(&[("volcano.sh/vgpu-memory-percentage", 25)], 1), [(1, Some(20 * GIB), None)]);
-        assert_eq!(
-            read(&[("tencent.com/vcuda-core", 30), ("tencent.com/vcuda-memory", 8)], 1),
-            [(1, None, Some(30)), (1, Some(2 * GIB), None)]
-        );
-        assert!(read(&[("tencent.com/vcuda-core", 200), ("tencent.com/vcuda-memory", 8)], 2).is_empty());
-        assert!(read(&[("example.com/nic", 1), ("nvidia.com/gpumem", 0)], 1).is_empty());
+        assert!(read("tencent.com/vcuda-core", 2, &vcuda(200)).is_empty());
+        assert!(read("nvidia.com/gpu", 1, &[("example.com/nic", 1), ("nvidia.com/gpumem", 0)]).is_empty());
+        // What the pod states beside another plugin's devices is its own word.
+        assert!(read("nvidia.com/gpu.shared", 1, &hami).is_empty());
+        let replica = [given("nvidia.com/gpu", Some(gpus[0].uuid), 1)];
+        assert!(amounts(hami.into_iter(), &replica, &gpus).is_empty());
     }
 }

@@ -4,35 +4,67 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpushare_inventory::Gpu;
 use gpushare_request::{Allocated, AllocatedPart, Cores, kubernetes_quantity};
-use k8s_openapi::api::core::v1::{Container, Pod, PodExtendedResourceClaimStatus};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerExtendedResourceRequest, Pod, PodExtendedResourceClaimStatus, PodSpec, PodStatus,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::api::ObjectMeta;
 
 use super::claims::Claims;
 use super::devices::{amounts, parts};
 use crate::node::podresources::Devices;
 
 /// What is known of a pod.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// All, by container.
-    All(BTreeMap<String, Allocated>),
+    /// All of it.
+    All(Noted),
     /// Not all, for this reason.
     NotYet(String),
 }
 
-/// The UID by which the engine knows the pod. A pod that kubelet reads from a file has one of kubelet's, and
-/// the API server has its mirror under another. Anybody may write such annotations: kubelet's has no hyphen,
-/// and so is never the UID of a pod of the API server's.
-pub fn uid(pod: &Pod) -> Option<String> {
-    let mirrored = |key| pod.metadata.annotations.as_ref()?.get(key).cloned();
-    let of_file = mirrored("kubernetes.io/config.mirror").and(mirrored("kubernetes.io/config.hash"));
-    of_file.filter(|uid| !uid.contains('-')).or_else(|| pod.metadata.uid.clone())
+/// What is noted of a pod, by container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Noted {
+    /// What the containers got that got anything.
+    pub containers: BTreeMap<String, Allocated>,
+    /// Why what a container got cannot be held.
+    pub refused: BTreeMap<String, String>,
 }
 
 /// `NAMESPACE/NAME`.
 pub fn name(pod: &Pod) -> String {
     let text = |part: &Option<String>| part.clone().unwrap_or_default();
     format!("{}/{}", text(&pod.metadata.namespace), text(&pod.metadata.name))
+}
+
+/// The pod without what nobody asks for here: a node has many, and users may write much into them.
+pub fn trimmed(pod: Pod) -> Pod {
+    let trim = |container: Container| Container {
+        name: container.name,
+        resources: container.resources,
+        ..Container::default()
+    };
+    let all = |containers: Vec<Container>| containers.into_iter().map(trim).collect::<Vec<_>>();
+    let metadata = ObjectMeta {
+        name: pod.metadata.name,
+        namespace: pod.metadata.namespace,
+        uid: pod.metadata.uid,
+        ..ObjectMeta::default()
+    };
+    let spec = pod.spec.map(|spec| PodSpec {
+        containers: all(spec.containers),
+        init_containers: spec.init_containers.map(all),
+        resource_claims: spec.resource_claims,
+        ..PodSpec::default()
+    });
+    let status = pod.status.map(|status| PodStatus {
+        start_time: status.start_time,
+        resource_claim_statuses: status.resource_claim_statuses,
+        extended_resource_claim_status: status.extended_resource_claim_status,
+        ..PodStatus::default()
+    });
+    Pod { metadata, spec, status }
 }
 
 /// Whether nothing has changed that says what it was allocated.
@@ -51,64 +83,107 @@ pub fn has_devices(pod: &Pod) -> bool {
 /// The names of all claims of the pod, also of the one that the scheduler made for its extended resources.
 pub fn claims(pod: &Pod) -> Vec<String> {
     let spec = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
-    let named: BTreeSet<String> = spec.filter_map(|claim| claim_name(pod, &claim.name)).collect();
+    let named: BTreeSet<String> = spec.filter_map(|claim| claim_name(pod, &claim.name)?).collect();
     let extended = extended_claim(pod).map(|status| status.resource_claim_name.clone());
     named.into_iter().chain(extended).collect()
 }
 
 /// What each container was allocated.
 pub fn found(pod: &Pod, devices: Result<&Devices, &String>, claims: &Claims, gpus: &[Gpu]) -> Found {
-    let mut found = BTreeMap::new();
-    for container in containers(pod) {
-        match of_container(pod, container, devices, claims, gpus) {
-            Ok(parts) if parts.is_empty() => {}
-            Ok(parts) => drop(found.insert(container.name.clone(), Allocated(merged(parts)))),
-            Err(why) => return Found::NotYet(why),
-        }
-    }
-    Found::All(found)
+    read(pod, devices, claims, gpus).map_or_else(Found::NotYet, Found::All)
 }
 
-fn of_container(
+fn read(
     pod: &Pod,
-    container: &Container,
     devices: Result<&Devices, &String>,
     claims: &Claims,
     gpus: &[Gpu],
-) -> Result<Vec<AllocatedPart>, String> {
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    let mut found = Vec::new();
-    let named = container.resources.iter().flat_map(|resources| resources.claims.iter().flatten());
-    for named in named {
-        let name =
-            claim_name(pod, &named.name).ok_or_else(|| format!("claim {} is not made yet", named.name))?;
-        let is_pods = uses(pod, &named.name) > 1;
-        let parts = claims.parts(namespace, &name, named.request.as_deref(), gpus)?;
-        found.extend(parts.into_iter().map(|part| AllocatedPart { is_pods, ..part }));
+) -> Result<Noted, String> {
+    let mut by_claims = Vec::new();
+    for container in containers(pod) {
+        by_claims.push((container, of_claims(pod, container, claims)?));
     }
-    let mut by_claim = BTreeSet::new();
-    if let Some(status) = extended_claim(pod) {
-        for mapping in status.request_mappings.iter().filter(|its| its.container_name == container.name) {
-            by_claim.insert(mapping.resource_name.as_str());
-            let request = Some(mapping.request_name.as_str());
-            found.extend(claims.parts(namespace, &status.resource_claim_name, request, gpus)?);
+    let mut noted = Noted::default();
+    for (container, parts) in &by_claims {
+        let mut found = Vec::new();
+        for (claim, number, part) in parts {
+            // What several containers name they hold together, as far as it is an amount.
+            let is_its = |(other, its, _): &(String, usize, AllocatedPart)| other == claim && its == number;
+            let holders = by_claims.iter().filter(|(_, parts)| parts.iter().any(is_its)).count();
+            let is_amount = part.memory.is_some() || part.cores.is_some();
+            if is_amount && claims.is_shared(claim) {
+                let why = format!(
+                    "claim {claim} of another driver is shared by several pods, which cannot hold one share \
+                     together; give each pod a claim of its own"
+                );
+                noted.refused.insert(container.name.clone(), why);
+            }
+            found.push(AllocatedPart { is_pods: is_amount && holders > 1, ..part.clone() });
+        }
+        found.extend(of_plugins(pod, container, devices, gpus)?);
+        if !found.is_empty() {
+            noted.containers.insert(container.name.clone(), Allocated(merged(found)));
         }
     }
-    let mut of_plugins = extended(container).filter(|(name, _)| !by_claim.contains(name)).peekable();
-    if of_plugins.peek().is_none() {
-        return Ok(found);
+    Ok(noted)
+}
+
+/// What the claims that a container names give it: claim, number in the claim, and part. A claim that it names
+/// twice counts once.
+fn of_claims(
+    pod: &Pod,
+    container: &Container,
+    claims: &Claims,
+) -> Result<Vec<(String, usize, AllocatedPart)>, String> {
+    let mut named: BTreeMap<String, Vec<Option<&str>>> = BTreeMap::new();
+    for its in container.resources.iter().flat_map(|resources| resources.claims.iter().flatten()) {
+        let name = claim_name(pod, &its.name).ok_or_else(|| format!("claim {} is not made yet", its.name))?;
+        if let Some(name) = name {
+            named.entry(name).or_default().push(its.request.as_deref());
+        }
     }
-    let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
-    let is_admitted = pod.status.as_ref().is_some_and(|status| status.start_time.is_some());
-    let its = devices?.of(namespace, pod_name, &container.name);
-    let its = its.filter(|its| is_admitted || !its.is_empty()).ok_or("kubelet has not admitted it")?;
-    let given: Vec<AllocatedPart> =
-        its.iter().flat_map(|its| parts(its, devices.unwrap_or(&Devices::default()), gpus)).collect();
-    if let Some(count) = given.iter().map(|part| part.count).max() {
-        found.extend(given);
-        found.extend(amounts(of_plugins, count, gpus));
+    for mapping in mappings(pod, container) {
+        let name = extended_claim(pod).map(|status| status.resource_claim_name.clone()).unwrap_or_default();
+        named.entry(name).or_default().push(Some(&mapping.request_name));
+    }
+    let mut found = Vec::new();
+    for (name, requests) in named {
+        let parts = claims.parts(pod, &name, &requests)?;
+        found.extend(parts.into_iter().map(|its| (name.clone(), its.number, its.part)));
     }
     Ok(found)
+}
+
+/// What device plugins gave the container.
+fn of_plugins(
+    pod: &Pod,
+    container: &Container,
+    devices: Result<&Devices, &String>,
+    gpus: &[Gpu],
+) -> Result<Vec<AllocatedPart>, String> {
+    let by_claim: BTreeSet<&str> = mappings(pod, container).map(|its| its.resource_name.as_str()).collect();
+    let mut limits = Vec::new();
+    for (name, number) in extended(container).filter(|(name, _)| !by_claim.contains(name)) {
+        limits.push((name, number.ok_or_else(|| format!("the amount of {name} cannot be read"))?));
+    }
+    if limits.is_empty() {
+        return Ok(Vec::new());
+    }
+    // Before that, kubelet may still list the pod that had its name before.
+    if pod.status.as_ref().is_none_or(|status| status.start_time.is_none()) {
+        return Err("kubelet has not admitted it".to_owned());
+    }
+    let devices = devices?;
+    let text = |part: &'static str, text: &Option<String>| text.clone().unwrap_or_else(|| part.to_owned());
+    let (namespace, name) = (text("", &pod.metadata.namespace), text("", &pod.metadata.name));
+    let its = devices.of(&namespace, &name, &container.name).ok_or("kubelet does not list it")?;
+    let mut given = Vec::new();
+    for its in its {
+        given.extend(parts(its, devices, gpus)?);
+    }
+    let counted = amounts(limits.iter().copied(), &given, gpus);
+    given.extend(counted);
+    Ok(given)
 }
 
 /// All containers that kubelet gives devices to. Ephemeral ones get none.
@@ -118,36 +193,41 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     init.chain(spec.into_iter().flat_map(|spec| &spec.containers))
 }
 
-/// How many containers of the pod name the claim that the pod knows by this name.
-fn uses(pod: &Pod, name: &str) -> usize {
-    let names = |container: &&Container| {
-        let claims = container.resources.iter().flat_map(|resources| resources.claims.iter().flatten());
-        claims.into_iter().any(|claim| claim.name == name)
-    };
-    containers(pod).filter(names).count()
-}
-
-/// The extended resources of a container: a domain that is not Kubernetes' own, and a whole number.
-fn extended(container: &Container) -> impl Iterator<Item = (&str, u64)> + Clone {
+/// The extended resources of a container: a domain that is not Kubernetes' own, and a number, `None` if it
+/// cannot be read.
+fn extended(container: &Container) -> impl Iterator<Item = (&str, Option<u64>)> + Clone {
     let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
-    limits.into_iter().flatten().filter_map(|(name, Quantity(number))| {
+    let all = limits.into_iter().flatten().filter_map(|(name, Quantity(number))| {
         let (domain, _) = name.split_once('/')?;
         let is_own = domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
-        Some((name.as_str(), kubernetes_quantity(number).filter(|number| *number > 0 && !is_own)?))
-    })
+        (!is_own).then(|| (name.as_str(), kubernetes_quantity(number)))
+    });
+    all.filter(|(_, number)| *number != Some(0))
 }
 
-/// The claim that the pod knows by this name; `None` if it is not made yet.
-fn claim_name(pod: &Pod, name: &str) -> Option<String> {
+/// The claim that the pod knows by this name: `None` if it is not made yet, `Some(None)` if the pod needs none.
+fn claim_name(pod: &Pod, name: &str) -> Option<Option<String>> {
     let spec = pod.spec.as_ref().and_then(|spec| spec.resource_claims.as_ref());
     let direct = spec.into_iter().flatten().find(|claim| claim.name == name)?;
+    if direct.resource_claim_name.is_some() {
+        return Some(direct.resource_claim_name.clone());
+    }
     let made = pod.status.as_ref().and_then(|status| status.resource_claim_statuses.as_ref());
-    let made = made.into_iter().flatten().find(|status| status.name == name);
-    direct.resource_claim_name.clone().or_else(|| made?.resource_claim_name.clone())
+    let made = made.into_iter().flatten().find(|status| status.name == name)?;
+    Some(made.resource_claim_name.clone())
 }
 
 fn extended_claim(pod: &Pod) -> Option<&PodExtendedResourceClaimStatus> {
     pod.status.as_ref()?.extended_resource_claim_status.as_ref()
+}
+
+/// Which extended resources of the container are requests of the pod's claim for them.
+fn mappings<'a>(
+    pod: &'a Pod,
+    container: &'a Container,
+) -> impl Iterator<Item = &'a ContainerExtendedResourceRequest> {
+    let all = extended_claim(pod).into_iter().flat_map(|status| &status.request_mappings);
+    all.filter(|its| its.container_name == container.name)
 }
 
 /// One part for each GPU: where several claims give parts of one, the container has their sum.
@@ -192,13 +272,17 @@ pub mod tests {
         serde_json::from_value(json!({"metadata": metadata, "spec": spec, "status": status})).unwrap()
     }
 
+    fn started() -> Value {
+        json!({"startTime": "2026-11-23T00:00:00Z"})
+    }
+
     fn with_limits(limits: Value) -> Value {
         json!({"containers": [{"name": "main", "resources": {"limits": limits}}, {"name": "thief"}]})
     }
 
     fn all(found: Found) -> BTreeMap<String, Allocated> {
         match found {
-            Found::All(containers) => containers,
+            Found::All(noted) => noted.containers,
             Found::NotYet(why) => panic!("not yet: {why}"),
         }
     }
@@ -212,7 +296,7 @@ pub mod tests {
         let gpus = gpus();
         let id = gpus[1].uuid.to_string();
         let devices = Devices::told(&[("main", "nvidia.com/gpu", &[&id])], &[("nvidia.com/gpu", &[&id])]);
-        let pod = pod(with_limits(json!({"nvidia.com/gpu": "1", "cpu": "2"})), json!({}));
+        let pod = pod(with_limits(json!({"nvidia.com/gpu": "1", "cpu": "2"})), started());
         let found = all(found(&pod, Ok(&devices), &Claims::default(), &gpus));
         assert_eq!(found.keys().collect::<Vec<_>>(), ["main"]);
         assert_eq!(found["main"].0.len(), 1);
@@ -229,7 +313,12 @@ pub mod tests {
         assert!(is_waiting(&found(&new, Ok(&empty), &claims, &gpus)), "no device yet");
         assert!(is_waiting(&found(&new, Ok(&Devices::default()), &claims, &gpus)), "no such pod");
         assert!(is_waiting(&found(&new, Err(&none), &claims, &gpus)));
-        let started = pod(limits(), json!({"startTime": "2026-11-23T00:00:00Z"}));
+        let id = gpus[1].uuid.to_string();
+        let earlier = Devices::told(&[("main", "nvidia.com/gpu", &[&id])], &[]);
+        assert!(is_waiting(&found(&new, Ok(&earlier), &claims, &gpus)), "of a pod before it");
+        let unread = pod(with_limits(json!({"nvidia.com/gpu": "1e0"})), started());
+        assert!(has_devices(&unread) && is_waiting(&found(&unread, Ok(&earlier), &claims, &gpus)));
+        let started = pod(limits(), started());
         assert!(is_waiting(&found(&started, Ok(&Devices::default()), &claims, &gpus)));
         assert!(all(found(&started, Ok(&empty), &claims, &gpus)).is_empty(), "it got none");
         // What asks for nothing needs no answer.
@@ -244,72 +333,92 @@ pub mod tests {
         let slot = format!("{}-3", gpus[0].uuid);
         let devices = Devices::told(&[("main", "nvidia.com/gpu", &[&slot])], &[]);
         let limits = json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000});
-        let found = all(found(&pod(with_limits(limits), json!({})), Ok(&devices), &Claims::default(), &gpus));
+        let found = all(found(&pod(with_limits(limits), started()), Ok(&devices), &Claims::default(), &gpus));
         let memory: Vec<_> = found["main"].0.iter().map(|part| part.memory).collect();
         assert_eq!(memory, [None, Some(DeviceMemory::from_bytes(3000 << 20))]);
     }
 
-    #[test]
-    fn a_pod_of_a_file_has_kubelets_uid() {
-        let mut pod = pod(json!({"containers": []}), json!({}));
-        assert_eq!(uid(&pod).as_deref(), Some("uid-of-pod"));
-        let annotation = |key: &str, value: &str| (format!("kubernetes.io/config.{key}"), value.to_owned());
-        pod.metadata.annotations = Some([annotation("hash", "abc")].into());
-        assert_eq!(uid(&pod).as_deref(), Some("uid-of-pod"), "anybody may write it");
-        for (hash, want) in [("abc", "abc"), ("0b5c1f6e-8e0f-4c7d-9a51-3f6f2b8f1a10", "uid-of-pod")] {
-            pod.metadata.annotations = Some([annotation("hash", hash), annotation("mirror", hash)].into());
-            assert_eq!(uid(&pod).as_deref(), Some(want));
-        }
-    }
-
-    #[test]
-    fn claims_of_other_drivers_give_what_their_status_says() {
+    /// A claim of another driver with 30 GiB of the first GPU, 20 GiB of the second and a network card, for
+    /// these pods.
+    fn claims_for(pods: &[&str]) -> Claims {
         let gpus = gpus();
         let consumed = |gpu: usize, memory: &str| {
             json!({"request": format!("r{gpu}"), "driver": "gpu.nvidia.com", "pool": "node-a",
                 "device": format!("gpu-{gpu}"), "consumedCapacity": {"memory": memory}})
         };
-        let claims = Claims::told(
-            &json!({"metadata": {"name": "made", "namespace": "team"}, "spec": {}, "status": {"allocation": {
-                "devices": {"results": [consumed(0, "30Gi"), consumed(1, "20Gi"),
-                    {"request": "nic", "driver": "nic.example.com", "pool": "node-a", "device": "eth0"}]}}}}),
-            &json!({"metadata": {}, "spec": {"driver": "gpu.nvidia.com", "pool": {"name": "node-a",
-                "generation": 1, "resourceSliceCount": 1}, "nodeName": "node-a", "devices": [
-                {"name": "gpu-0", "attributes": {"uuid": {"string": gpus[0].uuid.to_string()}}},
-                {"name": "gpu-1", "attributes": {"uuid": {"string": gpus[1].uuid.to_string()}}}]}}),
-        );
-        let spec = |requests: &[Value]| {
-            let claim = |claim: &Value| json!({"name": "both", "request": claim});
-            let container = |(number, named): (usize, &Value)| {
-                let claims = [match named {
-                    Value::Null => json!({"name": "both"}),
-                    named => claim(named),
-                }];
-                json!({"name": format!("c{number}"), "resources": {"claims": claims}})
-            };
-            let containers: Vec<Value> = requests.iter().enumerate().map(container).collect();
-            json!({"containers": containers,
-                "resourceClaims": [{"name": "both", "resourceClaimTemplateName": "template"}]})
+        let nic = json!({"request": "nic", "driver": "gpu.nvidia.com", "pool": "node-a", "device": "eth0"});
+        let results = json!([consumed(0, "30Gi"), consumed(1, "20Gi"), nic]);
+        let pods: Vec<Value> =
+            pods.iter().map(|uid| json!({"resource": "pods", "name": uid, "uid": uid})).collect();
+        let status = json!({"allocation": {"devices": {"results": results}}, "reservedFor": pods});
+        let device = |gpu: usize| {
+            json!({"name": format!("gpu-{gpu}"),
+                "attributes": {"uuid": {"string": gpus[gpu].uuid.to_string()}}})
         };
-        let made = json!({"resourceClaimStatuses": [{"name": "both", "resourceClaimName": "made"}]});
+        let pool = json!({"name": "node-a", "generation": 1, "resourceSliceCount": 1});
+        Claims::told(
+            &json!({"metadata": {"name": "made", "namespace": "team"}, "spec": {}, "status": status}),
+            &json!({"metadata": {}, "spec": {"driver": "gpu.nvidia.com", "pool": pool, "nodeName": "node-a",
+                "devices": [device(0), device(1), {"name": "eth0"}]}}),
+        )
+    }
+
+    /// A container for each of `requests`; null names the whole claim.
+    fn naming(requests: &[Value]) -> Pod {
+        let container = |(number, request): (usize, &Value)| {
+            let claim = match request {
+                Value::Null => json!({"name": "both"}),
+                request => json!({"name": "both", "request": request}),
+            };
+            // The same claim under another name is the same.
+            let again = json!({"name": "again", "request": request.as_str().unwrap_or("r0")});
+            json!({"name": format!("c{number}"), "resources": {"claims": [claim, again]}})
+        };
+        let containers: Vec<Value> = requests.iter().enumerate().map(container).collect();
+        let spec = json!({"containers": containers, "resourceClaims": [
+            {"name": "both", "resourceClaimTemplateName": "template"},
+            {"name": "again", "resourceClaimName": "made"}]});
+        pod(spec, json!({"resourceClaimStatuses": [{"name": "both", "resourceClaimName": "made"}]}))
+    }
+
+    #[test]
+    fn claims_of_other_drivers_give_what_their_status_says() {
+        let gpus = gpus();
         let devices = Devices::default();
         let read = |requests: &[Value]| {
-            let found = all(found(&pod(spec(requests), made.clone()), Ok(&devices), &claims, &gpus));
+            let found = all(found(&naming(requests), Ok(&devices), &claims_for(&["uid-of-pod"]), &gpus));
             let part = |part: &AllocatedPart| {
                 (part.gpu, part.memory.map(|memory| memory.bytes() / GIB), part.is_pods)
             };
             found.values().map(|its| its.0.iter().map(part).collect::<Vec<_>>()).collect::<Vec<_>>()
         };
         let (first, second) = (Some(gpus[0].uuid), Some(gpus[1].uuid));
-        assert_eq!(read(&[Value::Null]), [[(first, Some(30), false), (second, Some(20), false)]]);
-        assert_eq!(read(&[json!("r1")]), [[(second, Some(20), false)]]);
-        assert!(read(&[json!("nic")]).is_empty(), "no GPU");
+        assert_eq!(read(&[Value::Null]), [[(first, Some(30), false), (second, Some(20), false)]], "once");
+        assert_eq!(read(&[json!("r0")]), [[(first, Some(30), false)]]);
         assert_eq!(
             read(&[json!("r0"), json!("r0")]),
             [[(first, Some(30), true)], [(first, Some(30), true)]],
             "together"
         );
-        let unmade = pod(spec(&[Value::Null]), json!({}));
-        assert!(is_waiting(&found(&unmade, Ok(&devices), &claims, &gpus)));
+    }
+
+    #[test]
+    fn a_claim_counts_for_its_one_pod_when_it_is_allocated_and_shown() {
+        let gpus = gpus();
+        let devices = Devices::default();
+        let read = |claims: &Claims| found(&naming(&[Value::Null]), Ok(&devices), claims, &gpus);
+        assert!(is_waiting(&read(&claims_for(&[]))), "not reserved");
+        assert!(is_waiting(&read(&claims_for(&["another"]))), "another pod's");
+        assert!(is_waiting(&read(&Claims::default())), "not known");
+        let pool = json!({"name": "node-a", "generation": 1, "resourceSliceCount": 1});
+        let unshown = Claims::told(
+            &serde_json::to_value(claims_for(&["uid-of-pod"]).claim("made")).unwrap(),
+            &json!({"metadata": {}, "spec": {"driver": "gpu.nvidia.com", "pool": pool}}),
+        );
+        assert!(is_waiting(&read(&unshown)), "its driver is away");
+        match read(&claims_for(&["uid-of-pod", "another"])) {
+            Found::All(noted) => assert!(noted.refused["c0"].contains("shared by several pods"), "{noted:?}"),
+            Found::NotYet(why) => panic!("{why}"),
+        }
     }
 }
