@@ -128,8 +128,8 @@ pub struct Ceiling {
 }
 
 impl Policy {
-    /// The rules for this container. On a strict node its variables grant what kubelet allocated to it, whatever
-    /// the ceiling of variables is, and nothing where it got nothing in any way.
+    /// The rules for this container. On a strict node its variables grant what kubelet allocated to it,
+    /// whatever the ceiling of variables is, and nothing where it got nothing in any way.
     pub fn within(&self, container: &Container) -> Cow<'_, Self> {
         let Some(allocated) = container.allocated().filter(|_| self.strict) else {
             return Cow::Borrowed(self);

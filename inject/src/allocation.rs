@@ -79,7 +79,7 @@ pub enum AllocationError {
         source: io::Error,
     },
     /// A file holds something else.
-    #[error("{path} is damaged; remove it, and gpushare's agent writes it anew")]
+    #[error("{path} is damaged; remove it, and restart gpushare's agent, which writes it anew")]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -263,8 +263,8 @@ impl Allocations {
     }
 }
 
-/// Whether it can be a pod's UID, and so a file's name: the API server makes UUIDs, and kubelet a hash for the
-/// pods that it reads from files.
+/// Whether it can be a pod's UID, and so a file's name: the API server makes UUIDs, and kubelet a hash for pods
+/// that it reads from files.
 fn is_uid(uid: &str) -> bool {
     let is_part = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     !uid.is_empty() && uid.len() <= 64 && uid.bytes().all(is_part)
