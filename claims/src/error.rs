@@ -105,8 +105,8 @@ pub enum RequestError {
     },
     /// Variables alone ask for a GPU in a container to which kubelet allocated none.
     #[error(
-        "{key} asks for a GPU, but kubelet allocated none to this container, and variables grant nothing without \
-         (request.kubelet): ask for one in its resources, or set NVIDIA_VISIBLE_DEVICES=void if it wants none"
+        "{key} asks for a GPU, but kubelet allocated none to this container, and variables grant nothing \
+         without (request.kubelet): ask for one in its resources, or set NVIDIA_VISIBLE_DEVICES=void if it wants none"
     )]
     NotAllocated {
         /// The word that asks, as key and value.

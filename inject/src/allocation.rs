@@ -47,8 +47,8 @@ pub struct PodAllocation {
 pub enum AllocationError {
     /// The agent lives, and has not noted the pod.
     #[error(
-        "what kubelet allocated to this pod is not known after {} seconds (request.kubelet); see why in the log of \
-         gpushare's agent on this node: kubelet's PodResources or the API server may not answer it",
+        "what kubelet allocated to this pod is not known after {} seconds (request.kubelet); see why in the \
+         log of gpushare's agent on this node: kubelet's PodResources or the API server may not answer it",
         WAIT.as_secs()
     )]
     Untold,
@@ -63,8 +63,8 @@ pub enum AllocationError {
     Refused(String),
     /// The bundle is a pod's, and does not say which one's.
     #[error(
-        "the engine does not name this container's pod and its name in it (request.kubelet): use containerd 1.6 or later, \
-         or CRI-O"
+        "the engine does not name this container's pod and its name in it (request.kubelet): use containerd \
+         1.6 or later, or CRI-O"
     )]
     NoPod,
     /// The engine wrote something else in place of a pod's UID.
@@ -81,7 +81,7 @@ pub enum AllocationError {
     /// A file holds something else.
     #[error("{path} is damaged; remove it, and restart gpushare's agent, which writes it anew")]
     Damaged {
-        /// The file.
+        /// Path of the pod's note.
         path: PathBuf,
         /// What is wrong in it.
         source: serde_json::Error,
@@ -263,8 +263,8 @@ impl Allocations {
     }
 }
 
-/// Whether it can be a pod's UID, and so a file's name: the API server makes UUIDs, and kubelet a hash for pods
-/// that it reads from files.
+/// Whether it can be a pod's UID, and so a file's name: the API server makes UUIDs, and kubelet a hash for
+/// pods that it reads from files.
 fn is_uid(uid: &str) -> bool {
     let is_part = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     !uid.is_empty() && uid.len() <= 64 && uid.bytes().all(is_part)

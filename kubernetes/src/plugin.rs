@@ -71,11 +71,12 @@ async fn show(options: &Options) -> Result<()> {
     let all = Api::<ResourceClaim>::all(client.clone()).list(&ListParams::default()).await;
     let (claims, sees_all) = match all {
         Ok(claims) => (claims.items, true),
-        Err(_) => {
+        Err(kube::Error::Api(status)) if status.code == 403 => {
             let own = Api::<ResourceClaim>::namespaced(client.clone(), &namespace);
             let own = own.list(&ListParams::default()).await.context("the claims cannot be listed")?;
             (own.items, false)
         }
+        Err(error) => return Err(error).context("the claims cannot be listed"),
     };
     let picture = Picture::of(&slices.items, &claims);
     let partly = "only the shares of your own namespace are counted: you may not list others' claims";

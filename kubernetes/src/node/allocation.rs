@@ -189,7 +189,7 @@ impl Pods {
                         known.noted = Some(noted.clone());
                         if let Err(error) = self.note(uid.clone(), name.clone(), noted).await {
                             tracing::error!(pod = name, uid, error = format!("{error:#}"), "cannot note");
-                            self.by_uid.remove(&uid);
+                            self.try_again(&uid);
                         }
                     }
                 }
@@ -206,6 +206,13 @@ impl Pods {
         self.agent.metrics.noted.set(number(noted));
         self.agent.metrics.waiting.set(number(self.by_uid.len() - noted));
         Ok(())
+    }
+
+    /// Has a pod looked at again that could not be noted.
+    fn try_again(&mut self, uid: &str) {
+        if let Some(known) = self.by_uid.get_mut(uid) {
+            (known.noted, known.due) = (None, Some((Instant::now() + PAUSES.1, PAUSES.1)));
+        }
     }
 
     async fn note(&self, uid: String, pod: String, noted: Noted) -> Result<()> {

@@ -174,9 +174,9 @@ fn of_plugins(
         return Err("kubelet has not admitted it".to_owned());
     }
     let devices = devices?;
-    let text = |part: &'static str, text: &Option<String>| text.clone().unwrap_or_else(|| part.to_owned());
-    let (namespace, name) = (text("", &pod.metadata.namespace), text("", &pod.metadata.name));
-    let its = devices.of(&namespace, &name, &container.name).ok_or("kubelet does not list it")?;
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let its = devices.of(namespace, name, &container.name).ok_or("kubelet does not list it")?;
     let mut given = Vec::new();
     for its in its {
         given.extend(parts(its, devices, gpus)?);
@@ -205,7 +205,8 @@ fn extended(container: &Container) -> impl Iterator<Item = (&str, Option<u64>)> 
     all.filter(|(_, number)| *number != Some(0))
 }
 
-/// The claim that the pod knows by this name: `None` if it is not made yet, `Some(None)` if the pod needs none.
+/// The claim that the pod knows by this name: `None` if it is not made yet, `Some(None)` if the pod needs
+/// none.
 fn claim_name(pod: &Pod, name: &str) -> Option<Option<String>> {
     let spec = pod.spec.as_ref().and_then(|spec| spec.resource_claims.as_ref());
     let direct = spec.into_iter().flatten().find(|claim| claim.name == name)?;
