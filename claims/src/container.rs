@@ -84,6 +84,7 @@ struct CriKeys {
     kind: &'static str,
     name: &'static str,
     sandbox: &'static str,
+    pod: &'static str,
     namespace: &'static str,
     uid: &'static str,
 }
@@ -93,6 +94,7 @@ const CRI_KEYS: [CriKeys; 2] = [
         kind: "io.kubernetes.cri-o.ContainerType",
         name: "io.kubernetes.container.name",
         sandbox: "io.kubernetes.cri-o.SandboxID",
+        pod: "io.kubernetes.pod.name",
         namespace: "io.kubernetes.pod.namespace",
         uid: "io.kubernetes.pod.uid",
     },
@@ -100,6 +102,7 @@ const CRI_KEYS: [CriKeys; 2] = [
         kind: "io.kubernetes.cri.container-type",
         name: "io.kubernetes.cri.container-name",
         sandbox: "io.kubernetes.cri.sandbox-id",
+        pod: "io.kubernetes.cri.sandbox-name",
         namespace: "io.kubernetes.cri.sandbox-namespace",
         uid: "io.kubernetes.cri.sandbox-uid",
     },
@@ -263,6 +266,11 @@ impl Container {
     /// The container's name inside its pod; `None` outside a CRI engine.
     pub fn name_in_pod(&self) -> Option<&str> {
         self.of_pod(|keys| keys.name)
+    }
+
+    /// The pod's name; `None` outside a CRI engine.
+    pub fn pod_name(&self) -> Option<&str> {
+        self.of_pod(|keys| keys.pod)
     }
 
     /// The pod's Kubernetes namespace; `None` outside a CRI engine.

@@ -8,7 +8,7 @@ use gpushare_inject::{Region, Whose, forget_ended, forget_swept, give_back, one_
 use gpushare_quota::{Release, ReleaseReason};
 use serde_json::{Value, json};
 
-use crate::container::{containers, find, listed, short};
+use crate::container::{containers, find, listed, named, short};
 use crate::node::GpuNames;
 use crate::table::age;
 use crate::{meter, node, table};
@@ -115,19 +115,19 @@ pub fn release(id: &str, root: Option<&str>, force: bool) -> Result<()> {
         bail!(
             "{} is a resource claim of Kubernetes: it is given back when its pods are deleted; without the cluster's agent use \
              --force, after which no container joins it any more",
-            short(id)
+            named(&lease.member)
         );
     }
     if !force && !lease.member.holder.is_gone() {
         bail!(
             "container {} lives: end it, or use --force, after which its memory may be granted twice",
-            short(id)
+            named(&lease.member)
         );
     }
     let left = give_back(&state, &store, lease.id, key, ReleaseReason::Forced, Whose::Anyones)?;
-    let others = listed(lease.others.iter().map(|member| member.key.container.as_str()));
+    let others = lease.others.iter().map(named).collect::<Vec<_>>().join(", ");
     Ok(table::line(&match left {
-        Release::Left => format!("{} holds its share no more; it is left to {others}", short(&key.container)),
-        _ => format!("gave back the share of {}", short(&key.container)),
+        Release::Left => format!("{} holds its share no more; it is left to {others}", named(&lease.member)),
+        _ => format!("gave back the share of {}", named(&lease.member)),
     })?)
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use gpushare_config::Config;
 use gpushare_inject::{
     Bundle, HostFiles, Image, Offer, Plan, PlanParts, Programs, Requirements, RootFolder, admit, beside_sick,
-    clear, look_up_allocation, look_up_claim, refuse_previous_plan, take_out_driver,
+    clear, look_up_allocation, look_up_claim, pod_of, refuse_previous_plan, take_out_driver,
 };
 use gpushare_inventory::Node;
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member, Store};
@@ -55,7 +55,8 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let grants = match container.reserved() {
         Some(reserved) => reserved.shares.iter().map(Grant::from).collect(),
         None => {
-            let grants = store.preview(&request, &node.gpus, &config.quota);
+            let grants =
+                store.preview(pod_of(&container, &json).as_ref(), &request, &node.gpus, &config.quota);
             grants.map_err(|error| beside_sick(error.into(), &node))?
         }
     };

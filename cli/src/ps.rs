@@ -9,13 +9,13 @@ use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::{Region, UsageError};
 use gpushare_inventory::DeviceMemory;
-use gpushare_quota::{Enforcement, Holder, Lease, Member, Running};
+use gpushare_quota::{Enforcement, Holder, Lease, Member, ResourceClaim, Running};
 use gpushare_region::{MAX_DEVICES, Measurement, Throttle, Usage};
 use gpushare_request::{ComputePolicy, Cores};
 use serde_json::{Value, json};
 
 use crate::clock::Clock;
-use crate::container::containers;
+use crate::container::{is_claim, named};
 use crate::node::GpuNames;
 use crate::table::age;
 use crate::violation::{self, Violation};
@@ -28,7 +28,11 @@ const STALE: u64 = 3_000_000_000;
 pub fn ps(as_json: bool) -> Result<()> {
     let config = Config::load()?;
     let (state, store) = node::store(&config)?;
-    let leases = store.leases()?;
+    let (leases, claims) = (store.leases()?, store.claims()?);
+    let claim_of = |lease: &Lease| {
+        let its = claims.iter().map(|(claim, _)| claim);
+        its.filter(|claim| lease.members().any(|member| is_claim(member, claim))).last()
+    };
     let running = Running::default();
     let seen = leases.iter().map(|lease| (lease, Seen::of(state.path(), lease, &running)));
     let violations = violation::read(state.path());
@@ -36,7 +40,7 @@ pub fn ps(as_json: bool) -> Result<()> {
         violations.iter().filter(|violation| violation.lease == Some(lease.id)).collect()
     };
     if as_json {
-        let list = seen.map(|(lease, seen)| entry(lease, &seen, &of(lease)));
+        let list = seen.map(|(lease, seen)| entry(lease, &seen, &of(lease), claim_of(lease)));
         return Ok(table::json(&Value::Array(list.collect()))?);
     }
     if leases.is_empty() {
@@ -44,7 +48,10 @@ pub fn ps(as_json: bool) -> Result<()> {
     }
     let names = GpuNames::of(&config);
     let headings = ["CONTAINER", "STATE", "PID", "GPU", "MEMORY", "USED", "COMPUTE", "GPU TIME", "AGE"];
-    let rows = seen.flat_map(|(lease, seen)| rows(lease, &seen, &names, !of(lease).is_empty()));
+    let rows = seen.flat_map(|(lease, seen)| {
+        let cheats = !of(lease).is_empty();
+        rows(&held_by(lease, claim_of(lease)), lease, &seen, &names, cheats)
+    });
     table::print(headings, rows)?;
     for violation in &violations {
         let word = if violation.lease.is_some() { "CHEATING" } else { "STRANGER" };
@@ -97,13 +104,23 @@ impl Seen {
     }
 }
 
-fn rows(lease: &Lease, seen: &Seen, names: &GpuNames, cheats: bool) -> Vec<[String; 9]> {
+/// Who holds a lease: the containers, and the resource claim by its name in the cluster.
+fn held_by(lease: &Lease, claim: Option<&ResourceClaim>) -> String {
+    let claims = |member: &Member| claim.filter(|claim| is_claim(member, claim));
+    let holder = |member: &Member| match claims(member) {
+        Some(claim) => format!("claim {} ({})", claim.name, claim.name.uid),
+        None => named(member),
+    };
+    lease.members().map(holder).collect::<Vec<_>>().join(", ")
+}
+
+fn rows(holders: &str, lease: &Lease, seen: &Seen, names: &GpuNames, cheats: bool) -> Vec<[String; 9]> {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let rows = lease.grants.iter().enumerate().map(|(line, grant)| {
         let used = seen.used(line).map(|used| used.to_string());
         let seconds = seen.gpu_time(line).map(|time| Duration::from_nanos(time).as_secs_f64());
         [
-            containers(lease),
+            holders.to_owned(),
             if cheats { "CHEATING".to_owned() } else { state(lease).to_owned() },
             or_dash(first_pid(lease).map(|pid| pid.to_string())),
             names.name(grant.gpu),
@@ -129,7 +146,7 @@ fn rows(lease: &Lease, seen: &Seen, names: &GpuNames, cheats: bool) -> Vec<[Stri
     rows.collect()
 }
 
-fn entry(lease: &Lease, seen: &Seen, violations: &[&Violation]) -> Value {
+fn entry(lease: &Lease, seen: &Seen, violations: &[&Violation], claim: Option<&ResourceClaim>) -> Value {
     let gpus = lease.grants.iter().enumerate().map(|(line, grant)| {
         let fresh = seen.fresh(line);
         let used = seen.used(line).map(DeviceMemory::bytes);
@@ -153,6 +170,9 @@ fn entry(lease: &Lease, seen: &Seen, violations: &[&Violation]) -> Value {
         "root": lease.member.key.root,
         "id": lease.member.key.container,
         "containers": lease.members().map(container).collect::<Vec<_>>(),
+        "claim": claim.map(|claim| json!({
+            "namespace": claim.name.namespace, "name": claim.name.name, "uid": claim.name.uid,
+        })),
         "state": state(lease),
         "mode": if lease.enforcement == Enforcement::WholeGpu { "exclusive" } else { "share" },
         "pid": first_pid(lease),
@@ -168,7 +188,10 @@ fn entry(lease: &Lease, seen: &Seen, violations: &[&Violation]) -> Value {
 
 fn container(member: &Member) -> Value {
     let state = if member.holder.is_gone() { "gone" } else { member.state.name() };
-    json!({ "id": member.key.container, "state": state, "pid": pid(&member.holder) })
+    let pod = member.name.as_ref().map(|name| {
+        json!({"namespace": name.namespace, "name": name.pod, "uid": name.uid, "container": name.container})
+    });
+    json!({ "id": member.key.container, "state": state, "pid": pid(&member.holder), "pod": pod })
 }
 
 /// The first process of the container that holds the lease longest; `None` for a claim without containers.

@@ -168,6 +168,7 @@ fn member(row: &Row) -> Result<Member> {
             cgroup: row.get::<_, Option<String>>(15)?.map(Into::into),
             leads: row.get(16)?,
         },
+        name: None,
     })
 }
 

@@ -103,7 +103,7 @@ fn holds_already(id: &str, init: &Holder, settings: &Settings) -> Result<bool> {
     let parent = Holder::init(getppid().as_raw()).ok();
     let same = |one: &Holder, other: &Holder| (one.pid, one.start_time) == (other.pid, other.start_time);
     for lease in store.leases_by_id(id)? {
-        let Member { key, state, holder } = &lease.member;
+        let Member { key, state, holder, .. } = &lease.member;
         let by_wrapper =
             *state == LeaseState::Reserved && parent.as_ref().is_some_and(|parent| same(holder, parent));
         if same(holder, init) || by_wrapper {

@@ -248,6 +248,7 @@ impl<'a> Facts<'a> {
         settings: &Settings,
     ) -> Result<Reservation<'store>, GrantError> {
         let member = Member::reserved(requester.key.clone(), Holder::this_process()?);
+        let member = member.named(pod::name(requester.container));
         let forget = |swept: &Swept| forget_swept(&self.state, swept);
         let (gpus, rules) = (&self.node.gpus, settings.admission);
         let reserved = store.reserve(&member, self.pod.as_ref(), &self.request, gpus, rules, forget);

@@ -49,6 +49,7 @@ pub use node_facts::NodeFactsError;
 pub use outside_plan::OutsidePlan;
 pub use plan::{Plan, PlanError};
 pub use plan_parts::PlanParts;
+pub use pod::of as pod_of;
 pub use region::{Measuring, Region, RegionError, UsageError};
 pub use requirement::{Offer, RequirementError, Requirements};
 pub use rights::{RIGHTS, Right};

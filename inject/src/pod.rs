@@ -2,9 +2,15 @@
 
 use std::path::Path;
 
-use gpushare_quota::{PidNamespace, Pod};
+use gpushare_quota::{PidNamespace, Pod, PodContainer};
 use gpushare_request::Container;
 use serde_json::Value;
+
+/// What the cluster calls `container`; `None` where the engine does not say it.
+pub fn name(container: &Container) -> Option<PodContainer> {
+    let (uid, name) = container.in_cluster()?;
+    PodContainer::new(container.pod_namespace()?, container.pod_name()?, uid, name)
+}
 
 /// The pod of `container`, whose config.json is `json`. `None` where the engine names no sandbox.
 pub fn of(container: &Container, json: &Value) -> Option<Pod> {

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::enforcement::Enforcement;
 use crate::holder::Holder;
+use crate::pod::PodContainer;
 
 /// Names a container that may hold a lease. A container id is unique only below its runtime root.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -111,12 +112,22 @@ pub struct Member {
     pub state: LeaseState,
     /// The process whose end proves that the container uses the lease no more.
     pub holder: Holder,
+    /// What a cluster calls the container; `None` outside of one. Names are for people and for looking it up,
+    /// never its identity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<PodContainer>,
 }
 
 impl Member {
     /// A container that is being created by `holder`.
     pub fn reserved(key: LeaseKey, holder: Holder) -> Self {
-        Self { key, state: LeaseState::Reserved, holder }
+        Self { key, state: LeaseState::Reserved, holder, name: None }
+    }
+
+    /// The same container with this name.
+    #[must_use]
+    pub fn named(self, name: Option<PodContainer>) -> Self {
+        Self { name, ..self }
     }
 
     /// Whether it is the resource claim with this UID, and no container.
@@ -175,10 +186,13 @@ impl Lease {
     /// Logs that a container gave it back.
     pub(crate) fn log_release(&self, left: Release, reason: ReleaseReason) {
         let (container, reason) = (&self.member.key.container, reason.name());
+        let pod = self.member.name.as_ref().map(tracing::field::display);
         match left {
             Release::Nothing => {}
-            Release::Left => tracing::info!(%container, reason, "lease left to the pod's other containers"),
-            Release::Ended => tracing::info!(%container, reason, "lease released"),
+            Release::Left => {
+                tracing::info!(%container, pod, reason, "lease left to the pod's other containers")
+            }
+            Release::Ended => tracing::info!(%container, pod, reason, "lease released"),
         }
     }
 

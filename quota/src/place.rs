@@ -217,7 +217,8 @@ fn name(gpu: &Gpu) -> String {
     format!("GPU {} ({})", gpu.index, gpu.uuid)
 }
 
-/// Chooses GPUs for `request`, given what is granted already.
+/// Chooses GPUs for `request`, given what is granted already. Of GPUs that fit equally well for the request,
+/// those of `near` are taken first: other containers of its pod have shares of them.
 ///
 /// # Errors
 /// When the request cannot be met now, or never can be. The refusal names the figures.
@@ -225,6 +226,7 @@ pub fn place(
     request: &Request,
     gpus: &[Gpu],
     load: impl Fn(GpuUuid) -> GpuLoad,
+    near: &[GpuUuid],
     rules: &Admission,
 ) -> Result<Vec<Grant>, Refusal> {
     let (named, wanted) = named(&request.devices, gpus)?;
@@ -251,7 +253,7 @@ pub fn place(
     }
     let chosen = match request.mode {
         Mode::Exclusive => empty(candidates, wanted)?,
-        Mode::Share => fitting(request, candidates, wanted, rules)?,
+        Mode::Share => fitting(request, candidates, wanted, near, rules)?,
     };
     Ok(chosen.into_iter().map(|(candidate, memory)| grant(request, &candidate, memory)).collect())
 }
@@ -302,12 +304,13 @@ fn empty(candidates: Vec<Candidate>, wanted: usize) -> Result<Chosen, Refusal> {
     Ok(empty.into_iter().take(wanted).map(|candidate| (candidate.clone(), candidate.per_lease)).collect())
 }
 
-/// The GPUs with room for the share, in the order of `rules.placement`. A request for all that is left takes
-/// the emptiest first. A list of GPUs keeps its order.
+/// The GPUs with room for the share: those of `near` first, and then in the order of `rules.placement`. A
+/// request for all that is left takes the emptiest first. A list of GPUs keeps its order.
 fn fitting<'a>(
     request: &Request,
     candidates: Vec<Candidate<'a>>,
     wanted: usize,
+    near: &[GpuUuid],
     rules: &Admission,
 ) -> Result<Chosen<'a>, Refusal> {
     let count = candidates.len();
@@ -322,9 +325,13 @@ fn fitting<'a>(
     }
     // The order of a list is the order in which the container counts its GPUs.
     if !matches!(request.devices, Devices::These(_)) {
-        match rules.placement == Placement::Spread || request.memory == MemoryRequest::Rest {
+        let takes_rest = request.memory == MemoryRequest::Rest;
+        match rules.placement == Placement::Spread || takes_rest {
             true => fit.sort_by_key(|candidate| (Reverse(candidate.free()), candidate.gpu.index)),
             false => fit.sort_by_key(|candidate| (candidate.free(), candidate.gpu.index)),
+        }
+        if !takes_rest {
+            fit.sort_by_key(|candidate| !near.contains(&candidate.gpu.uuid));
         }
         fit.truncate(wanted);
         fit.sort_by_key(|candidate| candidate.gpu.index);

@@ -1,7 +1,10 @@
 //! The pod that a container belongs to. Containers of one pod can hold one lease together.
 
+use std::fmt;
+
 use gpushare_claims::{Devices, Mode, Request, Share, find_gpu};
 use gpushare_inventory::{Gpu, GpuUuid};
+use serde::{Deserialize, Serialize};
 
 use crate::enforcement::Enforcement;
 use crate::pid_namespace::PidNamespace;
@@ -17,6 +20,44 @@ pub struct Pod {
     /// of its pod, as an ephemeral container joins its target's, holds that container's lease and none of its
     /// own.
     pub joins: Option<PidNamespace>,
+}
+
+/// What a cluster calls a container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PodContainer {
+    /// The pod's Kubernetes namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub pod: String,
+    /// The pod's UID.
+    pub uid: String,
+    /// The container's name in the pod.
+    pub container: String,
+}
+
+/// The longest name in a cluster, in bytes.
+const LONGEST_NAME: usize = 253;
+
+impl PodContainer {
+    /// The container with these names; `None` if one of them cannot be a name in a cluster. An engine may be
+    /// called with others, and what is listed to people must be safe to print.
+    pub fn new(namespace: &str, pod: &str, uid: &str, container: &str) -> Option<Self> {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        let is_name = |name: &&str| (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(is_plain);
+        [namespace, pod, uid, container].iter().all(is_name).then(|| Self {
+            namespace: namespace.to_owned(),
+            pod: pod.to_owned(),
+            uid: uid.to_owned(),
+            container: container.to_owned(),
+        })
+    }
+}
+
+impl fmt::Display for PodContainer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.namespace, self.pod, self.container)
+    }
 }
 
 /// Describes a request for a pod's share in words. Equal requests give equal words, by which the store
@@ -82,6 +123,16 @@ mod tests {
 
     use super::*;
     use crate::place::tests::{gpu, request_on};
+
+    #[test]
+    fn only_what_may_be_printed_is_a_name() {
+        let named = PodContainer::new("team", "web-0", "0b5c-1f6e", "main.a_1").unwrap();
+        assert_eq!(named.to_string(), "team/web-0/main.a_1");
+        for strange in ["", "a b", "a/b", "a\n", "\u{1b}[2J", "\u{e9}", &"a".repeat(254)] {
+            assert_eq!(PodContainer::new("team", strange, "uid", "main"), None, "{strange:?}");
+            assert_eq!(PodContainer::new("team", "web", "uid", strange), None, "{strange:?}");
+        }
+    }
 
     #[test]
     fn a_gpu_has_one_name_in_the_words_of_a_pod() {

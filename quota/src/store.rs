@@ -98,7 +98,8 @@ impl Store {
             other => other?,
         };
         let (container, grants, with) = (&member.key.container, summary(&lease.grants), lease.others.len());
-        tracing::info!(%container, %grants, with, "lease granted");
+        let pod = member.name.as_ref().map(tracing::field::display);
+        tracing::info!(%container, pod, %grants, with, "lease granted");
         Ok(Reservation { store: self, lease })
     }
 
@@ -132,7 +133,9 @@ impl Store {
             return lease.ok_or_else(|| ReserveError::Lost(member.key.clone()));
         }
         let loads = page.loads()?;
-        let grants = place(request, gpus, |gpu| loads.get(&gpu).copied().unwrap_or_default(), rules)?;
+        let near = pod.map(|pod| page.gpus_of(Some(root), pod)).transpose()?.unwrap_or_default();
+        let load = |gpu| loads.get(&gpu).copied().unwrap_or_default();
+        let grants = place(request, gpus, load, &near, rules)?;
         let id = page.head.next;
         page.head.next += 1;
         let lease = Lease { id, granted_at: now(), ..Lease::new(member.clone(), request, grants) };
@@ -148,18 +151,26 @@ impl Store {
         Ok(lease)
     }
 
-    /// What would be granted now, without granting it: for `gpushare plan`.
+    /// What would be granted now, without granting it: for `gpushare plan`. The runtime root of `pod` is not
+    /// known then, so its containers are looked for below every root.
     ///
     /// # Errors
     /// As [`Store::reserve`].
     pub fn preview(
         &self,
+        pod: Option<&Pod>,
         request: &Request,
         gpus: &[Gpu],
         rules: &Admission,
     ) -> Result<Vec<Grant>, ReserveError> {
-        let placed =
-            |loads: Loads| place(request, gpus, |gpu| loads.get(&gpu).copied().unwrap_or_default(), rules);
+        let near = match pod {
+            Some(pod) => self.ledger.read()?.gpus_of(None, pod)?,
+            None => Vec::new(),
+        };
+        let placed = |loads: Loads| {
+            let load = |gpu| loads.get(&gpu).copied().unwrap_or_default();
+            place(request, gpus, load, &near, rules)
+        };
         match placed(self.loads()?) {
             Ok(grants) => Ok(grants),
             Err(_) => Ok(placed(self.living_loads()?)?), // what is gone would be swept

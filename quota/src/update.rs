@@ -99,6 +99,7 @@ mod tests {
                 key: LeaseKey { root: String::new(), container: "a".into() },
                 state: LeaseState::Active,
                 holder: Holder::this_process().unwrap(),
+                name: None,
             },
             others: Vec::new(),
             grants: (0..2)

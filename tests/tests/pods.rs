@@ -9,7 +9,7 @@ use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::eventually;
 use gpushare_tests::leases::{cli, leases, sweep};
 use gpushare_tests::needs::{Need, met};
-use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
 use gpushare_tests::regions;
 use gpushare_tests::runtime::{Container, LowLevel, RUNC, Runtime};
@@ -377,4 +377,48 @@ fn only_an_engine_says_which_pod_a_container_is_of() {
         assert!(line.contains(word), "{who}: {line}");
     }
     assert_eq!(holders(&runtime), [[bundle.id()]]);
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn a_pods_containers_are_known_by_the_names_that_the_cluster_gave_them() {
+    if !met(&[Need::Root, Need::Runc, Need::Busybox]) {
+        return;
+    }
+    let node = SimulatedNode::create(1, MODEL, "80GiB");
+    let runtime = runtime(LowLevel::Runc, &node);
+    let named = |bundle: Bundle, pod: &str, container: &str| {
+        in_pod(bundle.env("GPUSHARE_MEMORY", "1GiB"), pod)
+            .annotation("io.kubernetes.cri.container-name", container)
+            .annotation("io.kubernetes.cri.sandbox-name", pod)
+            .annotation("io.kubernetes.cri.sandbox-namespace", "team")
+            .annotation("io.kubernetes.cri.sandbox-uid", "0b5c1f6e")
+    };
+    let bundles = [
+        named(Bundle::with_probe(), "web-0", "main"),
+        named(Bundle::with_probe(), "web-0", "beside"),
+        // crictl takes any name, and a terminal would act on this one.
+        named(Bundle::with_probe(), "web-1", "\u{1b}[2Jmain"),
+    ];
+    let held = bundles.each_ref().map(|bundle| runtime.create(bundle).expect("there is room"));
+    let ps = || cli(runtime.config(), &["ps"]).expect_success("gpushare ps").stdout;
+    for told in ["team/web-0/main ", "team/web-0/beside ", held[2].id()] {
+        assert!(ps().contains(told), "{told:?}: {}", ps());
+    }
+    assert!(!ps().contains("2Jmain"), "{}", ps());
+    let told = cli(runtime.config(), &["ps", "--json"]).expect_success("gpushare ps --json").stdout;
+    let leases: Vec<Value> = serde_json::from_str(&told).expect("it is JSON");
+    let main = json!({"namespace": "team", "name": "web-0", "uid": "0b5c1f6e", "container": "main"});
+    assert_eq!((&leases[0]["containers"][0]["pod"], &leases[0]["claim"]), (&main, &Value::Null));
+    assert_eq!(leases[2]["containers"][0]["pod"], Value::Null);
+    let release = |name: &str| cli(runtime.config(), &["release", "--force", name]);
+    let told = release("team/web-0");
+    assert!(
+        !told.success() && told.stderr.contains("(team/web-0/main, team/web-0/beside)"),
+        "{}",
+        told.stderr
+    );
+    let told = release("team/web-0/main").expect_success("it is one").stdout;
+    assert!(told.contains("gave back the share of team/web-0/main"), "{told}");
+    assert!(!ps().contains("web-0/main"), "{}", ps());
 }

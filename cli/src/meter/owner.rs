@@ -98,6 +98,7 @@ mod tests {
             key: LeaseKey { root: String::new(), container: container.into() },
             state: LeaseState::Active,
             holder: Holder { pid: i32::try_from(id()).unwrap(), start_time: 1, cgroup, leads: false },
+            name: None,
         }
     }
 

@@ -143,6 +143,21 @@ impl Page {
         Ok(None)
     }
 
+    /// All entries for which `wanted` holds, of those in whose line the text `mark` stands.
+    ///
+    /// # Errors
+    /// When a line with the mark is none of ours.
+    pub fn all(&self, mark: &str, wanted: impl Fn(&Entry) -> bool) -> Result<Vec<Entry>, StoreError> {
+        let may_be = |row: &&Row| match row {
+            Row::Written(_) => true,
+            Row::Read(line) => self.text[line.clone()].contains(mark),
+        };
+        let mut found: Vec<Entry> =
+            self.rows.iter().filter(may_be).map(|row| self.entry(row)).collect::<Result<_, _>>()?;
+        found.retain(wanted);
+        Ok(found)
+    }
+
     /// Adds a lease.
     pub fn push(&mut self, entry: Entry) {
         self.rows.push(Row::Written(Box::new(entry)));

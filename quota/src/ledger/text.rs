@@ -7,9 +7,9 @@ use std::path::Path;
 use super::Page;
 use super::page::Line;
 
-/// Raised with every change to what follows it. 2: leases of resource claims.
-const VERSION: u32 = 2;
-/// Earlier versions whose lines are also lines of this one. A running node has such a ledger after an
+/// Raised with every change to what follows it. 2: leases of resource claims. 3: names of containers.
+const VERSION: u32 = 3;
+/// The earliest version whose lines are also lines of this one. A running node has such a ledger after an
 /// upgrade.
 const READABLE: u32 = 1;
 /// What the first line says before the version.
@@ -41,7 +41,7 @@ pub(super) fn of(page: &Page, unit: usize) -> Vec<u8> {
         }
     }
     let body = &text[start..];
-    let first = first_line(body.len(), crc32fast::hash(body));
+    let first = first_line(body.len(), checksum(VERSION, body));
     text[..start].copy_from_slice(first.as_bytes());
     text.resize(text.len().next_multiple_of(unit), b'\n');
     text
@@ -50,6 +50,17 @@ pub(super) fn of(page: &Page, unit: usize) -> Vec<u8> {
 /// The first line, always of the same length: no ledger has ten digits of bytes.
 fn first_line(length: usize, sum: u32) -> String {
     format!("{TITLE}{VERSION}: {length:010} bytes, crc32 {sum:08x}\n")
+}
+
+/// The checksum of a body. From version 3 on it covers the version, so that a damaged one is not taken for an
+/// earlier one.
+fn checksum(version: u32, body: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    if version > 2 {
+        hasher.update(&version.to_le_bytes());
+    }
+    hasher.update(body);
+    hasher.finalize()
 }
 
 fn line(body: &mut Vec<u8>, value: &impl serde::Serialize) {
@@ -63,20 +74,26 @@ pub(super) fn read(path: &Path, text: Vec<u8>) -> Result<Page, Fault> {
     let end = text.iter().position(|byte| *byte == b'\n').ok_or(Fault::Torn)?;
     let first = str::from_utf8(&text[..end]).ok().and_then(|first| first.strip_prefix(TITLE));
     let (version, first) = first.and_then(|first| first.split_once(": ")).ok_or(Fault::Torn)?;
-    match version.parse::<u32>() {
-        Ok(READABLE | VERSION) => {}
+    let version = match version.parse::<u32>() {
+        Ok(version @ READABLE..=VERSION) => version,
         Ok(version) => return Err(Fault::Version(version)),
         Err(_) => return Err(Fault::Torn),
-    }
+    };
     let (length, sum) = first.split_once(" bytes, crc32 ").ok_or(Fault::Torn)?;
     let (length, sum) = (length.parse().map_err(|_| Fault::Torn)?, sum.to_owned());
-    page(path, text, end + 1, length, &sum).ok_or(Fault::Torn)
+    page(path, text, end + 1, length, (version, &sum)).ok_or(Fault::Torn)
 }
 
 /// The page whose body begins at `start`. What follows the body is left of an earlier text.
-fn page(path: &Path, mut text: Vec<u8>, start: usize, length: usize, sum: &str) -> Option<Page> {
+fn page(
+    path: &Path,
+    mut text: Vec<u8>,
+    start: usize,
+    length: usize,
+    (version, sum): (u32, &str),
+) -> Option<Page> {
     let body = text.get(start..start.checked_add(length)?)?;
-    if format!("{:08x}", crc32fast::hash(body)) != sum || body.last() != Some(&b'\n') {
+    if format!("{:08x}", checksum(version, body)) != sum || body.last() != Some(&b'\n') {
         return None;
     }
     text.truncate(start + length);

@@ -56,7 +56,7 @@ fn load(memory_gib: u64, cores: u64) -> GpuLoad {
 fn placed(env: &[&str], loads: &[GpuLoad], rules: &Admission) -> Result<Vec<(u32, u64)>, String> {
     let gpus: Vec<Gpu> = (0..).zip(loads).map(|(index, _)| gpu(index, 80)).collect();
     let index = |uuid: GpuUuid| gpus.iter().position(|gpu| gpu.uuid == uuid).unwrap();
-    let grants = place(&read(env, &gpus)?, &gpus, |uuid| loads[index(uuid)], rules);
+    let grants = place(&read(env, &gpus)?, &gpus, |uuid| loads[index(uuid)], &[], rules);
     let grants = grants.map_err(|refusal| refusal.to_string())?;
     Ok(grants.iter().map(|grant| (gpus[index(grant.gpu)].index, grant.memory.bytes() / GIB)).collect())
 }
@@ -73,6 +73,31 @@ fn binpack_takes_the_fullest_gpu_that_fits_and_spread_the_emptiest() {
     assert_eq!(binpack(&["GPUSHARE_MEMORY=20GiB"], &loads), Ok(vec![(2, 20)]));
     let spread = Admission { placement: Placement::Spread, ..Admission::default() };
     assert_eq!(placed(&["GPUSHARE_MEMORY=20GiB"], &loads, &spread), Ok(vec![(0, 20)]));
+}
+
+#[test]
+fn a_share_goes_to_a_gpu_of_its_pod_where_it_fits_there() {
+    let gpus: Vec<Gpu> = (0..4).map(|index| gpu(index, 80)).collect();
+    let loads = [load(60, 50), load(70, 0), load(10, 0), EMPTY];
+    let at = |uuid: GpuUuid| gpus.iter().position(|gpu| gpu.uuid == uuid).unwrap();
+    let spread = Admission { placement: Placement::Spread, ..Admission::default() };
+    for (env, near, binpacked, spread_out) in [
+        (&["GPUSHARE_MEMORY=5GiB"][..], &[2][..], &[2][..], &[2][..]),
+        (&["GPUSHARE_MEMORY=5GiB"], &[2, 0], &[0], &[2]),
+        (&["GPUSHARE_MEMORY=20GiB"], &[1], &[0], &[3]),
+        (&["GPUSHARE_MEMORY=5GiB", "GPUSHARE_CORES=60"], &[0], &[1], &[3]),
+        (&["GPUSHARE_MEMORY=5GiB", "GPUSHARE_DEVICES=3"], &[2], &[3], &[3]),
+        (&["GPUSHARE_MEMORY=5GiB", "GPUSHARE_COUNT=2"], &[2], &[1, 2], &[2, 3]),
+        (&["GPUSHARE_DEVICES=all"], &[2], &[0, 1, 2, 3], &[0, 1, 2, 3]),
+        (&["GPUSHARE_COUNT=1"], &[1], &[3], &[3]),
+    ] {
+        let near: Vec<GpuUuid> = near.iter().map(|index: &usize| gpus[*index].uuid).collect();
+        for (rules, want) in [(&Admission::default(), binpacked), (&spread, spread_out)] {
+            let grants = place(&read(env, &gpus).unwrap(), &gpus, |uuid| loads[at(uuid)], &near, rules);
+            let grants: Vec<usize> = grants.unwrap().iter().map(|grant| at(grant.gpu)).collect();
+            assert_eq!(grants, want, "{env:?} {:?}", rules.placement);
+        }
+    }
 }
 
 #[test]
@@ -154,7 +179,7 @@ fn reserve_and_over_commit_change_what_a_gpu_can_hold() {
 fn a_gpu_of_unknown_size_takes_no_lease() {
     let mut gpus = [gpu(0, 80)];
     gpus[0].memory = None;
-    let refusal = place(&request(&["GPUSHARE_MEMORY=1GiB"]), &gpus, |_| EMPTY, &Admission::default());
+    let refusal = place(&request(&["GPUSHARE_MEMORY=1GiB"]), &gpus, |_| EMPTY, &[], &Admission::default());
     assert!(matches!(refusal, Err(Refusal::UnknownSize { .. })));
     let beside = [gpus[0].clone(), gpu(1, 80)];
     for (asked, taken) in [
@@ -165,7 +190,7 @@ fn a_gpu_of_unknown_size_takes_no_lease() {
         (Devices::All, false),
     ] {
         let request = Request { devices: asked.clone(), ..request(&["GPUSHARE_MEMORY=1GiB"]) };
-        let placed = place(&request, &beside, |_| EMPTY, &Admission::default());
+        let placed = place(&request, &beside, |_| EMPTY, &[], &Admission::default());
         assert_eq!(
             placed.as_ref().map(|grants| grants[0].gpu).ok(),
             taken.then_some(beside[1].uuid),
@@ -184,7 +209,7 @@ fn grants_never_sum_to_more_than_the_capacity_whatever_is_asked() {
         let mib = (seed >> 33) % 9000 + 1;
         let memory = format!("GPUSHARE_MEMORY={mib}MiB");
         let cores = format!("GPUSHARE_CORES={}", (seed >> 50) % 100 + 1);
-        match place(&request(&[&memory, &cores]), &gpus, |uuid| loads[&uuid], &Admission::default()) {
+        match place(&request(&[&memory, &cores]), &gpus, |uuid| loads[&uuid], &[], &Admission::default()) {
             Ok(grants) => {
                 for grant in grants {
                     let load = loads.get_mut(&grant.gpu).unwrap();

@@ -69,7 +69,7 @@ impl Store {
             released.extend(page.take_out(&key, ReleaseReason::Ended)?);
         }
         let loads = page.loads()?;
-        let grants = place(request, gpus, |gpu| loads.get(&gpu).copied().unwrap_or_default(), rules)?;
+        let grants = place(request, gpus, |gpu| loads.get(&gpu).copied().unwrap_or_default(), &[], rules)?;
         let id = page.head.next;
         page.head.next += 1;
         let member = Member::reserved(key, Holder::agent());

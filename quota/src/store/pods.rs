@@ -1,10 +1,20 @@
 //! Which lease a container of a pod joins.
 
-use crate::error::ReserveError;
+use gpushare_inventory::GpuUuid;
+
+use crate::error::{ReserveError, StoreError};
 use crate::ledger::{Entry, Page, quoted};
 use crate::pod::Pod;
 
 impl Page {
+    /// The GPUs of which containers of `pod` below this runtime root, or any, have shares.
+    pub(super) fn gpus_of(&self, root: Option<&str>, pod: &Pod) -> Result<Vec<GpuUuid>, StoreError> {
+        let is_below = |entry: &Entry| root.is_none_or(|root| entry.root == root);
+        let of_pod = |entry: &Entry| is_below(entry) && entry.sandbox.as_ref() == Some(&pod.sandbox);
+        let its = self.all(&quoted(&pod.sandbox), of_pod)?;
+        Ok(its.iter().flat_map(|entry| &entry.lease.grants).map(|grant| grant.gpu).collect())
+    }
+
     /// The lease of `pod` that its container joins instead of getting its own: the lease of the container
     /// whose pid namespace it joins, or the pod's, if it asks for that. `asked` is then the request in words,
     /// and has to equal those of the pod's lease.

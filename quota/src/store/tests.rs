@@ -329,7 +329,7 @@ fn sums_are_those_of_all_leases_whoever_writes() {
 fn a_newer_version_is_refused() {
     let (folder, store) = open();
     let text = fs::read_to_string(file(&folder)).unwrap();
-    fs::write(file(&folder), text.replacen("version 2", "version 99", 1)).unwrap();
+    fs::write(file(&folder), text.replacen("version 3", "version 99", 1)).unwrap();
     assert!(matches!(store.leases(), Err(StoreError::Version { version: 99, .. })));
 }
 
@@ -501,7 +501,7 @@ fn a_store_with_a_damaged_byte_never_says_that_less_is_granted() {
         let mut bytes = whole.clone();
         bytes[at] ^= 1 << (at % 8);
         fs::write(file(&folder), &bytes).unwrap();
-        match store.preview(&request, &[gpu(0, 80)], &Admission::default()) {
+        match store.preview(None, &request, &[gpu(0, 80)], &Admission::default()) {
             Ok(grants) => panic!("byte {at} damaged, and {grants:?} would be granted beside 60 GiB of 80"),
             // Only the blank lines at the end do not count.
             Err(ReserveError::Refused(_)) => {

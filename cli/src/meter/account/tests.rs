@@ -29,6 +29,7 @@ fn lease(id: i64, cores: Option<u8>, compute_policy: ComputePolicy) -> Lease {
             key: LeaseKey { root: String::new(), container: id.to_string() },
             state: LeaseState::Active,
             holder: Holder { pid: 1, start_time: 1, cgroup: None, leads: false },
+            name: None,
         },
         others: Vec::new(),
         grants: vec![grant],

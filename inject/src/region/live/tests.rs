@@ -21,6 +21,7 @@ fn lease(memory: u64, cores: Option<u8>) -> Lease {
             key: LeaseKey { root: String::new(), container: "a".into() },
             state: LeaseState::Active,
             holder: Holder::this_process().unwrap(),
+            name: None,
         },
         others: Vec::new(),
         grants: vec![grant(1), grant(2)],

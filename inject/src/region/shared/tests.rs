@@ -17,7 +17,7 @@ use super::*;
 
 fn member(container: &str, state: LeaseState) -> Member {
     let key = LeaseKey { root: "/run/runc".into(), container: container.into() };
-    Member { key, state, holder: Holder::this_process().unwrap() }
+    Member { key, state, holder: Holder::this_process().unwrap(), name: None }
 }
 
 fn lease(container: &str, others: Vec<Member>, enforcement: Enforcement) -> Lease {

@@ -140,7 +140,7 @@ fn a_ledger_of_version_1_is_read_and_goes_on_as_version_2() {
     fs::write(file(&folder), first + &body).unwrap();
     assert_eq!(store.leases().unwrap(), [lease]);
     claim(&store, UID, THIRTY).unwrap();
-    assert!(fs::read_to_string(file(&folder)).unwrap().starts_with("gpushare leases, version 2:"));
+    assert!(fs::read_to_string(file(&folder)).unwrap().starts_with("gpushare leases, version 3:"));
     assert_eq!(held(&store), 60);
 }
 

@@ -51,6 +51,26 @@ fn the_containers_of_a_pod_hold_one_lease_and_other_pods_their_own() {
 }
 
 #[test]
+fn a_pods_containers_get_their_shares_of_one_gpu_unless_it_is_full() {
+    let (_folder, store) = open();
+    let (gpus, spread) = ([gpu(0, 80), gpu(1, 80)], crate::Placement::Spread);
+    let rules = Admission { placement: spread, ..Admission::default() };
+    let take = |container: &str, sandbox: &str, size: &str| {
+        let asked = request_on(&gpus, &[&format!("GPUSHARE_MEMORY={size}")]);
+        let (member, pod) = (member(container, &here()), pod(sandbox));
+        let taken = store.reserve(&member, Some(&pod), &asked, &gpus, &rules, |_| ()).unwrap();
+        let gpu = taken.lease().grants[0].gpu;
+        std::mem::forget(taken);
+        gpus.iter().position(|one| one.uuid == gpu).unwrap()
+    };
+    let taken = [take("a", "pod", "30GiB"), take("b", "another", "10GiB"), take("c", "pod", "40GiB")];
+    assert_eq!(taken, [0, 1, 0]);
+    assert_eq!(take("d", "pod", "20GiB"), 1, "the pod's GPU has no room for it");
+    // From now on the pod has shares of both, and the other one has more room.
+    assert_eq!(take("e", "pod", "5GiB"), 1);
+}
+
+#[test]
 fn a_pods_lease_ends_with_the_last_of_its_containers() {
     let (_folder, store) = open();
     let lease = join(&store, "a", "pod").unwrap();
