@@ -154,6 +154,7 @@ fn entry(row: &Row) -> Result<Entry> {
             ceiling: row.get::<_, u8>(7)?.try_into()?,
             priority: row.get::<_, u8>(8)?.try_into()?,
             granted_at: row.get::<_, i64>(9)?.try_into()?,
+            restated: std::collections::BTreeMap::new(),
         },
     })
 }

@@ -4,9 +4,9 @@ use std::io::{self, Write};
 
 use anyhow::{Context, Result, bail};
 use gpushare_config::Config;
-use gpushare_inject::Region;
+use gpushare_inject::change_share;
 use gpushare_inventory::{GpuUuid, Node};
-use gpushare_quota::{Change, Lease, Running};
+use gpushare_quota::{Change, Compute, Lease, Running};
 use gpushare_request::{ComputePolicy, Cores, DeviceSelector, MemoryRequest, Priority, find_gpu};
 use serde_json::{Value, json};
 
@@ -64,15 +64,13 @@ pub fn update(asked: &Update) -> Result<()> {
     let node = node::inventory(&config, &state)?;
     let change = Change {
         memory: asked.figures.memory,
-        cores: asked.figures.cores,
+        cores: asked.figures.cores.map(Compute::AtMost),
         compute_policy: asked.figures.compute_policy,
         priority: asked.figures.priority,
+        restated: None,
         gpu: asked.device.as_ref().map(|selector| gpu(selector, &lease, &node)).transpose()?,
     };
-    let region = Region::of(state.path(), lease.id);
-    let changed = store.update(lease.id, &lease.member.key, &change, &node.gpus, &config.quota, |lease| {
-        region.set_grants(lease)
-    });
+    let changed = change_share(&state, &store, &lease, &[change], &node.gpus, &config.quota);
     let (_, new) = changed.with_context(|| format!("cannot update container {}", containers(&lease)))?;
     let seen = Seen::of(state.path(), &new, &Running::default());
     if asked.output.json {

@@ -104,6 +104,18 @@ pub fn look_up_allocation(
     look_up_within(container, state, policy, WAIT)
 }
 
+/// As [`look_up_allocation`], and waits for nobody.
+///
+/// # Errors
+/// As [`look_up_allocation`].
+pub fn known_allocation(
+    container: &Container,
+    state: &StateFolder,
+    policy: KubeletPolicy,
+) -> Result<Option<Container>, AllocationError> {
+    look_up_within(container, state, policy, Duration::ZERO)
+}
+
 fn look_up_within(
     container: &Container,
     state: &StateFolder,

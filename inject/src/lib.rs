@@ -10,6 +10,7 @@
 mod allocation;
 mod bundle;
 mod cdi;
+mod change;
 mod claim;
 mod edit;
 mod fitted;
@@ -33,9 +34,12 @@ mod rights;
 mod settings;
 mod sys;
 
-pub use allocation::{AllocationError, Allocations, PodAllocation, Presence, look_up_allocation};
+pub use allocation::{
+    AllocationError, Allocations, PodAllocation, Presence, known_allocation, look_up_allocation,
+};
 pub use bundle::{Bundle, BundleError};
 pub use cdi::{CdiDevice, CdiSpec, UNFINISHED};
+pub use change::{RestateError, change_share, changes, fit, living_configuration, own_annotations, restate};
 pub use claim::{ClaimError, look_up_claim};
 pub use edit::{EditError, lease_of_previous_plan, refuse_previous_plan, take_out_driver};
 pub use fitted::{FitError, Fitted};

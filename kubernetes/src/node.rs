@@ -2,8 +2,8 @@
 //!
 //! [`slice`] shows GPUs to the scheduler, [`registration`] names the driver to kubelet, [`driver`] answers
 //! kubelet's calls, and [`reconcile`] gives back what nobody will ask for any more. A claim's share is a
-//! value ([`allotment`]) before anything is reserved. [`allocation`] notes what kubelet and other drivers gave
-//! to the pods.
+//! value ([`allotment`]) before anything is reserved. Of the node's [`pods`], [`allocation`] notes what kubelet
+//! and other drivers gave to them, and [`resize`] changes living shares as pods and claims state them anew.
 
 mod allocation;
 mod allotment;
@@ -12,15 +12,18 @@ mod claim;
 mod consumers;
 mod driver;
 mod engine;
+mod events;
 mod messages;
 mod metrics;
 mod parameters;
 mod podresources;
+mod pods;
 mod reconcile;
 mod registration;
+mod resize;
 mod slice;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -40,6 +43,7 @@ use driver::Turn;
 use gpushare_rpc as rpc;
 use metrics::Metrics;
 use reconcile::Which;
+use resize::claim::Stated;
 use slice::Published;
 
 pub use allocation::claims_of_pod;
@@ -93,6 +97,8 @@ pub struct Agent {
     suspects: Mutex<BTreeSet<String>>,
     /// The claims that further pods may come to share.
     shareable: Mutex<Vec<ClaimName>>,
+    /// What the annotations of claims state, by UID.
+    stated: Mutex<HashMap<String, Stated>>,
     /// What was last written to the API server, and what it made of it.
     published: Mutex<Option<Published>>,
     metrics: Arc<Metrics>,
@@ -138,7 +144,7 @@ pub fn run(options: Options) -> Result<()> {
     runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
         let api = client(options.service_account.as_deref()).await;
         let api = api.context("cannot find the cluster's API server")?;
-        let (turn, suspects, shareable, published, metrics) = Default::default();
+        let (turn, suspects, shareable, stated, published, metrics) = Default::default();
         serve(Arc::new(Agent {
             config,
             settings_file,
@@ -148,6 +154,7 @@ pub fn run(options: Options) -> Result<()> {
             turn,
             suspects,
             shareable,
+            stated,
             published,
             metrics,
         }))
@@ -200,9 +207,9 @@ async fn serve(agent: Arc<Agent>) -> Result<()> {
     let period = Duration::from_secs(agent.options.period.max(1));
     let periodic = repeat(period, || periodic(&agent), until_stopped());
     let consumers = repeat(period.min(CONSUMERS), || consumers(&agent), until_stopped());
-    let allocations = async {
+    let pods = async {
         tokio::select! {
-            () = allocation::keep(&agent) => {}
+            () = pods::keep(&agent) => {}
             () = until_stopped() => {}
         }
     };
@@ -214,7 +221,7 @@ async fn serve(agent: Arc<Agent>) -> Result<()> {
         anyhow::Ok(())
     };
     let repeated = async {
-        tokio::join!(periodic, consumers, allocations);
+        tokio::join!(periodic, consumers, pods);
         anyhow::Ok(())
     };
     tokio::try_join!(driver, registration, metrics, repeated, signalled).map(drop)

@@ -1,5 +1,6 @@
 //! Leases as values: who holds what.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::iter;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -158,6 +159,10 @@ pub struct Lease {
     pub priority: Priority,
     /// Seconds since 1970, for display.
     pub granted_at: u64,
+    /// The annotations, by key, to which it was changed last while its containers ran; empty before. Who
+    /// changes leases so compares them with those of now.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub restated: BTreeMap<String, String>,
 }
 
 impl Lease {
@@ -173,6 +178,7 @@ impl Lease {
             ceiling: request.burst.unwrap_or(Cores::ALL),
             priority: request.priority,
             granted_at: 0,
+            restated: BTreeMap::new(),
         }
     }
 
@@ -211,6 +217,11 @@ impl Lease {
     /// All containers that hold it.
     pub fn members(&self) -> impl Iterator<Item = &Member> {
         iter::once(&self.member).chain(&self.others)
+    }
+
+    /// Whether a container holds it, and not only the resource claim that it was made for.
+    pub fn has_containers(&self) -> bool {
+        self.members().any(|member| !member.holder.is_agent())
     }
 
     /// [`LeaseState::Active`] once one of its containers is active.

@@ -50,4 +50,4 @@ pub use state::{REGIONS, StateError, StateFolder, is_rootless};
 pub use store::{Loads, Reservation, Store, Swept, UpdateError};
 pub use takeover::{Kept, Takeover};
 pub use turn::lock_without_queue;
-pub use update::Change;
+pub use update::{Change, Compute};

@@ -6,6 +6,7 @@ use gpushare_claims::{Cores, Devices, MemoryRequest, Mode, Request, SelectorErro
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 
 use crate::lease::Grant;
+use crate::update::Compute;
 
 /// The administrator's rules for admission.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -383,7 +384,7 @@ fn cores_misfit(asked: Cores, candidate: &Candidate, rules: &Admission) -> Optio
 pub(crate) fn resize(
     old: &Grant,
     memory: Option<MemoryRequest>,
-    cores: Option<Cores>,
+    cores: Option<Compute>,
     gpu: &Gpu,
     load: GpuLoad,
     rules: &Admission,
@@ -392,13 +393,14 @@ pub(crate) fn resize(
     let new = memory.map_or(old.memory, |memory| asked(memory, &candidate));
     let memory_misfit = memory.filter(|_| new > old.memory || new == DeviceMemory::ZERO);
     let held = old.cores.map_or(0, Cores::percent);
+    let cores = cores.map_or(old.cores, Compute::cores);
     let cores_misfit = cores.filter(|cores| cores.percent() > held);
     let refusal = memory_misfit
         .and_then(|memory| self::memory_misfit(memory, &candidate))
         .or_else(|| self::cores_misfit(cores_misfit?, &candidate, rules));
     match refusal {
         Some(refusal) => Err(refusal),
-        None => Ok(Grant { gpu: old.gpu, memory: new, cores: cores.or(old.cores) }),
+        None => Ok(Grant { gpu: old.gpu, memory: new, cores }),
     }
 }
 

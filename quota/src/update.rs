@@ -1,10 +1,37 @@
 //! Computes what a living lease becomes under new figures. Pure functions, without I/O.
 
+use std::collections::BTreeMap;
+
 use gpushare_claims::{ComputePolicy, Cores, MemoryRequest, Priority};
 use gpushare_inventory::{Gpu, GpuUuid};
 
 use crate::lease::{Grant, Lease};
 use crate::place::{Admission, GpuLoad, Refusal, resize};
+
+/// A share of a GPU's compute, or none that is limited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compute {
+    /// At most this, and nobody else gets it.
+    AtMost(Cores),
+    /// No limit, and nothing of the GPU's compute is taken.
+    Unlimited,
+}
+
+impl From<Option<Cores>> for Compute {
+    fn from(cores: Option<Cores>) -> Self {
+        cores.map_or(Self::Unlimited, Self::AtMost)
+    }
+}
+
+impl Compute {
+    /// As a grant has it: `None` is no limit.
+    pub(crate) fn cores(self) -> Option<Cores> {
+        match self {
+            Self::AtMost(cores) => Some(cores),
+            Self::Unlimited => None,
+        }
+    }
+}
 
 /// What is to change of a lease; what is `None` stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -12,42 +39,55 @@ pub struct Change {
     /// Memory on each GPU, or on the one named.
     pub memory: Option<MemoryRequest>,
     /// Compute on each GPU, or on the one named.
-    pub cores: Option<Cores>,
+    pub cores: Option<Compute>,
     /// How the compute share is held, on all GPUs.
     pub compute_policy: Option<ComputePolicy>,
     /// 0 (low) to 9, on all GPUs.
     pub priority: Option<Priority>,
     /// The one GPU whose memory and compute change.
     pub gpu: Option<GpuUuid>,
+    /// The annotations by which it is asked for, to be kept as [`Lease::restated`].
+    pub restated: Option<BTreeMap<String, String>>,
 }
 
-/// The lease after `change`, if the node has room for what grows. `load` is what all leases, this one
-/// included, hold of a GPU.
+/// The lease after these changes, one after the other, if the node has room for what grows. `load` is what
+/// all leases, this one included, hold of a GPU.
 ///
 /// # Errors
 /// As for a new lease: the refusal says what is asked for and what is free beside the others.
 pub(crate) fn changed(
     lease: &Lease,
-    change: &Change,
+    changes: &[Change],
     gpus: &[Gpu],
     load: impl Fn(GpuUuid) -> GpuLoad,
     rules: &Admission,
 ) -> Result<Lease, Refusal> {
-    let grants = lease.grants.iter().map(|grant| {
-        let meant = change.gpu.is_none_or(|wanted| wanted == grant.gpu);
-        if !meant || (change.memory.is_none() && change.cores.is_none()) {
-            return Ok(grant.clone());
-        }
-        let gpu = gpus.iter().find(|gpu| gpu.uuid == grant.gpu);
-        let gpu = gpu.ok_or_else(|| Refusal::OutOfService { place: grant.gpu.to_string() })?;
-        let mut others = load(grant.gpu);
-        others.remove(grant);
-        resize(grant, change.memory, change.cores, gpu, others, rules)
+    let grants = lease.grants.iter().map(|old| {
+        let is_meant = |change: &&Change| {
+            let is_figure = change.memory.is_some() || change.cores.is_some();
+            is_figure && change.gpu.is_none_or(|wanted| wanted == old.gpu)
+        };
+        let mut others = load(old.gpu);
+        others.remove(old);
+        changes.iter().filter(is_meant).try_fold(old.clone(), |grant, change| {
+            let gpu = gpus.iter().find(|gpu| gpu.uuid == grant.gpu);
+            let gpu = gpu.ok_or_else(|| Refusal::OutOfService { place: grant.gpu.to_string() })?;
+            resize(&grant, change.memory, change.cores, gpu, others, rules)
+        })
     });
     Ok(Lease {
         grants: grants.collect::<Result<_, _>>()?,
-        compute_policy: change.compute_policy.unwrap_or(lease.compute_policy),
-        priority: change.priority.unwrap_or(lease.priority),
+        compute_policy: changes
+            .iter()
+            .rev()
+            .find_map(|one| one.compute_policy)
+            .unwrap_or(lease.compute_policy),
+        priority: changes.iter().rev().find_map(|one| one.priority).unwrap_or(lease.priority),
+        restated: changes
+            .iter()
+            .rev()
+            .find_map(|one| one.restated.clone())
+            .unwrap_or_else(|| lease.restated.clone()),
         ..lease.clone()
     })
 }
@@ -110,19 +150,20 @@ mod tests {
             ceiling: Cores::ALL,
             priority: Priority::default(),
             granted_at: 0,
+            restated: std::collections::BTreeMap::new(),
         }
     }
 
     /// Changes a lease of 20 GiB and 30 % on each of two GPUs of 80 GiB. Other leases hold `others`, GiB and
     /// percent, of the first GPU.
-    fn outcome(change: &Change, others: (u64, u64)) -> Result<Vec<(u64, Option<u8>)>, String> {
+    fn outcome(changes: &[Change], others: (u64, u64)) -> Result<Vec<(u64, Option<u8>)>, String> {
         let load = |uuid| {
             let others = if uuid == gpu(0, 80).uuid { others } else { (0, 0) };
             GpuLoad { memory: gib(20 + others.0), cores: 30 + others.1, leases: 2, exclusive: false }
         };
         let gpus = [gpu(0, 80), gpu(1, 80)];
         let new =
-            changed(&lease(20, Some(30), ComputePolicy::Fixed), change, &gpus, load, &Admission::default());
+            changed(&lease(20, Some(30), ComputePolicy::Fixed), changes, &gpus, load, &Admission::default());
         let figures = |grant: &Grant| (grant.memory.bytes() / GIB, grant.cores.map(Cores::percent));
         new.map(|new| new.grants.iter().map(figures).collect()).map_err(|refusal| refusal.to_string())
     }
@@ -130,7 +171,9 @@ mod tests {
     #[test]
     fn a_lease_grows_into_what_the_others_leave_and_no_further() {
         let memory = |text: &str| Change { memory: Some(text.parse().unwrap()), ..Change::default() };
-        let cores = |percent| Change { cores: Cores::new(percent), ..Change::default() };
+        let at_most = |percent| Cores::new(percent).map(Compute::AtMost);
+        let cores = |percent| Change { cores: at_most(percent), ..Change::default() };
+        let unlimited = Change { cores: Some(Compute::Unlimited), ..Change::default() };
         let first = Change { gpu: Some(gpu(0, 80).uuid), ..memory("50GiB") };
         for (change, others, want) in [
             (memory("50GiB"), (30, 0), Ok([(50, Some(30)), (50, Some(30))])),
@@ -142,9 +185,10 @@ mod tests {
             (cores(61), (0, 40), Err("60% free on GPU 0")),
             (memory("1GiB"), (99, 99), Ok([(1, Some(30)), (1, Some(30))])),
             (cores(1), (99, 99), Ok([(20, Some(1)), (20, Some(1))])),
+            (unlimited, (99, 99), Ok([(20, None), (20, None)])),
             (Change::default(), (99, 99), Ok([(20, Some(30)), (20, Some(30))])),
         ] {
-            let new = outcome(&change, others);
+            let new = outcome(std::slice::from_ref(&change), others);
             match want {
                 Ok(want) => assert_eq!(new.as_deref(), Ok(&want[..]), "{change:?} beside {others:?}"),
                 Err(part) => {
@@ -153,6 +197,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn several_changes_are_one() {
+        let of = |index, size: &str, percent| Change {
+            memory: Some(size.parse().unwrap()),
+            cores: Cores::new(percent).map(Compute::AtMost),
+            gpu: Some(gpu(index, 80).uuid),
+            ..Change::default()
+        };
+        let both = [of(0, "50GiB", 10), of(1, "5GiB", 90)];
+        assert_eq!(outcome(&both, (30, 0)).as_deref(), Ok(&[(50, Some(10)), (5, Some(90))][..]));
+        assert!(outcome(&both, (31, 0)).is_err(), "none of them without the other");
+        // A later one of a GPU counts, and the lease's own share never counts against it.
+        let again = [of(0, "60GiB", 60), of(0, "50GiB", 70)];
+        assert_eq!(outcome(&again, (20, 30)).as_deref(), Ok(&[(50, Some(70)), (20, Some(30))][..]));
     }
 
     #[test]

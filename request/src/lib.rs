@@ -28,6 +28,7 @@ pub use quantity::kubernetes as kubernetes_quantity;
 pub use read::{is_request, read};
 pub use sources::cdi::{GPU_KIND, SHARE_KIND, ShareName, VARIABLE as CDI_VARIABLE};
 pub use sources::list::{GRANTED_LIST, kept_list};
+pub use sources::own::ANNOTATION as POD_ANNOTATION;
 pub use sources::qualified::cdi_names;
 pub use sources::reserved::{CLAIM_KIND, NamedClaim, claim_value, named_claim};
 

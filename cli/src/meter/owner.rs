@@ -125,6 +125,7 @@ mod tests {
             ceiling: Cores::ALL,
             priority: Priority::default(),
             granted_at: 0,
+            restated: std::collections::BTreeMap::new(),
         }
     }
 

@@ -121,6 +121,7 @@ fn lease(request: &Request) -> Lease {
         ceiling: Cores::ALL,
         priority: Priority::default(),
         granted_at: 0,
+        restated: std::collections::BTreeMap::new(),
     }
 }
 

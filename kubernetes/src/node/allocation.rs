@@ -9,20 +9,15 @@ mod devices;
 mod pod;
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use gpushare_inject::{Allocations, PodAllocation, Presence, known_node};
 use gpushare_inventory::Gpu;
-use gpushare_request::KubeletPolicy;
 use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
-use kube::api::{ListParams, WatchEvent, WatchParams};
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep_until, timeout};
-use tokio_stream::StreamExt;
+use tokio::time::{Instant, timeout};
 
 use super::Agent;
 use super::metrics::number;
@@ -31,15 +26,13 @@ use claims::Claims;
 pub use pod::claims as claims_of_pod;
 use pod::{Found, Noted};
 
-/// Seconds after which the API server ends a watch, and another one begins: less than it may be silent.
-const WATCH: u32 = 15;
 /// Time between two looks at a pod that is not noted yet, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(4));
 /// How long the claims of one pod may take to be read: others wait meanwhile.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The pods of the node, as far as they are known.
-struct Pods {
+pub struct Notes {
     agent: Arc<Agent>,
     allocations: Arc<Allocations>,
     by_uid: HashMap<String, Known>,
@@ -53,77 +46,26 @@ struct Known {
     due: Option<(Instant, Duration)>,
 }
 
-/// Notes allocations until it is dropped, where the settings ask for it.
-pub async fn keep(agent: &Arc<Agent>) {
-    if agent.config.request.kubelet == KubeletPolicy::Off {
-        return std::future::pending().await;
-    }
-    let mut presence = None;
-    loop {
-        let error = match follow(agent, &mut presence).await {
-            Ok(never) => match never {},
-            Err(error) => format!("{error:#}"),
-        };
-        tracing::warn!(error, "cannot follow the node's pods");
-        tokio::time::sleep(PAUSES.1).await;
-    }
-}
-
-/// Lists the pods, and follows their changes until an error. From then on containers wait for their pod's note
-/// (`presence`).
-async fn follow(agent: &Arc<Agent>, presence: &mut Option<Presence>) -> Result<Infallible> {
-    let allocations = Arc::new(Allocations::of(&agent.state)?);
-    if presence.is_none() {
-        *presence = Some(allocations.appear()?);
-    }
-    let api = Api::<Pod>::all(agent.api.clone());
-    let mut pods = Pods { agent: Arc::clone(agent), allocations, by_uid: HashMap::new() };
-    // Pods that have ended hold nothing; one that ends is told as deleted.
-    let field =
-        format!("spec.nodeName={},status.phase!=Succeeded,status.phase!=Failed", agent.options.node_name);
-    let listed = api.list(&ListParams::default().fields(&field)).await;
-    let listed = listed.context("the API server does not list this node's pods")?;
-    let mut version = listed.metadata.resource_version.unwrap_or_default();
-    listed.items.into_iter().for_each(|pod| pods.learn(pod));
-    pods.forget_others()?;
-    let params = WatchParams::default().fields(&field).timeout(WATCH);
-    loop {
-        let events = api.watch(&params, &version).await.context("the API server cannot be watched")?;
-        tokio::pin!(events);
-        loop {
-            let due = pods.next();
-            let event = tokio::select! {
-                event = events.next() => event,
-                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
-                    pods.look().await?;
-                    continue;
-                }
-            };
-            let Some(event) = event else { break };
-            match event.context("the API server cannot be watched")? {
-                WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
-                    version = pod.metadata.resource_version.clone().unwrap_or(version);
-                    pods.learn(pod);
-                }
-                WatchEvent::Deleted(pod) => {
-                    version = pod.metadata.resource_version.clone().unwrap_or(version);
-                    pods.forget(&pod)?;
-                }
-                WatchEvent::Bookmark(bookmark) => version = bookmark.metadata.resource_version,
-                WatchEvent::Error(status) => bail!("the watch ended: {}", status.message),
-            }
+impl Notes {
+    /// None yet. From now on containers wait for their pod's note (`presence`).
+    ///
+    /// # Errors
+    /// When the folder of notes cannot be used.
+    pub fn of(agent: &Arc<Agent>, presence: &mut Option<Presence>) -> Result<Self> {
+        let allocations = Arc::new(Allocations::of(&agent.state)?);
+        if presence.is_none() {
+            *presence = Some(allocations.appear()?);
         }
-        pods.distrust_devices();
+        Ok(Self { agent: Arc::clone(agent), allocations, by_uid: HashMap::new() })
     }
-}
 
-impl Pods {
     /// When a pod is to be looked at next.
-    fn next(&self) -> Option<Instant> {
+    pub fn next(&self) -> Option<Instant> {
         self.by_uid.values().filter_map(|known| Some(known.due?.0)).min()
     }
 
-    fn learn(&mut self, pod: Pod) {
+    /// What a pod is now.
+    pub fn learn(&mut self, pod: Pod) {
         let Some(uid) = pod.metadata.uid.clone() else { return };
         let pod = pod::trimmed(pod);
         let known = match self.by_uid.remove(&uid) {
@@ -140,14 +82,18 @@ impl Pods {
         self.by_uid.insert(uid, known);
     }
 
-    fn forget(&mut self, pod: &Pod) -> Result<()> {
+    /// The pod has ended.
+    ///
+    /// # Errors
+    /// When its note cannot be removed.
+    pub fn forget(&mut self, pod: &Pod) -> Result<()> {
         let Some(uid) = pod.metadata.uid.as_deref() else { return Ok(()) };
         self.by_uid.remove(uid);
         Ok(self.allocations.forget(uid)?)
     }
 
     /// Has the pods with devices looked at again: kubelet may have moved them, as after its restart.
-    fn distrust_devices(&mut self) {
+    pub fn distrust_devices(&mut self) {
         let settled = self.by_uid.values_mut().filter(|known| known.due.is_none());
         for known in settled.filter(|known| pod::has_devices(&known.pod)) {
             known.due = Some((Instant::now(), PAUSES.0));
@@ -155,7 +101,10 @@ impl Pods {
     }
 
     /// Removes what is noted of pods that are gone.
-    fn forget_others(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// When a note cannot be removed.
+    pub fn forget_others(&self) -> Result<()> {
         for uid in self.allocations.pods()? {
             if !self.by_uid.contains_key(&uid) {
                 self.allocations.forget(&uid)?;
@@ -166,7 +115,10 @@ impl Pods {
 
     /// Looks at the pods that are due, and notes what has changed. Those of which the API server has said all
     /// come first.
-    async fn look(&mut self) -> Result<()> {
+    ///
+    /// # Errors
+    /// When the folder of notes cannot be used.
+    pub async fn look(&mut self) -> Result<()> {
         let now = Instant::now();
         let is_due = |known: &Known| known.due.is_some_and(|(at, _)| at <= now);
         let mut due: Vec<(bool, String)> = Vec::new();

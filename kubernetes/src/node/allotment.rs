@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use gpushare_inject::CdiDevice;
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
+use gpushare_quota::Change;
 use gpushare_request::{
-    CLAIM_KIND, Cores, DeviceSelector, Devices, MemoryRequest, Request, Share, kubernetes_quantity,
+    CLAIM_KIND, Cores, DeviceSelector, Devices, GrammarError, MemoryRequest, POD_ANNOTATION, Request, Share,
+    kubernetes_quantity,
 };
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -30,6 +32,7 @@ pub struct AllottedDevice {
     request: String,
     device: String,
     gpu: GpuUuid,
+    share: Share,
     share_id: Option<String>,
 }
 
@@ -69,6 +72,39 @@ pub enum AllotmentError {
         /// The amount as written.
         amount: String,
     },
+    /// An annotation of the claim that says nothing about its shares.
+    #[error(
+        "annotation {key} says nothing about the claim's shares: write {POD_ANNOTATION}memory or cores, or \
+         {POD_ANNOTATION}REQUEST.memory for those of one request"
+    )]
+    Annotation {
+        /// Its key.
+        key: String,
+    },
+    /// An annotation of the claim whose value is none.
+    #[error("annotation {key}={value:?} cannot be read: {why}")]
+    Restated {
+        /// Its key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// An annotation of the claim that asks for more than the scheduler allocated. The scheduler counts what
+    /// it allocated: a share that grew beyond it would be given to others too.
+    #[error(
+        "annotation {key}={value:?} is more than the {most} that the scheduler allocated to the claim; for more make a claim \
+         that asks for it"
+    )]
+    AboveAllotment {
+        /// Its key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What was allocated.
+        most: String,
+    },
     /// Administrative access looks at devices without a share of them.
     #[error("request {request} asks for administrative access, which driver {DRIVER} does not give")]
     Administrative {
@@ -98,15 +134,15 @@ impl Allotment {
         let mut devices = Vec::new();
         for result in allocated.results.iter().flatten().filter(is_ours) {
             let (gpu, share) = one(result, gpus)?;
-            let before = shares.insert(gpu, share);
-            match before {
-                Some(before) => drop(shares.insert(gpu, sum(before, share))),
-                None => order.push(gpu),
+            if !order.contains(&gpu) {
+                order.push(gpu);
             }
+            add(&mut shares, gpu, share);
             devices.push(AllottedDevice {
                 request: result.request.clone(),
                 device: result.device.clone(),
                 gpu,
+                share,
                 share_id: result.share_id.clone(),
             });
         }
@@ -124,6 +160,39 @@ impl Allotment {
         };
         Ok(Self { request, devices })
     }
+
+    /// What each GPU's share is to be where annotations of the claim state less than was allocated:
+    /// `gpushare.io/memory` and `cores` for each of its shares, `gpushare.io/REQUEST.memory` for those of one
+    /// request. What they do not state is what was allocated.
+    ///
+    /// # Errors
+    /// When an annotation is unknown or malformed, or states more than was allocated.
+    pub fn restated(&self, own: &BTreeMap<String, String>) -> Result<Vec<Change>, AllotmentError> {
+        let mut shares = BTreeMap::new();
+        for device in &self.devices {
+            add(&mut shares, device.gpu, device.restated(own)?);
+        }
+        let requests: Vec<&str> = self.devices.iter().map(AllottedDevice::request).collect();
+        if let Some(key) = own.keys().find(|key| !is_known(key, &requests)) {
+            return Err(AllotmentError::Annotation { key: key.clone() });
+        }
+        let change = |(gpu, share): (GpuUuid, Share)| Change {
+            memory: Some(share.memory),
+            cores: Some(share.cores.into()),
+            gpu: Some(gpu),
+            ..Change::default()
+        };
+        Ok(shares.into_iter().map(change).collect())
+    }
+}
+
+/// Whether the annotation says something about the shares of these requests.
+fn is_known(key: &str, requests: &[&str]) -> bool {
+    let name = key.strip_prefix(POD_ANNOTATION).unwrap_or(key);
+    match name.rsplit_once('.') {
+        Some((request, name)) => requests.contains(&request) && [MEMORY, CORES].contains(&name),
+        None => [MEMORY, CORES].contains(&name),
+    }
 }
 
 impl AllottedDevice {
@@ -131,6 +200,50 @@ impl AllottedDevice {
     /// alternatives.
     fn request(&self) -> &str {
         self.request.split('/').next().unwrap_or(&self.request)
+    }
+
+    /// Its share with what the claim's annotations state.
+    fn restated(&self, own: &BTreeMap<String, String>) -> Result<Share, AllotmentError> {
+        let stated = |name: &str| {
+            let keys = [format!("{}.{name}", self.request()), name.to_owned()];
+            let keys = keys.map(|name| format!("{POD_ANNOTATION}{name}"));
+            keys.into_iter().find_map(|key| own.get(&key).map(|value| (key, value)))
+        };
+        let mut share = self.share;
+        if let Some((key, value)) = stated(MEMORY) {
+            let malformed =
+                |why: String| AllotmentError::Restated { key: key.clone(), value: value.clone(), why };
+            let memory: MemoryRequest =
+                value.parse().map_err(|why: GrammarError| malformed(why.to_string()))?;
+            let (MemoryRequest::Bytes(asked), MemoryRequest::Bytes(most)) = (memory, self.share.memory)
+            else {
+                return Err(malformed("a claim's memory is stated in bytes, as 4GiB".to_owned()));
+            };
+            if asked > most {
+                return Err(AllotmentError::AboveAllotment {
+                    key,
+                    value: value.clone(),
+                    most: most.to_string(),
+                });
+            }
+            share.memory = memory;
+        }
+        if let Some((key, value)) = stated(CORES) {
+            let cores: Cores = value.parse().map_err(|why: GrammarError| AllotmentError::Restated {
+                key: key.clone(),
+                value: value.clone(),
+                why: why.to_string(),
+            })?;
+            if let Some(most) = self.share.cores.filter(|most| cores > *most) {
+                return Err(AllotmentError::AboveAllotment {
+                    key,
+                    value: value.clone(),
+                    most: most.to_string(),
+                });
+            }
+            share.cores = Some(cores);
+        }
+        Ok(share)
     }
 
     /// The share as kubelet is told of it. `uid` is the claim's.
@@ -172,6 +285,12 @@ fn one(result: &DeviceRequestAllocationResult, gpus: &[Gpu]) -> Result<(GpuUuid,
         }
     };
     Ok((gpu.uuid, Share { memory: MemoryRequest::Bytes(memory), cores }))
+}
+
+/// Adds a share of `gpu` to those that are counted already.
+fn add(shares: &mut BTreeMap<GpuUuid, Share>, gpu: GpuUuid, share: Share) {
+    let all = shares.get(&gpu).map_or(share, |before| sum(*before, share));
+    shares.insert(gpu, all);
 }
 
 /// Two shares of one GPU. Where one of them has no limit on compute, both together have none.

@@ -17,7 +17,7 @@ use tonic::body::Body;
 use super::allotment::Allotment;
 use super::consumers::note_consumers;
 use super::messages::{Claim, Claims, Device, Prepared, PreparedClaims, Unprepared, UnpreparedClaims};
-use super::{Agent, cdi, claim, engine};
+use super::{Agent, cdi, claim, engine, resize};
 use gpushare_rpc::{self as rpc, Answer, Calls};
 
 /// The driver, as kubelet calls it.
@@ -93,6 +93,7 @@ async fn prepare(agent: &Arc<Agent>, asked: &Claim) -> Result<Vec<Device>> {
     let (its, of_it) = (name.clone(), claim.clone());
     let devices = spawn_blocking(move || reserve(&reserving, &its, &of_it, &turn)).await??;
     note_consumers(agent, &name, &claim).await?;
+    resize::claim::follow(agent, &name, &claim).await;
     Ok(devices)
 }
 

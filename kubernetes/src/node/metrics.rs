@@ -28,6 +28,7 @@ pub struct Metrics {
     registry: Registry,
     prepared: Family<Labels, Counter>,
     unprepared: Family<Labels, Counter>,
+    resized: Family<Labels, Counter>,
     /// Seconds of a call that prepares a claim.
     preparing: Histogram,
     /// Claims that hold a share here.
@@ -50,7 +51,7 @@ const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("gpushare_agent");
-        let (prepared, unprepared) = (Family::default(), Family::default());
+        let (prepared, unprepared, resized) = (Family::default(), Family::default(), Family::default());
         let preparing = Histogram::new(SECONDS);
         let (claims, noted, waiting, gpus) = Default::default();
         registry.register("claims_prepared", "Claims that kubelet had prepared", Family::clone(&prepared));
@@ -59,6 +60,8 @@ impl Default for Metrics {
             "Claims that kubelet had unprepared",
             Family::clone(&unprepared),
         );
+        let help = "Living shares that were to change as pods and claims state them anew";
+        registry.register("shares_resized", help, Family::clone(&resized));
         let help = "Time of a call that prepares a claim";
         registry.register_with_unit("prepare", help, Unit::Seconds, preparing.clone());
         for (name, help, gauge) in [
@@ -69,7 +72,7 @@ impl Default for Metrics {
         ] {
             registry.register(name, help, Gauge::clone(gauge));
         }
-        Self { registry, prepared, unprepared, preparing, claims, noted, waiting, gpus }
+        Self { registry, prepared, unprepared, resized, preparing, claims, noted, waiting, gpus }
     }
 }
 
@@ -83,6 +86,11 @@ impl Metrics {
     /// Counts a claim that kubelet had unprepared.
     pub fn unprepared(&self, is_done: bool) {
         self.unprepared.get_or_create(&result(is_done)).inc();
+    }
+
+    /// Counts a living share that was changed, or a reason why not.
+    pub fn resized(&self, is_done: bool) {
+        self.resized.get_or_create(&result(is_done)).inc();
     }
 
     fn text(&self) -> Result<String, std::fmt::Error> {

@@ -12,7 +12,7 @@ use tokio::task::spawn_blocking;
 use super::consumers::note_consumers;
 use super::driver::give_back;
 use super::metrics::number;
-use super::{Agent, cdi, claim};
+use super::{Agent, cdi, claim, resize};
 
 /// Which claims are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +57,7 @@ async fn held(agent: &Arc<Agent>, which: Which) -> Result<Vec<ClaimName>> {
     // What is noted of claims that were given back goes.
     agent.shareable.lock().await.retain(|name| names.contains(name));
     agent.suspects.lock().await.retain(|uid| names.iter().any(|name| name.uid == *uid));
+    agent.stated.lock().await.retain(|uid, _| names.iter().any(|name| name.uid == *uid));
     Ok(names)
 }
 
@@ -67,6 +68,7 @@ async fn look(agent: &Arc<Agent>, name: &ClaimName, which: Which) -> Result<()> 
     if let Some(found) = found {
         suspects.remove(&name.uid);
         drop(suspects);
+        resize::claim::follow(agent, name, &found).await;
         note_consumers(agent, name, &found).await
     } else if which == Which::Shareable || suspects.insert(name.uid.clone()) {
         Ok(()) // asked once more at the next look

@@ -118,6 +118,17 @@ impl ControlPlane {
         self.try_call("POST", path, Some(object)).unwrap_or_else(|why| panic!("POST {path}: {why}"))
     }
 
+    /// Gives the object at `path` these annotations.
+    pub fn annotate(&self, path: &str, annotations: &Value) {
+        // A controller may have written it since it was read.
+        let write = || {
+            let mut object = self.get(path);
+            object["metadata"]["annotations"] = annotations.clone();
+            self.try_call("PUT", path, Some(&object)).is_ok()
+        };
+        assert!(eventually(UP, write), "{path} cannot be annotated");
+    }
+
     /// Deletes an object at once.
     pub fn delete(&self, path: &str) {
         let now = json!({"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0});

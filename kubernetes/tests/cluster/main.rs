@@ -229,6 +229,55 @@ fn the_examples_get_what_they_say() {
 
 #[test]
 #[ignore = "needs root, and Kubernetes' programs in KUBE_BIN"]
+fn living_shares_follow_annotations_and_events_say_so() {
+    let Some((cluster, node, runtime)) = cluster(1, false) else { return };
+    cluster.post(CLAIMS, &claim("a", "30Gi"));
+    cluster.post(PODS, &pod("a"));
+    assert!(eventually(SOON, || is_bound(&cluster, "a")), "{}", why(&cluster, "a"));
+    prepare(&cluster, &node, "a");
+    // Another one asks by its annotation alone.
+    let mut plain = pod("plain");
+    plain["metadata"]["annotations"] = json!({"gpushare.io/memory": "4GiB"});
+    plain["spec"]["resourceClaims"] = Value::Null;
+    plain["spec"]["containers"][0]["resources"] = Value::Null;
+    cluster.post(PODS, &plain);
+    assert!(eventually(SOON, || is_bound(&cluster, "plain")), "{}", why(&cluster, "plain"));
+    let bundle = container_of(&cluster, "plain").annotation("gpushare.io/memory", "4GiB");
+    let container = runtime.run(&bundle);
+    Report::of(&container, &[]).assert_size(4 * GIB);
+    let held = || -> Vec<u64> {
+        leases(node.config()).iter().flat_map(|lease| lease.memory.iter().map(|bytes| bytes / GIB)).collect()
+    };
+    let told = |name: &str| -> Vec<(String, u64)> {
+        let events = cluster.get("/api/v1/namespaces/team/events")["items"].as_array().cloned();
+        let ours = events.unwrap_or_default().into_iter().filter(|it| {
+            it["source"]["component"] == "gpushare-kube" && it["involvedObject"]["name"] == name
+        });
+        ours.map(|it| {
+            let reason = it["reason"].as_str().unwrap_or_default().to_owned();
+            (reason, it["count"].as_u64().unwrap_or(0))
+        })
+        .collect()
+    };
+    for (number, (of_claim, of_pod)) in (1..).zip([(20, 6), (25, 5)]) {
+        let memory = |gib: u64| json!({"gpushare.io/memory": format!("{gib}GiB")});
+        cluster.annotate(&format!("{CLAIMS}/a"), &memory(of_claim));
+        cluster.annotate(&format!("{PODS}/plain"), &memory(of_pod));
+        assert!(eventually(SOON, || held() == [of_claim, of_pod]), "{:?}", held());
+        let resized = vec![("GpuShareResized".to_owned(), number)];
+        for name in ["a", "plain"] {
+            assert!(eventually(SOON, || told(name) == resized), "{name}: {:?}", told(name));
+        }
+    }
+    Report::of(&container, &[]).assert_size(5 * GIB);
+    cluster.annotate(&format!("{CLAIMS}/a"), &json!({"gpushare.io/memory": "31GiB"}));
+    let is_refused = || told("a").contains(&("GpuShareNotResized".to_owned(), 1));
+    assert!(eventually(SOON, is_refused), "{:?}", told("a"));
+    assert_eq!(held(), [25, 5]);
+}
+
+#[test]
+#[ignore = "needs root, and Kubernetes' programs in KUBE_BIN"]
 fn a_share_of_another_driver_is_held_and_a_pod_without_any_gets_nothing() {
     let Some((cluster, node, runtime)) = cluster(1, true) else { return };
     let class = json!({"metadata": {"name": "gpu.nvidia.com"},

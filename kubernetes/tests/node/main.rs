@@ -4,6 +4,7 @@
 mod allocations;
 mod claims;
 mod lives;
+mod resizes;
 mod slices;
 
 use std::path::Path;

@@ -398,7 +398,14 @@ fn update(
     change: &crate::Change,
     write: impl FnMut(&Lease) -> std::io::Result<()>,
 ) -> Result<(Lease, Lease), UpdateError> {
-    store.update(lease.id, &lease.member.key, change, &[gpu(0, 80)], &Admission::default(), write)
+    store.update(
+        lease.id,
+        &lease.member.key,
+        std::slice::from_ref(change),
+        &[gpu(0, 80)],
+        &Admission::default(),
+        write,
+    )
 }
 
 #[test]

@@ -22,9 +22,6 @@ pub enum UpdateError {
     /// The container is still being created.
     #[error("container {0} is still being created; try again when it runs")]
     Reserved(LeaseKey),
-    /// It is a resource claim without a container, which has no limits yet.
-    #[error("claim {0} has no container yet; try again when one of its pods runs")]
-    Claim(LeaseKey),
     /// The lease is of whole GPUs, which have no limits to change.
     #[error("container {0} holds whole GPUs, which have no limits to change")]
     Exclusive(LeaseKey),
@@ -45,8 +42,9 @@ pub enum UpdateError {
 }
 
 impl Store {
-    /// Changes the living lease `id` of container `key` and returns the lease before and after. `write` puts
-    /// a lease's figures into the container's `limits` file. It is called twice while this process has its
+    /// Changes the living lease `id` of container `key`, by all of `changes` or none, and returns the lease
+    /// before and after. `write` puts a lease's figures into the container's `limits` file. A resource claim
+    /// without a container may have no file yet. It is called twice while this process has its
     /// turn: first with the lesser of old and new figures, then, once the store has the new ones, with the
     /// new ones. If this process is killed in between, the container has less than the store says, never
     /// more, and [`Store::settle`] mends that.
@@ -57,7 +55,7 @@ impl Store {
         &self,
         id: i64,
         key: &LeaseKey,
-        change: &Change,
+        changes: &[Change],
         gpus: &[Gpu],
         rules: &Admission,
         mut write: impl FnMut(&Lease) -> io::Result<()>,
@@ -70,14 +68,11 @@ impl Store {
         if !old.enforcement.terms().has_region {
             return Err(UpdateError::Exclusive(key.clone()));
         }
-        if old.members().all(|member| member.holder.is_agent()) {
-            return Err(UpdateError::Claim(key.clone()));
-        }
-        if old.state() == LeaseState::Reserved {
+        if old.state() == LeaseState::Reserved && old.has_containers() {
             return Err(UpdateError::Reserved(key.clone()));
         }
         let load = |gpu| loads.get(&gpu).copied().unwrap_or_default();
-        let new = changed(&old, change, gpus, load, rules)?;
+        let new = changed(&old, changes, gpus, load, rules)?;
         let limits = |source| UpdateError::Limits { key: key.clone(), source };
         write(&narrower(&old, &new)).map_err(limits)?;
         entry.lease =

@@ -29,7 +29,8 @@ const NAMES: [&str; 11] = [
 /// Memory of one share that the whole pod holds: `memory` and `scope` in one key.
 const POD_MEMORY: &str = "pod-memory";
 const TRUSTED: &str = "alloc.gpushare.io/";
-const ANNOTATION: &str = "gpushare.io/";
+/// The prefix of the annotations by which a pod's author asks.
+pub const ANNOTATION: &str = "gpushare.io/";
 const VARIABLE: &str = "GPUSHARE_";
 /// Prefixes of variables that are no keys of a request: they configure gpushare's tools and the simulated
 /// driver, or they hold CDI names, which are read in [`cdi`].

@@ -48,6 +48,9 @@ struct Change {
 /// Where pods are: below their namespaces.
 const PODS: &str = "/api/v1/namespaces/team/pods";
 
+/// Where events are.
+const EVENTS: &str = "/api/v1/namespaces/team/events/";
+
 impl Api {
     /// A server that knows the node `node`.
     pub fn start(node: &str) -> Self {
@@ -105,6 +108,37 @@ impl Api {
         let pod =
             json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status});
         self.put(&format!("{PODS}/{name}"), pod);
+    }
+
+    /// Gives the pod `name` these annotations, and no others.
+    pub fn annotate_pod(&self, name: &str, annotations: &Value) {
+        self.annotate(&format!("{PODS}/{name}"), annotations);
+    }
+
+    /// Gives the claim `name` these annotations, and no others.
+    pub fn annotate_claim(&self, name: &str, annotations: &Value) {
+        self.annotate(&format!("{GROUP}/namespaces/team/resourceclaims/{name}"), annotations);
+    }
+
+    fn annotate(&self, path: &str, annotations: &Value) {
+        let mut state = self.state();
+        let mut object = state.objects.get(path).expect("it is there").clone();
+        object["metadata"]["annotations"] = annotations.clone();
+        state.store(path, object);
+    }
+
+    /// The events about the object `name`, each as its reason, count and message.
+    #[must_use]
+    pub fn events(&self, name: &str) -> Vec<(String, u64, String)> {
+        let text = |value: &Value| value.as_str().expect("it is text").to_owned();
+        let state = self.state();
+        let all = state.objects.iter().filter(|(path, _)| path.starts_with(EVENTS)).map(|(_, event)| event);
+        let its = all.filter(|event| event["involvedObject"]["name"] == name);
+        its.map(|event| {
+            let count = event["count"].as_u64().expect("it is a number");
+            (text(&event["reason"]), count, text(&event["message"]))
+        })
+        .collect()
     }
 
     /// Deletes the pod `name`.
@@ -223,10 +257,18 @@ impl State {
                 }
                 (200, self.store(path, sent))
             }
+            ("PATCH", Some(object)) => {
+                let merged = merged(object.clone(), sent());
+                (200, self.store(path, merged))
+            }
             ("POST", None) => {
                 let sent = sent();
                 let name = sent["metadata"]["name"].as_str().expect("objects have names").to_owned();
-                (201, self.store(&format!("{path}/{name}"), sent))
+                let path = format!("{path}/{name}");
+                match self.objects.contains_key(&path) {
+                    true => (409, failure("AlreadyExists", 409)),
+                    false => (201, self.store(&path, sent)),
+                }
             }
             _ => {
                 let mut failure = failure("NotFound", 404);
@@ -234,6 +276,23 @@ impl State {
                 (404, failure)
             }
         }
+    }
+}
+
+/// An object after a JSON merge patch (RFC 7396).
+fn merged(object: Value, patch: Value) -> Value {
+    match (object, patch) {
+        (Value::Object(mut object), Value::Object(patch)) => {
+            for (key, value) in patch {
+                match object.remove(&key) {
+                    _ if value.is_null() => {}
+                    Some(old) => drop(object.insert(key, merged(old, value))),
+                    None => drop(object.insert(key, value)),
+                }
+            }
+            Value::Object(object)
+        }
+        (_, patch) => patch,
     }
 }
 

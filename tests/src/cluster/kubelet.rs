@@ -120,6 +120,7 @@ pub fn in_pod(bundle: Bundle, pod: &str, namespace: &str) -> Bundle {
         .annotation("io.kubernetes.cri.container-type", "container")
         .annotation("io.kubernetes.cri.container-name", "main")
         .annotation("io.kubernetes.cri.sandbox-id", pod)
+        .annotation("io.kubernetes.cri.sandbox-name", pod)
         .annotation("io.kubernetes.cri.sandbox-namespace", namespace)
         .annotation("io.kubernetes.cri.sandbox-uid", &format!("uid-of-{pod}"))
 }

@@ -38,6 +38,7 @@ fn lease(id: i64, cores: Option<u8>, compute_policy: ComputePolicy) -> Lease {
         ceiling: Cores::ALL,
         priority: Priority::default(),
         granted_at: 0,
+        restated: std::collections::BTreeMap::new(),
     }
 }
 

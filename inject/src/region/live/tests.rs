@@ -30,6 +30,7 @@ fn lease(memory: u64, cores: Option<u8>) -> Lease {
         ceiling: Cores::ALL,
         priority: Priority::default(),
         granted_at: 0,
+        restated: std::collections::BTreeMap::new(),
     }
 }
 

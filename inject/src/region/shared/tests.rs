@@ -35,6 +35,7 @@ fn lease(container: &str, others: Vec<Member>, enforcement: Enforcement) -> Leas
         ceiling: Cores::ALL,
         priority: Priority::default(),
         granted_at: 0,
+        restated: std::collections::BTreeMap::new(),
     }
 }
 
