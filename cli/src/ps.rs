@@ -30,8 +30,8 @@ pub fn ps(as_json: bool) -> Result<()> {
     let (state, store) = node::store(&config)?;
     let (leases, claims) = (store.leases()?, store.claims()?);
     let claim_of = |lease: &Lease| {
-        let its = claims.iter().map(|(claim, _)| claim);
-        its.filter(|claim| lease.members().any(|member| is_claim(member, claim))).last()
+        let its = |claim: &&_| lease.members().any(|member| is_claim(member, claim));
+        claims.iter().map(|(claim, _)| claim).rfind(its)
     };
     let running = Running::default();
     let seen = leases.iter().map(|lease| (lease, Seen::of(state.path(), lease, &running)));
