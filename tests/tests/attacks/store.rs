@@ -186,7 +186,14 @@ fn a42_a_store_that_is_damaged_foreign_or_newer_is_refused_and_kept() {
         let ledger = node.ledger();
         let whole = fs::read(&ledger).expect("the store can be read");
         let text = String::from_utf8(whole.clone()).expect("it is a text");
-        let with = |old: &str, new: &str| text.replacen(old, new, 1).into_bytes();
+        let with = |old: &str, new: &str| {
+            assert!(text.contains(old), "{old}: {text}");
+            text.replacen(old, new, 1).into_bytes()
+        };
+        let version = text.lines().next().and_then(|line| line.split("version ").nth(1));
+        let version = version.and_then(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
+        let version: u32 = version.and_then(|v| v.parse().ok()).expect("the first line names the version");
+        let of_version = |other: u32| with(&format!("version {version}"), &format!("version {other}"));
         for (what, bytes) in [
             ("cut", whole[..text.trim_end().len() - 1].to_vec()),
             ("cut after its first line", whole[..=text.find('\n').expect("there is a line")].to_vec()),
@@ -196,8 +203,8 @@ fn a42_a_store_that_is_damaged_foreign_or_newer_is_refused_and_kept() {
                 (0..20_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24).to_ne_bytes()[0]).collect(),
             ),
             ("of another program", with("gpushare leases", "something else")),
-            ("newer", with("version 2", "version 7")),
-            ("of no version", with("version 2", "version 0")),
+            ("newer", of_version(version + 1)),
+            ("of no version", of_version(0)),
             ("edited by hand", with("\"next\":1", "\"next\":2")),
         ] {
             fs::write(&ledger, &bytes).expect("the store can be overwritten");
