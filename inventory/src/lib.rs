@@ -34,7 +34,7 @@ pub use error::{NodeError, SickGpu};
 pub use file_lease::{FileIdentity, NOBODYS, file_leases, flock_holder, open_now, read_now};
 pub use gpu::Gpu;
 pub use memory::DeviceMemory;
-pub use node::{Node, SharedNodes};
+pub use node::{Node, Place, SharedNodes};
 pub use proc::{Information, ProcError, boot_id, driver_version, information, pci_address};
 pub use roots::Roots;
 pub use totals::{GpuTotals, Totals, TotalsError};

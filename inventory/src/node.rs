@@ -2,7 +2,7 @@
 //! containers need.
 
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::device_node::{
     CONTROL_MINOR, DeviceNode, MAJOR, MODESET_MINOR, device_node, majors, nvidias_node, where_made,
@@ -31,6 +31,15 @@ pub struct SharedNodes {
     pub capabilities_major: Option<u32>,
 }
 
+/// Where a GPU sits in the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// PCI address as the kernel writes it, `DOMAIN:BUS:DEVICE.FUNCTION` in lower case.
+    pub pci_bus_id: String,
+    /// The NUMA node; `None` if the kernel knows none (`numa_node` of sysfs is missing or -1).
+    pub numa_node: Option<u32>,
+}
+
 /// GPUs, driver and device nodes of this host.
 #[derive(Debug)]
 pub struct Node {
@@ -42,6 +51,8 @@ pub struct Node {
     pub driver: Driver,
     /// The device nodes beside the GPUs' own.
     pub nodes: SharedNodes,
+    /// Where each GPU sits in the machine.
+    pub places: Vec<(GpuUuid, Place)>,
     /// What NVML told about driver and GPUs; `None` before [`Node::with_totals`].
     pub totals: Option<Totals>,
 }
@@ -64,12 +75,13 @@ impl Node {
             proc::driver_version(&text).ok_or(ProcError::Format { path, what: "the driver's version" })?;
         let majors = majors(&roots.proc)?;
         let control = nvidias_node(&roots.dev, "nvidiactl", (MAJOR, CONTROL_MINOR))?;
-        let Gpus { whole, render, sick } = gpus(&nvidia.join("gpus"), roots)?;
+        let Gpus { whole, render, places, sick } = gpus(&nvidia.join("gpus"), roots)?;
         let driver = Driver::locate(roots, version)?;
         Ok(Self {
             gpus: whole,
             sick,
             driver,
+            places,
             nodes: SharedNodes {
                 control,
                 uvm: match majors.get("nvidia-uvm") {
@@ -99,6 +111,7 @@ impl Node {
 struct Gpus {
     whole: Vec<Gpu>,
     render: Vec<(GpuUuid, DeviceNode)>,
+    places: Vec<(GpuUuid, Place)>,
     sick: Vec<SickGpu>,
 }
 
@@ -107,7 +120,7 @@ struct Gpus {
 fn gpus(folder: &Path, roots: &Roots) -> Result<Gpus, NodeError> {
     let mut folders = pci_folders(folder)?;
     folders.sort_by_key(|(address, _)| *address);
-    let mut found = Gpus { whole: Vec::new(), render: Vec::new(), sick: Vec::new() };
+    let mut found = Gpus { whole: Vec::new(), render: Vec::new(), places: Vec::new(), sick: Vec::new() };
     let mut index = 0;
     for (address, path) in folders {
         let nodes = |gpu: Gpu| Ok::<_, NodeError>((render_nodes(roots, address)?, gpu));
@@ -115,6 +128,7 @@ fn gpus(folder: &Path, roots: &Roots) -> Result<Gpus, NodeError> {
             Ok(None) => continue,
             Ok(Some((nodes, gpu))) => {
                 found.render.extend(nodes.into_iter().map(|node| (gpu.uuid, node)));
+                found.places.push((gpu.uuid, place(roots, address)));
                 found.whole.push(gpu);
             }
             Err(why) => {
@@ -148,13 +162,24 @@ fn gpu(index: u32, path: &Path, dev_root: &Path) -> Result<Option<Gpu>, NodeErro
     Ok(Some(Gpu { index, uuid, minor, model, memory: None, node }))
 }
 
+/// A PCI address as the kernel writes it.
+fn bus_id((domain, bus, device, function): PciAddress) -> String {
+    format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
+}
+
+/// The kernel's folder of the PCI device.
+fn sysfs(roots: &Roots, address: PciAddress) -> PathBuf {
+    roots.proc.join("sys/bus/pci/devices").join(bus_id(address))
+}
+
+fn place(roots: &Roots, address: PciAddress) -> Place {
+    let numa = proc::read(&sysfs(roots, address).join("numa_node")).ok();
+    Place { pci_bus_id: bus_id(address), numa_node: numa.and_then(|text| text.trim().parse().ok()) }
+}
+
 /// The DRM nodes of the GPU at `address`. Each must have the number that the kernel gave it.
-fn render_nodes(
-    roots: &Roots,
-    (domain, bus, device, function): PciAddress,
-) -> Result<Vec<DeviceNode>, NodeError> {
-    let address = format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}");
-    let folder = roots.proc.join("sys/bus/pci/devices").join(address).join("drm");
+fn render_nodes(roots: &Roots, address: PciAddress) -> Result<Vec<DeviceNode>, NodeError> {
+    let folder = sysfs(roots, address).join("drm");
     let is_drms = |name: &String| name.starts_with("card") || name.starts_with("renderD");
     let mut names: Vec<String> = folder::names(&folder).filter(is_drms).collect();
     names.sort();

@@ -27,6 +27,9 @@ use super::{Agent, DRIVER};
 pub const MEMORY: &str = "memory";
 /// The capacity of compute, in percent of the GPU.
 pub const CORES: &str = "cores";
+/// The attribute by which drivers of other devices name a PCI address too, so that a claim can match on it
+/// (k8s.io/dynamic-resource-allocation, deviceattribute).
+const PCI_BUS_ID: &str = "resource.kubernetes.io/pciBusID";
 /// The step of memory, in bytes.
 const MIB: u64 = 1 << 20;
 /// The share of a GPU's memory that a request without an amount gets where the settings name none, as
@@ -136,7 +139,10 @@ pub fn devices(node: &Node, rules: &Admission, policy: &Policy) -> Vec<Device> {
 fn device(gpu: &Gpu, memory: DeviceMemory, node: &Node, rules: &Admission, policy: &Policy) -> Device {
     let text = |text: &str| DeviceAttribute { string: Some(shortened(text)), ..DeviceAttribute::default() };
     let number = |number: u32| DeviceAttribute { int: Some(number.into()), ..DeviceAttribute::default() };
+    let version =
+        |semantic: String| DeviceAttribute { version: Some(semantic), ..DeviceAttribute::default() };
     let totals = node.totals.as_ref();
+    let place = node.places.iter().find(|(uuid, _)| *uuid == gpu.uuid).map(|(_, place)| place);
     let of_gpu = totals.and_then(|totals| totals.gpus.iter().find(|one| one.uuid == gpu.uuid.to_string()));
     let attributes = [
         ("uuid", Some(text(&gpu.uuid.to_string()))),
@@ -148,6 +154,9 @@ fn device(gpu: &Gpu, memory: DeviceMemory, node: &Node, rules: &Admission, polic
             "architecture",
             of_gpu.map(|gpu| gpu.architecture.as_str()).filter(|text| !text.is_empty()).map(text),
         ),
+        ("cudaVersion", totals.and_then(|totals| semantic(&totals.cuda_version)).map(version)),
+        (PCI_BUS_ID, place.map(|place| text(&place.pci_bus_id))),
+        ("numaNode", place.and_then(|place| place.numa_node).map(number)),
     ];
     let attributes = attributes.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
     let capacity = [
@@ -204,6 +213,14 @@ fn bytes(bytes: u64) -> Quantity {
     let units = [(1 << 40, "Ti"), (1 << 30, "Gi"), (MIB, "Mi")];
     let unit = units.into_iter().find(|(unit, _)| bytes > 0 && bytes.is_multiple_of(*unit));
     Quantity(unit.map_or_else(|| bytes.to_string(), |(unit, name)| format!("{}{name}", bytes / unit)))
+}
+
+/// A version `MAJOR.MINOR` in the three numbers that a semantic version has; `None` for anything else, which
+/// the API server would refuse with the whole slice.
+fn semantic(version: &str) -> Option<String> {
+    let (major, minor) = version.split_once('.')?;
+    let (major, minor): (u32, u32) = (major.parse().ok()?, minor.parse().ok()?);
+    Some(format!("{major}.{minor}.0"))
 }
 
 /// An attribute has at most 64 bytes.

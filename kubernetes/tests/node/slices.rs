@@ -45,6 +45,36 @@ fn the_scheduler_sees_each_gpu_with_memory_and_compute_to_hand_out_in_parts() {
 
 #[test]
 #[ignore = "needs root: keeps a quota store"]
+fn a_gpus_cuda_version_and_place_can_be_selected_by() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = crate::node(2);
+    let attributes = |device: usize| slice(&node)["spec"]["devices"][device]["attributes"].clone();
+    let driver = node.node.proc_driver();
+    let mut addresses: Vec<String> = std::fs::read_dir(driver.join("gpus"))
+        .expect("the driver shows its GPUs")
+        .map(|entry| entry.expect("it can be read").file_name().to_string_lossy().to_lowercase())
+        .collect();
+    addresses.sort();
+    // The kernel writes -1 where the machine tells no NUMA node.
+    let root = driver.ancestors().nth(3).expect("it ends with proc/driver/nvidia");
+    for (address, numa) in addresses.iter().zip(["1\n", "-1\n"]) {
+        let folder = root.join("sys/bus/pci/devices").join(address);
+        std::fs::create_dir_all(&folder).expect("it can be made");
+        std::fs::write(folder.join("numa_node"), numa).expect("it can be written");
+    }
+    assert!(eventually(SOON, || attributes(0)["numaNode"] == json!({"int": 1})), "{}", attributes(0));
+    assert_eq!(attributes(1)["numaNode"], Value::Null);
+    for (device, address) in addresses.iter().enumerate() {
+        assert_eq!(attributes(device)["resource.kubernetes.io/pciBusID"], json!({"string": address}));
+        let cuda = attributes(device)["cudaVersion"]["version"].as_str().map(str::to_owned);
+        assert!(cuda.is_some_and(|cuda| cuda.split('.').count() == 3), "{}", attributes(device));
+    }
+}
+
+#[test]
+#[ignore = "needs root: keeps a quota store"]
 fn a_slice_changes_its_generation_with_its_content_and_not_without() {
     if !met(NEEDS) {
         return;
