@@ -1,7 +1,7 @@
 //! The driver `gpu.gpushare.io` for dynamic resource allocation, on one node.
 //!
 //! [`slice`] shows GPUs to the scheduler, [`registration`] names the driver to kubelet, [`driver`] answers
-//! kubelet's calls, and [`reconcile`] gives back what nobody will ask for any more. A claim's share is a
+//! kubelet's calls, [`health`] tells it which GPUs work, and [`reconcile`] gives back what nobody will ask for any more. A claim's share is a
 //! value ([`allotment`]) before anything is reserved. Of the node's [`pods`], [`allocation`] notes what kubelet
 //! and other drivers gave to them, and [`resize`] changes living shares as pods and claims state them anew.
 
@@ -13,6 +13,7 @@ mod consumers;
 mod driver;
 mod engine;
 mod events;
+mod health;
 mod messages;
 mod metrics;
 mod parameters;
@@ -196,12 +197,14 @@ async fn serve(agent: Arc<Agent>) -> Result<()> {
             let _ = stopped.wait_for(|stopped| *stopped).await;
         }
     };
-    let calls = driver::Driver::of(Arc::clone(&agent));
+    let calls = rpc::Services::default()
+        .with(driver::Driver::of(Arc::clone(&agent)))
+        .with(health::Health::of(Arc::clone(&agent), stopped.clone()));
     let socket = agent.socket();
     let driver = rpc::serve(&socket, calls, until_stopped());
     // kubelet calls the driver as soon as it finds this socket.
     let registration = async {
-        let info = registration::Registration::of(&agent);
+        let info = rpc::Services::default().with(registration::Registration::of(&agent));
         rpc::serve(&agent.registration(), info, until_stopped()).await
     };
     let period = Duration::from_secs(agent.options.period.max(1));

@@ -53,4 +53,29 @@ impl Client {
             timeout(Duration::from_secs(60), call).await.map_err(late)?
         })
     }
+
+    /// Calls the method at `path`, and shows `look` each message of its answer until that says enough, or the
+    /// other side ends the stream.
+    ///
+    /// # Errors
+    /// As [`Client::call`], and when a minute passes without a message.
+    pub fn watch<Q, A>(&self, path: &str, request: Q, mut look: impl FnMut(A) -> bool) -> Result<(), Status>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let mut grpc = self.grpc.borrow_mut();
+        let late = |_| Status::deadline_exceeded("no answer within a minute");
+        let minute = Duration::from_secs(60);
+        self.runtime.block_on(async {
+            let call = rpc::watch::<Q, A>(&mut grpc, path, request);
+            let mut stream = timeout(minute, call).await.map_err(late)??;
+            while let Some(message) = timeout(minute, stream.message()).await.map_err(late)?? {
+                if look(message) {
+                    break;
+                }
+            }
+            Ok(())
+        })
+    }
 }

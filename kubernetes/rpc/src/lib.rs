@@ -4,7 +4,7 @@
 
 use std::convert::Infallible;
 use std::fs;
-use std::future::Future;
+use std::future::{Future, Ready, ready};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -15,16 +15,18 @@ use http::uri::PathAndQuery;
 use http::{Request, Response};
 use prost::Message;
 use tokio::net::UnixListener;
+use tokio_stream::Stream;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::body::Body;
 use tonic::client::Grpc as Client;
-use tonic::server::{Grpc, NamedService, UnaryService};
+use tonic::server::{Grpc, NamedService, ServerStreamingService, UnaryService};
+use tonic::service::Routes;
 use tonic::transport::{Channel, Endpoint, Server};
-use tonic::{Code, Status};
+use tonic::{Code, Status, Streaming};
 use tonic_prost::ProstCodec;
 use tower_service::Service;
 
-/// A service whose calls each have one request and one answer.
+/// A service whose calls each have one request, and one answer or a stream of them.
 pub trait Calls: Clone + Send + Sync + 'static {
     /// The service's name, as in paths: `PACKAGE.SERVICE`.
     const NAME: &'static str;
@@ -47,6 +49,19 @@ where
     Box::pin(async move { Grpc::new(ProstCodec::<R, Q>::default()).unary(Unary(handle), request).await })
 }
 
+/// Answers with each message of the stream that `handle` makes of the request.
+pub fn answers<Q, R, F, S>(request: Request<Body>, handle: F) -> Answer
+where
+    Q: Message + Default + Send + 'static,
+    R: Message + Default + Send + 'static,
+    F: FnOnce(Q) -> S + Clone + Send + 'static,
+    S: Stream<Item = Result<R, Status>> + Send + 'static,
+{
+    Box::pin(async move {
+        Grpc::new(ProstCodec::<R, Q>::default()).server_streaming(Streamed(handle), request).await
+    })
+}
+
 /// Says that there is no such method.
 pub fn unknown() -> Answer {
     Box::pin(async { Status::new(Code::Unimplemented, "no such method").into_http() })
@@ -67,6 +82,24 @@ where
     fn call(&mut self, request: tonic::Request<Q>) -> Self::Future {
         let answer = self.0.clone()(request.into_inner());
         Box::pin(async move { answer.await.map(tonic::Response::new) })
+    }
+}
+
+/// A function as the service that answers one method with a stream.
+struct Streamed<F>(F);
+
+impl<Q, R, F, S> ServerStreamingService<Q> for Streamed<F>
+where
+    R: Message,
+    F: FnOnce(Q) -> S + Clone,
+    S: Stream<Item = Result<R, Status>> + Send + 'static,
+{
+    type Response = R;
+    type ResponseStream = S;
+    type Future = Ready<Result<tonic::Response<S>, Status>>;
+
+    fn call(&mut self, request: tonic::Request<Q>) -> Self::Future {
+        ready(Ok(tonic::Response::new(self.0.clone()(request.into_inner()))))
     }
 }
 
@@ -94,18 +127,30 @@ impl<C: Calls> Service<Request<Body>> for Routed<C> {
     }
 }
 
-/// Serves `calls` on the socket until `end` is over. Only root may connect. What an earlier process left at
-/// the path is removed first.
+/// The services of one socket.
+#[derive(Default)]
+pub struct Services(Routes);
+
+impl Services {
+    /// These services and `calls`.
+    #[must_use]
+    pub fn with<C: Calls>(self, calls: C) -> Self {
+        Self(self.0.add_service(Routed(calls)))
+    }
+}
+
+/// Serves `services` on the socket until `end` is over. Only root may connect. What an earlier process left at
+/// the path is removed first. A stream that goes on keeps the server from its end.
 ///
 /// # Errors
 /// When the socket cannot be made.
-pub async fn serve<C: Calls>(
+pub async fn serve(
     socket: &Path,
-    calls: C,
+    services: Services,
     end: impl Future<Output = ()> + Send + 'static,
 ) -> anyhow::Result<()> {
     let listener = listen(socket)?;
-    let server = Server::builder().add_service(Routed(calls));
+    let server = Server::builder().add_routes(services.0);
     Ok(server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), end).await?)
 }
 
@@ -135,6 +180,21 @@ where
     let codec = ProstCodec::<Q, R>::default();
     let path: PathAndQuery = path.parse().map_err(|_| Status::invalid_argument("no such method's name"))?;
     client.unary(tonic::Request::new(request), path, codec).await.map(tonic::Response::into_inner)
+}
+
+/// A call of the method at `path` that is answered by a stream.
+///
+/// # Errors
+/// As [`call`].
+pub async fn watch<Q, R>(client: &mut Client<Channel>, path: &str, request: Q) -> Result<Streaming<R>, Status>
+where
+    Q: Message + 'static,
+    R: Message + Default + 'static,
+{
+    client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+    let codec = ProstCodec::<Q, R>::default();
+    let path: PathAndQuery = path.parse().map_err(|_| Status::invalid_argument("no such method's name"))?;
+    client.server_streaming(tonic::Request::new(request), path, codec).await.map(tonic::Response::into_inner)
 }
 
 fn listen(socket: &Path) -> io::Result<UnixListener> {

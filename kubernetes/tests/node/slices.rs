@@ -166,3 +166,52 @@ fn prometheus_reads_what_the_agent_did() {
     }
     assert!(answer("/").starts_with("HTTP/1.1 404"), "{}", answer("/"));
 }
+
+#[test]
+#[ignore = "needs root: keeps a quota store"]
+fn kubelet_hears_which_gpus_work_until_the_agent_ends() {
+    if !met(NEEDS) {
+        return;
+    }
+    let mut node = crate::node(2);
+    let _ = slice(&node);
+    let names: Vec<String> = node.gpus().iter().map(|uuid| uuid.to_lowercase()).collect();
+    let gpus = node.node.proc_driver().join("gpus");
+    let mut folders: Vec<_> = std::fs::read_dir(&gpus)
+        .expect("it can be read")
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    folders.sort();
+    let information = folders[1].join("information");
+    let whole = std::fs::read(&information).expect("it can be read");
+    let mut seen = Vec::new();
+    let hears = |node: &ClusterNode, seen: &mut Vec<Vec<(String, i32, String)>>, want: [i32; 2]| {
+        node.kubelet.watch_health(|report| {
+            let states: Vec<i32> = names
+                .iter()
+                .filter_map(|name| report.iter().find(|(its, ..)| its == name).map(|(_, state, _)| *state))
+                .collect();
+            seen.push(report);
+            states == want || seen.len() > 50
+        })
+    };
+    hears(&node, &mut seen, [1, 1]).expect("the driver tells");
+    assert!(seen.iter().flatten().all(|(_, _, why)| why.is_empty()), "{seen:?}");
+    std::fs::write(&information, "").expect("the GPU can fall off the bus");
+    hears(&node, &mut seen, [1, 2]).expect("the driver tells");
+    let last = seen.last().expect("there is one");
+    assert!(last.iter().any(|(_, state, why)| *state == 2 && why.contains("Device Minor")), "{last:?}");
+    std::fs::write(&information, whole).expect("it comes back");
+    hears(&node, &mut seen, [1, 1]).expect("the driver tells");
+    assert!(seen.len() < 50, "{seen:?}");
+
+    // A stream that is open does not keep the agent from its end.
+    let kubelet = node.kubelet.clone();
+    std::thread::scope(|scope| {
+        let (first, came) = std::sync::mpsc::channel();
+        let watching = scope.spawn(move || kubelet.watch_health(|_| first.send(()).is_err()));
+        came.recv().expect("the driver tells");
+        assert!(node.end_agent(), "it ends in order");
+        let _ = watching.join().expect("the stream ends");
+    });
+}

@@ -16,6 +16,7 @@ use tonic::Status;
 pub const NODE: &str = "node-a";
 
 /// kubelet, with its folder and that of CDI files.
+#[derive(Clone)]
 pub struct Kubelet {
     /// Its folder.
     pub root: PathBuf,
@@ -65,6 +66,28 @@ impl Kubelet {
         let claim =
             answer.claims.into_iter().find(|(known, _)| known == uid).expect("each claim is answered").1;
         if claim.error.is_empty() { Ok(()) } else { Err(claim.error) }
+    }
+
+    /// Shows `look` the driver's reports of health until that says enough, or the driver ends: of each device
+    /// its name, whether it is unknown (0), healthy (1) or not (2), and why.
+    ///
+    /// # Errors
+    /// With the driver's answer.
+    pub fn watch_health(
+        &self,
+        mut look: impl FnMut(Vec<(String, i32, String)>) -> bool,
+    ) -> Result<(), Status> {
+        let client = Client::new(&self.root.join("plugins/gpu.gpushare.io/dra.sock"));
+        let path = "/v1alpha1.DRAResourceHealth/NodeWatchResources";
+        client.watch(path, Empty {}, |report: HealthReport| {
+            let told = |device: DeviceHealth| {
+                let its = device.device.unwrap_or_default();
+                assert_eq!(its.pool_name, NODE);
+                assert!(device.last_updated_time > 0, "kubelet drops a report without a time");
+                (its.device_name, device.health, device.message)
+            };
+            look(report.devices.into_iter().map(told).collect())
+        })
     }
 
     /// The CDI files that are there.
@@ -210,4 +233,30 @@ struct Unprepared {
 struct UnpreparedClaim {
     #[prost(string, tag = "1")]
     error: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct HealthReport {
+    #[prost(message, repeated, tag = "1")]
+    devices: Vec<DeviceHealth>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct DeviceHealth {
+    #[prost(message, optional, tag = "1")]
+    device: Option<DeviceIdentifier>,
+    #[prost(int32, tag = "2")]
+    health: i32,
+    #[prost(int64, tag = "3")]
+    last_updated_time: i64,
+    #[prost(string, tag = "5")]
+    message: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct DeviceIdentifier {
+    #[prost(string, tag = "1")]
+    pool_name: String,
+    #[prost(string, tag = "2")]
+    device_name: String,
 }

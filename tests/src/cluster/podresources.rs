@@ -28,7 +28,8 @@ impl PodResources {
     /// Serves below kubelet's folder `root`.
     pub fn start(root: &Path) -> Self {
         let this = Self::default();
-        let (socket, calls) = (root.join("pod-resources/kubelet.sock"), this.clone());
+        let (socket, calls) =
+            (root.join("pod-resources/kubelet.sock"), rpc::Services::default().with(this.clone()));
         thread::spawn(move || {
             let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime can be made");
             runtime.block_on(rpc::serve(&socket, calls, std::future::pending()))
