@@ -34,7 +34,7 @@ pub fn devices(as_json: bool) -> Result<()> {
 
 /// The most memory that a new share can get now; `None` where the GPU's memory size is unknown.
 fn free(gpu: &Gpu, load: &GpuLoad, rules: &Admission) -> Option<DeviceMemory> {
-    let memory = gpu.memory.filter(|_| !load.exclusive);
+    let memory = gpu.memory.filter(|_| !load.exclusive && !rules.cordoned.contains(&gpu.uuid));
     let free =
         memory.map(|memory| rules.total(memory).saturating_sub(load.memory).min(rules.per_lease(memory)));
     free.or(gpu.memory.map(|_| DeviceMemory::ZERO))
@@ -50,7 +50,10 @@ fn row(gpu: &Gpu, load: &GpuLoad, rules: &Admission) -> [String; 8] {
         gpu.model.clone(),
         size(gpu.memory),
         load.memory.to_string(),
-        size(free(gpu, load, rules)),
+        match rules.cordoned.contains(&gpu.uuid) {
+            true => "cordoned".to_owned(),
+            false => size(free(gpu, load, rules)),
+        },
         format!("{}%", load.cores),
         shares,
         gpu.uuid.to_string(),
@@ -73,5 +76,6 @@ fn entry(gpu: &Gpu, load: &GpuLoad, rules: &Admission) -> Value {
         "granted_cores": load.cores,
         "shares": load.leases,
         "exclusive": load.exclusive,
+        "cordoned": rules.cordoned.contains(&gpu.uuid),
     })
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use gpushare_inject::ExtraMount;
-use gpushare_inventory::Roots;
+use gpushare_inventory::{GpuUuid, Roots};
 use gpushare_quota::{Admission, Placement};
 use gpushare_request::ShareName;
 use serde::Deserialize;
@@ -75,6 +75,7 @@ struct QuotaSection {
     reserve: String,
     memory_percent: u16,
     cores_percent: u16,
+    cordoned: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -301,7 +302,16 @@ fn admission(section: &QuotaSection) -> Result<Admission, ConfigError> {
         reserve: size("quota.reserve", &section.reserve)?,
         memory_percent: section.memory_percent,
         cores_percent: section.cores_percent,
+        cordoned: section
+            .cordoned
+            .iter()
+            .map(|text| gpu("quota.cordoned", text))
+            .collect::<Result<_, _>>()?,
     })
+}
+
+fn gpu(key: &'static str, text: &str) -> Result<GpuUuid, ConfigError> {
+    text.parse().map_err(|_| value(key, text, "must be the UUID of a GPU as `gpushare devices` prints it"))
 }
 
 fn extra_mount(entry: MountEntry) -> Result<ExtraMount, ConfigError> {

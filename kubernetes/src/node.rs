@@ -1,9 +1,10 @@
 //! The driver `gpu.gpushare.io` for dynamic resource allocation, on one node.
 //!
 //! [`slice`] shows GPUs to the scheduler, [`registration`] names the driver to kubelet, [`driver`] answers
-//! kubelet's calls, [`health`] tells it which GPUs work, and [`reconcile`] gives back what nobody will ask for any more. A claim's share is a
-//! value ([`allotment`]) before anything is reserved. Of the node's [`pods`], [`allocation`] notes what kubelet
-//! and other drivers gave to them, and [`resize`] changes living shares as pods and claims state them anew.
+//! kubelet's calls, [`health`] tells it which GPUs work, and [`reconcile`] gives back what nobody will ask for
+//! any more. A claim's share is a value ([`allotment`]) before anything is reserved. Of the node's [`pods`],
+//! [`allocation`] notes what kubelet and other drivers gave to them, and [`resize`] changes living shares as
+//! pods and claims state them anew.
 
 mod allocation;
 mod allotment;
@@ -27,18 +28,21 @@ mod slice;
 use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
 use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use gpushare_config::{Config, ENVIRONMENT};
-use gpushare_inject::Settings;
+use gpushare_inject::{Settings, one_line};
 use gpushare_quota::{ClaimName, StateFolder};
 use kube::Client;
 use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Mutex, watch};
+use tokio::task::spawn_blocking;
 
 use driver::Turn;
 use gpushare_rpc as rpc;
@@ -133,20 +137,22 @@ impl Agent {
     }
 }
 
-/// Runs the driver until SIGTERM or SIGINT.
+/// Runs the driver until SIGTERM or SIGINT. When its settings change it ends in order, and starts anew in the
+/// same process.
 ///
 /// # Errors
-/// When the settings cannot be used, no API server is named, or a socket cannot be made.
+/// When the settings cannot be used, no API server is named, or a socket cannot be made. Settings that cannot
+/// be used any more change nothing.
 pub fn run(options: Options) -> Result<()> {
-    let config = Config::load()?;
+    let (config, stands) = (Config::load()?, Config::show()?);
     config.log.start_on(std::io::stderr);
     let state = StateFolder::open(&config.paths.state)?;
     let settings_file = std::env::var_os(ENVIRONMENT).map(PathBuf::from);
-    runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    let end = runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
         let api = client(options.service_account.as_deref()).await;
         let api = api.context("cannot find the cluster's API server")?;
         let (turn, suspects, shareable, stated, published, metrics) = Default::default();
-        serve(Arc::new(Agent {
+        let agent = Arc::new(Agent {
             config,
             settings_file,
             state,
@@ -158,9 +164,44 @@ pub fn run(options: Options) -> Result<()> {
             stated,
             published,
             metrics,
-        }))
-        .await
-    })
+        });
+        serve(agent, &stands).await
+    })?;
+    match end {
+        End::Asked => Ok(()),
+        End::Settings => {
+            let mut arguments = std::env::args_os();
+            let name = arguments.next().unwrap_or_default();
+            let error = Command::new("/proc/self/exe").arg0(name).args(arguments).exec();
+            Err(error).context("cannot start anew with the changed settings")
+        }
+    }
+}
+
+/// Why the agent ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// A signal asked for it.
+    Asked,
+    /// The settings are other ones now.
+    Settings,
+}
+
+/// Waits until the settings are others than `stands`, and can be used.
+async fn changed(stands: &str, period: Duration) {
+    let mut told = String::new();
+    loop {
+        tokio::time::sleep(period).await;
+        let read = spawn_blocking(|| Config::load().and_then(|_| Config::show())).await;
+        match read.map(|read| read.map_err(|error| one_line(&error))) {
+            Ok(Ok(text)) if text != stands => return,
+            Ok(Err(error)) if error != told => {
+                tracing::error!(error, "the settings changed and cannot be used: those of before stay");
+                told = error;
+            }
+            _ => {}
+        }
+    }
 }
 
 /// The client of the cluster's API server.
@@ -189,7 +230,7 @@ fn connection(folder: &Path, host: &str, port: &str) -> Result<kube::Config> {
     Ok(config)
 }
 
-async fn serve(agent: Arc<Agent>) -> Result<()> {
+async fn serve(agent: Arc<Agent>, stands: &str) -> Result<End> {
     let (stop, stopped) = watch::channel(false);
     let until_stopped = || {
         let mut stopped = stopped.clone();
@@ -218,16 +259,19 @@ async fn serve(agent: Arc<Agent>) -> Result<()> {
     };
     let metrics = Arc::clone(&agent.metrics);
     let metrics = metrics::serve(agent.options.metrics_address, metrics, until_stopped());
-    let signalled = async {
-        ended().await?;
+    let ended = async {
+        let end = tokio::select! {
+            signalled = signalled() => signalled.map(|()| End::Asked)?,
+            () = changed(stands, period) => End::Settings,
+        };
         let _ = stop.send(true);
-        anyhow::Ok(())
+        anyhow::Ok(end)
     };
     let repeated = async {
         tokio::join!(periodic, consumers, pods);
         anyhow::Ok(())
     };
-    tokio::try_join!(driver, registration, metrics, repeated, signalled).map(drop)
+    tokio::try_join!(driver, registration, metrics, repeated, ended).map(|(.., end)| end)
 }
 
 /// How often it is looked who may use the claims that further pods may come to share: such a pod waits as
@@ -260,7 +304,7 @@ async fn repeat<A: Future>(period: Duration, mut act: impl FnMut() -> A, end: im
     }
 }
 
-async fn ended() -> Result<()> {
+async fn signalled() -> Result<()> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {
         _ = term.recv() => {}

@@ -1,6 +1,7 @@
 //! Admission and placement: which GPUs a request gets, or the reason why not. Pure functions, without I/O.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 use gpushare_claims::{Cores, Devices, MemoryRequest, Mode, Request, SelectorError, find_gpu};
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
@@ -20,6 +21,9 @@ pub struct Admission {
     pub memory_percent: u16,
     /// The most compute that all leases on a GPU may hold together, in percent; 100 is no over-commit.
     pub cores_percent: u16,
+    /// GPUs of which no new lease gets a share, unless the cluster's scheduler has given it. Living leases keep
+    /// theirs, and may change.
+    pub cordoned: BTreeSet<GpuUuid>,
 }
 
 impl Default for Admission {
@@ -29,6 +33,7 @@ impl Default for Admission {
             reserve: DeviceMemory::ZERO,
             memory_percent: 100,
             cores_percent: 100,
+            cordoned: BTreeSet::new(),
         }
     }
 }
@@ -184,6 +189,15 @@ pub enum Refusal {
         /// UUID of the GPU.
         place: String,
     },
+    /// The administrator gives no new share of a GPU that is named, or of any.
+    #[error(
+        "{place} is cordoned: quota.cordoned of gpushare.toml names it, so no new share is given of it; ask for another GPU, or \
+         have the administrator take it out of that list"
+    )]
+    Cordoned {
+        /// Index and UUID of the GPU, or of all of them.
+        place: String,
+    },
     /// The inventory does not know how much memory the GPU has.
     #[error(
         "the memory size of {place} is unknown; run `gpushare inventory refresh` and see `gpushare doctor`"
@@ -218,6 +232,10 @@ fn name(gpu: &Gpu) -> String {
     format!("GPU {} ({})", gpu.index, gpu.uuid)
 }
 
+fn names(gpus: &[&Gpu]) -> String {
+    gpus.iter().map(|gpu| name(gpu)).collect::<Vec<_>>().join(", ")
+}
+
 /// Chooses GPUs for `request`, given what is granted already. Of GPUs that fit equally well for the request,
 /// those of `near` are taken first: other containers of its pod have shares of them.
 ///
@@ -230,7 +248,7 @@ pub fn place(
     near: &[GpuUuid],
     rules: &Admission,
 ) -> Result<Vec<Grant>, Refusal> {
-    let (named, wanted) = named(&request.devices, gpus)?;
+    let (named, wanted) = named(&request.devices, gpus, &rules.cordoned)?;
     let mut candidates = Vec::new();
     let explicit = !matches!(request.devices, Devices::Any(_) | Devices::Among(..));
     let mut unknown = None;
@@ -270,19 +288,36 @@ fn candidate<'a>(gpu: &'a Gpu, load: GpuLoad, rules: &Admission) -> Result<Candi
     Ok(Candidate { gpu, load, per_lease, total })
 }
 
-/// The GPUs that the request names (all of them, for a count), and how many of them it wants.
-fn named<'a>(devices: &Devices, gpus: &'a [Gpu]) -> Result<(Vec<&'a Gpu>, usize), Refusal> {
-    match devices {
-        Devices::Any(count) => Ok((gpus.iter().collect(), usize::from(*count))),
-        Devices::Among(count, of) => {
-            let named = gpus.iter().filter(|gpu| of.contains(&gpu.uuid));
-            Ok((named.collect(), usize::from(*count)))
+/// The GPUs that the request names (all of them, for a count), and how many of them it wants. None of them is
+/// cordoned.
+fn named<'a>(
+    devices: &Devices,
+    gpus: &'a [Gpu],
+    cordoned: &BTreeSet<GpuUuid>,
+) -> Result<(Vec<&'a Gpu>, usize), Refusal> {
+    let open = |among: &dyn Fn(&Gpu) -> bool| {
+        let (closed, open): (Vec<&Gpu>, Vec<&Gpu>) =
+            gpus.iter().filter(|gpu| among(gpu)).partition(|gpu| cordoned.contains(&gpu.uuid));
+        match open.is_empty() && !closed.is_empty() {
+            true => Err(Refusal::Cordoned { place: names(&closed) }),
+            false => Ok(open),
         }
-        Devices::All => Ok((gpus.iter().collect(), gpus.len())),
+    };
+    match devices {
+        Devices::Any(count) => Ok((open(&|_| true)?, usize::from(*count))),
+        Devices::Among(count, of) => Ok((open(&|gpu| of.contains(&gpu.uuid))?, usize::from(*count))),
+        Devices::All => {
+            let all = open(&|_| true)?;
+            let wanted = all.len();
+            Ok((all, wanted))
+        }
         Devices::These(selectors) => {
             let mut found: Vec<&Gpu> = Vec::new();
             for selector in selectors {
                 let gpu = find_gpu(selector, gpus)?;
+                if cordoned.contains(&gpu.uuid) {
+                    return Err(Refusal::Cordoned { place: name(gpu) });
+                }
                 if found.iter().any(|other| other.uuid == gpu.uuid) {
                     return Err(Refusal::NamedTwice { selector: selector.to_string() });
                 }

@@ -1,13 +1,13 @@
 //! Answers kubelet's calls for claims (pkg/apis/dra/v1/api.proto). Both calls may come again at any time,
 //! after a restart of kubelet, of this agent or of the node; the second does what the first did.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use gpushare_inject::{forget_swept, known_node, one_line, open_store};
-use gpushare_quota::{ClaimName, Release};
+use gpushare_quota::{Admission, ClaimName, Release};
 use http::Request;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::sync::OwnedMutexGuard;
@@ -112,8 +112,10 @@ fn reserve(agent: &Agent, name: &ClaimName, claim: &ResourceClaim, _turn: &Turn)
     let store = open_store(&agent.state, &settings)?;
     let forget = |swept: &_| forget_swept(&agent.state, swept);
     let (pods, request) = (claim::pods(claim), &allotment.request);
+    // A taint tells the scheduler of a cordoned GPU: who was placed there was so before, or tolerates it.
+    let rules = Admission { cordoned: BTreeSet::new(), ..settings.admission.clone() };
     let (reserved, lease) =
-        store.reserve_claim(name, pods.as_deref(), request, &node.gpus, settings.admission, forget)?;
+        store.reserve_claim(name, pods.as_deref(), request, &node.gpus, &rules, forget)?;
     cdi::write(agent, &reserved, &lease)?;
     Ok(allotment
         .devices

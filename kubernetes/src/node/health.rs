@@ -74,17 +74,21 @@ impl Calls for Health {
     }
 }
 
-/// What the node shows now of each GPU that was seen in this boot.
-fn report(agent: &Agent) -> Report {
-    let known = known_node(&agent.state, &agent.settings());
+/// The GPUs that were seen in this boot, whether or not they can be given now.
+pub fn seen(agent: &Agent, known: Result<&Node, &GrantError>) -> Vec<GpuUuid> {
     let cached = || Totals::load(&Totals::path(agent.state.path())).filter(is_of_this_boot);
-    let totals = match &known {
+    let totals = match known {
         Ok(node) => node.totals.clone(),
         Err(_) => cached(),
     };
-    let seen = totals.iter().flat_map(|totals| &totals.gpus).filter_map(|gpu| gpu.uuid.parse().ok());
+    totals.iter().flat_map(|totals| &totals.gpus).filter_map(|gpu| gpu.uuid.parse().ok()).collect()
+}
+
+/// What the node shows now of each GPU that was seen in this boot.
+fn report(agent: &Agent) -> Report {
+    let known = known_node(&agent.state, &agent.settings());
     let since = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
-    let devices = seen.map(|gpu: GpuUuid| {
+    let devices = seen(agent, known.as_ref()).into_iter().map(|gpu| {
         let (health, message) = match &known {
             Ok(node) => of_gpu(gpu, node),
             Err(error @ GrantError::Node(_)) => (State::Unhealthy, one_line(error)),

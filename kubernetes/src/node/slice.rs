@@ -11,8 +11,8 @@ use gpushare_quota::Admission;
 use gpushare_request::{MemoryRequest, Policy};
 use k8s_openapi::api::core::v1::Node as ClusterNode;
 use k8s_openapi::api::resource::v1::{
-    CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity, ResourcePool,
-    ResourceSlice, ResourceSliceSpec,
+    CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity, DeviceTaint,
+    ResourcePool, ResourceSlice, ResourceSliceSpec,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -21,7 +21,7 @@ use kube::api::{ObjectMeta, PostParams};
 use tokio::task::spawn_blocking;
 
 use super::metrics::number;
-use super::{Agent, DRIVER};
+use super::{Agent, DRIVER, health};
 
 /// The capacity of device memory.
 pub const MEMORY: &str = "memory";
@@ -41,47 +41,54 @@ pub fn device_name(gpu: GpuUuid) -> String {
     gpu.to_string().to_lowercase()
 }
 
-/// What was last written to the API server, and what it made of it. A server that does not know consumable
-/// capacity drops those fields.
+/// The taint of a GPU that was seen in this boot and cannot be given now.
+const OUT_OF_SERVICE: &str = "gpu.gpushare.io/out-of-service";
+/// The taint of a GPU that the settings name as `quota.cordoned`.
+const CORDONED: &str = "gpu.gpushare.io/cordoned";
+
+/// What was last to be written to the API server, and what it made of it. A server that does not know
+/// consumable capacity or taints drops those fields.
 pub struct Published {
-    sent: Vec<Device>,
+    wanted: Vec<Device>,
     stored: Vec<Device>,
 }
 
 /// Writes the node's slice if the API server has another one. The scheduler counts no slice of an older
-/// generation than the newest that it sees. A node that has no GPU any more shows none.
+/// generation than the newest that it sees. A GPU that is not to be given stays in it with a taint, as long
+/// as the API server keeps taints.
 ///
 /// # Errors
 /// When the node cannot be read, or the API server refuses.
 pub async fn publish(agent: &Arc<Agent>) -> Result<()> {
     let read = Arc::clone(agent);
-    let sent = spawn_blocking(move || devices_of(&read)).await??;
-    agent.metrics.gpus.set(number(sent.len()));
-    let node = &agent.options.node_name;
+    let shown = spawn_blocking(move || Shown::of(&read)).await??;
+    agent.metrics.gpus.set(number(shown.devices.len()));
     let api = Api::<ResourceSlice>::all(agent.api.clone());
-    let name = format!("{node}-{DRIVER}");
-    let known = api.get_opt(&name).await.context("cannot read the ResourceSlice")?;
+    let node = &agent.options.node_name;
+    let known = api.get_opt(&format!("{node}-{DRIVER}")).await.context("cannot read the ResourceSlice")?;
+    let old = known.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).cloned().collect::<Vec<_>>();
+    let wanted = shown.beside(&old);
     let mut published = agent.published.lock().await;
-    let last = published.as_ref().filter(|last| last.sent == sent).map_or(&sent, |last| &last.stored);
-    let written = match known {
-        Some(known) if known.spec.devices.as_ref().unwrap_or(&Vec::new()) == last => return Ok(()),
-        Some(known) => {
-            let generation = known.spec.pool.generation + 1;
-            let slice =
-                ResourceSlice { metadata: known.metadata, spec: spec(node, generation, sent.clone()) };
-            api.replace(&name, &PostParams::default(), &slice)
-                .await
-                .context("cannot write the ResourceSlice")?
+    let last = published.as_ref().filter(|last| last.wanted == wanted).map_or(&wanted, |last| &last.stored);
+    if known.is_some() && old == *last {
+        return Ok(());
+    }
+    let mut sent = wanted.clone();
+    if sent.iter().any(is_tainted) {
+        // A GPU that is not to be given must not be shown without its taint, for not even a moment.
+        let kept = write(agent, &api, known.as_ref(), &sent, Run::Dry).await?;
+        if !kept.iter().any(is_tainted) {
+            tracing::warn!(
+                "the API server drops taints of devices (feature DRADeviceTaints, on by default from Kubernetes 1.36): \
+                 GPUs that are not to be given are left out instead"
+            );
+            sent.retain(|device| !is_tainted(device));
         }
-        None => {
-            let owner = owner(agent).await.context("cannot read the cluster's node")?;
-            let metadata =
-                ObjectMeta { name: Some(name), owner_references: Some(vec![owner]), ..ObjectMeta::default() };
-            let slice = ResourceSlice { metadata, spec: spec(node, 0, sent.clone()) };
-            api.create(&PostParams::default(), &slice).await.context("cannot make the ResourceSlice")?
-        }
+    }
+    let stored = match known.is_some() && old == sent {
+        true => old,
+        false => write(agent, &api, known.as_ref(), &sent, Run::Real).await?,
     };
-    let stored = written.spec.devices.unwrap_or_default();
     match stored.iter().all(|device| device.allow_multiple_allocations == Some(true)) {
         true => tracing::info!(gpus = sent.len(), "the node's GPUs are shown to the scheduler"),
         false => tracing::error!(
@@ -89,22 +96,108 @@ pub async fn publish(agent: &Arc<Agent>) -> Result<()> {
              scheduler and kubelet (on by default from Kubernetes 1.36)"
         ),
     }
-    *published = Some(Published { sent, stored });
+    *published = Some(Published { wanted, stored });
     Ok(())
 }
 
-/// The devices of this node; none where it has no GPU to give.
-fn devices_of(agent: &Agent) -> Result<Vec<Device>> {
-    match known_node(&agent.state, &agent.settings()) {
-        Ok(node) => Ok(devices(&node, &agent.config.quota, &agent.config.request)),
-        Err(GrantError::Node(
-            why @ (NodeError::NoDriver { .. } | NodeError::NoGpu { .. } | NodeError::NoneInService { .. }),
-        )) => {
-            tracing::warn!(%why, "the node has no GPU to show");
-            Ok(Vec::new())
+/// Whether a call changes anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Run {
+    /// It only tells what would be stored.
+    Dry,
+    /// It does.
+    Real,
+}
+
+/// Writes a slice of these devices, in the place of `known`. Returns the devices as the server has them.
+async fn write(
+    agent: &Arc<Agent>,
+    api: &Api<ResourceSlice>,
+    known: Option<&ResourceSlice>,
+    devices: &[Device],
+    run: Run,
+) -> Result<Vec<Device>> {
+    let node = &agent.options.node_name;
+    let name = format!("{node}-{DRIVER}");
+    let params = PostParams { dry_run: run == Run::Dry, ..PostParams::default() };
+    let written = match known.cloned() {
+        Some(known) => {
+            let generation = known.spec.pool.generation + 1;
+            let slice =
+                ResourceSlice { metadata: known.metadata, spec: spec(node, generation, devices.to_vec()) };
+            api.replace(&name, &params, &slice).await.context("cannot write the ResourceSlice")?
         }
-        Err(error) => Err(error.into()),
+        None => {
+            let owner = owner(agent).await.context("cannot read the cluster's node")?;
+            let metadata =
+                ObjectMeta { name: Some(name), owner_references: Some(vec![owner]), ..ObjectMeta::default() };
+            let slice = ResourceSlice { metadata, spec: spec(node, 0, devices.to_vec()) };
+            api.create(&params, &slice).await.context("cannot make the ResourceSlice")?
+        }
+    };
+    Ok(written.spec.devices.unwrap_or_default())
+}
+
+/// What this node has for the scheduler.
+struct Shown {
+    /// The GPUs that can be given.
+    devices: Vec<Device>,
+    /// The devices of GPUs that were seen in this boot.
+    seen: Vec<String>,
+    /// The devices of GPUs of which nothing new is to be given.
+    cordoned: Vec<String>,
+}
+
+impl Shown {
+    fn of(agent: &Agent) -> Result<Self> {
+        let known = known_node(&agent.state, &agent.settings());
+        let seen = health::seen(agent, known.as_ref());
+        let names = |gpus: &mut dyn Iterator<Item = GpuUuid>| gpus.map(device_name).collect();
+        let rules = &agent.config.quota;
+        let devices = match known {
+            Ok(node) => devices(&node, rules, &agent.config.request),
+            Err(GrantError::Node(
+                why
+                @ (NodeError::NoDriver { .. } | NodeError::NoGpu { .. } | NodeError::NoneInService { .. }),
+            )) => {
+                tracing::warn!(%why, "the node has no GPU to show");
+                Vec::new()
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let cordoned = names(&mut rules.cordoned.iter().copied());
+        Ok(Self { devices, seen: names(&mut seen.into_iter()), cordoned })
     }
+
+    /// The devices that the slice is to have, where it has `old` now. Those of GPUs that cannot be given any
+    /// more stay as they stand there. A taint that stands there keeps its time.
+    fn beside(self, old: &[Device]) -> Vec<Device> {
+        let is_here = |name: &String| self.devices.iter().any(|device| device.name == *name);
+        let lost = old.iter().filter(|device| self.seen.contains(&device.name) && !is_here(&device.name));
+        let lost: Vec<Device> = lost.cloned().collect();
+        let (here, cordoned) = (self.devices.len(), self.cordoned);
+        let mut all = self.devices;
+        all.extend(lost);
+        for (number, device) in all.iter_mut().enumerate() {
+            let reasons = [(OUT_OF_SERVICE, number >= here), (CORDONED, cordoned.contains(&device.name))];
+            let taints = reasons.into_iter().filter(|(_, holds)| *holds).map(|(key, _)| {
+                let before = old.iter().filter(|old| old.name == device.name);
+                let same = before.flat_map(|old| old.taints.iter().flatten()).find(|taint| taint.key == key);
+                same.cloned().unwrap_or_else(|| taint(key))
+            });
+            device.taints = Some(taints.collect()).filter(|taints: &Vec<_>| !taints.is_empty());
+        }
+        all
+    }
+}
+
+/// Pods that hold a share stay: what is done for them is an administrator's decision (DeviceTaintRule).
+fn taint(key: &str) -> DeviceTaint {
+    DeviceTaint { effect: "NoSchedule".to_owned(), key: key.to_owned(), ..DeviceTaint::default() }
+}
+
+fn is_tainted(device: &Device) -> bool {
+    device.taints.as_ref().is_some_and(|taints| !taints.is_empty())
 }
 
 /// The node as the slice's owner: the slice goes with the node.

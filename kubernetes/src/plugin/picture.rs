@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use gpushare_inventory::DeviceMemory;
 use gpushare_request::kubernetes_quantity;
 use k8s_openapi::api::resource::v1::{
-    Device, DeviceRequestAllocationResult, ResourceClaim, ResourceSlice, ResourceSliceSpec,
+    Device, DeviceRequestAllocationResult, DeviceTaint, ResourceClaim, ResourceSlice, ResourceSliceSpec,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::Serialize;
@@ -37,6 +37,8 @@ pub struct Gpu {
     pub cores_percent: u64,
     pub cores_given_percent: u64,
     pub shares: usize,
+    /// Why nothing new is placed on it: the keys of its taints.
+    pub taints: Vec<String>,
 }
 
 /// One share.
@@ -54,6 +56,19 @@ pub struct Share {
 }
 
 impl Gpu {
+    /// Whether the scheduler gives shares of it to claims without a toleration.
+    pub fn is_open(&self) -> bool {
+        self.taints.is_empty()
+    }
+
+    /// Why it is not open, in a word where a taint is gpushare's own.
+    pub fn state(&self) -> String {
+        let own =
+            |key: &String| key.strip_prefix(DRIVER).and_then(|key| key.strip_prefix('/')).map(str::to_owned);
+        let words = self.taints.iter().map(|key| own(key).unwrap_or_else(|| key.clone()));
+        if self.is_open() { "open".to_owned() } else { words.collect::<Vec<_>>().join(", ") }
+    }
+
     /// Bytes that are not given.
     pub fn free(&self) -> u64 {
         self.memory_bytes.saturating_sub(self.memory_given_bytes)
@@ -103,9 +118,10 @@ impl Picture {
                 size(gpu.memory_bytes),
                 format!("{} %", gpu.cores_given_percent),
                 gpu.shares.to_string(),
+                gpu.state(),
             ]
         });
-        table(["NODE", "GPU", "MODEL", "GIVEN", "MEMORY", "COMPUTE", "SHARES"], rows)
+        table(["NODE", "GPU", "MODEL", "GIVEN", "MEMORY", "COMPUTE", "SHARES", "STATE"], rows)
     }
 
     /// A line for each share of the namespaces that `is_shown` chooses.
@@ -140,6 +156,9 @@ fn gpu(spec: &ResourceSliceSpec, device: &Device) -> Gpu {
     let attribute = |name: &str| device.attributes.as_ref().and_then(|all| all.get(name));
     let capacity = |name: &str| device.capacity.as_ref().and_then(|all| all.get(name));
     let read = |quantity: Option<&Quantity>| quantity.and_then(|it| kubernetes_quantity(&it.0)).unwrap_or(0);
+    // Of the other effects none keeps a claim away.
+    let keeps = |taint: &&DeviceTaint| ["NoSchedule", "NoExecute"].contains(&&*taint.effect);
+    let taints = device.taints.iter().flatten().filter(keeps).map(|taint| taint.key.clone());
     let default = capacity(MEMORY).and_then(|memory| memory.request_policy.as_ref()?.default.as_ref());
     Gpu {
         node: spec.node_name.clone().unwrap_or_else(|| spec.pool.name.clone()),
@@ -149,6 +168,7 @@ fn gpu(spec: &ResourceSliceSpec, device: &Device) -> Gpu {
         memory_bytes: read(capacity(MEMORY).map(|memory| &memory.value)),
         memory_default_bytes: read(default),
         cores_percent: read(capacity(CORES).map(|cores| &cores.value)),
+        taints: taints.collect(),
         ..Gpu::default()
     }
 }
@@ -241,9 +261,9 @@ pub mod tests {
         assert_eq!(given, [(0, "20 GiB".to_owned(), 1), (1, "50 GiB".to_owned(), 2)]);
         assert_eq!(
             picture.gpus_table(),
-            "NODE    GPU  MODEL        GIVEN   MEMORY  COMPUTE  SHARES\n\
-             node-a  0    NVIDIA H100  20 GiB  80 GiB  40 %     1\n\
-             node-a  1    NVIDIA H100  50 GiB  80 GiB  80 %     2\n"
+            "NODE    GPU  MODEL        GIVEN   MEMORY  COMPUTE  SHARES  STATE\n\
+             node-a  0    NVIDIA H100  20 GiB  80 GiB  40 %     1       open\n\
+             node-a  1    NVIDIA H100  50 GiB  80 GiB  80 %     2       open\n"
         );
         assert_eq!(
             picture.shares_table(|namespace| namespace == "team"),

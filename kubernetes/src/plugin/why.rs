@@ -83,10 +83,11 @@ fn of_request(request: &ExactDeviceRequest, picture: &Picture) -> String {
         cores => format!("{} and {cores} % of compute", size(memory)),
     };
     let largest = picture.gpus.iter().max_by_key(|gpu| gpu.memory_bytes);
-    let freest = picture.gpus.iter().max_by_key(|gpu| gpu.free());
-    let fits = picture.gpus.iter().any(|gpu| gpu.free() >= memory && gpu.free_cores() >= cores);
+    let open = || picture.gpus.iter().filter(|gpu| gpu.is_open());
+    let freest = open().max_by_key(|gpu| gpu.free());
+    let fits = open().any(|gpu| gpu.free() >= memory && gpu.free_cores() >= cores);
     match (largest, freest) {
-        (None, _) | (_, None) => format!(
+        (None, _) => format!(
             "it asks for {wanted} (class {class}), and no node shows a GPU of {DRIVER}: is gpushare-kube node \
              running there?"
         ),
@@ -95,13 +96,24 @@ fn of_request(request: &ExactDeviceRequest, picture: &Picture) -> String {
             size(largest.memory_bytes),
             largest.node
         ),
+        (Some(one), None) => format!(
+            "it asks for {wanted} of a GPU, and no GPU is open for new shares: GPU {} of node {} is {} \
+             (`kubectl gpushare gpus` shows all)",
+            one.index,
+            one.node,
+            one.state()
+        ),
         (_, Some(freest)) if !fits => format!(
             "it asks for {wanted} of a GPU, and no GPU has that free: the freest has {} and {} % of compute \
-             (node {}, GPU {})",
+             (node {}, GPU {}){}",
             size(freest.free()),
             freest.free_cores(),
             freest.node,
-            freest.index
+            freest.index,
+            match picture.gpus.iter().filter(|gpu| !gpu.is_open()).count() {
+                0 => String::new(),
+                closed => format!("; {closed} more are not open for new shares (`kubectl gpushare gpus`)"),
+            }
         ),
         _ => format!(
             "it asks for {wanted} of a GPU, which would fit; another condition of the claim (selectors, \
@@ -144,6 +156,25 @@ mod tests {
         assert!(told.contains("no node shows a GPU"), "{told}");
         let told = lines(&pod("other", json!({})), &claims, &Picture::default()).join("\n");
         assert!(told.contains("Claim other does not exist"), "{told}");
+    }
+
+    #[test]
+    fn a_gpu_with_a_taint_has_no_room() {
+        let claims = [claim("mine", &[], "10Gi")];
+        let told = |tainted: &[usize]| {
+            let mut slice = slice(1);
+            for gpu in tainted {
+                let taint = json!([{"key": "gpu.gpushare.io/cordoned", "effect": "NoSchedule"}]);
+                slice.spec.devices.as_mut().unwrap()[*gpu].taints = serde_json::from_value(taint).unwrap();
+            }
+            let picture = Picture::of(&[slice], &claims);
+            (lines(&pod("mine", json!({})), &claims, &picture).join("\n"), picture.gpus_table())
+        };
+        let (one, table) = told(&[0]);
+        assert!(one.contains("would fit"), "{one}");
+        assert!(table.lines().nth(1).unwrap().ends_with("  cordoned"), "{table}");
+        let (all, _) = told(&[0, 1]);
+        assert!(all.contains("no GPU is open for new shares: GPU 1 of node node-a is cordoned"), "{all}");
     }
 
     #[test]

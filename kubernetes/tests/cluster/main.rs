@@ -186,6 +186,61 @@ fn what_does_not_fit_stays_pending_until_there_is_room() {
 
 #[test]
 #[ignore = "needs root, and Kubernetes' programs in KUBE_BIN"]
+fn nothing_new_is_placed_on_a_gpu_that_is_cordoned_or_out_of_service() {
+    let Some((cluster, node, _)) = cluster(2, true) else { return };
+    let gpus: Vec<String> = node.gpus().iter().map(|uuid| uuid.to_lowercase()).collect();
+    let settings = fs::read_to_string(node.config()).expect("it can be read");
+    let cordon = |list: &str| {
+        let text = format!("{settings}\n[quota]\ncordoned = [{list}]\n");
+        fs::write(node.config(), text).expect("it can be written");
+    };
+    let shows = |want: [&str; 2]| {
+        let gpus: Value = serde_json::from_str(&plugin(&cluster, &["gpus", "--json"])).expect("it is JSON");
+        let taints: Vec<&str> = gpus
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|gpu| gpu["taints"][0].as_str().unwrap_or_default())
+            .collect();
+        taints == want
+    };
+    cordon(&format!("{:?}", node.gpus()[0]));
+    assert!(eventually(SOON, || shows(["gpu.gpushare.io/cordoned", ""])), "{}", plugin(&cluster, &["gpus"]));
+    for name in ["a", "b"] {
+        cluster.post(CLAIMS, &claim(name, "50Gi"));
+        cluster.post(PODS, &pod(name));
+    }
+    let bound = || ["a", "b"].into_iter().filter(|name| is_bound(&cluster, name)).collect::<Vec<_>>();
+    assert!(eventually(SOON, || bound().len() == 1), "{}", why(&cluster, "a"));
+    let (first, waits) = if bound() == ["a"] { ("a", "b") } else { ("b", "a") };
+    assert_eq!(allotted(&cluster, first), [gpus[1].clone()]);
+    prepare(&cluster, &node, first);
+    assert!(eventually(SOON, || why(&cluster, waits).contains("cannot allocate all claims")));
+    println!("beside a cordoned GPU: {}", why(&cluster, waits));
+    let told = plugin(&cluster, &["why", waits, "--namespace", "team"]);
+    assert!(told.contains("1 more are not open for new shares"), "{told}");
+    // The GPU with the share falls off the bus; the other one is opened.
+    let mut folders: Vec<_> = fs::read_dir(node.node.proc_driver().join("gpus"))
+        .expect("it can be read")
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    folders.sort();
+    fs::write(folders[1].join("information"), "").expect("it can fall off");
+    assert!(
+        eventually(SOON, || shows(["gpu.gpushare.io/cordoned", "gpu.gpushare.io/out-of-service"])),
+        "{}",
+        plugin(&cluster, &["gpus"])
+    );
+    assert!(!is_bound(&cluster, waits));
+    cordon("");
+    assert!(eventually(SOON, || is_bound(&cluster, waits)), "{}", why(&cluster, waits));
+    assert_eq!(allotted(&cluster, waits), [gpus[0].clone()]);
+    prepare(&cluster, &node, waits);
+    assert!(shows(["", "gpu.gpushare.io/out-of-service"]), "{}", plugin(&cluster, &["gpus"]));
+}
+
+#[test]
+#[ignore = "needs root, and Kubernetes' programs in KUBE_BIN"]
 fn the_examples_get_what_they_say() {
     // Three GPUs: the scheduler may fill one before it looks for two.
     let Some((cluster, node, runtime)) = cluster(3, false) else { return };

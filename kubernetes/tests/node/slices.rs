@@ -5,6 +5,7 @@ use std::net::{TcpListener, TcpStream};
 
 use gpushare_tests::cluster::{ClusterNode, NEEDS, SOON};
 use gpushare_tests::command::eventually;
+use gpushare_tests::leases::cli;
 use gpushare_tests::needs::met;
 use serde_json::{Value, json};
 
@@ -117,20 +118,108 @@ fn kubelet_learns_the_drivers_name_and_socket_also_while_the_api_server_is_away(
     assert!(node.end_agent(), "it ends in order");
 }
 
+/// The devices that a slice has, each with the keys of its taints.
+fn tainted(node: &ClusterNode) -> Vec<(String, Vec<String>)> {
+    let slice = slice(node);
+    let text = |value: &Value| value.as_str().expect("it is text").to_owned();
+    let keys = |device: &Value| {
+        let taints = device["taints"].as_array().into_iter().flatten();
+        taints
+            .inspect(|taint| assert_eq!(taint["effect"], "NoSchedule"))
+            .map(|taint| text(&taint["key"]))
+            .collect()
+    };
+    let devices = slice["spec"]["devices"].as_array().into_iter().flatten();
+    devices.map(|device| (text(&device["name"]), keys(device))).collect()
+}
+
+const LOST: &str = "gpu.gpushare.io/out-of-service";
+
 #[test]
 #[ignore = "needs root: keeps a quota store"]
-fn a_node_that_lost_its_gpus_shows_none() {
+fn a_gpu_that_is_lost_stays_in_the_slice_with_a_taint_until_it_is_back() {
     if !met(NEEDS) {
         return;
     }
-    let node = crate::node(1);
-    assert_eq!(slice(&node)["spec"]["devices"].as_array().map(Vec::len), Some(1));
+    let mut node = crate::node(2);
+    let before = slice(&node)["spec"]["devices"].clone();
+    let all = |taints: &[&str]| -> Vec<(String, Vec<String>)> {
+        let taints: Vec<String> = taints.iter().map(|key| (*key).to_owned()).collect();
+        let devices = before.as_array().expect("it is a list").iter();
+        devices.map(|device| (device["name"].as_str().expect("a name").to_owned(), taints.clone())).collect()
+    };
     let driver = node.node.proc_driver();
     std::fs::rename(&driver, driver.with_extension("gone")).expect("the module can be unloaded");
-    let has_none = || slice(&node)["spec"]["devices"].as_array().is_none_or(Vec::is_empty);
-    assert!(eventually(SOON, has_none), "{}", slice(&node));
+    assert!(eventually(SOON, || tainted(&node) == all(&[LOST])), "{}", slice(&node));
+    let lost = slice(&node);
+    assert_eq!(lost["spec"]["devices"][0]["attributes"], before[0]["attributes"]);
+    // A new agent keeps to it, and writes nothing anew.
+    node.kill_agent();
+    node.start_agent();
+    let asked = node.api.asked("node-a-gpu.gpushare.io");
+    assert!(eventually(SOON, || node.api.asked("node-a-gpu.gpushare.io") > asked + 1));
+    assert_eq!(slice(&node), lost);
     std::fs::rename(driver.with_extension("gone"), &driver).expect("the module can be loaded");
-    assert!(eventually(SOON, || !has_none()), "{}", slice(&node));
+    assert!(eventually(SOON, || slice(&node)["spec"]["devices"] == before), "{}", slice(&node));
+}
+
+#[test]
+#[ignore = "needs root: keeps a quota store"]
+fn a_gpu_that_is_lost_leaves_the_slice_where_the_api_server_drops_taints() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = crate::node(2);
+    node.api.drop_taints();
+    let both = tainted(&node);
+    let folders = std::fs::read_dir(node.node.proc_driver().join("gpus")).expect("it can be read");
+    let mut folders: Vec<_> = folders.map(|entry| entry.expect("an entry").path()).collect();
+    folders.sort();
+    let information = folders[1].join("information");
+    let whole = std::fs::read(&information).expect("it can be read");
+    std::fs::write(&information, "").expect("the GPU can fall off the bus");
+    assert!(eventually(SOON, || tainted(&node) == both[..1]), "{}", slice(&node));
+    let asked = node.api.asked("node-a-gpu.gpushare.io");
+    let settled = slice(&node);
+    assert!(eventually(SOON, || node.api.asked("node-a-gpu.gpushare.io") > asked + 2));
+    assert_eq!(slice(&node), settled, "nothing is written again and again");
+    std::fs::write(&information, whole).expect("it comes back");
+    assert!(eventually(SOON, || tainted(&node) == both), "{}", slice(&node));
+}
+
+#[test]
+#[ignore = "needs root: keeps a quota store"]
+fn a_gpu_that_the_changed_settings_cordon_gets_a_taint_and_no_container() {
+    if !met(NEEDS) {
+        return;
+    }
+    let mut node = crate::node(2);
+    let gpus = node.gpus();
+    let (open, pid) = (tainted(&node), node.pid());
+    let settings = std::fs::read_to_string(node.config()).expect("it can be read");
+    let write =
+        |node: &ClusterNode, text: &str| std::fs::write(node.config(), text).expect("it can be written");
+    // Mistaken settings change nothing.
+    write(&node, &format!("{settings}\n[quota]\ncordoned = [\"GPU-1\"]\n"));
+    let asked = node.api.asked("node-a-gpu.gpushare.io");
+    assert!(eventually(SOON, || node.api.asked("node-a-gpu.gpushare.io") > asked + 2));
+    assert_eq!(tainted(&node), open);
+    write(&node, &format!("{settings}\n[quota]\ncordoned = [{:?}]\n", gpus[0]));
+    let wanted = || {
+        let mut wanted = open.clone();
+        wanted[0].1 = vec!["gpu.gpushare.io/cordoned".to_owned()];
+        tainted(&node) == wanted
+    };
+    assert!(eventually(SOON, wanted), "{}", slice(&node));
+    assert!(eventually(SOON, || node.kubelet.driver().is_ok()), "kubelet finds the driver again");
+    // Whom the scheduler placed there all the same tolerates the taint.
+    let uid = "0b5c1f6e-8e0f-4c7d-9a51-3f6f2b8f1a10";
+    node.api.claim("tolerant", uid, &[node.share("gpu", 0, "30Gi", "0")], &[]);
+    node.kubelet.prepare("tolerant", uid).expect("it fits");
+    let told = cli(node.config(), &["devices"]).expect_success("gpushare devices").stdout;
+    assert!(told.lines().any(|line| line.contains("cordoned") && line.contains(&gpus[0])), "{told}");
+    assert_eq!(node.pid(), pid);
+    assert!(node.end_agent(), "it ends in order");
 }
 
 #[test]

@@ -101,6 +101,25 @@ fn a_share_goes_to_a_gpu_of_its_pod_where_it_fits_there() {
 }
 
 #[test]
+fn no_new_share_is_given_of_a_cordoned_gpu() {
+    let loads = [load(10, 0), EMPTY, load(40, 0)];
+    let without = |cordoned: &[u32]| Admission {
+        cordoned: cordoned.iter().map(|index| gpu(*index, 80).uuid).collect(),
+        ..Admission::default()
+    };
+    let of = |env: &[&str], cordoned: &[u32]| placed(env, &loads, &without(cordoned));
+    assert_eq!(of(&["GPUSHARE_MEMORY=20GiB"], &[2]), Ok(vec![(0, 20)]));
+    assert_eq!(of(&["GPUSHARE_MEMORY=5GiB", "GPUSHARE_DEVICES=all"], &[2]), Ok(vec![(0, 5), (1, 5)]));
+    assert_eq!(of(&["GPUSHARE_COUNT=1"], &[1, 2]), Ok(vec![(0, 70)]));
+    let named = of(&["GPUSHARE_MEMORY=1GiB", "GPUSHARE_DEVICES=1"], &[1]).unwrap_err();
+    assert!(named.starts_with("GPU 1 (GPU-") && named.contains("quota.cordoned"), "{named}");
+    let all = of(&["GPUSHARE_MEMORY=1GiB"], &[0, 1, 2]).unwrap_err();
+    assert!(all.contains("GPU 0") && all.contains("GPU 2") && all.contains("is cordoned"), "{all}");
+    let many = of(&["GPUSHARE_MEMORY=1GiB", "GPUSHARE_COUNT=3"], &[2]).unwrap_err();
+    assert!(many.contains("has 2 that may be chosen"), "{many}");
+}
+
+#[test]
 fn a_refusal_names_what_was_asked_and_what_is_free() {
     let text = binpack(&["GPUSHARE_MEMORY=20GiB"], &[load(70, 0)]).unwrap_err();
     assert!(text.starts_with("20 GiB requested, 10 GiB free on GPU 0 (GPU-01000000-"), "{text}");

@@ -29,6 +29,8 @@ struct State {
     is_away: bool,
     /// Whether it answers as a proxy does that knows no such path.
     is_proxy: bool,
+    /// Whether it drops taints of devices, as a server does that has their feature off.
+    drops_taints: bool,
     /// Calls of GET by path.
     asked: BTreeMap<String, usize>,
     connections: Vec<TcpStream>,
@@ -92,6 +94,11 @@ impl Api {
     /// Makes it answer 404 to everything, as a proxy does, or no more.
     pub fn set_proxy(&self, is_proxy: bool) {
         self.state().is_proxy = is_proxy;
+    }
+
+    /// Makes it drop taints of devices.
+    pub fn drop_taints(&self) {
+        self.state().drops_taints = true;
     }
 
     /// How often the object at the end of a path was asked for.
@@ -235,8 +242,23 @@ impl State {
         }))
     }
 
+    /// Stores what a client sent, or only says what it would be then.
+    fn take(&mut self, path: &str, mut sent: Value, is_dry: bool) -> Value {
+        for device in sent["spec"]["devices"].as_array_mut().into_iter().flatten() {
+            if self.drops_taints {
+                device.as_object_mut().expect("a device is an object").remove("taints");
+            }
+            for taint in device.get_mut("taints").and_then(Value::as_array_mut).into_iter().flatten() {
+                let taint = taint.as_object_mut().expect("a taint is an object");
+                taint.entry("timeAdded").or_insert_with(|| json!("2026-01-01T00:00:00Z"));
+            }
+        }
+        if is_dry { sent } else { self.store(path, sent) }
+    }
+
     /// Status and body of the answer to a call.
     fn answer(&mut self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
+        let is_dry = path.contains("dryRun=All");
         let path = path.split('?').next().unwrap_or(path);
         if self.is_proxy {
             return (404, json!("404 page not found"));
@@ -255,7 +277,7 @@ impl State {
                 if sent["metadata"]["resourceVersion"] != object["metadata"]["resourceVersion"] {
                     return (409, failure("Conflict", 409));
                 }
-                (200, self.store(path, sent))
+                (200, self.take(path, sent, is_dry))
             }
             ("PATCH", Some(object)) => {
                 let merged = merged(object.clone(), sent());
@@ -267,7 +289,7 @@ impl State {
                 let path = format!("{path}/{name}");
                 match self.objects.contains_key(&path) {
                     true => (409, failure("AlreadyExists", 409)),
-                    false => (201, self.store(&path, sent)),
+                    false => (201, self.take(&path, sent, is_dry)),
                 }
             }
             _ => {
