@@ -289,27 +289,32 @@ fn candidate<'a>(gpu: &'a Gpu, load: GpuLoad, rules: &Admission) -> Result<Candi
 }
 
 /// The GPUs that the request names (all of them, for a count), and how many of them it wants. None of them is
-/// cordoned.
+/// cordoned: a count is met by the others, and whoever names a cordoned one, alone or by `all`, is refused.
 fn named<'a>(
     devices: &Devices,
     gpus: &'a [Gpu],
     cordoned: &BTreeSet<GpuUuid>,
 ) -> Result<(Vec<&'a Gpu>, usize), Refusal> {
-    let open = |among: &dyn Fn(&Gpu) -> bool| {
-        let (closed, open): (Vec<&Gpu>, Vec<&Gpu>) =
-            gpus.iter().filter(|gpu| among(gpu)).partition(|gpu| cordoned.contains(&gpu.uuid));
-        match open.is_empty() && !closed.is_empty() {
-            true => Err(Refusal::Cordoned { place: names(&closed) }),
+    let is_open = |gpu: &&Gpu| !cordoned.contains(&gpu.uuid);
+    let open = |among: Vec<&'a Gpu>| {
+        let open: Vec<&Gpu> = among.iter().copied().filter(is_open).collect();
+        match open.is_empty() && !among.is_empty() {
+            true => Err(Refusal::Cordoned { place: names(&among) }),
             false => Ok(open),
         }
     };
     match devices {
-        Devices::Any(count) => Ok((open(&|_| true)?, usize::from(*count))),
-        Devices::Among(count, of) => Ok((open(&|gpu| of.contains(&gpu.uuid))?, usize::from(*count))),
+        Devices::Any(count) => Ok((open(gpus.iter().collect())?, usize::from(*count))),
+        Devices::Among(count, of) => {
+            let among = gpus.iter().filter(|gpu| of.contains(&gpu.uuid));
+            Ok((open(among.collect())?, usize::from(*count)))
+        }
         Devices::All => {
-            let all = open(&|_| true)?;
-            let wanted = all.len();
-            Ok((all, wanted))
+            let closed: Vec<&Gpu> = gpus.iter().filter(|gpu| !is_open(gpu)).collect();
+            match closed.is_empty() {
+                true => Ok((gpus.iter().collect(), gpus.len())),
+                false => Err(Refusal::Cordoned { place: names(&closed) }),
+            }
         }
         Devices::These(selectors) => {
             let mut found: Vec<&Gpu> = Vec::new();

@@ -109,10 +109,15 @@ fn no_new_share_is_given_of_a_cordoned_gpu() {
     };
     let of = |env: &[&str], cordoned: &[u32]| placed(env, &loads, &without(cordoned));
     assert_eq!(of(&["GPUSHARE_MEMORY=20GiB"], &[2]), Ok(vec![(0, 20)]));
-    assert_eq!(of(&["GPUSHARE_MEMORY=5GiB", "GPUSHARE_DEVICES=all"], &[2]), Ok(vec![(0, 5), (1, 5)]));
     assert_eq!(of(&["GPUSHARE_COUNT=1"], &[1, 2]), Ok(vec![(0, 70)]));
     let named = of(&["GPUSHARE_MEMORY=1GiB", "GPUSHARE_DEVICES=1"], &[1]).unwrap_err();
     assert!(named.starts_with("GPU 1 (GPU-") && named.contains("quota.cordoned"), "{named}");
+    // All is all: nobody gets fewer GPUs than were named.
+    let every = of(&["GPUSHARE_MEMORY=5GiB", "GPUSHARE_DEVICES=all"], &[2]).unwrap_err();
+    assert!(every.starts_with("GPU 2 (GPU-") && every.contains("is cordoned"), "{every}");
+    let gpus: Vec<Gpu> = (0..3).map(|index| gpu(index, 80)).collect();
+    let whole = place(&Request::whole(Devices::All), &gpus, |_| EMPTY, &[], &without(&[2])).unwrap_err();
+    assert_eq!(whole.to_string(), every);
     let all = of(&["GPUSHARE_MEMORY=1GiB"], &[0, 1, 2]).unwrap_err();
     assert!(all.contains("GPU 0") && all.contains("GPU 2") && all.contains("is cordoned"), "{all}");
     let many = of(&["GPUSHARE_MEMORY=1GiB", "GPUSHARE_COUNT=3"], &[2]).unwrap_err();
