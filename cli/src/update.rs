@@ -67,8 +67,8 @@ pub fn update(asked: &Update) -> Result<()> {
         cores: asked.figures.cores.map(Compute::AtMost),
         compute_policy: asked.figures.compute_policy,
         priority: asked.figures.priority,
-        restated: None,
         gpu: asked.device.as_ref().map(|selector| gpu(selector, &lease, &node)).transpose()?,
+        ..Change::default()
     };
     let changed = change_share(&state, &store, &lease, &[change], &node.gpus, &config.quota);
     let (_, new) = changed.with_context(|| format!("cannot update container {}", containers(&lease)))?;

@@ -105,7 +105,9 @@ fn recorded_bundle(folder: &Path) -> io::Result<PathBuf> {
         };
         let record: Value = serde_json::from_slice(&text)?;
         let labels = record["config"]["labels"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        let labelled = labels.filter_map(|label| label.strip_prefix("bundle=")).next();
+        // runc writes annotations as labels too, and its own label after them: an annotation `bundle` is a
+        // tenant's word.
+        let labelled = labels.filter_map(|label| label.strip_prefix("bundle=")).next_back();
         return match record["bundle"].as_str().or(labelled).map(PathBuf::from) {
             Some(path) if path.is_absolute() => Ok(path),
             _ => Err(io::Error::new(ErrorKind::InvalidData, "it names no bundle")),
@@ -123,7 +125,7 @@ pub fn own_annotations(configuration: &Value) -> BTreeMap<String, String> {
 
 /// The longest keys and values of annotations, in bytes, by which a living share is changed: the store keeps
 /// them.
-const LONGEST: usize = 2048;
+pub const LONGEST: usize = 2048;
 
 /// Checks that the store can keep these annotations.
 ///
@@ -214,6 +216,7 @@ mod tests {
     fn a_bundle_is_where_the_low_level_runtime_says() {
         for (name, text, want) in [
             ("state.json", r#"{"config": {"labels": ["a=/b", "bundle=/c"]}}"#, Some("/c")),
+            ("state.json", r#"{"config": {"labels": ["bundle=/tenants", "bundle=/c"]}}"#, Some("/c")),
             ("status", r#"{"bundle": "/c", "rootfs": "/d"}"#, Some("/c")),
             ("state.json", r#"{"bundle": "/c"}"#, Some("/c")),
             ("state.json", r#"{"config": {"labels": []}}"#, None),

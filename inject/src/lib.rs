@@ -39,7 +39,9 @@ pub use allocation::{
 };
 pub use bundle::{Bundle, BundleError};
 pub use cdi::{CdiDevice, CdiSpec, UNFINISHED};
-pub use change::{RestateError, change_share, changes, fit, living_configuration, own_annotations, restate};
+pub use change::{
+    LONGEST, RestateError, change_share, changes, fit, living_configuration, own_annotations, restate,
+};
 pub use claim::{ClaimError, look_up_claim};
 pub use edit::{EditError, lease_of_previous_plan, refuse_previous_plan, take_out_driver};
 pub use fitted::{FitError, Fitted};

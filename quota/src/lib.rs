@@ -43,7 +43,7 @@ pub use lease::{
 pub use ledger::Entry;
 pub use pid_namespace::PidNamespace;
 pub use place::{Admission, GpuLoad, Placement, Refusal, place};
-pub use pod::{Pod, PodContainer};
+pub use pod::{Pod, PodContainer, words};
 pub use refusals::Refused;
 pub use running::Running;
 pub use state::{REGIONS, StateError, StateFolder, is_rootless};

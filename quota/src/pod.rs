@@ -62,8 +62,14 @@ impl fmt::Display for PodContainer {
 
 /// Describes a request for a pod's share in words. Equal requests give equal words, by which the store
 /// compares them. A restarted container asks with the words of its first start, whatever `gpushare update`
-/// made of the lease meanwhile.
-pub(crate) fn words(request: &Request, gpus: &[Gpu]) -> Result<String, Refusal> {
+/// made of the lease meanwhile, and with those of its pod's annotations of now, which [`Change::pod_request`]
+/// has.
+///
+/// [`Change::pod_request`]: crate::Change::pod_request
+///
+/// # Errors
+/// When the request names a GPU that is not there.
+pub fn words(request: &Request, gpus: &[Gpu]) -> Result<String, Refusal> {
     let mut words = match request.mode {
         Mode::Exclusive => "whole GPUs".to_owned(),
         Mode::Share => share(&Share { memory: request.memory, cores: request.cores }),

@@ -48,6 +48,9 @@ pub struct Change {
     pub gpu: Option<GpuUuid>,
     /// The annotations by which it is asked for, to be kept as [`Lease::restated`].
     pub restated: Option<BTreeMap<String, String>>,
+    /// What a restarted container asks for then, as [`crate::words`] has it, where containers of a pod share the
+    /// lease.
+    pub pod_request: Option<String>,
 }
 
 /// The lease after these changes, one after the other, if the node has room for what grows. `load` is what

@@ -93,6 +93,8 @@ async fn prepare(agent: &Arc<Agent>, asked: &Claim) -> Result<Vec<Device>> {
     let (its, of_it) = (name.clone(), claim.clone());
     let devices = spawn_blocking(move || reserve(&reserving, &its, &of_it, &turn)).await??;
     note_consumers(agent, &name, &claim).await?;
+    // The lease may be a new one, to which the annotations have not been applied.
+    agent.stated.lock().await.remove(&name.uid);
     resize::claim::follow(agent, &name, &claim).await;
     Ok(devices)
 }

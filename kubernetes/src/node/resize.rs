@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use gpushare_inject::{
-    RestateError, Settings, change_share, changes, fit, known_allocation, known_node, living_configuration,
-    one_line, open_store, own_annotations, restate,
+    LONGEST, RestateError, Settings, change_share, changes, fit, known_allocation, known_node,
+    living_configuration, one_line, open_store, own_annotations, restate,
 };
 use gpushare_inventory::Node;
-use gpushare_quota::{Change, Lease, PodContainer, Store};
+use gpushare_quota::{Change, Lease, PodContainer, Store, words};
 use gpushare_request::{Request, RequestError, read};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
@@ -37,9 +37,14 @@ pub struct Resizes {
     held: HashMap<i64, Own>,
     /// What was told last of a lease that could not be changed.
     refused: HashMap<i64, String>,
+    /// When leases were looked at.
+    looked: Instant,
     /// When leases are looked at next.
     due: Instant,
 }
+
+/// The time between two looks at least: annotations can be changed faster than leases are read.
+const BETWEEN: Duration = Duration::from_millis(500);
 
 /// What became of one lease.
 struct Outcome {
@@ -53,15 +58,16 @@ impl Resizes {
     /// No pod is known yet.
     pub fn of(agent: &Arc<Agent>) -> Self {
         let (pods, held, refused) = Default::default();
-        Self { agent: Arc::clone(agent), pods, held, refused, due: Instant::now() }
+        let now = Instant::now();
+        Self { agent: Arc::clone(agent), pods, held, refused, looked: now, due: now }
     }
 
     /// What a pod is now.
     pub fn learn(&mut self, pod: &Pod) {
         let Some(uid) = pod.metadata.uid.clone() else { return };
-        let own = own(pod.metadata.annotations.as_ref());
+        let own = cut(own(pod.metadata.annotations.as_ref()));
         if self.pods.insert(uid, own.clone()).is_some_and(|known| known != own) {
-            self.due = Instant::now();
+            self.due = self.due.min(self.looked + BETWEEN);
         }
     }
 
@@ -79,7 +85,8 @@ impl Resizes {
 
     /// Looks at all leases of pods.
     pub async fn look(&mut self) {
-        self.due = Instant::now() + Duration::from_secs(self.agent.options.period.max(1));
+        self.looked = Instant::now();
+        self.due = self.looked + Duration::from_secs(self.agent.options.period.max(1));
         let (agent, pods, held) = (Arc::clone(&self.agent), self.pods.clone(), self.held.clone());
         let looked = spawn_blocking(move || look(&agent, &pods, held));
         let (held, outcomes) = match looked.await.map_err(anyhow::Error::from).and_then(|looked| looked) {
@@ -116,6 +123,22 @@ impl Resizes {
             tell(&self.agent, &subject, reason, &text).await;
         }
     }
+}
+
+/// The first of them up to a few more bytes than [`fit`] takes, which refuses them then as it refuses all: a
+/// pod may have annotations of 256 KiB.
+fn cut(own: Own) -> Own {
+    let mut room = LONGEST + 1;
+    let mut kept = Own::new();
+    for (key, value) in own {
+        if room == 0 {
+            break;
+        }
+        let value: String = value.chars().take(room).collect();
+        room = room.saturating_sub(key.len() + value.len());
+        kept.insert(key, value);
+    }
+    kept
 }
 
 /// gpushare's own annotations of all.
@@ -208,7 +231,11 @@ impl Restated {
         if changes.is_empty() {
             return Ok(None);
         }
-        changes.push(Change { restated: Some(self.wanted.clone()), ..Change::default() });
+        changes.push(Change {
+            restated: Some(self.wanted.clone()),
+            pod_request: Some(words(&after, &node.gpus)?),
+            ..Change::default()
+        });
         let (_, new) = change_share(&agent.state, store, lease, &changes, &node.gpus, settings.admission)?;
         Ok(Some(share(&new)))
     }

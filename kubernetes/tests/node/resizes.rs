@@ -185,3 +185,25 @@ fn a_claims_share_follows_its_annotations_within_what_was_allocated() {
     node.kubelet.unprepare("training", UID).expect("it is given back");
     assert_eq!(node.left(), (0, 0, 0));
 }
+
+#[test]
+#[ignore = "needs root, and runc: runs containers"]
+fn a_container_starts_anew_in_a_pod_whose_one_share_was_changed() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = crate::node(1);
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node.node);
+    let words = |memory: &'static str| [("gpushare.io/memory", memory), ("gpushare.io/scope", "pod")];
+    let before = pod(&node, &words("4GiB"));
+    let first = runtime.run(&before);
+    Report::of(&first, &[]).assert_size(4 * GIB);
+    node.api.annotate_pod("pod", &of(&words("8GiB")));
+    assert!(told(&node, "pod", "GpuShareResized", 1).contains("8 GiB"));
+    let more = words("8GiB");
+    let again = in_pod(Bundle::with_probe(), "pod", "team");
+    let again = more.iter().fold(again, |bundle, (key, value)| bundle.annotation(key, value));
+    let second = runtime.run(&again);
+    Report::of(&second, &[]).assert_size(8 * GIB);
+    assert_eq!(leases(runtime.config()).len(), 1, "both hold one share");
+}

@@ -77,6 +77,8 @@ impl Store {
         write(&narrower(&old, &new)).map_err(limits)?;
         entry.lease =
             Lease { member: entry.lease.member.clone(), others: entry.lease.others.clone(), ..new.clone() };
+        let words = changes.iter().rev().find_map(|one| one.pod_request.clone());
+        entry.pod_request = entry.pod_request.take().map(|held| words.unwrap_or(held));
         // The turn lasts until the file has the new figures too.
         let _turn = match writing.commit() {
             Ok(turn) => turn,

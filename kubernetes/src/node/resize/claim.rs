@@ -61,7 +61,9 @@ pub async fn follow(agent: &Arc<Agent>, name: &ClaimName, found: &ResourceClaim)
     if let Some((reason, text)) = outcome {
         agent.metrics.resized(reason == Reason::Resized);
         tracing::info!(claim = %name, uid = name.uid, text, ?reason, "the claim's annotations changed");
-        tell(agent, &subject, reason, &text).await;
+        // kubelet may be waiting for the claim, and not for the event.
+        let agent = Arc::clone(agent);
+        tokio::spawn(async move { tell(&agent, &subject, reason, &text).await });
     }
 }
 
