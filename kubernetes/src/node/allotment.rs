@@ -105,6 +105,17 @@ pub enum AllotmentError {
         /// What was allocated.
         most: String,
     },
+    /// A limit of compute for a share that was allotted without one: what it would take of the GPU, the
+    /// scheduler has perhaps given to others.
+    #[error(
+        "{key}={value:?}: the scheduler allotted no compute to this share, so it has no limit to lower; ask for cores in the claim"
+    )]
+    ComputeNotAllotted {
+        /// Its key.
+        key: String,
+        /// Its value.
+        value: String,
+    },
     /// Administrative access looks at devices without a share of them.
     #[error("request {request} asks for administrative access, which driver {DRIVER} does not give")]
     Administrative {
@@ -234,7 +245,10 @@ impl AllottedDevice {
                 value: value.clone(),
                 why: why.to_string(),
             })?;
-            if let Some(most) = self.share.cores.filter(|most| cores > *most) {
+            let Some(most) = self.share.cores else {
+                return Err(AllotmentError::ComputeNotAllotted { key, value: value.clone() });
+            };
+            if cores > most {
                 return Err(AllotmentError::AboveAllotment {
                     key,
                     value: value.clone(),
@@ -422,5 +436,34 @@ pub mod tests {
             let request = of(&[result("r", 0, "30Gi", "40")], &configs).request;
             assert_eq!((request.compute_policy, request.priority.level()), want, "{configs:?}");
         }
+    }
+
+    #[test]
+    fn a_sliver_of_a_generous_class_lifts_no_other_share() {
+        let config = |source: &str, request: &str, policy: &str, priority: u8| {
+            json!({"source": source, "requests": [request], "opaque": {"driver": DRIVER, "parameters": {
+                "apiVersion": "gpu.gpushare.io/v1", "kind": "ShareParameters",
+                "computePolicy": policy, "priority": priority}}})
+        };
+        let both = [result("large", 0, "40Gi", "0"), result("sliver", 0, "1Mi", "0")];
+        let premium = config("FromClass", "sliver", "none", 9);
+        for (configs, want) in [
+            (vec![premium.clone()], (ComputePolicy::Fixed, Priority::default().level())),
+            (vec![config("FromClass", "large", "burst", 1), premium.clone()], (ComputePolicy::Burst, 1)),
+            (vec![config("FromClass", "large", "none", 9), premium], (ComputePolicy::None, 9)),
+        ] {
+            let request = of(&both, &configs).request;
+            assert_eq!((request.compute_policy, request.priority.level()), want, "{configs:?}");
+        }
+    }
+
+    #[test]
+    fn annotations_take_no_compute_that_the_scheduler_did_not_allot() {
+        let stated = |value: &str| BTreeMap::from([("gpushare.io/cores".to_owned(), value.to_owned())]);
+        let limited = of(&[result("r", 0, "1Mi", "40")], &[]);
+        assert!(limited.restated(&stated("40")).is_ok() && limited.restated(&stated("41")).is_err());
+        let unlimited = of(&[result("r", 0, "1Mi", "0")], &[]);
+        let error = unlimited.restated(&stated("1")).unwrap_err().to_string();
+        assert!(error.contains("allotted no compute to this share"), "{error}");
     }
 }

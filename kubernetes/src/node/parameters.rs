@@ -41,21 +41,40 @@ struct Written {
 }
 
 impl Parameters {
-    /// The parameters for the shares of these requests. All shares of a claim are one lease, so what is
-    /// stated for one of them holds for all. Of several statements the last one counts; a class's come first.
-    ///
-    /// A class is the administrator's. What a claim says may only be less than what its class says, and on a
-    /// strict node less than the node's default: a lower priority, a stricter policy.
+    /// The parameters for the shares of these requests. All shares of a claim are one lease: the strictest
+    /// policy and the lowest priority of its requests hold for all, or a request for a sliver of a generous
+    /// class would lift the others out of theirs.
     pub fn of(
         allocated: &DeviceAllocationResult,
         requests: &[&str],
+        strict: bool,
+    ) -> Result<Self, ParametersError> {
+        let each = requests.iter().map(|request| Self::of_request(allocated, request, strict));
+        let strictest = |one: Self, other: Self| Self {
+            compute_policy: match looseness(one.compute_policy) <= looseness(other.compute_policy) {
+                true => one.compute_policy,
+                false => other.compute_policy,
+            },
+            priority: one.priority.min(other.priority),
+        };
+        let all: Vec<Self> = each.collect::<Result<_, _>>()?;
+        Ok(all.into_iter().reduce(strictest).unwrap_or_default())
+    }
+
+    /// The parameters for one request. Of several statements the last one counts; a class's come first.
+    ///
+    /// A class is the administrator's. What a claim says may only be less than what its class says, and on a
+    /// strict node less than the node's default: a lower priority, a stricter policy.
+    fn of_request(
+        allocated: &DeviceAllocationResult,
+        request: &str,
         strict: bool,
     ) -> Result<Self, ParametersError> {
         let mut found = Self::default();
         let (mut most_policy, mut most_priority) =
             (strict.then_some(found.compute_policy), strict.then_some(found.priority));
         let is_of_class = |config: &&DeviceAllocationConfiguration| config.source == "FromClass";
-        let all = || allocated.config.iter().flatten().filter(|config| is_for(config, requests));
+        let all = || allocated.config.iter().flatten().filter(|config| is_for(config, request));
         for config in all().filter(is_of_class).chain(all().filter(|config| !is_of_class(config))) {
             let Some(opaque) = config.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER) else {
                 continue;
@@ -104,9 +123,9 @@ fn looseness(policy: ComputePolicy) -> u8 {
     }
 }
 
-/// Whether it is for one of these requests, or for all.
-fn is_for(config: &DeviceAllocationConfiguration, requests: &[&str]) -> bool {
+/// Whether it is for this request, or for all.
+fn is_for(config: &DeviceAllocationConfiguration, request: &str) -> bool {
     let named = config.requests.as_deref().unwrap_or_default();
-    let main = |name: &String| name.split('/').next().is_some_and(|main| requests.contains(&main));
+    let main = |name: &String| name.split('/').next().is_some_and(|main| main == request);
     named.is_empty() || named.iter().any(main)
 }

@@ -285,7 +285,9 @@ fn cores_capacity(rules: &Admission, policy: &Policy) -> DeviceCapacity {
     let percent = |percent: u16| Quantity(percent.to_string());
     let most = rules.cores_percent.min(100);
     let default = policy.default_cores.map_or(0, |cores| u16::from(cores.percent()).min(most));
-    capacity(percent(rules.cores_percent), percent(default), percent(0), Some(percent(most)), percent(1))
+    // Where the node has a default, nobody asks to be without a limit.
+    let least = u16::from(default > 0);
+    capacity(percent(rules.cores_percent), percent(default), percent(least), Some(percent(most)), percent(1))
 }
 
 fn capacity(

@@ -83,7 +83,7 @@ fn a_slice_changes_its_generation_with_its_content_and_not_without() {
     let mut node = crate::node(1);
     let first = slice(&node);
     node.start_agent();
-    let settings = "[request]\ndefault_memory = \"10%\"\n[quota]\nreserve = \"1GiB\"\nmemory_percent = 150";
+    let settings = "[request]\ndefault_memory = \"10%\"\ndefault_cores = \"30%\"\n[quota]\nreserve = \"1GiB\"\nmemory_percent = 150";
     let other = node.node.config_with("other", settings);
     let asked = node.api.asked("node-a-gpu.gpushare.io");
     assert!(eventually(SOON, || node.api.asked("node-a-gpu.gpushare.io") > asked + 1));
@@ -98,6 +98,10 @@ fn a_slice_changes_its_generation_with_its_content_and_not_without() {
         memory,
         json!({"value": "121344Mi", "requestPolicy": {"default": "8Gi", "validRange": range}})
     );
+    // Nobody asks to be without the limit that is the node's default.
+    let cores = slice(&node)["spec"]["devices"][0]["capacity"]["cores"]["requestPolicy"].clone();
+    let range = json!({"min": "1", "max": "100", "step": "1"});
+    assert_eq!(cores, json!({"default": "30", "validRange": range}));
 }
 
 #[test]
