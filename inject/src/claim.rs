@@ -27,7 +27,7 @@ pub enum ClaimError {
     /// The cluster does not let the container's pod use the claim.
     #[error(
         "claim {claim} is not reserved for this pod (UID {uid:?}), as far as the node knows; a pod that shares it is told to the \
-         node within a minute, and is started then"
+         node within seconds, and is started then"
     )]
     ForeignPod {
         /// Namespace and name of the claim.

@@ -28,6 +28,8 @@ use pod::{Found, Noted};
 
 /// Time between two looks at a pod that is not noted yet, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(4));
+/// How long pods are looked at in one go, in turn with what else there is.
+const LOOKS: Duration = Duration::from_secs(2);
 /// How long the claims of one pod may take to be read: others wait meanwhile.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -121,14 +123,19 @@ impl Notes {
     pub async fn look(&mut self) -> Result<()> {
         let now = Instant::now();
         let is_due = |known: &Known| known.due.is_some_and(|(at, _)| at <= now);
-        let mut due: Vec<(bool, String)> = Vec::new();
+        let mut due: Vec<(Duration, bool, String)> = Vec::new();
         for (uid, known) in self.by_uid.iter().filter(|(_, known)| is_due(known)) {
             let has_claims = !pod::claims(&known.pod).is_empty();
-            due.push((has_claims || pod::has_devices(&known.pod), uid.clone()));
+            let pause = known.due.map_or(PAUSES.0, |(_, pause)| pause);
+            due.push((pause, has_claims || pod::has_devices(&known.pod), uid.clone()));
         }
+        // Pods that could not be noted wait behind new ones, and none of them keeps the watch from being read.
         due.sort();
         let node = Node::of(&self.agent, self.by_uid.values().filter(|known| is_due(known))).await;
-        for (_, uid) in due {
+        for (.., uid) in due {
+            if now.elapsed() > LOOKS {
+                break;
+            }
             let Some(known) = self.by_uid.get_mut(&uid) else { continue };
             let name = pod::name(&known.pod);
             let found = timeout(LOOK, node.found(&self.agent, &known.pod)).await;

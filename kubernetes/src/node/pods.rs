@@ -18,6 +18,9 @@ use super::resize::Resizes;
 
 /// Seconds after which the API server ends a watch, and another one begins: less than it may be silent.
 const WATCH: u32 = 15;
+/// How many pods the API server sends at once. A pod may have more than 1 MiB, and takes several times that
+/// while it is read: all of a node at once could be more than the agent may use.
+const PAGE: u32 = 8;
 /// How long to wait after an error.
 const PAUSE: Duration = Duration::from_secs(4);
 
@@ -53,10 +56,17 @@ async fn follow(agent: &Arc<Agent>, presence: &mut Option<Presence>) -> Result<I
     // Pods that have ended hold nothing; one that ends is told as deleted.
     let field =
         format!("spec.nodeName={},status.phase!=Succeeded,status.phase!=Failed", agent.options.node_name);
-    let listed = api.list(&ListParams::default().fields(&field)).await;
-    let listed = listed.context("the API server does not list this node's pods")?;
-    let mut version = listed.metadata.resource_version.unwrap_or_default();
-    listed.items.into_iter().for_each(|pod| pods.learn(pod));
+    let mut page = ListParams::default().fields(&field).limit(PAGE);
+    let mut version = String::new();
+    loop {
+        let listed = api.list(&page).await.context("the API server does not list this node's pods")?;
+        version = listed.metadata.resource_version.unwrap_or(version);
+        listed.items.into_iter().for_each(|pod| pods.learn(pod));
+        match listed.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => break,
+        }
+    }
     if let Some(notes) = &pods.notes {
         notes.forget_others()?;
     }
