@@ -1,6 +1,8 @@
 //! `gpushare inventory refresh`: asks NVML about the GPUs and fits our libraries to the driver, once per
 //! boot, driver version and set of GPUs.
 
+mod nvlink;
+
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -12,6 +14,7 @@ use nvml_wrapper::Nvml;
 
 use crate::table;
 use crate::takeover::take_over;
+use nvlink::Links;
 
 /// Asks NVML and writes the answer into the cache. A creation that finds an earlier version's quota store
 /// calls this too.
@@ -53,8 +56,8 @@ pub fn ask(node: &Node, state: &StateFolder) -> Result<Totals> {
     for gpu in &node.gpus {
         let uuid = gpu.uuid.to_string();
         if gpus.iter().all(|told| told.uuid != uuid) {
-            let (brand, architecture) = ("unknown".to_owned(), String::new());
-            gpus.push(GpuTotals { uuid, memory_bytes: 0, brand, architecture });
+            let (brand, architecture, nvlink_group) = ("unknown".to_owned(), String::new(), String::new());
+            gpus.push(GpuTotals { uuid, memory_bytes: 0, brand, architecture, nvlink_group });
         }
     }
     let totals = Totals {
@@ -77,6 +80,7 @@ pub fn nvml(library: &Path) -> Result<Nvml> {
 fn told(nvml: &Nvml) -> Result<Vec<GpuTotals>> {
     let count = nvml.device_count().context("NVML cannot count the GPUs")?;
     let mut gpus = Vec::new();
+    let mut links = Vec::new();
     let mut failed = None;
     for index in 0..count {
         let opened = nvml.device_by_index(index).and_then(|gpu| Ok((gpu.uuid()?, gpu)));
@@ -95,7 +99,11 @@ fn told(nvml: &Nvml) -> Result<Vec<GpuTotals>> {
         let architecture =
             gpu.cuda_compute_capability().map(|found| format!("{}.{}", found.major, found.minor));
         let architecture = architecture.unwrap_or_default();
-        gpus.push(GpuTotals { uuid, memory_bytes, brand, architecture });
+        links.push(Links::of(&gpu));
+        gpus.push(GpuTotals { uuid, memory_bytes, brand, architecture, nvlink_group: String::new() });
+    }
+    for (gpu, group) in gpus.iter_mut().zip(nvlink::groups(&links)) {
+        gpu.nvlink_group = group;
     }
     // If no GPU could be asked, there is no answer to keep.
     match failed {

@@ -39,6 +39,9 @@ pub struct GpuTotals {
     pub brand: String,
     /// The compute capability, as `9.0`; empty if NVML does not tell.
     pub architecture: String,
+    /// The GPUs that it reaches by NVLink, directly or over others and switches, have the same text here:
+    /// the PCI address of one of them, as `0000:07:00.0`. Empty if it reaches none.
+    pub nvlink_group: String,
 }
 
 /// Why the cache could not be written.

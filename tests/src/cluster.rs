@@ -102,7 +102,15 @@ impl ClusterNode {
     /// When it does not come up.
     #[must_use]
     pub fn start(program: &Path, gpus: usize, settings: Settings) -> Self {
-        let node = SimulatedNode::create(gpus, MODEL, "80GiB");
+        Self::on(SimulatedNode::create(gpus, MODEL, "80GiB"), program, settings)
+    }
+
+    /// The same with a node of one's own.
+    ///
+    /// # Panics
+    /// When the agent does not come up.
+    #[must_use]
+    pub fn on(node: SimulatedNode, program: &Path, settings: Settings) -> Self {
         let config = node.config().to_owned();
         // Short names: a socket's path has at most 107 bytes.
         let scratch = Scratch::new("k");

@@ -247,6 +247,10 @@ fn device(gpu: &Gpu, memory: DeviceMemory, node: &Node, rules: &Admission, polic
             "architecture",
             of_gpu.map(|gpu| gpu.architecture.as_str()).filter(|text| !text.is_empty()).map(text),
         ),
+        (
+            "nvlinkGroup",
+            of_gpu.map(|gpu| gpu.nvlink_group.as_str()).filter(|text| !text.is_empty()).map(text),
+        ),
         ("cudaVersion", totals.and_then(|totals| semantic(&totals.cuda_version)).map(version)),
         (PCI_BUS_ID, place.map(|place| text(&place.pci_bus_id))),
         ("numaNode", place.and_then(|place| place.numa_node).map(number)),

@@ -11,7 +11,12 @@ use std::path::Path;
 
 use gpushare_tests::cluster::{ClusterNode, Settings};
 
+/// The agent.
+fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_gpushare-kube"))
+}
+
 /// A node of `gpus` GPUs of 80 GiB.
 fn node(gpus: usize) -> ClusterNode {
-    ClusterNode::start(Path::new(env!("CARGO_BIN_EXE_gpushare-kube")), gpus, Settings::default())
+    ClusterNode::start(program(), gpus, Settings::default())
 }

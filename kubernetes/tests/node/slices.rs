@@ -3,10 +3,11 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use gpushare_tests::cluster::{ClusterNode, NEEDS, SOON};
+use gpushare_tests::cluster::{ClusterNode, NEEDS, SOON, Settings};
 use gpushare_tests::command::eventually;
 use gpushare_tests::leases::cli;
 use gpushare_tests::needs::met;
+use gpushare_tests::node::{MODEL, SimulatedNode};
 use serde_json::{Value, json};
 
 /// The one slice of the node, once there is one.
@@ -72,6 +73,20 @@ fn a_gpus_cuda_version_and_place_can_be_selected_by() {
         let cuda = attributes(device)["cudaVersion"]["version"].as_str().map(str::to_owned);
         assert!(cuda.is_some_and(|cuda| cuda.split('.').count() == 3), "{}", attributes(device));
     }
+}
+
+#[test]
+#[ignore = "needs root: keeps a quota store"]
+fn gpus_that_nvlink_connects_have_one_group() {
+    if !met(NEEDS) {
+        return;
+    }
+    let linked = SimulatedNode::with(4, MODEL, "80GiB", &["--nvlink", "0,2", "--nvlink", "2,3"]);
+    let node = ClusterNode::on(linked, crate::program(), Settings::default());
+    let slice = slice(&node);
+    let group = |device: usize| slice["spec"]["devices"][device]["attributes"]["nvlinkGroup"].clone();
+    let first = json!({"string": "0000:07:00.0"});
+    assert_eq!([0, 1, 2, 3].map(group), [first.clone(), Value::Null, first.clone(), first]);
 }
 
 #[test]

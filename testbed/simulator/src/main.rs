@@ -51,6 +51,9 @@ struct Create {
     /// UUIDs of the GPUs; drawn if not given
     #[arg(long, value_delimiter = ',')]
     uuids: Vec<GpuUuid>,
+    /// GPUs that are linked by NVLink, each with each, by index (0,1); may be given several times
+    #[arg(long, value_name = "GPU,GPU…", value_parser = node::linked)]
+    nvlink: Vec<u64>,
     /// Model name of every GPU
     #[arg(long, default_value = "NVIDIA H100 80GB HBM3")]
     model: String,

@@ -157,9 +157,20 @@ fn fill(state: &State, create: &Create, cuda: u32) -> Result<()> {
         gpu.cores.store(create.cores.unwrap_or(model::of(&create.model).cores), Ordering::Relaxed);
         gpu.memory.store(create.memory, Ordering::Relaxed);
         gpu.turns.slice.store(slice, Ordering::Relaxed);
+        let linked = create.nvlink.iter().filter(|group| *group & (1 << index) != 0);
+        let ends = linked.fold(0, |ends, group| ends | group) & !(1 << index);
+        gpu.nvlinks.store(ends, Ordering::Relaxed);
     }
     state.gpu_count.store(create.gpus, Ordering::Release);
     Ok(())
+}
+
+/// The GPUs of a list as a set of bits.
+pub fn linked(list: &str) -> Result<u64> {
+    list.split(',').try_fold(0, |all, index| match index.trim().parse::<u32>() {
+        Ok(index) if index < 16 => Ok(all | 1 << index),
+        _ => bail!("{index:?} is not the index of a GPU, 0 to 15"),
+    })
 }
 
 /// Gives `gpu` a random UUID of version 4.

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// First word of a state file; it stands for the layout's name and version.
-pub const MAGIC: u64 = 0x6770_7573_696d_0004;
+pub const MAGIC: u64 = 0x6770_7573_696d_0005;
 /// Most GPUs that a node can have.
 pub const GPUS: usize = 16;
 /// Most processes that can use a node's GPUs at one time.
@@ -154,6 +154,8 @@ pub struct Gpu {
     pub cores: AtomicU32,
     /// 1 if the GPU is excluded: no new process gets it.
     pub excluded: AtomicU32,
+    /// The GPUs at the other ends of its NVLinks, a bit for each index.
+    pub nvlinks: AtomicU64,
     /// Memory in bytes.
     pub memory: AtomicU64,
     /// Lock word that guards the sum of `bytes`.

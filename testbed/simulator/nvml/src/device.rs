@@ -38,6 +38,23 @@ fn pci(device: Handle) -> Result<Pci> {
     })
 }
 
+/// NVML_NVLINK_MAX_LINKS of nvml.h.
+const LINKS: u32 = 18;
+
+/// The index of the GPU at the other end of a GPU's link; `None` where nothing is linked. Links are counted
+/// in the order of the GPUs at their other ends.
+fn linked(device: Handle, link: u32) -> Result<Option<usize>> {
+    let ends = gpu(device)?.nvlinks.load(Ordering::Relaxed);
+    if ends == 0 {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    if link >= LINKS {
+        return Err(Code::INVALID_ARGUMENT);
+    }
+    let ends = (0..u64::BITS).filter(|index| ends & (1 << index) != 0);
+    Ok(ends.map(|index| index as usize).nth(link as usize))
+}
+
 /// Whether `text` is the PCI address of `gpu`, by value: the domain may have four or eight digits or be left
 /// out, and letters may be of either case.
 fn same_address(text: &str, gpu: &Gpu) -> bool {
@@ -174,6 +191,21 @@ exports! {
         gpu(second)?;
         gpu(first)?;
         out.set(i32::from(first == second))
+    }
+
+    fn nvmlDeviceGetNvLinkState(device: Handle, link: u32, out: Out<u32>) {
+        out.set(u32::from(linked(device, link)?.is_some()))
+    }
+
+    fn nvmlDeviceGetNvLinkRemotePciInfo_v2 also nvmlDeviceGetNvLinkRemotePciInfo (device: Handle, link: u32, out: Out<Pci>) {
+        let other = linked(device, link)?.ok_or(Code::NOT_SUPPORTED)?;
+        out.set(pci(node()?.handle(other)?)?)
+    }
+
+    /// Type 0: another GPU.
+    fn nvmlDeviceGetNvLinkRemoteDeviceType(device: Handle, link: u32, out: Out<u32>) {
+        linked(device, link)?.ok_or(Code::NOT_SUPPORTED)?;
+        out.set(0)
     }
 
     /// All GPUs of a node are on one host bridge: level 30.
