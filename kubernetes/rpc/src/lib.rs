@@ -2,6 +2,8 @@
 //! hand after Kubernetes' .proto files, so that a build needs no protocol compiler.
 #![forbid(unsafe_code)]
 
+mod authority;
+
 use std::convert::Infallible;
 use std::fs;
 use std::future::{Future, Ready, ready};
@@ -15,8 +17,8 @@ use http::uri::PathAndQuery;
 use http::{Request, Response};
 use prost::Message;
 use tokio::net::UnixListener;
-use tokio_stream::Stream;
 use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::{Stream, StreamExt};
 use tonic::body::Body;
 use tonic::client::Grpc as Client;
 use tonic::server::{Grpc, NamedService, ServerStreamingService, UnaryService};
@@ -25,6 +27,8 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Code, Status, Streaming};
 use tonic_prost::ProstCodec;
 use tower_service::Service;
+
+use authority::Named;
 
 /// A service whose calls each have one request, and one answer or a stream of them.
 pub trait Calls: Clone + Send + Sync + 'static {
@@ -151,7 +155,8 @@ pub async fn serve(
 ) -> anyhow::Result<()> {
     let listener = listen(socket)?;
     let server = Server::builder().add_routes(services.0);
-    Ok(server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), end).await?)
+    let connections = UnixListenerStream::new(listener).map(|connection| connection.map(Named::of));
+    Ok(server.serve_with_incoming_shutdown(connections, end).await?)
 }
 
 /// Bytes of an answer at most: plugins with an id for each MiB of a GPU make many of them.
