@@ -39,13 +39,19 @@ pub fn programs() -> Option<PathBuf> {
     env::var_os("KUBE_BIN").filter(|folder| !folder.is_empty()).map(PathBuf::from)
 }
 
-/// Why there is no real control plane on this machine; `None` where there is.
-pub(crate) fn missing_programs() -> Option<String> {
-    let Some(folder) = programs() else {
-        return Some(format!("KUBE_BIN names no folder with {}", PROGRAMS.join(", ")));
+/// What a real node needs besides: kubelet, and an engine that applies CDI devices, which Debian's does not.
+const NODE_PROGRAMS: [&str; 3] = ["kubelet", "containerd", "containerd-shim-runc-v2"];
+
+/// Why there is no real control plane on this machine, with a real kubelet if `with_node`; `None` where there
+/// is.
+pub(crate) fn missing_programs(with_node: bool) -> Option<String> {
+    let mut programs = PROGRAMS.to_vec();
+    programs.extend(NODE_PROGRAMS.iter().filter(|_| with_node));
+    let Some(folder) = self::programs() else {
+        return Some(format!("KUBE_BIN names no folder with {}", programs.join(", ")));
     };
     let absent = |program: &&&str| !folder.join(program).exists();
-    let missing = PROGRAMS.iter().find(absent).map(|program| format!("{program} is not in KUBE_BIN"));
+    let missing = programs.iter().find(absent).map(|program| format!("{program} is not in KUBE_BIN"));
     let others = [ETCD, OPENSSL].into_iter().find(|program| !Path::new(program).exists());
     missing.or_else(|| {
         others.map(|program| format!("{program} is missing: apt-get install etcd-server openssl"))
@@ -141,17 +147,10 @@ impl ClusterNode {
     /// Starts the agent.
     pub fn spawn_agent(&mut self) {
         self.kill_agent();
-        let mut command = Command::new(&self.program);
-        command.args(["node", "--node-name", NODE, "--period", &self.settings.period.to_string()]);
-        command.args(engine_arguments(self.settings.engine.as_deref()));
-        if let Some(address) = self.settings.metrics {
-            command.arg(format!("--metrics-address={address}"));
-        }
-        command.arg("--kubelet-dir").arg(&self.kubelet.root).arg("--cdi-dir").arg(&self.kubelet.cdi);
         let kubeconfig = self.settings.kubeconfig.clone().unwrap_or_else(|| self.api.kubeconfig());
-        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-        command.env("GPUSHARE_CONFIG", &self.config).env("KUBECONFIG", kubeconfig);
-        command.stdin(Stdio::null());
+        let settings = Settings { kubeconfig: Some(kubeconfig), ..self.settings.clone() };
+        let mut command =
+            agent(&self.program, &self.config, &self.kubelet.root, &self.kubelet.cdi, &settings);
         self.agent = Some(command.spawn().expect("the agent can be started"));
     }
 
@@ -226,6 +225,23 @@ impl ClusterNode {
     }
 }
 
+/// How the agent `program` is called on a node with the settings file `config`, whose kubelet has the folder
+/// `kubelet` and whose engine looks for CDI files in `cdi`.
+#[must_use]
+pub fn agent(program: &Path, config: &Path, kubelet: &Path, cdi: &Path, settings: &Settings) -> Command {
+    let mut command = Command::new(program);
+    command.args(["node", "--node-name", NODE, "--period", &settings.period.to_string()]);
+    command.args(engine_arguments(settings.engine.as_deref()));
+    if let Some(address) = settings.metrics {
+        command.arg(format!("--metrics-address={address}"));
+    }
+    command.arg("--kubelet-dir").arg(kubelet).arg("--cdi-dir").arg(cdi);
+    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("GPUSHARE_CONFIG", config);
+    command.envs(settings.kubeconfig.as_ref().map(|file| ("KUBECONFIG", file)));
+    command.stdin(Stdio::null());
+    command
+}
+
 fn engine_arguments(socket: Option<&Path>) -> Vec<OsString> {
     match socket {
         Some(socket) => vec!["--engine-socket".into(), socket.into()],
@@ -239,7 +255,11 @@ fn agents(config: &Path) -> PathBuf {
 }
 
 /// A copy of the settings that says where gpushare's programs are: not beside the agent of a test build.
-fn beside_the_release(config: &Path) -> PathBuf {
+///
+/// # Panics
+/// When it cannot be written.
+#[must_use]
+pub fn beside_the_release(config: &Path) -> PathBuf {
     let text = fs::read_to_string(config).expect("the settings can be read");
     let libraries = artifacts::library("libcuda.so.1");
     let libraries = libraries.parent().expect("it lies in a folder");

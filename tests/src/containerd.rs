@@ -1,6 +1,5 @@
 //! A private containerd, with all its files in a temporary folder.
 
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -20,6 +19,7 @@ pub const WITHOUT_CRI: &str = "disabled_plugins = [\"io.containerd.grpc.v1.cri\"
 pub struct Containerd {
     // The order is that of dropping: the daemon stops before its folder goes.
     daemon: Daemon,
+    program: PathBuf,
     config: PathBuf,
     view: View,
     scratch: Scratch,
@@ -33,6 +33,16 @@ impl Containerd {
     /// When it does not come up; its log is in the message.
     #[must_use]
     pub fn start(config: &Path, view: View, settings: &str) -> Self {
+        Self::of(Path::new("/usr/bin/containerd"), config, view, settings)
+    }
+
+    /// The same with another containerd than Debian's. It finds Debian's shim, unless its settings name
+    /// another one.
+    ///
+    /// # Panics
+    /// As [`Containerd::start`].
+    #[must_use]
+    pub fn of(program: &Path, config: &Path, view: View, settings: &str) -> Self {
         let scratch = Scratch::new("containerd");
         let base = scratch.path().display();
         let text = format!(
@@ -41,8 +51,8 @@ impl Containerd {
              [plugins.\"io.containerd.internal.v1.opt\"]\npath = \"{base}/opt\"\n"
         );
         scratch.file("containerd.toml", text);
-        let daemon = daemon(&scratch, config, view);
-        Self { daemon, config: config.to_owned(), view, scratch }
+        let daemon = daemon(program, &scratch, config, view);
+        Self { daemon, program: program.to_owned(), config: config.to_owned(), view, scratch }
     }
 
     /// The folder of all its files, which others may use for theirs.
@@ -98,7 +108,7 @@ impl Containerd {
     /// # Panics
     /// When it does not come up; its log is in the message.
     pub fn start_again(&mut self) {
-        self.daemon = daemon(&self.scratch, &self.config, self.view);
+        self.daemon = daemon(&self.program, &self.scratch, &self.config, self.view);
     }
 }
 
@@ -116,8 +126,8 @@ fn socket(scratch: &Scratch) -> PathBuf {
     scratch.path().join("containerd.sock")
 }
 
-fn daemon(scratch: &Scratch, config: &Path, view: View) -> Daemon {
-    let mut containerd = view.command(OsStr::new("/usr/bin/containerd"));
+fn daemon(program: &Path, scratch: &Scratch, config: &Path, view: View) -> Daemon {
+    let mut containerd = view.command(program.as_os_str());
     environment(&mut containerd, config).arg("--config").arg(scratch.path().join("containerd.toml"));
     let mut client = Command::new("/usr/bin/ctr");
     client.arg("--address").arg(socket(scratch)).args(["--connect-timeout", "1s", "version"]);

@@ -42,12 +42,14 @@ pub enum Need {
     /// Kubernetes' own programs in the folder that `KUBE_BIN` names, etcd and openssl; no machine has to have
     /// them.
     Kubernetes,
+    /// The same with kubelet and containerd 2 in that folder; no machine has to have them.
+    Kubelet,
 }
 
 impl Need {
     /// Whether no machine has to have it.
     fn is_rare(self) -> bool {
-        matches!(self, Self::Youki | Self::Kubernetes)
+        matches!(self, Self::Youki | Self::Kubernetes | Self::Kubelet)
     }
 
     /// Why this need is not met, or `None`.
@@ -84,7 +86,8 @@ impl Need {
             // The set-up makes this file last.
             Self::Images => (!crate::distribution::packages().join("musl.made-from").exists())
                 .then(|| "no packages for images: run tests/setup/images.sh".to_owned()),
-            Self::Kubernetes => crate::cluster::missing_programs(),
+            Self::Kubernetes => crate::cluster::missing_programs(false),
+            Self::Kubelet => crate::cluster::missing_programs(true),
         }
     }
 }

@@ -33,7 +33,7 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Starts it from the programs in `folder`.
+    /// Starts it from the programs in `folder`. It has no node yet.
     pub fn start(folder: &Path) -> Self {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime can be made");
         let scratch = Scratch::new("kube");
@@ -87,7 +87,6 @@ impl ControlPlane {
             command.arg(option("--cert-dir=", &certificates));
             this.spawn(name, command);
         }
-        this.add_node();
         this
     }
 
@@ -135,6 +134,11 @@ impl ControlPlane {
         self.try_call("DELETE", path, Some(&now)).unwrap_or_else(|why| panic!("DELETE {path}: {why}"));
     }
 
+    /// Deletes an object as its owner does: a pod is there until kubelet has ended it.
+    pub fn end(&self, path: &str) {
+        self.try_call("DELETE", path, None).unwrap_or_else(|why| panic!("DELETE {path}: {why}"));
+    }
+
     /// One call as the administrator.
     pub fn try_call(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, String> {
         let body = body.map(|body| serde_json::to_vec(body).expect("it is JSON")).unwrap_or_default();
@@ -145,7 +149,7 @@ impl ControlPlane {
     }
 
     /// The node, as kubelet would have registered it.
-    fn add_node(&self) {
+    pub fn add_node(&self) {
         let metadata = json!({"name": NODE, "labels": {"gpushare.io/node": "true"}});
         let mut node =
             self.post("/api/v1/nodes", &json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata}));

@@ -2,6 +2,8 @@
 //! the folder of their programs; few machines have them.
 
 mod control_plane;
+mod real_node;
+mod worker;
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -32,12 +34,8 @@ fn cluster(gpus: usize, is_strict: bool) -> Option<(ControlPlane, ClusterNode, R
     if !met(NEEDS) {
         return None;
     }
-    let folder = programs()?;
-    let cluster = ControlPlane::start(&folder);
-    for file in ["namespace", "rbac", "policy", "device-class"] {
-        apply(&cluster, &format!("{file}.yaml"));
-    }
-    cluster.post("/api/v1/namespaces", &json!({"metadata": {"name": "team"}}));
+    let cluster = control_plane(&programs()?);
+    cluster.add_node();
     let settings = Settings { kubeconfig: Some(cluster.kubeconfig_of_agent()), ..Settings::default() };
     let mut node = ClusterNode::start(Path::new(env!("CARGO_BIN_EXE_gpushare-kube")), gpus, settings);
     let policy = format!("[request]\nstrict = {is_strict}\nenv_ceiling = \"100%\"\nkubelet = \"refuse\"\n");
@@ -51,6 +49,16 @@ fn cluster(gpus: usize, is_strict: bool) -> Option<(ControlPlane, ClusterNode, R
     assert!(eventually(SOON, shown), "{}", cluster.get(&slices));
     let runtime = Runtime::with_config(LowLevel::Runc, &config).in_view(LowLevel::Runc.view());
     Some((cluster, node, runtime))
+}
+
+/// A cluster with what is applied once, and a namespace of a team.
+fn control_plane(programs: &Path) -> ControlPlane {
+    let cluster = ControlPlane::start(programs);
+    for file in ["namespace", "rbac", "policy", "device-class"] {
+        apply(&cluster, &format!("{file}.yaml"));
+    }
+    cluster.post("/api/v1/namespaces", &json!({"metadata": {"name": "team"}}));
+    cluster
 }
 
 /// Makes the objects of one of the manifests, as `kubectl apply` does.
@@ -246,7 +254,7 @@ fn the_examples_get_what_they_say() {
     let Some((cluster, node, runtime)) = cluster(3, false) else { return };
     let files = ["claim-template", "shared-claim", "two-gpus", "extended-resource"];
     for file in files {
-        example(&cluster, file);
+        example(&cluster, file, without_class);
     }
     let pods = ["training", "pair", "two-gpus", "default-share"];
     for name in pods {
@@ -344,7 +352,7 @@ fn a_share_of_another_driver_is_held_and_a_pod_without_any_gets_nothing() {
     let pool = json!({"name": NODE, "generation": 1, "resourceSliceCount": 1});
     let spec = json!({"driver": "gpu.nvidia.com", "nodeName": NODE, "pool": pool, "devices": [device]});
     cluster.post(&format!("{GROUP}/resourceslices"), &json!({"metadata": {"name": "nvidias"}, "spec": spec}));
-    example(&cluster, "nvidia-share");
+    example(&cluster, "nvidia-share", without_class);
     assert!(eventually(SOON, || is_bound(&cluster, "nvidia-share")), "{}", why(&cluster, "nvidia-share"));
     let bundle = container_of(&cluster, "nvidia-share")
         .env("NVIDIA_VISIBLE_DEVICES", "void")
@@ -364,17 +372,23 @@ fn a_share_of_another_driver_is_held_and_a_pod_without_any_gets_nothing() {
     assert!(refused.line().contains("kubelet allocated none"), "{}", refused.line());
 }
 
-/// Makes the objects of an example in the namespace `team`.
-fn example(cluster: &ControlPlane, file: &str) {
+/// Makes the objects of an example in the namespace `team`, and its pod with this change.
+fn example(cluster: &ControlPlane, file: &str, change: impl Fn(&Value) -> Value) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/examples").join(format!("{file}.yaml"));
     let text = fs::read_to_string(&path).expect("it can be read");
     for document in text.split("\n---\n") {
         let mut object: Value = serde_saphyr::from_str(document).expect("it is YAML");
         object["metadata"]["namespace"] = json!("team");
-        // The class is a matter of the node; no such object is made here.
-        if let Some(spec) = object["spec"].as_object_mut() {
-            spec.remove("runtimeClassName");
+        if object["kind"] == "Pod" {
+            object = change(&object);
         }
         cluster.post(&collection(&object), &object);
     }
+}
+
+/// A pod under the default runtime. The class is a matter of the node, of which a simulated one has none.
+fn without_class(pod: &Value) -> Value {
+    let mut pod = pod.clone();
+    pod["spec"]["runtimeClassName"] = Value::Null;
+    pod
 }

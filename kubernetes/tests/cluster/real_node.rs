@@ -1,0 +1,188 @@
+//! Pods that a real kubelet runs: from the scheduler to the container's own view, and back.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use gpushare_tests::cluster::programs;
+use gpushare_tests::command::eventually;
+use gpushare_tests::image::IMAGE;
+use gpushare_tests::needs::{Need, met};
+use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
+use serde_json::{Value, json};
+
+use crate::control_plane::ControlPlane;
+use crate::worker::{Worker, states};
+use crate::{CLAIMS, PODS, claim, example, uid, why};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox, Need::Kubelet];
+/// How long a pod may take until its containers run or have ended.
+const SOON: Duration = Duration::from_secs(60);
+
+/// A cluster of one node with `gpus` GPUs of 80 GiB; `None` where no programs are named.
+fn cluster(gpus: usize, settings: &str) -> Option<(ControlPlane, Worker)> {
+    if !met(NEEDS) {
+        return None;
+    }
+    let folder = programs()?;
+    let cluster = crate::control_plane(&folder);
+    let class = include_str!("../../../packaging/runtimeclass.yaml");
+    let class: Value = serde_saphyr::from_str(class).expect("it is YAML");
+    cluster.post("/apis/node.k8s.io/v1/runtimeclasses", &class);
+    let worker = Worker::start(&cluster, &folder, gpus, settings);
+    Some((cluster, worker))
+}
+
+/// Changes a pod so that this machine can run it: on the node's network, from the image that is there, with
+/// containers that print what they see of the GPU, allocate `sizes`, and stay.
+fn on_this_machine(pod: &Value, sizes: &[&str]) -> Value {
+    let mut pod = pod.clone();
+    pod["spec"]["hostNetwork"] = json!(true);
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(1);
+    pod["spec"]["automountServiceAccountToken"] = json!(false);
+    let sizes: String = sizes.iter().map(|size| format!(" --allocate {size}")).collect();
+    let script = format!("/bin/gpushare-simulator probe --json{sizes}; exec sleep 1000");
+    for container in pod["spec"]["containers"].as_array_mut().expect("a pod has containers") {
+        container["image"] = json!(IMAGE);
+        container["imagePullPolicy"] = json!("Never");
+        container["command"] = json!(["/bin/sh", "-c", script]);
+    }
+    pod
+}
+
+fn object(cluster: &ControlPlane, pod: &str) -> Value {
+    cluster.get(&format!("{PODS}/{pod}"))
+}
+
+/// Waits until all containers of the pod run.
+fn assert_runs(cluster: &ControlPlane, worker: &Worker, pod: &str) {
+    let runs = || {
+        let states = states(&object(cluster, pod));
+        !states.is_empty() && states.iter().all(|(_, state)| !state["running"].is_null())
+    };
+    let said =
+        || format!("{pod}: {} {}\n{}", why(cluster, pod), object(cluster, pod)["status"], worker.logs());
+    assert!(eventually(SOON, runs), "{}", said());
+}
+
+/// What the container saw.
+fn report(cluster: &ControlPlane, worker: &Worker, pod: &str, container: &str) -> Report {
+    let uid = uid(cluster, &format!("{PODS}/{pod}"));
+    let printed = || worker.printed(&uid, pod, container);
+    assert!(eventually(SOON, || printed().contains('}')), "{pod}: {:?}\n{}", printed(), worker.logs());
+    Report::parse(&printed())
+}
+
+#[test]
+#[ignore = "needs root, and Kubernetes' programs with kubelet in KUBE_BIN"]
+fn a_real_kubelet_runs_what_fits_and_the_fifth_pod_when_one_has_ended() {
+    let Some((cluster, mut worker)) = cluster(2, "[request]\nstrict = true\n") else { return };
+    let names = ["a", "b", "c", "d", "e"];
+    for name in names {
+        cluster.post(CLAIMS, &claim(name, "30Gi"));
+        let mut pod = on_this_machine(&crate::pod(name), &["31GiB", "29GiB"]);
+        // With the runtime, and without it by the hooks of the claim's CDI file.
+        if matches!(name, "a" | "c" | "e") {
+            pod["spec"]["runtimeClassName"] = json!("gpushare");
+        }
+        cluster.post(PODS, &pod);
+        if name != "e" {
+            assert_runs(&cluster, &worker, name);
+        }
+    }
+    for name in &names[..4] {
+        let report = report(&cluster, &worker, name, "main");
+        report.assert_size(30 * GIB);
+        assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS], "{name}");
+    }
+    assert_eq!(worker.held(), [30 * GIB; 4]);
+    let waits = || why(&cluster, "e").contains("cannot allocate all claims");
+    assert!(eventually(SOON, waits), "{}", why(&cluster, "e"));
+    // Neither kubelet's death nor its return takes or gives anything.
+    worker.kill_kubelet();
+    assert_eq!(worker.held(), [30 * GIB; 4]);
+    worker.start_kubelet(&cluster);
+    assert_runs(&cluster, &worker, "a");
+    assert_eq!(worker.held(), [30 * GIB; 4]);
+    cluster.end(&format!("{PODS}/b"));
+    cluster.end(&format!("{CLAIMS}/b"));
+    let is_gone = || cluster.try_call("GET", &format!("{PODS}/b"), None).is_err();
+    assert!(eventually(SOON, is_gone), "{}", object(&cluster, "b"));
+    let ended = Instant::now();
+    assert_runs(&cluster, &worker, "e");
+    println!("the fifth pod runs {:?} after another one ended", ended.elapsed());
+    report(&cluster, &worker, "e", "main").assert_size(30 * GIB);
+    for name in ["a", "c", "d", "e"] {
+        cluster.delete(&format!("{PODS}/{name}"));
+    }
+    worker.assert_empty();
+}
+
+#[test]
+#[ignore = "needs root, and Kubernetes' programs with kubelet in KUBE_BIN"]
+fn a_real_kubelet_runs_the_examples_and_tells_of_a_gpu_that_fails() {
+    let Some((cluster, worker)) = cluster(3, "") else { return };
+    for file in ["claim-template", "shared-claim", "two-gpus", "extended-resource"] {
+        example(&cluster, file, |pod| on_this_machine(pod, &[]));
+    }
+    for (pod, containers, memory, devices) in [
+        ("training", &["main"][..], 30, &[1][..]),
+        ("pair", &["server", "worker"], 30, &[1, 1]),
+        ("two-gpus", &["both", "one"], 20, &[2, 1]),
+        ("default-share", &["main"], 20, &[1]),
+    ] {
+        assert_runs(&cluster, &worker, pod);
+        for (container, devices) in containers.iter().zip(devices) {
+            let report = report(&cluster, &worker, pod, container);
+            report.assert_size(memory * GIB);
+            assert_eq!(report.number("devices"), *devices, "{pod} {container}");
+        }
+    }
+    assert_eq!(worker.left().0, 4, "the pair holds one");
+    // kubelet says in the pod's status that its GPU works, and why it does not any more.
+    let health = || {
+        let pod = object(&cluster, "training");
+        pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"][0]["resources"][0].clone()
+    };
+    assert!(eventually(SOON, || health()["health"] == "Healthy"), "{}\n{}", health(), worker.logs());
+    fall_off(&worker.node.proc_driver());
+    assert!(eventually(SOON, || health()["health"] == "Unhealthy"), "{}\n{}", health(), worker.logs());
+    println!("in the pod's status: {}", health());
+}
+
+/// All GPUs fall off the bus.
+fn fall_off(driver: &Path) {
+    for gpu in fs::read_dir(driver.join("gpus")).expect("the driver shows its GPUs") {
+        fs::write(gpu.expect("an entry").path().join("information"), "").expect("it can be written");
+    }
+}
+
+#[test]
+#[ignore = "needs root, and Kubernetes' programs with kubelet in KUBE_BIN"]
+fn a_real_kubelets_word_stops_who_asks_by_variables_alone() {
+    let settings = "[request]\nstrict = true\nenv_ceiling = \"100%\"\nkubelet = \"refuse\"\n";
+    let Some((cluster, worker)) = cluster(1, settings) else { return };
+    let mut thief = on_this_machine(&crate::pod("thief"), &[]);
+    thief["spec"]["resourceClaims"] = Value::Null;
+    thief["spec"]["runtimeClassName"] = json!("gpushare");
+    thief["spec"]["restartPolicy"] = json!("Never");
+    thief["spec"]["containers"][0]["resources"] = Value::Null;
+    thief["spec"]["containers"][0]["env"] = json!([
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, {"name": "GPUSHARE_MEMORY", "value": "60GiB"}]);
+    cluster.post(PODS, &thief);
+    let message = || {
+        let states = states(&object(&cluster, "thief"));
+        states.first().map(|(_, state)| state["terminated"]["message"].clone()).unwrap_or_default()
+    };
+    assert!(eventually(SOON, || message().is_string()), "{}\n{}", object(&cluster, "thief"), worker.logs());
+    println!("the thief: {}", message());
+    assert!(message().as_str().is_some_and(|text| text.contains("kubelet")), "{}", message());
+    assert_eq!(worker.left().0, 0);
+    // The pod beside it, with a claim, gets what the scheduler allotted.
+    cluster.post(CLAIMS, &claim("honest", "30Gi"));
+    let mut honest = on_this_machine(&crate::pod("honest"), &[]);
+    honest["spec"]["runtimeClassName"] = json!("gpushare");
+    cluster.post(PODS, &honest);
+    assert_runs(&cluster, &worker, "honest");
+    report(&cluster, &worker, "honest", "main").assert_size(30 * GIB);
+}
