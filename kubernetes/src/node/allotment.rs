@@ -44,8 +44,8 @@ pub enum AllotmentError {
     NotAllocated,
     /// The claim names a device that this node does not have.
     #[error(
-        "device {device} is not on this node any more (`gpushare devices`); delete the pod and the claim, so that it is \
-         scheduled anew"
+        "device {device} is not on this node, or its driver does not show it (`gpushare devices`); where the GPU is gone for good, \
+         delete the pod and the claim, so that it is scheduled anew"
     )]
     NoSuchDevice {
         /// Name of the device in its pool.
@@ -71,6 +71,19 @@ pub enum AllotmentError {
         capacity: &'static str,
         /// The amount as written.
         amount: String,
+    },
+    /// Shares of one GPU that only fit next to each other.
+    #[error(
+        "the scheduler gave the claim {shares} shares of GPU {gpu}, {sum} in all, which is more than one container can have of it; \
+         ask for different GPUs by the claim's constraint distinctAttribute: {DRIVER}/uuid, then delete pod and claim"
+    )]
+    OneGpu {
+        /// How many they are.
+        shares: usize,
+        /// The GPU's UUID.
+        gpu: GpuUuid,
+        /// What they have together.
+        sum: DeviceMemory,
     },
     /// An annotation of the claim that says nothing about its shares.
     #[error(
@@ -156,6 +169,16 @@ impl Allotment {
                 share,
                 share_id: result.share_id.clone(),
             });
+        }
+        for gpu in gpus {
+            let count = devices.iter().filter(|device| device.gpu == gpu.uuid).count();
+            let sum = shares.get(&gpu.uuid).map(|share| share.memory);
+            if let (Some(MemoryRequest::Bytes(sum)), Some(whole)) = (sum, gpu.memory)
+                && sum > whole
+                && count > 1
+            {
+                return Err(AllotmentError::OneGpu { shares: count, gpu: gpu.uuid, sum });
+            }
         }
         let requests: Vec<&str> = devices.iter().map(AllottedDevice::request).collect();
         let parameters = Parameters::of(allocated, &requests, strict)?;
@@ -288,8 +311,8 @@ fn one(result: &DeviceRequestAllocationResult, gpus: &[Gpu]) -> Result<(GpuUuid,
         Ok::<_, AllotmentError>((kubernetes_quantity(amount), malformed))
     };
     let (bytes, malformed) = stated(MEMORY)?;
-    let is_sound = |bytes: &u64| *bytes > 0 && bytes.is_multiple_of(1 << 20);
-    let memory = bytes.filter(is_sound).map(DeviceMemory::from_bytes).ok_or(malformed)?;
+    let whole = bytes.map(|bytes| bytes >> 20 << 20).filter(|bytes| *bytes > 0);
+    let memory = whole.map(DeviceMemory::from_bytes).ok_or(malformed)?;
     let (percent, malformed) = stated(CORES)?;
     let cores = match percent {
         Some(0) => None, // nothing of it is consumed: compute has no limit
@@ -396,6 +419,29 @@ pub mod tests {
             assert!(matches!(&allotment.request.devices, Devices::These(list) if list.len() == count));
             assert_eq!(allotment.devices.len(), results.len());
         }
+    }
+
+    #[test]
+    fn what_is_no_whole_mebibyte_is_rounded_down() {
+        let mebibytes = |memory: &str| of(&[result("r", 0, memory, "0")], &[]).request.on(gpu(0).uuid).memory;
+        for (memory, want) in [("1500M", 1430), ("1Mi", 1), ("2097151", 1), ("1Gi", 1024)] {
+            assert_eq!(
+                mebibytes(memory),
+                MemoryRequest::Bytes(DeviceMemory::from_bytes(want << 20)),
+                "{memory}"
+            );
+        }
+    }
+
+    #[test]
+    fn shares_that_no_container_could_have_of_one_gpu_are_told_with_the_remedy() {
+        let results = [result("r", 0, "50Gi", "0"), result("s", 0, "50Gi", "0"), result("t", 1, "1Gi", "0")];
+        let claim =
+            json!({"metadata": {}, "spec": {}, "status": {"allocation": {"devices": {"results": results}}}});
+        let claim = serde_json::from_value(claim).expect("it is a claim");
+        let error = Allotment::of(&claim, "node", &[gpu(0), gpu(1)], false).unwrap_err().to_string();
+        assert!(error.contains("2 shares of GPU") && error.contains("100 GiB in all"), "{error}");
+        assert!(error.contains("distinctAttribute: gpu.gpushare.io/uuid"), "{error}");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::Api;
-use kube::api::{ObjectMeta, PostParams};
+use kube::api::{ListParams, ObjectMeta, PostParams};
 use tokio::task::spawn_blocking;
 
 use super::metrics::number;
@@ -64,8 +64,7 @@ pub async fn publish(agent: &Arc<Agent>) -> Result<()> {
     let shown = spawn_blocking(move || Shown::of(&read)).await??;
     agent.metrics.gpus.set(number(shown.devices.len()));
     let api = Api::<ResourceSlice>::all(agent.api.clone());
-    let node = &agent.options.node_name;
-    let known = api.get_opt(&format!("{node}-{DRIVER}")).await.context("cannot read the ResourceSlice")?;
+    let known = own(agent, &api).await.context("cannot read the ResourceSlice")?;
     let old = known.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).cloned().collect::<Vec<_>>();
     let wanted = shown.beside(&old);
     let mut published = agent.published.lock().await;
@@ -100,6 +99,19 @@ pub async fn publish(agent: &Arc<Agent>) -> Result<()> {
     Ok(())
 }
 
+/// The node's slice, by what it says and not by its name: whoever may write slices of another node may take
+/// any name.
+async fn own(agent: &Agent, api: &Api<ResourceSlice>) -> Result<Option<ResourceSlice>, kube::Error> {
+    let node = &agent.options.node_name;
+    let fields = format!("spec.nodeName={node},spec.driver={DRIVER}");
+    let listed = api.list(&ListParams::default().fields(&fields)).await?;
+    let is_own = |slice: &ResourceSlice| {
+        let spec = &slice.spec;
+        spec.driver == DRIVER && spec.node_name.as_ref() == Some(node) && spec.pool.name == *node
+    };
+    Ok(listed.items.into_iter().find(is_own))
+}
+
 /// Whether a call changes anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
@@ -125,14 +137,25 @@ async fn write(
             let generation = known.spec.pool.generation + 1;
             let slice =
                 ResourceSlice { metadata: known.metadata, spec: spec(node, generation, devices.to_vec()) };
+            let name = slice.metadata.name.clone().unwrap_or_default();
             api.replace(&name, &params, &slice).await.context("cannot write the ResourceSlice")?
         }
         None => {
             let owner = owner(agent).await.context("cannot read the cluster's node")?;
-            let metadata =
-                ObjectMeta { name: Some(name), owner_references: Some(vec![owner]), ..ObjectMeta::default() };
-            let slice = ResourceSlice { metadata, spec: spec(node, 0, devices.to_vec()) };
-            api.create(&params, &slice).await.context("cannot make the ResourceSlice")?
+            let owner_references = Some(vec![owner]);
+            let metadata = ObjectMeta { name: Some(name.clone()), owner_references, ..ObjectMeta::default() };
+            let mut slice = ResourceSlice { metadata, spec: spec(node, 0, devices.to_vec()) };
+            let made = match api.create(&params, &slice).await {
+                // Another node's slice has the name.
+                Err(kube::Error::Api(status)) if status.code == 409 => {
+                    tracing::warn!(name, "another node's ResourceSlice has this node's name");
+                    slice.metadata.name = None;
+                    slice.metadata.generate_name = Some(format!("{name}-"));
+                    api.create(&params, &slice).await
+                }
+                made => made,
+            };
+            made.context("cannot make the ResourceSlice")?
         }
     };
     Ok(written.spec.devices.unwrap_or_default())
@@ -269,7 +292,11 @@ fn device(gpu: &Gpu, memory: DeviceMemory, node: &Node, rules: &Admission, polic
     }
 }
 
-/// The memory that all shares together may have, in steps of 1 MiB. One share has at most what is one GPU's.
+/// The memory that all shares together may have. One share has at most what is one GPU's.
+///
+/// There is no step: the scheduler of 1.36 rounds a request up to the next one without looking whether the sum
+/// still is a number. 8Ei became -8Ei, which fits, and makes room on the GPU for whoever comes next. What is
+/// no whole MiB is rounded down here.
 fn memory_capacity(memory: DeviceMemory, rules: &Admission, policy: &Policy) -> DeviceCapacity {
     let whole = |memory: DeviceMemory| memory.bytes() / MIB * MIB;
     let (all, most) =
@@ -280,7 +307,7 @@ fn memory_capacity(memory: DeviceMemory, rules: &Admission, policy: &Policy) -> 
         Some(MemoryRequest::Rest) | None => most / DEFAULT_PART,
     };
     let default = stated.next_multiple_of(MIB).clamp(MIB, most.max(MIB));
-    capacity(bytes(all), bytes(default), bytes(MIB), Some(bytes(most.max(MIB))), bytes(MIB))
+    capacity(bytes(all), bytes(default), bytes(MIB), bytes(most.max(MIB)), None)
 }
 
 /// Compute in percent. A share that states none gets the node's default. Where that is none, it has no limit
@@ -291,17 +318,18 @@ fn cores_capacity(rules: &Admission, policy: &Policy) -> DeviceCapacity {
     let default = policy.default_cores.map_or(0, |cores| u16::from(cores.percent()).min(most));
     // Where the node has a default, nobody asks to be without a limit.
     let least = u16::from(default > 0);
-    capacity(percent(rules.cores_percent), percent(default), percent(least), Some(percent(most)), percent(1))
+    let step = Some(percent(1));
+    capacity(percent(rules.cores_percent), percent(default), percent(least), percent(most), step)
 }
 
 fn capacity(
     value: Quantity,
     default: Quantity,
     min: Quantity,
-    max: Option<Quantity>,
-    step: Quantity,
+    max: Quantity,
+    step: Option<Quantity>,
 ) -> DeviceCapacity {
-    let range = CapacityRequestPolicyRange { min, max, step: Some(step) };
+    let range = CapacityRequestPolicyRange { min, max: Some(max), step };
     let policy =
         CapacityRequestPolicy { default: Some(default), valid_range: Some(range), valid_values: None };
     DeviceCapacity { value, request_policy: Some(policy) }

@@ -141,16 +141,34 @@ impl ControlPlane {
 
     /// One call as the administrator.
     pub fn try_call(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, String> {
+        self.call_by(&self.client, method, path, body)
+    }
+
+    /// The agent of the node, as the API server knows it by its token.
+    pub fn as_agent(&self) -> Client {
+        client(&self.runtime, &self.kubeconfig_of_agent())
+    }
+
+    /// One call of `client`. A patch is a merge patch.
+    pub fn call_by(
+        &self,
+        client: &Client,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Value, String> {
         let body = body.map(|body| serde_json::to_vec(body).expect("it is JSON")).unwrap_or_default();
-        let request = Request::builder().method(method).uri(path).header("Content-Type", "application/json");
+        let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
+        let request = Request::builder().method(method).uri(path).header("Content-Type", kind);
         let request = request.body(body).expect("it is a request");
-        let text = self.runtime.block_on(self.client.request_text(request)).map_err(|why| why.to_string())?;
+        let text = self.runtime.block_on(client.request_text(request)).map_err(|why| why.to_string())?;
         Ok(serde_json::from_str(&text).unwrap_or(Value::String(text)))
     }
 
     /// The node, as kubelet would have registered it.
     pub fn add_node(&self) {
-        let metadata = json!({"name": NODE, "labels": {"gpushare.io/node": "true"}});
+        let metadata =
+            json!({"name": NODE, "labels": {"gpushare.node-restriction.kubernetes.io/node": "true"}});
         let mut node =
             self.post("/api/v1/nodes", &json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata}));
         let room = json!({"cpu": "64", "memory": "256Gi", "pods": "1000"});

@@ -149,6 +149,9 @@ fn allotted(cluster: &ControlPlane, claim: &str) -> Vec<String> {
 #[ignore = "needs root, and Kubernetes' programs in KUBE_BIN"]
 fn what_does_not_fit_stays_pending_until_there_is_room() {
     let Some((cluster, node, _)) = cluster(2, true) else { return };
+    // More than there are bytes to count: the scheduler must not take it for less than nothing.
+    cluster.post(CLAIMS, &claim("huge", "8Ei"));
+    cluster.post(PODS, &pod("huge"));
     let names = ["a", "b", "c", "d", "e"];
     for name in names {
         cluster.post(CLAIMS, &claim(name, "30Gi"));
@@ -171,7 +174,7 @@ fn what_does_not_fit_stays_pending_until_there_is_room() {
         why(&cluster, "e")
     );
     println!("the fifth: {}", why(&cluster, "e"));
-    assert!(!is_bound(&cluster, "e"));
+    assert!(!is_bound(&cluster, "e") && !is_bound(&cluster, "huge"));
     let told = plugin(&cluster, &["why", "e", "--namespace", "team"]);
     assert!(told.contains("30 GiB of a GPU, and no GPU has that free: the freest has 20 GiB"), "{told}");
     let gpus: Value = serde_json::from_str(&plugin(&cluster, &["gpus", "--json"])).expect("it is JSON");
@@ -245,6 +248,45 @@ fn nothing_new_is_placed_on_a_gpu_that_is_cordoned_or_out_of_service() {
     assert_eq!(allotted(&cluster, waits), [gpus[0].clone()]);
     prepare(&cluster, &node, waits);
     assert!(shows(["", "gpu.gpushare.io/out-of-service"]), "{}", plugin(&cluster, &["gpus"]));
+}
+
+#[test]
+#[ignore = "needs root, and Kubernetes' programs in KUBE_BIN"]
+fn an_agents_token_writes_nothing_of_another_node() {
+    if !met(NEEDS) {
+        return;
+    }
+    let Some(folder) = programs() else { return };
+    let cluster = control_plane(&folder);
+    cluster.add_node();
+    let agent = cluster.as_agent();
+    let slice = |name: &str, node: &str| {
+        let pool = json!({"name": node, "generation": 1, "resourceSliceCount": 1});
+        let spec = json!({"driver": "gpu.gpushare.io", "nodeName": node, "pool": pool, "devices": []});
+        json!({"metadata": {"name": name}, "spec": spec})
+    };
+    let event = |name: &str, node: &str| {
+        json!({"metadata": {"name": name, "namespace": "team"}, "reason": "GpuShareResized", "type": "Normal",
+            "involvedObject": {"kind": "Pod", "namespace": "team", "name": "web"}, "reportingInstance": node,
+            "reportingComponent": "gpushare-kube", "action": "Resize"})
+    };
+    let (slices, events) = (format!("{GROUP}/resourceslices"), "/api/v1/namespaces/team/events".to_owned());
+    // Policies take hold a moment after they are made.
+    let refused = |path: &str, object: &Value| {
+        let told = || cluster.call_by(&agent, "POST", path, Some(object)).err().unwrap_or_default();
+        eventually(SOON, || told().contains("this token writes"))
+    };
+    assert!(refused(&slices, &slice("node-b-gpu.gpushare.io", NODE)), "the name of another node's slice");
+    assert!(refused(&slices, &slice("node-a-gpu.gpushare.io", "node-b")), "another node's slice");
+    assert!(refused(&events, &event("theirs", "node-b")), "another node's event");
+    for (path, object) in [(&slices, slice("node-a-gpu.gpushare.io-1", NODE)), (&events, event("own", NODE))]
+    {
+        cluster.call_by(&agent, "POST", path, Some(&object)).unwrap_or_else(|why| panic!("{path}: {why}"));
+    }
+    cluster.post(&events, &event("kubelets", "node-b"));
+    let change = json!({"metadata": {"name": "kubelets"}, "message": "forged", "reportingInstance": NODE});
+    let told = cluster.call_by(&agent, "PATCH", &format!("{events}/kubelets"), Some(&change));
+    assert!(told.expect_err("it is another's").contains("this token writes"));
 }
 
 #[test]

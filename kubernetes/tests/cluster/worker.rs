@@ -46,7 +46,7 @@ impl Worker {
         let config = beside_the_release(&node.config_with("worker", settings));
         let scratch = Scratch::new("w");
         let cdi = scratch.folder("cdi");
-        scratch.folder("cni");
+        let _ = scratch.folder("cni");
         scratch.file("cni/none.conflist", NETWORK);
         let containerd =
             Containerd::of(&programs.join("containerd"), &config, View::AsItIs, &engine(programs, &scratch));
@@ -109,7 +109,6 @@ impl Worker {
         environment(&mut command, &self.config);
         command.arg("--config").arg(settings).arg("--kubeconfig").arg(&self.kubeconfig);
         command.arg("--root-dir").arg(self.folder()).args(["--hostname-override", NODE]);
-        command.arg("--node-labels=gpushare.io/node=true");
         let is_ready = || {
             let node = cluster.try_call("GET", &format!("/api/v1/nodes/{NODE}"), None).unwrap_or_default();
             let conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();

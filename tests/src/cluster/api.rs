@@ -161,6 +161,11 @@ impl Api {
         self.put(&format!("{GROUP}/resourceslices/{name}"), slice);
     }
 
+    /// Deletes the slice `name`.
+    pub fn forget_slice(&self, name: &str) {
+        self.state().remove(&format!("{GROUP}/resourceslices/{name}"));
+    }
+
     /// Makes the claim `name` in the namespace `team`, with this allocation, for the pod with the UID
     /// `uid-of-pod`.
     pub fn claim(&self, name: &str, uid: &str, results: &[Value], config: &[Value]) {
@@ -242,6 +247,13 @@ impl State {
         }))
     }
 
+    /// The name of an object that is made.
+    fn name_of(&self, metadata: &Value) -> String {
+        let text = |field: &str| metadata[field].as_str().map(str::to_owned);
+        let drawn = || format!("{}{}", text("generateName").expect("objects have names"), self.version);
+        text("name").unwrap_or_else(drawn)
+    }
+
     /// Stores what a client sent, or only says what it would be then.
     fn take(&mut self, path: &str, mut sent: Value, is_dry: bool) -> Value {
         for device in sent["spec"]["devices"].as_array_mut().into_iter().flatten() {
@@ -285,8 +297,10 @@ impl State {
             }
             ("POST", None) => {
                 let sent = sent();
-                let name = sent["metadata"]["name"].as_str().expect("objects have names").to_owned();
+                let name = self.name_of(&sent["metadata"]);
                 let path = format!("{path}/{name}");
+                let mut sent = sent;
+                sent["metadata"]["name"] = json!(name);
                 match self.objects.contains_key(&path) {
                     true => (409, failure("AlreadyExists", 409)),
                     false => (201, self.take(&path, sent, is_dry)),
