@@ -41,10 +41,12 @@ use gpushare_quota::{ClaimName, StateFolder};
 use kube::Client;
 use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex, OnceCell, watch};
 use tokio::task::spawn_blocking;
 
+use consumers::Newcomers;
 use driver::Turn;
+use events::{Events, Untold};
 use gpushare_rpc as rpc;
 use metrics::Metrics;
 use reconcile::Which;
@@ -102,6 +104,12 @@ pub struct Agent {
     suspects: Mutex<BTreeSet<String>>,
     /// The claims that further pods may come to share.
     shareable: Mutex<Vec<ClaimName>>,
+    /// Namespaces and names of claims that pods name which were not known before.
+    newcomers: Newcomers,
+    /// What is to be told to users.
+    events: Events,
+    /// The name of kubelet's engine, once it is known.
+    engine: OnceCell<Option<String>>,
     /// What the annotations of claims state, by UID.
     stated: Mutex<HashMap<String, Stated>>,
     /// What was last written to the API server, and what it made of it.
@@ -151,7 +159,8 @@ pub fn run(options: Options) -> Result<()> {
     let end = runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
         let api = client(options.service_account.as_deref()).await;
         let api = api.context("cannot find the cluster's API server")?;
-        let (turn, suspects, shareable, stated, published, metrics) = Default::default();
+        let (turn, suspects, shareable, newcomers, stated, published, metrics) = Default::default();
+        let (events, untold) = Events::queue();
         let agent = Arc::new(Agent {
             config,
             settings_file,
@@ -161,11 +170,14 @@ pub fn run(options: Options) -> Result<()> {
             turn,
             suspects,
             shareable,
+            newcomers,
+            events,
+            engine: OnceCell::new(),
             stated,
             published,
             metrics,
         });
-        serve(agent, &stands).await
+        serve(agent, &stands, untold).await
     })?;
     match end {
         End::Asked => Ok(()),
@@ -230,7 +242,7 @@ fn connection(folder: &Path, host: &str, port: &str) -> Result<kube::Config> {
     Ok(config)
 }
 
-async fn serve(agent: Arc<Agent>, stands: &str) -> Result<End> {
+async fn serve(agent: Arc<Agent>, stands: &str, untold: Untold) -> Result<End> {
     let (stop, stopped) = watch::channel(false);
     let until_stopped = || {
         let mut stopped = stopped.clone();
@@ -250,10 +262,11 @@ async fn serve(agent: Arc<Agent>, stands: &str) -> Result<End> {
     };
     let period = Duration::from_secs(agent.options.period.max(1));
     let periodic = repeat(period, || periodic(&agent), until_stopped());
-    let consumers = repeat(period.min(CONSUMERS), || consumers(&agent), until_stopped());
+    let consumers = repeat(CONSUMERS, || consumers(&agent), until_stopped());
     let pods = async {
         tokio::select! {
             () = pods::keep(&agent) => {}
+            () = events::keep_telling(&agent, untold) => {}
             () = until_stopped() => {}
         }
     };
@@ -274,12 +287,15 @@ async fn serve(agent: Arc<Agent>, stands: &str) -> Result<End> {
     tokio::try_join!(driver, registration, metrics, repeated, ended).map(|(.., end)| end)
 }
 
-/// How often it is looked who may use the claims that further pods may come to share: such a pod waits as
-/// long.
-const CONSUMERS: Duration = Duration::from_secs(3);
+/// How often it is looked whether pods have come that share a claim: such a pod waits as long.
+const CONSUMERS: Duration = Duration::from_millis(500);
 
 async fn consumers(agent: &Arc<Agent>) {
-    if let Err(error) = reconcile::reconcile(agent, Which::Shareable).await {
+    let named = agent.newcomers.take();
+    if named.is_empty() {
+        return;
+    }
+    if let Err(error) = reconcile::reconcile(agent, Which::Shared(&named)).await {
         tracing::warn!(error = format!("{error:#}"), "cannot look for pods that share claims");
     }
 }

@@ -143,7 +143,9 @@ impl Notes {
                 found.unwrap_or_else(|_| Found::NotYet("its claims take too long to read".to_owned()));
             match found {
                 Found::All(noted) => {
-                    known.due = None;
+                    // What it is refused for may end with another pod, of which nobody is told.
+                    let again = (Instant::now() + PAUSES.1, PAUSES.1);
+                    known.due = Some(again).filter(|_| !noted.refused.is_empty());
                     if known.noted.as_ref() != Some(&noted) {
                         known.noted = Some(noted.clone());
                         if let Err(error) = self.note(uid.clone(), name.clone(), noted).await {

@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
-use gpushare_inject::{forget_swept, known_node, one_line, open_store};
+use anyhow::{Context, Result, anyhow, bail};
+use gpushare_inject::{forget_swept, known_node, one_line, open_store, out_of_service};
 use gpushare_quota::{Admission, ClaimName, Release};
 use http::Request;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -83,7 +83,7 @@ fn told(what: &str, claim: &Claim, error: &anyhow::Error) -> String {
 /// Reserves what the scheduler placed here, and writes the claim's CDI file.
 async fn prepare(agent: &Arc<Agent>, asked: &Claim) -> Result<Vec<Device>> {
     if !agent.options.assume_cdi {
-        engine::check(agent.options.engine_socket.as_deref()).await?;
+        engine::check(agent).await?;
     }
     let name =
         ClaimName { uid: asked.uid.clone(), namespace: asked.namespace.clone(), name: asked.name.clone() };
@@ -92,7 +92,7 @@ async fn prepare(agent: &Arc<Agent>, asked: &Claim) -> Result<Vec<Device>> {
     let (reserving, turn) = (Arc::clone(agent), agent.turn().await);
     let (its, of_it) = (name.clone(), claim.clone());
     let devices = spawn_blocking(move || reserve(&reserving, &its, &of_it, &turn)).await??;
-    note_consumers(agent, &name, &claim).await?;
+    note_consumers(agent, &name, &claim, None).await?;
     // The lease may be a new one, to which the annotations have not been applied.
     agent.stated.lock().await.remove(&name.uid);
     resize::claim::follow(agent, &name, &claim).await;
@@ -107,7 +107,15 @@ fn reserve(agent: &Agent, name: &ClaimName, claim: &ResourceClaim, _turn: &Turn)
     let settings = agent.settings();
     let node = known_node(&agent.state, &settings)?;
     let strict = settings.policy.strict;
-    let allotment = Allotment::of(claim, &agent.options.node_name, &node.gpus, strict)?;
+    let of_sick = |error: anyhow::Error| match node.sick.is_empty() {
+        true => error,
+        false => {
+            let sick: Vec<String> = node.sick.iter().map(out_of_service).collect();
+            anyhow!("{error:#}; {}", sick.join("; "))
+        }
+    };
+    let allotment = Allotment::of(claim, &agent.options.node_name, &node.gpus, strict);
+    let allotment = allotment.map_err(|error| of_sick(error.into()))?;
     if allotment.devices.is_empty() {
         bail!("the claim has no device of this driver on node {}", agent.options.node_name);
     }
@@ -116,8 +124,8 @@ fn reserve(agent: &Agent, name: &ClaimName, claim: &ResourceClaim, _turn: &Turn)
     let (pods, request) = (claim::pods(claim), &allotment.request);
     // A taint tells the scheduler of a cordoned GPU: who was placed there was so before, or tolerates it.
     let rules = Admission { cordoned: BTreeSet::new(), ..settings.admission.clone() };
-    let (reserved, lease) =
-        store.reserve_claim(name, pods.as_deref(), request, &node.gpus, &rules, forget)?;
+    let reserved = store.reserve_claim(name, pods.as_deref(), request, &node.gpus, &rules, forget);
+    let (reserved, lease) = reserved.map_err(|error| of_sick(error.into()))?;
     cdi::write(agent, &reserved, &lease)?;
     Ok(allotment
         .devices

@@ -5,9 +5,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
 use prost::Message;
 use serde_json::Value;
 
+use super::Agent;
 use gpushare_rpc as rpc;
 
 /// Where engines listen for kubelet. The first that exists is asked.
@@ -23,7 +26,10 @@ pub enum EngineError {
     #[error("no engine listens at {}; name its socket by --engine-socket", SOCKETS.join(" or "))]
     NoSocket,
     /// It did not answer.
-    #[error("the engine at {path} cannot be asked whether it applies CDI devices: {why}")]
+    #[error(
+        "the engine at {path} cannot be asked whether it applies CDI devices: {why}; where kubelet has another one, name its socket \
+         by --engine-socket"
+    )]
     Silent {
         /// The engine's socket.
         path: PathBuf,
@@ -38,6 +44,22 @@ pub enum EngineError {
         /// Name and version.
         engine: String,
     },
+    /// kubelet has another one.
+    #[error(
+        "{asked} answers at {path}, and kubelet's engine is {kubelets}: name its socket by --engine-socket; where that is none of \
+         containerd and CRI-O, and it applies CDI devices, call the agent with --assume-cdi"
+    )]
+    Another {
+        /// Name of the engine that was asked.
+        asked: String,
+        /// Its socket.
+        path: PathBuf,
+        /// Name of kubelet's engine.
+        kubelets: String,
+    },
+    /// The API server does not tell kubelet's engine.
+    #[error("the API server does not tell which engine kubelet has: {0}")]
+    Untold(String),
     /// Whether it applies them is not known.
     #[error(
         "it is not known whether {engine} applies CDI devices; without it a pod with a claim would start without its GPU: if it \
@@ -58,19 +80,35 @@ pub enum EngineError {
     },
 }
 
-/// Asks the engine at `socket`, or the one that is found.
+/// Asks the engine whose socket the agent was told, or else the one that is found. It must be the one that
+/// kubelet names in the node's status.
 ///
 /// # Errors
 /// When it applies no CDI devices, or that cannot be found out.
-pub async fn check(socket: Option<&Path>) -> Result<(), EngineError> {
+pub async fn check(agent: &Agent) -> Result<(), EngineError> {
+    let kubelets = agent.engine.get_or_try_init(|| kubelets(agent)).await?;
     let found = || SOCKETS.iter().map(Path::new).find(|path| path.exists());
-    let path = socket.or_else(found).ok_or(EngineError::NoSocket)?;
+    let path = agent.options.engine_socket.as_deref().or_else(found).ok_or(EngineError::NoSocket)?;
     let asked = tokio::time::timeout(ANSWER, ask(path)).await;
     let silent = |why: String| EngineError::Silent { path: path.to_owned(), why };
     let (version, status) = asked
         .map_err(|_| silent("no answer".to_owned()))?
         .map_err(|status| silent(status.message().to_owned()))?;
-    judge(&version, &status)
+    match kubelets.as_deref().filter(|kubelets| *kubelets != version.name) {
+        Some(kubelets) => {
+            let (asked, kubelets) = (version.name, kubelets.to_owned());
+            Err(EngineError::Another { asked, path: path.to_owned(), kubelets })
+        }
+        None => judge(&version, &status),
+    }
+}
+
+/// The name of kubelet's engine; `None` where kubelet has not told it yet.
+async fn kubelets(agent: &Agent) -> Result<Option<String>, EngineError> {
+    let node = Api::<Node>::all(agent.api.clone()).get(&agent.options.node_name).await;
+    let node = node.map_err(|error| EngineError::Untold(error.to_string()))?;
+    let version = node.status.and_then(|status| status.node_info).map(|info| info.container_runtime_version);
+    Ok(version.and_then(|text| text.split_once("://").map(|(name, _)| name.to_owned())))
 }
 
 async fn ask(path: &Path) -> Result<(Version, Status), tonic::Status> {

@@ -1,16 +1,20 @@
 //! Tells users of pods and claims what became of them, as events of the API server.
 
+use gpushare_quota::ClaimName;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use serde_json::json;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::Agent;
 
 /// Who tells it.
 const COMPONENT: &str = "gpushare-kube";
+/// How many events wait to be written at most.
+const WAITING: usize = 64;
 /// The longest message that the API server takes, in bytes.
 const LONGEST: usize = 1024;
 
@@ -29,6 +33,14 @@ pub struct Subject {
     pub uid: String,
 }
 
+impl Subject {
+    /// A claim.
+    pub fn of_claim(name: &ClaimName) -> Self {
+        let ClaimName { uid, namespace, name } = name.clone();
+        Self { kind: "ResourceClaim", api_version: "resource.k8s.io/v1", namespace, name, uid }
+    }
+}
+
 /// What is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
@@ -36,6 +48,8 @@ pub enum Reason {
     Resized,
     /// It was not.
     NotResized,
+    /// The scheduler allocated a claim anew that is still prepared as it was.
+    Stale,
 }
 
 impl Reason {
@@ -43,23 +57,49 @@ impl Reason {
         match self {
             Self::Resized => "GpuShareResized",
             Self::NotResized => "GpuShareNotResized",
+            Self::Stale => "GpuShareStale",
         }
     }
 
     const fn kind(self) -> &'static str {
         match self {
             Self::Resized => "Normal",
-            Self::NotResized => "Warning",
+            Self::NotResized | Self::Stale => "Warning",
         }
     }
 }
 
-/// Tells it. The same reason for the same object is one event, whose count grows. What cannot be told is
-/// logged: nothing depends on it.
-pub async fn tell(agent: &Agent, subject: &Subject, reason: Reason, message: &str) {
-    if let Err(error) = try_to_tell(agent, subject, reason, message).await {
-        let error = error.to_string();
-        tracing::warn!(kind = subject.kind, name = subject.name, error, "cannot write an event");
+/// Takes what is to be told. Nobody waits until it is written.
+#[derive(Clone, Debug)]
+pub struct Events(Sender<(Subject, Reason, String)>);
+
+/// What is to be told, in its order.
+pub type Untold = Receiver<(Subject, Reason, String)>;
+
+impl Events {
+    /// Both ends of the queue.
+    pub fn queue() -> (Self, Untold) {
+        let (sender, receiver) = channel(WAITING);
+        (Self(sender), receiver)
+    }
+
+    /// Has it told. Nothing depends on it: where too much waits, it is logged alone.
+    pub fn tell(&self, subject: Subject, reason: Reason, message: String) {
+        if let Err(error) = self.0.try_send((subject, reason, message)) {
+            let error = error.to_string();
+            tracing::warn!(reason = reason.name(), error, "an event is not written: too many wait");
+        }
+    }
+}
+
+/// Writes events one after the other, for as long as it is polled. The same reason for the same object is one
+/// event, whose count grows. What cannot be told is logged.
+pub async fn keep_telling(agent: &Agent, mut untold: Untold) {
+    while let Some((subject, reason, message)) = untold.recv().await {
+        if let Err(error) = try_to_tell(agent, &subject, reason, &message).await {
+            let error = error.to_string();
+            tracing::warn!(kind = subject.kind, name = subject.name, error, "cannot write an event");
+        }
     }
 }
 

@@ -26,6 +26,7 @@ const PAUSE: Duration = Duration::from_secs(4);
 
 /// All that depends on pods.
 struct Pods {
+    agent: Arc<Agent>,
     /// `None` where the settings do not ask for what kubelet allocated.
     notes: Option<Notes>,
     resizes: Resizes,
@@ -52,7 +53,7 @@ async fn follow(agent: &Arc<Agent>, presence: &mut Option<Presence>) -> Result<I
         KubeletPolicy::Refuse | KubeletPolicy::Believe => Some(Notes::of(agent, presence)?),
     };
     let api = Api::<Pod>::all(agent.api.clone());
-    let mut pods = Pods { notes, resizes: Resizes::of(agent) };
+    let mut pods = Pods { agent: Arc::clone(agent), notes, resizes: Resizes::of(agent) };
     // Pods that have ended hold nothing; one that ends is told as deleted.
     let field =
         format!("spec.nodeName={},status.phase!=Succeeded,status.phase!=Failed", agent.options.node_name);
@@ -105,7 +106,9 @@ async fn follow(agent: &Arc<Agent>, presence: &mut Option<Presence>) -> Result<I
 
 impl Pods {
     fn learn(&mut self, pod: Pod) {
-        self.resizes.learn(&pod);
+        if self.resizes.learn(&pod) {
+            self.agent.newcomers.learn(&pod);
+        }
         if let Some(notes) = &mut self.notes {
             notes.learn(pod);
         }

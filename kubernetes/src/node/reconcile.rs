@@ -2,34 +2,44 @@
 //! of kubelet's will give back. A claim is gone when the cluster has no such claim, or has it on another
 //! node.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use anyhow::Result;
-use gpushare_inject::{forget_ended, open_store};
+use gpushare_inject::{forget_ended, known_node, open_store};
+use gpushare_inventory::Gpu;
 use gpushare_quota::{ClaimName, Holder, Lease, ResourceClaim};
 use tokio::task::spawn_blocking;
 
-use super::consumers::note_consumers;
+use super::consumers::{Named, note_consumers};
 use super::driver::give_back;
 use super::metrics::number;
 use super::{Agent, cdi, claim, resize};
 
 /// Which claims are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
+pub enum Which<'a> {
     /// All that hold a share here.
     All,
-    /// Those that further pods may come to share.
-    Shareable,
+    /// Of those that further pods may come to share, these.
+    Shared(&'a BTreeSet<Named>),
 }
 
 /// Looks at claims that hold a share here. What the API server does not tell stays as it is.
 ///
 /// # Errors
 /// When the store cannot be asked.
-pub async fn reconcile(agent: &Arc<Agent>, which: Which) -> Result<()> {
-    for name in held(agent, which).await? {
-        if let Err(error) = look(agent, &name, which).await {
+pub async fn reconcile(agent: &Arc<Agent>, which: Which<'_>) -> Result<()> {
+    let names = held(agent, which).await?;
+    if names.is_empty() {
+        return Ok(());
+    }
+    let reading = Arc::clone(agent);
+    let gpus = spawn_blocking(move || known_node(&reading.state, &reading.settings()).map(|node| node.gpus));
+    // Without a GPU in service nothing can be compared, and all else is done.
+    let gpus = gpus.await?.unwrap_or_default();
+    for name in names {
+        if let Err(error) = look(agent, &name, which, &gpus).await {
             let error = format!("{error:#}");
             tracing::warn!(claim = %name, uid = name.uid, error, "it is not known whether the claim is still needed");
         }
@@ -38,10 +48,10 @@ pub async fn reconcile(agent: &Arc<Agent>, which: Which) -> Result<()> {
 }
 
 /// The claims that hold a share. What killed processes left (CDI files, regions) is removed on the way.
-async fn held(agent: &Arc<Agent>, which: Which) -> Result<Vec<ClaimName>> {
-    if which == Which::Shareable {
-        let shareable = agent.shareable.lock().await.clone();
-        return Ok(shareable);
+async fn held(agent: &Arc<Agent>, which: Which<'_>) -> Result<Vec<ClaimName>> {
+    if let Which::Shared(named) = which {
+        let is_named = |name: &&ClaimName| named.contains(&(name.namespace.clone(), name.name.clone()));
+        return Ok(agent.shareable.lock().await.iter().filter(is_named).cloned().collect());
     }
     let (looking, turn) = (Arc::clone(agent), agent.turn().await);
     let claims = spawn_blocking(move || {
@@ -61,7 +71,7 @@ async fn held(agent: &Arc<Agent>, which: Which) -> Result<Vec<ClaimName>> {
     Ok(names)
 }
 
-async fn look(agent: &Arc<Agent>, name: &ClaimName, which: Which) -> Result<()> {
+async fn look(agent: &Arc<Agent>, name: &ClaimName, which: Which<'_>, gpus: &[Gpu]) -> Result<()> {
     let found = claim::find(&agent.api, name).await?;
     let found = found.filter(|found| claim::is_on(found, &agent.options.node_name));
     let mut suspects = agent.suspects.lock().await;
@@ -69,8 +79,8 @@ async fn look(agent: &Arc<Agent>, name: &ClaimName, which: Which) -> Result<()> 
         suspects.remove(&name.uid);
         drop(suspects);
         resize::claim::follow(agent, name, &found).await;
-        note_consumers(agent, name, &found).await
-    } else if which == Which::Shareable || suspects.insert(name.uid.clone()) {
+        note_consumers(agent, name, &found, Some(gpus)).await
+    } else if which != Which::All || suspects.insert(name.uid.clone()) {
         Ok(()) // asked once more at the next look
     } else {
         drop(suspects);

@@ -23,7 +23,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Duration, Instant};
 
 use super::Agent;
-use super::events::{Reason, Subject, tell};
+use super::events::{Reason, Subject};
 
 /// gpushare's own annotations, by key.
 type Own = BTreeMap<String, String>;
@@ -62,13 +62,15 @@ impl Resizes {
         Self { agent: Arc::clone(agent), pods, held, refused, looked: now, due: now }
     }
 
-    /// What a pod is now.
-    pub fn learn(&mut self, pod: &Pod) {
-        let Some(uid) = pod.metadata.uid.clone() else { return };
+    /// What a pod is now. Returns whether it was not known before.
+    pub fn learn(&mut self, pod: &Pod) -> bool {
+        let Some(uid) = pod.metadata.uid.clone() else { return false };
         let own = cut(own(pod.metadata.annotations.as_ref()));
-        if self.pods.insert(uid, own.clone()).is_some_and(|known| known != own) {
+        let known = self.pods.insert(uid, own.clone());
+        if known.as_ref().is_some_and(|known| *known != own) {
             self.due = self.due.min(self.looked + BETWEEN);
         }
+        known.is_none()
     }
 
     /// The pod has ended.
@@ -120,7 +122,7 @@ impl Resizes {
             }
             self.agent.metrics.resized(is_done);
             tracing::info!(container = %name, text, is_done, "the pod's annotations changed");
-            tell(&self.agent, &subject, reason, &text).await;
+            self.agent.events.tell(subject, reason, text);
         }
     }
 }
@@ -179,6 +181,11 @@ fn look(
         let result = match Restated::of(&lease, wanted) {
             // The container is being created, or has just ended.
             Err(error) if error.is_absent() => continue,
+            // What a hook prepared has no bundle to compare with: what is seen first is what it was started with.
+            Err(RestateError::NoRoot(_)) if !held.contains_key(&lease.id) => {
+                held.insert(lease.id, wanted.clone());
+                continue;
+            }
             Err(error) => Err(error.into()),
             Ok(None) => Ok(None),
             Ok(Some(restated)) => restated.follow(agent, &settings, &store, &lease),

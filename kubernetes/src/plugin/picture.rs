@@ -36,6 +36,8 @@ pub struct Gpu {
     pub memory_default_bytes: u64,
     pub cores_percent: u64,
     pub cores_given_percent: u64,
+    /// What a claim gets that names no compute; 0 is no limit.
+    pub cores_default_percent: u64,
     pub shares: usize,
     /// Why nothing new is placed on it: the keys of its taints.
     pub taints: Vec<String>,
@@ -159,14 +161,15 @@ fn gpu(spec: &ResourceSliceSpec, device: &Device) -> Gpu {
     // Of the other effects none keeps a claim away.
     let keeps = |taint: &&DeviceTaint| ["NoSchedule", "NoExecute"].contains(&&*taint.effect);
     let taints = device.taints.iter().flatten().filter(keeps).map(|taint| taint.key.clone());
-    let default = capacity(MEMORY).and_then(|memory| memory.request_policy.as_ref()?.default.as_ref());
+    let default = |name: &str| capacity(name).and_then(|it| it.request_policy.as_ref()?.default.as_ref());
     Gpu {
         node: spec.node_name.clone().unwrap_or_else(|| spec.pool.name.clone()),
         device: device.name.clone(),
         index: attribute("index").and_then(|value| value.int).unwrap_or(-1),
         model: attribute("model").and_then(|value| value.string.clone()).unwrap_or_default(),
         memory_bytes: read(capacity(MEMORY).map(|memory| &memory.value)),
-        memory_default_bytes: read(default),
+        memory_default_bytes: read(default(MEMORY)),
+        cores_default_percent: read(default(CORES)),
         cores_percent: read(capacity(CORES).map(|cores| &cores.value)),
         taints: taints.collect(),
         ..Gpu::default()

@@ -1,9 +1,9 @@
 //! Why a pod waits for its GPU, in lines for people.
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::{ExactDeviceRequest, ResourceClaim};
+use k8s_openapi::api::resource::v1::{CapacityRequirements, ResourceClaim};
 
-use super::picture::{Picture, amount, size};
+use super::picture::{Gpu, Picture, amount, size};
 use crate::node::{CORES, DRIVER, MEMORY, claims_of_pod};
 
 /// What is known of the pod's place, its claims, and its containers.
@@ -65,19 +65,32 @@ fn of_claim(name: &str, claim: &ResourceClaim, picture: &Picture, lines: &mut Ve
         return;
     }
     let requests = claim.spec.devices.iter().flat_map(|devices| devices.requests.iter().flatten());
-    for request in requests.filter_map(|request| request.exactly.as_ref()) {
-        lines.push(format!("Claim {name} waits: {}", of_request(request, picture)));
+    for request in requests {
+        if let Some(exactly) = &request.exactly {
+            let why = of_request(&exactly.device_class_name, exactly.capacity.as_ref(), picture);
+            lines.push(format!("Claim {name} waits: {why}"));
+        }
+        for one in request.first_available.iter().flatten() {
+            let why = of_request(&one.device_class_name, one.capacity.as_ref(), picture);
+            lines.push(format!(
+                "Claim {name} waits, alternative {} of request {}: {why}",
+                one.name, request.name
+            ));
+        }
     }
 }
 
 /// How a request and the free room compare. A class of another name may be one of gpushare's too, so what the
 /// scheduler says stands beside it.
-fn of_request(request: &ExactDeviceRequest, picture: &Picture) -> String {
-    let asked = request.capacity.as_ref().and_then(|capacity| capacity.requests.clone()).unwrap_or_default();
-    let class = &request.device_class_name;
-    let default = picture.gpus.iter().map(|gpu| gpu.memory_default_bytes).min().unwrap_or(0);
-    let memory = if asked.contains_key(MEMORY) { amount(&asked, MEMORY) } else { default };
-    let cores = amount(&asked, CORES);
+fn of_request(class: &str, capacity: Option<&CapacityRequirements>, picture: &Picture) -> String {
+    let asked = capacity.and_then(|capacity| capacity.requests.clone()).unwrap_or_default();
+    let least = |default: fn(&Gpu) -> u64| picture.gpus.iter().map(default).min().unwrap_or(0);
+    let wanted = |name: &str, default: fn(&Gpu) -> u64| match asked.contains_key(name) {
+        true => amount(&asked, name),
+        false => least(default),
+    };
+    let memory = wanted(MEMORY, |gpu| gpu.memory_default_bytes);
+    let cores = wanted(CORES, |gpu| gpu.cores_default_percent);
     let wanted = match cores {
         0 => size(memory),
         cores => format!("{} and {cores} % of compute", size(memory)),
@@ -156,6 +169,33 @@ mod tests {
         assert!(told.contains("no node shows a GPU"), "{told}");
         let told = lines(&pod("other", json!({})), &claims, &Picture::default()).join("\n");
         assert!(told.contains("Claim other does not exist"), "{told}");
+    }
+
+    #[test]
+    fn each_alternative_of_a_request_is_told_and_compute_by_the_nodes_default() {
+        let alternative = |name: &str, memory: &str| json!({"name": name, "deviceClassName": DRIVER, "capacity": {"requests": {"memory": memory}}});
+        let request = json!({"name": "gpu", "firstAvailable": [alternative("large", "100Gi"), alternative("small", "10Gi")]});
+        let mine = json!({"metadata": {"name": "mine", "namespace": "team"},
+            "spec": {"devices": {"requests": [request]}}});
+        let claims = [serde_json::from_value(mine).unwrap(), claim("a", &[0, 1], "1Gi")];
+        let mut slice = slice(1);
+        for device in slice.spec.devices.iter_mut().flatten() {
+            let cores = json!({"value": "100", "requestPolicy": {"default": "70"}});
+            device
+                .capacity
+                .as_mut()
+                .unwrap()
+                .insert(CORES.to_owned(), serde_json::from_value(cores).unwrap());
+        }
+        let told = lines(&pod("mine", json!({})), &claims, &Picture::of(&[slice], &claims));
+        assert!(
+            told[1].contains("alternative large of request gpu: it asks for 100 GiB and 70 % of compute"),
+            "{told:?}"
+        );
+        assert!(
+            told[2].contains("alternative small") && told[2].contains("no GPU has that free"),
+            "{told:?}"
+        );
     }
 
     #[test]

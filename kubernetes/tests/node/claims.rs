@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use gpushare_tests::bundle::Bundle;
-use gpushare_tests::cluster::kubelet::in_pod;
-use gpushare_tests::cluster::{ClusterNode, NEEDS, SOON};
+use gpushare_tests::cluster::kubelet::{NODE, in_pod};
+use gpushare_tests::cluster::{ClusterNode, NEEDS, SOON, Settings};
 use gpushare_tests::command::eventually;
 use gpushare_tests::containerd::Containerd;
 use gpushare_tests::hooked::{self, Cgroups};
@@ -328,7 +328,8 @@ fn a_pod_that_comes_to_share_a_claim_is_let_in_soon() {
     if !met(CONTAINERS) {
         return;
     }
-    let node = crate::node(1);
+    // It is the pod that makes the agent look, and not its rounds.
+    let node = ClusterNode::start(crate::program(), 2, Settings { period: 3600, ..Settings::default() });
     let runtime = runtime(LowLevel::Runc, &node);
     node.api.claim("together", UID, &[node.share("gpu", 0, "30Gi", "0")], &[]);
     let devices = node.kubelet.prepare("together", UID).expect("it fits");
@@ -341,8 +342,40 @@ fn a_pod_that_comes_to_share_a_claim_is_let_in_soon() {
         let consumers = claim["status"]["reservedFor"].as_array_mut().expect("it is a list");
         consumers.push(json!({"resource": "pods", "name": "second", "uid": "uid-of-second"}));
     });
+    sharing_pod(&node, "second");
     assert!(eventually(SOON, || runtime.create(&bundle).map(drop).is_ok()));
     assert_eq!(node.left().0, 1);
+    // The first pod was deleted by force, and the claim allocated anew while its containers end: what is
+    // prepared is not what the scheduler counts.
+    node.api.change_claim("together", |claim| {
+        claim["status"]["allocation"]["devices"]["results"] = json!([node.share("gpu", 1, "30Gi", "0")]);
+        let third = json!({"resource": "pods", "name": "third", "uid": "uid-of-third"});
+        claim["status"]["reservedFor"] = json!([third]);
+    });
+    sharing_pod(&node, "third");
+    let told = || node.api.events("together").into_iter().find(|(reason, ..)| reason == "GpuShareStale");
+    assert!(eventually(SOON, || told().is_some()), "{:?}", node.api.events("together"));
+    assert!(told().expect("it was there").2.contains("delete the pods that use it"));
+    let bundle = node.kubelet.bundle(Bundle::small(), "third", &devices, false);
+    assert!(
+        runtime
+            .create(&bundle)
+            .expect_err("it is another share")
+            .line()
+            .contains("not reserved for this pod")
+    );
+    // kubelet unprepares it with its last pod, and prepares it anew.
+    node.kubelet.unprepare("together", UID).expect("it is given back");
+    let devices = node.kubelet.prepare("together", UID).expect("it fits");
+    let bundle = node.kubelet.bundle(Bundle::small(), "third", &devices, false);
+    runtime.create(&bundle).map(drop).expect("it is its share");
+}
+
+/// A pod of the claim `together` comes to the node.
+fn sharing_pod(node: &ClusterNode, name: &str) {
+    let claims = json!([{"name": "share", "resourceClaimName": "together"}]);
+    let spec = json!({"nodeName": NODE, "containers": [{"name": "main"}], "resourceClaims": claims});
+    node.api.pod(name, &spec, &json!({}));
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! Living shares that pods and claims state anew by their annotations.
 
+use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::cluster::kubelet::{NODE, in_pod};
 use gpushare_tests::cluster::{ClusterNode, SOON};
 use gpushare_tests::command::eventually;
+use gpushare_tests::hooked::{self, Cgroups};
 use gpushare_tests::leases::{cli, leases};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
@@ -124,8 +126,8 @@ fn what_cannot_change_in_place_is_told_and_the_share_stays() {
         "pod",
         &json!({"other.io/a": "b", "gpushare.io/memory": "6GiB", "gpushare.io/devices": "1"}),
     );
-    let asked = node.api.asked("node-a-gpu.gpushare.io");
-    assert!(eventually(SOON, || node.api.asked("node-a-gpu.gpushare.io") > asked + 1), "it looked again");
+    let asked = node.api.asked("resourceslices");
+    assert!(eventually(SOON, || node.api.asked("resourceslices") > asked + 1), "it looked again");
     assert_eq!(leases(&config)[0].memory, [5 * GIB]);
     node.start_agent();
     node.api.annotate_pod("pod", &of(&[("gpushare.io/memory", "7GiB"), ("gpushare.io/devices", "1")]));
@@ -206,4 +208,24 @@ fn a_container_starts_anew_in_a_pod_whose_one_share_was_changed() {
     let second = runtime.run(&again);
     Report::of(&second, &[]).assert_size(8 * GIB);
     assert_eq!(leases(runtime.config()).len(), 1, "both hold one share");
+}
+
+#[test]
+#[ignore = "needs root, and runc: runs containers"]
+fn what_a_hook_prepared_is_told_of_only_when_its_pod_states_anything_anew() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = crate::node(1);
+    let runtime = hooked::runtime(LowLevel::Runc, &node.node, Cgroups::V1);
+    let config = node.node.config().to_string_lossy().into_owned();
+    let bundle = pod(&node, &[("gpushare.io/memory", "4GiB")]);
+    let bundle = bundle.hook("createRuntime", &artifacts::hook(), &["createRuntime", "--config", &config]);
+    let container = runtime.run(&bundle);
+    Report::of(&container, &[]).assert_size(4 * GIB);
+    let asked = node.api.asked("resourceslices");
+    assert!(eventually(SOON, || node.api.asked("resourceslices") > asked + 2), "it looked");
+    assert_eq!(node.api.events("pod"), []);
+    node.api.annotate_pod("pod", &of(&[("gpushare.io/memory", "2GiB")]));
+    assert!(told(&node, "pod", "GpuShareNotResized", 1).contains("gpushare update"));
 }

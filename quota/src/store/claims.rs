@@ -113,6 +113,15 @@ impl Store {
         writing.commit().map(|_| true)
     }
 
+    /// What the claim's lease was granted for, as [`words`] has it; `None` if there is no such claim.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn request_of_claim(&self, uid: &str) -> Result<Option<String>, StoreError> {
+        let Ok(key) = LeaseKey::of_claim(uid) else { return Ok(None) };
+        Ok(self.ledger.read()?.of(&key)?.and_then(|entry| Some(entry.claim.as_ref()?.request.clone())))
+    }
+
     /// Ends a claim's part in its lease. Containers that still hold the lease keep it until they end. It is
     /// no error if there is no such claim.
     ///

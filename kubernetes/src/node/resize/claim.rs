@@ -12,7 +12,7 @@ use tokio::task::spawn_blocking;
 use super::{Own, own, share, told};
 use crate::node::Agent;
 use crate::node::allotment::Allotment;
-use crate::node::events::{Reason, Subject, tell};
+use crate::node::events::{Reason, Subject};
 
 /// What is known of a claim's annotations.
 #[derive(Clone, Debug, Default)]
@@ -39,13 +39,6 @@ pub async fn follow(agent: &Arc<Agent>, name: &ClaimName, found: &ResourceClaim)
         let _turn = turn;
         change(&changing, &its, &of_it)
     });
-    let subject = Subject {
-        kind: "ResourceClaim",
-        api_version: "resource.k8s.io/v1",
-        namespace: name.namespace.clone(),
-        name: name.name.clone(),
-        uid: name.uid.clone(),
-    };
     let (stated, outcome) = match changed.await.map_err(anyhow::Error::from).and_then(|changed| changed) {
         Ok(changed) => {
             (Stated { held: Some(wanted), refused: None }, changed.map(|text| (Reason::Resized, text)))
@@ -61,9 +54,7 @@ pub async fn follow(agent: &Arc<Agent>, name: &ClaimName, found: &ResourceClaim)
     if let Some((reason, text)) = outcome {
         agent.metrics.resized(reason == Reason::Resized);
         tracing::info!(claim = %name, uid = name.uid, text, ?reason, "the claim's annotations changed");
-        // kubelet may be waiting for the claim, and not for the event.
-        let agent = Arc::clone(agent);
-        tokio::spawn(async move { tell(&agent, &subject, reason, &text).await });
+        agent.events.tell(Subject::of_claim(name), reason, text);
     }
 }
 
