@@ -44,11 +44,12 @@ kube: ## The agent for Kubernetes, kubectl's plugin too, into target/release.
 packages: ## Installs what demo and tests run, by apt: runtimes, engines, busybox, a C compiler.
 	tests/setup/packages.sh
 
-# Foreign CUDA and NVML clients: NVIDIA's nvidia-smi from Debian, Python packages.
-clients: ## Downloads clients for the tests into .cache: nvidia-smi, Python packages, images.
+# Foreign clients: NVIDIA's nvidia-smi from Debian, Python packages, kubectl.
+clients: ## Downloads clients for the tests into .cache: nvidia-smi, Python packages, images, kubectl.
 	tests/setup/driver-libraries.sh >/dev/null || test $$? = 3
 	tests/setup/python.sh
 	tests/setup/images.sh >/dev/null || test $$? = 3
+	tests/setup/kubectl.sh >/dev/null || test $$? = 3
 
 # NVIDIA's own nvidia-smi shows the share inside the containers where it can be had.
 NVIDIA_SMI := .cache/driver-libraries/root/usr/lib/nvidia/current/nvidia-smi

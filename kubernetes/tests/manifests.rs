@@ -1,9 +1,13 @@
 //! The manifests and examples are objects of the API without a misspelt field, and call the agent as it is.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use gpushare_tests::artifacts::kubectl;
+use gpushare_tests::needs::{Need, met};
+use gpushare_tests::scratch::Scratch;
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
@@ -96,6 +100,40 @@ fn the_kustomization_names_every_file() {
     listed.sort_unstable();
     names.sort_unstable();
     assert_eq!(listed, names);
+}
+
+#[test]
+fn kubectl_builds_the_kustomization_with_every_object_of_it() {
+    if !met(&[Need::Kubectl]) {
+        return;
+    }
+    let built = Command::new(kubectl()).arg("kustomize").arg(folder()).output().expect("it runs");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let text = String::from_utf8(built.stdout).expect("it is text");
+    let name = |object: &Value| format!("{} {}", object["kind"], object["metadata"]["name"]);
+    let mut built: Vec<String> =
+        text.split("\n---\n").map(|text| name(&serde_saphyr::from_str(text).expect("it is YAML"))).collect();
+    let all = files(&folder()).into_iter().filter(|path| !path.ends_with("kustomization.yaml"));
+    let mut written: Vec<String> = all.flat_map(|path| objects(&path)).map(|object| name(&object)).collect();
+    built.sort();
+    written.sort();
+    assert_eq!(built, written);
+}
+
+#[test]
+fn kubectl_finds_its_plugin() {
+    if !met(&[Need::Kubectl]) {
+        return;
+    }
+    let scratch = Scratch::new("plugin");
+    symlink(env!("CARGO_BIN_EXE_gpushare-kube"), scratch.path().join("kubectl-gpushare")).expect("a link");
+    let mut path = scratch.path().as_os_str().to_owned();
+    path.push(":/usr/bin:/bin");
+    let told = Command::new(kubectl()).args(["gpushare", "--help"]).env("PATH", path).output();
+    let told = String::from_utf8(told.expect("it runs").stdout).expect("it is text");
+    for word in ["gpus", "shares", "why"] {
+        assert!(told.contains(word), "{told}");
+    }
 }
 
 #[test]

@@ -82,6 +82,12 @@ pub fn nvidia_smi() -> PathBuf {
     checkout().join(".cache/driver-libraries/root/usr/lib/nvidia/current/nvidia-smi")
 }
 
+/// kubectl as `tests/setup/kubectl.sh` fetches it; it may be absent.
+#[must_use]
+pub fn kubectl() -> PathBuf {
+    checkout().join(".cache/kubectl/kubectl")
+}
+
 /// The folder of NVIDIA's own libraries beside it; it may be absent.
 #[must_use]
 pub fn nvidia_libraries() -> PathBuf {

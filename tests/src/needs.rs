@@ -39,6 +39,8 @@ pub enum Need {
     DriverLibraries,
     /// The packages of `tests/setup/images.sh`.
     Images,
+    /// kubectl of `tests/setup/kubectl.sh`.
+    Kubectl,
     /// Kubernetes' own programs in the folder that `KUBE_BIN` names, etcd and openssl; no machine has to have
     /// them.
     Kubernetes,
@@ -86,6 +88,8 @@ impl Need {
             // The set-up makes this file last.
             Self::Images => (!crate::distribution::packages().join("musl.made-from").exists())
                 .then(|| "no packages for images: run tests/setup/images.sh".to_owned()),
+            Self::Kubectl => (!crate::artifacts::kubectl().exists())
+                .then(|| "no kubectl: run tests/setup/kubectl.sh".to_owned()),
             Self::Kubernetes => crate::cluster::missing_programs(false),
             Self::Kubelet => crate::cluster::missing_programs(true),
         }

@@ -56,6 +56,8 @@ impl ControlPlane {
             "--bind-address=127.0.0.1",
             "--advertise-address=127.0.0.1",
             "--authorization-mode=RBAC",
+            // As every cluster has it: the agent is such a pod.
+            "--allow-privileged=true",
         ]);
         command.args([format!("--etcd-servers={etcd_address}"), format!("--secure-port={api}")]);
         command.args(["--service-cluster-ip-range=10.0.0.0/24", "--endpoint-reconciler-type=none"]);
@@ -93,6 +95,13 @@ impl ControlPlane {
     /// A file by which the administrator finds the API server.
     pub fn kubeconfig(&self) -> PathBuf {
         self.scratch.path().join("admin.kubeconfig")
+    }
+
+    /// The API server's port on loopback, and the certificate by which it is known.
+    pub fn endpoint(&self) -> (String, String) {
+        let port = self.address.rsplit(':').next().unwrap_or_default().to_owned();
+        let certificate = self.scratch.path().join("certificates/apiserver.crt");
+        (port, fs::read_to_string(certificate).expect("the API server has made it"))
     }
 
     /// A file by which the agent finds the API server, with a token of its own service account that is bound

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use gpushare_tests::artifacts::{checkout, kubectl};
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::cluster::kubelet::{NODE, in_pod};
 use gpushare_tests::cluster::{ClusterNode, Settings, programs};
@@ -287,6 +288,30 @@ fn an_agents_token_writes_nothing_of_another_node() {
     let change = json!({"metadata": {"name": "kubelets"}, "message": "forged", "reportingInstance": NODE});
     let told = cluster.call_by(&agent, "PATCH", &format!("{events}/kubelets"), Some(&change));
     assert!(told.expect_err("it is another's").contains("this token writes"));
+}
+
+#[test]
+#[ignore = "needs root, and Kubernetes' programs in KUBE_BIN"]
+fn kubectl_and_the_api_server_know_every_field_of_the_manifests() {
+    if !met(&[Need::Kubernetes, Need::Kubectl]) {
+        return;
+    }
+    let Some(folder) = programs() else { return };
+    let cluster = ControlPlane::start(&folder);
+    let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests");
+    let apply = |arguments: &[&str]| {
+        let mut command = Command::new(kubectl());
+        command.arg("--kubeconfig").arg(cluster.kubeconfig()).args(["apply", "--validate=strict"]);
+        command::run(command.args(arguments)).expect_success("kubectl apply")
+    };
+    let manifests = manifests.to_string_lossy().into_owned();
+    let applied = apply(&["-k", &manifests]);
+    assert!(applied.stdout.contains("daemonset.apps/gpushare-node created"), "{}", applied.stdout);
+    let class = format!("{}/packaging/runtimeclass.yaml", checkout().display());
+    let _ = apply(&["-f", &class]);
+    let examples = apply(&["--dry-run=server", "-f", &format!("{manifests}/examples")]);
+    assert!(examples.stdout.lines().count() >= 9, "{}", examples.stdout);
+    assert_eq!(examples.stderr, "", "no warning either");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use gpushare_tests::cluster::kubelet::NODE;
 use gpushare_tests::cluster::programs;
 use gpushare_tests::command::eventually;
 use gpushare_tests::image::IMAGE;
@@ -148,6 +149,74 @@ fn a_real_kubelet_runs_the_examples_and_tells_of_a_gpu_that_fails() {
     fall_off(&worker.node.proc_driver());
     assert!(eventually(SOON, || health()["health"] == "Unhealthy"), "{}\n{}", health(), worker.logs());
     println!("in the pod's status: {}", health());
+}
+
+#[test]
+#[ignore = "needs root, and Kubernetes' programs with kubelet in KUBE_BIN"]
+fn the_agents_own_pod_serves_its_node() {
+    if !met(NEEDS) {
+        return;
+    }
+    let Some(folder) = programs() else { return };
+    let cluster = crate::control_plane(&folder);
+    let worker = Worker::without_agent(&cluster, &folder, 1, "");
+    let (port, certificate) = cluster.endpoint();
+    let account = json!({"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": certificate}});
+    cluster.post("/api/v1/namespaces/gpushare/configmaps", &account);
+    let manifest = include_str!("../../manifests/node.yaml");
+    let manifest: Value = serde_saphyr::from_str(manifest).expect("it is YAML");
+    // The pod of the DaemonSet as it is, but for this machine's image and paths.
+    let mut spec = manifest["spec"]["template"]["spec"].clone();
+    spec["nodeName"] = json!(NODE);
+    let container = &mut spec["containers"][0];
+    container["image"] = json!(IMAGE);
+    let (arguments, config) = worker.agent_arguments();
+    let root = worker.folder().display().to_string();
+    let words = container["command"].as_array().expect("it is a list").iter().filter_map(Value::as_str);
+    let words = words.map(|word| match word {
+        "/usr/local/bin/gpushare-kube" => worker.agent_program().display().to_string(),
+        // Not every test machine lets root look at its first process.
+        other => {
+            other.replace("/var/lib/kubelet", &root).replace("/proc/1/", &format!("/proc/{}/", worker.pid()))
+        }
+    });
+    let busybox = std::iter::once("/bin/busybox".to_owned());
+    container["command"] = busybox.chain(words).chain(arguments).collect();
+    for (name, value) in [
+        ("GPUSHARE_CONFIG", &*config.to_string_lossy()),
+        ("KUBERNETES_SERVICE_HOST", "127.0.0.1"),
+        ("KUBERNETES_SERVICE_PORT", &port),
+    ] {
+        let entry = json!({"name": name, "value": value});
+        container["env"].as_array_mut().expect("it is a list").push(entry);
+    }
+    let label = json!({"metadata": {"labels": {"gpushare.node-restriction.kubernetes.io/node": "true"}}});
+    cluster.try_call("PATCH", &format!("/api/v1/nodes/{NODE}"), Some(&label)).expect("it can be labelled");
+    // kubelet sees the label a moment later, and rejects the pod before.
+    let pods = "/api/v1/namespaces/gpushare/pods";
+    let is_taken = || {
+        let _ = cluster.try_call("DELETE", &format!("{pods}/agent?gracePeriodSeconds=0"), None);
+        let pod = json!({"metadata": {"name": "agent"}, "spec": spec});
+        let made = cluster.try_call("POST", pods, Some(&pod)).is_ok();
+        made && !eventually(Duration::from_secs(2), || {
+            cluster.get(&format!("{pods}/agent"))["status"]["phase"] == "Failed"
+        })
+    };
+    assert!(eventually(SOON, is_taken), "kubelet takes no pod of the node's label");
+    let said = || {
+        let uid = cluster.get(&format!("{pods}/agent"))["metadata"]["uid"].as_str().map(str::to_owned);
+        let printed = worker.printed_in("gpushare", &uid.unwrap_or_default(), "agent", "node");
+        format!("{}\n{printed}\n{}", cluster.get(&format!("{pods}/agent"))["status"], worker.logs())
+    };
+    assert!(eventually(SOON, || worker.shows(&cluster, 1)), "{}", said());
+    cluster.post(CLAIMS, &claim("a", "30Gi"));
+    cluster.post(PODS, &on_this_machine(&crate::pod("a"), &["31GiB", "29GiB"]));
+    assert_runs(&cluster, &worker, "a");
+    let report = report(&cluster, &worker, "a", "main");
+    report.assert_size(30 * GIB);
+    assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS]);
+    cluster.end(&format!("{PODS}/a"));
+    worker.assert_empty();
 }
 
 /// All GPUs fall off the bus.

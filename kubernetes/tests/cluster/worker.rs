@@ -42,11 +42,26 @@ impl Worker {
     /// A node of `gpus` GPUs of 80 GiB under these settings of gpushare, which kubelet has registered and whose
     /// GPUs the scheduler sees.
     pub fn start(cluster: &ControlPlane, programs: &Path, gpus: usize, settings: &str) -> Self {
+        let mut this = Self::without_agent(cluster, programs, gpus, settings);
+        // Its token is bound to the node, which is there now.
+        let settings = Settings {
+            period: 1,
+            engine: Some(this.containerd.socket()),
+            kubeconfig: Some(cluster.kubeconfig_of_agent()),
+            ..Settings::default()
+        };
+        let mut command = agent(this.agent_program(), &this.config, &this.folder(), &this.cdi(), &settings);
+        let shown = || this.shows(cluster, gpus);
+        this.agent = Some(Daemon::start(&mut command, &this.scratch.folder("agent-log"), shown));
+        this
+    }
+
+    /// The same without an agent.
+    pub fn without_agent(cluster: &ControlPlane, programs: &Path, gpus: usize, settings: &str) -> Self {
         let node = SimulatedNode::create(gpus, MODEL, "80GiB");
         let config = beside_the_release(&node.config_with("worker", settings));
         let scratch = Scratch::new("w");
-        let cdi = scratch.folder("cdi");
-        let _ = scratch.folder("cni");
+        let _ = (scratch.folder("cdi"), scratch.folder("cni"));
         scratch.file("cni/none.conflist", NETWORK);
         let containerd =
             Containerd::of(&programs.join("containerd"), &config, View::AsItIs, &engine(programs, &scratch));
@@ -65,26 +80,35 @@ impl Worker {
             scratch,
         };
         this.start_kubelet(cluster);
-        // Its token is bound to the node, which is there now.
-        let settings = Settings {
-            period: 1,
-            engine: Some(this.containerd.socket()),
-            kubeconfig: Some(cluster.kubeconfig_of_agent()),
-            ..Settings::default()
-        };
-        let mut command = agent(
-            Path::new(env!("CARGO_BIN_EXE_gpushare-kube")),
-            &this.config,
-            &this.folder(),
-            &cdi,
-            &settings,
-        );
-        let shown = || {
-            let slices = cluster.get(&format!("{GROUP}/resourceslices"));
-            slices["items"][0]["spec"]["devices"].as_array().is_some_and(|devices| devices.len() == gpus)
-        };
-        this.agent = Some(Daemon::start(&mut command, &this.scratch.folder("agent-log"), shown));
         this
+    }
+
+    /// The agent.
+    pub fn agent_program(&self) -> &'static Path {
+        Path::new(env!("CARGO_BIN_EXE_gpushare-kube"))
+    }
+
+    /// The arguments by which an agent finds this node's parts, and its settings file.
+    pub fn agent_arguments(&self) -> (Vec<String>, PathBuf) {
+        let option = |name: &str, path: &Path| format!("--{name}={}", path.display());
+        let arguments = vec![
+            option("kubelet-dir", &self.folder()),
+            option("cdi-dir", &self.cdi()),
+            option("engine-socket", &self.containerd.socket()),
+            "--period=1".to_owned(),
+        ];
+        (arguments, self.config.clone())
+    }
+
+    /// Whether the scheduler sees all GPUs.
+    pub fn shows(&self, cluster: &ControlPlane, gpus: usize) -> bool {
+        let slices = cluster.get(&format!("{GROUP}/resourceslices"));
+        slices["items"][0]["spec"]["devices"].as_array().is_some_and(|devices| devices.len() == gpus)
+    }
+
+    /// The folder of CDI files.
+    fn cdi(&self) -> PathBuf {
+        self.scratch.path().join("cdi")
     }
 
     /// Starts kubelet, and waits until the node is ready.
@@ -123,6 +147,11 @@ impl Worker {
         self.kubelet.take().expect("it runs").kill();
     }
 
+    /// A process in the node's own namespaces.
+    pub fn pid(&self) -> u32 {
+        self.containerd.pid()
+    }
+
     /// kubelet's folder.
     pub fn folder(&self) -> PathBuf {
         self.scratch.folder("k")
@@ -130,15 +159,23 @@ impl Worker {
 
     /// What a container of the pod `name` of the namespace `team` has printed.
     pub fn printed(&self, uid: &str, name: &str, container: &str) -> String {
-        let folder = self.scratch.path().join("logs").join(format!("team_{name}_{uid}")).join(container);
-        let log = fs::read_to_string(folder.join("0.log")).unwrap_or_default();
+        self.printed_in("team", uid, name, container)
+    }
+
+    /// The same of another namespace.
+    pub fn printed_in(&self, namespace: &str, uid: &str, name: &str, container: &str) -> String {
+        let pod = format!("{namespace}_{name}_{uid}");
+        let folder = self.scratch.path().join("logs").join(pod).join(container);
+        // One file for each start.
+        let log: String =
+            (0..9).filter_map(|start| fs::read_to_string(folder.join(format!("{start}.log"))).ok()).collect();
         // Each line has a time, the stream and a mark before what was printed.
         log.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).collect::<Vec<_>>().join("\n")
     }
 
     /// All that the claims and containers have left: leases, CDI files and regions.
     pub fn left(&self) -> (usize, usize, usize) {
-        let cdi = fs::read_dir(self.scratch.path().join("cdi")).expect("it is there").count();
+        let cdi = fs::read_dir(self.cdi()).expect("it is there").count();
         (leases(&self.config).len(), cdi, regions::left(&self.node.state()).len())
     }
 
