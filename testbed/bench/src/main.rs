@@ -12,6 +12,7 @@ mod memory_disk;
 mod meter;
 mod neighbours;
 mod place;
+mod placement;
 mod quota;
 mod request;
 mod share;
@@ -30,7 +31,7 @@ use table::Table;
 /// A section's name, by which FILTER selects it, and the function that measures it.
 type Section = (&'static str, fn() -> Result<Table>);
 
-const SECTIONS: [Section; 9] = [
+const SECTIONS: [Section; 10] = [
     ("starting a container", start_cost::section),
     ("quota store", quota::section),
     ("reading a request", request::section),
@@ -38,6 +39,7 @@ const SECTIONS: [Section; 9] = [
     ("beside others", neighbours::section),
     ("the meter beside many", meter::section),
     ("claims of Kubernetes", claims::section),
+    ("placement in a cluster", placement::section),
     ("compute share, virtual time", virtual_share::section),
     ("compute share, real time", share::section),
 ];

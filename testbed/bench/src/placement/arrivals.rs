@@ -1,0 +1,115 @@
+//! Tasks arrive in a random order, and none leaves.
+
+use fastrand::Rng;
+use gpushare_placement::{Cluster, Policy, Task};
+
+use super::trace::Trace;
+
+/// What has arrived at the end, in percent of all GPUs.
+const ARRIVED: u64 = 130;
+
+/// What came of one run, or the mean of several, in percent.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outcome {
+    /// Of all GPUs.
+    pub allocated: f64,
+    /// Of CPU-only tasks that arrived.
+    pub refused_cpu: f64,
+    /// Of tasks of eight GPUs that arrived.
+    pub refused_eight: f64,
+}
+
+impl Outcome {
+    /// The mean.
+    pub fn mean<'a>(all: impl Iterator<Item = &'a Self> + Clone) -> Self {
+        let mean = |figure: fn(&Self) -> f64| {
+            let (sum, count) =
+                all.clone().fold((0.0, 0.0), |(sum, count), one| (sum + figure(one), count + 1.0));
+            if count > 0.0 { sum / count } else { 0.0 }
+        };
+        Self {
+            allocated: mean(|one| one.allocated),
+            refused_cpu: mean(|one| one.refused_cpu),
+            refused_eight: mean(|one| one.refused_eight),
+        }
+    }
+}
+
+/// Places the tasks of the list in the order of this seed. What is allocated is the mean over the arrivals at
+/// which what has arrived rounds to 130 %.
+pub fn run<P: Policy>(trace: &Trace, seed: u64, policy: P) -> Outcome {
+    let mut random = Rng::with_seed(seed);
+    let mut nodes = trace.nodes.clone();
+    random.shuffle(&mut nodes);
+    let capacity = trace.capacity();
+    let tasks = arrivals(trace, capacity, &mut random);
+    let mut cluster = Cluster::new(nodes, policy);
+    let (mut arrived, mut allocated) = (0, 0);
+    let (mut sum, mut count) = (0.0, 0.0);
+    let mut cpu_only = Counts::default();
+    let mut eight = Counts::default();
+    for task in &tasks {
+        arrived += task.demand();
+        let placed = cluster.put(task).is_some();
+        if placed {
+            allocated += task.demand();
+        }
+        match task.gpus {
+            0 => cpu_only.add(placed),
+            8 => eight.add(placed),
+            _ => {}
+        }
+        if (arrived * 100 + capacity / 2) / capacity == ARRIVED {
+            sum += percent(allocated, capacity);
+            count += 1.0;
+        }
+    }
+    Outcome {
+        allocated: if count > 0.0 { sum / count } else { 0.0 },
+        refused_cpu: cpu_only.refused(),
+        refused_eight: eight.refused(),
+    }
+}
+
+/// The tasks in the order of their arrival: the list's in a random order, then random ones of it, until what
+/// has arrived cannot be said to be 130 % any more.
+fn arrivals(trace: &Trace, capacity: u64, random: &mut Rng) -> Vec<Task> {
+    let mut tasks: Vec<Task> = trace.tasks.iter().map(|timed| timed.task).collect();
+    random.shuffle(&mut tasks);
+    let count = tasks.len();
+    let mut arrived = 0;
+    let end = capacity * (2 * ARRIVED + 1) / 200;
+    let mut number = 0;
+    while arrived < end {
+        if number >= tasks.len() {
+            let one = tasks[random.usize(..count)];
+            tasks.push(one);
+        }
+        arrived += tasks[number].demand();
+        number += 1;
+    }
+    tasks.truncate(number);
+    tasks
+}
+
+#[derive(Default)]
+struct Counts {
+    arrived: u64,
+    refused: u64,
+}
+
+impl Counts {
+    fn add(&mut self, placed: bool) {
+        self.arrived += 1;
+        self.refused += u64::from(!placed);
+    }
+
+    fn refused(&self) -> f64 {
+        percent(self.refused, self.arrived.max(1))
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a few million at most")]
+pub fn percent(part: u64, of: u64) -> f64 {
+    part as f64 * 100.0 / of as f64
+}

@@ -1,0 +1,111 @@
+//! Tasks come and go by the trace's own times, on a part of its nodes so that some have to wait.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use gpushare_placement::{Cluster, Node, Placed, Policy, Task};
+
+use super::fgd::Fgd;
+use super::trace::{Trace, popularity};
+use crate::table::{Row, Table};
+
+/// One node of this many is there: the trace's own cluster made few tasks wait.
+const KEPT: [usize; 2] = [1, 2];
+
+/// Idle shares are looked at beside each arrival of this many.
+const LOOK: usize = 50;
+
+/// How a run went.
+struct Run {
+    /// Mean seconds from a task's arrival to its start.
+    wait: f64,
+    /// How many waited at all.
+    waited: usize,
+    /// Idle shares that the tasks of the list could not use, in percent of the GPUs, as the mean over arrivals.
+    fragments: f64,
+}
+
+/// Adds the rows of one list.
+pub fn rows(name: &str, trace: &Trace, table: &mut Table) {
+    let demand = popularity(&trace.tasks);
+    for every in KEPT {
+        let nodes: Vec<Node> = trace.nodes.iter().step_by(every).copied().collect();
+        let mut told = super::policies(&demand).map(|(policy, worth)| {
+            let judge = Fgd::new(&demand);
+            (policy, run(&nodes, trace, worth, &judge))
+        });
+        told.reverse();
+        let [(_, theirs), (policy, ours)] = told;
+        let what = format!("{name}, by the trace's times on 1 node of {every}: mean wait, {policy}");
+        table.push(Row::plain(&what, format!("{:.0} s", ours.wait)).spread(format!(
+            "FGD {:.0} s; waited {} (FGD {}); unusable idle shares {:.2} % of all GPUs (FGD {:.2})",
+            theirs.wait, ours.waited, theirs.waited, ours.fragments, theirs.fragments
+        )));
+    }
+}
+
+/// Runs the list. Who does not fit waits in the order of arrival; who comes later may pass.
+fn run(nodes: &[Node], trace: &Trace, policy: Box<dyn Policy>, judge: &Fgd) -> Run {
+    let capacity: u64 = nodes.iter().map(Node::idle_share).sum();
+    let mut tasks: Vec<(u64, u64, Task)> = trace
+        .tasks
+        .iter()
+        .filter_map(|timed| {
+            let (came, went) = timed.came.zip(timed.went)?;
+            Some((came, went.saturating_sub(came), timed.task))
+        })
+        .collect();
+    tasks.sort_by_key(|(came, ..)| *came);
+    let mut cluster = Cluster::new(nodes.to_vec(), policy);
+    // A task's end, its number, and where it is.
+    let mut running: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
+    let mut places: Vec<Option<Placed>> = vec![None; tasks.len()];
+    let mut waiting: VecDeque<usize> = VecDeque::new();
+    let (mut waits, mut waited, mut fragments, mut looks) = (0_u64, 0, 0.0, 0.0);
+    let mut start =
+        |number: usize, now: u64, cluster: &mut Cluster<Box<dyn Policy>>, running: &mut BinaryHeap<_>| {
+            let (came, length, task) = &tasks[number];
+            let placed = cluster.put(task);
+            if placed.is_some() {
+                waits += now - came;
+                waited += usize::from(now > *came);
+                running.push(Reverse((now + length, number)));
+            }
+            placed
+        };
+    for (number, (came, ..)) in tasks.iter().enumerate() {
+        while let Some(Reverse((end, ended))) =
+            running.peek().copied().filter(|Reverse((end, _))| end <= came)
+        {
+            running.pop();
+            if let Some(placed) = places[ended] {
+                cluster.end(&tasks[ended].2, placed);
+            }
+            waiting.retain(|number| {
+                places[*number] = start(*number, end, &mut cluster, &mut running);
+                places[*number].is_none()
+            });
+        }
+        places[number] = start(number, *came, &mut cluster, &mut running);
+        if places[number].is_none() {
+            waiting.push_back(number);
+        }
+        if number % LOOK != 0 {
+            continue;
+        }
+        looks += 1.0;
+        let lost: f64 = cluster.nodes().iter().map(|node| judge.fragments(node)).sum();
+        #[expect(clippy::cast_precision_loss, reason = "thousandths of some thousand GPUs")]
+        let of = capacity as f64;
+        fragments += lost * 100.0 / of;
+    }
+    // Who still waits at the end has waited until then.
+    let end = tasks.last().map_or(0, |(came, ..)| *came);
+    for number in &waiting {
+        waits += end - tasks[*number].0;
+        waited += 1;
+    }
+    #[expect(clippy::cast_precision_loss, reason = "sums of seconds of some thousand tasks")]
+    let (count, waits) = (tasks.len() as f64, waits as f64);
+    Run { wait: waits / count, waited, fragments: fragments / looks }
+}

@@ -1,0 +1,128 @@
+//! Reads the study's lists of nodes and tasks.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use gpushare_placement::{Demand, Models, Node, Task};
+
+/// The nodes, and the tasks of one list.
+#[derive(Clone)]
+pub struct Trace {
+    pub nodes: Vec<Node>,
+    pub tasks: Vec<Timed>,
+}
+
+/// A task, and when it came and went, in seconds, where the list tells.
+#[derive(Clone, Copy, Debug)]
+pub struct Timed {
+    pub task: Task,
+    pub came: Option<u64>,
+    pub went: Option<u64>,
+}
+
+impl Trace {
+    /// Thousandths of all GPUs.
+    pub fn capacity(&self) -> u64 {
+        self.nodes.iter().map(Node::idle_share).sum()
+    }
+}
+
+/// All lists of the folder by name, in the order of their names.
+pub fn lists(folder: &Path) -> Result<Vec<(String, Trace)>> {
+    let mut models = BTreeMap::new();
+    let nodes = rows(&folder.join("openb_node_list_gpu_node.csv.gz"))?;
+    let nodes: Vec<Node> = nodes.iter().map(|row| node(row, &mut models)).collect::<Result<_>>()?;
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let Some(name) = name.strip_prefix("openb_pod_list_").and_then(|name| name.strip_suffix(".csv.gz"))
+        else {
+            continue;
+        };
+        let tasks = rows(&path)?.iter().map(|row| task(row, &models)).collect::<Result<_>>();
+        let tasks = tasks.with_context(|| format!("in {}", path.display()))?;
+        found.push((name.to_owned(), Trace { nodes: nodes.clone(), tasks }));
+    }
+    if found.is_empty() {
+        bail!("there is no list of tasks (openb_pod_list_*.csv.gz)");
+    }
+    found.sort_by(|one, other| one.0.cmp(&other.0));
+    Ok(found)
+}
+
+/// Weights of the kinds of tasks: how many of the list are of each.
+pub fn popularity(tasks: &[Timed]) -> Demand {
+    let mut counts: BTreeMap<Task, u32> = BTreeMap::new();
+    for timed in tasks {
+        *counts.entry(kind(&timed.task)).or_default() += 1;
+    }
+    counts.into_iter().map(|(task, count)| (task, f64::from(count))).collect()
+}
+
+/// The kind of a task: its memory on the node makes none.
+pub fn kind(task: &Task) -> Task {
+    Task { memory: 0, ..*task }
+}
+
+/// A row by the names of its columns.
+type Columns = BTreeMap<String, String>;
+
+fn rows(path: &Path) -> Result<Vec<Columns>> {
+    let unpacked = Command::new("gzip").arg("-dc").arg(path).output().context("gzip cannot be run")?;
+    if !unpacked.status.success() {
+        bail!("{} cannot be unpacked: {}", path.display(), String::from_utf8_lossy(&unpacked.stderr));
+    }
+    let text = String::from_utf8(unpacked.stdout)?;
+    let mut lines = text.lines();
+    let heads: Vec<&str> = lines.next().context("the file is empty")?.split(',').collect();
+    let named = |line: &str| {
+        heads.iter().zip(line.split(',')).map(|(head, cell)| ((*head).to_owned(), cell.to_owned())).collect()
+    };
+    Ok(lines.map(named).collect())
+}
+
+fn number(row: &Columns, name: &str) -> Result<u64> {
+    let text = row.get(name).with_context(|| format!("no column {name}"))?;
+    text.parse::<f64>()
+        .ok()
+        .filter(|number| *number >= 0.0)
+        .map(|number| number.round())
+        .map(whole)
+        .with_context(|| format!("{name}: {text:?}"))
+}
+
+/// A number without a fraction, not below 0.
+fn whole(number: f64) -> u64 {
+    format!("{number}").parse().unwrap_or(u64::MAX)
+}
+
+fn node(row: &Columns, models: &mut BTreeMap<String, u8>) -> Result<Node> {
+    let count = u8::try_from(models.len())?;
+    let model = *models.entry(row.get("model").cloned().unwrap_or_default()).or_insert(count);
+    let gpus = usize::try_from(number(row, "gpu")?)?;
+    Ok(Node::idle(number(row, "cpu_milli")?, number(row, "memory_mib")?, gpus, model))
+}
+
+fn task(row: &Columns, models: &BTreeMap<String, u8>) -> Result<Timed> {
+    let gpus = u8::try_from(number(row, "num_gpu")?)?;
+    let share = match gpus {
+        0 => 0,
+        _ => u16::try_from(number(row, "gpu_milli")?)?,
+    };
+    let names = row.get("gpu_spec").map(String::as_str).unwrap_or_default();
+    let names = names.split('|').filter(|name| !name.is_empty());
+    // A model that no node has is one that nobody gets.
+    let allowed = names.fold(Models::ANY, |all, name| all.with(models.get(name).copied().unwrap_or(63)));
+    let task = Task {
+        cpu: number(row, "cpu_milli")?,
+        memory: number(row, "memory_mib")?,
+        gpus,
+        share,
+        models: allowed,
+    };
+    Ok(Timed { task, came: number(row, "creation_time").ok(), went: number(row, "deletion_time").ok() })
+}
