@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use gpushare_inject::ExtraMount;
-use gpushare_inventory::{GpuUuid, Roots};
+use gpushare_inventory::{DeviceMemory, GpuUuid, Roots};
 use gpushare_quota::{Admission, Placement};
 use gpushare_request::ShareName;
 use serde::Deserialize;
@@ -19,7 +19,7 @@ use crate::request::{
     AliyunSection, DialectsSection, HamiSection, RequestSection, SlurmSection, policy, size,
 };
 use crate::word::checked;
-use crate::{Config, Log, Meter, OnCheating, Paths, SHIPPED};
+use crate::{Config, Kubernetes, Log, Meter, OnCheating, Paths, SHIPPED};
 
 const PLACEMENTS: [(&str, Placement); 2] = [("binpack", Placement::Binpack), ("spread", Placement::Spread)];
 /// Whether containers are kept from creating user namespaces.
@@ -39,6 +39,7 @@ pub(crate) struct File {
     quota: QuotaSection,
     inject: InjectSection,
     cdi: CdiSection,
+    kubernetes: KubernetesSection,
     meter: MeterSection,
     log: LogSection,
 }
@@ -99,6 +100,13 @@ struct MountEntry {
 struct CdiSection {
     spec_dirs: Vec<PathBuf>,
     shares: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct KubernetesSection {
+    resources: Vec<String>,
+    memory_granule: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -249,6 +257,10 @@ impl File {
             mounts: self.inject.mounts.into_iter().map(extra_mount).collect::<Result<_, _>>()?,
             cdi_folders: all_absolute("cdi.spec_dirs", self.cdi.spec_dirs)?,
             cdi_shares: self.cdi.shares.into_iter().map(share_name).collect::<Result<_, _>>()?,
+            kubernetes: Kubernetes {
+                resources: self.kubernetes.resources,
+                memory_granule: granule(&self.kubernetes.memory_granule)?,
+            },
             meter: Meter {
                 tolerance: size("meter.tolerance", &self.meter.tolerance)?,
                 on_cheating: checked("meter.on_cheating", &self.meter.on_cheating, &ON_CHEATING)?,
@@ -308,6 +320,16 @@ fn admission(section: &QuotaSection) -> Result<Admission, ConfigError> {
             .map(|text| gpu("quota.cordoned", text))
             .collect::<Result<_, _>>()?,
     })
+}
+
+/// What a resource counts: whole mebibytes.
+fn granule(text: &str) -> Result<DeviceMemory, ConfigError> {
+    let key = "kubernetes.memory_granule";
+    let granule = size(key, text)?;
+    match granule.bytes() > 0 && granule.bytes().is_multiple_of(1 << 20) {
+        true => Ok(granule),
+        false => Err(value(key, text, "must be whole mebibytes, as \"256MiB\"")),
+    }
 }
 
 fn gpu(key: &'static str, text: &str) -> Result<GpuUuid, ConfigError> {

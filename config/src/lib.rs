@@ -48,6 +48,8 @@ pub struct Config {
     /// Names of the shares that gpushare's CDI files offer, each in the form of
     /// [`gpushare_request::ShareName`].
     pub cdi_shares: Vec<String>,
+    /// What the agent of a cluster's node serves.
+    pub kubernetes: Kubernetes,
     /// Settings of the node's meter.
     pub meter: Meter,
     /// Settings of the log file.
@@ -67,6 +69,16 @@ pub struct Paths {
     pub cli: PathBuf,
     /// The folder of the injected libraries as installed.
     pub libraries: PathBuf,
+}
+
+/// The settings of `gpushare-kube node`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kubernetes {
+    /// Names of the resources that its device plugin serves; none of them shows GPUs to the scheduler by a
+    /// ResourceSlice. The agent knows which names there are.
+    pub resources: Vec<String>,
+    /// What one `gpushare.io/gpu-memory` is, in bytes: at least 1 MiB.
+    pub memory_granule: DeviceMemory,
 }
 
 /// The settings of `gpushare meter`.

@@ -2,7 +2,7 @@
 //!
 //! [`slice`] shows GPUs to the scheduler, [`registration`] names the driver to kubelet, [`driver`] answers
 //! kubelet's calls, [`health`] tells it which GPUs work, and [`reconcile`] gives back what nobody will ask for
-//! any more. A claim's share is a value ([`allotment`]) before anything is reserved. Of the node's [`pods`],
+//! any more. [`device_plugin`] serves GPUs as countable resources instead. A claim's share is a value ([`allotment`]) before anything is reserved. Of the node's [`pods`],
 //! [`allocation`] notes what kubelet and other drivers gave to them, and [`resize`] changes living shares as
 //! pods and claims state them anew.
 
@@ -11,6 +11,7 @@ mod allotment;
 mod cdi;
 mod claim;
 mod consumers;
+mod device_plugin;
 mod driver;
 mod engine;
 mod events;
@@ -45,6 +46,8 @@ use tokio::sync::{Mutex, OnceCell, watch};
 use tokio::task::spawn_blocking;
 
 use consumers::Newcomers;
+use device_plugin::asking::Asking;
+use device_plugin::resource::Resource;
 use driver::Turn;
 use events::{Events, Untold};
 use gpushare_rpc as rpc;
@@ -68,6 +71,9 @@ pub struct Options {
     /// kubelet's folder, as its option --root-dir says.
     #[arg(long, value_name = "FOLDER", default_value = "/var/lib/kubelet")]
     kubelet_dir: PathBuf,
+    /// The folder in which kubelet and device plugins find each other: the same whatever --root-dir says.
+    #[arg(long, value_name = "FOLDER", default_value = "/var/lib/kubelet/device-plugins")]
+    device_plugin_dir: PathBuf,
     /// The folder in which engines look for CDI files; one that is emptied when the node starts.
     #[arg(long, value_name = "FOLDER", default_value = "/var/run/cdi")]
     cdi_dir: PathBuf,
@@ -93,6 +99,8 @@ pub struct Options {
 /// All that the driver works with.
 pub struct Agent {
     config: Config,
+    /// What its device plugin serves.
+    resources: Vec<Resource>,
     /// The settings file, if it is not the default one.
     settings_file: Option<PathBuf>,
     state: StateFolder,
@@ -104,6 +112,8 @@ pub struct Agent {
     suspects: Mutex<BTreeSet<String>>,
     /// The claims that further pods may come to share.
     shareable: Mutex<Vec<ClaimName>>,
+    /// What pods ask for that kubelet has not admitted yet.
+    asking: Asking,
     /// Namespaces and names of claims that pods name which were not known before.
     newcomers: Newcomers,
     /// What is to be told to users.
@@ -156,13 +166,16 @@ pub fn run(options: Options) -> Result<()> {
     config.log.start_on(std::io::stderr);
     let state = StateFolder::open(&config.paths.state)?;
     let settings_file = std::env::var_os(ENVIRONMENT).map(PathBuf::from);
+    let resources = Resource::all(&config)?;
     let end = runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
         let api = client(options.service_account.as_deref()).await;
         let api = api.context("cannot find the cluster's API server")?;
-        let (turn, suspects, shareable, newcomers, stated, published, metrics) = Default::default();
+        let (turn, suspects, shareable, asking, newcomers) = Default::default();
+        let (stated, published, metrics) = Default::default();
         let (events, untold) = Events::queue();
         let agent = Arc::new(Agent {
             config,
+            resources,
             settings_file,
             state,
             api,
@@ -170,6 +183,7 @@ pub fn run(options: Options) -> Result<()> {
             turn,
             suspects,
             shareable,
+            asking,
             newcomers,
             events,
             engine: OnceCell::new(),
@@ -204,8 +218,11 @@ async fn changed(stands: &str, period: Duration) {
     let mut told = String::new();
     loop {
         tokio::time::sleep(period).await;
-        let read = spawn_blocking(|| Config::load().and_then(|_| Config::show())).await;
-        match read.map(|read| read.map_err(|error| one_line(&error))) {
+        let read = spawn_blocking(|| {
+            Resource::all(&Config::load()?)?;
+            anyhow::Ok(Config::show()?)
+        });
+        match read.await.map(|read| read.map_err(|error| one_line(error.as_ref()))) {
             Ok(Ok(text)) if text != stands => return,
             Ok(Err(error)) if error != told => {
                 tracing::error!(error, "the settings changed and cannot be used: those of before stay");
@@ -280,8 +297,9 @@ async fn serve(agent: Arc<Agent>, stands: &str, untold: Untold) -> Result<End> {
         let _ = stop.send(true);
         anyhow::Ok(end)
     };
+    let plugins = device_plugin::keep(&agent, until_stopped());
     let repeated = async {
-        tokio::join!(periodic, consumers, pods);
+        tokio::join!(periodic, consumers, pods, plugins);
         anyhow::Ok(())
     };
     tokio::try_join!(driver, registration, metrics, repeated, ended).map(|(.., end)| end)

@@ -1,6 +1,7 @@
 //! A node of a Kubernetes cluster: a simulated kubelet and API server around the agent under test.
 
 pub mod api;
+pub mod device_manager;
 pub mod kubelet;
 pub mod podresources;
 
@@ -75,13 +76,15 @@ pub struct Settings {
     pub engine: Option<PathBuf>,
     /// The address of its metrics.
     pub metrics: Option<SocketAddr>,
+    /// Where device plugins are, if not below kubelet's folder.
+    pub device_plugins: Option<PathBuf>,
     /// By which file it finds the API server, if it is not the simulated one.
     pub kubeconfig: Option<PathBuf>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { period: 1, engine: None, metrics: None, kubeconfig: None }
+        Self { period: 1, engine: None, metrics: None, device_plugins: None, kubeconfig: None }
     }
 }
 
@@ -236,6 +239,8 @@ pub fn agent(program: &Path, config: &Path, kubelet: &Path, cdi: &Path, settings
         command.arg(format!("--metrics-address={address}"));
     }
     command.arg("--kubelet-dir").arg(kubelet).arg("--cdi-dir").arg(cdi);
+    let plugins = settings.device_plugins.clone().unwrap_or_else(|| kubelet.join("device-plugins"));
+    command.arg("--device-plugin-dir").arg(plugins);
     command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("GPUSHARE_CONFIG", config);
     command.envs(settings.kubeconfig.as_ref().map(|file| ("KUBECONFIG", file)));
     command.stdin(Stdio::null());

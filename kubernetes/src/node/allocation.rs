@@ -6,6 +6,7 @@
 
 mod claims;
 mod devices;
+mod own;
 mod pod;
 
 use std::collections::HashMap;
@@ -24,7 +25,7 @@ use super::metrics::number;
 use super::podresources::Devices;
 use claims::Claims;
 pub use pod::claims as claims_of_pod;
-use pod::{Found, Noted};
+use pod::{Found, Noted, OfNode};
 
 /// Time between two looks at a pod that is not noted yet, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(4));
@@ -209,7 +210,10 @@ impl Node {
 
     async fn found(&self, agent: &Arc<Agent>, pod: &Pod) -> Found {
         match (&self.gpus, Claims::of(agent, pod).await) {
-            (Ok(gpus), Ok(claims)) => pod::found(pod, self.devices.as_ref(), &claims, gpus),
+            (Ok(gpus), Ok(claims)) => {
+                let of_node = OfNode { gpus, resources: &agent.resources };
+                pod::found(pod, self.devices.as_ref(), &claims, &of_node)
+            }
             // A node without a GPU has nothing to allocate.
             (Err(why), _) => Found::NotYet(why.clone()),
             (_, Err(why)) => Found::NotYet(why),

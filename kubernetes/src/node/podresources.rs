@@ -91,10 +91,30 @@ impl Devices {
         Some(containers.flat_map(|container| &container.devices).collect())
     }
 
+    /// The ids of a resource that pods have.
+    pub fn given(&self, resource: &str) -> impl Iterator<Item = &str> {
+        let containers = self.pods.iter().flat_map(|pod| &pod.containers);
+        let its = containers.flat_map(|container| &container.devices);
+        let its = its.filter(move |devices| devices.resource_name == resource);
+        its.flat_map(|devices| &devices.device_ids).map(String::as_str)
+    }
+
     /// The ids of all healthy devices of a resource.
     pub fn allocatable(&self, resource: &str) -> impl Iterator<Item = &str> {
         let its = self.allocatable.iter().filter(move |known| known.resource_name == resource);
         its.flat_map(|known| &known.device_ids).map(String::as_str)
+    }
+
+    /// Kubelet's answer, as a test has it: all devices of the container `main` of the pod `team/pod`.
+    #[cfg(test)]
+    pub fn of_main(resources: &[(&str, &[&str])]) -> Self {
+        let mut told = Self::told(&[("main", "", &[])], &[]);
+        let devices = |(resource, ids): &(&str, &[&str])| ContainerDevices {
+            resource_name: (*resource).into(),
+            device_ids: ids.iter().map(ToString::to_string).collect(),
+        };
+        told.pods[0].containers[0].devices = resources.iter().map(devices).collect();
+        told
     }
 
     /// Kubelet's answer, as a test has it: resource and ids by container of the pod `team/pod`.

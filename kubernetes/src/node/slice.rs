@@ -177,6 +177,10 @@ impl Shown {
         let seen = health::seen(agent, known.as_ref());
         let names = |gpus: &mut dyn Iterator<Item = GpuUuid>| gpus.map(device_name).collect();
         let rules = &agent.config.quota;
+        // Two schedulers that count the same GPU would both give it.
+        if !agent.resources.is_empty() {
+            return Ok(Self { devices: Vec::new(), seen: Vec::new(), cordoned: Vec::new() });
+        }
         let devices = match known {
             Ok(node) => devices(&node, rules, &agent.config.request),
             Err(GrantError::Node(

@@ -1,6 +1,7 @@
 //! Pods that a real kubelet runs: from the scheduler to the container's own view, and back.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
 use serde_json::{Value, json};
 
 use crate::control_plane::ControlPlane;
-use crate::worker::{Worker, states};
+use crate::worker::{DEVICE_PLUGINS, Worker, shows, states};
 use crate::{CLAIMS, PODS, claim, example, uid, why};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox, Need::Kubelet];
@@ -153,6 +154,58 @@ fn a_real_kubelet_runs_the_examples_and_tells_of_a_gpu_that_fails() {
 
 #[test]
 #[ignore = "needs root, and Kubernetes' programs with kubelet in KUBE_BIN"]
+fn a_real_kubelet_counts_the_device_plugins_resources_of_one_gpu() {
+    // What variables and annotations say counts for nothing here: only what kubelet allocated.
+    let settings = "[request]\nstrict = true\nenv_ceiling = \"100%\"\nkubelet = \"refuse\"\ndefault_memory = \"10%\"\n\
+                    [kubernetes]\nresources = [\"gpushare.io/gpu-memory\", \"gpushare.io/gpu-core\"]\n";
+    if !met(NEEDS) {
+        return;
+    }
+    let Some(folder) = programs() else { return };
+    let other = UnixStream::connect(Path::new(DEVICE_PLUGINS).join("kubelet.sock"));
+    assert!(other.is_err(), "this machine has a kubelet of its own");
+    let cluster = crate::control_plane(&folder);
+    let class = include_str!("../../../packaging/runtimeclass.yaml");
+    let class: Value = serde_saphyr::from_str(class).expect("it is YAML");
+    cluster.post("/apis/node.k8s.io/v1/runtimeclasses", &class);
+    let mut worker = Worker::without_agent(&cluster, &folder, 2, settings);
+    worker.start_agent(&cluster, &|| {
+        let room = cluster.get(&format!("/api/v1/nodes/{NODE}"))["status"]["allocatable"].clone();
+        room["gpushare.io/gpu-memory"] == "640" && room["gpushare.io/gpu-core"] == "200"
+    });
+    let counted = |name: &str, limits: Value| {
+        let container = json!({"name": "main", "image": "none", "resources": {"limits": limits}});
+        let pod = json!({"metadata": {"name": name}, "spec": {"containers": [container], "runtimeClassName": "gpushare"}});
+        on_this_machine(&pod, &["21GiB", "19GiB"])
+    };
+    let share = json!({"gpushare.io/gpu-memory": "80", "gpushare.io/gpu-core": "30"});
+    for name in ["a", "b", "c"] {
+        cluster.post(PODS, &counted(name, share.clone()));
+        assert_runs(&cluster, &worker, name);
+        let report = report(&cluster, &worker, name, "main");
+        report.assert_size(20 * GIB);
+        assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS], "{name}");
+    }
+    // What all GPUs together do not have stays with the scheduler.
+    cluster.post(PODS, &counted("large", json!({"gpushare.io/gpu-memory": "600"})));
+    assert!(eventually(SOON, || why(&cluster, "large").contains("Insufficient gpushare.io/gpu-memory")));
+    println!("the large one: {}", why(&cluster, "large"));
+    // kubelet starts anew. The first GPU has the memory of the next pod, and not its compute.
+    worker.kill_kubelet();
+    worker.start_kubelet(&cluster);
+    // Until a plugin has registered again, kubelet rejects pods that ask for its resource.
+    assert!(eventually(SOON, || worker.logged("kubelet counts the resource") == 4), "{}", worker.logs());
+    cluster.post(PODS, &counted("d", share));
+    assert_runs(&cluster, &worker, "d");
+    report(&cluster, &worker, "d", "main").assert_size(20 * GIB);
+    for name in ["a", "b", "c", "d", "large"] {
+        cluster.end(&format!("{PODS}/{name}"));
+    }
+    worker.assert_empty();
+}
+
+#[test]
+#[ignore = "needs root, and Kubernetes' programs with kubelet in KUBE_BIN"]
 fn the_agents_own_pod_serves_its_node() {
     if !met(NEEDS) {
         return;
@@ -208,7 +261,7 @@ fn the_agents_own_pod_serves_its_node() {
         let printed = worker.printed_in("gpushare", &uid.unwrap_or_default(), "agent", "node");
         format!("{}\n{printed}\n{}", cluster.get(&format!("{pods}/agent"))["status"], worker.logs())
     };
-    assert!(eventually(SOON, || worker.shows(&cluster, 1)), "{}", said());
+    assert!(eventually(SOON, || shows(&cluster, 1)), "{}", said());
     cluster.post(CLAIMS, &claim("a", "30Gi"));
     cluster.post(PODS, &on_this_machine(&crate::pod("a"), &["31GiB", "29GiB"]));
     assert_runs(&cluster, &worker, "a");

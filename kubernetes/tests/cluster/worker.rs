@@ -21,6 +21,8 @@ use serde_json::{Value, json};
 
 use crate::control_plane::{ControlPlane, GROUP};
 
+/// Where kubelet and device plugins meet, whatever kubelet's own folder is.
+pub const DEVICE_PLUGINS: &str = "/var/lib/kubelet/device-plugins";
 /// How long a part may take to come up.
 const UP: Duration = Duration::from_secs(60);
 
@@ -43,17 +45,22 @@ impl Worker {
     /// GPUs the scheduler sees.
     pub fn start(cluster: &ControlPlane, programs: &Path, gpus: usize, settings: &str) -> Self {
         let mut this = Self::without_agent(cluster, programs, gpus, settings);
+        this.start_agent(cluster, &|| shows(cluster, gpus));
+        this
+    }
+
+    /// Starts the agent, and waits until the cluster sees what it shows.
+    pub fn start_agent(&mut self, cluster: &ControlPlane, is_seen: &dyn Fn() -> bool) {
         // Its token is bound to the node, which is there now.
         let settings = Settings {
             period: 1,
-            engine: Some(this.containerd.socket()),
+            engine: Some(self.containerd.socket()),
+            device_plugins: Some(DEVICE_PLUGINS.into()),
             kubeconfig: Some(cluster.kubeconfig_of_agent()),
             ..Settings::default()
         };
-        let mut command = agent(this.agent_program(), &this.config, &this.folder(), &this.cdi(), &settings);
-        let shown = || this.shows(cluster, gpus);
-        this.agent = Some(Daemon::start(&mut command, &this.scratch.folder("agent-log"), shown));
-        this
+        let mut command = agent(self.agent_program(), &self.config, &self.folder(), &self.cdi(), &settings);
+        self.agent = Some(Daemon::start(&mut command, &self.scratch.folder("agent-log"), is_seen));
     }
 
     /// The same without an agent.
@@ -98,12 +105,6 @@ impl Worker {
             "--period=1".to_owned(),
         ];
         (arguments, self.config.clone())
-    }
-
-    /// Whether the scheduler sees all GPUs.
-    pub fn shows(&self, cluster: &ControlPlane, gpus: usize) -> bool {
-        let slices = cluster.get(&format!("{GROUP}/resourceslices"));
-        slices["items"][0]["spec"]["devices"].as_array().is_some_and(|devices| devices.len() == gpus)
     }
 
     /// The folder of CDI files.
@@ -184,6 +185,11 @@ impl Worker {
         leases(&self.config).into_iter().flat_map(|lease| lease.memory).collect()
     }
 
+    /// How often the agent has logged this.
+    pub fn logged(&self, text: &str) -> usize {
+        self.agent.as_ref().map(Daemon::log).unwrap_or_default().matches(text).count()
+    }
+
     /// What kubelet and agent have logged, of which the last lines say what went wrong.
     pub fn logs(&self) -> String {
         let end = |daemon: &Option<Daemon>| {
@@ -198,6 +204,12 @@ impl Worker {
     pub fn assert_empty(&self) {
         assert!(eventually(UP, || self.left() == (0, 0, 0)), "{:?}\n{}", self.left(), self.logs());
     }
+}
+
+/// Whether the scheduler sees all GPUs.
+pub fn shows(cluster: &ControlPlane, gpus: usize) -> bool {
+    let slices = cluster.get(&format!("{GROUP}/resourceslices"));
+    slices["items"][0]["spec"]["devices"].as_array().is_some_and(|devices| devices.len() == gpus)
 }
 
 /// All pods are on the node's network: containerd wants to see that there is another one.
@@ -230,4 +242,16 @@ fn engine(programs: &Path, scratch: &Scratch) -> String {
 pub fn states(pod: &Value) -> Vec<(String, Value)> {
     let all = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
     all.iter().map(|it| (it["name"].as_str().unwrap_or_default().to_owned(), it["state"].clone())).collect()
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if let Some(mut kubelet) = self.kubelet.take() {
+            kubelet.stop();
+        }
+        // kubelet makes it, and leaves it.
+        for name in ["kubelet.sock", "kubelet_internal_checkpoint"] {
+            let _ = fs::remove_file(Path::new(DEVICE_PLUGINS).join(name));
+        }
+    }
 }

@@ -4,6 +4,7 @@
 mod allocations;
 mod claims;
 mod lives;
+mod plugin;
 mod resizes;
 mod slices;
 

@@ -28,6 +28,9 @@ const NAMES: [&str; 11] = [
 ];
 /// Memory of one share that the whole pod holds: `memory` and `scope` in one key.
 const POD_MEMORY: &str = "pod-memory";
+/// The GPU of which a device plugin gave the compute, where another resource of it gave the memory: kubelet
+/// lets a plugin choose each by itself, and of two that write one annotation only one is heard.
+const CORES_DEVICES: &str = "cores-devices";
 const TRUSTED: &str = "alloc.gpushare.io/";
 /// The prefix of the annotations by which a pod's author asks.
 pub const ANNOTATION: &str = "gpushare.io/";
@@ -225,6 +228,7 @@ fn entries<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestError> {
             None if !alloc && (!unqualified || overridden(container, name, rest)) => continue,
             None => known(rest),
         };
+        let known = known.or((alloc && rest == CORES_DEVICES).then_some(CORES_DEVICES));
         let name = known.ok_or_else(|| unknown(key))?;
         entries.push(Entry { key: key.clone(), name, value: value.into(), rank, is_variable: false });
     }

@@ -12,7 +12,9 @@ use kube::api::ObjectMeta;
 
 use super::claims::Claims;
 use super::devices::{amounts, parts};
-use crate::node::podresources::Devices;
+use super::own::own_part;
+use crate::node::device_plugin::resource::Resource;
+use crate::node::podresources::{ContainerDevices, Devices};
 
 /// What is known of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,15 +91,24 @@ pub fn claims(pod: &Pod) -> Vec<String> {
 }
 
 /// What each container was allocated.
-pub fn found(pod: &Pod, devices: Result<&Devices, &String>, claims: &Claims, gpus: &[Gpu]) -> Found {
-    read(pod, devices, claims, gpus).map_or_else(Found::NotYet, Found::All)
+pub fn found(pod: &Pod, devices: Result<&Devices, &String>, claims: &Claims, node: &OfNode<'_>) -> Found {
+    read(pod, devices, claims, node).map_or_else(Found::NotYet, Found::All)
+}
+
+/// What is of the node.
+#[derive(Clone, Copy, Debug)]
+pub struct OfNode<'a> {
+    /// Its GPUs.
+    pub gpus: &'a [Gpu],
+    /// The resources that its own device plugin serves.
+    pub resources: &'a [Resource],
 }
 
 fn read(
     pod: &Pod,
     devices: Result<&Devices, &String>,
     claims: &Claims,
-    gpus: &[Gpu],
+    node: &OfNode<'_>,
 ) -> Result<Noted, String> {
     let mut by_claims = Vec::new();
     for container in containers(pod) {
@@ -120,7 +131,11 @@ fn read(
             }
             found.push(AllocatedPart { is_pods: is_amount && holders > 1, ..part.clone() });
         }
-        found.extend(of_plugins(pod, container, devices, gpus)?);
+        let (given, refusal) = of_plugins(pod, container, devices, node)?;
+        found.extend(given);
+        if let Some(why) = refusal {
+            noted.refused.insert(container.name.clone(), why);
+        }
         if !found.is_empty() {
             noted.containers.insert(container.name.clone(), Allocated(merged(found)));
         }
@@ -154,20 +169,20 @@ fn of_claims(
     Ok(found)
 }
 
-/// What device plugins gave the container.
+/// What device plugins gave the container, or why it cannot have that.
 fn of_plugins(
     pod: &Pod,
     container: &Container,
     devices: Result<&Devices, &String>,
-    gpus: &[Gpu],
-) -> Result<Vec<AllocatedPart>, String> {
+    node: &OfNode<'_>,
+) -> Result<(Vec<AllocatedPart>, Option<String>), String> {
     let by_claim: BTreeSet<&str> = mappings(pod, container).map(|its| its.resource_name.as_str()).collect();
     let mut limits = Vec::new();
     for (name, number) in extended(container).filter(|(name, _)| !by_claim.contains(name)) {
         limits.push((name, number.ok_or_else(|| format!("the amount of {name} cannot be read"))?));
     }
     if limits.is_empty() {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), None));
     }
     // Before that, kubelet may still list the pod that had its name before.
     if pod.status.as_ref().is_none_or(|status| status.start_time.is_none()) {
@@ -177,13 +192,22 @@ fn of_plugins(
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let its = devices.of(namespace, name, &container.name).ok_or("kubelet does not list it")?;
+    let is_own =
+        |its: &&&ContainerDevices| node.resources.iter().any(|known| known.name == its.resource_name);
+    let (own, others): (Vec<&ContainerDevices>, Vec<_>) = its.iter().partition(is_own);
     let mut given = Vec::new();
-    for its in its {
-        given.extend(parts(its, devices, gpus)?);
+    for its in others {
+        given.extend(parts(its, devices, node.gpus)?);
     }
-    let counted = amounts(limits.iter().copied(), &given, gpus);
+    let counted = amounts(limits.iter().copied(), &given, node.gpus);
     given.extend(counted);
-    Ok(given)
+    match own_part(&own, node.resources) {
+        Ok(part) => {
+            given.extend(part);
+            Ok((given, None))
+        }
+        Err(why) => Ok((given, Some(why))),
+    }
 }
 
 /// All containers that kubelet gives devices to. Ephemeral ones get none.
@@ -260,12 +284,19 @@ pub mod tests {
 
     use super::*;
     use crate::node::allotment::tests::gpu;
+    use crate::node::device_plugin::offer::id;
+    use crate::node::device_plugin::resource::{System, Unit};
 
     const GIB: u64 = 1 << 30;
 
     /// Two GPUs of 80 GiB.
     pub fn gpus() -> Vec<Gpu> {
         vec![gpu(1), gpu(2)]
+    }
+
+    /// A node whose device plugin serves nothing.
+    fn node(gpus: &[Gpu]) -> OfNode<'_> {
+        OfNode { gpus, resources: &[] }
     }
 
     fn pod(spec: Value, status: Value) -> Pod {
@@ -298,7 +329,7 @@ pub mod tests {
         let id = gpus[1].uuid.to_string();
         let devices = Devices::told(&[("main", "nvidia.com/gpu", &[&id])], &[("nvidia.com/gpu", &[&id])]);
         let pod = pod(with_limits(json!({"nvidia.com/gpu": "1", "cpu": "2"})), started());
-        let found = all(found(&pod, Ok(&devices), &Claims::default(), &gpus));
+        let found = all(found(&pod, Ok(&devices), &Claims::default(), &node(&gpus)));
         assert_eq!(found.keys().collect::<Vec<_>>(), ["main"]);
         assert_eq!(found["main"].0.len(), 1);
         assert_eq!((found["main"].0[0].gpu, found["main"].0[0].memory), (Some(gpus[1].uuid), None));
@@ -311,21 +342,21 @@ pub mod tests {
         let empty = Devices::told(&[], &[]);
         let none = String::from("kubelet does not answer");
         let new = pod(limits(), json!({}));
-        assert!(is_waiting(&found(&new, Ok(&empty), &claims, &gpus)), "no device yet");
-        assert!(is_waiting(&found(&new, Ok(&Devices::default()), &claims, &gpus)), "no such pod");
-        assert!(is_waiting(&found(&new, Err(&none), &claims, &gpus)));
+        assert!(is_waiting(&found(&new, Ok(&empty), &claims, &node(&gpus))), "no device yet");
+        assert!(is_waiting(&found(&new, Ok(&Devices::default()), &claims, &node(&gpus))), "no such pod");
+        assert!(is_waiting(&found(&new, Err(&none), &claims, &node(&gpus))));
         let id = gpus[1].uuid.to_string();
         let earlier = Devices::told(&[("main", "nvidia.com/gpu", &[&id])], &[]);
-        assert!(is_waiting(&found(&new, Ok(&earlier), &claims, &gpus)), "of a pod before it");
+        assert!(is_waiting(&found(&new, Ok(&earlier), &claims, &node(&gpus))), "of a pod before it");
         let unread = pod(with_limits(json!({"nvidia.com/gpu": "1e0"})), started());
-        assert!(has_devices(&unread) && is_waiting(&found(&unread, Ok(&earlier), &claims, &gpus)));
+        assert!(has_devices(&unread) && is_waiting(&found(&unread, Ok(&earlier), &claims, &node(&gpus))));
         let started = pod(limits(), started());
-        assert!(is_waiting(&found(&started, Ok(&Devices::default()), &claims, &gpus)));
-        assert!(all(found(&started, Ok(&empty), &claims, &gpus)).is_empty(), "it got none");
+        assert!(is_waiting(&found(&started, Ok(&Devices::default()), &claims, &node(&gpus))));
+        assert!(all(found(&started, Ok(&empty), &claims, &node(&gpus))).is_empty(), "it got none");
         // What asks for nothing needs no answer.
         let thief = pod(with_limits(json!({"cpu": "2", "hugepages-2Mi": "2Mi"})), json!({}));
         assert!(!has_devices(&thief) && has_devices(&new));
-        assert!(all(found(&thief, Err(&none), &claims, &gpus)).is_empty());
+        assert!(all(found(&thief, Err(&none), &claims, &node(&gpus))).is_empty());
     }
 
     #[test]
@@ -334,7 +365,8 @@ pub mod tests {
         let slot = format!("{}-3", gpus[0].uuid);
         let devices = Devices::told(&[("main", "nvidia.com/gpu", &[&slot])], &[]);
         let limits = json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000});
-        let found = all(found(&pod(with_limits(limits), started()), Ok(&devices), &Claims::default(), &gpus));
+        let found =
+            all(found(&pod(with_limits(limits), started()), Ok(&devices), &Claims::default(), &node(&gpus)));
         let memory: Vec<_> = found["main"].0.iter().map(|part| part.memory).collect();
         assert_eq!(memory, [None, Some(DeviceMemory::from_bytes(3000 << 20))]);
     }
@@ -387,7 +419,8 @@ pub mod tests {
         let gpus = gpus();
         let devices = Devices::default();
         let read = |requests: &[Value]| {
-            let found = all(found(&naming(requests), Ok(&devices), &claims_for(&["uid-of-pod"]), &gpus));
+            let found =
+                all(found(&naming(requests), Ok(&devices), &claims_for(&["uid-of-pod"]), &node(&gpus)));
             let part = |part: &AllocatedPart| {
                 (part.gpu, part.memory.map(|memory| memory.bytes() / GIB), part.is_pods)
             };
@@ -407,7 +440,7 @@ pub mod tests {
     fn a_claim_counts_for_its_one_pod_when_it_is_allocated_and_shown() {
         let gpus = gpus();
         let devices = Devices::default();
-        let read = |claims: &Claims| found(&naming(&[Value::Null]), Ok(&devices), claims, &gpus);
+        let read = |claims: &Claims| found(&naming(&[Value::Null]), Ok(&devices), claims, &node(&gpus));
         assert!(is_waiting(&read(&claims_for(&[]))), "not reserved");
         assert!(is_waiting(&read(&claims_for(&["another"]))), "another pod's");
         assert!(is_waiting(&read(&Claims::default())), "not known");
@@ -421,5 +454,42 @@ pub mod tests {
             Found::All(noted) => assert!(noted.refused["c0"].contains("shared by several pods"), "{noted:?}"),
             Found::NotYet(why) => panic!("{why}"),
         }
+    }
+
+    #[test]
+    fn what_the_nodes_own_plugin_gave_is_memory_and_compute_of_one_gpu() {
+        let (gpus, started) = (gpus(), started());
+        let memory = Unit::Memory(DeviceMemory::from_bytes(256 << 20));
+        let resource = |name: &str, unit| Resource { name: name.to_owned(), unit, system: System::Own };
+        let resources =
+            [resource("gpushare.io/gpu-memory", memory), resource("gpushare.io/gpu-core", Unit::Percent)];
+        let node = OfNode { gpus: &gpus, resources: &resources };
+        let limits = json!({"gpushare.io/gpu-memory": "16", "gpushare.io/gpu-core": "30"});
+        let pod = pod(with_limits(limits), started);
+        let ids = |gpu: usize, count: u64| -> Vec<String> {
+            (0..count).map(|number| id(gpus[gpu].uuid, number)).collect()
+        };
+        let told = |cores_of: usize| {
+            let (memory, cores) = (ids(0, 16), ids(cores_of, 30));
+            let text = |ids: &'_ [String]| -> Vec<String> { ids.to_vec() };
+            let (memory, cores) = (text(&memory), text(&cores));
+            let memory: Vec<&str> = memory.iter().map(String::as_str).collect();
+            let cores: Vec<&str> = cores.iter().map(String::as_str).collect();
+            let devices =
+                Devices::of_main(&[("gpushare.io/gpu-memory", &memory), ("gpushare.io/gpu-core", &cores)]);
+            match found(&pod, Ok(&devices), &Claims::default(), &node) {
+                Found::All(noted) => noted,
+                Found::NotYet(why) => panic!("not yet: {why}"),
+            }
+        };
+        let noted = told(0);
+        let Allocated(parts) = &noted.containers["main"];
+        assert_eq!((parts.len(), parts[0].gpu), (1, Some(gpus[0].uuid)));
+        assert_eq!(
+            (parts[0].memory, parts[0].cores),
+            (Some(DeviceMemory::from_bytes(4 * GIB)), Cores::new(30))
+        );
+        assert!(noted.refused.is_empty());
+        assert!(told(1).refused["main"].contains("of another GPU than"), "{:?}", told(1).refused);
     }
 }
