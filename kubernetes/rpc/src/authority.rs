@@ -173,18 +173,23 @@ impl Translation {
                 written.extend_from_slice(text);
             }
         }
-        let mut rest = written.chunks(LONGEST).peekable();
+        let mut rest = &written[..];
         let mut kind = HEADERS;
-        while let Some(chunk) = rest.next() {
-            let end = if rest.peek().is_none() { END_HEADERS } else { 0 };
+        // A block may have no field, and its frame still ends the stream.
+        loop {
+            let (chunk, more) = rest.split_at(rest.len().min(LONGEST));
+            rest = more;
+            let end = if rest.is_empty() { END_HEADERS } else { 0 };
             let stream_end = if kind == HEADERS && block.ends_stream { END_STREAM } else { 0 };
             let [.., high, middle, low] = chunk.len().to_be_bytes();
             self.done.extend([high, middle, low, kind, end | stream_end]);
             self.done.extend(block.stream);
             self.done.extend_from_slice(chunk);
+            if rest.is_empty() {
+                return Ok(());
+            }
             kind = CONTINUATION;
         }
-        Ok(())
     }
 }
 
@@ -327,6 +332,12 @@ mod tests {
             let block: Vec<u8> = got.into_iter().flat_map(|(_, _, block)| block).collect();
             assert_eq!(fields(&block), wanted.iter().cloned().chain(more).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn a_block_without_fields_still_ends_its_stream() {
+        let sent = [PREFACE.to_vec(), frame(HEADERS, END_HEADERS | END_STREAM, b"")].concat();
+        assert_eq!(translated(&[&sent]).unwrap(), sent);
     }
 
     #[test]
