@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -20,6 +20,7 @@ use picture::Picture;
 
 /// How the plugin finds the cluster, and what it shows.
 #[derive(clap::Args, Clone, Debug)]
+#[command(override_usage = "kubectl gpushare [OPTIONS] <COMMAND>")]
 pub struct Options {
     #[command(subcommand)]
     shown: Shown,
@@ -65,23 +66,29 @@ async fn show(options: &Options) -> Result<()> {
     let (client, default) = client(options).await.context("cannot find the cluster")?;
     let namespace = options.namespace.clone().unwrap_or(default);
     let of_driver = ListParams::default().fields(&format!("spec.driver={}", crate::node::DRIVER));
-    let slices = Api::<ResourceSlice>::all(client.clone()).list(&of_driver).await;
-    let slices = slices.context("the ResourceSlices cannot be listed")?;
+    let slices = match Api::<ResourceSlice>::all(client.clone()).list(&of_driver).await {
+        Ok(slices) => Some(slices.items),
+        Err(kube::Error::Api(status)) if status.code == 403 && !matches!(options.shown, Shown::Gpus) => None,
+        Err(error) => return Err(said(error)).context("the ResourceSlices cannot be listed"),
+    };
     // Shares of other namespaces take room, too, but not everybody may see them.
     let all = Api::<ResourceClaim>::all(client.clone()).list(&ListParams::default()).await;
     let (claims, sees_all) = match all {
         Ok(claims) => (claims.items, true),
         Err(kube::Error::Api(status)) if status.code == 403 => {
             let own = Api::<ResourceClaim>::namespaced(client.clone(), &namespace);
-            let own = own.list(&ListParams::default()).await.context("the claims cannot be listed")?;
-            (own.items, false)
+            let own = own.list(&ListParams::default()).await;
+            (own.map_err(said).context("the claims cannot be listed")?.items, false)
         }
-        Err(error) => return Err(error).context("the claims cannot be listed"),
+        Err(error) => return Err(said(error)).context("the claims cannot be listed"),
     };
-    let picture = Picture::of(&slices.items, &claims);
-    let partly = "only the shares of your own namespace are counted: you may not list others' claims";
+    let sees_gpus = slices.is_some();
+    let picture = Picture { sees_all, sees_gpus, ..Picture::of(&slices.unwrap_or_default(), &claims) };
     if !sees_all {
-        eprintln!("note: {partly}");
+        eprintln!("note: only the shares of your own namespace are counted: you may not list others' claims");
+    }
+    if !sees_gpus {
+        eprintln!("note: what is free is not known: you may not list ResourceSlices");
     }
     let is_shown = |its: &str| options.all_namespaces || its == namespace;
     match &options.shown {
@@ -93,9 +100,14 @@ async fn show(options: &Options) -> Result<()> {
         }
         Shown::Shares => print!("{}", picture.shares_table(is_shown)),
         Shown::Why { pod } => {
-            let found = Api::<Pod>::namespaced(client, &namespace).get(pod).await;
-            let found = found.with_context(|| format!("no pod {namespace}/{pod}"))?;
-            let lines = why::lines(&found, &claims, &picture);
+            let found = Api::<Pod>::namespaced(client.clone(), &namespace).get(pod).await;
+            let found = found.map_err(said).with_context(|| format!("pod {namespace}/{pod}"))?;
+            let about = format!("involvedObject.uid={}", found.metadata.uid.clone().unwrap_or_default());
+            // Who may not list events is told the rest.
+            let events = Api::<Event>::namespaced(client, &namespace);
+            let events = events.list(&ListParams::default().fields(&about)).await;
+            let events = events.map(|events| events.items).unwrap_or_default();
+            let lines = why::lines(&found, &claims, &events, &picture);
             match options.json {
                 true => println!("{:#}", json!(lines)),
                 false => lines.iter().for_each(|line| println!("{line}")),
@@ -103,6 +115,14 @@ async fn show(options: &Options) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What the API server said, without the words around it.
+fn said(error: kube::Error) -> anyhow::Error {
+    match error {
+        kube::Error::Api(status) => anyhow::anyhow!("{}", status.message),
+        other => other.into(),
+    }
 }
 
 /// The client, and the namespace of its context.

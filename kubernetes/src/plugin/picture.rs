@@ -19,6 +19,10 @@ pub struct Picture {
     pub gpus: Vec<Gpu>,
     /// By namespace and claim.
     pub shares: Vec<Share>,
+    /// Whether the shares of all namespaces are counted.
+    pub sees_all: bool,
+    /// Whether the GPUs are known.
+    pub sees_gpus: bool,
 }
 
 /// One GPU, and how much of it is given.
@@ -106,7 +110,7 @@ impl Picture {
             }
         }
         shares.sort_by(|one, other| (&one.namespace, &one.claim).cmp(&(&other.namespace, &other.claim)));
-        Self { gpus, shares }
+        Self { gpus, shares, sees_all: true, sees_gpus: true }
     }
 
     /// A line for each GPU.
