@@ -164,7 +164,7 @@ fn merged_containerd(program: &Path, main: &Path, runtime: Option<&Runtime>) -> 
     let merged = merged(&output)?;
     if let Some(runtime) = runtime {
         containerd::refuse_disabled_cri("", &merged).map_err(|mistake| anyhow::anyhow!(mistake.message))?;
-        refuse(containerd::fault(&merged, runtime))?;
+        refuse(program, containerd::fault(&merged, runtime))?;
     }
     Ok("containerd config dump".to_owned())
 }
@@ -174,11 +174,13 @@ fn merged(output: &Output) -> Result<Table> {
         .map_err(|mistake| anyhow::anyhow!("cannot read what the engine made of its settings: {mistake}"))
 }
 
-fn refuse(fault: Option<String>) -> Result<()> {
+fn refuse(program: &Path, fault: Option<String>) -> Result<()> {
     match fault {
         None => Ok(()),
         Some(fault) => bail!(
-            "{fault}: another file that it reads decides; look for `imports` and drop-ins, and name the file that counts with --config"
+            "{fault}: another file that it reads decides; look for `imports` and drop-ins, and name the file that counts with --config; \
+             {} was asked: where another one reads the file, name it with --engine-path",
+            program.display()
         ),
     }
 }
@@ -214,7 +216,7 @@ fn merged_crio(
     let output = output(command.arg("--config-dir").arg(&drop_ins).arg("config"))?;
     ensure!(output.status.success(), "CRI-O would not take the new settings: {}", complaint(&output));
     if let Some(runtime) = runtime {
-        refuse(crio::fault(&merged(&output)?, runtime))?;
+        refuse(program, crio::fault(&merged(&output)?, runtime))?;
     }
     Ok("crio config".to_owned())
 }
@@ -238,7 +240,7 @@ fn podman(program: &Path, file: Option<&Path>, scratch: &Path, runtime: Option<&
     ensure!(output.status.success(), "podman would not take the new settings: {}", complaint(&output));
     let path = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     if let Some(runtime) = runtime.filter(|runtime| runtime.path != path) {
-        refuse(Some(format!("podman would run {path:?} for {:?}", runtime.name)))?;
+        refuse(program, Some(format!("podman would run {path:?} for {:?}", runtime.name)))?;
     }
     Ok("podman info".to_owned())
 }
