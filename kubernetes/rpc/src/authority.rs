@@ -341,6 +341,31 @@ mod tests {
     }
 
     #[test]
+    fn whatever_comes_is_read_or_refused() {
+        let mut random = fastrand::Rng::with_seed(5);
+        let (mut read, mut refused) = (0, 0);
+        for _ in 0..3_000 {
+            let mut bytes = KUBELETS.to_vec();
+            for _ in 0..random.usize(1..6) {
+                let at = random.usize(PREFACE.len()..bytes.len());
+                match random.u8(..3) {
+                    0 => bytes[at] = random.u8(..),
+                    1 => bytes.truncate(at.max(PREFACE.len() + 1)),
+                    _ => bytes.insert(at, random.u8(..)),
+                }
+            }
+            match translated(&[&bytes]) {
+                Ok(done) => {
+                    read += 1;
+                    assert!(done.len() < 64 << 10, "{bytes:?}");
+                }
+                Err(_) => refused += 1,
+            }
+        }
+        assert!(read > 100 && refused > 100, "{read} {refused}");
+    }
+
+    #[test]
     fn what_is_no_http2_ends_the_connection() {
         let greeted = |frame: &[u8]| [PREFACE, frame].concat();
         for bytes in [
