@@ -86,7 +86,8 @@ pub enum RequestError {
     },
     /// Other words of the bundle ask for less than the claim's share.
     #[error(
-        "the container has a share by claim {claim}, and asks for less of it by other words; the containers of a claim hold one share together: remove the other words, or let the claim ask for less"
+        "the container has a share by claim {claim}, and asks for less of it by other words; the containers of \
+         a claim hold one share together: remove the other words, or let the claim ask for less"
     )]
     BelowClaim {
         /// Namespace and name of the claim.

@@ -54,9 +54,9 @@ pub enum AllocationError {
     Untold,
     /// The agent does not live, and had not noted the pod.
     #[error(
-        "what kubelet allocated to this pod is not known, since gpushare's agent does not run on this node, or has \
-         not read the setting yet (request.kubelet); start it (gpushare-kube node), wait half a minute, or have the administrator set \
-         request.kubelet"
+        "what kubelet allocated to this pod is not known, since gpushare's agent does not run on this node, or \
+         has not read the setting yet (request.kubelet); start it (gpushare-kube node), wait half a minute, or \
+         have the administrator set request.kubelet"
     )]
     Away,
     /// What the container got cannot be held.

@@ -48,8 +48,8 @@ pub struct Change {
     pub gpu: Option<GpuUuid>,
     /// The annotations by which it is asked for, to be kept as [`Lease::restated`].
     pub restated: Option<BTreeMap<String, String>>,
-    /// What a restarted container asks for then, as [`crate::words`] has it, where containers of a pod share the
-    /// lease.
+    /// What a restarted container asks for then, as [`crate::words`] has it, where containers of a pod share
+    /// the lease.
     pub pod_request: Option<String>,
 }
 

@@ -178,8 +178,8 @@ fn refuse(program: &Path, fault: Option<String>) -> Result<()> {
     match fault {
         None => Ok(()),
         Some(fault) => bail!(
-            "{fault}: another file that it reads decides; look for `imports` and drop-ins, and name the file that counts with --config; \
-             {} was asked: where another one reads the file, name it with --engine-path",
+            "{fault}: another file that it reads decides; look for `imports` and drop-ins, and name the file that \
+             counts with --config; {} was asked: where another one reads the file, name it with --engine-path",
             program.display()
         ),
     }

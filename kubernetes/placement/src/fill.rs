@@ -9,8 +9,8 @@ use std::collections::HashMap;
 use crate::cluster::Policy;
 use crate::node::{GPUS, Node, Place, Task, WHOLE};
 
-// The numbers were tried on eight lists of a production trace (the bench's section "placement"): more sequences
-// starve tasks of eight GPUs on some of them, and fewer on others.
+// The numbers were tried on eight lists of a production trace (the bench's section "placement"): more
+// sequences starve tasks of eight GPUs on some of them, and fewer on others.
 
 /// How many sequences are walked.
 const SEQUENCES: usize = 16;
@@ -131,8 +131,8 @@ fn sequences(demand: &Demand) -> Vec<Vec<Task>> {
     let wanted = demand.iter().filter(|(task, weight)| task.gpus > 0 && *weight > 0.0);
     let mut kinds: Vec<(Task, f64)> =
         wanted.map(|(task, weight)| (*task, weight * f64::from(task.gpus).powf(SIZE))).collect();
-    // The draws do not depend on the order in which the kinds were counted, and those of a step lie evenly over
-    // the numbers of GPUs first.
+    // The draws do not depend on the order in which the kinds were counted, and those of a step lie evenly
+    // over the numbers of GPUs first.
     kinds.sort_by_key(|(task, _)| (task.gpus, task.share, *task));
     let total: f64 = kinds.iter().map(|(_, weight)| weight).sum();
     if kinds.is_empty() {

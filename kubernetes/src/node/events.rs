@@ -34,7 +34,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// A claim.
+    /// The claim of this name and UID, in its namespace.
     pub fn of_claim(name: &ClaimName) -> Self {
         let ClaimName { uid, namespace, name } = name.clone();
         Self { kind: "ResourceClaim", api_version: "resource.k8s.io/v1", namespace, name, uid }

@@ -181,7 +181,8 @@ fn look(
         let result = match Restated::of(&lease, wanted) {
             // The container is being created, or has just ended.
             Err(error) if error.is_absent() => continue,
-            // What a hook prepared has no bundle to compare with: what is seen first is what it was started with.
+            // What a hook prepared has no bundle to compare with: what is seen first is what it was started
+            // with.
             Err(RestateError::NoRoot(_)) if !held.contains_key(&lease.id) => {
                 held.insert(lease.id, wanted.clone());
                 continue;

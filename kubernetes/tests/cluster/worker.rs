@@ -41,8 +41,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A node of `gpus` GPUs of 80 GiB under these settings of gpushare, which kubelet has registered and whose
-    /// GPUs the scheduler sees.
+    /// A node of `gpus` GPUs of 80 GiB under these settings of gpushare, which kubelet has registered and
+    /// whose GPUs the scheduler sees.
     pub fn start(cluster: &ControlPlane, programs: &Path, gpus: usize, settings: &str) -> Self {
         let mut this = Self::without_agent(cluster, programs, gpus, settings);
         this.start_agent(cluster, &|| shows(cluster, gpus));
@@ -90,7 +90,7 @@ impl Worker {
         this
     }
 
-    /// The agent.
+    /// The agent's program, as it was built for this test.
     pub fn agent_program(&self) -> &'static Path {
         Path::new(env!("CARGO_BIN_EXE_gpushare-kube"))
     }

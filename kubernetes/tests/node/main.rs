@@ -12,7 +12,7 @@ use std::path::Path;
 
 use gpushare_tests::cluster::{ClusterNode, Settings};
 
-/// The agent.
+/// The agent's program, as it was built for these tests.
 fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_gpushare-kube"))
 }

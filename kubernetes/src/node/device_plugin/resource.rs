@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use gpushare_config::Config;
 use gpushare_inventory::DeviceMemory;
 
-/// A resource.
+/// One countable resource, as pods ask for it among their limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resource {
     /// As pods name it.

@@ -92,8 +92,8 @@ impl Plugin {
         Self { agent, resource, offered, paired, followed: Arc::default() }
     }
 
-    /// Whether kubelet follows a list of the devices. One that has dropped the plugin, as for another one of the
-    /// same name that has gone since, follows none.
+    /// Whether kubelet follows a list of the devices. One that has dropped the plugin, as for another one of
+    /// the same name that has gone since, follows none.
     pub fn is_followed(&self) -> bool {
         self.followed.load(Ordering::Relaxed) > 0
     }

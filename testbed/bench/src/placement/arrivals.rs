@@ -20,7 +20,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The mean.
+    /// The mean of several runs; zeros for none.
     pub fn mean<'a>(all: impl Iterator<Item = &'a Self> + Clone) -> Self {
         let mean = |figure: fn(&Self) -> f64| {
             let (sum, count) =

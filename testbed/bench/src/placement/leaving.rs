@@ -22,7 +22,7 @@ struct Run {
     wait: f64,
     /// How many waited at all.
     waited: usize,
-    /// Idle shares that the tasks of the list could not use, in percent of the GPUs, as the mean over arrivals.
+    /// Idle shares that the tasks of the list could not use, in percent of the GPUs: the mean over arrivals.
     fragments: f64,
 }
 
