@@ -64,7 +64,11 @@ pub async fn publish(agent: &Arc<Agent>) -> Result<()> {
     let shown = spawn_blocking(move || Shown::of(&read)).await??;
     agent.metrics.gpus.set(number(shown.devices.len()));
     let api = Api::<ResourceSlice>::all(agent.api.clone());
-    let known = own(agent, &api).await.context("cannot read the ResourceSlice")?;
+    let known = match own(agent, &api).await {
+        // A cluster without claims, to which GPUs are shown as countable resources.
+        Err(kube::Error::Api(status)) if status.code == 404 && !agent.resources.is_empty() => return Ok(()),
+        known => known.context("cannot read the ResourceSlice")?,
+    };
     let old = known.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).cloned().collect::<Vec<_>>();
     let wanted = shown.beside(&old);
     let mut published = agent.published.lock().await;
