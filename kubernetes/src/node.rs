@@ -119,7 +119,7 @@ pub struct Agent {
     /// What is to be told to users.
     events: Events,
     /// The name of kubelet's engine, once it is known.
-    engine: OnceCell<Option<String>>,
+    engine: OnceCell<String>,
     /// What the annotations of claims state, by UID.
     stated: Mutex<HashMap<String, Stated>>,
     /// What was last written to the API server, and what it made of it.

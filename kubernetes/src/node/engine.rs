@@ -86,7 +86,11 @@ pub enum EngineError {
 /// # Errors
 /// When it applies no CDI devices, or that cannot be found out.
 pub async fn check(agent: &Agent) -> Result<(), EngineError> {
-    let kubelets = agent.engine.get_or_try_init(|| kubelets(agent)).await?;
+    // What kubelet has not told yet is asked for again the next time.
+    let kubelets = match agent.engine.get() {
+        Some(known) => Some(known.clone()),
+        None => kubelets(agent).await?.inspect(|name| drop(agent.engine.set(name.clone()))),
+    };
     let found = || SOCKETS.iter().map(Path::new).find(|path| path.exists());
     let path = agent.options.engine_socket.as_deref().or_else(found).ok_or(EngineError::NoSocket)?;
     let asked = tokio::time::timeout(ANSWER, ask(path)).await;
@@ -94,9 +98,9 @@ pub async fn check(agent: &Agent) -> Result<(), EngineError> {
     let (version, status) = asked
         .map_err(|_| silent("no answer".to_owned()))?
         .map_err(|status| silent(status.message().to_owned()))?;
-    match kubelets.as_deref().filter(|kubelets| *kubelets != version.name) {
+    match kubelets.filter(|kubelets| *kubelets != version.name) {
         Some(kubelets) => {
-            let (asked, kubelets) = (version.name, kubelets.to_owned());
+            let asked = version.name;
             Err(EngineError::Another { asked, path: path.to_owned(), kubelets })
         }
         None => judge(&version, &status),
