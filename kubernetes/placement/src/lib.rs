@@ -1,17 +1,19 @@
 //! Which node and which GPUs of a cluster a task gets. Pure: no clock, no I/O, and the same input gives the
 //! same answer.
 //!
-//! A [`Cluster`] knows its nodes and asks a [`Policy`] what each place that fits is worth: [`Fill`],
-//! [`Binpack`] or [`Spread`]. What fits is never refused. Amounts of a GPU are thousandths of it, whatever
-//! they are of (memory, compute): who has both takes the larger one.
+//! A [`Ledger`] knows the nodes and what pods hold of them, to the byte. It asks a [`Policy`] what each place
+//! that fits is worth: [`Fill`], [`Binpack`] or [`Spread`]. What fits is never refused. Policies see parts of
+//! GPUs in thousandths: of memory or of compute, whichever is more.
 #![forbid(unsafe_code)]
 
-mod cluster;
 mod fill;
+mod ledger;
+mod machine;
 mod node;
 mod simple;
 
-pub use cluster::{Cluster, Placed, Policy};
 pub use fill::{Demand, Fill};
+pub use ledger::{Host, Ledger, Policy};
+pub use machine::{Gpu, Machine, Memory, Misfit, Needs, Part, Places, Share};
 pub use node::{GPUS, Models, Node, Place, Task, WHOLE};
 pub use simple::{Binpack, Spread};

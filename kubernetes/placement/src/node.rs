@@ -19,7 +19,7 @@ impl Models {
         Self(self.0 | 1 << (number % 64))
     }
 
-    const fn has(self, number: u8) -> bool {
+    pub(crate) const fn has(self, number: u8) -> bool {
         self.0 == 0 || self.0 & 1 << (number % 64) != 0
     }
 }
@@ -78,6 +78,17 @@ impl Place {
         Self(1 << (index % GPUS))
     }
 
+    /// The GPUs of both.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether it has GPUs, and all of them are of the other's.
+    pub(crate) const fn is_within(self, other: Self) -> bool {
+        self.0 != 0 && self.0 & !other.0 == 0
+    }
+
     /// The indexes of the GPUs.
     pub fn gpus(self) -> impl Iterator<Item = usize> {
         (0..GPUS).filter(move |index| self.0 & 1 << index != 0)
@@ -105,54 +116,21 @@ impl Node {
         self.gpus().iter().map(|rest| u64::from(*rest)).sum()
     }
 
-    /// Each way in which the task fits, but for those that leave the same behind. Several GPUs are taken the
-    /// fullest first.
-    pub fn places(&self, task: &Task) -> impl Iterator<Item = Place> + use<> {
-        let fits = self.cpu >= task.cpu && self.memory >= task.memory;
-        let node = *self;
-        let share = task.share;
-        let one = move |index: usize| {
-            let rest = node.rest[index];
-            rest >= share && !node.rest[..index].contains(&rest)
-        };
-        let ones = (0..usize::from(self.gpus)).filter(move |index| one(*index)).map(Place::of);
-        let (alone, several) = match task.gpus {
-            _ if !fits || (task.gpus > 0 && !task.models.has(self.model)) => (None, None),
-            0 => (None, Some(Place::default())),
-            1 => (Some(ones), None),
-            count => (None, self.fullest(count, share)),
-        };
-        alone.into_iter().flatten().chain(several)
-    }
-
-    /// The `count` fullest GPUs that have a share free.
-    fn fullest(&self, count: u8, share: u16) -> Option<Place> {
-        let mut fitting: Vec<usize> =
-            (0..usize::from(self.gpus)).filter(|index| self.rest[*index] >= share).collect();
-        fitting.sort_by_key(|index| self.rest[*index]);
-        let chosen = fitting.get(..usize::from(count))?;
-        Some(Place(chosen.iter().fold(0, |all, index| all | Place::of(*index).0)))
-    }
-
-    /// Takes what the task needs, at a place that [`Node::places`] gave.
-    pub fn take(&mut self, task: &Task, place: Place) {
-        self.cpu = self.cpu.saturating_sub(task.cpu);
-        self.memory = self.memory.saturating_sub(task.memory);
-        place.gpus().for_each(|index| self.rest[index] = self.rest[index].saturating_sub(task.share));
-    }
-
-    /// Gives back what [`Node::take`] took.
-    pub fn give_back(&mut self, task: &Task, place: Place) {
-        self.cpu += task.cpu;
-        self.memory += task.memory;
-        place.gpus().for_each(|index| self.rest[index] = (self.rest[index] + task.share).min(WHOLE));
+    /// Whether the task fits in any way.
+    #[must_use]
+    pub fn fits(&self, task: &Task) -> bool {
+        let free = self.gpus().iter().filter(|rest| **rest >= task.share).count();
+        let has_gpus = task.gpus == 0 || (free >= usize::from(task.gpus) && task.models.has(self.model));
+        self.cpu >= task.cpu && self.memory >= task.memory && has_gpus
     }
 
     /// The node after the task came.
     #[must_use]
     pub fn after(&self, task: &Task, place: Place) -> Self {
         let mut after = *self;
-        after.take(task, place);
+        after.cpu = after.cpu.saturating_sub(task.cpu);
+        after.memory = after.memory.saturating_sub(task.memory);
+        place.gpus().for_each(|index| after.rest[index] = after.rest[index].saturating_sub(task.share));
         after
     }
 }
@@ -161,45 +139,25 @@ impl Node {
 mod tests {
     use super::*;
 
-    fn node(rest: &[u16]) -> Node {
-        let mut node = Node::idle(8000, 1024, rest.len(), 1);
-        node.rest[..rest.len()].copy_from_slice(rest);
-        node
-    }
-
     #[test]
     fn a_task_fits_where_each_of_its_needs_is_met() {
-        let rest = [300, 1000, 300, 600, 1000];
+        let mut node = Node::idle(8000, 1024, 5, 1);
+        node.rest[..5].copy_from_slice(&[300, 1000, 300, 600, 1000]);
         let one = Task { cpu: 1000, memory: 10, gpus: 1, share: 300, models: Models::ANY };
-        let indexes = |task: Task| -> Vec<Vec<usize>> {
-            node(&rest).places(&task).map(|place| place.gpus().collect()).collect()
-        };
         for (task, want) in [
-            (one, vec![vec![0], vec![1], vec![3]]),
-            (Task { share: 301, ..one }, vec![vec![1], vec![3]]),
-            (Task { share: WHOLE, ..one }, vec![vec![1]]),
-            (Task { gpus: 2, share: WHOLE, ..one }, vec![vec![1, 4]]),
-            (Task { gpus: 3, share: 500, ..one }, vec![vec![1, 3, 4]]),
-            (Task { gpus: 3, share: WHOLE, ..one }, vec![]),
-            (Task { gpus: 0, share: 0, ..one }, vec![vec![]]),
-            (Task { cpu: 8001, ..one }, vec![]),
-            (Task { memory: 1025, gpus: 0, share: 0, ..one }, vec![]),
-            (Task { models: Models::ANY.with(1), ..one }, vec![vec![0], vec![1], vec![3]]),
-            (Task { models: Models::ANY.with(2).with(3), ..one }, vec![]),
-            (Task { gpus: 0, share: 0, models: Models::ANY.with(2), ..one }, vec![vec![]]),
+            (one, true),
+            (Task { share: WHOLE, ..one }, true),
+            (Task { gpus: 2, share: WHOLE, ..one }, true),
+            (Task { gpus: 3, share: 500, ..one }, true),
+            (Task { gpus: 3, share: WHOLE, ..one }, false),
+            (Task { gpus: 0, share: 0, ..one }, true),
+            (Task { cpu: 8001, ..one }, false),
+            (Task { memory: 1025, gpus: 0, share: 0, ..one }, false),
+            (Task { models: Models::ANY.with(1), ..one }, true),
+            (Task { models: Models::ANY.with(2).with(3), ..one }, false),
+            (Task { gpus: 0, share: 0, models: Models::ANY.with(2), ..one }, true),
         ] {
-            assert_eq!(indexes(task), want, "{task:?}");
+            assert_eq!(node.fits(&task), want, "{task:?}");
         }
-    }
-
-    #[test]
-    fn what_is_taken_comes_back() {
-        let before = node(&[1000, 400]);
-        let task = Task { cpu: 500, memory: 24, gpus: 2, share: 400, models: Models::ANY };
-        let place = before.places(&task).next().unwrap();
-        let mut after = before.after(&task, place);
-        assert_eq!((after.gpus(), after.cpu, after.memory), (&[600, 0][..], 7500, 1000));
-        after.give_back(&task, place);
-        assert_eq!(after, before);
     }
 }

@@ -1,6 +1,6 @@
 //! The two policies that look at what is given already, and at nothing to come.
 
-use crate::cluster::Policy;
+use crate::ledger::Policy;
 use crate::node::{Node, Place, Task};
 
 /// The fullest GPUs, then the fullest node.

@@ -8,6 +8,7 @@
 mod arrivals;
 mod fgd;
 mod leaving;
+mod scale;
 mod trace;
 
 use std::path::PathBuf;
@@ -57,6 +58,7 @@ pub fn section() -> Result<Table> {
     }
     for (name, trace) in trace::lists(&folder)?.into_iter().filter(|(name, _)| name == "default") {
         leaving::rows(&name, &trace, &mut table);
+        scale::rows(&trace, &mut table)?;
     }
     table.note(
         "refused: CPU-only tasks and tasks of eight GPUs, in percent of those that arrived; FGD's beside them; all policies \

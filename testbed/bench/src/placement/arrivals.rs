@@ -1,9 +1,9 @@
 //! Tasks arrive in a random order, and none leaves.
 
 use fastrand::Rng;
-use gpushare_placement::{Cluster, Policy, Task};
+use gpushare_placement::{Policy, Task};
 
-use super::trace::Trace;
+use super::trace::{self, Trace, needs};
 
 /// What has arrived at the end, in percent of all GPUs.
 const ARRIVED: u64 = 130;
@@ -43,14 +43,14 @@ pub fn run<P: Policy>(trace: &Trace, seed: u64, policy: P) -> Outcome {
     random.shuffle(&mut nodes);
     let capacity = trace.capacity();
     let tasks = arrivals(trace, capacity, &mut random);
-    let mut cluster = Cluster::new(nodes, policy);
+    let mut ledger = trace::ledger(nodes.into_iter(), policy);
     let (mut arrived, mut allocated) = (0, 0);
     let (mut sum, mut count) = (0.0, 0.0);
     let mut cpu_only = Counts::default();
     let mut eight = Counts::default();
-    for task in &tasks {
+    for (number, task) in tasks.iter().enumerate() {
         arrived += task.demand();
-        let placed = cluster.put(task).is_some();
+        let placed = ledger.put(number, &needs(task)).is_some();
         if placed {
             allocated += task.demand();
         }

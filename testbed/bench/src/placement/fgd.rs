@@ -34,7 +34,7 @@ impl Fgd {
         // A node's memory decides what fits, and not what is a fragment.
         let roomy = Node { memory: u64::MAX, ..*node };
         let unusable = |task: &Task| {
-            if task.gpus == 0 || roomy.places(task).next().is_none() {
+            if task.gpus == 0 || !roomy.fits(task) {
                 return idle;
             }
             let small = node.gpus().iter().filter(|rest| **rest < task.share);

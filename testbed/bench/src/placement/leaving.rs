@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use gpushare_placement::{Cluster, Node, Placed, Policy, Task};
+use gpushare_placement::{Ledger, Machine, Policy, Task};
 
 use super::fgd::Fgd;
-use super::trace::{Trace, popularity};
+use super::trace::{self, Trace, capacity, needs, popularity};
 use crate::table::{Row, Table};
 
 /// One node of this many is there: at most 66 GPUs of the trace's 6,212 are used at one time, and nobody would
@@ -30,7 +30,7 @@ struct Run {
 pub fn rows(name: &str, trace: &Trace, table: &mut Table) {
     let demand = popularity(&trace.tasks);
     for every in KEPT {
-        let nodes: Vec<Node> = trace.nodes.iter().step_by(every).copied().collect();
+        let nodes: Vec<Machine> = trace.nodes.iter().step_by(every).cloned().collect();
         let mut told = super::policies(&demand).map(|(policy, worth)| {
             let judge = Fgd::new(&demand);
             (policy, run(&nodes, trace, worth, &judge))
@@ -46,8 +46,8 @@ pub fn rows(name: &str, trace: &Trace, table: &mut Table) {
 }
 
 /// Runs the list. Who does not fit waits in the order of arrival; who comes later may pass.
-fn run(nodes: &[Node], trace: &Trace, policy: Box<dyn Policy>, judge: &Fgd) -> Run {
-    let capacity: u64 = nodes.iter().map(Node::idle_share).sum();
+fn run(nodes: &[Machine], trace: &Trace, policy: Box<dyn Policy>, judge: &Fgd) -> Run {
+    let capacity = capacity(nodes);
     let mut tasks: Vec<(u64, u64, Task)> = trace
         .tasks
         .iter()
@@ -57,37 +57,39 @@ fn run(nodes: &[Node], trace: &Trace, policy: Box<dyn Policy>, judge: &Fgd) -> R
         })
         .collect();
     tasks.sort_by_key(|(came, ..)| *came);
-    let mut cluster = Cluster::new(nodes.to_vec(), policy);
-    // A task's end, its number, and where it is.
+    let mut ledger = trace::ledger(nodes.iter().cloned(), policy);
+    // A task's end, its number, and on which node it is.
     let mut running: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
-    let mut places: Vec<Option<Placed>> = vec![None; tasks.len()];
+    let mut places: Vec<Option<usize>> = vec![None; tasks.len()];
     let mut waiting: VecDeque<usize> = VecDeque::new();
     let (mut waits, mut waited, mut fragments, mut looks) = (0_u64, 0, 0.0, 0.0);
-    let mut start =
-        |number: usize, now: u64, cluster: &mut Cluster<Box<dyn Policy>>, running: &mut BinaryHeap<_>| {
-            let (came, length, task) = &tasks[number];
-            let placed = cluster.put(task);
-            if placed.is_some() {
-                waits += now - came;
-                waited += usize::from(now > *came);
-                running.push(Reverse((now + length, number)));
-            }
-            placed
-        };
+    let mut start = |number: usize,
+                     now: u64,
+                     ledger: &mut Ledger<usize, Box<dyn Policy>>,
+                     running: &mut BinaryHeap<_>| {
+        let (came, length, task) = &tasks[number];
+        let placed = ledger.put(number, &needs(task));
+        if placed.is_some() {
+            waits += now - came;
+            waited += usize::from(now > *came);
+            running.push(Reverse((now + length, number)));
+        }
+        placed
+    };
     for (number, (came, ..)) in tasks.iter().enumerate() {
         while let Some(Reverse((end, ended))) =
             running.peek().copied().filter(|Reverse((end, _))| end <= came)
         {
             running.pop();
-            if let Some(placed) = places[ended] {
-                cluster.end(&tasks[ended].2, placed);
+            if let Some(node) = places[ended] {
+                ledger.release(node, &ended);
             }
             waiting.retain(|number| {
-                places[*number] = start(*number, end, &mut cluster, &mut running);
+                places[*number] = start(*number, end, &mut ledger, &mut running);
                 places[*number].is_none()
             });
         }
-        places[number] = start(number, *came, &mut cluster, &mut running);
+        places[number] = start(number, *came, &mut ledger, &mut running);
         if places[number].is_none() {
             waiting.push_back(number);
         }
@@ -95,7 +97,7 @@ fn run(nodes: &[Node], trace: &Trace, policy: Box<dyn Policy>, judge: &Fgd) -> R
             continue;
         }
         looks += 1.0;
-        let lost: f64 = cluster.nodes().iter().map(|node| judge.fragments(node)).sum();
+        let lost: f64 = ledger.views().map(|node| judge.fragments(node)).sum();
         #[expect(clippy::cast_precision_loss, reason = "thousandths of some thousand GPUs")]
         let of = capacity as f64;
         fragments += lost * 100.0 / of;

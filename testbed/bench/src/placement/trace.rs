@@ -6,12 +6,14 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use gpushare_placement::{Demand, Models, Node, Task};
+use gpushare_placement::{
+    Demand, Gpu, Host, Ledger, Machine, Memory, Models, Needs, Part, Policy, Share, Task, WHOLE,
+};
 
 /// The nodes, and the tasks of one list.
 #[derive(Clone)]
 pub struct Trace {
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<Machine>,
     pub tasks: Vec<Timed>,
 }
 
@@ -26,15 +28,35 @@ pub struct Timed {
 impl Trace {
     /// Thousandths of all GPUs.
     pub fn capacity(&self) -> u64 {
-        self.nodes.iter().map(Node::idle_share).sum()
+        capacity(&self.nodes)
     }
+}
+
+/// Thousandths of these nodes' GPUs.
+pub fn capacity(nodes: &[Machine]) -> u64 {
+    nodes.iter().map(|node| node.gpus.len() as u64 * u64::from(WHOLE)).sum()
+}
+
+/// A ledger of these nodes.
+pub fn ledger<P: Policy>(nodes: impl Iterator<Item = Machine>, policy: P) -> Ledger<usize, P> {
+    let mut ledger = Ledger::new(policy, Host::Decides);
+    nodes.enumerate().for_each(|(number, machine)| ledger.set(number, machine));
+    ledger
+}
+
+/// What a task needs. A GPU of the trace has a byte for each thousandth.
+pub fn needs(task: &Task) -> Needs {
+    let part = Part::Of(Memory::Bytes(task.share.into()), 0);
+    let shares = (task.gpus > 0).then_some(Share { gpus: task.gpus, part });
+    let (cpu, memory, models) = (task.cpu, task.memory, task.models);
+    Needs { cpu, memory, models, shares: shares.into_iter().collect(), first: Vec::new() }
 }
 
 /// All lists of the folder by name, in the order of their names.
 pub fn lists(folder: &Path) -> Result<Vec<(String, Trace)>> {
     let mut models = BTreeMap::new();
     let nodes = rows(&folder.join("openb_node_list_gpu_node.csv.gz"))?;
-    let nodes: Vec<Node> = nodes.iter().map(|row| node(row, &mut models)).collect::<Result<_>>()?;
+    let nodes: Vec<Machine> = nodes.iter().map(|row| node(row, &mut models)).collect::<Result<_>>()?;
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -100,11 +122,14 @@ fn whole(number: f64) -> u64 {
     format!("{number}").parse().unwrap_or(u64::MAX)
 }
 
-fn node(row: &Columns, models: &mut BTreeMap<String, u8>) -> Result<Node> {
+fn node(row: &Columns, models: &mut BTreeMap<String, u8>) -> Result<Machine> {
     let count = u8::try_from(models.len())?;
     let model = *models.entry(row.get("model").cloned().unwrap_or_default()).or_insert(count);
     let gpus = usize::try_from(number(row, "gpu")?)?;
-    Ok(Node::idle(number(row, "cpu_milli")?, number(row, "memory_mib")?, gpus, model))
+    let memory = u64::from(WHOLE);
+    let gpu = Gpu { memory, per_share: memory, is_open: true, ..Gpu::default() };
+    let (cpu, memory) = (number(row, "cpu_milli")?, number(row, "memory_mib")?);
+    Ok(Machine { cpu, memory, model, gpus: vec![gpu; gpus] })
 }
 
 fn task(row: &Columns, models: &BTreeMap<String, u8>) -> Result<Timed> {
