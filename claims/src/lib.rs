@@ -44,7 +44,7 @@ pub use model::ModelFilter;
 pub use patterns::KeyPatterns;
 pub use policy::{Ceilings, DialectSettings, InterceptorPolicy, KubeletPolicy, NvidiaPolicy, Policy};
 pub use rank::Rank;
-pub use request::{Kept, Request, Share};
+pub use request::{Kept, Request, Share, Told};
 pub use reserved::{Reserved, ReservedShare};
 pub use selector::{IndexMeaning, SelectorError, find_gpu};
 pub use words::{Word, Words, conflict, rank_of_annotation};

@@ -49,8 +49,22 @@ pub struct Request {
     pub handed: Vec<u32>,
     /// Another system's interception library in the bundle, and what happens to it.
     pub interceptor: Option<(Interceptor, InterceptorPolicy)>,
+    /// Another system's words for the grant, for programs in the container that read them.
+    pub told: Option<Told>,
     /// Messages about decisions that the person who asked may not expect.
     pub notes: Vec<String>,
+}
+
+/// A system in whose words the grant is told to programs in the container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// Alibaba's gpushare, with the bytes that its numbers count.
+    Aliyun {
+        /// Bytes of one unit.
+        unit: u64,
+    },
+    /// HAMi and Volcano's vgpu.
+    Hami,
 }
 
 /// What a request asks for on one GPU.
@@ -96,6 +110,7 @@ impl Request {
             moves_limits: false,
             handed: Vec::new(),
             interceptor: None,
+            told: None,
             notes: Vec::new(),
         }
     }

@@ -270,6 +270,7 @@ mod tests {
             poststop: Some(hook),
             additional_gids: gids.to_vec(),
             variables: Vec::new(),
+            told: Vec::new(),
             kept: gpushare_request::Kept::default(),
             handed: std::collections::BTreeSet::new(),
             denies_user_namespaces: false,

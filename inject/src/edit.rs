@@ -360,6 +360,12 @@ fn environment(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
         }
         seen.insert(name)
     });
+    let is_told = |entry: &Value| {
+        let name = entry.as_str().and_then(|entry| entry.split_once('=')).map(|(name, _)| name);
+        plan.told.iter().any(|(told, _)| Some(told.as_str()) == name)
+    };
+    env.retain(|entry| !is_told(entry));
+    env.extend(plan.told.iter().map(|(name, value)| json!(format!("{name}={value}"))));
     if let Some(list) = kept_list(&lists, engine, &plan.kept) {
         object(json, &["annotations"], "annotations")?.insert(GRANTED_LIST.to_owned(), json!(list));
     }

@@ -1,6 +1,8 @@
 //! The plan: what must change in a container, as OCI parts. It is a pure value, made of values: nothing here
 //! reads the disk. Whoever uses the plan decides how to apply it.
 
+mod told;
+
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -38,6 +40,8 @@ pub struct Plan {
     pub additional_gids: Vec<u32>,
     /// Environment variables of other systems' requests, with the value that each gets in the container.
     pub variables: Vec<(String, String)>,
+    /// Environment variables that tell the container's programs what they have, in another system's words.
+    pub told: Vec<(String, String)>,
     /// Whether the container may make no user namespaces.
     #[serde(skip)]
     pub denies_user_namespaces: bool,
@@ -113,6 +117,7 @@ impl Plan {
             poststop: parts.needs_poststop.then(|| hook("poststop", lease, programs, files)),
             additional_gids: groups(&nodes),
             variables: request.variables.clone(),
+            told: told::variables(request, lease, parts.gpus),
             denies_user_namespaces: programs.denies_user_namespaces,
             kept: request.kept(),
             handed: request.handed.iter().map(|minor| u64::from(*minor)).collect(),

@@ -3,7 +3,9 @@
 //! another's keys a meaning of its own names that other one in `over`.
 
 use crate::dialect::{Dialect, Off, Speech, Switch};
-use gpushare_claims::{Library, Words};
+use crate::sources::names::DEVICES;
+use crate::sources::own::is_variable as is_own_variable;
+use gpushare_claims::{Library, Told, Words};
 
 mod aliyun;
 mod aliyun_off;
@@ -48,6 +50,23 @@ static DIALECTS: [&Dialect; 17] = [
 
 /// The name for the plain list of GPUs in [`Dialect::over`]. The list belongs to no single system.
 pub(crate) const PLAIN_LIST: &str = "nvidia-plain";
+
+/// Whether a variable of this name may ask for a GPU, or change or turn off a limit, in any system's words.
+#[must_use]
+pub fn is_request_variable(name: &str) -> bool {
+    let is_switch = |dialect: &&Dialect| dialect.switches.iter().any(|switch| switch.key == name);
+    name == DEVICES
+        || is_own_variable(name)
+        || DIALECTS.iter().any(|dialect| (dialect.owns)(name) || is_switch(dialect))
+}
+
+/// Whether a variable or annotation is one by which the system tells programs in a container what they have.
+pub(crate) fn tells(told: Told) -> fn(&str) -> bool {
+    match told {
+        Told::Aliyun { .. } => cgpu::owns,
+        Told::Hami => |key| hami::owns(key) || key.starts_with("hami.io/"),
+    }
+}
 
 /// A dialect whose words the bundle has, and the words that are visible to it.
 pub(crate) struct Spoken<'a> {

@@ -17,12 +17,13 @@ mod sources;
 mod switches;
 
 pub use dialects::names as dialect_names;
-pub use dialects::switch_names;
+pub use dialects::{is_request_variable, switch_names};
 pub use gpushare_claims::{
     Allocated, AllocatedPart, Ceilings, ComputePolicy, Container, Cores, DeviceSelector, Devices,
     DialectSettings, Engine, GrammarError, HANDED, IndexMeaning, Interceptor, InterceptorPolicy, Kept,
     KeyPatterns, KubeletPolicy, MemoryRequest, Mode, ModelFilter, NvidiaPolicy, Policy, Priority, Request,
-    RequestError, Reserved, ReservedShare, Scope, SelectorError, Share, find_gpu, is_privileged, ran_before,
+    RequestError, Reserved, ReservedShare, Scope, SelectorError, Share, Told, find_gpu, is_privileged,
+    ran_before,
 };
 pub use quantity::kubernetes as kubernetes_quantity;
 pub use read::{is_request, read};

@@ -21,7 +21,7 @@ pub fn is_request(container: &Container, policy: &Policy) -> bool {
     if container.is_sandbox() {
         return false;
     }
-    let words = Words::new(container, policy);
+    let words = own::untold(Words::new(container, policy));
     asks(&words, &dialects::spoken(&words))
 }
 
@@ -33,7 +33,7 @@ pub fn is_request(container: &Container, policy: &Policy) -> bool {
 /// channels that may not grant under the policy.
 pub fn read(container: &Container, policy: &Policy, gpus: &[Gpu]) -> Result<Option<Request>, RequestError> {
     let policy = &*policy.within(container);
-    let words = Words::new(container, policy);
+    let words = own::untold(Words::new(container, policy));
     let spoken = dialects::spoken(&words);
     if container.is_sandbox() || !asks(&words, &spoken) {
         return Ok(None);
@@ -63,6 +63,7 @@ pub fn read(container: &Container, policy: &Policy, gpus: &[Gpu]) -> Result<Opti
         notes.push(UNPROVED.to_owned());
     }
     request.dialects = asking(&spoken).map(|spoken| spoken.dialect.name).collect();
+    request.told = own::told(&words);
     request.variables = standing(&words, &spoken, &claims);
     request.handed = container.handed().into_iter().map(|(_, minor)| minor).collect();
     if request.handed.is_empty() {

@@ -48,6 +48,7 @@ fn plan() -> Plan {
         prestart: hook("prestart"),
         poststop: Some(hook("poststop")),
         additional_gids: vec![],
+        told: Vec::new(),
         variables: Vec::new(),
         kept: Kept::default(),
         handed: BTreeSet::new(),

@@ -72,7 +72,7 @@ fn speech(words: &Words) -> Speech {
 }
 
 /// The limits, and the path of the cache that HAMi's library reads.
-fn owns(key: &str) -> bool {
+pub(super) fn owns(key: &str) -> bool {
     is_limit(key, MEMORY) || is_limit(key, CORES) || key == CACHE
 }
 

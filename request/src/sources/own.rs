@@ -6,11 +6,12 @@
 
 use gpushare_inventory::Gpu;
 
+use crate::dialects;
 use crate::sources::cdi;
 use crate::sources::entry::Entry;
 use gpushare_claims::{
-    Amount, Cap, Claim, ComputePolicy, Container, Cores, Devices, MemoryRequest, NodeGpus, Rank,
-    RequestError, Scope, Span, ValueError, Word, Words, conflict, count, rank_of_annotation, shortened,
+    Amount, Cap, Claim, ComputePolicy, Container, Cores, Devices, MemoryRequest, Mode, NodeGpus, Rank,
+    RequestError, Scope, Span, Told, ValueError, Word, Words, conflict, count, rank_of_annotation, shortened,
 };
 
 const NAMES: [&str; 11] = [
@@ -31,6 +32,10 @@ const POD_MEMORY: &str = "pod-memory";
 /// The GPU of which a device plugin gave the compute, where another resource of it gave the memory: kubelet
 /// lets a plugin choose each by itself, and of two that write one annotation only one is heard.
 const CORES_DEVICES: &str = "cores-devices";
+/// GPUs that a device plugin gave whole. What it gave of another resource beside them says nothing then.
+const WHOLE_DEVICES: &str = "whole-devices";
+/// The system in whose words programs in the container are told what they have.
+const TOLD: &str = "words";
 const TRUSTED: &str = "alloc.gpushare.io/";
 /// The prefix of the annotations by which a pod's author asks.
 pub const ANNOTATION: &str = "gpushare.io/";
@@ -42,6 +47,29 @@ const OUR_VARIABLES: [&str; 3] = ["GPUSHARE_CONFIG", "GPUSHARE_SIMULATOR", cdi::
 /// Whether the bundle holds one of gpushare's keys, valid or not.
 pub(crate) fn asks(words: &Words) -> bool {
     entries(words).map_or(true, |entries| !entries.is_empty())
+}
+
+/// The words without those of a system whose resources a device plugin of gpushare serves: the plugin's own
+/// keys say what was given, and the container's programs are told it in those words.
+pub(crate) fn untold<'a>(words: Words<'a>) -> Words<'a> {
+    match told(&words) {
+        None => words,
+        Some(told) => words.without(dialects::tells(told)),
+    }
+}
+
+/// The system in whose words the container is told what it has.
+pub(crate) fn told(words: &Words) -> Option<Told> {
+    let key = format!("{TRUSTED}{TOLD}");
+    let value = words.container.annotations().get(&key)?;
+    if rank_of_annotation(&key, words.container, words.policy) != Rank::Granted {
+        return None;
+    }
+    match value.as_str() {
+        "aliyun" => Some(Told::Aliyun { unit: words.policy.dialects.aliyun_unit.unwrap_or(1 << 30) }),
+        "hami" => Some(Told::Hami),
+        _ => None,
+    }
 }
 
 /// The first of gpushare's variables, where the settings say that variables are not read.
@@ -132,6 +160,7 @@ impl<'a, 'b> Keys<'a, 'b> {
                 let claim = claim.each(Amount { memory: Some(key.parse()?), cores: None });
                 Claim { scope: Some(Scope::Pod), ..claim }
             }
+            WHOLE_DEVICES => Claim { mode: Some(Mode::Exclusive), ..claim.naming(&self.devices(key, node)?) },
             _ => claim.naming(&self.devices(key, node)?),
         })
     }
@@ -228,9 +257,22 @@ fn entries<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestError> {
             None if !alloc && (!unqualified || overridden(container, name, rest)) => continue,
             None => known(rest),
         };
-        let known = known.or((alloc && rest == CORES_DEVICES).then_some(CORES_DEVICES));
+        let of_plugin = || [CORES_DEVICES, WHOLE_DEVICES].into_iter().find(|name| alloc && rest == *name);
+        if alloc && rest == TOLD {
+            continue;
+        }
+        let known = known.or_else(of_plugin);
         let name = known.ok_or_else(|| unknown(key))?;
         entries.push(Entry { key: key.clone(), name, value: value.into(), rank, is_variable: false });
+    }
+    let is_whole = |entry: &Entry| entry.name == WHOLE_DEVICES && entry.rank == Rank::Granted;
+    if entries.iter().any(is_whole) {
+        let is_beside = |entry: &Entry| {
+            entry.rank == Rank::Granted
+                && entry.key.starts_with(TRUSTED)
+                && ["memory", "devices"].contains(&entry.name)
+        };
+        entries.retain(|entry| !is_beside(entry));
     }
     entries.extend(cdi::entries(words)?);
     if !words.policy.ignore_env {
@@ -255,7 +297,7 @@ fn variables<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestError> {
 /// Whether the variable is one of gpushare's keys, in upper or lower case: who writes `gpushare_memory` asks
 /// for a share. Kubernetes sets variables named after every service; those of a service called gpushare are
 /// not counted.
-fn is_variable(key: &str) -> bool {
+pub(crate) fn is_variable(key: &str) -> bool {
     const LENGTH: usize = VARIABLE.len();
     let Some(head) = key.get(..LENGTH.min(key.len())) else { return false };
     let is_ours = head.eq_ignore_ascii_case(VARIABLE) || key.eq_ignore_ascii_case("GPUSHARE");

@@ -154,6 +154,7 @@ fn plan() -> Plan {
         prestart: hook("prestart"),
         poststop: Some(hook("poststop")),
         additional_gids: vec![44],
+        told: Vec::new(),
         variables: Vec::new(),
         kept: gpushare_request::Kept::default(),
         handed: std::collections::BTreeSet::new(),
