@@ -107,6 +107,7 @@ struct CdiSection {
 struct KubernetesSection {
     resources: Vec<String>,
     memory_granule: String,
+    slots: u16,
 }
 
 #[derive(Debug, Deserialize)]
@@ -260,6 +261,7 @@ impl File {
             kubernetes: Kubernetes {
                 resources: self.kubernetes.resources,
                 memory_granule: granule(&self.kubernetes.memory_granule)?,
+                slots: slots(self.kubernetes.slots)?,
             },
             meter: Meter {
                 tolerance: size("meter.tolerance", &self.meter.tolerance)?,
@@ -329,6 +331,14 @@ fn granule(text: &str) -> Result<DeviceMemory, ConfigError> {
     match granule.bytes() > 0 && granule.bytes().is_multiple_of(1 << 20) {
         true => Ok(granule),
         false => Err(value(key, text, "must be whole mebibytes, as \"256MiB\"")),
+    }
+}
+
+/// How many shares a GPU has.
+fn slots(count: u16) -> Result<u16, ConfigError> {
+    match count {
+        1..=100 => Ok(count),
+        _ => Err(value("kubernetes.slots", &count.to_string(), "must be from 1 to 100")),
     }
 }
 

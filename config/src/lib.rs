@@ -79,6 +79,8 @@ pub struct Kubernetes {
     pub resources: Vec<String>,
     /// What one `gpushare.io/gpu-memory` is, in bytes: at least 1 MiB.
     pub memory_granule: DeviceMemory,
+    /// How many shares a GPU has at most where shares are counted (`nvidia.com/gpu`), 1 to 100.
+    pub slots: u16,
 }
 
 /// The settings of `gpushare meter`.

@@ -1,12 +1,21 @@
-//! `gpushare-kube`: gpushare's part in a Kubernetes cluster. `gpushare-kube node` runs on each node with
-//! GPUs, as root, in the namespaces of pids and mounts of the node.
+//! `gpushare-kube`: gpushare's part in a Kubernetes cluster.
 //!
-//! It shows GPUs to the cluster's scheduler, reserves in the node's quota store what the scheduler placed,
-//! and hands the containers over by CDI. It enforces nothing itself: `gpushare-runtime` or the hook do.
+//! - [`node`] runs on each node with GPUs, as root, in the namespaces of pids and mounts of the node. It shows
+//!   GPUs to the cluster's scheduler, reserves in the node's quota store what the scheduler placed, and hands
+//!   the containers over by CDI or as countable resources. It enforces nothing itself: `gpushare-runtime` or
+//!   the hook do.
+//! - [`scheduler`] is an extender of kube-scheduler for GPUs that are counted by resources.
+//! - [`plugin`] is what `kubectl gpushare` shows.
 #![forbid(unsafe_code)]
 
+mod api;
+mod asks;
+mod gpus;
 mod node;
 mod plugin;
+mod resource;
+mod scheduler;
+mod serve;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -26,6 +35,8 @@ struct Args {
 enum Command {
     /// Serves this node's GPUs to kubelet and the cluster's scheduler, until it is told to end.
     Node(node::Options),
+    /// Extends kube-scheduler for GPUs that are counted by resources, until it is told to end.
+    Scheduler(scheduler::Options),
     /// What `kubectl gpushare` shows: GPUs, shares, and why a pod waits.
     Kubectl(plugin::Options),
 }
@@ -36,6 +47,7 @@ const PLUGIN: &str = "kubectl-gpushare";
 fn main() -> ExitCode {
     let done = match Args::parse_from(arguments()).command {
         Command::Node(options) => node::run(options),
+        Command::Scheduler(options) => scheduler::run(options),
         Command::Kubectl(options) => plugin::run(&options),
     };
     match done {

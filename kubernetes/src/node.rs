@@ -8,6 +8,7 @@
 
 mod allocation;
 mod allotment;
+mod announce;
 mod cdi;
 mod claim;
 mod consumers;
@@ -30,7 +31,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,13 +42,13 @@ use gpushare_inject::{Settings, one_line};
 use gpushare_quota::{ClaimName, StateFolder};
 use kube::Client;
 use tokio::runtime;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Mutex, OnceCell, watch};
 use tokio::task::spawn_blocking;
 
+use crate::api::{self, until_signalled};
+use crate::resource::Resource;
 use consumers::Newcomers;
-use device_plugin::asking::Asking;
-use device_plugin::resource::Resource;
+use device_plugin::placements::Placements;
 use driver::Turn;
 use events::{Events, Untold};
 use gpushare_rpc as rpc;
@@ -57,6 +58,7 @@ use resize::claim::Stated;
 use slice::Published;
 
 pub use allocation::claims_of_pod;
+pub use metrics::OPEN_METRICS;
 pub use slice::{CORES, MEMORY};
 
 /// The driver's name in the cluster. Device classes select by it.
@@ -84,6 +86,9 @@ pub struct Options {
     /// Do not ask the engine: it is known to apply CDI devices.
     #[arg(long, conflicts_with = "engine_socket")]
     assume_cdi: bool,
+    /// The namespace of gpushare's agents, in which they tell of GPUs that are counted by resources.
+    #[arg(long, value_name = "NAME", default_value = "gpushare")]
+    namespace: String,
     /// The folder with the pod's service account (token, ca.crt), where it is not at the usual place: in a
     /// pod that runs in the node's mount namespace. Else KUBECONFIG or the usual place names the API server.
     #[arg(long, value_name = "FOLDER")]
@@ -112,8 +117,8 @@ pub struct Agent {
     suspects: Mutex<BTreeSet<String>>,
     /// The claims that further pods may come to share.
     shareable: Mutex<Vec<ClaimName>>,
-    /// What pods ask for that kubelet has not admitted yet.
-    asking: Asking,
+    /// What its pods ask for by resources.
+    placements: Placements,
     /// Namespaces and names of claims that pods name which were not known before.
     newcomers: Newcomers,
     /// What is to be told to users.
@@ -168,9 +173,9 @@ pub fn run(options: Options) -> Result<()> {
     let settings_file = std::env::var_os(ENVIRONMENT).map(PathBuf::from);
     let resources = Resource::all(&config)?;
     let end = runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-        let api = client(options.service_account.as_deref()).await;
+        let api = api::client(options.service_account.as_deref()).await;
         let api = api.context("cannot find the cluster's API server")?;
-        let (turn, suspects, shareable, asking, newcomers) = Default::default();
+        let (turn, suspects, shareable, placements, newcomers) = Default::default();
         let (stated, published, metrics) = Default::default();
         let (events, untold) = Events::queue();
         let agent = Arc::new(Agent {
@@ -183,7 +188,7 @@ pub fn run(options: Options) -> Result<()> {
             turn,
             suspects,
             shareable,
-            asking,
+            placements,
             newcomers,
             events,
             engine: OnceCell::new(),
@@ -233,32 +238,6 @@ async fn changed(stands: &str, period: Duration) {
     }
 }
 
-/// The client of the cluster's API server.
-async fn client(service_account: Option<&Path>) -> Result<Client> {
-    let mut connection = match service_account {
-        None => kube::Config::infer().await?,
-        Some(folder) => {
-            let variable = |name: &str| std::env::var(name).with_context(|| format!("{name} is not set"));
-            connection(folder, &variable("KUBERNETES_SERVICE_HOST")?, &variable("KUBERNETES_SERVICE_PORT")?)?
-        }
-    };
-    connection.read_timeout = Some(ANSWER);
-    Ok(Client::try_from(connection)?)
-}
-
-/// How long the API server may take for an answer. kubelet waits longer, and then calls again.
-const ANSWER: Duration = Duration::from_secs(20);
-
-/// How to reach the API server as the service account in `folder`. The client reads its files again when they
-/// change.
-fn connection(folder: &Path, host: &str, port: &str) -> Result<kube::Config> {
-    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
-    let mut config = kube::Config::new(format!("https://{host}:{port}").parse()?);
-    config.root_cert_file = Some(folder.join("ca.crt"));
-    config.auth_info.token_file = Some(folder.join("token").to_string_lossy().into_owned());
-    Ok(config)
-}
-
 async fn serve(agent: Arc<Agent>, stands: &str, untold: Untold) -> Result<End> {
     let (stop, stopped) = watch::channel(false);
     let until_stopped = || {
@@ -291,15 +270,16 @@ async fn serve(agent: Arc<Agent>, stands: &str, untold: Untold) -> Result<End> {
     let metrics = metrics::serve(agent.options.metrics_address, metrics, until_stopped());
     let ended = async {
         let end = tokio::select! {
-            signalled = signalled() => signalled.map(|()| End::Asked)?,
+            signalled = until_signalled() => signalled.map(|()| End::Asked)?,
             () = changed(stands, period) => End::Settings,
         };
         let _ = stop.send(true);
         anyhow::Ok(end)
     };
     let plugins = device_plugin::keep(&agent, until_stopped());
+    let announced = announce::keep(&agent, until_stopped());
     let repeated = async {
-        tokio::join!(periodic, consumers, pods, plugins);
+        tokio::join!(periodic, consumers, pods, plugins, announced);
         anyhow::Ok(())
     };
     tokio::try_join!(driver, registration, metrics, repeated, ended).map(|(.., end)| end)
@@ -334,30 +314,6 @@ async fn repeat<A: Future>(period: Duration, mut act: impl FnMut() -> A, end: im
         tokio::select! {
             _ = async { act().await; tokio::time::sleep(period).await } => {}
             _ = &mut end => return,
-        }
-    }
-}
-
-async fn signalled() -> Result<()> {
-    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = int.recv() => {}
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_service_account_is_where_the_pod_has_it_on_the_node() {
-        for (host, want) in [("10.0.0.1", "https://10.0.0.1:443/"), ("fd00::1", "https://[fd00::1]:443/")] {
-            let config = connection(Path::new("/a"), host, "443").unwrap();
-            assert_eq!(config.cluster_url.to_string(), want);
-            assert_eq!(config.root_cert_file.as_deref(), Some(Path::new("/a/ca.crt")));
-            assert_eq!(config.auth_info.token_file.as_deref(), Some("/a/token"));
         }
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod api;
 pub mod device_manager;
+pub mod extender;
 pub mod kubelet;
 pub mod podresources;
 

@@ -5,10 +5,9 @@
 //! container, which no pod can write. A node gives its GPUs in one way: where resources are served, its slice
 //! is empty.
 
-pub mod asking;
 mod messages;
 pub mod offer;
-pub mod resource;
+pub mod placements;
 mod service;
 
 use std::collections::BTreeSet;
@@ -26,9 +25,9 @@ use tokio::time::{sleep, timeout};
 
 use super::Agent;
 use super::podresources::Devices;
+use crate::resource::{Counted, Resource};
 use messages::{Empty, Options, Register};
 use offer::Offer;
-use resource::Resource;
 use service::{Paired, Plugin};
 
 /// The version of the API.
@@ -72,7 +71,8 @@ async fn serve_all(agent: &Arc<Agent>) {
     let (offers, offered) = watch::channel(Arc::new(first));
     let paired = Paired::default();
     let mut plugins = JoinSet::new();
-    for resource in agent.resources.iter().cloned() {
+    let by_kubelet = agent.resources.iter().filter(|resource| resource.counted() == Counted::ByKubelet);
+    for resource in by_kubelet.cloned() {
         let plugin = Plugin::new(Arc::clone(agent), resource.clone(), offered.clone(), paired.clone());
         plugins.spawn(keep_resource(Arc::clone(agent), resource, plugin, offered.clone()));
     }

@@ -6,19 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use http::{Request, Response, StatusCode};
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use http::StatusCode;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
-use tokio::net::TcpListener;
+
+use crate::serve::{self, Answer, Callers};
 
 /// Labels of a counter, by name and value.
 type Labels = [(&'static str, &'static str); 1];
@@ -43,10 +39,8 @@ pub struct Metrics {
 
 /// Upper bounds of the histogram's buckets, in seconds.
 const SECONDS: [f64; 9] = [0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 2.0, 10.0];
-/// How long a client may take for its question.
-const ASKING: Duration = Duration::from_secs(5);
 /// The type of the answer, as the format's specification names it.
-const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 impl Default for Metrics {
     fn default() -> Self {
@@ -93,6 +87,17 @@ impl Metrics {
         self.resized.get_or_create(&result(is_done)).inc();
     }
 
+    /// The answer to a call of this path.
+    fn answer(&self, path: &str) -> Answer {
+        match (path, self.text()) {
+            ("/metrics", Ok(text)) => {
+                Answer { status: StatusCode::OK, kind: OPEN_METRICS, body: text.into_bytes() }
+            }
+            ("/metrics", Err(_)) => Answer::text(StatusCode::INTERNAL_SERVER_ERROR, ""),
+            _ => Answer::text(StatusCode::NOT_FOUND, "there is /metrics alone\n"),
+        }
+    }
+
     fn text(&self) -> Result<String, std::fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry).map(|()| text)
@@ -118,43 +123,16 @@ pub async fn serve(
     metrics: Arc<Metrics>,
     end: impl Future<Output = ()>,
 ) -> Result<()> {
-    tokio::pin!(end);
     let Some(address) = address else {
         end.await;
         return Ok(());
     };
-    let listener = TcpListener::bind(address).await;
-    let listener = listener.with_context(|| format!("cannot listen on {address} (--metrics-address)"))?;
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = &mut end => return Ok(()),
-        };
-        let Ok((connection, _)) = accepted else {
-            tokio::time::sleep(Duration::from_millis(100)).await; // out of descriptors
-            continue;
-        };
-        let metrics = Arc::clone(&metrics);
-        tokio::spawn(async move {
-            let answers = service_fn(move |request| {
-                let answer = answer(&request, &metrics);
-                async move { answer }
-            });
-            let mut builder = http1::Builder::new();
-            builder.timer(TokioTimer::new()).header_read_timeout(ASKING).keep_alive(false);
-            let _ = builder.serve_connection(TokioIo::new(connection), answers).await;
-        });
-    }
-}
-
-fn answer(request: &Request<Incoming>, metrics: &Metrics) -> Result<Response<Full<Bytes>>, http::Error> {
-    let (status, text) = match request.uri().path() {
-        "/metrics" => metrics
-            .text()
-            .map_or((StatusCode::INTERNAL_SERVER_ERROR, String::new()), |text| (StatusCode::OK, text)),
-        _ => (StatusCode::NOT_FOUND, "there is /metrics alone\n".to_owned()),
+    let answer = move |_, path: String, _| {
+        let answer = metrics.answer(&path);
+        async move { answer }
     };
-    Response::builder().status(status).header("Content-Type", TYPE).body(Full::from(text))
+    let plain = serve::Certificates::default();
+    serve::serve(address, &plain, Callers::AlsoPlain, 0, answer, end).await.context("--metrics-address")
 }
 
 #[cfg(test)]

@@ -106,7 +106,7 @@ async fn follow(agent: &Arc<Agent>, presence: &mut Option<Presence>) -> Result<I
 
 impl Pods {
     fn learn(&mut self, pod: Pod) {
-        self.agent.asking.learn(&pod, &self.agent.resources);
+        self.agent.placements.learn(&pod, &self.agent.resources);
         if self.resizes.learn(&pod) {
             self.agent.newcomers.learn(&pod);
         }
@@ -116,7 +116,7 @@ impl Pods {
     }
 
     fn forget(&mut self, pod: &Pod) -> Result<()> {
-        self.agent.asking.forget(pod);
+        self.agent.placements.forget(pod);
         self.resizes.forget(pod);
         self.notes.as_mut().map_or(Ok(()), |notes| notes.forget(pod))
     }

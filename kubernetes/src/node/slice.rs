@@ -231,8 +231,11 @@ fn is_tainted(device: &Device) -> bool {
     device.taints.as_ref().is_some_and(|taints| !taints.is_empty())
 }
 
-/// The node as the slice's owner: the slice goes with the node.
-async fn owner(agent: &Agent) -> Result<OwnerReference, kube::Error> {
+/// The node as the owner of what tells of it, which goes with the node.
+///
+/// # Errors
+/// When the API server does not tell the node.
+pub async fn owner(agent: &Agent) -> Result<OwnerReference, kube::Error> {
     let node = Api::<ClusterNode>::all(agent.api.clone()).get(&agent.options.node_name).await?;
     Ok(OwnerReference {
         api_version: "v1".to_owned(),

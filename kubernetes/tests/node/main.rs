@@ -1,6 +1,7 @@
 //! `gpushare-kube node` between a simulated kubelet and a simulated API server, on a simulated node with real
 //! low-level runtimes.
 
+mod aliases;
 mod allocations;
 mod claims;
 mod lives;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::cluster::kubelet::NODE;
 use crate::scratch::Scratch;
 use serde_json::{Value, json};
 
@@ -34,6 +35,10 @@ struct State {
     /// Calls of GET by path.
     asked: BTreeMap<String, usize>,
     connections: Vec<TcpStream>,
+    /// Answers to the next bindings.
+    refusals: Vec<(u16, Value)>,
+    /// Whether it does what the next binding says, and does not tell.
+    loses_answers: bool,
     /// What has changed, the oldest first.
     changes: Vec<Change>,
 }
@@ -96,6 +101,38 @@ impl Api {
         self.state().is_proxy = is_proxy;
     }
 
+    /// Makes it answer the next bindings with these codes.
+    pub fn refuse(&self, codes: &[u16]) {
+        self.state().refusals = codes.iter().rev().map(|code| (*code, failure("Refused", *code))).collect();
+    }
+
+    /// Makes it bind the next pod without telling so.
+    pub fn lose_answer(&self) {
+        self.state().loses_answers = true;
+    }
+
+    /// Makes any object, or changes it.
+    pub fn put(&self, path: &str, object: Value) {
+        self.state().store(path, object);
+    }
+
+    /// Any object.
+    pub fn get(&self, path: &str) -> Option<Value> {
+        self.state().objects.get(path).cloned()
+    }
+
+    /// All pods.
+    pub fn pods(&self) -> Vec<Value> {
+        let state = self.state();
+        let pods = state.objects.iter().filter(|(path, _)| path.contains("/pods/"));
+        pods.map(|(_, pod)| pod.clone()).collect()
+    }
+
+    /// Deletes any object.
+    pub fn remove(&self, path: &str) {
+        self.state().remove(path);
+    }
+
     /// Makes it drop taints of devices.
     pub fn drop_taints(&self) {
         self.state().drops_taints = true;
@@ -112,8 +149,9 @@ impl Api {
     /// Makes the pod `name` in the namespace `team`, bound to the node, with the UID `uid-of-NAME`.
     pub fn pod(&self, name: &str, spec: &Value, status: &Value) {
         let metadata = json!({"name": name, "namespace": "team", "uid": format!("uid-of-{name}")});
-        let pod =
+        let mut pod =
             json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status});
+        pod["spec"]["nodeName"] = json!(NODE);
         self.put(&format!("{PODS}/{name}"), pod);
     }
 
@@ -206,10 +244,6 @@ impl Api {
             .collect()
     }
 
-    fn put(&self, path: &str, object: Value) {
-        self.state().store(path, object);
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("nobody panics while it is locked")
     }
@@ -238,8 +272,9 @@ impl State {
 
     /// The list of pods or slices, as their path asks for all of them.
     fn list(&self, path: &str) -> Option<Value> {
-        let (kind, folder) = collection(path)?;
-        let of = self.objects.iter().filter(|(path, _)| path.starts_with(folder));
+        let collection = Collection::at(path)?;
+        let kind = collection.kind;
+        let of = self.objects.iter().filter(|(path, object)| collection.has(path, object));
         let items: Vec<&Value> = of.map(|(_, object)| object).collect();
         Some(json!({
             "apiVersion": "v1", "kind": kind, "metadata": {"resourceVersion": self.version.to_string()},
@@ -268,9 +303,28 @@ impl State {
         if is_dry { sent } else { self.store(path, sent) }
     }
 
+    /// Binds a pod, as the API server does: once, and only the one with that UID.
+    fn bind(&mut self, path: &str, binding: &Value) -> (u16, Value) {
+        let Some(mut pod) = self.objects.get(path).cloned() else { return (404, failure("NotFound", 404)) };
+        let is_it = pod["metadata"]["uid"] == binding["metadata"]["uid"];
+        if !is_it || pod["spec"]["nodeName"].is_string() {
+            return (409, failure("Conflict", 409));
+        }
+        pod["spec"]["nodeName"] = binding["target"]["name"].clone();
+        for (key, value) in binding["metadata"]["annotations"].as_object().into_iter().flatten() {
+            pod["metadata"]["annotations"][key] = value.clone();
+        }
+        self.store(path, pod);
+        if std::mem::take(&mut self.loses_answers) {
+            return (504, failure("Timeout", 504));
+        }
+        (201, json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}))
+    }
+
     /// Status and body of the answer to a call.
     fn answer(&mut self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
         let is_dry = path.contains("dryRun=All");
+        let list = (method == "GET").then(|| self.list(path)).flatten();
         let path = path.split('?').next().unwrap_or(path);
         if self.is_proxy {
             return (404, json!("404 page not found"));
@@ -279,8 +333,14 @@ impl State {
             *self.asked.entry(path.to_owned()).or_default() += 1;
         }
         let sent = || serde_json::from_slice::<Value>(body).expect("clients send JSON");
-        if let ("GET", Some(list)) = (method, self.list(path)) {
+        if let Some(list) = list {
             return (200, list);
+        }
+        if let ("POST", Some(pod)) = (method, path.strip_suffix("/binding")) {
+            if let Some(answer) = self.refusals.pop() {
+                return answer;
+            }
+            return self.bind(pod, &sent());
         }
         match (method, self.objects.get(path)) {
             ("GET", Some(object)) => (200, object.clone()),
@@ -305,6 +365,10 @@ impl State {
                     true => (409, failure("AlreadyExists", 409)),
                     false => (201, self.take(&path, sent, is_dry)),
                 }
+            }
+            ("DELETE", Some(_)) => {
+                self.remove(path);
+                (200, json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}))
             }
             _ => {
                 let mut failure = failure("NotFound", 404);
@@ -332,14 +396,41 @@ fn merged(object: Value, patch: Value) -> Value {
     }
 }
 
-/// The kind of the list at a path, and the folder of its objects.
-fn collection(path: &str) -> Option<(&'static str, &'static str)> {
-    match path.split('?').next()? {
-        "/api/v1/pods" => Some(("PodList", PODS)),
-        "/apis/resource.k8s.io/v1/resourceslices" => {
-            Some(("ResourceSliceList", "/apis/resource.k8s.io/v1/resourceslices/"))
-        }
-        _ => None,
+/// A list of objects.
+struct Collection {
+    kind: &'static str,
+    /// What the paths of its objects begin with, and hold.
+    begins: String,
+    holds: &'static str,
+    /// The node to which its pods are bound.
+    node: Option<String>,
+}
+
+impl Collection {
+    /// The collection at a path. Of selectors those of a name and of a pod's node count.
+    fn at(path: &str) -> Option<Self> {
+        let (path, query) = path.split_once('?').unwrap_or((path, ""));
+        let (kind, begins, holds) = match path {
+            "/api/v1/pods" => ("PodList", "/api/v1/namespaces/".to_owned(), "/pods/"),
+            "/api/v1/nodes" => ("NodeList", "/api/v1/nodes/".to_owned(), ""),
+            "/apis/resource.k8s.io/v1/resourceslices" => {
+                ("ResourceSliceList", "/apis/resource.k8s.io/v1/resourceslices/".to_owned(), "")
+            }
+            maps if maps.ends_with("/configmaps") => ("ConfigMapList", format!("{maps}/"), ""),
+            _ => return None,
+        };
+        let name = query.split('&').find_map(|part| part.strip_prefix("fieldSelector=metadata.name%3D"));
+        let of_node = |part: &str| {
+            let rest = part.strip_prefix("fieldSelector=spec.nodeName%3D")?;
+            rest.split(['%', '&']).next().map(str::to_owned)
+        };
+        let node = query.split('&').find_map(of_node);
+        Some(Self { kind, begins: begins + name.unwrap_or_default(), holds, node })
+    }
+
+    fn has(&self, path: &str, object: &Value) -> bool {
+        let is_bound = self.node.as_ref().is_none_or(|node| object["spec"]["nodeName"] == **node);
+        path.starts_with(&self.begins) && path.contains(self.holds) && is_bound
     }
 }
 
@@ -349,7 +440,7 @@ fn watch(writer: &mut TcpStream, state: &Mutex<State>, path: &str) -> Option<()>
         let all = path.split_once('?')?.1.split('&');
         all.filter_map(|one| one.split_once('=')).find(|(key, _)| *key == name)?.1.parse::<u64>().ok()
     };
-    let (_, folder) = collection(path)?;
+    let collection = Collection::at(path)?;
     let mut version = parameter("resourceVersion")?;
     let end = Instant::now() + Duration::from_secs(parameter("timeoutSeconds")?);
     let head = "HTTP/1.1 200 it\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
@@ -357,11 +448,15 @@ fn watch(writer: &mut TcpStream, state: &Mutex<State>, path: &str) -> Option<()>
     while Instant::now() < end {
         let changes: Vec<Change> = {
             let state = state.lock().expect("nobody panics while it is locked");
-            let new = |change: &&Change| change.version > version && change.path.starts_with(folder);
             if state.is_away {
                 return None;
             }
-            state.changes.iter().filter(new).cloned().collect()
+            let new = state.changes.partition_point(|change| change.version <= version);
+            state.changes[new..]
+                .iter()
+                .filter(|change| collection.has(&change.path, &change.object))
+                .cloned()
+                .collect()
         };
         for change in changes {
             version = change.version;

@@ -47,6 +47,13 @@ impl PodResources {
         }
     }
 
+    /// The ids of a resource that containers have.
+    #[must_use]
+    pub fn given(&self, resource: &str) -> Vec<String> {
+        let state = self.state();
+        state.given.values().filter_map(|its| its.get(resource)).flatten().cloned().collect()
+    }
+
     /// Has forgotten all of a pod.
     pub fn forget(&self, pod: &str) {
         self.state().given.retain(|(_, its, _), _| its != pod);

@@ -1,50 +1,80 @@
 //! What kubelet's devices of the node's own plugin are.
 
-use gpushare_inventory::DeviceMemory;
+use std::collections::BTreeMap;
+
+use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
+use gpushare_placement::{Memory, Part};
 use gpushare_request::{AllocatedPart, Cores};
 
+use crate::asks::{Asking, Terms};
 use crate::node::device_plugin::offer::gpu_of;
-use crate::node::device_plugin::resource::{Resource, Unit};
 use crate::node::podresources::ContainerDevices;
+use crate::resource::Resource;
 
-/// What a container has of the node's own device plugin: memory and compute of one GPU; `None` where it has
-/// nothing of it.
+/// What a container has of the node's own device plugin, one part for each of its GPUs: the devices say which,
+/// and its resources how much of each. `asked` are its amounts of them.
 ///
 /// # Errors
-/// When it has devices of two GPUs, as kubelet allocates each resource by itself.
-pub fn own_part(its: &[&ContainerDevices], resources: &[Resource]) -> Result<Option<AllocatedPart>, String> {
-    let mut found: Option<AllocatedPart> = None;
-    for devices in its {
-        let Some(resource) = resources.iter().find(|known| known.name == devices.resource_name) else {
-            continue;
-        };
+/// When it has devices of other GPUs than it asks for, as kubelet allocates each resource by itself.
+pub fn own_parts(
+    its: &[&ContainerDevices],
+    asked: &Asking,
+    resources: &[Resource],
+    gpus: &[Gpu],
+) -> Result<Vec<AllocatedPart>, String> {
+    let mut by_resource: BTreeMap<&str, Vec<GpuUuid>> = BTreeMap::new();
+    for devices in its.iter().filter(|its| resources.iter().any(|known| known.name == its.resource_name)) {
+        let of = by_resource.entry(&devices.resource_name).or_default();
         for id in &devices.device_ids {
-            let gpu = gpu_of(id).ok_or_else(|| format!("{id:?} is no device of {}", resource.name))?;
-            let (by, count, is_pods) = (resource.name.clone(), 1, false);
-            let part = found.get_or_insert(AllocatedPart {
-                by,
-                gpu: Some(gpu),
-                count,
-                memory: None,
-                cores: None,
-                is_pods,
-            });
-            if part.gpu != Some(gpu) {
-                return Err(format!(
-                    "kubelet gave it {} of another GPU than {}: delete the pod, so that it is placed anew",
-                    resource.name, part.by
-                ));
-            }
-            match resource.unit {
-                Unit::Memory(unit) => {
-                    part.memory = Some(part.memory.unwrap_or(DeviceMemory::ZERO).saturating_add(unit));
-                }
-                Unit::Percent => {
-                    let percent = part.cores.map_or(0, Cores::percent).saturating_add(1);
-                    part.cores = Cores::new(percent.min(Cores::ALL.percent()));
-                }
-            }
+            of.push(gpu_of(id).ok_or_else(|| format!("{id:?} is no device of {}", devices.resource_name))?);
         }
     }
-    Ok(found)
+    by_resource.values_mut().for_each(|gpus| {
+        gpus.sort_unstable();
+        gpus.dedup();
+    });
+    let Some((first, of_first)) = by_resource.iter().next() else { return Ok(Vec::new()) };
+    let terms = Terms { resources: resources.to_vec(), default_cores: 0 };
+    let share = terms.share(&asked.amounts, asked.gpus)?;
+    // Whole GPUs are those of the compute; what memory was asked for beside them says nothing.
+    let counted = match share.part {
+        Part::Whole => by_resource.iter().find(|(_, gpus)| gpus.len() == usize::from(share.gpus)),
+        Part::Of(..) => Some((first, of_first)),
+    };
+    let Some((by, of)) = counted else {
+        return Err(format!(
+            "kubelet gave it not as many GPUs as it asks for ({}): delete the pod",
+            share.gpus
+        ));
+    };
+    if share.part != Part::Whole
+        && let Some((other, _)) = by_resource.iter().find(|(_, gpus)| *gpus != of)
+    {
+        return Err(format!(
+            "kubelet gave it {other} of another GPU than {by}: delete the pod, so that it is placed anew"
+        ));
+    }
+    let part = |gpu: &GpuUuid| {
+        let total = gpus.iter().find(|known| known.uuid == *gpu).and_then(|gpu| gpu.memory);
+        let (memory, cores) = match share.part {
+            Part::Whole => (None, None),
+            Part::Of(memory, cores) => {
+                (self::memory(memory, total), u8::try_from(cores).ok().and_then(Cores::new))
+            }
+        };
+        AllocatedPart { by: (*by).to_owned(), gpu: Some(*gpu), count: 1, memory, cores, is_pods: false }
+    };
+    Ok(of.iter().map(part).collect())
+}
+
+/// So much of a GPU that has `total`; `None` leaves it to the node.
+fn memory(memory: Memory, total: Option<DeviceMemory>) -> Option<DeviceMemory> {
+    match memory {
+        Memory::Default => None,
+        Memory::Bytes(bytes) => Some(DeviceMemory::from_bytes(bytes)),
+        Memory::Part { count, of } => {
+            let bytes = u128::from(total?.bytes()) * u128::from(count) / u128::from(of.max(1));
+            Some(DeviceMemory::from_bytes(u64::try_from(bytes).unwrap_or(u64::MAX) >> 20 << 20))
+        }
+    }
 }

@@ -12,9 +12,10 @@ use kube::api::ObjectMeta;
 
 use super::claims::Claims;
 use super::devices::{amounts, parts};
-use super::own::own_part;
-use crate::node::device_plugin::resource::Resource;
+use super::own::own_parts;
+use crate::asks;
 use crate::node::podresources::{ContainerDevices, Devices};
+use crate::resource::Resource;
 
 /// What is known of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +53,7 @@ pub fn trimmed(pod: Pod) -> Pod {
         name: pod.metadata.name,
         namespace: pod.metadata.namespace,
         uid: pod.metadata.uid,
+        labels: pod.metadata.labels,
         ..ObjectMeta::default()
     };
     let spec = pod.spec.map(|spec| PodSpec {
@@ -201,9 +203,9 @@ fn of_plugins(
     }
     let counted = amounts(limits.iter().copied(), &given, node.gpus);
     given.extend(counted);
-    match own_part(&own, node.resources) {
-        Ok(part) => {
-            given.extend(part);
+    match own_parts(&own, &asks::of(pod, container, node.resources), node.resources, node.gpus) {
+        Ok(parts) => {
+            given.extend(parts);
             Ok((given, None))
         }
         Err(why) => Ok((given, Some(why))),
@@ -285,7 +287,7 @@ pub mod tests {
     use super::*;
     use crate::node::allotment::tests::gpu;
     use crate::node::device_plugin::offer::id;
-    use crate::node::device_plugin::resource::{System, Unit};
+    use crate::resource::{System, Unit};
 
     const GIB: u64 = 1 << 30;
 
@@ -459,7 +461,7 @@ pub mod tests {
     #[test]
     fn what_the_nodes_own_plugin_gave_is_memory_and_compute_of_one_gpu() {
         let (gpus, started) = (gpus(), started());
-        let memory = Unit::Memory(DeviceMemory::from_bytes(256 << 20));
+        let memory = Unit::Memory(256 << 20);
         let resource = |name: &str, unit| Resource { name: name.to_owned(), unit, system: System::Own };
         let resources =
             [resource("gpushare.io/gpu-memory", memory), resource("gpushare.io/gpu-core", Unit::Percent)];

@@ -8,8 +8,8 @@ use gpushare_inject::{GrantError, known_node};
 use gpushare_inventory::{DeviceMemory, GpuUuid, NodeError};
 use gpushare_quota::Admission;
 
-use super::resource::{Resource, Unit};
 use crate::node::Agent;
+use crate::resource::{Counted, Resource, Unit};
 
 /// Bytes of a list that kubelet takes at most (gRPC's own limit for clients that set none), less some room.
 const LONGEST: usize = (4 << 20) - 4096;
@@ -65,7 +65,8 @@ impl Offer {
             )) => tracing::warn!(%why, "the node has no GPU to offer"),
             Err(error) => return Err(error.into()),
         }
-        agent.resources.iter().try_for_each(|resource| offer.check(resource))?;
+        let mut counted = agent.resources.iter().filter(|resource| resource.counted() == Counted::ByKubelet);
+        counted.try_for_each(|resource| offer.check(resource))?;
         Ok(offer)
     }
 
@@ -90,6 +91,11 @@ impl Offer {
         self.gpus.iter().map(|(uuid, gpu)| (*uuid, gpu))
     }
 
+    /// The UUID of the GPU with this index.
+    pub fn at(&self, index: u32) -> Option<GpuUuid> {
+        self.gpus().find(|(_, gpu)| gpu.index == index).map(|(uuid, _)| uuid)
+    }
+
     /// One GPU.
     pub fn gpu(&self, uuid: GpuUuid) -> Option<&OfferedGpu> {
         self.gpus.get(&uuid)
@@ -107,8 +113,11 @@ impl OfferedGpu {
     /// How many of the resource it has.
     pub fn count(&self, resource: &Resource) -> u64 {
         match resource.unit {
-            Unit::Memory(unit) => self.memory.bytes() / unit.bytes().max(1),
+            Unit::Memory(bytes) => self.memory.bytes() / bytes.max(1),
+            Unit::MemoryPercent => 100,
             Unit::Percent => self.percent.into(),
+            Unit::Slot(count) | Unit::Replica(count) => count.into(),
+            Unit::Gpus => 1,
         }
     }
 }
@@ -143,8 +152,8 @@ pub fn is_id(id: &str) -> bool {
 
 #[cfg(test)]
 pub mod tests {
-    use super::super::resource::System;
     use super::*;
+    use crate::resource::System;
 
     /// GPUs of 80 GiB, by number.
     pub fn offer(numbers: &[u8]) -> Offer {
@@ -157,7 +166,7 @@ pub mod tests {
 
     /// A resource of so many MiB.
     pub fn memory(mebibytes: u64) -> Resource {
-        let unit = Unit::Memory(DeviceMemory::from_bytes(mebibytes << 20));
+        let unit = Unit::Memory(mebibytes << 20);
         Resource { name: "gpushare.io/gpu-memory".into(), unit, system: System::Own }
     }
 

@@ -15,15 +15,15 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::asking::Amounts;
 use super::messages::{
     Allocate, Allocated, ContainerAllocated, ContainerIds, ContainerPreferred, Device, Empty, Listed,
     NumaNode, Options, Preferred, PreferredAnswer, Topology,
 };
 use super::offer::{Offer, OfferedGpu, gpu_of, id};
-use super::resource::{Resource, System, Unit};
+use crate::asks::{Asking, Terms, percent};
+use crate::node::Agent;
 use crate::node::podresources::Devices;
-use crate::node::{Agent, DRIVER};
+use crate::resource::{Counted, Resource, System, Unit};
 
 /// How long after one resource of a container was allocated the next one of it is: kubelet allocates one
 /// container at a time.
@@ -124,18 +124,28 @@ impl Plugin {
         let placement = self.agent.config.quota.placement;
         let mut container_responses = Vec::new();
         for request in &asked.container_requests {
-            let suits = self.suiting(request.allocation_size).await;
-            container_responses
-                .push(ContainerIds { device_ids: preferred(request, beside, &suits, placement) });
+            let count = u64::try_from(request.allocation_size).unwrap_or(0);
+            let known = self.known(count).await;
+            let offer = Arc::clone(&self.offered.borrow());
+            let chosen = self.agent.placements.chosen(&self.resource, count).unwrap_or_default();
+            let advice = Advice {
+                // What a scheduler chose for the pod comes first, then the GPU of the container's other resource.
+                first: chosen.iter().filter_map(|index| offer.at(*index)).chain(beside).collect(),
+                suiting: self.suiting(count, known.as_ref()).await,
+                each: count.div_ceil(self.gpus(count, known.as_ref())),
+                placement,
+            };
+            container_responses.push(ContainerIds { device_ids: advice.preferred(request) });
         }
         PreferredAnswer { container_responses }
     }
 
     /// The GPUs that have free what the container will ask for of the other resource.
-    async fn suiting(&self, size: i32) -> BTreeSet<GpuUuid> {
+    async fn suiting(&self, count: u64, known: Option<&Asking>) -> BTreeSet<GpuUuid> {
         let offer = Arc::clone(&self.offered.borrow());
-        let others: Vec<&Resource> =
-            self.agent.resources.iter().filter(|other| other.name != self.resource.name).collect();
+        let is_other =
+            |other: &&Resource| other.name != self.resource.name && other.counted() == Counted::ByKubelet;
+        let others: Vec<&Resource> = self.agent.resources.iter().filter(is_other).collect();
         let given = match others.is_empty() {
             true => None,
             false => {
@@ -144,13 +154,12 @@ impl Plugin {
             }
         };
         let Some(given) = given else { return offer.gpus().map(|(uuid, _)| uuid).collect() };
-        let count = u64::try_from(size).unwrap_or(0);
-        let known = self.known(count).await;
+        let gpus = self.gpus(count, known);
         let has_room = |gpu: &OfferedGpu, uuid: GpuUuid, other: &Resource| {
             let all = gpu.count(other);
             let used = given.given(&other.name).filter(|id| gpu_of(id) == Some(uuid)).count() as u64;
-            let wanted = match &known {
-                Some(amounts) => amounts.get(&other.name).copied().unwrap_or(0),
+            let wanted = match known {
+                Some(known) => known.amounts.get(&other.name).copied().unwrap_or(0).div_ceil(gpus),
                 // Where the pod is not known: as much of it as of this one.
                 None => all.saturating_mul(count) / gpu.count(&self.resource).max(1),
             };
@@ -161,25 +170,49 @@ impl Plugin {
     }
 
     /// All that the container asks for, as its pod says. kubelet may have heard of the pod a moment before.
-    async fn known(&self, count: u64) -> Option<Amounts> {
+    async fn known(&self, count: u64) -> Option<Asking> {
         for _ in 0..10 {
-            if let Some(amounts) = self.agent.asking.beside(&self.resource, count) {
-                return Some(amounts);
+            if let Some(asking) = self.agent.placements.beside(&self.resource, count) {
+                return Some(asking);
             }
             sleep(ADVICE / 20).await;
         }
         None
     }
 
+    /// Of how many GPUs a container has so many of this resource, as far as the pod or the number tells.
+    fn gpus(&self, count: u64, known: Option<&Asking>) -> u64 {
+        let resources = self.agent.resources.clone();
+        let share = known.and_then(|asking| {
+            Terms { resources, default_cores: 0 }.share(&asking.amounts, asking.gpus).ok()
+        });
+        match (share, self.resource.unit) {
+            (Some(share), _) => u64::from(share.gpus),
+            (None, Unit::Slot(_)) => count,
+            (None, Unit::Percent) => percent(&self.resource, count).map_or(1, |compute| compute.gpus.into()),
+            (None, _) => 1,
+        }
+        .max(1)
+    }
+
     fn allocate(&self, asked: &Allocate) -> Result<Allocated, Status> {
         let offer = Arc::clone(&self.offered.borrow());
         let mut container_responses = Vec::new();
         for request in &asked.container_requests {
-            let (gpu, answer) = allocated(&request.device_ids, &self.resource, &offer).map_err(|why| {
-                tracing::warn!(resource = self.resource.name, why, "not allocated");
-                Status::failed_precondition(why)
-            })?;
-            self.paired.note(&self.resource, gpu);
+            let count = request.device_ids.len() as u64;
+            let known = self.agent.placements.beside(&self.resource, count);
+            let gpus = self.gpus(count, known.as_ref());
+            let (gpus, answer) =
+                allocated(&request.device_ids, &self.resource, &offer, gpus).map_err(|why| {
+                    tracing::warn!(resource = self.resource.name, why, "not allocated");
+                    Status::failed_precondition(why)
+                })?;
+            if let [gpu] = gpus[..] {
+                self.paired.note(&self.resource, gpu);
+            }
+            let mut indexes: Vec<u32> = gpus.iter().filter_map(|gpu| Some(offer.gpu(*gpu)?.index)).collect();
+            indexes.sort_unstable();
+            self.agent.placements.allocated(&self.resource, count, &indexes);
             container_responses.push(answer);
         }
         Ok(Allocated { container_responses })
@@ -219,95 +252,151 @@ fn listed(offer: &Offer, resource: &Resource) -> Listed {
     Listed { devices: devices.collect() }
 }
 
-/// Ids of one GPU, where one has so many: that of which they must be, else `beside`, else as the node places,
-/// of the `suiting` ones first.
-fn preferred(
-    request: &ContainerPreferred,
-    beside: Option<GpuUuid>,
-    suiting: &BTreeSet<GpuUuid>,
+/// What is known when kubelet asks for advice.
+struct Advice {
+    /// The GPUs that come first.
+    first: Vec<GpuUuid>,
+    /// Those that have free what else the container asks for.
+    suiting: BTreeSet<GpuUuid>,
+    /// How many devices of each GPU it gets.
+    each: u64,
     placement: Placement,
-) -> Vec<String> {
-    let size = usize::try_from(request.allocation_size).unwrap_or(0);
-    let mut of_gpu: BTreeMap<GpuUuid, Vec<&String>> = BTreeMap::new();
-    for id in &request.available_device_ids {
-        if let Some(gpu) = gpu_of(id) {
-            of_gpu.entry(gpu).or_default().push(id);
-        }
-    }
-    let must = &request.must_include_device_ids;
-    let named = must.first().and_then(|id| gpu_of(id));
-    let fits = |gpu: &GpuUuid| of_gpu.get(gpu).is_some_and(|ids| ids.len() >= size);
-    let by_placement = || {
-        let fitting = of_gpu.iter().filter(|(_, ids)| ids.len() >= size);
-        let worse = |gpu: &GpuUuid| !suiting.contains(gpu);
-        let best = match placement {
-            Placement::Binpack => fitting.min_by_key(|(gpu, ids)| (worse(gpu), ids.len())),
-            Placement::Spread => fitting.max_by_key(|(gpu, ids)| (!worse(gpu), ids.len())),
-        };
-        best.map(|(gpu, _)| *gpu)
-    };
-    let chosen = named.or(beside.filter(fits)).or_else(by_placement);
-    let first = chosen.and_then(|gpu| of_gpu.get(&gpu)).into_iter().flatten();
-    // Where no GPU has so many, kubelet still wants as many: Allocate refuses them, in words.
-    let rest = of_gpu.iter().filter(|(gpu, _)| Some(**gpu) != chosen).flat_map(|(_, ids)| ids);
-    let taken: HashSet<&String> = must.iter().collect();
-    let more = first.chain(rest).copied().filter(|id| !taken.contains(id));
-    must.iter().chain(more).take(size.max(must.len())).cloned().collect()
 }
 
-/// What a container with these ids gets, and of which GPU.
+impl Advice {
+    /// Ids of as few GPUs as can be: those of which they must be, those that come first, then others as the node
+    /// places, of the suiting ones first.
+    fn preferred(&self, request: &ContainerPreferred) -> Vec<String> {
+        let size = usize::try_from(request.allocation_size).unwrap_or(0);
+        let each = usize::try_from(self.each).unwrap_or(size).max(1);
+        let mut of_gpu: BTreeMap<GpuUuid, Vec<&String>> = BTreeMap::new();
+        for id in &request.available_device_ids {
+            if let Some(gpu) = gpu_of(id) {
+                of_gpu.entry(gpu).or_default().push(id);
+            }
+        }
+        let must = &request.must_include_device_ids;
+        let fitting = |gpu: &GpuUuid| of_gpu.get(gpu).is_some_and(|ids| ids.len() >= each);
+        let mut others: Vec<(&GpuUuid, usize)> =
+            of_gpu.iter().map(|(gpu, ids)| (gpu, ids.len())).filter(|(gpu, _)| fitting(gpu)).collect();
+        others.sort_by_key(|(gpu, left)| {
+            let left = match self.placement {
+                Placement::Binpack => *left,
+                Placement::Spread => usize::MAX - left,
+            };
+            (!self.suiting.contains(gpu), left)
+        });
+        let mut order: Vec<GpuUuid> = must.iter().filter_map(|id| gpu_of(id)).collect();
+        order.extend(self.first.iter().filter(|gpu| fitting(gpu)));
+        order.extend(others.into_iter().map(|(gpu, _)| gpu));
+        let mut seen = BTreeSet::new();
+        order.retain(|gpu| seen.insert(*gpu));
+        let of = |gpu: &GpuUuid| of_gpu.get(gpu).into_iter().flatten().take(each).copied();
+        let first = order.iter().take(size.div_ceil(each)).flat_map(of);
+        // Where no GPU has so many, kubelet still wants as many: Allocate refuses them, in words.
+        let rest = of_gpu.values().flatten().copied();
+        let mut taken: HashSet<&String> = must.iter().collect();
+        let more: Vec<&String> = first.chain(rest).filter(|id| taken.insert(id)).collect();
+        must.iter().chain(more).take(size.max(must.len())).cloned().collect()
+    }
+}
+
+/// What a container with these ids gets, and of which GPUs. `of` is how many GPUs it is to have.
 fn allocated(
     ids: &[String],
     resource: &Resource,
     offer: &Offer,
-) -> Result<(GpuUuid, ContainerAllocated), String> {
-    let name = &resource.name;
-    let first = ids.first().ok_or_else(|| format!("no device of {name} is named"))?;
-    let gpu = gpu_of(first).ok_or_else(|| format!("{first:?} is no device of {name}"))?;
-    if let Some(other) = ids.iter().find(|id| gpu_of(id) != Some(gpu)) {
-        return Err(format!(
-            "{} of {name} are left on this node, but not on one GPU ({first} and {other}): ask for less, or wait until another pod \
-             ends; a pod with a resource claim stays pending in such a case",
-            ids.len()
-        ));
+    of: u64,
+) -> Result<(Vec<GpuUuid>, ContainerAllocated), String> {
+    let (name, count) = (&resource.name, ids.len() as u64);
+    let mut counts: BTreeMap<GpuUuid, u64> = BTreeMap::new();
+    for id in ids {
+        let gpu = gpu_of(id).ok_or_else(|| format!("{id:?} is no device of {name}"))?;
+        *counts.entry(gpu).or_default() += 1;
     }
-    let offered = offer.gpu(gpu).filter(|offered| offered.is_open);
-    let offered =
-        offered.ok_or_else(|| format!("GPU {gpu} gives no new share: it is cordoned or out of service"))?;
-    let count = ids.len() as u64;
+    let gpus: Vec<GpuUuid> = counts.keys().copied().collect();
+    let Some(first) = gpus.first() else { return Err(format!("no device of {name} is named")) };
+    let compute = match resource.unit {
+        Unit::Percent => Some(percent(resource, count)?),
+        _ => None,
+    };
+    if counts.len() as u64 != of || counts.values().any(|its| *its > count.div_ceil(of)) {
+        return Err(not_together(resource, count, of));
+    }
+    for gpu in &gpus {
+        if !offer.gpu(*gpu).is_some_and(|offered| offered.is_open) {
+            return Err(format!("GPU {gpu} gives no new share: it is cordoned or out of service"));
+        }
+    }
+    let offered = offer.gpu(*first).ok_or_else(|| format!("GPU {first} is not known"))?;
+    let list = gpus.iter().map(GpuUuid::to_string).collect::<Vec<_>>().join(",");
     let mut annotations = HashMap::new();
     let mut allocate =
         |name: &str, value: String| annotations.insert(format!("alloc.gpushare.io/{name}"), value);
     match resource.unit {
-        Unit::Memory(unit) => {
-            let bytes = unit.bytes().saturating_mul(count);
+        Unit::Memory(bytes) => {
+            let bytes = bytes.saturating_mul(count) / of;
             if bytes > offered.per_share.bytes() {
                 let most = offered.per_share;
                 return Err(format!(
                     "{count} of {name} are more than one container can have of a GPU ({most}); ask for less"
                 ));
             }
-            allocate("devices", gpu.to_string());
+            allocate("devices", list);
             allocate("memory", format!("{}MiB", bytes >> 20));
         }
-        Unit::Percent if resource.system == System::GpuManager && count >= 100 => {
-            return Err(format!(
-                "{count} of {name} ask for whole GPUs, which this plugin does not give: ask for at most 99, or for {DRIVER} by a claim"
-            ));
+        Unit::Replica(parts) => {
+            if count > 1 {
+                return Err(format!(
+                    "{count} of {name}: several replicas are not one larger share: ask for 1"
+                ));
+            }
+            allocate("devices", list);
+            allocate("memory", format!("{}MiB", (offered.per_share.bytes() / u64::from(parts.max(1))) >> 20));
         }
-        Unit::Percent if resource.system == System::Qgpu && !count.is_multiple_of(5) => {
-            return Err(format!("{count} of {name}: qGPU counts compute in steps of 5"));
-        }
-        Unit::Percent if count > 100 => {
-            return Err(format!("{count} of {name}: one container has at most 100 % of a GPU"));
-        }
-        Unit::Percent => {
-            // Under a key of its own: the runtime refuses memory of one GPU beside compute of another.
-            allocate("cores-devices", gpu.to_string());
-            allocate("cores", count.to_string());
+        // How much of each stands in the pod, and what kubelet gave is noted with it.
+        Unit::Slot(_) => drop(allocate("devices", list)),
+        Unit::Percent => match compute.and_then(|compute| compute.percent) {
+            None => drop(allocate("whole-devices", list)),
+            Some(percent) => {
+                // Under a key of its own: the runtime refuses memory of one GPU beside compute of another.
+                allocate("cores-devices", list);
+                allocate("cores", percent.to_string());
+            }
+        },
+        Unit::MemoryPercent => return Err(format!("{name} has no devices")),
+        Unit::Gpus => {
+            return Err(format!("{name} tells how many GPUs the node has; it is not to be asked for"));
         }
     }
-    Ok((gpu, ContainerAllocated { annotations }))
+    if let Some(system) = words(resource) {
+        allocate("words", system.to_owned());
+    }
+    Ok((gpus, ContainerAllocated { annotations }))
+}
+
+/// The system whose words programs in the container read. One of a container's resources names it.
+fn words(resource: &Resource) -> Option<&'static str> {
+    match (resource.system, resource.unit) {
+        (System::Aliyun, Unit::Memory(_)) => Some("aliyun"),
+        (System::Hami, Unit::Slot(_)) => Some("hami"),
+        (System::Volcano, Unit::Slot(_)) => Some("hami"),
+        _ => None,
+    }
+}
+
+fn not_together(resource: &Resource, count: u64, of: u64) -> String {
+    let name = &resource.name;
+    match of {
+        1 => format!(
+            "{count} of {name} are left on this node, but not on one GPU: ask for less, or wait until another pod ends; a pod with a \
+             resource claim stays pending in such a case"
+        ),
+        _ => format!(
+            "{count} of {name} are {} each of {of} GPUs, and not so many GPUs have that free: wait until another pod ends",
+            count.div_ceil(of)
+        ),
+    }
 }
 
 #[cfg(test)]
@@ -337,7 +426,10 @@ mod tests {
                 must_include_device_ids: must.clone(),
                 allocation_size: size,
             };
-            let told = preferred(&request, beside, &[gpu(0), gpu(1), gpu(2)].into(), placement);
+            let suiting = [gpu(0), gpu(1), gpu(2)].into();
+            let first = beside.into_iter().collect();
+            let each = u64::try_from(size).unwrap();
+            let told = Advice { first, suiting, each, placement }.preferred(&request);
             assert_eq!(told.len(), usize::try_from(size).unwrap());
             assert!(must.iter().all(|id| told.contains(id)));
             let mut gpus: Vec<_> = told.iter().filter_map(|id| gpu_of(id)).collect();
@@ -363,7 +455,8 @@ mod tests {
                 allocation_size: size,
             };
             let suits = suiting.iter().map(|number| gpu(*number)).collect();
-            let told = preferred(&request, None, &suits, Placement::Binpack);
+            let (first, each, placement) = (Vec::new(), u64::try_from(size).unwrap(), Placement::Binpack);
+            let told = Advice { first, suiting: suits, each, placement }.preferred(&request);
             assert!(told.iter().all(|id| gpu_of(id) == Some(gpu(want))), "{size} {suiting:?}: {told:?}");
         }
     }
@@ -372,12 +465,13 @@ mod tests {
     fn what_is_allocated_is_told_to_the_runtime_or_refused_in_words() {
         let mut offer = offer(&[0, 1]);
         let granule = memory(256);
-        let (gpu, answer) = allocated(&ids(1, 3..35), &granule, &offer).unwrap();
-        assert_eq!(gpu, GpuUuid::from_bytes([1; 16]));
+        let (gpus, answer) = allocated(&ids(1, 3..35), &granule, &offer, 1).unwrap();
+        let gpu = GpuUuid::from_bytes([1; 16]);
+        assert_eq!(gpus, [gpu]);
         assert_eq!(answer.annotations["alloc.gpushare.io/memory"], "8192MiB");
         assert_eq!(answer.annotations["alloc.gpushare.io/devices"], gpu.to_string());
         let percent = Resource { unit: Unit::Percent, ..granule.clone() };
-        let (_, answer) = allocated(&ids(0, 0..30), &percent, &offer).unwrap();
+        let (_, answer) = allocated(&ids(0, 0..30), &percent, &offer, 1).unwrap();
         assert_eq!(answer.annotations["alloc.gpushare.io/cores"], "30");
         assert_eq!(
             answer.annotations["alloc.gpushare.io/cores-devices"],
@@ -385,27 +479,43 @@ mod tests {
         );
         assert_eq!(answer.annotations.len(), 2);
         let aliyun = Resource { system: System::Aliyun, ..memory(1024) };
-        let (_, answer) = allocated(&ids(1, 0..8), &aliyun, &offer).unwrap();
+        let (_, answer) = allocated(&ids(1, 0..8), &aliyun, &offer, 1).unwrap();
         assert_eq!(answer.annotations["alloc.gpushare.io/memory"], "8192MiB");
-        for (ids, resource, want) in [
-            (Vec::new(), &granule, "no device of"),
-            (vec!["x".to_owned()], &granule, "is no device of"),
-            ([ids(0, 0..2), ids(1, 0..1)].concat(), &granule, "not on one GPU"),
-            (ids(7, 0..1), &granule, "cordoned or out of service"),
-            (ids(0, 0..81), &aliyun, "more than one container can have of a GPU (80 GiB)"),
-            (ids(0, 0..101), &percent, "at most 100 %"),
-            (
-                ids(0, 0..100),
-                &Resource { system: System::GpuManager, ..percent.clone() },
-                "ask for whole GPUs",
-            ),
-            (ids(0, 0..7), &Resource { system: System::Qgpu, ..percent.clone() }, "in steps of 5"),
+        assert_eq!(answer.annotations["alloc.gpushare.io/words"], "aliyun");
+        let vcuda = Resource { system: System::GpuManager, ..percent.clone() };
+        let (gpus, answer) =
+            allocated(&[ids(0, 0..100), ids(1, 0..100)].concat(), &vcuda, &offer, 2).unwrap();
+        let both = gpus.iter().map(GpuUuid::to_string).collect::<Vec<_>>().join(",");
+        assert_eq!(answer.annotations, [("alloc.gpushare.io/whole-devices".to_owned(), both.clone())].into());
+        let slot = Resource { unit: Unit::Slot(10), system: System::Hami, ..granule.clone() };
+        let (_, answer) = allocated(&[ids(0, 3..4), ids(1, 0..1)].concat(), &slot, &offer, 2).unwrap();
+        assert_eq!(answer.annotations["alloc.gpushare.io/devices"], both);
+        let replica = Resource { unit: Unit::Replica(3), system: System::Nvidia, ..granule.clone() };
+        let (_, answer) = allocated(&ids(1, 2..3), &replica, &offer, 1).unwrap();
+        assert_eq!(answer.annotations["alloc.gpushare.io/memory"], "27306MiB");
+        let spread = [ids(0, 0..16), ids(1, 0..16)].concat();
+        let (_, answer) = allocated(&spread, &granule, &offer, 2).unwrap();
+        assert_eq!(answer.annotations["alloc.gpushare.io/memory"], "4096MiB", "of each");
+        for (ids, resource, of, want) in [
+            (Vec::new(), &granule, 1, "no device of"),
+            (vec!["x".to_owned()], &granule, 1, "is no device of"),
+            ([ids(0, 0..2), ids(1, 0..1)].concat(), &granule, 1, "not on one GPU"),
+            ([ids(0, 0..20), ids(1, 0..12)].concat(), &granule, 2, "16 each of 2 GPUs"),
+            (ids(7, 0..1), &granule, 1, "cordoned or out of service"),
+            (ids(0, 0..81), &aliyun, 1, "more than one container can have of a GPU (80 GiB)"),
+            (ids(0, 0..101), &percent, 1, "at most 100 %"),
+            ([ids(0, 0..100), ids(1, 0..50)].concat(), &vcuda, 2, "100, 200"),
+            ([ids(0, 0..99), ids(1, 0..1)].concat(), &vcuda, 1, "not on one GPU"),
+            (ids(0, 0..200), &vcuda, 2, "100 each of 2 GPUs"),
+            (ids(0, 0..2), &slot, 2, "1 each of 2 GPUs"),
+            (ids(0, 0..2), &replica, 1, "ask for 1"),
+            (ids(0, 0..7), &Resource { system: System::Qgpu, ..percent.clone() }, 1, "in steps of 5"),
         ] {
-            let told = allocated(&ids, resource, &offer).unwrap_err();
+            let told = allocated(&ids, resource, &offer, of).unwrap_err();
             assert!(told.contains(want), "{want}: {told}");
         }
         offer = Offer::default();
-        assert!(allocated(&ids(0, 0..1), &granule, &offer).is_err());
+        assert!(allocated(&ids(0, 0..1), &granule, &offer, 1).is_err());
     }
 
     #[test]

@@ -1,0 +1,154 @@
+//! What a node's agent tells the cluster of its GPUs where they are counted by resources: a ConfigMap for each
+//! node, beside the agents. Schedulers of claims read ResourceSlices in place of it.
+
+use std::collections::BTreeMap;
+
+use gpushare_placement::{Gpu, Machine};
+use k8s_openapi::api::core::v1::ConfigMap;
+use serde::{Deserialize, Serialize};
+
+use crate::asks::Terms;
+use crate::resource::Resource;
+
+/// The label of these ConfigMaps.
+pub const LABEL: &str = "gpushare.io/node-gpus";
+/// The key of the node's GPUs, as JSON.
+const GPUS: &str = "gpus";
+/// The key of the pods that have other GPUs than their annotations say, as JSON.
+const PLACED: &str = "placed";
+/// What the names of the ConfigMaps begin with; the node's name follows.
+const PREFIX: &str = "gpus.";
+
+/// The GPUs of a node, and what is counted of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeGpus {
+    /// By index.
+    pub gpus: Vec<ShownGpu>,
+    /// The resources that the node serves.
+    pub resources: Vec<Resource>,
+    /// Percent of compute of a container that names none; 0 is no limit.
+    pub default_cores: u16,
+    /// Where kubelet has put containers, where it is not where their pods' annotations say: indexes of GPUs by
+    /// the pod's UID and the container's name.
+    #[serde(skip)]
+    pub placed: Placed,
+}
+
+/// Indexes of GPUs by container, by the UID of the pod.
+pub type Placed = BTreeMap<String, BTreeMap<String, Vec<u32>>>;
+
+/// One GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShownGpu {
+    /// Its UUID.
+    pub uuid: String,
+    /// Its index on the node, in the order of the PCI bus.
+    pub index: u32,
+    /// The number in the name of its device node.
+    pub minor: u32,
+    /// Its model.
+    pub model: String,
+    /// Bytes that all shares together may have.
+    pub memory: u64,
+    /// Bytes that one share may have at most.
+    pub per_share: u64,
+    /// Bytes of a container that names none.
+    pub default_memory: u64,
+    /// Percent of its compute that all shares together may have.
+    pub cores: u16,
+    /// GPUs that reach each other by NVLink have the same text; empty where it is not known.
+    #[serde(default)]
+    pub nvlink_group: String,
+    /// Whether new shares of it are given.
+    pub is_open: bool,
+}
+
+impl NodeGpus {
+    /// The name of a node's ConfigMap.
+    pub fn name_of(node: &str) -> String {
+        format!("{PREFIX}{node}")
+    }
+
+    /// The node that a ConfigMap is of.
+    pub fn node_of(name: &str) -> Option<&str> {
+        name.strip_prefix(PREFIX)
+    }
+
+    /// As the ConfigMap's data.
+    ///
+    /// # Errors
+    /// None that can happen: it is JSON of plain values.
+    pub fn data(&self) -> serde_json::Result<BTreeMap<String, String>> {
+        let (gpus, placed) = (serde_json::to_string(self)?, serde_json::to_string(&self.placed)?);
+        Ok(BTreeMap::from([(GPUS.to_owned(), gpus), (PLACED.to_owned(), placed)]))
+    }
+
+    /// What a ConfigMap tells.
+    ///
+    /// # Errors
+    /// When it is none of an agent of this version.
+    pub fn read(map: &ConfigMap) -> serde_json::Result<Self> {
+        let data = map.data.as_ref();
+        let text = |key: &str| data.and_then(|data| data.get(key)).map_or("{}", String::as_str);
+        Ok(Self { placed: serde_json::from_str(text(PLACED))?, ..serde_json::from_str(text(GPUS))? })
+    }
+
+    /// The node for the ledger.
+    pub fn machine(&self, cpu: u64) -> Machine {
+        let mut groups: Vec<&str> = Vec::new();
+        let gpus = self.gpus.iter().map(|gpu| {
+            let name = &*gpu.nvlink_group;
+            if !name.is_empty() && !groups.contains(&name) {
+                groups.push(name);
+            }
+            let group = groups.iter().position(|group| *group == name).map_or(0, |at| at + 1);
+            Gpu {
+                memory: gpu.memory,
+                per_share: gpu.per_share,
+                default_memory: gpu.default_memory,
+                cores: gpu.cores,
+                group: u8::try_from(group).unwrap_or(0),
+                is_open: gpu.is_open,
+            }
+        });
+        Machine { cpu, memory: 0, model: 0, gpus: gpus.collect() }
+    }
+
+    /// What it makes of resources.
+    pub fn terms(&self) -> Terms {
+        Terms { resources: self.resources.clone(), default_cores: self.default_cores }
+    }
+
+    /// The place in the list of the GPU with this index on the node.
+    pub fn at(&self, index: u32) -> Option<usize> {
+        self.gpus.iter().position(|gpu| gpu.index == index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_config_map_tells_what_the_agent_wrote() {
+        let gpu = |index: u32, group: &str| ShownGpu {
+            uuid: format!("GPU-{index}"),
+            index,
+            memory: 80 << 30,
+            per_share: 80 << 30,
+            cores: 100,
+            nvlink_group: group.into(),
+            is_open: true,
+            ..ShownGpu::default()
+        };
+        let placed = BTreeMap::from([("uid".to_owned(), BTreeMap::from([("main".to_owned(), vec![1])]))]);
+        let gpus = vec![gpu(0, "a"), gpu(1, "b"), gpu(2, "a"), gpu(3, "")];
+        let node = NodeGpus { gpus, placed, ..NodeGpus::default() };
+        let map = ConfigMap { data: Some(node.data().unwrap()), ..ConfigMap::default() };
+        assert_eq!(NodeGpus::read(&map).unwrap(), node);
+        let groups: Vec<u8> = node.machine(0).gpus.iter().map(|gpu| gpu.group).collect();
+        assert_eq!(groups, [1, 2, 1, 0]);
+        assert_eq!(NodeGpus::node_of(&NodeGpus::name_of("node-a")), Some("node-a"));
+        assert!(NodeGpus::read(&ConfigMap::default()).is_err());
+    }
+}

@@ -1,0 +1,455 @@
+//! What the extender knows of the cluster: nodes, their GPUs, and pods with what they hold. It is what the API
+//! server says, and the bindings that were asked of it and have not been told back yet.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use gpushare_placement::{Fill, Host, Ledger, Misfit, Needs, Place, Places, Policy, Task};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
+
+use crate::asks::{self, Asking, Terms};
+use crate::gpus::NodeGpus;
+use crate::scheduler::words::{self, Placement};
+
+/// A pod's UID.
+pub type Uid = String;
+
+/// All of it.
+pub struct State {
+    ledger: Ledger<Uid, Box<dyn Policy + Send>>,
+    numbers: HashMap<String, usize>,
+    nodes: Vec<Known>,
+    pods: HashMap<Uid, Tracked>,
+    /// The pods that ask for GPUs, by namespace.
+    asking: HashMap<String, BTreeSet<Uid>>,
+    /// What nodes make of resources. Most nodes make the same of them.
+    terms: Vec<Terms>,
+}
+
+/// A node.
+#[derive(Default)]
+struct Known {
+    name: String,
+    /// What its agent tells.
+    gpus: Option<NodeGpus>,
+    /// Thousandths of processors that pods may have.
+    cpu: u64,
+    labels: BTreeMap<String, String>,
+    terms: Option<usize>,
+    pods: BTreeSet<Uid>,
+}
+
+/// A pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tracked {
+    /// Its Kubernetes namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// What its containers ask for.
+    pub asking: Vec<Asking>,
+    /// Thousandths of processors that it requests.
+    pub cpu: u64,
+    /// Its priority.
+    pub priority: i32,
+    /// Its node, if it is bound to one.
+    pub node: Option<String>,
+    /// The GPUs that its annotation names.
+    pub placement: Option<Placement>,
+    /// Whether its binding is asked for and not told back yet.
+    pub is_assumed: bool,
+}
+
+/// Why a pod does not get on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unfit {
+    /// For the pod's author.
+    pub why: String,
+    /// Whether other pods would have to end.
+    pub is_full: bool,
+}
+
+impl State {
+    /// Nothing known yet.
+    pub fn new(policy: Box<dyn Policy + Send>) -> Self {
+        let (numbers, nodes, pods, asking, terms) = Default::default();
+        Self { ledger: Ledger::new(policy, Host::Counts), numbers, nodes, pods, asking, terms }
+    }
+
+    /// Another policy from now on.
+    pub fn judge_by(&mut self, policy: Box<dyn Policy + Send>) {
+        self.ledger.judge_by(policy);
+    }
+
+    /// The number of a node, which is known from now on.
+    fn number(&mut self, name: &str) -> usize {
+        if let Some(number) = self.numbers.get(name) {
+            return *number;
+        }
+        let number = self.nodes.len();
+        self.nodes.push(Known { name: name.to_owned(), ..Known::default() });
+        self.numbers.insert(name.to_owned(), number);
+        number
+    }
+
+    /// What the cluster says of a node.
+    pub fn learn_node(&mut self, node: &Node) {
+        let Some(name) = &node.metadata.name else { return };
+        let number = self.number(name);
+        let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
+        let cpu = allocatable.and_then(|all| asks::milli(&all.get("cpu")?.0)).unwrap_or(0);
+        let known = &mut self.nodes[number];
+        known.labels = node.metadata.labels.clone().unwrap_or_default();
+        let is_new = known.cpu != cpu;
+        known.cpu = cpu;
+        if is_new {
+            self.count(number);
+        }
+    }
+
+    /// The labels of a node.
+    pub fn labels(&self, name: &str) -> Option<&BTreeMap<String, String>> {
+        self.numbers.get(name).map(|number| &self.nodes[*number].labels)
+    }
+
+    /// What an agent tells of its node's GPUs.
+    ///
+    /// # Errors
+    /// When it is not what agents write; what was known before stays.
+    pub fn learn_gpus(&mut self, map: &ConfigMap) -> Result<(), serde_json::Error> {
+        let Some(name) = map.metadata.name.as_deref().and_then(NodeGpus::node_of) else { return Ok(()) };
+        let gpus = NodeGpus::read(map)?;
+        let number = self.number(name);
+        if self.nodes[number].gpus.as_ref() != Some(&gpus) {
+            let terms = gpus.terms();
+            let at = self.terms.iter().position(|known| *known == terms).unwrap_or_else(|| {
+                self.terms.push(terms);
+                self.terms.len() - 1
+            });
+            (self.nodes[number].gpus, self.nodes[number].terms) = (Some(gpus), Some(at));
+            self.count(number);
+        }
+        Ok(())
+    }
+
+    /// A node's agent tells nothing any more.
+    pub fn forget_gpus(&mut self, map_name: &str) {
+        let number = NodeGpus::node_of(map_name).and_then(|name| self.numbers.get(name)).copied();
+        if let Some(number) = number {
+            (self.nodes[number].gpus, self.nodes[number].terms) = (None, None);
+            self.count(number);
+        }
+    }
+
+    /// The names of the nodes whose agents tell something.
+    pub fn nodes_with_gpus(&self) -> impl Iterator<Item = &str> {
+        self.nodes.iter().filter(|node| node.gpus.is_some()).map(|node| node.name.as_str())
+    }
+
+    /// What a pod is now. One that has ended holds nothing.
+    pub fn learn_pod(&mut self, pod: &Pod) {
+        let Some(uid) = pod.metadata.uid.clone() else { return };
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        if matches!(phase, Some("Succeeded" | "Failed")) {
+            return self.forget_pod(&uid);
+        }
+        let tracked = tracked(pod);
+        let before = self.pods.get(&uid);
+        // A watch may still tell of the time before a binding that this extender has asked for.
+        if before.is_some_and(|before| before.is_assumed && tracked.node.is_none())
+            || before == Some(&tracked)
+        {
+            return;
+        }
+        self.track(uid, tracked);
+    }
+
+    /// Holds for a pod what it will have, before the API server is asked to bind it.
+    pub fn assume(&mut self, uid: &str, node: &str, placement: Placement) {
+        if let Some(tracked) = self.pods.get(uid).cloned() {
+            let node = Some(node.to_owned());
+            let assumed = Tracked { node, placement: Some(placement), is_assumed: true, ..tracked };
+            self.track(uid.to_owned(), assumed);
+        }
+    }
+
+    /// The API server did not bind the pod.
+    pub fn disclaim(&mut self, uid: &str) {
+        if let Some(tracked) = self.pods.get(uid).cloned().filter(|tracked| tracked.is_assumed) {
+            let unbound = Tracked { node: None, placement: None, is_assumed: false, ..tracked };
+            self.track(uid.to_owned(), unbound);
+        }
+    }
+
+    fn track(&mut self, uid: Uid, tracked: Tracked) {
+        if !tracked.asking.is_empty() {
+            self.asking.entry(tracked.namespace.clone()).or_default().insert(uid.clone());
+        }
+        let before = self.pods.insert(uid.clone(), tracked.clone()).and_then(|before| before.node);
+        if before != tracked.node
+            && let Some(before) = before
+        {
+            self.leave(&before, &uid);
+        }
+        if let Some(node) = &tracked.node {
+            let number = self.number(node);
+            self.nodes[number].pods.insert(uid.clone());
+            match self.needs_on(number, &tracked).zip(self.known_places(number, &uid, &tracked)) {
+                Some((needs, places)) if self.are_all_known(number) => {
+                    self.ledger.hold(number, uid, needs, places);
+                }
+                _ => self.count(number),
+            }
+        }
+    }
+
+    /// A pod is gone, or has ended.
+    pub fn forget_pod(&mut self, uid: &str) {
+        let Some(tracked) = self.pods.remove(uid) else { return };
+        if let Some(its) = self.asking.get_mut(&tracked.namespace) {
+            its.remove(uid);
+            if its.is_empty() {
+                self.asking.remove(&tracked.namespace);
+            }
+        }
+        if let Some(node) = tracked.node {
+            self.leave(&node, uid);
+        }
+    }
+
+    fn leave(&mut self, node: &str, uid: &str) {
+        let Some(number) = self.numbers.get(node).copied() else { return };
+        self.nodes[number].pods.remove(uid);
+        match self.are_all_known(number) {
+            true => self.ledger.release(number, &uid.to_owned()),
+            false => self.count(number),
+        }
+    }
+
+    /// The UIDs of all pods that the API server has told of.
+    pub fn told_pods(&self) -> impl Iterator<Item = &Uid> {
+        self.pods.iter().filter(|(_, tracked)| !tracked.is_assumed).map(|(uid, _)| uid)
+    }
+
+    /// A pod.
+    pub fn pod(&self, uid: &str) -> Option<&Tracked> {
+        self.pods.get(uid)
+    }
+
+    /// The pods of a namespace that ask for GPUs.
+    pub fn asking_in(&self, namespace: &str) -> impl Iterator<Item = (&Uid, &Tracked)> {
+        let its = self.asking.get(namespace).into_iter().flatten();
+        its.filter_map(|uid| Some((uid, self.pods.get(uid)?)))
+    }
+
+    /// All pods.
+    pub fn pods(&self) -> impl Iterator<Item = (&Uid, &Tracked)> {
+        self.pods.iter()
+    }
+
+    /// Counts a node anew. Pods whose GPUs nobody tells are taken to be where they would be put now, after all
+    /// others.
+    fn count(&mut self, number: usize) {
+        let known = &self.nodes[number];
+        let machine = known.gpus.as_ref().map(|gpus| gpus.machine(known.cpu)).unwrap_or_default();
+        let uids: Vec<Uid> = known.pods.iter().cloned().collect();
+        self.ledger.set(number, machine);
+        let (mut held, mut unknown) = (BTreeMap::new(), Vec::new());
+        for uid in uids {
+            let Some(tracked) = self.pods.get(&uid) else { continue };
+            let Some(needs) = self.needs_on(number, tracked) else { continue };
+            match self.known_places(number, &uid, tracked) {
+                Some(places) => drop(held.insert(uid, (needs, places))),
+                None => unknown.push((uid, needs)),
+            }
+        }
+        self.ledger.hold_all(number, held);
+        for (uid, needs) in unknown {
+            let anywhere = || vec![Place::of(0); needs.shares.len() + needs.first.len()];
+            let places = self.ledger.places(number, &needs).unwrap_or_else(|_| anywhere());
+            self.ledger.hold(number, uid, needs, places);
+        }
+    }
+
+    fn are_all_known(&self, number: usize) -> bool {
+        let mut its = self.nodes[number].pods.iter().filter_map(|uid| Some((uid, self.pods.get(uid)?)));
+        its.all(|(uid, tracked)| self.known_places(number, uid, tracked).is_some())
+    }
+
+    /// What a pod needs on a node: of one that does not serve its resources, nothing but processors.
+    fn needs_on(&self, number: usize, tracked: &Tracked) -> Option<Needs> {
+        let terms = self.nodes[number].terms.and_then(|terms| self.terms.get(terms));
+        let needs = terms.and_then(|terms| terms.needs(&tracked.asking).ok()).map(|(needs, _)| needs);
+        Some(Needs { cpu: tracked.cpu, ..needs.unwrap_or_default() })
+    }
+
+    /// Where a pod's shares are on its node, as its agent or the pod's annotation says.
+    fn known_places(&self, number: usize, uid: &str, tracked: &Tracked) -> Option<Places> {
+        let node = &self.nodes[number];
+        let terms = node.terms.and_then(|terms| self.terms.get(terms));
+        let Some((gpus, terms)) = node.gpus.as_ref().zip(terms) else { return Some(Vec::new()) };
+        let Ok((_, containers)) = terms.needs(&tracked.asking) else { return Some(Vec::new()) };
+        let told = gpus.placed.get(uid).or(tracked.placement.as_ref());
+        let place = |container: &String| {
+            let indexes = told?.get(container)?;
+            let places = indexes.iter().map(|index| gpus.at(*index).map(Place::of));
+            places
+                .collect::<Option<Vec<Place>>>()
+                .map(|all| all.into_iter().fold(Place::default(), Place::and))
+        };
+        containers.iter().map(place).collect()
+    }
+
+    /// What each of these nodes is worth to a pod, or why the pod does not get there.
+    pub fn worths<'n>(&mut self, pod: &Wanted, nodes: &[&'n str]) -> Vec<(&'n str, Result<f64, Unfit>)> {
+        let mut found: Vec<(&str, Result<f64, Unfit>)> = Vec::with_capacity(nodes.len());
+        let mut by_terms: HashMap<usize, Vec<(usize, usize)>> = HashMap::new();
+        for (at, name) in nodes.iter().enumerate() {
+            let number = self.numbers.get(*name).copied();
+            let terms = number.and_then(|number| self.nodes[number].terms);
+            if let Some((number, terms)) = number.zip(terms) {
+                by_terms.entry(terms).or_default().push((at, number));
+            }
+            let why = "the node's agent of gpushare shows no GPU as a countable resource".to_owned();
+            found.push((name, Err(Unfit { why, is_full: false })));
+        }
+        for (terms, its) in by_terms {
+            let (needs, _) = match self.terms[terms].needs(&pod.asking) {
+                Ok(needs) => needs,
+                Err(why) => {
+                    for (at, _) in its {
+                        found[at].1 = Err(Unfit { why: why.clone(), is_full: false });
+                    }
+                    continue;
+                }
+            };
+            let needs = Needs { cpu: rounded(pod.cpu), ..needs };
+            let worths = self.ledger.worths(&needs, its.iter().map(|(_, number)| *number));
+            for ((at, number), worth) in its.into_iter().zip(worths) {
+                let unfit = || unfit(self.ledger.misfit(number, &needs), &needs);
+                found[at].1 = worth.ok_or_else(unfit);
+            }
+        }
+        found
+    }
+
+    /// The best GPUs of a node for a pod, if the pods `gone` held nothing there.
+    ///
+    /// # Errors
+    /// When it does not get there.
+    pub fn place(&mut self, pod: &Wanted, node: &str, gone: &BTreeSet<Uid>) -> Result<Placement, Unfit> {
+        let fixed = |why: String| Unfit { why, is_full: false };
+        let number = self.numbers.get(node).copied();
+        let known = number.and_then(|number| Some((number, self.nodes[number].terms?)));
+        let Some((number, terms)) = known else {
+            return Err(fixed(format!("the agent of node {node} shows no GPU as a countable resource")));
+        };
+        let (needs, containers) = self.terms[terms].needs(&pod.asking).map_err(fixed)?;
+        let needs = Needs { cpu: rounded(pod.cpu), ..needs };
+        let placed = match gone.is_empty() {
+            true => self.ledger.places(number, &needs),
+            false => self.ledger.places_without(number, &needs, |uid| gone.contains(uid)),
+        };
+        let places = placed.map_err(|misfit| unfit(misfit, &needs))?;
+        let gpus = self.nodes[number].gpus.as_ref();
+        let index = |at: usize| gpus.and_then(|gpus| gpus.gpus.get(at)).map(|gpu| gpu.index);
+        let of = |place: &Place| place.gpus().filter_map(index).collect::<Vec<u32>>();
+        Ok(containers.into_iter().zip(places.iter().map(of)).collect())
+    }
+
+    /// The pods that hold GPUs of a node and are less important, the least important first.
+    pub fn below(&self, node: &str, priority: i32) -> Vec<(i32, Uid)> {
+        let Some(number) = self.numbers.get(node) else { return Vec::new() };
+        let its = self.nodes[*number].pods.iter().filter_map(|uid| Some((uid, self.pods.get(uid)?)));
+        let mut below: Vec<(i32, Uid)> = its
+            .filter(|(_, pod)| pod.priority < priority && !pod.asking.is_empty())
+            .map(|(uid, pod)| (pod.priority, uid.clone()))
+            .collect();
+        below.sort();
+        below
+    }
+
+    /// What a node's agent tells.
+    pub fn gpus(&self, node: &str) -> Option<&NodeGpus> {
+        self.nodes[*self.numbers.get(node)?].gpus.as_ref()
+    }
+
+    /// How often each kind of pod is there, for a policy that looks ahead. All GPUs are taken to be like the
+    /// most frequent ones.
+    pub fn demand(&self) -> gpushare_placement::Demand {
+        let with_gpus = || self.nodes.iter().filter_map(|node| Some((node.gpus.as_ref()?, node.terms?)));
+        let mut counts: HashMap<(usize, u64), (usize, &NodeGpus)> = HashMap::new();
+        for (gpus, terms) in with_gpus() {
+            if let Some(first) = gpus.gpus.first() {
+                counts.entry((terms, first.memory)).or_insert((0, gpus)).0 += 1;
+            }
+        }
+        let usual = counts.into_iter().max_by_key(|((terms, memory), (count, _))| (*count, *terms, *memory));
+        let Some(((terms, _), (_, gpus))) = usual else { return Vec::new() };
+        let Some(gpu) = gpus.machine(0).gpus.first().copied() else { return Vec::new() };
+        let mut kinds: BTreeMap<Task, f64> = BTreeMap::new();
+        for tracked in self.pods.values() {
+            let Ok((needs, _)) = self.terms[terms].needs(&tracked.asking) else { continue };
+            let needs = Needs { cpu: rounded(tracked.cpu), ..needs };
+            *kinds.entry(needs.task(&gpu)).or_default() += 1.0;
+        }
+        let mut kinds: Vec<(Task, f64)> = kinds.into_iter().collect();
+        kinds.sort_by(|one, other| other.1.total_cmp(&one.1).then(one.0.cmp(&other.0)));
+        kinds.truncate(FREQUENT);
+        kinds
+    }
+}
+
+/// How many kinds of pods a policy looks ahead by: the most frequent ones.
+const FREQUENT: usize = 400;
+
+/// The policy that looks ahead by these kinds.
+pub fn looking_ahead(demand: &gpushare_placement::Demand) -> Box<dyn Policy + Send> {
+    Box::new(Fill::new(demand))
+}
+
+/// A pod that is to be placed.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// What its containers ask for.
+    pub asking: Vec<Asking>,
+    /// Thousandths of processors.
+    pub cpu: u64,
+}
+
+impl Wanted {
+    /// What this pod wants.
+    pub fn of(pod: &Pod) -> Self {
+        Self { asking: asks::asking(pod), cpu: asks::cpu(pod) }
+    }
+}
+
+/// Processors in steps of a tenth of one: fewer kinds of pods are judged, each on every node.
+fn rounded(milli: u64) -> u64 {
+    milli.div_ceil(100) * 100
+}
+
+fn tracked(pod: &Pod) -> Tracked {
+    let text = |part: &Option<String>| part.clone().unwrap_or_default();
+    let spec = pod.spec.as_ref();
+    Tracked {
+        namespace: text(&pod.metadata.namespace),
+        name: text(&pod.metadata.name),
+        asking: asks::asking(pod),
+        cpu: asks::cpu(pod),
+        priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
+        node: spec.and_then(|spec| spec.node_name.clone()).filter(|name| !name.is_empty()),
+        placement: words::placement(pod),
+        is_assumed: false,
+    }
+}
+
+fn unfit(misfit: Misfit, needs: &Needs) -> Unfit {
+    let asked = words::asked(needs);
+    let (why, is_full) = match misfit {
+        Misfit::NoGpu => ("the node has no GPU".to_owned(), false),
+        Misfit::TooFew => (format!("the node has fewer GPUs than {asked}"), false),
+        Misfit::TooLarge => (format!("{asked} are more than the node's GPUs have: ask for less"), false),
+        Misfit::Full => (format!("{asked} are not free on one node's GPUs"), true),
+    };
+    Unfit { why, is_full }
+}

@@ -1,0 +1,343 @@
+//! Answers kube-scheduler's calls.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use http::{Method, StatusCode};
+use hyper::body::Bytes;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use tokio::time::{sleep, timeout};
+
+use super::messages::{
+    Arguments, Binding, Bound, Filtered, MetaPod, MetaVictims, NodeList, Preempted, Preemption, Priority,
+    name,
+};
+use super::state::{Tracked, Unfit, Wanted};
+use super::{Extender, PAUSE, Ready, words};
+use crate::serve::Answer;
+
+/// The highest score of an extender (kube-scheduler, extender/v1, MaxExtenderPriority).
+const BEST: i64 = 10;
+/// How long the API server may take to bind a pod.
+const BINDING: Duration = Duration::from_secs(5);
+/// How long after a binding the watch may take to tell of it.
+const TOLD: Duration = Duration::from_secs(10);
+
+/// Answers one call.
+pub async fn answer(extender: Arc<Extender>, method: Method, path: String, body: Bytes) -> Answer {
+    let get = method == Method::GET;
+    match path.trim_end_matches('/').rsplit('/').next().unwrap_or_default() {
+        "healthz" | "livez" if get => Answer::text(StatusCode::OK, "ok\n"),
+        "readyz" if get => match extender.ready_to_lead().await {
+            Ready::Yes => Answer::text(StatusCode::OK, "ok\n"),
+            Ready::No(why) => Answer::text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+        },
+        "metrics" if get => extender.metrics.answer(),
+        "filter" if method == Method::POST => {
+            extender.when_ready(body, |extender, asked| filter(&extender, asked)).await
+        }
+        "prioritize" if method == Method::POST => {
+            extender.when_ready(body, |extender, asked| prioritize(&extender, asked)).await
+        }
+        "preempt" if method == Method::POST => {
+            extender.when_ready(body, |extender, asked| preempt(&extender, &asked)).await
+        }
+        "bind" if method == Method::POST => bind_call(extender, body).await,
+        _ => Answer::text(
+            StatusCode::NOT_FOUND,
+            "there are POST filter, prioritize, preempt and bind, and GET healthz, readyz and metrics\n",
+        ),
+    }
+}
+
+impl Extender {
+    /// Answers a call that changes nothing: 503 where this extender does not decide now. kube-scheduler then
+    /// fails the pod's try, or goes on without the extender where it is told to (`ignorable`).
+    async fn when_ready<Q: DeserializeOwned, A: Serialize>(
+        self: Arc<Self>,
+        body: Bytes,
+        decide: impl FnOnce(Arc<Self>, Q) -> A,
+    ) -> Answer {
+        let asked: Q = match serde_json::from_slice(&body) {
+            Ok(asked) => asked,
+            Err(error) => {
+                return Answer::text(
+                    StatusCode::BAD_REQUEST,
+                    format!("no call of a kube-scheduler: {error}\n"),
+                );
+            }
+        };
+        match self.ready().await {
+            Ready::No(why) => Answer::text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+            Ready::Yes => {
+                let timer = self.metrics.started();
+                let answer = Answer::json(StatusCode::OK, &decide(Arc::clone(&self), asked));
+                self.metrics.decided(timer);
+                answer
+            }
+        }
+    }
+}
+
+/// Which nodes a pod gets on.
+fn filter(extender: &Extender, asked: Arguments) -> Filtered {
+    let wanted = Wanted::of(&asked.pod);
+    if wanted.asking.is_empty() {
+        return kept(asked, |_| true, BTreeMap::new(), BTreeMap::new());
+    }
+    let uid = asked.pod.metadata.uid.clone().unwrap_or_default();
+    let mut state = extender.state();
+    if let Some(node) = state.pod(&uid).filter(|pod| pod.is_assumed).and_then(|pod| pod.node.clone()) {
+        let error = format!("whether the pod is bound to {node} is not known yet");
+        return Filtered { error, ..Filtered::default() };
+    }
+    let names = asked.names();
+    let mut decided = state.worths(&wanted, &names);
+    let namespace = asked.pod.metadata.namespace.as_deref().unwrap_or_default();
+    let refusals = extender.over_quota(&state, namespace, &uid, &wanted, &names);
+    drop(state);
+    for ((_, decided), refusal) in decided.iter_mut().zip(refusals) {
+        if let (Ok(_), Some(why)) = (&decided, refusal) {
+            *decided = Err(Unfit { why, is_full: false });
+        }
+    }
+    let (mut full, mut never) = (BTreeMap::new(), BTreeMap::new());
+    let mut stays = BTreeSet::new();
+    for (name, decided) in decided {
+        match decided {
+            Ok(_) => drop(stays.insert(name.to_owned())),
+            Err(unfit) => {
+                let of = if unfit.is_full { &mut full } else { &mut never };
+                of.insert(name.to_owned(), unfit.why);
+            }
+        }
+    }
+    kept(asked, |name| stays.contains(name), full, never)
+}
+
+/// The answer in the form in which the nodes came.
+fn kept(
+    asked: Arguments,
+    stays: impl Fn(&str) -> bool,
+    failed_nodes: BTreeMap<String, String>,
+    failed_and_unresolvable_nodes: BTreeMap<String, String>,
+) -> Filtered {
+    let node_names = asked.node_names.map(|names| names.into_iter().filter(|name| stays(name)).collect());
+    let nodes = asked.nodes.filter(|_| node_names.is_none());
+    let nodes = nodes.map(|NodeList { items, rest }| NodeList {
+        items: items.into_iter().filter(|node| stays(name(node))).collect(),
+        rest,
+    });
+    Filtered { nodes, node_names, failed_nodes, failed_and_unresolvable_nodes, error: String::new() }
+}
+
+/// What the nodes are worth: the best one 10, others in proportion and less.
+fn prioritize(extender: &Extender, asked: Arguments) -> Vec<Priority> {
+    let wanted = Wanted::of(&asked.pod);
+    let names = asked.names();
+    let worths: Vec<Option<f64>> = match wanted.asking.is_empty() {
+        true => vec![None; names.len()],
+        false => extender.state().worths(&wanted, &names).into_iter().map(|(_, worth)| worth.ok()).collect(),
+    };
+    let scores = scores(&worths);
+    names.iter().zip(scores).map(|(name, score)| Priority { host: (*name).to_owned(), score }).collect()
+}
+
+/// Whole numbers of 0 to 10. The first of the best nodes alone gets 10, so that equals are filled one after the
+/// other.
+pub fn scores(worths: &[Option<f64>]) -> Vec<i64> {
+    let known = || worths.iter().flatten().copied();
+    let (least, most) = (known().fold(f64::INFINITY, f64::min), known().fold(f64::NEG_INFINITY, f64::max));
+    let best = worths.iter().position(|worth| *worth == Some(most));
+    let score = |worth: f64| {
+        let part = if most > least { (worth - least) / (most - least) } else { 1.0 };
+        // 0 to 9 for all but the best.
+        (0..BEST).rev().find(|step| part * 9.0 >= f64::from(i32::try_from(*step).unwrap_or(0))).unwrap_or(0)
+    };
+    let of = |(at, worth): (usize, &Option<f64>)| match worth {
+        Some(_) if Some(at) == best => BEST,
+        Some(worth) => score(*worth),
+        None => 0,
+    };
+    worths.iter().enumerate().map(of).collect()
+}
+
+/// Which pods have to end on each node for the pod to get there. What kube-scheduler has chosen may leave too
+/// little on every single GPU: then less important pods of the node are added.
+fn preempt(extender: &Extender, asked: &Preemption) -> Preempted {
+    let wanted = Wanted::of(&asked.pod);
+    let priority = asked.pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0);
+    let mut state = extender.state();
+    let mut kept = BTreeMap::new();
+    for (node, victims) in asked.victims() {
+        let mut gone: BTreeSet<String> = victims.pods.iter().flatten().map(|pod| pod.uid.clone()).collect();
+        let mut fits = wanted.asking.is_empty() || state.place(&wanted, &node, &gone).is_ok();
+        if !fits {
+            let chosen = gone.clone();
+            for (_, uid) in state.below(&node, priority) {
+                gone.insert(uid);
+                fits = state.place(&wanted, &node, &gone).is_ok();
+                if fits {
+                    break;
+                }
+            }
+            // Those that were added and do not matter stay, the more important ones first.
+            if fits {
+                for (_, uid) in state.below(&node, priority).into_iter().rev() {
+                    if !chosen.contains(&uid)
+                        && gone.remove(&uid)
+                        && state.place(&wanted, &node, &gone).is_err()
+                    {
+                        gone.insert(uid);
+                    }
+                }
+            }
+        }
+        if fits {
+            let pods = gone.into_iter().map(|uid| MetaPod { uid }).collect();
+            kept.insert(node, MetaVictims { pods: Some(pods), ..victims });
+        }
+    }
+    Preempted { node_name_to_meta_victims: kept }
+}
+
+async fn bind_call(extender: Arc<Extender>, body: Bytes) -> Answer {
+    let asked: Binding = match serde_json::from_slice(&body) {
+        Ok(asked) => asked,
+        Err(error) => {
+            return Answer::text(StatusCode::BAD_REQUEST, format!("no call of a kube-scheduler: {error}\n"));
+        }
+    };
+    let bound = match extender.ready().await {
+        Ready::No(why) => Err(anyhow::anyhow!(why)),
+        // A caller that gives up must not leave a binding half noted.
+        Ready::Yes => {
+            tokio::spawn(bind(Arc::clone(&extender), asked)).await.unwrap_or_else(|error| Err(error.into()))
+        }
+    };
+    extender.metrics.bound(bound.is_ok());
+    let error = bound.err().map(|error| format!("{error:#}")).unwrap_or_default();
+    Answer::json(StatusCode::OK, &Bound { error })
+}
+
+/// Chooses GPUs of the node, and has the API server bind the pod with their names in one call.
+async fn bind(extender: Arc<Extender>, asked: Binding) -> Result<()> {
+    let Binding { pod_name, pod_namespace, pod_uid, node } = asked;
+    let api = Api::<Pod>::namespaced(extender.api.clone(), &pod_namespace);
+    let pod = timeout(BINDING, api.get(&pod_name)).await.context("the API server does not answer")??;
+    if pod.metadata.uid.as_deref() != Some(&*pod_uid) {
+        anyhow::bail!("pod {pod_namespace}/{pod_name} is another one by now");
+    }
+    let wanted = Wanted::of(&pod);
+    let (annotations, placement) = {
+        let mut state = extender.state();
+        state.learn_pod(&pod);
+        match state.pod(&pod_uid) {
+            None => anyhow::bail!("pod {pod_namespace}/{pod_name} has ended"),
+            Some(known) if known.is_assumed => anyhow::bail!("it is being bound already"),
+            Some(known) => {
+                if let Some(other) = &known.node {
+                    anyhow::bail!("it is bound to {other} already");
+                }
+            }
+        }
+        if wanted.asking.is_empty() {
+            (BTreeMap::new(), None)
+        } else {
+            if let Some(why) =
+                extender.over_quota(&state, &pod_namespace, &pod_uid, &wanted, &[&node]).pop().flatten()
+            {
+                anyhow::bail!(why);
+            }
+            let placed = state.place(&wanted, &node, &BTreeSet::new());
+            let placement =
+                placed.map_err(|unfit| anyhow::anyhow!("{} (they were when it was chosen)", unfit.why))?;
+            let gpus = state.gpus(&node).cloned().unwrap_or_default();
+            let spec = pod.spec.iter();
+            let containers: Vec<String> =
+                spec.flat_map(|spec| &spec.containers).map(|container| container.name.clone()).collect();
+            state.assume(&pod_uid, &node, placement.clone());
+            let now = Timestamp::now();
+            let annotations = words::annotations(&wanted.asking, &containers, &placement, &node, &gpus, now);
+            (annotations, Some(placement))
+        }
+    };
+    let body = json!({
+        "apiVersion": "v1", "kind": "Binding",
+        "metadata": {"name": pod_name, "namespace": pod_namespace, "uid": pod_uid, "annotations": annotations},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+    });
+    let Some(left) = extender.election.left() else {
+        extender.state().disclaim(&pod_uid);
+        anyhow::bail!("another extender decides by now");
+    };
+    let limit = BINDING.min(left);
+    let path = format!(
+        "/api/v1/namespaces/{pod_namespace}/pods/{pod_name}/binding?timeout={}s",
+        limit.as_secs().max(1)
+    );
+    let request = http::Request::post(path)
+        .header("Content-Type", "application/json")
+        .body(body.to_string().into_bytes())?;
+    let done = timeout(limit, extender.api.request::<serde_json::Value>(request)).await;
+    match done {
+        Ok(Ok(_)) => {
+            tracing::info!(pod = format!("{pod_namespace}/{pod_name}"), node, "bound");
+            tokio::spawn(settle(extender, pod_namespace, pod_name, pod_uid, TOLD));
+            Ok(())
+        }
+        // The client may have tried before, and the API server have bound it then.
+        Ok(Err(kube::Error::Api(status))) if (400..500).contains(&status.code) && status.code != 408 => {
+            match settled(&extender, &api, &pod_name, &pod_uid).await {
+                Ok(Some(known)) if known.node.as_ref() == Some(&node) && known.placement == placement => {
+                    Ok(())
+                }
+                Ok(_) => Err(anyhow::anyhow!("the API server does not bind it: {}", status.message)),
+                Err(error) => {
+                    tokio::spawn(settle(extender, pod_namespace, pod_name, pod_uid, PAUSE));
+                    Err(error.context(status.message.clone()))
+                }
+            }
+        }
+        // It may have been bound, or be bound until the call has run out at the API server.
+        undone => {
+            let why = match undone {
+                Ok(Err(error)) => error.to_string(),
+                _ => "the API server did not answer in time".to_owned(),
+            };
+            tokio::spawn(settle(extender, pod_namespace, pod_name, pod_uid, BINDING + PAUSE));
+            Err(anyhow::anyhow!("{why}; it is asked again whether the pod is bound"))
+        }
+    }
+}
+
+/// Has an assumed pod be what the API server says that it is, where the watch has not told after this time.
+async fn settle(extender: Arc<Extender>, namespace: String, name: String, uid: String, after: Duration) {
+    let api = Api::<Pod>::namespaced(extender.api.clone(), &namespace);
+    sleep(after).await;
+    while extender.state().pod(&uid).is_some_and(|pod| pod.is_assumed) {
+        if settled(&extender, &api, &name, &uid).await.is_ok() {
+            return;
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// Has an assumed pod be what the API server says that it is now; `None` where there is no such pod.
+async fn settled(extender: &Extender, api: &Api<Pod>, name: &str, uid: &str) -> Result<Option<Tracked>> {
+    let told = timeout(BINDING, api.get_opt(name)).await.context("the API server does not answer")??;
+    let mut state = extender.state();
+    match told.filter(|pod| pod.metadata.uid.as_deref() == Some(uid)) {
+        Some(pod) if pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()) => state.learn_pod(&pod),
+        Some(_) => state.disclaim(uid),
+        None => state.forget_pod(uid),
+    }
+    Ok(state.pod(uid).cloned())
+}
