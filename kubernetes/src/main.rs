@@ -5,6 +5,8 @@
 //!   the containers over by CDI or as countable resources. It enforces nothing itself: `gpushare-runtime` or
 //!   the hook do.
 //! - [`scheduler`] is an extender of kube-scheduler for GPUs that are counted by resources.
+//! - [`webhook`] is called by the API server when pods are made: it sets their runtime class, and refuses keys by
+//!   which a pod would grant itself something.
 //! - [`plugin`] is what `kubectl gpushare` shows.
 #![forbid(unsafe_code)]
 
@@ -16,6 +18,7 @@ mod plugin;
 mod resource;
 mod scheduler;
 mod serve;
+mod webhook;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -37,6 +40,8 @@ enum Command {
     Node(node::Options),
     /// Extends kube-scheduler for GPUs that are counted by resources, until it is told to end.
     Scheduler(scheduler::Options),
+    /// Answers the API server when pods are made, until it is told to end.
+    Webhook(webhook::Options),
     /// What `kubectl gpushare` shows: GPUs, shares, and why a pod waits.
     Kubectl(plugin::Options),
 }
@@ -48,6 +53,7 @@ fn main() -> ExitCode {
     let done = match Args::parse_from(arguments()).command {
         Command::Node(options) => node::run(options),
         Command::Scheduler(options) => scheduler::run(options),
+        Command::Webhook(options) => webhook::run(&options),
         Command::Kubectl(options) => plugin::run(&options),
     };
     match done {

@@ -1,0 +1,103 @@
+//! Finds keys by which a pod would grant itself something: annotations that only plugins and schedulers write, and
+//! variables by which containers ask for GPUs or turn limits off. Pure.
+
+use gpushare_request::is_request_variable;
+use serde_json::Value;
+
+/// Annotations that plugins and schedulers write, by what they begin with.
+const TRUSTED: [&str; 9] = [
+    "alloc.gpushare.io/",
+    "scheduler.gpushare.io/",
+    "cdi.k8s.io/",
+    "nvidia.cdi.k8s.io/",
+    "tencent.com/vcuda-core",
+    "tencent.com/vcuda-memory",
+    "tencent.com/vcuda-device",
+    "hami.io/vgpu-devices-",
+    "elasticgpu.io/container-",
+];
+/// One that users write although it begins like one of those.
+const OF_USERS: &str = "tencent.com/vcuda-core-limit";
+
+/// Why the pod may not be made, or changed from `before`; `None` where it may. What it had before it may keep.
+pub fn first(pod: &Value, before: &Value) -> Option<String> {
+    let annotations = pod["metadata"]["annotations"].as_object().into_iter().flatten();
+    let is_new =
+        |(key, value): &(&String, &Value)| before["metadata"]["annotations"][key.as_str()] != **value;
+    for (key, _) in annotations.filter(is_new) {
+        let is_trusted = TRUSTED.iter().any(|trusted| key.starts_with(trusted)) && key != OF_USERS;
+        if is_trusted {
+            return Some(format!(
+                "annotation {key:?} is written by plugins and schedulers alone in this namespace: remove it; what the pod asks \
+                 for stands in its resources"
+            ));
+        }
+    }
+    for list in ["initContainers", "containers", "ephemeralContainers"] {
+        for container in pod["spec"][list].as_array().into_iter().flatten() {
+            let old = before["spec"][list].as_array().into_iter().flatten();
+            if old.clone().any(|old| old["name"] == container["name"] && old["env"] == container["env"]) {
+                continue;
+            }
+            let names =
+                container["env"].as_array().into_iter().flatten().filter_map(|entry| entry["name"].as_str());
+            if let Some(name) = names.into_iter().find(|name| is_request_variable(name)) {
+                let container = container["name"].as_str().unwrap_or_default();
+                return Some(format!(
+                    "container {container}: variable {name:?} would say what it gets of a GPU, which in this namespace its \
+                     resources alone say: remove it"
+                ));
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(annotations: Value, env: &[&str]) -> Value {
+        let env: Vec<Value> = env.iter().map(|name| json!({"name": name, "value": "x"})).collect();
+        json!({"metadata": {"annotations": annotations}, "spec": {"containers": [{"name": "main", "env": env}]}})
+    }
+
+    #[test]
+    fn keys_that_grant_something_are_refused_and_others_are_not() {
+        for (annotations, env, want) in [
+            (json!({"alloc.gpushare.io/memory": "80GiB"}), &[][..], Some("alloc.gpushare.io/memory")),
+            (json!({"scheduler.gpushare.io/gpus": "{}"}), &[], Some("scheduler.gpushare.io/gpus")),
+            (json!({"tencent.com/vcuda-memory": "1"}), &[], Some("tencent.com/vcuda-memory")),
+            (json!({"tencent.com/vcuda-core-limit": "50"}), &[], None),
+            (json!({"gpushare.io/memory": "4GiB", "team": "x"}), &["PATH", "HOME"], None),
+            (json!({}), &["PATH", "GPUSHARE_MEMORY"], Some("GPUSHARE_MEMORY")),
+            (json!({}), &["gpushare_cores"], Some("gpushare_cores")),
+            (json!({}), &["NVIDIA_VISIBLE_DEVICES"], Some("NVIDIA_VISIBLE_DEVICES")),
+            (json!({}), &["CUDA_DEVICE_MEMORY_LIMIT_0"], Some("CUDA_DEVICE_MEMORY_LIMIT_0")),
+            (json!({}), &["ALIYUN_COM_GPU_MEM_CONTAINER"], Some("ALIYUN_COM_GPU_MEM_CONTAINER")),
+            (json!({}), &["CUDA_DISABLE_CONTROL"], Some("CUDA_DISABLE_CONTROL")),
+            (json!({}), &["CGPU_DISABLE"], Some("CGPU_DISABLE")),
+        ] {
+            let told = first(&pod(annotations.clone(), env), &Value::Null);
+            assert_eq!(told.is_some(), want.is_some(), "{annotations} {env:?}: {told:?}");
+            assert!(
+                want.is_none_or(|want| told.as_ref().is_some_and(|told| told.contains(want))),
+                "{told:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_a_pod_has_it_keeps_and_an_ephemeral_container_is_one() {
+        let bound = pod(json!({"scheduler.gpushare.io/gpus": "{}"}), &["GPUSHARE_MEMORY"]);
+        assert_eq!(first(&bound, &bound), None);
+        let mut debug = bound.clone();
+        debug["spec"]["ephemeralContainers"] =
+            json!([{"name": "debug", "env": [{"name": "GPUSHARE_MEMORY"}]}]);
+        assert!(first(&debug, &bound).is_some_and(|told| told.contains("debug")));
+        let mut forged = bound.clone();
+        forged["metadata"]["annotations"]["scheduler.gpushare.io/gpus"] = json!("{\"main\":[1]}");
+        assert!(first(&forged, &bound).is_some());
+    }
+}
