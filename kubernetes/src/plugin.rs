@@ -1,6 +1,7 @@
 //! `kubectl gpushare`: what the cluster's GPUs hold, whose shares they are, and why a pod waits. It reads the
 //! API server alone, with the user's own rights.
 
+mod counted;
 mod picture;
 mod why;
 
@@ -8,7 +9,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
-use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -16,6 +17,8 @@ use kube::{Api, Client, Config};
 use serde_json::json;
 use tokio::runtime;
 
+use crate::gpus::LABEL;
+use crate::scheduler::State;
 use picture::Picture;
 
 /// How the plugin finds the cluster, and what it shows.
@@ -36,6 +39,9 @@ pub struct Options {
     /// The context in that file.
     #[arg(long, global = true, value_name = "NAME")]
     context: Option<String>,
+    /// The namespace of gpushare's agents, whose ConfigMaps tell of GPUs that are counted by resources.
+    #[arg(long, global = true, value_name = "NAME", default_value = "gpushare")]
+    agents_namespace: String,
     /// JSON in place of text.
     #[arg(long, global = true)]
     json: bool,
@@ -68,6 +74,8 @@ async fn show(options: &Options) -> Result<()> {
     let of_driver = ListParams::default().fields(&format!("spec.driver={}", crate::node::DRIVER));
     let slices = match Api::<ResourceSlice>::all(client.clone()).list(&of_driver).await {
         Ok(slices) => Some(slices.items),
+        // A cluster that knows no claims.
+        Err(kube::Error::Api(status)) if status.code == 404 => Some(Vec::new()),
         Err(kube::Error::Api(status)) if status.code == 403 && !matches!(options.shown, Shown::Gpus) => None,
         Err(error) => return Err(said(error)).context("the ResourceSlices cannot be listed"),
     };
@@ -75,6 +83,7 @@ async fn show(options: &Options) -> Result<()> {
     let all = Api::<ResourceClaim>::all(client.clone()).list(&ListParams::default()).await;
     let (claims, sees_all) = match all {
         Ok(claims) => (claims.items, true),
+        Err(kube::Error::Api(status)) if status.code == 404 => (Vec::new(), true),
         Err(kube::Error::Api(status)) if status.code == 403 => {
             let own = Api::<ResourceClaim>::namespaced(client.clone(), &namespace);
             let own = own.list(&ListParams::default()).await;
@@ -83,7 +92,11 @@ async fn show(options: &Options) -> Result<()> {
         Err(error) => return Err(said(error)).context("the claims cannot be listed"),
     };
     let sees_gpus = slices.is_some();
-    let picture = Picture { sees_all, sees_gpus, ..Picture::of(&slices.unwrap_or_default(), &claims) };
+    let mut picture = Picture { sees_all, sees_gpus, ..Picture::of(&slices.unwrap_or_default(), &claims) };
+    let mut books = counted_gpus(&client, &options.agents_namespace).await?;
+    if let Some(books) = &books {
+        counted::add(books, &mut picture);
+    }
     if !sees_all {
         eprintln!("note: only the shares of your own namespace are counted: you may not list others' claims");
     }
@@ -107,7 +120,8 @@ async fn show(options: &Options) -> Result<()> {
             let events = Api::<Event>::namespaced(client, &namespace);
             let events = events.list(&ListParams::default().fields(&about)).await;
             let events = events.map(|events| events.items).unwrap_or_default();
-            let lines = why::lines(&found, &claims, &events, &picture);
+            let by_resources = books.as_mut().map(|books| counted::lines(books, &found)).unwrap_or_default();
+            let lines = why::lines(&found, &claims, &by_resources, &events, &picture);
             match options.json {
                 true => println!("{:#}", json!(lines)),
                 false => lines.iter().for_each(|line| println!("{line}")),
@@ -115,6 +129,39 @@ async fn show(options: &Options) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The books of GPUs that are counted by resources; `None` where there are none, or the user may not see them.
+async fn counted_gpus(client: &Client, namespace: &str) -> Result<Option<State>> {
+    let labelled = ListParams::default().labels(LABEL);
+    let maps = match Api::<ConfigMap>::namespaced(client.clone(), namespace).list(&labelled).await {
+        Ok(maps) if maps.items.is_empty() => return Ok(None),
+        Ok(maps) => maps.items,
+        Err(kube::Error::Api(status)) if status.code == 403 => {
+            eprintln!(
+                "note: GPUs that are counted by resources are not shown: you may not list ConfigMaps in {namespace}"
+            );
+            return Ok(None);
+        }
+        Err(error) => return Err(said(error)).context("the agents' ConfigMaps cannot be listed"),
+    };
+    let mut pods = Vec::new();
+    let mut page = ListParams::default().limit(500);
+    loop {
+        let listed = match Api::<Pod>::all(client.clone()).list(&page).await {
+            Ok(listed) => listed,
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                eprintln!("note: shares by countable resources are not shown: you may not list all pods");
+                return Ok(None);
+            }
+            Err(error) => return Err(said(error)).context("the pods cannot be listed"),
+        };
+        pods.extend(listed.items);
+        match listed.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(Some(counted::books(&maps, &pods))),
+        }
+    }
 }
 
 /// What the API server said, without the words around it.

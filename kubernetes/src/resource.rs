@@ -258,3 +258,44 @@ pub fn companion(names: &[&str]) -> Option<&'static str> {
     };
     Some(KNOWN.iter().find(is_slot).map_or(SLOT, |(name, ..)| name))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    #[test]
+    fn kube_scheduler_is_told_of_every_resource_and_which_of_them_it_is_not_to_count() {
+        let map: Value =
+            serde_saphyr::from_str(include_str!("../manifests/extender/configuration.yaml")).unwrap();
+        let told: Value = serde_saphyr::from_str(map["data"]["config.yaml"].as_str().unwrap()).unwrap();
+        let told = told["extenders"][0]["managedResources"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|its| (its["name"].as_str().unwrap().to_owned(), its["ignoredByScheduler"] == true));
+        let mut told: Vec<_> = told.collect();
+        // Nobody asks for what only tells a number.
+        let asked = KNOWN.iter().filter(|(_, written, ..)| !matches!(written, Written::Gpus));
+        let mut known: Vec<_> =
+            asked.map(|(name, .., counted)| ((*name).to_owned(), *counted == Counted::ByExtender)).collect();
+        told.sort();
+        known.sort();
+        assert_eq!(told, known);
+    }
+
+    #[test]
+    fn amounts_without_devices_have_a_companion() {
+        for (names, want) in [
+            (&["nvidia.com/gpumem", "nvidia.com/gpucores"][..], Some("nvidia.com/gpu")),
+            (&["nvidia.com/gpumem", "nvidia.com/gpu"], None),
+            (&["volcano.sh/vgpu-cores"], Some("volcano.sh/vgpu-number")),
+            (&["elasticgpu.io/gpu-memory"], Some(SLOT)),
+            (&["elasticgpu.io/gpu-memory", "elasticgpu.io/gpu-core"], None),
+            (&["cpu"], None),
+            (&[], None),
+        ] {
+            assert_eq!(companion(names), want, "{names:?}");
+        }
+    }
+}

@@ -35,6 +35,9 @@ pub struct Options {
     /// The runtime class of pods that ask for GPUs and name none.
     #[arg(long, value_name = "NAME", default_value = "gpushare")]
     runtime_class: String,
+    /// The scheduler of such pods, where they name no other than the cluster's default; without it they keep theirs.
+    #[arg(long, value_name = "NAME")]
+    scheduler_name: Option<String>,
     /// A resource that gpushare serves in this cluster although another plugin may have its name (nvidia.com/gpu,
     /// nvidia.com/gpu.shared); once for each.
     #[arg(long = "resource", value_name = "NAME")]
@@ -74,9 +77,10 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 fn answer(options: &Options, method: &Method, path: &str, body: &[u8]) -> Answer {
-    let review = || {
+    let review = || -> Option<AdmissionRequest<DynamicObject>> {
         let review: AdmissionReview<DynamicObject> = serde_json::from_slice(body).ok()?;
-        review.request
+        // It keeps the version of the review, which the answer has to have.
+        review.try_into().ok()
     };
     let decide: fn(&Options, &AdmissionRequest<DynamicObject>, &Value) -> AdmissionResponse =
         match (method, path) {
@@ -119,5 +123,36 @@ fn validate(_: &Options, request: &AdmissionRequest<DynamicObject>, raw: &Value)
             tracing::info!(namespace = request.namespace, name = request.name, why, "a pod is refused");
             response.deny(why)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_answer_is_a_review_of_the_version_that_was_asked_with() {
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [
+            {"name": "main", "resources": {"limits": {"aliyun.com/gpu-mem": "3"}}}]}});
+        let kind = json!({"group": "", "version": "v1", "kind": "Pod"});
+        let resource = json!({"group": "", "version": "v1", "resource": "pods"});
+        let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+            "uid": "7", "kind": kind, "resource": resource, "name": "p", "namespace": "team",
+            "operation": "CREATE", "userInfo": {}, "object": pod, "oldObject": null, "dryRun": false}});
+        let options = complete::tests::options(false, &[]);
+        let told = answer(&options, &Method::POST, "/mutate", review.to_string().as_bytes());
+        let told: Value = serde_json::from_slice(&told.body).unwrap();
+        assert_eq!(
+            (&told["apiVersion"], &told["kind"]),
+            (&json!("admission.k8s.io/v1"), &json!("AdmissionReview"))
+        );
+        assert_eq!((&told["response"]["uid"], &told["response"]["allowed"]), (&json!("7"), &json!(true)));
+        assert_eq!(told["response"]["patchType"], "JSONPatch");
+        let told = answer(&options, &Method::POST, "/validate", review.to_string().as_bytes());
+        let told: Value = serde_json::from_slice(&told.body).unwrap();
+        assert_eq!(told["response"]["allowed"], true);
+        assert_eq!(answer(&options, &Method::POST, "/mutate", b"x").status, StatusCode::BAD_REQUEST);
+        assert_eq!(answer(&options, &Method::GET, "/mutate", b"").status, StatusCode::NOT_FOUND);
     }
 }

@@ -9,11 +9,12 @@ use gpushare_tests::artifacts::kubectl;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::scratch::Scratch;
 use k8s_openapi::api::admissionregistration::v1::{
-    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+    MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+    ValidatingWebhookConfiguration,
 };
-use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Service, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -21,6 +22,11 @@ use serde_json::{Value, json};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests")
+}
+
+/// The folders with a kustomization.
+fn kustomizations() -> [PathBuf; 3] {
+    [folder(), folder().join("extender"), folder().join("webhook")]
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -61,6 +67,13 @@ fn lost_of(object: &Value) -> Option<String> {
     let read = match object["kind"].as_str() {
         Some("ClusterRole") => again::<ClusterRole>(object),
         Some("ClusterRoleBinding") => again::<ClusterRoleBinding>(object),
+        Some("ConfigMap") => again::<ConfigMap>(object),
+        Some("Deployment") => again::<Deployment>(object),
+        Some("MutatingWebhookConfiguration") => again::<MutatingWebhookConfiguration>(object),
+        Some("Role") => again::<Role>(object),
+        Some("RoleBinding") => again::<RoleBinding>(object),
+        Some("Service") => again::<Service>(object),
+        Some("ValidatingWebhookConfiguration") => again::<ValidatingWebhookConfiguration>(object),
         Some("DaemonSet") => again::<DaemonSet>(object),
         Some("DeviceClass") => again::<DeviceClass>(object),
         Some("Namespace") => again::<Namespace>(object),
@@ -77,7 +90,8 @@ fn lost_of(object: &Value) -> Option<String> {
 
 #[test]
 fn every_object_is_of_the_api_and_has_no_field_that_it_does_not_know() {
-    let all = [files(&folder()), files(&folder().join("examples"))].concat();
+    let mut all: Vec<PathBuf> = kustomizations().iter().flat_map(|folder| files(folder)).collect();
+    all.extend(files(&folder().join("examples")));
     let all = all.iter().filter(|path| !path.ends_with("kustomization.yaml"));
     let mut count = 0;
     for (path, object) in all.flat_map(|path| objects(path).into_iter().map(move |object| (path, object))) {
@@ -92,14 +106,17 @@ fn every_object_is_of_the_api_and_has_no_field_that_it_does_not_know() {
 
 #[test]
 fn the_kustomization_names_every_file() {
-    let listed = &objects(&folder().join("kustomization.yaml"))[0]["resources"];
-    let mut listed: Vec<_> = listed.as_array().expect("a list").iter().filter_map(Value::as_str).collect();
-    let files = files(&folder());
-    let mut names: Vec<_> = files.iter().filter_map(|path| path.file_name()?.to_str()).collect();
-    names.retain(|name| *name != "kustomization.yaml");
-    listed.sort_unstable();
-    names.sort_unstable();
-    assert_eq!(listed, names);
+    for folder in kustomizations() {
+        let listed = &objects(&folder.join("kustomization.yaml"))[0]["resources"];
+        let mut listed: Vec<_> =
+            listed.as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+        let files = files(&folder);
+        let mut names: Vec<_> = files.iter().filter_map(|path| path.file_name()?.to_str()).collect();
+        names.retain(|name| *name != "kustomization.yaml");
+        listed.sort_unstable();
+        names.sort_unstable();
+        assert_eq!(listed, names);
+    }
 }
 
 #[test]
@@ -107,17 +124,20 @@ fn kubectl_builds_the_kustomization_with_every_object_of_it() {
     if !met(&[Need::Kubectl]) {
         return;
     }
-    let built = Command::new(kubectl()).arg("kustomize").arg(folder()).output().expect("it runs");
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    let text = String::from_utf8(built.stdout).expect("it is text");
-    let name = |object: &Value| format!("{} {}", object["kind"], object["metadata"]["name"]);
-    let mut built: Vec<String> =
-        text.split("\n---\n").map(|text| name(&serde_saphyr::from_str(text).expect("it is YAML"))).collect();
-    let all = files(&folder()).into_iter().filter(|path| !path.ends_with("kustomization.yaml"));
-    let mut written: Vec<String> = all.flat_map(|path| objects(&path)).map(|object| name(&object)).collect();
-    built.sort();
-    written.sort();
-    assert_eq!(built, written);
+    for folder in kustomizations() {
+        let built = Command::new(kubectl()).arg("kustomize").arg(&folder).output().expect("it runs");
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        let text = String::from_utf8(built.stdout).expect("it is text");
+        let name = |object: &Value| format!("{} {}", object["kind"], object["metadata"]["name"]);
+        let read = |text: &str| name(&serde_saphyr::from_str(text).expect("it is YAML"));
+        let mut built: Vec<String> = text.split("\n---\n").map(read).collect();
+        let all = files(&folder).into_iter().filter(|path| !path.ends_with("kustomization.yaml"));
+        let mut written: Vec<String> =
+            all.flat_map(|path| objects(&path)).map(|object| name(&object)).collect();
+        built.sort();
+        written.sort();
+        assert_eq!(built, written);
+    }
 }
 
 #[test]
@@ -137,14 +157,23 @@ fn kubectl_finds_its_plugin() {
 }
 
 #[test]
-fn the_daemon_set_calls_the_agent_by_options_that_it_has() {
-    let daemon_set = objects(&folder().join("node.yaml")).remove(0);
-    let command = daemon_set["spec"]["template"]["spec"]["containers"][0]["command"].clone();
-    let words: Vec<String> = serde_json::from_value(command).expect("a list of words");
-    let agent = words.iter().position(|word| word.ends_with("/gpushare-kube")).expect("it calls the agent");
-    // With a name of no command behind them: all options are read first.
-    let told =
-        Command::new(env!("CARGO_BIN_EXE_gpushare-kube")).args(&words[agent + 1..]).arg("--no-such").output();
-    let told = String::from_utf8(told.expect("it runs").stderr).expect("it is text");
-    assert!(told.contains("unexpected argument '--no-such'"), "{told}");
+fn programs_are_called_by_options_that_they_have() {
+    for file in ["node.yaml", "extender/scheduler.yaml", "webhook/webhook.yaml"] {
+        let all = objects(&folder().join(file));
+        let containers = all
+            .iter()
+            .filter_map(|object| object["spec"]["template"]["spec"]["containers"].as_array().cloned());
+        let commands = containers.flatten().map(|container| container["command"].clone());
+        let commands: Vec<Vec<String>> =
+            commands.map(|command| serde_json::from_value(command).expect("a list of words")).collect();
+        let ours = commands.iter().find_map(|words| {
+            let program = words.iter().position(|word| word.ends_with("/gpushare-kube"))?;
+            Some(&words[program + 1..])
+        });
+        // With an option that there is not behind them: all others are read first.
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gpushare-kube"));
+        let told = command.args(ours.expect("it is called")).arg("--no-such").output();
+        let told = String::from_utf8(told.expect("it runs").stderr).expect("it is text");
+        assert!(told.contains("unexpected argument '--no-such'"), "{file}: {told}");
+    }
 }

@@ -138,7 +138,8 @@ impl Share {
 
 impl Part {
     /// Bytes and percent of this GPU.
-    fn of(self, gpu: &Gpu) -> (u64, u16) {
+    #[must_use]
+    pub fn of(self, gpu: &Gpu) -> (u64, u16) {
         match self {
             Self::Whole => (gpu.memory, gpu.cores),
             Self::Of(Memory::Default, cores) => (gpu.default_memory, cores),

@@ -51,7 +51,10 @@ pub struct Gpu {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Share {
     pub namespace: String,
+    /// The claim's name; empty where the pod asks by countable resources.
     pub claim: String,
+    /// The names of those resources.
+    pub resources: String,
     /// The pods that may use it.
     pub pods: Vec<String>,
     pub node: String,
@@ -136,7 +139,7 @@ impl Picture {
         let rows = shares.map(|share| {
             [
                 share.namespace.clone(),
-                share.claim.clone(),
+                if share.claim.is_empty() { share.resources.clone() } else { share.claim.clone() },
                 if share.pods.is_empty() { "-".to_owned() } else { share.pods.join(", ") },
                 share.node.clone(),
                 share.index.map_or_else(|| share.device.clone(), |index| index.to_string()),
@@ -144,7 +147,7 @@ impl Picture {
                 if share.cores_percent == 0 { "-".to_owned() } else { format!("{} %", share.cores_percent) },
             ]
         });
-        table(["NAMESPACE", "CLAIM", "PODS", "NODE", "GPU", "MEMORY", "COMPUTE"], rows)
+        table(["NAMESPACE", "BY", "PODS", "NODE", "GPU", "MEMORY", "COMPUTE"], rows)
     }
 }
 
@@ -192,6 +195,7 @@ fn shares_of(claim: &ResourceClaim) -> Vec<Share> {
         Share {
             namespace: text(&claim.metadata.namespace),
             claim: text(&claim.metadata.name),
+            resources: String::new(),
             pods: pods.clone(),
             node: result.pool.clone(),
             device: result.device.clone(),
@@ -274,10 +278,10 @@ pub mod tests {
         );
         assert_eq!(
             picture.shares_table(|namespace| namespace == "team"),
-            "NAMESPACE  CLAIM  PODS  NODE    GPU  MEMORY  COMPUTE\n\
-             team       a      a     node-a  0    20 GiB  40 %\n\
-             team       a      a     node-a  1    20 GiB  40 %\n\
-             team       b      b     node-a  1    30 GiB  40 %\n"
+            "NAMESPACE  BY  PODS  NODE    GPU  MEMORY  COMPUTE\n\
+             team       a   a     node-a  0    20 GiB  40 %\n\
+             team       a   a     node-a  1    20 GiB  40 %\n\
+             team       b   b     node-a  1    30 GiB  40 %\n"
         );
         assert_eq!(picture.shares_table(|_| false).lines().count(), 1);
     }

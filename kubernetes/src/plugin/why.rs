@@ -13,7 +13,14 @@ use crate::node::{CORES, DRIVER, MEMORY, claims_of_pod};
 const WARNINGS: usize = 3;
 
 /// What is known of the pod's place, its claims, its containers, and what was said of it.
-pub fn lines(pod: &Pod, claims: &[ResourceClaim], events: &[Event], picture: &Picture) -> Vec<String> {
+/// `by_resources` is what is known of its countable resources.
+pub fn lines(
+    pod: &Pod,
+    claims: &[ResourceClaim],
+    by_resources: &[String],
+    events: &[Event],
+    picture: &Picture,
+) -> Vec<String> {
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     let mut lines = vec![match (phase, node) {
@@ -24,8 +31,11 @@ pub fn lines(pod: &Pod, claims: &[ResourceClaim], events: &[Event], picture: &Pi
     let has_ended = lines[0].contains("ended");
     let names = claims_of_pod(pod);
     let namespace = pod.metadata.namespace.as_deref();
-    if names.is_empty() {
+    if by_resources.is_empty() && names.is_empty() {
         lines.push(without_claim(pod));
+    }
+    if !has_ended {
+        lines.extend(by_resources.iter().cloned());
     }
     for name in names {
         let is_its = |claim: &&ResourceClaim| {
@@ -213,13 +223,13 @@ mod tests {
         ] {
             let claims = [&held[..], &[claim("mine", &[], asked)]].concat();
             let picture = Picture::of(&[slice(1)], &claims);
-            let told = lines(&pod("mine", json!({})), &claims, &[], &picture).join("\n");
+            let told = lines(&pod("mine", json!({})), &claims, &[], &[], &picture).join("\n");
             assert!(told.contains("bound to no node") && told.contains(want), "{asked}: {told}");
         }
         let claims = [claim("mine", &[], "10Gi")];
-        let told = lines(&pod("mine", json!({})), &claims, &[], &Picture::of(&[], &claims)).join("\n");
+        let told = lines(&pod("mine", json!({})), &claims, &[], &[], &Picture::of(&[], &claims)).join("\n");
         assert!(told.contains("no node shows a GPU"), "{told}");
-        let told = lines(&pod("other", json!({})), &claims, &[], &Picture::of(&[], &claims)).join("\n");
+        let told = lines(&pod("other", json!({})), &claims, &[], &[], &Picture::of(&[], &claims)).join("\n");
         assert!(told.contains("Claim other does not exist"), "{told}");
     }
 
@@ -239,7 +249,7 @@ mod tests {
                 .unwrap()
                 .insert(CORES.to_owned(), serde_json::from_value(cores).unwrap());
         }
-        let told = lines(&pod("mine", json!({})), &claims, &[], &Picture::of(&[slice], &claims));
+        let told = lines(&pod("mine", json!({})), &claims, &[], &[], &Picture::of(&[slice], &claims));
         assert!(
             told[1].contains("alternative large of request gpu: it asks for 100 GiB and 70 % of compute"),
             "{told:?}"
@@ -260,7 +270,7 @@ mod tests {
                 slice.spec.devices.as_mut().unwrap()[*gpu].taints = serde_json::from_value(taint).unwrap();
             }
             let picture = Picture::of(&[slice], &claims);
-            (lines(&pod("mine", json!({})), &claims, &[], &picture).join("\n"), picture.gpus_table())
+            (lines(&pod("mine", json!({})), &claims, &[], &[], &picture).join("\n"), picture.gpus_table())
         };
         let (one, table) = told(&[0]);
         assert!(one.contains("would fit"), "{one}");
@@ -279,7 +289,7 @@ mod tests {
             "containerStatuses": [{"name": "main", "image": "", "imageID": "", "ready": false, "restartCount": 0,
                 "state": {"waiting": {"reason": "RunContainerError", "message": "cannot lease a GPU\u{1b}[2J"}}}],
         });
-        let told = lines(&pod("mine", status), &claims, &[], &picture);
+        let told = lines(&pod("mine", status), &claims, &[], &[], &picture);
         assert_eq!(
             told[1..],
             [
@@ -328,13 +338,13 @@ mod tests {
                 "has ended (Failed)",
             ),
         ] {
-            let told = lines(&serde_json::from_value(pod).unwrap(), &[], &events, &plain);
+            let told = lines(&serde_json::from_value(pod).unwrap(), &[], &[], &events, &plain);
             assert!(told.iter().any(|line| line.contains(want)), "{want}: {told:?}");
             let last: Vec<&str> = told.iter().rev().take(3).map(String::as_str).collect();
             assert_eq!(last, ["FailedPrepareDynamicResources: no room", "Third: no room", "Second: no room"]);
         }
         let claims = [claim("mine", &[], "10Gi")];
-        let told = |picture: Picture| lines(&pod("mine", json!({})), &claims, &[], &picture).join("\n");
+        let told = |picture: Picture| lines(&pod("mine", json!({})), &claims, &[], &[], &picture).join("\n");
         let partly = Picture { sees_all: false, ..Picture::of(&[slice(1)], &claims) };
         assert!(told(partly).contains("beside the shares that you may see"));
         let blind = told(Picture { sees_gpus: false, ..Picture::of(&[], &claims) });

@@ -59,6 +59,21 @@ pub struct Tracked {
     pub is_assumed: bool,
 }
 
+/// A share of a GPU that a container holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The UID of its pod.
+    pub uid: Uid,
+    /// The container's name.
+    pub container: String,
+    /// The GPU's index on its node.
+    pub gpu: u32,
+    /// Bytes.
+    pub memory: u64,
+    /// Percent of compute; 0 is no limit.
+    pub cores: u16,
+}
+
 /// Why a pod does not get on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfit {
@@ -371,6 +386,33 @@ impl State {
     /// What a node's agent tells.
     pub fn gpus(&self, node: &str) -> Option<&NodeGpus> {
         self.nodes[*self.numbers.get(node)?].gpus.as_ref()
+    }
+
+    /// Bytes and percent that are left of each GPU of a node, in the order in which its agent tells them.
+    pub fn left(&self, node: &str) -> Vec<(u64, u16)> {
+        self.numbers.get(node).map(|number| self.ledger.left(*number)).unwrap_or_default()
+    }
+
+    /// The shares of a node's GPUs.
+    pub fn shares(&self, node: &str) -> Vec<Held> {
+        let Some(number) = self.numbers.get(node).copied() else { return Vec::new() };
+        let (known, mut shares) = (&self.nodes[number], Vec::new());
+        let Some((gpus, terms)) = known.gpus.as_ref().zip(known.terms) else { return shares };
+        let machine = gpus.machine(0);
+        for (uid, needs, places) in self.ledger.held(number) {
+            let asking = self.pods.get(uid).map(|pod| pod.asking.clone()).unwrap_or_default();
+            let Ok((_, containers)) = self.terms[terms].needs(&asking) else { continue };
+            let all = needs.shares.iter().chain(&needs.first).zip(places).zip(containers);
+            for ((share, place), container) in all {
+                for at in place.gpus() {
+                    let Some((gpu, shown)) = machine.gpus.get(at).zip(gpus.gpus.get(at)) else { continue };
+                    let (memory, cores) = share.part.of(gpu);
+                    let (uid, container) = (uid.clone(), container.clone());
+                    shares.push(Held { uid, container, gpu: shown.index, memory, cores });
+                }
+            }
+        }
+        shares
     }
 
     /// How often each kind of pod is there, for a policy that looks ahead. All GPUs are taken to be like the

@@ -12,6 +12,8 @@ use crate::resource::{companion, is_ambiguous};
 
 /// The label by which a pod is left as it is.
 const LABEL: &str = "gpushare.io/webhook";
+/// The scheduler that a pod has which names none.
+const DEFAULT_SCHEDULER: &str = "default-scheduler";
 /// What a pod's annotations begin with by which it asks.
 const ANNOTATION: &str = "gpushare.io/";
 const MEMORY: &str = "gpushare.io/gpu-memory";
@@ -31,18 +33,26 @@ pub fn completed(options: &Options, pod: &Value) -> Result<Value, String> {
     }
     let Ok(typed) = serde_json::from_value::<Pod>(completed.clone()) else { return Ok(pod.clone()) };
     let serves = |name: &str| !is_ambiguous(name) || options.resources.iter().any(|known| known == name);
+    let mut is_counted = false;
     let mut has_share = pod["metadata"]["annotations"].as_object().is_some_and(asks_by_annotation);
     for asking in asking(&typed) {
-        has_share |= asking.amounts.keys().any(|name| serves(name));
+        is_counted |= asking.amounts.keys().any(|name| serves(name));
         // Amounts without anything that kubelet counts.
         let names: Vec<&str> = asking.amounts.keys().map(String::as_str).collect();
         if let Some(missing) = companion(&names) {
-            has_share = true;
+            is_counted = true;
             add(&mut completed, &asking.container, missing, 1);
         }
     }
+    has_share |= is_counted;
     if has_share && completed["spec"]["runtimeClassName"].is_null() {
         completed["spec"]["runtimeClassName"] = json!(options.runtime_class);
+    }
+    let scheduler = &completed["spec"]["schedulerName"];
+    if let Some(name) = options.scheduler_name.as_ref().filter(|_| is_counted)
+        && (scheduler.is_null() || scheduler == DEFAULT_SCHEDULER)
+    {
+        completed["spec"]["schedulerName"] = json!(name);
     }
     Ok(completed)
 }
@@ -111,15 +121,17 @@ fn granules(text: &str, granule: DeviceMemory) -> Result<u64, String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::resource::SLOT;
 
-    fn options(count_annotations: bool, resources: &[&str]) -> Options {
+    /// Options of a webhook.
+    pub fn options(count_annotations: bool, resources: &[&str]) -> Options {
         Options {
             address: ([127, 0, 0, 1], 0).into(),
             tls: crate::serve::Certificates::default(),
             runtime_class: "gpushare".into(),
+            scheduler_name: Some("ours".into()),
             resources: resources.iter().map(ToString::to_string).collect(),
             count_annotations,
             memory_granule: DeviceMemory::from_bytes(256 << 20),
@@ -136,7 +148,10 @@ mod tests {
         let class = |options: &Options, pod: &Value| {
             let completed = completed(options, pod).unwrap();
             assert_eq!(completed["spec"]["unknown"], 7);
-            completed["spec"]["runtimeClassName"].as_str().map(str::to_owned)
+            let class = completed["spec"]["runtimeClassName"].as_str().map(str::to_owned);
+            let is_ours = completed["spec"]["schedulerName"] == "ours";
+            assert_eq!(is_ours, class.is_some() && pod["metadata"]["annotations"].is_null());
+            class
         };
         let plain = options(false, &[]);
         for (metadata, limits, want) in [

@@ -29,7 +29,8 @@ pub struct ControlPlane {
     client: Client,
     address: String,
     scratch: Scratch,
-    children: Vec<Child>,
+    /// Its programs, by name, with how each is started again.
+    children: Vec<(String, Child, Command)>,
 }
 
 impl ControlPlane {
@@ -197,20 +198,64 @@ impl ControlPlane {
     }
 
     fn spawn(&mut self, name: &str, mut command: Command) {
-        let log =
-            || File::create(self.scratch.path().join(format!("{name}.log"))).expect("a log can be made");
-        command.stdin(Stdio::null()).stdout(log()).stderr(log());
-        self.children.push(command.spawn().unwrap_or_else(|why| panic!("{name}: {why}")));
+        let log = |file: &File| file.try_clone().expect("a log can be written");
+        let path = self.scratch.path().join(format!("{name}.log"));
+        let file = File::options().create(true).append(true).open(path).expect("a log can be made");
+        command.stdin(Stdio::null()).stdout(log(&file)).stderr(log(&file));
+        let child = command.spawn().unwrap_or_else(|why| panic!("{name}: {why}"));
+        self.children.push((name.to_owned(), child, command));
     }
 
-    fn log(&self, name: &str) -> String {
+    /// Kills one of its programs at once.
+    pub fn kill(&mut self, program: &str) {
+        for (_, child, _) in self.children.iter_mut().filter(|(name, ..)| name == program) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Starts a program again that was killed.
+    pub fn revive(&mut self, program: &str) {
+        for (_, child, command) in self.children.iter_mut().filter(|(name, ..)| name == program) {
+            *child = command.spawn().unwrap_or_else(|why| panic!("{program}: {why}"));
+        }
+    }
+
+    /// Waits until the API server answers.
+    pub fn wait(&self) {
+        let answers = || self.try_call("GET", "/readyz", None).is_ok();
+        assert!(eventually(UP, answers), "{}", self.log("kube-apiserver"));
+    }
+
+    /// Runs another kube-scheduler with this configuration, of which it gets the way to the API server.
+    pub fn add_scheduler(&mut self, folder: &Path, mut configuration: Value) {
+        configuration["clientConnection"] = json!({"kubeconfig": self.kubeconfig()});
+        configuration["leaderElection"] = json!({"leaderElect": false});
+        let path = self.scratch.file("scheduler.json", configuration.to_string());
+        let [port, ..] = ports();
+        let mut command = Command::new(folder.join("kube-scheduler"));
+        command
+            .arg(option("--config=", &path))
+            .args(["--bind-address=127.0.0.1", "--authentication-skip-lookup=true"]);
+        command.arg(format!("--secure-port={port}"));
+        command.arg(option("--cert-dir=", &self.scratch.folder("scheduler-certificates")));
+        self.spawn("kube-scheduler-2", command);
+    }
+
+    /// A folder of its own.
+    pub fn folder(&self, name: &str) -> PathBuf {
+        self.scratch.folder(name)
+    }
+
+    /// What one of its programs has logged.
+    pub fn log(&self, name: &str) -> String {
         fs::read_to_string(self.scratch.path().join(format!("{name}.log"))).unwrap_or_default()
     }
 }
 
 impl Drop for ControlPlane {
     fn drop(&mut self) {
-        for child in self.children.iter_mut().rev() {
+        for (_, child, _) in self.children.iter_mut().rev() {
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -2,6 +2,7 @@
 //! the folder of their programs; few machines have them.
 
 mod control_plane;
+mod extender;
 mod real_node;
 mod worker;
 

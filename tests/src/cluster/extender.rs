@@ -18,6 +18,7 @@ const ANSWER: Duration = Duration::from_secs(30);
 /// The extender, until it is dropped.
 pub struct Extender {
     child: Child,
+    command: Command,
     address: String,
 }
 
@@ -34,7 +35,15 @@ impl Extender {
         let mut command = Command::new(program);
         command.args(["scheduler", "--address", &address]).args(arguments);
         command.env_clear().env("PATH", "/usr/bin:/bin").env("KUBECONFIG", kubeconfig).stdin(Stdio::null());
-        Self { child: command.spawn().expect("the extender can be started"), address }
+        Self { child: command.spawn().expect("the extender can be started"), command, address }
+    }
+
+    /// Starts it again after it was killed.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn revive(&mut self) {
+        self.child = self.command.spawn().expect("the extender can be started");
     }
 
     /// Where it answers.
