@@ -25,6 +25,12 @@ fn cluster(arguments: &[&str]) -> Option<(ControlPlane, Extender)> {
     }
     let folder = programs()?;
     let mut cluster = crate::control_plane(&folder);
+    let extender = extend(&mut cluster, &folder, arguments);
+    Some((cluster, extender))
+}
+
+/// Gives the cluster our extender, whose kube-scheduler is called `gpushare-scheduler`.
+pub fn extend(cluster: &mut ControlPlane, folder: &Path, arguments: &[&str]) -> Extender {
     let extender = Extender::start(Path::new(PROGRAM), &cluster.kubeconfig(), arguments);
     extender.wait();
     let map = include_str!("../../manifests/extender/configuration.yaml");
@@ -34,8 +40,8 @@ fn cluster(arguments: &[&str]) -> Option<(ControlPlane, Extender)> {
     configuration["extenders"][0]["urlPrefix"] = json!(format!("http://{}", extender.address()));
     configuration["podInitialBackoffSeconds"] = json!(1);
     configuration["podMaxBackoffSeconds"] = json!(2);
-    cluster.add_scheduler(&folder, configuration);
-    Some((cluster, extender))
+    cluster.add_scheduler(folder, configuration);
+    extender
 }
 
 /// A node with so many GPUs of 80 GiB, as kubelet and the agent tell of it. `amounts` are allocatable.
@@ -190,13 +196,65 @@ fn the_event_of_a_pod_tells_what_a_namespace_has_and_what_no_gpu_has_free() {
         "{}",
         told()
     );
-    // When one of the team ends, its fourth goes in.
+    // When one of the team ends, its fourth goes in. The wide one would go first.
+    cluster.delete("/api/v1/namespaces/free/pods/wide");
     cluster.delete(&format!("{PODS}/p1"));
     assert!(eventually(SOON, || is_bound("p3")), "{}", why(&cluster, "p3"));
 }
 
 /// The webhook behind a certificate, until it is dropped.
-struct Webhook(Child);
+pub struct Webhook(Child);
+
+impl Webhook {
+    /// Starts it, and has the API server call it as the manifests say.
+    pub fn start(cluster: &ControlPlane) -> Self {
+        let folder = cluster.folder("webhook");
+        let (key, certificate) = (folder.join("tls.key"), folder.join("tls.crt"));
+        let mut command = Command::new(OPENSSL);
+        command.args([
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "1",
+            "-subj",
+            "/CN=gpushare-webhook",
+        ]);
+        command
+            .args(["-addext", "subjectAltName=IP:127.0.0.1", "-keyout"])
+            .arg(&key)
+            .arg("-out")
+            .arg(&certificate);
+        assert!(command.stderr(Stdio::null()).status().expect("openssl is there").success());
+        let port = std::net::TcpListener::bind("127.0.0.1:0")
+            .and_then(|listener| listener.local_addr())
+            .expect("a port")
+            .port();
+        let mut command = Command::new(PROGRAM);
+        command.args([
+            "webhook",
+            &format!("--address=127.0.0.1:{port}"),
+            "--scheduler-name=gpushare-scheduler",
+        ]);
+        command.arg("--tls-certificate").arg(&certificate).arg("--tls-key").arg(&key);
+        let webhook = Self(command.stdin(Stdio::null()).spawn().expect("it can be started"));
+        let bundle = std::fs::read(&certificate).expect("it can be read");
+        for document in include_str!("../../manifests/webhook/configuration.yaml").split("\n---\n") {
+            let mut configuration: Value = serde_saphyr::from_str(document).expect("it is YAML");
+            let path = configuration["webhooks"][0]["clientConfig"]["service"]["path"]
+                .as_str()
+                .expect("text")
+                .to_owned();
+            configuration["webhooks"][0]["clientConfig"] =
+                json!({"url": format!("https://127.0.0.1:{port}{path}"), "caBundle": base64(&bundle)});
+            let kind = configuration["kind"].as_str().expect("text").to_lowercase();
+            cluster.post(&format!("/apis/admissionregistration.k8s.io/v1/{kind}s"), &configuration);
+        }
+        webhook
+    }
+}
 
 impl Drop for Webhook {
     fn drop(&mut self) {
@@ -212,46 +270,7 @@ fn the_webhook_completes_pods_and_strict_namespaces_refuse_forged_keys() {
     let resources = json!([{"name": "nvidia.com/gpu", "unit": {"Slot": 10}, "system": "Hami"},
         {"name": "nvidia.com/gpumem", "unit": {"Memory": 1 << 20}, "system": "Hami"}]);
     node(&cluster, "hami-node", 2, &resources, &json!({"nvidia.com/gpu": "20"}));
-    let folder = cluster.folder("webhook");
-    let (key, certificate) = (folder.join("tls.key"), folder.join("tls.crt"));
-    let mut command = Command::new(OPENSSL);
-    command.args([
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "1",
-        "-subj",
-        "/CN=gpushare-webhook",
-    ]);
-    command
-        .args(["-addext", "subjectAltName=IP:127.0.0.1", "-keyout"])
-        .arg(&key)
-        .arg("-out")
-        .arg(&certificate);
-    assert!(command.stderr(Stdio::null()).status().expect("openssl is there").success());
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .and_then(|listener| listener.local_addr())
-        .expect("a port")
-        .port();
-    let mut command = Command::new(PROGRAM);
-    command.args(["webhook", &format!("--address=127.0.0.1:{port}"), "--scheduler-name=gpushare-scheduler"]);
-    command.arg("--tls-certificate").arg(&certificate).arg("--tls-key").arg(&key);
-    let _webhook = Webhook(command.stdin(Stdio::null()).spawn().expect("it can be started"));
-    let bundle = std::fs::read(&certificate).expect("it can be read");
-    for document in include_str!("../../manifests/webhook/configuration.yaml").split("\n---\n") {
-        let mut configuration: Value = serde_saphyr::from_str(document).expect("it is YAML");
-        let path = configuration["webhooks"][0]["clientConfig"]["service"]["path"]
-            .as_str()
-            .expect("text")
-            .to_owned();
-        configuration["webhooks"][0]["clientConfig"] =
-            json!({"url": format!("https://127.0.0.1:{port}{path}"), "caBundle": base64(&bundle)});
-        let kind = configuration["kind"].as_str().expect("text").to_lowercase();
-        cluster.post(&format!("/apis/admissionregistration.k8s.io/v1/{kind}s"), &configuration);
-    }
+    let _webhook = Webhook::start(&cluster);
     cluster.post(
         "/apis/node.k8s.io/v1/runtimeclasses",
         &json!({"metadata": {"name": "gpushare"}, "handler": "gpushare"}),

@@ -281,6 +281,14 @@ fn an_agents_token_writes_nothing_of_another_node() {
     assert!(refused(&slices, &slice("node-b-gpu.gpushare.io", NODE)), "the name of another node's slice");
     assert!(refused(&slices, &slice("node-a-gpu.gpushare.io", "node-b")), "another node's slice");
     assert!(refused(&events, &event("theirs", "node-b")), "another node's event");
+    let maps = "/api/v1/namespaces/gpushare/configmaps".to_owned();
+    let map = |name: &str| json!({"metadata": {"name": name}, "data": {}});
+    assert!(refused(&maps, &map("gpus.node-b")), "what another node tells of its GPUs");
+    assert!(refused(&maps, &map("kube-root-ca.crt")), "any other ConfigMap");
+    cluster.call_by(&agent, "POST", &maps, Some(&map("gpus.node-a"))).expect("its own is made");
+    cluster.post(&maps, &map("gpus.node-c"));
+    let told = cluster.call_by(&agent, "DELETE", &format!("{maps}/gpus.node-c"), None);
+    assert!(told.expect_err("it is another's").contains("this token writes"));
     for (path, object) in [(&slices, slice("node-a-gpu.gpushare.io-1", NODE)), (&events, event("own", NODE))]
     {
         cluster.call_by(&agent, "POST", path, Some(&object)).unwrap_or_else(|why| panic!("{path}: {why}"));

@@ -308,3 +308,173 @@ fn a_real_kubelets_word_stops_who_asks_by_variables_alone() {
     assert_runs(&cluster, &worker, "honest");
     report(&cluster, &worker, "honest", "main").assert_size(30 * GIB);
 }
+
+/// A pod of another system's document: its file below `PEER_MANIFESTS`, what it asks for, and what the document
+/// says that its container gets: how many GPUs, and MiB of each.
+struct Documented {
+    file: &'static str,
+    asks: Value,
+    gpus: u64,
+    mebibytes: u64,
+}
+
+fn documented(file: &'static str, asks: Value, gpus: u64, mebibytes: u64) -> Documented {
+    Documented { file, asks, gpus, mebibytes }
+}
+
+impl Documented {
+    /// The pods of the document where `PEER_MANIFESTS` names a folder with it, else one that asks for the same.
+    /// They are unchanged but for what [`on_this_machine`] changes.
+    fn pods(&self) -> Vec<Value> {
+        let folder = std::env::var_os("PEER_MANIFESTS").map(std::path::PathBuf::from);
+        let Some(text) = folder.and_then(|folder| fs::read_to_string(folder.join(self.file)).ok()) else {
+            let container = json!({"name": "main", "image": "none", "resources": {"limits": self.asks}});
+            return vec![json!({"metadata": {}, "spec": {"containers": [container]}})];
+        };
+        // Some are printed with remarks that no YAML has.
+        let text: String = text
+            .lines()
+            .map(|line| line.split(" //").next().unwrap_or(line))
+            .fold(String::new(), |all, line| all + line + "\n");
+        let documents = text.split("\n---").map(|text| text.trim_start_matches('-'));
+        let objects = documents.filter_map(|text| serde_saphyr::from_str::<Value>(text).ok());
+        let pod = |object: Value| match object["kind"].as_str() {
+            Some("Pod") => Some(object),
+            Some("Deployment" | "StatefulSet" | "Job") => Some(object["spec"]["template"].clone()),
+            _ => None,
+        };
+        let pods: Vec<Value> = objects.filter_map(pod).collect();
+        assert!(!pods.is_empty(), "{} has no pod", self.file);
+        pods
+    }
+}
+
+#[test]
+#[ignore = "needs root, and Kubernetes' programs with kubelet in KUBE_BIN"]
+fn a_real_kubelet_runs_other_systems_pods_with_what_their_documents_say() {
+    if !met(NEEDS) {
+        return;
+    }
+    let Some(folder) = programs() else { return };
+    if std::env::var_os("PEER_MANIFESTS").is_none() {
+        println!(
+            "PEER_MANIFESTS names no folder with the systems' own files: pods that ask for the same run"
+        );
+    }
+    let mem = |count: u64| json!({"aliyun.com/gpu-mem": count.to_string()});
+    let vcuda = |core: u64, memory: u64| json!({"tencent.com/vcuda-core": core.to_string(), "tencent.com/vcuda-memory": memory.to_string()});
+    let hami = |gpus: u64, name: &str, count: u64| json!({"nvidia.com/gpu": gpus, (name): count});
+    let systems = [
+        (
+            "\"aliyun.com/gpu-mem\", \"aliyun.com/gpu-core.percentage\", \"aliyun.com/gpu-count\"",
+            vec![
+                documented("gpushare/userguide-binpack-1.yaml", mem(3), 1, 3 << 10),
+                documented("gpushare/samples-1.yaml", mem(2), 1, 2 << 10),
+                documented("gpushare/demo-job.yaml", mem(2), 1, 2 << 10),
+                documented("ack/run-sample-binpack.yaml", mem(3), 1, 3 << 10),
+            ],
+        ),
+        (
+            "\"tencent.com/vcuda-core\", \"tencent.com/vcuda-memory\"",
+            vec![
+                documented("gpu-manager/README-vcuda-half.yaml", vcuda(50, 30), 1, 7680),
+                documented("gpu-manager/tke-example2.yaml", vcuda(30, 20), 1, 5 << 10),
+                documented("gpu-manager/README-vcuda-2cards.yaml", vcuda(200, 60), 2, 80 << 10),
+            ],
+        ),
+        (
+            "\"nvidia.com/gpu\", \"nvidia.com/gpumem\", \"nvidia.com/gpumem-percentage\", \"nvidia.com/gpucores\"",
+            vec![
+                documented("hami/default_use.yaml", hami(1, "nvidia.com/gpumem", 3000), 1, 3000),
+                documented("hami/example.yaml", hami(1, "nvidia.com/gpumem", 3000), 1, 3000),
+                documented(
+                    "hami/use_memory_fraction.yaml",
+                    hami(2, "nvidia.com/gpumem-percentage", 50),
+                    2,
+                    40 << 10,
+                ),
+                documented(
+                    "hami/bench-job-on-hami.yaml",
+                    hami(1, "nvidia.com/gpumem-percentage", 50),
+                    1,
+                    40 << 10,
+                ),
+            ],
+        ),
+        (
+            "\"elasticgpu.io/gpu-core\", \"elasticgpu.io/gpu-memory\", \"gpushare.io/gpu-slot\"",
+            vec![
+                documented(
+                    "elastic-gpu/sched-pod-gpu-memory-256.yaml",
+                    json!({"elasticgpu.io/gpu-memory": "256"}),
+                    1,
+                    256,
+                ),
+                documented(
+                    "elastic-gpu/sched-pod-gpu-core-200.yaml",
+                    json!({"elasticgpu.io/gpu-core": "200"}),
+                    2,
+                    80 << 10,
+                ),
+            ],
+        ),
+    ];
+    for (resources, pods) in systems {
+        let settings = format!(
+            "[request]\nstrict = true\nkubelet = \"refuse\"\ndefault_memory = \"10%\"\n[kubernetes]\nresources = [{resources}]\n"
+        );
+        let mut cluster = crate::control_plane(&folder);
+        let class = include_str!("../../../packaging/runtimeclass.yaml");
+        let class: Value = serde_saphyr::from_str(class).expect("it is YAML");
+        cluster.post("/apis/node.k8s.io/v1/runtimeclasses", &class);
+        let _extender = crate::extender::extend(&mut cluster, &folder, &[]);
+        let _webhook = crate::extender::Webhook::start(&cluster);
+        let mut worker = Worker::without_agent(&cluster, &folder, 4, &settings);
+        let names: Vec<&str> = resources.split(", ").map(|name| name.trim_matches('"')).collect();
+        worker.start_agent(&cluster, &|| {
+            let room = cluster.get(&format!("/api/v1/nodes/{NODE}"))["status"]["allocatable"].clone();
+            let maps = "/api/v1/namespaces/gpushare/configmaps";
+            room[names[0]].is_string()
+                && cluster.try_call("GET", &format!("{maps}/gpus.{NODE}"), None).is_ok()
+        });
+        for (number, one) in pods.iter().enumerate() {
+            for (part, pod) in one.pods().into_iter().enumerate() {
+                let name = format!("p{number}-{part}");
+                let mut pod = on_this_machine(&pod, &[]);
+                pod["kind"] = json!("Pod");
+                pod["apiVersion"] = json!("v1");
+                pod["metadata"]["name"] = json!(name);
+                // What the documents print without quotes is no text, and no annotation.
+                for (_, value) in pod["metadata"]["annotations"].as_object_mut().into_iter().flatten() {
+                    if !value.is_string() {
+                        *value = json!(value.to_string());
+                    }
+                }
+                for container in pod["spec"]["containers"].as_array_mut().expect("a pod has containers") {
+                    container["volumeMounts"] = json!([]);
+                    container["args"] = json!([]);
+                }
+                pod["spec"]["volumes"] = json!([]);
+                pod["spec"]["nodeSelector"] = json!({});
+                let main = pod["spec"]["containers"][0]["name"].as_str().expect("it has a name").to_owned();
+                cluster.post(PODS, &pod);
+                assert_runs(&cluster, &worker, &name);
+                let report = report(&cluster, &worker, &name, &main);
+                assert_eq!(
+                    (report.number("nvml_devices"), report.number("nvml_total") >> 20),
+                    (one.gpus, one.mebibytes),
+                    "{}",
+                    one.file
+                );
+                println!("{}: {} GPU(s), {} MiB each", one.file, one.gpus, one.mebibytes);
+                let gone = format!("{PODS}/{name}");
+                cluster.end(&gone);
+                assert!(
+                    eventually(SOON, || cluster.try_call("GET", &gone, None).is_err()),
+                    "{name} does not end"
+                );
+            }
+        }
+        worker.assert_empty();
+    }
+}

@@ -228,14 +228,23 @@ fn engine(programs: &Path, scratch: &Scratch) -> String {
          enable_cdi = true\ncdi_spec_dirs = [{:?}]\n\
          [{cri}.cni]\nbin_dir = \"/usr/lib/cni\"\nconf_dir = {:?}\n\
          [{cri}.containerd]\ndefault_runtime_name = \"runc\"\nsnapshotter = \"native\"\n{}{}\
-         pod_annotations = [\"gpushare.io/*\"]\ncontainer_annotations = [\"alloc.gpushare.io/*\"]\n\
+         {}\n\
          [{cri}.containerd.runtimes.gpushare.options]\nBinaryName = {:?}\n",
         scratch.path().join("cdi"),
         scratch.path().join("cni"),
         of("runc"),
         of("gpushare"),
+        passed_on(),
         artifacts::wrapper(),
     )
+}
+
+/// The annotations that reach the runtime, as the packaged settings have them.
+fn passed_on() -> String {
+    let packaged = include_str!("../../../packaging/containerd.toml");
+    let start = packaged.find("pod_annotations").expect("it has them");
+    let end = packaged[start..].rfind("]\n\n[plugins").expect("a list ends") + start;
+    packaged[start..=end].to_owned()
 }
 
 /// The states of a pod's containers, by name.

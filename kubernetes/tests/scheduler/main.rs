@@ -3,6 +3,7 @@
 mod binding;
 mod messages;
 mod quota;
+mod tls;
 
 use std::path::Path;
 
