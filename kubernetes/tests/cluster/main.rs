@@ -319,8 +319,17 @@ fn kubectl_and_the_api_server_know_every_field_of_the_manifests() {
     let class = format!("{}/packaging/runtimeclass.yaml", checkout().display());
     let _ = apply(&["-f", &class]);
     let examples = apply(&["--dry-run=server", "-f", &format!("{manifests}/examples")]);
-    assert!(examples.stdout.lines().count() >= 9, "{}", examples.stdout);
+    assert!(examples.stdout.lines().count() >= 17, "{}", examples.stdout);
     assert_eq!(examples.stderr, "", "no warning either");
+    // The webhook last: nothing answers for it here.
+    for folder in ["extender", "webhook"] {
+        let applied = apply(&["-k", &format!("{manifests}/{folder}")]);
+        assert!(applied.stdout.contains(&format!(
+            "deployment.apps/gpushare-{}",
+            if folder == "webhook" { folder } else { "scheduler" }
+        )));
+        assert_eq!(applied.stderr, "", "no warning");
+    }
 }
 
 #[test]
