@@ -70,7 +70,7 @@ pub fn section() -> Result<Table> {
     Ok(table)
 }
 
-fn program() -> Result<PathBuf> {
+pub fn program() -> Result<PathBuf> {
     let path = artifacts::checkout().join("target/release/gpushare-kube");
     if !path.exists() {
         bail!("{} is missing: run `make kube` first", path.display());
@@ -106,7 +106,7 @@ fn processor_time(pid: i32) -> Result<Duration> {
 }
 
 /// Resident memory of a process, in KiB.
-fn resident(pid: i32) -> Result<u64> {
+pub fn resident(pid: i32) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line =
         status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("the kernel tells no VmRSS")?;

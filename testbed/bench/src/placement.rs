@@ -6,6 +6,7 @@
 //! GPUs. The figure is what is allocated then, in percent of all GPUs, as the mean over ten orders.
 
 mod arrivals;
+mod extender;
 mod fgd;
 mod leaving;
 mod scale;
@@ -59,6 +60,7 @@ pub fn section() -> Result<Table> {
     for (name, trace) in trace::lists(&folder)?.into_iter().filter(|(name, _)| name == "default") {
         leaving::rows(&name, &trace, &mut table);
         scale::rows(&trace, &mut table)?;
+        extender::rows(&trace, &mut table)?;
     }
     table.note(
         "refused: CPU-only tasks and tasks of eight GPUs, in percent of those that arrived; FGD's beside them; all policies \

@@ -61,7 +61,12 @@ impl Extender {
     /// Status and body of the answer to a call; `None` where nobody answers.
     #[must_use]
     pub fn call(&self, method: &str, path: &str, body: Option<&Value>) -> Option<(u16, String)> {
-        let body = body.map(Value::to_string).unwrap_or_default();
+        self.send(method, path, &body.map(Value::to_string).unwrap_or_default())
+    }
+
+    /// The same with a body that is text already.
+    #[must_use]
+    pub fn send(&self, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
         let mut connection = TcpStream::connect(&self.address).ok()?;
         connection.set_read_timeout(Some(ANSWER)).ok()?;
         let head = format!(
