@@ -62,8 +62,8 @@ async fn nodes(extender: &Arc<Extender>) -> Result<Infallible> {
     let api = Api::<Node>::all(extender.api.clone());
     each(api, watcher::Config::default(), |change| match change {
         Change::Is(node) => extender.state().learn_node(&node),
-        // Pods of a node that is gone go by themselves; until then they hold what they held.
-        Change::Gone(_) => {}
+        // Its pods go by themselves; until then they hold what they held.
+        Change::Gone(node) => extender.state().forget_node(&node.metadata.name.unwrap_or_default()),
         Change::Listed => extender.listed(Kind::Nodes),
     })
     .await

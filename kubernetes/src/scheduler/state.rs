@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use gpushare_placement::{Fill, Host, Ledger, Misfit, Needs, Place, Places, Policy, Task};
+use gpushare_placement::{Fill, GPUS, Host, Ledger, Misfit, Needs, Place, Places, Policy, Share, Task};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 
 use crate::asks::{self, Asking, Terms};
@@ -18,6 +18,8 @@ pub struct State {
     ledger: Ledger<Uid, Box<dyn Policy + Send>>,
     numbers: HashMap<String, usize>,
     nodes: Vec<Known>,
+    /// Numbers of nodes that are gone.
+    free: Vec<usize>,
     pods: HashMap<Uid, Tracked>,
     /// The pods that ask for GPUs, by namespace.
     asking: HashMap<String, BTreeSet<Uid>>,
@@ -36,6 +38,8 @@ struct Known {
     labels: BTreeMap<String, String>,
     terms: Option<usize>,
     pods: BTreeSet<Uid>,
+    /// Whether the cluster has told of it, and has it no more.
+    is_gone: bool,
 }
 
 /// A pod.
@@ -86,8 +90,8 @@ pub struct Unfit {
 impl State {
     /// Nothing known yet.
     pub fn new(policy: Box<dyn Policy + Send>) -> Self {
-        let (numbers, nodes, pods, asking, terms) = Default::default();
-        Self { ledger: Ledger::new(policy, Host::Counts), numbers, nodes, pods, asking, terms }
+        let (numbers, nodes, free, pods, asking, terms) = Default::default();
+        Self { ledger: Ledger::new(policy, Host::Counts), numbers, nodes, free, pods, asking, terms }
     }
 
     /// Another policy from now on.
@@ -100,10 +104,31 @@ impl State {
         if let Some(number) = self.numbers.get(name) {
             return *number;
         }
-        let number = self.nodes.len();
-        self.nodes.push(Known { name: name.to_owned(), ..Known::default() });
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.nodes.push(Known::default());
+            self.nodes.len() - 1
+        });
+        name.clone_into(&mut self.nodes[number].name);
         self.numbers.insert(name.to_owned(), number);
         number
+    }
+
+    /// The cluster has a node no more. Its number is another one's once nothing is known of it.
+    pub fn forget_node(&mut self, name: &str) {
+        if let Some(number) = self.numbers.get(name).copied() {
+            self.nodes[number].is_gone = true;
+            self.drop_gone(number);
+        }
+    }
+
+    fn drop_gone(&mut self, number: usize) {
+        let known = &self.nodes[number];
+        if known.is_gone && known.gpus.is_none() && known.pods.is_empty() {
+            self.numbers.remove(&known.name);
+            self.nodes[number] = Known::default();
+            self.count(number);
+            self.free.push(number);
+        }
     }
 
     /// What the cluster says of a node.
@@ -115,7 +140,7 @@ impl State {
         let known = &mut self.nodes[number];
         known.labels = node.metadata.labels.clone().unwrap_or_default();
         let is_new = known.cpu != cpu;
-        known.cpu = cpu;
+        (known.cpu, known.is_gone) = (cpu, false);
         if is_new {
             self.count(number);
         }
@@ -152,6 +177,7 @@ impl State {
         if let Some(number) = number {
             (self.nodes[number].gpus, self.nodes[number].terms) = (None, None);
             self.count(number);
+            self.drop_gone(number);
         }
     }
 
@@ -238,6 +264,7 @@ impl State {
             true => self.ledger.release(number, &uid.to_owned()),
             false => self.count(number),
         }
+        self.drop_gone(number);
     }
 
     /// The UIDs of all pods that the API server has told of.
@@ -302,16 +329,17 @@ impl State {
         let node = &self.nodes[number];
         let terms = node.terms.and_then(|terms| self.terms.get(terms));
         let Some((gpus, terms)) = node.gpus.as_ref().zip(terms) else { return Some(Vec::new()) };
-        let Ok((_, containers)) = terms.needs(&tracked.asking) else { return Some(Vec::new()) };
+        let Ok((needs, containers)) = terms.needs(&tracked.asking) else { return Some(Vec::new()) };
         let told = gpus.placed.get(uid).or(tracked.placement.as_ref());
-        let place = |container: &String| {
+        // Whoever writes an annotation of his own takes no more than his pod asks for.
+        let place = |(container, share): (&String, &Share)| {
             let indexes = told?.get(container)?;
-            let places = indexes.iter().map(|index| gpus.at(*index).map(Place::of));
-            places
-                .collect::<Option<Vec<Place>>>()
-                .map(|all| all.into_iter().fold(Place::default(), Place::and))
+            let places = indexes.iter().map(|index| gpus.at(*index).filter(|at| *at < GPUS).map(Place::of));
+            let all: Vec<Place> = places.collect::<Option<_>>()?;
+            let place = all.into_iter().fold(Place::default(), Place::and);
+            (place.gpus().count() == usize::from(share.gpus)).then_some(place)
         };
-        containers.iter().map(place).collect()
+        containers.iter().zip(needs.shares.iter().chain(&needs.first)).map(place).collect()
     }
 
     /// What each of these nodes is worth to a pod, or why the pod does not get there.
@@ -494,4 +522,104 @@ fn unfit(misfit: Misfit, needs: &Needs) -> Unfit {
         Misfit::Full => (format!("{asked} are not free on one node's GPUs"), true),
     };
     Unfit { why, is_full }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpushare_placement::Binpack;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn map(node: &str, gpus: u32, placed: &Value) -> ConfigMap {
+        let gpu = |index: u32| {
+            json!({"uuid": format!("GPU-{index}"), "index": index, "minor": index, "model": "A", "cores": 100,
+                "memory": 80_u64 << 30, "per_share": 80_u64 << 30, "default_memory": 8_u64 << 30, "is_open": true})
+        };
+        let resources =
+            json!([{"name": "aliyun.com/gpu-mem", "unit": {"Memory": 1 << 30}, "system": "Aliyun"}]);
+        let gpus: Vec<Value> = (0..gpus).map(gpu).collect();
+        let gpus = json!({"gpus": gpus, "resources": resources, "default_cores": 0});
+        let data = json!({"gpus": gpus.to_string(), "placed": placed.to_string()});
+        serde_json::from_value(json!({"metadata": {"name": format!("gpus.{node}")}, "data": data})).unwrap()
+    }
+
+    fn pod(name: &str, node: Option<&str>, gib: u64, gpus: Option<&str>) -> Pod {
+        let limits = json!({"aliyun.com/gpu-mem": gib.to_string()});
+        let annotations = gpus.map(|gpus| json!({words::GPUS: gpus}));
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "team", "uid": name, "annotations": annotations},
+            "spec": {"nodeName": node, "containers": [{"name": "main", "resources": {"limits": limits}}]}}))
+        .unwrap()
+    }
+
+    fn left(state: &State, node: &str) -> Vec<u64> {
+        state.left(node).into_iter().map(|(memory, _)| memory >> 30).collect()
+    }
+
+    #[test]
+    fn what_is_left_is_the_same_in_whatever_order_it_is_told() {
+        let told: Vec<Box<dyn Fn(&mut State)>> = vec![
+            Box::new(|state| state.learn_gpus(&map("a", 3, &json!({"moved": {"main": [2]}}))).unwrap()),
+            Box::new(|state| state.learn_pod(&pod("chosen", Some("a"), 30, Some("{\"main\":[1]}")))),
+            Box::new(|state| state.learn_pod(&pod("moved", Some("a"), 20, Some("{\"main\":[1]}")))),
+            Box::new(|state| state.learn_pod(&pod("unknown", Some("a"), 60, None))),
+            Box::new(|state| state.learn_pod(&pod("other", Some("a"), 5, None))),
+            Box::new(|state| state.learn_pod(&pod("elsewhere", Some("b"), 5, None))),
+            Box::new(|state| {
+                state.learn_pod(&pod("gone", Some("a"), 70, Some("{\"main\":[0]}")));
+                state.forget_pod("gone");
+            }),
+        ];
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut order: Vec<usize> = (0..told.len()).collect();
+        for _ in 0..50 {
+            random.shuffle(&mut order);
+            let mut state = State::new(Box::new(Binpack));
+            order.iter().for_each(|number| told[*number](&mut state));
+            order.iter().for_each(|number| told[*number](&mut state));
+            let left = left(&state, "a");
+            assert_eq!(
+                (left[0] + left[1] + left[2], left.contains(&60)),
+                (240 - 115, false),
+                "{order:?}: {left:?}"
+            );
+            let again = self::left(&state, "a");
+            assert_eq!(left, again);
+        }
+    }
+
+    #[test]
+    fn a_forged_annotation_takes_no_more_than_its_pod_asks_for() {
+        let mut state = State::new(Box::new(Binpack));
+        state.learn_gpus(&map("a", 4, &json!({}))).unwrap();
+        for forged in [
+            "{\"main\":[0,1,2,3]}",
+            "{\"main\":[7]}",
+            "{\"main\":[]}",
+            "{\"main\":\"x\"}",
+            "x",
+            "{\"other\":[1]}",
+        ] {
+            state.learn_pod(&pod("forger", Some("a"), 60, Some(forged)));
+            assert_eq!(left(&state, "a").iter().sum::<u64>(), 260, "{forged}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_gone_leaves_nothing() {
+        let mut state = State::new(Box::new(Binpack));
+        for number in 0..100 {
+            let name = format!("node-{number}");
+            let node = json!({"metadata": {"name": name}, "status": {"allocatable": {"cpu": "8"}}});
+            state.learn_node(&serde_json::from_value(node).unwrap());
+            state.learn_gpus(&map(&name, 1, &json!({}))).unwrap();
+            state.learn_pod(&pod("p", Some(&name), 60, None));
+            assert_eq!(left(&state, &name), [20]);
+            state.forget_node(&name);
+            state.forget_gpus(&NodeGpus::name_of(&name));
+            state.forget_pod("p");
+        }
+        assert_eq!((state.nodes.len(), state.numbers.len()), (1, 0));
+    }
 }

@@ -37,9 +37,10 @@ pub fn own_parts(
     let terms = Terms { resources: resources.to_vec(), default_cores: 0 };
     let share = terms.share(&asked.amounts, asked.gpus)?;
     // Whole GPUs are those of the compute; what memory was asked for beside them says nothing.
+    let is_enough = |gpus: &[GpuUuid]| gpus.len() == usize::from(share.gpus);
     let counted = match share.part {
-        Part::Whole => by_resource.iter().find(|(_, gpus)| gpus.len() == usize::from(share.gpus)),
-        Part::Of(..) => Some((first, of_first)),
+        Part::Whole => by_resource.iter().find(|(_, gpus)| is_enough(gpus)),
+        Part::Of(..) => Some((first, of_first)).filter(|(_, gpus)| is_enough(gpus)),
     };
     let Some((by, of)) = counted else {
         return Err(format!(
