@@ -108,9 +108,10 @@ pub fn lines(state: &mut State, pod: &Pod) -> Vec<String> {
         )];
     }
     let list: Vec<&str> = nodes.iter().map(String::as_str).collect();
-    state
-        .worths(&wanted, &list)
-        .into_iter()
+    let worths = state.worths(&wanted, &list);
+    nodes
+        .iter()
+        .zip(worths)
         .map(|(node, worth)| match worth {
             Ok(_) => format!("Node {node} has room for it."),
             Err(unfit) => format!("Node {node}: {}.", unfit.why),

@@ -17,7 +17,6 @@ use tokio::time::{sleep, timeout};
 
 use super::messages::{
     Arguments, Binding, Bound, Filtered, MetaPod, MetaVictims, NodeList, Preempted, Preemption, Priority,
-    name,
 };
 use super::state::{Tracked, Unfit, Wanted};
 use super::{Extender, PAUSE, Ready, words};
@@ -90,7 +89,8 @@ impl Extender {
 fn filter(extender: &Extender, asked: Arguments) -> Filtered {
     let wanted = Wanted::of(&asked.pod);
     if wanted.asking.is_empty() {
-        return kept(asked, |_| true, BTreeMap::new(), BTreeMap::new());
+        let all = vec![true; asked.names().len()];
+        return kept(asked, &all, BTreeMap::new(), BTreeMap::new());
     }
     let uid = asked.pod.metadata.uid.clone().unwrap_or_default();
     let mut state = extender.state();
@@ -103,38 +103,35 @@ fn filter(extender: &Extender, asked: Arguments) -> Filtered {
     let namespace = asked.pod.metadata.namespace.as_deref().unwrap_or_default();
     let refusals = extender.over_quota(&state, namespace, &uid, &wanted, &names);
     drop(state);
-    for ((_, decided), refusal) in decided.iter_mut().zip(refusals) {
+    for (decided, refusal) in decided.iter_mut().zip(refusals) {
         if let (Ok(_), Some(why)) = (&decided, refusal) {
             *decided = Err(Unfit { why, is_full: false });
         }
     }
+    let stays: Vec<bool> = decided.iter().map(Result::is_ok).collect();
     let (mut full, mut never) = (BTreeMap::new(), BTreeMap::new());
-    let mut stays = BTreeSet::new();
-    for (name, decided) in decided {
-        match decided {
-            Ok(_) => drop(stays.insert(name.to_owned())),
-            Err(unfit) => {
-                let of = if unfit.is_full { &mut full } else { &mut never };
-                of.insert(name.to_owned(), unfit.why);
-            }
+    for (name, decided) in names.iter().zip(decided) {
+        if let Err(Unfit { why, is_full }) = decided {
+            let of = if is_full { &mut full } else { &mut never };
+            of.insert((*name).to_owned(), why);
         }
     }
-    kept(asked, |name| stays.contains(name), full, never)
+    kept(asked, &stays, full, never)
 }
 
-/// The answer in the form in which the nodes came.
+/// The answer in the form in which the nodes came, of which those stay that `stays` says.
 fn kept(
     asked: Arguments,
-    stays: impl Fn(&str) -> bool,
+    stays: &[bool],
     failed_nodes: BTreeMap<String, String>,
     failed_and_unresolvable_nodes: BTreeMap<String, String>,
 ) -> Filtered {
-    let node_names = asked.node_names.map(|names| names.into_iter().filter(|name| stays(name)).collect());
+    fn those<T>(all: Vec<T>, stays: &[bool]) -> Vec<T> {
+        all.into_iter().zip(stays).filter(|(_, stays)| **stays).map(|(one, _)| one).collect()
+    }
+    let node_names = asked.node_names.map(|names| those(names, stays));
     let nodes = asked.nodes.filter(|_| node_names.is_none());
-    let nodes = nodes.map(|NodeList { items, rest }| NodeList {
-        items: items.into_iter().filter(|node| stays(name(node))).collect(),
-        rest,
-    });
+    let nodes = nodes.map(|NodeList { items, rest }| NodeList { items: those(items, stays), rest });
     Filtered { nodes, node_names, failed_nodes, failed_and_unresolvable_nodes, error: String::new() }
 }
 
@@ -144,7 +141,7 @@ fn prioritize(extender: &Extender, asked: Arguments) -> Vec<Priority> {
     let names = asked.names();
     let worths: Vec<Option<f64>> = match wanted.asking.is_empty() {
         true => vec![None; names.len()],
-        false => extender.state().worths(&wanted, &names).into_iter().map(|(_, worth)| worth.ok()).collect(),
+        false => extender.state().worths(&wanted, &names).into_iter().map(Result::ok).collect(),
     };
     let scores = scores(&worths);
     names.iter().zip(scores).map(|(name, score)| Priority { host: (*name).to_owned(), score }).collect()
