@@ -353,8 +353,10 @@ fn differ_little(one: &gpushare_placement::Demand, other: &gpushare_placement::D
 
 /// Judges all nodes for the kinds of pods that there are, a few at a time.
 async fn warm(extender: &Arc<Extender>) {
-    /// Nodes that are judged at once.
-    const NODES: usize = 100;
+    /// Nodes that are judged at once: a pod waits as long at most.
+    const NODES: usize = 25;
+    /// Time in between.
+    const REST: Duration = Duration::from_millis(1);
     /// Kinds of pods.
     const MOST: usize = 100;
     let (wanted, nodes) = {
@@ -370,7 +372,7 @@ async fn warm(extender: &Arc<Extender>) {
         for some in nodes.chunks(NODES) {
             let names: Vec<&str> = some.iter().map(String::as_str).collect();
             drop(extender.state().worths(&wanted, &names));
-            tokio::task::yield_now().await;
+            sleep(REST).await;
         }
     }
 }

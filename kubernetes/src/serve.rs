@@ -123,14 +123,16 @@ pub async fn serve<A: Future<Output = Answer> + Send + 'static>(
             tls.look();
         }
         let (acceptor, answer) = (tls.as_ref().map(|tls| tls.acceptor.clone()), answer.clone());
+        // Who asks for figures asks seldom.
+        let is_kept = callers != Callers::AlsoPlain;
         tokio::spawn(async move {
             let _place = place;
             let _ = connection.set_nodelay(true);
             match acceptor {
-                None => converse(connection, most, answer).await,
+                None => converse(connection, is_kept, most, answer).await,
                 Some(acceptor) => {
                     if let Ok(Ok(connection)) = timeout(ASKING, acceptor.accept(connection)).await {
-                        converse(connection, most, answer).await;
+                        converse(connection, is_kept, most, answer).await;
                     }
                 }
             }
@@ -140,6 +142,7 @@ pub async fn serve<A: Future<Output = Answer> + Send + 'static>(
 
 async fn converse<A: Future<Output = Answer> + Send + 'static>(
     connection: impl AsyncRead + AsyncWrite + Unpin,
+    is_kept: bool,
     most: usize,
     answer: impl Fn(Method, String, Bytes) -> A + Clone + Send + 'static,
 ) {
@@ -148,7 +151,7 @@ async fn converse<A: Future<Output = Answer> + Send + 'static>(
         async move { Ok::<_, Infallible>(respond(request, most, answer).await) }
     });
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(ASKING * 6);
+    builder.timer(TokioTimer::new()).header_read_timeout(ASKING * 6).keep_alive(is_kept);
     let _ = builder.serve_connection(TokioIo::new(connection), answers).await;
 }
 

@@ -4,6 +4,7 @@
 //! sum that is carried along would drift.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::machine::{Machine, Misfit, Needs, Part, Places, Share, State};
 use crate::node::{Node, Place, Task};
@@ -48,6 +49,8 @@ struct Ledgered<K> {
     machine: Machine,
     held: BTreeMap<K, (Needs, Places)>,
     state: State,
+    /// Of what is left: nodes with the same are worth the same.
+    fingerprint: u64,
     /// Counts its changes.
     changes: u32,
 }
@@ -111,7 +114,7 @@ impl<K: Ord + Clone, P: Policy> Ledger<K, P> {
     fn node(&mut self, number: usize) -> &mut Ledgered<K> {
         while self.nodes.len() <= number {
             let (machine, held, state) = Default::default();
-            self.nodes.push(Ledgered { machine, held, state, changes: 1 });
+            self.nodes.push(Ledgered { machine, held, state, fingerprint: 0, changes: 1 });
         }
         &mut self.nodes[number]
     }
@@ -143,10 +146,12 @@ impl<K: Ord + Clone, P: Policy> Ledger<K, P> {
         let Some(kind) = known.get_mut(needs) else { return Vec::new() };
         kind.asked = *asked;
         kind.nodes.resize(nodes.len(), Known { changes: 0, worth: None });
+        let mut alike: HashMap<u64, Option<f64>> = HashMap::new();
         let worth = |number: usize| {
             let (node, known) = (nodes.get(number)?, &mut kind.nodes[number]);
             if known.changes != node.changes {
-                let worth = placed(policy, *host, &node.state, needs).map(|(worth, _)| worth);
+                let judged = || placed(policy, *host, &node.state, needs).map(|(worth, _)| worth);
+                let worth = *alike.entry(node.fingerprint).or_insert_with(judged);
                 *known = Known { changes: node.changes, worth };
             }
             known.worth
@@ -220,6 +225,9 @@ impl<K: Ord> Ledgered<K> {
     /// Computes what is left.
     fn count(&mut self) {
         self.state = self.left_by(|_| false);
+        let mut hasher = DefaultHasher::new();
+        self.state.hash(&mut hasher);
+        self.fingerprint = hasher.finish();
         self.changes = self.changes.wrapping_add(1).max(1);
     }
 

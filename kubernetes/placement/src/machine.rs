@@ -100,7 +100,7 @@ pub enum Misfit {
 }
 
 /// What is left of a GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Left {
     memory: u64,
     cores: u16,
@@ -108,7 +108,7 @@ struct Left {
 }
 
 /// What is left of a node.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Hash)]
 pub(crate) struct State {
     gpus: Vec<(Gpu, Left)>,
     /// The same in thousandths.
