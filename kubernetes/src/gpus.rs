@@ -1,10 +1,11 @@
 //! What a node's agent tells the cluster of its GPUs where they are counted by resources: a ConfigMap for each
-//! node, beside the agents. Schedulers of claims read ResourceSlices in place of it.
+//! node, beside the agents. Schedulers of claims read ResourceSlices in place of it. And what the scheduler
+//! extender tells agents: the GPUs that it chose for a pod.
 
 use std::collections::BTreeMap;
 
 use gpushare_placement::{Gpu, Machine};
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use serde::{Deserialize, Serialize};
 
 use crate::asks::Terms;
@@ -18,6 +19,18 @@ const GPUS: &str = "gpus";
 const PLACED: &str = "placed";
 /// What the names of the ConfigMaps begin with; the node's name follows.
 const PREFIX: &str = "gpus.";
+
+/// The annotation with the GPUs' indexes by container, as JSON. It is advice for the node's agent: who forges it
+/// gets no more than the pod's resources say.
+pub const PLACEMENT: &str = "scheduler.gpushare.io/gpus";
+
+/// Indexes of GPUs by container.
+pub type Placement = BTreeMap<String, Vec<u32>>;
+
+/// The GPUs that a pod's annotation names.
+pub fn placement(pod: &Pod) -> Option<Placement> {
+    serde_json::from_str(pod.metadata.annotations.as_ref()?.get(PLACEMENT)?).ok()
+}
 
 /// The GPUs of a node, and what is counted of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,7 +48,7 @@ pub struct NodeGpus {
 }
 
 /// Indexes of GPUs by container, by the UID of the pod.
-pub type Placed = BTreeMap<String, BTreeMap<String, Vec<u32>>>;
+pub type Placed = BTreeMap<String, Placement>;
 
 /// One GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

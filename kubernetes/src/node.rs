@@ -58,7 +58,6 @@ use resize::claim::Stated;
 use slice::Published;
 
 pub use allocation::claims_of_pod;
-pub use metrics::OPEN_METRICS;
 pub use slice::{CORES, MEMORY};
 
 /// The driver's name in the cluster. Device classes select by it.

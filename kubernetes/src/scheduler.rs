@@ -38,7 +38,6 @@ use metrics::Metrics;
 use quota::Quota;
 
 pub use state::{State, Wanted};
-pub use words::{Placement, placement};
 
 /// How long to wait after an error.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -72,6 +72,8 @@ impl Answer {
     }
 }
 
+/// The type of Prometheus' figures, as the OpenMetrics specification names it.
+pub const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// How long a caller may take for its request or TLS's greeting.
 const ASKING: Duration = Duration::from_secs(10);
 /// How many connections there are at once.

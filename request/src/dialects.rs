@@ -3,8 +3,6 @@
 //! another's keys a meaning of its own names that other one in `over`.
 
 use crate::dialect::{Dialect, Off, Speech, Switch};
-use crate::sources::names::DEVICES;
-use crate::sources::own::is_variable as is_own_variable;
 use gpushare_claims::{Library, Told, Words};
 
 mod aliyun;
@@ -51,13 +49,10 @@ static DIALECTS: [&Dialect; 17] = [
 /// The name for the plain list of GPUs in [`Dialect::over`]. The list belongs to no single system.
 pub(crate) const PLAIN_LIST: &str = "nvidia-plain";
 
-/// Whether a variable of this name may ask for a GPU, or change or turn off a limit, in any system's words.
-#[must_use]
-pub fn is_request_variable(name: &str) -> bool {
+/// Whether a variable of this name belongs to a dialect, or turns its limits off.
+pub(crate) fn own(name: &str) -> bool {
     let is_switch = |dialect: &&Dialect| dialect.switches.iter().any(|switch| switch.key == name);
-    name == DEVICES
-        || is_own_variable(name)
-        || DIALECTS.iter().any(|dialect| (dialect.owns)(name) || is_switch(dialect))
+    DIALECTS.iter().any(|dialect| (dialect.owns)(name) || is_switch(dialect))
 }
 
 /// Whether a variable or annotation is one by which the system tells programs in a container what they have.

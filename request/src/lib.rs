@@ -17,7 +17,7 @@ mod sources;
 mod switches;
 
 pub use dialects::names as dialect_names;
-pub use dialects::{is_request_variable, switch_names};
+pub use dialects::switch_names;
 pub use gpushare_claims::{
     Allocated, AllocatedPart, Ceilings, ComputePolicy, Container, Cores, DeviceSelector, Devices,
     DialectSettings, Engine, GrammarError, HANDED, IndexMeaning, Interceptor, InterceptorPolicy, Kept,
@@ -26,7 +26,7 @@ pub use gpushare_claims::{
     ran_before,
 };
 pub use quantity::kubernetes as kubernetes_quantity;
-pub use read::{is_request, read};
+pub use read::{is_request, is_request_variable, read};
 pub use sources::cdi::{GPU_KIND, SHARE_KIND, ShareName, VARIABLE as CDI_VARIABLE};
 pub use sources::list::{GRANTED_LIST, kept_list};
 pub use sources::own::ANNOTATION as POD_ANNOTATION;

@@ -6,6 +6,7 @@ use gpushare_inventory::{Capabilities, CapabilityError, Gpu};
 
 use crate::dialect::Speech;
 use crate::dialects::{self, Spoken};
+use crate::sources::names::DEVICES;
 use crate::sources::{allocated, cdi, handed, list, own, qualified, reserved};
 use crate::switches;
 use gpushare_claims::{
@@ -23,6 +24,12 @@ pub fn is_request(container: &Container, policy: &Policy) -> bool {
     }
     let words = own::untold(Words::new(container, policy));
     asks(&words, &dialects::spoken(&words))
+}
+
+/// Whether a variable of this name may ask for a GPU, or change or turn off a limit, in any system's words.
+#[must_use]
+pub fn is_request_variable(name: &str) -> bool {
+    name == DEVICES || own::is_variable(name) || dialects::own(name)
 }
 
 /// Reads what `container` asks for on a node with these GPUs; `None` where [`is_request`] says that it asks

@@ -31,7 +31,7 @@ pub enum Host {
 }
 
 /// Kinds of needs of which the worth of each node is kept.
-const KINDS: usize = 256;
+const KINDS: usize = 1024;
 /// Ways that are tried to put a pod's containers on one node.
 const TRIES: u32 = 256;
 

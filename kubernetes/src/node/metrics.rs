@@ -14,7 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::serve::{self, Answer, Callers};
+use crate::serve::{self, Answer, Callers, OPEN_METRICS};
 
 /// Labels of a counter, by name and value.
 type Labels = [(&'static str, &'static str); 1];
@@ -39,8 +39,6 @@ pub struct Metrics {
 
 /// Upper bounds of the histogram's buckets, in seconds.
 const SECONDS: [f64; 9] = [0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 2.0, 10.0];
-/// The type of the answer, as the format's specification names it.
-pub const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 impl Default for Metrics {
     fn default() -> Self {

@@ -9,8 +9,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::node::OPEN_METRICS;
-use crate::serve::Answer;
+use crate::serve::{Answer, OPEN_METRICS};
 
 /// Upper bounds of the histogram's buckets, in seconds.
 const SECONDS: [f64; 8] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.2];

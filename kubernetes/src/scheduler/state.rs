@@ -7,8 +7,8 @@ use gpushare_placement::{Fill, GPUS, Host, Ledger, Misfit, Needs, Place, Places,
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 
 use crate::asks::{self, Asking, Terms};
-use crate::gpus::NodeGpus;
-use crate::scheduler::words::{self, Placement};
+use crate::gpus::{NodeGpus, Placement, placement};
+use crate::scheduler::words;
 
 /// A pod's UID.
 pub type Uid = String;
@@ -511,7 +511,7 @@ fn tracked(pod: &Pod) -> Tracked {
         cpu: asks::cpu(pod),
         priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
         node: spec.and_then(|spec| spec.node_name.clone()).filter(|name| !name.is_empty()),
-        placement: words::placement(pod),
+        placement: placement(pod),
         is_assumed: false,
     }
 }
@@ -549,7 +549,7 @@ mod tests {
 
     fn pod(name: &str, node: Option<&str>, gib: u64, gpus: Option<&str>) -> Pod {
         let limits = json!({"aliyun.com/gpu-mem": gib.to_string()});
-        let annotations = gpus.map(|gpus| json!({words::GPUS: gpus}));
+        let annotations = gpus.map(|gpus| json!({crate::gpus::PLACEMENT: gpus}));
         serde_json::from_value(json!({
             "metadata": {"name": name, "namespace": "team", "uid": name, "annotations": annotations},
             "spec": {"nodeName": node, "containers": [{"name": "main", "resources": {"limits": limits}}]}}))

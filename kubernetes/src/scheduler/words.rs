@@ -5,24 +5,11 @@ use std::collections::BTreeMap;
 
 use gpushare_inventory::DeviceMemory;
 use gpushare_placement::{Memory, Needs, Part, Share};
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::asks::Asking;
-use crate::gpus::{NodeGpus, ShownGpu};
+use crate::gpus::{NodeGpus, PLACEMENT, Placement, ShownGpu};
 use crate::resource::{System, Unit};
-
-/// The annotation with the GPUs' indexes by container, as JSON. It is advice for the node's agent: who forges it
-/// gets no more than the pod's resources say.
-pub const GPUS: &str = "scheduler.gpushare.io/gpus";
-
-/// Indexes of GPUs by container.
-pub type Placement = BTreeMap<String, Vec<u32>>;
-
-/// The GPUs that a pod's annotation names.
-pub fn placement(pod: &Pod) -> Option<Placement> {
-    serde_json::from_str(pod.metadata.annotations.as_ref()?.get(GPUS)?).ok()
-}
 
 /// What the largest container of a pod asks for.
 pub fn asked(needs: &Needs) -> String {
@@ -61,7 +48,7 @@ pub fn annotations(
     now: Timestamp,
 ) -> BTreeMap<String, String> {
     let json = serde_json::to_string(placement).unwrap_or_default();
-    let mut written = BTreeMap::from([(GPUS.to_owned(), json)]);
+    let mut written = BTreeMap::from([(PLACEMENT.to_owned(), json)]);
     let named = |name: &str| gpus.resources.iter().find(|resource| resource.name == name);
     let names = asking.iter().flat_map(|one| one.amounts.keys());
     let system = names.filter_map(|name| named(name)).map(|resource| resource.system).next();

@@ -11,10 +11,9 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::offer::{Offer, gpu_of};
 use crate::asks::{Asking, asking};
-use crate::gpus::Placed;
+use crate::gpus::{Placed, Placement, placement};
 use crate::node::podresources::Devices;
 use crate::resource::{Counted, Resource};
-use crate::scheduler::{Placement, placement};
 
 /// The pods, the oldest first.
 #[derive(Default)]
