@@ -250,3 +250,45 @@ fn a_container_that_joins_a_lease_gets_no_more_of_the_gpu_than_the_lease_gives()
     let plan = joined(&whole, false).plan(&share()).unwrap();
     assert!(!plan.is_share(), "a whole GPU has no region");
 }
+
+#[test]
+fn programs_are_told_the_grant_in_the_words_of_the_system_that_is_named() {
+    use gpushare_request::{Request, Told};
+    let gpu = |number: u8| Gpu {
+        index: number.into(),
+        uuid: GpuUuid::from_bytes([number; 16]),
+        minor: 7,
+        model: "NVIDIA H100".to_owned(),
+        memory: Some(gpushare_inventory::DeviceMemory::from_bytes(80 << 30)),
+        node: node("nvidia7", 7, 0o666, 0),
+    };
+    let gpus = [gpu(1), gpu(2)];
+    let told = |told: Option<Told>| {
+        let request = Request { told, ..share() };
+        let mut lease = lease(&request);
+        let memory = |gib: u64| gpushare_inventory::DeviceMemory::from_bytes(gib << 30);
+        lease.grants = [1, 2]
+            .map(|number| Grant {
+                gpu: GpuUuid::from_bytes([number; 16]),
+                memory: memory(3),
+                cores: Cores::new(30),
+            })
+            .to_vec();
+        let told = told::variables(&request, &lease, &gpus);
+        told.into_iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>()
+    };
+    assert!(told(None).is_empty());
+    assert_eq!(
+        told(Some(Told::Aliyun { unit: 1 << 30 })),
+        [
+            "ALIYUN_COM_GPU_MEM_IDX=1",
+            "ALIYUN_COM_GPU_MEM_POD=3",
+            "ALIYUN_COM_GPU_MEM_CONTAINER=3",
+            "ALIYUN_COM_GPU_MEM_DEV=80"
+        ]
+    );
+    assert_eq!(
+        told(Some(Told::Hami)),
+        ["CUDA_DEVICE_MEMORY_LIMIT_0=3072m", "CUDA_DEVICE_MEMORY_LIMIT_1=3072m", "CUDA_DEVICE_SM_LIMIT=30"]
+    );
+}

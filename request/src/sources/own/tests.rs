@@ -483,3 +483,48 @@ fn a_pods_memory_is_the_pods_share_in_one_key() {
     let told = read(&pod, &["GPUSHARE_POD_MEMORY=8GiB"]).unwrap_err().to_string();
     assert!(told.contains("annotate it with gpushare.io/pod-memory"), "{told}");
 }
+
+#[test]
+fn a_plugins_words_for_programs_ask_for_nothing_whoever_writes_them() {
+    use gpushare_claims::Told;
+    let alloc = [
+        ("io.kubernetes.cri.container-type", "container"),
+        ("alloc.gpushare.io/memory", "8GiB"),
+        ("alloc.gpushare.io/devices", "0"),
+    ];
+    let with = |words: &'static str| [&alloc[..], &[("alloc.gpushare.io/words", words)]].concat();
+    let theirs = ["ALIYUN_COM_GPU_MEM_CONTAINER=60", "ALIYUN_COM_GPU_MEM_DEV=80", "ALIYUN_COM_GPU_MEM_IDX=3"];
+    let request = strict(&with("aliyun"), &theirs).unwrap().unwrap();
+    assert_eq!((request.memory, request.told), (gib(8), Some(Told::Aliyun { unit: GIB })));
+    let hami = ["CUDA_DEVICE_MEMORY_LIMIT_0=60g", "CUDA_DEVICE_SM_LIMIT=90"];
+    let request = strict(&with("hami"), &hami).unwrap().unwrap();
+    assert_eq!((request.memory, request.cores, request.told), (gib(8), None, Some(Told::Hami)));
+    // Only those of the system that is named; the others still contradict.
+    assert!(strict(&with("hami"), &theirs).is_err());
+    assert!(strict(&alloc, &theirs).is_err());
+    assert_eq!(strict(&with("other"), &[]).unwrap().unwrap().told, None);
+    // Where the key is not a plugin's it hides nothing.
+    let policy = Policy {
+        trusted_annotations: gpushare_claims::KeyPatterns::new(Vec::new()),
+        strict: true,
+        ..Policy::default()
+    };
+    let told = crate::read::read(&container(&with("hami"), &hami), &policy, &four());
+    assert!(told.is_err() || told.unwrap().is_none_or(|request| request.told.is_none()));
+}
+
+#[test]
+fn whole_gpus_of_a_plugin_are_whole_whatever_is_said_of_memory_beside_them() {
+    use gpushare_claims::Mode;
+    let alloc = [
+        ("io.kubernetes.cri.container-type", "container"),
+        ("alloc.gpushare.io/whole-devices", "1,2"),
+        ("alloc.gpushare.io/memory", "8GiB"),
+        ("alloc.gpushare.io/devices", "3"),
+    ];
+    let request = strict(&alloc, &[]).unwrap().unwrap();
+    assert_eq!(request.mode, Mode::Exclusive);
+    let Devices::These(devices) = &request.devices else { panic!("{:?}", request.devices) };
+    assert_eq!(devices.len(), 2);
+    assert!(read(&[("gpushare.io/whole-devices", "1")], &[]).is_err(), "no pod may say so");
+}
