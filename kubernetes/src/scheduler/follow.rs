@@ -100,6 +100,8 @@ async fn gpus(extender: &Arc<Extender>) -> Result<Infallible> {
 async fn pods(extender: &Arc<Extender>) -> Result<Infallible> {
     let epoch = extender.epoch();
     let api = Api::<Pod>::all(extender.api.clone());
+    // Those that were told before the list began: one that is bound meanwhile is not in it.
+    let before: HashSet<Uid> = extender.state().told_pods().cloned().collect();
     let mut listed: Option<HashSet<Uid>> = Some(HashSet::new());
     let following = each(api, watcher::Config::default(), |change| match change {
         Change::Is(pod) => {
@@ -112,9 +114,7 @@ async fn pods(extender: &Arc<Extender>) -> Result<Infallible> {
         Change::Listed => {
             if let Some(listed) = listed.take() {
                 let mut state = extender.state();
-                let gone: Vec<Uid> =
-                    state.told_pods().filter(|uid| !listed.contains(*uid)).cloned().collect();
-                gone.iter().for_each(|uid| state.forget_pod(uid));
+                before.difference(&listed).for_each(|uid| state.forget_pod(uid));
             }
             extender.listed_in(Kind::Pods, epoch);
         }

@@ -195,10 +195,9 @@ impl State {
         }
         let tracked = tracked(pod);
         let before = self.pods.get(&uid);
-        // A watch may still tell of the time before a binding that this extender has asked for.
-        if before.is_some_and(|before| before.is_assumed && tracked.node.is_none())
-            || before == Some(&tracked)
-        {
+        // A list or a watch may still tell of the time before a binding; no pod is ever unbound.
+        let is_older = |before: &Tracked| before.node.is_some() && tracked.node.is_none();
+        if before.is_some_and(is_older) || before == Some(&tracked) {
             return;
         }
         self.track(uid, tracked);
@@ -604,6 +603,30 @@ mod tests {
             state.learn_pod(&pod("forger", Some("a"), 60, Some(forged)));
             assert_eq!(left(&state, "a").iter().sum::<u64>(), 260, "{forged}");
         }
+    }
+
+    #[test]
+    fn a_binding_is_held_until_the_api_server_says_that_there_is_none() {
+        let mut state = State::new(Box::new(Binpack));
+        state.learn_gpus(&map("a", 1, &json!({}))).unwrap();
+        let (unbound, bound) = (pod("p", None, 60, None), pod("p", Some("a"), 60, Some("{\"main\":[0]}")));
+        state.learn_pod(&unbound);
+        state.assume("p", "a", Placement::from([("main".to_owned(), vec![0])]));
+        // What was written before the binding comes late.
+        state.learn_pod(&unbound);
+        assert_eq!((left(&state, "a"), state.told_pods().count()), (vec![20], 0));
+        state.learn_pod(&bound);
+        state.learn_pod(&unbound);
+        assert_eq!((left(&state, "a"), state.told_pods().count()), (vec![20], 1));
+        // It is bound: nobody may disclaim it.
+        state.disclaim("p");
+        assert_eq!(left(&state, "a"), [20]);
+        state.forget_pod("p");
+        assert_eq!(left(&state, "a"), [80]);
+        state.learn_pod(&unbound);
+        state.assume("p", "a", Placement::from([("main".to_owned(), vec![0])]));
+        state.disclaim("p");
+        assert_eq!(left(&state, "a"), [80]);
     }
 
     #[test]
