@@ -21,7 +21,8 @@ pub struct Asking {
     pub amounts: Amounts,
     /// Of how many GPUs, where the amounts do not say.
     pub gpus: u8,
-    /// Whether the container ends before those of the pod begin that are no init containers.
+    /// Whether the container ends before those of the pod begin that are no init containers, and no sidecar with
+    /// a GPU runs beside it.
     pub ends_first: bool,
 }
 
@@ -31,12 +32,16 @@ pub fn asking(pod: &Pod) -> Vec<Asking> {
     let init = spec.clone().flat_map(|spec| spec.init_containers.iter().flatten()).map(|its| (its, true));
     let all = init.chain(spec.flat_map(|spec| &spec.containers).map(|its| (its, false)));
     let gpus = gpus(pod);
+    // One that is restarted is a sidecar.
+    let is_sidecar = |container: &Container| container.restart_policy.as_deref() == Some("Always");
+    let has_sidecar = all.clone().any(|(container, is_init)| {
+        is_init && is_sidecar(container) && !amounts(container, is_known).is_empty()
+    });
     let asked = all.map(|(container, is_init)| Asking {
         gpus,
         container: container.name.clone(),
         amounts: amounts(container, is_known),
-        // One that is restarted is a sidecar.
-        ends_first: is_init && container.restart_policy.as_deref() != Some("Always"),
+        ends_first: is_init && !is_sidecar(container) && !has_sidecar,
     });
     asked.filter(|asking| !asking.amounts.is_empty()).collect()
 }
@@ -59,7 +64,8 @@ fn amounts(container: &Container, counts: impl Fn(&str) -> bool) -> Amounts {
     let resources = container.resources.as_ref();
     let limits = resources.and_then(|resources| resources.limits.as_ref()).into_iter().flatten();
     let read = |(name, Quantity(text)): (&String, &Quantity)| {
-        let count = counts(name).then(|| kubernetes_quantity(text))??;
+        // What cannot be read is more than there is of anything.
+        let count = counts(name).then(|| kubernetes_quantity(text).unwrap_or(u64::MAX))?;
         (count > 0).then(|| (name.clone(), count))
     };
     limits.filter_map(read).collect()
@@ -123,6 +129,22 @@ impl Terms {
         Ok((needs, names))
     }
 
+    /// What the pod has where it is bound to such a node, and the names of its containers. A container whose
+    /// amounts make no share counts as a whole GPU, and one of which the node serves nothing as none.
+    pub fn held(&self, asking: &[Asking]) -> (Needs, Vec<String>) {
+        let (mut shares, mut first) = (Vec::new(), Vec::new());
+        let serves = |one: &&Asking| self.resources.iter().any(|known| one.amounts.contains_key(&known.name));
+        for one in asking.iter().filter(serves) {
+            let whole = Share { gpus: 1, part: Part::Whole };
+            let share = self.share(&one.amounts, one.gpus).unwrap_or(whole);
+            let its = if one.ends_first { &mut first } else { &mut shares };
+            its.push((share, one.container.clone()));
+        }
+        let names = shares.iter().chain(&first).map(|(_, name)| name.clone()).collect();
+        let of = |list: Vec<(Share, String)>| list.into_iter().map(|(share, _)| share).collect();
+        (Needs { models: Models::ANY, shares: of(shares), first: of(first), ..Needs::default() }, names)
+    }
+
     /// What one container needs that asks for these amounts, of `gpus` GPUs where they do not say how many.
     ///
     /// # Errors
@@ -144,6 +166,10 @@ impl Terms {
                 names.join(" and ")
             ));
         }
+        // Only Alibaba's amounts are of several GPUs together by a label.
+        let is_alibabas =
+            |known: &&Resource| known.system == System::Aliyun && amounts.contains_key(&known.name);
+        let gpus = if self.resources.iter().any(|known| is_alibabas(&known)) { gpus } else { 1 };
         said.share(self.default_cores, gpus)
     }
 
@@ -398,11 +424,19 @@ pub mod tests {
         }));
         let asking = asking(&pod);
         let told: Vec<_> = asking.iter().map(|one| (&*one.container, one.ends_first)).collect();
-        assert_eq!(told, [("first", true), ("sidecar", false), ("main", false)]);
+        assert_eq!(
+            told,
+            [("first", false), ("sidecar", false), ("main", false)],
+            "the sidecar runs beside all"
+        );
         let terms = terms(&[resource("aliyun.com/gpu-mem", Unit::Memory(GIB), System::Aliyun)]);
         let (needs, names) = terms.needs(&asking).unwrap();
-        assert_eq!(names, ["sidecar", "main", "first"]);
-        assert_eq!((needs.shares.len(), needs.first.len()), (2, 1));
+        assert_eq!(names, ["first", "sidecar", "main"]);
+        assert_eq!((needs.shares.len(), needs.first.len()), (3, 0));
+        let mut alone = pod.clone();
+        alone.spec.as_mut().unwrap().init_containers.as_mut().unwrap().truncate(1);
+        let (needs, names) = terms.needs(&self::asking(&alone)).unwrap();
+        assert_eq!((names, needs.first.len()), (vec!["main".to_owned(), "first".to_owned()], 1));
     }
 
     #[test]

@@ -220,7 +220,7 @@ fn check(all: &[Resource], config: &Config) -> Result<()> {
                 resource.name.split('/').next().unwrap_or_default()
             );
         }
-        if config.request.kubelet == KubeletPolicy::Off {
+        if config.request.kubelet != KubeletPolicy::Refuse {
             bail!(
                 "kubernetes.resources: amounts of {:?} stand in the pod alone, and containers would not be held to them: set \
                  request.kubelet = \"refuse\"",

@@ -26,7 +26,7 @@ use gpushare_placement::{Binpack, Policy, Spread};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
 use tokio::runtime;
-use tokio::sync::{Mutex as TurnMutex, watch};
+use tokio::sync::{Mutex as TurnMutex, RwLock, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -129,6 +129,8 @@ pub struct Extender {
     election: Election,
     /// Held while the Lease is asked for.
     turn: TurnMutex<()>,
+    /// Held for reading while the API server is asked to bind a pod, and for writing when the Lease is given up.
+    bindings: Arc<RwLock<()>>,
     /// Counts how often another extender may have decided. All pods are listed anew then.
     epoch: watch::Sender<u64>,
     /// What is known, and of pods in which epoch.
@@ -219,6 +221,19 @@ impl Extender {
         Ok(outcome)
     }
 
+    /// Gives the Lease up, if that is still to be done when nothing else is under way: another extender decides at
+    /// once then.
+    async fn give_up(&self, is_still: impl Fn() -> bool) -> Result<()> {
+        let _turn = self.turn.lock().await;
+        // Where a binding is under way for longer, the Lease runs out by itself.
+        let nothing_under_way = tokio::time::timeout(LEASE * 7, self.bindings.write()).await;
+        let _nothing = nothing_under_way.context("a binding is under way")?;
+        match is_still() {
+            true => tokio::time::timeout(LEASE * 2, self.election.give_up()).await.context("no answer")?,
+            false => Ok(()),
+        }
+    }
+
     fn quota(&self) -> MutexGuard<'_, Quota> {
         self.quota.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -255,9 +270,19 @@ pub fn run(options: Options) -> Result<()> {
         let election = Election::new(api.clone(), &options.namespace, &options.lease, identity);
         let state = Mutex::new(State::new(options.policy.policy(None)));
         let (epoch, _) = watch::channel(0);
-        let (quota, turn, known, metrics) = Default::default();
-        let extender =
-            Arc::new(Extender { api, options, state, quota, election, turn, epoch, known, metrics });
+        let (quota, turn, bindings, known, metrics) = Default::default();
+        let extender = Arc::new(Extender {
+            api,
+            options,
+            state,
+            quota,
+            election,
+            turn,
+            bindings,
+            epoch,
+            known,
+            metrics,
+        });
         serve(extender).await
     })
 }
@@ -292,7 +317,7 @@ async fn serve(extender: Arc<Extender>) -> Result<()> {
     tokio::try_join!(serving, ended)?;
     drop(tasks);
     // Another one need not wait then until the Lease has run out.
-    let _ = tokio::time::timeout(LEASE * 2, extender.election.give_up()).await;
+    let _ = extender.give_up(|| true).await;
     Ok(())
 }
 
@@ -307,7 +332,7 @@ async fn keep_lease(extender: Arc<Extender>) {
         let election = &extender.election;
         let done: Result<()> = match (election.left().is_some(), election.is_called()) {
             (true, true) if election.is_due() => extender.campaign().await.map(drop),
-            (true, false) => election.give_up().await,
+            (true, false) => extender.give_up(|| !extender.election.is_called()).await,
             _ => Ok(()),
         };
         if let Err(error) = done {

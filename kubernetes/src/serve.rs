@@ -33,7 +33,8 @@ pub struct Certificates {
     /// The key of the certificate, as PEM.
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_key: Option<PathBuf>,
-    /// Certificates as PEM of which one has to have signed that of each caller.
+    /// Certificates as PEM of which one has to have signed that of each caller. Not the cluster's own: it signs
+    /// those of kubelets and users, too.
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     client_ca: Option<PathBuf>,
 }
@@ -77,7 +78,7 @@ pub const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; cha
 /// How long a caller may take for its request or TLS's greeting.
 const ASKING: Duration = Duration::from_secs(10);
 /// How many connections there are at once.
-const CONNECTIONS: usize = 256;
+const CONNECTIONS: usize = 1024;
 /// The time between two looks at the files of certificates.
 const LOOK: Duration = Duration::from_secs(30);
 
@@ -99,8 +100,8 @@ pub async fn serve<A: Future<Output = Answer> + Send + 'static>(
                 bail!("{address} is reached from other machines: give --tls-certificate and --tls-key")
             }
             (Some(_), None) if callers == Callers::Known => bail!(
-                "who reaches {address} could bind pods by it: give --client-ca, the certificates that sign kube-scheduler's \
-                 (tlsConfig.certFile there), or an address as 127.0.0.1:{}",
+                "who reaches {address} could bind pods by it: give --client-ca, a certificate that has signed kube-scheduler's \
+                 (tlsConfig.certFile there) and nobody else's, or an address as 127.0.0.1:{}",
                 address.port()
             ),
             _ => {}
@@ -125,16 +126,20 @@ pub async fn serve<A: Future<Output = Answer> + Send + 'static>(
             tls.look();
         }
         let (acceptor, answer) = (tls.as_ref().map(|tls| tls.acceptor.clone()), answer.clone());
-        // Who asks for figures asks seldom.
-        let is_kept = callers != Callers::AlsoPlain;
+        // Who asks for figures asks seldom, and nobody who is not known keeps others away for long.
+        let idle = match callers {
+            Callers::AlsoPlain => None,
+            Callers::Anyone => Some(ASKING),
+            Callers::Known => Some(ASKING * 6),
+        };
         tokio::spawn(async move {
             let _place = place;
             let _ = connection.set_nodelay(true);
             match acceptor {
-                None => converse(connection, is_kept, most, answer).await,
+                None => converse(connection, idle, most, answer).await,
                 Some(acceptor) => {
                     if let Ok(Ok(connection)) = timeout(ASKING, acceptor.accept(connection)).await {
-                        converse(connection, is_kept, most, answer).await;
+                        converse(connection, idle, most, answer).await;
                     }
                 }
             }
@@ -144,7 +149,7 @@ pub async fn serve<A: Future<Output = Answer> + Send + 'static>(
 
 async fn converse<A: Future<Output = Answer> + Send + 'static>(
     connection: impl AsyncRead + AsyncWrite + Unpin,
-    is_kept: bool,
+    idle: Option<Duration>,
     most: usize,
     answer: impl Fn(Method, String, Bytes) -> A + Clone + Send + 'static,
 ) {
@@ -153,7 +158,7 @@ async fn converse<A: Future<Output = Answer> + Send + 'static>(
         async move { Ok::<_, Infallible>(respond(request, most, answer).await) }
     });
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(ASKING * 6).keep_alive(is_kept);
+    builder.timer(TokioTimer::new()).header_read_timeout(idle.unwrap_or(ASKING)).keep_alive(idle.is_some());
     let _ = builder.serve_connection(TokioIo::new(connection), answers).await;
 }
 

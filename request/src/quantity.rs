@@ -47,7 +47,7 @@ pub(crate) fn decimal(text: &str) -> Option<Decimal> {
 
 /// Reads a Kubernetes quantity in whole units, rounded up as Kubernetes does (k8s.io/apimachinery,
 /// resource.Quantity): digits, perhaps a fraction, and perhaps a suffix: binary Ki to Pi, or decimal m, k, M,
-/// G, T, P.
+/// G, T, P, or an exponent (1e3).
 pub fn kubernetes(text: &str) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);
@@ -64,7 +64,13 @@ pub fn kubernetes(text: &str) -> Option<u64> {
         "Gi" => (1 << 30, 1),
         "Ti" => (1 << 40, 1),
         "Pi" => (1 << 50, 1),
-        _ => return None,
+        "E" => (1_000_000_000_000_000_000, 1),
+        "Ei" => (1 << 60, 1),
+        exponent => match exponent.strip_prefix(['e', 'E'])?.parse::<i32>().ok()? {
+            up @ 0..=18 => (10_u64.pow(up.unsigned_abs()), 1),
+            down @ -18..=-1 => (1, 10_u64.pow(down.unsigned_abs())),
+            _ => return None,
+        },
     };
     let decimal = decimal(number)?;
     let units = u128::from(decimal.numerator).checked_mul(u128::from(times))?;
@@ -122,7 +128,11 @@ mod tests {
             ("4GB", None),
             ("4GiB", None),
             ("-1Gi", None),
-            ("1e3", None),
+            ("1e3", Some(1000)),
+            ("15e-1", Some(2)),
+            ("2E", Some(2_000_000_000_000_000_000)),
+            ("1e99", None),
+            ("1e", None),
             ("", None),
             (".5Gi", None),
             ("1.Gi", None),

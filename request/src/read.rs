@@ -29,7 +29,7 @@ pub fn is_request(container: &Container, policy: &Policy) -> bool {
 /// Whether a variable of this name may ask for a GPU, or change or turn off a limit, in any system's words.
 #[must_use]
 pub fn is_request_variable(name: &str) -> bool {
-    name == DEVICES || own::is_variable(name) || dialects::own(name)
+    name == DEVICES || own::is_variable(name) || name.starts_with(cdi::VARIABLE) || dialects::own(name)
 }
 
 /// Reads what `container` asks for on a node with these GPUs; `None` where [`is_request`] says that it asks

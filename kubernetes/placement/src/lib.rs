@@ -2,7 +2,8 @@
 //! same answer.
 //!
 //! A [`Ledger`] knows the nodes and what pods hold of them, to the byte. It asks a [`Policy`] what each place
-//! that fits is worth: [`Fill`], [`Binpack`] or [`Spread`]. What fits is never refused. Policies see parts of
+//! that fits is worth: [`Fill`], [`Binpack`] or [`Spread`]. A share that fits is never refused; of a
+//! pod with several containers a bounded number of ways is tried. Policies see parts of
 //! GPUs in thousandths: of memory or of compute, whichever is more.
 #![forbid(unsafe_code)]
 

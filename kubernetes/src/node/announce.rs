@@ -20,7 +20,7 @@ use super::Agent;
 use super::device_plugin::offer::Offer;
 use super::podresources::Devices;
 use super::slice;
-use crate::gpus::{LABEL, NodeGpus, ShownGpu};
+use crate::gpus::{LABEL, NodeGpus, Placed, ShownGpu};
 
 /// The time between two looks at whether pods came or went.
 const LOOK: Duration = Duration::from_millis(500);
@@ -38,12 +38,16 @@ pub async fn keep(agent: &Arc<Agent>, end: impl Future<Output = ()>) {
 async fn announce(agent: &Arc<Agent>) {
     let period = Duration::from_secs(agent.options.period.max(1));
     let (mut written, mut offer, mut told) = (None, Offer::default(), String::new());
-    let (mut changes, mut due) = (0, Instant::now());
+    let (mut placed, mut changes, mut due) = (Placed::new(), 0, Instant::now());
     loop {
         let now = agent.placements.changes();
         if now != changes || due <= Instant::now() {
             let has_changed = now != changes;
-            match look(agent, &mut offer, &mut written).await {
+            if !has_changed && !agent.resources.is_empty() {
+                // It may have gone with a node that was made anew under its name.
+                written = None;
+            }
+            match look(agent, &mut offer, &mut placed, &mut written).await {
                 Ok(()) => told.clear(),
                 Err(error) => {
                     let error = format!("{error:#}");
@@ -61,7 +65,12 @@ async fn announce(agent: &Arc<Agent>) {
 }
 
 /// Writes what has changed since `written`.
-async fn look(agent: &Arc<Agent>, offer: &mut Offer, written: &mut Option<NodeGpus>) -> Result<()> {
+async fn look(
+    agent: &Arc<Agent>,
+    offer: &mut Offer,
+    placed: &mut Placed,
+    written: &mut Option<NodeGpus>,
+) -> Result<()> {
     let api = Api::<ConfigMap>::namespaced(agent.api.clone(), &agent.options.namespace);
     let name = NodeGpus::name_of(&agent.options.node_name);
     if agent.resources.is_empty() {
@@ -86,12 +95,12 @@ async fn look(agent: &Arc<Agent>, offer: &mut Offer, written: &mut Option<NodeGp
     .await??;
     *offer = seen;
     let devices = Devices::asked(&agent.options.kubelet_dir).await;
-    let before = || written.as_ref().map(|written| written.placed.clone()).unwrap_or_default();
     // Without kubelet's word what it said last stays.
     shown.placed = match devices {
         Ok(devices) => agent.placements.moved(&devices, offer, &agent.resources),
-        Err(_) => before(),
+        Err(_) => placed.clone(),
     };
+    placed.clone_from(&shown.placed);
     if written.as_ref() == Some(&shown) {
         return Ok(());
     }
@@ -110,13 +119,20 @@ async fn write(
         bail!("the node's name is too long for a ConfigMap of its own ({name})");
     }
     let labels = BTreeMap::from([(LABEL.to_owned(), "true".to_owned())]);
-    let change = json!({"metadata": {"labels": labels}, "data": data});
-    match api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await {
-        Ok(_) => return Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 404 => {}
-        Err(error) => return Err(error).with_context(|| format!("cannot write the ConfigMap {name}")),
-    }
     let owner = slice::owner(agent).await.context("cannot read the cluster's node")?;
+    match api.get_opt(name).await {
+        Ok(Some(known)) => {
+            let owners = known.metadata.owner_references.unwrap_or_default();
+            if known.data.as_ref() == Some(&data) && owners == [owner.clone()] {
+                return Ok(());
+            }
+            let change = json!({"metadata": {"labels": labels, "ownerReferences": [owner]}, "data": data});
+            let patched = api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await;
+            return patched.map(drop).with_context(|| format!("cannot write the ConfigMap {name}"));
+        }
+        Ok(None) => {}
+        Err(error) => return Err(error).with_context(|| format!("cannot read the ConfigMap {name}")),
+    }
     let metadata = ObjectMeta {
         name: Some(name.to_owned()),
         labels: Some(labels),

@@ -22,7 +22,7 @@ const MARGIN: Duration = Duration::from_secs(5);
 /// Age at which it is renewed.
 const RENEWED: Duration = Duration::from_secs(4);
 /// How long after the last call it is given up.
-const IDLE: Duration = Duration::from_secs(60);
+const IDLE: Duration = Duration::from_secs(10);
 
 /// One extender's part in it.
 pub struct Election {
@@ -41,8 +41,8 @@ struct Held {
     /// The version of the Lease at the first sight of it as it is, and when that was: a holder's clock may be
     /// another one.
     seen: Option<(String, Instant)>,
-    /// How often the Lease had changed hands when it was this extender's last.
-    transitions: Option<i32>,
+    /// The Lease's UID, and how often it had changed hands when it was this extender's last.
+    last: Option<(String, i32)>,
 }
 
 /// What came of an attempt.
@@ -98,7 +98,7 @@ impl Election {
             let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
             let lease = Lease { metadata, spec: Some(self.spec(None, 0)) };
             return match self.api.create(&PostParams::default(), &lease).await {
-                Ok(_) => Ok(self.won(began, 0)),
+                Ok(made) => Ok(self.won(began, made.metadata.uid.unwrap_or_default(), 0)),
                 Err(kube::Error::Api(status)) if status.code == 409 => {
                     Ok(Outcome::Follows("another".to_owned()))
                 }
@@ -115,9 +115,10 @@ impl Election {
         let before = spec.lease_transitions.unwrap_or(0);
         let transitions = if is_mine { before } else { before.saturating_add(1) };
         let acquired = spec.acquire_time.clone().filter(|_| is_mine);
+        let uid = known.metadata.uid.clone().unwrap_or_default();
         let lease = Lease { metadata: known.metadata, spec: Some(self.spec(acquired, transitions)) };
         match self.api.replace(&self.name, &PostParams::default(), &lease).await {
-            Ok(_) => Ok(self.won(began, transitions)),
+            Ok(_) => Ok(self.won(began, uid, transitions)),
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 self.held().since = None;
                 Ok(Outcome::Follows("another".to_owned()))
@@ -139,12 +140,17 @@ impl Election {
         Ok(Some(holder).filter(|_| !is_free))
     }
 
-    fn won(&self, began: Instant, transitions: i32) -> Outcome {
+    fn won(&self, began: Instant, uid: String, transitions: i32) -> Outcome {
         let mut held = self.held();
         // Whoever takes it from another, or after it was given up, counts one up.
-        let kept = held.transitions.is_some_and(|last| transitions - last <= 1);
+        let since = held
+            .last
+            .as_ref()
+            .filter(|(its, _)| *its == uid)
+            .map(|(_, last)| transitions.wrapping_sub(*last));
+        let kept = matches!(since, Some(0 | 1));
         held.since = Some(began);
-        held.transitions = Some(transitions);
+        held.last = Some((uid, transitions));
         if kept { Outcome::Leads } else { Outcome::TookOver }
     }
 

@@ -60,11 +60,24 @@ pub async fn follow(extender: &Arc<Extender>, kind: Kind) {
 
 async fn nodes(extender: &Arc<Extender>) -> Result<Infallible> {
     let api = Api::<Node>::all(extender.api.clone());
-    each(api, watcher::Config::default(), |change| match change {
-        Change::Is(node) => extender.state().learn_node(&node),
+    let mut listed: Option<HashSet<String>> = Some(HashSet::new());
+    each(api, watching(), |change| match change {
+        Change::Is(node) => {
+            extender.state().learn_node(&node);
+            if let (Some(listed), Some(name)) = (&mut listed, node.metadata.name) {
+                listed.insert(name);
+            }
+        }
         // Its pods go by themselves; until then they hold what they held.
         Change::Gone(node) => extender.state().forget_node(&node.metadata.name.unwrap_or_default()),
-        Change::Listed => extender.listed(Kind::Nodes),
+        Change::Listed => {
+            if let Some(listed) = listed.take() {
+                let mut state = extender.state();
+                let gone = state.nodes_there().filter(|name| !listed.contains(*name)).map(str::to_owned);
+                gone.collect::<Vec<_>>().iter().for_each(|name| state.forget_node(name));
+            }
+            extender.listed(Kind::Nodes);
+        }
     })
     .await
 }
@@ -72,7 +85,7 @@ async fn nodes(extender: &Arc<Extender>) -> Result<Infallible> {
 async fn gpus(extender: &Arc<Extender>) -> Result<Infallible> {
     let api = Api::<ConfigMap>::namespaced(extender.api.clone(), &extender.options.namespace);
     let mut listed: Option<HashSet<String>> = Some(HashSet::new());
-    each(api, watcher::Config::default().labels(LABEL), |change| match change {
+    each(api, watching().labels(LABEL), |change| match change {
         Change::Is(map) => {
             let name = map.metadata.name.clone().unwrap_or_default();
             if let Err(error) = extender.state().learn_gpus(&map) {
@@ -103,7 +116,7 @@ async fn pods(extender: &Arc<Extender>) -> Result<Infallible> {
     // Those that were told before the list began: one that is bound meanwhile is not in it.
     let before: HashSet<Uid> = extender.state().told_pods().cloned().collect();
     let mut listed: Option<HashSet<Uid>> = Some(HashSet::new());
-    let following = each(api, watcher::Config::default(), |change| match change {
+    let following = each(api, watching(), |change| match change {
         Change::Is(pod) => {
             extender.state().learn_pod(&pod);
             if let (Some(listed), Some(uid)) = (&mut listed, pod.metadata.uid) {
@@ -133,7 +146,7 @@ async fn quota(extender: &Arc<Extender>) -> Result<Infallible> {
     let api = Api::<ConfigMap>::namespaced(extender.api.clone(), namespace);
     let fields = format!("metadata.name={name}");
     let mut is_there = false;
-    each(api, watcher::Config::default().fields(&fields), |change| match change {
+    each(api, watching().fields(&fields), |change| match change {
         Change::Is(map) => {
             is_there = true;
             extender.learn_quota(Some(&map));
@@ -147,6 +160,11 @@ async fn quota(extender: &Arc<Extender>) -> Result<Infallible> {
         }
     })
     .await
+}
+
+/// A watch that the API server ends and begins anew before the client takes it for dead.
+fn watching() -> watcher::Config {
+    watcher::Config::default().timeout(15)
 }
 
 /// Has `learn` hear of every object, and of every change. Ends with an error after which all are to be listed

@@ -49,7 +49,7 @@ struct Bounds {
     shares: Option<BTreeMap<String, u64>>,
     /// The pools of nodes that it may use; none is all of them.
     #[serde(default)]
-    pool: Vec<String>,
+    pool: Option<Vec<String>>,
 }
 
 fn quantities<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<BTreeMap<String, u64>>, D::Error> {
@@ -64,7 +64,7 @@ fn quantities<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<BTreeM
 }
 
 /// What pods have of GPUs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Used {
     cores: u64,
     memory: u64,
@@ -139,22 +139,23 @@ impl Quota {
             },
         };
         let used = used(state, labels, namespace, uid);
-        let mut known: HashMap<(String, Option<usize>), Option<String>> = HashMap::new();
+        let mut known: HashMap<(String, Used), Option<String>> = HashMap::new();
         let mut refusal = |node: &&str| {
             let its = state.labels(node);
             let model = its.and_then(|its| labels.model(its)).unwrap_or_default();
             let pool = its.and_then(|its| labels.pool(its)).unwrap_or_default();
-            if !bounds.pool.is_empty() && !bounds.pool.contains(&pool) {
-                let pools = bounds.pool.join(", ");
+            let pools = bounds.pool.iter().flatten().collect::<Vec<_>>();
+            if !pools.is_empty() && !pools.contains(&&pool) {
+                let pools = bounds.pool.iter().flatten().cloned().collect::<Vec<_>>().join(", ");
                 return Some(format!(
                     "namespace {namespace} has a quota of GPUs on nodes of pool {pools} alone (ConfigMap {})",
                     self.name
                 ));
             }
             let gpus = state.gpus(node)?;
-            let key =
-                (model.clone(), gpus.gpus.first().and_then(|gpu| usize::try_from(gpu.memory >> 20).ok()));
-            let over = || self.over(bounds, namespace, &model, &used, wants(&wanted.asking, gpus));
+            let wants = wants(&wanted.asking, gpus);
+            let over = || self.over(bounds, namespace, &model, &used, wants);
+            let key = (model.clone(), wants);
             known.entry(key).or_insert_with(over).clone()
         };
         nodes.iter().map(&mut refusal).collect()
@@ -202,6 +203,9 @@ impl Quota {
                 written: &count,
             },
         ];
+        if kinds.iter().all(|kind| kind.bound.is_none()) {
+            return Some(format!("namespace {namespace} has no quota of GPUs (ConfigMap {})", self.name));
+        }
         for Kind { bound, times, of, what, written } in kinds {
             let Some(bound) = bound else { continue };
             let of_kind = |name: &str| if name == ALL { of_all } else { of_model };
@@ -270,7 +274,7 @@ fn used(state: &State, labels: &Labels, namespace: &str, uid: &str) -> BTreeMap<
     for (other, pod) in state.asking_in(namespace) {
         let Some(node) = pod.node.as_deref().filter(|_| other != uid) else { continue };
         let model = state.labels(node).and_then(|its| labels.model(its)).unwrap_or_default();
-        let Some(gpus) = state.gpus(node) else { continue };
+        let Some(gpus) = state.last_gpus(node) else { continue };
         let its = used.entry(model).or_default();
         *its = its.and(wants(&pod.asking, gpus));
     }
@@ -283,8 +287,8 @@ fn wants(asking: &[Asking], gpus: &NodeGpus) -> Used {
     let first = gpus.gpus.first().cloned().unwrap_or_default();
     let of = |ends_first: bool| {
         let its = asking.iter().filter(move |one| one.ends_first == ends_first);
-        let shares = its.filter_map(|one| terms.share(&one.amounts, one.gpus).ok());
-        shares.map(|share| of_share(&share, &first)).collect::<Vec<Used>>()
+        let (needs, _) = terms.held(&its.cloned().collect::<Vec<_>>());
+        needs.shares.iter().chain(&needs.first).map(|share| of_share(share, &first)).collect::<Vec<Used>>()
     };
     let together = of(false).into_iter().fold(Used::default(), Used::and);
     of(true).into_iter().fold(together, |most, one| Used {

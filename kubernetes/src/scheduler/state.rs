@@ -38,8 +38,10 @@ struct Known {
     labels: BTreeMap<String, String>,
     terms: Option<usize>,
     pods: BTreeSet<Uid>,
-    /// Whether the cluster has told of it, and has it no more.
-    is_gone: bool,
+    /// Whether the cluster has it. A pod may name one that there is not.
+    is_there: bool,
+    /// What its agent told last: what pods have stays while it tells nothing.
+    last: Option<NodeGpus>,
 }
 
 /// A pod.
@@ -116,14 +118,14 @@ impl State {
     /// The cluster has a node no more. Its number is another one's once nothing is known of it.
     pub fn forget_node(&mut self, name: &str) {
         if let Some(number) = self.numbers.get(name).copied() {
-            self.nodes[number].is_gone = true;
+            self.nodes[number].is_there = false;
             self.drop_gone(number);
         }
     }
 
     fn drop_gone(&mut self, number: usize) {
         let known = &self.nodes[number];
-        if known.is_gone && known.gpus.is_none() && known.pods.is_empty() {
+        if !known.is_there && known.gpus.is_none() && known.pods.is_empty() {
             self.numbers.remove(&known.name);
             self.nodes[number] = Known::default();
             self.count(number);
@@ -140,7 +142,7 @@ impl State {
         let known = &mut self.nodes[number];
         known.labels = node.metadata.labels.clone().unwrap_or_default();
         let is_new = known.cpu != cpu;
-        (known.cpu, known.is_gone) = (cpu, false);
+        (known.cpu, known.is_there) = (cpu, true);
         if is_new {
             self.count(number);
         }
@@ -165,6 +167,7 @@ impl State {
                 self.terms.push(terms);
                 self.terms.len() - 1
             });
+            self.nodes[number].last = Some(gpus.clone());
             (self.nodes[number].gpus, self.nodes[number].terms) = (Some(gpus), Some(at));
             self.count(number);
         }
@@ -179,6 +182,11 @@ impl State {
             self.count(number);
             self.drop_gone(number);
         }
+    }
+
+    /// The names of the nodes that the cluster has.
+    pub fn nodes_there(&self) -> impl Iterator<Item = &str> {
+        self.nodes.iter().filter(|node| node.is_there).map(|node| node.name.as_str())
     }
 
     /// The names of the nodes whose agents tell something.
@@ -233,8 +241,9 @@ impl State {
         if let Some(node) = &tracked.node {
             let number = self.number(node);
             self.nodes[number].pods.insert(uid.clone());
-            match self.needs_on(number, &tracked).zip(self.known_places(number, &uid, &tracked)) {
-                Some((needs, places)) if self.are_all_known(number) => {
+            match self.known_places(number, &uid, &tracked) {
+                Some(places) if self.are_all_known(number) => {
+                    let needs = self.needs_on(number, &uid, &tracked);
                     self.ledger.hold(number, uid, needs, places);
                 }
                 _ => self.count(number),
@@ -297,7 +306,7 @@ impl State {
         let (mut held, mut unknown) = (BTreeMap::new(), Vec::new());
         for uid in uids {
             let Some(tracked) = self.pods.get(&uid) else { continue };
-            let Some(needs) = self.needs_on(number, tracked) else { continue };
+            let needs = self.needs_on(number, &uid, tracked);
             match self.known_places(number, &uid, tracked) {
                 Some(places) => drop(held.insert(uid, (needs, places))),
                 None => unknown.push((uid, needs)),
@@ -305,8 +314,19 @@ impl State {
         }
         self.ledger.hold_all(number, held);
         for (uid, needs) in unknown {
-            let anywhere = || vec![Place::of(0); needs.shares.len() + needs.first.len()];
-            let places = self.ledger.places(number, &needs).unwrap_or_else(|_| anywhere());
+            let places = match self.ledger.places(number, &needs) {
+                Ok(places) => places,
+                // More is given than there is: each container where it would be alone.
+                Err(_) => {
+                    let alone = |share: &Share| Needs { shares: vec![*share], ..Needs::default() };
+                    let shares: Vec<Share> = needs.shares.iter().chain(&needs.first).copied().collect();
+                    let of = |share: &Share| {
+                        let places = self.ledger.places(number, &alone(share)).unwrap_or_default();
+                        places.first().copied().unwrap_or_else(|| Place::of(0))
+                    };
+                    shares.iter().map(of).collect()
+                }
+            };
             self.ledger.hold(number, uid, needs, places);
         }
     }
@@ -316,29 +336,62 @@ impl State {
         its.all(|(uid, tracked)| self.known_places(number, uid, tracked).is_some())
     }
 
-    /// What a pod needs on a node: of one that does not serve its resources, nothing but processors.
-    fn needs_on(&self, number: usize, tracked: &Tracked) -> Option<Needs> {
-        let terms = self.nodes[number].terms.and_then(|terms| self.terms.get(terms));
-        let needs = terms.and_then(|terms| terms.needs(&tracked.asking).ok()).map(|(needs, _)| needs);
-        Some(Needs { cpu: tracked.cpu, ..needs.unwrap_or_default() })
+    /// What a pod has on a node: of one that does not serve its resources, nothing but processors.
+    fn needs_on(&self, number: usize, uid: &str, tracked: &Tracked) -> Needs {
+        let needs = self.held_on(number, uid, tracked).map(|(needs, _)| needs);
+        Needs { cpu: tracked.cpu, ..needs.unwrap_or_default() }
+    }
+
+    /// What the containers of a pod have on a node, and their names. Of how many GPUs is what kubelet gave, or the
+    /// extender chose: a label of the pod may have been changed since.
+    fn held_on(&self, number: usize, uid: &str, tracked: &Tracked) -> Option<(Needs, Vec<String>)> {
+        let node = &self.nodes[number];
+        let terms = self.terms.get(node.terms?)?;
+        let placed = node.gpus.as_ref().and_then(|gpus| gpus.placed.get(uid));
+        let pinned = tracked.asking.iter().cloned().map(|mut one| {
+            let given = placed.and_then(|placed| placed.get(&one.container));
+            let chosen = tracked.placement.as_ref().and_then(|chosen| chosen.get(&one.container));
+            let of = given.or(chosen.filter(|_| one.gpus > 1)).map(Vec::len);
+            one.gpus = of.and_then(|of| u8::try_from(of).ok()).unwrap_or(one.gpus);
+            one
+        });
+        Some(terms.held(&pinned.collect::<Vec<_>>()))
     }
 
     /// Where a pod's shares are on its node, as its agent or the pod's annotation says.
     fn known_places(&self, number: usize, uid: &str, tracked: &Tracked) -> Option<Places> {
         let node = &self.nodes[number];
-        let terms = node.terms.and_then(|terms| self.terms.get(terms));
-        let Some((gpus, terms)) = node.gpus.as_ref().zip(terms) else { return Some(Vec::new()) };
-        let Ok((needs, containers)) = terms.needs(&tracked.asking) else { return Some(Vec::new()) };
-        let told = gpus.placed.get(uid).or(tracked.placement.as_ref());
+        let Some((gpus, (needs, containers))) = node.gpus.as_ref().zip(self.held_on(number, uid, tracked))
+        else {
+            return Some(Vec::new());
+        };
+        let placed = gpus.placed.get(uid);
+        let told = |container: &String| {
+            let given = placed.and_then(|placed| placed.get(container));
+            given.or_else(|| tracked.placement.as_ref()?.get(container))
+        };
         // Whoever writes an annotation of his own takes no more than his pod asks for.
         let place = |(container, share): (&String, &Share)| {
-            let indexes = told?.get(container)?;
+            let indexes = told(container)?;
             let places = indexes.iter().map(|index| gpus.at(*index).filter(|at| *at < GPUS).map(Place::of));
             let all: Vec<Place> = places.collect::<Option<_>>()?;
             let place = all.into_iter().fold(Place::default(), Place::and);
             (place.gpus().count() == usize::from(share.gpus)).then_some(place)
         };
-        containers.iter().zip(needs.shares.iter().chain(&needs.first)).map(place).collect()
+        let shares = || needs.shares.iter().chain(&needs.first);
+        let known: Vec<Option<Place>> = containers.iter().zip(shares()).map(place).collect();
+        // kubelet lists no init container that has ended: it was where the others are.
+        let of_first = |at: usize, share: &Share| {
+            let its =
+                known.iter().zip(shares()).find(|(place, other)| place.is_some() && other.gpus == share.gpus);
+            (at >= needs.shares.len()).then_some(*its?.0)?
+        };
+        known
+            .iter()
+            .zip(shares())
+            .enumerate()
+            .map(|(at, (place, share))| place.or_else(|| of_first(at, share)))
+            .collect()
     }
 
     /// What each of these nodes is worth to a pod, in their order, or why the pod does not get there.
@@ -413,6 +466,11 @@ impl State {
         below
     }
 
+    /// What a node's agent told last, also where it tells nothing now.
+    pub fn last_gpus(&self, node: &str) -> Option<&NodeGpus> {
+        self.nodes[*self.numbers.get(node)?].last.as_ref()
+    }
+
     /// What a node's agent tells.
     pub fn gpus(&self, node: &str) -> Option<&NodeGpus> {
         self.nodes[*self.numbers.get(node)?].gpus.as_ref()
@@ -427,11 +485,11 @@ impl State {
     pub fn shares(&self, node: &str) -> Vec<Held> {
         let Some(number) = self.numbers.get(node).copied() else { return Vec::new() };
         let (known, mut shares) = (&self.nodes[number], Vec::new());
-        let Some((gpus, terms)) = known.gpus.as_ref().zip(known.terms) else { return shares };
+        let Some(gpus) = known.gpus.as_ref() else { return shares };
         let machine = gpus.machine(0);
         for (uid, needs, places) in self.ledger.held(number) {
-            let asking = self.pods.get(uid).map(|pod| pod.asking.clone()).unwrap_or_default();
-            let Ok((_, containers)) = self.terms[terms].needs(&asking) else { continue };
+            let held = self.pods.get(uid).and_then(|pod| self.held_on(number, uid, pod));
+            let Some((_, containers)) = held else { continue };
             let all = needs.shares.iter().chain(&needs.first).zip(places).zip(containers);
             for ((share, place), container) in all {
                 for at in place.gpus() {
@@ -627,6 +685,56 @@ mod tests {
         state.assume("p", "a", Placement::from([("main".to_owned(), vec![0])]));
         state.disclaim("p");
         assert_eq!(left(&state, "a"), [80]);
+    }
+
+    #[test]
+    fn what_a_pod_says_later_or_wrongly_hides_nothing_of_what_it_has() {
+        let mut state = State::new(Box::new(Binpack));
+        state.learn_gpus(&map("a", 2, &json!({}))).unwrap();
+        let mut labelled = pod("p", Some("a"), 80, Some("{\"main\":[0]}"));
+        state.learn_pod(&labelled);
+        // A label that would make it a sixteenth of each of many GPUs.
+        labelled.metadata.labels = Some([("aliyun.com/gpu-count".to_owned(), "16".to_owned())].into());
+        state.learn_pod(&labelled);
+        assert_eq!(left(&state, "a"), [0, 80]);
+        // A container whose amounts make no share, beside one whose do.
+        let limits = |amount: &str| json!({"limits": {"aliyun.com/gpu-mem": amount}});
+        let two: Pod = serde_json::from_value(json!({"metadata": {"name": "q", "namespace": "team", "uid": "q"},
+            "spec": {"nodeName": "a", "containers": [{"name": "main", "resources": limits("1e99")}, {"name": "n", "resources": limits("9e0")}]}}))
+        .unwrap();
+        state.learn_pod(&two);
+        assert_eq!(left(&state, "a"), [0, 0]);
+        let wanted = Wanted::of(&two);
+        assert!(
+            state.worths(&wanted, &["a"])[0]
+                .as_ref()
+                .is_err_and(|unfit| unfit.why.contains("without a suffix"))
+        );
+    }
+
+    #[test]
+    fn kubelets_word_of_some_containers_counts_beside_an_init_container_that_has_ended() {
+        let mut state = State::new(Box::new(Binpack));
+        state.learn_gpus(&map("a", 2, &json!({"p": {"main": [1]}}))).unwrap();
+        let limits = |amount: &str| json!({"limits": {"aliyun.com/gpu-mem": amount}});
+        let pod: Pod =
+            serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "team", "uid": "p"},
+            "spec": {"nodeName": "a", "initContainers": [{"name": "first", "resources": limits("70")}],
+                "containers": [{"name": "main", "resources": limits("60")}]}}))
+            .unwrap();
+        state.learn_pod(&pod);
+        assert_eq!(left(&state, "a"), [80, 10]);
+    }
+
+    #[test]
+    fn invented_nodes_leave_nothing() {
+        let mut state = State::new(Box::new(Binpack));
+        for number in 0..50 {
+            let name = format!("invented-{number}");
+            state.learn_pod(&pod("p", Some(&name), 60, None));
+            state.forget_pod("p");
+        }
+        assert_eq!((state.nodes.len(), state.numbers.len()), (1, 0));
     }
 
     #[test]

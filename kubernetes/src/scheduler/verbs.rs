@@ -1,5 +1,6 @@
 //! Answers kube-scheduler's calls.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -198,7 +199,13 @@ fn preempt(extender: &Extender, asked: &Preemption) -> Preempted {
             }
         }
         if fits {
-            let pods = gone.into_iter().map(|uid| MetaPod { uid }).collect();
+            // kube-scheduler takes the first for the most important one.
+            let given = victims.pods.iter().flatten().map(|pod| pod.uid.clone());
+            let added: Vec<String> =
+                gone.into_iter().filter(|uid| !given.clone().any(|its| its == *uid)).collect();
+            let mut all: Vec<String> = given.chain(added).collect();
+            all.sort_by_key(|uid| Reverse(state.pod(uid).map_or(0, |pod| pod.priority)));
+            let pods = all.into_iter().map(|uid| MetaPod { uid }).collect();
             kept.insert(node, MetaVictims { pods: Some(pods), ..victims });
         }
     }
@@ -226,6 +233,7 @@ async fn bind_call(extender: Arc<Extender>, body: Bytes) -> Answer {
 
 /// Chooses GPUs of the node, and has the API server bind the pod with their names in one call.
 async fn bind(extender: Arc<Extender>, asked: Binding) -> Result<()> {
+    let _binding = Arc::clone(&extender.bindings).read_owned().await;
     let Binding { pod_name, pod_namespace, pod_uid, node } = asked;
     let api = Api::<Pod>::namespaced(extender.api.clone(), &pod_namespace);
     let pod = timeout(BINDING, api.get(&pod_name)).await.context("the API server does not answer")??;
@@ -331,6 +339,10 @@ async fn settle(extender: Arc<Extender>, namespace: String, name: String, uid: S
 async fn settled(extender: &Extender, api: &Api<Pod>, name: &str, uid: &str) -> Result<Option<Tracked>> {
     let told = timeout(BINDING, api.get_opt(name)).await.context("the API server does not answer")??;
     let mut state = extender.state();
+    // The watch may have told more since: that the pod is bound, or gone.
+    if !state.pod(uid).is_some_and(|pod| pod.is_assumed) {
+        return Ok(state.pod(uid).cloned());
+    }
     match told.filter(|pod| pod.metadata.uid.as_deref() == Some(uid)) {
         Some(pod) if pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()) => state.learn_pod(&pod),
         Some(_) => state.disclaim(uid),

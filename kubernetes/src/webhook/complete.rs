@@ -80,7 +80,8 @@ fn count_annotations(options: &Options, pod: &Value, completed: &mut Value) -> R
     let Some(annotations) = pod["metadata"]["annotations"].as_object() else { return Ok(()) };
     let text = |key: &str| annotations.get(key).and_then(Value::as_str);
     let listed = text("gpushare.io/containers");
-    let containers = pod["spec"]["containers"].as_array().into_iter().flatten();
+    let of = |list: &str| pod["spec"][list].as_array().into_iter().flatten();
+    let containers = of("initContainers").chain(of("containers"));
     for container in containers.filter_map(|container| container["name"].as_str()) {
         let is_meant = listed.is_none_or(|list| list.split(',').any(|name| name.trim() == container));
         let said = |name: &str| {

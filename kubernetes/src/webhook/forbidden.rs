@@ -5,7 +5,7 @@ use gpushare_request::is_request_variable;
 use serde_json::Value;
 
 /// Annotations that plugins and schedulers write, by what they begin with.
-const TRUSTED: [&str; 9] = [
+const TRUSTED: [&str; 13] = [
     "alloc.gpushare.io/",
     "scheduler.gpushare.io/",
     "cdi.k8s.io/",
@@ -15,7 +15,13 @@ const TRUSTED: [&str; 9] = [
     "tencent.com/vcuda-device",
     "hami.io/vgpu-devices-",
     "elasticgpu.io/container-",
+    "ALIYUN_COM_GPU_MEM_",
+    "scheduling.koordinator.sh/device-allocated",
+    "volcano.sh/vgpu-ids",
+    "tencent.com/predicate-",
 ];
+/// Where mounts name GPUs to NVIDIA's runtime.
+const DEVICE_MOUNTS: &str = "/var/run/nvidia-container-devices";
 /// One that users write although it begins like one of those.
 const OF_USERS: &str = "tencent.com/vcuda-core-limit";
 
@@ -36,8 +42,17 @@ pub fn first(pod: &Value, before: &Value) -> Option<String> {
     for list in ["initContainers", "containers", "ephemeralContainers"] {
         for container in pod["spec"][list].as_array().into_iter().flatten() {
             let old = before["spec"][list].as_array().into_iter().flatten();
-            if old.clone().any(|old| old["name"] == container["name"] && old["env"] == container["env"]) {
+            if old.clone().any(|old| {
+                old["name"] == container["name"]
+                    && old["env"] == container["env"]
+                    && old["volumeMounts"] == container["volumeMounts"]
+            }) {
                 continue;
+            }
+            let mounts = container["volumeMounts"].as_array().into_iter().flatten();
+            let mut paths = mounts.filter_map(|mount| mount["mountPath"].as_str());
+            if paths.any(|path| path.starts_with(DEVICE_MOUNTS) || path.starts_with(&DEVICE_MOUNTS[4..])) {
+                return Some(format!("a volume below {DEVICE_MOUNTS} would name GPUs: remove it"));
             }
             let names =
                 container["env"].as_array().into_iter().flatten().filter_map(|entry| entry["name"].as_str());
@@ -78,6 +93,8 @@ mod tests {
             (json!({}), &["ALIYUN_COM_GPU_MEM_CONTAINER"], Some("ALIYUN_COM_GPU_MEM_CONTAINER")),
             (json!({}), &["CUDA_DISABLE_CONTROL"], Some("CUDA_DISABLE_CONTROL")),
             (json!({}), &["CGPU_DISABLE"], Some("CGPU_DISABLE")),
+            (json!({}), &["GPUSHARE_CDI_X"], Some("GPUSHARE_CDI_X")),
+            (json!({"ALIYUN_COM_GPU_MEM_IDX": "1"}), &[], Some("ALIYUN_COM_GPU_MEM_IDX")),
         ] {
             let told = first(&pod(annotations.clone(), env), &Value::Null);
             assert_eq!(told.is_some(), want.is_some(), "{annotations} {env:?}: {told:?}");

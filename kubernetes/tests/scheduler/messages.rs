@@ -92,6 +92,10 @@ fn a_victim_is_added_where_those_that_were_chosen_free_no_single_gpu() {
     assert_eq!(told["b"], json!({"Pods": [{"UID": "uid-of-four"}], "NumPDBViolations": 1}));
     let added = told["a"]["Pods"].as_array().expect("a list").clone();
     assert!(added.contains(&json!({"UID": "uid-of-one"})) && added.len() == 2, "{added:?}");
+    // The most important one comes first: kube-scheduler takes it for the whole.
+    let both = json!({"Pods": [{"UID": "uid-of-one"}, {"UID": "uid-of-three"}], "NumPDBViolations": 0});
+    let told = extender.ask("preempt", &json!({"Pod": large, "NodeNameToMetaVictims": {"a": both}}));
+    assert_eq!(told["NodeNameToMetaVictims"]["a"]["Pods"][0]["UID"], "uid-of-one");
     // Of pods that matter as much none ends.
     large["spec"]["priority"] = json!(0);
     let asked = json!({"Pod": large, "NodeNameToMetaVictims": {"a": victims("uid-of-one")}});

@@ -131,6 +131,8 @@ fn memory_compute_and_numbers_of_shares_are_bounded_too() {
         (json!({"cores": {"M40": 55}}), 1, "30 % of its quota of 55 % of compute of model M40"),
         (json!({"shares": {"M40": 2}}), 2, "2 of its quota of 2 shares of GPUs of model M40"),
         (json!({"quota": {}}), 0, "but of none"),
+        (json!({"pool": ["public"]}), 0, "has no quota of GPUs"),
+        (json!({"quota": {"M40": 1}, "pool": null}), 3, ""),
     ] {
         let (api, extender) = cluster(&[("m0", "M40", "public", 8)], &json!({"foo": bound}));
         let mut told = String::new();

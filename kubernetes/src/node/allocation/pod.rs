@@ -350,7 +350,7 @@ pub mod tests {
         let id = gpus[1].uuid.to_string();
         let earlier = Devices::told(&[("main", "nvidia.com/gpu", &[&id])], &[]);
         assert!(is_waiting(&found(&new, Ok(&earlier), &claims, &node(&gpus))), "of a pod before it");
-        let unread = pod(with_limits(json!({"nvidia.com/gpu": "1e0"})), started());
+        let unread = pod(with_limits(json!({"nvidia.com/gpu": "1e99"})), started());
         assert!(has_devices(&unread) && is_waiting(&found(&unread, Ok(&earlier), &claims, &node(&gpus))));
         let started = pod(limits(), started());
         assert!(is_waiting(&found(&started, Ok(&Devices::default()), &claims, &node(&gpus))));

@@ -6,27 +6,30 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use gpushare_placement::Part;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::jiff::Timestamp;
 
 use super::offer::{Offer, gpu_of};
-use crate::asks::{Asking, asking};
+use crate::asks::{Asking, Terms, asking};
 use crate::gpus::{Placed, Placement, placement};
 use crate::node::podresources::Devices;
 use crate::resource::{Counted, Resource};
 
-/// The pods, the oldest first.
+/// The pods.
 #[derive(Default)]
 pub struct Placements(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
-    pods: BTreeMap<(Option<Timestamp>, String), KnownPod>,
+    /// In the order in which they were bound to the node, as kubelet hears of them.
+    pods: BTreeMap<u64, KnownPod>,
+    heard: u64,
     /// Counts the pods that kubelet has admitted, and those that are gone.
     changes: u64,
 }
 
 struct KnownPod {
+    uid: String,
     namespace: String,
     name: String,
     containers: Vec<KnownContainer>,
@@ -66,12 +69,15 @@ impl Placements {
         let text = |part: &Option<String>| part.clone().unwrap_or_default();
         let is_admitted = pod.status.as_ref().is_some_and(|status| status.start_time.is_some());
         let mut known = self.known();
-        let key = (pod.metadata.creation_timestamp.as_ref().map(|time| time.0), uid);
+        known.heard += 1;
+        let before = known.pods.iter().find(|(_, before)| before.uid == uid).map(|(key, _)| *key);
+        let key = before.unwrap_or(known.heard);
         let placement = placement(pod).unwrap_or_default();
         let is_as_before =
             |before: &KnownPod| before.is_admitted == is_admitted && before.placement == placement;
         if !known.pods.get(&key).is_some_and(is_as_before) {
             let pod = KnownPod {
+                uid,
                 namespace: text(&pod.metadata.namespace),
                 name: text(&pod.metadata.name),
                 containers,
@@ -87,20 +93,20 @@ impl Placements {
     pub fn forget(&self, pod: &Pod) {
         let mut known = self.known();
         let before = known.pods.len();
-        known.pods.retain(|(_, uid), _| Some(uid) != pod.metadata.uid.as_ref());
+        known.pods.retain(|_, known| Some(&known.uid) != pod.metadata.uid.as_ref());
         if known.pods.len() != before {
             known.changes += 1;
         }
     }
 
-    /// What the oldest container asks for which waits for `count` of this resource.
+    /// What the first container asks for which waits for `count` of this resource.
     pub fn beside(&self, resource: &Resource, count: u64) -> Option<Asking> {
         let known = self.known();
         let mut its = known.pods.values().flat_map(|pod| pod.waits_for(resource, count));
         its.next().map(|its| its.asking.clone())
     }
 
-    /// The indexes of the GPUs that were chosen for the oldest container that waits for `count` of this
+    /// The indexes of the GPUs that were chosen for the first container that waits for `count` of this
     /// resource.
     pub fn chosen(&self, resource: &Resource, count: u64) -> Option<Vec<u32>> {
         let known = self.known();
@@ -138,16 +144,21 @@ impl Placements {
     pub fn moved(&self, devices: &Devices, offer: &Offer, resources: &[Resource]) -> Placed {
         let known = self.known();
         let mut moved = Placed::new();
-        for ((_, uid), pod) in known.pods.iter().filter(|(_, pod)| pod.is_admitted) {
+        for pod in known.pods.values().filter(|pod| pod.is_admitted) {
             for container in &pod.containers {
                 let its =
                     devices.of(&pod.namespace, &pod.name, &container.asking.container).unwrap_or_default();
                 let mut gpus: Vec<u32> = Vec::new();
+                let share = Terms { resources: resources.to_vec(), default_cores: 0 }
+                    .share(&container.asking.amounts, container.asking.gpus);
+                let is_whole = share.is_ok_and(|share| share.part == Part::Whole);
                 for devices in its {
                     let is_counted = |known: &&Resource| {
                         known.name == devices.resource_name && known.counted() == Counted::ByKubelet
                     };
-                    if resources.iter().any(|known| is_counted(&known)) {
+                    // Of whole GPUs memory beside them says nothing.
+                    let says = |known: &Resource| !(is_whole && known.unit.is_of_memory());
+                    if resources.iter().any(|known| is_counted(&known) && says(known)) {
                         let indexes = devices.device_ids.iter().filter_map(|id| gpu_of(id));
                         gpus.extend(indexes.filter_map(|uuid| offer.gpu(uuid)).map(|gpu| gpu.index));
                     }
@@ -155,7 +166,10 @@ impl Placements {
                 gpus.sort_unstable();
                 gpus.dedup();
                 if !gpus.is_empty() && pod.placement.get(&container.asking.container) != Some(&gpus) {
-                    moved.entry(uid.clone()).or_default().insert(container.asking.container.clone(), gpus);
+                    moved
+                        .entry(pod.uid.clone())
+                        .or_default()
+                        .insert(container.asking.container.clone(), gpus);
                 }
             }
         }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpushare_inventory::GpuUuid;
+use gpushare_placement::Part;
 use gpushare_quota::Placement;
 use gpushare_rpc::{self as rpc, Answer, Calls};
 use http::Request;
@@ -20,7 +21,7 @@ use super::messages::{
     NumaNode, Options, Preferred, PreferredAnswer, Topology,
 };
 use super::offer::{Offer, OfferedGpu, gpu_of, id};
-use crate::asks::{Asking, Terms, percent};
+use crate::asks::{Asking, Compute, Terms, percent};
 use crate::node::Agent;
 use crate::node::podresources::Devices;
 use crate::resource::{Counted, Resource, System, Unit};
@@ -195,12 +196,24 @@ impl Plugin {
         .max(1)
     }
 
+    /// Whether the resource is memory of a container that gets whole GPUs.
+    fn is_beside_wholes(&self, known: Option<&Asking>) -> bool {
+        let terms = Terms { resources: self.agent.resources.clone(), default_cores: 0 };
+        let share = known.and_then(|asking| terms.share(&asking.amounts, asking.gpus).ok());
+        self.resource.unit.is_of_memory() && share.is_some_and(|share| share.part == Part::Whole)
+    }
+
     fn allocate(&self, asked: &Allocate) -> Result<Allocated, Status> {
         let offer = Arc::clone(&self.offered.borrow());
         let mut container_responses = Vec::new();
         for request in &asked.container_requests {
             let count = request.device_ids.len() as u64;
             let known = self.agent.placements.beside(&self.resource, count);
+            if self.is_beside_wholes(known.as_ref()) {
+                // The GPUs are those of the compute.
+                container_responses.push(ContainerAllocated { annotations: HashMap::new() });
+                continue;
+            }
             let gpus = self.gpus(count, known.as_ref());
             let (gpus, answer) =
                 allocated(&request.device_ids, &self.resource, &offer, gpus).map_err(|why| {
@@ -359,6 +372,16 @@ fn allocated(
         Unit::Percent => match compute.and_then(|compute| compute.percent) {
             None => drop(allocate("whole-devices", list)),
             Some(percent) => {
+                // By its pod's label it may be of several GPUs together.
+                let percent = match compute {
+                    Some(Compute { gpus: 1, .. }) => u64::from(percent) / of,
+                    _ => percent.into(),
+                };
+                if percent == 0 {
+                    return Err(format!(
+                        "{count} of {name} are less than 1 % of each of {of} GPUs: ask for more"
+                    ));
+                }
                 // Under a key of its own: the runtime refuses memory of one GPU beside compute of another.
                 allocate("cores-devices", list);
                 allocate("cores", percent.to_string());
