@@ -21,8 +21,8 @@ pub struct Asking {
     pub amounts: Amounts,
     /// Of how many GPUs, where the amounts do not say.
     pub gpus: u8,
-    /// Whether the container ends before those of the pod begin that are no init containers, and no sidecar with
-    /// a GPU runs beside it.
+    /// Whether the container ends before those of the pod begin that are no init containers, and no sidecar
+    /// with a GPU runs beside it.
     pub ends_first: bool,
 }
 

@@ -1,6 +1,6 @@
-//! What a node's agent tells the cluster of its GPUs where they are counted by resources: a ConfigMap for each
-//! node, beside the agents. Schedulers of claims read ResourceSlices in place of it. And what the scheduler
-//! extender tells agents: the GPUs that it chose for a pod.
+//! What a node's agent tells the cluster of its GPUs where they are counted by resources: a ConfigMap for
+//! each node, beside the agents. Schedulers of claims read ResourceSlices in place of it. And what the
+//! scheduler extender tells agents: the GPUs that it chose for a pod.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +20,8 @@ const PLACED: &str = "placed";
 /// What the names of the ConfigMaps begin with; the node's name follows.
 const PREFIX: &str = "gpus.";
 
-/// The annotation with the GPUs' indexes by container, as JSON. It is advice for the node's agent: who forges it
-/// gets no more than the pod's resources say.
+/// The annotation with the GPUs' indexes by container, as JSON. It is advice for the node's agent: who forges
+/// it gets no more than the pod's resources say.
 pub const PLACEMENT: &str = "scheduler.gpushare.io/gpus";
 
 /// Indexes of GPUs by container.
@@ -41,8 +41,8 @@ pub struct NodeGpus {
     pub resources: Vec<Resource>,
     /// Percent of compute of a container that names none; 0 is no limit.
     pub default_cores: u16,
-    /// Where kubelet has put containers, where it is not where their pods' annotations say: indexes of GPUs by
-    /// the pod's UID and the container's name.
+    /// Where kubelet has put containers, where it is not where their pods' annotations say: indexes of GPUs
+    /// by the pod's UID and the container's name.
     #[serde(skip)]
     pub placed: Placed,
 }

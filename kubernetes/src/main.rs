@@ -1,12 +1,12 @@
 //! `gpushare-kube`: gpushare's part in a Kubernetes cluster.
 //!
-//! - [`node`] runs on each node with GPUs, as root, in the namespaces of pids and mounts of the node. It shows
-//!   GPUs to the cluster's scheduler, reserves in the node's quota store what the scheduler placed, and hands
-//!   the containers over by CDI or as countable resources. It enforces nothing itself: `gpushare-runtime` or
-//!   the hook do.
+//! - [`node`] runs on each node with GPUs, as root, in the namespaces of pids and mounts of the node. It
+//!   shows GPUs to the cluster's scheduler, reserves in the node's quota store what the scheduler placed, and
+//!   hands the containers over by CDI or as countable resources. It enforces nothing itself:
+//!   `gpushare-runtime` or the hook do.
 //! - [`scheduler`] is an extender of kube-scheduler for GPUs that are counted by resources.
-//! - [`webhook`] is called by the API server when pods are made: it sets their runtime class, and refuses keys by
-//!   which a pod would grant itself something.
+//! - [`webhook`] is called by the API server when pods are made: it sets their runtime class, and refuses keys
+//!   by which a pod would grant itself something.
 //! - [`plugin`] is what `kubectl gpushare` shows.
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! The driver `gpu.gpushare.io` for dynamic resource allocation, on one node.
 //!
 //! [`slice`] shows GPUs to the scheduler, [`registration`] names the driver to kubelet, [`driver`] answers
-//! kubelet's calls, [`health`] tells it which GPUs work, and [`reconcile`] gives back what nobody will ask for
-//! any more. [`device_plugin`] serves GPUs as countable resources instead. A claim's share is a value
+//! kubelet's calls, [`health`] tells it which GPUs work, and [`reconcile`] gives back what nobody will ask
+//! for any more. [`device_plugin`] serves GPUs as countable resources instead. A claim's share is a value
 //! ([`allotment`]) before anything is reserved. Of the node's [`pods`], [`allocation`] notes what kubelet and
 //! other drivers gave to them, and [`resize`] changes living shares as pods and claims state them anew.
 

@@ -131,7 +131,8 @@ async fn show(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The books of GPUs that are counted by resources; `None` where there are none, or the user may not see them.
+/// The books of GPUs that are counted by resources; `None` where there are none, or the user may not see
+/// them.
 async fn counted_gpus(client: &Client, namespace: &str) -> Result<Option<State>> {
     let labelled = ListParams::default().labels(LABEL);
     let maps = match Api::<ConfigMap>::namespaced(client.clone(), namespace).list(&labelled).await {

@@ -1,9 +1,9 @@
-//! `gpushare-kube scheduler`: an extender of kube-scheduler for GPUs that are counted by resources. It chooses
-//! nodes by what is free on single GPUs, and the GPUs of pods that it binds.
+//! `gpushare-kube scheduler`: an extender of kube-scheduler for GPUs that are counted by resources. It
+//! chooses nodes by what is free on single GPUs, and the GPUs of pods that it binds.
 //!
 //! [`follow`] learns what the API server says into [`state`], [`verbs`] answers kube-scheduler's calls
-//! ([`messages`]), [`election`] says which of several extenders decides, [`quota`] what namespaces may have, and
-//! [`words`] what is written to the pods.
+//! ([`messages`]), [`election`] says which of several extenders decides, [`quota`] what namespaces may have,
+//! and [`words`] what is written to the pods.
 
 mod election;
 mod follow;
@@ -129,7 +129,8 @@ pub struct Extender {
     election: Election,
     /// Held while the Lease is asked for.
     turn: TurnMutex<()>,
-    /// Held for reading while the API server is asked to bind a pod, and for writing when the Lease is given up.
+    /// Held for reading while the API server is asked to bind a pod, and for writing when the Lease is given
+    /// up.
     bindings: Arc<RwLock<()>>,
     /// Counts how often another extender may have decided. All pods are listed anew then.
     epoch: watch::Sender<u64>,
@@ -221,8 +222,8 @@ impl Extender {
         Ok(outcome)
     }
 
-    /// Gives the Lease up, if that is still to be done when nothing else is under way: another extender decides at
-    /// once then.
+    /// Gives the Lease up, if that is still to be done when nothing else is under way: another extender
+    /// decides at once then.
     async fn give_up(&self, is_still: impl Fn() -> bool) -> Result<()> {
         let _turn = self.turn.lock().await;
         // Where a binding is under way for longer, the Lease runs out by itself.
@@ -341,7 +342,8 @@ async fn keep_lease(extender: Arc<Extender>) {
     }
 }
 
-/// Has the policy look ahead by the pods that there are. Nodes are judged by it before any pod waits for that.
+/// Has the policy look ahead by the pods that there are. Nodes are judged by it before any pod waits for
+/// that.
 async fn keep_policy(extender: Arc<Extender>) {
     if extender.options.policy != Choice::Fill {
         return std::future::pending().await;

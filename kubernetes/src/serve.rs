@@ -33,8 +33,8 @@ pub struct Certificates {
     /// The key of the certificate, as PEM.
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_key: Option<PathBuf>,
-    /// Certificates as PEM of which one has to have signed that of each caller. Not the cluster's own: it signs
-    /// those of kubelets and users, too.
+    /// Certificates as PEM of which one has to have signed that of each caller. Not the cluster's own: it
+    /// signs those of kubelets and users, too.
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     client_ca: Option<PathBuf>,
 }

@@ -1,6 +1,6 @@
-//! `gpushare-kube webhook`: what the API server asks when pods are made (admission.k8s.io/v1). `/mutate` completes
-//! pods that ask for GPUs ([`complete`]), and `/validate` refuses keys by which a pod would grant itself
-//! something ([`forbidden`]). It knows nothing of the cluster: the same pod gets the same answer.
+//! `gpushare-kube webhook`: what the API server asks when pods are made (admission.k8s.io/v1). `/mutate`
+//! completes pods that ask for GPUs ([`complete`]), and `/validate` refuses keys by which a pod would grant
+//! itself something ([`forbidden`]). It knows nothing of the cluster: the same pod gets the same answer.
 
 mod complete;
 mod forbidden;
@@ -35,15 +35,16 @@ pub struct Options {
     /// The runtime class of pods that ask for GPUs and name none.
     #[arg(long, value_name = "NAME", default_value = "gpushare")]
     runtime_class: String,
-    /// The scheduler of such pods, where they name no other than the cluster's default; without it they keep theirs.
+    /// The scheduler of such pods, where they name no other than the cluster's default; without it they keep
+    /// theirs.
     #[arg(long, value_name = "NAME")]
     scheduler_name: Option<String>,
-    /// A resource that gpushare serves in this cluster although another plugin may have its name (nvidia.com/gpu,
-    /// nvidia.com/gpu.shared); once for each.
+    /// A resource that gpushare serves in this cluster although another plugin may have its name
+    /// (nvidia.com/gpu, nvidia.com/gpu.shared); once for each.
     #[arg(long = "resource", value_name = "NAME")]
     resources: Vec<String>,
-    /// Have kubelet and schedulers count what pods ask for by gpushare.io annotations, as gpushare.io/gpu-memory
-    /// and gpushare.io/gpu-core.
+    /// Have kubelet and schedulers count what pods ask for by gpushare.io annotations, as
+    /// gpushare.io/gpu-memory and gpushare.io/gpu-core.
     #[arg(long)]
     count_annotations: bool,
     /// What one gpushare.io/gpu-memory is: kubernetes.memory_granule of the nodes.

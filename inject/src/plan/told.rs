@@ -14,8 +14,8 @@ pub(super) fn variables(request: &Request, lease: &Lease, gpus: &[Gpu]) -> Vec<(
     }
 }
 
-/// Alibaba's plugin (gpushare-device-plugin, pkg/gpu/nvidia/allocate.go): numbers of its unit. Of several GPUs
-/// each has as much. It tells what the whole pod has, too; here that is the container.
+/// Alibaba's plugin (gpushare-device-plugin, pkg/gpu/nvidia/allocate.go): numbers of its unit. Of several
+/// GPUs each has as much. It tells what the whole pod has, too; here that is the container.
 fn aliyun(lease: &Lease, gpus: &[Gpu], unit: u64) -> Vec<(String, String)> {
     let Some(first) = lease.grants.first() else { return Vec::new() };
     let gpu = gpus.iter().find(|gpu| gpu.uuid == first.gpu);
@@ -30,8 +30,8 @@ fn aliyun(lease: &Lease, gpus: &[Gpu], unit: u64) -> Vec<(String, String)> {
     ])
 }
 
-/// HAMi's plugin (pkg/device-plugin/nvidiadevice, server.go): MiB by position, and the first GPU's compute for
-/// all of them, 0 for no limit.
+/// HAMi's plugin (pkg/device-plugin/nvidiadevice, server.go): MiB by position, and the first GPU's compute
+/// for all of them, 0 for no limit.
 fn hami(lease: &Lease) -> Vec<(String, String)> {
     let limit = |(at, grant): (usize, &Grant)| {
         (format!("CUDA_DEVICE_MEMORY_LIMIT_{at}"), format!("{}m", grant.memory.bytes() >> 20))

@@ -18,15 +18,16 @@ const SEQUENCES: usize = 16;
 const LENGTH: usize = 40;
 /// What is left of processors when no walk goes on, in thousandths of one: fewer start no task of a GPU.
 const LEAST_CPU: u64 = 1000;
-/// Makes half an idle GPU on each of two nodes worse than one on one: only the latter serves a whole-GPU task.
+/// Makes half an idle GPU on each of two nodes worse than one on one: only the latter serves a whole-GPU
+/// task.
 const POWER: f64 = 0.6;
 /// A task of eight GPUs counts as this power of eight of one. At 1 few sequences have one, and it is refused
 /// three times as often.
 const SIZE: f64 = 1.6;
 /// What an idle processor is worth, of a GPU, that is too few for tasks without a GPU.
 const STRANDED: f64 = 0.1;
-/// States of nodes whose worth is kept. Above it all are forgotten. There is room for so many from the start: to
-/// move a large table would make one decision wait for a tenth of a second.
+/// States of nodes whose worth is kept. Above it all are forgotten. There is room for so many from the start:
+/// to move a large table would make one decision wait for a tenth of a second.
 const KEPT: usize = 1 << 18;
 
 /// How often each kind of task comes.
@@ -127,8 +128,8 @@ fn fits(rest: &[u16], task: &Task, model: u8) -> bool {
     free >= usize::from(task.gpus) && task.allows(model)
 }
 
-/// Draws the sequences. A kind comes the more often the more GPUs it takes, so that tasks of eight GPUs, which
-/// are few and large, have their say. Of each step the draws lie evenly over the kinds.
+/// Draws the sequences. A kind comes the more often the more GPUs it takes, so that tasks of eight GPUs,
+/// which are few and large, have their say. Of each step the draws lie evenly over the kinds.
 fn sequences(demand: &Demand) -> Vec<Vec<Task>> {
     let wanted = demand.iter().filter(|(task, weight)| task.gpus > 0 && *weight > 0.0);
     let mut kinds: Vec<(Task, f64)> =

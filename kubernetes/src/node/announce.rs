@@ -1,5 +1,5 @@
-//! Tells the cluster of GPUs that are counted by resources, in a ConfigMap of this node: kubelet tells numbers
-//! of resources alone, and a scheduler has to know what is free on single GPUs.
+//! Tells the cluster of GPUs that are counted by resources, in a ConfigMap of this node: kubelet tells
+//! numbers of resources alone, and a scheduler has to know what is free on single GPUs.
 
 use std::collections::BTreeMap;
 use std::future::Future;

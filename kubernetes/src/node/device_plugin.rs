@@ -195,8 +195,8 @@ async fn register(kubelets: &Path, endpoint: &str, resource: &Resource) -> Resul
     done.map(drop).map_err(|status| anyhow::anyhow!("kubelet refuses the resource: {}", status.message()))
 }
 
-/// Refuses a resource of which kubelet has devices that are not the agent's own: another plugin serves it, and
-/// the later one of two takes it from the other.
+/// Refuses a resource of which kubelet has devices that are not the agent's own: another plugin serves it,
+/// and the later one of two takes it from the other.
 async fn refuse_others(agent: &Agent, resource: &Resource, own: &BTreeSet<String>) -> Result<()> {
     // A kubelet that has just started may not answer yet, and knows no plugin then.
     let Ok(devices) = Devices::asked(&agent.options.kubelet_dir).await else { return Ok(()) };

@@ -305,9 +305,9 @@ fn device(gpu: &Gpu, memory: DeviceMemory, node: &Node, rules: &Admission, polic
 
 /// The memory that all shares together may have. One share has at most what is one GPU's.
 ///
-/// There is no step: the scheduler of 1.36 rounds a request up to the next one without looking whether the sum
-/// still is a number. 8Ei became -8Ei, which fits, and makes room on the GPU for whoever comes next. What is
-/// no whole MiB is rounded down here.
+/// There is no step: the scheduler of 1.36 rounds a request up to the next one without looking whether the
+/// sum still is a number. 8Ei became -8Ei, which fits, and makes room on the GPU for whoever comes next. What
+/// is no whole MiB is rounded down here.
 fn memory_capacity(memory: DeviceMemory, rules: &Admission, policy: &Policy) -> DeviceCapacity {
     let whole = |memory: DeviceMemory| memory.bytes() / MIB * MIB;
     let (all, most) =

@@ -1,8 +1,9 @@
 //! Which of several extenders decides: the one that holds a Lease (coordination.k8s.io/v1).
 //!
 //! Each kube-scheduler may have an extender beside it, and only one of them calls. So the Lease follows the
-//! calls: an extender takes it when it is called, keeps it while it is called, and gives it up when it has not
-//! been for a while. Who holds it binds only while its time, by its own clock and with a margin, is not over.
+//! calls: an extender takes it when it is called, keeps it while it is called, and gives it up when it has
+//! not been for a while. Who holds it binds only while its time, by its own clock and with a margin, is not
+//! over.
 
 use std::sync::Mutex;
 use std::time::Duration;

@@ -1,8 +1,8 @@
-//! What namespaces may have of GPUs in all, as Tencent's gpu-quota-admission has it: a ConfigMap says for each
-//! namespace how many GPUs of which model, and of which pools of nodes.
+//! What namespaces may have of GPUs in all, as Tencent's gpu-quota-admission has it: a ConfigMap says for
+//! each namespace how many GPUs of which model, and of which pools of nodes.
 //!
-//! Pods count that are bound, and those whose binding is asked for. What a namespace has already stays; more is
-//! refused. A namespace without an entry is not bounded.
+//! Pods count that are bound, and those whose binding is asked for. What a namespace has already stays; more
+//! is refused. A namespace without an entry is not bounded.
 
 use std::collections::{BTreeMap, HashMap};
 

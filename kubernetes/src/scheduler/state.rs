@@ -1,5 +1,5 @@
-//! What the extender knows of the cluster: nodes, their GPUs, and pods with what they hold. It is what the API
-//! server says, and the bindings that were asked of it and have not been told back yet.
+//! What the extender knows of the cluster: nodes, their GPUs, and pods with what they hold. It is what the
+//! API server says, and the bindings that were asked of it and have not been told back yet.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -296,8 +296,8 @@ impl State {
         self.pods.iter()
     }
 
-    /// Counts a node anew. Pods whose GPUs nobody tells are taken to be where they would be put now, after all
-    /// others.
+    /// Counts a node anew. Pods whose GPUs nobody tells are taken to be where they would be put now, after
+    /// all others.
     fn count(&mut self, number: usize) {
         let known = &self.nodes[number];
         let machine = known.gpus.as_ref().map(|gpus| gpus.machine(known.cpu)).unwrap_or_default();
@@ -342,8 +342,8 @@ impl State {
         Needs { cpu: tracked.cpu, ..needs.unwrap_or_default() }
     }
 
-    /// What the containers of a pod have on a node, and their names. Of how many GPUs is what kubelet gave, or the
-    /// extender chose: a label of the pod may have been changed since.
+    /// What the containers of a pod have on a node, and their names. Of how many GPUs is what kubelet gave,
+    /// or the extender chose: a label of the pod may have been changed since.
     fn held_on(&self, number: usize, uid: &str, tracked: &Tracked) -> Option<(Needs, Vec<String>)> {
         let node = &self.nodes[number];
         let terms = self.terms.get(node.terms?)?;

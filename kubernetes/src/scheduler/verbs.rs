@@ -148,8 +148,8 @@ fn prioritize(extender: &Extender, asked: Arguments) -> Vec<Priority> {
     names.iter().zip(scores).map(|(name, score)| Priority { host: (*name).to_owned(), score }).collect()
 }
 
-/// Whole numbers of 0 to 10. The first of the best nodes alone gets 10, so that equals are filled one after the
-/// other.
+/// Whole numbers of 0 to 10. The first of the best nodes alone gets 10, so that equals are filled one after
+/// the other.
 pub fn scores(worths: &[Option<f64>]) -> Vec<i64> {
     let known = || worths.iter().flatten().copied();
     let (least, most) = (known().fold(f64::INFINITY, f64::min), known().fold(f64::NEG_INFINITY, f64::max));

@@ -37,8 +37,8 @@ fn share(share: &Share) -> String {
     }
 }
 
-/// The annotations of a pod that is bound to a node with these GPUs. `containers` are all of the pod's by name:
-/// other systems count by their place.
+/// The annotations of a pod that is bound to a node with these GPUs. `containers` are all of the pod's by
+/// name: other systems count by their place.
 pub fn annotations(
     asking: &[Asking],
     containers: &[String],

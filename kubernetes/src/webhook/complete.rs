@@ -1,5 +1,5 @@
-//! Completes pods that ask for GPUs: their runtime class, and resources that kubelet needs beside those that they
-//! name. Pure.
+//! Completes pods that ask for GPUs: their runtime class, and resources that kubelet needs beside those that
+//! they name. Pure.
 
 use gpushare_inventory::DeviceMemory;
 use gpushare_request::{Cores, MemoryRequest};

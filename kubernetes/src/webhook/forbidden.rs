@@ -1,5 +1,5 @@
-//! Finds keys by which a pod would grant itself something: annotations that only plugins and schedulers write, and
-//! variables by which containers ask for GPUs or turn limits off. Pure.
+//! Finds keys by which a pod would grant itself something: annotations that only plugins and schedulers
+//! write, and variables by which containers ask for GPUs or turn limits off. Pure.
 
 use gpushare_request::is_request_variable;
 use serde_json::Value;
@@ -25,7 +25,8 @@ const DEVICE_MOUNTS: &str = "/var/run/nvidia-container-devices";
 /// One that users write although it begins like one of those.
 const OF_USERS: &str = "tencent.com/vcuda-core-limit";
 
-/// Why the pod may not be made, or changed from `before`; `None` where it may. What it had before it may keep.
+/// Why the pod may not be made, or changed from `before`; `None` where it may. What it had before it may
+/// keep.
 pub fn first(pod: &Value, before: &Value) -> Option<String> {
     let annotations = pod["metadata"]["annotations"].as_object().into_iter().flatten();
     let is_new =

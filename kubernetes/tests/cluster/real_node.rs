@@ -309,8 +309,8 @@ fn a_real_kubelets_word_stops_who_asks_by_variables_alone() {
     report(&cluster, &worker, "honest", "main").assert_size(30 * GIB);
 }
 
-/// A pod of another system's document: its file below `PEER_MANIFESTS`, what it asks for, and what the document
-/// says that its container gets: how many GPUs, and MiB of each.
+/// A pod of another system's document: its file below `PEER_MANIFESTS`, what it asks for, and what the
+/// document says that its container gets: how many GPUs, and MiB of each.
 struct Documented {
     file: &'static str,
     asks: Value,
@@ -323,8 +323,8 @@ fn documented(file: &'static str, asks: Value, gpus: u64, mebibytes: u64) -> Doc
 }
 
 impl Documented {
-    /// The pods of the document where `PEER_MANIFESTS` names a folder with it, else one that asks for the same.
-    /// They are unchanged but for what [`on_this_machine`] changes.
+    /// The pods of the document where `PEER_MANIFESTS` names a folder with it, else one that asks for the
+    /// same. They are unchanged but for what [`on_this_machine`] changes.
     fn pods(&self) -> Vec<Value> {
         let folder = std::env::var_os("PEER_MANIFESTS").map(std::path::PathBuf::from);
         let Some(text) = folder.and_then(|folder| fs::read_to_string(folder.join(self.file)).ok()) else {

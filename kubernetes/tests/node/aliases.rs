@@ -1,6 +1,6 @@
 //! Pods of other systems' documents, by their resources and amounts: chosen by our extender, counted by our
-//! plugin, and held by our runtime. A container sees a GPU of the size that the document tells, and its programs
-//! read that system's words.
+//! plugin, and held by our runtime. A container sees a GPU of the size that the document tells, and its
+//! programs read that system's words.
 //!
 //! The amounts are those of the documents; the nodes have GPUs of 80 GiB. docs/kubernetes.md has the table.
 

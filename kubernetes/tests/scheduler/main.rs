@@ -1,4 +1,5 @@
-//! `gpushare-kube scheduler`, called as kube-scheduler calls it, over real HTTP and beside a simulated API server.
+//! `gpushare-kube scheduler`, called as kube-scheduler calls it, over real HTTP and beside a simulated API
+//! server.
 
 mod binding;
 mod messages;

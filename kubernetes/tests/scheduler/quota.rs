@@ -1,5 +1,5 @@
-//! Quotas of namespaces, with the examples of gpu-quota-admission (tkestack/gpu-admission, docs/gpu-quota.md and
-//! test/gpu_quota.json) by their numbers.
+//! Quotas of namespaces, with the examples of gpu-quota-admission (tkestack/gpu-admission, docs/gpu-quota.md
+//! and test/gpu_quota.json) by their numbers.
 
 use std::path::Path;
 use std::time::Duration;

@@ -11,8 +11,8 @@ use crate::node::device_plugin::offer::gpu_of;
 use crate::node::podresources::ContainerDevices;
 use crate::resource::Resource;
 
-/// What a container has of the node's own device plugin, one part for each of its GPUs: the devices say which,
-/// and its resources how much of each. `asked` are its amounts of them.
+/// What a container has of the node's own device plugin, one part for each of its GPUs: the devices say
+/// which, and its resources how much of each. `asked` are its amounts of them.
 ///
 /// # Errors
 /// When it has devices of other GPUs than it asks for, as kubelet allocates each resource by itself.

@@ -145,8 +145,8 @@ fn read(
     Ok(noted)
 }
 
-/// What the claims that a container names give it: claim, number in the claim, and part. A claim that it names
-/// twice counts once.
+/// What the claims that a container names give it: claim, number in the claim, and part. A claim that it
+/// names twice counts once.
 fn of_claims(
     pod: &Pod,
     container: &Container,

@@ -1,7 +1,7 @@
 //! What this node's pods ask for by resources, and the GPUs that the scheduler extender chose for them.
 //!
-//! kubelet asks for advice on one resource at a time and names no pod. What is known here is for advice alone:
-//! two pods may ask for the same amount, and annotations can be forged.
+//! kubelet asks for advice on one resource at a time and names no pod. What is known here is for advice
+//! alone: two pods may ask for the same amount, and annotations can be forged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -33,8 +33,8 @@ const TOGETHER: Duration = Duration::from_secs(2);
 /// How long may be looked for what to advise: kubelet admits no other pod meanwhile.
 const ADVICE: Duration = Duration::from_millis(500);
 
-/// The last allocation: which resource, of which GPU. A container's memory and compute are two resources, each
-/// with calls of its own; without this its compute might be another GPU's.
+/// The last allocation: which resource, of which GPU. A container's memory and compute are two resources,
+/// each with calls of its own; without this its compute might be another GPU's.
 #[derive(Clone, Default)]
 pub struct Paired(Arc<Mutex<Option<(Instant, String, GpuUuid)>>>);
 
@@ -130,7 +130,8 @@ impl Plugin {
             let offer = Arc::clone(&self.offered.borrow());
             let chosen = self.agent.placements.chosen(&self.resource, count).unwrap_or_default();
             let advice = Advice {
-                // What a scheduler chose for the pod comes first, then the GPU of the container's other resource.
+                // What a scheduler chose for the pod comes first, then the GPU of the container's other
+                // resource.
                 first: chosen.iter().filter_map(|index| offer.at(*index)).chain(beside).collect(),
                 suiting: self.suiting(count, known.as_ref()).await,
                 each: count.div_ceil(self.gpus(count, known.as_ref())),
@@ -277,8 +278,8 @@ struct Advice {
 }
 
 impl Advice {
-    /// Ids of as few GPUs as can be: those of which they must be, those that come first, then others as the node
-    /// places, of the suiting ones first.
+    /// Ids of as few GPUs as can be: those of which they must be, those that come first, then others as the
+    /// node places, of the suiting ones first.
     fn preferred(&self, request: &ContainerPreferred) -> Vec<String> {
         let size = usize::try_from(request.allocation_size).unwrap_or(0);
         let each = usize::try_from(self.each).unwrap_or(size).max(1);

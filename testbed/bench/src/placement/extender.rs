@@ -1,5 +1,5 @@
-//! What the extender's answers cost kube-scheduler in a large cluster: filter and prioritize of all nodes over
-//! HTTP, as JSON, and the memory of the program.
+//! What the extender's answers cost kube-scheduler in a large cluster: filter and prioritize of all nodes
+//! over HTTP, as JSON, and the memory of the program.
 
 use std::time::Instant;
 

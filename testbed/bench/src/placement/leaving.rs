@@ -9,8 +9,8 @@ use super::fgd::Fgd;
 use super::trace::{self, Trace, capacity, needs, popularity};
 use crate::table::{Row, Table};
 
-/// One node of this many is there: at most 66 GPUs of the trace's 6,212 are used at one time, and nobody would
-/// wait.
+/// One node of this many is there: at most 66 GPUs of the trace's 6,212 are used at one time, and nobody
+/// would wait.
 const KEPT: [usize; 3] = [80, 110, 150];
 
 /// Idle shares are looked at beside each arrival of this many.
