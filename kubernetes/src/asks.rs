@@ -52,9 +52,12 @@ pub fn of(pod: &Pod, container: &Container, resources: &[Resource]) -> Asking {
     Asking { container: container.name.clone(), amounts, gpus: gpus(pod), ends_first: false }
 }
 
-/// Of how many GPUs each container of the pod is to have a part: Alibaba's ACK has a label for it.
+/// The label of Alibaba's ACK that says of how many GPUs each container of the pod is to have a part.
+pub const GPU_COUNT: &str = "aliyun.com/gpu-count";
+
+/// Of how many GPUs each container of the pod is to have a part.
 fn gpus(pod: &Pod) -> u8 {
-    let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get("aliyun.com/gpu-count"));
+    let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(GPU_COUNT));
     let count = label.and_then(|text| text.parse::<u8>().ok());
     count.filter(|count| (1..=GPUS).contains(&usize::from(*count))).unwrap_or(1)
 }
@@ -166,10 +169,18 @@ impl Terms {
                 names.join(" and ")
             ));
         }
-        // Only Alibaba's amounts are of several GPUs together by a label.
-        let is_alibabas =
-            |known: &&Resource| known.system == System::Aliyun && amounts.contains_key(&known.name);
-        let gpus = if self.resources.iter().any(|known| is_alibabas(&known)) { gpus } else { 1 };
+        // Only Alibaba's amounts are of several GPUs together by a label, and whole units of each.
+        let mut alibabas = self.resources.iter().filter(|known| known.system == System::Aliyun);
+        let gpus = if alibabas.clone().any(|known| amounts.contains_key(&known.name)) { gpus } else { 1 };
+        let uneven = alibabas.find_map(|known| {
+            let count = amounts.get(&known.name).filter(|count| !count.is_multiple_of(gpus.max(1).into()))?;
+            Some((count, &known.name))
+        });
+        if let Some((count, name)) = uneven {
+            return Err(format!(
+                "{count} of {name} are no whole number on each of {gpus} GPUs ({GPU_COUNT}): ask for a multiple"
+            ));
+        }
         said.share(self.default_cores, gpus)
     }
 
