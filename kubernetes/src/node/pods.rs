@@ -1,5 +1,6 @@
 //! Follows this node's pods: the API server lists them, and then tells every change.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -58,16 +59,20 @@ async fn follow(agent: &Arc<Agent>, presence: &mut Option<Presence>) -> Result<I
     let field =
         format!("spec.nodeName={},status.phase!=Succeeded,status.phase!=Failed", agent.options.node_name);
     let mut page = ListParams::default().fields(&field).limit(PAGE);
-    let mut version = String::new();
+    let (mut version, mut uids) = (String::new(), HashSet::new());
     loop {
         let listed = api.list(&page).await.context("the API server does not list this node's pods")?;
         version = listed.metadata.resource_version.unwrap_or(version);
-        listed.items.into_iter().for_each(|pod| pods.learn(pod));
+        for pod in listed.items {
+            uids.extend(pod.metadata.uid.clone());
+            pods.learn(pod);
+        }
         match listed.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => page = page.continue_token(&token),
             None => break,
         }
     }
+    agent.placements.retain(&uids);
     if let Some(notes) = &pods.notes {
         notes.forget_others()?;
     }

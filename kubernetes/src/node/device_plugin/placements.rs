@@ -3,7 +3,7 @@
 //! kubelet asks for advice on one resource at a time and names no pod. What is known here is for advice
 //! alone: two pods may ask for the same amount, and annotations can be forged.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpushare_placement::Part;
@@ -99,11 +99,21 @@ impl Placements {
         }
     }
 
-    /// What the first container asks for which waits for `count` of this resource.
-    pub fn beside(&self, resource: &Resource, count: u64) -> Option<Asking> {
+    /// What the containers ask for that wait for `count` of this resource, in the order of their pods.
+    pub fn waiting(&self, resource: &Resource, count: u64) -> Vec<Asking> {
         let known = self.known();
-        let mut its = known.pods.values().flat_map(|pod| pod.waits_for(resource, count));
-        its.next().map(|its| its.asking.clone())
+        let its = known.pods.values().flat_map(|pod| pod.waits_for(resource, count));
+        its.map(|its| its.asking.clone()).collect()
+    }
+
+    /// Forgets all pods but those with these UIDs: the others have ended unheard.
+    pub fn retain(&self, uids: &HashSet<String>) {
+        let mut known = self.known();
+        let before = known.pods.len();
+        known.pods.retain(|_, known| uids.contains(&known.uid));
+        if known.pods.len() != before {
+            known.changes += 1;
+        }
     }
 
     /// The indexes of the GPUs that were chosen for the first container that waits for `count` of this
@@ -115,23 +125,27 @@ impl Placements {
         all.find_map(|(pod, its)| pod.placement.get(&its.asking.container).cloned())
     }
 
-    /// kubelet allocates so many of this resource on these GPUs.
+    /// kubelet allocates so many of this resource on these GPUs: to the first container that waits for them
+    /// there, else to the first that waits for as many.
     pub fn allocated(&self, resource: &Resource, count: u64, gpus: &[u32]) {
         let mut known = self.known();
-        let is_its = |pod: &KnownPod, its: &KnownContainer| {
-            pod.placement.get(&its.asking.container).is_none_or(|chosen| chosen == gpus)
+        let waiting = known.pods.iter().flat_map(|(key, pod)| {
+            pod.waits_for(resource, count).map(move |its| {
+                let chosen = pod.placement.get(&its.asking.container);
+                let is_elsewhere = chosen.is_some_and(|chosen| chosen != gpus);
+                (is_elsewhere, *key, its.asking.container.clone())
+            })
+        });
+        let Some((_, key, container)) = waiting.min_by_key(|(is_elsewhere, key, _)| (*is_elsewhere, *key))
+        else {
+            return;
         };
-        for pod in known.pods.values_mut().filter(|pod| !pod.is_admitted) {
-            let waiting = pod
-                .waits_for(resource, count)
-                .find(|its| is_its(pod, its))
-                .map(|its| its.asking.container.clone());
-            if let Some(its) =
-                pod.containers.iter_mut().find(|its| Some(&its.asking.container) == waiting.as_ref())
-            {
-                its.allocated.insert(resource.name.clone());
-                return;
-            }
+        let its = known
+            .pods
+            .get_mut(&key)
+            .and_then(|pod| pod.containers.iter_mut().find(|its| its.asking.container == container));
+        if let Some(its) = its {
+            its.allocated.insert(resource.name.clone());
         }
     }
 
@@ -178,5 +192,71 @@ impl Placements {
 
     fn known(&self) -> MutexGuard<'_, Known> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::resource::{System, Unit};
+
+    fn resources() -> [Resource; 2] {
+        let resource = |name: &str, unit| Resource { name: name.into(), unit, system: System::GpuManager };
+        [
+            resource("tencent.com/vcuda-memory", Unit::Memory(256 << 20)),
+            resource("tencent.com/vcuda-core", Unit::Percent),
+        ]
+    }
+
+    fn pod(name: &str, core: u64, gpus: &[u32], is_admitted: bool) -> Pod {
+        let limits = json!({"tencent.com/vcuda-memory": "60", "tencent.com/vcuda-core": core.to_string()});
+        let chosen = json!({"main": gpus}).to_string();
+        let started = if is_admitted { json!("2026-11-25T00:00:00Z") } else { Value::Null };
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "team", "uid": name,
+                "annotations": {crate::gpus::PLACEMENT: chosen}},
+            "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]},
+            "status": {"startTime": started}}))
+        .unwrap()
+    }
+
+    fn cores(placements: &Placements) -> Vec<u64> {
+        let [memory, core] = resources();
+        placements.waiting(&memory, 60).iter().map(|asking| asking.amounts[&core.name]).collect()
+    }
+
+    #[test]
+    fn what_is_allocated_is_that_of_the_container_which_waits_for_it_there() {
+        let [memory, core] = resources();
+        let placements = Placements::default();
+        for (name, core, gpus) in [("a", 200, &[0, 1][..]), ("b", 50, &[2]), ("c", 40, &[3])] {
+            placements.learn(&pod(name, core, gpus, false), &resources());
+        }
+        assert_eq!(cores(&placements), [200, 50, 40], "in the order of their pods");
+        assert_eq!(placements.chosen(&memory, 60), Some(vec![0, 1]));
+        placements.allocated(&memory, 60, &[2]);
+        assert_eq!(cores(&placements), [200, 40]);
+        assert_eq!(placements.waiting(&core, 50).len(), 1, "its compute it waits for still");
+        // Where nobody was to be there it is the first one: none is waited for twice.
+        placements.allocated(&memory, 60, &[7]);
+        assert_eq!(cores(&placements), [40]);
+        placements.learn(&pod("c", 40, &[3], true), &resources());
+        assert!(cores(&placements).is_empty(), "kubelet has admitted it");
+        placements.allocated(&memory, 60, &[3]);
+    }
+
+    #[test]
+    fn pods_that_ended_unheard_are_waited_for_no_longer() {
+        let placements = Placements::default();
+        for name in ["gone", "here"] {
+            placements.learn(&pod(name, 200, &[0, 1], false), &resources());
+        }
+        let changes = placements.changes();
+        placements.retain(&["here".to_owned()].into());
+        assert_eq!((cores(&placements).len(), placements.changes()), (1, changes + 1));
+        placements.retain(&["here".to_owned()].into());
+        assert_eq!(placements.changes(), changes + 1);
     }
 }

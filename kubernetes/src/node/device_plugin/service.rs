@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use gpushare_inventory::GpuUuid;
 use gpushare_placement::Part;
 use gpushare_quota::Placement;
+use gpushare_request::KubeletPolicy;
 use gpushare_rpc::{self as rpc, Answer, Calls};
 use http::Request;
 use tokio::sync::{mpsc, watch};
@@ -21,7 +22,7 @@ use super::messages::{
     NumaNode, Options, Preferred, PreferredAnswer, Topology,
 };
 use super::offer::{Offer, OfferedGpu, gpu_of, id};
-use crate::asks::{Asking, Compute, Terms, percent};
+use crate::asks::{Asking, Compute, GPU_COUNT, Terms, percent};
 use crate::node::Agent;
 use crate::node::podresources::Devices;
 use crate::resource::{Counted, Resource, System, Unit};
@@ -174,7 +175,7 @@ impl Plugin {
     /// All that the container asks for, as its pod says. kubelet may have heard of the pod a moment before.
     async fn known(&self, count: u64) -> Option<Asking> {
         for _ in 0..10 {
-            if let Some(asking) = self.agent.placements.beside(&self.resource, count) {
+            if let Some(asking) = self.agent.placements.waiting(&self.resource, count).into_iter().next() {
                 return Some(asking);
             }
             sleep(ADVICE / 20).await;
@@ -197,27 +198,14 @@ impl Plugin {
         .max(1)
     }
 
-    /// Whether the resource is memory of a container that gets whole GPUs.
-    fn is_beside_wholes(&self, known: Option<&Asking>) -> bool {
-        let terms = Terms { resources: self.agent.resources.clone(), default_cores: 0 };
-        let share = known.and_then(|asking| terms.share(&asking.amounts, asking.gpus).ok());
-        self.resource.unit.is_of_memory() && share.is_some_and(|share| share.part == Part::Whole)
-    }
-
     fn allocate(&self, asked: &Allocate) -> Result<Allocated, Status> {
         let offer = Arc::clone(&self.offered.borrow());
         let mut container_responses = Vec::new();
         for request in &asked.container_requests {
             let count = request.device_ids.len() as u64;
-            let known = self.agent.placements.beside(&self.resource, count);
-            if self.is_beside_wholes(known.as_ref()) {
-                // The GPUs are those of the compute.
-                container_responses.push(ContainerAllocated { annotations: HashMap::new() });
-                continue;
-            }
-            let gpus = self.gpus(count, known.as_ref());
+            let spread = self.spread(&request.device_ids);
             let (gpus, answer) =
-                allocated(&request.device_ids, &self.resource, &offer, gpus).map_err(|why| {
+                allocated(&request.device_ids, &self.resource, &offer, spread).map_err(|why| {
                     tracing::warn!(resource = self.resource.name, why, "not allocated");
                     Status::failed_precondition(why)
                 })?;
@@ -231,6 +219,47 @@ impl Plugin {
         }
         Ok(Allocated { container_responses })
     }
+
+    /// How the devices may lie on GPUs. kubelet names no pod: any container that waits for as many may get
+    /// them.
+    fn spread(&self, ids: &[String]) -> Spread {
+        let count = ids.len() as u64;
+        let gpus = ids.iter().filter_map(|id| gpu_of(id)).collect::<BTreeSet<_>>().len() as u64;
+        let waiting = self.agent.placements.waiting(&self.resource, count);
+        let terms = Terms { resources: self.agent.resources.clone(), default_cores: 0 };
+        let is_beside_wholes = |asking: &Asking| {
+            let share = terms.share(&asking.amounts, asking.gpus);
+            self.resource.unit.is_of_memory() && share.is_ok_and(|share| share.part == Part::Whole)
+        };
+        let numbers: Vec<u64> = waiting.iter().map(|asking| self.gpus(count, Some(asking))).collect();
+        let of_one = |number: &&u64| **number == gpus;
+        match numbers.iter().find(of_one).or(numbers.first()) {
+            // Only the runtime knows whose they are, by what kubelet tells of the pod.
+            Some(number) if *number > 1 && !self.is_checked() && self.resource.system == System::Aliyun => {
+                Spread::Unchecked
+            }
+            Some(number) if *number == gpus => Spread::Even(gpus),
+            _ if gpus > 1 && waiting.iter().any(is_beside_wholes) => Spread::BesideWholes,
+            number => Spread::Even(number.copied().unwrap_or_else(|| self.gpus(count, None))),
+        }
+    }
+
+    /// Whether the runtime holds containers to what kubelet tells.
+    fn is_checked(&self) -> bool {
+        self.agent.config.request.kubelet == KubeletPolicy::Refuse
+    }
+}
+
+/// How the devices of a container may lie on GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spread {
+    /// In equal parts, but for a remainder, on so many.
+    Even(u64),
+    /// In any way: they are memory beside whole GPUs, which the runtime leaves unread. What is written of
+    /// them contradicts the compute of a container that gets no whole GPUs.
+    BesideWholes,
+    /// On several, by a label of the pod that nothing checks.
+    Unchecked,
 }
 
 impl Calls for Plugin {
@@ -315,12 +344,12 @@ impl Advice {
     }
 }
 
-/// What a container with these ids gets, and of which GPUs. `of` is how many GPUs it is to have.
+/// What a container with these ids gets, and of which GPUs.
 fn allocated(
     ids: &[String],
     resource: &Resource,
     offer: &Offer,
-    of: u64,
+    spread: Spread,
 ) -> Result<(Vec<GpuUuid>, ContainerAllocated), String> {
     let (name, count) = (&resource.name, ids.len() as u64);
     let mut counts: BTreeMap<GpuUuid, u64> = BTreeMap::new();
@@ -334,7 +363,18 @@ fn allocated(
         Unit::Percent => Some(percent(resource, count)?),
         _ => None,
     };
-    if counts.len() as u64 != of || counts.values().any(|its| *its > count.div_ceil(of)) {
+    let of = match spread {
+        Spread::Even(of) => of,
+        Spread::BesideWholes => counts.len() as u64,
+        Spread::Unchecked => {
+            return Err(format!(
+                "{count} of {name} on several GPUs by the label {GPU_COUNT}: set request.kubelet = \"refuse\" on the node, so that \
+                 its runtime knows whose they are"
+            ));
+        }
+    };
+    let is_even = counts.len() as u64 == of && counts.values().all(|its| *its <= count.div_ceil(of));
+    if !is_even && spread != Spread::BesideWholes {
         return Err(not_together(resource, count, of));
     }
     for gpu in &gpus {
@@ -350,7 +390,7 @@ fn allocated(
     match resource.unit {
         Unit::Memory(bytes) => {
             let bytes = bytes.saturating_mul(count) / of;
-            if bytes > offered.per_share.bytes() {
+            if bytes > offered.per_share.bytes() && spread != Spread::BesideWholes {
                 let most = offered.per_share;
                 return Err(format!(
                     "{count} of {name} are more than one container can have of a GPU ({most}); ask for less"
@@ -489,13 +529,13 @@ mod tests {
     fn what_is_allocated_is_told_to_the_runtime_or_refused_in_words() {
         let mut offer = offer(&[0, 1]);
         let granule = memory(256);
-        let (gpus, answer) = allocated(&ids(1, 3..35), &granule, &offer, 1).unwrap();
+        let (gpus, answer) = allocated(&ids(1, 3..35), &granule, &offer, Spread::Even(1)).unwrap();
         let gpu = GpuUuid::from_bytes([1; 16]);
         assert_eq!(gpus, [gpu]);
         assert_eq!(answer.annotations["alloc.gpushare.io/memory"], "8192MiB");
         assert_eq!(answer.annotations["alloc.gpushare.io/devices"], gpu.to_string());
         let percent = Resource { unit: Unit::Percent, ..granule.clone() };
-        let (_, answer) = allocated(&ids(0, 0..30), &percent, &offer, 1).unwrap();
+        let (_, answer) = allocated(&ids(0, 0..30), &percent, &offer, Spread::Even(1)).unwrap();
         assert_eq!(answer.annotations["alloc.gpushare.io/cores"], "30");
         assert_eq!(
             answer.annotations["alloc.gpushare.io/cores-devices"],
@@ -503,22 +543,23 @@ mod tests {
         );
         assert_eq!(answer.annotations.len(), 2);
         let aliyun = Resource { system: System::Aliyun, ..memory(1024) };
-        let (_, answer) = allocated(&ids(1, 0..8), &aliyun, &offer, 1).unwrap();
+        let (_, answer) = allocated(&ids(1, 0..8), &aliyun, &offer, Spread::Even(1)).unwrap();
         assert_eq!(answer.annotations["alloc.gpushare.io/memory"], "8192MiB");
         assert_eq!(answer.annotations["alloc.gpushare.io/words"], "aliyun");
         let vcuda = Resource { system: System::GpuManager, ..percent.clone() };
         let (gpus, answer) =
-            allocated(&[ids(0, 0..100), ids(1, 0..100)].concat(), &vcuda, &offer, 2).unwrap();
+            allocated(&[ids(0, 0..100), ids(1, 0..100)].concat(), &vcuda, &offer, Spread::Even(2)).unwrap();
         let both = gpus.iter().map(GpuUuid::to_string).collect::<Vec<_>>().join(",");
         assert_eq!(answer.annotations, [("alloc.gpushare.io/whole-devices".to_owned(), both.clone())].into());
         let slot = Resource { unit: Unit::Slot(10), system: System::Hami, ..granule.clone() };
-        let (_, answer) = allocated(&[ids(0, 3..4), ids(1, 0..1)].concat(), &slot, &offer, 2).unwrap();
+        let (_, answer) =
+            allocated(&[ids(0, 3..4), ids(1, 0..1)].concat(), &slot, &offer, Spread::Even(2)).unwrap();
         assert_eq!(answer.annotations["alloc.gpushare.io/devices"], both);
         let replica = Resource { unit: Unit::Replica(3), system: System::Nvidia, ..granule.clone() };
-        let (_, answer) = allocated(&ids(1, 2..3), &replica, &offer, 1).unwrap();
+        let (_, answer) = allocated(&ids(1, 2..3), &replica, &offer, Spread::Even(1)).unwrap();
         assert_eq!(answer.annotations["alloc.gpushare.io/memory"], "27306MiB");
         let spread = [ids(0, 0..16), ids(1, 0..16)].concat();
-        let (_, answer) = allocated(&spread, &granule, &offer, 2).unwrap();
+        let (_, answer) = allocated(&spread, &granule, &offer, Spread::Even(2)).unwrap();
         assert_eq!(answer.annotations["alloc.gpushare.io/memory"], "4096MiB", "of each");
         for (ids, resource, of, want) in [
             (Vec::new(), &granule, 1, "no device of"),
@@ -535,11 +576,18 @@ mod tests {
             (ids(0, 0..2), &replica, 1, "ask for 1"),
             (ids(0, 0..7), &Resource { system: System::Qgpu, ..percent.clone() }, 1, "in steps of 5"),
         ] {
-            let told = allocated(&ids, resource, &offer, of).unwrap_err();
+            let told = allocated(&ids, resource, &offer, Spread::Even(of)).unwrap_err();
             assert!(told.contains(want), "{want}: {told}");
         }
+        let spread = [ids(0, 0..20), ids(1, 0..12)].concat();
+        let (gpus, answer) = allocated(&spread, &granule, &offer, Spread::BesideWholes).unwrap();
+        let both = gpus.iter().map(GpuUuid::to_string).collect::<Vec<_>>().join(",");
+        // It is written all the same: beside the compute of one GPU it is a contradiction.
+        assert_eq!(answer.annotations["alloc.gpushare.io/devices"], both);
+        let told = allocated(&spread, &aliyun, &offer, Spread::Unchecked).unwrap_err();
+        assert!(told.contains("request.kubelet"), "{told}");
         offer = Offer::default();
-        assert!(allocated(&ids(0, 0..1), &granule, &offer, 1).is_err());
+        assert!(allocated(&ids(0, 0..1), &granule, &offer, Spread::Even(1)).is_err());
     }
 
     #[test]
