@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use serde::{Deserialize, Serialize};
 
 use crate::asks::Terms;
-use crate::resource::Resource;
+use crate::resource::{Resource, Unit};
 
 /// The label of these ConfigMaps.
 pub const LABEL: &str = "gpushare.io/node-gpus";
@@ -109,6 +109,11 @@ impl NodeGpus {
     /// The node for the ledger.
     pub fn machine(&self, cpu: u64) -> Machine {
         let mut groups: Vec<&str> = Vec::new();
+        let shares = self.resources.iter().find_map(|resource| match resource.unit {
+            Unit::Slot(count) | Unit::Replica(count) => Some(count),
+            _ => None,
+        });
+        let shares = shares.unwrap_or(0);
         let gpus = self.gpus.iter().map(|gpu| {
             let name = &*gpu.nvlink_group;
             if !name.is_empty() && !groups.contains(&name) {
@@ -120,6 +125,7 @@ impl NodeGpus {
                 per_share: gpu.per_share,
                 default_memory: gpu.default_memory,
                 cores: gpu.cores,
+                shares,
                 group: u8::try_from(group).unwrap_or(0),
                 is_open: gpu.is_open,
             }
@@ -141,6 +147,7 @@ impl NodeGpus {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resource::System;
 
     #[test]
     fn a_config_map_tells_what_the_agent_wrote() {
@@ -161,6 +168,10 @@ mod tests {
         assert_eq!(NodeGpus::read(&map).unwrap(), node);
         let groups: Vec<u8> = node.machine(0).gpus.iter().map(|gpu| gpu.group).collect();
         assert_eq!(groups, [1, 2, 1, 0]);
+        let slot = Resource { name: "nvidia.com/gpu".into(), unit: Unit::Slot(10), system: System::Hami };
+        let shares = |node: &NodeGpus| node.machine(0).gpus[0].shares;
+        assert_eq!(shares(&NodeGpus { resources: vec![slot], ..node.clone() }), 10, "kubelet gives no more");
+        assert_eq!(shares(&node), 0);
         assert_eq!(NodeGpus::node_of(&NodeGpus::name_of("node-a")), Some("node-a"));
         assert!(NodeGpus::read(&ConfigMap::default()).is_err());
     }

@@ -80,6 +80,8 @@ enum Written {
 
 /// A share of one GPU beside which other resources say how much.
 pub const SLOT: &str = "gpushare.io/gpu-slot";
+/// How many of [`SLOT`] a GPU has: it is there to have kubelet give a GPU, and bounds nothing.
+const UNBOUNDED: u16 = 1000;
 
 const KNOWN: [(&str, Written, System, Counted); 21] = [
     ("gpushare.io/gpu-memory", Written::Granule, System::Own, Counted::ByKubelet),
@@ -135,6 +137,7 @@ impl Resource {
                 Written::Mebibytes(count) => Unit::Memory(count << 20),
                 Written::MemoryPercent => Unit::MemoryPercent,
                 Written::Percent => Unit::Percent,
+                Written::Slot if name == SLOT => Unit::Slot(UNBOUNDED),
                 Written::Slot => Unit::Slot(config.kubernetes.slots),
                 Written::Replica => Unit::Replica(config.kubernetes.slots),
                 Written::Gpus => Unit::Gpus,

@@ -334,7 +334,7 @@ fn best<P: Policy>(
 pub(crate) mod tests {
     use super::*;
     use crate::fill::Fill;
-    use crate::machine::{Gpu, Memory};
+    use crate::machine::{Gpu, Memory, Taken};
     use crate::node::{Models, WHOLE};
     use crate::simple::{Binpack, Spread};
 
@@ -407,6 +407,7 @@ pub(crate) mod tests {
                 per_share: 950 << 20,
                 default_memory: 100 << 20,
                 cores: 100,
+                shares: u16::try_from(number % 5).unwrap(),
                 group: if number.is_multiple_of(2) { group(index) } else { 0 },
                 is_open: index != 3,
             };
@@ -454,7 +455,7 @@ pub(crate) mod tests {
     /// What the pods of a node hold is within every GPU, and each has what it needs.
     fn assert_sound(ledger: &Any, number: usize) {
         let machine = &machines()[number];
-        let mut sums = vec![(0, 0); machine.gpus.len()];
+        let mut sums = vec![Taken::default(); machine.gpus.len()];
         let mut wholes = vec![0; machine.gpus.len()];
         let mut holders = vec![0; machine.gpus.len()];
         let state = State::idle(machine);
@@ -471,14 +472,16 @@ pub(crate) mod tests {
                     holders[index] += 1;
                 }
             }
-            for (index, (memory, cores)) in state.used(needs, places) {
-                sums[index].0 += memory;
-                sums[index].1 += cores;
+            for (index, taken) in state.used(needs, places) {
+                sums[index].memory += taken.memory;
+                sums[index].cores += taken.cores;
+                sums[index].shares += taken.shares;
             }
         }
-        for (index, (memory, cores)) in sums.iter().enumerate() {
+        for (index, Taken { memory, cores, shares }) in sums.iter().enumerate() {
             let gpu = &machine.gpus[index];
             assert!(*memory <= gpu.memory && *cores <= gpu.cores, "GPU {index} of node {number}: {sums:?}");
+            assert!(gpu.shares == 0 || *shares <= gpu.shares, "GPU {index} of node {number}: {sums:?}");
             assert!(wholes[index] == 0 || holders[index] == 1, "a whole GPU is shared: node {number}");
             let left = ledger.left(number)[index];
             assert_eq!(left, (gpu.memory - memory, gpu.cores - cores));

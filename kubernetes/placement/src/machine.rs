@@ -15,6 +15,8 @@ pub struct Gpu {
     pub default_memory: u64,
     /// Percent of its compute that all shares together may have.
     pub cores: u16,
+    /// How many shares there may be of it; 0 is no bound.
+    pub shares: u16,
     /// GPUs of one group reach each other fast; 0 is no group.
     pub group: u8,
     /// Whether new shares of it are given.
@@ -104,7 +106,42 @@ pub enum Misfit {
 struct Left {
     memory: u64,
     cores: u16,
+    /// Shares; where their number has no bound it stays as it is.
+    shares: u16,
     is_idle: bool,
+}
+
+/// What shares have of a GPU together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Taken {
+    pub memory: u64,
+    pub cores: u16,
+    pub shares: u16,
+}
+
+impl Taken {
+    fn one(part: Part, gpu: &Gpu) -> Self {
+        let (memory, cores) = part.of(gpu);
+        Self { memory, cores, shares: 1 }
+    }
+
+    /// At the same time.
+    fn and(self, other: Self) -> Self {
+        Self {
+            memory: self.memory.saturating_add(other.memory),
+            cores: self.cores.saturating_add(other.cores),
+            shares: self.shares.saturating_add(other.shares),
+        }
+    }
+
+    /// One after the other.
+    fn or(self, other: Self) -> Self {
+        Self {
+            memory: self.memory.max(other.memory),
+            cores: self.cores.max(other.cores),
+            shares: self.shares.max(other.shares),
+        }
+    }
 }
 
 /// What is left of a node.
@@ -133,6 +170,13 @@ impl Share {
         let of_memory = part(memory, gpu.memory, u64::div_ceil);
         let of_cores = part(cores.into(), gpu.cores.into(), u64::div_ceil);
         of_memory.max(of_cores)
+    }
+}
+
+impl Left {
+    /// Whether there may be one more share of the GPU.
+    fn has_shares(&self, gpu: &Gpu) -> bool {
+        gpu.shares == 0 || self.shares > 0
     }
 }
 
@@ -172,7 +216,10 @@ fn part(amount: u64, of: u64, divided: impl Fn(u64, u64) -> u64) -> u16 {
 impl State {
     /// The node with nothing given of it.
     pub fn idle(machine: &Machine) -> Self {
-        let left = |gpu: &Gpu| (*gpu, Left { memory: gpu.memory, cores: gpu.cores, is_idle: true });
+        let left = |gpu: &Gpu| {
+            let Gpu { memory, cores, shares, .. } = *gpu;
+            (*gpu, Left { memory, cores, shares, is_idle: true })
+        };
         let gpus: Vec<(Gpu, Left)> = machine.gpus.iter().take(GPUS).map(left).collect();
         let view = Node::idle(machine.cpu, machine.memory, gpus.len(), machine.model);
         let mut state = Self { gpus, view };
@@ -187,16 +234,18 @@ impl State {
         let of_memory = part(left.memory, gpu.memory, divided);
         let of_cores =
             if gpu.cores == 0 { WHOLE } else { part(left.cores.into(), gpu.cores.into(), divided) };
-        self.view.rest[index] = if gpu.is_open { of_memory.min(of_cores) } else { 0 };
+        let is_given = gpu.is_open && left.has_shares(gpu);
+        self.view.rest[index] = if is_given { of_memory.min(of_cores) } else { 0 };
     }
 
     /// Takes amounts of GPUs, by index, and something of the host. What is given already may be more than
     /// there is.
-    fn take(&mut self, amounts: &[(usize, (u64, u16))]) {
-        for (index, (memory, cores)) in amounts {
+    fn take(&mut self, amounts: &[(usize, Taken)]) {
+        for (index, taken) in amounts {
             let Some((_, left)) = self.gpus.get_mut(*index) else { continue };
-            left.memory = left.memory.saturating_sub(*memory);
-            left.cores = left.cores.saturating_sub(*cores);
+            left.memory = left.memory.saturating_sub(taken.memory);
+            left.cores = left.cores.saturating_sub(taken.cores);
+            left.shares = left.shares.saturating_sub(taken.shares);
             left.is_idle = false;
             self.look(*index);
         }
@@ -212,22 +261,20 @@ impl State {
 
     /// What a pod has of each GPU at these places: containers that end before the others leave theirs to
     /// them.
-    pub fn used(&self, needs: &Needs, places: &[Place]) -> Vec<(usize, (u64, u16))> {
-        let mut used: Vec<Option<(u64, u16)>> = vec![None; self.gpus.len()];
-        let amounts = |share: &Share, place: &Place| -> Vec<(usize, (u64, u16))> {
+    pub fn used(&self, needs: &Needs, places: &[Place]) -> Vec<(usize, Taken)> {
+        let mut used: Vec<Option<Taken>> = vec![None; self.gpus.len()];
+        let amounts = |share: &Share, place: &Place| -> Vec<(usize, Taken)> {
             let known = place.gpus().filter_map(|index| Some((index, self.gpus.get(index)?)));
-            known.map(|(index, (gpu, _))| (index, share.part.of(gpu))).collect()
+            known.map(|(index, (gpu, _))| (index, Taken::one(share.part, gpu))).collect()
         };
         for (share, place) in needs.shares.iter().zip(places) {
-            for (index, (memory, cores)) in amounts(share, place) {
-                let (known, percent) = used[index].unwrap_or_default();
-                used[index] = Some((known.saturating_add(memory), percent.saturating_add(cores)));
+            for (index, taken) in amounts(share, place) {
+                used[index] = Some(used[index].unwrap_or_default().and(taken));
             }
         }
         for (share, place) in needs.first.iter().zip(places.iter().skip(needs.shares.len())) {
-            for (index, (memory, cores)) in amounts(share, place) {
-                let (known, percent) = used[index].unwrap_or_default();
-                used[index] = Some((known.max(memory), percent.max(cores)));
+            for (index, taken) in amounts(share, place) {
+                used[index] = Some(used[index].unwrap_or_default().or(taken));
             }
         }
         used.iter().enumerate().filter_map(|(index, used)| Some((index, (*used)?))).collect()
@@ -241,7 +288,7 @@ impl State {
     fn fits(&self, share: &Share, index: usize) -> bool {
         let (gpu, left) = &self.gpus[index];
         let (memory, cores) = share.part.of(gpu);
-        let is_free = left.memory >= memory && left.cores >= cores;
+        let is_free = left.memory >= memory && left.cores >= cores && left.has_shares(gpu);
         share.part.is_possible(gpu) && is_free && (share.part != Part::Whole || left.is_idle)
     }
 
@@ -283,7 +330,8 @@ impl State {
     /// The node after a share came to a place.
     pub fn after(&self, share: &Share, place: Place) -> Self {
         let mut after = self.clone();
-        let amounts: Vec<_> = place.gpus().map(|index| (index, share.part.of(&self.gpus[index].0))).collect();
+        let amounts: Vec<_> =
+            place.gpus().map(|index| (index, Taken::one(share.part, &self.gpus[index].0))).collect();
         after.take(&amounts);
         after
     }
@@ -315,7 +363,14 @@ pub(crate) mod tests {
     /// A GPU of so many GiB.
     pub fn gpu(gib: u64) -> Gpu {
         let memory = gib * GIB;
-        Gpu { memory, per_share: memory, default_memory: memory / 10, cores: 100, group: 0, is_open: true }
+        Gpu {
+            memory,
+            per_share: memory,
+            default_memory: memory / 10,
+            cores: 100,
+            is_open: true,
+            ..Gpu::default()
+        }
     }
 
     /// A share of one GPU.
@@ -349,6 +404,19 @@ pub(crate) mod tests {
         assert_eq!(indexes(&state.places(&Share { gpus: 1, part: Part::Whole })), [vec![1]]);
         // 30 of 80 GiB are left, and 70 of 100 %.
         assert_eq!(state.view.gpus(), [375, 1000, 0]);
+    }
+
+    #[test]
+    fn there_are_no_more_shares_of_a_gpu_than_it_may_have() {
+        let mut state = State::idle(&machine(vec![Gpu { shares: 2, ..gpu(80) }, gpu(24)]));
+        let both = Needs { shares: vec![share(1, 0); 2], ..Needs::default() };
+        // A container that has ended before another one begins has left its share to it.
+        let first = Needs { shares: vec![share(1, 0)], first: vec![share(30, 0); 3], ..Needs::default() };
+        state.hold(&first, &[Place::of(0); 4]);
+        assert_eq!(indexes(&state.places(&share(1, 0))), [vec![0], vec![1]]);
+        state.hold(&Needs { shares: vec![share(1, 0)], ..Needs::default() }, &[Place::of(0)]);
+        assert_eq!(indexes(&state.places(&share(1, 0))), [vec![1]]);
+        assert_eq!((state.view.gpus(), state.misfit(&both)), (&[0, 1000][..], Misfit::Full));
     }
 
     #[test]
@@ -392,7 +460,8 @@ pub(crate) mod tests {
         };
         let places = [Place::of(0), Place::of(0), Place::of(0), Place::of(1)];
         let used = state.used(&needs, &places);
-        assert_eq!(used, [(0, (40 * GIB, 20)), (1, (5 * GIB, 0))]);
+        let taken = |memory, cores, shares| Taken { memory, cores, shares };
+        assert_eq!(used, [(0, taken(40 * GIB, 20, 2)), (1, taken(5 * GIB, 0, 1))]);
     }
 
     #[test]
