@@ -76,6 +76,20 @@ pub struct ShownGpu {
     pub is_open: bool,
 }
 
+impl ShownGpu {
+    /// The GPU for the ledger, of no group and with any number of shares.
+    pub fn gpu(&self) -> Gpu {
+        Gpu {
+            memory: self.memory,
+            per_share: self.per_share,
+            default_memory: self.default_memory,
+            cores: self.cores,
+            is_open: self.is_open,
+            ..Gpu::default()
+        }
+    }
+}
+
 impl NodeGpus {
     /// The name of a node's ConfigMap.
     pub fn name_of(node: &str) -> String {
@@ -120,15 +134,7 @@ impl NodeGpus {
                 groups.push(name);
             }
             let group = groups.iter().position(|group| *group == name).map_or(0, |at| at + 1);
-            Gpu {
-                memory: gpu.memory,
-                per_share: gpu.per_share,
-                default_memory: gpu.default_memory,
-                cores: gpu.cores,
-                shares,
-                group: u8::try_from(group).unwrap_or(0),
-                is_open: gpu.is_open,
-            }
+            Gpu { shares, group: u8::try_from(group).unwrap_or(0), ..gpu.gpu() }
         });
         Machine { cpu, memory: 0, model: 0, gpus: gpus.collect() }
     }

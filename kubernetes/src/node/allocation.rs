@@ -211,7 +211,7 @@ impl Node {
     async fn found(&self, agent: &Arc<Agent>, pod: &Pod) -> Found {
         match (&self.gpus, Claims::of(agent, pod).await) {
             (Ok(gpus), Ok(claims)) => {
-                let of_node = OfNode { gpus, resources: &agent.resources };
+                let of_node = OfNode { gpus, resources: &agent.resources, rules: &agent.config.quota };
                 pod::found(pod, self.devices.as_ref(), &claims, &of_node)
             }
             // A node without a GPU has nothing to allocate.

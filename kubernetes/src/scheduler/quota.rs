@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use gpushare_inventory::DeviceMemory;
-use gpushare_placement::{Memory, Part, Share};
+use gpushare_placement::{Part, Share};
 use gpushare_request::kubernetes_quantity;
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde::Deserialize;
@@ -302,12 +302,8 @@ fn of_share(share: &Share, gpu: &ShownGpu) -> Used {
     let count = u64::from(share.gpus);
     let (memory, cores) = match share.part {
         Part::Whole => (gpu.per_share, 100),
-        Part::Of(memory, cores) => {
-            let memory = match memory {
-                Memory::Default => gpu.default_memory,
-                Memory::Bytes(bytes) => bytes,
-                Memory::Part { count, of } => gpu.per_share / u64::from(of.max(1)) * u64::from(count),
-            };
+        Part::Of(..) => {
+            let (memory, cores) = share.part.of(&gpu.gpu());
             // Who limits no compute takes as much of a GPU as of its memory.
             let of_memory = (u128::from(memory) * 100).div_ceil(u128::from(gpu.per_share.max(1)));
             let of_memory = u64::try_from(of_memory).unwrap_or(100).min(100);

@@ -152,11 +152,7 @@ impl Words<'_> {
         let device = |gpu: &ShownGpu, share: &Share| {
             let (bytes, percent) = match share.part {
                 Part::Whole => (gpu.per_share, 100),
-                Part::Of(Memory::Bytes(bytes), cores) => (bytes, cores),
-                Part::Of(Memory::Default, cores) => (gpu.default_memory, cores),
-                Part::Of(Memory::Part { count, of }, cores) => {
-                    (gpu.per_share / u64::from(of.max(1)) * u64::from(count), cores)
-                }
+                Part::Of(..) => share.part.of(&gpu.gpu()),
             };
             format!("{},NVIDIA,{},{percent}:", gpu.uuid, bytes >> 20)
         };

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
-use gpushare_placement::{Memory, Part};
+use gpushare_inventory::{DeviceMemory, GpuUuid};
+use gpushare_placement::{Gpu, Memory, Part};
 use gpushare_request::{AllocatedPart, Cores};
 
+use super::pod::OfNode;
 use crate::asks::{Asking, Terms};
 use crate::node::device_plugin::offer::gpu_of;
 use crate::node::podresources::ContainerDevices;
-use crate::resource::Resource;
 
 /// What a container has of the node's own device plugin, one part for each of its GPUs: the devices say
 /// which, and its resources how much of each. `asked` are its amounts of them.
@@ -19,11 +19,11 @@ use crate::resource::Resource;
 pub fn own_parts(
     its: &[&ContainerDevices],
     asked: &Asking,
-    resources: &[Resource],
-    gpus: &[Gpu],
+    node: &OfNode<'_>,
 ) -> Result<Vec<AllocatedPart>, String> {
     let mut by_resource: BTreeMap<&str, Vec<GpuUuid>> = BTreeMap::new();
-    for devices in its.iter().filter(|its| resources.iter().any(|known| known.name == its.resource_name)) {
+    for devices in its.iter().filter(|its| node.resources.iter().any(|known| known.name == its.resource_name))
+    {
         let of = by_resource.entry(&devices.resource_name).or_default();
         for id in &devices.device_ids {
             of.push(gpu_of(id).ok_or_else(|| format!("{id:?} is no device of {}", devices.resource_name))?);
@@ -34,7 +34,7 @@ pub fn own_parts(
         gpus.dedup();
     });
     let Some((first, of_first)) = by_resource.iter().next() else { return Ok(Vec::new()) };
-    let terms = Terms { resources: resources.to_vec(), default_cores: 0 };
+    let terms = Terms { resources: node.resources.to_vec(), default_cores: 0 };
     let share = terms.share(&asked.amounts, asked.gpus)?;
     // Whole GPUs are those of the compute; what memory was asked for beside them says nothing.
     let is_enough = |gpus: &[GpuUuid]| gpus.len() == usize::from(share.gpus);
@@ -56,26 +56,22 @@ pub fn own_parts(
         ));
     }
     let part = |gpu: &GpuUuid| {
-        let total = gpus.iter().find(|known| known.uuid == *gpu).and_then(|gpu| gpu.memory);
         let (memory, cores) = match share.part {
-            Part::Whole => (None, None),
-            Part::Of(memory, cores) => {
-                (self::memory(memory, total), u8::try_from(cores).ok().and_then(Cores::new))
-            }
+            // The node's settings say.
+            Part::Whole => (None, 0),
+            Part::Of(Memory::Default, cores) => (None, cores),
+            Part::Of(..) => of_gpu(share.part, *gpu, node),
         };
+        let cores = u8::try_from(cores).ok().and_then(Cores::new);
         AllocatedPart { by: (*by).to_owned(), gpu: Some(*gpu), count: 1, memory, cores, is_pods: false }
     };
     Ok(of.iter().map(part).collect())
 }
 
-/// So much of a GPU that has `total`; `None` leaves it to the node.
-fn memory(memory: Memory, total: Option<DeviceMemory>) -> Option<DeviceMemory> {
-    match memory {
-        Memory::Default => None,
-        Memory::Bytes(bytes) => Some(DeviceMemory::from_bytes(bytes)),
-        Memory::Part { count, of } => {
-            let bytes = u128::from(total?.bytes()) * u128::from(count) / u128::from(of.max(1));
-            Some(DeviceMemory::from_bytes(u64::try_from(bytes).unwrap_or(u64::MAX) >> 20 << 20))
-        }
-    }
+/// Memory and percent of compute of this GPU.
+fn of_gpu(part: Part, gpu: GpuUuid, node: &OfNode<'_>) -> (Option<DeviceMemory>, u16) {
+    let known = node.gpus.iter().find(|known| known.uuid == gpu).and_then(|gpu| gpu.memory);
+    let per_share = known.map_or(0, |memory| node.rules.per_lease(memory).bytes());
+    let (memory, cores) = part.of(&Gpu { per_share, ..Gpu::default() });
+    (Some(DeviceMemory::from_bytes(memory)), cores)
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpushare_inventory::Gpu;
+use gpushare_quota::Admission;
 use gpushare_request::{Allocated, AllocatedPart, Cores, kubernetes_quantity};
 use k8s_openapi::api::core::v1::{
     Container, ContainerExtendedResourceRequest, Pod, PodExtendedResourceClaimStatus, PodSpec, PodStatus,
@@ -104,6 +105,8 @@ pub struct OfNode<'a> {
     pub gpus: &'a [Gpu],
     /// The resources that its own device plugin serves.
     pub resources: &'a [Resource],
+    /// What shares may have of a GPU.
+    pub rules: &'a Admission,
 }
 
 fn read(
@@ -203,7 +206,7 @@ fn of_plugins(
     }
     let counted = amounts(limits.iter().copied(), &given, node.gpus);
     given.extend(counted);
-    match own_parts(&own, &asks::of(pod, container, node.resources), node.resources, node.gpus) {
+    match own_parts(&own, &asks::of(pod, container, node.resources), node) {
         Ok(parts) => {
             given.extend(parts);
             Ok((given, None))
@@ -281,6 +284,8 @@ fn sum(one: Cores, other: Cores) -> Cores {
 
 #[cfg(test)]
 pub mod tests {
+    use std::sync::LazyLock;
+
     use gpushare_inventory::DeviceMemory;
     use serde_json::{Value, json};
 
@@ -291,6 +296,8 @@ pub mod tests {
 
     const GIB: u64 = 1 << 30;
 
+    static RULES: LazyLock<Admission> = LazyLock::new(Admission::default);
+
     /// Two GPUs of 80 GiB.
     pub fn gpus() -> Vec<Gpu> {
         vec![gpu(1), gpu(2)]
@@ -298,7 +305,7 @@ pub mod tests {
 
     /// A node whose device plugin serves nothing.
     fn node(gpus: &[Gpu]) -> OfNode<'_> {
-        OfNode { gpus, resources: &[] }
+        OfNode { gpus, resources: &[], rules: &RULES }
     }
 
     fn pod(spec: Value, status: Value) -> Pod {
@@ -465,7 +472,7 @@ pub mod tests {
         let resource = |name: &str, unit| Resource { name: name.to_owned(), unit, system: System::Own };
         let resources =
             [resource("gpushare.io/gpu-memory", memory), resource("gpushare.io/gpu-core", Unit::Percent)];
-        let node = OfNode { gpus: &gpus, resources: &resources };
+        let node = OfNode { gpus: &gpus, resources: &resources, ..node(&gpus) };
         let limits = json!({"gpushare.io/gpu-memory": "16", "gpushare.io/gpu-core": "30"});
         let pod = pod(with_limits(limits), started);
         let ids = |gpu: usize, count: u64| -> Vec<String> {
@@ -493,5 +500,27 @@ pub mod tests {
         );
         assert!(noted.refused.is_empty());
         assert!(told(1).refused["main"].contains("of another GPU than"), "{:?}", told(1).refused);
+    }
+
+    #[test]
+    fn parts_of_a_gpus_memory_are_of_what_one_share_may_have() {
+        let gpus = gpus();
+        let rules = Admission { reserve: DeviceMemory::from_bytes(2 * GIB), ..Admission::default() };
+        let resource = |name: &str, unit| Resource { name: name.to_owned(), unit, system: System::Hami };
+        let resources = [
+            resource("nvidia.com/gpu", Unit::Slot(10)),
+            resource("nvidia.com/gpumem-percentage", Unit::MemoryPercent),
+        ];
+        let node = OfNode { gpus: &gpus, resources: &resources, rules: &rules };
+        let slot = id(gpus[0].uuid, 3);
+        let devices = Devices::of_main(&[("nvidia.com/gpu", &[&slot])]);
+        for (limits, want) in [
+            (json!({"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "50"}), 39 * GIB),
+            (json!({"nvidia.com/gpu": "1"}), 78 * GIB),
+        ] {
+            let pod = pod(with_limits(limits), started());
+            let found = all(found(&pod, Ok(&devices), &Claims::default(), &node));
+            assert_eq!(found["main"].0[0].memory, Some(DeviceMemory::from_bytes(want)));
+        }
     }
 }
