@@ -17,6 +17,7 @@ mod words;
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -84,9 +85,9 @@ pub struct Options {
 enum Choice {
     /// Those of which a pod takes what others could use least, as the pods that come are.
     Fill,
-    /// The fullest.
+    /// Those with the least left.
     Binpack,
-    /// The emptiest.
+    /// Those with the most left.
     Spread,
 }
 
@@ -132,26 +133,16 @@ pub struct Extender {
     /// Held for reading while the API server is asked to bind a pod, and for writing when the Lease is given
     /// up.
     bindings: Arc<RwLock<()>>,
-    /// Counts how often another extender may have decided. All pods are listed anew then.
-    epoch: watch::Sender<u64>,
-    /// What is known, and of pods in which epoch.
+    /// What is known, and of pods in which epoch of the election: they are listed anew in each.
     known: Mutex<HashSet<(u8, u64)>>,
+    /// Whether it is about to end.
+    is_stopping: AtomicBool,
     metrics: Metrics,
 }
 
 impl Extender {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn epoch(&self) -> u64 {
-        *self.epoch.borrow()
-    }
-
-    /// Waits until another extender may have decided since this epoch.
-    async fn next_epoch(&self, epoch: u64) {
-        let mut epochs = self.epoch.subscribe();
-        let _ = epochs.wait_for(|now| *now != epoch).await;
     }
 
     /// All objects of a kind are known.
@@ -169,7 +160,7 @@ impl Extender {
 
     /// What is not known yet.
     fn unknown(&self) -> Option<Kind> {
-        let epoch = self.epoch();
+        let epoch = self.election.epoch();
         let known = self.known();
         let of = |kind: Kind| if kind == Kind::Pods { epoch } else { 0 };
         Kind::ALL.into_iter().find(|kind| !known.contains(&(*kind as u8, of(*kind))))
@@ -177,10 +168,13 @@ impl Extender {
 
     /// Whether it decides: it knows all and holds the Lease, which it takes if it can.
     async fn ready(&self) -> Ready {
+        if self.is_stopping.load(Ordering::Relaxed) {
+            return Ready::No("this extender is about to end".to_owned());
+        }
         self.election.called();
         if self.election.left().is_none() {
             match self.campaign().await {
-                Ok(Outcome::Leads | Outcome::TookOver) => {}
+                Ok(Outcome::Leads) => {}
                 Ok(Outcome::Follows(holder)) => return Ready::No(format!("extender {holder} decides")),
                 Err(error) => return Ready::No(format!("{error:#}")),
             }
@@ -214,12 +208,7 @@ impl Extender {
             return Ok(Outcome::Leads);
         }
         let outcome = tokio::time::timeout(LEASE * 4, self.election.campaign()).await;
-        let outcome = outcome.context("the API server does not answer")??;
-        if outcome == Outcome::TookOver {
-            tracing::info!("this extender decides now, after another one or for the first time");
-            self.epoch.send_modify(|epoch| *epoch += 1);
-        }
-        Ok(outcome)
+        outcome.context("the API server does not answer")?
     }
 
     /// Gives the Lease up, if that is still to be done when nothing else is under way: another extender
@@ -229,7 +218,8 @@ impl Extender {
         // Where a binding is under way for longer, the Lease runs out by itself.
         let nothing_under_way = tokio::time::timeout(LEASE * 7, self.bindings.write()).await;
         let _nothing = nothing_under_way.context("a binding is under way")?;
-        match is_still() {
+        // What no watch has told yet another extender might not find.
+        match is_still() && !self.state().has_assumed() {
             true => tokio::time::timeout(LEASE * 2, self.election.give_up()).await.context("no answer")?,
             false => Ok(()),
         }
@@ -270,8 +260,7 @@ pub fn run(options: Options) -> Result<()> {
         let identity = options.identity.clone().unwrap_or_else(identity);
         let election = Election::new(api.clone(), &options.namespace, &options.lease, identity);
         let state = Mutex::new(State::new(options.policy.policy(None)));
-        let (epoch, _) = watch::channel(0);
-        let (quota, turn, bindings, known, metrics) = Default::default();
+        let (quota, turn, bindings, known, is_stopping, metrics) = Default::default();
         let extender = Arc::new(Extender {
             api,
             options,
@@ -280,8 +269,8 @@ pub fn run(options: Options) -> Result<()> {
             election,
             turn,
             bindings,
-            epoch,
             known,
+            is_stopping,
             metrics,
         });
         serve(extender).await
@@ -312,10 +301,17 @@ async fn serve(extender: Arc<Extender>) -> Result<()> {
     let serving = serve::serve(options.address, &options.tls, Callers::Known, LARGEST, answer, until_stopped);
     let ended = async {
         end.await?;
+        extender.is_stopping.store(true, Ordering::Relaxed);
         let _ = stop.0.send(true);
         anyhow::Ok(())
     };
     tokio::try_join!(serving, ended)?;
+    let settled = async {
+        while extender.state().has_assumed() {
+            sleep(LEASE / 20).await;
+        }
+    };
+    let _ = tokio::time::timeout(LEASE * 2, settled).await;
     drop(tasks);
     // Another one need not wait then until the Lease has run out.
     let _ = extender.give_up(|| true).await;

@@ -50,7 +50,7 @@ pub enum Callers {
     Known,
 }
 
-/// An answer.
+/// The answer to an HTTP call.
 pub struct Answer {
     /// Its status.
     pub status: StatusCode,

@@ -5,7 +5,7 @@ use gpushare_inventory::Gpu;
 use gpushare_quota::{Grant, Lease};
 use gpushare_request::{Cores, Request, Told};
 
-/// The variables.
+/// Variables for the container, by name and value.
 pub(super) fn variables(request: &Request, lease: &Lease, gpus: &[Gpu]) -> Vec<(String, String)> {
     match request.told {
         None => Vec::new(),

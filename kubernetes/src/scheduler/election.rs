@@ -14,6 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// How long a Lease holds after its holder has renewed it.
@@ -31,6 +32,8 @@ pub struct Election {
     name: String,
     identity: String,
     state: Mutex<Held>,
+    /// Counts how often another extender may have decided.
+    epoch: watch::Sender<u64>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -49,10 +52,8 @@ struct Held {
 /// What came of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It holds the Lease, and nobody else has since it last did.
+    /// It holds the Lease; in a new epoch where another one may have decided meanwhile.
     Leads,
-    /// It holds the Lease, and another one has decided meanwhile.
-    TookOver,
     /// Another one holds it.
     Follows(String),
 }
@@ -60,8 +61,20 @@ pub enum Outcome {
 impl Election {
     /// The election by the Lease `name`.
     pub fn new(client: Client, namespace: &str, name: &str, identity: String) -> Self {
-        let state = Mutex::default();
-        Self { api: Api::namespaced(client, namespace), name: name.to_owned(), identity, state }
+        let (state, (epoch, _)) = (Mutex::default(), watch::channel(0));
+        Self { api: Api::namespaced(client, namespace), name: name.to_owned(), identity, state, epoch }
+    }
+
+    /// How often another extender may have decided: what was decided in an earlier epoch is to be decided
+    /// again.
+    pub fn epoch(&self) -> u64 {
+        *self.epoch.borrow()
+    }
+
+    /// Waits until another extender may have decided since this epoch.
+    pub async fn next_epoch(&self, epoch: u64) {
+        let mut epochs = self.epoch.subscribe();
+        let _ = epochs.wait_for(|now| *now != epoch).await;
     }
 
     /// How long it may still decide; `None` where it may not.
@@ -149,10 +162,15 @@ impl Election {
             .as_ref()
             .filter(|(its, _)| *its == uid)
             .map(|(_, last)| transitions.wrapping_sub(*last));
-        let kept = matches!(since, Some(0 | 1));
+        let is_kept = matches!(since, Some(0 | 1));
+        if !is_kept {
+            tracing::info!("this extender decides now, after another one or for the first time");
+            // Before anyone sees that it decides.
+            self.epoch.send_modify(|epoch| *epoch += 1);
+        }
         held.since = Some(began);
         held.last = Some((uid, transitions));
-        if kept { Outcome::Leads } else { Outcome::TookOver }
+        Outcome::Leads
     }
 
     /// Whether the Lease's time is over: it has stood as it is for as long, by this program's own clock.

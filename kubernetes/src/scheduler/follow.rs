@@ -111,7 +111,7 @@ async fn gpus(extender: &Arc<Extender>) -> Result<Infallible> {
 
 /// Follows pods until another extender may have bound some.
 async fn pods(extender: &Arc<Extender>) -> Result<Infallible> {
-    let epoch = extender.epoch();
+    let epoch = extender.election.epoch();
     let api = Api::<Pod>::all(extender.api.clone());
     // Those that were told before the list began: one that is bound meanwhile is not in it.
     let before: HashSet<Uid> = extender.state().told_pods().cloned().collect();
@@ -134,7 +134,7 @@ async fn pods(extender: &Arc<Extender>) -> Result<Infallible> {
     });
     tokio::select! {
         never = following => never,
-        () = extender.next_epoch(epoch) => bail!("another extender may have bound some"),
+        () = extender.election.next_epoch(epoch) => bail!("another extender may have bound some"),
     }
 }
 
@@ -175,18 +175,15 @@ where
 {
     let events = watcher(api, config);
     tokio::pin!(events);
-    let mut was_listed = false;
+    let mut has_begun = false;
     loop {
         let event = events.next().await.context("the watch ended")?;
         match event {
-            // A second list may lack what was deleted unheard.
-            Ok(Event::Init) if was_listed => bail!("the watch was interrupted"),
-            Ok(Event::Init) => {}
+            // A second list may lack what was deleted unheard, and what a first one that broke off had.
+            Ok(Event::Init) if has_begun => bail!("it was interrupted"),
+            Ok(Event::Init) => has_begun = true,
             Ok(Event::InitApply(object) | Event::Apply(object)) => learn(Change::Is(object)),
-            Ok(Event::InitDone) => {
-                was_listed = true;
-                learn(Change::Listed);
-            }
+            Ok(Event::InitDone) => learn(Change::Listed),
             Ok(Event::Delete(object)) => learn(Change::Gone(object)),
             Err(error) => {
                 tracing::warn!(error = error.to_string(), "the API server cannot be watched");

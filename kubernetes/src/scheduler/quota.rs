@@ -271,12 +271,10 @@ fn read(map: &ConfigMap) -> Result<BTreeMap<String, Bounds>, String> {
 /// What the namespace has by model, without the pod itself.
 fn used(state: &State, labels: &Labels, namespace: &str, uid: &str) -> BTreeMap<String, Used> {
     let mut used: BTreeMap<String, Used> = BTreeMap::new();
-    for (other, pod) in state.asking_in(namespace) {
-        let Some(node) = pod.node.as_deref().filter(|_| other != uid) else { continue };
+    for (node, gpus, asking) in state.bound_in(namespace, uid) {
         let model = state.labels(node).and_then(|its| labels.model(its)).unwrap_or_default();
-        let Some(gpus) = state.last_gpus(node) else { continue };
         let its = used.entry(model).or_default();
-        *its = its.and(wants(&pod.asking, gpus));
+        *its = its.and(wants(&asking, gpus));
     }
     used
 }

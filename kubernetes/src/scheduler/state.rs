@@ -27,7 +27,7 @@ pub struct State {
     terms: Vec<Terms>,
 }
 
-/// A node.
+/// What is known of a node.
 #[derive(Default)]
 struct Known {
     name: String,
@@ -44,7 +44,7 @@ struct Known {
     last: Option<NodeGpus>,
 }
 
-/// A pod.
+/// What is known of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tracked {
     /// Its Kubernetes namespace.
@@ -163,15 +163,30 @@ impl State {
         let number = self.number(name);
         if self.nodes[number].gpus.as_ref() != Some(&gpus) {
             let terms = gpus.terms();
-            let at = self.terms.iter().position(|known| *known == terms).unwrap_or_else(|| {
-                self.terms.push(terms);
-                self.terms.len() - 1
-            });
+            let at = self.number_of(terms);
             self.nodes[number].last = Some(gpus.clone());
             (self.nodes[number].gpus, self.nodes[number].terms) = (Some(gpus), Some(at));
             self.count(number);
         }
         Ok(())
+    }
+
+    /// The number of these terms, which are known from now on.
+    fn number_of(&mut self, terms: Terms) -> usize {
+        if let Some(at) = self.terms.iter().position(|known| *known == terms) {
+            return at;
+        }
+        let is_free = |at: &usize| self.nodes.iter().all(|node| node.terms != Some(*at));
+        match (0..self.terms.len()).find(is_free) {
+            Some(free) => {
+                self.terms[free] = terms;
+                free
+            }
+            None => {
+                self.terms.push(terms);
+                self.terms.len() - 1
+            }
+        }
     }
 
     /// A node's agent tells nothing any more.
@@ -212,12 +227,16 @@ impl State {
     }
 
     /// Holds for a pod what it will have, before the API server is asked to bind it.
-    pub fn assume(&mut self, uid: &str, node: &str, placement: Placement) {
-        if let Some(tracked) = self.pods.get(uid).cloned() {
-            let node = Some(node.to_owned());
-            let assumed = Tracked { node, placement: Some(placement), is_assumed: true, ..tracked };
-            self.track(uid.to_owned(), assumed);
+    pub fn assume(&mut self, pod: &Pod, node: &str, placement: Placement) {
+        if let Some(uid) = pod.metadata.uid.clone() {
+            let (node, placement) = (Some(node.to_owned()), Some(placement));
+            self.track(uid, Tracked { node, placement, is_assumed: true, ..tracked(pod) });
         }
+    }
+
+    /// Whether there are bindings that are asked for and not told back yet.
+    pub fn has_assumed(&self) -> bool {
+        self.pods.values().any(|pod| pod.is_assumed)
     }
 
     /// The API server did not bind the pod.
@@ -280,15 +299,9 @@ impl State {
         self.pods.iter().filter(|(_, tracked)| !tracked.is_assumed).map(|(uid, _)| uid)
     }
 
-    /// A pod.
+    /// What is known of the pod with this UID.
     pub fn pod(&self, uid: &str) -> Option<&Tracked> {
         self.pods.get(uid)
-    }
-
-    /// The pods of a namespace that ask for GPUs.
-    pub fn asking_in(&self, namespace: &str) -> impl Iterator<Item = (&Uid, &Tracked)> {
-        let its = self.asking.get(namespace).into_iter().flatten();
-        its.filter_map(|uid| Some((uid, self.pods.get(uid)?)))
     }
 
     /// All pods.
@@ -342,20 +355,27 @@ impl State {
         Needs { cpu: tracked.cpu, ..needs.unwrap_or_default() }
     }
 
-    /// What the containers of a pod have on a node, and their names. Of how many GPUs is what kubelet gave,
-    /// or the extender chose: a label of the pod may have been changed since.
+    /// What the containers of a pod have on a node, and their names.
     fn held_on(&self, number: usize, uid: &str, tracked: &Tracked) -> Option<(Needs, Vec<String>)> {
         let node = &self.nodes[number];
         let terms = self.terms.get(node.terms?)?;
-        let placed = node.gpus.as_ref().and_then(|gpus| gpus.placed.get(uid));
-        let pinned = tracked.asking.iter().cloned().map(|mut one| {
-            let given = placed.and_then(|placed| placed.get(&one.container));
-            let chosen = tracked.placement.as_ref().and_then(|chosen| chosen.get(&one.container));
-            let of = given.or(chosen.filter(|_| one.gpus > 1)).map(Vec::len);
-            one.gpus = of.and_then(|of| u8::try_from(of).ok()).unwrap_or(one.gpus);
-            one
-        });
-        Some(terms.held(&pinned.collect::<Vec<_>>()))
+        Some(terms.held(&pinned(node.gpus.as_ref(), uid, tracked)))
+    }
+
+    /// The pods of a namespace that ask for GPUs, but for this one, each with what the agent of its node told
+    /// last, and with what it asks for there.
+    pub fn bound_in(
+        &self,
+        namespace: &str,
+        but: &str,
+    ) -> impl Iterator<Item = (&str, &NodeGpus, Vec<Asking>)> {
+        let its = self.asking.get(namespace).into_iter().flatten().filter(move |uid| *uid != but);
+        its.filter_map(|uid| {
+            let pod = self.pods.get(uid)?;
+            let node = pod.node.as_deref()?;
+            let gpus = self.nodes[*self.numbers.get(node)?].last.as_ref()?;
+            Some((node, gpus, pinned(Some(gpus), uid, pod)))
+        })
     }
 
     /// Where a pod's shares are on its node, as its agent or the pod's annotation says.
@@ -454,21 +474,17 @@ impl State {
         Ok(containers.into_iter().zip(places.iter().map(of)).collect())
     }
 
-    /// The pods that hold GPUs of a node and are less important, the least important first.
+    /// The pods that hold GPUs of a node and are less important, the least important first. Whether one that
+    /// is being bound will be there nobody knows.
     pub fn below(&self, node: &str, priority: i32) -> Vec<(i32, Uid)> {
         let Some(number) = self.numbers.get(node) else { return Vec::new() };
         let its = self.nodes[*number].pods.iter().filter_map(|uid| Some((uid, self.pods.get(uid)?)));
         let mut below: Vec<(i32, Uid)> = its
-            .filter(|(_, pod)| pod.priority < priority && !pod.asking.is_empty())
+            .filter(|(_, pod)| pod.priority < priority && !pod.asking.is_empty() && !pod.is_assumed)
             .map(|(uid, pod)| (pod.priority, uid.clone()))
             .collect();
         below.sort();
         below
-    }
-
-    /// What a node's agent told last, also where it tells nothing now.
-    pub fn last_gpus(&self, node: &str) -> Option<&NodeGpus> {
-        self.nodes[*self.numbers.get(node)?].last.as_ref()
     }
 
     /// What a node's agent tells.
@@ -558,6 +574,20 @@ fn rounded(milli: u64) -> u64 {
     milli.div_ceil(100) * 100
 }
 
+/// What a pod's containers ask for on a node, of as many GPUs as kubelet gave or the extender chose: a label
+/// of the pod may have been changed since.
+fn pinned(gpus: Option<&NodeGpus>, uid: &str, tracked: &Tracked) -> Vec<Asking> {
+    let placed = gpus.and_then(|gpus| gpus.placed.get(uid));
+    let pinned = tracked.asking.iter().cloned().map(|mut one| {
+        let given = placed.and_then(|placed| placed.get(&one.container));
+        let chosen = tracked.placement.as_ref().and_then(|chosen| chosen.get(&one.container));
+        let of = given.or(chosen.filter(|_| one.gpus > 1)).map(Vec::len);
+        one.gpus = of.and_then(|of| u8::try_from(of).ok()).unwrap_or(one.gpus);
+        one
+    });
+    pinned.collect()
+}
+
 fn tracked(pod: &Pod) -> Tracked {
     let text = |part: &Option<String>| part.clone().unwrap_or_default();
     let spec = pod.spec.as_ref();
@@ -585,172 +615,4 @@ fn unfit(misfit: Misfit, needs: &Needs) -> Unfit {
 }
 
 #[cfg(test)]
-mod tests {
-    use gpushare_placement::Binpack;
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    fn map(node: &str, gpus: u32, placed: &Value) -> ConfigMap {
-        let gpu = |index: u32| {
-            json!({"uuid": format!("GPU-{index}"), "index": index, "minor": index, "model": "A", "cores": 100,
-                "memory": 80_u64 << 30, "per_share": 80_u64 << 30, "default_memory": 8_u64 << 30, "is_open": true})
-        };
-        let resources =
-            json!([{"name": "aliyun.com/gpu-mem", "unit": {"Memory": 1 << 30}, "system": "Aliyun"}]);
-        let gpus: Vec<Value> = (0..gpus).map(gpu).collect();
-        let gpus = json!({"gpus": gpus, "resources": resources, "default_cores": 0});
-        let data = json!({"gpus": gpus.to_string(), "placed": placed.to_string()});
-        serde_json::from_value(json!({"metadata": {"name": format!("gpus.{node}")}, "data": data})).unwrap()
-    }
-
-    fn pod(name: &str, node: Option<&str>, gib: u64, gpus: Option<&str>) -> Pod {
-        let limits = json!({"aliyun.com/gpu-mem": gib.to_string()});
-        let annotations = gpus.map(|gpus| json!({crate::gpus::PLACEMENT: gpus}));
-        serde_json::from_value(json!({
-            "metadata": {"name": name, "namespace": "team", "uid": name, "annotations": annotations},
-            "spec": {"nodeName": node, "containers": [{"name": "main", "resources": {"limits": limits}}]}}))
-        .unwrap()
-    }
-
-    fn left(state: &State, node: &str) -> Vec<u64> {
-        state.left(node).into_iter().map(|(memory, _)| memory >> 30).collect()
-    }
-
-    #[test]
-    fn what_is_left_is_the_same_in_whatever_order_it_is_told() {
-        type Telling = Box<dyn Fn(&mut State)>;
-        let told: Vec<Telling> = vec![
-            Box::new(|state| state.learn_gpus(&map("a", 3, &json!({"moved": {"main": [2]}}))).unwrap()),
-            Box::new(|state| state.learn_pod(&pod("chosen", Some("a"), 30, Some("{\"main\":[1]}")))),
-            Box::new(|state| state.learn_pod(&pod("moved", Some("a"), 20, Some("{\"main\":[1]}")))),
-            Box::new(|state| state.learn_pod(&pod("unknown", Some("a"), 60, None))),
-            Box::new(|state| state.learn_pod(&pod("other", Some("a"), 5, None))),
-            Box::new(|state| state.learn_pod(&pod("elsewhere", Some("b"), 5, None))),
-            Box::new(|state| {
-                state.learn_pod(&pod("gone", Some("a"), 70, Some("{\"main\":[0]}")));
-                state.forget_pod("gone");
-            }),
-        ];
-        let mut random = fastrand::Rng::with_seed(1);
-        let mut order: Vec<usize> = (0..told.len()).collect();
-        let mut first: Option<Vec<u64>> = None;
-        for _ in 0..50 {
-            random.shuffle(&mut order);
-            let mut state = State::new(Box::new(Binpack));
-            order.iter().for_each(|number| told[*number](&mut state));
-            order.iter().for_each(|number| told[*number](&mut state));
-            let left = left(&state, "a");
-            assert_eq!(left.iter().sum::<u64>(), 240 - 115, "{order:?}");
-            assert_eq!(*first.get_or_insert_with(|| left.clone()), left, "{order:?}");
-        }
-    }
-
-    #[test]
-    fn a_forged_annotation_takes_no_more_than_its_pod_asks_for() {
-        let mut state = State::new(Box::new(Binpack));
-        state.learn_gpus(&map("a", 4, &json!({}))).unwrap();
-        for forged in [
-            "{\"main\":[0,1,2,3]}",
-            "{\"main\":[7]}",
-            "{\"main\":[]}",
-            "{\"main\":\"x\"}",
-            "x",
-            "{\"other\":[1]}",
-        ] {
-            state.learn_pod(&pod("forger", Some("a"), 60, Some(forged)));
-            assert_eq!(left(&state, "a").iter().sum::<u64>(), 260, "{forged}");
-        }
-    }
-
-    #[test]
-    fn a_binding_is_held_until_the_api_server_says_that_there_is_none() {
-        let mut state = State::new(Box::new(Binpack));
-        state.learn_gpus(&map("a", 1, &json!({}))).unwrap();
-        let (unbound, bound) = (pod("p", None, 60, None), pod("p", Some("a"), 60, Some("{\"main\":[0]}")));
-        state.learn_pod(&unbound);
-        state.assume("p", "a", Placement::from([("main".to_owned(), vec![0])]));
-        // What was written before the binding comes late.
-        state.learn_pod(&unbound);
-        assert_eq!((left(&state, "a"), state.told_pods().count()), (vec![20], 0));
-        state.learn_pod(&bound);
-        state.learn_pod(&unbound);
-        assert_eq!((left(&state, "a"), state.told_pods().count()), (vec![20], 1));
-        // It is bound: nobody may disclaim it.
-        state.disclaim("p");
-        assert_eq!(left(&state, "a"), [20]);
-        state.forget_pod("p");
-        assert_eq!(left(&state, "a"), [80]);
-        state.learn_pod(&unbound);
-        state.assume("p", "a", Placement::from([("main".to_owned(), vec![0])]));
-        state.disclaim("p");
-        assert_eq!(left(&state, "a"), [80]);
-    }
-
-    #[test]
-    fn what_a_pod_says_later_or_wrongly_hides_nothing_of_what_it_has() {
-        let mut state = State::new(Box::new(Binpack));
-        state.learn_gpus(&map("a", 2, &json!({}))).unwrap();
-        let mut labelled = pod("p", Some("a"), 80, Some("{\"main\":[0]}"));
-        state.learn_pod(&labelled);
-        // A label that would make it a sixteenth of each of many GPUs.
-        labelled.metadata.labels = Some([("aliyun.com/gpu-count".to_owned(), "16".to_owned())].into());
-        state.learn_pod(&labelled);
-        assert_eq!(left(&state, "a"), [0, 80]);
-        // A container whose amounts make no share, beside one whose do.
-        let limits = |amount: &str| json!({"limits": {"aliyun.com/gpu-mem": amount}});
-        let two: Pod = serde_json::from_value(json!({"metadata": {"name": "q", "namespace": "team", "uid": "q"},
-            "spec": {"nodeName": "a", "containers": [{"name": "main", "resources": limits("1e99")}, {"name": "n", "resources": limits("9e0")}]}}))
-        .unwrap();
-        state.learn_pod(&two);
-        assert_eq!(left(&state, "a"), [0, 0]);
-        let wanted = Wanted::of(&two);
-        assert!(
-            state.worths(&wanted, &["a"])[0]
-                .as_ref()
-                .is_err_and(|unfit| unfit.why.contains("without a suffix"))
-        );
-    }
-
-    #[test]
-    fn kubelets_word_of_some_containers_counts_beside_an_init_container_that_has_ended() {
-        let mut state = State::new(Box::new(Binpack));
-        state.learn_gpus(&map("a", 2, &json!({"p": {"main": [1]}}))).unwrap();
-        let limits = |amount: &str| json!({"limits": {"aliyun.com/gpu-mem": amount}});
-        let pod: Pod =
-            serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "team", "uid": "p"},
-            "spec": {"nodeName": "a", "initContainers": [{"name": "first", "resources": limits("70")}],
-                "containers": [{"name": "main", "resources": limits("60")}]}}))
-            .unwrap();
-        state.learn_pod(&pod);
-        assert_eq!(left(&state, "a"), [80, 10]);
-    }
-
-    #[test]
-    fn invented_nodes_leave_nothing() {
-        let mut state = State::new(Box::new(Binpack));
-        for number in 0..50 {
-            let name = format!("invented-{number}");
-            state.learn_pod(&pod("p", Some(&name), 60, None));
-            state.forget_pod("p");
-        }
-        assert_eq!((state.nodes.len(), state.numbers.len()), (1, 0));
-    }
-
-    #[test]
-    fn a_node_that_is_gone_leaves_nothing() {
-        let mut state = State::new(Box::new(Binpack));
-        for number in 0..100 {
-            let name = format!("node-{number}");
-            let node = json!({"metadata": {"name": name}, "status": {"allocatable": {"cpu": "8"}}});
-            state.learn_node(&serde_json::from_value(node).unwrap());
-            state.learn_gpus(&map(&name, 1, &json!({}))).unwrap();
-            state.learn_pod(&pod("p", Some(&name), 60, None));
-            assert_eq!(left(&state, &name), [20]);
-            state.forget_node(&name);
-            state.forget_gpus(&NodeGpus::name_of(&name));
-            state.forget_pod("p");
-        }
-        assert_eq!((state.nodes.len(), state.numbers.len()), (1, 0));
-    }
-}
+mod tests;

@@ -219,20 +219,22 @@ async fn bind_call(extender: Arc<Extender>, body: Bytes) -> Answer {
             return Answer::text(StatusCode::BAD_REQUEST, format!("no call of a kube-scheduler: {error}\n"));
         }
     };
+    let epoch = extender.election.epoch();
     let bound = match extender.ready().await {
         Ready::No(why) => Err(anyhow::anyhow!(why)),
         // A caller that gives up must not leave a binding half noted.
-        Ready::Yes => {
-            tokio::spawn(bind(Arc::clone(&extender), asked)).await.unwrap_or_else(|error| Err(error.into()))
-        }
+        Ready::Yes => tokio::spawn(bind(Arc::clone(&extender), asked, epoch))
+            .await
+            .unwrap_or_else(|error| Err(error.into())),
     };
     extender.metrics.bound(bound.is_ok());
     let error = bound.err().map(|error| format!("{error:#}")).unwrap_or_default();
     Answer::json(StatusCode::OK, &Bound { error })
 }
 
-/// Chooses GPUs of the node, and has the API server bind the pod with their names in one call.
-async fn bind(extender: Arc<Extender>, asked: Binding) -> Result<()> {
+/// Chooses GPUs of the node, and has the API server bind the pod with their names in one call, where no other
+/// extender may have decided since `epoch`.
+async fn bind(extender: Arc<Extender>, asked: Binding, epoch: u64) -> Result<()> {
     let _binding = Arc::clone(&extender.bindings).read_owned().await;
     let Binding { pod_name, pod_namespace, pod_uid, node } = asked;
     let api = Api::<Pod>::namespaced(extender.api.clone(), &pod_namespace);
@@ -240,18 +242,28 @@ async fn bind(extender: Arc<Extender>, asked: Binding) -> Result<()> {
     if pod.metadata.uid.as_deref() != Some(&*pod_uid) {
         anyhow::bail!("pod {pod_namespace}/{pod_name} is another one by now");
     }
+    let has_ended = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    if matches!(has_ended, Some("Succeeded" | "Failed")) {
+        anyhow::bail!("pod {pod_namespace}/{pod_name} has ended");
+    }
     let wanted = Wanted::of(&pod);
     let (annotations, placement) = {
         let mut state = extender.state();
-        state.learn_pod(&pod);
-        match state.pod(&pod_uid) {
-            None => anyhow::bail!("pod {pod_namespace}/{pod_name} has ended"),
-            Some(known) if known.is_assumed => anyhow::bail!("it is being bound already"),
-            Some(known) => {
-                if let Some(other) = &known.node {
-                    anyhow::bail!("it is bound to {other} already");
-                }
-            }
+        // What was known when this extender was ready may not be all any more.
+        if extender.election.epoch() != epoch {
+            anyhow::bail!("another extender may have decided meanwhile");
+        }
+        if let Ready::No(why) = extender.knows_all() {
+            anyhow::bail!(why);
+        }
+        if state.pod(&pod_uid).is_some_and(|known| known.is_assumed) {
+            anyhow::bail!("it is being bound already");
+        }
+        let told = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
+        let known = state.pod(&pod_uid).and_then(|known| known.node.as_ref());
+        // That it is there the watch tells, and also when it is gone.
+        if let Some(other) = told.filter(|name| !name.is_empty()).or(known) {
+            anyhow::bail!("it is bound to {other} already");
         }
         if wanted.asking.is_empty() {
             (BTreeMap::new(), None)
@@ -268,7 +280,7 @@ async fn bind(extender: Arc<Extender>, asked: Binding) -> Result<()> {
             let spec = pod.spec.iter();
             let containers: Vec<String> =
                 spec.flat_map(|spec| &spec.containers).map(|container| container.name.clone()).collect();
-            state.assume(&pod_uid, &node, placement.clone());
+            state.assume(&pod, &node, placement.clone());
             let now = Timestamp::now();
             let annotations = words::annotations(&wanted.asking, &containers, &placement, &node, &gpus, now);
             (annotations, Some(placement))

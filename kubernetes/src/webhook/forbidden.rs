@@ -1,6 +1,8 @@
 //! Finds keys by which a pod would grant itself something: annotations that only plugins and schedulers
 //! write, and variables by which containers ask for GPUs or turn limits off. Pure.
 
+use std::path::{Component, Path, PathBuf};
+
 use gpushare_request::is_request_variable;
 use serde_json::Value;
 
@@ -20,8 +22,8 @@ const TRUSTED: [&str; 13] = [
     "volcano.sh/vgpu-ids",
     "tencent.com/predicate-",
 ];
-/// Where mounts name GPUs to NVIDIA's runtime.
-const DEVICE_MOUNTS: &str = "/var/run/nvidia-container-devices";
+/// Where mounts name GPUs to NVIDIA's runtime. `/var/run` is `/run` in most images.
+const DEVICE_MOUNTS: [&str; 2] = ["/var/run/nvidia-container-devices", "/run/nvidia-container-devices"];
 /// One that users write although it begins like one of those.
 const OF_USERS: &str = "tencent.com/vcuda-core-limit";
 
@@ -52,8 +54,8 @@ pub fn first(pod: &Value, before: &Value) -> Option<String> {
             }
             let mounts = container["volumeMounts"].as_array().into_iter().flatten();
             let mut paths = mounts.filter_map(|mount| mount["mountPath"].as_str());
-            if paths.any(|path| path.starts_with(DEVICE_MOUNTS) || path.starts_with(&DEVICE_MOUNTS[4..])) {
-                return Some(format!("a volume below {DEVICE_MOUNTS} would name GPUs: remove it"));
+            if paths.any(|path| DEVICE_MOUNTS.iter().any(|folder| plain(path).starts_with(folder))) {
+                return Some(format!("a volume below {} would name GPUs: remove it", DEVICE_MOUNTS[0]));
             }
             let names =
                 container["env"].as_array().into_iter().flatten().filter_map(|entry| entry["name"].as_str());
@@ -67,6 +69,20 @@ pub fn first(pod: &Value, before: &Value) -> Option<String> {
         }
     }
     None
+}
+
+/// A path in the container as kubelet and the runtime take it: from its root, without `.`, `..` and what is
+/// between two slashes.
+fn plain(path: &str) -> PathBuf {
+    let mut plain = PathBuf::from("/");
+    for part in Path::new(path).components() {
+        match part {
+            Component::Normal(name) => plain.push(name),
+            Component::ParentDir => drop(plain.pop()),
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+        }
+    }
+    plain
 }
 
 #[cfg(test)]
@@ -103,6 +119,25 @@ mod tests {
                 want.is_none_or(|want| told.as_ref().is_some_and(|told| told.contains(want))),
                 "{told:?}"
             );
+        }
+    }
+
+    #[test]
+    fn volumes_that_name_gpus_are_refused_however_their_path_is_written() {
+        for (path, is_refused) in [
+            ("/var/run/nvidia-container-devices/GPU-1", true),
+            ("/run/nvidia-container-devices", true),
+            ("var/run/nvidia-container-devices/all", true),
+            ("//var//run///nvidia-container-devices/./0", true),
+            ("/run/x/../nvidia-container-devices/0", true),
+            ("/../run/nvidia-container-devices/0", true),
+            ("/run/nvidia-container-devices-of-mine", false),
+            ("/data/run/nvidia-container-devices", false),
+            ("/run/nvidia-container-devices/..", false),
+        ] {
+            let mut pod = pod(json!({}), &[]);
+            pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": path}]);
+            assert_eq!(first(&pod, &Value::Null).is_some(), is_refused, "{path}");
         }
     }
 

@@ -2,10 +2,12 @@
 //! [`Offer::of`].
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Once;
 
 use anyhow::{Result, bail};
 use gpushare_inject::{GrantError, known_node};
 use gpushare_inventory::{DeviceMemory, GpuUuid, NodeError};
+use gpushare_placement::GPUS;
 use gpushare_quota::Admission;
 
 use crate::node::Agent;
@@ -50,7 +52,17 @@ impl Offer {
         offer.gpus.values_mut().for_each(|gpu| gpu.is_open = false);
         match known_node(&agent.state, &agent.settings()) {
             Ok(node) => {
-                for gpu in &node.gpus {
+                if let Some(beyond) = node.gpus.get(GPUS) {
+                    static TOLD: Once = Once::new();
+                    TOLD.call_once(|| {
+                        let first = beyond.index;
+                        tracing::warn!(
+                            first,
+                            "GPUs from this index on are not counted: schedulers know {GPUS} of a node"
+                        );
+                    });
+                }
+                for gpu in node.gpus.iter().take(GPUS) {
                     let Some(memory) = gpu.memory else { continue };
                     let place = node.places.iter().find(|(uuid, _)| *uuid == gpu.uuid);
                     let numa_node = place.and_then(|(_, place)| place.numa_node);

@@ -15,7 +15,7 @@ use crate::gpus::{Placed, Placement, placement};
 use crate::node::podresources::Devices;
 use crate::resource::{Counted, Resource};
 
-/// The pods.
+/// The node's pods that ask for counted GPUs, and what kubelet has allocated to them.
 #[derive(Default)]
 pub struct Placements(Mutex<Known>);
 
