@@ -68,9 +68,9 @@ impl Cluster {
         Self { node, manager, extender, runtime }
     }
 
-    /// Has kubelet, the extender and the runtime bring a pod up that has these limits in its container.
-    fn run(&self, name: &str, limits: &Value, metadata: &Value) -> Result<Got, String> {
-        let mut pod = json!({"apiVersion": "v1", "kind": "Pod",
+    /// Has the extender choose GPUs for a pod that has these limits in its container. Returns the pod's path.
+    fn place(&self, name: &str, limits: &Value, metadata: &Value) -> Result<String, String> {
+        let pod = json!({"apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": name, "namespace": "team", "uid": format!("uid-of-{name}"),
                 "annotations": metadata["annotations"], "labels": metadata["labels"]},
             "spec": {"containers": [{"name": "main", "image": "none", "resources": {"limits": limits}}]}});
@@ -81,6 +81,11 @@ impl Cluster {
             return Err(self.extender.filter(&pod, &[NODE]).1.to_string());
         }
         self.extender.schedule(&pod, &[NODE])?;
+        Ok(path)
+    }
+
+    /// Has kubelet allocate devices to a pod.
+    fn allocate(&self, name: &str, limits: &Value) -> Result<Vec<Allocated>, String> {
         let mut given: Vec<Allocated> = Vec::new();
         for (resource, count) in limits.as_object().expect("limits") {
             let count = count.as_u64().or_else(|| count.as_str()?.parse().ok()).expect("a number");
@@ -98,8 +103,15 @@ impl Cluster {
             self.node.kubelet.devices.give(name, "main", resource, &ids);
             given.push(its);
         }
+        Ok(given)
+    }
+
+    /// Has the extender, kubelet and the runtime bring a pod up that has these limits in its container.
+    fn run(&self, name: &str, limits: &Value, metadata: &Value) -> Result<Got, String> {
+        let path = self.place(name, limits, metadata)?;
+        let given = self.allocate(name, limits)?;
         // kubelet has admitted it.
-        pod = self.node.api.get(&path).expect("it is there");
+        let mut pod = self.node.api.get(&path).expect("it is there");
         pod["status"] = json!({"startTime": "2026-11-25T00:00:00Z"});
         self.node.api.put(&path, pod.clone());
         let mut bundle = in_pod(Bundle::with_probe(), name, "team");
@@ -219,6 +231,30 @@ fn pods_of_tencents_documents_get_what_those_tell() {
     cluster.run("two", &qgpu(160, 60), &json!({})).expect("it runs").assert(2, 30 * MIB, &[]);
     // Of 31 units over two GPUs each has 15 and a half.
     cluster.run("odd", &qgpu(120, 31), &json!({})).expect("it runs").assert(2, 15 * MIB + 512, &[]);
+}
+
+#[test]
+#[ignore = "needs root: runs the agent"]
+fn of_two_pods_with_as_much_memory_each_has_its_own() {
+    if !met(&[Need::Root]) {
+        return;
+    }
+    let cluster = Cluster::of(&["tencent.com/vcuda-core", "tencent.com/vcuda-memory"], 4);
+    let limits =
+        [200, 30].map(|core: u64| json!({"tencent.com/vcuda-core": core, "tencent.com/vcuda-memory": 60}));
+    // kubelet takes the first up when both are bound to the node already.
+    for (name, limits) in ["wide", "narrow"].iter().zip(&limits) {
+        cluster.place(name, limits, &json!({})).expect("it fits");
+    }
+    cluster.allocate("wide", &limits[0]).expect("two whole GPUs");
+    let given = cluster.allocate("narrow", &limits[1]).expect("a part of one");
+    let told =
+        |key: &str| given.iter().find_map(|its| its.annotations.get(&format!("alloc.gpushare.io/{key}")));
+    assert_eq!(
+        (told("memory").map(String::as_str), told("cores").map(String::as_str)),
+        (Some("15360MiB"), Some("30"))
+    );
+    assert_eq!(told("devices"), told("cores-devices"), "of one GPU");
 }
 
 #[test]

@@ -1,16 +1,13 @@
 //! Bindings: each pod once, nothing twice, and nothing forgotten, whatever fails meanwhile.
 
 use std::path::Path;
-use std::time::Duration;
 
 use gpushare_tests::cluster::api::Api;
 use gpushare_tests::cluster::extender::Extender;
 use gpushare_tests::command::eventually;
 use serde_json::{Value, json};
 
-use crate::{PROGRAM, cluster, extender, given, path, placed, pod};
-
-const SOON: Duration = Duration::from_secs(20);
+use crate::{PROGRAM, SOON, cluster, extender, given, node, path, placed, pod};
 
 fn gib(count: u64) -> Value {
     json!({"aliyun.com/gpu-mem": count})
@@ -37,6 +34,23 @@ fn gpus_are_filled_one_after_the_other_and_never_over() {
     let (node, _) = placed(&api, "p3").expect("it is bound");
     api.remove(&path("p3"));
     assert!(eventually(SOON, || extender.filter(&waits, &["a", "b"]).0 == [node.clone()]));
+}
+
+#[test]
+fn where_kubelet_counts_shares_a_gpu_gets_no_more_of_them() {
+    let api = Api::start("node-of-nothing");
+    let resources = [("nvidia.com/gpu", r#"{"Slot":2}"#), ("nvidia.com/gpumem", r#"{"Memory":1048576}"#)];
+    node(&api, "a", 2, &resources, "Hami");
+    let extender = extender(&api);
+    let mut gpus = Vec::new();
+    for number in 0..5 {
+        let limits = json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1000});
+        let pod = pod(&api, &format!("p{number}"), &limits);
+        let scheduled = extender.schedule(&pod, &["a"]);
+        assert_eq!(scheduled.is_ok(), number < 4, "{scheduled:?}");
+        gpus.extend(placed(&api, &format!("p{number}")).map(|(_, gpus)| gpus));
+    }
+    assert_eq!(gpus, [[0], [0], [1], [1]]);
 }
 
 #[test]

@@ -7,12 +7,15 @@ mod quota;
 mod tls;
 
 use std::path::Path;
+use std::time::Duration;
 
 use gpushare_tests::cluster::api::Api;
 use gpushare_tests::cluster::extender::Extender;
 use serde_json::{Value, json};
 
 const GIB: u64 = 1 << 30;
+/// How long the extender may take to hear of a change.
+const SOON: Duration = Duration::from_secs(20);
 const PROGRAM: &str = env!("CARGO_BIN_EXE_gpushare-kube");
 /// The resources of a node that serves Alibaba's names.
 const ALIYUN: [(&str, &str); 2] =

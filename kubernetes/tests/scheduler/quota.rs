@@ -9,9 +9,8 @@ use gpushare_tests::cluster::extender::Extender;
 use gpushare_tests::command::eventually;
 use serde_json::{Value, json};
 
-use crate::{PROGRAM, node};
+use crate::{PROGRAM, SOON, node};
 
-const SOON: Duration = Duration::from_secs(20);
 const TENCENT: [(&str, &str); 2] =
     [("tencent.com/vcuda-core", "\"Percent\""), ("tencent.com/vcuda-memory", r#"{"Memory":268435456}"#)];
 
