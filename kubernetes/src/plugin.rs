@@ -76,7 +76,7 @@ async fn show(options: &Options) -> Result<()> {
         Ok(slices) => Some(slices.items),
         // A cluster that knows no claims.
         Err(kube::Error::Api(status)) if status.code == 404 => Some(Vec::new()),
-        Err(kube::Error::Api(status)) if status.code == 403 && !matches!(options.shown, Shown::Gpus) => None,
+        Err(kube::Error::Api(status)) if status.code == 403 => None,
         Err(error) => return Err(said(error)).context("the ResourceSlices cannot be listed"),
     };
     // Shares of other namespaces take room, too, but not everybody may see them.
@@ -86,8 +86,12 @@ async fn show(options: &Options) -> Result<()> {
         Err(kube::Error::Api(status)) if status.code == 404 => (Vec::new(), true),
         Err(kube::Error::Api(status)) if status.code == 403 => {
             let own = Api::<ResourceClaim>::namespaced(client.clone(), &namespace);
-            let own = own.list(&ListParams::default()).await;
-            (own.map_err(said).context("the claims cannot be listed")?.items, false)
+            match own.list(&ListParams::default()).await {
+                Ok(own) => (own.items, false),
+                // Nor does a cluster tell who has no such right that it knows no claims.
+                Err(kube::Error::Api(status)) if status.code == 403 => (Vec::new(), false),
+                Err(error) => return Err(said(error)).context("the claims cannot be listed"),
+            }
         }
         Err(error) => return Err(said(error)).context("the claims cannot be listed"),
     };
@@ -98,10 +102,12 @@ async fn show(options: &Options) -> Result<()> {
         counted::add(books, &mut picture);
     }
     if !sees_all {
-        eprintln!("note: only the shares of your own namespace are counted: you may not list others' claims");
+        eprintln!(
+            "note: of claims at most those of your own namespace are counted: you may not list others'"
+        );
     }
     if !sees_gpus {
-        eprintln!("note: what is free is not known: you may not list ResourceSlices");
+        eprintln!("note: what is free for claims is not known: you may not list ResourceSlices");
     }
     let is_shown = |its: &str| options.all_namespaces || its == namespace;
     match &options.shown {
