@@ -62,6 +62,14 @@ fn gpus(pod: &Pod) -> u8 {
     count.filter(|count| (1..=GPUS).contains(&usize::from(*count))).unwrap_or(1)
 }
 
+/// Why a node does not give parts of several GPUs of this resource.
+pub fn unsplit(name: &str) -> String {
+    format!(
+        "{name} on several GPUs by the label {GPU_COUNT}: set request.kubelet = \"refuse\" on the node, so that its runtime knows whose \
+         they are"
+    )
+}
+
 /// The amounts of a container's resources whose names `counts` chooses; none of 0.
 fn amounts(container: &Container, counts: impl Fn(&str) -> bool) -> Amounts {
     let resources = container.resources.as_ref();
@@ -110,9 +118,17 @@ pub struct Terms {
     pub resources: Vec<Resource>,
     /// Percent of compute of a container that names none; 0 is no limit.
     pub default_cores: u16,
+    /// Whether it gives parts of several GPUs by [`GPU_COUNT`]: its runtime has to know by kubelet's list whose
+    /// they are.
+    pub gives_split: bool,
 }
 
 impl Terms {
+    /// What amounts of these resources are where kubelet has given them.
+    pub fn of_given(resources: &[Resource]) -> Self {
+        Self { resources: resources.to_vec(), default_cores: 0, gives_split: true }
+    }
+
     /// What the pod needs of such a node, and the names of its containers in the order of the shares.
     ///
     /// # Errors
@@ -120,9 +136,11 @@ impl Terms {
     pub fn needs(&self, asking: &[Asking]) -> Result<(Needs, Vec<String>), String> {
         let (mut shares, mut first) = (Vec::new(), Vec::new());
         for one in asking {
-            let share = self
-                .share(&one.amounts, one.gpus)
-                .map_err(|why| format!("container {}: {why}", one.container))?;
+            let share = self.share(&one.amounts, one.gpus).and_then(|share| {
+                self.check_split(&one.amounts, one.gpus)?;
+                Ok(share)
+            });
+            let share = share.map_err(|why| format!("container {}: {why}", one.container))?;
             let its = if one.ends_first { &mut first } else { &mut shares };
             its.push((share, one.container.clone()));
         }
@@ -169,19 +187,30 @@ impl Terms {
                 names.join(" and ")
             ));
         }
-        // Only Alibaba's amounts are of several GPUs together by a label, and whole units of each.
-        let mut alibabas = self.resources.iter().filter(|known| known.system == System::Aliyun);
-        let gpus = if alibabas.clone().any(|known| amounts.contains_key(&known.name)) { gpus } else { 1 };
-        let uneven = alibabas.find_map(|known| {
-            let count = amounts.get(&known.name).filter(|count| !count.is_multiple_of(gpus.max(1).into()))?;
-            Some((count, &known.name))
-        });
-        if let Some((count, name)) = uneven {
-            return Err(format!(
-                "{count} of {name} are no whole number on each of {gpus} GPUs ({GPU_COUNT}): ask for a multiple"
-            ));
-        }
+        let gpus = if self.alibabas(amounts).next().is_some() { gpus } else { 1 };
         said.share(self.default_cores, gpus)
+    }
+
+    /// The amounts that are of several GPUs together by a label: Alibaba's.
+    fn alibabas(&self, amounts: &Amounts) -> impl Iterator<Item = (&Resource, u64)> {
+        let its = self.resources.iter().filter(|known| known.system == System::Aliyun);
+        its.filter_map(|known| Some((known, *amounts.get(&known.name)?)))
+    }
+
+    /// Refuses amounts of several GPUs together that the node does not give, or that are no whole number on
+    /// each.
+    fn check_split(&self, amounts: &Amounts, gpus: u8) -> Result<(), String> {
+        let Some((first, _)) = self.alibabas(amounts).next().filter(|_| gpus > 1) else { return Ok(()) };
+        if !self.gives_split {
+            return Err(unsplit(&first.name));
+        }
+        match self.alibabas(amounts).find(|(_, count)| !count.is_multiple_of(gpus.into())) {
+            None => Ok(()),
+            Some((known, count)) => Err(format!(
+                "{count} of {} are no whole number on each of {gpus} GPUs ({GPU_COUNT}): ask for a multiple",
+                known.name
+            )),
+        }
     }
 
     /// Whether kubelet gives devices for one of these.
@@ -333,7 +362,7 @@ pub mod tests {
     }
 
     fn terms(resources: &[Resource]) -> Terms {
-        Terms { resources: resources.to_vec(), default_cores: 0 }
+        Terms::of_given(resources)
     }
 
     fn one(memory: Memory, cores: u16) -> Share {
@@ -417,6 +446,27 @@ pub mod tests {
             let told = read(terms, amounts).unwrap_err();
             assert!(told.contains(want), "{want}: {told}");
         }
+    }
+
+    #[test]
+    fn amounts_of_several_gpus_are_even_and_of_nodes_that_know_whose_they_are() {
+        let known = terms(&[resource("aliyun.com/gpu-mem", Unit::Memory(GIB), System::Aliyun)]);
+        let asking = |count: u64, gpus| Asking {
+            container: "main".into(),
+            amounts: [("aliyun.com/gpu-mem".to_owned(), count)].into(),
+            gpus,
+            ends_first: false,
+        };
+        assert_eq!(known.needs(&[asking(8, 4)]).unwrap().0.shares[0].gpus, 4);
+        let told = known.needs(&[asking(9, 4)]).unwrap_err();
+        assert!(told.contains("no whole number on each of 4 GPUs"), "{told}");
+        let unchecked = Terms { gives_split: false, ..known.clone() };
+        let told = unchecked.needs(&[asking(8, 4)]).unwrap_err();
+        assert!(told.contains("request.kubelet"), "{told}");
+        assert!(unchecked.needs(&[asking(9, 1)]).is_ok());
+        // What a bound pod says, by a label that it got since, is no reason to take it for a whole GPU.
+        let held = unchecked.held(&[asking(9, 4)]).0.shares[0];
+        assert_eq!(held, Share { gpus: 4, part: Part::Of(Memory::Bytes(9 * GIB / 4), 0) });
     }
 
     fn pod(spec: Value) -> Pod {

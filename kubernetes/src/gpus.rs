@@ -41,6 +41,9 @@ pub struct NodeGpus {
     pub resources: Vec<Resource>,
     /// Percent of compute of a container that names none; 0 is no limit.
     pub default_cores: u16,
+    /// As [`Terms::gives_split`].
+    #[serde(default)]
+    pub gives_split: bool,
     /// Where kubelet has put containers, where it is not where their pods' annotations say: indexes of GPUs
     /// by the pod's UID and the container's name.
     #[serde(skip)]
@@ -141,7 +144,11 @@ impl NodeGpus {
 
     /// What it makes of resources.
     pub fn terms(&self) -> Terms {
-        Terms { resources: self.resources.clone(), default_cores: self.default_cores }
+        Terms {
+            resources: self.resources.clone(),
+            default_cores: self.default_cores,
+            gives_split: self.gives_split,
+        }
     }
 
     /// The place in the list of the GPU with this index on the node.

@@ -203,7 +203,11 @@ impl Unit {
 fn check(all: &[Resource], config: &Config) -> Result<()> {
     let is_slot = |resource: &&Resource| matches!(resource.unit, Unit::Slot(_));
     let slot = all.iter().find(is_slot);
-    if let Some(slot) = slot.filter(|slot| slot.name != SLOT)
+    // Every container takes one of what bounds their number.
+    let is_bound = |resource: &&Resource| {
+        matches!(resource.unit, Unit::Slot(_) | Unit::Replica(_)) && resource.name != SLOT
+    };
+    if let Some(slot) = all.iter().find(is_bound)
         && let Some(other) = all.iter().find(|other| other.system != slot.system)
     {
         bail!(

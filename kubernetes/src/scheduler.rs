@@ -307,11 +307,12 @@ async fn serve(extender: Arc<Extender>) -> Result<()> {
     };
     tokio::try_join!(serving, ended)?;
     let settled = async {
+        drop(extender.bindings.write().await);
         while extender.state().has_assumed() {
             sleep(LEASE / 20).await;
         }
     };
-    let _ = tokio::time::timeout(LEASE * 2, settled).await;
+    let _ = tokio::time::timeout(LEASE * 7, settled).await;
     drop(tasks);
     // Another one need not wait then until the Lease has run out.
     let _ = extender.give_up(|| true).await;

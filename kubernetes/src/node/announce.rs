@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use gpushare_inventory::DeviceMemory;
-use gpushare_request::MemoryRequest;
+use gpushare_request::{KubeletPolicy, MemoryRequest};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams};
@@ -170,7 +170,8 @@ fn shown(agent: &Agent, offer: &Offer) -> Result<NodeGpus> {
     gpus.sort_by_key(|gpu| gpu.index);
     let default_cores = policy.default_cores.map_or(0, |cores| u16::from(cores.percent()));
     let resources = agent.resources.clone();
-    Ok(NodeGpus { gpus, resources, default_cores, placed: BTreeMap::new() })
+    let gives_split = policy.kubelet == KubeletPolicy::Refuse;
+    Ok(NodeGpus { gpus, resources, default_cores, gives_split, placed: BTreeMap::new() })
 }
 
 /// What a container gets that names no memory: without a setting all that is left, which is counted as all.

@@ -581,7 +581,7 @@ fn pinned(gpus: Option<&NodeGpus>, uid: &str, tracked: &Tracked) -> Vec<Asking> 
     let pinned = tracked.asking.iter().cloned().map(|mut one| {
         let given = placed.and_then(|placed| placed.get(&one.container));
         let chosen = tracked.placement.as_ref().and_then(|chosen| chosen.get(&one.container));
-        let of = given.or(chosen.filter(|_| one.gpus > 1)).map(Vec::len);
+        let of = given.or(chosen.filter(|chosen| one.gpus > 1 || chosen.len() > 1)).map(Vec::len);
         one.gpus = of.and_then(|of| u8::try_from(of).ok()).unwrap_or(one.gpus);
         one
     });

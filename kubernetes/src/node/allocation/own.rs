@@ -34,7 +34,7 @@ pub fn own_parts(
         gpus.dedup();
     });
     let Some((first, of_first)) = by_resource.iter().next() else { return Ok(Vec::new()) };
-    let terms = Terms { resources: node.resources.to_vec(), default_cores: 0 };
+    let terms = Terms::of_given(node.resources);
     let share = terms.share(&asked.amounts, asked.gpus)?;
     // Whole GPUs are those of the compute; what memory was asked for beside them says nothing.
     let is_enough = |gpus: &[GpuUuid]| gpus.len() == usize::from(share.gpus);
@@ -60,7 +60,8 @@ pub fn own_parts(
             // The node's settings say.
             Part::Whole => (None, 0),
             Part::Of(Memory::Default, cores) => (None, cores),
-            Part::Of(..) => of_gpu(share.part, *gpu, node),
+            Part::Of(Memory::Bytes(bytes), cores) => (Some(DeviceMemory::from_bytes(bytes)), cores),
+            Part::Of(Memory::Part { .. }, cores) => (of_gpu(share.part, *gpu, node), cores),
         };
         let cores = u8::try_from(cores).ok().and_then(Cores::new);
         AllocatedPart { by: (*by).to_owned(), gpu: Some(*gpu), count: 1, memory, cores, is_pods: false }
@@ -68,10 +69,9 @@ pub fn own_parts(
     Ok(of.iter().map(part).collect())
 }
 
-/// Memory and percent of compute of this GPU.
-fn of_gpu(part: Part, gpu: GpuUuid, node: &OfNode<'_>) -> (Option<DeviceMemory>, u16) {
-    let known = node.gpus.iter().find(|known| known.uuid == gpu).and_then(|gpu| gpu.memory);
-    let per_share = known.map_or(0, |memory| node.rules.per_lease(memory).bytes());
-    let (memory, cores) = part.of(&Gpu { per_share, ..Gpu::default() });
-    (Some(DeviceMemory::from_bytes(memory)), cores)
+/// So much memory of this GPU; `None` where its size is not known.
+fn of_gpu(part: Part, gpu: GpuUuid, node: &OfNode<'_>) -> Option<DeviceMemory> {
+    let memory = node.gpus.iter().find(|known| known.uuid == gpu)?.memory?;
+    let per_share = node.rules.per_lease(memory).bytes();
+    Some(DeviceMemory::from_bytes(part.of(&Gpu { per_share, ..Gpu::default() }).0))
 }

@@ -163,8 +163,8 @@ impl Placements {
                 let its =
                     devices.of(&pod.namespace, &pod.name, &container.asking.container).unwrap_or_default();
                 let mut gpus: Vec<u32> = Vec::new();
-                let share = Terms { resources: resources.to_vec(), default_cores: 0 }
-                    .share(&container.asking.amounts, container.asking.gpus);
+                let share =
+                    Terms::of_given(resources).share(&container.asking.amounts, container.asking.gpus);
                 let is_whole = share.is_ok_and(|share| share.part == Part::Whole);
                 for devices in its {
                     let is_counted = |known: &&Resource| {

@@ -22,7 +22,7 @@ use super::messages::{
     NumaNode, Options, Preferred, PreferredAnswer, Topology,
 };
 use super::offer::{Offer, OfferedGpu, gpu_of, id};
-use crate::asks::{Asking, Compute, GPU_COUNT, Terms, percent};
+use crate::asks::{Asking, Compute, Terms, percent, unsplit};
 use crate::node::Agent;
 use crate::node::podresources::Devices;
 use crate::resource::{Counted, Resource, System, Unit};
@@ -185,10 +185,8 @@ impl Plugin {
 
     /// Of how many GPUs a container has so many of this resource, as far as the pod or the number tells.
     fn gpus(&self, count: u64, known: Option<&Asking>) -> u64 {
-        let resources = self.agent.resources.clone();
-        let share = known.and_then(|asking| {
-            Terms { resources, default_cores: 0 }.share(&asking.amounts, asking.gpus).ok()
-        });
+        let terms = Terms::of_given(&self.agent.resources);
+        let share = known.and_then(|asking| terms.share(&asking.amounts, asking.gpus).ok());
         match (share, self.resource.unit) {
             (Some(share), _) => u64::from(share.gpus),
             (None, Unit::Slot(_)) => count,
@@ -224,30 +222,39 @@ impl Plugin {
     /// them.
     fn spread(&self, ids: &[String]) -> Spread {
         let count = ids.len() as u64;
-        let gpus = ids.iter().filter_map(|id| gpu_of(id)).collect::<BTreeSet<_>>().len() as u64;
         let waiting = self.agent.placements.waiting(&self.resource, count);
-        let terms = Terms { resources: self.agent.resources.clone(), default_cores: 0 };
+        let terms = Terms::of_given(&self.agent.resources);
         let is_beside_wholes = |asking: &Asking| {
             let share = terms.share(&asking.amounts, asking.gpus);
             self.resource.unit.is_of_memory() && share.is_ok_and(|share| share.part == Part::Whole)
         };
         let numbers: Vec<u64> = waiting.iter().map(|asking| self.gpus(count, Some(asking))).collect();
-        let of_one = |number: &&u64| **number == gpus;
-        match numbers.iter().find(of_one).or(numbers.first()) {
+        let number = numbers.iter().copied().find(|number| is_even(&units(ids), *number));
+        match number.or(numbers.first().copied()) {
             // Only the runtime knows whose they are, by what kubelet tells of the pod.
-            Some(number) if *number > 1 && !self.is_checked() && self.resource.system == System::Aliyun => {
+            Some(2..)
+                if self.resource.system == System::Aliyun
+                    && self.agent.config.request.kubelet != KubeletPolicy::Refuse =>
+            {
                 Spread::Unchecked
             }
-            Some(number) if *number == gpus => Spread::Even(gpus),
-            _ if gpus > 1 && waiting.iter().any(is_beside_wholes) => Spread::BesideWholes,
-            number => Spread::Even(number.copied().unwrap_or_else(|| self.gpus(count, None))),
+            _ if waiting.iter().any(is_beside_wholes) => Spread::BesideWholes,
+            number => Spread::Even(number.unwrap_or_else(|| self.gpus(count, None))),
         }
     }
+}
 
-    /// Whether the runtime holds containers to what kubelet tells.
-    fn is_checked(&self) -> bool {
-        self.agent.config.request.kubelet == KubeletPolicy::Refuse
-    }
+/// How many of the devices are of each GPU.
+fn units(ids: &[String]) -> BTreeMap<GpuUuid, u64> {
+    let mut units = BTreeMap::new();
+    ids.iter().filter_map(|id| gpu_of(id)).for_each(|gpu| *units.entry(gpu).or_default() += 1);
+    units
+}
+
+/// Whether these are in equal parts, but for a remainder, on so many GPUs.
+fn is_even(units: &BTreeMap<GpuUuid, u64>, of: u64) -> bool {
+    let count: u64 = units.values().sum();
+    units.len() as u64 == of && units.values().all(|its| *its <= count.div_ceil(of))
 }
 
 /// How the devices of a container may lie on GPUs.
@@ -255,8 +262,8 @@ impl Plugin {
 enum Spread {
     /// In equal parts, but for a remainder, on so many.
     Even(u64),
-    /// In any way: they are memory beside whole GPUs, which the runtime leaves unread. What is written of
-    /// them contradicts the compute of a container that gets no whole GPUs.
+    /// In any way: they may be memory beside whole GPUs, which the runtime leaves unread there. What is written
+    /// of them is no more of any GPU than kubelet counts, for a container that gets no whole GPUs.
     BesideWholes,
     /// On several, by a label of the pod that nothing checks.
     Unchecked,
@@ -352,11 +359,10 @@ fn allocated(
     spread: Spread,
 ) -> Result<(Vec<GpuUuid>, ContainerAllocated), String> {
     let (name, count) = (&resource.name, ids.len() as u64);
-    let mut counts: BTreeMap<GpuUuid, u64> = BTreeMap::new();
-    for id in ids {
-        let gpu = gpu_of(id).ok_or_else(|| format!("{id:?} is no device of {name}"))?;
-        *counts.entry(gpu).or_default() += 1;
+    if let Some(id) = ids.iter().find(|id| gpu_of(id).is_none()) {
+        return Err(format!("{id:?} is no device of {name}"));
     }
+    let counts = units(ids);
     let gpus: Vec<GpuUuid> = counts.keys().copied().collect();
     let Some(first) = gpus.first() else { return Err(format!("no device of {name} is named")) };
     let compute = match resource.unit {
@@ -367,14 +373,10 @@ fn allocated(
         Spread::Even(of) => of,
         Spread::BesideWholes => counts.len() as u64,
         Spread::Unchecked => {
-            return Err(format!(
-                "{count} of {name} on several GPUs by the label {GPU_COUNT}: set request.kubelet = \"refuse\" on the node, so that \
-                 its runtime knows whose they are"
-            ));
+            return Err(unsplit(name));
         }
     };
-    let is_even = counts.len() as u64 == of && counts.values().all(|its| *its <= count.div_ceil(of));
-    if !is_even && spread != Spread::BesideWholes {
+    if !is_even(&counts, of) && spread != Spread::BesideWholes {
         return Err(not_together(resource, count, of));
     }
     for gpu in &gpus {
@@ -389,7 +391,11 @@ fn allocated(
         |name: &str, value: String| annotations.insert(format!("alloc.gpushare.io/{name}"), value);
     match resource.unit {
         Unit::Memory(bytes) => {
-            let bytes = bytes.saturating_mul(count) / of;
+            let each = match spread {
+                Spread::BesideWholes => counts.values().min().copied().unwrap_or(0) * of,
+                _ => count,
+            };
+            let bytes = bytes.saturating_mul(each) / of;
             if bytes > offered.per_share.bytes() && spread != Spread::BesideWholes {
                 let most = offered.per_share;
                 return Err(format!(
@@ -582,8 +588,10 @@ mod tests {
         let spread = [ids(0, 0..20), ids(1, 0..12)].concat();
         let (gpus, answer) = allocated(&spread, &granule, &offer, Spread::BesideWholes).unwrap();
         let both = gpus.iter().map(GpuUuid::to_string).collect::<Vec<_>>().join(",");
-        // It is written all the same: beside the compute of one GPU it is a contradiction.
+        // It is written all the same, in case that it is another container's: no more than it is of any GPU.
         assert_eq!(answer.annotations["alloc.gpushare.io/devices"], both);
+        assert_eq!(answer.annotations["alloc.gpushare.io/memory"], "3072MiB");
+        assert!(allocated(&ids(0, 0..1), &granule, &offer, Spread::BesideWholes).is_ok());
         let told = allocated(&spread, &aliyun, &offer, Spread::Unchecked).unwrap_err();
         assert!(told.contains("request.kubelet"), "{told}");
         offer = Offer::default();

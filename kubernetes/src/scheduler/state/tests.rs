@@ -112,6 +112,16 @@ fn what_a_pod_says_later_or_wrongly_hides_nothing_of_what_it_has() {
     assert_eq!(left(&state, "a"), [0, 80]);
     let counted: Vec<u8> = state.bound_in("team", "other").map(|(.., asking)| asking[0].gpus).collect();
     assert_eq!(counted, [1], "nor of a quota");
+    // One that loses the label has parts of as many GPUs as before.
+    let mut split = pod("s", Some("b"), 80, Some("{\"main\":[0,1,2,3]}"));
+    state.learn_gpus(&map("b", 4, &json!({}))).unwrap();
+    split.metadata.labels = Some([("aliyun.com/gpu-count".to_owned(), "4".to_owned())].into());
+    state.learn_pod(&split);
+    assert_eq!(left(&state, "b"), [60; 4]);
+    split.metadata.labels = None;
+    state.learn_pod(&split);
+    assert_eq!(left(&state, "b"), [60; 4]);
+    state.forget_pod("s");
     // A container whose amounts make no share, beside one whose do.
     let limits = |amount: &str| json!({"limits": {"aliyun.com/gpu-mem": amount}});
     let two: Pod = serde_json::from_value(json!({"metadata": {"name": "q", "namespace": "team", "uid": "q"},
