@@ -322,12 +322,13 @@ fn kubectl_and_the_api_server_know_every_field_of_the_manifests() {
     assert!(examples.stdout.lines().count() >= 17, "{}", examples.stdout);
     assert_eq!(examples.stderr, "", "no warning either");
     // The webhook last: nothing answers for it here.
-    for folder in ["extender", "webhook"] {
+    for (folder, made) in [
+        ("extender", "deployment.apps/gpushare-scheduler"),
+        ("extender/own", "rolebinding.rbac.authorization.k8s.io/gpushare-scheduler-own "),
+        ("webhook", "deployment.apps/gpushare-webhook"),
+    ] {
         let applied = apply(&["-k", &format!("{manifests}/{folder}")]);
-        assert!(applied.stdout.contains(&format!(
-            "deployment.apps/gpushare-{}",
-            if folder == "webhook" { folder } else { "scheduler" }
-        )));
+        assert!(applied.stdout.contains(made), "{}", applied.stdout);
         assert_eq!(applied.stderr, "", "no warning");
     }
 }
