@@ -47,10 +47,10 @@ pub enum GrammarError {
     )]
     NotAShareName,
     /// A mode that does not exist.
-    #[error("unknown mode: known are share and exclusive")]
+    #[error("unknown mode: known are share, time-slice and exclusive")]
     UnknownMode,
-    /// A planned mode (`mps`, `time-slice`) that this version cannot enforce.
-    #[error("this mode is not available in this version: use share or exclusive")]
+    /// A planned mode (`mps`) that this version cannot enforce.
+    #[error("this mode is not available in this version: use share, time-slice or exclusive")]
     UnavailableMode,
     /// A scope that does not exist.
     #[error("unknown scope: known are container and pod")]
@@ -270,25 +270,38 @@ impl fmt::Display for Cores {
     }
 }
 
-/// How GPUs are given to a container.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How GPUs are given to a container, in the order of how much that is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
     /// A part of each GPU; the interception library enforces the limit.
     #[default]
     Share,
+    /// Turns on each GPU, as its driver gives them to all processes. Nothing limits memory and compute.
+    TimeSlice,
     /// Whole GPUs, of which no other container gets a share.
     Exclusive,
+}
+
+impl Mode {
+    /// The word for it in requests and listings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Share => "share",
+            Self::TimeSlice => "time-slice",
+            Self::Exclusive => "exclusive",
+        }
+    }
 }
 
 impl FromStr for Mode {
     type Err = GrammarError;
 
     fn from_str(text: &str) -> Result<Self, GrammarError> {
-        match text {
-            "share" => Ok(Self::Share),
-            "exclusive" => Ok(Self::Exclusive),
-            "mps" | "time-slice" => Err(GrammarError::UnavailableMode),
-            _ => Err(GrammarError::UnknownMode),
+        let mut all = [Self::Share, Self::TimeSlice, Self::Exclusive].into_iter();
+        match all.find(|mode| mode.name() == text) {
+            Some(mode) => Ok(mode),
+            None if text == "mps" => Err(GrammarError::UnavailableMode),
+            None => Err(GrammarError::UnknownMode),
         }
     }
 }

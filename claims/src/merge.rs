@@ -14,7 +14,7 @@ use std::cmp::Ordering;
 use crate::claim::Claim;
 use crate::error::RequestError;
 use crate::gpus::NodeGpus;
-use crate::grammar::{Devices, Priority, Scope};
+use crate::grammar::{Devices, Mode, Priority, Scope};
 use crate::policy::{NvidiaPolicy, Policy};
 use crate::rank::Rank;
 use crate::request::Request;
@@ -33,13 +33,17 @@ pub fn merge(claims: &[Claim], policy: &Policy, node: NodeGpus) -> Result<Reques
     let mut merge = Merge { claims: by_rank, policy, node, notes };
     merge.refuse_without_grantor()?;
     let spread = merge.spread()?;
-    let exclusive = merge.exclusive(&spread)?;
+    let mode = merge.mode(&spread)?;
     let mut shares = Vec::new();
     for gpu in spread.candidates() {
-        shares.push(merge.share(gpu, &spread, exclusive)?);
+        shares.push(merge.share(gpu, &spread, mode)?);
     }
-    merge.request(&spread, shares, exclusive)
+    merge.request(&spread, shares, mode)
 }
+
+/// What a container that takes turns on a GPU should know.
+const TIME_SLICE: &str =
+    "time-slice: nothing limits the container's memory and compute, nor those of the containers beside it";
 
 /// Bounds the notes, since a bundle may hold a hundred thousand entries that differ.
 const MOST_NOTES: usize = 32;
@@ -136,6 +140,24 @@ impl<'a> Merge<'a> {
         }
     }
 
+    /// How the container gets its GPUs: as the most trusted claim with amounts says, and in no way that is more
+    /// than another claim says.
+    fn mode(&mut self, spread: &Spread) -> Result<Mode, RequestError> {
+        if self.exclusive(spread)? {
+            return Ok(Mode::Exclusive);
+        }
+        let stated = |claim: &Claim| claim.mode.filter(|mode| *mode != Mode::Exclusive);
+        let Some(least) = self.least(stated, |a, b| Ok(a.cmp(b)))? else { return Ok(Mode::Share) };
+        let trusted = self.claims.iter().copied().find(|claim| claim.states_amounts());
+        // Turns without a limit are more than a share that another claim says.
+        let Some(first) = trusted.filter(|first| first.rank > least.first.rank && least.value > Mode::Share)
+        else {
+            return Ok(least.value);
+        };
+        self.differ(first, least.first, "the share counts")?;
+        Ok(Mode::Share)
+    }
+
     /// Whether the container gets whole GPUs. It does where the most trusted claim with amounts says so and
     /// no other claim states a share.
     fn exclusive(&mut self, spread: &Spread) -> Result<bool, RequestError> {
@@ -175,7 +197,7 @@ impl<'a> Merge<'a> {
         mut self,
         spread: &Spread<'a>,
         shares: Vec<Granted>,
-        exclusive: bool,
+        mode: Mode,
     ) -> Result<Request, RequestError> {
         let priority = self.priority()?;
         let devices = match spread.devices() {
@@ -183,7 +205,7 @@ impl<'a> Merge<'a> {
             devices => devices,
         };
         let whole = || Request { priority, ..Request::whole(devices.clone()) };
-        let first = shares.first().filter(|_| !exclusive);
+        let first = shares.first().filter(|_| mode != Mode::Exclusive);
         let share = first.map_or_else(whole, |first| {
             let burst = Self::burst(&shares);
             let particular = shares.iter().filter(|granted| granted.share != first.share);
@@ -193,6 +215,7 @@ impl<'a> Merge<'a> {
                 compute_policy: self.compute_policy(burst, &shares),
                 burst,
                 priority,
+                mode,
                 ..Request::new(devices.clone(), first.share.memory)
             }
         });
@@ -204,6 +227,9 @@ impl<'a> Merge<'a> {
         let model = self.claims.iter().find_map(|claim| claim.model.clone()).unwrap_or_default();
         let is_pods = self.claims.iter().any(|claim| claim.scope == Some(Scope::Pod));
         let scope = if is_pods { Scope::Pod } else { Scope::Container };
+        if mode == Mode::TimeSlice {
+            self.note(TIME_SLICE.to_owned());
+        }
         Ok(Request { model, scope, notes: self.notes, ..share })
     }
 }

@@ -4,7 +4,8 @@ use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::{one_line, out_of_service};
 use gpushare_inventory::{DeviceMemory, Gpu, SickGpu};
-use gpushare_quota::{Admission, GpuLoad};
+use gpushare_quota::{Admission, Company, GpuLoad};
+use gpushare_request::Mode;
 use serde_json::{Value, json};
 
 use crate::{node, table};
@@ -32,9 +33,14 @@ pub fn devices(as_json: bool) -> Result<()> {
     Ok(())
 }
 
+/// Whether a share may stand beside what is granted.
+fn is_open(load: &GpuLoad) -> bool {
+    load.company.is_none_or(|company| company == Company::Shares)
+}
+
 /// The most memory that a new share can get now; `None` where the GPU's memory size is unknown.
 fn free(gpu: &Gpu, load: &GpuLoad, rules: &Admission) -> Option<DeviceMemory> {
-    let memory = gpu.memory.filter(|_| !load.exclusive && !rules.cordoned.contains(&gpu.uuid));
+    let memory = gpu.memory.filter(|_| is_open(load) && !rules.cordoned.contains(&gpu.uuid));
     let free =
         memory.map(|memory| rules.total(memory).saturating_sub(load.memory).min(rules.per_lease(memory)));
     free.or(gpu.memory.map(|_| DeviceMemory::ZERO))
@@ -44,7 +50,11 @@ fn row(gpu: &Gpu, load: &GpuLoad, rules: &Admission) -> [String; 8] {
     let size = |memory: Option<DeviceMemory>| {
         memory.map_or_else(|| "unknown".to_owned(), |memory| memory.to_string())
     };
-    let shares = if load.exclusive { "exclusive".to_owned() } else { load.leases.to_string() };
+    let shares = match load.company {
+        None | Some(Company::Shares) => load.leases.to_string(),
+        Some(Company::Nobody) => Mode::Exclusive.name().to_owned(),
+        Some(other) => format!("{} {}", load.leases, other.mode().name()),
+    };
     [
         gpu.index.to_string(),
         gpu.model.clone(),
@@ -75,7 +85,8 @@ fn entry(gpu: &Gpu, load: &GpuLoad, rules: &Admission) -> Value {
         "free_bytes": free(gpu, load, rules).map(DeviceMemory::bytes),
         "granted_cores": load.cores,
         "shares": load.leases,
-        "exclusive": load.exclusive,
+        "exclusive": load.company == Some(Company::Nobody),
+        "mode": load.company.map(|company| company.mode().name()),
         "cordoned": rules.cordoned.contains(&gpu.uuid),
     })
 }

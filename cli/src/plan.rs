@@ -12,7 +12,9 @@ use gpushare_inject::{
 };
 use gpushare_inventory::Node;
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member, Store};
-use gpushare_request::{Devices, InterceptorPolicy, Mode, Request, RequestError, Scope, is_request, read};
+use gpushare_request::{
+    Devices, InterceptorPolicy, MemoryRequest, Mode, Request, RequestError, Scope, is_request, read,
+};
 use serde_json::{Map, Value, json};
 
 use crate::{inventory, node, table};
@@ -126,14 +128,17 @@ fn keys(request: &Request) -> Vec<(&'static str, String)> {
         any if any.is_empty() => "any".to_owned(),
         filter => filter.escape_debug().to_string(),
     };
-    let mode = if request.mode == Mode::Exclusive { "exclusive" } else { "share" };
+    let memory = match (request.mode, request.memory) {
+        (Mode::TimeSlice, MemoryRequest::Rest) => "no limit".to_owned(),
+        (_, memory) => memory.to_string(),
+    };
     let scope = (request.scope == Scope::Pod).then(|| ("scope", "pod".to_owned()));
     let rest = vec![
-        ("memory", request.memory.to_string()),
+        ("memory", memory),
         ("cores", request.cores.map_or_else(|| "no limit".to_owned(), |cores| cores.to_string())),
         devices,
         ("model", model),
-        ("mode", mode.to_owned()),
+        ("mode", request.mode.name().to_owned()),
         ("compute-policy", request.compute_policy.name().to_owned()),
         ("capabilities", request.capabilities.to_string()),
         ("priority", request.priority.level().to_string()),
@@ -177,7 +182,11 @@ fn print(request: &Request, lease: &Lease, plan: &Plan, node: &Node) -> io::Resu
         let (index, model) = gpu.map_or((0, ""), |gpu| (gpu.index, gpu.model.as_str()));
         let cores =
             grant.cores.map_or_else(|| "no compute limit".to_owned(), |cores| format!("{cores} of compute"));
-        writeln!(out, "granted   {} and {cores} on GPU {index} ({model}, {})", grant.memory, grant.gpu)?;
+        let memory = match request.mode {
+            Mode::TimeSlice => "turns, no limit of memory".to_owned(),
+            Mode::Share | Mode::Exclusive => grant.memory.to_string(),
+        };
+        writeln!(out, "granted   {memory} and {cores} on GPU {index} ({model}, {})", grant.gpu)?;
     }
     let (priority, policy) = (lease.priority.level(), lease.compute_policy.name());
     writeln!(out, "granted   priority {priority} and compute policy {policy}")?;

@@ -124,10 +124,12 @@ fn rows(holders: &str, lease: &Lease, seen: &Seen, names: &GpuNames, cheats: boo
             if cheats { "CHEATING".to_owned() } else { state(lease).to_owned() },
             or_dash(first_pid(lease).map(|pid| pid.to_string())),
             names.name(grant.gpu),
-            grant.memory.to_string(),
+            if grant.memory == DeviceMemory::ZERO { "no limit".to_owned() } else { grant.memory.to_string() },
             if seen.is_damaged() { "damaged".to_owned() } else { or_dash(used) },
             match (lease.enforcement, grant.cores) {
-                (Enforcement::WholeGpu, _) => "exclusive".to_owned(),
+                (unlimited @ (Enforcement::WholeGpu | Enforcement::TimeSliced), _) => {
+                    unlimited.terms().company.mode().name().to_owned()
+                }
                 (_, None) => "no limit".to_owned(),
                 (_, Some(cores)) => match lease.compute_policy {
                     ComputePolicy::Fixed => cores.to_string(),
@@ -174,7 +176,7 @@ fn entry(lease: &Lease, seen: &Seen, violations: &[&Violation], claim: Option<&R
             "namespace": claim.name.namespace, "name": claim.name.name, "uid": claim.name.uid,
         })),
         "state": state(lease),
-        "mode": if lease.enforcement == Enforcement::WholeGpu { "exclusive" } else { "share" },
+        "mode": lease.enforcement.terms().company.mode().name(),
         "pid": first_pid(lease),
         "priority": lease.priority.level(),
         "compute_policy": lease.compute_policy.name(),

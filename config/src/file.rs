@@ -77,6 +77,7 @@ struct QuotaSection {
     memory_percent: u16,
     cores_percent: u16,
     cordoned: Vec<String>,
+    replicas: u16,
 }
 
 #[derive(Debug, Deserialize)]
@@ -316,6 +317,7 @@ fn admission(section: &QuotaSection) -> Result<Admission, ConfigError> {
         reserve: size("quota.reserve", &section.reserve)?,
         memory_percent: section.memory_percent,
         cores_percent: section.cores_percent,
+        replicas: section.replicas,
         cordoned: section
             .cordoned
             .iter()

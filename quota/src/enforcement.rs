@@ -12,8 +12,32 @@ pub enum Enforcement {
     Intercepted,
     /// Another system's interception library. The request proved that the bundle brings it.
     Foreign,
+    /// Nobody: containers take turns on these GPUs, as the driver gives them.
+    TimeSliced,
     /// Nobody: no other container gets a share of these GPUs.
     WholeGpu,
+}
+
+/// Leases of which several may stand on one GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Company {
+    /// Shares with limits.
+    Shares,
+    /// Turns without limits.
+    TimeSlices,
+    /// None: a lease of whole GPUs.
+    Nobody,
+}
+
+impl Company {
+    /// The mode by which they were asked for.
+    pub const fn mode(self) -> Mode {
+        match self {
+            Self::Shares => Mode::Share,
+            Self::TimeSlices => Mode::TimeSlice,
+            Self::Nobody => Mode::Exclusive,
+        }
+    }
 }
 
 /// What one way of holding a lease allows and needs.
@@ -21,8 +45,8 @@ pub enum Enforcement {
 pub struct Terms {
     /// The word in the quota store.
     pub name: &'static str,
-    /// Whether other leases may stand on the same GPUs, so that memory and compute have limits.
-    pub has_neighbours: bool,
+    /// Which other leases may stand on the same GPUs: those of the same company.
+    pub company: Company,
     /// Whether it has a region with limits, which `update` writes and the meter measures into.
     pub has_region: bool,
     /// Whether each GPU process of the container must have loaded our libraries, and books its memory by
@@ -36,13 +60,14 @@ pub struct Terms {
 
 impl Enforcement {
     /// Every way.
-    pub const ALL: [Self; 3] = [Self::Intercepted, Self::Foreign, Self::WholeGpu];
+    pub const ALL: [Self; 4] = [Self::Intercepted, Self::Foreign, Self::TimeSliced, Self::WholeGpu];
 
     /// How a lease for this request is held. Another system's library holds it only where the request proved
     /// that it is in the bundle, and the settings let it.
     pub fn of(request: &Request) -> Self {
         match (request.mode, &request.interceptor) {
             (Mode::Exclusive, _) => Self::WholeGpu,
+            (Mode::TimeSlice, _) => Self::TimeSliced,
             (Mode::Share, Some((_, InterceptorPolicy::StandDown))) => Self::Foreign,
             (Mode::Share, _) => Self::Intercepted,
         }
@@ -52,9 +77,9 @@ impl Enforcement {
     /// the lease gives.
     pub(crate) fn joined_by(self, request: &Request) -> Self {
         match (self, Self::of(request)) {
-            (Self::WholeGpu, _) => Self::WholeGpu,
+            (held @ (Self::WholeGpu | Self::TimeSliced), _) => held,
             (_, Self::Foreign) => Self::Foreign,
-            (_, Self::Intercepted | Self::WholeGpu) => Self::Intercepted,
+            (_, Self::Intercepted | Self::TimeSliced | Self::WholeGpu) => Self::Intercepted,
         }
     }
 
@@ -63,7 +88,7 @@ impl Enforcement {
         match self {
             Self::Intercepted => Terms {
                 name: "intercepted",
-                has_neighbours: true,
+                company: Company::Shares,
                 has_region: true,
                 is_intercepted: true,
                 extent: Extent::Share,
@@ -71,15 +96,23 @@ impl Enforcement {
             },
             Self::Foreign => Terms {
                 name: "foreign",
-                has_neighbours: true,
+                company: Company::Shares,
                 has_region: true,
                 is_intercepted: false,
                 extent: Extent::Whole,
                 forward_compatible: false,
             },
+            Self::TimeSliced => Terms {
+                name: "time-sliced",
+                company: Company::TimeSlices,
+                has_region: false,
+                is_intercepted: false,
+                extent: Extent::Whole,
+                forward_compatible: true,
+            },
             Self::WholeGpu => Terms {
                 name: "whole-gpu",
-                has_neighbours: false,
+                company: Company::Nobody,
                 has_region: false,
                 is_intercepted: false,
                 extent: Extent::Whole,
@@ -109,9 +142,11 @@ mod tests {
             (share.clone(), Enforcement::Intercepted),
             (beside(InterceptorPolicy::Replace), Enforcement::Intercepted),
             (beside(InterceptorPolicy::StandDown), Enforcement::Foreign),
+            (Request { mode: Mode::TimeSlice, ..share.clone() }, Enforcement::TimeSliced),
             (Request::whole(Devices::All), Enforcement::WholeGpu),
         ] {
             assert_eq!(Enforcement::of(&request), want, "{request:?}");
+            assert_eq!(want.terms().company.mode(), request.mode);
         }
     }
 

@@ -71,7 +71,8 @@ impl fmt::Display for LeaseKey {
 pub struct Grant {
     /// UUID of the GPU.
     pub gpu: GpuUuid,
-    /// Memory that the container may use on it.
+    /// Memory that the container may use on it, or what it says that it needs where nothing limits it; then 0
+    /// is nothing said.
     pub memory: DeviceMemory,
     /// Compute share on it; `None` is no limit.
     pub cores: Option<Cores>,
@@ -292,6 +293,7 @@ impl ReleaseReason {
 pub(crate) fn summary(grants: &[Grant]) -> String {
     let grants = grants.iter().map(|grant| match grant.cores {
         Some(cores) => format!("{}: {}, {cores}", grant.gpu, grant.memory),
+        None if grant.memory == DeviceMemory::ZERO => format!("{}: no limit", grant.gpu),
         None => format!("{}: {}", grant.gpu, grant.memory),
     });
     grants.collect::<Vec<_>>().join("; ")

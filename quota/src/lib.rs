@@ -34,7 +34,7 @@ mod update;
 
 pub use claim::{BadToken, ClaimName, ClaimToken, ResourceClaim};
 pub use database::{FENCED, TAKEN};
-pub use enforcement::{Enforcement, Terms};
+pub use enforcement::{Company, Enforcement, Terms};
 pub use error::{ReserveError, StoreError};
 pub use holder::{Holder, HolderError, cgroup_of, cgroup_path};
 pub use lease::{

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use gpushare_claims::{Cores, Devices, MemoryRequest, Mode, Request, SelectorError, find_gpu};
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 
+use crate::enforcement::{Company, Enforcement};
 use crate::lease::Grant;
 use crate::update::Compute;
 
@@ -24,6 +25,8 @@ pub struct Admission {
     /// GPUs of which no new lease gets a share, unless the cluster's scheduler has given it. Living leases keep
     /// theirs, and may change.
     pub cordoned: BTreeSet<GpuUuid>,
+    /// How many containers may take turns on one GPU; 0 is none.
+    pub replicas: u16,
 }
 
 impl Default for Admission {
@@ -34,6 +37,7 @@ impl Default for Admission {
             memory_percent: 100,
             cores_percent: 100,
             cordoned: BTreeSet::new(),
+            replicas: 10,
         }
     }
 }
@@ -70,26 +74,27 @@ pub struct GpuLoad {
     pub cores: u64,
     /// Number of leases.
     pub leases: u64,
-    /// Whether one of them is exclusive.
-    pub exclusive: bool,
+    /// Which leases they are; `None` where there are none.
+    pub company: Option<Company>,
 }
 
 impl GpuLoad {
     /// Adds one lease's grant.
-    pub(crate) fn add(&mut self, grant: &Grant, exclusive: bool) {
+    pub(crate) fn add(&mut self, grant: &Grant, company: Company) {
         self.memory = self.memory.saturating_add(grant.memory);
         self.cores += grant.cores.map_or(0, |cores| u64::from(cores.percent()));
         self.leases += 1;
-        self.exclusive |= exclusive;
+        // No admission makes two companies meet. If they do, nobody joins them.
+        let is_other = self.company.is_some_and(|held| held != company);
+        self.company = Some(if is_other { Company::Nobody } else { company });
     }
 
-    /// Takes one lease's grant away. `exclusive` becomes false, since an exclusive lease is the only one on
-    /// its GPU.
+    /// Takes one lease's grant away.
     pub(crate) fn remove(&mut self, grant: &Grant) {
         self.memory = self.memory.saturating_sub(grant.memory);
         self.cores = self.cores.saturating_sub(grant.cores.map_or(0, |cores| u64::from(cores.percent())));
         self.leases = self.leases.saturating_sub(1);
-        self.exclusive = false;
+        self.company = self.company.filter(|_| self.leases > 0);
     }
 }
 
@@ -134,6 +139,33 @@ pub enum Refusal {
         /// Index and UUID of the GPU that comes nearest.
         place: String,
     },
+    /// The GPU is shared in another way.
+    #[error(
+        "{place} is held in mode {held}, which mode {asked} does not meet on one GPU; ask for another GPU, or wait until those          containers end (`gpushare ps`)"
+    )]
+    Company {
+        /// The mode that was asked for.
+        asked: &'static str,
+        /// The mode of the leases on it.
+        held: &'static str,
+        /// Index and UUID of the GPU.
+        place: String,
+    },
+    /// As many containers take turns on the GPU as may.
+    #[error(
+        "{most} containers may take turns on a GPU (quota.replicas), and so many do on {place}; wait until one ends (`gpushare ps`)"
+    )]
+    Replicas {
+        /// How many may.
+        most: u16,
+        /// Index and UUID of the GPU.
+        place: String,
+    },
+    /// No container may take turns on a GPU.
+    #[error(
+        "this node gives no time slices (quota.replicas = 0); ask for a share, or have the administrator change it"
+    )]
+    NoReplicas,
     /// Whole GPUs were asked for, and fewer than wanted have no lease.
     #[error(
         "{wanted} whole GPU(s) requested, {empty} without a lease; wait until other containers end (`gpushare ps`)"
@@ -220,10 +252,11 @@ struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
+    /// What a lease of its company can have of it.
     fn free(&self) -> DeviceMemory {
-        match self.load.exclusive {
-            true => DeviceMemory::ZERO,
-            false => self.total.saturating_sub(self.load.memory).min(self.per_lease),
+        match self.load.company {
+            Some(Company::Nobody) => DeviceMemory::ZERO,
+            _ => self.total.saturating_sub(self.load.memory).min(self.per_lease),
         }
     }
 }
@@ -272,7 +305,8 @@ pub fn place(
     }
     let chosen = match request.mode {
         Mode::Exclusive => empty(candidates, wanted)?,
-        Mode::Share => fitting(request, candidates, wanted, near, rules)?,
+        Mode::TimeSlice if rules.replicas == 0 => return Err(Refusal::NoReplicas),
+        Mode::Share | Mode::TimeSlice => fitting(request, candidates, wanted, near, rules)?,
     };
     Ok(chosen.into_iter().map(|(candidate, memory)| grant(request, &candidate, memory)).collect())
 }
@@ -366,10 +400,15 @@ fn fitting<'a>(
     }
     // The order of a list is the order in which the container counts its GPUs.
     if !matches!(request.devices, Devices::These(_)) {
-        let takes_rest = request.memory == MemoryRequest::Rest;
+        let takes_rest = request.memory == MemoryRequest::Rest && request.mode == Mode::Share;
+        let is_spread = rules.placement == Placement::Spread;
         match rules.placement == Placement::Spread || takes_rest {
             true => fit.sort_by_key(|candidate| (Reverse(candidate.free()), candidate.gpu.index)),
             false => fit.sort_by_key(|candidate| (candidate.free(), candidate.gpu.index)),
+        }
+        if request.mode == Mode::TimeSlice {
+            let order = |leases: u64| if is_spread { leases } else { u64::MAX - leases };
+            fit.sort_by_key(|candidate| order(candidate.load.leases));
         }
         if !takes_rest {
             fit.sort_by_key(|candidate| !near.contains(&candidate.gpu.uuid));
@@ -377,7 +416,10 @@ fn fitting<'a>(
         fit.truncate(wanted);
         fit.sort_by_key(|candidate| candidate.gpu.index);
     }
-    let memory = |candidate: &Candidate| asked(request.on(candidate.gpu.uuid).memory, candidate);
+    let memory = |candidate: &Candidate| match request.on(candidate.gpu.uuid).memory {
+        MemoryRequest::Rest if request.mode == Mode::TimeSlice => DeviceMemory::ZERO,
+        memory => asked(memory, candidate),
+    };
     Ok(fit.into_iter().map(|candidate| (candidate.clone(), memory(&candidate))).collect())
 }
 
@@ -393,7 +435,25 @@ fn asked(memory: MemoryRequest, candidate: &Candidate) -> DeviceMemory {
 /// Why the share does not fit on this GPU; `None` when it does.
 fn misfit(request: &Request, candidate: &Candidate, rules: &Admission) -> Option<Refusal> {
     let share = request.on(candidate.gpu.uuid);
+    if let Some(refusal) = company_misfit(request, candidate) {
+        return Some(refusal);
+    }
+    if request.mode == Mode::TimeSlice {
+        let (most, place) = (rules.replicas, name(candidate.gpu));
+        let is_full = candidate.load.leases >= most.into();
+        let named = (share.memory != MemoryRequest::Rest).then(|| memory_misfit(share.memory, candidate));
+        return named.flatten().or(is_full.then_some(Refusal::Replicas { most, place }));
+    }
     memory_misfit(share.memory, candidate).or_else(|| cores_misfit(share.cores?, candidate, rules))
+}
+
+/// To a share, leases of whole GPUs are memory that is not free, which says more.
+fn company_misfit(request: &Request, candidate: &Candidate) -> Option<Refusal> {
+    let asked = Enforcement::of(request).terms().company;
+    let is_told_as_memory = |held| (asked, held) == (Company::Shares, Company::Nobody);
+    let held = candidate.load.company.filter(|held| *held != asked && !is_told_as_memory(*held))?;
+    let place = name(candidate.gpu);
+    Some(Refusal::Company { asked: asked.mode().name(), held: held.mode().name(), place })
 }
 
 fn memory_misfit(memory: MemoryRequest, candidate: &Candidate) -> Option<Refusal> {

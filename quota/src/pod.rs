@@ -72,6 +72,7 @@ impl fmt::Display for PodContainer {
 pub fn words(request: &Request, gpus: &[Gpu]) -> Result<String, Refusal> {
     let mut words = match request.mode {
         Mode::Exclusive => "whole GPUs".to_owned(),
+        Mode::TimeSlice => format!("time slices with {}", request.memory),
         Mode::Share => share(&Share { memory: request.memory, cores: request.cores }),
     };
     words += &format!(" on {}", devices(&request.devices, gpus)?);

@@ -388,7 +388,7 @@ fn sum(held: impl IntoIterator<Item = Held>) -> Loads {
     let mut loads = Loads::new();
     for Held { grants, enforcement } in held {
         for grant in &grants {
-            loads.entry(grant.gpu).or_default().add(grant, !enforcement.terms().has_neighbours);
+            loads.entry(grant.gpu).or_default().add(grant, enforcement.terms().company);
         }
     }
     loads

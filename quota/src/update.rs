@@ -121,7 +121,7 @@ fn cores(lease: &Lease, grant: &Grant) -> Option<Cores> {
 
 #[cfg(test)]
 mod tests {
-    use crate::enforcement::Enforcement;
+    use crate::enforcement::{Company, Enforcement};
     use gpushare_inventory::DeviceMemory;
 
     use super::*;
@@ -162,7 +162,12 @@ mod tests {
     fn outcome(changes: &[Change], others: (u64, u64)) -> Result<Vec<(u64, Option<u8>)>, String> {
         let load = |uuid| {
             let others = if uuid == gpu(0, 80).uuid { others } else { (0, 0) };
-            GpuLoad { memory: gib(20 + others.0), cores: 30 + others.1, leases: 2, exclusive: false }
+            GpuLoad {
+                memory: gib(20 + others.0),
+                cores: 30 + others.1,
+                leases: 2,
+                company: Some(Company::Shares),
+            }
         };
         let gpus = [gpu(0, 80), gpu(1, 80)];
         let new =

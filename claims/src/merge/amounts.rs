@@ -10,7 +10,7 @@ use crate::amount::Cap;
 use crate::claim::Claim;
 use crate::error::RequestError;
 use crate::gpus::total;
-use crate::grammar::{ComputePolicy, Cores, MemoryRequest};
+use crate::grammar::{ComputePolicy, Cores, MemoryRequest, Mode};
 use crate::policy::{Ceiling, NvidiaPolicy};
 use crate::rank::Rank;
 use crate::request::Share;
@@ -31,13 +31,16 @@ impl<'a> Merge<'a> {
         &mut self,
         gpu: Option<&'a Gpu>,
         spread: &Spread<'a>,
-        exclusive: bool,
+        mode: Mode,
     ) -> Result<Granted, RequestError> {
         let uuid = gpu.map(|gpu| gpu.uuid);
-        if exclusive {
-            self.hold_exclusive(gpu, spread)?;
-            let share = Share { memory: MemoryRequest::Percent(100), cores: None };
-            return Ok(Granted { gpu: uuid, share, most: None });
+        if mode != Mode::Share {
+            self.hold_whole(mode, gpu, spread)?;
+            let memory = match mode {
+                Mode::TimeSlice => self.memory_of_slice(gpu, spread)?,
+                Mode::Share | Mode::Exclusive => MemoryRequest::Percent(100),
+            };
+            return Ok(Granted { gpu: uuid, share: Share { memory, cores: None }, most: None });
         }
         let memory = self.memory(gpu, spread)?;
         let cores = self.least(|claim| claim.amount_on(uuid).cores, |a, b| Ok(a.cmp(b)))?;
@@ -48,6 +51,26 @@ impl<'a> Merge<'a> {
             None => self.policy.default_cores,
         };
         Ok(Granted { gpu: uuid, share: Share { memory, cores }, most })
+    }
+
+    /// The memory that a container which takes turns says that it needs; all that is left where it says
+    /// nothing. A limit of compute cannot be held there.
+    fn memory_of_slice(
+        &mut self,
+        gpu: Option<&'a Gpu>,
+        spread: &Spread<'a>,
+    ) -> Result<MemoryRequest, RequestError> {
+        let uuid = gpu.map(|gpu| gpu.uuid);
+        let is_cap = |claim: &&Claim| matches!(claim.amount_on(uuid).cores, Some(Cap::Percent(_)));
+        let by_mode = |claim: &&Claim| claim.mode == Some(Mode::TimeSlice);
+        let pair = self.claims.iter().copied().find(is_cap).zip(self.claims.iter().copied().find(by_mode));
+        match pair {
+            Some((cap, mode)) => Err(conflict(&mode.by, &cap.by)),
+            None if self.claims.iter().all(|claim| claim.amount_on(uuid).memory.is_none()) => {
+                Ok(MemoryRequest::Rest)
+            }
+            None => self.memory(gpu, spread),
+        }
     }
 
     fn memory(&mut self, gpu: Option<&'a Gpu>, spread: &Spread<'a>) -> Result<MemoryRequest, RequestError> {
@@ -119,17 +142,18 @@ impl<'a> Merge<'a> {
         Ok(Some(least.value))
     }
 
-    /// Holds a request for whole GPUs to the ceilings. It exceeds every ceiling below a whole GPU, and every
-    /// default.
-    fn hold_exclusive(&self, gpu: Option<&Gpu>, spread: &Spread) -> Result<(), RequestError> {
+    /// Holds a request for whole GPUs, or for turns on them without limits, to the ceilings. It exceeds every
+    /// ceiling below a whole GPU, and every default.
+    fn hold_whole(&self, mode: Mode, gpu: Option<&Gpu>, spread: &Spread) -> Result<(), RequestError> {
+        let is_stated = |claim: &Claim| claim.mode == Some(mode);
         let hold = |by: &str, ceiling: Ceiling| {
             ceiling.hold_compute(by, Cap::Unlimited)?;
             gpu.map_or(Ok(()), |gpu| ceiling.hold_memory(by, total(gpu)?, gpu))
         };
-        let stating = self.asking().find(|claim| claim.is_exclusive());
+        let stating = self.asking().find(|claim| is_stated(claim));
         let by = stating.map_or("", |claim| &claim.by);
         // Where no claim asks for whole GPUs, the policy gives them.
-        self.hold(spread, Claim::is_exclusive, hold, by, || Ok(stating.is_none()))
+        self.hold(spread, is_stated, hold, by, || Ok(stating.is_none()))
     }
 
     /// Holds an amount to the ceilings of the claims that ask for it: one of those that `grants` chooses must

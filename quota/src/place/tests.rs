@@ -49,7 +49,12 @@ fn read(env: &[&str], gpus: &[Gpu]) -> Result<Request, String> {
 }
 
 fn load(memory_gib: u64, cores: u64) -> GpuLoad {
-    GpuLoad { memory: DeviceMemory::from_bytes(memory_gib * GIB), cores, leases: 1, exclusive: false }
+    GpuLoad {
+        memory: DeviceMemory::from_bytes(memory_gib * GIB),
+        cores,
+        leases: 1,
+        company: Some(Company::Shares),
+    }
 }
 
 /// Places the request on GPUs of 80 GiB with these loads. Returns indexes and GiB, or the refusal's text.
@@ -65,7 +70,7 @@ fn binpack(env: &[&str], loads: &[GpuLoad]) -> Result<Vec<(u32, u64)>, String> {
     placed(env, loads, &Admission::default())
 }
 
-const EMPTY: GpuLoad = GpuLoad { memory: DeviceMemory::ZERO, cores: 0, leases: 0, exclusive: false };
+const EMPTY: GpuLoad = GpuLoad { memory: DeviceMemory::ZERO, cores: 0, leases: 0, company: None };
 
 #[test]
 fn binpack_takes_the_fullest_gpu_that_fits_and_spread_the_emptiest() {
@@ -181,11 +186,64 @@ fn without_a_size_a_share_is_what_is_left_on_the_emptiest_gpu() {
 
 #[test]
 fn exclusive_and_shared_never_meet_on_one_card() {
-    let exclusive =
-        GpuLoad { memory: DeviceMemory::from_bytes(80 * GIB), leases: 1, exclusive: true, ..EMPTY };
+    let exclusive = GpuLoad {
+        memory: DeviceMemory::from_bytes(80 * GIB),
+        leases: 1,
+        company: Some(Company::Nobody),
+        ..EMPTY
+    };
     assert_eq!(binpack(&["GPUSHARE_MODE=exclusive"], &[load(1, 0), EMPTY]), Ok(vec![(1, 80)]));
     assert!(binpack(&["GPUSHARE_MODE=exclusive"], &[load(1, 0)]).is_err());
     assert!(binpack(&["GPUSHARE_MEMORY=1GiB"], &[exclusive]).is_err());
+}
+
+#[test]
+fn which_modes_meet_on_one_card() {
+    let held = |company, leases| GpuLoad { leases, company: Some(company), ..EMPTY };
+    let modes = [Company::Shares, Company::TimeSlices, Company::Nobody];
+    for asked in modes {
+        let mode = asked.mode().name();
+        let memory = if asked == Company::Shares { "GPUSHARE_MEMORY=4GiB" } else { "X=1" };
+        let env = [&format!("GPUSHARE_MODE={mode}"), memory];
+        for company in modes {
+            let meets = binpack(&env, &[held(company, 1)]);
+            assert_eq!(meets.is_ok(), asked == company && asked != Company::Nobody, "{mode}: {meets:?}");
+            // Beside it is a GPU of which nothing is held.
+            assert!(binpack(&env, &[held(company, 1), EMPTY]).is_ok(), "{mode} beside {company:?}");
+        }
+        let told = binpack(&env, &[held(Company::TimeSlices, 1)]);
+        let says =
+            |text: &str| text.contains("is held in mode time-slice") || text.contains("without a lease");
+        assert!(told.is_ok() || told.is_err_and(|text| says(&text)));
+    }
+}
+
+#[test]
+fn containers_take_turns_by_their_number_and_by_memory_where_they_name_it() {
+    let slices = |memory_gib: u64, leases| GpuLoad {
+        memory: DeviceMemory::from_bytes(memory_gib * GIB),
+        leases,
+        company: Some(Company::TimeSlices),
+        ..EMPTY
+    };
+    let rules = Admission { replicas: 3, ..Admission::default() };
+    let slice =
+        |memory: &str, loads: &[GpuLoad]| placed(&["GPUSHARE_MODE=time-slice", memory], loads, &rules);
+    assert_eq!(slice("X=1", &[EMPTY, slices(0, 2)]), Ok(vec![(1, 0)]), "packed");
+    assert_eq!(slice("X=1", &[slices(0, 3), slices(0, 2)]), Ok(vec![(1, 0)]));
+    let told = slice("X=1", &[slices(0, 3)]).unwrap_err();
+    assert!(told.contains("3 containers may take turns on a GPU (quota.replicas)"), "{told}");
+    assert_eq!(slice("GPUSHARE_MEMORY=30GiB", &[slices(60, 2), slices(50, 1)]), Ok(vec![(1, 30)]));
+    let told = slice("GPUSHARE_MEMORY=30GiB", &[slices(60, 2)]).unwrap_err();
+    assert!(told.starts_with("30 GiB requested, 20 GiB free"), "{told}");
+    let spread = Admission { placement: Placement::Spread, ..rules.clone() };
+    let told = placed(&["GPUSHARE_MODE=time-slice"], &[slices(0, 2), slices(0, 1)], &spread);
+    assert_eq!(told, Ok(vec![(1, 0)]));
+    let none = Admission { replicas: 0, ..rules.clone() };
+    let told = placed(&["GPUSHARE_MODE=time-slice"], &[EMPTY], &none).unwrap_err();
+    assert!(told.contains("quota.replicas = 0"), "{told}");
+    let told = slice("GPUSHARE_CORES=30", &[EMPTY]).unwrap_err();
+    assert!(told.contains("contradict"), "{told}");
 }
 
 #[test]

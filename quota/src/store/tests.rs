@@ -329,7 +329,9 @@ fn sums_are_those_of_all_leases_whoever_writes() {
 fn a_newer_version_is_refused() {
     let (folder, store) = open();
     let text = fs::read_to_string(file(&folder)).unwrap();
-    fs::write(file(&folder), text.replacen("version 3", "version 99", 1)).unwrap();
+    let (title, rest) = text.split_once(": ").unwrap();
+    assert!(title.starts_with("gpushare leases, version "));
+    fs::write(file(&folder), format!("gpushare leases, version 99: {rest}")).unwrap();
     assert!(matches!(store.leases(), Err(StoreError::Version { version: 99, .. })));
 }
 
@@ -463,7 +465,7 @@ fn only_a_living_share_is_updated_and_settled() {
     store.release(reserved.id, &reserved.member.key, ReleaseReason::Ended).unwrap();
     store.release(living.id, &living.member.key, ReleaseReason::Ended).unwrap();
     let whole = active(&store, "whole", &["GPUSHARE_MODE=exclusive"]);
-    assert!(matches!(update(&store, &whole, &memory("2GiB"), |_| Ok(())), Err(UpdateError::Exclusive(_))));
+    assert!(matches!(update(&store, &whole, &memory("2GiB"), |_| Ok(())), Err(UpdateError::Unlimited(_))));
 }
 
 #[test]

@@ -22,9 +22,9 @@ pub enum UpdateError {
     /// The container is still being created.
     #[error("container {0} is still being created; try again when it runs")]
     Reserved(LeaseKey),
-    /// The lease is of whole GPUs, which have no limits to change.
-    #[error("container {0} holds whole GPUs, which have no limits to change")]
-    Exclusive(LeaseKey),
+    /// The lease is of whole GPUs, or of turns on them: neither has limits to change.
+    #[error("container {0} holds whole GPUs or time slices, which have no limits to change")]
+    Unlimited(LeaseKey),
     /// The container's `limits` file could not be written.
     #[error(
         "cannot write the limits of container {key}; its share is as it was (an engine in a mount namespace of its own hides \
@@ -66,7 +66,7 @@ impl Store {
         let old = entry.lease.clone().asked_by(|other| other == key);
         let old = old.ok_or_else(|| UpdateError::NoLease(key.clone()))?;
         if !old.enforcement.terms().has_region {
-            return Err(UpdateError::Exclusive(key.clone()));
+            return Err(UpdateError::Unlimited(key.clone()));
         }
         if old.state() == LeaseState::Reserved && old.has_containers() {
             return Err(UpdateError::Reserved(key.clone()));

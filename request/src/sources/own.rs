@@ -188,8 +188,14 @@ impl<'a, 'b> Keys<'a, 'b> {
         Ok(gpus)
     }
 
-    /// Refuses `mode=exclusive` beside a part of memory or compute.
+    /// Refuses `mode=exclusive` beside a part of memory or compute, and `mode=time-slice` beside a limit of
+    /// compute, which nobody would hold.
     fn refuse_part_of_whole(&self) -> Result<(), RequestError> {
+        if let Some(mode) = self.named("mode").filter(|mode| mode.value == Mode::TimeSlice.name())
+            && let Some(limit) = self.named("cores").or(self.named("compute-policy"))
+        {
+            return Err(conflict(mode, limit));
+        }
         let Some(mode) = self.named("mode").filter(|mode| mode.value == "exclusive") else { return Ok(()) };
         let cores = self.parsed::<Cores>("cores")?.filter(|cores| *cores != Cores::ALL);
         let memory =

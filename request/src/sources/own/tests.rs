@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use gpushare_inventory::DeviceMemory;
 
 use gpushare_claims::{
-    Ceilings, Container, DeviceSelector, Devices, MemoryRequest, NvidiaPolicy, Policy, Request, RequestError,
-    Scope, four,
+    Ceilings, Container, DeviceSelector, Devices, MemoryRequest, Mode, NvidiaPolicy, Policy, Request,
+    RequestError, Scope, four,
 };
 
 fn container(annotations: &[(&str, &str)], env: &[&str]) -> Container {
@@ -147,6 +147,31 @@ fn differing_duplicates_are_a_conflict_and_equal_ones_are_not() {
     assert!(read(&[], &["GPUSHARE_COUNT=2", "GPUSHARE_DEVICES=0,1"]).is_ok());
     assert!(read(&[], &["GPUSHARE_MODE=exclusive", "GPUSHARE_MEMORY=4GiB"]).is_err());
     assert!(read(&[], &["GPUSHARE_MODE=exclusive", "GPUSHARE_CORES=30"]).is_err());
+}
+
+#[test]
+fn turns_on_a_gpu_have_no_limit_and_yield_to_a_share_that_somebody_trusted_says() {
+    let mode = |annotations: &[(&str, &str)], env: &[&str]| {
+        let request = read(annotations, env).unwrap().unwrap();
+        (request.mode, request.memory, request.cores, request.notes.len())
+    };
+    let slice = "GPUSHARE_MODE=time-slice";
+    let turns = |memory| (Mode::TimeSlice, memory, None, 1);
+    assert_eq!(mode(&[], &[slice]), turns(MemoryRequest::Rest));
+    assert_eq!(mode(&[], &[slice, "GPUSHARE_MEMORY=4GiB"]), turns(gib(4)));
+    assert_eq!(mode(&[("gpushare.io/mode", "time-slice")], &["GPUSHARE_MEMORY=4GiB"]), turns(gib(4)));
+    for (annotations, env, want) in [
+        (&[][..], &[slice, "GPUSHARE_CORES=30"][..], "GPUSHARE_CORES"),
+        (&[], &[slice, "GPUSHARE_COMPUTE_POLICY=burst"], "GPUSHARE_COMPUTE_POLICY"),
+        (&[("gpushare.io/mode", "share")], &[slice], "gpushare.io/mode"),
+        (&[("gpushare.io/mode", "time-slice")], &["GPUSHARE_CORES=30"], "GPUSHARE_CORES"),
+        // Who is trusted more has said how much it is.
+        (&[("gpushare.io/memory", "4GiB")], &[slice], "gpushare.io/memory"),
+        (&[], &["GPUSHARE_MODE=timeslice"], "known are share, time-slice and exclusive"),
+    ] {
+        let told = read(annotations, env).unwrap_err().to_string();
+        assert!(told.contains(want), "{annotations:?} {env:?}: {told}");
+    }
 }
 
 #[test]
@@ -335,6 +360,7 @@ fn under_strict_only_trusted_annotations_grant_and_others_only_lower() {
         "GPUSHARE_COMPUTE_POLICY=none",
         "GPUSHARE_CAPABILITIES=all",
         "GPUSHARE_MODE=exclusive",
+        "GPUSHARE_MODE=time-slice",
     ] {
         let told = strict(&limited, &[env]);
         assert!(
@@ -391,6 +417,10 @@ fn a_channel_with_a_ceiling_grants_up_to_it_and_the_others_only_lower() {
         (&[], &["GPUSHARE_CORES=30"], ("", "4GiB"), Some(gib(4))),
         (&[], &["GPUSHARE_CORES=30"], ("", "100%"), Some(MemoryRequest::Rest)),
         (&[], &["GPUSHARE_MODE=exclusive"], ("", "99%"), None),
+        (&[], &["GPUSHARE_MODE=time-slice"], ("", "99%"), None),
+        (&[], &["GPUSHARE_MODE=time-slice", "GPUSHARE_MEMORY=2GiB"], ("", "4GiB"), None),
+        (&[], &["GPUSHARE_MODE=time-slice"], ("", "100%"), Some(MemoryRequest::Rest)),
+        (&[pod("4GiB")], &["GPUSHARE_MODE=time-slice"], ("4GiB", "100%"), None),
         (&[], &["GPUSHARE_MODE=exclusive"], ("", "100%"), Some("100%".parse().unwrap())),
         (&[], &["GPUSHARE_MEMORY=5GiB", "GPUSHARE_DEVICES=2"], ("", "4GiB"), None),
         (&[pod("4GiB")], &[], ("4GiB", ""), Some(gib(4))),

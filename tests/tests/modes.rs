@@ -1,0 +1,60 @@
+//! Containers that hold GPUs in other ways than by shares with limits.
+
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::leases::{cli, leases};
+use gpushare_tests::needs::{Need, met};
+use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::probe::{GIB, Report, SUCCESS};
+use gpushare_tests::runtime::{LowLevel, Runtime};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Crun, Need::Busybox];
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn containers_take_turns_on_a_gpu_without_limits_and_by_their_number() {
+    if !met(NEEDS) {
+        return;
+    }
+    for low_level in LowLevel::ALL {
+        let node = SimulatedNode::one_gpu();
+        let settings = format!("{}\n[quota]\nreplicas = 2\n", low_level.settings());
+        let config = node.config_with("replicas", &settings);
+        let runtime = Runtime::with_config(low_level, &config).in_view(low_level.view());
+        let turns = Bundle::with_probe().env("GPUSHARE_MODE", "time-slice");
+        let named =
+            Bundle::with_probe().annotation("gpushare.io/mode", "time-slice").env("GPUSHARE_MEMORY", "30GiB");
+        let late = Bundle::with_probe().env("GPUSHARE_MODE", "time-slice");
+        let share = Bundle::with_probe().env("GPUSHARE_MEMORY", "1GiB");
+        late.write();
+        let plan = cli(&config, &["plan", "--bundle", &late.path().to_string_lossy()]).expect_success("plan");
+        for part in
+            ["note      time-slice: nothing limits", "asked     mode time-slice", "turns, no limit of memory"]
+        {
+            assert!(plan.stdout.contains(part), "{part:?}: {}", plan.stdout);
+        }
+
+        let containers = [runtime.run(&turns), runtime.run(&named)];
+        for container in &containers {
+            let report = Report::of(container, &["60GiB"]);
+            report.assert_size(80 * GIB);
+            assert_eq!(report.allocations(), [SUCCESS], "{low_level:?}: also beyond what it names");
+        }
+        for (bundle, want) in [
+            (&late, "2 containers may take turns on a GPU (quota.replicas)"),
+            (&share, "is held in mode time-slice"),
+        ] {
+            let line = runtime.create(bundle).expect_err("it is refused").line();
+            assert!(line.contains(want), "{low_level:?}: {line}");
+        }
+        let shown = cli(&config, &["ps"]).expect_success("ps").stdout;
+        assert_eq!(shown.matches("time-slice").count(), 2, "{shown}");
+        assert!(shown.contains("no limit") && shown.contains("30 GiB"), "{shown}");
+        let shown = cli(&config, &["devices"]).expect_success("devices").stdout;
+        assert!(shown.contains("2 time-slice"), "{shown}");
+        let told = cli(&config, &["update", containers[0].id(), "--memory", "1GiB"]);
+        assert!(told.stderr.contains("no limits to change"), "{}", told.stderr);
+        drop(containers);
+        assert_eq!(leases(&config), [], "{low_level:?}");
+        drop(runtime.run(&share));
+    }
+}
