@@ -80,6 +80,7 @@ pub fn four() -> Vec<Gpu> {
                 uid: 0,
                 gid: 0,
             },
+            place: gpushare_inventory::Place::default(),
         }
     };
     [(0, 1), (1, 0), (2, 3), (3, 2)].map(gpu).to_vec()

@@ -33,6 +33,41 @@ pub fn devices(as_json: bool) -> Result<()> {
     Ok(())
 }
 
+/// Prints by which way each GPU reaches each other one.
+pub fn topology(as_json: bool) -> Result<()> {
+    let config = Config::load()?;
+    let (state, _) = node::store(&config)?;
+    let gpus = node::inventory(&config, &state)?.gpus;
+    let ways = |gpu: &Gpu| -> Vec<&'static str> {
+        let way = |other: &Gpu| if other.uuid == gpu.uuid { "X" } else { gpu.place.way(&other.place).name() };
+        gpus.iter().map(way).collect()
+    };
+    if as_json {
+        let gpus = gpus.iter().map(|gpu| {
+            json!({
+                "index": gpu.index,
+                "uuid": gpu.uuid.to_string(),
+                "pci_bus_id": gpu.place.pci_bus_id,
+                "numa_node": gpu.place.numa_node,
+                "nvlink_group": Some(&gpu.place.nvlink_group).filter(|group| !group.is_empty()),
+                "ways": ways(gpu),
+            })
+        });
+        return Ok(table::json(&json!({ "gpus": gpus.collect::<Vec<_>>() }))?);
+    }
+    let headings = gpus.iter().map(|gpu| format!("GPU {}", gpu.index)).collect::<Vec<_>>().join("  ");
+    let row = |gpu: &Gpu| {
+        let cells = ways(gpu)
+            .into_iter()
+            .zip(&gpus)
+            .map(|(way, other)| format!("{way:width$}", width = format!("GPU {}", other.index).len()));
+        let numa = gpu.place.numa_node.map_or_else(|| "-".to_owned(), |node| node.to_string());
+        let (bus, cells) = (gpu.place.pci_bus_id.clone(), cells.collect::<Vec<_>>().join("  "));
+        [gpu.index.to_string(), cells, numa, bus]
+    };
+    Ok(table::print(["GPU", &headings, "NUMA", "PCI"], gpus.iter().map(row))?)
+}
+
 /// Whether a share may stand beside what is granted.
 fn is_open(load: &GpuLoad) -> bool {
     load.company.is_none_or(|company| company == Company::Shares)

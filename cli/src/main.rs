@@ -45,7 +45,14 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// GPUs of this node and what is free on them.
-    Devices(Output),
+    Devices {
+        /// How GPUs reach each other, as `nvidia-smi topo -m` tells it: NV (NVLink), PIX and PXB (one or several PCI
+        /// switches), PHB (the host bridge), NODE (one NUMA node), SYS.
+        #[arg(long)]
+        topology: bool,
+        #[command(flatten)]
+        output: Output,
+    },
     /// Containers that hold a share, and what they use of it.
     Ps(Output),
     /// Shares that were given back, and containers that were refused.
@@ -140,7 +147,8 @@ fn run(command: Command) -> Result<ExitCode> {
         anyhow::ensure!(nix::unistd::geteuid().is_root(), "only root may {deed}: use sudo");
     }
     match command {
-        Command::Devices(output) => devices::devices(output.json)?,
+        Command::Devices { topology: false, output } => devices::devices(output.json)?,
+        Command::Devices { topology: true, output } => devices::topology(output.json)?,
         Command::Ps(output) => ps::ps(output.json)?,
         Command::History(output) => leases::history(output.json)?,
         Command::Plan { bundle, output } => plan::plan(&bundle, output.json)?,
@@ -166,7 +174,7 @@ fn run(command: Command) -> Result<ExitCode> {
 fn roots_deed(command: &Command) -> Option<&'static str> {
     Some(match command {
         Command::Config(_) | Command::Configure(_) | Command::Doctor(_) => return None,
-        Command::Devices(_) | Command::Ps(_) | Command::History(_) | Command::Plan { .. } => {
+        Command::Devices { .. } | Command::Ps(_) | Command::History(_) | Command::Plan { .. } => {
             "look at the node's shares"
         }
         Command::Sweep(_) | Command::Release { .. } => "give back shares",

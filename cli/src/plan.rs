@@ -229,6 +229,7 @@ mod tests {
             model: "NVIDIA H100".to_owned(),
             memory: Some(DeviceMemory::from_bytes(80 << 30)),
             node: DeviceNode { path, host_path, major: 195, minor, mode: 0o666, uid: 0, gid: 0 },
+            place: gpushare_inventory::Place::default(),
         }
     }
 

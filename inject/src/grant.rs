@@ -377,6 +377,7 @@ mod tests {
                 uid: 0,
                 gid: 0,
             },
+            place: gpushare_inventory::Place::default(),
         };
         let library =
             json!({"source": "/usr/local/vgpu/libvgpu.so", "destination": "/usr/local/vgpu/libvgpu.so"});

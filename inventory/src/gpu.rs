@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::device_node::DeviceNode;
 use crate::error::NodeError;
 use crate::memory::DeviceMemory;
+use crate::place::Place;
 use crate::proc;
 use crate::uuid::GpuUuid;
 
@@ -24,6 +25,8 @@ pub struct Gpu {
     pub memory: Option<DeviceMemory>,
     /// The GPU's device node.
     pub node: DeviceNode,
+    /// Where it sits in the machine.
+    pub place: Place,
 }
 
 /// PCI domain, bus, device and function.

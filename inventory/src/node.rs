@@ -1,6 +1,7 @@
 //! Reads the whole node as a value: GPUs in the order in which users count them, and the device nodes that
 //! containers need.
 
+use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +12,7 @@ use crate::driver::Driver;
 use crate::error::{NodeError, SickGpu};
 use crate::folder;
 use crate::gpu::{Gpu, PciAddress, pci_folders};
+use crate::place::Place;
 use crate::proc::{self, ProcError};
 use crate::roots::Roots;
 use crate::totals::Totals;
@@ -31,15 +33,6 @@ pub struct SharedNodes {
     pub capabilities_major: Option<u32>,
 }
 
-/// Where a GPU sits in the machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// PCI address as the kernel writes it, `DOMAIN:BUS:DEVICE.FUNCTION` in lower case.
-    pub pci_bus_id: String,
-    /// The NUMA node; `None` if the kernel knows none (`numa_node` of sysfs is missing or -1).
-    pub numa_node: Option<u32>,
-}
-
 /// GPUs, driver and device nodes of this host.
 #[derive(Debug)]
 pub struct Node {
@@ -51,8 +44,6 @@ pub struct Node {
     pub driver: Driver,
     /// The device nodes beside the GPUs' own.
     pub nodes: SharedNodes,
-    /// Where each GPU sits in the machine.
-    pub places: Vec<(GpuUuid, Place)>,
     /// What NVML told about driver and GPUs; `None` before [`Node::with_totals`].
     pub totals: Option<Totals>,
 }
@@ -75,13 +66,12 @@ impl Node {
             proc::driver_version(&text).ok_or(ProcError::Format { path, what: "the driver's version" })?;
         let majors = majors(&roots.proc)?;
         let control = nvidias_node(&roots.dev, "nvidiactl", (MAJOR, CONTROL_MINOR))?;
-        let Gpus { whole, render, places, sick } = gpus(&nvidia.join("gpus"), roots)?;
+        let Gpus { whole, render, sick } = gpus(&nvidia.join("gpus"), roots)?;
         let driver = Driver::locate(roots, version)?;
         Ok(Self {
             gpus: whole,
             sick,
             driver,
-            places,
             nodes: SharedNodes {
                 control,
                 uvm: match majors.get("nvidia-uvm") {
@@ -96,11 +86,12 @@ impl Node {
         })
     }
 
-    /// Adds the memory sizes that `totals` has.
+    /// Adds what `totals` has: memory sizes, and which GPUs NVLink connects.
     #[must_use]
     pub fn with_totals(mut self, totals: &Totals) -> Self {
         for gpu in &mut self.gpus {
             gpu.memory = totals.memory(gpu);
+            gpu.place.nvlink_group = totals.nvlink_group(gpu).to_owned();
         }
         self.totals = Some(totals.clone());
         self
@@ -111,7 +102,6 @@ impl Node {
 struct Gpus {
     whole: Vec<Gpu>,
     render: Vec<(GpuUuid, DeviceNode)>,
-    places: Vec<(GpuUuid, Place)>,
     sick: Vec<SickGpu>,
 }
 
@@ -120,7 +110,7 @@ struct Gpus {
 fn gpus(folder: &Path, roots: &Roots) -> Result<Gpus, NodeError> {
     let mut folders = pci_folders(folder)?;
     folders.sort_by_key(|(address, _)| *address);
-    let mut found = Gpus { whole: Vec::new(), render: Vec::new(), places: Vec::new(), sick: Vec::new() };
+    let mut found = Gpus { whole: Vec::new(), render: Vec::new(), sick: Vec::new() };
     let mut index = 0;
     for (address, path) in folders {
         let nodes = |gpu: Gpu| Ok::<_, NodeError>((render_nodes(roots, address)?, gpu));
@@ -128,8 +118,7 @@ fn gpus(folder: &Path, roots: &Roots) -> Result<Gpus, NodeError> {
             Ok(None) => continue,
             Ok(Some((nodes, gpu))) => {
                 found.render.extend(nodes.into_iter().map(|node| (gpu.uuid, node)));
-                found.places.push((gpu.uuid, place(roots, address)));
-                found.whole.push(gpu);
+                found.whole.push(Gpu { place: place(roots, address), ..gpu });
             }
             Err(why) => {
                 let address = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -159,7 +148,7 @@ fn gpu(index: u32, path: &Path, dev_root: &Path) -> Result<Option<Gpu>, NodeErro
     let uuid = information.uuid.ok_or_else(|| unknown("GPU UUID"))?;
     let model = information.model.unwrap_or_else(|| "unknown".to_owned());
     let node = nvidias_node(dev_root, &format!("nvidia{minor}"), (MAJOR, minor))?;
-    Ok(Some(Gpu { index, uuid, minor, model, memory: None, node }))
+    Ok(Some(Gpu { index, uuid, minor, model, memory: None, node, place: Place::default() }))
 }
 
 /// A PCI address as the kernel writes it.
@@ -173,8 +162,29 @@ fn sysfs(roots: &Roots, address: PciAddress) -> PathBuf {
 }
 
 fn place(roots: &Roots, address: PciAddress) -> Place {
-    let numa = proc::read(&sysfs(roots, address).join("numa_node")).ok();
-    Place { pci_bus_id: bus_id(address), numa_node: numa.and_then(|text| text.trim().parse().ok()) }
+    let folder = sysfs(roots, address);
+    let numa = proc::read(&folder.join("numa_node")).ok();
+    Place {
+        pci_bus_id: bus_id(address),
+        numa_node: numa.and_then(|text| text.trim().parse().ok()),
+        bridges: fs::canonicalize(folder).map(|path| bridges(&path)).unwrap_or_default(),
+        nvlink_group: String::new(),
+    }
+}
+
+/// The bridges in the path of a PCI device below sysfs, as
+/// `/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0`: host bridge first, without the device itself.
+fn bridges(path: &Path) -> Vec<String> {
+    let names = path.iter().map(|name| name.to_string_lossy().into_owned());
+    let mut names: Vec<String> = names.skip_while(|name| !name.starts_with("pci")).collect();
+    // A folder that is no link tells of no bridge: `pci` is that of the bus then.
+    match names.first().is_some_and(|first| first.contains(':')) {
+        true => {
+            names.pop();
+            names
+        }
+        false => Vec::new(),
+    }
 }
 
 /// The DRM nodes of the GPU at `address`. Each must have the number that the kernel gave it.
@@ -194,8 +204,6 @@ fn render_nodes(roots: &Roots, address: PciAddress) -> Result<Vec<DeviceNode>, N
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     #[test]
@@ -204,6 +212,14 @@ mod tests {
         let roots = Roots { proc: empty.path().into(), ..Roots::default() };
         let error = Node::open(&roots).unwrap_err();
         assert!(matches!(error, NodeError::NoDriver { .. }), "{error}");
+    }
+
+    #[test]
+    fn bridges_are_those_in_the_devices_path() {
+        let of = |path: &str| bridges(Path::new(path));
+        assert_eq!(of("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"), ["pci0000:00", "0000:00:01.0"]);
+        assert!(of("/tmp/node/sys/bus/pci/devices/0000:01:00.0").is_empty());
+        assert!(of("/").is_empty());
     }
 
     /// A folder as the driver's, with one GPU for each text of `information`.

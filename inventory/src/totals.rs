@@ -94,4 +94,10 @@ impl Totals {
         let totals = self.gpus.iter().find(|totals| totals.uuid == uuid)?;
         (totals.memory_bytes > 0).then(|| DeviceMemory::from_bytes(totals.memory_bytes))
     }
+
+    /// The NVLink group of one GPU; empty if it is in none, or NVML did not report it.
+    pub fn nvlink_group(&self, gpu: &Gpu) -> &str {
+        let uuid = gpu.uuid.to_string();
+        self.gpus.iter().find(|totals| totals.uuid == uuid).map_or("", |totals| &totals.nvlink_group)
+    }
 }

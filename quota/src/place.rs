@@ -304,7 +304,7 @@ pub fn place(
         return Err(Refusal::TooFewGpus { wanted, here: candidates.len() });
     }
     let chosen = match request.mode {
-        Mode::Exclusive => empty(candidates, wanted)?,
+        Mode::Exclusive => empty(candidates, wanted, matches!(request.devices, Devices::These(_)))?,
         Mode::TimeSlice if rules.replicas == 0 => return Err(Refusal::NoReplicas),
         Mode::Share | Mode::TimeSlice => fitting(request, candidates, wanted, near, rules)?,
     };
@@ -370,13 +370,24 @@ fn named<'a>(
 
 type Chosen<'a> = Vec<(Candidate<'a>, DeviceMemory)>;
 
-/// The first `wanted` GPUs without a lease, each with all that one lease may hold of it.
-fn empty(candidates: Vec<Candidate>, wanted: usize) -> Result<Chosen, Refusal> {
+/// `wanted` GPUs without a lease that belong together, each with all that one lease may hold of it.
+fn empty(candidates: Vec<Candidate>, wanted: usize, is_list: bool) -> Result<Chosen, Refusal> {
     let empty: Vec<_> = candidates.into_iter().filter(|candidate| candidate.load.leases == 0).collect();
     if empty.len() < wanted {
         return Err(Refusal::NotEmpty { wanted, empty: empty.len() });
     }
-    Ok(empty.into_iter().take(wanted).map(|candidate| (candidate.clone(), candidate.per_lease)).collect())
+    let chosen = nearest(empty, wanted, is_list);
+    Ok(chosen.into_iter().map(|candidate| (candidate.clone(), candidate.per_lease)).collect())
+}
+
+/// `wanted` of these GPUs that belong together, the best first where several do as well. Those of a list are
+/// taken as they are.
+fn nearest(of: Vec<Candidate>, wanted: usize, is_list: bool) -> Vec<Candidate> {
+    if is_list || of.len() <= wanted {
+        return of.into_iter().take(wanted).collect();
+    }
+    let gpus: Vec<&Gpu> = of.iter().map(|candidate| candidate.gpu).collect();
+    near::together(&gpus, wanted).into_iter().map(|at| of[at].clone()).collect()
 }
 
 /// The GPUs with room for the share: those of `near` first, and then in the order of `rules.placement`. A
@@ -413,7 +424,9 @@ fn fitting<'a>(
         if !takes_rest {
             fit.sort_by_key(|candidate| !near.contains(&candidate.gpu.uuid));
         }
-        fit.truncate(wanted);
+        // A share of one GPU is put by what is left of it; several are put together first.
+        let is_near = fit.iter().take(wanted).all(|candidate| near.contains(&candidate.gpu.uuid));
+        fit = nearest(fit, wanted, wanted == 1 || is_near);
         fit.sort_by_key(|candidate| candidate.gpu.index);
     }
     let memory = |candidate: &Candidate| match request.on(candidate.gpu.uuid).memory {
@@ -513,6 +526,8 @@ fn refusal(request: &Request, misfits: &[Candidate], rules: &Admission) -> Optio
     };
     misfits.iter().max_by_key(nearest).and_then(|candidate| misfit(request, candidate, rules))
 }
+
+mod near;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -3,7 +3,7 @@
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::leases::{cli, leases};
 use gpushare_tests::needs::{Need, met};
-use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::probe::{GIB, Report, SUCCESS};
 use gpushare_tests::runtime::{LowLevel, Runtime};
 
@@ -56,5 +56,41 @@ fn containers_take_turns_on_a_gpu_without_limits_and_by_their_number() {
         drop(containers);
         assert_eq!(leases(&config), [], "{low_level:?}");
         drop(runtime.run(&share));
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn several_gpus_are_those_that_nvlink_connects_and_one_alone_breaks_no_pair() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::with(4, MODEL, "80GiB", &["--nvlink", "1,3"]);
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let shown = cli(runtime.config(), &["devices", "--topology"]).expect_success("devices").stdout;
+    let rows: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[2][..5], ["1", "SYS", "X", "SYS", "NV"], "{shown}");
+    let gpus =
+        || -> Vec<Vec<String>> { leases(runtime.config()).into_iter().map(|lease| lease.gpus).collect() };
+    let all: Vec<String> = {
+        let bundle = Bundle::small().env("GPUSHARE_MEMORY", "1GiB").env("GPUSHARE_DEVICES", "all");
+        let container = runtime.create(&bundle).expect("it fits");
+        let all = gpus().remove(0);
+        container.leave();
+        runtime.delete_force(bundle.id());
+        all
+    };
+    let (pair, first) = ([all[1].clone(), all[3].clone()], [all[0].clone()]);
+    for (env, want) in [
+        (&[("GPUSHARE_MODE", "exclusive"), ("GPUSHARE_COUNT", "2")][..], &pair[..]),
+        (&[("GPUSHARE_MEMORY", "4GiB"), ("GPUSHARE_COUNT", "2")], &pair),
+        (&[("GPUSHARE_MODE", "time-slice"), ("GPUSHARE_COUNT", "2")], &pair),
+        (&[("GPUSHARE_MODE", "exclusive")], &first),
+    ] {
+        let bundle = env.iter().fold(Bundle::small(), |bundle, (name, value)| bundle.env(name, value));
+        let container =
+            runtime.create(&bundle).unwrap_or_else(|refusal| panic!("{env:?}: {}", refusal.line()));
+        assert_eq!(gpus(), [want], "{env:?}");
+        drop(container);
     }
 }

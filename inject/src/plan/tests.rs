@@ -49,6 +49,7 @@ impl Parts {
             model: "NVIDIA H100".to_owned(),
             memory: None,
             node: node(&format!("nvidia{index}"), index.into(), 0o666, 0),
+            place: gpushare_inventory::Place::default(),
         };
         let nodes = SharedNodes {
             control: node("nvidiactl", 255, 0o666, 0),
@@ -261,6 +262,7 @@ fn programs_are_told_the_grant_in_the_words_of_the_system_that_is_named() {
         model: "NVIDIA H100".to_owned(),
         memory: Some(gpushare_inventory::DeviceMemory::from_bytes(80 << 30)),
         node: node("nvidia7", 7, 0o666, 0),
+        place: gpushare_inventory::Place::default(),
     };
     let gpus = [gpu(1), gpu(2)];
     let told = |told: Option<Told>| {

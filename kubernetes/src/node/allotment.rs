@@ -370,6 +370,7 @@ pub mod tests {
                 uid: 0,
                 gid: 0,
             },
+            place: gpushare_inventory::Place::default(),
         }
     }
 

@@ -151,8 +151,6 @@ fn shown(agent: &Agent, offer: &Offer) -> Result<NodeGpus> {
     let policy = &agent.config.request;
     let gpus = offer.gpus().map(|(uuid, gpu)| {
         let known = node.iter().flat_map(|node| &node.gpus).find(|known| known.uuid == uuid);
-        let totals = node.as_ref().and_then(|node| node.totals.as_ref());
-        let totals = totals.and_then(|all| all.gpus.iter().find(|one| one.uuid == uuid.to_string()));
         ShownGpu {
             uuid: uuid.to_string(),
             index: gpu.index,
@@ -162,7 +160,7 @@ fn shown(agent: &Agent, offer: &Offer) -> Result<NodeGpus> {
             per_share: gpu.per_share.bytes(),
             default_memory: default_memory(policy.default_memory, gpu.per_share),
             cores: gpu.percent,
-            nvlink_group: totals.map(|totals| totals.nvlink_group.clone()).unwrap_or_default(),
+            nvlink_group: known.map(|known| known.place.nvlink_group.clone()).unwrap_or_default(),
             is_open: gpu.is_open,
         }
     });

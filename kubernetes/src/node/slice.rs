@@ -269,7 +269,6 @@ fn device(gpu: &Gpu, memory: DeviceMemory, node: &Node, rules: &Admission, polic
     let version =
         |semantic: String| DeviceAttribute { version: Some(semantic), ..DeviceAttribute::default() };
     let totals = node.totals.as_ref();
-    let place = node.places.iter().find(|(uuid, _)| *uuid == gpu.uuid).map(|(_, place)| place);
     let of_gpu = totals.and_then(|totals| totals.gpus.iter().find(|one| one.uuid == gpu.uuid.to_string()));
     let attributes = [
         ("uuid", Some(text(&gpu.uuid.to_string()))),
@@ -281,13 +280,10 @@ fn device(gpu: &Gpu, memory: DeviceMemory, node: &Node, rules: &Admission, polic
             "architecture",
             of_gpu.map(|gpu| gpu.architecture.as_str()).filter(|text| !text.is_empty()).map(text),
         ),
-        (
-            "nvlinkGroup",
-            of_gpu.map(|gpu| gpu.nvlink_group.as_str()).filter(|text| !text.is_empty()).map(text),
-        ),
+        ("nvlinkGroup", Some(gpu.place.nvlink_group.as_str()).filter(|text| !text.is_empty()).map(text)),
         ("cudaVersion", totals.and_then(|totals| semantic(&totals.cuda_version)).map(version)),
-        (PCI_BUS_ID, place.map(|place| text(&place.pci_bus_id))),
-        ("numaNode", place.and_then(|place| place.numa_node).map(number)),
+        (PCI_BUS_ID, Some(gpu.place.pci_bus_id.as_str()).filter(|text| !text.is_empty()).map(text)),
+        ("numaNode", gpu.place.numa_node.map(number)),
     ];
     let attributes = attributes.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
     let capacity = [

@@ -29,6 +29,7 @@ pub(crate) fn gpu(index: u32, gib: u64) -> Gpu {
             uid: 0,
             gid: 0,
         },
+        place: gpushare_inventory::Place::default(),
     }
 }
 

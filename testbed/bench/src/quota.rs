@@ -325,6 +325,7 @@ pub fn gpus(count: u8, gib: u64) -> Vec<Gpu> {
                     uid: 0,
                     gid: 0,
                 },
+                place: gpushare_inventory::Place::default(),
             }
         })
         .collect()

@@ -57,7 +57,15 @@ fn gpu(index: u8, minor: u32) -> Gpu {
     };
     let uuid = GpuUuid::from_bytes([index; 16]);
     let memory = Some(DeviceMemory::from_bytes(15360 << 20));
-    Gpu { index: index.into(), uuid, minor, model: "NVIDIA T4".to_owned(), memory, node }
+    Gpu {
+        index: index.into(),
+        uuid,
+        minor,
+        model: "NVIDIA T4".to_owned(),
+        memory,
+        node,
+        place: gpushare_inventory::Place::default(),
+    }
 }
 
 fn policies() -> [Policy; 4] {

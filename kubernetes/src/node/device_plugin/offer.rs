@@ -64,8 +64,7 @@ impl Offer {
                 }
                 for gpu in node.gpus.iter().take(GPUS) {
                     let Some(memory) = gpu.memory else { continue };
-                    let place = node.places.iter().find(|(uuid, _)| *uuid == gpu.uuid);
-                    let numa_node = place.and_then(|(_, place)| place.numa_node);
+                    let numa_node = gpu.place.numa_node;
                     let is_open = !rules.cordoned.contains(&gpu.uuid);
                     let offered = OfferedGpu { numa_node, is_open, ..offered(gpu.index, memory, rules) };
                     offer.gpus.insert(gpu.uuid, offered);
