@@ -10,6 +10,7 @@ mod clock;
 mod config;
 mod configure;
 mod container;
+mod cordon;
 mod demo;
 mod devices;
 mod doctor;
@@ -81,6 +82,18 @@ enum Command {
     /// Changes the share of a living container; what does not fit on the node is refused, and nothing is ever
     /// killed.
     Update(update::Update),
+    /// Gives no new share of GPUs; containers that hold one keep it.
+    Cordon {
+        /// GPUs by index, UUID or the beginning of one.
+        #[arg(required = true)]
+        gpus: Vec<String>,
+    },
+    /// Gives new shares of GPUs again.
+    Uncordon {
+        /// GPUs by index, UUID or the beginning of one.
+        #[arg(required = true)]
+        gpus: Vec<String>,
+    },
     /// Measures each container's GPU time and memory for the libraries inside; one process per node, in the
     /// foreground.
     Meter,
@@ -155,6 +168,8 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Sweep(output) => leases::sweep(output.json)?,
         Command::Release { id, root, force } => leases::release(&id, root.as_deref(), force)?,
         Command::Update(update) => update::update(&update)?,
+        Command::Cordon { gpus } => cordon::cordon(cordon::Change::Cordon, &gpus)?,
+        Command::Uncordon { gpus } => cordon::cordon(cordon::Change::Uncordon, &gpus)?,
         Command::Meter => meter::meter()?,
         Command::Inventory(Inventory::Refresh) => inventory::refresh()?,
         Command::Cdi(cdi) => cdi::cdi(&cdi)?,
@@ -179,6 +194,7 @@ fn roots_deed(command: &Command) -> Option<&'static str> {
         }
         Command::Sweep(_) | Command::Release { .. } => "give back shares",
         Command::Update(_) => "change a share",
+        Command::Cordon { .. } | Command::Uncordon { .. } => "cordon GPUs",
         Command::Meter => "measure containers",
         Command::Inventory(Inventory::Refresh) => "renew what is known of the GPUs",
         Command::Cdi(_) => "look after CDI devices",

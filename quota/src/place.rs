@@ -223,8 +223,8 @@ pub enum Refusal {
     },
     /// The administrator gives no new share of a GPU that is named, or of any.
     #[error(
-        "{place} is cordoned: quota.cordoned of gpushare.toml names it, so no new share is given of it; ask for another GPU, or \
-         have the administrator take it out of that list"
+        "{place} is cordoned (quota.cordoned), so no new share is given of it; ask for another GPU, or have the administrator \
+         run `gpushare uncordon`"
     )]
     Cordoned {
         /// Index and UUID of the GPU, or of all of them.

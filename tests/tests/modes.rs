@@ -94,3 +94,41 @@ fn several_gpus_are_those_that_nvlink_connects_and_one_alone_breaks_no_pair() {
         drop(container);
     }
 }
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_gpu_is_cordoned_and_uncordoned_by_a_command_and_its_containers_stay() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::create(2, MODEL, "80GiB");
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let config = runtime.config();
+    let held = Bundle::small().env("GPUSHARE_MEMORY", "1GiB").env("GPUSHARE_DEVICES", "0");
+    let any = Bundle::small().env("GPUSHARE_MEMORY", "2GiB");
+    let first = runtime.create(&held).expect("it fits");
+    let told = cli(config, &["cordon", "0"]).expect_success("cordon").stdout;
+    assert!(told.contains("is cordoned: no new share of it is given; 1 container(s) keep theirs"), "{told}");
+    let _ = cli(config, &["cordon", "0"]).expect_success("a second time is none too many");
+    let again = Bundle::small().env("GPUSHARE_MEMORY", "1GiB").env("GPUSHARE_DEVICES", "0");
+    let line = runtime.create(&again).expect_err("it is cordoned").line();
+    assert!(line.contains("gpushare uncordon"), "{line}");
+    let other = runtime.create(&any).expect("the other GPU has room");
+    let gpus: Vec<_> = leases(config).into_iter().map(|lease| lease.gpus).collect();
+    assert_ne!(gpus[0], gpus[1]);
+    let shown = cli(config, &["devices"]).expect_success("devices").stdout;
+    assert_eq!(shown.matches("cordoned").count(), 1, "{shown}");
+    for (arguments, want) in [
+        (&["cordon", "7"][..], "7"),
+        (&["cordon", "GPU-x"], "GPU-x"),
+        (&["cordon"], "<GPUS>"),
+        (&["uncordon", "0", "9"], "9"),
+    ] {
+        let refused = cli(config, arguments);
+        assert!(!refused.success() && refused.stderr.contains(want), "{arguments:?}: {}", refused.stderr);
+    }
+    assert!(runtime.create(&again).is_err(), "what is refused changes nothing");
+    let told = cli(config, &["uncordon", &gpus[0][0]]).expect_success("uncordon").stdout;
+    assert!(told.contains("gives new shares"), "{told}");
+    drop((first, other, runtime.create(&again).expect("it is given again")));
+}
