@@ -140,22 +140,28 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// How the container gets its GPUs: as the most trusted claim with amounts says, and in no way that is more
-    /// than another claim says.
+    /// How the container gets its GPUs: in no way that is more than any claim says. A limit is less than turns
+    /// without one.
     fn mode(&mut self, spread: &Spread) -> Result<Mode, RequestError> {
         if self.exclusive(spread)? {
             return Ok(Mode::Exclusive);
         }
         let stated = |claim: &Claim| claim.mode.filter(|mode| *mode != Mode::Exclusive);
         let Some(least) = self.least(stated, |a, b| Ok(a.cmp(b)))? else { return Ok(Mode::Share) };
-        let trusted = self.claims.iter().copied().find(|claim| claim.states_amounts());
-        // Turns without a limit are more than a share that another claim says.
-        let Some(first) = trusted.filter(|first| first.rank > least.first.rank && least.value > Mode::Share)
-        else {
-            return Ok(least.value);
-        };
-        self.differ(first, least.first, "the share counts")?;
-        Ok(Mode::Share)
+        if least.value == Mode::Share {
+            return Ok(Mode::Share);
+        }
+        let turns = least.first;
+        // What is said of memory beside turns is a need, and no limit, where one author wrote both. Images write
+        // variables, too.
+        let is_need =
+            |claim: &Claim| !claim.is_foreign() && claim.rank == turns.rank && claim.rank >= Rank::Pod;
+        let limiting = |claim: &&Claim| claim.mode.is_none() && claim.states_amounts() && !is_need(claim);
+        let limits: Vec<&Claim> = self.claims.iter().copied().filter(limiting).collect();
+        for limit in limits.iter().filter(|limit| limit.rank >= turns.rank) {
+            self.differ(limit, turns, "the share counts")?;
+        }
+        Ok(if limits.is_empty() { least.value } else { Mode::Share })
     }
 
     /// Whether the container gets whole GPUs. It does where the most trusted claim with amounts says so and

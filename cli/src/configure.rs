@@ -9,7 +9,6 @@ mod containerd;
 mod crio;
 mod docker;
 mod environment;
-mod file;
 mod json_text;
 mod known;
 mod podman;
@@ -27,9 +26,9 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 use similar::TextDiff;
 
+use crate::file::{self, FileChange};
 use crate::{Output, table};
 use check::Checker;
-use file::FileChange;
 pub use known::engines;
 use target::Target;
 use toml_text::Mistake;

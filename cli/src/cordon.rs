@@ -1,22 +1,25 @@
 //! `gpushare cordon` and `uncordon`: GPUs of which no new share is given. The list is the setting
-//! `quota.cordoned`, which outlives a boot, kept in a drop-in of its own.
+//! `quota.cordoned_by_command` in a drop-in of its own: it outlives a boot, and no byte of the administrator's
+//! files changes.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{DirBuilder, Permissions, set_permissions};
 use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use gpushare_config::{Config, DEFAULT_PATH, ENVIRONMENT};
 use gpushare_inventory::{Gpu, GpuUuid, Node};
-use gpushare_quota::Store;
 use gpushare_request::{DeviceSelector, find_gpu};
 
+use crate::file::{self, FileChange};
 use crate::{node, table};
 
-/// The drop-in's name. Of several files that set the list the last one counts.
-const NAME: &str = "zz-cordoned.toml";
-const HEAD: &str = "# Written by `gpushare cordon` and `uncordon`.\n";
+/// The drop-in's name.
+const NAME: &str = "cordoned.toml";
+/// What stands before the list.
+const HEAD: &str = "# Written by `gpushare cordon` and `gpushare uncordon`.\n";
 
 /// What becomes of the GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,11 +30,14 @@ pub enum Change {
     Uncordon,
 }
 
-/// Cordons or uncordons the GPUs that are named by index, UUID or the beginning of one.
+/// Cordons or uncordons the GPUs that are named by index, UUID or the beginning of one: all or none.
 pub fn cordon(change: Change, names: &[String]) -> Result<()> {
-    let before = Config::load()?;
-    let gpus = Node::open(&before.roots)?.gpus;
-    let mut cordoned = before.quota.cordoned.clone();
+    let path = drop_in();
+    // Read before the settings: whoever writes in between is noticed.
+    let before = file::read(&path)?;
+    let config = Config::load()?;
+    let gpus = Node::open(&config.roots).map(|node| node.gpus).unwrap_or_default();
+    let mut cordoned = config.cordoned_by_command.clone();
     let mut named = Vec::new();
     for name in names {
         let gpu = named_gpu(name, &gpus, &cordoned)?;
@@ -41,18 +47,31 @@ pub fn cordon(change: Change, names: &[String]) -> Result<()> {
         };
         named.push(gpu);
     }
-    write(&drop_in(), &cordoned)?;
+    make_folder(&path)?;
+    file::apply(&[FileChange { path, before, after: text(&cordoned) }])?;
     let now = Config::load()?.quota.cordoned;
-    ensure!(
-        now == cordoned,
-        "a settings file that is read after {} sets quota.cordoned, too: take it out there",
-        drop_in().display()
-    );
-    let (_, store) = node::store(&before)?;
-    named.iter().try_for_each(|gpu| tell(change, *gpu, &gpus, &store))
+    let (_, store) = node::store(&config)?;
+    let loads = store.living_loads()?;
+    for gpu in named {
+        let known = gpus.iter().find(|known| known.uuid == gpu);
+        let name = known.map_or_else(|| gpu.to_string(), |known| format!("GPU {} ({gpu})", known.index));
+        match (change, now.contains(&gpu)) {
+            (Change::Cordon, _) => {
+                let held = loads.get(&gpu).map_or(0, |load| load.leases);
+                table::line(&format!(
+                    "{name} is cordoned: no new share of it is given; {held} lease(s) stay"
+                ))?;
+            }
+            (Change::Uncordon, false) => table::line(&format!("{name} gives new shares"))?,
+            (Change::Uncordon, true) => {
+                bail!("{name} stays cordoned: quota.cordoned of the settings names it; take it out there")
+            }
+        }
+    }
+    Ok(())
 }
 
-/// The GPU of this name; also one that the driver does not show, by its whole UUID.
+/// The GPU of this name; also one that the driver does not show any more, by its whole UUID.
 fn named_gpu(name: &str, gpus: &[Gpu], cordoned: &BTreeSet<GpuUuid>) -> Result<GpuUuid> {
     if let Some(known) = name.parse().ok().filter(|uuid| cordoned.contains(uuid)) {
         return Ok(known);
@@ -68,31 +87,20 @@ fn drop_in() -> PathBuf {
     PathBuf::from(folder).join(NAME)
 }
 
-/// Writes the list as a whole, so that nobody ever reads half of it.
-fn write(path: &Path, cordoned: &BTreeSet<GpuUuid>) -> Result<()> {
-    let list: Vec<String> = cordoned.iter().map(|gpu| format!("\"{gpu}\"")).collect();
-    let text = format!("{HEAD}[quota]\ncordoned = [{}]\n", list.join(", "));
-    let io = || format!("cannot write {}", path.display());
-    match path.parent().map(fs::create_dir) {
-        Some(Err(error)) if error.kind() != ErrorKind::AlreadyExists => return Err(error).with_context(io),
-        _ => {}
+/// Makes the folder of drop-ins, whatever the umask: settings that others may write are not read.
+fn make_folder(file: &Path) -> Result<()> {
+    let Some(folder) = file.parent() else { return Ok(()) };
+    let made = DirBuilder::new().mode(0o755).create(folder);
+    match made.and_then(|()| set_permissions(folder, Permissions::from_mode(0o755))) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            Err(error).with_context(|| format!("cannot make {}", folder.display()))
+        }
+        _ => Ok(()),
     }
-    let temporary = path.with_extension("new");
-    fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, path)).with_context(io)
 }
 
-fn tell(change: Change, gpu: GpuUuid, gpus: &[Gpu], store: &Store) -> Result<()> {
-    let index = gpus
-        .iter()
-        .find(|known| known.uuid == gpu)
-        .map(|gpu| format!("GPU {} ({gpu})", gpu.index, gpu = gpu.uuid));
-    let name = index.unwrap_or_else(|| gpu.to_string());
-    let held = store.living_loads()?.get(&gpu).map_or(0, |load| load.leases);
-    let text = match change {
-        Change::Cordon => {
-            format!("{name} is cordoned: no new share of it is given; {held} container(s) keep theirs")
-        }
-        Change::Uncordon => format!("{name} gives new shares"),
-    };
-    Ok(table::line(&text)?)
+/// The drop-in; `None` without a GPU.
+fn text(cordoned: &BTreeSet<GpuUuid>) -> Option<String> {
+    let list: Vec<String> = cordoned.iter().map(|gpu| format!("\"{gpu}\"")).collect();
+    (!list.is_empty()).then(|| format!("{HEAD}[quota]\ncordoned_by_command = [{}]\n", list.join(", ")))
 }

@@ -14,6 +14,7 @@ mod cordon;
 mod demo;
 mod devices;
 mod doctor;
+mod file;
 mod inventory;
 mod leases;
 mod meter;

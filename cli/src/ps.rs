@@ -9,7 +9,7 @@ use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::{Region, UsageError};
 use gpushare_inventory::DeviceMemory;
-use gpushare_quota::{Enforcement, Holder, Lease, Member, ResourceClaim, Running};
+use gpushare_quota::{Enforcement, Grant, Holder, Lease, Member, ResourceClaim, Running};
 use gpushare_region::{MAX_DEVICES, Measurement, Throttle, Usage};
 use gpushare_request::{ComputePolicy, Cores};
 use serde_json::{Value, json};
@@ -114,6 +114,19 @@ fn held_by(lease: &Lease, claim: Option<&ResourceClaim>) -> String {
     lease.members().map(holder).collect::<Vec<_>>().join(", ")
 }
 
+/// Whether the memory of a grant is a limit, and not what the container says that it needs.
+fn is_limited(lease: &Lease) -> bool {
+    lease.enforcement != Enforcement::TimeSliced
+}
+
+fn memory(lease: &Lease, grant: &Grant) -> String {
+    match grant.memory {
+        memory if is_limited(lease) => memory.to_string(),
+        DeviceMemory::ZERO => "no limit".to_owned(),
+        needed => format!("no limit ({needed})"),
+    }
+}
+
 fn rows(holders: &str, lease: &Lease, seen: &Seen, names: &GpuNames, cheats: bool) -> Vec<[String; 9]> {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let rows = lease.grants.iter().enumerate().map(|(line, grant)| {
@@ -124,7 +137,7 @@ fn rows(holders: &str, lease: &Lease, seen: &Seen, names: &GpuNames, cheats: boo
             if cheats { "CHEATING".to_owned() } else { state(lease).to_owned() },
             or_dash(first_pid(lease).map(|pid| pid.to_string())),
             names.name(grant.gpu),
-            if grant.memory == DeviceMemory::ZERO { "no limit".to_owned() } else { grant.memory.to_string() },
+            memory(lease, grant),
             if seen.is_damaged() { "damaged".to_owned() } else { or_dash(used) },
             match (lease.enforcement, grant.cores) {
                 (unlimited @ (Enforcement::WholeGpu | Enforcement::TimeSliced), _) => {
@@ -157,7 +170,8 @@ fn entry(lease: &Lease, seen: &Seen, violations: &[&Violation], claim: Option<&R
         let drift = driver.zip(used).map(|(driver, used)| i128::from(driver) - i128::from(used));
         json!({
             "uuid": grant.gpu.to_string(),
-            "memory_bytes": grant.memory.bytes(),
+            "memory_bytes": is_limited(lease).then(|| grant.memory.bytes()),
+            "needed_bytes": (!is_limited(lease)).then(|| grant.memory.bytes()),
             "used_bytes": used,
             "driver_bytes": driver,
             "drift": drift.and_then(|drift| i64::try_from(drift).ok()),

@@ -1,5 +1,6 @@
 //! Reads the TOML files, checks them, and turns their texts into values.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -77,6 +78,7 @@ struct QuotaSection {
     memory_percent: u16,
     cores_percent: u16,
     cordoned: Vec<String>,
+    cordoned_by_command: Vec<String>,
     replicas: u16,
 }
 
@@ -251,6 +253,7 @@ impl File {
         Ok(Config {
             request: policy(&self.request, &self.dialects)?,
             quota: admission(&self.quota)?,
+            cordoned_by_command: by_command(&self.quota)?,
             denies_user_namespaces: checked(
                 "inject.user_namespaces",
                 &self.inject.user_namespaces,
@@ -318,12 +321,16 @@ fn admission(section: &QuotaSection) -> Result<Admission, ConfigError> {
         memory_percent: section.memory_percent,
         cores_percent: section.cores_percent,
         replicas: section.replicas,
-        cordoned: section
-            .cordoned
-            .iter()
-            .map(|text| gpu("quota.cordoned", text))
-            .collect::<Result<_, _>>()?,
+        cordoned: &cordoned("quota.cordoned", &section.cordoned)? | &by_command(section)?,
     })
+}
+
+fn by_command(section: &QuotaSection) -> Result<BTreeSet<GpuUuid>, ConfigError> {
+    cordoned("quota.cordoned_by_command", &section.cordoned_by_command)
+}
+
+fn cordoned(key: &'static str, list: &[String]) -> Result<BTreeSet<GpuUuid>, ConfigError> {
+    list.iter().map(|text| gpu(key, text)).collect()
 }
 
 /// What a resource counts: whole mebibytes.

@@ -11,10 +11,11 @@ mod log;
 mod request;
 mod word;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use gpushare_inject::{Programs, Settings};
-use gpushare_inventory::{DeviceMemory, Roots, cdi_devices};
+use gpushare_inventory::{DeviceMemory, GpuUuid, Roots, cdi_devices};
 use gpushare_quota::Admission;
 use gpushare_request::{Container, Policy, cdi_names};
 use tracing_subscriber::filter::LevelFilter;
@@ -38,6 +39,8 @@ pub struct Config {
     pub request: Policy,
     /// Rules for admission: placement, reserve and overcommitment (section `quota`).
     pub quota: Admission,
+    /// Those of the cordoned GPUs that a command has cordoned.
+    pub cordoned_by_command: BTreeSet<GpuUuid>,
     /// Mounts that every container with a share gets besides the driver's files.
     pub mounts: Vec<gpushare_inject::ExtraMount>,
     /// Whether containers with a share are kept from creating user namespaces.

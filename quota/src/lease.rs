@@ -289,11 +289,11 @@ impl ReleaseReason {
     }
 }
 
-/// The grants in words, for display.
-pub(crate) fn summary(grants: &[Grant]) -> String {
-    let grants = grants.iter().map(|grant| match grant.cores {
+/// What a lease grants in words, for display.
+pub(crate) fn summary(lease: &Lease) -> String {
+    let grants = lease.grants.iter().map(|grant| match grant.cores {
+        _ if lease.enforcement == Enforcement::TimeSliced => format!("{}: time slices", grant.gpu),
         Some(cores) => format!("{}: {}, {cores}", grant.gpu, grant.memory),
-        None if grant.memory == DeviceMemory::ZERO => format!("{}: no limit", grant.gpu),
         None => format!("{}: {}", grant.gpu, grant.memory),
     });
     grants.collect::<Vec<_>>().join("; ")
@@ -329,7 +329,7 @@ impl PastLease {
         Self {
             key: lease.member.key.clone(),
             others: last(former.iter().chain(others)),
-            grants: summary(&lease.grants),
+            grants: summary(lease),
             granted_at: lease.granted_at,
             released_at: now(),
             reason: reason.name().to_owned(),

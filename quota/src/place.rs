@@ -25,7 +25,7 @@ pub struct Admission {
     /// GPUs of which no new lease gets a share, unless the cluster's scheduler has given it. Living leases keep
     /// theirs, and may change.
     pub cordoned: BTreeSet<GpuUuid>,
-    /// How many containers may take turns on one GPU; 0 is none.
+    /// How many leases of containers that take turns may stand on one GPU; 0 is none.
     pub replicas: u16,
 }
 
@@ -141,7 +141,8 @@ pub enum Refusal {
     },
     /// The GPU is shared in another way.
     #[error(
-        "{place} is held in mode {held}, which mode {asked} does not meet on one GPU; ask for another GPU, or wait until those          containers end (`gpushare ps`)"
+        "{place} is held in mode {held}, which mode {asked} does not meet on one GPU; ask for another GPU, or wait until those \
+         containers end (`gpushare ps`)"
     )]
     Company {
         /// The mode that was asked for.
@@ -153,7 +154,8 @@ pub enum Refusal {
     },
     /// As many containers take turns on the GPU as may.
     #[error(
-        "{most} containers may take turns on a GPU (quota.replicas), and so many do on {place}; wait until one ends (`gpushare ps`)"
+        "{most} containers, or pods whose containers share one lease, may take turns on a GPU (quota.replicas), and so many do on \
+         {place}; wait until one ends (`gpushare ps`)"
     )]
     Replicas {
         /// How many may.
@@ -424,9 +426,10 @@ fn fitting<'a>(
         if !takes_rest {
             fit.sort_by_key(|candidate| !near.contains(&candidate.gpu.uuid));
         }
-        // A share of one GPU is put by what is left of it; several are put together first.
-        let is_near = fit.iter().take(wanted).all(|candidate| near.contains(&candidate.gpu.uuid));
-        fit = nearest(fit, wanted, wanted == 1 || is_near);
+        // A share of one GPU is put by what is left of it, and so is all that is left; several are put together
+        // first, if not where the pod is already.
+        let is_near = fit.iter().any(|candidate| near.contains(&candidate.gpu.uuid));
+        fit = nearest(fit, wanted, wanted == 1 || takes_rest || is_near);
         fit.sort_by_key(|candidate| candidate.gpu.index);
     }
     let memory = |candidate: &Candidate| match request.on(candidate.gpu.uuid).memory {

@@ -97,7 +97,7 @@ impl Store {
             }
             other => other?,
         };
-        let (container, grants, with) = (&member.key.container, summary(&lease.grants), lease.others.len());
+        let (container, grants, with) = (&member.key.container, summary(&lease), lease.others.len());
         let pod = member.name.as_ref().map(tracing::field::display);
         tracing::info!(%container, pod, %grants, with, "lease granted");
         Ok(Reservation { store: self, lease })

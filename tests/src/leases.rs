@@ -57,8 +57,11 @@ pub fn sweep(config: &Path) {
 fn lease(value: &Value) -> Lease {
     let word = |name: &str| value[name].as_str().unwrap_or_else(|| panic!("no {name} in {value}")).to_owned();
     let gpus = value["gpus"].as_array().unwrap_or_else(|| panic!("no gpus in {value}"));
-    let memory =
-        |gpu: &Value| gpu["memory_bytes"].as_u64().unwrap_or_else(|| panic!("no memory_bytes in {gpu}"));
+    // Where nothing limits it, the command says what the container needs.
+    let memory = |gpu: &Value| {
+        let either = gpu["memory_bytes"].as_u64().or_else(|| gpu["needed_bytes"].as_u64());
+        either.unwrap_or_else(|| panic!("no memory_bytes in {gpu}"))
+    };
     Lease {
         id: word("id"),
         state: word("state"),

@@ -21,8 +21,9 @@ fn containers_take_turns_on_a_gpu_without_limits_and_by_their_number() {
         let config = node.config_with("replicas", &settings);
         let runtime = Runtime::with_config(low_level, &config).in_view(low_level.view());
         let turns = Bundle::with_probe().env("GPUSHARE_MODE", "time-slice");
-        let named =
-            Bundle::with_probe().annotation("gpushare.io/mode", "time-slice").env("GPUSHARE_MEMORY", "30GiB");
+        let named = Bundle::with_probe()
+            .annotation("gpushare.io/mode", "time-slice")
+            .annotation("gpushare.io/memory", "30GiB");
         let late = Bundle::with_probe().env("GPUSHARE_MODE", "time-slice");
         let share = Bundle::with_probe().env("GPUSHARE_MEMORY", "1GiB");
         late.write();
@@ -39,16 +40,15 @@ fn containers_take_turns_on_a_gpu_without_limits_and_by_their_number() {
             report.assert_size(80 * GIB);
             assert_eq!(report.allocations(), [SUCCESS], "{low_level:?}: also beyond what it names");
         }
-        for (bundle, want) in [
-            (&late, "2 containers may take turns on a GPU (quota.replicas)"),
-            (&share, "is held in mode time-slice"),
-        ] {
+        for (bundle, want) in
+            [(&late, "may take turns on a GPU (quota.replicas)"), (&share, "is held in mode time-slice")]
+        {
             let line = runtime.create(bundle).expect_err("it is refused").line();
             assert!(line.contains(want), "{low_level:?}: {line}");
         }
         let shown = cli(&config, &["ps"]).expect_success("ps").stdout;
         assert_eq!(shown.matches("time-slice").count(), 2, "{shown}");
-        assert!(shown.contains("no limit") && shown.contains("30 GiB"), "{shown}");
+        assert!(shown.contains("no limit (30 GiB)"), "{shown}");
         let shown = cli(&config, &["devices"]).expect_success("devices").stdout;
         assert!(shown.contains("2 time-slice"), "{shown}");
         let told = cli(&config, &["update", containers[0].id(), "--memory", "1GiB"]);
@@ -108,7 +108,7 @@ fn a_gpu_is_cordoned_and_uncordoned_by_a_command_and_its_containers_stay() {
     let any = Bundle::small().env("GPUSHARE_MEMORY", "2GiB");
     let first = runtime.create(&held).expect("it fits");
     let told = cli(config, &["cordon", "0"]).expect_success("cordon").stdout;
-    assert!(told.contains("is cordoned: no new share of it is given; 1 container(s) keep theirs"), "{told}");
+    assert!(told.contains("is cordoned: no new share of it is given; 1 lease(s) stay"), "{told}");
     let _ = cli(config, &["cordon", "0"]).expect_success("a second time is none too many");
     let again = Bundle::small().env("GPUSHARE_MEMORY", "1GiB").env("GPUSHARE_DEVICES", "0");
     let line = runtime.create(&again).expect_err("it is cordoned").line();
@@ -130,5 +130,16 @@ fn a_gpu_is_cordoned_and_uncordoned_by_a_command_and_its_containers_stay() {
     assert!(runtime.create(&again).is_err(), "what is refused changes nothing");
     let told = cli(config, &["uncordon", &gpus[0][0]]).expect_success("uncordon").stdout;
     assert!(told.contains("gives new shares"), "{told}");
+    assert!(!config.with_extension("toml.d").join("cordoned.toml").exists(), "nothing is left of it");
     drop((first, other, runtime.create(&again).expect("it is given again")));
+    // What the administrator wrote, a command neither changes nor hides.
+    let set = node.config_with(
+        "set",
+        &format!("{}\n[quota]\ncordoned = [\"{}\"]\n", LowLevel::Runc.settings(), gpus[0][0]),
+    );
+    let _ = cli(&set, &["cordon", "0", "1"]).expect_success("cordon");
+    let told = cli(&set, &["uncordon", "0"]);
+    assert!(told.stderr.contains("quota.cordoned of the settings names it"), "{}", told.stderr);
+    let shown = cli(&set, &["devices"]).expect_success("devices").stdout;
+    assert_eq!(shown.matches("cordoned").count(), 2, "{shown}");
 }

@@ -54,22 +54,16 @@ impl<'a> Merge<'a> {
     }
 
     /// The memory that a container which takes turns says that it needs; all that is left where it says
-    /// nothing. A limit of compute cannot be held there.
+    /// nothing.
     fn memory_of_slice(
         &mut self,
         gpu: Option<&'a Gpu>,
         spread: &Spread<'a>,
     ) -> Result<MemoryRequest, RequestError> {
         let uuid = gpu.map(|gpu| gpu.uuid);
-        let is_cap = |claim: &&Claim| matches!(claim.amount_on(uuid).cores, Some(Cap::Percent(_)));
-        let by_mode = |claim: &&Claim| claim.mode == Some(Mode::TimeSlice);
-        let pair = self.claims.iter().copied().find(is_cap).zip(self.claims.iter().copied().find(by_mode));
-        match pair {
-            Some((cap, mode)) => Err(conflict(&mode.by, &cap.by)),
-            None if self.claims.iter().all(|claim| claim.amount_on(uuid).memory.is_none()) => {
-                Ok(MemoryRequest::Rest)
-            }
-            None => self.memory(gpu, spread),
+        match self.claims.iter().all(|claim| claim.amount_on(uuid).memory.is_none()) {
+            true => Ok(MemoryRequest::Rest),
+            false => self.memory(gpu, spread),
         }
     }
 

@@ -8,7 +8,7 @@ use anyhow::Result;
 use gpushare_config::{Config, DEFAULT_PATH, ENVIRONMENT};
 
 use super::Engine;
-use super::file::{self, FileChange};
+use crate::file::{self, FileChange};
 
 /// What `--default` and `--remove` change in the settings, and what the user is told of it.
 pub struct Grants {

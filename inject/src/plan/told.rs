@@ -2,12 +2,14 @@
 //! The values are those of the grant. Who reads them may size its work by them; nothing depends on them.
 
 use gpushare_inventory::Gpu;
-use gpushare_quota::{Grant, Lease};
+use gpushare_quota::{Enforcement, Grant, Lease};
 use gpushare_request::{Cores, Request, Told};
 
 /// Variables for the container, by name and value.
 pub(super) fn variables(request: &Request, lease: &Lease, gpus: &[Gpu]) -> Vec<(String, String)> {
     match request.told {
+        // There is no limit to tell.
+        _ if lease.enforcement == Enforcement::TimeSliced => Vec::new(),
         None => Vec::new(),
         Some(Told::Aliyun { unit }) => aliyun(lease, gpus, unit.max(1)),
         Some(Told::Hami) => hami(lease),

@@ -228,23 +228,48 @@ fn containers_take_turns_by_their_number_and_by_memory_where_they_name_it() {
         ..EMPTY
     };
     let rules = Admission { replicas: 3, ..Admission::default() };
-    let slice =
-        |memory: &str, loads: &[GpuLoad]| placed(&["GPUSHARE_MODE=time-slice", memory], loads, &rules);
-    assert_eq!(slice("X=1", &[EMPTY, slices(0, 2)]), Ok(vec![(1, 0)]), "packed");
-    assert_eq!(slice("X=1", &[slices(0, 3), slices(0, 2)]), Ok(vec![(1, 0)]));
-    let told = slice("X=1", &[slices(0, 3)]).unwrap_err();
-    assert!(told.contains("3 containers may take turns on a GPU (quota.replicas)"), "{told}");
-    assert_eq!(slice("GPUSHARE_MEMORY=30GiB", &[slices(60, 2), slices(50, 1)]), Ok(vec![(1, 30)]));
-    let told = slice("GPUSHARE_MEMORY=30GiB", &[slices(60, 2)]).unwrap_err();
+    let placed = |memory: MemoryRequest, loads: &[GpuLoad], rules: &Admission| {
+        let gpus: Vec<Gpu> = (0..).zip(loads).map(|(index, _)| gpu(index, 80)).collect();
+        let request = Request { mode: Mode::TimeSlice, ..Request::new(Devices::Any(1), memory) };
+        let load = |uuid: GpuUuid| loads[gpus.iter().position(|gpu| gpu.uuid == uuid).unwrap()];
+        let grants = place(&request, &gpus, load, &[], rules).map_err(|refusal| refusal.to_string())?;
+        let index = gpus.iter().position(|gpu| gpu.uuid == grants[0].gpu).unwrap();
+        Ok::<_, String>((index, grants[0].memory.bytes() / GIB))
+    };
+    let any = MemoryRequest::Rest;
+    let needs = MemoryRequest::Bytes(DeviceMemory::from_bytes(30 * GIB));
+    assert_eq!(placed(any, &[EMPTY, slices(0, 2)], &rules), Ok((1, 0)), "packed");
+    assert_eq!(placed(any, &[slices(0, 3), slices(0, 2)], &rules), Ok((1, 0)));
+    let told = placed(any, &[slices(0, 3)], &rules).unwrap_err();
+    assert!(told.contains("may take turns on a GPU (quota.replicas)"), "{told}");
+    assert_eq!(placed(needs, &[slices(60, 2), slices(50, 1)], &rules), Ok((1, 30)));
+    let told = placed(needs, &[slices(60, 2)], &rules).unwrap_err();
     assert!(told.starts_with("30 GiB requested, 20 GiB free"), "{told}");
     let spread = Admission { placement: Placement::Spread, ..rules.clone() };
-    let told = placed(&["GPUSHARE_MODE=time-slice"], &[slices(0, 2), slices(0, 1)], &spread);
-    assert_eq!(told, Ok(vec![(1, 0)]));
-    let none = Admission { replicas: 0, ..rules.clone() };
-    let told = placed(&["GPUSHARE_MODE=time-slice"], &[EMPTY], &none).unwrap_err();
+    assert_eq!(placed(any, &[slices(0, 2), slices(0, 1)], &spread), Ok((1, 0)));
+    let told = placed(any, &[EMPTY], &Admission { replicas: 0, ..rules.clone() }).unwrap_err();
     assert!(told.contains("quota.replicas = 0"), "{told}");
-    let told = slice("GPUSHARE_CORES=30", &[EMPTY]).unwrap_err();
-    assert!(told.contains("contradict"), "{told}");
+}
+
+#[test]
+fn all_that_is_left_of_several_gpus_is_that_of_the_emptiest_however_near_they_are() {
+    let mut gpus: Vec<Gpu> = (0..4).map(|index| gpu(index, 80)).collect();
+    gpus[..2].iter_mut().for_each(|gpu| gpu.place.nvlink_group = "x".to_owned());
+    let load_of =
+        |uuid: GpuUuid| if gpus[..2].iter().any(|gpu| gpu.uuid == uuid) { load(79, 0) } else { EMPTY };
+    let chosen = |memory, near: &[GpuUuid]| {
+        let grants =
+            place(&Request::new(Devices::Any(2), memory), &gpus, load_of, near, &Admission::default());
+        grants
+            .unwrap()
+            .iter()
+            .map(|grant| gpus.iter().position(|gpu| gpu.uuid == grant.gpu).unwrap())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(chosen(MemoryRequest::Rest, &[]), [2, 3]);
+    let one = MemoryRequest::Bytes(DeviceMemory::from_bytes(GIB));
+    assert_eq!(chosen(one, &[]), [0, 1], "by NVLink");
+    assert_eq!(chosen(one, &[gpus[3].uuid]), [0, 3], "where its pod is already");
 }
 
 #[test]

@@ -88,7 +88,7 @@ impl Store {
             }
         };
         let (container, with) = (&key.container, new.others.len());
-        tracing::info!(%container, with, grants = %summary(&new.grants), "lease changed");
+        tracing::info!(%container, with, grants = %summary(&new), "lease changed");
         if let Err(error) = write(&new) {
             tracing::warn!(container = %key.container, %error, "limits left to the meter or the sweep");
         }

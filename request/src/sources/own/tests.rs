@@ -150,7 +150,7 @@ fn differing_duplicates_are_a_conflict_and_equal_ones_are_not() {
 }
 
 #[test]
-fn turns_on_a_gpu_have_no_limit_and_yield_to_a_share_that_somebody_trusted_says() {
+fn turns_on_a_gpu_have_no_limit_and_yield_to_every_limit() {
     let mode = |annotations: &[(&str, &str)], env: &[&str]| {
         let request = read(annotations, env).unwrap().unwrap();
         (request.mode, request.memory, request.cores, request.notes.len())
@@ -158,13 +158,23 @@ fn turns_on_a_gpu_have_no_limit_and_yield_to_a_share_that_somebody_trusted_says(
     let slice = "GPUSHARE_MODE=time-slice";
     let turns = |memory| (Mode::TimeSlice, memory, None, 1);
     assert_eq!(mode(&[], &[slice]), turns(MemoryRequest::Rest));
-    assert_eq!(mode(&[], &[slice, "GPUSHARE_MEMORY=4GiB"]), turns(gib(4)));
-    assert_eq!(mode(&[("gpushare.io/mode", "time-slice")], &["GPUSHARE_MEMORY=4GiB"]), turns(gib(4)));
+    let annotated = [("gpushare.io/mode", "time-slice"), ("gpushare.io/memory", "4GiB")];
+    assert_eq!(mode(&annotated, &[]), turns(gib(4)), "a need, by one author");
+    // Whatever else is said is a limit, which turns would lift.
+    assert_eq!(mode(&annotated[..1], &["GPUSHARE_MEMORY=4GiB"]), (Mode::Share, gib(4), None, 0));
+    for limit in ["CUDA_DEVICE_MEMORY_LIMIT=3000m", "CUDA_DEVICE_SM_LIMIT=30"] {
+        for annotations in [&[][..], &annotated[..1]] {
+            let env = ["NVIDIA_VISIBLE_DEVICES=0", limit, slice];
+            let env = if annotations.is_empty() { &env[..] } else { &env[..2] };
+            assert_eq!(mode(annotations, env).0, Mode::Share, "{annotations:?} {env:?}");
+        }
+    }
     for (annotations, env, want) in [
         (&[][..], &[slice, "GPUSHARE_CORES=30"][..], "GPUSHARE_CORES"),
         (&[], &[slice, "GPUSHARE_COMPUTE_POLICY=burst"], "GPUSHARE_COMPUTE_POLICY"),
+        // An image may have written one of them.
+        (&[], &[slice, "GPUSHARE_MEMORY=4GiB"], "GPUSHARE_MEMORY"),
         (&[("gpushare.io/mode", "share")], &[slice], "gpushare.io/mode"),
-        (&[("gpushare.io/mode", "time-slice")], &["GPUSHARE_CORES=30"], "GPUSHARE_CORES"),
         // Who is trusted more has said how much it is.
         (&[("gpushare.io/memory", "4GiB")], &[slice], "gpushare.io/memory"),
         (&[], &["GPUSHARE_MODE=timeslice"], "known are share, time-slice and exclusive"),
@@ -418,7 +428,7 @@ fn a_channel_with_a_ceiling_grants_up_to_it_and_the_others_only_lower() {
         (&[], &["GPUSHARE_CORES=30"], ("", "100%"), Some(MemoryRequest::Rest)),
         (&[], &["GPUSHARE_MODE=exclusive"], ("", "99%"), None),
         (&[], &["GPUSHARE_MODE=time-slice"], ("", "99%"), None),
-        (&[], &["GPUSHARE_MODE=time-slice", "GPUSHARE_MEMORY=2GiB"], ("", "4GiB"), None),
+        (&[], &["GPUSHARE_MODE=time-slice", "GPUSHARE_MEMORY=2GiB"], ("", "100%"), None),
         (&[], &["GPUSHARE_MODE=time-slice"], ("", "100%"), Some(MemoryRequest::Rest)),
         (&[pod("4GiB")], &["GPUSHARE_MODE=time-slice"], ("4GiB", "100%"), None),
         (&[], &["GPUSHARE_MODE=exclusive"], ("", "100%"), Some("100%".parse().unwrap())),

@@ -1,4 +1,4 @@
-//! Writes whole files, as the only part of `configure` that writes. It writes a temporary file beside the old
+//! Writes whole files of settings, the engines' and ours. It writes a temporary file beside the old
 //! one and renames it, so that the old text stands until the new one does.
 
 use std::fs::{self, File};
