@@ -25,13 +25,28 @@ fn folder() -> PathBuf {
 }
 
 /// The folders with a kustomization.
-fn kustomizations() -> [PathBuf; 3] {
-    [folder(), folder().join("extender"), folder().join("webhook")]
+fn kustomizations() -> [PathBuf; 5] {
+    ["", "extender", "extender/own", "extender/roles", "webhook"].map(|name| folder().join(name))
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).expect("the folder is there").flatten().map(|entry| entry.path());
     entries.filter(|path| path.extension().is_some_and(|end| end == "yaml")).collect()
+}
+
+/// What a kustomization names: files beside it, and other kustomizations.
+fn listed(folder: &Path) -> Vec<String> {
+    let listed = objects(&folder.join("kustomization.yaml"))[0]["resources"].clone();
+    serde_json::from_value(listed).expect("a list of names")
+}
+
+/// The files with the objects of a kustomization.
+fn files_of(folder: &Path) -> Vec<PathBuf> {
+    let of = |name: &String| match folder.join(name) {
+        path if path.is_dir() => files_of(&path),
+        path => vec![path],
+    };
+    listed(folder).iter().flat_map(of).collect()
 }
 
 fn objects(path: &Path) -> Vec<Value> {
@@ -107,9 +122,8 @@ fn every_object_is_of_the_api_and_has_no_field_that_it_does_not_know() {
 #[test]
 fn the_kustomization_names_every_file() {
     for folder in kustomizations() {
-        let listed = &objects(&folder.join("kustomization.yaml"))[0]["resources"];
-        let mut listed: Vec<_> =
-            listed.as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+        let mut listed = listed(&folder);
+        listed.retain(|name| !folder.join(name).is_dir());
         let files = files(&folder);
         let mut names: Vec<_> = files.iter().filter_map(|path| path.file_name()?.to_str()).collect();
         names.retain(|name| *name != "kustomization.yaml");
@@ -131,9 +145,8 @@ fn kubectl_builds_the_kustomization_with_every_object_of_it() {
         let name = |object: &Value| format!("{} {}", object["kind"], object["metadata"]["name"]);
         let read = |text: &str| name(&serde_saphyr::from_str(text).expect("it is YAML"));
         let mut built: Vec<String> = text.split("\n---\n").map(read).collect();
-        let all = files(&folder).into_iter().filter(|path| !path.ends_with("kustomization.yaml"));
-        let mut written: Vec<String> =
-            all.flat_map(|path| objects(&path)).map(|object| name(&object)).collect();
+        let all = files_of(&folder).into_iter().flat_map(|path| objects(&path));
+        let mut written: Vec<String> = all.map(|object| name(&object)).collect();
         built.sort();
         written.sort();
         assert_eq!(built, written);
