@@ -12,6 +12,7 @@ part_1() {
     run_row 08_two_processes 40
     run_row 09_two_containers 60
     run_row 10_after_a_kill 40
+    run_row 11_time_slices 50
 }
 
 # Always written: it becomes a fixture.
@@ -35,9 +36,11 @@ row_00_inventory() {
         cat /sys/fs/cgroup/dmem.capacity 2>&1
         echo "== nvidia-smi"
         nvidia-smi -q 2>&1
+        nvidia-smi topo -m 2>&1
         nvidia-smi memory-limits --help 2>&1
         echo "== gpushare"
         GPUSHARE_CONFIG=$config "$top/bin/gpushare" devices 2>&1
+        GPUSHARE_CONFIG=$config "$top/bin/gpushare" devices --topology 2>&1
         GPUSHARE_CONFIG=$config "$top/bin/gpushare" doctor 2>&1
     } >"$inventory"
     version=$(grep -oE '[0-9]+\.[0-9]+(\.[0-9]+)?' "$proc/driver/nvidia/version" 2>/dev/null | head -n 1)
@@ -150,4 +153,17 @@ echo took $((($(date +%s%N) - begin) / 1000000))'
     container 30 kill GPUSHARE_MEMORY=8GiB -- "$script" >"$work/kill.out"
     took=$(value took <"$work/kill.out")
     verdict '[ "${took:-9999}" -le 2000 ] && grep -q "^refused 6144" "$work/kill.out"' "took_ms=$took $(why kill)"
+}
+
+# Two containers take turns on a GPU: each sees all of it, and a share is not put beside them.
+row_11_time_slices() {
+    want=$(host 20 sizes | value cuda_total)
+    start turns GPUSHARE_MODE=time-slice GPUSHARE_DEVICES=0 -- '$C sizes; $C allocate 512 --hold 8' || return
+    got=$(container 30 turn GPUSHARE_MODE=time-slice GPUSHARE_DEVICES=0 -- '$C sizes; $C allocate 512')
+    container 20 beside GPUSHARE_MEMORY=1GiB GPUSHARE_DEVICES=0 -- '$C sizes' >/dev/null
+    first=$(finish 30 "$work/turns")
+    grep -q 'held in mode time-slice' "$work/beside/stderr" && refused=yes || refused=no
+    granted=$(printf '%s\n%s\n' "$got" "$first" | grep -c '^granted 512')
+    verdict '[ -n "$want" ] && [ "$(value cuda_total <<<"$got")" = "$want" ] && [ "$granted" = 2 ] && [ "$refused" = yes ]' \
+        "host=$want container=$(value cuda_total <<<"$got") granted=$granted share_refused=$refused $(why turn)"
 }
