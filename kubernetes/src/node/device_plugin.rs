@@ -5,6 +5,7 @@
 //! container, which no pod can write. A node gives its GPUs in one way: where resources are served, its slice
 //! is empty.
 
+mod allocated;
 mod messages;
 pub mod offer;
 pub mod placements;

@@ -175,6 +175,11 @@ pub mod tests {
         Offer { gpus: numbers.iter().map(gpu).collect() }
     }
 
+    /// Ids of these numbers of a GPU.
+    pub fn ids(gpu: u8, numbers: std::ops::Range<u64>) -> Vec<String> {
+        numbers.map(|number| id(GpuUuid::from_bytes([gpu; 16]), number)).collect()
+    }
+
     /// A resource of so many MiB.
     pub fn memory(mebibytes: u64) -> Resource {
         let unit = Unit::Memory(mebibytes << 20);
