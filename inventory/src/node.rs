@@ -167,24 +167,18 @@ fn place(roots: &Roots, address: PciAddress) -> Place {
     Place {
         pci_bus_id: bus_id(address),
         numa_node: numa.and_then(|text| text.trim().parse().ok()),
-        bridges: fs::canonicalize(folder).map(|path| bridges(&path)).unwrap_or_default(),
+        bridges: fs::read_link(folder).map(|path| bridges(&path)).unwrap_or_default(),
         nvlink_group: String::new(),
     }
 }
 
-/// The bridges in the path of a PCI device below sysfs, as
-/// `/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0`: host bridge first, without the device itself.
-fn bridges(path: &Path) -> Vec<String> {
-    let names = path.iter().map(|name| name.to_string_lossy().into_owned());
+/// The bridges in the kernel's link to a PCI device, as
+/// `../../../devices/pci0000:00/0000:00:01.0/0000:01:00.0`: host bridge first, without the device itself.
+fn bridges(link: &Path) -> Vec<String> {
+    let names = link.iter().map(|name| name.to_string_lossy().into_owned());
     let mut names: Vec<String> = names.skip_while(|name| !name.starts_with("pci")).collect();
-    // A folder that is no link tells of no bridge: `pci` is that of the bus then.
-    match names.first().is_some_and(|first| first.contains(':')) {
-        true => {
-            names.pop();
-            names
-        }
-        false => Vec::new(),
-    }
+    names.pop();
+    names
 }
 
 /// The DRM nodes of the GPU at `address`. Each must have the number that the kernel gave it.
@@ -215,11 +209,16 @@ mod tests {
     }
 
     #[test]
-    fn bridges_are_those_in_the_devices_path() {
-        let of = |path: &str| bridges(Path::new(path));
-        assert_eq!(of("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"), ["pci0000:00", "0000:00:01.0"]);
-        assert!(of("/tmp/node/sys/bus/pci/devices/0000:01:00.0").is_empty());
-        assert!(of("/").is_empty());
+    fn bridges_are_those_in_the_link_to_the_device() {
+        let root = tempfile::tempdir().unwrap();
+        let devices = root.path().join("sys/bus/pci/devices");
+        fs::create_dir_all(devices.join("0000:02:00.0")).unwrap();
+        let link = "../../../devices/pci0000:00/0000:00:01.0/0000:01:00.0";
+        std::os::unix::fs::symlink(link, devices.join("0000:01:00.0")).unwrap();
+        let roots = Roots { proc: root.path().into(), ..Roots::default() };
+        assert_eq!(place(&roots, (0, 1, 0, 0)).bridges, ["pci0000:00", "0000:00:01.0"]);
+        assert!(place(&roots, (0, 2, 0, 0)).bridges.is_empty(), "a folder that is no link");
+        assert!(place(&roots, (0, 3, 0, 0)).bridges.is_empty());
     }
 
     /// A folder as the driver's, with one GPU for each text of `information`.
