@@ -8,8 +8,9 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use gpushare_config::{Config, DEFAULT_PATH, ENVIRONMENT};
+use gpushare_inject::one_line;
 use gpushare_inventory::{Gpu, GpuUuid, Node};
 use gpushare_request::{DeviceSelector, find_gpu};
 
@@ -36,17 +37,22 @@ pub fn cordon(change: Change, names: &[String]) -> Result<()> {
     // Read before the settings: whoever writes in between is noticed.
     let before = file::read(&path)?;
     let config = Config::load()?;
-    let gpus = Node::open(&config.roots).map(|node| node.gpus).unwrap_or_default();
+    let shown = Node::open(&config.roots).map(|node| node.gpus);
     let mut cordoned = config.cordoned_by_command.clone();
     let mut named = Vec::new();
     for name in names {
-        let gpu = named_gpu(name, &gpus, &cordoned)?;
+        let gpu = match name.parse().ok().filter(|uuid| cordoned.contains(uuid)) {
+            // The driver may not show it any more.
+            Some(known) => known,
+            None => named_gpu(name, shown.as_ref().map_err(|why| anyhow!("{}", one_line(why)))?)?,
+        };
         match change {
             Change::Cordon => cordoned.insert(gpu),
             Change::Uncordon => cordoned.remove(&gpu),
         };
         named.push(gpu);
     }
+    let gpus = shown.unwrap_or_default();
     make_folder(&path)?;
     file::apply(&[FileChange { path, before, after: text(&cordoned) }])?;
     let now = Config::load()?.quota.cordoned;
@@ -71,11 +77,7 @@ pub fn cordon(change: Change, names: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The GPU of this name; also one that the driver does not show any more, by its whole UUID.
-fn named_gpu(name: &str, gpus: &[Gpu], cordoned: &BTreeSet<GpuUuid>) -> Result<GpuUuid> {
-    if let Some(known) = name.parse().ok().filter(|uuid| cordoned.contains(uuid)) {
-        return Ok(known);
-    }
+fn named_gpu(name: &str, gpus: &[Gpu]) -> Result<GpuUuid> {
     let selector: DeviceSelector = name.parse().with_context(|| format!("{name:?} names no GPU"))?;
     Ok(find_gpu(&selector, gpus)?.uuid)
 }
