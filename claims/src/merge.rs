@@ -140,8 +140,8 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// How the container gets its GPUs: in no way that is more than any claim says. A limit is less than turns
-    /// without one.
+    /// How the container gets its GPUs: in no way that is more than any claim says. A limit is less than
+    /// turns without one.
     fn mode(&mut self, spread: &Spread) -> Result<Mode, RequestError> {
         if self.exclusive(spread)? {
             return Ok(Mode::Exclusive);
@@ -152,8 +152,8 @@ impl<'a> Merge<'a> {
             return Ok(Mode::Share);
         }
         let turns = least.first;
-        // What is said of memory beside turns is a need, and no limit, where one author wrote both. Images write
-        // variables, too.
+        // What is said of memory beside turns is a need, and no limit, where one author wrote both. Images
+        // write variables, too.
         let is_need =
             |claim: &Claim| !claim.is_foreign() && claim.rank == turns.rank && claim.rank >= Rank::Pod;
         let limiting = |claim: &&Claim| claim.mode.is_none() && claim.states_amounts() && !is_need(claim);

@@ -48,8 +48,8 @@ struct Cli {
 enum Command {
     /// GPUs of this node and what is free on them.
     Devices {
-        /// How GPUs reach each other, as `nvidia-smi topo -m` tells it: NV (NVLink), PIX and PXB (one or several PCI
-        /// switches), PHB (the host bridge), NODE (one NUMA node), SYS.
+        /// How GPUs reach each other, as `nvidia-smi topo -m` tells it: NV (NVLink), PIX and PXB (one or
+        /// several PCI switches), PHB (the host bridge), NODE (one NUMA node), SYS.
         #[arg(long)]
         topology: bool,
         #[command(flatten)]

@@ -65,8 +65,8 @@ fn gpus(pod: &Pod) -> u8 {
 /// Why a node does not give parts of several GPUs of this resource.
 pub fn unsplit(name: &str) -> String {
     format!(
-        "{name} on several GPUs by the label {GPU_COUNT}: set request.kubelet = \"refuse\" on the node, so that its runtime knows whose \
-         they are"
+        "{name} on several GPUs by the label {GPU_COUNT}: set request.kubelet = \"refuse\" on the \
+         node, so that its runtime knows whose they are"
     )
 }
 
@@ -118,8 +118,8 @@ pub struct Terms {
     pub resources: Vec<Resource>,
     /// Percent of compute of a container that names none; 0 is no limit.
     pub default_cores: u16,
-    /// Whether it gives parts of several GPUs by [`GPU_COUNT`]: its runtime has to know by kubelet's list whose
-    /// they are.
+    /// Whether it gives parts of several GPUs by [`GPU_COUNT`]: its runtime has to know by kubelet's list
+    /// whose they are.
     pub gives_split: bool,
 }
 

@@ -382,10 +382,10 @@ fn empty(candidates: Vec<Candidate>, wanted: usize, is_list: bool) -> Result<Cho
     Ok(chosen.into_iter().map(|candidate| (candidate.clone(), candidate.per_lease)).collect())
 }
 
-/// `wanted` of these GPUs that belong together, the best first where several do as well. Those of a list are
-/// taken as they are.
-fn nearest(of: Vec<Candidate>, wanted: usize, is_list: bool) -> Vec<Candidate> {
-    if is_list || of.len() <= wanted {
+/// `wanted` of these GPUs that belong together, the best first where several do as well; the first ones where
+/// they are taken as they are.
+fn nearest(of: Vec<Candidate>, wanted: usize, as_they_are: bool) -> Vec<Candidate> {
+    if as_they_are || of.len() <= wanted {
         return of.into_iter().take(wanted).collect();
     }
     let gpus: Vec<&Gpu> = of.iter().map(|candidate| candidate.gpu).collect();

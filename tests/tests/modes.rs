@@ -1,6 +1,7 @@
 //! Containers that hold GPUs in other ways than by shares with limits.
 
 use gpushare_tests::bundle::Bundle;
+use gpushare_tests::cluster::kubelet::in_pod;
 use gpushare_tests::leases::{cli, leases};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
@@ -21,7 +22,7 @@ fn containers_take_turns_on_a_gpu_without_limits_and_by_their_number() {
         let config = node.config_with("replicas", &settings);
         let runtime = Runtime::with_config(low_level, &config).in_view(low_level.view());
         let turns = Bundle::with_probe().env("GPUSHARE_MODE", "time-slice");
-        let named = Bundle::with_probe()
+        let named = in_pod(Bundle::with_probe(), "needs", "team")
             .annotation("gpushare.io/mode", "time-slice")
             .annotation("gpushare.io/memory", "30GiB");
         let late = Bundle::with_probe().env("GPUSHARE_MODE", "time-slice");

@@ -120,7 +120,7 @@ impl<'a, 'b> Keys<'a, 'b> {
     }
 
     fn claims(&self, words: &Words, node: NodeGpus) -> Result<Vec<Claim>, RequestError> {
-        self.refuse_part_of_whole()?;
+        self.refuse_part_of_whole(words)?;
         if let (Some(memory), Some(scope)) = (self.named(POD_MEMORY), self.named("scope"))
             && scope.value != "pod"
         {
@@ -188,11 +188,15 @@ impl<'a, 'b> Keys<'a, 'b> {
         Ok(gpus)
     }
 
-    /// Refuses `mode=exclusive` beside a part of memory or compute, and `mode=time-slice` beside a limit of
-    /// compute, which nobody would hold.
-    fn refuse_part_of_whole(&self) -> Result<(), RequestError> {
+    /// Refuses `mode=exclusive` beside a part of memory or compute, and `mode=time-slice` beside a limit, which
+    /// nobody would hold. Memory beside turns is a need where a pod's author wrote both: elsewhere one of them
+    /// may be the image's, whose annotations podman passes on.
+    fn refuse_part_of_whole(&self, words: &Words) -> Result<(), RequestError> {
         if let Some(mode) = self.named("mode").filter(|mode| mode.value == Mode::TimeSlice.name())
-            && let Some(limit) = self.named("cores").or(self.named("compute-policy"))
+            && let Some(limit) = self
+                .named("cores")
+                .or(self.named("compute-policy"))
+                .or(self.named("memory").filter(|_| words.container.sandbox().is_none()))
         {
             return Err(conflict(mode, limit));
         }

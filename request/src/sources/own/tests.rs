@@ -159,7 +159,10 @@ fn turns_on_a_gpu_have_no_limit_and_yield_to_every_limit() {
     let turns = |memory| (Mode::TimeSlice, memory, None, 1);
     assert_eq!(mode(&[], &[slice]), turns(MemoryRequest::Rest));
     let annotated = [("gpushare.io/mode", "time-slice"), ("gpushare.io/memory", "4GiB")];
-    assert_eq!(mode(&annotated, &[]), turns(gib(4)), "a need, by one author");
+    let pod = [("io.kubernetes.cri.container-type", "container"), ("io.kubernetes.cri.sandbox-id", "pod")];
+    assert_eq!(mode(&[&pod[..], &annotated].concat(), &[]), turns(gib(4)), "a need, by one author");
+    let told = read(&annotated, &[]).unwrap_err().to_string();
+    assert!(told.contains("gpushare.io/memory"), "one may be an image's: {told}");
     // Whatever else is said is a limit, which turns would lift.
     assert_eq!(mode(&annotated[..1], &["GPUSHARE_MEMORY=4GiB"]), (Mode::Share, gib(4), None, 0));
     for limit in ["CUDA_DEVICE_MEMORY_LIMIT=3000m", "CUDA_DEVICE_SM_LIMIT=30"] {
