@@ -59,15 +59,17 @@ pub fn low_level(runtime: &Path) -> Result<Infallible> {
 
 /// Runs `runtime` to its end with the same arguments, environment, working directory and standard
 /// descriptors. Of the signals it ignores SIGXFSZ, as this process does, and none that the engine had
-/// ignored.
+/// ignored. It ends with this process: an engine that kills a call and makes it anew must not meet the first
+/// one at work.
 ///
 /// # Errors
 /// When it cannot be started.
 pub fn low_level_to_its_end(runtime: &Path) -> Result<ExitStatus> {
     inherited::close_again();
     inherited::await_children();
-    let ended = Command::new(runtime).args(env::args_os().skip(1)).status();
-    ended.with_context(|| cannot_run(runtime))
+    let mut call = Command::new(runtime);
+    inherited::end_with_this_process(call.args(env::args_os().skip(1)));
+    call.status().with_context(|| cannot_run(runtime))
 }
 
 /// The bundle of the container `args.id`, as `runtime` tells it; `None` if it does not know the container.

@@ -7,9 +7,15 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::RawFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use nix::errno::Errno;
 use nix::libc::{self, c_int};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+use nix::unistd::{getpid, getppid};
 
 static WERE_CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
 static WAS_IGNORED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
@@ -50,6 +56,18 @@ pub fn restore() {
 pub fn await_children() {
     // SAFETY: the default action runs no handler of this program.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
+
+/// Lets the program of `command` be killed when this process ends before it.
+pub fn end_with_this_process(command: &mut Command) {
+    let this = getpid();
+    let bind = move || {
+        set_pdeathsig(Signal::SIGKILL)?;
+        // This process may have ended before the call.
+        if getppid() == this { Ok(()) } else { Err(Errno::ESRCH.into()) }
+    };
+    // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
+    unsafe { command.pre_exec(bind) };
 }
 
 /// Marks the descriptors that were closed at the start so that the next execve closes them.

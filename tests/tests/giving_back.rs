@@ -1,6 +1,7 @@
 //! A lease ends when its container has ended and not before, whichever process is killed meanwhile.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -254,6 +255,39 @@ fn a_wrapper_killed_at_any_point_of_start_or_delete_leaves_nothing() {
             assert_returns(runtime.config(), &format!("{low_level:?}, round {round}"));
         }
     }
+}
+
+/// Two deletions of one container at once would meet each other's half-removed records.
+#[test]
+#[ignore = "needs root and runc: kills the wrapper while it deletes"]
+fn a_killed_call_ends_the_low_level_runtime_that_it_waits_for() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let told = node.root().join("deletes");
+    let slow = node.root().join("slow");
+    fs::write(
+        &slow,
+        format!("#!/bin/sh\necho $$ >{0}.new; mv {0}.new {0}; exec sleep 100\n", told.display()),
+    )
+    .expect("a file can be written");
+    fs::set_permissions(&slow, fs::Permissions::from_mode(0o755)).expect("a mode can be set");
+    let settings = node.config_with("slow", &format!("[runtime]\ncandidates = [{slow:?}]"));
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let bundle = request();
+    let container = runtime.run(&bundle);
+
+    let mut delete = runtime.command(&node.root().join("log.json"), ["delete", "--force", bundle.id()]);
+    let mut delete = delete.env("GPUSHARE_CONFIG", settings).spawn().expect("the wrapper can be started");
+    assert!(eventually(SOON, || told.exists()), "the low-level runtime is called");
+    let pid = fs::read_to_string(&told).expect("it told its pid").trim().parse().expect("a number");
+    assert!(alive(pid));
+    delete.kill().expect("a child can be killed");
+    delete.wait().expect("a child can be waited for");
+    assert!(eventually(SOON, || !alive(pid)));
+    container.stop();
+    assert_eq!(leases(runtime.config()), []);
 }
 
 #[test]
