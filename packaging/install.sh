@@ -60,7 +60,7 @@ done
 for hook in 99-gpushare.json 99-gpushare-poststop.json; do
     placed "hooks.d/$hook" share/gpushare/hooks.d
 done
-for unit in gpushare-meter.service gpushare-sweep.service gpushare-sweep.timer gpushare-system.service; do
+for unit in gpushare-meter.service gpushare-mps.service gpushare-sweep.service gpushare-sweep.timer gpushare-system.service; do
     placed "$unit" lib/systemd/system
 done
 put 644 "$top/packaging/71-gpushare.rules" "$root/lib/udev/rules.d"

@@ -38,7 +38,7 @@ fi
 
 # Units that run or are enabled would run on without their files.
 if [ -z "$destdir" ] && [ -d /run/systemd/system ]; then
-    systemctl disable --now gpushare-meter.service gpushare-sweep.timer gpushare-system.service 2>/dev/null || true
+    systemctl disable --now gpushare-meter.service gpushare-mps.service gpushare-sweep.timer gpushare-system.service 2>/dev/null || true
 fi
 
 if [ -e "$settings" ] && cmp -s "$settings" "$root/share/gpushare/gpushare.toml"; then
@@ -49,7 +49,7 @@ for program in gpushare gpushare-runtime gpushare-hook gpushare-simulator; do
 done
 rm -rf "$root/lib/gpushare" "$root/lib/gpushare-simulator" "$root/share/gpushare" "$root/share/doc/gpushare"
 rm -f "$root/lib/tmpfiles.d/gpushare.conf" "$root/lib/systemd/system/gpushare-meter.service" \
-    "$root/lib/systemd/system/gpushare-sweep.service" "$root/lib/systemd/system/gpushare-sweep.timer" \
+    "$root/lib/systemd/system/gpushare-mps.service" "$root/lib/systemd/system/gpushare-sweep.service" "$root/lib/systemd/system/gpushare-sweep.timer" \
     "$root/lib/systemd/system/gpushare-system.service" "$root/lib/udev/rules.d/71-gpushare.rules"
 rmdir "$destdir/etc/gpushare/gpushare.toml.d" "$destdir/etc/gpushare" "$root/lib/systemd/system" "$root/lib/systemd" \
     "$root/lib/udev/rules.d" "$root/lib/udev" "$root/lib/tmpfiles.d" "$root/share/doc" 2>/dev/null || true

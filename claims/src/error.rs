@@ -168,6 +168,25 @@ pub enum RequestError {
         /// The word that states the limit, as key and value.
         by: String,
     },
+    /// Several GPUs under MPS.
+    #[error(
+        "{key} is for one GPU, since a program reaches the MPS control daemon of one only: ask for one GPU, or for \
+         mode share, time-slice or exclusive"
+    )]
+    SeveralUnderMps {
+        /// The word that asks for MPS, as key and value.
+        key: String,
+    },
+    /// A compute policy under MPS, which has none.
+    #[error(
+        "{key} and {mode} contradict each other: MPS holds compute by its active thread percentage alone; leave one out"
+    )]
+    PolicyUnderMps {
+        /// The word that names the policy, as key and value.
+        key: String,
+        /// The word that asks for MPS, as key and value.
+        mode: String,
+    },
     /// Another system's memory limit comes to less than 1 MiB.
     #[error("{by} comes to less than 1 MiB: ask for more")]
     TooSmall {

@@ -47,11 +47,8 @@ pub enum GrammarError {
     )]
     NotAShareName,
     /// A mode that does not exist.
-    #[error("unknown mode: known are share, time-slice and exclusive")]
+    #[error("unknown mode: known are share, mps, time-slice and exclusive")]
     UnknownMode,
-    /// A planned mode (`mps`) that this version cannot enforce.
-    #[error("this mode is not available in this version: use share, time-slice or exclusive")]
-    UnavailableMode,
     /// A scope that does not exist.
     #[error("unknown scope: known are container and pod")]
     UnknownScope,
@@ -276,6 +273,9 @@ pub enum Mode {
     /// A part of each GPU; the interception library enforces the limit.
     #[default]
     Share,
+    /// A part of one GPU whose programs run on it at once, by NVIDIA's Multi-Process Service. The
+    /// interception library enforces the limit of memory, and MPS that of compute.
+    Mps,
     /// Turns on each GPU, as its driver gives them to all processes. Nothing limits memory and compute.
     TimeSlice,
     /// Whole GPUs, of which no other container gets a share.
@@ -287,6 +287,7 @@ impl Mode {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Share => "share",
+            Self::Mps => "mps",
             Self::TimeSlice => "time-slice",
             Self::Exclusive => "exclusive",
         }
@@ -297,12 +298,8 @@ impl FromStr for Mode {
     type Err = GrammarError;
 
     fn from_str(text: &str) -> Result<Self, GrammarError> {
-        let mut all = [Self::Share, Self::TimeSlice, Self::Exclusive].into_iter();
-        match all.find(|mode| mode.name() == text) {
-            Some(mode) => Ok(mode),
-            None if text == "mps" => Err(GrammarError::UnavailableMode),
-            None => Err(GrammarError::UnknownMode),
-        }
+        let mut all = [Self::Share, Self::Mps, Self::TimeSlice, Self::Exclusive].into_iter();
+        all.find(|mode| mode.name() == text).ok_or(GrammarError::UnknownMode)
     }
 }
 
@@ -374,6 +371,17 @@ pub enum Devices {
     Among(u8, Vec<GpuUuid>),
     /// Every GPU of the node.
     All,
+}
+
+impl Devices {
+    /// How many GPUs of a node with `all` of them.
+    pub fn count(&self, all: usize) -> usize {
+        match self {
+            Self::Any(count) | Self::Among(count, _) => usize::from(*count),
+            Self::These(list) => list.len(),
+            Self::All => all,
+        }
+    }
 }
 
 /// A name for one GPU, as users write it.
@@ -530,7 +538,7 @@ mod tests {
 
     #[test]
     fn modes_that_nothing_enforces_yet_are_refused() {
-        assert_eq!("mps".parse::<Mode>(), Err(GrammarError::UnavailableMode));
+        assert_eq!("mps".parse::<Mode>(), Ok(Mode::Mps));
         assert_eq!("shared".parse::<Mode>(), Err(GrammarError::UnknownMode));
     }
 }

@@ -148,8 +148,8 @@ impl<'a> Merge<'a> {
         }
         let stated = |claim: &Claim| claim.mode.filter(|mode| *mode != Mode::Exclusive);
         let Some(least) = self.least(stated, |a, b| Ok(a.cmp(b)))? else { return Ok(Mode::Share) };
-        if least.value == Mode::Share {
-            return Ok(Mode::Share);
+        if least.value < Mode::TimeSlice {
+            return Ok(least.value);
         }
         let turns = least.first;
         // What is said of memory beside turns is a need, and no limit, where one author wrote both. Images
@@ -188,6 +188,21 @@ impl<'a> Merge<'a> {
         wanted && spread.gpus.iter().all(|gpu| matches!(self.ceiling_of_default(Some(gpu), spread), Ok(None)))
     }
 
+    /// Refuses what MPS cannot hold: several GPUs, since a program reaches one control daemon, and compute in
+    /// another way than by its thread percentage.
+    fn refuse_beside_mps(&self, devices: &Devices) -> Result<(), RequestError> {
+        let mode = self.claims.iter().find(|claim| claim.mode == Some(Mode::Mps));
+        let mode = mode.map_or("", |claim| &claim.by);
+        if devices.count(self.node.0.len()) > 1 {
+            return Err(RequestError::SeveralUnderMps { key: mode.to_owned() });
+        }
+        let held_otherwise = |claim: &&Claim| claim.compute_policy.is_some() && !claim.is_foreign();
+        match self.claims.iter().copied().find(held_otherwise) {
+            Some(claim) => Err(RequestError::PolicyUnderMps { key: claim.by.clone(), mode: mode.to_owned() }),
+            None => Ok(()),
+        }
+    }
+
     fn priority(&mut self) -> Result<Priority, RequestError> {
         let Some(least) = self.least(|claim| claim.priority, |a, b| Ok(a.cmp(b)))? else {
             return Ok(Priority::default());
@@ -213,7 +228,7 @@ impl<'a> Merge<'a> {
         let whole = || Request { priority, ..Request::whole(devices.clone()) };
         let first = shares.first().filter(|_| mode != Mode::Exclusive);
         let share = first.map_or_else(whole, |first| {
-            let burst = Self::burst(&shares);
+            let burst = Self::burst(&shares).filter(|_| mode != Mode::Mps);
             let particular = shares.iter().filter(|granted| granted.share != first.share);
             Request {
                 cores: first.share.cores,
@@ -233,8 +248,10 @@ impl<'a> Merge<'a> {
         let model = self.claims.iter().find_map(|claim| claim.model.clone()).unwrap_or_default();
         let is_pods = self.claims.iter().any(|claim| claim.scope == Some(Scope::Pod));
         let scope = if is_pods { Scope::Pod } else { Scope::Container };
-        if mode == Mode::TimeSlice {
-            self.note(TIME_SLICE.to_owned());
+        match mode {
+            Mode::TimeSlice => self.note(TIME_SLICE.to_owned()),
+            Mode::Mps => self.refuse_beside_mps(&devices)?,
+            Mode::Share | Mode::Exclusive => {}
         }
         Ok(Request { model, scope, notes: self.notes, ..share })
     }

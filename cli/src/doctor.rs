@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 use gpushare_config::{Config, OnCheating};
-use gpushare_inject::{Region, one_line, out_of_service};
+use gpushare_inject::{MpsFolder, Region, is_served, one_line, out_of_service};
 use gpushare_inventory::Node;
 use gpushare_quota::{Lease, LeaseState, StateFolder, Store};
 use gpushare_request::ComputePolicy;
@@ -15,7 +15,7 @@ use serde_json::json;
 
 use self::runc::Runc;
 use crate::violation::{self, Kind, Violation};
-use crate::{configure, inventory, meter, node, system, table};
+use crate::{configure, inventory, lock, meter, node, system, table};
 
 /// The systemd timer that runs `gpushare sweep` every minute.
 const SWEEP_TIMER: &str = "gpushare-sweep.timer";
@@ -258,6 +258,7 @@ fn quota(config: &Config) -> Vec<Finding> {
                 ),
             });
             findings.push(meter(config, state.path(), &leases));
+            findings.extend(mps(state.path()));
             findings.extend(unseen(state.path(), &leases));
             findings.extend(cheating(config, state.path(), &leases));
         }
@@ -271,11 +272,11 @@ fn meter(config: &Config, state: &Path, leases: &[Lease]) -> Finding {
         lease.compute_policy != ComputePolicy::None && lease.grants.iter().any(|grant| grant.cores.is_some())
     };
     let limited = leases.iter().filter(limited).count();
-    if let Some(pid) = meter::stopped(state) {
+    if let Some(pid) = lock::stopped(&meter::lock_file(state)) {
         let remedy = format!("continue it with `kill -CONT {pid}`, or end it and start it anew");
         return failure("meter", format!("process {pid} is stopped, so it measures nothing; {remedy}"));
     }
-    match (meter::is_running(state), limited) {
+    match (lock::is_held(&meter::lock_file(state)), limited) {
         (true, _) => ok("meter", "runs"),
         (false, _) if config.meter.on_cheating != OnCheating::Report => warning(
             "meter",
@@ -295,6 +296,35 @@ fn meter(config: &Config, state: &Path, leases: &[Lease]) -> Finding {
             ),
         ),
     }
+}
+
+/// What mode mps has on this node: nothing is said where nobody serves it and nothing is left of it.
+fn mps(state: &Path) -> Vec<Finding> {
+    let check = "MPS";
+    let folders = MpsFolder::existing(state);
+    let failures = folders.iter().filter_map(|folder| {
+        let why = std::fs::read_to_string(folder.error()).ok()?;
+        Some(failure(check, format!("does not run on {}: {why}", folder.gpu())))
+    });
+    let mut findings: Vec<Finding> = failures.collect();
+    let running = folders.iter().filter(|folder| folder.daemon().is_some()).count();
+    match is_served(state) {
+        true if findings.is_empty() => findings.push(ok(check, format!("is served; it runs on {running} GPU(s)"))),
+        false if !folders.is_empty() => findings.push(warning(
+            check,
+            format!(
+                "is not served any more, though {} GPU(s) have its daemon or its compute mode: no container can join, and \
+                 nothing is given back; {}",
+                folders.len(),
+                match has_systemd() {
+                    true => "systemctl start gpushare-mps",
+                    false => "run `gpushare mps serve`",
+                }
+            ),
+        )),
+        _ => {}
+    }
+    findings
 }
 
 /// Counts regions that cannot be measured or changed from here, for one of two reasons. An engine
@@ -327,7 +357,7 @@ fn unseen(state: &Path, leases: &[Lease]) -> Vec<Finding> {
 /// What containers do against their shares: what the meter found, or, where none runs, what a single look can
 /// tell.
 fn cheating(config: &Config, state: &Path, leases: &[Lease]) -> Vec<Finding> {
-    let found = match meter::is_running(state) {
+    let found = match lock::is_held(&meter::lock_file(state)) {
         true => violation::read(state),
         false => meter::look_once(config, state, leases),
     };

@@ -17,7 +17,9 @@ mod doctor;
 mod file;
 mod inventory;
 mod leases;
+mod lock;
 mod meter;
+mod mps;
 mod node;
 mod plan;
 mod ps;
@@ -98,6 +100,9 @@ enum Command {
     /// Measures each container's GPU time and memory for the libraries inside; one process per node, in the
     /// foreground.
     Meter,
+    /// NVIDIA's Multi-Process Service, for shares in mode mps.
+    #[command(subcommand)]
+    Mps(mps::Mps),
     /// What is known of the GPUs beyond /proc.
     #[command(subcommand)]
     Inventory(Inventory),
@@ -172,6 +177,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Cordon { gpus } => cordon::cordon(cordon::Change::Cordon, &gpus)?,
         Command::Uncordon { gpus } => cordon::cordon(cordon::Change::Uncordon, &gpus)?,
         Command::Meter => meter::meter()?,
+        Command::Mps(mps::Mps::Serve) => mps::serve()?,
         Command::Inventory(Inventory::Refresh) => inventory::refresh()?,
         Command::Cdi(cdi) => cdi::cdi(&cdi)?,
         Command::System(system) => return system::system(&system),
@@ -197,6 +203,7 @@ fn roots_deed(command: &Command) -> Option<&'static str> {
         Command::Update(_) => "change a share",
         Command::Cordon { .. } | Command::Uncordon { .. } => "cordon GPUs",
         Command::Meter => "measure containers",
+        Command::Mps(_) => "run MPS",
         Command::Inventory(Inventory::Refresh) => "renew what is known of the GPUs",
         Command::Cdi(_) => "look after CDI devices",
         Command::System(_) => "look after device nodes",

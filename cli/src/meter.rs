@@ -11,7 +11,6 @@ mod audit;
 mod burst;
 mod driver;
 mod kept;
-mod lock;
 mod owner;
 mod process;
 mod response;
@@ -20,7 +19,7 @@ mod watch;
 mod windows;
 
 use std::collections::HashSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -31,16 +30,20 @@ use gpushare_quota::{Lease, Store};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 pub use audit::mend;
-pub use lock::{is_running, stopped};
 
 use self::kept::Kept;
 use self::owner::Owners;
 use self::watch::Watch;
 use crate::violation::Violation;
-use crate::{inventory, node};
+use crate::{inventory, lock, node};
 
 /// While there is no container, the store's time stamp is looked at this often, to notice a new one.
 const IDLE: Duration = Duration::from_millis(100);
+
+/// The file that the node's meter has locked.
+pub fn lock_file(state: &Path) -> PathBuf {
+    state.join("meter.lock")
+}
 
 /// Measures until the process is ended.
 pub fn meter() -> Result<()> {
@@ -54,7 +57,9 @@ pub fn meter() -> Result<()> {
     if let Err(error) = raised {
         tracing::warn!(%error, "the limit of open files cannot be raised");
     }
-    let Some(_only) = lock::take(state.path())? else { bail!("another gpushare meter runs on this node") };
+    let Some(_only) = lock::take(&lock_file(state.path()))? else {
+        bail!("another gpushare meter runs on this node")
+    };
     tracing::info!("meter started");
     loop {
         wait_for_shares(&store)?;

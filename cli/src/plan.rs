@@ -184,7 +184,7 @@ fn print(request: &Request, lease: &Lease, plan: &Plan, node: &Node) -> io::Resu
             grant.cores.map_or_else(|| "no compute limit".to_owned(), |cores| format!("{cores} of compute"));
         let memory = match request.mode {
             Mode::TimeSlice => "turns, no limit of memory,".to_owned(),
-            Mode::Share | Mode::Exclusive => grant.memory.to_string(),
+            Mode::Share | Mode::Mps | Mode::Exclusive => grant.memory.to_string(),
         };
         writeln!(out, "granted   {memory} and {cores} on GPU {index} ({model}, {})", grant.gpu)?;
     }

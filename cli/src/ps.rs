@@ -11,7 +11,7 @@ use gpushare_inject::{Region, UsageError};
 use gpushare_inventory::DeviceMemory;
 use gpushare_quota::{Enforcement, Grant, Holder, Lease, Member, ResourceClaim, Running};
 use gpushare_region::{MAX_DEVICES, Measurement, Throttle, Usage};
-use gpushare_request::{ComputePolicy, Cores};
+use gpushare_request::{ComputePolicy, Cores, Mode};
 use serde_json::{Value, json};
 
 use crate::clock::Clock;
@@ -143,6 +143,8 @@ fn rows(holders: &str, lease: &Lease, seen: &Seen, names: &GpuNames, cheats: boo
                 (unlimited @ (Enforcement::WholeGpu | Enforcement::TimeSliced), _) => {
                     unlimited.terms().company.mode().name().to_owned()
                 }
+                (Enforcement::Mps, None) => Mode::Mps.name().to_owned(),
+                (Enforcement::Mps, Some(cores)) => format!("{cores} {}", Mode::Mps.name()),
                 (_, None) => "no limit".to_owned(),
                 (_, Some(cores)) => match lease.compute_policy {
                     ComputePolicy::Fixed => cores.to_string(),

@@ -23,7 +23,8 @@ mod seccomp;
 
 pub use driver::take_out_driver;
 use driver::{brings_gpus, is_nvidias_hook};
-use foreign_devices::{denies_all, has_user_namespace, refuse_driver, refuse_other_gpus};
+pub(crate) use foreign_devices::has_user_namespace;
+use foreign_devices::{denies_all, refuse_driver, refuse_other_gpus};
 pub use previous_plan::{lease_of_previous_plan, refuse_previous_plan};
 
 /// Why a config.json cannot take a plan.

@@ -6,11 +6,11 @@ use std::path::Path;
 
 use gpushare_inventory::{Node, NodeError, Totals};
 use gpushare_quota::{
-    Holder, HolderError, Lease, LeaseKey, Member, Pod, Reservation, ReserveError, StateError, StateFolder,
-    Store, StoreError, Swept,
+    Enforcement, Holder, HolderError, Lease, LeaseKey, Member, Pod, Reservation, ReserveError, StateError,
+    StateFolder, Store, StoreError, Swept,
 };
 use gpushare_region::path::DRIVER_FOLDER;
-use gpushare_request::{Container, InterceptorPolicy, Request, RequestError, Scope, read};
+use gpushare_request::{Container, InterceptorPolicy, Mode, Request, RequestError, Scope, read};
 use serde_json::Value;
 
 use crate::allocation::{AllocationError, look_up_allocation};
@@ -22,6 +22,7 @@ use crate::host_files::{HostFileError, HostFiles};
 use crate::image::{Image, ImageError, RootFolder};
 use crate::loader;
 use crate::message::{one_line, out_of_service};
+use crate::mps::{self, MpsError};
 use crate::node_facts::{self, NodeFactsError};
 use crate::plan::{Plan, PlanError};
 use crate::plan_parts::PlanParts;
@@ -137,6 +138,9 @@ pub enum GrantError {
     /// The plan cannot be made.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// The container cannot be a client of MPS.
+    #[error(transparent)]
+    Mps(#[from] MpsError),
     /// The region's two files cannot be made.
     #[error(transparent)]
     Region(#[from] RegionError),
@@ -158,6 +162,9 @@ pub fn grant<T, E: From<GrantError>>(
     let reservation = facts.reserve(&requester, &store, settings)?;
     let undo = Undo::of(&store, &facts.state, reservation.lease());
     let reservation = reservation; // dropped before `undo`, which asks what became of the lease
+    if reservation.lease().enforcement_for(&facts.request) == Enforcement::Mps {
+        mps::join(&requester.json, &facts.state, &store, reservation.lease()).map_err(GrantError::from)?;
+    }
     let files = facts.files(reservation.lease(), settings)?;
     let plan = facts.plan(reservation.lease(), &files, requester.needs_poststop)?;
     make_region(&facts.state, reservation.lease(), &facts.request).map_err(GrantError::from)?;
@@ -228,6 +235,9 @@ impl<'a> Facts<'a> {
         let request = read(container, settings.policy, &node.gpus);
         let request = request.map_err(|error| beside_sick(error.into(), &node))?;
         let request = request.ok_or(RequestError::NoShare)?;
+        if request.mode == Mode::Mps {
+            mps::admit(&requester.json, &state)?;
+        }
         tell(requester.key, &request);
         clear(&mut requester.json, &request, requester.is_read)?;
         if !requester.is_read {

@@ -17,6 +17,7 @@ use nix::sys::stat::{FileStat, SFlag, fstat};
 use nix::sys::statvfs::{FsFlags, fstatvfs};
 use serde_json::Value;
 
+use crate::mps::SHARED_MEMORY;
 use crate::parts::{entries, text, texts};
 
 mod copies;
@@ -161,7 +162,8 @@ impl RootFolder {
     /// Names the first target that fails.
     pub fn check<'a>(&self, targets: impl Iterator<Item = (&'a Path, bool)>) -> Result<(), ImageError> {
         let Self { root, volumes } = self;
-        for (target, is_folder) in targets {
+        // The runtime makes /dev anew, with what lies in it: nothing there is the image's.
+        for (target, is_folder) in targets.filter(|(target, _)| *target != Path::new(SHARED_MEMORY)) {
             let bad = |what| ImageError::BadTarget { target: target.into(), what };
             let found = seen(root, target);
             let resolved = match &found {

@@ -22,6 +22,7 @@ mod json;
 mod live;
 mod loader;
 mod message;
+mod mps;
 mod node_facts;
 mod outside_plan;
 mod parts;
@@ -51,6 +52,7 @@ pub use host_files::{HostFileError, HostFiles, HostLibrary, LibraryKind, is_same
 pub use image::{Image, ImageError, RootFolder};
 pub use live::{Applied, Live, LiveError, run_child};
 pub use message::{REFUSAL, one_line, out_of_service};
+pub use mps::{MpsError, MpsFolder, is_served};
 pub use node_facts::NodeFactsError;
 pub use outside_plan::OutsidePlan;
 pub use plan::{Plan, PlanError};

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use gpushare_inventory::{Capability, DeviceNode, Extent, Gpu};
-use gpushare_quota::Lease;
+use gpushare_quota::{Enforcement, Lease};
 use gpushare_region::path as inner;
 use gpushare_request::{Kept, Request};
 use oci_spec::runtime::{Hook, LinuxDevice, LinuxDeviceCgroup, LinuxDeviceType, Mount};
@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::host_files::{HostFiles, LibraryKind};
 use crate::image::Image;
+use crate::mps::MpsFolder;
 use crate::outside_plan::OutsidePlan;
 use crate::plan_parts::PlanParts;
 use crate::region::Region;
@@ -99,6 +100,8 @@ impl Plan {
             false => drivers_own(image, files),
         };
         mounts.extend(companions(terms.extent, image, files));
+        let served = lease.grants.iter().filter(|_| lease.enforcement_for(request) == Enforcement::Mps);
+        mounts.extend(served.flat_map(|grant| MpsFolder::of(programs.state, grant.gpu).mounts()));
         for (extra, _) in &files.extra_mounts {
             let access = if extra.writable { "rw" } else { "ro" };
             mounts.push(bind(&extra.source, &extra.destination, &[access, "nosuid", "nodev", "noexec"]));
@@ -107,7 +110,9 @@ impl Plan {
         // mounts: the first counts.
         let mut targets = BTreeSet::new();
         mounts.retain(|mount| targets.insert(mount.destination().clone()));
-        let folders = files.extra_mounts.iter().filter(|(_, is_folder)| *is_folder);
+        let extra = files.extra_mounts.iter().filter(|(_, is_folder)| *is_folder);
+        let extra = extra.map(|(extra, _)| extra.destination.clone());
+        let folders = extra.chain(MpsFolder::folders()).filter(|path| targets.contains(path));
         Ok(Self {
             devices: nodes.iter().map(|node| device(node)).collect(),
             device_mounts: nodes.iter().map(|node| device_mount(node)).collect(),
@@ -121,7 +126,7 @@ impl Plan {
             denies_user_namespaces: programs.denies_user_namespaces,
             kept: request.kept(),
             handed: request.handed.iter().map(|minor| u64::from(*minor)).collect(),
-            folders: folders.map(|(extra, _)| extra.destination.clone()).collect(),
+            folders: folders.collect(),
             outside: OutsidePlan::of(lease, parts),
         })
     }
@@ -249,7 +254,7 @@ fn read_only(source: &Path, destination: &Path) -> Mount {
     bind(source, destination, &READ_ONLY[..3])
 }
 
-fn bind(source: &Path, destination: &Path, options: &[&str]) -> Mount {
+pub(crate) fn bind(source: &Path, destination: &Path, options: &[&str]) -> Mount {
     let options = options.iter().chain(&READ_ONLY[3..]).map(|option| (*option).to_owned());
     let mut mount = Mount::default();
     mount.set_destination(destination.into()).set_source(Some(source.into()));

@@ -22,7 +22,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use gpushare_inventory::NOBODYS;
-use gpushare_quota::{Lease, REGIONS, lock_without_queue};
+use gpushare_quota::{Enforcement, Lease, REGIONS, lock_without_queue};
 use gpushare_region::{
     ComputePolicy, DeviceLimits, LIMITS_VERSION, TooManyDevices, USAGE_LEN, USAGE_VERSION,
     empty_usage_header, encode_limits,
@@ -282,6 +282,7 @@ fn limits(lease: &Lease) -> Vec<DeviceLimits> {
         memory_bytes: grant.memory.bytes(),
         cores_percent: grant.cores.map_or(100, |cores| u32::from(cores.percent())),
         policy: match lease.compute_policy {
+            _ if lease.enforcement == Enforcement::Mps => ComputePolicy::Mps,
             _ if grant.cores.is_none() => ComputePolicy::None,
             request::ComputePolicy::Fixed => ComputePolicy::Fixed,
             request::ComputePolicy::Burst => ComputePolicy::Burst,

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub enum Enforcement {
     /// gpushare's libraries, which intercept the driver's.
     Intercepted,
+    /// gpushare's libraries for memory, and NVIDIA's Multi-Process Service for compute.
+    Mps,
     /// Another system's interception library. The request proved that the bundle brings it.
     Foreign,
     /// Nobody: containers take turns on these GPUs, as the driver gives them.
@@ -23,6 +25,8 @@ pub enum Enforcement {
 pub enum Company {
     /// Shares with limits.
     Shares,
+    /// Shares whose programs run at once, as clients of one MPS server.
+    Mps,
     /// Turns without limits.
     TimeSlices,
     /// None: a lease of whole GPUs.
@@ -34,6 +38,7 @@ impl Company {
     pub const fn mode(self) -> Mode {
         match self {
             Self::Shares => Mode::Share,
+            Self::Mps => Mode::Mps,
             Self::TimeSlices => Mode::TimeSlice,
             Self::Nobody => Mode::Exclusive,
         }
@@ -52,6 +57,8 @@ pub struct Terms {
     /// Whether each GPU process of the container must have loaded our libraries, and books its memory by
     /// them.
     pub is_intercepted: bool,
+    /// Whether a part of compute is a part of the GPU's time.
+    pub shares_time: bool,
     /// How much of the driver the container gets.
     pub extent: Extent,
     /// Whether a newer libcuda of the image's own (CUDA's forward compatibility) may serve.
@@ -60,7 +67,8 @@ pub struct Terms {
 
 impl Enforcement {
     /// Every way.
-    pub const ALL: [Self; 4] = [Self::Intercepted, Self::Foreign, Self::TimeSliced, Self::WholeGpu];
+    pub const ALL: [Self; 5] =
+        [Self::Intercepted, Self::Mps, Self::Foreign, Self::TimeSliced, Self::WholeGpu];
 
     /// How a lease for this request is held. Another system's library holds it only where the request proved
     /// that it is in the bundle, and the settings let it.
@@ -68,6 +76,7 @@ impl Enforcement {
         match (request.mode, &request.interceptor) {
             (Mode::Exclusive, _) => Self::WholeGpu,
             (Mode::TimeSlice, _) => Self::TimeSliced,
+            (Mode::Mps, _) => Self::Mps,
             (Mode::Share, Some((_, InterceptorPolicy::StandDown))) => Self::Foreign,
             (Mode::Share, _) => Self::Intercepted,
         }
@@ -77,9 +86,9 @@ impl Enforcement {
     /// the lease gives.
     pub(crate) fn joined_by(self, request: &Request) -> Self {
         match (self, Self::of(request)) {
-            (held @ (Self::WholeGpu | Self::TimeSliced), _) => held,
+            (held @ (Self::WholeGpu | Self::TimeSliced | Self::Mps), _) => held,
             (_, Self::Foreign) => Self::Foreign,
-            (_, Self::Intercepted | Self::TimeSliced | Self::WholeGpu) => Self::Intercepted,
+            (_, Self::Intercepted | Self::Mps | Self::TimeSliced | Self::WholeGpu) => Self::Intercepted,
         }
     }
 
@@ -91,14 +100,19 @@ impl Enforcement {
                 company: Company::Shares,
                 has_region: true,
                 is_intercepted: true,
+                shares_time: true,
                 extent: Extent::Share,
                 forward_compatible: false,
             },
+            Self::Mps => {
+                Terms { name: "mps", company: Company::Mps, shares_time: false, ..Self::Intercepted.terms() }
+            }
             Self::Foreign => Terms {
                 name: "foreign",
                 company: Company::Shares,
                 has_region: true,
                 is_intercepted: false,
+                shares_time: true,
                 extent: Extent::Whole,
                 forward_compatible: false,
             },
@@ -107,6 +121,7 @@ impl Enforcement {
                 company: Company::TimeSlices,
                 has_region: false,
                 is_intercepted: false,
+                shares_time: false,
                 extent: Extent::Whole,
                 forward_compatible: true,
             },
@@ -115,6 +130,7 @@ impl Enforcement {
                 company: Company::Nobody,
                 has_region: false,
                 is_intercepted: false,
+                shares_time: false,
                 extent: Extent::Whole,
                 forward_compatible: true,
             },
@@ -143,6 +159,7 @@ mod tests {
             (beside(InterceptorPolicy::Replace), Enforcement::Intercepted),
             (beside(InterceptorPolicy::StandDown), Enforcement::Foreign),
             (Request { mode: Mode::TimeSlice, ..share.clone() }, Enforcement::TimeSliced),
+            (Request { mode: Mode::Mps, ..beside(InterceptorPolicy::StandDown) }, Enforcement::Mps),
             (Request::whole(Devices::All), Enforcement::WholeGpu),
         ] {
             assert_eq!(Enforcement::of(&request), want, "{request:?}");

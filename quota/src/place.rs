@@ -308,7 +308,7 @@ pub fn place(
     let chosen = match request.mode {
         Mode::Exclusive => empty(candidates, wanted, matches!(request.devices, Devices::These(_)))?,
         Mode::TimeSlice if rules.replicas == 0 => return Err(Refusal::NoReplicas),
-        Mode::Share | Mode::TimeSlice => fitting(request, candidates, wanted, near, rules)?,
+        Mode::Share | Mode::Mps | Mode::TimeSlice => fitting(request, candidates, wanted, near, rules)?,
     };
     Ok(chosen.into_iter().map(|(candidate, memory)| grant(request, &candidate, memory)).collect())
 }

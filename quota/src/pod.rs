@@ -74,6 +74,7 @@ pub fn words(request: &Request, gpus: &[Gpu]) -> Result<String, Refusal> {
         Mode::Exclusive => "whole GPUs".to_owned(),
         Mode::TimeSlice => format!("time slices with {}", request.memory),
         Mode::Share => share(&Share { memory: request.memory, cores: request.cores }),
+        Mode::Mps => format!("mps, {}", share(&Share { memory: request.memory, cores: request.cores })),
     };
     words += &format!(" on {}", devices(&request.devices, gpus)?);
     let mut particular: Vec<&(GpuUuid, Share)> = request.particular.iter().collect();

@@ -84,6 +84,8 @@ pub enum ComputePolicy {
     Burst,
     /// No compute limit.
     None,
+    /// MPS holds it, by the thread percentage of each client.
+    Mps,
 }
 
 impl ComputePolicy {
@@ -92,8 +94,14 @@ impl ComputePolicy {
         match number {
             0 => Self::None,
             2 => Self::Burst,
+            3 => Self::Mps,
             _ => Self::Fixed,
         }
+    }
+
+    /// Whether our library limits the container's time on the GPU.
+    pub const fn limits_time(self) -> bool {
+        matches!(self, Self::Fixed | Self::Burst)
     }
 
     /// The number that stands for the policy in the file.
@@ -102,6 +110,7 @@ impl ComputePolicy {
             Self::None => 0,
             Self::Fixed => 1,
             Self::Burst => 2,
+            Self::Mps => 3,
         }
     }
 }
@@ -124,9 +133,9 @@ pub struct DeviceLimits {
 }
 
 impl DeviceLimits {
-    /// Whether launches on this GPU are limited to a share.
+    /// Whether our library limits launches on this GPU to a share.
     pub fn limits_compute(&self) -> bool {
-        self.policy != ComputePolicy::None && self.cores_percent < 100
+        self.policy.limits_time() && self.cores_percent < 100
     }
 }
 

@@ -12,5 +12,7 @@ pub const DRIVER_CUDA: &str = "/usr/lib/gpushare/driver/cuda";
 pub const DRIVER_NVML: &str = "/usr/lib/gpushare/driver/nvidia-ml";
 /// The limits file, mounted read-only.
 pub const LIMITS: &core::ffi::CStr = c"/usr/lib/gpushare/limits";
+/// The pipe folder of the GPU's MPS control daemon, where the container is one's client.
+pub const MPS_PIPE: &core::ffi::CStr = c"/usr/lib/gpushare/mps";
 /// The usage file, mounted read-write for every user of the container.
 pub const USAGE: &core::ffi::CStr = c"/usr/lib/gpushare/usage";

@@ -18,7 +18,7 @@ if [ "${1-}" = --nvidia-smi ]; then
 fi
 # shellcheck source=tests/setup/cache.sh
 . "$top/tests/setup/cache.sh"
-[ $# -gt 0 ] || set -- nvidia-smi libnvidia-ml1 libcuda1 libnvidia-ptxjitcompiler1 libnvidia-nvvm4 libnvidia-cfg1
+[ $# -gt 0 ] || set -- nvidia-smi nvidia-cuda-mps libnvidia-ml1 libcuda1 libnvidia-ptxjitcompiler1 libnvidia-nvvm4 libnvidia-cfg1
 
 # Idempotent: each unpacked package leaves a mark.
 wanted=

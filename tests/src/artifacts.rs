@@ -82,6 +82,12 @@ pub fn nvidia_smi() -> PathBuf {
     checkout().join(".cache/driver-libraries/root/usr/lib/nvidia/current/nvidia-smi")
 }
 
+/// NVIDIA's own MPS control daemon as `tests/setup/driver-libraries.sh` unpacks it; it may be absent.
+#[must_use]
+pub fn mps_control() -> PathBuf {
+    checkout().join(".cache/driver-libraries/root/usr/bin/nvidia-cuda-mps-control")
+}
+
 /// kubectl as `tests/setup/kubectl.sh` fetches it; it may be absent.
 #[must_use]
 pub fn kubectl() -> PathBuf {

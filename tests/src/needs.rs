@@ -37,6 +37,8 @@ pub enum Need {
     Python,
     /// The driver files of `tests/setup/driver-libraries.sh`.
     DriverLibraries,
+    /// NVIDIA's MPS control daemon of `tests/setup/driver-libraries.sh`.
+    MpsControl,
     /// The packages of `tests/setup/images.sh`.
     Images,
     /// kubectl of `tests/setup/kubectl.sh`.
@@ -85,6 +87,8 @@ impl Need {
                 .then(|| "no Python environment: run tests/setup/python.sh".to_owned()),
             Self::DriverLibraries => (!crate::artifacts::nvidia_smi().exists())
                 .then(|| "no nvidia-smi: run tests/setup/driver-libraries.sh".to_owned()),
+            Self::MpsControl => (!crate::artifacts::mps_control().exists())
+                .then(|| "no nvidia-cuda-mps-control: run tests/setup/driver-libraries.sh".to_owned()),
             // The set-up makes this file last.
             Self::Images => (!crate::distribution::packages().join("musl.made-from").exists())
                 .then(|| "no packages for images: run tests/setup/images.sh".to_owned()),

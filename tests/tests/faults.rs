@@ -11,7 +11,7 @@ use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::{self, eventually};
 use gpushare_tests::leases::{cli, leases, sweep};
-use gpushare_tests::meter::Meter;
+use gpushare_tests::meter;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::regions;
@@ -540,7 +540,7 @@ fn a_container_of_another_version_keeps_its_files_as_they_are() {
     }
     let before = [&new_limits, &new_usage].map(|file| fs::read(file).expect("it can be read"));
 
-    let meter = Meter::start(runtime.config());
+    let meter = meter::start(runtime.config());
     std::thread::sleep(Duration::from_secs(3));
     sweep(runtime.config());
     let update = cli(runtime.config(), &["update", bundle.id(), "--memory", "2GiB"]);

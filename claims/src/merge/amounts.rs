@@ -34,11 +34,11 @@ impl<'a> Merge<'a> {
         mode: Mode,
     ) -> Result<Granted, RequestError> {
         let uuid = gpu.map(|gpu| gpu.uuid);
-        if mode != Mode::Share {
+        if matches!(mode, Mode::TimeSlice | Mode::Exclusive) {
             self.hold_whole(mode, gpu, spread)?;
             let memory = match mode {
                 Mode::TimeSlice => self.memory_of_slice(gpu, spread)?,
-                Mode::Share | Mode::Exclusive => MemoryRequest::Percent(100),
+                Mode::Share | Mode::Mps | Mode::Exclusive => MemoryRequest::Percent(100),
             };
             return Ok(Granted { gpu: uuid, share: Share { memory, cores: None }, most: None });
         }

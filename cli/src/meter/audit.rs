@@ -28,7 +28,7 @@ struct Excess {
 
 /// The most compute that `lease` may use on the GPU of grant `line`, in percent; `None` without a limit.
 fn most_percent(lease: &Lease, line: usize) -> Option<u8> {
-    let cores = lease.grants.get(line)?.cores?;
+    let cores = lease.grants.get(line)?.cores.filter(|_| lease.enforcement.terms().shares_time)?;
     match lease.compute_policy {
         ComputePolicy::Fixed => Some(cores.percent()),
         ComputePolicy::Burst => Some(lease.ceiling.max(cores).percent()),

@@ -72,7 +72,7 @@ pub(super) fn denies_all(rule: &Value) -> bool {
     rule.get("allow") == Some(&Value::Bool(false)) && matches!(kind, "a" | "") && is_for_all(rule)
 }
 
-pub(super) fn has_user_namespace(json: &Value) -> bool {
+pub(crate) fn has_user_namespace(json: &Value) -> bool {
     let own = entries(json, "/linux/namespaces").any(|namespace| text(namespace, "type") == "user");
     own || entries(json, "/linux/uidMappings").next().is_some()
 }

@@ -27,7 +27,7 @@ impl Share {
     pub(super) fn now(line: &LimitLine, reading: Option<&Reading>) -> Option<Self> {
         let policy = ComputePolicy::from_number(line.policy.load(Relaxed));
         let cores = line.cores_percent.load(Relaxed);
-        let cores = if policy == ComputePolicy::None { 100 } else { cores.clamp(1, 100) };
+        let cores = if policy.limits_time() { cores.clamp(1, 100) } else { 100 };
         if cores == 100 {
             return None;
         }
@@ -43,7 +43,8 @@ impl Share {
     /// Whether launches on the GPU of `line` are limited to a share.
     #[inline(always)]
     pub fn is_limited(line: &LimitLine) -> bool {
-        line.policy.load(Relaxed) != 0 && line.cores_percent.load(Relaxed) < 100
+        ComputePolicy::from_number(line.policy.load(Relaxed)).limits_time()
+            && line.cores_percent.load(Relaxed) < 100
     }
 }
 

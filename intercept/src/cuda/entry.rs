@@ -3,7 +3,7 @@
 
 use core::ffi::{CStr, c_char};
 
-use super::{DRIVER, HOOKED, Status, after_success, functions, here, launch, read, real, write};
+use super::{DRIVER, HOOKED, Status, after_success, functions, here, launch, mps, read, real, write};
 
 /// Prefixes of the names of functions that allocate device memory or launch. [`NOT_OURS`] lists the
 /// exceptions.
@@ -49,7 +49,7 @@ fn count_unhooked(name: &[u8]) {
 }
 
 hooks! { |call|
-    cuInit(flags: u32) => after_success(call, || {
+    cuInit(flags: u32) => after_success(|| { mps::join(); call() }, || {
         // Opens the books now rather than in the first allocation.
         if let Some(here) = here() {
             launch::open_gate(here);

@@ -20,6 +20,7 @@ mod launch;
 mod launch_entry;
 mod lifetime;
 mod linear;
+mod mps;
 mod pending;
 mod pool;
 mod query;

@@ -201,10 +201,11 @@ fn exclusive_and_shared_never_meet_on_one_card() {
 #[test]
 fn which_modes_meet_on_one_card() {
     let held = |company, leases| GpuLoad { leases, company: Some(company), ..EMPTY };
-    let modes = [Company::Shares, Company::TimeSlices, Company::Nobody];
+    let modes = [Company::Shares, Company::Mps, Company::TimeSlices, Company::Nobody];
     for asked in modes {
         let mode = asked.mode().name();
-        let memory = if asked == Company::Shares { "GPUSHARE_MEMORY=4GiB" } else { "X=1" };
+        let has_memory = matches!(asked, Company::Shares | Company::Mps);
+        let memory = if has_memory { "GPUSHARE_MEMORY=4GiB" } else { "X=1" };
         let env = [&format!("GPUSHARE_MODE={mode}"), memory];
         for company in modes {
             let meets = binpack(&env, &[held(company, 1)]);

@@ -6,6 +6,7 @@ use std::io;
 use gpushare_inventory::Gpu;
 
 use super::{Store, StoreError};
+use crate::enforcement::Enforcement;
 use crate::lease::{Lease, LeaseKey, LeaseState, summary};
 use crate::place::{Admission, Refusal};
 use crate::update::{Change, changed, narrower};
@@ -25,6 +26,12 @@ pub enum UpdateError {
     /// The lease is of whole GPUs, or of turns on them: neither has limits to change.
     #[error("container {0} holds whole GPUs or time slices, which have no limits to change")]
     Unlimited(LeaseKey),
+    /// A compute policy for a container under MPS.
+    #[error(
+        "container {0} shares its GPU by MPS, which holds compute by its active thread percentage alone; leave the compute \
+         policy out"
+    )]
+    UnderMps(LeaseKey),
     /// The container's `limits` file could not be written.
     #[error(
         "cannot write the limits of container {key}; its share is as it was (an engine in a mount namespace of its own hides \
@@ -67,6 +74,10 @@ impl Store {
         let old = old.ok_or_else(|| UpdateError::NoLease(key.clone()))?;
         if !old.enforcement.terms().has_region {
             return Err(UpdateError::Unlimited(key.clone()));
+        }
+        if old.enforcement == Enforcement::Mps && changes.iter().any(|change| change.compute_policy.is_some())
+        {
+            return Err(UpdateError::UnderMps(key.clone()));
         }
         if old.state() == LeaseState::Reserved && old.has_containers() {
             return Err(UpdateError::Reserved(key.clone()));

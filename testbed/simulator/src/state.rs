@@ -154,6 +154,8 @@ pub struct Gpu {
     pub cores: AtomicU32,
     /// 1 if the GPU is excluded: no new process gets it.
     pub excluded: AtomicU32,
+    /// Which processes may have contexts, as NVML numbers it: 0 all, 2 none, 3 one at a time.
+    pub compute_mode: AtomicU32,
     /// The GPUs at the other ends of its NVLinks, a bit for each index.
     pub nvlinks: AtomicU64,
     /// Memory in bytes.

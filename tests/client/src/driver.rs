@@ -43,6 +43,7 @@ crate::functions! {
     );
     synchronize = cuCtxSynchronize();
     total = cuDeviceTotalMem_v2(bytes: &mut usize, device: i32);
+    attribute = cuDeviceGetAttribute(value: &mut i32, number: u32, device: i32);
     copy_in = cuMemcpyHtoD_v2(to: u64, from: *const f32, bytes: usize);
     copy_out = cuMemcpyDtoH_v2(to: *mut f32, from: u64, bytes: usize);
     free_async = cuMemFreeAsync(pointer: u64, stream: usize);

@@ -10,6 +10,8 @@ const NOT_FOUND: i32 = 13;
 pub const NVML: &str = "libnvidia-ml.so.1";
 /// First word of version 2 of the memory structure: version and size.
 const MEMORY_2: u64 = 2 << 24 | 40;
+/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`: as many as the process may use, under MPS.
+const MULTIPROCESSORS: u32 = 16;
 /// Processes that are listed at most.
 const PROCESSES: usize = 256;
 
@@ -44,6 +46,9 @@ impl Sizes {
             let mut whole = 0;
             done((driver.total)(&mut whole, 0), "cuDeviceTotalMem")?;
             println!("cuda_total {total}\ncuda_free {free}\ncuda_device {whole}");
+            let mut multiprocessors = 0;
+            done((driver.attribute)(&mut multiprocessors, MULTIPROCESSORS, 0), "cuDeviceGetAttribute")?;
+            println!("multiprocessors {multiprocessors}");
             // The context stays while NVML is asked.
             return nvml();
         }

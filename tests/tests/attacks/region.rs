@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::leases::{cli, leases, sweep};
-use gpushare_tests::meter::{Meter, listed};
+use gpushare_tests::meter::{self, listed};
 use gpushare_tests::needs::met;
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::regions;
@@ -113,7 +113,7 @@ fn a28_a_process_that_a_usage_file_names_is_left_alone() {
         Command::new("/bin/sleep").arg("1000").stdin(Stdio::null()).spawn().expect("it starts");
     let usage = format!("/proc/{}/root{}", container.pid(), regions::USAGE);
     let whole = fs::read(&usage).expect("the file can be read");
-    let meter = Meter::start(runtime.config());
+    let meter = meter::start(runtime.config());
     for pid in [1, bystander.id(), neighbour.pid().unsigned_abs()] {
         fs::write(&usage, naming(&whole, pid)).expect("the file can be written");
         let used = listed(runtime.config(), bundle.id(), 0)["used_bytes"].clone();

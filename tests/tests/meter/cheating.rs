@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::eventually;
 use gpushare_tests::leases::{cli, leases_of, sweep};
-use gpushare_tests::meter::Meter;
+use gpushare_tests::meter;
 use gpushare_tests::needs::met;
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::runtime::{Container, LowLevel, Runtime};
@@ -52,7 +52,7 @@ fn each_way_past_a_limit_is_named() {
     let node = SimulatedNode::one_gpu();
     let runtime = runtime(&node, "report");
     let config = runtime.config();
-    let _meter = Meter::start(config);
+    let _meter = meter::start(config);
     // A mount whose path is no UTF-8 hides nothing.
     let over_limits = "busybox mount -t tmpfs none /tmp && busybox mkdir -p /tmp/a/m && busybox mount -t tmpfs none /tmp/a/m && busybox mv /tmp/a /tmp/$(busybox printf '\\377') && busybox cp /usr/lib/gpushare/limits /tmp/l && busybox mount --bind /tmp/l /usr/lib/gpushare/limits && exec busybox sleep 1000";
     let hold = "/bin/gpushare-simulator probe --json --allocate 3GiB --hold 1000";
@@ -117,7 +117,7 @@ fn a_process_on_a_shared_gpu_that_no_share_explains_is_named() {
     }
     let node = SimulatedNode::one_gpu();
     let runtime = runtime(&node, "end");
-    let _meter = Meter::start(runtime.config());
+    let _meter = meter::start(runtime.config());
     let bundle = share("1GiB", &["sleep", "1000"]);
     let container = runtime.run(&bundle);
     let mut stranger = std::process::Command::new(gpushare_tests::artifacts::simulator());
@@ -145,7 +145,7 @@ fn a_container_that_cheats_is_stopped_or_ended_where_the_settings_say_so() {
         let node = SimulatedNode::one_gpu();
         let runtime = runtime(&node, wanted);
         let config = runtime.config();
-        let _meter = Meter::start(config);
+        let _meter = meter::start(config);
         let busy = format!("{BYPASS} {CLIENT} launch 1ms --seconds 1000");
         let cheat = share("1GiB", &["sh", "-c", &busy]).env("GPUSHARE_CORES", "10");
         let neighbour = share("1GiB", &["sleep", "1000"]);
@@ -192,7 +192,7 @@ fn nobody_waits_for_a_container_that_takes_leases_on_files() {
         let _before = runtime.run(&before);
         let told = node.state().join("violations.json");
         let _ = std::fs::remove_file(&told);
-        let meter = has_meter.then(|| Meter::start(config));
+        let meter = has_meter.then(|| meter::start(config));
         // The meter writes this file at the end of its first look, which opens the files.
         assert!(!has_meter || eventually(SOON, || told.exists()));
         let mut args = vec![CLIENT, "lease"];

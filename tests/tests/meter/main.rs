@@ -11,7 +11,7 @@ use std::time::Duration;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::eventually;
 use gpushare_tests::leases::cli;
-use gpushare_tests::meter::{Meter, listed};
+use gpushare_tests::meter::{self, listed};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::probe::{GIB, Report, SUCCESS};
@@ -54,7 +54,7 @@ fn the_gpu_time_of_each_container_is_measured_over_a_restart_of_the_meter() {
     let runtime = Runtime::wrapped(LowLevel::Runc, &node);
     let share = |cores| Bundle::with_client().env("GPUSHARE_MEMORY", "4GiB").env("GPUSHARE_CORES", cores);
     let (light, heavy, idle) = (share("30"), share("50"), share("10"));
-    let meter = Meter::start(runtime.config());
+    let meter = meter::start(runtime.config());
     let containers = [&light, &heavy, &idle].map(|bundle| runtime.run(bundle));
     let start = std::time::Instant::now();
     let (light_time, heavy_time) = thread::scope(|scope| {
@@ -62,7 +62,7 @@ fn the_gpu_time_of_each_container_is_measured_over_a_restart_of_the_meter() {
         let heavy = scope.spawn(|| work(&containers[1], "3", "4"));
         thread::sleep(Duration::from_secs(2));
         meter.kill();
-        let _meter = Meter::start(runtime.config());
+        let _meter = meter::start(runtime.config());
         let both = (light.join().expect("it ended"), heavy.join().expect("it ended"));
         // The last window ends after the work.
         thread::sleep(Duration::from_millis(600));
@@ -94,7 +94,7 @@ fn idle_time_is_promised_to_a_bursting_container_until_its_neighbour_comes() {
     };
     let bursting = share("30").env("GPUSHARE_COMPUTE_POLICY", "burst");
     let fixed = share("70");
-    let _meter = Meter::start(runtime.config());
+    let _meter = meter::start(runtime.config());
     let containers = [&bursting, &fixed].map(|bundle| runtime.run(bundle));
     let promised = |bundle: &Bundle| listed(runtime.config(), bundle.id(), 0)["burst_share"].as_f64();
     thread::scope(|scope| {
@@ -132,7 +132,7 @@ fn a_node_has_one_meter_and_the_doctor_misses_it_where_it_is_needed() {
     let bundle = Bundle::small().env("GPUSHARE_MEMORY", "4GiB").env("GPUSHARE_CORES", "30");
     let _container = runtime.run(&bundle);
     assert!(doctor().starts_with("warning"), "{}", doctor());
-    let meter = Meter::start(runtime.config());
+    let meter = meter::start(runtime.config());
     assert!(doctor().starts_with("ok"), "{}", doctor());
     let second = cli(runtime.config(), &["meter"]);
     assert!(!second.success() && second.stderr.contains("another gpushare meter"), "{second:?}");
@@ -155,7 +155,7 @@ fn memory_that_passes_by_the_libraries_is_seen() {
     let bypass = Bundle::with_probe()
         .env("GPUSHARE_MEMORY", "4GiB")
         .args(&[&["/bin/env", driver][..], &holder].concat());
-    let meter = Meter::start(runtime.config());
+    let meter = meter::start(runtime.config());
     let containers = [&honest, &bypass].map(|bundle| runtime.run(bundle));
     let config = runtime.config();
     let unbooked = |bundle: &Bundle| listed(config, bundle.id(), 0)["unbooked_bytes"].as_u64().unwrap_or(0);
@@ -181,7 +181,7 @@ fn files_that_a_container_spoilt_are_mended_or_told() {
     let node = SimulatedNode::one_gpu();
     let runtime = Runtime::wrapped(LowLevel::Runc, &node);
     let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "4GiB").env("GPUSHARE_CORES", "30");
-    let meter = Meter::start(runtime.config());
+    let meter = meter::start(runtime.config());
     let container = runtime.run(&bundle);
     Report::of(&container, &[]).assert_size(4 * GIB);
 

@@ -180,7 +180,31 @@ fn turns_on_a_gpu_have_no_limit_and_yield_to_every_limit() {
         (&[("gpushare.io/mode", "share")], &[slice], "gpushare.io/mode"),
         // Who is trusted more has said how much it is.
         (&[("gpushare.io/memory", "4GiB")], &[slice], "gpushare.io/memory"),
-        (&[], &["GPUSHARE_MODE=timeslice"], "known are share, time-slice and exclusive"),
+        (&[], &["GPUSHARE_MODE=timeslice"], "known are share, mps, time-slice and exclusive"),
+    ] {
+        let told = read(annotations, env).unwrap_err().to_string();
+        assert!(told.contains(want), "{annotations:?} {env:?}: {told}");
+    }
+}
+
+#[test]
+fn mps_has_a_shares_limits_and_holds_compute_of_one_gpu_by_itself() {
+    let mode = |annotations: &[(&str, &str)], env: &[&str]| {
+        let request = read(annotations, env).unwrap().unwrap();
+        (request.mode, request.memory, request.cores.map(|cores| cores.percent()))
+    };
+    let mps = "GPUSHARE_MODE=mps";
+    let limits = [mps, "GPUSHARE_MEMORY=4GiB", "GPUSHARE_CORES=30"];
+    assert_eq!(mode(&[], &limits), (Mode::Mps, gib(4), Some(30)));
+    assert_eq!(mode(&[("gpushare.io/memory", "2GiB")], &[mps]), (Mode::Mps, gib(2), None));
+    let foreign = ["NVIDIA_VISIBLE_DEVICES=0", "CUDA_DEVICE_MEMORY_LIMIT=3000m", "CUDA_DEVICE_SM_LIMIT=30"];
+    let foreign = mode(&[("gpushare.io/mode", "mps")], &foreign);
+    assert_eq!((foreign.0, foreign.2), (Mode::Mps, Some(30)), "another system's limits are its limits");
+    for (annotations, env, want) in [
+        (&[("gpushare.io/mode", "share")][..], &[mps][..], "GPUSHARE_MODE"),
+        (&[], &[mps, "GPUSHARE_MEMORY=1GiB", "GPUSHARE_COUNT=2"], "is for one GPU"),
+        (&[], &[mps, "GPUSHARE_MEMORY=1GiB", "GPUSHARE_DEVICES=all"], "is for one GPU"),
+        (&[], &[mps, "GPUSHARE_CORES=10", "GPUSHARE_COMPUTE_POLICY=none"], "thread percentage alone"),
     ] {
         let told = read(annotations, env).unwrap_err().to_string();
         assert!(told.contains(want), "{annotations:?} {env:?}: {told}");

@@ -13,6 +13,7 @@ use gpushare_simulator::timeline::Mark;
 use crate::abi::{Code, Handle, In, Out, Result};
 use crate::driver::{Driver, driver, locked};
 use crate::limits::Limits;
+use crate::mps;
 use crate::registry::Registry;
 
 /// A context.
@@ -95,6 +96,7 @@ enum Form {
 
 fn open(driver: &Driver, ordinal: i32, on: &mut OnDevice, flags: u32, form: Form) -> Result<Handle> {
     if on.live == 0 {
+        mps::admit(driver.mps, driver.gpu(ordinal)?, driver.session.index())?;
         let cost = driver.session.state().context.load(Ordering::Relaxed);
         if !driver.gpu(ordinal)?.take(&driver.session, cost) {
             return Err(Code::OUT_OF_MEMORY);

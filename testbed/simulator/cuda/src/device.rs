@@ -11,7 +11,9 @@ use crate::driver::driver;
 use crate::entry::driver_version_on_disk;
 
 fn model_of(gpu: &Gpu) -> Model {
-    Model { cores: gpu.cores.load(Ordering::Relaxed), ..model::of(&gpu.model.get()) }
+    let cores = gpu.cores.load(Ordering::Relaxed);
+    let client = driver().ok().and_then(|driver| driver.mps);
+    Model { cores: client.map_or(cores, |client| client.cores(cores)), ..model::of(&gpu.model.get()) }
 }
 
 /// Value of a device attribute, by its number in CUDA's list. A number that is not here is a feature that a

@@ -23,6 +23,7 @@ use crate::host::HostMemory;
 use crate::launch::Queue;
 use crate::link::Links;
 use crate::module::{Function, Modules};
+use crate::mps::Client;
 use crate::pool::Pools;
 use crate::registry::Registry;
 use crate::shape::{self, Shape};
@@ -38,6 +39,8 @@ const KERNEL_TIME: u64 = 2_000;
 pub struct Driver {
     /// Our slot in the node's state.
     pub session: Session,
+    /// This process as a client of MPS, if it is one.
+    pub mps: Option<Client>,
     /// The visible GPUs in the order of CUDA's ordinals, as indexes into the state.
     pub devices: Vec<usize>,
     /// All contexts, by GPU and by handle.
@@ -156,6 +159,7 @@ fn start() -> Result<Driver> {
         kernel_time: number_of("GPUSHARE_SIMULATOR_KERNEL_NS").unwrap_or(KERNEL_TIME),
         delay: Duration::from_nanos(number_of("GPUSHARE_SIMULATOR_ALLOCATION_NS").unwrap_or(0)),
         shape,
+        mps: Client::of_environment(),
         session,
         devices,
     })

@@ -34,6 +34,7 @@ mod limits;
 mod linear;
 mod link;
 mod module;
+mod mps;
 mod multicast;
 mod narrow;
 mod nodes;

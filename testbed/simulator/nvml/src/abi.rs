@@ -16,6 +16,7 @@ impl Code {
     pub const UNINITIALIZED: Self = Self(1);
     pub const INVALID_ARGUMENT: Self = Self(2);
     pub const NOT_SUPPORTED: Self = Self(3);
+    pub const NO_PERMISSION: Self = Self(4);
     pub const NOT_FOUND: Self = Self(6);
     pub const INSUFFICIENT_SIZE: Self = Self(7);
     pub const DRIVER_NOT_LOADED: Self = Self(9);

@@ -1,6 +1,8 @@
 //! Clocks, power, temperature and the like: constants of a healthy GPU, of which power and temperature follow
 //! its load.
 
+use std::sync::atomic::Ordering;
+
 use crate::abi::{Code, Handle, Out, set_text};
 use crate::node::{gpu, model_of};
 use crate::samples::utilisation;
@@ -37,7 +39,6 @@ constants! {
     nvmlDeviceGetPerformanceState = 0,
     nvmlDeviceGetPowerState = 0,
     nvmlDeviceGetPersistenceMode = 1,
-    nvmlDeviceGetComputeMode = 0,
     nvmlDeviceGetDisplayMode = 0,
     nvmlDeviceGetDisplayActive = 0,
     nvmlDeviceGetPowerManagementMode = 1,
@@ -54,6 +55,24 @@ constants! {
 }
 
 exports! {
+    fn nvmlDeviceGetComputeMode(device: Handle, out: Out<u32>) {
+        out.set(gpu(device)?.compute_mode.load(Ordering::Relaxed))
+    }
+
+    fn nvmlDeviceSetComputeMode(device: Handle, mode: u32) {
+        let gpu = gpu(device)?;
+        if !nix::unistd::geteuid().is_root() {
+            return Err(Code::NO_PERMISSION);
+        }
+        match mode {
+            0 | 2 | 3 => {}
+            1 => return Err(Code::NOT_SUPPORTED),
+            _ => return Err(Code::INVALID_ARGUMENT),
+        }
+        gpu.compute_mode.store(mode, Ordering::Relaxed);
+        Ok(())
+    }
+
     fn nvmlDeviceGetMemoryBusWidth(device: Handle, out: Out<u32>) {
         out.set(model_of(device)?.bus_width)
     }

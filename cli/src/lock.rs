@@ -1,4 +1,4 @@
-//! One meter per node: the process that holds the lock file.
+//! One process of a kind per node: the one that holds the lock file.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -8,15 +8,13 @@ use std::time::Duration;
 
 use gpushare_inventory::flock_holder;
 
-const NAME: &str = "meter.lock";
-
 /// Pause between two tries: a process that only looks holds the lock for a moment.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Takes the lock, which is held until it is dropped; `None` when another meter holds it.
-pub fn take(state: &Path) -> io::Result<Option<File>> {
+/// Takes the lock, which is held until it is dropped; `None` when another process holds it.
+pub fn take(path: &Path) -> io::Result<Option<File>> {
     let mut options = OpenOptions::new();
-    let file = options.create(true).truncate(false).write(true).mode(0o600).open(state.join(NAME))?;
+    let file = options.create(true).truncate(false).write(true).mode(0o600).open(path)?;
     for _ in 0..10 {
         match file.try_lock() {
             Ok(()) => return Ok(Some(file)),
@@ -27,15 +25,15 @@ pub fn take(state: &Path) -> io::Result<Option<File>> {
     Ok(None)
 }
 
-/// Whether a meter runs on the node whose state is in this folder.
-pub fn is_running(state: &Path) -> bool {
-    let file = File::open(state.join(NAME));
+/// Whether a process holds it.
+pub fn is_held(path: &Path) -> bool {
+    let file = File::open(path);
     file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
-/// The meter's pid where one runs and is stopped by a signal: it holds the lock and measures nothing.
-pub fn stopped(state: &Path) -> Option<i32> {
-    let pid = flock_holder(&File::open(state.join(NAME)).ok()?)?;
+/// The pid of its holder where that is stopped by a signal: it holds the lock and does nothing.
+pub fn stopped(path: &Path) -> Option<i32> {
+    let pid = flock_holder(&File::open(path).ok()?)?;
     let pid = i32::try_from(pid).ok()?;
     let stat = procfs::process::Process::new(pid).and_then(|process| process.stat()).ok()?;
     matches!(stat.state, 'T' | 't').then_some(pid)
@@ -46,18 +44,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_one_meter_and_everybody_can_tell() {
+    fn there_is_one_holder_and_everybody_can_tell() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(!is_running(folder.path()));
-        let first = take(folder.path()).unwrap();
-        assert!(first.is_some() && is_running(folder.path()));
-        assert!(take(folder.path()).unwrap().is_none());
+        let path = folder.path().join("lock");
+        assert!(!is_held(&path));
+        let first = take(&path).unwrap();
+        assert!(first.is_some() && is_held(&path));
+        assert!(take(&path).unwrap().is_none());
         drop(first);
         // A child that another test is just starting holds a copy of every descriptor until its exec.
         let patience = std::time::Instant::now() + Duration::from_secs(5);
-        while is_running(folder.path()) && std::time::Instant::now() < patience {
+        while is_held(&path) && std::time::Instant::now() < patience {
             std::thread::sleep(LOOK);
         }
-        assert!(!is_running(folder.path()) && take(folder.path()).unwrap().is_some());
+        assert!(!is_held(&path) && take(&path).unwrap().is_some());
     }
 }

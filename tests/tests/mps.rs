@@ -1,0 +1,242 @@
+//! Containers that share a GPU by NVIDIA's Multi-Process Service: its own control daemon runs, and stands for
+//! the server, which needs a GPU.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use gpushare_simulator::state::State;
+use gpushare_tests::artifacts;
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::command::eventually;
+use gpushare_tests::leases::{cli, leases};
+use gpushare_tests::mps::{Cleared, daemons, install, left, serve};
+use gpushare_tests::needs::{Need, met};
+use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
+use gpushare_tests::runtime::{Container, LowLevel, Runtime};
+use gpushare_tests::service::Service;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+
+const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox, Need::MpsControl];
+const CLIENT: &str = "/bin/gpushare-tests-client";
+/// More than a start or an end of a daemon takes.
+const SOON: Duration = Duration::from_secs(20);
+/// Multiprocessors of the simulated GPU.
+const ALL: u64 = 132;
+
+fn by_mps(memory: &str, cores: &str) -> Bundle {
+    let bundle = Bundle::with_client().env("GPUSHARE_MODE", "mps").env("GPUSHARE_MEMORY", memory);
+    if cores.is_empty() { bundle } else { bundle.env("GPUSHARE_CORES", cores) }
+}
+
+fn node() -> SimulatedNode {
+    let node = SimulatedNode::one_gpu();
+    install(&node);
+    node
+}
+
+/// What the client says of its GPU: `cuda_total` or `multiprocessors`.
+fn told(container: &Container<'_>, name: &str) -> u64 {
+    told_by(container, name, &[CLIENT, "sizes"])
+}
+
+fn told_by(container: &Container<'_>, name: &str, program: &[&str]) -> u64 {
+    let sizes = container.exec(program).expect_success("the CUDA client in the container").stdout;
+    let line = sizes.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{sizes}"));
+    line.trim().parse().expect("a number")
+}
+
+/// The GPU's compute mode, by the words of nvidia-smi.
+fn compute_mode(node: &SimulatedNode) -> &'static str {
+    let state = State::open(&node.shared()).expect("the node's state can be mapped");
+    match state.gpus()[0].compute_mode.load(Ordering::Relaxed) {
+        0 => "DEFAULT",
+        3 => "EXCLUSIVE_PROCESS",
+        _ => "another",
+    }
+}
+
+fn is_clean(node: &SimulatedNode) -> bool {
+    daemons(node).is_empty() && left(node).is_empty() && compute_mode(node) == "DEFAULT"
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn containers_run_at_once_within_their_memory_and_their_part_of_the_threads() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = node();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let _cleared = Cleared(&node);
+    let (first, second) = (by_mps("20GiB", "30"), by_mps("10GiB", "50%"));
+    let line = runtime.create(&first).expect_err("nobody serves").line();
+    assert!(line.contains("does not serve mode mps") && line.contains("gpushare mps serve"), "{line}");
+    assert_eq!(leases(runtime.config()), []);
+
+    let serving = serve(runtime.config());
+    let containers = [runtime.run(&first), runtime.run(&second)];
+    let running = daemons(&node);
+    assert_eq!(running.len(), 1, "one daemon for both");
+    assert_eq!(compute_mode(&node), "EXCLUSIVE_PROCESS");
+    for (container, memory, cores) in [(&containers[0], 20, 40), (&containers[1], 10, 66)] {
+        assert_eq!(told(container, "cuda_total"), memory * GIB);
+        assert_eq!(told(container, "multiprocessors"), cores);
+        // Whatever the environment says or lacks.
+        for env in [
+            &["env", "-i"][..],
+            &["env", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", "CUDA_MPS_PIPE_DIRECTORY=/x"],
+        ] {
+            let program: Vec<&str> =
+                ["/bin/busybox"].iter().chain(env).copied().chain([CLIENT, "sizes"]).collect();
+            assert_eq!(told_by(container, "multiprocessors", &program), cores, "{env:?}");
+        }
+        let less = ["/bin/busybox", "env", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=10", CLIENT, "sizes"];
+        assert_eq!(told_by(container, "multiprocessors", &less), 14, "a program may take less");
+        let all = format!("{memory}GiB");
+        let report = Report::of(container, &["9GiB", &all]);
+        report.assert_size(memory * GIB);
+        assert_eq!(report.allocations(), [SUCCESS, OUT_OF_MEMORY]);
+        for forbidden in ["rm /usr/lib/gpushare/mps/control", "ls /usr/lib/gpushare/mps/control_privileged"] {
+            let words: Vec<&str> = std::iter::once("/bin/busybox").chain(forbidden.split(' ')).collect();
+            assert!(!container.exec(&words).success(), "{forbidden}");
+        }
+    }
+    let shown = cli(runtime.config(), &["ps"]).expect_success("ps").stdout;
+    assert_eq!(shown.matches("mps").count(), 2, "{shown}");
+
+    let share = Bundle::with_client().env("GPUSHARE_MEMORY", "1GiB");
+    let turns = Bundle::with_client().env("GPUSHARE_MODE", "time-slice");
+    let user = by_mps("1GiB", "").set("/process/user", json!({"uid": 1000, "gid": 1000}));
+    let mapped = by_mps("1GiB", "").edit(|spec| {
+        spec["linux"]["namespaces"].as_array_mut().expect("a list").push(json!({"type": "user"}));
+        spec["linux"]["uidMappings"] = json!([{"containerID": 0, "hostID": 100_000, "size": 65536}]);
+        spec["linux"]["gidMappings"] = json!([{"containerID": 0, "hostID": 100_000, "size": 65536}]);
+    });
+    for (bundle, want) in [
+        (&share, "is held in mode mps"),
+        (&turns, "is held in mode mps"),
+        (&by_mps("1GiB", "30"), "20% free"),
+        (&by_mps("51GiB", ""), "50 GiB free"),
+        (&user, "MPS serves one user of a GPU at a time, and uid 0 has it"),
+        (&mapped, "a container with a user namespace cannot be a client of MPS"),
+        (&by_mps("1GiB", "").env("GPUSHARE_COUNT", "2"), "is for one GPU"),
+        (&by_mps("1GiB", "10").env("GPUSHARE_COMPUTE_POLICY", "burst"), "active thread percentage alone"),
+    ] {
+        let line = runtime.create(bundle).expect_err(want).line();
+        assert!(line.contains(want), "{want:?}: {line}");
+    }
+    let told_policy = cli(runtime.config(), &["update", containers[0].id(), "--compute-policy", "burst"]);
+    assert!(told_policy.stderr.contains("MPS"), "{}", told_policy.stderr);
+    let _ = cli(runtime.config(), &["update", containers[0].id(), "--memory", "22GiB", "--cores", "40"])
+        .expect_success("update");
+    assert_eq!(told(&containers[0], "cuda_total"), 22 * GIB);
+    assert_eq!(told(&containers[0], "multiprocessors"), 53, "programs that start later have it");
+
+    // A daemon that is killed is started anew, in the folder that the containers have.
+    kill(Pid::from_raw(running[0]), Signal::SIGKILL).expect("it lives");
+    let again = || daemons(&node).first().is_some_and(|pid| *pid != running[0]);
+    assert!(eventually(SOON, again), "{}", serving.log());
+    assert!(eventually(SOON, || told(&containers[1], "multiprocessors") == 66), "{}", serving.log());
+
+    // By hooks alone, as podman and others run it.
+    let path = runtime.config().to_string_lossy().into_owned();
+    let hooked = by_mps("2GiB", "10")
+        .hook("createRuntime", &artifacts::hook(), &["createRuntime", "--config", &path])
+        .hook("poststop", &artifacts::hook(), &["poststop", "--config", &path]);
+    let bare = Runtime::bare(LowLevel::Runc);
+    let by_hook = bare.run(&hooked);
+    assert_eq!(told(&by_hook, "multiprocessors"), 14);
+    by_hook.stop();
+
+    // The daemon outlives who started it, and is taken over.
+    let running = daemons(&node);
+    serving.kill();
+    let late = by_mps("1GiB", "");
+    let third = runtime.run(&late);
+    assert_eq!(told(&third, "multiprocessors"), ALL, "no limit of compute was asked for");
+    let serving = serve(runtime.config());
+    drop((third, containers));
+    assert!(
+        eventually(SOON, || is_clean(&node)),
+        "{:?} {:?}: {}",
+        daemons(&node),
+        left(&node),
+        serving.log()
+    );
+    assert_eq!(daemons(&node), Vec::<i32>::new(), "{running:?}");
+    assert_eq!(leases(runtime.config()), []);
+    drop(runtime.run(&share));
+}
+
+#[test]
+#[ignore = "needs root and runc: kills the serving process at any point"]
+fn whenever_the_serving_process_is_killed_the_next_one_leaves_nothing() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = node();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let _cleared = Cleared(&node);
+    drop(runtime.run(&Bundle::with_client().env("GPUSHARE_MEMORY", "1GiB"))); // reads the node's sizes
+    for round in 0..24_u64 {
+        let bundle = by_mps("1GiB", "");
+        let serving = Service::spawn(&["mps", "serve"], runtime.config());
+        let mut create = runtime.spawn_create(&bundle);
+        std::thread::sleep(Duration::from_millis(round * 5));
+        serving.kill();
+        // The container waits for the next one, is refused, or runs already.
+        let again = serve(runtime.config());
+        create.wait().expect("a child can be waited for");
+        if round % 2 == 0 {
+            // Killed while it ends the daemon, too.
+            runtime.delete_force(bundle.id());
+            std::thread::sleep(Duration::from_millis(round * 5));
+            again.kill();
+        } else {
+            drop(again);
+            runtime.delete_force(bundle.id());
+        }
+        let last = serve(runtime.config());
+        let clean = eventually(SOON, || is_clean(&node) && leases(runtime.config()).is_empty());
+        assert!(clean, "round {round}: {:?} {:?}: {}", daemons(&node), left(&node), last.log());
+    }
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn a_daemon_that_is_missing_or_does_not_answer_is_named() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let _cleared = Cleared(&node);
+    let serving = serve(runtime.config());
+    let bundle = by_mps("1GiB", "");
+    let line = runtime.create(&bundle).expect_err("there is no program").line();
+    assert!(line.contains("nvidia-cuda-mps-control is missing: install it"), "{line}");
+    assert!(eventually(SOON, || is_clean(&node)), "{:?}: {}", left(&node), serving.log());
+
+    install(&node);
+    let container = runtime.run(&bundle);
+    let daemon = Pid::from_raw(daemons(&node)[0]);
+    kill(daemon, Signal::SIGSTOP).expect("it lives");
+    let late = by_mps("1GiB", "");
+    let refused = || match runtime.create(&late) {
+        Err(refusal) => refusal.line().contains("does not answer"),
+        Ok(container) => {
+            drop(container);
+            false
+        }
+    };
+    assert!(eventually(SOON, refused), "{}", serving.log());
+    let shown = cli(runtime.config(), &["doctor"]).stdout;
+    assert!(shown.contains("does not answer"), "{shown}");
+    kill(daemon, Signal::SIGCONT).expect("it lives");
+    assert!(eventually(SOON, || runtime.create(&late).is_ok()), "{}", serving.log());
+    drop(container);
+    assert!(eventually(SOON, || is_clean(&node)), "{:?}: {}", left(&node), serving.log());
+}
