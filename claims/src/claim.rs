@@ -1,6 +1,6 @@
 //! What one source says about the share, resolved for this node: which GPUs, how many, and how much of each.
 
-use gpushare_inventory::{Capabilities, Gpu, GpuUuid};
+use gpushare_inventory::{Capabilities, DeviceMemory, Gpu, GpuUuid};
 
 use crate::amount::{Amount, Cap};
 use crate::error::RequestError;
@@ -44,6 +44,8 @@ pub struct Claim {
     pub mode: Option<Mode>,
     /// The most compute that may be used while the GPU is otherwise idle, in percent of the GPU.
     pub burst: Option<Cores>,
+    /// Host memory that may stand in for the GPU's, in all; the smallest that any claim states counts.
+    pub host_memory: Option<DeviceMemory>,
     /// The share's priority, 0 (low) to 9; the lowest that any claim states counts.
     pub priority: Option<Priority>,
     /// How the compute limit is enforced; the most trusted claim's policy counts.

@@ -55,6 +55,9 @@ pub enum GrammarError {
     /// A compute policy that does not exist.
     #[error("unknown compute policy: known are fixed, burst and none")]
     UnknownPolicy,
+    /// Host memory in percent or as all that is left.
+    #[error("host memory is an amount with a unit: write 4GiB, 4Gi, 4096MiB or 4G (10^9 bytes)")]
+    NotAnAmount,
     /// A priority outside 0 to 9.
     #[error("a priority is a whole number from 0 (low) to 9")]
     NotAPriority,

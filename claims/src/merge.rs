@@ -11,6 +11,8 @@ mod spread;
 
 use std::cmp::Ordering;
 
+use gpushare_inventory::DeviceMemory;
+
 use crate::claim::Claim;
 use crate::error::RequestError;
 use crate::gpus::NodeGpus;
@@ -214,6 +216,23 @@ impl<'a> Merge<'a> {
         }
     }
 
+    /// The host memory that may stand in for the GPU's. It is a resource of the node's, so one of the claims
+    /// that state it must be one that may grant.
+    fn host_memory(&mut self, mode: Mode) -> Result<DeviceMemory, RequestError> {
+        let Some(least) = self.least(|claim| claim.host_memory, |a, b| Ok(a.cmp(b)))? else {
+            return Ok(DeviceMemory::ZERO);
+        };
+        if !self.claims.iter().any(|claim| claim.host_memory.is_some() && self.may_grant(claim)) {
+            return Err(RequestError::AboveDefault { key: least.bounding.by.clone() });
+        }
+        match mode {
+            Mode::Share | Mode::Mps => Ok(least.value),
+            Mode::TimeSlice | Mode::Exclusive => {
+                Err(conflict(&least.bounding.by, format!("mode {}, which has no limit to pass", mode.name())))
+            }
+        }
+    }
+
     fn request(
         mut self,
         spread: &Spread<'a>,
@@ -221,6 +240,7 @@ impl<'a> Merge<'a> {
         mode: Mode,
     ) -> Result<Request, RequestError> {
         let priority = self.priority()?;
+        let host_memory = self.host_memory(mode)?;
         let devices = match spread.devices() {
             Devices::Among(count, gpus) if gpus.len() == self.node.0.len() => Devices::Any(count),
             devices => devices,
@@ -237,6 +257,7 @@ impl<'a> Merge<'a> {
                 burst,
                 priority,
                 mode,
+                host_memory,
                 ..Request::new(devices.clone(), first.share.memory)
             }
         });

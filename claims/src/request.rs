@@ -1,7 +1,7 @@
 //! What one container asks for, in gpushare's own terms. From here on it does not matter which dialect said
 //! it.
 
-use gpushare_inventory::{Capabilities, GpuUuid};
+use gpushare_inventory::{Capabilities, DeviceMemory, GpuUuid};
 
 use crate::grammar::{ComputePolicy, Cores, DeviceSelector, Devices, MemoryRequest, Mode, Priority, Scope};
 use crate::library::Interceptor;
@@ -27,6 +27,8 @@ pub struct Request {
     pub compute_policy: ComputePolicy,
     /// The most compute that [`ComputePolicy::Burst`] may use; `None` allows all idle time.
     pub burst: Option<Cores>,
+    /// Host memory that may stand in for the GPU's where a share's own is full, over all its GPUs.
+    pub host_memory: DeviceMemory,
     /// The parts of the driver (compute, video and so on) that the container gets.
     pub capabilities: Capabilities,
     /// The share's priority, 0 (low) to 9.
@@ -101,6 +103,7 @@ impl Request {
             mode: Mode::Share,
             compute_policy: ComputePolicy::Fixed,
             burst: None,
+            host_memory: DeviceMemory::ZERO,
             capabilities: Capabilities::default(),
             priority: Priority::default(),
             scope: Scope::Container,

@@ -10,7 +10,7 @@ use gpushare_inject::{
     Bundle, HostFiles, Image, Offer, Plan, PlanParts, Programs, Requirements, RootFolder, admit, beside_sick,
     clear, look_up_allocation, look_up_claim, pod_of, refuse_previous_plan, take_out_driver,
 };
-use gpushare_inventory::Node;
+use gpushare_inventory::{DeviceMemory, Node};
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member, Store};
 use gpushare_request::{
     Devices, InterceptorPolicy, MemoryRequest, Mode, Request, RequestError, Scope, is_request, read,
@@ -78,6 +78,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
             "dialects": request.dialects,
             "notes": request.notes,
             "grants": grants,
+            "host_memory_bytes": lease.host_memory.bytes(),
             "priority": lease.priority.level(),
             "compute_policy": lease.compute_policy.name(),
             "edits": serde_json::to_value(&plan)?,
@@ -143,7 +144,9 @@ fn keys(request: &Request) -> Vec<(&'static str, String)> {
         ("capabilities", request.capabilities.to_string()),
         ("priority", request.priority.level().to_string()),
     ];
-    rest.into_iter().chain(scope).collect()
+    let host =
+        (request.host_memory > DeviceMemory::ZERO).then(|| ("host-memory", request.host_memory.to_string()));
+    rest.into_iter().chain(host).chain(scope).collect()
 }
 
 fn joined(items: &[impl ToString]) -> String {
@@ -187,6 +190,9 @@ fn print(request: &Request, lease: &Lease, plan: &Plan, node: &Node) -> io::Resu
             Mode::Share | Mode::Mps | Mode::Exclusive => grant.memory.to_string(),
         };
         writeln!(out, "granted   {memory} and {cores} on GPU {index} ({model}, {})", grant.gpu)?;
+    }
+    if lease.host_memory > DeviceMemory::ZERO {
+        writeln!(out, "granted   {} of host memory in place of a full GPU's", lease.host_memory)?;
     }
     let (priority, policy) = (lease.priority.level(), lease.compute_policy.name());
     writeln!(out, "granted   priority {priority} and compute policy {policy}")?;

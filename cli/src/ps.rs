@@ -75,7 +75,8 @@ impl Seen {
     pub fn of(state: &Path, lease: &Lease, running: &Running) -> Self {
         let region = Region::of(state, lease.id);
         Self {
-            books: region.read_usage(running, lease.grants.len()),
+            // Host memory has the line after the GPUs'.
+            books: region.read_usage(running, lease.grants.len() + usize::from(lends(lease))),
             throttles: region.read_throttles().unwrap_or_default(),
             measured: region.measured().unwrap_or_default(),
             now: Clock::now(),
@@ -86,6 +87,11 @@ impl Seen {
     pub fn used(&self, line: usize) -> Option<DeviceMemory> {
         let books = self.books.as_ref().ok()?;
         books.devices.get(line).map(|device| DeviceMemory::from_bytes(device.bytes))
+    }
+
+    /// Host memory that the container's living processes hold in place of GPUs', by the container's books.
+    fn host_used(&self, lease: &Lease) -> Option<DeviceMemory> {
+        self.used(lease.grants.len()).filter(|_| lends(lease))
     }
 
     /// What the meter says of the GPU of grant `line`; `None` where no meter runs.
@@ -114,6 +120,11 @@ fn held_by(lease: &Lease, claim: Option<&ResourceClaim>) -> String {
     lease.members().map(holder).collect::<Vec<_>>().join(", ")
 }
 
+/// Whether host memory may stand in for the GPUs'.
+fn lends(lease: &Lease) -> bool {
+    lease.host_memory > DeviceMemory::ZERO
+}
+
 /// Whether the memory of a grant is a limit, and not what the container says that it needs.
 fn is_limited(lease: &Lease) -> bool {
     lease.enforcement != Enforcement::TimeSliced
@@ -121,6 +132,7 @@ fn is_limited(lease: &Lease) -> bool {
 
 fn memory(lease: &Lease, grant: &Grant) -> String {
     match grant.memory {
+        memory if lends(lease) => format!("{memory} + {} host", lease.host_memory),
         memory if is_limited(lease) => memory.to_string(),
         DeviceMemory::ZERO => "no limit".to_owned(),
         needed => format!("no limit ({needed})"),
@@ -130,7 +142,9 @@ fn memory(lease: &Lease, grant: &Grant) -> String {
 fn rows(holders: &str, lease: &Lease, seen: &Seen, names: &GpuNames, cheats: bool) -> Vec<[String; 9]> {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let rows = lease.grants.iter().enumerate().map(|(line, grant)| {
-        let used = seen.used(line).map(|used| used.to_string());
+        let host = seen.host_used(lease).filter(|_| line == 0);
+        let host = host.map_or_else(String::new, |host| format!(" + {host} host"));
+        let used = seen.used(line).map(|used| format!("{used}{host}"));
         let seconds = seen.gpu_time(line).map(|time| Duration::from_nanos(time).as_secs_f64());
         [
             holders.to_owned(),
@@ -197,6 +211,8 @@ fn entry(lease: &Lease, seen: &Seen, violations: &[&Violation], claim: Option<&R
         "priority": lease.priority.level(),
         "compute_policy": lease.compute_policy.name(),
         "burst_ceiling": lease.ceiling.percent(),
+        "host_memory_bytes": lease.host_memory.bytes(),
+        "host_used_bytes": seen.host_used(lease).map(DeviceMemory::bytes),
         "granted_at": lease.granted_at,
         "books": if seen.is_damaged() { "damaged" } else { "ok" },
         "violations": violations,

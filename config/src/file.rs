@@ -80,6 +80,7 @@ struct QuotaSection {
     cordoned: Vec<String>,
     cordoned_by_command: Vec<String>,
     replicas: u16,
+    host_memory: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -321,6 +322,7 @@ fn admission(section: &QuotaSection) -> Result<Admission, ConfigError> {
         memory_percent: section.memory_percent,
         cores_percent: section.cores_percent,
         replicas: section.replicas,
+        host_memory: size("quota.host_memory", &section.host_memory)?,
         cordoned: &cordoned("quota.cordoned", &section.cordoned)? | &by_command(section)?,
     })
 }

@@ -134,7 +134,8 @@ impl Region {
     /// # Errors
     /// When any of it cannot be made. Nothing is left then.
     pub fn make(&self, lease: &Lease) -> Result<(), RegionError> {
-        let limits = encode_limits(&limits(lease)).map_err(|TooManyDevices| RegionError::TooManyDevices)?;
+        let limits = encode_limits(&limits(lease), lease.host_memory.bytes())
+            .map_err(|TooManyDevices| RegionError::TooManyDevices)?;
         let io = |source| self.io(source);
         // A folder that is there already belongs to somebody else, so it is not removed here.
         self.make_folder().map_err(io)?;

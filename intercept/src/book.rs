@@ -115,6 +115,11 @@ impl Book {
         self.limits.and_then(|file| file.device(uuid))
     }
 
+    /// The line by which host memory is booked, as if it were a device's; `None`: nothing may spill.
+    pub fn host_line(&self) -> Option<usize> {
+        self.limits.and_then(|file| file.host_line())
+    }
+
     /// The memory limit on `device` in bytes; 0 when nothing is granted.
     pub fn limit(&self, device: usize) -> u64 {
         self.limits.map_or(0, |file| file.memory(device))

@@ -18,6 +18,8 @@ pub enum Kind {
     Linear,
     /// Pointer of stream-ordered memory; `extra` is its pool.
     Async,
+    /// Pointer of memory of the host that stands in for linear memory.
+    Spilled,
     /// Handle of an array.
     Array,
     /// Handle of a mipmapped array.

@@ -156,6 +156,9 @@ pub struct Lease {
     pub compute_policy: ComputePolicy,
     /// The most compute that [`ComputePolicy::Burst`] may use of each GPU.
     pub ceiling: Cores,
+    /// Host memory that may stand in for the GPUs', over all of them.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub host_memory: DeviceMemory,
     /// 0 (low) to 9.
     pub priority: Priority,
     /// Seconds since 1970, for display.
@@ -177,6 +180,7 @@ impl Lease {
             enforcement: Enforcement::of(request),
             compute_policy: request.compute_policy,
             ceiling: request.burst.unwrap_or(Cores::ALL),
+            host_memory: request.host_memory,
             priority: request.priority,
             granted_at: 0,
             restated: BTreeMap::new(),
@@ -289,6 +293,10 @@ impl ReleaseReason {
     }
 }
 
+fn is_none(memory: &DeviceMemory) -> bool {
+    *memory == DeviceMemory::ZERO
+}
+
 /// What a lease grants in words, for display.
 pub(crate) fn summary(lease: &Lease) -> String {
     let grants = lease.grants.iter().map(|grant| match grant.cores {
@@ -296,7 +304,8 @@ pub(crate) fn summary(lease: &Lease) -> String {
         Some(cores) => format!("{}: {}, {cores}", grant.gpu, grant.memory),
         None => format!("{}: {}", grant.gpu, grant.memory),
     });
-    grants.collect::<Vec<_>>().join("; ")
+    let host = (!is_none(&lease.host_memory)).then(|| format!("{} of host memory", lease.host_memory));
+    grants.chain(host).collect::<Vec<_>>().join("; ")
 }
 
 /// Seconds since 1970.

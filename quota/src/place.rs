@@ -27,6 +27,8 @@ pub struct Admission {
     pub cordoned: BTreeSet<GpuUuid>,
     /// How many leases of containers that take turns may stand on one GPU; 0 is none.
     pub replicas: u16,
+    /// Host memory, in bytes, that all leases together may use in place of GPUs'.
+    pub host_memory: DeviceMemory,
 }
 
 impl Default for Admission {
@@ -38,6 +40,7 @@ impl Default for Admission {
             cores_percent: 100,
             cordoned: BTreeSet::new(),
             replicas: 10,
+            host_memory: DeviceMemory::ZERO,
         }
     }
 }
@@ -168,6 +171,25 @@ pub enum Refusal {
         "this node gives no time slices (quota.replicas = 0); ask for a share, or have the administrator change it"
     )]
     NoReplicas,
+    /// No lease gets host memory.
+    #[error(
+        "this node lends no host memory in place of a GPU's (quota.host_memory); leave host-memory out, or have the \
+         administrator change it"
+    )]
+    NoHostMemory,
+    /// Not enough host memory left.
+    #[error(
+        "{asked} of host memory requested, {free} of {total} free (quota.host_memory); ask for less, or wait until another \
+         container ends (`gpushare ps`)"
+    )]
+    HostMemory {
+        /// What was asked for.
+        asked: DeviceMemory,
+        /// What is left.
+        free: DeviceMemory,
+        /// What all leases together may hold.
+        total: DeviceMemory,
+    },
     /// Whole GPUs were asked for, and fewer than wanted have no lease.
     #[error(
         "{wanted} whole GPU(s) requested, {empty} without a lease; wait until other containers end (`gpushare ps`)"
@@ -311,6 +333,25 @@ pub fn place(
         Mode::Share | Mode::Mps | Mode::TimeSlice => fitting(request, candidates, wanted, near, rules)?,
     };
     Ok(chosen.into_iter().map(|(candidate, memory)| grant(request, &candidate, memory)).collect())
+}
+
+/// Refuses host memory that the node does not have beside the `held` of its leases.
+///
+/// # Errors
+/// When it is more than what is left.
+pub(crate) fn admit_host_memory(
+    request: &Request,
+    held: DeviceMemory,
+    rules: &Admission,
+) -> Result<(), Refusal> {
+    let (asked, total) = (request.host_memory, rules.host_memory);
+    let free = total.saturating_sub(held);
+    match asked {
+        DeviceMemory::ZERO => Ok(()),
+        _ if total == DeviceMemory::ZERO => Err(Refusal::NoHostMemory),
+        _ if asked > free => Err(Refusal::HostMemory { asked, free, total }),
+        _ => Ok(()),
+    }
 }
 
 fn grant(request: &Request, candidate: &Candidate, memory: DeviceMemory) -> Grant {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use gpushare_claims::{Devices, Mode, Request, Share, find_gpu};
-use gpushare_inventory::{Gpu, GpuUuid};
+use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 use serde::{Deserialize, Serialize};
 
 use crate::enforcement::Enforcement;
@@ -88,6 +88,9 @@ pub fn words(request: &Request, gpus: &[Gpu]) -> Result<String, Refusal> {
     }
     if let Some(most) = request.burst {
         words += &format!(", at most {most}");
+    }
+    if request.host_memory != DeviceMemory::ZERO {
+        words += &format!(", {} of host memory", request.host_memory);
     }
     if Enforcement::of(request) == Enforcement::Foreign {
         words += ", held by another system's library";

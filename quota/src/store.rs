@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use gpushare_claims::{Request, Scope};
-use gpushare_inventory::{Gpu, GpuUuid};
+use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 
 use crate::boot::Boot;
 use crate::database::database;
@@ -22,7 +22,7 @@ use crate::lease::{
     Grant, Lease, LeaseKey, LeaseState, Member, PastLease, Release, ReleaseReason, last, now, summary,
 };
 use crate::ledger::{Entry, Held, Ledger, Page, Writing};
-use crate::place::{Admission, GpuLoad, place};
+use crate::place::{Admission, GpuLoad, admit_host_memory, place};
 use crate::pod::{Pod, words};
 
 pub use update::UpdateError;
@@ -136,6 +136,7 @@ impl Store {
         let near = pod.map(|pod| page.gpus_of(Some(root), pod)).transpose()?.unwrap_or_default();
         let load = |gpu| loads.get(&gpu).copied().unwrap_or_default();
         let grants = place(request, gpus, load, &near, rules)?;
+        admit_host_memory(request, page.host_memory()?, rules)?;
         let id = page.head.next;
         page.head.next += 1;
         let lease = Lease { id, granted_at: now(), ..Lease::new(member.clone(), request, grants) };
@@ -171,10 +172,14 @@ impl Store {
             let load = |gpu| loads.get(&gpu).copied().unwrap_or_default();
             place(request, gpus, load, &near, rules)
         };
-        match placed(self.loads()?) {
-            Ok(grants) => Ok(grants),
-            Err(_) => Ok(placed(self.living_loads()?)?), // what is gone would be swept
-        }
+        let grants = match placed(self.loads()?) {
+            Ok(grants) => grants,
+            Err(_) => placed(self.living_loads()?)?, // what is gone would be swept
+        };
+        let living = self.leases()?.into_iter().filter(|lease| !lease.is_gone());
+        let host = living.fold(DeviceMemory::ZERO, |sum, lease| sum.saturating_add(lease.host_memory));
+        admit_host_memory(request, host, rules)?;
+        Ok(grants)
     }
 
     /// Makes `holder`, the container's init process, the holder of container `key`'s reservation of the lease
@@ -308,7 +313,11 @@ impl Store {
     /// When the store fails.
     pub fn living_loads(&self) -> Result<Loads, StoreError> {
         let living = self.leases()?.into_iter().filter(|lease| !lease.is_gone());
-        let held = living.map(|lease| Held { grants: lease.grants, enforcement: lease.enforcement });
+        let held = living.map(|lease| Held {
+            grants: lease.grants,
+            enforcement: lease.enforcement,
+            host_memory: lease.host_memory,
+        });
         Ok(sum(held))
     }
 
@@ -377,6 +386,11 @@ impl Page {
         Ok(self.of(key)?.and_then(|entry| entry.lease.clone().asked_by(|other| other == key)))
     }
 
+    /// Sum of the host memory of all leases.
+    fn host_memory(&self) -> Result<DeviceMemory, StoreError> {
+        self.held().try_fold(DeviceMemory::ZERO, |sum, held| Ok(sum.saturating_add(held?.host_memory)))
+    }
+
     /// Sums over all leases, by GPU.
     fn loads(&self) -> Result<Loads, StoreError> {
         Ok(sum(self.held().collect::<Result<Vec<_>, _>>()?))
@@ -386,7 +400,7 @@ impl Page {
 /// Sums by GPU.
 fn sum(held: impl IntoIterator<Item = Held>) -> Loads {
     let mut loads = Loads::new();
-    for Held { grants, enforcement } in held {
+    for Held { grants, enforcement, .. } in held {
         for grant in &grants {
             loads.entry(grant.gpu).or_default().add(grant, enforcement.terms().company);
         }

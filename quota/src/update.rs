@@ -151,6 +151,7 @@ mod tests {
             enforcement: Enforcement::Intercepted,
             compute_policy,
             ceiling: Cores::ALL,
+            host_memory: DeviceMemory::ZERO,
             priority: Priority::default(),
             granted_at: 0,
             restated: std::collections::BTreeMap::new(),

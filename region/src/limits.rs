@@ -49,7 +49,10 @@ pub struct LimitsHeader {
     pub devices: AtomicU32,
     /// How many of these lines limit compute. While it is 0, a launch looks at nothing else.
     pub compute_limited: AtomicU32,
-    reserved: [AtomicU32; 9],
+    /// 1 + the line of `devices` that limits host memory, which is no GPU's and comes after those granted; 0:
+    /// nothing may spill into it.
+    host_line: AtomicU32,
+    reserved: [AtomicU32; 8],
 }
 
 /// The grant on one GPU.
@@ -151,13 +154,15 @@ impl core::fmt::Display for TooManyDevices {
 
 impl core::error::Error for TooManyDevices {}
 
-/// The bytes of a limits file that grants `devices`.
+/// The bytes of a limits file that grants `devices`, and `host_bytes` of host memory that may stand in for
+/// theirs.
 ///
 /// # Errors
-/// [`TooManyDevices`] above [`MAX_DEVICES`].
-pub fn encode_limits(devices: &[DeviceLimits]) -> Result<[u8; LIMITS_LEN], TooManyDevices> {
+/// [`TooManyDevices`] above [`MAX_DEVICES`], of which host memory takes the place of one.
+pub fn encode_limits(devices: &[DeviceLimits], host_bytes: u64) -> Result<[u8; LIMITS_LEN], TooManyDevices> {
     let count = u32::try_from(devices.len()).map_err(|_| TooManyDevices)?;
-    if devices.len() > MAX_DEVICES {
+    let lines = devices.len() + usize::from(host_bytes > 0);
+    if lines > MAX_DEVICES {
         return Err(TooManyDevices);
     }
     let mut file = [0; LIMITS_LEN];
@@ -168,6 +173,10 @@ pub fn encode_limits(devices: &[DeviceLimits]) -> Result<[u8; LIMITS_LEN], TooMa
     let limited = devices.iter().filter(|device| device.limits_compute());
     let limited = limited.fold(0u32, |count, _| count.saturating_add(1));
     put(&mut file, 24, &limited.to_ne_bytes());
+    if host_bytes > 0 {
+        put(&mut file, 28, &(count + 1).to_ne_bytes());
+        put(&mut file, HEADER_LEN + devices.len() * LINE_LEN + 16, &host_bytes.to_ne_bytes());
+    }
     for (index, device) in devices.iter().enumerate() {
         let at = HEADER_LEN + index * LINE_LEN;
         put(&mut file, at, &device.uuid);
@@ -217,6 +226,12 @@ impl LimitsFile {
     /// The line of the GPU `uuid`; `None` when nothing is granted on it.
     pub fn device(&self, uuid: &[u8; 16]) -> Option<usize> {
         self.granted().iter().position(|line| line.uuid() == *uuid)
+    }
+
+    /// The line that limits host memory, by which use of it is booked; `None`: nothing may spill.
+    pub fn host_line(&self) -> Option<usize> {
+        let line = self.header.host_line.load(core::sync::atomic::Ordering::Relaxed).checked_sub(1)?;
+        usize::try_from(line).ok().filter(|line| *line < MAX_DEVICES)
     }
 
     /// The memory limit of line `device` in bytes; 0 when there is no such line.
@@ -282,7 +297,7 @@ pub(crate) mod tests {
 
     #[test]
     fn what_the_host_writes_is_what_the_container_reads() {
-        let bytes = encode_limits(&[device(1, 4 << 30), device(2, u64::MAX)]).unwrap();
+        let bytes = encode_limits(&[device(1, 4 << 30), device(2, u64::MAX)], 0).unwrap();
         let file = mapped(&bytes);
         assert!(file.is_known());
         assert_eq!(file.granted().len(), 2);
@@ -303,19 +318,32 @@ pub(crate) mod tests {
     fn only_a_share_below_the_whole_limits_compute() {
         let whole = DeviceLimits { cores_percent: 100, ..device(1, 1) };
         let unlimited = DeviceLimits { policy: ComputePolicy::None, ..device(2, 1) };
-        let bytes = encode_limits(&[whole, unlimited, device(3, 1)]).unwrap();
+        let bytes = encode_limits(&[whole, unlimited, device(3, 1)], 0).unwrap();
         assert_eq!(mapped(&bytes).header.compute_limited.load(core::sync::atomic::Ordering::Relaxed), 1);
     }
 
     #[test]
+    fn host_memory_has_the_line_after_the_gpus() {
+        let bytes = encode_limits(&[device(1, 1), device(2, 2)], 7 << 30).unwrap();
+        let file = mapped(&bytes);
+        assert_eq!((file.host_line(), file.granted().len(), file.memory(2)), (Some(2), 2, 7 << 30));
+        assert_eq!(file.device(&[0; 16]), None, "it is no GPU");
+        assert_eq!(mapped(&encode_limits(&[device(1, 1)], 0).unwrap()).host_line(), None);
+        assert_eq!(encode_limits(&[device(1, 1); 16], 1), Err(TooManyDevices));
+        let mut wild = bytes;
+        wild[28..32].copy_from_slice(&u32::MAX.to_ne_bytes());
+        assert_eq!(mapped(&wild).host_line(), None);
+    }
+
+    #[test]
     fn seventeen_gpus_are_refused() {
-        assert_eq!(encode_limits(&[device(1, 1); 17]), Err(TooManyDevices));
-        assert!(encode_limits(&[device(1, 1); 16]).is_ok());
+        assert_eq!(encode_limits(&[device(1, 1); 17], 0), Err(TooManyDevices));
+        assert!(encode_limits(&[device(1, 1); 16], 0).is_ok());
     }
 
     #[test]
     fn a_foreign_file_is_not_known() {
-        let good = encode_limits(&[device(1, 1)]).unwrap();
+        let good = encode_limits(&[device(1, 1)], 0).unwrap();
         for at in [0, 7, 8, 12] {
             let mut bytes = good;
             bytes[at] ^= 1;
@@ -331,7 +359,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_wild_device_count_reads_no_line_too_many() {
-        let mut bytes = encode_limits(&[device(1, 1)]).unwrap();
+        let mut bytes = encode_limits(&[device(1, 1)], 0).unwrap();
         bytes[20..24].copy_from_slice(&u32::MAX.to_ne_bytes());
         assert_eq!(mapped(&bytes).granted().len(), MAX_DEVICES);
     }

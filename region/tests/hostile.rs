@@ -76,8 +76,8 @@ fn no_limits_file_upsets_the_host() {
     let mut random = Random(0x2545_f491_4f6c_dd1d);
     for round in 0..ROUNDS * 10 {
         let devices: Vec<DeviceLimits> = (0..random.below(17)).map(|_| device(&mut random)).collect();
-        let mut file = encode_limits(&devices).unwrap().to_vec();
-        assert!(gpushare_region::grants_are(&file, &encode_limits(&devices).unwrap()), "round {round}");
+        let mut file = encode_limits(&devices, 0).unwrap().to_vec();
+        assert!(gpushare_region::grants_are(&file, &encode_limits(&devices, 0).unwrap()), "round {round}");
         if round % 3 > 0 {
             random.spoil(&mut file, 0);
         }

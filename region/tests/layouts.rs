@@ -25,7 +25,7 @@ fn devices() -> [DeviceLimits; 2] {
 #[test]
 fn the_files_of_the_layout_in_force_are_what_they_were() {
     assert_eq!((LIMITS_VERSION, USAGE_VERSION), (2, 2), "a new number needs files of its own here");
-    let (limits, usage) = (encode_limits(&devices()), empty_usage_header());
+    let (limits, usage) = (encode_limits(&devices(), 0), empty_usage_header());
     if std::env::var_os("GPUSHARE_UPDATE_LAYOUTS").is_some() {
         std::fs::write("tests/layouts/2.limits", limits.expect("two devices fit"))
             .expect("it can be written");

@@ -1,13 +1,21 @@
 //! Containers that hold GPUs in other ways than by shares with limits.
 
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use gpushare_simulator::state::State;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::cluster::kubelet::in_pod;
+use gpushare_tests::command::eventually;
 use gpushare_tests::leases::{cli, leases};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::probe::{GIB, Report, SUCCESS};
 use gpushare_tests::runtime::{LowLevel, Runtime};
+use serde_json::Value;
 
+/// More than a program takes to start.
+const SOON: Duration = Duration::from_secs(20);
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Crun, Need::Busybox];
 
 #[test]
@@ -143,4 +151,80 @@ fn a_gpu_is_cordoned_and_uncordoned_by_a_command_and_its_containers_stay() {
     assert!(told.stderr.contains("quota.cordoned of the settings names it"), "{}", told.stderr);
     let shown = cli(&set, &["devices"]).expect_success("devices").stdout;
     assert_eq!(shown.matches("cordoned").count(), 2, "{shown}");
+}
+
+/// Whether the container's used memory is told as this: on the GPU, and of the host.
+fn uses(config: &std::path::Path, id: &str, want: (u64, u64)) -> bool {
+    let told = cli(config, &["ps", "--json"]).expect_success("ps").stdout;
+    let list: Value = serde_json::from_str(&told).expect("ps prints JSON");
+    let lease = list.as_array().into_iter().flatten().find(|lease| lease["id"] == id);
+    let told =
+        lease.map(|lease| (lease["gpus"][0]["used_bytes"].as_u64(), lease["host_used_bytes"].as_u64()));
+    told == Some((Some(want.0), Some(want.1)))
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn what_does_not_fit_into_a_share_spills_into_the_host_memory_that_was_granted() {
+    const CLIENT: &str = "/bin/gpushare-tests-client";
+    if !met(NEEDS) {
+        return;
+    }
+    let low_level = LowLevel::Runc;
+    let node = SimulatedNode::one_gpu();
+    let lends = format!("{}\n[quota]\nhost_memory = \"6GiB\"\n", low_level.settings());
+    let config = node.config_with("lends", &lends);
+    let runtime = Runtime::with_config(low_level, &config).in_view(low_level.view());
+    // A context takes 320 MiB. What comes after the first allocation is all of the host's.
+    let program = "exec /bin/gpushare-tests-client product --beside 3776 --beside 2048 --hold 1000";
+    let share = || Bundle::with_client().env("GPUSHARE_MEMORY", "4GiB");
+    let spills = share().env("GPUSHARE_HOST_MEMORY", "4GiB").args(&["/bin/busybox", "sh", "-c", program]);
+    let container = runtime.run(&spills);
+    let right = || container.stdout().starts_with("right ");
+    assert!(eventually(SOON, right), "{low_level:?}: {} {}", container.stdout(), container.stderr());
+    assert!(uses(&config, spills.id(), (4 * GIB, 2 * GIB)), "{:?}", cli(&config, &["ps"]));
+    let shown = cli(&config, &["ps"]).expect_success("ps").stdout;
+    assert!(shown.contains("4 GiB + 4 GiB host") && shown.contains("4 GiB + 2 GiB host"), "{shown}");
+    let device = State::open(&node.shared()).expect("the node's state can be mapped").gpus()[0].bytes.iter();
+    let device: u64 = device.map(|bytes| bytes.load(Ordering::Relaxed)).sum();
+    assert!(device <= 4 * GIB, "the GPU itself holds no more than the share: {device}");
+    drop(container);
+    assert_eq!(leases(&config), []);
+
+    // Processes at once have no more of either than was granted, with or without what was freed before.
+    let filled = share().env("GPUSHARE_HOST_MEMORY", "4GiB");
+    let container = runtime.run(&filled);
+    for family in ["linear", "pitch", "managed"] {
+        let arguments = [CLIENT, "fill", family, "--processes", "4", "--rounds", "3", "--largest", "256"];
+        let told = container.exec(&arguments).expect_success("fill").stdout;
+        for line in told.lines() {
+            let held: u64 = line.trim_start_matches("held ").parse().expect("a number");
+            let most = 8 * GIB - 4 * (320 << 20);
+            assert!(held <= most && held > most - (256 << 20), "{low_level:?}, {family}: {held} of {most}");
+        }
+    }
+    let pools = container.exec(&[CLIENT, "fill", "async"]).expect_success("fill").stdout;
+    let held: u64 = pools.trim().trim_start_matches("held ").parse().expect("a number");
+    assert!(held <= 4 * GIB, "pools do not spill: {held}");
+    assert!(eventually(SOON, || uses(&config, filled.id(), (0, 0))), "{:?}", cli(&config, &["ps"]));
+
+    let second = share().env("GPUSHARE_HOST_MEMORY", "3GiB");
+    let whole = Bundle::small().env("GPUSHARE_MODE", "exclusive").env("GPUSHARE_HOST_MEMORY", "1GiB");
+    let percent = share().env("GPUSHARE_HOST_MEMORY", "50%");
+    for (bundle, want) in [
+        (&second, "3 GiB of host memory requested, 2 GiB of 6 GiB free (quota.host_memory)"),
+        (&whole, "which has no limit to pass"),
+        (&percent, "host memory is an amount with a unit"),
+    ] {
+        let line = runtime.create(bundle).expect_err(want).line();
+        assert!(line.contains(want), "{low_level:?}: {line}");
+    }
+    drop(container);
+    let none = Runtime::wrapped(low_level, &node);
+    let line = none.create(&second).expect_err("it is off by default").line();
+    assert!(line.contains("lends no host memory"), "{line}");
+    let without = share();
+    let container = none.run(&without);
+    let refused = container.exec(&[CLIENT, "product", "--beside", "3776", "--beside", "2048"]);
+    assert!(!refused.success() && refused.stderr.contains("cuMemAlloc"), "{refused:?}");
 }

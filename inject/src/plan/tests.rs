@@ -120,6 +120,7 @@ fn lease(request: &Request) -> Lease {
         enforcement: Enforcement::of(request),
         compute_policy: request.compute_policy,
         ceiling: Cores::ALL,
+        host_memory: gpushare_inventory::DeviceMemory::ZERO,
         priority: Priority::default(),
         granted_at: 0,
         restated: std::collections::BTreeMap::new(),

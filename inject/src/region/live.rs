@@ -72,7 +72,7 @@ impl Region {
         if file.metadata()?.len() != length {
             file.set_len(length)?;
         }
-        mapped::write(&file, |file| file.set_grants(&limits(lease)))
+        mapped::write(&file, |file| file.set_grants(&limits(lease), lease.host_memory.bytes()))
     }
 
     /// Whether the living `limits` file grants what the lease says. A container that may mount can change the
@@ -81,7 +81,7 @@ impl Region {
     /// # Errors
     /// When the file cannot be read.
     pub fn grants_are(&self, lease: &Lease) -> io::Result<bool> {
-        let granted = encode_limits(&limits(lease)).map_err(io::Error::other)?;
+        let granted = encode_limits(&limits(lease), lease.host_memory.bytes()).map_err(io::Error::other)?;
         // One byte more than a whole file has: this shows that a file was made longer.
         let bytes = read(&open(&self.limits, false)?, LIMITS_LEN + 1)?;
         Ok(grants_are(&bytes, &granted))

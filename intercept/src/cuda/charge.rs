@@ -15,14 +15,18 @@ pub(super) struct Charge {
 impl Charge {
     /// Charges `bytes`; `None`: they do not fit, even after this process gave back what it holds unused.
     pub(super) fn take(here: Here, device: u8, bytes: u64) -> Option<Self> {
-        let mut charge = Self::take_once(here, device, bytes);
-        if charge.is_none() && bytes <= here.book().limit(device.into()) && Cuda::give_back_unused(here) {
-            charge = Self::take_once(here, device, bytes);
-        }
+        let charge = Self::take_uncounted(here, device, bytes);
         if charge.is_none() {
             here.book().count_refusal();
         }
         charge
+    }
+
+    /// As [`Charge::take`], without counting a refusal: something else may do in its place.
+    pub(super) fn take_uncounted(here: Here, device: u8, bytes: u64) -> Option<Self> {
+        let charge = Self::take_once(here, device, bytes);
+        let may_fit = || bytes <= here.book().limit(device.into()) && Cuda::give_back_unused(here);
+        if charge.is_none() && may_fit() { Self::take_once(here, device, bytes) } else { charge }
     }
 
     /// As [`Charge::take`], without looking for memory to give back, and without counting a refusal.
@@ -55,7 +59,13 @@ impl Drop for Charge {
 
 /// Gives back what was charged for the object of `entry`.
 pub(super) fn release(here: Here, entry: &Entry) {
-    here.book().release(entry.device.into(), entry.size);
+    let line = match entry.kind {
+        Kind::Spilled => here.book().host_line(),
+        _ => Some(entry.device.into()),
+    };
+    if let Some(line) = line {
+        here.book().release(line, entry.size);
+    }
 }
 
 /// Frees the object of `kind` and `key` with `call`, then gives its entry to `freed`. For an unknown object

@@ -8,8 +8,7 @@
 //! - `cuMulticastCreate`: an object without memory of its own. What is bound to it is physical memory.
 //! - `cuGraphAddMemAllocNode`, `cuGraphAddNode*`, `cuGraphExecUpdate*`: see `graph`.
 //! - `cuMemGetMemPool`, `cuMemGetDefaultMemPool`: a pool is known when something is allocated from it.
-//! - `cuMemPrefetch*`, `cuMemDiscard*`, `cuMemAdvise*`: managed memory is charged in full, wherever its pages
-//!   are.
+//! - `cuMemDiscard*`: managed memory is charged in full, wherever its pages are.
 //! - `cuCheckpointProcess*`: a process that is checkpointed keeps its charge, and may be restored.
 //! - `cuMemAllocHost`, `cuMemHostAlloc`, `cuMemHostRegister`: memory of the host.
 
@@ -66,6 +65,14 @@ crate::driver_functions! {
         cuMemAllocPitch(pointer: *mut u32, pitch: *mut u32, width: u32, height: u32, element: u32);
         cuMemAllocPitch_v2(pointer: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32);
         cuMemAllocManaged(pointer: *mut u64, bytes: usize, flags: u32);
+        cuMemAdvise(address: u64, bytes: usize, advice: i32, device: Device);
+        cuMemAdvise_v2(address: u64, bytes: usize, advice: i32, location: u64);
+        cuMemPrefetchAsync(address: u64, bytes: usize, device: Device, stream: Stream);
+        cuMemPrefetchAsync_ptsz(address: u64, bytes: usize, device: Device, stream: Stream);
+        cuMemPrefetchAsync_v2(address: u64, bytes: usize, location: u64, flags: u32, stream: Stream);
+        cuMemPrefetchAsync_v2_ptsz(address: u64, bytes: usize, location: u64, flags: u32, stream: Stream);
+        cuMemPrefetchBatchAsync(addresses: *mut u64, sizes: *mut usize, count: usize, locations: *mut u64, indexes: *mut usize, location_count: usize, flags: u64, stream: Stream);
+        cuMemPrefetchBatchAsync_ptsz(addresses: *mut u64, sizes: *mut usize, count: usize, locations: *mut u64, indexes: *mut usize, location_count: usize, flags: u64, stream: Stream);
         cuMemFree(pointer: u32);
         cuMemFree_v2(pointer: u64);
 

@@ -106,7 +106,7 @@ fn count_out(here: Here, lines: &mut [Line], device: u8) {
 /// Whether the object ends with its context. Pools follow the driver's figures, and physical memory needs no
 /// context.
 fn lives_in_context(entry: &Entry) -> bool {
-    matches!(entry.kind, Kind::Linear | Kind::Array | Kind::Mipmap | Kind::External)
+    matches!(entry.kind, Kind::Linear | Kind::Spilled | Kind::Array | Kind::Mipmap | Kind::External)
 }
 
 /// Whether a detach has ended the context. It does so only when nobody else is attached to it.

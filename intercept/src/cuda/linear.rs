@@ -3,7 +3,7 @@
 use super::charge::{self, Charge};
 use super::context::{Current, current};
 use super::size::{charged, pitched};
-use super::{Here, OUT_OF_MEMORY, SUCCESS, Status, here, pool, read_number, real};
+use super::{Device, Here, OUT_OF_MEMORY, SUCCESS, Status, Stream, here, pool, read_number, real, spill};
 use crate::table::{Entry, Kind};
 
 /// Allocates with `call`, which takes at most `bytes` (already rounded) and writes the object's name to
@@ -17,9 +17,26 @@ pub(super) unsafe fn allocate<N: Copy + TryInto<u64>>(
     key: *const N,
     call: impl FnOnce() -> Status,
 ) -> Status {
+    // SAFETY: as our caller says.
+    unsafe { allocate_or(kind, bytes, key, call, refuse) }
+}
+
+/// As [`allocate`]. Where the bytes do not fit into the share, `otherwise` answers.
+///
+/// # Safety
+/// As [`allocate`].
+unsafe fn allocate_or<N: Copy + TryInto<u64>>(
+    kind: Kind,
+    bytes: u64,
+    key: *const N,
+    call: impl FnOnce() -> Status,
+    otherwise: impl FnOnce(Here, Current) -> Status,
+) -> Status {
     let Some(here) = here() else { return OUT_OF_MEMORY };
     let Some(current) = current(here) else { return call() };
-    let Some(charge) = Charge::take(here, current.device, bytes) else { return OUT_OF_MEMORY };
+    let Some(charge) = Charge::take_uncounted(here, current.device, bytes) else {
+        return otherwise(here, current);
+    };
     let status = call();
     if status != SUCCESS {
         return status;
@@ -31,6 +48,11 @@ pub(super) unsafe fn allocate<N: Copy + TryInto<u64>>(
         None => charge.keep(),
     }
     status
+}
+
+fn refuse(here: Here, _current: Current) -> Status {
+    here.book().count_refusal();
+    OUT_OF_MEMORY
 }
 
 /// Frees the object of `kind` and `key` with `call`, then gives its charge back.
@@ -47,6 +69,7 @@ fn free_here(here: Here, kind: Kind, key: u64, call: impl FnOnce() -> Status) ->
 
 fn free_pointer(pointer: u64, call: impl FnOnce() -> Status) -> Status {
     match here() {
+        Some(here) if spill::holds(here, pointer) => free_here(here, Kind::Spilled, pointer, call),
         Some(here) if !pool::is_unused(here) && here.state.table.get(Kind::Async, pointer).is_some() => {
             pool::memory::free(here, pointer, call)
         }
@@ -55,21 +78,22 @@ fn free_pointer(pointer: u64, call: impl FnOnce() -> Status) -> Status {
     }
 }
 
-/// As [`allocate`], for `height` rows of `width` bytes. The driver chooses the pitch and writes it to
+/// As [`allocate_or`], for `height` rows of `width` bytes. The driver chooses the pitch and writes it to
 /// `pitch`.
 ///
 /// # Safety
-/// `pointer` and `pitch` are each null, or readable after `call` succeeded.
+/// `pointer` and `pitch` are each null, or readable after `call` or `otherwise` succeeded.
 unsafe fn allocate_pitched<P: Copy + TryInto<u64>, N: Copy + TryInto<u64>>(
     pointer: *const P,
     pitch: *const N,
     width: u64,
     height: u64,
     call: impl FnOnce() -> Status,
+    otherwise: impl FnOnce(Here, Current) -> Status,
 ) -> Status {
     let bound = charged(pitched(width, height));
     // SAFETY: as our caller says.
-    let status = unsafe { allocate(Kind::Linear, bound, pointer, call) };
+    let status = unsafe { allocate_or(Kind::Linear, bound, pointer, call, otherwise) };
     if status == SUCCESS
         && let Some(here) = here()
         // SAFETY: as our caller says.
@@ -95,18 +119,39 @@ hooks! { |call|
     cuMemAlloc(pointer: *mut u32, bytes: u32) =>
         // SAFETY: written by the driver when it succeeded.
         unsafe { allocate(Kind::Linear, charged(bytes.into()), pointer, call) };
-    cuMemAlloc_v2(pointer: *mut u64, bytes: usize) =>
-        // SAFETY: written by the driver when it succeeded.
-        unsafe { allocate(Kind::Linear, charged(bytes as u64), pointer, call) };
-    cuMemAllocManaged(pointer: *mut u64, bytes: usize, flags: u32) =>
-        // SAFETY: written by the driver when it succeeded.
-        unsafe { allocate(Kind::Linear, charged(bytes as u64), pointer, call) };
+    cuMemAlloc_v2(pointer: *mut u64, bytes: usize) => {
+        let bytes = charged(bytes as u64);
+        // SAFETY: our caller's place for an address.
+        let spill = |here: Here, current: Current| unsafe { spill::allocate(here, current, bytes, pointer) };
+        // SAFETY: written by the driver or by us when it succeeded.
+        unsafe { allocate_or(Kind::Linear, bytes, pointer, call, spill) }
+    };
+    cuMemAllocManaged(pointer: *mut u64, bytes: usize, flags: u32) => {
+        let bytes = charged(bytes as u64);
+        // SAFETY: our caller's place for an address.
+        let spill = |here: Here, current: Current| unsafe { spill::allocate(here, current, bytes, pointer) };
+        // SAFETY: written by the driver or by us when it succeeded.
+        unsafe { allocate_or(Kind::Linear, bytes, pointer, call, spill) }
+    };
     cuMemAllocPitch(pointer: *mut u32, pitch: *mut u32, width: u32, height: u32, element: u32) =>
         // SAFETY: written by the driver when it succeeded.
-        unsafe { allocate_pitched(pointer, pitch, width.into(), height.into(), call) };
-    cuMemAllocPitch_v2(pointer: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32) =>
-        // SAFETY: written by the driver when it succeeded.
-        unsafe { allocate_pitched(pointer, pitch, width as u64, height as u64, call) };
+        unsafe { allocate_pitched(pointer, pitch, width.into(), height.into(), call, refuse) };
+    cuMemAllocPitch_v2(pointer: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32) => {
+        let spill = |here: Here, current: Current| {
+            // SAFETY: our caller's places for an address and a pitch.
+            unsafe { spill::allocate_pitched(here, current, (width, height), pointer, pitch) }
+        };
+        // SAFETY: written by the driver or by us when it succeeded.
+        unsafe { allocate_pitched(pointer, pitch, width as u64, height as u64, call, spill) }
+    };
+    cuMemAdvise(address: u64, bytes: usize, advice: i32, device: Device) => spill::advise(call);
+    cuMemAdvise_v2(address: u64, bytes: usize, advice: i32, location: u64) => spill::advise(call);
+    cuMemPrefetchAsync(address: u64, bytes: usize, device: Device, stream: Stream) => spill::advise(call);
+    cuMemPrefetchAsync_ptsz(address: u64, bytes: usize, device: Device, stream: Stream) => spill::advise(call);
+    cuMemPrefetchAsync_v2(address: u64, bytes: usize, location: u64, flags: u32, stream: Stream) => spill::advise(call);
+    cuMemPrefetchAsync_v2_ptsz(address: u64, bytes: usize, location: u64, flags: u32, stream: Stream) => spill::advise(call);
+    cuMemPrefetchBatchAsync(addresses: *mut u64, sizes: *mut usize, count: usize, locations: *mut u64, indexes: *mut usize, location_count: usize, flags: u64, stream: Stream) => spill::advise(call);
+    cuMemPrefetchBatchAsync_ptsz(addresses: *mut u64, sizes: *mut usize, count: usize, locations: *mut u64, indexes: *mut usize, location_count: usize, flags: u64, stream: Stream) => spill::advise(call);
     cuMemFree(pointer: u32) => free_pointer(pointer.into(), call);
     cuMemFree_v2(pointer: u64) => free_pointer(pointer, call);
 }

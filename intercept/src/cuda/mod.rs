@@ -26,6 +26,7 @@ mod pool;
 mod query;
 mod queue;
 pub mod size;
+mod spill;
 mod stream;
 mod stream_handle;
 mod timing;

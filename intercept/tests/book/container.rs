@@ -30,7 +30,7 @@ impl Container {
             priority: 5,
             ceiling_percent: 100,
         };
-        std::fs::write(folder.path().join("limits"), encode_limits(&[device]).unwrap()).unwrap();
+        std::fs::write(folder.path().join("limits"), encode_limits(&[device], 0).unwrap()).unwrap();
         let mut usage = std::fs::File::create(folder.path().join("usage")).unwrap();
         usage.write_all(&empty_usage_header()).unwrap();
         usage.set_len(USAGE_LEN as u64).unwrap();

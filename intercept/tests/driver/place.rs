@@ -223,7 +223,7 @@ fn fill_home(home: &Path, driver: &[PathBuf; 2], uuids: &[[u8; 16]], share: &Sha
         ceiling_percent: 100,
     };
     let limits: Vec<_> = uuids.iter().zip(share.limits).enumerate().map(limit).collect();
-    std::fs::write(home.join("limits"), encode_limits(&limits).unwrap()).unwrap();
+    std::fs::write(home.join("limits"), encode_limits(&limits, 0).unwrap()).unwrap();
     let mut usage = empty_usage_header().to_vec();
     usage.resize(USAGE_LEN, 0);
     std::fs::write(home.join("usage"), usage).unwrap();

@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use gpushare_inventory::DeviceMemory;
 use serde::Deserialize;
 use serde_json::to_string;
 
@@ -38,6 +39,8 @@ enum Row {
 pub(crate) struct Held {
     pub grants: Vec<Grant>,
     pub enforcement: Enforcement,
+    #[serde(default)]
+    pub host_memory: DeviceMemory,
 }
 
 /// The part of an entry that counts for others. The rest of its line is passed over.
@@ -95,7 +98,8 @@ impl Page {
             Row::Read(line) => self.parsed(line).map(|brief: Brief| brief.lease),
             Row::Written(entry) => {
                 let lease = &entry.lease;
-                Ok(Held { grants: lease.grants.clone(), enforcement: lease.enforcement })
+                let (enforcement, host_memory) = (lease.enforcement, lease.host_memory);
+                Ok(Held { grants: lease.grants.clone(), enforcement, host_memory })
             }
         })
     }

@@ -12,11 +12,11 @@ const MEASURED: usize = core::mem::offset_of!(LimitsFile, measured);
 const _: () = assert!(core::mem::offset_of!(super::LimitsHeader, sequence) == SEQUENCE.start);
 
 impl LimitsFile {
-    /// Writes all that `grants` says over whatever the file held, and leaves the measurements alone. Only one
+    /// Writes all that `grants` and `host_bytes` say over whatever the file held, and leaves the measurements alone. Only one
     /// writer may run at a time. A writer that died half-way leaves an odd sequence, from which the next
     /// writer continues. Each word is stored once, so a reader of a single word sees the old or the new
     /// value. Grants beyond the file's last line are not written.
-    pub fn set_grants(&self, grants: &[DeviceLimits]) {
+    pub fn set_grants(&self, grants: &[DeviceLimits], host_bytes: u64) {
         let header = &self.header;
         let writing = header.sequence.load(Relaxed) | 1;
         header.sequence.store(writing, Relaxed);
@@ -30,6 +30,12 @@ impl LimitsFile {
         for (index, line) in self.devices.iter().enumerate() {
             line.set(grants.get(index));
         }
+        let host = self.devices.get(grants.len()).filter(|_| host_bytes > 0);
+        if let Some(line) = host {
+            line.memory_bytes.store(host_bytes, Relaxed);
+        }
+        let after = u32::try_from(grants.len()).map_or(0, |count| count.saturating_add(1));
+        header.host_line.store(host.map_or(0, |_| after), Relaxed);
         let limited = grants.iter().zip(&self.devices).filter(|(grant, _)| grant.limits_compute());
         header.compute_limited.store(limited.fold(0, |count, _| count + 1), Relaxed);
         header.devices.store(grants.iter().zip(&self.devices).fold(0, |count, _| count + 1), Relaxed);
@@ -75,10 +81,10 @@ mod tests {
         let wild = [0xa7; LIMITS_LEN];
         let few = [device(1, 4 << 30), device(2, u64::MAX)];
         let many = vec![device(9, 1); MAX_DEVICES];
-        for grants in [&few[..], &many[..], &[]] {
-            let new = encode_limits(grants).unwrap();
-            for old in [empty(), mapped(&wild), mapped(&encode_limits(&[device(7, 7)]).unwrap())] {
-                old.set_grants(grants);
+        for (grants, host) in [(&few[..], 0), (&few[..], 3 << 30), (&many[..], 0), (&[], 0)] {
+            let new = encode_limits(grants, host).unwrap();
+            for old in [empty(), mapped(&wild), mapped(&encode_limits(&[device(7, 7)], 9).unwrap())] {
+                old.set_grants(grants, host);
                 assert!(grants_are(&bytes_of(&old), &new), "{} grants", grants.len());
                 assert!(old.is_known());
             }
@@ -87,7 +93,7 @@ mod tests {
 
     #[test]
     fn every_byte_of_a_grant_is_compared_and_no_byte_of_a_measurement() {
-        let granted = encode_limits(&[device(1, 1)]).unwrap();
+        let granted = encode_limits(&[device(1, 1)], 0).unwrap();
         for at in 0..LIMITS_LEN {
             let mut bytes = granted;
             bytes[at] ^= 2;
@@ -104,16 +110,16 @@ mod tests {
     fn measurements_survive_a_change_of_grants() {
         let file = empty();
         file.measured[0].until.store(5, Relaxed);
-        file.set_grants(&[device(1, 1)]);
+        file.set_grants(&[device(1, 1)], 0);
         assert_eq!(file.measured[0].until.load(Relaxed), 5);
     }
 
     #[test]
     fn a_writer_that_died_half_way_is_followed_by_a_whole_one() {
         let file = empty();
-        file.set_grants(&[device(1, 1)]);
+        file.set_grants(&[device(1, 1)], 0);
         file.header.sequence.fetch_add(1, Relaxed);
-        file.set_grants(&[device(1, 2)]);
+        file.set_grants(&[device(1, 2)], 0);
         assert_eq!(file.header.sequence.load(Relaxed) % 2, 0);
         assert_eq!(file.memory(0), 2);
     }

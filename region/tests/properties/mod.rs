@@ -38,7 +38,7 @@ pub fn usage(bytes: &[u8]) {
 /// Checks the readers of a limits file over these bytes. A container that may mount could have written them.
 pub fn limits(bytes: &[u8]) {
     assert_eq!(measurements(bytes).is_some(), bytes.len() >= LIMITS_LEN);
-    let none = encode_limits(&[]).expect("no GPU is not too many");
+    let none = encode_limits(&[], 0).expect("no GPU is not too many");
     if grants_are(bytes, &none) {
         assert_eq!(bytes.len(), LIMITS_LEN);
         let mut other = bytes.to_vec();

@@ -10,11 +10,12 @@ use crate::dialects;
 use crate::sources::cdi;
 use crate::sources::entry::Entry;
 use gpushare_claims::{
-    Amount, Cap, Claim, ComputePolicy, Container, Cores, Devices, MemoryRequest, Mode, NodeGpus, Rank,
-    RequestError, Scope, Span, Told, ValueError, Word, Words, conflict, count, rank_of_annotation, shortened,
+    Amount, Cap, Claim, ComputePolicy, Container, Cores, Devices, GrammarError, MemoryRequest, Mode,
+    NodeGpus, Rank, RequestError, Scope, Span, Told, ValueError, Word, Words, conflict, count,
+    rank_of_annotation, shortened,
 };
 
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 12] = [
     "memory",
     POD_MEMORY,
     "cores",
@@ -24,6 +25,7 @@ const NAMES: [&str; 11] = [
     "mode",
     "compute-policy",
     "capabilities",
+    "host-memory",
     "priority",
     "scope",
 ];
@@ -145,6 +147,11 @@ impl<'a, 'b> Keys<'a, 'b> {
                 Claim { compute_policy: Some(key.parse()?), burst, ..claim }
             }
             "capabilities" => Claim { capabilities: Some(key.parse()?), ..claim },
+            "host-memory" => {
+                let memory = key.parse::<MemoryRequest>()?.bytes();
+                let memory = memory.ok_or_else(|| key.malformed(GrammarError::NotAnAmount))?;
+                Claim { host_memory: Some(memory), ..claim }
+            }
             "priority" => Claim { priority: Some(key.parse()?), ..claim },
             "count" => {
                 let count = count(&key.value).map_err(|error| key.malformed(error))?;

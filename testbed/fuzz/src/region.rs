@@ -8,7 +8,7 @@ mod properties;
 /// Runs the host's readers of a limits file on `data`, and on a valid file that begins with `data`.
 pub fn limits(data: &[u8]) {
     properties::limits(data);
-    let mut file = encode_limits(&[]).expect("no GPU is not too many");
+    let mut file = encode_limits(&[], 0).expect("no GPU is not too many");
     let length = data.len().min(LIMITS_LEN);
     file[..length].copy_from_slice(&data[..length]);
     properties::limits(&file);

@@ -1,6 +1,7 @@
 //! Multiplies two matrices: checks the result, or measures how many products a second.
 
 use std::ffi::CStr;
+use std::io::{Write, stdout};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -75,6 +76,12 @@ pub struct Product {
     /// Seconds for which to go on, if more than one product is wanted
     #[arg(long, default_value_t = 0.0)]
     seconds: f64,
+    /// Sizes in MiB to allocate first, and to keep
+    #[arg(long)]
+    beside: Vec<usize>,
+    /// Seconds for which all is kept after the line
+    #[arg(long, default_value_t = 0)]
+    hold: u64,
 }
 
 impl Product {
@@ -92,6 +99,9 @@ impl Product {
         let [left, right] = [(7, 3), (5, 11)].map(|(factor, modulus)| {
             (0_u8..modulus).cycle().step_by(factor).take(n * n).map(f32::from).collect::<Vec<_>>()
         });
+        for mib in &self.beside {
+            done((driver.allocate)(&mut 0, mib << 20), "cuMemAlloc")?;
+        }
         let mut addresses = [0; 3];
         for address in &mut addresses {
             done((driver.allocate)(address, n * n * 4), "cuMemAlloc")?;
@@ -119,6 +129,9 @@ impl Product {
         done((driver.copy_out)(result.as_mut_ptr(), addresses[2], n * n * 4), "cuMemcpyDtoH")?;
         check(&left, &right, &result, n)?;
         println!("right {}", result.iter().sum::<f32>());
+        addresses.iter().rev().try_for_each(|address| done((driver.free)(*address), "cuMemFree"))?;
+        stdout().flush()?;
+        std::thread::sleep(Duration::from_secs(self.hold));
         Ok(())
     }
 

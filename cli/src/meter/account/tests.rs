@@ -36,6 +36,7 @@ fn lease(id: i64, cores: Option<u8>, compute_policy: ComputePolicy) -> Lease {
         enforcement: Enforcement::Intercepted,
         compute_policy,
         ceiling: Cores::ALL,
+        host_memory: DeviceMemory::ZERO,
         priority: Priority::default(),
         granted_at: 0,
         restated: std::collections::BTreeMap::new(),

@@ -28,6 +28,7 @@ fn lease(memory: u64, cores: Option<u8>) -> Lease {
         enforcement: Enforcement::Intercepted,
         compute_policy: ComputePolicy::Burst,
         ceiling: Cores::ALL,
+        host_memory: gpushare_inventory::DeviceMemory::ZERO,
         priority: Priority::default(),
         granted_at: 0,
         restated: std::collections::BTreeMap::new(),
@@ -38,7 +39,7 @@ fn lease(memory: u64, cores: Option<u8>) -> Lease {
 /// system.
 fn region(lease: &Lease) -> (tempfile::TempDir, Region) {
     let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("limits"), encode_limits(&limits(lease)).unwrap()).unwrap();
+    fs::write(folder.path().join("limits"), encode_limits(&limits(lease), 0).unwrap()).unwrap();
     let mut usage = vec![0; USAGE_LEN];
     usage[..USAGE_HEADER_LEN].copy_from_slice(&empty_usage_header());
     fs::write(folder.path().join("usage"), usage).unwrap();

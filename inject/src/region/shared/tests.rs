@@ -33,6 +33,7 @@ fn lease(container: &str, others: Vec<Member>, enforcement: Enforcement) -> Leas
         enforcement,
         compute_policy: ComputePolicy::Fixed,
         ceiling: Cores::ALL,
+        host_memory: DeviceMemory::ZERO,
         priority: Priority::default(),
         granted_at: 0,
         restated: std::collections::BTreeMap::new(),

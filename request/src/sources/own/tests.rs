@@ -212,6 +212,33 @@ fn mps_has_a_shares_limits_and_holds_compute_of_one_gpu_by_itself() {
 }
 
 #[test]
+fn host_memory_is_the_least_that_is_named_and_granted_by_who_may_grant() {
+    let host = |annotations: &[(&str, &str)], env: &[&str]| {
+        read(annotations, env).map(|request| request.unwrap().host_memory.bytes() >> 30)
+    };
+    let annotated = [("gpushare.io/memory", "4GiB"), ("gpushare.io/host-memory", "2GiB")];
+    assert_eq!(host(&annotated, &[]), Ok(2));
+    assert_eq!(host(&annotated[..1], &[]), Ok(0));
+    assert_eq!(host(&[], &["GPUSHARE_MEMORY=4GiB", "GPUSHARE_HOST_MEMORY=3Gi"]), Ok(3));
+    assert_eq!(host(&[("gpushare.io/host-memory", "1GiB")], &["GPUSHARE_MODE=mps"]), Ok(1));
+    for (annotations, env, want) in [
+        (&[][..], &["GPUSHARE_HOST_MEMORY=50%"][..], "an amount with a unit"),
+        (&[], &["GPUSHARE_HOST_MEMORY=4"], "needs a unit"),
+        (&[], &["GPUSHARE_HOST_MEMORY=1GiB", "GPUSHARE_MODE=exclusive"], "no limit to pass"),
+        (&[], &["GPUSHARE_HOST_MEMORY=1GiB", "GPUSHARE_MODE=time-slice"], "no limit to pass"),
+        (&annotated, &["GPUSHARE_HOST_MEMORY=3GiB"], "GPUSHARE_HOST_MEMORY"),
+    ] {
+        let told = host(annotations, env).unwrap_err().to_string();
+        assert!(told.contains(want), "{annotations:?} {env:?}: {told}");
+    }
+    // A strict node's variables grant nothing, unless it gives them a ceiling.
+    let granted = [("alloc.gpushare.io/memory", "4GiB"), ("alloc.gpushare.io/host-memory", "2GiB")];
+    let told = strict(&granted[..1], &["GPUSHARE_HOST_MEMORY=1GiB"]).unwrap_err().to_string();
+    assert!(told.contains("GPUSHARE_HOST_MEMORY") && told.contains("request.strict"), "{told}");
+    assert!(strict(&granted, &["GPUSHARE_HOST_MEMORY=1GiB"]).is_ok(), "it may lower what was granted");
+}
+
+#[test]
 fn a_malformed_value_names_key_value_and_the_forms() {
     let text = read(&[], &["GPUSHARE_MEMORY=4096"]).unwrap_err().to_string();
     assert_eq!(

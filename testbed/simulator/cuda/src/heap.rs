@@ -185,6 +185,12 @@ impl Heap {
         found.filter(|allocation| address - allocation.start < allocation.length.max(1))
     }
 
+    /// As [`find`](Self::find), to change it.
+    pub fn find_mut(&mut self, address: u64) -> Option<&mut Allocation> {
+        let found = self.live.range_mut(..=address).next_back().map(|(_, allocation)| allocation);
+        found.filter(|allocation| address - allocation.start < allocation.length.max(1))
+    }
+
     /// The allocation that starts at `start`.
     pub fn at(&self, start: u64) -> Option<&Allocation> {
         self.live.get(&start)

@@ -9,7 +9,22 @@ use crate::context::current;
 use crate::driver::{Driver, driver, locked};
 use crate::heap::{Allocation, Kind, unreserve};
 
+/// `CU_MEM_ADVISE_SET_PREFERRED_LOCATION`.
+const PREFERRED_LOCATION: u32 = 3;
+/// `CU_DEVICE_CPU`.
+const HOST: i32 = -1;
+
 impl Driver {
+    /// Takes managed memory out of the GPU's, as its pages are the host's from now on.
+    fn leave_to_host(&self, address: u64) -> Result {
+        let mut heap = locked(&self.heap);
+        let found = heap.find_mut(address).filter(|found| found.kind == Kind::Managed);
+        let found = found.ok_or(Code::INVALID_VALUE)?;
+        let charged = std::mem::take(&mut found.charged);
+        self.gpu(found.ordinal)?.give(&self.session, charged);
+        Ok(())
+    }
+
     /// Charges the GPU `ordinal` if the kind says so, and finds addresses for `length` bytes.
     pub fn allocate(&self, ordinal: i32, context: Handle, kind: Kind, length: u64) -> Result<Allocation> {
         let gpu = self.gpu(ordinal)?;
@@ -224,8 +239,13 @@ exports! {
         driver()?.check(address, 1)
     }
 
-    fn cuMemAdvise(address: DevicePointer, length: usize, _advice: u32, _device: i32) {
-        driver()?.check(address, length as u64)
+    fn cuMemAdvise(address: DevicePointer, length: usize, advice: u32, device: i32) {
+        let driver = driver()?;
+        driver.check(address, length as u64)?;
+        if advice == PREFERRED_LOCATION && device == HOST {
+            driver.leave_to_host(address)?;
+        }
+        Ok(())
     }
 
     fn cuMemPrefetchAsync thread cuMemPrefetchAsync_ptsz
