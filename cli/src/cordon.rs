@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use gpushare_config::{Config, DEFAULT_PATH, ENVIRONMENT};
 use gpushare_inject::one_line;
-use gpushare_inventory::{Gpu, GpuUuid, Node};
+use gpushare_inventory::{Faults, Gpu, GpuUuid, Node};
 use gpushare_request::{DeviceSelector, find_gpu};
 
 use crate::file::{self, FileChange};
@@ -56,7 +56,7 @@ pub fn cordon(change: Change, names: &[String]) -> Result<()> {
     make_folder(&path)?;
     file::apply(&[FileChange { path, before, after: text(&cordoned) }])?;
     let now = Config::load()?.quota.cordoned;
-    let (_, store) = node::store(&config)?;
+    let (state, store) = node::store(&config)?;
     let loads = store.living_loads()?;
     for gpu in named {
         let known = gpus.iter().find(|known| known.uuid == gpu);
@@ -68,7 +68,11 @@ pub fn cordon(change: Change, names: &[String]) -> Result<()> {
                     "{name} is cordoned: no new share of it is given; {held} lease(s) stay"
                 ))?;
             }
-            (Change::Uncordon, false) => table::line(&format!("{name} gives new shares"))?,
+            (Change::Uncordon, false) => {
+                let mended = Faults::forget(state.path(), gpu)?;
+                let after = if mended { "; its fault is forgotten" } else { "" };
+                table::line(&format!("{name} gives new shares{after}"))?;
+            }
             (Change::Uncordon, true) => {
                 bail!("{name} stays cordoned: quota.cordoned of the settings names it; take it out there")
             }

@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 use anyhow::Result;
 use gpushare_config::{Config, OnCheating};
 use gpushare_inject::{MpsFolder, Region, is_served, one_line, out_of_service};
-use gpushare_inventory::Node;
+use gpushare_inventory::{Faults, Node};
 use gpushare_quota::{Lease, LeaseState, StateFolder, Store};
 use gpushare_request::ComputePolicy;
 use serde_json::json;
@@ -180,7 +180,8 @@ fn has_systemd() -> bool {
 }
 
 fn driver(config: &Config) -> Vec<Finding> {
-    let node = match Node::open(&config.roots) {
+    let faults = Faults::load(&config.paths.state);
+    let node = match Node::open(&config.roots).and_then(|node| node.without_faulty(&faults)) {
         Ok(node) => node,
         Err(error) => return vec![failure("driver", one_line(&error))],
     };

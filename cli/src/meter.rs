@@ -11,6 +11,7 @@ mod audit;
 mod burst;
 mod driver;
 mod kept;
+mod kernel_log;
 mod owner;
 mod process;
 mod response;
@@ -60,6 +61,7 @@ pub fn meter() -> Result<()> {
     let Some(_only) = lock::take(&lock_file(state.path()))? else {
         bail!("another gpushare meter runs on this node")
     };
+    kernel_log::watch(&config, state.path());
     tracing::info!("meter started");
     loop {
         wait_for_shares(&store)?;

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use gpushare_config::Config;
-use gpushare_inventory::{GpuUuid, Node, Totals, boot_id};
+use gpushare_inventory::{Faults, GpuUuid, Node, Totals, boot_id};
 use gpushare_quota::{StateFolder, Store};
 
 use crate::takeover::take_over;
@@ -17,7 +17,7 @@ pub fn inventory(config: &Config, state: &StateFolder) -> Result<Node> {
         Some(totals) => totals,
         None => crate::inventory::ask(&node, state)?,
     };
-    Ok(node.with_totals(&totals))
+    Ok(node.with_totals(&totals).without_faulty(&Faults::load(state.path()))?)
 }
 
 /// Opens the state folder and the store.

@@ -119,6 +119,7 @@ struct KubernetesSection {
 struct MeterSection {
     tolerance: String,
     on_cheating: String,
+    xids: Vec<u32>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -270,6 +271,7 @@ impl File {
             },
             meter: Meter {
                 tolerance: size("meter.tolerance", &self.meter.tolerance)?,
+                xids: self.meter.xids.iter().copied().collect(),
                 on_cheating: checked("meter.on_cheating", &self.meter.on_cheating, &ON_CHEATING)?,
             },
             log: log(self.log)?,

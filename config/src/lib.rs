@@ -94,6 +94,8 @@ pub struct Meter {
     pub tolerance: DeviceMemory,
     /// What happens to a container that breaks its share.
     pub on_cheating: OnCheating,
+    /// Numbers of the driver's errors (Xid) that take a GPU out of service.
+    pub xids: BTreeSet<u32>,
 }
 
 /// What the meter does about a container that breaks its share: it damages its limits, or uses more than they

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use gpushare_inventory::{Node, NodeError, Totals};
+use gpushare_inventory::{Faults, Node, NodeError, Totals};
 use gpushare_quota::{
     Enforcement, Holder, HolderError, Lease, LeaseKey, Member, Pod, Reservation, ReserveError, StateError,
     StateFolder, Store, StoreError, Swept,
@@ -204,7 +204,7 @@ pub fn known_node(state: &StateFolder, settings: &Settings) -> Result<Node, Gran
             node_facts::load(&node, state.path())?.ok_or(NodeFactsError::Differs)?
         }
     };
-    Ok(node.with_totals(&totals))
+    Ok(node.with_totals(&totals).without_faulty(&Faults::load(state.path()))?)
 }
 
 /// All that a grant depends on besides the quota store: the container's request, its image, and the node.

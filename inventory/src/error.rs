@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::driver::DriverError;
 use crate::proc::ProcError;
+use crate::uuid::GpuUuid;
 
 /// A GPU that the driver shows but that cannot be given to a container. It keeps its index, so that the
 /// others keep theirs.
@@ -50,6 +51,17 @@ pub enum NodeError {
         path: PathBuf,
         /// The missing label.
         what: &'static str,
+    },
+    /// The kernel's log told of an error after which no new container gets the GPU.
+    #[error(
+        "the driver reported {why} in this boot (kernel log, gpushare meter); drain and reset it (nvidia-smi -r), then run \
+         `gpushare uncordon {gpu}`"
+    )]
+    Faulty {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// Number and text of the error.
+        why: String,
     },
     /// A device node is missing or is no character device.
     #[error("device node {path} is missing or of another kind; create it with `gpushare system nodes`")]

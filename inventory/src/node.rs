@@ -10,6 +10,7 @@ use crate::device_node::{
 };
 use crate::driver::Driver;
 use crate::error::{NodeError, SickGpu};
+use crate::fault::Faults;
 use crate::folder;
 use crate::gpu::{Gpu, PciAddress, pci_folders};
 use crate::place::Place;
@@ -95,6 +96,26 @@ impl Node {
         }
         self.totals = Some(totals.clone());
         self
+    }
+}
+
+impl Node {
+    /// Takes faulty GPUs out of service.
+    ///
+    /// # Errors
+    /// When there is no other GPU.
+    pub fn without_faulty(mut self, faults: &Faults) -> Result<Self, NodeError> {
+        let why = |gpu: &Gpu| faults.of(gpu.uuid).map(str::to_owned);
+        for (gpu, why) in self.gpus.iter().filter_map(|gpu| Some((gpu, why(gpu)?))) {
+            let (index, address) = (gpu.index, gpu.place.pci_bus_id.clone());
+            self.sick.push(SickGpu { index, address, why: NodeError::Faulty { gpu: gpu.uuid, why } });
+        }
+        self.sick.sort_by_key(|sick| sick.index);
+        self.gpus.retain(|gpu| faults.of(gpu.uuid).is_none());
+        if self.gpus.is_empty() {
+            return Err(NodeError::NoneInService { sick: self.sick });
+        }
+        Ok(self)
     }
 }
 

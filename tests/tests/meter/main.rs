@@ -2,6 +2,7 @@
 //! containers that run, and sees what happens outside of the libraries.
 
 mod cheating;
+mod faults;
 
 use std::fs;
 use std::path::Path;

@@ -1,0 +1,183 @@
+//! Faults of GPUs that the kernel's log tells (Xid), kept for this boot: a file for each faulty GPU.
+//!
+//! The driver writes `NVRM: Xid (PCI:0000:3b:00): 79, pid=…, GPU has fallen off the bus.` (NVIDIA's guide to Xid
+//! errors). Many numbers are a program's own mistakes; which of them make a GPU unfit for new containers, the
+//! settings say.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use crate::gpu::{Gpu, PciAddress};
+use crate::proc::{ProcError, boot_id, pci_address};
+use crate::uuid::GpuUuid;
+
+/// The folder in the state folder.
+const FOLDER: &str = "faults";
+/// The number of the last record of the kernel's log that was acted on.
+const SEEN: &str = ".seen";
+
+/// An Xid of one GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Xid {
+    /// The GPU's PCI address; NVIDIA leaves the function out.
+    address: PciAddress,
+    /// The error's number.
+    pub number: u32,
+    /// What the driver says after it.
+    pub text: String,
+    /// Number of the record in the kernel's log; 0 where it has none.
+    pub record: u64,
+}
+
+impl Xid {
+    /// The Xid of a record of `/dev/kmsg`, as `4,339,5140900,-;NVRM: Xid (PCI:0000:3b:00): 79, …` (kernel,
+    /// Documentation/ABI/testing/dev-kmsg). Only the kernel's own records count, and only what they begin
+    /// with: names of programs stand in many.
+    pub fn parse(record: &str) -> Option<Self> {
+        let (prefix, message) = record.split_once(';')?;
+        let mut fields = prefix.split(',');
+        // Priority and facility in one number; the facility of the kernel is 0.
+        fields.next()?.parse::<u32>().ok().filter(|priority| *priority < 8)?;
+        let record = fields.next()?.parse().ok()?;
+        let (address, rest) = message.strip_prefix("NVRM: Xid (PCI:")?.split_once("): ")?;
+        let whole = if address.contains('.') { address.to_owned() } else { format!("{address}.0") };
+        let (number, text) = rest.split_once(',').unwrap_or((rest, ""));
+        let text: String = text.trim().chars().filter(|c| !c.is_control()).take(200).collect();
+        Some(Self { address: pci_address(&whole)?, number: number.trim().parse().ok()?, text, record })
+    }
+
+    /// Which of these GPUs it is of.
+    pub fn gpu<'a>(&self, gpus: &'a [Gpu]) -> Option<&'a Gpu> {
+        let (domain, bus, device, _) = self.address;
+        let is_it = |gpu: &&Gpu| {
+            pci_address(&gpu.place.pci_bus_id).is_some_and(|(a, b, c, _)| (a, b, c) == (domain, bus, device))
+        };
+        gpus.iter().find(is_it)
+    }
+}
+
+/// The faulty GPUs of this boot, each with what the kernel's log says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Faults(BTreeMap<GpuUuid, String>);
+
+impl Faults {
+    /// Those that were noted in this boot. What cannot be read was not noted.
+    pub fn load(state: &Path) -> Self {
+        let Ok(boot) = boot_id() else { return Self::default() };
+        let entries = fs::read_dir(state.join(FOLDER)).into_iter().flatten().flatten();
+        let noted = entries.filter_map(|entry| {
+            let gpu = entry.file_name().to_str()?.parse().ok()?;
+            let text = fs::read_to_string(entry.path()).ok()?;
+            let (of, why) = text.split_once('\n')?;
+            (of == boot).then(|| (gpu, why.trim().to_owned()))
+        });
+        Self(noted.collect())
+    }
+
+    /// Why the GPU is faulty; `None` where nothing was noted.
+    pub fn of(&self, gpu: GpuUuid) -> Option<&str> {
+        self.0.get(&gpu).map(String::as_str)
+    }
+
+    /// Notes that a GPU is faulty. Returns whether it was not noted before.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn note(state: &Path, gpu: GpuUuid, xid: &Xid) -> io::Result<bool> {
+        let is_new = Self::load(state).of(gpu).is_none();
+        if is_new {
+            let why = format!("{}\nXid {}: {}\n", boot()?, xid.number, xid.text);
+            write(state, &gpu.to_string(), &why)?;
+        }
+        Ok(is_new)
+    }
+
+    /// Forgets the fault of a GPU. Returns whether one was noted.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn forget(state: &Path, gpu: GpuUuid) -> io::Result<bool> {
+        match fs::remove_file(state.join(FOLDER).join(gpu.to_string())) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The number of the last record of the kernel's log that was acted on in this boot.
+    pub fn seen(state: &Path) -> Option<u64> {
+        let text = fs::read_to_string(state.join(FOLDER).join(SEEN)).ok()?;
+        let (of, record) = text.split_once('\n')?;
+        (of == boot_id().ok()?).then(|| record.trim().parse().ok())?
+    }
+
+    /// Notes that the records up to this one were acted on: a fault that was forgotten does not come back
+    /// with the next reader of the log.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn note_seen(state: &Path, record: u64) -> io::Result<()> {
+        write(state, SEEN, &format!("{}\n{record}\n", boot()?))
+    }
+}
+
+fn boot() -> io::Result<String> {
+    boot_id().map_err(|error: ProcError| io::Error::other(error))
+}
+
+/// Readers see the file whole or not at all.
+fn write(state: &Path, name: &str, text: &str) -> io::Result<()> {
+    let folder: PathBuf = state.join(FOLDER);
+    DirBuilder::new().mode(0o700).recursive(true).create(&folder)?;
+    let new = folder.join(format!(".new-{name}"));
+    fs::write(&new, text)?;
+    fs::rename(new, folder.join(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_kernels_own_records_of_the_drivers_form_are_xids() {
+        let xid = Xid::parse("4,339,5140900,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n SUBSYSTEM=pci").unwrap();
+        assert_eq!((xid.number, xid.record, xid.address), (79, 339, (0, 0x3b, 0, 0)));
+        assert!(xid.text.ends_with("off the bus. SUBSYSTEM=pci") && !xid.text.contains('\n'), "{}", xid.text);
+        let azure = Xid::parse("3,7,1,-;NVRM: Xid (PCI:00000001:00:00): 48, Double Bit ECC Error").unwrap();
+        assert_eq!((azure.number, azure.address), (48, (1, 0, 0, 0)));
+        assert_eq!(Xid::parse("3,7,1,-;NVRM: Xid (PCI:0000:01:00.0): 62").unwrap().number, 62);
+        for none in [
+            "",
+            "NVRM: Xid (PCI:0000:3b:00): 79, x",
+            "12,339,1,-;NVRM: Xid (PCI:0000:3b:00): 79, a program wrote it",
+            "4,339,1,-;python3[1]: segfault NVRM: Xid (PCI:0000:3b:00): 79, x",
+            "4,339,1,-;NVRM: Xid (PCI:0000:3b:00): many, x",
+            "4,339,1,-;NVRM: Xid (PCI:zz): 79, x",
+            "4,x,1,-;NVRM: Xid (PCI:0000:3b:00): 79, x",
+            "4,1,1,-;NVRM: GPU at PCI:0000:3b:00: GPU-x",
+        ] {
+            assert_eq!(Xid::parse(none), None, "{none:?}");
+        }
+    }
+
+    #[test]
+    fn a_fault_is_noted_once_for_this_boot_and_forgotten() {
+        let state = tempfile::tempdir().unwrap();
+        let gpu = GpuUuid::from_bytes([3; 16]);
+        let xid = Xid::parse("4,9,1,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.").unwrap();
+        assert_eq!(Faults::load(state.path()), Faults::default());
+        assert!(
+            Faults::note(state.path(), gpu, &xid).unwrap() && !Faults::note(state.path(), gpu, &xid).unwrap()
+        );
+        Faults::note_seen(state.path(), 9).unwrap();
+        assert_eq!(Faults::seen(state.path()), Some(9));
+        assert_eq!(Faults::load(state.path()).of(gpu), Some("Xid 79: GPU has fallen off the bus."));
+        let path = state.path().join(FOLDER).join(gpu.to_string());
+        fs::write(&path, "another-boot\nXid 79: x\n").unwrap();
+        assert_eq!(Faults::load(state.path()).of(gpu), None);
+        assert!(Faults::forget(state.path(), gpu).unwrap() && !Faults::forget(state.path(), gpu).unwrap());
+    }
+}
