@@ -26,6 +26,12 @@ if [ -z "$destdir" ] && [ "${FORCE:-0}" != 1 ] && [ -x "$root/bin/gpushare" ]; t
     }
 fi
 
+# MPS gives GPUs back a moment after the last share, if it is served.
+if [ -z "$destdir" ] && [ "${FORCE:-0}" != 1 ] && ls /run/gpushare/mps/*/compute-mode >/dev/null 2>&1; then
+    echo "uninstall.sh: GPUs are still in MPS' compute mode: keep \`gpushare mps serve\` running for a moment, or say FORCE=1" >&2
+    exit 1
+fi
+
 # An engine that still names the runtime could start none of its containers, nor stop those that it has.
 if [ -z "$destdir" ] && [ "${FORCE:-0}" != 1 ] && [ -x "$root/bin/gpushare" ]; then
     for engine in docker containerd crio podman; do

@@ -150,8 +150,11 @@ impl<'a> Merge<'a> {
         }
         let stated = |claim: &Claim| claim.mode.filter(|mode| *mode != Mode::Exclusive);
         let Some(least) = self.least(stated, |a, b| Ok(a.cmp(b)))? else { return Ok(Mode::Share) };
-        if least.value < Mode::TimeSlice {
-            return Ok(least.value);
+        if least.value == Mode::Share {
+            return Ok(Mode::Share);
+        }
+        if least.value == Mode::Mps {
+            return self.mps();
         }
         let turns = least.first;
         // What is said of memory beside turns is a need, and no limit, where one author wrote both. Images
@@ -164,6 +167,20 @@ impl<'a> Merge<'a> {
             self.differ(limit, turns, "the share counts")?;
         }
         Ok(if limits.is_empty() { least.value } else { Mode::Share })
+    }
+
+    /// MPS, where a claim asks for it that is believed as far as any that states a mode or amounts: its
+    /// neighbours' faults are the container's, which no image decides for who is trusted more.
+    fn mps(&mut self) -> Result<Mode, RequestError> {
+        let asking = self.claims.iter().copied().find(|claim| claim.mode == Some(Mode::Mps));
+        let first = self.claims.iter().copied().find(|claim| claim.states_amounts());
+        match (first, asking) {
+            (Some(first), Some(asking)) if asking.rank < first.rank => {
+                self.differ(first, asking, "the share counts")?;
+                Ok(Mode::Share)
+            }
+            _ => Ok(Mode::Mps),
+        }
     }
 
     /// Whether the container gets whole GPUs. It does where the most trusted claim with amounts says so and

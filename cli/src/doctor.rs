@@ -314,7 +314,7 @@ fn mps(state: &Path) -> Vec<Finding> {
         false if !folders.is_empty() => findings.push(warning(
             check,
             format!(
-                "is not served any more, though {} GPU(s) have its daemon or its compute mode: no container can join, and \
+                "is not served any more, though {} GPU(s) have its daemon or its compute mode: no daemon is started, and \
                  nothing is given back; {}",
                 folders.len(),
                 match has_systemd() {

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Result, bail};
 use clap::Subcommand;
@@ -24,6 +24,7 @@ use gpushare_inventory::GpuUuid;
 use gpushare_quota::{Company, Store};
 
 use self::daemon::Daemon;
+pub use self::daemon::is_of_mps;
 use crate::{lock, node};
 
 #[derive(Subcommand)]
@@ -51,7 +52,11 @@ pub fn serve() -> Result<()> {
         bail!("another gpushare mps serve runs on this node")
     };
     tracing::info!("MPS is served");
-    let mut ledger = Ledger { store: &store, seen: None, wanted: BTreeSet::new() };
+    let mut ledger = Ledger { store: &store, seen: None, read: None, wanted: BTreeSet::new() };
+    // No daemon ends before it is known who needs it.
+    while !ledger.read() {
+        sleep(RETRY);
+    }
     let mut served: BTreeMap<GpuUuid, Served> = BTreeMap::new();
     for folder in MpsFolder::existing(state.path()) {
         served.insert(folder.gpu(), Served::of(folder, &config));
@@ -71,33 +76,37 @@ pub fn serve() -> Result<()> {
 /// Which GPUs are shared by MPS, as the quota store last said.
 struct Ledger<'a> {
     store: &'a Store,
-    seen: Option<std::time::SystemTime>,
+    /// When it was last changed, as far as it was read.
+    seen: Option<SystemTime>,
+    /// When it was last read.
+    read: Option<Instant>,
     wanted: BTreeSet<GpuUuid>,
 }
 
 impl Ledger<'_> {
     fn wanted(&mut self) -> &BTreeSet<GpuUuid> {
         let change = self.store.last_change();
-        if change.is_none() || change != self.seen {
-            self.read();
+        // Two changes of one tick of the clock have one time.
+        let is_old = self.read.is_none_or(|read| read.elapsed() >= RETRY);
+        if (change.is_none() || change != self.seen || is_old) && self.read() {
             self.seen = change;
         }
         &self.wanted
     }
 
-    /// Reads the store as it is now. What cannot be read stays as it was known: no daemon ends for it.
-    fn read(&mut self) {
+    /// Reads the store as it is now, and returns whether it could be read. If not, what is known stays.
+    fn read(&mut self) -> bool {
+        self.read = Some(Instant::now());
         let leases = match self.store.leases() {
             Ok(leases) => leases,
-            Err(error) => return tracing::warn!(error = one_line(&error), "the store cannot be asked"),
+            Err(error) => {
+                tracing::warn!(error = one_line(&error), "the store cannot be asked");
+                return false;
+            }
         };
         let by_mps = leases.iter().filter(|lease| lease.enforcement.terms().company == Company::Mps);
         self.wanted = by_mps.flat_map(|lease| &lease.grants).map(|grant| grant.gpu).collect();
-    }
-
-    /// Which leases stand, by id.
-    fn standing(&self) -> Option<BTreeSet<i64>> {
-        Some(self.store.leases().ok()?.iter().map(|lease| lease.id).collect())
+        true
     }
 }
 
@@ -128,7 +137,6 @@ impl<'a> Served<'a> {
             (true, true) if is_due => {
                 let answered = self.daemon.ask();
                 self.note(answered.and_then(|()| self.daemon.publish()));
-                self.forget_users(ledger);
             }
             (true, false) if is_due || !self.is_failing => {
                 if !is_first && !self.is_failing {
@@ -146,8 +154,7 @@ impl<'a> Served<'a> {
     /// store since before the mark was taken away.
     fn end(&mut self, ledger: &mut Ledger) {
         let _ = fs::remove_file(self.folder.ready());
-        ledger.read();
-        if ledger.wanted.contains(&self.folder.gpu()) {
+        if !ledger.read() || ledger.wanted.contains(&self.folder.gpu()) {
             self.last = None;
             return;
         }
@@ -173,17 +180,6 @@ impl<'a> Served<'a> {
         let _ = fs::write(self.folder.error(), &why);
         if !was_failing {
             tracing::error!(gpu = %self.folder.gpu(), why, "MPS does not run");
-        }
-    }
-
-    /// Forgets the users of leases that ended.
-    fn forget_users(&self, ledger: &Ledger) {
-        let Some(standing) = ledger.standing() else { return };
-        for entry in fs::read_dir(self.folder.users()).into_iter().flatten().flatten() {
-            let id = entry.file_name().to_str().and_then(|name| name.parse().ok());
-            if id.is_none_or(|id| !standing.contains(&id)) {
-                let _ = fs::remove_file(entry.path());
-            }
         }
     }
 }

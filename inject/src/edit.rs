@@ -12,6 +12,7 @@ use gpushare_request::{Container, GRANTED_LIST, HANDED, Interceptor, is_privileg
 use serde_json::{Map, Value, json};
 
 use crate::host_files::is_same_file;
+use crate::mps::SHARED_MEMORY;
 use crate::parts::{device_numbers, entries, number, text, texts};
 use crate::plan::{Plan, READ_ONLY};
 
@@ -278,8 +279,10 @@ fn is_our_mount(mount: &Value) -> bool {
 /// must not keep the files of a whole GPU.
 fn is_of_a_plan(mount: &Value, sources: &[PathBuf]) -> bool {
     let source = Path::new(text(mount, "source"));
-    let as_we_do = mount.get("options") == Some(&json!(READ_ONLY)) && text(mount, "type") == "bind";
-    as_we_do && sources.iter().any(|folder| source.starts_with(folder))
+    // What MPS' clients share is mounted at a place of the engine's.
+    let is_shared = text(mount, "destination") == SHARED_MEMORY;
+    let as_we_do = is_shared || mount.get("options") == Some(&json!(READ_ONLY));
+    as_we_do && text(mount, "type") == "bind" && sources.iter().any(|folder| source.starts_with(folder))
 }
 
 fn hooks(json: &mut Value, plan: &Plan) -> Result<(), EditError> {

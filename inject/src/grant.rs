@@ -162,9 +162,11 @@ pub fn grant<T, E: From<GrantError>>(
     let reservation = facts.reserve(&requester, &store, settings)?;
     let undo = Undo::of(&store, &facts.state, reservation.lease());
     let reservation = reservation; // dropped before `undo`, which asks what became of the lease
-    if reservation.lease().enforcement_for(&facts.request) == Enforcement::Mps {
-        mps::join(&requester.json, &facts.state, &store, reservation.lease()).map_err(GrantError::from)?;
+    match reservation.lease().enforcement_for(&facts.request) {
+        Enforcement::Mps => mps::join(&requester.json, &facts.state, &store, reservation.lease()),
+        _ => mps::await_end(&facts.state, reservation.lease()),
     }
+    .map_err(GrantError::from)?;
     let files = facts.files(reservation.lease(), settings)?;
     let plan = facts.plan(reservation.lease(), &files, requester.needs_poststop)?;
     make_region(&facts.state, reservation.lease(), &facts.request).map_err(GrantError::from)?;

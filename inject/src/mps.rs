@@ -12,12 +12,13 @@ use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
 use gpushare_inventory::GpuUuid;
-use gpushare_quota::{Holder, Lease, StateFolder, Store, StoreError};
+use gpushare_quota::{Holder, Lease, StateFolder, Store, StoreError, lock_without_queue};
 use gpushare_region::path as inner;
 use oci_spec::runtime::Mount;
 use serde_json::Value;
 
 use crate::edit::has_user_namespace;
+use crate::parts::entries;
 use crate::plan::bind;
 
 /// The folder in the state folder with a folder for each GPU.
@@ -89,6 +90,25 @@ pub enum MpsError {
          start it without one, or ask for mode share"
     )]
     UserNamespace,
+    /// A mount that what all clients share would hide.
+    #[error(
+        "{path} would lie below /dev/shm, which all containers in mode mps of a GPU have in common; mount it elsewhere, or ask for \
+         mode share"
+    )]
+    BelowSharedMemory {
+        /// Where the bundle mounts something.
+        path: String,
+    },
+    /// MPS has not given a GPU back that is granted in another mode.
+    #[error(
+        "{gpu} is still in MPS' compute mode after {} seconds; see `gpushare doctor`, and keep `gpushare mps serve` running, which \
+         gives it back",
+        WAIT.as_secs()
+    )]
+    NotGivenBack {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
     /// A file cannot be used.
     #[error("cannot use {path}")]
     Io {
@@ -186,7 +206,8 @@ impl MpsFolder {
         self.folder.join("compute-mode")
     }
 
-    /// A file for each lease, with the user whose containers hold it.
+    /// A file for each lease and user whose containers hold it, named `LEASE-USER`. The folder is locked by
+    /// who changes it.
     pub fn users(&self) -> PathBuf {
         self.folder.join("users")
     }
@@ -248,24 +269,33 @@ impl MpsFolder {
         (noted + Duration::from_millis(20) >= began).then(|| fs::read_to_string(self.error()).ok())?
     }
 
-    /// Notes the user of a lease, and refuses one who would wait for another. Of two that come at once the
-    /// later lease is refused.
+    /// Notes the user of a lease, and refuses one who would wait for another: one at a time, since all notes
+    /// are of leases that stood before they were written. Notes of leases that ended are removed.
     fn enter(&self, store: &Store, lease: &Lease, user: u32) -> Result<(), MpsError> {
-        let note = self.users().join(lease.id.to_string());
-        fs::write(&note, user.to_string()).map_err(Self::io(note))?;
+        let users = self.users();
+        let io = || Self::io(users.clone());
+        let folder = File::open(&users).map_err(io())?;
+        let Some(_turn) = lock_without_queue(folder).map_err(io())? else {
+            return Err(io()(ErrorKind::TimedOut.into()));
+        };
+        let notes: Vec<_> = fs::read_dir(&users).map_err(io())?.flatten().collect();
+        // Read after the notes: a note without its lease is of one that ended.
         let leases = store.leases()?;
-        let entries = fs::read_dir(self.users()).map_err(Self::io(self.users()))?;
-        for entry in entries.flatten() {
-            let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<i64>().ok()) else {
-                continue;
-            };
-            let stands = leases.iter().any(|lease| lease.id == id);
-            let noted = fs::read_to_string(entry.path()).ok().and_then(|text| text.parse().ok());
-            if let Some(other) = noted.filter(|other| stands && id < lease.id && *other != user) {
-                return Err(MpsError::OtherUser { own: user, other, gpu: self.gpu });
+        for note in notes {
+            let name = note.file_name();
+            let noted = name.to_str().and_then(|name| name.split_once('-'));
+            let noted =
+                noted.and_then(|(id, user)| Some((id.parse::<i64>().ok()?, user.parse::<u32>().ok()?)));
+            match noted.filter(|(id, _)| leases.iter().any(|lease| lease.id == *id)) {
+                None => drop(fs::remove_file(note.path())),
+                Some((_, other)) if other != user => {
+                    return Err(MpsError::OtherUser { own: user, other, gpu: self.gpu });
+                }
+                Some(_) => {}
             }
         }
-        Ok(())
+        let note = users.join(format!("{}-{user}", lease.id));
+        File::create(&note).map(drop).map_err(Self::io(note))
     }
 }
 
@@ -287,14 +317,26 @@ pub fn is_served(state: &Path) -> bool {
     file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
-/// Refuses a container that could never be a client, before anything is reserved for it.
-///
-/// # Errors
-/// When nobody serves MPS, or the container has a user namespace.
-pub(crate) fn admit(json: &Value, state: &StateFolder) -> Result<(), MpsError> {
+/// Refuses a container that could never be a client, whoever serves.
+fn check(json: &Value) -> Result<(), MpsError> {
     if has_user_namespace(json) {
         return Err(MpsError::UserNamespace);
     }
+    let targets = entries(json, "/mounts").filter_map(|mount| mount.get("destination")?.as_str());
+    let mut below =
+        targets.filter(|path| Path::new(path).starts_with(SHARED_MEMORY) && *path != SHARED_MEMORY);
+    match below.next() {
+        Some(path) => Err(MpsError::BelowSharedMemory { path: path.escape_debug().to_string() }),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a container that asks for MPS and cannot have it, before anything is reserved for it.
+///
+/// # Errors
+/// When nobody serves MPS, or the container could never be a client.
+pub(crate) fn admit(json: &Value, state: &StateFolder) -> Result<(), MpsError> {
+    check(json)?;
     let is_ready = || MpsFolder::existing(state.path()).iter().any(|folder| folder.daemon().is_some());
     if is_served(state.path()) || is_ready() { Ok(()) } else { Err(MpsError::NotServed) }
 }
@@ -305,12 +347,33 @@ pub(crate) fn admit(json: &Value, state: &StateFolder) -> Result<(), MpsError> {
 /// # Errors
 /// When the daemon is not ready in 10 seconds, or another user has it.
 pub(crate) fn join(json: &Value, state: &StateFolder, store: &Store, lease: &Lease) -> Result<(), MpsError> {
+    // Also for one that asks for something else and joins its pod's lease.
+    check(json)?;
     let user = json.pointer("/process/user/uid").and_then(Value::as_u64).unwrap_or(0);
     let user = u32::try_from(user).unwrap_or(u32::MAX);
     for grant in &lease.grants {
         let folder = MpsFolder::of(state.path(), grant.gpu);
         folder.await_daemon(state.path())?;
         folder.enter(store, lease, user)?;
+    }
+    Ok(())
+}
+
+/// Waits until MPS has left the GPUs of a lease in another mode: its server may live a moment longer than its
+/// last lease, and lets nobody else have a context.
+///
+/// # Errors
+/// When it has not in 10 seconds.
+pub(crate) fn await_end(state: &StateFolder, lease: &Lease) -> Result<(), MpsError> {
+    let since = Instant::now();
+    for grant in &lease.grants {
+        let mode = MpsFolder::of(state.path(), grant.gpu).compute_mode();
+        while mode.exists() {
+            if since.elapsed() > WAIT {
+                return Err(MpsError::NotGivenBack { gpu: grant.gpu });
+            }
+            sleep(PAUSE);
+        }
     }
     Ok(())
 }

@@ -110,6 +110,8 @@ fn containers_run_at_once_within_their_memory_and_their_part_of_the_threads() {
     let share = Bundle::with_client().env("GPUSHARE_MEMORY", "1GiB");
     let turns = Bundle::with_client().env("GPUSHARE_MODE", "time-slice");
     let user = by_mps("1GiB", "").set("/process/user", json!({"uid": 1000, "gid": 1000}));
+    let below = by_mps("1GiB", "")
+        .mount(json!({"destination": "/dev/shm/cache", "type": "tmpfs", "source": "none", "options": []}));
     let mapped = by_mps("1GiB", "").edit(|spec| {
         spec["linux"]["namespaces"].as_array_mut().expect("a list").push(json!({"type": "user"}));
         spec["linux"]["uidMappings"] = json!([{"containerID": 0, "hostID": 100_000, "size": 65536}]);
@@ -121,6 +123,7 @@ fn containers_run_at_once_within_their_memory_and_their_part_of_the_threads() {
         (&by_mps("1GiB", "30"), "20% free"),
         (&by_mps("51GiB", ""), "50 GiB free"),
         (&user, "MPS serves one user of a GPU at a time, and uid 0 has it"),
+        (&below, "/dev/shm/cache would lie below /dev/shm"),
         (&mapped, "a container with a user namespace cannot be a client of MPS"),
         (&by_mps("1GiB", "").env("GPUSHARE_COUNT", "2"), "is for one GPU"),
         (&by_mps("1GiB", "10").env("GPUSHARE_COMPUTE_POLICY", "burst"), "active thread percentage alone"),
@@ -159,6 +162,11 @@ fn containers_run_at_once_within_their_memory_and_their_part_of_the_threads() {
     assert_eq!(told(&third, "multiprocessors"), ALL, "no limit of compute was asked for");
     let serving = serve(runtime.config());
     drop((third, containers));
+    // A share of the same GPU waits until MPS has left it.
+    let after = runtime.run(&share);
+    assert_eq!(compute_mode(&node), "DEFAULT");
+    assert_eq!(told(&after, "cuda_total"), GIB);
+    drop(after);
     assert!(
         eventually(SOON, || is_clean(&node)),
         "{:?} {:?}: {}",
@@ -168,7 +176,6 @@ fn containers_run_at_once_within_their_memory_and_their_part_of_the_threads() {
     );
     assert_eq!(daemons(&node), Vec::<i32>::new(), "{running:?}");
     assert_eq!(leases(runtime.config()), []);
-    drop(runtime.run(&share));
 }
 
 #[test]

@@ -13,6 +13,7 @@ use gpushare_inventory::{DeviceMemory, GpuUuid, Node};
 use gpushare_quota::{Lease, Running, Store, cgroup_of};
 use gpushare_region::{Measurement, Usage};
 use nvml_wrapper::Nvml;
+use procfs::process::Process;
 
 use super::account::{Account, Member};
 use super::audit::{Audit, Held, mend};
@@ -23,6 +24,7 @@ use super::response::Response;
 use super::shares;
 use super::watch::{self, Watch};
 use crate::clock::Clock;
+use crate::mps::is_of_mps;
 use crate::violation::{self, Kind, Violation};
 
 /// How often samples are asked for while anybody has a compute share. They have to reach the libraries within
@@ -356,7 +358,10 @@ fn beyond_share(lease: &Lease, excess: u64) -> Violation {
 /// A violation if the process `pid` belongs to no lease of the node, also none of whole GPUs, and is not this
 /// process.
 fn stranger(store: &Store, pid: u32, bytes: u64) -> Option<Violation> {
-    if pid == std::process::id() || Owners::default().of(pid, &store.leases().ok()?).is_some() {
+    let process = Process::new(i32::try_from(pid).ok()?).ok();
+    // MPS' server has the context of all of a GPU's clients, and is in no container.
+    let is_mps = process.is_some_and(|process| is_of_mps(&process));
+    if is_mps || pid == std::process::id() || Owners::default().of(pid, &store.leases().ok()?).is_some() {
         return None;
     }
     let container = cgroup_of(i32::try_from(pid).ok()?)?.display().to_string();

@@ -20,6 +20,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use procfs::process::Process;
 use tempfile::NamedTempFile;
 
 use super::compute_mode;
@@ -72,10 +73,10 @@ impl<'a> Daemon<'a> {
         let node = Node::open(&self.config.roots)?;
         let program = program(&node)?;
         self.forget();
-        self.make_folders()?;
+        self.make_folders(node.gpus.len())?;
         compute_mode::take(&node, &self.folder)?;
         self.end_processes()?;
-        self.make_pipe()?;
+        self.empty_pipe()?;
         let mut child = self.spawn(&program, &node)?;
         match self.opened(&mut child) {
             Ok(holder) => (self.holder, self.child) = (Some(holder), Some(child)),
@@ -114,13 +115,16 @@ impl<'a> Daemon<'a> {
     /// Ends it and its servers, and gives the GPU's compute mode back.
     pub fn end(&mut self) -> Result<()> {
         self.forget();
-        let node = Node::open(&self.config.roots)?;
-        if let Ok(program) = program(&node)
+        let node = Node::open(&self.config.roots);
+        if let Ok(node) = &node
+            && let Ok(program) = program(node)
             && self.lives()
         {
             let _ = self.command(&program, "quit -t 1");
         }
+        // Also where the driver cannot be read: nobody has a lease any more.
         self.end_processes()?;
+        let node = node?;
         compute_mode::give_back(&node, &self.folder)?;
         for place in [self.folder.run(), self.folder.shared_memory()] {
             match umount2(&place, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
@@ -139,7 +143,7 @@ impl<'a> Daemon<'a> {
     }
 
     /// Makes the folders and both file systems, as far as they are not there.
-    fn make_folders(&self) -> Result<()> {
+    fn make_folders(&self, gpus: usize) -> Result<()> {
         let longest = self.folder.pipe().join(PRIVILEGED);
         anyhow::ensure!(
             longest.as_os_str().len() <= LONGEST,
@@ -153,7 +157,10 @@ impl<'a> Daemon<'a> {
         }
         // What clients can make grow: the log, and a file that everybody may lock.
         mount_tmpfs(&self.folder.run(), "size=8m,nr_inodes=256,mode=0755")?;
-        mount_tmpfs(&self.folder.shared_memory(), "mode=1777")?;
+        // As much as the kernel gives /dev/shm, over all GPUs.
+        let percent = (50 / gpus.max(1)).max(1);
+        let options = format!("size={percent}%,nr_inodes=100k,mode=1777");
+        mount_tmpfs(&self.folder.shared_memory(), &options)?;
         for (path, mode) in
             [(self.folder.pipe(), 0o755), (self.folder.admin(), 0o700), (self.folder.log(), 0o700)]
         {
@@ -163,17 +170,13 @@ impl<'a> Daemon<'a> {
         Ok(())
     }
 
-    /// Empties the pipe folder of what an earlier daemon left. The file to lock stays: containers have it.
-    fn make_pipe(&self) -> Result<()> {
-        let lock = self.folder.pipe().join("control_lock");
+    /// Empties the pipe folder of what an earlier daemon left. The file that the daemon locks goes, too: a
+    /// container that has it mounted could hold its lock, and no daemon would start.
+    fn empty_pipe(&self) -> Result<()> {
         for entry in fs::read_dir(self.folder.pipe())?.chain(fs::read_dir(self.folder.admin())?) {
-            let path = entry?.path();
-            if path != lock {
-                fs::remove_file(path)?;
-            }
+            fs::remove_file(entry?.path())?;
         }
-        File::options().create(true).truncate(false).append(true).open(&lock)?;
-        Ok(fs::set_permissions(&lock, Permissions::from_mode(0o666))?)
+        Ok(())
     }
 
     fn spawn(&self, program: &Path, node: &Node) -> Result<Child> {
@@ -188,7 +191,8 @@ impl<'a> Daemon<'a> {
         let apart = || -> io::Result<Child> {
             // Of this thread alone, which ends with the start of the daemon.
             unshare(CloneFlags::CLONE_NEWNS)?;
-            mount(NONE, "/", NONE, MsFlags::MS_PRIVATE | MsFlags::MS_REC, NONE)?;
+            // What the host unmounts later is unmounted here, too: a daemon may live for months.
+            mount(NONE, "/", NONE, MsFlags::MS_SLAVE | MsFlags::MS_REC, NONE)?;
             mount(Some(&memory), "/dev/shm", NONE, MsFlags::MS_BIND, NONE)?;
             command.spawn()
         };
@@ -251,16 +255,18 @@ impl<'a> Daemon<'a> {
     fn end_processes(&mut self) -> Result<()> {
         for signal in [Signal::SIGTERM, Signal::SIGKILL] {
             let since = Instant::now();
-            for pid in processes(&self.folder.pipe()) {
-                let _ = kill(pid, signal);
-            }
             while since.elapsed() < END {
                 if let Some(child) = &mut self.child {
                     let _ = child.try_wait();
                 }
-                if processes(&self.folder.pipe()).is_empty() {
+                let left = processes(&self.folder.pipe());
+                if left.is_empty() {
                     (self.holder, self.child) = (None, None);
                     return Ok(());
+                }
+                // Each time anew: a daemon may just have started a server.
+                for pid in left {
+                    let _ = kill(pid, signal);
                 }
                 sleep(PAUSE);
             }
@@ -269,13 +275,20 @@ impl<'a> Daemon<'a> {
     }
 }
 
+/// Whether this is a living daemon or server that root runs outside of containers: name and environment
+/// alone anybody can choose.
+pub fn is_of_mps(process: &Process) -> bool {
+    let is_named = process.stat().is_ok_and(|stat| stat.comm == COMM && !matches!(stat.state, 'Z' | 'X'));
+    let of =
+        |process: &Process| process.namespaces().ok()?.0.get(OsStr::new("pid")).map(|pid| pid.identifier);
+    let here = Process::myself().ok().as_ref().and_then(of);
+    is_named && process.uid().is_ok_and(|uid| uid == 0) && here.is_some() && of(process) == here
+}
+
 /// The daemon and the servers whose pipe folder this is.
 fn processes(pipe: &Path) -> Vec<Pid> {
     let all = procfs::process::all_processes().into_iter().flatten().flatten();
-    let of_mps = all.filter(|process| {
-        let stat = process.stat();
-        stat.is_ok_and(|stat| stat.comm == COMM && !matches!(stat.state, 'Z' | 'X'))
-    });
+    let of_mps = all.filter(is_of_mps);
     let of_pipe = of_mps.filter(|process| {
         process
             .environ()

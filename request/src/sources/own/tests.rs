@@ -196,12 +196,18 @@ fn mps_has_a_shares_limits_and_holds_compute_of_one_gpu_by_itself() {
     let mps = "GPUSHARE_MODE=mps";
     let limits = [mps, "GPUSHARE_MEMORY=4GiB", "GPUSHARE_CORES=30"];
     assert_eq!(mode(&[], &limits), (Mode::Mps, gib(4), Some(30)));
-    assert_eq!(mode(&[("gpushare.io/memory", "2GiB")], &[mps]), (Mode::Mps, gib(2), None));
+    let annotated = [("gpushare.io/mode", "mps"), ("gpushare.io/memory", "2GiB")];
+    assert_eq!(mode(&annotated, &[]), (Mode::Mps, gib(2), None));
+    assert_eq!(mode(&annotated[..1], &["GPUSHARE_MEMORY=1GiB"]), (Mode::Mps, gib(1), None));
+    let limited = ["NVIDIA_VISIBLE_DEVICES=0", "CUDA_DEVICE_MEMORY_LIMIT=3000m", mps];
+    assert_eq!(mode(&[], &limited).0, Mode::Mps, "one author wrote both");
     let foreign = ["NVIDIA_VISIBLE_DEVICES=0", "CUDA_DEVICE_MEMORY_LIMIT=3000m", "CUDA_DEVICE_SM_LIMIT=30"];
     let foreign = mode(&[("gpushare.io/mode", "mps")], &foreign);
     assert_eq!((foreign.0, foreign.2), (Mode::Mps, Some(30)), "another system's limits are its limits");
     for (annotations, env, want) in [
         (&[("gpushare.io/mode", "share")][..], &[mps][..], "GPUSHARE_MODE"),
+        // No image lets its neighbours' faults be those of a container that a pod's author sized.
+        (&annotated[1..], &[mps], "gpushare.io/memory"),
         (&[], &[mps, "GPUSHARE_MEMORY=1GiB", "GPUSHARE_COUNT=2"], "is for one GPU"),
         (&[], &[mps, "GPUSHARE_MEMORY=1GiB", "GPUSHARE_DEVICES=all"], "is for one GPU"),
         (&[], &[mps, "GPUSHARE_CORES=10", "GPUSHARE_COMPUTE_POLICY=none"], "thread percentage alone"),
