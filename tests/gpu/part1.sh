@@ -13,6 +13,7 @@ part_1() {
     run_row 09_two_containers 60
     run_row 10_after_a_kill 40
     run_row 11_time_slices 50
+    run_row 25_host_memory 60
 }
 
 # Always written: it becomes a fixture.
@@ -166,4 +167,21 @@ row_11_time_slices() {
     granted=$(printf '%s\n%s\n' "$got" "$first" | grep -c '^granted 512')
     verdict '[ -n "$want" ] && [ "$(value cuda_total <<<"$got")" = "$want" ] && [ "$granted" = 2 ] && [ "$refused" = yes ]' \
         "host=$want container=$(value cuda_total <<<"$got") granted=$granted share_refused=$refused $(why turn)"
+}
+
+# 5 GiB in a share of 4: the rest is the host's, the product of what lies there is right, and the GPU holds no more than
+# the share. Without host memory the same is refused.
+row_25_host_memory() {
+    want=$(host 30 product | value right)
+    base=$(host 20 sizes --nvml | value nvml_used)
+    program='$C product --beside 3072 --beside 1024 --beside 1024'
+    start spill GPUSHARE_MEMORY=4GiB GPUSHARE_HOST_MEMORY=4GiB -- "$program --hold 8" || return
+    sleep 5
+    held=$(mib $(($(host 20 sizes --nvml | value nvml_used) - base)))
+    shown=$(GPUSHARE_CONFIG=$config "$top/bin/gpushare" ps --json | grep -oE '"host_used_bytes": *[0-9]+' | grep -oE '[0-9]+$')
+    got=$(finish 30 "$work/spill" | value right)
+    container 30 full GPUSHARE_MEMORY=4GiB -- "$program" >/dev/null
+    grep -q cuMemAlloc "$work/full/stderr" && refused=yes || refused=no
+    verdict '[ -n "$want" ] && [ "$got" = "$want" ] && [ "$held" -le 4096 ] && [ "${shown:-0}" -gt 0 ] && [ "$refused" = yes ]' \
+        "host=$want container=$got gpu_mib=$held host_mib=$(mib "${shown:-0}") refused_without=$refused $(why spill)"
 }

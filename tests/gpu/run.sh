@@ -88,6 +88,8 @@ fi
 # The bundle's runc, whatever the machine has.
 sed -i '/^\[runtime\]/,/^\]/d' "$config"
 printf '[runtime]\ncandidates = ["%s"]\n' "$top/bin/runc" >>"$config"
+sed -i 's/^host_memory = ""$/host_memory = "8GiB"/' "$config"
+grep -q '^host_memory' "$config" || printf '[quota]\nhost_memory = "8GiB"\n' >>"$config"
 # runc runs itself again without its environment, so a library path would not reach it.
 if ! ldconfig -p | grep -q libseccomp.so.2; then
     added_library=/usr/lib/libseccomp.so.2

@@ -8,16 +8,17 @@ use gpushare_simulator::state::State;
 use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::eventually;
-use gpushare_tests::leases::{cli, leases};
+use gpushare_tests::leases::{cli, leases, sweep};
 use gpushare_tests::mps::{Cleared, daemons, install, left, serve};
 use gpushare_tests::needs::{Need, met};
-use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
+use gpushare_tests::regions;
 use gpushare_tests::runtime::{Container, LowLevel, Runtime};
 use gpushare_tests::service::Service;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::json;
+use serde_json::{Value, json};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox, Need::MpsControl];
 const CLIENT: &str = "/bin/gpushare-tests-client";
@@ -48,18 +49,21 @@ fn told_by(container: &Container<'_>, name: &str, program: &[&str]) -> u64 {
     line.trim().parse().expect("a number")
 }
 
-/// The GPU's compute mode, by the words of nvidia-smi.
-fn compute_mode(node: &SimulatedNode) -> &'static str {
+/// The GPUs' compute modes, by the words of nvidia-smi.
+fn compute_modes(node: &SimulatedNode) -> Vec<&'static str> {
     let state = State::open(&node.shared()).expect("the node's state can be mapped");
-    match state.gpus()[0].compute_mode.load(Ordering::Relaxed) {
+    let word = |mode| match mode {
         0 => "DEFAULT",
         3 => "EXCLUSIVE_PROCESS",
         _ => "another",
-    }
+    };
+    state.gpus().iter().map(|gpu| word(gpu.compute_mode.load(Ordering::Relaxed))).collect()
 }
 
 fn is_clean(node: &SimulatedNode) -> bool {
-    daemons(node).is_empty() && left(node).is_empty() && compute_mode(node) == "DEFAULT"
+    daemons(node).is_empty()
+        && left(node).is_empty()
+        && compute_modes(node).iter().all(|mode| *mode == "DEFAULT")
 }
 
 #[test]
@@ -80,7 +84,7 @@ fn containers_run_at_once_within_their_memory_and_their_part_of_the_threads() {
     let containers = [runtime.run(&first), runtime.run(&second)];
     let running = daemons(&node);
     assert_eq!(running.len(), 1, "one daemon for both");
-    assert_eq!(compute_mode(&node), "EXCLUSIVE_PROCESS");
+    assert_eq!(compute_modes(&node), ["EXCLUSIVE_PROCESS"]);
     for (container, memory, cores) in [(&containers[0], 20, 40), (&containers[1], 10, 66)] {
         assert_eq!(told(container, "cuda_total"), memory * GIB);
         assert_eq!(told(container, "multiprocessors"), cores);
@@ -164,7 +168,7 @@ fn containers_run_at_once_within_their_memory_and_their_part_of_the_threads() {
     drop((third, containers));
     // A share of the same GPU waits until MPS has left it.
     let after = runtime.run(&share);
-    assert_eq!(compute_mode(&node), "DEFAULT");
+    assert_eq!(compute_modes(&node), ["DEFAULT"]);
     assert_eq!(told(&after, "cuda_total"), GIB);
     drop(after);
     assert!(
@@ -246,4 +250,141 @@ fn a_daemon_that_is_missing_or_does_not_answer_is_named() {
     assert!(eventually(SOON, || runtime.create(&late).is_ok()), "{}", serving.log());
     drop(container);
     assert!(eventually(SOON, || is_clean(&node)), "{:?}: {}", left(&node), serving.log());
+}
+
+/// A container of each mode, and a second one where the mode takes several. Each names its GPU.
+fn of_every_mode() -> Vec<(&'static str, Bundle)> {
+    let on = |gpu: &str| Bundle::with_client().env("GPUSHARE_DEVICES", gpu);
+    let share = |gpu: &str| on(gpu).env("GPUSHARE_MEMORY", "4GiB").env("GPUSHARE_CORES", "40");
+    vec![
+        ("share", share("0")),
+        ("share", share("0").env("GPUSHARE_HOST_MEMORY", "2GiB")),
+        ("mps", share("1").env("GPUSHARE_MODE", "mps")),
+        ("mps", share("1").env("GPUSHARE_MODE", "mps")),
+        ("time-slice", on("2").env("GPUSHARE_MODE", "time-slice")),
+        ("time-slice", on("2").env("GPUSHARE_MODE", "time-slice")),
+        ("exclusive", on("3").env("GPUSHARE_MODE", "exclusive")),
+    ]
+}
+
+fn four() -> (SimulatedNode, Runtime) {
+    let node = SimulatedNode::create(4, MODEL, "80GiB");
+    install(&node);
+    let lends = format!("{}\n[quota]\nhost_memory = \"8GiB\"\n", LowLevel::Runc.settings());
+    let runtime = Runtime::with_config(LowLevel::Runc, &node.config_with("lends", &lends));
+    (node, runtime)
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn every_mode_runs_at_once_on_one_node_and_sees_what_is_its_own() {
+    if !met(NEEDS) {
+        return;
+    }
+    let (node, runtime) = four();
+    let _cleared = Cleared(&node);
+    let serving = serve(runtime.config());
+    let bundles = of_every_mode();
+    let containers: Vec<_> = bundles.iter().map(|(mode, bundle)| (*mode, runtime.run(bundle))).collect();
+    assert_eq!(leases(runtime.config()).len(), bundles.len());
+    assert_eq!(compute_modes(&node), ["DEFAULT", "EXCLUSIVE_PROCESS", "DEFAULT", "DEFAULT"]);
+    for (mode, container) in &containers {
+        let (total, cores) = match *mode {
+            "share" => (4 * GIB, ALL),
+            "mps" => (4 * GIB, 53),
+            _ => (80 * GIB, ALL),
+        };
+        assert_eq!(told(container, "cuda_total"), total, "{mode}");
+        assert_eq!(told(container, "nvml_total"), total, "{mode}");
+        assert_eq!(told(container, "multiprocessors"), cores, "{mode}");
+    }
+    let told = cli(runtime.config(), &["ps", "--json"]).expect_success("ps").stdout;
+    let list: Value = serde_json::from_str(&told).expect("ps prints JSON");
+    for ((mode, bundle), lease) in bundles.iter().zip(list.as_array().expect("a list")) {
+        assert_eq!((lease["mode"].as_str(), lease["id"].as_str()), (Some(*mode), Some(bundle.id())));
+    }
+    let modes = |shown: &str| -> Vec<String> {
+        let list: Value = serde_json::from_str(shown).expect("devices prints JSON");
+        let gpus = list["gpus"].as_array().expect("a list").iter();
+        gpus.map(|gpu| gpu["mode"].as_str().unwrap_or("free").to_owned()).collect()
+    };
+    let shown = cli(runtime.config(), &["devices", "--json"]).expect_success("devices").stdout;
+    assert_eq!(modes(&shown), ["share", "mps", "time-slice", "exclusive"]);
+    drop(containers);
+    let clean = eventually(SOON, || is_clean(&node));
+    assert!(clean, "{:?} {:?}: {}", daemons(&node), left(&node), serving.log());
+    let shown = cli(runtime.config(), &["devices", "--json"]).expect_success("devices").stdout;
+    assert_eq!(modes(&shown), ["free"; 4]);
+}
+
+/// `GPUSHARE_KILLS` kills, else 60: of creates and deletes, first processes, the serving process and the
+/// daemons.
+#[test]
+#[ignore = "needs root and runc: kills containers and gpushare's own processes at random"]
+fn no_kill_in_any_mode_leaves_a_lease_a_daemon_a_mount_or_a_compute_mode() {
+    if !met(NEEDS) {
+        return;
+    }
+    let wanted: u64 = std::env::var("GPUSHARE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(60);
+    let (node, runtime) = four();
+    let _cleared = Cleared(&node);
+    let bundles = of_every_mode();
+    let mut serving = Some(serve(runtime.config()));
+    // A generator of Numerical Recipes: the same kills in each run.
+    let mut state = 7_u64;
+    let mut random = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    let mut kills = 0;
+    while kills < wanted {
+        let at = usize::try_from(random(bundles.len() as u64)).expect("an index");
+        let (mode, bundle) = &bundles[at];
+        let mut create = runtime.spawn_create(bundle);
+        let is_killed = random(3) > 0;
+        if is_killed {
+            std::thread::sleep(Duration::from_micros(random(40_000)));
+            create.kill().expect("a child can be killed");
+            kills += 1;
+        }
+        create.wait().expect("a child can be waited for");
+        match random(4) {
+            0 => {
+                for pid in leases(runtime.config()).iter().filter_map(|lease| lease.pid) {
+                    let _ = kill(Pid::from_raw(i32::try_from(pid).expect("a pid")), Signal::SIGKILL);
+                    kills += 1;
+                }
+            }
+            1 => {
+                serving.take().expect("it runs").kill();
+                kills += 1;
+                serving = Some(Service::spawn(&["mps", "serve"], runtime.config()));
+            }
+            2 => {
+                for pid in daemons(&node) {
+                    let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+                    kills += 1;
+                }
+            }
+            _ => {}
+        }
+        let mut delete = runtime.spawn(&["delete", "--force"], bundle.id());
+        if random(3) == 0 {
+            std::thread::sleep(Duration::from_micros(random(20_000)));
+            delete.kill().expect("a child can be killed");
+            kills += 1;
+        }
+        delete.wait().expect("a child can be waited for");
+        runtime.delete_force(bundle.id());
+        bundle.kill_orphans();
+        let returned = eventually(SOON, || {
+            sweep(runtime.config());
+            leases(runtime.config()).is_empty()
+        });
+        assert!(returned, "{mode}, {kills} kills: {:?}", leases(runtime.config()));
+    }
+    drop(serving);
+    let last = serve(runtime.config());
+    let clean = eventually(SOON, || is_clean(&node) && regions::left(&node.state()).is_empty());
+    assert!(clean, "{:?} {:?}: {}", daemons(&node), left(&node), last.log());
 }
