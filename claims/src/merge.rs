@@ -233,13 +233,17 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// The host memory that may stand in for the GPU's. It is a resource of the node's, so one of the claims
-    /// that state it must be one that may grant.
+    /// The host memory that may stand in for the GPU's. It is a resource of the node's for which the settings
+    /// have no ceilings, so one of the claims that state it must be one that may grant without any.
     fn host_memory(&mut self, mode: Mode) -> Result<DeviceMemory, RequestError> {
         let Some(least) = self.least(|claim| claim.host_memory, |a, b| Ok(a.cmp(b)))? else {
             return Ok(DeviceMemory::ZERO);
         };
-        if !self.claims.iter().any(|claim| claim.host_memory.is_some() && self.may_grant(claim)) {
+        let is_free = |claim: &Claim| self.policy.authority(claim.rank).is_some_and(|all| all.is_empty());
+        let may = |claim: &&Claim| {
+            claim.host_memory.is_some() && is_free(claim) && !self.policy.is_unchecked(claim.rank)
+        };
+        if !self.asking().any(|claim| may(&claim)) {
             return Err(RequestError::AboveDefault { key: least.bounding.by.clone() });
         }
         match mode {

@@ -15,6 +15,7 @@ use gpushare_inventory::{Faults, Gpu, GpuUuid, Node};
 use gpushare_request::{DeviceSelector, find_gpu};
 
 use crate::file::{self, FileChange};
+use crate::meter::newest_record;
 use crate::{node, table};
 
 /// The drop-in's name.
@@ -69,7 +70,7 @@ pub fn cordon(change: Change, names: &[String]) -> Result<()> {
                 ))?;
             }
             (Change::Uncordon, false) => {
-                let mended = Faults::forget(state.path(), gpu)?;
+                let mended = Faults::forget(state.path(), gpu, newest_record(&config))?;
                 let after = if mended { "; its fault is forgotten" } else { "" };
                 table::line(&format!("{name} gives new shares{after}"))?;
             }

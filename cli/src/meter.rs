@@ -31,6 +31,7 @@ use gpushare_quota::{Lease, Store};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 pub use audit::mend;
+pub use kernel_log::newest as newest_record;
 
 use self::kept::Kept;
 use self::owner::Owners;

@@ -7,9 +7,14 @@ use gpushare_quota::{StateFolder, Store};
 
 use crate::takeover::take_over;
 
-/// The node's inventory. A cache that does not fit is renewed first, so that no command shows the GPUs of an
-/// earlier boot or driver.
+/// The node's inventory, without the GPUs that are out of service. See [`all`].
 pub fn inventory(config: &Config, state: &StateFolder) -> Result<Node> {
+    Ok(all(config, state)?.without_faulty(&Faults::load(state.path()))?)
+}
+
+/// The node's inventory with the GPUs on which faults were noted: containers that have them keep them. A cache that does not fit is renewed first, so that no command shows the GPUs of an
+/// earlier boot or driver.
+pub fn all(config: &Config, state: &StateFolder) -> Result<Node> {
     let node = Node::open(&config.roots)?;
     let known = Totals::load(&Totals::path(state.path()));
     let boot = boot_id()?;
@@ -17,7 +22,7 @@ pub fn inventory(config: &Config, state: &StateFolder) -> Result<Node> {
         Some(totals) => totals,
         None => crate::inventory::ask(&node, state)?,
     };
-    Ok(node.with_totals(&totals).without_faulty(&Faults::load(state.path()))?)
+    Ok(node.with_totals(&totals))
 }
 
 /// Opens the state folder and the store.

@@ -61,7 +61,7 @@ pub fn update(asked: &Update) -> Result<()> {
     if lease.is_gone() {
         bail!("container {} is gone: its share goes with `gpushare sweep`", containers(&lease));
     }
-    let node = node::inventory(&config, &state)?;
+    let node = node::all(&config, &state)?;
     let change = Change {
         memory: asked.figures.memory,
         cores: asked.figures.cores.map(Compute::AtMost),

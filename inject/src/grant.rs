@@ -289,7 +289,9 @@ impl<'a> Facts<'a> {
         let programs = Programs { state: self.state.path(), ..self.programs.clone() };
         let (gpus, nodes) = (&self.node.gpus, &self.node.nodes);
         let parts = PlanParts { gpus, nodes, files, image: &self.image, programs: &programs, needs_poststop };
-        Ok(Plan::new(&self.request, &part_of(lease, &self.request), parts)?)
+        let plan = Plan::new(&self.request, &part_of(lease, &self.request), parts);
+        // A pod's further container may join a lease of a GPU that has failed since.
+        plan.map_err(|error| beside_sick(error.into(), &self.node))
     }
 }
 

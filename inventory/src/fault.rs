@@ -16,9 +16,6 @@ use crate::uuid::GpuUuid;
 
 /// The folder in the state folder.
 const FOLDER: &str = "faults";
-/// The number of the last record of the kernel's log that was acted on.
-const SEEN: &str = ".seen";
-
 /// An Xid of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Xid {
@@ -28,7 +25,7 @@ pub struct Xid {
     pub number: u32,
     /// What the driver says after it.
     pub text: String,
-    /// Number of the record in the kernel's log; 0 where it has none.
+    /// Number of the record in the kernel's log.
     pub record: u64,
 }
 
@@ -37,16 +34,24 @@ impl Xid {
     /// Documentation/ABI/testing/dev-kmsg). Only the kernel's own records count, and only what they begin
     /// with: names of programs stand in many.
     pub fn parse(record: &str) -> Option<Self> {
+        let number_in_log = record_number(record)?;
         let (prefix, message) = record.split_once(';')?;
-        let mut fields = prefix.split(',');
+        // The kernel logs packets under a prefix that whoever rules a network namespace chooses.
+        if message.contains(" IN=") && message.contains(" OUT=") {
+            return None;
+        }
         // Priority and facility in one number; the facility of the kernel is 0.
-        fields.next()?.parse::<u32>().ok().filter(|priority| *priority < 8)?;
-        let record = fields.next()?.parse().ok()?;
+        prefix.split(',').next()?.parse::<u32>().ok().filter(|priority| *priority < 8)?;
         let (address, rest) = message.strip_prefix("NVRM: Xid (PCI:")?.split_once("): ")?;
         let whole = if address.contains('.') { address.to_owned() } else { format!("{address}.0") };
         let (number, text) = rest.split_once(',').unwrap_or((rest, ""));
         let text: String = text.trim().chars().filter(|c| !c.is_control()).take(200).collect();
-        Some(Self { address: pci_address(&whole)?, number: number.trim().parse().ok()?, text, record })
+        Some(Self {
+            address: pci_address(&whole)?,
+            number: number.trim().parse().ok()?,
+            text,
+            record: number_in_log,
+        })
     }
 
     /// Which of these GPUs it is of.
@@ -82,12 +87,14 @@ impl Faults {
         self.0.get(&gpu).map(String::as_str)
     }
 
-    /// Notes that a GPU is faulty. Returns whether it was not noted before.
+    /// Notes that a GPU is faulty. Returns whether that is new: it was not noted before, nor forgotten after
+    /// this record.
     ///
     /// # Errors
     /// When it cannot be written.
     pub fn note(state: &Path, gpu: GpuUuid, xid: &Xid) -> io::Result<bool> {
-        let is_new = Self::load(state).of(gpu).is_none();
+        let is_new = Self::load(state).of(gpu).is_none()
+            && mended(state, gpu).is_none_or(|record| record < xid.record);
         if is_new {
             let why = format!("{}\nXid {}: {}\n", boot()?, xid.number, xid.text);
             write(state, &gpu.to_string(), &why)?;
@@ -95,33 +102,35 @@ impl Faults {
         Ok(is_new)
     }
 
-    /// Forgets the fault of a GPU. Returns whether one was noted.
+    /// Forgets the fault of a GPU, and all that the kernel's log says up to the record `newest`. Returns
+    /// whether a fault was noted.
     ///
     /// # Errors
-    /// When it cannot be removed.
-    pub fn forget(state: &Path, gpu: GpuUuid) -> io::Result<bool> {
+    /// When it cannot be written or removed.
+    pub fn forget(state: &Path, gpu: GpuUuid, newest: u64) -> io::Result<bool> {
+        write(state, &mended_name(gpu), &format!("{}\n{newest}\n", boot()?))?;
         match fs::remove_file(state.join(FOLDER).join(gpu.to_string())) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
         }
     }
+}
 
-    /// The number of the last record of the kernel's log that was acted on in this boot.
-    pub fn seen(state: &Path) -> Option<u64> {
-        let text = fs::read_to_string(state.join(FOLDER).join(SEEN)).ok()?;
-        let (of, record) = text.split_once('\n')?;
-        (of == boot_id().ok()?).then(|| record.trim().parse().ok())?
-    }
+fn mended_name(gpu: GpuUuid) -> String {
+    format!(".mended-{gpu}")
+}
 
-    /// Notes that the records up to this one were acted on: a fault that was forgotten does not come back
-    /// with the next reader of the log.
-    ///
-    /// # Errors
-    /// When it cannot be written.
-    pub fn note_seen(state: &Path, record: u64) -> io::Result<()> {
-        write(state, SEEN, &format!("{}\n{record}\n", boot()?))
-    }
+/// The last record that counts no more for the GPU in this boot.
+fn mended(state: &Path, gpu: GpuUuid) -> Option<u64> {
+    let text = fs::read_to_string(state.join(FOLDER).join(mended_name(gpu))).ok()?;
+    let (of, record) = text.split_once('\n')?;
+    (of == boot_id().ok()?).then(|| record.trim().parse().ok())?
+}
+
+/// The number of a record of the kernel's log.
+pub fn record_number(record: &str) -> Option<u64> {
+    record.split_once(';')?.0.split(',').nth(1)?.parse().ok()
 }
 
 fn boot() -> io::Result<String> {
@@ -157,6 +166,7 @@ mod tests {
             "4,339,1,-;NVRM: Xid (PCI:0000:3b:00): many, x",
             "4,339,1,-;NVRM: Xid (PCI:zz): 79, x",
             "4,x,1,-;NVRM: Xid (PCI:0000:3b:00): 79, x",
+            "4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79, IN=eth0 OUT= MAC=00 SRC=10.0.0.1",
             "4,1,1,-;NVRM: GPU at PCI:0000:3b:00: GPU-x",
         ] {
             assert_eq!(Xid::parse(none), None, "{none:?}");
@@ -172,12 +182,15 @@ mod tests {
         assert!(
             Faults::note(state.path(), gpu, &xid).unwrap() && !Faults::note(state.path(), gpu, &xid).unwrap()
         );
-        Faults::note_seen(state.path(), 9).unwrap();
-        assert_eq!(Faults::seen(state.path()), Some(9));
         assert_eq!(Faults::load(state.path()).of(gpu), Some("Xid 79: GPU has fallen off the bus."));
         let path = state.path().join(FOLDER).join(gpu.to_string());
         fs::write(&path, "another-boot\nXid 79: x\n").unwrap();
         assert_eq!(Faults::load(state.path()).of(gpu), None);
-        assert!(Faults::forget(state.path(), gpu).unwrap() && !Faults::forget(state.path(), gpu).unwrap());
+        assert!(
+            Faults::forget(state.path(), gpu, 20).unwrap() && !Faults::forget(state.path(), gpu, 20).unwrap()
+        );
+        let again = |record| Faults::note(state.path(), gpu, &Xid { record, ..xid.clone() }).unwrap();
+        assert!(!again(9) && !again(20), "what stood in the log before it was mended");
+        assert!(again(21));
     }
 }

@@ -177,6 +177,12 @@ pub enum Refusal {
          administrator change it"
     )]
     NoHostMemory,
+    /// Host memory for a container that another system's library holds.
+    #[error(
+        "host-memory is lent by gpushare's libraries, and another system's library holds this container \
+         (request.interceptor); leave one of them out"
+    )]
+    ForeignHostMemory,
     /// Not enough host memory left.
     #[error(
         "{asked} of host memory requested, {free} of {total} free (quota.host_memory); ask for less, or wait until another \
@@ -348,6 +354,7 @@ pub(crate) fn admit_host_memory(
     let free = total.saturating_sub(held);
     match asked {
         DeviceMemory::ZERO => Ok(()),
+        _ if !Enforcement::of(request).terms().is_intercepted => Err(Refusal::ForeignHostMemory),
         _ if total == DeviceMemory::ZERO => Err(Refusal::NoHostMemory),
         _ if asked > free => Err(Refusal::HostMemory { asked, free, total }),
         _ => Ok(()),

@@ -59,12 +59,15 @@ impl Drop for Charge {
 
 /// Gives back what was charged for the object of `entry`.
 pub(super) fn release(here: Here, entry: &Entry) {
-    let line = match entry.kind {
-        Kind::Spilled => here.book().host_line(),
-        _ => Some(entry.device.into()),
-    };
-    if let Some(line) = line {
-        here.book().release(line, entry.size);
+    here.book().release(line(here, entry).into(), entry.size);
+}
+
+/// The line of the books on which the object of `entry` is charged.
+pub(super) fn line(here: Here, entry: &Entry) -> u8 {
+    match entry.kind {
+        // A line that is taken away takes its books with it.
+        Kind::Spilled => here.book().host_line().and_then(|line| u8::try_from(line).ok()).unwrap_or(u8::MAX),
+        _ => entry.device,
     }
 }
 

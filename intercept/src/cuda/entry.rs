@@ -5,9 +5,9 @@ use core::ffi::{CStr, c_char};
 
 use super::{DRIVER, HOOKED, Status, after_success, functions, here, launch, mps, read, real, write};
 
-/// Prefixes of the names of functions that allocate device memory or launch. [`NOT_OURS`] lists the
+/// Prefixes of the names of functions that allocate or move device memory or launch. [`NOT_OURS`] lists the
 /// exceptions.
-const OURS: [&str; 8] = [
+const OURS: [&str; 11] = [
     "cuMemAlloc",
     "cuMemCreate",
     "cuMemPoolCreate",
@@ -16,6 +16,10 @@ const OURS: [&str; 8] = [
     "cuMipmappedArrayCreate",
     "cuLaunch",
     "cuGraphLaunch",
+    // These move what must stay with the host.
+    "cuMemPrefetch",
+    "cuMemDiscardAndPrefetch",
+    "cuMemAdvise",
 ];
 const NOT_OURS: [&str; 2] = ["cuMemAllocHost", "cuLaunchHostFunc"];
 

@@ -8,7 +8,7 @@
 //! - `cuMulticastCreate`: an object without memory of its own. What is bound to it is physical memory.
 //! - `cuGraphAddMemAllocNode`, `cuGraphAddNode*`, `cuGraphExecUpdate*`: see `graph`.
 //! - `cuMemGetMemPool`, `cuMemGetDefaultMemPool`: a pool is known when something is allocated from it.
-//! - `cuMemDiscard*`: managed memory is charged in full, wherever its pages are.
+//! - `cuMemDiscardBatchAsync`: managed memory is charged in full, wherever its pages are.
 //! - `cuCheckpointProcess*`: a process that is checkpointed keeps its charge, and may be restored.
 //! - `cuMemAllocHost`, `cuMemHostAlloc`, `cuMemHostRegister`: memory of the host.
 
@@ -71,6 +71,8 @@ crate::driver_functions! {
         cuMemPrefetchAsync_ptsz(address: u64, bytes: usize, device: Device, stream: Stream);
         cuMemPrefetchAsync_v2(address: u64, bytes: usize, location: u64, flags: u32, stream: Stream);
         cuMemPrefetchAsync_v2_ptsz(address: u64, bytes: usize, location: u64, flags: u32, stream: Stream);
+        cuMemDiscardAndPrefetchBatchAsync(addresses: *mut u64, sizes: *mut usize, count: usize, locations: *mut u64, indexes: *mut usize, location_count: usize, flags: u64, stream: Stream);
+        cuMemDiscardAndPrefetchBatchAsync_ptsz(addresses: *mut u64, sizes: *mut usize, count: usize, locations: *mut u64, indexes: *mut usize, location_count: usize, flags: u64, stream: Stream);
         cuMemPrefetchBatchAsync(addresses: *mut u64, sizes: *mut usize, count: usize, locations: *mut u64, indexes: *mut usize, location_count: usize, flags: u64, stream: Stream);
         cuMemPrefetchBatchAsync_ptsz(addresses: *mut u64, sizes: *mut usize, count: usize, locations: *mut u64, indexes: *mut usize, location_count: usize, flags: u64, stream: Stream);
         cuMemFree(pointer: u32);

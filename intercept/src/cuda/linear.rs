@@ -150,6 +150,8 @@ hooks! { |call|
     cuMemPrefetchAsync_ptsz(address: u64, bytes: usize, device: Device, stream: Stream) => spill::advise(call);
     cuMemPrefetchAsync_v2(address: u64, bytes: usize, location: u64, flags: u32, stream: Stream) => spill::advise(call);
     cuMemPrefetchAsync_v2_ptsz(address: u64, bytes: usize, location: u64, flags: u32, stream: Stream) => spill::advise(call);
+    cuMemDiscardAndPrefetchBatchAsync(addresses: *mut u64, sizes: *mut usize, count: usize, locations: *mut u64, indexes: *mut usize, location_count: usize, flags: u64, stream: Stream) => spill::advise(call);
+    cuMemDiscardAndPrefetchBatchAsync_ptsz(addresses: *mut u64, sizes: *mut usize, count: usize, locations: *mut u64, indexes: *mut usize, location_count: usize, flags: u64, stream: Stream) => spill::advise(call);
     cuMemPrefetchBatchAsync(addresses: *mut u64, sizes: *mut usize, count: usize, locations: *mut u64, indexes: *mut usize, location_count: usize, flags: u64, stream: Stream) => spill::advise(call);
     cuMemPrefetchBatchAsync_ptsz(addresses: *mut u64, sizes: *mut usize, count: usize, locations: *mut u64, indexes: *mut usize, location_count: usize, flags: u64, stream: Stream) => spill::advise(call);
     cuMemFree(pointer: u32) => free_pointer(pointer.into(), call);

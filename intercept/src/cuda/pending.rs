@@ -3,9 +3,9 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::queue::{self, Queue, Ran};
-use super::{Here, Status, Stream, charge};
+use super::{Here, Status, Stream, charge, spill};
 use crate::mutex::Mutex;
-use crate::table::Kind;
+use crate::table::{Entry, Kind};
 
 /// Places for frees: two for each pair of stream and device that is followed separately. Frees beyond these
 /// wait together.
@@ -26,7 +26,10 @@ struct Free {
     queue: Queue,
     /// 0: this place is free.
     bytes: u64,
+    /// Line of the queue's device.
     device: u8,
+    /// Line on which it is charged.
+    line: u8,
 }
 
 pub(super) fn is_unused(here: Here) -> bool {
@@ -40,16 +43,18 @@ pub(super) fn free(
     queue: impl FnOnce() -> Queue,
     call: impl FnOnce() -> Status,
 ) -> Status {
-    charge::free(here, Kind::Linear, pointer, call, |entry| add(here, queue(), entry.device, entry.size))
+    let kind = if spill::holds(here, pointer) { Kind::Spilled } else { Kind::Linear };
+    charge::free(here, kind, pointer, call, |entry| add(here, queue(), entry))
 }
 
-fn add(here: Here, queue: Queue, device: u8, bytes: u64) {
+fn add(here: Here, queue: Queue, entry: &Entry) {
+    let (bytes, device, line) = (entry.size, entry.device, charge::line(here, entry));
     here.state.frees.any.store(true, Ordering::Relaxed);
     let mut list = here.state.frees.list.lock();
     let mut newest: Option<(usize, u64)> = None;
     let mut places = 0;
     for (at, free) in list.iter().enumerate() {
-        if free.bytes > 0 && free.queue == queue && free.device == device {
+        if free.bytes > 0 && free.queue == queue && (free.device, free.line) == (device, line) {
             places += 1;
             let note = free.queue.last_note();
             newest = newest.filter(|(_, newest)| *newest > note).or(Some((at, note)));
@@ -59,11 +64,12 @@ fn add(here: Here, queue: Queue, device: u8, bytes: u64) {
     let empty = || list.iter().position(|free| free.bytes == 0);
     let at = if places < 2 { empty() } else { None };
     let at = at.or(newest.map(|(at, _)| at)).or_else(empty);
-    let at = at.or_else(|| list.iter().position(|free| free.device == device));
+    let at = at.or_else(|| list.iter().position(|free| (free.device, free.line) == (device, line)));
     // No place even among those of the device: it stays charged until the process ends.
     let Some(free) = at.and_then(|at| list.get_mut(at)) else { return };
     let before = if free.bytes == 0 { Queue::default() } else { free.queue };
-    *free = Free { queue: before.and(queue.noted(here)), bytes: free.bytes.saturating_add(bytes), device };
+    *free =
+        Free { queue: before.and(queue.noted(here)), bytes: free.bytes.saturating_add(bytes), device, line };
 }
 
 fn release(here: Here, gone: impl Fn(&Free) -> bool) {
@@ -71,7 +77,7 @@ fn release(here: Here, gone: impl Fn(&Free) -> bool) {
         return;
     }
     for free in here.state.frees.list.lock().iter_mut().filter(|free| free.bytes > 0 && gone(free)) {
-        here.book().release(usize::from(free.device), free.bytes);
+        here.book().release(usize::from(free.line), free.bytes);
         free.bytes = 0;
     }
 }

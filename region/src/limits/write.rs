@@ -27,12 +27,10 @@ impl LimitsFile {
         header.version.store(LIMITS_VERSION, Relaxed);
         header.size.store(FILE_SIZE, Relaxed);
         header.reserved.iter().for_each(|word| word.store(0, Relaxed));
-        for (index, line) in self.devices.iter().enumerate() {
-            line.set(grants.get(index));
-        }
         let host = self.devices.get(grants.len()).filter(|_| host_bytes > 0);
-        if let Some(line) = host {
-            line.memory_bytes.store(host_bytes, Relaxed);
+        for (index, line) in self.devices.iter().enumerate() {
+            let bytes = if index == grants.len() { host_bytes } else { 0 };
+            line.set(grants.get(index), bytes);
         }
         let after = u32::try_from(grants.len()).map_or(0, |count| count.saturating_add(1));
         header.host_line.store(host.map_or(0, |_| after), Relaxed);
@@ -44,12 +42,13 @@ impl LimitsFile {
 }
 
 impl LimitLine {
-    fn set(&self, grant: Option<&DeviceLimits>) {
+    /// Writes the grant; without one, `bytes` alone, which are the host's or 0.
+    fn set(&self, grant: Option<&DeviceLimits>, bytes: u64) {
         let uuid = grant.map_or([0; 16], |grant| grant.uuid);
         for (word, bytes) in self.uuid.iter().zip(uuid.chunks_exact(4)) {
             word.store(bytes.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes)), Relaxed);
         }
-        self.memory_bytes.store(grant.map_or(0, |grant| grant.memory_bytes), Relaxed);
+        self.memory_bytes.store(grant.map_or(bytes, |grant| grant.memory_bytes), Relaxed);
         self.cores_percent.store(grant.map_or(0, |grant| grant.cores_percent), Relaxed);
         self.policy.store(grant.map_or(0, |grant| grant.policy.number()), Relaxed);
         self.priority.store(grant.map_or(0, |grant| grant.priority), Relaxed);

@@ -6,11 +6,11 @@
 //! and the variable is read on nodes that read no other variables. A claim's share is neither raised nor
 //! lowered by other words: several containers may hold it together.
 
-use gpushare_inventory::GpuUuid;
+use gpushare_inventory::{DeviceMemory, GpuUuid};
 
 use gpushare_claims::{
     Amount, Cap, Claim, Container, Cores, Devices, MemoryRequest, NodeGpus, Rank, Request, RequestError,
-    Words,
+    Words, conflict,
 };
 
 /// The CDI kind of a resource claim's share.
@@ -106,6 +106,10 @@ pub(crate) fn join(request: &mut Request, container: &Container) -> Result<(), R
     let has_all = matches!(&request.devices, Devices::These(list) if list.len() == reserved.shares.len());
     if is_less || !has_all {
         return Err(RequestError::BelowClaim { claim: reserved.claim.clone() });
+    }
+    if request.host_memory > DeviceMemory::ZERO {
+        let host = format!("{} of host memory", request.host_memory);
+        return Err(conflict(format!("claim {}, which has none", reserved.claim), host));
     }
     request.reserved = Some(reserved.lease);
     Ok(())

@@ -4,7 +4,6 @@ use super::super::charge::{self, Charge};
 use super::super::pending;
 use super::super::queue::{self, Place, Queue, Ran, is_captured};
 use super::super::size::charged;
-use super::super::spill;
 use super::super::stream_handle::{StreamHandle, relaxed};
 use super::super::{Here, OUT_OF_MEMORY, Pool, SUCCESS, Status, Stream, here, read, real, write};
 use super::owner::{line_of_pool, pool_of_pointer, pool_of_stream};
@@ -274,9 +273,7 @@ fn free_async(pointer: u64, stream: Stream, per_thread: bool, call: impl FnOnce(
         return call();
     }
     let queue = || Queue::of(here, stream, per_thread);
-    if spill::holds(here, pointer) {
-        charge::free(here, Kind::Spilled, pointer, call, |entry| charge::release(here, entry))
-    } else if here.state.table.get(Kind::Async, pointer).is_some() {
+    if here.state.table.get(Kind::Async, pointer).is_some() {
         free_on(here, pointer, queue(), call)
     } else {
         pending::free(here, pointer, queue, call)

@@ -242,6 +242,16 @@ fn host_memory_is_the_least_that_is_named_and_granted_by_who_may_grant() {
     let told = strict(&granted[..1], &["GPUSHARE_HOST_MEMORY=1GiB"]).unwrap_err().to_string();
     assert!(told.contains("GPUSHARE_HOST_MEMORY") && told.contains("request.strict"), "{told}");
     assert!(strict(&granted, &["GPUSHARE_HOST_MEMORY=1GiB"]).is_ok(), "it may lower what was granted");
+    // A ceiling says nothing of host memory, and what an unchecked image says is no request for it.
+    let env = Some(MemoryRequest::Percent(100));
+    let bounded = Policy { ceilings: Ceilings { env, ..Ceilings::default() }, ..Policy::default() };
+    let unchecked = Policy { ignore_env: true, ..Policy::default() };
+    for policy in [Policy { strict: true, ..bounded.clone() }, bounded, unchecked] {
+        let bundle = container(&granted[..1], &["GPUSHARE_HOST_MEMORY=1GiB"]);
+        let told =
+            crate::read::read(&bundle, &policy, &four()).map(|request| request.map(|one| one.host_memory));
+        assert!(!matches!(told, Ok(Some(memory)) if memory > DeviceMemory::ZERO), "{told:?}");
+    }
 }
 
 #[test]
