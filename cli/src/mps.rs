@@ -154,7 +154,12 @@ impl<'a> Served<'a> {
     /// store since before the mark was taken away.
     fn end(&mut self, ledger: &mut Ledger) {
         let _ = fs::remove_file(self.folder.ready());
-        if !ledger.read() || ledger.wanted.contains(&self.folder.gpu()) {
+        if !ledger.read() {
+            // Whoever came meanwhile waits for the next look, in a second.
+            (self.last, self.is_failing) = (Some(Instant::now()), true);
+            return;
+        }
+        if ledger.wanted.contains(&self.folder.gpu()) {
             self.last = None;
             return;
         }
