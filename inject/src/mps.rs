@@ -112,7 +112,7 @@ pub enum MpsError {
     /// A file cannot be used.
     #[error("cannot use {path}")]
     Io {
-        /// The file.
+        /// Path of the file or folder on the host.
         path: PathBuf,
         /// What the system said.
         source: io::Error,

@@ -47,7 +47,7 @@ pub fn watch(config: &Config, state: &Path) {
         Ok(log) => log,
         Err(error) => {
             let path = path.display();
-            return tracing::warn!(%path, %error, "the kernel's log cannot be read, so errors of GPUs are not noticed");
+            return tracing::warn!(%path, %error, "the kernel's log cannot be read: no error of a GPU is noticed");
         }
     };
     let watch = Watch {
@@ -126,7 +126,7 @@ impl Watch {
             self.open.append(&mut found);
             self.settle();
             if let Err(error) = read {
-                return tracing::warn!(%error, "the kernel's log is not read any more: errors of GPUs are not noticed");
+                return tracing::warn!(%error, "the kernel's log is not read any more: no error of a GPU is noticed");
             }
             thread::sleep(PAUSE);
         }
@@ -152,11 +152,13 @@ impl Watch {
             };
             match Faults::note(&self.state, gpu.uuid, &xid) {
                 Ok(true) => {
-                    tracing::error!(gpu = %gpu.uuid, index = gpu.index, xid = xid.number, text = xid.text, "GPU out of service");
+                    let (index, text) = (gpu.index, &xid.text);
+                    tracing::error!(gpu = %gpu.uuid, index, xid = xid.number, text, "GPU out of service");
                 }
                 Ok(false) => {}
                 Err(error) => {
-                    tracing::error!(gpu = %gpu.uuid, error = one_line(&error), "a GPU's fault cannot be noted");
+                    let error = one_line(&error);
+                    tracing::error!(gpu = %gpu.uuid, error, "a GPU's fault cannot be noted");
                     self.open.push(xid);
                 }
             }

@@ -105,7 +105,7 @@ impl<'a> Daemon<'a> {
     /// Asks it something that it always has an answer to.
     pub fn ask(&self) -> Result<()> {
         let node = Node::open(&self.config.roots)?;
-        let answer = self.command(&program(&node)?, "get_default_active_thread_percentage")?;
+        let answer = self.command(&node, "get_default_active_thread_percentage")?;
         match answer.trim().parse::<f32>() {
             Ok(_) => Ok(()),
             Err(_) => bail!("its control daemon answers {:?}", answer.trim()),
@@ -117,10 +117,10 @@ impl<'a> Daemon<'a> {
         self.forget();
         let node = Node::open(&self.config.roots);
         if let Ok(node) = &node
-            && let Ok(program) = program(node)
             && self.lives()
         {
-            let _ = self.command(&program, "quit -t 1");
+            // What it does not do by itself is done below.
+            let _ = self.command(node, "quit -t 1");
         }
         // Also where the driver cannot be read: nobody has a lease any more.
         self.end_processes()?;
@@ -226,11 +226,11 @@ impl<'a> Daemon<'a> {
     }
 
     /// Gives it one of root's commands, and returns its answer.
-    fn command(&self, program: &Path, line: &str) -> Result<String> {
-        let node = Node::open(&self.config.roots)?;
+    fn command(&self, node: &Node, line: &str) -> Result<String> {
+        let program = program(node)?;
         let mut answer = tempfile::tempfile()?;
-        let mut command = Command::new(program);
-        command.env_clear().envs(environment(program, &node)).env(PIPE, self.folder.admin());
+        let mut command = Command::new(&program);
+        command.env_clear().envs(environment(&program, node)).env(PIPE, self.folder.admin());
         command.stdin(Stdio::piped()).stdout(answer.try_clone()?).stderr(Stdio::null());
         let mut asking = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
         // The pipe takes a line at once, and closes here.
