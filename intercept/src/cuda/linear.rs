@@ -128,8 +128,12 @@ hooks! { |call|
     };
     cuMemAllocManaged(pointer: *mut u64, bytes: usize, flags: u32) => {
         let bytes = charged(bytes as u64);
-        // SAFETY: our caller's place for an address.
-        let spill = |here: Here, current: Current| unsafe { spill::allocate(here, current, bytes, pointer) };
+        let spill = |here: Here, current: Current| match flags {
+            // To all streams or to the host: what is spilled is open to both.
+            // SAFETY: our caller's place for an address.
+            1 | 2 => unsafe { spill::allocate(here, current, bytes, pointer) },
+            _ => refuse(here, current),
+        };
         // SAFETY: written by the driver or by us when it succeeded.
         unsafe { allocate_or(Kind::Linear, bytes, pointer, call, spill) }
     };
