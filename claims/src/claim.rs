@@ -1,6 +1,6 @@
 //! What one source says about the share, resolved for this node: which GPUs, how many, and how much of each.
 
-use gpushare_inventory::{Capabilities, DeviceMemory, Gpu, GpuUuid};
+use gpushare_inventory::{Capabilities, DeviceMemory, Gpu, GpuUuid, Profile};
 
 use crate::amount::{Amount, Cap};
 use crate::error::RequestError;
@@ -52,6 +52,8 @@ pub struct Claim {
     pub compute_policy: Option<ComputePolicy>,
     /// The GPU models that the container accepts. Two claims with different filters are a contradiction.
     pub model: Option<ModelFilter>,
+    /// The size of MIG instance that it asks for. Two claims with different sizes are a contradiction.
+    pub profile: Option<Profile>,
     /// The parts of the driver (compute, video and so on) that the container asks for.
     pub capabilities: Option<Capabilities>,
     /// Whether the container or its whole pod holds the share.

@@ -3,7 +3,7 @@
 use crate::grammar::GrammarError;
 use crate::model::ModelError;
 use crate::selector::SelectorError;
-use gpushare_inventory::{CapabilityError, GpuUuid};
+use gpushare_inventory::{CapabilityError, GpuUuid, ProfileError};
 
 /// Why a container's request is refused before placement.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -201,6 +201,14 @@ pub enum RequestError {
         /// Whether no GPU or several GPUs fit the name.
         source: SelectorError,
     },
+    /// The node has no MIG instance of the size that is asked for.
+    #[error("{key}: this node has no such MIG instance (`gpushare devices`); it has {here}")]
+    NoSuchInstance {
+        /// The word that asks, as key and value.
+        key: String,
+        /// The instances that it has.
+        here: String,
+    },
     /// The inventory does not know how much memory the GPU has.
     #[error(
         "the memory size of {gpu} is unknown; run `gpushare inventory refresh` and see `gpushare doctor`"
@@ -232,6 +240,9 @@ pub enum ValueError {
     /// The value is not a model filter.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The value is not the name of a size of MIG instance.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
     /// The value is not a list of driver capabilities, or it has more than this node gives.
     #[error(transparent)]
     Capability(#[from] CapabilityError),

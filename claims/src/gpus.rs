@@ -13,9 +13,16 @@ use crate::selector::find_gpu;
 pub struct NodeGpus<'a>(pub &'a [Gpu]);
 
 impl<'a> NodeGpus<'a> {
-    /// Every GPU of the node, in the order of the indexes.
+    /// Every GPU and MIG instance of the node, in the order of the indexes.
     pub fn all(self) -> Vec<&'a Gpu> {
         self.0.iter().collect()
+    }
+
+    /// What a request means that names no GPU: the whole GPUs. On a node without any, where all are divided, its
+    /// MIG instances.
+    pub fn unnamed(self) -> Vec<&'a Gpu> {
+        let whole: Vec<&Gpu> = self.0.iter().filter(|gpu| gpu.instance.is_none()).collect();
+        if whole.is_empty() { self.all() } else { whole }
     }
 
     /// The GPU that `selector` names; `key` is where it was written, for the error.
@@ -81,6 +88,7 @@ pub fn four() -> Vec<Gpu> {
                 gid: 0,
             },
             place: gpushare_inventory::Place::default(),
+            instance: None,
         }
     };
     [(0, 1), (1, 0), (2, 3), (3, 2)].map(gpu).to_vec()

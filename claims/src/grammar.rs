@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use gpushare_inventory::{DeviceMemory, GpuUuid};
+use gpushare_inventory::{DeviceMemory, GpuUuid, InstanceId};
 use serde::{Deserialize, Serialize};
 
 /// Why a value is refused; the message lists the accepted forms.
@@ -37,7 +37,8 @@ pub enum GrammarError {
     NotACount,
     /// The text is not a device list, or it names a device twice or more than 16 devices.
     #[error(
-        "a device list holds indexes, UUIDs or unique beginnings of UUIDs (GPU-…), or is `all`, each device once"
+        "a device list holds indexes (0, and 0:1 for a MIG instance), UUIDs or unique beginnings of UUIDs (GPU-…, MIG-…), or is \
+         `all`, each device once"
     )]
     NotDevices,
     /// The name of a CDI device of the kind gpushare.io/share is not of the form MEMORY or MEMORY-PERCENT.
@@ -387,16 +388,20 @@ impl Devices {
     }
 }
 
-/// A name for one GPU, as users write it.
+/// A name for one GPU or MIG instance, as users write it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceSelector {
     /// The index that NVML gives, in the order of PCI addresses.
     Index(u32),
+    /// A MIG instance, by the index of its GPU and by NVML's index of it on that GPU: `0:1`.
+    Part(u32, u32),
+    /// A MIG instance by its GPU and its ids, as drivers before 470 named it: `MIG-GPU-…/1/0`.
+    Instance(GpuUuid, InstanceId),
     /// The N of `/dev/nvidiaN`. Only other systems' dialects make this; gpushare's own keys cannot write it.
     Minor(u32),
-    /// A whole UUID.
+    /// A whole UUID, of a GPU or of a MIG instance.
     Uuid(GpuUuid),
-    /// The beginning of a UUID: `GPU-` and at least one more character.
+    /// The beginning of a UUID: `GPU-` or `MIG-`, and at least one more character.
     Prefix(String),
 }
 
@@ -410,16 +415,34 @@ impl FromStr for DeviceSelector {
         if let Ok(uuid) = text.parse() {
             return Ok(Self::Uuid(uuid));
         }
-        let hex = text.strip_prefix("GPU-").filter(|hex| !hex.is_empty() && hex.len() < 36);
+        if let Some((gpu, part)) = text.split_once(':') {
+            let part = whole(gpu).zip(whole(part));
+            return part.map(|(gpu, part)| Self::Part(gpu, part)).ok_or(GrammarError::NotDevices);
+        }
+        if let Some(names) = text.strip_prefix("MIG-").filter(|rest| rest.contains('/')) {
+            return instance(names).ok_or(GrammarError::NotDevices);
+        }
+        let hex = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-"));
+        let hex = hex.filter(|hex| !hex.is_empty() && hex.len() < 36);
         let plain = hex.is_some_and(|hex| hex.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-'));
         if plain { Ok(Self::Prefix(text.to_owned())) } else { Err(GrammarError::NotDevices) }
     }
+}
+
+/// Reads `GPU-…/1/0`.
+fn instance(text: &str) -> Option<DeviceSelector> {
+    let mut parts = text.split('/');
+    let card = parts.next()?.parse().ok().filter(|card: &GpuUuid| !card.is_instance())?;
+    let (gpu, compute) = (whole(parts.next()?)?, whole(parts.next()?)?);
+    parts.next().is_none().then_some(DeviceSelector::Instance(card, InstanceId { gpu, compute }))
 }
 
 impl fmt::Display for DeviceSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Index(index) => index.fmt(f),
+            Self::Part(gpu, part) => write!(f, "{gpu}:{part}"),
+            Self::Instance(card, id) => write!(f, "MIG-{card}/{id}"),
             Self::Minor(minor) => write!(f, "/dev/nvidia{minor}"),
             Self::Uuid(uuid) => uuid.fmt(f),
             Self::Prefix(prefix) => f.write_str(prefix),
@@ -532,10 +555,44 @@ mod tests {
             DeviceSelector::Prefix("GPU-5F".into()),
         ]);
         assert_eq!("0, GPU-5f2e0a11-0102-0304-0506-0708090a0bff,GPU-5F".parse::<Devices>(), Ok(list));
-        for text in
-            ["", "0,,1", "0,0", "00", "010", "all,0", "-1", "GPU-", "GPU-xyz", "99999999999", "0:1", "MIG-1"]
-        {
+        for text in [
+            "",
+            "0,,1",
+            "0,0",
+            "00",
+            "010",
+            "all,0",
+            "-1",
+            "GPU-",
+            "GPU-xyz",
+            "99999999999",
+            "0:",
+            "0:1:2",
+            "0:01",
+            "MIG-",
+        ] {
             assert_eq!(text.parse::<Devices>(), Err(GrammarError::NotDevices), "parsing {text:?}");
+        }
+    }
+
+    #[test]
+    fn a_mig_instance_is_named_by_uuid_or_by_its_gpu() {
+        let card = "GPU-5f2e0a11-0102-0304-0506-0708090a0bff";
+        for (text, want) in [
+            ("0:1", Some(DeviceSelector::Part(0, 1))),
+            ("MIG-5f2e", Some(DeviceSelector::Prefix("MIG-5f2e".into()))),
+            (
+                &format!("MIG-{card}/7/0"),
+                Some(DeviceSelector::Instance(card.parse().unwrap(), InstanceId { gpu: 7, compute: 0 })),
+            ),
+            (&format!("MIG-{card}/7"), None),
+            (&format!("MIG-{card}/7/0/0"), None),
+            (&format!("MIG-{}/7/0", card.replace("GPU", "MIG")), None),
+            ("MIG-GPU-5f2e/1/0", None),
+        ] {
+            let found = text.parse::<DeviceSelector>().ok();
+            assert_eq!(found, want, "{text}");
+            assert!(found.is_none_or(|found| found.to_string() == text), "{text}");
         }
     }
 

@@ -15,6 +15,17 @@ pub enum SelectorError {
         /// Index and UUID of every GPU of the node.
         here: String,
     },
+    /// The GPU is divided, so that only its instances can be given.
+    #[error(
+        "{selector} is divided into MIG instances, which are given in its place; name one of them, or ask by size with \
+         GPUSHARE_MIG: {here}"
+    )]
+    Divided {
+        /// The name as the user wrote it.
+        selector: String,
+        /// Its instances.
+        here: String,
+    },
     /// The name is the beginning of several GPUs' UUIDs.
     #[error(
         "{selector} is the beginning of several GPUs' UUIDs; write more of it (`gpushare devices`): {here}"
@@ -33,23 +44,44 @@ pub enum SelectorError {
 /// When there is none, or more than one.
 pub fn find_gpu<'a>(selector: &DeviceSelector, gpus: &'a [Gpu]) -> Result<&'a Gpu, SelectorError> {
     let fits = |gpu: &&Gpu| match selector {
-        DeviceSelector::Index(index) => gpu.index == *index,
-        DeviceSelector::Minor(minor) => gpu.minor == *minor,
+        DeviceSelector::Index(index) => gpu.instance.is_none() && gpu.index == *index,
+        DeviceSelector::Part(index, part) => {
+            gpu.index == *index && gpu.instance.as_ref().is_some_and(|found| found.position == *part)
+        }
+        DeviceSelector::Instance(card, id) => {
+            gpu.instance.as_ref().is_some_and(|found| (found.card, found.id) == (*card, *id))
+        }
+        DeviceSelector::Minor(minor) => gpu.instance.is_none() && gpu.minor == *minor,
         DeviceSelector::Uuid(uuid) => gpu.uuid == *uuid,
         DeviceSelector::Prefix(prefix) => {
             gpu.uuid.to_string().to_ascii_lowercase().starts_with(&prefix.to_ascii_lowercase())
         }
     };
     let found: Vec<&Gpu> = gpus.iter().filter(fits).collect();
+    let parts = || gpus.iter().filter(|gpu| is_part_of(gpu, selector));
     match found[..] {
         [gpu] => Ok(gpu),
+        [] if parts().next().is_some() => {
+            Err(SelectorError::Divided { selector: selector.to_string(), here: names(parts()) })
+        }
         [] => Err(SelectorError::Unknown { selector: selector.to_string(), here: names(gpus.iter()) }),
         _ => Err(SelectorError::Ambiguous { selector: selector.to_string(), here: names(found.into_iter()) }),
     }
 }
 
+/// Whether the selector names the whole GPU of which this is an instance.
+fn is_part_of(gpu: &Gpu, selector: &DeviceSelector) -> bool {
+    gpu.instance.is_some()
+        && match selector {
+            DeviceSelector::Index(index) => gpu.index == *index,
+            DeviceSelector::Minor(minor) => gpu.minor == *minor,
+            DeviceSelector::Uuid(uuid) => gpu.card() == *uuid,
+            DeviceSelector::Part(..) | DeviceSelector::Instance(..) | DeviceSelector::Prefix(_) => false,
+        }
+}
+
 fn names<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> String {
-    gpus.map(|gpu| format!("GPU {} ({})", gpu.index, gpu.uuid)).collect::<Vec<_>>().join(", ")
+    gpus.map(Gpu::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// How a bare number names a GPU. Systems differ in this, and a wrong guess gives the container somebody

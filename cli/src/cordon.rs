@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use gpushare_config::{Config, DEFAULT_PATH, ENVIRONMENT};
 use gpushare_inject::one_line;
-use gpushare_inventory::{Faults, Gpu, GpuUuid, Node};
+use gpushare_inventory::{Faults, Gpu, GpuUuid};
 use gpushare_request::{DeviceSelector, find_gpu};
 
 use crate::file::{self, FileChange};
@@ -38,7 +38,8 @@ pub fn cordon(change: Change, names: &[String]) -> Result<()> {
     // Read before the settings: whoever writes in between is noticed.
     let before = file::read(&path)?;
     let config = Config::load()?;
-    let shown = Node::open(&config.roots).map(|node| node.gpus);
+    // A GPU that is divided is cordoned with all its instances.
+    let shown = node::shown(&config).map(|node| [node.gpus, node.divided].concat());
     let mut cordoned = config.cordoned_by_command.clone();
     let mut named = Vec::new();
     for name in names {
@@ -61,7 +62,7 @@ pub fn cordon(change: Change, names: &[String]) -> Result<()> {
     let loads = store.living_loads()?;
     for gpu in named {
         let known = gpus.iter().find(|known| known.uuid == gpu);
-        let name = known.map_or_else(|| gpu.to_string(), |known| format!("GPU {} ({gpu})", known.index));
+        let name = known.map_or_else(|| gpu.to_string(), |known| known.to_string());
         match (change, now.contains(&gpu)) {
             (Change::Cordon, _) => {
                 let held = loads.get(&gpu).map_or(0, |load| load.leases);

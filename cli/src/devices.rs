@@ -37,7 +37,10 @@ pub fn devices(as_json: bool) -> Result<()> {
 pub fn topology(as_json: bool) -> Result<()> {
     let config = Config::load()?;
     let (state, _) = node::store(&config)?;
-    let gpus = node::inventory(&config, &state)?.gpus;
+    let node = node::inventory(&config, &state)?;
+    let mut gpus: Vec<Gpu> = node.gpus.into_iter().filter(|gpu| gpu.instance.is_none()).collect();
+    gpus.extend(node.divided);
+    gpus.sort_by_key(|gpu| gpu.index);
     let ways = |gpu: &Gpu| -> Vec<&'static str> {
         let way = |other: &Gpu| if other.uuid == gpu.uuid { "X" } else { gpu.place.way(&other.place).name() };
         gpus.iter().map(way).collect()
@@ -75,7 +78,7 @@ fn is_open(load: &GpuLoad) -> bool {
 
 /// The most memory that a new share can get now; `None` where the GPU's memory size is unknown.
 fn free(gpu: &Gpu, load: &GpuLoad, rules: &Admission) -> Option<DeviceMemory> {
-    let memory = gpu.memory.filter(|_| is_open(load) && !rules.cordoned.contains(&gpu.uuid));
+    let memory = gpu.memory.filter(|_| is_open(load) && !rules.is_cordoned(gpu));
     let free =
         memory.map(|memory| rules.total(memory).saturating_sub(load.memory).min(rules.per_lease(memory)));
     free.or(gpu.memory.map(|_| DeviceMemory::ZERO))
@@ -91,11 +94,14 @@ fn row(gpu: &Gpu, load: &GpuLoad, rules: &Admission) -> [String; 8] {
         Some(other) => format!("{} {}", load.leases, other.mode().name()),
     };
     [
-        gpu.index.to_string(),
-        gpu.model.clone(),
+        gpu.number(),
+        match &gpu.instance {
+            Some(instance) => format!("{} MIG {}", gpu.model, instance.profile),
+            None => gpu.model.clone(),
+        },
         size(gpu.memory),
         load.memory.to_string(),
-        match rules.cordoned.contains(&gpu.uuid) {
+        match rules.is_cordoned(gpu) {
             true => "cordoned".to_owned(),
             false => size(free(gpu, load, rules)),
         },
@@ -122,6 +128,13 @@ fn entry(gpu: &Gpu, load: &GpuLoad, rules: &Admission) -> Value {
         "shares": load.leases,
         "exclusive": load.company == Some(Company::Nobody),
         "mode": load.company.map(|company| company.mode().name()),
-        "cordoned": rules.cordoned.contains(&gpu.uuid),
+        "cordoned": rules.is_cordoned(gpu),
+        "mig": gpu.instance.as_ref().map(|instance| json!({
+            "card": instance.card.to_string(),
+            "profile": instance.profile.to_string(),
+            "gpu_instance": instance.id.gpu,
+            "compute_instance": instance.id.compute,
+            "position": instance.position,
+        })),
     })
 }

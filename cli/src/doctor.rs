@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 use anyhow::Result;
 use gpushare_config::{Config, OnCheating};
 use gpushare_inject::{MpsFolder, Region, is_served, one_line, out_of_service};
-use gpushare_inventory::{Faults, Node};
+use gpushare_inventory::{Faults, Gpu, Node};
 use gpushare_quota::{Lease, LeaseState, StateFolder, Store};
 use gpushare_request::ComputePolicy;
 use serde_json::json;
@@ -201,15 +201,31 @@ fn driver(config: &Config) -> Vec<Finding> {
             Ok(()) => ok("fitted libraries", config.paths.cache.display().to_string()),
             Err(error) => failure("fitted libraries", one_line(error.as_ref())),
         });
-        findings.push(match node::inventory(config, &state) {
+        let known = node::inventory(config, &state);
+        findings.push(match &known {
             Ok(node) if node.gpus.iter().all(|gpu| gpu.memory.is_some()) => {
                 ok("memory sizes", "known for every GPU")
             }
             Ok(_) => warning("memory sizes", "unknown for some GPUs, which therefore take no shares"),
             Err(error) => failure("memory sizes", one_line(error.as_ref())),
         });
+        findings.extend(known.iter().flat_map(mig));
     }
     findings
+}
+
+/// The GPUs in MIG mode, with their instances or what is wrong with them.
+fn mig(node: &Node) -> Vec<Finding> {
+    let sick = node.sick.iter().filter(|sick| {
+        node.divided.iter().any(|gpu| gpu.index == sick.index) // others have been told
+    });
+    let instances = |card: &Gpu| {
+        let its = node.gpus.iter().filter(|gpu| gpu.instance.is_some() && gpu.card() == card.uuid);
+        let its: Vec<String> = its.map(Gpu::to_string).collect();
+        (!its.is_empty()).then(|| ok("MIG", format!("{card}: {}", its.join(", "))))
+    };
+    let whole = node.divided.iter().filter_map(instances);
+    whole.chain(sick.map(|sick| failure("MIG", out_of_service(sick)))).collect()
 }
 
 /// Without the nodes of GPUs there is no inventory, and without UVM no CUDA. Few containers need the other

@@ -1,6 +1,7 @@
 //! `gpushare inventory refresh`: asks NVML about the GPUs and fits our libraries to the driver, once per
 //! boot, driver version and set of GPUs.
 
+mod mig;
 mod nvlink;
 
 use std::path::Path;
@@ -56,8 +57,7 @@ pub fn ask(node: &Node, state: &StateFolder) -> Result<Totals> {
     for gpu in &node.gpus {
         let uuid = gpu.uuid.to_string();
         if gpus.iter().all(|told| told.uuid != uuid) {
-            let (brand, architecture, nvlink_group) = ("unknown".to_owned(), String::new(), String::new());
-            gpus.push(GpuTotals { uuid, memory_bytes: 0, brand, architecture, nvlink_group });
+            gpus.push(GpuTotals { uuid, brand: "unknown".to_owned(), ..GpuTotals::default() });
         }
     }
     let totals = Totals {
@@ -100,7 +100,10 @@ fn told(nvml: &Nvml) -> Result<Vec<GpuTotals>> {
             gpu.cuda_compute_capability().map(|found| format!("{}.{}", found.major, found.minor));
         let architecture = architecture.unwrap_or_default();
         links.push(Links::of(&gpu));
-        gpus.push(GpuTotals { uuid, memory_bytes, brand, architecture, nvlink_group: String::new() });
+        let is_mig = mig::is_on(&gpu);
+        let instances = if is_mig { mig::instances(&gpu) } else { Vec::new() };
+        let nvlink_group = String::new();
+        gpus.push(GpuTotals { uuid, memory_bytes, brand, architecture, nvlink_group, is_mig, instances });
     }
     for (gpu, group) in gpus.iter_mut().zip(nvlink::groups(&links)) {
         gpu.nvlink_group = group;

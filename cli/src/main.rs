@@ -3,7 +3,7 @@
 //! One file per command. Each reads the same settings, store and inventory as the runtime. `--json` prints
 //! values, without it a command prints a table. Exit codes: 0 done, 1 failed (one line on stderr), 2 wrong
 //! usage.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod cdi;
 mod clock;

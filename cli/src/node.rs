@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use gpushare_config::Config;
-use gpushare_inventory::{Faults, GpuUuid, Node, Totals, boot_id};
+use gpushare_inventory::{Faults, GpuUuid, Node, NodeError, Totals, boot_id};
 use gpushare_quota::{StateFolder, Store};
 
 use crate::takeover::take_over;
@@ -18,11 +18,25 @@ pub fn all(config: &Config, state: &StateFolder) -> Result<Node> {
     let node = Node::open(&config.roots)?;
     let known = Totals::load(&Totals::path(state.path()));
     let boot = boot_id()?;
-    let totals = match known.filter(|totals| totals.fits(&boot, &node.driver.version, &node.gpus)) {
+    let totals = match known.filter(|totals| totals.fits(&boot, &node)) {
         Some(totals) => totals,
         None => crate::inventory::ask(&node, state)?,
     };
     Ok(node.with_totals(&totals))
+}
+
+/// The GPUs and MIG instances that the driver shows now, with what is known of them already: NVML is not asked.
+///
+/// # Errors
+/// When there is no driver, or no GPU in service.
+pub fn shown(config: &Config) -> Result<Node, NodeError> {
+    let node = Node::open(&config.roots)?;
+    let known = Totals::load(&Totals::path(&config.paths.state));
+    let known = known.filter(|totals| boot_id().is_ok_and(|boot| totals.fits(&boot, &node)));
+    Ok(match known {
+        Some(totals) => node.with_totals(&totals),
+        None => node,
+    })
 }
 
 /// Opens the state folder and the store.
@@ -36,22 +50,23 @@ pub fn store(config: &Config) -> Result<(StateFolder, Store)> {
 /// How many letters of a UUID tables show, which tell it from the node's other UUIDs.
 const SHORT: usize = 12;
 
-/// What GPUs are called in tables: by index and the beginning of the UUID, as `0 GPU-d6a9bc01`.
+/// What GPUs are called in tables: by index and the beginning of the UUID, as `0 GPU-d6a9bc01`, or
+/// `0:1 MIG-5f2e0a11`.
 #[derive(Default)]
-pub struct GpuNames(Vec<(GpuUuid, u32)>);
+pub struct GpuNames(Vec<(GpuUuid, String)>);
 
 impl GpuNames {
     /// The names of the GPUs that the driver shows now.
     pub fn of(config: &Config) -> Self {
-        let gpus = Node::open(&config.roots).map(|node| node.gpus).unwrap_or_default();
-        Self(gpus.iter().map(|gpu| (gpu.uuid, gpu.index)).collect())
+        let gpus = shown(config).map(|node| node.gpus).unwrap_or_default();
+        Self(gpus.iter().map(|gpu| (gpu.uuid, gpu.number())).collect())
     }
 
     /// The GPU's name; its whole UUID where the driver does not show it any more.
     pub fn name(&self, uuid: GpuUuid) -> String {
         let text = uuid.to_string();
         match self.0.iter().find(|(known, _)| *known == uuid) {
-            Some((_, index)) => format!("{index} {}", text.get(..SHORT).unwrap_or(&text)),
+            Some((_, number)) => format!("{number} {}", text.get(..SHORT).unwrap_or(&text)),
             None => text,
         }
     }
@@ -59,7 +74,7 @@ impl GpuNames {
     /// `text` with these names in place of UUIDs.
     pub fn in_text(&self, text: &str) -> String {
         let named =
-            |text: String, (uuid, _): &(GpuUuid, u32)| text.replace(&uuid.to_string(), &self.name(*uuid));
+            |text: String, (uuid, _): &(GpuUuid, String)| text.replace(&uuid.to_string(), &self.name(*uuid));
         self.0.iter().fold(text.to_owned(), named)
     }
 }
@@ -71,8 +86,11 @@ mod tests {
     #[test]
     fn a_gpu_is_called_by_index_and_the_beginning_of_its_uuid_while_it_is_there() {
         let [first, second, gone] = [1, 2, 3].map(|byte| GpuUuid::from_bytes([byte; 16]));
-        let names = GpuNames(vec![(first, 0), (second, 1)]);
+        let instance = GpuUuid::of_instance([2; 16]);
+        let named = [(first, "0"), (second, "1"), (instance, "2:5")];
+        let names = GpuNames(named.map(|(uuid, number)| (uuid, number.to_owned())).into());
         assert_eq!(names.name(second), "1 GPU-02020202");
+        assert_eq!(names.name(instance), "2:5 MIG-02020202");
         assert_eq!(names.name(gone), gone.to_string());
         assert_eq!(
             names.in_text(&format!("{first}: 4 GiB; {gone}: 1 GiB, 30%")),

@@ -182,14 +182,20 @@ fn print(request: &Request, lease: &Lease, plan: &Plan, node: &Node) -> io::Resu
     }
     for grant in &lease.grants {
         let gpu = node.gpus.iter().find(|gpu| gpu.uuid == grant.gpu);
-        let (index, model) = gpu.map_or((0, ""), |gpu| (gpu.index, gpu.model.as_str()));
+        let (place, model) = match gpu.map(|gpu| (gpu, &gpu.instance)) {
+            Some((gpu, Some(instance))) => {
+                (format!("MIG {} {}", gpu.number(), instance.profile), &*gpu.model)
+            }
+            Some((gpu, None)) => (format!("GPU {}", gpu.index), &*gpu.model),
+            None => ("GPU 0".to_owned(), ""),
+        };
         let cores =
             grant.cores.map_or_else(|| "no compute limit".to_owned(), |cores| format!("{cores} of compute"));
         let memory = match request.mode {
             Mode::TimeSlice => "turns, no limit of memory,".to_owned(),
             Mode::Share | Mode::Mps | Mode::Exclusive => grant.memory.to_string(),
         };
-        writeln!(out, "granted   {memory} and {cores} on GPU {index} ({model}, {})", grant.gpu)?;
+        writeln!(out, "granted   {memory} and {cores} on {place} ({model}, {})", grant.gpu)?;
     }
     if lease.host_memory > DeviceMemory::ZERO {
         writeln!(out, "granted   {} of host memory in place of a full GPU's", lease.host_memory)?;
@@ -236,6 +242,7 @@ mod tests {
             memory: Some(DeviceMemory::from_bytes(80 << 30)),
             node: DeviceNode { path, host_path, major: 195, minor, mode: 0o666, uid: 0, gid: 0 },
             place: gpushare_inventory::Place::default(),
+            instance: None,
         }
     }
 

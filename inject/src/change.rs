@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use gpushare_inventory::Gpu;
 use gpushare_quota::{Admission, Change, Lease, LeaseKey, StateFolder, Store, UpdateError};
-use gpushare_request::{Cores, Devices, MemoryRequest, POD_ANNOTATION, Request, SelectorError, find_gpu};
+use gpushare_request::{
+    Cores, Devices, MemoryRequest, NodeGpus, POD_ANNOTATION, Request, SelectorError, find_gpu,
+};
 use serde_json::{Value, json};
 
 use crate::bundle::{Bundle, BundleError};
@@ -191,7 +193,7 @@ fn are_its_gpus(lease: &Lease, devices: &Devices, gpus: &[Gpu]) -> Result<bool, 
         Devices::Among(wanted, of) => {
             usize::from(*wanted) == count && lease.grants.iter().all(|grant| of.contains(&grant.gpu))
         }
-        Devices::All => gpus.len() == count,
+        Devices::All => NodeGpus(gpus).unnamed().len() == count,
         Devices::These(list) => {
             let named = list.iter().map(|one| Ok(find_gpu(one, gpus)?.uuid));
             let named = named.collect::<Result<Vec<_>, SelectorError>>()?;

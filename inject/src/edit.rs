@@ -59,8 +59,11 @@ pub enum EditError {
         /// Paths of the nodes of the GPUs that were handed over, separated by commas.
         handed: String,
     },
-    /// The bundle gives a node of MIG's, which reaches instances of any GPU.
-    #[error("{what} is of MIG's instances or their configuration, which no lease covers; leave it out")]
+    /// The bundle gives a node of MIG's that the lease does not: another instance's, or that of the configuration.
+    #[error(
+        "{what} is of a MIG instance that the container's share does not cover, or of MIG's configuration; leave it out, or ask \
+         for that instance with GPUSHARE_DEVICES"
+    )]
     Mig {
         /// The device node or device rule of the bundle, as text.
         what: String,
@@ -109,7 +112,7 @@ pub enum EditError {
 }
 
 /// NVIDIA's fixed major number; minors from 254 up are control nodes.
-const NVIDIA_MAJOR: u64 = 195;
+pub(crate) const NVIDIA_MAJOR: u64 = 195;
 /// The fixed major number of the nodes below /dev/dri.
 const DRM_MAJOR: u64 = 226;
 const FIRST_CONTROL_MINOR: u64 = 254;
@@ -204,7 +207,7 @@ fn take_back(json: &mut Value, plan: &Plan) {
     // A privileged container keeps its nodes and rules: ours cannot be told from the engine's.
     if !is_privileged(json) {
         take_out(json, "/linux/devices", is_our_node);
-        take_out(json, "/linux/resources/devices", is_our_rule);
+        take_out(json, "/linux/resources/devices", |rule| is_our_rule(rule, plan.outside.mig_major));
     }
     take_out(json, "/mounts", |mount| is_our_mount(mount) || is_of_a_plan(mount, &plan.outside.sources));
 }
@@ -252,16 +255,21 @@ fn is_drm(entry: &Value) -> bool {
     number(entry, "major") == Some(DRM_MAJOR)
 }
 
-/// Whether this is a GPU's node under its own name, or one below /dev/dri. Control nodes do not count: every
-/// plan has the same ones.
+/// Whether this is a GPU's node under its own name, one of a MIG instance, or one below /dev/dri. Control nodes do
+/// not count: every plan has the same ones.
 fn is_our_node(device: &Value) -> bool {
     let path = text(device, "path");
     let of_gpu = gpu_minor(device).is_some_and(|minor| path == format!("/dev/nvidia{minor}"));
-    of_gpu || is_drm(device) && path.starts_with("/dev/dri/")
+    let of_instance = || {
+        let minor = path.strip_prefix("/dev/nvidia-caps/nvidia-cap").and_then(|minor| minor.parse().ok());
+        minor.is_some() && minor == number(device, "minor")
+    };
+    of_gpu || of_instance() || is_drm(device) && path.starts_with("/dev/dri/")
 }
 
-fn is_our_rule(rule: &Value) -> bool {
-    let of_gpu = gpu_minor(rule).is_some() || is_drm(rule);
+fn is_our_rule(rule: &Value, mig_major: Option<u32>) -> bool {
+    let is_mig = mig_major.is_some() && number(rule, "major") == mig_major.map(u64::from);
+    let of_gpu = gpu_minor(rule).is_some() || is_drm(rule) || is_mig;
     of_gpu && text(rule, "access") == "rw"
 }
 

@@ -392,6 +392,7 @@ mod tests {
                 gid: 0,
             },
             place: gpushare_inventory::Place::default(),
+            instance: None,
         };
         let library =
             json!({"source": "/usr/local/vgpu/libvgpu.so", "destination": "/usr/local/vgpu/libvgpu.so"});

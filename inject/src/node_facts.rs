@@ -47,7 +47,7 @@ pub enum NodeFactsError {
 pub(crate) fn load(node: &Node, state: &Path) -> Result<Option<Totals>, NodeFactsError> {
     let boot = boot_id()?;
     let totals = Totals::load(&Totals::path(state));
-    Ok(totals.filter(|totals| totals.fits(&boot, &node.driver.version, &node.gpus)))
+    Ok(totals.filter(|totals| totals.fits(&boot, node)))
 }
 
 /// Whether each of our libraries has a copy that is fitted to this driver.

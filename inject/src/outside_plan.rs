@@ -27,10 +27,13 @@ impl OutsidePlan {
     pub(crate) fn of(lease: &Lease, parts: PlanParts) -> Self {
         let PlanParts { gpus, nodes, files, programs, .. } = parts;
         let granted = |uuid| lease.grants.iter().any(|grant| grant.gpu == uuid);
-        let nodes_of_gpus = gpus.iter().map(|gpu| (gpu.uuid, &gpu.node));
-        let render = nodes.render.iter().map(|(uuid, node)| (*uuid, node));
-        let others = nodes_of_gpus.chain(render).filter(|(uuid, _)| !granted(*uuid));
         let number = |node: &DeviceNode| (node.major, node.minor);
+        let of_gpus = || gpus.iter().flat_map(|gpu| gpu.nodes().map(|node| (gpu.uuid, node)));
+        // Instances of one GPU have its node in common.
+        let is_given =
+            |node: &DeviceNode| of_gpus().any(|(gpu, given)| granted(gpu) && number(given) == number(node));
+        let render = nodes.render.iter().map(|(uuid, node)| (*uuid, node));
+        let others = of_gpus().chain(render).filter(|(uuid, node)| !granted(*uuid) && !is_given(node));
         let minor = |uuid| gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.node.minor);
         let ours = [programs.cache, programs.state].map(Path::to_path_buf);
         let display = nodes.render.iter().filter_map(|(uuid, node)| Some((minor(*uuid)?, number(node))));

@@ -14,6 +14,7 @@ use gpushare_request::{Kept, Request};
 use oci_spec::runtime::{Hook, LinuxDevice, LinuxDeviceCgroup, LinuxDeviceType, Mount};
 use serde::Serialize;
 
+use crate::edit::NVIDIA_MAJOR;
 use crate::host_files::{HostFiles, LibraryKind};
 use crate::image::Image;
 use crate::mps::MpsFolder;
@@ -148,7 +149,12 @@ fn device_nodes<'a>(
     let (shared, mut nodes) = (parts.nodes, Vec::new());
     for grant in &lease.grants {
         let gpu: Option<&Gpu> = parts.gpus.iter().find(|gpu| gpu.uuid == grant.gpu);
-        nodes.push(&gpu.ok_or_else(|| PlanError::GpuGone(grant.gpu.to_string()))?.node);
+        for node in gpu.ok_or_else(|| PlanError::GpuGone(grant.gpu.to_string()))?.nodes() {
+            // Instances of one GPU have its node in common, and perhaps that of a GPU instance.
+            if !nodes.contains(&node) {
+                nodes.push(node);
+            }
+        }
     }
     nodes.push(&shared.control);
     if request.capabilities.has(Capability::Compute) {
@@ -167,7 +173,9 @@ fn device_nodes<'a>(
 /// that may not read and write its node: then only the owner can open the node.
 fn groups(nodes: &[&DeviceNode]) -> Vec<u32> {
     let mut groups = Vec::new();
-    for node in nodes.iter().filter(|node| node.mode & 0o006 != 0o006) {
+    // A MIG instance's nodes are opened for reading alone.
+    let needs = |node: &DeviceNode| if u64::from(node.major) == NVIDIA_MAJOR { 0o006 } else { 0o004 };
+    for node in nodes.iter().filter(|node| node.mode & needs(node) != needs(node)) {
         if node.mode & 0o060 == 0o060 && node.gid != 0 {
             groups.push(node.gid);
         } else {

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use gpushare_claims::{Container, shortened};
-use gpushare_inventory::{GpuTotals, Node};
+use gpushare_inventory::{Gpu, GpuTotals, Node};
 use gpushare_quota::{Grant, Lease};
 
 const PREFIX: &str = "NVIDIA_REQUIRE_";
@@ -63,7 +63,8 @@ impl Offer {
         let totals = node.totals.as_ref();
         let cuda = totals.map(|totals| totals.cuda_version.clone()).filter(|cuda| !cuda.is_empty());
         let known = |grant: &Grant| -> Option<&GpuTotals> {
-            let uuid = grant.gpu.to_string();
+            let card = node.gpus.iter().find(|gpu| gpu.uuid == grant.gpu).map_or(grant.gpu, Gpu::card);
+            let uuid = card.to_string();
             totals?.gpus.iter().find(|gpu| gpu.uuid == uuid)
         };
         let gpus = lease.grants.iter().map(|grant| match known(grant) {

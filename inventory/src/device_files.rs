@@ -14,7 +14,7 @@ use crate::device_node::{CONTROL_MINOR, DeviceNode, MAJOR, MODESET_MINOR, device
 use crate::error::NodeError;
 use crate::folder;
 use crate::gpu::pci_folders;
-use crate::proc::{self, ProcError};
+use crate::proc::{self, ProcError, number};
 use crate::roots::Roots;
 
 /// The device nodes that this boot's kernel modules need.
@@ -91,12 +91,6 @@ impl Rights {
         let modify = number(text, "DeviceFileModify").is_none_or(|word| word == 1);
         Ok(Self { mode, uid: 0, gid: 0, modify })
     }
-}
-
-/// Reads the number in a line `Name: number`.
-fn number(text: &str, name: &str) -> Option<u32> {
-    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
-    lines.find(|(found, _)| found.trim() == name).and_then(|(_, value)| value.trim().parse().ok())
 }
 
 impl DeviceFiles {

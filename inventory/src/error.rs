@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::driver::DriverError;
+use crate::mig::InstanceId;
 use crate::proc::ProcError;
 use crate::uuid::GpuUuid;
 
@@ -62,6 +63,27 @@ pub enum NodeError {
         gpu: GpuUuid,
         /// Number and text of the error.
         why: String,
+    },
+    /// The GPU is in MIG mode, and has no instance that a container could get.
+    #[error(
+        "MIG mode is on and {gpu} has no compute instance; make some (nvidia-smi mig -cgi PROFILE -C), or turn MIG mode off and \
+         run `gpushare inventory refresh`"
+    )]
+    NoInstance {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// NVML tells of an instance that `/proc` does not show, or nothing by which it could be asked for.
+    #[error(
+        "MIG instance {id} of {gpu} ({name:?}) is gone, or its name or UUID is none; run `gpushare inventory refresh`"
+    )]
+    UnknownInstance {
+        /// The GPU that it is a part of.
+        gpu: GpuUuid,
+        /// The instance's ids.
+        id: InstanceId,
+        /// Its name as NVML told it.
+        name: String,
     },
     /// A device node is missing or is no character device.
     #[error("device node {path} is missing or of another kind; create it with `gpushare system nodes`")]

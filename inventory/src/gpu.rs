@@ -1,25 +1,27 @@
 //! One GPU of the inventory, and the folders in which the driver lists all GPUs.
 
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::device_node::DeviceNode;
 use crate::error::NodeError;
 use crate::memory::DeviceMemory;
+use crate::mig::Instance;
 use crate::place::Place;
 use crate::proc;
 use crate::uuid::GpuUuid;
 
-/// One GPU as the driver's `/proc` files describe it.
+/// One GPU as the driver's `/proc` files describe it, or a MIG instance: what one container can have a share of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Index as NVML counts, in the order of PCI addresses.
+    /// Index as NVML counts, in the order of PCI addresses; an instance has that of its GPU.
     pub index: u32,
-    /// UUID, the GPU's identity.
+    /// UUID, the identity of the GPU or instance.
     pub uuid: GpuUuid,
-    /// The N of `/dev/nvidiaN`; it may differ from the index.
+    /// The N of `/dev/nvidiaN`; it may differ from the index, and instances of one GPU have it in common.
     pub minor: u32,
-    /// Model name as the driver states it; `unknown` if it does not.
+    /// Model name as the driver states it, an instance's with its profile; `unknown` if it does not.
     pub model: String,
     /// The whole memory; `None` if it is not in [`Totals`](crate::Totals) yet.
     pub memory: Option<DeviceMemory>,
@@ -27,6 +29,38 @@ pub struct Gpu {
     pub node: DeviceNode,
     /// Where it sits in the machine.
     pub place: Place,
+    /// What makes it an instance; `None` for a whole GPU.
+    pub instance: Option<Instance>,
+}
+
+impl Gpu {
+    /// UUID of the physical GPU: its own, or that of the GPU whose instance it is.
+    pub fn card(&self) -> GpuUuid {
+        self.instance.as_ref().map_or(self.uuid, |instance| instance.card)
+    }
+
+    /// Every node that opens it: `/dev/nvidiaN`, and those of an instance.
+    pub fn nodes(&self) -> impl Iterator<Item = &DeviceNode> {
+        [&self.node].into_iter().chain(self.instance.iter().flat_map(|instance| &instance.nodes))
+    }
+
+    /// The number by which users name it: `0`, or `0:1` for an instance.
+    pub fn number(&self) -> String {
+        match &self.instance {
+            Some(instance) => format!("{}:{}", self.index, instance.position),
+            None => self.index.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Gpu {
+    /// Writes it as messages name it: `GPU 0 (GPU-…)`, `MIG 0:1 1g.10gb (MIG-…)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.instance {
+            Some(instance) => write!(f, "MIG {} {} ({})", self.number(), instance.profile, self.uuid),
+            None => write!(f, "GPU {} ({})", self.index, self.uuid),
+        }
+    }
 }
 
 /// PCI domain, bus, device and function.

@@ -1,6 +1,7 @@
 //! Reads the whole node as a value: GPUs in the order in which users count them, and the device nodes that
 //! containers need.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -13,10 +14,11 @@ use crate::error::{NodeError, SickGpu};
 use crate::fault::Faults;
 use crate::folder;
 use crate::gpu::{Gpu, PciAddress, pci_folders};
+use crate::mig::{self, Instance, InstanceId, Layout, Profile};
 use crate::place::Place;
 use crate::proc::{self, ProcError};
 use crate::roots::Roots;
-use crate::totals::Totals;
+use crate::totals::{self, InstanceTotals, Totals};
 use crate::uuid::GpuUuid;
 
 /// The device nodes that do not belong to one GPU, and those of graphics.
@@ -37,8 +39,11 @@ pub struct SharedNodes {
 /// GPUs, driver and device nodes of this host.
 #[derive(Debug)]
 pub struct Node {
-    /// All usable GPUs, sorted by index.
+    /// What containers can have shares of, sorted by index: whole GPUs, and, from [`Node::with_totals`] on, in
+    /// place of a GPU that is divided its MIG instances.
     pub gpus: Vec<Gpu>,
+    /// The GPUs that are divided into MIG instances, sorted by index; empty before [`Node::with_totals`].
+    pub divided: Vec<Gpu>,
     /// The GPUs that cannot be given to containers, sorted by index.
     pub sick: Vec<SickGpu>,
     /// The driver's version and files.
@@ -47,6 +52,8 @@ pub struct Node {
     pub nodes: SharedNodes,
     /// What NVML told about driver and GPUs; `None` before [`Node::with_totals`].
     pub totals: Option<Totals>,
+    layouts: BTreeMap<GpuUuid, Vec<Layout>>,
+    roots: Roots,
 }
 
 impl Node {
@@ -69,8 +76,13 @@ impl Node {
         let control = nvidias_node(&roots.dev, "nvidiactl", (MAJOR, CONTROL_MINOR))?;
         let Gpus { whole, render, sick } = gpus(&nvidia.join("gpus"), roots)?;
         let driver = Driver::locate(roots, version)?;
+        let layout = |gpu: &Gpu| Ok::<_, NodeError>((gpu.uuid, mig::layout(&roots.proc, gpu.minor)?));
+        let layouts = whole.iter().map(layout).collect::<Result<_, _>>()?;
         Ok(Self {
             gpus: whole,
+            divided: Vec::new(),
+            layouts,
+            roots: roots.clone(),
             sick,
             driver,
             nodes: SharedNodes {
@@ -87,15 +99,70 @@ impl Node {
         })
     }
 
-    /// Adds what `totals` has: memory sizes, and which GPUs NVLink connects.
+    /// Adds what `totals` has: memory sizes, which GPUs NVLink connects, and MIG instances in place of the GPUs
+    /// that are divided into them.
     #[must_use]
     pub fn with_totals(mut self, totals: &Totals) -> Self {
-        for gpu in &mut self.gpus {
-            gpu.memory = totals.memory(gpu);
-            gpu.place.nvlink_group = totals.nvlink_group(gpu).to_owned();
+        for mut gpu in std::mem::take(&mut self.gpus) {
+            let Some(told) = totals.of(&gpu) else {
+                self.gpus.push(gpu);
+                continue;
+            };
+            gpu.memory = totals::memory(told.memory_bytes);
+            if !told.is_mig && told.instances.is_empty() {
+                gpu.place.nvlink_group.clone_from(&told.nvlink_group);
+                self.gpus.push(gpu);
+                continue;
+            }
+            self.divide(&gpu, &told.instances);
+            self.divided.push(gpu);
         }
+        self.sick.sort_by_key(|sick| sick.index);
         self.totals = Some(totals.clone());
         self
+    }
+
+    /// Adds the instances of `gpu` in NVML's order. One that cannot be given is out of service, and so is a GPU
+    /// without any.
+    fn divide(&mut self, gpu: &Gpu, told: &[InstanceTotals]) {
+        let mut told: Vec<&InstanceTotals> = told.iter().collect();
+        told.sort_by_key(|one| one.position);
+        let sick = |why| SickGpu { index: gpu.index, address: gpu.place.pci_bus_id.clone(), why };
+        for told in &told {
+            match self.instance(gpu, told) {
+                Ok(instance) => self.gpus.push(instance),
+                Err(why) => self.sick.push(sick(why)),
+            }
+        }
+        if told.is_empty() {
+            self.sick.push(sick(NodeError::NoInstance { gpu: gpu.uuid }));
+        }
+    }
+
+    fn instance(&self, gpu: &Gpu, told: &InstanceTotals) -> Result<Gpu, NodeError> {
+        let id = told.id();
+        let unknown = || NodeError::UnknownInstance { gpu: gpu.uuid, id, name: told.name.clone() };
+        let layout = self.layouts.get(&gpu.uuid).into_iter().flatten().find(|layout| layout.id == id);
+        let layout = *layout.ok_or_else(unknown)?;
+        let instance = Instance {
+            card: gpu.uuid,
+            id,
+            position: told.position,
+            profile: Profile::of_name(&told.name).map_err(|_| unknown())?,
+            nodes: mig::nodes(&self.roots, self.nodes.capabilities_major, layout)?,
+        };
+        Ok(Gpu {
+            uuid: told.uuid.parse().ok().filter(|uuid: &GpuUuid| uuid.is_instance()).ok_or_else(unknown)?,
+            model: told.name.clone(),
+            memory: totals::memory(told.memory_bytes),
+            instance: Some(instance),
+            ..gpu.clone()
+        })
+    }
+
+    /// The MIG instances that `/proc` shows on `gpu`.
+    pub(crate) fn instance_ids(&self, gpu: &Gpu) -> BTreeSet<InstanceId> {
+        self.layouts.get(&gpu.uuid).into_iter().flatten().map(|layout| layout.id).collect()
     }
 }
 
@@ -105,13 +172,13 @@ impl Node {
     /// # Errors
     /// When there is no other GPU.
     pub fn without_faulty(mut self, faults: &Faults) -> Result<Self, NodeError> {
-        let why = |gpu: &Gpu| faults.of(gpu.uuid).map(str::to_owned);
+        let why = |gpu: &Gpu| faults.of(gpu.card()).map(str::to_owned);
         for (gpu, why) in self.gpus.iter().filter_map(|gpu| Some((gpu, why(gpu)?))) {
             let (index, address) = (gpu.index, gpu.place.pci_bus_id.clone());
             self.sick.push(SickGpu { index, address, why: NodeError::Faulty { gpu: gpu.uuid, why } });
         }
         self.sick.sort_by_key(|sick| sick.index);
-        self.gpus.retain(|gpu| faults.of(gpu.uuid).is_none());
+        self.gpus.retain(|gpu| faults.of(gpu.card()).is_none());
         if self.gpus.is_empty() {
             return Err(NodeError::NoneInService { sick: self.sick });
         }
@@ -169,7 +236,7 @@ fn gpu(index: u32, path: &Path, dev_root: &Path) -> Result<Option<Gpu>, NodeErro
     let uuid = information.uuid.ok_or_else(|| unknown("GPU UUID"))?;
     let model = information.model.unwrap_or_else(|| "unknown".to_owned());
     let node = nvidias_node(dev_root, &format!("nvidia{minor}"), (MAJOR, minor))?;
-    Ok(Some(Gpu { index, uuid, minor, model, memory: None, node, place: Place::default() }))
+    Ok(Some(Gpu { index, uuid, minor, model, memory: None, node, place: Place::default(), instance: None }))
 }
 
 /// A PCI address as the kernel writes it.

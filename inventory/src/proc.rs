@@ -44,6 +44,12 @@ pub(crate) fn read(path: &Path) -> Result<String, ProcError> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// Reads the number in a line `Name: number`.
+pub(crate) fn number(text: &str, name: &str) -> Option<u32> {
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    lines.find(|(found, _)| found.trim() == name).and_then(|(_, value)| value.trim().parse().ok())
+}
+
 /// The running boot's id, from `/proc/sys/kernel/random/boot_id`.
 ///
 /// # Errors

@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::gpu::Gpu;
 use crate::memory::DeviceMemory;
+use crate::mig::InstanceId;
+use crate::node::Node;
 
 /// What NVML told about the GPUs of this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,7 +30,7 @@ pub struct Totals {
 }
 
 /// What NVML told about one GPU.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuTotals {
     /// UUID as text, `GPU-…`.
@@ -42,6 +44,28 @@ pub struct GpuTotals {
     /// The GPUs that it reaches by NVLink, directly or over others and switches, have the same text here:
     /// the PCI address of one of them, as `0000:07:00.0`. Empty if it reaches none.
     pub nvlink_group: String,
+    /// Whether it is divided into MIG instances: then only these are given to containers.
+    pub is_mig: bool,
+    /// Its MIG instances.
+    pub instances: Vec<InstanceTotals>,
+}
+
+/// What NVML told about one MIG instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InstanceTotals {
+    /// UUID as text, `MIG-…`.
+    pub uuid: String,
+    /// Id of its GPU instance on the GPU.
+    pub gpu_instance: u32,
+    /// Id of its compute instance in the GPU instance.
+    pub compute_instance: u32,
+    /// NVML's index of it on the GPU.
+    pub position: u32,
+    /// Name with the profile at its end, as `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
+    pub name: String,
+    /// The memory in bytes; 0 is unknown.
+    pub memory_bytes: u64,
 }
 
 /// Why the cache could not be written.
@@ -79,25 +103,36 @@ impl Totals {
         })
     }
 
-    /// Whether the cache is of this boot and this driver and has all these GPUs. It may have more: a GPU that
-    /// failed since does not make the others' entries wrong.
-    pub fn fits(&self, boot_id: &str, driver_version: &str, gpus: &[Gpu]) -> bool {
-        let known: BTreeSet<&str> = self.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+    /// Whether the cache is of this boot and this driver, has all GPUs of `node`, which has no totals yet, and
+    /// has just the MIG instances that they have now. It may have more GPUs: one that failed since does not make
+    /// the others' entries wrong.
+    pub fn fits(&self, boot_id: &str, node: &Node) -> bool {
+        let is_known = |gpu: &Gpu| {
+            let known = |totals: &GpuTotals| {
+                let ids: BTreeSet<InstanceId> = totals.instances.iter().map(InstanceTotals::id).collect();
+                node.instance_ids(gpu) == ids
+            };
+            self.of(gpu).is_some_and(known)
+        };
         self.boot_id == boot_id
-            && self.driver_version == driver_version
-            && gpus.iter().all(|gpu| known.contains(gpu.uuid.to_string().as_str()))
+            && self.driver_version == node.driver.version
+            && node.gpus.iter().all(is_known)
     }
 
-    /// The whole memory of one GPU; `None` if NVML did not report the GPU or its size.
-    pub fn memory(&self, gpu: &Gpu) -> Option<DeviceMemory> {
+    /// What NVML told about this GPU, which is no instance.
+    pub(crate) fn of(&self, gpu: &Gpu) -> Option<&GpuTotals> {
         let uuid = gpu.uuid.to_string();
-        let totals = self.gpus.iter().find(|totals| totals.uuid == uuid)?;
-        (totals.memory_bytes > 0).then(|| DeviceMemory::from_bytes(totals.memory_bytes))
+        self.gpus.iter().find(|totals| totals.uuid == uuid)
     }
+}
 
-    /// The NVLink group of one GPU; empty if it is in none, or NVML did not report it.
-    pub fn nvlink_group(&self, gpu: &Gpu) -> &str {
-        let uuid = gpu.uuid.to_string();
-        self.gpus.iter().find(|totals| totals.uuid == uuid).map_or("", |totals| &totals.nvlink_group)
+impl InstanceTotals {
+    pub(crate) const fn id(&self) -> InstanceId {
+        InstanceId { gpu: self.gpu_instance, compute: self.compute_instance }
     }
+}
+
+/// The size that NVML told; `None` where it told none.
+pub(crate) fn memory(bytes: u64) -> Option<DeviceMemory> {
+    (bytes > 0).then(|| DeviceMemory::from_bytes(bytes))
 }

@@ -1,4 +1,4 @@
-//! The UUID of a GPU, which is the same for driver, NVML and CUDA.
+//! The UUID of a GPU or of a MIG instance, which is the same for driver, NVML and CUDA.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,31 +6,45 @@ use std::str::FromStr;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A GPU's UUID, as `GPU-5f2e0a11-…` in text and as the 16 bytes of `cuDeviceGetUuid`.
+/// The UUID of a GPU or of a MIG instance, as `GPU-5f2e0a11-…` or `MIG-5f2e0a11-…` in text and as the 16 bytes
+/// of `cuDeviceGetUuid_v2`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GpuUuid([u8; 16]);
+pub struct GpuUuid {
+    is_instance: bool,
+    bytes: [u8; 16],
+}
 
 /// The text is not a GPU UUID; it is kept, cut to 64 characters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a GPU UUID of the form GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx: {0:?}")]
+#[error("not a UUID of the form GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, or MIG-… for an instance: {0:?}")]
 pub struct GpuUuidError(String);
 
 impl GpuUuid {
-    /// The UUID with these bytes, in the order of `cuDeviceGetUuid`.
+    /// The UUID of a GPU with these bytes, in the order of `cuDeviceGetUuid`.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
-        Self(bytes)
+        Self { is_instance: false, bytes }
+    }
+
+    /// The UUID of a MIG instance with these bytes, in the order of `cuDeviceGetUuid_v2`.
+    pub const fn of_instance(bytes: [u8; 16]) -> Self {
+        Self { is_instance: true, bytes }
+    }
+
+    /// Whether it is that of a MIG instance.
+    pub const fn is_instance(self) -> bool {
+        self.is_instance
     }
 
     /// The 16 bytes, in the order of `cuDeviceGetUuid`.
     pub const fn bytes(self) -> [u8; 16] {
-        self.0
+        self.bytes
     }
 }
 
 impl fmt::Display for GpuUuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("GPU-")?;
-        for (position, byte) in self.0.iter().enumerate() {
+        f.write_str(if self.is_instance { INSTANCE } else { GPU })?;
+        for (position, byte) in self.bytes.iter().enumerate() {
             if matches!(position, 4 | 6 | 8 | 10) {
                 f.write_str("-")?;
             }
@@ -66,8 +80,12 @@ impl FromStr for GpuUuid {
     }
 }
 
+const GPU: &str = "GPU-";
+const INSTANCE: &str = "MIG-";
+
 fn parse(text: &str) -> Option<GpuUuid> {
-    let hex = text.strip_prefix("GPU-")?;
+    let is_instance = text.starts_with(INSTANCE);
+    let hex = text.strip_prefix(if is_instance { INSTANCE } else { GPU })?;
     let groups: Vec<&str> = hex.split('-').collect();
     if groups.iter().map(|group| group.len()).ne([8, 4, 4, 4, 12]) {
         return None;
@@ -80,7 +98,7 @@ fn parse(text: &str) -> Option<GpuUuid> {
     for (byte, pair) in bytes.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
         *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
     }
-    Some(GpuUuid(bytes))
+    Some(GpuUuid { is_instance, bytes })
 }
 
 #[cfg(test)]
@@ -89,10 +107,12 @@ mod tests {
 
     #[test]
     fn text_and_bytes_are_the_same_identity() {
-        let text = "GPU-5f2e0a11-0102-0304-0506-0708090a0bff";
-        let uuid: GpuUuid = text.parse().unwrap();
-        assert_eq!(uuid.to_string(), text);
-        assert_eq!(uuid.bytes()[..4], [0x5f, 0x2e, 0x0a, 0x11]);
+        for text in ["GPU-5f2e0a11-0102-0304-0506-0708090a0bff", "MIG-5f2e0a11-0102-0304-0506-0708090a0bff"] {
+            let uuid: GpuUuid = text.parse().unwrap();
+            assert_eq!(uuid.to_string(), text);
+            assert_eq!(uuid.bytes()[..4], [0x5f, 0x2e, 0x0a, 0x11]);
+            assert_eq!(uuid.is_instance(), text.starts_with('M'), "another GPU than one with the same bytes");
+        }
     }
 
     #[test]
@@ -100,6 +120,7 @@ mod tests {
         for text in [
             "",
             "GPU-",
+            "MIG-GPU-5f2e0a11-0102-0304-0506-0708090a0bff/1/0",
             "GPU-????????-????-????-????-????????????",
             "5f2e0a11-0102-0304-0506-0708090a0bff",
             "GPU-5f2e0a11-0102-0304-0506-0708090a0bfé",

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use gpushare_claims::{Cores, Devices, MemoryRequest, Mode, Request, SelectorError, find_gpu};
+use gpushare_claims::{Cores, Devices, MemoryRequest, Mode, NodeGpus, Request, SelectorError, find_gpu};
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 
 use crate::enforcement::{Company, Enforcement};
@@ -49,6 +49,11 @@ impl Admission {
     /// What one lease may hold of a GPU with this much memory.
     pub fn per_lease(&self, memory: DeviceMemory) -> DeviceMemory {
         memory.saturating_sub(self.reserve)
+    }
+
+    /// Whether no new lease gets a share of the GPU, nor of the instances of its card.
+    pub fn is_cordoned(&self, gpu: &Gpu) -> bool {
+        is_cordoned(gpu, &self.cordoned)
     }
 
     /// What all leases together may hold of a GPU with this much memory.
@@ -153,6 +158,14 @@ pub enum Refusal {
         /// The mode of the leases on it.
         held: &'static str,
         /// Index and UUID of the GPU.
+        place: String,
+    },
+    /// MPS on a MIG instance.
+    #[error(
+        "{place} is a MIG instance, for which gpushare runs no MPS control daemon; ask for a share of it, or for another GPU"
+    )]
+    MpsOnInstance {
+        /// The instance.
         place: String,
     },
     /// As many containers take turns on the GPU as may.
@@ -291,12 +304,13 @@ impl Candidate<'_> {
     }
 }
 
-fn name(gpu: &Gpu) -> String {
-    format!("GPU {} ({})", gpu.index, gpu.uuid)
+fn names(gpus: &[&Gpu]) -> String {
+    gpus.iter().map(|gpu| gpu.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-fn names(gpus: &[&Gpu]) -> String {
-    gpus.iter().map(|gpu| name(gpu)).collect::<Vec<_>>().join(", ")
+/// Whether the administrator keeps new leases from the GPU, or from the card of an instance.
+fn is_cordoned(gpu: &Gpu, cordoned: &BTreeSet<GpuUuid>) -> bool {
+    cordoned.contains(&gpu.uuid) || cordoned.contains(&gpu.card())
 }
 
 /// Chooses GPUs for `request`, given what is granted already. Of GPUs that fit equally well for the request,
@@ -315,6 +329,10 @@ pub fn place(
     let mut candidates = Vec::new();
     let explicit = !matches!(request.devices, Devices::Any(_) | Devices::Among(..));
     let mut unknown = None;
+    let is_mps = request.mode == Mode::Mps;
+    if let Some(instance) = named.iter().find(|gpu| gpu.instance.is_some()).filter(|_| is_mps) {
+        return Err(Refusal::MpsOnInstance { place: instance.to_string() });
+    }
     for gpu in named.iter().copied().filter(|gpu| request.model.takes(&gpu.model)) {
         match candidate(gpu, load(gpu.uuid), rules) {
             Ok(candidate) => candidates.push(candidate),
@@ -367,7 +385,7 @@ fn grant(request: &Request, candidate: &Candidate, memory: DeviceMemory) -> Gran
 }
 
 fn candidate<'a>(gpu: &'a Gpu, load: GpuLoad, rules: &Admission) -> Result<Candidate<'a>, Refusal> {
-    let memory = gpu.memory.ok_or_else(|| Refusal::UnknownSize { place: name(gpu) })?;
+    let memory = gpu.memory.ok_or_else(|| Refusal::UnknownSize { place: gpu.to_string() })?;
     let (per_lease, total) = (rules.per_lease(memory), rules.total(memory));
     Ok(Candidate { gpu, load, per_lease, total })
 }
@@ -379,7 +397,7 @@ fn named<'a>(
     gpus: &'a [Gpu],
     cordoned: &BTreeSet<GpuUuid>,
 ) -> Result<(Vec<&'a Gpu>, usize), Refusal> {
-    let is_open = |gpu: &&Gpu| !cordoned.contains(&gpu.uuid);
+    let is_open = |gpu: &&Gpu| !is_cordoned(gpu, cordoned);
     let open = |among: Vec<&'a Gpu>| {
         let open: Vec<&Gpu> = among.iter().copied().filter(is_open).collect();
         match open.is_empty() && !among.is_empty() {
@@ -388,15 +406,16 @@ fn named<'a>(
         }
     };
     match devices {
-        Devices::Any(count) => Ok((open(gpus.iter().collect())?, usize::from(*count))),
+        Devices::Any(count) => Ok((open(NodeGpus(gpus).unnamed())?, usize::from(*count))),
         Devices::Among(count, of) => {
             let among = gpus.iter().filter(|gpu| of.contains(&gpu.uuid));
             Ok((open(among.collect())?, usize::from(*count)))
         }
         Devices::All => {
-            let closed: Vec<&Gpu> = gpus.iter().filter(|gpu| !is_open(gpu)).collect();
+            let all = NodeGpus(gpus).unnamed();
+            let closed: Vec<&Gpu> = all.iter().copied().filter(|gpu| !is_open(gpu)).collect();
             match closed.is_empty() {
-                true => Ok((gpus.iter().collect(), gpus.len())),
+                true => Ok((all.clone(), all.len())),
                 false => Err(Refusal::Cordoned { place: names(&closed) }),
             }
         }
@@ -404,8 +423,8 @@ fn named<'a>(
             let mut found: Vec<&Gpu> = Vec::new();
             for selector in selectors {
                 let gpu = find_gpu(selector, gpus)?;
-                if cordoned.contains(&gpu.uuid) {
-                    return Err(Refusal::Cordoned { place: name(gpu) });
+                if is_cordoned(gpu, cordoned) {
+                    return Err(Refusal::Cordoned { place: gpu.to_string() });
                 }
                 if found.iter().any(|other| other.uuid == gpu.uuid) {
                     return Err(Refusal::NamedTwice { selector: selector.to_string() });
@@ -503,7 +522,7 @@ fn misfit(request: &Request, candidate: &Candidate, rules: &Admission) -> Option
         return Some(refusal);
     }
     if request.mode == Mode::TimeSlice {
-        let (most, place) = (rules.replicas, name(candidate.gpu));
+        let (most, place) = (rules.replicas, candidate.gpu.to_string());
         let is_full = candidate.load.leases >= most.into();
         let named = (share.memory != MemoryRequest::Rest).then(|| memory_misfit(share.memory, candidate));
         return named.flatten().or(is_full.then_some(Refusal::Replicas { most, place }));
@@ -516,13 +535,13 @@ fn company_misfit(request: &Request, candidate: &Candidate) -> Option<Refusal> {
     let asked = Enforcement::of(request).terms().company;
     let is_told_as_memory = |held| (asked, held) == (Company::Shares, Company::Nobody);
     let held = candidate.load.company.filter(|held| *held != asked && !is_told_as_memory(*held))?;
-    let place = name(candidate.gpu);
+    let place = candidate.gpu.to_string();
     Some(Refusal::Company { asked: asked.mode().name(), held: held.mode().name(), place })
 }
 
 fn memory_misfit(memory: MemoryRequest, candidate: &Candidate) -> Option<Refusal> {
     let (asked, free, total) = (asked(memory, candidate), candidate.free(), candidate.total);
-    let place = name(candidate.gpu);
+    let place = candidate.gpu.to_string();
     if asked > candidate.per_lease {
         return Some(Refusal::LargerThanGpu { asked, place, total: candidate.per_lease });
     }
@@ -539,7 +558,7 @@ fn memory_misfit(memory: MemoryRequest, candidate: &Candidate) -> Option<Refusal
 fn cores_misfit(asked: Cores, candidate: &Candidate, rules: &Admission) -> Option<Refusal> {
     let free = u64::from(rules.cores_percent).saturating_sub(candidate.load.cores);
     let misfit = u64::from(asked.percent()) > free;
-    misfit.then(|| Refusal::Cores { asked, free, place: name(candidate.gpu) })
+    misfit.then(|| Refusal::Cores { asked, free, place: candidate.gpu.to_string() })
 }
 
 /// The grant that a living lease has on `gpu` once it is given `memory` and `cores` (`None`: as it was),
@@ -580,5 +599,7 @@ fn refusal(request: &Request, misfits: &[Candidate], rules: &Admission) -> Optio
 
 mod near;
 
+#[cfg(test)]
+mod instances;
 #[cfg(test)]
 pub(crate) mod tests;

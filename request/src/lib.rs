@@ -21,9 +21,9 @@ pub use dialects::switch_names;
 pub use gpushare_claims::{
     Allocated, AllocatedPart, Ceilings, ComputePolicy, Container, Cores, DeviceSelector, Devices,
     DialectSettings, Engine, GrammarError, HANDED, IndexMeaning, Interceptor, InterceptorPolicy, Kept,
-    KeyPatterns, KubeletPolicy, MemoryRequest, Mode, ModelFilter, NvidiaPolicy, Policy, Priority, Request,
-    RequestError, Reserved, ReservedShare, Scope, SelectorError, Share, Told, find_gpu, is_privileged,
-    ran_before,
+    KeyPatterns, KubeletPolicy, MemoryRequest, Mode, ModelFilter, NodeGpus, NvidiaPolicy, Policy, Priority,
+    Request, RequestError, Reserved, ReservedShare, Scope, SelectorError, Share, Told, find_gpu,
+    is_privileged, ran_before,
 };
 pub use quantity::kubernetes as kubernetes_quantity;
 pub use read::{is_request, is_request_variable, read};

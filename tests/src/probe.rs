@@ -51,6 +51,15 @@ impl Report {
         self.0[name].as_u64().unwrap_or_else(|| panic!("no {name} in {}", self.0))
     }
 
+    /// The text called `name`: `uuid`, `instance`, `name`.
+    ///
+    /// # Panics
+    /// When the client gave no such answer.
+    #[must_use]
+    pub fn text(&self, name: &str) -> &str {
+        self.0[name].as_str().unwrap_or_else(|| panic!("no {name} in {}", self.0))
+    }
+
     /// The driver's results, in the order of the sizes asked.
     ///
     /// # Panics

@@ -1,6 +1,6 @@
 //! Which GPUs a merged request is for.
 
-use gpushare_inventory::{Gpu, GpuUuid};
+use gpushare_inventory::{Gpu, GpuUuid, Profile};
 
 use super::{Least, Merge};
 use crate::claim::{Claim, Span};
@@ -38,12 +38,18 @@ impl<'a> Spread<'a> {
     }
 }
 
+/// Whether it is a MIG instance of this size.
+fn is_of_size(gpu: &Gpu, profile: &Profile) -> bool {
+    gpu.instance.as_ref().is_some_and(|instance| instance.profile == *profile)
+}
+
 impl<'a> Merge<'a> {
     pub(super) fn spread(&mut self) -> Result<Spread<'a>, RequestError> {
         let named = self.named()?;
         let count = self.least(|claim| claim.count, |a, b| Ok(a.cmp(b)))?;
         let span = self.asking().map(|claim| claim.span).min().unwrap_or_default();
-        let all = || self.node.all();
+        let pool = self.pool()?;
+        let all = || pool.clone();
         let every = self.asking().find(|claim| claim.span == Span::All);
         let (gpus, wanted, by) = match (named, count, span) {
             (Some(named), count, span) => {
@@ -58,6 +64,30 @@ impl<'a> Merge<'a> {
         let named = wanted == gpus.len() && by.is_some_and(|by| by.count.is_none());
         let multiplying = by.filter(|by| wanted > self.counted_above(by));
         Ok(Spread { gpus, wanted, named, multiplying })
+    }
+
+    /// What placement chooses from where no claim names a GPU: instances of the size that is asked for, else what
+    /// the node means by a GPU.
+    fn pool(&self) -> Result<Vec<&'a Gpu>, RequestError> {
+        let Some((claim, profile)) = self.profile()? else { return Ok(self.node.unnamed()) };
+        let found: Vec<&Gpu> = self.node.all().into_iter().filter(|gpu| is_of_size(gpu, profile)).collect();
+        if found.is_empty() && !self.node.0.is_empty() {
+            let here = self.node.all().into_iter().filter(|gpu| gpu.instance.is_some());
+            let here: Vec<String> = here.map(Gpu::to_string).collect();
+            let here = if here.is_empty() { "none".to_owned() } else { here.join(", ") };
+            return Err(RequestError::NoSuchInstance { key: claim.by.clone(), here });
+        }
+        Ok(found)
+    }
+
+    /// The size of MIG instance that claims ask for, with the first that does.
+    fn profile(&self) -> Result<Option<(&'a Claim, &'a Profile)>, RequestError> {
+        let mut stated = self.claims.iter().filter_map(|claim| Some((*claim, claim.profile.as_ref()?)));
+        let Some(first) = stated.next() else { return Ok(None) };
+        match stated.find(|(_, profile)| *profile != first.1) {
+            Some((other, _)) => Err(conflict(&first.0.by, &other.by)),
+            None => Ok(Some(first)),
+        }
     }
 
     /// How many of the named GPUs the container gets.
@@ -133,10 +163,13 @@ impl<'a> Merge<'a> {
             }
         }
         let gpu = |uuid: &GpuUuid| self.node.0.iter().find(|gpu| gpu.uuid == *uuid);
-        Ok(found.map(|found| Least {
-            value: found.value.iter().filter_map(gpu).collect(),
-            first: found.first,
-            bounding: found.bounding,
-        }))
+        let Some(Least { value, first, bounding }) = found else { return Ok(None) };
+        let value: Vec<&Gpu> = value.iter().filter_map(gpu).collect();
+        match self.profile()? {
+            Some((claim, profile)) if value.iter().any(|gpu| !is_of_size(gpu, profile)) => {
+                Err(conflict(&bounding.by, &claim.by))
+            }
+            _ => Ok(Some(Least { value, first, bounding })),
+        }
     }
 }

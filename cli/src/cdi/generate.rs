@@ -9,7 +9,7 @@ use gpushare_config::Config;
 use gpushare_inject::{CdiDevice, CdiSpec, Image, Plan};
 use gpushare_inventory::{DeviceMemory, Gpu, Node};
 use gpushare_quota::{Grant, StateFolder};
-use gpushare_request::{Devices, MemoryRequest, Request, ShareName};
+use gpushare_request::{Devices, MemoryRequest, NodeGpus, Request, ShareName};
 
 use super::{Generate, Kind};
 use crate::{inventory, node, plan};
@@ -103,10 +103,10 @@ fn gpus(config: &Config, node: &Node, state: &StateFolder) -> Result<Vec<CdiDevi
     let mut devices = Vec::new();
     for gpu in &node.gpus {
         let plan = whole(&[gpu], config, node, state)?;
-        devices.push(CdiDevice::gpu(&gpu.index.to_string(), &plan));
+        devices.push(CdiDevice::gpu(&gpu.number(), &plan));
         devices.push(CdiDevice::gpu(&gpu.uuid.to_string(), &plan));
     }
-    let all: Vec<&Gpu> = node.gpus.iter().collect();
+    let all = NodeGpus(&node.gpus).unnamed();
     devices.push(CdiDevice::gpu("all", &whole(&all, config, node, state)?));
     Ok(devices)
 }

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use gpushare_claims::lets_use;
+use oci_spec::runtime::LinuxDevice;
 use serde_json::Value;
 
 use super::driver::{INTERCEPTED, name};
@@ -39,7 +40,11 @@ fn refuse_numbers(
     if is_gpu || others.any(|(other, m)| is(major, (*other).into()) && is(minor, (*m).into())) {
         return Err(EditError::OtherGpu { what: what() });
     }
-    if plan.outside.mig_major.is_some_and(|mig| is(major, mig.into())) {
+    let of_plan = |device: &LinuxDevice| {
+        u64::try_from(device.major()).ok() == major && u64::try_from(device.minor()).ok() == minor
+    };
+    let is_given = major.is_some() && minor.is_some() && plan.devices.iter().any(of_plan);
+    if plan.outside.mig_major.is_some_and(|mig| is(major, mig.into())) && !is_given {
         return Err(EditError::Mig { what: what() });
     }
     Ok(())

@@ -428,6 +428,7 @@ fn two_gpus() -> Vec<Gpu> {
             memory: Some(DeviceMemory::from_bytes(16 << 30)),
             node: DeviceNode { path, host_path, major: 195, minor, mode: 0o666, uid: 0, gid: 0 },
             place: gpushare_inventory::Place::default(),
+            instance: None,
         }
     };
     vec![gpu(0), gpu(1)]

@@ -50,6 +50,7 @@ impl Parts {
             memory: None,
             node: node(&format!("nvidia{index}"), index.into(), 0o666, 0),
             place: gpushare_inventory::Place::default(),
+            instance: None,
         };
         let nodes = SharedNodes {
             control: node("nvidiactl", 255, 0o666, 0),
@@ -264,6 +265,7 @@ fn programs_are_told_the_grant_in_the_words_of_the_system_that_is_named() {
         memory: Some(gpushare_inventory::DeviceMemory::from_bytes(80 << 30)),
         node: node("nvidia7", 7, 0o666, 0),
         place: gpushare_inventory::Place::default(),
+        instance: None,
     };
     let gpus = [gpu(1), gpu(2)];
     let told = |told: Option<Told>| {

@@ -121,13 +121,15 @@ fn line_of(here: Here, device: Device) -> u8 {
     line.unwrap_or(UNLISTED)
 }
 
+/// The device's UUID. Only the second form tells that of a MIG instance, and only drivers from 470 on have it
+/// (cuda.h, CUDA 11.4).
 fn uuid_of(device: Device) -> Option<[u8; 16]> {
     let mut uuid = [0; 16];
     // SAFETY: the driver writes 16 bytes.
-    let mut status = unsafe { real::cuDeviceGetUuid(&mut uuid, device) };
+    let mut status = unsafe { real::cuDeviceGetUuid_v2(&mut uuid, device) };
     if status != SUCCESS {
         // SAFETY: the driver writes 16 bytes.
-        status = unsafe { real::cuDeviceGetUuid_v2(&mut uuid, device) };
+        status = unsafe { real::cuDeviceGetUuid(&mut uuid, device) };
     }
     (status == SUCCESS).then_some(uuid)
 }

@@ -31,6 +31,9 @@ crate::driver_functions! {
     }
     used {
         nvmlDeviceGetUUID(device: Device, text: *mut c_char, length: u32);
+        nvmlDeviceGetMigDeviceHandleByIndex(device: Device, index: u32, instance: *mut Device);
+        nvmlDeviceGetGpuInstanceId(device: Device, id: *mut u32);
+        nvmlDeviceGetComputeInstanceId(device: Device, id: *mut u32);
         nvmlSystemGetDriverVersion(text: *mut c_char, length: u32);
     }
 }

@@ -4,10 +4,7 @@
 
 use core::ffi::c_void;
 
-use super::{Device, INSUFFICIENT_SIZE, SUCCESS, Status, book, line_of, read, real, write};
-
-/// "Not a MIG instance".
-const NO_INSTANCE: [u32; 2] = [u32::MAX; 2];
+use super::{Device, INSUFFICIENT_SIZE, SUCCESS, Status, book, each_granted, read, real, write};
 
 /// Layouts of one list entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,12 +31,12 @@ impl Layout {
 
     /// # Safety
     /// `entry` is writable for the stride.
-    unsafe fn write(self, entry: *mut u8, pid: u32, memory: u64) {
+    unsafe fn write(self, entry: *mut u8, pid: u32, memory: u64, instance: [u32; 2]) {
         // SAFETY: as our caller says; a V1 entry is two words.
         unsafe { write(entry.cast(), [u64::from(pid), memory]) };
         if self != Self::V1 {
             // SAFETY: as our caller says; all other layouts have two instances at 16.
-            unsafe { write(entry.wrapping_add(16).cast(), NO_INSTANCE) };
+            unsafe { write(entry.wrapping_add(16).cast(), instance) };
         }
         if self == Self::Detail {
             // SAFETY: as our caller says.
@@ -66,15 +63,16 @@ unsafe fn write_list(device: Device, count: *mut u32, list: *mut u8, layout: Lay
     let room = unsafe { read(count) }.unwrap_or(0);
     let room = if list.is_null() { 0 } else { room };
     let mut found = 0u32;
-    if let Some(book) = book()
-        && let Some(line) = line_of(book, device)
-    {
-        book.each_living(line, |pid, bytes| {
-            if found < room {
-                // SAFETY: `found` is below the number of entries that fit.
-                unsafe { layout.write(list.wrapping_add(found as usize * layout.stride()), pid, bytes) };
-            }
-            found += 1;
+    if let Some(book) = book() {
+        each_granted(book, device, |granted| {
+            book.each_living(granted.line, |pid, bytes| {
+                if found < room {
+                    let entry = list.wrapping_add(found as usize * layout.stride());
+                    // SAFETY: `found` is below the number of entries that fit.
+                    unsafe { layout.write(entry, pid, bytes, granted.instance) };
+                }
+                found += 1;
+            });
         });
     }
     // SAFETY: as our caller says.

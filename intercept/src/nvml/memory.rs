@@ -1,17 +1,19 @@
 //! Memory of a GPU: the total is the container's limit, and used and free memory add up to it.
 
-use super::{Device, Status, book, line_of, real, rewrite};
+use super::{Device, Status, book, each_granted, real, rewrite};
 
-/// The total and used bytes to report, where the driver's total is `driver_total`.
+/// The total and used bytes to report, where the driver's total is `driver_total`. A GPU that is divided has those
+/// of the container's instances together.
 fn seen(device: Device, driver_total: u64) -> (u64, u64) {
     let Some(book) = book() else { return (driver_total, driver_total) };
-    match line_of(book, device) {
-        Some(line) => {
-            let limit = book.limit(line);
-            (limit, book.held_by_living(line).min(limit))
-        }
-        None => (driver_total, driver_total), // not granted, so nothing of it is free
-    }
+    let mut seen = None;
+    each_granted(book, device, |granted| {
+        let limit = book.limit(granted.line);
+        let (total, used) = seen.unwrap_or((0u64, 0u64));
+        let held = book.held_by_living(granted.line).min(limit);
+        seen = Some((total.saturating_add(limit), used.saturating_add(held)));
+    });
+    seen.unwrap_or((driver_total, driver_total)) // not granted, so nothing of it is free
 }
 
 hooks! { |call|

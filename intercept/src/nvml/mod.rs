@@ -23,6 +23,9 @@ pub use functions::{DRIVER, HOOKED, NAMES};
 pub type Status = i32;
 type Device = usize;
 
+/// The most MIG instances of one GPU (nvmlDeviceGetMaxMigDeviceCount), with room for larger GPUs.
+const MOST_INSTANCES: u32 = 16;
+
 const SUCCESS: Status = 0;
 const NOT_FOUND: Status = 6;
 const INSUFFICIENT_SIZE: Status = 7;
@@ -64,6 +67,48 @@ fn book() -> Option<&'static Book> {
     HOME.get().map(crate::process::Process::book)
 }
 
+/// A granted GPU or MIG instance, as the driver's lists of processes name it.
+#[derive(Clone, Copy)]
+struct Granted {
+    /// Its line of the limits file.
+    line: usize,
+    /// Ids of the GPU instance and of the compute instance; all ones for a whole GPU.
+    instance: [u32; 2],
+}
+
+/// "Not a MIG instance".
+const NO_INSTANCE: [u32; 2] = [u32::MAX; 2];
+
+/// Calls `each` for what is granted of `device`: itself, or of a GPU that is divided those of its MIG instances that
+/// the driver shows here.
+fn each_granted(book: &Book, device: Device, mut each: impl FnMut(Granted)) {
+    if let Some(line) = line_of(book, device) {
+        return each(Granted { line, instance: ids(device) });
+    }
+    for index in 0..MOST_INSTANCES {
+        let mut instance = 0;
+        // SAFETY: the driver writes one handle.
+        let status = unsafe { real::nvmlDeviceGetMigDeviceHandleByIndex(device, index, &mut instance) };
+        let line = (status == SUCCESS).then(|| line_of(book, instance)).flatten();
+        if let Some(line) = line {
+            each(Granted { line, instance: ids(instance) });
+        }
+    }
+}
+
+/// The ids of an instance.
+fn ids(device: Device) -> [u32; 2] {
+    let (mut gpu, mut compute) = (0, 0);
+    // SAFETY: the driver writes one number.
+    let status = unsafe { real::nvmlDeviceGetGpuInstanceId(device, &mut gpu) };
+    if status != SUCCESS {
+        return NO_INSTANCE;
+    }
+    // SAFETY: as above.
+    let status = unsafe { real::nvmlDeviceGetComputeInstanceId(device, &mut compute) };
+    if status == SUCCESS { [gpu, compute] } else { NO_INSTANCE }
+}
+
 /// The line of the limits file for `device`; `None` when it is not granted.
 fn line_of(book: &Book, device: Device) -> Option<usize> {
     let mut text = [0u8; 96];
@@ -73,9 +118,10 @@ fn line_of(book: &Book, device: Device) -> Option<usize> {
     book.device(&uuid).filter(|line| *line < MAX_DEVICES)
 }
 
-/// The 16 bytes of `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+/// The 16 bytes of `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or of `MIG-…`.
 fn parse_uuid(text: &[u8]) -> Option<[u8; 16]> {
-    let mut digits = text.strip_prefix(b"GPU-")?.iter().filter(|byte| **byte != b'-');
+    let hex = text.strip_prefix(b"GPU-").or_else(|| text.strip_prefix(b"MIG-"))?;
+    let mut digits = hex.iter().filter(|byte| **byte != b'-');
     let mut digit = || char::from(*digits.next()?).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     let mut uuid = [0; 16];
     for byte in &mut uuid {
@@ -93,7 +139,8 @@ mod tests {
         let want = [0x5f, 0x2e, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0xa, 0xb, 0xc, 0xd];
         for (text, want) in [
             (&b"GPU-5f2e0001-0203-0405-0607-08090a0b0c0d\0"[..], Some(want)),
-            (b"MIG-5f2e0001-0203-0405-0607-08090a0b0c0d\0", None),
+            (b"MIG-5f2e0001-0203-0405-0607-08090a0b0c0d\0", Some(want)),
+            (b"MIG-GPU-5f2e0001-0203-0405-0607-08090a0b0c0d/1/0\0", None),
             (b"GPU-5f2e0001-0203-0405-0607-08090a0b0c\0", None),
             (b"GPU-5f2e0001-0203-0405-0607-08090a0b0cxx", None),
             (b"", None),

@@ -371,6 +371,7 @@ pub mod tests {
                 gid: 0,
             },
             place: gpushare_inventory::Place::default(),
+            instance: None,
         }
     }
 

@@ -257,9 +257,11 @@ fn spec(node: &str, generation: i64, devices: Vec<Device>) -> ResourceSliceSpec 
     }
 }
 
-/// All GPUs of the node whose size is known.
+/// All whole GPUs of the node whose size is known. A MIG instance is no device of the cluster's yet: a claim that
+/// names none would get a small one as well as a GPU.
 pub fn devices(node: &Node, rules: &Admission, policy: &Policy) -> Vec<Device> {
-    let sized = node.gpus.iter().filter_map(|gpu| Some((gpu, gpu.memory?)));
+    let whole = node.gpus.iter().filter(|gpu| gpu.instance.is_none());
+    let sized = whole.filter_map(|gpu| Some((gpu, gpu.memory?)));
     sized.map(|(gpu, memory)| device(gpu, memory, node, rules, policy)).collect()
 }
 

@@ -30,6 +30,7 @@ pub(crate) fn gpu(index: u32, gib: u64) -> Gpu {
             gid: 0,
         },
         place: gpushare_inventory::Place::default(),
+        instance: None,
     }
 }
 

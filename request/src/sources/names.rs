@@ -13,9 +13,9 @@ pub(crate) const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// The most GPUs that one container can have.
 const MOST: usize = 16;
 
-/// The remedy where a name means a MIG instance.
+/// The remedy where a name means a MIG instance, but does not tell which.
 pub(crate) const NO_PART: &str =
-    "gpushare shares whole cards, not MIG instances: name the GPU by index or UUID";
+    "it means a MIG instance and does not tell which: name it by UUID (MIG-…) or as GPU:INSTANCE (0:1)";
 
 /// Parses names of GPUs; doubles are dropped.
 pub(crate) fn selectors<'a>(
@@ -70,14 +70,15 @@ pub(crate) fn selector(
         Some(device) => (device, IndexMeaning::Pci),
         None => (item, meaning),
     };
-    if is_part(item) {
+    if item == PART {
         return Err(said.wrong(NO_PART));
     }
     if let Some(docker) = said.value.trim_matches('"').strip_prefix("device=") {
         let docker = shortened(docker);
         return Err(said.wrong(format!("that is docker's --gpus syntax: write {}", docker.escape_debug())));
     }
-    let remedy = "a list of GPUs holds indexes, UUIDs or unique beginnings of UUIDs (GPU-…), or is `all`";
+    let remedy = "a list of GPUs holds indexes, UUIDs or unique beginnings of UUIDs (GPU-…, MIG-…; 0:1 is a MIG \
+         instance), or is `all`";
     match (item.parse().map_err(|_| said.wrong(remedy))?, meaning) {
         (DeviceSelector::Index(number), IndexMeaning::Minor) => Ok(DeviceSelector::Minor(number)),
         (selector, _) => Ok(selector),
@@ -133,14 +134,15 @@ pub(crate) fn device(item: &str) -> Option<&str> {
     // nvidia-ctk's strategy `type-index` writes gpu0, the DRA driver gpu-0.
     let index = name.strip_prefix("gpu-").or_else(|| name.strip_prefix("gpu"));
     let index = index.filter(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()));
+    let index = index.or_else(|| name.strip_prefix("mig").filter(|part| is_part(part))); // mig0:1 of type-index
     match class {
         // Of another vendor's device only a UUID tells the GPU. A number may be that of a network card.
         _ if !is_nvidias => {
             Some(name).filter(|name| name.parse::<GpuUuid>().is_ok() || name.starts_with("MIG-"))
         }
         _ if class == "gpu" || is_dras => Some(index.unwrap_or(name)),
-        // The number is that of a MIG instance, not of a GPU.
-        _ if class.starts_with("mig") => Some(PART),
+        // A single number is that of a MIG instance on some GPU.
+        _ if class.starts_with("mig") => Some(if is_part(name) { name } else { PART }),
         // These GPUs are passed through to virtual machines. The whole item is no valid name, so it is
         // refused later.
         _ if class.starts_with("pgpu") => Some(item),
@@ -152,14 +154,15 @@ pub(crate) fn device(item: &str) -> Option<&str> {
 const PART: &str = "MIG-";
 
 /// Whether the name is that of a MIG instance: `MIG-…`, or `0:1` for the second instance of the first GPU.
-fn is_part(name: &str) -> bool {
+pub(crate) fn is_part(name: &str) -> bool {
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    name.starts_with(PART) || name.split(':').filter(|part| digits(part)).count() >= 2
+    name.strip_prefix(PART).is_some_and(|rest| !rest.is_empty())
+        || name.split_once(':').is_some_and(|(gpu, part)| digits(gpu) && digits(part))
 }
 
 /// Whether a name that [`device`] returned tells by itself which GPU it is, or that it is a MIG instance.
 pub(crate) fn tells_gpu(device: &str) -> bool {
-    device == "all" || device.parse::<DeviceSelector>().is_ok() || is_part(device)
+    device == "all" || device == PART || device.parse::<DeviceSelector>().is_ok()
 }
 
 #[cfg(test)]
@@ -178,6 +181,10 @@ mod tests {
             ("k8s.gpu.nvidia.com/claim=0b5c-gpu-1", Some("0b5c-gpu-1")),
             ("k8s.compute-domain.nvidia.com/device=channel-0", None),
             ("nvidia.com/mig-1g.10gb=0", Some("MIG-")),
+            ("nvidia.com/mig-1g.10gb=0:2", Some("0:2")),
+            ("nvidia.com/gpu=0:2", Some("0:2")),
+            ("nvidia.com/gpu=mig0:2", Some("0:2")),
+            ("nvidia.com/gpu=MIG-5f2e", Some("MIG-5f2e")),
             ("nvidia.com/pgpu=0", Some("nvidia.com/pgpu=0")),
             ("nvidia.com/gds=all", None),
             ("nvidia.com/imex-channel=0", None),

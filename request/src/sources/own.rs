@@ -15,13 +15,14 @@ use gpushare_claims::{
     rank_of_annotation, shortened,
 };
 
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 13] = [
     "memory",
     POD_MEMORY,
     "cores",
     "count",
     "devices",
     "model",
+    "mig",
     "mode",
     "compute-policy",
     "capabilities",
@@ -142,6 +143,7 @@ impl<'a, 'b> Keys<'a, 'b> {
             }
             "mode" => Claim { mode: Some(key.parse()?), ..claim },
             "model" => Claim { model: Some(key.parse()?), ..claim },
+            "mig" => Claim { profile: Some(key.parse()?), ..claim },
             "compute-policy" => {
                 let burst = self.lifted()?.filter(|_| self.named("cores").is_none());
                 Claim { compute_policy: Some(key.parse()?), burst, ..claim }
@@ -179,7 +181,7 @@ impl<'a, 'b> Keys<'a, 'b> {
     }
 
     fn devices<'n>(&self, key: &Entry, node: NodeGpus<'n>) -> Result<Vec<&'n Gpu>, RequestError> {
-        let Devices::These(list) = key.parse()? else { return Ok(node.all()) };
+        let Devices::These(list) = key.parse()? else { return Ok(node.unnamed()) };
         if let Some(count) = self.named("count").filter(|count| count.value != list.len().to_string()) {
             return Err(conflict(count, key));
         }
@@ -371,7 +373,7 @@ fn likely(text: &str) -> Option<&'static str> {
     let near = |name: &&str| text.len() <= name.len() + 2 && strsim::osa_distance(&text, name) <= 2;
     let nearest = NAMES.into_iter().filter(near).min_by_key(|name| strsim::osa_distance(&text, name));
     let beginning = || NAMES.into_iter().find(|name| name.starts_with(&text));
-    if text.len() > 2 { nearest.or_else(beginning) } else { None }
+    if text.len() > 2 { beginning().or(nearest) } else { None }
 }
 
 #[cfg(test)]

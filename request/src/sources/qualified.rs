@@ -42,14 +42,17 @@ pub fn cdi_names(container: &Container) -> BTreeSet<&str> {
 /// know it.
 ///
 /// # Errors
-/// When the device is a MIG instance, or when it has no GPU node and none was handed over.
+/// When the device is a MIG instance of an untold name, or when it has no GPU node and none was handed over.
 pub(crate) fn specified(
     words: &Words,
     word: Word,
     name: &str,
 ) -> Result<Option<Vec<DeviceSelector>>, RequestError> {
     match words.container.cdi_device(name) {
-        Some(device) if device.is_part => Err(word.wrong(names::NO_PART)),
+        Some(device) if device.is_part => match names::device(name).is_some_and(names::is_part) {
+            true => Ok(None), // its own name tells which
+            false => Err(word.wrong(names::NO_PART)),
+        },
         // The handed device nodes tell the GPUs instead.
         Some(device) if device.minors.is_empty() && handed::is_handed(words) => Ok(None),
         Some(device) if device.minors.is_empty() => Err(untold(word, name)),

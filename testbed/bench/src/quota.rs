@@ -326,6 +326,7 @@ pub fn gpus(count: u8, gib: u64) -> Vec<Gpu> {
                     gid: 0,
                 },
                 place: gpushare_inventory::Place::default(),
+                instance: None,
             }
         })
         .collect()

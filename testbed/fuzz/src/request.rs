@@ -65,6 +65,7 @@ fn gpu(index: u8, minor: u32) -> Gpu {
         memory,
         node,
         place: gpushare_inventory::Place::default(),
+        instance: None,
     }
 }
 

@@ -23,6 +23,19 @@ pub fn exclude(change: &Change) -> Result<()> {
     node::write_information(&change.dir.join("proc"), gpu)
 }
 
+/// Destroys a MIG instance, as `nvidia-smi mig -dci` and `-dgi` do.
+pub fn destroy(change: &Change) -> Result<()> {
+    let gpu = gpu(change)?;
+    gpu.card().with_context(|| format!("GPU {} is no MIG instance", change.gpu))?;
+    gpu.excluded.store(1, Ordering::Relaxed);
+    let folder = node::capability_folder(&change.dir.join("proc"), gpu);
+    std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    for minor in gpu.capabilities() {
+        std::fs::remove_file(change.dir.join(format!("dev/nvidia-caps/nvidia-cap{minor}")))?;
+    }
+    Ok(())
+}
+
 fn gpu(change: &Change) -> Result<&'static Gpu> {
     let state = State::open(&change.dir.join("shared"))
         .with_context(|| format!("no node in {}", change.dir.display()))?;

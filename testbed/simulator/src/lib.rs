@@ -8,6 +8,7 @@ pub mod clock;
 pub mod fault;
 pub mod lock;
 pub mod memory;
+pub mod mig;
 pub mod model;
 pub mod place;
 pub mod session;

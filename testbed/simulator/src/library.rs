@@ -69,6 +69,7 @@ impl Library {
     function!(with_error_name(code: u32, out: &mut Option<&'static std::ffi::c_char>));
     function!(with_nvml_device(index: u32, out: &mut usize));
     function!(with_nvml_text(device: usize, text: &mut [u8; 128], length: u32));
+    function!(with_nvml_instance(device: usize, index: u32, out: &mut usize));
     function!(with_nvml_memory(device: usize, out: &mut [u64; 3]));
 
     /// Name of a CUDA result, for example `CUDA_ERROR_OUT_OF_MEMORY`.

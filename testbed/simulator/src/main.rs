@@ -26,13 +26,15 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Make a node in a folder; the last line printed is the path of its gpushare.toml
-    Create(Create),
+    Create(Box<Create>),
     /// Ask the installed driver what GPUs it shows and what memory it gives
     Probe(Probe),
     /// Replace a GPU by another of the same kind, with another UUID
     Replace(Change),
     /// Exclude a GPU, as a parameter of the kernel module does
     Exclude(Change),
+    /// Destroy a MIG instance; instances are counted behind the node's GPUs
+    Destroy(Change),
     /// Note the pids of a node's processes, as the caller's pid namespace has them, until killed
     Watch(Watch),
 }
@@ -54,6 +56,9 @@ struct Create {
     /// GPUs that are linked by NVLink, each with each, by index (0,1); may be given several times
     #[arg(long, value_name = "GPU,GPU…", value_parser = node::linked)]
     nvlink: Vec<u64>,
+    /// Put a GPU into MIG mode, with instances of these sizes, as 0=3g.40gb,1g.10gb; may be given several times
+    #[arg(long, value_name = "GPU=SIZE,SIZE…", value_parser = node::Divided::parse)]
+    mig: Vec<node::Divided>,
     /// Model name of every GPU
     #[arg(long, default_value = "NVIDIA H100 80GB HBM3")]
     model: String,
@@ -171,6 +176,7 @@ fn main() -> ExitCode {
         Command::Probe(probe) => probe::run(&probe),
         Command::Replace(it) => change::replace(&it),
         Command::Exclude(it) => change::exclude(&it),
+        Command::Destroy(it) => change::destroy(&it),
         Command::Watch(watch) => watch::run(&watch),
     };
     match result {

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, bail};
 use gpushare_inventory::elf;
+use gpushare_simulator::mig::Size;
 use gpushare_simulator::session::pid_namespace;
 use gpushare_simulator::state::{Gpu, State};
 use gpushare_simulator::{clock, model};
@@ -17,6 +18,9 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use crate::{Create, Device, Nvml, Pids, Rounding};
 
 const UVM_MAJOR: u64 = 511;
+const CAPS_MAJOR: u64 = 508;
+/// Minors of MIG's nodes: 1 is for its configuration, 2 for monitoring, and from here on for instances.
+const FIRST_CAPABILITY: u32 = 3;
 /// Exported names, each with the CUDA version of the driver that first had it.
 const CUDA_NAMES: &str = include_str!("../cuda/names.txt");
 const NVML_NAMES: &str = include_str!("../nvml/names.txt");
@@ -161,8 +165,94 @@ fn fill(state: &State, create: &Create, cuda: u32) -> Result<()> {
         let ends = linked.fold(0, |ends, group| ends | group) & !(1 << index);
         gpu.nvlinks.store(ends, Ordering::Relaxed);
     }
-    state.gpu_count.store(create.gpus, Ordering::Release);
+    let instances = divide(state, create)?;
+    state.gpu_count.store(create.gpus + instances, Ordering::Release);
     Ok(())
+}
+
+/// A GPU in MIG mode, with the sizes of its instances.
+#[derive(Clone, Debug)]
+pub struct Divided {
+    gpu: usize,
+    sizes: Vec<Size>,
+}
+
+impl Divided {
+    /// Reads `0=3g.40gb,1g.10gb`, or `0=` for a GPU without instances.
+    pub fn parse(text: &str) -> Result<Self> {
+        let (gpu, sizes) = text.split_once('=').context("write 0=3g.40gb,1g.10gb")?;
+        let sizes = sizes
+            .split(',')
+            .filter(|size| !size.is_empty())
+            .map(|size| Size::parse(size).with_context(|| format!("{size:?} is no size; write 1g.10gb")));
+        Ok(Self {
+            gpu: gpu.parse().context("write 0=3g.40gb,1g.10gb")?,
+            sizes: sizes.collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// Makes the instances, behind the GPUs, and returns their number. Ids and minors have gaps, as real ones.
+fn divide(state: &State, create: &Create) -> Result<u32> {
+    let (count, mut made) = (create.gpus, 0);
+    for Divided { gpu: card, sizes } in &create.mig {
+        let card_gpu = state.gpus.get(*card).filter(|_| *card < count as usize);
+        let card_gpu = card_gpu.with_context(|| format!("the node has no GPU {card}"))?;
+        let memory: u64 = sizes.iter().map(|size| size.memory).sum();
+        let slices: u32 = sizes.iter().map(|size| size.slices).sum();
+        if memory > create.memory || slices > 7 {
+            bail!("GPU {card} has {} bytes and 7 slices, fewer than these instances together", create.memory);
+        }
+        card_gpu.mig_mode.store(1, Ordering::Relaxed);
+        for (size, id) in sizes.iter().zip(1..) {
+            let gpu = state.gpus.get((count + made) as usize).context("more than 16 GPUs and instances")?;
+            gpu.part.card.store(u32::try_from(*card + 1)?, Ordering::Relaxed);
+            gpu.part.gpu_instance.store(2 * id, Ordering::Relaxed);
+            gpu.part.capability.store(FIRST_CAPABILITY + 3 * made, Ordering::Relaxed);
+            gpu.part.slices.store(size.slices, Ordering::Relaxed);
+            draw_uuid(gpu)?;
+            gpu.model.set(&format!("{} MIG {}", create.model, size.name));
+            gpu.bus.store(card_gpu.bus.load(Ordering::Relaxed), Ordering::Relaxed);
+            gpu.minor.store(card_gpu.minor.load(Ordering::Relaxed), Ordering::Relaxed);
+            let cores = card_gpu.cores.load(Ordering::Relaxed) * size.slices / 8;
+            gpu.cores.store(cores.max(1), Ordering::Relaxed);
+            gpu.memory.store(size.memory, Ordering::Relaxed);
+            gpu.turns.slice.store(card_gpu.turns.slice.load(Ordering::Relaxed), Ordering::Relaxed);
+            made += 1;
+        }
+    }
+    Ok(made)
+}
+
+/// The folder of an instance's GPU instance below the folder `proc`.
+pub fn capability_folder(proc: &Path, gpu: &Gpu) -> PathBuf {
+    let [minor, id] = [&gpu.minor, &gpu.part.gpu_instance].map(|number| number.load(Ordering::Relaxed));
+    proc.join(format!("driver/nvidia/capabilities/gpu{minor}/mig/gi{id}"))
+}
+
+/// Writes what the kernel module shows of MIG: nothing on a node without it.
+fn capability_files(proc: &Path, gpus: &[Gpu]) -> Result<()> {
+    if gpus.iter().all(|gpu| gpu.mig_mode.load(Ordering::Relaxed) == 0) {
+        return Ok(());
+    }
+    let mut minors = String::from("config 1\nmonitor 2\n");
+    let write = |path: PathBuf, minor: u32, mode: u32| {
+        fs::create_dir_all(path.parent().unwrap_or(proc))?;
+        fs::write(path, format!("DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n"))
+    };
+    let of_all = proc.join("driver/nvidia/capabilities/mig");
+    write(of_all.join("config"), 1, 0o400)?;
+    write(of_all.join("monitor"), 2, 0o444)?;
+    for gpu in gpus.iter().filter(|gpu| gpu.card().is_some()) {
+        let (folder, [own, compute]) = (capability_folder(proc, gpu), gpu.capabilities());
+        write(folder.join("access"), own, 0o444)?;
+        write(folder.join("ci0/access"), compute, 0o444)?;
+        let [card, id] = [&gpu.minor, &gpu.part.gpu_instance].map(|number| number.load(Ordering::Relaxed));
+        minors.push_str(&format!("gpu{card}/gi{id}/access {own}\ngpu{card}/gi{id}/ci0/access {compute}\n"));
+    }
+    let folder = proc.join("driver/nvidia-caps");
+    fs::create_dir_all(&folder)?;
+    Ok(fs::write(folder.join("mig-minors"), minors)?)
 }
 
 /// The GPUs of a list as a set of bits.
@@ -245,22 +335,33 @@ fn newer_names(names: &'static str, cuda: u32) -> Vec<&'static str> {
 }
 
 fn device_nodes(dir: &Path, gpus: &[Gpu], plain: bool) -> Result<()> {
-    let minors = gpus.iter().map(|gpu| u64::from(gpu.minor.load(Ordering::Relaxed)));
-    let mut nodes: Vec<(String, u64, u64)> =
-        minors.map(|minor| (format!("nvidia{minor}"), 195, minor)).collect();
-    nodes.push(("nvidiactl".into(), 195, 255));
-    nodes.push(("nvidia-uvm".into(), UVM_MAJOR, 0));
-    nodes.push(("nvidia-uvm-tools".into(), UVM_MAJOR, 1));
-    for (name, major, minor) in nodes {
+    let whole = gpus.iter().filter(|gpu| gpu.card().is_none());
+    let minors = whole.map(|gpu| u64::from(gpu.minor.load(Ordering::Relaxed)));
+    let mut nodes: Vec<(String, u64, u64, u32)> =
+        minors.map(|minor| (format!("nvidia{minor}"), 195, minor, 0o666)).collect();
+    nodes.push(("nvidiactl".into(), 195, 255, 0o666));
+    nodes.push(("nvidia-uvm".into(), UVM_MAJOR, 0, 0o666));
+    nodes.push(("nvidia-uvm-tools".into(), UVM_MAJOR, 1, 0o666));
+    if gpus.iter().any(|gpu| gpu.mig_mode.load(Ordering::Relaxed) == 1) {
+        fs::create_dir_all(dir.join("dev/nvidia-caps"))?;
+        let parts = gpus.iter().filter(|gpu| gpu.card().is_some()).flat_map(Gpu::capabilities);
+        let all = [(1, 0o400), (2, 0o444)].into_iter().chain(parts.map(|minor| (minor, 0o444)));
+        nodes.extend(
+            all.map(|(minor, mode)| {
+                (format!("nvidia-caps/nvidia-cap{minor}"), CAPS_MAJOR, minor.into(), mode)
+            }),
+        );
+    }
+    for (name, major, minor, mode) in nodes {
         let path = dir.join("dev").join(&name);
         if plain {
             fs::write(&path, [])?;
         } else {
-            let made = mknod(&path, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(major, minor));
+            let made = mknod(&path, SFlag::S_IFCHR, Mode::from_bits_truncate(mode), makedev(major, minor));
             made.with_context(|| format!("cannot make the device node {name} (only root can)"))?;
         }
         // mknod is subject to the umask.
-        fs::set_permissions(&path, Permissions::from_mode(0o666))?;
+        fs::set_permissions(&path, Permissions::from_mode(mode))?;
     }
     Ok(())
 }
@@ -273,15 +374,18 @@ fn proc_files(proc: &Path, gpus: &[Gpu], driver: &str) -> Result<()> {
     );
     fs::write(nvidia.join("version"), version)?;
     fs::write(nvidia.join("params"), PARAMS)?;
-    for gpu in gpus {
+    for gpu in gpus.iter().filter(|gpu| gpu.card().is_none()) {
         write_information(proc, gpu)?;
     }
+    capability_files(proc, gpus)?;
+    let has_mig = gpus.iter().any(|gpu| gpu.mig_mode.load(Ordering::Relaxed) == 1);
+    let caps = if has_mig { format!("{CAPS_MAJOR} nvidia-caps\n") } else { String::new() };
     let frontend = match driver.split('.').next().and_then(|branch| branch.parse::<u32>().ok()) {
         Some(branch) if branch >= 550 => "195 nvidia\n195 nvidiactl\n",
         _ => "195 nvidia-frontend\n",
     };
     let devices = format!(
-        "Character devices:\n  1 mem\n  5 /dev/tty\n 10 misc\n136 pts\n{frontend}{UVM_MAJOR} nvidia-uvm\n\n\
+        "Character devices:\n  1 mem\n  5 /dev/tty\n 10 misc\n136 pts\n{frontend}{UVM_MAJOR} nvidia-uvm\n{caps}\n\
          Block devices:\n  7 loop\n259 blkext\n"
     );
     fs::write(proc.join("devices"), devices)?;

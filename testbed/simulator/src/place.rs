@@ -47,8 +47,8 @@ impl Place {
         Some(Self { shared: shared.to_owned(), dev: own.unwrap_or_else(|| "/dev".into()) })
     }
 
-    /// Indexes of the GPUs whose device node this process may open and which are not excluded. Empty if the
-    /// process may not open the control node `nvidiactl`.
+    /// Indexes of the GPUs and MIG instances whose device nodes this process may open and which are not excluded.
+    /// Empty if the process may not open the control node `nvidiactl`.
     #[must_use]
     pub fn granted(&self, state: &State) -> Vec<usize> {
         if !self.opens("nvidiactl") {
@@ -57,16 +57,27 @@ impl Place {
         let node = |index: &usize| {
             let gpu = &state.gpus()[*index];
             let minor = gpu.minor.load(Ordering::Relaxed);
-            gpu.excluded.load(Ordering::Relaxed) == 0 && self.opens(&format!("nvidia{minor}"))
+            let reads = |minor: u32| self.reads(&format!("nvidia-caps/nvidia-cap{minor}"));
+            gpu.excluded.load(Ordering::Relaxed) == 0
+                && self.opens(&format!("nvidia{minor}"))
+                && (gpu.card().is_none() || gpu.capabilities().into_iter().all(reads))
         };
         (0..state.gpus().len()).filter(node).collect()
+    }
+
+    fn opens(&self, name: &str) -> bool {
+        self.lets(OpenOptions::new().read(true).write(true), name)
+    }
+
+    fn reads(&self, name: &str) -> bool {
+        self.lets(OpenOptions::new().read(true), name)
     }
 
     /// Whether the kernel lets this process open the device node `name`. Where the device rules allow it but
     /// no real driver serves the number, the kernel answers ENXIO. Device nodes outside /dev may lie on a
     /// file system mounted `nodev`, which answers EACCES.
-    fn opens(&self, name: &str) -> bool {
-        match OpenOptions::new().read(true).write(true).open(self.dev.join(name)) {
+    fn lets(&self, options: &OpenOptions, name: &str) -> bool {
+        match options.open(self.dev.join(name)) {
             Ok(_) => true,
             Err(error) => match error.raw_os_error() {
                 Some(libc::ENXIO) => true,
@@ -78,10 +89,15 @@ impl Place {
 }
 
 /// The GPUs of `granted` that CUDA_VISIBLE_DEVICES (`variable`) selects, in its order. A name that fits no
-/// GPU ends the list.
+/// GPU ends the list. A GPU in MIG mode is none for CUDA, and of MIG instances a process sees one: the first, before
+/// all whole GPUs (MIG user guide, "CUDA Device Enumeration").
 #[must_use]
 pub fn visible(state: &State, granted: &[usize], variable: Option<&str>) -> Vec<usize> {
-    let Some(text) = variable else { return granted.to_vec() };
+    let is_instance = |index: &usize| state.gpus()[*index].card().is_some();
+    let granted: Vec<usize> = granted.iter().copied().filter(|index| !state.is_mig(*index)).collect();
+    let first = granted.iter().copied().find(is_instance);
+    let Some(text) = variable else { return first.map_or(granted, |first| vec![first]) };
+    let granted = &granted[..];
     let mut chosen = Vec::new();
     for name in text.split(',').map(str::trim) {
         let found = match name.parse::<usize>() {
@@ -95,7 +111,10 @@ pub fn visible(state: &State, granted: &[usize], variable: Option<&str>) -> Vec<
             None => break,
         }
     }
-    chosen
+    match chosen.iter().copied().find(is_instance) {
+        Some(instance) => vec![instance],
+        None => chosen,
+    }
 }
 
 fn unique(state: &State, granted: &[usize], prefix: &str) -> Option<usize> {

@@ -125,6 +125,13 @@ fn nvml(answers: &mut Map<String, Value>) -> Result<()> {
     }
     answers.insert("uuid".into(), uuids.first().cloned().into());
     answers.insert("uuids".into(), uuids.into());
+    // Of a GPU in MIG mode the instance is what has memory.
+    let (mut instance, mut uuid) = (0, [0; 128]);
+    if nvml.with_nvml_instance(c"nvmlDeviceGetMigDeviceHandleByIndex", device, 0, &mut instance)? == 0 {
+        device = instance;
+        check("nvmlDeviceGetUUID", nvml.with_nvml_text(c"nvmlDeviceGetUUID", device, &mut uuid, 128)?)?;
+        answers.insert("instance".into(), text(&uuid).into());
+    }
     let mut memory = [0; 3];
     check(
         "nvmlDeviceGetMemoryInfo",

@@ -10,8 +10,10 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
+use crate::mig::Part;
+
 /// First word of a state file; it stands for the layout's name and version.
-pub const MAGIC: u64 = 0x6770_7573_696d_0005;
+pub const MAGIC: u64 = 0x6770_7573_696d_0006;
 /// Most GPUs that a node can have.
 pub const GPUS: usize = 16;
 /// Most processes that can use a node's GPUs at one time.
@@ -156,6 +158,10 @@ pub struct Gpu {
     pub excluded: AtomicU32,
     /// Which processes may have contexts, as NVML numbers it: 0 all, 2 none, 3 one at a time.
     pub compute_mode: AtomicU32,
+    /// 1 while the GPU is in MIG mode: then programs run on its instances alone.
+    pub mig_mode: AtomicU32,
+    /// What it is an instance of; all zero for a whole GPU.
+    pub part: Part,
     /// The GPUs at the other ends of its NVLinks, a bit for each index.
     pub nvlinks: AtomicU64,
     /// Memory in bytes.
@@ -323,10 +329,10 @@ impl Gpu {
         std::array::from_fn(|index| self.uuid[index].load(Ordering::Relaxed))
     }
 
-    /// The UUID as the driver prints it: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+    /// The UUID as the driver prints it: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…` for an instance.
     #[must_use]
     pub fn uuid_text(&self) -> String {
-        let mut text = String::from("GPU-");
+        let mut text = String::from(if self.card().is_some() { "MIG-" } else { "GPU-" });
         for (index, byte) in self.uuid_bytes().iter().enumerate() {
             if matches!(index, 4 | 6 | 8 | 10) {
                 text.push('-');

@@ -21,6 +21,7 @@ pub fn gpus(total: u64) -> Vec<Gpu> {
             memory: Some(DeviceMemory::from_bytes(total << 20)),
             node: DeviceNode { path, host_path, major: 195, minor, mode: 0o666, uid: 0, gid: 0 },
             place: gpushare_inventory::Place::default(),
+            instance: None,
         }
     };
     UUIDS.into_iter().zip(MINORS).enumerate().map(gpu).collect()

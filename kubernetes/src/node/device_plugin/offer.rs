@@ -6,7 +6,7 @@ use std::sync::Once;
 
 use anyhow::{Result, bail};
 use gpushare_inject::{GrantError, known_node};
-use gpushare_inventory::{DeviceMemory, GpuUuid, NodeError};
+use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid, NodeError};
 use gpushare_placement::GPUS;
 use gpushare_quota::Admission;
 
@@ -52,7 +52,8 @@ impl Offer {
         offer.gpus.values_mut().for_each(|gpu| gpu.is_open = false);
         match known_node(&agent.state, &agent.settings()) {
             Ok(node) => {
-                if let Some(beyond) = node.gpus.get(GPUS) {
+                let whole: Vec<&Gpu> = node.gpus.iter().filter(|gpu| gpu.instance.is_none()).collect();
+                if let Some(beyond) = whole.get(GPUS) {
                     static TOLD: Once = Once::new();
                     TOLD.call_once(|| {
                         let first = beyond.index;
@@ -62,7 +63,7 @@ impl Offer {
                         );
                     });
                 }
-                for gpu in node.gpus.iter().take(GPUS) {
+                for gpu in whole.into_iter().take(GPUS) {
                     let Some(memory) = gpu.memory else { continue };
                     let numa_node = gpu.place.numa_node;
                     let is_open = !rules.cordoned.contains(&gpu.uuid);

@@ -122,8 +122,16 @@ exports! {
         set_text(out, usize::try_from(length).map_err(|_| Code::INVALID_VALUE)?, &name)
     }
 
-    fn cuDeviceGetUuid_v2 also cuDeviceGetUuid (out: Out<[u8; 16]>, ordinal: i32) {
+    fn cuDeviceGetUuid_v2(out: Out<[u8; 16]>, ordinal: i32) {
         out.set(driver()?.gpu(ordinal)?.uuid_bytes())
+    }
+
+    /// Of a MIG instance the first form tells its card's UUID.
+    fn cuDeviceGetUuid(out: Out<[u8; 16]>, ordinal: i32) {
+        let driver = driver()?;
+        let gpu = driver.gpu(ordinal)?;
+        let card = gpu.card().and_then(|card| driver.session.state().gpus().get(card));
+        out.set(card.unwrap_or(gpu).uuid_bytes())
     }
 
     fn cuDeviceGetLuid(_luid: Out<u8>, _mask: Out<u32>, ordinal: i32) {

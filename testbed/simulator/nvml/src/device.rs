@@ -68,11 +68,15 @@ fn same_address(text: &str, gpu: &Gpu) -> bool {
 
 exports! {
     fn nvmlDeviceGetCount_v2 also nvmlDeviceGetCount (out: Out<u32>) {
-        out.set(u32::try_from(node()?.devices.len()).unwrap_or(u32::MAX))
+        out.set(u32::try_from(node()?.whole).unwrap_or(u32::MAX))
     }
 
     fn nvmlDeviceGetHandleByIndex_v2 also nvmlDeviceGetHandleByIndex (index: u32, out: Out<Handle>) {
-        out.set(node()?.handle(index as usize)?)
+        let node = node()?;
+        if index as usize >= node.whole {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        out.set(node.handle(index as usize)?)
     }
 
     fn nvmlDeviceGetHandleByUUID(uuid: Text, out: Out<Handle>) {
@@ -151,27 +155,6 @@ exports! {
         out.set(0)
     }
 
-    /// No GPU is split into MIG instances.
-    fn nvmlDeviceGetMigMode(device: Handle, current: Out<u32>, pending: Out<u32>) {
-        gpu(device)?;
-        current.set(0)?;
-        pending.set(0)
-    }
-
-    fn nvmlDeviceGetMaxMigDeviceCount(device: Handle, out: Out<u32>) {
-        gpu(device)?;
-        out.set(0)
-    }
-
-    fn nvmlDeviceGetMigDeviceHandleByIndex(device: Handle, _index: u32, _out: Out<Handle>) {
-        gpu(device)?;
-        Err(Code::NOT_FOUND)
-    }
-
-    fn nvmlDeviceIsMigDeviceHandle(device: Handle, out: Out<u32>) {
-        gpu(device)?;
-        out.set(0)
-    }
 
     fn nvmlDeviceGetVirtualizationMode(device: Handle, out: Out<u32>) {
         gpu(device)?;
@@ -219,14 +202,14 @@ exports! {
     fn nvmlDeviceGetTopologyNearestGpus(device: Handle, level: u32, count: Out<u32>, out: Out<Handle>) {
         let node = node()?;
         let own = node.index(device)?;
-        let others = (0..node.devices.len()).filter(|&index| index != own && level == 30);
+        let others = (0..node.whole).filter(|&index| index != own && level == 30);
         write_handles(others.map(|index| node.handle(index)).collect::<Result<Vec<_>>>()?, count, out)
     }
 
     /// The GPUs near a processor: always all of them.
     fn nvmlSystemGetTopologyGpuSet(_processor: u32, count: Out<u32>, out: Out<Handle>) {
         let node = node()?;
-        let all = (0..node.devices.len()).map(|index| node.handle(index));
+        let all = (0..node.whole).map(|index| node.handle(index));
         write_handles(all.collect::<Result<Vec<_>>>()?, count, out)
     }
 

@@ -16,6 +16,7 @@ mod abi;
 mod board;
 mod device;
 mod memory;
+mod mig;
 mod node;
 mod process;
 mod samples;

@@ -14,8 +14,11 @@ use crate::abi::{Code, Handle, Result};
 pub struct Node {
     /// The mapped state and the slots' lock file.
     pub reader: &'static Reader,
-    /// The GPUs as indexes into the state; a GPU's place in the list is NVML's index.
+    /// The GPUs as indexes into the state; a GPU's place in the list is NVML's index. MIG instances are behind the
+    /// last of them, in the order of their GPUs.
     pub devices: Vec<usize>,
+    /// How many of `devices` are whole GPUs.
+    pub whole: usize,
 }
 
 static USERS: AtomicU32 = AtomicU32::new(0);
@@ -54,11 +57,15 @@ pub fn any_node() -> Result<&'static Node> {
     }
     let place = Place::find().ok_or(Code::DRIVER_NOT_LOADED)?;
     let reader = Reader::open(&place.shared).map_err(|_| Code::DRIVER_NOT_LOADED)?;
-    let devices = place.granted(reader.state);
+    let granted = place.granted(reader.state);
+    let is_whole = |index: &usize| reader.state.gpus()[*index].card().is_none();
+    let (mut devices, parts): (Vec<usize>, Vec<usize>) = granted.into_iter().partition(is_whole);
     if devices.is_empty() {
         return Err(Code::DRIVER_NOT_LOADED);
     }
-    Ok(NODE.get_or_init(|| Node { reader, devices }))
+    let whole = devices.len();
+    devices.extend(parts);
+    Ok(NODE.get_or_init(|| Node { reader, devices, whole }))
 }
 
 /// Counts one more user: nvmlInit.
@@ -82,7 +89,18 @@ const FIRST: Handle = 0x5701_0000_0000;
 const STEP: Handle = 0x1_0000;
 
 impl Node {
-    /// The handle of the GPU with NVML's index `index`.
+    /// The MIG instances of a GPU that this process may use, as places in `devices`.
+    pub fn instances(&self, handle: Handle) -> Result<Vec<usize>> {
+        let card = self.devices[self.index(handle)?];
+        let gpus = self.reader.state.gpus();
+        let is_its = |place: &usize| {
+            let gpu = &gpus[self.devices[*place]];
+            gpu.card() == Some(card) && gpu.excluded.load(Ordering::Relaxed) == 0
+        };
+        Ok((self.whole..self.devices.len()).filter(is_its).collect())
+    }
+
+    /// The handle of the GPU with NVML's index `index`, or of the instance at this place of `devices`.
     pub fn handle(&self, index: usize) -> Result<Handle> {
         if index < self.devices.len() { Ok(FIRST + index * STEP) } else { Err(Code::INVALID_ARGUMENT) }
     }

@@ -56,6 +56,13 @@ impl Window {
     }
 }
 
+/// The GPU of a handle, if NVML samples its use: it does not in MIG mode (nvml.h, nvmlDeviceGetUtilizationRates).
+fn sampled(device: Handle) -> Result<&'static Gpu> {
+    let gpu = gpu(device)?;
+    let is_mig = gpu.mig_mode.load(Ordering::Relaxed) == 1 || gpu.card().is_some();
+    if is_mig { Err(Code::NOT_SUPPORTED) } else { Ok(gpu) }
+}
+
 /// Percent of the last readable window in which the GPU worked.
 pub fn utilisation(gpu: &Gpu) -> Result<u32> {
     session()?.sweep();
@@ -86,7 +93,7 @@ struct Share {
 /// A share for every living process and every window that it worked in, of the windows that ended after
 /// `last_seen` (microseconds since 1970).
 fn shares(device: Handle, last_seen: u64) -> Result<Vec<Share>> {
-    let (node, gpu) = (node()?, gpu(device)?);
+    let (node, gpu) = (node()?, sampled(device)?);
     node.tells_processes()?;
     session()?.sweep();
     let mut all = Vec::new();
@@ -204,7 +211,7 @@ pub fn glances(device: Handle, last_seen: u64, count: Out<u32>, out: Out<u8>) ->
 /// Samples of the whole GPU, each a time and a percent: of the multiprocessors for type 1, of the memory for
 /// type 2.
 fn device_samples(device: Handle, kind: u32, last_seen: u64) -> Result<Vec<[u64; 2]>> {
-    let gpu = gpu(device)?;
+    let gpu = sampled(device)?;
     if !matches!(kind, 1 | 2) {
         return Err(Code::NOT_SUPPORTED);
     }
@@ -219,7 +226,7 @@ fn device_samples(device: Handle, kind: u32, last_seen: u64) -> Result<Vec<[u64;
 
 exports! {
     fn nvmlDeviceGetUtilizationRates(device: Handle, out: Out<[u32; 2]>) {
-        let cores = utilisation(gpu(device)?)?;
+        let cores = utilisation(sampled(device)?)?;
         out.set([cores, cores / 4])
     }
 
