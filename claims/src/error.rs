@@ -187,6 +187,15 @@ pub enum RequestError {
         /// The word that asks for MPS, as key and value.
         mode: String,
     },
+    /// A limit above a share that is not one number of bytes on every GPU.
+    #[error(
+        "{key} needs memory in bytes beside it, the same on each GPU and at most as much: write memory 4GiB and memory-limit \
+         10GiB"
+    )]
+    LimitWithoutMemory {
+        /// The word that states the limit, as key and value.
+        key: String,
+    },
     /// Another system's memory limit comes to less than 1 MiB.
     #[error("{by} comes to less than 1 MiB: ask for more")]
     TooSmall {

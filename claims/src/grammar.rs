@@ -56,8 +56,8 @@ pub enum GrammarError {
     /// A compute policy that does not exist.
     #[error("unknown compute policy: known are fixed, burst and none")]
     UnknownPolicy,
-    /// Host memory in percent or as all that is left.
-    #[error("host memory is an amount with a unit: write 4GiB, 4Gi, 4096MiB or 4G (10^9 bytes)")]
+    /// A percentage where only bytes are meant.
+    #[error("it is an amount with a unit: write 4GiB, 4Gi, 4096MiB or 4G (10^9 bytes)")]
     NotAnAmount,
     /// A priority outside 0 to 9.
     #[error("a priority is a whole number from 0 (low) to 9")]

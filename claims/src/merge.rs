@@ -16,7 +16,7 @@ use gpushare_inventory::DeviceMemory;
 use crate::claim::Claim;
 use crate::error::RequestError;
 use crate::gpus::NodeGpus;
-use crate::grammar::{Devices, Mode, Priority, Scope};
+use crate::grammar::{Devices, MemoryRequest, Mode, Priority, Scope};
 use crate::policy::{NvidiaPolicy, Policy};
 use crate::rank::Rank;
 use crate::request::Request;
@@ -254,6 +254,38 @@ impl<'a> Merge<'a> {
         }
     }
 
+    /// The most memory that the container may grow to on each GPU. It is as much memory as a share of that size while
+    /// nobody else needs it, so it counts where it is said by who is believed as far as any that states amounts,
+    /// and by one who may grant without ceilings.
+    fn memory_limit(&mut self, shares: &[Granted], mode: Mode) -> Result<Option<DeviceMemory>, RequestError> {
+        let Some(least) = self.least(|claim| claim.memory_limit, |a, b| Ok(a.cmp(b)))? else {
+            return Ok(None);
+        };
+        let key = || least.bounding.by.clone();
+        if matches!(mode, Mode::TimeSlice | Mode::Exclusive) {
+            return Err(conflict(key(), format!("mode {}, which has no limit to pass", mode.name())));
+        }
+        let is_free = |claim: &Claim| self.policy.authority(claim.rank).is_some_and(|all| all.is_empty());
+        let may = |claim: &Claim| {
+            claim.memory_limit.is_some() && is_free(claim) && !self.policy.is_unchecked(claim.rank)
+        };
+        if !self.asking().any(may) {
+            return Err(RequestError::AboveDefault { key: key() });
+        }
+        let first = self.claims.iter().copied().find(|claim| claim.states_amounts());
+        if let Some(first) = first.filter(|first| least.first.rank < first.rank) {
+            self.differ(first, least.first, "the smaller counts")?;
+            return Ok(None);
+        }
+        let mut memory = shares.iter().map(|granted| granted.share.memory);
+        let same = memory.next().filter(|first| memory.all(|other| other == *first));
+        match same.and_then(MemoryRequest::bytes) {
+            Some(promised) if promised == least.value => Ok(None),
+            Some(promised) if promised < least.value => Ok(Some(least.value)),
+            _ => Err(RequestError::LimitWithoutMemory { key: key() }),
+        }
+    }
+
     fn request(
         mut self,
         spread: &Spread<'a>,
@@ -262,6 +294,7 @@ impl<'a> Merge<'a> {
     ) -> Result<Request, RequestError> {
         let priority = self.priority()?;
         let host_memory = self.host_memory(mode)?;
+        let memory_limit = self.memory_limit(&shares, mode)?;
         let devices = match spread.devices() {
             Devices::Among(count, gpus) if gpus.len() == self.node.0.len() => Devices::Any(count),
             devices => devices,
@@ -278,6 +311,7 @@ impl<'a> Merge<'a> {
                 burst,
                 priority,
                 mode,
+                memory_limit,
                 host_memory,
                 ..Request::new(devices.clone(), first.share.memory)
             }

@@ -10,6 +10,7 @@ mod account;
 mod audit;
 mod burst;
 mod driver;
+mod elastic;
 mod kept;
 mod kernel_log;
 mod owner;
@@ -63,6 +64,7 @@ pub fn meter() -> Result<()> {
         bail!("another gpushare meter runs on this node")
     };
     kernel_log::watch(&config, state.path());
+    elastic::watch(&config, state.path());
     tracing::info!("meter started");
     loop {
         wait_for_shares(&store)?;

@@ -79,6 +79,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
             "notes": request.notes,
             "grants": grants,
             "host_memory_bytes": lease.host_memory.bytes(),
+            "memory_limit_bytes": lease.elastic.map(|bounds| bounds.most.bytes()),
             "priority": lease.priority.level(),
             "compute_policy": lease.compute_policy.name(),
             "edits": serde_json::to_value(&plan)?,
@@ -146,7 +147,8 @@ fn keys(request: &Request) -> Vec<(&'static str, String)> {
     ];
     let host =
         (request.host_memory > DeviceMemory::ZERO).then(|| ("host-memory", request.host_memory.to_string()));
-    rest.into_iter().chain(host).chain(scope).collect()
+    let limit = request.memory_limit.map(|limit| ("memory-limit", limit.to_string()));
+    rest.into_iter().chain(limit).chain(host).chain(scope).collect()
 }
 
 fn joined(items: &[impl ToString]) -> String {
@@ -196,6 +198,10 @@ fn print(request: &Request, lease: &Lease, plan: &Plan, node: &Node) -> io::Resu
             Mode::Share | Mode::Mps | Mode::Exclusive => grant.memory.to_string(),
         };
         writeln!(out, "granted   {memory} and {cores} on {place} ({model}, {})", grant.gpu)?;
+    }
+    if let Some(bounds) = lease.elastic {
+        let most = bounds.most;
+        writeln!(out, "granted   up to {most} on each GPU while it has that (needs gpushare meter)")?;
     }
     if lease.host_memory > DeviceMemory::ZERO {
         writeln!(out, "granted   {} of host memory in place of a full GPU's", lease.host_memory)?;

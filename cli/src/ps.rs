@@ -132,6 +132,10 @@ fn is_limited(lease: &Lease) -> bool {
 
 fn memory(lease: &Lease, grant: &Grant) -> String {
     match grant.memory {
+        memory if let Some(bounds) = lease.elastic => {
+            let host = if lends(lease) { format!(" + {} host", lease.host_memory) } else { String::new() };
+            format!("{memory} ({} to {}){host}", bounds.least, bounds.most)
+        }
         memory if lends(lease) => format!("{memory} + {} host", lease.host_memory),
         memory if is_limited(lease) => memory.to_string(),
         DeviceMemory::ZERO => "no limit".to_owned(),
@@ -212,6 +216,8 @@ fn entry(lease: &Lease, seen: &Seen, violations: &[&Violation], claim: Option<&R
         "compute_policy": lease.compute_policy.name(),
         "burst_ceiling": lease.ceiling.percent(),
         "host_memory_bytes": lease.host_memory.bytes(),
+        "memory_limit_bytes": lease.elastic.map(|bounds| bounds.most.bytes()),
+        "memory_promised_bytes": lease.elastic.map(|bounds| bounds.least.bytes()),
         "host_used_bytes": seen.host_used(lease).map(DeviceMemory::bytes),
         "granted_at": lease.granted_at,
         "books": if seen.is_damaged() { "damaged" } else { "ok" },

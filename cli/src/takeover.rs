@@ -152,6 +152,7 @@ fn entry(row: &Row) -> Result<Entry> {
                 .with_context(|| format!("enforcement {enforcement:?}"))?,
             compute_policy: word(6)?.parse()?,
             ceiling: row.get::<_, u8>(7)?.try_into()?,
+            elastic: None,
             host_memory: DeviceMemory::ZERO,
             priority: row.get::<_, u8>(8)?.try_into()?,
             granted_at: row.get::<_, i64>(9)?.try_into()?,

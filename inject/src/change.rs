@@ -78,6 +78,9 @@ pub fn change_share(
     gpus: &[Gpu],
     rules: &Admission,
 ) -> Result<(Lease, Lease), UpdateError> {
+    if lease.elastic.is_some() && changes.iter().any(|change| change.memory.is_some()) {
+        return Err(UpdateError::Elastic(lease.member.key.clone()));
+    }
     let region = Region::of(state.path(), lease.id);
     store.update(lease.id, &lease.member.key, changes, gpus, rules, |lease| match region.set_grants(lease) {
         // A claim's region is made for its first container.

@@ -291,6 +291,7 @@ fn limits(lease: &Lease) -> Vec<DeviceLimits> {
         },
         priority: u32::from(lease.priority.level()),
         ceiling_percent: u32::from(lease.ceiling.max(grant.cores.unwrap_or(lease.ceiling)).percent()),
+        most_bytes: lease.elastic.map_or(0, |bounds| bounds.most.bytes()),
     });
     limits.collect()
 }

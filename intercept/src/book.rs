@@ -21,6 +21,9 @@ use crate::sys::{self, Fd, FileId};
 const PATIENCE: u64 = 9_000_000;
 /// Longest sleep between two looks, in nanoseconds.
 const NAP: u64 = 1_000_000;
+/// How long an allocation may wait for the node to raise a limit that may grow, in nanoseconds. Where it runs, the
+/// meter answers within some milliseconds; it may have to notice the container first.
+const LENIENCE: u64 = 300_000_000;
 /// Processor ticks after which a query looks for dead processes again, about ten milliseconds.
 const SWEEP_TICKS: u64 = 1 << 25;
 
@@ -123,6 +126,54 @@ impl Book {
     /// The memory limit on `device` in bytes; 0 when nothing is granted.
     pub fn limit(&self, device: usize) -> u64 {
         self.limits.map_or(0, |file| file.memory(device))
+    }
+
+    /// What the container is shown as the size of `device` in bytes: what its limit may grow to.
+    pub fn size(&self, device: usize) -> u64 {
+        self.limits.map_or(0, |file| file.most_memory(device))
+    }
+
+    /// What the container could hold on `device` now in bytes: its limit, and what the node has left for it to
+    /// grow.
+    pub fn within_reach(&self, device: usize) -> u64 {
+        let Some(file) = self.limits else { return 0 };
+        let limit = file.memory(device);
+        let room = file.measured.get(device).map_or(0, |line| line.room_mebibytes.load(Relaxed));
+        limit.saturating_add(u64::from(room) << 20).min(file.most_memory(device))
+    }
+
+    /// Asks the node to raise the limit of `device`, if it may grow, so that `bytes` more fit, and waits for the
+    /// answer. True: the limit is that high now.
+    #[cold]
+    pub fn ask_for_more(&self, device: usize, bytes: u64) -> bool {
+        let (Some(limits), Some(usage)) = (self.limits, self.usage) else { return false };
+        let (Some(wish), Some(line)) = (usage.header.wishes.get(device), limits.measured.get(device)) else {
+            return false;
+        };
+        let wanted = self.used(device).saturating_add(bytes);
+        let most = limits.most_memory(device);
+        if limits.memory(device) >= most || wanted > most {
+            return limits.memory(device) >= wanted && wanted <= most;
+        }
+        wish.bytes.store(wanted, SeqCst);
+        let number = wish.number.fetch_add(1, SeqCst).wrapping_add(1);
+        let deadline = sys::now().saturating_add(LENIENCE);
+        loop {
+            if limits.memory(device) >= wanted {
+                return true;
+            }
+            // Numbers are compared by their low halves, and wrap.
+            #[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
+            let behind = (number as u32).wrapping_sub(line.answered.load(SeqCst));
+            if behind == 0 || behind > u32::MAX / 2 {
+                return limits.memory(device) >= wanted;
+            }
+            let left = deadline.saturating_sub(sys::now());
+            if left == 0 {
+                return false;
+            }
+            sys::sleep(left.min(NAP).div_ceil(1_000));
+        }
     }
 
     /// What all processes of the container hold on `device`, in bytes.
@@ -283,8 +334,9 @@ impl Book {
         if let Some(last) = self.last_sum.get(device) {
             last.store(sum, Relaxed);
         }
-        // Without a slot of this process, others do not see what was added.
-        if sum <= limit && slot.is_some() && self.own_slot(usage) == slot {
+        // The limit is read once more after the line was raised: the host lowers a limit, and then reads what is
+        // held. Without a slot of this process, others do not see what was added.
+        if sum <= limit.min(self.limit(device)) && slot.is_some() && self.own_slot(usage) == slot {
             return true;
         }
         self.release(device, bytes);

@@ -84,6 +84,23 @@ impl From<&ReservedShare> for Grant {
     }
 }
 
+/// The bounds of memory that grows and shrinks, on each GPU of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Elastic {
+    /// What is promised: the lease never holds less.
+    pub least: DeviceMemory,
+    /// What it may grow to while the GPU has it.
+    pub most: DeviceMemory,
+}
+
+impl Elastic {
+    /// The bounds that a request names.
+    fn of(request: &Request) -> Option<Self> {
+        Some(Self { least: request.memory.bytes()?, most: request.memory_limit? })
+    }
+}
+
 /// How far the creation of a container with a lease is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -156,6 +173,10 @@ pub struct Lease {
     pub compute_policy: ComputePolicy,
     /// The most compute that [`ComputePolicy::Burst`] may use of each GPU.
     pub ceiling: Cores,
+    /// The bounds within which the memory of each grant grows and shrinks while the containers run; `None`: it is what
+    /// was granted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub elastic: Option<Elastic>,
     /// Host memory that may stand in for the GPUs', over all of them.
     #[serde(default, skip_serializing_if = "is_none")]
     pub host_memory: DeviceMemory,
@@ -180,6 +201,7 @@ impl Lease {
             enforcement: Enforcement::of(request),
             compute_policy: request.compute_policy,
             ceiling: request.burst.unwrap_or(Cores::ALL),
+            elastic: Elastic::of(request),
             host_memory: request.host_memory,
             priority: request.priority,
             granted_at: 0,
@@ -299,13 +321,14 @@ fn is_none(memory: &DeviceMemory) -> bool {
 
 /// What a lease grants in words, for display.
 pub(crate) fn summary(lease: &Lease) -> String {
+    let growing = lease.elastic.map(|bounds| format!("growing to {}", bounds.most));
     let grants = lease.grants.iter().map(|grant| match grant.cores {
         _ if lease.enforcement == Enforcement::TimeSliced => format!("{}: time slices", grant.gpu),
         Some(cores) => format!("{}: {}, {cores}", grant.gpu, grant.memory),
         None => format!("{}: {}", grant.gpu, grant.memory),
     });
     let host = (!is_none(&lease.host_memory)).then(|| format!("{} of host memory", lease.host_memory));
-    grants.chain(host).collect::<Vec<_>>().join("; ")
+    grants.chain(growing).chain(host).collect::<Vec<_>>().join("; ")
 }
 
 /// Seconds since 1970.

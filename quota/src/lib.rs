@@ -38,7 +38,7 @@ pub use enforcement::{Company, Enforcement, Terms};
 pub use error::{ReserveError, StoreError};
 pub use holder::{Holder, HolderError, cgroup_of, cgroup_path};
 pub use lease::{
-    BadContainerId, Grant, Lease, LeaseKey, LeaseState, Member, PastLease, Release, ReleaseReason,
+    BadContainerId, Elastic, Grant, Lease, LeaseKey, LeaseState, Member, PastLease, Release, ReleaseReason,
 };
 pub use ledger::Entry;
 pub use pid_namespace::PidNamespace;

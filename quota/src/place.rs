@@ -196,6 +196,12 @@ pub enum Refusal {
          (request.interceptor); leave one of them out"
     )]
     ForeignHostMemory,
+    /// Memory that grows for a container that another system's library holds.
+    #[error(
+        "a memory-limit is held by gpushare's libraries, and another system's library holds this container \
+         (request.interceptor); leave one of them out"
+    )]
+    ForeignMemoryLimit,
     /// Not enough host memory left.
     #[error(
         "{asked} of host memory requested, {free} of {total} free (quota.host_memory); ask for less, or wait until another \
@@ -329,6 +335,9 @@ pub fn place(
     let mut candidates = Vec::new();
     let explicit = !matches!(request.devices, Devices::Any(_) | Devices::Among(..));
     let mut unknown = None;
+    if request.memory_limit.is_some() && !Enforcement::of(request).terms().is_intercepted {
+        return Err(Refusal::ForeignMemoryLimit);
+    }
     let is_mps = request.mode == Mode::Mps;
     if let Some(instance) = named.iter().find(|gpu| gpu.instance.is_some()).filter(|_| is_mps) {
         return Err(Refusal::MpsOnInstance { place: instance.to_string() });
@@ -527,7 +536,10 @@ fn misfit(request: &Request, candidate: &Candidate, rules: &Admission) -> Option
         let named = (share.memory != MemoryRequest::Rest).then(|| memory_misfit(share.memory, candidate));
         return named.flatten().or(is_full.then_some(Refusal::Replicas { most, place }));
     }
-    memory_misfit(share.memory, candidate).or_else(|| cores_misfit(share.cores?, candidate, rules))
+    let limit = request.memory_limit.filter(|limit| *limit > candidate.per_lease);
+    limit_misfit(limit, candidate)
+        .or_else(|| memory_misfit(share.memory, candidate))
+        .or_else(|| cores_misfit(share.cores?, candidate, rules))
 }
 
 /// To a share, leases of whole GPUs are memory that is not free, which says more.
@@ -537,6 +549,11 @@ fn company_misfit(request: &Request, candidate: &Candidate) -> Option<Refusal> {
     let held = candidate.load.company.filter(|held| *held != asked && !is_told_as_memory(*held))?;
     let place = candidate.gpu.to_string();
     Some(Refusal::Company { asked: asked.mode().name(), held: held.mode().name(), place })
+}
+
+fn limit_misfit(limit: Option<DeviceMemory>, candidate: &Candidate) -> Option<Refusal> {
+    let (place, total) = (candidate.gpu.to_string(), candidate.per_lease);
+    limit.map(|asked| Refusal::LargerThanGpu { asked, place, total })
 }
 
 fn memory_misfit(memory: MemoryRequest, candidate: &Candidate) -> Option<Refusal> {

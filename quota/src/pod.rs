@@ -89,6 +89,9 @@ pub fn words(request: &Request, gpus: &[Gpu]) -> Result<String, Refusal> {
     if let Some(most) = request.burst {
         words += &format!(", at most {most}");
     }
+    if let Some(most) = request.memory_limit {
+        words += &format!(", growing to {most}");
+    }
     if request.host_memory != DeviceMemory::ZERO {
         words += &format!(", {} of host memory", request.host_memory);
     }

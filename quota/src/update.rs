@@ -151,6 +151,7 @@ mod tests {
             enforcement: Enforcement::Intercepted,
             compute_policy,
             ceiling: Cores::ALL,
+            elastic: None,
             host_memory: DeviceMemory::ZERO,
             priority: Priority::default(),
             granted_at: 0,

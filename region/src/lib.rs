@@ -16,12 +16,12 @@ pub use limits::{
     ComputePolicy, DeviceLimits, LIMITS_LEN, LIMITS_VERSION, LimitLine, LimitsFile, LimitsHeader, Measured,
     Measurement, TooManyDevices, encode_limits, grants_are, measurements,
 };
-pub use throttle::{Throttle, read_throttles};
+pub use throttle::{Throttle, read_throttles, read_wishes};
 pub use usage::{
     Bucket, CHARGE_MOMENTS, ChargeMoment, Damaged, DeviceLine, DeviceUsage, Identity, NO_HOLDER,
     ProcessUsage, Processes, SETTLED_WINDOWS, SLOT_FREE, SLOT_LIVE, SLOTS, SettledWindow, Settlement,
-    USAGE_HEADER_LEN, USAGE_LEN, USAGE_VERSION, Usage, UsageFile, UsageHeader, empty_usage_header, lock_byte,
-    processes, read_usage, read_usage_of, usage_length,
+    USAGE_HEADER_LEN, USAGE_LEN, USAGE_VERSION, Usage, UsageFile, UsageHeader, Wish, empty_usage_header,
+    lock_byte, processes, read_usage, read_usage_of, usage_length,
 };
 
 /// How many GPUs one container can hold a share of.

@@ -61,7 +61,8 @@ pub struct LimitsHeader {
 pub struct LimitLine {
     /// The GPU's UUID as the driver gives it, in four words of the machine's byte order.
     uuid: [AtomicU32; 4],
-    /// Device memory in bytes. The host never grants 0; a library reads 0 as "nothing is granted".
+    /// Device memory in bytes that the container may hold now. The host never grants 0; a library reads 0 as
+    /// "nothing is granted".
     pub memory_bytes: AtomicU64,
     /// Share of compute in percent, 1 to 100.
     pub cores_percent: AtomicU32,
@@ -71,7 +72,9 @@ pub struct LimitLine {
     pub priority: AtomicU32,
     /// The most compute that `burst` may use on an idle GPU, in percent.
     pub ceiling_percent: AtomicU32,
-    reserved: [AtomicU32; 6],
+    /// The most that `memory_bytes` may grow to while the container runs; 0: it does not grow.
+    pub most_bytes: AtomicU64,
+    reserved: [AtomicU32; 4],
 }
 
 const _: () = assert!(HEADER_LEN == 64);
@@ -133,6 +136,8 @@ pub struct DeviceLimits {
     pub priority: u32,
     /// The most compute that `burst` may use, in percent, `cores_percent` to 100.
     pub ceiling_percent: u32,
+    /// The most that `memory_bytes` may grow to; 0: it does not grow.
+    pub most_bytes: u64,
 }
 
 impl DeviceLimits {
@@ -185,6 +190,7 @@ pub fn encode_limits(devices: &[DeviceLimits], host_bytes: u64) -> Result<[u8; L
         put(&mut file, at + 28, &device.policy.number().to_ne_bytes());
         put(&mut file, at + 32, &device.priority.to_ne_bytes());
         put(&mut file, at + 36, &device.ceiling_percent.to_ne_bytes());
+        put(&mut file, at + 40, &device.most_bytes.to_ne_bytes());
     }
     Ok(file)
 }
@@ -234,12 +240,20 @@ impl LimitsFile {
         usize::try_from(line).ok().filter(|line| *line < MAX_DEVICES)
     }
 
-    /// The memory limit of line `device` in bytes; 0 when there is no such line.
+    /// The memory limit of line `device` in bytes; 0 when there is no such line. It is read after all that this
+    /// thread did before, as the host reads what is held after it lowered the limit.
     pub fn memory(&self, device: usize) -> u64 {
         match self.devices.get(device) {
-            Some(line) => line.memory_bytes.load(core::sync::atomic::Ordering::Relaxed),
+            Some(line) => line.memory_bytes.load(core::sync::atomic::Ordering::SeqCst),
             None => 0,
         }
+    }
+
+    /// What the memory limit of line `device` may grow to, in bytes; the limit itself where it does not grow.
+    pub fn most_memory(&self, device: usize) -> u64 {
+        use core::sync::atomic::Ordering::Relaxed;
+        let most = self.devices.get(device).map_or(0, |line| line.most_bytes.load(Relaxed));
+        most.max(self.memory(device))
     }
 }
 
@@ -292,6 +306,7 @@ pub(crate) mod tests {
             policy: ComputePolicy::Burst,
             priority: 5,
             ceiling_percent: 80,
+            most_bytes: 0,
         }
     }
 

@@ -1,10 +1,10 @@
-//! Reads what a container says about its compute share. The host shows it, and takes it as a hint which
-//! container wants more.
+//! Reads what a container says about its share: how far its compute was held back, and whether it wishes for more
+//! memory. The host shows it, and takes it as a hint which container wants more.
 
 use core::mem::offset_of;
 
 use crate::MAX_DEVICES;
-use crate::usage::{Bucket, Damaged, USAGE_HEADER_LEN, UsageHeader, check_header, long};
+use crate::usage::{Bucket, Damaged, USAGE_HEADER_LEN, UsageHeader, Wish, check_header, long};
 
 /// What a container says about its compute share on one device. The container can write any number here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +31,21 @@ pub fn read_throttles(bytes: &[u8]) -> Result<[Throttle; MAX_DEVICES], Damaged> 
     }))
 }
 
+/// Reads the wishes for higher memory limits out of the header of a usage file, by line of the limits file: number and
+/// bytes. The container can write any number here.
+///
+/// # Errors
+/// As [`read_throttles`].
+pub fn read_wishes(bytes: &[u8]) -> Result<[(u32, u64); MAX_DEVICES], Damaged> {
+    let header = bytes.get(..USAGE_HEADER_LEN).ok_or(Damaged)?;
+    check_header(header)?;
+    Ok(core::array::from_fn(|device| {
+        let at = offset_of!(UsageHeader, wishes) + device * size_of::<Wish>();
+        let number = long(header, at + offset_of!(Wish, number)) & u64::from(u32::MAX);
+        (u32::try_from(number).unwrap_or(0), long(header, at + offset_of!(Wish, bytes)))
+    }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,6 +63,10 @@ mod tests {
         assert_eq!(all[MAX_DEVICES - 1], Throttle { held_back: 7, throttled: u64::MAX });
         assert_eq!(all[0], Throttle::default());
         assert_eq!(read_throttles(&page[1..]), Err(Damaged));
+        let last = offset_of!(UsageHeader, wishes) + (MAX_DEVICES - 1) * size_of::<Wish>();
+        page[last..last + 16].copy_from_slice(&[7_u64 << 32 | 3, 9].map(u64::to_ne_bytes).concat());
+        let wishes = read_wishes(&page).unwrap();
+        assert_eq!((wishes[0], wishes[MAX_DEVICES - 1]), ((0, 0), (3, 9)));
         page[0] ^= 1;
         assert_eq!(read_throttles(&page), Err(Damaged));
     }

@@ -66,7 +66,21 @@ pub struct UsageHeader {
     lock_bytes: [AtomicU64; SLOTS / 8],
     /// The compute share of each device.
     pub buckets: [Bucket; MAX_DEVICES],
-    reserved: [AtomicU64; 320],
+    /// What the container wishes that its memory limit on each device were.
+    pub wishes: [Wish; MAX_DEVICES],
+    reserved: [AtomicU64; 288],
+}
+
+/// A wish for a higher memory limit. The meter reads it, and answers with its number
+/// ([`Measured::answered`](crate::Measured)). The number stands before the bytes and is written after them: a reader
+/// that meets a writer takes new bytes for those of the earlier number, and looks again.
+#[derive(Default)]
+#[repr(C)]
+pub struct Wish {
+    /// How many wishes there were, of which the low 32 bits count.
+    pub number: AtomicU64,
+    /// The limit that is wished for, in bytes.
+    pub bytes: AtomicU64,
 }
 
 /// The compute share that all processes of the container draw on.

@@ -102,5 +102,6 @@ fn device(random: &mut Random) -> DeviceLimits {
         policy: policies[random.below(3)],
         priority: number(random),
         ceiling_percent: number(random),
+        most_bytes: random.next(),
     }
 }

@@ -18,6 +18,7 @@ fn devices() -> [DeviceLimits; 2] {
         policy,
         priority: 7,
         ceiling_percent: 80,
+        most_bytes: 0,
     };
     [device(1, ComputePolicy::Burst), device(0x80, ComputePolicy::Fixed)]
 }

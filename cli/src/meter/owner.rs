@@ -123,6 +123,7 @@ mod tests {
             enforcement: Enforcement::Intercepted,
             compute_policy: ComputePolicy::Fixed,
             ceiling: Cores::ALL,
+            elastic: None,
             host_memory: gpushare_inventory::DeviceMemory::ZERO,
             priority: Priority::default(),
             granted_at: 0,

@@ -122,6 +122,7 @@ fn lease(request: &Request) -> Lease {
         compute_policy: request.compute_policy,
         ceiling: Cores::ALL,
         host_memory: gpushare_inventory::DeviceMemory::ZERO,
+        elastic: None,
         priority: Priority::default(),
         granted_at: 0,
         restated: std::collections::BTreeMap::new(),

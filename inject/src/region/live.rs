@@ -7,13 +7,15 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use gpushare_inventory::FileIdentity;
 use gpushare_quota::{Lease, Running};
 use gpushare_region::{
     Damaged, LIMITS_LEN, MAX_DEVICES, Measurement, Throttle, USAGE_HEADER_LEN, USAGE_LEN, Usage,
-    encode_limits, grants_are, lock_byte, measurements, read_throttles, read_usage_of, usage_length,
+    encode_limits, grants_are, lock_byte, measurements, read_throttles, read_usage_of, read_wishes,
+    usage_length,
 };
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
@@ -54,6 +56,22 @@ impl Measuring {
     }
 }
 
+impl Measuring {
+    /// Tells the container what the node could add to its memory limit on the GPU of `line`, in MiB, and that its
+    /// wish of this number was answered. A line that the file does not have is ignored.
+    ///
+    /// # Errors
+    /// As [`Measuring::set`].
+    pub fn answer(&self, line: usize, room_mebibytes: u32, answered: u32) -> io::Result<()> {
+        self.0.write(|file| {
+            if let Some(place) = file.measured.get(line) {
+                place.room_mebibytes.store(room_mebibytes, Ordering::Relaxed);
+                place.answered.store(answered, Ordering::SeqCst);
+            }
+        })
+    }
+}
+
 /// How often a file that is being written is read again before the reader gives up.
 const TRIES: usize = 5;
 /// How long the kernel is asked for the owners of slots. A container can hold millions of locks on the file,
@@ -73,6 +91,17 @@ impl Region {
             file.set_len(length)?;
         }
         mapped::write(&file, |file| file.set_grants(&limits(lease), lease.host_memory.bytes()))
+    }
+
+    /// Writes the lease's memory limits alone into the living `limits` file: the container's account of compute goes on.
+    /// A process that reserves memory after this obeys them; what was reserved before, the container's books show
+    /// from now on. There must be one writer at a time: the caller holds the store's turn.
+    ///
+    /// # Errors
+    /// As [`Region::set_grants`].
+    pub fn set_memory(&self, lease: &Lease) -> io::Result<()> {
+        let file = self.open_limits()?;
+        mapped::write(&file, |file| file.set_memory(lease.grants.iter().map(|grant| grant.memory.bytes())))
     }
 
     /// Whether the living `limits` file grants what the lease says. A container that may mount can change the
@@ -140,6 +169,15 @@ impl Region {
                 || is_locked(file, process.slot)
                 || running.may_have(process.pid, process.start_time)
         })?)
+    }
+
+    /// The memory limits that the container wishes for, by line: number of the wish, and bytes. `file` is one that
+    /// [`Region::hold`] keeps open.
+    ///
+    /// # Errors
+    /// As [`Region::read_usage`].
+    pub fn wishes_in(file: &File) -> Result<[(u32, u64); MAX_DEVICES], UsageError> {
+        Ok(read_wishes(&read(file, USAGE_HEADER_LEN)?)?)
     }
 
     /// What the container says about the throttling of its compute shares, by line.

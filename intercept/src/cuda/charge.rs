@@ -4,6 +4,9 @@ use super::queue::Holders;
 use super::{Cuda, Here, SUCCESS, Status};
 use crate::table::{Entry, Kind};
 
+/// How often a raised limit is tried.
+const TRIES: usize = 4;
+
 /// Bytes charged on one device; given back on drop.
 #[must_use = "dropping a charge gives it back"]
 pub(super) struct Charge {
@@ -26,7 +29,17 @@ impl Charge {
     pub(super) fn take_uncounted(here: Here, device: u8, bytes: u64) -> Option<Self> {
         let charge = Self::take_once(here, device, bytes);
         let may_fit = || bytes <= here.book().limit(device.into()) && Cuda::give_back_unused(here);
-        if charge.is_none() && may_fit() { Self::take_once(here, device, bytes) } else { charge }
+        let charge =
+            if charge.is_none() && may_fit() { Self::take_once(here, device, bytes) } else { charge };
+        charge.or_else(|| Self::take_more(here, device, bytes))
+    }
+
+    /// As [`Charge::take_once`], once the node has raised a limit that may grow. Others of the container may be
+    /// faster, so it is tried a few times.
+    #[cold]
+    fn take_more(here: Here, device: u8, bytes: u64) -> Option<Self> {
+        let more = || here.book().ask_for_more(device.into(), bytes);
+        (0..TRIES).take_while(|_| more()).find_map(|_| Self::take_once(here, device, bytes))
     }
 
     /// As [`Charge::take`], without looking for memory to give back, and without counting a refusal.

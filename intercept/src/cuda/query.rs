@@ -12,8 +12,9 @@ fn seen(here: Here, line: u8, driver_free: u64, driver_total: u64) -> (u64, u64)
     }
     share::reap(here); // memory whose exported descriptors were closed is free now
     let line = usize::from(line);
-    let limit = here.book().limit(line);
-    (limit.saturating_sub(here.book().used_by_living(line)).min(driver_free), limit)
+    let book = here.book();
+    let free = book.within_reach(line).saturating_sub(book.used_by_living(line));
+    (free.min(driver_free), book.size(line))
 }
 
 /// Adjusts what the driver wrote. `L` is the type of the caller's integers; what does not fit becomes
@@ -43,9 +44,9 @@ unsafe fn total_memory<L: Copy + TryFrom<u64>>(bytes: *mut L, device: Device, wi
     let Some(here) = here() else { return };
     let line = line_of(here, device);
     if line != UNLISTED {
-        let limit = here.book().limit(usize::from(line));
+        let size = here.book().size(usize::from(line));
         // SAFETY: as our caller says.
-        unsafe { write(bytes, L::try_from(limit).unwrap_or(widest)) };
+        unsafe { write(bytes, L::try_from(size).unwrap_or(widest)) };
     }
 }
 

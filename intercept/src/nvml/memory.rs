@@ -2,33 +2,51 @@
 
 use super::{Device, Status, book, each_granted, real, rewrite};
 
-/// The total and used bytes to report, where the driver's total is `driver_total`. A GPU that is divided has those
-/// of the container's instances together.
-fn seen(device: Device, driver_total: u64) -> (u64, u64) {
-    let Some(book) = book() else { return (driver_total, driver_total) };
+/// The bytes of a GPU that are reported.
+#[derive(Clone, Copy)]
+struct Seen {
+    total: u64,
+    used: u64,
+    /// What others hold of a size that the container's limit may grow to.
+    reserved: u64,
+}
+
+/// The bytes to report, where the driver's total is `driver_total`. A GPU that is divided has those of the
+/// container's instances together.
+fn seen(device: Device, driver_total: u64) -> Seen {
+    // Not granted, so nothing of it is free.
+    let nothing = Seen { total: driver_total, used: driver_total, reserved: 0 };
+    let Some(book) = book() else { return nothing };
     let mut seen = None;
     each_granted(book, device, |granted| {
-        let limit = book.limit(granted.line);
-        let (total, used) = seen.unwrap_or((0u64, 0u64));
-        let held = book.held_by_living(granted.line).min(limit);
-        seen = Some((total.saturating_add(limit), used.saturating_add(held)));
+        let (total, reach) = (book.size(granted.line), book.within_reach(granted.line));
+        let used = book.held_by_living(granted.line).min(total);
+        let reserved = total - reach.clamp(used, total);
+        let others = seen.unwrap_or(Seen { total: 0, used: 0, reserved: 0 });
+        seen = Some(Seen {
+            total: others.total.saturating_add(total),
+            used: others.used.saturating_add(used),
+            reserved: others.reserved.saturating_add(reserved),
+        });
     });
-    seen.unwrap_or((driver_total, driver_total)) // not granted, so nothing of it is free
+    seen.unwrap_or(nothing)
 }
 
 hooks! { |call|
     nvmlDeviceGetMemoryInfo(device: Device, memory: *mut [u64; 3]) => {
         let change = |[driver_total, ..]: [u64; 3]| {
-            let (total, used) = seen(device, driver_total);
-            [total, total - used, used] // total, free, used
+            let Seen { total, used, reserved } = seen(device, driver_total);
+            let free = total.saturating_sub(used).saturating_sub(reserved);
+            [total, free, total - free] // total, free, used, which includes what is reserved
         };
         // SAFETY: written by the driver when it succeeded.
         unsafe { rewrite(memory, call, change) }
     };
     nvmlDeviceGetMemoryInfo_v2(device: Device, memory: *mut [u64; 5]) => {
         let change = |[version, driver_total, ..]: [u64; 5]| {
-            let (total, used) = seen(device, driver_total);
-            [version, total, 0, total - used, used] // version, total, reserved, free, used
+            let Seen { total, used, reserved } = seen(device, driver_total);
+            let free = total.saturating_sub(used).saturating_sub(reserved);
+            [version, total, reserved, free, used] // version, total, reserved, free, used
         };
         // SAFETY: written by the driver when it succeeded.
         unsafe { rewrite(memory, call, change) }

@@ -29,6 +29,7 @@ impl Container {
             policy,
             priority: 5,
             ceiling_percent: 100,
+            most_bytes: 0,
         };
         std::fs::write(folder.path().join("limits"), encode_limits(&[device], 0).unwrap()).unwrap();
         let mut usage = std::fs::File::create(folder.path().join("usage")).unwrap();

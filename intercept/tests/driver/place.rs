@@ -221,6 +221,7 @@ fn fill_home(home: &Path, driver: &[PathBuf; 2], uuids: &[[u8; 16]], share: &Sha
         policy: if index < share.cores.len() { ComputePolicy::Fixed } else { ComputePolicy::None },
         priority: 5,
         ceiling_percent: 100,
+        most_bytes: 0,
     };
     let limits: Vec<_> = uuids.iter().zip(share.limits).enumerate().map(limit).collect();
     std::fs::write(home.join("limits"), encode_limits(&limits, 0).unwrap()).unwrap();

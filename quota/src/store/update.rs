@@ -26,6 +26,12 @@ pub enum UpdateError {
     /// The lease is of whole GPUs, or of turns on them: neither has limits to change.
     #[error("container {0} holds whole GPUs or time slices, which have no limits to change")]
     Unlimited(LeaseKey),
+    /// Memory that grows and shrinks by itself.
+    #[error(
+        "the memory of container {0} grows and shrinks by itself, within its memory-limit; start it anew with another one to \
+         change that"
+    )]
+    Elastic(LeaseKey),
     /// A compute policy for a container under MPS.
     #[error(
         "container {0} shares its GPU by MPS, which holds compute by its active thread percentage alone; leave the compute \

@@ -1,7 +1,7 @@
 //! The host's writer: changes grants in place, and compares a file with what was granted to find foreign
 //! changes.
 
-use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
 
 use super::{DeviceLimits, FILE_SIZE, LIMITS_LEN, LIMITS_VERSION, LimitLine, LimitsFile, MAGIC};
@@ -41,6 +41,17 @@ impl LimitsFile {
     }
 }
 
+impl LimitsFile {
+    /// Writes the memory limits of the first lines alone, each in one store, and makes them seen before what the caller
+    /// reads next. The sequence stays: the account of compute goes on.
+    pub fn set_memory(&self, limits: impl Iterator<Item = u64>) {
+        for (line, bytes) in self.devices.iter().zip(limits) {
+            line.memory_bytes.store(bytes, SeqCst);
+        }
+        fence(SeqCst);
+    }
+}
+
 impl LimitLine {
     /// Writes the grant; without one, `bytes` alone, which are the host's or 0.
     fn set(&self, grant: Option<&DeviceLimits>, bytes: u64) {
@@ -53,6 +64,7 @@ impl LimitLine {
         self.policy.store(grant.map_or(0, |grant| grant.policy.number()), Relaxed);
         self.priority.store(grant.map_or(0, |grant| grant.priority), Relaxed);
         self.ceiling_percent.store(grant.map_or(0, |grant| grant.ceiling_percent), Relaxed);
+        self.most_bytes.store(grant.map_or(0, |grant| grant.most_bytes), Relaxed);
         self.reserved.iter().for_each(|word| word.store(0, Relaxed));
     }
 }

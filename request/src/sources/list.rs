@@ -18,13 +18,14 @@ use gpushare_claims::{
 };
 
 /// Variables for what NVIDIA's toolkit gives besides GPUs. A share does not include it.
-const UNGIVEN: [&str; 6] = [
+const UNGIVEN: [&str; 7] = [
     "NVIDIA_GDS",
     "NVIDIA_MOFED",
     "NVIDIA_GDRCOPY",
     "NVIDIA_NVSWITCH",
     "NVIDIA_IMEX_CHANNELS",
     "NVIDIA_MIG_CONFIG_DEVICES",
+    "NVIDIA_MIG_MONITOR_DEVICES",
 ];
 
 /// The annotation that keeps a granted bundle's list, which the wrapper replaced by `void`. A later run of

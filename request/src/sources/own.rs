@@ -4,7 +4,7 @@
 //! All occurrences count. Differing values of one rank are a conflict on every node, also on one that cuts
 //! other systems' values.
 
-use gpushare_inventory::Gpu;
+use gpushare_inventory::{DeviceMemory, Gpu};
 
 use crate::dialects;
 use crate::sources::cdi;
@@ -15,8 +15,9 @@ use gpushare_claims::{
     rank_of_annotation, shortened,
 };
 
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 14] = [
     "memory",
+    "memory-limit",
     POD_MEMORY,
     "cores",
     "count",
@@ -149,11 +150,8 @@ impl<'a, 'b> Keys<'a, 'b> {
                 Claim { compute_policy: Some(key.parse()?), burst, ..claim }
             }
             "capabilities" => Claim { capabilities: Some(key.parse()?), ..claim },
-            "host-memory" => {
-                let memory = key.parse::<MemoryRequest>()?.bytes();
-                let memory = memory.ok_or_else(|| key.malformed(GrammarError::NotAnAmount))?;
-                Claim { host_memory: Some(memory), ..claim }
-            }
+            "host-memory" => Claim { host_memory: Some(bytes(key)?), ..claim },
+            "memory-limit" => Claim { memory_limit: Some(bytes(key)?), ..claim },
             "priority" => Claim { priority: Some(key.parse()?), ..claim },
             "count" => {
                 let count = count(&key.value).map_err(|error| key.malformed(error))?;
@@ -217,6 +215,12 @@ impl<'a, 'b> Keys<'a, 'b> {
         let part = cores.or_else(|| memory.and_then(|_| self.named("memory"))).or(self.named(POD_MEMORY));
         part.map_or(Ok(()), |part| Err(conflict(mode, part)))
     }
+}
+
+/// An amount in bytes.
+fn bytes(key: &Entry) -> Result<DeviceMemory, RequestError> {
+    let memory = key.parse::<MemoryRequest>()?.bytes();
+    memory.ok_or_else(|| key.malformed(GrammarError::NotAnAmount))
 }
 
 fn blank(key: &Entry) -> Claim {

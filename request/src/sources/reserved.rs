@@ -111,6 +111,10 @@ pub(crate) fn join(request: &mut Request, container: &Container) -> Result<(), R
         let host = format!("{} of host memory", request.host_memory);
         return Err(conflict(format!("claim {}, which has none", reserved.claim), host));
     }
+    if let Some(limit) = request.memory_limit {
+        let limit = format!("a memory-limit of {limit}");
+        return Err(conflict(format!("claim {}, which has none", reserved.claim), limit));
+    }
     request.reserved = Some(reserved.lease);
     Ok(())
 }

@@ -37,6 +37,7 @@ fn lease(id: i64, cores: Option<u8>, compute_policy: ComputePolicy) -> Lease {
         compute_policy,
         ceiling: Cores::ALL,
         host_memory: DeviceMemory::ZERO,
+        elastic: None,
         priority: Priority::default(),
         granted_at: 0,
         restated: std::collections::BTreeMap::new(),

@@ -29,6 +29,7 @@ fn lease(memory: u64, cores: Option<u8>) -> Lease {
         compute_policy: ComputePolicy::Burst,
         ceiling: Cores::ALL,
         host_memory: gpushare_inventory::DeviceMemory::ZERO,
+        elastic: None,
         priority: Priority::default(),
         granted_at: 0,
         restated: std::collections::BTreeMap::new(),

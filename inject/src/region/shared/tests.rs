@@ -34,6 +34,7 @@ fn lease(container: &str, others: Vec<Member>, enforcement: Enforcement) -> Leas
         compute_policy: ComputePolicy::Fixed,
         ceiling: Cores::ALL,
         host_memory: DeviceMemory::ZERO,
+        elastic: None,
         priority: Priority::default(),
         granted_at: 0,
         restated: std::collections::BTreeMap::new(),

@@ -106,3 +106,33 @@ fn host_memory_is_the_least_that_is_named_and_granted_by_who_may_grant() {
         assert!(!matches!(told, Ok(Some(memory)) if memory > DeviceMemory::ZERO), "{told:?}");
     }
 }
+
+#[test]
+fn a_memory_limit_is_above_bytes_of_memory_and_said_by_who_is_believed_as_far() {
+    let limit = |annotations: &[(&str, &str)], env: &[&str]| {
+        read(annotations, env).map(|request| request.unwrap().memory_limit.map(|limit| limit.bytes() >> 30))
+    };
+    let pod = [("gpushare.io/memory", "4GiB"), ("gpushare.io/memory-limit", "10GiB")];
+    let (four, ten) = ("GPUSHARE_MEMORY=4GiB", "GPUSHARE_MEMORY_LIMIT=10GiB");
+    assert_eq!(limit(&pod, &[]), Ok(Some(10)));
+    assert_eq!(limit(&[], &[four, ten]), Ok(Some(10)));
+    assert_eq!(limit(&[], &[four, ten, "GPUSHARE_MODE=mps"]), Ok(Some(10)));
+    assert_eq!(limit(&[], &[four, "GPUSHARE_MEMORY_LIMIT=4GiB"]), Ok(None), "nothing lies between");
+    for (annotations, env, want) in [
+        (&[][..], &[ten][..], "needs memory in bytes beside it"),
+        (&[], &["GPUSHARE_MEMORY=25%", ten], "needs memory in bytes beside it"),
+        (&[], &["GPUSHARE_MEMORY=11GiB", ten], "at most as much"),
+        (&[], &[four, "GPUSHARE_MEMORY_LIMIT=50%"], "an amount with a unit"),
+        (&[], &[ten, "GPUSHARE_MODE=exclusive"], "no limit to pass"),
+        (&[], &[ten, "GPUSHARE_MODE=time-slice"], "no limit to pass"),
+        (&pod[..1], &[ten], "GPUSHARE_MEMORY_LIMIT"),
+    ] {
+        let told = limit(annotations, env).unwrap_err().to_string();
+        assert!(told.contains(want), "{annotations:?} {env:?}: {told}");
+    }
+    let granted = [("alloc.gpushare.io/memory", "4GiB"), ("alloc.gpushare.io/memory-limit", "8GiB")];
+    let request = strict(&granted, &[]).unwrap().unwrap();
+    assert_eq!(request.memory_limit.map(|limit| limit.bytes() >> 30), Some(8));
+    let told = strict(&granted[..1], &[ten]).unwrap_err().to_string();
+    assert!(told.contains("GPUSHARE_MEMORY_LIMIT"), "{told}");
+}
