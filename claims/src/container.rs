@@ -191,7 +191,8 @@ impl Container {
 
     /// The minors of all GPUs that the node's CDI files list for the container's CDI devices.
     pub fn specified_minors(&self) -> impl Iterator<Item = u32> {
-        self.cdi.values().flat_map(|device| &device.minors).copied()
+        let whole = self.cdi.values().filter(|device| !device.is_part);
+        whole.flat_map(|device| &device.minors).copied()
     }
 
     /// All annotations, whoever wrote them; see [`crate::rank_of_annotation`].
@@ -344,6 +345,18 @@ impl Container {
         let is_handed = |minor: &u32| self.ruled.contains(&i64::from(*minor)) || found[minor] > 1;
         gpus.into_iter().filter(|(_, minor)| is_handed(minor)).collect()
     }
+
+    /// Minors of the nodes below `/dev/nvidia-caps` that the bundle has beside those of GPUs: two of them are those of
+    /// a MIG instance. As for [`Container::handed`], those of an earlier run count by their note.
+    pub fn handed_capabilities(&self) -> Vec<u32> {
+        if self.ran_before {
+            let items = self.annotations.get(HANDED).into_iter().flat_map(|note| note.split(','));
+            return items.filter_map(|item| item.strip_prefix(CAPABILITY)?.parse().ok()).collect();
+        }
+        let named = |node: &Node| node.path.strip_prefix(CAPABILITIES)?.parse().ok();
+        let is_its = |node: &&Node| !node.is_block && named(node) == Some(node.minor);
+        self.nodes.iter().filter(is_its).filter_map(|node| u32::try_from(node.minor).ok()).collect()
+    }
 }
 
 impl Node {
@@ -354,8 +367,13 @@ impl Node {
     }
 }
 
+/// What stands before the minor in the path of a node that opens a MIG instance.
+const CAPABILITIES: &str = "/dev/nvidia-caps/nvidia-cap";
+/// What stands before the minor of such a node in [`HANDED`].
+pub const CAPABILITY: &str = "cap";
+
 /// The annotation that keeps the minors of the GPUs that a bundle was handed, for a later run of the same
-/// bundle. A pod can write it too, so it counts only beside the hook of an earlier lease.
+/// bundle, and those of the nodes of MIG instances (`0,cap30,cap31`). A pod can write it too, so it counts only beside the hook of an earlier lease.
 pub const HANDED: &str = "granted.gpushare.io/handed";
 
 /// The NVIDIA driver's major number. Its minors from 254 up are control nodes.

@@ -21,8 +21,8 @@ impl<'a> NodeGpus<'a> {
     /// What a request means that names no GPU: the whole GPUs. On a node without any, where all are divided, its
     /// MIG instances.
     pub fn unnamed(self) -> Vec<&'a Gpu> {
-        let whole: Vec<&Gpu> = self.0.iter().filter(|gpu| gpu.instance.is_none()).collect();
-        if whole.is_empty() { self.all() } else { whole }
+        let is_meant = |gpu: &&Gpu| gpu.instance.as_ref().is_none_or(|instance| instance.stands_for_gpu);
+        self.0.iter().filter(is_meant).collect()
     }
 
     /// The GPU that `selector` names; `key` is where it was written, for the error.

@@ -28,7 +28,8 @@ pub use allocated::{Allocated, AllocatedPart};
 pub use amount::{Amount, Cap};
 pub use claim::{Claim, Span};
 pub use container::{
-    Container, Engine, HANDED, Mount, Node, Writer, gpu_minor, is_privileged, lets_use, ran_before,
+    CAPABILITY, Container, Engine, HANDED, Mount, Node, Writer, gpu_minor, is_privileged, lets_use,
+    ran_before,
 };
 pub use error::{RequestError, ValueError, shortened};
 #[cfg(any(test, feature = "testing"))]

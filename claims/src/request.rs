@@ -52,6 +52,8 @@ pub struct Request {
     /// Minors of the GPUs whose nodes the engine was handed, or of those in CDI files where it was handed
     /// none. [`crate::HANDED`] keeps them, since a CDI file may be gone when the bundle is run again.
     pub handed: Vec<u32>,
+    /// Minors of the nodes of MIG instances that the engine was handed beside them.
+    pub handed_capabilities: Vec<u32>,
     /// Another system's interception library in the bundle, and what happens to it.
     pub interceptor: Option<(Interceptor, InterceptorPolicy)>,
     /// Another system's words for the grant, for programs in the container that read them.
@@ -116,6 +118,7 @@ impl Request {
             variables: Vec::new(),
             moves_limits: false,
             handed: Vec::new(),
+            handed_capabilities: Vec::new(),
             interceptor: None,
             told: None,
             notes: Vec::new(),

@@ -1,6 +1,6 @@
 //! Finds the GPU that a name in a request means.
 
-use gpushare_inventory::Gpu;
+use gpushare_inventory::{Gpu, GpuUuid};
 
 use crate::grammar::DeviceSelector;
 
@@ -53,9 +53,7 @@ pub fn find_gpu<'a>(selector: &DeviceSelector, gpus: &'a [Gpu]) -> Result<&'a Gp
         }
         DeviceSelector::Minor(minor) => gpu.instance.is_none() && gpu.minor == *minor,
         DeviceSelector::Uuid(uuid) => gpu.uuid == *uuid,
-        DeviceSelector::Prefix(prefix) => {
-            gpu.uuid.to_string().to_ascii_lowercase().starts_with(&prefix.to_ascii_lowercase())
-        }
+        DeviceSelector::Prefix(prefix) => begins(gpu.uuid, prefix),
     };
     let found: Vec<&Gpu> = gpus.iter().filter(fits).collect();
     let parts = || gpus.iter().filter(|gpu| is_part_of(gpu, selector));
@@ -69,6 +67,11 @@ pub fn find_gpu<'a>(selector: &DeviceSelector, gpus: &'a [Gpu]) -> Result<&'a Gp
     }
 }
 
+/// Whether the UUID begins so, in letters of any case.
+fn begins(uuid: GpuUuid, prefix: &str) -> bool {
+    uuid.to_string().to_ascii_lowercase().starts_with(&prefix.to_ascii_lowercase())
+}
+
 /// Whether the selector names the whole GPU of which this is an instance.
 fn is_part_of(gpu: &Gpu, selector: &DeviceSelector) -> bool {
     gpu.instance.is_some()
@@ -76,7 +79,8 @@ fn is_part_of(gpu: &Gpu, selector: &DeviceSelector) -> bool {
             DeviceSelector::Index(index) => gpu.index == *index,
             DeviceSelector::Minor(minor) => gpu.minor == *minor,
             DeviceSelector::Uuid(uuid) => gpu.card() == *uuid,
-            DeviceSelector::Part(..) | DeviceSelector::Instance(..) | DeviceSelector::Prefix(_) => false,
+            DeviceSelector::Prefix(prefix) => begins(gpu.card(), prefix),
+            DeviceSelector::Part(..) | DeviceSelector::Instance(..) => false,
         }
 }
 

@@ -63,20 +63,22 @@ pub fn cordon(change: Change, names: &[String]) -> Result<()> {
     for gpu in named {
         let known = gpus.iter().find(|known| known.uuid == gpu);
         let name = known.map_or_else(|| gpu.to_string(), |known| known.to_string());
-        match (change, now.contains(&gpu)) {
+        let card = known.map_or(gpu, Gpu::card);
+        match (change, now.contains(&gpu) || now.contains(&card)) {
             (Change::Cordon, _) => {
-                let held = loads.get(&gpu).map_or(0, |load| load.leases);
+                let held = loads.get(&gpu).map_or(0, |load| load.leases + load.of_instances);
                 table::line(&format!(
                     "{name} is cordoned: no new share of it is given; {held} lease(s) stay"
                 ))?;
             }
             (Change::Uncordon, false) => {
-                let mended = Faults::forget(state.path(), gpu, newest_record(&config))?;
+                let mended = Faults::forget(state.path(), card, newest_record(&config))?;
                 let after = if mended { "; its fault is forgotten" } else { "" };
                 table::line(&format!("{name} gives new shares{after}"))?;
             }
             (Change::Uncordon, true) => {
-                bail!("{name} stays cordoned: quota.cordoned of the settings names it; take it out there")
+                let what = if now.contains(&gpu) { "it" } else { "its card" };
+                bail!("{name} stays cordoned: quota.cordoned of the settings names {what}; take it out there")
             }
         }
     }

@@ -60,6 +60,12 @@ pub fn ask(node: &Node, state: &StateFolder) -> Result<Totals> {
             gpus.push(GpuTotals { uuid, brand: "unknown".to_owned(), ..GpuTotals::default() });
         }
     }
+    for gpu in &node.gpus {
+        let uuid = gpu.uuid.to_string();
+        for told in gpus.iter_mut().filter(|told| told.uuid == uuid) {
+            told.shown = node.instances_shown(gpu);
+        }
+    }
     let totals = Totals {
         boot_id: boot_id()?,
         driver_version: node.driver.version.clone(),
@@ -103,7 +109,16 @@ fn told(nvml: &Nvml) -> Result<Vec<GpuTotals>> {
         let is_mig = mig::is_on(&gpu);
         let instances = if is_mig { mig::instances(&gpu) } else { Vec::new() };
         let nvlink_group = String::new();
-        gpus.push(GpuTotals { uuid, memory_bytes, brand, architecture, nvlink_group, is_mig, instances });
+        gpus.push(GpuTotals {
+            uuid,
+            memory_bytes,
+            brand,
+            architecture,
+            nvlink_group,
+            is_mig,
+            instances,
+            shown: Vec::new(),
+        });
     }
     for (gpu, group) in gpus.iter_mut().zip(nvlink::groups(&links)) {
         gpu.nvlink_group = group;

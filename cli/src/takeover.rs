@@ -183,6 +183,7 @@ fn grants(db: &Connection, lease: i64) -> Result<Vec<Grant>> {
     while let Some(row) = rows.next()? {
         grants.push(Grant {
             gpu: row.get::<_, String>(0)?.parse()?,
+            card: None,
             memory: DeviceMemory::from_bytes(row.get::<_, i64>(1)?.try_into()?),
             cores: row.get::<_, Option<u8>>(2)?.map(TryInto::try_into).transpose()?,
         });

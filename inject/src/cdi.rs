@@ -273,6 +273,7 @@ mod tests {
             told: Vec::new(),
             kept: gpushare_request::Kept::default(),
             handed: std::collections::BTreeSet::new(),
+            handed_capabilities: std::collections::BTreeSet::new(),
             denies_user_namespaces: false,
             folders: BTreeSet::new(),
             outside: OutsidePlan::default(),

@@ -134,6 +134,7 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     let user_namespace = has_user_namespace(json);
     object(json, &[], "config.json")?;
     let handed = handed::minors(json);
+    let parts = handed::capabilities(json);
     if !ran_before(json) {
         // Only our wrapper may write these annotations. A pod's own would be believed at the next start,
         // since our hook is in the bundle then.
@@ -144,9 +145,10 @@ pub(crate) fn apply(json: &mut Value, plan: &Plan) -> Result<(), EditError> {
     }
     take_back(json, plan);
     handed::refuse_beyond(&handed, plan)?;
-    handed::note(json, &handed.union(&plan.handed).copied().collect())?;
+    let noted = (handed.union(&plan.handed), parts.union(&plan.handed_capabilities));
+    handed::note(json, &noted.0.copied().collect(), &noted.1.copied().collect())?;
     if !privileged {
-        handed::take_out_nodes(json, &handed, plan);
+        handed::take_out_nodes(json, &handed, &parts, plan);
         refuse_other_gpus(json, plan)?;
     }
     refuse_driver(json, plan)?;

@@ -53,6 +53,9 @@ pub struct Plan {
     /// Minor numbers of the GPUs that were handed to the bundle before an earlier start.
     #[serde(skip)]
     pub handed: BTreeSet<u64>,
+    /// Minor numbers of the nodes of MIG instances that were handed to it then.
+    #[serde(skip)]
+    pub handed_capabilities: BTreeSet<u64>,
     /// Targets in `mounts` that are folders; all others are files.
     #[serde(skip)]
     pub folders: BTreeSet<PathBuf>,
@@ -127,6 +130,7 @@ impl Plan {
             denies_user_namespaces: programs.denies_user_namespaces,
             kept: request.kept(),
             handed: request.handed.iter().map(|minor| u64::from(*minor)).collect(),
+            handed_capabilities: request.handed_capabilities.iter().map(|minor| u64::from(*minor)).collect(),
             folders: folders.collect(),
             outside: OutsidePlan::of(lease, parts),
         })

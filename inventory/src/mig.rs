@@ -46,6 +46,9 @@ pub struct Instance {
     pub position: u32,
     /// Size of the instance.
     pub profile: Profile,
+    /// Whether a request that names no GPU means instances: all GPUs of the node are divided, also those that
+    /// are out of service.
+    pub stands_for_gpu: bool,
     /// The nodes below `/dev/nvidia-caps` that open it, beside the GPU's own: that of the GPU instance, then
     /// that of the compute instance.
     pub nodes: [DeviceNode; 2],

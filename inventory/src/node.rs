@@ -1,7 +1,7 @@
 //! Reads the whole node as a value: GPUs in the order in which users count them, and the device nodes that
 //! containers need.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::error::{NodeError, SickGpu};
 use crate::fault::Faults;
 use crate::folder;
 use crate::gpu::{Gpu, PciAddress, pci_folders};
-use crate::mig::{self, Instance, InstanceId, Layout, Profile};
+use crate::mig::{self, Instance, Layout, Profile};
 use crate::place::Place;
 use crate::proc::{self, ProcError};
 use crate::roots::Roots;
@@ -109,7 +109,8 @@ impl Node {
                 continue;
             };
             gpu.memory = totals::memory(told.memory_bytes);
-            if !told.is_mig && told.instances.is_empty() {
+            let is_whole = self.layouts.get(&gpu.uuid).is_none_or(Vec::is_empty);
+            if !told.is_mig && told.instances.is_empty() && is_whole {
                 gpu.place.nvlink_group.clone_from(&told.nvlink_group);
                 self.gpus.push(gpu);
                 continue;
@@ -117,13 +118,19 @@ impl Node {
             self.divide(&gpu, &told.instances);
             self.divided.push(gpu);
         }
+        // Sick so far are whole GPUs whose files cannot be read, and divided ones.
+        let are_all = self.gpus.iter().all(|gpu| gpu.instance.is_some())
+            && self.sick.iter().all(|sick| self.divided.iter().any(|gpu| gpu.index == sick.index));
+        for instance in self.gpus.iter_mut().filter_map(|gpu| gpu.instance.as_mut()) {
+            instance.stands_for_gpu = are_all;
+        }
         self.sick.sort_by_key(|sick| sick.index);
         self.totals = Some(totals.clone());
         self
     }
 
-    /// Adds the instances of `gpu` in NVML's order. One that cannot be given is out of service, and so is a GPU
-    /// without any.
+    /// Adds the instances of `gpu` in NVML's order. One that cannot be given, or that NVML or `/proc` alone knows, is
+    /// out of service, and so is a GPU without any.
     fn divide(&mut self, gpu: &Gpu, told: &[InstanceTotals]) {
         let mut told: Vec<&InstanceTotals> = told.iter().collect();
         told.sort_by_key(|one| one.position);
@@ -134,7 +141,11 @@ impl Node {
                 Err(why) => self.sick.push(sick(why)),
             }
         }
-        if told.is_empty() {
+        let shown = self.layouts.get(&gpu.uuid).map_or(&[][..], Vec::as_slice);
+        for id in shown.iter().map(|layout| layout.id).filter(|id| told.iter().all(|told| told.id() != *id)) {
+            self.sick.push(sick(NodeError::UnknownInstance { gpu: gpu.uuid, id, name: String::new() }));
+        }
+        if told.is_empty() && shown.is_empty() {
             self.sick.push(sick(NodeError::NoInstance { gpu: gpu.uuid }));
         }
     }
@@ -149,6 +160,7 @@ impl Node {
             id,
             position: told.position,
             profile: Profile::of_name(&told.name).map_err(|_| unknown())?,
+            stands_for_gpu: false,
             nodes: mig::nodes(&self.roots, self.nodes.capabilities_major, layout)?,
         };
         Ok(Gpu {
@@ -160,9 +172,10 @@ impl Node {
         })
     }
 
-    /// The MIG instances that `/proc` shows on `gpu`.
-    pub(crate) fn instance_ids(&self, gpu: &Gpu) -> BTreeSet<InstanceId> {
-        self.layouts.get(&gpu.uuid).into_iter().flatten().map(|layout| layout.id).collect()
+    /// The MIG instances that `/proc` shows on `gpu`, for [`GpuTotals::shown`](crate::GpuTotals::shown).
+    pub fn instances_shown(&self, gpu: &Gpu) -> Vec<(u32, u32)> {
+        let layouts = self.layouts.get(&gpu.uuid).into_iter().flatten();
+        layouts.map(|layout| (layout.id.gpu, layout.id.compute)).collect()
     }
 }
 
@@ -173,9 +186,13 @@ impl Node {
     /// When there is no other GPU.
     pub fn without_faulty(mut self, faults: &Faults) -> Result<Self, NodeError> {
         let why = |gpu: &Gpu| faults.of(gpu.card()).map(str::to_owned);
+        let mut told = Vec::new();
         for (gpu, why) in self.gpus.iter().filter_map(|gpu| Some((gpu, why(gpu)?))) {
-            let (index, address) = (gpu.index, gpu.place.pci_bus_id.clone());
-            self.sick.push(SickGpu { index, address, why: NodeError::Faulty { gpu: gpu.uuid, why } });
+            let (index, address, card) = (gpu.index, gpu.place.pci_bus_id.clone(), gpu.card());
+            if !told.contains(&card) {
+                told.push(card);
+                self.sick.push(SickGpu { index, address, why: NodeError::Faulty { gpu: card, why } });
+            }
         }
         self.sick.sort_by_key(|sick| sick.index);
         self.gpus.retain(|gpu| faults.of(gpu.card()).is_none());

@@ -4,7 +4,6 @@
 //! The cache is valid for one boot, one driver version and the GPUs in it. With anything else it is stale,
 //! and a GPU without a known size gets no leases.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -48,6 +47,8 @@ pub struct GpuTotals {
     pub is_mig: bool,
     /// Its MIG instances.
     pub instances: Vec<InstanceTotals>,
+    /// The instances that `/proc` showed then: ids of GPU instance and compute instance.
+    pub shown: Vec<(u32, u32)>,
 }
 
 /// What NVML told about one MIG instance.
@@ -104,16 +105,11 @@ impl Totals {
     }
 
     /// Whether the cache is of this boot and this driver, has all GPUs of `node`, which has no totals yet, and
-    /// has just the MIG instances that they have now. It may have more GPUs: one that failed since does not make
-    /// the others' entries wrong.
+    /// was made when they had the MIG instances that they have now. It may have more GPUs: one that failed since
+    /// does not make the others' entries wrong.
     pub fn fits(&self, boot_id: &str, node: &Node) -> bool {
-        let is_known = |gpu: &Gpu| {
-            let known = |totals: &GpuTotals| {
-                let ids: BTreeSet<InstanceId> = totals.instances.iter().map(InstanceTotals::id).collect();
-                node.instance_ids(gpu) == ids
-            };
-            self.of(gpu).is_some_and(known)
-        };
+        let is_known =
+            |gpu: &Gpu| self.of(gpu).is_some_and(|totals| totals.shown == node.instances_shown(gpu));
         self.boot_id == boot_id
             && self.driver_version == node.driver.version
             && node.gpus.iter().all(is_known)

@@ -69,8 +69,11 @@ impl fmt::Display for LeaseKey {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Grant {
-    /// UUID of the GPU.
+    /// UUID of the GPU, or of a MIG instance.
     pub gpu: GpuUuid,
+    /// UUID of the GPU whose instance `gpu` is; `None` for a whole GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub card: Option<GpuUuid>,
     /// Memory that the container may use on it, or what it says that it needs where nothing limits it; then 0
     /// is nothing said.
     pub memory: DeviceMemory,
@@ -80,7 +83,7 @@ pub struct Grant {
 
 impl From<&ReservedShare> for Grant {
     fn from(share: &ReservedShare) -> Self {
-        Self { gpu: share.gpu, memory: share.memory, cores: share.cores }
+        Self { gpu: share.gpu, card: None, memory: share.memory, cores: share.cores }
     }
 }
 

@@ -84,6 +84,8 @@ pub struct GpuLoad {
     pub leases: u64,
     /// Which leases they are; `None` where there are none.
     pub company: Option<Company>,
+    /// Number of leases of the GPU's MIG instances. They may outlive the instances.
+    pub of_instances: u64,
 }
 
 impl GpuLoad {
@@ -159,6 +161,21 @@ pub enum Refusal {
         held: &'static str,
         /// Index and UUID of the GPU.
         place: String,
+    },
+    /// A lease of the card while its instances are held, or the other way.
+    #[error(
+        "{place} cannot be given beside what containers held of the same card before it was divided, or while it was; wait until \
+         they end (`gpushare ps`)"
+    )]
+    Divided {
+        /// The GPU or instance.
+        place: String,
+    },
+    /// More GPUs and instances than a container can have.
+    #[error("{wanted} GPUs or MIG instances requested, and a container gets at most 16; name fewer")]
+    TooMany {
+        /// How many are wanted.
+        wanted: usize,
     },
     /// MPS on a MIG instance.
     #[error(
@@ -319,6 +336,9 @@ fn is_cordoned(gpu: &Gpu, cordoned: &BTreeSet<GpuUuid>) -> bool {
     cordoned.contains(&gpu.uuid) || cordoned.contains(&gpu.card())
 }
 
+/// The most GPUs of one container, which its limits file has lines for.
+const MOST: usize = 16;
+
 /// Chooses GPUs for `request`, given what is granted already. Of GPUs that fit equally well for the request,
 /// those of `near` are taken first: other containers of its pod have shares of them.
 ///
@@ -342,8 +362,23 @@ pub fn place(
     if let Some(instance) = named.iter().find(|gpu| gpu.instance.is_some()).filter(|_| is_mps) {
         return Err(Refusal::MpsOnInstance { place: instance.to_string() });
     }
+    if wanted > MOST {
+        return Err(Refusal::TooMany { wanted });
+    }
+    if named.is_empty() {
+        return Err(Refusal::TooFewGpus { wanted, here: 0 });
+    }
     for gpu in named.iter().copied().filter(|gpu| request.model.takes(&gpu.model)) {
-        match candidate(gpu, load(gpu.uuid), rules) {
+        // MIG mode was changed while containers held the card or its instances.
+        let beside = match gpu.instance.is_some() {
+            true => load(gpu.card()).leases,
+            false => load(gpu.uuid).of_instances,
+        };
+        let found = match beside {
+            0 => candidate(gpu, load(gpu.uuid), rules),
+            _ => Err(Refusal::Divided { place: gpu.to_string() }),
+        };
+        match found {
             Ok(candidate) => candidates.push(candidate),
             Err(refusal) if explicit => return Err(refusal),
             Err(refusal) => unknown = unknown.or(Some(refusal)),
@@ -390,7 +425,8 @@ pub(crate) fn admit_host_memory(
 
 fn grant(request: &Request, candidate: &Candidate, memory: DeviceMemory) -> Grant {
     let gpu = candidate.gpu.uuid;
-    Grant { gpu, memory, cores: request.on(gpu).cores }
+    let card = candidate.gpu.instance.as_ref().map(|instance| instance.card);
+    Grant { gpu, card, memory, cores: request.on(gpu).cores }
 }
 
 fn candidate<'a>(gpu: &'a Gpu, load: GpuLoad, rules: &Admission) -> Result<Candidate<'a>, Refusal> {
@@ -600,7 +636,7 @@ pub(crate) fn resize(
         .or_else(|| self::cores_misfit(cores_misfit?, &candidate, rules));
     match refusal {
         Some(refusal) => Err(refusal),
-        None => Ok(Grant { gpu: old.gpu, memory: new, cores }),
+        None => Ok(Grant { gpu: old.gpu, card: old.card, memory: new, cores }),
     }
 }
 

@@ -403,6 +403,9 @@ fn sum(held: impl IntoIterator<Item = Held>) -> Loads {
     for Held { grants, enforcement, .. } in held {
         for grant in &grants {
             loads.entry(grant.gpu).or_default().add(grant, enforcement.terms().company);
+            if let Some(card) = grant.card {
+                loads.entry(card).or_default().of_instances += 1;
+            }
         }
     }
     loads

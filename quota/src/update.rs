@@ -100,6 +100,7 @@ pub(crate) fn changed(
 pub(crate) fn narrower(one: &Lease, other: &Lease) -> Lease {
     let narrow = |(a, b): (&Grant, &Grant)| Grant {
         gpu: a.gpu,
+        card: a.card,
         memory: a.memory.min(b.memory),
         cores: cores(one, a).into_iter().chain(cores(other, b)).min(),
     };
@@ -146,7 +147,7 @@ mod tests {
             },
             others: Vec::new(),
             grants: (0..2)
-                .map(|index| Grant { gpu: gpu(index, 80).uuid, memory: gib(memory), cores })
+                .map(|index| Grant { gpu: gpu(index, 80).uuid, card: None, memory: gib(memory), cores })
                 .collect(),
             enforcement: Enforcement::Intercepted,
             compute_policy,
@@ -169,6 +170,7 @@ mod tests {
                 cores: 30 + others.1,
                 leases: 2,
                 company: Some(Company::Shares),
+                of_instances: 0,
             }
         };
         let gpus = [gpu(0, 80), gpu(1, 80)];

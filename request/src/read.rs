@@ -73,6 +73,7 @@ pub fn read(container: &Container, policy: &Policy, gpus: &[Gpu]) -> Result<Opti
     request.told = own::told(&words);
     request.variables = standing(&words, &spoken, &claims);
     request.handed = container.handed().into_iter().map(|(_, minor)| minor).collect();
+    request.handed_capabilities = container.handed_capabilities();
     if request.handed.is_empty() {
         request.handed = container.specified_minors().collect();
     }

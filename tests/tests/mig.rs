@@ -11,7 +11,7 @@ use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
 use gpushare_tests::runtime::{LowLevel, Runtime};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Crun, Need::Busybox];
 
@@ -145,6 +145,67 @@ fn a_node_without_a_whole_gpu_gives_instances_to_who_names_none_and_a_bundle_run
     assert_eq!(report.text("instance"), uuids[1]);
     drop((container, filled));
     assert_eq!(leases(runtime.config()), []);
+}
+
+/// A node as a device plugin or CDI puts it into a bundle, with a rule of its own.
+fn hand(bundle: &mut Value, path: &str, major: u32, minor: u32) {
+    let node = json!({"path": path, "type": "c", "major": major, "minor": minor, "fileMode": 292});
+    let rule = json!({"allow": true, "type": "c", "major": major, "minor": minor, "access": "rw"});
+    let lists = [("/linux/devices", node), ("/linux/resources/devices", rule)];
+    for (list, entry) in lists {
+        if let Some(list) = bundle.pointer_mut(list).and_then(Value::as_array_mut) {
+            list.push(entry);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn an_instance_that_the_engine_was_handed_is_the_one_that_is_given_also_when_the_bundle_runs_again() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = divided(&[]);
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let uuids = instances(runtime.config());
+    // Two instances of one card, of which the list names one: caps 3 and 4, 6 and 7, 9 and 10.
+    let handed = |bundle: Bundle, minors: &[u32]| {
+        bundle.edit(|json| {
+            json["linux"]["devices"] = json!([]);
+            hand(json, "/dev/nvidia0", 195, 0);
+            for minor in minors {
+                hand(json, &format!("/dev/nvidia-caps/nvidia-cap{minor}"), 508, *minor);
+            }
+        })
+    };
+    let one = handed(Bundle::with_probe().env("GPUSHARE_MEMORY", "4GiB"), &[9, 10]);
+    let of_two = Bundle::with_probe().env("GPUSHARE_MEMORY", "4GiB").env("NVIDIA_VISIBLE_DEVICES", &uuids[1]);
+    let of_two = handed(of_two, &[9, 10, 6, 7]);
+    for (bundle, instance, caps) in [
+        (&one, &uuids[2], ["nvidia-cap10", "nvidia-cap9"]),
+        (&of_two, &uuids[1], ["nvidia-cap6", "nvidia-cap7"]),
+    ] {
+        for again in [false, true] {
+            let container = match again {
+                false => runtime.create(bundle),
+                true => runtime.create_as_it_is(bundle),
+            };
+            let container = container.unwrap_or_else(|refusal| panic!("{again}: {}", refusal.line()));
+            container.start();
+            assert_eq!(Report::of(&container, &[]).text("instance"), *instance, "again: {again}");
+            let listed = container.exec(&["/bin/busybox", "ls", "/dev/nvidia-caps"]);
+            assert_eq!(nodes(&listed), caps, "again: {again}");
+        }
+    }
+    for (minors, want) in [
+        (&[][..], "is divided into MIG instances"),
+        (&[9], "is divided into MIG instances"),
+        (&[9, 10, 1], "or of MIG's configuration"),
+    ] {
+        let bundle = handed(Bundle::small().env("GPUSHARE_MEMORY", "1GiB"), minors);
+        let line = runtime.create(&bundle).expect_err(want).line();
+        assert!(line.contains(want), "{minors:?}: {line}");
+    }
 }
 
 #[test]

@@ -214,7 +214,7 @@ fn what_does_not_fit_into_a_share_spills_into_the_host_memory_that_was_granted()
     for (bundle, want) in [
         (&second, "3 GiB of host memory requested, 2 GiB of 6 GiB free (quota.host_memory)"),
         (&whole, "which has no limit to pass"),
-        (&percent, "host memory is an amount with a unit"),
+        (&percent, "an amount with a unit"),
     ] {
         let line = runtime.create(bundle).expect_err(want).line();
         assert!(line.contains(want), "{low_level:?}: {line}");

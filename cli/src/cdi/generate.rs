@@ -114,8 +114,12 @@ fn gpus(config: &Config, node: &Node, state: &StateFolder) -> Result<Vec<CdiDevi
 /// The plan of whole GPUs, as a container without a library folder of its own would get it.
 fn whole(gpus: &[&Gpu], config: &Config, node: &Node, state: &StateFolder) -> Result<Plan> {
     let request = Request::whole(Devices::All);
-    let grant =
-        |gpu: &&Gpu| Grant { gpu: gpu.uuid, memory: gpu.memory.unwrap_or(DeviceMemory::ZERO), cores: None };
+    let grant = |gpu: &&Gpu| Grant {
+        gpu: gpu.uuid,
+        card: None,
+        memory: gpu.memory.unwrap_or(DeviceMemory::ZERO),
+        cores: None,
+    };
     let lease = plan::lease(&request, gpus.iter().map(grant).collect())?;
     plan::of(&request, &lease, node, &config.programs(state.path()), &Image::default())
 }

@@ -11,7 +11,7 @@ pub fn is_on(gpu: &Device<'_>) -> bool {
 }
 
 /// The compute instances of `gpu`. One that NVML does not tell of wholly is left out, with a line on standard
-/// error: then the list differs from that in `/proc`, and nothing of the GPU is given.
+/// error: `/proc` shows it, so it is out of service.
 pub fn instances(gpu: &Device<'_>) -> Vec<InstanceTotals> {
     let count = gpu.mig_device_count().unwrap_or(0);
     let mut found = Vec::new();

@@ -144,7 +144,7 @@ mod tests {
         let key = LeaseKey { root: String::new(), container: "web".to_owned() };
         let holder = Holder { pid: 1, start_time: 1, cgroup: None, leads: false };
         let gib = |count: u64| DeviceMemory::from_bytes(count << 30);
-        let grant = Grant { gpu: GpuUuid::from_bytes([1; 16]), memory: gib(4), cores: None };
+        let grant = Grant { gpu: GpuUuid::from_bytes([1; 16]), card: None, memory: gib(4), cores: None };
         let lease = Lease::new(Member::reserved(key, holder), &Request::whole(Devices::Any(1)), vec![grant]);
         for (enforcement, held, want) in
             [(Enforcement::Intercepted, 3, 3), (Enforcement::Foreign, 3, 0), (Enforcement::Foreign, 6, 2)]

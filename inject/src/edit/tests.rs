@@ -52,6 +52,7 @@ fn plan() -> Plan {
         variables: Vec::new(),
         kept: Kept::default(),
         handed: BTreeSet::new(),
+        handed_capabilities: BTreeSet::new(),
         denies_user_namespaces: false,
         folders: BTreeSet::new(),
         outside: OutsidePlan::default(),

@@ -110,6 +110,7 @@ fn lease(request: &Request) -> Lease {
     let holder = Holder { pid: 1, start_time: 1, cgroup: None, leads: false };
     let grant = Grant {
         gpu: GpuUuid::from_bytes([1; 16]),
+        card: None,
         memory: gpushare_inventory::DeviceMemory::ZERO,
         cores: None,
     };
@@ -276,6 +277,7 @@ fn programs_are_told_the_grant_in_the_words_of_the_system_that_is_named() {
         lease.grants = [1, 2]
             .map(|number| Grant {
                 gpu: GpuUuid::from_bytes([number; 16]),
+                card: None,
                 memory: memory(3),
                 cores: Cores::new(30),
             })

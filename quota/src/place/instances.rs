@@ -21,6 +21,7 @@ fn instance(position: u32, profile: &str, gib: u64) -> Gpu {
             card: whole.uuid,
             id: InstanceId { gpu: 2 * position + 1, compute: 0 },
             position,
+            stands_for_gpu: false,
             profile: profile.parse().unwrap(),
             nodes: [whole.node.clone(), whole.node.clone()],
         }),
@@ -29,12 +30,20 @@ fn instance(position: u32, profile: &str, gib: u64) -> Gpu {
 }
 
 fn placed(gpus: &[Gpu], env: &[&str], rules: &Admission) -> Result<Vec<String>, String> {
+    placed_beside(gpus, env, rules, |_| GpuLoad::default())
+}
+
+fn placed_beside(
+    gpus: &[Gpu],
+    env: &[&str],
+    rules: &Admission,
+    load: impl Fn(GpuUuid) -> GpuLoad,
+) -> Result<Vec<String>, String> {
     let env = env.iter().map(|entry| (*entry).to_owned()).collect();
     let container = Container::new(std::collections::BTreeMap::new(), env);
     let request = gpushare_request::read(&container, &Policy::default(), gpus);
     let request = request.map_err(|error| error.to_string())?.expect("it asks");
-    let grants =
-        place(&request, gpus, |_| GpuLoad::default(), &[], rules).map_err(|error| error.to_string())?;
+    let grants = place(&request, gpus, load, &[], rules).map_err(|error| error.to_string())?;
     let named = |uuid| gpus.iter().find(|gpu| gpu.uuid == uuid).expect("a GPU of the node").number();
     Ok(grants.iter().map(|grant| format!("{} {}", named(grant.gpu), grant.memory)).collect())
 }
@@ -44,7 +53,11 @@ fn an_instance_is_for_who_names_it_or_its_size_and_for_all_where_no_gpu_is_whole
     let [large, small, other] = [(0, "3g.40gb", 40), (1, "1g.10gb", 10), (2, "1g.10gb", 10)]
         .map(|(position, profile, gib)| instance(position, profile, gib));
     let mixed = [large.clone(), small.clone(), other.clone(), gpu(1, 80)];
-    let parts = [large, small, other];
+    let alone = |mut gpu: Gpu| {
+        gpu.instance.as_mut().unwrap().stands_for_gpu = true;
+        gpu
+    };
+    let parts = [large, small, other].map(alone);
     let rules = Admission::default();
     let uuid = parts[2].uuid.to_string();
     let legacy = format!("GPUSHARE_DEVICES=MIG-{}/1/0", parts[0].card());
@@ -72,6 +85,15 @@ fn an_instance_is_for_who_names_it_or_its_size_and_for_all_where_no_gpu_is_whole
         (&mixed, &["GPUSHARE_MIG=1g.10gb", "GPUSHARE_MODE=mps"], Err("no MPS control daemon")),
         (&mixed, &["GPUSHARE_MIG=1g.10gb", "GPUSHARE_COUNT=3"], Err("3")),
         (&mixed[3..], &["GPUSHARE_MIG=1g.10gb"], Err("it has none")),
+        // The whole GPU is out of service: nothing stands for it.
+        (&mixed[..3], &["GPUSHARE_MEMORY=4GiB"], Err("1 ")),
+        (&mixed[..3], &["NVIDIA_VISIBLE_DEVICES=all", "GPUSHARE_MODE=exclusive"], Err("")),
+        (
+            &mixed,
+            &["GPUSHARE_DEVICES=all", "GPUSHARE_MIG=1g.10gb", "GPUSHARE_MEMORY=1GiB"],
+            Ok(&["0:1 1 GiB", "0:2 1 GiB"]),
+        ),
+        (&mixed, &["GPUSHARE_DEVICES=GPU-01"], Err("GPU-01 is divided into MIG instances")),
         (&parts, &["GPUSHARE_MEMORY=4GiB"], Ok(&["0:1 4 GiB"])),
         (&parts, &["GPUSHARE_MEMORY=12GiB"], Ok(&["0:0 12 GiB"])),
         (
@@ -97,4 +119,27 @@ fn an_instance_is_for_who_names_it_or_its_size_and_for_all_where_no_gpu_is_whole
     assert!(told.contains("is cordoned"), "{told}");
     let cordoned = Admission { cordoned: BTreeSet::from([parts[1].uuid]), ..Admission::default() };
     assert_eq!(placed(&mixed, &["GPUSHARE_MIG=1g.10gb"], &cordoned), Ok(vec!["0:2 10 GiB".to_owned()]));
+}
+
+#[test]
+fn a_card_and_its_instances_are_never_both_held_whenever_it_was_divided() {
+    let (whole, part) = (gpu(CARD, 80), instance(1, "1g.10gb", 10));
+    let part = Gpu { instance: part.instance.map(|it| Instance { stands_for_gpu: true, ..it }), ..part };
+    let rules = Admission::default();
+    let held = GpuLoad { leases: 1, memory: DeviceMemory::from_bytes(1 << 30), ..GpuLoad::default() };
+    let by_instances = GpuLoad { of_instances: 1, ..GpuLoad::default() };
+    let of_card = |load| move |uuid: GpuUuid| if uuid.is_instance() { GpuLoad::default() } else { load };
+    let env = ["GPUSHARE_MEMORY=1GiB"];
+    for (gpu, load, want) in [
+        (&whole, by_instances, Err("while it was")),
+        (&part, held, Err("cannot be given beside")),
+        (&part, by_instances, Ok("0:1 1 GiB")),
+        (&whole, GpuLoad::default(), Ok("0 1 GiB")),
+    ] {
+        let found = placed_beside(std::slice::from_ref(gpu), &env, &rules, of_card(load));
+        match want {
+            Ok(want) => assert_eq!(found, Ok(vec![want.to_owned()])),
+            Err(want) => assert!(found.as_ref().is_err_and(|told| told.contains(want)), "{found:?}"),
+        }
+    }
 }

@@ -56,6 +56,7 @@ fn load(memory_gib: u64, cores: u64) -> GpuLoad {
         cores,
         leases: 1,
         company: Some(Company::Shares),
+        of_instances: 0,
     }
 }
 
@@ -72,7 +73,8 @@ fn binpack(env: &[&str], loads: &[GpuLoad]) -> Result<Vec<(u32, u64)>, String> {
     placed(env, loads, &Admission::default())
 }
 
-const EMPTY: GpuLoad = GpuLoad { memory: DeviceMemory::ZERO, cores: 0, leases: 0, company: None };
+const EMPTY: GpuLoad =
+    GpuLoad { memory: DeviceMemory::ZERO, cores: 0, leases: 0, company: None, of_instances: 0 };
 
 #[test]
 fn binpack_takes_the_fullest_gpu_that_fits_and_spread_the_emptiest() {

@@ -76,7 +76,7 @@ fn sliced_of<'a>(
     gpus: &[&'a Gpu],
     is_chosen: bool,
 ) -> Result<Vec<&'a Gpu>, RequestError> {
-    let Some(word) = sliced else { return Ok(node.all()) };
+    let Some(word) = sliced else { return Ok(node.unnamed()) };
     let cut = cgpu::listed(node, cgpu::meaning(words), word)?;
     let outside = cut.iter().any(|gpu| !contains(gpus, gpu));
     let all_of_one = is_chosen && cut.iter().any(|gpu| contains(gpus, gpu));

@@ -43,7 +43,7 @@ pub(crate) fn listed<'a>(
     word: Word,
 ) -> Result<Vec<&'a Gpu>, RequestError> {
     if word_of(word.value) == Some("all") {
-        return Ok(node.all());
+        return Ok(node.unnamed());
     }
     let gpus = gpus(word, node, meaning)?;
     match gpus.is_empty() {
@@ -185,7 +185,7 @@ fn memory(
     // The plugin gives all GPUs the size of the first. GiB and MiB differ by a factor of about a thousand, so
     // between half and double of the size only one of them fits. A pod can write the unit too, so that counts
     // only where it gives about this size.
-    let first = total(node.0.first().unwrap_or(gpu))?.bytes();
+    let first = total(node.unnamed().first().unwrap_or(&gpu))?.bytes();
     let is_near = |unit: &u64| {
         let size = ratio.of.checked_mul(*unit);
         size.is_some_and(|size| (first / 2..=first.saturating_mul(2)).contains(&size))

@@ -3,6 +3,8 @@
 //! specification can write a device node. Such a mount has /dev/null of the host as its source. A pod that
 //! may mount paths of the host can imitate one, but where nodes were handed over it names no GPU beyond them.
 
+use gpushare_inventory::{DeviceNode, Gpu};
+
 use crate::sources::names::{Gpus, selector};
 use gpushare_claims::{
     Claim, DeviceSelector, IndexMeaning, Mount, NodeGpus, RequestError, Word, Words, each_once,
@@ -31,14 +33,28 @@ pub(crate) fn gpus<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Option<G
 
 /// The GPUs of the nodes and those of the mounts, as separate items; an empty group is left out.
 fn named<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Gpus<'a>>, RequestError> {
-    let nodes = words.container.handed().into_iter();
-    let nodes = nodes.map(|(path, minor)| (Word::handed(NODES, path), DeviceSelector::Minor(minor)));
+    let capabilities = words.container.handed_capabilities();
+    let nodes = words.container.handed().into_iter().flat_map(|(path, minor)| {
+        let word = Word::handed(NODES, path);
+        gpu_or_parts(minor, &capabilities, node).into_iter().map(move |selector| (word, selector))
+    });
     let both = [nodes.collect(), volumes(words)?];
     let together = |words: Vec<(Word<'a>, DeviceSelector)>| {
         let gpus = each_once(words.iter().map(|(word, selector)| node.find(word.key, selector)))?;
         Ok((words[0].0, gpus))
     };
     both.into_iter().filter(|words| !words.is_empty()).map(together).collect()
+}
+
+/// What the node of a GPU with this minor hands over: the GPU, or of one that is divided the instances whose own nodes
+/// are there too.
+fn gpu_or_parts(minor: u32, capabilities: &[u32], node: NodeGpus) -> Vec<DeviceSelector> {
+    let opens = |gpu: &&Gpu| {
+        let has = |node: &DeviceNode| capabilities.contains(&node.minor);
+        gpu.minor == minor && gpu.instance.as_ref().is_some_and(|part| part.nodes.iter().all(has))
+    };
+    let parts: Vec<_> = node.0.iter().filter(opens).map(|gpu| DeviceSelector::Uuid(gpu.uuid)).collect();
+    if parts.is_empty() { vec![DeviceSelector::Minor(minor)] } else { parts }
 }
 
 /// The GPUs that mounts name.

@@ -136,7 +136,7 @@ fn both<'a>(first: Gpus<'a>, second: Gpus<'a>) -> Result<Gpus<'a>, RequestError>
 }
 
 fn every<'a>(word: Word, node: NodeGpus<'a>) -> Result<Vec<&'a Gpu>, RequestError> {
-    if node.0.is_empty() { Err(word.wrong("this node has no GPU")) } else { Ok(node.all()) }
+    if node.0.is_empty() { Err(word.wrong("this node has no GPU")) } else { Ok(node.unnamed()) }
 }
 
 /// The GPUs to which `limit` applies, and the word that names them. A limit without a GPU is an error.
@@ -213,7 +213,10 @@ pub(crate) fn claims<'a>(
         match listed {
             // Beside another list, `all` is the pod's own wish for more than the plugin gave. Beside `void`
             // it comes from the image.
-            Listed::All if naming > 1 => claims.push(claim.naming(&every(*word, node)?)),
+            Listed::All if naming > 1 => {
+                every(*word, node)?;
+                claims.push(claim.naming(&node.all())); // a bound, whatever the other list names
+            }
             Listed::All => every(*word, node).map(|_| claims.push(claim))?,
             Listed::These(selectors) => claims.push(claim.naming(&node.find_each(DEVICES, selectors)?)),
             Listed::Nothing | Listed::NoGpu => {}

@@ -4,7 +4,7 @@
 //! All occurrences count. Differing values of one rank are a conflict on every node, also on one that cuts
 //! other systems' values.
 
-use gpushare_inventory::{DeviceMemory, Gpu};
+use gpushare_inventory::{DeviceMemory, Gpu, Profile};
 
 use crate::dialects;
 use crate::sources::cdi;
@@ -179,7 +179,11 @@ impl<'a, 'b> Keys<'a, 'b> {
     }
 
     fn devices<'n>(&self, key: &Entry, node: NodeGpus<'n>) -> Result<Vec<&'n Gpu>, RequestError> {
-        let Devices::These(list) = key.parse()? else { return Ok(node.unnamed()) };
+        let Devices::These(list) = key.parse()? else {
+            let Some(profile) = self.parsed::<Profile>("mig")? else { return Ok(node.unnamed()) };
+            let is_of_size = |gpu: &&Gpu| gpu.instance.as_ref().is_some_and(|part| part.profile == profile);
+            return Ok(node.all().into_iter().filter(is_of_size).collect());
+        };
         if let Some(count) = self.named("count").filter(|count| count.value != list.len().to_string()) {
             return Err(conflict(count, key));
         }

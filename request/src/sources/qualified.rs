@@ -109,7 +109,7 @@ fn named<'a>(
     device: &str,
 ) -> Result<Option<Vec<&'a Gpu>>, RequestError> {
     if device == "all" {
-        return Ok(Some(node.all()));
+        return Ok(Some(node.unnamed()));
     }
     let selector = match names::selector(word, device, IndexMeaning::Pci) {
         Err(_) if handed::is_handed(words) => return Ok(None),

@@ -21,8 +21,12 @@ fn sample(pid: u32, period: u64, percent: u32) -> Sample {
 }
 
 fn lease(id: i64, cores: Option<u8>, compute_policy: ComputePolicy) -> Lease {
-    let grant =
-        Grant { gpu: GPU, memory: DeviceMemory::from_bytes(1 << 30), cores: cores.and_then(Cores::new) };
+    let grant = Grant {
+        gpu: GPU,
+        card: None,
+        memory: DeviceMemory::from_bytes(1 << 30),
+        cores: cores.and_then(Cores::new),
+    };
     Lease {
         id,
         member: Member {

@@ -12,6 +12,7 @@ use super::*;
 fn lease(memory: u64, cores: Option<u8>) -> Lease {
     let grant = |first: u8| Grant {
         gpu: GpuUuid::from_bytes([first; 16]),
+        card: None,
         memory: DeviceMemory::from_bytes(memory),
         cores: cores.and_then(Cores::new),
     };

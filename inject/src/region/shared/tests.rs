@@ -27,6 +27,7 @@ fn lease(container: &str, others: Vec<Member>, enforcement: Enforcement) -> Leas
         others,
         grants: vec![Grant {
             gpu: GpuUuid::from_bytes([1; 16]),
+            card: None,
             memory: DeviceMemory::from_bytes(1 << 30),
             cores: None,
         }],

@@ -57,7 +57,12 @@ impl Regions {
         for id in 1..=count {
             let key = LeaseKey { root: String::new(), container: format!("c{id}") };
             let member = Member::reserved(key.clone(), Holder::this_process()?);
-            let grant = Grant { gpu: gpus[0].uuid, memory: DeviceMemory::from_bytes(1 << 30), cores: None };
+            let grant = Grant {
+                gpu: gpus[0].uuid,
+                card: None,
+                memory: DeviceMemory::from_bytes(1 << 30),
+                cores: None,
+            };
             let region = Region::of(state.path(), id);
             made.0.push(region.clone());
             region.make(&Lease { id, ..Lease::new(member, &request, vec![grant]) })?;
