@@ -264,11 +264,15 @@ fn of_every_mode() -> Vec<(&'static str, Bundle)> {
         ("time-slice", on("2").env("GPUSHARE_MODE", "time-slice")),
         ("time-slice", on("2").env("GPUSHARE_MODE", "time-slice")),
         ("exclusive", on("3").env("GPUSHARE_MODE", "exclusive")),
+        // Shares of a MIG instance, one of which may grow.
+        ("share", share("4:0")),
+        ("share", share("4:0").env("GPUSHARE_MEMORY_LIMIT", "5GiB")),
     ]
 }
 
-fn four() -> (SimulatedNode, Runtime) {
-    let node = SimulatedNode::create(4, MODEL, "80GiB");
+/// A node with a GPU for each mode, and one that is divided.
+fn of_five() -> (SimulatedNode, Runtime) {
+    let node = SimulatedNode::with(5, MODEL, "80GiB", &["--mig", "4=1g.10gb,1g.10gb"]);
     install(&node);
     let lends = format!("{}\n[quota]\nhost_memory = \"8GiB\"\n", LowLevel::Runc.settings());
     let runtime = Runtime::with_config(LowLevel::Runc, &node.config_with("lends", &lends));
@@ -281,15 +285,20 @@ fn every_mode_runs_at_once_on_one_node_and_sees_what_is_its_own() {
     if !met(NEEDS) {
         return;
     }
-    let (node, runtime) = four();
+    let (node, runtime) = of_five();
     let _cleared = Cleared(&node);
     let serving = serve(runtime.config());
     let bundles = of_every_mode();
     let containers: Vec<_> = bundles.iter().map(|(mode, bundle)| (*mode, runtime.run(bundle))).collect();
     assert_eq!(leases(runtime.config()).len(), bundles.len());
-    assert_eq!(compute_modes(&node), ["DEFAULT", "EXCLUSIVE_PROCESS", "DEFAULT", "DEFAULT"]);
-    for (mode, container) in &containers {
+    let modes = compute_modes(&node);
+    assert_eq!(modes.iter().position(|mode| *mode != "DEFAULT"), Some(1), "{modes:?}");
+    assert_eq!(modes[1], "EXCLUSIVE_PROCESS");
+    let of_instance = bundles.len() - 2;
+    for (at, (mode, container)) in containers.iter().enumerate() {
         let (total, cores) = match *mode {
+            "share" if at == of_instance => (4 * GIB, ALL / 8),
+            "share" if at > of_instance => (5 * GIB, ALL / 8),
             "share" => (4 * GIB, ALL),
             "mps" => (4 * GIB, 53),
             _ => (80 * GIB, ALL),
@@ -309,12 +318,12 @@ fn every_mode_runs_at_once_on_one_node_and_sees_what_is_its_own() {
         gpus.map(|gpu| gpu["mode"].as_str().unwrap_or("free").to_owned()).collect()
     };
     let shown = cli(runtime.config(), &["devices", "--json"]).expect_success("devices").stdout;
-    assert_eq!(modes(&shown), ["share", "mps", "time-slice", "exclusive"]);
+    assert_eq!(modes(&shown), ["share", "mps", "time-slice", "exclusive", "share", "free"]);
     drop(containers);
     let clean = eventually(SOON, || is_clean(&node));
     assert!(clean, "{:?} {:?}: {}", daemons(&node), left(&node), serving.log());
     let shown = cli(runtime.config(), &["devices", "--json"]).expect_success("devices").stdout;
-    assert_eq!(modes(&shown), ["free"; 4]);
+    assert_eq!(modes(&shown), ["free"; 6]);
 }
 
 /// `GPUSHARE_KILLS` kills, else 60: of creates and deletes, first processes, the serving process and the
@@ -326,7 +335,7 @@ fn no_kill_in_any_mode_leaves_a_lease_a_daemon_a_mount_or_a_compute_mode() {
         return;
     }
     let wanted: u64 = std::env::var("GPUSHARE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(60);
-    let (node, runtime) = four();
+    let (node, runtime) = of_five();
     let _cleared = Cleared(&node);
     let bundles = of_every_mode();
     let mut serving = Some(serve(runtime.config()));
