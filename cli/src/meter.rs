@@ -16,6 +16,7 @@ mod kernel_log;
 mod owner;
 mod process;
 mod response;
+mod rules;
 mod session;
 mod watch;
 mod windows;
@@ -65,6 +66,8 @@ pub fn meter() -> Result<()> {
     };
     kernel_log::watch(&config, state.path());
     elastic::watch(&config, state.path());
+    let used = rules::LastUse::default();
+    rules::watch(&config, &used);
     tracing::info!("meter started");
     loop {
         wait_for_shares(&store)?;
@@ -73,7 +76,7 @@ pub fn meter() -> Result<()> {
         // The loader would wait for a container that has a lease (fcntl(2)) on the library.
         let _held = open_now(&library).with_context(|| format!("cannot open {} now", library.display()))?;
         let nvml = inventory::nvml(&library)?;
-        session::run(&nvml, &node, state.path(), &store, &config)?;
+        session::run(&nvml, &node, state.path(), &store, &config, &used)?;
     }
 }
 

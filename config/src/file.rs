@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use gpushare_inject::ExtraMount;
 use gpushare_inventory::{DeviceMemory, GpuUuid, Roots};
@@ -20,11 +21,15 @@ use crate::request::{
     AliyunSection, DialectsSection, HamiSection, RequestSection, SlurmSection, policy, size,
 };
 use crate::word::checked;
-use crate::{Config, Kubernetes, Log, Meter, OnCheating, Paths, SHIPPED};
+use crate::{Config, Kubernetes, Log, Meter, OnCheating, Paths, Rule, Rules, SHIPPED};
 
 const PLACEMENTS: [(&str, Placement); 2] = [("binpack", Placement::Binpack), ("spread", Placement::Spread)];
 /// Whether containers are kept from creating user namespaces.
 const USER_NAMESPACES: [(&str, bool); 2] = [("allow", false), ("deny", true)];
+/// Whether a rule ends containers.
+const ON_RULE: [(&str, bool); 2] = [("report", false), ("end", true)];
+/// Whether containers end others of lower priority.
+const PREEMPTION: [(&str, bool); 2] = [("off", false), ("lower", true)];
 const ON_CHEATING: [(&str, OnCheating); 3] =
     [("report", OnCheating::Report), ("cap", OnCheating::Cap), ("end", OnCheating::End)];
 
@@ -38,6 +43,7 @@ pub(crate) struct File {
     request: RequestSection,
     dialects: DialectsSection,
     quota: QuotaSection,
+    rules: RulesSection,
     inject: InjectSection,
     cdi: CdiSection,
     kubernetes: KubernetesSection,
@@ -81,6 +87,17 @@ struct QuotaSection {
     cordoned_by_command: Vec<String>,
     replicas: u16,
     host_memory: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct RulesSection {
+    idle: String,
+    on_idle: String,
+    hold: String,
+    on_hold: String,
+    grace: String,
+    preemption: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -256,6 +273,7 @@ impl File {
             request: policy(&self.request, &self.dialects)?,
             quota: admission(&self.quota)?,
             cordoned_by_command: by_command(&self.quota)?,
+            rules: rules(&self.rules)?,
             denies_user_namespaces: checked(
                 "inject.user_namespaces",
                 &self.inject.user_namespaces,
@@ -327,6 +345,37 @@ fn admission(section: &QuotaSection) -> Result<Admission, ConfigError> {
         host_memory: size("quota.host_memory", &section.host_memory)?,
         cordoned: &cordoned("quota.cordoned", &section.cordoned)? | &by_command(section)?,
     })
+}
+
+fn rules(section: &RulesSection) -> Result<Rules, ConfigError> {
+    let rule = |key, after, on_key, on| {
+        let (after, ends) = (span(key, after)?, checked(on_key, on, &ON_RULE)?);
+        Ok(after.map(|after| Rule { after, ends }))
+    };
+    let grace = span("rules.grace", &section.grace)?;
+    Ok(Rules {
+        idle: rule("rules.idle", &section.idle, "rules.on_idle", &section.on_idle)?,
+        hold: rule("rules.hold", &section.hold, "rules.on_hold", &section.on_hold)?,
+        grace: grace.ok_or_else(|| value("rules.grace", &section.grace, SPAN))?,
+        preempts: checked("rules.preemption", &section.preemption, &PREEMPTION)?,
+    })
+}
+
+const SPAN: &str = "must be a time as \"30s\", \"15m\", \"12h\" or \"7d\", of a year at most";
+
+/// A time of at least a second; `None` for an empty text.
+fn span(key: &'static str, text: &str) -> Result<Option<Duration>, ConfigError> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86400)];
+    let read = units.iter().find_map(|(unit, seconds)| {
+        let count =
+            text.strip_suffix(unit).filter(|count| count.bytes().all(|byte| byte.is_ascii_digit()))?;
+        count.parse::<u64>().ok()?.checked_mul(*seconds)
+    });
+    let seconds = read.filter(|seconds| (1..=366 * 86400).contains(seconds));
+    seconds.map(|seconds| Some(Duration::from_secs(seconds))).ok_or_else(|| value(key, text, SPAN))
 }
 
 fn by_command(section: &QuotaSection) -> Result<BTreeSet<GpuUuid>, ConfigError> {
@@ -415,6 +464,31 @@ mod tests {
         assert_eq!(config.paths.libraries, Path::new("/opt/gpushare/lib/gpushare"));
         assert_eq!(config.request, Policy::default());
         assert_eq!(config.quota, Admission::default());
+        let grace = Duration::from_secs(30);
+        assert_eq!(config.rules, Rules { idle: None, hold: None, grace, preempts: false });
+    }
+
+    #[test]
+    fn rules_have_times_with_a_unit() {
+        let rules = |text: &str| load(&[&format!("[rules]\n{text}\n")]).map(|config| config.rules);
+        let found =
+            rules("idle = \"90m\"\nhold = \"7d\"\non_hold = \"end\"\npreemption = \"lower\"").unwrap();
+        let rule = |seconds, ends| Some(Rule { after: Duration::from_secs(seconds), ends });
+        assert_eq!((found.idle, found.hold, found.preempts), (rule(5400, false), rule(604_800, true), true));
+        for text in [
+            "idle = \"90\"",
+            "idle = \"0m\"",
+            "idle = \"-1m\"",
+            "hold = \"99999999999999999999d\"",
+            "hold = \"400d\"",
+            "grace = \"\"",
+            "on_idle = \"kill\"",
+            "preemption = \"on\"",
+        ] {
+            let told = rules(text).unwrap_err().to_string();
+            let key = text.split(' ').next().unwrap();
+            assert!(told.contains(&format!("rules.{key}")), "{text}: {told}");
+        }
     }
 
     #[test]

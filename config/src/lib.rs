@@ -13,6 +13,7 @@ mod word;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use gpushare_inject::{Programs, Settings};
 use gpushare_inventory::{DeviceMemory, GpuUuid, Roots, cdi_devices};
@@ -39,6 +40,8 @@ pub struct Config {
     pub request: Policy,
     /// Rules for admission: placement, reserve and overcommitment (section `quota`).
     pub quota: Admission,
+    /// Rules for containers that hold GPUs in others' way.
+    pub rules: Rules,
     /// Those of the cordoned GPUs that a command has cordoned.
     pub cordoned_by_command: BTreeSet<GpuUuid>,
     /// Mounts that every container with a share gets besides the driver's files.
@@ -84,6 +87,28 @@ pub struct Kubernetes {
     pub memory_granule: DeviceMemory,
     /// How many shares a GPU has at most where shares are counted (`nvidia.com/gpu`), 1 to 100.
     pub slots: u16,
+}
+
+/// What ends containers that hold GPUs in others' way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// For containers that use no GPU time.
+    pub idle: Option<Rule>,
+    /// For containers that hold a GPU for long.
+    pub hold: Option<Rule>,
+    /// How long a container that is ended may take until it is killed.
+    pub grace: Duration,
+    /// Whether containers that find no room end others of lower priority.
+    pub preempts: bool,
+}
+
+/// What becomes of a container after a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// The time, at least a second.
+    pub after: Duration,
+    /// Whether it is ended; otherwise it is told in the log.
+    pub ends: bool,
 }
 
 /// The settings of `gpushare meter`.
@@ -155,6 +180,7 @@ impl Config {
             file,
             admission: &self.quota,
             policy: &self.request,
+            preemption: Some(self.rules.grace).filter(|_| self.rules.preempts),
         }
     }
 

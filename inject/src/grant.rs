@@ -3,6 +3,7 @@
 //! plan.
 
 use std::path::Path;
+use std::time::Duration;
 
 use gpushare_inventory::{Faults, Node, NodeError, Totals};
 use gpushare_quota::{
@@ -17,6 +18,7 @@ use crate::allocation::{AllocationError, look_up_allocation};
 use crate::bundle::Bundle;
 use crate::claim::{ClaimError, look_up_claim, part_of};
 use crate::edit;
+use crate::ending;
 use crate::give_back::{Undo, forget_swept};
 use crate::host_files::{HostFileError, HostFiles};
 use crate::image::{Image, ImageError, RootFolder};
@@ -263,7 +265,17 @@ impl<'a> Facts<'a> {
         let member = member.named(pod::name(requester.container));
         let forget = |swept: &Swept| forget_swept(&self.state, swept);
         let (gpus, rules) = (&self.node.gpus, settings.admission);
-        let reserved = store.reserve(&member, self.pod.as_ref(), &self.request, gpus, rules, forget);
+        let reserve = || store.reserve(&member, self.pod.as_ref(), &self.request, gpus, rules, forget);
+        let reserved = match (reserve(), settings.preemption) {
+            (Err(ReserveError::Refused(refusal)), Some(grace)) => {
+                let ended = store.outranked(&self.request, gpus, rules)?;
+                match preempt(requester.key, &self.request, &ended, grace) {
+                    true => reserve(),
+                    false => Err(ReserveError::Refused(refusal)),
+                }
+            }
+            (other, _) => other,
+        };
         let reservation = reserved.map_err(|error| beside_sick(error.into(), &self.node))?;
         self.requirements.check(&Offer::of(&self.node, &part_of(reservation.lease(), &self.request)))?;
         Ok(reservation)
@@ -293,6 +305,17 @@ impl<'a> Facts<'a> {
         // A pod's further container may join a lease of a GPU that has failed since.
         plan.map_err(|error| beside_sick(error.into(), &self.node))
     }
+}
+
+/// Ends the containers of these leases, which are of lower priority, and waits until they are gone. Returns whether
+/// there were any, and all are.
+fn preempt(key: &LeaseKey, request: &Request, ended: &[Lease], grace: Duration) -> bool {
+    for lease in ended {
+        let (of, level) = (lease.priority.level(), request.priority.level());
+        let (container, lower) = (&key.container, &lease.member.key.container);
+        tracing::warn!(%container, %lower, level, of, "no room: a container of lower priority is ended (rules.preemption)");
+    }
+    !ended.is_empty() && ending::end_within(ended, grace)
 }
 
 /// Logs the notes of the request's reader, and another system's library if one was found.

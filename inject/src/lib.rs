@@ -13,6 +13,7 @@ mod cdi;
 mod change;
 mod claim;
 mod edit;
+pub mod ending;
 mod fitted;
 mod give_back;
 mod grant;

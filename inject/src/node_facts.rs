@@ -137,6 +137,7 @@ mod tests {
             file: Some(file.into()),
             admission: &admission,
             policy: &policy,
+            preemption: None,
         };
         assert!(refresh(&settings("Cargo.toml")).is_ok(), "a test's working folder is its crate's");
         assert!(matches!(refresh(&settings("none.toml")), Err(NodeFactsError::Refused(_))));

@@ -1,6 +1,7 @@
 //! The administrator's settings that a share depends on.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use gpushare_inventory::Roots;
 use gpushare_quota::Admission;
@@ -24,6 +25,8 @@ pub struct Settings<'a> {
     pub admission: &'a Admission,
     /// Rules for requests.
     pub policy: &'a Policy,
+    /// How long containers of lower priority have to end for one that finds no room; `None`: they go on.
+    pub preemption: Option<Duration>,
 }
 
 /// Where our own programs and libraries are, and what they are told.

@@ -8,6 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -104,6 +105,16 @@ impl Holder {
     /// Whether the holding process itself lives; other processes of its container do not count.
     pub fn lives(&self) -> bool {
         !self.process_is_gone()
+    }
+
+    /// The processes in the container's cgroup and below it. For a container without a cgroup of its own it is the
+    /// first process only, while that is the recorded one: its pid may belong to another process by now.
+    pub fn processes(&self) -> Vec<u32> {
+        match &self.cgroup {
+            Some(cgroup) => below(cgroup),
+            None if self.is_agent() => Vec::new(), // its pid, 0, is nobody's
+            None => u32::try_from(self.pid).into_iter().filter(|_| self.lives()).collect(),
+        }
     }
 
     /// Waits until it is gone, but no longer than `most`.
@@ -218,6 +229,25 @@ fn populated(cgroup: &Path, but: Option<i32>) -> bool {
     inner.any(|path| path.is_dir() && populated(&path, but))
 }
 
+fn below(cgroup: &Path) -> Vec<u32> {
+    let text = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+    // 0 stands for a process of a pid namespace that this one cannot see. A signal to 0 would go to this
+    // process's own group.
+    let mut all: Vec<u32> =
+        text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0).collect();
+    // A cgroup's folder has a link for each cgroup below it (kernfs). With none, the folder need not be
+    // listed, which takes long.
+    if fs::metadata(cgroup).is_ok_and(|folder| folder.nlink() == 2) {
+        return all;
+    }
+    for entry in fs::read_dir(cgroup).into_iter().flatten().filter_map(Result::ok) {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            all.extend(below(&entry.path()));
+        }
+    }
+    all
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::Command;
@@ -308,5 +338,19 @@ mod tests {
             drop(child.stdin.take());
             child.wait().unwrap();
         }
+    }
+
+    #[test]
+    fn a_number_that_is_another_processs_by_now_and_one_that_is_not_seen_are_nobodys() {
+        let mut child = Command::new("sleep").arg("60").stdout(std::process::Stdio::null()).spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let holder = Holder { cgroup: None, ..Holder::init(pid).unwrap() };
+        assert_eq!(holder.processes(), [child.id()]);
+        assert!(Holder { start_time: holder.start_time + 1, ..holder.clone() }.processes().is_empty());
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("cgroup.procs"), format!("0\n{pid}\n0\n")).unwrap();
+        assert_eq!(Holder { cgroup: Some(folder.path().into()), ..holder }.processes(), [child.id()]);
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }

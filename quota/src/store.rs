@@ -4,6 +4,7 @@ mod claims;
 mod pods;
 mod update;
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
@@ -182,6 +183,51 @@ impl Store {
         Ok(grants)
     }
 
+    /// The leases of lower priority that would have to end so that `request` finds room: the lowest first, of equal ones
+    /// the newest, and none without need. Empty where their end would not make room either.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn outranked(
+        &self,
+        request: &Request,
+        gpus: &[Gpu],
+        rules: &Admission,
+    ) -> Result<Vec<Lease>, StoreError> {
+        let all: Vec<Lease> = self.leases()?.into_iter().filter(|lease| !lease.is_gone()).collect();
+        let fits = |without: &[&Lease]| {
+            let left = all.iter().filter(|lease| without.iter().all(|other| other.id != lease.id));
+            let held: Vec<Held> = left.map(Held::of).collect();
+            let host = held.iter().fold(DeviceMemory::ZERO, |sum, held| sum.saturating_add(held.host_memory));
+            let loads = sum(held);
+            let load = |gpu| loads.get(&gpu).copied().unwrap_or_default();
+            place(request, gpus, load, &[], rules).is_ok() && admit_host_memory(request, host, rules).is_ok()
+        };
+        let is_lower = |lease: &&Lease| {
+            lease.priority < request.priority && lease.state() == LeaseState::Active && lease.has_containers()
+        };
+        let mut lower: Vec<&Lease> = all.iter().filter(is_lower).collect();
+        lower.sort_by_key(|lease| (lease.priority, Reverse(lease.granted_at), Reverse(lease.id)));
+        let mut ended: Vec<&Lease> = Vec::new();
+        for lease in lower {
+            if fits(&ended) {
+                break;
+            }
+            ended.push(lease);
+        }
+        if ended.is_empty() || !fits(&ended) {
+            return Ok(Vec::new());
+        }
+        // What need not end after all stays, first who has the highest priority.
+        for lease in ended.clone().into_iter().rev() {
+            let without: Vec<&Lease> = ended.iter().copied().filter(|other| other.id != lease.id).collect();
+            if fits(&without) {
+                ended = without;
+            }
+        }
+        Ok(ended.into_iter().cloned().collect())
+    }
+
     /// Makes `holder`, the container's init process, the holder of container `key`'s reservation of the lease
     /// `id`.
     ///
@@ -313,12 +359,7 @@ impl Store {
     /// When the store fails.
     pub fn living_loads(&self) -> Result<Loads, StoreError> {
         let living = self.leases()?.into_iter().filter(|lease| !lease.is_gone());
-        let held = living.map(|lease| Held {
-            grants: lease.grants,
-            enforcement: lease.enforcement,
-            host_memory: lease.host_memory,
-        });
-        Ok(sum(held))
+        Ok(sum(living.map(|lease| Held::of(&lease))))
     }
 
     fn release_if(

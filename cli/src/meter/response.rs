@@ -6,11 +6,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use gpushare_config::OnCheating;
-use gpushare_quota::{Holder, Lease, LeaseState};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use gpushare_inject::ending::{self, active};
+use gpushare_quota::{Holder, Lease};
 
-use super::watch::processes;
 use crate::container::ids;
 use crate::violation::{Kind, Violation};
 
@@ -68,33 +66,16 @@ impl Response {
     }
 }
 
-/// The containers of a lease that exist. While another one is being created, its holder is the engine's
-/// runtime.
-fn active(lease: &Lease) -> impl Iterator<Item = &Holder> {
-    let active = lease.members().filter(|member| member.state == LeaseState::Active);
-    active.map(|member| &member.holder)
-}
-
 /// Whether a violation is a reason to stop a container. Strangers are not, and neither is what cannot be read
 /// for a moment, since the container's own end may look the same. Both are only reported.
 fn counts(found: &Violation) -> bool {
     ![Kind::Unreadable, Kind::Stranger].iter().any(|kind| kind.name() == found.kind)
 }
 
-/// Kills every process of the containers, by their cgroups and never by a pid that a container wrote. The
-/// engine finds them ended, and their share is released as at every end.
+/// Kills the containers' processes.
 fn end(lease: &Lease) {
     tracing::warn!(container = %ids(lease).join(", "), "ended: it broke its share (meter.on_cheating)");
-    for holder in active(lease) {
-        let whole = holder.cgroup.as_ref().map(|cgroup| fs::write(cgroup.join("cgroup.kill"), "1"));
-        if matches!(whole, Some(Ok(()))) {
-            continue;
-        }
-        for pid in processes(holder).into_iter().filter_map(|pid| i32::try_from(pid).ok()) {
-            // A process that has ended meanwhile needs no signal.
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-        }
-    }
+    ending::end(lease);
 }
 
 /// Stops the processes of a container, or lets them go on.
@@ -111,25 +92,4 @@ fn freeze(holder: &Holder, frozen: bool) -> io::Result<()> {
 fn version_1(cgroup: &Path) -> Option<PathBuf> {
     let below = cgroup.strip_prefix("/sys/fs/cgroup/devices").ok()?;
     Some(Path::new("/sys/fs/cgroup/freezer").join(below))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::process::{Command, Stdio};
-
-    use super::*;
-
-    #[test]
-    fn a_number_that_is_another_processs_by_now_and_one_that_is_not_seen_are_nobodys() {
-        let mut child = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
-        let pid = i32::try_from(child.id()).unwrap();
-        let holder = Holder { cgroup: None, ..Holder::init(pid).unwrap() };
-        assert_eq!(processes(&holder), [child.id()]);
-        assert!(processes(&Holder { start_time: holder.start_time + 1, ..holder.clone() }).is_empty());
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("cgroup.procs"), format!("0\n{pid}\n0\n")).unwrap();
-        assert_eq!(processes(&Holder { cgroup: Some(folder.path().into()), ..holder }), [child.id()]);
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
 }

@@ -21,6 +21,7 @@ use super::driver::Gpu;
 use super::kept::Kept;
 use super::owner::Owners;
 use super::response::Response;
+use super::rules::LastUse;
 use super::shares;
 use super::watch::{self, Watch};
 use crate::clock::Clock;
@@ -49,12 +50,20 @@ const REFRESH: Duration = Duration::from_millis(250);
 const HELD_BACK: u64 = 400_000_000;
 
 /// Measures until no container holds a share.
-pub fn run(nvml: &Nvml, node: &Node, state: &Path, store: &Store, config: &Config) -> Result<()> {
+pub fn run(
+    nvml: &Nvml,
+    node: &Node,
+    state: &Path,
+    store: &Store,
+    config: &Config,
+    used: &LastUse,
+) -> Result<()> {
     let mut session = Session {
         nvml,
         state,
         store,
         settings: config.meter.clone(),
+        used: config.rules.idle.map(|_| used),
         libcuda: node.driver.libcuda()?,
         kept: Kept::of(node, config, state),
         watch: Watch::default(),
@@ -91,6 +100,8 @@ struct Session<'a> {
     state: &'a Path,
     store: &'a Store,
     settings: Meter,
+    /// Where the use of GPU time is noted; `None` where no rule asks.
+    used: Option<&'a LastUse>,
     libcuda: PathBuf,
     kept: Kept,
     watch: Watch,
@@ -198,11 +209,12 @@ impl<'a> Session<'a> {
         for metered in self.gpus.values_mut() {
             let clock = Clock::now();
             let mut ended = false;
-            if metered.account.is_limited() && self.ticks.is_multiple_of(NOTED) {
+            if (metered.account.is_limited() || self.used.is_some()) && self.ticks.is_multiple_of(NOTED) {
                 // A short process may have ended by the time of its first sample, so its lease is noted now.
                 metered.gpu.processes().for_each(|pid| self.owners.note(pid, &self.leases));
             }
-            if metered.account.is_limited()
+            let is_limited = metered.account.is_limited();
+            if (is_limited || self.used.is_some())
                 // The driver's windows end together, and no window ends so soon after another.
                 && metered.ended.is_none_or(|before| before.elapsed() >= metered.account.period() / 2)
                 && let Some(samples) = metered.gpu.samples(metered.account.ask_from(clock))
@@ -241,7 +253,26 @@ impl<'a> Session<'a> {
         found.extend(self.watched.iter().cloned());
         found.extend(watch::file_leases(&self.kept, &mut self.owners, &self.leases));
         found.extend(strangers.into_iter().filter_map(|(pid, bytes)| stranger(self.store, pid, bytes)));
+        self.note_use();
         self.tell(found);
+    }
+
+    /// Notes what each lease has used of its GPUs, where the driver tells GPU time of all of them.
+    fn note_use(&mut self) {
+        let Some(noted) = self.used else { return };
+        let (mut used, mut untold) = (BTreeMap::<i64, u64>::new(), BTreeSet::new());
+        for metered in self.gpus.values_mut() {
+            let is_told = metered.account.counted_until().is_some();
+            for (lease, member) in metered.account.members() {
+                let sum = used.entry(lease).or_default();
+                *sum = sum.saturating_add(member.own);
+                if !is_told {
+                    untold.insert(lease);
+                }
+            }
+        }
+        used.retain(|lease, _| !untold.contains(lease));
+        noted.note(&used);
     }
 
     /// Writes limits files that differ from their leases anew.

@@ -7,13 +7,12 @@ use std::ffi::CStr;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use gpushare_inject::Region;
 use gpushare_inventory::FileIdentity;
-use gpushare_quota::{Holder, Lease};
+use gpushare_quota::Lease;
 use gpushare_region::path as inner;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -158,7 +157,7 @@ impl Watch {
         let mut found = Vec::new();
         let mut before = self.views.remove(&lease.id).unwrap_or_default();
         let mut views = Views::new();
-        let others = lease.members().flat_map(|member| processes(&member.holder));
+        let others = lease.members().flat_map(|member| member.holder.processes());
         // In an order, so that the same processes have a view of their own at each look.
         let others: BTreeSet<u32> = others.filter(|pid| !on_gpu.contains(pid)).collect();
         let on_gpu: BTreeSet<u32> = on_gpu.iter().copied().collect();
@@ -286,35 +285,6 @@ fn has_inode(maps: &[u8], inode: u64) -> bool {
 
 fn contains(text: &[u8], words: &str) -> bool {
     text.windows(words.len()).any(|window| window == words.as_bytes())
-}
-
-/// The processes in a container's cgroup and below it. For a container without a cgroup of its own it is the
-/// first process only, while that is the recorded one: its pid may belong to another process by now.
-pub fn processes(holder: &Holder) -> Vec<u32> {
-    match &holder.cgroup {
-        Some(cgroup) => below(cgroup),
-        None if holder.is_agent() => Vec::new(), // its pid, 0, is nobody's
-        None => u32::try_from(holder.pid).into_iter().filter(|_| holder.lives()).collect(),
-    }
-}
-
-fn below(cgroup: &Path) -> Vec<u32> {
-    let text = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
-    // 0 stands for a process of a pid namespace that this one cannot see. A signal to 0 would go to this
-    // process's own group.
-    let mut all: Vec<u32> =
-        text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0).collect();
-    // A cgroup's folder has a link for each cgroup below it (kernfs). With none, the folder need not be
-    // listed, which takes long.
-    if fs::metadata(cgroup).is_ok_and(|folder| folder.nlink() == 2) {
-        return all;
-    }
-    for entry in fs::read_dir(cgroup).into_iter().flatten().filter_map(Result::ok) {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            all.extend(below(&entry.path()));
-        }
-    }
-    all
 }
 
 #[cfg(test)]

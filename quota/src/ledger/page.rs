@@ -10,7 +10,7 @@ use serde_json::to_string;
 
 use crate::enforcement::Enforcement;
 use crate::error::StoreError;
-use crate::lease::{Grant, LeaseKey};
+use crate::lease::{Grant, Lease, LeaseKey};
 use crate::ledger::{Entry, Head};
 
 /// What the ledger says.
@@ -41,6 +41,13 @@ pub(crate) struct Held {
     pub enforcement: Enforcement,
     #[serde(default)]
     pub host_memory: DeviceMemory,
+}
+
+impl Held {
+    pub(crate) fn of(lease: &Lease) -> Self {
+        let Lease { enforcement, host_memory, .. } = *lease;
+        Self { grants: lease.grants.clone(), enforcement, host_memory }
+    }
 }
 
 /// The part of an entry that counts for others. The rest of its line is passed over.
@@ -96,11 +103,7 @@ impl Page {
     pub fn held(&self) -> impl Iterator<Item = Result<Held, StoreError>> {
         self.rows.iter().map(|row| match row {
             Row::Read(line) => self.parsed(line).map(|brief: Brief| brief.lease),
-            Row::Written(entry) => {
-                let lease = &entry.lease;
-                let (enforcement, host_memory) = (lease.enforcement, lease.host_memory);
-                Ok(Held { grants: lease.grants.clone(), enforcement, host_memory })
-            }
+            Row::Written(entry) => Ok(Held::of(&entry.lease)),
         })
     }
 

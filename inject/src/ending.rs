@@ -1,0 +1,64 @@
+//! Ends the containers of a lease: first by asking them, then by force.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use gpushare_quota::{Holder, Lease, LeaseState};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Time that the kernel has to end killed processes.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// Time between two looks whether they have ended.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// The containers of a lease that exist. While another one is being created, its holder is the engine's
+/// runtime.
+pub fn active(lease: &Lease) -> impl Iterator<Item = &Holder> {
+    let active = lease.members().filter(|member| member.state == LeaseState::Active);
+    active.map(|member| &member.holder)
+}
+
+/// Asks the first process of each container to end (SIGTERM). As at `docker stop`, one that does not handle the
+/// signal may not hear it.
+pub fn ask(lease: &Lease) {
+    for holder in active(lease).filter(|holder| !holder.is_agent() && holder.lives()) {
+        // One that has ended meanwhile needs no signal.
+        let _ = kill(Pid::from_raw(holder.pid), Signal::SIGTERM);
+    }
+}
+
+/// Kills every process of the containers, by their cgroups and never by a pid that a container wrote. The
+/// engine finds them ended, and their share is released as at every end.
+pub fn end(lease: &Lease) {
+    for holder in active(lease) {
+        let whole = holder.cgroup.as_ref().map(|cgroup| fs::write(cgroup.join("cgroup.kill"), "1"));
+        if matches!(whole, Some(Ok(()))) {
+            continue;
+        }
+        for pid in holder.processes().into_iter().filter_map(|pid| i32::try_from(pid).ok()) {
+            // A process that has ended meanwhile needs no signal.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+}
+
+/// Asks the containers of all these leases to end, kills those that have not after `grace`, and waits until they are
+/// gone. Returns whether they are.
+pub fn end_within(leases: &[Lease], grace: Duration) -> bool {
+    leases.iter().for_each(ask);
+    let are_gone = || leases.iter().flat_map(active).all(Holder::is_gone);
+    let wait = |most: Duration| {
+        let start = Instant::now();
+        while !are_gone() && start.elapsed() < most {
+            sleep(PAUSE);
+        }
+        are_gone()
+    };
+    if wait(grace) {
+        return true;
+    }
+    leases.iter().for_each(end);
+    wait(DEADLINE)
+}
