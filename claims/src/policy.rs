@@ -77,6 +77,8 @@ pub struct DialectSettings {
     pub slurm_shards_per_gpu: Option<u32>,
     /// Whether Slurm's percentage under MPS limits memory too, not only compute.
     pub slurm_mps_memory: bool,
+    /// Whether other systems' words for MPS ask for mode `mps`; if not, for a share with the same limits.
+    pub mps: bool,
 }
 
 /// The most that less trusted channels may grant on each GPU by themselves. `None` means under

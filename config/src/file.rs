@@ -18,7 +18,7 @@ use crate::error::{ConfigError, value};
 use crate::locate::is_ours;
 use crate::log::{FORMATS, LEVELS};
 use crate::request::{
-    AliyunSection, DialectsSection, HamiSection, RequestSection, SlurmSection, policy, size,
+    AliyunSection, DialectsSection, HamiSection, MpsSection, RequestSection, SlurmSection, policy, size,
 };
 use crate::word::checked;
 use crate::{Config, Kubernetes, Log, Meter, OnCheating, Paths, Rule, Rules, SHIPPED};

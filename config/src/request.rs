@@ -25,6 +25,8 @@ const KUBELET: [(&str, KubeletPolicy); 3] =
 const ALIYUN_INDEX: [(&str, IndexMeaning); 2] = [("minor", IndexMeaning::Minor), ("pci", IndexMeaning::Pci)];
 /// Whether a zero of HAMi counts as unstated.
 const HAMI_ZERO: [(&str, bool); 2] = [("refuse", false), ("unstated", true)];
+/// Whether words for MPS ask for mode `mps`.
+const MPS_MODE: [(&str, bool); 2] = [("share", false), ("mps", true)];
 /// Whether Slurm's percentage under MPS limits memory too.
 const SLURM_MPS_MEMORY: [(&str, bool); 2] = [("none", false), ("percent", true)];
 
@@ -53,6 +55,7 @@ pub(crate) struct RequestSection {
 pub(crate) struct DialectsSection {
     pub aliyun: AliyunSection,
     pub hami: HamiSection,
+    pub mps: MpsSection,
     pub slurm: SlurmSection,
 }
 
@@ -67,6 +70,12 @@ pub(crate) struct AliyunSection {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct HamiSection {
     pub zero: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct MpsSection {
+    pub mode: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -126,6 +135,7 @@ fn settings(section: &DialectsSection) -> Result<DialectSettings, ConfigError> {
             }
         },
         hami_zero_unstated: checked("dialects.hami.zero", &section.hami.zero, &HAMI_ZERO)?,
+        mps: checked("dialects.mps.mode", &section.mps.mode, &MPS_MODE)?,
         slurm_shards_per_gpu: Some(section.slurm.shards_per_gpu).filter(|shards| *shards > 0),
         slurm_mps_memory: checked("dialects.slurm.mps_memory", &section.slurm.mps_memory, &SLURM_MPS_MEMORY)?,
     })

@@ -41,6 +41,8 @@ pub(crate) struct Dialect {
     pub numbers: fn(&Words) -> IndexMeaning,
     /// Whether its limits may belong to GPUs by their position in the list.
     pub by_position: bool,
+    /// Whether its words in this bundle are for programs under MPS.
+    pub is_mps: fn(&Words) -> bool,
     /// Variables with which its system turns limits off.
     pub switches: &'static [Switch],
     /// How to recognise its system's interception library.
@@ -60,6 +62,7 @@ impl Dialect {
         over: &[],
         numbers: |_| IndexMeaning::Pci,
         by_position: false,
+        is_mps: |_| false,
         switches: &[],
         library: None,
         near_misses: &[],

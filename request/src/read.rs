@@ -11,7 +11,7 @@ use crate::sources::{allocated, cdi, handed, list, own, qualified, reserved};
 use crate::switches;
 use gpushare_claims::{
     Allocated, Amount, Claim, Container, Engine, IndexMeaning, Interceptor, InterceptorPolicy, Kept, Library,
-    NodeGpus, Policy, Rank, Request, RequestError, UNPROVED, Words, Writer, conflict, merge, shortened,
+    Mode, NodeGpus, Policy, Rank, Request, RequestError, UNPROVED, Words, Writer, conflict, merge, shortened,
 };
 
 const CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
@@ -153,7 +153,10 @@ fn claims<'a>(
     for spoken in spoken {
         let bounds = spoken.speech != Speech::Asks;
         let said = (spoken.dialect.read)(&spoken.words, node)?;
-        claims.extend(said.into_iter().map(|claim| if bounds { claim.bounding() } else { claim }));
+        let is_mps = words.policy.dialects.mps && (spoken.dialect.is_mps)(&spoken.words);
+        let mode = |claim: &Claim| claim.mode.or((is_mps && claim.asks).then_some(Mode::Mps));
+        let said = said.into_iter().map(|claim| Claim { mode: mode(&claim), ..claim });
+        claims.extend(said.map(|claim| if bounds { claim.bounding() } else { claim }));
     }
     claims.extend(own::claims(words, node)?);
     claims.extend(qualified::claims(words, node)?);

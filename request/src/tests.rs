@@ -152,6 +152,34 @@ fn no_variable_takes_slurms_limit_for_another_systems() {
 }
 
 #[test]
+fn words_for_mps_ask_for_it_where_the_node_says_so() {
+    let by_mps =
+        Policy { dialects: DialectSettings { mps: true, ..DialectSettings::default() }, ..Policy::default() };
+    let plugin = [
+        "NVIDIA_VISIBLE_DEVICES=0",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1G",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30",
+    ];
+    let pipe = ["NVIDIA_VISIBLE_DEVICES=0", "CUDA_MPS_PIPE_DIRECTORY=/mps/nvidia.com/gpu/pipe"];
+    let slurm = ["SLURM_JOB_ID=7", "SLURM_STEP_GPUS=2", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"];
+    for env in [&plugin[..], &pipe, &slurm] {
+        let mode = |policy: &Policy| of(&bundle(&[], env), policy).unwrap().mode;
+        assert_eq!((mode(&by_mps), mode(&Policy::default())), (Mode::Mps, Mode::Share), "{env:?}");
+    }
+    let own = [&plugin[..], &["GPUSHARE_MODE=share"]].concat();
+    assert_eq!(of(&bundle(&[], &own), &by_mps).unwrap().mode, Mode::Share, "the person's own word is less");
+    let two = ["NVIDIA_VISIBLE_DEVICES=0,1", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1G,1=1G"];
+    let told = of(&bundle(&[], &two), &by_mps);
+    assert!(matches!(told, Err(RequestError::SeveralUnderMps { .. })), "{told:?}");
+    let plain = ["NVIDIA_VISIBLE_DEVICES=0", "CUDA_DEVICE_MEMORY_LIMIT=1g"];
+    assert_eq!(
+        of(&bundle(&[], &plain), &by_mps).unwrap().mode,
+        Mode::Share,
+        "other words mean what they did"
+    );
+}
+
+#[test]
 fn a_library_is_left_the_limit_only_where_it_is_told_what_was_granted() {
     let gpu = four()[0].uuid;
     let same = format!("{gpu},NVIDIA,3000,60:;");

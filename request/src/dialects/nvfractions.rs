@@ -25,6 +25,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     owns: |key| is_variable(key) || matches!(key, mps::PINNED | mps::PERCENTAGE | mps::PIPE),
     over: &["nvidia-mps"],
     by_position: true,
+    is_mps: |words| annotations(words, &MODE).any(|word| word.value.trim() == SM_SHARING),
     ..Dialect::PLAIN
 };
 
@@ -41,6 +42,8 @@ const PROPOSED: &str = "nvidia.cdi.k8s.io/";
 const LIMIT_PARTS: [&str; 2] = ["gpu-memory.limit", "gpu-memory.limits"];
 const REQUEST_PARTS: [&str; 2] = ["gpu-memory.request", "gpu-memory.requests"];
 const MODE: [&str; 1] = ["gpu-compute.mode"];
+/// The mode in which programs share multiprocessors under MPS.
+const SM_SHARING: &str = "sm-sharing";
 const PORTION: [&str; 1] = ["gpu-compute.portion"];
 const DEVICES: [&str; 1] = ["gpus.devices"];
 const PARTS: [&[&str]; 5] = [&LIMIT_PARTS, &REQUEST_PARTS, &MODE, &PORTION, &DEVICES];
@@ -147,7 +150,7 @@ fn portions(words: &Words) -> Result<Vec<Claim>, RequestError> {
     let mut shares = false;
     for word in annotations(words, &MODE) {
         match word.value.trim() {
-            "sm-sharing" => shares = true,
+            SM_SHARING => shares = true,
             "time-slicing" => {}
             _ => return Err(word.wrong("unknown mode: known are time-slicing and sm-sharing")),
         }

@@ -19,6 +19,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     read,
     owns: |key| matches!(key, PINNED | PERCENTAGE | PIPE),
     by_position: true,
+    is_mps: |_| true,
     ..Dialect::PLAIN
 };
 

@@ -15,6 +15,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     read,
     owns: |key| matches!(key, PERCENTAGE | PIPE),
     over: &["nvfractions", "nvidia-mps"],
+    is_mps: |_| true,
     ..Dialect::PLAIN
 };
 
