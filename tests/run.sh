@@ -10,7 +10,8 @@ tables=${CARGO_TARGET_DIR:-target}/tmp
 rm -f "$tables"/engines.md "$tables"/dialects.md
 log=$(mktemp)
 logs=$(mktemp -d)
-trap 'rm -rf "$log" "$logs"' EXIT
+programs=$(mktemp)
+trap 'rm -rf "$log" "$logs" "$programs"' EXIT
 failed=0
 
 run() {
@@ -23,29 +24,41 @@ shims=(--exclude gpushare-intercept-cuda --exclude gpushare-intercept-nvml)
 everything=()
 [ "$(id -u)" -ne 0 ] || everything=(--include-ignored)
 
-run cargo test --no-fail-fast --workspace --locked --exclude gpushare-tests "${shims[@]}" -- "${everything[@]}"
+# One build for all: for one package alone cargo chooses other features of what packages have in common, and builds it
+# again. Each line of the list is a test program: its package's folder, its name, its file.
+run cargo test --no-run --workspace --locked "${shims[@]}"
+cargo test --quiet --no-run --workspace --locked "${shims[@]}" --message-format=json 2>/dev/null |
+    sed -n 's|.*"package_id":"path+file://\([^"#]*\)#.*"target":{[^}]*"name":"\([^"]*\)".*"profile":{[^}]*"test":true.*"executable":"\([^"]*\)".*|\1 \2 \3|p' \
+        >"$programs"
+own=$(pwd)/tests
+
+# Tests beside the code, as cargo runs them.
+while read -r folder name file <&3; do
+    [ "$folder" = "$own" ] || run env -C "$folder" "$file" "${everything[@]}" </dev/null
+done 3<"$programs"
+run cargo test --no-fail-fast --doc --workspace --locked "${shims[@]}"
 
 # Engines and nodes wait for each other's daemons more than they compute: two test programs at once, the longest first, and
 # one test at a time in each. As root each has mounts of its own, since some tests count the mounts that they see. A
 # program's output comes in one piece, when it has ended.
 program() {
-    local name=$1 target=(--test "$1") own_mounts=()
-    [ "$name" != lib ] || target=(--lib --bins)
+    local name=$1 own_mounts=()
     [ "$(id -u)" -ne 0 ] || own_mounts=(unshare --mount)
+    local file
+    file=$(awk -v own="$OWN" -v name="$name" '$1 == own && $2 == name { print $3 }' "$PROGRAMS")
     # shellcheck disable=SC2086
-    "${own_mounts[@]}" cargo test --no-fail-fast --locked -p gpushare-tests "${target[@]}" -- $EVERYTHING \
-        --test-threads=1 --nocapture >"$LOGS/$name" 2>&1
+    (cd "$OWN" && "${own_mounts[@]}" "$file" $EVERYTHING --test-threads=1 --nocapture) >"$LOGS/$name" 2>&1
     local status=$?
     flock "$LOGS" cat "$LOGS/$name"
     return "$status"
 }
 export -f program
-export LOGS=$logs EVERYTHING="${everything[*]}"
+export LOGS=$logs EVERYTHING="${everything[*]}" OWN=$own PROGRAMS=$programs
 longest=(engines dialects attacks hook_only_attacks slurm admission meter images configure giving_back)
-all=$(cd tests/tests && printf '%s\n' * | sed 's/\.rs$//')
+all=$(awk -v own="$own" '$1 == own { print $2 }' "$programs")
 others=$(grep -vxF "$(printf '%s\n' "${longest[@]}")" <<<"$all")
-run cargo test --no-run --locked -p gpushare-tests
-run xargs -P 2 -I{} bash -c 'program "$1"' _ {} < <(printf '%s\n' "${longest[@]}" $others lib)
+[ -n "$all" ] || { echo "no test program was found" >&2; failed=1; }
+run xargs -P 2 -I{} bash -c 'program "$1"' _ {} < <(printf '%s\n' "${longest[@]}" $others)
 
 echo
 print() {
