@@ -299,6 +299,13 @@ fn meter(config: &Config, state: &Path, leases: &[Lease]) -> Finding {
             "meter",
             "does not run, so nobody is stopped or ended who goes past a limit (meter.on_cheating): keep it running",
         ),
+        (false, _) if config.rules.idle.is_some() || config.rules.hold.is_some() => warning(
+            "meter",
+            "does not run, so nobody is told or ended who is idle or holds a GPU for long (rules): keep it running",
+        ),
+        (false, _) if leases.iter().any(|lease| lease.elastic.is_some()) => {
+            warning("meter", "does not run, so no share grows to its memory-limit: keep it running")
+        }
         (false, 0) => ok("meter", "does not run, and nobody holds a compute share"),
         (false, count) => warning(
             "meter",

@@ -268,7 +268,7 @@ impl<'a> Facts<'a> {
         let reserve = || store.reserve(&member, self.pod.as_ref(), &self.request, gpus, rules, forget);
         let reserved = match (reserve(), settings.preemption) {
             (Err(ReserveError::Refused(refusal)), Some(grace)) => {
-                let ended = store.outranked(&self.request, gpus, rules)?;
+                let ended = store.outranked(&member, &self.request, gpus, rules)?;
                 match preempt(requester.key, &self.request, &ended, grace) {
                     true => reserve(),
                     false => Err(ReserveError::Refused(refusal)),

@@ -184,12 +184,14 @@ impl Store {
     }
 
     /// The leases of lower priority that would have to end so that `request` finds room: the lowest first, of equal ones
-    /// the newest, and none without need. Empty where their end would not make room either.
+    /// the newest, and none without need. Empty where their end would not make room either. Leases of the same pod as
+    /// `member` stay.
     ///
     /// # Errors
     /// When the store fails.
     pub fn outranked(
         &self,
+        member: &Member,
         request: &Request,
         gpus: &[Gpu],
         rules: &Admission,
@@ -203,8 +205,14 @@ impl Store {
             let load = |gpu| loads.get(&gpu).copied().unwrap_or_default();
             place(request, gpus, load, &[], rules).is_ok() && admit_host_memory(request, host, rules).is_ok()
         };
+        let pod = |member: &Member| member.name.as_ref().map(|name| name.uid.clone());
+        let own = pod(member);
+        let is_own = |lease: &Lease| own.is_some() && lease.members().any(|member| pod(member) == own);
         let is_lower = |lease: &&Lease| {
-            lease.priority < request.priority && lease.state() == LeaseState::Active && lease.has_containers()
+            lease.priority < request.priority
+                && lease.state() == LeaseState::Active
+                && lease.has_containers()
+                && !is_own(lease)
         };
         let mut lower: Vec<&Lease> = all.iter().filter(is_lower).collect();
         lower.sort_by_key(|lease| (lease.priority, Reverse(lease.granted_at), Reverse(lease.id)));

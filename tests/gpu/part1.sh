@@ -14,6 +14,7 @@ part_1() {
     run_row 10_after_a_kill 40
     run_row 11_time_slices 50
     run_row 25_host_memory 60
+    run_row 26_memory_limit 60
 }
 
 # Always written: it becomes a fixture.
@@ -184,4 +185,23 @@ row_25_host_memory() {
     grep -q cuMemAlloc "$work/full/stderr" && refused=yes || refused=no
     verdict '[ -n "$want" ] && [ "$got" = "$want" ] && [ "$held" -le 4096 ] && [ "${shown:-0}" -gt 0 ] && [ "$refused" = yes ]' \
         "host=$want container=$got gpu_mib=$held host_mib=$(mib "${shown:-0}") refused_without=$refused $(why spill)"
+}
+
+# A share of 2 GiB that may grow to 5: 4 GiB fit while the meter runs, and not without it.
+row_26_memory_limit() {
+    program='$C product --beside 3072'
+    container 30 alone GPUSHARE_MEMORY=2GiB GPUSHARE_MEMORY_LIMIT=5GiB -- "$program" >/dev/null
+    grep -q cuMemAlloc "$work/alone/stderr" && refused=yes || refused=no
+    GPUSHARE_CONFIG=$config env "${host_environment[@]}" "$top/bin/gpushare" meter >"$results/meter-growth.log" 2>&1 &
+    meter_pid=$!
+    sleep 2
+    want=$(host 30 product | value right)
+    start grows GPUSHARE_MEMORY=2GiB GPUSHARE_MEMORY_LIMIT=5GiB -- "$program --hold 6" || return
+    sleep 4
+    granted=$(GPUSHARE_CONFIG=$config "$top/bin/gpushare" ps --json | grep -oE '"memory_bytes": *[0-9]+' | head -n 1 | grep -oE '[0-9]+$')
+    got=$(finish 30 "$work/grows" | value right)
+    kill "$meter_pid"
+    meter_pid=
+    verdict '[ -n "$want" ] && [ "$got" = "$want" ] && [ "$(mib "${granted:-0}")" -gt 3072 ] && [ "$refused" = yes ]' \
+        "host=$want container=$got granted_mib=$(mib "${granted:-0}") refused_without_meter=$refused $(why grows)"
 }

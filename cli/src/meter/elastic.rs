@@ -15,7 +15,7 @@ use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::{Measuring, Region, UsageError, one_line};
 use gpushare_inventory::{DeviceMemory, Gpu};
-use gpushare_quota::{Change, Elastic, GpuLoad, Lease, LeaseState, Running, Store, UpdateError};
+use gpushare_quota::{Change, Elastic, GpuLoad, Lease, LeaseState, Loads, Running, Store, UpdateError};
 use gpushare_request::MemoryRequest;
 
 use crate::node;
@@ -28,8 +28,12 @@ const BUSY: Duration = Duration::from_millis(4);
 const SOON: Duration = Duration::from_secs(1);
 /// Time between two looks at what is held and what is left.
 const TICK: Duration = Duration::from_millis(250);
-/// Memory is given and taken in pieces of this many bytes.
+/// Memory is given and taken in pieces of at least this many bytes, and of this part of what lies between: a container
+/// that wishes all the time has few changes made.
 const PIECE: u64 = 64 << 20;
+const PIECES: u64 = 32;
+/// Time until GPUs that the node does not show are looked for again.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// Serves all leases with such a limit for as long as this process lives. Returns at once.
 pub fn watch(config: &Config, state: &Path) {
@@ -54,6 +58,8 @@ fn serve(config: &Config, state: &Path) -> Result<()> {
         store: &store,
         gpus: Vec::new(),
         served: HashMap::new(),
+        asked: None,
+        loads: Loads::default(),
         seen: None,
         waits: false,
         ticked: Instant::now(),
@@ -70,6 +76,10 @@ struct Arbiter<'a> {
     state: &'a Path,
     store: &'a Store,
     gpus: Vec<Gpu>,
+    /// When the node was asked for its GPUs.
+    asked: Option<Instant>,
+    /// What all leases hold, as the store last said.
+    loads: Loads,
     served: HashMap<i64, Served>,
     /// When the store was last changed, as far as it was read.
     seen: Option<SystemTime>,
@@ -113,7 +123,7 @@ impl Arbiter<'_> {
         if change.is_none() || change != self.seen || is_tick || self.waits {
             self.seen = change;
             self.read(folder)?;
-            self.tell_room()?;
+            self.tell_room();
         }
         for id in self.served.keys().copied().collect::<Vec<_>>() {
             self.answer(id);
@@ -138,9 +148,17 @@ impl Arbiter<'_> {
         let is_known = |lease: &Lease| {
             lease.grants.iter().all(|grant| self.gpus.iter().any(|gpu| gpu.uuid == grant.gpu))
         };
-        if !growing.iter().all(is_known) {
-            self.gpus = node::all(self.config, folder)?.gpus;
+        if !growing.iter().all(is_known) && self.asked.is_none_or(|asked| asked.elapsed() >= RETRY) {
+            self.asked = Some(Instant::now());
+            match node::all(self.config, folder) {
+                Ok(node) => self.gpus = node.gpus,
+                Err(error) => {
+                    let error = one_line(error.as_ref());
+                    tracing::warn!(error, "a GPU of shares that may grow cannot be asked for");
+                }
+            }
         }
+        self.loads = self.store.loads()?;
         self.waits = false;
         for lease in growing {
             match self.served.get_mut(&lease.id) {
@@ -185,8 +203,8 @@ impl Arbiter<'_> {
         if wished <= current || wished > most {
             return;
         }
-        let whole = DeviceMemory::from_bytes(wished.bytes().div_ceil(PIECE).saturating_mul(PIECE)).min(most);
-        for memory in [whole, wished] {
+        let pieces = whole(served.bounds, wished.bytes()).min(most);
+        for memory in [pieces, wished] {
             match self.set(id, line, memory, false) {
                 Ok(()) => return,
                 Err(UpdateError::Refused(_)) => {}
@@ -205,8 +223,7 @@ impl Arbiter<'_> {
         for line in 0..lines {
             let Some(served) = self.served.get_mut(&id) else { return };
             let held = usage.devices.get(line).map_or(u64::MAX, |device| device.bytes);
-            let whole = held.div_ceil(PIECE).saturating_mul(PIECE);
-            let goal = DeviceMemory::from_bytes(whole).max(served.bounds.least);
+            let goal = whole(served.bounds, held).max(served.bounds.least);
             let goal = Some(goal).filter(|goal| *goal < served.lease.grants[line].memory);
             let before = std::mem::replace(&mut served.unused[line], goal);
             if let Some(goal) = goal.max(before).filter(|_| goal.is_some() && before.is_some()) {
@@ -240,6 +257,9 @@ impl Arbiter<'_> {
             }
         });
         let (_, new) = done?;
+        if let Ok(loads) = self.store.loads() {
+            self.loads = loads;
+        }
         if let Some(served) = self.served.get_mut(&id) {
             served.lease = new;
         }
@@ -248,15 +268,14 @@ impl Arbiter<'_> {
 
     /// What the node could add to the limit of `line` now, in MiB.
     fn room(&self, id: i64, line: usize) -> u32 {
-        let loads = self.store.loads().unwrap_or_default();
-        self.served.get(&id).map_or(0, |served| self.room_beside(served, line, &loads))
+        self.served.get(&id).map_or(0, |served| self.room_of(served, line))
     }
 
-    fn room_beside(&self, served: &Served, line: usize, loads: &gpushare_quota::Loads) -> u32 {
+    fn room_of(&self, served: &Served, line: usize) -> u32 {
         let grant = &served.lease.grants[line];
         let gpu = self.gpus.iter().find(|gpu| gpu.uuid == grant.gpu);
         let Some(memory) = gpu.and_then(|gpu| gpu.memory) else { return 0 };
-        let load: GpuLoad = loads.get(&grant.gpu).copied().unwrap_or_default();
+        let load: GpuLoad = self.loads.get(&grant.gpu).copied().unwrap_or_default();
         let rules = &self.config.quota;
         let beside = rules.total(memory).saturating_sub(load.memory);
         let most = served.bounds.most.min(rules.per_lease(memory)).saturating_sub(grant.memory);
@@ -264,22 +283,19 @@ impl Arbiter<'_> {
     }
 
     /// Tells every container what it could get.
-    fn tell_room(&self) -> Result<()> {
-        if self.served.is_empty() {
-            return Ok(());
-        }
-        let loads = self.store.loads()?;
+    fn tell_room(&self) {
         for served in self.served.values() {
             for line in 0..served.lease.grants.len() {
-                let _ = served.measuring.answer(
-                    line,
-                    self.room_beside(served, line, &loads),
-                    served.answered[line],
-                );
+                let _ = served.measuring.answer(line, self.room_of(served, line), served.answered[line]);
             }
         }
-        Ok(())
     }
+}
+
+/// These bytes in whole pieces.
+fn whole(bounds: Elastic, bytes: u64) -> DeviceMemory {
+    let piece = PIECE.max(bounds.most.saturating_sub(bounds.least).bytes() / PIECES);
+    DeviceMemory::from_bytes(bytes.div_ceil(piece).saturating_mul(piece))
 }
 
 /// What the container says that it holds on the GPU of `line`, in bytes.

@@ -40,7 +40,8 @@ pub(super) fn join() {
     // hold the limit.
     let mut text = Text::default();
     text.put(b"0=");
-    text.number(line.memory_bytes.load(Relaxed) >> 20);
+    // What may grow is held by our books alone: MPS reads this once.
+    text.number(line.memory_bytes.load(Relaxed).max(line.most_bytes.load(Relaxed)) >> 20);
     text.put(b"M");
     set(PINNED, text.as_c());
 }

@@ -105,7 +105,11 @@ impl Store {
             }
         };
         let (container, with) = (&key.container, new.others.len());
-        tracing::info!(%container, with, grants = %summary(&new), "lease changed");
+        match new.elastic {
+            // Its container decides how often.
+            Some(_) => tracing::debug!(%container, with, grants = %summary(&new), "lease changed"),
+            None => tracing::info!(%container, with, grants = %summary(&new), "lease changed"),
+        }
         if let Err(error) = write(&new) {
             tracing::warn!(container = %key.container, %error, "limits left to the meter or the sweep");
         }
