@@ -373,7 +373,8 @@ const CAPABILITIES: &str = "/dev/nvidia-caps/nvidia-cap";
 pub const CAPABILITY: &str = "cap";
 
 /// The annotation that keeps the minors of the GPUs that a bundle was handed, for a later run of the same
-/// bundle, and those of the nodes of MIG instances (`0,cap30,cap31`). A pod can write it too, so it counts only beside the hook of an earlier lease.
+/// bundle, and those of the nodes of MIG instances (`0,cap30,cap31`). A pod can write it too, so it counts only
+/// beside the hook of an earlier lease.
 pub const HANDED: &str = "granted.gpushare.io/handed";
 
 /// The NVIDIA driver's major number. Its minors from 254 up are control nodes.

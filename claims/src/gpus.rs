@@ -4,8 +4,8 @@
 use gpushare_inventory::GpuUuid;
 use gpushare_inventory::{DeviceMemory, Gpu};
 
+use crate::devices::DeviceSelector;
 use crate::error::{RequestError, shortened};
-use crate::grammar::DeviceSelector;
 use crate::selector::find_gpu;
 
 /// The node's GPUs, in the order of their indexes.

@@ -10,6 +10,7 @@ mod allocated;
 mod amount;
 mod claim;
 mod container;
+mod devices;
 mod error;
 mod gpus;
 mod grammar;
@@ -31,14 +32,12 @@ pub use container::{
     CAPABILITY, Container, Engine, HANDED, Mount, Node, Writer, gpu_minor, is_privileged, lets_use,
     ran_before,
 };
+pub use devices::{DeviceSelector, Devices};
 pub use error::{RequestError, ValueError, shortened};
 #[cfg(any(test, feature = "testing"))]
 pub use gpus::four;
 pub use gpus::{NodeGpus, contains, each_once, has_double, total};
-pub use grammar::{
-    ComputePolicy, Cores, DeviceSelector, Devices, GrammarError, MemoryRequest, Mode, Priority, Scope, count,
-    whole,
-};
+pub use grammar::{ComputePolicy, Cores, GrammarError, MemoryRequest, Mode, Priority, Scope, count, whole};
 pub use library::{Interceptor, Library, Owner, UNPROVED};
 pub use merge::merge;
 pub use model::ModelFilter;

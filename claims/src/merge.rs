@@ -14,9 +14,10 @@ use std::cmp::Ordering;
 use gpushare_inventory::DeviceMemory;
 
 use crate::claim::Claim;
+use crate::devices::Devices;
 use crate::error::RequestError;
 use crate::gpus::NodeGpus;
-use crate::grammar::{Devices, MemoryRequest, Mode, Priority, Scope};
+use crate::grammar::{MemoryRequest, Mode, Priority, Scope};
 use crate::policy::{NvidiaPolicy, Policy};
 use crate::rank::Rank;
 use crate::request::Request;

@@ -3,7 +3,8 @@
 
 use gpushare_inventory::{Capabilities, DeviceMemory, GpuUuid};
 
-use crate::grammar::{ComputePolicy, Cores, DeviceSelector, Devices, MemoryRequest, Mode, Priority, Scope};
+use crate::devices::{DeviceSelector, Devices};
+use crate::grammar::{ComputePolicy, Cores, MemoryRequest, Mode, Priority, Scope};
 use crate::library::Interceptor;
 use crate::model::ModelFilter;
 use crate::policy::InterceptorPolicy;

@@ -2,7 +2,7 @@
 
 use gpushare_inventory::{Gpu, GpuUuid};
 
-use crate::grammar::DeviceSelector;
+use crate::devices::DeviceSelector;
 
 /// Why a name does not mean exactly one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

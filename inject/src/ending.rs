@@ -30,14 +30,22 @@ pub fn ask(lease: &Lease) {
 }
 
 /// Kills every process of the containers, by their cgroups and never by a pid that a container wrote. The
-/// engine finds them ended, and their share is released as at every end.
+/// engine finds them ended, and their share is released as at every end. Processes of the host in a container's
+/// cgroup stay.
 pub fn end(lease: &Lease) {
-    for holder in active(lease) {
-        let whole = holder.cgroup.as_ref().map(|cgroup| fs::write(cgroup.join("cgroup.kill"), "1"));
-        if matches!(whole, Some(Ok(()))) {
+    for holder in active(lease).filter(|holder| !holder.is_gone()) {
+        // With the first process of a pid namespace the kernel ends all others.
+        if holder.leads && holder.lives() {
+            let _ = kill(Pid::from_raw(holder.pid), Signal::SIGKILL);
             continue;
         }
-        for pid in holder.processes().into_iter().filter_map(|pid| i32::try_from(pid).ok()) {
+        let own = holder.contained();
+        let is_alone = own.len() == holder.processes().len();
+        let whole = holder.cgroup.as_ref().filter(|_| is_alone);
+        if whole.is_some_and(|cgroup| fs::write(cgroup.join("cgroup.kill"), "1").is_ok()) {
+            continue;
+        }
+        for pid in own.into_iter().filter_map(|pid| i32::try_from(pid).ok()) {
             // A process that has ended meanwhile needs no signal.
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }

@@ -269,6 +269,9 @@ impl<'a> Facts<'a> {
         let reserved = match (reserve(), settings.preemption) {
             (Err(ReserveError::Refused(refusal)), Some(grace)) => {
                 let ended = store.outranked(&member, &self.request, gpus, rules)?;
+                // Nobody is ended for an image that cannot run here.
+                let offer = ended.first().map(|lease| Offer::of(&self.node, lease));
+                offer.map_or(Ok(()), |offer| self.requirements.check(&offer))?;
                 match preempt(requester.key, &self.request, &ended, grace) {
                     true => reserve(),
                     false => Err(ReserveError::Refused(refusal)),

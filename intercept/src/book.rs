@@ -150,29 +150,34 @@ impl Book {
         let (Some(wish), Some(line)) = (usage.header.wishes.get(device), limits.measured.get(device)) else {
             return false;
         };
-        let wanted = self.used(device).saturating_add(bytes);
         let most = limits.most_memory(device);
-        if limits.memory(device) >= most || wanted > most {
-            return limits.memory(device) >= wanted && wanted <= most;
-        }
-        wish.bytes.store(wanted, SeqCst);
-        let number = wish.number.fetch_add(1, SeqCst).wrapping_add(1);
         let deadline = sys::now().saturating_add(LENIENCE);
         loop {
+            let wanted = self.used(device).saturating_add(bytes);
             if limits.memory(device) >= wanted {
                 return true;
             }
-            // Numbers are compared by their low halves, and wrap.
-            #[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
-            let behind = (number as u32).wrapping_sub(line.answered.load(SeqCst));
-            if behind == 0 || behind > u32::MAX / 2 {
-                return limits.memory(device) >= wanted;
-            }
-            let left = deadline.saturating_sub(sys::now());
-            if left == 0 {
+            if wanted > most {
                 return false;
             }
-            sys::sleep(left.min(NAP).div_ceil(1_000));
+            wish.bytes.store(wanted, SeqCst);
+            let number = wish.number.fetch_add(1, SeqCst).wrapping_add(1);
+            // Numbers are compared by their low halves, and wrap.
+            #[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
+            let number = number as u32;
+            let is_open = || (1..u32::MAX / 2).contains(&number.wrapping_sub(line.answered.load(SeqCst)));
+            while is_open() && limits.memory(device) < wanted {
+                let left = deadline.saturating_sub(sys::now());
+                if left == 0 {
+                    return false;
+                }
+                sys::sleep(left.min(NAP).div_ceil(1_000));
+            }
+            // Another wish of the container may have been written over this one before it was read.
+            let was_read = wish.bytes.load(SeqCst) == wanted;
+            if limits.memory(device) < wanted && was_read || sys::now() >= deadline {
+                return limits.memory(device) >= wanted;
+            }
         }
     }
 

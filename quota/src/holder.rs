@@ -117,6 +117,15 @@ impl Holder {
         }
     }
 
+    /// As [`Holder::processes`], without those that see the host's mounts, which no container with a share does: an
+    /// engine may have put the container into a cgroup with processes of the host.
+    pub fn contained(&self) -> Vec<u32> {
+        let mounts = |pid: &str| FileIdentity::of(format!("/proc/{pid}/ns/mnt").as_ref()).ok();
+        let ours = mounts("self");
+        let is_hosts = |pid: &u32| ours.is_none() || mounts(&pid.to_string()) == ours;
+        self.processes().into_iter().filter(|pid| !is_hosts(pid)).collect()
+    }
+
     /// Waits until it is gone, but no longer than `most`.
     pub fn await_end(&self, most: Duration) {
         let start = Instant::now();

@@ -209,10 +209,9 @@ impl Store {
         let own = pod(member);
         let is_own = |lease: &Lease| own.is_some() && lease.members().any(|member| pod(member) == own);
         let is_lower = |lease: &&Lease| {
-            lease.priority < request.priority
-                && lease.state() == LeaseState::Active
-                && lease.has_containers()
-                && !is_own(lease)
+            // The end of its containers does not free a claim's share, nor one that another container joins.
+            let ends = |member: &Member| member.state == LeaseState::Active && !member.holder.is_agent();
+            lease.priority < request.priority && lease.members().all(ends) && !is_own(lease)
         };
         let mut lower: Vec<&Lease> = all.iter().filter(is_lower).collect();
         lower.sort_by_key(|lease| (lease.priority, Reverse(lease.granted_at), Reverse(lease.id)));

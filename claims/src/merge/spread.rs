@@ -4,8 +4,8 @@ use gpushare_inventory::{Gpu, GpuUuid, Profile};
 
 use super::{Least, Merge};
 use crate::claim::{Claim, Span};
+use crate::devices::{DeviceSelector, Devices};
 use crate::error::RequestError;
-use crate::grammar::{DeviceSelector, Devices};
 use crate::words::conflict;
 
 /// The GPUs that the container gets or may get.

@@ -32,6 +32,8 @@ const TICK: Duration = Duration::from_millis(250);
 /// that wishes all the time has few changes made.
 const PIECE: u64 = 64 << 20;
 const PIECES: u64 = 32;
+/// Time until files that are not there yet are looked for again.
+const WAIT: Duration = Duration::from_millis(60);
 /// Time until GPUs that the node does not show are looked for again.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -62,6 +64,7 @@ fn serve(config: &Config, state: &Path) -> Result<()> {
         loads: Loads::default(),
         seen: None,
         waits: false,
+        looked: Instant::now(),
         ticked: Instant::now(),
         wished: Instant::now(),
     };
@@ -85,6 +88,8 @@ struct Arbiter<'a> {
     seen: Option<SystemTime>,
     /// Whether a container's files were not there yet.
     waits: bool,
+    /// When the store was last read.
+    looked: Instant,
     ticked: Instant,
     /// When a container last wished for more.
     wished: Instant,
@@ -120,8 +125,9 @@ impl Arbiter<'_> {
     fn step(&mut self, folder: &gpushare_quota::StateFolder) -> Result<()> {
         let change = self.store.last_change();
         let is_tick = self.ticked.elapsed() >= TICK;
-        if change.is_none() || change != self.seen || is_tick || self.waits {
-            self.seen = change;
+        let waits = self.waits && self.looked.elapsed() >= WAIT;
+        if change.is_none() || change != self.seen || is_tick || waits {
+            (self.seen, self.looked) = (change, Instant::now());
             self.read(folder)?;
             self.tell_room();
         }
@@ -197,10 +203,17 @@ impl Arbiter<'_> {
 
     /// Raises the limit to what is wished for, or a piece more; not at all where the GPU has less.
     fn grow(&mut self, id: i64, line: usize, wished: DeviceMemory) {
-        let Some(served) = self.served.get_mut(&id) else { return };
-        served.unused[line] = None;
+        if let Some(served) = self.served.get_mut(&id) {
+            served.unused[line] = None;
+        }
+        let Some(served) = self.served.get(&id) else { return };
         let (current, most) = (served.lease.grants[line].memory, served.bounds.most);
         if wished <= current || wished > most {
+            return;
+        }
+        // Without room the store is not asked: a container may wish without end.
+        let beyond = wished.saturating_sub(current).bytes() >> 20;
+        if beyond > u64::from(self.room_of(served, line)) {
             return;
         }
         let pieces = whole(served.bounds, wished.bytes()).min(most);
@@ -209,7 +222,7 @@ impl Arbiter<'_> {
                 Ok(()) => return,
                 Err(UpdateError::Refused(_)) => {}
                 Err(error) => {
-                    return tracing::warn!(lease = id, error = one_line(&error), "a share cannot grow");
+                    return tracing::debug!(lease = id, error = one_line(&error), "a share cannot grow");
                 }
             }
         }

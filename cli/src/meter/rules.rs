@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::Result;
 use gpushare_config::{Config, Rule, Rules};
 use gpushare_inject::{ending, one_line};
-use gpushare_quota::{Lease, LeaseState};
+use gpushare_quota::{Lease, LeaseState, Member};
 
 use crate::container::containers;
 use crate::node;
@@ -16,9 +16,21 @@ use crate::node;
 /// Time between two looks.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// When each lease was last seen to use GPU time. One is missing while the driver tells no GPU time of its GPUs.
+/// For how long each lease has used no GPU time. One is missing while the driver tells no GPU time of its GPUs.
 #[derive(Clone, Debug, Default)]
-pub struct LastUse(Arc<Mutex<BTreeMap<i64, (Instant, u64)>>>);
+pub struct LastUse(Arc<Mutex<BTreeMap<i64, Use>>>);
+
+#[derive(Debug)]
+struct Use {
+    /// GPU time in nanoseconds.
+    total: u64,
+    /// For how long that has not changed, as far as it was looked at.
+    idle: Duration,
+    looked: Instant,
+}
+
+/// The most that counts between two looks: nobody was idle while nobody looked.
+const BETWEEN: Duration = Duration::from_secs(3);
 
 impl LastUse {
     /// Notes the GPU time, in nanoseconds over all GPUs, that each of these leases has used so far. Others are
@@ -26,17 +38,19 @@ impl LastUse {
     pub fn note(&self, used: &BTreeMap<i64, u64>) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|lease, _| used.contains_key(lease));
-        for (lease, used) in used {
-            let entry = known.entry(*lease).or_insert_with(|| (Instant::now(), *used));
-            if entry.1 != *used {
-                *entry = (Instant::now(), *used);
+        for (lease, total) in used {
+            let now = Instant::now();
+            let new = Use { total: *total, idle: Duration::ZERO, looked: now };
+            let before = known.insert(*lease, new).filter(|before| before.total == *total);
+            if let (Some(before), Some(new)) = (before, known.get_mut(lease)) {
+                new.idle = before.idle + now.duration_since(before.looked).min(BETWEEN);
             }
         }
     }
 
     fn idle(&self, lease: i64) -> Option<Duration> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(&lease).map(|(last, _)| last.elapsed())
+        known.get(&lease).map(|one| one.idle)
     }
 }
 
@@ -66,15 +80,18 @@ fn judge_all(config: &Config, judge: &mut Judge) -> Result<()> {
     }
 }
 
+/// The containers that hold a lease now: a lease of a pod or claim outlives them.
+type Holders = (i64, Vec<(i32, u64)>);
+
 struct Judge {
     rules: Rules,
     used: LastUse,
-    /// When each lease was first seen, and how old it was then.
-    seen: BTreeMap<i64, (Instant, Duration)>,
+    /// When these containers were first seen, and how old their lease was then.
+    seen: BTreeMap<Holders, (Instant, Duration)>,
     /// What was told already.
-    told: BTreeSet<(i64, &'static str)>,
-    /// Since when each lease is asked to end.
-    ending: BTreeMap<i64, Instant>,
+    told: BTreeSet<(Holders, &'static str)>,
+    /// Since when they are asked to end.
+    ending: BTreeMap<Holders, Instant>,
 }
 
 impl Judge {
@@ -83,34 +100,53 @@ impl Judge {
     }
 
     fn look(&mut self, leases: &[Lease]) {
-        let is_there = |id: &i64| leases.iter().any(|lease| lease.id == *id);
-        self.seen.retain(|id, _| is_there(id));
-        self.told.retain(|(id, _)| is_there(id));
-        self.ending.retain(|id, _| is_there(id));
-        for lease in
-            leases.iter().filter(|lease| lease.state() == LeaseState::Active && lease.has_containers())
-        {
-            let (first, age) = *self.seen.entry(lease.id).or_insert_with(|| (Instant::now(), age(lease)));
+        let judged = |lease: &&Lease| lease.state() == LeaseState::Active && lease.has_containers();
+        let now: Vec<(&Lease, Holders)> =
+            leases.iter().filter(judged).map(|lease| (lease, holders(lease))).collect();
+        let is_there = |key: &Holders| now.iter().any(|(_, other)| other == key);
+        self.seen.retain(|key, _| is_there(key));
+        self.told.retain(|(key, _)| is_there(key));
+        self.ending.retain(|key, _| is_there(key));
+        for (lease, key) in now {
+            let known = age(lease, &key);
+            let (first, age) = *self.seen.entry(key.clone()).or_insert_with(|| (Instant::now(), known));
             let held = age.saturating_add(first.elapsed());
-            let (idle, hold) = (self.rules.idle, self.rules.hold);
-            if let Some(idle_for) = self.used.idle(lease.id) {
-                self.apply(lease, idle, idle_for, "rules.idle", "has used no GPU time");
+            let idle = self.used.idle(lease.id).map_or(Duration::ZERO, |idle| idle.min(held));
+            let (on_idle, on_hold) = (self.rules.idle, self.rules.hold);
+            let is_idle = self.breaks(lease, &key, on_idle, idle, "rules.idle", "has used no GPU time");
+            let is_long = self.breaks(lease, &key, on_hold, held, "rules.hold", "has held its GPU");
+            if is_idle || is_long {
+                self.end(lease, key);
+            } else {
+                self.ending.remove(&key);
             }
-            self.apply(lease, hold, held, "rules.hold", "has held its GPU");
         }
     }
 
-    fn apply(&mut self, lease: &Lease, rule: Option<Rule>, since: Duration, name: &'static str, what: &str) {
-        let Some(rule) = rule.filter(|rule| since >= rule.after) else { return };
-        if self.told.insert((lease.id, name)) {
+    /// Tells of containers that break the rule. Returns whether they are to be ended.
+    fn breaks(
+        &mut self,
+        lease: &Lease,
+        key: &Holders,
+        rule: Option<Rule>,
+        since: Duration,
+        name: &'static str,
+        what: &str,
+    ) -> bool {
+        let Some(rule) = rule.filter(|rule| since >= rule.after) else {
+            self.told.remove(&(key.clone(), name));
+            return false;
+        };
+        if self.told.insert((key.clone(), name)) {
             let (container, seconds) = (containers(lease), since.as_secs());
             let done = if rule.ends { "it is ended" } else { "told alone" };
             tracing::warn!(%container, rule = name, seconds, "{what} for long: {done}");
         }
-        if !rule.ends {
-            return;
-        }
-        let asked = *self.ending.entry(lease.id).or_insert_with(|| {
+        rule.ends
+    }
+
+    fn end(&mut self, lease: &Lease, key: Holders) {
+        let asked = *self.ending.entry(key).or_insert_with(|| {
             ending::ask(lease);
             Instant::now()
         });
@@ -120,8 +156,16 @@ impl Judge {
     }
 }
 
-/// How old the lease is by the wall clock; nothing if that was set back.
-fn age(lease: &Lease) -> Duration {
+fn holders(lease: &Lease) -> Holders {
+    let of = |member: &Member| (member.holder.pid, member.holder.start_time);
+    (lease.id, lease.members().filter(|member| !member.holder.is_agent()).map(of).collect())
+}
+
+/// How old the lease is by the wall clock; nothing if that was set back, or if others may have held it before.
+fn age(lease: &Lease, (_, holders): &Holders) -> Duration {
+    if lease.members().count() > 1 || holders.is_empty() {
+        return Duration::ZERO;
+    }
     let granted = SystemTime::UNIX_EPOCH + Duration::from_secs(lease.granted_at);
     SystemTime::now().duration_since(granted).unwrap_or_default()
 }
@@ -137,8 +181,11 @@ mod tests {
         used.note(&BTreeMap::from([(1, 5), (2, 0)]));
         sleep(Duration::from_millis(20));
         used.note(&BTreeMap::from([(1, 6), (2, 0)]));
-        let (first, second) = (used.idle(1).unwrap(), used.idle(2).unwrap());
-        assert!(first < second && second >= Duration::from_millis(20), "{first:?} {second:?}");
+        assert_eq!(used.idle(1), Some(Duration::ZERO));
+        assert!(used.idle(2).is_some_and(|idle| idle >= Duration::from_millis(20)));
+        let before = used.idle(2);
+        sleep(Duration::from_millis(20));
+        assert_eq!(used.idle(2), before, "time in which nobody looked does not count yet");
         used.note(&BTreeMap::from([(1, 6)]));
         assert_eq!(used.idle(2), None);
     }

@@ -10,7 +10,7 @@ use anyhow::Result;
 use gpushare_config::{Config, Meter};
 use gpushare_inject::{Measuring, Region, UsageError, one_line};
 use gpushare_inventory::{DeviceMemory, GpuUuid, Node};
-use gpushare_quota::{Lease, Running, Store, cgroup_of};
+use gpushare_quota::{Enforcement, Lease, Running, Store, cgroup_of};
 use gpushare_region::{Measurement, Usage};
 use nvml_wrapper::Nvml;
 use procfs::process::Process;
@@ -46,6 +46,8 @@ const WATCHED: u64 = 2;
 /// A line is written at least this often, since libraries take one that is a second old for that of a dead
 /// meter.
 const REFRESH: Duration = Duration::from_millis(250);
+/// A GPU whose driver has told samples within this time tells them.
+const FRESH: Duration = Duration::from_secs(2);
 /// A container that was held back within this time, in nanoseconds, wants more.
 const HELD_BACK: u64 = 400_000_000;
 
@@ -127,6 +129,8 @@ struct Session<'a> {
 
 /// A GPU on which somebody holds a share.
 struct Metered<'a> {
+    /// When the driver last told samples, or that there are none.
+    answered: Option<Instant>,
     gpu: Gpu<'a>,
     account: Account,
     /// When a window was last found to have ended.
@@ -179,7 +183,10 @@ impl<'a> Session<'a> {
                 Ok(device) => {
                     let gpu = Gpu::new(device, grant.gpu);
                     let account = Account::new(&before, gpu.period(), clock);
-                    self.gpus.insert(grant.gpu, Metered { gpu, account, ended: None, written: None });
+                    self.gpus.insert(
+                        grant.gpu,
+                        Metered { gpu, account, answered: None, ended: None, written: None },
+                    );
                 }
                 Err(error) => tracing::warn!(gpu = %grant.gpu, %error, "NVML cannot open a GPU"),
             }
@@ -219,6 +226,7 @@ impl<'a> Session<'a> {
                 && metered.ended.is_none_or(|before| before.elapsed() >= metered.account.period() / 2)
                 && let Some(samples) = metered.gpu.samples(metered.account.ask_from(clock))
             {
+                metered.answered = Some(Instant::now());
                 ended = metered.account.count(samples, clock, |pid| self.owners.of(pid, &self.leases));
             }
             if ended {
@@ -262,13 +270,20 @@ impl<'a> Session<'a> {
         let Some(noted) = self.used else { return };
         let (mut used, mut untold) = (BTreeMap::<i64, u64>::new(), BTreeSet::new());
         for metered in self.gpus.values_mut() {
-            let is_told = metered.account.counted_until().is_some();
+            let is_told = metered.answered.is_some_and(|answered| answered.elapsed() < FRESH);
             for (lease, member) in metered.account.members() {
                 let sum = used.entry(lease).or_default();
                 *sum = sum.saturating_add(member.own);
                 if !is_told {
                     untold.insert(lease);
                 }
+            }
+        }
+        for lease in &self.leases {
+            // Under MPS the time may be the server's. A GPU that NVML cannot open is not in the list.
+            let is_mps = lease.enforcement == Enforcement::Mps;
+            if is_mps || !lease.grants.iter().all(|grant| self.gpus.contains_key(&grant.gpu)) {
+                untold.insert(lease.id);
             }
         }
         used.retain(|lease, _| !untold.contains(lease));

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use gpushare_inventory::FileIdentity;
 use gpushare_quota::{Lease, Running};
 use gpushare_region::{
-    Damaged, LIMITS_LEN, MAX_DEVICES, Measurement, Throttle, USAGE_HEADER_LEN, USAGE_LEN, Usage,
+    Damaged, LIMITS_LEN, LimitsFile, MAX_DEVICES, Measurement, Throttle, USAGE_HEADER_LEN, USAGE_LEN, Usage,
     encode_limits, grants_are, lock_byte, measurements, read_throttles, read_usage_of, read_wishes,
     usage_length,
 };
@@ -102,6 +102,18 @@ impl Region {
     pub fn set_memory(&self, lease: &Lease) -> io::Result<()> {
         let file = self.open_limits()?;
         mapped::write(&file, |file| file.set_memory(lease.grants.iter().map(|grant| grant.memory.bytes())))
+    }
+
+    /// Whether the memory limits in the living `limits` file are at most those of the lease.
+    ///
+    /// # Errors
+    /// As [`Region::set_grants`].
+    pub fn has_less_memory(&self, lease: &Lease) -> io::Result<bool> {
+        let is_less = |file: &LimitsFile| {
+            let mut grants = lease.grants.iter().enumerate();
+            grants.all(|(line, grant)| (1..=grant.memory.bytes()).contains(&file.memory(line)))
+        };
+        mapped::write(&self.open_limits()?, is_less)
     }
 
     /// Whether the living `limits` file grants what the lease says. A container that may mount can change the

@@ -4,8 +4,8 @@ use super::queue::Holders;
 use super::{Cuda, Here, SUCCESS, Status};
 use crate::table::{Entry, Kind};
 
-/// How often a raised limit is tried.
-const TRIES: usize = 4;
+/// How often a raised limit is tried: others of the container may take what was meant for this one.
+const TRIES: usize = 64;
 
 /// Bytes charged on one device; given back on drop.
 #[must_use = "dropping a charge gives it back"]
@@ -28,14 +28,13 @@ impl Charge {
     /// As [`Charge::take`], without counting a refusal: something else may do in its place.
     pub(super) fn take_uncounted(here: Here, device: u8, bytes: u64) -> Option<Self> {
         let charge = Self::take_once(here, device, bytes);
-        let may_fit = || bytes <= here.book().limit(device.into()) && Cuda::give_back_unused(here);
+        let may_fit = || bytes <= here.book().size(device.into()) && Cuda::give_back_unused(here);
         let charge =
             if charge.is_none() && may_fit() { Self::take_once(here, device, bytes) } else { charge };
         charge.or_else(|| Self::take_more(here, device, bytes))
     }
 
-    /// As [`Charge::take_once`], once the node has raised a limit that may grow. Others of the container may be
-    /// faster, so it is tried a few times.
+    /// As [`Charge::take_once`], once the node has raised a limit that may grow.
     #[cold]
     fn take_more(here: Here, device: u8, bytes: u64) -> Option<Self> {
         let more = || here.book().ask_for_more(device.into(), bytes);

@@ -228,7 +228,17 @@ fn admit(here: Here, executable: usize, line: u8, bytes: u64, queue: Queue) -> b
         }
         true
     };
-    let fits = admitted() || Cuda::give_back_unused(here) && admitted();
+    let growth = || {
+        let books = here.state.graphs.books.lock();
+        let reserve = books.reserves.get(usize::from(line)).copied();
+        reserve.map_or(0, |reserve| {
+            let needed = reserve.base.saturating_add(reserve.launched).saturating_add(bytes);
+            needed.saturating_sub(reserve.charged)
+        })
+    };
+    // The node is asked without the lock: it may take its time.
+    let more = || here.book().ask_for_more(line.into(), growth());
+    let fits = admitted() || Cuda::give_back_unused(here) && admitted() || more() && admitted();
     if !fits {
         here.book().count_refusal();
     }
