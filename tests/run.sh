@@ -30,6 +30,11 @@ run cargo test --no-run --workspace --locked "${shims[@]}"
 cargo test --quiet --no-run --workspace --locked "${shims[@]}" --message-format=json 2>/dev/null |
     sed -n 's|.*"package_id":"path+file://\([^"#]*\)#.*"target":{[^}]*"name":"\([^"]*\)".*"profile":{[^}]*"test":true.*"executable":"\([^"]*\)".*|\1 \2 \3|p' \
         >"$programs"
+# Cargo names each program in words, too: one that the list lacks would not be run, and nobody would notice.
+if [ "$(grep -c '^  Executable ' "$log")" -ne "$(wc -l <"$programs")" ]; then
+    echo "the list of test programs is not whole" >&2
+    failed=1
+fi
 own=$(pwd)/tests
 
 # Tests beside the code, as cargo runs them.

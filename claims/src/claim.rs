@@ -44,8 +44,8 @@ pub struct Claim {
     pub mode: Option<Mode>,
     /// The most compute that may be used while the GPU is otherwise idle, in percent of the GPU.
     pub burst: Option<Cores>,
-    /// The most memory that the container may hold on each GPU, above what it is promised, while the GPU has it; the
-    /// smallest that any claim states counts.
+    /// The most memory that the container may hold on each GPU, above what it is promised, while the GPU has
+    /// it; the smallest that any claim states counts.
     pub memory_limit: Option<DeviceMemory>,
     /// Host memory that may stand in for the GPU's, in all; the smallest that any claim states counts.
     pub host_memory: Option<DeviceMemory>,

@@ -346,8 +346,8 @@ impl Container {
         gpus.into_iter().filter(|(_, minor)| is_handed(minor)).collect()
     }
 
-    /// Minors of the nodes below `/dev/nvidia-caps` that the bundle has beside those of GPUs: two of them are those of
-    /// a MIG instance. As for [`Container::handed`], those of an earlier run count by their note.
+    /// Minors of the nodes below `/dev/nvidia-caps` that the bundle has beside those of GPUs: two of them are
+    /// those of a MIG instance. As for [`Container::handed`], those of an earlier run count by their note.
     pub fn handed_capabilities(&self) -> Vec<u32> {
         if self.ran_before {
             let items = self.annotations.get(HANDED).into_iter().flat_map(|note| note.split(','));
@@ -373,8 +373,8 @@ const CAPABILITIES: &str = "/dev/nvidia-caps/nvidia-cap";
 pub const CAPABILITY: &str = "cap";
 
 /// The annotation that keeps the minors of the GPUs that a bundle was handed, for a later run of the same
-/// bundle, and those of the nodes of MIG instances (`0,cap30,cap31`). A pod can write it too, so it counts only
-/// beside the hook of an earlier lease.
+/// bundle, and those of the nodes of MIG instances (`0,cap30,cap31`). A pod can write it too, so it counts
+/// only beside the hook of an earlier lease.
 pub const HANDED: &str = "granted.gpushare.io/handed";
 
 /// The NVIDIA driver's major number. Its minors from 254 up are control nodes.

@@ -18,8 +18,8 @@ impl<'a> NodeGpus<'a> {
         self.0.iter().collect()
     }
 
-    /// What a request means that names no GPU: the whole GPUs. On a node without any, where all are divided, its
-    /// MIG instances.
+    /// What a request means that names no GPU: the whole GPUs. On a node without any, where all are divided,
+    /// its MIG instances.
     pub fn unnamed(self) -> Vec<&'a Gpu> {
         let is_meant = |gpu: &&Gpu| gpu.instance.as_ref().is_none_or(|instance| instance.stands_for_gpu);
         self.0.iter().filter(is_meant).collect()

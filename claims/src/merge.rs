@@ -255,9 +255,9 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// The most memory that the container may grow to on each GPU. It is as much memory as a share of that size while
-    /// nobody else needs it, so it counts where it is said by who is believed as far as any that states amounts,
-    /// and by one who may grant without ceilings.
+    /// The most memory that the container may grow to on each GPU. It is as much memory as a share of that
+    /// size while nobody else needs it, so it counts where it is said by who is believed as far as any that
+    /// states amounts, and by one who may grant without ceilings.
     fn memory_limit(&mut self, shares: &[Granted], mode: Mode) -> Result<Option<DeviceMemory>, RequestError> {
         let Some(least) = self.least(|claim| claim.memory_limit, |a, b| Ok(a.cmp(b)))? else {
             return Ok(None);

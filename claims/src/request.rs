@@ -28,8 +28,8 @@ pub struct Request {
     pub compute_policy: ComputePolicy,
     /// The most compute that [`ComputePolicy::Burst`] may use; `None` allows all idle time.
     pub burst: Option<Cores>,
-    /// The most memory on each GPU that the container may grow to, above `memory`, which is in bytes and the same on all
-    /// of them then; `None`: it does not grow.
+    /// The most memory on each GPU that the container may grow to, above `memory`, which is in bytes and the
+    /// same on all of them then; `None`: it does not grow.
     pub memory_limit: Option<DeviceMemory>,
     /// Host memory that may stand in for the GPU's where a share's own is full, over all its GPUs.
     pub host_memory: DeviceMemory,

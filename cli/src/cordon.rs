@@ -1,6 +1,6 @@
 //! `gpushare cordon` and `uncordon`: GPUs of which no new share is given. The list is the setting
-//! `quota.cordoned_by_command` in a drop-in of its own: it outlives a boot, and no byte of the administrator's
-//! files changes.
+//! `quota.cordoned_by_command` in a drop-in of its own: it outlives a boot, and no byte of the
+//! administrator's files changes.
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, Permissions, set_permissions};

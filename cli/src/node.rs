@@ -12,8 +12,8 @@ pub fn inventory(config: &Config, state: &StateFolder) -> Result<Node> {
     Ok(all(config, state)?.without_faulty(&Faults::load(state.path()))?)
 }
 
-/// The node's inventory with the GPUs on which faults were noted: containers that have them keep them. A cache that does not fit is renewed first, so that no command shows the GPUs of an
-/// earlier boot or driver.
+/// The node's inventory with the GPUs on which faults were noted: containers that have them keep them. A
+/// cache that does not fit is renewed first, so that no command shows the GPUs of an earlier boot or driver.
 pub fn all(config: &Config, state: &StateFolder) -> Result<Node> {
     let node = Node::open(&config.roots)?;
     let known = Totals::load(&Totals::path(state.path()));
@@ -25,7 +25,8 @@ pub fn all(config: &Config, state: &StateFolder) -> Result<Node> {
     Ok(node.with_totals(&totals))
 }
 
-/// The GPUs and MIG instances that the driver shows now, with what is known of them already: NVML is not asked.
+/// The GPUs and MIG instances that the driver shows now, with what is known of them already: NVML is not
+/// asked.
 ///
 /// # Errors
 /// When there is no driver, or no GPU in service.

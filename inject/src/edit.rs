@@ -59,7 +59,8 @@ pub enum EditError {
         /// Paths of the nodes of the GPUs that were handed over, separated by commas.
         handed: String,
     },
-    /// The bundle gives a node of MIG's that the lease does not: another instance's, or that of the configuration.
+    /// The bundle gives a node of MIG's that the lease does not: another instance's, or that of the
+    /// configuration.
     #[error(
         "{what} is of a MIG instance that the container's share does not cover, or of MIG's configuration; leave it out, or ask \
          for that instance with GPUSHARE_DEVICES"
@@ -257,8 +258,8 @@ fn is_drm(entry: &Value) -> bool {
     number(entry, "major") == Some(DRM_MAJOR)
 }
 
-/// Whether this is a GPU's node under its own name, one of a MIG instance, or one below /dev/dri. Control nodes do
-/// not count: every plan has the same ones.
+/// Whether this is a GPU's node under its own name, one of a MIG instance, or one below /dev/dri. Control
+/// nodes do not count: every plan has the same ones.
 fn is_our_node(device: &Value) -> bool {
     let path = text(device, "path");
     let of_gpu = gpu_minor(device).is_some_and(|minor| path == format!("/dev/nvidia{minor}"));

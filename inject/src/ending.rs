@@ -20,8 +20,8 @@ pub fn active(lease: &Lease) -> impl Iterator<Item = &Holder> {
     active.map(|member| &member.holder)
 }
 
-/// Asks the first process of each container to end (SIGTERM). As at `docker stop`, one that does not handle the
-/// signal may not hear it.
+/// Asks the first process of each container to end (SIGTERM). As at `docker stop`, one that does not handle
+/// the signal may not hear it.
 pub fn ask(lease: &Lease) {
     for holder in active(lease).filter(|holder| !holder.is_agent() && holder.lives()) {
         // One that has ended meanwhile needs no signal.
@@ -30,8 +30,8 @@ pub fn ask(lease: &Lease) {
 }
 
 /// Kills every process of the containers, by their cgroups and never by a pid that a container wrote. The
-/// engine finds them ended, and their share is released as at every end. Processes of the host in a container's
-/// cgroup stay.
+/// engine finds them ended, and their share is released as at every end. Processes of the host in a
+/// container's cgroup stay.
 pub fn end(lease: &Lease) {
     for holder in active(lease).filter(|holder| !holder.is_gone()) {
         // With the first process of a pid namespace the kernel ends all others.
@@ -52,8 +52,8 @@ pub fn end(lease: &Lease) {
     }
 }
 
-/// Asks the containers of all these leases to end, kills those that have not after `grace`, and waits until they are
-/// gone. Returns whether they are.
+/// Asks the containers of all these leases to end, kills those that have not after `grace`, and waits until
+/// they are gone. Returns whether they are.
 pub fn end_within(leases: &[Lease], grace: Duration) -> bool {
     leases.iter().for_each(ask);
     let are_gone = || leases.iter().flat_map(active).all(Holder::is_gone);

@@ -310,8 +310,8 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// Ends the containers of these leases, which are of lower priority, and waits until they are gone. Returns whether
-/// there were any, and all are.
+/// Ends the containers of these leases, which are of lower priority, and waits until they are gone. Returns
+/// whether there were any, and all are.
 fn preempt(key: &LeaseKey, request: &Request, ended: &[Lease], grace: Duration) -> bool {
     for lease in ended {
         let (of, level) = (lease.priority.level(), request.priority.level());

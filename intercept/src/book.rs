@@ -21,8 +21,8 @@ use crate::sys::{self, Fd, FileId};
 const PATIENCE: u64 = 9_000_000;
 /// Longest sleep between two looks, in nanoseconds.
 const NAP: u64 = 1_000_000;
-/// How long an allocation may wait for the node to raise a limit that may grow, in nanoseconds. Where it runs, the
-/// meter answers within some milliseconds; it may have to notice the container first.
+/// How long an allocation may wait for the node to raise a limit that may grow, in nanoseconds. Where it
+/// runs, the meter answers within some milliseconds; it may have to notice the container first.
 const LENIENCE: u64 = 300_000_000;
 /// Processor ticks after which a query looks for dead processes again, about ten milliseconds.
 const SWEEP_TICKS: u64 = 1 << 25;
@@ -133,8 +133,8 @@ impl Book {
         self.limits.map_or(0, |file| file.most_memory(device))
     }
 
-    /// What the container could hold on `device` now in bytes: its limit, and what the node has left for it to
-    /// grow.
+    /// What the container could hold on `device` now in bytes: its limit, and what the node has left for it
+    /// to grow.
     pub fn within_reach(&self, device: usize) -> u64 {
         let Some(file) = self.limits else { return 0 };
         let limit = file.memory(device);
@@ -142,8 +142,8 @@ impl Book {
         limit.saturating_add(u64::from(room) << 20).min(file.most_memory(device))
     }
 
-    /// Asks the node to raise the limit of `device`, if it may grow, so that `bytes` more fit, and waits for the
-    /// answer. True: the limit is that high now.
+    /// Asks the node to raise the limit of `device`, if it may grow, so that `bytes` more fit, and waits for
+    /// the answer. True: the limit is that high now.
     #[cold]
     pub fn ask_for_more(&self, device: usize, bytes: u64) -> bool {
         let (Some(limits), Some(usage)) = (self.limits, self.usage) else { return false };
@@ -339,8 +339,8 @@ impl Book {
         if let Some(last) = self.last_sum.get(device) {
             last.store(sum, Relaxed);
         }
-        // The limit is read once more after the line was raised: the host lowers a limit, and then reads what is
-        // held. Without a slot of this process, others do not see what was added.
+        // The limit is read once more after the line was raised: the host lowers a limit, and then reads what
+        // is held. Without a slot of this process, others do not see what was added.
         if sum <= limit.min(self.limit(device)) && slot.is_some() && self.own_slot(usage) == slot {
             return true;
         }

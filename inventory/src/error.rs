@@ -73,8 +73,8 @@ pub enum NodeError {
         /// The GPU.
         gpu: GpuUuid,
     },
-    /// NVML tells of an instance that `/proc` does not show, or the other way, or nothing by which it could be asked
-    /// for.
+    /// NVML tells of an instance that `/proc` does not show, or the other way, or nothing by which it could
+    /// be asked for.
     #[error(
         "MIG instance {id} of {gpu} ({name:?}) is known to NVML or to /proc alone, or not wholly; run `gpushare inventory \
          refresh`, and see the kernel log"

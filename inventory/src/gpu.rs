@@ -12,7 +12,8 @@ use crate::place::Place;
 use crate::proc;
 use crate::uuid::GpuUuid;
 
-/// One GPU as the driver's `/proc` files describe it, or a MIG instance: what one container can have a share of.
+/// One GPU as the driver's `/proc` files describe it, or a MIG instance: what one container can have a share
+/// of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
     /// Index as NVML counts, in the order of PCI addresses; an instance has that of its GPU.

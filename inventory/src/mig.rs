@@ -1,8 +1,8 @@
 //! MIG instances: parts into which the hardware itself divides a GPU. A GPU instance has memory and
 //! multiprocessors of its own, and a compute instance is what programs run on.
 //!
-//! `/proc` tells which instances there are and the device nodes that open them. Their UUIDs, sizes and profiles
-//! come from NVML by way of [`Totals`](crate::Totals).
+//! `/proc` tells which instances there are and the device nodes that open them. Their UUIDs, sizes and
+//! profiles come from NVML by way of [`Totals`](crate::Totals).
 
 use std::fmt;
 use std::path::Path;
@@ -15,8 +15,8 @@ use crate::proc::{self, ProcError};
 use crate::roots::Roots;
 use crate::uuid::GpuUuid;
 
-/// Ids of a GPU instance and of a compute instance in it, as the driver counts them. Ids have gaps, and an id is
-/// given anew after its instance was destroyed.
+/// Ids of a GPU instance and of a compute instance in it, as the driver counts them. Ids have gaps, and an id
+/// is given anew after its instance was destroyed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceId {
     /// Id of the GPU instance on its GPU.
@@ -54,8 +54,8 @@ pub struct Instance {
     pub nodes: [DeviceNode; 2],
 }
 
-/// Name of an instance's size as `nvidia-smi mig -lgip` writes it: `1g.10gb`, `1g.10gb+me`, or `1c.3g.40gb` for a
-/// compute instance that is a part of its GPU instance. In lower case.
+/// Name of an instance's size as `nvidia-smi mig -lgip` writes it: `1g.10gb`, `1g.10gb+me`, or `1c.3g.40gb`
+/// for a compute instance that is a part of its GPU instance. In lower case.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Profile(String);
 

@@ -39,8 +39,8 @@ pub struct SharedNodes {
 /// GPUs, driver and device nodes of this host.
 #[derive(Debug)]
 pub struct Node {
-    /// What containers can have shares of, sorted by index: whole GPUs, and, from [`Node::with_totals`] on, in
-    /// place of a GPU that is divided its MIG instances.
+    /// What containers can have shares of, sorted by index: whole GPUs, and, from [`Node::with_totals`] on,
+    /// in place of a GPU that is divided its MIG instances.
     pub gpus: Vec<Gpu>,
     /// The GPUs that are divided into MIG instances, sorted by index; empty before [`Node::with_totals`].
     pub divided: Vec<Gpu>,
@@ -99,8 +99,8 @@ impl Node {
         })
     }
 
-    /// Adds what `totals` has: memory sizes, which GPUs NVLink connects, and MIG instances in place of the GPUs
-    /// that are divided into them.
+    /// Adds what `totals` has: memory sizes, which GPUs NVLink connects, and MIG instances in place of the
+    /// GPUs that are divided into them.
     #[must_use]
     pub fn with_totals(mut self, totals: &Totals) -> Self {
         for mut gpu in std::mem::take(&mut self.gpus) {
@@ -129,8 +129,8 @@ impl Node {
         self
     }
 
-    /// Adds the instances of `gpu` in NVML's order. One that cannot be given, or that NVML or `/proc` alone knows, is
-    /// out of service, and so is a GPU without any.
+    /// Adds the instances of `gpu` in NVML's order. One that cannot be given, or that NVML or `/proc` alone
+    /// knows, is out of service, and so is a GPU without any.
     fn divide(&mut self, gpu: &Gpu, told: &[InstanceTotals]) {
         let mut told: Vec<&InstanceTotals> = told.iter().collect();
         told.sort_by_key(|one| one.position);

@@ -104,9 +104,9 @@ impl Totals {
         })
     }
 
-    /// Whether the cache is of this boot and this driver, has all GPUs of `node`, which has no totals yet, and
-    /// was made when they had the MIG instances that they have now. It may have more GPUs: one that failed since
-    /// does not make the others' entries wrong.
+    /// Whether the cache is of this boot and this driver, has all GPUs of `node`, which has no totals yet,
+    /// and was made when they had the MIG instances that they have now. It may have more GPUs: one that
+    /// failed since does not make the others' entries wrong.
     pub fn fits(&self, boot_id: &str, node: &Node) -> bool {
         let is_known =
             |gpu: &Gpu| self.of(gpu).is_some_and(|totals| totals.shown == node.instances_shown(gpu));

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The UUID of a GPU or of a MIG instance, as `GPU-5f2e0a11-…` or `MIG-5f2e0a11-…` in text and as the 16 bytes
-/// of `cuDeviceGetUuid_v2`.
+/// The UUID of a GPU or of a MIG instance, as `GPU-5f2e0a11-…` or `MIG-5f2e0a11-…` in text and as the 16
+/// bytes of `cuDeviceGetUuid_v2`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuUuid {
     is_instance: bool,

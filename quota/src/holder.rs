@@ -107,8 +107,9 @@ impl Holder {
         !self.process_is_gone()
     }
 
-    /// The processes in the container's cgroup and below it. For a container without a cgroup of its own it is the
-    /// first process only, while that is the recorded one: its pid may belong to another process by now.
+    /// The processes in the container's cgroup and below it. For a container without a cgroup of its own it
+    /// is the first process only, while that is the recorded one: its pid may belong to another process by
+    /// now.
     pub fn processes(&self) -> Vec<u32> {
         match &self.cgroup {
             Some(cgroup) => below(cgroup),
@@ -117,8 +118,8 @@ impl Holder {
         }
     }
 
-    /// As [`Holder::processes`], without those that see the host's mounts, which no container with a share does: an
-    /// engine may have put the container into a cgroup with processes of the host.
+    /// As [`Holder::processes`], without those that see the host's mounts, which no container with a share
+    /// does: an engine may have put the container into a cgroup with processes of the host.
     pub fn contained(&self) -> Vec<u32> {
         let mounts = |pid: &str| FileIdentity::of(format!("/proc/{pid}/ns/mnt").as_ref()).ok();
         let ours = mounts("self");

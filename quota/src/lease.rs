@@ -176,8 +176,8 @@ pub struct Lease {
     pub compute_policy: ComputePolicy,
     /// The most compute that [`ComputePolicy::Burst`] may use of each GPU.
     pub ceiling: Cores,
-    /// The bounds within which the memory of each grant grows and shrinks while the containers run; `None`: it is what
-    /// was granted.
+    /// The bounds within which the memory of each grant grows and shrinks while the containers run; `None`:
+    /// it is what was granted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elastic: Option<Elastic>,
     /// Host memory that may stand in for the GPUs', over all of them.

@@ -23,8 +23,8 @@ pub struct Admission {
     pub memory_percent: u16,
     /// The most compute that all leases on a GPU may hold together, in percent; 100 is no over-commit.
     pub cores_percent: u16,
-    /// GPUs of which no new lease gets a share, unless the cluster's scheduler has given it. Living leases keep
-    /// theirs, and may change.
+    /// GPUs of which no new lease gets a share, unless the cluster's scheduler has given it. Living leases
+    /// keep theirs, and may change.
     pub cordoned: BTreeSet<GpuUuid>,
     /// How many leases of containers that take turns may stand on one GPU; 0 is none.
     pub replicas: u16,
@@ -341,8 +341,8 @@ fn fitting<'a>(
         if !takes_rest {
             fit.sort_by_key(|candidate| !near.contains(&candidate.gpu.uuid));
         }
-        // A share of one GPU is put by what is left of it, and so is all that is left; several are put together
-        // first, if not where the pod is already.
+        // A share of one GPU is put by what is left of it, and so is all that is left; several are put
+        // together first, if not where the pod is already.
         let is_near = fit.iter().any(|candidate| near.contains(&candidate.gpu.uuid));
         fit = nearest(fit, wanted, wanted == 1 || takes_rest || is_near);
         fit.sort_by_key(|candidate| candidate.gpu.index);

@@ -183,9 +183,9 @@ impl Store {
         Ok(grants)
     }
 
-    /// The leases of lower priority that would have to end so that `request` finds room: the lowest first, of equal ones
-    /// the newest, and none without need. Empty where their end would not make room either. Leases of the same pod as
-    /// `member` stay.
+    /// The leases of lower priority that would have to end so that `request` finds room: the lowest first, of
+    /// equal ones the newest, and none without need. Empty where their end would not make room either. Leases
+    /// of the same pod as `member` stay.
     ///
     /// # Errors
     /// When the store fails.

@@ -240,8 +240,8 @@ impl LimitsFile {
         usize::try_from(line).ok().filter(|line| *line < MAX_DEVICES)
     }
 
-    /// The memory limit of line `device` in bytes; 0 when there is no such line. It is read after all that this
-    /// thread did before, as the host reads what is held after it lowered the limit.
+    /// The memory limit of line `device` in bytes; 0 when there is no such line. It is read after all that
+    /// this thread did before, as the host reads what is held after it lowered the limit.
     pub fn memory(&self, device: usize) -> u64 {
         match self.devices.get(device) {
             Some(line) => line.memory_bytes.load(core::sync::atomic::Ordering::SeqCst),

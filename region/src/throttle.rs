@@ -1,5 +1,5 @@
-//! Reads what a container says about its share: how far its compute was held back, and whether it wishes for more
-//! memory. The host shows it, and takes it as a hint which container wants more.
+//! Reads what a container says about its share: how far its compute was held back, and whether it wishes for
+//! more memory. The host shows it, and takes it as a hint which container wants more.
 
 use core::mem::offset_of;
 
@@ -31,8 +31,8 @@ pub fn read_throttles(bytes: &[u8]) -> Result<[Throttle; MAX_DEVICES], Damaged> 
     }))
 }
 
-/// Reads the wishes for higher memory limits out of the header of a usage file, by line of the limits file: number and
-/// bytes. The container can write any number here.
+/// Reads the wishes for higher memory limits out of the header of a usage file, by line of the limits file:
+/// number and bytes. The container can write any number here.
 ///
 /// # Errors
 /// As [`read_throttles`].

@@ -72,8 +72,8 @@ pub struct UsageHeader {
 }
 
 /// A wish for a higher memory limit. The meter reads it, and answers with its number
-/// ([`Measured::answered`](crate::Measured)). The number stands before the bytes and is written after them: a reader
-/// that meets a writer takes new bytes for those of the earlier number, and looks again.
+/// ([`Measured::answered`](crate::Measured)). The number stands before the bytes and is written after them: a
+/// reader that meets a writer takes new bytes for those of the earlier number, and looks again.
 #[derive(Default)]
 #[repr(C)]
 pub struct Wish {

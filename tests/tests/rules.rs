@@ -1,4 +1,5 @@
-//! Containers that hold a GPU in others' way: idle ones, those that hold it for long, and those of lower priority.
+//! Containers that hold a GPU in others' way: idle ones, those that hold it for long, and those of lower
+//! priority.
 
 use std::time::Duration;
 

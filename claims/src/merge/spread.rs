@@ -66,8 +66,8 @@ impl<'a> Merge<'a> {
         Ok(Spread { gpus, wanted, named, multiplying })
     }
 
-    /// What placement chooses from where no claim names a GPU: instances of the size that is asked for, else what
-    /// the node means by a GPU.
+    /// What placement chooses from where no claim names a GPU: instances of the size that is asked for, else
+    /// what the node means by a GPU.
     fn pool(&self) -> Result<Vec<&'a Gpu>, RequestError> {
         let Some((claim, profile)) = self.profile()? else { return Ok(self.node.unnamed()) };
         let found: Vec<&Gpu> = self.node.all().into_iter().filter(|gpu| is_of_size(gpu, profile)).collect();

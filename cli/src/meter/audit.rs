@@ -104,7 +104,8 @@ pub fn mend(store: &Store, region: &Region, lease: &Lease) -> Result<bool> {
         Ok(false) => {}
     }
     let mended = store.settle(lease.id, &lease.member.key, |lease| match region.grants_are(lease) {
-        // A meter that was killed while the share grew or shrank has left less memory there: no container's doing.
+        // A meter that was killed while the share grew or shrank has left less memory there: no container's
+        // doing.
         Ok(false) if lease.elastic.is_some() && region.has_less_memory(lease)? => {
             region.set_memory(lease)?;
             match region.grants_are(lease)? {

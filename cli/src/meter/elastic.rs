@@ -1,8 +1,9 @@
 //! Gives containers with a memory limit above their share what lies between, while the GPU has it.
 //!
-//! A lease's memory is what the container may hold now. It grows when the container wishes so and no other lease needs
-//! the memory, and shrinks to what the container holds once that is less. So admission counts what is promised and
-//! what is in use, nothing that is in use is ever taken back, and the ledger is never behind.
+//! A lease's memory is what the container may hold now. It grows when the container wishes so and no other
+//! lease needs the memory, and shrinks to what the container holds once that is less. So admission counts
+//! what is promised and what is in use, nothing that is in use is ever taken back, and the ledger is never
+//! behind.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,16 +21,16 @@ use gpushare_request::MemoryRequest;
 
 use crate::node;
 
-/// Pause between two looks at the wishes of containers that wish nothing, and of those that do. A library waits for an
-/// answer much longer (`LENIENCE` of `intercept/src/book.rs`).
+/// Pause between two looks at the wishes of containers that wish nothing, and of those that do. A library
+/// waits for an answer much longer (`LENIENCE` of `intercept/src/book.rs`).
 const PAUSE: Duration = Duration::from_millis(20);
 const BUSY: Duration = Duration::from_millis(4);
 /// How long after a wish the next ones are expected.
 const SOON: Duration = Duration::from_secs(1);
 /// Time between two looks at what is held and what is left.
 const TICK: Duration = Duration::from_millis(250);
-/// Memory is given and taken in pieces of at least this many bytes, and of this part of what lies between: a container
-/// that wishes all the time has few changes made.
+/// Memory is given and taken in pieces of at least this many bytes, and of this part of what lies between: a
+/// container that wishes all the time has few changes made.
 const PIECE: u64 = 64 << 20;
 const PIECES: u64 = 32;
 /// Time until files that are not there yet are looked for again.

@@ -1,4 +1,5 @@
-//! Ends, or tells of, containers that hold a GPU and do not use it, or hold it for long (`[rules]` of the settings).
+//! Ends, or tells of, containers that hold a GPU and do not use it, or hold it for long (`[rules]` of the
+//! settings).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +17,8 @@ use crate::node;
 /// Time between two looks.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// For how long each lease has used no GPU time. One is missing while the driver tells no GPU time of its GPUs.
+/// For how long each lease has used no GPU time. One is missing while the driver tells no GPU time of its
+/// GPUs.
 #[derive(Clone, Debug, Default)]
 pub struct LastUse(Arc<Mutex<BTreeMap<i64, Use>>>);
 
@@ -33,8 +35,8 @@ struct Use {
 const BETWEEN: Duration = Duration::from_secs(3);
 
 impl LastUse {
-    /// Notes the GPU time, in nanoseconds over all GPUs, that each of these leases has used so far. Others are
-    /// forgotten.
+    /// Notes the GPU time, in nanoseconds over all GPUs, that each of these leases has used so far. Others
+    /// are forgotten.
     pub fn note(&self, used: &BTreeMap<i64, u64>) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|lease, _| used.contains_key(lease));
@@ -161,7 +163,8 @@ fn holders(lease: &Lease) -> Holders {
     (lease.id, lease.members().filter(|member| !member.holder.is_agent()).map(of).collect())
 }
 
-/// How old the lease is by the wall clock; nothing if that was set back, or if others may have held it before.
+/// How old the lease is by the wall clock; nothing if that was set back, or if others may have held it
+/// before.
 fn age(lease: &Lease, (_, holders): &Holders) -> Duration {
     if lease.members().count() > 1 || holders.is_empty() {
         return Duration::ZERO;

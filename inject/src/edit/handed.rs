@@ -41,9 +41,10 @@ fn paths(minors: &BTreeSet<u64>) -> String {
     minors.iter().map(|minor| format!("/dev/nvidia{minor}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Takes out the nodes of the GPUs with these `minors`, their nodes below /dev/dri, those of MIG instances with these
-/// `parts`, and each rule that names exactly their numbers. A rule that reaches further stays, and is refused. A share also loses the driver's
-/// control nodes that came along: the plan brings those that it needs, without the right to make nodes.
+/// Takes out the nodes of the GPUs with these `minors`, their nodes below /dev/dri, those of MIG instances
+/// with these `parts`, and each rule that names exactly their numbers. A rule that reaches further stays, and
+/// is refused. A share also loses the driver's control nodes that came along: the plan brings those that it
+/// needs, without the right to make nodes.
 pub(super) fn take_out_nodes(json: &mut Value, minors: &BTreeSet<u64>, parts: &BTreeSet<u64>, plan: &Plan) {
     if minors.is_empty() {
         return;

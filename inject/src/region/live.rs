@@ -57,8 +57,8 @@ impl Measuring {
 }
 
 impl Measuring {
-    /// Tells the container what the node could add to its memory limit on the GPU of `line`, in MiB, and that its
-    /// wish of this number was answered. A line that the file does not have is ignored.
+    /// Tells the container what the node could add to its memory limit on the GPU of `line`, in MiB, and that
+    /// its wish of this number was answered. A line that the file does not have is ignored.
     ///
     /// # Errors
     /// As [`Measuring::set`].
@@ -93,9 +93,10 @@ impl Region {
         mapped::write(&file, |file| file.set_grants(&limits(lease), lease.host_memory.bytes()))
     }
 
-    /// Writes the lease's memory limits alone into the living `limits` file: the container's account of compute goes on.
-    /// A process that reserves memory after this obeys them; what was reserved before, the container's books show
-    /// from now on. There must be one writer at a time: the caller holds the store's turn.
+    /// Writes the lease's memory limits alone into the living `limits` file: the container's account of
+    /// compute goes on. A process that reserves memory after this obeys them; what was reserved before, the
+    /// container's books show from now on. There must be one writer at a time: the caller holds the store's
+    /// turn.
     ///
     /// # Errors
     /// As [`Region::set_grants`].
@@ -183,8 +184,8 @@ impl Region {
         })?)
     }
 
-    /// The memory limits that the container wishes for, by line: number of the wish, and bytes. `file` is one that
-    /// [`Region::hold`] keeps open.
+    /// The memory limits that the container wishes for, by line: number of the wish, and bytes. `file` is one
+    /// that [`Region::hold`] keeps open.
     ///
     /// # Errors
     /// As [`Region::read_usage`].

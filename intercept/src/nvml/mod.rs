@@ -79,8 +79,8 @@ struct Granted {
 /// "Not a MIG instance".
 const NO_INSTANCE: [u32; 2] = [u32::MAX; 2];
 
-/// Calls `each` for what is granted of `device`: itself, or of a GPU that is divided those of its MIG instances that
-/// the driver shows here.
+/// Calls `each` for what is granted of `device`: itself, or of a GPU that is divided those of its MIG
+/// instances that the driver shows here.
 fn each_granted(book: &Book, device: Device, mut each: impl FnMut(Granted)) {
     if let Some(line) = line_of(book, device) {
         return each(Granted { line, instance: ids(device) });

@@ -257,8 +257,8 @@ fn spec(node: &str, generation: i64, devices: Vec<Device>) -> ResourceSliceSpec 
     }
 }
 
-/// All whole GPUs of the node whose size is known. A MIG instance is no device of the cluster's yet: a claim that
-/// names none would get a small one as well as a GPU.
+/// All whole GPUs of the node whose size is known. A MIG instance is no device of the cluster's yet: a claim
+/// that names none would get a small one as well as a GPU.
 pub fn devices(node: &Node, rules: &Admission, policy: &Policy) -> Vec<Device> {
     let whole = node.gpus.iter().filter(|gpu| gpu.instance.is_none());
     let sized = whole.filter_map(|gpu| Some((gpu, gpu.memory?)));

@@ -77,7 +77,7 @@ pub enum Refusal {
         "{place} is a MIG instance, for which gpushare runs no MPS control daemon; ask for a share of it, or for another GPU"
     )]
     MpsOnInstance {
-        /// The instance.
+        /// Position, size and UUID of the instance.
         place: String,
     },
     /// As many containers take turns on the GPU as may.

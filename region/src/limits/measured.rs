@@ -32,8 +32,8 @@ pub struct Measured {
     /// Part of `memory_bytes` that the container's own books do not explain, in bytes; 0: the books explain
     /// all of it.
     pub unbooked_bytes: AtomicU64,
-    /// What the node could add to the line's memory limit now, in MiB. The meter alone writes this word and the
-    /// next, and no other part of the line with them.
+    /// What the node could add to the line's memory limit now, in MiB. The meter alone writes this word and
+    /// the next, and no other part of the line with them.
     pub room_mebibytes: AtomicU32,
     /// Number of the last wish for a higher limit that the meter has answered, one way or the other.
     pub answered: AtomicU32,

@@ -12,10 +12,10 @@ const MEASURED: usize = core::mem::offset_of!(LimitsFile, measured);
 const _: () = assert!(core::mem::offset_of!(super::LimitsHeader, sequence) == SEQUENCE.start);
 
 impl LimitsFile {
-    /// Writes all that `grants` and `host_bytes` say over whatever the file held, and leaves the measurements alone. Only one
-    /// writer may run at a time. A writer that died half-way leaves an odd sequence, from which the next
-    /// writer continues. Each word is stored once, so a reader of a single word sees the old or the new
-    /// value. Grants beyond the file's last line are not written.
+    /// Writes all that `grants` and `host_bytes` say over whatever the file held, and leaves the measurements
+    /// alone. Only one writer may run at a time. A writer that died half-way leaves an odd sequence, from
+    /// which the next writer continues. Each word is stored once, so a reader of a single word sees the old
+    /// or the new value. Grants beyond the file's last line are not written.
     pub fn set_grants(&self, grants: &[DeviceLimits], host_bytes: u64) {
         let header = &self.header;
         let writing = header.sequence.load(Relaxed) | 1;
@@ -42,8 +42,8 @@ impl LimitsFile {
 }
 
 impl LimitsFile {
-    /// Writes the memory limits of the first lines alone, each in one store, and makes them seen before what the caller
-    /// reads next. The sequence stays: the account of compute goes on.
+    /// Writes the memory limits of the first lines alone, each in one store, and makes them seen before what
+    /// the caller reads next. The sequence stays: the account of compute goes on.
     pub fn set_memory(&self, limits: impl Iterator<Item = u64>) {
         for (line, bytes) in self.devices.iter().zip(limits) {
             line.memory_bytes.store(bytes, SeqCst);

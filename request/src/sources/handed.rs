@@ -46,8 +46,8 @@ fn named<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Gpus<'a>>, Req
     both.into_iter().filter(|words| !words.is_empty()).map(together).collect()
 }
 
-/// What the node of a GPU with this minor hands over: the GPU, or of one that is divided the instances whose own nodes
-/// are there too.
+/// What the node of a GPU with this minor hands over: the GPU, or of one that is divided the instances whose
+/// own nodes are there too.
 fn gpu_or_parts(minor: u32, capabilities: &[u32], node: NodeGpus) -> Vec<DeviceSelector> {
     let opens = |gpu: &&Gpu| {
         let has = |node: &DeviceNode| capabilities.contains(&node.minor);

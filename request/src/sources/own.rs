@@ -199,9 +199,9 @@ impl<'a, 'b> Keys<'a, 'b> {
         Ok(gpus)
     }
 
-    /// Refuses `mode=exclusive` beside a part of memory or compute, and `mode=time-slice` beside a limit, which
-    /// nobody would hold. Memory beside turns is a need where a pod's author wrote both: elsewhere one of them
-    /// may be the image's, whose annotations podman passes on.
+    /// Refuses `mode=exclusive` beside a part of memory or compute, and `mode=time-slice` beside a limit,
+    /// which nobody would hold. Memory beside turns is a need where a pod's author wrote both: elsewhere one
+    /// of them may be the image's, whose annotations podman passes on.
     fn refuse_part_of_whole(&self, words: &Words) -> Result<(), RequestError> {
         if let Some(mode) = self.named("mode").filter(|mode| mode.value == Mode::TimeSlice.name())
             && let Some(limit) = self

@@ -56,7 +56,8 @@ struct Create {
     /// GPUs that are linked by NVLink, each with each, by index (0,1); may be given several times
     #[arg(long, value_name = "GPU,GPU…", value_parser = node::linked)]
     nvlink: Vec<u64>,
-    /// Put a GPU into MIG mode, with instances of these sizes, as 0=3g.40gb,1g.10gb; may be given several times
+    /// Put a GPU into MIG mode, with instances of these sizes, as 0=3g.40gb,1g.10gb; may be given several
+    /// times
     #[arg(long, value_name = "GPU=SIZE,SIZE…", value_parser = node::Divided::parse)]
     mig: Vec<node::Divided>,
     /// Model name of every GPU

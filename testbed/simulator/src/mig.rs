@@ -1,5 +1,5 @@
-//! MIG instances of a simulated GPU. In the state each is a GPU of its own, with memory, multiprocessors and a time
-//! line that nothing else touches; it only shares the card's device node.
+//! MIG instances of a simulated GPU. In the state each is a GPU of its own, with memory, multiprocessors and
+//! a time line that nothing else touches; it only shares the card's device node.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -21,7 +21,7 @@ pub struct Part {
 /// The size of an instance: slices of multiprocessors and bytes of memory, as the name `1g.10gb` says them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// The name.
+    /// What NVML calls it, as `1g.10gb`.
     pub name: String,
     /// Slices of the card's multiprocessors, of which a card has 8.
     pub slices: u32,

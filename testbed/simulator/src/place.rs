@@ -47,8 +47,8 @@ impl Place {
         Some(Self { shared: shared.to_owned(), dev: own.unwrap_or_else(|| "/dev".into()) })
     }
 
-    /// Indexes of the GPUs and MIG instances whose device nodes this process may open and which are not excluded.
-    /// Empty if the process may not open the control node `nvidiactl`.
+    /// Indexes of the GPUs and MIG instances whose device nodes this process may open and which are not
+    /// excluded. Empty if the process may not open the control node `nvidiactl`.
     #[must_use]
     pub fn granted(&self, state: &State) -> Vec<usize> {
         if !self.opens("nvidiactl") {
@@ -89,8 +89,8 @@ impl Place {
 }
 
 /// The GPUs of `granted` that CUDA_VISIBLE_DEVICES (`variable`) selects, in its order. A name that fits no
-/// GPU ends the list. A GPU in MIG mode is none for CUDA, and of MIG instances a process sees one: the first, before
-/// all whole GPUs (MIG user guide, "CUDA Device Enumeration").
+/// GPU ends the list. A GPU in MIG mode is none for CUDA, and of MIG instances a process sees one: the first,
+/// before all whole GPUs (MIG user guide, "CUDA Device Enumeration").
 #[must_use]
 pub fn visible(state: &State, granted: &[usize], variable: Option<&str>) -> Vec<usize> {
     let is_instance = |index: &usize| state.gpus()[*index].card().is_some();

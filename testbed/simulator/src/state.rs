@@ -329,7 +329,8 @@ impl Gpu {
         std::array::from_fn(|index| self.uuid[index].load(Ordering::Relaxed))
     }
 
-    /// The UUID as the driver prints it: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…` for an instance.
+    /// The UUID as the driver prints it: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…` for an
+    /// instance.
     #[must_use]
     pub fn uuid_text(&self) -> String {
         let mut text = String::from(if self.card().is_some() { "MIG-" } else { "GPU-" });

@@ -61,7 +61,8 @@ exports! {
         out.set(0)
     }
 
-    /// Multiprocessors, five counts of engines, slices of both kinds, MiB of memory; the last two are one word.
+    /// Multiprocessors, five counts of engines, slices of both kinds, MiB of memory; the last two are one
+    /// word.
     fn nvmlDeviceGetAttributes_v2(device: Handle, out: Out<[u32; 10]>) {
         let gpu = instance(device)?;
         let slices = gpu.part.slices.load(Ordering::Relaxed);

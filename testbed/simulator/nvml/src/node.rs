@@ -14,8 +14,8 @@ use crate::abi::{Code, Handle, Result};
 pub struct Node {
     /// The mapped state and the slots' lock file.
     pub reader: &'static Reader,
-    /// The GPUs as indexes into the state; a GPU's place in the list is NVML's index. MIG instances are behind the
-    /// last of them, in the order of their GPUs.
+    /// The GPUs as indexes into the state; a GPU's place in the list is NVML's index. MIG instances are
+    /// behind the last of them, in the order of their GPUs.
     pub devices: Vec<usize>,
     /// How many of `devices` are whole GPUs.
     pub whole: usize,

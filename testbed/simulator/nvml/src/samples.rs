@@ -56,7 +56,8 @@ impl Window {
     }
 }
 
-/// The GPU of a handle, if NVML samples its use: it does not in MIG mode (nvml.h, nvmlDeviceGetUtilizationRates).
+/// The GPU of a handle, if NVML samples its use: it does not in MIG mode (nvml.h,
+/// nvmlDeviceGetUtilizationRates).
 fn sampled(device: Handle) -> Result<&'static Gpu> {
     let gpu = gpu(device)?;
     let is_mig = gpu.mig_mode.load(Ordering::Relaxed) == 1 || gpu.card().is_some();
