@@ -4,6 +4,7 @@
 //! owns the mapped state file: the GPUs, their memory books, their time lines, and the slots of the
 //! processes. It knows nothing of the interfaces of CUDA and NVML.
 
+pub mod cgroup;
 pub mod clock;
 pub mod fault;
 pub mod lock;

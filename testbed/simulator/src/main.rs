@@ -67,7 +67,7 @@ struct Create {
     #[arg(long, default_value = "80GiB", value_parser = gpushare_simulator::size::parse)]
     memory: u64,
     /// Driver version, for example 535.309.01
-    #[arg(long, default_value = "535.309.01")]
+    #[arg(long, default_value = "535.309.01", overrides_with = "driver")]
     driver: String,
     /// Multiprocessors of every GPU; the model's own number if not given
     #[arg(long)]

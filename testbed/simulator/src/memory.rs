@@ -29,14 +29,16 @@ impl Gpu {
         let _guard = session.lock(&self.memory_lock);
         let used = self.used(session.state().used_slots());
         let fits = used.checked_add(bytes).is_some_and(|sum| sum <= self.memory.load(Ordering::Relaxed));
+        let left = self.left_to_cgroup(session.state(), session.cgroup());
+        let fits = fits && left.is_none_or(|(left, _)| bytes <= left);
         if fits {
             self.bytes[session.index()].fetch_add(bytes, Ordering::AcqRel);
         }
         fits
     }
 
-    /// Takes `bytes` for `session`'s process; false when the GPU has less, even without what dead processes
-    /// held.
+    /// Takes `bytes` for `session`'s process; false when the GPU has less, or its cgroup's limit leaves less,
+    /// even without what dead processes held.
     #[must_use]
     pub fn take(&self, session: &Session, bytes: u64) -> bool {
         if self.try_take(session, bytes) {

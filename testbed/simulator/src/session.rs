@@ -193,6 +193,7 @@ impl Session {
             let before = slot.generation.fetch_add(1, Ordering::AcqRel);
             clear(state, index);
             reader.identity.write(slot);
+            slot.cgroup.store(crate::cgroup::own(), Ordering::Relaxed);
             slot.program.set(&program());
             state.slots_used.fetch_max(number + 1, Ordering::AcqRel);
             slot.live.store(1, Ordering::Release);
@@ -275,11 +276,23 @@ impl Session {
         self.reader.remove_files(dead);
     }
 
-    /// Bytes that `gpu` has left, after dead processes' memory was given back.
+    /// Bytes that `gpu` has left for this process, and of how many, after dead processes' memory was given
+    /// back. A limit of its cgroup bounds both.
     #[must_use]
-    pub fn free_memory(&self, gpu: &Gpu) -> u64 {
+    pub fn free_and_total(&self, gpu: &Gpu) -> (u64, u64) {
         self.sweep();
-        gpu.memory.load(Ordering::Relaxed).saturating_sub(gpu.used(self.state().used_slots()))
+        let total = gpu.memory.load(Ordering::Relaxed);
+        let free = total.saturating_sub(gpu.used(self.state().used_slots()));
+        match gpu.left_to_cgroup(self.state(), self.cgroup()) {
+            Some((left, limit)) => (free.min(left), total.min(limit)),
+            None => (free, total),
+        }
+    }
+
+    /// Id of the cgroup that this process counts to; 0 if it is not known.
+    #[must_use]
+    pub fn cgroup(&self) -> u64 {
+        self.state().slots[self.index()].cgroup.load(Ordering::Relaxed)
     }
 }
 

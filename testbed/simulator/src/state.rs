@@ -10,14 +10,17 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
+use crate::cgroup::CgroupLimit;
 use crate::mig::Part;
 
 /// First word of a state file; it stands for the layout's name and version.
-pub const MAGIC: u64 = 0x6770_7573_696d_0006;
+pub const MAGIC: u64 = 0x6770_7573_696d_0007;
 /// Most GPUs that a node can have.
 pub const GPUS: usize = 16;
 /// Most processes that can use a node's GPUs at one time.
 pub const SLOTS: usize = 512;
+/// Most cgroups that have a limit on one GPU.
+pub const CGROUPS: usize = 512;
 /// Number of runs that a GPU's time line remembers; older ones are overwritten.
 pub const RUNS: usize = 65536;
 /// Number of cancelled pieces of the time line that are remembered; older ones are overwritten.
@@ -179,6 +182,8 @@ pub struct Gpu {
     pub cut_count: AtomicU64,
     /// Bytes held by each slot.
     pub bytes: [AtomicU64; SLOTS],
+    /// Limits of memory by cgroup, guarded by `memory_lock`.
+    pub limits: [CgroupLimit; CGROUPS],
     /// Whose turn it is, on a GPU that slices.
     pub turns: Turns,
     /// Each slot's work, on a GPU that slices.
@@ -205,8 +210,10 @@ pub struct Slot {
     /// Random number that the kernel gave the owner's program at its start; tells a program from the one
     /// before an exec.
     pub image: AtomicU64,
+    /// Id of the owner's cgroup of version 2; 0 if it is not known.
+    pub cgroup: AtomicU64,
     /// Path of the owner's program.
-    pub program: Text<104>,
+    pub program: Text<96>,
 }
 
 /// How NVML measures utilisation, and what it tells about processes.

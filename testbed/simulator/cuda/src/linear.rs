@@ -119,7 +119,7 @@ pub fn free(start: u64) -> Result {
 fn free_and_total() -> Result<(u64, u64)> {
     let driver = driver()?;
     let gpu = driver.gpu(current()?.ordinal)?;
-    Ok((driver.session.free_memory(gpu), gpu.memory.load(Ordering::Relaxed)))
+    Ok(driver.session.free_and_total(gpu))
 }
 
 fn size(value: u64) -> usize {
