@@ -44,12 +44,7 @@ pub fn fit(config: &Config, node: &Node, state: &StateFolder) -> Result<()> {
 
 /// Asks NVML about the GPUs of `node`, and keeps the answer for the runtime.
 pub fn ask(node: &Node, state: &StateFolder) -> Result<Totals> {
-    let library = node.driver.libnvidia_ml()?;
-    // The loader would wait for a process that has a lease (fcntl(2)) on the file, so it is opened here first
-    // without waiting. While it is open here, nobody gets a lease on it.
-    let _held = open_now(&library)
-        .with_context(|| format!("cannot open {} now; see `gpushare doctor`", library.display()))?;
-    let nvml = nvml(&library)?;
+    let nvml = nvml_of(node)?;
     let cuda =
         nvml.sys_cuda_driver_version().map(|version| format!("{}.{}", version / 1000, version % 1000 / 10));
     let mut gpus = told(&nvml)?;
@@ -74,6 +69,19 @@ pub fn ask(node: &Node, state: &StateFolder) -> Result<Totals> {
     };
     totals.store(&Totals::path(state.path()))?;
     Ok(totals)
+}
+
+/// Starts NVML from the driver's own library.
+///
+/// # Errors
+/// When the library is missing or does not start, or another process has a lease (fcntl(2)) on its file: the
+/// loader would wait for that.
+pub fn nvml_of(node: &Node) -> Result<Nvml> {
+    let library = node.driver.libnvidia_ml()?;
+    // While it is open here, nobody gets a lease on it.
+    let _held = open_now(&library)
+        .with_context(|| format!("cannot open {} now; see `gpushare doctor`", library.display()))?;
+    nvml(&library)
 }
 
 /// Starts NVML from the driver's own `library`.

@@ -1,7 +1,9 @@
 //! The node as the commands see it: settings, inventory with memory sizes, quota store.
 
+use std::path::PathBuf;
+
 use anyhow::{Context, Result};
-use gpushare_config::Config;
+use gpushare_config::{Config, ENVIRONMENT};
 use gpushare_inventory::{Faults, GpuUuid, Node, NodeError, Totals, boot_id};
 use gpushare_quota::{StateFolder, Store};
 
@@ -46,6 +48,11 @@ pub fn store(config: &Config) -> Result<(StateFolder, Store)> {
     take_over(state.path())?;
     let store = Store::open(state.path()).context("cannot open the quota store")?;
     Ok((state, store))
+}
+
+/// The settings file that the environment names in place of the default one.
+pub fn settings_file() -> Option<PathBuf> {
+    std::env::var_os(ENVIRONMENT).map(PathBuf::from)
 }
 
 /// How many letters of a UUID tables show, which tell it from the node's other UUIDs.

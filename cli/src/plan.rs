@@ -7,8 +7,9 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use gpushare_config::Config;
 use gpushare_inject::{
-    Bundle, HostFiles, Image, Offer, Plan, PlanParts, Programs, Requirements, RootFolder, admit, beside_sick,
-    clear, look_up_allocation, look_up_claim, pod_of, refuse_previous_plan, take_out_driver,
+    Bundle, DriverLimiter, HostFiles, Image, Offer, Plan, PlanParts, Programs, Requirements, RootFolder,
+    admit, beside_sick, clear, look_up_allocation, look_up_claim, pod_of, refuse_previous_plan,
+    take_out_driver,
 };
 use gpushare_inventory::{DeviceMemory, Node};
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member, Store};
@@ -37,7 +38,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     }
     let (state, store) = node::store(&config)?;
     let node = node::inventory(&config, &state)?;
-    let programs = config.programs(state.path());
+    let programs = config.programs(state.path(), node::settings_file());
     admit(&json, bundle.path(), &programs, &node, config.request.strict)?;
     inventory::fit(&config, &node, &state)?;
     let claimed = look_up_claim(&container, || anyhow::Ok(Store::open(state.path())?))?;
@@ -92,12 +93,14 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
 pub fn of(request: &Request, lease: &Lease, node: &Node, programs: &Programs, image: &Image) -> Result<Plan> {
     let extent = lease.enforcement_for(request).terms().extent;
     let files = HostFiles::gather(request, extent, &node.driver, programs, image)?;
+    let limiter = DriverLimiter::of(programs, &node.driver.version, lease, request)?;
     let parts = PlanParts {
         gpus: &node.gpus,
         nodes: &node.nodes,
         files: &files,
         image,
         programs,
+        limiter: limiter.as_ref(),
         needs_poststop: false,
     };
     Ok(Plan::new(request, lease, parts)?)

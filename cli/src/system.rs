@@ -1,8 +1,9 @@
-//! `gpushare system`: the driver's device nodes, where nobody else makes them, and the links by which systemd
-//! finds them.
+//! `gpushare system`: the driver's device nodes, where nobody else makes them, the links by which systemd
+//! finds them, and the driver's own limits.
 //!
-//! Both commands can be run again at any time, and at every boot: what is right stays as it is.
+//! All can be run again at any time, and at every boot: what is right stays as it is.
 
+mod driver_limit;
 mod links;
 mod nodes;
 
@@ -14,6 +15,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use gpushare_config::Config;
+use gpushare_inject::Limit;
+use gpushare_inventory::Roots;
 use gpushare_quota::StateFolder;
 use serde_json::json;
 
@@ -26,6 +29,15 @@ pub enum System {
     Nodes(Options),
     /// Makes the links /dev/char/MAJOR:MINOR of the device nodes, which systemd's device rules need.
     DevChar(Options),
+    /// Limits a cgroup's memory on GPUs by the driver itself (615 and newer), as gpushare does for each
+    /// container where inject.driver_limit says so.
+    DriverLimit {
+        /// The cgroup's folder below /sys/fs/cgroup.
+        cgroup: PathBuf,
+        /// A GPU by its UUID, and the most memory in bytes: GPU-…=4294967296.
+        #[arg(required = true)]
+        limits: Vec<Limit>,
+    },
 }
 
 /// How to go about it.
@@ -64,14 +76,24 @@ pub enum State {
 /// Looks at all items, mends what is missing or wrong, and tells. An item that cannot be mended does not stop
 /// the others.
 pub fn system(command: &System) -> Result<ExitCode> {
-    let config = Config::load()?;
-    let roots = &config.roots;
-    let (System::Nodes(options) | System::DevChar(options)) = command;
-    let _turn = (!options.dry_run).then(|| turn(&config)).transpose()?;
     match command {
-        System::Nodes(options) => tell(options, nodes::look(roots)?, nodes::mend),
-        System::DevChar(options) => tell(options, links::look(roots)?, links::mend),
+        System::Nodes(options) => {
+            look_after(options, |roots| tell(options, nodes::look(roots)?, nodes::mend))
+        }
+        System::DevChar(options) => {
+            look_after(options, |roots| tell(options, links::look(roots)?, links::mend))
+        }
+        System::DriverLimit { cgroup, limits } => {
+            driver_limit::set(cgroup, limits)?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
+}
+
+fn look_after(options: &Options, act: impl FnOnce(&Roots) -> Result<ExitCode>) -> Result<ExitCode> {
+    let config = Config::load()?;
+    let _turn = (!options.dry_run).then(|| turn(&config)).transpose()?;
+    act(&config.roots)
 }
 
 /// Takes the lock that lets one run work at a time, until it is dropped: udev starts a run for each of the

@@ -70,7 +70,8 @@ pub fn update(asked: &Update) -> Result<()> {
         gpu: asked.device.as_ref().map(|selector| gpu(selector, &lease, &node)).transpose()?,
         ..Change::default()
     };
-    let changed = change_share(&state, &store, &lease, &[change], &node.gpus, &config.quota);
+    let changed =
+        change_share(&state, &store, &lease, &[change], &node, &config.settings(node::settings_file()));
     let (_, new) = changed.with_context(|| format!("cannot update container {}", containers(&lease)))?;
     let seen = Seen::of(state.path(), &new, &Running::default());
     if asked.output.json {

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gpushare_inject::ExtraMount;
+use gpushare_inject::{DriverLimits, ExtraMount};
 use gpushare_inventory::{DeviceMemory, GpuUuid, Roots};
 use gpushare_quota::{Admission, Placement};
 use gpushare_request::ShareName;
@@ -26,6 +26,9 @@ use crate::{Config, Kubernetes, Log, Meter, OnCheating, Paths, Rule, Rules, SHIP
 const PLACEMENTS: [(&str, Placement); 2] = [("binpack", Placement::Binpack), ("spread", Placement::Spread)];
 /// Whether containers are kept from creating user namespaces.
 const USER_NAMESPACES: [(&str, bool); 2] = [("allow", false), ("deny", true)];
+/// Whether the driver limits containers, too.
+const DRIVER_LIMITS: [(&str, DriverLimits); 3] =
+    [("off", DriverLimits::Off), ("auto", DriverLimits::Auto), ("require", DriverLimits::Required)];
 /// Whether a rule ends containers.
 const ON_RULE: [(&str, bool); 2] = [("report", false), ("end", true)];
 /// Whether containers end others of lower priority.
@@ -104,6 +107,7 @@ struct RulesSection {
 #[serde(default, deny_unknown_fields)]
 struct InjectSection {
     user_namespaces: String,
+    driver_limit: String,
     mounts: Vec<MountEntry>,
 }
 
@@ -279,6 +283,7 @@ impl File {
                 &self.inject.user_namespaces,
                 &USER_NAMESPACES,
             )?,
+            driver_limits: checked("inject.driver_limit", &self.inject.driver_limit, &DRIVER_LIMITS)?,
             mounts: self.inject.mounts.into_iter().map(extra_mount).collect::<Result<_, _>>()?,
             cdi_folders: all_absolute("cdi.spec_dirs", self.cdi.spec_dirs)?,
             cdi_shares: self.cdi.shares.into_iter().map(share_name).collect::<Result<_, _>>()?,
@@ -538,6 +543,7 @@ mod tests {
             "[dialects.aliyun]\nunit = \"GB\"\n",
             "[dialects.hami]\nzero = \"\"\n",
             "[dialects.slurm]\nmps_memory = \"all\"\n",
+            "[inject]\ndriver_limit = \"on\"\n",
             "[request]\ncapabilities = \"compute,cuda\"\n",
             "[paths]\nstate = \"run\"\n",
             "[runtime]\ncandidates = [\"runc\"]\n",

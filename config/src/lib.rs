@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gpushare_inject::{Programs, Settings};
+use gpushare_inject::{DriverLimits, Programs, Settings};
 use gpushare_inventory::{DeviceMemory, GpuUuid, Roots, cdi_devices};
 use gpushare_quota::Admission;
 use gpushare_request::{Container, Policy, cdi_names};
@@ -48,6 +48,8 @@ pub struct Config {
     pub mounts: Vec<gpushare_inject::ExtraMount>,
     /// Whether containers with a share are kept from creating user namespaces.
     pub denies_user_namespaces: bool,
+    /// Whether the driver limits containers with a share, too.
+    pub driver_limits: DriverLimits,
     /// Absolute paths of folders with CDI files; later folders count first. They are read for CDI names that
     /// tell no GPU.
     pub cdi_folders: Vec<PathBuf>,
@@ -175,17 +177,16 @@ impl Config {
     pub fn settings(&self, file: Option<PathBuf>) -> Settings<'_> {
         Settings {
             roots: &self.roots,
-            programs: self.programs(&self.paths.state),
-            cli: &self.paths.cli,
-            file,
+            programs: self.programs(&self.paths.state, file),
             admission: &self.quota,
             policy: &self.request,
             preemption: Some(self.rules.grace).filter(|_| self.rules.preempts),
         }
     }
 
-    /// Our own files, with `state` as the state folder.
-    pub fn programs<'a>(&'a self, state: &'a Path) -> Programs<'a> {
+    /// Our own files, with `state` as the state folder. `file` is the settings file if it is not the default
+    /// one.
+    pub fn programs<'a>(&'a self, state: &'a Path, file: Option<PathBuf>) -> Programs<'a> {
         Programs {
             hook: &self.paths.hook,
             libraries: &self.paths.libraries,
@@ -194,6 +195,9 @@ impl Config {
             extra_mounts: &self.mounts,
             denies_user_namespaces: self.denies_user_namespaces,
             log: self.log.arguments(),
+            cli: &self.paths.cli,
+            settings: file,
+            driver_limits: self.driver_limits,
         }
     }
 

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use gpushare_config::Log;
+use gpushare_inject::DriverLimiter;
 use gpushare_quota::LeaseKey;
 
 /// The point in the container's life at which the hook runs.
@@ -78,10 +79,13 @@ pub struct Args {
     pub key: LeaseKey,
     /// The log that gets a line when the lease is released.
     pub log: Log,
+    /// What sets the driver's own limit, if the container gets one.
+    pub limiter: Option<DriverLimiter>,
 }
 
 impl Args {
-    /// Reads `STAGE --state DIR --lease NUMBER --root ROOT --id ID`, and what [`Log::arguments`] adds.
+    /// Reads `STAGE --state DIR --lease NUMBER --root ROOT --id ID`, and what [`Log::arguments`] and
+    /// [`DriverLimiter::arguments`] add.
     ///
     /// # Errors
     /// On anything else; then a wrapper of another version wrote it.
@@ -104,9 +108,15 @@ impl Args {
         let lease = value("--lease")?.parse().context("--lease is no number")?;
         let key = LeaseKey { root: value("--root")?, container: value("--id")? };
         let rest: Option<Vec<String>> = words.map(|word| word.into_string().ok()).collect();
-        let log = rest.and_then(|rest| Log::from_arguments(&rest));
-        match log.filter(|_| state.is_absolute() && !key.container.is_empty()) {
-            Some(log) => Ok(Self { stage, state, lease, key, log }),
+        let further = rest.and_then(|rest| {
+            let of_log = rest.iter().position(|word| word == DriverLimiter::FLAG).unwrap_or(rest.len());
+            let (log, limiter) = rest.split_at(of_log);
+            let limiter =
+                if limiter.is_empty() { None } else { Some(DriverLimiter::from_arguments(limiter)?) };
+            Some((Log::from_arguments(log)?, limiter))
+        });
+        match further.filter(|_| state.is_absolute() && !key.container.is_empty()) {
+            Some((log, limiter)) => Ok(Self { stage, state, lease, key, log, limiter }),
             None => bail!("unexpected arguments; {REMEDY}"),
         }
     }
@@ -162,6 +172,9 @@ mod tests {
         let logged =
             "poststop --state /s --lease 7 --root /r --id a --log /l --log-format json --log-level warn";
         assert_eq!(parse(logged).unwrap().log.file, Some("/l".into()));
+        let limited = "prestart --state /s --lease 7 --root /r --id a --driver-limit require /bin/gpushare";
+        assert!(parse(limited).unwrap().limiter.is_some_and(|limiter| limiter.is_required));
+        assert!(parse(logged).unwrap().limiter.is_none());
         for line in [
             "",
             "createContainer --state /s --lease 7 --root /r --id a",
@@ -171,6 +184,8 @@ mod tests {
             "prestart --state /s --lease 7 --root /r --id ''",
             "prestart --state /s --lease 7 --root /r --id a more",
             "poststop --state /s --lease 7 --root /r --id a --log /l",
+            "prestart --state /s --lease 7 --root /r --id a --driver-limit require",
+            "prestart --state /s --lease 7 --root /r --id a --driver-limit on /bin/gpushare",
             "prestart --root /r --state /s --id a",
         ] {
             assert!(parse(line).is_err(), "{line}");

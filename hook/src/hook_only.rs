@@ -87,6 +87,9 @@ fn give(
     grant(requester, &settings, |plan, reservation, json| {
         let region = Region::of(settings.programs.state, reservation.lease().id);
         let applied = live.apply(plan, &json)?;
+        if let Some(limiter) = &plan.limiter {
+            limiter.limit(reservation.lease(), &init)?;
+        }
         reservation.hand_over(&init)?;
         applied.keep();
         // While it stays, each new container copies one mount more.

@@ -31,6 +31,15 @@ pub fn prestart(args: &Args, state: &[u8]) -> Result<()> {
         folder.note_refusal(container, &reason);
         bail!(reason);
     }
+    if let Some(limiter) = &args.limiter {
+        args.log.start();
+        let lease = store.lease(&args.key)?.context("the share is gone")?;
+        let limited = sanitise::use_capabilities().and_then(|()| Ok(limiter.limit(&lease, &holder)?));
+        if let Err(error) = limited {
+            folder.note_refusal(container, &gpushare_inject::one_line(error.as_ref()));
+            return Err(error);
+        }
+    }
     // While it stays, each new container copies one mount more; `delete` takes it away at the latest.
     let region = Region::of(folder.path(), args.lease);
     let _ = sanitise::use_capabilities().and_then(|()| Ok(region.hide(container, pid)?));

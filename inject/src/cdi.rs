@@ -275,6 +275,7 @@ mod tests {
             handed: std::collections::BTreeSet::new(),
             handed_capabilities: std::collections::BTreeSet::new(),
             denies_user_namespaces: false,
+            limiter: None,
             folders: BTreeSet::new(),
             outside: OutsidePlan::default(),
         }

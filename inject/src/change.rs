@@ -5,15 +5,17 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use gpushare_inventory::Gpu;
-use gpushare_quota::{Admission, Change, Lease, LeaseKey, StateFolder, Store, UpdateError};
+use gpushare_inventory::{Gpu, Node};
+use gpushare_quota::{Change, Lease, LeaseKey, LeaseState, StateFolder, Store, UpdateError};
 use gpushare_request::{
     Cores, Devices, MemoryRequest, NodeGpus, POD_ANNOTATION, Request, SelectorError, find_gpu,
 };
 use serde_json::{Value, json};
 
 use crate::bundle::{Bundle, BundleError};
+use crate::driver_limit::{DriverLimitError, DriverLimiter};
 use crate::region::Region;
+use crate::settings::Settings;
 
 /// Files in which a low-level runtime records a container, in the container's folder below its root: crun
 /// writes the first, runc and youki the second.
@@ -58,6 +60,17 @@ pub enum RestateError {
     Kind,
 }
 
+/// Why a share was not changed, or not wholly.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// It stays as it was.
+    #[error(transparent)]
+    Update(#[from] UpdateError),
+    /// The share is changed in all but the driver's own limit.
+    #[error(transparent)]
+    DriverLimit(#[from] DriverLimitError),
+}
+
 impl RestateError {
     /// Whether the low-level runtime has no record of the container: not yet, or no more.
     pub fn is_absent(&self) -> bool {
@@ -65,28 +78,41 @@ impl RestateError {
     }
 }
 
-/// Changes the share of `lease`, by all of `changes` or none. Returns the lease before and after.
+/// Changes the share of `lease`, by all of `changes` or none. Returns the lease before and after. The driver's
+/// own limit follows last: NVML may take long, and the store's turn must not.
 ///
 /// # Errors
 /// When the node has no room for what grows, the lease cannot be changed, or the store or the limits file
-/// fails.
+/// fails. The share is changed where only the driver's own limit, which is required, cannot be set.
 pub fn change_share(
     state: &StateFolder,
     store: &Store,
     lease: &Lease,
     changes: &[Change],
-    gpus: &[Gpu],
-    rules: &Admission,
-) -> Result<(Lease, Lease), UpdateError> {
+    node: &Node,
+    settings: &Settings,
+) -> Result<(Lease, Lease), ChangeError> {
     if lease.elastic.is_some() && changes.iter().any(|change| change.memory.is_some()) {
-        return Err(UpdateError::Elastic(lease.member.key.clone()));
+        return Err(UpdateError::Elastic(lease.member.key.clone()).into());
     }
+    let (gpus, rules) = (&node.gpus, settings.admission);
+    let limiter = DriverLimiter::on(&settings.programs, &node.driver.version, lease)?;
     let region = Region::of(state.path(), lease.id);
-    store.update(lease.id, &lease.member.key, changes, gpus, rules, |lease| match region.set_grants(lease) {
-        // A claim's region is made for its first container.
-        Err(error) if error.kind() == ErrorKind::NotFound && !lease.has_containers() => Ok(()),
-        done => done,
-    })
+    let key = &lease.member.key;
+    let (old, new) =
+        store.update(lease.id, key, changes, gpus, rules, |lease| match region.set_grants(lease) {
+            // A claim's region is made for its first container.
+            Err(error) if error.kind() == ErrorKind::NotFound && !lease.has_containers() => Ok(()),
+            done => done,
+        })?;
+    let changes_memory = old.grants.iter().zip(&new.grants).any(|(old, new)| old.memory != new.memory);
+    if let Some(limiter) = limiter.filter(|_| changes_memory) {
+        let active = new.members().filter(|member| member.state == LeaseState::Active);
+        for member in active.filter(|member| !member.holder.is_agent()) {
+            limiter.limit(&new, &member.holder)?;
+        }
+    }
+    Ok((old, new))
 }
 
 /// The configuration of the living container `key`, as its bundle has it.

@@ -17,6 +17,7 @@ use serde_json::Value;
 use crate::allocation::{AllocationError, look_up_allocation};
 use crate::bundle::Bundle;
 use crate::claim::{ClaimError, look_up_claim, part_of};
+use crate::driver_limit::{DriverLimitError, DriverLimiter};
 use crate::edit;
 use crate::ending;
 use crate::give_back::{Undo, forget_swept};
@@ -137,6 +138,9 @@ pub enum GrantError {
     /// A host file that the container needs is missing, or others than root could change it.
     #[error(transparent)]
     File(#[from] HostFileError),
+    /// The driver's own limit is required, and there is none.
+    #[error(transparent)]
+    DriverLimit(#[from] DriverLimitError),
     /// The plan cannot be made.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -303,8 +307,11 @@ impl<'a> Facts<'a> {
     fn plan(&self, lease: &Lease, files: &HostFiles, needs_poststop: bool) -> Result<Plan, GrantError> {
         let programs = Programs { state: self.state.path(), ..self.programs.clone() };
         let (gpus, nodes) = (&self.node.gpus, &self.node.nodes);
-        let parts = PlanParts { gpus, nodes, files, image: &self.image, programs: &programs, needs_poststop };
-        let plan = Plan::new(&self.request, &part_of(lease, &self.request), parts);
+        let lease = &part_of(lease, &self.request);
+        let limiter = DriverLimiter::of(&programs, &self.node.driver.version, lease, &self.request)?;
+        let (image, programs, limiter) = (&self.image, &programs, limiter.as_ref());
+        let parts = PlanParts { gpus, nodes, files, image, programs, limiter, needs_poststop };
+        let plan = Plan::new(&self.request, lease, parts);
         // A pod's further container may join a lease of a GPU that has failed since.
         plan.map_err(|error| beside_sick(error.into(), &self.node))
     }

@@ -11,7 +11,9 @@ mod allocation;
 mod bundle;
 mod cdi;
 mod change;
+mod child;
 mod claim;
+mod driver_limit;
 mod edit;
 pub mod ending;
 mod fitted;
@@ -42,9 +44,11 @@ pub use allocation::{
 pub use bundle::{Bundle, BundleError};
 pub use cdi::{CdiDevice, CdiSpec, UNFINISHED};
 pub use change::{
-    LONGEST, RestateError, change_share, changes, fit, living_configuration, own_annotations, restate,
+    ChangeError, LONGEST, RestateError, change_share, changes, fit, living_configuration, own_annotations,
+    restate,
 };
 pub use claim::{ClaimError, look_up_claim};
+pub use driver_limit::{DriverLimitError, DriverLimiter, DriverLimits, Limit, has_limits};
 pub use edit::{EditError, lease_of_previous_plan, refuse_previous_plan, take_out_driver};
 pub use fitted::{FitError, Fitted};
 pub use give_back::{Whose, forget_ended, forget_swept, give_back, give_back_ended};

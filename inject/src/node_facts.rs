@@ -1,19 +1,15 @@
 //! Facts of the node that a creation only looks up, and that the CLI prepares: GPU memory sizes, and our
 //! libraries' copies for the driver. NVML tells the sizes, and a static program cannot ask NVML.
 
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use gpushare_inventory::{Node, ProcError, Totals, boot_id};
 
+use crate::child::{self, Ended};
 use crate::fitted::Fitted;
 use crate::settings::{Programs, SETTINGS_VARIABLE, Settings};
-
-/// Without persistence mode NVML can take seconds, and the engine waits as long.
-const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Why the node's GPUs are not known.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +28,7 @@ pub enum NodeFactsError {
     /// The CLI did not end before the deadline: NVML hangs.
     #[error(
         "cannot take stock of the node: NVML gave no answer for {} seconds; turn on persistence mode (nvidia-smi -pm 1)",
-        DEADLINE.as_secs()
+        child::DEADLINE.as_secs()
     )]
     NoAnswer,
     /// The CLI failed; this is the last line of its standard error.
@@ -59,43 +55,17 @@ pub(crate) fn are_libraries_fitted(node: &Node, state: &Path, programs: &Program
 /// Runs `gpushare inventory refresh` within a deadline. The CLI gets nothing of the caller's environment, and
 /// none of its descriptors.
 pub(crate) fn refresh(settings: &Settings) -> Result<(), NodeFactsError> {
-    let run = |source| NodeFactsError::Run { path: settings.cli.into(), source };
-    let mut command = Command::new(settings.cli);
-    command.args(["inventory", "refresh"]).env_clear().current_dir("/");
-    command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-    if let Some(file) = &settings.file {
+    let mut command = Command::new(settings.programs.cli);
+    command.args(["inventory", "refresh"]);
+    if let Some(file) = &settings.programs.settings {
         // The child runs in /, so a relative path would name another file.
         command.env(SETTINGS_VARIABLE, std::path::absolute(file).unwrap_or_else(|_| file.clone()));
     }
-    let (answer, writer) = io::pipe().map_err(run)?;
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(writer);
-    let mut child = command.spawn().map_err(run)?;
-    drop(command); // our copy of the writing end
-    match wait(&mut child).map_err(run)? {
-        None => Err(NodeFactsError::NoAnswer),
-        Some(status) if status.success() => Ok(()),
-        Some(_) => {
-            let mut text = String::new();
-            let _ = answer.take(4096).read_to_string(&mut text);
-            let last = text.lines().last().unwrap_or("gpushare inventory refresh ended without a word");
-            Err(NodeFactsError::Refused(last.to_owned()))
-        }
-    }
-}
-
-/// The child's status; `None` when it had to be killed at the deadline.
-fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
-    let start = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        if start.elapsed() > DEADLINE {
-            child.kill()?;
-            child.wait()?;
-            return Ok(None);
-        }
-        thread::sleep(Duration::from_millis(2));
+    let run = |source| NodeFactsError::Run { path: settings.programs.cli.into(), source };
+    match child::run(command).map_err(run)? {
+        Ended::Well => Ok(()),
+        Ended::Failed(line) => Err(NodeFactsError::Refused(line)),
+        Ended::NoAnswer => Err(NodeFactsError::NoAnswer),
     }
 }
 
@@ -108,6 +78,7 @@ mod tests {
     use gpushare_quota::Admission;
 
     use super::*;
+    use crate::driver_limit::DriverLimits;
 
     #[test]
     fn the_child_reads_the_settings_that_a_relative_path_names() {
@@ -132,9 +103,10 @@ mod tests {
                 extra_mounts: &[],
                 denies_user_namespaces: false,
                 log: Vec::new(),
+                cli: &cli,
+                settings: Some(file.into()),
+                driver_limits: DriverLimits::Off,
             },
-            cli: &cli,
-            file: Some(file.into()),
             admission: &admission,
             policy: &policy,
             preemption: None,

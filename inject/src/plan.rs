@@ -14,6 +14,7 @@ use gpushare_request::{Kept, Request};
 use oci_spec::runtime::{Hook, LinuxDevice, LinuxDeviceCgroup, LinuxDeviceType, Mount};
 use serde::Serialize;
 
+use crate::driver_limit::DriverLimiter;
 use crate::edit::NVIDIA_MAJOR;
 use crate::host_files::{HostFiles, LibraryKind};
 use crate::image::Image;
@@ -59,6 +60,9 @@ pub struct Plan {
     /// Targets in `mounts` that are folders; all others are files.
     #[serde(skip)]
     pub folders: BTreeSet<PathBuf>,
+    /// What sets the driver's own limit, once the container exists and before its program starts.
+    #[serde(skip)]
+    pub limiter: Option<DriverLimiter>,
     /// Parts of the node that the plan does not give.
     #[serde(skip)]
     pub outside: OutsidePlan,
@@ -122,8 +126,9 @@ impl Plan {
             device_mounts: nodes.iter().map(|node| device_mount(node)).collect(),
             device_rules: nodes.iter().map(|node| rule(node)).collect(),
             mounts,
-            prestart: hook("prestart", lease, programs, files),
-            poststop: parts.needs_poststop.then(|| hook("poststop", lease, programs, files)),
+            prestart: hook("prestart", lease, parts, parts.limiter),
+            poststop: parts.needs_poststop.then(|| hook("poststop", lease, parts, None)),
+            limiter: parts.limiter.cloned(),
             additional_gids: groups(&nodes),
             variables: request.variables.clone(),
             told: told::variables(request, lease, parts.gpus),
@@ -301,7 +306,8 @@ fn rule(node: &DeviceNode) -> LinuxDeviceCgroup {
 
 /// A hook with a complete environment. Without one, low-level runtimes pass on their own environment, or the
 /// image's.
-fn hook(stage: &str, lease: &Lease, programs: &Programs, files: &HostFiles) -> Hook {
+fn hook(stage: &str, lease: &Lease, parts: PlanParts, limiter: Option<&DriverLimiter>) -> Hook {
+    let PlanParts { programs, files, .. } = parts;
     let state = programs.state.to_string_lossy().into_owned();
     let key = &lease.member.key;
     let lease = lease.id.to_string();
@@ -319,8 +325,10 @@ fn hook(stage: &str, lease: &Lease, programs: &Programs, files: &HostFiles) -> H
     ];
     let mut hook = Hook::default();
     hook.set_path(files.hook.clone()).set_env(Some(HOOK_ENVIRONMENT.map(str::to_owned).into()));
-    hook.set_args(Some([&arguments.map(str::to_owned)[..], &programs.log].concat()));
-    hook.set_timeout(Some(HOOK_TIMEOUT_SECONDS));
+    let limit = limiter.map(DriverLimiter::arguments).unwrap_or_default();
+    hook.set_args(Some([&arguments.map(str::to_owned)[..], &programs.log, &limit].concat()));
+    let timeout = if limiter.is_some() { LIMITER_TIMEOUT_SECONDS } else { HOOK_TIMEOUT_SECONDS };
+    hook.set_timeout(Some(timeout));
     hook
 }
 
@@ -328,6 +336,8 @@ fn hook(stage: &str, lease: &Lease, programs: &Programs, files: &HostFiles) -> H
 pub(crate) const HOOK_ENVIRONMENT: [&str; 2] = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GPUSHARE_HOOK=1"];
 /// Longer than the quota store's own deadline.
 pub(crate) const HOOK_TIMEOUT_SECONDS: i64 = 10;
+/// The same where NVML is waited for, too.
+const LIMITER_TIMEOUT_SECONDS: i64 = 35;
 
 #[cfg(test)]
 mod tests;

@@ -2,6 +2,7 @@
 
 use gpushare_inventory::{Gpu, SharedNodes};
 
+use crate::driver_limit::DriverLimiter;
 use crate::host_files::HostFiles;
 use crate::image::Image;
 use crate::settings::Programs;
@@ -21,6 +22,8 @@ pub struct PlanParts<'a> {
     /// Our own folders, and what the hooks are told. `state` must be the state folder whose store holds the
     /// lease.
     pub programs: &'a Programs<'a>,
+    /// What sets the driver's own limit, if the container gets one.
+    pub limiter: Option<&'a DriverLimiter>,
     /// As [`crate::Requester::needs_poststop`].
     pub needs_poststop: bool,
 }

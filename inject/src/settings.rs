@@ -7,6 +7,8 @@ use gpushare_inventory::Roots;
 use gpushare_quota::Admission;
 use gpushare_request::Policy;
 
+use crate::driver_limit::DriverLimits;
+
 /// The environment variable that names a settings file in place of the default one.
 pub const SETTINGS_VARIABLE: &str = "GPUSHARE_CONFIG";
 
@@ -17,10 +19,6 @@ pub struct Settings<'a> {
     pub roots: &'a Roots,
     /// Our own files. `state` is the path as it is written in the settings.
     pub programs: Programs<'a>,
-    /// Path of the CLI's binary, which refreshes the inventory.
-    pub cli: &'a Path,
-    /// Path of the settings file, if it is not the default one. The CLI is told to read the same file.
-    pub file: Option<PathBuf>,
     /// Rules for admission.
     pub admission: &'a Admission,
     /// Rules for requests.
@@ -46,6 +44,12 @@ pub struct Programs<'a> {
     pub denies_user_namespaces: bool,
     /// Arguments that tell the hooks where and how to log.
     pub log: Vec<String>,
+    /// Path of the CLI's binary, which does what needs NVML.
+    pub cli: &'a Path,
+    /// Path of the settings file, if it is not the default one. The CLI is told to read the same file.
+    pub settings: Option<PathBuf>,
+    /// Whether the driver limits containers too (`inject.driver_limit`).
+    pub driver_limits: DriverLimits,
 }
 
 /// A mount that the administrator adds.

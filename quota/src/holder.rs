@@ -193,11 +193,15 @@ pub fn cgroup_of(pid: i32) -> Option<PathBuf> {
     folder(pid).map(|(_, found)| found)
 }
 
+const V1_DEVICES: &str = "/sys/fs/cgroup/devices";
+
 /// The cgroup's path inside the hierarchy, and its folder.
 fn folder(pid: i32) -> Option<(OsString, PathBuf)> {
     let groups = fs::read(format!("/proc/{pid}/cgroup")).ok()?;
-    let (base, path) = match cgroup_path(&groups, Some("devices")) {
-        Some(path) => ("/sys/fs/cgroup/devices", path),
+    // The kernel names hierarchies of v1 also where they are not mounted, and v2 alone is.
+    let of_devices = cgroup_path(&groups, Some("devices")).filter(|_| Path::new(V1_DEVICES).is_dir());
+    let (base, path) = match of_devices {
+        Some(path) => (V1_DEVICES, path),
         None => ("/sys/fs/cgroup", cgroup_path(&groups, None)?),
     };
     Some((path.into(), Path::new(base).join(path.strip_prefix("/").ok()?)))

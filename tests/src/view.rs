@@ -72,6 +72,12 @@ impl View {
         Some(namespace)
     }
 
+    /// Whether it is cgroup v2 alone.
+    #[must_use]
+    pub fn is_v2(self) -> bool {
+        self == Self::V2 || is_unified()
+    }
+
     /// Whether the view has a controller, `memory` or `cpu`, so that an engine can limit it.
     #[must_use]
     pub fn has_controller(self, name: &str) -> bool {

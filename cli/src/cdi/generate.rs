@@ -121,5 +121,5 @@ fn whole(gpus: &[&Gpu], config: &Config, node: &Node, state: &StateFolder) -> Re
         cores: None,
     };
     let lease = plan::lease(&request, gpus.iter().map(grant).collect())?;
-    plan::of(&request, &lease, node, &config.programs(state.path()), &Image::default())
+    plan::of(&request, &lease, node, &config.programs(state.path(), None), &Image::default())
 }

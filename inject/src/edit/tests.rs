@@ -54,6 +54,7 @@ fn plan() -> Plan {
         handed: BTreeSet::new(),
         handed_capabilities: BTreeSet::new(),
         denies_user_namespaces: false,
+        limiter: None,
         folders: BTreeSet::new(),
         outside: OutsidePlan::default(),
     }

@@ -3,6 +3,7 @@ use gpushare_quota::{Enforcement, Grant, Holder, LeaseKey, Member};
 use gpushare_request::{Container, Cores, Devices, Interceptor, InterceptorPolicy, Policy, Priority, read};
 
 use super::*;
+use crate::driver_limit::DriverLimits;
 use crate::host_files::KINDS;
 use crate::settings::ExtraMount;
 
@@ -82,6 +83,9 @@ impl Parts {
             state: Path::new("/state"),
             extra_mounts: &self.extra,
             denies_user_namespaces: false,
+            cli: Path::new("/bin/gpushare"),
+            settings: None,
+            driver_limits: DriverLimits::Off,
             log: vec!["--log-level".to_owned(), "info".to_owned()],
         };
         let parts = PlanParts {
@@ -90,6 +94,7 @@ impl Parts {
             files: &self.files,
             image: &self.image,
             programs: &programs,
+            limiter: None,
             needs_poststop: true,
         };
         Plan::new(request, &self.lease.clone().unwrap_or_else(|| lease(request)), parts)

@@ -4,6 +4,7 @@ use std::os::unix::fs::symlink;
 use serde_json::json;
 
 use super::*;
+use crate::driver_limit::DriverLimits;
 
 /// The folder with the files of a test's node.
 struct Host(tempfile::TempDir);
@@ -35,6 +36,9 @@ impl Host {
             state: &state,
             extra_mounts: &[],
             denies_user_namespaces: false,
+            cli: Path::new("/bin/gpushare"),
+            settings: None,
+            driver_limits: DriverLimits::Off,
             log: Vec::new(),
         };
         let driver = ["driver/lib", "driver/lib/libcuda.so.535"].map(|name| self.path(name));

@@ -244,7 +244,7 @@ impl Restated {
             pod_request: Some(words(&after, &node.gpus)?),
             ..Change::default()
         });
-        let (_, new) = change_share(&agent.state, store, lease, &changes, &node.gpus, settings.admission)?;
+        let (_, new) = change_share(&agent.state, store, lease, &changes, &node, settings)?;
         Ok(Some(share(&new)))
     }
 }

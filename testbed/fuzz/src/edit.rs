@@ -160,6 +160,7 @@ fn plan() -> Plan {
         handed: std::collections::BTreeSet::new(),
         handed_capabilities: std::collections::BTreeSet::new(),
         denies_user_namespaces: false,
+        limiter: None,
         folders: BTreeSet::new(),
         outside: OutsidePlan::default(),
     }

@@ -72,6 +72,6 @@ fn change(agent: &Agent, name: &ClaimName, found: &ResourceClaim) -> Result<Opti
     let allotment = Allotment::of(found, &agent.options.node_name, &node.gpus, settings.policy.strict)?;
     let mut changes = allotment.restated(&own)?;
     changes.push(Change { restated: Some(own), ..Change::default() });
-    let (old, new) = change_share(&agent.state, &store, &lease, &changes, &node.gpus, settings.admission)?;
+    let (old, new) = change_share(&agent.state, &store, &lease, &changes, &node, &settings)?;
     Ok((old.grants != new.grants).then(|| share(&new)))
 }

@@ -1,0 +1,281 @@
+//! The driver's own limit of memory (from 615 on), as a second wall around a container: the kernel refuses
+//! what goes past our libraries.
+//!
+//! It belongs to a GPU and the container's cgroup, so it is set once the cgroup exists and before the
+//! container's program starts. NVML sets it, which a static program cannot load: the CLI does, as a child.
+//! The soft limit stays 0, so nothing is kept in the cgroups above, and the limit goes with the cgroup
+//! (nvml.h, nvmlSetMemoryLimits_v1_t).
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use gpushare_inventory::{DeviceMemory, GpuUuid};
+use gpushare_quota::{Holder, Lease};
+use gpushare_request::Request;
+use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
+
+use crate::child::{self, Ended};
+use crate::settings::{Programs, SETTINGS_VARIABLE};
+
+/// First driver with nvmlDeviceSetMemoryLimits_v1 (CUDA 13.4).
+const FIRST_DRIVER: u32 = 615;
+/// Where the driver looks for cgroups (MPS guide, "MPS v3 Memory Partitioning").
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// What the settings say of the driver's own limit (`inject.driver_limit`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DriverLimits {
+    /// It is not used.
+    Off,
+    /// It is used where driver and system have it.
+    Auto,
+    /// A container that should have it and does not get it is refused.
+    Required,
+}
+
+/// Why a container does not have the driver's own limit.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverLimitError {
+    /// The driver is too old.
+    #[error(
+        "driver {0} has no limits of its own, which inject.driver_limit asks for: they came with {FIRST_DRIVER}"
+    )]
+    Driver(String),
+    /// There is no cgroup v2.
+    #[error("the driver's own limits (inject.driver_limit) need cgroup v2 at {CGROUPS}")]
+    Cgroups,
+    /// A MIG instance has none.
+    #[error("the driver has no limit of its own for a MIG instance (inject.driver_limit)")]
+    Instance,
+    /// The container has no cgroup of its own.
+    #[error("it has no cgroup of its own, which the driver could limit (inject.driver_limit)")]
+    NoCgroup,
+    /// The CLI cannot be run.
+    #[error("cannot run {path}, which sets the driver's own limit (inject.driver_limit)")]
+    Run {
+        /// Path of the CLI's binary.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The CLI failed; this is the last line of its standard error.
+    #[error("the driver's own limit cannot be set (inject.driver_limit): {0}")]
+    Refused(String),
+    /// NVML hangs.
+    #[error(
+        "the driver's own limit cannot be set (inject.driver_limit): NVML gave no answer for {} seconds",
+        child::DEADLINE.as_secs()
+    )]
+    NoAnswer,
+}
+
+/// Sets the driver's own limit of a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverLimiter {
+    /// Path of the CLI's binary.
+    pub cli: PathBuf,
+    /// Absolute path of the settings file, if it is not the default one.
+    pub settings: Option<PathBuf>,
+    /// Whether a container goes without where the limit cannot be set.
+    pub is_required: bool,
+}
+
+impl DriverLimiter {
+    /// The first of a hook's arguments for it.
+    pub const FLAG: &str = "--driver-limit";
+
+    /// The one for a container with this request that gets `lease`; `None` if it has no use for the limit, or
+    /// goes without.
+    ///
+    /// # Errors
+    /// When the settings require the limit, and driver or system have none.
+    pub fn of(
+        programs: &Programs,
+        driver: &str,
+        lease: &Lease,
+        request: &Request,
+    ) -> Result<Option<Self>, DriverLimitError> {
+        let is_limited = lease.enforcement_for(request).terms().has_region;
+        if is_limited { Self::on(programs, driver, lease) } else { Ok(None) }
+    }
+
+    /// The one for a lease that has limits.
+    ///
+    /// # Errors
+    /// As those of [`DriverLimiter::of`].
+    pub fn on(programs: &Programs, driver: &str, lease: &Lease) -> Result<Option<Self>, DriverLimitError> {
+        let is_required = match programs.driver_limits {
+            DriverLimits::Off => return Ok(None),
+            DriverLimits::Auto => false,
+            DriverLimits::Required => true,
+        };
+        match available(driver, lease) {
+            Ok(()) => {
+                let settings = programs.settings.as_deref().map(absolute);
+                Ok(Some(Self { cli: programs.cli.into(), settings, is_required }))
+            }
+            Err(why) if is_required => Err(why),
+            Err(why) => {
+                tracing::debug!(container = %lease.member.key, %why, "no limit of the driver's own");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Reads what [`DriverLimiter::arguments`] makes; `None` for anything else.
+    pub fn from_arguments(words: &[String]) -> Option<Self> {
+        let (is_required, cli, rest) = match words {
+            [flag, word, cli, rest @ ..] if flag == Self::FLAG => (word, cli, rest),
+            _ => return None,
+        };
+        let is_required = match is_required.as_str() {
+            "require" => true,
+            "auto" => false,
+            _ => return None,
+        };
+        let settings = match rest {
+            [] => None,
+            [path] => Some(PathBuf::from(path)),
+            _ => return None,
+        };
+        Some(Self { cli: cli.into(), settings, is_required })
+    }
+
+    /// Arguments by which a hook is told of it.
+    pub fn arguments(&self) -> Vec<String> {
+        let word = if self.is_required { "require" } else { "auto" };
+        let path = |path: &Path| path.to_string_lossy().into_owned();
+        let words = [Self::FLAG.to_owned(), word.to_owned(), path(&self.cli)];
+        words.into_iter().chain(self.settings.as_deref().map(path)).collect()
+    }
+
+    /// Limits the container of `holder` to what `lease` gives, or to what it may grow to. A failure is a line
+    /// in the log where the limit is not required.
+    ///
+    /// # Errors
+    /// When it is required and cannot be set.
+    pub fn limit(&self, lease: &Lease, holder: &Holder) -> Result<(), DriverLimitError> {
+        let container = &lease.member.key;
+        match self.set(lease, holder) {
+            Ok(()) => {
+                tracing::debug!(%container, "the driver's own limit is set");
+                Ok(())
+            }
+            Err(why) if self.is_required => Err(why),
+            Err(why) => {
+                tracing::warn!(%container, %why, "only the libraries limit it");
+                Ok(())
+            }
+        }
+    }
+
+    fn set(&self, lease: &Lease, holder: &Holder) -> Result<(), DriverLimitError> {
+        let cgroup = holder.cgroup.as_deref().ok_or(DriverLimitError::NoCgroup)?;
+        let mut command = Command::new(&self.cli);
+        command.args(["system", "driver-limit"]).arg(cgroup);
+        let limits = lease.grants.iter().map(|grant| {
+            let most = lease.elastic.map_or(grant.memory, |bounds| bounds.most);
+            Limit { gpu: grant.gpu, memory: most }.to_string()
+        });
+        command.args(limits);
+        if let Some(file) = &self.settings {
+            command.env(SETTINGS_VARIABLE, file);
+        }
+        let run = |source| DriverLimitError::Run { path: self.cli.clone(), source };
+        match child::run(command).map_err(run)? {
+            Ended::Well => Ok(()),
+            Ended::Failed(line) => Err(DriverLimitError::Refused(line)),
+            Ended::NoAnswer => Err(DriverLimitError::NoAnswer),
+        }
+    }
+}
+
+/// What a cgroup may hold on a GPU, in text as `GPU-…=BYTES`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// The GPU's UUID.
+    pub gpu: GpuUuid,
+    /// The most memory.
+    pub memory: DeviceMemory,
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.gpu, self.memory.bytes())
+    }
+}
+
+impl std::str::FromStr for Limit {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parts = text.split_once('=').and_then(|(gpu, bytes)| {
+            Some(Self { gpu: gpu.parse().ok()?, memory: DeviceMemory::from_bytes(bytes.parse().ok()?) })
+        });
+        parts.ok_or("must be the UUID of a GPU, an equals sign, and bytes")
+    }
+}
+
+/// Whether this driver has limits of its own.
+pub fn has_limits(driver: &str) -> bool {
+    driver.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_some_and(|m| m >= FIRST_DRIVER)
+}
+
+fn available(driver: &str, lease: &Lease) -> Result<(), DriverLimitError> {
+    if !has_limits(driver) {
+        return Err(DriverLimitError::Driver(driver.to_owned()));
+    }
+    if lease.grants.iter().any(|grant| grant.card.is_some()) {
+        return Err(DriverLimitError::Instance);
+    }
+    let is_v2 = statfs(CGROUPS).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC);
+    if is_v2 { Ok(()) } else { Err(DriverLimitError::Cgroups) }
+}
+
+/// The child runs in /, so a relative path would name another file.
+fn absolute(file: &Path) -> PathBuf {
+    std::path::absolute(file).unwrap_or_else(|_| file.to_path_buf())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hook_reads_what_the_wrapper_wrote() {
+        for settings in [None, Some(PathBuf::from("/etc/other.toml"))] {
+            for is_required in [false, true] {
+                let limiter = DriverLimiter {
+                    cli: "/usr/bin/gpushare".into(),
+                    settings: settings.clone(),
+                    is_required,
+                };
+                assert_eq!(DriverLimiter::from_arguments(&limiter.arguments()), Some(limiter));
+            }
+        }
+        for words in [&["--driver-limit"][..], &["--driver-limit", "auto"], &["--log", "auto", "/a"], &[]] {
+            let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+            assert_eq!(DriverLimiter::from_arguments(&words), None, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn a_limit_is_a_gpu_and_bytes() {
+        let limit = Limit { gpu: GpuUuid::from_bytes([7; 16]), memory: DeviceMemory::from_bytes(1 << 40) };
+        assert_eq!(limit.to_string().parse(), Ok(limit));
+        for text in ["", "GPU-1=2", &format!("{}=", limit.gpu), &format!("{}=-1", limit.gpu), "=5"] {
+            assert!(text.parse::<Limit>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn drivers_have_limits_from_615_on() {
+        for (driver, want) in
+            [("610.43", false), ("615.71.09", true), ("1000.1", true), ("", false), ("x.1", false)]
+        {
+            assert_eq!(has_limits(driver), want, "{driver}");
+        }
+    }
+}
