@@ -92,11 +92,16 @@ pub fn change_share(
     node: &Node,
     settings: &Settings,
 ) -> Result<(Lease, Lease), ChangeError> {
-    if lease.elastic.is_some() && changes.iter().any(|change| change.memory.is_some()) {
+    let asks_for_memory = changes.iter().any(|change| change.memory.is_some());
+    if lease.elastic.is_some() && asks_for_memory {
         return Err(UpdateError::Elastic(lease.member.key.clone()).into());
     }
     let (gpus, rules) = (&node.gpus, settings.admission);
-    let limiter = DriverLimiter::on(&settings.programs, &node.driver.version, lease)?;
+    // Who changes compute alone needs no limit of memory, nor a driver that has one.
+    let limiter = match asks_for_memory {
+        true => DriverLimiter::on(&settings.programs, &node.driver.version, lease)?,
+        false => None,
+    };
     let region = Region::of(state.path(), lease.id);
     let key = &lease.member.key;
     let (old, new) =
@@ -105,8 +110,7 @@ pub fn change_share(
             Err(error) if error.kind() == ErrorKind::NotFound && !lease.has_containers() => Ok(()),
             done => done,
         })?;
-    let changes_memory = old.grants.iter().zip(&new.grants).any(|(old, new)| old.memory != new.memory);
-    if let Some(limiter) = limiter.filter(|_| changes_memory) {
+    if let Some(limiter) = limiter {
         let active = new.members().filter(|member| member.state == LeaseState::Active);
         for member in active.filter(|member| !member.holder.is_agent()) {
             limiter.limit(&new, &member.holder)?;
