@@ -23,7 +23,8 @@ part_2() {
     run_row 21_granularity 40
     run_row 22_checker_and_mps 60
     run_row 23_start_cost 60
-    run_row 24_native_limit 20
+    run_row 24_native_limit 60
+    run_row 27_driver_limit 40
     [ -z "$meter_pid" ] || kill "$meter_pid"
     meter_pid=
     container_environment=()
@@ -239,24 +240,97 @@ row_23_start_cost() {
     verdict '! grep -q failed "$work/with" "$work/without"' "with_us=$with without_us=$without added_us=$((with - without))"
 }
 
-# Driver 615 and later can limit memory by itself; until gpushare uses that, the answers are what is wanted.
-row_24_native_limit() {
+# What a program holds and sees in the cgroup $leaf, on the host and without gpushare: confined SECONDS WORDS...
+confined() {
+    limit=$1
+    shift
+    env "${host_environment[@]}" sh -c 'echo $$ >"$0/cgroup.procs" && exec timeout "$@"' "$leaf" "$limit" "$client" "$@"
+}
+
+# The driver's answer to NAME about the cgroup $leaf.
+limits() {
+    host 20 limits "$leaf" "${@:2}" | value "$1"
+}
+
+# Skips the row where the driver cannot limit a cgroup. A simulated node brings the cgroups of version 2 along.
+native_or_skip() {
     major=$(grep -oE '[0-9]+\.[0-9]+' "$proc/driver/nvidia/version" 2>/dev/null | head -n 1 | cut -d. -f1)
     if [ "${major:-0}" -lt 615 ]; then
         skip "reason=driver_${major:-absent}_is_older_than_615"
-        return
+        return 1
     fi
+    if [ "$(stat -fc %T /sys/fs/cgroup)" != cgroup2fs ] && ! { [ -n "$simulator" ] && mount -t cgroup2 none /sys/fs/cgroup; }; then
+        skip "reason=no_cgroup_v2_at_/sys/fs/cgroup"
+        return 1
+    fi
+}
+
+# The driver's limit by itself, with no MPS: what it holds, what programs are told, and what becomes of it when it is set
+# below what is in use, and when the cgroup is made anew. Only that it holds is asserted; the answers are what is wanted.
+row_24_native_limit() {
+    native_or_skip || return
     leaf=/sys/fs/cgroup/$ids-native
     mkdir "$leaf" || {
-        skip "reason=no_cgroup_v2"
+        skip "reason=no_cgroup_can_be_made"
         return
     }
-    limits() { nvidia-smi memory-limits "$@" 2>&1; }
     {
-        limits --help
-        ls "$leaf"
-        cat /sys/fs/cgroup/dmem.capacity
+        nvidia-smi memory-limits --help
+        cat /sys/module/nvidia/parameters/RmMemacctMode /sys/fs/cgroup/dmem.capacity
+        head "$leaf"/dmem.* "$leaf"/misc.*
     } >"$results/native-limit.txt" 2>&1
+    before=$(limits get)
+    set=$(limits set --set 4096)
+    told=$(limits hard)
+    total=$(host 20 sizes | value cuda_total)
+    confined 20 sizes --nvml >"$work/native.out"
+    confined 20 sizes >>"$work/native.out" 2>&1
+    confined 30 fill linear >"$work/fill.out"
+    held=$(mib "$(value held <"$work/fill.out" | grep . || echo 0)")
+    # Below what is in use.
+    confined 20 allocate 2048 --hold 8 >"$work/below.out" 2>&1 &
+    holder=$!
+    sleep 3
+    used=$(limits used)
+    below=$(limits set --set 1024)
+    more=$(confined 20 allocate 16 2>&1 | tr ' \n' '_,' | cut -c1-80)
+    wait "$holder" && ended=well || ended=badly
+    rmdir "$leaf" && mkdir "$leaf"
+    anew=$(limits hard)
+    confined 20 allocate 6144 >"$work/anew.out"
     rmdir "$leaf"
-    pass "see=native-limit.txt"
+    answers="get_without=$before set=$set hard_mib=$(mib "${told:-0}") held_mib=$held used_mib=$(mib "${used:-0}")"
+    for name in nvml_total nvml_total_v2 cuda_total cuda_device; do
+        answers="$answers $name=$(mib "$(value $name <"$work/native.out" | grep . || echo 0)")"
+    done
+    verdict '[ "$set" = 0 ] && [ "$held" -ge 2048 ] && [ "$held" -le 4096 ]' \
+        "$answers card=$(mib "${total:-0}") set_below_use=$below then=$more holder_ended=$ended" \
+        "hard_of_new_cgroup=$anew in_new_cgroup=$(tr ' \n' '_,' <"$work/anew.out") see=native-limit.txt"
+}
+
+# The limit as gpushare sets it: a program that calls the driver's own library meets it, and root in the container cannot
+# lift it by any path of its cgroup.
+row_27_driver_limit() {
+    native_or_skip || return
+    shipped=$config
+    config=$work/require.toml
+    sed '/^driver_limit = /d' "$shipped" >"$config"
+    grep -q '^\[inject\]' "$config" || echo '[inject]' >>"$config"
+    sed -i 's/^\[inject\].*/&\ndriver_limit = "require"/' "$config"
+    bundle second-wall GPUSHARE_MEMORY=4GiB -- '
+        past="env LD_PRELOAD=/usr/lib/gpushare/driver/cuda $C allocate"
+        $past 3072 5120
+        for own in /sys/fs/cgroup "/sys/fs/cgroup$(sed -n "s/^0:://p" /proc/self/cgroup)"; do
+            $C limits "$own" --set 65536 | sed "s/^set 0$/lifted/"
+        done
+        $past 5120 | sed "s/^/then_/"' && {
+        sed -i '/"destination": "\/sys"/a {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["ro"]},' "$folder/config.json"
+        launch
+        finish 40 "$folder" >"$work/wall.out"
+    }
+    config=$shipped
+    [ -d "/sys/fs/cgroup/$ids-second-wall" ] && left=yes || left=no
+    verdict 'grep -q "^granted 3072" "$work/wall.out" && grep -q "^refused 5120" "$work/wall.out" &&
+        grep -q "^then_refused 5120" "$work/wall.out" && ! grep -q lifted "$work/wall.out" && [ "$left" = no ]' \
+        "said=$(tr ' \n' '_,' <"$work/wall.out") cgroup_left=$left $(why second-wall)"
 }

@@ -61,6 +61,8 @@ tidy() {
     done
     [ -z "$meter_pid" ] || kill "$meter_pid" 2>/dev/null
     [ -z "$added_library" ] || rm -f "$added_library"
+    # What gpushare keeps of the node lies in file systems of its own.
+    awk -v work="$work/" 'index($2, work) == 1 { print $2 }' /proc/self/mounts | tac | xargs -r -n 1 umount -l
     rm -rf "$work"
 }
 trap tidy EXIT
@@ -76,7 +78,7 @@ config=$work/gpushare.toml
 if [ -n "$simulator" ]; then
     smi=()
     [ -z "${GPUSHARE_NVIDIA_SMI-}" ] || smi=(--nvidia-smi "$GPUSHARE_NVIDIA_SMI")
-    made=$("$top/bin/gpushare-simulator" create "$work/node" --context 320MiB "${smi[@]}") || exit 1
+    made=$("$top/bin/gpushare-simulator" create "$work/node" --driver 615.71.09 --context 320MiB "${smi[@]}") || exit 1
     cp "$(echo "$made" | tail -n 1)" "$config"
     host_environment=("LD_LIBRARY_PATH=$work/node/driver/usr/lib/x86_64-linux-gnu" "GPUSHARE_SIMULATOR=$work/node/shared")
     proc=$work/node/proc

@@ -12,6 +12,7 @@ mod fill;
 mod launch;
 mod lease;
 mod library;
+mod limits;
 mod product;
 mod sizes;
 mod survive;
@@ -45,6 +46,8 @@ enum Verb {
     Launch(launch::Launch),
     /// Take every lease on files that the kernel gives, again and again
     Lease(lease::Lease),
+    /// Read a cgroup's limit in the driver, or set it
+    Limits(limits::Limits),
     /// Multiply matrices
     Product(product::Product),
     /// Say what CUDA and NVML tell of the GPU
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Verb::Fill(fill) => fill.run(),
         Verb::Launch(launch) => launch.run(),
         Verb::Lease(lease) => lease.run(),
+        Verb::Limits(limits) => limits.run(),
         Verb::Product(product) => product.run(),
         Verb::Sizes(sizes) => sizes.run(),
         Verb::Survive(survive) => survive.run(),

@@ -23,6 +23,8 @@ crate::functions! {
     memory = nvmlDeviceGetMemoryInfo(device: usize, memory: &mut [u64; 3]);
     memory_2 = nvmlDeviceGetMemoryInfo_v2(device: usize, memory: &mut [u64; 5]);
     processes = nvmlDeviceGetComputeRunningProcesses_v3(device: usize, count: &mut u32, list: &mut [[u64; 3]; PROCESSES]);
+    set_limits = nvmlDeviceSetMemoryLimits_v1(device: usize, limits: &mut [u64; 3]);
+    limits = nvmlDeviceGetMemoryLimits_v1(device: usize, limits: &mut [u64; 4]);
     utilisation = nvmlDeviceGetUtilizationRates(device: usize, rates: &mut [u32; 2]);
 }
 
