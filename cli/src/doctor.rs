@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 use gpushare_config::{Config, OnCheating};
-use gpushare_inject::{MpsFolder, Region, is_served, one_line, out_of_service};
+use gpushare_inject::{DriverLimiter, DriverLimits, MpsFolder, Region, is_served, one_line, out_of_service};
 use gpushare_inventory::{Faults, Gpu, Node};
 use gpushare_quota::{Lease, LeaseState, StateFolder, Store};
 use gpushare_request::ComputePolicy;
@@ -194,6 +194,7 @@ fn driver(config: &Config) -> Vec<Finding> {
             Err(error) => failure("library", one_line(&error)),
         });
     }
+    findings.extend(driver_limit(config.driver_limits, &node.driver.version));
     findings.push(device_nodes(config, &node));
     findings.push(device_links(config));
     if let Ok(state) = StateFolder::open(&config.paths.state) {
@@ -212,6 +213,17 @@ fn driver(config: &Config) -> Vec<Finding> {
         findings.extend(known.iter().flat_map(mig));
     }
     findings
+}
+
+/// The driver's own limit, where the settings ask for it.
+fn driver_limit(wanted: DriverLimits, driver: &str) -> Option<Finding> {
+    let check = "driver's limit";
+    Some(match (wanted, DriverLimiter::available(driver)) {
+        (DriverLimits::Off, _) => return None,
+        (_, Ok(())) => ok(check, "is set beside the libraries' (inject.driver_limit)"),
+        (DriverLimits::Auto, Err(why)) => warning(check, format!("{why}; only the libraries limit memory")),
+        (DriverLimits::Required, Err(why)) => failure(check, format!("{why}; every share is refused")),
+    })
 }
 
 /// The GPUs in MIG mode, with their instances or what is wrong with them.

@@ -83,6 +83,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
             "memory_limit_bytes": lease.elastic.map(|bounds| bounds.most.bytes()),
             "priority": lease.priority.level(),
             "compute_policy": lease.compute_policy.name(),
+            "driver_limit": plan.limiter.is_some(),
             "edits": serde_json::to_value(&plan)?,
         }))?);
     }
@@ -205,6 +206,13 @@ fn print(request: &Request, lease: &Lease, plan: &Plan, node: &Node) -> io::Resu
     if let Some(bounds) = lease.elastic {
         let most = bounds.most;
         writeln!(out, "granted   up to {most} on each GPU while it has that (needs gpushare meter)")?;
+    }
+    if let Some(limiter) = &plan.limiter {
+        let else_what = if limiter.is_required { "is refused" } else { "goes without" };
+        writeln!(
+            out,
+            "granted   the driver's own limit too; if that cannot be set, the container {else_what}"
+        )?;
     }
     if lease.host_memory > DeviceMemory::ZERO {
         writeln!(out, "granted   {} of host memory in place of a full GPU's", lease.host_memory)?;

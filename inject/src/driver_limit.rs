@@ -111,7 +111,7 @@ impl DriverLimiter {
             DriverLimits::Auto => false,
             DriverLimits::Required => true,
         };
-        match available(driver, lease) {
+        match Self::available(driver).and_then(|()| whole(lease)) {
             Ok(()) => {
                 let settings = programs.settings.as_deref().map(absolute);
                 Ok(Some(Self { cli: programs.cli.into(), settings, is_required }))
@@ -122,6 +122,18 @@ impl DriverLimiter {
                 Ok(None)
             }
         }
+    }
+
+    /// Whether containers can have it with this driver on this system.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn available(driver: &str) -> Result<(), DriverLimitError> {
+        if !has_limits(driver) {
+            return Err(DriverLimitError::Driver(driver.to_owned()));
+        }
+        let is_v2 = statfs(CGROUPS).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC);
+        if is_v2 { Ok(()) } else { Err(DriverLimitError::Cgroups) }
     }
 
     /// Reads what [`DriverLimiter::arguments`] makes; `None` for anything else.
@@ -223,15 +235,9 @@ pub fn has_limits(driver: &str) -> bool {
     driver.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_some_and(|m| m >= FIRST_DRIVER)
 }
 
-fn available(driver: &str, lease: &Lease) -> Result<(), DriverLimitError> {
-    if !has_limits(driver) {
-        return Err(DriverLimitError::Driver(driver.to_owned()));
-    }
-    if lease.grants.iter().any(|grant| grant.card.is_some()) {
-        return Err(DriverLimitError::Instance);
-    }
-    let is_v2 = statfs(CGROUPS).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC);
-    if is_v2 { Ok(()) } else { Err(DriverLimitError::Cgroups) }
+fn whole(lease: &Lease) -> Result<(), DriverLimitError> {
+    let is_divided = lease.grants.iter().any(|grant| grant.card.is_some());
+    if is_divided { Err(DriverLimitError::Instance) } else { Ok(()) }
 }
 
 /// The child runs in /, so a relative path would name another file.

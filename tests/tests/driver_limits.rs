@@ -68,6 +68,13 @@ fn a_program_past_the_libraries_meets_the_drivers_own_limit() {
     drop(container);
 
     let runtime = wrapped(&node, LowLevel::Runc, View::V2, "require");
+    let plan = run_in(&runtime, &["plan", "--bundle", &bundle.path().to_string_lossy()])
+        .expect_success("a plan")
+        .stdout;
+    assert!(
+        plan.contains("the driver's own limit too; if that cannot be set, the container is refused"),
+        "{plan}"
+    );
     let (ours, other) = (share().env("GPUSHARE_COUNT", "2"), share());
     let (ours_runs, other_runs) = (runtime.run(&ours), runtime.run(&other));
     for container in [&ours_runs, &other_runs] {
@@ -156,6 +163,13 @@ fn where_there_is_none_it_is_left_out_or_the_container_is_refused() {
         assert!(line.contains(want) && line.contains("inject.driver_limit"), "{line}");
         assert_eq!(leases(refusing.config()), [], "{want}");
         let lenient = wrapped(node, LowLevel::Runc, view, "auto");
+        for (runtime, verdict) in [(&refusing, "FAILURE"), (&lenient, "warning")] {
+            let told = run_in(runtime, &["doctor"]).stdout;
+            let line = told.lines().find(|line| line.contains("driver's limit")).expect("a line of doctor");
+            let is_had = line.starts_with("ok");
+            assert!(is_had || line.starts_with(verdict) && line.contains(want), "{line}");
+            assert_eq!(is_had, want.contains("MIG"), "{line}");
+        }
         let container = lenient.run(&bundle);
         assert_eq!(
             Report::of(&container, &["3GiB", "1GiB"]).allocations(),
