@@ -1,11 +1,13 @@
-//! Containers as commands name them: by their ids, the beginning of one, or their names in a cluster.
+//! Containers as commands name them: by the names that their users gave them, by their ids, or by the
+//! beginning of an id.
 
 use anyhow::{Context, Result, bail};
-use gpushare_quota::{Lease, LeaseKey, Member, PodContainer, ResourceClaim, Store};
+use gpushare_quota::{Called, Lease, LeaseKey, Member, PodContainer, ResourceClaim, Store};
 
-/// The living lease of the container that `asked` names, with that container as [`Lease::member`]: by its id
-/// or the beginning of one, or in a cluster by `NAMESPACE/POD/CONTAINER` or `NAMESPACE/POD`; a resource claim
-/// by its UID or `NAMESPACE/CLAIM`. Fails if none fits, or several do.
+/// The living lease of the container that `asked` names, with that container as [`Lease::member`]: by its id,
+/// by its name, or by the beginning of its id; in a cluster by `NAMESPACE/POD/CONTAINER`, `NAMESPACE/POD` or the
+/// pod's name; a resource claim by its UID or `NAMESPACE/CLAIM`. The first of these that fits any container
+/// counts. Fails if none fits, or several do.
 pub fn find(store: &Store, asked: &str, root: Option<&str>) -> Result<Lease> {
     let leases = store.leases()?;
     let claims = store.claims()?;
@@ -15,18 +17,25 @@ pub fn find(store: &Store, asked: &str, root: Option<&str>) -> Result<Lease> {
     };
     let is_named = |member: &Member| {
         let of_pod = |name: &PodContainer| {
-            name.to_string() == asked || format!("{}/{}", name.namespace, name.pod) == asked
+            name.to_string() == asked
+                || format!("{}/{}", name.namespace, name.pod) == asked
+                || name.pod == asked
         };
-        member.name.as_ref().is_some_and(of_pod) || of_claim(member)
+        let is_called = member.called.name.as_deref() == Some(asked);
+        member.name.as_ref().is_some_and(of_pod) || is_called || of_claim(member)
     };
-    let fits = |member: &Member| {
-        let by_name = member.key.container.starts_with(asked) || is_named(member);
-        !asked.is_empty() && by_name && root.is_none_or(|root| member.key.root == root)
+    let is_below = |member: &Member| root.is_none_or(|root| member.key.root == root);
+    let all = || {
+        let all = leases.iter().flat_map(|lease| lease.members().map(move |member| (lease, member)));
+        all.filter(|(_, member)| is_below(member) && !asked.is_empty())
     };
-    let all = leases.iter().flat_map(|lease| lease.members().map(move |member| (lease, member)));
-    let mut found: Vec<(&Lease, &Member)> = all.filter(|(_, member)| fits(member)).collect();
-    if found.iter().any(|(_, member)| member.key.container == asked) {
-        found.retain(|(_, member)| member.key.container == asked);
+    let by_id = all().filter(|(_, member)| member.key.container == asked);
+    let mut found: Vec<(&Lease, &Member)> = by_id.collect();
+    if found.is_empty() {
+        found = all().filter(|(_, member)| is_named(member)).collect();
+    }
+    if found.is_empty() {
+        found = all().filter(|(_, member)| member.key.container.starts_with(asked)).collect();
     }
     match found[..] {
         [(lease, member)] => {
@@ -34,13 +43,17 @@ pub fn find(store: &Store, asked: &str, root: Option<&str>) -> Result<Lease> {
             found.with_context(|| format!("no container {asked:?} holds a share"))
         }
         [] => bail!(
-            "no container {asked:?} holds a share; give its id or the beginning of it, or in a cluster \
-             NAMESPACE/POD/CONTAINER, as `gpushare ps` shows it, and no name of docker's"
+            "no container {asked:?} holds a share; give its name, its id or the beginning of that, or in a cluster \
+             NAMESPACE/POD/CONTAINER, as `gpushare ps` shows it"
         ),
         _ => {
-            let fitting = found.iter().map(|(_, member)| named(member)).collect::<Vec<_>>().join(", ");
+            let fitting = |(_, member): &(&Lease, &Member)| match named(member) {
+                name if name == member.key.container => name,
+                name => format!("{name} ({})", short(&member.key.container)),
+            };
+            let fitting = found.iter().map(fitting).collect::<Vec<_>>().join(", ");
             bail!(
-                "several containers fit {asked:?} ({fitting}); give more of it, or --root (`gpushare ps --json`)"
+                "several containers fit {asked:?}: {fitting}; give the id, or --root (`gpushare ps --json`)"
             )
         }
     }
@@ -61,9 +74,18 @@ pub fn containers(lease: &Lease) -> String {
     lease.members().map(named).collect::<Vec<_>>().join(", ")
 }
 
-/// A container as people read it: by its name in a cluster, or by its shortened id.
+/// A container as people read it: by its name, or by its shortened id where nobody gave it one.
 pub fn named(member: &Member) -> String {
-    member.name.as_ref().map_or_else(|| short(&member.key.container), ToString::to_string)
+    name(member.name.as_ref(), &member.called, &member.key.container)
+}
+
+/// The same of a container that may have ended.
+pub fn name(pod: Option<&PodContainer>, called: &Called, id: &str) -> String {
+    match (pod, &called.name) {
+        (Some(pod), _) => pod.to_string(),
+        (None, Some(name)) => name.clone(),
+        (None, None) => short(id),
+    }
 }
 
 /// Ids as people read them: shortened, with commas between them.

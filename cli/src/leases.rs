@@ -1,6 +1,6 @@
-//! `gpushare history`, `sweep` and `release`: the ends of leases.
+//! `gpushare sweep` and `release`: the ends of leases.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail};
 use gpushare_config::Config;
@@ -8,70 +8,11 @@ use gpushare_inject::{Region, Whose, forget_ended, forget_swept, give_back, one_
 use gpushare_quota::{Release, ReleaseReason};
 use serde_json::{Value, json};
 
-use crate::container::{containers, find, listed, named, short};
-use crate::node::GpuNames;
-use crate::table::age;
+use crate::container::{containers, find, named, short};
 use crate::{meter, node, table};
 
-/// How many of the last refusals are shown.
-const REFUSALS: usize = 100;
-
-/// Prints past leases and the latest refusals.
-pub fn history(as_json: bool) -> Result<()> {
-    let config = Config::load()?;
-    let (state, store) = node::store(&config)?;
-    let past = store.history();
-    let mut refusals = state.refusals();
-    refusals.truncate(REFUSALS);
-    if as_json {
-        let refused = refusals.iter().map(|refused| {
-            json!({
-                "id": refused.container,
-                "released_at": refused.at,
-                "reason": "refused",
-                "text": refused.reason,
-            })
-        });
-        let ended = past.iter().map(|lease| {
-            json!({
-                "root": lease.key.root,
-                "id": lease.key.container,
-                "others": lease.others,
-                "grants": lease.grants,
-                "granted_at": lease.granted_at,
-                "released_at": lease.released_at,
-                "reason": lease.reason,
-            })
-        });
-        return Ok(table::json(&Value::Array(ended.chain(refused).collect()))?);
-    }
-    if past.is_empty() && refusals.is_empty() {
-        return Ok(table::line("no share was given back yet, and none refused")?);
-    }
-    let names = GpuNames::of(&config);
-    let ended = past.iter().map(|lease| {
-        let held = Duration::from_secs(lease.released_at.saturating_sub(lease.granted_at));
-        let held = humantime::format_duration(held).to_string();
-        let others = lease.others.iter().map(String::as_str);
-        let row = [
-            listed([lease.key.container.as_str()].into_iter().chain(others)),
-            names.in_text(&lease.grants),
-            held,
-            age(lease.released_at),
-            lease.reason.clone(),
-        ];
-        (lease.released_at, row)
-    });
-    let refused = refusals.iter().map(|refused| {
-        let none = || "-".to_owned();
-        let reason = format!("refused: {}", refused.reason);
-        (refused.at, [short(&refused.container), none(), none(), age(refused.at), reason])
-    });
-    let mut rows: Vec<_> = ended.chain(refused).collect();
-    rows.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
-    let rows = rows.into_iter().map(|(_, row)| row);
-    Ok(table::print(["CONTAINER", "SHARE", "HELD", "ENDED AGO", "REASON"], rows)?)
-}
+/// What the history has from before is forgotten: 400 days ago, so that a year can be compared with the last.
+const OLDEST: Duration = Duration::from_secs(400 * 24 * 3600);
 
 /// Releases the leases of containers that are gone, removes region folders without a lease, and rewrites
 /// limits files that differ from their leases.
@@ -82,6 +23,7 @@ pub fn sweep(as_json: bool) -> Result<()> {
     let swept = store.sweep()?;
     swept.iter().for_each(|swept| forget_swept(&state, swept));
     forget_ended(&state, &store)?;
+    state.forget_history_before(SystemTime::now().checked_sub(OLDEST).unwrap_or(SystemTime::UNIX_EPOCH));
     let living = store.leases()?;
     for lease in living.iter().filter(|lease| lease.enforcement.terms().has_region) {
         let container = containers(lease);

@@ -15,6 +15,7 @@ mod demo;
 mod devices;
 mod doctor;
 mod file;
+mod history;
 mod inventory;
 mod leases;
 mod lock;
@@ -60,7 +61,7 @@ enum Command {
     /// Containers that hold a share, and what they use of it.
     Ps(Output),
     /// Shares that were given back, and containers that were refused.
-    History(Output),
+    History(history::History),
     /// What a bundle would get and what would change in it; changes nothing.
     Plan {
         /// The OCI bundle.
@@ -97,8 +98,8 @@ enum Command {
         #[arg(required = true)]
         gpus: Vec<String>,
     },
-    /// Measures each container's GPU time and memory for the libraries inside; one process per node, in the
-    /// foreground.
+    /// Measures each container's GPU time and memory for the libraries inside, and tells the figures to others;
+    /// one process per node, in the foreground.
     Meter,
     /// NVIDIA's Multi-Process Service, for shares in mode mps.
     #[command(subcommand)]
@@ -169,7 +170,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Devices { topology: false, output } => devices::devices(output.json)?,
         Command::Devices { topology: true, output } => devices::topology(output.json)?,
         Command::Ps(output) => ps::ps(output.json)?,
-        Command::History(output) => leases::history(output.json)?,
+        Command::History(asked) => history::history(&asked)?,
         Command::Plan { bundle, output } => plan::plan(&bundle, output.json)?,
         Command::Sweep(output) => leases::sweep(output.json)?,
         Command::Release { id, root, force } => leases::release(&id, root.as_deref(), force)?,

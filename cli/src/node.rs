@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use gpushare_config::{Config, ENVIRONMENT};
+use gpushare_inject::open_measured;
 use gpushare_inventory::{Faults, GpuUuid, Node, NodeError, Totals, boot_id};
 use gpushare_quota::{StateFolder, Store};
 
@@ -46,7 +47,8 @@ pub fn shown(config: &Config) -> Result<Node, NodeError> {
 pub fn store(config: &Config) -> Result<(StateFolder, Store)> {
     let state = StateFolder::open(&config.paths.state)?;
     take_over(state.path())?;
-    let store = Store::open(state.path()).context("cannot open the quota store")?;
+    state.keep_history_in(&config.paths.history);
+    let store = open_measured(&state).context("cannot open the quota store")?;
     Ok((state, store))
 }
 

@@ -31,6 +31,23 @@ pub fn line(text: &str) -> io::Result<()> {
     writeln!(io::stdout().lock(), "{}", escaped(text))
 }
 
+/// Prints rows as CSV (RFC 4180) under the columns `first` and those of `rest`, which has commas between them.
+pub fn csv(first: &[&str], rest: &str, rows: impl Iterator<Item = Vec<String>>) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{},{rest}", first.join(","))?;
+    for row in rows {
+        let cells: Vec<String> = row.iter().map(|cell| quoted(&escaped(cell))).collect();
+        writeln!(out, "{}", cells.join(","))?;
+    }
+    Ok(())
+}
+
+/// A cell of CSV. One that a spreadsheet would take for a formula is text there, too.
+fn quoted(cell: &str) -> String {
+    let cell = if cell.starts_with(['=', '+', '-', '@']) { format!("'{cell}") } else { cell.to_owned() };
+    if cell.contains(['"', ',', '\n']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell }
+}
+
 /// Prints a value as indented JSON.
 pub fn json(value: &Value) -> io::Result<()> {
     let text = format!("{value:#}");
@@ -50,6 +67,41 @@ pub fn escaped(text: &str) -> String {
 
 /// How long ago `since` was; `since` in seconds since 1970.
 pub fn age(since: u64) -> String {
-    let now = Clock::now().wall / 1_000_000_000;
-    humantime::format_duration(Duration::from_secs(now.saturating_sub(since))).to_string()
+    span(Duration::from_secs(now().saturating_sub(since)))
+}
+
+/// A time in its two largest units, as `3days 4h`.
+pub fn span(time: Duration) -> String {
+    let text = humantime::format_duration(time).to_string();
+    text.split(' ').take(2).collect::<Vec<_>>().join(" ")
+}
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    Clock::now().wall / 1_000_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_of_csv_is_one_cell_and_no_formula() {
+        for (cell, want) in [
+            ("web", "web"),
+            ("a,b", "\"a,b\""),
+            ("say \"x\"", "\"say \"\"x\"\"\""),
+            ("=HYPERLINK(1,2)", "\"'=HYPERLINK(1,2)\""),
+            ("", ""),
+        ] {
+            assert_eq!(quoted(cell), want);
+        }
+    }
+
+    #[test]
+    fn a_span_has_its_two_largest_units() {
+        for (seconds, want) in [(0, "0s"), (59, "59s"), (3_725, "1h 2m"), (273_601, "3days 4h")] {
+            assert_eq!(span(Duration::from_secs(seconds)), want);
+        }
+    }
 }

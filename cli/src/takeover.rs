@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Error, Result, ensure};
 use gpushare_inventory::DeviceMemory;
 use gpushare_quota::{
-    Enforcement, Entry, FENCED, Grant, Holder, Kept, Lease, LeaseKey, LeaseState, Member, PastLease,
+    Called, Enforcement, Entry, FENCED, Grant, Holder, Kept, Lease, LeaseKey, LeaseState, Member, PastLease,
     StoreError, TAKEN, Takeover,
 };
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior};
@@ -172,6 +172,7 @@ fn member(row: &Row) -> Result<Member> {
             leads: row.get(16)?,
         },
         name: None,
+        called: Called::default(),
     })
 }
 
@@ -204,6 +205,10 @@ fn past(db: &Connection, others: &str) -> Result<Vec<PastLease>> {
             granted_at: row.get::<_, i64>(4)?.try_into()?,
             released_at: row.get::<_, i64>(5)?.try_into()?,
             reason: row.get(6)?,
+            name: None,
+            called: Called::default(),
+            shares: Vec::new(),
+            used: None,
         });
     }
     Ok(past)

@@ -67,6 +67,7 @@ struct NodeSection {
 #[serde(default, deny_unknown_fields)]
 struct PathsSection {
     state: PathBuf,
+    history: PathBuf,
     cache: PathBuf,
     hook: PathBuf,
     cli: PathBuf,
@@ -307,6 +308,7 @@ impl File {
             },
             paths: Paths {
                 state: absolute("paths.state", self.paths.state)?,
+                history: absolute("paths.history", self.paths.history)?,
                 cache: absolute("paths.cache", self.paths.cache)?,
                 hook: absolute("paths.hook", beside(self.paths.hook, base.join("gpushare-hook")))?,
                 cli: absolute("paths.cli", beside(self.paths.cli, base.join("gpushare")))?,

@@ -69,6 +69,8 @@ pub struct Config {
 pub struct Paths {
     /// The state folder: quota store, regions and the inventory's cache.
     pub state: PathBuf,
+    /// The folder of the history, which outlives a boot.
+    pub history: PathBuf,
     /// The folder with copies of the injected libraries that are fitted to this driver.
     pub cache: PathBuf,
     /// The program `gpushare-hook`.
@@ -178,6 +180,7 @@ impl Config {
         Settings {
             roots: &self.roots,
             programs: self.programs(&self.paths.state, file),
+            history: &self.paths.history,
             admission: &self.quota,
             policy: &self.request,
             preemption: Some(self.rules.grace).filter(|_| self.rules.preempts),

@@ -10,7 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use gpushare_config::Config;
 use gpushare_inject::{
-    Bundle, Live, REFUSAL, Region, Requester, Settings, Whose, give_back, grant, one_line, open_store,
+    Bundle, Live, REFUSAL, Region, Requester, Settings, Whose, give_back, grant, measured, one_line,
+    open_store,
 };
 use gpushare_quota::{
     Holder, LeaseKey, LeaseState, Member, Release, ReleaseReason, StateFolder, Store, StoreError,
@@ -146,7 +147,7 @@ pub fn poststop(state: &[u8], file: Option<&Path>) -> Result<()> {
         }
         error => error.into(),
     });
-    let Some(store) = found? else { return Ok(()) };
+    let Some(store) = found?.map(measured) else { return Ok(()) };
     let key = LeaseKey::new(LeaseKey::HOOK_ONLY.to_owned(), id)?;
     let folder = StateFolder::open(path)?;
     let Some(lease) = store.lease(&key)? else { return Ok(()) };

@@ -1,8 +1,8 @@
 //! What the wrapper's two hooks do with the lease.
 
 use anyhow::{Context, Result, bail};
-use gpushare_inject::{Region, give_back_ended};
-use gpushare_quota::{Holder, StateFolder, Store};
+use gpushare_inject::{Region, give_back_ended, open_measured};
+use gpushare_quota::{Holder, StateFolder};
 use oci_spec::runtime::State;
 
 use crate::args::Args;
@@ -24,7 +24,7 @@ pub fn prestart(args: &Args, state: &[u8]) -> Result<()> {
     let pid = state.pid().filter(|pid| *pid > 0).context("the runtime's state names no process")?;
     let holder = Holder::init(pid)?;
     let folder = StateFolder::open(&args.state)?;
-    let store = Store::open(folder.path())?;
+    let store = open_measured(&folder)?;
     if !store.activate(args.lease, &args.key, &holder)? {
         let reason = format!("container {container} holds no share (any more); start it anew");
         // crun does not pass on what a hook prints.

@@ -4,6 +4,7 @@
 use gpushare_quota::{Lease, LeaseKey, Release, ReleaseReason, StateFolder, Store, StoreError, Swept};
 
 use crate::region::Region;
+use crate::used::open_measured;
 
 /// Which containers may lose their share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +55,7 @@ pub fn give_back_ended(state: &StateFolder, lease: i64, key: &LeaseKey) -> Resul
 /// What became of the lease. One that is not in the store has ended: the runtime's `delete` may have been
 /// first.
 fn release_ended(state: &StateFolder, lease: i64, key: &LeaseKey) -> Result<Release, StoreError> {
-    let store = Store::open(state.path())?;
+    let store = open_measured(state)?;
     match store.release(lease, key, ReleaseReason::Ended)? {
         Release::Nothing if store.stands(lease)? => Ok(Release::Left),
         Release::Nothing => Ok(Release::Ended),

@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use crate::allocation::{AllocationError, look_up_allocation};
 use crate::bundle::Bundle;
+use crate::called;
 use crate::claim::{ClaimError, look_up_claim, part_of};
 use crate::driver_limit::{DriverLimitError, DriverLimiter};
 use crate::edit;
@@ -34,6 +35,7 @@ use crate::region::{Region, RegionError};
 use crate::requirement::{Offer, RequirementError, Requirements};
 use crate::rights;
 use crate::settings::{Programs, Settings};
+use crate::used::open_measured;
 
 /// A container that asks for a share.
 #[derive(Debug)]
@@ -188,10 +190,10 @@ pub fn grant<T, E: From<GrantError>>(
 /// # Errors
 /// When the store cannot be used, or the CLI fails.
 pub fn open_store(state: &StateFolder, settings: &Settings) -> Result<Store, GrantError> {
-    match Store::open(state.path()) {
+    match open_measured(state) {
         Err(StoreError::Earlier { .. }) => {
             node_facts::refresh(settings)?;
-            Ok(Store::open(state.path())?)
+            Ok(open_measured(state)?)
         }
         other => Ok(other?),
     }
@@ -232,6 +234,7 @@ impl<'a> Facts<'a> {
     fn read(requester: &mut Requester, settings: &Settings<'a>) -> Result<Self, GrantError> {
         let requirements = Requirements::of(requester.container)?;
         let state = StateFolder::open(settings.programs.state)?;
+        state.keep_history_in(settings.history);
         let node = known_node(&state, settings)?;
         let programs = settings.programs.clone();
         let here = Programs { state: state.path(), ..programs.clone() };
@@ -266,7 +269,8 @@ impl<'a> Facts<'a> {
         settings: &Settings,
     ) -> Result<Reservation<'store>, GrantError> {
         let member = Member::reserved(requester.key.clone(), Holder::this_process()?);
-        let member = member.named(pod::name(requester.container));
+        let called = called::of(requester.container, &requester.key.container, requester.bundle.path());
+        let member = member.named(pod::name(requester.container), called);
         let forget = |swept: &Swept| forget_swept(&self.state, swept);
         let (gpus, rules) = (&self.node.gpus, settings.admission);
         let reserve = || store.reserve(&member, self.pod.as_ref(), &self.request, gpus, rules, forget);

@@ -9,6 +9,7 @@
 
 mod allocation;
 mod bundle;
+mod called;
 mod cdi;
 mod change;
 mod child;
@@ -37,6 +38,7 @@ mod requirement;
 mod rights;
 mod settings;
 mod sys;
+mod used;
 
 pub use allocation::{
     AllocationError, Allocations, PodAllocation, Presence, known_allocation, look_up_allocation,
@@ -68,3 +70,4 @@ pub use requirement::{Offer, RequirementError, Requirements};
 pub use rights::{RIGHTS, Right};
 pub use settings::{ExtraMount, Programs, SETTINGS_VARIABLE, Settings};
 pub use sys::outlive_file_size_limit;
+pub use used::{MemoryUse, measured, open_measured, used};

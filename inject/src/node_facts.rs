@@ -107,6 +107,7 @@ mod tests {
                 settings: Some(file.into()),
                 driver_limits: DriverLimits::Off,
             },
+            history: none,
             admission: &admission,
             policy: &policy,
             preemption: None,

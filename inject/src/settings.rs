@@ -19,6 +19,8 @@ pub struct Settings<'a> {
     pub roots: &'a Roots,
     /// Our own files. `state` is the path as it is written in the settings.
     pub programs: Programs<'a>,
+    /// The folder of the history, which outlives a boot.
+    pub history: &'a Path,
     /// Rules for admission.
     pub admission: &'a Admission,
     /// Rules for requests.

@@ -20,7 +20,7 @@ pub(crate) fn list(state: &Path) -> Vec<PastLease> {
     journal(state).lines(|line| serde_json::from_str(line).ok())
 }
 
-/// More than a thousand leases.
-fn journal(state: &Path) -> Journal<'_> {
-    Journal { state, name: "ended", most: 512 << 10 }
+/// More than ten thousand leases.
+pub(crate) fn journal(state: &Path) -> Journal<'_> {
+    Journal { state, name: "ended", most: 8 << 20 }
 }

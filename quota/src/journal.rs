@@ -1,11 +1,15 @@
-//! Lines that are kept for a while: in two files of bounded size in the state folder.
+//! Lines that are kept for a while, in two files of bounded size: in the folder that outlives a boot, or where
+//! there is none, in the state folder.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use nix::fcntl::OFlag;
+
+use crate::state::LASTING;
 
 /// The files `NAME` and `NAME.old`.
 pub(crate) struct Journal<'a> {
@@ -42,11 +46,30 @@ impl Journal<'_> {
         texts.flat_map(|text| text.lines().rev().filter_map(&read).collect::<Vec<T>>()).collect()
     }
 
+    /// When the last line was added, and the length of the newer file; `None` where there is none.
+    pub fn stamp(&self) -> Option<(SystemTime, u64)> {
+        let data = fs::symlink_metadata(self.newest()).ok()?;
+        Some((data.modified().ok()?, data.len()))
+    }
+
+    /// Removes the older file if nothing was added to it since `limit`.
+    pub fn forget_before(&self, limit: SystemTime) {
+        let is_over = |data: fs::Metadata| data.modified().is_ok_and(|time| time < limit);
+        if fs::symlink_metadata(self.older()).is_ok_and(is_over) {
+            let _ = fs::remove_file(self.older());
+        }
+    }
+
     fn newest(&self) -> PathBuf {
-        self.state.join(self.name)
+        self.folder().join(self.name)
     }
 
     fn older(&self) -> PathBuf {
-        self.state.join(format!("{}.old", self.name))
+        self.folder().join(format!("{}.old", self.name))
+    }
+
+    fn folder(&self) -> PathBuf {
+        let lasting = self.state.join(LASTING);
+        if lasting.is_dir() { lasting } else { self.state.into() }
     }
 }

@@ -9,6 +9,7 @@ use gpushare_claims::{ComputePolicy, Cores, Priority, Request, ReservedShare};
 use gpushare_inventory::{DeviceMemory, GpuUuid};
 use serde::{Deserialize, Serialize};
 
+use crate::called::Called;
 use crate::enforcement::Enforcement;
 use crate::holder::Holder;
 use crate::pod::PodContainer;
@@ -138,18 +139,21 @@ pub struct Member {
     /// never its identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<PodContainer>,
+    /// What its engine calls it.
+    #[serde(default, skip_serializing_if = "Called::is_nothing")]
+    pub called: Called,
 }
 
 impl Member {
     /// A container that is being created by `holder`.
     pub fn reserved(key: LeaseKey, holder: Holder) -> Self {
-        Self { key, state: LeaseState::Reserved, holder, name: None }
+        Self { key, state: LeaseState::Reserved, holder, name: None, called: Called::default() }
     }
 
-    /// The same container with this name.
+    /// The same container with these names.
     #[must_use]
-    pub fn named(self, name: Option<PodContainer>) -> Self {
-        Self { name, ..self }
+    pub fn named(self, name: Option<PodContainer>, called: Called) -> Self {
+        Self { name, called, ..self }
     }
 
     /// Whether it is the resource claim with this UID, and no container.
@@ -355,6 +359,38 @@ pub struct PastLease {
     pub released_at: u64,
     /// Why it ended, by [`ReleaseReason::name`].
     pub reason: String,
+    /// What a cluster called the container that held it last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<PodContainer>,
+    /// What its engine called it.
+    #[serde(default, skip_serializing_if = "Called::is_nothing")]
+    pub called: Called,
+    /// What it granted on each GPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<Grant>,
+    /// What its containers used; `None` where nobody could tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<Used>,
+}
+
+/// What the containers of a lease used, over all of its GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Used {
+    /// GPU time that the meter measured, in nanoseconds; `None` where none ran.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_nanoseconds: Option<u64>,
+    /// How long launches were held back for the compute share, in nanoseconds, over all threads. By the
+    /// container's own books.
+    pub throttled_nanoseconds: u64,
+    /// Allocations that the limit refused. By the container's own books.
+    pub refused: u64,
+    /// The most memory that the meter saw held, in bytes; `None` where none ran.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_bytes: Option<u64>,
+    /// The memory that was held on average, in bytes; `None` where no meter ran.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mean_bytes: Option<u64>,
 }
 
 impl PastLease {
@@ -368,6 +404,10 @@ impl PastLease {
             granted_at: lease.granted_at,
             released_at: now(),
             reason: reason.name().to_owned(),
+            name: lease.member.name.clone(),
+            called: lease.member.called.clone(),
+            shares: lease.grants.clone(),
+            used: None,
         }
     }
 }

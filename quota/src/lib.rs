@@ -10,6 +10,7 @@
 
 mod alarm;
 mod boot;
+mod called;
 mod claim;
 mod database;
 mod ended;
@@ -32,6 +33,7 @@ mod takeover;
 mod turn;
 mod update;
 
+pub use called::Called;
 pub use claim::{BadToken, ClaimName, ClaimToken, ResourceClaim};
 pub use database::{FENCED, TAKEN};
 pub use enforcement::{Company, Enforcement, Terms};
@@ -39,15 +41,16 @@ pub use error::{ReserveError, StoreError};
 pub use holder::{Holder, HolderError, cgroup_of, cgroup_path};
 pub use lease::{
     BadContainerId, Elastic, Grant, Lease, LeaseKey, LeaseState, Member, PastLease, Release, ReleaseReason,
+    Used,
 };
 pub use ledger::Entry;
 pub use pid_namespace::PidNamespace;
 pub use place::{Admission, GpuLoad, Placement, Refusal, place};
 pub use pod::{Pod, PodContainer, words};
-pub use refusals::Refused;
+pub use refusals::{RefusalsStamp, Refused};
 pub use running::Running;
 pub use state::{REGIONS, StateError, StateFolder, is_rootless};
-pub use store::{Loads, Reservation, Store, Swept, UpdateError};
+pub use store::{Loads, Measure, Reservation, Store, Swept, UpdateError};
 pub use takeover::{Kept, Takeover};
 pub use turn::lock_without_queue;
 pub use update::{Change, Compute};

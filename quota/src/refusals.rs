@@ -1,11 +1,16 @@
 //! Notes of the latest refusals, since an engine may not show why a container did not start.
 
+use std::time::SystemTime;
+
 use crate::journal::Journal;
 use crate::lease::now;
 use crate::state::StateFolder;
 
 /// The most characters that are kept of an id or a reason.
 const LONGEST: usize = 2048;
+
+/// The time of the last change of the notes, and their length.
+pub type RefusalsStamp = (SystemTime, u64);
 
 /// A container that did not start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,16 +29,21 @@ impl StateFolder {
         let plain = |text: &str| -> String {
             text.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect()
         };
-        let _ = self.journal().add(&format!("{}\t{}\t{}", now(), plain(container), plain(reason)));
+        let _ = self.refused_journal().add(&format!("{}\t{}\t{}", now(), plain(container), plain(reason)));
     }
 
     /// The latest refusals, newest first.
     pub fn refusals(&self) -> Vec<Refused> {
-        self.journal().lines(refused)
+        self.refused_journal().lines(refused)
     }
 
-    fn journal(&self) -> Journal<'_> {
-        Journal { state: self.path(), name: "refusals", most: 64 << 10 }
+    /// Tells whether there were new refusals: it changes with each.
+    pub fn refusals_stamp(&self) -> Option<RefusalsStamp> {
+        self.refused_journal().stamp()
+    }
+
+    pub(crate) fn refused_journal(&self) -> Journal<'_> {
+        Journal { state: self.path(), name: "refusals", most: 2 << 20 }
     }
 }
 
@@ -53,16 +63,16 @@ mod tests {
         let state = StateFolder::open(&folder.path().join("state")).unwrap();
         assert_eq!(state.refusals(), []);
         let long = "x".repeat(5000);
-        for number in 0..200 {
+        for number in 0..3000 {
             state.note_refusal(&format!("c{number}"), &format!("no room\n{long}"));
         }
         let kept = state.refusals();
-        assert_eq!(kept[0].container, "c199");
+        assert_eq!(kept[0].container, "c2999");
         assert!(
             kept[0].reason.starts_with("no room x") && kept[0].reason.len() == LONGEST,
             "{}",
             kept[0].reason
         );
-        assert!((30..100).contains(&kept.len()), "{}", kept.len());
+        assert!((1000..3000).contains(&kept.len()), "{}", kept.len());
     }
 }

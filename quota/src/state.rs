@@ -4,13 +4,19 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use nix::fcntl::OFlag;
 use nix::sys::statfs::fstatfs;
 
+use crate::ended;
+
 /// The folder in the state folder that has one entry for each lease, named by the lease's id. Whoever makes a
 /// lease makes the entry before the container starts. A new store is made only where there is no entry.
 pub const REGIONS: &str = "regions";
+
+/// The link in the state folder to the folder that outlives a boot.
+pub(crate) const LASTING: &str = "lasting";
 
 /// A state folder that was checked: a directory of this user, mode 0700, on a disk or in the memory of this
 /// machine.
@@ -109,6 +115,31 @@ impl StateFolder {
     /// The folder's path, without links.
     pub fn path(&self) -> &Path {
         &self.0
+    }
+
+    /// Lets the history go to the folder `lasting`, which outlives the boot, and makes that. Where it cannot be
+    /// had the history stays in the state folder, and nothing else is hindered.
+    pub fn keep_history_in(&self, lasting: &Path) {
+        let link = self.0.join(LASTING);
+        if fs::read_link(&link).is_ok_and(|found| found == lasting) && lasting.is_dir() {
+            return;
+        }
+        let make = || -> std::io::Result<()> {
+            DirBuilder::new().recursive(true).mode(0o700).create(lasting)?;
+            // Made under another name first: another process may be here, too.
+            let new = self.0.join(format!("{LASTING}.{}", std::process::id()));
+            std::os::unix::fs::symlink(lasting, &new)?;
+            fs::rename(new, link)
+        };
+        if let Err(error) = make() {
+            tracing::warn!(folder = %lasting.display(), %error, "the history ends with this boot");
+        }
+    }
+
+    /// Forgets what the history has from before `limit`, as far as it lies in files of their own.
+    pub fn forget_history_before(&self, limit: SystemTime) {
+        self.refused_journal().forget_before(limit);
+        ended::journal(&self.0).forget_before(limit);
     }
 }
 

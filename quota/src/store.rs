@@ -20,7 +20,7 @@ use crate::ended;
 use crate::error::{ReserveError, StoreError};
 use crate::holder::Holder;
 use crate::lease::{
-    Grant, Lease, LeaseKey, LeaseState, Member, PastLease, Release, ReleaseReason, last, now, summary,
+    Grant, Lease, LeaseKey, LeaseState, Member, PastLease, Release, ReleaseReason, Used, last, now, summary,
 };
 use crate::ledger::{Entry, Held, Ledger, Page, Writing};
 use crate::place::{Admission, GpuLoad, admit_host_memory, place};
@@ -32,10 +32,14 @@ pub use update::UpdateError;
 #[derive(Debug)]
 pub struct Store {
     ledger: Ledger,
+    measure: Option<Measure>,
 }
 
 /// Sums over all living leases, by GPU.
 pub type Loads = BTreeMap<GpuUuid, GpuLoad>;
+
+/// Tells what the containers of a lease used, by what is kept of them below the state folder.
+pub type Measure = fn(&Path, &Lease) -> Used;
 
 /// A container that the sweep took out of its lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +58,13 @@ impl Store {
     /// # Errors
     /// When it cannot be made, is of an earlier version, or is missing while containers' regions are left.
     pub fn open(state: &Path) -> Result<Self, StoreError> {
-        Ok(Self { ledger: Ledger::open(state)? })
+        Ok(Self { ledger: Ledger::open(state)?, measure: None })
+    }
+
+    /// The same store, which notes in the history what `measure` tells of each lease that ends.
+    #[must_use]
+    pub fn measured_by(self, measure: Measure) -> Self {
+        Self { measure: Some(measure), ..self }
     }
 
     /// Opens the store below the state folder if there is one. Makes none.
@@ -68,7 +78,7 @@ impl Store {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(StoreError::io(ledger.path(), error)),
             _ if ledger.is_behind() => Err(StoreError::Earlier { path: database(state) }),
             Err(_) => ledger.forbid_regions().map(|()| None),
-            Ok(_) => Ok(Some(Self { ledger })),
+            Ok(_) => Ok(Some(Self { ledger, measure: None })),
         }
     }
 
@@ -299,6 +309,14 @@ impl Store {
         self.settle_releases(writing, left, ReleaseReason::Swept)
     }
 
+    /// A number that grows by one with each lease that is granted.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn grants(&self) -> Result<u64, StoreError> {
+        Ok(u64::try_from(self.ledger.read()?.head.next - 1).unwrap_or(0))
+    }
+
     /// Whether a lease could be written now: for `gpushare doctor`.
     ///
     /// # Errors
@@ -400,7 +418,11 @@ impl Store {
         }
         let _turn = writing.commit()?;
         let settle = |(lease, past): (Lease, Option<PastLease>)| {
-            past.iter().for_each(|past| ended::note(self.ledger.state(), past));
+            let state = self.ledger.state();
+            if let Some(past) = &past {
+                let used = self.measure.map(|measure| measure(state, &lease));
+                ended::note(state, &PastLease { used, ..past.clone() });
+            }
             let left = if past.is_some() { Release::Ended } else { Release::Left };
             lease.log_release(left, reason);
             Swept { lease: lease.id, key: lease.member.key, left }

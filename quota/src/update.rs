@@ -144,6 +144,7 @@ mod tests {
                 state: LeaseState::Active,
                 holder: Holder::this_process().unwrap(),
                 name: None,
+                called: crate::called::Called::default(),
             },
             others: Vec::new(),
             grants: (0..2)

@@ -22,7 +22,7 @@ pub use gpushare_claims::{
     Allocated, AllocatedPart, Ceilings, ComputePolicy, Container, Cores, DeviceSelector, Devices,
     DialectSettings, Engine, GrammarError, HANDED, IndexMeaning, Interceptor, InterceptorPolicy, Kept,
     KeyPatterns, KubeletPolicy, MemoryRequest, Mode, ModelFilter, NodeGpus, NvidiaPolicy, Policy, Priority,
-    Request, RequestError, Reserved, ReservedShare, Scope, SelectorError, Share, Told, find_gpu,
+    Request, RequestError, Reserved, ReservedShare, Scope, SelectorError, Share, Told, Writer, find_gpu,
     is_privileged, ran_before,
 };
 pub use quantity::kubernetes as kubernetes_quantity;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use gpushare_config::Config;
-use gpushare_inject::{Bundle, Whose, give_back, give_back_ended, lease_of_previous_plan};
+use gpushare_inject::{Bundle, Whose, give_back, give_back_ended, lease_of_previous_plan, measured};
 use gpushare_quota::{Lease, LeaseKey, Release, ReleaseReason, StateFolder, Store, StoreError};
 
 use crate::args::Args;
@@ -111,7 +111,7 @@ impl Held {
     /// # Errors
     /// When the store cannot be asked, or was deleted while containers held shares.
     fn find(key: &LeaseKey, config: &Config) -> Result<Option<Self>> {
-        let Some(store) = Store::find(&config.paths.state)? else { return Ok(None) };
+        let Some(store) = Store::find(&config.paths.state)?.map(measured) else { return Ok(None) };
         let Some(lease) = store.lease(key)? else { return Ok(None) };
         Ok(Some(Self { state: StateFolder::open(&config.paths.state)?, store, lease }))
     }

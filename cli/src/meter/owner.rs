@@ -99,6 +99,7 @@ mod tests {
             state: LeaseState::Active,
             holder: Holder { pid: i32::try_from(id()).unwrap(), start_time: 1, cgroup, leads: false },
             name: None,
+            called: gpushare_quota::Called::default(),
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
 use gpushare_config::{Config, Meter};
-use gpushare_inject::{Measuring, Region, UsageError, one_line};
+use gpushare_inject::{Measuring, MemoryUse, Region, UsageError, one_line};
 use gpushare_inventory::{DeviceMemory, GpuUuid, Node};
 use gpushare_quota::{Enforcement, Lease, Running, Store, cgroup_of};
 use gpushare_region::{Measurement, Usage};
@@ -69,6 +69,7 @@ pub fn run(
         libcuda: node.driver.libcuda()?,
         kept: Kept::of(node, config, state),
         watch: Watch::default(),
+        seen: MemoryUse::read(state),
         response: Response::after(violation::frozen(state)),
         told: BTreeSet::new(),
         change: None,
@@ -107,6 +108,8 @@ struct Session<'a> {
     libcuda: PathBuf,
     kept: Kept,
     watch: Watch,
+    /// How much memory each lease's containers held so far.
+    seen: BTreeMap<i64, MemoryUse>,
     response: Response,
     /// What was logged, by lease, process and kind. The texts are left out, since their figures change at
     /// every look.
@@ -216,14 +219,12 @@ impl<'a> Session<'a> {
         for metered in self.gpus.values_mut() {
             let clock = Clock::now();
             let mut ended = false;
-            if (metered.account.is_limited() || self.used.is_some()) && self.ticks.is_multiple_of(NOTED) {
+            if self.ticks.is_multiple_of(NOTED) {
                 // A short process may have ended by the time of its first sample, so its lease is noted now.
                 metered.gpu.processes().for_each(|pid| self.owners.note(pid, &self.leases));
             }
-            let is_limited = metered.account.is_limited();
-            if (is_limited || self.used.is_some())
-                // The driver's windows end together, and no window ends so soon after another.
-                && metered.ended.is_none_or(|before| before.elapsed() >= metered.account.period() / 2)
+            // The driver's windows end together, and no window ends so soon after another.
+            if metered.ended.is_none_or(|before| before.elapsed() >= metered.account.period() / 2)
                 && let Some(samples) = metered.gpu.samples(metered.account.ask_from(clock))
             {
                 metered.answered = Some(Instant::now());
@@ -262,6 +263,7 @@ impl<'a> Session<'a> {
         found.extend(watch::file_leases(&self.kept, &mut self.owners, &self.leases));
         found.extend(strangers.into_iter().filter_map(|(pid, bytes)| stranger(self.store, pid, bytes)));
         self.note_use();
+        self.note_memory();
         self.tell(found);
     }
 
@@ -288,6 +290,23 @@ impl<'a> Session<'a> {
         }
         used.retain(|lease, _| !untold.contains(lease));
         noted.note(&used);
+    }
+
+    /// Notes for the history how much memory each lease's containers hold. Who ends a lease reads it just
+    /// afterwards, so what was written before is kept for one look more.
+    fn note_memory(&mut self) {
+        let mut held = BTreeMap::<i64, u64>::new();
+        for (lease, member) in self.gpus.values_mut().flat_map(|metered| metered.account.members()) {
+            let sum = held.entry(lease).or_default();
+            *sum = sum.saturating_add(member.held.bytes);
+        }
+        let written = self.seen.clone();
+        self.seen.retain(|lease, _| held.contains_key(lease));
+        held.iter().for_each(|(lease, bytes)| self.seen.entry(*lease).or_default().add(*bytes));
+        let all = written.into_iter().chain(self.seen.iter().map(|(lease, seen)| (*lease, *seen)));
+        if let Err(error) = MemoryUse::write(&all.collect(), self.state) {
+            tracing::warn!(%error, "how much memory containers held cannot be written down");
+        }
     }
 
     /// Writes limits files that differ from their leases anew.

@@ -480,7 +480,7 @@ fn the_ceiling_of_a_burst_is_kept() {
 fn a_store_that_is_kept_in_another_pid_namespace_is_left_alone() {
     let (folder, store) = open();
     let boot = Boot { namespaces: "pid:[1]".to_owned(), ..Boot::here().unwrap() };
-    let elsewhere = Store { ledger: Ledger::at(folder.path(), boot) };
+    let elsewhere = Store { ledger: Ledger::at(folder.path(), boot), measure: None };
     let lease = keep(&elsewhere, "a", &["GPUSHARE_MEMORY=30GiB"], &gone()).unwrap();
     for told in [store.leases().unwrap_err(), store.sweep().unwrap_err()] {
         assert!(matches!(&told, StoreError::Stranger { theirs, .. } if theirs == "pid:[1]"), "{told}");

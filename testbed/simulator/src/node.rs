@@ -422,9 +422,10 @@ fn settings_text(dir: &Path) -> String {
     let root = format!("{:?}", dir.display().to_string());
     format!(
         "# A node with simulated GPUs.\n[node]\ndriver_root = {}\ndev_root = {root}\nproc_root = {root}\n\n\
-         [paths]\nstate = {}\ncache = {}\n\n[[inject.mounts]]\nsource = {}\ndestination = \"{}\"\nwritable = true\n",
+         [paths]\nstate = {}\nhistory = {}\ncache = {}\n\n[[inject.mounts]]\nsource = {}\ndestination = \"{}\"\nwritable = true\n",
         path("driver"),
         path("run"),
+        path("history"),
         path("cache"),
         path("shared"),
         gpushare_simulator::place::CONTAINER,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use gpushare_tests::command::{self, alive, eventually};
 use gpushare_tests::docker::NVIDIA_HOOK_RAN;
 use gpushare_tests::image::IMAGE;
-use gpushare_tests::leases::sweep;
+use gpushare_tests::leases::{cli, sweep};
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
 use gpushare_tests::runtime::LowLevel;
 use nix::sys::signal::{Signal, kill};
@@ -156,6 +156,10 @@ pub fn composes(scene: &mut Scene<'_>, address: &str) {
     let told = scene.engine.exec("composed", &["gpushare-simulator", "probe", "--json"]);
     Report::parse(&told.expect_success("the CUDA client by exec").stdout).assert_size(4 * GIB);
     assert_eq!(scene.leases_of("composed").len(), 1);
+    let told = cli(&scene.place.config, &["ps", "--json"]).expect_success("gpushare ps").stdout;
+    let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
+    let told = &told[0]["containers"][0];
+    assert_eq!([&told["name"], &told["image"], &told["project"]], ["composed", IMAGE, "gpushare"], "{told}");
     compose(&["down"]);
     scene.assert_all_returned();
 }

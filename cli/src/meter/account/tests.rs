@@ -34,6 +34,7 @@ fn lease(id: i64, cores: Option<u8>, compute_policy: ComputePolicy) -> Lease {
             state: LeaseState::Active,
             holder: Holder { pid: 1, start_time: 1, cgroup: None, leads: false },
             name: None,
+            called: gpushare_quota::Called::default(),
         },
         others: Vec::new(),
         grants: vec![grant],

@@ -23,6 +23,7 @@ fn lease(memory: u64, cores: Option<u8>) -> Lease {
             state: LeaseState::Active,
             holder: Holder::this_process().unwrap(),
             name: None,
+            called: gpushare_quota::Called::default(),
         },
         others: Vec::new(),
         grants: vec![grant(1), grant(2)],

@@ -17,7 +17,7 @@ use super::*;
 
 fn member(container: &str, state: LeaseState) -> Member {
     let key = LeaseKey { root: "/run/runc".into(), container: container.into() };
-    Member { key, state, holder: Holder::this_process().unwrap(), name: None }
+    Member { state, ..Member::reserved(key, Holder::this_process().unwrap()) }
 }
 
 fn lease(container: &str, others: Vec<Member>, enforcement: Enforcement) -> Lease {

@@ -1,0 +1,343 @@
+//! `gpushare history`: the shares that were given back and those that were refused, one by one or summed up by
+//! who used them.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::time::{Duration, SystemTime};
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use gpushare_config::Config;
+use gpushare_inject::used;
+use gpushare_inventory::DeviceMemory;
+use gpushare_quota::{Lease, PastLease, Refused, Used};
+use serde_json::{Value, json};
+
+use crate::container::{listed, name, short};
+use crate::node::GpuNames;
+use crate::table::{age, span};
+use crate::{node, table};
+
+/// How many of the last refusals are shown one by one where no time is named.
+const REFUSALS: usize = 100;
+
+/// What to tell, and how.
+#[derive(Args)]
+pub struct History {
+    /// Only what ended since: a time ago as 7d or 12h, or a moment as 2026-11-20 or 2026-11-20T08:00:00Z.
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    since: Option<u64>,
+    /// Only what ended until then.
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    until: Option<u64>,
+    /// Sums, with the shares that are held now.
+    #[arg(long, value_name = "WHAT")]
+    by: Option<By>,
+    /// How answers are printed.
+    #[arg(long, value_name = "FORMAT", default_value = "table")]
+    format: Format,
+    /// The same as `--format json`.
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
+}
+
+/// What shares are summed up by.
+#[derive(Clone, Copy, ValueEnum)]
+enum By {
+    /// The container's name.
+    Name,
+    /// The image, as its user named it.
+    Image,
+    /// The Kubernetes namespace, or the compose project.
+    Namespace,
+    /// The GPUs.
+    Gpu,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Table,
+    Json,
+    Csv,
+}
+
+/// Prints past leases and refusals.
+pub fn history(asked: &History) -> Result<()> {
+    let config = Config::load()?;
+    let (state, store) = node::store(&config)?;
+    let is_within = |at: u64| asked.since.is_none_or(|s| at >= s) && asked.until.is_none_or(|u| at <= u);
+    let mut past = store.history();
+    past.retain(|lease| is_within(lease.released_at));
+    let mut refusals = state.refusals();
+    refusals.retain(|refused| is_within(refused.at));
+    let names = GpuNames::of(&config);
+    let format = if asked.json { Format::Json } else { asked.format };
+    if let Some(by) = asked.by {
+        let living = store.leases()?;
+        let living = living.iter().filter(|_| asked.until.is_none());
+        let living = living.map(|lease| (living_as_past(lease), used(state.path(), lease)));
+        let all = past.iter().map(|lease| (lease.clone(), lease.used.unwrap_or_default())).chain(living);
+        let mut sums = BTreeMap::<String, Sum>::new();
+        all.for_each(|(lease, used)| sums.entry(key(by, &lease, &names)).or_default().add(&lease, &used));
+        return Ok(print_sums(by, &sums, format)?);
+    }
+    if asked.since.is_none() {
+        refusals.truncate(REFUSALS);
+    }
+    match format {
+        Format::Json => {
+            let ended = past.iter().map(entry);
+            Ok(table::json(&Value::Array(ended.chain(refusals.iter().map(refusal)).collect()))?)
+        }
+        Format::Csv => Ok(csv(&past, &refusals)?),
+        Format::Table => Ok(print(&past, &refusals, &names)?),
+    }
+}
+
+/// A moment in seconds since 1970.
+fn moment(text: &str) -> Result<u64, String> {
+    let now = SystemTime::now();
+    let ago = humantime::parse_duration(text).ok().and_then(|ago| now.checked_sub(ago));
+    let day = || humantime::parse_rfc3339_weak(&format!("{text} 00:00:00")).ok();
+    let at = ago.or_else(|| humantime::parse_rfc3339_weak(text).ok()).or_else(day);
+    let since = at.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+    since
+        .map(|since| since.as_secs())
+        .ok_or_else(|| "must be a time ago as 7d, or a moment as 2026-11-20".to_owned())
+}
+
+/// A lease as if it ended now.
+fn living_as_past(lease: &Lease) -> PastLease {
+    let member = &lease.member;
+    PastLease {
+        key: member.key.clone(),
+        others: Vec::new(),
+        grants: String::new(),
+        granted_at: lease.granted_at,
+        released_at: table::now(),
+        reason: "held".to_owned(),
+        name: member.name.clone(),
+        called: member.called.clone(),
+        shares: lease.grants.clone(),
+        used: None,
+    }
+}
+
+fn key(by: By, lease: &PastLease, names: &GpuNames) -> String {
+    let unknown = || "-".to_owned();
+    match by {
+        By::Name => name(lease.name.as_ref(), &lease.called, &lease.key.container),
+        By::Image => lease.called.image.clone().unwrap_or_else(unknown),
+        By::Namespace => {
+            let namespace = lease.name.as_ref().map(|name| name.namespace.clone());
+            namespace.or_else(|| lease.called.project.clone()).unwrap_or_else(unknown)
+        }
+        By::Gpu if lease.shares.is_empty() => unknown(),
+        By::Gpu => lease.shares.iter().map(|grant| names.name(grant.gpu)).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// What several leases cost together.
+#[derive(Default)]
+struct Sum {
+    shares: u64,
+    held_seconds: u64,
+    gpu_nanoseconds: u64,
+    throttled_nanoseconds: u64,
+    refused: u64,
+    peak_bytes: u64,
+    /// Granted memory times the time for which it was held, in MiB seconds.
+    memory_seconds: u64,
+}
+
+impl Sum {
+    fn add(&mut self, lease: &PastLease, used: &Used) {
+        let held = lease.released_at.saturating_sub(lease.granted_at);
+        let mebibytes: u64 = lease.shares.iter().map(|grant| grant.memory.bytes() >> 20).sum();
+        self.shares += 1;
+        self.held_seconds = self.held_seconds.saturating_add(held);
+        self.gpu_nanoseconds = self.gpu_nanoseconds.saturating_add(used.gpu_nanoseconds.unwrap_or(0));
+        self.throttled_nanoseconds = self.throttled_nanoseconds.saturating_add(used.throttled_nanoseconds);
+        self.refused = self.refused.saturating_add(used.refused);
+        self.peak_bytes = self.peak_bytes.max(used.peak_bytes.unwrap_or(0));
+        self.memory_seconds = self.memory_seconds.saturating_add(mebibytes.saturating_mul(held));
+    }
+
+    fn gibibyte_hours(&self) -> f64 {
+        Duration::from_secs(self.memory_seconds).as_secs_f64() / 1024.0 / 3600.0
+    }
+}
+
+fn print_sums(by: By, sums: &BTreeMap<String, Sum>, format: Format) -> io::Result<()> {
+    let [word, heading] = match by {
+        By::Name => ["name", "NAME"],
+        By::Image => ["image", "IMAGE"],
+        By::Namespace => ["namespace", "NAMESPACE"],
+        By::Gpu => ["gpu", "GPU"],
+    };
+    let seconds = |nanoseconds: u64| Duration::from_nanos(nanoseconds).as_secs_f64();
+    match format {
+        Format::Json => table::json(&Value::Array(
+            sums.iter()
+                .map(|(key, sum)| {
+                    json!({
+                        word: key,
+                        "shares": sum.shares,
+                        "held_seconds": sum.held_seconds,
+                        "gpu_seconds": seconds(sum.gpu_nanoseconds),
+                        "throttled_seconds": seconds(sum.throttled_nanoseconds),
+                        "allocations_refused": sum.refused,
+                        "peak_bytes": sum.peak_bytes,
+                        "memory_gibibyte_hours": sum.gibibyte_hours(),
+                    })
+                })
+                .collect(),
+        )),
+        Format::Csv => {
+            let head = "shares,held_seconds,gpu_seconds,throttled_seconds,allocations_refused,peak_bytes,memory_gibibyte_hours";
+            table::csv(
+                &[word],
+                head,
+                sums.iter().map(|(key, sum)| {
+                    vec![
+                        key.clone(),
+                        sum.shares.to_string(),
+                        sum.held_seconds.to_string(),
+                        format!("{:.3}", seconds(sum.gpu_nanoseconds)),
+                        format!("{:.3}", seconds(sum.throttled_nanoseconds)),
+                        sum.refused.to_string(),
+                        sum.peak_bytes.to_string(),
+                        format!("{:.3}", sum.gibibyte_hours()),
+                    ]
+                }),
+            )
+        }
+        Format::Table if sums.is_empty() => table::line("no share was given yet"),
+        Format::Table => {
+            let rows = sums.iter().map(|(key, sum)| {
+                [
+                    key.clone(),
+                    sum.shares.to_string(),
+                    span(Duration::from_secs(sum.held_seconds)),
+                    format!("{:.1}s", seconds(sum.gpu_nanoseconds)),
+                    format!("{:.1}s", seconds(sum.throttled_nanoseconds)),
+                    sum.refused.to_string(),
+                    DeviceMemory::from_bytes(sum.peak_bytes).to_string(),
+                    format!("{:.2}", sum.gibibyte_hours()),
+                ]
+            });
+            let rest = ["SHARES", "HELD", "GPU TIME", "THROTTLED", "REFUSED", "PEAK", "GIB HOURS"];
+            let [a, b, c, d, e, f, g] = rest;
+            table::print([heading, a, b, c, d, e, f, g], rows)
+        }
+    }
+}
+
+fn entry(lease: &PastLease) -> Value {
+    json!({
+        "root": lease.key.root,
+        "id": lease.key.container,
+        "name": name(lease.name.as_ref(), &lease.called, &lease.key.container),
+        "pod": lease.name,
+        "image": lease.called.image,
+        "project": lease.called.project,
+        "others": lease.others,
+        "grants": lease.grants,
+        "granted_at": lease.granted_at,
+        "released_at": lease.released_at,
+        "reason": lease.reason,
+        "used": lease.used,
+    })
+}
+
+fn refusal(refused: &Refused) -> Value {
+    json!({
+        "id": refused.container,
+        "released_at": refused.at,
+        "reason": "refused",
+        "text": refused.reason,
+    })
+}
+
+fn csv(past: &[PastLease], refusals: &[Refused]) -> io::Result<()> {
+    let head = "image,namespace,grants,granted_at,ended_at,reason,gpu_seconds,throttled_seconds,allocations_refused,peak_bytes,\
+                mean_bytes";
+    let ended = past.iter().map(|lease| {
+        let used = lease.used.unwrap_or_default();
+        let number = |number: Option<u64>| number.map_or_else(String::new, |number| number.to_string());
+        let seconds = |nanoseconds: u64| format!("{:.3}", Duration::from_nanos(nanoseconds).as_secs_f64());
+        vec![
+            lease.key.container.clone(),
+            name(lease.name.as_ref(), &lease.called, &lease.key.container),
+            lease.called.image.clone().unwrap_or_default(),
+            lease.name.as_ref().map(|name| name.namespace.clone()).unwrap_or_default(),
+            lease.grants.clone(),
+            lease.granted_at.to_string(),
+            lease.released_at.to_string(),
+            lease.reason.clone(),
+            used.gpu_nanoseconds.map_or_else(String::new, seconds),
+            seconds(used.throttled_nanoseconds),
+            used.refused.to_string(),
+            number(used.peak_bytes),
+            number(used.mean_bytes),
+        ]
+    });
+    let refused = refusals.iter().map(|refused| {
+        let reason = format!("refused: {}", refused.reason);
+        let mut row = vec![String::new(); 13];
+        row[0].clone_from(&refused.container);
+        row[6] = refused.at.to_string();
+        row[7] = reason;
+        row
+    });
+    table::csv(&["id", "name"], head, ended.chain(refused))
+}
+
+fn print(past: &[PastLease], refusals: &[Refused], names: &GpuNames) -> io::Result<()> {
+    if past.is_empty() && refusals.is_empty() {
+        return table::line("no share was given back yet, and none refused");
+    }
+    let none = || "-".to_owned();
+    let ended = past.iter().map(|lease| {
+        let held = Duration::from_secs(lease.released_at.saturating_sub(lease.granted_at));
+        let first = name(lease.name.as_ref(), &lease.called, &lease.key.container);
+        let others = listed(lease.others.iter().map(String::as_str));
+        let used = lease.used.unwrap_or_default();
+        let seconds = |time: u64| format!("{:.1}s", Duration::from_nanos(time).as_secs_f64());
+        let row = [
+            if others.is_empty() { first } else { format!("{first}, {others}") },
+            names.in_text(&lease.grants),
+            span(held),
+            used.gpu_nanoseconds.map_or_else(none, seconds),
+            used.peak_bytes.map_or_else(none, |peak| DeviceMemory::from_bytes(peak).to_string()),
+            age(lease.released_at),
+            lease.reason.clone(),
+        ];
+        (lease.released_at, row)
+    });
+    let refused = refusals.iter().map(|refused| {
+        let reason = format!("refused: {}", refused.reason);
+        let id = short(&refused.container);
+        (refused.at, [id, none(), none(), none(), none(), age(refused.at), reason])
+    });
+    let mut rows: Vec<_> = ended.chain(refused).collect();
+    rows.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+    let rows = rows.into_iter().map(|(_, row)| row);
+    table::print(["CONTAINER", "SHARE", "HELD", "GPU TIME", "PEAK", "ENDED AGO", "REASON"], rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_is_a_time_ago_or_a_date() {
+        let now = table::now();
+        assert!(moment("1h").is_ok_and(|at| (now - 3601..=now - 3599).contains(&at)));
+        assert_eq!(moment("2026-11-20"), moment("2026-11-20T00:00:00Z"));
+        assert_eq!(moment("1970-01-02"), Ok(86400));
+        for wrong in ["", "yesterday", "-1h", "2026-13-01", "99999999999999y"] {
+            assert!(moment(wrong).is_err(), "{wrong}");
+        }
+    }
+}
