@@ -20,10 +20,14 @@ mod inventory;
 mod leases;
 mod lock;
 mod meter;
+mod metrics;
 mod mps;
 mod node;
+mod overview;
+mod page;
 mod plan;
 mod ps;
+mod serve;
 mod system;
 mod table;
 mod takeover;
@@ -100,7 +104,7 @@ enum Command {
     },
     /// Measures each container's GPU time and memory for the libraries inside, and tells the figures to others;
     /// one process per node, in the foreground.
-    Meter,
+    Meter(meter::Telling),
     /// NVIDIA's Multi-Process Service, for shares in mode mps.
     #[command(subcommand)]
     Mps(mps::Mps),
@@ -177,7 +181,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Update(update) => update::update(&update)?,
         Command::Cordon { gpus } => cordon::cordon(cordon::Change::Cordon, &gpus)?,
         Command::Uncordon { gpus } => cordon::cordon(cordon::Change::Uncordon, &gpus)?,
-        Command::Meter => meter::meter()?,
+        Command::Meter(telling) => meter::meter(telling)?,
         Command::Mps(mps::Mps::Serve) => mps::serve()?,
         Command::Inventory(Inventory::Refresh) => inventory::refresh()?,
         Command::Cdi(cdi) => cdi::cdi(&cdi)?,
@@ -203,7 +207,7 @@ fn roots_deed(command: &Command) -> Option<&'static str> {
         Command::Sweep(_) | Command::Release { .. } => "give back shares",
         Command::Update(_) => "change a share",
         Command::Cordon { .. } | Command::Uncordon { .. } => "cordon GPUs",
-        Command::Meter => "measure containers",
+        Command::Meter(_) => "measure containers",
         Command::Mps(_) => "run MPS",
         Command::Inventory(Inventory::Refresh) => "renew what is known of the GPUs",
         Command::Cdi(_) => "look after CDI devices",

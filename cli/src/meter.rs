@@ -13,6 +13,7 @@ mod driver;
 mod elastic;
 mod kept;
 mod kernel_log;
+mod listen;
 mod owner;
 mod process;
 mod response;
@@ -34,6 +35,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 pub use audit::mend;
 pub use kernel_log::newest as newest_record;
+pub use listen::Telling;
 
 use self::kept::Kept;
 use self::owner::Owners;
@@ -50,7 +52,7 @@ pub fn lock_file(state: &Path) -> PathBuf {
 }
 
 /// Measures until the process is ended.
-pub fn meter() -> Result<()> {
+pub fn meter(telling: Telling) -> Result<()> {
     let config = Config::load()?;
     // Under systemd this is the journal.
     config.log.start_on(std::io::stderr);
@@ -66,6 +68,7 @@ pub fn meter() -> Result<()> {
     };
     kernel_log::watch(&config, state.path());
     elastic::watch(&config, state.path());
+    telling.start(&config)?;
     let used = rules::LastUse::default();
     rules::watch(&config, &used);
     tracing::info!("meter started");

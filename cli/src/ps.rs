@@ -90,7 +90,7 @@ impl Seen {
     }
 
     /// Host memory that the container's living processes hold in place of GPUs', by the container's books.
-    fn host_used(&self, lease: &Lease) -> Option<DeviceMemory> {
+    pub fn host_used(&self, lease: &Lease) -> Option<DeviceMemory> {
         self.used(lease.grants.len()).filter(|_| lends(lease))
     }
 
@@ -100,8 +100,18 @@ impl Seen {
         self.measured.get(line).filter(|value| ago(value.written).is_some_and(|ago| ago < STALE))
     }
 
+    /// Allocations that the limit refused, by the container's own books.
+    pub fn refused(&self) -> u64 {
+        self.books.as_ref().map_or(0, |usage| usage.refused)
+    }
+
+    /// How long launches were held back on the GPU of grant `line`, in nanoseconds.
+    pub fn throttled(&self, line: usize) -> u64 {
+        self.throttles.get(line).map_or(0, |words| words.throttled)
+    }
+
     /// GPU time in nanoseconds on the GPU of grant `line`; `None` if it was never measured.
-    fn gpu_time(&self, line: usize) -> Option<u64> {
+    pub fn gpu_time(&self, line: usize) -> Option<u64> {
         self.measured.get(line).filter(|value| value.until > 0).map(|value| value.own_nanoseconds)
     }
 
@@ -126,7 +136,7 @@ fn lends(lease: &Lease) -> bool {
 }
 
 /// Whether the memory of a grant is a limit, and not what the container says that it needs.
-fn is_limited(lease: &Lease) -> bool {
+pub fn is_limited(lease: &Lease) -> bool {
     lease.enforcement != Enforcement::TimeSliced
 }
 
@@ -231,11 +241,15 @@ fn container(member: &Member) -> Value {
     let pod = member.name.as_ref().map(|name| {
         json!({"namespace": name.namespace, "name": name.pod, "uid": name.uid, "container": name.container})
     });
-    json!({ "id": member.key.container, "state": state, "pid": pid(&member.holder), "pod": pod })
+    let called = &member.called;
+    json!({
+        "id": member.key.container, "state": state, "pid": pid(&member.holder), "pod": pod,
+        "name": called.name, "image": called.image, "project": called.project,
+    })
 }
 
 /// The first process of the container that holds the lease longest; `None` for a claim without containers.
-fn first_pid(lease: &Lease) -> Option<i32> {
+pub fn first_pid(lease: &Lease) -> Option<i32> {
     lease.members().find_map(|member| pid(&member.holder))
 }
 
@@ -244,6 +258,6 @@ fn pid(holder: &Holder) -> Option<i32> {
 }
 
 /// The lease's state; "gone" once all its containers are, until the next sweep.
-fn state(lease: &Lease) -> &'static str {
+pub fn state(lease: &Lease) -> &'static str {
     if lease.is_gone() { "gone" } else { lease.state().name() }
 }

@@ -54,6 +54,18 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Limits,
+        Self::Files,
+        Self::Unlimited,
+        Self::FileLease,
+        Self::Unreadable,
+        Self::Memory,
+        Self::Compute,
+        Self::Stranger,
+    ];
+
     /// The word in JSON and in the log.
     pub const fn name(self) -> &'static str {
         match self {

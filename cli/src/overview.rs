@@ -1,0 +1,348 @@
+//! The node at one moment, as `top`, the metrics and the page show it: its GPUs, who holds shares of them, and
+//! what was refused lately.
+
+use anyhow::Result;
+use gpushare_config::Config;
+use gpushare_inject::{MemoryUse, out_of_service};
+use gpushare_inventory::{DeviceMemory, Gpu, Node};
+use gpushare_quota::{GpuLoad, Lease, Loads, RefusalsStamp, Refused, Running, StateFolder, Store};
+use nvml_wrapper::Nvml;
+use nvml_wrapper::enum_wrappers::device::{Clock as GpuClock, TemperatureSensor};
+use serde::Serialize;
+
+use crate::container::{containers, name};
+use crate::metrics::Totals;
+use crate::ps::{self, Seen};
+use crate::violation::{self, Violation};
+use crate::{inventory, lock, meter, node, table};
+
+/// How many of the latest refusals are shown.
+const REFUSALS: usize = 50;
+
+/// A node at one moment. It is also the form of `top --json` and of the page's data.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Overview {
+    /// Version of this form.
+    pub version: u32,
+    /// When it was looked at, in seconds since 1970.
+    pub at: u64,
+    /// Whether `gpushare meter` runs. Without it, GPU time and what the driver counts are unknown.
+    pub is_metered: bool,
+    /// The driver's version; empty where there is none.
+    pub driver: String,
+    /// GPUs and MIG instances, by their numbers.
+    pub gpus: Vec<GpuView>,
+    /// Leases, oldest first.
+    pub shares: Vec<ShareView>,
+    /// The latest refusals, newest first.
+    pub refusals: Vec<RefusalView>,
+    /// What is done against shares.
+    pub violations: Vec<Violation>,
+}
+
+/// A GPU or MIG instance.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct GpuView {
+    /// Its number: `0`, or `0:1` for an instance.
+    pub number: String,
+    /// Its UUID.
+    pub uuid: String,
+    /// Its model.
+    pub model: String,
+    /// Its memory in bytes; `None` where that is not known.
+    pub memory_bytes: Option<u64>,
+    /// Memory that leases hold, in bytes.
+    pub granted_bytes: u64,
+    /// Memory that is in use by the driver's count, in bytes; else by the containers' books.
+    pub used_bytes: u64,
+    /// Compute that leases hold, in percent.
+    pub granted_cores: u64,
+    /// How many leases there are on it.
+    pub shares: u64,
+    /// Its use of time, in percent.
+    pub utilisation_percent: Option<u32>,
+    /// Its temperature in degrees Celsius.
+    pub celsius: Option<u32>,
+    /// What it draws, in watts.
+    pub watts: Option<f64>,
+    /// Clock of its multiprocessors in MHz.
+    pub sm_megahertz: Option<u32>,
+    /// Whether it takes no new shares by an administrator's word.
+    pub is_cordoned: bool,
+    /// Why it is out of service; `None` while it is well.
+    pub fault: Option<String>,
+}
+
+/// What a lease holds, and what its containers use of it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct ShareView {
+    /// The lease's id.
+    pub lease: i64,
+    /// All its containers by name.
+    pub name: String,
+    /// The id of the container that holds it longest.
+    pub id: String,
+    /// That container's name, without its pod.
+    pub container: String,
+    /// Its pod; empty outside of a cluster.
+    pub pod: String,
+    /// The pod's namespace; empty outside of a cluster.
+    pub namespace: String,
+    /// The image; empty where it is not known.
+    pub image: String,
+    /// The compose project; empty where there is none.
+    pub project: String,
+    /// `share`, `mps`, `time-slice` or `exclusive`.
+    pub mode: &'static str,
+    /// `reserved`, `active` or `gone`.
+    pub state: &'static str,
+    /// Seconds since 1970.
+    pub granted_at: u64,
+    /// The first process of the container on the host.
+    pub pid: Option<i32>,
+    /// Host memory in use in place of GPUs', in bytes.
+    pub host_used_bytes: u64,
+    /// Host memory that may be used in place of GPUs', in bytes.
+    pub host_memory_bytes: u64,
+    /// Allocations that the limit refused.
+    pub allocations_refused: u64,
+    /// The most memory that the meter saw in use over all GPUs, in bytes.
+    pub peak_bytes: Option<u64>,
+    /// What it does against its share.
+    pub violations: Vec<String>,
+    /// One for each GPU of the lease.
+    pub parts: Vec<PartView>,
+}
+
+/// A lease's part of one GPU.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct PartView {
+    /// The GPU's number; its UUID where the driver does not show it any more.
+    pub gpu: String,
+    /// The GPU's UUID.
+    pub uuid: String,
+    /// The GPU's model.
+    pub model: String,
+    /// Granted memory in bytes; `None` where memory is not limited.
+    pub memory_bytes: Option<u64>,
+    /// What the memory may grow to, in bytes.
+    pub limit_bytes: Option<u64>,
+    /// Memory in use, in bytes: by the driver's count where that is known, else by the container's books.
+    pub used_bytes: u64,
+    /// Memory that the books do not explain, in bytes.
+    pub unbooked_bytes: u64,
+    /// Compute share in percent; `None` where compute is not limited.
+    pub cores: Option<u8>,
+    /// GPU time so far, in nanoseconds; `None` where it was never measured.
+    pub gpu_nanoseconds: Option<u64>,
+    /// The end of the last window in that time, in nanoseconds since the boot.
+    pub gpu_time_until: u64,
+    /// How long launches were held back so far, in nanoseconds.
+    pub throttled_nanoseconds: u64,
+}
+
+/// A container that was refused.
+#[derive(Clone, Debug, Serialize)]
+pub struct RefusalView {
+    /// The container's id.
+    pub id: String,
+    /// Seconds since 1970.
+    pub at: u64,
+    /// Why.
+    pub reason: String,
+}
+
+/// Looks at a node again and again.
+pub struct Looker {
+    config: Config,
+    state: StateFolder,
+    store: Store,
+    node: Option<Node>,
+    /// The driver, while a container holds a share: an open driver keeps a card awake.
+    nvml: Option<Nvml>,
+    /// When the refusals last changed, what they were then, and how many came since the first look.
+    refused: (Option<RefusalsStamp>, Vec<Refused>, u64),
+    /// The grants before the first look.
+    grants_before: u64,
+}
+
+impl Looker {
+    /// Opens the node.
+    ///
+    /// # Errors
+    /// When state or store cannot be used.
+    pub fn open(config: Config) -> Result<Self> {
+        let (state, store) = node::store(&config)?;
+        let grants_before = store.grants()?;
+        let refused = (state.refusals_stamp(), latest(&state), 0);
+        Ok(Self { config, state, store, node: None, nvml: None, refused, grants_before })
+    }
+
+    /// What was counted since this began to look.
+    pub fn totals(&self) -> Totals {
+        let grants = self.store.grants().unwrap_or(self.grants_before);
+        Totals { grants: grants.saturating_sub(self.grants_before), refusals: self.refused.2 }
+    }
+
+    fn count_refusals(&mut self) {
+        let stamp = self.state.refusals_stamp();
+        if stamp == self.refused.0 {
+            return;
+        }
+        let now = latest(&self.state);
+        let newest = self.refused.1.first();
+        let new = now.iter().position(|refused| Some(refused) == newest).unwrap_or(now.len());
+        self.refused = (stamp, now, self.refused.2 + new as u64);
+    }
+
+    /// The node now.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn look(&mut self) -> Result<Overview> {
+        let leases = self.store.leases()?;
+        self.count_refusals();
+        if self.node.is_none() {
+            self.node = node::shown(&self.config).ok();
+        }
+        let Some(node) = &self.node else {
+            return Ok(Overview { version: 1, at: table::now(), ..Overview::default() });
+        };
+        if leases.is_empty() {
+            self.nvml = None;
+        } else if self.nvml.is_none() {
+            self.nvml = inventory::nvml_of(node).ok();
+        }
+        let state = self.state.path();
+        let violations = violation::read(state);
+        let (running, memory) = (Running::default(), MemoryUse::read(state));
+        let shares = leases.iter().map(|lease| {
+            let seen = Seen::of(state, lease, &running);
+            ShareView {
+                peak_bytes: memory.get(&lease.id).map(|use_| use_.peak),
+                ..share(lease, &seen, node, &violations)
+            }
+        });
+        let shares: Vec<ShareView> = shares.collect();
+        let loads = self.store.living_loads()?;
+        let sees = |gpu: &Gpu| self.gpu(gpu, &loads, &shares);
+        let mut gpus: Vec<GpuView> = node.gpus.iter().map(sees).collect();
+        gpus.extend(self.sick(node));
+        let refusals = self.refused.1.iter().cloned().map(refusal).collect();
+        let is_metered = lock::is_held(&meter::lock_file(state));
+        let driver = node.driver.version.clone();
+        Ok(Overview { version: 1, at: table::now(), is_metered, driver, gpus, shares, refusals, violations })
+    }
+
+    /// Forgets what was known of the GPUs, which may have changed.
+    pub fn renew(&mut self) {
+        self.node = None;
+    }
+
+    fn gpu(&self, gpu: &Gpu, loads: &Loads, shares: &[ShareView]) -> GpuView {
+        let load = loads.get(&gpu.uuid).copied().unwrap_or_default();
+        let uuid = gpu.uuid.to_string();
+        let booked = shares.iter().flat_map(|share| &share.parts).filter(|part| part.uuid == uuid);
+        let booked = booked.map(|part| part.used_bytes).sum();
+        let view = GpuView {
+            is_cordoned: self.config.quota.is_cordoned(gpu),
+            used_bytes: booked,
+            ..plain(gpu, &load)
+        };
+        let device = self.nvml.as_ref().and_then(|nvml| nvml.device_by_uuid(&*uuid).ok());
+        let Some(device) = device else { return view };
+        GpuView {
+            used_bytes: device.memory_info().map_or(booked, |memory| memory.used),
+            utilisation_percent: device.utilization_rates().ok().map(|rates| rates.gpu),
+            celsius: device.temperature(TemperatureSensor::Gpu).ok(),
+            watts: device.power_usage().ok().map(|milliwatts| f64::from(milliwatts) / 1000.0),
+            sm_megahertz: device.clock_info(GpuClock::SM).ok(),
+            ..view
+        }
+    }
+
+    fn sick(&self, node: &Node) -> Vec<GpuView> {
+        let sick = node.sick.iter().map(|sick| GpuView {
+            number: sick.index.to_string(),
+            model: sick.address.clone(),
+            fault: Some(out_of_service(sick)),
+            ..GpuView::default()
+        });
+        sick.collect()
+    }
+}
+
+/// The latest refusals, newest first.
+fn latest(state: &StateFolder) -> Vec<Refused> {
+    let mut refusals = state.refusals();
+    refusals.truncate(REFUSALS);
+    refusals
+}
+
+fn plain(gpu: &Gpu, load: &GpuLoad) -> GpuView {
+    GpuView {
+        number: gpu.number(),
+        uuid: gpu.uuid.to_string(),
+        model: gpu.model.clone(),
+        memory_bytes: gpu.memory.map(DeviceMemory::bytes),
+        granted_bytes: load.memory.bytes(),
+        granted_cores: load.cores,
+        shares: load.leases,
+        ..GpuView::default()
+    }
+}
+
+fn share(lease: &Lease, seen: &Seen, node: &Node, violations: &[Violation]) -> ShareView {
+    let member = &lease.member;
+    let pod = member.name.as_ref();
+    let its = violations.iter().filter(|violation| violation.lease == Some(lease.id));
+    ShareView {
+        lease: lease.id,
+        name: containers(lease),
+        id: member.key.container.clone(),
+        container: match pod {
+            Some(pod) => pod.container.clone(),
+            None => name(None, &member.called, &member.key.container),
+        },
+        pod: pod.map(|pod| pod.pod.clone()).unwrap_or_default(),
+        namespace: pod.map(|pod| pod.namespace.clone()).unwrap_or_default(),
+        image: member.called.image.clone().unwrap_or_default(),
+        project: member.called.project.clone().unwrap_or_default(),
+        mode: lease.enforcement.terms().company.mode().name(),
+        state: ps::state(lease),
+        granted_at: lease.granted_at,
+        pid: ps::first_pid(lease),
+        host_used_bytes: seen.host_used(lease).map_or(0, DeviceMemory::bytes),
+        host_memory_bytes: lease.host_memory.bytes(),
+        allocations_refused: seen.refused(),
+        peak_bytes: None,
+        violations: its.map(|violation| violation.text.clone()).collect(),
+        parts: (0..lease.grants.len()).filter_map(|line| part(lease, line, seen, node)).collect(),
+    }
+}
+
+fn part(lease: &Lease, line: usize, seen: &Seen, node: &Node) -> Option<PartView> {
+    let grant = lease.grants.get(line)?;
+    let gpu = node.gpus.iter().find(|gpu| gpu.uuid == grant.gpu);
+    let fresh = seen.fresh(line);
+    let booked = seen.used(line).map_or(0, DeviceMemory::bytes);
+    Some(PartView {
+        gpu: gpu.map_or_else(|| grant.gpu.to_string(), Gpu::number),
+        uuid: grant.gpu.to_string(),
+        model: gpu.map(|gpu| gpu.model.clone()).unwrap_or_default(),
+        memory_bytes: ps::is_limited(lease).then(|| grant.memory.bytes()),
+        limit_bytes: ps::is_limited(lease)
+            .then(|| lease.elastic.map_or(grant.memory, |bounds| bounds.most).bytes()),
+        // The driver counts 0 where it does not tell.
+        used_bytes: fresh.map(|value| value.memory_bytes).filter(|bytes| *bytes > 0).unwrap_or(booked),
+        unbooked_bytes: fresh.map_or(0, |value| value.unbooked_bytes),
+        cores: grant.cores.map(|cores| cores.percent()),
+        gpu_nanoseconds: seen.gpu_time(line),
+        gpu_time_until: fresh.map_or(0, |value| value.until),
+        throttled_nanoseconds: seen.throttled(line),
+    })
+}
+
+fn refusal(refused: Refused) -> RefusalView {
+    RefusalView { id: refused.container, at: refused.at, reason: refused.reason }
+}
