@@ -173,6 +173,7 @@ fn member(row: &Row) -> Result<Member> {
         },
         name: None,
         called: Called::default(),
+        has_driver_limit: false,
     })
 }
 

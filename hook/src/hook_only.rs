@@ -89,7 +89,7 @@ fn give(
         let region = Region::of(settings.programs.state, reservation.lease().id);
         let applied = live.apply(plan, &json)?;
         if let Some(limiter) = &plan.limiter {
-            limiter.limit(reservation.lease(), &init)?;
+            limiter.limit(reservation.store(), reservation.lease().id, &key, &init)?;
         }
         reservation.hand_over(&init)?;
         applied.keep();

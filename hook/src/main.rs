@@ -3,9 +3,9 @@
 //! work on the created container ([`hook_only`]).
 //!
 //! The low-level runtime starts each hook once, as root, in the host's namespaces. The hook first gives up
-//! everything that it inherited and does not need ([`sanitise`]), and prints nothing on success. It starts
-//! other programs only in hook-only mode: a copy of itself that attaches mounts, and gpushare's CLI if the
-//! inventory is not cached yet.
+//! everything that it inherited and does not need ([`sanitise`]), and prints nothing on success. In hook-only
+//! mode it starts a copy of itself that attaches mounts, and gpushare's CLI if the inventory is not cached yet;
+//! in either mode the CLI where the driver is to limit the container, too.
 
 mod args;
 mod hook_only;

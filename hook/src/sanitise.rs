@@ -102,7 +102,8 @@ const FOR_THE_REGION: [Capability; 2] = [Capability::CAP_SYS_ADMIN, Capability::
 /// Drops all capabilities that this call does not need. The wrapper's `prestart` unmounts on the host, after
 /// all else; before that none is effective. `poststop` removes a region. Hook-only mode keeps
 /// several as permitted, but only one is effective before the container is known to ask for something. The
-/// bounding set is cleared where a program is executed: elsewhere it bounds nothing.
+/// bounding set is cleared where a program inherits capabilities. Elsewhere no_new_privs gives a program none
+/// that are not permitted here.
 fn drop_capabilities(call: &Call) -> Result<(), caps::errors::CapsError> {
     let (kept, inherited): (&[Capability], &[Capability]) = match (call, call.stage()) {
         (Call::HookOnly { .. }, Stage::Prestart) => (&FOR_A_CONTAINER, &FOR_THE_CHILD),

@@ -33,9 +33,8 @@ pub fn prestart(args: &Args, state: &[u8]) -> Result<()> {
     }
     if let Some(limiter) = &args.limiter {
         args.log.start();
-        let lease = store.lease(&args.key)?.context("the share is gone")?;
-        let limited = sanitise::use_capabilities().and_then(|()| Ok(limiter.limit(&lease, &holder)?));
-        if let Err(error) = limited {
+        let set = || limiter.limit(&store, args.lease, &args.key, &holder);
+        if let Err(error) = sanitise::use_capabilities().and_then(|()| Ok(set()?)) {
             folder.note_refusal(container, &gpushare_inject::one_line(error.as_ref()));
             return Err(error);
         }

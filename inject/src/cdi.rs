@@ -23,7 +23,7 @@ use oci_spec::runtime::LinuxDevice;
 use serde::Serialize;
 
 use crate::host_files::{HostFileError, installed};
-use crate::plan::{HOOK_ENVIRONMENT, HOOK_TIMEOUT_SECONDS, Plan};
+use crate::plan::{HOOK_ENVIRONMENT, Plan};
 
 /// How the name of a file ends that is being written. It begins with a dot and the file's name.
 pub const UNFINISHED: &str = ".new";
@@ -225,6 +225,9 @@ fn node(device: &LinuxDevice, plan: &Plan) -> Node {
     Node { path, host_path, permissions }
 }
 
+/// As in the files for hooks.d: such a hook makes the whole grant, and may wait for NVML twice.
+const TIMEOUT_SECONDS: i64 = 60;
+
 fn installed_hooks(hook: &Path, settings: Option<&Path>) -> Result<Vec<Hook>, HostFileError> {
     Ok(hooks(&installed(hook.to_path_buf(), "hook")?, settings))
 }
@@ -238,7 +241,7 @@ fn hooks(hook: &Path, settings: Option<&Path>) -> Vec<Hook> {
         args: [&["gpushare-hook", stage, "--cdi"].map(str::to_owned)[..], file.as_slice().as_flattened()]
             .concat(),
         env: HOOK_ENVIRONMENT.map(str::to_owned).to_vec(),
-        timeout: HOOK_TIMEOUT_SECONDS,
+        timeout: TIMEOUT_SECONDS,
     };
     ["createRuntime", "poststop"].map(stage).to_vec()
 }
@@ -291,7 +294,7 @@ mod tests {
         let devices = ["4GiB", "25pct-30", "1.5GiB"].map(CdiDevice::share).to_vec();
         let hook_of = |stage: &str| {
             json!({
-                "hookName": stage, "path": "/opt/gpushare-hook", "args": ["gpushare-hook", stage, "--cdi"], "timeout": 10,
+                "hookName": stage, "path": "/opt/gpushare-hook", "args": ["gpushare-hook", stage, "--cdi"], "timeout": 60,
                 "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GPUSHARE_HOOK=1"]
             })
         };

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use gpushare_inventory::{Gpu, Node};
-use gpushare_quota::{Change, Lease, LeaseKey, LeaseState, StateFolder, Store, UpdateError};
+use gpushare_quota::{Change, Enforcement, Lease, LeaseKey, StateFolder, Store, UpdateError};
 use gpushare_request::{
     Cores, Devices, MemoryRequest, NodeGpus, POD_ANNOTATION, Request, SelectorError, find_gpu,
 };
@@ -66,9 +66,12 @@ pub enum ChangeError {
     /// It stays as it was.
     #[error(transparent)]
     Update(#[from] UpdateError),
-    /// The share is changed in all but the driver's own limit.
-    #[error(transparent)]
-    DriverLimit(#[from] DriverLimitError),
+    /// It stays as it was, since the driver's own limit cannot follow.
+    #[error("its share stays as it was")]
+    DriverLimit(#[source] DriverLimitError),
+    /// The share is changed in all but the driver's own limit: others have got meanwhile what it had.
+    #[error("its share is changed, and the driver's own limit is not; change it once more")]
+    Partly(#[source] DriverLimitError),
 }
 
 impl RestateError {
@@ -79,11 +82,12 @@ impl RestateError {
 }
 
 /// Changes the share of `lease`, by all of `changes` or none. Returns the lease before and after. The driver's
-/// own limit follows last: NVML may take long, and the store's turn must not.
+/// own limit follows last: NVML may take long, and the store's turn must not. Where it is required and cannot
+/// follow, the share becomes what it was.
 ///
 /// # Errors
-/// When the node has no room for what grows, the lease cannot be changed, or the store or the limits file
-/// fails. The share is changed where only the driver's own limit, which is required, cannot be set.
+/// When the node has no room for what grows, the lease cannot be changed, or the store, the limits file or the
+/// driver fails.
 pub fn change_share(
     state: &StateFolder,
     store: &Store,
@@ -97,26 +101,58 @@ pub fn change_share(
         return Err(UpdateError::Elastic(lease.member.key.clone()).into());
     }
     let (gpus, rules) = (&node.gpus, settings.admission);
-    // Who changes compute alone needs no limit of memory, nor a driver that has one.
-    let limiter = match asks_for_memory {
-        true => DriverLimiter::on(&settings.programs, &node.driver.version, lease)?,
-        false => None,
-    };
     let region = Region::of(state.path(), lease.id);
     let key = &lease.member.key;
-    let (old, new) =
-        store.update(lease.id, key, changes, gpus, rules, |lease| match region.set_grants(lease) {
-            // A claim's region is made for its first container.
-            Err(error) if error.kind() == ErrorKind::NotFound && !lease.has_containers() => Ok(()),
-            done => done,
-        })?;
-    if let Some(limiter) = limiter {
-        let active = new.members().filter(|member| member.state == LeaseState::Active);
-        for member in active.filter(|member| !member.holder.is_agent()) {
-            limiter.limit(&new, &member.holder)?;
-        }
+    let write = |lease: &Lease| match region.set_grants(lease) {
+        // A claim's region is made for its first container.
+        Err(error) if error.kind() == ErrorKind::NotFound && !lease.has_containers() => Ok(()),
+        done => done,
+    };
+    let (old, new) = store.update(lease.id, key, changes, gpus, rules, write)?;
+    let memory = |lease: &Lease| lease.grants.iter().map(|grant| grant.memory).collect::<Vec<_>>();
+    if memory(&old) == memory(&new) {
+        return Ok((old, new));
     }
-    Ok((old, new))
+    let limiter = DriverLimiter::following(&settings.programs);
+    match follow(&limiter, store, &new) {
+        Ok(()) => Ok((old, new)),
+        Err(why) if !limiter.is_required => {
+            tracing::warn!(container = %key, %why, "the driver's own limit is that of before");
+            Ok((old, new))
+        }
+        Err(why) => match store.update(lease.id, key, &back_to(&old), gpus, rules, write) {
+            Ok(_) => {
+                // Some may have followed.
+                let _ = follow(&limiter, store, &old);
+                Err(ChangeError::DriverLimit(why))
+            }
+            Err(_) => Err(ChangeError::Partly(why)),
+        },
+    }
+}
+
+/// Brings the driver's own limit of each container of `lease` in line with the store, and returns the first
+/// failure.
+fn follow(limiter: &DriverLimiter, store: &Store, lease: &Lease) -> Result<(), DriverLimitError> {
+    let done: Vec<_> = lease.members().map(|member| limiter.follow(store, lease.id, member)).collect();
+    done.into_iter().collect()
+}
+
+/// What makes a changed lease what `old` is.
+fn back_to(old: &Lease) -> Vec<Change> {
+    let on_all = Change {
+        compute_policy: (old.enforcement != Enforcement::Mps).then_some(old.compute_policy),
+        priority: Some(old.priority),
+        restated: Some(old.restated.clone()),
+        ..Change::default()
+    };
+    let on_each = old.grants.iter().map(|grant| Change {
+        memory: Some(MemoryRequest::Bytes(grant.memory)),
+        cores: Some(grant.cores.into()),
+        gpu: Some(grant.gpu),
+        ..Change::default()
+    });
+    on_each.chain([on_all]).collect()
 }
 
 /// The configuration of the living container `key`, as its bundle has it.

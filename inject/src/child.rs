@@ -1,12 +1,22 @@
 //! Runs gpushare's CLI for what a static program cannot do: NVML has to be loaded.
 
-use std::io::{self, Read};
+use std::io::{self, ErrorKind, Read};
+use std::os::fd::AsFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
 /// Without persistence mode NVML can take seconds, and the engine waits as long.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+/// How long a killed child may take to end. One that a driver holds in the kernel does not end at all.
+const DYING: Duration = Duration::from_secs(1);
+/// How much of what it says is kept: the end, in bytes.
+const KEPT: usize = 4096;
 
 /// How the child ended.
 pub(crate) enum Ended {
@@ -14,7 +24,7 @@ pub(crate) enum Ended {
     Well,
     /// With a failure; this is the last line of its standard error.
     Failed(String),
-    /// It did not, and was killed at the deadline.
+    /// It did not, and was killed at the deadline with all that it had started.
     NoAnswer,
 }
 
@@ -23,39 +33,114 @@ pub(crate) enum Ended {
 ///
 /// # Errors
 /// When it cannot be started or waited for.
-pub(crate) fn run(mut command: Command) -> io::Result<Ended> {
+pub(crate) fn run(command: Command) -> io::Result<Ended> {
+    run_for(command, DEADLINE)
+}
+
+fn run_for(mut command: Command, most: Duration) -> io::Result<Ended> {
     let own: Vec<_> =
         command.get_envs().filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned()))).collect();
     command.env_clear().envs(own).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
-    let (answer, writer) = io::pipe()?;
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(writer);
+    let (mut answer, writer) = io::pipe()?;
+    fcntl(answer.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(writer).process_group(0);
     let mut child = command.spawn()?;
     let program = command.get_program().to_string_lossy().into_owned();
     drop(command); // our copy of the writing end
-    match wait(&mut child)? {
-        None => Ok(Ended::NoAnswer),
-        Some(status) if status.success() => Ok(Ended::Well),
-        Some(_) => {
-            let mut text = String::new();
-            let _ = answer.take(4096).read_to_string(&mut text);
-            let last = text.lines().last().map(str::to_owned);
-            Ok(Ended::Failed(last.unwrap_or_else(|| format!("{program} ended without a word"))))
+    let mut said = Vec::new();
+    let Some(status) = wait(&mut child, most, || hear(&mut answer, &mut said))? else {
+        let _ = killpg(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL);
+        wait(&mut child, DYING, || {})?;
+        return Ok(Ended::NoAnswer);
+    };
+    if status.success() {
+        return Ok(Ended::Well);
+    }
+    hear(&mut answer, &mut said);
+    let said = String::from_utf8_lossy(&said);
+    let last = said.lines().rfind(|line| !line.trim().is_empty());
+    // Its own name stands before the caller's words already.
+    let last = last.map(|line| line.strip_prefix("gpushare: ").unwrap_or(line).to_owned());
+    Ok(Ended::Failed(last.unwrap_or_else(|| match status.signal() {
+        Some(signal) => format!("{program} was ended by signal {signal}"),
+        None => format!("{program} ended without a word"),
+    })))
+}
+
+/// Takes what is there to be read, and keeps the end of it. A pipe that is full would hold the child up.
+fn hear(answer: &mut io::PipeReader, said: &mut Vec<u8>) {
+    let mut part = [0; KEPT];
+    loop {
+        match answer.read(&mut part) {
+            Ok(0) => return,
+            Ok(read) => {
+                said.extend(part.get(..read).unwrap_or_default());
+                said.drain(..said.len().saturating_sub(KEPT));
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(_) => return,
         }
     }
 }
 
-/// The child's status; `None` when it had to be killed at the deadline.
-fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
+/// The child's status; `None` when it has not ended after `most`.
+fn wait(child: &mut Child, most: Duration, mut meanwhile: impl FnMut()) -> io::Result<Option<ExitStatus>> {
     let start = Instant::now();
     loop {
+        meanwhile();
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
         }
-        if start.elapsed() > DEADLINE {
-            child.kill()?;
-            child.wait()?;
+        if start.elapsed() > most {
             return Ok(None);
         }
         thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run_script(script: &str) -> Ended {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        run_for(command, Duration::from_millis(700)).unwrap()
+    }
+
+    fn failure(script: &str) -> String {
+        match run_script(script) {
+            Ended::Failed(line) => line,
+            Ended::Well => "it went well".to_owned(),
+            Ended::NoAnswer => "no answer".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_failure_is_told_by_the_last_line_however_much_was_said() {
+        assert!(matches!(run_script("true"), Ended::Well));
+        for (script, want) in [
+            ("echo one >&2; echo 'gpushare: NVML says no' >&2; exit 1", "NVML says no"),
+            (
+                "i=0; while [ $i -lt 3000 ]; do echo 'a line of 40 characters and some more' >&2; i=$((i+1)); done; \
+              echo last >&2; exit 1",
+                "last",
+            ),
+            ("printf 'no \\377 text\\n\\n' >&2; exit 1", "no \u{fffd} text"),
+            ("exit 1", "/bin/sh ended without a word"),
+            ("kill -SEGV $$", "/bin/sh was ended by signal 11"),
+        ] {
+            assert_eq!(failure(script), want, "{script}");
+        }
+    }
+
+    #[test]
+    fn neither_a_child_that_hangs_nor_what_it_has_started_is_waited_for() {
+        let start = Instant::now();
+        assert!(matches!(run_script("exec sleep 60"), Ended::NoAnswer));
+        // Who keeps the pipe open is not waited for.
+        assert!(matches!(run_script("sleep 61 & exit 0"), Ended::Well));
+        assert_eq!(failure("sleep 62 & echo no >&2; exit 1"), "no");
+        assert!(start.elapsed() < Duration::from_secs(20));
     }
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gpushare_inventory::{DeviceMemory, GpuUuid};
-use gpushare_quota::{Holder, Lease};
+use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member, Store, StoreError};
 use gpushare_request::Request;
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
@@ -40,18 +40,33 @@ pub enum DriverLimits {
 pub enum DriverLimitError {
     /// The driver is too old.
     #[error(
-        "driver {0} has no limits of its own, which inject.driver_limit asks for: they came with {FIRST_DRIVER}"
+        "driver {0} has no limits of its own, which inject.driver_limit asks for: they came with {FIRST_DRIVER}; update the \
+         driver, or set it to auto"
     )]
     Driver(String),
     /// There is no cgroup v2.
-    #[error("the driver's own limits (inject.driver_limit) need cgroup v2 at {CGROUPS}")]
+    #[error(
+        "the driver's own limits (inject.driver_limit) need cgroup v2 at {CGROUPS}; boot with it, or set that to auto"
+    )]
     Cgroups,
     /// A MIG instance has none.
-    #[error("the driver has no limit of its own for a MIG instance (inject.driver_limit)")]
+    #[error(
+        "the driver has no limit of its own for a MIG instance; ask for a whole card's share, or set inject.driver_limit to auto"
+    )]
     Instance,
-    /// The container has no cgroup of its own.
-    #[error("it has no cgroup of its own, which the driver could limit (inject.driver_limit)")]
-    NoCgroup,
+    /// The container has no cgroup of its own: the limit would be others', too, and stay when it ends.
+    #[error(
+        "{}, so the driver cannot limit it alone; give it one of its own (cgroupsPath, no --cgroups=disabled), or set \
+         inject.driver_limit to auto",
+        match .0 {
+            Some(path) => format!("others than this container are in its cgroup {}", path.display()),
+            None => "it has no cgroup".to_owned(),
+        }
+    )]
+    NoCgroup(Option<PathBuf>),
+    /// The lease is gone, or cannot be read.
+    #[error("its share cannot be read")]
+    Lease(#[source] Option<StoreError>),
     /// The CLI cannot be run.
     #[error("cannot run {path}, which sets the driver's own limit (inject.driver_limit)")]
     Run {
@@ -61,11 +76,12 @@ pub enum DriverLimitError {
         source: io::Error,
     },
     /// The CLI failed; this is the last line of its standard error.
-    #[error("the driver's own limit cannot be set (inject.driver_limit): {0}")]
+    #[error("the driver's own limit cannot be set (inject.driver_limit): {0}; see `gpushare doctor`")]
     Refused(String),
     /// NVML hangs.
     #[error(
-        "the driver's own limit cannot be set (inject.driver_limit): NVML gave no answer for {} seconds",
+        "the driver's own limit cannot be set (inject.driver_limit): NVML gave no answer for {} seconds; persistence mode makes \
+         it quick",
         child::DEADLINE.as_secs()
     )]
     NoAnswer,
@@ -163,35 +179,76 @@ impl DriverLimiter {
         words.into_iter().chain(self.settings.as_deref().map(path)).collect()
     }
 
-    /// Limits the container of `holder` to what `lease` gives, or to what it may grow to. A failure is a line
-    /// in the log where the limit is not required.
+    /// The one that keeps a limit in step with its lease that was set before, whatever the settings say now.
+    pub fn following(programs: &Programs) -> Self {
+        let is_required = programs.driver_limits == DriverLimits::Required;
+        Self { cli: programs.cli.into(), settings: programs.settings.as_deref().map(absolute), is_required }
+    }
+
+    /// Limits the container `key`, whose first process is `init` and has not started its program, to what the
+    /// lease `id` gives, or to what that may grow to. A failure is a line in the log where the limit is not
+    /// required.
     ///
     /// # Errors
     /// When it is required and cannot be set.
-    pub fn limit(&self, lease: &Lease, holder: &Holder) -> Result<(), DriverLimitError> {
-        let container = &lease.member.key;
-        match self.set(lease, holder) {
+    pub fn limit(
+        &self,
+        store: &Store,
+        id: i64,
+        key: &LeaseKey,
+        init: &Holder,
+    ) -> Result<(), DriverLimitError> {
+        let own = init.cgroup_of_its_own();
+        let own = own.ok_or_else(|| DriverLimitError::NoCgroup(init.cgroup.clone()));
+        match own.and_then(|cgroup| self.hold(store, id, key, cgroup)) {
             Ok(()) => {
-                tracing::debug!(%container, "the driver's own limit is set");
+                tracing::debug!(container = %key, "the driver's own limit is set");
                 Ok(())
             }
             Err(why) if self.is_required => Err(why),
             Err(why) => {
-                tracing::warn!(%container, %why, "only the libraries limit it");
+                tracing::warn!(container = %key, %why, "only the libraries limit it");
                 Ok(())
             }
         }
     }
 
-    fn set(&self, lease: &Lease, holder: &Holder) -> Result<(), DriverLimitError> {
-        let cgroup = holder.cgroup.as_deref().ok_or(DriverLimitError::NoCgroup)?;
+    /// Brings the limit of a living member of the lease `id` that has one in line with the lease. One whose
+    /// cgroup is gone needs none.
+    ///
+    /// # Errors
+    /// When it cannot be set.
+    pub fn follow(&self, store: &Store, id: i64, member: &Member) -> Result<(), DriverLimitError> {
+        let Some(cgroup) = member.holder.cgroup.as_deref().filter(|_| member.has_driver_limit) else {
+            return Ok(());
+        };
+        match self.hold(store, id, &member.key, cgroup) {
+            Err(_) if member.holder.is_gone() || !cgroup.exists() => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Sets the limit until it is that of the lease: NVML takes its time, in which the lease may change, and who
+    /// changes it may be quicker or slower than this.
+    fn hold(&self, store: &Store, id: i64, key: &LeaseKey, cgroup: &Path) -> Result<(), DriverLimitError> {
+        let lost = |error| DriverLimitError::Lease(error);
+        let lease = store.lease(key).map_err(|error| lost(Some(error)))?;
+        let mut lease = lease.filter(|lease| lease.id == id).ok_or(lost(None))?;
+        loop {
+            let limits = limits(&lease);
+            self.set(cgroup, &limits)?;
+            let now = store.note_driver_limit(id, key).map_err(|error| lost(Some(error)))?;
+            lease = now.ok_or(lost(None))?;
+            if self::limits(&lease) == limits {
+                return Ok(());
+            }
+        }
+    }
+
+    fn set(&self, cgroup: &Path, limits: &[Limit]) -> Result<(), DriverLimitError> {
         let mut command = Command::new(&self.cli);
         command.args(["system", "driver-limit"]).arg(cgroup);
-        let limits = lease.grants.iter().map(|grant| {
-            let most = lease.elastic.map_or(grant.memory, |bounds| bounds.most);
-            Limit { gpu: grant.gpu, memory: most }.to_string()
-        });
-        command.args(limits);
+        command.args(limits.iter().map(ToString::to_string));
         if let Some(file) = &self.settings {
             command.env(SETTINGS_VARIABLE, file);
         }
@@ -202,6 +259,15 @@ impl DriverLimiter {
             Ended::NoAnswer => Err(DriverLimitError::NoAnswer),
         }
     }
+}
+
+/// What the driver limits the containers of `lease` to on each GPU.
+fn limits(lease: &Lease) -> Vec<Limit> {
+    let limit = |grant: &Grant| {
+        let memory = lease.elastic.map_or(grant.memory, |bounds| bounds.most);
+        Limit { gpu: grant.gpu, memory }
+    };
+    lease.grants.iter().map(limit).collect()
 }
 
 /// What a cgroup may hold on a GPU, in text as `GPU-…=BYTES`.

@@ -18,7 +18,7 @@ use crate::allocation::{AllocationError, look_up_allocation};
 use crate::bundle::Bundle;
 use crate::called;
 use crate::claim::{ClaimError, look_up_claim, part_of};
-use crate::driver_limit::{DriverLimitError, DriverLimiter};
+use crate::driver_limit::{DriverLimitError, DriverLimiter, DriverLimits};
 use crate::edit;
 use crate::ending;
 use crate::give_back::{Undo, forget_swept};
@@ -246,6 +246,11 @@ impl<'a> Facts<'a> {
         let request = read(container, settings.policy, &node.gpus);
         let request = request.map_err(|error| beside_sick(error.into(), &node))?;
         let request = request.ok_or(RequestError::NoShare)?;
+        // Before anybody is ended for it (rules.preemption).
+        let is_limited = Enforcement::of(&request).terms().has_region;
+        if is_limited && programs.driver_limits == DriverLimits::Required {
+            DriverLimiter::available(&node.driver.version)?;
+        }
         if request.mode == Mode::Mps {
             mps::admit(&requester.json, &state)?;
         }
@@ -280,6 +285,9 @@ impl<'a> Facts<'a> {
                 // Nobody is ended for an image that cannot run here.
                 let offer = ended.first().map(|lease| Offer::of(&self.node, lease));
                 offer.map_or(Ok(()), |offer| self.requirements.check(&offer))?;
+                if let Some(first) = ended.first() {
+                    DriverLimiter::of(&self.programs, &self.node.driver.version, first, &self.request)?;
+                }
                 match preempt(requester.key, &self.request, &ended, grace) {
                     true => reserve(),
                     false => Err(ReserveError::Refused(refusal)),

@@ -335,7 +335,7 @@ fn hook(stage: &str, lease: &Lease, parts: PlanParts, limiter: Option<&DriverLim
 /// The whole environment of the hook.
 pub(crate) const HOOK_ENVIRONMENT: [&str; 2] = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GPUSHARE_HOOK=1"];
 /// Longer than the quota store's own deadline.
-pub(crate) const HOOK_TIMEOUT_SECONDS: i64 = 10;
+const HOOK_TIMEOUT_SECONDS: i64 = 10;
 /// The same where NVML is waited for, too.
 const LIMITER_TIMEOUT_SECONDS: i64 = 35;
 

@@ -14,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gpushare_inventory::FileIdentity;
+use nix::sys::statfs::{CGROUP_SUPER_MAGIC, statfs};
 use procfs::process::Stat;
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -118,6 +119,12 @@ impl Holder {
         }
     }
 
+    /// The container's cgroup folder if nobody else is in it or below it: the first process alone.
+    pub fn cgroup_of_its_own(&self) -> Option<&Path> {
+        let cgroup = self.cgroup.as_deref()?;
+        (below(cgroup) == [u32::try_from(self.pid).ok()?]).then_some(cgroup)
+    }
+
     /// As [`Holder::processes`], without those that see the host's mounts, which no container with a share
     /// does: an engine may have put the container into a cgroup with processes of the host.
     pub fn contained(&self) -> Vec<u32> {
@@ -193,13 +200,18 @@ pub fn cgroup_of(pid: i32) -> Option<PathBuf> {
     folder(pid).map(|(_, found)| found)
 }
 
+/// A cgroup of version 2 may have the same name.
+fn is_v1(folder: &Path) -> bool {
+    statfs(folder).is_ok_and(|found| found.filesystem_type() == CGROUP_SUPER_MAGIC)
+}
+
 const V1_DEVICES: &str = "/sys/fs/cgroup/devices";
 
 /// The cgroup's path inside the hierarchy, and its folder.
 fn folder(pid: i32) -> Option<(OsString, PathBuf)> {
     let groups = fs::read(format!("/proc/{pid}/cgroup")).ok()?;
     // The kernel names hierarchies of v1 also where they are not mounted, and v2 alone is.
-    let of_devices = cgroup_path(&groups, Some("devices")).filter(|_| Path::new(V1_DEVICES).is_dir());
+    let of_devices = cgroup_path(&groups, Some("devices")).filter(|_| is_v1(Path::new(V1_DEVICES)));
     let (base, path) = match of_devices {
         Some(path) => (V1_DEVICES, path),
         None => ("/sys/fs/cgroup", cgroup_path(&groups, None)?),

@@ -142,12 +142,22 @@ pub struct Member {
     /// What its engine calls it.
     #[serde(default, skip_serializing_if = "Called::is_nothing")]
     pub called: Called,
+    /// Whether the driver limits its cgroup, too. The limit follows the lease from then on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_driver_limit: bool,
 }
 
 impl Member {
     /// A container that is being created by `holder`.
     pub fn reserved(key: LeaseKey, holder: Holder) -> Self {
-        Self { key, state: LeaseState::Reserved, holder, name: None, called: Called::default() }
+        Self {
+            key,
+            state: LeaseState::Reserved,
+            holder,
+            name: None,
+            called: Called::default(),
+            has_driver_limit: false,
+        }
     }
 
     /// The same container with these names.

@@ -264,6 +264,24 @@ impl Store {
         writing.commit().map(|_| true)
     }
 
+    /// Notes that the driver limits the container `key` of the lease `id`, too, and returns the lease of that
+    /// moment; `None` when the container does not hold it.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn note_driver_limit(&self, id: i64, key: &LeaseKey) -> Result<Option<Lease>, StoreError> {
+        let known = self.lease(key)?.filter(|lease| lease.id == id);
+        if known.as_ref().is_none_or(|lease| lease.member.has_driver_limit) {
+            return Ok(known);
+        }
+        let mut writing = self.ledger.write()?;
+        let entry = writing.page.lease(id)?;
+        let Some(member) = entry.and_then(|entry| entry.lease.member_mut(key)) else { return Ok(None) };
+        member.has_driver_limit = true;
+        let lease = writing.page.asked_by(key)?;
+        writing.commit().map(|_| lease)
+    }
+
     /// Takes container `key` out of the lease `id`. The lease ends with its last container. It is no error if
     /// the container does not hold it. A container that was started again under the same key has a lease of
     /// another id, which stays.
@@ -493,6 +511,11 @@ impl Reservation<'_> {
     /// What was granted.
     pub fn lease(&self) -> &Lease {
         &self.lease
+    }
+
+    /// The store that holds it.
+    pub fn store(&self) -> &Store {
+        self.store
     }
 
     /// Makes `init`, the container's first process, the holder. The lease then stands until it is released.

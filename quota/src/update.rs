@@ -145,6 +145,7 @@ mod tests {
                 holder: Holder::this_process().unwrap(),
                 name: None,
                 called: crate::called::Called::default(),
+                has_driver_limit: false,
             },
             others: Vec::new(),
             grants: (0..2)

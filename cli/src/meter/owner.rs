@@ -100,6 +100,7 @@ mod tests {
             holder: Holder { pid: i32::try_from(id()).unwrap(), start_time: 1, cgroup, leads: false },
             name: None,
             called: gpushare_quota::Called::default(),
+            has_driver_limit: false,
         }
     }
 

@@ -55,12 +55,12 @@ pub fn set(cgroup: &Path, limits: &[Limit]) -> Result<()> {
     for limit in limits {
         let set = || -> Result<u64, NvmlError> {
             let gpu = nvml.device_by_uuid(limit.gpu.to_string())?;
-            functions.set(&gpu, &name_space, limit.memory.bytes())
+            functions.set(&gpu, &name_space, units(limit.memory.bytes()))
         };
         let held = set().with_context(|| format!("NVML sets no limit on GPU {}", limit.gpu))?;
-        // The driver may count in units of its own.
+        // The driver may count in other units.
         ensure!(
-            held <= limit.memory.bytes() && limit.memory.bytes() - held < COARSEST,
+            held.abs_diff(units(limit.memory.bytes())) < COARSEST,
             "NVML was told to limit GPU {} to {} bytes, and holds {held}",
             limit.gpu,
             limit.memory.bytes()
@@ -71,6 +71,11 @@ pub fn set(cgroup: &Path, limits: &[Limit]) -> Result<()> {
 
 /// The largest unit of memory that a driver rounds to: its pages have 2 MiB at most.
 const COARSEST: u64 = 2 << 20;
+
+/// Whole units of `bytes`, so that a driver that rounds up gives no more; a smaller limit stays as it is.
+fn units(bytes: u64) -> u64 {
+    if bytes < COARSEST { bytes } else { bytes - bytes % COARSEST }
+}
 
 struct Functions {
     set: Set,

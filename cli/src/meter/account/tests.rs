@@ -35,6 +35,7 @@ fn lease(id: i64, cores: Option<u8>, compute_policy: ComputePolicy) -> Lease {
             holder: Holder { pid: 1, start_time: 1, cgroup: None, leads: false },
             name: None,
             called: gpushare_quota::Called::default(),
+            has_driver_limit: false,
         },
         others: Vec::new(),
         grants: vec![grant],

@@ -24,6 +24,7 @@ fn lease(memory: u64, cores: Option<u8>) -> Lease {
             holder: Holder::this_process().unwrap(),
             name: None,
             called: gpushare_quota::Called::default(),
+            has_driver_limit: false,
         },
         others: Vec::new(),
         grants: vec![grant(1), grant(2)],

@@ -1,5 +1,7 @@
 //! The driver's own limit of memory as a second wall: what a program that passes by gpushare's libraries gets.
 
+mod changes;
+
 use std::fs;
 use std::path::Path;
 
@@ -192,27 +194,30 @@ fn where_it_cannot_be_set_the_log_says_so_or_the_container_is_refused() {
         .expect("a script can be written");
     executable(&broken);
     let log = node.root().join("gpushare.log");
-    let with = |word: &str| {
-        let settings = settings(LowLevel::Runc, word);
-        let config = fs::read_to_string(node.config()).expect("settings").replace(
-            "[paths]\n",
-            &format!("[log]\nfile = {:?}\n[paths]\ncli = {:?}\n", log.display(), broken.display()),
-        );
-        let path = node.root().join(format!("{word}.toml"));
-        fs::write(&path, format!("{config}\n{settings}")).expect("settings can be written");
-        path
-    };
-    let refusing = Runtime::with_config(LowLevel::Runc, &with("require")).in_view(View::V2);
+    let refusing = behind(&node, &broken, "require");
     let bundle = share();
     let line = refusing.create(&bundle).expect_err("NVML says no").outcome.stderr;
     assert!(line.contains("the driver's own limit cannot be set"), "{line}");
     assert!(line.contains("NVML says no"), "{line}");
     refusing.delete_force(bundle.id()); // as an engine does after a failed create
     assert_eq!(leases(node.config()), []);
-    let lenient = Runtime::with_config(LowLevel::Runc, &with("auto")).in_view(View::V2);
+    let lenient = behind(&node, &broken, "auto");
     within_the_share(&lenient.run(&bundle));
     let told = fs::read_to_string(&log).expect("a log");
     assert!(told.contains("only the libraries limit it") && told.contains("NVML says no"), "{told}");
+}
+
+/// A runtime that calls `cli` in place of gpushare's own, and logs into gpushare.log.
+fn behind(node: &SimulatedNode, cli: &Path, word: &str) -> Runtime {
+    let log = node.root().join("gpushare.log");
+    let config = fs::read_to_string(node.config()).expect("settings").replace(
+        "[paths]\n",
+        &format!("[log]\nfile = {:?}\n[paths]\ncli = {:?}\n", log.display(), cli.display()),
+    );
+    let path = node.root().join(format!("{word}.toml"));
+    fs::write(&path, format!("{config}\n{}", settings(LowLevel::Runc, word)))
+        .expect("settings can be written");
+    Runtime::with_config(LowLevel::Runc, &path).in_view(View::V2)
 }
 
 fn executable(path: &Path) {
