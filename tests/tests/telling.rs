@@ -40,7 +40,7 @@ fn every_command_says_what_it_found_or_did() {
     let listing = said(&["ps"]);
     assert!(listing.contains("30% kept") && listing.contains("  0 GPU-"), "{listing}");
     let named = cli(runtime.config(), &["update", "web", "--memory", "1GiB"]).stderr;
-    assert!(named.contains("give its id") && named.lines().count() == 1, "{named}");
+    assert!(named.contains("give its name") && named.lines().count() == 1, "{named}");
     let released = said(&["release", "--force", bundle.id()]);
     assert_eq!(released, format!("gave back the share of {}\n", bundle.id()));
     let history = said(&["history"]);
