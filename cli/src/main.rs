@@ -31,6 +31,7 @@ mod serve;
 mod system;
 mod table;
 mod takeover;
+mod top;
 mod update;
 mod violation;
 
@@ -64,6 +65,8 @@ enum Command {
     },
     /// Containers that hold a share, and what they use of it.
     Ps(Output),
+    /// The node live: GPUs, shares and what they use.
+    Top(top::Top),
     /// Shares that were given back, and containers that were refused.
     History(history::History),
     /// What a bundle would get and what would change in it; changes nothing.
@@ -174,6 +177,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Devices { topology: false, output } => devices::devices(output.json)?,
         Command::Devices { topology: true, output } => devices::topology(output.json)?,
         Command::Ps(output) => ps::ps(output.json)?,
+        Command::Top(asked) => top::top(&asked)?,
         Command::History(asked) => history::history(&asked)?,
         Command::Plan { bundle, output } => plan::plan(&bundle, output.json)?,
         Command::Sweep(output) => leases::sweep(output.json)?,
@@ -201,9 +205,11 @@ fn run(command: Command) -> Result<ExitCode> {
 fn roots_deed(command: &Command) -> Option<&'static str> {
     Some(match command {
         Command::Config(_) | Command::Configure(_) | Command::Doctor(_) => return None,
-        Command::Devices { .. } | Command::Ps(_) | Command::History(_) | Command::Plan { .. } => {
-            "look at the node's shares"
-        }
+        Command::Devices { .. }
+        | Command::Ps(_)
+        | Command::Top(_)
+        | Command::History(_)
+        | Command::Plan { .. } => "look at the node's shares",
         Command::Sweep(_) | Command::Release { .. } => "give back shares",
         Command::Update(_) => "change a share",
         Command::Cordon { .. } | Command::Uncordon { .. } => "cordon GPUs",

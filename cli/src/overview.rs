@@ -141,6 +141,14 @@ pub struct PartView {
     pub throttled_nanoseconds: u64,
 }
 
+/// A process of a container.
+pub struct Process {
+    /// Its pid on the host.
+    pub pid: u32,
+    /// Its name, as the kernel has it.
+    pub name: String,
+}
+
 /// A container that was refused.
 #[derive(Clone, Debug, Serialize)]
 pub struct RefusalView {
@@ -237,6 +245,21 @@ impl Looker {
     /// Forgets what was known of the GPUs, which may have changed.
     pub fn renew(&mut self) {
         self.node = None;
+    }
+
+    /// The processes of a lease's containers; none where the lease is gone.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn processes(&self, lease: i64) -> Result<Vec<Process>> {
+        let leases = self.store.leases()?;
+        let members = leases.iter().filter(|found| found.id == lease).flat_map(Lease::members);
+        let mut pids: Vec<u32> = members.flat_map(|member| member.holder.contained()).collect();
+        pids.sort_unstable();
+        pids.dedup();
+        let name = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok();
+        let process = |pid: u32| Some(Process { pid, name: name(pid)?.trim_end().to_owned() });
+        Ok(pids.into_iter().filter_map(process).collect())
     }
 
     fn gpu(&self, gpu: &Gpu, loads: &Loads, shares: &[ShareView]) -> GpuView {
