@@ -57,6 +57,9 @@ put 644 "$top"/docs/*.md "$root/share/doc/gpushare/docs"
 for snippet in docker-daemon.json containerd.toml oci.conf runtimeclass.yaml; do
     placed "$snippet" share/gpushare
 done
+install -d "$root/share/gpushare/prometheus"
+put 644 "$top/packaging/prometheus/gpushare.rules.yml" "$top/packaging/prometheus/grafana-dashboard.json" \
+    "$root/share/gpushare/prometheus"
 for hook in 99-gpushare.json 99-gpushare-poststop.json; do
     placed "hooks.d/$hook" share/gpushare/hooks.d
 done

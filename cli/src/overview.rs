@@ -211,7 +211,8 @@ impl Looker {
         let leases = self.store.leases()?;
         self.count_refusals();
         if self.node.is_none() {
-            self.node = node::shown(&self.config).ok();
+            let known = node::inventory(&self.config, &self.state);
+            self.node = known.or_else(|_| node::shown(&self.config)).ok();
         }
         let Some(node) = &self.node else {
             return Ok(Overview { version: 1, at: table::now(), ..Overview::default() });

@@ -23,6 +23,7 @@ util-linux      /usr/bin/unshare
 mount           /usr/bin/mount /bin/mount
 python3-venv
 curl            /usr/bin/curl
+prometheus      /usr/bin/prometheus
 openssl         /usr/bin/openssl
 strace          /usr/bin/strace
 gcc             /usr/bin/cc

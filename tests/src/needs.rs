@@ -33,6 +33,8 @@ pub enum Need {
     Strace,
     /// curl, as a program that has nothing to do with a GPU.
     Curl,
+    /// Prometheus and its promtool at their Debian paths.
+    Prometheus,
     /// The virtual environment of `tests/setup/python.sh`.
     Python,
     /// The driver files of `tests/setup/driver-libraries.sh`.
@@ -83,6 +85,7 @@ impl Need {
             Self::SubordinateIds => absent(&["/usr/bin/newuidmap"], packages),
             Self::Strace => absent(&["/usr/bin/strace"], packages),
             Self::Curl => absent(&["/usr/bin/curl"], packages),
+            Self::Prometheus => absent(&["/usr/bin/prometheus"], packages),
             Self::Python => (!crate::python::interpreter().exists())
                 .then(|| "no Python environment: run tests/setup/python.sh".to_owned()),
             Self::DriverLibraries => (!crate::artifacts::nvidia_smi().exists())
