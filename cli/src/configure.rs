@@ -7,6 +7,7 @@
 mod check;
 mod containerd;
 mod crio;
+mod default_share;
 mod docker;
 mod environment;
 mod json_text;
@@ -29,6 +30,7 @@ use similar::TextDiff;
 use crate::file::{self, FileChange};
 use crate::{Output, table};
 use check::Checker;
+use default_share::DefaultShare;
 pub use known::engines;
 use target::Target;
 use toml_text::Mistake;
@@ -44,6 +46,10 @@ pub struct Configure {
     /// Make it the engine's default runtime. Variables then grant no GPU, since an image may set them.
     #[arg(long, conflicts_with = "remove")]
     default: bool,
+    /// What a container gets that names no size: a share as 8GiB or 25%, `rest` (all that is left, so the next
+    /// one gets none), or `refuse`. It is the same for all engines.
+    #[arg(long, value_name = "SHARE", conflicts_with = "remove")]
+    default_share: Option<DefaultShare>,
     /// Print the difference and change nothing.
     #[arg(long)]
     dry_run: bool,
@@ -141,7 +147,17 @@ pub fn configure(asked: &Configure) -> Result<()> {
         true => (remove(asked, &checker, &target)?, None),
         false => {
             let runtime = runtime(asked, &target)?;
-            (add(&checker, &target, &runtime)?, Some(runtime))
+            let mut planned = add(&checker, &target, &runtime)?;
+            match &asked.default_share {
+                Some(share) => {
+                    let (change, note) = default_share::change(share)?;
+                    // Before the engine's own file: no container starts under the old answer.
+                    planned.changes.insert(0, change);
+                    planned.notes.extend(note);
+                }
+                None => planned.notes.extend(default_share::undecided()?),
+            }
+            (planned, Some(runtime))
         }
     };
     let mut notes = planned.notes;

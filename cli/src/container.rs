@@ -76,7 +76,7 @@ pub fn containers(lease: &Lease) -> String {
 
 /// A container as people read it: by its name, or by its shortened id where nobody gave it one.
 pub fn named(member: &Member) -> String {
-    name(member.name.as_ref(), &member.called, &member.key.container)
+    member.title()
 }
 
 /// The same of a container that may have ended.

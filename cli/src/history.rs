@@ -95,7 +95,7 @@ pub fn history(asked: &History) -> Result<()> {
 }
 
 /// A moment in seconds since 1970.
-fn moment(text: &str) -> Result<u64, String> {
+pub fn moment(text: &str) -> Result<u64, String> {
     let now = SystemTime::now();
     let ago = humantime::parse_duration(text).ok().and_then(|ago| now.checked_sub(ago));
     let day = || humantime::parse_rfc3339_weak(&format!("{text} 00:00:00")).ok();

@@ -12,6 +12,7 @@ mod configure;
 mod container;
 mod cordon;
 mod demo;
+mod describe;
 mod devices;
 mod doctor;
 mod file;
@@ -19,6 +20,7 @@ mod history;
 mod inventory;
 mod leases;
 mod lock;
+mod logs;
 mod meter;
 mod metrics;
 mod mps;
@@ -67,6 +69,10 @@ enum Command {
     Ps(Output),
     /// The node live: GPUs, shares and what they use.
     Top(top::Top),
+    /// One share whole: who holds it, what it gives, what is used of it, and what would help.
+    Describe(describe::Describe),
+    /// What happened on this node, newest last: shares given and given back, refusals, GPUs that failed.
+    Logs(logs::Logs),
     /// Shares that were given back, and containers that were refused.
     History(history::History),
     /// What a bundle would get and what would change in it; changes nothing.
@@ -178,6 +184,8 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Devices { topology: true, output } => devices::topology(output.json)?,
         Command::Ps(output) => ps::ps(output.json)?,
         Command::Top(asked) => top::top(&asked)?,
+        Command::Describe(asked) => describe::describe(&asked)?,
+        Command::Logs(asked) => logs::logs(&asked)?,
         Command::History(asked) => history::history(&asked)?,
         Command::Plan { bundle, output } => plan::plan(&bundle, output.json)?,
         Command::Sweep(output) => leases::sweep(output.json)?,
@@ -208,6 +216,8 @@ fn roots_deed(command: &Command) -> Option<&'static str> {
         Command::Devices { .. }
         | Command::Ps(_)
         | Command::Top(_)
+        | Command::Describe(_)
+        | Command::Logs(_)
         | Command::History(_)
         | Command::Plan { .. } => "look at the node's shares",
         Command::Sweep(_) | Command::Release { .. } => "give back shares",

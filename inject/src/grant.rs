@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use gpushare_inventory::{Faults, Node, NodeError, Totals};
+use gpushare_inventory::{DeviceMemory, Faults, Node, NodeError, Totals};
 use gpushare_quota::{
     Enforcement, Holder, HolderError, Lease, LeaseKey, Member, Pod, Reservation, ReserveError, StateError,
     StateFolder, Store, StoreError, Swept,
@@ -137,6 +137,14 @@ pub enum GrantError {
     /// The node cannot hold the share.
     #[error(transparent)]
     Reserve(#[from] ReserveError),
+    /// The node cannot hold the share beside those that it holds.
+    #[error("{why}; {holders}")]
+    Held {
+        /// What is missing.
+        why: ReserveError,
+        /// Who holds what there is.
+        holders: String,
+    },
     /// A host file that the container needs is missing, or others than root could change it.
     #[error(transparent)]
     File(#[from] HostFileError),
@@ -295,7 +303,12 @@ impl<'a> Facts<'a> {
             }
             (other, _) => other,
         };
-        let reservation = reserved.map_err(|error| beside_sick(error.into(), &self.node))?;
+        let reserved = reserved.map_err(|error| match error {
+            // On a strict node people do not know each other.
+            ReserveError::Refused(_) if !settings.policy.strict => beside_holders(error, store),
+            error => error.into(),
+        });
+        let reservation = reserved.map_err(|error| beside_sick(error, &self.node))?;
         self.requirements.check(&Offer::of(&self.node, &part_of(reservation.lease(), &self.request)))?;
         Ok(reservation)
     }
@@ -360,6 +373,30 @@ fn make_region(state: &StateFolder, lease: &Lease, request: &Request) -> Result<
         region.hide_from_all(&lease.member.key.container);
     }
     Ok(())
+}
+
+/// How many holders a refusal names.
+const NAMED: usize = 4;
+
+/// Adds who holds most to a refusal, if anybody holds anything.
+fn beside_holders(error: ReserveError, store: &Store) -> GrantError {
+    let mut leases = store.leases().unwrap_or_default();
+    let memory = |lease: &Lease| {
+        lease.grants.iter().fold(DeviceMemory::ZERO, |sum, grant| sum.saturating_add(grant.memory))
+    };
+    leases.sort_by_key(|lease| std::cmp::Reverse(memory(lease)));
+    let holder = |lease: &Lease| match lease.enforcement {
+        Enforcement::TimeSliced => format!("{} (time slices)", lease.member.title()),
+        _ => format!("{} ({})", lease.member.title(), memory(lease)),
+    };
+    let named: Vec<String> = leases.iter().take(NAMED).map(holder).collect();
+    match leases.len().saturating_sub(NAMED) {
+        _ if leases.is_empty() => error.into(),
+        0 => GrantError::Held { why: error, holders: format!("held by {}", named.join(", ")) },
+        more => {
+            GrantError::Held { why: error, holders: format!("held by {} and {more} more", named.join(", ")) }
+        }
+    }
 }
 
 /// Adds the GPUs that are out of service to the error of a request, if the node has any.

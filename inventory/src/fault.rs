@@ -69,6 +69,17 @@ impl Xid {
 pub struct Faults(BTreeMap<GpuUuid, String>);
 
 impl Faults {
+    /// All of them: the GPU, and what was noted.
+    pub fn all(&self) -> impl Iterator<Item = (GpuUuid, &str)> {
+        self.0.iter().map(|(gpu, why)| (*gpu, why.as_str()))
+    }
+
+    /// When the fault of `gpu` was noted, in seconds since 1970; `None` where there is none.
+    pub fn noted_at(state: &Path, gpu: GpuUuid) -> Option<u64> {
+        let noted = fs::metadata(state.join(FOLDER).join(gpu.to_string())).ok()?.modified().ok()?;
+        Some(noted.duration_since(std::time::UNIX_EPOCH).ok()?.as_secs())
+    }
+
     /// Those that were noted in this boot. What cannot be read was not noted.
     pub fn load(state: &Path) -> Self {
         let Ok(boot) = boot_id() else { return Self::default() };

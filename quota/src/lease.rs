@@ -166,6 +166,17 @@ impl Member {
         Self { name, called, ..self }
     }
 
+    /// What people call it: its name in a cluster, else the one that its engine knows, else its id, of which the
+    /// first 12 digits of an engine's 64 are enough.
+    pub fn title(&self) -> String {
+        let id = &self.key.container;
+        match (&self.name, &self.called.name) {
+            (Some(pod), _) => pod.to_string(),
+            (None, Some(name)) => name.clone(),
+            (None, None) => id.get(..12).filter(|_| id.len() == 64).unwrap_or(id).to_owned(),
+        }
+    }
+
     /// Whether it is the resource claim with this UID, and no container.
     pub(crate) fn is_claim(&self, uid: &str) -> bool {
         self.key.root == LeaseKey::CLAIM && self.key.container == uid
@@ -208,6 +219,11 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// What it grants in words, for display.
+    pub fn summary(&self) -> String {
+        summary(self)
+    }
+
     /// What `request` is granted, without a number and a time.
     pub fn new(member: Member, request: &Request, grants: Vec<Grant>) -> Self {
         Self {

@@ -414,7 +414,9 @@ fn a_pods_containers_are_known_by_the_names_that_the_cluster_gave_them() {
     let release = |name: &str| cli(runtime.config(), &["release", "--force", name]);
     let told = release("team/web-0");
     assert!(
-        !told.success() && told.stderr.contains("(team/web-0/main, team/web-0/beside)"),
+        !told.success()
+            && told.stderr.contains("team/web-0/main (")
+            && told.stderr.contains("team/web-0/beside ("),
         "{}",
         told.stderr
     );

@@ -1,0 +1,112 @@
+//! What a container gets that names no size: `--default-share` writes it into the node's own settings.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::Result;
+use gpushare_config::{Config, DEFAULT_PATH, ENVIRONMENT};
+use gpushare_request::{MemoryRequest, NvidiaPolicy};
+
+use crate::file::{self, FileChange};
+
+/// The first line of the drop-in, by which it is known as ours.
+const MARK: &str =
+    "# Made by `gpushare configure --default-share`: what a container gets that names no size.\n";
+
+/// What `--default-share` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DefaultShare {
+    /// All memory that is left on the GPU.
+    Rest,
+    /// Nothing: it is refused.
+    Refuse,
+    /// A share of this size.
+    Share(MemoryRequest),
+}
+
+impl FromStr for DefaultShare {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "rest" => Ok(Self::Rest),
+            "refuse" => Ok(Self::Refuse),
+            _ => text.parse().map(Self::Share).map_err(|error| {
+                format!("must be a size as 8GiB or 25%, `rest` (all that is left) or `refuse`: {error}")
+            }),
+        }
+    }
+}
+
+impl DefaultShare {
+    fn text(&self) -> String {
+        let keys = match self {
+            Self::Rest => "nvidia = \"default-share\"\ndefault_memory = \"\"\n".to_owned(),
+            Self::Refuse => "nvidia = \"refuse\"\n".to_owned(),
+            Self::Share(memory) => {
+                let memory = match memory {
+                    MemoryRequest::Bytes(bytes) => format!("{}B", bytes.bytes()),
+                    other => other.to_string(),
+                };
+                format!("nvidia = \"default-share\"\ndefault_memory = \"{memory}\"\n")
+            }
+        };
+        format!("{MARK}[request]\n{keys}")
+    }
+}
+
+/// The change of the settings by which containers get `share`, and what the user is told where somebody wrote the
+/// file by hand.
+pub fn change(share: &DefaultShare) -> Result<(FileChange, Option<String>)> {
+    let path = drop_in();
+    let before = file::read(&path)?;
+    if before.as_ref().is_some_and(|there| !there.starts_with(MARK)) {
+        let note = format!("{} was written by hand and stays as it is", path.display());
+        return Ok((FileChange { path, before: before.clone(), after: before }, Some(note)));
+    }
+    Ok((FileChange { path, before, after: Some(share.text()) }, None))
+}
+
+/// What the user is told while nobody has decided it.
+pub fn undecided() -> Result<Option<String>> {
+    let request = Config::load()?.request;
+    let is_decided = request.default_memory.is_some()
+        || request.nvidia != NvidiaPolicy::DefaultShare
+        || drop_in().exists();
+    let note = "a container that names no size gets all the memory that is left on its GPU, and the next one none: decide \
+                it by --default-share 8GiB, 25%, refuse, or rest";
+    Ok((!is_decided).then(|| note.to_owned()))
+}
+
+fn drop_in() -> PathBuf {
+    let main = std::env::var_os(ENVIRONMENT).filter(|path| !path.is_empty());
+    let mut folder = main.unwrap_or_else(|| OsString::from(DEFAULT_PATH));
+    folder.push(".d");
+    PathBuf::from(folder).join("10-default-share.toml")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn what_is_written_means_what_was_asked_for() {
+        for (word, memory, policy) in [
+            ("8GiB", Some("8 GiB"), NvidiaPolicy::DefaultShare),
+            ("25%", Some("25%"), NvidiaPolicy::DefaultShare),
+            ("rest", None, NvidiaPolicy::DefaultShare),
+            ("refuse", None, NvidiaPolicy::Refuse),
+        ] {
+            let text = word.parse::<DefaultShare>().unwrap().text();
+            let read = Config::from_text(Path::new("a"), &text, Path::new("/usr/bin")).unwrap().request;
+            assert_eq!(read.default_memory.map(|memory| memory.to_string()).as_deref(), memory, "{word}");
+            assert_eq!(read.nvidia, policy, "{word}");
+        }
+        for wrong in ["", "all", "8", "0", "-1GiB", "101%"] {
+            assert!(wrong.parse::<DefaultShare>().is_err(), "{wrong:?}");
+        }
+    }
+}

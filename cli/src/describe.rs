@@ -1,0 +1,142 @@
+//! `gpushare describe`: one share whole: who holds it, what it gives, what is used of it, what happened to it,
+//! and what would help.
+
+use std::io::{self, Write};
+
+use anyhow::{Result, bail};
+use gpushare_config::Config;
+use gpushare_inject::living_configuration;
+use gpushare_request::read;
+use serde_json::json;
+
+use crate::container::find;
+use crate::overview::{Looker, Overview, PartView, Process, ShareView};
+use crate::table::{age, escaped};
+use crate::{Output, node, table};
+
+/// Whose share.
+#[derive(clap::Args)]
+pub struct Describe {
+    /// The container's name, its id or the beginning of that; in a cluster NAMESPACE/POD/CONTAINER.
+    container: String,
+    /// The runtime root, where the id alone is not unique.
+    #[arg(long)]
+    root: Option<String>,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Prints one share.
+pub fn describe(asked: &Describe) -> Result<()> {
+    let config = Config::load()?;
+    let (state, store) = node::store(&config)?;
+    let lease = find(&store, &asked.container, asked.root.as_deref())?;
+    let mut looker = Looker::open(config.clone())?;
+    let overview = looker.look()?;
+    let Some(share) = overview.shares.iter().find(|share| share.lease == lease.id) else {
+        bail!("the share of {} was given back just now", asked.container)
+    };
+    let processes = looker.processes(lease.id)?;
+    // What the bundle says, where the low-level runtime still knows it.
+    let request = living_configuration(&lease.member.key).ok().and_then(|bundle| {
+        let gpus = node::inventory(&config, &state).ok()?.gpus;
+        read(&config.container(&bundle), &config.request, &gpus).ok()?
+    });
+    let (dialects, notes) = request.map(|request| (request.dialects, request.notes)).unwrap_or_default();
+    let helps = helps(share, &overview);
+    if asked.output.json {
+        let processes: Vec<_> =
+            processes.iter().map(|process| json!({"pid": process.pid, "name": process.name})).collect();
+        return Ok(table::json(&json!({
+            "version": 1,
+            "share": share,
+            "asked_by": dialects,
+            "notes": notes,
+            "processes": processes,
+            "helps": helps,
+        }))?);
+    }
+    Ok(print(share, &dialects.join(", "), &notes, &processes, &helps)?)
+}
+
+/// What its user could do, by what is seen of it.
+fn helps(share: &ShareView, overview: &Overview) -> Vec<String> {
+    let mut helps = Vec::new();
+    let (name, is_update) = (&share.name, !matches!(share.mode, "exclusive" | "time-slice"));
+    let is_full = |part: &PartView| {
+        part.limit_bytes.is_some_and(|limit| part.used_bytes.saturating_mul(20) >= limit.saturating_mul(19))
+    };
+    if is_update && (share.allocations_refused > 0 || share.parts.iter().any(is_full)) {
+        helps.push(format!(
+            "its limit refused {} allocations: `gpushare update {name} --memory SIZE` gives more, as far as the GPU has it",
+            share.allocations_refused
+        ));
+    }
+    let held: u64 = share.parts.iter().map(|part| part.throttled_nanoseconds).sum();
+    if is_update && held > 0 {
+        helps.push(format!(
+            "its launches were held back: `gpushare update {name} --cores PERCENT` gives more, and --compute-policy burst the \
+             time that others leave"
+        ));
+    }
+    if !overview.is_metered {
+        helps.push(
+            "`gpushare meter` does not run: GPU time is not measured, and burst gets no idle time".to_owned(),
+        );
+    }
+    helps
+}
+
+fn print(
+    share: &ShareView,
+    dialects: &str,
+    notes: &[String],
+    processes: &[Process],
+    helps: &[String],
+) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    let mut line = |key: &str, value: &str| match value {
+        "" => Ok(()),
+        value => writeln!(out, "{key:<10} {}", escaped(value)),
+    };
+    line("container", &share.name)?;
+    line("id", &share.id)?;
+    line("image", &share.image)?;
+    line("project", &share.project)?;
+    line("state", &format!("{}, for {}", share.state, age(share.granted_at)))?;
+    line("asked by", dialects)?;
+    for note in notes {
+        line("note", note)?;
+    }
+    line("mode", share.mode)?;
+    for part in &share.parts {
+        let size = |bytes: u64| gpushare_inventory::DeviceMemory::from_bytes(bytes).to_string();
+        let memory = match (part.memory_bytes, part.limit_bytes) {
+            (Some(granted), Some(limit)) if limit > granted => {
+                format!("{} up to {}", size(granted), size(limit))
+            }
+            (Some(granted), _) => size(granted),
+            (None, _) => "no limit of memory".to_owned(),
+        };
+        let cores = part.cores.map_or_else(|| "no limit of compute".to_owned(), |cores| format!("{cores}%"));
+        line("gives", &format!("{memory}, {cores} on GPU {} ({})", part.gpu, part.uuid))?;
+        let seconds = |time: u64| format!("{:.1} s", std::time::Duration::from_nanos(time).as_secs_f64());
+        let time = part.gpu_nanoseconds.map_or_else(|| "not measured".to_owned(), seconds);
+        let held = seconds(part.throttled_nanoseconds);
+        line("uses", &format!("{}; GPU time {time}; held back {held}", size(part.used_bytes)))?;
+    }
+    if let Some(peak) = share.peak_bytes {
+        line("peak", &gpushare_inventory::DeviceMemory::from_bytes(peak).to_string())?;
+    }
+    line("refused", &format!("{} allocations", share.allocations_refused))?;
+    for violation in &share.violations {
+        line("CHEATING", violation)?;
+    }
+    for process in processes {
+        line("process", &format!("{} {}", process.pid, process.name))?;
+    }
+    for help in helps {
+        line("helps", help)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! `gpushare logs`: what happened on this node, newest last: shares that were given and given back, containers
+//! that were refused, and GPUs that failed. It is read from the history, which is always kept.
+
+use std::io;
+
+use anyhow::Result;
+use gpushare_config::Config;
+use gpushare_inventory::Faults;
+use gpushare_quota::{Lease, PastLease};
+use serde_json::{Value, json};
+
+use crate::container::{containers, name, short};
+use crate::history::moment;
+use crate::node::GpuNames;
+use crate::{node, table};
+
+/// What to tell.
+#[derive(clap::Args)]
+pub struct Logs {
+    /// Only what concerns this container: its name, its id or the beginning of that.
+    container: Option<String>,
+    /// Only what happened since: a time ago as 7d or 12h, or a moment as 2026-11-20.
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    since: Option<u64>,
+    /// How many of the last lines.
+    #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 100)]
+    lines: usize,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Something that happened.
+struct Event {
+    /// Seconds since 1970.
+    at: u64,
+    what: &'static str,
+    /// The container's id; empty where it is none's.
+    id: String,
+    /// What it is called.
+    name: String,
+    text: String,
+}
+
+/// Prints what happened.
+pub fn logs(asked: &Logs) -> Result<()> {
+    let config = Config::load()?;
+    let (state, store) = node::store(&config)?;
+    let names = GpuNames::of(&config);
+    let past = store.history();
+    let mut events: Vec<Event> = past.iter().flat_map(|lease| ended(lease, &names)).collect();
+    events.extend(store.leases()?.iter().map(|lease| granted(lease, &names)));
+    events.extend(state.refusals().into_iter().map(|refused| Event {
+        at: refused.at,
+        what: "refused",
+        name: short(&refused.container),
+        id: refused.container,
+        text: refused.reason,
+    }));
+    events.extend(Faults::load(state.path()).all().filter_map(|(gpu, why)| {
+        let (at, name) = (Faults::noted_at(state.path(), gpu)?, names.name(gpu));
+        Some(Event { at, what: "failed", id: String::new(), name, text: why.to_owned() })
+    }));
+    let is_meant = |event: &Event| {
+        let its = |asked: &String| event.name == *asked || event.id.starts_with(asked.as_str());
+        asked.container.as_ref().is_none_or(its) && asked.since.is_none_or(|since| event.at >= since)
+    };
+    events.retain(is_meant);
+    events.sort_by_key(|event| event.at);
+    let skipped = events.len().saturating_sub(asked.lines);
+    print(events.get(skipped..).unwrap_or_default(), asked.json)?;
+    Ok(())
+}
+
+fn granted(lease: &Lease, names: &GpuNames) -> Event {
+    Event {
+        at: lease.granted_at,
+        what: "granted",
+        id: lease.member.key.container.clone(),
+        name: containers(lease),
+        text: names.in_text(&lease.summary()),
+    }
+}
+
+/// A lease that ended is two events.
+fn ended(lease: &PastLease, names: &GpuNames) -> [Event; 2] {
+    let event = |at, what, text| Event {
+        at,
+        what,
+        id: lease.key.container.clone(),
+        name: name(lease.name.as_ref(), &lease.called, &lease.key.container),
+        text,
+    };
+    let used = lease.used.unwrap_or_default();
+    let time = used
+        .gpu_nanoseconds
+        .map(|time| format!("; GPU time {:.1} s", std::time::Duration::from_nanos(time).as_secs_f64()));
+    let refused = (used.refused > 0).then(|| format!("; {} allocations refused by its limit", used.refused));
+    [
+        event(lease.granted_at, "granted", names.in_text(&lease.grants)),
+        event(
+            lease.released_at,
+            "given back",
+            format!("{}{}{}", lease.reason, time.unwrap_or_default(), refused.unwrap_or_default()),
+        ),
+    ]
+}
+
+fn print(events: &[Event], as_json: bool) -> io::Result<()> {
+    if as_json {
+        let list = events.iter().map(|event| {
+            json!({"at": event.at, "event": event.what, "id": event.id, "name": event.name, "text": event.text})
+        });
+        return table::json(&Value::Array(list.collect()));
+    }
+    if events.is_empty() {
+        return table::line("nothing is known to have happened");
+    }
+    for event in events {
+        let at = std::time::UNIX_EPOCH + std::time::Duration::from_secs(event.at);
+        let at = humantime::format_rfc3339_seconds(at);
+        table::line(&format!("{at}  {:<10}  {}: {}", event.what, event.name, event.text))?;
+    }
+    Ok(())
+}
