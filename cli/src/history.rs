@@ -66,6 +66,8 @@ pub fn history(asked: &History) -> Result<()> {
     let config = Config::load()?;
     let (state, store) = node::store(&config)?;
     let is_within = |at: u64| asked.since.is_none_or(|s| at >= s) && asked.until.is_none_or(|u| at <= u);
+    // Read first: what ends meanwhile is in the history then.
+    let living = store.leases()?;
     let mut past = store.history();
     past.retain(|lease| is_within(lease.released_at));
     let mut refusals = state.refusals();
@@ -73,8 +75,10 @@ pub fn history(asked: &History) -> Result<()> {
     let names = GpuNames::of(&config);
     let format = if asked.json { Format::Json } else { asked.format };
     if let Some(by) = asked.by {
-        let living = store.leases()?;
-        let living = living.iter().filter(|_| asked.until.is_none());
+        let has_ended = |lease: &&Lease| {
+            past.iter().any(|past| past.key == lease.member.key && past.granted_at == lease.granted_at)
+        };
+        let living = living.iter().filter(|lease| asked.until.is_none() && !has_ended(lease));
         let living = living.map(|lease| (living_as_past(lease), used(state.path(), lease)));
         let all = past.iter().map(|lease| (lease.clone(), lease.used.unwrap_or_default())).chain(living);
         let mut sums = BTreeMap::<String, Sum>::new();

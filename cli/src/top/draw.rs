@@ -212,11 +212,13 @@ fn columns(width: usize) -> (Vec<usize>, usize) {
     }
 }
 
-/// `text` in `width` cells; what is cut off is marked.
+/// `text` in `width` cells. What is left out is marked, in the middle: names of one origin begin alike.
 fn cell(text: &str, width: usize, is_right: bool) -> String {
     let length = text.chars().count();
     if length > width {
-        return text.chars().take(width.saturating_sub(1)).chain(['…']).collect();
+        let end = width.saturating_sub(1) / 2;
+        let begin = width.saturating_sub(1) - end;
+        return text.chars().take(begin).chain(['…']).chain(text.chars().skip(length - end)).collect();
     }
     let space = " ".repeat(width - length);
     if is_right { space + text } else { text.to_owned() + &space }
@@ -399,8 +401,8 @@ gpushare top  driver 535.309.01  3 GPUs  3 shares
    2 GPU 2 is out of service: Xid 79
 CONTAINER              GPU         MEMORY           BUSY    OF  HELD   OOM   AGE
 web                      0      3.0G/8.0G ███·····     -   30%     -     2    3h
-team/trainer-0/main-…    1     !8.0G/8.0G ████████     -     -     -     2    3h
-CHEATING evil\\u{1b}[…    1      0.0G/8.0G ········     -    5%     -     2    3h
+team/trainer-…long-name    1     !8.0G/8.0G ████████     -     -     -     2    3h
+CHEATING ev…l\\u{1b}[2J   1      0.0G/8.0G ········     -    5%     -     2    3h
 
 q quit  s sort: age  / filter  t tree  p processes  f freeze";
         let mut lines = drawn(80, 10);
