@@ -21,8 +21,8 @@ pub enum DefaultShare {
     Rest,
     /// Nothing: it is refused.
     Refuse,
-    /// A share of this size.
-    Share(MemoryRequest),
+    /// A share of this size, in the words of who asked.
+    Share(String),
 }
 
 impl FromStr for DefaultShare {
@@ -32,9 +32,10 @@ impl FromStr for DefaultShare {
         match text {
             "rest" => Ok(Self::Rest),
             "refuse" => Ok(Self::Refuse),
-            _ => text.parse().map(Self::Share).map_err(|error| {
-                format!("must be a size as 8GiB or 25%, `rest` (all that is left) or `refuse`: {error}")
-            }),
+            _ => match text.parse::<MemoryRequest>() {
+                Ok(MemoryRequest::Bytes(_) | MemoryRequest::Percent(_)) => Ok(Self::Share(text.to_owned())),
+                _ => Err("must be a size as 8GiB or 25%, `rest` (all that is left) or `refuse`".to_owned()),
+            },
         }
     }
 }
@@ -45,10 +46,6 @@ impl DefaultShare {
             Self::Rest => "nvidia = \"default-share\"\ndefault_memory = \"\"\n".to_owned(),
             Self::Refuse => "nvidia = \"refuse\"\n".to_owned(),
             Self::Share(memory) => {
-                let memory = match memory {
-                    MemoryRequest::Bytes(bytes) => format!("{}B", bytes.bytes()),
-                    other => other.to_string(),
-                };
                 format!("nvidia = \"default-share\"\ndefault_memory = \"{memory}\"\n")
             }
         };

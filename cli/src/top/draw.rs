@@ -401,8 +401,8 @@ gpushare top  driver 535.309.01  3 GPUs  3 shares
    2 GPU 2 is out of service: Xid 79
 CONTAINER              GPU         MEMORY           BUSY    OF  HELD   OOM   AGE
 web                      0      3.0G/8.0G ███·····     -   30%     -     2    3h
-team/trainer-…long-name    1     !8.0G/8.0G ████████     -     -     -     2    3h
-CHEATING ev…l\\u{1b}[2J   1      0.0G/8.0G ········     -    5%     -     2    3h
+team/train…-long-name    1     !8.0G/8.0G ████████     -     -     -     2    3h
+CHEATING e…l\\u{1b}[2J    1      0.0G/8.0G ········     -    5%     -     2    3h
 
 q quit  s sort: age  / filter  t tree  p processes  f freeze";
         let mut lines = drawn(80, 10);
