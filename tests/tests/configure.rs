@@ -220,9 +220,22 @@ fn docker_runs_a_container_by_the_file_that_configure_wrote_and_learns_of_it_by_
         "dockerd reads its runtimes again on SIGHUP"
     );
 
-    let _ = configure(&installed.cli(), &config, "docker", &file, &[]).expect_success("configure docker");
+    let told = configure(&installed.cli(), &config, "docker", &file, &[]).expect_success("configure docker");
+    assert!(told.stdout.contains("decide it by --default-share"), "{told:?}");
     reload(&docker);
     assert!(eventually(SOON, knows), "{}", read(&file));
+    // What who names no size gets is decided here, too.
+    let by_name = ["--rm", "--runtime=gpushare", "-e", "NVIDIA_VISIBLE_DEVICES=0"];
+    for (share, want) in [("25%", Some(20)), ("1GiB", Some(1)), ("refuse", None), ("rest", Some(80))] {
+        let words = ["--default-share", share];
+        let told = configure(&installed.cli(), &config, "docker", &file, &words).expect_success(share);
+        assert!(!told.stdout.contains("decide it"), "{told:?}");
+        let told = docker.run(&by_name, &probe);
+        match want {
+            Some(gib) => Report::parse(&told.expect_success(share).stdout).assert_size(gib * GIB),
+            None => assert!(told.stderr.contains("cannot lease a GPU"), "{told:?}"),
+        }
+    }
     let told = docker.run(&args, &probe).expect_success("docker run --runtime=gpushare");
     Report::parse(&told.stdout).assert_size(4 * GIB);
 

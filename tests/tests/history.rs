@@ -1,0 +1,88 @@
+//! What is known of shares that ended: over a boot, by the names of their containers, and however the files are
+//! cut.
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::command::{eventually, run};
+use gpushare_tests::leases::cli;
+use gpushare_tests::meter;
+use gpushare_tests::needs::{Need, met};
+use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::runtime::{LowLevel, Runtime};
+use serde_json::Value;
+
+const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox];
+
+fn told(node: &SimulatedNode, words: &[&str]) -> Value {
+    let told = cli(node.config(), words).expect_success(&words.join(" ")).stdout;
+    serde_json::from_str(&told).expect("JSON")
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn what_a_share_cost_outlives_the_boot() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let meter = meter::start(node.config());
+    // nerdctl tells the name in an annotation.
+    let bundle = Bundle::with_client().env("GPUSHARE_MEMORY", "4GiB").annotation("nerdctl/name", "trainer");
+    let container = runtime.run(&bundle);
+    let launch = ["/bin/gpushare-tests-client", "launch", "1ms", "--every", "1", "--seconds", "2"];
+    let _ = container.exec(&launch).expect_success("kernels");
+    let measured = || told(&node, &["ps", "--json"])[0]["gpus"][0]["gpu_nanoseconds"].as_u64().unwrap_or(0);
+    // The last of the driver's windows comes late.
+    let mut last = 0;
+    let settled = eventually(Duration::from_secs(20), || {
+        std::thread::sleep(Duration::from_secs(2));
+        let before = std::mem::replace(&mut last, measured());
+        last > 0 && before == last
+    });
+    assert!(settled, "{last}");
+    let described = cli(node.config(), &["describe", "trainer"]).expect_success("describe").stdout;
+    assert!(described.contains("container  trainer") && described.contains("GPU time"), "{described}");
+    drop(container);
+    meter.kill();
+    let refused = Bundle::with_client().env("GPUSHARE_MEMORY", "900GiB");
+    let _ = runtime.create(&refused).expect_err("no GPU has as much");
+
+    let seconds = |by: &str| {
+        let all = told(&node, &["history", "--by", by, "--format", "json"]);
+        assert_eq!(all[0]["shares"], 1, "{all}");
+        all[0]["gpu_seconds"].as_f64().expect("seconds")
+    };
+    let want = Duration::from_nanos(last).as_secs_f64();
+    assert!((seconds("name") - want).abs() <= want / 100.0, "{} is not {want}", seconds("name"));
+    // The boot ends: the state folder lies in memory.
+    let umount = "awk -v at=\"$0/\" 'index($2, at) == 1 { print $2 }' /proc/self/mounts | tac | xargs -r -n 1 umount -l";
+    let _ = run(Command::new("/bin/sh").args(["-c", umount]).arg(node.state())).expect_success("umount");
+    fs::remove_dir_all(node.state()).expect("it can be emptied");
+    assert!((seconds("name") - want).abs() <= want / 100.0, "{} is not {want}", seconds("name"));
+    let table = cli(node.config(), &["history"]).expect_success("history").stdout;
+    assert!(table.contains("trainer") && table.contains("900 GiB requested"), "{table}");
+    let logs = cli(node.config(), &["logs"]).expect_success("logs").stdout;
+    for word in ["granted     trainer: 0 GPU-", "given back  trainer: ended; GPU time", "refused"] {
+        assert!(logs.contains(word), "{word}: {logs}");
+    }
+    let csv = cli(node.config(), &["history", "--format", "csv"]).expect_success("history").stdout;
+    assert!(csv.starts_with("id,name,image,") && csv.contains(",trainer,"), "{csv}");
+    assert!(told(&node, &["history", "--json", "--until", "1h"]).as_array().is_some_and(Vec::is_empty));
+
+    // Wherever the file is cut, what is whole is told.
+    let file = node.root().join("history/ended");
+    let whole = fs::read(&file).expect("the history");
+    for length in [0, 1, whole.len() / 2, whole.len() - 1] {
+        fs::write(&file, &whole[..length]).expect("it can be cut");
+        let _ = cli(node.config(), &["history", "--by", "gpu"]).expect_success("history of a cut file");
+    }
+    // Without its folder containers start and end as ever.
+    fs::remove_dir_all(node.root().join("history")).expect("it can be removed");
+    fs::write(node.root().join("history"), "").expect("a file in its place");
+    drop(runtime.run(&bundle));
+    assert_eq!(told(&node, &["history", "--json"])[0]["name"], "trainer");
+}
