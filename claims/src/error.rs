@@ -235,6 +235,12 @@ pub enum RequestError {
          (as 4GiB or 25%) or annotate gpushare.io/memory, or have the administrator change request.nvidia"
     )]
     NoShare,
+    /// It names no size, and the node gives none by itself.
+    #[error(
+        "the container names no memory, and this node gives none by itself (request.default_memory): set GPUSHARE_MEMORY (as \
+         4GiB or 25%) or annotate gpushare.io/memory"
+    )]
+    NoMemory,
 }
 
 /// What is wrong with the value of a key.

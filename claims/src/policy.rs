@@ -40,6 +40,8 @@ pub struct Policy {
     /// Memory on each GPU for a container that names no size, in bytes or percent. `None` gives all that is
     /// left on the GPU.
     pub default_memory: Option<MemoryRequest>,
+    /// Whether a container that names no size is refused instead.
+    pub needs_memory: bool,
     /// Compute on each GPU for a container that names none; `None` is no limit.
     pub default_cores: Option<Cores>,
     /// What a container gets that names GPUs, but no share of them.

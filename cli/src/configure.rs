@@ -47,7 +47,7 @@ pub struct Configure {
     #[arg(long, conflicts_with = "remove")]
     default: bool,
     /// What a container gets that names no size: a share as 8GiB or 25%, `rest` (all that is left, so the next
-    /// one gets none), or `refuse`. It is the same for all engines.
+    /// one gets none), or `refuse`. It is the same for all engines, and stays until it is changed.
     #[arg(long, value_name = "SHARE", conflicts_with = "remove")]
     default_share: Option<DefaultShare>,
     /// Print the difference and change nothing.
@@ -173,6 +173,9 @@ pub fn configure(asked: &Configure) -> Result<()> {
                     .to_owned(),
             );
         }
+    }
+    if let Some(share) = asked.default_share.as_ref().filter(|_| !asked.dry_run) {
+        notes.extend(default_share::overridden(share)?);
     }
     tell(asked, &target, &planned.changes, planned.checked.as_deref(), &notes)
 }

@@ -6,8 +6,8 @@ use gpushare_quota::{Called, Lease, LeaseKey, Member, PodContainer, ResourceClai
 
 /// The living lease of the container that `asked` names, with that container as [`Lease::member`]: by its id,
 /// by its name, or by the beginning of its id; in a cluster by `NAMESPACE/POD/CONTAINER`, `NAMESPACE/POD` or the
-/// pod's name; a resource claim by its UID or `NAMESPACE/CLAIM`. The first of these that fits any container
-/// counts. Fails if none fits, or several do.
+/// pod's name; a resource claim by its UID or `NAMESPACE/CLAIM`. A whole id counts before all else. Fails if none
+/// fits, or several do: a container may be named as the beginning of another one's id.
 pub fn find(store: &Store, asked: &str, root: Option<&str>) -> Result<Lease> {
     let leases = store.leases()?;
     let claims = store.claims()?;
@@ -32,10 +32,8 @@ pub fn find(store: &Store, asked: &str, root: Option<&str>) -> Result<Lease> {
     let by_id = all().filter(|(_, member)| member.key.container == asked);
     let mut found: Vec<(&Lease, &Member)> = by_id.collect();
     if found.is_empty() {
-        found = all().filter(|(_, member)| is_named(member)).collect();
-    }
-    if found.is_empty() {
-        found = all().filter(|(_, member)| member.key.container.starts_with(asked)).collect();
+        let fits = |member: &Member| is_named(member) || member.key.container.starts_with(asked);
+        found = all().filter(|(_, member)| fits(member)).collect();
     }
     match found[..] {
         [(lease, member)] => {

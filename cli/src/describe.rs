@@ -9,7 +9,7 @@ use gpushare_inject::living_configuration;
 use gpushare_request::read;
 use serde_json::json;
 
-use crate::container::find;
+use crate::container::{find, short};
 use crate::overview::{Looker, Overview, PartView, Process, ShareView};
 use crate::table::{age, escaped};
 use crate::{Output, node, table};
@@ -62,7 +62,8 @@ pub fn describe(asked: &Describe) -> Result<()> {
 /// What its user could do, by what is seen of it.
 fn helps(share: &ShareView, overview: &Overview) -> Vec<String> {
     let mut helps = Vec::new();
-    let (name, is_update) = (&share.name, !matches!(share.mode, "exclusive" | "time-slice"));
+    // Not by the name: others chose it, and it would be a part of a command.
+    let (name, is_update) = (short(&share.id), !matches!(share.mode, "exclusive" | "time-slice"));
     let is_full = |part: &PartView| {
         part.limit_bytes.is_some_and(|limit| part.used_bytes.saturating_mul(20) >= limit.saturating_mul(19))
     };

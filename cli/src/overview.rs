@@ -1,10 +1,13 @@
 //! The node at one moment, as `top`, the metrics and the page show it: its GPUs, who holds shares of them, and
 //! what was refused lately.
 
+use std::collections::HashMap;
+use std::fs::File;
+
 use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::{MemoryUse, out_of_service};
-use gpushare_inventory::{DeviceMemory, Gpu, Node};
+use gpushare_inventory::{DeviceMemory, Faults, Gpu, Node, NodeError, SickGpu};
 use gpushare_quota::{GpuLoad, Lease, Loads, RefusalsStamp, Refused, Running, StateFolder, Store};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::{Clock as GpuClock, TemperatureSensor};
@@ -168,11 +171,19 @@ pub struct Looker {
     node: Option<Node>,
     /// The driver, while a container holds a share: an open driver keeps a card awake.
     nvml: Option<Nvml>,
-    /// When the refusals last changed, what they were then, and how many came since the first look.
-    refused: (Option<RefusalsStamp>, Vec<Refused>, u64),
-    /// The grants before the first look.
-    grants_before: u64,
+    /// GPUs out of service.
+    sick: Vec<GpuView>,
+    /// The open files of containers' books, by lease: to open one takes a thread, for its mount namespace.
+    usage: HashMap<i64, File>,
+    /// When the refusals last changed, and what the latest were then.
+    refused: (Option<RefusalsStamp>, Vec<Refused>),
+    /// The store's number of grants at the last look.
+    grants: u64,
+    totals: Totals,
 }
+
+/// More grants than there are between two looks: the store was made anew, and its numbers begin elsewhere.
+const ANEW: u64 = 1_000_000;
 
 impl Looker {
     /// Opens the node.
@@ -181,15 +192,15 @@ impl Looker {
     /// When state or store cannot be used.
     pub fn open(config: Config) -> Result<Self> {
         let (state, store) = node::store(&config)?;
-        let grants_before = store.grants()?;
-        let refused = (state.refusals_stamp(), latest(&state), 0);
-        Ok(Self { config, state, store, node: None, nvml: None, refused, grants_before })
+        let grants = store.grants()?;
+        let refused = (state.refusals_stamp(), latest(&state));
+        let (sick, usage, totals) = (Vec::new(), HashMap::new(), Totals::default());
+        Ok(Self { config, state, store, node: None, nvml: None, sick, usage, refused, grants, totals })
     }
 
     /// What was counted since this began to look.
-    pub fn totals(&self) -> Totals {
-        let grants = self.store.grants().unwrap_or(self.grants_before);
-        Totals { grants: grants.saturating_sub(self.grants_before), refusals: self.refused.2 }
+    pub const fn totals(&self) -> Totals {
+        self.totals
     }
 
     fn count_refusals(&mut self) {
@@ -197,10 +208,16 @@ impl Looker {
         if stamp == self.refused.0 {
             return;
         }
-        let now = latest(&self.state);
-        let newest = self.refused.1.first();
-        let new = now.iter().position(|refused| Some(refused) == newest).unwrap_or(now.len());
-        self.refused = (stamp, now, self.refused.2 + new as u64);
+        let seen = self.refused.0.map_or(0, |(_, length)| length);
+        self.totals.refusals += self.state.refusals_behind(seen);
+        self.refused = (stamp, latest(&self.state));
+    }
+
+    fn count_grants(&mut self) {
+        let Ok(now) = self.store.grants() else { return };
+        let new = now.saturating_sub(self.grants);
+        self.totals.grants += if new < ANEW { new } else { 0 };
+        self.grants = now;
     }
 
     /// The node now.
@@ -210,12 +227,14 @@ impl Looker {
     pub fn look(&mut self) -> Result<Overview> {
         let leases = self.store.leases()?;
         self.count_refusals();
+        self.count_grants();
+        self.usage.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
         if self.node.is_none() {
-            let known = node::inventory(&self.config, &self.state);
-            self.node = known.or_else(|_| node::shown(&self.config)).ok();
+            self.open_node();
         }
         let Some(node) = &self.node else {
-            return Ok(Overview { version: 1, at: table::now(), ..Overview::default() });
+            let gpus = self.sick.clone();
+            return Ok(Overview { version: 1, at: table::now(), gpus, ..Overview::default() });
         };
         if leases.is_empty() {
             self.nvml = None;
@@ -226,7 +245,7 @@ impl Looker {
         let violations = violation::read(state);
         let (running, memory) = (Running::default(), MemoryUse::read(state));
         let shares = leases.iter().map(|lease| {
-            let seen = Seen::of(state, lease, &running);
+            let seen = Seen::kept(state, lease, &running, &mut self.usage);
             ShareView {
                 peak_bytes: memory.get(&lease.id).map(|use_| use_.peak),
                 ..share(lease, &seen, node, &violations)
@@ -235,8 +254,9 @@ impl Looker {
         let shares: Vec<ShareView> = shares.collect();
         let loads = self.store.living_loads()?;
         let sees = |gpu: &Gpu| self.gpu(gpu, &loads, &shares);
-        let mut gpus: Vec<GpuView> = node.gpus.iter().map(sees).collect();
-        gpus.extend(self.sick(node));
+        let is_well = |gpu: &&Gpu| !self.sick.iter().any(|sick| sick.number == gpu.index.to_string());
+        let mut gpus: Vec<GpuView> = node.gpus.iter().filter(is_well).map(sees).collect();
+        gpus.extend(self.sick.iter().cloned());
         let refusals = self.refused.1.iter().cloned().map(refusal).collect();
         let is_metered = lock::is_held(&meter::lock_file(state));
         let driver = node.driver.version.clone();
@@ -258,8 +278,11 @@ impl Looker {
         let mut pids: Vec<u32> = members.flat_map(|member| member.holder.contained()).collect();
         pids.sort_unstable();
         pids.dedup();
-        let name = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok();
-        let process = |pid: u32| Some(Process { pid, name: name(pid)?.trim_end().to_owned() });
+        // A process names itself as it likes.
+        let name = |pid: u32| std::fs::read(format!("/proc/{pid}/comm")).ok();
+        let process = |pid: u32| {
+            Some(Process { pid, name: String::from_utf8_lossy(&name(pid)?).trim_end().to_owned() })
+        };
         Ok(pids.into_iter().filter_map(process).collect())
     }
 
@@ -285,14 +308,38 @@ impl Looker {
         }
     }
 
-    fn sick(&self, node: &Node) -> Vec<GpuView> {
-        let sick = node.sick.iter().map(|sick| GpuView {
-            number: sick.index.to_string(),
-            model: sick.address.clone(),
-            fault: Some(out_of_service(sick)),
-            ..GpuView::default()
-        });
-        sick.collect()
+    /// Looks for the GPUs, and for those that are out of service. A card in MIG mode may be there once for each
+    /// of its instances.
+    fn open_node(&mut self) {
+        let all = || -> Result<Node> {
+            node::all(&self.config, &self.state).or_else(|_| Ok(node::shown(&self.config)?))
+        };
+        let faults = Faults::load(self.state.path());
+        let in_service = all().and_then(|node| Ok(node.without_faulty(&faults)?));
+        let sick = match in_service {
+            Ok(node) => node.sick,
+            Err(error) => match error.downcast() {
+                Ok(NodeError::NoneInService { sick }) => sick,
+                _ => Vec::new(),
+            },
+        };
+        self.node = all().ok();
+        let gpus = self.node.iter().flat_map(|node| &node.gpus);
+        let known: Vec<&Gpu> = gpus.filter(|gpu| gpu.instance.is_none()).collect();
+        let view = |sick: &SickGpu| {
+            let gpu = known.iter().find(|gpu| gpu.index == sick.index);
+            GpuView {
+                number: sick.index.to_string(),
+                uuid: gpu.map(|gpu| gpu.uuid.to_string()).unwrap_or_default(),
+                model: gpu.map(|gpu| gpu.model.clone()).unwrap_or_default(),
+                fault: Some(out_of_service(sick)),
+                ..GpuView::default()
+            }
+        };
+        let mut views: Vec<GpuView> = sick.iter().map(view).collect();
+        views.sort_by(|a, b| a.number.cmp(&b.number));
+        views.dedup_by(|a, b| a.number == b.number);
+        self.sick = views;
     }
 }
 

@@ -2,6 +2,8 @@
 //! store, the driver by way of the meter, and the container's own books. Only the books can lie, so they are
 //! shown under a name of their own.
 
+use std::collections::HashMap;
+use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
@@ -78,6 +80,23 @@ impl Seen {
             // Host memory has the line after the GPUs'.
             books: region.read_usage(running, lease.grants.len() + usize::from(lends(lease))),
             throttles: region.read_throttles().unwrap_or_default(),
+            measured: region.measured().unwrap_or_default(),
+            now: Clock::now(),
+        }
+    }
+
+    /// As [`Seen::of`], with the books' file kept open in `files` from look to look.
+    pub fn kept(state: &Path, lease: &Lease, running: &Running, files: &mut HashMap<i64, File>) -> Self {
+        let region = Region::of(state, lease.id);
+        if !files.contains_key(&lease.id)
+            && let Ok(file) = region.open_books()
+        {
+            files.insert(lease.id, file);
+        }
+        let Some(file) = files.get(&lease.id) else { return Self::of(state, lease, running) };
+        Self {
+            books: Region::usage_in(file, running, lease.grants.len() + usize::from(lends(lease))),
+            throttles: Region::throttles_in(file).unwrap_or_default(),
             measured: region.measured().unwrap_or_default(),
             now: Clock::now(),
         }

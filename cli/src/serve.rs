@@ -2,6 +2,7 @@
 //! a thread of its own, so that nobody who asks can delay the meter.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::fs;
 use std::io;
@@ -10,7 +11,6 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -25,15 +25,17 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
-use tokio::task::spawn_local;
+use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::{sleep, timeout};
 
-/// How many callers are answered at once. More of them wait.
-const CALLERS: usize = 16;
-/// How long a caller may take for its question, and for all of a conversation.
+/// How many callers there are at once. For one more, the one that has been there longest is cut off: an answer
+/// takes milliseconds, so that is one that does not ask.
+const CALLERS: usize = 64;
+/// How long a caller may take for its question, and for all of it.
 const ASKING: Duration = Duration::from_secs(5);
 const TALKING: Duration = Duration::from_secs(30);
+/// The pause until a port is tried again that somebody else has.
+const TAKEN: Duration = Duration::from_secs(5);
 /// The shortest token, in bytes.
 const SHORTEST_TOKEN: usize = 16;
 
@@ -189,7 +191,10 @@ impl Listener {
 /// A socket at `path` that root alone may use, in place of one that an earlier process has left.
 fn unix(path: &Path) -> io::Result<UnixListener> {
     match fs::symlink_metadata(path) {
-        Ok(data) if data.file_type().is_socket() => fs::remove_file(path)?,
+        Ok(data) if data.file_type().is_socket() => match std::os::unix::net::UnixStream::connect(path) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)?,
+            _ => return Err(io::ErrorKind::AddrInUse.into()),
+        },
         Ok(_) => return Err(io::Error::other("something else than a socket is there")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
@@ -199,39 +204,47 @@ fn unix(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Answers at `address` what `answer` says to a path; `None` is not found. Calls `listens` first. It returns only with an error, and has
-/// to run in a [`tokio::task::LocalSet`].
-///
-/// # Errors
-/// When nothing can listen there.
+/// Answers at `address` what `answer` says to a path; `None` is not found. It has to run in a
+/// [`tokio::task::LocalSet`], and never ends: an address that somebody else has is tried again.
 pub async fn serve(
     address: &Address,
     guard: Guard,
-    listens: impl FnOnce(),
     answer: impl FnMut(&str) -> Option<Answer> + 'static,
-) -> Result<Infallible> {
+) -> Infallible {
     let answer: Rc<Answers> = Rc::new(RefCell::new(answer));
-    let (guard, room) = (Rc::new(guard), Arc::new(Semaphore::new(CALLERS)));
-    let listener = Listener::at(address).await?;
+    let guard = Rc::new(guard);
+    let listener = loop {
+        match Listener::at(address).await {
+            Ok(listener) => break listener,
+            Err(error) => {
+                tracing::error!(error = format!("{error:#}"), "nobody is answered; it is tried again");
+                sleep(TAKEN).await;
+            }
+        }
+    };
     tracing::info!(?address, "answering");
-    listens();
+    let mut callers: VecDeque<JoinHandle<()>> = VecDeque::new();
     loop {
-        let place = Arc::clone(&room).acquire_owned().await?;
         let Ok(connection) = listener.accept().await else {
             sleep(Duration::from_millis(100)).await; // out of descriptors
             continue;
         };
         let (guard, answer) = (Rc::clone(&guard), Rc::clone(&answer));
-        spawn_local(async move {
-            let _place = place;
+        callers.retain(|caller| !caller.is_finished());
+        if callers.len() >= CALLERS
+            && let Some(oldest) = callers.pop_front()
+        {
+            oldest.abort();
+        }
+        callers.push_back(spawn_local(async move {
             let answers = service_fn(move |request: Request<Incoming>| {
                 let response = respond(&guard, &answer, &request);
                 async move { Ok::<_, Infallible>(response) }
             });
             let mut builder = http1::Builder::new();
-            builder.timer(TokioTimer::new()).header_read_timeout(ASKING);
+            builder.timer(TokioTimer::new()).header_read_timeout(ASKING).keep_alive(false);
             let _ = timeout(TALKING, builder.serve_connection(TokioIo::new(connection), answers)).await;
-        });
+        }));
     }
 }
 

@@ -18,7 +18,7 @@ use self::view::{Done, View};
 use crate::overview::{Looker, Overview};
 
 /// The size of a frame that is printed: as much as there is to say, and no wider than a terminal is.
-const PRINTED: (u16, u16) = (120, 1000);
+const PRINTED: (u16, u16) = (120, u16::MAX);
 /// How often the keyboard is looked at while nothing comes from it.
 const KEYS: Duration = Duration::from_millis(100);
 

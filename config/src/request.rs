@@ -102,7 +102,11 @@ pub(crate) fn policy(section: &RequestSection, dialects: &DialectsSection) -> Re
         switches: known("request.honoured_switches", &section.honoured_switches, &mut switch_names())?,
         dialects: settings(dialects)?,
         ignore_env: !section.env,
-        default_memory: parsed("request.default_memory", &section.default_memory, "")?,
+        default_memory: match &*section.default_memory {
+            REFUSE => None,
+            text => parsed("request.default_memory", text, "")?,
+        },
+        needs_memory: section.default_memory == REFUSE,
         default_cores: parsed("request.default_cores", &section.default_cores, "")?,
         kubelet: checked("request.kubelet", &section.kubelet, &KUBELET)?,
         nvidia,
@@ -142,6 +146,9 @@ fn settings(section: &DialectsSection) -> Result<DialectSettings, ConfigError> {
 }
 
 /// Parses the value of `key`; `None` for the text that stands for nothing.
+/// The word in place of an amount for a node that gives none by itself.
+const REFUSE: &str = "refuse";
+
 fn parsed<T: FromStr>(key: &'static str, text: &str, nothing: &str) -> Result<Option<T>, ConfigError>
 where
     T::Err: ToString,

@@ -16,7 +16,7 @@ const PROJECT: &str = "com.docker.compose.project";
 /// Files in a container's own folder of docker, which docker mounts into it.
 const DOCKER_MOUNTS: [&str; 3] = ["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"];
 /// More than docker or podman write of a container.
-const LARGEST: u64 = 4 << 20;
+const LARGEST: u64 = 16 << 20;
 
 /// What the engine calls the container `id`, whose bundle is the folder `bundle`.
 pub fn of(container: &Container, id: &str, bundle: &Path) -> Called {

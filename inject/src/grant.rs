@@ -5,13 +5,15 @@
 use std::path::Path;
 use std::time::Duration;
 
-use gpushare_inventory::{DeviceMemory, Faults, Node, NodeError, Totals};
+use gpushare_inventory::{DeviceMemory, Faults, Gpu, GpuUuid, Node, NodeError, Totals};
 use gpushare_quota::{
-    Enforcement, Holder, HolderError, Lease, LeaseKey, Member, Pod, Reservation, ReserveError, StateError,
-    StateFolder, Store, StoreError, Swept,
+    Enforcement, Grant, Holder, HolderError, Lease, LeaseKey, Member, Pod, Reservation, ReserveError,
+    StateError, StateFolder, Store, StoreError, Swept,
 };
 use gpushare_region::path::DRIVER_FOLDER;
-use gpushare_request::{Container, InterceptorPolicy, Mode, Request, RequestError, Scope, read};
+use gpushare_request::{
+    Container, Devices, InterceptorPolicy, Mode, Request, RequestError, Scope, find_gpu, read,
+};
 use serde_json::Value;
 
 use crate::allocation::{AllocationError, look_up_allocation};
@@ -305,7 +307,9 @@ impl<'a> Facts<'a> {
         };
         let reserved = reserved.map_err(|error| match error {
             // On a strict node people do not know each other.
-            ReserveError::Refused(_) if !settings.policy.strict => beside_holders(error, store),
+            ReserveError::Refused(ref refusal) if refusal.is_for_room() && !settings.policy.strict => {
+                beside_holders(error, store, &self.request, gpus)
+            }
             error => error.into(),
         });
         let reservation = reserved.map_err(|error| beside_sick(error, &self.node))?;
@@ -379,10 +383,21 @@ fn make_region(state: &StateFolder, lease: &Lease, request: &Request) -> Result<
 const NAMED: usize = 4;
 
 /// Adds who holds most to a refusal, if anybody holds anything.
-fn beside_holders(error: ReserveError, store: &Store) -> GrantError {
+fn beside_holders(error: ReserveError, store: &Store, request: &Request, gpus: &[Gpu]) -> GrantError {
     let mut leases = store.leases().unwrap_or_default();
+    let wanted: Option<Vec<GpuUuid>> = match &request.devices {
+        Devices::These(list) => {
+            let found = list.iter().filter_map(|selector| find_gpu(selector, gpus).ok());
+            Some(found.map(|gpu| gpu.uuid).collect())
+        }
+        Devices::Among(_, uuids) => Some(uuids.clone()),
+        Devices::Any(_) | Devices::All => None,
+    };
+    let is_meant = |grant: &&Grant| wanted.as_ref().is_none_or(|wanted| wanted.contains(&grant.gpu));
+    leases.retain(|lease| lease.grants.iter().any(|grant| is_meant(&grant)));
     let memory = |lease: &Lease| {
-        lease.grants.iter().fold(DeviceMemory::ZERO, |sum, grant| sum.saturating_add(grant.memory))
+        let its = lease.grants.iter().filter(is_meant);
+        its.fold(DeviceMemory::ZERO, |sum, grant| sum.saturating_add(grant.memory))
     };
     leases.sort_by_key(|lease| std::cmp::Reverse(memory(lease)));
     let holder = |lease: &Lease| match lease.enforcement {

@@ -42,6 +42,12 @@ impl StateFolder {
         self.refused_journal().stamp()
     }
 
+    /// How many refusals stand behind the first `length` bytes of the newer file, or in all of it where that
+    /// was begun anew.
+    pub fn refusals_behind(&self, length: u64) -> u64 {
+        self.refused_journal().lines_behind(length)
+    }
+
     pub(crate) fn refused_journal(&self) -> Journal<'_> {
         Journal { state: self.path(), name: "refusals", most: 2 << 20 }
     }

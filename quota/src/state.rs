@@ -121,17 +121,20 @@ impl StateFolder {
     /// had the history stays in the state folder, and nothing else is hindered.
     pub fn keep_history_in(&self, lasting: &Path) {
         let link = self.0.join(LASTING);
-        if fs::read_link(&link).is_ok_and(|found| found == lasting) && lasting.is_dir() {
+        if fs::read_link(&link).is_ok_and(|found| found == lasting) && is_roots_alone(lasting).is_ok() {
             return;
         }
         let make = || -> std::io::Result<()> {
             DirBuilder::new().recursive(true).mode(0o700).create(lasting)?;
+            is_roots_alone(lasting)?;
             // Made under another name first: another process may be here, too.
             let new = self.0.join(format!("{LASTING}.{}", std::process::id()));
             std::os::unix::fs::symlink(lasting, &new)?;
-            fs::rename(new, link)
+            fs::rename(&new, &link).inspect_err(|_| drop(fs::remove_file(&new)))
         };
         if let Err(error) = make() {
+            // Else a folder that others may write to would stay in use.
+            let _ = fs::remove_file(&link);
             tracing::warn!(folder = %lasting.display(), %error, "the history ends with this boot");
         }
     }
@@ -140,6 +143,22 @@ impl StateFolder {
     pub fn forget_history_before(&self, limit: SystemTime) {
         self.refused_journal().forget_before(limit);
         ended::journal(&self.0).forget_before(limit);
+    }
+}
+
+/// Fails if others than this user could put something into the folder, or another machine serves it.
+fn is_roots_alone(folder: &Path) -> std::io::Result<()> {
+    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(folder)?;
+    if let Some(kind) = remote(&file)? {
+        return Err(std::io::Error::other(format!("it lies on {kind}, which is not this machine's own")));
+    }
+    let (data, user) = (file.metadata()?, fs::metadata("/proc/self")?.uid());
+    match data.is_dir() && data.uid() == user && data.mode() & 0o022 == 0 {
+        true => Ok(()),
+        false => {
+            Err(std::io::Error::other("it must be a directory of root into which nobody else may write"))
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::{eventually, run};
 use gpushare_tests::daemon::Daemon;
+use gpushare_tests::leases::cli;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::runtime::{LowLevel, Runtime};
@@ -171,7 +172,16 @@ fn the_page_and_the_figures_are_for_those_who_may_see_them() {
     let file = node.root().join("gpushare.prom");
     let path = file.to_string_lossy();
     let words = [&words[..], &["--textfile", &path]].concat();
-    let _meter = Service::start(&words, node.config(), "meter started");
+    // Nothing is written through what lies in the folder of the figures.
+    let victim = node.root().join("victim");
+    fs::write(&victim, "mine").expect("a file can be written");
+    std::os::unix::fs::symlink(&victim, node.root().join("gpushare.prom.new")).expect("a link can be made");
+    // Who has the port keeps nobody from measuring.
+    let taken = TcpListener::bind(&target).expect("the port is free");
+    let meter = Service::start(&words, node.config(), "meter started");
+    assert!(eventually(Duration::from_secs(20), || meter.log().contains("nobody is answered")));
+    drop(taken);
+    assert!(eventually(Duration::from_secs(20), || meter.log().contains("answering")), "{}", meter.log());
     let url = |path: &str| format!("http://{target}{path}");
     let status = |path: &str, more: &[&str]| {
         let code = ["--output", "/dev/null", "--write-out", "%{http_code}"];
@@ -191,9 +201,27 @@ fn the_page_and_the_figures_are_for_those_who_may_see_them() {
     ] {
         assert_eq!(status(path, more), want, "{path} {more:?}");
     }
+    // Callers that say nothing keep nobody away.
+    let silent: Vec<TcpStream> = (0..200).filter_map(|_| TcpStream::connect(&target).ok()).collect();
+    assert_eq!((silent.len(), &*status("/metrics", &bearer)), (200, "200"));
     let page = curl(&url("/"), &basic);
     assert!(page.contains("GPU 0") && page.contains("No container holds a share"), "{page}");
     assert!(eventually(Duration::from_secs(20), || is_written(&file)), "no {}", file.display());
+    assert_eq!(fs::read_to_string(&victim).expect("it is there"), "mine");
+    // The last GPU that fails is told, too.
+    let devices = cli(node.config(), &["devices", "--json"]).expect_success("devices").stdout;
+    let devices: Value = serde_json::from_str(&devices).expect("JSON");
+    let faults = node.state().join("faults");
+    fs::create_dir_all(&faults).expect("a folder can be made");
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("the boot's id");
+    let fault = faults.join(devices["gpus"][0]["uuid"].as_str().expect("a UUID"));
+    fs::write(fault, format!("{boot}Xid 79\n")).expect("a fault can be noted");
+    let healthy = || {
+        curl(&url("/metrics"), &bearer)
+            .lines()
+            .any(|line| line.starts_with("gpushare_gpu_healthy") && line.ends_with("} 0"))
+    };
+    assert!(eventually(Duration::from_secs(40), healthy), "{}", curl(&url("/metrics"), &bearer));
 }
 
 fn is_written(file: &Path) -> bool {

@@ -41,6 +41,14 @@ fn every_command_says_what_it_found_or_did() {
     assert!(listing.contains("30% kept") && listing.contains("  0 GPU-"), "{listing}");
     let named = cli(runtime.config(), &["update", "web", "--memory", "1GiB"]).stderr;
     assert!(named.contains("give its name") && named.lines().count() == 1, "{named}");
+    // Who is named as the beginning of another one's id is not taken for it.
+    let other = Bundle::small().env("GPUSHARE_MEMORY", "1GiB");
+    let (beginning, _) = bundle.id().split_at(bundle.id().len() - 1);
+    let other = other.annotation("nerdctl/name", beginning);
+    let namesake = runtime.run(&other);
+    let told = cli(runtime.config(), &["release", "--force", beginning]);
+    assert!(!told.success() && told.stderr.contains("several containers fit"), "{told:?}");
+    drop(namesake);
     let released = said(&["release", "--force", bundle.id()]);
     assert_eq!(released, format!("gave back the share of {}\n", bundle.id()));
     let history = said(&["history"]);

@@ -190,6 +190,9 @@ impl<'a> Merge<'a> {
         if refuses && !self.asking().any(may_take) {
             return Err(RequestError::NoShare);
         }
+        if self.policy.needs_memory {
+            return Err(RequestError::NoMemory);
+        }
         let (memory, setting) = self.default_memory_of(gpu, spread)?;
         if let Some(setting) = setting {
             self.note(format!("no memory was asked for: {memory} counts ({setting})"));

@@ -1,7 +1,7 @@
 //! What a container gets that names no size: `--default-share` writes it into the node's own settings.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::Result;
@@ -44,7 +44,7 @@ impl DefaultShare {
     fn text(&self) -> String {
         let keys = match self {
             Self::Rest => "nvidia = \"default-share\"\ndefault_memory = \"\"\n".to_owned(),
-            Self::Refuse => "nvidia = \"refuse\"\n".to_owned(),
+            Self::Refuse => "nvidia = \"refuse\"\ndefault_memory = \"refuse\"\n".to_owned(),
             Self::Share(memory) => {
                 format!("nvidia = \"default-share\"\ndefault_memory = \"{memory}\"\n")
             }
@@ -69,11 +69,22 @@ pub fn change(share: &DefaultShare) -> Result<(FileChange, Option<String>)> {
 pub fn undecided() -> Result<Option<String>> {
     let request = Config::load()?.request;
     let is_decided = request.default_memory.is_some()
+        || request.needs_memory
         || request.nvidia != NvidiaPolicy::DefaultShare
         || drop_in().exists();
     let note = "a container that names no size gets all the memory that is left on its GPU, and the next one none: decide \
                 it by --default-share 8GiB, 25%, refuse, or rest";
     Ok((!is_decided).then(|| note.to_owned()))
+}
+
+/// What the user is told where other settings win over `share`.
+pub fn overridden(share: &DefaultShare) -> Result<Option<String>> {
+    let wanted =
+        Config::from_text(Path::new("--default-share"), &share.text(), Path::new("/usr/bin"))?.request;
+    let found = Config::load()?.request;
+    let is_so = (wanted.default_memory, wanted.needs_memory) == (found.default_memory, found.needs_memory);
+    let note = "other settings say otherwise, and win: look for default_memory in the files that `gpushare config check` names";
+    Ok((!is_so).then(|| note.to_owned()))
 }
 
 fn drop_in() -> PathBuf {
@@ -85,8 +96,6 @@ fn drop_in() -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     #[test]
@@ -97,10 +106,11 @@ mod tests {
             ("rest", None, NvidiaPolicy::DefaultShare),
             ("refuse", None, NvidiaPolicy::Refuse),
         ] {
+            let is_refused = word == "refuse";
             let text = word.parse::<DefaultShare>().unwrap().text();
             let read = Config::from_text(Path::new("a"), &text, Path::new("/usr/bin")).unwrap().request;
             assert_eq!(read.default_memory.map(|memory| memory.to_string()).as_deref(), memory, "{word}");
-            assert_eq!(read.nvidia, policy, "{word}");
+            assert_eq!((read.nvidia, read.needs_memory), (policy, is_refused), "{word}");
         }
         for wrong in ["", "all", "8", "0", "-1GiB", "101%"] {
             assert!(wrong.parse::<DefaultShare>().is_err(), "{wrong:?}");

@@ -2,8 +2,9 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::fs;
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::thread;
@@ -86,8 +87,8 @@ impl Telling {
             return std::future::pending().await;
         };
         let answer = move |path: &str| known.borrow_mut().answer(path);
-        let started = started.clone();
-        match serve(&address, guard, move || drop(started.send(Ok(()))), answer).await? {}
+        let _ = started.send(Ok(()));
+        match serve(&address, guard, answer).await {}
     }
 }
 
@@ -106,10 +107,15 @@ async fn note(known: Rc<RefCell<Known>>, textfile: Option<PathBuf>) {
     }
 }
 
-/// Replaces `file` as a whole: node_exporter must not read a part.
+/// Replaces `file` as a whole: node_exporter must not read a part. The folder may be the exporter's, so nothing
+/// that lies there is written through.
 fn write(file: &Path, text: &[u8]) -> io::Result<()> {
     let new = file.with_extension("prom.new");
-    fs::write(&new, text)?;
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new)?.write_all(text)?;
     fs::rename(new, file)
 }
 

@@ -198,7 +198,23 @@ impl Region {
     /// # Errors
     /// As [`Region::read_usage`].
     pub fn read_throttles(&self) -> Result<[Throttle; MAX_DEVICES], UsageError> {
-        Ok(read_throttles(&read(&self.open_usage(false)?, USAGE_HEADER_LEN)?)?)
+        Self::throttles_in(&self.open_usage(false)?)
+    }
+
+    /// As [`Region::read_throttles`], of a file that is open already.
+    ///
+    /// # Errors
+    /// As [`Region::read_usage`].
+    pub fn throttles_in(file: &File) -> Result<[Throttle; MAX_DEVICES], UsageError> {
+        Ok(read_throttles(&read(file, USAGE_HEADER_LEN)?)?)
+    }
+
+    /// Opens `usage` for reading, for who looks at it again and again.
+    ///
+    /// # Errors
+    /// When it is not there, or somebody has a file lease on it.
+    pub fn open_books(&self) -> io::Result<File> {
+        self.open_usage(false)
     }
 
     fn open_limits(&self) -> io::Result<File> {

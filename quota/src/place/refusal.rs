@@ -200,3 +200,10 @@ pub enum Refusal {
         place: String,
     },
 }
+
+impl Refusal {
+    /// Whether it would be granted once other containers end.
+    pub fn is_for_room(&self) -> bool {
+        matches!(self, Self::Memory { .. } | Self::Cores { .. } | Self::Company { .. } | Self::Divided { .. })
+    }
+}
