@@ -64,10 +64,7 @@ fn helps(share: &ShareView, overview: &Overview) -> Vec<String> {
     let mut helps = Vec::new();
     // Not by the name: others chose it, and it would be a part of a command.
     let (name, is_update) = (short(&share.id), !matches!(share.mode, "exclusive" | "time-slice"));
-    let is_full = |part: &PartView| {
-        part.limit_bytes.is_some_and(|limit| part.used_bytes.saturating_mul(20) >= limit.saturating_mul(19))
-    };
-    if is_update && (share.allocations_refused > 0 || share.parts.iter().any(is_full)) {
+    if is_update && (share.allocations_refused > 0 || share.parts.iter().any(PartView::is_full)) {
         helps.push(format!(
             "its limit refused {} allocations: `gpushare update {name} --memory SIZE` gives more, as far as the GPU has it",
             share.allocations_refused

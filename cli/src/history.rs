@@ -230,7 +230,7 @@ fn print_sums(by: By, sums: &BTreeMap<String, Sum>, format: Format) -> io::Resul
                     format!("{:.2}", sum.gibibyte_hours()),
                 ]
             });
-            let rest = ["SHARES", "HELD", "GPU TIME", "THROTTLED", "REFUSED", "PEAK", "GIB HOURS"];
+            let rest = ["SHARES", "HELD", "GPU TIME", "THROTTLED", "OOM", "PEAK", "GIB HOURS"];
             let [a, b, c, d, e, f, g] = rest;
             table::print([heading, a, b, c, d, e, f, g], rows)
         }

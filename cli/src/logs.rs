@@ -3,7 +3,7 @@
 
 use std::io;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use gpushare_config::Config;
 use gpushare_inventory::Faults;
 use gpushare_quota::{Lease, PastLease};
@@ -66,6 +66,11 @@ pub fn logs(asked: &Logs) -> Result<()> {
         asked.container.as_ref().is_none_or(its) && asked.since.is_none_or(|since| event.at >= since)
     };
     events.retain(is_meant);
+    if let (Some(container), None, true) = (&asked.container, asked.since, events.is_empty()) {
+        bail!(
+            "nothing is known of a container {container:?}: give its name, its id or the beginning of that"
+        );
+    }
     events.sort_by_key(|event| event.at);
     let skipped = events.len().saturating_sub(asked.lines);
     print(events.get(skipped..).unwrap_or_default(), asked.json)?;

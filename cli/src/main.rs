@@ -87,7 +87,7 @@ enum Command {
     Sweep(Output),
     /// Gives back one container's share, also while it lives (--force).
     Release {
-        /// The container's id or the beginning of one; in a cluster also NAMESPACE/POD/CONTAINER.
+        /// The container's name, its id or the beginning of that; in a cluster NAMESPACE/POD/CONTAINER.
         id: String,
         /// The runtime root, where the id alone is not unique.
         #[arg(long)]

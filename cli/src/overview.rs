@@ -144,6 +144,13 @@ pub struct PartView {
     pub throttled_nanoseconds: u64,
 }
 
+impl PartView {
+    /// Whether hardly anything is left of its memory: 19 parts of 20 are in use.
+    pub fn is_full(&self) -> bool {
+        self.limit_bytes.is_some_and(|limit| self.used_bytes.saturating_mul(20) >= limit.saturating_mul(19))
+    }
+}
+
 /// A process of a container.
 pub struct Process {
     /// Its pid on the host.

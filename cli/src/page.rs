@@ -208,8 +208,7 @@ fn shares(page: &mut String, overview: &Overview) {
 }
 
 fn row(page: &mut String, share: &ShareView, part: &PartView) {
-    let is_full =
-        part.limit_bytes.is_some_and(|limit| part.used_bytes.saturating_mul(20) >= limit.saturating_mul(19));
+    let is_full = part.is_full();
     let compute = match part.cores {
         _ if share.mode == "time-slice" || share.mode == "exclusive" => share.mode.to_owned(),
         Some(percent) => format!("{percent}%"),

@@ -44,7 +44,11 @@ pub fn csv(first: &[&str], rest: &str, rows: impl Iterator<Item = Vec<String>>) 
 
 /// A cell of CSV. One that a spreadsheet would take for a formula is text there, too.
 fn quoted(cell: &str) -> String {
-    let cell = if cell.starts_with(['=', '+', '-', '@']) { format!("'{cell}") } else { cell.to_owned() };
+    let cell = if cell.starts_with(['=', '+', '-', '@']) && cell != "-" {
+        format!("'{cell}")
+    } else {
+        cell.to_owned()
+    };
     if cell.contains(['"', ',', '\n']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell }
 }
 

@@ -18,7 +18,7 @@ use crate::{Output, node, table};
 /// What to change, and of which container.
 #[derive(clap::Args)]
 pub struct Update {
-    /// The container's id or the beginning of one; in a cluster also NAMESPACE/POD/CONTAINER.
+    /// The container's name, its id or the beginning of that; in a cluster NAMESPACE/POD/CONTAINER.
     id: String,
     /// The runtime root, where the id alone is not unique.
     #[arg(long)]

@@ -31,7 +31,7 @@ const POINTS: usize = 240;
 #[derive(clap::Args)]
 pub struct Telling {
     /// Answer at this address: figures for Prometheus at /metrics, a page for people at /. An address of
-    /// this machine as 127.0.0.1:9836, or unix:/run/gpushare/meter.sock.
+    /// this machine as 127.0.0.1:9836, or unix:/run/gpushare.sock.
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<Address>,
     /// Only who knows the token in this file gets an answer, as bearer or as password. Other machines never

@@ -117,10 +117,11 @@ fn header(overview: &Overview, theme: Theme) -> Line<'static> {
         Some(last) => format!("  last refusal {} ago", age(last.at)),
         None => String::new(),
     };
-    let (gpus, shares) = (overview.gpus.len(), overview.shares.len());
+    let count = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    let (gpus, shares) = (count(overview.gpus.len(), "GPU"), count(overview.shares.len(), "share"));
     Line::from(vec![
         Span::styled("gpushare top", theme.heading),
-        Span::raw(format!("  driver {}  {gpus} GPUs  {shares} shares{refused}", overview.driver)),
+        Span::raw(format!("  driver {}  {gpus}  {shares}{refused}", overview.driver)),
         Span::styled(meter, theme.full),
     ])
 }
@@ -272,7 +273,7 @@ fn share_line(
     theme: Theme,
 ) -> Line<'static> {
     let used = part.used_bytes;
-    let is_full = part.limit_bytes.is_some_and(|limit| used.saturating_mul(20) >= limit.saturating_mul(19));
+    let is_full = part.is_full();
     let is_cheating = !share.violations.is_empty();
     let name = match (is_cheating, share.state) {
         (true, _) => format!("CHEATING {}", share.name),
