@@ -259,7 +259,8 @@ impl Looker {
             }
         });
         let shares: Vec<ShareView> = shares.collect();
-        let loads = self.store.living_loads()?;
+        // Whoever is gone still holds its share until it is swept, as its own line says.
+        let loads = self.store.loads()?;
         let sees = |gpu: &Gpu| self.gpu(gpu, &loads, &shares);
         let is_well = |gpu: &&Gpu| !self.sick.iter().any(|sick| sick.number == gpu.index.to_string());
         let mut gpus: Vec<GpuView> = node.gpus.iter().filter(is_well).map(sees).collect();
