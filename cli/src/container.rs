@@ -4,10 +4,10 @@
 use anyhow::{Context, Result, bail};
 use gpushare_quota::{Called, Lease, LeaseKey, Member, PodContainer, ResourceClaim, Store};
 
-/// The living lease of the container that `asked` names, with that container as [`Lease::member`]: by its id,
-/// by its name, or by the beginning of its id; in a cluster by `NAMESPACE/POD/CONTAINER`, `NAMESPACE/POD` or the
-/// pod's name; a resource claim by its UID or `NAMESPACE/CLAIM`. A whole id counts before all else. Fails if none
-/// fits, or several do: a container may be named as the beginning of another one's id.
+/// The living lease of the container that `asked` names, with that container as [`Lease::member`]: by its
+/// id, by its name, or by the beginning of its id; in a cluster by `NAMESPACE/POD/CONTAINER`, `NAMESPACE/POD`
+/// or the pod's name; a resource claim by its UID or `NAMESPACE/CLAIM`. A whole id counts before all else.
+/// Fails if none fits, or several do: a container may be named as the beginning of another one's id.
 pub fn find(store: &Store, asked: &str, root: Option<&str>) -> Result<Lease> {
     let leases = store.leases()?;
     let claims = store.claims()?;

@@ -1,13 +1,13 @@
 //! The node at one moment, as `top`, the metrics and the page show it: its GPUs, who holds shares of them, and
 //! what was refused lately.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 
 use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::{MemoryUse, out_of_service};
-use gpushare_inventory::{DeviceMemory, Faults, Gpu, Node, NodeError, SickGpu};
+use gpushare_inventory::{DeviceMemory, Faults, Gpu, GpuUuid, Node, NodeError, SickGpu};
 use gpushare_quota::{GpuLoad, Lease, Loads, RefusalsStamp, Refused, Running, StateFolder, Store};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::{Clock as GpuClock, TemperatureSensor};
@@ -180,6 +180,8 @@ pub struct Looker {
     nvml: Option<Nvml>,
     /// GPUs out of service.
     sick: Vec<GpuView>,
+    /// GPUs and instances in service.
+    well: HashSet<GpuUuid>,
     /// The open files of containers' books, by lease: to open one takes a thread, for its mount namespace.
     usage: HashMap<i64, File>,
     /// When the refusals last changed, and what the latest were then.
@@ -201,8 +203,9 @@ impl Looker {
         let (state, store) = node::store(&config)?;
         let grants = store.grants()?;
         let refused = (state.refusals_stamp(), latest(&state));
-        let (sick, usage, totals) = (Vec::new(), HashMap::new(), Totals::default());
-        Ok(Self { config, state, store, node: None, nvml: None, sick, usage, refused, grants, totals })
+        let (sick, well) = (Vec::new(), HashSet::new());
+        let (usage, totals) = (HashMap::new(), Totals::default());
+        Ok(Self { config, state, store, node: None, nvml: None, sick, well, usage, refused, grants, totals })
     }
 
     /// What was counted since this began to look.
@@ -262,7 +265,7 @@ impl Looker {
         // Whoever is gone still holds its share until it is swept, as its own line says.
         let loads = self.store.loads()?;
         let sees = |gpu: &Gpu| self.gpu(gpu, &loads, &shares);
-        let is_well = |gpu: &&Gpu| !self.sick.iter().any(|sick| sick.number == gpu.index.to_string());
+        let is_well = |gpu: &&Gpu| self.well.contains(&gpu.uuid);
         let mut gpus: Vec<GpuView> = node.gpus.iter().filter(is_well).map(sees).collect();
         gpus.extend(self.sick.iter().cloned());
         let refusals = self.refused.1.iter().cloned().map(refusal).collect();
@@ -324,15 +327,19 @@ impl Looker {
         };
         let faults = Faults::load(self.state.path());
         let in_service = all().and_then(|node| Ok(node.without_faulty(&faults)?));
+        self.well.clear();
         let sick = match in_service {
-            Ok(node) => node.sick,
+            Ok(node) => {
+                self.well.extend(node.gpus.iter().map(|gpu| gpu.uuid));
+                node.sick
+            }
             Err(error) => match error.downcast() {
                 Ok(NodeError::NoneInService { sick }) => sick,
                 _ => Vec::new(),
             },
         };
         self.node = all().ok();
-        let gpus = self.node.iter().flat_map(|node| &node.gpus);
+        let gpus = self.node.iter().flat_map(|node| node.gpus.iter().chain(&node.divided));
         let known: Vec<&Gpu> = gpus.filter(|gpu| gpu.instance.is_none()).collect();
         let view = |sick: &SickGpu| {
             let gpu = known.iter().find(|gpu| gpu.index == sick.index);

@@ -147,7 +147,7 @@ fn is_local_name(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || ip.is_ok_and(|ip| ip.is_loopback())
 }
 
-/// An answer.
+/// What a caller gets with status 200.
 pub struct Answer {
     /// The type of its body.
     pub kind: &'static str,

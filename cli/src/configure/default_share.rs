@@ -53,8 +53,8 @@ impl DefaultShare {
     }
 }
 
-/// The change of the settings by which containers get `share`, and what the user is told where somebody wrote the
-/// file by hand.
+/// The change of the settings by which containers get `share`, and what the user is told where somebody
+/// wrote the file by hand.
 pub fn change(share: &DefaultShare) -> Result<(FileChange, Option<String>)> {
     let path = drop_in();
     let before = file::read(&path)?;
