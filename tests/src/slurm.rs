@@ -93,9 +93,17 @@ impl Slurm {
         let told = |program, args: &[&str]| command::run(place.client(program).args(args)).stdout;
         let slurmctld =
             place.started("slurmctld", slurm(SLURMCTLD), || told("scontrol", &["ping"]).contains("is UP"));
-        let slurmd =
-            place.started("slurmd", slurm(SLURMD), || told("sinfo", &["-h", "-o", "%t"]).trim() == "idle");
+        let slurmd = place.started("slurmd", slurm(SLURMD), || place.is_idle());
         Self { slurmd, slurmctld, munged, place }
+    }
+
+    /// Waits until no job holds the machine, so that the next one is not queued. `srun --uid` needs that: it
+    /// changes its user only once it has the machine, and cannot decode what Slurm tells that user before.
+    ///
+    /// # Panics
+    /// When a job stays.
+    pub fn wait_until_idle(&self) {
+        assert!(eventually(DEADLINE, || self.place.is_idle()), "a job stays: {}", self.log());
     }
 
     /// `PROGRAM ARGS...`, one of Slurm's clients, to its end.
@@ -272,6 +280,11 @@ impl Place {
         command.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", "/root");
         command.env("SLURM_CONF", self.file("slurm.conf")).current_dir("/");
         command
+    }
+
+    fn is_idle(&self) -> bool {
+        let state = command::run(self.client("sinfo").args(["-h", "-o", "%t"])).stdout;
+        state.trim() == "idle"
     }
 
     fn started(&self, name: &str, mut command: Command, answers: impl FnMut() -> bool) -> Daemon {

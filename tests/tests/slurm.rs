@@ -123,6 +123,7 @@ fn a_step_of_an_ordinary_user_is_refused_in_one_line() {
     let flags = ["--uid=daemon", "--gid=daemon"];
     let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "4GiB");
     let _ = command::run(&mut place.slurm.srun(&[], &bundle, &["true"])).expect_success("a step of root");
+    place.slurm.wait_until_idle();
     let refused = command::run(&mut place.slurm.srun(&flags, &bundle, &["true"]));
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
     let line = refused.stderr.lines().find(|line| line.starts_with("gpushare-runtime: "));
